@@ -1,0 +1,1 @@
+"""Blink: collective communication planned from the links a job really has."""

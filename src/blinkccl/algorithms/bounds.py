@@ -1,0 +1,1 @@
+"""placeholder until written: see certificate_for"""

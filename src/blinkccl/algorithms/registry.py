@@ -1,0 +1,127 @@
+"""Which algorithms there are, and what each is asked: (topology, collective, ranks) → Forest.
+
+To add an algorithm: write one file beside this one with a function ``plan(request) -> Forest``, and add its
+row to :data:`ALGORITHMS`. The conformance tests and the command line pick it up from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from importlib import import_module
+
+from blinkccl.collectives.spec import Collective
+from blinkccl.errors import PackingError
+from blinkccl.forest.model import Forest
+from blinkccl.topology.model import Topology
+from blinkccl.topology.select import network_for
+
+#: How to choose among forests of the same rate.
+OBJECTIVES = ("shallow", "fewest-trees", "least-depth")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to plan.
+
+    Parameters
+    ----------
+    topology
+        The whole machine or cluster.
+    collective
+        In positions: rank ``i`` is vertex ``ranks[i]``.
+    links
+        ``"fast"``, ``"pcie"`` or ``"all"``: see :func:`blinkccl.topology.select.network_for`.
+    relays
+        Whether GPUs outside ``ranks`` may pass data on.
+    objective
+        One of :data:`OBJECTIVES`.
+    threshold
+        How much of the optimal rate ``blink`` may give up for fewer trees (the paper's 5 %).
+    epsilon
+        The (1−ε) of the multiplicative weights in ``blink``.
+    """
+
+    topology: Topology
+    collective: Collective
+    ranks: tuple[int, ...]
+    links: str = "fast"
+    relays: bool = False
+    objective: str = "shallow"
+    threshold: Fraction = Fraction(1, 20)
+    epsilon: Fraction = Fraction(1, 20)
+
+    def __post_init__(self) -> None:
+        if self.collective.world_size != len(self.ranks):
+            raise PackingError(f"{self.collective.name} for {self.collective.world_size} ranks, but "
+                               f"{len(self.ranks)} are given")
+        if len(self.ranks) < 2:
+            raise PackingError("a collective among fewer than two ranks moves nothing: give at least two GPUs")
+        if self.objective not in OBJECTIVES:
+            raise PackingError(f"unknown objective {self.objective!r}; expected one of {', '.join(OBJECTIVES)}")
+
+    @cached_property
+    def network(self) -> Topology:
+        """The links to plan on: ``topology`` cut down to ``ranks``, ``links`` and ``relays``."""
+        return network_for(self.topology, self.ranks, self.links, relays=self.relays)
+
+    def with_links(self, links: str) -> Request:
+        """The same request on other links."""
+        return Request(self.topology, self.collective, self.ranks, links, self.relays, self.objective,
+                       self.threshold, self.epsilon)
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """A registry row; ``module`` is imported on first use, so that listing them costs nothing."""
+
+    module: str
+    about: str
+    source: str
+
+    def plan(self, request: Request) -> Forest:
+        """The forest, or UnsupportedError with the reason why not."""
+        plan: Callable[[Request], Forest] = import_module(self.module).plan
+        return plan(request)
+
+
+#: The registry. ``auto`` is ``optimal`` until sizes are known.
+ALGORITHMS: dict[str, Algorithm] = {
+    "optimal": Algorithm("blinkccl.algorithms.optimal", "the exact optimum of any collective on any topology",
+                         "Edmonds 1973; Tutte, Nash-Williams 1961; arXiv 2402.06787"),
+    "blink": Algorithm("blinkccl.algorithms.blink", "multiplicative weights, then few trees by ILP",
+                       "Blink, MLSys 2020, §3.2–3.3"),
+    "one_hop": Algorithm("blinkccl.algorithms.one_hop", "one star per rank through a switch",
+                         "Blink, MLSys 2020, §3.5"),
+    "ring": Algorithm("blinkccl.algorithms.ring", "NCCL 2.4's rings, PCIe fall-back included",
+                      "NCCL 2.4; Blink §2.1"),
+    "double_binary_tree": Algorithm("blinkccl.algorithms.double_binary_tree", "NCCL's two complementary trees",
+                                    "Sanders, Speck, Träff 2009; NCCL 2.4"),
+    "one_shot": Algorithm("blinkccl.algorithms.one_shot", "every rank gets all data and reduces it itself",
+                          "small-message AllReduce, as in MSCCL++"),
+    "internal_broadcast": Algorithm("blinkccl.algorithms.internal_broadcast",
+                                    "groups, internal broadcast, cross-group forwarding",
+                                    "the Blink poster, §3"),
+    "flat": Algorithm("blinkccl.algorithms.flat", "two-stage segmented reduction and broadcast",
+                      "multi-path UCX, flat intra-node AllReduce"),
+    "three_stage": Algorithm("blinkccl.algorithms.three_stage", "socket leaders: reduce, exchange, broadcast",
+                             "multi-path UCX, hierarchical intra-node AllReduce"),
+}
+ALIASES = {"auto": "optimal"}
+
+
+def algorithm(name: str) -> Algorithm:
+    """The registry row of ``name`` or of the alias ``auto``.
+
+    Raises
+    ------
+    PackingError
+        If there is no such algorithm; the message lists those there are.
+    """
+    try:
+        return ALGORITHMS[ALIASES.get(name, name)]
+    except KeyError:
+        known = ", ".join([*ALIASES, *ALGORITHMS])
+        raise PackingError(f"unknown algorithm {name!r}; expected one of {known}") from None

@@ -1,0 +1,141 @@
+"""The nine collectives, each as what must be true before and after.
+
+A collective is a list of **items**. An item is a piece of data that is combined from the input blocks in
+``contributions`` and must end in the output blocks in ``destinations``. Everything else follows: the NumPy
+oracle, the law of schedules, the load that a cut must carry, the names on the command line.
+
+Buffers are cut into *blocks* of ``count`` elements. Input and output of a rank hold one block or
+``world_size`` blocks (nccl.h), e.g. AllGather: one in, N out. Ranks here are positions 0 … N−1, not ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+
+from blinkccl.errors import PackingError
+
+#: Names an item: None (the whole buffer), a rank's block, or (source, destination) for alltoall.
+Block = int | tuple[int, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """Data combined from ``contributions`` and delivered to ``destinations``.
+
+    Both are tuples of ``(rank, block index in that rank's input / output buffer)``, by ascending rank.
+    ``weight`` is the item's size as a fraction of S, the size that nccl-tests prints.
+    """
+
+    block: Block
+    weight: Fraction
+    contributions: tuple[tuple[int, int], ...]
+    destinations: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One collective on ``world_size`` ranks, with its root or its ends where it has them.
+
+    Raises
+    ------
+    PackingError
+        If the name is unknown, there is no rank, or a root or end is missing, superfluous or out of range.
+    """
+
+    name: str
+    world_size: int
+    root: int | None = None
+    src: int | None = None
+    dst: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.name not in COLLECTIVES:
+            raise PackingError(f"unknown collective {self.name!r}; expected one of {', '.join(COLLECTIVES)}")
+        if self.world_size < 1:
+            raise PackingError(f"{self.name}: world_size must be at least 1, got {self.world_size}")
+        wanted = COLLECTIVES[self.name].parameters
+        for key in ("root", "src", "dst"):
+            value = getattr(self, key)
+            if key in wanted and value is None:
+                raise PackingError(f"{self.name} needs {key}: a rank in 0 … {self.world_size - 1}")
+            if key not in wanted and value is not None:
+                raise PackingError(f"{self.name} takes no {key}, got {value}")
+            if value is not None and not 0 <= value < self.world_size:
+                raise PackingError(f"{self.name}: {key} {value} is outside 0 … {self.world_size - 1}")
+        if self.name == "sendrecv" and self.src == self.dst:
+            raise PackingError(f"sendrecv needs two different ranks, got {self.src} twice")
+
+    @property
+    def reduces(self) -> bool:
+        """Whether an operation (sum, …) combines contributions."""
+        return COLLECTIVES[self.name].reduces
+
+    def items(self) -> tuple[Item, ...]:
+        """The items, whose weights sum to 1 (to N for alltoall: S is one rank's buffer)."""
+        return _items(self)
+
+    def input_blocks(self, rank: int) -> int:
+        """Blocks of ``count`` elements in ``rank``'s input buffer; 0 where it passes none."""
+        return _buffer_blocks(self, rank, "contributions")
+
+    def output_blocks(self, rank: int) -> int:
+        """Blocks of ``count`` elements in ``rank``'s output buffer; 0 where it passes none."""
+        return _buffer_blocks(self, rank, "destinations")
+
+    def total_blocks(self) -> int:
+        """S / count: how many blocks nccl-tests counts as the size of this collective."""
+        return 1 if COLLECTIVES[self.name].whole else self.world_size
+
+
+@lru_cache(maxsize=256)
+def _items(coll: Collective) -> tuple[Item, ...]:
+    return tuple(COLLECTIVES[coll.name].items(coll))
+
+
+def _buffer_blocks(coll: Collective, rank: int, side: str) -> int:
+    held = [index for item in coll.items() for r, index in getattr(item, side) if r == rank]
+    return max(held) + 1 if held else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """A registry row: the items and the parameters of one collective."""
+
+    items: Callable[[Collective], list[Item]]
+    reduces: bool = False
+    parameters: tuple[str, ...] = ()
+    whole: bool = True
+
+
+def _all(coll: Collective, index: int = 0) -> tuple[tuple[int, int], ...]:
+    return tuple((rank, index) for rank in range(coll.world_size))
+
+
+def _at(rank: int | None, index: int = 0) -> tuple[tuple[int, int], ...]:
+    assert rank is not None
+    return ((rank, index),)
+
+
+def _per_rank(coll: Collective, make: Callable[[int], tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]]
+              ) -> list[Item]:
+    weight = Fraction(1, coll.world_size)
+    return [Item(j, weight, *make(j)) for j in range(coll.world_size)]
+
+
+#: The registry: to add a collective is to add one row.
+COLLECTIVES: dict[str, Definition] = {
+    "broadcast": Definition(lambda c: [Item(None, Fraction(1), _at(c.root), _all(c))], parameters=("root",)),
+    "reduce": Definition(lambda c: [Item(None, Fraction(1), _all(c), _at(c.root))], True, ("root",)),
+    "allreduce": Definition(lambda c: [Item(None, Fraction(1), _all(c), _all(c))], True),
+    "allgather": Definition(lambda c: _per_rank(c, lambda j: (_at(j), _all(c, j))), whole=False),
+    "reduce_scatter": Definition(lambda c: _per_rank(c, lambda j: (_all(c, j), _at(j))), True, whole=False),
+    "gather": Definition(lambda c: _per_rank(c, lambda j: (_at(j), _at(c.root, j))), parameters=("root",), whole=False),
+    "scatter": Definition(lambda c: _per_rank(c, lambda j: (_at(c.root, j), _at(j))), parameters=("root",),
+                          whole=False),
+    "alltoall": Definition(lambda c: [Item((s, d), Fraction(1, c.world_size), _at(s, d), _at(d, s))
+                                      for s in range(c.world_size) for d in range(c.world_size)], whole=False),
+    "sendrecv": Definition(lambda c: [Item(None, Fraction(1), _at(c.src), _at(c.dst))], parameters=("src", "dst")),
+}

@@ -1,0 +1,248 @@
+"""What a forest is: weighted shares of the data, each with the trees it travels (DESIGN §2).
+
+One type carries Blink, every baseline and everything beyond. A share is a slice of the data that first goes
+up a tree to its root, combining, and then down a tree, copying; either stage may be absent:
+
+=================  ==========================  =====================================
+collective         ``reduce`` (up)             ``broadcast`` (down)
+=================  ==========================  =====================================
+broadcast          —                           tree from the root
+reduce             tree to the root            —
+allreduce          tree to any root            tree from the same root
+allgather          — (or a path to a relay)    tree from the block's rank (or relay)
+reduce_scatter     tree to the block's rank    —
+gather, scatter,   —                           a path to the one keeper; the ranks
+alltoall, sendrecv                             between only pass on
+=================  ==========================  =====================================
+
+All vertices are the topology's ids. ``ranks[i]`` is rank ``i`` of the job; only
+:class:`~blinkccl.collectives.spec.Collective` speaks in positions.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+
+from blinkccl.collectives.spec import Block, Collective, Item
+from blinkccl.errors import InternalError
+from blinkccl.topology.model import Topology
+
+#: One hop of a tree: vertex ids ``(u, …, v)`` in the direction of the data; the interior only passes on.
+Path = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A rooted tree over ranks: edges in data-flow direction, so toward the root going up, away going down.
+
+    The order of edges with the same parent is the order of reduction (up) and of sending (down).
+    """
+
+    root: int
+    edges: tuple[Path, ...]
+
+    def reversed(self) -> Tree:
+        """The same tree run the other way: up becomes down."""
+        return Tree(self.root, tuple(path[::-1] for path in self.edges))
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One slice of the data and its trees.
+
+    Parameters
+    ----------
+    weight
+        Size of the slice as a fraction of S. Shares with the same ``slice`` carry the same data
+        (one-shot), and their weight counts once.
+    slice
+        Which slice; slices of one block lie in ascending order.
+    block
+        The block that the slice is cut from, by vertex id: see :class:`Item`.
+    root
+        Where the up-tree ends and the down-tree begins.
+    """
+
+    weight: Fraction
+    slice: int
+    block: Block
+    root: int
+    reduce: Tree | None
+    broadcast: Tree | None
+
+    def trees(self) -> Iterator[Tree]:
+        """The stages that are there, up before down."""
+        if self.reduce is not None:
+            yield self.reduce
+        if self.broadcast is not None:
+            yield self.broadcast
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Links leaving ``side`` carry ``capacity``; at least ``demand`` of S must cross: rate ≤ capacity / demand.
+
+    ``kind`` is ``"cut"`` where the demand is the whole of S (Edmonds 1973), ``"ratio"`` where it counts the
+    ranks on one side (the bottleneck ratio of AllGather and its kin, arXiv 2402.06787).
+    """
+
+    side: tuple[int, ...]
+    capacity: Fraction
+    demand: Fraction
+
+    @property
+    def kind(self) -> str:
+        return "cut" if self.demand == 1 else "ratio"
+
+    @property
+    def bound(self) -> Fraction:
+        return self.capacity / self.demand
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """Blocks that each hold a rank; ``capacity`` is half of the directed capacity between them.
+
+    Every element of an AllReduce must cross between k blocks at least 2(k−1) times: k−1 before one block
+    knows the sum and k−1 after. Hence rate ≤ capacity / (k−1), on any directed network; on symmetric
+    links without transit the bound is attained (Tutte 1961, Nash-Williams 1961).
+    """
+
+    blocks: tuple[tuple[int, ...], ...]
+    capacity: Fraction
+
+    kind = "partition"
+
+    @property
+    def bound(self) -> Fraction:
+        return self.capacity / (len(self.blocks) - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Dual:
+    """A price on every link: all links cost ``value``, one S costs at least ``cost``: rate ≤ value / cost.
+
+    ``prices`` lists ``(src, dst, price)`` for positive prices. ``cost`` is the cheapest way to serve one
+    unit of S with unicast store-and-forward trees under these prices (LP duality).
+    """
+
+    prices: tuple[tuple[int, int, Fraction], ...]
+    value: Fraction
+    cost: Fraction
+
+    kind = "dual"
+
+    @property
+    def bound(self) -> Fraction:
+        return self.value / self.cost
+
+
+Certificate = Cut | Partition | Dual
+
+
+@dataclass(frozen=True)
+class Forest:
+    """A collective as weighted trees, with the rate reached and a proof of the rate that cannot be passed.
+
+    ``rate`` and ``bound`` are S per unit of time, in units of the topology's ``unit_gbps``; a share's load
+    on a link is weight × rate × the number of times its trees cross it.
+    """
+
+    collective: Collective
+    ranks: tuple[int, ...]
+    algorithm: str
+    topology: Topology
+    shares: tuple[Share, ...]
+    rate: Fraction
+    certificate: Certificate
+
+    @property
+    def bound(self) -> Fraction:
+        return self.certificate.bound
+
+    @property
+    def optimal(self) -> bool:
+        return self.rate == self.bound
+
+    @property
+    def algbw_gbps(self) -> float:
+        """S / time in GB/s when every link runs at its stated rate."""
+        return float(self.rate) * self.topology.unit_gbps
+
+    @cached_property
+    def position(self) -> dict[int, int]:
+        """Vertex id → rank."""
+        return {vertex: i for i, vertex in enumerate(self.ranks)}
+
+    def item(self, share: Share) -> Item:
+        """The item of the collective that ``share`` carries a slice of."""
+        return self._items[share.block]
+
+    @cached_property
+    def _items(self) -> dict[Block, Item]:
+        return {to_ids(item.block, self.ranks): item for item in self.collective.items()}
+
+    @cached_property
+    def depth(self) -> int:
+        """The most hops from a root to a rank, over all trees."""
+        return max((tree_depth(tree) for share in self.shares for tree in share.trees()), default=0)
+
+    @cached_property
+    def link_load(self) -> dict[tuple[int, int], Fraction]:
+        """Load per link at ``rate``, in the topology's units, for links that are used."""
+        return {arc: use * self.rate for arc, use in link_use(self.shares).items()}
+
+
+def to_ids(block: Block, ranks: tuple[int, ...]) -> Block:
+    """A block named by positions (as in Item), by vertex ids."""
+    if block is None:
+        return None
+    return ranks[block] if isinstance(block, int) else (ranks[block[0]], ranks[block[1]])
+
+
+def tree_depth(tree: Tree) -> int:
+    """Hops between the root and the farthest vertex; 0 for a tree without edges."""
+    near: dict[int, list[int]] = defaultdict(list)
+    for path in tree.edges:
+        near[path[0]].append(path[-1])
+        near[path[-1]].append(path[0])
+    seen, level, depth = {tree.root}, [tree.root], 0
+    while True:
+        level = sorted({w for v in level for w in near[v]} - seen)
+        if not level:
+            return depth
+        seen.update(level)
+        depth += 1
+
+
+def link_use(shares: Iterable[Share]) -> dict[tuple[int, int], Fraction]:
+    """How much of S crosses each link, as a fraction of S."""
+    use: dict[tuple[int, int], Fraction] = defaultdict(Fraction)
+    for share in shares:
+        for tree in share.trees():
+            for path in tree.edges:
+                for arc in zip(path, path[1:], strict=False):
+                    use[arc] += share.weight
+    return dict(use)
+
+
+def attained_rate(topology: Topology, shares: Iterable[Share]) -> Fraction:
+    """The rate at which the fullest link is exactly full.
+
+    Raises
+    ------
+    InternalError
+        If a share crosses a link that the topology lacks, or no share crosses any link.
+    """
+    use = link_use(shares)
+    if not use:
+        raise InternalError("a forest without edges has no rate")
+    capacity: Mapping[tuple[int, int], int] = {arc: link.capacity for arc, link in topology.link.items()}
+    for arc in use:
+        if arc not in capacity:
+            raise InternalError(f"a tree crosses {arc[0]} → {arc[1]}, which is no link of {topology.name}")
+    return min(Fraction(capacity[arc]) / load for arc, load in use.items())

@@ -1,0 +1,110 @@
+"""The grammar of schedules: a size-free loop body per rank (DESIGN §2). Every engine runs this, and only this.
+
+A **role** is what one rank does for one share in one stage, for every chunk: take one message from each queue
+in ``receives``, combine them with the rank's own data, keep the result, put one message into each queue in
+``sends``. A role is the *actor* of a dataflow graph; it fires once per chunk.
+
+The chunk loop is not unrolled. Time runs in **ticks** 0, 1, 2, …: in tick ``t`` a rank walks through its roles
+in the order of ``Program.roles`` and fires each for chunk ``k = t − offset`` where 0 ≤ k < the slice's number
+of chunks. ``offset`` is the look-ahead that makes a pipeline out of the loop: a role one hop further along has
+an offset one higher, so all hops of a tree work in the same tick on successive chunks.
+
+Firing ``k`` of a role, exactly::
+
+    value = own input chunk k of the slice        if contributes
+    for queue in receives:                        in this order: it is the order of reduction
+        message = next message of queue
+        value = message if there is no value yet, else value ∘ message
+    value = value / number of contributions       if completes and the operation is avg
+    own output chunk k of the slice = value       if keeps
+    for queue in sends: append value to queue     each waits while the queue holds ``slots`` messages
+
+Ranks here are positions 0 … N−1; ``ranks`` maps them to vertex ids.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+
+from blinkccl.collectives.spec import Block, Collective
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """The part from ``start`` to ``stop`` (fractions of the block) of the block ``block``.
+
+    ``block`` names an item of the collective by positions.
+    """
+
+    block: Block
+    start: Fraction
+    stop: Fraction
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """A FIFO connection from rank ``src`` to rank ``dst`` that lies on the links of ``path`` (vertex ids)."""
+
+    src: int
+    dst: int
+    path: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What ``rank`` does for ``share`` in each chunk; see the module's text for the exact meaning.
+
+    ``stage`` ("reduce", "root" or "broadcast") is for people and for engines that fuse; it has no meaning of
+    its own. ``slice``, ``receives`` and ``sends`` are indexes into the program's tables.
+    """
+
+    rank: int
+    channel: int
+    share: int
+    stage: str
+    offset: int
+    slice: int
+    contributes: bool
+    keeps: bool
+    completes: bool
+    receives: tuple[int, ...]
+    sends: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """One parallel lane: the shares it carries, in order, and how many messages each of its queues may hold."""
+
+    shares: tuple[int, ...]
+    slots: int = 2
+    protocol: str = "simple"
+
+
+@dataclass(frozen=True)
+class Program:
+    """A schedule for any size, type and chunk.
+
+    ``rate`` (S per unit of time, in the topology's units) is what the link loads are checked against.
+    ``forest_hash`` and ``topology_hash`` say what it was made from ("" where it was written by hand).
+    """
+
+    collective: Collective
+    ranks: tuple[int, ...]
+    rate: Fraction
+    slices: tuple[Slice, ...]
+    queues: tuple[Queue, ...]
+    channels: tuple[Channel, ...]
+    roles: tuple[Role, ...]
+    forest_hash: str = ""
+    topology_hash: str = ""
+
+    @cached_property
+    def body(self) -> dict[int, tuple[Role, ...]]:
+        """Each rank's roles in program order; every rank has an entry."""
+        body: dict[int, list[Role]] = defaultdict(list)
+        for role in self.roles:
+            body[role.rank].append(role)
+        return {rank: tuple(body[rank]) for rank in range(len(self.ranks))}

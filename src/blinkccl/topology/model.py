@@ -1,0 +1,172 @@
+"""What is connected to what, how fast: a directed graph of vertices and links.
+
+The model holds no opinion about algorithms. Capacities are integers in units of ``unit_gbps``, so that
+everything proved about rates stays exact; on a machine with one class of links the unit is one lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import cached_property
+from math import gcd
+
+from blinkccl.errors import TopologyError
+
+#: Vertices that can be ranks. ``cpu`` is a core or NUMA node of a machine without GPUs.
+RANK_KINDS = ("gpu", "cpu")
+#: Everything else only passes data on: unicast, no reduction, no multicast.
+TRANSIT_KINDS = ("switch", "nic", "host")
+VERTEX_KINDS = RANK_KINDS + TRANSIT_KINDS
+LINK_KINDS = ("nvlink", "xgmi", "c2c", "pcie", "smp", "net", "shm")
+#: Kinds that ``--links fast`` prefers inside a server.
+FAST_KINDS = ("nvlink", "xgmi", "c2c", "shm")
+PROVENANCES = ("catalog", "declared", "nvml", "measured", "nvidia-smi", "nccl-xml", "synthetic", "host")
+
+
+@dataclass(frozen=True, slots=True)
+class Vertex:
+    """One device: ``kind`` is one of :data:`VERTEX_KINDS`, ``server`` the index of its server."""
+
+    id: int
+    kind: str
+    server: int = 0
+    name: str = ""
+
+    @property
+    def label(self) -> str:
+        return self.name or f"{self.kind.upper()}{self.id}"
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One direction of a link: ``capacity`` in units of the topology, ``gbps`` = capacity × unit."""
+
+    src: int
+    dst: int
+    capacity: int
+    kind: str
+    gbps: float
+    provenance: str
+
+
+@dataclass(frozen=True)
+class Topology:
+    """A directed graph with at most one link per ordered pair of vertices.
+
+    Parameters
+    ----------
+    name
+        For people; takes no part in equality of plans.
+    unit_gbps
+        GB/s (1e9 bytes per second) of one unit of capacity.
+    vertices
+        With unique ids; vertices of a kind in :data:`RANK_KINDS` can be ranks.
+    links
+        Directed; at most one per ordered pair.
+    notes
+        What a reader assumed or left out, for people ("GPU1's nvlink to itself dropped").
+
+    Raises
+    ------
+    TopologyError
+        On duplicate ids, unknown kinds or ends, self-links, doubled links, or a capacity that is not a
+        positive integer.
+    """
+
+    name: str
+    unit_gbps: float
+    vertices: tuple[Vertex, ...]
+    links: tuple[Link, ...]
+    notes: tuple[str, ...] = field(default=(), compare=False)
+
+    def __post_init__(self) -> None:
+        ids = {v.id for v in self.vertices}
+        if len(ids) != len(self.vertices):
+            raise TopologyError(f"{self.name}: vertex ids are not unique")
+        if not (self.unit_gbps > 0 and self.unit_gbps != float("inf")):
+            raise TopologyError(f"{self.name}: unit_gbps must be a positive number, got {self.unit_gbps!r}")
+        for v in self.vertices:
+            if v.kind not in VERTEX_KINDS:
+                raise TopologyError(f"{self.name}: vertex {v.id} has unknown kind {v.kind!r}; expected one of "
+                                    + ", ".join(VERTEX_KINDS))
+            if v.id < 0 or v.server < 0:
+                raise TopologyError(f"{self.name}: vertex {v.id} on server {v.server}: ids cannot be negative")
+        seen: set[tuple[int, int]] = set()
+        for link in self.links:
+            where = f"{self.name}: link {link.src} → {link.dst}"
+            if link.src not in ids or link.dst not in ids:
+                raise TopologyError(f"{where} names a vertex that is not there")
+            if link.src == link.dst:
+                raise TopologyError(f"{where} joins a vertex to itself")
+            if (link.src, link.dst) in seen:
+                raise TopologyError(f"{where} is given twice; sum parallel links into one capacity")
+            if not isinstance(link.capacity, int) or isinstance(link.capacity, bool) or link.capacity <= 0:
+                raise TopologyError(f"{where}: capacity must be a positive integer, got {link.capacity!r}")
+            if link.kind not in LINK_KINDS:
+                raise TopologyError(f"{where}: unknown kind {link.kind!r}; expected one of {', '.join(LINK_KINDS)}")
+            if link.provenance not in PROVENANCES:
+                raise TopologyError(f"{where}: unknown provenance {link.provenance!r}; expected one of "
+                                    + ", ".join(PROVENANCES))
+            seen.add((link.src, link.dst))
+
+    @cached_property
+    def vertex(self) -> dict[int, Vertex]:
+        """Vertices by id."""
+        return {v.id: v for v in self.vertices}
+
+    @cached_property
+    def link(self) -> dict[tuple[int, int], Link]:
+        """Links by ordered pair of ends."""
+        return {(x.src, x.dst): x for x in self.links}
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """Ids of the vertices that can be ranks, ascending."""
+        return tuple(sorted(v.id for v in self.vertices if v.kind in RANK_KINDS))
+
+    def is_transit(self, vertex: int) -> bool:
+        """Whether ``vertex`` only passes data on (a switch, NIC or host bridge)."""
+        return self.vertex[vertex].kind in TRANSIT_KINDS
+
+    def noted(self, *notes: str) -> Topology:
+        """The same topology with ``notes`` added."""
+        return replace(self, notes=self.notes + notes)
+
+
+#: (src, dst, GB/s exactly, kind): what parsers and the catalog know before a unit is chosen.
+RatedLink = tuple[int, int, Fraction, str]
+
+
+def from_rates(name: str, vertices: Iterable[Vertex], rated: Iterable[RatedLink], provenance: str,
+               notes: tuple[str, ...] = ()) -> Topology:
+    """A topology whose unit is the largest rate of which every link is a whole multiple.
+
+    Parameters
+    ----------
+    rated
+        Directed links as ``(src, dst, gbps, kind)`` with exact ``gbps`` > 0.
+
+    Raises
+    ------
+    TopologyError
+        If a rate is not positive, or as :class:`Topology`.
+    """
+    rated = list(rated)
+    for src, dst, gbps, _ in rated:
+        if gbps <= 0:
+            raise TopologyError(f"{name}: link {src} → {dst}: rate must be positive, got {gbps} GB/s")
+    unit = common_unit([gbps for _, _, gbps, _ in rated])
+    links = tuple(Link(s, d, int(gbps / unit), kind, float(gbps), provenance) for s, d, gbps, kind in rated)
+    return Topology(name, float(unit), tuple(vertices), links, notes)
+
+
+def common_unit(rates: Iterable[Fraction]) -> Fraction:
+    """The greatest common divisor of positive rates; 1 when there are none."""
+    num, den = 0, 1
+    for rate in rates:
+        common = den * rate.denominator // gcd(den, rate.denominator)
+        num = gcd(num * (common // den), rate.numerator * (common // rate.denominator))
+        den = common
+    return Fraction(num, den) if num else Fraction(1)
