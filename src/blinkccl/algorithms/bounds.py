@@ -1,1 +1,173 @@
-"""placeholder until written: see certificate_for"""
+"""The best rate any algorithm can have on given links, with the proof: one certificate per collective.
+
+Rates are S per unit of time. Broadcast and reduce: a minimum cut. AllGather, ReduceScatter, gather, scatter:
+a bottleneck ratio. Alltoall: prices. AllReduce: a partition on symmetric links without transit, else prices.
+With transit that cannot multicast the tree problems may have a tighter bound by prices than by any cut;
+``optimal`` computes that one when the cut is not attained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fractions import Fraction
+from functools import lru_cache
+
+from blinkccl.algorithms.lanes import Lanes, lanes_of
+from blinkccl.collectives.spec import Collective
+from blinkccl.forest.model import Certificate, Cut, Dual, Partition
+from blinkccl.packing.arborescence import in_and_out_oracle, out_tree_oracle
+from blinkccl.packing.bottleneck import allgather_rate, gather_rate
+from blinkccl.packing.columns import ExactPacking, pack_columns
+from blinkccl.packing.maxflow import broadcast_rate, min_cut
+from blinkccl.packing.multiflow import Multiflow, all_to_all
+from blinkccl.packing.network import Arc, Network
+from blinkccl.packing.undirected import strength, undirected_widths
+from blinkccl.topology.model import Topology
+
+
+def certificate_for(collective: Collective, ranks: tuple[int, ...], topology: Topology) -> Certificate:
+    """A proof of an upper bound on the rate of ``collective`` among ``ranks`` on ``topology``.
+
+    Attained by ``optimal`` on every switchless topology, and with transit for all collectives but broadcast,
+    reduce, AllGather and ReduceScatter, where the bound is the cut's.
+
+    Raises
+    ------
+    PackingError
+        If the links do not connect the ranks.
+    """
+    return PROOFS[collective.name](collective, lanes_of(topology, ranks))
+
+
+def cut_certificate(collective: Collective, lanes: Lanes, side: tuple[int, ...]) -> Cut:
+    """The cut with this side (network vertices): its capacity, and how much of S must cross it.
+
+    Demand by the universal rule: an item crosses if somebody inside contributes and somebody outside needs it.
+    """
+    real = lanes.side(side)
+    inside = frozenset(v for v in side if v < lanes.network.terminals)
+    demand = sum((item.weight for item in collective.items()
+                  if any(r in inside for r, _ in item.contributions)
+                  and any(r not in inside for r, _ in item.destinations)), Fraction(0))
+    held = frozenset(real)
+    capacity = sum(link.capacity for link in lanes.topology.links if link.src in held and link.dst not in held)
+    return Cut(real, Fraction(capacity), demand)
+
+
+def rest(network: Network, side: tuple[int, ...]) -> tuple[int, ...]:
+    """The vertices outside ``side``."""
+    held = frozenset(side)
+    return tuple(v for v in range(network.n) if v not in held)
+
+
+def price_certificate(lanes: Lanes, prices: Mapping[Arc, Fraction], bound: Fraction) -> Dual:
+    """Prices in network arcs that prove ``bound``, as a certificate on real links."""
+    real = lanes.prices(prices)
+    value = sum((lanes.topology.link[arc].capacity * price for arc, price in real.items()), Fraction(0))
+    return Dual(tuple((u, v, price) for (u, v), price in sorted(real.items())), value, value / bound)
+
+
+def _broadcast(collective: Collective, lanes: Lanes) -> Certificate:
+    assert collective.root is not None
+    _, side = broadcast_rate(lanes.network, collective.root)
+    return cut_certificate(collective, lanes, side)
+
+
+def _reduce(collective: Collective, lanes: Lanes) -> Certificate:
+    assert collective.root is not None
+    _, side = broadcast_rate(reverse_of(lanes.network), collective.root)
+    return cut_certificate(collective, lanes, rest(lanes.network, side))
+
+
+def _allgather(collective: Collective, lanes: Lanes) -> Certificate:
+    return cut_certificate(collective, lanes, allgather_bottleneck(lanes.network)[1])
+
+
+def _reduce_scatter(collective: Collective, lanes: Lanes) -> Certificate:
+    side = allgather_bottleneck(reverse_of(lanes.network))[1]
+    return cut_certificate(collective, lanes, rest(lanes.network, side))
+
+
+def _gather(collective: Collective, lanes: Lanes) -> Certificate:
+    assert collective.root is not None
+    return cut_certificate(collective, lanes, gather_rate(lanes.network, collective.root)[1])
+
+
+def _scatter(collective: Collective, lanes: Lanes) -> Certificate:
+    assert collective.root is not None
+    _, side, _ = gather_rate(reverse_of(lanes.network), collective.root)
+    return cut_certificate(collective, lanes, rest(lanes.network, side))
+
+
+def _sendrecv(collective: Collective, lanes: Lanes) -> Certificate:
+    assert collective.src is not None
+    assert collective.dst is not None
+    return cut_certificate(collective, lanes, min_cut(lanes.network, collective.src, collective.dst)[1])
+
+
+def _alltoall(collective: Collective, lanes: Lanes) -> Certificate:
+    flow = all_pairs_flow(lanes.network)
+    return price_certificate(lanes, flow.prices, flow.rate * collective.world_size)
+
+
+def _allreduce(collective: Collective, lanes: Lanes) -> Certificate:
+    network = lanes.network
+    if network.switchless and network.symmetric:
+        _, blocks = strength(network.n, undirected_widths(network))
+        return partition_certificate(lanes, blocks)
+    packing = reduce_broadcast_packing(network)
+    return price_certificate(lanes, packing.prices, packing.bound)
+
+
+def partition_certificate(lanes: Lanes, blocks: tuple[tuple[int, ...], ...]) -> Certificate:
+    """The partition (of network vertices) as a certificate.
+
+    Where contracted chains are narrower one way at another link than the other way, a partition of real
+    vertices would prove less; then the same proof is written as prices: 1 on every arc between blocks.
+    """
+    home = {v: i for i, block in enumerate(blocks) for v in block}
+    crossing = {(u, v): Fraction(1) for u, v, _ in lanes.network.arcs if home[u] != home[v]}
+    capacity = Fraction(sum(lanes.network.capacity[arc] for arc in crossing), 2)
+    real = lanes.blocks(blocks)
+    block_of = {vertex: i for i, block in enumerate(real) for vertex in block}
+    across = sum(link.capacity for link in lanes.topology.links if block_of[link.src] != block_of[link.dst])
+    if Fraction(across, 2) == capacity:
+        return Partition(real, capacity)
+    return price_certificate(lanes, crossing, capacity / (len(blocks) - 1))
+
+
+@lru_cache(maxsize=256)
+def reverse_of(network: Network) -> Network:
+    """The reversed network, or the network itself where it is symmetric: then both directions share results."""
+    return network if network.symmetric else network.reversed()
+
+
+@lru_cache(maxsize=256)
+def allgather_bottleneck(network: Network) -> tuple[Fraction, tuple[int, ...]]:
+    """Remembered :func:`~blinkccl.packing.bottleneck.allgather_rate`."""
+    return allgather_rate(network)
+
+
+@lru_cache(maxsize=64)
+def all_pairs_flow(network: Network) -> Multiflow:
+    """Remembered :func:`~blinkccl.packing.multiflow.all_to_all`."""
+    return all_to_all(network)
+
+
+@lru_cache(maxsize=64)
+def reduce_broadcast_packing(network: Network) -> ExactPacking:
+    """The exact optimum of AllReduce by column generation over pairs of in- and out-trees."""
+    return pack_columns(network.capacity, [Fraction(1)], in_and_out_oracle(network))
+
+
+@lru_cache(maxsize=64)
+def tree_packing(network: Network, roots: tuple[int, ...]) -> ExactPacking:
+    """The exact optimum of equal out-tree packings from ``roots`` by column generation."""
+    return pack_columns(network.capacity, [Fraction(1)] * len(roots), out_tree_oracle(network, roots))
+
+
+PROOFS = {
+    "broadcast": _broadcast, "reduce": _reduce, "allreduce": _allreduce, "allgather": _allgather,
+    "reduce_scatter": _reduce_scatter, "gather": _gather, "scatter": _scatter, "alltoall": _alltoall,
+    "sendrecv": _sendrecv,
+}

@@ -1,0 +1,125 @@
+"""Bottleneck ratios: how fast every terminal can give the same amount to all others, or to one.
+
+    1/x* = max over vertex sets S that miss a terminal of |S ∩ terminals| / cap⁺(S)
+
+is the optimum of AllGather per root (arXiv 2402.06787, theorem 1), attained when transit is balanced. It is
+found by Newton's method with immediate update (Dinkelbach): test a rate by maximum flows; the first violated
+cut *is* the next, smaller rate. Only integers are compared; no solver takes part.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from blinkccl.errors import PackingError
+from blinkccl.packing.maxflow import INFINITE, FlowGraph
+from blinkccl.packing.network import Arc, Network
+
+
+def allgather_rate(network: Network) -> tuple[Fraction, tuple[int, ...]]:
+    """x*, the rate per root at which all terminals can send to all, and the set S that limits it.
+
+    For ReduceScatter use the reversed network (and S there is what the data must *enter* here).
+
+    Returns
+    -------
+    rate, side
+        ``rate`` = cap⁺(side) / |side ∩ terminals| exactly.
+
+    Raises
+    ------
+    PackingError
+        If some terminal cannot reach another, or there is only one.
+
+    Notes
+    -----
+    Cost: N + k maximum flows for k updates, 0–3 of them in practice.
+    """
+    if network.terminals < 2:
+        raise PackingError("a bottleneck needs at least two terminals")
+    rate, side = _first_cut(network)
+    passed, sink = 0, 0
+    graph, joins = _joined(network, rate)
+    while passed < network.terminals:
+        graph.reset()
+        wanted = rate.numerator * network.terminals
+        if graph.max_flow(network.n, sink, wanted) < wanted:
+            side = tuple(v for v in graph.source_side(network.n) if v < network.n)
+            rate = Fraction(network.leaving(side), sum(v < network.terminals for v in side))
+            if rate == 0:
+                raise PackingError(f"terminals {_named(network, side)} cannot reach the others")
+            _rescale(network, graph, joins, rate)
+            passed = 0
+        else:
+            passed += 1
+            sink = (sink + 1) % network.terminals
+    return rate, side
+
+
+def _first_cut(network: Network) -> tuple[Fraction, tuple[int, ...]]:
+    """The tightest of the cuts "everything but one terminal"."""
+    entering = [0] * network.n
+    for _, v, c in network.arcs:
+        entering[v] += c
+    least = min(range(network.terminals), key=lambda v: (entering[v], v))
+    if entering[least] == 0:
+        raise PackingError(f"no capacity enters terminal {least}")
+    side = tuple(v for v in range(network.n) if v != least)
+    return Fraction(entering[least], network.terminals - 1), side
+
+
+def _joined(network: Network, rate: Fraction) -> tuple[FlowGraph, list[int]]:
+    """The network × rate's denominator, and a source (vertex n) joined to each terminal by its numerator."""
+    graph = FlowGraph.of(network, extra=1)
+    joins = [graph.add(network.n, v, 0) for v in range(network.terminals)]
+    _rescale(network, graph, joins, rate)
+    return graph, joins
+
+
+def _rescale(network: Network, graph: FlowGraph, joins: list[int], rate: Fraction) -> None:
+    for i, (_, _, c) in enumerate(network.arcs):
+        graph.set_capacity(2 * i, c * rate.denominator)
+    for edge in joins:
+        graph.set_capacity(edge, rate.numerator)
+
+
+def _named(network: Network, side: tuple[int, ...]) -> str:
+    return ", ".join(str(v) for v in side if v < network.terminals)
+
+
+def gather_rate(network: Network, root: int) -> tuple[Fraction, tuple[int, ...], dict[Arc, int]]:
+    """The rate at which every terminal can send to ``root`` at once, its cut, and a flow that does it.
+
+    Returns
+    -------
+    rate, side, flow
+        ``rate`` = cap⁺(side) / |side ∩ terminals| = p/q in lowest terms; ``flow`` on the network scaled by
+        q brings p units from each other terminal to ``root``. Scatter is the same on the reversed network.
+
+    Raises
+    ------
+    PackingError
+        If some terminal cannot reach ``root``.
+
+    Notes
+    -----
+    One commodity, so the cut bound is attained, with or without balanced transit. Cost: k + 1 flows.
+    """
+    others = [v for v in range(network.terminals) if v != root]
+    if not others:
+        raise PackingError("a gather needs at least two terminals")
+    side = tuple(v for v in range(network.n) if v != root)
+    rate = Fraction(network.leaving(side), len(others))
+    while True:
+        if rate == 0:
+            raise PackingError(f"terminals {_named(network, side)} cannot reach {root}")
+        graph = FlowGraph(network.n + 1)
+        for u, v, c in network.arcs:
+            graph.add(u, v, c * rate.denominator)
+        for v in others:
+            graph.add(network.n, v, rate.numerator)
+        if graph.max_flow(network.n, root, INFINITE) == rate.numerator * len(others):
+            flow = {(u, v): graph.flow(2 * i) for i, (u, v, _) in enumerate(network.arcs) if graph.flow(2 * i) > 0}
+            return rate, side, flow
+        side = tuple(v for v in graph.source_side(network.n) if v < network.n)
+        rate = Fraction(network.leaving(side), sum(v < network.terminals for v in side))

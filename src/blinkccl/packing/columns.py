@@ -1,0 +1,266 @@
+"""Exact fractional packing by column generation: any structure that an oracle can price.
+
+The problem: maximise X such that for every group g the columns of g have total weight demand_g · X, and all
+columns together load each arc within its capacity. A column is one tree (or one pair of trees, or a bundle of
+paths) with its integer load per arc. An *oracle* finds each group's cheapest column under given prices.
+
+By duality any prices y ≥ 0 prove  X ≤ Σ c·y / Σ_g demand_g · cheapest_g(y), so prices alone are a
+certificate that anyone can re-check with the oracle. HiGHS finds the basis; the basis is solved in Fractions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import highspy
+import numpy as np
+
+from blinkccl.errors import InternalError
+from blinkccl.packing.network import Arc
+from blinkccl.packing.solver import OUTCOME, new_highs
+
+#: Anything the oracle wants to remember of a column (the trees).
+Payload = Any
+Prices = Mapping[Arc, Any]
+REDUCED_COST_TOLERANCE = 1e-7
+MOST_ROUNDS = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """``loads`` are (arc, times crossed) with ascending arcs."""
+
+    group: int
+    loads: tuple[tuple[Arc, int], ...]
+    payload: Payload
+
+    def cost(self, prices: Prices) -> Any:
+        """Σ load × price."""
+        return sum(prices.get(arc, 0) * load for arc, load in self.loads)
+
+
+#: Prices → columns, the cheapest of every group among them (floats in, or Fractions for an exact answer).
+Oracle = Callable[[Prices], list[Column]]
+
+
+@dataclass(frozen=True, slots=True)
+class ExactPacking:
+    """Columns with positive weights, the rate X they reach, and prices that prove ``bound``."""
+
+    rate: Fraction
+    columns: tuple[tuple[Column, Fraction], ...]
+    prices: dict[Arc, Fraction]
+    bound: Fraction
+
+
+def dual_bound(capacity: Mapping[Arc, int], demand: Sequence[Fraction], oracle: Oracle,
+               prices: Mapping[Arc, Fraction]) -> Fraction:
+    """Σ c·y / Σ_g demand_g · cheapest_g(y), exactly.
+
+    Raises
+    ------
+    InternalError
+        If these prices make some column free.
+    """
+    cheapest: dict[int, Fraction] = {}
+    for column in oracle(prices):
+        price = column.cost(prices)
+        cheapest[column.group] = min(price, cheapest.get(column.group, price))
+    cost = sum((d * cheapest[g] for g, d in enumerate(demand)), Fraction(0))
+    if cost <= 0:
+        raise InternalError("prices that cost nothing prove nothing")
+    return sum((capacity[arc] * price for arc, price in prices.items()), Fraction(0)) / cost
+
+
+def pack_columns(capacity: Mapping[Arc, int], demand: Sequence[Fraction], oracle: Oracle,
+                 seeds: Sequence[Column] = (), target: Fraction | None = None) -> ExactPacking:
+    """The exact optimum by column generation.
+
+    Parameters
+    ----------
+    capacity
+        Per arc.
+    demand
+        Per group; the groups' weights are demand × X.
+    oracle
+        Prices exactly when given Fractions.
+    seeds
+        Columns to start with: preferred where they suffice.
+    target
+        A proved upper bound: generation stops on reaching it (LP values above it are rounding).
+
+    Raises
+    ------
+    InternalError
+        If HiGHS fails, or its final basis is no feasible solution in exact arithmetic.
+    """
+    master = _Master(capacity, demand)
+    uniform = {arc: Fraction(1) for arc in capacity}
+    for column in [*seeds, *oracle(uniform)]:
+        master.add(column)
+    for _ in range(MOST_ROUNDS):
+        value, prices, worth = master.optimum()
+        if target is not None and value >= float(target) * (1 - 1e-9):
+            break
+        fresh = [column for column in oracle(prices)
+                 if column.cost(prices) < worth[column.group] - REDUCED_COST_TOLERANCE * max(1.0, worth[column.group])
+                 and master.add(column)]
+        if not fresh:
+            break
+    rate, columns = master.exact_primal()
+    exact_prices = master.exact_dual()
+    return ExactPacking(rate, columns, exact_prices, dual_bound(capacity, demand, oracle, exact_prices))
+
+
+class _Master:
+    """The restricted master: column 0 is X, then the columns; rows are the arcs, then the groups."""
+
+    def __init__(self, capacity: Mapping[Arc, int], demand: Sequence[Fraction]) -> None:
+        self.arcs = sorted(capacity)
+        self.row = {arc: i for i, arc in enumerate(self.arcs)}
+        self.capacity, self.demand = capacity, list(demand)
+        self.columns: list[Column] = []
+        self._seen: set[tuple[int, tuple[tuple[Arc, int], ...]]] = set()
+        self._highs = new_highs()
+        none = np.array([], dtype=np.int32)
+        for arc in self.arcs:
+            self._highs.addRow(-highspy.kHighsInf, float(capacity[arc]), 0, none, np.array([], dtype=float))
+        for _ in self.demand:
+            self._highs.addRow(0.0, 0.0, 0, none, np.array([], dtype=float))
+        groups = range(len(self.arcs), len(self.arcs) + len(self.demand))
+        self._highs.addCol(-1.0, 0.0, highspy.kHighsInf, len(self.demand), np.array(groups, dtype=np.int32),
+                           np.array([-float(d) for d in self.demand]))
+
+    def add(self, column: Column) -> bool:
+        """Add a column unless it is there."""
+        if (column.group, column.loads) in self._seen:
+            return False
+        self._seen.add((column.group, column.loads))
+        self.columns.append(column)
+        rows = [self.row[arc] for arc, _ in column.loads] + [len(self.arcs) + column.group]
+        values = [float(load) for _, load in column.loads] + [1.0]
+        self._highs.addCol(0.0, 0.0, highspy.kHighsInf, len(rows), np.array(rows, dtype=np.int32), np.array(values))
+        return True
+
+    def optimum(self) -> tuple[float, dict[Arc, float], list[float]]:
+        """X, the arcs' prices (≥ 0), and what each group's columns are worth."""
+        self._highs.run()
+        status = self._highs.getModelStatus()
+        if OUTCOME.get(status) != "solved":
+            raise InternalError(f"HiGHS stopped with {self._highs.modelStatusToString(status)!r}")
+        dual = self._highs.getSolution().row_dual
+        prices = {arc: max(0.0, -dual[i]) for i, arc in enumerate(self.arcs)}
+        worth = [abs(dual[len(self.arcs) + g]) for g in range(len(self.demand))]
+        return -self._highs.getObjectiveValue(), prices, worth
+
+    def _basis(self) -> tuple[list[int], list[int]]:
+        """Indexes of basic columns (−1 is X) and of tight rows."""
+        basis = self._highs.getBasis()
+        basic = highspy.HighsBasisStatus.kBasic
+        columns = [j - 1 for j, status in enumerate(basis.col_status) if status == basic]
+        rows = [i for i, status in enumerate(basis.row_status) if status != basic]
+        return columns, rows
+
+    def _matrix(self, columns: list[int], rows: list[int]) -> list[dict[int, Fraction]]:
+        """Per tight row: position of a basic column → coefficient."""
+        place = {row: i for i, row in enumerate(rows)}
+        matrix: list[dict[int, Fraction]] = [{} for _ in rows]
+        for position, j in enumerate(columns):
+            entries = ([(len(self.arcs) + g, -d) for g, d in enumerate(self.demand)] if j < 0 else
+                       [(self.row[arc], Fraction(load)) for arc, load in self.columns[j].loads]
+                       + [(len(self.arcs) + self.columns[j].group, Fraction(1))])
+            for row, value in entries:
+                if row in place:
+                    matrix[place[row]][position] = value
+        return matrix
+
+    def exact_primal(self) -> tuple[Fraction, tuple[tuple[Column, Fraction], ...]]:
+        """The basic solution in Fractions, checked against every capacity."""
+        columns, rows = self._basis()
+        right = [Fraction(self.capacity[self.arcs[i]]) if i < len(self.arcs) else Fraction(0) for i in rows]
+        values = solve_exactly(self._matrix(columns, rows), right)
+        weights = dict(zip(columns, values, strict=True))
+        rate = weights.pop(-1, Fraction(0))
+        chosen = tuple((self.columns[j], w) for j, w in sorted(weights.items()) if w)
+        check_loads(chosen, self.capacity, self.demand, rate)
+        return rate, chosen
+
+    def exact_dual(self) -> dict[Arc, Fraction]:
+        """Prices of the tight arcs in Fractions (negative ones, which only rounding makes, become zero)."""
+        columns, rows = self._basis()
+        matrix = self._matrix(columns, rows)
+        transposed: list[dict[int, Fraction]] = [{} for _ in columns]
+        for i, entries in enumerate(matrix):
+            for position, value in entries.items():
+                transposed[position][i] = value
+        values = solve_exactly(transposed, [Fraction(1) if j < 0 else Fraction(0) for j in columns])
+        prices = {self.arcs[row]: y for row, y in zip(rows, values, strict=True) if row < len(self.arcs)}
+        sign = -1 if sum(prices.values(), Fraction(0)) < 0 else 1
+        return {arc: sign * y for arc, y in prices.items() if sign * y > 0}
+
+
+def check_loads(chosen: Sequence[tuple[Column, Fraction]], capacity: Mapping[Arc, int], demand: Sequence[Fraction],
+                rate: Fraction) -> None:
+    """Raise InternalError unless weights are positive, groups get their demand, and no arc is overfull."""
+    load: dict[Arc, Fraction] = {}
+    total = [Fraction(0)] * len(demand)
+    for column, weight in chosen:
+        if weight < 0:
+            raise InternalError("a basic solution has a negative weight")
+        total[column.group] += weight
+        for arc, times in column.loads:
+            load[arc] = load.get(arc, Fraction(0)) + weight * times
+    if any(got != d * rate for got, d in zip(total, demand, strict=True)):
+        raise InternalError("a group's columns do not sum to its demand")
+    if any(used > capacity[arc] for arc, used in load.items()):
+        raise InternalError("a basic solution overloads an arc")
+
+
+def solve_exactly(matrix: list[dict[int, Fraction]], right: list[Fraction]) -> list[Fraction]:
+    """The solution of a square sparse system by Gaussian elimination in Fractions.
+
+    Raises
+    ------
+    InternalError
+        If the matrix is singular or not square.
+    """
+    size = len(right)
+    rows = [dict(row) for row in matrix]
+    right = list(right)
+    if len(rows) != size:
+        raise InternalError("the basis is not square")
+    pivots: list[tuple[int, int]] = []
+    open_rows = set(range(size))
+    while open_rows:
+        pivot = min(open_rows, key=lambda i: (len(rows[i]), i))
+        if not rows[pivot]:
+            raise InternalError("the basis is singular")
+        column = min(rows[pivot])
+        open_rows.discard(pivot)
+        _eliminate(rows, right, pivot, column, sorted(open_rows))
+        pivots.append((pivot, column))
+    values = [Fraction(0)] * size
+    for pivot, column in reversed(pivots):
+        rest = sum((x * values[j] for j, x in rows[pivot].items() if j != column), Fraction(0))
+        values[column] = (right[pivot] - rest) / rows[pivot][column]
+    return values
+
+
+def _eliminate(rows: list[dict[int, Fraction]], right: list[Fraction], pivot: int, column: int,
+               others: list[int]) -> None:
+    source = rows[pivot]
+    for i in others:
+        target = rows[i]
+        if column in target:
+            factor = target.pop(column) / source[column]
+            for j, x in source.items():
+                if j != column:
+                    value = target.get(j, Fraction(0)) - factor * x
+                    if value:
+                        target[j] = value
+                    else:
+                        target.pop(j, None)
+            right[i] -= factor * right[pivot]

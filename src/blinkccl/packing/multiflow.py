@@ -1,0 +1,171 @@
+"""All-to-all: the greatest equal flow between every ordered pair of terminals at once, exactly.
+
+A linear program over flows aggregated by source (N·|arcs| variables instead of N²·|arcs|). Several commodities
+have no integrality theorem, so the numbers are the LP's; they are rounded to Fractions with small denominators,
+re-checked exactly against conservation, capacities and the prices' bound, and refused if they do not meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from heapq import heappop, heappush
+from typing import Any
+
+import highspy
+
+from blinkccl.errors import InternalError, PackingError
+from blinkccl.packing.network import Arc, Network
+from blinkccl.packing.paths import UnitPath, decompose
+from blinkccl.packing.solver import Entries, new_highs
+
+LARGEST_DENOMINATOR = 5000
+
+
+@dataclass(frozen=True, slots=True)
+class Multiflow:
+    """``rate`` per ordered pair, prices that prove it, and for each pair its paths with whole units.
+
+    ``units`` of a pair sum to ``rate × scale``.
+    """
+
+    rate: Fraction
+    scale: int
+    prices: dict[Arc, Fraction]
+    paths: dict[Arc, list[UnitPath]]
+
+
+def all_to_all(network: Network) -> Multiflow:
+    """The maximum concurrent flow of equal demands between all ordered pairs of terminals.
+
+    Raises
+    ------
+    PackingError
+        If some terminal cannot reach another.
+    InternalError
+        If no rounding of the solver's answer passes the exact check.
+    """
+    rate, flows, raw_prices = _solved(network)
+    if rate < 1e-9:
+        raise PackingError("some terminal cannot reach another")
+    prices = _exact_prices(network, raw_prices, rate)
+    bound = price_bound(network, prices)
+    exact = _exact_flows(network, flows, bound)
+    if exact is None:
+        raise InternalError(f"the all-to-all flow of about {rate:.6f} has no small exact form under {bound}")
+    scale, per_source = exact
+    units = int(bound * scale)
+    paths: dict[Arc, list[UnitPath]] = {}
+    for source, flow in enumerate(per_source):
+        backward = {(v, u): f for (u, v), f in flow.items()}
+        supply = {t: units for t in range(network.terminals) if t != source}
+        for sink, ways in decompose(backward, supply, source).items():
+            paths[source, sink] = [(way[::-1], width) for way, width in ways]
+    return Multiflow(bound, scale, prices, paths)
+
+
+def price_bound(network: Network, prices: Mapping[Arc, Fraction]) -> Fraction:
+    """Σ c·y / Σ over ordered pairs of their distance under y: no equal all-to-all flow is faster."""
+    value = sum((network.capacity[arc] * y for arc, y in prices.items()), Fraction(0))
+    distances = [_distances(network, prices, source) for source in range(network.terminals)]
+    cost = sum((distances[s][t] for s in range(network.terminals) for t in range(network.terminals) if s != t),
+               Fraction(0))
+    if cost <= 0:
+        raise InternalError("prices that cost nothing prove nothing")
+    return value / cost
+
+
+def _distances(network: Network, prices: Mapping[Arc, Any], source: int) -> dict[int, Any]:
+    distance: dict[int, Any] = {source: Fraction(0)}
+    heap: list[tuple[Any, int]] = [(Fraction(0), source)]
+    while heap:
+        d, u = heappop(heap)
+        if d <= distance[u]:
+            for v in network.successors[u]:
+                candidate = d + prices.get((u, v), 0)
+                if v not in distance or candidate < distance[v]:
+                    distance[v] = candidate
+                    heappush(heap, (candidate, v))
+    return distance
+
+
+def _solved(network: Network) -> tuple[float, list[dict[Arc, float]], dict[Arc, float]]:
+    """The LP: columns are the flow of each source on each arc, then the rate; rows conservation, then capacity."""
+    arcs = [(u, v) for u, v, _ in network.arcs]
+    count, sources = len(arcs), network.terminals
+    hop_cost = 1e-6  # among optima prefer short ways; too small to move the optimum, which is re-checked
+    columns: list[Entries] = []
+    for s in range(sources):
+        for e, (u, v) in enumerate(arcs):
+            column = {sources * network.n + e: 1}
+            if u != s:
+                column[s * network.n + u] = -1
+            if v != s:
+                column[s * network.n + v] = 1
+            columns.append(column)
+    columns.append({s * network.n + t: -1 for s in range(sources) for t in range(sources) if t != s})
+    # A source's own conservation row stays empty (0 = 0): its supply is whatever the others take.
+    lower: list[int | None] = [0] * (sources * network.n) + [None] * count
+    upper: list[int | None] = [0] * (sources * network.n) + [c for _, _, c in network.arcs]
+    cost = [hop_cost / max(1, count)] * (sources * count) + [-1.0]
+    values, duals = _run(columns, lower, upper, cost)
+    flows = [{arcs[e]: values[s * count + e] for e in range(count) if values[s * count + e] > 1e-9}
+             for s in range(sources)]
+    prices = {arc: max(0.0, -duals[sources * network.n + e]) for e, arc in enumerate(arcs)}
+    return values[-1], flows, prices
+
+
+def _run(columns: list[Entries], lower: list[int | None], upper: list[int | None],
+         cost: list[float]) -> tuple[list[float], list[float]]:
+    from blinkccl.packing.solver import Model, _lowered  # the duals are wanted too
+
+    highs = new_highs()
+    highs.passModel(_lowered(Model(columns, lower, upper, cost)))
+    highs.run()
+    if highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+        raise InternalError(f"HiGHS stopped with {highs.modelStatusToString(highs.getModelStatus())!r}")
+    solution = highs.getSolution()
+    return list(solution.col_value), list(solution.row_dual)
+
+
+def _exact_prices(network: Network, raw: Mapping[Arc, float], rate: float) -> dict[Arc, Fraction]:
+    """The rounding of the duals, normalised to the largest, that proves the least bound."""
+    top = max(raw.values())
+    best: tuple[Fraction, dict[Arc, Fraction]] | None = None
+    for denominator in (1, 2, 3, 4, 6, 12, 60, 120, 840, LARGEST_DENOMINATOR):
+        prices = {arc: Fraction(y / top).limit_denominator(denominator) for arc, y in raw.items()}
+        prices = {arc: y for arc, y in prices.items() if y > 0}
+        bound = price_bound(network, prices)
+        if best is None or bound < best[0]:
+            best = (bound, prices)
+        if abs(float(bound) - rate) <= 1e-5 * rate:
+            break
+    assert best is not None
+    return best[1]
+
+
+def _exact_flows(network: Network, flows: list[dict[Arc, float]], rate: Fraction
+                 ) -> tuple[int, list[dict[Arc, int]]] | None:
+    """The least scale at which the rounded flows are whole and right."""
+    for multiple in range(1, 1 + LARGEST_DENOMINATOR // rate.denominator):
+        scale = rate.denominator * multiple
+        if all(abs(x * scale - round(x * scale)) < 1e-3 for flow in flows for x in flow.values()):
+            rounded = [{arc: round(x * scale) for arc, x in flow.items() if round(x * scale)} for flow in flows]
+            if _right(network, rounded, int(rate * scale), scale):
+                return scale, rounded
+    return None
+
+
+def _right(network: Network, flows: list[dict[Arc, int]], units: int, scale: int) -> bool:
+    load: dict[Arc, int] = {}
+    for source, flow in enumerate(flows):
+        excess = [0] * network.n
+        for (u, v), f in flow.items():
+            excess[u] -= f
+            excess[v] += f
+            load[u, v] = load.get((u, v), 0) + f
+        wanted = [units if t < network.terminals else 0 for t in range(network.n)]
+        if any(excess[t] != wanted[t] for t in range(network.n) if t != source):
+            return False
+    return all(used <= network.capacity[arc] * scale for arc, used in load.items())

@@ -1,0 +1,89 @@
+"""The input of every packing problem: a directed graph with integer capacities, some vertices terminals.
+
+Pure graph mathematics. Vertices are 0 … n−1; the first ``terminals`` of them take part (they can be roots and
+relays, they copy and combine), the others are *transit*: they only pass single messages on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from blinkccl.errors import PackingError
+
+#: An ordered pair of vertices.
+Arc = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Network:
+    """A directed graph; ``arcs`` are ``(u, v, capacity)`` with positive integers, at most one per pair.
+
+    Raises
+    ------
+    PackingError
+        On a vertex out of range, a self-loop, a doubled arc, or a capacity that is not a positive integer.
+    """
+
+    n: int
+    terminals: int
+    arcs: tuple[tuple[int, int, int], ...]
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.terminals <= self.n:
+            raise PackingError(f"a network of {self.n} vertices cannot have {self.terminals} terminals")
+        seen = set()
+        for u, v, c in self.arcs:
+            if not (0 <= u < self.n and 0 <= v < self.n) or u == v:
+                raise PackingError(f"arc {u} → {v} is not a pair of different vertices in 0 … {self.n - 1}")
+            if (u, v) in seen:
+                raise PackingError(f"arc {u} → {v} is given twice")
+            if not isinstance(c, int) or c <= 0:
+                raise PackingError(f"arc {u} → {v}: capacity must be a positive integer, got {c!r}")
+            seen.add((u, v))
+
+    @cached_property
+    def capacity(self) -> dict[Arc, int]:
+        """Capacity by arc."""
+        return {(u, v): c for u, v, c in self.arcs}
+
+    @cached_property
+    def successors(self) -> tuple[tuple[int, ...], ...]:
+        """Heads of the arcs leaving each vertex, ascending."""
+        out: list[list[int]] = [[] for _ in range(self.n)]
+        for u, v, _ in self.arcs:
+            out[u].append(v)
+        return tuple(tuple(sorted(heads)) for heads in out)
+
+    @cached_property
+    def symmetric(self) -> bool:
+        """Whether every arc has its reverse with the same capacity."""
+        return all(self.capacity.get((v, u)) == c for u, v, c in self.arcs)
+
+    @property
+    def switchless(self) -> bool:
+        """Whether every vertex is a terminal."""
+        return self.n == self.terminals
+
+    @cached_property
+    def balanced(self) -> bool:
+        """Whether at every transit vertex as much capacity enters as leaves."""
+        excess = [0] * self.n
+        for u, v, c in self.arcs:
+            excess[u] -= c
+            excess[v] += c
+        return not any(excess[self.terminals:])
+
+    def reversed(self) -> Network:
+        """Every arc turned round."""
+        return Network(self.n, self.terminals, tuple((v, u, c) for u, v, c in self.arcs))
+
+    def scaled(self, factor: int) -> Network:
+        """Every capacity multiplied by ``factor``."""
+        return Network(self.n, self.terminals, tuple((u, v, c * factor) for u, v, c in self.arcs))
+
+    def leaving(self, side: Iterable[int]) -> int:
+        """Total capacity of the arcs from ``side`` to the rest."""
+        inside = frozenset(side)
+        return sum(c for u, v, c in self.arcs if u in inside and v not in inside)

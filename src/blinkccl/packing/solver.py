@@ -1,0 +1,102 @@
+"""The one door to HiGHS: linear and integer programs over columns, statuses turned into our errors.
+
+Solvers propose, exact arithmetic disposes: nothing that comes out of here is believed before it has been
+re-checked in integers or Fractions. HiGHS runs on one thread everywhere, since an instance with another
+thread count than an earlier one in the same process may answer "Not Set" without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import highspy
+import numpy as np
+
+from blinkccl.errors import InternalError
+
+#: A column's entries: row → coefficient.
+Entries = Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """min cost·x subject to lower ≤ Ax ≤ upper, 0 ≤ x ≤ bound; ``None`` is unbounded."""
+
+    columns: Sequence[Entries]
+    lower: Sequence[int | None]
+    upper: Sequence[int | None]
+    cost: Sequence[float] | None = None
+    bound: Sequence[int] | None = None
+    integer: bool = False
+
+
+def new_highs() -> Any:
+    """A silent single-threaded HiGHS."""
+    highs = highspy.Highs()
+    highs.setOptionValue("output_flag", False)
+    highs.setOptionValue("threads", 1)
+    highs.setOptionValue("random_seed", 0)
+    return highs
+
+
+def solve(model: Model, node_limit: int = 2000) -> list[float] | None:
+    """A solution, or None where there is none (or none was found within ``node_limit`` branchings).
+
+    Raises
+    ------
+    InternalError
+        On any status of HiGHS other than solved, infeasible or out of nodes.
+    """
+    highs = new_highs()
+    highs.setOptionValue("mip_max_nodes", node_limit)
+    highs.passModel(_lowered(model))
+    highs.run()
+    outcome = OUTCOME.get(highs.getModelStatus())
+    if outcome is None:
+        raise InternalError(f"HiGHS stopped with {highs.modelStatusToString(highs.getModelStatus())!r}")
+    values = list(highs.getSolution().col_value)
+    if outcome == "stopped" and not highs.getInfo().primal_solution_status == highspy.kSolutionStatusFeasible:
+        return None
+    return values if outcome != "infeasible" and len(values) == len(model.columns) else None
+
+
+#: Every status with a meaning here; all others are our mistake.
+OUTCOME = {
+    highspy.HighsModelStatus.kOptimal: "solved",
+    highspy.HighsModelStatus.kInfeasible: "infeasible",
+    highspy.HighsModelStatus.kUnboundedOrInfeasible: "infeasible",
+    highspy.HighsModelStatus.kSolutionLimit: "stopped",
+    highspy.HighsModelStatus.kIterationLimit: "stopped",
+    highspy.HighsModelStatus.kModelEmpty: "solved",
+}
+
+
+def _lowered(model: Model) -> Any:
+    lp = highspy.HighsLp()
+    count = len(model.columns)
+    lp.num_col_, lp.num_row_ = count, len(model.lower)
+    lp.col_cost_ = np.array(model.cost if model.cost is not None else [0.0] * count, dtype=float)
+    lp.col_lower_ = np.zeros(count)
+    lp.col_upper_ = np.array(model.bound if model.bound is not None else [highspy.kHighsInf] * count, dtype=float)
+    lp.row_lower_ = np.array([-highspy.kHighsInf if x is None else x for x in model.lower], dtype=float)
+    lp.row_upper_ = np.array([highspy.kHighsInf if x is None else x for x in model.upper], dtype=float)
+    start, rows, values = [0], [], []
+    for column in model.columns:
+        rows += column.keys()
+        values += column.values()
+        start.append(len(rows))
+    lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
+    lp.a_matrix_.start_ = np.array(start, dtype=np.int32)
+    lp.a_matrix_.index_ = np.array(rows, dtype=np.int32)
+    lp.a_matrix_.value_ = np.array(values, dtype=float)
+    if model.integer:
+        lp.integrality_ = [highspy.HighsVarType.kInteger] * count
+    return lp
+
+
+def whole(values: Sequence[float], tolerance: float = 1e-6) -> list[int] | None:
+    """The values as integers where all of them are (nearly) whole."""
+    rounded = [round(x) for x in values]
+    return rounded if all(abs(x - r) <= tolerance for x, r in zip(values, rounded, strict=True)) else None
