@@ -15,7 +15,7 @@ from functools import lru_cache
 from blinkccl.algorithms.lanes import Lanes, lanes_of
 from blinkccl.collectives.spec import Collective
 from blinkccl.forest.model import Certificate, Cut, Dual, Partition
-from blinkccl.packing.arborescence import in_and_out_oracle, out_tree_oracle
+from blinkccl.packing.oracles import in_and_out_oracle, out_tree_oracle
 from blinkccl.packing.bottleneck import allgather_rate, gather_rate
 from blinkccl.packing.columns import ExactPacking, pack_columns
 from blinkccl.packing.maxflow import broadcast_rate, min_cut

@@ -48,10 +48,14 @@ Oracle = Callable[[Prices], list[Column]]
 
 @dataclass(frozen=True, slots=True)
 class ExactPacking:
-    """Columns with positive weights, the rate X they reach, and prices that prove ``bound``."""
+    """Columns with positive weights, the rate X they reach, and prices that prove ``bound``.
+
+    ``pool`` holds every column that was met.
+    """
 
     rate: Fraction
     columns: tuple[tuple[Column, Fraction], ...]
+    pool: tuple[Column, ...]
     prices: dict[Arc, Fraction]
     bound: Fraction
 
@@ -112,7 +116,7 @@ def pack_columns(capacity: Mapping[Arc, int], demand: Sequence[Fraction], oracle
             break
     rate, columns = master.exact_primal()
     exact_prices = master.exact_dual()
-    return ExactPacking(rate, columns, exact_prices, dual_bound(capacity, demand, oracle, exact_prices))
+    return ExactPacking(rate, columns, tuple(master.columns), exact_prices, dual_bound(capacity, demand, oracle, exact_prices))
 
 
 class _Master:

@@ -14,7 +14,8 @@ A group is split when μ < k. Only switchless networks: every vertex must be a t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from blinkccl.errors import InternalError, PackingError
@@ -62,9 +63,9 @@ def pack_arborescences(network: Network, demand: Mapping[int, int]) -> list[Arbo
         raise PackingError("integral packing needs a network without transit vertices")
     residual = dict(network.capacity)
     start = [_Group(r, k, {r: 0}, ()) for r, k in sorted(demand.items()) if k > 0]
-    open_groups, done = start, []
+    open_groups, done = deque(start), []
     while open_groups:
-        group = open_groups.pop()
+        group = open_groups.popleft()
         if len(group.depth) == network.n:
             done.append(Arborescence(group.root, group.multiplicity, group.arcs))
             continue
@@ -77,7 +78,7 @@ def pack_arborescences(network: Network, demand: Mapping[int, int]) -> list[Arbo
     return _merged(done)
 
 
-def _best_arc(network: Network, residual: dict[Arc, int], group: _Group, others: list[_Group]) -> tuple[Arc, int]:
+def _best_arc(network: Network, residual: dict[Arc, int], group: _Group, others: Iterable[_Group]) -> tuple[Arc, int]:
     """The arc to grow by, nearest the root first; among equally near ones, one that takes the whole group."""
     best: tuple[Arc, int] | None = None
     nearest = -1
@@ -100,7 +101,7 @@ def _best_arc(network: Network, residual: dict[Arc, int], group: _Group, others:
     return best
 
 
-def _allowed(network: Network, residual: dict[Arc, int], arc: Arc, wanted: int, others: list[_Group]) -> int:
+def _allowed(network: Network, residual: dict[Arc, int], arc: Arc, wanted: int, others: Iterable[_Group]) -> int:
     """μ: how many of the group's trees may take ``arc`` so that all other trees still fit."""
     open_others: dict[frozenset[int], int] = {}
     for other in others:

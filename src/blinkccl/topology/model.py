@@ -89,10 +89,10 @@ class Topology:
             raise TopologyError(f"{self.name}: unit_gbps must be a positive number, got {self.unit_gbps!r}")
         for v in self.vertices:
             if v.kind not in VERTEX_KINDS:
-                raise TopologyError(f"{self.name}: vertex {v.id} has unknown kind {v.kind!r}; expected one of "
-                                    + ", ".join(VERTEX_KINDS))
+                raise TopologyError(f"{self.name}: vertex {v.id} has unknown kind {v.kind!r}; expected one "
+                                    f"of {', '.join(VERTEX_KINDS)}")
             if v.id < 0 or v.server < 0:
-                raise TopologyError(f"{self.name}: vertex {v.id} on server {v.server}: ids cannot be negative")
+                raise TopologyError(f"{self.name}: vertex {v.id} on server {v.server}: no id is negative")
         seen: set[tuple[int, int]] = set()
         for link in self.links:
             where = f"{self.name}: link {link.src} → {link.dst}"
@@ -105,7 +105,8 @@ class Topology:
             if not isinstance(link.capacity, int) or isinstance(link.capacity, bool) or link.capacity <= 0:
                 raise TopologyError(f"{where}: capacity must be a positive integer, got {link.capacity!r}")
             if link.kind not in LINK_KINDS:
-                raise TopologyError(f"{where}: unknown kind {link.kind!r}; expected one of {', '.join(LINK_KINDS)}")
+                raise TopologyError(f"{where}: unknown kind {link.kind!r}; expected one of "
+                                    + ", ".join(LINK_KINDS))
             if link.provenance not in PROVENANCES:
                 raise TopologyError(f"{where}: unknown provenance {link.provenance!r}; expected one of "
                                     + ", ".join(PROVENANCES))

@@ -1,0 +1,76 @@
+"""From packed trees and paths to a Forest: shares numbered, directions set, rate and proof attached."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from blinkccl.algorithms.lanes import Lanes
+from blinkccl.algorithms.registry import Request
+from blinkccl.collectives.spec import Block
+from blinkccl.errors import InternalError
+from blinkccl.forest.model import Certificate, Forest, Share, Tree, attained_rate, to_ids
+from blinkccl.packing.oracles import Hops
+from blinkccl.packing.integral import Arborescence
+
+#: Breadth first, so that parents come before children.
+OutTree = tuple[int, Fraction, Hops]
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A share before slices are numbered: ``block`` in positions, hops in network vertices, data-flow direction."""
+
+    block: Block
+    weight: Fraction
+    root: int
+    up: Hops | None
+    down: Hops | None
+
+
+def forest_of(request: Request, lanes: Lanes, algorithm: str, drafts: Iterable[Draft],
+              certificate: Certificate) -> Forest:
+    """The forest of these shares, one slice each, on the links of ``lanes``; the rate is what the loads allow.
+
+    Raises
+    ------
+    InternalError
+        If the rate exceeds the proved bound: one of the two is wrong.
+    """
+    shares = tuple(_share(lanes, request.ranks, number, draft) for number, draft in enumerate(drafts))
+    rate = attained_rate(lanes.topology, shares)
+    if rate > certificate.bound:
+        raise InternalError(f"{algorithm} reaches {rate}, more than the proved bound {certificate.bound}")
+    return Forest(request.collective, request.ranks, algorithm, lanes.topology, shares, rate, certificate)
+
+
+def _share(lanes: Lanes, ranks: tuple[int, ...], number: int, draft: Draft) -> Share:
+    root = ranks[draft.root]
+    up = None if draft.up is None else Tree(root, tuple(lanes.path(hop) for hop in draft.up))
+    down = None if draft.down is None else Tree(root, tuple(lanes.path(hop) for hop in draft.down))
+    return Share(draft.weight, number, to_ids(draft.block, ranks), root, up, down)
+
+
+def backward(hops: Hops) -> Hops:
+    """Every hop turned round: a down-tree becomes the up-tree on the same vertices."""
+    return tuple(hop[::-1] for hop in hops)
+
+
+def ordered(root: int, hops: Iterable[Sequence[int]]) -> Hops:
+    """Hops of an out-tree breadth first from ``root``, children ascending."""
+    below: dict[int, list[tuple[int, ...]]] = {}
+    for hop in hops:
+        below.setdefault(hop[0], []).append(tuple(hop))
+    order: list[tuple[int, ...]] = []
+    queue = [root]
+    for u in queue:
+        for hop in sorted(below.get(u, ()), key=lambda h: h[-1]):
+            order.append(hop)
+            queue.append(hop[-1])
+    return tuple(order)
+
+
+def normalised(trees: Iterable[Arborescence], total: int) -> list[OutTree]:
+    """Arborescences as (root, multiplicity / total, hops)."""
+    return [(tree.root, Fraction(tree.multiplicity, total), tree.arcs) for tree in trees]

@@ -1,0 +1,195 @@
+"""Internal broadcast and cross-group forwarding: the protocols of the Blink poster (§3).
+
+The ranks are divided into fully connected groups. Inside a group data is exchanged all to all, a chunk per
+member; between groups, partners that share a link exchange their chunk and forward it inside.
+
+=========== ======================================================================================
+AllReduce   member j of a group reduces chunk j of all members; partners exchange and add the two
+            sums; member j sends the result to its group. As trees: a star up to member j, across to
+            the partner and its star, and the same way back, which puts the same load on each link.
+Broadcast   the root sends a different chunk to each member of its group, which sends it to the
+            others and across to its partner, who sends it to its group ("from A to B, then
+            broadcast to C and D": three trees among four GPUs, rate 3).
+AllGather   each rank sends its block to its group and to its partner, who sends it to its group.
+Gather      the same ways, as far as they lead to the root.
+=========== ======================================================================================
+
+The poster describes AllReduce on two groups of equal size. What we add: groups of unequal size and more than
+two groups (a tree of groups). There each group cuts the data into as many chunks as it has members, the links
+between groups into as many as there are partner links, and the cuts are laid over each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from itertools import pairwise
+
+from blinkccl.algorithms.groups import Grouping, Links, Pair, groupings
+from blinkccl.algorithms.paths import transit_paths
+from blinkccl.algorithms.registry import Request
+from blinkccl.algorithms.shapes import Paths, cyclic, flipped, forest_of, require_collective
+from blinkccl.collectives.spec import Block
+from blinkccl.errors import UnsupportedError
+from blinkccl.forest.model import Forest, Path, Share, Tree, attained_rate
+
+SERVED = ("broadcast", "gather", "allgather", "allreduce")
+
+#: The ranks among which a group (by index) is cut: each is the hub of its chunk, the centre of a star.
+Hubs = dict[int, tuple[int, ...]]
+#: (weight, block, root, up, down)
+Part = tuple[Fraction, Block, int, Tree | None, Tree | None]
+
+
+def plan(request: Request) -> Forest:
+    """The poster's protocol for one of its four primitives.
+
+    Where several partitions into the fewest groups exist, or several ways to cross with a single link, the
+    one of the highest rate is taken, then the one of the fewest shares.
+
+    Returns
+    -------
+    Forest
+        On a DGX-1P AllReduce runs at 2, 3/2 and 2 among 4, 6 and 8 GPUs; the optimum is 2, 9/5 and 16/7.
+
+    Raises
+    ------
+    UnsupportedError
+        If the collective is none of the four, or no hop joins the groups.
+
+    Notes
+    -----
+    Cost: AllReduce on two groups of m: 4 steps in tree form (the poster's exchange: 3), and each rank sends
+    2(m−1)/m + 1/m of S.
+    """
+    require_collective(request, "internal_broadcast", SERVED, "use --algo optimal")
+    network = request.network
+    paths = transit_paths(network, request.ranks)
+    best: tuple[tuple[Fraction, int], tuple[Share, ...]] | None = None
+    for grouping in groupings(network, paths, request.ranks):
+        for parts in _variants(request, grouping, paths):
+            shares = _merged(parts)
+            score = (attained_rate(network, shares), -len(shares))
+            if best is None or score > best[0]:
+                best = score, shares
+    if best is None:
+        raise UnsupportedError(f"internal_broadcast: on {network.name} no hop joins the fully connected "
+                               f"groups of {','.join(map(str, request.ranks))}; use --algo optimal")
+    return forest_of(request, "internal_broadcast", network, best[1])
+
+
+def _variants(request: Request, grouping: Grouping, paths: Paths) -> Iterator[list[Part]]:
+    """The protocol in the forms among which its rate decides."""
+    collective, ranks = request.collective, request.ranks
+    if collective.name == "allreduce":
+        yield list(_allreduce(grouping, paths))
+        return
+    root = None if collective.root is None else ranks[collective.root]
+    for spread in (False, True):
+        if collective.name == "broadcast" and root is not None:
+            for own_link in (False, True):
+                yield list(_broadcast(grouping, paths, root, own_link, spread))
+        else:
+            parts = [part for rank in ranks for part in _from_rank(grouping, paths, rank, len(ranks), spread)]
+            yield parts if root is None else [_towards(part, root) for part in parts]
+
+
+def _allreduce(grouping: Grouping, paths: Paths) -> Iterator[Part]:
+    """Every group is cut by its members as hubs; group 0 holds the roots."""
+    hubs = {group: grouping.partners_first(group) for group in range(len(grouping.groups))}
+    for weight, hub, link in _overlaid(hubs, grouping.links_away(0)):
+        down = _grown(grouping, paths, hub[0], hub, link)
+        yield weight, None, down.root, flipped(paths, down), down
+
+
+def _broadcast(grouping: Grouping, paths: Paths, root: int, own_link: bool, spread: bool) -> Iterator[Part]:
+    """The root's group is cut by its other members as hubs.
+
+    ``own_link``: whether the root's own partner links carry data too. ``spread``: whether a group that is
+    entered by one link is cut by its other members, like the root's.
+    """
+    home = grouping.home(root)
+    links = grouping.links_away(home)
+    if not own_link:
+        links = {key: tuple(p for p in pairs if p[0] != root) or pairs for key, pairs in links.items()}
+    first = tuple(v for v in grouping.partners_first(home) if v != root) or (root,)
+    yield from ((w, None, root, None, tree)
+                for w, tree in _cut_trees(grouping, paths, root, {home: first}, links, spread))
+
+
+def _from_rank(grouping: Grouping, paths: Paths, rank: int, world_size: int, spread: bool) -> Iterator[Part]:
+    """One rank's block: a star in its group, and across by its own partner link or, without one, by all."""
+    home = grouping.home(rank)
+    links = {(g, h): tuple(p for p in pairs if g == home and p[0] == rank) or pairs
+             for (g, h), pairs in grouping.links_away(home).items()}
+    for weight, tree in _cut_trees(grouping, paths, rank, {home: (rank,)}, links, spread):
+        yield weight / world_size, rank, rank, None, tree
+
+
+def _cut_trees(grouping: Grouping, paths: Paths, start: int, hubs: Hubs, links: Links, spread: bool
+               ) -> Iterator[tuple[Fraction, Tree]]:
+    """Weighted trees from ``start``, one for each piece of the overlaid cuts."""
+    hubs = dict(hubs)
+    for (_, h), pairs in links.items():
+        if spread and len(pairs) == 1 and len(grouping.groups[h]) > 1:
+            entry = pairs[0][1]
+            hubs[h] = tuple(v for v in cyclic(grouping.groups[h], entry) if v != entry)
+    for weight, hub, link in _overlaid(hubs, links):
+        yield weight, _grown(grouping, paths, start, hub, link)
+
+
+def _overlaid(hubs: Hubs, links: Links
+              ) -> Iterator[tuple[Fraction, dict[int, int], dict[tuple[int, int], Pair]]]:
+    """Cut [0, 1] evenly for every choice and lay the cuts over each other: (length, hubs, links taken)."""
+    counts = {1, *map(len, hubs.values()), *map(len, links.values())}
+    points = sorted({Fraction(i, count) for count in counts for i in range(count + 1)})
+    for low, high in pairwise(points):
+        yield (high - low, {group: some[int(low * len(some))] for group, some in hubs.items()},
+               {key: some[int(low * len(some))] for key, some in links.items()})
+
+
+def _grown(grouping: Grouping, paths: Paths, start: int, hubs: Mapping[int, int],
+           links: Mapping[tuple[int, int], Pair]) -> Tree:
+    """The down-tree from ``start``: each group is a star around its hub (its entry where it has none).
+
+    Edges across come before edges inside: what has farther to go starts first.
+    """
+    edges: list[Path] = []
+    queue: list[tuple[int, int]] = [(grouping.home(start), start)]
+    for group, entry in queue:
+        hub = hubs.get(group, entry)
+        across: dict[int, list[Path]] = {}
+        for (g, h), (near, far) in links.items():
+            if g == group:
+                across.setdefault(near, []).append(paths[near, far])
+                queue.append((h, far))
+        edges.extend(across.pop(entry, ()))
+        if hub != entry:
+            edges.append(paths[entry, hub])
+            edges.extend(across.pop(hub, ()))
+        edges.extend(paths[hub, v] for v in cyclic(grouping.groups[group], hub)[1:] if v != entry)
+        for more in across.values():
+            edges.extend(more)
+    return Tree(start, tuple(edges))
+
+
+def _towards(part: Part, keeper: int) -> Part:
+    """The part cut down to the path that leads to ``keeper``; nothing where it is the source itself."""
+    weight, block, root, up, down = part
+    if down is None or root == keeper:
+        return weight, block, root, up, None
+    into = {path[-1]: path for path in down.edges}
+    hops: list[Path] = []
+    at = keeper
+    while at != root:
+        hops.append(into[at])
+        at = into[at][0]
+    return weight, block, root, up, Tree(root, tuple(reversed(hops)))
+
+
+def _merged(parts: Sequence[Part]) -> tuple[Share, ...]:
+    """Shares, with parts that take the same trees made one."""
+    weights: dict[tuple[Block, int, Tree | None, Tree | None], Fraction] = {}
+    for weight, block, root, up, down in parts:
+        weights[block, root, up, down] = weights.get((block, root, up, down), Fraction(0)) + weight
+    return tuple(Share(weight, i, *trees) for i, (trees, weight) in enumerate(weights.items()))

@@ -1,0 +1,139 @@
+"""AllReduce at the optimum: up a tree and down again, the two phases sharing the links.
+
+Symmetric links without transit: undirected spanning trees, each rooted at its centre, as many as a partition
+allows (theory: "AllReduce"). Anything else: pairs of an in-tree and an out-tree with one root, priced together,
+which is exact for one-way links, for transit, and where several roots beat one (a one-way ring of six: 3/5).
+On symmetric links with transit the AllGather's trees, used up and down, often reach the same bound at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fractions import Fraction
+from functools import lru_cache
+
+from blinkccl.algorithms.bounds import (
+    allgather_bottleneck,
+    partition_certificate,
+    price_certificate,
+    reduce_broadcast_packing,
+)
+from blinkccl.algorithms.forests import Draft, backward, forest_of, normalised, ordered
+from blinkccl.algorithms.lanes import Lanes
+from blinkccl.algorithms.optimal_trees import depth_of, every_root
+from blinkccl.algorithms.registry import Request
+from blinkccl.algorithms.symmetry import Permutation, rotations
+from blinkccl.forest.model import Forest
+from blinkccl.packing.oracles import in_and_out_oracle
+from blinkccl.packing.columns import dual_bound
+from blinkccl.packing.flatten import flatten
+from blinkccl.packing.integral import Arborescence
+from blinkccl.packing.maxflow import FlowGraph
+from blinkccl.packing.multiplicities import whole_weights
+from blinkccl.packing.network import Arc, Network
+from blinkccl.packing.shallow import choose, eccentricity, undirected_columns
+from blinkccl.packing.undirected import TreePacking, merge_equal, pack_trees, recentred, undirected_widths
+
+#: Columns that the default objective is willing to hand to an integer program.
+FEW_COLUMNS = 700
+
+
+def allreduce(request: Request, lanes: Lanes) -> Forest:
+    """Shares that go up a tree to its root and down a tree from it."""
+    network = lanes.network
+    if network.switchless and network.symmetric:
+        packing = undirected_packing(network, request.objective)
+        total = sum(tree.multiplicity for tree in packing.trees)
+        drafts = [Draft(None, weight, root, backward(hops), hops)
+                  for root, weight, hops in normalised(packing.trees, total)]
+        return forest_of(request, lanes, "optimal", drafts, partition_certificate(lanes, packing.blocks))
+    halves = _two_halves(network, rotations(lanes)) if network.symmetric else None
+    if halves is not None:
+        drafts, prices, bound = halves
+        return forest_of(request, lanes, "optimal", drafts, price_certificate(lanes, prices, bound))
+    pairs = reduce_broadcast_packing(network)
+    weights = whole_weights(pairs.pool, network.capacity, [Fraction(1)], pairs.rate) or pairs.columns
+    drafts = []
+    for column, weight in weights:
+        root, up, down = column.payload
+        drafts.append(Draft(None, weight / pairs.rate, root, backward(ordered(root, backward(up))),
+                            ordered(root, down)))
+    return forest_of(request, lanes, "optimal", drafts, price_certificate(lanes, pairs.prices, pairs.bound))
+
+
+@lru_cache(maxsize=64)
+def undirected_packing(network: Network, objective: str) -> TreePacking:
+    """A maximum packing of undirected trees: shallow, shallowest or fewest."""
+    packing = pack_trees(network)
+    capacity = {edge: width * packing.scale for edge, width in undirected_widths(network).items()}
+    trees = list(packing.trees)
+    if objective == "fewest-trees":
+        trees = _fewest(network, capacity, trees)
+    else:
+        trees = merge_equal(recentred(tree) for tree in flatten(capacity, trees, undirected=True))
+        trees = _shallower(network, capacity, trees, thorough=objective == "least-depth")
+    return TreePacking(packing.rate, packing.scale, packing.blocks, tuple(trees))
+
+
+def _shallower(network: Network, capacity: Mapping[Arc, int], trees: list[Arborescence], *, thorough: bool
+               ) -> list[Arborescence]:
+    radius = min(eccentricity(network, v) for v in range(network.n))
+    demand = {0: sum(tree.multiplicity for tree in trees)}
+    for levels in range(radius, max(depth_of(tree) for tree in trees)):
+        columns = undirected_columns(network, levels)
+        if columns is None or (len(columns) > FEW_COLUMNS and not thorough):
+            break
+        found = choose(columns, capacity, demand, undirected=True, node_limit=2000 if thorough else 20)
+        if found is not None:
+            return merge_equal(found)
+    return trees
+
+
+def _fewest(network: Network, capacity: Mapping[Arc, int], trees: list[Arborescence]) -> list[Arborescence]:
+    demand = {0: sum(tree.multiplicity for tree in trees)}
+    for levels in range(min(eccentricity(network, v) for v in range(network.n)), network.n):
+        columns = undirected_columns(network, levels)
+        if columns is None:
+            break
+        found = choose(columns, capacity, demand, undirected=True, fewest=True, node_limit=100)
+        if found is not None:
+            return merge_equal(min((found, trees), key=len))
+    return trees
+
+
+def _two_halves(network: Network, group: tuple[Permutation, ...] | None
+                ) -> tuple[list[Draft], dict[Arc, Fraction], Fraction] | None:
+    """The AllGather's trees used up and down, where prices prove that nothing is faster; None where not."""
+    rate, _ = allgather_bottleneck(network)
+    goal = rate * network.terminals / 2
+    prices = tight_prices(network, rate)
+    if not prices or dual_bound(network.capacity, [Fraction(1)], in_and_out_oracle(network), prices) != goal:
+        return None
+    packed = every_root(network, "shallow", group)
+    drafts = [Draft(None, weight / network.terminals, root, backward(hops), hops) for root, weight, hops in packed.trees]
+    return drafts, prices, goal
+
+
+def tight_prices(network: Network, rate: Fraction) -> dict[Arc, Fraction]:
+    """How many terminals' tight AllGather cuts each arc crosses, both ways round.
+
+    A cut that is full when all others send to terminal t leaves a set around t; its arcs, in both directions,
+    are what an AllReduce must cross too. Summed over t these are good prices; whether they prove anything is
+    for the caller to check.
+    """
+    graph = FlowGraph.of(network, extra=1)
+    for i, (_, _, c) in enumerate(network.arcs):
+        graph.set_capacity(2 * i, c * rate.denominator)
+    for v in range(network.terminals):
+        graph.set_capacity(graph.add(network.n, v, 0), rate.numerator)
+    prices: dict[Arc, Fraction] = {}
+    for sink in range(network.terminals):
+        graph.reset()
+        graph.max_flow(network.n, sink)
+        around = frozenset(graph.sink_side(sink))
+        if network.n in around:
+            continue
+        for u, v, _ in network.arcs:
+            if (u in around) != (v in around):
+                prices[u, v] = prices.get((u, v), Fraction(0)) + 1
+    return prices

@@ -1,0 +1,238 @@
+"""Rings as NCCL 2.4 builds them: the baseline of the paper, PCIe fall-back included.
+
+Inside one server, the rule (NCCL 2.4; Blink, MLSys 2020, §2.1):
+
+1. As many link-disjoint directed Hamiltonian cycles over NVLink as there are. For at most 4 GPUs every link
+   is also tried as two of half the speed, which counts only if it more than doubles the number of rings (a
+   P100 quad gets 6 half rings instead of 2).
+2. Where no such cycle exists but GPUs reach each other through switches, the ring in the order of the nearest
+   neighbour, both ways round.
+3. Where some GPU has no NVLink into the set: one ring over PCIe, each GPU followed by its nearest.
+4. Where every GPU has one, and still no cycle exists: one ring in the order of the ranks over PCIe.
+
+So ``ring`` always sees the PCIe links too, whatever ``--links`` says, and never relays through a GPU outside
+the job. In tree form a ring AllReduce is N shares per ring: share r goes up the chain that ends at rank r and
+down the chain that starts at r, in the direction of the ring.
+
+Over several servers NCCL lines up the GPUs of each server and joins the lines over the network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from math import gcd
+
+from blinkccl.algorithms.cycles import max_disjoint_cycles
+from blinkccl.algorithms.paths import missing_pairs, transit_paths
+from blinkccl.algorithms.registry import Request
+from blinkccl.algorithms.servers import by_server, line_up
+from blinkccl.algorithms.shapes import Paths, chain_down, chain_up, cyclic, forest_of, require_collective
+from blinkccl.collectives.spec import Block
+from blinkccl.errors import TopologyError, UnsupportedError
+from blinkccl.forest.model import Forest, Share, Tree, link_use
+from blinkccl.topology.model import FAST_KINDS, Topology
+
+SERVED = ("broadcast", "reduce", "allreduce", "allgather", "reduce_scatter")
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """Ranks (vertex ids) in the direction of the data, and the capacity it has on each of its hops."""
+
+    order: tuple[int, ...]
+    capacity: Fraction
+
+
+def plan(request: Request) -> Forest:
+    """The rings that NCCL 2.4 would use, with weights in proportion to their capacities.
+
+    Returns
+    -------
+    Forest
+        On the links that the rings use: the NVLinks, or PCIe where NCCL falls back to it. The bound is that
+        of the same links. AllReduce runs at R·N / (2(N−1)) for rings of capacity R in all; AllGather and
+        ReduceScatter at R·N / (N−1); Broadcast and Reduce at R.
+
+    Raises
+    ------
+    UnsupportedError
+        If the collective has no ring in NCCL 2.4, or neither NVLink nor PCIe closes one.
+
+    Notes
+    -----
+    Cost: AllReduce 2(N−1) steps, 2(N−1)/N·S on each link of a single ring; Broadcast and Reduce N−1 steps,
+    S. Where we differ: equal rings are one ring with the sum of their capacities, instead of one channel
+    each; and NVLinks through a switch carry one ring each way instead of a copy of it for every lane.
+    """
+    require_collective(request, "ring", SERVED, "use --algo optimal")
+    network, rings = rings_for(request)
+    paths = transit_paths(network, request.ranks)
+    total = sum((ring.capacity for ring in rings), Fraction(0))
+    drawn = [(ring.capacity / total, *part) for ring in rings for part in _parts(request, ring, paths)]
+    per_ring = len(drawn) // len(rings)
+    shares = [Share(weight / per_ring, i, block, root, up, down)
+              for i, (weight, block, root, up, down) in enumerate(drawn)]
+    return forest_of(request, "ring", network, shares)
+
+
+def _parts(request: Request, ring: Ring, paths: Paths
+           ) -> Iterator[tuple[Block, int, Tree | None, Tree | None]]:
+    """(block, root, up, down) of each share of one ring; all of the same weight."""
+    name, root = request.collective.name, request.collective.root
+    for rank in request.ranks if root is None else (request.ranks[root],):
+        down = cyclic(ring.order, rank)
+        up = (*down[1:], rank)
+        yield (rank if name in ("allgather", "reduce_scatter") else None, rank,
+               chain_up(paths, up) if request.collective.reduces else None,
+               chain_down(paths, down) if name not in ("reduce", "reduce_scatter") else None)
+
+
+def ring_count(request: Request) -> int:
+    """How many rings NCCL 2.4 finds on NVLink, counted in lanes; 0 where it falls back to PCIe.
+
+    A lane is the largest rate of which every NVLink of the machine is a multiple. A P100 quad's 6 half rings
+    count as 3.
+    """
+    network, rings = fast_rings(request)
+    lane = 1 if network is None else _lane(request.topology, network)
+    return int(sum((ring.capacity for ring in rings), Fraction(0)) / lane)
+
+
+def rings_for(request: Request) -> tuple[Topology, tuple[Ring, ...]]:
+    """The rings and the links they lie on: NVLink if it closes one, else PCIe.
+
+    Raises
+    ------
+    UnsupportedError
+        If PCIe closes none either.
+    """
+    if request.links != "pcie":
+        network, rings = fast_rings(request)
+        if network is not None and rings:
+            return network, rings
+        why = "no NVLink ring through all ranks exists"
+        by_rank = network is not None
+    else:
+        why, by_rank = "PCIe was asked for", False
+    try:
+        network = replace(request, links="pcie", relays=False).network
+    except TopologyError as error:
+        raise UnsupportedError(f"ring: {why}, and PCIe closes none: {error}") from None
+    return network, _fall_back(network, request.ranks, by_rank)
+
+
+def _fall_back(network: Topology, ranks: Sequence[int], by_rank: bool) -> tuple[Ring, ...]:
+    """The one ring over PCIe."""
+    paths = transit_paths(network, ranks)
+    if missing_pairs(paths, ranks):
+        u, v = missing_pairs(paths, ranks)[0]
+        raise UnsupportedError(f"ring: no NVLink ring through all ranks exists, and no PCIe path from {u} to "
+                               f"{v}; use --algo optimal")
+    order = tuple(ranks) if by_rank else _nearest(paths, ranks)
+    return _with_capacity(network, paths, [order])
+
+
+def fast_rings(request: Request) -> tuple[Topology | None, tuple[Ring, ...]]:
+    """The rings over NVLink, xGMI or shared memory, and those links.
+
+    Returns
+    -------
+    tuple
+        The links are None where some rank has none into the set (NCCL then takes PCIe in PCIe order); the
+        rings are empty where no ring closes (NCCL then takes PCIe in rank order).
+    """
+    try:
+        network = replace(request, links="fast", relays=False).network
+    except TopologyError:
+        return None, ()
+    if not any(link.kind in FAST_KINDS for link in network.links):
+        return None, ()
+    if len(by_server(network, request.ranks)) > 1:
+        return network, _cluster_rings(network, request.ranks)
+    found = rings(network, request.ranks, _lane(request.topology, network))
+    return network, found or _switched_rings(network, request.ranks)
+
+
+def rings(network: Topology, ranks: Sequence[int], lane: int = 1) -> tuple[Ring, ...]:
+    """Link-disjoint directed Hamiltonian cycles over the direct fast links between ``ranks``.
+
+    Parameters
+    ----------
+    network
+        Direct links of the kinds in FAST_KINDS are used, transit is not.
+    lane
+        Capacity of one lane, in units of ``network``: rings are whole lanes, or halves for at most 4 ranks.
+
+    Returns
+    -------
+    tuple
+        Distinct rings in ascending order; empty if there is none.
+    """
+    lanes = {(x.src, x.dst): x.capacity // lane for x in network.links
+             if x.src in ranks and x.dst in ranks and x.kind in FAST_KINDS and x.capacity >= lane}
+    found, size = max_disjoint_cycles(lanes, ranks), Fraction(lane)
+    if len(ranks) <= 4:
+        halves = max_disjoint_cycles({arc: 2 * count for arc, count in lanes.items()}, ranks)
+        if sum(times for _, times in halves) > 2 * sum(times for _, times in found):
+            found, size = halves, size / 2
+    return tuple(Ring(order, times * size) for order, times in found)
+
+
+def _lane(topology: Topology, network: Topology) -> int:
+    """One lane in units of ``network``: what divides every link of these kinds in the whole machine."""
+    kinds = frozenset(x.kind for x in network.links if x.kind in FAST_KINDS)
+    sample = network.links[0]
+    scale = topology.link[sample.src, sample.dst].capacity // sample.capacity
+    return max(1, gcd(*(x.capacity for x in topology.links if x.kind in kinds)) // scale)
+
+
+def _switched_rings(network: Topology, ranks: Sequence[int]) -> tuple[Ring, ...]:
+    """Through switches: one order of nearest neighbours, both ways round."""
+    paths = transit_paths(network, ranks)
+    if missing_pairs(paths, ranks):
+        return ()
+    order = _nearest(paths, ranks)
+    both = [order, cyclic(order[::-1], order[0])]
+    return _with_capacity(network, paths, both if len(order) > 2 else both[:1])
+
+
+def _cluster_rings(network: Topology, ranks: Sequence[int]) -> tuple[Ring, ...]:
+    """The line of each server after the line of the one before; none where a server has no line.
+
+    Where every line closes, as it does through a switch, each turn of it is a line as well: then ring k
+    enters each server at its k-th GPU, and all NICs are used. That is done where it makes the rings faster.
+    """
+    paths = transit_paths(network, ranks)
+    servers = by_server(network, ranks)
+    lines = [line_up(network, paths, members) for members in servers]
+    found = [line for line in lines if line is not None]
+    if len(found) < len(lines) or missing_pairs(paths, ranks):
+        return ()
+    turnable = all(line_up(network, paths, (line[-1], line[0])) is not None for line in found)
+    turned = [tuple(rank for line in found for rank in cyclic(line, line[k % len(line)]))
+              for k in range(max(map(len, found)))]
+    single = _with_capacity(network, paths, turned[:1])
+    if not turnable:
+        return single
+    several = _with_capacity(network, paths, turned)
+    return several if several[0].capacity * len(several) > single[0].capacity else single
+
+
+def _nearest(paths: Paths, ranks: Sequence[int]) -> tuple[int, ...]:
+    """From the first rank always on to the nearest left, by links crossed, then by the order of ranks."""
+    order, left = [ranks[0]], list(ranks[1:])
+    while left:
+        onward = min(left, key=lambda v: len(paths[order[-1], v]))
+        left.remove(onward)
+        order.append(onward)
+    return tuple(order)
+
+
+def _with_capacity(network: Topology, paths: Paths, orders: Sequence[tuple[int, ...]]) -> tuple[Ring, ...]:
+    """Rings of equal capacity, as large as the links that they share allow."""
+    closed = [Share(Fraction(1), 0, None, order[0], None, chain_down(paths, (*order, order[0])))
+              for order in orders]
+    capacity = min(network.link[arc].capacity / use for arc, use in link_use(closed).items())
+    return tuple(Ring(order, capacity) for order in orders)

@@ -1,0 +1,124 @@
+"""What memory do ranks run on? Input and output buffers, separate or in place, and one chunk of each by role.
+
+In place as in nccl.h: a rank's input and output block of one item are the same memory. AllReduce, Broadcast and
+Reduce have one buffer; AllGather's and Gather's input is the rank's own block of the output; ReduceScatter's and
+Scatter's output is the rank's own block of the input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blinkccl.collectives.ops import DType, element_type
+from blinkccl.collectives.oracle import check_inputs
+from blinkccl.collectives.spec import Collective
+from blinkccl.errors import ScheduleError, UnsupportedError
+from blinkccl.schedule.chunking import Bound
+from blinkccl.schedule.program import Role
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RankBuffers:
+    """Per rank the input and the output, one-dimensional, or None; views of one array where they share memory."""
+
+    inputs: tuple[Array | None, ...]
+    outputs: tuple[Array | None, ...]
+
+
+def allocate(collective: Collective, count: int, dtype: DType, in_place: bool) -> RankBuffers:
+    """Zeroed buffers for every rank.
+
+    Raises
+    ------
+    UnsupportedError
+        If ``in_place`` is asked of AllToAll, whose input and output blocks belong to different items: a rank
+        would overwrite what it still has to send. NCCL has it out of place only, too.
+    """
+    if in_place and collective.name == "alltoall":
+        raise UnsupportedError("alltoall runs out of place only: its output would overwrite what is still to be sent")
+    inputs: list[Array | None] = []
+    outputs: list[Array | None] = []
+    for rank in range(collective.world_size):
+        held, wanted = collective.input_blocks(rank), collective.output_blocks(rank)
+        if in_place and held and wanted:
+            memory = np.zeros(max(held, wanted) * count, dtype.storage)
+            source, target = _shared_blocks(collective, rank)
+            first = max(source, target)
+            inputs.append(memory[(first - source) * count:(first - source + held) * count])
+            outputs.append(memory[(first - target) * count:(first - target + wanted) * count])
+        else:
+            inputs.append(np.zeros(held * count, dtype.storage) if held else None)
+            outputs.append(np.zeros(wanted * count, dtype.storage) if wanted else None)
+    return RankBuffers(tuple(inputs), tuple(outputs))
+
+
+def _shared_blocks(collective: Collective, rank: int) -> tuple[int, int]:
+    """Block indexes, in input and output, of an item that ``rank`` both contributes to and keeps."""
+    for item in collective.items():
+        source, target = dict(item.contributions).get(rank), dict(item.destinations).get(rank)
+        if source is not None and target is not None:
+            return source, target
+    return 0, 0
+
+
+def filled(collective: Collective, inputs: Sequence[Array | None], count: int, dtype: str,
+           in_place: bool) -> tuple[RankBuffers, DType]:
+    """Buffers that hold a copy of ``inputs``, and the row of their element type.
+
+    Raises
+    ------
+    ScheduleError
+        If a buffer does not fit the collective, ``count`` or ``dtype``.
+    UnsupportedError
+        As :func:`allocate`, or if the element type is unknown.
+    """
+    row = element_type(dtype)
+    _, found = check_inputs(collective, inputs, count)
+    if found is not row:
+        raise ScheduleError(f"the inputs are {found.name}, but the call says {row.name}")
+    buffers = allocate(collective, count, row, in_place)
+    for target, source in zip(buffers.inputs, inputs, strict=True):
+        if target is not None and source is not None:
+            target[...] = source
+    return buffers, row
+
+
+@dataclass(frozen=True, slots=True)
+class RoleViews:
+    """A role's slice in its rank's own buffers; ``divisor`` > 1 where it ends an average."""
+
+    source: Array | None
+    target: Array | None
+    chunks: int
+    divisor: int
+
+
+def role_views(bound: Bound, buffers: RankBuffers, role: Role, averages: bool) -> RoleViews:
+    """The memory that ``role`` reads and writes.
+
+    Raises
+    ------
+    ScheduleError
+        If it contributes or keeps a block that its rank does not have, or has no value at all.
+    """
+    extent = bound.extents[role.slice]
+    part = bound.program.slices[role.slice]
+    where = f"rank {role.rank}, channel {role.channel}, share {role.share} ({role.stage})"
+    if not (role.contributes or role.receives):
+        raise ScheduleError(f"{where} neither contributes nor receives, so it has no value")
+    views: list[Array | None] = []
+    for used, at, memory, verb in (
+            (role.contributes, bound.source(role.rank, role.slice), buffers.inputs[role.rank], "contributes"),
+            (role.keeps, bound.target(role.rank, role.slice), buffers.outputs[role.rank], "keeps")):
+        if used and (at is None or memory is None):
+            raise ScheduleError(f"{where} {verb} block {part.block}, which its rank does not have")
+        views.append(memory[at:at + extent.length] if used and memory is not None and at is not None else None)
+    divisor = bound.contributions(role.slice) if role.completes and averages else 1
+    return RoleViews(views[0], views[1], extent.chunks, divisor)

@@ -1,0 +1,94 @@
+"""Which engines there are: each runs any Program on real buffers.
+
+To add an engine: write one file beside this one with a function ``run`` of the form :class:`Run`, and add its row
+to :data:`ENGINES`. The conformance tests and the command line pick it up from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from blinkccl.errors import UnsupportedError
+from blinkccl.schedule.chunking import DEFAULT_CHUNK_BYTES
+from blinkccl.schedule.program import Program
+
+Array = NDArray[Any]
+
+
+class Run(Protocol):
+    """Runs a collective once.
+
+    Parameters
+    ----------
+    program
+        One that the law accepts (:func:`blinkccl.schedule.law.verify`); engines do not check it again.
+    inputs
+        Per rank a one-dimensional array of its input blocks, ``count`` elements each, or None. Not changed.
+    count
+        Elements per block.
+    dtype, op
+        Names in :mod:`blinkccl.collectives.ops`.
+    chunk_bytes
+        Wanted size of a message.
+    in_place
+        Let input and output share memory, as :mod:`blinkccl.engines.buffers` says.
+    deadline_s
+        Seconds for the whole run.
+
+    Returns
+    -------
+    list
+        Per rank the output buffer, or None.
+
+    Raises
+    ------
+    ScheduleError
+        If program, sizes and buffers do not fit.
+    UnsupportedError
+        If operation, type or placement is not served.
+    DeadlineError
+        If the ranks wait for each other, or longer than the deadline.
+    """
+
+    def __call__(self, program: Program, inputs: Sequence[Array | None], *, count: int, dtype: str, op: str = "sum",
+                 chunk_bytes: int = DEFAULT_CHUNK_BYTES, in_place: bool = False,
+                 deadline_s: float = 60.0) -> list[Array | None]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A registry row; ``module`` is imported on first use, so that listing engines costs nothing."""
+
+    module: str
+    about: str
+
+    @property
+    def run(self) -> Run:
+        """The engine's :class:`Run`."""
+        run: Run = import_module(self.module).run
+        return run
+
+
+#: The registry.
+ENGINES: dict[str, Engine] = {
+    "reference": Engine("blinkccl.engines.reference", "NumPy, single-stepped: the definition of what a Program means"),
+    "threads": Engine("blinkccl.engines.threads", "a thread per rank on this machine, pipelined by chunks"),
+}
+
+
+def engine(name: str) -> Engine:
+    """The registry row of ``name``.
+
+    Raises
+    ------
+    UnsupportedError
+        If there is no such engine; the message lists those there are.
+    """
+    if name not in ENGINES:
+        raise UnsupportedError(f"engine {name!r} is not one of {', '.join(ENGINES)}")
+    return ENGINES[name]

@@ -1,0 +1,331 @@
+"""Is a plan what it says it is? The independent checker: from the plan's JSON and the topology alone.
+
+It shares no code with what makes plans (packing, algorithms, lowering) nor with the types they use: the
+meaning of each collective, the loads, the rate and the proof of the bound are worked out here a second time,
+from the schema of ``blink plan --json`` (docs/design.md). A sentence per false statement; none means that the
+plan is right and that its bound is proved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+from math import isclose, lcm
+
+from blinkccl.errors import ScheduleError
+from blinkccl.forest.check_bound import refute
+from blinkccl.forest.check_meaning import Block, Item, meaning, wrong_ends
+from blinkccl.forest.check_reading import Arc, Network, Path, Plan, PlanShare, read_network, read_plan
+
+#: Kinds of vertices that can be ranks of a job; all others only pass data on.
+_RANK_KINDS = ("gpu", "cpu")
+#: Relative tolerances: a float printed and read back is exact; a link's rate may have been rounded by hand.
+_RELATIVE = 1e-9
+_RATES = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the checker found.
+
+    Parameters
+    ----------
+    violations
+        One sentence per false statement, each starting with its JSON path. Empty: the plan is right.
+    rate
+        The rate at which the fullest link is full, recomputed; None where no link is used.
+    bound
+        What the certificate proves, recomputed; None where it proves nothing.
+    optimal
+        Whether the plan is right and its recomputed rate is the recomputed bound.
+    """
+
+    violations: list[str]
+    rate: Fraction | None
+    bound: Fraction | None
+    optimal: bool
+
+
+def check_plan(plan: object, topology: object = None) -> Verdict:
+    """Check every statement of a plan.
+
+    Parameters
+    ----------
+    plan
+        The JSON object of ``blink plan --json``. ``root``, ``src``, ``dst``, ``depth`` and ``trees`` may be
+        absent, and then state nothing.
+    topology
+        The JSON object of ``blink topo --json``. Where the plan brings no topology of its own, the plan is
+        checked on this one. Where it does (the links that were planned on: ``--gpus`` and ``--links`` may
+        leave links out), the plan is checked on its own, whose vertices and links this one must have, at
+        least as fast; "optimal" then speaks of the links in the plan.
+
+    Returns
+    -------
+    Verdict
+
+    Raises
+    ------
+    ScheduleError
+        If the JSON is no plan at all: a missing field, a wrong type, an unknown collective, no topology.
+
+    Notes
+    -----
+    A certificate of kind ``dual`` bounds schedules whose relays pass on unicast data; see
+    :mod:`blinkccl.forest.check_bound`. Cost: linear in the plan, plus the certificate.
+    """
+    read = read_plan(plan)
+    given = None if topology is None else read_network(topology)
+    network = read.network or given
+    if network is None:
+        raise ScheduleError("topology: missing in the plan; give the topology beside it")
+    violations = list(_frame(read, network))
+    if read.network is not None and given is not None:
+        violations += _contained(read.network, given)
+    violations += wrong_ends(read.collective, read.ranks, read.ends)
+    if violations:
+        # Without ranks and ends that exist there is no meaning to compare the shares with.
+        return Verdict(violations, None, None, False)
+    items = meaning(read.collective, read.ranks, read.ends)
+    walks = [walk_share(share, read.ranks, network, violations) for share in read.shares]
+    violations += _coverage(read.shares, walks, items)
+    rate = _loads(read, network, violations)
+    bound, refuted = refute(read.certificate, read.collective, items, read.ranks, network)
+    violations += refuted
+    violations += _claims(read, network, rate, bound, max((walk.depth for walk in walks), default=0))
+    return Verdict(violations, rate, bound, not violations and rate == bound)
+
+
+def _frame(plan: Plan, network: Network) -> Iterator[str]:
+    """Ranks, unit and links: what everything else is built on."""
+    if len(plan.ranks) < 2:
+        yield f"ranks: expected at least two, got {len(plan.ranks)}"
+    for i, rank in enumerate(plan.ranks):
+        if rank not in network.kinds:
+            yield f"ranks[{i}]: {rank} is no vertex of the topology"
+        elif network.kinds[rank] not in _RANK_KINDS:
+            yield f"ranks[{i}]: vertex {rank} is a {network.kinds[rank][:20]}, which cannot be a rank"
+    if len(dict.fromkeys(plan.ranks)) != len(plan.ranks):
+        yield "ranks: a vertex is named twice"
+    if plan.unit_gbps != network.unit_gbps:
+        yield f"unit_gbps: {plan.unit_gbps} is stated, the topology's unit is {network.unit_gbps}"
+    for (u, v), capacity in network.capacity.items():
+        if not isclose(network.gbps[u, v], capacity * network.unit_gbps, rel_tol=_RATES):
+            yield (f"topology: link {u} → {v} has {network.gbps[u, v]} GB/s stated, but its capacity is "
+                   f"{capacity} × the unit {network.unit_gbps}")
+
+
+def _contained(plan: Network, given: Network) -> Iterator[str]:
+    """Whether the plan's own topology exists within the one given beside it."""
+    for vertex, kind in plan.kinds.items():
+        if given.kinds.get(vertex) != kind:
+            yield (f"topology: vertex {vertex} is a {kind[:20]} in the plan, "
+                   f"{given.kinds.get(vertex, 'absent')[:20]} in the topology given beside it")
+    for arc, gbps in plan.gbps.items():
+        there = given.gbps.get(arc, 0.0)
+        if gbps > there * (1 + _RATES):
+            yield (f"topology: link {arc[0]} → {arc[1]} has {gbps} GB/s in the plan, {there} GB/s in the "
+                   "topology given beside it")
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """What walking a share's trees from its root shows: who sends up, who receives, how far it is."""
+
+    senders: dict[int, int]
+    receivers: dict[int, int]
+    depth: int
+
+
+def walk_share(share: PlanShare, ranks: tuple[int, ...], network: Network, violations: list[str]) -> Walk:
+    """Walk both trees of ``share``; what is wrong with them goes to ``violations``.
+
+    ``senders`` and ``receivers`` map each vertex that the root is joined to, to its parent.
+    """
+    if share.weight <= 0:
+        violations.append(f"{share.where}.weight: expected a positive fraction, got {share.weight}")
+    if share.root not in ranks:
+        violations.append(f"{share.where}.root: {share.root} is none of the ranks {list(ranks)[:16]}")
+        return Walk({}, {}, 0)
+    job = frozenset(ranks)
+    depths, trees = [0], []
+    for key, edges, up in (("reduce", share.reduce, True), ("broadcast", share.broadcast, False)):
+        where = f"{share.where}.{key}"
+        hops = []
+        for i, path in enumerate(edges or ()):
+            wrong = _wrong_path(path, job, network)
+            if wrong:
+                violations.append(f"{where}[{i}]: {wrong}")
+            else:
+                hops.append(path)
+        parent, depth = _walk_tree(hops, share.root, up, where, violations)
+        trees.append(parent)
+        depths.append(depth)
+    return Walk(trees[0], trees[1], max(depths))
+
+
+def _wrong_path(path: Path, job: frozenset[int], network: Network) -> str:
+    """What is wrong with one hop; "" where nothing is."""
+    for arc in pairwise(path):
+        if arc not in network.capacity:
+            return f"there is no link {arc[0]} → {arc[1]}"
+    if path[0] not in job or path[-1] not in job:
+        end = path[-1] if path[0] in job else path[0]
+        return f"hop {list(path)} ends at {end}, which is no rank of the job"
+    if len(path) > 2:
+        inside = next((v for v in path[1:-1] if v in job), None)
+        if inside is not None:
+            return f"hop {list(path)} runs through rank {inside}; a rank must be an end of the hop"
+        if len(dict.fromkeys(path)) != len(path):
+            return f"hop {list(path)} visits a vertex twice"
+    return ""
+
+
+def _walk_tree(edges: list[Path], root: int, up: bool, where: str, violations: list[str]
+               ) -> tuple[dict[int, int], int]:
+    """Parent of each vertex that hangs on ``root``, and the most hops down to one."""
+    children: dict[int, list[int]] = {}
+    parent: dict[int, int] = {}
+    for path in edges:
+        near, far = (path[-1], path[0]) if up else (path[0], path[-1])
+        if far == root:
+            verb = "sends up" if up else "receives from above"
+            violations.append(f"{where}: the root {root} {verb}; edges must point {_direction(up)}")
+        elif far in parent:
+            verb = "sends twice, so its contribution counts twice, to" if up else "receives twice, from"
+            violations.append(f"{where}: vertex {far} {verb} {parent[far]} and {near}")
+        else:
+            parent[far] = near
+            children.setdefault(near, []).append(far)
+    hanging: dict[int, int] = {}
+    level, depth = [root], 0
+    while level := [child for vertex in level for child in children.get(vertex, ())]:
+        depth += 1
+        hanging.update((child, parent[child]) for child in level)
+    loose = [vertex for vertex in parent if vertex not in hanging]
+    if loose:
+        violations.append(f"{where}: not one tree: {loose[:8]} do not hang on the root {root} "
+                          f"by edges that point {_direction(up)}")
+    return hanging, depth
+
+
+def _direction(up: bool) -> str:
+    return "toward the root" if up else "away from the root"
+
+
+def _coverage(shares: tuple[PlanShare, ...], walks: list[Walk], items: dict[Block, Item]) -> Iterator[str]:
+    """Each slice combined from each source and delivered to each keeper once; slices fill each block."""
+    slices: dict[tuple[Block, int], list[int]] = {}
+    for i, share in enumerate(shares):
+        if share.block not in items:
+            yield f"{share.where}.block: {share.block} is no block of this collective on these ranks"
+            continue
+        slices.setdefault((share.block, share.slice), []).append(i)
+        yield from _sources(share, walks[i], items[share.block])
+    filled = dict.fromkeys(items, Fraction(0))
+    for (block, name), members in slices.items():
+        first = shares[members[0]]
+        filled[block] += first.weight
+        for i in members[1:]:
+            if shares[i].weight != first.weight:
+                yield (f"{shares[i].where}.weight: {shares[i].weight} for slice {name}, which has weight "
+                       f"{first.weight} in {first.where}")
+        yield from _keepers([(shares[i], walks[i]) for i in members], name, items[block])
+    for block, weight in filled.items():
+        if weight != items[block].weight:
+            yield (f"shares: the slices of block {_name(block)} weigh {weight} together, "
+                   f"expected {items[block].weight}")
+
+
+def _name(block: Block) -> str:
+    return "null (the whole buffer)" if block is None else str(block)
+
+
+def _sources(share: PlanShare, walk: Walk, item: Item) -> Iterator[str]:
+    absent = [s for s in item.sources if s != share.root and s not in walk.senders]
+    if absent:
+        yield f"{share.where}: the contributions of {absent[:8]} never reach the root {share.root}"
+    relays = dict.fromkeys(walk.senders.values())
+    for vertex in walk.senders:
+        if vertex not in relays and vertex not in item.sources:
+            yield f"{share.where}.reduce: vertex {vertex} sends up, but has nothing to contribute"
+
+
+def _keepers(members: list[tuple[PlanShare, Walk]], name: int, item: Item) -> Iterator[str]:
+    kept: dict[int, str] = {}
+    for share, walk in members:
+        for vertex in (share.root, *walk.receivers):
+            if vertex not in item.keepers:
+                continue  # A relay passes on what it does not keep.
+            if vertex in kept:
+                yield f"{share.where}: vertex {vertex} gets slice {name} twice, from {kept[vertex]} too"
+            kept[vertex] = share.where
+    missing = [vertex for vertex in item.keepers if vertex not in kept]
+    if missing:
+        yield f"{members[0][0].where}: slice {name} never reaches {missing[:8]}"
+
+
+def _loads(plan: Plan, network: Network, violations: list[str]) -> Fraction | None:
+    """The rate at which the fullest link is full; differences from the stated loads go to ``violations``."""
+    # Whole numbers in the loop over all edges: weights over one common denominator.
+    scale = lcm(*(share.weight.denominator for share in plan.shares))
+    use: dict[Arc, int] = {}
+    for share in plan.shares:
+        weight = share.weight.numerator * (scale // share.weight.denominator)
+        for path in (*(share.reduce or ()), *(share.broadcast or ())):
+            for arc in pairwise(path):
+                use[arc] = use.get(arc, 0) + weight
+    rates = [Fraction(network.capacity[arc] * scale, load) for arc, load in use.items()
+             if load > 0 and arc in network.capacity]
+    rate = min(rates, default=None)
+    if rate is None:
+        violations.append("shares: no share crosses any link, so there is no rate")
+        return None
+    loads = {arc: Fraction(load, scale) * rate for arc, load in use.items()}
+    violations += _wrong_loads(plan, network, loads)
+    return rate
+
+
+def _wrong_loads(plan: Plan, network: Network, load: dict[Arc, Fraction]) -> Iterator[str]:
+    stated: dict[Arc, int] = {}
+    for i, (u, v, amount, capacity) in enumerate(plan.link_load):
+        where = f"link_load[{i}]: link {u} → {v}"
+        if (u, v) in stated:
+            yield f"{where} is listed twice"
+        elif (u, v) not in network.capacity:
+            yield f"{where} does not exist"
+        else:
+            if capacity != network.capacity[u, v]:
+                yield f"{where} has capacity {capacity} stated, the topology says {network.capacity[u, v]}"
+            if amount != load.get((u, v), 0):
+                yield f"{where} has load {amount} stated, recomputed {load.get((u, v), 0)}"
+        stated[u, v] = i
+    for u, v in load:
+        if (u, v) not in stated:
+            yield f"link_load: link {u} → {v} carries {load[u, v]} but is not listed"
+
+
+def _claims(plan: Plan, network: Network, rate: Fraction | None, bound: Fraction | None, depth: int
+            ) -> Iterator[str]:
+    """The plan's numbers about itself against the recomputed ones."""
+    if rate is not None:
+        if plan.rate != rate:
+            excess = "; at the stated rate a link is over its capacity" if plan.rate > rate else ""
+            yield f"rate: {plan.rate} is stated, recomputed {rate}{excess}"
+        algbw = float(rate) * network.unit_gbps
+        if not isclose(plan.algbw_gbps, algbw, rel_tol=_RELATIVE):
+            yield f"algbw_gbps: {plan.algbw_gbps} is stated, rate × unit is {algbw}"
+    if bound is not None:
+        if plan.bound != bound:
+            yield f"bound: {plan.bound} is stated, the certificate proves {bound}"
+        if rate is not None and rate > bound:
+            yield f"rate: {rate} is above the bound {bound} that the certificate proves; one of them is wrong"
+    if plan.optimal != (rate == bound):
+        yield f"optimal: {str(plan.optimal).lower()} is stated, but rate is {rate} and bound is {bound}"
+    if plan.depth is not None and plan.depth != depth:
+        yield f"depth: {plan.depth} is stated, the deepest tree has {depth} hops"
+    moving = sum(1 for share in plan.shares if share.reduce or share.broadcast)
+    if plan.trees is not None and plan.trees != moving:
+        yield f"trees: {plan.trees} is stated, {moving} shares have edges"

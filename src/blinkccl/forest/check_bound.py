@@ -1,0 +1,286 @@
+"""Does the certificate prove its bound? Recomputed from the certificate, the topology and the collective.
+
+Three arguments, each checkable by hand:
+
+* **cut, ratio**: what lies in ``side`` and is wanted outside must leave through the links that leave
+  ``side``. Holds for any schedule, also one whose relays copy or combine.
+* **partition** (allreduce): between k blocks every element crosses at least 2(k−1) times, k−1 before one
+  block knows the sum and k−1 after. Both directions together carry that over the capacity between blocks.
+* **dual**: put a price on every link. At rate x, every second all links together sell at most ``value`` and
+  x × S must be bought for at least ``cost`` per S: x ≤ value / cost. ``cost`` prices unicast
+  store-and-forward trees over the ranks. Where the topology has GPUs outside the job, the claim is for relays
+  that pass on unicast data; relays that copy or combine may do better (Steiner packing), and only a cut
+  or partition binds those.
+
+Sources: Edmonds 1973; Tutte 1961, Nash-Williams 1961; arXiv 2402.06787; LP duality. Minimum arborescences
+of all roots at once are the dual of Fulkerson 1974, found by Chu-Liu's and Edmonds' contractions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fractions import Fraction
+from functools import cached_property
+from heapq import heappop, heappush
+from math import lcm
+
+from blinkccl.forest.check_meaning import Block, Item
+from blinkccl.forest.check_reading import Arc, Claim, Network
+
+Ranks = tuple[int, ...]
+#: Cost from every tail to every head; None where nothing leads.
+Costs = list[list[int | None]]
+
+
+def refute(claim: Claim, collective: str, items: Mapping[Block, Item], ranks: Ranks, network: Network
+           ) -> tuple[Fraction | None, list[str]]:
+    """The bound that the certificate proves (None where it proves none), and every false statement in it.
+
+    Cost: O(links) for cuts and partitions; N Dijkstra runs and O(N³) for the contractions of a dual.
+    """
+    for vertex in (v for group in claim.vertices for v in group):
+        if vertex not in network.kinds:
+            return None, [f"certificate: {vertex} is no vertex of the topology"]
+    if claim.kind == "partition":
+        return _partition(claim, collective, ranks, network)
+    if claim.kind == "dual":
+        return _dual(claim, items, ranks, network)
+    return _cut(claim, items, network)
+
+
+def _cut(claim: Claim, items: Mapping[Block, Item], network: Network) -> tuple[Fraction | None, list[str]]:
+    side = frozenset(claim.vertices[0])
+    if len(side) != len(claim.vertices[0]):
+        return None, ["certificate.side: names a vertex twice"]
+    capacity = sum(c for (u, v), c in network.capacity.items() if u in side and v not in side)
+    demand = sum((item.weight for item in items.values()
+                  if any(s in side for s in item.sources) and any(k not in side for k in item.keepers)),
+                 Fraction(0))
+    wrong = _differing(claim, {"capacity": Fraction(capacity), "demand": demand})
+    if demand == 0:
+        return None, [*wrong, "certificate.side: nothing needs to leave it, so the cut bounds no rate"]
+    if (claim.kind == "cut") != (demand == 1):
+        wrong.append(f"certificate.kind: a demand of {demand} makes it a "
+                     f"{'cut' if demand == 1 else 'ratio'}, not a {claim.kind}")
+    return capacity / demand, wrong
+
+
+def _partition(claim: Claim, collective: str, ranks: Ranks, network: Network
+               ) -> tuple[Fraction | None, list[str]]:
+    if collective != "allreduce":
+        return None, [f"certificate.kind: a partition bounds allreduce only, this is {collective}"]
+    blocks = claim.vertices
+    if len(blocks) < 2:
+        return None, [f"certificate.blocks: expected at least two blocks, got {len(blocks)}"]
+    home: dict[int, int] = {}
+    for i, block in enumerate(blocks):
+        for vertex in block:
+            if vertex in home:
+                return None, [f"certificate.blocks[{i}]: vertex {vertex} lies in block {home[vertex]} too"]
+            home[vertex] = i
+        if not any(rank in block for rank in ranks):
+            return None, [f"certificate.blocks[{i}]: holds no rank of the job, so nothing has to reach it"]
+    missing = [vertex for vertex in network.kinds if vertex not in home]
+    if missing:
+        return None, [f"certificate.blocks: vertices {missing[:8]} lie in no block; each must lie in one"]
+    capacity = Fraction(sum(c for (u, v), c in network.capacity.items() if home[u] != home[v]), 2)
+    return capacity / (len(blocks) - 1), _differing(claim, {"capacity": capacity})
+
+
+def _dual(claim: Claim, items: Mapping[Block, Item], ranks: Ranks, network: Network
+          ) -> tuple[Fraction | None, list[str]]:
+    stated: dict[Arc, Fraction] = {}
+    for i, (u, v, price) in enumerate(claim.prices):
+        where = f"certificate.prices[{i}]: {u} → {v}"
+        if (u, v) not in network.capacity:
+            return None, [f"{where} is no link of the topology"]
+        if (u, v) in stated:
+            return None, [f"{where} is priced twice"]
+        if price < 0:
+            return None, [f"{where} has a negative price {price}; prices must be ≥ 0"]
+        stated[u, v] = price
+    value = sum((network.capacity[arc] * price for arc, price in stated.items()), Fraction(0))
+    # Whole numbers from here on: one common denominator, taken back at the end.
+    scale = lcm(*(price.denominator for price in stated.values())) if stated else 1
+    scaled = cheapest_service(items, ranks, network, {a: int(p * scale) for a, p in stated.items()})
+    if scaled is None:
+        return None, ["certificate: some item cannot be served on these links at all, so no price bounds it"]
+    cost = scaled / scale
+    wrong = _differing(claim, {"value": value, "cost": cost})
+    if cost == 0:
+        return None, [*wrong, "certificate.prices: one S costs nothing, so the prices bound no rate"]
+    return value / cost, wrong
+
+
+def _differing(claim: Claim, truth: dict[str, Fraction]) -> list[str]:
+    return [f"certificate.{key}: {claim.parts[key]} is stated, recomputed {number}"
+            for key, number in truth.items() if claim.parts[key] != number]
+
+
+def cheapest_service(items: Mapping[Block, Item], ranks: Ranks, network: Network, prices: Mapping[Arc, int]
+                     ) -> Fraction | None:
+    """What serving one S costs at least under ``prices`` (absent links are free); None where nothing serves.
+
+    Every item has one rank or all ranks as sources, and one or all as keepers: a shortest path, an out- or
+    an in-arborescence, or both at the root where they are cheapest together.
+    """
+    services = _Services(hop_costs(ranks, network, prices))
+    position = {rank: i for i, rank in enumerate(ranks)}
+    total = Fraction(0)
+    for item in items.values():
+        source, keeper = position[item.sources[0]], position[item.keepers[0]]
+        if len(item.sources) == 1:
+            cost = services.direct[source][keeper] if len(item.keepers) == 1 else services.out[source]
+        else:
+            cost = services.into[keeper] if len(item.keepers) == 1 else services.joint
+        if cost is None:
+            return None
+        total += item.weight * cost
+    return total
+
+
+class _Services:
+    """Cheapest ways over given hops, by position, each computed when first asked for."""
+
+    def __init__(self, hops: Costs) -> None:
+        self.hops = hops
+
+    @cached_property
+    def direct(self) -> Costs:
+        return _closure(self.hops)
+
+    @cached_property
+    def out(self) -> list[int | None]:
+        return arborescence_costs(self.hops)
+
+    @cached_property
+    def into(self) -> list[int | None]:
+        return arborescence_costs([list(row) for row in zip(*self.hops, strict=True)])
+
+    @cached_property
+    def joint(self) -> int | None:
+        both = [a + b for a, b in zip(self.out, self.into, strict=True) if a is not None and b is not None]
+        return min(both, default=None)
+
+
+def hop_costs(ranks: Ranks, network: Network, prices: Mapping[Arc, int]) -> Costs:
+    """Cheapest hop from rank to rank, by position, through vertices that are no ranks; None where none is."""
+    leaving: dict[int, list[tuple[int, int]]] = {vertex: [] for vertex in network.kinds}
+    for u, v in network.capacity:
+        leaving[u].append((v, prices.get((u, v), 0)))
+    position = {rank: i for i, rank in enumerate(ranks)}
+    return [_hops_from(rank, leaving, position) for rank in ranks]
+
+
+def _hops_from(start: int, leaving: dict[int, list[tuple[int, int]]], position: dict[int, int]
+               ) -> list[int | None]:
+    best: dict[int, int] = {start: 0}
+    settled: dict[int, int] = {}
+    heap = [(0, start)]
+    while heap:
+        cost, u = heappop(heap)
+        if u in settled:
+            continue
+        settled[u] = cost
+        if u in position and u != start:
+            continue  # A hop ends at the first rank: from there on it would be the next hop.
+        for v, price in leaving[u]:
+            if v not in best or cost + price < best[v]:
+                best[v] = cost + price
+                heappush(heap, (cost + price, v))
+    return [settled.get(rank) for rank in position]
+
+
+def _closure(costs: Costs) -> Costs:
+    """Cheapest way from rank to rank over any number of hops (Floyd 1962, Warshall 1962)."""
+    size = len(costs)
+    best = [list(row) for row in costs]
+    for k in range(size):
+        via = best[k]
+        for row in best:
+            first = row[k]
+            if first is None:
+                continue
+            for j, (last, known) in enumerate(zip(via, row, strict=True)):
+                if last is not None and (known is None or first + last < known):
+                    row[j] = first + last
+    return best
+
+
+def arborescence_costs(costs: Costs) -> list[int | None]:
+    """Cost of the cheapest spanning out-arborescence from every root, None where a root reaches not all.
+
+    ``costs[u][v]`` ≥ 0 is the cost of the arc u → v. One series of contractions serves all roots: each set S
+    of vertices that appears pays y(S), the cheapest (reduced) arc into it, and the cheapest tree from root r
+    costs the sum of y(S) over all S without r. Chu-Liu 1965, Edmonds 1967; the sum is Fulkerson's dual, 1974.
+    Cost: O(N²) a round, at most N rounds, in practice about log N.
+    """
+    size = len(costs)
+    # Missing arcs cost more than any tree of real arcs: a total that high means that there is no tree.
+    absent = 1 + sum(c for row in costs for c in row if c is not None)
+    reduced = {u: {v: absent if c is None else c for v, c in enumerate(row) if v != u}
+               for u, row in enumerate(costs)}
+    parent: list[int | None] = [None] * size
+    paid = [0] * size
+    while len(reduced) > 1:
+        entering = _pay_cheapest(reduced, paid)
+        for cycle in _cycles(entering):
+            _contract(reduced, cycle, len(parent))
+            for member in cycle:
+                parent[member] = len(parent)
+            parent.append(None)
+            paid.append(0)
+    total = sum(paid)
+    tree_costs = [total - _ancestry(root, parent, paid) for root in range(size)]
+    return [cost if cost < absent else None for cost in tree_costs]
+
+
+def _pay_cheapest(reduced: dict[int, dict[int, int]], paid: list[int]) -> dict[int, int]:
+    """Lower all arcs into each set by the cheapest, which the set pays; return the tail of that arc."""
+    entering = {}
+    for v in reduced:
+        price, tail = min((row[v], u) for u, row in reduced.items() if u != v)
+        entering[v] = tail
+        if price:
+            paid[v] += price
+            for u, row in reduced.items():
+                if u != v:
+                    row[v] -= price
+    return entering
+
+
+def _cycles(entering: dict[int, int]) -> list[list[int]]:
+    """The cycles of the graph in which every vertex has one arc in."""
+    seen: dict[int, int] = {}
+    cycles = []
+    for start in entering:
+        vertex = start
+        while vertex not in seen:
+            seen[vertex] = start
+            vertex = entering[vertex]
+        if seen[vertex] == start:
+            cycle = [vertex]
+            while entering[cycle[-1]] != vertex:
+                cycle.append(entering[cycle[-1]])
+            cycles.append(cycle)
+    return cycles
+
+
+def _contract(reduced: dict[int, dict[int, int]], cycle: list[int], name: int) -> None:
+    """Make one vertex ``name`` of the vertices of ``cycle``."""
+    rows = [reduced.pop(member) for member in cycle]
+    leaving = {v: min(row[v] for row in rows) for v in reduced}
+    for row in reduced.values():
+        row[name] = min(row.pop(member) for member in cycle)
+    reduced[name] = leaving
+
+
+def _ancestry(vertex: int, parent: list[int | None], paid: list[int]) -> int:
+    """What ``vertex`` and all sets around it have paid."""
+    total, at = 0, vertex
+    while True:
+        total += paid[at]
+        above = parent[at]
+        if above is None:
+            return total
+        at = above

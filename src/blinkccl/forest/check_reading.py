@@ -1,0 +1,332 @@
+"""Plan JSON as plain values for the independent checker: shapes only, no opinion about what is right.
+
+The checker trusts nothing that made the plan, so it reads the JSON by itself: this page knows the schema
+of ``blink plan --json`` and ``blink topo --json``, and imports only the standard library and our errors.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from math import lcm
+from typing import Any
+
+from blinkccl.errors import ScheduleError
+
+#: A block as the plan names it: None, a rank's vertex id, or (source, destination).
+Block = int | tuple[int, int] | None
+Path = tuple[int, ...]
+Arc = tuple[int, int]
+
+#: More digits than any honest plan has; sums of such fractions would make the checker crawl.
+MAX_DIGITS = 200
+_FRACTION = re.compile(rf"-?[0-9]{{1,{MAX_DIGITS}}}(?:/[0-9]{{1,{MAX_DIGITS}}})?", re.ASCII)
+#: Bound on the common denominator of all weights (or prices), so that loads stay within MAX_DIGITS.
+_MAX_COMMON = 10 ** (MAX_DIGITS - 20)
+_MAX_ID = 2**31
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """The topology: kind of each vertex, integer capacity and stated GB/s of each directed link."""
+
+    unit_gbps: float
+    kinds: dict[int, str]
+    capacity: dict[Arc, int]
+    gbps: dict[Arc, float]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanShare:
+    """One entry of ``shares``; ``where`` is its JSON path."""
+
+    where: str
+    weight: Fraction
+    slice: int
+    block: Block
+    root: int
+    reduce: list[Path] | None
+    broadcast: list[Path] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The certificate: ``vertices`` is the side or the blocks, ``parts`` the fractions it states."""
+
+    kind: str
+    vertices: tuple[tuple[int, ...], ...]
+    prices: tuple[tuple[int, int, Fraction], ...]
+    parts: dict[str, Fraction]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A plan as it stands in the JSON; None where an optional statement is absent."""
+
+    collective: str
+    ends: dict[str, int | None]
+    ranks: tuple[int, ...]
+    unit_gbps: float
+    rate: Fraction
+    bound: Fraction
+    optimal: bool
+    certificate: Claim
+    algbw_gbps: float
+    depth: int | None
+    trees: int | None
+    shares: tuple[PlanShare, ...]
+    link_load: tuple[tuple[int, int, Fraction, Fraction], ...]
+    network: Network | None
+
+
+def read_plan(data: object) -> Plan:
+    """The plan in ``data``, a JSON object.
+
+    Raises
+    ------
+    ScheduleError
+        If a field is missing or has the wrong shape; the message starts with its JSON path.
+    """
+    plan = _object(data, "plan")
+    _version(plan, "plan")
+    shares = tuple(_share(entry, f"shares[{i}]") for i, entry in enumerate(_list(plan, "shares", "")))
+    _workable((share.weight for share in shares), "shares", "weights")
+    topology = plan.get("topology")
+    return Plan(
+        collective=_text(plan, "collective", ""),
+        ends={key: _optional_int(plan, key) for key in ("root", "src", "dst")},
+        ranks=_ids(_list(plan, "ranks", ""), "ranks"),
+        unit_gbps=_number(plan, "unit_gbps", ""),
+        rate=_fraction(plan, "rate", ""),
+        bound=_fraction(plan, "bound", ""),
+        optimal=_truth(plan, "optimal"),
+        certificate=_certificate(_object(_field(plan, "certificate", ""), "certificate")),
+        algbw_gbps=_number(plan, "algbw_gbps", ""),
+        depth=_optional_int(plan, "depth"),
+        trees=_optional_int(plan, "trees"),
+        shares=shares,
+        link_load=tuple(_load(entry, i) for i, entry in enumerate(_list(plan, "link_load", ""))),
+        network=None if topology is None else read_network(topology),
+    )
+
+
+def read_network(data: object) -> Network:
+    """The topology in ``data``, a JSON object as ``blink topo --json`` prints it.
+
+    Raises
+    ------
+    ScheduleError
+        If a field is missing or has the wrong shape, an id or a link is given twice, a link ends at no
+        vertex, or a capacity is not a positive integer.
+    """
+    topology = _object(data, "topology")
+    _version(topology, "topology")
+    kinds: dict[int, str] = {}
+    for i, entry in enumerate(_list(topology, "vertices", "topology")):
+        where = f"topology.vertices[{i}]"
+        vertex = _int(_object(entry, where), "id", where)
+        if vertex in kinds:
+            raise ScheduleError(f"{where}: id {vertex} is given twice; vertex ids must be unique")
+        kinds[vertex] = _text(entry, "kind", where)
+    unit = _number(topology, "unit_gbps", "topology")
+    if unit <= 0:
+        raise ScheduleError(f"topology.unit_gbps: expected a positive number of GB/s, got {unit}")
+    network = Network(unit, kinds, {}, {})
+    for i, entry in enumerate(_list(topology, "links", "topology")):
+        _link(network, _object(entry, f"topology.links[{i}]"), f"topology.links[{i}]")
+    return network
+
+
+def _link(network: Network, entry: dict[str, Any], where: str) -> None:
+    arc = (_int(entry, "src", where), _int(entry, "dst", where))
+    capacity = _int(entry, "capacity", where, 2**62)
+    if arc in network.capacity:
+        raise ScheduleError(f"{where}: link {arc[0]} → {arc[1]} is given twice; sum them into one")
+    for end in arc:
+        if end not in network.kinds:
+            raise ScheduleError(f"{where}: ends at {end}, which is no vertex of the topology")
+    if arc[0] == arc[1]:
+        raise ScheduleError(f"{where}: joins vertex {arc[0]} to itself")
+    if capacity <= 0:
+        raise ScheduleError(f"{where}.capacity: expected a positive integer, got {capacity}")
+    network.capacity[arc] = capacity
+    # A rate left out follows from the capacity, as in ``blink topo``'s own reader.
+    stated = entry.get("gbps") is not None
+    network.gbps[arc] = _number(entry, "gbps", where) if stated else capacity * network.unit_gbps
+
+
+def _share(data: object, where: str) -> PlanShare:
+    entry = _object(data, where)
+    block = _field(entry, "block", where)
+    if isinstance(block, list):
+        ids = _ids(block, f"{where}.block")
+        if len(ids) != 2:
+            raise ScheduleError(f"{where}.block: expected [src, dst], got {len(ids)} entries")
+        block = (ids[0], ids[1])
+    elif block is not None:
+        block = _int(entry, "block", where)
+    return PlanShare(where, _fraction(entry, "weight", where), _int(entry, "slice", where), block,
+                     _int(entry, "root", where), _edges(entry, "reduce", where),
+                     _edges(entry, "broadcast", where))
+
+
+def _edges(entry: dict[str, Any], key: str, where: str) -> list[Path] | None:
+    value = _field(entry, key, where)
+    if value is None:
+        return None
+    if not isinstance(value, list):
+        raise _expected(f"{where}.{key}", "null or an array of paths", value)
+    return [_path(path, where, key, i) for i, path in enumerate(value)]
+
+
+def _path(value: object, where: str, key: str, index: int) -> Path:
+    # The inner loop of reading a big plan: the path of an error is put together only when there is one.
+    if type(value) is list and len(value) > 1 and all(type(v) is int and 0 <= v < _MAX_ID for v in value):
+        return tuple(value)
+    raise _expected(f"{where}.{key}[{index}]", "an array of at least two vertex ids", value)
+
+
+def _certificate(entry: dict[str, Any]) -> Claim:
+    kind, where = _text(entry, "kind", "certificate"), "certificate"
+    if kind in ("cut", "ratio"):
+        side = _ids(_list(entry, "side", where), "certificate.side")
+        return Claim(kind, (side,), (), {key: _fraction(entry, key, where) for key in ("capacity", "demand")})
+    if kind == "partition":
+        blocks = _list(entry, "blocks", where)
+        ids = tuple(_ids(block, f"certificate.blocks[{i}]") for i, block in enumerate(blocks))
+        return Claim(kind, ids, (), {"capacity": _fraction(entry, "capacity", where)})
+    if kind == "dual":
+        prices = tuple(_price(price, i) for i, price in enumerate(_list(entry, "prices", where)))
+        _workable((price for _, _, price in prices), "certificate.prices", "prices")
+        return Claim(kind, (), prices, {key: _fraction(entry, key, where) for key in ("value", "cost")})
+    raise _expected("certificate.kind", "'cut', 'ratio', 'partition' or 'dual'", kind)
+
+
+def _price(data: object, index: int) -> tuple[int, int, Fraction]:
+    where = f"certificate.prices[{index}]"
+    if not isinstance(data, list) or len(data) != 3:
+        raise _expected(where, "[src, dst, price]", data)
+    u, v = _ids(data[:2], where)
+    return u, v, parse_fraction(data[2], f"{where}[2]")
+
+
+def _load(data: object, index: int) -> tuple[int, int, Fraction, Fraction]:
+    where = f"link_load[{index}]"
+    entry = _object(data, where)
+    return (_int(entry, "src", where), _int(entry, "dst", where), _fraction(entry, "load", where),
+            _fraction(entry, "capacity", where))
+
+
+def _workable(numbers: Iterable[Fraction], where: str, what: str) -> None:
+    common = 1
+    for number in numbers:
+        common = lcm(common, number.denominator)
+        if common > _MAX_COMMON:
+            raise ScheduleError(f"{where}: the {what} have a common denominator of more than "
+                                f"{MAX_DIGITS - 20} digits; round them to multiples of one small fraction")
+
+
+def _version(entry: dict[str, Any], where: str) -> None:
+    version = _field(entry, "schema_version", where)
+    if type(version) is not int or version != 1:
+        raise _expected(f"{where}.schema_version", "1", version)
+
+
+def _expected(where: str, wanted: str, got: object) -> ScheduleError:
+    return ScheduleError(f"{where}: expected {wanted}, got {_show(got)}")
+
+
+def _show(value: object) -> str:
+    if isinstance(value, list | dict):
+        return f"an {'array' if isinstance(value, list) else 'object'} of {len(value)} entries"
+    if isinstance(value, int) and value.bit_length() > 64:
+        return f"an integer of {value.bit_length()} bits"
+    shown = repr(value)
+    return shown if len(shown) <= 60 else shown[:57] + "…"
+
+
+def _join(where: str, key: str) -> str:
+    return f"{where}.{key}" if where else key
+
+
+def _field(entry: dict[str, Any], key: str, where: str) -> Any:
+    if key not in entry:
+        raise ScheduleError(f"{_join(where, key)}: missing")
+    return entry[key]
+
+
+def _object(value: object, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise _expected(where, "an object", value)
+    return value
+
+
+def _list(entry: dict[str, Any], key: str, where: str) -> list[Any]:
+    value = _field(entry, key, where)
+    if not isinstance(value, list):
+        raise _expected(_join(where, key), "an array", value)
+    return value
+
+
+def _text(entry: dict[str, Any], key: str, where: str) -> str:
+    value = _field(entry, key, where)
+    if not isinstance(value, str):
+        raise _expected(_join(where, key), "a string", value)
+    return value
+
+
+def _truth(entry: dict[str, Any], key: str) -> bool:
+    value = _field(entry, key, "")
+    if not isinstance(value, bool):
+        raise _expected(key, "true or false", value)
+    return value
+
+
+def _int(entry: dict[str, Any], key: str, where: str, limit: int = _MAX_ID) -> int:
+    value = _field(entry, key, where)
+    if type(value) is not int or not 0 <= value < limit:
+        raise _expected(_join(where, key), f"an integer from 0 to {limit - 1}", value)
+    return value
+
+
+def _optional_int(entry: dict[str, Any], key: str) -> int | None:
+    return None if entry.get(key) is None else _int(entry, key, "")
+
+
+def _ids(values: object, where: str) -> tuple[int, ...]:
+    if not isinstance(values, list):
+        raise _expected(where, "an array of vertex ids", values)
+    for i, value in enumerate(values):
+        if type(value) is not int or not 0 <= value < _MAX_ID:
+            raise _expected(f"{where}[{i}]", "a vertex id", value)
+    return tuple(values)
+
+
+def _number(entry: dict[str, Any], key: str, where: str) -> float:
+    value = _field(entry, key, where)
+    # An integer too big for a float is refused before the conversion overflows.
+    if type(value) not in (int, float) or not abs(value) < 1e300:
+        raise _expected(_join(where, key), "a finite number", value)
+    return float(value)
+
+
+def _fraction(entry: dict[str, Any], key: str, where: str) -> Fraction:
+    return parse_fraction(_field(entry, key, where), _join(where, key))
+
+
+def parse_fraction(value: object, where: str) -> Fraction:
+    """The fraction in a string such as ``"24/7"`` or ``"6"``."""
+    number = _parse(value) if isinstance(value, str) else None
+    if number is None:
+        raise _expected(where, f"a fraction like \"24/7\" of at most {MAX_DIGITS} digits a side", value)
+    return number
+
+
+@lru_cache(maxsize=4096)
+def _parse(text: str) -> Fraction | None:
+    if not _FRACTION.fullmatch(text) or re.search(r"/0+$", text):
+        return None
+    return Fraction(text)

@@ -1,0 +1,376 @@
+"""A forest as the JSON of ``blink plan --json``, and back (DESIGN §5).
+
+Writing is canonical: the same forest gives the same bytes in any process. Reading judges shapes only. A plan
+that is readable but wrong (a tree that is none, weights that do not add up, a stated rate that is false)
+becomes a :class:`Forest` without complaint: it is the law's and the checker's part to refuse it, and their
+messages say more. What a forest cannot even name (ranks that the topology lacks, a root outside the ranks)
+is refused here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from fractions import Fraction
+from hashlib import sha256
+from math import lcm
+from typing import Annotated, Any
+
+import msgspec
+
+from blinkccl.collectives.spec import Block, Collective
+from blinkccl.errors import PackingError, ScheduleError, TopologyError
+from blinkccl.forest.model import Certificate, Cut, Dual, Forest, Partition, Path, Share, Tree
+from blinkccl.topology import json_format
+from blinkccl.topology.model import Topology
+
+SCHEMA_VERSION = 1
+#: Limits that no honest plan comes near (1,024 GPUs: 2·10⁶ edges) and that keep nonsense from filling memory.
+MAX_BYTES = 256 * 2**20
+MAX_SHARES = 1_000_000
+MAX_DIGITS = 200
+_MAX_COMMON = 10 ** (MAX_DIGITS - 20)
+_WIDTH = 110
+
+_Id = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+_Ids = list[_Id]
+# At most MAX_DIGITS a side, and nothing divides by zero: Fraction() takes whatever these let through.
+_NATURAL = rf"0*[1-9][0-9]{{0,{MAX_DIGITS - 1}}}"
+_Number = Annotated[str, msgspec.Meta(pattern=rf"\A-?[0-9]{{1,{MAX_DIGITS}}}(/{_NATURAL})?\Z")]
+_Positive = Annotated[str, msgspec.Meta(pattern=rf"\A{_NATURAL}(/{_NATURAL})?\Z")]
+_Rate = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
+_Edges = list[Annotated[_Ids, msgspec.Meta(min_length=2)]]
+
+
+class _Share(msgspec.Struct, forbid_unknown_fields=True):
+    weight: _Number
+    slice: _Id
+    block: _Id | Annotated[_Ids, msgspec.Meta(min_length=2, max_length=2)] | None
+    root: _Id
+    reduce: _Edges | None
+    broadcast: _Edges | None
+
+
+class _Load(msgspec.Struct, forbid_unknown_fields=True):
+    src: _Id
+    dst: _Id
+    load: _Number
+    capacity: _Number
+
+
+class _Cut(msgspec.Struct, forbid_unknown_fields=True, tag_field="kind", tag="cut"):
+    side: _Ids
+    capacity: _Number
+    demand: _Positive
+
+
+class _Ratio(_Cut, forbid_unknown_fields=True, tag_field="kind", tag="ratio"):
+    pass
+
+
+class _Partition(msgspec.Struct, forbid_unknown_fields=True, tag_field="kind", tag="partition"):
+    blocks: Annotated[list[_Ids], msgspec.Meta(min_length=2)]
+    capacity: _Number
+
+
+class _Dual(msgspec.Struct, forbid_unknown_fields=True, tag_field="kind", tag="dual"):
+    prices: list[tuple[_Id, _Id, _Number]]
+    value: _Number
+    cost: _Positive
+
+
+class _Plan(msgspec.Struct):
+    # Unknown fields at the top are let through: the command line adds statements that no forest holds.
+    schema_version: int
+    collective: str
+    algorithm: str
+    ranks: Annotated[_Ids, msgspec.Meta(min_length=1)]
+    unit_gbps: _Rate
+    rate: _Number
+    bound: _Number
+    optimal: bool
+    certificate: _Cut | _Ratio | _Partition | _Dual
+    algbw_gbps: _Rate
+    shares: Annotated[list[_Share], msgspec.Meta(max_length=MAX_SHARES)]
+    link_load: list[_Load]
+    topology: json_format.TopologyRecord
+    root: _Id | None = None
+    src: _Id | None = None
+    dst: _Id | None = None
+    depth: _Id | None = None
+    trees: _Id | None = None
+    plan_seconds: float | None = None
+
+
+def to_document(forest: Forest, plan_seconds: float | None = None) -> dict[str, Any]:
+    """The JSON object of ``blink plan --json``, keys in their canonical order.
+
+    Parameters
+    ----------
+    plan_seconds
+        How long planning took, in seconds. Left out where None, as in every file: the same forest is to
+        give the same bytes.
+
+    Raises
+    ------
+    ScheduleError
+        If a number has more than :data:`MAX_DIGITS` digits, which no reader would take back.
+    """
+    collective, ranks = forest.collective, forest.ranks
+    ends = {key: getattr(collective, key) for key in ("root", "src", "dst")}
+    document: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "collective": collective.name,
+        **{key: None if rank is None else ranks[rank] for key, rank in ends.items()},
+        "algorithm": forest.algorithm,
+        "ranks": list(ranks),
+        "unit_gbps": forest.topology.unit_gbps,
+        "rate": _text(forest.rate),
+        "bound": _text(forest.bound),
+        "optimal": forest.optimal,
+        "certificate": _certificate(forest.certificate),
+        "algbw_gbps": forest.algbw_gbps,
+        "depth": forest.depth,
+        "trees": moving_shares(forest),
+        "shares": [_share(share) for share in forest.shares],
+        "link_load": _link_load(forest),
+        "topology": json_format.to_document(forest.topology),
+    }
+    if plan_seconds is not None:
+        document["plan_seconds"] = plan_seconds
+    return document
+
+
+def from_document(data: dict[str, Any] | bytes) -> Forest:
+    """The forest in a plan's JSON: the object, or its UTF-8 text.
+
+    Stated bound, optimality, loads, depth and counts are read for their shape and left to the checker
+    (:func:`blinkccl.forest.check.check_plan`), since a forest works them out itself.
+
+    Raises
+    ------
+    ScheduleError
+        If it is no JSON, a field is missing or has the wrong shape, a limit is passed, or ranks, root, src or
+        dst name what is not there. The message names the place, as in ``shares[3].broadcast[1]``.
+    """
+    plan = _convert(loads(data) if isinstance(data, bytes) else data)
+    if plan.schema_version != SCHEMA_VERSION:
+        raise ScheduleError(f"schema_version: expected {SCHEMA_VERSION}, got {plan.schema_version}; "
+                            "this plan was written by another version")
+    topology = _topology(plan.topology)
+    ranks = _ranks(plan.ranks, topology)
+    shares = tuple(_read_share(share) for share in plan.shares)
+    _workable((share.weight for share in shares), "shares", "weights")
+    return Forest(_collective(plan, ranks), ranks, plan.algorithm, topology, shares,
+                  Fraction(plan.rate), _read_certificate(plan.certificate))
+
+
+def moving_shares(forest: Forest) -> int:
+    """How many shares move data: the number of trees, an up-tree and its down-tree counted once."""
+    return sum(1 for share in forest.shares if any(tree.edges for tree in share.trees()))
+
+
+def dumps(document: dict[str, Any]) -> str:
+    """Canonical text of a document: keys as they stand, one line per entry of a list of objects.
+
+    Ends with a newline. Reading it back gives an equal document.
+    """
+    return _render(document, "") + "\n"
+
+
+def loads(raw: bytes) -> dict[str, Any]:
+    """The JSON object in ``raw``, for :func:`from_document` and for the checker, which are to see the same.
+
+    Raises
+    ------
+    ScheduleError
+        If it is no UTF-8, no JSON or no object, is nested too deeply, or longer than :data:`MAX_BYTES`.
+    """
+    if len(raw) > MAX_BYTES:
+        raise ScheduleError(f"plan: expected at most {MAX_BYTES} bytes, got {len(raw)}")
+    try:
+        data = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ScheduleError(f"plan: not JSON: {error}") from None
+    except RecursionError:
+        raise ScheduleError("plan: nested too deeply") from None
+    if not isinstance(data, dict):
+        raise ScheduleError(f"plan: expected an object, got {str(data)[:40]!r}")
+    return data
+
+
+def forest_hash(forest: Forest) -> str:
+    """SHA-256 (hex) of the forest's canonical text, without the names and notes of its topology."""
+    document = to_document(forest)
+    document["topology"] = _nameless(document["topology"])
+    return sha256(dumps(document).encode()).hexdigest()
+
+
+def topology_hash(topology: Topology) -> str:
+    """SHA-256 (hex) of the topology's canonical text, without names and notes.
+
+    Neither the order of vertices nor that of links matters.
+    """
+    return sha256(dumps(_nameless(json_format.to_document(topology))).encode()).hexdigest()
+
+
+def _nameless(topology: dict[str, Any]) -> dict[str, Any]:
+    """What decides about plans: people's names and notes dropped, entries sorted."""
+    kept = {key: value for key, value in topology.items() if key not in ("name", "notes")}
+    vertices = [{key: v for key, v in vertex.items() if key != "name"} for vertex in topology["vertices"]]
+    kept["vertices"] = sorted(vertices, key=lambda vertex: vertex["id"])
+    kept["links"] = sorted(topology["links"], key=lambda link: (link["src"], link["dst"]))
+    return kept
+
+
+def _text(number: Fraction) -> str:
+    if max(abs(number.numerator), number.denominator) >= 10**MAX_DIGITS:
+        raise ScheduleError(f"a number of this forest has more than {MAX_DIGITS} digits; round its weights "
+                            "to multiples of one small fraction")
+    return str(number)
+
+
+def _share(share: Share) -> dict[str, Any]:
+    return {
+        "weight": _text(share.weight),
+        "slice": share.slice,
+        "block": list(share.block) if isinstance(share.block, tuple) else share.block,
+        "root": share.root,
+        "reduce": None if share.reduce is None else [list(path) for path in share.reduce.edges],
+        "broadcast": None if share.broadcast is None else [list(path) for path in share.broadcast.edges],
+    }
+
+
+def _link_load(forest: Forest) -> list[dict[str, Any]]:
+    # A wrong plan that was read can be written again: a link that is not there has no capacity.
+    capacity = {arc: link.capacity for arc, link in forest.topology.link.items()}
+    return [{"src": arc[0], "dst": arc[1], "load": _text(load), "capacity": str(capacity.get(arc, 0))}
+            for arc, load in sorted(forest.link_load.items())]
+
+
+def _certificate(certificate: Certificate) -> dict[str, Any]:
+    match certificate:
+        case Cut():
+            return {"kind": certificate.kind, "side": list(certificate.side),
+                    "capacity": _text(certificate.capacity), "demand": _text(certificate.demand)}
+        case Partition():
+            return {"kind": certificate.kind, "blocks": [list(block) for block in certificate.blocks],
+                    "capacity": _text(certificate.capacity)}
+        case Dual():
+            return {"kind": certificate.kind, "prices": [[u, v, _text(p)] for u, v, p in certificate.prices],
+                    "value": _text(certificate.value), "cost": _text(certificate.cost)}
+
+
+def _convert(data: dict[str, Any]) -> _Plan:
+    try:
+        return msgspec.convert(data, type=_Plan)
+    except msgspec.ValidationError as error:
+        raise ScheduleError(_located(str(error), data)) from None
+
+
+def _located(message: str, data: dict[str, Any]) -> str:
+    """msgspec's "what - at `$.path`" as our "path: what, got value"."""
+    match = re.fullmatch(r"(.*) - at `\$\.?(.*)`", message, re.DOTALL)
+    what, where = (match.group(1), match.group(2)) if match else (message, "")
+    wanted = re.search(r"matching regex '(.*)'", what)
+    if wanted:
+        sign = "" if wanted[1].startswith(r"\\A-") else "positive "
+        what = f'Expected a {sign}fraction like "24/7" of at most {MAX_DIGITS} digits a side'
+    if match and what.startswith("Expected") and ", got" not in what:
+        what += _got(data, where)
+    return f"{where or 'plan'}: {what[:1].lower()}{what[1:]}"
+
+
+def _got(data: dict[str, Any], where: str) -> str:
+    """", got …" for the value at the place ``where``; "" where it cannot be shown."""
+    try:
+        value: Any = data
+        for key, index in re.findall(r"(\w+)|\[(\d+)\]", where):
+            value = value[key] if key and not index else value[int(index)]
+    except (LookupError, TypeError):
+        return ""  # A place that the message describes otherwise, such as a key that is no string.
+    if isinstance(value, list | dict):
+        return f", got {len(value)} entries"
+    shown = repr(value) if not isinstance(value, int) or value.bit_length() < 64 else "a bigger number"
+    return f", got {shown if len(shown) <= 60 else shown[:57] + '…'}"
+
+
+def _workable(numbers: Iterable[Fraction], where: str, what: str) -> None:
+    """Refuse numbers whose sums would have too many digits to write back."""
+    common = 1
+    for number in numbers:
+        common = lcm(common, number.denominator)
+        if common > _MAX_COMMON:
+            raise ScheduleError(f"{where}: the {what} have a common denominator of more than "
+                                f"{MAX_DIGITS - 20} digits; round them to multiples of one small fraction")
+
+
+def _ranks(ids: list[int], topology: Topology) -> tuple[int, ...]:
+    for i, rank in enumerate(ids):
+        if rank not in topology.vertex:
+            raise ScheduleError(f"ranks[{i}]: {rank} is no vertex of the topology")
+        if rank in ids[:i]:
+            raise ScheduleError(f"ranks[{i}]: {rank} is named twice")
+    return tuple(ids)
+
+
+def _collective(plan: _Plan, ranks: tuple[int, ...]) -> Collective:
+    positions = {}
+    for key in ("root", "src", "dst"):
+        vertex = getattr(plan, key)
+        if vertex is not None and vertex not in ranks:
+            raise ScheduleError(f"{key}: {vertex} is none of the ranks {list(ranks)[:16]}")
+        positions[key] = None if vertex is None else ranks.index(vertex)
+    try:
+        return Collective(plan.collective, len(ranks), **positions)
+    except PackingError as error:
+        # Collective counts ranks from 0, the plan names vertices.
+        counted = ", counted as ranks" if any(rank is not None for rank in positions.values()) else ""
+        raise ScheduleError(f"collective: {error}{counted}") from None
+
+
+def _topology(record: json_format.TopologyRecord) -> Topology:
+    try:
+        return json_format.from_record(record, "topology")
+    except TopologyError as error:
+        raise ScheduleError(str(error)) from None
+
+
+def _read_share(share: _Share) -> Share:
+    block: Block = (share.block[0], share.block[1]) if isinstance(share.block, list) else share.block
+    return Share(Fraction(share.weight), share.slice, block, share.root,
+                 _tree(share.root, share.reduce), _tree(share.root, share.broadcast))
+
+
+def _tree(root: int, edges: list[list[int]] | None) -> Tree | None:
+    if edges is None:
+        return None
+    paths: tuple[Path, ...] = tuple(tuple(edge) for edge in edges)
+    return Tree(root, paths)
+
+
+def _read_certificate(stated: _Cut | _Ratio | _Partition | _Dual) -> Certificate:
+    if isinstance(stated, _Partition):
+        return Partition(tuple(tuple(block) for block in stated.blocks), Fraction(stated.capacity))
+    if isinstance(stated, _Dual):
+        prices = tuple((u, v, Fraction(price)) for u, v, price in stated.prices)
+        _workable((price for _, _, price in prices), "certificate.prices", "prices")
+        return Dual(prices, Fraction(stated.value), Fraction(stated.cost))
+    return Cut(tuple(stated.side), Fraction(stated.capacity), Fraction(stated.demand))
+
+
+def _render(value: Any, indent: str) -> str:
+    """JSON text that starts behind ``indent`` spaces: on one line where short, else an entry per line.
+
+    An entry of a list always takes one line: a share of 128 GPUs is one line, not a thousand.
+    """
+    line = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    inner = indent + "  "
+    if isinstance(value, dict) and (not indent or len(indent) + len(line) > _WIDTH):
+        rows = [f"{inner}{json.dumps(key)}: {_render(entry, inner)}" for key, entry in value.items()]
+        return "{\n" + ",\n".join(rows) + f"\n{indent}}}"
+    if isinstance(value, list) and any(isinstance(entry, dict) for entry in value):
+        rows = [inner + json.dumps(entry, ensure_ascii=False, allow_nan=False) for entry in value]
+        return "[\n" + ",\n".join(rows) + f"\n{indent}]"
+    return line

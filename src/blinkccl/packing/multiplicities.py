@@ -1,0 +1,62 @@
+"""Whole multiplicities for columns of any kind: short weights instead of a basis' long fractions.
+
+The exact basis of a linear program has weights like 59339/10³³; chunks want multiples of 1/p. An integer program
+over the columns that generation met looks for them, at the optimum p/q first scaled by q, then by 2q, 3q, …
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+
+from blinkccl.packing.columns import Column
+from blinkccl.packing.network import Arc
+from blinkccl.packing.solver import Entries, Model, solve, whole
+
+#: Multiples of the optimum's own scale that are tried.
+MULTIPLES = (1, 2, 3, 4, 6)
+
+
+def whole_weights(columns: Sequence[Column], capacity: Mapping[Arc, int], demand: Sequence[Fraction], rate: Fraction,
+                  node_limit: int = 60) -> list[tuple[Column, Fraction]] | None:
+    """Weights that reach ``rate`` and are multiples of 1/(k·q), q its denominator, k as small as found.
+
+    Returns
+    -------
+    None where no multiple in :data:`MULTIPLES` works out; the weights are checked in integers before they
+    are returned.
+    """
+    for multiple in MULTIPLES:
+        scale = rate.denominator * multiple
+        wanted = [d * rate * scale for d in demand]
+        if any(units.denominator != 1 for units in wanted):
+            continue
+        units = _solve(columns, capacity, [int(x) for x in wanted], scale, node_limit)
+        if units is not None:
+            return [(c, Fraction(k, scale)) for c, k in zip(columns, units, strict=True) if k]
+    return None
+
+
+def _solve(columns: Sequence[Column], capacity: Mapping[Arc, int], wanted: Sequence[int], scale: int,
+           node_limit: int) -> list[int] | None:
+    arcs = sorted(capacity)
+    row = {arc: len(wanted) + i for i, arc in enumerate(arcs)}
+    entries: list[Entries] = [{c.group: 1, **{row[arc]: load for arc, load in c.loads}} for c in columns]
+    lower: list[int | None] = [*wanted, *(None for _ in arcs)]
+    upper: list[int | None] = [*wanted, *(capacity[arc] * scale for arc in arcs)]
+    values = solve(Model(entries, lower, upper, integer=True), node_limit)
+    units = None if values is None else whole(values)
+    if units is None or not _right(columns, units, capacity, wanted, scale):
+        return None
+    return units
+
+
+def _right(columns: Sequence[Column], units: Sequence[int], capacity: Mapping[Arc, int], wanted: Sequence[int],
+           scale: int) -> bool:
+    load = dict.fromkeys(capacity, 0)
+    total = [0] * len(wanted)
+    for column, k in zip(columns, units, strict=True):
+        total[column.group] += k
+        for arc, times in column.loads:
+            load[arc] += k * times
+    return total == list(wanted) and all(used <= capacity[arc] * scale for arc, used in load.items())

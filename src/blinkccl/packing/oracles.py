@@ -1,0 +1,184 @@
+"""Oracles: the cheapest tree, pair of trees or bundle of paths under given prices.
+
+Terminals may relay and copy; a hop between two terminals may cross any number of transit vertices but no
+terminal, so a tree costs what its unicast hops cost. With Fractions as prices the answer is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
+from typing import Any
+
+from blinkccl.errors import PackingError
+from blinkccl.packing.arborescence import minimum_arborescence, shallow_minimum_tree
+from blinkccl.packing.columns import Column, Oracle, Prices
+from blinkccl.packing.network import Arc, Network
+
+#: A hop: vertices (u, transit …, v).
+Hop = tuple[int, ...]
+#: Hops of an out-tree (or in-tree), in data-flow direction.
+Hops = tuple[Hop, ...]
+
+
+def cheapest_hops(network: Network, prices: Prices) -> tuple[list[list[Any]], Callable[[int, int], Hop]]:
+    """Cost of the cheapest hop between every two terminals, and a function that gives the hop itself.
+
+    Ties go to fewer links. Cost: one Dijkstra per terminal over the transit part.
+    """
+    size = network.terminals
+    cost: list[list[Any]] = [[None] * size for _ in range(size)]
+    before: list[dict[int, int]] = []
+    for source in range(size):
+        distance, parent = _hops_from(network, prices, source)
+        before.append(parent)
+        for v in range(size):
+            if v != source and v in distance:
+                cost[source][v] = distance[v][0]
+
+    def hop(u: int, v: int) -> Hop:
+        path = [v]
+        while path[-1] != u:
+            path.append(before[u][path[-1]])
+        return tuple(reversed(path))
+
+    return cost, hop
+
+
+def _hops_from(network: Network, prices: Prices, source: int) -> tuple[dict[int, tuple[Any, int]], dict[int, int]]:
+    distance: dict[int, tuple[Any, int]] = {source: (0, 0)}
+    parent: dict[int, int] = {}
+    heap: list[tuple[Any, int, int]] = [(0, 0, source)]
+    while heap:
+        d, links, u = heappop(heap)
+        if (d, links) > distance[u] or (u < network.terminals and u != source):
+            continue
+        for v in network.successors[u]:
+            candidate = (d + prices.get((u, v), 0), links + 1)
+            if v != source and (v not in distance or candidate < distance[v]):
+                distance[v], parent[v] = candidate, u
+                heappush(heap, (*candidate, v))
+    return distance, parent
+
+
+def loads_of(hops: Hops) -> dict[Arc, int]:
+    """How many times each arc is crossed."""
+    loads: dict[Arc, int] = {}
+    for hop in hops:
+        for arc in zip(hop, hop[1:], strict=False):
+            loads[arc] = loads.get(arc, 0) + 1
+    return loads
+
+
+def cheapest_tree_from(network: Network, prices: Prices, root: int) -> Hops:
+    """The cheapest out-tree over all terminals from ``root``, shallow where prices leave a choice.
+
+    Raises
+    ------
+    PackingError
+        If some terminal cannot be reached.
+    """
+    return _tree(network, *cheapest_hops(network, prices), root)
+
+
+def _tree(network: Network, cost: list[list[Any]], hop: Callable[[int, int], Hop], root: int) -> Hops:
+    size = network.terminals
+    if all(cost[u][v] == cost[v][u] for u in range(size) for v in range(u)):
+        parent = shallow_minimum_tree(size, root, cost)
+    else:
+        parent = minimum_arborescence(size, root, cost)
+    if parent is None:
+        raise PackingError(f"some terminal cannot be reached from {root}")
+    return tuple(hop(u, v) for v, u in enumerate(parent) if u >= 0)
+
+
+def out_tree_oracle(network: Network, roots: Sequence[int]) -> Oracle:
+    """One group per root; its columns are out-trees over all terminals. The payload is the hops."""
+    def oracle(prices: Prices) -> list[Column]:
+        cost, hop = cheapest_hops(network, prices)
+        columns = []
+        for group, root in enumerate(roots):
+            tree = _tree(network, cost, hop, root)
+            columns.append(Column(group, tuple(sorted(loads_of(tree).items())), tree))
+        return columns
+    return oracle
+
+
+def in_and_out_oracle(network: Network) -> Oracle:
+    """One group; a column is a root, an in-tree to it and an out-tree from it (AllReduce), one for every root.
+
+    The payload is (root, hops of the in-tree, hops of the out-tree).
+    """
+    backward = network.reversed()
+
+    def oracle(prices: Prices) -> list[Column]:
+        cost, hop = cheapest_hops(network, prices)
+        back_prices = {(v, u): y for (u, v), y in prices.items()}
+        back_cost, back_hop = cheapest_hops(backward, back_prices)
+        columns = []
+        for root in range(network.terminals):
+            down, backed = _tree(network, cost, hop, root), _tree(backward, back_cost, back_hop, root)
+            up = tuple(h[::-1] for h in backed)
+            columns.append(Column(0, tuple(sorted(loads_of(up + down).items())), (root, up, down)))
+        return columns
+    return oracle
+
+
+def up_and_down_oracle(network: Network, root: int) -> Oracle:
+    """One group; a column is one tree used both up to ``root`` and down from it (Blink's AllReduce, §3.3).
+
+    The payload is the hops of the down-tree; the up-tree is its reverse, so links must be symmetric.
+    """
+    def oracle(prices: Prices) -> list[Column]:
+        both = {(u, v): prices.get((u, v), 0) + prices.get((v, u), 0) for u, v, _ in network.arcs}
+        down = _tree(network, *cheapest_hops(network, both), root)
+        return [Column(0, tuple(sorted(loads_of(down + tuple(h[::-1] for h in down)).items())), down)]
+    return oracle
+
+
+def shortest_paths_to(network: Network, root: int, prices: Prices) -> dict[int, tuple[int, ...]]:
+    """The cheapest path from every other terminal to ``root``; terminals on the way pass it on."""
+    distance: dict[int, tuple[Any, int]] = {root: (0, 0)}
+    parent: dict[int, int] = {}
+    heap: list[tuple[Any, int, int]] = [(0, 0, root)]
+    before = network.reversed().successors if not network.symmetric else network.successors
+    while heap:
+        d, links, u = heappop(heap)
+        if (d, links) > distance[u]:
+            continue
+        for v in before[u]:
+            offer = (d + prices.get((v, u), 0), links + 1)
+            if v not in distance or offer < distance[v]:
+                distance[v], parent[v] = offer, u
+                heappush(heap, (*offer, v))
+    paths = {}
+    for v in range(network.terminals):
+        if v != root:
+            path = [v]
+            while path[-1] != root:
+                path.append(parent[path[-1]])
+            paths[v] = tuple(path)
+    return paths
+
+
+def paths_oracle(network: Network, root: int) -> Oracle:
+    """One group; a column is one path from every other terminal to ``root`` (a gather). The payload: the paths."""
+    def oracle(prices: Prices) -> list[Column]:
+        paths = shortest_paths_to(network, root, prices)
+        return [Column(0, tuple(sorted(loads_of(tuple(paths.values())).items())), paths)]
+    return oracle
+
+
+def relay_oracle(network: Network, root: int) -> Oracle:
+    """One group; a column gathers one unit from every terminal at ``root`` and sends all N of them down a tree.
+
+    An AllGather through one root, as the paper does it. The payload is (paths, hops of the tree).
+    """
+    def oracle(prices: Prices) -> list[Column]:
+        paths = shortest_paths_to(network, root, prices)
+        tree = cheapest_tree_from(network, prices, root)
+        loads = {arc: network.terminals * times for arc, times in loads_of(tree).items()}
+        for arc, times in loads_of(tuple(paths.values())).items():
+            loads[arc] = loads.get(arc, 0) + times
+        return [Column(0, tuple(sorted(loads.items())), (paths, tree))]
+    return oracle

@@ -1,0 +1,139 @@
+"""Which elements does a slice hold, and how many chunks are they? The only place where sizes meet a Program.
+
+No element is ever cut, whatever the fractions: a slice's boundary x·count is rounded down to a multiple of 16
+bytes (of one element where the element is larger), the end of the block stays where it is. So slices tile the
+block for every count; with fewer elements than slices some are empty and have no chunks at all, which every
+engine serves by never firing their roles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property, lru_cache
+
+from blinkccl.collectives.spec import Block, Collective
+from blinkccl.errors import ScheduleError
+from blinkccl.schedule.program import Program
+
+#: Vector loads and stores are 16 bytes wide on every GPU and CPU we know.
+ALIGNMENT_BYTES = 16
+#: Large enough to hide the cost of a hand-over, small enough to stay in a core's cache.
+DEFAULT_CHUNK_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """A slice in elements: ``offset`` and ``length`` inside its block, and the number of ``chunks``.
+
+    Every chunk has the bound's ``chunk_elements``, but for the last, which has what is left.
+    """
+
+    offset: int
+    length: int
+    chunks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where an item lies: rank → block index in that rank's input, and in its output."""
+
+    sources: Mapping[int, int]
+    targets: Mapping[int, int]
+
+
+@lru_cache(maxsize=256)
+def placements(collective: Collective) -> dict[Block, Placement]:
+    """Every item's :class:`Placement`, by block."""
+    return {item.block: Placement(dict(item.contributions), dict(item.destinations)) for item in collective.items()}
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A Program for one size: ``count`` elements per block, ``itemsize`` bytes each.
+
+    ``extents[i]`` belongs to ``program.slices[i]``.
+    """
+
+    program: Program
+    count: int
+    itemsize: int
+    chunk_elements: int
+    extents: tuple[Extent, ...]
+
+    def source(self, rank: int, index: int) -> int | None:
+        """First element of slice ``index`` in ``rank``'s input buffer; None where it has no such block."""
+        block = self._placements[self.program.slices[index].block].sources.get(rank)
+        return None if block is None else block * self.count + self.extents[index].offset
+
+    def target(self, rank: int, index: int) -> int | None:
+        """First element of slice ``index`` in ``rank``'s output buffer; None where it has no such block."""
+        block = self._placements[self.program.slices[index].block].targets.get(rank)
+        return None if block is None else block * self.count + self.extents[index].offset
+
+    def contributions(self, index: int) -> int:
+        """How many ranks' contributions slice ``index`` combines: what an average divides by."""
+        return len(self._placements[self.program.slices[index].block].sources)
+
+    @cached_property
+    def ticks(self) -> int:
+        """How many ticks the loop runs: the last firing of any role, plus one."""
+        return max((role.offset + self.extents[role.slice].chunks for role in self.program.roles), default=0)
+
+    @cached_property
+    def _placements(self) -> dict[Block, Placement]:
+        return placements(self.program.collective)
+
+
+def bind(program: Program, count: int, itemsize: int, chunk_bytes: int = DEFAULT_CHUNK_BYTES) -> Bound:
+    """The extents of all slices for a size.
+
+    Parameters
+    ----------
+    count
+        Elements per block, ≥ 0 (the ``count`` of nccl.h: for AllGather what each rank sends).
+    itemsize
+        Bytes per element, ≥ 1.
+    chunk_bytes
+        Wanted size of a chunk, ≥ 1; rounded down to whole 16-byte groups where it holds one, and to whole
+        elements, at least one.
+
+    Raises
+    ------
+    ScheduleError
+        If a number is out of range, or a slice names a block that the collective does not have.
+
+    Notes
+    -----
+    Cost: O(slices). All ranks get the same extents: they are a function of agreed numbers only.
+    """
+    for name, value, least in (("count", count, 0), ("itemsize", itemsize, 1), ("chunk_bytes", chunk_bytes, 1)):
+        if value < least:
+            raise ScheduleError(f"{name} must be at least {least}, got {value}")
+    known = placements(program.collective)
+    group = max(1, ALIGNMENT_BYTES // itemsize)
+    chunk_elements = max(1, chunk_bytes // itemsize)
+    if chunk_elements >= group:
+        chunk_elements -= chunk_elements % group
+    extents = []
+    for index, part in enumerate(program.slices):
+        if part.block not in known:
+            raise ScheduleError(f"slice {index} is cut from block {part.block!r}, which {program.collective.name} "
+                                f"on {program.collective.world_size} ranks does not have")
+        offset, stop = boundary(part.start, count, group), boundary(part.stop, count, group)
+        length = max(0, stop - offset)
+        extents.append(Extent(offset, length, -(-length // chunk_elements)))
+    return Bound(program, count, itemsize, chunk_elements, tuple(extents))
+
+
+def boundary(share: Fraction, count: int, group: int) -> int:
+    """The element at which the fraction ``share`` of ``count`` elements ends, on a whole ``group`` of elements.
+
+    0 → 0 and 1 → ``count`` exactly; between them ``share``·count rounded down to a multiple of ``group``.
+    """
+    if share >= 1:
+        return count
+    if share <= 0:
+        return 0
+    return group * (share.numerator * count // (share.denominator * group))

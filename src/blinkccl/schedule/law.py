@@ -1,0 +1,202 @@
+"""The law of schedules: is this Program right, complete, live and within the links' capacity?
+
+Everything is checked for all sizes at once, since a Program has none: chunks of a slice go the same way, so one
+symbolic pass covers who holds what (:mod:`~blinkccl.schedule.holdings`), and the folded loop covers finite
+buffers (:mod:`~blinkccl.schedule.liveness`). Engines, exporters and the simulator may rely on what passes here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+from math import lcm
+
+from blinkccl.collectives.spec import Block
+from blinkccl.errors import LawError
+from blinkccl.schedule.chunking import placements
+from blinkccl.schedule.holdings import holding_faults
+from blinkccl.schedule.liveness import liveness_fault
+from blinkccl.schedule.program import Program
+from blinkccl.schedule.wiring import connect, name_role, steps_of
+from blinkccl.topology.model import Topology
+
+
+def verify(program: Program, topology: Topology) -> None:
+    """Accepts a program that keeps the law.
+
+    Raises
+    ------
+    LawError
+        With every violation that :func:`violations` finds.
+    """
+    found = violations(program, topology)
+    if found:
+        raise LawError(found)
+
+
+def violations(program: Program, topology: Topology) -> list[str]:
+    """Every way in which ``program`` breaks the law on ``topology``; empty if it keeps it.
+
+    The law: indexes are valid; both ends of each queue exist and agree on the order of messages; each
+    contribution enters each slice exactly once, the reduction is completed exactly where all are in, every
+    destination gets every slice once and nothing else is written; slices tile every block; no cycle of
+    waits closes for any size (finite buffers included); where input and output share memory, no rank overwrites
+    what it still has to read; every message's path exists, and the load of each link, at ``program.rate``, is
+    within its capacity.
+
+    Returns
+    -------
+    list of str
+        One sentence each, naming rank, channel and step (the index in the rank's body), or the link.
+
+    Notes
+    -----
+    Cost: linear in roles and messages; see :func:`~blinkccl.schedule.liveness.liveness_fault` for programs with
+    look-aheads beyond their slots.
+    """
+    steps = list(_table_faults(program, topology))
+    if steps:  # the other checks follow indexes, so they need valid ones
+        return steps
+    places = steps_of(program)
+    wiring = connect(program)
+    found = list(wiring.faults)
+    found += _tiling_faults(program)
+    found += holding_faults(program, places, wiring) if not wiring.faults else []
+    deadlock = liveness_fault(program, places, wiring)
+    if deadlock is not None:
+        found.append(deadlock)
+    found += _overwrite_faults(program, places)
+    found += _load_faults(program, topology)
+    return found
+
+
+def _table_faults(program: Program, topology: Topology) -> Iterator[str]:
+    """Indexes, ranks and numbers that point nowhere."""
+    n = program.collective.world_size
+    if len(program.ranks) != n or len(dict.fromkeys(program.ranks)) != n:
+        yield f"{program.collective.name} on {n} ranks needs {n} different vertices, got {list(program.ranks)}"
+        return
+    for rank, vertex in enumerate(program.ranks):
+        if vertex not in topology.vertex:
+            yield f"rank {rank} is vertex {vertex}, which {topology.name} does not have"
+    if program.rate <= 0:
+        yield f"the rate must be positive, got {program.rate}"
+    known = placements(program.collective)
+    for index, part in enumerate(program.slices):
+        if part.block not in known:
+            yield f"slice {index} is cut from block {part.block!r}, which {program.collective.name} does not have"
+    for index, queue in enumerate(program.queues):
+        for rank in (queue.src, queue.dst):
+            if not 0 <= rank < n:
+                yield f"queue {index} ends at rank {rank}, outside 0 … {n - 1}"
+        if queue.src == queue.dst:
+            yield f"queue {index} joins rank {queue.src} to itself"
+    carrier: dict[int, int] = {}
+    for index, channel in enumerate(program.channels):
+        if channel.slots < 1:
+            yield f"channel {index} has {channel.slots} slots; a queue needs at least one"
+        for share in channel.shares:
+            if carrier.setdefault(share, index) != index:
+                yield f"share {share} is carried by channels {carrier[share]} and {index}; a share has one channel"
+    yield from _role_faults(program, carrier)
+
+
+def _role_faults(program: Program, carrier: dict[int, int]) -> Iterator[str]:
+    queues, slices = len(program.queues), len(program.slices)
+    n = len(program.ranks)
+    for index, role in enumerate(program.roles):
+        if not 0 <= role.rank < n:
+            yield f"role {index} runs on rank {role.rank}, outside 0 … {n - 1}"
+            continue
+        where = f"role {index} on rank {role.rank}, channel {role.channel}"
+        if carrier.get(role.share) != role.channel:
+            yield f"{where}: share {role.share} is not carried by this channel"
+        if not 0 <= role.slice < slices:
+            yield f"{where}: slice {role.slice} is outside the table of {slices}"
+        if role.offset < 0:
+            yield f"{where}: offset {role.offset} is negative; the loop starts at tick 0"
+        for verb, ends in (("receives from", role.receives), ("sends into", role.sends)):
+            for queue in ends:
+                if not 0 <= queue < queues:
+                    yield f"{where}: it {verb} queue {queue}, outside the table of {queues}"
+            if len(ends) > 1 and len(dict.fromkeys(ends)) != len(ends):
+                yield f"{where}: it {verb} one queue twice in a firing: {list(ends)}"
+        if not (role.contributes or role.receives):
+            yield f"{where}: it neither contributes nor receives, so it has no value to pass on"
+
+
+def _tiling_faults(program: Program) -> Iterator[str]:
+    """Slices of every block must cover it from 0 to 1 without gap or overlap."""
+    cuts: dict[Block, list[tuple[Fraction, Fraction, int]]] = {block: [] for block in placements(program.collective)}
+    for index, part in enumerate(program.slices):
+        cuts[part.block].append((part.start, part.stop, index))
+    for block, parts in cuts.items():
+        name = "the buffer" if block is None else f"block {block}"
+        reached = Fraction(0)
+        for start, stop, index in sorted(parts):
+            if start != reached:
+                verb = "overlaps what is before it" if start < reached else "leaves a gap before it"
+                yield f"slice {index} of {name} starts at {start}, expected {reached}: it {verb}"
+            if stop <= start:
+                yield f"slice {index} of {name} goes from {start} to {stop}: it is empty"
+            reached = stop
+        if reached != 1:
+            yield f"the slices of {name} end at {reached}, expected 1: chunks are lost or outside the buffer"
+
+
+def _overwrite_faults(program: Program, steps: list[int]) -> Iterator[str]:
+    """In place, a rank's input and output block of one item are the same memory: read before write.
+
+    Chunk k is read in tick offset + k by every role that contributes, and must not have been overwritten by the
+    role that keeps. Between two channels of a rank there is no order to rely on: engines may run them apart.
+    """
+    if program.collective.name == "alltoall":
+        return  # its input and output blocks are different items: it runs out of place only
+    writers = {(role.rank, role.slice): index for index, role in enumerate(program.roles) if role.keeps}
+    for index, role in enumerate(program.roles):
+        if not role.contributes or writers.get((role.rank, role.slice), index) == index:
+            continue
+        write = writers[role.rank, role.slice]
+        writer = program.roles[write]
+        if role.channel != writer.channel:
+            yield (f"{name_role(role, steps[index])} reads slice {role.slice}, which "
+                   f"{name_role(writer, steps[write])} overwrites in place in another channel, in no fixed order")
+        elif (role.offset, steps[index]) > (writer.offset, steps[write]):
+            yield (f"{name_role(role, steps[index])} reads chunks of slice {role.slice} at offset {role.offset} after "
+                   f"{name_role(writer, steps[write])} has overwritten them in place at offset {writer.offset}")
+
+
+def _load_faults(program: Program, topology: Topology) -> Iterator[str]:
+    """Paths that do not exist, and links that carry more than they can at the program's rate."""
+    weights = _slice_weights(program)
+    scale = lcm(*(weight.denominator for weight in weights)) if weights else 1
+    scaled = [int(weight * scale) for weight in weights]
+    sent = [0] * len(program.queues)
+    for role in program.roles:
+        for index in role.sends:
+            sent[index] += scaled[role.slice]
+    load: dict[tuple[int, int], int] = {}
+    ranks = dict.fromkeys(program.ranks)
+    for index, queue in enumerate(program.queues):
+        path = queue.path
+        if len(path) < 2 or path[0] != program.ranks[queue.src] or path[-1] != program.ranks[queue.dst]:
+            yield (f"queue {index} from rank {queue.src} to rank {queue.dst} lies on path {list(path)}, which must lead "
+                   f"from vertex {program.ranks[queue.src]} to vertex {program.ranks[queue.dst]}")
+        for vertex in path[1:-1]:
+            if vertex in ranks:
+                yield f"queue {index}: path {list(path)} passes through vertex {vertex}, a rank, without its doing"
+        for arc in zip(path, path[1:], strict=False):
+            load[arc] = load.get(arc, 0) + sent[index]
+    for (src, dst), carried in sorted(load.items()):
+        link = topology.link.get((src, dst))
+        if link is None:
+            yield f"link {src} → {dst} is used, but {topology.name} has no such link"
+        elif carried * program.rate.numerator > link.capacity * scale * program.rate.denominator:
+            yield (f"overload: link {src} → {dst} carries {Fraction(carried, scale) * program.rate} at rate "
+                   f"{program.rate}, above its capacity {link.capacity}")
+
+
+def _slice_weights(program: Program) -> list[Fraction]:
+    """Each slice's size as a fraction of S."""
+    weight = {item.block: item.weight for item in program.collective.items()}
+    return [(part.stop - part.start) * weight[part.block] for part in program.slices]

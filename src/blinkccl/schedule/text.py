@@ -1,0 +1,182 @@
+"""How is a Program written down? As text for people and for comparing, and as JSON for other programs.
+
+Both are canonical: equal programs give equal bytes, in every process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Annotated
+
+import msgspec
+
+from blinkccl.collectives.spec import Block, Collective
+from blinkccl.errors import PackingError, ScheduleError
+from blinkccl.schedule.fingerprint import digest
+from blinkccl.schedule.program import Channel, Program, Queue, Role, Slice
+
+SCHEMA_VERSION = 1
+
+
+def to_text(program: Program) -> str:
+    """One line per slice, queue, channel and role, in the program's order.
+
+    A role's line reads: rank, channel, share, stage, ``@offset``, slice, then what it does in each firing.
+    """
+    return "\n".join(_lines(program)) + "\n"
+
+
+def program_hash(program: Program) -> str:
+    """16 hexadecimal digits that tell programs apart: a hash of :func:`to_text`."""
+    return digest(_lines(program))
+
+
+def _lines(program: Program) -> list[str]:
+    coll = program.collective
+    ends = [f"{key} {value}" for key, value in (("root", coll.root), ("src", coll.src), ("dst", coll.dst))
+            if value is not None]
+    lines = [" ".join([f"program {coll.name}", *ends, f"ranks {_list(program.ranks)} rate {program.rate}"]),
+             f"made from forest {program.forest_hash or '-'} topology {program.topology_hash or '-'}"]
+    lines += [f"slice {i} block {_block(s.block)} from {s.start} to {s.stop}" for i, s in enumerate(program.slices)]
+    lines += [f"queue {i} rank {q.src} to {q.dst} path {_list(q.path)}" for i, q in enumerate(program.queues)]
+    lines += [f"channel {i} slots {c.slots} protocol {c.protocol} shares {_list(c.shares)}"
+              for i, c in enumerate(program.channels)]
+    lines += [_role(role) for role in program.roles]
+    return lines
+
+
+def _role(role: Role) -> str:
+    actions = []
+    if role.contributes:
+        actions.append("own input")
+    if role.receives:
+        actions.append(f"receive {_list(role.receives)}")
+    if role.completes:
+        actions.append("complete")
+    if role.keeps:
+        actions.append("keep")
+    if role.sends:
+        actions.append(f"send {_list(role.sends)}")
+    return (f"rank {role.rank} channel {role.channel} share {role.share} {role.stage} @{role.offset} "
+            f"slice {role.slice}: {', '.join(actions) or 'nothing'}")
+
+
+def _list(numbers: Sequence[int]) -> str:
+    return ",".join(map(str, numbers)) or "-"
+
+
+def _block(block: Block) -> str:
+    if block is None:
+        return "-"
+    return str(block) if isinstance(block, int) else f"{block[0]}>{block[1]}"
+
+
+_Number = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+_Ratio = Annotated[str, msgspec.Meta(pattern=r"^-?[0-9]+(/[0-9]+)?$", max_length=400)]
+_Name = Annotated[str, msgspec.Meta(max_length=100)]
+
+
+class _CollectiveForm(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    name: _Name
+    root: _Number | None = None
+    src: _Number | None = None
+    dst: _Number | None = None
+
+
+class _SliceForm(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    # Plain int on purpose: msgspec 0.22.0 corrupts memory on a constrained int beside a fixed-length tuple.
+    block: int | tuple[int, int] | None
+    start: _Ratio
+    stop: _Ratio
+
+
+class _QueueForm(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    src: _Number
+    dst: _Number
+    path: tuple[_Number, ...]
+
+
+class _ChannelForm(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    shares: tuple[_Number, ...]
+    slots: _Number
+    protocol: _Name
+
+
+class _RoleForm(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    rank: _Number
+    channel: _Number
+    share: _Number
+    stage: _Name
+    offset: _Number
+    slice: _Number
+    contributes: bool
+    keeps: bool
+    completes: bool
+    receives: tuple[_Number, ...]
+    sends: tuple[_Number, ...]
+
+
+class _ProgramForm(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    schema_version: int
+    collective: _CollectiveForm
+    ranks: tuple[_Number, ...]
+    rate: _Ratio
+    slices: tuple[_SliceForm, ...]
+    queues: tuple[_QueueForm, ...]
+    channels: tuple[_ChannelForm, ...]
+    roles: tuple[_RoleForm, ...]
+    forest_hash: _Name = ""
+    topology_hash: _Name = ""
+
+
+def to_json(program: Program) -> str:
+    """The program as one JSON object with ``schema_version``; fractions are strings, ranks are positions."""
+    coll = program.collective
+    form = _ProgramForm(
+        SCHEMA_VERSION, _CollectiveForm(coll.name, coll.root, coll.src, coll.dst), program.ranks, str(program.rate),
+        tuple(_SliceForm(s.block, str(s.start), str(s.stop)) for s in program.slices),
+        tuple(_QueueForm(q.src, q.dst, q.path) for q in program.queues),
+        tuple(_ChannelForm(c.shares, c.slots, c.protocol) for c in program.channels),
+        tuple(_RoleForm(r.rank, r.channel, r.share, r.stage, r.offset, r.slice, r.contributes, r.keeps, r.completes,
+                        r.receives, r.sends) for r in program.roles),
+        program.forest_hash, program.topology_hash)
+    return msgspec.json.encode(form).decode()
+
+
+def from_json(text: str | bytes) -> Program:
+    """The program that :func:`to_json` wrote. It may still break the law: that is the law's business.
+
+    Raises
+    ------
+    ScheduleError
+        If the text is no JSON, or not of this form; the message gives the path of the offending value.
+    """
+    try:
+        form = msgspec.json.decode(text, type=_ProgramForm)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise ScheduleError(f"not a program: {error}") from None
+    if form.schema_version != SCHEMA_VERSION:
+        raise ScheduleError(f"not a program: expected schema_version {SCHEMA_VERSION}, got {form.schema_version} - at "
+                            "`$.schema_version`")
+    spec = form.collective
+    try:
+        collective = Collective(spec.name, len(form.ranks), spec.root, spec.src, spec.dst)
+    except PackingError as error:
+        raise ScheduleError(f"not a program: {error} - at `$.collective`") from None
+    return Program(
+        collective, form.ranks, _fraction(form.rate, "$.rate"),
+        tuple(Slice(s.block, _fraction(s.start, f"$.slices[{i}].start"), _fraction(s.stop, f"$.slices[{i}].stop"))
+              for i, s in enumerate(form.slices)),
+        tuple(Queue(q.src, q.dst, q.path) for q in form.queues),
+        tuple(Channel(c.shares, c.slots, c.protocol) for c in form.channels),
+        tuple(Role(r.rank, r.channel, r.share, r.stage, r.offset, r.slice, r.contributes, r.keeps, r.completes,
+                   r.receives, r.sends) for r in form.roles),
+        form.forest_hash, form.topology_hash)
+
+
+def _fraction(text: str, where: str) -> Fraction:
+    try:
+        return Fraction(text)
+    except ZeroDivisionError:
+        raise ScheduleError(f"not a program: {text!r} divides by zero - at `{where}`") from None

@@ -1,0 +1,146 @@
+"""Which send meets which receive? Pairs the two ends of every queue, for any number of roles per queue.
+
+A queue is a FIFO, so its two ends must agree on the order of messages *for every size*: roles may have different
+numbers of chunks. In the order of time, message k of role A precedes message j of role B where
+(offset_A + k, place_A) < (offset_B + j, place_B); both ends give the same order for all k and j exactly if, read
+from the role that starts first, they list the same slices with the same relative offsets. Reading from another
+role than the first of the tick means: those before it count as the last of the tick before, with their offset
+lowered by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from blinkccl.schedule.program import Program, Role
+
+
+@dataclass(frozen=True, slots=True)
+class Arc:
+    """Firing T of role ``head`` waits for firing T − ``tokens`` of role ``tail``, both counted in ticks.
+
+    ``kind`` is "data" (a message in ``queue``) or "credit" (its slot, given back).
+    """
+
+    tail: int
+    head: int
+    tokens: int
+    kind: str
+    queue: int
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """The arcs of a program's queues; ``faults`` has a sentence for every queue whose ends do not fit."""
+
+    arcs: tuple[Arc, ...]
+    faults: tuple[str, ...]
+
+    @property
+    def data(self) -> Iterator[Arc]:
+        """The arcs that carry messages."""
+        return (arc for arc in self.arcs if arc.kind == "data")
+
+
+def steps_of(program: Program) -> list[int]:
+    """For every role, its index in its rank's body: the step that messages to people name."""
+    seen = [0] * len(program.ranks)
+    steps = []
+    for role in program.roles:
+        steps.append(seen[role.rank])
+        seen[role.rank] += 1
+    return steps
+
+
+def name_role(role: Role, step: int) -> str:
+    """How messages name a role."""
+    return f"rank {role.rank}, channel {role.channel}, step {step} ({role.stage} of share {role.share})"
+
+
+def connect(program: Program) -> Wiring:
+    """Pairs every send with its receive. Indexes in the program must be valid.
+
+    Notes
+    -----
+    Cost: linear in the queues' ends, but for queues that several roles share: k log k for k roles.
+    """
+    senders: list[list[int]] = [[] for _ in program.queues]
+    receivers: list[list[int]] = [[] for _ in program.queues]
+    for index, role in enumerate(program.roles):
+        for queue in role.sends:
+            senders[queue].append(index)
+        for queue in role.receives:
+            receivers[queue].append(index)
+    steps = steps_of(program)
+    arcs: list[Arc] = []
+    faults: list[str] = []
+    for queue in range(len(program.queues)):
+        fault = _fits(program, steps, queue, senders[queue], receivers[queue])
+        if fault is None:
+            arcs += _arcs(program, steps, queue, senders[queue], receivers[queue])
+        else:
+            faults.append(fault)
+    return Wiring(tuple(arcs), tuple(faults))
+
+
+def _fits(program: Program, steps: list[int], queue: int, senders: list[int], receivers: list[int]) -> str | None:
+    """Why the two ends of a queue do not fit, or None."""
+    roles = program.roles
+    src, dst = program.queues[queue].src, program.queues[queue].dst
+    where = f"queue {queue} from rank {src} to rank {dst}"
+    for index, end, verb in [(i, src, "sends into") for i in senders] + [(i, dst, "receives from") for i in receivers]:
+        if roles[index].rank != end:
+            return f"{name_role(roles[index], steps[index])} {verb} {where}, which does not end there"
+    if len(senders) > len(receivers):
+        named = name_role(roles[senders[-1]], steps[senders[-1]])
+        return f"lost chunk: {named} sends into {where}, and no step of rank {dst} receives it"
+    if len(receivers) > len(senders):
+        named = name_role(roles[receivers[-1]], steps[receivers[-1]])
+        return f"{named} starves: it receives from {where}, and no step of rank {src} sends to it"
+    if not senders:
+        return f"{where} is used by no step"
+    lanes = sorted({roles[i].channel for i in senders + receivers})
+    if len(lanes) > 1:
+        return f"{where} is shared by channels {', '.join(map(str, lanes))}; a queue belongs to one channel"
+    sent, received = _cycle(program, steps, senders), _cycle(program, steps, receivers)
+    for (s, s_offset), (r, r_offset) in zip(sent, received, strict=True):
+        sender, receiver = roles[s], roles[r]
+        if sender.slice != receiver.slice:
+            return (f"wrong order: {name_role(receiver, steps[r])} expects slice {receiver.slice} from {where}, but "
+                    f"{name_role(sender, steps[s])} sends slice {sender.slice} at this place")
+        if s_offset - sent[0][1] != r_offset - received[0][1]:
+            return (f"wrong order: {name_role(receiver, steps[r])} receives from {where} "
+                    f"{r_offset - received[0][1]} ticks after its first message, but {name_role(sender, steps[s])} "
+                    f"sends {s_offset - sent[0][1]} ticks after it; chunks of several slices would be mixed up")
+    return None
+
+
+def _cycle(program: Program, steps: list[int], ends: list[int]) -> list[tuple[int, int]]:
+    """The roles at one end in the order of a tick, read from the one that fires first, with their offsets."""
+    roles = program.roles
+    if len(ends) == 1:
+        return [(ends[0], roles[ends[0]].offset)]
+    order = sorted(ends, key=lambda i: steps[i])
+    first = order.index(min(order, key=lambda i: (roles[i].offset, steps[i])))
+    return [(i, roles[i].offset) for i in order[first:]] + [(i, roles[i].offset - 1) for i in order[:first]]
+
+
+def _arcs(program: Program, steps: list[int], queue: int, senders: list[int], receivers: list[int]) -> Iterator[Arc]:
+    """Data and credit arcs of a queue whose ends fit.
+
+    With m messages per tick, the i-th needs the slot of the message ``slots`` places before it: the
+    ((i − slots) mod m)-th, ⌊(i − slots) / m⌋ ticks from now. With fewer messages in a tick, because some slices
+    have run out of chunks, it needs an older one; so this is the strictest case.
+    """
+    roles = program.roles
+    sent, received = _cycle(program, steps, senders), _cycle(program, steps, receivers)
+    slots, m = program.channels[roles[senders[0]].channel].slots, len(sent)
+    lag = received[0][1] - sent[0][1]
+    for i, ((s, s_read), (r, _)) in enumerate(zip(sent, received, strict=True)):
+        yield Arc(s, r, roles[r].offset - roles[s].offset, "data", queue)
+        ticks, j = divmod(i - slots, m)
+        giver, g_read = received[j]
+        # A role that is read one tick late (offset lowered by one) really fires one tick after its place.
+        late = (roles[s].offset - s_read) - (roles[giver].offset - g_read)
+        yield Arc(giver, s, late - lag - ticks, "credit", queue)

@@ -1,0 +1,77 @@
+"""Who reaches whom: the parts of a topology, and what lies on the way between ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+Neighbours = Mapping[int, Sequence[int]]
+
+
+def reachable(start: int, neighbours: Neighbours) -> set[int]:
+    """Vertices that ``start`` reaches, itself included. O(links)."""
+    seen = {start}
+    stack = [start]
+    while stack:
+        for other in neighbours.get(stack.pop(), ()):
+            if other not in seen:
+                seen.add(other)
+                stack.append(other)
+    return seen
+
+
+def parts(ranks: Sequence[int], arcs: Iterable[tuple[int, int]]) -> list[tuple[int, ...]]:
+    """Ranks grouped by mutual reachability, each part in the order of ``ranks``.
+
+    One part means that every rank reaches every other. O(parts × links).
+    """
+    ahead: dict[int, list[int]] = {}
+    back: dict[int, list[int]] = {}
+    for src, dst in arcs:
+        ahead.setdefault(src, []).append(dst)
+        back.setdefault(dst, []).append(src)
+    left = list(ranks)
+    groups: list[tuple[int, ...]] = []
+    while left:
+        both = reachable(left[0], ahead) & reachable(left[0], back)
+        groups.append(tuple(r for r in left if r in both))
+        left = [r for r in left if r not in both]
+    return groups
+
+
+def between(ranks: Iterable[int], neighbours: Neighbours) -> set[int]:
+    """Vertices on a simple path between two ranks, and the ranks themselves.
+
+    With one more vertex ``t`` joined to every rank, a vertex lies on such a path exactly when two paths from
+    it to ``t`` share nothing else (Menger), that is, when no single vertex cuts it off from ``t``. One
+    depth-first search from ``t`` with lowpoints (Tarjan 1972) finds all of these. O(links).
+    """
+    ranks = list(ranks)
+    top = -1
+    rank_set = set(ranks)
+    found: dict[int, int] = {top: 0}
+    low: dict[int, int] = {top: 0}
+    parent: dict[int, int] = {}
+    order: list[int] = []
+    stack = [(top, iter(ranks))]
+    while stack:
+        vertex, ahead = stack[-1]
+        for other in ahead:
+            if other not in found:
+                found[other] = len(found)
+                low[other] = 0 if other in rank_set else found[other]
+                parent[other] = vertex
+                order.append(other)
+                stack.append((other, iter(neighbours.get(other, ()))))
+                break
+            if other != parent.get(vertex):
+                low[vertex] = min(low[vertex], found[other])
+        else:
+            stack.pop()
+            if stack:
+                low[stack[-1][0]] = min(low[stack[-1][0]], low[vertex])
+    kept = {top}
+    for vertex in order:
+        above = parent[vertex]
+        if above == top or (above in kept and low[vertex] < found[above]):
+            kept.add(vertex)
+    return (kept | rank_set) - {top}

@@ -1,0 +1,165 @@
+"""Our JSON for topologies (docs/design.md): what ``blink topo --json`` prints, and reads back exactly."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import msgspec
+
+from blinkccl.errors import TopologyError
+from blinkccl.topology.assembly import MAX_LINKS, MAX_VERTICES
+from blinkccl.topology.limits import MAX_GBPS
+from blinkccl.topology.model import Link, Topology, Vertex
+
+SCHEMA_VERSION = 1
+MAX_ID = 2**31 - 1
+MAX_CAPACITY = 10**15
+
+
+class VertexRecord(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=False):
+    """``Vertex`` as written; a missing name is taken from kind and id."""
+
+    id: int
+    kind: str
+    server: int = 0
+    name: str = ""
+
+
+class LinkRecord(msgspec.Struct, forbid_unknown_fields=True):
+    """``Link`` as written; a missing rate follows from the capacity, a missing provenance is ``declared``."""
+
+    src: int
+    dst: int
+    capacity: int
+    kind: str
+    gbps: float | None = None
+    provenance: str = "declared"
+
+
+class TopologyRecord(msgspec.Struct, forbid_unknown_fields=True):
+    """``Topology`` as written."""
+
+    schema_version: int
+    name: str
+    unit_gbps: float
+    vertices: list[VertexRecord]
+    links: list[LinkRecord]
+    notes: list[str] = []
+
+
+def looks_like(text: str) -> bool:
+    """Whether ``text`` is meant to be JSON."""
+    return text.lstrip()[:1] in ("{", "[")
+
+
+def to_record(topology: Topology) -> TopologyRecord:
+    """The record of ``topology``; ``msgspec.to_builtins`` makes plain dictionaries of it."""
+    return TopologyRecord(
+        SCHEMA_VERSION, topology.name, topology.unit_gbps,
+        [VertexRecord(v.id, v.kind, v.server, v.name) for v in topology.vertices],
+        [LinkRecord(x.src, x.dst, x.capacity, x.kind, x.gbps, x.provenance) for x in topology.links],
+        list(topology.notes))
+
+
+def to_document(topology: Topology) -> dict[str, object]:
+    """``topology`` as plain dictionaries and lists, in the order of the schema."""
+    document: dict[str, object] = msgspec.to_builtins(to_record(topology))
+    return document
+
+
+def write(topology: Topology) -> str:
+    """``topology`` as JSON text, one vertex or link a line; the same topology gives the same bytes."""
+    record = to_record(topology)
+    encode = msgspec.json.Encoder().encode
+    head = ", ".join(f'"{key}": {encode(getattr(record, key)).decode()}'
+                     for key in ("schema_version", "name", "unit_gbps"))
+    parts = [f"{{{head}"]
+    for key in ("vertices", "links", "notes"):
+        rows = ",\n  ".join(encode(item).decode() for item in getattr(record, key))
+        parts.append(f' "{key}": [\n  {rows}]' if rows else f' "{key}": []')
+    return ",\n".join(parts) + "}\n"
+
+
+def parse(text: str, source: str = "JSON") -> Topology:
+    """The topology that :func:`write` wrote, or a person in the same schema.
+
+    Raises
+    ------
+    TopologyError
+        With the line or the place in the document: no JSON, unknown or missing fields, another schema
+        version, rates that are not finite and positive or differ from capacity × unit, or as
+        :class:`~blinkccl.topology.model.Topology`.
+    """
+    try:
+        record = msgspec.json.decode(text.encode(), type=TopologyRecord)
+    except msgspec.ValidationError as error:
+        raise TopologyError(f"{source}: {error}{_hint(text)}") from None
+    except msgspec.DecodeError as error:
+        raise TopologyError(f"{source}{_line_of(str(error), text)}: no JSON: {error}") from None
+    except RecursionError:
+        raise TopologyError(f"{source}: nested too deeply for a topology") from None
+    return from_record(record, source)
+
+
+def from_record(record: TopologyRecord, source: str) -> Topology:
+    """The topology of a record.
+
+    Raises
+    ------
+    TopologyError
+        As :func:`parse`.
+    """
+    _check_size(record, source)
+    links = tuple(Link(x.src, x.dst, x.capacity, x.kind, _gbps(record, i, source), x.provenance)
+                  for i, x in enumerate(record.links))
+    vertices = tuple(Vertex(v.id, v.kind, v.server, v.name) for v in record.vertices)
+    try:
+        return Topology(record.name, record.unit_gbps, vertices, links, tuple(record.notes))
+    except TopologyError as error:
+        raise TopologyError(f"{source}: {error}") from None
+
+
+def _check_size(record: TopologyRecord, source: str) -> None:
+    if record.schema_version != SCHEMA_VERSION:
+        raise TopologyError(f"{source}: schema_version {record.schema_version}, expected {SCHEMA_VERSION}; "
+                            "it was "
+                            "written by another version of this program")
+    if len(record.vertices) > MAX_VERTICES or len(record.links) > MAX_LINKS:
+        raise TopologyError(f"{source}: {len(record.vertices)} vertices and {len(record.links)} links; at "
+                            "most "
+                            f"{MAX_VERTICES} and {MAX_LINKS}")
+    if not (math.isfinite(record.unit_gbps) and 0 < record.unit_gbps <= MAX_GBPS):
+        raise TopologyError(f"{source}: unit_gbps must be above 0 and at most {MAX_GBPS}, got "
+                            f"{record.unit_gbps!r}")
+    for v in record.vertices:
+        if not (0 <= v.id <= MAX_ID and 0 <= v.server <= MAX_ID):
+            raise TopologyError(f"{source}: vertex {v.id} on server {v.server}: ids are 0 … {MAX_ID}")
+
+
+def _gbps(record: TopologyRecord, index: int, source: str) -> float:
+    """The rate of a link, checked against its capacity."""
+    link = record.links[index]
+    where = f"{source}: links[{index}], {link.src} → {link.dst}"
+    if not 0 < link.capacity <= MAX_CAPACITY:
+        raise TopologyError(f"{where}: capacity must be a positive integer, got {link.capacity}")
+    expected = link.capacity * record.unit_gbps
+    if expected > MAX_GBPS:
+        raise TopologyError(f"{where}: {expected:g} GB/s is no rate of a link; at most {MAX_GBPS}")
+    if link.gbps is None:
+        return expected
+    if not math.isclose(link.gbps, expected, rel_tol=1e-6):
+        raise TopologyError(f"{where}: gbps {link.gbps:g}, but capacity {link.capacity} × unit_gbps "
+                            f"{record.unit_gbps:g} is {expected:g}")
+    return link.gbps
+
+
+def _line_of(message: str, text: str) -> str:
+    offset = re.search(r"byte ([0-9]+)", message)
+    return f", line {text.encode()[:int(offset[1])].count(chr(10).encode()) + 1}" if offset else ""
+
+
+def _hint(text: str) -> str:
+    if '"shares"' in text:
+        return "; this looks like a plan: a topology is wanted here"
+    return "; expected what \"blink topo --json\" prints"

@@ -1,0 +1,53 @@
+"""The numbers by which NCCL's topology XML is read and written (facts of its format, v2.30).
+
+Where NCCL counts what a link reaches in practice (an NVLink lane of a V100 as 20 GB/s), we take the nominal
+rate per direction instead, so that every source of a topology gives the same machine.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+#: NCCL's speed of a PCIe lane by transfer rate in GT/s, in 100 Mb/s; times width / 80 gives GB/s.
+PCI_SPEED = {"2.5": 15, "5": 30, "8": 60, "16": 120, "32": 240, "64": 480}
+PCI_DEFAULT_SPEED, PCI_DEFAULT_WIDTH = 60, 16
+#: Bus id that virtual machines show for an NVSwitch that they cannot see; the second is what dumps print.
+HIDDEN_NVSWITCH = ("fffffff:ffff:ff", "fffffff:ff:ff.0")
+#: Prefixes of ``class`` and ``tclass``.
+CLASS_GPU, CLASS_NVSWITCH, CLASS_IBM_CPU, CLASS_NIC = "0x03", "0x068000", "0x068001", "0x02"
+
+
+def pcie_gbps(speed: int, width: int) -> Fraction:
+    """GB/s per direction of a PCIe link: 12, 24, 48 for ×16 of generation 3, 4, 5."""
+    return Fraction(speed * width, 80)
+
+
+def nvlink_lane_gbps(sm: int) -> int:
+    """Nominal GB/s per direction of one NVLink of a GPU with compute capability ``sm`` (70 for 7.0)."""
+    if sm < 70:
+        return 20
+    return 25 if sm < 100 else 50
+
+
+def smp_gbps(arch: str, vendor: str, model: int) -> int:
+    """GB/s between two processors, by NCCL's table."""
+    if arch == "ppc64":
+        return 32
+    if arch == "arm64":
+        return 6
+    if vendor == "AuthenticAMD":
+        return 16
+    if vendor == "GenuineIntel":
+        return next(gbps for least, gbps in ((0xCF, 40), (0x8F, 22), (0x55, 10), (0, 6)) if model >= least)
+    return 10
+
+
+#: The processor attributes that :func:`smp_gbps` turns into each rate, for writing.
+PROCESSORS = {
+    6: ("x86_64", "GenuineIntel", 6, 79),
+    10: ("x86_64", "GenuineIntel", 6, 85),
+    22: ("x86_64", "GenuineIntel", 6, 143),
+    40: ("x86_64", "GenuineIntel", 6, 207),
+    16: ("x86_64", "AuthenticAMD", 175, 1),
+    32: ("ppc64", "IBM", 0, 0),
+}

@@ -1,0 +1,346 @@
+"""NCCL's topology XML (``NCCL_TOPO_FILE``, ``NCCL_TOPO_DUMP_FILE``), read.
+
+Processors become hosts, PCI bridges switches, all NVSwitch chips one switch (as in NCCL, whose files hold
+several servers only where NVLink spans them), and a ``<nic>`` a NIC joined to the GPUs nearest to it on PCIe.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from blinkccl.errors import TopologyError
+from blinkccl.topology import nccl_constants as nccl
+from blinkccl.topology.assembly import Assembly
+from blinkccl.topology.limits import MAX_GBPS, at
+from blinkccl.topology.model import Topology
+from blinkccl.topology.xml_tree import Element, parse_xml
+
+_COMPLETE = ("NCCL completes such a file at run time; run any NCCL program on that machine with "
+             "NCCL_TOPO_DUMP_FILE=complete.xml, and give complete.xml instead")
+
+
+@dataclass
+class _Reading:
+    """What is known while a file becomes a machine."""
+
+    source: str
+    box: Assembly
+    gpus: list[Element] = field(default_factory=list)
+    vertex: dict[Element, int] = field(default_factory=dict)
+    server: dict[Element, int] = field(default_factory=dict)
+
+    def number(self, element: Element, key: str, default: int | None = None) -> int:
+        """An attribute that is a whole number ≥ 0."""
+        text = element.attributes.get(key)
+        if text is None and default is not None:
+            return default
+        if text is None or not re.fullmatch(r"[0-9]{1,9}", text):
+            got = "nothing" if text is None else repr(text)
+            raise at(self.source, element.line, f"<{element.tag}> {key} is {got}, expected a whole number ≥ "
+                                                "0")
+        return int(text)
+
+
+def looks_like(text: str) -> bool:
+    """Whether ``text`` is meant to be XML."""
+    return text.lstrip()[:1] == "<"
+
+
+def parse(text: str, source: str = "NCCL XML") -> Topology:
+    """The machine that an NCCL topology file describes.
+
+    GPUs get their ids by ``dev`` (server by server where ``host_hash`` tells servers apart). Rates are
+    nominal: NVLink 20, 25 or 50 GB/s a lane by compute capability, PCIe by NCCL's width × speed / 80,
+    networks as given.
+
+    Raises
+    ------
+    TopologyError
+        With the line: not well-formed, a document type, a *graph* file, files without ``<gpu>`` tags (with
+        what is missing), doubled bus ids or devices, numbers that are none, NVLinks that differ between
+        their two ends.
+    """
+    root = parse_xml(text, source)
+    _check_root(root, source)
+    reading = _Reading(source, Assembly(source, "nccl-xml"))
+    _number_servers(reading, root)
+    _find_gpus(reading, root)
+    for gpu in reading.gpus:
+        label = f"GPU{gpu.attributes['dev']}"
+        reading.vertex[gpu] = reading.box.add("gpu", label, reading.server[gpu])
+    hosts = _add_pcie(reading, root)
+    _join_hosts(reading, hosts)
+    _add_nvlinks(reading)
+    _add_c2c(reading)
+    _add_nics(reading, root)
+    return reading.box.finish()
+
+
+def _check_root(root: Element, source: str) -> None:
+    if root.tag == "graphs":
+        raise at(source, root.line, "this is a graph file (NCCL_GRAPH_FILE: the rings and trees that NCCL "
+                                    "chose), "
+                                    "not a topology; give the topology (NCCL_TOPO_DUMP_FILE)")
+    if root.tag != "system":
+        raise at(source, root.line, f"the root is <{root.tag}>, expected <system>, as NCCL_TOPO_DUMP_FILE "
+                                    "writes it")
+    if root.attributes.get("version", "1") != "1":
+        raise at(source, root.line, f"<system> version {root.attributes['version']!r}, expected 1")
+
+
+def _number_servers(reading: _Reading, root: Element) -> None:
+    """A server for every ``host_hash``; processors without one are one server."""
+    servers: dict[str, int] = {}
+    for cpu in root.all("cpu"):
+        server = servers.setdefault(cpu.attributes.get("host_hash", ""), len(servers))
+        for tag in ("pci", "gpu", "nic"):
+            for element in cpu.below(tag):
+                reading.server[element] = server
+        reading.server[cpu] = server
+    _check_busids(reading, root)
+
+
+def _check_busids(reading: _Reading, root: Element) -> None:
+    first: dict[tuple[int, str], Element] = {}
+    for pci in root.below("pci"):
+        busid = _busid(pci)
+        if not busid:
+            raise at(reading.source, pci.line, "<pci> without busid")
+        known = first.setdefault((reading.server.get(pci, 0), busid), pci)
+        if known is not pci:
+            raise at(reading.source, pci.line, f"busid {busid} stands twice, first in line {known.line}")
+
+
+def _busid(pci: Element) -> str:
+    return pci.attributes.get("busid", "").lower()
+
+
+def _find_gpus(reading: _Reading, root: Element) -> None:
+    """The GPUs that take part, by server and ``dev``; as in NCCL, those without a rank do not."""
+    tags = [gpu for gpu in root.below("gpu") if gpu in reading.server]
+    if not tags:
+        raise TopologyError(_no_gpus(reading, root))
+    ranked = [gpu for gpu in tags if "rank" in gpu.attributes]
+    if ranked and len(ranked) < len(tags):
+        reading.box.notes.append(f"{len(tags) - len(ranked)} <gpu> without rank left out, as NCCL does")
+    seen: dict[tuple[int, int], Element] = {}
+    for gpu in ranked or tags:
+        key = reading.server[gpu], reading.number(gpu, "dev")
+        if key in seen:
+            raise at(reading.source, gpu.line, f"<gpu> dev {key[1]} stands twice, first in line "
+                                               f"{seen[key].line}")
+        if gpu.parent is None or gpu.parent.tag != "pci":
+            raise at(reading.source, gpu.line, "<gpu> outside of a <pci>; its bus id is unknown")
+        seen[key] = gpu
+    reading.gpus = [seen[key] for key in sorted(seen)]
+
+
+def _no_gpus(reading: _Reading, root: Element) -> str:
+    devices = [pci for pci in root.below("pci") if pci.attributes.get("class", "").startswith(nccl.CLASS_GPU)]
+    if devices:
+        shown = ", ".join(_busid(pci) for pci in devices[:8]) + (", …" if len(devices) > 8 else "")
+        what = (f"{len(devices)} PCI devices of class GPU ({shown}; the first in line {devices[0].line}) "
+                "have no "
+                "<gpu> tag")
+    else:
+        leaves = [pci for pci in root.below("pci") if not pci.children]
+        what = (f"none of the {len(leaves)} PCI devices has a <gpu> tag, and none has class "
+                f"{nccl.CLASS_GPU}… of a GPU")
+    return (f"{reading.source}: {what}, so device numbers, compute capabilities (sm) and NVLinks are "
+            "missing. "
+            f"{_COMPLETE}")
+
+
+def _add_pcie(reading: _Reading, root: Element) -> list[Element]:
+    """Vertices for processors and bridges above GPUs, and the links between; returns the processors kept."""
+    hosts = []
+    for cpu in root.all("cpu"):
+        if not any(gpu in reading.vertex for gpu in cpu.below("gpu")):
+            continue
+        hosts.append(cpu)
+        number = cpu.attributes.get("numaid", "")
+        reading.vertex[cpu] = reading.box.add("host", f"CPU{number}", reading.server[cpu])
+        stack = [(pci, cpu) for pci in reversed(cpu.all("pci"))]
+        while stack:
+            pci, parent = stack.pop()
+            if _add_pci(reading, pci, parent):
+                stack.extend((child, pci) for child in reversed(pci.all("pci")))
+    for gpu in reading.gpus:
+        if not any(_above(gpu, "cpu")):
+            raise at(reading.source, gpu.line, "<gpu> outside of a <cpu>")
+    return hosts
+
+
+def _above(element: Element, tag: str) -> list[Element]:
+    """Ancestors with this tag, nearest first."""
+    found: list[Element] = []
+    parent = element.parent
+    while parent is not None:
+        if parent.tag == tag:
+            found.append(parent)
+        parent = parent.parent
+    return found
+
+
+def _add_pci(reading: _Reading, pci: Element, parent: Element) -> bool:
+    """Add the device or bridge ``pci`` where it leads to a GPU; whether there may be more below it."""
+    own = [gpu for gpu in pci.all("gpu") if gpu in reading.vertex]
+    if len(own) > 1:
+        raise at(reading.source, own[1].line, "a second <gpu> in one <pci>")
+    deeper = any(gpu in reading.vertex for child in pci.all("pci") for gpu in child.below("gpu"))
+    if not own and not deeper:
+        return False
+    if own and not deeper and not _reaches_host_otherwise(own[0], parent):
+        reading.vertex[pci] = reading.vertex[own[0]]
+    else:
+        reading.vertex[pci] = reading.box.add("switch", f"PCI {_busid(pci)}", reading.server[pci])
+        if own:
+            reading.box.join(reading.vertex[own[0]], reading.vertex[pci], _pcie_rate(reading, pci), "pcie")
+    reading.box.join(reading.vertex[pci], reading.vertex[parent], _pcie_rate(reading, pci), "pcie")
+    return deeper
+
+
+def _reaches_host_otherwise(gpu: Element, parent: Element) -> bool:
+    """Whether PCIe needs a vertex of its own, as NVLink or C2C joins GPU and processor directly too."""
+    to_cpu = any(x.attributes.get("tclass", "").startswith(nccl.CLASS_IBM_CPU) for x in gpu.all("nvlink"))
+    return parent.tag == "cpu" and (to_cpu or bool(gpu.all("c2c")))
+
+
+def _pcie_rate(reading: _Reading, pci: Element) -> Fraction:
+    """NCCL's rate of the link above ``pci``; missing speed or width count as generation 3, ×16."""
+    width = reading.number(pci, "link_width", 0) if pci.attributes.get("link_width") else 0
+    speed = nccl.PCI_DEFAULT_SPEED
+    text = pci.attributes.get("link_speed", "").strip()
+    if text:
+        match = re.match(r"([0-9]{1,3}(?:\.[0-9])?) GT/s", text)
+        key = match[1].removesuffix(".0") if match else ""
+        if key not in nccl.PCI_SPEED:
+            raise at(reading.source, pci.line, f"<pci> link_speed {text!r}, expected one of "
+                                               + ", ".join(f"{s} GT/s" for s in nccl.PCI_SPEED))
+        speed = nccl.PCI_SPEED[key]
+    if width > 64:
+        raise at(reading.source, pci.line, f"<pci> link_width {width}, expected at most 64")
+    return nccl.pcie_gbps(speed, width or nccl.PCI_DEFAULT_WIDTH)
+
+
+def _join_hosts(reading: _Reading, hosts: list[Element]) -> None:
+    """The bus between the processors of a server, at the rate of the slower one."""
+    rates = [nccl.smp_gbps(cpu.attributes.get("arch", ""), cpu.attributes.get("vendor", ""),
+                           reading.number(cpu, "modelid", 0) if cpu.attributes.get("modelid") else 0)
+             for cpu in hosts]
+    for i, a in enumerate(hosts):
+        for j, b in enumerate(hosts[:i]):
+            if reading.server[a] == reading.server[b]:
+                reading.box.join(reading.vertex[a], reading.vertex[b], min(rates[i], rates[j]), "smp")
+
+
+def _add_nvlinks(reading: _Reading) -> None:
+    direct: dict[tuple[Element, Element], tuple[int, Element]] = {}
+    switch: int | None = None
+    for gpu in reading.gpus:
+        lane = nccl.nvlink_lane_gbps(reading.number(gpu, "sm")) if gpu.all("nvlink") else 0
+        for link in gpu.all("nvlink"):
+            count = _lanes(reading, link)
+            target = _target(reading, gpu, link)
+            if target == "switch":
+                if switch is None:
+                    switch = reading.box.add("switch", "NVSwitch", reading.server[gpu])
+                reading.box.join(reading.vertex[gpu], switch, count * lane, "nvlink")
+            elif target == "cpu":
+                host = reading.vertex[_above(gpu, "cpu")[0]]
+                reading.box.join(reading.vertex[gpu], host, count * lane, "nvlink")
+            elif isinstance(target, Element):
+                known = direct.get((gpu, target), (0, link))[0]
+                direct[gpu, target] = known + count, link
+    _add_direct(reading, direct)
+
+
+def _lanes(reading: _Reading, link: Element) -> int:
+    count = reading.number(link, "count")
+    if not 1 <= count <= 64:
+        raise at(reading.source, link.line, f"<nvlink> count {count}, expected 1 … 64")
+    return count
+
+
+def _target(reading: _Reading, gpu: Element, link: Element) -> Element | str | None:
+    """What an NVLink ends in: a GPU's element, ``"switch"``, ``"cpu"``, or None where it leads nowhere."""
+    busid = link.attributes.get("target", "").lower()
+    kind = link.attributes.get("tclass", "")
+    if busid in nccl.HIDDEN_NVSWITCH or kind.startswith(nccl.CLASS_NVSWITCH):
+        return "switch"
+    if kind.startswith(nccl.CLASS_IBM_CPU):
+        return "cpu"
+    label = f"GPU{gpu.attributes['dev']}"
+    if gpu.parent is not None and _busid(gpu.parent) == busid:
+        reading.box.notes.append(f"line {link.line}: NVLink of {label} to itself left out")
+        return None
+    others = [x for x in reading.gpus if x.parent is not None and _busid(x.parent) == busid
+              and reading.server[x] == reading.server[gpu]]
+    if not others:
+        reading.box.notes.append(f"line {link.line}: NVLink of {label} to {busid or 'nothing'} left out: no "
+                                 "GPU there")
+        return None
+    return others[0]
+
+
+def _add_direct(reading: _Reading, direct: dict[tuple[Element, Element], tuple[int, Element]]) -> None:
+    for (a, b), (count, link) in direct.items():
+        back = direct.get((b, a))
+        if back is None or back[0] != count:
+            other = "none" if back is None else f"{back[0]} (line {back[1].line})"
+            raise at(reading.source, link.line,
+                     f"{count} NVLinks from GPU{a.attributes['dev']} to GPU{b.attributes['dev']}, but "
+                     f"{other} the other way; NVLinks "
+                     "run both ways")
+        slower = min(nccl.nvlink_lane_gbps(reading.number(x, "sm")) for x in (a, b))
+        reading.box.arc(reading.vertex[a], reading.vertex[b], count * slower, "nvlink")
+
+
+def _add_c2c(reading: _Reading) -> None:
+    """Chip-to-chip links between a GPU and its processor: ``bw`` × ``count`` in MB/s."""
+    for gpu in reading.gpus:
+        for link in gpu.all("c2c"):
+            gbps = Fraction(reading.number(link, "bw") * _lanes(reading, link), 1000)
+            if not 0 < gbps <= MAX_GBPS:
+                raise at(reading.source, link.line, f"<c2c> of {float(gbps):g} GB/s; expected more than 0")
+            reading.box.join(reading.vertex[gpu], reading.vertex[_above(gpu, "cpu")[0]], gbps, "c2c")
+
+
+def _add_nics(reading: _Reading, root: Element) -> None:
+    for nic in root.below("nic"):
+        ports = nic.all("net")
+        speeds = [_speed(reading, port) for port in ports]
+        near = _nearest_gpus(reading, nic)
+        if not any(speeds) or not near:
+            reading.box.notes.append(f"line {nic.line}: <nic> without a network port of known speed, or "
+                                     "without "
+                                     "a GPU near it, left out")
+            continue
+        rate = Fraction(sum(speeds), 8000)
+        if nic.parent is not None and nic.parent.tag == "pci":
+            rate = min(rate, _pcie_rate(reading, nic.parent))
+        names = "+".join(port.attributes.get("name", "net") for port in ports)
+        vertex = reading.box.add("nic", names[:64], reading.server[near[0]])
+        for gpu in near:
+            reading.box.join(reading.vertex[gpu], vertex, rate, "net")
+
+
+def _speed(reading: _Reading, port: Element) -> int:
+    """Mbit/s of a port; 0 where it does not say."""
+    speed = reading.number(port, "speed", 0)
+    if speed > 8000 * MAX_GBPS:
+        raise at(reading.source, port.line, f"<net> speed {speed} Mbit/s; expected at most {8000 * MAX_GBPS}")
+    return speed
+
+
+def _nearest_gpus(reading: _Reading, nic: Element) -> list[Element]:
+    """GPUs under the nearest ancestor of ``nic`` that has any."""
+    above = nic.parent
+    while above is not None and above.tag != "system":
+        found = [gpu for gpu in above.below("gpu") if gpu in reading.vertex]
+        if found:
+            return sorted(found, key=lambda gpu: reading.vertex[gpu])
+        above = above.parent
+    return []

@@ -1,0 +1,239 @@
+"""NCCL's topology XML, written: what ``NCCL_TOPO_FILE`` takes, and :mod:`~.nccl_xml` reads back.
+
+NCCL has a place for GPUs, PCIe trees, NVLink, one NVSwitch plane, C2C, and NICs on PCIe, in one server. What
+has none (xGMI, several servers, links of different rates per direction) is refused; JSON writes everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from xml.sax.saxutils import quoteattr
+
+from blinkccl.errors import UnsupportedError
+from blinkccl.topology import nccl_constants as nccl
+from blinkccl.topology.assembly import exact_unit
+from blinkccl.topology.connectivity import reachable
+from blinkccl.topology.model import Topology
+
+_SPEEDS = {"8": "8.0 GT/s PCIe", "16": "16.0 GT/s PCIe", "32": "32.0 GT/s PCIe", "64": "64.0 GT/s PCIe",
+           "5": "5.0 GT/s PCIe", "2.5": "2.5 GT/s PCIe"}
+
+
+@dataclass
+class _Plan:
+    """The tree to write: the PCIe parent of each vertex, and who hangs below."""
+
+    topology: Topology
+    rate: dict[tuple[int, int], Fraction]
+    parent: dict[int, int]
+    children: dict[int, list[int]]
+    hosts: list[int]
+
+    def subtree(self, vertex: int) -> set[int]:
+        """``vertex`` and what hangs below it."""
+        return reachable(vertex, self.children)
+
+
+def write(topology: Topology) -> str:
+    """``topology`` as NCCL topology XML, without a declaration, as NCCL's parser refuses one.
+
+    GPUs without PCIe (synthetic topologies) are put under one processor by PCIe 3 ×16, as NCCL needs a place
+    for each. A NIC goes to the lowest bridge above all its GPUs; the reader joins it with every GPU below it,
+    so where two GPUs with a NIC each share a bridge, each reads back as joined to both NICs.
+
+    Raises
+    ------
+    UnsupportedError
+        With the reason, if NCCL's XML has no place for some part of the topology.
+    """
+    _check(topology)
+    plan = _plan(topology)
+    lines = ['<system version="1">']
+    for number, host in enumerate(plan.hosts):
+        arch, vendor, family, model = _processor(plan, host)
+        attributes = {"numaid": str(number), "arch": arch, "vendor": vendor, "familyid": str(family),
+                      "modelid": str(model)}
+        lines.append(f"  <cpu{_attributes(attributes)}>")
+        for child in plan.children.get(host, []):
+            lines.extend(_device(plan, child, 2))
+        lines.append("  </cpu>")
+    lines.append("</system>")
+    return "\n".join(lines) + "\n"
+
+
+def _check(topology: Topology) -> None:
+    if len({v.server for v in topology.vertices}) > 1:
+        raise UnsupportedError(f"{topology.name} has several servers, and NCCL's XML describes one; write "
+                               "JSON")
+    foreign = [v.label for v in topology.vertices if v.kind == "cpu"]
+    if foreign:
+        raise UnsupportedError(f"{topology.name}: the ranks {', '.join(foreign[:4])} are no GPUs; write JSON")
+    for x in topology.links:
+        if x.kind in ("xgmi", "shm"):
+            raise UnsupportedError(f"{topology.name}: NCCL's XML has no place for {x.kind} links; write JSON")
+        ends = {topology.vertex[x.src].kind, topology.vertex[x.dst].kind}
+        if "gpu" not in ends and x.kind != "pcie" and (x.kind != "smp" or ends != {"host"}):
+            raise UnsupportedError(f"{topology.name}: NCCL's XML has no place for the {x.kind} link {x.src} "
+                                   f"→ {x.dst} "
+                                   "between vertices that are no GPUs; write JSON")
+        back = topology.link.get((x.dst, x.src))
+        if back is None or back.capacity != x.capacity or back.kind != x.kind:
+            raise UnsupportedError(f"{topology.name}: link {x.src} → {x.dst} differs from its other "
+                                   "direction; NCCL's "
+                                   "XML gives both one rate; write JSON")
+    planes = [v.id for v in topology.vertices if v.kind == "switch"
+              and any(x.kind == "nvlink" and x.src == v.id for x in topology.links)]
+    if len(planes) > 1:
+        raise UnsupportedError(f"{topology.name} has {len(planes)} NVSwitch planes, which NCCL takes for "
+                               "one; write "
+                               "JSON")
+
+
+def _plan(topology: Topology) -> _Plan:
+    """The forest of PCIe links, each tree hung up at its host."""
+    unit = exact_unit(topology)
+    rate = {(x.src, x.dst): x.capacity * unit for x in topology.links}
+    pcie: dict[int, list[int]] = {}
+    for x in topology.links:
+        if x.kind == "pcie":
+            pcie.setdefault(x.src, []).append(x.dst)
+    hosts = [v.id for v in topology.vertices if v.kind == "host"]
+    plan = _Plan(topology, rate, {}, {}, hosts)
+    for host in hosts:
+        stack = [host]
+        while stack:
+            vertex = stack.pop()
+            for other in pcie.get(vertex, []):
+                if other == plan.parent.get(vertex):
+                    continue
+                if other in plan.parent or other in hosts:
+                    raise UnsupportedError(f"{topology.name}: PCIe is no tree below each host (vertex "
+                                           f"{other}); "
+                                           "write JSON")
+                plan.parent[other] = vertex
+                plan.children.setdefault(vertex, []).append(other)
+                stack.append(other)
+    _place_others(plan)
+    return plan
+
+
+def _place_others(plan: _Plan) -> None:
+    """GPUs without PCIe go to their host by NVLink or C2C, else to the first; NICs to their GPUs."""
+    topology = plan.topology
+    homeless = [g for g in topology.ranks if g not in plan.parent]
+    if homeless and not plan.hosts:
+        plan.hosts.append(max(v.id for v in topology.vertices) + 1)
+    for gpu in homeless:
+        home = next((x.dst for x in topology.links if x.src == gpu and x.dst in plan.hosts), plan.hosts[0])
+        plan.parent[gpu] = home
+        plan.children.setdefault(home, []).append(gpu)
+    for nic in (v.id for v in topology.vertices if v.kind == "nic" and v.id not in plan.parent):
+        gpus = {x.dst for x in topology.links if x.src == nic and x.dst in topology.ranks}
+        if gpus:
+            home = _lowest_above(plan, gpus)
+            plan.parent[nic] = home
+            plan.children.setdefault(home, []).append(nic)
+
+
+def _lowest_above(plan: _Plan, gpus: set[int]) -> int:
+    """The lowest vertex with all of ``gpus`` below it; their first host where none has."""
+    vertex = plan.parent[min(gpus)]
+    while not gpus <= plan.subtree(vertex) and vertex in plan.parent:
+        vertex = plan.parent[vertex]
+    return vertex
+
+
+def _processor(plan: _Plan, host: int) -> tuple[str, str, int, int]:
+    rates = sorted({plan.rate[host, x.dst] for x in plan.topology.links if x.kind == "smp" and x.src == host})
+    if not rates:
+        return nccl.PROCESSORS[10]
+    if len(rates) > 1 or rates[0].denominator != 1 or int(rates[0]) not in nccl.PROCESSORS:
+        shown = ", ".join(f"{float(r):g}" for r in rates)
+        raise UnsupportedError(f"{plan.topology.name}: NCCL knows no processor with {shown} GB/s to the "
+                               "next; write "
+                               "JSON")
+    return nccl.PROCESSORS[int(rates[0])]
+
+
+def _device(plan: _Plan, vertex: int, depth: int) -> Iterator[str]:
+    """The lines of one PCI device or bridge and of what hangs below it."""
+    pad = "  " * depth
+    kind = plan.topology.vertex[vertex].kind
+    pci = {"busid": _busid(vertex), "class": {"gpu": "0x030200", "nic": "0x020700"}.get(kind, "0x060400")}
+    above = _rate_above(plan, vertex)
+    yield f"{pad}<pci{_attributes(pci | _pcie_attributes(plan, vertex, above))}>"
+    if kind == "gpu":
+        yield from _gpu(plan, vertex, depth + 1)
+    elif kind == "nic":
+        yield from _nic(plan, vertex, depth + 1)
+    for child in plan.children.get(vertex, []):
+        yield from _device(plan, child, depth + 1)
+    yield f"{pad}</pci>"
+
+
+def _rate_above(plan: _Plan, vertex: int) -> Fraction:
+    """GB/s of the PCIe link above; where the topology has none, one that hides no network rate."""
+    link = plan.topology.link.get((vertex, plan.parent[vertex]))
+    if link is not None and link.kind == "pcie":
+        return plan.rate[vertex, plan.parent[vertex]]
+    return nccl.pcie_gbps(480 if plan.topology.vertex[vertex].kind == "nic" else 60, 16)
+
+
+def _busid(vertex: int) -> str:
+    return f"{vertex >> 8 & 0xffff:04x}:{vertex & 0xff:02x}:00.0"
+
+
+def _pcie_attributes(plan: _Plan, vertex: int, gbps: Fraction) -> dict[str, str]:
+    """A speed and a width that NCCL turns into ``gbps``; ×16 where there is a choice."""
+    for width in (16, 8, 4, 2, 1, *range(32, 0, -1)):
+        for name, text in _SPEEDS.items():
+            if nccl.pcie_gbps(nccl.PCI_SPEED[name], width) == gbps:
+                return {"link_speed": text, "link_width": str(width)}
+    raise UnsupportedError(f"{plan.topology.name}: no PCIe link has {float(gbps):g} GB/s (vertex {vertex}); "
+                           "write JSON")
+
+
+def _gpu(plan: _Plan, gpu: int, depth: int) -> Iterator[str]:
+    pad = "  " * depth
+    number = str(plan.topology.ranks.index(gpu))
+    sm = _compute_capability(plan.topology, plan.rate)
+    yield f"{pad}<gpu{_attributes({'dev': number, 'sm': str(sm), 'rank': number, 'gdr': '1'})}>"
+    for x in plan.topology.links:
+        if x.src != gpu:
+            continue
+        if x.kind == "nvlink":
+            count = str(int(plan.rate[x.src, x.dst] / nccl.nvlink_lane_gbps(sm)))
+            kind = {"gpu": "0x030200", "switch": "0x068000"}.get(plan.topology.vertex[x.dst].kind, "0x068001")
+            yield f"{pad}  <nvlink{_attributes({'target': _busid(x.dst), 'count': count, 'tclass': kind})}/>"
+        elif x.kind == "c2c":
+            bandwidth = str(int(plan.rate[x.src, x.dst] * 1000))
+            yield f"{pad}  <c2c{_attributes({'bw': bandwidth, 'count': '1'})}/>"
+    yield f"{pad}</gpu>"
+
+
+def _compute_capability(topology: Topology, rate: dict[tuple[int, int], Fraction]) -> int:
+    """An ``sm`` whose lane divides every NVLink of the topology."""
+    rates = [rate[x.src, x.dst] for x in topology.links if x.kind == "nvlink"]
+    for sm in (70, 60):
+        if all((r / nccl.nvlink_lane_gbps(sm)).denominator == 1 for r in rates):
+            return sm
+    raise UnsupportedError(f"{topology.name}: its NVLinks are no whole number of lanes of 25 or 20 GB/s; "
+                           "write JSON")
+
+
+def _nic(plan: _Plan, nic: int, depth: int) -> Iterator[str]:
+    pad = "  " * depth
+    gbps = max((plan.rate[x.src, x.dst] for x in plan.topology.links if x.src == nic), default=Fraction(0))
+    name = plan.topology.vertex[nic].label
+    dev = [v.id for v in plan.topology.vertices if v.kind == "nic"].index(nic)
+    net = {"name": name, "dev": str(dev), "speed": str(int(gbps * 8000)), "port": "1", "latency": "0.000000",
+           "guid": hex(nic), "maxconn": "65536", "gdr": "1"}
+    yield f"{pad}<nic>"
+    yield f"{pad}  <net{_attributes(net)}/>"
+    yield f"{pad}</nic>"
+
+
+def _attributes(values: dict[str, str]) -> str:
+    return "".join(f" {key}={quoteattr(value)}" for key, value in values.items())

@@ -1,0 +1,58 @@
+"""NVML's return codes as our errors: one total table."""
+
+from __future__ import annotations
+
+from blinkccl.errors import BlinkError, TopologyError, UnsupportedError
+
+_ASK = "see what \"nvidia-smi\" says, and give a file or a catalog name with --topo meanwhile"
+_OURS = "this is a fault of this program; please report it, and give a file with --topo meanwhile"
+_ROOT = "ask the administrator, or give a file with --topo"
+_DRIVER = "update the driver or nvidia-ml-py so that both fit, and reboot if the driver was just updated"
+_WAIT = "try again in a moment"
+
+#: What each code means, and what to do; from nvml.h.
+NVML_ERRORS: dict[int, tuple[str, str]] = {
+    1: ("NVML was not initialised", _OURS),
+    2: ("an argument is invalid", _OURS),
+    3: ("this GPU or driver does not support the query", _ASK),
+    4: ("no permission", _ROOT),
+    5: ("NVML is initialised already", _OURS),
+    6: ("the object was not found", _ASK),
+    7: ("a buffer is too small", _OURS),
+    8: ("a power cable is not attached", _ROOT),
+    9: ("the driver is not loaded", _ASK),
+    10: ("the query timed out", _WAIT),
+    11: ("the kernel found an interrupt problem with a GPU", _ROOT),
+    12: ("the NVML library is not there", _ASK),
+    13: ("this NVML has no such function", _DRIVER),
+    14: ("the infoROM of a GPU is corrupted", _ROOT),
+    15: ("a GPU has fallen off the bus", _ROOT),
+    16: ("a GPU needs a reset", _ROOT),
+    17: ("the operating system or cgroup blocks a GPU", _ROOT),
+    18: ("driver and library have different versions", _DRIVER),
+    19: ("a GPU is in use", _WAIT),
+    20: ("too little memory", _WAIT),
+    21: ("there are no data", _ASK),
+    22: ("ECC is on, which vGPU does not support", _ROOT),
+    23: ("too few resources other than memory", _WAIT),
+    24: ("the frequency is not supported", _OURS),
+    25: ("the version of a structure is unknown", _DRIVER),
+    26: ("the function is deprecated", _DRIVER),
+    27: ("the system is not ready", _WAIT),
+    28: ("no GPU was found", _ASK),
+    29: ("the GPU is in the wrong state", _ROOT),
+    30: ("the reset type is not supported", _OURS),
+    999: ("an internal error of the driver", _ASK),
+}
+NOT_SUPPORTED, DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, FUNCTION_NOT_FOUND, GPU_NOT_FOUND = 3, 9, 12, 13, 28
+#: Codes that say that this is a machine without NVIDIA GPUs, rather than one whose GPUs fail.
+NO_GPUS = (DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, GPU_NOT_FOUND)
+#: Codes that say that this GPU, driver or virtual machine does not tell.
+NOT_TOLD = (NOT_SUPPORTED, FUNCTION_NOT_FOUND)
+
+
+def nvml_error(code: int, doing: str) -> BlinkError:
+    """The error for NVML's return ``code`` while ``doing`` something; total, also over codes yet to come."""
+    meaning, action = NVML_ERRORS.get(code, ("a code that this program does not know", _DRIVER))
+    text = f"NVML, {doing}: {meaning} (code {code}); {action}"
+    return UnsupportedError(text) if code in NOT_TOLD else TopologyError(text)

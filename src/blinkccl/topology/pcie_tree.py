@@ -1,0 +1,126 @@
+"""From "how far apart are these two devices" to the PCIe tree that explains it.
+
+``nvidia-smi`` names the common ancestor of each pair: PIX (one bridge), PXB (several bridges), PHB and NODE
+(the processor), SYS (the bus between processors). Distances to a common ancestor form an ultrametric, so
+each level is an equivalence relation, and its classes are the switches and hosts. Pairs joined by NVLink
+hide their PCIe distance; a NIC that is near both tells it (d(a, b) ≤ max(d(a, n), d(n, b))), and
+where none is, equal CPU affinity is taken as a hint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from blinkccl.topology.assembly import Assembly
+
+#: Distance by cell; old drivers wrote SOC for SYS.
+DISTANCE = {"PIX": 1, "PXB": 2, "PHB": 3, "NODE": 4, "SYS": 5, "SOC": 5}
+PIX, PXB, NODE, SYS = 1, 2, 4, 5
+
+
+@dataclass(frozen=True, slots=True)
+class Contradiction:
+    """Two devices that other cells put nearer together than their own cell says."""
+
+    a: int
+    b: int
+    limit: int
+
+
+def classes(distances: Sequence[Sequence[int]], limit: int) -> list[list[int]] | Contradiction:
+    """Devices grouped by known distance at most ``limit``; 0 means unknown. Groups and members ascending."""
+    count = len(distances)
+    group = [-1] * count
+    members: list[list[int]] = []
+    for start in range(count):
+        if group[start] >= 0:
+            continue
+        group[start] = len(members)
+        found = [start]
+        for device in found:
+            row = distances[device]
+            for other in range(count):
+                if group[other] < 0 and 0 < row[other] <= limit:
+                    group[other] = group[start]
+                    found.append(other)
+        members.append(sorted(found))
+    for found in members:
+        for a in found:
+            row = distances[a]
+            for b in found:
+                if row[b] > limit:
+                    return Contradiction(a, b, limit)
+    return members
+
+
+def merge_by_affinity(hosts: list[list[int]], distances: Sequence[Sequence[int]],
+                      affinity: Sequence[str]) -> list[list[int]]:
+    """Hosts with those joined that the matrix leaves open and that share a CPU affinity.
+
+    A SYS cell between two groups always keeps them apart, whatever the affinity says: a P100 page shows the
+    same affinity for all its GPUs. Groups without any affinity join the first group that no SYS cell forbids.
+    """
+    merged: list[list[int]] = []
+    for host in hosts:
+        mine = _affinities(host, affinity)
+        for other in merged:
+            theirs = _affinities(other, affinity)
+            unlike = mine and theirs and not any(x in theirs for x in mine)
+            if not unlike and all(distances[a][b] < SYS for a in host for b in other):
+                other.extend(host)
+                break
+        else:
+            merged.append(list(host))
+    return merged
+
+
+def _affinities(host: list[int], affinity: Sequence[str]) -> list[str]:
+    return [affinity[device] for device in host if affinity[device]]
+
+
+def attach(box: Assembly, hosts: list[list[int]], pxb: list[list[int]], pix: list[list[int]], gpu_count: int,
+           pcie_gbps: Fraction | int, smp_gbps: int) -> None:
+    """Add hosts and switches over the GPUs (devices 0 … ``gpu_count`` − 1, with the same vertex ids).
+
+    A switch becomes a vertex where two or more things hang on it; other devices only told us the groups.
+    More than two hosts meet at one bus vertex, so that no host gets more than its one port.
+    """
+    vertices: list[int] = []
+    for number, members in enumerate(hosts):
+        gpus = [d for d in members if d < gpu_count]
+        if not gpus:
+            continue
+        host = box.add("host", f"CPU{number}")
+        vertices.append(host)
+        for below in _within(pxb, gpus):
+            leaves = _within(pix, below)
+            upper = box.add("switch", f"PCIe{len(box.vertices)}") if len(leaves) > 1 else None
+            if upper is not None:
+                box.join(upper, host, pcie_gbps, "pcie")
+            for leaf in leaves:
+                _attach_leaf(box, leaf, host if upper is None else upper, pcie_gbps)
+    _join_hosts(box, vertices, smp_gbps)
+
+
+def _within(groups: list[list[int]], wanted: list[int]) -> list[list[int]]:
+    inside = set(wanted)
+    parts = [[d for d in group if d in inside] for group in groups]
+    return [part for part in parts if part]
+
+
+def _attach_leaf(box: Assembly, gpus: list[int], parent: int, pcie_gbps: Fraction | int) -> None:
+    if len(gpus) == 1:
+        box.join(gpus[0], parent, pcie_gbps, "pcie")
+        return
+    switch = box.add("switch", f"PCIe{len(box.vertices)}")
+    box.join(switch, parent, pcie_gbps, "pcie")
+    box.join_all(gpus, switch, pcie_gbps, "pcie")
+
+
+def _join_hosts(box: Assembly, hosts: list[int], smp_gbps: int) -> None:
+    if len(hosts) == 2:
+        box.join(hosts[0], hosts[1], smp_gbps, "smp")
+    elif len(hosts) > 2:
+        box.join_all(hosts, box.add("switch", "SMP"), smp_gbps, "smp")

@@ -1,0 +1,293 @@
+"""The machine this runs on: its GPUs by NVML, or its CPUs where it has none.
+
+What GPUs can really do decides, not what is plugged: two GPUs count as joined by NVLink only where NVML's
+P2P status says so. In virtual machines and partitions links can be up that P2P may not use.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from blinkccl.errors import TopologyError
+from blinkccl.topology import nccl_constants as nccl
+from blinkccl.topology import pcie_tree
+from blinkccl.topology.assembly import Assembly
+from blinkccl.topology.model import Topology
+from blinkccl.topology.nvml_errors import NO_GPUS, NOT_TOLD, nvml_error
+from blinkccl.topology.select import ids_text
+
+#: One core copying from memory to memory; nobody measured it on this host.
+SHM_GBPS = 10
+SMP_GBPS = 10
+#: With more CPUs than this, NUMA nodes become the ranks.
+MAX_CPU_RANKS = 16
+#: nvml.h. nvidia-ml-py's constant for the first of these is a tuple by mistake, so they stand here.
+P2P_NVLINK, P2P_OK = 2, 0
+REMOTE_GPU, REMOTE_SWITCH = 0, 2
+MAX_NVLINKS = 36
+_ANCESTOR = {0: 1, 10: 1, 20: 2, 30: 3, 40: 4, 50: 5}
+_PCIE_GENERATION = {1: "2.5", 2: "5", 3: "8", 4: "16", 5: "32", 6: "64"}
+
+
+def probe(nvml: Any = None) -> Topology:
+    """This machine.
+
+    Parameters
+    ----------
+    nvml
+        A module with the functions of ``pynvml``; by default that of nvidia-ml-py.
+
+    Returns
+    -------
+    Topology
+        GPUs with NVLinks and PCIe, provenance ``nvml``; without a driver or GPUs the CPUs or NUMA nodes on a
+        shared-memory switch, provenance ``host``. Its notes say what was assumed.
+
+    Raises
+    ------
+    TopologyError
+        If NVML is there and fails, by :mod:`~.nvml_errors`.
+    UnsupportedError
+        If it does not support a query that we need.
+    """
+    driver = import_module("pynvml") if nvml is None else nvml
+    try:
+        driver.nvmlInit()
+    except driver.NVMLError as error:
+        if error.value in NO_GPUS:
+            return this_host()
+        raise nvml_error(error.value, "starting") from error
+    try:
+        gpus = _Gpus.read(_Driver(driver))
+    finally:
+        driver.nvmlShutdown()
+    return gpus.topology() if gpus.busids else this_host()
+
+
+@dataclass(frozen=True)
+class _Driver:
+    """Calls into NVML with its errors turned into ours."""
+
+    nvml: Any
+
+    def ask(self, doing: str, function: str, *arguments: Any) -> Any:
+        """The answer, or our error for NVML's code."""
+        try:
+            return getattr(self.nvml, function)(*arguments)
+        except self.nvml.NVMLError as error:
+            raise nvml_error(error.value, doing) from error
+
+    def ask_if_told(self, doing: str, function: str, *arguments: Any) -> Any:
+        """The answer, or None where this GPU or driver does not tell."""
+        try:
+            return getattr(self.nvml, function)(*arguments)
+        except self.nvml.NVMLError as error:
+            if error.value in NOT_TOLD or error.value == 2:  # 2: an NVLink number that this GPU does not have
+                return None
+            raise nvml_error(error.value, doing) from error
+
+
+@dataclass
+class _Gpus:
+    """What NVML said, before it becomes a topology."""
+
+    busids: list[str] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    capability: list[int] = field(default_factory=list)
+    pcie_gbps: list[Fraction] = field(default_factory=list)
+    #: Per GPU: active NVLinks by the bus id of the GPU at the other end, and those to anything else.
+    direct: list[dict[str, int]] = field(default_factory=list)
+    switched: list[int] = field(default_factory=list)
+    p2p: list[list[bool]] = field(default_factory=list)
+    distance: list[list[int]] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, driver: _Driver) -> _Gpus:
+        """Ask for everything; O(GPUs²) calls."""
+        gpus = cls()
+        count = driver.ask("counting GPUs", "nvmlDeviceGetCount")
+        handles = [driver.ask(f"opening GPU {i}", "nvmlDeviceGetHandleByIndex", i) for i in range(count)]
+        for i, handle in enumerate(handles):
+            gpus._read_one(driver, i, handle)
+        for i, a in enumerate(handles):
+            gpus.p2p.append([i != j and _p2p(driver, i, j, a, b) for j, b in enumerate(handles)])
+            gpus.distance.append([0 if i == j else _distance(driver, i, j, a, b)
+                                  for j, b in enumerate(handles)])
+        return gpus
+
+    def _read_one(self, driver: _Driver, i: int, handle: Any) -> None:
+        self.busids.append(_busid(driver.ask(f"bus id of GPU {i}", "nvmlDeviceGetPciInfo", handle).busId))
+        name = driver.ask(f"name of GPU {i}", "nvmlDeviceGetName", handle)
+        self.names.append(name.decode() if isinstance(name, bytes) else str(name))
+        major, minor = driver.ask(f"capability of GPU {i}", "nvmlDeviceGetCudaComputeCapability", handle)
+        self.capability.append(10 * major + minor)
+        self.pcie_gbps.append(_pcie(driver, i, handle))
+        direct, switched = _nvlinks(driver, i, handle)
+        self.direct.append(direct)
+        self.switched.append(switched)
+
+    def topology(self) -> Topology:
+        """The machine behind these answers."""
+        box = Assembly("this machine", "nvml")
+        for i in range(len(self.busids)):
+            box.add("gpu", f"GPU{i}")
+        box.notes.append(f"GPUs by NVML's numbers: {', '.join(sorted(set(self.names)))}")
+        self._join_direct(box)
+        self._join_switched(box)
+        self._join_pcie(box)
+        return box.finish()
+
+    def _lane(self, a: int) -> int:
+        return nccl.nvlink_lane_gbps(self.capability[a])
+
+    def _lanes(self, a: int, b: int) -> int:
+        return min(self.direct[a].get(self.busids[b], 0), self.direct[b].get(self.busids[a], 0))
+
+    def _join_direct(self, box: Assembly) -> None:
+        for a in range(len(self.busids)):
+            for b in range(a + 1, len(self.busids)):
+                lanes = self._lanes(a, b)
+                joined = self.p2p[a][b] and self.p2p[b][a]
+                if lanes and not joined:
+                    box.notes.append(f"GPU{a} and GPU{b} share {lanes} NVLinks, but P2P over them is off: "
+                                     "left out")
+                elif lanes:
+                    box.join(a, b, lanes * min(self._lane(a), self._lane(b)), "nvlink")
+
+    def _join_switched(self, box: Assembly) -> None:
+        """One switch vertex per group of GPUs that reach each other by NVLink without sharing a link."""
+        count = range(len(self.busids))
+        over = [[1 if self.p2p[a][b] and self.p2p[b][a] and not self._lanes(a, b) else 0 for b in count]
+                for a in count]
+        groups = pcie_tree.classes(over, 1)
+        assert isinstance(groups, list), "distances of one kind cannot contradict each other"
+        for group in (g for g in groups if len(g) > 1):
+            if not all(over[a][b] for a in group for b in group if a != b):
+                raise TopologyError(f"NVML: P2P over NVSwitch among the GPUs {ids_text(group)} holds for "
+                                    "some pairs "
+                                    "only, which no switch explains; check \"nvidia-smi topo -p2p n\" and "
+                                    "the "
+                                    "fabric manager, or give a file with --topo")
+            switch = box.add("switch", "NVSwitch")
+            for a in group:
+                if not self.switched[a]:
+                    box.notes.append(f"GPU{a}: P2P over NVLink works, but its NVLinks are hidden: taken as "
+                                     "one lane")
+                box.join(a, switch, max(1, self.switched[a]) * self._lane(a), "nvlink")
+
+    def _join_pcie(self, box: Assembly) -> None:
+        levels: list[list[list[int]]] = []
+        for limit in (pcie_tree.PIX, pcie_tree.PXB, pcie_tree.NODE):
+            groups = pcie_tree.classes(self.distance, limit)
+            if isinstance(groups, pcie_tree.Contradiction):
+                raise TopologyError(f"NVML: the common ancestors of GPU{groups.a} and GPU{groups.b} "
+                                    "contradict those "
+                                    "of the other GPUs; give the topology as a file with --topo")
+            levels.append(groups)
+        slowest = min(self.pcie_gbps)
+        pcie_tree.attach(box, levels[2], levels[1], levels[0], len(self.busids), slowest, SMP_GBPS)
+        box.notes.append(f"PCIe is {float(slowest):g} GB/s by generation and width; the bus between "
+                         "processors is "
+                         f"taken as {SMP_GBPS} GB/s, as NVML does not say")
+
+
+def _busid(raw: bytes | str) -> str:
+    """Lower case, with a four-digit domain: NVML writes four digits in one place and eight in another."""
+    text = (raw.decode() if isinstance(raw, bytes) else raw).lower()
+    domain, _, rest = text.partition(":")
+    return f"{domain[-4:].rjust(4, '0')}:{rest}"
+
+
+def _p2p(driver: _Driver, i: int, j: int, a: Any, b: Any) -> bool:
+    doing = f"P2P status of GPU {i} and GPU {j}"
+    status: int | None = driver.ask_if_told(doing, "nvmlDeviceGetP2PStatus", a, b, P2P_NVLINK)
+    return status == P2P_OK
+
+
+def _distance(driver: _Driver, i: int, j: int, a: Any, b: Any) -> int:
+    """As in :mod:`~.pcie_tree`; where the driver does not tell, through the processor."""
+    doing = f"common ancestor of GPU {i} and GPU {j}"
+    level = driver.ask_if_told(doing, "nvmlDeviceGetTopologyCommonAncestor", a, b)
+    return 3 if level is None else _ANCESTOR.get(int(level), 5)
+
+
+def _pcie(driver: _Driver, i: int, handle: Any) -> Fraction:
+    """GB/s by the largest generation and width of GPU and slot; the current ones sink when a GPU idles."""
+    generation = driver.ask_if_told("PCIe generation of GPU "
+                                    f"{i}", "nvmlDeviceGetMaxPcieLinkGeneration", handle)
+    width = driver.ask_if_told(f"PCIe width of GPU {i}", "nvmlDeviceGetMaxPcieLinkWidth", handle)
+    speed = nccl.PCI_SPEED[_PCIE_GENERATION.get(generation or 3, "8")]
+    return nccl.pcie_gbps(speed, width or nccl.PCI_DEFAULT_WIDTH)
+
+
+def _nvlinks(driver: _Driver, i: int, handle: Any) -> tuple[dict[str, int], int]:
+    """Active NVLinks of one GPU: by the bus id of a remote GPU, and the number of all others."""
+    direct: dict[str, int] = {}
+    others = 0
+    for link in range(MAX_NVLINKS):
+        doing = f"NVLink {link} of GPU {i}"
+        state = driver.ask_if_told(doing, "nvmlDeviceGetNvLinkState", handle, link)
+        if state is None:
+            break
+        if not state:
+            continue
+        kind = driver.ask_if_told(doing, "nvmlDeviceGetNvLinkRemoteDeviceType", handle, link)
+        remote = driver.ask_if_told(doing, "nvmlDeviceGetNvLinkRemotePciInfo", handle, link)
+        if kind == REMOTE_GPU and remote is not None:
+            busid = _busid(remote.busId)
+            direct[busid] = direct.get(busid, 0) + 1
+        elif kind in (REMOTE_SWITCH, None) or kind > REMOTE_SWITCH:
+            others += 1
+    return direct, others
+
+
+def this_host(cpus: Sequence[int] | None = None, nodes: Sequence[int] | None = None) -> Topology:
+    """CPUs, or NUMA nodes where there are many CPUs, as ranks on one shared-memory switch.
+
+    Parameters
+    ----------
+    cpus, nodes
+        Numbers of the CPUs that this process may use and of the NUMA nodes; by default those of this host.
+    """
+    cpus = _allowed_cpus() if cpus is None else cpus
+    nodes = _numa_nodes() if nodes is None else nodes
+    box = Assembly("this host", "host")
+    if len(cpus) > MAX_CPU_RANKS and len(nodes) > 1:
+        ranks = [box.add("cpu", f"NUMA{node}") for node in nodes]
+        box.notes.append(f"{len(cpus)} CPUs: one rank per NUMA node")
+    else:
+        ranks = [box.add("cpu", f"CPU{cpu}") for cpu in cpus[:MAX_CPU_RANKS]]
+        if len(cpus) > len(ranks):
+            box.notes.append(f"{len(cpus)} CPUs: the first {len(ranks)} are ranks")
+    box.join_all(ranks, box.add("switch", "SHM"), SHM_GBPS, "shm")
+    box.notes.append(f"no NVIDIA GPUs here: CPUs over shared memory, {SHM_GBPS} GB/s each by assumption")
+    return box.finish()
+
+
+def _allowed_cpus() -> list[int]:
+    if sys.platform == "linux":
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def _numa_nodes(read: Callable[[], str] | None = None) -> list[int]:
+    """Numbers of the NUMA nodes that are online; one where the system does not say."""
+    try:
+        text = Path("/sys/devices/system/node/online").read_text() if read is None else read()
+    except OSError:
+        return [0]
+    nodes: list[int] = []
+    for part in text.strip().split(","):
+        match = re.fullmatch(r"([0-9]{1,4})(?:-([0-9]{1,4}))?", part)
+        if match is None:
+            return [0]
+        nodes.extend(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return nodes

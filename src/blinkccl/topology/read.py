@@ -1,0 +1,78 @@
+"""Topology files, recognised by what is in them.
+
+To read another format: write its parser beside this file, and add its row to :data:`FORMATS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from blinkccl.errors import TopologyError
+from blinkccl.topology import json_format, nccl_xml, nvidia_smi
+from blinkccl.topology.limits import MAX_FILE_BYTES
+from blinkccl.topology.model import Topology
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A registry row: ``parse`` takes the text and the name of its source."""
+
+    name: str
+    looks_like: Callable[[str], bool]
+    parse: Callable[[str, str], Topology]
+
+
+#: The registry; the first that recognises the text reads it.
+FORMATS = (
+    Format("our JSON", json_format.looks_like, json_format.parse),
+    Format("NCCL topology XML", nccl_xml.looks_like, nccl_xml.parse),
+    Format("nvidia-smi topo -m", nvidia_smi.looks_like, nvidia_smi.parse),
+)
+
+
+def read_topology(path: Path) -> Topology:
+    """The topology in the file ``path``.
+
+    Raises
+    ------
+    TopologyError
+        If the file cannot be read, is too large or no text, or as :func:`parse_topology`.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise TopologyError(f"{path}: cannot be read: {error.strerror or error}") from error
+    return parse_topology(data, path.name)
+
+
+def parse_topology(data: bytes, source: str) -> Topology:
+    """The topology in ``data``, in whichever of :data:`FORMATS` it is.
+
+    Parameters
+    ----------
+    data
+        The whole file, UTF-8, at most 8 MiB.
+    source
+        File name, for messages and as the topology's name.
+
+    Raises
+    ------
+    TopologyError
+        If no format recognises it, or the format that does refuses it (with the line).
+    """
+    if len(data) > MAX_FILE_BYTES:
+        raise TopologyError(f"{source}: larger than {MAX_FILE_BYTES >> 20} MiB; no topology file is")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data[:error.start].count(b"\n") + 1
+        raise TopologyError(f"{source}, line {line}: byte {data[error.start]:#04x} is no UTF-8 "
+                            "text") from None
+    for known in FORMATS:
+        if known.looks_like(text):
+            return known.parse(text, source)
+    what = "the file is empty" if not text.strip() else "the content is none of these"
+    raise TopologyError(f"{source}: {what}; expected {', '.join(f.name for f in FORMATS)}")

@@ -1,0 +1,212 @@
+"""The links to plan on: a topology cut down to a job's ranks and to one choice of link kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from math import gcd
+
+from blinkccl.errors import TopologyError
+from blinkccl.topology.assembly import exact_unit
+from blinkccl.topology.connectivity import between, parts
+from blinkccl.topology.model import FAST_KINDS, LINK_KINDS, RANK_KINDS, Link, Topology
+
+#: What ``--links`` takes.
+LINK_CHOICES = ("fast", "pcie", "all")
+PCIE_KINDS = ("pcie", "smp")
+
+
+def network_for(topology: Topology, ranks: Sequence[int], links: str = "fast", *,
+                relays: bool = False) -> Topology:
+    """The links to plan on.
+
+    Keeps the ``ranks``, and of the switches, NICs and hosts those that lie on a way between two of them.
+    The unit is the largest rate of which every link *of the kinds kept* in the whole topology is a multiple,
+    so it does not change with the allocation: on the NVLinks of a DGX-1V it is one lane, 25 GB/s.
+
+    Parameters
+    ----------
+    topology
+        The whole machine or cluster.
+    ranks
+        Vertex ids in the order of the ranks.
+    links
+        ``"fast"``: in a server, NVLink, xGMI, C2C or shared memory where these join two of its ranks, else
+        PCIe and the bus between sockets. That bus is kept beside fast links that end in the processors
+        (AC922), as it continues them. ``"pcie"``: PCIe and that bus alone. ``"all"``: everything.
+        Network links are kept with each, when the ranks span several servers.
+    relays
+        Whether GPUs outside ``ranks`` may pass data on. They keep their kind; a planner takes every vertex
+        outside ``ranks`` for unicast transit.
+
+    Raises
+    ------
+    TopologyError
+        If a rank is unknown, no GPU, or given twice; if ``links`` is none of the three; or if some rank
+        cannot reach another on the links kept (the message names the parts, and what would join them).
+
+    Notes
+    -----
+    O(links); results are cached, as planners ask again and again.
+    """
+    return _network(topology, tuple(ranks), links, relays)
+
+
+def check_ranks(topology: Topology, ranks: Sequence[int]) -> None:
+    """Refuse unknown, doubled and transit vertices.
+
+    Raises
+    ------
+    TopologyError
+        Naming the first offender and what there is instead.
+    """
+    seen: set[int] = set()
+    for rank in ranks:
+        vertex = topology.vertex.get(rank)
+        if vertex is None:
+            raise TopologyError(f"GPU {rank} is not in {topology.name}; it has {ids_text(topology.ranks)}")
+        if vertex.kind not in RANK_KINDS:
+            raise TopologyError(f"{rank} is not a GPU of {topology.name} but its {vertex.kind} "
+                                f"{vertex.label}; its GPUs are {ids_text(topology.ranks)}")
+        if rank in seen:
+            raise TopologyError(f"GPU {rank} is given twice in {','.join(map(str, ranks))}; give it once")
+        seen.add(rank)
+
+
+def ids_text(ids: Iterable[int]) -> str:
+    """Ids with runs folded: ``0-3,5``."""
+    runs: list[list[int]] = []
+    for number in ids:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs) or "none"
+
+
+@lru_cache(maxsize=4096)
+def _network(topology: Topology, ranks: tuple[int, ...], links: str, relays: bool) -> Topology:
+    if links not in LINK_CHOICES:
+        raise TopologyError(f"unknown links {links!r}; expected one of {', '.join(LINK_CHOICES)}")
+    check_ranks(topology, ranks)
+    network = _cut_down(topology, ranks, links, relays)
+    apart = _parts_of(network, ranks)
+    if len(apart) > 1:
+        raise TopologyError(_why_apart(topology, ranks, links, relays, apart))
+    return network
+
+
+def _parts_of(network: Topology, ranks: tuple[int, ...]) -> list[tuple[int, ...]]:
+    return parts(ranks, ((x.src, x.dst) for x in network.links))
+
+
+def _cut_down(topology: Topology, ranks: tuple[int, ...], links: str, relays: bool) -> Topology:
+    wanted = set(ranks)
+    present = {v.id for v in topology.vertices if relays or v.id in wanted or v.kind not in RANK_KINDS}
+    candidates = [x for x in topology.links if x.src in present and x.dst in present]
+    allowed = _allowed(topology, candidates, ranks, links)
+    beside: dict[int, list[int]] = {}
+    for x in allowed:
+        beside.setdefault(x.src, []).append(x.dst)
+        beside.setdefault(x.dst, []).append(x.src)
+    kept = between(ranks, beside)
+    return _rebuilt(topology, kept, [x for x in allowed if x.src in kept and x.dst in kept])
+
+
+def _allowed(topology: Topology, candidates: list[Link], ranks: tuple[int, ...], links: str) -> list[Link]:
+    """The candidates whose kind this choice plans on in their server."""
+    server = {v.id: v.server for v in topology.vertices}
+    servers = sorted({server[r] for r in ranks})
+    fast = _fast_links(topology)
+    fast_servers = _fast_servers(candidates, fast, ranks, server) if links == "fast" else set()
+
+    def plans_on(link: Link) -> bool:
+        if link.kind == "net":
+            return len(servers) > 1
+        homes = [s for s in (server[link.src], server[link.dst]) if s in servers]
+        if links == "all":
+            return bool(homes)
+        if (link.src, link.dst) in fast and any(s in fast_servers for s in homes):
+            return True
+        return link.kind in PCIE_KINDS and any(s not in fast_servers for s in homes)
+
+    return [x for x in candidates if plans_on(x)]
+
+
+@lru_cache(maxsize=64)
+def _fast_links(topology: Topology) -> frozenset[tuple[int, int]]:
+    """Links of a fast kind, and the bus between sockets that such links end in."""
+    fast = {(x.src, x.dst) for x in topology.links if x.kind in FAST_KINDS}
+    ends = {v for pair in fast for v in pair}
+    return frozenset(fast | {(x.src, x.dst) for x in topology.links
+                             if x.kind == "smp" and x.src in ends and x.dst in ends})
+
+
+def _fast_servers(candidates: list[Link], fast: frozenset[tuple[int, int]], ranks: tuple[int, ...],
+                  server: dict[int, int]) -> set[int]:
+    """Servers with a rank that fast links join to another rank, through switches too."""
+    beside: dict[int, list[int]] = {}
+    for x in candidates:
+        if (x.src, x.dst) in fast:
+            beside.setdefault(x.src, []).append(x.dst)
+            beside.setdefault(x.dst, []).append(x.src)
+    wanted = set(ranks)
+    found: set[int] = set()
+    done: set[int] = set()
+    for rank in ranks:
+        if rank in done or rank not in beside:
+            continue
+        group = {rank}
+        stack = [rank]
+        while stack:
+            for other in beside[stack.pop()]:
+                if other not in group:
+                    group.add(other)
+                    stack.append(other)
+        members = group & wanted
+        done |= group
+        if len(members) > 1:
+            found |= {server[r] for r in members}
+    return found
+
+
+def _rebuilt(topology: Topology, kept: set[int], links: list[Link]) -> Topology:
+    """The kept part with capacities in the unit of its kinds (see :func:`network_for`)."""
+    kinds = {x.kind for x in links}
+    unit = gcd(*(x.capacity for x in topology.links if x.kind in kinds)) or 1
+    scaled = tuple(Link(x.src, x.dst, x.capacity // unit, x.kind, x.gbps, x.provenance) for x in links)
+    return Topology(topology.name, float(exact_unit(topology) * unit),
+                    tuple(v for v in topology.vertices if v.id in kept), scaled, topology.notes)
+
+
+def _why_apart(topology: Topology, ranks: tuple[int, ...], links: str, relays: bool,
+               apart: list[tuple[int, ...]]) -> str:
+    named = [f"{{{','.join(map(str, part))}}}" for part in apart]
+    text = (f"{topology.name}: --links {links} leaves the GPUs {','.join(map(str, ranks))} in {len(apart)} "
+            f"parts: {', '.join(named[:-1])} and {named[-1]}")
+    if _one_way(topology, ranks, links, relays):
+        text += " (some links lead only one way)"
+    remedies = [f"--links {other}" for other in LINK_CHOICES
+                if other != links and _joins(topology, ranks, other, relays)]
+    if not relays and _joins(topology, ranks, links, True):
+        remedies.append("--relays (other GPUs pass data on)")
+    if remedies:
+        return f"{text}; {' or '.join(remedies)} would join them"
+    several = len({topology.vertex[r].server for r in ranks}) > 1
+    kinds = "" if several else f"; it has {', '.join(_kinds(topology)) or 'no links'}"
+    return f"{text}. No link of this topology joins them{kinds}; add PCIe or a network link between them"
+
+
+def _one_way(topology: Topology, ranks: tuple[int, ...], links: str, relays: bool) -> bool:
+    network = _cut_down(topology, ranks, links, relays)
+    arcs = [(x.src, x.dst) for x in network.links]
+    return len(parts(ranks, arcs + [(b, a) for a, b in arcs])) == 1
+
+
+def _joins(topology: Topology, ranks: tuple[int, ...], links: str, relays: bool) -> bool:
+    return len(_parts_of(_cut_down(topology, ranks, links, relays), ranks)) == 1
+
+
+def _kinds(topology: Topology) -> list[str]:
+    there = {x.kind for x in topology.links}
+    return [kind for kind in LINK_KINDS if kind in there]

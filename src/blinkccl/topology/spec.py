@@ -1,0 +1,176 @@
+"""What people type for a topology and for an allocation: ``SPEC`` and ``--gpus`` (docs/design.md)."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from fractions import Fraction
+from pathlib import Path
+
+from blinkccl.errors import TopologyError
+from blinkccl.topology.assembly import MAX_VERTICES
+from blinkccl.topology.catalog import CATALOG, machine
+from blinkccl.topology.compose import compose
+from blinkccl.topology.model import Topology
+from blinkccl.topology.select import check_ranks, ids_text
+from blinkccl.topology.synthetic import FAMILIES, synthetic
+from blinkccl.units import parse_gbit_per_s
+
+_COMPOSED = re.compile(r"(?:(?P<count>[0-9]+)\s*x\s*)?(?P<machine>.+?)\s*(?:@\s*(?P<rate>[^@]+))?", re.DOTALL)
+
+
+def parse_spec(text: str) -> Topology:
+    """The topology that ``text`` names.
+
+    Parameters
+    ----------
+    text
+        A catalog name (``dgx-1v``), a file in any format we read, a synthetic spec (``torus:4x4``), or
+        several servers of one of these (``2x dgx-1v @ 40Gbps``; the rate is that of each NIC).
+
+    Raises
+    ------
+    TopologyError
+        If it names nothing, or the file cannot be read.
+
+    Examples
+    --------
+    >>> len(parse_spec("2x dgx-1v @ 40Gbps").ranks)
+    16
+    """
+    text = text.strip()
+    single = _single(text)
+    if single is not None:
+        return single
+    parsed = _COMPOSED.fullmatch(text)
+    if parsed is None or (parsed["count"] is None and parsed["rate"] is None):
+        raise TopologyError(_unknown(text))
+    server = _single(parsed["machine"])
+    if server is None:
+        raise TopologyError(_unknown(parsed["machine"]))
+    if parsed["count"] is None:
+        raise TopologyError(f"{text!r}: a rate is that of a network between servers, so say how many "
+                            f"servers: \"2x {text}\"")
+    if len(parsed["count"]) > 4:
+        raise TopologyError(f"{text!r}: {parsed['count']} servers; at most {MAX_VERTICES} vertices")
+    return compose(server, int(parsed["count"]), _rate(text, parsed["rate"]))
+
+
+def _single(text: str) -> Topology | None:
+    """One machine: from the catalog, a file or a rule; None if the text is none of these."""
+    if text in CATALOG:
+        return machine(text)
+    if _is_path(text):
+        # Read on demand: a catalog name needs no parser.
+        from blinkccl.topology.read import read_topology
+        return read_topology(Path(text))
+    return synthetic(text) if text.partition(":")[0] in FAMILIES else None
+
+
+def _is_path(text: str) -> bool:
+    if not text or "\0" in text:
+        return False
+    try:
+        return Path(text).exists()
+    except OSError:
+        return False
+
+
+def _unknown(text: str) -> str:
+    if not text:
+        return f"no topology given; expected one of {', '.join(CATALOG)}, a file, or e.g. ring:8"
+    if "/" in text or text.endswith((".txt", ".xml", ".json")):
+        return f"{text}: there is no such file"
+    close = difflib.get_close_matches(text, [*CATALOG, *FAMILIES], 1)
+    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    forms = ", ".join(f.form for f in FAMILIES.values())
+    return (f"unknown topology {text!r}{hint}; expected a file, one of {', '.join(CATALOG)}, a rule "
+            f"({forms}), "
+            "or several servers (\"2x dgx-1v @ 40Gbps\")")
+
+
+def _rate(text: str, rate: str | None) -> Fraction | None:
+    if rate is None:
+        return None
+    try:
+        gbps = parse_gbit_per_s(rate)
+    except ValueError as error:
+        raise TopologyError(f"{text!r}: {error}") from None
+    if not 0 < gbps <= 100_000:
+        raise TopologyError(f"{text!r}: {rate.strip()} is no rate of a network; expected more than 0 and at "
+                            "most 800000Gbps")
+    return gbps
+
+
+def parse_gpus(text: str | None, topology: Topology) -> tuple[int, ...]:
+    """The ranks of a job, in the order given: rank ``i`` is vertex ``result[i]``.
+
+    Parameters
+    ----------
+    text
+        ``"1,4,5,6"`` with ids of the topology, ranges as ``"0-3"``; or one list per server, joined by ``+``
+        and with each server's own numbers 0 … G−1: ``"0,1,2+0,3,4,5,6"``. Empty or None means all GPUs.
+
+    Raises
+    ------
+    TopologyError
+        If the text is no such list, a GPU is unknown or given twice, or the lists are not one per server.
+    """
+    if text is None or not text.strip():
+        return topology.ranks
+    if "+" not in text:
+        ranks = _numbers(text, text)
+        check_ranks(topology, ranks)
+        return tuple(ranks)
+    by_server = _by_server(topology)
+    lists = text.split("+")
+    if len(lists) != len(by_server):
+        raise TopologyError(f"--gpus {text}: {len(lists)} lists for {len(by_server)} server(s) of "
+                            f"{topology.name}; give one list per server, joined by +")
+    chosen: list[int] = []
+    for server, (part, own) in enumerate(zip(lists, by_server, strict=True)):
+        for local in _numbers(part, text):
+            if local >= len(own):
+                raise TopologyError(f"--gpus {text}: server {server} has no GPU {local}; it has "
+                                    f"{ids_text(range(len(own)))}")
+            chosen.append(own[local])
+    check_ranks(topology, chosen)
+    return tuple(chosen)
+
+
+def _numbers(part: str, text: str) -> list[int]:
+    numbers: list[int] = []
+    for item in part.split(","):
+        match = re.fullmatch(r"\s*([0-9]{1,9})\s*(?:-\s*([0-9]{1,9})\s*)?", item)
+        if match is None:
+            raise TopologyError(f"--gpus {text}: {item.strip()!r} is no GPU number; expected e.g. 1,4,5 or "
+                                "0-3")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first or last - first > MAX_VERTICES:
+            raise TopologyError(f"--gpus {text}: {item.strip()} is no range; give the smaller number first")
+        numbers.extend(range(first, last + 1))
+    return numbers
+
+
+def _by_server(topology: Topology) -> list[list[int]]:
+    """Ranks of each server, ascending; servers ascending."""
+    servers: dict[int, list[int]] = {}
+    for rank in topology.ranks:
+        servers.setdefault(topology.vertex[rank].server, []).append(rank)
+    return [servers[s] for s in sorted(servers)]
+
+
+def load(spec: str | None, gpus: str | None = None) -> tuple[Topology, tuple[int, ...]]:
+    """The topology that ``spec`` names (None: this machine) and the ranks that ``gpus`` chooses on it.
+
+    Raises
+    ------
+    TopologyError
+        As :func:`parse_spec` and :func:`parse_gpus`.
+    """
+    if spec is None:
+        from blinkccl.topology.probe import probe
+        topology = probe()
+    else:
+        topology = parse_spec(spec)
+    return topology, parse_gpus(gpus, topology)

@@ -1,0 +1,189 @@
+"""Topologies by rule: ``ring:8``, ``torus:4x4``, ``random:12:seed=3``. One link is one NVLink lane, 25 GB/s.
+
+To add a family: write a function ``(Assembly, text after the name) → None`` that adds vertices and links,
+and add its row to :data:`FAMILIES`.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from blinkccl.errors import TopologyError
+from blinkccl.topology.assembly import Assembly
+from blinkccl.topology.model import Topology
+
+LANE_GBPS = 25
+MAX_RANKS = 1024
+#: Families with a link for nearly every pair.
+MAX_DENSE_RANKS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A registry row: ``form`` is what people type."""
+
+    form: str
+    about: str
+    build: Callable[[Assembly, str], None]
+
+
+def synthetic(spec: str) -> Topology:
+    """The topology that ``spec`` describes; the same text gives the same topology on every machine.
+
+    Parameters
+    ----------
+    spec
+        One of the forms in :data:`FAMILIES`. Every link is an NVLink lane of 25 GB/s per direction, so the
+        unit of capacity is a lane.
+
+    Raises
+    ------
+    TopologyError
+        If the family is unknown, a size is missing, not a number or too large.
+    """
+    name, _, rest = spec.strip().partition(":")
+    family = FAMILIES.get(name)
+    if family is None:
+        forms = ", ".join(f.form for f in FAMILIES.values())
+        raise TopologyError(f"no synthetic topology {spec!r}; expected one of {forms}")
+    box = Assembly(spec.strip(), "synthetic")
+    family.build(box, rest)
+    return box.finish()
+
+
+def _wrong(box: Assembly, why: str) -> TopologyError:
+    name = box.name.partition(":")[0]
+    return TopologyError(f"{box.name!r}: {why}; expected {FAMILIES[name].form}")
+
+
+def _size(box: Assembly, text: str, least: int = 2, most: int = MAX_RANKS) -> int:
+    if not re.fullmatch(r"[0-9]{1,9}", text):
+        raise _wrong(box, f"{text!r} is not a number of GPUs")
+    if not least <= int(text) <= most:
+        raise _wrong(box, f"{int(text)} is outside {least} … {most}")
+    return int(text)
+
+
+def _lane(box: Assembly, a: int, b: int, lanes: int = 1) -> None:
+    box.join(a, b, lanes * LANE_GBPS, "nvlink")
+
+
+def _ring(box: Assembly, text: str) -> None:
+    n = _size(box, text)
+    box.add_many("gpu", n, "GPU")
+    for i in range(n if n > 2 else 1):
+        _lane(box, i, (i + 1) % n)
+
+
+def _oneway(box: Assembly, text: str) -> None:
+    n = _size(box, text)
+    box.add_many("gpu", n, "GPU")
+    for i in range(n):
+        box.arc(i, (i + 1) % n, LANE_GBPS, "nvlink")
+
+
+def _chain(box: Assembly, text: str) -> None:
+    n = _size(box, text)
+    box.add_many("gpu", n, "GPU")
+    for i in range(n - 1):
+        _lane(box, i, i + 1)
+
+
+def _clique(box: Assembly, text: str) -> None:
+    n = _size(box, text, most=MAX_DENSE_RANKS)
+    box.add_many("gpu", n, "GPU")
+    for i in range(n):
+        for j in range(i + 1, n):
+            _lane(box, i, j)
+
+
+def _star(box: Assembly, text: str) -> None:
+    gpus = box.add_many("gpu", _size(box, text), "GPU")
+    box.join_all(gpus, box.add("switch", "SWITCH"), LANE_GBPS, "nvlink")
+
+
+def _torus(box: Assembly, text: str) -> None:
+    """Wrap-around grid; along a side of length 2 the two ways round are the same link, counted once."""
+    sides = [_size(box, side, least=1) for side in text.split("x")]
+    if len(sides) != 2 or not 2 <= sides[0] * sides[1] <= MAX_RANKS:
+        raise _wrong(box, f"two sides with a product in 2 … {MAX_RANKS}, please")
+    rows, columns = sides
+    box.add_many("gpu", rows * columns, "GPU")
+    pairs: dict[tuple[int, int], None] = {}
+    for r in range(rows):
+        for c in range(columns):
+            here = r * columns + c
+            for there in (r * columns + (c + 1) % columns, (r + 1) % rows * columns + c):
+                if there != here:
+                    pairs[min(here, there), max(here, there)] = None
+    for a, b in pairs:
+        _lane(box, a, b)
+
+
+def _hypercube(box: Assembly, text: str) -> None:
+    dimensions = _size(box, text, least=1, most=10)
+    box.add_many("gpu", 2**dimensions, "GPU")
+    for i in range(2**dimensions):
+        for d in range(dimensions):
+            if not i >> d & 1:
+                _lane(box, i, i | 1 << d)
+
+
+def _random(box: Assembly, text: str) -> None:
+    """A random tree (``directed``: a random cycle) joins all; then each further pair with chance 0.3."""
+    size, *options = text.split(":")
+    n, seed, directed = _size(box, size, most=MAX_DENSE_RANKS), 0, False
+    for option in options:
+        key, _, value = option.partition("=")
+        if key == "seed" and re.fullmatch(r"[0-9]{1,18}", value):
+            seed = int(value)
+        elif option == "directed":
+            directed = True
+        else:
+            raise _wrong(box, f"{option!r} is no option of random")
+    dice = random.Random(seed)
+    box.add_many("gpu", n, "GPU")
+    order = list(range(n))
+    dice.shuffle(order)
+    if directed:
+        _random_arcs(box, dice, order)
+    else:
+        _random_links(box, dice, order)
+
+
+def _random_links(box: Assembly, dice: random.Random, order: list[int]) -> None:
+    n = len(order)
+    tree = [(order[i], order[dice.randrange(i)]) for i in range(1, n)]
+    taken = {(min(a, b), max(a, b)) for a, b in tree}
+    for a, b in tree:
+        _lane(box, a, b, dice.randint(1, 3))
+    for a in range(n):
+        for b in range(a + 1, n):
+            if (a, b) not in taken and dice.random() < 0.3:
+                _lane(box, a, b, dice.randint(1, 3))
+
+
+def _random_arcs(box: Assembly, dice: random.Random, order: list[int]) -> None:
+    n = len(order)
+    for i in range(n):
+        box.arc(order[i], order[(i + 1) % n], dice.randint(1, 3) * LANE_GBPS, "nvlink")
+    for a in range(n):
+        for b in range(n):
+            if a != b and (a, b) not in box.links and dice.random() < 0.3:
+                box.arc(a, b, dice.randint(1, 3) * LANE_GBPS, "nvlink")
+
+
+#: The registry, in the order in which it is listed.
+FAMILIES: dict[str, Family] = {
+    "ring": Family("ring:N", "N GPUs in a circle, links both ways (ring:2 is one link)", _ring),
+    "oneway": Family("oneway:N", "N GPUs in a circle, links one way only", _oneway),
+    "chain": Family("chain:N", "N GPUs in a row", _chain),
+    "clique": Family("clique:N", "a link for every pair", _clique),
+    "star": Family("star:N", "N GPUs around one switch", _star),
+    "torus": Family("torus:AxB", "A × B GPUs on a wrap-around grid", _torus),
+    "hypercube": Family("hypercube:D", "2^D GPUs, a link where the numbers differ in one bit", _hypercube),
+    "random": Family("random:N:seed=S[:directed]", "connected, capacities 1 to 3", _random),
+}

@@ -1,0 +1,89 @@
+"""XML as a tree with line numbers, from expat, with everything refused that topology files do not need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from xml.parsers import expat
+
+from blinkccl.errors import TopologyError
+from blinkccl.topology.limits import MAX_XML_DEPTH, MAX_XML_ELEMENTS, at
+
+
+@dataclass(eq=False)
+class Element:
+    """One element: its attributes, and where it began. Compared by identity."""
+
+    tag: str
+    attributes: dict[str, str]
+    line: int
+    parent: Element | None = None
+    children: list[Element] = field(default_factory=list)
+
+    def all(self, tag: str) -> list[Element]:
+        """Children with this tag, in order."""
+        return [child for child in self.children if child.tag == tag]
+
+    def below(self, tag: str) -> Iterator[Element]:
+        """Descendants with this tag, in document order."""
+        stack = self.children[::-1]
+        while stack:
+            element = stack.pop()
+            if element.tag == tag:
+                yield element
+            stack.extend(element.children[::-1])
+
+
+class _Builder:
+    """Handlers that grow the tree and keep the limits."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.parser = expat.ParserCreate()
+        self.parser.StartElementHandler = self.start
+        self.parser.EndElementHandler = self.end
+        self.parser.StartDoctypeDeclHandler = self.refuse_doctype
+        self.root: Element | None = None
+        self.open: list[Element] = []
+        self.count = 0
+
+    def start(self, tag: str, attributes: dict[str, str]) -> None:
+        line = self.parser.CurrentLineNumber
+        self.count += 1
+        if self.count > MAX_XML_ELEMENTS:
+            raise at(self.source, line, f"more than {MAX_XML_ELEMENTS} elements")
+        if len(self.open) >= MAX_XML_DEPTH:
+            raise at(self.source, line, f"nested deeper than {MAX_XML_DEPTH} elements")
+        parent = self.open[-1] if self.open else None
+        element = Element(tag, attributes, line, parent)
+        if parent is None:
+            self.root = element
+        else:
+            parent.children.append(element)
+        self.open.append(element)
+
+    def end(self, _tag: str) -> None:
+        self.open.pop()
+
+    def refuse_doctype(self, *_: object) -> None:
+        raise at(self.source, self.parser.CurrentLineNumber,
+                 "a document type or entities; a topology has none, so they are not expanded")
+
+
+def parse_xml(text: str, source: str) -> Element:
+    """The root element of ``text``.
+
+    Raises
+    ------
+    TopologyError
+        With the line: not well-formed, a document type (refused before anything is expanded), too deep or too
+        many elements.
+    """
+    builder = _Builder(source)
+    try:
+        builder.parser.Parse(text, True)
+    except expat.ExpatError as error:
+        raise at(source, error.lineno, f"not well-formed XML: {expat.ErrorString(error.code)}") from None
+    if builder.root is None:
+        raise TopologyError(f"{source}: no XML element")
+    return builder.root

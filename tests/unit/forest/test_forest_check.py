@@ -1,0 +1,340 @@
+"""The independent checker: plans written by hand pass; every kind of damage is refused by name."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import json
+import sys
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blinkccl.errors import ScheduleError
+from blinkccl.forest import check
+from blinkccl.forest.check import check_plan
+
+Json = dict[str, Any]
+PLANS = Path(__file__).parent / "plans"
+NAMES = sorted(path.stem for path in PLANS.glob("*.json"))
+#: What each hand-written plan reaches, and whether that is the optimum (worked out on paper).
+RATES = {
+    "allgather-oneway4": ("4/3", True), "allgather-through-root-chain3": ("1", False),
+    "allreduce-dgx1v-1456": ("2", True), "allreduce-oneshot-clique4": ("1", False),
+    "allreduce-oneway6": ("3/5", True), "allreduce-ring4": ("4/3", True), "allreduce-star4": ("2/3", True),
+    "alltoall-chain3": ("3/2", True), "broadcast-clique4": ("3", True), "gather-chain4": ("4/3", True),
+    "reduce-clique4": ("3", True), "reduce_scatter-oneway4": ("4/3", True), "scatter-star4": ("4/3", True),
+    "sendrecv-relays-ring4": ("2", True), "sendrecv-ring4": ("2", True),
+}
+
+
+def load(name: str) -> Json:
+    plan: Json = json.loads((PLANS / f"{name}.json").read_text())
+    return plan
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_good_plan_passes_with_its_rate_and_bound_recomputed(name: str) -> None:
+    plan = load(name)
+    verdict = check_plan(plan)
+    assert verdict.violations == []
+    assert (str(verdict.rate), verdict.optimal) == RATES[name]
+    assert verdict.bound == Fraction(plan["bound"])
+
+
+def test_every_collective_has_a_good_plan() -> None:
+    assert len({load(name)["collective"] for name in NAMES}) == 9
+
+
+def put(*keys: Any) -> Callable[[Json], None]:
+    """Sets the value given last at the place that the keys before it lead to."""
+    *way, last, value = keys
+
+    def change(plan: Json) -> None:
+        at: Any = plan
+        for key in way:
+            at = at[key]
+        at[last] = value
+    return change
+
+
+def drop(*keys: Any) -> Callable[[Json], None]:
+    *way, last = keys
+
+    def change(plan: Json) -> None:
+        at: Any = plan
+        for key in way:
+            at = at[key]
+        del at[last]
+    return change
+
+
+def both(*changes: Callable[[Json], None]) -> Callable[[Json], None]:
+    def change(plan: Json) -> None:
+        for one in changes:
+            one(plan)
+    return change
+
+
+def add_edge(share: int, tree: str, edge: list[int]) -> Callable[[Json], None]:
+    return lambda plan: plan["shares"][share][tree].append(edge)
+
+
+def duplicate_share(plan: Json) -> None:
+    plan["shares"].append(copy.deepcopy(plan["shares"][0]))
+
+
+A, B, D, S = "allreduce-dgx1v-1456", "broadcast-clique4", "allreduce-star4", "alltoall-chain3"
+G, O6, R = "gather-chain4", "allreduce-oneway6", "reduce-clique4"
+SHOT, RELAY, SEND = "allreduce-oneshot-clique4", "sendrecv-relays-ring4", "sendrecv-ring4"
+
+#: Kind of damage → plan, damage, and what the message must say.
+DAMAGE: dict[str, tuple[str, Callable[[Json], None], str]] = {
+    "unknown rank": (A, put("ranks", 0, 9), "ranks[0]: 9 is no vertex"),
+    "rank twice": (A, put("ranks", 0, 4), "a vertex is named twice"),
+    "switch as rank": (D, put("ranks", 0, 4), "vertex 4 is a switch, which cannot be a rank"),
+    "one rank": (A, put("ranks", [1]), "at least two, got 1"),
+    "root missing": (B, put("root", None), "broadcast needs one, got null"),
+    "root no rank": (B, put("root", 7), "root: 7 is none of the ranks"),
+    "root superfluous": (A, put("root", 1), "allreduce takes none, got 1"),
+    "src is dst": (SEND, put("dst", 0), "two different ranks"),
+    "wrong unit": (A, put("unit_gbps", 20.0), "the topology's unit is 25.0"),
+    "link rate against capacity": (A, put("topology", "links", 0, "gbps", 25.0), "capacity is 2 × the unit"),
+    "missing link": (A, put("shares", 0, "broadcast", 2, [1, 6]), "broadcast[2]: there is no link 1 → 6"),
+    "hop through a rank": (A, put("shares", 0, "broadcast", 2, [5, 6, 4]), "runs through rank 6"),
+    "hop ends at a switch": (D, put("shares", 0, "broadcast", 0, [0, 4]), "ends at 4, which is no rank"),
+    "reduce reversed": (A, put("shares", 0, "reduce", 0, [5, 1]), "edges must point toward the root"),
+    "broadcast reversed": (A, put("shares", 0, "broadcast", 0, [1, 5]), "must point away from the root"),
+    "two parents": (B, add_edge(0, "broadcast", [2, 3]), "vertex 3 receives twice, from 1 and 2"),
+    "contributes twice": (R, add_edge(0, "reduce", [3, 1]), "vertex 3 sends twice"),
+    "cycle off the root": (A, put("shares", 0, "broadcast", [[5, 1], [6, 4], [4, 6]]),
+                           "[4, 6] do not hang on the root 5"),
+    "contribution lost": (A, drop("shares", 0, "reduce", 2), "contributions of [4] never reach the root 5"),
+    "delivery lost": (A, drop("shares", 0, "broadcast", 2), "slice 0 never reaches [4]"),
+    "no up-tree": (A, put("shares", 0, "reduce", None), "contributions of [1, 4, 6] never reach"),
+    "no down-tree": (A, put("shares", 0, "broadcast", None), "slice 0 never reaches [1, 4, 6]"),
+    "tree root moved": (B, put("shares", 0, "root", 1), "contributions of [0] never reach the root 1"),
+    "tree root no rank": (B, put("shares", 0, "root", 8), "shares[0].root: 8 is none of the ranks"),
+    "collective's root moved": (B, put("root", 1), "contributions of [1] never reach the root 0"),
+    "reduce's root moved": (R, put("root", 0), "never reaches [0]"),
+    "weight changed": (A, put("shares", 0, "weight", "1/3"), "weigh 5/6 together, expected 1"),
+    "weight zero": (A, put("shares", 0, "weight", "0"), "shares[0].weight: expected a positive fraction"),
+    "weight negative": (A, both(put("shares", 0, "weight", "-1/2"), put("shares", 1, "weight", "3/2")),
+                        "shares[0].weight: expected a positive fraction, got -1/2"),
+    "weights of one slice differ": (SHOT, put("shares", 1, "weight", "1/2"), "slice 0, which has weight 1"),
+    "share lost": (A, drop("shares", 1), "weigh 1/2 together"),
+    "share doubled": (A, duplicate_share, "gets slice 0 twice"),
+    "slice merged": (A, put("shares", 1, "slice", 0), "vertex 1 gets slice 0 twice"),
+    "one-shot keeper lost": (SHOT, drop("shares", 3), "slice 0 never reaches [3]"),
+    "unknown block": (G, put("shares", 1, "block", 9), "9 is no block of this collective"),
+    "block where there are none": (A, put("shares", 1, "block", 1), "1 is no block"),
+    "blocks exchanged": (G, both(put("shares", 1, "block", 2), put("shares", 2, "block", 1)),
+                         "contributions of [2] never reach the root 1"),
+    "alltoall block turned": (S, put("shares", 1, "block", [1, 0]), "slices of block (0, 1) weigh 0"),
+    "stationary block lost": (S, drop("shares", 0), "slices of block (0, 0) weigh 0"),
+    "path cut short": (S, drop("shares", 2, "broadcast", 1), "never reaches [2]"),
+    "idle sender": (R, put("collective", "broadcast"), "has nothing to contribute"),
+    "rate too high": (A, put("rate", "3"), "at the stated rate a link is over its capacity"),
+    "rate too low": (A, put("rate", "1"), "rate: 1 is stated, recomputed 2"),
+    "algbw": (A, put("algbw_gbps", 51.0), "algbw_gbps: 51.0 is stated"),
+    "bound": (A, put("bound", "5/2"), "bound: 5/2 is stated, the certificate proves 2"),
+    "falsely optimal": (SHOT, put("optimal", True), "optimal: true is stated"),
+    "falsely modest": (A, put("optimal", False), "optimal: false is stated"),
+    "depth": (A, put("depth", 1), "depth: 1 is stated, the deepest tree has 2 hops"),
+    "trees": (A, put("trees", 3), "trees: 3 is stated, 2 shares have edges"),
+    "load": (A, put("link_load", 0, "load", "1"), "load 1 stated, recomputed 2"),
+    "load's capacity": (A, put("link_load", 0, "capacity", "3"), "capacity 3 stated, the topology says 2"),
+    "load of no link": (A, put("link_load", 0, "dst", 6), "link 1 → 6 does not exist"),
+    "load twice": (A, lambda plan: plan["link_load"].append(plan["link_load"][0]), "is listed twice"),
+    "load left out": (A, drop("link_load", 3), "link 5 → 1 carries 2 but is not listed"),
+    "smaller capacity": (A, put("topology", "links", 0, "capacity", 1), "capacity is 1 × the unit"),
+    "cut's capacity": (B, put("certificate", "capacity", "2"), "capacity: 2 is stated, recomputed 3"),
+    "cut's demand": (S, put("certificate", "demand", "1/3"), "demand: 1/3 is stated, recomputed 2/3"),
+    "cut's side": (B, put("certificate", "side", [0, 1]), "recomputed 4"),
+    "cut that nothing crosses": (B, put("certificate", "side", [1, 2]), "nothing needs to leave it"),
+    "cut with a vertex twice": (B, put("certificate", "side", [0, 0]), "names a vertex twice"),
+    "cut of strangers": (B, put("certificate", "side", [0, 77]), "77 is no vertex of the topology"),
+    "ratio called a cut": (S, put("certificate", "kind", "cut"), "makes it a ratio, not a cut"),
+    "partition's capacity": (A, put("certificate", "capacity", "1"), "capacity: 1 is stated, recomputed 2"),
+    "partition's blocks overlap": (A, put("certificate", "blocks", [[1, 4], [4, 5, 6]]), "in block 0 too"),
+    "partition leaves one out": (A, put("certificate", "blocks", [[1], [4, 5]]), "[6] lie in no block"),
+    "partition with a single block": (A, put("certificate", "blocks", [[1, 4, 5, 6]]), "at least two"),
+    "partition with a block of transit": (
+        D, put("certificate", {"kind": "partition", "blocks": [[0, 1, 2, 3], [4]], "capacity": "4"}),
+        "holds no rank of the job"),
+    "partition for a broadcast": (
+        B, put("certificate", {"kind": "partition", "blocks": [[0], [1, 2, 3]], "capacity": "3"}),
+        "bounds allreduce only"),
+    "price of no link": (O6, put("certificate", "prices", 0, [0, 3, "1"]), "0 → 3 is no link"),
+    "price twice": (O6, put("certificate", "prices", 0, [1, 2, "1"]), "is priced twice"),
+    "price negative": (O6, put("certificate", "prices", 0, [0, 1, "-1"]), "negative price -1"),
+    "price changed": (O6, put("certificate", "prices", 0, [0, 1, "2"]), "value: 6 is stated, recomputed 7"),
+    "dual's cost": (O6, put("certificate", "cost", "9"), "cost: 9 is stated, recomputed 10"),
+    "dual's value": (O6, put("certificate", "value", "5"), "value: 5 is stated, recomputed 6"),
+    "dual without prices": (O6, put("certificate", "prices", []), "one S costs nothing"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_damage_is_refused_and_named(kind: str) -> None:
+    name, damage, said = DAMAGE[kind]
+    plan = load(name)
+    damage(plan)
+    verdict = check_plan(plan)
+    assert not verdict.optimal
+    assert any(said in text for text in verdict.violations), verdict.violations
+
+
+def test_a_hop_that_circles_through_transit_is_refused() -> None:
+    plan = load(RELAY)
+    plan["ranks"], plan["dst"] = [0, 3], 3
+    plan["shares"] = [{"weight": "1", "slice": 0, "block": None, "root": 0, "reduce": None,
+                       "broadcast": [[0, 1, 2, 1, 2, 3]]}]
+    assert any("visits a vertex twice" in text for text in check_plan(plan).violations)
+
+
+def test_a_plan_without_any_edge_has_no_rate() -> None:
+    plan = load(SEND)
+    for share in plan["shares"]:
+        share["broadcast"] = []
+    verdict = check_plan(plan)
+    assert verdict.rate is None
+    assert any("no share crosses any link" in text for text in verdict.violations)
+
+
+def test_a_dual_on_links_that_cannot_serve_the_collective_proves_nothing() -> None:
+    plan = load(O6)
+    plan["topology"]["links"] = plan["topology"]["links"][:-1]
+    plan["certificate"]["prices"] = plan["certificate"]["prices"][:-1]
+    assert any("cannot be served" in text for text in check_plan(plan).violations)
+
+
+class TestTopologyBesideThePlan:
+    def test_the_plan_may_leave_links_and_vertices_out(self) -> None:
+        plan = load(A)
+        machine = copy.deepcopy(plan["topology"])
+        machine["vertices"].append({"id": 7, "kind": "gpu", "server": 0})
+        machine["links"].append({"src": 7, "dst": 1, "capacity": 1, "kind": "nvlink", "gbps": 25.0,
+                                 "provenance": "catalog"})
+        assert check_plan(plan, machine).optimal
+
+    def test_it_serves_a_plan_that_has_none(self) -> None:
+        plan = load(A)
+        machine = plan.pop("topology")
+        assert check_plan(plan, machine).optimal
+
+    def test_a_plan_on_links_that_the_machine_lacks_is_refused(self) -> None:
+        plan = load(A)
+        machine = copy.deepcopy(plan["topology"])
+        machine["links"][0]["gbps"] = 25.0
+        machine["vertices"][1]["kind"] = "switch"
+        assert [text.split(" in the plan")[0] for text in check_plan(plan, machine).violations] == [
+            "topology: vertex 4 is a gpu", "topology: link 1 → 5 has 50.0 GB/s"]
+
+    def test_no_topology_at_all(self) -> None:
+        plan = load(A)
+        del plan["topology"]
+        with pytest.raises(ScheduleError, match=r"^topology: missing in the plan"):
+            check_plan(plan)
+
+
+#: JSON path → damage to the shape of a plan: unreadable, which is not the same as wrong.
+SHAPES: list[tuple[Callable[[Json], None], str]] = [
+    (drop("rate"), "rate: missing"),
+    (put("schema_version", 2), "plan.schema_version: expected 1, got 2"),
+    (put("collective", "allsum"), "collective: expected one of broadcast, "),
+    (put("ranks", "1,4"), "ranks: expected an array, got '1,4'"),
+    (put("ranks", 1, True), "ranks[1]: expected a vertex id, got True"),
+    (put("root", "5"), "root: expected an integer from 0"),
+    (put("unit_gbps", "25"), "unit_gbps: expected a finite number"),
+    (put("algbw_gbps", 10**400), "algbw_gbps: expected a finite number, got an integer of"),
+    (put("rate", "2.0"), 'rate: expected a fraction like "24/7"'),
+    (put("rate", "1/0"), 'rate: expected a fraction like "24/7"'),
+    (put("rate", "1" * 201), "at most 200 digits"),
+    (put("optimal", 1), "optimal: expected true or false, got 1"),
+    (put("shares", 1, 5), "shares[1]: expected an object, got 5"),
+    (drop("shares", 1, "block"), "shares[1].block: missing"),
+    (put("shares", 1, "block", [1]), "shares[1].block: expected [src, dst], got 1 entries"),
+    (put("shares", 1, "block", "x"), "shares[1].block: expected an integer"),
+    (put("shares", 1, "reduce", {}), "shares[1].reduce: expected null or an array"),
+    (put("shares", 1, "reduce", 2, [5]), "shares[1].reduce[2]: expected an array of at least two"),
+    (put("shares", 1, "reduce", 2, [5, -1]), "shares[1].reduce[2]: expected"),
+    (put("link_load", 2, "load", 1), "link_load[2].load: expected a fraction"),
+    (put("certificate", []), "certificate: expected an object, got an array"),
+    (put("certificate", "kind", "faith"), "certificate.kind: expected 'cut', 'ratio'"),
+    (put("certificate", "blocks", 1, 0), "certificate.blocks[1]: expected an array of vertex ids"),
+    (put("certificate", {"kind": "dual", "prices": [[1, 5]], "value": "1", "cost": "1"}),
+     "certificate.prices[0]: expected [src, dst, price]"),
+    (put("topology", "vertices", 1, "id", 1), "topology.vertices[1]: id 1 is given twice"),
+    (put("topology", "links", 1, "src", 1), "topology.links[1]: joins vertex"),
+    (put("topology", "links", 1, {"src": 1, "dst": 5, "capacity": 1}), "link 1 → 5 is given twice"),
+    (put("topology", "links", 1, "src", 99), "topology.links[1]: ends at 99"),
+    (put("topology", "links", 1, "capacity", 0), "topology.links[1].capacity: expected a positive integer"),
+    (put("topology", "unit_gbps", 0), "topology.unit_gbps: expected a positive number"),
+]
+
+
+@pytest.mark.parametrize(("damage", "said"), SHAPES, ids=[said for _, said in SHAPES])
+def test_an_unreadable_plan_is_an_error_with_its_path(damage: Callable[[Json], None], said: str) -> None:
+    plan = load(A)
+    damage(plan)
+    with pytest.raises(ScheduleError) as caught:
+        check_plan(plan)
+    assert said in str(caught.value)
+
+
+def test_weights_without_a_workable_common_denominator_are_refused() -> None:
+    plan = load(A)
+    odd = [10**40 + 2 * i + 1 for i in range(8)]
+    plan["shares"] = [dict(plan["shares"][0], weight=f"1/{n}", slice=i) for i, n in enumerate(odd)]
+    with pytest.raises(ScheduleError, match="common denominator of more than 180 digits"):
+        check_plan(plan)
+
+
+def allgather_in_pairs_of_stars(servers: int, local: int) -> Json:
+    """One switch per server, one network switch; every GPU sends straight to all others. Depth 1."""
+    count = servers * local
+    switch = {s: count + s for s in range(servers)}
+    network = count + servers
+    links = [(g, switch[g // local], 100) for g in range(count)] + [(switch[s], network, 100) for s in switch]
+    links += [(v, u, c) for u, v, c in links]
+
+    def hop(u: int, v: int) -> list[int]:
+        near, far = switch[u // local], switch[v // local]
+        return [u, near, v] if near == far else [u, near, network, far, v]
+
+    shares = [{"weight": f"1/{count}", "slice": 0, "block": r, "root": r, "reduce": None,
+               "broadcast": [hop(r, v) for v in range(count) if v != r]} for r in range(count)]
+    return {
+        "schema_version": 1, "collective": "allgather", "algorithm": "by-hand", "ranks": list(range(count)),
+        "unit_gbps": 1.0, "rate": "0", "bound": "0", "optimal": False, "algbw_gbps": 0.0, "shares": shares,
+        "link_load": [], "certificate": {"kind": "dual", "value": "0", "cost": "0", "prices": [
+            [u, v, f"{1 + u % 3}/7"] for u, v, _ in links]},
+        "topology": {
+            "schema_version": 1, "name": "pods", "unit_gbps": 1.0,
+            "vertices": [{"id": v, "kind": "gpu" if v < count else "switch"} for v in range(network + 1)],
+            "links": [{"src": u, "dst": v, "capacity": c, "gbps": float(c)} for u, v, c in links]}}
+
+
+def test_a_plan_of_128_gpus_is_checked() -> None:
+    plan = allgather_in_pairs_of_stars(16, 8)
+    verdict = check_plan(plan)
+    assert verdict.rate == Fraction(100 * 128, 8 * 120)
+    assert verdict.bound is not None
+    assert verdict.bound > verdict.rate
+    assert all(text.startswith(("rate:", "bound:", "algbw", "certificate.", "link_load:"))
+               for text in verdict.violations)
+
+
+def test_the_checker_imports_only_itself_the_errors_and_the_standard_library() -> None:
+    room = Path(check.__file__).parent
+    for path in sorted(room.glob("check*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else (
+                [alias.name for alias in node.names] if isinstance(node, ast.Import) else [])
+            for name in names:
+                ours = name == "blinkccl.errors" or name.startswith("blinkccl.forest.check_")
+                assert ours or name.split(".")[0] in sys.stdlib_module_names, f"{path.name} imports {name}"

@@ -1,0 +1,232 @@
+"""A forest as JSON and back: canonical bytes, shapes refused with their path, wrong plans let through."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from fractions import Fraction
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blinkccl.collectives.spec import Collective
+from blinkccl.errors import ScheduleError
+from blinkccl.forest import document
+from blinkccl.forest.document import (
+    dumps,
+    forest_hash,
+    from_document,
+    moving_shares,
+    to_document,
+    topology_hash,
+)
+from blinkccl.forest.model import Cut, Forest, Share, Tree
+from blinkccl.topology.model import Link, Topology, Vertex
+
+PLANS = Path(__file__).parent / "plans"
+FILES = sorted(PLANS.glob("*.json"))
+GOOD = (PLANS / "allreduce-dgx1v-1456.json").read_bytes()
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_file_reads_back_to_the_same_bytes(path: Path) -> None:
+    raw = path.read_bytes()
+    forest = from_document(raw)
+    assert dumps(to_document(forest)).encode() == raw
+    assert from_document(json.loads(raw)) == forest
+
+
+def test_the_schema_of_the_design() -> None:
+    plan = to_document(from_document(GOOD), plan_seconds=0.012)
+    assert list(plan) == [
+        "schema_version", "collective", "root", "src", "dst", "algorithm", "ranks", "unit_gbps", "rate",
+        "bound", "optimal", "certificate", "algbw_gbps", "depth", "trees", "shares", "link_load", "topology",
+        "plan_seconds"]
+    assert (plan["rate"], plan["bound"], plan["optimal"], plan["algbw_gbps"]) == ("2", "2", True, 50.0)
+    assert plan["certificate"] == {"kind": "partition", "blocks": [[1], [4, 5, 6]], "capacity": "2"}
+    assert plan["link_load"][0] == {"src": 1, "dst": 5, "load": "2", "capacity": "2"}
+    assert plan["shares"][0] == {
+        "weight": "1/2", "slice": 0, "block": None, "root": 5, "reduce": [[1, 5], [6, 5], [4, 6]],
+        "broadcast": [[5, 1], [5, 6], [6, 4]]}
+
+
+def test_ends_are_vertex_ids_outside_and_positions_inside() -> None:
+    forest = from_document((PLANS / "sendrecv-relays-ring4.json").read_bytes())
+    assert forest.collective == Collective("sendrecv", 2, src=0, dst=1)
+    assert (to_document(forest)["src"], to_document(forest)["dst"]) == (0, 2)
+
+
+def test_a_share_without_edges_and_a_tree_without_edges_stay_apart() -> None:
+    plan = json.loads(GOOD)
+    plan["shares"][0]["broadcast"], plan["shares"][0]["reduce"] = [], None
+    forest = from_document(plan)
+    assert forest.shares[0].broadcast == Tree(5, ())
+    assert to_document(forest)["shares"][0]["broadcast"] == []
+    assert moving_shares(forest) == 1
+
+
+def edge_count_plan(ranks: int) -> Forest:
+    """AllGather on a clique by stars: ``ranks`` × (``ranks`` − 1) edges."""
+    links = tuple(Link(u, v, 1, "nvlink", 25.0, "synthetic") for u, v in permutations(range(ranks), 2))
+    topology = Topology("clique", 25.0, tuple(Vertex(v, "gpu") for v in range(ranks)), links)
+    stars = [Tree(r, tuple((r, v) for v in range(ranks) if v != r)) for r in range(ranks)]
+    shares = tuple(Share(Fraction(1, ranks), 0, star.root, star.root, None, star) for star in stars)
+    cut = Cut(tuple(range(ranks - 1)), Fraction(ranks - 1), Fraction(ranks - 1, ranks))
+    return Forest(Collective("allgather", ranks), tuple(range(ranks)), "by-hand", topology, shares,
+                  Fraction(ranks), cut)
+
+
+def test_a_share_is_one_line_however_many_edges_it_has() -> None:
+    plan = to_document(edge_count_plan(32))
+    del plan["topology"], plan["link_load"]
+    text = dumps(plan)
+    assert len(text.splitlines()) < 60
+    assert json.loads(text) == plan
+
+
+def test_hashes_do_not_depend_on_names_notes_or_order() -> None:
+    forest = from_document(GOOD)
+    topology = forest.topology
+    renamed = Topology("other", topology.unit_gbps, topology.vertices[::-1], topology.links[::-1], ("note",))
+    same = Forest(forest.collective, forest.ranks, forest.algorithm, renamed, forest.shares, forest.rate,
+                  forest.certificate)
+    assert topology_hash(renamed) == topology_hash(topology)
+    assert forest_hash(same) == forest_hash(forest)
+
+
+def test_hashes_depend_on_links_and_on_trees() -> None:
+    forest = from_document(GOOD)
+    plan = json.loads(GOOD)
+    plan["shares"][0]["reduce"].reverse()
+    assert forest_hash(from_document(plan)) != forest_hash(forest)
+    plan["topology"]["links"].pop()
+    assert topology_hash(from_document(plan).topology) != topology_hash(forest.topology)
+
+
+def test_bytes_are_the_same_in_a_new_process_with_another_hash_seed() -> None:
+    code = ("import sys; from blinkccl.forest.document import *; f = from_document(sys.stdin.buffer.read()); "
+            "print(dumps(to_document(f)), forest_hash(f), topology_hash(f.topology))")
+    runs = [subprocess.run([sys.executable, "-c", code], input=GOOD, capture_output=True, check=True,
+                           env={"PYTHONHASHSEED": seed, "PYTHONIOENCODING": "utf-8"}).stdout for seed in "12"]
+    assert runs[0] == runs[1]
+    assert runs[0].startswith(GOOD)
+
+
+class TestReadableButWrong:
+    """Wrong plans become forests: the law and the checker refuse them."""
+
+    @pytest.mark.parametrize(("way", "value"), [
+        (("shares", 0, "weight"), "-7/3"), (("shares", 0, "broadcast", 0), [5, 99]),
+        (("shares", 0, "root"), 77), (("shares", 0, "block"), [8, 9]),
+        (("shares", 0, "reduce"), [[1, 5], [1, 6], [5, 1]]), (("rate",), "0"), (("rate",), "100"),
+        (("optimal",), False), (("bound",), "-1"), (("link_load",), []), (("depth",), 40),
+        (("certificate", "blocks"), [[1], [1]]), (("unit_gbps",), 1.0), (("algbw_gbps",), -3.0)])
+    def test_it_is_read_and_can_be_written_again(self, way: tuple[Any, ...], value: Any) -> None:
+        plan = json.loads(GOOD)
+        at = plan
+        for key in way[:-1]:
+            at = at[key]
+        at[way[-1]] = value
+        assert from_document(from_and_to(plan)) == from_document(plan)
+
+    def test_unknown_statements_at_the_top_are_let_through(self) -> None:
+        plan = json.loads(GOOD)
+        plan["ring_gbps"] = 0.0
+        assert from_document(plan) == from_document(GOOD)
+
+
+def from_and_to(plan: dict[str, Any]) -> bytes:
+    return dumps(to_document(from_document(plan))).encode()
+
+
+#: Damage to the shape, and the message: place, expected, got.
+SHAPES: list[tuple[tuple[Any, ...], Any, str]] = [
+    (("shares", 1, "broadcast", 1), "x", "shares[1].broadcast[1]: expected `array`, got `str`"),
+    (("shares", 1, "broadcast", 1), [5], "shares[1].broadcast[1]: expected `array` of length >= 2, got 1 "),
+    (("shares", 1, "weight"), "1/0",
+     'shares[1].weight: expected a fraction like "24/7" of at most 200 digits a side, got \'1/0\''),
+    (("shares", 1, "weight"), "1" * 201, "shares[1].weight: expected a fraction"),
+    (("shares", 1, "weight"), "1/2\n", "shares[1].weight: expected a fraction"),
+    (("shares", 1, "weight"), 0.5, "shares[1].weight: expected `str`, got `float`"),
+    (("shares", 1, "block"), [1, 2, 3], "shares[1].block: expected `array` of length"),
+    (("shares", 1, "share"), 1, "shares[1]: object contains unknown field `share`"),
+    (("schema_version",), 2, "schema_version: expected 1, got 2"),
+    (("ranks", 0), 2**70, "ranks[0]: expected `int` <= 2147483647, got a bigger number"),
+    (("ranks", 0), -1, "ranks[0]: expected `int` >= 0, got -1"),
+    (("ranks", 0), 9, "ranks[0]: 9 is no vertex of the topology"),
+    (("ranks", 0), 4, "ranks[1]: 4 is named twice"),
+    (("ranks",), [], "ranks: expected `array` of length >= 1"),
+    (("root",), 1, "collective: allreduce takes no root, got 0, counted as ranks"),
+    (("root",), 9, "root: 9 is none of the ranks [1, 4, 5, 6]"),
+    (("collective",), "allsum", "collective: unknown collective 'allsum'; expected one of broadcast"),
+    (("collective",), "reduce", "collective: reduce needs root"),
+    (("unit_gbps",), float("nan"), "unit_gbps: expected `float`"),
+    (("algbw_gbps",), float("inf"), "algbw_gbps: expected `float`"),
+    (("certificate", "kind"), "faith", "certificate.kind: invalid value 'faith'"),
+    (("certificate", "blocks"), [[1, 4, 5, 6]], "certificate.blocks: expected `array` of length >= 2"),
+    (("certificate",), {"kind": "cut", "side": [1], "capacity": "1", "demand": "0"},
+     "certificate.demand: expected a positive fraction"),
+    (("certificate",), {"kind": "dual", "prices": [[1, 5]], "value": "1", "cost": "1"},
+     "certificate.prices[0]: expected `array` of length 3"),
+    (("topology", "links", 0, "dst"), 99, "topology: dgx-1v: link 1 → 99 names a vertex that is not there"),
+    (("topology", "links", 0, "capacity"), 0, "topology: links[0], 1 → 5: capacity must be a positive"),
+    (("topology", "unit_gbps"), float("nan"), "topology: unit_gbps must be above 0"),
+    (("topology",), None, "topology: expected `object`, got `null`"),
+]
+
+
+@pytest.mark.parametrize(("way", "value", "said"), SHAPES, ids=[said[:50] for _, _, said in SHAPES])
+def test_a_wrong_shape_is_refused_with_its_path(way: tuple[Any, ...], value: Any, said: str) -> None:
+    plan = json.loads(GOOD)
+    at = plan
+    for key in way[:-1]:
+        at = at[key]
+    at[way[-1]] = value
+    with pytest.raises(ScheduleError) as caught:
+        from_document(plan)
+    assert str(caught.value).startswith(said)
+
+
+def test_a_missing_field_is_named() -> None:
+    plan = json.loads(GOOD)
+    del plan["rate"]
+    with pytest.raises(ScheduleError, match="missing required field `rate`"):
+        from_document(plan)
+
+
+@pytest.mark.parametrize(("raw", "said"), [
+    (b"", "plan: not JSON"), (b"[]", "plan: expected an object, got '[]'"), (b"nonsense", "plan: not JSON"),
+    (b"\xff\xfe", "plan: not JSON"), (GOOD[:500], "plan: not JSON"),
+    (b'{"x":' + b"[" * 100_000, "plan: nested too deeply"),
+    (b'{"collective": "\xff"}', "plan: not JSON"), (b'{"schema_version": NaN}', "plan: not JSON"),
+    (b'{"schema_version": 1' + b"0" * 5000 + b"}", "plan: not JSON: Integer value out of range"),
+    (GOOD.replace(b"depth", b"dep\x80h"), "plan: not JSON"),
+    (GOOD.replace(b'"depth": 2', b'"d": ' + b"2" * 5000), "plan: not JSON")])
+def test_what_is_no_plan_at_all_is_refused(raw: bytes, said: str) -> None:
+    with pytest.raises(ScheduleError) as caught:
+        from_document(raw)
+    assert said in str(caught.value)
+
+
+def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(document, "MAX_BYTES", 100)
+    with pytest.raises(ScheduleError, match="plan: expected at most 100 bytes, got"):
+        from_document(GOOD)
+
+
+def test_weights_without_a_workable_common_denominator_are_refused() -> None:
+    plan = json.loads(GOOD)
+    plan["shares"] = [dict(plan["shares"][0], weight=f"1/{10**40 + 2 * i + 1}") for i in range(8)]
+    with pytest.raises(ScheduleError, match="shares: the weights have a common denominator of more than 180"):
+        from_document(plan)
+
+
+def test_a_number_that_no_reader_would_take_back_is_not_written() -> None:
+    forest = edge_count_plan(2)
+    huge = Forest(forest.collective, forest.ranks, forest.algorithm, forest.topology, forest.shares,
+                  Fraction(10**200 + 1, 7), forest.certificate)
+    with pytest.raises(ScheduleError, match="more than 200 digits"):
+        to_document(huge)
