@@ -17,7 +17,7 @@ from fractions import Fraction
 from blinkccl.algorithms.paths import transit_paths
 from blinkccl.algorithms.registry import Request
 from blinkccl.algorithms.servers import by_server, line_up
-from blinkccl.algorithms.shapes import Paths, flipped, forest_of, require_collective
+from blinkccl.algorithms.shapes import Paths, flipped, forest_on, require_collective
 from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Forest, Share, Tree
 from blinkccl.topology.model import Topology
@@ -62,7 +62,7 @@ def plan(request: Request) -> Forest:
         shares.append(Share(Fraction(1, 2), i, None, down.root,
                             None if name == "broadcast" else flipped(paths, down),
                             None if name == "reduce" else down))
-    return forest_of(request, "double_binary_tree", network, shares)
+    return forest_on(request, "double_binary_tree", network, shares)
 
 
 def binary_tree(n: int) -> dict[int, int]:

@@ -13,7 +13,7 @@ from fractions import Fraction
 from blinkccl.algorithms.paths import transit_paths
 from blinkccl.algorithms.registry import Request
 from blinkccl.algorithms.servers import require_one_server
-from blinkccl.algorithms.shapes import forest_of, require_adjacent, require_collective, star_down, star_up
+from blinkccl.algorithms.shapes import forest_on, require_adjacent, require_collective, star_down, star_up
 from blinkccl.forest.model import Forest, Share
 
 
@@ -44,4 +44,4 @@ def plan(request: Request) -> Forest:
     weight = Fraction(1, len(ranks))
     shares = [Share(weight, i, None, root, star_up(paths, root, ranks), star_down(paths, root, ranks))
               for i, root in enumerate(ranks)]
-    return forest_of(request, "flat", network, shares)
+    return forest_on(request, "flat", network, shares)

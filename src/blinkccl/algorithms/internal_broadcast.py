@@ -28,7 +28,7 @@ from itertools import pairwise
 from blinkccl.algorithms.groups import Grouping, Links, Pair, groupings
 from blinkccl.algorithms.paths import transit_paths
 from blinkccl.algorithms.registry import Request
-from blinkccl.algorithms.shapes import Paths, cyclic, flipped, forest_of, require_collective
+from blinkccl.algorithms.shapes import Paths, cyclic, flipped, forest_on, require_collective
 from blinkccl.collectives.spec import Block
 from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Forest, Path, Share, Tree, attained_rate
@@ -75,7 +75,7 @@ def plan(request: Request) -> Forest:
     if best is None:
         raise UnsupportedError(f"internal_broadcast: on {network.name} no hop joins the fully connected "
                                f"groups of {','.join(map(str, request.ranks))}; use --algo optimal")
-    return forest_of(request, "internal_broadcast", network, best[1])
+    return forest_on(request, "internal_broadcast", network, best[1])
 
 
 def _variants(request: Request, grouping: Grouping, paths: Paths) -> Iterator[list[Part]]:

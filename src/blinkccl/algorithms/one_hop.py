@@ -24,7 +24,7 @@ from collections.abc import Iterator
 
 from blinkccl.algorithms.paths import transit_paths
 from blinkccl.algorithms.registry import Request
-from blinkccl.algorithms.shapes import Paths, forest_of, require_adjacent, star_down, star_up
+from blinkccl.algorithms.shapes import Paths, forest_on, require_adjacent, star_down, star_up
 from blinkccl.collectives.spec import Block, Item
 from blinkccl.forest.model import Forest, Share, Tree, to_ids
 
@@ -52,7 +52,7 @@ def plan(request: Request) -> Forest:
     paths = transit_paths(network, ranks)
     require_adjacent(paths, network, ranks, "one_hop")
     shares = [share for item in request.collective.items() for share in _shares(request, item, paths)]
-    return forest_of(request, "one_hop", network, _numbered(shares))
+    return forest_on(request, "one_hop", network, _numbered(shares))
 
 
 def _shares(request: Request, item: Item, paths: Paths) -> Iterator[Share]:

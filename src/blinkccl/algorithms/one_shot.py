@@ -10,7 +10,7 @@ from fractions import Fraction
 
 from blinkccl.algorithms.paths import transit_paths
 from blinkccl.algorithms.registry import Request
-from blinkccl.algorithms.shapes import forest_of, require_adjacent, require_collective, star_up
+from blinkccl.algorithms.shapes import forest_on, require_adjacent, require_collective, star_up
 from blinkccl.forest.model import Forest, Share
 
 
@@ -39,4 +39,4 @@ def plan(request: Request) -> Forest:
     paths = transit_paths(network, ranks)
     require_adjacent(paths, network, ranks, "one_shot")
     shares = [Share(Fraction(1), 0, None, root, star_up(paths, root, ranks), None) for root in ranks]
-    return forest_of(request, "one_shot", network, shares)
+    return forest_on(request, "one_shot", network, shares)

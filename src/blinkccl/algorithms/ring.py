@@ -28,7 +28,7 @@ from blinkccl.algorithms.cycles import max_disjoint_cycles
 from blinkccl.algorithms.paths import missing_pairs, transit_paths
 from blinkccl.algorithms.registry import Request
 from blinkccl.algorithms.servers import by_server, line_up
-from blinkccl.algorithms.shapes import Paths, chain_down, chain_up, cyclic, forest_of, require_collective
+from blinkccl.algorithms.shapes import Paths, chain_down, chain_up, cyclic, forest_on, require_collective
 from blinkccl.collectives.spec import Block
 from blinkccl.errors import TopologyError, UnsupportedError
 from blinkccl.forest.model import Forest, Share, Tree, link_use
@@ -74,7 +74,7 @@ def plan(request: Request) -> Forest:
     per_ring = len(drawn) // len(rings)
     shares = [Share(weight / per_ring, i, block, root, up, down)
               for i, (weight, block, root, up, down) in enumerate(drawn)]
-    return forest_of(request, "ring", network, shares)
+    return forest_on(request, "ring", network, shares)
 
 
 def _parts(request: Request, ring: Ring, paths: Paths
@@ -90,14 +90,16 @@ def _parts(request: Request, ring: Ring, paths: Paths
 
 
 def ring_count(request: Request) -> int:
-    """How many rings NCCL 2.4 finds on NVLink, counted in lanes; 0 where it falls back to PCIe.
+    """How many rings NCCL 2.4 finds on NVLink; 0 where it falls back to PCIe.
 
-    A lane is the largest rate of which every NVLink of the machine is a multiple. A P100 quad's 6 half rings
-    count as 3.
+    Rings over direct links are counted in lanes, the largest rate of which every NVLink of the machine is a
+    multiple: a ring of two lanes counts twice, a P100 quad's 6 half rings count as 3. Rings through switches
+    or over servers are counted as they are.
     """
-    network, rings = fast_rings(request)
-    lane = 1 if network is None else _lane(request.topology, network)
-    return int(sum((ring.capacity for ring in rings), Fraction(0)) / lane)
+    network, found = fast_rings(request)
+    if network is None or any(network.is_transit(v) for v in network.vertex):
+        return len(found)
+    return int(sum((ring.capacity for ring in found), Fraction(0)) / _lane(request.topology, network))
 
 
 def rings_for(request: Request) -> tuple[Topology, tuple[Ring, ...]]:

@@ -81,7 +81,7 @@ def require_adjacent(paths: Paths, network: Topology, ranks: Sequence[int], algo
             "use --links pcie, or --algo optimal")
 
 
-def forest_of(request: Request, algorithm: str, network: Topology, shares: Sequence[Share]) -> Forest:
+def forest_on(request: Request, algorithm: str, network: Topology, shares: Sequence[Share]) -> Forest:
     """The forest of ``shares`` on ``network``, at the rate it attains and with the proof of the best rate."""
     return Forest(request.collective, request.ranks, algorithm, network, tuple(shares),
                   attained_rate(network, shares), certificate_for(request.collective, request.ranks, network))

@@ -17,7 +17,7 @@ from itertools import islice, product
 from blinkccl.algorithms.paths import transit_paths
 from blinkccl.algorithms.registry import Request
 from blinkccl.algorithms.servers import require_one_server
-from blinkccl.algorithms.shapes import Paths, cyclic, flipped, forest_of, require_collective
+from blinkccl.algorithms.shapes import Paths, cyclic, flipped, forest_on, require_collective
 from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Forest, Share, Tree, attained_rate
 from blinkccl.topology.model import Topology
@@ -66,9 +66,9 @@ def plan(request: Request) -> Forest:
                 best = rate, shares
     if best is None:
         raise UnsupportedError(f"three_stage: on {network.name} no choice of one leader per socket is one "
-                               "hop from each other leader and from the other ranks of its socket; use --algo "
-                               "optimal")
-    return forest_of(request, "three_stage", network, best[1])
+                               "hop from each other leader and from the other ranks of its socket; "
+                               "use --algo optimal")
+    return forest_on(request, "three_stage", network, best[1])
 
 
 def sockets(topology: Topology, ranks: Sequence[int]) -> tuple[tuple[int, ...], ...]:

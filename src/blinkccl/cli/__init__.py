@@ -1,1 +1,24 @@
+"""What does a person type? One file per verb; each parses, calls the rooms below, prints and picks an exit code.
 
+Nothing heavy is imported before a verb runs, so that ``blink --help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from blinkccl.errors import BlinkError
+
+
+def main() -> None:
+    """Run the command line, and exit with a code of :mod:`blinkccl.cli.exits`."""
+    from blinkccl.cli import console
+    from blinkccl.cli.app import app
+    from blinkccl.cli.exits import exit_code
+
+    console.make_printable()
+    try:
+        app(prog_name="blink")
+    except BlinkError as error:
+        console.error(str(error))
+        sys.exit(exit_code(error))

@@ -26,7 +26,7 @@ class Combine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One reduction: ``ufunc`` combines two elements, ``averages`` divides by the contributions at the end."""
+    """One reduction: ``ufunc`` combines two elements; ``averages``: the sum is divided at the end."""
 
     name: str
     ufunc: np.ufunc
@@ -129,7 +129,8 @@ def element_type(dtype: str | np.dtype[Any]) -> DType:
     Raises
     ------
     UnsupportedError
-        If the type is not served. Booleans are not: a sum of booleans is a matter of taste (NumPy: "or", C: 2).
+        If the type is not served. Booleans are not: a sum of booleans is a matter of taste (NumPy: "or",
+        C: 2).
     """
     name = dtype if isinstance(dtype, str) else dtype.name
     if name not in DTYPES:

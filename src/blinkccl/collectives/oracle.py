@@ -1,8 +1,8 @@
 """What every output buffer must hold, derived from the collectives' items alone; and inputs that can tell.
 
-Nothing here knows a schedule. Each item's contributions are combined in rank order; whoever reduces in another
-order gets the same bits only where the arithmetic is exact, which :func:`make_inputs` sees to (integer-valued
-data, as in nccl-tests).
+Nothing here knows a schedule. Each item's contributions are combined in rank order; whoever reduces in
+another order gets the same bits only where the arithmetic is exact, which :func:`make_inputs` sees to
+(integer-valued data, as in nccl-tests).
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ Array = NDArray[Any]
 Buffers = list[Array | None]
 
 
-def check_inputs(collective: Collective, inputs: Sequence[Array | None], count: int | None = None) -> tuple[int, DType]:
+def check_inputs(
+    collective: Collective, inputs: Sequence[Array | None], count: int | None = None
+) -> tuple[int, DType]:
     """Elements per block and the element type of ``inputs``.
 
     Raises
@@ -33,8 +35,10 @@ def check_inputs(collective: Collective, inputs: Sequence[Array | None], count: 
         number of whole blocks of ``count`` elements; the message names the rank.
     """
     if len(inputs) != collective.world_size:
-        raise ScheduleError(f"{collective.name} on {collective.world_size} ranks needs as many input buffers, "
-                            f"got {len(inputs)}; give None for a rank without input")
+        raise ScheduleError(
+            f"{collective.name} on {collective.world_size} ranks needs as many input buffers, "
+            f"got {len(inputs)}; give None for a rank without input"
+        )
     found: DType | None = None
     for rank, buffer in enumerate(inputs):
         blocks = collective.input_blocks(rank)
@@ -48,10 +52,14 @@ def check_inputs(collective: Collective, inputs: Sequence[Array | None], count: 
         count = buffer.size // blocks if count is None else count
         found = element_type(buffer.dtype) if found is None else found
         if buffer.size != count * blocks:
-            raise ScheduleError(f"{collective.name}: rank {rank}'s input has {buffer.size} elements, expected "
-                                f"{blocks} block(s) of {count}")
+            raise ScheduleError(
+                f"{collective.name}: rank {rank}'s input has {buffer.size} elements, expected "
+                f"{blocks} block(s) of {count}"
+            )
         if buffer.dtype != found.storage:
-            raise ScheduleError(f"rank {rank}'s input is {buffer.dtype}, the ranks before it have {found.name}")
+            raise ScheduleError(
+                f"rank {rank}'s input is {buffer.dtype}, the ranks before it have {found.name}"
+            )
     if count is None or found is None:
         raise ScheduleError(f"{collective.name}: no rank has an input")
     return count, found
@@ -87,15 +95,17 @@ def oracle(collective: Collective, inputs: Sequence[Array | None], op: str = "su
     count, dtype = check_inputs(collective, inputs)
     chosen = operation(op)
     combine = dtype.combine(chosen)
-    outputs: Buffers = [np.zeros(blocks * count, dtype.storage) if (blocks := collective.output_blocks(rank)) else None
-                        for rank in range(collective.world_size)]
+    outputs: Buffers = [
+        np.zeros(blocks * count, dtype.storage) if (blocks := collective.output_blocks(rank)) else None
+        for rank in range(collective.world_size)
+    ]
     with np.errstate(all="ignore"):  # an overflow to inf is a result, not a mishap
         for item in collective.items():
             value: Array | None = None
             for rank, index in item.contributions:
                 source = inputs[rank]
                 assert source is not None
-                block = source[index * count:(index + 1) * count]
+                block = source[index * count : (index + 1) * count]
                 value = block.copy() if value is None else combine(value, block, out=value)
             assert value is not None
             if chosen.averages and len(item.contributions) > 1:
@@ -103,7 +113,7 @@ def oracle(collective: Collective, inputs: Sequence[Array | None], op: str = "su
             for rank, index in item.destinations:
                 target = outputs[rank]
                 assert target is not None
-                target[index * count:(index + 1) * count] = value
+                target[index * count : (index + 1) * count] = value
     return outputs
 
 
@@ -133,8 +143,9 @@ def make_inputs(collective: Collective, count: int, dtype: str, seed: int = 0, o
     for rank in range(collective.world_size):
         blocks = collective.input_blocks(rank)
         rng = np.random.default_rng([seed, rank])
-        buffers.append(_values(rng, blocks * count, row, chosen.name, rank, collective.world_size)
-                       if blocks else None)
+        buffers.append(
+            _values(rng, blocks * count, row, chosen.name, rank, collective.world_size) if blocks else None
+        )
     return buffers
 
 
@@ -173,7 +184,7 @@ _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 def mismatch(outputs: Sequence[Array | None], expected: Sequence[Array | None], count: int) -> str | None:
-    """The first difference in words (rank, block, element, expected against got), or None if there is none."""
+    """The first difference in words (rank, block, element, expected against got), or None."""
     for rank, (got, want) in enumerate(zip(outputs, expected, strict=True)):
         if got is None or want is None:
             if got is not want:
@@ -184,8 +195,10 @@ def mismatch(outputs: Sequence[Array | None], expected: Sequence[Array | None], 
         differs = np.flatnonzero(_bits(got) != _bits(want))
         if differs.size:
             at = int(differs[0])
-            return (f"rank {rank}, block {at // count}, element {at % count}: expected {want[at]}, got {got[at]} "
-                    f"({differs.size} of {got.size} elements are wrong)")
+            return (
+                f"rank {rank}, block {at // count}, element {at % count}: expected {want[at]}, got {got[at]} "
+                f"({differs.size} of {got.size} elements are wrong)"
+            )
     return None
 
 
@@ -197,13 +210,16 @@ def _shape(buffer: Array | None) -> str:
 def tolerance(dtype: str, contributions: int) -> float:
     """The largest relative error of a reduction of same-signed data in another order; 0 for integer types.
 
-    Each of the n − 1 additions rounds once: (n − 1) · u, in either order, hence twice that between two orders.
+    Each of the n − 1 additions rounds once: (n − 1) · u, in either order, hence twice that between two
+    orders.
     """
     row = element_type(dtype)
     return 0.0 if row.accumulate == "wraps" else 2.0 * max(0, contributions - 1) / row.exact_sum
 
 
-def expected_matches(outputs: Sequence[Array | None], expected: Sequence[Array | None], relative: float = 0.0) -> bool:
+def expected_matches(
+    outputs: Sequence[Array | None], expected: Sequence[Array | None], relative: float = 0.0
+) -> bool:
     """Whether outputs equal the oracle's: in every bit, or within a relative error for data that rounds."""
     if relative == 0.0:
         return wrong_elements(outputs, expected) == 0

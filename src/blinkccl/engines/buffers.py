@@ -1,8 +1,8 @@
 """What memory do ranks run on? Input and output buffers, separate or in place, and one chunk of each by role.
 
-In place as in nccl.h: a rank's input and output block of one item are the same memory. AllReduce, Broadcast and
-Reduce have one buffer; AllGather's and Gather's input is the rank's own block of the output; ReduceScatter's and
-Scatter's output is the rank's own block of the input.
+In place as in nccl.h: a rank's input and output block of one item are the same memory. AllReduce,
+Broadcast and Reduce have one buffer; AllGather's and Gather's input is the rank's own block of the
+output; ReduceScatter's and Scatter's output is the rank's own block of the input.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class RankBuffers:
-    """Per rank the input and the output, one-dimensional, or None; views of one array where they share memory."""
+    """Per rank the input and the output, one-dimensional, or None; views of one array in place."""
 
     inputs: tuple[Array | None, ...]
     outputs: tuple[Array | None, ...]
@@ -42,7 +42,9 @@ def allocate(collective: Collective, count: int, dtype: DType, in_place: bool) -
         would overwrite what it still has to send. NCCL has it out of place only, too.
     """
     if in_place and collective.name == "alltoall":
-        raise UnsupportedError("alltoall runs out of place only: its output would overwrite what is still to be sent")
+        raise UnsupportedError(
+            "alltoall runs out of place only: its output would overwrite what is still to be sent"
+        )
     inputs: list[Array | None] = []
     outputs: list[Array | None] = []
     for rank in range(collective.world_size):
@@ -51,8 +53,8 @@ def allocate(collective: Collective, count: int, dtype: DType, in_place: bool) -
             memory = np.zeros(max(held, wanted) * count, dtype.storage)
             source, target = _shared_blocks(collective, rank)
             first = max(source, target)
-            inputs.append(memory[(first - source) * count:(first - source + held) * count])
-            outputs.append(memory[(first - target) * count:(first - target + wanted) * count])
+            inputs.append(memory[(first - source) * count : (first - source + held) * count])
+            outputs.append(memory[(first - target) * count : (first - target + wanted) * count])
         else:
             inputs.append(np.zeros(held * count, dtype.storage) if held else None)
             outputs.append(np.zeros(wanted * count, dtype.storage) if wanted else None)
@@ -68,8 +70,9 @@ def _shared_blocks(collective: Collective, rank: int) -> tuple[int, int]:
     return 0, 0
 
 
-def filled(collective: Collective, inputs: Sequence[Array | None], count: int, dtype: str,
-           in_place: bool) -> tuple[RankBuffers, DType]:
+def filled(
+    collective: Collective, inputs: Sequence[Array | None], count: int, dtype: str, in_place: bool
+) -> tuple[RankBuffers, DType]:
     """Buffers that hold a copy of ``inputs``, and the row of their element type.
 
     Raises
@@ -115,10 +118,13 @@ def role_views(bound: Bound, buffers: RankBuffers, role: Role, averages: bool) -
         raise ScheduleError(f"{where} neither contributes nor receives, so it has no value")
     views: list[Array | None] = []
     for used, at, memory, verb in (
-            (role.contributes, bound.source(role.rank, role.slice), buffers.inputs[role.rank], "contributes"),
-            (role.keeps, bound.target(role.rank, role.slice), buffers.outputs[role.rank], "keeps")):
+        (role.contributes, bound.source(role.rank, role.slice), buffers.inputs[role.rank], "contributes"),
+        (role.keeps, bound.target(role.rank, role.slice), buffers.outputs[role.rank], "keeps"),
+    ):
         if used and (at is None or memory is None):
             raise ScheduleError(f"{where} {verb} block {part.block}, which its rank does not have")
-        views.append(memory[at:at + extent.length] if used and memory is not None and at is not None else None)
+        views.append(
+            memory[at : at + extent.length] if used and memory is not None and at is not None else None
+        )
     divisor = bound.contributions(role.slice) if role.completes and averages else 1
     return RoleViews(views[0], views[1], extent.chunks, divisor)

@@ -1,9 +1,9 @@
-"""The living definition: runs a Program one action at a time, exactly as :mod:`blinkccl.schedule.program` says.
+"""The living definition: runs a Program one action at a time, as :mod:`blinkccl.schedule.program` says.
 
-No threads and no clock: an *executor* runs until it has to wait for a message or a slot, then another one goes.
+No threads and no clock: an *executor* runs until it has to wait for a message or a slot, then another goes.
 In which order executors go must not matter, for results nor for liveness (with blocking receives and sends a
-schedule is a Kahn network: one history per queue, whatever the order); ``order`` tries adversarial ones. When all
-executors wait, that is a deadlock, found at once.
+schedule is a Kahn network: one history per queue, whatever the order); ``order`` tries adversarial ones.
+When all executors wait, that is a deadlock, found at once.
 """
 
 from __future__ import annotations
@@ -26,9 +26,18 @@ from blinkccl.schedule.program import Program, Role
 Array = NDArray[Any]
 
 
-def run(program: Program, inputs: Sequence[Array | None], *, count: int, dtype: str, op: str = "sum",
-        chunk_bytes: int = DEFAULT_CHUNK_BYTES, in_place: bool = False, deadline_s: float = 60.0,
-        order: str | int = "program") -> list[Array | None]:
+def run(
+    program: Program,
+    inputs: Sequence[Array | None],
+    *,
+    count: int,
+    dtype: str,
+    op: str = "sum",
+    chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+    in_place: bool = False,
+    deadline_s: float = 60.0,
+    order: str | int = "program",
+) -> list[Array | None]:
     """Runs a collective once; see :class:`blinkccl.engines.registry.Run`.
 
     Parameters
@@ -36,9 +45,9 @@ def run(program: Program, inputs: Sequence[Array | None], *, count: int, dtype: 
     deadline_s
         Not needed here: there is nothing to wait for but other executors, and a deadlock is found at once.
     order
-        Which enabled executor goes next. ``"program"``: each rank is an executor, in turn. ``"reverse"``: each
-        channel of each rank is one, the last enabled first. An integer: the same, drawn by this seed after every
-        firing.
+        Which enabled executor goes next. ``"program"``: each rank is an executor, in turn. ``"reverse"``:
+        each channel of each rank is one, the last enabled first. An integer: the same, drawn by this seed
+        after every firing.
 
     Raises
     ------
@@ -90,7 +99,9 @@ _Wait = tuple[_Queue, _Step, int] | None
 class _Machine:
     """All ranks of a bound program, ready to run."""
 
-    def __init__(self, bound: Bound, buffers: RankBuffers, dtype: DType, chosen: Operation, split: bool) -> None:
+    def __init__(
+        self, bound: Bound, buffers: RankBuffers, dtype: DType, chosen: Operation, split: bool
+    ) -> None:
         self.bound = bound
         self.combine = dtype.combine(chosen)
         self.divide = dtype.divide
@@ -103,8 +114,15 @@ class _Machine:
         bodies: dict[tuple[int, int], list[_Step]] = {}
         for role in program.roles:
             views = role_views(bound, buffers, role, chosen.averages)
-            step = _Step(role, views.source, views.target, views.chunks, views.divisor,
-                         tuple(self.queues[q] for q in role.receives), tuple(self.queues[q] for q in role.sends))
+            step = _Step(
+                role,
+                views.source,
+                views.target,
+                views.chunks,
+                views.divisor,
+                tuple(self.queues[q] for q in role.receives),
+                tuple(self.queues[q] for q in role.sends),
+            )
             if views.chunks:
                 bodies.setdefault((role.rank, role.channel if split else 0), []).append(step)
         self.bodies = [bodies[key] for key in sorted(bodies)]
@@ -133,7 +151,9 @@ class _Machine:
                 waits[index] = wait
                 wait[0].waiting.append(index)
         if running:
-            raise DeadlineError("deadlock: " + "; ".join(self._describe(*waits[index]) for index in sorted(waits)))
+            raise DeadlineError(
+                "deadlock: " + "; ".join(self._describe(*waits[index]) for index in sorted(waits))
+            )
         self._check_empty()
 
     def _execute(self, body: list[_Step], pause: bool) -> Iterator[_Wait]:
@@ -174,14 +194,19 @@ class _Machine:
     def _describe(self, queue: _Queue, step: _Step, chunk: int) -> str:
         role = step.role
         ends = self.bound.program.queues[queue.index]
-        what = (f"for chunk {chunk} of channel {role.channel} from rank {ends.src}" if queue in step.receives else
-                f"to send chunk {chunk} of channel {role.channel} to rank {ends.dst}, which frees none of "
-                f"{queue.slots} slot(s)")
+        what = (
+            f"for chunk {chunk} of channel {role.channel} from rank {ends.src}"
+            if queue in step.receives
+            else f"to send chunk {chunk} of channel {role.channel} to rank {ends.dst}, which frees none of "
+            f"{queue.slots} slot(s)"
+        )
         return f"rank {role.rank} waits {what} ({role.stage} of share {role.share})"
 
     def _check_empty(self) -> None:
         for queue in self.queues:
             if queue.messages:
                 ends = self.bound.program.queues[queue.index]
-                raise ScheduleError(f"lost chunk: {len(queue.messages)} message(s) from rank {ends.src} to rank "
-                                    f"{ends.dst} in queue {queue.index} were never received")
+                raise ScheduleError(
+                    f"lost chunk: {len(queue.messages)} message(s) from rank {ends.src} to rank "
+                    f"{ends.dst} in queue {queue.index} were never received"
+                )

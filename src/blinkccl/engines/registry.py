@@ -1,7 +1,7 @@
 """Which engines there are: each runs any Program on real buffers.
 
-To add an engine: write one file beside this one with a function ``run`` of the form :class:`Run`, and add its row
-to :data:`ENGINES`. The conformance tests and the command line pick it up from there.
+To add an engine: write one file beside this one with a function ``run`` of the form :class:`Run`, and add
+its row to :data:`ENGINES`. The conformance tests and the command line pick it up from there.
 """
 
 from __future__ import annotations
@@ -55,9 +55,18 @@ class Run(Protocol):
         If the ranks wait for each other, or longer than the deadline.
     """
 
-    def __call__(self, program: Program, inputs: Sequence[Array | None], *, count: int, dtype: str, op: str = "sum",
-                 chunk_bytes: int = DEFAULT_CHUNK_BYTES, in_place: bool = False,
-                 deadline_s: float = 60.0) -> list[Array | None]: ...
+    def __call__(
+        self,
+        program: Program,
+        inputs: Sequence[Array | None],
+        *,
+        count: int,
+        dtype: str,
+        op: str = "sum",
+        chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+        in_place: bool = False,
+        deadline_s: float = 60.0,
+    ) -> list[Array | None]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +85,9 @@ class Engine:
 
 #: The registry.
 ENGINES: dict[str, Engine] = {
-    "reference": Engine("blinkccl.engines.reference", "NumPy, single-stepped: the definition of what a Program means"),
+    "reference": Engine(
+        "blinkccl.engines.reference", "NumPy, single-stepped: the definition of what a Program means"
+    ),
     "threads": Engine("blinkccl.engines.threads", "a thread per rank on this machine, pipelined by chunks"),
 }
 

@@ -1,8 +1,9 @@
 """Runs a Program with a thread per rank, really concurrently: bounded queues, pipelined by chunks.
 
-Each queue owns ``slots`` staging buffers of one chunk, as a connection between GPUs would: a sender copies its
-value in, a receiver combines straight out of it and gives it back. Nothing is allocated while the loop runs.
-NumPy lets other threads run while it works on a chunk, so ranks overlap on as many cores as there are.
+Each queue owns ``slots`` staging buffers of one chunk, as a connection between GPUs would: a sender
+copies its value in, a receiver combines straight out of it and gives it back. Nothing is allocated while
+the loop runs. NumPy lets other threads run while it works on a chunk, so ranks overlap on as many cores
+as there are.
 """
 
 from __future__ import annotations
@@ -26,9 +27,17 @@ from blinkccl.schedule.program import Program, Queue, Role
 Array = NDArray[Any]
 
 
-def run(program: Program, inputs: Sequence[Array | None], *, count: int, dtype: str, op: str = "sum",
-        chunk_bytes: int = DEFAULT_CHUNK_BYTES, in_place: bool = False,
-        deadline_s: float = 60.0) -> list[Array | None]:
+def run(
+    program: Program,
+    inputs: Sequence[Array | None],
+    *,
+    count: int,
+    dtype: str,
+    op: str = "sum",
+    chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+    in_place: bool = False,
+    deadline_s: float = 60.0,
+) -> list[Array | None]:
     """Runs a collective once; see :class:`blinkccl.engines.registry.Run`.
 
     The same bits as the reference engine for any data: the Program fixes the order of every reduction.
@@ -40,8 +49,8 @@ def run(program: Program, inputs: Sequence[Array | None], *, count: int, dtype: 
 
     Notes
     -----
-    Cost: one copy per message and one combination per receive, in chunks; besides the buffers, queues · slots ·
-    ``chunk_bytes`` of memory at most, and a thread start per rank.
+    Cost: one copy per message and one combination per receive, in chunks; besides the buffers, queues ·
+    slots · ``chunk_bytes`` of memory at most, and a thread start per rank.
     """
     buffers, row = filled(program.collective, inputs, count, dtype, in_place)
     with Execution(bind(program, count, row.itemsize, chunk_bytes), buffers, row, operation(op)) as execution:
@@ -73,10 +82,17 @@ class Execution:
         for role in bound.program.roles:
             views = role_views(bound, buffers, role, chosen.averages)
             if views.chunks:
-                self._bodies[role.rank].append(_Step(
-                    role, views.source, views.target, views.chunks, views.divisor,
-                    tuple(self._connections[q] for q in role.receives),
-                    tuple(self._connections[q] for q in role.sends)))
+                self._bodies[role.rank].append(
+                    _Step(
+                        role,
+                        views.source,
+                        views.target,
+                        views.chunks,
+                        views.divisor,
+                        tuple(self._connections[q] for q in role.receives),
+                        tuple(self._connections[q] for q in role.sends),
+                    )
+                )
 
     def __enter__(self) -> Execution:
         return self
@@ -120,14 +136,23 @@ class Execution:
     def _connect(self) -> list[_Connection]:
         program = self._bound.program
         slots = [1] * len(program.queues)
+        messages = [0] * len(program.queues)
         longest = [0] * len(program.queues)
         for role in program.roles:
             for queue in role.sends:
                 slots[queue] = program.channels[role.channel].slots
+                messages[queue] += self._bound.extents[role.slice].chunks
                 longest[queue] = max(longest[queue], self._bound.extents[role.slice].length)
-        return [_Connection(queue, slots[index], min(longest[index], self._bound.chunk_elements), self._dtype,
-                            self._failure)
-                for index, queue in enumerate(program.queues)]
+        return [
+            _Connection(
+                queue,
+                max(1, min(slots[index], messages[index])),  # no memory for idle slots
+                min(longest[index], self._bound.chunk_elements),
+                self._dtype,
+                self._failure,
+            )
+            for index, queue in enumerate(program.queues)
+        ]
 
     def _run(self, body: list[_Step], deadline: float) -> None:
         """One rank: walks through its steps tick by tick."""
@@ -138,22 +163,27 @@ class Execution:
 
     def _walk(self, body: list[_Step], deadline: float) -> None:
         elements = self._bound.chunk_elements
-        scratch = np.empty(min(elements, max(self._bound.extents[s.role.slice].length for s in body)),
-                           self._dtype.storage)
+        scratch = np.empty(
+            min(elements, max(self._bound.extents[s.role.slice].length for s in body)), self._dtype.storage
+        )
         for tick in range(min(s.role.offset for s in body), max(s.role.offset + s.chunks for s in body)):
             for step in body:
                 chunk = tick - step.role.offset
                 if 0 <= chunk < step.chunks:
-                    self._fire(step, chunk, slice(chunk * elements, (chunk + 1) * elements), scratch, deadline)
+                    self._fire(
+                        step, chunk, slice(chunk * elements, (chunk + 1) * elements), scratch, deadline
+                    )
 
     def _fire(self, step: _Step, chunk: int, span: slice, scratch: Array, deadline: float) -> None:
-        """One firing. The value is built where it is kept, or else in ``scratch``; never in a send slot, so that
-        no received slot is held back while a send has to wait."""
+        """One firing. The value is built where it is kept, or else in ``scratch``.
+
+        Never in a send slot: no received slot must be held back while a send has to wait.
+        """
         value = step.source[span] if step.source is not None else None
         place = step.target[span] if step.target is not None else None
         for connection in step.receives:
             message = connection.receive(step, chunk, deadline)
-            built = place if place is not None else scratch[:message.size]
+            built = place if place is not None else scratch[: message.size]
             if value is None:
                 np.copyto(built, message)
             else:
@@ -164,7 +194,7 @@ class Execution:
         if place is not None and value is not place:
             np.copyto(place, value)
         if step.divisor > 1:
-            value = self._divided(value, place if place is not None else scratch[:value.size], step.divisor)
+            value = self._divided(value, place if place is not None else scratch[: value.size], step.divisor)
         for connection in step.sends:
             connection.send(value, step, chunk, deadline)
 
@@ -223,7 +253,7 @@ class _Connection:
             while self._sent == self._received:
                 self._wait(step.role, f"for chunk {chunk}", f"from rank {self._queue.src}", deadline)
         slot = self._received % self._slots
-        return self._staging[slot, :self._sizes[slot]]
+        return self._staging[slot, : self._sizes[slot]]
 
     def release(self) -> None:
         """Gives the slot of the message received last back to the sender."""
@@ -235,10 +265,12 @@ class _Connection:
         """Copies ``value`` into the next free slot."""
         with self._changed:
             while self._sent - self._received >= self._slots:
-                self._wait(step.role, f"for a slot to send chunk {chunk}", f"to rank {self._queue.dst}", deadline)
+                self._wait(
+                    step.role, f"for a slot to send chunk {chunk}", f"to rank {self._queue.dst}", deadline
+                )
         slot = self._sent % self._slots
         self._sizes[slot] = value.size
-        np.copyto(self._staging[slot, :value.size], value)  # outside the lock: the slot is the sender's
+        np.copyto(self._staging[slot, : value.size], value)  # outside the lock: the slot is the sender's
         with self._changed:
             self._sent += 1
             self._changed.notify()
@@ -253,7 +285,9 @@ class _Connection:
             raise _StoppedError
         left = deadline - time.monotonic()
         if left <= 0:
-            raise DeadlineError(f"rank {role.rank} waited past the deadline {what} of channel {role.channel} {peer} "
-                                f"({role.stage} of share {role.share}); is the program verified, or the deadline too "
-                                "short for this size?")
+            raise DeadlineError(
+                f"rank {role.rank} waited past the deadline {what} of channel {role.channel} {peer} "
+                f"({role.stage} of share {role.share}); is the program verified, or the deadline too "
+                "short for this size?"
+            )
         self._changed.wait(left)

@@ -196,7 +196,7 @@ def loads(raw: bytes) -> dict[str, Any]:
     except RecursionError:
         raise ScheduleError("plan: nested too deeply") from None
     if not isinstance(data, dict):
-        raise ScheduleError(f"plan: expected an object, got {str(data)[:40]!r}")
+        raise ScheduleError(f"plan: expected an object, got {type(data).__name__}")
     return data
 
 

@@ -46,7 +46,10 @@ class Placement:
 @lru_cache(maxsize=256)
 def placements(collective: Collective) -> dict[Block, Placement]:
     """Every item's :class:`Placement`, by block."""
-    return {item.block: Placement(dict(item.contributions), dict(item.destinations)) for item in collective.items()}
+    return {
+        item.block: Placement(dict(item.contributions), dict(item.destinations))
+        for item in collective.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,11 @@ def bind(program: Program, count: int, itemsize: int, chunk_bytes: int = DEFAULT
     -----
     Cost: O(slices). All ranks get the same extents: they are a function of agreed numbers only.
     """
-    for name, value, least in (("count", count, 0), ("itemsize", itemsize, 1), ("chunk_bytes", chunk_bytes, 1)):
+    for name, value, least in (
+        ("count", count, 0),
+        ("itemsize", itemsize, 1),
+        ("chunk_bytes", chunk_bytes, 1),
+    ):
         if value < least:
             raise ScheduleError(f"{name} must be at least {least}, got {value}")
     known = placements(program.collective)
@@ -119,8 +126,10 @@ def bind(program: Program, count: int, itemsize: int, chunk_bytes: int = DEFAULT
     extents = []
     for index, part in enumerate(program.slices):
         if part.block not in known:
-            raise ScheduleError(f"slice {index} is cut from block {part.block!r}, which {program.collective.name} "
-                                f"on {program.collective.world_size} ranks does not have")
+            raise ScheduleError(
+                f"slice {index} is cut from block {part.block!r}, which {program.collective.name} "
+                f"on {program.collective.world_size} ranks does not have"
+            )
         offset, stop = boundary(part.start, count, group), boundary(part.stop, count, group)
         length = max(0, stop - offset)
         extents.append(Extent(offset, length, -(-length // chunk_elements)))
@@ -128,7 +137,7 @@ def bind(program: Program, count: int, itemsize: int, chunk_bytes: int = DEFAULT
 
 
 def boundary(share: Fraction, count: int, group: int) -> int:
-    """The element at which the fraction ``share`` of ``count`` elements ends, on a whole ``group`` of elements.
+    """The element at which the fraction ``share`` of ``count`` elements ends, on a whole ``group``.
 
     0 → 0 and 1 → ``count`` exactly; between them ``share``·count rounded down to a multiple of ``group``.
     """

@@ -1,4 +1,4 @@
-"""Which forest and which topology was a program made from? Short hashes of what takes part in equality of plans."""
+"""What was a program made from? Short hashes of what takes part in the equality of plans."""
 
 from __future__ import annotations
 
@@ -9,26 +9,34 @@ from blinkccl.topology.model import Topology
 
 
 def digest(lines: list[str]) -> str:
-    """The first 16 hexadecimal digits of SHA-256 over ``lines``: enough to tell plans apart, short enough to read."""
+    """The first 16 hexadecimal digits of SHA-256 over ``lines``: short enough to read."""
     return sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 def topology_hash(topology: Topology) -> str:
-    """A hash of unit, vertices and links; name, notes, labels and provenance are for people and take no part."""
+    """A hash of unit, vertices and links; names, notes and provenance are for people and take no part."""
     lines = [f"unit {topology.unit_gbps!r}"]
     lines += [f"vertex {v.id} {v.kind} {v.server}" for v in sorted(topology.vertices, key=lambda v: v.id)]
-    lines += [f"link {x.src} {x.dst} {x.capacity} {x.kind}"
-              for x in sorted(topology.links, key=lambda x: (x.src, x.dst))]
+    lines += [
+        f"link {x.src} {x.dst} {x.capacity} {x.kind}"
+        for x in sorted(topology.links, key=lambda x: (x.src, x.dst))
+    ]
     return digest(lines)
 
 
 def forest_hash(forest: Forest) -> str:
-    """A hash of collective, ranks, rate and shares; algorithm and certificate take no part: they move no data."""
+    """A hash of collective, ranks, rate and shares; algorithm and certificate move no data."""
     collective = forest.collective
-    lines = [f"{collective.name} {collective.world_size} {collective.root} {collective.src} {collective.dst}",
-             f"ranks {forest.ranks}", f"rate {forest.rate}"]
-    lines += [f"share {share.weight} {share.slice} {share.block} {share.root} {_tree(share.reduce)} "
-              f"{_tree(share.broadcast)}" for share in forest.shares]
+    lines = [
+        f"{collective.name} {collective.world_size} {collective.root} {collective.src} {collective.dst}",
+        f"ranks {forest.ranks}",
+        f"rate {forest.rate}",
+    ]
+    lines += [
+        f"share {share.weight} {share.slice} {share.block} {share.root} {_tree(share.reduce)} "
+        f"{_tree(share.broadcast)}"
+        for share in forest.shares
+    ]
     return digest(lines)
 
 

@@ -24,9 +24,9 @@ class _Value:
 def holding_faults(program: Program, steps: list[int], wiring: Wiring) -> list[str]:
     """A sentence for every combination, completion or write that breaks the collective's definition.
 
-    Checked: a rank contributes only what it has, once; ``completes`` is set exactly once on every way, exactly
-    where all contributions are in; what is kept is complete and is kept where the collective wants it, once;
-    every destination gets every slice.
+    Checked: a rank contributes only what it has, once; ``completes`` is set exactly once on every way,
+    exactly where all contributions are in; what is kept is complete and is kept where the collective
+    wants it, once; every destination gets every slice.
 
     Notes
     -----
@@ -40,7 +40,9 @@ class _Propagation:
         self.program = program
         self.steps = steps
         self.placements = placements(program.collective)
-        self.full = {block: sum(1 << rank for rank in place.sources) for block, place in self.placements.items()}
+        self.full = {
+            block: sum(1 << rank for rank in place.sources) for block, place in self.placements.items()
+        }
         self.sender = {(arc.queue, arc.head): arc.tail for arc in wiring.data}
         self.found: list[str] = []
         self.writer: dict[tuple[int, int], int] = {}
@@ -82,14 +84,19 @@ class _Propagation:
             message = self.values[self.sender[queue, index]]
             assert message is not None
             if ranks & message.ranks:
-                self._fault(index, f"double contribution: slice {role.slice} of {_block(block)} gets "
-                                   f"{_ranks(ranks & message.ranks)} twice")
+                self._fault(
+                    index,
+                    f"double contribution: slice {role.slice} of {_block(block)} gets "
+                    f"{_ranks(ranks & message.ranks)} twice",
+                )
             ranks |= message.ranks
             completed = completed or message.completed
         if len(place.sources) > 1:
             completed = self._complete(index, role, ranks, completed, self.full[block])
         else:
-            completed = True  # a single contribution is complete from the start; dividing by one changes nothing
+            completed = (
+                True  # a single contribution is complete from the start; dividing by one changes nothing
+            )
         if role.keeps:
             self._keep(index, role, ranks, completed, block, place)
         return _Value(ranks, completed)
@@ -101,27 +108,38 @@ class _Propagation:
             self._fault(index, "it completes a reduction that was completed before")
         return completed or role.completes
 
-    def _keep(self, index: int, role: Role, ranks: int, completed: bool, block: Block, place: Placement) -> None:
+    def _keep(
+        self, index: int, role: Role, ranks: int, completed: bool, block: Block, place: Placement
+    ) -> None:
         full = self.full[block]
         if role.rank not in place.targets:
-            self._fault(index, f"wrong block: it keeps slice {role.slice} of {_block(block)}, which this rank must "
-                               "not get")
+            self._fault(
+                index,
+                f"wrong block: it keeps slice {role.slice} of {_block(block)}, which this rank must not get",
+            )
         if full & ~ranks:
-            self._fault(index, f"missing contribution: it keeps slice {role.slice} of {_block(block)} without "
-                               f"{_ranks(full & ~ranks)}")
+            self._fault(
+                index,
+                f"missing contribution: it keeps slice {role.slice} of {_block(block)} without "
+                f"{_ranks(full & ~ranks)}",
+            )
         elif not completed:
             self._fault(index, "it keeps a reduction that no step has completed (avg would not be divided)")
         first = self.writer.setdefault((role.rank, role.slice), index)
         if first != index:
-            self._fault(index, f"it writes slice {role.slice} of {_block(block)}, which step {self.steps[first]} "
-                               "writes too")
+            self._fault(
+                index,
+                f"it writes slice {role.slice} of {_block(block)}, which step {self.steps[first]} writes too",
+            )
 
     def _check_all_written(self) -> None:
         for index, part in enumerate(self.program.slices):
             for rank in self.placements[part.block].targets:
                 if (rank, index) not in self.writer:
-                    self.found.append(f"rank {rank} never gets slice {index} of {_block(part.block)}: no step of it "
-                                      "keeps that slice")
+                    self.found.append(
+                        f"rank {rank} never gets slice {index} of {_block(part.block)}: no step of it "
+                        "keeps that slice"
+                    )
 
     def _fault(self, index: int, text: str) -> None:
         self.found.append(f"{name_role(self.program.roles[index], self.steps[index])}: {text}")
@@ -133,4 +151,5 @@ def _block(block: Block) -> str:
 
 def _ranks(bits: int) -> str:
     ranks = [str(rank) for rank in range(bits.bit_length()) if bits >> rank & 1]
-    return f"the contribution{'s' if len(ranks) > 1 else ''} of rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}"
+    s = "s" if len(ranks) > 1 else ""
+    return f"the contribution{s} of rank{s} {', '.join(ranks)}"

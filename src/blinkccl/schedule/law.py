@@ -1,12 +1,14 @@
 """The law of schedules: is this Program right, complete, live and within the links' capacity?
 
-Everything is checked for all sizes at once, since a Program has none: chunks of a slice go the same way, so one
-symbolic pass covers who holds what (:mod:`~blinkccl.schedule.holdings`), and the folded loop covers finite
-buffers (:mod:`~blinkccl.schedule.liveness`). Engines, exporters and the simulator may rely on what passes here.
+Everything is checked for all sizes at once, since a Program has none: chunks of a slice go the same way,
+so one symbolic pass covers who holds what (:mod:`~blinkccl.schedule.holdings`), and the folded loop
+covers finite buffers (:mod:`~blinkccl.schedule.liveness`). Engines, exporters and the simulator may rely
+on what passes here.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from fractions import Fraction
 from math import lcm
@@ -40,9 +42,9 @@ def violations(program: Program, topology: Topology) -> list[str]:
     The law: indexes are valid; both ends of each queue exist and agree on the order of messages; each
     contribution enters each slice exactly once, the reduction is completed exactly where all are in, every
     destination gets every slice once and nothing else is written; slices tile every block; no cycle of
-    waits closes for any size (finite buffers included); where input and output share memory, no rank overwrites
-    what it still has to read; every message's path exists, and the load of each link, at ``program.rate``, is
-    within its capacity.
+    waits closes for any size (finite buffers included); where input and output share memory, no rank
+    overwrites what it still has to read; every message's path exists, and the load of each link, at
+    ``program.rate``, is within its capacity.
 
     Returns
     -------
@@ -51,8 +53,8 @@ def violations(program: Program, topology: Topology) -> list[str]:
 
     Notes
     -----
-    Cost: linear in roles and messages; see :func:`~blinkccl.schedule.liveness.liveness_fault` for programs with
-    look-aheads beyond their slots.
+    Cost: linear in roles and messages; :func:`~blinkccl.schedule.liveness.liveness_fault` takes longer for
+    programs with look-aheads beyond their slots.
     """
     steps = list(_table_faults(program, topology))
     if steps:  # the other checks follow indexes, so they need valid ones
@@ -74,7 +76,8 @@ def _table_faults(program: Program, topology: Topology) -> Iterator[str]:
     """Indexes, ranks and numbers that point nowhere."""
     n = program.collective.world_size
     if len(program.ranks) != n or len(dict.fromkeys(program.ranks)) != n:
-        yield f"{program.collective.name} on {n} ranks needs {n} different vertices, got {list(program.ranks)}"
+        got = list(program.ranks)
+        yield f"{program.collective.name} on {n} ranks needs {n} different vertices, got {got}"
         return
     for rank, vertex in enumerate(program.ranks):
         if vertex not in topology.vertex:
@@ -84,7 +87,8 @@ def _table_faults(program: Program, topology: Topology) -> Iterator[str]:
     known = placements(program.collective)
     for index, part in enumerate(program.slices):
         if part.block not in known:
-            yield f"slice {index} is cut from block {part.block!r}, which {program.collective.name} does not have"
+            name = program.collective.name
+            yield f"slice {index} is cut from block {part.block!r}, which {name} does not have"
     for index, queue in enumerate(program.queues):
         for rank in (queue.src, queue.dst):
             if not 0 <= rank < n:
@@ -97,7 +101,7 @@ def _table_faults(program: Program, topology: Topology) -> Iterator[str]:
             yield f"channel {index} has {channel.slots} slots; a queue needs at least one"
         for share in channel.shares:
             if carrier.setdefault(share, index) != index:
-                yield f"share {share} is carried by channels {carrier[share]} and {index}; a share has one channel"
+                yield f"share {share} is carried by channels {carrier[share]} and {index}; it has one channel"
     yield from _role_faults(program, carrier)
 
 
@@ -127,7 +131,9 @@ def _role_faults(program: Program, carrier: dict[int, int]) -> Iterator[str]:
 
 def _tiling_faults(program: Program) -> Iterator[str]:
     """Slices of every block must cover it from 0 to 1 without gap or overlap."""
-    cuts: dict[Block, list[tuple[Fraction, Fraction, int]]] = {block: [] for block in placements(program.collective)}
+    cuts: dict[Block, list[tuple[Fraction, Fraction, int]]] = {
+        block: [] for block in placements(program.collective)
+    }
     for index, part in enumerate(program.slices):
         cuts[part.block].append((part.start, part.stop, index))
     for block, parts in cuts.items():
@@ -147,8 +153,9 @@ def _tiling_faults(program: Program) -> Iterator[str]:
 def _overwrite_faults(program: Program, steps: list[int]) -> Iterator[str]:
     """In place, a rank's input and output block of one item are the same memory: read before write.
 
-    Chunk k is read in tick offset + k by every role that contributes, and must not have been overwritten by the
-    role that keeps. Between two channels of a rank there is no order to rely on: engines may run them apart.
+    Chunk k is read in tick offset + k by every role that contributes, and must not have been overwritten
+    by the role that keeps. Between two channels of a rank there is no order to rely on: engines may run
+    them apart.
     """
     if program.collective.name == "alltoall":
         return  # its input and output blocks are different items: it runs out of place only
@@ -159,11 +166,16 @@ def _overwrite_faults(program: Program, steps: list[int]) -> Iterator[str]:
         write = writers[role.rank, role.slice]
         writer = program.roles[write]
         if role.channel != writer.channel:
-            yield (f"{name_role(role, steps[index])} reads slice {role.slice}, which "
-                   f"{name_role(writer, steps[write])} overwrites in place in another channel, in no fixed order")
+            yield (
+                f"{name_role(role, steps[index])} reads slice {role.slice}, which "
+                f"{name_role(writer, steps[write])} overwrites in place in another channel, in no fixed order"
+            )
         elif (role.offset, steps[index]) > (writer.offset, steps[write]):
-            yield (f"{name_role(role, steps[index])} reads chunks of slice {role.slice} at offset {role.offset} after "
-                   f"{name_role(writer, steps[write])} has overwritten them in place at offset {writer.offset}")
+            yield (
+                f"{name_role(role, steps[index])} reads chunks of slice {role.slice} at offset {role.offset} "
+                f"after {name_role(writer, steps[write])} has overwritten them in place at offset "
+                f"{writer.offset}"
+            )
 
 
 def _load_faults(program: Program, topology: Topology) -> Iterator[str]:
@@ -180,20 +192,24 @@ def _load_faults(program: Program, topology: Topology) -> Iterator[str]:
     for index, queue in enumerate(program.queues):
         path = queue.path
         if len(path) < 2 or path[0] != program.ranks[queue.src] or path[-1] != program.ranks[queue.dst]:
-            yield (f"queue {index} from rank {queue.src} to rank {queue.dst} lies on path {list(path)}, which must lead "
-                   f"from vertex {program.ranks[queue.src]} to vertex {program.ranks[queue.dst]}")
+            yield (
+                f"queue {index} from rank {queue.src} to rank {queue.dst} lies on path {list(path)}, which "
+                f"must lead from vertex {program.ranks[queue.src]} to vertex {program.ranks[queue.dst]}"
+            )
         for vertex in path[1:-1]:
             if vertex in ranks:
-                yield f"queue {index}: path {list(path)} passes through vertex {vertex}, a rank, without its doing"
-        for arc in zip(path, path[1:], strict=False):
+                yield f"queue {index}: path {list(path)} passes through vertex {vertex}, a rank of the job"
+        for arc in itertools.pairwise(path):
             load[arc] = load.get(arc, 0) + sent[index]
     for (src, dst), carried in sorted(load.items()):
         link = topology.link.get((src, dst))
         if link is None:
             yield f"link {src} → {dst} is used, but {topology.name} has no such link"
         elif carried * program.rate.numerator > link.capacity * scale * program.rate.denominator:
-            yield (f"overload: link {src} → {dst} carries {Fraction(carried, scale) * program.rate} at rate "
-                   f"{program.rate}, above its capacity {link.capacity}")
+            yield (
+                f"overload: link {src} → {dst} carries {Fraction(carried, scale) * program.rate} at rate "
+                f"{program.rate}, above its capacity {link.capacity}"
+            )
 
 
 def _slice_weights(program: Program) -> list[Fraction]:

@@ -1,20 +1,21 @@
 """Can it deadlock? The token rule on the folded chunk loop.
 
-Fold the loop: one node per role, standing for all its firings, and arcs "firing T of *head* waits for firing
-T − tokens of *tail*" for messages, for slots given back, and for the order in which a rank, which is one thread,
-walks through its steps (no token down the list, one from its end to its start in the next tick). A directed
-cycle whose tokens sum to 0 or less is a firing that waits for itself; without one, every firing waits only for
-what can happen before it. So a program is live for all sizes exactly if every directed cycle has a positive sum
-(Commoner, Holt, Even, Pnueli 1971, there for arcs without negative tokens; counting in ticks may make single arcs
-negative, sums over cycles stay the same).
+Fold the loop: one node per role, standing for all its firings, and arcs "firing T of *head* waits for
+firing T − tokens of *tail*" for messages, for slots given back, and for the order in which a rank, which
+is one thread, walks through its steps (no token down the list, one from its end to its start in the next
+tick). A directed cycle whose tokens sum to 0 or less is a firing that waits for itself; without one,
+every firing waits only for what can happen before it. So a program is live for all sizes exactly if every
+directed cycle has a positive sum (Commoner, Holt, Even, Pnueli 1971, there for arcs without negative
+tokens; counting in ticks may make single arcs negative, sums over cycles stay the same).
 
-A role is not one action, though: it frees the slots it received from before it waits to send. Where the rule
-finds a cycle among roles (possible with few slots only), it is asked again with one node per receive and per
-send, which is exact for a rank that runs as :mod:`blinkccl.schedule.program` says.
+A role is not one action, though: it frees the slots it received from before it waits to send. Where the
+rule finds a cycle among roles (possible with few slots only), it is asked again with one node per receive
+and per send, which is exact for a rank that runs as :mod:`blinkccl.schedule.program` says.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from dataclasses import dataclass
 
@@ -37,9 +38,22 @@ def liveness_fault(program: Program, steps: list[int], wiring: Wiring) -> str | 
     cycle = _cycle(fine.nodes, fine.arcs)
     if cycle is None:
         return None
-    waits = [_describe(program, steps, arcs[i]) for i in reversed(cycle) if i < len(arcs)]
-    tokens = sum(arcs[i].tokens for i in cycle if i < len(arcs))
-    return f"deadlock ({tokens} tokens around the cycle): " + "; ".join(waits)
+    outer = [arcs[i] for i in reversed(cycle) if i < len(arcs)]
+    tokens = sum(arc.tokens for arc in outer)
+    waits = [_describe(program, steps, arc) for arc in _without_chains(outer)]
+    return f"deadlock: a circle of waits with {tokens} tokens, where it takes 1 to go on: " + "; ".join(waits)
+
+
+def _without_chains(cycle: list[Arc]) -> list[Arc]:
+    """The cycle, read backwards, with every run of steps of one rank told as one wait."""
+    first = next((i for i, arc in enumerate(cycle) if arc.kind != "order"), 0)
+    told: list[Arc] = []
+    for arc in cycle[first:] + cycle[:first]:
+        if told and told[-1].kind == arc.kind == "order":
+            told[-1] = Arc(arc.tail, told[-1].head, told[-1].tokens + arc.tokens, "order", -1)
+        else:
+            told.append(arc)
+    return told
 
 
 def _program_order(program: Program) -> list[Arc]:
@@ -49,7 +63,7 @@ def _program_order(program: Program) -> list[Arc]:
         body[role.rank].append(index)
     arcs = []
     for roles in body:
-        arcs += [Arc(a, b, 0, "order", -1) for a, b in zip(roles, roles[1:], strict=False)]
+        arcs += [Arc(a, b, 0, "order", -1) for a, b in itertools.pairwise(roles)]
         if roles:  # also where there is one: its last action precedes its first of the next tick
             arcs.append(Arc(roles[-1], roles[0], 1, "order", -1))
     return arcs
@@ -119,7 +133,7 @@ def _zero_cycle(nodes: int, arcs: list[tuple[int, int, int]]) -> list[int] | Non
 
 
 def _negative_cycle(nodes: int, arcs: list[tuple[int, int, int]]) -> list[int] | None:
-    """Bellman and Ford with a queue; a cycle of sum ≤ 0 is one of negative length (nodes + 1) · tokens − 1."""
+    """Bellman and Ford with a queue: a sum ≤ 0 is a negative one of lengths (nodes + 1) · tokens − 1."""
     out: list[list[tuple[int, int, int]]] = [[] for _ in range(nodes)]
     for index, (tail, head, tokens) in enumerate(arcs):
         out[tail].append((head, tokens * (nodes + 1) - 1, index))

@@ -3,26 +3,27 @@
 Lowering translates and does not judge: a forest that is wrong becomes a program that the law refuses, naming
 rank, channel and step. Only what cannot be written down as a Program at all is an error here.
 
-**Offsets.** All shares of one slice meet in the same tick: with H the height of the highest up-tree among them,
-a vertex at depth d of an up-tree has offset H − d, every root H, a vertex at depth d of a down-tree H + d. Every
-hop takes one tick, and a rank reads its own input of a slice no later than any share writes the slice's output
-(in place these are the same memory).
+**Offsets.** All shares of one slice meet in the same tick: with H the height of the highest up-tree among
+them, a vertex at depth d of an up-tree has offset H − d, every root H, a vertex at depth d of a down-tree
+H + d. Every hop takes one tick, and a rank reads its own input of a slice no later than any share writes
+the slice's output (in place these are the same memory).
 
-**Order.** In one tick, roles run by falling offset: receivers before their senders. So a message that a sender
-appends finds the slot that the receiver freed earlier in the same tick, and one slot per queue is enough. In the
-folded graph every arc without a token then goes from a higher offset to a lower one, or down the list: no cycle.
+**Order.** In one tick, roles run by falling offset: receivers before their senders. So a message that a
+sender appends finds the slot that the receiver freed earlier in the same tick, and one slot per queue is
+enough. In the folded graph every arc without a token then goes from a higher offset to a lower one, or
+down the list: no cycle.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fractions import Fraction
 
 from blinkccl.collectives.spec import Block
 from blinkccl.errors import ScheduleError
 from blinkccl.forest.model import Forest, Path, Share, Tree
-from blinkccl.schedule.chunking import Placement, placements
+from blinkccl.schedule.chunking import placements
 from blinkccl.schedule.fingerprint import forest_hash, topology_hash
 from blinkccl.schedule.program import Channel, Program, Queue, Role, Slice
 
@@ -45,9 +46,9 @@ def lower(forest: Forest, slots: int = 2, channels: int | None = None) -> Progra
     Raises
     ------
     ScheduleError
-        If ``slots`` or ``channels`` is not positive, a share's block is none of the collective's, a tree visits a
-        vertex that is no rank of the job, an edge has fewer than two vertices, or two shares of one slice
-        disagree on its weight.
+        If ``slots`` or ``channels`` is not positive, a share's block is none of the collective's, a tree
+        visits a vertex that is no rank of the job, an edge has fewer than two vertices, or two shares of
+        one slice disagree on its weight.
 
     Notes
     -----
@@ -55,6 +56,7 @@ def lower(forest: Forest, slots: int = 2, channels: int | None = None) -> Progra
     """
     if slots < 1 or (channels is not None and channels < 1):
         raise ScheduleError(f"slots and channels must be at least 1, got {slots} and {channels}")
+    _check_paths(forest)
     slices, slice_of = _slices(forest)
     lanes = min(channels or len(slices), max(1, len(slices)))
     builder = _Builder(forest, lanes)
@@ -64,9 +66,29 @@ def lower(forest: Forest, slots: int = 2, channels: int | None = None) -> Progra
     carried: list[list[int]] = [[] for _ in range(lanes)]
     for index in range(len(forest.shares)):
         carried[slice_of[index] % lanes].append(index)
-    return Program(forest.collective, forest.ranks, forest.rate, slices, tuple(builder.queues),
-                   tuple(Channel(tuple(shares), slots) for shares in carried), builder.in_order(),
-                   forest_hash(forest), topology_hash(forest.topology))
+    return Program(
+        forest.collective,
+        forest.ranks,
+        forest.rate,
+        slices,
+        tuple(builder.queues),
+        tuple(Channel(tuple(shares), slots) for shares in carried),
+        builder.in_order(),
+        forest_hash(forest),
+        topology_hash(forest.topology),
+    )
+
+
+def _check_paths(forest: Forest) -> None:
+    """Edges must join two vertices; everything else about trees is the law's business."""
+    for index, share in enumerate(forest.shares):
+        for tree in share.trees():
+            for path in tree.edges:
+                if len(path) < 2 or path[0] == path[-1]:
+                    raise ScheduleError(
+                        f"share {index}: edge {list(path)} joins nothing; an edge is a path of at least two "
+                        "vertices with different ends"
+                    )
 
 
 def _slices(forest: Forest) -> tuple[tuple[Slice, ...], list[int]]:
@@ -82,16 +104,20 @@ def _slices(forest: Forest) -> tuple[tuple[Slice, ...], list[int]]:
         for name, members in sorted(by_block.pop(item.block, {}).items()):
             weights = [forest.shares[i].weight for i in members]
             if weights.count(weights[0]) != len(weights):
-                raise ScheduleError(f"shares {members} carry the same slice {name} of block {item.block}, but with "
-                                    f"weights {', '.join(map(str, weights))}; give them one weight")
+                raise ScheduleError(
+                    f"shares {members} carry the same slice {name} of block {item.block}, but with "
+                    f"weights {', '.join(map(str, weights))}; give them one weight"
+                )
             for i in members:
                 slice_of[i] = len(table)
             stop = start + weights[0] / item.weight
             table.append(Slice(item.block, start, stop))
             start = stop
     for block, slices in by_block.items():
-        raise ScheduleError(f"share {min(min(m) for m in slices.values())} carries block {block!r} (positions), which "
-                            f"{forest.collective.name} on {len(forest.ranks)} ranks does not have")
+        raise ScheduleError(
+            f"share {min(min(m) for m in slices.values())} carries block {block!r} (positions), which "
+            f"{forest.collective.name} on {len(forest.ranks)} ranks does not have"
+        )
     return tuple(table), slice_of
 
 
@@ -104,8 +130,9 @@ def _positions(share: Share, position: dict[int, int], index: int) -> Block:
             return position[share.block]
         return position[share.block[0]], position[share.block[1]]
     except KeyError as missing:
-        raise ScheduleError(f"share {index} carries block {share.block!r}, but vertex {missing} is no rank of the "
-                            "job") from None
+        raise ScheduleError(
+            f"share {index} carries block {share.block!r}, but vertex {missing} is no rank of the job"
+        ) from None
 
 
 def _summits(forest: Forest, slice_of: list[int]) -> dict[int, int]:
@@ -139,11 +166,16 @@ def _depths(edges: tuple[Path, ...], root: int, upward: bool) -> dict[int, int]:
     return depth
 
 
-@dataclass
+@dataclass(slots=True)
 class _Draft:
-    """A role whose queues are still being listed."""
+    """A role in the making."""
 
-    role: Role
+    rank: int
+    stage: str
+    offset: int
+    contributes: bool = False
+    keeps: bool = False
+    completes: bool = False
     receives: list[int] = field(default_factory=list)
     sends: list[int] = field(default_factory=list)
 
@@ -155,73 +187,81 @@ class _Builder:
     forest: Forest
     lanes: int
     queues: list[Queue] = field(default_factory=list)
-    drafts: list[_Draft] = field(default_factory=list)
+    roles: list[Role] = field(default_factory=list)
 
     def add(self, index: int, share: Share, part: int, summit: int) -> None:
         """The roles of one share, whose root works ``summit`` ticks after its slice's first tick."""
         placement = placements(self.forest.collective)[_positions(share, self.forest.position, index)]
-        blank = Role(0, part % self.lanes, index, "root", summit, part, False, False, False, (), ())
-        root = self._draft(blank, share.root)
-        down = {share.root: root}
-        if share.broadcast is not None:
-            down |= self._stage(share.broadcast, share.root, replace(blank, stage="broadcast"), root, upward=False)
+        root = _Draft(self._rank(index, "root", share.root), "root", summit, completes=True)
+        up, down = {share.root: root}, {share.root: root}
         full = {share.root}
-        up: dict[int, _Draft] = {share.root: root}
+        if share.broadcast is not None:
+            self._stage(index, share.broadcast, share.root, down, upward=False)
         if share.reduce is not None:
-            up = self._stage(share.reduce, share.root, replace(blank, stage="reduce"), root, upward=True)
-            full |= _complete(share.reduce, share.root, {self.forest.ranks[r] for r in placement.sources})
+            self._stage(index, share.reduce, share.root, up, upward=True)
+            full |= _complete(share.reduce, share.root, [self.forest.ranks[r] for r in placement.sources])
+        for draft in down.values():
+            draft.keeps = draft.rank in placement.targets
         for vertex, draft in up.items():
-            rank = draft.role.rank
+            draft.contributes = draft.rank in placement.sources
             # A source above which nothing is added (a lone contributor on its way to a relay root) already
             # holds the result; it keeps it here if the down-tree does not bring it back.
-            keeps = rank in placement.targets and (draft is root or (vertex in full and vertex not in down))
-            draft.role = replace(draft.role, contributes=rank in placement.sources, keeps=keeps,
-                                 completes=draft is root)
-        for draft in down.values():
-            if draft is not root:
-                draft.role = replace(draft.role, keeps=draft.role.rank in placement.targets)
+            if vertex in full and vertex not in down:
+                draft.keeps = draft.rank in placement.targets
+        del down[share.root]
+        self.roles += [
+            Role(
+                d.rank,
+                part % self.lanes,
+                index,
+                d.stage,
+                d.offset,
+                part,
+                d.contributes,
+                d.keeps,
+                d.completes,
+                tuple(d.receives),
+                tuple(d.sends),
+            )
+            for drafts in (up, down)
+            for d in drafts.values()
+        ]
 
-    def _stage(self, tree: Tree, root_vertex: int, blank: Role, root: _Draft, upward: bool) -> dict[int, _Draft]:
-        """A role for every vertex of ``tree`` and a queue for every edge; the root's role is there already."""
-        drafts = {root_vertex: root}
-        summit = blank.offset
-        for vertex, depth in _depths(tree.edges, root_vertex, upward).items():
+    def _stage(self, index: int, tree: Tree, root: int, drafts: dict[int, _Draft], *, upward: bool) -> None:
+        """Adds a role for every vertex of ``tree`` to ``drafts``, which has the root's, and its queues."""
+        stage, sign = ("reduce", -1) if upward else ("broadcast", 1)
+        summit = drafts[root].offset
+        for vertex, depth in _depths(tree.edges, root, upward).items():
             if vertex not in drafts:
-                drafts[vertex] = self._draft(replace(blank, offset=summit - depth if upward else summit + depth), vertex)
+                drafts[vertex] = _Draft(self._rank(index, stage, vertex), stage, summit + sign * depth)
         for path in tree.edges:
-            if len(path) < 2 or path[0] == path[-1]:
-                raise ScheduleError(f"share {blank.share}: edge {list(path)} joins nothing; an edge is a path of at "
-                                    "least two different vertices")
             sender, receiver = drafts[path[0]], drafts[path[-1]]
-            queue = len(self.queues)
-            self.queues.append(Queue(sender.role.rank, receiver.role.rank, path))
-            sender.sends.append(queue)
-            receiver.receives.append(queue)
-        return drafts
+            sender.sends.append(len(self.queues))
+            receiver.receives.append(len(self.queues))
+            self.queues.append(Queue(sender.rank, receiver.rank, path))
 
-    def _draft(self, blank: Role, vertex: int) -> _Draft:
+    def _rank(self, index: int, stage: str, vertex: int) -> int:
         if vertex not in self.forest.position:
-            raise ScheduleError(f"share {blank.share}: its {blank.stage} visits vertex {vertex}, which is no rank of "
-                                f"the job {list(self.forest.ranks)}; a vertex that only passes data on belongs into "
-                                "the interior of a path")
-        draft = _Draft(replace(blank, rank=self.forest.position[vertex]))
-        self.drafts.append(draft)
-        return draft
+            raise ScheduleError(
+                f"share {index}: its {stage} visits vertex {vertex}, which is no rank of the job "
+                f"{list(self.forest.ranks)}; a vertex that only passes data on belongs into the interior of "
+                "a path"
+            )
+        return self.forest.position[vertex]
 
     def in_order(self) -> tuple[Role, ...]:
-        """All roles, by the one global stamp; the module's text says why. Readers precede the keeper in place."""
-        lowest = min((d.role.offset for d in self.drafts), default=0)  # below 0 only in forests that are no trees
-        roles = [replace(d.role, offset=d.role.offset - min(0, lowest), receives=tuple(d.receives),
-                         sends=tuple(d.sends)) for d in self.drafts]
-        return tuple(sorted(roles, key=lambda r: (-r.offset, r.channel, r.keeps, r.share, r.rank, r.stage)))
+        """All roles by the one global stamp; in one tick, readers of a slice precede its keeper."""
+        return tuple(
+            sorted(self.roles, key=lambda r: (-r.offset, r.channel, r.keeps, r.share, r.rank, r.stage))
+        )
 
 
-def _complete(tree: Tree, root: int, sources: set[int]) -> set[int]:
+def _complete(tree: Tree, root: int, sources: list[int]) -> set[int]:
     """Vertices of an up-tree at which every source has been combined already."""
     parent = {path[0]: path[-1] for path in tree.edges}
     needed = len(sources)
     counts: dict[int, int] = defaultdict(int)
-    for source in sorted(sources):
+    for source in sources:
         vertex = source
         for _ in range(len(parent) + 1):  # a bound instead of a test: broken trees may hold a cycle
             counts[vertex] += 1

@@ -34,14 +34,23 @@ def program_hash(program: Program) -> str:
 
 def _lines(program: Program) -> list[str]:
     coll = program.collective
-    ends = [f"{key} {value}" for key, value in (("root", coll.root), ("src", coll.src), ("dst", coll.dst))
-            if value is not None]
-    lines = [" ".join([f"program {coll.name}", *ends, f"ranks {_list(program.ranks)} rate {program.rate}"]),
-             f"made from forest {program.forest_hash or '-'} topology {program.topology_hash or '-'}"]
-    lines += [f"slice {i} block {_block(s.block)} from {s.start} to {s.stop}" for i, s in enumerate(program.slices)]
+    ends = [
+        f"{key} {value}"
+        for key, value in (("root", coll.root), ("src", coll.src), ("dst", coll.dst))
+        if value is not None
+    ]
+    lines = [
+        " ".join([f"program {coll.name}", *ends, f"ranks {_list(program.ranks)} rate {program.rate}"]),
+        f"made from forest {program.forest_hash or '-'} topology {program.topology_hash or '-'}",
+    ]
+    lines += [
+        f"slice {i} block {_block(s.block)} from {s.start} to {s.stop}" for i, s in enumerate(program.slices)
+    ]
     lines += [f"queue {i} rank {q.src} to {q.dst} path {_list(q.path)}" for i, q in enumerate(program.queues)]
-    lines += [f"channel {i} slots {c.slots} protocol {c.protocol} shares {_list(c.shares)}"
-              for i, c in enumerate(program.channels)]
+    lines += [
+        f"channel {i} slots {c.slots} protocol {c.protocol} shares {_list(c.shares)}"
+        for i, c in enumerate(program.channels)
+    ]
     lines += [_role(role) for role in program.roles]
     return lines
 
@@ -58,8 +67,10 @@ def _role(role: Role) -> str:
         actions.append("keep")
     if role.sends:
         actions.append(f"send {_list(role.sends)}")
-    return (f"rank {role.rank} channel {role.channel} share {role.share} {role.stage} @{role.offset} "
-            f"slice {role.slice}: {', '.join(actions) or 'nothing'}")
+    return (
+        f"rank {role.rank} channel {role.channel} share {role.share} {role.stage} @{role.offset} "
+        f"slice {role.slice}: {', '.join(actions) or 'nothing'}"
+    )
 
 
 def _list(numbers: Sequence[int]) -> str:
@@ -134,13 +145,32 @@ def to_json(program: Program) -> str:
     """The program as one JSON object with ``schema_version``; fractions are strings, ranks are positions."""
     coll = program.collective
     form = _ProgramForm(
-        SCHEMA_VERSION, _CollectiveForm(coll.name, coll.root, coll.src, coll.dst), program.ranks, str(program.rate),
+        SCHEMA_VERSION,
+        _CollectiveForm(coll.name, coll.root, coll.src, coll.dst),
+        program.ranks,
+        str(program.rate),
         tuple(_SliceForm(s.block, str(s.start), str(s.stop)) for s in program.slices),
         tuple(_QueueForm(q.src, q.dst, q.path) for q in program.queues),
         tuple(_ChannelForm(c.shares, c.slots, c.protocol) for c in program.channels),
-        tuple(_RoleForm(r.rank, r.channel, r.share, r.stage, r.offset, r.slice, r.contributes, r.keeps, r.completes,
-                        r.receives, r.sends) for r in program.roles),
-        program.forest_hash, program.topology_hash)
+        tuple(
+            _RoleForm(
+                r.rank,
+                r.channel,
+                r.share,
+                r.stage,
+                r.offset,
+                r.slice,
+                r.contributes,
+                r.keeps,
+                r.completes,
+                r.receives,
+                r.sends,
+            )
+            for r in program.roles
+        ),
+        program.forest_hash,
+        program.topology_hash,
+    )
     return msgspec.json.encode(form).decode()
 
 
@@ -157,22 +187,46 @@ def from_json(text: str | bytes) -> Program:
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise ScheduleError(f"not a program: {error}") from None
     if form.schema_version != SCHEMA_VERSION:
-        raise ScheduleError(f"not a program: expected schema_version {SCHEMA_VERSION}, got {form.schema_version} - at "
-                            "`$.schema_version`")
+        raise ScheduleError(
+            f"not a program: expected schema_version {SCHEMA_VERSION}, got {form.schema_version} - at "
+            "`$.schema_version`"
+        )
     spec = form.collective
     try:
         collective = Collective(spec.name, len(form.ranks), spec.root, spec.src, spec.dst)
     except PackingError as error:
         raise ScheduleError(f"not a program: {error} - at `$.collective`") from None
     return Program(
-        collective, form.ranks, _fraction(form.rate, "$.rate"),
-        tuple(Slice(s.block, _fraction(s.start, f"$.slices[{i}].start"), _fraction(s.stop, f"$.slices[{i}].stop"))
-              for i, s in enumerate(form.slices)),
+        collective,
+        form.ranks,
+        _fraction(form.rate, "$.rate"),
+        tuple(
+            Slice(
+                s.block, _fraction(s.start, f"$.slices[{i}].start"), _fraction(s.stop, f"$.slices[{i}].stop")
+            )
+            for i, s in enumerate(form.slices)
+        ),
         tuple(Queue(q.src, q.dst, q.path) for q in form.queues),
         tuple(Channel(c.shares, c.slots, c.protocol) for c in form.channels),
-        tuple(Role(r.rank, r.channel, r.share, r.stage, r.offset, r.slice, r.contributes, r.keeps, r.completes,
-                   r.receives, r.sends) for r in form.roles),
-        form.forest_hash, form.topology_hash)
+        tuple(
+            Role(
+                r.rank,
+                r.channel,
+                r.share,
+                r.stage,
+                r.offset,
+                r.slice,
+                r.contributes,
+                r.keeps,
+                r.completes,
+                r.receives,
+                r.sends,
+            )
+            for r in form.roles
+        ),
+        form.forest_hash,
+        form.topology_hash,
+    )
 
 
 def _fraction(text: str, where: str) -> Fraction:

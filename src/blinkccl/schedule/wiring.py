@@ -1,23 +1,23 @@
 """Which send meets which receive? Pairs the two ends of every queue, for any number of roles per queue.
 
-A queue is a FIFO, so its two ends must agree on the order of messages *for every size*: roles may have different
-numbers of chunks. In the order of time, message k of role A precedes message j of role B where
-(offset_A + k, place_A) < (offset_B + j, place_B); both ends give the same order for all k and j exactly if, read
-from the role that starts first, they list the same slices with the same relative offsets. Reading from another
-role than the first of the tick means: those before it count as the last of the tick before, with their offset
-lowered by one.
+A queue is a FIFO, so its two ends must agree on the order of messages *for every size*: roles may have
+different numbers of chunks. In the order of time, message k of role A precedes message j of role B where
+(offset_A + k, place_A) < (offset_B + j, place_B); both ends give the same order for all k and j exactly
+if, read from the role that starts first, they list the same slices with the same relative offsets.
+Reading from another role than the first of the tick means: those before it count as the last of the tick
+before, with their offset lowered by one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from blinkccl.schedule.program import Program, Role
 
 
-@dataclass(frozen=True, slots=True)
-class Arc:
+class Arc(NamedTuple):
     """Firing T of role ``head`` waits for firing T − ``tokens`` of role ``tail``, both counted in ticks.
 
     ``kind`` is "data" (a message in ``queue``) or "credit" (its slot, given back).
@@ -75,8 +75,20 @@ def connect(program: Program) -> Wiring:
     steps = steps_of(program)
     arcs: list[Arc] = []
     faults: list[str] = []
-    for queue in range(len(program.queues)):
-        fault = _fits(program, steps, queue, senders[queue], receivers[queue])
+    for queue, ends in enumerate(program.queues):
+        if len(senders[queue]) == len(receivers[queue]) == 1:  # nearly all are of this kind
+            s, r = senders[queue][0], receivers[queue][0]
+            sender, receiver = program.roles[s], program.roles[r]
+            if (
+                (sender.rank, receiver.rank) == (ends.src, ends.dst)
+                and sender.slice == receiver.slice
+                and sender.channel == receiver.channel
+            ):
+                lag = receiver.offset - sender.offset
+                arcs.append(Arc(s, r, lag, "data", queue))
+                arcs.append(Arc(r, s, program.channels[sender.channel].slots - lag, "credit", queue))
+                continue
+        fault = _misfit(program, steps, queue, senders[queue], receivers[queue])
         if fault is None:
             arcs += _arcs(program, steps, queue, senders[queue], receivers[queue])
         else:
@@ -84,14 +96,17 @@ def connect(program: Program) -> Wiring:
     return Wiring(tuple(arcs), tuple(faults))
 
 
-def _fits(program: Program, steps: list[int], queue: int, senders: list[int], receivers: list[int]) -> str | None:
+def _misfit(
+    program: Program, steps: list[int], queue: int, senders: list[int], receivers: list[int]
+) -> str | None:
     """Why the two ends of a queue do not fit, or None."""
     roles = program.roles
     src, dst = program.queues[queue].src, program.queues[queue].dst
     where = f"queue {queue} from rank {src} to rank {dst}"
-    for index, end, verb in [(i, src, "sends into") for i in senders] + [(i, dst, "receives from") for i in receivers]:
-        if roles[index].rank != end:
-            return f"{name_role(roles[index], steps[index])} {verb} {where}, which does not end there"
+    for ends, rank, verb in ((senders, src, "sends into"), (receivers, dst, "receives from")):
+        for index in ends:
+            if roles[index].rank != rank:
+                return f"{name_role(roles[index], steps[index])} {verb} {where}, which does not end there"
     if len(senders) > len(receivers):
         named = name_role(roles[senders[-1]], steps[senders[-1]])
         return f"lost chunk: {named} sends into {where}, and no step of rank {dst} receives it"
@@ -100,19 +115,36 @@ def _fits(program: Program, steps: list[int], queue: int, senders: list[int], re
         return f"{named} starves: it receives from {where}, and no step of rank {src} sends to it"
     if not senders:
         return f"{where} is used by no step"
-    lanes = sorted({roles[i].channel for i in senders + receivers})
+    lanes = dict.fromkeys(sorted(roles[i].channel for i in senders + receivers))
     if len(lanes) > 1:
         return f"{where} is shared by channels {', '.join(map(str, lanes))}; a queue belongs to one channel"
-    sent, received = _cycle(program, steps, senders), _cycle(program, steps, receivers)
+    return _disorder(
+        program, steps, where, _cycle(program, steps, senders), _cycle(program, steps, receivers)
+    )
+
+
+def _disorder(
+    program: Program,
+    steps: list[int],
+    where: str,
+    sent: list[tuple[int, int]],
+    received: list[tuple[int, int]],
+) -> str | None:
+    """Where the messages that go in are not the messages that come out, or None."""
     for (s, s_offset), (r, r_offset) in zip(sent, received, strict=True):
-        sender, receiver = roles[s], roles[r]
+        sender, receiver = program.roles[s], program.roles[r]
         if sender.slice != receiver.slice:
-            return (f"wrong order: {name_role(receiver, steps[r])} expects slice {receiver.slice} from {where}, but "
-                    f"{name_role(sender, steps[s])} sends slice {sender.slice} at this place")
-        if s_offset - sent[0][1] != r_offset - received[0][1]:
-            return (f"wrong order: {name_role(receiver, steps[r])} receives from {where} "
-                    f"{r_offset - received[0][1]} ticks after its first message, but {name_role(sender, steps[s])} "
-                    f"sends {s_offset - sent[0][1]} ticks after it; chunks of several slices would be mixed up")
+            return (
+                f"wrong order: {name_role(receiver, steps[r])} expects slice {receiver.slice} from {where}, "
+                f"but {name_role(sender, steps[s])} sends slice {sender.slice} at this place"
+            )
+        went, came = s_offset - sent[0][1], r_offset - received[0][1]
+        if went != came:
+            return (
+                f"wrong order: {name_role(receiver, steps[r])} receives from {where} {came} ticks after its "
+                f"first message, but {name_role(sender, steps[s])} sends {went} ticks after it; chunks of "
+                "several slices would be mixed up"
+            )
     return None
 
 
@@ -126,12 +158,14 @@ def _cycle(program: Program, steps: list[int], ends: list[int]) -> list[tuple[in
     return [(i, roles[i].offset) for i in order[first:]] + [(i, roles[i].offset - 1) for i in order[:first]]
 
 
-def _arcs(program: Program, steps: list[int], queue: int, senders: list[int], receivers: list[int]) -> Iterator[Arc]:
+def _arcs(
+    program: Program, steps: list[int], queue: int, senders: list[int], receivers: list[int]
+) -> Iterator[Arc]:
     """Data and credit arcs of a queue whose ends fit.
 
     With m messages per tick, the i-th needs the slot of the message ``slots`` places before it: the
-    ((i − slots) mod m)-th, ⌊(i − slots) / m⌋ ticks from now. With fewer messages in a tick, because some slices
-    have run out of chunks, it needs an older one; so this is the strictest case.
+    ((i − slots) mod m)-th, ⌊(i − slots) / m⌋ ticks from now. With fewer messages in a tick, because some
+    slices have run out of chunks, it needs an older one; so this is the strictest case.
     """
     roles = program.roles
     sent, received = _cycle(program, steps, senders), _cycle(program, steps, receivers)

@@ -7,8 +7,18 @@ from blinkccl.engines.registry import Run
 from blinkccl.schedule.program import Program
 
 
-def difference(run: Run, program: Program, *, count: int, dtype: str = "int32", op: str = "sum",
-               chunk_bytes: int = 64, in_place: bool = False, seed: int = 0, deadline_s: float = 60.0) -> str | None:
+def difference(
+    run: Run,
+    program: Program,
+    *,
+    count: int,
+    dtype: str = "int32",
+    op: str = "sum",
+    chunk_bytes: int = 64,
+    in_place: bool = False,
+    seed: int = 0,
+    deadline_s: float = 60.0,
+) -> str | None:
     """The first difference between an engine's outputs and the oracle's, or None.
 
     The inputs are such that any order of reduction is exact, so the comparison is of every bit.
@@ -24,13 +34,21 @@ def difference(run: Run, program: Program, *, count: int, dtype: str = "int32", 
     """
     inputs = make_inputs(program.collective, count, dtype, seed, op)
     expected = oracle(program.collective, inputs, op)
-    outputs = run(program, inputs, count=count, dtype=dtype, op=op, chunk_bytes=chunk_bytes, in_place=in_place,
-                  deadline_s=deadline_s)
+    outputs = run(
+        program,
+        inputs,
+        count=count,
+        dtype=dtype,
+        op=op,
+        chunk_bytes=chunk_bytes,
+        in_place=in_place,
+        deadline_s=deadline_s,
+    )
     return mismatch(outputs, expected, max(1, count))
 
 
 def ragged_counts(program: Program, chunk_elements: int) -> list[int]:
-    """Element counts that find mistakes: 0, 1, fewer than slices, a prime, and ≥ 3 chunks and a tail per slice."""
+    """Counts that find mistakes: 0, 1, fewer than slices, a prime, and ≥ 3 chunks and a tail per slice."""
     parts = max(1, len(program.slices))
     narrowest = min((part.stop - part.start for part in program.slices if part.stop > part.start), default=1)
     deep = int((3 * chunk_elements + 17) / narrowest) + 1

@@ -1,7 +1,7 @@
 """Faults to plant into a right Program, each with the cause that the law must name.
 
-A fault returns the damaged program, or None where this program has no place for it. To add one: write a function
-and add its row to :data:`FAULTS`.
+A fault returns the damaged program, or None where this program has no place for it. To add one: write a
+function and add its row to :data:`FAULTS`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Fault:
 
 
 def _with_role(program: Program, index: int, role: Role) -> Program:
-    return replace(program, roles=(*program.roles[:index], role, *program.roles[index + 1:]))
+    return replace(program, roles=(*program.roles[:index], role, *program.roles[index + 1 :]))
 
 
 def _pick(random: Random, program: Program, wanted: Callable[[Role], bool]) -> int | None:
@@ -35,9 +35,20 @@ def _pick(random: Random, program: Program, wanted: Callable[[Role], bool]) -> i
     return random.choice(found) if found else None
 
 
+def _alone(program: Program, role: Role) -> bool:
+    """Whether no other role receives from this one's queues: moving it then breaks no order of messages."""
+    return not any(
+        queue in other.receives for other in program.roles if other is not role for queue in role.receives
+    )
+
+
 def deadlock(program: Program, random: Random) -> Program | None:
     """A rank asks for the result before it has given what the result is made of."""
-    asks = {(role.rank, role.share): i for i, role in enumerate(program.roles) if role.stage == "broadcast"}
+    asks = {
+        (role.rank, role.share): i
+        for i, role in enumerate(program.roles)
+        if role.stage == "broadcast" and _alone(program, role)
+    }
     gives = {(role.rank, role.share): i for i, role in enumerate(program.roles) if role.stage == "reduce"}
     both = [key for key in asks if key in gives]
     if not both:
@@ -52,44 +63,81 @@ def deadlock(program: Program, random: Random) -> Program | None:
 
 def skew(program: Program, random: Random) -> Program | None:
     """A rank puts off one of two receives from the same rank by more ticks than the queue has slots."""
-    index = _pick(random, program, lambda role: len(role.receives) == 1 and any(
-        other is not role and other.receives and other.rank == role.rank
-        and program.queues[other.receives[0]].src == program.queues[role.receives[0]].src
-        for other in program.roles))
+    index = _pick(
+        random,
+        program,
+        lambda role: (
+            len(role.receives) == 1
+            and _alone(program, role)
+            and any(
+                other is not role
+                and other.receives
+                and other.rank == role.rank
+                and program.queues[other.receives[0]].src == program.queues[role.receives[0]].src
+                for other in program.roles
+            )
+        ),
+    )
     if index is None:
         return None
     role = program.roles[index]
-    far = 2 * max(channel.slots for channel in program.channels) + 2 * max(r.offset for r in program.roles) + 2
+    far = (
+        2 * max(channel.slots for channel in program.channels) + 2 * max(r.offset for r in program.roles) + 2
+    )
     return _with_role(program, index, replace(role, offset=role.offset + far))
 
 
 def double_contribution(program: Program, random: Random) -> Program | None:
     """A rank that only passes a result on adds its own input to it, which is in already."""
     known = placements(program.collective)
-    index = _pick(random, program, lambda role: not role.contributes and bool(role.sends or role.keeps)
-                  and role.rank in known[program.slices[role.slice].block].sources and role.stage == "broadcast")
-    return None if index is None else _with_role(program, index, replace(program.roles[index], contributes=True))
+    index = _pick(
+        random,
+        program,
+        lambda role: (
+            not role.contributes
+            and bool(role.sends or role.keeps)
+            and role.rank in known[program.slices[role.slice].block].sources
+            and role.stage == "broadcast"
+        ),
+    )
+    return (
+        None if index is None else _with_role(program, index, replace(program.roles[index], contributes=True))
+    )
 
 
 def wrong_block(program: Program, random: Random) -> Program | None:
     """A rank adds a block that it does not have."""
     known = placements(program.collective)
-    index = _pick(random, program, lambda role: not role.contributes
-                  and role.rank not in known[program.slices[role.slice].block].sources)
-    return None if index is None else _with_role(program, index, replace(program.roles[index], contributes=True))
+    index = _pick(
+        random,
+        program,
+        lambda role: (
+            not role.contributes and role.rank not in known[program.slices[role.slice].block].sources
+        ),
+    )
+    return (
+        None if index is None else _with_role(program, index, replace(program.roles[index], contributes=True))
+    )
 
 
 def missing_contribution(program: Program, random: Random) -> Program | None:
     """A rank on the way up passes on what it receives, without its own."""
     index = _pick(random, program, lambda role: role.contributes and bool(role.receives))
-    return None if index is None else _with_role(program, index, replace(program.roles[index], contributes=False))
+    return (
+        None
+        if index is None
+        else _with_role(program, index, replace(program.roles[index], contributes=False))
+    )
 
 
 def stray_write(program: Program, random: Random) -> Program | None:
     """A relay keeps what is not for it."""
     known = placements(program.collective)
-    index = _pick(random, program, lambda role: not role.keeps
-                  and role.rank not in known[program.slices[role.slice].block].targets)
+    index = _pick(
+        random,
+        program,
+        lambda role: not role.keeps and role.rank not in known[program.slices[role.slice].block].targets,
+    )
     return None if index is None else _with_role(program, index, replace(program.roles[index], keeps=True))
 
 
@@ -101,10 +149,14 @@ def never_written(program: Program, random: Random) -> Program | None:
 
 def lost_chunk(program: Program, random: Random) -> Program | None:
     """A send without a receive."""
-    index = _pick(random, program, lambda role: len(role.receives) > 1 or (bool(role.receives) and role.contributes))
+    index = _pick(
+        random, program, lambda role: len(role.receives) > 1 or (bool(role.receives) and role.contributes)
+    )
     if index is None:
         return None
-    return _with_role(program, index, replace(program.roles[index], receives=program.roles[index].receives[1:]))
+    return _with_role(
+        program, index, replace(program.roles[index], receives=program.roles[index].receives[1:])
+    )
 
 
 def starving(program: Program, random: Random) -> Program | None:
@@ -117,11 +169,19 @@ def starving(program: Program, random: Random) -> Program | None:
 
 def wrong_order(program: Program, random: Random) -> Program | None:
     """A rank takes two slices from one rank in the other order than they are sent."""
-    pairs = [(i, j) for i, a in enumerate(program.roles) for j, b in enumerate(program.roles)
-             if i < j and a.rank == b.rank and a.slice != b.slice and a.channel == b.channel
-             and a.receives and b.receives
-             and program.queues[a.receives[0]].src == program.queues[b.receives[0]].src
-             and a.receives[0] != b.receives[0]]
+    pairs = [
+        (i, j)
+        for i, a in enumerate(program.roles)
+        for j, b in enumerate(program.roles)
+        if i < j
+        and a.rank == b.rank
+        and a.slice != b.slice
+        and a.channel == b.channel
+        and a.receives
+        and b.receives
+        and program.queues[a.receives[0]].src == program.queues[b.receives[0]].src
+        and a.receives[0] != b.receives[0]
+    ]
     if not pairs:
         return None
     i, j = random.choice(pairs)
@@ -140,13 +200,15 @@ def gap(program: Program, random: Random) -> Program | None:
     index = random.randrange(len(program.slices))
     part = program.slices[index]
     short = replace(part, stop=part.stop - (part.stop - part.start) * Fraction(1, 3))
-    return replace(program, slices=(*program.slices[:index], short, *program.slices[index + 1:]))
+    return replace(program, slices=(*program.slices[:index], short, *program.slices[index + 1 :]))
 
 
 def undivided(program: Program, random: Random) -> Program | None:
     """No step says that the reduction is complete, so an average would stay a sum."""
     index = _pick(random, program, lambda role: role.completes and program.collective.reduces)
-    return None if index is None else _with_role(program, index, replace(program.roles[index], completes=False))
+    return (
+        None if index is None else _with_role(program, index, replace(program.roles[index], completes=False))
+    )
 
 
 def no_such_link(program: Program, random: Random) -> Program | None:
@@ -157,25 +219,30 @@ def no_such_link(program: Program, random: Random) -> Program | None:
     queue = program.queues[index]
     absent = max(max(q.path) for q in program.queues) + 1000
     bent = replace(queue, path=(queue.path[0], absent, queue.path[-1]))
-    return replace(program, queues=(*program.queues[:index], bent, *program.queues[index + 1:]))
+    return replace(program, queues=(*program.queues[:index], bent, *program.queues[index + 1 :]))
 
 
 def overwritten(program: Program, random: Random) -> Program | None:
     """In place, a rank writes its result over input that it has not read yet."""
     readers = {(role.rank, role.slice) for role in program.roles if role.contributes and not role.keeps}
     index = _pick(random, program, lambda role: role.keeps and (role.rank, role.slice) in readers)
-    if index is None:
+    if index is None or program.collective.name == "alltoall":  # that one never runs in place
         return None
     late = max(role.offset for role in program.roles) + 1
-    moved = replace(program, roles=tuple(
-        replace(role, offset=role.offset + (0 if i == index else late)) for i, role in enumerate(program.roles)))
+    moved = replace(
+        program,
+        roles=tuple(
+            replace(role, offset=role.offset + (0 if i == index else late))
+            for i, role in enumerate(program.roles)
+        ),
+    )
     return _with_role(moved, index, replace(moved.roles[index], offset=0))
 
 
 #: The registry, by name.
 FAULTS: dict[str, Fault] = {
-    "deadlock": Fault("deadlock (", deadlock),
-    "skew": Fault("deadlock (", skew),
+    "deadlock": Fault("deadlock: ", deadlock),
+    "skew": Fault("deadlock: ", skew),
     "double_contribution": Fault("double contribution", double_contribution),
     "wrong_block": Fault("wrong block", wrong_block),
     "missing_contribution": Fault("without the contribution", missing_contribution),

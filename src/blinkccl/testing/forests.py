@@ -5,6 +5,7 @@ They are correct, not good: rates are what the random trees happen to reach. Equ
 
 from __future__ import annotations
 
+import itertools
 from fractions import Fraction
 from random import Random
 
@@ -23,7 +24,7 @@ def random_collective(random: Random, world_size: int, name: str | None = None) 
 
 
 def random_topology(random: Random, world_size: int) -> tuple[Topology, tuple[int, ...]]:
-    """A strongly connected topology, its ranks' vertex ids in the order of the job, and sometimes a switch."""
+    """A strongly connected topology, sometimes with a switch, and the vertex ids of the ranks in order."""
     ids = random.sample(range(3 * world_size), world_size)
     switch = max(ids) + 1
     vertices = [Vertex(i, "gpu") for i in sorted(ids)]
@@ -55,21 +56,34 @@ def random_forest(random: Random, collective: Collective | None = None, one_shot
     shares: list[Share] = []
     for item in collective.items():
         cuts = _cuts(random)
-        for number, (start, stop) in enumerate(zip(cuts, cuts[1:], strict=False)):
+        for number, (start, stop) in enumerate(itertools.pairwise(cuts)):
             shares += _shares(random, topology, ranks, item, (stop - start) * item.weight, number, one_shot)
     if not any(tree.edges for share in shares for tree in share.trees()):
         return random_forest(random, collective, one_shot)
-    return Forest(collective, ranks, "random", topology, tuple(shares), attained_rate(topology, shares),
-                  single_rank_cut(collective, ranks, topology))
+    return Forest(
+        collective,
+        ranks,
+        "random",
+        topology,
+        tuple(shares),
+        attained_rate(topology, shares),
+        single_rank_cut(collective, ranks, topology),
+    )
 
 
 def single_rank_cut(collective: Collective, ranks: tuple[int, ...], topology: Topology) -> Cut:
     """The tightest bound that looks at one rank alone: what must leave it, over its links out."""
     cuts = []
     for rank, vertex in enumerate(ranks):
-        demand = sum((item.weight for item in collective.items()
-                      if any(r == rank for r, _ in item.contributions)
-                      and any(r != rank for r, _ in item.destinations)), Fraction(0))
+        demand = sum(
+            (
+                item.weight
+                for item in collective.items()
+                if any(r == rank for r, _ in item.contributions)
+                and any(r != rank for r, _ in item.destinations)
+            ),
+            Fraction(0),
+        )
         capacity = sum(link.capacity for link in topology.links if link.src == vertex)
         if demand:
             cuts.append(Cut((vertex,), Fraction(capacity), demand))
@@ -81,15 +95,24 @@ def _cuts(random: Random) -> list[Fraction]:
     return [Fraction(0), *sorted(inner), Fraction(1)]
 
 
-def _shares(random: Random, topology: Topology, ranks: tuple[int, ...], item: Item, weight: Fraction, number: int,
-            one_shot: bool) -> list[Share]:
+def _shares(
+    random: Random,
+    topology: Topology,
+    ranks: tuple[int, ...],
+    item: Item,
+    weight: Fraction,
+    number: int,
+    one_shot: bool,
+) -> list[Share]:
     """The share or, one-shot, the shares of one slice."""
     sources = [ranks[r] for r, _ in item.contributions]
     targets = [ranks[r] for r, _ in item.destinations]
     block = to_ids(item.block, ranks)
     if one_shot and len(sources) > 1 and random.random() < 0.25:
-        return [Share(weight, number, block, t, _tree(random, topology, t, sources, upward=True), None)
-                for t in targets]
+        return [
+            Share(weight, number, block, t, _tree(random, topology, t, sources, upward=True), None)
+            for t in targets
+        ]
     root = random.choice(sources if random.random() < 0.6 else list(ranks))
     up = None if sources == [root] else _tree(random, topology, root, sources, upward=True)
     if up is not None and len(sources) == 1 and random.random() < 0.5:
@@ -104,8 +127,12 @@ def _tree(random: Random, topology: Topology, root: int, leaves: list[int], upwa
     above: dict[int, Path] = {}
     reached = [root]
     while len(reached) < len(topology.ranks):
-        choices = [(near, far) for near in reached for far in topology.ranks
-                   if far not in reached and (near, far) in hops]
+        choices = [
+            (near, far)
+            for near in reached
+            for far in topology.ranks
+            if far not in reached and (near, far) in hops
+        ]
         near, far = random.choice(choices)
         above[far] = random.choice(hops[near, far])
         reached.append(far)
@@ -128,6 +155,6 @@ def _hops(topology: Topology, upward: bool) -> dict[tuple[int, int], list[Path]]
         for far in topology.ranks:
             for path in [(near, far)] + [(near, s, far) for s in switches]:
                 flow = path[::-1] if upward else path
-                if near != far and all(arc in topology.link for arc in zip(flow, flow[1:], strict=False)):
+                if near != far and all(arc in topology.link for arc in itertools.pairwise(flow)):
                     hops.setdefault((near, far), []).append(path)
     return hops

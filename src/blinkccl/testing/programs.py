@@ -1,16 +1,17 @@
 """Random Programs that are right by construction and that our lowering would never make.
 
-Other offsets, several hops in one tick, look-aheads as deep as the slots, queues that several shares use in turn,
-relays, ranks that run ahead of or behind others, other program orders, several channels. Whoever writes an
-engine, a law or an exporter against the grammar alone must serve these too.
+Other offsets, several hops in one tick, look-aheads as deep as the slots, queues that several shares use
+in turn, relays, ranks that run ahead of or behind others, other program orders, several channels. Whoever
+writes an engine, a law or an exporter against the grammar alone must serve these too.
 
-How they come out live: all roles get one global order inside a tick, such that every dependency without a token
-points forward in it; then each rank's clock is shifted and its body rotated, which changes the text of the
-program but not one event of its execution.
+How they come out live: all roles get one global order inside a tick, such that every dependency without a
+token points forward in it; then each rank's clock is shifted and its body rotated, which changes the text
+of the program but not one event of its execution.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from random import Random
@@ -26,8 +27,8 @@ from blinkccl.topology.model import Link, Topology
 def random_program(random: Random, collective: Collective | None = None) -> tuple[Program, Topology]:
     """A valid program and a topology whose links it loads at most to the full.
 
-    The trees are :func:`~blinkccl.testing.forests.random_forest`'s; everything after them is drawn here, without
-    :mod:`blinkccl.schedule.lower`.
+    The trees are :func:`~blinkccl.testing.forests.random_forest`'s; everything after them is drawn here,
+    without :mod:`blinkccl.schedule.lower`.
     """
     forest = random_forest(random, collective)
     draft = _Draft(random, forest.collective, forest.ranks)
@@ -78,7 +79,9 @@ class _Draft:
         index = self._slice(share)
         lane = self.lane_of.setdefault(index, self.random.randrange(self.lanes))
         self.carried[lane].append(self.shares)
-        blank = Role(0, lane, self.shares, "root", self.random.randint(0, 2), index, False, False, False, (), ())
+        blank = Role(
+            0, lane, self.shares, "root", self.random.randint(0, 2), index, False, False, False, (), ()
+        )
         self.shares += 1
         place = placements(self.collective)[self.table[index].block]
         up = self._nodes(share.root, share.reduce, blank, "reduce")
@@ -88,8 +91,12 @@ class _Draft:
         for vertex, node in up.items():
             rank = node.role.rank
             lone = whole == 1 and vertex not in down and rank in place.sources
-            node.role = replace(node.role, contributes=rank in place.sources, completes=node is root,
-                                keeps=rank in place.targets and (node is root or lone))
+            node.role = replace(
+                node.role,
+                contributes=rank in place.sources,
+                completes=node is root,
+                keeps=rank in place.targets and (node is root or lone),
+            )
         for node in down.values():
             if node is not root:
                 node.role = replace(node.role, keeps=node.role.rank in place.targets)
@@ -114,16 +121,30 @@ class _Draft:
         return self.slices[block, share.slice]
 
     def _nodes(self, root: int, tree: Tree | None, blank: Role, stage: str) -> dict[int, _Node]:
-        vertices = dict.fromkeys([root] + [v for path in (tree.edges if tree else ()) for v in (path[0], path[-1])])
-        return {v: _Node(replace(blank, rank=self.position[v], stage="root" if v == root else stage))
-                for v in vertices}
+        vertices = dict.fromkeys(
+            [root] + [v for path in (tree.edges if tree else ()) for v in (path[0], path[-1])]
+        )
+        return {
+            v: _Node(replace(blank, rank=self.position[v], stage="root" if v == root else stage))
+            for v in vertices
+        }
 
     def program(self, rate: Fraction) -> Program:
         """Times, orders and connects all nodes."""
         self._look_ahead()
-        slots = [max([1] + [n.role.offset - s.role.offset for n in self.nodes for s, _ in n.above
-                            if n.role.channel == lane]) + self.random.choice([0, 0, 1, 2])
-                 for lane in range(self.lanes)]
+        slots = [
+            max(
+                [1]
+                + [
+                    n.role.offset - s.role.offset
+                    for n in self.nodes
+                    for s, _ in n.above
+                    if n.role.channel == lane
+                ]
+            )
+            + self.random.choice([0, 0, 1, 2])
+            for lane in range(self.lanes)
+        ]
         while (order := self._global_order(slots)) is None:
             slots = [count + 1 for count in slots]
         for place, node in enumerate(order):
@@ -131,20 +152,27 @@ class _Draft:
         wires = self._wires(slots)
         nodes = self._queues(wires, order)
         self._shift_and_rotate(nodes)
-        return Program(self.collective, self.ranks, rate, tuple(self.table),
-                       tuple(Queue(self.position[w.path[0]], self.position[w.path[-1]], w.path) for w in wires),
-                       tuple(Channel(tuple(c), s) for c, s in zip(self.carried, slots, strict=True)),
-                       self._interleaved(nodes))
+        return Program(
+            self.collective,
+            self.ranks,
+            rate,
+            tuple(self.table),
+            tuple(Queue(self.position[w.path[0]], self.position[w.path[-1]], w.path) for w in wires),
+            tuple(Channel(tuple(c), s) for c, s in zip(self.carried, slots, strict=True)),
+            self._interleaved(nodes),
+        )
 
     def _look_ahead(self) -> None:
-        """Every receiver some ticks (also none) after its last sender; writers after all readers of the slice."""
+        """Receivers some ticks, or none, after their last sender; writers after all readers of the slice."""
         start = {node.role.share: node.role.offset for node in self.nodes}
         readers: dict[tuple[int, int], int] = {}
         for node in self._senders_first():
             role = node.role
             offset = start[role.share]
             if node.above:
-                offset = max(sender.role.offset for sender, _ in node.above) + self.random.choice([0, 1, 1, 2])
+                offset = max(sender.role.offset for sender, _ in node.above) + self.random.choice(
+                    [0, 1, 1, 2]
+                )
             if role.contributes and not role.keeps:
                 readers[role.rank, role.slice] = max(readers.get((role.rank, role.slice), 0), offset)
             elif role.keeps:
@@ -173,9 +201,14 @@ class _Draft:
                 if lag == slots[node.role.channel]:
                     before[id(sender)].append(node)
             if node.role.keeps:
-                before[id(node)] += [other for other in self.nodes if other is not node and other.role.contributes
-                                     and (other.role.rank, other.role.slice) == (node.role.rank, node.role.slice)
-                                     and other.role.offset == node.role.offset]
+                before[id(node)] += [
+                    other
+                    for other in self.nodes
+                    if other is not node
+                    and other.role.contributes
+                    and (other.role.rank, other.role.slice) == (node.role.rank, node.role.slice)
+                    and other.role.offset == node.role.offset
+                ]
         order: list[_Node] = []
         left = list(self.nodes)
         placed: dict[int, bool] = {}
@@ -230,8 +263,11 @@ class _Draft:
                 arriving[id(sender), id(receiver)] = index
         for node in order:
             self.random.shuffle(sends[id(node)])
-            node.role = replace(node.role, sends=tuple(sends[id(node)]),
-                                receives=tuple(arriving[id(s), id(node)] for s, _ in node.above))
+            node.role = replace(
+                node.role,
+                sends=tuple(sends[id(node)]),
+                receives=tuple(arriving[id(s), id(node)] for s, _ in node.above),
+            )
         return order
 
     def _shift_and_rotate(self, nodes: list[_Node]) -> None:
@@ -247,8 +283,10 @@ class _Draft:
 
     def _interleaved(self, nodes: list[_Node]) -> tuple[Role, ...]:
         """All bodies in one list, each in its own order."""
-        bodies = [sorted((n for n in nodes if n.role.rank == rank), key=lambda n: n.place)
-                  for rank in range(len(self.ranks))]
+        bodies = [
+            sorted((n for n in nodes if n.role.rank == rank), key=lambda n: n.place)
+            for rank in range(len(self.ranks))
+        ]
         roles: list[Role] = []
         while any(bodies):
             body = self.random.choice([b for b in bodies if b])
@@ -268,8 +306,17 @@ def _wide_enough(random: Random, topology: Topology, program: Program) -> Topolo
         part = program.slices[role.slice]
         for queue in role.sends:
             path = program.queues[queue].path
-            for arc in zip(path, path[1:], strict=False):
+            for arc in itertools.pairwise(path):
                 load[arc] += (part.stop - part.start) * weight[part.block] * program.rate
-    links = tuple(Link(x.src, x.dst, max(1, -(-load[x.src, x.dst] // 1)) + random.choice([0, 0, 1]), x.kind, x.gbps,
-                       x.provenance) for x in topology.links)
+    links = tuple(
+        Link(
+            x.src,
+            x.dst,
+            max(1, -(-load[x.src, x.dst] // 1)) + random.choice([0, 0, 1]),
+            x.kind,
+            x.gbps,
+            x.provenance,
+        )
+        for x in topology.links
+    )
     return replace(topology, links=links)

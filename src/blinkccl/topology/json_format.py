@@ -10,7 +10,7 @@ import msgspec
 from blinkccl.errors import TopologyError
 from blinkccl.topology.assembly import MAX_LINKS, MAX_VERTICES
 from blinkccl.topology.limits import MAX_GBPS
-from blinkccl.topology.model import Link, Topology, Vertex
+from blinkccl.topology.model import RANK_KINDS, Link, Topology, Vertex
 
 SCHEMA_VERSION = 1
 MAX_ID = 2**31 - 1
@@ -132,6 +132,9 @@ def _check_size(record: TopologyRecord, source: str) -> None:
     if not (math.isfinite(record.unit_gbps) and 0 < record.unit_gbps <= MAX_GBPS):
         raise TopologyError(f"{source}: unit_gbps must be above 0 and at most {MAX_GBPS}, got "
                             f"{record.unit_gbps!r}")
+    if not any(v.kind in RANK_KINDS for v in record.vertices):
+        raise TopologyError(f"{source}: no vertex is of kind {' or '.join(RANK_KINDS)}, so there are no "
+                            "ranks")
     for v in record.vertices:
         if not (0 <= v.id <= MAX_ID and 0 <= v.server <= MAX_ID):
             raise TopologyError(f"{source}: vertex {v.id} on server {v.server}: ids are 0 … {MAX_ID}")

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
-from math import gcd
+from math import gcd, inf
 
 from blinkccl.errors import TopologyError
 
@@ -71,8 +71,8 @@ class Topology:
     Raises
     ------
     TopologyError
-        On duplicate ids, unknown kinds or ends, self-links, doubled links, or a capacity that is not a
-        positive integer.
+        On duplicate ids, unknown kinds or ends, self-links, doubled links, a capacity that is not a
+        positive integer, or a rate that is not positive and finite.
     """
 
     name: str
@@ -85,7 +85,7 @@ class Topology:
         ids = {v.id for v in self.vertices}
         if len(ids) != len(self.vertices):
             raise TopologyError(f"{self.name}: vertex ids are not unique")
-        if not (self.unit_gbps > 0 and self.unit_gbps != float("inf")):
+        if not 0 < self.unit_gbps < inf:
             raise TopologyError(f"{self.name}: unit_gbps must be a positive number, got {self.unit_gbps!r}")
         for v in self.vertices:
             if v.kind not in VERTEX_KINDS:
@@ -95,21 +95,9 @@ class Topology:
                 raise TopologyError(f"{self.name}: vertex {v.id} on server {v.server}: no id is negative")
         seen: set[tuple[int, int]] = set()
         for link in self.links:
-            where = f"{self.name}: link {link.src} → {link.dst}"
-            if link.src not in ids or link.dst not in ids:
-                raise TopologyError(f"{where} names a vertex that is not there")
-            if link.src == link.dst:
-                raise TopologyError(f"{where} joins a vertex to itself")
-            if (link.src, link.dst) in seen:
-                raise TopologyError(f"{where} is given twice; sum parallel links into one capacity")
-            if not isinstance(link.capacity, int) or isinstance(link.capacity, bool) or link.capacity <= 0:
-                raise TopologyError(f"{where}: capacity must be a positive integer, got {link.capacity!r}")
-            if link.kind not in LINK_KINDS:
-                raise TopologyError(f"{where}: unknown kind {link.kind!r}; expected one of "
-                                    + ", ".join(LINK_KINDS))
-            if link.provenance not in PROVENANCES:
-                raise TopologyError(f"{where}: unknown provenance {link.provenance!r}; expected one of "
-                                    + ", ".join(PROVENANCES))
+            fault = _fault(link, ids, seen)
+            if fault is not None:
+                raise TopologyError(f"{self.name}: link {link.src} → {link.dst}{fault}")
             seen.add((link.src, link.dst))
 
     @cached_property
@@ -134,6 +122,25 @@ class Topology:
     def noted(self, *notes: str) -> Topology:
         """The same topology with ``notes`` added."""
         return replace(self, notes=self.notes + notes)
+
+
+def _fault(link: Link, ids: set[int], seen: set[tuple[int, int]]) -> str | None:
+    """What is wrong with ``link``, beside those ``seen`` before it."""
+    if link.src not in ids or link.dst not in ids:
+        return " names a vertex that is not there"
+    if link.src == link.dst:
+        return " joins a vertex to itself"
+    if (link.src, link.dst) in seen:
+        return " is given twice; sum parallel links into one capacity"
+    if not isinstance(link.capacity, int) or isinstance(link.capacity, bool) or link.capacity <= 0:
+        return f": capacity must be a positive integer, got {link.capacity!r}"
+    if not 0 < link.gbps < inf:
+        return f": gbps must be a positive number, got {link.gbps!r}"
+    if link.kind not in LINK_KINDS:
+        return f": unknown kind {link.kind!r}; expected one of {', '.join(LINK_KINDS)}"
+    if link.provenance not in PROVENANCES:
+        return f": unknown provenance {link.provenance!r}; expected one of {', '.join(PROVENANCES)}"
+    return None
 
 
 #: (src, dst, GB/s exactly, kind): what parsers and the catalog know before a unit is chosen.

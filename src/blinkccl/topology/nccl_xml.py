@@ -125,6 +125,11 @@ def _find_gpus(reading: _Reading, root: Element) -> None:
     ranked = [gpu for gpu in tags if "rank" in gpu.attributes]
     if ranked and len(ranked) < len(tags):
         reading.box.notes.append(f"{len(tags) - len(ranked)} <gpu> without rank left out, as NCCL does")
+    bare = [pci for pci in root.below("pci")
+            if pci.attributes.get("class", "").startswith(nccl.CLASS_GPU) and not pci.all("gpu")]
+    if bare:
+        reading.box.notes.append(f"{len(bare)} PCI devices of class GPU without <gpu> left out, the first "
+                                 f"in line {bare[0].line}")
     seen: dict[tuple[int, int], Element] = {}
     for gpu in ranked or tags:
         key = reading.server[gpu], reading.number(gpu, "dev")

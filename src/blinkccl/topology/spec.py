@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from fractions import Fraction
 from pathlib import Path
@@ -81,7 +80,8 @@ def _unknown(text: str) -> str:
         return f"no topology given; expected one of {', '.join(CATALOG)}, a file, or e.g. ring:8"
     if "/" in text or text.endswith((".txt", ".xml", ".json")):
         return f"{text}: there is no such file"
-    close = difflib.get_close_matches(text, [*CATALOG, *FAMILIES], 1)
+    from difflib import get_close_matches  # only here: planning need not wait for it
+    close = get_close_matches(text, [*CATALOG, *FAMILIES], 1)
     hint = f" (did you mean {close[0]!r}?)" if close else ""
     forms = ", ".join(f.form for f in FAMILIES.values())
     return (f"unknown topology {text!r}{hint}; expected a file, one of {', '.join(CATALOG)}, a rule "

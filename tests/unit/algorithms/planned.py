@@ -1,4 +1,4 @@
-"""Plans for the tests of hand-made algorithms: made from a spec, and looked through before they are returned."""
+"""Plans for the tests of hand-made algorithms, looked through before they are returned."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def plan(algorithm: str, spec: str, gpus: str | None, collective: str, **choices
 
 
 def assert_sound(forest: Forest) -> None:
-    """Weights sum to each item's, trees are trees over the right ranks, and the independent checker agrees."""
+    """Weights sum to each item's, trees span the right ranks, and the independent checker agrees."""
     weights: dict[object, dict[int, Fraction]] = defaultdict(dict)
     for share in forest.shares:
         item = forest.item(share)

@@ -1,0 +1,203 @@
+"""Which GPUs should a job ask for? All sets of a size, ranked by what a collective reaches on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from itertools import combinations
+from math import comb
+from typing import Any
+
+from blinkccl.advice.ring_baseline import RingBaseline, ring_baseline
+from blinkccl.algorithms.registry import Request, algorithm
+from blinkccl.collectives.spec import COLLECTIVES, Collective
+from blinkccl.errors import PackingError, TopologyError
+from blinkccl.forest.model import Forest
+from blinkccl.report.certificate_text import bottleneck
+from blinkccl.topology.assembly import exact_unit
+from blinkccl.topology.model import Topology
+from blinkccl.topology.select import network_for
+
+#: More sets than this are not tried: at some 5 ms each that is a few minutes.
+MAX_SETS = 20_000
+SCHEMA_VERSION = 1
+_NOTHING = Fraction(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """What a collective reaches on a set: ``gbps`` algbw, exact, on ``links``; empty where none join the set."""
+
+    gbps: Fraction
+    links: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """One set: what it reaches, and what the best set of the GPUs that it leaves would reach.
+
+    ``left`` is that best set: of the same size where enough GPUs remain, else all that remain; empty where
+    fewer than two do, and ``left_gbps`` 0.
+    """
+
+    ranks: tuple[int, ...]
+    reach: Reach
+    left: tuple[int, ...]
+    left_gbps: Fraction
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """All sets, best first, and what was asked."""
+
+    topology: Topology
+    collective: str
+    free: tuple[int, ...]
+    size: int
+    links: str
+    picks: tuple[Pick, ...]
+
+    def forest(self, pick: Pick) -> Forest:
+        """The optimal plan of a set that links join, with the proof of its rate."""
+        return algorithm("optimal").plan(self._request(pick, pick.reach.links))
+
+    def ring(self, pick: Pick) -> RingBaseline:
+        """What rings reach on a set, PCIe included as in NCCL."""
+        return ring_baseline(self._request(pick, self.links))
+
+    def _request(self, pick: Pick, links: str) -> Request:
+        return Request(self.topology, _collective(self.collective, self.size), pick.ranks, links)
+
+    def document(self, shown: int) -> dict[str, Any]:
+        """The JSON object of ``blink pick --json``, with the ``shown`` best and the worst sets."""
+        best = self.picks[:shown]
+        worst = self.picks[len(best):][-1:]
+        return {
+            "schema_version": SCHEMA_VERSION, "topology": self.topology.name, "collective": self.collective,
+            "k": self.size, "free": list(self.free), "links": self.links, "sets": len(self.picks),
+            "best": [self._entry(pick) for pick in best], "worst": [self._entry(pick) for pick in worst],
+        }
+
+    def _entry(self, pick: Pick) -> dict[str, Any]:
+        ring = self.ring(pick)
+        forest = self.forest(pick) if pick.reach.links else None
+        return {
+            "gpus": list(pick.ranks), "links": pick.reach.links or None, "algbw_gbps": float(pick.reach.gbps),
+            "rate": None if forest is None else str(forest.rate),
+            "unit_gbps": None if forest is None else forest.topology.unit_gbps,
+            "ring_algbw_gbps": ring.gbps, "ring_fast": ring.fast,
+            "left": list(pick.left), "left_algbw_gbps": float(pick.left_gbps),
+            "bottleneck": None if forest is None else bottleneck(forest.certificate),
+        }
+
+
+def rank_sets(topology: Topology, free: Sequence[int], size: int, collective: str = "allreduce",
+              links: str = "fast", progress: Callable[[int, int], None] = lambda done, total: None) -> Ranking:
+    """All sets of ``size`` of the ``free`` GPUs, by the proved optimal rate, then by what is left for others.
+
+    Parameters
+    ----------
+    free
+        Vertex ids, at least ``size``.
+    size
+        GPUs that the job needs, ≥ 2.
+    collective
+        Rooted at the set's first GPU where it has a root; sendrecv goes from the first to the last.
+    links
+        As in a plan. A set that ``"fast"`` leaves in parts is judged on PCIe.
+    progress
+        Called as ``progress(done, total)``, in sets.
+
+    Raises
+    ------
+    PackingError
+        If ``size`` is below 2 or above the number of free GPUs, the collective is unknown, or there are more than
+        :data:`MAX_SETS` sets.
+
+    Notes
+    -----
+    Cost: one plan per set, but for sets whose links are the same up to renumbering (all, behind one switch);
+    as many again for what is left where that is smaller than ``size``.
+    """
+    free = tuple(sorted(free))
+    _check(free, size, collective)
+    judge = _Judge(topology, collective, links)
+    total = comb(len(free), size)
+    reached: dict[tuple[int, ...], Reach] = {}
+    for ranks in combinations(free, size):
+        reached[ranks] = judge(ranks)
+        progress(len(reached), total)
+    order = sorted(reached, key=lambda ranks: (-reached[ranks].gbps, ranks))
+    picks = []
+    for ranks in order:
+        left = _best_left(free, ranks, size, order, judge)
+        picks.append(Pick(ranks, reached[ranks], left, judge(left).gbps if left else _NOTHING))
+    picks.sort(key=lambda pick: (-pick.reach.gbps, -pick.left_gbps, pick.ranks))
+    return Ranking(topology, collective, free, size, links, tuple(picks))
+
+
+def _check(free: Sequence[int], size: int, collective: str) -> None:
+    if collective not in COLLECTIVES:
+        raise PackingError(f"unknown collective {collective!r}; expected one of {', '.join(COLLECTIVES)}")
+    if not 2 <= size <= len(free):
+        raise PackingError(f"-k {size}: expected at least 2 GPUs and at most the {len(free)} that are free")
+    if comb(len(free), size) > MAX_SETS:
+        raise PackingError(f"-k {size} of {len(free)} free GPUs are {comb(len(free), size):,} sets, more than the "
+                           f"{MAX_SETS:,} that are tried; name fewer with --free")
+
+
+def _best_left(free: tuple[int, ...], ranks: tuple[int, ...], size: int, order: Sequence[tuple[int, ...]],
+               judge: _Judge) -> tuple[int, ...]:
+    """The best set of those that ``ranks`` leaves free."""
+    taken = frozenset(ranks)
+    rest = tuple(vertex for vertex in free if vertex not in taken)
+    if len(rest) < size:
+        return rest if len(rest) > 1 else ()
+    return next(other for other in order if taken.isdisjoint(other))
+
+
+def _collective(name: str, size: int) -> Collective:
+    ends = {"root": 0, "src": 0, "dst": size - 1}
+    return Collective(name, size, **{key: ends[key] for key in COLLECTIVES[name].parameters})
+
+
+@dataclass
+class _Judge:
+    """Reach of a set, remembered by its links up to renumbering."""
+
+    topology: Topology
+    collective: str
+    links: str
+    _rates: dict[tuple[tuple[int, int, int], ...], Fraction] = field(default_factory=dict)
+    _reached: dict[tuple[int, ...], Reach] = field(default_factory=dict)
+
+    def __call__(self, ranks: tuple[int, ...]) -> Reach:
+        if ranks not in self._reached:
+            self._reached[ranks] = self._judge(ranks)
+        return self._reached[ranks]
+
+    def _judge(self, ranks: tuple[int, ...]) -> Reach:
+        for links in dict.fromkeys((self.links, "pcie")):
+            try:
+                network = network_for(self.topology, ranks, links)
+            except TopologyError:
+                continue  # In parts on these links: the next kind may join them.
+            return Reach(self._rate(network, ranks, links) * exact_unit(network), links)
+        return Reach(_NOTHING, "")
+
+    def _rate(self, network: Topology, ranks: tuple[int, ...], links: str) -> Fraction:
+        shape = tuple(_shape(network, ranks))
+        if shape not in self._rates:
+            coll = _collective(self.collective, len(ranks))
+            self._rates[shape] = algorithm("optimal").plan(Request(self.topology, coll, ranks, links)).rate
+        return self._rates[shape]
+
+
+def _shape(network: Topology, ranks: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
+    """The links with vertices renumbered, ranks first, each by its place: equal shapes have equal optima."""
+    job = frozenset(ranks)
+    others = [vertex.id for vertex in network.vertices if vertex.id not in job]
+    number = {vertex: i for i, vertex in enumerate((*ranks, *others))}
+    yield len(ranks), len(others), 0
+    yield from sorted((number[x.src], number[x.dst], x.capacity) for x in network.links)

@@ -1,0 +1,55 @@
+"""What would a ring get here? The baseline that people have today, beside every plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from blinkccl.algorithms import ring
+from blinkccl.algorithms.registry import Request
+from blinkccl.errors import TopologyError, UnsupportedError
+from blinkccl.forest.model import Forest
+from blinkccl.report.units_text import count, gbps_text
+from blinkccl.topology.model import FAST_KINDS
+
+
+@dataclass(frozen=True, slots=True)
+class RingBaseline:
+    """What NCCL 2.4's rings reach.
+
+    Parameters
+    ----------
+    gbps
+        algbw in GB/s; None where there is no ring, for ``reason``.
+    rings
+        Distinct rings, in lanes where they run over fast links.
+    fast
+        Whether they run over NVLink or its kin; otherwise NCCL has fallen back to PCIe.
+    """
+
+    gbps: float | None
+    rings: int = 0
+    fast: bool = False
+    reason: str = ""
+
+    def sentence(self, forest: Forest) -> str:
+        """A line for people, beside the rate of ``forest``."""
+        if self.gbps is None:
+            return f"ring    none: {self.reason}"
+        where = count(self.rings, "ring") if self.fast else "no NVLink ring, so one over PCIe"
+        speedup = forest.algbw_gbps / self.gbps
+        than = "as fast as that" if abs(speedup - 1) < 0.005 else f"{speedup:.3g} times as fast"
+        return f"ring    {gbps_text(self.gbps)} algbw ({where}, by NCCL 2.4's rule): this plan is {than}"
+
+
+def ring_baseline(request: Request) -> RingBaseline:
+    """The rate of rings for ``request``.
+
+    As in NCCL, rings never relay through GPUs outside the job. Cost: one search for disjoint Hamiltonian cycles.
+    """
+    request = replace(request, relays=False)
+    try:
+        forest = ring.plan(request)
+    except (UnsupportedError, TopologyError) as error:
+        return RingBaseline(None, reason=str(error))
+    fast = any(link.kind in FAST_KINDS for link in forest.topology.links)
+    return RingBaseline(forest.algbw_gbps, ring.ring_count(request) if fast else 1, fast)

@@ -1,0 +1,143 @@
+"""Blink as the paper has it: TreeGen by multiplicative weights, few trees by an integer program (MLSys 2020, §3).
+
+Broadcast and reduce pack arborescences of the directed graph. AllReduce packs undirected trees and uses each
+up and down, all with one root (§3.3). Gather and scatter pack bundles of paths; AllGather is a gather and a
+broadcast through one root, "AllReduce without a reduction function" (§4.1), and ReduceScatter its mirror image.
+The one root costs AllGather up to half of what is possible; ``optimal`` shows by how much.
+
+Where we differ: Eq 2 and 5 have "<", which no full link satisfies; it is "≤" here. Gather is *not* the inverse of
+broadcast (nothing combines on the way, so loads grow toward the root): its columns are paths, not trees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+
+from blinkccl.algorithms.bounds import certificate_for, reverse_of
+from blinkccl.algorithms.forests import Draft, backward, forest_of, ordered
+from blinkccl.algorithms.lanes import lanes_of
+from blinkccl.algorithms.optimal import hops_of
+from blinkccl.algorithms.registry import Request
+from blinkccl.errors import UnsupportedError
+from blinkccl.forest.model import Forest
+from blinkccl.packing.columns import Column, Oracle
+from blinkccl.packing.minimize import minimize_trees
+from blinkccl.packing.mwu import pack_multiplicative
+from blinkccl.packing.network import Network
+from blinkccl.packing.oracles import Hops, out_tree_oracle, paths_oracle, relay_oracle, up_and_down_oracle
+from blinkccl.packing.undirected import most_central
+
+#: Columns with their parts of the whole, which sum to 1.
+Parts = list[tuple[Column, Fraction]]
+
+
+def plan(request: Request) -> Forest:
+    """The paper's forest for ``request``.
+
+    Raises
+    ------
+    UnsupportedError
+        For alltoall and sendrecv, which the paper gives no trees for, and for AllReduce on one-way links.
+    PackingError
+        If the links do not connect the ranks.
+    """
+    name = request.collective.name
+    if name not in DRAFTS:
+        raise UnsupportedError(f"blink has no trees for {name}: the paper treats collectives with one root; "
+                               "use --algo optimal")
+    lanes = lanes_of(request.network, request.ranks)
+    certificate = certificate_for(request.collective, request.ranks, lanes.topology)
+    return forest_of(request, lanes, "blink", DRAFTS[name](request, lanes.network), certificate)
+
+
+def tree_gen(request: Request, network: Network, oracle: Oracle) -> Parts:
+    """TreeGen: many columns by multiplicative weights, then few by the integer program where it gets there."""
+    packing = pack_multiplicative(network.capacity, oracle, request.epsilon)
+    candidates = [column for column, _ in packing.columns]
+    # The prices bound the optimum from above, so the threshold holds against the true optimum as well.
+    target = Fraction(packing.bound).limit_denominator(10**6)
+    few = minimize_trees(candidates, network.capacity, target, request.threshold)
+    chosen = few if few is not None else list(packing.columns)
+    total = sum((weight for _, weight in chosen), Fraction(0))
+    return [(column, weight / total) for column, weight in chosen]
+
+
+def _root(request: Request) -> int:
+    assert request.collective.root is not None
+    return request.collective.root
+
+
+def _broadcast(request: Request, network: Network) -> list[Draft]:
+    root = _root(request)
+    parts = tree_gen(request, network, out_tree_oracle(network, [root]))
+    return [Draft(None, part, root, None, ordered(root, column.payload)) for column, part in parts]
+
+
+def _reduce(request: Request, network: Network) -> list[Draft]:
+    return [_mirrored(draft) for draft in _broadcast(request, reverse_of(network))]
+
+
+def _mirrored(draft: Draft) -> Draft:
+    """The draft with time reversed: what went down comes up."""
+    up = None if draft.down is None else backward(draft.down)
+    down = None if draft.up is None else backward(draft.up)
+    return Draft(draft.block, draft.weight, draft.root, up, down)
+
+
+def _allreduce(request: Request, network: Network) -> list[Draft]:
+    if not network.symmetric:
+        raise UnsupportedError("blink uses each tree up and down, so every link needs its reverse with the same "
+                               "capacity; use --algo optimal")
+    root = most_central(network)
+    parts = tree_gen(request, network, up_and_down_oracle(network, root))
+    drafts = []
+    for column, part in parts:
+        down = ordered(root, column.payload)
+        drafts.append(Draft(None, part, root, backward(down), down))
+    return drafts
+
+
+def _gather(request: Request, network: Network) -> list[Draft]:
+    root, size = _root(request), network.terminals
+    parts = tree_gen(request, network, paths_oracle(network, root))
+    own = [Draft(root, Fraction(1, size), root, None, ())]
+    paths = [Draft(v, part / size, v, None, hops_of(network, path))
+             for column, part in parts for v, path in column.payload.items()]
+    return sorted([*own, *paths], key=_by_block)
+
+
+def _scatter(request: Request, network: Network) -> list[Draft]:
+    root = _root(request)
+    drafts = _gather(request, reverse_of(network))
+    return [Draft(d.block, d.weight, root, None, backward(d.down[::-1] if d.down else ())) for d in drafts]
+
+
+def _allgather(request: Request, network: Network) -> list[Draft]:
+    root, size = most_central(network), network.terminals
+    parts = tree_gen(request, network, relay_oracle(network, root))
+    drafts = []
+    for column, part in parts:
+        paths, tree = column.payload
+        down = ordered(root, tree)
+        for v in range(size):
+            up: Hops | None = hops_of(network, paths[v]) if v != root else None
+            drafts.append(Draft(v, part / size, root, up, down))
+    return sorted(drafts, key=_by_block)
+
+
+def _reduce_scatter(request: Request, network: Network) -> list[Draft]:
+    drafts = _allgather(request, reverse_of(network))
+    return [Draft(d.block, d.weight, d.root, backward(d.down or ()), None if d.up is None else backward(d.up[::-1]))
+            for d in drafts]
+
+
+def _by_block(draft: Draft) -> tuple[int, Fraction]:
+    assert isinstance(draft.block, int)
+    return draft.block, -draft.weight
+
+
+DRAFTS: dict[str, Callable[[Request, Network], list[Draft]]] = {
+    "broadcast": _broadcast, "reduce": _reduce, "allreduce": _allreduce, "gather": _gather, "scatter": _scatter,
+    "allgather": _allgather, "reduce_scatter": _reduce_scatter,
+}

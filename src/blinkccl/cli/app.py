@@ -1,0 +1,59 @@
+"""The command ``blink`` and its verbs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from blinkccl.cli import bench, check, pick, plan, topo
+
+HELP = """
+Examples:
+
+\b
+  blink topo dgx-1v                                    what is connected to what
+  blink plan allreduce --topo dgx-1v --gpus 1,4,5,6    trees, rate, and the proof that none are faster
+  blink plan broadcast --topo dgx-1v -o plan.json
+  blink check plan.json                                is a plan what it says it is?
+  blink bench allreduce --topo dgx-1v -b 4K -e 16M     run it on this machine, every result checked
+  blink pick -k 3 --topo dgx-1v --free 0,1,4,6,7       which GPUs to ask for
+
+Collective communication planned from the links a job really has.
+
+\b
+SPEC is a machine (dgx-1p, dgx-1v, dgx-2, dgx-a100, hgx-h100, hgx-h200, mist, cedar, mi250, ...),
+a file ("nvidia-smi topo -m" text, NCCL topology XML, our JSON), a rule (ring:8, torus:4x4,
+random:12:seed=3), or several servers ("2x dgx-1v @ 40Gbps"). Without it: this machine.
+
+\b
+Exit codes: 0 ok; 1 a check failed; 2 usage or unreadable input; 3 hardware or driver missing;
+4 timeout or lost peer.
+"""
+
+app = typer.Typer(name="blink", help=HELP, add_completion=False, rich_markup_mode=None,
+                  pretty_exceptions_enable=False, no_args_is_help=True,
+                  context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+        typer.echo(f"blink {version('blink-ccl')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True,
+                                                help="Print the version and exit.")] = False) -> None:
+    """Options of ``blink`` itself; the verbs follow."""
+
+
+for _name, _verb, _help, _short in (
+        ("topo", topo.topo, topo.HELP, "What is connected to what, how fast, and who says so."),
+        ("plan", plan.plan, plan.HELP, "Trees for a collective, their rate, and the proof of the best."),
+        ("check", check.check, check.HELP, "Is a plan what it says it is, and does it run?"),
+        ("bench", bench.bench, bench.HELP, "Run a collective on this machine; every result checked."),
+        ("pick", pick.pick, pick.HELP, "Which GPUs to ask for."),
+):
+    app.command(_name, help=_help, short_help=_short)(_verb)

@@ -1,0 +1,127 @@
+"""What several verbs take: the options, and how their texts become topologies, ranks and collectives."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from blinkccl.cli.exits import HardwareError
+from blinkccl.errors import PackingError, TopologyError, UnsupportedError
+
+if TYPE_CHECKING:
+    from blinkccl.algorithms.registry import Request
+    from blinkccl.collectives.spec import Collective
+    from blinkccl.topology.model import Topology
+
+CollectiveName = Annotated[str, typer.Argument(
+    metavar="COLLECTIVE", help="broadcast, reduce, allreduce, allgather, reduce_scatter, gather, scatter, "
+                               "alltoall or sendrecv.")]
+Spec = Annotated[str | None, typer.Option("--topo", metavar="SPEC", help="Topology; default: this machine.")]
+Gpus = Annotated[str | None, typer.Option(
+    "--gpus", metavar="IDS", help="Ranks of the job, in order: 1,4,5,6 or 0-3; per server: 0,1,2+0,3,4. "
+                                  "Default: all.")]
+Links = Annotated[str, typer.Option(
+    "--links", metavar="fast|pcie|all", help="fast: NVLink and its kin, PCIe where there is nothing else; "
+                                             "between servers the network.")]
+Root = Annotated[int | None, typer.Option(
+    "--root", "-r", metavar="ID", help="Root of a rooted collective, as the topology numbers it; default: "
+                                       "the first rank.")]
+Source = Annotated[int | None, typer.Option("--src", metavar="ID", help="Sender of sendrecv; default: the "
+                                                                        "first rank.")]
+Destination = Annotated[int | None, typer.Option("--dst", metavar="ID", help="Receiver of sendrecv; default: "
+                                                                             "the last rank.")]
+Algorithm = Annotated[str, typer.Option(
+    "--algo", metavar="NAME", help="auto (= optimal), optimal, blink, ring, double_binary_tree, one_hop, "
+                                   "one_shot, internal_broadcast, flat or three_stage.")]
+Relays = Annotated[bool, typer.Option("--relays", help="Let GPUs outside --gpus pass data on.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+Output = Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to FILE.")]
+
+
+def load(spec: str | None, gpus: str | None = None) -> tuple[Topology, tuple[int, ...]]:
+    """The topology that ``--topo`` names (None: this machine) and the ranks that ``--gpus`` chooses.
+
+    Raises
+    ------
+    HardwareError
+        If it is this machine and its driver fails.
+    TopologyError
+        If the text names nothing or is no list of its GPUs.
+    """
+    from blinkccl.topology.spec import parse_gpus, parse_spec
+    topology = this_machine() if spec is None else parse_spec(spec)
+    return topology, parse_gpus(gpus, topology)
+
+
+def this_machine() -> Topology:
+    """The machine this runs on.
+
+    Raises
+    ------
+    HardwareError
+        If there is an NVIDIA driver and it fails.
+    """
+    from blinkccl.topology.probe import probe
+    try:
+        return probe()
+    except (TopologyError, UnsupportedError) as error:
+        raise HardwareError(str(error)) from error
+
+
+def collective(name: str, ranks: Sequence[int], root: int | None = None, src: int | None = None,
+               dst: int | None = None) -> Collective:
+    """The collective, with the ends that were typed as vertex ids turned into ranks.
+
+    Ends not given are the first rank, for ``dst`` the last.
+
+    Raises
+    ------
+    PackingError
+        If the name is unknown, an end is none of ``ranks``, or the collective has no such end.
+    """
+    from blinkccl.collectives.spec import COLLECTIVES, Collective
+    typed = {"root": root, "src": src, "dst": dst}
+    wanted = COLLECTIVES[name].parameters if name in COLLECTIVES else ()
+    ends = {}
+    for key, vertex in typed.items():
+        if vertex is None:
+            ends[key] = None if key not in wanted else (len(ranks) - 1 if key == "dst" else 0)
+        elif name in COLLECTIVES and key not in wanted:
+            raise PackingError(f"{name} has no {key}: leave --{key} {vertex} out")
+        elif vertex not in ranks:
+            raise PackingError(f"--{key} {vertex} is not among the GPUs of the job: "
+                               f"expected one of {', '.join(map(str, ranks))}")
+        else:
+            ends[key] = ranks.index(vertex)
+    return Collective(name, len(ranks), **ends)
+
+
+def request(coll: Collective, topology: Topology, ranks: tuple[int, ...], links: str = "fast",
+            relays: bool = False, objective: str = "shallow", threshold: str = "1/20",
+            epsilon: str = "1/20") -> Request:
+    """What to plan.
+
+    Raises
+    ------
+    PackingError
+        If a number is out of range, or there are fewer than two ranks.
+    """
+    from blinkccl.algorithms.registry import Request
+    return Request(topology, coll, ranks, links, relays, objective,
+                   _part("--threshold", threshold), _part("--epsilon", epsilon))
+
+
+def _part(option: str, text: str) -> Fraction:
+    """A number between 0 and 1, as ``0.05`` or ``1/20``; a threshold may be 0."""
+    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?|[0-9]{1,9}/0*[1-9][0-9]{0,8}", text):
+        raise PackingError(f"{option} {text}: expected a number like 0.05 or 1/20")
+    part = Fraction(text)
+    if part >= 1 or (option == "--epsilon" and part == 0):
+        least = "0 or more" if option == "--threshold" else "above 0"
+        raise PackingError(f"{option} {text}: expected a number {least} and below 1")
+    return part

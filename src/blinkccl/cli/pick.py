@@ -1,0 +1,50 @@
+"""``blink pick``: which GPUs to ask for."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from blinkccl.cli import arguments, console
+
+HELP = """
+Examples:
+
+\b
+  blink pick -k 3 --topo dgx-1v --free 0,1,4,6,7
+  blink pick -k 4 --topo node7.txt --collective allgather --json
+
+Rank all sets of K of the free GPUs: first by the rate of the optimal plan, then by what the best set of
+those left over would still reach. A set without fast links between all its GPUs is judged on PCIe.
+"""
+
+
+def pick(
+    size: Annotated[int, typer.Option("-k", "--count", metavar="K", show_default=False,
+                                      help="How many GPUs the job needs.")],
+    spec: arguments.Spec = None,
+    free: Annotated[str | None, typer.Option("--free", metavar="IDS", help="GPUs that are free; default: "
+                                                                           "all.")] = None,
+    name: Annotated[str, typer.Option("--collective", metavar="NAME", help="What the job does "
+                                                                           "most.")] = "allreduce",
+    links: arguments.Links = "fast",
+    top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="How many of the best sets to "
+                                                                       "show.")] = 5,
+    json: arguments.Json = False,
+) -> None:
+    """Rank the sets and print the best and the worst."""
+    from blinkccl.advice.pick import rank_sets
+    topology, ranks = arguments.load(spec, free)
+    progress = console.Progress("sets")
+    try:
+        ranking = rank_sets(topology, ranks, size, name, links, progress)
+    finally:
+        progress.close()
+    if json:
+        from blinkccl.forest.document import dumps
+        console.emit(dumps(ranking.document(top)))
+        return
+    from blinkccl.advice.pick_text import ranking_text
+    from blinkccl.report.paint import painter
+    console.emit(ranking_text(ranking, top, painter(console.coloured())))

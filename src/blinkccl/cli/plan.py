@@ -1,0 +1,69 @@
+"""``blink plan``: the forest of a collective on a topology, with its proof."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from blinkccl.cli import arguments, console
+
+HELP = """
+Examples:
+
+\b
+  blink plan allreduce --topo dgx-1v --gpus 1,4,5,6
+  blink plan broadcast --topo dgx-1v --root 3 --algo blink
+  blink plan broadcast --topo dgx-1v --fewest-trees -o plan.json
+  blink plan allgather --topo "2x dgx-a100 @ 200Gbps" --json
+  blink plan sendrecv --topo dgx-1v --src 0 --dst 7 --relays
+
+Pack spanning trees into the links until a bottleneck is full, and prove that nothing is faster.
+
+Prints the trees, the rate, the bound and its certificate, the load of every link, and what a ring would get.
+"""
+
+
+def plan(
+    name: arguments.CollectiveName,
+    spec: arguments.Spec = None,
+    gpus: arguments.Gpus = None,
+    root: arguments.Root = None,
+    src: arguments.Source = None,
+    dst: arguments.Destination = None,
+    algo: arguments.Algorithm = "auto",
+    links: arguments.Links = "fast",
+    relays: arguments.Relays = False,
+    fewest_trees: Annotated[bool, typer.Option("--fewest-trees", help="Among optima, the fewest trees.")] = False,
+    least_depth: Annotated[bool, typer.Option("--least-depth", help="Among optima, the least depth.")] = False,
+    epsilon: Annotated[str, typer.Option("--epsilon", metavar="E", help="blink: the (1-E) of its "
+                                                                        "multiplicative weights.")] = "1/20",
+    threshold: Annotated[str, typer.Option("--threshold", metavar="T", help="blink: how much rate it may give "
+                                                                            "up for fewer trees.")] = "1/20",
+    json: arguments.Json = False,
+    output: arguments.Output = None,
+) -> None:
+    """Plan, print as text or JSON, and write the plan to a file."""
+    if fewest_trees and least_depth:
+        raise typer.BadParameter("--fewest-trees and --least-depth exclude each other: give one")
+    from blinkccl.algorithms.registry import algorithm
+    from blinkccl.forest.document import dumps, to_document
+    row = algorithm(algo)
+    topology, ranks = arguments.load(spec, gpus)
+    objective = "fewest-trees" if fewest_trees else "least-depth" if least_depth else "shallow"
+    wanted = arguments.request(arguments.collective(name, ranks, root, src, dst), topology, ranks, links, relays,
+                               objective, threshold, epsilon)
+    began = time.perf_counter()
+    forest = row.plan(wanted)
+    seconds = time.perf_counter() - began
+    if output is not None:
+        console.write_file(output, dumps(to_document(forest)))
+    if json:
+        console.emit(dumps(to_document(forest, seconds)))
+        return
+    from blinkccl.advice.ring_baseline import ring_baseline
+    from blinkccl.report.paint import painter
+    from blinkccl.report.plan_text import plan_text
+    paint = painter(console.coloured())
+    console.emit(plan_text(forest, paint) + "\n" + ring_baseline(wanted).sentence(forest) + "\n")

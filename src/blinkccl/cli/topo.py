@@ -1,0 +1,82 @@
+"""``blink topo``: what is connected to what, how fast, and who says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from blinkccl.cli import arguments, console
+from blinkccl.errors import TopologyError
+
+if TYPE_CHECKING:
+    from blinkccl.topology.model import Topology
+
+HELP = """
+Examples:
+
+\b
+  blink topo                                 this machine
+  blink topo dgx-1v --gpus 1,4,5,6           the part of a machine that a job has
+  blink topo node7.txt --json                from "nvidia-smi topo -m" text, as a plan would see it
+  blink topo dgx-1v --links all -o x.xml     as NCCL topology XML (x.json, x.svg)
+
+Show a topology as the matrix that nvidia-smi prints, with the origin of every link.
+
+Text and files show all links unless --links is given; --json shows what a plan would use (--links fast).
+"""
+
+
+def topo(
+    spec: Annotated[str | None, typer.Argument(metavar="[SPEC]", show_default=False,
+                                               help="Topology; default: this machine.")] = None,
+    gpus: arguments.Gpus = None,
+    links: Annotated[str | None, typer.Option("--links", metavar="fast|pcie|all", show_default=False,
+                                              help="Which links to show.")] = None,
+    json: arguments.Json = False,
+    output: arguments.Output = None,
+) -> None:
+    """Print the topology as text or JSON, and write it to a file."""
+    topology, ranks = arguments.load(spec, gpus)
+    whole = _cut_down(topology, ranks, links or "all") if gpus or links else topology
+    if output is not None:
+        console.write_file(output, _rendered(whole, output))
+    if json:
+        from blinkccl.topology.json_format import write
+        console.emit(write(_as_planned(topology, ranks, links)))
+    elif output is None:
+        from blinkccl.report.paint import painter
+        from blinkccl.report.topology_text import topology_text
+        console.emit(topology_text(whole, painter(console.coloured())))
+
+
+def _cut_down(topology: Topology, ranks: tuple[int, ...], links: str) -> Topology:
+    from blinkccl.topology.select import network_for
+    return network_for(topology, ranks, links)
+
+
+def _as_planned(topology: Topology, ranks: tuple[int, ...], links: str | None) -> Topology:
+    """The links that a plan would use; all of them, with a note, where the fast ones leave ranks apart."""
+    try:
+        return _cut_down(topology, ranks, links or "fast")
+    except TopologyError as error:
+        if links is not None:
+            raise
+        console.note(f"{error}. Shown are all links")
+        return topology
+
+
+def _rendered(topology: Topology, path: Path) -> str:
+    """The text of the file ``path``, in the format that its suffix names."""
+    match path.suffix:
+        case ".json":
+            from blinkccl.topology.json_format import write
+            return write(topology)
+        case ".xml":
+            from blinkccl.topology.nccl_xml_write import write as write_xml
+            return write_xml(topology)
+        case ".svg":
+            from blinkccl.report.topology_svg import topology_svg
+            return topology_svg(topology)
+    raise typer.BadParameter(f"-o {path}: expected a name that ends in .json, .xml or .svg")

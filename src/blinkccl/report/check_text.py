@@ -1,0 +1,61 @@
+"""What a check of a plan proved, or what is false, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from blinkccl.forest.check import Verdict
+from blinkccl.forest.model import Forest
+from blinkccl.report.paint import Paint, plain
+from blinkccl.report.plan_text import count, headline, rate_text
+from blinkccl.schedule.program import Program
+
+SHOWN = 20
+
+
+def check_text(forest: Forest, verdict: Verdict, program: Program | None, law: Sequence[str],
+               paint: Paint = plain) -> str:
+    """One line per thing that was checked, then the violations.
+
+    Parameters
+    ----------
+    verdict
+        Of the independent checker.
+    program, law
+        The lowered plan, and how it breaks the law of schedules.
+    """
+    lines = [headline(forest)]
+    lines += _checker(forest, verdict, paint)
+    lines += _law(program, law, paint)
+    if verdict.violations or law:
+        lines.append(paint(f"refused: {count(len(verdict.violations) + len(law), 'violation')}", "bold red"))
+    else:
+        lines.append(paint("proved" + ("" if verdict.optimal else ", but not optimal: see the bound"), "bold green"))
+    return "\n".join(lines) + "\n"
+
+
+def _checker(forest: Forest, verdict: Verdict, paint: Paint) -> list[str]:
+    if verdict.violations:
+        return [*_listed("the plan is not what it says", verdict.violations, paint)]
+    ok = paint("  ok  ", "green")
+    assert verdict.rate is not None  # A plan without violations has a rate and a bound.
+    assert verdict.bound is not None
+    unit = forest.topology
+    lines = [f"{ok}trees: {count(len(forest.shares), 'share')}; every contribution once, every destination served",
+             f"{ok}rate: {rate_text(verdict.rate, unit)}, recomputed from the loads of "
+             f"{count(len(forest.link_load), 'link')}"]
+    proof = f"{ok}bound: {rate_text(verdict.bound, unit)}, by the {forest.certificate.kind} in the plan"
+    return [*lines, proof + (": the plan is optimal" if verdict.optimal else "")]
+
+
+def _law(program: Program | None, law: Sequence[str], paint: Paint) -> list[str]:
+    if law or program is None:
+        return _listed("the program breaks the law", law, paint)
+    size = (f"{count(len(program.roles), 'role')}, {count(len(program.queues), 'queue')}, "
+            f"{count(len(program.channels), 'channel')}")
+    return [f"{paint('  ok  ', 'green')}law: {size}; complete, live with finite buffers, no link overloaded"]
+
+
+def _listed(what: str, texts: Sequence[str], paint: Paint) -> list[str]:
+    more = [f"        … and {len(texts) - SHOWN} more"] if len(texts) > SHOWN else []
+    return [f"{paint('  no  ', 'red')}{what}:", *(f"        {text}" for text in texts[:SHOWN]), *more]

@@ -1,0 +1,52 @@
+"""Rates, counts and ids as people read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fractions import Fraction
+
+from blinkccl.topology.model import Topology
+
+_LANE_GBPS = {"nvlink": (20.0, 25.0, 50.0), "xgmi": (50.0,)}
+
+
+def gbps_text(gbps: float) -> str:
+    """GB/s with as many digits as matter: ``85.7 GB/s``."""
+    return f"{gbps:.4g} GB/s" if gbps < 1000 else f"{gbps:.0f} GB/s"
+
+
+def rate_text(rate: Fraction, topology: Topology) -> str:
+    """A rate in the topology's units and in GB/s: ``24/7 lanes = 85.71 GB/s``."""
+    unit = unit_name(topology)
+    return f"{rate} {unit if rate == 1 else unit + 's'} = {gbps_text(float(rate) * topology.unit_gbps)}"
+
+
+def unit_name(topology: Topology) -> str:
+    """``lane`` where one unit of capacity is one lane of the only kind of links, else ``unit``."""
+    kinds = list(dict.fromkeys(link.kind for link in topology.links))
+    lane = len(kinds) == 1 and topology.unit_gbps in _LANE_GBPS.get(kinds[0], ())
+    return "lane" if lane else "unit"
+
+
+def count(number: int, noun: str) -> str:
+    """``1 share``, ``2 shares``, ``2 switches``."""
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number} {noun}{'es' if noun.endswith('ch') else 's'}"
+
+
+def ids(vertices: Iterable[int]) -> str:
+    """Vertex ids as typed for ``--gpus``, runs folded: ``0-3,6``. Their order is kept."""
+    runs: list[list[int]] = []
+    for vertex in vertices:
+        if runs and vertex == runs[-1][1] + 1:
+            runs[-1][1] = vertex
+        else:
+            runs.append([vertex, vertex])
+    return ",".join(_run(first, last) for first, last in runs)
+
+
+def _run(first: int, last: int) -> str:
+    if first == last:
+        return str(first)
+    return f"{first},{last}" if last == first + 1 else f"{first}-{last}"

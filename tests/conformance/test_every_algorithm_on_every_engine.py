@@ -1,0 +1,130 @@
+"""Every registered algorithm × collective × engine × type × ragged size × slots × placement: the oracle.
+
+New rows in any registry are picked up by themselves. The only accepted refusal is an UnsupportedError
+that gives its reason.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import cycle
+
+import pytest
+
+from blinkccl.algorithms.registry import ALGORITHMS, Request
+from blinkccl.collectives.ops import DTYPES, OPS
+from blinkccl.collectives.spec import COLLECTIVES, Collective
+from blinkccl.engines.registry import ENGINES
+from blinkccl.errors import UnsupportedError
+from blinkccl.forest.model import Forest
+from blinkccl.schedule.law import violations
+from blinkccl.schedule.lower import lower
+from blinkccl.schedule.program import Program
+from blinkccl.testing.execution import difference, ragged_counts
+from blinkccl.topology.spec import parse_spec
+
+#: Links without a ring, a switched box, one with sockets, a ring, no symmetry, and two servers.
+JOBS: dict[str, tuple[int, ...] | None] = {
+    "dgx-1v": (1, 4, 5, 6),
+    "dgx-a100": (0, 3, 5, 6),
+    "mist": None,
+    "ring:5": None,
+    "clique:4": None,
+    "random:5:seed=3": None,
+    "2x dgx-1v @ 40Gbps": (0, 1, 2, 9, 10),
+}
+CHUNK_BYTES = 64
+
+
+def planned(spec: str, algorithm: str, name: str) -> Forest:
+    topology = parse_spec(spec)
+    ranks = JOBS[spec] or topology.ranks
+    values = {"root": len(ranks) // 2, "src": 0, "dst": len(ranks) - 1}
+    collective = Collective(name, len(ranks), **{key: values[key] for key in COLLECTIVES[name].parameters})
+    return ALGORITHMS[algorithm].plan(Request(topology, collective, ranks))
+
+
+@cache
+def plan_or_reason(spec: str, algorithm: str, name: str) -> Forest | str:
+    try:
+        return planned(spec, algorithm, name)
+    except UnsupportedError as refusal:
+        return refusal.reason
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("spec", JOBS)
+def test_equals_the_oracle(spec: str, algorithm: str, name: str) -> None:
+    forest = plan_or_reason(spec, algorithm, name)
+    if isinstance(forest, str):
+        assert len(forest.split()) >= 4, f"{algorithm} refuses {name} on {spec} without a reason: {forest!r}"
+        return
+    types, operations = cycle(DTYPES), cycle(OPS)
+    for slots in (1, 2):
+        program = lower(forest, slots)
+        assert violations(program, forest.topology) == []
+        for engine, count, in_place in cases(program):
+            dtype, op = next(types), next(operations)
+            found = difference(
+                ENGINES[engine].run,
+                program,
+                count=count,
+                dtype=dtype,
+                op=op,
+                chunk_bytes=CHUNK_BYTES,
+                in_place=in_place,
+            )
+            assert found is None, (
+                f"{engine}, slots {slots}, {count} × {dtype}, {op}, in place {in_place}: {found}"
+            )
+
+
+def cases(program: Program) -> list[tuple[str, int, bool]]:
+    places = (False,) if program.collective.name == "alltoall" else (False, True)
+    return [
+        (engine, count, in_place)
+        for engine in ENGINES
+        for count in ragged_counts(program, CHUNK_BYTES // 4)
+        for in_place in places
+    ]
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+@pytest.mark.parametrize("spec", JOBS)
+def test_the_optimum_serves_everything(spec: str, name: str) -> None:
+    assert not isinstance(plan_or_reason(spec, "optimal", name), str)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm_serves_something(algorithm: str) -> None:
+    assert any(
+        not isinstance(plan_or_reason(spec, algorithm, name), str) for spec in JOBS for name in COLLECTIVES
+    )
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_type_and_operation_on_every_engine(engine: str, dtype: str, op: str) -> None:
+    for name in ("allreduce", "reduce_scatter", "reduce"):
+        forest = planned("ring:5", "optimal", name)
+        assert (
+            difference(
+                ENGINES[engine].run,
+                lower(forest),
+                count=157,
+                dtype=dtype,
+                op=op,
+                chunk_bytes=48,
+                in_place=True,
+            )
+            is None
+        )
+
+
+def test_alltoall_in_place_is_refused_with_the_reason() -> None:
+    program = lower(planned("ring:5", "optimal", "alltoall"))
+    for engine in ENGINES.values():
+        with pytest.raises(UnsupportedError, match="out of place only"):
+            difference(engine.run, program, count=10, in_place=True)

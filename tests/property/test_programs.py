@@ -1,0 +1,167 @@
+"""Definitions on random programs: lowered ones, and ones that our lowering would never make.
+
+The law and the reference engine are two independent statements of what a Program means. Here they must agree:
+what the law accepts runs on every engine and equals the oracle, and what the law calls a deadlock deadlocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from random import Random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from blinkccl.collectives.oracle import make_inputs
+from blinkccl.collectives.spec import COLLECTIVES
+from blinkccl.engines import reference
+from blinkccl.engines.registry import ENGINES
+from blinkccl.errors import DeadlineError
+from blinkccl.schedule.law import violations
+from blinkccl.schedule.lower import lower
+from blinkccl.schedule.program import Program
+from blinkccl.schedule.wiring import connect
+from blinkccl.testing.execution import difference, ragged_counts
+from blinkccl.testing.faults import FAULTS
+from blinkccl.testing.forests import random_collective, random_forest
+from blinkccl.testing.programs import random_program
+
+SEEDS = st.integers(0, 2**32)
+EASY = settings(
+    max_examples=120, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+CHUNK_BYTES = 32  # eight int32
+
+
+def places(program: Program) -> tuple[bool, ...]:
+    return (False,) if program.collective.name == "alltoall" else (False, True)
+
+
+@EASY
+@given(SEEDS)
+def test_lowered_forests_keep_the_law_and_equal_the_oracle(seed: int) -> None:
+    random = Random(seed)
+    made = random_forest(random)
+    program = lower(made, random.choice([1, 2, 3]), random.choice([None, 1, 2]))
+    assert violations(program, made.topology) == []
+    for count in ragged_counts(program, 8):
+        for in_place in places(program):
+            assert (
+                difference(reference.run, program, count=count, chunk_bytes=CHUNK_BYTES, in_place=in_place)
+                is None
+            )
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+@settings(EASY, max_examples=25)
+@given(seed=SEEDS)
+def test_programs_that_did_not_come_from_lowering(name: str, seed: int) -> None:
+    random = Random(seed)
+    program, topology = random_program(random, random_collective(random, random.randint(2, 6), name))
+    assert violations(program, topology) == []
+    for count in ragged_counts(program, 8):
+        for in_place in places(program):
+            run = partial(reference.run, order=random.choice(["program", "reverse", seed]))
+            assert difference(run, program, count=count, chunk_bytes=CHUNK_BYTES, in_place=in_place) is None
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@settings(EASY, max_examples=30)
+@given(seed=SEEDS)
+def test_every_engine_serves_any_lawful_program(engine: str, seed: int) -> None:
+    program, _ = random_program(Random(seed))
+    for in_place in places(program):
+        assert (
+            difference(
+                ENGINES[engine].run,
+                program,
+                count=331,
+                dtype="float32",
+                op="avg",
+                chunk_bytes=CHUNK_BYTES,
+                in_place=in_place,
+                deadline_s=20,
+            )
+            is None
+        )
+
+
+def test_random_programs_are_as_odd_as_they_should_be() -> None:
+    programs = [random_program(Random(seed))[0] for seed in range(60)]
+    wirings = [connect(program) for program in programs]
+    assert sum(any(arc.tokens < 0 for arc in wiring.arcs) for wiring in wirings) > 20
+    assert sum(len(p.queues) < sum(len(r.sends) for r in p.roles) for p in programs) > 10
+    assert sum(len(p.channels) > 1 for p in programs) > 20
+    lags = {arc.tokens for wiring in wirings for arc in wiring.data}
+    assert lags >= {-2, 0, 1, 3}
+
+
+def test_random_programs_repeat_by_seed() -> None:
+    assert [random_program(Random(seed)) for seed in range(20)] == [
+        random_program(Random(seed)) for seed in range(20)
+    ]
+
+
+def perturbed(random: Random, program: Program) -> Program:
+    """Another order, another look-ahead, or other slots: still the right data, perhaps no longer live."""
+    roles = list(program.roles)
+    for _ in range(random.randint(1, 4)):
+        i, j = random.randrange(len(roles)), random.randrange(len(roles))
+        if random.random() < 0.5:
+            roles[i] = replace(roles[i], offset=max(0, roles[i].offset + random.randint(-3, 4)))
+        elif roles[i].rank == roles[j].rank:
+            roles[i], roles[j] = roles[j], roles[i]
+    slots = random.choice([None, 1, 2])
+    channels = tuple(replace(c, slots=slots or c.slots) for c in program.channels)
+    return replace(program, roles=tuple(roles), channels=channels)
+
+
+@settings(EASY, max_examples=300)
+@given(seed=SEEDS)
+def test_the_law_says_deadlock_exactly_where_the_reference_deadlocks(seed: int) -> None:
+    random = Random(seed)
+    program, topology = random_program(random)
+    program = perturbed(random, program)
+    found = [text for text in violations(program, topology) if "in place" not in text]
+    dead = [text for text in found if text.startswith("deadlock")]
+    if len(found) > len(dead):
+        return  # the order of messages broke as well: nothing that could be run
+    count = 840  # the narrowest slice has 60 chunks of one element: more than all look-aheads together
+    inputs = make_inputs(program.collective, count, "int32")
+    run = partial(reference.run, program, inputs, count=count, dtype="int32", chunk_bytes=4)
+    if dead:
+        with pytest.raises(DeadlineError, match="deadlock"):
+            run()
+    else:
+        run()
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_planted_faults_in_odd_programs_are_refused_with_their_cause(name: str) -> None:
+    planted = 0
+    for seed in range(100):
+        random = Random(seed)
+        program, topology = random_program(random)
+        damaged = FAULTS[name].plant(program, random)
+        if damaged is not None:
+            planted += 1
+            found = violations(damaged, topology)
+            assert any(FAULTS[name].cause in text for text in found), (seed, found)
+    assert planted >= 10
+
+
+@pytest.mark.parametrize("name", ["deadlock", "skew"])
+def test_planted_deadlocks_are_real(name: str) -> None:
+    planted = 0
+    for seed in range(40):
+        random = Random(seed)
+        program, _ = random_program(random)
+        damaged = FAULTS[name].plant(program, random)
+        if damaged is not None:
+            planted += 1
+            inputs = make_inputs(program.collective, 4200, "int32")
+            with pytest.raises(DeadlineError, match="deadlock"):
+                reference.run(damaged, inputs, count=4200, dtype="int32", chunk_bytes=4)
+    assert planted >= 10

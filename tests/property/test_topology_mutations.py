@@ -1,0 +1,112 @@
+"""Whatever happens to a topology file, it reads as a valid topology or is refused by TopologyError.
+
+Every sample, ours and (where it is there) the shared folder's, is damaged 2,000 times: bytes deleted, doubled
+or flipped, text cut off, lines swapped, dropped or doubled, numbers and words replaced.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from blinkccl.errors import TopologyError
+from blinkccl.topology import read
+from blinkccl.topology.assembly import MAX_LINKS, MAX_VERTICES
+from blinkccl.topology.model import Topology
+from blinkccl.topology.read import parse_topology
+from blinkccl.topology.select import network_for
+
+MUTATIONS = 2000
+OURS = Path(read.__file__).parent / "fixtures"
+SHARED = Path(__file__).parents[2] / "../shared" / "topologies"
+NUMBERS = (b"0", b"1", b"-1", b"99999999999999999999", b"1e999", b"nan", b"NaN", b"Infinity", b"1.5", b"",
+           b"\xff", b"0x10", b"7", b"16", b"null", b"true")
+WORDS = (b"X", b"NV2", b"NV0", b"NV99", b"SYS", b"PIX", b"PHB", b"gpu", b"pci", b"GPU0", b"GPU1",
+         b"GPU999", b"system", b"<", b">", b"&amp;", b"&lol;", b"<!DOCTYPE a>", b'"', b"{", b"]", b"0x030200",
+         b"0x068000", b"switch", b"nvlink", b"Legend:", b"\t", b"\n\n", b"\0", "٣".encode())
+
+
+def samples() -> list[Path]:
+    ours = sorted(p for p in OURS.iterdir() if p.suffix != ".md")
+    shared = sorted(p for p in SHARED.iterdir() if p.suffix != ".md") if SHARED.is_dir() else []
+    return ours + shared
+
+
+def flip(data: bytearray, dice: random.Random) -> None:
+    data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
+
+
+def delete(data: bytearray, dice: random.Random) -> None:
+    start = dice.randrange(len(data))
+    del data[start:start + dice.choice((1, 1, 2, 10, 100))]
+
+
+def double(data: bytearray, dice: random.Random) -> None:
+    start = dice.randrange(len(data))
+    data[start:start] = data[start:start + dice.choice((1, 5, 50, 500))]
+
+
+def truncate(data: bytearray, dice: random.Random) -> None:
+    del data[dice.randrange(len(data)):]
+
+
+def change_lines(data: bytearray, dice: random.Random) -> None:
+    lines = bytes(data).split(b"\n")
+    a, b = dice.randrange(len(lines)), dice.randrange(len(lines))
+    change = dice.randrange(3)
+    if change == 0:
+        lines[a], lines[b] = lines[b], lines[a]
+    elif change == 1:
+        lines.insert(b, lines[a])
+    else:
+        del lines[a]
+    data[:] = b"\n".join(lines)
+
+
+def replace_one(pattern: bytes, choices: tuple[bytes, ...]) -> Callable[[bytearray, random.Random], None]:
+    def change(data: bytearray, dice: random.Random) -> None:
+        found = list(re.finditer(pattern, data))
+        if found:
+            match = dice.choice(found)
+            data[match.start():match.end()] = dice.choice(choices)
+    return change
+
+
+CHANGES = (flip, delete, double, truncate, change_lines, replace_one(rb"[0-9]+(?:\.[0-9]+)?", NUMBERS),
+           replace_one(rb"[A-Za-z_]+[0-9]*", WORDS))
+
+
+def check(topology: Topology) -> None:
+    """What a valid topology is beyond what its constructor refuses."""
+    assert topology.ranks, "a topology has at least one rank"
+    assert len(topology.vertices) <= MAX_VERTICES
+    assert len(topology.links) <= MAX_LINKS
+    for x in topology.links:
+        assert x.gbps == pytest.approx(x.capacity * topology.unit_gbps, rel=1e-6)
+
+
+@pytest.mark.parametrize("path", samples(), ids=lambda p: p.name)
+def test_damaged_files_read_or_are_refused(path: Path) -> None:
+    original = path.read_bytes()
+    dice = random.Random(zlib.crc32(path.name.encode()))
+    refusals: list[str] = []
+    for number in range(MUTATIONS):
+        data = bytearray(original)
+        for _ in range(dice.choice((1, 1, 1, 2, 4))):
+            if data:
+                dice.choice(CHANGES)(data, dice)
+        try:
+            topology = parse_topology(bytes(data), path.name)
+            check(topology)
+            if number % 10 == 0:
+                network_for(topology, topology.ranks, "all")
+        except TopologyError as error:
+            refusals.append(str(error))
+    assert refusals
+    if path.suffix != ".json":  # a JSON topology has its own name
+        assert all(path.name in message for message in refusals), "a message names the file"

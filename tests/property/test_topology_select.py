@@ -1,0 +1,81 @@
+"""What holds of the links to plan on, for any machine, allocation and choice of links."""
+
+from __future__ import annotations
+
+import random
+from fractions import Fraction
+
+import networkx as nx
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blinkccl.errors import TopologyError
+from blinkccl.topology.assembly import exact_unit
+from blinkccl.topology.model import Link, Topology, Vertex
+from blinkccl.topology.select import LINK_CHOICES, network_for
+from blinkccl.topology.spec import parse_spec
+
+SPECS = ("dgx-1p", "dgx-1v", "dgx-2", "dgx-a100", "hgx-h100", "mist", "cedar", "mi250", "pcie-8gpu",
+         "pcie-8gpu-nvlink-pairs", "2x dgx-1v @ 40Gbps", "3x dgx-a100", "2x mist @ 100Gbps", "star:6",
+         "random:8:seed=1", "random:7:seed=2:directed", "oneway:5")
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> tuple[Topology, tuple[int, ...], str, bool]:
+    topology = parse_spec(draw(st.sampled_from(SPECS)))
+    ranks = draw(st.lists(st.sampled_from(topology.ranks), min_size=2, max_size=9, unique=True))
+    return topology, tuple(ranks), draw(st.sampled_from(LINK_CHOICES)), draw(st.booleans())
+
+
+Request = tuple[Topology, tuple[int, ...], str, bool]
+
+
+def network_or_none(topology: Topology, ranks: tuple[int, ...], links: str, relays: bool) -> Topology | None:
+    try:
+        return network_for(topology, ranks, links, relays=relays)
+    except TopologyError:
+        return None
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(requests())
+def test_the_network_is_a_connected_part_of_the_topology(request: Request) -> None:
+    topology, ranks, links, relays = request
+    network = network_or_none(*request)
+    if network is None:
+        return
+    unit = exact_unit(network)
+    for x in network.links:
+        whole = topology.link[x.src, x.dst]
+        assert x.capacity * unit == whole.capacity * exact_unit(topology)
+        assert (x.kind, x.gbps, x.provenance) == (whole.kind, whole.gbps, whole.provenance)
+    assert all(network.vertex[v.id] == v for v in topology.vertices if v.id in network.vertex)
+    kept = set(network.vertex)
+    assert set(ranks) <= kept
+    if not relays:
+        assert {v for v in kept if v in topology.ranks} == set(ranks)
+    graph = nx.DiGraph([(x.src, x.dst) for x in network.links])
+    component = next(c for c in nx.strongly_connected_components(graph) if ranks[0] in c)
+    assert set(ranks) <= component
+    assert network_for(network, ranks, links, relays=relays).link.keys() == network.link.keys()
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(requests(), st.randoms(use_true_random=False))
+def test_relabelling_the_vertices_changes_nothing_else(request: Request, dice: random.Random) -> None:
+    topology, ranks, links, relays = request
+    ids = [v.id for v in topology.vertices]
+    shuffled = ids[:]
+    dice.shuffle(shuffled)
+    new = dict(zip(ids, shuffled, strict=True))
+    moved = Topology(topology.name, topology.unit_gbps,
+                     tuple(Vertex(new[v.id], v.kind, v.server, v.name) for v in topology.vertices),
+                     tuple(Link(new[x.src], new[x.dst], x.capacity, x.kind, x.gbps, x.provenance)
+                           for x in topology.links))
+    network = network_or_none(*request)
+    other = network_or_none(moved, tuple(new[r] for r in ranks), links, relays)
+    assert (network is None) == (other is None)
+    if network is not None and other is not None:
+        assert Fraction(repr(network.unit_gbps)) == Fraction(repr(other.unit_gbps))
+        assert {(new[a], new[b]): x.capacity for (a, b), x in network.link.items()} == {
+            pair: x.capacity for pair, x in other.link.items()}

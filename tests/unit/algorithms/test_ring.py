@@ -1,0 +1,151 @@
+"""Rings: the counts of NCCL 2.4 on DGX-1 (Blink Figs 2 and 4, the poster), and its fall-backs."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import combinations
+from time import perf_counter
+
+import pytest
+from planned import plan, request
+
+from blinkccl.algorithms.registry import ALGORITHMS
+from blinkccl.algorithms.ring import SERVED, fast_rings, ring_count, rings, rings_for
+from blinkccl.collectives.spec import COLLECTIVES
+from blinkccl.errors import UnsupportedError
+
+
+def _count(spec: str, gpus: str | None) -> int:
+    return ring_count(request(spec, gpus, "allreduce"))
+
+
+@pytest.mark.parametrize(("spec", "gpus", "count"), [
+    ("dgx-1v", None, 6), ("dgx-1v", "0-3", 4), ("dgx-1v", "0,1,2,4,5,6", 4), ("dgx-1v", "0-4", 0),
+    ("dgx-1v", "1,4,5,6", 0), ("dgx-1v", "2,3,6,7", 2), ("dgx-1v", "0,3", 2), ("dgx-1v", "0,1", 1),
+    ("dgx-1p", None, 4), ("dgx-1p", "0,1,3,4,5,7", 2), ("dgx-1p", "0,1,3", 2), ("dgx-1p", "0,1,4", 0),
+    ("dgx-1p", "0-3", 3), ("dgx-1p", "0,5", 0), ("oneway:6", None, 1), ("clique:8", None, 7),
+    ("dgx-a100", None, 2), ("mist", None, 2), ("cedar", None, 3), ("2x dgx-a100", "0-3+0-3", 4),
+])
+def test_ring_counts(spec: str, gpus: str | None, count: int) -> None:
+    assert _count(spec, gpus) == count
+
+
+def test_one_two_way_ring_for_most_allocations_of_a_dgx_1p() -> None:
+    """P2: for 6 and 7 GPUs always one ring both ways; for 5 that or none."""
+    for size, counts in ((5, {0, 2}), (6, {2}), (7, {2})):
+        found = {_count("dgx-1p", ",".join(map(str, gpus))) for gpus in combinations(range(8), size)}
+        assert found == counts
+
+
+def test_allocations_with_nvlink_but_no_ring() -> None:
+    """Of the 247 allocations of 2 to 8 GPUs, NVLink joins 104 that have no NVLink ring."""
+    joined = 0
+    for size in range(2, 9):
+        for gpus in combinations(range(8), size):
+            network, found = fast_rings(request("dgx-1v", ",".join(map(str, gpus)), "allreduce"))
+            joined += network is not None and not found
+    assert joined == 104
+
+
+def test_search_over_a_whole_dgx_1v_is_quick() -> None:
+    network = request("dgx-1v", None, "allreduce").network
+    start = perf_counter()
+    rings(network, tuple(range(8)))
+    assert perf_counter() - start < 0.5, "meant to take about 1 ms"
+
+
+@pytest.mark.parametrize(("spec", "gpus", "rate"), [
+    ("dgx-1v", None, "24/7"), ("dgx-1p", None, "16/7"), ("dgx-1p", "0-3", "2"), ("dgx-1v", "0-3", "8/3"),
+    ("dgx-1p", "0,1,2,4,5,6", "6/5"), ("oneway:6", None, "3/5"), ("cedar", None, "2"),
+])
+def test_allreduce_rates(spec: str, gpus: str | None, rate: str) -> None:
+    """R rings of N ranks carry an AllReduce at R·N / (2(N−1))."""
+    assert plan("ring", spec, gpus, "allreduce").rate == Fraction(rate)
+
+
+@pytest.mark.parametrize(("spec", "gbps"), [("dgx-2", 80.0), ("dgx-a100", 1200 / 7), ("star:5", 125 / 8)])
+def test_rings_through_a_switch_fill_the_ports_both_ways_round(spec: str, gbps: float) -> None:
+    forest = plan("ring", spec, None, "allreduce")
+    assert forest.optimal
+    assert forest.algbw_gbps == pytest.approx(gbps)
+    assert len(forest.shares) == 2 * len(forest.ranks)
+    assert all(load == forest.topology.link[arc].capacity for arc, load in forest.link_load.items())
+
+
+def test_a_quad_uses_half_rings_only_where_they_more_than_double_the_rings() -> None:
+    quad = rings(request("dgx-1p", "0-3", "allreduce").network, (0, 1, 2, 3))
+    assert [ring.capacity for ring in quad] == [Fraction(1, 2)] * 6
+    mixed = rings(request("dgx-1v", "0-3", "allreduce").network, (0, 1, 2, 3))
+    assert sum(ring.capacity for ring in mixed) == 4
+    assert all(ring.capacity.denominator == 1 for ring in mixed)
+
+
+def test_allreduce_goes_up_and_down_in_the_direction_of_the_ring() -> None:
+    forest = plan("ring", "oneway:4", None, "allreduce")
+    assert [share.root for share in forest.shares] == [0, 1, 2, 3]
+    assert {share.weight for share in forest.shares} == {Fraction(1, 4)}
+    first = forest.shares[0]
+    assert first.reduce is not None
+    assert first.broadcast is not None
+    assert first.reduce.edges == ((1, 2), (2, 3), (3, 0))
+    assert first.broadcast.edges == ((0, 1), (1, 2), (2, 3))
+
+
+def test_weights_follow_the_capacity_of_each_ring() -> None:
+    forest = plan("ring", "dgx-1v", None, "broadcast", root=3)
+    capacities = [ring.capacity for ring in rings_for(request("dgx-1v", None, "broadcast"))[1]]
+    assert [share.weight for share in forest.shares] == [c / 6 for c in capacities]
+
+
+@pytest.mark.parametrize("gpus", ["1,4,5,6", "0-4", "0,5", "0,1,4", "6,1,5,4"])
+def test_without_an_nvlink_ring_it_falls_back_to_one_pcie_ring(gpus: str) -> None:
+    forest = plan("ring", "dgx-1v", gpus, "allreduce")
+    assert {link.kind for link in forest.topology.links} <= {"pcie", "smp"}
+    assert len(forest.shares) == len(forest.ranks)
+    assert forest.algbw_gbps < 12
+
+
+def test_fall_back_is_in_rank_order_if_every_gpu_has_nvlink_and_by_nearness_if_not() -> None:
+    by_rank = rings_for(request("dgx-1v", "6,0,1,4,2,5,3", "allreduce"))
+    assert by_rank[1][0].order != (6, 0, 1, 4, 2, 5, 3), "seven GPUs have an NVLink ring"
+    assert rings_for(request("dgx-1v", "1,4,6,5", "allreduce"))[1][0].order == (1, 4, 6, 5)
+    assert rings_for(request("dgx-1v", "0,6,3,7", "allreduce", links="pcie"))[1][0].order == (0, 3, 6, 7)
+    assert rings_for(request("dgx-1v", "0,6,3", "allreduce"))[1][0].order == (0, 3, 6)
+
+
+def test_pcie_is_seen_whatever_links_were_asked_for() -> None:
+    for links in ("fast", "all"):
+        assert plan("ring", "dgx-1v", None, "allreduce", links=links).rate == Fraction(24, 7)
+    slow = plan("ring", "dgx-1v", None, "allreduce", links="pcie").topology
+    assert {x.kind for x in slow.links} == {"pcie", "smp"}
+    assert plan("ring", "pcie-8gpu", None, "broadcast").optimal
+    assert ring_count(request("pcie-8gpu", None, "broadcast")) == 0
+
+
+def test_relays_are_not_used() -> None:
+    relayed = plan("ring", "dgx-1v", "1,4,5,6", "allreduce", relays=True)
+    assert relayed.shares == plan("ring", "dgx-1v", "1,4,5,6", "allreduce").shares
+
+
+def test_several_servers_are_lines_joined_by_the_network() -> None:
+    assert plan("ring", "2x dgx-1v @ 40Gbps", None, "broadcast").rate == 1
+    forest = plan("ring", "2x dgx-1v @ 40Gbps", None, "allreduce")
+    assert forest.algbw_gbps == pytest.approx(5 * 16 / 30)
+    many = plan("ring", "2x dgx-a100", "0-3+0-3", "allgather")
+    assert many.algbw_gbps == pytest.approx(4 * 25 * 8 / 7), "each of the four NICs per server is filled"
+
+
+@pytest.mark.parametrize("collective", sorted(COLLECTIVES))
+def test_every_collective_is_served_or_refused_with_a_reason(collective: str) -> None:
+    if collective in SERVED:
+        forest = plan("ring", "dgx-1v", "0-3", collective, root=2)
+        assert forest.depth == 3
+        assert sum(share.weight for share in forest.shares) == 1
+    else:
+        with pytest.raises(UnsupportedError, match=f"ring does not serve {collective}, only broadcast"):
+            plan("ring", "dgx-1v", "0-3", collective)
+
+
+def test_a_chain_without_pcie_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match=r"no NVLink ring .* exists, and PCIe closes none"):
+        ALGORITHMS["ring"].plan(request("chain:4", None, "allreduce"))

@@ -1,0 +1,52 @@
+"""Hops between ranks: direct before switched, short before long, wide before narrow, never through a rank."""
+
+from __future__ import annotations
+
+from planned import request
+
+from blinkccl.algorithms.paths import missing_pairs, transit_paths
+from blinkccl.topology.model import Link, Topology, Vertex
+
+
+def _topology(kinds: str, links: dict[tuple[int, int], int]) -> Topology:
+    """Vertices by letter (g gpu, s switch); links both ways."""
+    vertices = tuple(Vertex(i, "gpu" if kind == "g" else "switch") for i, kind in enumerate(kinds))
+    both = {**links, **{(v, u): c for (u, v), c in links.items()}}
+    return Topology("made", 25.0, vertices,
+                    tuple(Link(u, v, c, "nvlink", 25.0 * c, "declared") for (u, v), c in both.items()))
+
+
+def test_direct_link_is_preferred_to_a_wide_switch() -> None:
+    network = _topology("ggs", {(0, 1): 1, (0, 2): 9, (1, 2): 9})
+    assert transit_paths(network, (0, 1)) == {(0, 1): (0, 1), (1, 0): (1, 0)}
+
+
+def test_widest_among_shortest_then_smallest_ids() -> None:
+    wide = _topology("ggss", {(0, 2): 2, (1, 2): 2, (0, 3): 3, (1, 3): 3})
+    assert transit_paths(wide, (0, 1))[0, 1] == (0, 3, 1)
+    even = _topology("ggss", {(0, 2): 3, (1, 2): 3, (0, 3): 3, (1, 3): 3})
+    assert transit_paths(even, (0, 1))[0, 1] == (0, 2, 1)
+
+
+def test_no_path_leads_through_a_rank() -> None:
+    network = request("chain:3", None, "allreduce").network
+    paths = transit_paths(network, (0, 1, 2))
+    assert (0, 2) not in paths
+    assert missing_pairs(paths, (0, 1, 2)) == [(0, 2), (2, 0)]
+
+
+def test_gpus_outside_the_job_are_transit() -> None:
+    network = request("chain:3", "0,2", "allreduce", relays=True).network
+    assert transit_paths(network, (0, 2))[0, 2] == (0, 1, 2)
+
+
+def test_pcie_hops_climb_no_higher_than_needed() -> None:
+    asked = request("dgx-1v", None, "allreduce", links="pcie")
+    paths = transit_paths(asked.network, asked.ranks)
+    assert [len(paths[0, v]) - 1 for v in range(1, 8)] == [2, 4, 4, 5, 5, 5, 5]
+    assert missing_pairs(paths, asked.ranks) == []
+
+
+def test_links_may_lead_one_way() -> None:
+    network = request("oneway:3", None, "allreduce").network
+    assert transit_paths(network, (0, 1, 2)) == {(0, 1): (0, 1), (1, 2): (1, 2), (2, 0): (2, 0)}

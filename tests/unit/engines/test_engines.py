@@ -1,0 +1,215 @@
+"""Each engine on programs by hand: results, bits, deadlocks, deadlines."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+from functools import partial
+from random import Random
+
+import numpy as np
+import pytest
+
+from blinkccl.collectives.ops import DTYPES, OPS, element_type, operation
+from blinkccl.collectives.oracle import make_inputs, oracle, wrong_elements
+from blinkccl.collectives.spec import Collective
+from blinkccl.engines import reference, threads
+from blinkccl.engines.buffers import allocate
+from blinkccl.engines.registry import ENGINES
+from blinkccl.errors import DeadlineError, ScheduleError
+from blinkccl.schedule.chunking import bind
+from blinkccl.schedule.law import violations
+from blinkccl.schedule.lower import lower
+from blinkccl.schedule.program import Program
+from blinkccl.testing.execution import difference
+from blinkccl.testing.faults import FAULTS
+from blinkccl.testing.forests import random_forest
+
+ALL = [pytest.param(row.run, id=name) for name, row in ENGINES.items()]
+
+
+def program_for(name: str, n: int = 4, seed: int = 1, slots: int = 2) -> Program:
+    ends = {"root": {"root": 0}, "sendrecv": {"src": 0, "dst": n - 1}}
+    parameters = (
+        ends["sendrecv"]
+        if name == "sendrecv"
+        else ends["root"]
+        if name in ("broadcast", "reduce", "gather", "scatter")
+        else {}
+    )
+    made = random_forest(Random(seed), Collective(name, n, **parameters), one_shot=False)
+    program = lower(made, slots)
+    assert violations(program, made.topology) == []
+    return program
+
+
+@pytest.mark.parametrize("run", ALL)
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_type_and_operation(run: reference.Run, dtype: str, op: str) -> None:
+    program = program_for("allreduce")
+    for count in (1, 53, 400):
+        assert difference(run, program, count=count, dtype=dtype, op=op) is None
+
+
+def test_engines_give_the_same_bits_on_data_that_rounds() -> None:
+    rng = np.random.default_rng(0)
+    for name in ("allreduce", "reduce_scatter", "reduce"):
+        for seed in range(4):
+            program = program_for(name, 5, seed)
+            for dtype in ("float16", "float32", "float64"):
+                inputs = [
+                    rng.standard_normal(300 * b).astype(dtype)
+                    if (b := program.collective.input_blocks(r))
+                    else None
+                    for r in range(5)
+                ]
+                outputs = [
+                    row.run(program, inputs, count=300, dtype=dtype, op="avg", chunk_bytes=64, in_place=place)
+                    for row in ENGINES.values()
+                    for place in (False, True)
+                ]
+                assert all(wrong_elements(other, outputs[0]) == 0 for other in outputs[1:])
+
+
+@pytest.mark.parametrize("run", ALL)
+def test_overflow_and_nan_are_results(run: reference.Run) -> None:
+    program = program_for("allreduce")
+    inputs = [np.array([60000, np.nan, np.inf, -np.inf, 1] * 9, dtype=np.float16) for _ in range(4)]
+    inputs[0] = -inputs[0] + 0
+    outputs = run(program, inputs, count=45, dtype="float16", op="sum")
+    first = outputs[0]
+    assert first is not None
+    assert np.isnan(first[1])
+    assert np.isnan(first[2])
+
+
+@pytest.mark.parametrize("run", ALL)
+def test_inputs_stay_as_they_are(run: reference.Run) -> None:
+    program = program_for("allreduce")
+    inputs = make_inputs(program.collective, 100, "int32")
+    before = [x.copy() for x in inputs if x is not None]
+    run(program, inputs, count=100, dtype="int32", in_place=True)
+    assert all(np.array_equal(x, y) for x, y in zip(inputs, before, strict=True))
+
+
+def deadlocked() -> Program:
+    program = program_for("allreduce")
+    damaged = FAULTS["deadlock"].plant(program, Random(0))
+    assert damaged is not None
+    return damaged
+
+
+@pytest.mark.parametrize("order", ["program", "reverse", 3])
+def test_reference_finds_a_deadlock_at_once(order: str | int) -> None:
+    program = deadlocked()
+    began = time.monotonic()
+    with pytest.raises(
+        DeadlineError, match=r"deadlock: rank \d waits for chunk \d+ of channel \d from rank \d"
+    ):
+        reference.run(
+            program,
+            make_inputs(program.collective, 4000, "int32"),
+            count=4000,
+            dtype="int32",
+            chunk_bytes=64,
+            order=order,
+        )
+    assert time.monotonic() - began < 2
+
+
+def test_threads_name_who_waits_at_the_deadline() -> None:
+    program = deadlocked()
+    before = threading.active_count()
+    with pytest.raises(
+        DeadlineError,
+        match=r"rank \d waited past the deadline for .*chunk \d+ of channel \d (from|to) "
+        r"rank \d",
+    ):
+        threads.run(
+            program,
+            make_inputs(program.collective, 4000, "int32"),
+            count=4000,
+            dtype="int32",
+            chunk_bytes=64,
+            deadline_s=0.2,
+        )
+    assert threading.active_count() == before
+
+
+def test_lost_chunks_are_noticed_by_the_reference() -> None:
+    program = program_for("broadcast")
+    last = next(i for i, role in enumerate(program.roles) if role.receives and not role.sends)
+    roles = tuple(role for i, role in enumerate(program.roles) if i != last)
+    with pytest.raises(ScheduleError, match=r"lost chunk: .* were never received"):
+        reference.run(
+            replace(program, roles=roles),
+            make_inputs(program.collective, 20, "int32"),
+            count=20,
+            dtype="int32",
+        )
+
+
+@pytest.mark.parametrize("run", ALL)
+def test_programs_that_cannot_be_bound(run: reference.Run) -> None:
+    program = program_for("broadcast")
+    inputs = make_inputs(program.collective, 20, "int32")
+    first = program.roles[0]
+    for change, message in (
+        ({"contributes": True}, "contributes block None, which its rank does not have"),
+        ({"receives": ()}, "neither contributes nor receives"),
+    ):
+        wrong = replace(program, roles=(replace(first, **change), *program.roles[1:]))
+        with pytest.raises(ScheduleError, match=message):
+            run(wrong, inputs, count=20, dtype="int32")
+
+
+def test_an_error_in_one_rank_stops_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = program_for("allreduce")
+    buffers = allocate(program.collective, 4000, element_type("int32"), in_place=False)
+    real = threads.Execution._fire
+    calls = []
+
+    def failing(self: threads.Execution, step: threads._Step, *rest: object) -> None:
+        calls.append(step.role.rank)
+        if len(calls) == 20:
+            raise ZeroDivisionError("planted")
+        real(self, step, *rest)
+
+    monkeypatch.setattr(threads.Execution, "_fire", failing)
+    began = time.monotonic()
+    with (
+        threads.Execution(
+            bind(program, 4000, 4, 64), buffers, element_type("int32"), operation("sum")
+        ) as execution,
+        pytest.raises(ZeroDivisionError, match="planted"),
+    ):
+        execution.go(deadline_s=30)
+    assert time.monotonic() - began < 5
+
+
+def test_an_execution_can_run_many_times() -> None:
+    program = program_for("allreduce", slots=1)
+    row = element_type("float32")
+    buffers = allocate(program.collective, 1000, row, in_place=False)
+    with threads.Execution(bind(program, 1000, 4, 128), buffers, row, operation("sum")) as execution:
+        for seed in range(5):
+            inputs = make_inputs(program.collective, 1000, "float32", seed)
+            for mine, new in zip(buffers.inputs, inputs, strict=True):
+                assert mine is not None
+                mine[:] = new
+            execution.go()
+            assert wrong_elements(buffers.outputs, oracle(program.collective, inputs)) == 0
+
+
+@pytest.mark.parametrize("order", ["program", "reverse", *range(6)])
+def test_any_order_of_executors_gives_the_same(order: str | int) -> None:
+    for name in ("allreduce", "allgather", "alltoall", "reduce_scatter"):
+        program = program_for(name, 5, seed=2, slots=1)
+        assert difference(partial(reference.run, order=order), program, count=333, op="max") is None
+
+
+def test_more_slots_than_messages_cost_no_memory() -> None:
+    program = program_for("allreduce", slots=2**30)
+    assert difference(threads.run, program, count=100) is None

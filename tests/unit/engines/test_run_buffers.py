@@ -1,0 +1,80 @@
+"""Memory of the ranks: separate or shared as nccl.h says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from blinkccl.collectives.ops import element_type
+from blinkccl.collectives.spec import COLLECTIVES, Collective
+from blinkccl.engines.buffers import allocate, filled
+from blinkccl.engines.registry import ENGINES, engine
+from blinkccl.errors import ScheduleError, UnsupportedError
+
+INT32 = element_type("int32")
+
+
+def collective(name: str, n: int = 3) -> Collective:
+    values = {"root": 1, "src": 0, "dst": 2}
+    return Collective(name, n, **{key: values[key] for key in COLLECTIVES[name].parameters})
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_sizes_out_of_place(name: str) -> None:
+    coll = collective(name)
+    buffers = allocate(coll, 5, INT32, in_place=False)
+    for rank in range(3):
+        source, target = buffers.inputs[rank], buffers.outputs[rank]
+        assert (0 if source is None else source.size) == 5 * coll.input_blocks(rank)
+        assert (0 if target is None else target.size) == 5 * coll.output_blocks(rank)
+        if source is not None and target is not None:
+            assert not np.shares_memory(source, target)
+
+
+@pytest.mark.parametrize(
+    ("name", "rank", "first"),
+    [
+        ("allreduce", 2, 0),
+        ("broadcast", 1, 0),
+        ("reduce", 1, 0),
+        ("allgather", 2, 10),
+        ("gather", 1, 5),
+        ("reduce_scatter", 2, 10),
+        ("scatter", 1, 5),
+    ],
+)
+def test_in_place_blocks_are_the_same_memory(name: str, rank: int, first: int) -> None:
+    buffers = allocate(collective(name), 5, INT32, in_place=True)
+    source, target = buffers.inputs[rank], buffers.outputs[rank]
+    assert source is not None
+    assert target is not None
+    larger, smaller = (source, target) if source.size > target.size else (target, source)
+    smaller[:] = 7
+    assert larger[first : first + 5].tolist() == [7] * 5
+    assert int(np.count_nonzero(larger)) == 5
+
+
+def test_alltoall_is_out_of_place_only() -> None:
+    with pytest.raises(UnsupportedError, match="alltoall runs out of place only"):
+        allocate(collective("alltoall"), 5, INT32, in_place=True)
+
+
+def test_inputs_are_copied_and_checked() -> None:
+    mine = [np.arange(4, dtype=np.int32) for _ in range(3)]
+    buffers, row = filled(collective("allreduce"), mine, 4, "int32", in_place=True)
+    assert row is INT32
+    source = buffers.inputs[0]
+    assert source is not None
+    source[:] = 0
+    assert mine[0].tolist() == [0, 1, 2, 3]
+    with pytest.raises(ScheduleError, match="inputs are int32, but the call says float32"):
+        filled(collective("allreduce"), mine, 4, "float32", in_place=False)
+    with pytest.raises(ScheduleError, match="rank 0's input has 4 elements, expected 1 block"):
+        filled(collective("allreduce"), mine, 5, "int32", in_place=False)
+
+
+def test_engines_are_found_by_name() -> None:
+    assert set(ENGINES) >= {"reference", "threads"}
+    assert callable(engine("threads").run)
+    with pytest.raises(UnsupportedError, match="'gpu' is not one of reference, threads"):
+        engine("gpu")

@@ -1,0 +1,241 @@
+"""Forest → Program: roles, offsets, order, and what cannot be written down."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from random import Random
+
+import pytest
+from small_forests import (
+    chain_allreduce,
+    clique,
+    forest,
+    one_shot_allreduce,
+    ring_allreduce,
+    two_slices_broadcast,
+)
+
+from blinkccl.collectives.spec import Collective
+from blinkccl.errors import ScheduleError
+from blinkccl.forest.model import Share, Tree
+from blinkccl.schedule.law import violations
+from blinkccl.schedule.lower import lower
+from blinkccl.schedule.program import Role
+from blinkccl.testing.forests import random_forest
+
+
+def brief(role: Role) -> tuple[int, str, int, str]:
+    does = "".join(
+        letter
+        for letter, on in (
+            ("i", role.contributes),
+            ("r", role.receives),
+            ("c", role.completes),
+            ("k", role.keeps),
+            ("s", role.sends),
+        )
+        if on
+    )
+    return role.rank, role.stage, role.offset, does
+
+
+def test_chain_allreduce_by_eye() -> None:
+    program = lower(chain_allreduce())
+    assert [brief(role) for role in program.roles] == [
+        (0, "broadcast", 4, "rk"),
+        (1, "broadcast", 3, "rks"),
+        (2, "root", 2, "ircks"),
+        (1, "reduce", 1, "irs"),
+        (0, "reduce", 0, "is"),
+    ]
+    assert [(q.src, q.dst, q.path) for q in program.queues] == [
+        (2, 1, (2, 1)),
+        (1, 0, (1, 0)),
+        (0, 1, (0, 1)),
+        (1, 2, (1, 2)),
+    ]
+    assert [(s.block, s.start, s.stop) for s in program.slices] == [(None, 0, 1)]
+
+
+def test_one_shot_reads_before_it_writes_in_place() -> None:
+    program = lower(one_shot_allreduce())
+    assert len(program.slices) == len(program.channels) == 1
+    assert program.channels[0].shares == (0, 1, 2)
+    for rank, body in program.body.items():
+        writes = [role.offset for role in body if role.keeps]
+        assert writes == [1]
+        assert all(role.offset == 0 for role in body if role.contributes and not role.keeps)
+        assert sum(role.keeps for role in body) == 1
+        assert rank in program.body
+
+
+def test_unequal_one_shot_trees_are_aligned_at_their_roots() -> None:
+    shares = [
+        Share(Fraction(1), 0, None, 0, Tree(0, ((2, 1), (1, 0))), None),
+        Share(Fraction(1), 0, None, 1, Tree(1, ((0, 1), (2, 1))), None),
+        Share(Fraction(1), 0, None, 2, Tree(2, ((0, 2), (1, 2))), None),
+    ]
+    made = forest(Collective("allreduce", 3), clique(3), shares)
+    program = lower(made)
+    assert {role.offset for role in program.roles if role.keeps} == {2}
+    assert violations(program, made.topology) == []
+
+
+def test_slices_lie_in_ascending_order_of_their_names() -> None:
+    program = lower(two_slices_broadcast())
+    assert [(s.start, s.stop) for s in program.slices] == [(0, Fraction(2, 3)), (Fraction(2, 3), 1)]
+    swapped = two_slices_broadcast()
+    swapped = replace(swapped, shares=(replace(swapped.shares[0], slice=9), swapped.shares[1]))
+    program = lower(swapped)
+    assert [(s.start, s.stop) for s in program.slices] == [(0, Fraction(1, 3)), (Fraction(1, 3), 1)]
+    assert {role.share: role.slice for role in program.roles} == {0: 1, 1: 0}
+
+
+@pytest.mark.parametrize(
+    ("channels", "wanted"),
+    [
+        (None, [(0,), (1,), (2,), (3,)]),
+        (1, [(0, 1, 2, 3)]),
+        (3, [(0, 3), (1,), (2,)]),
+        (9, [(0,), (1,), (2,), (3,)]),
+    ],
+)
+def test_slices_are_dealt_to_channels_in_turn(channels: int | None, wanted: list[tuple[int, ...]]) -> None:
+    program = lower(ring_allreduce(4), channels=channels)
+    assert [channel.shares for channel in program.channels] == wanted
+
+
+def test_a_block_that_stays_is_one_copying_role() -> None:
+    shares = [
+        Share(Fraction(1, 2), 0, (s, d), s, None, Tree(s, ((s, d),)) if s != d else None)
+        for s in (0, 1)
+        for d in (0, 1)
+    ]
+    program = lower(forest(Collective("alltoall", 2), clique(2), shares))
+    stays = [role for role in program.roles if not role.sends and not role.receives]
+    assert [(role.rank, brief(role)[3]) for role in stays] == [(0, "ick"), (1, "ick")]
+
+
+def test_relays_neither_contribute_nor_keep() -> None:
+    share = Share(Fraction(1), 0, None, 0, None, Tree(0, ((0, 1), (1, 2))))
+    program = lower(forest(Collective("sendrecv", 3, src=0, dst=2), clique(3), [share]))
+    assert [brief(role) for role in program.roles] == [
+        (2, "broadcast", 2, "rk"),
+        (1, "broadcast", 1, "rs"),
+        (0, "root", 0, "ics"),
+    ]
+
+
+def test_a_source_below_a_relay_root_keeps_its_own_block() -> None:
+    shares = [
+        Share(
+            Fraction(1, 3),
+            0,
+            j,
+            1,
+            Tree(1, ((j, 1),)) if j != 1 else None,
+            Tree(1, tuple((1, v) for v in (0, 2) if v != j)),
+        )
+        for j in range(3)
+    ]
+    made = forest(Collective("allgather", 3), clique(3), shares)
+    program = lower(made)
+    assert violations(program, made.topology) == []
+    assert [(r.rank, brief(r)[3]) for r in program.roles if r.stage == "reduce"] == [(0, "iks"), (2, "iks")]
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3])
+@pytest.mark.parametrize("channels", [None, 1, 2])
+def test_every_right_forest_becomes_a_lawful_program(slots: int, channels: int | None) -> None:
+    for seed in range(60):
+        made = random_forest(Random(seed))
+        assert violations(lower(made, slots, channels), made.topology) == []
+
+
+def test_positions_and_ids_are_told_apart() -> None:
+    topology = clique(6)
+    shares = [Share(Fraction(1, 2), 0, v, v, None, Tree(v, ((v, w),))) for v, w in ((5, 2), (2, 5))]
+    made = forest(Collective("allgather", 2), topology, shares, ranks=(5, 2))
+    program = lower(made)
+    assert [s.block for s in program.slices] == [0, 1]
+    assert [(q.src, q.dst, q.path) for q in program.queues] == [(0, 1, (5, 2)), (1, 0, (2, 5))]
+    assert violations(program, topology) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"block": 2}, "carries block 2 .positions., which allreduce on 3 ranks does not have"),
+        ({"block": 77}, "vertex 77 is no rank"),
+        ({"block": (0, 77)}, "vertex 77 is no rank"),
+        ({"root": 77}, "visits vertex 77"),
+        ({"reduce": Tree(2, ((0, 9), (9, 2)))}, "its reduce visits vertex 9, which is no rank"),
+        ({"reduce": Tree(2, ((0,),))}, "joins nothing"),
+        ({"broadcast": Tree(2, ((1, 1),))}, "joins nothing"),
+        ({"broadcast": Tree(2, ((),))}, "joins nothing"),
+    ],
+)
+def test_what_is_no_program_is_an_error(change: dict[str, object], message: str) -> None:
+    made = chain_allreduce()
+    with pytest.raises(ScheduleError, match=message):
+        lower(replace(made, shares=(replace(made.shares[0], **change),)))
+
+
+def test_shares_of_one_slice_have_one_weight() -> None:
+    made = one_shot_allreduce()
+    with pytest.raises(ScheduleError, match=r"same slice 0 of block None, but with weights 1/2, 1, 1"):
+        lower(replace(made, shares=(replace(made.shares[0], weight=Fraction(1, 2)), *made.shares[1:])))
+
+
+@pytest.mark.parametrize(("slots", "channels"), [(0, None), (1, 0), (-1, 2)])
+def test_numbers_out_of_range(slots: int, channels: int | None) -> None:
+    with pytest.raises(ScheduleError, match="at least 1"):
+        lower(chain_allreduce(), slots, channels)
+
+
+def broken_trees() -> list[tuple[str, Tree, str]]:
+    return [
+        ("cycle", Tree(2, ((0, 1), (1, 0), (1, 2))), "deadlock"),
+        ("apart", Tree(2, ((0, 1),)), "without the contribution"),
+        ("two parents", Tree(2, ((0, 1), (0, 2), (1, 2))), "double contribution"),
+        ("missing rank", Tree(2, ((1, 2),)), "without the contribution of rank 0"),
+        ("doubled edge", Tree(2, ((0, 1), (0, 1), (1, 2))), "double contribution"),
+        ("away from the root", Tree(2, ((2, 1), (1, 0))), "lost|without the contribution"),
+        ("other root", Tree(0, ((2, 1), (1, 0))), "lost|without the contribution"),
+        ("empty", Tree(2, ()), "without the contributions of ranks 0, 1"),
+    ]
+
+
+@pytest.mark.parametrize(("tree", "cause"), [pytest.param(t, c, id=n) for n, t, c in broken_trees()])
+def test_broken_up_trees_lower_and_break_the_law(tree: Tree, cause: str) -> None:
+    made = chain_allreduce()
+    program = lower(replace(made, shares=(replace(made.shares[0], reduce=tree),)))
+    found = violations(program, made.topology)
+    assert any(word in text for text in found for word in cause.split("|")), found
+
+
+def test_broken_forests_never_crash() -> None:
+    for seed in range(300):
+        random = Random(seed)
+        made = random_forest(random)
+        index = random.randrange(len(made.shares))
+        share = made.shares[index]
+        tree = share.broadcast or share.reduce or Tree(share.root, ())
+        edges = list(tree.edges)
+        for _ in range(random.randint(1, 3)):
+            a, b = random.choice(made.ranks), random.choice(made.ranks)
+            edges.insert(random.randint(0, len(edges)), (a, b))
+        random.shuffle(edges)
+        bent = replace(
+            share,
+            broadcast=Tree(share.root, tuple(edges)),
+            weight=share.weight * random.choice([1, 1, 2, -1]),
+            root=random.choice([share.root, random.choice(made.ranks)]),
+        )
+        shares = (*made.shares[:index], bent, *made.shares[index + 1 :])
+        try:
+            program = lower(replace(made, shares=shares), random.choice([1, 2]))
+        except ScheduleError:
+            continue
+        assert isinstance(violations(program, made.topology), list)

@@ -1,0 +1,112 @@
+"""The catalog says what the vendors' documents say, and what the papers counted on it."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import networkx as nx
+import pytest
+
+from blinkccl.errors import TopologyError
+from blinkccl.topology.catalog import CATALOG, CUBE_MESH, machine
+from blinkccl.topology.model import Topology
+from blinkccl.topology.select import network_for
+
+
+def lanes(topology: Topology, kind: str = "nvlink") -> dict[tuple[int, int], float]:
+    return {(x.src, x.dst): x.gbps for x in topology.links if x.kind == kind}
+
+
+@pytest.mark.parametrize("name", CATALOG)
+def test_every_machine_is_symmetric_connected_and_of_the_catalog(name: str) -> None:
+    topology = machine(name)
+    assert topology.ranks == tuple(range(len(topology.ranks)))
+    assert {x.provenance for x in topology.links} == {"catalog"}
+    for x in topology.links:
+        assert topology.link[x.dst, x.src].capacity == x.capacity
+        assert x.gbps == pytest.approx(x.capacity * topology.unit_gbps)
+    assert len(network_for(topology, topology.ranks, "all").links) > 0
+    assert machine(name) is topology, "built once"
+
+
+def test_dgx_1v_has_the_published_lanes() -> None:
+    rates = lanes(machine("dgx-1v"))
+    assert rates == {pair: 25.0 * w for a, b, w in CUBE_MESH for pair in ((a, b), (b, a))}
+    for gpu in range(8):
+        assert sum(rate for (src, _), rate in rates.items() if src == gpu) == 6 * 25
+
+
+def test_dgx_1p_has_four_lanes_per_gpu_on_the_same_pairs() -> None:
+    rates = lanes(machine("dgx-1p"))
+    assert set(rates) == set(lanes(machine("dgx-1v")))
+    assert set(rates.values()) == {20.0}
+    for gpu in range(8):
+        assert sum(1 for src, _ in rates if src == gpu) == 4
+
+
+@pytest.mark.parametrize(("name", "gpus", "gbps", "nic"), [
+    ("dgx-2", 16, 150.0, None), ("dgx-a100", 8, 300.0, 25.0), ("hgx-h100", 8, 450.0, 50.0),
+    ("hgx-h200", 8, 450.0, 50.0)])
+def test_nvswitch_servers_have_one_switch_and_a_nic_per_gpu(name: str, gpus: int, gbps: float,
+                                                           nic: float | None) -> None:
+    topology = machine(name)
+    rates = lanes(topology)
+    assert len(topology.ranks) == gpus
+    assert set(rates.values()) == {gbps}
+    assert len(rates) == 2 * gpus
+    assert set(lanes(topology, "net").values()) == ({nic} if nic else set())
+    assert sum(v.kind == "nic" for v in topology.vertices) == (gpus if nic else 0)
+
+
+def test_mist_runs_over_nvlink_into_the_processors_and_their_bus() -> None:
+    topology = machine("mist")
+    assert lanes(topology)[0, 1] == 75.0
+    network = network_for(topology, topology.ranks)
+    assert {x.kind for x in network.links} == {"nvlink", "smp"}
+    assert sum(v.kind == "host" for v in network.vertices) == 2
+
+
+def test_cedar_joins_every_pair_by_two_lanes() -> None:
+    rates = lanes(machine("cedar"))
+    assert rates == {(a, b): 50.0 for a in range(4) for b in range(4) if a != b}
+
+
+def test_every_gcd_of_an_mi250_box_has_seven_links() -> None:
+    rates = lanes(machine("mi250"), "xgmi")
+    for gcd in range(16):
+        assert sum(rate for (src, _), rate in rates.items() if src == gcd) == 7 * 50
+    assert rates[0, 1] == 200.0
+
+
+def test_pcie_runs_through_switches_hosts_and_the_bus() -> None:
+    topology = machine("pcie-8gpu")
+    kinds = {x.kind for x in topology.links}
+    assert kinds == {"pcie", "smp"}
+    assert not any(x.src in topology.ranks and x.dst in topology.ranks for x in topology.links)
+
+
+def test_an_unknown_machine_lists_those_there_are() -> None:
+    with pytest.raises(TopologyError, match=r"no machine 'dgx-9'.*dgx-1v"):
+        machine("dgx-9")
+
+
+@pytest.mark.parametrize(("name", "connected", "with_disconnected"), [("dgx-1v", 46, 53), ("dgx-1p", 14, 17)])
+def test_the_papers_count_of_allocations(name: str, connected: int, with_disconnected: int) -> None:
+    """46 and 14 connected allocations of 3 to 8 GPUs up to isomorphism (53 and 17 with the others)."""
+    whole = nx.Graph()
+    for (a, b), gbps in lanes(machine(name)).items():
+        whole.add_edge(a, b, gbps=gbps)
+    kept: list[nx.Graph] = []
+    for size in range(3, 9):
+        for gpus in combinations(range(8), size):
+            part = whole.subgraph(gpus)
+            if not any(_same(part, other) for other in kept if len(other) == size):
+                kept.append(part)
+    assert len(kept) == with_disconnected
+    assert sum(nx.is_connected(part) for part in kept) == connected
+
+
+def _same(a: nx.Graph, b: nx.Graph) -> bool:
+    if sorted(d for _, d in a.degree(weight="gbps")) != sorted(d for _, d in b.degree(weight="gbps")):
+        return False
+    return bool(nx.is_isomorphic(a, b, edge_match=lambda x, y: x["gbps"] == y["gbps"]))

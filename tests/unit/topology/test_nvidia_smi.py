@@ -1,0 +1,170 @@
+"""nvidia-smi topo -m of every vintage, ours and (where it is there) the shared folder's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from blinkccl.errors import TopologyError
+from blinkccl.topology import nvidia_smi
+from blinkccl.topology.catalog import CUBE_MESH, machine
+from blinkccl.topology.model import Topology
+from blinkccl.topology.read import read_topology
+from blinkccl.topology.select import network_for
+
+OURS = Path(nvidia_smi.__file__).parent / "fixtures"
+SHARED = Path(__file__).parents[3] / "../shared" / "topologies"
+
+
+def ours(name: str) -> str:
+    return (OURS / name).read_text()
+
+
+def shared(name: str) -> Topology:
+    if not SHARED.is_dir():
+        pytest.skip("the shared folder is not beside this checkout")
+    return read_topology(SHARED / name)
+
+
+def nvlinks(topology: Topology) -> dict[tuple[int, int], float]:
+    return {(x.src, x.dst): x.gbps for x in topology.links if x.kind == "nvlink"}
+
+
+def small(*rows: str, header: str = "\tGPU0\tGPU1\tCPU Affinity") -> str:
+    return "\n".join([header, *rows]) + "\n"
+
+
+def test_the_newest_vintage_is_the_catalogs_dgx_1v() -> None:
+    topology = nvidia_smi.parse(ours("dgx-1v.nvidia-smi.txt"))
+    assert nvlinks(topology) == nvlinks(machine("dgx-1v"))
+    assert sorted(x.gbps for x in topology.links) == sorted(x.gbps for x in machine("dgx-1v").links)
+    assert {x.provenance for x in topology.links} == {"nvidia-smi"}
+    assert any("NIC0, NIC1, NIC2, NIC3" in note for note in topology.notes)
+
+
+def test_the_oldest_vintage_is_the_catalogs_dgx_1p() -> None:
+    """SOC, a header run together, and one affinity for all, which must not undo what SOC says."""
+    topology = nvidia_smi.parse(ours("dgx-1p-old-driver.nvidia-smi.txt"))
+    assert nvlinks(topology) == nvlinks(machine("dgx-1p"))
+    assert sum(v.kind == "host" for v in topology.vertices) == 2
+    read, known = ([x.kind for x in t.links].count("pcie") for t in (topology, machine("dgx-1p")))
+    assert read == known
+
+
+def test_all_pairs_alike_beyond_eighteen_lanes_are_an_nvswitch() -> None:
+    topology = nvidia_smi.parse(ours("dgx-2.nvidia-smi.txt"))
+    switch = next(v.id for v in topology.vertices if v.label == "NVSwitch")
+    assert nvlinks(topology) == {pair: 150.0 for g in range(16) for pair in ((g, switch), (switch, g))}
+
+
+def test_few_lanes_are_direct_and_a_terminals_decoration_is_passed_over() -> None:
+    topology = nvidia_smi.parse(ours("hgx-a100-4gpu-terminal.nvidia-smi.txt"))
+    assert nvlinks(topology) == {(a, b): 100.0 for a in range(4) for b in range(4) if a != b}
+
+
+def test_pcie_cells_become_switches_and_hosts() -> None:
+    topology = nvidia_smi.parse(ours("pcie-8gpu.nvidia-smi.txt"))
+    assert [v.kind for v in topology.vertices if topology.is_transit(v.id)] == [
+        "host", "switch", "switch", "host", "switch", "switch"]
+    assert {x.kind for x in topology.links} == {"pcie", "smp"}
+
+
+def test_bridges_in_a_row_become_two_levels() -> None:
+    names = [f"GPU{i}" for i in range(4)]
+    cells = [["X" if i == j else "PIX" if i // 2 == j // 2 else "PXB" for j in range(4)] for i in range(4)]
+    rows = ["\t".join([names[i], *cells[i]]) for i in range(4)]
+    topology = nvidia_smi.parse(small(*rows, header="\t" + "\t".join(names)))
+    assert sum(v.kind == "switch" for v in topology.vertices) == 3
+    assert sum(v.kind == "host" for v in topology.vertices) == 1
+
+
+def test_dgx_2_truncated_says_how_many_rows_are_missing() -> None:
+    with pytest.raises(TopologyError, match=r"line 6: .*11 of 16 GPU rows are missing \(GPU 5-15\)"):
+        nvidia_smi.parse(ours("dgx-2-truncated.nvidia-smi.txt"))
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    (small("GPU0\tX\tNV1\t0", "GPU1\tNV2\tX\t0"), "line 3: GPU1 × GPU0 is NV2, but NV1 .* line 2; .* "
+                                                  "symmetric"),
+    (small("GPU0\tX\tNV1", "GPU1\tNV1\tPIX"), "line 3: cell GPU1 × GPU1 is 'PIX', expected X"),
+    (small("GPU0\tX\tX", "GPU1\tX\tX"), "line 2: cell GPU0 × GPU1 is 'X', expected PIX"),
+    (small("GPU0\tX\tNV0", "GPU1\tNV0\tX"), "line 2: .*'NV0'"),
+    (small("GPU0\tX\tNV999", "GPU1\tNV999\tX"), "line 2: .*'NV999'"),
+    (small("GPU0\tX\tnan", "GPU1\tnan\tX"), "line 2: .*'nan'"),
+    (small("GPU0\tX\t-1", "GPU1\t-1\tX"), "line 2: .*'-1'"),
+    (small("GPU0\tX"), "line 2: row GPU0 has 1 cells, expected 2"),
+    (small("GPU0\tX\tPHB"), r"line 2: .*1 of 2 GPU rows are missing \(GPU 1\)"),
+    (small(), "line 1: .*2 of 2 GPU rows"),
+    (small("GPU0\tX\tPHB", "GPU0\tX\tPHB"), "line 3: row GPU0 stands twice, first in line 2"),
+    (small("GPU0\tX\tPHB", "GPU7\tPHB\tX"), "line 3: row 'GPU7' is none of the columns"),
+    (small("GPU0\tX\tPHB", "GPU1\tPHB\tX", header="\tGPU0\tGPU1\tGPU1"), "line 1: column GPU1 stands twice"),
+    (small(header="\tGPU0\tGPU1\tGPU3"), "line 1: expected the columns GPU0 … GPU3"),
+    (small(header="\tGPU0\tGPU1\tmlx5_0\tGPU2"), "line 1: expected the columns GPU0 … GPU2 in this order "
+                                                 "before"),
+    (small("GPU0\tX\tPIX\tPIX", "GPU1\tPIX\tX\tPIX", header="\tGPU0\tGPU1\tNIC0"), "1 of 1 NIC rows are "
+                                                                                   "missing"),
+    (small("GPU0\tX\tPIX\tNV1", "GPU1\tPIX\tX\tPIX", "NIC0\tNV1\tPIX\tX", header="\tGPU0\tGPU1\tNIC0"),
+     "line 2: cell GPU0 × NIC0 is 'NV1'"),
+    (small("GPU0\tX\tSYS\tPIX", "GPU1\tSYS\tX\tPIX", "NIC0\tPIX\tPIX\tX", header="\tGPU0\tGPU1\tNIC0"),
+     "line 2: GPU0 × GPU1 is SYS, but other cells put both within PIX"),
+    ("nothing here", "no header line"),
+])
+def test_bad_matrices(text: str, message: str) -> None:
+    with pytest.raises(TopologyError, match=message):
+        nvidia_smi.parse(text, "bad.txt")
+
+
+def test_more_lanes_than_a_gpu_has() -> None:
+    rows = ["GPU0\tX\tNV12\tNV11", "GPU1\tNV12\tX\tNV12", "GPU2\tNV11\tNV12\tX"]
+    with pytest.raises(TopologyError, match="line 3: GPU1 shows 24 NVLinks; a GPU has at most 18"):
+        nvidia_smi.parse(small(*rows, header="\tGPU0\tGPU1\tGPU2"))
+
+
+def test_too_many_devices() -> None:
+    with pytest.raises(TopologyError, match="at most 512"):
+        nvidia_smi.parse("\t" + "\t".join(f"GPU{i}" for i in range(600)))
+
+
+def test_affinity_joins_what_nvlink_hides() -> None:
+    """All pairs by NVLink and no NICs: only the affinity tells the sockets apart."""
+    cells = [["X" if i == j else "NV4" for j in range(4)] for i in range(4)]
+    rows = ["\t".join([f"GPU{i}", *cells[i], "0-15" if i < 2 else "16-31"]) for i in range(4)]
+    topology = nvidia_smi.parse(small(*rows, header="\tGPU0\tGPU1\tGPU2\tGPU3\tCPU Affinity"))
+    assert sum(v.kind == "host" for v in topology.vertices) == 2
+    assert {x.kind for x in network_for(topology, (0, 2), "pcie").links} == {"pcie", "smp"}
+
+
+def test_one_gpu_alone() -> None:
+    topology = nvidia_smi.parse("\tGPU0\tCPU Affinity\tNUMA Affinity\nGPU0\t X \t0-7\tN/A\n")
+    assert topology.ranks == (0,)
+
+
+@pytest.mark.parametrize(("name", "catalog"), [("dgx1-v100", "dgx-1v"), ("dgx1-p100", "dgx-1p"),
+                                               ("8xv100-vm", "dgx-1v")])
+def test_shared_dgx_1_files_are_the_catalogs(name: str, catalog: str) -> None:
+    topology = shared(f"{name}.nvidia-smi.txt")
+    assert nvlinks(topology) == nvlinks(machine(catalog))
+    network = network_for(topology, (1, 4, 5, 6))
+    lane = 25.0 if catalog == "dgx-1v" else 20.0
+    assert network.unit_gbps == lane
+    assert len(network.links) == 8
+    assert all((a, b) in {(x, y) for x, y, _ in CUBE_MESH} for a, b in network.link if a < b)
+
+
+def test_shared_hgx_a100_is_an_nvswitch_of_twelve_lanes() -> None:
+    topology = shared("hgx-a100.nvidia-smi.txt")
+    assert set(nvlinks(topology).values()) == {300.0}
+    assert len(nvlinks(topology)) == 16
+
+
+def test_shared_4090_box_is_pcie_alone_and_believes_sys_over_affinity() -> None:
+    topology = shared("8x4090-pcie.nvidia-smi.txt")
+    assert not nvlinks(topology)
+    assert sum(v.kind == "host" for v in topology.vertices) == 8
+    assert len(network_for(topology, topology.ranks).links) == 32
+
+
+def test_shared_truncated_dgx_2_is_refused() -> None:
+    with pytest.raises(TopologyError, match="13 of 16 GPU rows are missing"):
+        shared("dgx2-truncated.nvidia-smi.txt")

@@ -1,0 +1,236 @@
+"""The live machine, by an NVML that answers as we say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+
+from blinkccl.errors import TopologyError, UnsupportedError
+from blinkccl.topology import probe as probe_module
+from blinkccl.topology.catalog import CUBE_MESH, machine
+from blinkccl.topology.nvml_errors import NVML_ERRORS, nvml_error
+from blinkccl.topology.probe import probe, this_host
+from blinkccl.topology.select import network_for
+
+
+class FakeError(Exception):
+    def __init__(self, value: int) -> None:
+        super().__init__(value)
+        self.value = value
+
+
+class FakeNvml:
+    """A machine of ``count`` GPUs; handles are their numbers."""
+
+    NVMLError = FakeError
+
+    def __init__(self, count: int, lanes: dict[tuple[int, int], int] | None = None, switch_lanes: int = 0,
+                 capability: tuple[int, int] = (7, 0)) -> None:
+        self.count = count
+        self.switch_lanes = switch_lanes
+        self.capability = capability
+        self.ends: list[list[int]] = [[] for _ in range(count)]
+        for (a, b), number in (lanes or {}).items():
+            self.ends[a] += [b] * number
+            self.ends[b] += [a] * number
+        self.p2p_off: set[tuple[int, int]] = set()
+        self.fails: dict[str, int] = {}
+        self.closed = 0
+        self.answers: dict[str, Callable[..., Any]] = {
+            "nvmlInit": self.init,
+            "nvmlShutdown": self.shutdown,
+            "nvmlDeviceGetCount": self.device_count,
+            "nvmlDeviceGetHandleByIndex": self.handle,
+            "nvmlDeviceGetPciInfo": self.pci_info,
+            "nvmlDeviceGetName": self.device_name,
+            "nvmlDeviceGetCudaComputeCapability": self.compute_capability,
+            "nvmlDeviceGetMaxPcieLinkGeneration": self.pcie_generation,
+            "nvmlDeviceGetMaxPcieLinkWidth": self.pcie_width,
+            "nvmlDeviceGetNvLinkState": self.nvlink_state,
+            "nvmlDeviceGetNvLinkRemoteDeviceType": self.nvlink_remote_type,
+            "nvmlDeviceGetNvLinkRemotePciInfo": self.nvlink_remote_pci,
+            "nvmlDeviceGetP2PStatus": self.p2p_status,
+            "nvmlDeviceGetTopologyCommonAncestor": self.common_ancestor,
+        }
+
+    def __getattr__(self, name: str) -> Any:
+        """NVML's functions, by the names that NVML has for them."""
+        if name not in self.answers:
+            raise AttributeError(name)
+        if name not in self.fails:
+            return self.answers[name]
+
+        def fail(*_: Any) -> None:
+            raise FakeError(self.fails[name])
+        return fail
+
+    def init(self) -> None:
+        pass
+
+    def shutdown(self) -> None:
+        self.closed += 1
+
+    def device_count(self) -> int:
+        return self.count
+
+    def handle(self, i: int) -> int:
+        return i
+
+    def pci_info(self, gpu: int) -> SimpleNamespace:
+        return SimpleNamespace(busId=f"00000000:{gpu + 0xA0:02X}:00.0")
+
+    def device_name(self, gpu: int) -> bytes:
+        return b"Test GPU"
+
+    def compute_capability(self, gpu: int) -> tuple[int, int]:
+        return self.capability
+
+    def pcie_generation(self, gpu: int) -> int:
+        return 4
+
+    def pcie_width(self, gpu: int) -> int:
+        return 16
+
+    def nvlink_state(self, gpu: int, link: int) -> int:
+        if link >= len(self.ends[gpu]) + self.switch_lanes + 1:
+            raise FakeError(2)
+        return int(link < len(self.ends[gpu]) + self.switch_lanes)
+
+    def nvlink_remote_type(self, gpu: int, link: int) -> int:
+        return 0 if link < len(self.ends[gpu]) else 2
+
+    def nvlink_remote_pci(self, gpu: int, link: int) -> SimpleNamespace:
+        remote = self.ends[gpu][link] if link < len(self.ends[gpu]) else 0x30
+        return SimpleNamespace(busId=f"0000:{remote + 0xA0:02x}:00.0".encode())
+
+    def p2p_status(self, a: int, b: int, index: int) -> int:
+        assert index == 2
+        joined = b in self.ends[a] or self.switch_lanes
+        return 0 if joined and (a, b) not in self.p2p_off else 3
+
+    def common_ancestor(self, a: int, b: int) -> int:
+        return 10 if a // 2 == b // 2 else 30 if a // 4 == b // 4 else 50
+
+
+def dgx_1v() -> FakeNvml:
+    return FakeNvml(8, {(a, b): w for a, b, w in CUBE_MESH})
+
+
+def test_a_live_dgx_1v_is_the_catalogs() -> None:
+    nvml = dgx_1v()
+    topology = probe(nvml)
+    assert nvml.closed == 1
+    live, known = (network_for(t, t.ranks) for t in (topology, machine("dgx-1v")))
+    assert {k: (x.capacity, x.gbps) for k, x in live.link.items()} == {
+        k: (x.capacity, x.gbps) for k, x in known.link.items()}
+    assert {x.provenance for x in topology.links} == {"nvml"}
+    assert {x.gbps for x in topology.links if x.kind == "pcie"} == {24.0}
+    assert sum(v.kind == "host" for v in topology.vertices) == 2
+    assert sum(v.kind == "switch" for v in topology.vertices) == 4
+
+
+def test_p2p_status_decides_not_the_state_of_a_link() -> None:
+    nvml = dgx_1v()
+    nvml.p2p_off = {(0, 3), (3, 0), (1, 2)}
+    topology = probe(nvml)
+    nvlinks = {pair for pair, x in topology.link.items() if x.kind == "nvlink"}
+    assert not {(0, 3), (3, 0), (1, 2), (2, 1)} & nvlinks
+    assert "GPU0 and GPU3 share 2 NVLinks, but P2P over them is off: left out" in topology.notes
+
+
+def test_links_to_switches_become_one_switch() -> None:
+    topology = probe(FakeNvml(8, switch_lanes=18, capability=(9, 0)))
+    network = network_for(topology, topology.ranks)
+    assert len(network.links) == 16
+    assert {x.gbps for x in network.links} == {450.0}
+
+
+def test_hidden_nvlinks_count_as_one_lane() -> None:
+    nvml = FakeNvml(4, switch_lanes=2)
+    nvml.fails["nvmlDeviceGetNvLinkState"] = 3
+    topology = probe(nvml)
+    assert {x.gbps for x in topology.links if x.kind == "nvlink"} == {25.0}
+    assert any("hidden: taken as one lane" in note for note in topology.notes)
+
+
+def test_a_switch_that_joins_some_pairs_only_is_refused() -> None:
+    nvml = FakeNvml(4, switch_lanes=6)
+    nvml.p2p_off = {(0, 1), (1, 0)}
+    with pytest.raises(TopologyError, match="holds for some pairs only"):
+        probe(nvml)
+
+
+def test_a_driver_that_does_not_tell_leaves_pcie_through_the_processor() -> None:
+    nvml = FakeNvml(2)
+    for name in ("nvmlDeviceGetP2PStatus", "nvmlDeviceGetTopologyCommonAncestor", "nvmlDeviceGetNvLinkState",
+                 "nvmlDeviceGetMaxPcieLinkGeneration", "nvmlDeviceGetMaxPcieLinkWidth"):
+        nvml.fails[name] = 3
+    topology = probe(nvml)
+    assert [(x.src, x.dst, x.gbps) for x in topology.links if x.src < x.dst] == [(0, 2, 12.0), (1, 2, 12.0)]
+
+
+def test_contradicting_ancestors_are_refused() -> None:
+    nvml = FakeNvml(3)
+    levels = {(0, 1): 10, (1, 2): 10, (0, 2): 50}
+    nvml.answers["nvmlDeviceGetTopologyCommonAncestor"] = lambda a, b: levels[min(a, b), max(a, b)]
+    with pytest.raises(TopologyError, match="contradict"):
+        probe(nvml)
+
+
+@pytest.mark.parametrize("code", [9, 12, 28])
+def test_without_a_driver_the_host_is_the_machine(code: int) -> None:
+    nvml = FakeNvml(1)
+    nvml.fails["nvmlInit"] = code
+    assert {x.kind for x in probe(nvml).links} == {"shm"}
+    assert {x.kind for x in probe(FakeNvml(0)).links} == {"shm"}
+
+
+def test_failures_are_ours_and_nvml_is_closed() -> None:
+    nvml = dgx_1v()
+    nvml.fails["nvmlDeviceGetHandleByIndex"] = 15
+    with pytest.raises(TopologyError, match=r"NVML, opening GPU 0: a GPU has fallen off the bus \(code 15\); "
+                                            r"ask"):
+        probe(nvml)
+    assert nvml.closed == 1
+    nvml.fails = {"nvmlInit": 18}
+    with pytest.raises(TopologyError, match="driver and library have different versions"):
+        probe(nvml)
+    nvml.fails = {"nvmlDeviceGetNvLinkState": 999}
+    with pytest.raises(TopologyError, match="an internal error of the driver"):
+        probe(nvml)
+
+
+def test_the_error_table_is_total() -> None:
+    known = {value for name, value in vars(pynvml).items() if name.startswith("NVML_ERROR_")}
+    assert known <= set(NVML_ERRORS)
+    assert isinstance(nvml_error(3, "x"), UnsupportedError)
+    assert "a code that this program does not know (code 4711)" in str(nvml_error(4711, "x"))
+
+
+def test_few_cpus_are_ranks_themselves() -> None:
+    topology = this_host([0, 1, 2], [0])
+    assert [topology.vertex[r].label for r in topology.ranks] == ["CPU0", "CPU1", "CPU2"]
+    assert {topology.vertex[r].kind for r in topology.ranks} == {"cpu"}
+    assert {(x.kind, x.provenance) for x in topology.links} == {("shm", "host")}
+    assert len(network_for(topology, topology.ranks).links) == 6
+
+
+def test_many_cpus_give_way_to_numa_nodes() -> None:
+    topology = this_host(range(192), [0, 1])
+    assert [topology.vertex[r].label for r in topology.ranks] == ["NUMA0", "NUMA1"]
+    assert len(this_host(range(64), [0]).ranks) == 16
+    assert len(this_host([5], [0]).ranks) == 1
+
+
+@pytest.mark.parametrize(("text", "nodes"), [("0-1\n", [0, 1]), ("0,2-3", [0, 2, 3]), ("", [0]),
+                                             ("what", [0])])
+def test_numa_nodes_as_linux_writes_them(text: str, nodes: list[int]) -> None:
+    assert probe_module._numa_nodes(lambda: text) == nodes
+
+
+def test_this_very_host_has_ranks() -> None:
+    assert this_host().ranks

@@ -1,0 +1,148 @@
+"""The links to plan on."""
+
+from __future__ import annotations
+
+import time
+from itertools import combinations
+
+import pytest
+
+from blinkccl.errors import TopologyError
+from blinkccl.topology.model import Link, Topology, Vertex
+from blinkccl.topology.select import ids_text, network_for
+from blinkccl.topology.spec import load, parse_spec
+
+
+def kinds(topology: Topology) -> set[str]:
+    return {x.kind for x in topology.links}
+
+
+def test_fast_links_of_a_dgx_1v_are_lanes_whatever_the_allocation() -> None:
+    topology = parse_spec("dgx-1v")
+    for gpus in ((0, 1, 2, 3, 4, 5, 6, 7), (0, 3), (0, 3, 4), (1, 4, 5, 6)):
+        network = network_for(topology, gpus)
+        assert network.unit_gbps == 25.0
+        assert kinds(network) == {"nvlink"}
+        assert {v.id for v in network.vertices} == set(gpus)
+        assert all(x.gbps == 25.0 * x.capacity for x in network.links)
+    assert network_for(topology, (0, 3)).link[0, 3].capacity == 2
+
+
+def test_the_allocation_where_rings_fail_has_four_nvlinks() -> None:
+    network = network_for(parse_spec("dgx-1v"), (1, 4, 5, 6))
+    assert {(x.src, x.dst): x.capacity for x in network.links if x.src < x.dst} == {
+        (1, 5): 2, (4, 5): 1, (4, 6): 1, (5, 6): 2}
+
+
+def test_gpus_without_nvlinks_fall_to_pcie() -> None:
+    network = network_for(parse_spec("dgx-1v"), (0, 5))
+    assert kinds(network) == {"pcie", "smp"}
+    assert network.unit_gbps == 2.0
+    assert [v.kind for v in network.vertices if v.id not in (0, 5)] == ["switch", "switch", "host", "host"]
+
+
+def test_pcie_and_all_are_taken_at_their_word() -> None:
+    topology = parse_spec("dgx-1v")
+    assert kinds(network_for(topology, (0, 1, 2), "pcie")) == {"pcie"}
+    assert kinds(network_for(topology, (0, 1, 4), "all")) == {"nvlink", "pcie", "smp"}
+
+
+def test_transit_that_leads_nowhere_is_dropped() -> None:
+    network = network_for(parse_spec("dgx-a100"), (0, 1), "all")
+    labels = {v.label for v in network.vertices}
+    assert labels == {"GPU0", "GPU1", "NVSwitch", "PCIe0"}
+
+
+def test_a_single_server_has_no_network() -> None:
+    topology = parse_spec("2x dgx-a100")
+    assert kinds(network_for(topology, (0, 1, 2), "all")) == {"nvlink", "pcie"}
+    assert "net" in kinds(network_for(topology, (0, 8)))
+
+
+def test_servers_of_one_job_choose_for_themselves() -> None:
+    topology, ranks = load("2x dgx-1v @ 40Gbps", "0,1,2+0,5")
+    network = network_for(topology, ranks)
+    assert kinds(network) == {"nvlink", "pcie", "smp", "net"}
+    server = {v.id: v.server for v in network.vertices}
+    assert {server[x.src] for x in network.links if x.kind == "nvlink"} == {0}
+    assert {server[x.src] for x in network.links if x.kind == "pcie"} == {1}
+
+
+def test_relays_keep_other_gpus_with_their_kind() -> None:
+    topology = parse_spec("dgx-1v")
+    network = network_for(topology, (1, 4, 6), relays=True)
+    assert {v.id for v in network.vertices if v.kind == "gpu"} > {1, 4, 6}
+
+
+def test_pairs_stay_on_their_bridge_and_the_whole_box_says_what_would_join_it() -> None:
+    topology = parse_spec("pcie-4gpu-nvlink-pairs")
+    assert kinds(network_for(topology, (0, 1))) == {"nvlink"}
+    with pytest.raises(TopologyError, match=r"2 parts: \{0,1\} and \{2,3\}; --links pcie or --links all"):
+        network_for(topology, (0, 1, 2, 3))
+
+
+def test_disconnected_allocations_name_parts_and_remedies() -> None:
+    with pytest.raises(TopologyError, match=r"GPUs 1,4,6 in 2 parts: \{1\} and \{4,6\}; .*--links "
+                                            r"all.*--relays"):
+        network_for(parse_spec("dgx-1v"), (1, 4, 6))
+    with pytest.raises(TopologyError, match=r"\{0\} and \{2\}; --relays"):
+        network_for(parse_spec("ring:4"), (0, 2))
+
+
+def test_links_one_way_are_told() -> None:
+    arcs = (Link(0, 1, 1, "nvlink", 25.0, "declared"),)
+    topology = Topology("half", 25.0, (Vertex(0, "gpu"), Vertex(1, "gpu")), arcs)
+    with pytest.raises(TopologyError, match=r"only one way\)\. No link of this topology joins them"):
+        network_for(topology, (0, 1))
+
+
+def test_no_remedy_asks_for_a_network() -> None:
+    vertices = (Vertex(0, "gpu", 0), Vertex(1, "gpu", 1))
+    with pytest.raises(TopologyError, match="add PCIe or a network link"):
+        network_for(Topology("islands", 1.0, vertices, ()), (0, 1))
+
+
+@pytest.mark.parametrize(("ranks", "message"), [
+    ((0, 99), r"GPU 99 is not in dgx-1v; it has 0-7"), ((0, 12), r"12 is not a GPU of dgx-1v but its host "
+                                                                 r"CPU0"),
+    ((0, 1, 0), r"GPU 0 is given twice"), ((0, -1), r"GPU -1 is not in dgx-1v")])
+def test_bad_ranks(ranks: tuple[int, ...], message: str) -> None:
+    with pytest.raises(TopologyError, match=message):
+        network_for(parse_spec("dgx-1v"), ranks)
+
+
+def test_unknown_links() -> None:
+    with pytest.raises(TopologyError, match=r"unknown links 'nvlink'; expected one of fast, pcie, all"):
+        network_for(parse_spec("dgx-1v"), (0, 1), "nvlink")
+
+
+def test_one_rank_is_left_to_the_caller() -> None:
+    assert network_for(parse_spec("dgx-1v"), (3,)).links == ()
+    assert network_for(parse_spec("dgx-1v"), ()).vertices == ()
+
+
+def test_nvlink_across_servers_is_fast_too() -> None:
+    """An NVLink rack: one switch, GPUs of different servers on it."""
+    vertices = (Vertex(0, "gpu", 0), Vertex(1, "gpu", 1), Vertex(2, "switch", 0))
+    links = tuple(Link(a, b, 1, "nvlink", 450.0, "declared") for a, b in ((0, 2), (2, 0), (1, 2), (2, 1)))
+    assert len(network_for(Topology("rack", 450.0, vertices, links), (0, 1)).links) == 4
+
+
+def test_all_pairs_of_a_dgx_1v_are_planable_on_all() -> None:
+    topology = parse_spec("dgx-1v")
+    for pair in combinations(range(8), 2):
+        assert network_for(topology, pair, "all").links
+
+
+def test_selection_is_cached_and_fast() -> None:
+    topology = parse_spec("16x dgx-a100")
+    ranks = topology.ranks
+    began = time.perf_counter()
+    network = network_for(topology, ranks)
+    assert time.perf_counter() - began < 0.3, "30 ms is the aim; ten times that on a busy machine is a fault"
+    assert network_for(topology, ranks) is network
+
+
+def test_ids_text_folds_runs() -> None:
+    assert ids_text([0, 1, 2, 5]) == "0-2,5"
+    assert ids_text([]) == "none"

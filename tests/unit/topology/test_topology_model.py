@@ -1,0 +1,96 @@
+"""The model refuses what no machine is; the assembly chooses the unit."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from blinkccl.errors import TopologyError
+from blinkccl.topology import assembly
+from blinkccl.topology.assembly import Assembly, exact_unit
+from blinkccl.topology.model import Link, Topology, Vertex, common_unit, from_rates
+
+PAIR = (Vertex(0, "gpu"), Vertex(1, "gpu"))
+
+
+def one_link(**changes: Any) -> Topology:
+    fields: dict[str, Any] = {"src": 0, "dst": 1, "capacity": 1, "kind": "nvlink", "gbps": 25.0,
+                              "provenance": "declared"}
+    return Topology("pair", 25.0, PAIR, (Link(**(fields | changes)),))
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"src": 7}, "link 7 → 1 names a vertex that is not there"),
+    ({"dst": 0}, "joins a vertex to itself"),
+    ({"capacity": 0}, "capacity must be a positive integer, got 0"),
+    ({"capacity": -1}, "got -1"),
+    ({"capacity": float("nan")}, "got nan"), ({"capacity": 1.0}, r"got 1\.0"), ({"capacity": True}, "got True"),
+    ({"kind": "string"}, "unknown kind 'string'"), ({"provenance": "rumour"}, "unknown provenance"),
+    ({"gbps": float("nan")}, "gbps must be a positive number"), ({"gbps": -1.0}, "gbps must be"),
+    ({"gbps": float("inf")}, "gbps must be")])
+def test_bad_links(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(TopologyError, match=message):
+        one_link(**changes)
+
+
+@pytest.mark.parametrize("unit", [0.0, -1.0, float("nan"), float("inf")])
+def test_bad_units(unit: float) -> None:
+    with pytest.raises(TopologyError, match="unit_gbps must be a positive number"):
+        Topology("x", unit, PAIR, ())
+
+
+def test_bad_vertices_and_doubled_links() -> None:
+    link = Link(0, 1, 1, "nvlink", 25.0, "declared")
+    with pytest.raises(TopologyError, match="given twice"):
+        Topology("x", 25.0, PAIR, (link, link))
+    with pytest.raises(TopologyError, match="not unique"):
+        Topology("x", 25.0, (PAIR[0], PAIR[0]), ())
+    with pytest.raises(TopologyError, match="unknown kind 'tpu'"):
+        Topology("x", 25.0, (Vertex(0, "tpu"),), ())
+    with pytest.raises(TopologyError, match="no id is negative"):
+        Topology("x", 25.0, (Vertex(-1, "gpu"),), ())
+
+
+def test_the_unit_divides_every_rate() -> None:
+    assert common_unit([Fraction(25), Fraction(12), Fraction(45, 2)]) == Fraction(1, 2)
+    assert common_unit([]) == 1
+    rated = [(0, 1, Fraction(50), "nvlink"), (1, 0, Fraction(75), "nvlink")]
+    topology = from_rates("x", PAIR, rated, "declared")
+    assert (topology.unit_gbps, topology.link[0, 1].capacity, topology.link[1, 0].capacity) == (25.0, 2, 3)
+    with pytest.raises(TopologyError, match="rate must be positive, got 0"):
+        from_rates("x", PAIR, [(0, 1, Fraction(0), "nvlink")], "declared")
+
+
+def test_parallel_links_of_one_kind_add_up_and_kinds_do_not_mix() -> None:
+    box = Assembly("box", "declared")
+    a, b = box.add_many("gpu", 2, "GPU")
+    box.join(a, b, 25, "nvlink")
+    box.join(a, b, 25, "nvlink")
+    assert box.finish().link[0, 1].gbps == 50.0
+    with pytest.raises(TopologyError, match="joined by nvlink and by pcie"):
+        box.join(a, b, 12, "pcie")
+    with pytest.raises(TopologyError, match="rate must be positive"):
+        box.arc(a, b, -1, "nvlink")
+
+
+def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assembly, "MAX_VERTICES", 2)
+    monkeypatch.setattr(assembly, "MAX_LINKS", 1)
+    box = Assembly("box", "declared")
+    a, b = box.add_many("gpu", 2, "GPU")
+    with pytest.raises(TopologyError, match="more than 2 vertices"):
+        box.add("gpu")
+    with pytest.raises(TopologyError, match="more than 1 links"):
+        box.join(a, b, 1, "nvlink")
+
+
+def test_the_unit_is_the_decimal_that_was_meant() -> None:
+    assert exact_unit(Topology("x", 0.1, PAIR, ())) == Fraction(1, 10)
+    assert exact_unit(Topology("x", 1e-7, PAIR, ())) == Fraction(1, 10**7)
+
+
+def test_notes_take_no_part_in_equality() -> None:
+    assert one_link().noted("a") == one_link()
+    assert one_link().noted("a", "b").notes == ("a", "b")

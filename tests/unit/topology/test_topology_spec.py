@@ -1,0 +1,125 @@
+"""SPEC and --gpus, and several servers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from blinkccl.errors import TopologyError
+from blinkccl.topology import json_format
+from blinkccl.topology.spec import load, parse_gpus, parse_spec
+
+
+def test_names_rules_and_compositions() -> None:
+    assert parse_spec("dgx-1v").name == "dgx-1v"
+    assert parse_spec(" ring:4 ").name == "ring:4"
+    assert len(parse_spec("3x ring:4 @ 25GB/s").ranks) == 12
+    assert parse_spec("2xdgx-a100@200Gbps") == parse_spec("2x dgx-a100 @ 200Gbps")
+
+
+def test_composition_numbers_gpus_first_then_transit_then_the_network() -> None:
+    topology = parse_spec("2x dgx-1v @ 40Gbps")
+    assert topology.ranks == tuple(range(16))
+    assert [topology.vertex[g].server for g in topology.ranks] == [0] * 8 + [1] * 8
+    assert topology.link[0, 3].gbps == topology.link[8, 11].gbps == 50.0
+    assert topology.vertices[-1].label == "NETWORK"
+    assert topology.vertices[-1].server == 2
+    nics = [v.id for v in topology.vertices if v.kind == "nic"]
+    assert len(nics) == 2
+    net = topology.vertices[-1].id
+    assert {topology.link[nic, net].gbps for nic in nics} == {5.0}
+    assert {topology.link[g, nics[0]].gbps for g in range(8)} == {5.0}
+    assert {x.provenance for x in topology.links if x.kind == "net"} == {"declared"}
+
+
+def test_nics_of_a_machine_keep_their_rate_or_take_the_one_given() -> None:
+    own, given = parse_spec("2x dgx-a100"), parse_spec("2x dgx-a100 @ 400Gbps")
+    assert {x.gbps for x in own.links if x.kind == "net"} == {25.0}
+    assert {x.provenance for x in own.links if x.kind == "net"} == {"catalog"}
+    assert {x.gbps for x in given.links if x.kind == "net"} == {50.0}
+    assert sum(v.kind == "nic" for v in given.vertices) == 16
+
+
+def test_one_server_is_the_machine_without_a_network() -> None:
+    assert len(parse_spec("1x dgx-1v").links) == len(parse_spec("dgx-1v").links)
+
+
+def test_a_file_whose_name_looks_like_a_composition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("8x4090.json").write_text(json_format.write(parse_spec("ring:4")))
+    assert len(parse_spec("8x4090.json").ranks) == 4
+    assert len(parse_spec("2x 8x4090.json @ 40Gbps").ranks) == 8
+
+
+@pytest.mark.parametrize(("spec", "message"), [
+    ("dgx1v", r"unknown topology 'dgx1v' \(did you mean 'dgx-1v'\?\); expected a file"),
+    ("", "no topology given"),
+    ("no/such/file.xml", "there is no such file"),
+    ("missing.json", "there is no such file"),
+    ("2x dgx-1v", r'dgx-1v has no NIC, so say how fast the network is: "2x dgx-1v @ 40Gbps"'),
+    ("dgx-1v @ 40Gbps", r'say how many servers: "2x dgx-1v @ 40Gbps"'),
+    ("2x nothing @ 40Gbps", "unknown topology 'nothing'"),
+    ("0x dgx-a100", "at least one server"),
+    ("2x dgx-1v @ 40", "not a rate"),
+    ("2x dgx-1v @ 0Gbps", "no rate of a network"),
+    ("2x dgx-1v @ nanGbps", "not a rate"),
+    ("2x dgx-1v @ 99999999999999Gbps", "no rate of a network"),
+    ("99999x dgx-a100", "at most 4096"),
+    ("999x dgx-a100", "at most 4096"),
+    ("2x ring:9999999", "outside"),
+    ("a\0b", "unknown topology"),
+    ("x" * 5000, "unknown topology"),
+    (".", "cannot be read"),
+])
+def test_bad_specs(spec: str, message: str) -> None:
+    with pytest.raises(TopologyError, match=message):
+        parse_spec(spec)
+
+
+def test_servers_cannot_be_composed_twice(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.json"
+    path.write_text(json_format.write(parse_spec("2x dgx-a100")))
+    with pytest.raises(TopologyError, match="spans several servers already"):
+        parse_spec(f"2x {path} @ 40Gbps")
+
+
+def test_gpus_keep_the_order_given() -> None:
+    topology = parse_spec("dgx-1v")
+    assert parse_gpus("6,1,5,4", topology) == (6, 1, 5, 4)
+    assert parse_gpus(" 0-2, 5 ", topology) == (0, 1, 2, 5)
+    assert parse_gpus("", topology) == parse_gpus(None, topology) == tuple(range(8))
+
+
+def test_gpus_per_server_have_their_own_numbers() -> None:
+    topology, ranks = load("2x dgx-1v @ 40Gbps", "0,1,2+0,3,4,5,6")
+    assert ranks == (0, 1, 2, 8, 11, 12, 13, 14)
+    assert parse_gpus("0,8", topology) == (0, 8)
+    assert parse_gpus("0-7+0-7", topology) == topology.ranks
+
+
+@pytest.mark.parametrize(("gpus", "message"), [
+    ("0,9", "9 is not a GPU"), ("0,99", "GPU 99 is not in"), ("0,0", "given "
+                                                                     "twice"), ("1,x", "'x' is no GPU "
+                                                                                       "number"),
+    ("1,,2", "'' is no GPU number"), ("3-1", "no range"), ("0-999999999", "no "
+                                                                          "range"), ("-1", "no GPU number"),
+    ("0,1+0", r"2 lists for 1 server"), ("1.5", "no GPU number"), ("٣", "no GPU number")])
+def test_bad_gpus(gpus: str, message: str) -> None:
+    with pytest.raises(TopologyError, match=message):
+        parse_gpus(gpus, parse_spec("dgx-1v"))
+
+
+def test_bad_gpus_per_server() -> None:
+    topology = parse_spec("2x dgx-1v @ 40Gbps")
+    with pytest.raises(TopologyError, match="server 1 has no GPU 8; it has 0-7"):
+        parse_gpus("0+8", topology)
+    with pytest.raises(TopologyError, match="given twice"):
+        parse_gpus("0,0+1", topology)
+    with pytest.raises(TopologyError, match="'' is no GPU number"):
+        parse_gpus("0+", topology)
+
+
+def test_no_spec_is_this_machine() -> None:
+    topology, ranks = load(None)
+    assert ranks == topology.ranks

@@ -1,0 +1,61 @@
+"""Writing by suffix, and the same bytes from every process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from blinkccl.errors import TopologyError
+from blinkccl.topology.read import read_topology
+from blinkccl.topology.spec import parse_spec
+from blinkccl.topology.write import write_topology
+
+SCRIPT = """
+from pathlib import Path
+from blinkccl.errors import TopologyError
+from blinkccl.topology import json_format, nccl_xml_write, read, spec
+from blinkccl.topology.matrix import matrix
+from blinkccl.topology.select import network_for
+for name in ("dgx-1v", "mist", "2x dgx-a100", "random:9:seed=1", "random:7:seed=1:directed"):
+    topology = spec.parse_spec(name)
+    print(json_format.write(topology), matrix(topology))
+    for ranks in ((0, 1, 4), (1, 4, 6)):
+        try:
+            print(json_format.write(network_for(topology, ranks, "fast", relays=True)))
+            print(json_format.write(network_for(topology, ranks)))
+        except TopologyError as error:
+            print(error)
+print(nccl_xml_write.write(spec.parse_spec("dgx-a100")))
+for path in sorted((Path(read.__file__).parent / "fixtures").iterdir()):
+    try:
+        print(json_format.write(read.read_topology(path)))
+    except TopologyError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize("suffix", [".json", ".xml"])
+def test_files_read_back(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"machine{suffix}"
+    write_topology(parse_spec("dgx-1v"), path)
+    assert len(read_topology(path).links) == 58
+
+
+def test_bad_targets(tmp_path: Path) -> None:
+    with pytest.raises(TopologyError, match=r"do not know how to write '\.svg'; expected \.json, \.xml"):
+        write_topology(parse_spec("dgx-1v"), tmp_path / "x.svg")
+    with pytest.raises(TopologyError, match="without suffix"):
+        write_topology(parse_spec("dgx-1v"), tmp_path / "x")
+    with pytest.raises(TopologyError, match="cannot be written"):
+        write_topology(parse_spec("dgx-1v"), tmp_path / "nowhere" / "x.json")
+
+
+def test_the_same_bytes_whatever_the_hash_seed() -> None:
+    runs = [subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, check=True, timeout=120,
+                           env=os.environ | {"PYTHONHASHSEED": seed}).stdout for seed in ("1", "2")]
+    assert runs[0] == runs[1]
+    assert len(runs[0]) > 10_000
