@@ -6,6 +6,9 @@ what the law accepts runs on every engine and equals the oracle, and what the la
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
 from random import Random
@@ -104,6 +107,33 @@ def test_random_programs_repeat_by_seed() -> None:
     ]
 
 
+def test_no_byte_depends_on_the_hash_seed() -> None:
+    code = (
+        "from random import Random\n"
+        "from blinkccl.schedule.law import violations\n"
+        "from blinkccl.schedule.lower import lower\n"
+        "from blinkccl.schedule.text import to_json\n"
+        "from blinkccl.testing.forests import random_forest\n"
+        "from blinkccl.testing.programs import random_program\n"
+        "for seed in range(20):\n"
+        "    print(to_json(lower(random_forest(Random(seed)), channels=2)))\n"
+        "    program, topology = random_program(Random(seed))\n"
+        "    print(to_json(program), topology)\n"
+        "    print(violations(lower(random_forest(Random(seed))), topology))\n"
+    )
+    texts = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert texts[0] == texts[1]
+    assert len(texts[0]) > 10_000
+
+
 def perturbed(random: Random, program: Program) -> Program:
     """Another order, another look-ahead, or other slots: still the right data, perhaps no longer live."""
     roles = list(program.roles)
@@ -136,6 +166,19 @@ def test_the_law_says_deadlock_exactly_where_the_reference_deadlocks(seed: int) 
             run()
     else:
         run()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@settings(EASY, max_examples=40)
+@given(seed=SEEDS)
+def test_engines_need_no_more_slots_than_the_law(engine: str, seed: int) -> None:
+    random = Random(seed)
+    program, topology = random_program(random)
+    program = perturbed(random, program)
+    if violations(program, topology):
+        return
+    found = difference(ENGINES[engine].run, program, count=250, chunk_bytes=16, in_place=False, deadline_s=20)
+    assert found is None
 
 
 @pytest.mark.parametrize("name", FAULTS)

@@ -1,4 +1,4 @@
-"""Is this plan true, and does it run? The independent checker and the law of schedules, one after the other."""
+"""Is this plan true, and does it run? The independent checker, then the law of schedules."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def audit(document: dict[str, Any], topology: Topology | None = None, links: str
     document
         The JSON object of ``blink plan --json``.
     topology
-        A machine that must have the plan's links. Where the plan brings no topology of its own, it is checked on
-        this machine's ``links``.
+        A machine that must have the plan's links. Where the plan brings no topology of its own, it is
+        checked on this machine's ``links``.
 
     Raises
     ------

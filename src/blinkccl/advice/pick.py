@@ -27,7 +27,7 @@ _NOTHING = Fraction(0)
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """What a collective reaches on a set: ``gbps`` algbw, exact, on ``links``; empty where none join the set."""
+    """What a collective reaches on a set: ``gbps`` algbw, exact, on ``links`` ("" where none join it)."""
 
     gbps: Fraction
     links: str
@@ -93,7 +93,8 @@ class Ranking:
 
 
 def rank_sets(topology: Topology, free: Sequence[int], size: int, collective: str = "allreduce",
-              links: str = "fast", progress: Callable[[int, int], None] = lambda done, total: None) -> Ranking:
+              links: str = "fast", progress: Callable[[int, int], None] = lambda done, total: None
+              ) -> Ranking:
     """All sets of ``size`` of the ``free`` GPUs, by the proved optimal rate, then by what is left for others.
 
     Parameters
@@ -112,8 +113,8 @@ def rank_sets(topology: Topology, free: Sequence[int], size: int, collective: st
     Raises
     ------
     PackingError
-        If ``size`` is below 2 or above the number of free GPUs, the collective is unknown, or there are more than
-        :data:`MAX_SETS` sets.
+        If ``size`` is below 2 or above the number of free GPUs, the collective is unknown, or there are more
+        than :data:`MAX_SETS` sets.
 
     Notes
     -----
@@ -143,8 +144,8 @@ def _check(free: Sequence[int], size: int, collective: str) -> None:
     if not 2 <= size <= len(free):
         raise PackingError(f"-k {size}: expected at least 2 GPUs and at most the {len(free)} that are free")
     if comb(len(free), size) > MAX_SETS:
-        raise PackingError(f"-k {size} of {len(free)} free GPUs are {comb(len(free), size):,} sets, more than the "
-                           f"{MAX_SETS:,} that are tried; name fewer with --free")
+        raise PackingError(f"-k {size} of {len(free)} free GPUs are {comb(len(free), size):,} sets, more "
+                           f"than the {MAX_SETS:,} that are tried; name fewer with --free")
 
 
 def _best_left(free: tuple[int, ...], ranks: tuple[int, ...], size: int, order: Sequence[tuple[int, ...]],

@@ -20,7 +20,8 @@ def ranking_text(ranking: Ranking, shown: int, paint: Paint = plain) -> str:
     lines = columns(_HEADER, rows, left=(1, 5, 6))
     title = (f"{ranking.topology.name}: {count(len(ranking.picks), 'set')} of {ranking.size} of the GPUs "
              f"{ids(ranking.free)}, by the optimal {ranking.collective}")
-    return "\n".join([paint(title, "bold"), paint(lines[0], "dim"), paint(lines[1], "green"), *lines[2:]]) + "\n"
+    painted = [paint(title, "bold"), paint(lines[0], "dim"), paint(lines[1], "green"), *lines[2:]]
+    return "\n".join(painted) + "\n"
 
 
 def _row(ranking: Ranking, place: str, pick: Pick) -> list[str]:
@@ -34,5 +35,5 @@ def _row(ranking: Ranking, place: str, pick: Pick) -> list[str]:
     where = bottleneck(forest.certificate)
     if pick.reach.links != ranking.links:
         where += f" (over {pick.reach.links}: {ranking.links} links leave them in parts)"
-    return [place, ids(pick.ranks), gbps_text(float(pick.reach.gbps)), ring_text, gbps_text(float(pick.left_gbps)),
-            left, where]
+    return [place, ids(pick.ranks), gbps_text(float(pick.reach.gbps)), ring_text,
+            gbps_text(float(pick.left_gbps)), left, where]

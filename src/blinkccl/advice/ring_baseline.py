@@ -32,7 +32,9 @@ class RingBaseline:
     reason: str = ""
 
     def sentence(self, forest: Forest) -> str:
-        """A line for people, beside the rate of ``forest``."""
+        """A line for people, beside the rate of ``forest``; "" where there is nothing to compare."""
+        if forest.algorithm == "ring" or forest.collective.name not in ring.SERVED:
+            return ""
         if self.gbps is None:
             return f"ring    none: {self.reason}"
         where = count(self.rings, "ring") if self.fast else "no NVLink ring, so one over PCIe"
@@ -44,7 +46,8 @@ class RingBaseline:
 def ring_baseline(request: Request) -> RingBaseline:
     """The rate of rings for ``request``.
 
-    As in NCCL, rings never relay through GPUs outside the job. Cost: one search for disjoint Hamiltonian cycles.
+    As in NCCL, rings never relay through GPUs outside the job. Cost: one search for disjoint Hamiltonian
+    cycles.
     """
     request = replace(request, relays=False)
     try:

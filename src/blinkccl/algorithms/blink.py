@@ -54,7 +54,7 @@ def plan(request: Request) -> Forest:
 def tree_gen(request: Request, network: Network, oracle: Oracle) -> Parts:
     """TreeGen: many columns by multiplicative weights, then few by the integer program where it gets there."""
     packing = pack_multiplicative(network.capacity, oracle, request.epsilon)
-    candidates = [column for column, _ in packing.columns]
+    candidates = [column for column, _ in sorted(packing.columns, key=lambda part: -part[1])]
     # The prices bound the optimum from above, so the threshold holds against the true optimum as well.
     target = Fraction(packing.bound).limit_denominator(10**6)
     few = minimize_trees(candidates, network.capacity, target, request.threshold)

@@ -1,4 +1,4 @@
-"""What does a person type? One file per verb; each parses, calls the rooms below, prints and picks an exit code.
+"""What does a person type? One file per verb: it parses, calls the rooms below, prints, picks an exit code.
 
 Nothing heavy is imported before a verb runs, so that ``blink --help`` answers at once.
 """

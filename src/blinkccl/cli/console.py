@@ -71,6 +71,21 @@ def write_file(path: Path, text: str) -> None:
     note(f"wrote {path}")
 
 
+def write_new_file(path: Path, text: str) -> None:
+    """Write ``text`` to ``path``, or to the first of path.1, path.2, … that does not exist yet; say which.
+
+    Raises
+    ------
+    typer.BadParameter
+        If the file cannot be written.
+    """
+    target, suffix = path, 0
+    while target.exists():
+        suffix += 1
+        target = path.with_name(f"{path.name}.{suffix}")
+    write_file(target, text)
+
+
 def read_file(path: Path) -> bytes:
     """The bytes of ``path``; of standard input for ``-``.
 

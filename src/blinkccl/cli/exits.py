@@ -15,7 +15,7 @@ class HardwareError(errors.BlinkError):
     """This machine has no driver or device that works; the message says which, and what to do."""
 
 
-#: The most specific class decides. Our own mistakes count as a failed check: an exact re-check refused a result.
+#: The most specific class decides. A mistake of ours is a failed check: an exact re-check refused a result.
 EXIT_CODES: dict[type[errors.BlinkError], int] = {
     errors.BlinkError: CHECK_FAILED,
     errors.TopologyError: USAGE,

@@ -35,12 +35,15 @@ def plan(
     algo: arguments.Algorithm = "auto",
     links: arguments.Links = "fast",
     relays: arguments.Relays = False,
-    fewest_trees: Annotated[bool, typer.Option("--fewest-trees", help="Among optima, the fewest trees.")] = False,
-    least_depth: Annotated[bool, typer.Option("--least-depth", help="Among optima, the least depth.")] = False,
+    fewest_trees: Annotated[bool, typer.Option("--fewest-trees",
+                                               help="Among optima, the fewest trees.")] = False,
+    least_depth: Annotated[bool, typer.Option("--least-depth",
+                                              help="Among optima, the least depth.")] = False,
     epsilon: Annotated[str, typer.Option("--epsilon", metavar="E", help="blink: the (1-E) of its "
                                                                         "multiplicative weights.")] = "1/20",
-    threshold: Annotated[str, typer.Option("--threshold", metavar="T", help="blink: how much rate it may give "
-                                                                            "up for fewer trees.")] = "1/20",
+    threshold: Annotated[str, typer.Option("--threshold", metavar="T",
+                                           help="blink: the part of the rate that it may give up for fewer "
+                                                "trees.")] = "1/20",
     json: arguments.Json = False,
     output: arguments.Output = None,
 ) -> None:
@@ -52,8 +55,8 @@ def plan(
     row = algorithm(algo)
     topology, ranks = arguments.load(spec, gpus)
     objective = "fewest-trees" if fewest_trees else "least-depth" if least_depth else "shallow"
-    wanted = arguments.request(arguments.collective(name, ranks, root, src, dst), topology, ranks, links, relays,
-                               objective, threshold, epsilon)
+    coll = arguments.collective(name, ranks, root, src, dst)
+    wanted = arguments.request(coll, topology, ranks, links, relays, objective, threshold, epsilon)
     began = time.perf_counter()
     forest = row.plan(wanted)
     seconds = time.perf_counter() - began
@@ -66,4 +69,5 @@ def plan(
     from blinkccl.report.paint import painter
     from blinkccl.report.plan_text import plan_text
     paint = painter(console.coloured())
-    console.emit(plan_text(forest, paint) + "\n" + ring_baseline(wanted).sentence(forest) + "\n")
+    ring = ring_baseline(wanted).sentence(forest)
+    console.emit(plan_text(forest, paint) + (f"\n{ring}\n" if ring else ""))

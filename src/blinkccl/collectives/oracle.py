@@ -120,8 +120,8 @@ def oracle(collective: Collective, inputs: Sequence[Array | None], op: str = "su
 def make_inputs(collective: Collective, count: int, dtype: str, seed: int = 0, op: str = "sum") -> Buffers:
     """Inputs for which every order of reduction gives the same bits, and a misplaced block shows.
 
-    Integer types wrap, so any order is exact; values fill the type's range for min and max. Float sums stay
-    below the type's largest exact integer; products hold at most eight twos per element, otherwise ±1.
+    All values are small integers. Integer types wrap, so any order is exact; float sums stay below the type's
+    largest exact integer; products hold at most eight twos per element, otherwise ±1.
     Every value is non-zero: an element that was never written cannot pass for a result of 0.
 
     Parameters
@@ -151,12 +151,12 @@ def make_inputs(collective: Collective, count: int, dtype: str, seed: int = 0, o
 
 def _values(rng: np.random.Generator, size: int, dtype: DType, op: str, rank: int, world_size: int) -> Array:
     if op == "prod":
-        signs = rng.integers(0, 2, size) * 2 - 1 if dtype.name[0] != "u" else np.ones(size, np.int64)
+        signs = rng.integers(0, 2, size) * 2 - 1 if dtype.storage.kind != "u" else np.ones(size, np.int64)
         twos = 1 + (rng.integers(0, 2, size) if rank < 8 else np.zeros(size, np.int64))
         return (signs * twos).astype(dtype.storage)
     largest = min(100, max(1, dtype.exact_sum // world_size)) if op in ("sum", "avg") else 100
     values = rng.integers(1, largest + 1, size)
-    if dtype.name[0] != "u":
+    if dtype.storage.kind != "u":
         values *= rng.integers(0, 2, size) * 2 - 1
     return values.astype(dtype.storage)
 

@@ -51,6 +51,8 @@ def pack_multiplicative(capacity: Mapping[Arc, int], oracle: Oracle, epsilon: Fr
     if not 0 < epsilon < 1:
         raise PackingError(f"epsilon must lie between 0 and 1, got {epsilon}")
     step = float(epsilon) / 2
+    scale = _fine_enough(capacity, oracle)
+    capacity = {arc: c * scale for arc, c in capacity.items()}
     length = {arc: 1.0 / c for arc, c in capacity.items()}
     used = dict.fromkeys(capacity, 0)
     taken: dict[tuple[tuple[Arc, int], ...], tuple[Column, int]] = {}
@@ -60,7 +62,7 @@ def pack_multiplicative(capacity: Mapping[Arc, int], oracle: Oracle, epsilon: Fr
     for iteration in range(1, limit + 1):
         column = min(oracle(length), key=lambda candidate: float(candidate.cost(length)))
         bound = min(bound, sum(capacity[arc] * x for arc, x in length.items()) / float(column.cost(length)))
-        amount = min(capacity[arc] // load for arc, load in column.loads) or 1
+        amount = max(1, min(capacity[arc] // load for arc, load in column.loads))
         previous = taken.get(column.loads, (column, 0))[1]
         taken[column.loads] = (column, previous + amount)
         total += amount
@@ -71,10 +73,16 @@ def pack_multiplicative(capacity: Mapping[Arc, int], oracle: Oracle, epsilon: Fr
         if total >= (1 - float(epsilon)) * bound * float(crowding):
             crowding = max(Fraction(u, capacity[arc]) for arc, u in used.items())
             if total / crowding >= (1 - float(epsilon)) * bound:
-                columns = tuple((c, Fraction(k) / crowding) for c, k in taken.values())
-                return ApproximatePacking(total / crowding, bound, columns, iteration)
+                columns = tuple((c, Fraction(k, scale) / crowding) for c, k in taken.values())
+                return ApproximatePacking(total / crowding / scale, bound / scale, columns, iteration)
         _rescale(length)
     raise InternalError(f"multiplicative weights did not reach 1 − {epsilon} in {limit} iterations")
+
+
+def _fine_enough(capacity: Mapping[Arc, int], oracle: Oracle) -> int:
+    """A scale at which a column of many crossings per arc still fits in whole units; 1 for plain trees."""
+    heaviest = max(load for column in oracle(dict.fromkeys(capacity, 1.0)) for _, load in column.loads)
+    return 1 if heaviest <= 2 else 4 * heaviest
 
 
 def _rescale(length: dict[Arc, float]) -> None:

@@ -16,8 +16,8 @@ def certificate_lines(forest: Forest) -> list[str]:
     if forest.optimal:
         head = f"proof   {CLAIM}:"
     else:
-        head = (f"bound   no schedule is faster than {rate_text(forest.bound, forest.topology)}; between that and "
-                "this plan is a gap, since:")
+        head = (f"bound   no schedule is faster than {rate_text(forest.bound, forest.topology)}; between "
+                "that and this plan is a gap:")
     return [head, *(f"        {line}" for line in _words(forest.certificate, forest))]
 
 
@@ -29,7 +29,9 @@ def bottleneck(certificate: Certificate) -> str:
         case Partition():
             return " | ".join(f"{{{ids(block)}}}" for block in certificate.blocks)
         case Dual():
-            return f"{len(certificate.prices)} priced links"
+            first = ", ".join(f"{u}→{v}" for u, v, _ in certificate.prices[:2])
+            more = len(certificate.prices) - 2
+            return first + (f" and {more} more" if more > 0 else "")
 
 
 def _words(certificate: Certificate, forest: Forest) -> list[str]:
@@ -51,11 +53,11 @@ def _cut(cut: Cut, forest: Forest) -> list[str]:
 def _partition(partition: Partition, forest: Forest) -> list[str]:
     parts = len(partition.blocks)
     times = "once" if parts == 2 else f"{parts - 1} times"
-    return [f"the links between the {parts} parts {bottleneck(partition)}",
-            f"carry {_amount(partition.capacity, forest)} each way, and every element must cross between parts at "
-            f"least {times}",
-            f"on its way into the sum and as often on the way out: "
-            f"{_quotient(partition.capacity, Fraction(parts - 1), partition.bound)}"]
+    return [f"the links between the {parts} parts {bottleneck(partition)} carry "
+            f"{_amount(partition.capacity, forest)} each way;",
+            f"every element must cross between parts at least {times} on its way into the sum,",
+            "and as often on its way out: "
+            + _quotient(partition.capacity, Fraction(parts - 1), partition.bound)]
 
 
 def _dual(dual: Dual, forest: Forest) -> list[str]:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from blinkccl.forest.check import Verdict
 from blinkccl.forest.model import Forest
 from blinkccl.report.paint import Paint, plain
-from blinkccl.report.plan_text import count, headline, rate_text
+from blinkccl.report.plan_text import headline
+from blinkccl.report.units_text import count, rate_text
 from blinkccl.schedule.program import Program
 
 SHOWN = 20
@@ -30,7 +31,8 @@ def check_text(forest: Forest, verdict: Verdict, program: Program | None, law: S
     if verdict.violations or law:
         lines.append(paint(f"refused: {count(len(verdict.violations) + len(law), 'violation')}", "bold red"))
     else:
-        lines.append(paint("proved" + ("" if verdict.optimal else ", but not optimal: see the bound"), "bold green"))
+        proved = "proved" if verdict.optimal else "proved, but not optimal: see the bound"
+        lines.append(paint(proved, "bold green"))
     return "\n".join(lines) + "\n"
 
 
@@ -41,7 +43,8 @@ def _checker(forest: Forest, verdict: Verdict, paint: Paint) -> list[str]:
     assert verdict.rate is not None  # A plan without violations has a rate and a bound.
     assert verdict.bound is not None
     unit = forest.topology
-    lines = [f"{ok}trees: {count(len(forest.shares), 'share')}; every contribution once, every destination served",
+    shares = count(len(forest.shares), "share")
+    lines = [f"{ok}trees: {shares}; every contribution once, every destination served",
              f"{ok}rate: {rate_text(verdict.rate, unit)}, recomputed from the loads of "
              f"{count(len(forest.link_load), 'link')}"]
     proof = f"{ok}bound: {rate_text(verdict.bound, unit)}, by the {forest.certificate.kind} in the plan"

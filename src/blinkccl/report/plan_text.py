@@ -64,7 +64,8 @@ def _shares(forest: Forest, paint: Paint) -> list[str]:
     lines = [f"{count(len(moving), 'share')} of the data, depth {forest.depth}"
              + (f"; {still} more stay where they are" if still else "")]
     for share in moving[:SHARES_SHOWN]:
-        lines += ["", paint(_share_title(share), "cyan"), *share_drawing(share)]
+        down = "broadcast" if len(forest.item(share).destinations) > 1 else "path"
+        lines += ["", paint(_share_title(share), "cyan"), *share_drawing(share, down)]
     if len(moving) > SHARES_SHOWN:
         lines += ["", f"… and {len(moving) - SHARES_SHOWN} more (all of them: --json)"]
     return lines
@@ -102,5 +103,5 @@ def _load_line(topology: Topology, arc: tuple[int, int], load: Fraction, paint: 
     bar = "█" * int(part * _BAR)
     gbps = float(load) * topology.unit_gbps
     shown = paint(f"{bar:<{_BAR}}", "green" if part == 1 else "yellow")
-    return (f"  {arc[0]:>4} → {arc[1]:<4} {link.kind:<6} {str(load):>7} of {link.capacity:<4} {shown} "
+    return (f"  {arc[0]:>4} → {arc[1]:<4} {link.kind:<6} {load!s:>7} of {link.capacity:<4} {shown} "
             f"{float(part):4.0%}  {gbps_text(gbps)}")

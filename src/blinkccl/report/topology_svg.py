@@ -61,13 +61,14 @@ def _layout(topology: Topology) -> tuple[dict[int, _Place], _Place]:
 
 
 def _orbit(centre: _Place, radius: float, members: list[int]) -> dict[int, _Place]:
-    """``members`` round ``centre``, from the top, clockwise; one alone stands at the centre of an inner orbit."""
+    """``members`` round ``centre``, from the top, clockwise."""
     angles = [2 * pi * (i + 0.5) / len(members) - pi / 2 for i in range(len(members))]
     return {vertex: _Place(centre.x + radius * cos(angle), centre.y + radius * sin(angle))
             for vertex, angle in zip(members, angles, strict=True)}
 
 
-def _line(topology: Topology, link: Link, back: Link | None, places: dict[int, _Place], fastest: float) -> str:
+def _line(topology: Topology, link: Link, back: Link | None, places: dict[int, _Place], fastest: float
+          ) -> str:
     a, b = places[link.src], places[link.dst]
     forth = f"{topology.vertex[link.src].label} → {topology.vertex[link.dst].label}: {gbps_text(link.gbps)}"
     if back is None:
@@ -76,14 +77,16 @@ def _line(topology: Topology, link: Link, back: Link | None, places: dict[int, _
         title, dash = f"{forth} each way", ""
     else:
         title, dash = f"{forth}, back {gbps_text(back.gbps)}", ' stroke-dasharray="9 2"'
-    return (f'<line x1="{a.x:.1f}" y1="{a.y:.1f}" x2="{b.x:.1f}" y2="{b.y:.1f}" stroke="{_COLOURS[link.kind]}" '
-            f'stroke-width="{1 + 4 * link.gbps / fastest:.2f}" stroke-opacity="0.75"{dash}>'
+    return (f'<line x1="{a.x:.1f}" y1="{a.y:.1f}" x2="{b.x:.1f}" y2="{b.y:.1f}" '
+            f'stroke="{_COLOURS[link.kind]}" stroke-width="{1 + 4 * link.gbps / fastest:.2f}" '
+            f'stroke-opacity="0.75"{dash}>'
             f"<title>{escape(f'{title} ({link.kind}, {link.provenance})')}</title></line>")
 
 
 def _node(vertex: Vertex, at: _Place) -> str:
-    return (f'<g><title>{escape(f"{vertex.label} ({vertex.kind})")}</title><circle cx="{at.x:.1f}" cy="{at.y:.1f}" '
-            f'r="{_RADIUS}" fill="{_FILL[vertex.kind]}" stroke="#37474f"/>'
+    return (f'<g><title>{escape(f"{vertex.label} ({vertex.kind})")}</title>'
+            f'<circle cx="{at.x:.1f}" cy="{at.y:.1f}" r="{_RADIUS}" '
+            f'fill="{_FILL[vertex.kind]}" stroke="#37474f"/>'
             f'<text x="{at.x:.1f}" y="{at.y + 4:.1f}">{vertex.id}</text></g>')
 
 

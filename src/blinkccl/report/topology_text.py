@@ -8,8 +8,8 @@ from blinkccl.topology.matrix import LEGEND, matrix
 from blinkccl.topology.model import TRANSIT_KINDS, Link, Topology
 
 #: Cells by their letters, without the number of lanes: near is green, far is red.
-_STYLES = {"X": "dim", "NV": "green", "XGMI": "green", "C2C": "green", "SHM": "cyan", "PIX": "cyan", "PXB": "cyan",
-           "PHB": "yellow", "SYS": "red", "NET": "magenta", "-": "dim"}
+_STYLES = {"X": "dim", "NV": "green", "XGMI": "green", "C2C": "green", "SHM": "cyan", "PIX": "cyan",
+           "PXB": "cyan", "PHB": "yellow", "SYS": "red", "NET": "magenta", "-": "dim"}
 
 
 def topology_text(topology: Topology, paint: Paint = plain) -> str:
@@ -17,8 +17,9 @@ def topology_text(topology: Topology, paint: Paint = plain) -> str:
 
     Cost: O(ranks × links).
     """
-    return "\n".join([paint(_title(topology), "bold"), "", *_matrix(topology, paint), "", *_legend(topology), "",
-                      *_links(topology), *(f"note    {note}" for note in topology.notes)]) + "\n"
+    lines = [paint(_title(topology), "bold"), "", *_matrix(topology, paint), "", *_legend(topology), "",
+             *_links(topology), *(f"note    {note}" for note in topology.notes)]
+    return "\n".join(lines) + "\n"
 
 
 def _title(topology: Topology) -> str:
@@ -28,7 +29,7 @@ def _title(topology: Topology) -> str:
     ranks = [count(number, kind.upper()) for kind, number in kinds.items() if kind not in TRANSIT_KINDS]
     transit = [count(number, kind if kind != "nic" else "NIC") for kind, number in kinds.items()
                if kind in TRANSIT_KINDS]
-    servers = len({vertex.server for vertex in topology.vertices})
+    servers = len({topology.vertex[rank].server for rank in topology.ranks})
     where = f" on {servers} servers" if servers > 1 else ""
     return f"{topology.name}: {', '.join([*ranks, *transit])}{where}"
 
@@ -61,7 +62,9 @@ def _links(topology: Topology) -> list[str]:
     lines = [f"unit    {gbps_text(topology.unit_gbps)} per unit of capacity"]
     for (kind, provenance), links in groups.items():
         rates = sorted({link.gbps for link in links})
-        shown = " or ".join(f"{rate:g}" for rate in rates) if len(rates) < 4 else f"{rates[0]:g} to {rates[-1]:g}"
+        shown = " or ".join(f"{rate:g}" for rate in rates[:3])
+        if len(rates) > 3:
+            shown = f"{rates[0]:g} to {rates[-1]:g}"
         lines.append(f"links   {len(links)} {kind} (directed), {shown} GB/s each; origin: {provenance}")
     isolated = [v for v in topology.ranks if not any(v in (link.src, link.dst) for link in topology.links)]
     return lines + ([f"note    no link at {ids(isolated)}"] if isolated else [])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from blinkccl.forest.model import Path, Share, Tree
 
 
-def share_drawing(share: Share) -> list[str]:
+def share_drawing(share: Share, down_title: str = "broadcast") -> list[str]:
     """The up-tree and the down-tree, indented; one drawing where both are the same tree."""
     up, down = share.reduce, share.broadcast
     if up is not None and down is not None and sorted(up.edges) == sorted(down.reversed().edges):
@@ -14,7 +14,7 @@ def share_drawing(share: Share) -> list[str]:
     if up is not None:
         lines += _titled("reduce", up, upward=True)
     if down is not None:
-        lines += _titled("broadcast", down, upward=False)
+        lines += _titled(down_title, down, upward=False)
     return lines
 
 
@@ -43,8 +43,9 @@ def _chain(tree: Tree, below: dict[int, list[Path]], upward: bool) -> str:
         path = below[vertex][0]
         hops.append(path)
         vertex = path[0] if upward else path[-1]
-    stops = [hops[-1][0], *hops[::-1]] if upward else [tree.root, *hops]
-    return str(stops[0]) + "".join(f" →{_via(path)} {path[-1]}" for path in stops[1:] if isinstance(path, tuple))
+    if upward:
+        hops.reverse()
+    return str(hops[0][0]) + "".join(f" →{_via(path)} {path[-1]}" for path in hops)
 
 
 def tree_lines(tree: Tree, upward: bool) -> list[str]:

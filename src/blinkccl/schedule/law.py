@@ -56,18 +56,18 @@ def violations(program: Program, topology: Topology) -> list[str]:
     Cost: linear in roles and messages; :func:`~blinkccl.schedule.liveness.liveness_fault` takes longer for
     programs with look-aheads beyond their slots.
     """
-    steps = list(_table_faults(program, topology))
-    if steps:  # the other checks follow indexes, so they need valid ones
-        return steps
-    places = steps_of(program)
+    found = list(_table_faults(program, topology))
+    if found:  # the other checks follow indexes, so they need valid ones
+        return found
+    steps = steps_of(program)
     wiring = connect(program)
-    found = list(wiring.faults)
+    found += wiring.faults
     found += _tiling_faults(program)
-    found += holding_faults(program, places, wiring) if not wiring.faults else []
-    deadlock = liveness_fault(program, places, wiring)
+    found += holding_faults(program, steps, wiring) if not wiring.faults else []
+    deadlock = liveness_fault(program, steps, wiring)
     if deadlock is not None:
         found.append(deadlock)
-    found += _overwrite_faults(program, places)
+    found += _overwrite_faults(program, steps)
     found += _load_faults(program, topology)
     return found
 

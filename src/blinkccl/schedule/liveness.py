@@ -5,8 +5,9 @@ firing T − tokens of *tail*" for messages, for slots given back, and for the o
 is one thread, walks through its steps (no token down the list, one from its end to its start in the next
 tick). A directed cycle whose tokens sum to 0 or less is a firing that waits for itself; without one,
 every firing waits only for what can happen before it. So a program is live for all sizes exactly if every
-directed cycle has a positive sum (Commoner, Holt, Even, Pnueli 1971, there for arcs without negative
-tokens; counting in ticks may make single arcs negative, sums over cycles stay the same).
+directed cycle has a positive sum (Commoner, Holt, Even, Pnueli: Marked directed graphs, JCSS 5, 1971;
+there for arcs without negative tokens; counting in ticks may make single arcs negative, sums over cycles
+stay the same).
 
 A role is not one action, though: it frees the slots it received from before it waits to send. Where the
 rule finds a cycle among roles (possible with few slots only), it is asked again with one node per receive
@@ -71,6 +72,8 @@ def _program_order(program: Program) -> list[Arc]:
 
 @dataclass(frozen=True)
 class _Actions:
+    """A graph of single receives and sends; ``arcs`` are (tail, head, tokens)."""
+
     nodes: int
     arcs: list[tuple[int, int, int]]
 

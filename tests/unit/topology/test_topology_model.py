@@ -26,7 +26,9 @@ def one_link(**changes: Any) -> Topology:
     ({"dst": 0}, "joins a vertex to itself"),
     ({"capacity": 0}, "capacity must be a positive integer, got 0"),
     ({"capacity": -1}, "got -1"),
-    ({"capacity": float("nan")}, "got nan"), ({"capacity": 1.0}, r"got 1\.0"), ({"capacity": True}, "got True"),
+    ({"capacity": float("nan")}, "got nan"),
+    ({"capacity": 1.0}, r"got 1\.0"),
+    ({"capacity": True}, "got True"),
     ({"kind": "string"}, "unknown kind 'string'"), ({"provenance": "rumour"}, "unknown provenance"),
     ({"gbps": float("nan")}, "gbps must be a positive number"), ({"gbps": -1.0}, "gbps must be"),
     ({"gbps": float("inf")}, "gbps must be")])

@@ -1,0 +1,202 @@
+"""How fast is it here? A collective run for real, timed as nccl-tests does, every result checked."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from blinkccl.bench.sessions import Job, session
+from blinkccl.bench.sizes import block_count
+from blinkccl.collectives.ops import DType, element_type, operation
+from blinkccl.collectives.oracle import make_inputs, oracle, wrong_elements
+from blinkccl.collectives.spec import Collective
+from blinkccl.engines.buffers import Array, RankBuffers, allocate
+from blinkccl.engines.registry import engine
+from blinkccl.errors import ScheduleError
+from blinkccl.forest.model import Forest
+from blinkccl.schedule.chunking import DEFAULT_CHUNK_BYTES, bind
+from blinkccl.schedule.law import verify
+from blinkccl.schedule.lower import lower
+from blinkccl.schedule.program import Program
+from blinkccl.units import algbw_gbps, bus_factor
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How to measure.
+
+    Parameters
+    ----------
+    iterations, warmup
+        Runs that are timed, and runs before them that are not.
+    dtype, op
+        Names in :mod:`blinkccl.collectives.ops`.
+    check
+        Compare every run's outputs with the oracle's, bit for bit.
+    deadline_s
+        Seconds that one run may take.
+    """
+
+    iterations: int = 20
+    warmup: int = 1
+    dtype: str = "float32"
+    op: str = "sum"
+    check: bool = True
+    chunk_bytes: int = DEFAULT_CHUNK_BYTES
+    engine: str = "threads"
+    deadline_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Mean time of one run, and elements that were wrong over all ranks and runs; None where not checked."""
+
+    seconds: float
+    algbw_gbps: float
+    busbw_gbps: float
+    wrong: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One size: ``size`` bytes are nccl-tests' S, ``count`` elements per block.
+
+    ``in_place`` is None for alltoall, whose output would overwrite what is still to be sent.
+    """
+
+    size: int
+    count: int
+    out_of_place: Timing
+    in_place: Timing | None
+
+
+class Bench:
+    """A forest, lowered and verified, ready to be measured.
+
+    Raises
+    ------
+    ScheduleError
+        If a setting is out of range.
+    LawError
+        If the program breaks the law of schedules.
+    UnsupportedError
+        If engine, operation or element type is unknown.
+    """
+
+    def __init__(self, forest: Forest, settings: Settings) -> None:
+        _check(settings)
+        self.forest = forest
+        self.settings = settings
+        self.dtype: DType = element_type(settings.dtype)
+        self.program: Program = lower(forest)
+        verify(self.program, forest.topology)
+
+    @property
+    def collective(self) -> Collective:
+        """What is run."""
+        return self.forest.collective
+
+    def rows(self, sizes: Sequence[int], progress: Callable[[int, int], None] = lambda done, total: None
+             ) -> Iterator[Row]:
+        """Measure each size, out of place and in place.
+
+        Parameters
+        ----------
+        sizes
+            Bytes, as nccl-tests counts S.
+        progress
+            Called as ``progress(done, total)``, in runs.
+
+        Raises
+        ------
+        DeadlineError
+            If a run takes longer than the deadline.
+        ScheduleError
+            If a size needs more memory than this machine has.
+        """
+        places = (False,) if self.collective.name == "alltoall" else (False, True)
+        runs = self.settings.iterations + self.settings.warmup
+        total, done = len(sizes) * len(places) * runs, 0
+
+        def tick() -> None:
+            nonlocal done
+            done += 1
+            progress(done, total)
+
+        for size in sizes:
+            count = block_count(self.collective, size, self.dtype.itemsize)
+            _check_memory(self.collective, count * self.dtype.itemsize)
+            inputs = make_inputs(self.collective, count, self.dtype.name, seed=size, op=self.settings.op)
+            expected = oracle(self.collective, inputs, self.settings.op) if self.settings.check else None
+            timings = [self._measure(count, inputs, expected, in_place, tick) for in_place in places]
+            yield Row(count * self.collective.total_blocks() * self.dtype.itemsize, count, timings[0],
+                      timings[1] if len(timings) > 1 else None)
+
+    def _measure(self, count: int, inputs: Sequence[Array | None], expected: Sequence[Array | None] | None,
+                 in_place: bool, tick: Callable[[], None]) -> Timing:
+        settings = self.settings
+        buffers = allocate(self.collective, count, self.dtype, in_place)
+        job = Job(bind(self.program, count, self.dtype.itemsize, settings.chunk_bytes), buffers, self.dtype,
+                  operation(settings.op), settings.chunk_bytes, in_place, settings.deadline_s)
+        seconds, wrong = 0.0, 0
+        with session(settings.engine, job) as go:
+            for run in range(-settings.warmup, settings.iterations):
+                _restore(buffers, inputs)
+                began = time.perf_counter()
+                outputs = go()
+                took = time.perf_counter() - began
+                seconds += took if run >= 0 else 0.0
+                wrong += wrong_elements(outputs, expected) if expected is not None else 0
+                tick()
+        return self._timing(count, seconds / settings.iterations, wrong if expected is not None else None)
+
+    def _timing(self, count: int, seconds: float, wrong: int | None) -> Timing:
+        collective = self.collective
+        algbw = algbw_gbps(count * collective.total_blocks() * self.dtype.itemsize, seconds)
+        factor = bus_factor(collective.name, collective.world_size)
+        return Timing(seconds, algbw, algbw * float(factor), wrong)
+
+
+def _restore(buffers: RankBuffers, inputs: Sequence[Array | None]) -> None:
+    """Set the inputs, and clear what the last run left: a stale right answer must not hide a missing one."""
+    for output in buffers.outputs:
+        if output is not None:
+            output.fill(0)
+    for target, source in zip(buffers.inputs, inputs, strict=True):
+        if target is not None and source is not None:
+            np.copyto(target, source)
+
+
+def _check(settings: Settings) -> None:
+    engine(settings.engine)
+    operation(settings.op)
+    for name, value, least in (("-n", settings.iterations, 1), ("-w", settings.warmup, 0),
+                               ("--chunk", settings.chunk_bytes, 1)):
+        if value < least:
+            raise ScheduleError(f"{name} must be at least {least}, got {value}")
+    if not 0 < settings.deadline_s < float("inf"):
+        raise ScheduleError(f"--timeout must be a positive number of seconds, got {settings.deadline_s}")
+
+
+def _check_memory(collective: Collective, block_bytes: int) -> None:
+    """Refuse what cannot fit before the machine swaps: buffers, inputs kept aside, expected outputs."""
+    blocks = sum(collective.input_blocks(rank) + collective.output_blocks(rank)
+                 for rank in range(collective.world_size))
+    needed, there = 2 * blocks * block_bytes, _memory_bytes()
+    if there is not None and needed > there:
+        raise ScheduleError(f"{collective.name} of {block_bytes} bytes a block needs about "
+                            f"{needed / 1e9:.1f} GB of memory for {collective.world_size} ranks; this "
+                            f"machine has {there / 1e9:.1f} GB: lower -e, or take fewer GPUs")
+
+
+def _memory_bytes() -> int | None:
+    """Physical memory; None where the system does not say."""
+    names: Any = getattr(os, "sysconf_names", {})
+    if "SC_PHYS_PAGES" not in names or "SC_PAGE_SIZE" not in names:
+        return None
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

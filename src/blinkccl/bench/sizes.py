@@ -1,0 +1,99 @@
+"""Which sizes are measured: nccl-tests' -b, -e, -f and -i."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from blinkccl.collectives.spec import Collective
+from blinkccl.errors import ScheduleError
+from blinkccl.schedule.chunking import ALIGNMENT_BYTES
+from blinkccl.units import parse_bytes
+
+#: More sizes than this are a slip of the pen, not a measurement.
+MAX_SIZES = 10_000
+#: 1 TiB; no host that runs this has more memory.
+MAX_BYTES = 2**40
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """Sizes from ``first`` to ``last`` bytes, by a ``factor`` or, where it is None, by ``step`` bytes."""
+
+    first: int
+    last: int
+    factor: int | None
+    step: int
+
+    def sizes(self) -> list[int]:
+        """The sizes, ascending."""
+        found = [self.first]
+        while True:
+            following = found[-1] + self.step if self.factor is None else found[-1] * self.factor
+            if following > self.last or following == found[-1]:
+                return found
+            if len(found) == MAX_SIZES:
+                raise ScheduleError(f"from {self.first} to {self.last} bytes are more than {MAX_SIZES} "
+                                    "sizes; take a larger step (-i) or a factor (-f)")
+            found.append(following)
+
+    def step_text(self) -> str:
+        """As nccl-tests prints it: ``2(factor)`` or ``1048576(bytes)``."""
+        return f"{self.step}(bytes)" if self.factor is None else f"{self.factor}(factor)"
+
+
+def sweep(begin: str, end: str | None, factor: int | None, step: str | None) -> Sweep:
+    """What -b, -e, -f and -i mean together.
+
+    Parameters
+    ----------
+    end
+        None: only ``begin``.
+    factor, step
+        At most one. Neither: double. (nccl-tests steps by 1 MiB then, which few people want.)
+
+    Raises
+    ------
+    ScheduleError
+        If a text is no size, the last is below the first, or factor or step make no progress.
+    """
+    first = size_in_bytes("-b", begin)
+    last = first if end is None else size_in_bytes("-e", end)
+    if last < first:
+        raise ScheduleError(f"-e {end} is below -b {begin}; expected sizes from the smaller to the larger")
+    if factor is not None and step is not None:
+        raise ScheduleError("-f and -i exclude each other: give the factor or the step")
+    if factor is not None and factor < 2:
+        raise ScheduleError(f"-f {factor}: expected a factor of at least 2")
+    increment = 0 if step is None else size_in_bytes("-i", step)
+    if step is not None and increment == 0:
+        raise ScheduleError(f"-i {step}: expected a step of at least one byte")
+    return Sweep(first, last, None if step is not None else factor or 2, increment)
+
+
+def size_in_bytes(option: str, text: str) -> int:
+    """Bytes from what was typed for ``option``.
+
+    Raises
+    ------
+    ScheduleError
+        If it is no size, or more than :data:`MAX_BYTES`.
+    """
+    try:
+        size = parse_bytes(text)
+    except ValueError as error:
+        raise ScheduleError(f"{option}: {error}") from None
+    if size > MAX_BYTES:
+        raise ScheduleError(f"{option} {text}: expected at most {MAX_BYTES >> 40} TiB")
+    return size
+
+
+def block_count(collective: Collective, size: int, itemsize: int) -> int:
+    """Elements per block for a size of at most ``size`` bytes, as nccl-tests rounds it.
+
+    Collectives with a block per rank get blocks of whole 16 bytes, so sizes below N·16 bytes become 0.
+    """
+    elements = size // itemsize // collective.total_blocks()
+    if collective.total_blocks() == 1:
+        return elements
+    group = max(1, ALIGNMENT_BYTES // itemsize)
+    return elements - elements % group

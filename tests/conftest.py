@@ -1,0 +1,45 @@
+"""What all tests share: the option that renews golden files, and the command line run in this process."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from blinkccl.cli import main
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write the golden files anew")
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+Blink = Callable[..., Ended]
+
+
+@pytest.fixture
+def blink(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Blink:
+    """Runs ``blink`` with these arguments, through the same ``main`` as the console script."""
+
+    def run(*arguments: str | Path) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["blink", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        code = ended.value.code
+        return Ended(code if isinstance(code, int) else 0 if code is None else 1, out, err)
+
+    return run
