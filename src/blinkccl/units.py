@@ -34,7 +34,11 @@ def format_bytes(size: int) -> str:
         return str(size)
     power = min(4, int(math.log(size, 1024) + 1e-12))
     value = size / 1024**power
-    return f"{value:g}{' KMGT'[power].strip()}" if value == int(value) else f"{value:.1f}{' KMGT'[power].strip()}"
+    return (
+        f"{value:g}{' KMGT'[power].strip()}"
+        if value == int(value)
+        else f"{value:.1f}{' KMGT'[power].strip()}"
+    )
 
 
 def parse_gbit_per_s(text: str) -> Fraction:

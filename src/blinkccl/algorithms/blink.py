@@ -13,20 +13,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
+from functools import lru_cache
 
-from blinkccl.algorithms.bounds import certificate_for, reverse_of
+from blinkccl.algorithms.bounds import certificate_for, reverse_of, tree_packing
 from blinkccl.algorithms.forests import Draft, backward, forest_of, ordered
 from blinkccl.algorithms.lanes import lanes_of
 from blinkccl.algorithms.optimal import hops_of
 from blinkccl.algorithms.registry import Request
 from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Forest
-from blinkccl.packing.columns import Column, Oracle
+from blinkccl.packing.bottleneck import gather_rate
+from blinkccl.packing.columns import Column, Oracle, pack_columns
+from blinkccl.packing.maxflow import broadcast_rate
 from blinkccl.packing.minimize import minimize_trees
 from blinkccl.packing.mwu import pack_multiplicative
 from blinkccl.packing.network import Network
 from blinkccl.packing.oracles import Hops, out_tree_oracle, paths_oracle, relay_oracle, up_and_down_oracle
-from blinkccl.packing.undirected import most_central
+from blinkccl.packing.undirected import most_central, strength, undirected_widths
 
 #: Columns with their parts of the whole, which sum to 1.
 Parts = list[tuple[Column, Fraction]]
@@ -44,23 +47,36 @@ def plan(request: Request) -> Forest:
     """
     name = request.collective.name
     if name not in DRAFTS:
-        raise UnsupportedError(f"blink has no trees for {name}: the paper treats collectives with one root; "
-                               "use --algo optimal")
+        raise UnsupportedError(
+            f"blink has no trees for {name}: the paper treats collectives with one root; use --algo optimal"
+        )
     lanes = lanes_of(request.network, request.ranks)
     certificate = certificate_for(request.collective, request.ranks, lanes.topology)
     return forest_of(request, lanes, "blink", DRAFTS[name](request, lanes.network), certificate)
 
 
-def tree_gen(request: Request, network: Network, oracle: Oracle) -> Parts:
-    """TreeGen: many columns by multiplicative weights, then few by the integer program where it gets there."""
+def tree_gen(request: Request, network: Network, oracle: Oracle, optimum: Fraction | None) -> Parts:
+    """TreeGen: many columns by multiplicative weights, then few by the integer program where it gets there.
+
+    ``optimum`` is what these columns can reach at most, where that is known; else the weights' own prices bound it.
+    """
     packing = pack_multiplicative(network.capacity, oracle, request.epsilon)
     candidates = [column for column, _ in sorted(packing.columns, key=lambda part: -part[1])]
-    # The prices bound the optimum from above, so the threshold holds against the true optimum as well.
-    target = Fraction(packing.bound).limit_denominator(10**6)
+    target = optimum if optimum is not None else Fraction(packing.bound).limit_denominator(10**6)
     few = minimize_trees(candidates, network.capacity, target, request.threshold)
     chosen = few if few is not None else list(packing.columns)
     total = sum((weight for _, weight in chosen), Fraction(0))
     return [(column, weight / total) for column, weight in chosen]
+
+
+#: Up to this many ranks the exact optimum of AllGather through one root is worth its column generation.
+EXACT_UP_TO = 16
+
+
+@lru_cache(maxsize=64)
+def one_root_optimum(network: Network, root: int) -> Fraction:
+    """The rate per rank of an AllGather that goes through ``root``: what ``blink`` can reach at most."""
+    return pack_columns(network.capacity, [Fraction(1)], relay_oracle(network, root)).rate
 
 
 def _root(request: Request) -> int:
@@ -70,7 +86,8 @@ def _root(request: Request) -> int:
 
 def _broadcast(request: Request, network: Network) -> list[Draft]:
     root = _root(request)
-    parts = tree_gen(request, network, out_tree_oracle(network, [root]))
+    optimum = broadcast_rate(network, root)[0] if network.switchless else tree_packing(network, (root,)).rate
+    parts = tree_gen(request, network, out_tree_oracle(network, [root]), Fraction(optimum))
     return [Draft(None, part, root, None, ordered(root, column.payload)) for column, part in parts]
 
 
@@ -87,10 +104,13 @@ def _mirrored(draft: Draft) -> Draft:
 
 def _allreduce(request: Request, network: Network) -> list[Draft]:
     if not network.symmetric:
-        raise UnsupportedError("blink uses each tree up and down, so every link needs its reverse with the same "
-                               "capacity; use --algo optimal")
+        raise UnsupportedError(
+            "blink uses each tree up and down, so every link needs its reverse with the same "
+            "capacity; use --algo optimal"
+        )
     root = most_central(network)
-    parts = tree_gen(request, network, up_and_down_oracle(network, root))
+    optimum = strength(network.n, undirected_widths(network))[0] if network.switchless else None
+    parts = tree_gen(request, network, up_and_down_oracle(network, root), optimum)
     drafts = []
     for column, part in parts:
         down = ordered(root, column.payload)
@@ -100,10 +120,13 @@ def _allreduce(request: Request, network: Network) -> list[Draft]:
 
 def _gather(request: Request, network: Network) -> list[Draft]:
     root, size = _root(request), network.terminals
-    parts = tree_gen(request, network, paths_oracle(network, root))
+    parts = tree_gen(request, network, paths_oracle(network, root), gather_rate(network, root)[0])
     own = [Draft(root, Fraction(1, size), root, None, ())]
-    paths = [Draft(v, part / size, v, None, hops_of(network, path))
-             for column, part in parts for v, path in column.payload.items()]
+    paths = [
+        Draft(v, part / size, v, None, hops_of(network, path))
+        for column, part in parts
+        for v, path in column.payload.items()
+    ]
     return sorted([*own, *paths], key=_by_block)
 
 
@@ -115,7 +138,8 @@ def _scatter(request: Request, network: Network) -> list[Draft]:
 
 def _allgather(request: Request, network: Network) -> list[Draft]:
     root, size = most_central(network), network.terminals
-    parts = tree_gen(request, network, relay_oracle(network, root))
+    optimum = one_root_optimum(network, root) if size <= EXACT_UP_TO else None
+    parts = tree_gen(request, network, relay_oracle(network, root), optimum)
     drafts = []
     for column, part in parts:
         paths, tree = column.payload
@@ -128,8 +152,10 @@ def _allgather(request: Request, network: Network) -> list[Draft]:
 
 def _reduce_scatter(request: Request, network: Network) -> list[Draft]:
     drafts = _allgather(request, reverse_of(network))
-    return [Draft(d.block, d.weight, d.root, backward(d.down or ()), None if d.up is None else backward(d.up[::-1]))
-            for d in drafts]
+    return [
+        Draft(d.block, d.weight, d.root, backward(d.down or ()), None if d.up is None else backward(d.up[::-1]))
+        for d in drafts
+    ]
 
 
 def _by_block(draft: Draft) -> tuple[int, Fraction]:
@@ -138,6 +164,11 @@ def _by_block(draft: Draft) -> tuple[int, Fraction]:
 
 
 DRAFTS: dict[str, Callable[[Request, Network], list[Draft]]] = {
-    "broadcast": _broadcast, "reduce": _reduce, "allreduce": _allreduce, "gather": _gather, "scatter": _scatter,
-    "allgather": _allgather, "reduce_scatter": _reduce_scatter,
+    "broadcast": _broadcast,
+    "reduce": _reduce,
+    "allreduce": _allreduce,
+    "gather": _gather,
+    "scatter": _scatter,
+    "allgather": _allgather,
+    "reduce_scatter": _reduce_scatter,
 }

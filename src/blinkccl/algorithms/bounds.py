@@ -15,12 +15,12 @@ from functools import lru_cache
 from blinkccl.algorithms.lanes import Lanes, lanes_of
 from blinkccl.collectives.spec import Collective
 from blinkccl.forest.model import Certificate, Cut, Dual, Partition
-from blinkccl.packing.oracles import in_and_out_oracle, out_tree_oracle
 from blinkccl.packing.bottleneck import allgather_rate, gather_rate
 from blinkccl.packing.columns import ExactPacking, pack_columns
 from blinkccl.packing.maxflow import broadcast_rate, min_cut
 from blinkccl.packing.multiflow import Multiflow, all_to_all
 from blinkccl.packing.network import Arc, Network
+from blinkccl.packing.oracles import in_and_out_oracle, out_tree_oracle
 from blinkccl.packing.undirected import strength, undirected_widths
 from blinkccl.topology.model import Topology
 
@@ -46,9 +46,14 @@ def cut_certificate(collective: Collective, lanes: Lanes, side: tuple[int, ...])
     """
     real = lanes.side(side)
     inside = frozenset(v for v in side if v < lanes.network.terminals)
-    demand = sum((item.weight for item in collective.items()
-                  if any(r in inside for r, _ in item.contributions)
-                  and any(r not in inside for r, _ in item.destinations)), Fraction(0))
+    demand = sum(
+        (
+            item.weight
+            for item in collective.items()
+            if any(r in inside for r, _ in item.contributions) and any(r not in inside for r, _ in item.destinations)
+        ),
+        Fraction(0),
+    )
     held = frozenset(real)
     capacity = sum(link.capacity for link in lanes.topology.links if link.src in held and link.dst not in held)
     return Cut(real, Fraction(capacity), demand)
@@ -167,7 +172,13 @@ def tree_packing(network: Network, roots: tuple[int, ...]) -> ExactPacking:
 
 
 PROOFS = {
-    "broadcast": _broadcast, "reduce": _reduce, "allreduce": _allreduce, "allgather": _allgather,
-    "reduce_scatter": _reduce_scatter, "gather": _gather, "scatter": _scatter, "alltoall": _alltoall,
+    "broadcast": _broadcast,
+    "reduce": _reduce,
+    "allreduce": _allreduce,
+    "allgather": _allgather,
+    "reduce_scatter": _reduce_scatter,
+    "gather": _gather,
+    "scatter": _scatter,
+    "alltoall": _alltoall,
     "sendrecv": _sendrecv,
 }

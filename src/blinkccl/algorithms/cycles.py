@@ -20,8 +20,7 @@ REFUTE_LIMIT = 2_000
 STATE_LIMIT = 200_000
 
 
-def max_disjoint_cycles(capacity: Mapping[Arc, int], vertices: Sequence[int]
-                        ) -> tuple[tuple[Cycle, int], ...]:
+def max_disjoint_cycles(capacity: Mapping[Arc, int], vertices: Sequence[int]) -> tuple[tuple[Cycle, int], ...]:
     """Hamiltonian cycles and how often each is taken, with at most ``capacity`` of them on any arc.
 
     Parameters
@@ -145,8 +144,9 @@ def _greedy(free: dict[Arc, int], vertices: Sequence[int]) -> list[Cycle]:
                 del free[arc]
 
 
-def hamiltonian_path(arcs: Mapping[Arc, int], vertices: Sequence[int], start: int | None = None, *,
-                     closed: bool = False) -> Cycle | None:
+def hamiltonian_path(
+    arcs: Mapping[Arc, int], vertices: Sequence[int], start: int | None = None, *, closed: bool = False
+) -> Cycle | None:
     """The first path over all ``vertices`` along ``arcs``, or None.
 
     Parameters
@@ -165,8 +165,10 @@ def hamiltonian_path(arcs: Mapping[Arc, int], vertices: Sequence[int], start: in
     """
     place = {v: i for i, v in enumerate(vertices)}
     following: dict[int, list[int]] = {v: [] for v in vertices}
-    for u, v in sorted((arc for arc in arcs if arc[0] in place and arc[1] in place),
-                       key=lambda arc: (-arcs[arc], place[arc[1]])):
+    for u, v in sorted(
+        (arc for arc in arcs if arc[0] in place and arc[1] in place),
+        key=lambda arc: (-arcs[arc], place[arc[1]]),
+    ):
         following[u].append(v)
     for first in vertices if start is None else (start,):
         path = _path_from(first, following, frozenset(vertices) - {first}, closed)
@@ -175,8 +177,7 @@ def hamiltonian_path(arcs: Mapping[Arc, int], vertices: Sequence[int], start: in
     return None
 
 
-def _path_from(first: int, following: Mapping[int, Sequence[int]], left: frozenset[int], closed: bool
-               ) -> Cycle | None:
+def _path_from(first: int, following: Mapping[int, Sequence[int]], left: frozenset[int], closed: bool) -> Cycle | None:
     """Depth-first with an explicit stack, as clusters are deeper than the interpreter's recursion."""
     dead: set[tuple[int, frozenset[int]]] = set()
     path, ahead = [first], [iter(following[first])]

@@ -50,8 +50,12 @@ def plan(request: Request) -> Forest:
     root, so there it is the pair of Sanders, Speck and Träff: the root over two complementary trees of the
     n−1 others.
     """
-    require_collective(request, "double_binary_tree", ("allreduce", "broadcast", "reduce"),
-                       "use --algo ring or --algo optimal")
+    require_collective(
+        request,
+        "double_binary_tree",
+        ("allreduce", "broadcast", "reduce"),
+        "use --algo ring or --algo optimal",
+    )
     network, ranks = request.network, request.ranks
     paths = transit_paths(network, ranks)
     root = None if request.collective.root is None else ranks[request.collective.root]
@@ -59,9 +63,16 @@ def plan(request: Request) -> Forest:
     shares = []
     for i, parents in enumerate(_both_trees(network, paths, ranks, root)):
         down = _tree(network, paths, parents)
-        shares.append(Share(Fraction(1, 2), i, None, down.root,
-                            None if name == "broadcast" else flipped(paths, down),
-                            None if name == "reduce" else down))
+        shares.append(
+            Share(
+                Fraction(1, 2),
+                i,
+                None,
+                down.root,
+                None if name == "broadcast" else flipped(paths, down),
+                None if name == "reduce" else down,
+            )
+        )
     return forest_on(request, "double_binary_tree", network, shares)
 
 
@@ -77,17 +88,21 @@ def binary_tree(n: int) -> dict[int, int]:
 
 def second_tree(n: int) -> dict[int, int]:
     """The complementary tree: the first one mirrored for even n, shifted by one for odd n."""
+
     def moved(r: int) -> int:
         return n - 1 - r if n % 2 == 0 else (r + 1) % n
+
     return {moved(child): moved(parent) for child, parent in binary_tree(n).items()}
 
 
 def rooted_second_tree(n: int) -> dict[int, int]:
     """A complementary tree with the same root 0: the n−1 others mirrored for odd n, shifted for even n."""
+
     def moved(r: int) -> int:
         if r == 0:
             return 0
         return n - r if n % 2 else r % (n - 1) + 1
+
     return {moved(child): moved(parent) for child, parent in binary_tree(n).items()}
 
 
@@ -96,8 +111,7 @@ def _both_trees(network: Topology, paths: Paths, ranks: Sequence[int], root: int
     first, second = binary_tree, second_tree if root is None else rooted_second_tree
     if len(servers) == 1:
         order = _from_root(ranks, root)
-        return [{order[child]: order[parent] for child, parent in tree(len(order)).items()}
-                for tree in (first, second)]
+        return [{order[child]: order[parent] for child, parent in tree(len(order)).items()} for tree in (first, second)]
     at = 0 if root is None else next(i for i, members in enumerate(servers) if root in members)
     turned = servers[at:] + servers[:at]
     chains = [_chain(network, paths, members, root if root in members else None) for members in turned]
@@ -136,7 +150,8 @@ def _tree(network: Topology, paths: Paths, parents: Parents) -> Tree:
                 raise UnsupportedError(
                     f"double_binary_tree needs a hop between {vertex} and {child}, but no link or switch of "
                     f"{network.name} joins them; use --links pcie, where every pair is one hop apart, or "
-                    "--algo optimal")
+                    "--algo optimal"
+                )
             edges.append(paths[vertex, child])
             queue.append(child)
     return Tree(root, tuple(edges))

@@ -42,6 +42,8 @@ def plan(request: Request) -> Forest:
     paths = transit_paths(network, ranks)
     require_adjacent(paths, network, ranks, "flat")
     weight = Fraction(1, len(ranks))
-    shares = [Share(weight, i, None, root, star_up(paths, root, ranks), star_down(paths, root, ranks))
-              for i, root in enumerate(ranks)]
+    shares = [
+        Share(weight, i, None, root, star_up(paths, root, ranks), star_down(paths, root, ranks))
+        for i, root in enumerate(ranks)
+    ]
     return forest_on(request, "flat", network, shares)

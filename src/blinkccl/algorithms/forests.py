@@ -11,8 +11,8 @@ from blinkccl.algorithms.registry import Request
 from blinkccl.collectives.spec import Block
 from blinkccl.errors import InternalError
 from blinkccl.forest.model import Certificate, Forest, Share, Tree, attained_rate, to_ids
-from blinkccl.packing.oracles import Hops
 from blinkccl.packing.integral import Arborescence
+from blinkccl.packing.oracles import Hops
 
 #: Breadth first, so that parents come before children.
 OutTree = tuple[int, Fraction, Hops]
@@ -29,8 +29,9 @@ class Draft:
     down: Hops | None
 
 
-def forest_of(request: Request, lanes: Lanes, algorithm: str, drafts: Iterable[Draft],
-              certificate: Certificate) -> Forest:
+def forest_of(
+    request: Request, lanes: Lanes, algorithm: str, drafts: Iterable[Draft], certificate: Certificate
+) -> Forest:
     """The forest of these shares, one slice each, on the links of ``lanes``; the rate is what the loads allow.
 
     Raises

@@ -70,10 +70,14 @@ def groupings(network: Topology, paths: Paths, ranks: Sequence[int]) -> list[Gro
     list
         At most :data:`PARTITION_LIMIT`, first fit first; without those whose groups no hop joins.
     """
+
     def adjacent(u: int, v: int) -> bool:
-        return all(pair in paths and stays_inside(network, paths[pair])
-                   and all(network.vertex[x].kind == "switch" for x in paths[pair][1:-1])
-                   for pair in ((u, v), (v, u)))
+        return all(
+            pair in paths
+            and stays_inside(network, paths[pair])
+            and all(network.vertex[x].kind == "switch" for x in paths[pair][1:-1])
+            for pair in ((u, v), (v, u))
+        )
 
     found = []
     for groups in fewest_cliques(ranks, adjacent):
@@ -98,8 +102,7 @@ def fewest_cliques(ranks: Sequence[int], adjacent: Callable[[int, int], bool]) -
     while stack and steps < STEP_LIMIT + len(ranks):
         placed, groups = stack.pop()
         steps += 1
-        if found and (len(groups) > len(found[0])
-                      or (len(groups) == len(found[0]) and len(found) == PARTITION_LIMIT)):
+        if found and (len(groups) > len(found[0]) or (len(groups) == len(found[0]) and len(found) == PARTITION_LIMIT)):
             continue
         if placed == len(ranks):
             found = [groups] if not found or len(groups) < len(found[0]) else [*found, groups]
@@ -109,7 +112,7 @@ def fewest_cliques(ranks: Sequence[int], adjacent: Callable[[int, int], bool]) -
         stack.append((placed + 1, (*groups, (rank,))))
         for i in range(len(groups) - 1, -1, -1):
             if all((rank, member) in joined for member in groups[i]):
-                stack.append((placed + 1, (*groups[:i], (*groups[i], rank), *groups[i + 1:])))
+                stack.append((placed + 1, (*groups[:i], (*groups[i], rank), *groups[i + 1 :])))
     return found
 
 
@@ -120,8 +123,9 @@ def _tree_of_groups(paths: Paths, groups: tuple[Group, ...]) -> Links | None:
     """
     crossings: Links = {}
     inside, outside = [0], list(range(1, len(groups)))
-    offers = {(g, h): _partners(paths, groups[g], groups[h])
-              for g in range(len(groups)) for h in range(len(groups)) if g < h}
+    offers = {
+        (g, h): _partners(paths, groups[g], groups[h]) for g in range(len(groups)) for h in range(len(groups)) if g < h
+    }
     while outside:
         ranked = []
         for g in inside:
@@ -143,8 +147,12 @@ def _tree_of_groups(paths: Paths, groups: tuple[Group, ...]) -> Links | None:
 
 def _partners(paths: Paths, group: Group, other: Group) -> tuple[int, tuple[Pair, ...]]:
     """(links crossed by a shortest hop between the groups, a largest set of disjoint such hops)."""
-    lengths = {(u, v): max(len(paths[u, v]), len(paths[v, u])) for u in group for v in other
-               if (u, v) in paths and (v, u) in paths}
+    lengths = {
+        (u, v): max(len(paths[u, v]), len(paths[v, u]))
+        for u in group
+        for v in other
+        if (u, v) in paths and (v, u) in paths
+    }
     if not lengths:
         return 0, ()
     shortest = min(lengths.values())

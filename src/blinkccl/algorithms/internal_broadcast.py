@@ -73,8 +73,10 @@ def plan(request: Request) -> Forest:
             if best is None or score > best[0]:
                 best = score, shares
     if best is None:
-        raise UnsupportedError(f"internal_broadcast: on {network.name} no hop joins the fully connected "
-                               f"groups of {','.join(map(str, request.ranks))}; use --algo optimal")
+        raise UnsupportedError(
+            f"internal_broadcast: on {network.name} no hop joins the fully connected "
+            f"groups of {','.join(map(str, request.ranks))}; use --algo optimal"
+        )
     return forest_on(request, "internal_broadcast", network, best[1])
 
 
@@ -113,21 +115,25 @@ def _broadcast(grouping: Grouping, paths: Paths, root: int, own_link: bool, spre
     if not own_link:
         links = {key: tuple(p for p in pairs if p[0] != root) or pairs for key, pairs in links.items()}
     first = tuple(v for v in grouping.partners_first(home) if v != root) or (root,)
-    yield from ((w, None, root, None, tree)
-                for w, tree in _cut_trees(grouping, paths, root, {home: first}, links, spread))
+    yield from (
+        (w, None, root, None, tree) for w, tree in _cut_trees(grouping, paths, root, {home: first}, links, spread)
+    )
 
 
 def _from_rank(grouping: Grouping, paths: Paths, rank: int, world_size: int, spread: bool) -> Iterator[Part]:
     """One rank's block: a star in its group, and across by its own partner link or, without one, by all."""
     home = grouping.home(rank)
-    links = {(g, h): tuple(p for p in pairs if g == home and p[0] == rank) or pairs
-             for (g, h), pairs in grouping.links_away(home).items()}
+    links = {
+        (g, h): tuple(p for p in pairs if g == home and p[0] == rank) or pairs
+        for (g, h), pairs in grouping.links_away(home).items()
+    }
     for weight, tree in _cut_trees(grouping, paths, rank, {home: (rank,)}, links, spread):
         yield weight / world_size, rank, rank, None, tree
 
 
-def _cut_trees(grouping: Grouping, paths: Paths, start: int, hubs: Hubs, links: Links, spread: bool
-               ) -> Iterator[tuple[Fraction, Tree]]:
+def _cut_trees(
+    grouping: Grouping, paths: Paths, start: int, hubs: Hubs, links: Links, spread: bool
+) -> Iterator[tuple[Fraction, Tree]]:
     """Weighted trees from ``start``, one for each piece of the overlaid cuts."""
     hubs = dict(hubs)
     for (_, h), pairs in links.items():
@@ -138,18 +144,25 @@ def _cut_trees(grouping: Grouping, paths: Paths, start: int, hubs: Hubs, links: 
         yield weight, _grown(grouping, paths, start, hub, link)
 
 
-def _overlaid(hubs: Hubs, links: Links
-              ) -> Iterator[tuple[Fraction, dict[int, int], dict[tuple[int, int], Pair]]]:
+def _overlaid(hubs: Hubs, links: Links) -> Iterator[tuple[Fraction, dict[int, int], dict[tuple[int, int], Pair]]]:
     """Cut [0, 1] evenly for every choice and lay the cuts over each other: (length, hubs, links taken)."""
     counts = {1, *map(len, hubs.values()), *map(len, links.values())}
     points = sorted({Fraction(i, count) for count in counts for i in range(count + 1)})
     for low, high in pairwise(points):
-        yield (high - low, {group: some[int(low * len(some))] for group, some in hubs.items()},
-               {key: some[int(low * len(some))] for key, some in links.items()})
+        yield (
+            high - low,
+            {group: some[int(low * len(some))] for group, some in hubs.items()},
+            {key: some[int(low * len(some))] for key, some in links.items()},
+        )
 
 
-def _grown(grouping: Grouping, paths: Paths, start: int, hubs: Mapping[int, int],
-           links: Mapping[tuple[int, int], Pair]) -> Tree:
+def _grown(
+    grouping: Grouping,
+    paths: Paths,
+    start: int,
+    hubs: Mapping[int, int],
+    links: Mapping[tuple[int, int], Pair],
+) -> Tree:
     """The down-tree from ``start``: each group is a star around its hub (its entry where it has none).
 
     Edges across come before edges inside: what has farther to go starts first.

@@ -7,6 +7,7 @@ trees, cuts, partitions and prices are translated back to the real vertices.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -30,7 +31,7 @@ class Lanes:
         """A hop in network vertices as the path of vertex ids it takes."""
         stops = tuple(hop)
         path = [self.ids[stops[0]]]
-        for arc in zip(stops, stops[1:], strict=False):
+        for arc in itertools.pairwise(stops):
             path.extend(self.chain[arc][1:])
         return tuple(path)
 
@@ -40,7 +41,7 @@ class Lanes:
         real = {self.ids[v] for v in inside}
         for (u, v), chain in self.chain.items():
             if u in inside:
-                real.update(chain[1:-1] if v in inside else chain[1:1 + self._narrowest(chain)])
+                real.update(chain[1:-1] if v in inside else chain[1 : 1 + self._narrowest(chain)])
         return tuple(sorted(real))
 
     def blocks(self, blocks: Iterable[Iterable[int]]) -> tuple[tuple[int, ...], ...]:
@@ -65,7 +66,7 @@ class Lanes:
         return real
 
     def _narrowest(self, chain: Path) -> int:
-        widths = [self.topology.link[arc].capacity for arc in zip(chain, chain[1:], strict=False)]
+        widths = [self.topology.link[arc].capacity for arc in itertools.pairwise(chain)]
         return widths.index(min(widths))
 
 

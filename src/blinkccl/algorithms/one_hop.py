@@ -62,8 +62,14 @@ def _shares(request: Request, item: Item, paths: Paths) -> Iterator[Share]:
     targets = [ranks[position] for position, _ in item.destinations]
     if len(sources) > 1 and len(targets) > 1:
         for root in ranks:
-            yield Share(item.weight / len(ranks), 0, block, root, star_up(paths, root, ranks),
-                        star_down(paths, root, ranks))
+            yield Share(
+                item.weight / len(ranks),
+                0,
+                block,
+                root,
+                star_up(paths, root, ranks),
+                star_down(paths, root, ranks),
+            )
     elif len(sources) > 1:
         yield Share(item.weight, 0, block, targets[0], star_up(paths, targets[0], ranks), None)
     elif len(targets) > 1:

@@ -17,6 +17,7 @@ whether or not a switch is balanced; clusters of equal servers need only one ran
 
 from __future__ import annotations
 
+import itertools
 from fractions import Fraction
 
 from blinkccl.algorithms import optimal_reduction, optimal_trees
@@ -25,10 +26,10 @@ from blinkccl.algorithms.forests import Draft, forest_of
 from blinkccl.algorithms.lanes import Lanes, lanes_of
 from blinkccl.algorithms.registry import Request
 from blinkccl.forest.model import Forest
-from blinkccl.packing.oracles import Hops
 from blinkccl.packing.bottleneck import gather_rate
 from blinkccl.packing.maxflow import max_flow
 from blinkccl.packing.network import Network
+from blinkccl.packing.oracles import Hops
 from blinkccl.packing.paths import UnitPath, decompose
 
 
@@ -46,11 +47,12 @@ def plan(request: Request) -> Forest:
 def hops_of(network: Network, path: tuple[int, ...]) -> Hops:
     """A path as hops from terminal to terminal."""
     stops = [i for i, v in enumerate(path) if v < network.terminals]
-    return tuple(path[a:b + 1] for a, b in zip(stops, stops[1:], strict=False))
+    return tuple(path[a : b + 1] for a, b in itertools.pairwise(stops))
 
 
-def _path_drafts(network: Network, block: int | tuple[int, int] | None, weight: Fraction, ways: list[UnitPath]
-                 ) -> list[Draft]:
+def _path_drafts(
+    network: Network, block: int | tuple[int, int] | None, weight: Fraction, ways: list[UnitPath]
+) -> list[Draft]:
     total = sum(units for _, units in ways)
     return [Draft(block, weight * Fraction(units, total), way[0], None, hops_of(network, way)) for way, units in ways]
 
@@ -62,8 +64,11 @@ def _gather(request: Request, lanes: Lanes) -> Forest:
     ways = decompose(flow, {v: rate.numerator for v in range(size) if v != root}, root)
     drafts = []
     for v in range(size):
-        drafts += (_path_drafts(lanes.network, v, Fraction(1, size), ways[v]) if v != root else
-                   [Draft(v, Fraction(1, size), v, None, ())])
+        drafts += (
+            _path_drafts(lanes.network, v, Fraction(1, size), ways[v])
+            if v != root
+            else [Draft(v, Fraction(1, size), v, None, ())]
+        )
     return _finished(request, lanes, drafts)
 
 
@@ -75,8 +80,11 @@ def _scatter(request: Request, lanes: Lanes) -> Forest:
     drafts = []
     for v in range(size):
         away = [(way[::-1], units) for way, units in ways.get(v, [])]
-        drafts += (_path_drafts(lanes.network, v, Fraction(1, size), away) if v != root else
-                   [Draft(v, Fraction(1, size), v, None, ())])
+        drafts += (
+            _path_drafts(lanes.network, v, Fraction(1, size), away)
+            if v != root
+            else [Draft(v, Fraction(1, size), v, None, ())]
+        )
     return _finished(request, lanes, drafts)
 
 
@@ -95,8 +103,11 @@ def _alltoall(request: Request, lanes: Lanes) -> Forest:
     drafts = []
     for s in range(size):
         for t in range(size):
-            drafts += (_path_drafts(lanes.network, (s, t), Fraction(1, size), flow.paths[s, t]) if s != t else
-                       [Draft((s, s), Fraction(1, size), s, None, ())])
+            drafts += (
+                _path_drafts(lanes.network, (s, t), Fraction(1, size), flow.paths[s, t])
+                if s != t
+                else [Draft((s, s), Fraction(1, size), s, None, ())]
+            )
     return _finished(request, lanes, drafts)
 
 
@@ -106,8 +117,13 @@ def _finished(request: Request, lanes: Lanes, drafts: list[Draft]) -> Forest:
 
 
 PLANS = {
-    "broadcast": optimal_trees.broadcast, "reduce": optimal_trees.reduce,
-    "allgather": optimal_trees.allgather, "reduce_scatter": optimal_trees.reduce_scatter,
-    "allreduce": optimal_reduction.allreduce, "gather": _gather, "scatter": _scatter, "alltoall": _alltoall,
+    "broadcast": optimal_trees.broadcast,
+    "reduce": optimal_trees.reduce,
+    "allgather": optimal_trees.allgather,
+    "reduce_scatter": optimal_trees.reduce_scatter,
+    "allreduce": optimal_reduction.allreduce,
+    "gather": _gather,
+    "scatter": _scatter,
+    "alltoall": _alltoall,
     "sendrecv": _sendrecv,
 }

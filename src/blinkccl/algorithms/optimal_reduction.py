@@ -24,13 +24,13 @@ from blinkccl.algorithms.optimal_trees import depth_of, every_root
 from blinkccl.algorithms.registry import Request
 from blinkccl.algorithms.symmetry import Permutation, rotations
 from blinkccl.forest.model import Forest
-from blinkccl.packing.oracles import in_and_out_oracle
 from blinkccl.packing.columns import dual_bound
 from blinkccl.packing.flatten import flatten
 from blinkccl.packing.integral import Arborescence
 from blinkccl.packing.maxflow import FlowGraph
 from blinkccl.packing.multiplicities import whole_weights
 from blinkccl.packing.network import Arc, Network
+from blinkccl.packing.oracles import in_and_out_oracle
 from blinkccl.packing.shallow import choose, eccentricity, undirected_columns
 from blinkccl.packing.undirected import TreePacking, merge_equal, pack_trees, recentred, undirected_widths
 
@@ -44,8 +44,9 @@ def allreduce(request: Request, lanes: Lanes) -> Forest:
     if network.switchless and network.symmetric:
         packing = undirected_packing(network, request.objective)
         total = sum(tree.multiplicity for tree in packing.trees)
-        drafts = [Draft(None, weight, root, backward(hops), hops)
-                  for root, weight, hops in normalised(packing.trees, total)]
+        drafts = [
+            Draft(None, weight, root, backward(hops), hops) for root, weight, hops in normalised(packing.trees, total)
+        ]
         return forest_of(request, lanes, "optimal", drafts, partition_certificate(lanes, packing.blocks))
     halves = _two_halves(network, rotations(lanes)) if network.symmetric else None
     if halves is not None:
@@ -56,8 +57,9 @@ def allreduce(request: Request, lanes: Lanes) -> Forest:
     drafts = []
     for column, weight in weights:
         root, up, down = column.payload
-        drafts.append(Draft(None, weight / pairs.rate, root, backward(ordered(root, backward(up))),
-                            ordered(root, down)))
+        drafts.append(
+            Draft(None, weight / pairs.rate, root, backward(ordered(root, backward(up))), ordered(root, down))
+        )
     return forest_of(request, lanes, "optimal", drafts, price_certificate(lanes, pairs.prices, pairs.bound))
 
 
@@ -75,8 +77,9 @@ def undirected_packing(network: Network, objective: str) -> TreePacking:
     return TreePacking(packing.rate, packing.scale, packing.blocks, tuple(trees))
 
 
-def _shallower(network: Network, capacity: Mapping[Arc, int], trees: list[Arborescence], *, thorough: bool
-               ) -> list[Arborescence]:
+def _shallower(
+    network: Network, capacity: Mapping[Arc, int], trees: list[Arborescence], *, thorough: bool
+) -> list[Arborescence]:
     radius = min(eccentricity(network, v) for v in range(network.n))
     demand = {0: sum(tree.multiplicity for tree in trees)}
     for levels in range(radius, max(depth_of(tree) for tree in trees)):
@@ -101,8 +104,9 @@ def _fewest(network: Network, capacity: Mapping[Arc, int], trees: list[Arboresce
     return trees
 
 
-def _two_halves(network: Network, group: tuple[Permutation, ...] | None
-                ) -> tuple[list[Draft], dict[Arc, Fraction], Fraction] | None:
+def _two_halves(
+    network: Network, group: tuple[Permutation, ...] | None
+) -> tuple[list[Draft], dict[Arc, Fraction], Fraction] | None:
     """The AllGather's trees used up and down, where prices prove that nothing is faster; None where not."""
     rate, _ = allgather_bottleneck(network)
     goal = rate * network.terminals / 2
@@ -110,7 +114,9 @@ def _two_halves(network: Network, group: tuple[Permutation, ...] | None
     if not prices or dual_bound(network.capacity, [Fraction(1)], in_and_out_oracle(network), prices) != goal:
         return None
     packed = every_root(network, "shallow", group)
-    drafts = [Draft(None, weight / network.terminals, root, backward(hops), hops) for root, weight, hops in packed.trees]
+    drafts = [
+        Draft(None, weight / network.terminals, root, backward(hops), hops) for root, weight, hops in packed.trees
+    ]
     return drafts, prices, goal
 
 

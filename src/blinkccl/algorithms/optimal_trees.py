@@ -73,16 +73,20 @@ def _one(request: Request, lanes: Lanes, network: Network, *, up: bool) -> Fores
     root = request.collective.root
     assert root is not None
     packed = one_root(network, root, request.objective)
-    drafts = [Draft(None, weight, root, backward(hops) if up else None, None if up else hops)
-              for _, weight, hops in packed.trees]
+    drafts = [
+        Draft(None, weight, root, backward(hops) if up else None, None if up else hops)
+        for _, weight, hops in packed.trees
+    ]
     return forest_of(request, lanes, "optimal", drafts, proof(request, lanes, packed, up=up))
 
 
 def _every(request: Request, lanes: Lanes, network: Network, *, up: bool) -> Forest:
     packed = every_root(network, request.objective, rotations(lanes))
     size = request.collective.world_size
-    drafts = [Draft(root, weight / size, root, backward(hops) if up else None, None if up else hops)
-              for root, weight, hops in packed.trees]
+    drafts = [
+        Draft(root, weight / size, root, backward(hops) if up else None, None if up else hops)
+        for root, weight, hops in packed.trees
+    ]
     return forest_of(request, lanes, "optimal", drafts, proof(request, lanes, packed, up=up))
 
 
@@ -143,25 +147,32 @@ def every_root(network: Network, objective: str, group: tuple[Permutation, ...] 
     return Packed(tuple(normalised(trees, p)), side)
 
 
-def _every_with_transit(network: Network, rate: Fraction, side: tuple[int, ...],
-                        group: tuple[Permutation, ...] | None) -> Packed:
+def _every_with_transit(
+    network: Network, rate: Fraction, side: tuple[int, ...], group: tuple[Permutation, ...] | None
+) -> Packed:
     roots = tuple(range(network.terminals))
     if group is not None:
         reached, templates, prices = pack_templates(network, group, rate)
-        out = tuple((root, w / reached, ordered(root, rotated(hops, move)))
-                    for root, move in zip(roots, group, strict=True) for hops, w in templates)
+        out = tuple(
+            (root, w / reached, ordered(root, rotated(hops, move)))
+            for root, move in zip(roots, group, strict=True)
+            for hops, w in templates
+        )
         return Packed(out, side) if reached == rate else Packed(out, None, prices, reached * network.terminals)
     packing = tree_packing(network, roots)
     weights = whole_weights(packing.pool, network.capacity, [Fraction(1)] * len(roots), packing.rate) or packing.columns
-    out = tuple(sorted(((column.group, w / packing.rate, ordered(column.group, column.payload))
-                        for column, w in weights), key=lambda t: (t[0], -t[1], t[2])))
+    out = tuple(
+        sorted(
+            ((column.group, w / packing.rate, ordered(column.group, column.payload)) for column, w in weights),
+            key=lambda t: (t[0], -t[1], t[2]),
+        )
+    )
     if packing.rate == rate:
         return Packed(out, side)
     return Packed(out, None, packing.prices, packing.bound * len(roots))
 
 
-def _chosen(network: Network, demand: dict[int, int], trees: list[Arborescence], objective: str
-            ) -> list[Arborescence]:
+def _chosen(network: Network, demand: dict[int, int], trees: list[Arborescence], objective: str) -> list[Arborescence]:
     """The packing that the objective asks for, all of the same rate."""
     if objective == "fewest-trees":
         return _fewest(network, demand, trees)

@@ -48,8 +48,9 @@ def transit_paths(network: Topology, ranks: Sequence[int]) -> dict[tuple[int, in
     return paths
 
 
-def _paths_from(source: int, following: dict[int, list[tuple[int, int]]], is_rank: frozenset[int]
-                ) -> list[tuple[int, Path]]:
+def _paths_from(
+    source: int, following: dict[int, list[tuple[int, int]]], is_rank: frozenset[int]
+) -> list[tuple[int, Path]]:
     """The best paths from ``source``, found layer by layer: (target, path) by hops, then target."""
     found: list[tuple[int, Path]] = []
     reached = {source}

@@ -55,8 +55,9 @@ class Request:
 
     def __post_init__(self) -> None:
         if self.collective.world_size != len(self.ranks):
-            raise PackingError(f"{self.collective.name} for {self.collective.world_size} ranks, but "
-                               f"{len(self.ranks)} are given")
+            raise PackingError(
+                f"{self.collective.name} for {self.collective.world_size} ranks, but {len(self.ranks)} are given"
+            )
         if len(self.ranks) < 2:
             raise PackingError("a collective among fewer than two ranks moves nothing: give at least two GPUs")
         if self.objective not in OBJECTIVES:
@@ -69,8 +70,16 @@ class Request:
 
     def with_links(self, links: str) -> Request:
         """The same request on other links."""
-        return Request(self.topology, self.collective, self.ranks, links, self.relays, self.objective,
-                       self.threshold, self.epsilon)
+        return Request(
+            self.topology,
+            self.collective,
+            self.ranks,
+            links,
+            self.relays,
+            self.objective,
+            self.threshold,
+            self.epsilon,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,25 +98,45 @@ class Algorithm:
 
 #: The registry. ``auto`` is ``optimal`` until sizes are known.
 ALGORITHMS: dict[str, Algorithm] = {
-    "optimal": Algorithm("blinkccl.algorithms.optimal", "the exact optimum of any collective on any topology",
-                         "Edmonds 1973; Tutte, Nash-Williams 1961; arXiv 2402.06787"),
-    "blink": Algorithm("blinkccl.algorithms.blink", "multiplicative weights, then few trees by ILP",
-                       "Blink, MLSys 2020, §3.2–3.3"),
-    "one_hop": Algorithm("blinkccl.algorithms.one_hop", "one star per rank through a switch",
-                         "Blink, MLSys 2020, §3.5"),
-    "ring": Algorithm("blinkccl.algorithms.ring", "NCCL 2.4's rings, PCIe fall-back included",
-                      "NCCL 2.4; Blink §2.1"),
-    "double_binary_tree": Algorithm("blinkccl.algorithms.double_binary_tree", "NCCL's two complementary trees",
-                                    "Sanders, Speck, Träff 2009; NCCL 2.4"),
-    "one_shot": Algorithm("blinkccl.algorithms.one_shot", "every rank gets all data and reduces it itself",
-                          "small-message AllReduce, as in MSCCL++"),
-    "internal_broadcast": Algorithm("blinkccl.algorithms.internal_broadcast",
-                                    "groups, internal broadcast, cross-group forwarding",
-                                    "the Blink poster, §3"),
-    "flat": Algorithm("blinkccl.algorithms.flat", "two-stage segmented reduction and broadcast",
-                      "multi-path UCX, flat intra-node AllReduce"),
-    "three_stage": Algorithm("blinkccl.algorithms.three_stage", "socket leaders: reduce, exchange, broadcast",
-                             "multi-path UCX, hierarchical intra-node AllReduce"),
+    "optimal": Algorithm(
+        "blinkccl.algorithms.optimal",
+        "the exact optimum of any collective on any topology",
+        "Edmonds 1973; Tutte, Nash-Williams 1961; arXiv 2402.06787",
+    ),
+    "blink": Algorithm(
+        "blinkccl.algorithms.blink",
+        "multiplicative weights, then few trees by ILP",
+        "Blink, MLSys 2020, §3.2–3.3",
+    ),
+    "one_hop": Algorithm(
+        "blinkccl.algorithms.one_hop", "one star per rank through a switch", "Blink, MLSys 2020, §3.5"
+    ),
+    "ring": Algorithm("blinkccl.algorithms.ring", "NCCL 2.4's rings, PCIe fall-back included", "NCCL 2.4; Blink §2.1"),
+    "double_binary_tree": Algorithm(
+        "blinkccl.algorithms.double_binary_tree",
+        "NCCL's two complementary trees",
+        "Sanders, Speck, Träff 2009; NCCL 2.4",
+    ),
+    "one_shot": Algorithm(
+        "blinkccl.algorithms.one_shot",
+        "every rank gets all data and reduces it itself",
+        "small-message AllReduce, as in MSCCL++",
+    ),
+    "internal_broadcast": Algorithm(
+        "blinkccl.algorithms.internal_broadcast",
+        "groups, internal broadcast, cross-group forwarding",
+        "the Blink poster, §3",
+    ),
+    "flat": Algorithm(
+        "blinkccl.algorithms.flat",
+        "two-stage segmented reduction and broadcast",
+        "multi-path UCX, flat intra-node AllReduce",
+    ),
+    "three_stage": Algorithm(
+        "blinkccl.algorithms.three_stage",
+        "socket leaders: reduce, exchange, broadcast",
+        "multi-path UCX, hierarchical intra-node AllReduce",
+    ),
 }
 ALIASES = {"auto": "optimal"}
 

@@ -72,21 +72,24 @@ def plan(request: Request) -> Forest:
     total = sum((ring.capacity for ring in rings), Fraction(0))
     drawn = [(ring.capacity / total, *part) for ring in rings for part in _parts(request, ring, paths)]
     per_ring = len(drawn) // len(rings)
-    shares = [Share(weight / per_ring, i, block, root, up, down)
-              for i, (weight, block, root, up, down) in enumerate(drawn)]
+    shares = [
+        Share(weight / per_ring, i, block, root, up, down) for i, (weight, block, root, up, down) in enumerate(drawn)
+    ]
     return forest_on(request, "ring", network, shares)
 
 
-def _parts(request: Request, ring: Ring, paths: Paths
-           ) -> Iterator[tuple[Block, int, Tree | None, Tree | None]]:
+def _parts(request: Request, ring: Ring, paths: Paths) -> Iterator[tuple[Block, int, Tree | None, Tree | None]]:
     """(block, root, up, down) of each share of one ring; all of the same weight."""
     name, root = request.collective.name, request.collective.root
     for rank in request.ranks if root is None else (request.ranks[root],):
         down = cyclic(ring.order, rank)
         up = (*down[1:], rank)
-        yield (rank if name in ("allgather", "reduce_scatter") else None, rank,
-               chain_up(paths, up) if request.collective.reduces else None,
-               chain_down(paths, down) if name not in ("reduce", "reduce_scatter") else None)
+        yield (
+            rank if name in ("allgather", "reduce_scatter") else None,
+            rank,
+            chain_up(paths, up) if request.collective.reduces else None,
+            chain_down(paths, down) if name not in ("reduce", "reduce_scatter") else None,
+        )
 
 
 def ring_count(request: Request) -> int:
@@ -130,8 +133,9 @@ def _fall_back(network: Topology, ranks: Sequence[int], by_rank: bool) -> tuple[
     paths = transit_paths(network, ranks)
     if missing_pairs(paths, ranks):
         u, v = missing_pairs(paths, ranks)[0]
-        raise UnsupportedError(f"ring: no NVLink ring through all ranks exists, and no PCIe path from {u} to "
-                               f"{v}; use --algo optimal")
+        raise UnsupportedError(
+            f"ring: no NVLink ring through all ranks exists, and no PCIe path from {u} to {v}; use --algo optimal"
+        )
     order = tuple(ranks) if by_rank else _nearest(paths, ranks)
     return _with_capacity(network, paths, [order])
 
@@ -172,8 +176,11 @@ def rings(network: Topology, ranks: Sequence[int], lane: int = 1) -> tuple[Ring,
     tuple
         Distinct rings in ascending order; empty if there is none.
     """
-    lanes = {(x.src, x.dst): x.capacity // lane for x in network.links
-             if x.src in ranks and x.dst in ranks and x.kind in FAST_KINDS and x.capacity >= lane}
+    lanes = {
+        (x.src, x.dst): x.capacity // lane
+        for x in network.links
+        if x.src in ranks and x.dst in ranks and x.kind in FAST_KINDS and x.capacity >= lane
+    }
     found, size = max_disjoint_cycles(lanes, ranks), Fraction(lane)
     if len(ranks) <= 4:
         halves = max_disjoint_cycles({arc: 2 * count for arc, count in lanes.items()}, ranks)
@@ -213,8 +220,9 @@ def _cluster_rings(network: Topology, ranks: Sequence[int]) -> tuple[Ring, ...]:
     if len(found) < len(lines) or missing_pairs(paths, ranks):
         return ()
     turnable = all(line_up(network, paths, (line[-1], line[0])) is not None for line in found)
-    turned = [tuple(rank for line in found for rank in cyclic(line, line[k % len(line)]))
-              for k in range(max(map(len, found)))]
+    turned = [
+        tuple(rank for line in found for rank in cyclic(line, line[k % len(line)])) for k in range(max(map(len, found)))
+    ]
     single = _with_capacity(network, paths, turned[:1])
     if not turnable:
         return single
@@ -234,7 +242,6 @@ def _nearest(paths: Paths, ranks: Sequence[int]) -> tuple[int, ...]:
 
 def _with_capacity(network: Topology, paths: Paths, orders: Sequence[tuple[int, ...]]) -> tuple[Ring, ...]:
     """Rings of equal capacity, as large as the links that they share allow."""
-    closed = [Share(Fraction(1), 0, None, order[0], None, chain_down(paths, (*order, order[0])))
-              for order in orders]
+    closed = [Share(Fraction(1), 0, None, order[0], None, chain_down(paths, (*order, order[0]))) for order in orders]
     capacity = min(network.link[arc].capacity / use for arc, use in link_use(closed).items())
     return tuple(Ring(order, capacity) for order in orders)

@@ -31,8 +31,10 @@ def require_one_server(request: Request, algorithm: str) -> None:
     """
     servers = sorted({request.topology.vertex[rank].server for rank in request.ranks})
     if len(servers) > 1:
-        raise UnsupportedError(f"{algorithm} works inside one server, but the ranks are on servers "
-                               f"{', '.join(map(str, servers))}; use --algo optimal")
+        raise UnsupportedError(
+            f"{algorithm} works inside one server, but the ranks are on servers "
+            f"{', '.join(map(str, servers))}; use --algo optimal"
+        )
 
 
 def stays_inside(network: Topology, path: Path) -> bool:
@@ -41,8 +43,9 @@ def stays_inside(network: Topology, path: Path) -> bool:
     return all(network.vertex[v].server == server and network.vertex[v].kind != "nic" for v in path)
 
 
-def line_up(network: Topology, paths: Paths, members: Sequence[int], start: int | None = None
-            ) -> tuple[int, ...] | None:
+def line_up(
+    network: Topology, paths: Paths, members: Sequence[int], start: int | None = None
+) -> tuple[int, ...] | None:
     """The ranks of one server in an order in which each hop stays inside it; None if there is none.
 
     Parameters
@@ -50,9 +53,11 @@ def line_up(network: Topology, paths: Paths, members: Sequence[int], start: int 
     start
         Which rank must come first; None leaves it open.
     """
-    arcs = {(u, v): min(network.link[arc].capacity for arc in pairwise(path))
-            for (u, v), path in ((pair, paths[pair]) for pair in _pairs(paths, members))
-            if stays_inside(network, path)}
+    arcs = {
+        (u, v): min(network.link[arc].capacity for arc in pairwise(path))
+        for (u, v), path in ((pair, paths[pair]) for pair in _pairs(paths, members))
+        if stays_inside(network, path)
+    }
     return hamiltonian_path(arcs, members, start)
 
 

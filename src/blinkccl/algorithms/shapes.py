@@ -78,10 +78,18 @@ def require_adjacent(paths: Paths, network: Topology, ranks: Sequence[int], algo
         raise UnsupportedError(
             f"{algorithm} needs every pair of ranks one hop apart, directly or through switches, but on "
             f"{network.name} no link or switch leads from {u} to {v} ({len(missing)} such ordered pairs); "
-            "use --links pcie, or --algo optimal")
+            "use --links pcie, or --algo optimal"
+        )
 
 
 def forest_on(request: Request, algorithm: str, network: Topology, shares: Sequence[Share]) -> Forest:
     """The forest of ``shares`` on ``network``, at the rate it attains and with the proof of the best rate."""
-    return Forest(request.collective, request.ranks, algorithm, network, tuple(shares),
-                  attained_rate(network, shares), certificate_for(request.collective, request.ranks, network))
+    return Forest(
+        request.collective,
+        request.ranks,
+        algorithm,
+        network,
+        tuple(shares),
+        attained_rate(network, shares),
+        certificate_for(request.collective, request.ranks, network),
+    )

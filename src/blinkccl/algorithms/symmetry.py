@@ -65,11 +65,19 @@ def _extended(network: Network, image: list[int]) -> Permutation | None:
 
 def _place(network: Network, mapped: dict[int, int], v: int) -> bool:
     """Map transit vertex ``v`` to the one free vertex that has the images of its mapped neighbours."""
-    wanted = [(mapped[u], network.capacity.get((u, v)), network.capacity.get((v, u))) for u in _near(network, v)
-              if u in mapped]
+    wanted = [
+        (mapped[u], network.capacity.get((u, v)), network.capacity.get((v, u)))
+        for u in _near(network, v)
+        if u in mapped
+    ]
     taken = frozenset(mapped.values())
-    fits = [w for w in range(network.terminals, network.n) if w not in taken and wanted
-            and all(network.capacity.get((u, w)) == c and network.capacity.get((w, u)) == d for u, c, d in wanted)]
+    fits = [
+        w
+        for w in range(network.terminals, network.n)
+        if w not in taken
+        and wanted
+        and all(network.capacity.get((u, w)) == c and network.capacity.get((w, u)) == d for u, c, d in wanted)
+    ]
     if len(fits) == 1:
         mapped[v] = fits[0]
     return len(fits) == 1

@@ -53,8 +53,10 @@ def plan(request: Request) -> Forest:
     require_one_server(request, "three_stage")
     groups = sockets(request.topology, request.ranks)
     if len(groups) < 2 or sum(map(len, groups)) < len(request.ranks):
-        raise UnsupportedError("three_stage needs every rank on a socket, and at least two sockets, but "
-                               f"{_where(request, groups)}; use --algo flat or --algo optimal")
+        raise UnsupportedError(
+            "three_stage needs every rank on a socket, and at least two sockets, but "
+            f"{_where(request, groups)}; use --algo flat or --algo optimal"
+        )
     network = request.network
     paths = transit_paths(network, request.ranks)
     best: tuple[Fraction, list[Share]] | None = None
@@ -65,9 +67,11 @@ def plan(request: Request) -> Forest:
             if best is None or rate > best[0]:
                 best = rate, shares
     if best is None:
-        raise UnsupportedError(f"three_stage: on {network.name} no choice of one leader per socket is one "
-                               "hop from each other leader and from the other ranks of its socket; "
-                               "use --algo optimal")
+        raise UnsupportedError(
+            f"three_stage: on {network.name} no choice of one leader per socket is one "
+            "hop from each other leader and from the other ranks of its socket; "
+            "use --algo optimal"
+        )
     return forest_on(request, "three_stage", network, best[1])
 
 
@@ -93,8 +97,7 @@ def _nearest_host(topology: Topology, following: dict[int, list[int]], rank: int
         hosts = [v for v in layer if topology.vertex[v].kind == "host"]
         if hosts:
             return min(hosts)
-        beyond = [w for v in layer if v == rank or topology.vertex[v].kind == "switch"
-                  for w in following.get(v, ())]
+        beyond = [w for v in layer if v == rank or topology.vertex[v].kind == "switch" for w in following.get(v, ())]
         layer = sorted({w for w in beyond if w not in seen and topology.vertex[w].kind in ("switch", "host")})
         seen.update(layer)
     return None
@@ -114,8 +117,9 @@ def _where(request: Request, groups: Sequence[Sequence[int]]) -> str:
 def _shares(paths: Paths, groups: Sequence[Sequence[int]], leaders: Sequence[int]) -> Iterator[Share]:
     """One share per leader; none at all where a hop is missing."""
     hops = [(leader, other) for leader in leaders for other in leaders if other != leader]
-    hops += [(leader, member) for leader, group in zip(leaders, groups, strict=True)
-             for member in group if member != leader]
+    hops += [
+        (leader, member) for leader, group in zip(leaders, groups, strict=True) for member in group if member != leader
+    ]
     if not all((u, v) in paths and (v, u) in paths for u, v in hops):
         return
     own = {leader: cyclic(group, leader)[1:] for leader, group in zip(leaders, groups, strict=True)}

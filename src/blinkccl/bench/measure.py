@@ -101,6 +101,18 @@ class Bench:
         """What is run."""
         return self.forest.collective
 
+    def check_sizes(self, sizes: Sequence[int]) -> None:
+        """Refuse sizes that this machine has no memory for.
+
+        Raises
+        ------
+        ScheduleError
+            Naming what is needed and what there is.
+        """
+        for size in sizes:
+            count = block_count(self.collective, size, self.dtype.itemsize)
+            _check_memory(self.collective, count * self.dtype.itemsize)
+
     def rows(self, sizes: Sequence[int], progress: Callable[[int, int], None] = lambda done, total: None
              ) -> Iterator[Row]:
         """Measure each size, out of place and in place.
@@ -116,8 +128,6 @@ class Bench:
         ------
         DeadlineError
             If a run takes longer than the deadline.
-        ScheduleError
-            If a size needs more memory than this machine has.
         """
         places = (False,) if self.collective.name == "alltoall" else (False, True)
         runs = self.settings.iterations + self.settings.warmup
@@ -130,7 +140,6 @@ class Bench:
 
         for size in sizes:
             count = block_count(self.collective, size, self.dtype.itemsize)
-            _check_memory(self.collective, count * self.dtype.itemsize)
             inputs = make_inputs(self.collective, count, self.dtype.name, seed=size, op=self.settings.op)
             expected = oracle(self.collective, inputs, self.settings.op) if self.settings.check else None
             timings = [self._measure(count, inputs, expected, in_place, tick) for in_place in places]

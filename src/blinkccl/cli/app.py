@@ -31,9 +31,11 @@ Exit codes: 0 ok; 1 a check failed; 2 usage or unreadable input; 3 hardware or d
 4 timeout or lost peer.
 """
 
+SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+
 app = typer.Typer(name="blink", help=HELP, add_completion=False, rich_markup_mode=None,
                   pretty_exceptions_enable=False, no_args_is_help=True,
-                  context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+                  context_settings=SETTINGS)
 
 
 def _version(wanted: bool) -> None:
@@ -56,4 +58,4 @@ for _name, _verb, _help, _short in (
         ("bench", bench.bench, bench.HELP, "Run a collective on this machine; every result checked."),
         ("pick", pick.pick, pick.HELP, "Which GPUs to ask for."),
 ):
-    app.command(_name, help=_help, short_help=_short)(_verb)
+    app.command(_name, help=_help, short_help=_short, context_settings=SETTINGS)(_verb)

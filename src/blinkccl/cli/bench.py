@@ -86,6 +86,7 @@ def _run(prepared: Bench, sizes: Sweep, record: Path | None, json: bool) -> list
     from blinkccl.bench import record as records
     from blinkccl.bench import table
     from blinkccl.forest.document import dumps
+    prepared.check_sizes(sizes.sizes())
     began = records.now()
     if not json:
         console.emit(table.header(prepared, sizes))

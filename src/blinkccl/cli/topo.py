@@ -29,7 +29,7 @@ Text and files show all links unless --links is given; --json shows what a plan 
 
 
 def topo(
-    spec: Annotated[str | None, typer.Argument(metavar="[SPEC]", show_default=False,
+    spec: Annotated[str | None, typer.Argument(metavar="SPEC", show_default=False,
                                                help="Topology; default: this machine.")] = None,
     gpus: arguments.Gpus = None,
     links: Annotated[str | None, typer.Option("--links", metavar="fast|pcie|all", show_default=False,

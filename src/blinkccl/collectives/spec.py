@@ -119,8 +119,9 @@ def _at(rank: int | None, index: int = 0) -> tuple[tuple[int, int], ...]:
     return ((rank, index),)
 
 
-def _per_rank(coll: Collective, make: Callable[[int], tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]]
-              ) -> list[Item]:
+def _per_rank(
+    coll: Collective, make: Callable[[int], tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]]
+) -> list[Item]:
     weight = Fraction(1, coll.world_size)
     return [Item(j, weight, *make(j)) for j in range(coll.world_size)]
 
@@ -133,9 +134,16 @@ COLLECTIVES: dict[str, Definition] = {
     "allgather": Definition(lambda c: _per_rank(c, lambda j: (_at(j), _all(c, j))), whole=False),
     "reduce_scatter": Definition(lambda c: _per_rank(c, lambda j: (_all(c, j), _at(j))), True, whole=False),
     "gather": Definition(lambda c: _per_rank(c, lambda j: (_at(j), _at(c.root, j))), parameters=("root",), whole=False),
-    "scatter": Definition(lambda c: _per_rank(c, lambda j: (_at(c.root, j), _at(j))), parameters=("root",),
-                          whole=False),
-    "alltoall": Definition(lambda c: [Item((s, d), Fraction(1, c.world_size), _at(s, d), _at(d, s))
-                                      for s in range(c.world_size) for d in range(c.world_size)], whole=False),
+    "scatter": Definition(
+        lambda c: _per_rank(c, lambda j: (_at(c.root, j), _at(j))), parameters=("root",), whole=False
+    ),
+    "alltoall": Definition(
+        lambda c: [
+            Item((s, d), Fraction(1, c.world_size), _at(s, d), _at(d, s))
+            for s in range(c.world_size)
+            for d in range(c.world_size)
+        ],
+        whole=False,
+    ),
     "sendrecv": Definition(lambda c: [Item(None, Fraction(1), _at(c.src), _at(c.dst))], parameters=("src", "dst")),
 }

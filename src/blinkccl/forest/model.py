@@ -21,6 +21,7 @@ All vertices are the topology's ids. ``ranks[i]`` is rank ``i`` of the job; only
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -225,7 +226,7 @@ def link_use(shares: Iterable[Share]) -> dict[tuple[int, int], Fraction]:
     for share in shares:
         for tree in share.trees():
             for path in tree.edges:
-                for arc in zip(path, path[1:], strict=False):
+                for arc in itertools.pairwise(path):
                     use[arc] += share.weight
     return dict(use)
 

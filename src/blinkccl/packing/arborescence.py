@@ -24,8 +24,9 @@ def minimum_arborescence(n: int, root: int, cost: Sequence[Sequence[Any]]) -> li
     -------
     None where some vertex cannot be reached. Cost: O(n³) at worst, O(n²) when no cycle is met.
     """
-    entering = {v: {u: cost[u][v] for u in range(n) if u != v and cost[u][v] is not None}
-                for v in range(n) if v != root}
+    entering = {
+        v: {u: cost[u][v] for u in range(n) if u != v and cost[u][v] is not None} for v in range(n) if v != root
+    }
     chosen = _chu_liu(root, entering, n)
     if chosen is None:
         return None
@@ -70,12 +71,13 @@ def _cycle(root: int, best: Mapping[int, int]) -> list[int] | None:
             path.append(v)
             v = best[v]
         if v != root and state[v] == start and v in path:
-            return path[path.index(v):]
+            return path[path.index(v) :]
     return None
 
 
-def _contracted(entering: dict[int, dict[int, Any]], best: Mapping[int, int], ring: frozenset[int], fresh: int
-                ) -> tuple[dict[int, dict[int, Any]], dict[int, int], dict[int, int]]:
+def _contracted(
+    entering: dict[int, dict[int, Any]], best: Mapping[int, int], ring: frozenset[int], fresh: int
+) -> tuple[dict[int, dict[int, Any]], dict[int, int], dict[int, int]]:
     into: dict[int, Any] = {}
     origin_in: dict[int, int] = {}
     origin_out: dict[int, int] = {}
@@ -99,8 +101,9 @@ def _contracted(entering: dict[int, dict[int, Any]], best: Mapping[int, int], ri
 
 def shallow_minimum_tree(n: int, root: int, cost: list[list[Any]]) -> list[int] | None:
     """Prim's algorithm for symmetric costs; among equally cheap parents the one nearest the root."""
-    best: dict[int, tuple[Any, int, int]] = {v: (cost[root][v], 0, root) for v in range(n)
-                                             if v != root and cost[root][v] is not None}
+    best: dict[int, tuple[Any, int, int]] = {
+        v: (cost[root][v], 0, root) for v in range(n) if v != root and cost[root][v] is not None
+    }
     parent, depth = [-1] * n, {root: 0}
     while best:
         v = min(best, key=lambda x: (best[x], x))
@@ -113,5 +116,3 @@ def shallow_minimum_tree(n: int, root: int, cost: list[list[Any]]) -> list[int] 
                 if w not in best or offer < best[w]:
                     best[w] = offer
     return parent if len(depth) == n else None
-
-

@@ -60,8 +60,9 @@ class ExactPacking:
     bound: Fraction
 
 
-def dual_bound(capacity: Mapping[Arc, int], demand: Sequence[Fraction], oracle: Oracle,
-               prices: Mapping[Arc, Fraction]) -> Fraction:
+def dual_bound(
+    capacity: Mapping[Arc, int], demand: Sequence[Fraction], oracle: Oracle, prices: Mapping[Arc, Fraction]
+) -> Fraction:
     """Σ c·y / Σ_g demand_g · cheapest_g(y), exactly.
 
     Raises
@@ -79,8 +80,13 @@ def dual_bound(capacity: Mapping[Arc, int], demand: Sequence[Fraction], oracle: 
     return sum((capacity[arc] * price for arc, price in prices.items()), Fraction(0)) / cost
 
 
-def pack_columns(capacity: Mapping[Arc, int], demand: Sequence[Fraction], oracle: Oracle,
-                 seeds: Sequence[Column] = (), target: Fraction | None = None) -> ExactPacking:
+def pack_columns(
+    capacity: Mapping[Arc, int],
+    demand: Sequence[Fraction],
+    oracle: Oracle,
+    seeds: Sequence[Column] = (),
+    target: Fraction | None = None,
+) -> ExactPacking:
     """The exact optimum by column generation.
 
     Parameters
@@ -109,14 +115,19 @@ def pack_columns(capacity: Mapping[Arc, int], demand: Sequence[Fraction], oracle
         value, prices, worth = master.optimum()
         if target is not None and value >= float(target) * (1 - 1e-9):
             break
-        fresh = [column for column in oracle(prices)
-                 if column.cost(prices) < worth[column.group] - REDUCED_COST_TOLERANCE * max(1.0, worth[column.group])
-                 and master.add(column)]
+        fresh = [
+            column
+            for column in oracle(prices)
+            if column.cost(prices) < worth[column.group] - REDUCED_COST_TOLERANCE * max(1.0, worth[column.group])
+            and master.add(column)
+        ]
         if not fresh:
             break
     rate, columns = master.exact_primal()
     exact_prices = master.exact_dual()
-    return ExactPacking(rate, columns, tuple(master.columns), exact_prices, dual_bound(capacity, demand, oracle, exact_prices))
+    return ExactPacking(
+        rate, columns, tuple(master.columns), exact_prices, dual_bound(capacity, demand, oracle, exact_prices)
+    )
 
 
 class _Master:
@@ -135,8 +146,14 @@ class _Master:
         for _ in self.demand:
             self._highs.addRow(0.0, 0.0, 0, none, np.array([], dtype=float))
         groups = range(len(self.arcs), len(self.arcs) + len(self.demand))
-        self._highs.addCol(-1.0, 0.0, highspy.kHighsInf, len(self.demand), np.array(groups, dtype=np.int32),
-                           np.array([-float(d) for d in self.demand]))
+        self._highs.addCol(
+            -1.0,
+            0.0,
+            highspy.kHighsInf,
+            len(self.demand),
+            np.array(groups, dtype=np.int32),
+            np.array([-float(d) for d in self.demand]),
+        )
 
     def add(self, column: Column) -> bool:
         """Add a column unless it is there."""
@@ -173,9 +190,12 @@ class _Master:
         place = {row: i for i, row in enumerate(rows)}
         matrix: list[dict[int, Fraction]] = [{} for _ in rows]
         for position, j in enumerate(columns):
-            entries = ([(len(self.arcs) + g, -d) for g, d in enumerate(self.demand)] if j < 0 else
-                       [(self.row[arc], Fraction(load)) for arc, load in self.columns[j].loads]
-                       + [(len(self.arcs) + self.columns[j].group, Fraction(1))])
+            entries = (
+                [(len(self.arcs) + g, -d) for g, d in enumerate(self.demand)]
+                if j < 0
+                else [(self.row[arc], Fraction(load)) for arc, load in self.columns[j].loads]
+                + [(len(self.arcs) + self.columns[j].group, Fraction(1))]
+            )
             for row, value in entries:
                 if row in place:
                     matrix[place[row]][position] = value
@@ -206,8 +226,12 @@ class _Master:
         return {arc: sign * y for arc, y in prices.items() if sign * y > 0}
 
 
-def check_loads(chosen: Sequence[tuple[Column, Fraction]], capacity: Mapping[Arc, int], demand: Sequence[Fraction],
-                rate: Fraction) -> None:
+def check_loads(
+    chosen: Sequence[tuple[Column, Fraction]],
+    capacity: Mapping[Arc, int],
+    demand: Sequence[Fraction],
+    rate: Fraction,
+) -> None:
     """Raise InternalError unless weights are positive, groups get their demand, and no arc is overfull."""
     load: dict[Arc, Fraction] = {}
     total = [Fraction(0)] * len(demand)
@@ -253,8 +277,9 @@ def solve_exactly(matrix: list[dict[int, Fraction]], right: list[Fraction]) -> l
     return values
 
 
-def _eliminate(rows: list[dict[int, Fraction]], right: list[Fraction], pivot: int, column: int,
-               others: list[int]) -> None:
+def _eliminate(
+    rows: list[dict[int, Fraction]], right: list[Fraction], pivot: int, column: int, others: list[int]
+) -> None:
     source = rows[pivot]
     for i in others:
         target = rows[i]

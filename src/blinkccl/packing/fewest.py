@@ -19,7 +19,7 @@ from blinkccl.packing.shallow import out_trees
 MOST_TREES = 30_000
 
 
-class _Exhausted(Exception):
+class _ExhaustedError(Exception):
     """The search has looked at as many trees as it may."""
 
 
@@ -39,7 +39,10 @@ class _Search:
                 if self._fits(left, demand - multiplicity):
                     rest = self.fill(left, demand - multiplicity, trees - 1, multiplicity)
                     if rest is not None:
-                        return [Arborescence(self.root, multiplicity, canonical_arcs(self.root, tuple(arcs))), *rest]
+                        return [
+                            Arborescence(self.root, multiplicity, canonical_arcs(self.root, tuple(arcs))),
+                            *rest,
+                        ]
         return None
 
     def _trees(self, capacity: dict[Arc, int], multiplicity: int) -> Iterator[frozenset[Arc]]:
@@ -47,7 +50,7 @@ class _Search:
         for arcs in out_trees(Network(self.n, self.n, wide), self.root, self.n - 1):
             self.budget -= 1
             if self.budget < 0:
-                raise _Exhausted
+                raise _ExhaustedError
             yield frozenset(arcs)
 
     def _fits(self, capacity: dict[Arc, int], demand: int) -> bool:
@@ -78,8 +81,9 @@ def _needed(widths: list[int], demand: int) -> int:
     return count if total >= demand else len(widths) + demand
 
 
-def fewest_arborescences(network: Network, root: int, demand: int, known: list[Arborescence],
-                         budget: int = MOST_TREES) -> tuple[list[Arborescence], bool]:
+def fewest_arborescences(
+    network: Network, root: int, demand: int, known: list[Arborescence], budget: int = MOST_TREES
+) -> tuple[list[Arborescence], bool]:
     """As few arborescences as the search finds, and whether fewer are proved impossible.
 
     Parameters
@@ -99,8 +103,6 @@ def fewest_arborescences(network: Network, root: int, demand: int, known: list[A
             found = search.fill(dict(network.capacity), demand, trees, max(network.capacity.values()))
             if found is not None:
                 return found, True
-    except _Exhausted:
+    except _ExhaustedError:
         return known, len(known) == least
     return known, True
-
-

@@ -66,8 +66,13 @@ class _Room:
         self._left[min(arc, arc[::-1]) if self._undirected else arc] += units
 
 
-def flatten(capacity: Mapping[Arc, int], trees: Sequence[Arborescence], *, undirected: bool = False,
-            most_passes: int = 50) -> list[Arborescence]:
+def flatten(
+    capacity: Mapping[Arc, int],
+    trees: Sequence[Arborescence],
+    *,
+    undirected: bool = False,
+    most_passes: int = 50,
+) -> list[Arborescence]:
     """The same roots and multiplicities within the same capacities, no deeper and usually shallower.
 
     Parameters
@@ -95,8 +100,10 @@ def flatten(capacity: Mapping[Arc, int], trees: Sequence[Arborescence], *, undir
             moved |= _exchange(hung, v, len(vertices))
         if not moved:
             break
-    return [Arborescence(t.root, t.multiplicity, canonical_arcs(t.root, tuple((u, v) for v, u in t.parent.items())))
-            for t in hung]
+    return [
+        Arborescence(t.root, t.multiplicity, canonical_arcs(t.root, tuple((u, v) for v, u in t.parent.items())))
+        for t in hung
+    ]
 
 
 def _rehang(hung: list[_Tree], room: _Room, v: int, parents: list[int], base: int) -> bool:
@@ -104,8 +111,14 @@ def _rehang(hung: list[_Tree], room: _Room, v: int, parents: list[int], base: in
     for tree in hung:
         if v == tree.root:
             continue
-        best = max(((gain, -u) for u in parents if room[u, v] >= tree.multiplicity
-                    and (gain := tree.gain(v, u, base)) is not None), default=(0, 0))
+        best = max(
+            (
+                (gain, -u)
+                for u in parents
+                if room[u, v] >= tree.multiplicity and (gain := tree.gain(v, u, base)) is not None
+            ),
+            default=(0, 0),
+        )
         if best[0] > 0:
             room.give((tree.parent[v], v), tree.multiplicity)
             room.give((-best[1], v), -tree.multiplicity)
@@ -119,7 +132,7 @@ def _exchange(hung: list[_Tree], v: int, base: int) -> bool:
     for i, one in enumerate(hung):
         if v == one.root:
             continue
-        for other in hung[i + 1:]:
+        for other in hung[i + 1 :]:
             if v == other.root or one.multiplicity != other.multiplicity or one.parent[v] == other.parent[v]:
                 continue
             mine, theirs = one.gain(v, other.parent[v], base), other.gain(v, one.parent[v], base)

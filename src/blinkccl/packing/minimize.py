@@ -27,8 +27,13 @@ ROUNDINGS = (24, 60, 120, 240, 960, 5040)
 MOST_CANDIDATES = 100
 
 
-def minimize_trees(candidates: Sequence[Column], capacity: Mapping[Arc, int], optimum: Fraction,
-                   threshold: Fraction, node_limit: int = 60) -> list[tuple[Column, Fraction]] | None:
+def minimize_trees(
+    candidates: Sequence[Column],
+    capacity: Mapping[Arc, int],
+    optimum: Fraction,
+    threshold: Fraction,
+    node_limit: int = 60,
+) -> list[tuple[Column, Fraction]] | None:
     """Few of ``candidates`` (most promising first) with weights that sum to at least (1 − threshold) · optimum.
 
     Returns
@@ -57,8 +62,9 @@ def minimize_trees(candidates: Sequence[Column], capacity: Mapping[Arc, int], op
     return None
 
 
-def _few(candidates: Sequence[Column], capacity: Mapping[Arc, int], grain: int, wanted: int, node_limit: int
-         ) -> list[int] | None:
+def _few(
+    candidates: Sequence[Column], capacity: Mapping[Arc, int], grain: int, wanted: int, node_limit: int
+) -> list[int] | None:
     """The most units in total; then, where units may pile up on a tree, fewer trees for at least ``wanted``."""
     most = _solve(candidates, capacity, grain, None, node_limit)
     if most is None or sum(most) < wanted:
@@ -84,8 +90,13 @@ def _fits(candidates: Sequence[Column], capacity: Mapping[Arc, int], units: Sequ
     return all(used[arc] <= c * grain for arc, c in capacity.items())
 
 
-def _solve(candidates: Sequence[Column], capacity: Mapping[Arc, int], grain: int, at_least: int | None,
-           node_limit: int) -> list[int] | None:
+def _solve(
+    candidates: Sequence[Column],
+    capacity: Mapping[Arc, int],
+    grain: int,
+    at_least: int | None,
+    node_limit: int,
+) -> list[int] | None:
     """Units per candidate: the most in total or, given ``at_least`` units, the fewest different trees."""
     arcs = sorted(capacity)
     row = {arc: i for i, arc in enumerate(arcs)}
@@ -98,8 +109,14 @@ def _solve(candidates: Sequence[Column], capacity: Mapping[Arc, int], grain: int
         columns = [{**column, total: 1, link + j: 1} for j, column in enumerate(columns)]
         columns += [{link + j: -grain} for j in range(count)]
         lower: list[int | None] = [*(None for _ in arcs), at_least, *(None for _ in range(count))]
-        model = Model(columns, lower, [*upper, None, *(0 for _ in range(count))], [0.0] * count + [1.0] * count,
-                      [grain] * count + [1] * count, integer=True)
+        model = Model(
+            columns,
+            lower,
+            [*upper, None, *(0 for _ in range(count))],
+            [0.0] * count + [1.0] * count,
+            [grain] * count + [1] * count,
+            integer=True,
+        )
     values = solve(model, node_limit)
     units = None if values is None else whole(values[:count])
     return units if units is not None and _fits(candidates, capacity, units, grain) else None

@@ -69,8 +69,10 @@ def price_bound(network: Network, prices: Mapping[Arc, Fraction]) -> Fraction:
     """Σ c·y / Σ over ordered pairs of their distance under y: no equal all-to-all flow is faster."""
     value = sum((network.capacity[arc] * y for arc, y in prices.items()), Fraction(0))
     distances = [_distances(network, prices, source) for source in range(network.terminals)]
-    cost = sum((distances[s][t] for s in range(network.terminals) for t in range(network.terminals) if s != t),
-               Fraction(0))
+    cost = sum(
+        (distances[s][t] for s in range(network.terminals) for t in range(network.terminals) if s != t),
+        Fraction(0),
+    )
     if cost <= 0:
         raise InternalError("prices that cost nothing prove nothing")
     return value / cost
@@ -110,14 +112,16 @@ def _solved(network: Network) -> tuple[float, list[dict[Arc, float]], dict[Arc, 
     upper: list[int | None] = [0] * (sources * network.n) + [c for _, _, c in network.arcs]
     cost = [hop_cost / max(1, count)] * (sources * count) + [-1.0]
     values, duals = _run(columns, lower, upper, cost)
-    flows = [{arcs[e]: values[s * count + e] for e in range(count) if values[s * count + e] > 1e-9}
-             for s in range(sources)]
+    flows = [
+        {arcs[e]: values[s * count + e] for e in range(count) if values[s * count + e] > 1e-9} for s in range(sources)
+    ]
     prices = {arc: max(0.0, -duals[sources * network.n + e]) for e, arc in enumerate(arcs)}
     return values[-1], flows, prices
 
 
-def _run(columns: list[Entries], lower: list[int | None], upper: list[int | None],
-         cost: list[float]) -> tuple[list[float], list[float]]:
+def _run(
+    columns: list[Entries], lower: list[int | None], upper: list[int | None], cost: list[float]
+) -> tuple[list[float], list[float]]:
     from blinkccl.packing.solver import Model, _lowered  # the duals are wanted too
 
     highs = new_highs()
@@ -145,8 +149,9 @@ def _exact_prices(network: Network, raw: Mapping[Arc, float], rate: float) -> di
     return best[1]
 
 
-def _exact_flows(network: Network, flows: list[dict[Arc, float]], rate: Fraction
-                 ) -> tuple[int, list[dict[Arc, int]]] | None:
+def _exact_flows(
+    network: Network, flows: list[dict[Arc, float]], rate: Fraction
+) -> tuple[int, list[dict[Arc, int]]] | None:
     """The least scale at which the rounded flows are whole and right."""
     for multiple in range(1, 1 + LARGEST_DENOMINATOR // rate.denominator):
         scale = rate.denominator * multiple

@@ -17,8 +17,13 @@ from blinkccl.packing.solver import Entries, Model, solve, whole
 MULTIPLES = (1, 2, 3, 4, 6)
 
 
-def whole_weights(columns: Sequence[Column], capacity: Mapping[Arc, int], demand: Sequence[Fraction], rate: Fraction,
-                  node_limit: int = 60) -> list[tuple[Column, Fraction]] | None:
+def whole_weights(
+    columns: Sequence[Column],
+    capacity: Mapping[Arc, int],
+    demand: Sequence[Fraction],
+    rate: Fraction,
+    node_limit: int = 60,
+) -> list[tuple[Column, Fraction]] | None:
     """Weights that reach ``rate`` and are multiples of 1/(k·q), q its denominator, k as small as found.
 
     Returns
@@ -37,8 +42,9 @@ def whole_weights(columns: Sequence[Column], capacity: Mapping[Arc, int], demand
     return None
 
 
-def _solve(columns: Sequence[Column], capacity: Mapping[Arc, int], wanted: Sequence[int], scale: int,
-           node_limit: int) -> list[int] | None:
+def _solve(
+    columns: Sequence[Column], capacity: Mapping[Arc, int], wanted: Sequence[int], scale: int, node_limit: int
+) -> list[int] | None:
     arcs = sorted(capacity)
     row = {arc: len(wanted) + i for i, arc in enumerate(arcs)}
     entries: list[Entries] = [{c.group: 1, **{row[arc]: load for arc, load in c.loads}} for c in columns]
@@ -51,8 +57,13 @@ def _solve(columns: Sequence[Column], capacity: Mapping[Arc, int], wanted: Seque
     return units
 
 
-def _right(columns: Sequence[Column], units: Sequence[int], capacity: Mapping[Arc, int], wanted: Sequence[int],
-           scale: int) -> bool:
+def _right(
+    columns: Sequence[Column],
+    units: Sequence[int],
+    capacity: Mapping[Arc, int],
+    wanted: Sequence[int],
+    scale: int,
+) -> bool:
     load = dict.fromkeys(capacity, 0)
     total = [0] * len(wanted)
     for column, k in zip(columns, units, strict=True):

@@ -73,7 +73,7 @@ class Network:
         for u, v, c in self.arcs:
             excess[u] -= c
             excess[v] += c
-        return not any(excess[self.terminals:])
+        return not any(excess[self.terminals :])
 
     def reversed(self) -> Network:
         """Every arc turned round."""

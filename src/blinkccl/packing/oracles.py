@@ -6,6 +6,7 @@ terminal, so a tree costs what its unicast hops cost. With Fractions as prices t
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from typing import Any
@@ -65,7 +66,7 @@ def loads_of(hops: Hops) -> dict[Arc, int]:
     """How many times each arc is crossed."""
     loads: dict[Arc, int] = {}
     for hop in hops:
-        for arc in zip(hop, hop[1:], strict=False):
+        for arc in itertools.pairwise(hop):
             loads[arc] = loads.get(arc, 0) + 1
     return loads
 
@@ -94,6 +95,7 @@ def _tree(network: Network, cost: list[list[Any]], hop: Callable[[int, int], Hop
 
 def out_tree_oracle(network: Network, roots: Sequence[int]) -> Oracle:
     """One group per root; its columns are out-trees over all terminals. The payload is the hops."""
+
     def oracle(prices: Prices) -> list[Column]:
         cost, hop = cheapest_hops(network, prices)
         columns = []
@@ -101,6 +103,7 @@ def out_tree_oracle(network: Network, roots: Sequence[int]) -> Oracle:
             tree = _tree(network, cost, hop, root)
             columns.append(Column(group, tuple(sorted(loads_of(tree).items())), tree))
         return columns
+
     return oracle
 
 
@@ -121,6 +124,7 @@ def in_and_out_oracle(network: Network) -> Oracle:
             up = tuple(h[::-1] for h in backed)
             columns.append(Column(0, tuple(sorted(loads_of(up + down).items())), (root, up, down)))
         return columns
+
     return oracle
 
 
@@ -129,10 +133,12 @@ def up_and_down_oracle(network: Network, root: int) -> Oracle:
 
     The payload is the hops of the down-tree; the up-tree is its reverse, so links must be symmetric.
     """
+
     def oracle(prices: Prices) -> list[Column]:
         both = {(u, v): prices.get((u, v), 0) + prices.get((v, u), 0) for u, v, _ in network.arcs}
         down = _tree(network, *cheapest_hops(network, both), root)
         return [Column(0, tuple(sorted(loads_of(down + tuple(h[::-1] for h in down)).items())), down)]
+
     return oracle
 
 
@@ -163,9 +169,11 @@ def shortest_paths_to(network: Network, root: int, prices: Prices) -> dict[int, 
 
 def paths_oracle(network: Network, root: int) -> Oracle:
     """One group; a column is one path from every other terminal to ``root`` (a gather). The payload: the paths."""
+
     def oracle(prices: Prices) -> list[Column]:
         paths = shortest_paths_to(network, root, prices)
         return [Column(0, tuple(sorted(loads_of(tuple(paths.values())).items())), paths)]
+
     return oracle
 
 
@@ -174,6 +182,7 @@ def relay_oracle(network: Network, root: int) -> Oracle:
 
     An AllGather through one root, as the paper does it. The payload is (paths, hops of the tree).
     """
+
     def oracle(prices: Prices) -> list[Column]:
         paths = shortest_paths_to(network, root, prices)
         tree = cheapest_tree_from(network, prices, root)
@@ -181,4 +190,5 @@ def relay_oracle(network: Network, root: int) -> Oracle:
         for arc, times in loads_of(tuple(paths.values())).items():
             loads[arc] = loads.get(arc, 0) + times
         return [Column(0, tuple(sorted(loads.items())), (paths, tree))]
+
     return oracle

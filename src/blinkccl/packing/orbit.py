@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from blinkccl.packing.oracles import Hops, cheapest_tree_from, loads_of
 from blinkccl.packing.columns import Column, Oracle, Prices, pack_columns
 from blinkccl.packing.network import Arc, Network
+from blinkccl.packing.oracles import Hops, cheapest_tree_from, loads_of
 
 
 def arc_orbits(network: Network, group: Sequence[Sequence[int]]) -> dict[Arc, Arc]:
@@ -25,8 +25,9 @@ def arc_orbits(network: Network, group: Sequence[Sequence[int]]) -> dict[Arc, Ar
     return orbit
 
 
-def pack_templates(network: Network, group: Sequence[Sequence[int]], target: Fraction | None
-                   ) -> tuple[Fraction, list[tuple[Hops, Fraction]], dict[Arc, Fraction]]:
+def pack_templates(
+    network: Network, group: Sequence[Sequence[int]], target: Fraction | None
+) -> tuple[Fraction, list[tuple[Hops, Fraction]], dict[Arc, Fraction]]:
     """The best mix of templates rooted at terminal 0.
 
     Returns
@@ -40,8 +41,12 @@ def pack_templates(network: Network, group: Sequence[Sequence[int]], target: Fra
         size[name] = size.get(name, 0) + 1
     capacity = {name: network.capacity[name] * size[name] for name in size}
     count = network.terminals
-    packing = pack_columns(capacity, [Fraction(1)], _template_oracle(network, orbit),
-                           target=None if target is None else target * count)
+    packing = pack_columns(
+        capacity,
+        [Fraction(1)],
+        _template_oracle(network, orbit),
+        target=None if target is None else target * count,
+    )
     templates = [(column.payload, weight / count) for column, weight in packing.columns]
     prices = {arc: packing.prices[name] for arc, name in sorted(orbit.items()) if name in packing.prices}
     return packing.rate / count, templates, prices
@@ -54,6 +59,7 @@ def _template_oracle(network: Network, orbit: dict[Arc, Arc]) -> Oracle:
         for arc, times in loads_of(tree).items():
             loads[orbit[arc]] = loads.get(orbit[arc], 0) + times
         return [Column(0, tuple(sorted(loads.items())), tree)]
+
     return oracle
 
 

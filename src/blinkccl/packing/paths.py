@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 
 from blinkccl.errors import InternalError
@@ -28,13 +29,14 @@ def decompose(flow: Mapping[Arc, int], supply: Mapping[int, int], sink: int) -> 
     return {source: _paths_from(source, units, sink, left, successors) for source, units in sorted(supply.items())}
 
 
-def _paths_from(source: int, units: int, sink: int, left: dict[Arc, int],
-                successors: dict[int, list[int]]) -> list[UnitPath]:
+def _paths_from(
+    source: int, units: int, sink: int, left: dict[Arc, int], successors: dict[int, list[int]]
+) -> list[UnitPath]:
     paths: list[UnitPath] = []
     while units > 0:
         path = _shortest(source, sink, left, successors)
-        width = min([units, *(left[arc] for arc in zip(path, path[1:], strict=False))])
-        for arc in zip(path, path[1:], strict=False):
+        width = min([units, *(left[arc] for arc in itertools.pairwise(path))])
+        for arc in itertools.pairwise(path):
             left[arc] -= width
         units -= width
         paths.append((path, width))

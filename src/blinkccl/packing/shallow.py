@@ -35,8 +35,9 @@ def out_trees(network: Network, root: int, depth: int) -> Iterator[tuple[Arc, ..
     yield from _extended(network, depth, [root], frozenset([root]), ())
 
 
-def _extended(network: Network, levels: int, last: list[int], reached: frozenset[int], arcs: tuple[Arc, ...]
-              ) -> Iterator[tuple[Arc, ...]]:
+def _extended(
+    network: Network, levels: int, last: list[int], reached: frozenset[int], arcs: tuple[Arc, ...]
+) -> Iterator[tuple[Arc, ...]]:
     if len(reached) == network.n:
         yield arcs
         return
@@ -81,8 +82,15 @@ def undirected_columns(network: Network, depth: int) -> list[tuple[int, tuple[Ar
     return list(found.values())
 
 
-def choose(columns: Sequence[tuple[int, tuple[Arc, ...]]], capacity: Mapping[Arc, int], demand: Mapping[int, int],
-           *, undirected: bool = False, fewest: bool = False, node_limit: int = 200) -> list[Arborescence] | None:
+def choose(
+    columns: Sequence[tuple[int, tuple[Arc, ...]]],
+    capacity: Mapping[Arc, int],
+    demand: Mapping[int, int],
+    *,
+    undirected: bool = False,
+    fewest: bool = False,
+    node_limit: int = 200,
+) -> list[Arborescence] | None:
     """Whole multiplicities for ``columns`` that meet ``demand`` per root within ``capacity``; None if not found.
 
     Parameters
@@ -111,14 +119,19 @@ def choose(columns: Sequence[tuple[int, tuple[Arc, ...]]], capacity: Mapping[Arc
         return None
     if fewest:
         model = _counting(model, max(demand.values()))
-        values = solve(Model(model.columns, model.lower, model.upper, model.cost, model.bound, integer=True), node_limit)
+        values = solve(
+            Model(model.columns, model.lower, model.upper, model.cost, model.bound, integer=True), node_limit
+        )
     elif (values := relaxed) is not None and whole(values) is None:
         values = solve(Model(entries, lower, upper, integer=True), node_limit)
-    multiplicities = None if values is None else whole(values[:len(columns)])
+    multiplicities = None if values is None else whole(values[: len(columns)])
     if multiplicities is None:
         return None
-    return [Arborescence(root, k, canonical_arcs(root, tree))
-            for (root, tree), k in zip(columns, multiplicities, strict=True) if k]
+    return [
+        Arborescence(root, k, canonical_arcs(root, tree))
+        for (root, tree), k in zip(columns, multiplicities, strict=True)
+        if k
+    ]
 
 
 def _counting(model: Model, most: int) -> Model:
@@ -126,5 +139,10 @@ def _counting(model: Model, most: int) -> Model:
     count, rows = len(model.columns), len(model.lower)
     columns: list[Entries] = [{**column, rows + j: 1} for j, column in enumerate(model.columns)]
     columns += [{rows + j: -most} for j in range(count)]
-    return Model(columns, [*model.lower, *(None for _ in range(count))], [*model.upper, *(0 for _ in range(count))],
-                 [0.0] * count + [1.0] * count, [most] * count + [1] * count)
+    return Model(
+        columns,
+        [*model.lower, *(None for _ in range(count))],
+        [*model.upper, *(0 for _ in range(count))],
+        [0.0] * count + [1.0] * count,
+        [most] * count + [1] * count,
+    )

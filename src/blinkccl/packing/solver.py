@@ -57,7 +57,7 @@ def solve(model: Model, node_limit: int = 2000) -> list[float] | None:
     if outcome is None:
         raise InternalError(f"HiGHS stopped with {highs.modelStatusToString(highs.getModelStatus())!r}")
     values = list(highs.getSolution().col_value)
-    if outcome == "stopped" and not highs.getInfo().primal_solution_status == highspy.kSolutionStatusFeasible:
+    if outcome == "stopped" and highs.getInfo().primal_solution_status != highspy.kSolutionStatusFeasible:
         return None
     return values if outcome != "infeasible" and len(values) == len(model.columns) else None
 

@@ -140,6 +140,7 @@ def pack_trees(network: Network) -> TreePacking:
 
 def most_central(network: Network) -> int:
     """The terminal with the least eccentricity in hops, the lowest one among equals."""
+
     def eccentricity(root: int) -> int:
         distance = {root: 0}
         queue = [root]
@@ -149,6 +150,7 @@ def most_central(network: Network) -> int:
                     distance[v] = distance[u] + 1
                     queue.append(v)
         return max(distance.values()) if len(distance) == network.n else network.n
+
     return min(range(network.terminals), key=lambda v: (eccentricity(v), v))
 
 

@@ -1,0 +1,184 @@
+"""Every mistake that a person can make ends with exit code 2, one clear sentence, and no traceback."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+FIXTURES = Path(__file__).parents[3] / "src/blinkccl/topology/fixtures"
+SHARED = Path(__file__).parents[3] / "../shared/topologies"
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["--topo", "dgx-1v", "--gpus", "1,1,4"], "GPU 1 is given twice"),
+    (["--topo", "dgx-1v", "--gpus", "0,99"], "GPU 99 is not in dgx-1v"),
+    (["--topo", "dgx-1v", "--gpus", "0,8"], "8 is not a GPU of dgx-1v but its switch"),
+    (["--topo", "dgx-1v", "--gpus", "0,x"], "'x' is no GPU number"),
+    (["--topo", "dgx-1v", "--gpus", "3-1"], "3-1 is no range"),
+    (["--topo", "dgx-1v", "--gpus", "0,1+2,3"], "2 lists for 1 server"),
+    (["--topo", "dgx-1v", "--gpus", "5"], "fewer than two ranks"),
+    (["--topo", "dgx-1v", "--gpus", "0,1,6"], "{0,1} and {6}; --links pcie"),
+    (["--topo", "dgx-1v", "--links", "slow"], "unknown links 'slow'; expected one of fast, pcie, all"),
+    (["--topo", "dgx-1v", "--root", "0"], "allreduce has no root"),
+    (["--topo", "dgx-1v", "--src", "0"], "allreduce has no src"),
+    (["--topo", "dgx-1v", "--epsilon", "0"], "--epsilon 0: expected a number above 0"),
+    (["--topo", "dgx-1v", "--threshold", "1e999999999"], "--threshold 1e999999999: expected a number like"),
+    (["--topo", "dgx-1v", "--algo", "best"], "unknown algorithm 'best'"),
+    (["--topo", "ring:zero"], "ring"),
+    (["--topo", "2x dgx-1v"], "40Gbps"),
+    (["--topo", "2x dgx-1v @ fast"], "not a rate: 'fast'"),
+    (["--topo", "missing.xml"], "missing.xml: there is no such file"),
+    (["--topo", ""], "no topology given"),
+    (["--topo", "dgx-1v", "--fewest-trees", "--least-depth"], "exclude each other"),
+])
+def test_plan(blink, arguments, message):
+    ended = blink("plan", "allreduce", *arguments)
+    assert (ended.code, ended.out) == (2, "")
+    assert message in ended.err
+
+
+@pytest.mark.parametrize(("ends", "message"), [
+    (["--root", "0"], "--root 0 is not among the GPUs of the job: expected one of 1, 4, 5, 6"),
+    (["--root", "-1"], "--root -1 is not among the GPUs"),
+])
+def test_a_root_outside_the_set_is_answered_with_the_set(blink, ends, message):
+    ended = blink("plan", "broadcast", "--topo", "dgx-1v", "--gpus", "1,4,5,6", *ends)
+    assert ended.code == 2
+    assert message in ended.err
+
+
+def test_sendrecv_with_one_end(blink):
+    ended = blink("plan", "sendrecv", "--topo", "ring:4", "--src", "2", "--dst", "2")
+    assert ended.code == 2
+    assert "two different ranks" in ended.err
+
+
+@pytest.mark.parametrize(("content", "message"), [
+    (b"", "the file is empty"),
+    (b"\xff\xfe\x00", "no UTF-8"),
+    (b"hello, world\n", "the content is none of these"),
+    (b'{"schema_version": 1, "name": "x", "unit_gbps": 1.0, "vertices": [', "no JSON"),
+    (b'<!DOCTYPE s [<!ENTITY a "b">]><system version="1"/>', "DOCTYPE"),
+    (b"<system>" * 400, ""),
+])
+def test_files_that_are_no_topology(blink, tmp_path, content, message):
+    path = tmp_path / "given"
+    path.write_bytes(content)
+    ended = blink("topo", path)
+    assert (ended.code, ended.out) == (2, "")
+    assert message in ended.err
+    assert "given" in ended.err
+
+
+@pytest.mark.parametrize("value", ["NaN", "-1", "0", "1e400", '"fast"'])
+def test_capacities_that_are_none(blink, tmp_path, value):
+    path = tmp_path / "given.json"
+    path.write_text('{"schema_version": 1, "name": "x", "unit_gbps": 1.0, "vertices": [{"id": 0, "kind": '
+                    '"gpu"}, {"id": 1, "kind": "gpu"}], "links": [{"src": 0, "dst": 1, "kind": "nvlink", '
+                    f'"capacity": {value}}}]}}')
+    ended = blink("plan", "broadcast", "--topo", path)
+    assert (ended.code, ended.out) == (2, "")
+    assert "given.json" in ended.err
+
+
+def test_own_fixtures_that_must_be_refused(blink):
+    for name, message in (("dgx-2-truncated.nvidia-smi.txt", "row"), ("no-gpu-tags.nccl.xml", "NCCL_TOPO_DUMP_FILE"),
+                          ("rings.nccl-graph.xml", "graph")):
+        ended = blink("topo", FIXTURES / name)
+        assert ended.code == 2, name
+        assert message in ended.err, name
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the folder of sample topologies is not beside the checkout")
+@pytest.mark.parametrize("name", ["dgx2-truncated.nvidia-smi.txt", "azure-ncv4.nccl-graph.xml",
+                                  "azure-ndv2-no-gpu-tags.nccl.xml", "aws-p5-no-gpu-tags.nccl.xml"])
+def test_sample_files_that_must_be_refused(blink, name):
+    ended = blink("plan", "allreduce", "--topo", SHARED / name)
+    assert ended.code == 2
+    assert name in ended.err
+
+
+@pytest.mark.parametrize(("content", "message"), [
+    (b"", "not JSON"),
+    (b"[]", "expected an object"),
+    (b"{}", "schema_version"),
+    (b'{"schema_version": 2}', "missing required field"),
+    (b"\x00\xff", "not JSON"),
+    (b"[" * 100_000, "nested too deeply"),
+])
+def test_plans_that_are_none(blink, tmp_path, content, message):
+    path = tmp_path / "plan.json"
+    path.write_bytes(content)
+    ended = blink("check", path)
+    assert (ended.code, ended.out) == (2, "")
+    assert message in ended.err
+
+
+def test_a_plan_with_a_wrong_shape_names_the_place(blink, tmp_path):
+    path = tmp_path / "plan.json"
+    blink("plan", "reduce", "--topo", "ring:4", "-o", path)
+    plan = json.loads(path.read_text())
+    plan["shares"][1]["weight"] = 0.5
+    path.write_text(json.dumps(plan))
+    ended = blink("check", path)
+    assert ended.code == 2
+    assert "shares[1].weight" in ended.err
+
+
+@pytest.mark.parametrize("output", ["no/such/folder/x.json", "."])
+def test_files_that_cannot_be_written(blink, output):
+    ended = blink("plan", "reduce", "--topo", "ring:4", "-o", output)
+    assert ended.code == 2
+    assert "cannot be written" in ended.err
+
+
+def test_an_output_format_that_there_is_not(blink, tmp_path):
+    ended = blink("topo", "ring:4", "-o", tmp_path / "x.png")
+    assert ended.code == 2
+    assert ".json, .xml or .svg" in ended.err
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["-b", "1Q"], "-b: not a size"),
+    (["-b", "4K", "-e", "1K"], "-e 1K is below -b 4K"),
+    (["-b", "4K", "-e", "8K", "-f", "1"], "-f 1"),
+    (["-b", "4K", "-e", "8K", "-f", "2", "-i", "4K"], "exclude each other"),
+    (["-b", "4K", "-e", "8K", "-i", "0"], "-i 0"),
+    (["-b", "0", "-e", "1G", "-i", "1"], "more than 10000 sizes"),
+    (["-b", "999T"], "at most 1 TiB"),
+    (["-b", "900G"], "of memory for 4 ranks"),
+    (["-n", "0"], "-n must be at least 1"),
+    (["-w", "-1"], "-w must be at least 0"),
+    (["-d", "bool"], "element type 'bool'"),
+    (["-o", "xor"], "operation 'xor'"),
+    (["--engine", "warp"], "engine 'warp'"),
+    (["--chunk", "0"], "--chunk must be at least 1"),
+    (["--timeout", "nan"], "--timeout must be a positive number"),
+    (["-c", "2"], "2 is not in the range"),
+])
+def test_bench(blink, arguments, message):
+    ended = blink("bench", "allreduce", "--topo", "ring:4", *arguments)
+    assert (ended.code, ended.out) == (2, "")
+    assert message in ended.err
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["-k", "1"], "-k 1"),
+    (["-k", "9"], "-k 9"),
+    (["-k", "3", "--free", "0,1"], "the 2 that are free"),
+    (["-k", "3", "--collective", "sum"], "unknown collective 'sum'"),
+    (["-k", "3", "--top", "0"], "--top"),
+    ([], "-k"),
+])
+def test_pick(blink, arguments, message):
+    ended = blink("pick", "--topo", "dgx-1v", *arguments)
+    assert (ended.code, ended.out) == (2, "")
+    assert message in ended.err
+
+
+def test_pick_of_too_many_sets(blink):
+    ended = blink("pick", "-k", "20", "--topo", "8x dgx-a100")
+    assert ended.code == 2
+    assert "name fewer with --free" in ended.err

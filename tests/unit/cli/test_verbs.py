@@ -1,0 +1,194 @@
+"""What the verbs print and write: keys that are promised, files, and how they fit together."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from blinkccl.collectives.spec import COLLECTIVES
+
+SHARED = Path(__file__).parents[3] / "../shared/topologies"
+READABLE = ["8x4090-pcie.nvidia-smi.txt", "8xv100-vm.nvidia-smi.txt", "azure-ncv4-4xa100-pcie.nccl.xml",
+            "dgx1-p100.nvidia-smi.txt", "dgx1-v100.nvidia-smi.txt", "hgx-a100-oci.nccl.xml",
+            "hgx-a100.nvidia-smi.txt", "hgx-h100-oci.nccl.xml"]
+PLAN_KEYS = {"schema_version", "collective", "algorithm", "ranks", "unit_gbps", "rate", "bound", "optimal",
+             "certificate", "algbw_gbps", "shares", "link_load", "plan_seconds"}
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_plan_json_has_what_is_promised(blink, name):
+    plan = json.loads(blink("plan", name, "--topo", "dgx-1v", "--gpus", "1,4,5,6", "--json").out)
+    assert set(plan) >= PLAN_KEYS
+    assert plan["schema_version"] == 1
+    assert plan["ranks"] == [1, 4, 5, 6]
+    assert plan["unit_gbps"] == 25.0
+    assert plan["optimal"] is True
+    assert set(plan["shares"][0]) == {"weight", "slice", "block", "root", "reduce", "broadcast"}
+    assert set(plan["link_load"][0]) == {"src", "dst", "load", "capacity"}
+
+
+def test_plan_gives_the_numbers_of_the_paper(blink):
+    plan = json.loads(blink("plan", "allreduce", "--topo", "dgx-1v", "--json").out)
+    assert (plan["rate"], plan["bound"], plan["certificate"]["kind"]) == ("24/7", "24/7", "partition")
+    few = json.loads(blink("plan", "broadcast", "--topo", "dgx-1v", "--fewest-trees", "--json").out)
+    assert (few["rate"], len(few["shares"])) == ("6", 4)
+    shallow = json.loads(blink("plan", "broadcast", "--topo", "dgx-1v", "--least-depth", "--json").out)
+    assert (shallow["rate"], shallow["depth"]) == ("6", 4)
+
+
+def test_ends_are_vertex_ids(blink):
+    arguments = ["--topo", "dgx-1v", "--gpus", "1,4,5,6", "--json"]
+    assert json.loads(blink("plan", "reduce", *arguments).out)["root"] == 1
+    assert json.loads(blink("plan", "reduce", "--root", "5", *arguments).out)["root"] == 5
+    ends = json.loads(blink("plan", "sendrecv", *arguments).out)
+    assert (ends["src"], ends["dst"]) == (1, 6)
+
+
+def test_relays_may_only_help(blink):
+    arguments = ["plan", "sendrecv", "--topo", "dgx-1v", "--gpus", "0,3", "--json"]
+    alone, helped = json.loads(blink(*arguments).out), json.loads(blink(*arguments, "--relays").out)
+    assert (alone["rate"], helped["rate"]) == ("2", "6")
+
+
+def test_a_written_plan_has_no_time_and_checks(blink, tmp_path):
+    path = tmp_path / "plan.json"
+    ended = blink("plan", "allgather", "--topo", "dgx-1v", "-o", path)
+    assert ended.err == f"blink: wrote {path}\n"
+    assert "plan_seconds" not in json.loads(path.read_text())
+    assert blink("check", path).code == 0
+    assert blink("check", path, "--topo", "dgx-1v").code == 0
+    elsewhere = blink("check", path, "--topo", "dgx-1p")
+    assert elsewhere.code == 1
+    assert "GB/s in the topology given beside it" in elsewhere.out
+
+
+def test_a_plan_without_topology_needs_one(blink, tmp_path):
+    path = tmp_path / "plan.json"
+    blink("plan", "allreduce", "--topo", "dgx-1v", "--gpus", "1,4,5,6", "-o", path)
+    plan = json.loads(path.read_text())
+    del plan["topology"]
+    path.write_text(json.dumps(plan))
+    assert blink("check", path).code == 2
+    assert blink("check", path, "--topo", "dgx-1v").code == 0
+
+
+def _damaged(plan, damage):
+    share = plan["shares"][0]
+    match damage:
+        case "lost edge":
+            share["broadcast"] = share["broadcast"][1:]
+        case "edge turned round":
+            share["reduce"][0] = share["reduce"][0][::-1]
+        case "doubled contribution":
+            share["reduce"].append(share["reduce"][0])
+        case "weight":
+            share["weight"] = "1/3"
+        case "certificate":
+            plan["certificate"]["capacity"] = "99"
+        case "no link":
+            share["broadcast"][0] = [1, 6]
+    return plan
+
+
+@pytest.mark.parametrize("damage", ["lost edge", "edge turned round", "doubled contribution", "weight",
+                                    "certificate", "no link"])
+def test_damaged_plans_are_refused(blink, tmp_path, damage):
+    path = tmp_path / "plan.json"
+    blink("plan", "allreduce", "--topo", "dgx-1v", "--gpus", "1,4,5,6", "-o", path)
+    path.write_text(json.dumps(_damaged(json.loads(path.read_text()), damage)))
+    ended = blink("check", path)
+    assert ended.code == 1
+    assert "refused" in ended.out
+    found = json.loads(blink("check", path, "--json").out)
+    assert found["ok"] is False
+    assert found["violations"]
+    if damage in ("lost edge", "edge turned round", "doubled contribution"):
+        law = [entry["text"] for entry in found["violations"] if entry["by"] == "law"]
+        assert any("rank" in text and "channel" in text for text in law)
+
+
+def test_check_json(blink, tmp_path):
+    path = tmp_path / "plan.json"
+    blink("plan", "reduce_scatter", "--topo", "ring:4", "-o", path)
+    found = json.loads(blink("check", path, "--json").out)
+    assert found == {"schema_version": 1, "ok": True, "collective": "reduce_scatter", "algorithm": "optimal",
+                     "ranks": [0, 1, 2, 3], "rate": found["bound"], "bound": found["bound"], "optimal": True,
+                     "violations": []}
+
+
+def test_topo_json_is_what_a_plan_sees(blink):
+    topology = json.loads(blink("topo", "dgx-1v", "--json").out)
+    assert topology["schema_version"] == 1
+    assert topology["unit_gbps"] == 25.0
+    assert [vertex["kind"] for vertex in topology["vertices"]] == ["gpu"] * 8
+    assert len(topology["links"]) == 32
+    assert sorted(topology["links"][0]) == ["capacity", "dst", "gbps", "kind", "provenance", "src"]
+    everything = json.loads(blink("topo", "dgx-1v", "--links", "all", "--json").out)
+    assert {link["kind"] for link in everything["links"]} == {"nvlink", "pcie", "smp"}
+
+
+def test_topo_json_shows_all_links_where_the_fast_ones_join_nothing(blink):
+    ended = blink("topo", "pcie-8gpu-nvlink-pairs", "--json")
+    assert ended.code == 0
+    assert {link["kind"] for link in json.loads(ended.out)["links"]} == {"nvlink", "pcie", "smp"}
+    assert "Shown are all links" in ended.err
+    assert blink("topo", "pcie-8gpu-nvlink-pairs", "--links", "fast", "--json").code == 2
+
+
+@pytest.mark.parametrize("suffix", ["json", "xml"])
+def test_written_topologies_read_back(blink, tmp_path, suffix):
+    path = tmp_path / f"dgx-1v.{suffix}"
+    assert blink("topo", "dgx-1v", "-o", path).code == 0
+    arguments = ["--gpus", "1,4,5,6", "--json"]
+    again = json.loads(blink("plan", "allreduce", "--topo", path, *arguments).out)
+    first = json.loads(blink("plan", "allreduce", "--topo", "dgx-1v", *arguments).out)
+    assert again["shares"] == first["shares"]
+    assert blink("topo", path).out.splitlines()[2:11] == blink("topo", "dgx-1v").out.splitlines()[2:11]
+
+
+def test_topo_svg(blink, tmp_path):
+    path = tmp_path / "x.svg"
+    assert blink("topo", "2x dgx-a100", "-o", path).code == 0
+    assert path.read_text().startswith("<svg ")
+
+
+def test_this_machine(blink):
+    assert json.loads(blink("topo", "--json").out)["vertices"]
+
+
+def test_pick_prefers_what_leaves_more(blink):
+    found = json.loads(blink("pick", "-k", "3", "--topo", "dgx-1v", "--free", "0,1,4,6,7", "--json").out)
+    assert found["schema_version"] == 1
+    assert found["sets"] == 10
+    best = found["best"][0]
+    assert best["gpus"] == [4, 6, 7]
+    assert best["algbw_gbps"] == 62.5
+    assert best["algbw_gbps"] > best["ring_algbw_gbps"]
+    assert found["worst"][0]["links"] == "pcie"
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the folder of sample topologies is not beside the checkout")
+@pytest.mark.parametrize("name", READABLE)
+def test_sample_files(blink, name):
+    assert blink("topo", SHARED / name).code == 0
+    assert blink("topo", SHARED / name, "--json").code == 0
+    gpus = "0,1,2,3" if "4xa100" in name else "1,4,5,6"
+    ended = blink("plan", "allreduce", "--topo", SHARED / name, "--gpus", gpus, "--json")
+    assert ended.code == 0, ended.err
+    assert json.loads(ended.out)["optimal"] is True
+
+
+@pytest.mark.parametrize("verb", ["topo", "plan", "check", "bench", "pick"])
+def test_help_starts_with_examples(blink, verb):
+    ended = blink(verb, "--help")
+    assert ended.code == 0
+    usage, _, rest = ended.out.partition("\n")
+    assert usage.startswith(f"Usage: blink {verb}")
+    assert rest.lstrip().startswith("Examples:")
+    assert f"blink {verb}" in rest
+
+
+def test_version(blink):
+    assert blink("--version").out.startswith("blink 0.")
