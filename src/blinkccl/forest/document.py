@@ -13,7 +13,6 @@ import json
 import re
 from collections.abc import Iterable
 from fractions import Fraction
-from hashlib import sha256
 from math import lcm
 from typing import Annotated, Any
 
@@ -198,30 +197,6 @@ def loads(raw: bytes) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ScheduleError(f"plan: expected an object, got {type(data).__name__}")
     return data
-
-
-def forest_hash(forest: Forest) -> str:
-    """SHA-256 (hex) of the forest's canonical text, without the names and notes of its topology."""
-    document = to_document(forest)
-    document["topology"] = _nameless(document["topology"])
-    return sha256(dumps(document).encode()).hexdigest()
-
-
-def topology_hash(topology: Topology) -> str:
-    """SHA-256 (hex) of the topology's canonical text, without names and notes.
-
-    Neither the order of vertices nor that of links matters.
-    """
-    return sha256(dumps(_nameless(json_format.to_document(topology))).encode()).hexdigest()
-
-
-def _nameless(topology: dict[str, Any]) -> dict[str, Any]:
-    """What decides about plans: people's names and notes dropped, entries sorted."""
-    kept = {key: value for key, value in topology.items() if key not in ("name", "notes")}
-    vertices = [{key: v for key, v in vertex.items() if key != "name"} for vertex in topology["vertices"]]
-    kept["vertices"] = sorted(vertices, key=lambda vertex: vertex["id"])
-    kept["links"] = sorted(topology["links"], key=lambda link: (link["src"], link["dst"]))
-    return kept
 
 
 def _text(number: Fraction) -> str:

@@ -24,7 +24,7 @@ from blinkccl.collectives.spec import Block
 from blinkccl.errors import ScheduleError
 from blinkccl.forest.model import Forest, Path, Share, Tree
 from blinkccl.schedule.chunking import placements
-from blinkccl.schedule.fingerprint import forest_hash, topology_hash
+from blinkccl.forest.fingerprint import forest_hash, topology_hash
 from blinkccl.schedule.program import Channel, Program, Queue, Role, Slice
 
 

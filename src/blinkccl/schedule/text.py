@@ -13,7 +13,7 @@ import msgspec
 
 from blinkccl.collectives.spec import Block, Collective
 from blinkccl.errors import PackingError, ScheduleError
-from blinkccl.schedule.fingerprint import digest
+from blinkccl.forest.fingerprint import digest
 from blinkccl.schedule.program import Channel, Program, Queue, Role, Slice
 
 SCHEMA_VERSION = 1

@@ -104,9 +104,11 @@ def test_damaged_plans_are_refused(blink, tmp_path, damage):
     found = json.loads(blink("check", path, "--json").out)
     assert found["ok"] is False
     assert found["violations"]
-    if damage in ("lost edge", "edge turned round", "doubled contribution"):
-        law = [entry["text"] for entry in found["violations"] if entry["by"] == "law"]
-        assert any("rank" in text and "channel" in text for text in law)
+    law = [entry["text"] for entry in found["violations"] if entry["by"] == "law"]
+    if damage in ("edge turned round", "doubled contribution"):
+        assert any("rank 2, channel 0, step" in text for text in law)
+    if damage == "lost edge":
+        assert any("rank 0 never gets slice 0" in text for text in law)
 
 
 def test_check_json(blink, tmp_path):

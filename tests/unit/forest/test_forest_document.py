@@ -17,12 +17,11 @@ from blinkccl.errors import ScheduleError
 from blinkccl.forest import document
 from blinkccl.forest.document import (
     dumps,
-    forest_hash,
     from_document,
     moving_shares,
     to_document,
-    topology_hash,
 )
+from blinkccl.forest.fingerprint import forest_hash, topology_hash
 from blinkccl.forest.model import Cut, Forest, Share, Tree
 from blinkccl.topology.model import Link, Topology, Vertex
 
@@ -107,7 +106,7 @@ def test_hashes_depend_on_links_and_on_trees() -> None:
 
 
 def test_bytes_are_the_same_in_a_new_process_with_another_hash_seed() -> None:
-    code = ("import sys; from blinkccl.forest.document import *; f = from_document(sys.stdin.buffer.read()); "
+    code = ("import sys; from blinkccl.forest.document import *; from blinkccl.forest.fingerprint import *; f = from_document(sys.stdin.buffer.read()); "
             "print(dumps(to_document(f)), forest_hash(f), topology_hash(f.topology))")
     runs = [subprocess.run([sys.executable, "-c", code], input=GOOD, capture_output=True, check=True,
                            env={"PYTHONHASHSEED": seed, "PYTHONIOENCODING": "utf-8"}).stdout for seed in "12"]

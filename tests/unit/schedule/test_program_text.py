@@ -13,7 +13,7 @@ import pytest
 from small_forests import chain_allreduce, two_slices_broadcast
 
 from blinkccl.errors import ScheduleError
-from blinkccl.schedule.fingerprint import forest_hash, topology_hash
+from blinkccl.forest.fingerprint import forest_hash, topology_hash
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.steps import ACTIONS, steps
 from blinkccl.schedule.text import from_json, program_hash, to_json, to_text

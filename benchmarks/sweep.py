@@ -1,0 +1,52 @@
+"""Every connected allocation of DGX-1V (46) and DGX-1P (14) × nine collectives × every root and pair.
+
+Prints how long planning, the independent check and the law take, and what came out. Exit 1 if anything is not
+optimal, is refused by the checker, or breaks the law.
+
+    python benchmarks/sweep.py
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+
+from blinkccl.algorithms.registry import Request, algorithm
+from blinkccl.forest.check import check_plan
+from blinkccl.forest.document import to_document
+from blinkccl.schedule.law import violations
+from blinkccl.schedule.lower import lower
+from blinkccl.testing.allocations import connected_allocations, every_collective
+from blinkccl.topology.catalog import machine
+
+
+def main() -> int:
+    seconds: Counter[str] = Counter()
+    outcome: Counter[str] = Counter()
+    for name in ("dgx-1v", "dgx-1p"):
+        allocations = connected_allocations(name)
+        print(f"{name}: {len(allocations)} connected allocations of 3 to 8 GPUs")
+        for gpus in allocations:
+            for collective in every_collective(len(gpus)):
+                start = time.perf_counter()
+                forest = algorithm("optimal").plan(Request(machine(name), collective, gpus))
+                planned = time.perf_counter()
+                verdict = check_plan(to_document(forest))
+                checked = time.perf_counter()
+                broken = violations(lower(forest, slots=1), forest.topology)
+                seconds["plan"] += planned - start
+                seconds["check"] += checked - planned
+                seconds["lower and law"] += time.perf_counter() - checked
+                outcome["plans"] += 1
+                outcome["optimal"] += forest.rate == forest.bound == verdict.rate == verdict.bound
+                outcome["refused by the checker"] += bool(verdict.violations)
+                outcome["breaking the law"] += bool(broken)
+    print(", ".join(f"{label} {spent:.2f} s" for label, spent in seconds.items()))
+    print(", ".join(f"{count} {label}" for label, count in outcome.items()))
+    good = outcome["optimal"] == outcome["plans"]
+    return 0 if good and not outcome["refused by the checker"] and not outcome["breaking the law"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,118 @@
+"""Every connected allocation of both DGX-1s × every collective, root and pair: planned, proved, checked, run."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+
+from blinkccl.algorithms.blink import one_root_optimum
+from blinkccl.algorithms.lanes import lanes_of
+from blinkccl.algorithms.registry import Request, algorithm
+from blinkccl.collectives.spec import COLLECTIVES, Collective
+from blinkccl.engines import reference
+from blinkccl.forest.check import check_plan
+from blinkccl.forest.document import to_document
+from blinkccl.forest.model import Forest
+from blinkccl.packing.undirected import most_central
+from blinkccl.schedule.law import violations
+from blinkccl.schedule.lower import lower
+from blinkccl.testing.allocations import connected_allocations, every_collective
+from blinkccl.testing.execution import difference
+from blinkccl.topology.catalog import machine
+
+ALLOCATIONS = [(name, gpus) for name in ("dgx-1v", "dgx-1p") for gpus in connected_allocations(name)]
+PRIME = 10_007
+ITEMSIZE = 4
+
+
+def test_there_are_46_and_14_of_them() -> None:
+    assert [len(connected_allocations(name)) for name in ("dgx-1v", "dgx-1p")] == [46, 14]
+
+
+def planned(name: str, gpus: tuple[int, ...], collective: Collective) -> Forest:
+    return algorithm("optimal").plan(Request(machine(name), collective, gpus))
+
+
+def units(forest: Forest) -> int:
+    """How many units the scaled integral packing cuts S into: p for an optimum p/q per item, times the items."""
+    parts = 1 if forest.collective.total_blocks() == 1 else forest.collective.world_size
+    return parts * (forest.rate / parts).numerator
+
+
+@pytest.mark.parametrize(("name", "gpus"), ALLOCATIONS)
+def test_every_root_and_pair_is_optimal_checked_and_lawful(name: str, gpus: tuple[int, ...]) -> None:
+    for collective in every_collective(len(gpus)):
+        forest = planned(name, gpus, collective)
+        assert forest.rate == forest.bound, (collective, forest.rate, forest.bound)
+        verdict = check_plan(to_document(forest))
+        assert verdict.violations == [], (collective, verdict.violations)
+        assert verdict.rate == verdict.bound == forest.rate
+        assert all((share.weight * units(forest)).denominator == 1 for share in forest.shares), collective
+        for slots in (1, 2):
+            assert violations(lower(forest, slots=slots), forest.topology) == [], (collective, slots)
+
+
+def one_of_each(world_size: int) -> list[Collective]:
+    """Each collective once, with the last rank as root and the outermost pair as ends."""
+    last = world_size - 1
+    values = {"root": last, "src": 0, "dst": last}
+    return [
+        Collective(name, world_size, **{key: values[key] for key in definition.parameters})
+        for name, definition in COLLECTIVES.items()
+    ]
+
+
+def small_chunk(forest: Forest, count: int) -> int:
+    """Chunk bytes that give the narrowest share at least three chunks, the last one ragged where it can be."""
+    narrowest = min(
+        (share.weight / forest.item(share).weight for share in forest.shares if share.weight), default=Fraction(1)
+    )
+    return max(16, int(narrowest * count * ITEMSIZE * 2 // 7) // 16 * 16)
+
+
+@pytest.mark.parametrize(("name", "gpus"), ALLOCATIONS)
+def test_one_of_each_runs_and_equals_the_oracle(name: str, gpus: tuple[int, ...]) -> None:
+    large = 1 << 20 if len(gpus) == 8 else 65_536
+    for collective in one_of_each(len(gpus)):
+        forest = planned(name, gpus, collective)
+        for slots in (1, 2):
+            program = lower(forest, slots=slots)
+            for count in (0, 1, len(gpus) - 1, PRIME, large):
+                found = difference(
+                    reference.run,
+                    program,
+                    count=count,
+                    dtype="float32" if collective.reduces else "int32",
+                    op="sum",
+                    chunk_bytes=small_chunk(forest, count),
+                    seed=count,
+                    in_place=slots == 1 and collective.name != "alltoall",
+                )
+                assert found is None, (collective, slots, count, found)
+
+
+@pytest.mark.parametrize(("name", "gpus"), ALLOCATIONS)
+def test_optimal_is_never_below_a_ring(name: str, gpus: tuple[int, ...]) -> None:
+    for collective in one_of_each(len(gpus)):
+        if collective.name in ("broadcast", "reduce", "allreduce", "allgather", "reduce_scatter"):
+            request = Request(machine(name), collective, gpus)
+            ours, ring = (algorithm(each).plan(request).algbw_gbps for each in ("optimal", "ring"))
+            assert ours >= ring, (collective, ours, ring)
+
+
+@pytest.mark.parametrize(("name", "gpus"), ALLOCATIONS)
+def test_blink_is_within_five_percent(name: str, gpus: tuple[int, ...]) -> None:
+    """Of the optimum for one-to-all and AllReduce, of its own one-root bound for the rest."""
+    for collective in one_of_each(len(gpus)):
+        if collective.name in ("alltoall", "sendrecv"):
+            continue
+        request = Request(machine(name), collective, gpus)
+        forest = algorithm("blink").plan(request)
+        reachable = algorithm("optimal").plan(request).rate
+        if collective.name in ("allgather", "reduce_scatter"):
+            network = lanes_of(request.network, gpus).network
+            reachable = one_root_optimum(network, most_central(network)) * len(gpus)
+        assert Fraction(95, 100) * reachable <= forest.rate <= reachable, (collective, forest.rate, reachable)
+        assert check_plan(to_document(forest)).violations == [], collective
+        assert violations(lower(forest), forest.topology) == [], collective

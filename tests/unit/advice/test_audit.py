@@ -1,0 +1,50 @@
+"""The audit of a plan: checker and law, and what happens when one of them cannot start."""
+
+from __future__ import annotations
+
+import pytest
+
+from blinkccl.advice.audit import audit
+from blinkccl.algorithms.registry import Request, algorithm
+from blinkccl.collectives.spec import Collective
+from blinkccl.errors import ScheduleError, TopologyError
+from blinkccl.forest.document import to_document
+from blinkccl.topology.spec import parse_spec
+
+
+@pytest.fixture
+def document():
+    topology = parse_spec("dgx-1v")
+    request = Request(topology, Collective("allreduce", 4), (1, 4, 5, 6))
+    return to_document(algorithm("optimal").plan(request))
+
+
+def test_a_good_plan(document):
+    found = audit(document)
+    assert found.ok
+    assert found.verdict.optimal
+    assert found.document()["violations"] == []
+
+
+def test_a_plan_that_cannot_be_lowered_is_broken_not_unreadable(document):
+    document["shares"][0]["reduce"].append([2, 5])
+    found = audit(document)
+    assert not found.ok
+    assert found.program is None
+    assert "vertex 2" in found.law[0]
+
+
+def test_the_topology_beside_it_is_used_where_it_brings_none(document):
+    del document["topology"]
+    assert audit(document, parse_spec("dgx-1v")).ok
+    with pytest.raises(ScheduleError, match="topology"):
+        audit(document)
+    with pytest.raises(TopologyError):
+        audit(document, parse_spec("chain:8"))
+
+
+def test_ranks_that_are_none_are_the_readers_business(document):
+    del document["topology"]
+    document["ranks"] = ["one", {}]
+    with pytest.raises(ScheduleError, match="ranks"):
+        audit(document, parse_spec("dgx-1v"))

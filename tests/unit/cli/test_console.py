@@ -1,0 +1,88 @@
+"""Where output goes, when it is coloured, and how a bar behaves."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+
+import pytest
+
+from blinkccl.cli import console
+
+
+class _Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(("stream", "environment", "expected"), [
+    (_Terminal(), {"TERM": "xterm"}, True),
+    (_Terminal(), {"TERM": "xterm", "NO_COLOR": "1"}, False),
+    (_Terminal(), {"TERM": "xterm", "NO_COLOR": ""}, True),
+    (_Terminal(), {"TERM": "dumb"}, False),
+    (io.StringIO(), {"TERM": "xterm"}, False),
+])
+def test_colour(monkeypatch, stream, environment, expected):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for key, value in environment.items():
+        monkeypatch.setenv(key, value)
+    assert console.coloured(stream) is expected
+
+
+def test_a_bar_appears_after_two_seconds_on_a_terminal(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    terminal = _Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    times = iter([0.0, 1.9, 2.0])
+    progress = console.Progress("sets", clock=lambda: next(times))
+    progress(1, 10)
+    assert terminal.getvalue() == ""
+    progress(2, 10)
+    with progress.aside():
+        pass
+    progress(3, 10)
+    progress.close()
+    assert "sets" in terminal.getvalue()
+
+
+def test_no_bar_without_a_terminal(capsys):
+    times = iter([0.0, 100.0])
+    progress = console.Progress("sets", clock=lambda: next(times, 200.0))
+    progress(1, 10)
+    with progress.aside():
+        print("row")
+    progress.close()
+    assert capsys.readouterr() == ("row\n", "")
+
+
+def test_a_reader_that_leaves_is_no_error():
+    command = [sys.executable, "-m", "blinkccl", "plan", "alltoall", "--topo", "clique:24", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.read(1)
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
+
+
+def test_an_encoding_that_lacks_the_arrows_does_no_harm():
+    ended = subprocess.run([sys.executable, "-m", "blinkccl", "plan", "reduce", "--topo", "ring:4"], check=True,
+                           capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert b"reduce" in ended.stdout
+
+
+def test_what_exists_is_not_overwritten(tmp_path, capsys):
+    path = tmp_path / "run.json"
+    for text in ("a", "b", "c"):
+        console.write_new_file(path, text)
+    assert [(tmp_path / name).read_text() for name in ("run.json", "run.json.1", "run.json.2")] == ["a", "b", "c"]
+
+
+def test_help_loads_neither_numpy_nor_solver_nor_rich():
+    code = ("import sys; from blinkccl.cli.app import app\n"
+            "print([m for m in ('numpy', 'highspy', 'rich', 'msgspec', 'pynvml') if m in sys.modules])")
+    ended = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert ended.stdout == "[]\n"

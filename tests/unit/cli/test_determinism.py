@@ -1,0 +1,55 @@
+"""The same input gives byte-identical plans in another process with another hash seed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from blinkccl.algorithms.registry import ALGORITHMS
+from blinkccl.collectives.spec import COLLECTIVES
+
+#: Topology → algorithms to ask; those that refuse must refuse in the same words.
+TOPOLOGIES = {
+    "dgx-1v": [*ALGORITHMS],
+    "dgx-1v --gpus 1,4,5,6": [*ALGORITHMS],
+    "dgx-2 --gpus 0-3": ["optimal", "one_hop", "ring"],
+    "mist": ["optimal", "three_stage"],
+    "2x dgx-a100": ["optimal"],
+    "random:6:seed=5:directed": ["optimal", "blink"],
+    "pcie-8gpu --gpus 0,2,5": ["optimal", "ring"],
+}
+SCRIPT = """
+import contextlib, io, sys
+from blinkccl.cli import main
+folder, *commands = sys.argv[1:]
+for number, command in enumerate(commands):
+    out, err = io.StringIO(), io.StringIO()
+    sys.argv = ["blink", *command.split("|"), "-o", f"{folder}/{number}.json"]
+    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        main()
+    with open(f"{folder}/{number}.txt", "w") as file:
+        file.write(command + out.getvalue() + err.getvalue().replace(folder, ""))
+"""
+
+
+def _commands():
+    for spec, algorithms in TOPOLOGIES.items():
+        topology, _, gpus = spec.partition(" --gpus ")
+        for algorithm in algorithms:
+            for collective in COLLECTIVES:
+                chosen = ["--gpus", gpus] if gpus else []
+                yield "|".join(["plan", collective, "--topo", topology, "--algo", algorithm, *chosen])
+
+
+def test_two_processes_with_other_hash_seeds_write_the_same_bytes(tmp_path):
+    commands = list(_commands())
+    folders = []
+    for seed in ("0", "4711"):
+        folder = tmp_path / seed
+        folder.mkdir()
+        subprocess.run([sys.executable, "-c", SCRIPT, str(folder), *commands], check=True,
+                       env={**os.environ, "PYTHONHASHSEED": seed})
+        folders.append({path.name: path.read_bytes() for path in sorted(folder.iterdir())})
+    assert folders[0] == folders[1]
+    assert sum(name.endswith(".json") for name in folders[0]) > 60

@@ -1,0 +1,121 @@
+"""Texts and pictures of topologies and plans."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from xml.etree import ElementTree
+
+import pytest
+
+from blinkccl.algorithms.registry import Request, algorithm
+from blinkccl.collectives.spec import Collective
+from blinkccl.forest.model import Dual
+from blinkccl.report.certificate_text import CLAIM, bottleneck
+from blinkccl.report.paint import painter, plain
+from blinkccl.report.plan_text import plan_text
+from blinkccl.report.table import columns
+from blinkccl.report.topology_svg import topology_svg
+from blinkccl.report.topology_text import topology_text
+from blinkccl.report.units_text import count, gbps_text, ids, rate_text, unit_name
+from blinkccl.topology.catalog import CATALOG
+from blinkccl.topology.model import Topology, Vertex
+from blinkccl.topology.spec import parse_spec
+
+
+def _plan(spec, name="allreduce", **ends):
+    topology = parse_spec(spec)
+    collective = Collective(name, len(topology.ranks), **ends)
+    return algorithm("optimal").plan(Request(topology, collective, topology.ranks))
+
+
+@pytest.mark.parametrize("spec", [*CATALOG, "2x dgx-1v @ 40Gbps", "3x dgx-a100", "random:9:seed=2:directed", "star:5"])
+def test_every_topology_has_a_text_and_a_picture(spec):
+    topology = parse_spec(spec)
+    text = topology_text(topology)
+    assert text.startswith(spec)
+    assert not any(line.endswith(" ") for line in text.splitlines())
+    picture = ElementTree.fromstring(topology_svg(topology))
+    circles = picture.findall(".//{http://www.w3.org/2000/svg}circle")
+    assert len(circles) == len(topology.vertices)
+    pairs = {frozenset((link.src, link.dst)) for link in topology.links}
+    assert len(picture.findall("{http://www.w3.org/2000/svg}line")) == len(pairs)
+
+
+def test_colour_changes_only_the_look():
+    topology = parse_spec("dgx-1v")
+    coloured = topology_text(topology, painter(True))
+    assert "\x1b[" in coloured
+    bare = coloured
+    while "\x1b[" in bare:
+        start = bare.index("\x1b[")
+        bare = bare[:start] + bare[bare.index("m", start) + 1:]
+    assert [line.rstrip() for line in bare.splitlines()] == topology_text(topology, plain).splitlines()
+
+
+def test_a_gpu_without_links_is_noted():
+    alone = Topology("alone", 1.0, (Vertex(0, "gpu"), Vertex(1, "gpu")), ())
+    assert "no link at 0,1" in topology_text(alone)
+
+
+def test_names_are_escaped_in_pictures():
+    odd = Topology("<&>", 1.0, (Vertex(0, "gpu", 0, '"<gpu>"'),), ())
+    assert ElementTree.fromstring(topology_svg(odd)).find("{http://www.w3.org/2000/svg}title").text == "<&>"
+
+
+@pytest.mark.parametrize(("spec", "name", "ends", "words"), [
+    ("dgx-1v", "broadcast", {"root": 0}, "and all of the data must cross them: at most 6"),
+    ("dgx-1v", "allgather", {}, "of the data must cross them: at most"),
+    ("dgx-1v", "allreduce", {}, "every element must cross between parts"),
+    ("oneway:6", "allreduce", {}, "put these prices on a lane of each link"),
+])
+def test_every_kind_of_certificate_is_put_in_words(spec, name, ends, words):
+    text = plan_text(_plan(spec, name, **ends))
+    assert CLAIM in text
+    assert words in text
+
+
+def test_a_gap_is_stated_as_a_gap():
+    request = Request(parse_spec("dgx-1v"), Collective("allreduce", 4), (0, 1, 2, 3))
+    forest = algorithm("ring").plan(request)
+    assert not forest.optimal
+    text = plan_text(forest)
+    assert CLAIM not in text
+    assert "is a gap" in text
+    assert "88.9% of the bound" in text
+
+
+def test_long_plans_are_cut_with_a_word():
+    text = plan_text(_plan("clique:12", "alltoall"))
+    assert "… and 116 more (all of them: --json)" in text
+    assert "… and 92 that are no fuller" in text
+
+
+def test_a_full_link_shows_as_full():
+    forest = _plan("ring:4")
+    full = sum(1 for arc, load in forest.link_load.items() if load == forest.topology.link[arc].capacity)
+    assert f"8 of 8 links used, {full} full" in plan_text(forest)
+
+
+def test_bottlenecks_in_a_few_words():
+    assert bottleneck(_plan("chain:4", "broadcast", root=0).certificate) == "out of {0}"
+    assert bottleneck(_plan("chain:3").certificate) == "{0} | {1} | {2}"
+    prices = tuple((i, i + 1, Fraction(1)) for i in range(4))
+    assert bottleneck(Dual(prices, Fraction(4), Fraction(1))) == "0→1, 1→2 and 2 more"
+    assert bottleneck(Dual(prices[:1], Fraction(1), Fraction(1))) == "0→1"
+
+
+def test_units():
+    lanes = parse_spec("ring:4")
+    assert unit_name(lanes) == "lane"
+    assert unit_name(parse_spec("dgx-1v")) == "unit"
+    assert unit_name(replace(lanes, unit_gbps=12.5)) == "unit"
+    assert rate_text(Fraction(24, 7), lanes) == "24/7 lanes = 85.71 GB/s"
+    assert rate_text(Fraction(1), lanes) == "1 lane = 25 GB/s"
+    assert gbps_text(12345.6) == "12346 GB/s"
+    assert (count(1, "share"), count(2, "switch"), count(0, "link")) == ("1 share", "2 switches", "0 links")
+    assert ids((1, 4, 5, 6, 2, 3)) == "1,4-6,2,3"
+
+
+def test_columns():
+    assert columns(("a", "bb"), [("x", "1"), ("yyy", "22")], left=(0,)) == ["a    bb", "x     1", "yyy  22"]
