@@ -14,6 +14,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from blinkccl.forest.model import Path
+from blinkccl.packing.maxflow import INFINITE, FlowGraph
 from blinkccl.packing.network import Arc, Network
 from blinkccl.topology.model import Topology
 
@@ -36,13 +37,23 @@ class Lanes:
         return tuple(path)
 
     def side(self, side: Iterable[int]) -> tuple[int, ...]:
-        """A cut's side in vertex ids; a chain that leaves it is cut at its narrowest link."""
-        inside = frozenset(side)
-        real = {self.ids[v] for v in inside}
-        for (u, v), chain in self.chain.items():
-            if u in inside:
-                real.update(chain[1:-1] if v in inside else chain[1 : 1 + self._narrowest(chain)])
-        return tuple(sorted(real))
+        """A cut's side in vertex ids: contracted vertices go where the fewest links cross (a minimum cut)."""
+        inside = frozenset(self.ids[v] for v in side)
+        if len(self.ids) == len(self.topology.vertices):
+            return tuple(sorted(inside))
+        index = {v.id: i for i, v in enumerate(self.topology.vertices)}
+        source, sink = len(index), len(index) + 1
+        graph = FlowGraph(len(index) + 2)
+        for link in self.topology.links:
+            graph.add(index[link.src], index[link.dst], link.capacity)
+        for vertex in self.ids:
+            if vertex in inside:
+                graph.add(source, index[vertex], INFINITE)
+            else:
+                graph.add(index[vertex], sink, INFINITE)
+        graph.max_flow(source, sink)
+        held = frozenset(graph.source_side(source))
+        return tuple(sorted(vertex for vertex, i in index.items() if i in held))
 
     def blocks(self, blocks: Iterable[Iterable[int]]) -> tuple[tuple[int, ...], ...]:
         """A partition in vertex ids; a chain between blocks is cut at its narrowest link."""
@@ -51,6 +62,9 @@ class Lanes:
             at = self._narrowest(chain)
             for position, vertex in enumerate(chain[1:-1], start=1):
                 home.setdefault(vertex, home[chain[0] if position <= at else chain[-1]])
+        for link in self.topology.links:  # what no chain needs: anywhere beside a neighbour
+            home.setdefault(link.src, home.get(link.dst, 0))
+            home.setdefault(link.dst, home[link.src])
         members: dict[int, list[int]] = {}
         for vertex in sorted(home):
             members.setdefault(home[vertex], []).append(vertex)

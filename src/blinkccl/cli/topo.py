@@ -69,14 +69,9 @@ def _as_planned(topology: Topology, ranks: tuple[int, ...], links: str | None) -
 
 def _rendered(topology: Topology, path: Path) -> str:
     """The text of the file ``path``, in the format that its suffix names."""
-    match path.suffix:
-        case ".json":
-            from blinkccl.topology.json_format import write
-            return write(topology)
-        case ".xml":
-            from blinkccl.topology.nccl_xml_write import write as write_xml
-            return write_xml(topology)
-        case ".svg":
-            from blinkccl.report.topology_svg import topology_svg
-            return topology_svg(topology)
-    raise typer.BadParameter(f"-o {path}: expected a name that ends in .json, .xml or .svg")
+    from blinkccl.report.topology_svg import topology_svg
+    from blinkccl.topology.write import WRITERS
+    formats = {**WRITERS, ".svg": topology_svg}
+    if path.suffix not in formats:
+        raise typer.BadParameter(f"-o {path}: expected a name that ends in one of {', '.join(formats)}")
+    return formats[path.suffix](topology)

@@ -18,7 +18,8 @@ def minimum_arborescence(n: int, root: int, cost: Sequence[Sequence[Any]]) -> li
     Parameters
     ----------
     cost
-        ``cost[u][v]`` of arc u → v, None where there is none. Ties go to the lowest parent.
+        ``cost[u][v]`` of arc u → v, None where there is none. Ties go to the lowest parent, a contracted
+        cycle counting as higher than any vertex.
 
     Returns
     -------

@@ -50,7 +50,7 @@ Oracle = Callable[[Prices], list[Column]]
 class ExactPacking:
     """Columns with positive weights, the rate X they reach, and prices that prove ``bound``.
 
-    ``pool`` holds every column that was met.
+    ``pool`` holds every column that was met. No prices where the rate is the caller's own proved bound.
     """
 
     rate: Fraction
@@ -100,7 +100,8 @@ def pack_columns(
     seeds
         Columns to start with: preferred where they suffice.
     target
-        A proved upper bound: generation stops on reaching it (LP values above it are rounding).
+        A proved upper bound: generation stops on reaching it (LP values above it are rounding), and the
+        prices at that point, which other columns may still undercut, are not returned.
 
     Raises
     ------
@@ -114,7 +115,9 @@ def pack_columns(
     for _ in range(MOST_ROUNDS):
         value, prices, worth = master.optimum()
         if target is not None and value >= float(target) * (1 - 1e-9):
-            break
+            rate, columns = master.exact_primal()
+            if rate == target:
+                return ExactPacking(rate, columns, tuple(master.columns), {}, target)
         fresh = [
             column
             for column in oracle(prices)
@@ -130,8 +133,15 @@ def pack_columns(
     )
 
 
+#: Capacities up to this are given to HiGHS as they are; larger ones shrunk to it, as its tolerances are absolute.
+LARGEST_CAPACITY = 1000
+
+
 class _Master:
-    """The restricted master: column 0 is X, then the columns; rows are the arcs, then the groups."""
+    """The restricted master: column 0 is X, then the columns; rows are the arcs, then the groups.
+
+    HiGHS sees capacities, and with them X, divided by ``unit``; a basis and its prices do not depend on that.
+    """
 
     def __init__(self, capacity: Mapping[Arc, int], demand: Sequence[Fraction]) -> None:
         self.arcs = sorted(capacity)
@@ -139,10 +149,11 @@ class _Master:
         self.capacity, self.demand = capacity, list(demand)
         self.columns: list[Column] = []
         self._seen: set[tuple[int, tuple[tuple[Arc, int], ...]]] = set()
+        self._unit = max(1.0, max(capacity.values()) / LARGEST_CAPACITY)
         self._highs = new_highs()
         none = np.array([], dtype=np.int32)
         for arc in self.arcs:
-            self._highs.addRow(-highspy.kHighsInf, float(capacity[arc]), 0, none, np.array([], dtype=float))
+            self._highs.addRow(-highspy.kHighsInf, capacity[arc] / self._unit, 0, none, np.array([], dtype=float))
         for _ in self.demand:
             self._highs.addRow(0.0, 0.0, 0, none, np.array([], dtype=float))
         groups = range(len(self.arcs), len(self.arcs) + len(self.demand))
@@ -175,7 +186,7 @@ class _Master:
         dual = self._highs.getSolution().row_dual
         prices = {arc: max(0.0, -dual[i]) for i, arc in enumerate(self.arcs)}
         worth = [abs(dual[len(self.arcs) + g]) for g in range(len(self.demand))]
-        return -self._highs.getObjectiveValue(), prices, worth
+        return -self._highs.getObjectiveValue() * self._unit, prices, worth
 
     def _basis(self) -> tuple[list[int], list[int]]:
         """Indexes of basic columns (−1 is X) and of tight rows."""

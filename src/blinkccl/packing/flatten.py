@@ -42,7 +42,8 @@ class _Tree:
         shift = self.depth[parent] + 1 - self.depth[v]
         if shift == 0:
             return 0
-        return sum(base ** self.depth[x] - base ** (self.depth[x] + shift) for x in subtree) * self.multiplicity
+        fall: int = sum(base ** self.depth[x] - base ** (self.depth[x] + shift) for x in subtree)
+        return fall * self.multiplicity
 
     def hang(self, v: int, parent: int) -> None:
         """Make ``parent`` the parent of ``v``."""

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from blinkccl.packing.network import Arc, Network
 
-INFINITE = 1 << 62
+#: More than any sum of capacities: those of measured links may have 15 digits, and rates scale them further.
+INFINITE = 1 << 256
 
 
 class FlowGraph:

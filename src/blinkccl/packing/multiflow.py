@@ -13,12 +13,10 @@ from fractions import Fraction
 from heapq import heappop, heappush
 from typing import Any
 
-import highspy
-
 from blinkccl.errors import InternalError, PackingError
 from blinkccl.packing.network import Arc, Network
 from blinkccl.packing.paths import UnitPath, decompose
-from blinkccl.packing.solver import Entries, new_highs
+from blinkccl.packing.solver import Entries, Model, solve_with_duals
 
 LARGEST_DENOMINATOR = 5000
 
@@ -109,28 +107,14 @@ def _solved(network: Network) -> tuple[float, list[dict[Arc, float]], dict[Arc, 
     columns.append({s * network.n + t: -1 for s in range(sources) for t in range(sources) if t != s})
     # A source's own conservation row stays empty (0 = 0): its supply is whatever the others take.
     lower: list[int | None] = [0] * (sources * network.n) + [None] * count
-    upper: list[int | None] = [0] * (sources * network.n) + [c for _, _, c in network.arcs]
+    upper: list[int | None] = [*[0] * (sources * network.n), *(c for _, _, c in network.arcs)]
     cost = [hop_cost / max(1, count)] * (sources * count) + [-1.0]
-    values, duals = _run(columns, lower, upper, cost)
+    values, duals = solve_with_duals(Model(columns, lower, upper, cost))
     flows = [
         {arcs[e]: values[s * count + e] for e in range(count) if values[s * count + e] > 1e-9} for s in range(sources)
     ]
     prices = {arc: max(0.0, -duals[sources * network.n + e]) for e, arc in enumerate(arcs)}
     return values[-1], flows, prices
-
-
-def _run(
-    columns: list[Entries], lower: list[int | None], upper: list[int | None], cost: list[float]
-) -> tuple[list[float], list[float]]:
-    from blinkccl.packing.solver import Model, _lowered  # the duals are wanted too
-
-    highs = new_highs()
-    highs.passModel(_lowered(Model(columns, lower, upper, cost)))
-    highs.run()
-    if highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
-        raise InternalError(f"HiGHS stopped with {highs.modelStatusToString(highs.getModelStatus())!r}")
-    solution = highs.getSolution()
-    return list(solution.col_value), list(solution.row_dual)
 
 
 def _exact_prices(network: Network, raw: Mapping[Arc, float], rate: float) -> dict[Arc, Fraction]:
@@ -143,7 +127,7 @@ def _exact_prices(network: Network, raw: Mapping[Arc, float], rate: float) -> di
         bound = price_bound(network, prices)
         if best is None or bound < best[0]:
             best = (bound, prices)
-        if abs(float(bound) - rate) <= 1e-5 * rate:
+        if abs(float(bound) - rate) <= 1e-9 * rate:
             break
     assert best is not None
     return best[1]

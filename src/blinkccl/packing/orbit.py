@@ -8,6 +8,7 @@ packing problem shrinks to one row per orbit and one root, whatever the number o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 
 from blinkccl.packing.columns import Column, Oracle, Prices, pack_columns
@@ -25,15 +26,33 @@ def arc_orbits(network: Network, group: Sequence[Sequence[int]]) -> dict[Arc, Ar
     return orbit
 
 
-def pack_templates(
-    network: Network, group: Sequence[Sequence[int]], target: Fraction | None
-) -> tuple[Fraction, list[tuple[Hops, Fraction]], dict[Arc, Fraction]]:
+@dataclass(frozen=True, slots=True)
+class TemplatePacking:
+    """``rate`` per root, templates whose weights sum to it, and prices that prove ``bound`` per root.
+
+    Prices are per arc, equal within an orbit; there are none where ``rate`` is the target, proved beforehand.
+    """
+
+    rate: Fraction
+    templates: tuple[tuple[Hops, Fraction], ...]
+    prices: dict[Arc, Fraction]
+    bound: Fraction
+
+
+def pack_templates(network: Network, group: Sequence[Sequence[int]], target: Fraction | None) -> TemplatePacking:
     """The best mix of templates rooted at terminal 0.
 
-    Returns
-    -------
-    rate, templates, prices
-        Rate per root; templates with weights that sum to it; prices per arc (equal within an orbit).
+    Parameters
+    ----------
+    group
+        Automorphisms as vertex permutations, a group under composition, the i-th moving terminal 0 to i.
+    target
+        A proved upper bound per root: the search stops on reaching it.
+
+    Raises
+    ------
+    InternalError
+        As :func:`~blinkccl.packing.columns.pack_columns`.
     """
     orbit = arc_orbits(network, group)
     size: dict[Arc, int] = {}
@@ -47,9 +66,9 @@ def pack_templates(
         _template_oracle(network, orbit),
         target=None if target is None else target * count,
     )
-    templates = [(column.payload, weight / count) for column, weight in packing.columns]
+    templates = tuple((column.payload, weight / count) for column, weight in packing.columns)
     prices = {arc: packing.prices[name] for arc, name in sorted(orbit.items()) if name in packing.prices}
-    return packing.rate / count, templates, prices
+    return TemplatePacking(packing.rate / count, templates, prices, packing.bound / count)
 
 
 def _template_oracle(network: Network, orbit: dict[Arc, Arc]) -> Oracle:

@@ -47,7 +47,7 @@ def solve(model: Model, node_limit: int = 2000) -> list[float] | None:
     Raises
     ------
     InternalError
-        On any status of HiGHS other than solved, infeasible or out of nodes.
+        On any status of HiGHS other than solved, infeasible, out of nodes or lost in rounding.
     """
     highs = new_highs()
     highs.setOptionValue("mip_max_nodes", node_limit)
@@ -55,11 +55,32 @@ def solve(model: Model, node_limit: int = 2000) -> list[float] | None:
     highs.run()
     outcome = OUTCOME.get(highs.getModelStatus())
     if outcome is None:
-        raise InternalError(f"HiGHS stopped with {highs.modelStatusToString(highs.getModelStatus())!r}")
+        raise _stopped(highs)
     values = list(highs.getSolution().col_value)
     if outcome == "stopped" and highs.getInfo().primal_solution_status != highspy.kSolutionStatusFeasible:
         return None
     return values if outcome != "infeasible" and len(values) == len(model.columns) else None
+
+
+def solve_with_duals(model: Model) -> tuple[list[float], list[float]]:
+    """An optimum of a linear program that has one: the columns' values and the rows' duals.
+
+    Raises
+    ------
+    InternalError
+        On any status of HiGHS other than solved.
+    """
+    highs = new_highs()
+    highs.passModel(_lowered(model))
+    highs.run()
+    if OUTCOME.get(highs.getModelStatus()) != "solved":
+        raise _stopped(highs)
+    solution = highs.getSolution()
+    return list(solution.col_value), list(solution.row_dual)
+
+
+def _stopped(highs: Any) -> InternalError:
+    return InternalError(f"HiGHS stopped with {highs.modelStatusToString(highs.getModelStatus())!r}")
 
 
 #: Every status with a meaning here; all others are our mistake.
@@ -69,6 +90,7 @@ OUTCOME = {
     highspy.HighsModelStatus.kUnboundedOrInfeasible: "infeasible",
     highspy.HighsModelStatus.kSolutionLimit: "stopped",
     highspy.HighsModelStatus.kIterationLimit: "stopped",
+    highspy.HighsModelStatus.kUnknown: "stopped",
     highspy.HighsModelStatus.kModelEmpty: "solved",
 }
 
@@ -82,7 +104,9 @@ def _lowered(model: Model) -> Any:
     lp.col_upper_ = np.array(model.bound if model.bound is not None else [highspy.kHighsInf] * count, dtype=float)
     lp.row_lower_ = np.array([-highspy.kHighsInf if x is None else x for x in model.lower], dtype=float)
     lp.row_upper_ = np.array([highspy.kHighsInf if x is None else x for x in model.upper], dtype=float)
-    start, rows, values = [0], [], []
+    start: list[int] = [0]
+    rows: list[int] = []
+    values: list[int] = []
     for column in model.columns:
         rows += column.keys()
         values += column.values()
@@ -90,7 +114,7 @@ def _lowered(model: Model) -> Any:
     lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
     lp.a_matrix_.start_ = np.array(start, dtype=np.int32)
     lp.a_matrix_.index_ = np.array(rows, dtype=np.int32)
-    lp.a_matrix_.value_ = np.array(values, dtype=float)
+    lp.a_matrix_.value_ = np.array(values, dtype=np.float64)
     if model.integer:
         lp.integrality_ = [highspy.HighsVarType.kInteger] * count
     return lp

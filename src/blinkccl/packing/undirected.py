@@ -221,11 +221,8 @@ def recentred(tree: Arborescence) -> Arborescence:
     for u, v in tree.arcs:
         near.setdefault(u, []).append(v)
         near.setdefault(v, []).append(u)
-    far, _ = _farthest(near, tree.root)
-    end, path = _farthest(near, far)
-    del end
-    middle = {path[(len(path) - 1) // 2], path[len(path) // 2]}
-    root = min(middle)
+    longest = _path_to_farthest(near, _path_to_farthest(near, tree.root)[0])
+    root = min(longest[(len(longest) - 1) // 2], longest[len(longest) // 2])
     arcs, queue, seen = [], [root], {root}
     for u in queue:
         for v in sorted(near[u]):
@@ -236,7 +233,8 @@ def recentred(tree: Arborescence) -> Arborescence:
     return Arborescence(root, tree.multiplicity, tuple(arcs))
 
 
-def _farthest(near: Mapping[int, list[int]], start: int) -> tuple[int, list[int]]:
+def _path_to_farthest(near: Mapping[int, list[int]], start: int) -> list[int]:
+    """From a vertex farthest from ``start`` (the last one met breadth first) back to ``start``."""
     parent = {start: start}
     queue = [start]
     for u in queue:
@@ -247,7 +245,7 @@ def _farthest(near: Mapping[int, list[int]], start: int) -> tuple[int, list[int]
     path = [queue[-1]]
     while path[-1] != start:
         path.append(parent[path[-1]])
-    return queue[-1], path
+    return path
 
 
 def merge_equal(trees: Iterable[Arborescence]) -> list[Arborescence]:

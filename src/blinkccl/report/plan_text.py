@@ -62,7 +62,7 @@ def _shares(forest: Forest, paint: Paint) -> list[str]:
     moving = [share for share in forest.shares if any(tree.edges for tree in share.trees())]
     still = len(forest.shares) - len(moving)
     lines = [f"{count(len(moving), 'share')} of the data, depth {forest.depth}"
-             + (f"; {still} more stay where they are" if still else "")]
+             + (f"; {still} already in place" if still else "")]
     for share in moving[:SHARES_SHOWN]:
         down = "broadcast" if len(forest.item(share).destinations) > 1 else "path"
         lines += ["", paint(_share_title(share), "cyan"), *share_drawing(share, down)]

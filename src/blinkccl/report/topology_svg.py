@@ -43,21 +43,27 @@ def topology_svg(topology: Topology) -> str:
 
 
 def _layout(topology: Topology) -> tuple[dict[int, _Place], _Place]:
-    """Where each vertex stands, and the size of the picture."""
-    groups: dict[int, dict[str, list[int]]] = {}
+    """Where each vertex stands, and the size of the picture: servers in a grid, what belongs to none below."""
+    homes = sorted({topology.vertex[rank].server for rank in topology.ranks})
+    groups: dict[int, dict[str, list[int]]] = {server: {} for server in homes}
+    between = [vertex.id for vertex in topology.vertices if vertex.server not in groups]
     for vertex in topology.vertices:
-        orbit = "gpu" if vertex.kind == "cpu" else vertex.kind
-        groups.setdefault(vertex.server, {}).setdefault(orbit, []).append(vertex.id)
+        if vertex.server in groups:
+            orbit = "gpu" if vertex.kind == "cpu" else vertex.kind
+            groups[vertex.server].setdefault(orbit, []).append(vertex.id)
     crowd = max((len(members) for kinds in groups.values() for members in kinds.values()), default=1)
     radius = max(90.0, crowd * 3.2 * _RADIUS / pi)
     cell = 2 * radius * _ORBIT["nic"] + 5 * _RADIUS
-    columns = max(1, ceil(sqrt(len(groups))))
+    columns = max(1, ceil(sqrt(len(homes))))
+    height = ceil(len(homes) / columns) * cell
     places: dict[int, _Place] = {}
-    for i, server in enumerate(sorted(groups)):
+    for i, server in enumerate(homes):
         centre = _Place(cell * (i % columns + 0.5), cell * (i // columns + 0.5))
         for kind, members in groups[server].items():
             places.update(_orbit(centre, radius * _ORBIT[kind], members))
-    return places, _Place(columns * cell, ceil(max(1, len(groups)) / columns) * cell + 24)
+    for i, lone in enumerate(between):
+        places[lone] = _Place(columns * cell * (i + 0.5) / len(between), height + 2 * _RADIUS)
+    return places, _Place(columns * cell, height + 5 * _RADIUS * bool(between) + 2 * _RADIUS)
 
 
 def _orbit(centre: _Place, radius: float, members: list[int]) -> dict[int, _Place]:

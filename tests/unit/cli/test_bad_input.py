@@ -137,7 +137,7 @@ def test_files_that_cannot_be_written(blink, output):
 def test_an_output_format_that_there_is_not(blink, tmp_path):
     ended = blink("topo", "ring:4", "-o", tmp_path / "x.png")
     assert ended.code == 2
-    assert ".json, .xml or .svg" in ended.err
+    assert "one of .json, .xml, .svg" in ended.err
 
 
 @pytest.mark.parametrize(("arguments", "message"), [

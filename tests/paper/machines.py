@@ -1,0 +1,72 @@
+"""The paper's machines: allocations of a DGX-1 up to isomorphism, and the rates of today's rings there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from functools import cache
+from itertools import combinations
+
+import networkx as nx
+
+from blinkccl.algorithms.registry import ALGORITHMS, Request
+from blinkccl.algorithms.ring import ring_count
+from blinkccl.collectives.spec import COLLECTIVES, Collective
+from blinkccl.forest.model import Forest
+from blinkccl.topology.spec import load
+
+Gpus = tuple[int, ...]
+
+
+@cache
+def nvlinks(machine: str) -> nx.Graph:
+    """NVLinks with their width in lanes."""
+    topology, ranks = load(machine)
+    widths = {(x.src, x.dst): x.capacity for x in topology.links if x.kind == "nvlink"}
+    lane = min(widths.values())
+    graph = nx.Graph()
+    graph.add_nodes_from(ranks)
+    graph.add_weighted_edges_from((u, v, c // lane) for (u, v), c in widths.items())
+    return graph
+
+
+@cache
+def settings(machine: str, *, connected: bool = True) -> tuple[Gpus, ...]:
+    """One allocation of 3 to 8 GPUs of each isomorphism class, the first in lexicographic order."""
+    found: list[tuple[Gpus, nx.Graph]] = []
+    for size in range(3, 9):
+        for gpus in combinations(range(8), size):
+            part = nvlinks(machine).subgraph(gpus)
+            if connected and not nx.is_connected(part):
+                continue
+            if not any(len(other) == size and same(part, graph) for other, graph in found):
+                found.append((gpus, part))
+    return tuple(gpus for gpus, _ in found)
+
+
+def same(one: nx.Graph, other: nx.Graph) -> bool:
+    """Whether two graphs are isomorphic, widths included."""
+    return bool(nx.is_isomorphic(one, other, edge_match=lambda a, b: a["weight"] == b["weight"]))
+
+
+def request(machine: str, name: str, gpus: Sequence[int] | None = None, root: int = 0) -> Request:
+    topology, everything = load(machine)
+    ranks = everything if gpus is None else tuple(gpus)
+    given = {"root": root, "src": 0, "dst": 1}
+    return Request(
+        topology, Collective(name, len(ranks), **{key: given[key] for key in COLLECTIVES[name].parameters}), ranks
+    )
+
+
+def plan(algorithm: str, machine: str, name: str, gpus: Sequence[int] | None = None, root: int = 0) -> Forest:
+    return ALGORITHMS[algorithm].plan(request(machine, name, gpus, root))
+
+
+def rings(machine: str, gpus: Sequence[int]) -> int:
+    """How many NVLink rings NCCL 2.4 finds."""
+    return ring_count(request(machine, "allreduce", gpus))
+
+
+def ring_allreduce(lanes: Fraction, size: int) -> Fraction:
+    """Rate of an AllReduce over rings of ``lanes`` in all: S passes 2(N−1)/N times."""
+    return lanes * size / (2 * (size - 1))

@@ -1,0 +1,62 @@
+"""How much work planning is, counted in calls: the same on every machine. Times are in benchmarks/."""
+
+from __future__ import annotations
+
+import cProfile
+import importlib.util
+import pstats
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+PLANNING = Path(__file__).parents[2] / "benchmarks/planning.py"
+
+#: Benchmark line → at most this many maximum flows, solver runs, and Python calls in all. About half is used.
+LIMITS = {
+    "plan allreduce, dgx-1v, 8 GPUs": (140, 4, 140_000),
+    "plan broadcast, dgx-1v, 8 GPUs": (110, 0, 60_000),
+    "plan allgather, dgx-1v, 8 GPUs": (220, 2, 200_000),
+    "plan broadcast by blink, dgx-1v, 8 GPUs": (40, 6, 1_400_000),
+    "certificate allgather, 16x dgx-a100 (128 GPUs)": (260, 0, 1_800_000),
+    "plan allgather, 2x dgx-a100 (16 GPUs)": (40, 2, 170_000),
+}
+
+
+@pytest.fixture(scope="module")
+def planning():
+    spec = importlib.util.spec_from_file_location("planning", PLANNING)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["planning"] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["planning"]
+
+
+def _work(run: Callable[[], object]) -> tuple[int, int, int]:
+    """(maximum flows, solver instances, Python calls) of one run."""
+    profile = cProfile.Profile()
+    profile.enable()
+    run()
+    profile.disable()
+    calls = {key: value[1] for key, value in pstats.Stats(profile).stats.items()}
+    named = {(Path(file).name, name): number for (file, _, name), number in calls.items()}
+    return named.get(("maxflow.py", "max_flow"), 0), named.get(("solver.py", "new_highs"), 0), sum(calls.values())
+
+
+def test_every_in_process_benchmark_has_a_limit(planning):
+    assert [line.name for line in planning.LINES if not line.name.startswith("process")] == [*LIMITS]
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_work(planning, name):
+    [line] = [line for line in planning.LINES if line.name == name]
+    line.run()
+    planning.clear_caches()
+    first = _work(line.run)
+    assert all(used <= limit for used, limit in zip(first, LIMITS[name], strict=True)), first
+    planning.clear_caches()
+    assert _work(line.run) == first, "a cache outlived clear_caches, so benchmarks would measure it"

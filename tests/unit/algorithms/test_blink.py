@@ -1,0 +1,125 @@
+"""The paper's algorithm: near its own optimum, through one root, few trees, and refusals with reasons."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from reference import IN_LANES, asked, planned
+
+from blinkccl.algorithms.blink import DRAFTS, one_root_optimum
+from blinkccl.algorithms.bounds import reverse_of
+from blinkccl.algorithms.lanes import lanes_of
+from blinkccl.algorithms.registry import Request
+from blinkccl.collectives.spec import COLLECTIVES
+from blinkccl.errors import UnsupportedError
+from blinkccl.packing.bottleneck import allgather_rate, gather_rate
+from blinkccl.packing.network import Network
+from blinkccl.packing.undirected import most_central
+
+#: A spread of the 60 allocations: small, large, unpaired, without a ring.
+SPREAD = [*IN_LANES, ("dgx-1v", "1,4,5,6"), ("dgx-1v", "2,3,6,7"), ("dgx-1v", "0,1,2,3,4,5,6"), ("dgx-1p", "0,1,4")]
+OF_THE_OPTIMUM = ("broadcast", "reduce", "allreduce")
+THROUGH_ONE_ROOT = ("gather", "scatter", "allgather", "reduce_scatter")
+NEAR = Fraction(95, 100)
+
+
+def network_of(request: Request) -> Network:
+    return lanes_of(request.network, request.ranks).network
+
+
+def own_bound(request: Request) -> Fraction:
+    """What the paper's trees, which all pass one root, can reach at most."""
+    network, name, root = network_of(request), request.collective.name, request.collective.root
+    if name in ("scatter", "reduce_scatter"):
+        network = reverse_of(network)
+    if root is not None:
+        return gather_rate(network, root)[0] * network.terminals
+    return one_root_optimum(network, most_central(network)) * network.terminals
+
+
+@pytest.mark.parametrize("name", OF_THE_OPTIMUM)
+@pytest.mark.parametrize(("spec", "gpus"), SPREAD)
+def test_within_five_percent_of_the_optimum(spec: str, gpus: str | None, name: str) -> None:
+    forest = planned("blink", asked(spec, name, gpus))
+    assert forest.rate >= NEAR * planned("optimal", asked(spec, name, gpus)).rate
+
+
+@pytest.mark.parametrize("name", THROUGH_ONE_ROOT)
+@pytest.mark.parametrize(("spec", "gpus"), SPREAD)
+def test_within_five_percent_of_what_one_root_allows(spec: str, gpus: str | None, name: str) -> None:
+    request = asked(spec, name, gpus, root=1)
+    forest = planned("blink", request)
+    assert NEAR * own_bound(request) <= forest.rate <= own_bound(request) <= forest.bound
+
+
+@pytest.mark.parametrize("name", DRAFTS)
+def test_all_data_passes_one_root(name: str) -> None:
+    request = asked("dgx-1v", name, "0,1,2,4,5,6", root=3)
+    forest = planned("blink", request)
+    if name in ("gather", "scatter"):
+        ends = {share.broadcast.edges[-1][-1] if name == "gather" else share.broadcast.edges[0][0]
+                for share in forest.shares if share.broadcast is not None and share.broadcast.edges}  # fmt: skip
+        assert ends == {4}
+    else:
+        assert len({share.root for share in forest.shares}) == 1
+
+
+def test_allreduce_uses_each_tree_up_and_down() -> None:
+    forest = planned("blink", asked("dgx-1v", "allreduce"))
+    for share in forest.shares:
+        assert share.reduce is not None
+        assert share.broadcast is not None
+        assert {path[::-1] for path in share.reduce.edges} == set(share.broadcast.edges)
+    assert forest.rate > Fraction(6, 2), "a directed packing used for both phases would reach half of the broadcast"
+
+
+def test_the_papers_six_trees_of_one_lane() -> None:
+    forest = planned("blink", asked("dgx-1v", "broadcast"))
+    assert forest.rate == 6
+    assert [share.weight for share in forest.shares] == [Fraction(1, 6)] * 6
+
+
+@pytest.mark.parametrize("threshold", [Fraction(1, 20), Fraction(3, 10), Fraction(1, 2)], ids=str)
+def test_the_threshold_is_what_may_be_given_up(threshold: Fraction) -> None:
+    for name, optimum in (("broadcast", Fraction(6)), ("allreduce", Fraction(24, 7))):
+        forest = planned("blink", asked("dgx-1v", name, threshold=threshold))
+        assert forest.rate >= (1 - threshold) * optimum
+    assert len(planned("blink", asked("dgx-1v", "allreduce", threshold=Fraction(1, 2))).shares) <= len(
+        planned("blink", asked("dgx-1v", "allreduce")).shares
+    )
+
+
+def test_one_root_costs_the_allgather_of_a_dgx_1v_what_the_theory_says() -> None:
+    """48/7 against 16/3, and never worse than half."""
+    network = network_of(asked("dgx-1v", "allgather"))
+    assert one_root_optimum(network, 0) * 8 == Fraction(16, 3)
+    for spec, gpus in SPREAD:
+        network = network_of(asked(spec, "allgather", gpus))
+        best = allgather_rate(network)[0]
+        assert best / 2 <= one_root_optimum(network, most_central(network)) <= best
+
+
+@pytest.mark.parametrize("name", sorted(set(COLLECTIVES) - set(DRAFTS)))
+def test_what_the_paper_has_no_trees_for_is_refused_with_the_reason(name: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"blink has no trees for {name}.*--algo optimal"):
+        planned("blink", asked("dgx-1v", name))
+
+
+def test_allreduce_on_one_way_links_is_refused_and_the_rest_is_served() -> None:
+    with pytest.raises(UnsupportedError, match=r"every link needs its reverse.*--algo optimal"):
+        planned("blink", asked("oneway:4", "allreduce"))
+    for name in sorted(set(DRAFTS) - {"allreduce"}):
+        planned("blink", asked("oneway:4", name, root=2))
+
+
+@pytest.mark.parametrize("name", DRAFTS)
+@pytest.mark.parametrize("spec", ["dgx-a100", "2x dgx-1v @ 40Gbps"])
+def test_switches_are_served(spec: str, name: str) -> None:
+    gpus = "0-3" if spec == "dgx-a100" else "0,1+2,3"
+    planned("blink", asked(spec, name, gpus, root=1))
+
+
+def test_a_coarser_epsilon_keeps_its_guarantee() -> None:
+    coarse = planned("blink", asked("dgx-1v", "broadcast", epsilon=Fraction(1, 2), threshold=Fraction(0)))
+    assert coarse.rate >= 3

@@ -1,0 +1,53 @@
+"""From drafts to a forest: hops in order, slices numbered, ids real, and no rate above its proof."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from reference import asked
+
+from blinkccl.algorithms.forests import Draft, backward, forest_of, normalised, ordered
+from blinkccl.algorithms.lanes import lanes_of
+from blinkccl.errors import InternalError
+from blinkccl.forest.model import Cut, Share, Tree
+from blinkccl.packing.integral import Arborescence
+
+HALF = Fraction(1, 2)
+
+
+def test_hops_come_breadth_first_with_children_ascending() -> None:
+    assert ordered(2, [(0, 3), (2, 9, 0), (2, 1), (1, 4)]) == ((2, 9, 0), (2, 1), (0, 3), (1, 4))
+
+
+def test_turning_round_twice_is_nothing() -> None:
+    hops = ((2, 9, 0), (0, 3))
+    assert backward(hops) == ((0, 9, 2), (3, 0))
+    assert backward(backward(hops)) == hops
+
+
+def test_multiplicities_become_parts_of_the_whole() -> None:
+    trees = [Arborescence(0, 2, ((0, 1),)), Arborescence(1, 4, ((1, 0),))]
+    assert normalised(trees, 6) == [(0, Fraction(1, 3), ((0, 1),)), (1, Fraction(2, 3), ((1, 0),))]
+
+
+def test_drafts_in_positions_become_shares_in_vertex_ids() -> None:
+    request = asked("dgx-1v", "allgather", "6,4")
+    lanes = lanes_of(request.network, request.ranks)
+    drafts = [Draft(0, HALF, 0, None, ((0, 1),)), Draft(1, HALF, 1, None, ((1, 0),))]
+    forest = forest_of(request, lanes, "by hand", drafts, Cut((6,), Fraction(1), HALF))
+    assert forest.shares == (
+        Share(HALF, 0, 6, 6, None, Tree(6, ((6, 4),))),
+        Share(HALF, 1, 4, 4, None, Tree(4, ((4, 6),))),
+    )
+    assert forest.rate == forest.bound == 2
+    assert (forest.algorithm, forest.ranks) == ("by hand", (6, 4))
+
+
+def test_a_rate_above_the_proof_is_our_mistake() -> None:
+    request = asked("dgx-1v", "broadcast", "6,4")
+    lanes = lanes_of(request.network, request.ranks)
+    with pytest.raises(InternalError, match="by hand reaches 1, more than the proved bound 1/2"):
+        forest_of(
+            request, lanes, "by hand", [Draft(None, Fraction(1), 0, None, ((0, 1),))], Cut((6,), HALF, Fraction(1))
+        )

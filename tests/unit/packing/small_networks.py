@@ -1,0 +1,160 @@
+"""Small random networks, and the definitions by exhaustion that the solvers are held against."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from random import Random
+
+from blinkccl.packing.integral import Arborescence
+from blinkccl.packing.network import Arc, Network
+
+#: Undirected widths of a DGX-1V (facts/machines.md); a DGX-1P has the same pairs, all of width 1.
+DGX_1V = {
+    (0, 1): 1, (0, 2): 1, (0, 3): 2, (0, 4): 2, (1, 2): 2, (1, 3): 1, (1, 5): 2, (2, 3): 2,
+    (2, 6): 1, (3, 7): 1, (4, 5): 1, (4, 6): 1, (4, 7): 2, (5, 6): 2, (5, 7): 1, (6, 7): 2,
+}  # fmt: skip
+
+
+def both_ways(n: int, widths: Mapping[Arc, int]) -> Network:
+    """Every undirected edge as two arcs."""
+    arcs = [(u, v, w) for (u, v), w in widths.items()] + [(v, u, w) for (u, v), w in widths.items()]
+    return Network(n, n, tuple(sorted(arcs)))
+
+
+def dgx_1v() -> Network:
+    return both_ways(8, DGX_1V)
+
+
+def dgx_1p() -> Network:
+    return both_ways(8, dict.fromkeys(DGX_1V, 1))
+
+
+def allocation(ranks: Sequence[int], widths: Mapping[Arc, int] = DGX_1V) -> Network:
+    """The DGX-1 links among ``ranks``, renumbered in their order."""
+    place = {v: i for i, v in enumerate(ranks)}
+    chosen = {
+        (min(place[u], place[v]), max(place[u], place[v])): w
+        for (u, v), w in widths.items()
+        if u in place and v in place
+    }
+    return both_ways(len(ranks), chosen)
+
+
+def one_way_ring(n: int) -> Network:
+    return Network(n, n, tuple((i, (i + 1) % n, 1) for i in range(n)))
+
+
+def random_digraph(dice: Random, n: int, *, most: int = 3, density: float = 0.4, connected: bool = True) -> Network:
+    """A switchless digraph; strongly connected by a random cycle unless ``connected`` is false."""
+    arcs: dict[Arc, int] = {}
+    if connected and n > 1:
+        order = dice.sample(range(n), n)
+        arcs = {(a, b): dice.randint(1, most) for a, b in zip(order, order[1:] + order[:1], strict=True)}
+    for u, v in itertools.permutations(range(n), 2):
+        if (u, v) not in arcs and dice.random() < density:
+            arcs[u, v] = dice.randint(1, most)
+    return Network(n, n, tuple((u, v, c) for (u, v), c in sorted(arcs.items())))
+
+
+def random_graph(dice: Random, n: int, *, most: int = 3, density: float = 0.4) -> Network:
+    """A connected switchless network with symmetric links."""
+    order = dice.sample(range(n), n)
+    widths: dict[Arc, int] = {}
+    for i in range(1, n):
+        u, v = sorted((order[i], order[dice.randrange(i)]))
+        widths[u, v] = dice.randint(1, most)
+    for u, v in itertools.combinations(range(n), 2):
+        if (u, v) not in widths and dice.random() < density:
+            widths[u, v] = dice.randint(1, most)
+    return both_ways(n, widths)
+
+
+def random_switched(dice: Random, terminals: int, switches: int, *, balanced: bool, most: int = 3) -> Network:
+    """Terminals around switches, a few direct links, the switches in a row."""
+    arcs: dict[Arc, int] = {}
+
+    def join(u: int, v: int) -> None:
+        arcs[u, v] = dice.randint(1, most)
+        arcs[v, u] = arcs[u, v] if balanced else dice.randint(1, most)
+
+    homes = range(terminals, terminals + switches)
+    for v in range(terminals):
+        for home in dice.sample(homes, dice.randint(1, switches)):
+            join(v, home)
+    for one, other in itertools.pairwise(homes):
+        join(one, other)
+    for u, v in itertools.combinations(range(terminals), 2):
+        if dice.random() < 0.2:
+            join(u, v)
+    return Network(terminals + switches, terminals, tuple((u, v, c) for (u, v), c in sorted(arcs.items())))
+
+
+def subsets(n: int) -> Iterator[tuple[int, ...]]:
+    """Nonempty proper subsets of 0 … n−1."""
+    for size in range(1, n):
+        yield from itertools.combinations(range(n), size)
+
+
+def partitions(items: Sequence[int]) -> Iterator[list[list[int]]]:
+    """Every partition into nonempty blocks."""
+    if not items:
+        yield []
+        return
+    first, rest = items[0], items[1:]
+    for size in range(len(rest) + 1):
+        for others in itertools.combinations(rest, size):
+            left = [v for v in rest if v not in others]
+            for smaller in partitions(left):
+                yield [[first, *others], *smaller]
+
+
+def assert_tree(n: int, tree: Arborescence) -> None:
+    """``tree`` enters every vertex but its root once, by an arc from a vertex it has reached before."""
+    reached = {tree.root}
+    for u, v in tree.arcs:
+        assert u in reached
+        assert v not in reached
+        reached.add(v)
+    assert reached == set(range(n))
+    assert tree.multiplicity > 0
+
+
+def loads(trees: Sequence[Arborescence]) -> dict[Arc, int]:
+    """Units on each arc."""
+    used: dict[Arc, int] = {}
+    for tree in trees:
+        for arc in tree.arcs:
+            used[arc] = used.get(arc, 0) + tree.multiplicity
+    return used
+
+
+def assert_packing(network: Network, trees: Sequence[Arborescence], demand: Mapping[int, int]) -> None:
+    """Spanning trees within the capacities, as many per root as wanted, each shape once."""
+    for tree in trees:
+        assert_tree(network.n, tree)
+    assert all(used <= network.capacity.get(arc, 0) for arc, used in loads(trees).items())
+    count: dict[int, int] = {}
+    for tree in trees:
+        count[tree.root] = count.get(tree.root, 0) + tree.multiplicity
+    assert count == {root: units for root, units in demand.items() if units}
+    assert len({(tree.root, tree.arcs) for tree in trees}) == len(trees)
+
+
+def depth_of(tree: Arborescence) -> int:
+    depth = {tree.root: 0}
+    for u, v in tree.arcs:
+        depth[v] = depth[u] + 1
+    return max(depth.values())
+
+
+def least_ratio(network: Network, *, to: int | None = None) -> Fraction:
+    """min of cap⁺(S) / |S ∩ terminals| over sets S that hold a terminal and miss one (``to``, if given)."""
+    ratios = []
+    for side in subsets(network.n):
+        inside = sum(v < network.terminals for v in side)
+        misses = inside < network.terminals if to is None else to not in side
+        if inside and misses:
+            ratios.append(Fraction(network.leaving(side), inside))
+    return min(ratios)

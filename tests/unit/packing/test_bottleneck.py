@@ -1,0 +1,164 @@
+"""Bottleneck ratios against every vertex set there is, and against linear programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from random import Random
+
+import numpy as np
+import pytest
+from scipy.optimize import linprog
+from small_networks import (
+    allocation,
+    dgx_1p,
+    dgx_1v,
+    least_ratio,
+    one_way_ring,
+    random_digraph,
+    random_graph,
+    random_switched,
+)
+
+from blinkccl.algorithms.lanes import lanes_of
+from blinkccl.errors import PackingError
+from blinkccl.packing.bottleneck import allgather_rate, gather_rate
+from blinkccl.packing.maxflow import FlowGraph
+from blinkccl.packing.network import Network
+from blinkccl.topology.select import network_for
+from blinkccl.topology.spec import load
+
+
+def drawn(seed: int) -> Network:
+    dice = Random(seed)
+    kind = seed % 4
+    if kind == 0:
+        return random_graph(dice, dice.randint(2, 7), most=9)
+    if kind == 1:
+        return random_digraph(dice, dice.randint(2, 7), most=dice.choice([2, 1000]))
+    return random_switched(dice, dice.randint(2, 5), dice.randint(1, 3), balanced=kind == 2)
+
+
+def attained(network: Network, side: tuple[int, ...]) -> Fraction:
+    return Fraction(network.leaving(side), sum(v < network.terminals for v in side))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_allgather_is_the_least_ratio_over_all_sets(seed: int) -> None:
+    network = drawn(seed)
+    rate, side = allgather_rate(network)
+    assert rate == least_ratio(network) == attained(network, side)
+    assert any(v not in side for v in range(network.terminals))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_gather_is_the_least_ratio_over_sets_without_the_root_and_its_flow_does_it(seed: int) -> None:
+    network = drawn(seed)
+    root = Random(seed).randrange(network.terminals)
+    rate, side, flow = gather_rate(network, root)
+    assert rate == least_ratio(network, to=root) == attained(network, side)
+    assert root not in side
+    assert all(0 < f <= network.capacity[arc] * rate.denominator for arc, f in flow.items())
+    for v in range(network.n):
+        net = sum(f for (u, _), f in flow.items() if u == v) - sum(f for (_, w), f in flow.items() if w == v)
+        sent = rate.numerator if v < network.terminals else 0
+        assert net == (sent if v != root else -sent * (network.terminals - 1))
+
+
+def flow_program(network: Network, groups: list[Callable[[int], float]]) -> float:
+    """max x such that each group's flow gains ``weight(v)·x`` at every vertex, all within the capacities.
+
+    ``groups`` are functions vertex → gain; they share the capacities.
+    """
+    arcs, n = network.arcs, network.n
+    count = len(groups) * len(arcs) + 1
+    equal, right = np.zeros((len(groups) * n, count)), np.zeros(len(groups) * n)
+    for g, gain in enumerate(groups):
+        for e, (u, v, _) in enumerate(arcs):
+            equal[g * n + u, g * len(arcs) + e] -= 1
+            equal[g * n + v, g * len(arcs) + e] += 1
+        for v in range(n):
+            equal[g * n + v, -1] = -gain(v)
+    within = np.hstack([np.hstack([np.eye(len(arcs))] * len(groups)), np.zeros((len(arcs), 1))])
+    cost = np.zeros(count)
+    cost[-1] = -1
+    found = linprog(cost, within, [c for _, _, c in arcs], equal, right, method="highs")
+    assert found.status == 0
+    return float(-found.fun)
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_gather_equals_the_linear_program(seed: int) -> None:
+    network = drawn(seed)
+    size, root = network.terminals, Random(seed).randrange(network.terminals)
+    best = flow_program(network, [lambda v: -1 if v < size and v != root else size - 1 if v == root else 0])
+    assert float(gather_rate(network, root)[0]) == pytest.approx(best)
+
+
+def fits_every_sink(network: Network, rate: Fraction) -> bool:
+    """ForestColl's theorem 1 in its own words: with a source joined to all ranks, N·x flows to each of them."""
+    for sink in range(network.terminals):
+        graph = FlowGraph(network.n + 1)
+        for u, v, c in network.arcs:
+            graph.add(u, v, c * rate.denominator)
+        for v in range(network.terminals):
+            graph.add(network.n, v, rate.numerator)
+        if graph.max_flow(network.n, sink) < rate.numerator * network.terminals:
+            return False
+    return True
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_rate_passes_every_flow_and_nothing_above_it_does(seed: int) -> None:
+    network = drawn(seed)
+    rate, _ = allgather_rate(network)
+    assert fits_every_sink(network, rate)
+    assert not fits_every_sink(network, rate * Fraction(1001, 1000))
+
+
+@pytest.mark.parametrize(
+    ("network", "rate"),
+    [
+        (dgx_1v(), Fraction(48, 7)),
+        (dgx_1p(), Fraction(32, 7)),
+        (allocation((0, 1, 2, 3)), Fraction(16, 3)),
+        (allocation((0, 1, 2, 4, 5, 6)), Fraction(24, 5)),
+        (allocation((0, 1, 2, 3, 4)), Fraction(5, 2)),
+        (one_way_ring(6), Fraction(6, 5)),
+    ],
+)
+def test_reference_values(network: Network, rate: Fraction) -> None:
+    assert allgather_rate(network)[0] * network.terminals == rate
+
+
+@pytest.mark.parametrize("rate_of", [allgather_rate, lambda network: gather_rate(network, 2)])
+def test_terminals_that_cannot_be_reached_are_named(rate_of: Callable[[Network], object]) -> None:
+    with pytest.raises(PackingError, match=r"terminals 0, 1 cannot reach|no capacity enters"):
+        rate_of(Network(3, 3, ((0, 1, 1), (1, 0, 1), (2, 0, 1))))
+    with pytest.raises(PackingError, match=r"cannot reach the others|no capacity enters|cannot reach 2"):
+        rate_of(Network(4, 4, ((0, 1, 1), (1, 0, 1), (2, 3, 1), (3, 2, 1))))
+
+
+def test_one_terminal_is_no_bottleneck() -> None:
+    with pytest.raises(PackingError, match="at least two"):
+        allgather_rate(Network(1, 1, ()))
+    with pytest.raises(PackingError, match="at least two"):
+        gather_rate(Network(2, 1, ((0, 1, 1),)), 0)
+
+
+def test_128_gpus_take_hardly_more_flows_than_there_are_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    topology, ranks = load("16x dgx-a100 @ 200Gbps")
+    links = network_for(topology, ranks)
+    network = lanes_of(links, ranks).network
+    calls = 0
+    real = FlowGraph.max_flow
+
+    def counted(self: FlowGraph, source: int, sink: int, limit: int) -> int:
+        nonlocal calls
+        calls += 1
+        return real(self, source, sink, limit)
+
+    monkeypatch.setattr(FlowGraph, "max_flow", counted)
+    rate, _ = allgather_rate(network)
+    assert float(128 * rate) * links.unit_gbps == pytest.approx(640 / 3)
+    assert 128 <= calls <= 128 + 8

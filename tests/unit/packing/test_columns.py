@@ -1,0 +1,181 @@
+"""Column generation: exact rates, exact proofs, and the exact elimination below both."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from random import Random
+
+import numpy as np
+import pytest
+from scipy.optimize import linprog
+from small_networks import dgx_1v, one_way_ring, random_digraph, random_graph, random_switched
+
+from blinkccl.errors import InternalError
+from blinkccl.packing.bottleneck import allgather_rate, gather_rate
+from blinkccl.packing.columns import Column, ExactPacking, check_loads, dual_bound, pack_columns, solve_exactly
+from blinkccl.packing.maxflow import broadcast_rate
+from blinkccl.packing.network import Network
+from blinkccl.packing.oracles import in_and_out_oracle, loads_of, out_tree_oracle, paths_oracle, up_and_down_oracle
+from blinkccl.packing.shallow import out_trees
+from blinkccl.packing.undirected import strength, undirected_widths
+
+ONE = [Fraction(1)]
+
+
+def assert_exact(packing: ExactPacking, network: Network, demand: list[Fraction]) -> None:
+    """Weights that fit, groups that get their demand, and prices that prove that no more is possible."""
+    check_loads(packing.columns, network.capacity, demand, packing.rate)
+    assert packing.rate == packing.bound
+    assert all(price > 0 for price in packing.prices.values())
+    assert all(column in packing.pool for column, _ in packing.columns)
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_trees_from_one_root_fill_the_cut(seed: int) -> None:
+    dice = Random(seed)
+    network = random_digraph(dice, dice.randint(2, 7), most=5)
+    root = dice.randrange(network.n)
+    packing = pack_columns(network.capacity, ONE, out_tree_oracle(network, [root]))
+    assert_exact(packing, network, ONE)
+    assert packing.rate == broadcast_rate(network, root)[0]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_trees_from_every_root_fill_the_bottleneck_through_balanced_switches(seed: int) -> None:
+    network = random_switched(Random(seed), 4, 2, balanced=True)
+    roots = list(range(4))
+    packing = pack_columns(network.capacity, ONE * 4, out_tree_oracle(network, roots))
+    assert_exact(packing, network, ONE * 4)
+    assert packing.rate == allgather_rate(network)[0]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_unbalanced_switches_cannot_beat_the_cut(seed: int) -> None:
+    network = random_switched(Random(seed), 4, 2, balanced=False)
+    packing = pack_columns(network.capacity, ONE * 4, out_tree_oracle(network, list(range(4))))
+    assert_exact(packing, network, ONE * 4)
+    assert packing.rate <= allgather_rate(network)[0]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_paths_to_a_root_reach_the_gather_flow_with_or_without_balance(seed: int) -> None:
+    network = random_switched(Random(seed), 4, 2, balanced=seed % 2 == 0)
+    packing = pack_columns(network.capacity, ONE, paths_oracle(network, 1))
+    assert_exact(packing, network, ONE)
+    assert packing.rate == gather_rate(network, 1)[0]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_in_and_out_trees_reach_the_strength_on_symmetric_links(seed: int) -> None:
+    dice = Random(seed)
+    network = random_graph(dice, dice.randint(2, 6))
+    tau = strength(network.n, undirected_widths(network))[0]
+    for oracle in (in_and_out_oracle(network), up_and_down_oracle(network, 0)):
+        packing = pack_columns(network.capacity, ONE, oracle)
+        assert_exact(packing, network, ONE)
+        assert packing.rate == tau
+
+
+def test_on_a_one_way_ring_several_roots_beat_one() -> None:
+    assert pack_columns(one_way_ring(6).capacity, ONE, in_and_out_oracle(one_way_ring(6))).rate == Fraction(3, 5)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_whole_linear_program_over_every_tree_agrees(seed: int) -> None:
+    dice = Random(seed)
+    network = random_digraph(dice, 4, most=4)
+    trees = [(r, tree) for r in range(4) for tree in out_trees(network, r, 3)]
+    arcs = sorted(network.capacity)
+    within = np.array([[float(arc in tree) for _, tree in trees] + [0.0] for arc in arcs])
+    equal = np.array([[float(r == root) for r, _ in trees] + [-1.0] for root in range(4)])
+    found = linprog(
+        [0.0] * len(trees) + [-1.0], within, [network.capacity[arc] for arc in arcs], equal, [0.0] * 4, method="highs"
+    )
+    packing = pack_columns(network.capacity, ONE * 4, out_tree_oracle(network, list(range(4))))
+    assert float(packing.rate) == pytest.approx(-found.fun)
+
+
+def test_unequal_demands_are_met_in_their_proportion() -> None:
+    network, demand = dgx_1v(), [Fraction(1, 2), Fraction(1, 3), Fraction(1, 6)]
+    packing = pack_columns(network.capacity, demand, out_tree_oracle(network, [0, 1, 2]))
+    assert_exact(packing, network, demand)
+
+
+def test_seeds_are_preferred_and_a_reached_target_ends_the_search() -> None:
+    ring = one_way_ring(4)
+    whole = tuple(((i, (i + 1) % 4), 1) for i in range(3))
+    seed = Column(0, whole, "the only tree")
+    asked = 0
+
+    def oracle(prices: object) -> list[Column]:
+        nonlocal asked
+        asked += 1
+        return [seed]
+
+    packing = pack_columns(ring.capacity, ONE, oracle, seeds=[seed], target=Fraction(1))
+    assert packing.columns == ((seed, Fraction(1)),)
+    assert (packing.rate, packing.bound, packing.prices) == (1, 1, {})
+    assert asked == 1
+
+
+def test_any_prices_bound_the_rate_and_none_prove_nothing() -> None:
+    network = dgx_1v()
+    oracle = out_tree_oracle(network, [0])
+    dice = Random(3)
+    for _ in range(10):
+        prices = {arc: Fraction(dice.randint(1, 9), dice.randint(1, 9)) for arc in network.capacity}
+        assert dual_bound(network.capacity, ONE, oracle, prices) >= 6
+    with pytest.raises(InternalError, match="prove nothing"):
+        dual_bound(network.capacity, ONE, oracle, {})
+
+
+def test_wrong_weights_are_refused() -> None:
+    column = Column(0, (((0, 1), 2),), None)
+    for weight, rate, reason in [
+        (Fraction(-1), Fraction(-1), "negative"),
+        (Fraction(1), Fraction(2), "do not sum"),
+        (Fraction(1), Fraction(1), "overloads"),
+    ]:
+        with pytest.raises(InternalError, match=reason):
+            check_loads([(column, weight)], {(0, 1): 1}, ONE, rate)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_elimination_solves_random_systems_exactly(seed: int) -> None:
+    dice = Random(seed)
+    size = dice.randint(1, 9)
+    matrix = [
+        {
+            j: Fraction(dice.randint(1, 9) * dice.choice([-1, 1]), dice.randint(1, 5))
+            for j in range(size)
+            if j == i or dice.random() < 0.4
+        }
+        for i in range(size)
+    ]
+    dice.shuffle(matrix)
+    wanted = [Fraction(dice.randint(-9, 9), dice.randint(1, 7)) for _ in range(size)]
+    right = [sum((x * wanted[j] for j, x in row.items()), Fraction(0)) for row in matrix]
+    dense = np.array([[float(row.get(j, 0)) for j in range(size)] for row in matrix])
+    before = [dict(row) for row in matrix]
+    if abs(np.linalg.det(dense)) > 1e-9:
+        assert solve_exactly(matrix, right) == wanted
+    else:
+        with pytest.raises(InternalError, match="singular"):
+            solve_exactly(matrix, right)
+    assert matrix == before
+
+
+def test_singular_and_crooked_systems_are_refused() -> None:
+    twice = [{0: Fraction(1), 1: Fraction(2)}, {0: Fraction(2), 1: Fraction(4)}]
+    with pytest.raises(InternalError, match="singular"):
+        solve_exactly(twice, [Fraction(1), Fraction(2)])
+    with pytest.raises(InternalError, match="not square"):
+        solve_exactly(twice, [Fraction(1)])
+
+
+def test_a_columns_cost_counts_every_crossing() -> None:
+    hops = ((0, 2), (0, 3, 1), (2, 3, 1))
+    loads = loads_of(hops)
+    assert loads == {(0, 2): 1, (0, 3): 1, (3, 1): 2, (2, 3): 1}
+    column = Column(0, tuple(sorted(loads.items())), hops)
+    assert column.cost({(3, 1): Fraction(1, 2), (0, 2): 3}) == 4

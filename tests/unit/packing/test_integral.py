@@ -1,0 +1,94 @@
+"""Integral packings: as many trees as a cut allows, arc-disjoint, each spanning everything."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from small_networks import (
+    assert_packing,
+    dgx_1v,
+    one_way_ring,
+    random_digraph,
+    random_graph,
+    random_switched,
+    subsets,
+)
+
+from blinkccl.errors import InternalError, PackingError
+from blinkccl.packing.bottleneck import allgather_rate
+from blinkccl.packing.integral import canonical_arcs, pack_arborescences
+from blinkccl.packing.maxflow import broadcast_rate
+from blinkccl.packing.network import Network
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_as_many_trees_as_the_least_cut_and_not_one_more(seed: int) -> None:
+    dice = Random(seed)
+    n = dice.randint(2, 8)
+    network = random_digraph(dice, n, most=dice.choice([1, 3, 40])) if seed % 2 else random_graph(dice, n)
+    root = dice.randrange(n)
+    rate, _ = broadcast_rate(network, root)
+    assert_packing(network, pack_arborescences(network, {root: rate}), {root: rate})
+    with pytest.raises(PackingError, match="do not fit"):
+        pack_arborescences(network, {root: rate + 1})
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_equal_trees_from_every_root_at_the_bottleneck_ratio(seed: int) -> None:
+    dice = Random(seed)
+    n = dice.randint(2, 7)
+    network = random_digraph(dice, n) if seed % 2 else random_graph(dice, n)
+    rate, _ = allgather_rate(network)
+    scaled, demand = network.scaled(rate.denominator), dict.fromkeys(range(n), rate.numerator)
+    assert_packing(scaled, pack_arborescences(scaled, demand), demand)
+    with pytest.raises(PackingError, match="do not fit"):
+        pack_arborescences(scaled, dict.fromkeys(range(n), rate.numerator + 1))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_demand_fits_exactly_where_every_set_is_entered_by_enough(seed: int) -> None:
+    """Frank's condition is necessary and sufficient: Σ {p(r): r ∉ X} ≤ capacity into X, for every X."""
+    dice = Random(seed)
+    n = dice.randint(2, 5)
+    network = random_digraph(dice, n, density=0.6)
+    demand = {r: dice.randint(0, 2) for r in range(n)}
+    fits = all(
+        sum(p for r, p in demand.items() if r not in inside) <= network.reversed().leaving(inside)
+        for inside in subsets(n)
+    )
+    if fits:
+        assert_packing(network, pack_arborescences(network, demand), demand)
+    else:
+        with pytest.raises(PackingError, match="entered by too little"):
+            pack_arborescences(network, demand)
+
+
+def test_no_demand_is_no_trees() -> None:
+    assert pack_arborescences(one_way_ring(3), {0: 0}) == []
+
+
+def test_transit_is_refused() -> None:
+    network = random_switched(Random(1), 3, 1, balanced=True)
+    with pytest.raises(PackingError, match="without transit"):
+        pack_arborescences(network, {0: 1})
+
+
+def test_a_vertex_that_nothing_enters_is_a_packing_error() -> None:
+    with pytest.raises(PackingError, match="do not fit"):
+        pack_arborescences(Network(3, 3, ((0, 1, 1), (1, 0, 1))), {0: 1})
+
+
+def test_the_same_network_with_its_arcs_in_another_order_packs_alike() -> None:
+    network = dgx_1v()
+    shuffled = list(network.arcs)
+    Random(5).shuffle(shuffled)
+    demand = {2: 6}
+    assert pack_arborescences(network, demand) == pack_arborescences(Network(8, 8, tuple(shuffled)), demand)
+
+
+def test_canonical_arcs_are_breadth_first_and_refuse_what_is_no_tree() -> None:
+    assert canonical_arcs(1, ((0, 3), (2, 4), (1, 2), (1, 0))) == ((1, 0), (1, 2), (0, 3), (2, 4))
+    for wrong in (((1, 2), (2, 1)), ((0, 3),), ((1, 2), (1, 3), (4, 5))):
+        with pytest.raises(InternalError, match="no tree"):
+            canonical_arcs(1, wrong)

@@ -1,0 +1,85 @@
+"""All-to-all against scipy's linear program with one commodity per ordered pair."""
+
+from __future__ import annotations
+
+import itertools
+from fractions import Fraction
+from random import Random
+
+import numpy as np
+import pytest
+from scipy.optimize import linprog
+from small_networks import dgx_1v, one_way_ring, random_digraph, random_graph, random_switched
+
+from blinkccl.errors import InternalError, PackingError
+from blinkccl.packing.multiflow import Multiflow, all_to_all, price_bound
+from blinkccl.packing.network import Network
+
+
+def drawn(seed: int) -> Network:
+    dice = Random(seed)
+    if seed % 3 == 0:
+        return random_graph(dice, dice.randint(2, 6))
+    if seed % 3 == 1:
+        return random_digraph(dice, dice.randint(2, 6), most=dice.choice([3, 1000]))
+    return random_switched(dice, 4, 2, balanced=seed % 2 == 0)
+
+
+def concurrent_flow(network: Network) -> float:
+    """max x such that x flows between every ordered pair of terminals, each pair a commodity of its own."""
+    pairs = list(itertools.permutations(range(network.terminals), 2))
+    arcs, n = network.arcs, network.n
+    count = len(pairs) * len(arcs) + 1
+    equal = np.zeros((len(pairs) * n, count))
+    for k, (s, t) in enumerate(pairs):
+        for e, (u, v, _) in enumerate(arcs):
+            equal[k * n + u, k * len(arcs) + e] -= 1
+            equal[k * n + v, k * len(arcs) + e] += 1
+        equal[k * n + s, -1], equal[k * n + t, -1] = 1, -1
+    within = np.hstack([np.hstack([np.eye(len(arcs))] * len(pairs)), np.zeros((len(arcs), 1))])
+    cost = np.zeros(count)
+    cost[-1] = -1
+    right = np.zeros(len(equal))
+    return float(-linprog(cost, within, [c for _, _, c in arcs], equal, right, method="highs").fun)
+
+
+def assert_multiflow(network: Network, flow: Multiflow) -> None:
+    """Whole units over existing paths, as many per pair, within the capacities; prices that allow no more."""
+    used: dict[tuple[int, int], int] = {}
+    assert sorted(flow.paths) == list(itertools.permutations(range(network.terminals), 2))
+    for (s, t), ways in flow.paths.items():
+        assert sum(units for _, units in ways) == flow.rate * flow.scale
+        for way, units in ways:
+            assert (way[0], way[-1]) == (s, t)
+            assert len(set(way)) == len(way)
+            for arc in itertools.pairwise(way):
+                used[arc] = used.get(arc, 0) + units
+    assert all(units <= network.capacity[arc] * flow.scale for arc, units in used.items())
+    assert price_bound(network, flow.prices) == flow.rate
+
+
+@pytest.mark.parametrize("seed", range(18))
+def test_exactly_the_linear_program(seed: int) -> None:
+    network = drawn(seed)
+    flow = all_to_all(network)
+    assert_multiflow(network, flow)
+    assert float(flow.rate) == pytest.approx(concurrent_flow(network))
+
+
+def test_reference_values() -> None:
+    assert all_to_all(dgx_1v()).rate == Fraction(3, 8)
+    assert all_to_all(one_way_ring(5)).rate == Fraction(1, 10)
+
+
+def test_any_prices_bound_the_rate_and_none_prove_nothing() -> None:
+    network, dice = dgx_1v(), Random(1)
+    for _ in range(10):
+        prices = {arc: Fraction(dice.randint(0, 5), 7) for arc in network.capacity}
+        assert price_bound(network, prices) >= Fraction(3, 8)
+    with pytest.raises(InternalError, match="prove nothing"):
+        price_bound(network, {})
+
+
+def test_one_way_streets_are_a_packing_error() -> None:
+    with pytest.raises(PackingError, match="cannot reach another"):
+        all_to_all(Network(2, 2, ((0, 1, 1),)))

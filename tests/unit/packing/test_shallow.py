@@ -1,0 +1,135 @@
+"""Enumerated trees are all there are, each once; the integer program chooses among them exactly."""
+
+from __future__ import annotations
+
+import itertools
+from fractions import Fraction
+from random import Random
+
+import pytest
+from scipy.optimize import linprog
+from small_networks import assert_packing, depth_of, dgx_1p, dgx_1v, one_way_ring, random_digraph, random_graph
+
+from blinkccl.packing.integral import Arborescence
+from blinkccl.packing.network import Network
+from blinkccl.packing.shallow import choose, eccentricity, out_trees, rooted_columns, undirected_columns
+
+
+def kirchhoff(network: Network, root: int) -> int:
+    """The number of spanning out-trees from ``root``: a minor of the Laplacian (Tutte's matrix-tree theorem)."""
+    others = [v for v in range(network.n) if v != root]
+    matrix = [[Fraction(0)] * len(others) for _ in others]
+    for u, v, _ in network.arcs:
+        if v != root:
+            matrix[others.index(v)][others.index(v)] += 1
+            if u != root:
+                matrix[others.index(u)][others.index(v)] -= 1
+    return int(determinant(matrix))
+
+
+def determinant(matrix: list[list[Fraction]]) -> Fraction:
+    rows, value = [row[:] for row in matrix], Fraction(1)
+    for i in range(len(rows)):
+        pivot = next((r for r in range(i, len(rows)) if rows[r][i]), None)
+        if pivot is None:
+            return Fraction(0)
+        if pivot != i:
+            rows[i], rows[pivot], value = rows[pivot], rows[i], -value
+        value *= rows[i][i]
+        for r in range(i + 1, len(rows)):
+            factor = rows[r][i] / rows[i][i]
+            rows[r] = [x - factor * y for x, y in zip(rows[r], rows[i], strict=True)]
+    return value
+
+
+@pytest.mark.parametrize("network", [dgx_1v(), dgx_1p()], ids=["V", "P"])
+def test_a_dgx_1_has_3456_arborescences_per_root(network: Network) -> None:
+    assert kirchhoff(network, 0) == 3456
+    assert sum(1 for _ in out_trees(network, 0, 7)) == 3456
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_as_many_trees_as_the_determinant_counts_each_once_and_within_the_depth(seed: int) -> None:
+    dice = Random(seed)
+    n = dice.randint(2, 5)
+    network = random_digraph(dice, n, density=0.5)
+    root = dice.randrange(n)
+    trees = list(out_trees(network, root, n - 1))
+    assert len(trees) == len({frozenset(tree) for tree in trees}) == kirchhoff(network, root)
+    for limit in range(1, n):
+        within = {frozenset(t) for t in trees if depth_of(Arborescence(root, 1, t)) <= limit}
+        assert {frozenset(t) for t in out_trees(network, root, limit)} == within
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_undirected_trees_are_counted_once_each(seed: int) -> None:
+    dice = Random(seed)
+    n = dice.randint(2, 5)
+    network = random_graph(dice, n)
+    columns = undirected_columns(network, n - 1)
+    assert columns is not None
+    edges = {frozenset(frozenset(arc) for arc in tree) for _, tree in columns}
+    assert len(columns) == len(edges) == kirchhoff(network, 0)
+    for limit in range(1, n):
+        shallow = undirected_columns(network, limit)
+        assert shallow is not None
+        assert all(depth_of(Arborescence(root, 1, tree)) <= limit for root, tree in shallow)
+
+
+def test_too_many_columns_are_none() -> None:
+    clique = Network(8, 8, tuple((u, v, 1) for u, v in itertools.permutations(range(8), 2)))
+    assert rooted_columns(clique, {0: 1}, 7) is None
+    assert undirected_columns(clique, 7) is None
+    few = rooted_columns(clique, {0: 1, 3: 1, 5: 0}, 1)
+    assert few is not None
+    assert [root for root, _ in few] == [0, 3, 5]
+
+
+def test_depth_2_serves_the_allgather_of_a_dgx_1v_at_its_optimum() -> None:
+    scaled, demand = dgx_1v().scaled(7), dict.fromkeys(range(8), 6)
+    columns = rooted_columns(scaled, demand, 2)
+    assert columns is not None
+    assert len(columns) == 304  # 38 per root; the column of the rate makes theory.md's 305
+    trees = choose(columns, scaled.capacity, demand)
+    assert trees is not None
+    assert_packing(scaled, trees, demand)
+
+
+def test_depth_3_does_not_serve_the_broadcast_of_a_dgx_1v_and_depth_4_does() -> None:
+    network = dgx_1v()
+    assert choose(rooted_columns(network, {0: 6}, 3) or [], network.capacity, {0: 6}) is None
+    trees = choose(rooted_columns(network, {0: 6}, 4) or [], network.capacity, {0: 6})
+    assert trees is not None
+    assert_packing(network, trees, {0: 6})
+
+
+@pytest.mark.parametrize("root", range(8))
+def test_how_fast_depth_4_can_be_depends_on_the_root(root: int) -> None:
+    """6 from GPUs 0, 1, 4 and 5, and 23/4 from the others, in any fractions: theory.md speaks of the former."""
+    network = dgx_1v()
+    columns = rooted_columns(network, {root: 6}, 4)
+    assert columns is not None
+    within = [[float(arc in tree) for _, tree in columns] for arc in network.capacity]
+    found = linprog([-1.0] * len(columns), within, list(network.capacity.values()), method="highs")
+    assert -found.fun == pytest.approx(6 if root in (0, 1, 4, 5) else 5.75)
+
+
+def test_counting_finds_fewer_trees_than_the_first_solution() -> None:
+    network = Network(3, 3, tuple((u, v, 2) for u, v in itertools.permutations(range(3), 2)))
+    columns = rooted_columns(network, {0: 4}, 2)
+    assert columns is not None
+    few = choose(columns, network.capacity, {0: 4}, fewest=True)
+    assert few is not None
+    assert_packing(network, few, {0: 4})
+    assert len(few) == 2
+
+
+def test_no_columns_or_too_little_room_is_none() -> None:
+    assert choose([], {(0, 1): 1}, {0: 1}) is None
+    ring = one_way_ring(3)
+    assert choose(rooted_columns(ring, {0: 2}, 2) or [], ring.capacity, {0: 2}) is None
+
+
+def test_eccentricity_counts_hops() -> None:
+    assert [eccentricity(one_way_ring(5), v) for v in range(5)] == [4] * 5
+    assert eccentricity(dgx_1v(), 0) == 2

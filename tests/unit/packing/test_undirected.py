@@ -1,0 +1,177 @@
+"""Undirected packings against the definition: the least of cap(P) / (|P| − 1) over every partition there is."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from random import Random
+
+import pytest
+from small_networks import (
+    DGX_1V,
+    allocation,
+    assert_tree,
+    both_ways,
+    depth_of,
+    dgx_1p,
+    dgx_1v,
+    partitions,
+    random_digraph,
+    random_graph,
+    random_switched,
+)
+
+from blinkccl.errors import InternalError, PackingError
+from blinkccl.packing.integral import Arborescence, pack_arborescences
+from blinkccl.packing.maxflow import broadcast_rate
+from blinkccl.packing.network import Network
+from blinkccl.packing.undirected import (
+    TreePacking,
+    crossing,
+    direct,
+    merge_equal,
+    most_central,
+    pack_trees,
+    recentred,
+    strength,
+    undirected_widths,
+)
+
+
+def least_of_all_partitions(n: int, widths: dict[tuple[int, int], int]) -> Fraction:
+    return min(
+        Fraction(crossing(widths, blocks), len(blocks) - 1) for blocks in partitions(range(n)) if len(blocks) > 1
+    )
+
+
+def drawn(seed: int) -> Network:
+    dice = Random(seed)
+    return random_graph(dice, dice.randint(2, 6), most=dice.choice([1, 3, 100]), density=dice.random())
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_strength_is_the_least_ratio_and_its_partition_attains_it(seed: int) -> None:
+    network = drawn(seed)
+    widths = undirected_widths(network)
+    rate, blocks = strength(network.n, widths)
+    assert rate == least_of_all_partitions(network.n, widths)
+    assert sorted(v for block in blocks for v in block) == list(range(network.n))
+    assert Fraction(crossing(widths, blocks), len(blocks) - 1) == rate
+
+
+def assert_undirected_packing(network: Network, packing: TreePacking) -> None:
+    """Spanning trees from their centres that use each edge, both ways together, within its width."""
+    used: dict[tuple[int, int], int] = {}
+    for tree in packing.trees:
+        assert_tree(network.n, tree)
+        for u, v in tree.arcs:
+            edge = (min(u, v), max(u, v))
+            used[edge] = used.get(edge, 0) + tree.multiplicity
+    widths = undirected_widths(network)
+    assert all(units <= widths[edge] * packing.scale for edge, units in used.items())
+    assert Fraction(sum(tree.multiplicity for tree in packing.trees), packing.scale) == packing.rate
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_as_many_trees_as_the_partition_allows(seed: int) -> None:
+    network = drawn(seed)
+    packing = pack_trees(network)
+    assert (packing.rate, packing.blocks) == strength(network.n, undirected_widths(network))
+    assert_undirected_packing(network, packing)
+    assert packing.scale == packing.rate.denominator
+
+
+@pytest.mark.parametrize(
+    ("network", "rate"),
+    [
+        (dgx_1v(), Fraction(24, 7)),
+        (dgx_1p(), Fraction(16, 7)),
+        (allocation((0, 1, 2, 3)), Fraction(3)),
+        (allocation((0, 1, 2, 4, 5, 6)), Fraction(13, 5)),
+        (allocation((0, 1, 2, 3, 4)), Fraction(2)),
+        (allocation((0, 1, 3, 4, 5, 7), dict.fromkeys(DGX_1V, 1)), Fraction(9, 5)),
+    ],
+)
+def test_reference_values(network: Network, rate: Fraction) -> None:
+    packing = pack_trees(network)
+    assert packing.rate == rate
+    assert_undirected_packing(network, packing)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_strength_lies_between_half_the_edge_connectivity_and_all_of_it(seed: int) -> None:
+    """Nash-Williams and Tutte: λ/2 < τ ≤ λ, which is why reusing a directed packing loses."""
+    network = drawn(seed)
+    rate, _ = strength(network.n, undirected_widths(network))
+    connectivity = broadcast_rate(network, 0)[0]
+    assert Fraction(connectivity, 2) < rate <= connectivity
+
+
+def test_disconnected_vertices_are_named_by_part() -> None:
+    with pytest.raises(PackingError, match=r"not connected: \{0, 2\} and \{1, 3\} and \{4\}"):
+        strength(5, {(0, 2): 3, (1, 3): 1})
+    with pytest.raises(PackingError, match="at least two"):
+        strength(1, {})
+
+
+def test_one_way_links_and_transit_are_refused() -> None:
+    for network in (random_digraph(Random(0), 4), random_switched(Random(0), 3, 1, balanced=True)):
+        with pytest.raises(PackingError, match="symmetric links and no transit"):
+            undirected_widths(network)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_directing_the_links_keeps_their_widths_and_lets_the_demand_flow(seed: int) -> None:
+    network = drawn(seed)
+    widths = undirected_widths(network)
+    rate, _ = strength(network.n, widths)
+    scaled = {edge: w * rate.denominator for edge, w in widths.items()}
+    root = Random(seed).randrange(network.n)
+    directed = direct(network.n, scaled, root, rate.numerator)
+    for (u, v), w in scaled.items():
+        assert directed.capacity.get((u, v), 0) + directed.capacity.get((v, u), 0) == w
+    assert broadcast_rate(directed, root)[0] >= rate.numerator
+    pack_arborescences(directed, {root: rate.numerator})
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_no_orientation_serves_more_than_the_strength(seed: int) -> None:
+    network = drawn(seed)
+    widths = undirected_widths(network)
+    rate, _ = strength(network.n, widths)
+    with pytest.raises(InternalError, match=r"cannot be directed|no orientation"):
+        direct(network.n, {e: w * rate.denominator for e, w in widths.items()}, 0, rate.numerator + 1)
+
+
+def test_the_most_central_vertex_has_the_least_eccentricity() -> None:
+    chain = both_ways(5, {(i, i + 1): 1 for i in range(4)})
+    assert most_central(chain) == 2
+    assert most_central(dgx_1v()) == 0
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_recentring_keeps_the_edges_and_halves_the_depth(seed: int) -> None:
+    dice = Random(seed)
+    n = dice.randint(2, 12)
+    arcs = tuple((dice.randrange(v), v) for v in range(1, n))
+    tree = recentred(Arborescence(0, 3, arcs))
+    assert_tree(n, tree)
+    assert tree.multiplicity == 3
+    assert {frozenset(arc) for arc in tree.arcs} == {frozenset(arc) for arc in arcs}
+    assert depth_of(tree) == min(depth_of(rooted(arcs, root)) for root in range(n))
+
+
+def rooted(arcs: tuple[tuple[int, int], ...], root: int) -> Arborescence:
+    turned, reached = [], [root]
+    for u in reached:
+        for a, b in arcs:
+            for v, w in ((a, b), (b, a)):
+                if v == u and w not in reached:
+                    turned.append((v, w))
+                    reached.append(w)
+    return Arborescence(root, 1, tuple(turned))
+
+
+def test_equal_trees_become_one_the_largest_first() -> None:
+    a, b = ((0, 1), (0, 2)), ((0, 1), (1, 2))
+    merged = merge_equal([Arborescence(0, 2, a), Arborescence(0, 3, b), Arborescence(0, 2, a)])
+    assert merged == [Arborescence(0, 4, a), Arborescence(0, 3, b)]
