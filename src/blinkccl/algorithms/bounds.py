@@ -65,7 +65,7 @@ def rest(network: Network, side: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(v for v in range(network.n) if v not in held)
 
 
-def price_certificate(lanes: Lanes, prices: Mapping[Arc, Fraction], bound: Fraction) -> Dual:
+def price_certificate(lanes: Lanes, prices: Mapping[Arc, Fraction | int], bound: Fraction) -> Dual:
     """Prices in network arcs that prove ``bound``, as a certificate on real links."""
     real = lanes.prices(prices)
     value = sum((lanes.topology.link[arc].capacity * price for arc, price in real.items()), Fraction(0))

@@ -70,13 +70,13 @@ class Lanes:
             members.setdefault(home[vertex], []).append(vertex)
         return tuple(sorted(tuple(block) for block in members.values()))
 
-    def prices(self, prices: Mapping[Arc, Fraction]) -> dict[Arc, Fraction]:
+    def prices(self, prices: Mapping[Arc, Fraction | int]) -> dict[Arc, Fraction]:
         """Prices on arcs as prices on links: each on the narrowest link of its chain."""
         real = {}
         for arc, price in prices.items():
             chain = self.chain[arc]
             at = self._narrowest(chain)
-            real[chain[at], chain[at + 1]] = price
+            real[chain[at], chain[at + 1]] = Fraction(price)
         return real
 
     def _narrowest(self, chain: Path) -> int:

@@ -31,7 +31,7 @@ from blinkccl.packing.maxflow import FlowGraph
 from blinkccl.packing.multiplicities import whole_weights
 from blinkccl.packing.network import Arc, Network
 from blinkccl.packing.oracles import in_and_out_oracle
-from blinkccl.packing.shallow import choose, eccentricity, undirected_columns
+from blinkccl.packing.shallow import choose, undirected_columns
 from blinkccl.packing.undirected import TreePacking, merge_equal, pack_trees, recentred, undirected_widths
 
 #: Columns that the default objective is willing to hand to an integer program.
@@ -66,21 +66,19 @@ def allreduce(request: Request, lanes: Lanes) -> Forest:
 @lru_cache(maxsize=64)
 def undirected_packing(network: Network, objective: str) -> TreePacking:
     """A maximum packing of undirected trees: shallow, shallowest or fewest."""
+    if objective == "fewest-trees":
+        return pack_trees(network, few=True)
     packing = pack_trees(network)
     capacity = {edge: width * packing.scale for edge, width in undirected_widths(network).items()}
-    trees = list(packing.trees)
-    if objective == "fewest-trees":
-        trees = _fewest(network, capacity, trees)
-    else:
-        trees = merge_equal(recentred(tree) for tree in flatten(capacity, trees, undirected=True))
-        trees = _shallower(network, capacity, trees, thorough=objective == "least-depth")
+    trees = merge_equal(map(recentred, flatten(capacity, packing.trees, undirected=True)))
+    trees = _shallower(network, capacity, trees, thorough=objective == "least-depth")
     return TreePacking(packing.rate, packing.scale, packing.blocks, tuple(trees))
 
 
 def _shallower(
     network: Network, capacity: Mapping[Arc, int], trees: list[Arborescence], *, thorough: bool
 ) -> list[Arborescence]:
-    radius = min(eccentricity(network, v) for v in range(network.n))
+    radius = min(map(network.eccentricity, range(network.n)))
     demand = {0: sum(tree.multiplicity for tree in trees)}
     for levels in range(radius, max(depth_of(tree) for tree in trees)):
         columns = undirected_columns(network, levels)
@@ -92,21 +90,9 @@ def _shallower(
     return trees
 
 
-def _fewest(network: Network, capacity: Mapping[Arc, int], trees: list[Arborescence]) -> list[Arborescence]:
-    demand = {0: sum(tree.multiplicity for tree in trees)}
-    for levels in range(min(eccentricity(network, v) for v in range(network.n)), network.n):
-        columns = undirected_columns(network, levels)
-        if columns is None:
-            break
-        found = choose(columns, capacity, demand, undirected=True, fewest=True, node_limit=100)
-        if found is not None:
-            return merge_equal(found if len(found) < len(trees) else trees)
-    return trees
-
-
 def _two_halves(
     network: Network, group: tuple[Permutation, ...] | None
-) -> tuple[list[Draft], dict[Arc, Fraction], Fraction] | None:
+) -> tuple[list[Draft], dict[Arc, int], Fraction] | None:
     """The AllGather's trees used up and down, where prices prove that nothing is faster; None where not."""
     rate, _ = allgather_bottleneck(network)
     goal = rate * network.terminals / 2
@@ -120,7 +106,7 @@ def _two_halves(
     return drafts, prices, goal
 
 
-def tight_prices(network: Network, rate: Fraction) -> dict[Arc, Fraction]:
+def tight_prices(network: Network, rate: Fraction) -> dict[Arc, int]:
     """How many terminals' tight AllGather cuts each arc crosses, both ways round.
 
     A cut that is full when all others send to terminal t leaves a set around t; its arcs, in both directions,
@@ -132,7 +118,7 @@ def tight_prices(network: Network, rate: Fraction) -> dict[Arc, Fraction]:
         graph.set_capacity(2 * i, c * rate.denominator)
     for v in range(network.terminals):
         graph.set_capacity(graph.add(network.n, v, 0), rate.numerator)
-    prices: dict[Arc, Fraction] = {}
+    prices: dict[Arc, int] = {}
     for sink in range(network.terminals):
         graph.reset()
         graph.max_flow(network.n, sink)
@@ -141,5 +127,5 @@ def tight_prices(network: Network, rate: Fraction) -> dict[Arc, Fraction]:
             continue
         for u, v, _ in network.arcs:
             if (u in around) != (v in around):
-                prices[u, v] = prices.get((u, v), Fraction(0)) + 1
+                prices[u, v] = prices.get((u, v), 0) + 1
     return prices

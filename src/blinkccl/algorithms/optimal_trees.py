@@ -26,13 +26,13 @@ from blinkccl.forest.model import Certificate, Forest
 from blinkccl.packing.columns import Column
 from blinkccl.packing.fewest import fewest_arborescences
 from blinkccl.packing.flatten import flatten
-from blinkccl.packing.integral import Arborescence, pack_arborescences
+from blinkccl.packing.integral import Arborescence, merged, pack_arborescences
 from blinkccl.packing.maxflow import broadcast_rate
 from blinkccl.packing.multiplicities import whole_weights
 from blinkccl.packing.network import Arc, Network
 from blinkccl.packing.oracles import cheapest_hops, loads_of
 from blinkccl.packing.orbit import pack_templates, rotated
-from blinkccl.packing.shallow import choose, eccentricity, rooted_columns
+from blinkccl.packing.shallow import choose, rooted_columns
 from blinkccl.packing.two_trees import two_trees
 
 #: Rotate templates instead of packing every root from this many ranks on.
@@ -105,8 +105,7 @@ def one_root(network: Network, root: int, objective: str) -> Packed:
     """Out-trees from ``root`` at the optimal rate."""
     rate, side = broadcast_rate(network, root)
     if network.switchless:
-        trees = pack_arborescences(network, {root: rate})
-        trees = _chosen(network, {root: rate}, trees, objective)
+        trees = _chosen(network, {root: rate}, objective)
         return Packed(tuple(normalised(trees, rate)), side)
     for seeds in familiar_trees(network, root):
         weights = whole_weights(seeds, network.capacity, [Fraction(1)], Fraction(rate))
@@ -148,7 +147,7 @@ def every_root(network: Network, objective: str, group: tuple[Permutation, ...] 
         return _every_with_transit(network, rate, side, group)
     p, scaled = rate.numerator, network.scaled(rate.denominator)
     demand = dict.fromkeys(range(network.terminals), p)
-    trees = _chosen(scaled, demand, pack_arborescences(scaled, demand), objective)
+    trees = _chosen(scaled, demand, objective)
     return Packed(tuple(normalised(trees, p)), side)
 
 
@@ -179,37 +178,22 @@ def _every_with_transit(
     return Packed(out, None, packing.prices, packing.bound * len(roots))
 
 
-def _chosen(network: Network, demand: dict[int, int], trees: list[Arborescence], objective: str) -> list[Arborescence]:
+def _chosen(network: Network, demand: dict[int, int], objective: str) -> list[Arborescence]:
     """The packing that the objective asks for, all of the same rate."""
     if objective == "fewest-trees":
-        return _fewest(network, demand, trees)
-    flat = flatten(network.capacity, trees)
-    if objective == "least-depth":
-        return _least_deep(network, demand, flat)
-    return flat
-
-
-def _fewest(network: Network, demand: dict[int, int], trees: list[Arborescence]) -> list[Arborescence]:
-    if len(demand) == 1:
+        few = pack_arborescences(network, demand, few=True)
+        if len(demand) > 1:
+            return few
         ((root, rate),) = demand.items()
-        return fewest_arborescences(network, root, rate, trees)[0]
-    flat = flatten(network.capacity, trees)
-    best = min((trees, flat), key=len)
-    for levels in range(max(eccentricity(network, r) for r in demand), network.n):
-        columns = rooted_columns(network, demand, levels)
-        if columns is None:
-            break
-        found = choose(columns, network.capacity, demand, fewest=True, node_limit=50)
-        if found is not None and len(found) < len(best):
-            best = found
-            break
-    return best
+        return fewest_arborescences(network, root, rate, few)[0]
+    flat = merged(flatten(network.capacity, pack_arborescences(network, demand)))
+    return _least_deep(network, demand, flat) if objective == "least-depth" else flat
 
 
 def _least_deep(network: Network, demand: dict[int, int], flat: list[Arborescence]) -> list[Arborescence]:
     """The least depth at which whole multiplicities exist (or were found), fewest trees among equals."""
     known = max(depth_of(tree) for tree in flat)
-    for levels in range(max(eccentricity(network, root) for root in demand), known):
+    for levels in range(max(map(network.eccentricity, demand)), known):
         columns = rooted_columns(network, demand, levels)
         if columns is None:
             break

@@ -15,12 +15,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-import highspy
-import numpy as np
-
 from blinkccl.errors import InternalError
 from blinkccl.packing.network import Arc
-from blinkccl.packing.solver import OUTCOME, new_highs
+from blinkccl.packing.solver import GrowingProgram
 
 #: Anything the oracle wants to remember of a column (the trees).
 Payload = Any
@@ -61,7 +58,7 @@ class ExactPacking:
 
 
 def dual_bound(
-    capacity: Mapping[Arc, int], demand: Sequence[Fraction], oracle: Oracle, prices: Mapping[Arc, Fraction]
+    capacity: Mapping[Arc, int], demand: Sequence[Fraction], oracle: Oracle, prices: Mapping[Arc, Any]
 ) -> Fraction:
     """Σ c·y / Σ_g demand_g · cheapest_g(y), exactly.
 
@@ -128,9 +125,17 @@ def pack_columns(
             break
     rate, columns = master.exact_primal()
     exact_prices = master.exact_dual()
-    return ExactPacking(
-        rate, columns, tuple(master.columns), exact_prices, dual_bound(capacity, demand, oracle, exact_prices)
-    )
+    bound = dual_bound(capacity, demand, oracle, exact_prices)
+    return ExactPacking(rate, columns, _in_play(master.columns, exact_prices), exact_prices, bound)
+
+
+def _in_play(columns: Sequence[Column], prices: Mapping[Arc, Fraction]) -> tuple[Column, ...]:
+    """The columns of each group that are cheapest under ``prices`` (complementary slackness)."""
+    costs = [column.cost(prices) for column in columns]
+    least: dict[int, Fraction] = {}
+    for column, cost in zip(columns, costs, strict=True):
+        least[column.group] = min(cost, least.get(column.group, cost))
+    return tuple(c for c, cost in zip(columns, costs, strict=True) if cost == least[c.group])
 
 
 #: Capacities up to this are given to HiGHS as they are; larger ones shrunk to it, as its tolerances are absolute.
@@ -150,21 +155,12 @@ class _Master:
         self.columns: list[Column] = []
         self._seen: set[tuple[int, tuple[tuple[Arc, int], ...]]] = set()
         self._unit = max(1.0, max(capacity.values()) / LARGEST_CAPACITY)
-        self._highs = new_highs()
-        none = np.array([], dtype=np.int32)
+        self._program = GrowingProgram()
         for arc in self.arcs:
-            self._highs.addRow(-highspy.kHighsInf, capacity[arc] / self._unit, 0, none, np.array([], dtype=float))
+            self._program.add_row(None, capacity[arc] / self._unit)
         for _ in self.demand:
-            self._highs.addRow(0.0, 0.0, 0, none, np.array([], dtype=float))
-        groups = range(len(self.arcs), len(self.arcs) + len(self.demand))
-        self._highs.addCol(
-            -1.0,
-            0.0,
-            highspy.kHighsInf,
-            len(self.demand),
-            np.array(groups, dtype=np.int32),
-            np.array([-float(d) for d in self.demand]),
-        )
+            self._program.add_row(0.0, 0.0)
+        self._program.add_column(1.0, {len(self.arcs) + g: -float(d) for g, d in enumerate(self.demand)})
 
     def add(self, column: Column) -> bool:
         """Add a column unless it is there."""
@@ -172,29 +168,21 @@ class _Master:
             return False
         self._seen.add((column.group, column.loads))
         self.columns.append(column)
-        rows = [self.row[arc] for arc, _ in column.loads] + [len(self.arcs) + column.group]
-        values = [float(load) for _, load in column.loads] + [1.0]
-        self._highs.addCol(0.0, 0.0, highspy.kHighsInf, len(rows), np.array(rows, dtype=np.int32), np.array(values))
+        entries = {self.row[arc]: float(load) for arc, load in column.loads}
+        self._program.add_column(0.0, {**entries, len(self.arcs) + column.group: 1.0})
         return True
 
     def optimum(self) -> tuple[float, dict[Arc, float], list[float]]:
         """X, the arcs' prices (≥ 0), and what each group's columns are worth."""
-        self._highs.run()
-        status = self._highs.getModelStatus()
-        if OUTCOME.get(status) != "solved":
-            raise InternalError(f"HiGHS stopped with {self._highs.modelStatusToString(status)!r}")
-        dual = self._highs.getSolution().row_dual
+        value, dual = self._program.maximise()
         prices = {arc: max(0.0, -dual[i]) for i, arc in enumerate(self.arcs)}
         worth = [abs(dual[len(self.arcs) + g]) for g in range(len(self.demand))]
-        return -self._highs.getObjectiveValue() * self._unit, prices, worth
+        return value * self._unit, prices, worth
 
     def _basis(self) -> tuple[list[int], list[int]]:
         """Indexes of basic columns (−1 is X) and of tight rows."""
-        basis = self._highs.getBasis()
-        basic = highspy.HighsBasisStatus.kBasic
-        columns = [j - 1 for j, status in enumerate(basis.col_status) if status == basic]
-        rows = [i for i, status in enumerate(basis.row_status) if status != basic]
-        return columns, rows
+        columns, rows = self._program.basis()
+        return [j - 1 for j in columns], rows
 
     def _matrix(self, columns: list[int], rows: list[int]) -> list[dict[int, Fraction]]:
         """Per tight row: position of a basic column → coefficient."""

@@ -11,21 +11,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from blinkccl.packing.integral import Arborescence, canonical_arcs
-from blinkccl.packing.maxflow import broadcast_rate
+from blinkccl.packing.maxflow import FlowGraph
 from blinkccl.packing.network import Arc, Network
-from blinkccl.packing.shallow import out_trees
+from blinkccl.packing.shallow import Effort, EffortSpentError, out_trees
 
 #: Trees looked at before the search gives up: a limit of work, so the answer is reproducible.
 MOST_TREES = 30_000
-
-
-class _ExhaustedError(Exception):
-    """The search has looked at as many trees as it may."""
+#: Up to this many vertices; as a tree costs a flow to each vertex, fewer are looked at in larger networks.
+FULL_BUDGET_VERTICES = 8
+#: Steps of the enumeration per tree of the budget, dead ends included.
+STEPS_PER_TREE = 20
 
 
 class _Search:
     def __init__(self, n: int, root: int, budget: int) -> None:
-        self.n, self.root, self.budget = n, root, budget
+        self.n, self.root, self._budget = n, root, Effort(budget)
+        self._steps = Effort(STEPS_PER_TREE * budget)
+        self._sinks = [v for v in range(n) if v != root]
 
     def fill(self, capacity: dict[Arc, int], demand: int, trees: int, largest: int) -> list[Arborescence] | None:
         """At most ``trees`` trees of multiplicity ≤ ``largest`` that make up ``demand``; None if there are none."""
@@ -47,17 +49,22 @@ class _Search:
 
     def _trees(self, capacity: dict[Arc, int], multiplicity: int) -> Iterator[frozenset[Arc]]:
         wide = tuple((u, v, c) for (u, v), c in sorted(capacity.items()) if c >= multiplicity)
-        for arcs in out_trees(Network(self.n, self.n, wide), self.root, self.n - 1):
-            self.budget -= 1
-            if self.budget < 0:
-                raise _ExhaustedError
+        for arcs in out_trees(Network(self.n, self.n, wide), self.root, self.n - 1, self._steps):
+            self._budget.spend()
             yield frozenset(arcs)
 
     def _fits(self, capacity: dict[Arc, int], demand: int) -> bool:
-        if demand == 0:
-            return True
-        arcs = tuple((u, v, c) for (u, v), c in capacity.items() if c)
-        return bool(arcs) and broadcast_rate(Network(self.n, self.n, arcs), self.root)[0] >= demand
+        """Whether ``demand`` still flows to every vertex; the one that failed last is asked first."""
+        graph = FlowGraph(self.n)
+        for (u, v), c in capacity.items():
+            if c:
+                graph.add(u, v, c)
+        for place, sink in enumerate(self._sinks):
+            graph.reset()
+            if graph.max_flow(self.root, sink, demand) < demand:
+                self._sinks.insert(0, self._sinks.pop(place))
+                return False
+        return True
 
 
 def fewest_bound(n: int, root: int, capacity: dict[Arc, int], demand: int) -> int:
@@ -82,7 +89,7 @@ def _needed(widths: list[int], demand: int) -> int:
 
 
 def fewest_arborescences(
-    network: Network, root: int, demand: int, known: list[Arborescence], budget: int = MOST_TREES
+    network: Network, root: int, demand: int, known: list[Arborescence], budget: int | None = None
 ) -> tuple[list[Arborescence], bool]:
     """As few arborescences as the search finds, and whether fewer are proved impossible.
 
@@ -90,6 +97,8 @@ def fewest_arborescences(
     ----------
     known
         A packing to beat.
+    budget
+        Trees that the search may look at; by default :data:`MOST_TREES`, less in large networks.
 
     Returns
     -------
@@ -97,12 +106,14 @@ def fewest_arborescences(
         ``proved`` holds among whole multiplicities of ``network``'s units.
     """
     least = fewest_bound(network.n, root, network.capacity, demand)
+    if budget is None:
+        budget = MOST_TREES * FULL_BUDGET_VERTICES**2 // max(FULL_BUDGET_VERTICES, network.n) ** 2
     search = _Search(network.n, root, budget)
     try:
         for trees in range(least, len(known)):
             found = search.fill(dict(network.capacity), demand, trees, max(network.capacity.values()))
             if found is not None:
                 return found, True
-    except _ExhaustedError:
+    except EffortSpentError:
         return known, len(known) == least
     return known, True

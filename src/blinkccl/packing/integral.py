@@ -14,7 +14,6 @@ A group is split when μ < k. Only switchless networks: every vertex must be a t
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -43,7 +42,7 @@ class _Group:
         return _Group(self.root, multiplicity, {**self.depth, v: self.depth[u] + 1}, (*self.arcs, arc))
 
 
-def pack_arborescences(network: Network, demand: Mapping[int, int]) -> list[Arborescence]:
+def pack_arborescences(network: Network, demand: Mapping[int, int], *, few: bool = False) -> list[Arborescence]:
     """``demand[r]`` arborescences rooted at each ``r``, shallow arcs first.
 
     Parameters
@@ -52,6 +51,8 @@ def pack_arborescences(network: Network, demand: Mapping[int, int]) -> list[Arbo
         Switchless.
     demand
         Trees wanted per root, not negative.
+    few
+        Grow the largest group by the arc that takes most of it, however deep: fewer different trees.
 
     Raises
     ------
@@ -62,28 +63,35 @@ def pack_arborescences(network: Network, demand: Mapping[int, int]) -> list[Arbo
     if not network.switchless:
         raise PackingError("integral packing needs a network without transit vertices")
     residual = dict(network.capacity)
-    start = [_Group(r, k, {r: 0}, ()) for r, k in sorted(demand.items()) if k > 0]
-    open_groups, done = deque(start), []
+    open_groups = [_Group(r, k, {r: 0}, ()) for r, k in sorted(demand.items()) if k > 0]
+    done: list[Arborescence] = []
     while open_groups:
-        group = open_groups.popleft()
+        group = open_groups.pop(_largest(open_groups) if few else 0)
         if len(group.depth) == network.n:
             done.append(Arborescence(group.root, group.multiplicity, group.arcs))
             continue
-        arc, amount = _best_arc(network, residual, group, open_groups)
+        arc, amount = _best_arc(network, residual, group, open_groups, anywhere=few)
         residual[arc] -= amount
         if amount < group.multiplicity:
             group.multiplicity -= amount
             open_groups.append(group)
         open_groups.append(group.grown(arc, amount))
-    return _merged(done)
+    return merged(done)
 
 
-def _best_arc(network: Network, residual: dict[Arc, int], group: _Group, others: Iterable[_Group]) -> tuple[Arc, int]:
-    """The arc to grow by, nearest the root first; among equally near ones, one that takes the whole group."""
+def _largest(groups: list[_Group]) -> int:
+    """The group with most trees; among equals the one that has grown most, then the first."""
+    return max(range(len(groups)), key=lambda i: (groups[i].multiplicity, len(groups[i].depth), -i))
+
+
+def _best_arc(
+    network: Network, residual: dict[Arc, int], group: _Group, others: Iterable[_Group], *, anywhere: bool
+) -> tuple[Arc, int]:
+    """The arc that takes most of the group, of those nearest the root (or of all); the whole group is enough."""
     best: tuple[Arc, int] | None = None
     nearest = -1
     for u in sorted(group.depth, key=lambda x: (group.depth[x], x)):
-        if best is not None and group.depth[u] > nearest:
+        if best is not None and group.depth[u] > nearest and not anywhere:
             break
         for v in network.successors[u]:
             if v in group.depth or not residual[u, v]:
@@ -121,14 +129,14 @@ def _allowed(network: Network, residual: dict[Arc, int], arc: Arc, wanted: int, 
     return max(0, graph.max_flow(arc[0], arc[1], promised + wanted) - promised)
 
 
-def _merged(trees: list[Arborescence]) -> list[Arborescence]:
+def merged(trees: Iterable[Arborescence]) -> list[Arborescence]:
     """Equal trees as one, in a canonical order: by root, largest first."""
     total: dict[tuple[int, tuple[Arc, ...]], int] = {}
     for tree in trees:
         key = (tree.root, canonical_arcs(tree.root, tree.arcs))
         total[key] = total.get(key, 0) + tree.multiplicity
-    merged = [Arborescence(root, k, arcs) for (root, arcs), k in total.items()]
-    return sorted(merged, key=lambda t: (t.root, -t.multiplicity, t.arcs))
+    distinct = [Arborescence(root, k, arcs) for (root, arcs), k in total.items()]
+    return sorted(distinct, key=lambda t: (t.root, -t.multiplicity, t.arcs))
 
 
 def canonical_arcs(root: int, arcs: tuple[Arc, ...]) -> tuple[Arc, ...]:

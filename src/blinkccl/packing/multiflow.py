@@ -66,14 +66,18 @@ def all_to_all(network: Network) -> Multiflow:
 def price_bound(network: Network, prices: Mapping[Arc, Fraction]) -> Fraction:
     """Σ c·y / Σ over ordered pairs of their distance under y: no equal all-to-all flow is faster."""
     value = sum((network.capacity[arc] * y for arc, y in prices.items()), Fraction(0))
-    distances = [_distances(network, prices, source) for source in range(network.terminals)]
-    cost = sum(
-        (distances[s][t] for s in range(network.terminals) for t in range(network.terminals) if s != t),
-        Fraction(0),
-    )
+    cost = _service_cost(network, prices)
     if cost <= 0:
         raise InternalError("prices that cost nothing prove nothing")
     return value / cost
+
+
+def _service_cost(network: Network, prices: Mapping[Arc, Fraction]) -> Fraction:
+    """What it costs under ``prices`` to send one unit between every ordered pair of terminals."""
+    distances = [_distances(network, prices, source) for source in range(network.terminals)]
+    return sum(
+        (distances[s][t] for s in range(network.terminals) for t in range(network.terminals) if s != t), Fraction(0)
+    )
 
 
 def _distances(network: Network, prices: Mapping[Arc, Any], source: int) -> dict[int, Any]:
@@ -124,6 +128,8 @@ def _exact_prices(network: Network, raw: Mapping[Arc, float], rate: float) -> di
     for denominator in (1, 2, 3, 4, 6, 12, 60, 120, 840, LARGEST_DENOMINATOR):
         prices = {arc: Fraction(y / top).limit_denominator(denominator) for arc, y in raw.items()}
         prices = {arc: y for arc, y in prices.items() if y > 0}
+        if not _service_cost(network, prices):
+            continue  # every price that mattered was rounded away
         bound = price_bound(network, prices)
         if best is None or bound < best[0]:
             best = (bound, prices)

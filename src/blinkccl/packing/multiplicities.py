@@ -14,7 +14,7 @@ from blinkccl.packing.network import Arc
 from blinkccl.packing.solver import Entries, Model, solve, whole
 
 #: Multiples of the optimum's own scale that are tried.
-MULTIPLES = (1, 2, 3, 4, 6)
+MULTIPLES = (1, 2, 3)
 
 
 def whole_weights(

@@ -75,6 +75,17 @@ class Network:
             excess[v] += c
         return not any(excess[self.terminals :])
 
+    def eccentricity(self, root: int) -> int:
+        """Hops from ``root`` to the farthest vertex; ``n`` where some vertex cannot be reached."""
+        distance = {root: 0}
+        queue = [root]
+        for u in queue:
+            for v in self.successors[u]:
+                if v not in distance:
+                    distance[v] = distance[u] + 1
+                    queue.append(v)
+        return max(distance.values()) if len(distance) == self.n else self.n
+
     def reversed(self) -> Network:
         """Every arc turned round."""
         return Network(self.n, self.terminals, tuple((v, u, c) for u, v, c in self.arcs))

@@ -3,16 +3,16 @@
 Solvers propose, exact arithmetic disposes: nothing that comes out of here is believed before it has been
 re-checked in integers or Fractions. HiGHS runs on one thread everywhere, since an instance with another
 thread count than an earlier one in the same process may answer "Not Set" without a word.
+
+HiGHS and NumPy are loaded on first use: most plans are combinatorial and should not wait 0.1 s for them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
-
-import highspy
-import numpy as np
 
 from blinkccl.errors import InternalError
 
@@ -32,9 +32,18 @@ class Model:
     integer: bool = False
 
 
-def new_highs() -> Any:
+@cache
+def _libraries() -> tuple[Any, Any]:
+    """The modules highspy and numpy."""
+    import highspy
+    import numpy
+
+    return highspy, numpy
+
+
+def _new_highs() -> Any:
     """A silent single-threaded HiGHS."""
-    highs = highspy.Highs()
+    highs = _libraries()[0].Highs()
     highs.setOptionValue("output_flag", False)
     highs.setOptionValue("threads", 1)
     highs.setOptionValue("random_seed", 0)
@@ -49,15 +58,16 @@ def solve(model: Model, node_limit: int = 2000) -> list[float] | None:
     InternalError
         On any status of HiGHS other than solved, infeasible, out of nodes or lost in rounding.
     """
-    highs = new_highs()
+    highs = _new_highs()
     highs.setOptionValue("mip_max_nodes", node_limit)
     highs.passModel(_lowered(model))
     highs.run()
-    outcome = OUTCOME.get(highs.getModelStatus())
+    outcome = _outcome(highs)
     if outcome is None:
         raise _stopped(highs)
     values = list(highs.getSolution().col_value)
-    if outcome == "stopped" and highs.getInfo().primal_solution_status != highspy.kSolutionStatusFeasible:
+    feasible = _libraries()[0].kSolutionStatusFeasible
+    if outcome == "stopped" and highs.getInfo().primal_solution_status != feasible:
         return None
     return values if outcome != "infeasible" and len(values) == len(model.columns) else None
 
@@ -70,10 +80,10 @@ def solve_with_duals(model: Model) -> tuple[list[float], list[float]]:
     InternalError
         On any status of HiGHS other than solved.
     """
-    highs = new_highs()
+    highs = _new_highs()
     highs.passModel(_lowered(model))
     highs.run()
-    if OUTCOME.get(highs.getModelStatus()) != "solved":
+    if _outcome(highs) != "solved":
         raise _stopped(highs)
     solution = highs.getSolution()
     return list(solution.col_value), list(solution.row_dual)
@@ -83,19 +93,64 @@ def _stopped(highs: Any) -> InternalError:
     return InternalError(f"HiGHS stopped with {highs.modelStatusToString(highs.getModelStatus())!r}")
 
 
+class GrowingProgram:
+    """A linear program in maximisation form that gains columns and is solved again from its last basis."""
+
+    def __init__(self) -> None:
+        self._highspy, self._numpy = _libraries()
+        self._highs = _new_highs()
+
+    def add_row(self, lower: float | None, upper: float) -> None:
+        """A row lower ≤ … ≤ upper without entries; None is unbounded."""
+        low = -self._highspy.kHighsInf if lower is None else lower
+        self._highs.addRow(low, upper, 0, self._array([], int), self._array([], float))
+
+    def add_column(self, gain: float, entries: Mapping[int, float]) -> None:
+        """A column x ≥ 0 that adds ``gain`` · x to the objective, with its entries by row."""
+        rows, values = self._array(list(entries), int), self._array(list(entries.values()), float)
+        self._highs.addCol(-gain, 0.0, self._highspy.kHighsInf, len(entries), rows, values)
+
+    def _array(self, values: list[Any], kind: type) -> Any:
+        return self._numpy.array(values, dtype=self._numpy.int32 if kind is int else self._numpy.float64)
+
+    def maximise(self) -> tuple[float, list[float]]:
+        """The optimum and the rows' duals (≤ 0 for a tight upper bound).
+
+        Raises
+        ------
+        InternalError
+            On any status of HiGHS other than solved.
+        """
+        self._highs.run()
+        if _outcome(self._highs) != "solved":
+            raise _stopped(self._highs)
+        return -self._highs.getObjectiveValue(), list(self._highs.getSolution().row_dual)
+
+    def basis(self) -> tuple[list[int], list[int]]:
+        """Indexes of the basic columns and of the tight rows, equally many."""
+        basis, basic = self._highs.getBasis(), self._highspy.HighsBasisStatus.kBasic
+        columns = [j for j, status in enumerate(basis.col_status) if status == basic]
+        return columns, [i for i, status in enumerate(basis.row_status) if status != basic]
+
+
+def _outcome(highs: Any) -> str | None:
+    return OUTCOME.get(highs.getModelStatus().name)
+
+
 #: Every status with a meaning here; all others are our mistake.
 OUTCOME = {
-    highspy.HighsModelStatus.kOptimal: "solved",
-    highspy.HighsModelStatus.kInfeasible: "infeasible",
-    highspy.HighsModelStatus.kUnboundedOrInfeasible: "infeasible",
-    highspy.HighsModelStatus.kSolutionLimit: "stopped",
-    highspy.HighsModelStatus.kIterationLimit: "stopped",
-    highspy.HighsModelStatus.kUnknown: "stopped",
-    highspy.HighsModelStatus.kModelEmpty: "solved",
+    "kOptimal": "solved",
+    "kInfeasible": "infeasible",
+    "kUnboundedOrInfeasible": "infeasible",
+    "kSolutionLimit": "stopped",
+    "kIterationLimit": "stopped",
+    "kUnknown": "stopped",
+    "kModelEmpty": "solved",
 }
 
 
 def _lowered(model: Model) -> Any:
+    highspy, np = _libraries()
     lp = highspy.HighsLp()
     count = len(model.columns)
     lp.num_col_, lp.num_row_ = count, len(model.lower)

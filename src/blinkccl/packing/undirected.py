@@ -40,7 +40,7 @@ def undirected_widths(network: Network) -> Widths:
 
 
 def strength(n: int, widths: Mapping[Arc, int]) -> tuple[Fraction, tuple[tuple[int, ...], ...]]:
-    """τ and a partition that attains it.
+    """τ and a partition that attains it, coarse enough to show the bottleneck.
 
     Newton's method on min over P of cap(P) − λ(|P| − 1); each step is n maximum flows
     (the greedy algorithm of the Dilworth truncation, merging tight sets; Cunningham 1985).
@@ -57,7 +57,7 @@ def strength(n: int, widths: Mapping[Arc, int]) -> tuple[Fraction, tuple[tuple[i
     while True:
         value, better = _least_partition(n, widths, rate)
         if value >= 0:
-            return rate, blocks
+            return rate, _coarsened(widths, blocks, rate)
         blocks = better
         rate = Fraction(crossing(widths, blocks), len(blocks) - 1)
         if rate == 0:
@@ -65,10 +65,23 @@ def strength(n: int, widths: Mapping[Arc, int]) -> tuple[Fraction, tuple[tuple[i
             raise PackingError(f"the vertices are not connected: {parts}")
 
 
+def _coarsened(
+    widths: Mapping[Arc, int], blocks: tuple[tuple[int, ...], ...], rate: Fraction
+) -> tuple[tuple[int, ...], ...]:
+    """Join two blocks with exactly ``rate`` between them for as long as there are such: the partition stays tight."""
+    for i, one in enumerate(blocks):
+        for other in blocks[i + 1 :]:
+            if len(blocks) > 2 and crossing(widths, (one, other)) == rate:
+                joined = tuple(sorted(one + other))
+                rest = [block for block in blocks if block not in (one, other)]
+                return _coarsened(widths, tuple(sorted([*rest, joined])), rate)
+    return blocks
+
+
 def crossing(widths: Mapping[Arc, int], blocks: Iterable[Iterable[int]]) -> int:
-    """Total width between different blocks."""
+    """Total width between different ones of these blocks, which need not hold every vertex."""
     home = {v: i for i, block in enumerate(blocks) for v in block}
-    return sum(w for (u, v), w in widths.items() if home[u] != home[v])
+    return sum(w for (u, v), w in widths.items() if u in home and v in home and home[u] != home[v])
 
 
 def _least_partition(n: int, widths: Mapping[Arc, int], rate: Fraction) -> tuple[Fraction, tuple[tuple[int, ...], ...]]:
@@ -120,8 +133,13 @@ class TreePacking:
     trees: tuple[Arborescence, ...]
 
 
-def pack_trees(network: Network) -> TreePacking:
+def pack_trees(network: Network, *, few: bool = False) -> TreePacking:
     """A maximum packing of undirected spanning trees, each rooted at its centre, with its certificate.
+
+    Parameters
+    ----------
+    few
+        Try every vertex as the root that the links are directed from, and keep the packing of fewest trees.
 
     Raises
     ------
@@ -132,26 +150,17 @@ def pack_trees(network: Network) -> TreePacking:
     rate, blocks = strength(network.n, widths)
     p, q = rate.numerator, rate.denominator
     scaled = {edge: q * w for edge, w in widths.items()}
-    root = most_central(network)
-    directed = direct(network.n, scaled, root, p)
-    trees = [recentred(tree) for tree in pack_arborescences(directed, {root: p})]
-    return TreePacking(rate, q, blocks, tuple(merge_equal(trees)))
+    packings: list[list[Arborescence]] = []
+    for root in range(network.n) if few else [most_central(network)]:
+        directed = direct(network.n, scaled, root, p)
+        packings.append(merge_equal(map(recentred, pack_arborescences(directed, {root: p}, few=few))))
+    fewest = min(packings, key=lambda trees: len(trees))
+    return TreePacking(rate, q, blocks, tuple(fewest))
 
 
 def most_central(network: Network) -> int:
     """The terminal with the least eccentricity in hops, the lowest one among equals."""
-
-    def eccentricity(root: int) -> int:
-        distance = {root: 0}
-        queue = [root]
-        for u in queue:
-            for v in network.successors[u]:
-                if v not in distance:
-                    distance[v] = distance[u] + 1
-                    queue.append(v)
-        return max(distance.values()) if len(distance) == network.n else network.n
-
-    return min(range(network.terminals), key=lambda v: (eccentricity(v), v))
+    return min(range(network.terminals), key=lambda v: (network.eccentricity(v), v))
 
 
 def direct(n: int, widths: Mapping[Arc, int], root: int, demand: int) -> Network:

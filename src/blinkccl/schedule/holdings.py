@@ -91,12 +91,9 @@ class _Propagation:
                 )
             ranks |= message.ranks
             completed = completed or message.completed
-        if len(place.sources) > 1:
-            completed = self._complete(index, role, ranks, completed, self.full[block])
-        else:
-            completed = (
-                True  # a single contribution is complete from the start; dividing by one changes nothing
-            )
+        # A single contribution is complete from the start; dividing by one changes nothing.
+        alone = len(place.sources) == 1
+        completed = alone or self._complete(index, role, ranks, completed, self.full[block])
         if role.keeps:
             self._keep(index, role, ranks, completed, block, place)
         return _Value(ranks, completed)

@@ -22,9 +22,9 @@ from fractions import Fraction
 
 from blinkccl.collectives.spec import Block
 from blinkccl.errors import ScheduleError
+from blinkccl.forest.fingerprint import forest_hash, topology_hash
 from blinkccl.forest.model import Forest, Path, Share, Tree
 from blinkccl.schedule.chunking import placements
-from blinkccl.forest.fingerprint import forest_hash, topology_hash
 from blinkccl.schedule.program import Channel, Program, Queue, Role, Slice
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
 from typing import Any
 
 from planned import assert_sound
@@ -50,7 +49,3 @@ def digraph(capacity: dict[tuple[int, int], int], gpus: int, switches: int = 0) 
     kinds = ["gpu"] * gpus + ["switch"] * switches
     links = tuple(Link(u, v, c, "nvlink", 25.0 * c, "synthetic") for (u, v), c in sorted(capacity.items()))
     return Topology("drawn", 25.0, tuple(Vertex(i, kind) for i, kind in enumerate(kinds)), links)
-
-
-def lanes(text: str) -> Fraction:
-    return Fraction(text)

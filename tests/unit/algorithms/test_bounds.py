@@ -68,9 +68,9 @@ def kind_and_demand(spec: str, name: str, root: int = 0) -> tuple[str, Fraction]
 
 
 def test_the_kind_of_each_certificate() -> None:
-    assert kind_and_demand("dgx-1v", "broadcast") == ("cut", 1)
-    assert kind_and_demand("dgx-1v", "reduce") == ("cut", 1)
-    assert kind_and_demand("dgx-1v", "sendrecv") == ("cut", 1)
+    assert kind_and_demand("dgx-1v", "broadcast") == ("cut", Fraction(1))
+    assert kind_and_demand("dgx-1v", "reduce") == ("cut", Fraction(1))
+    assert kind_and_demand("dgx-1v", "sendrecv") == ("cut", Fraction(1))
     for name in ("allgather", "reduce_scatter", "gather", "scatter"):
         assert kind_and_demand("dgx-1v", name) == ("ratio", Fraction(7, 8))
     assert kind_and_demand("dgx-1v", "allreduce")[0] == "partition"

@@ -57,8 +57,8 @@ LEAST_DEPTH = {0: 4, 1: 4, 2: 5, 3: 5, 4: 4, 5: 4, 6: 5, 7: 5}
 def test_a_dgx_1v_broadcast_takes_four_trees_or_six_at_the_least_depth(root: int) -> None:
     few = planned("optimal", asked("dgx-1v", "broadcast", root=root, objective="fewest-trees"))
     flat = planned("optimal", asked("dgx-1v", "broadcast", root=root, objective="least-depth"))
-    assert (few.rate, len(few.shares)) == (6, 4)
-    assert (flat.rate, len(flat.shares), flat.depth) == (6, 6, LEAST_DEPTH[root])
+    assert (few.rate, len(few.shares)) == (Fraction(6), 4)
+    assert (flat.rate, len(flat.shares), flat.depth) == (Fraction(6), 6, LEAST_DEPTH[root])
 
 
 def test_shallow_by_default() -> None:

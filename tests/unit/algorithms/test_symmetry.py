@@ -15,7 +15,8 @@ def lanes(spec: str, gpus: str | None = None) -> Lanes:
 
 
 @pytest.mark.parametrize(
-    "spec", ["ring:6", "oneway:5", "clique:4", "star:5", "dgx-a100", "dgx-2", "2x dgx-a100 @ 200Gbps", "4x star:3 @ 100Gbps"]
+    "spec",
+    ["ring:6", "oneway:5", "clique:4", "star:5", "dgx-a100", "dgx-2", "2x dgx-a100 @ 200Gbps", "4x star:3 @ 100Gbps"],
 )
 def test_rotations_are_a_group_of_automorphisms(spec: str) -> None:
     found = lanes(spec)

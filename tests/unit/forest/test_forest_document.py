@@ -106,7 +106,8 @@ def test_hashes_depend_on_links_and_on_trees() -> None:
 
 
 def test_bytes_are_the_same_in_a_new_process_with_another_hash_seed() -> None:
-    code = ("import sys; from blinkccl.forest.document import *; from blinkccl.forest.fingerprint import *; f = from_document(sys.stdin.buffer.read()); "
+    code = ("import sys; from blinkccl.forest.document import *; "
+            "from blinkccl.forest.fingerprint import *; f = from_document(sys.stdin.buffer.read()); "
             "print(dumps(to_document(f)), forest_hash(f), topology_hash(f.topology))")
     runs = [subprocess.run([sys.executable, "-c", code], input=GOOD, capture_output=True, check=True,
                            env={"PYTHONHASHSEED": seed, "PYTHONIOENCODING": "utf-8"}).stdout for seed in "12"]

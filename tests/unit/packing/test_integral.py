@@ -17,7 +17,7 @@ from small_networks import (
 
 from blinkccl.errors import InternalError, PackingError
 from blinkccl.packing.bottleneck import allgather_rate
-from blinkccl.packing.integral import canonical_arcs, pack_arborescences
+from blinkccl.packing.integral import Arborescence, canonical_arcs, merged, pack_arborescences
 from blinkccl.packing.maxflow import broadcast_rate
 from blinkccl.packing.network import Network
 
@@ -32,6 +32,27 @@ def test_as_many_trees_as_the_least_cut_and_not_one_more(seed: int) -> None:
     assert_packing(network, pack_arborescences(network, {root: rate}), {root: rate})
     with pytest.raises(PackingError, match="do not fit"):
         pack_arborescences(network, {root: rate + 1})
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_few_trees_are_a_packing_too(seed: int) -> None:
+    dice = Random(seed)
+    network = random_digraph(dice, dice.randint(2, 7), most=dice.choice([1, 3, 40]))
+    rate, _ = allgather_rate(network)
+    scaled, demand = network.scaled(rate.denominator), dict.fromkeys(range(network.n), rate.numerator)
+    assert_packing(scaled, pack_arborescences(scaled, demand, few=True), demand)
+
+
+def test_few_trees_are_fewer_where_it_matters() -> None:
+    """theory.md: 14 trees serve the AllGather of a DGX-1V at 48/7."""
+    scaled, demand = dgx_1v().scaled(7), dict.fromkeys(range(8), 6)
+    few = pack_arborescences(scaled, demand, few=True)
+    assert len(few) <= 14 < len(pack_arborescences(scaled, demand))
+
+
+def test_equal_trees_become_one_by_root_and_largest_first() -> None:
+    trees = [Arborescence(1, 2, ((1, 0),)), Arborescence(0, 1, ((0, 1),)), Arborescence(1, 3, ((1, 0),))]
+    assert merged(trees) == [Arborescence(0, 1, ((0, 1),)), Arborescence(1, 5, ((1, 0),))]
 
 
 @pytest.mark.parametrize("seed", range(25))

@@ -12,7 +12,14 @@ from small_networks import assert_packing, depth_of, dgx_1p, dgx_1v, one_way_rin
 
 from blinkccl.packing.integral import Arborescence
 from blinkccl.packing.network import Network
-from blinkccl.packing.shallow import choose, eccentricity, out_trees, rooted_columns, undirected_columns
+from blinkccl.packing.shallow import (
+    Effort,
+    EffortSpentError,
+    choose,
+    out_trees,
+    rooted_columns,
+    undirected_columns,
+)
 
 
 def kirchhoff(network: Network, root: int) -> int:
@@ -114,22 +121,23 @@ def test_how_fast_depth_4_can_be_depends_on_the_root(root: int) -> None:
     assert -found.fun == pytest.approx(6 if root in (0, 1, 4, 5) else 5.75)
 
 
-def test_counting_finds_fewer_trees_than_the_first_solution() -> None:
-    network = Network(3, 3, tuple((u, v, 2) for u, v in itertools.permutations(range(3), 2)))
-    columns = rooted_columns(network, {0: 4}, 2)
-    assert columns is not None
-    few = choose(columns, network.capacity, {0: 4}, fewest=True)
-    assert few is not None
-    assert_packing(network, few, {0: 4})
-    assert len(few) == 2
+@pytest.mark.parametrize("network", [dgx_1v(), one_way_ring(6)], ids=["V", "ring"])
+def test_effort_is_counted_in_steps_and_then_ends_the_search(network: Network) -> None:
+    effort = Effort(4)
+    with pytest.raises(EffortSpentError):
+        list(out_trees(network, 0, network.n - 1, effort))
+    with pytest.raises(EffortSpentError):
+        effort.spend()
+
+
+def test_dead_ends_are_left_at_once() -> None:
+    """No arc enters the last of 30 vertices, so there is no tree; without looking ahead there are 3^28 tries."""
+    arcs = [(u, v, 1) for u in range(29) for v in range(max(0, u - 3), min(29, u + 4)) if u != v]
+    network = Network(30, 30, (*arcs, (29, 0, 1)))
+    assert list(out_trees(network, 0, 29, Effort(1))) == []
 
 
 def test_no_columns_or_too_little_room_is_none() -> None:
     assert choose([], {(0, 1): 1}, {0: 1}) is None
     ring = one_way_ring(3)
     assert choose(rooted_columns(ring, {0: 2}, 2) or [], ring.capacity, {0: 2}) is None
-
-
-def test_eccentricity_counts_hops() -> None:
-    assert [eccentricity(one_way_ring(5), v) for v in range(5)] == [4] * 5
-    assert eccentricity(dgx_1v(), 0) == 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from blinkccl.errors import InternalError
-from blinkccl.packing.solver import Model, solve, solve_with_duals, whole
+from blinkccl.packing.solver import GrowingProgram, Model, solve, solve_with_duals, whole
 
 
 def test_a_linear_and_an_integer_program() -> None:
@@ -30,6 +30,23 @@ def test_duals_price_the_rows() -> None:
     values, duals = solve_with_duals(Model([{0: 1, 1: 1}], [None, None], [4, 9], [-1.0]))
     assert values == pytest.approx([4])
     assert duals == pytest.approx([-1, 0])
+
+
+def test_a_program_grows_and_is_solved_again() -> None:
+    """max x, then max x + 3y, with x + y ≤ 4 and y ≤ 1."""
+    program = GrowingProgram()
+    program.add_row(None, 4.0)
+    program.add_row(None, 1.0)
+    program.add_column(1.0, {0: 1.0})
+    value, duals = program.maximise()
+    assert (value, duals) == (pytest.approx(4), pytest.approx([-1, 0]))
+    program.add_column(3.0, {0: 1.0, 1: 1.0})
+    value, duals = program.maximise()
+    assert (value, duals) == (pytest.approx(6), pytest.approx([-1, -2]))
+    assert program.basis() == ([0, 1], [0, 1])
+    program.add_column(1.0, {})
+    with pytest.raises(InternalError, match="HiGHS stopped with"):
+        program.maximise()
 
 
 def test_whole_numbers_may_be_rounded_but_not_by_much() -> None:

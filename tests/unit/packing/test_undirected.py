@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from itertools import combinations
 from random import Random
 
 import pytest
@@ -69,6 +70,24 @@ def assert_undirected_packing(network: Network, packing: TreePacking) -> None:
     widths = undirected_widths(network)
     assert all(units <= widths[edge] * packing.scale for edge, units in used.items())
     assert Fraction(sum(tree.multiplicity for tree in packing.trees), packing.scale) == packing.rate
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_partition_is_coarse_enough_to_show_the_bottleneck(seed: int) -> None:
+    """No two of its blocks could be joined and leave it as tight."""
+    network = drawn(seed)
+    widths = undirected_widths(network)
+    rate, blocks = strength(network.n, widths)
+    if len(blocks) > 2:
+        assert all(crossing(widths, pair) != rate for pair in combinations(blocks, 2))
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_few_trees_are_a_maximum_packing_too(seed: int) -> None:
+    network = drawn(seed)
+    few, many = pack_trees(network, few=True), pack_trees(network)
+    assert (few.rate, few.scale, few.blocks) == (many.rate, many.scale, many.blocks)
+    assert_undirected_packing(network, few)
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -1,0 +1,154 @@
+"""What holds of plans on any topology: proved, never beaten, and indifferent to names and units."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blinkccl.algorithms.registry import ALGORITHMS, Request
+from blinkccl.collectives.spec import COLLECTIVES, Collective
+from blinkccl.errors import UnsupportedError
+from blinkccl.forest.check import check_plan
+from blinkccl.forest.document import to_document
+from blinkccl.forest.model import Forest
+from blinkccl.topology.model import Link, Topology, Vertex
+
+UNIT_GBPS = 25.0
+seldom = settings(max_examples=40, deadline=None, derandomize=True)
+
+
+@st.composite
+def topologies(draw: st.DrawFn, switch: bool = True) -> Topology:
+    """2 to 5 GPUs in a cycle, further links, perhaps one-way, perhaps a switch that all are on."""
+    n = draw(st.integers(2, 5))
+    ids = draw(st.lists(st.integers(0, 20), min_size=n, max_size=n, unique=True))
+    symmetric = draw(st.booleans())
+    width = st.integers(1, 4)
+    links: dict[tuple[int, int], int] = {}
+    pairs = list(zip(ids, ids[1:] + ids[:1], strict=True))
+    pairs += draw(st.lists(st.tuples(st.sampled_from(ids), st.sampled_from(ids)).filter(lambda p: p[0] != p[1])))
+    vertices = [Vertex(i, "gpu") for i in sorted(ids)]
+    if switch and draw(st.booleans()):
+        vertices.append(Vertex(21, "switch"))
+        pairs += [(i, 21) for i in ids] + [(21, i) for i in ids]
+    for u, v in pairs:
+        links[u, v] = draw(width)
+        if symmetric:
+            links[v, u] = links[u, v]
+    return Topology("drawn", UNIT_GBPS, tuple(vertices), links_of(links))
+
+
+def links_of(capacity: dict[tuple[int, int], int]) -> tuple[Link, ...]:
+    return tuple(Link(u, v, c, "nvlink", UNIT_GBPS * c, "synthetic") for (u, v), c in sorted(capacity.items()))
+
+
+@st.composite
+def requests(draw: st.DrawFn, switch: bool = True) -> Request:
+    topology = draw(topologies(switch))
+    ranks = tuple(draw(st.permutations(topology.ranks)))
+    name = draw(st.sampled_from(sorted(COLLECTIVES)))
+    src, dst = draw(st.permutations(range(len(ranks))))[:2]
+    given_ends = {"root": src, "src": src, "dst": dst}
+    wanted = {key: given_ends[key] for key in COLLECTIVES[name].parameters}
+    return Request(topology, Collective(name, len(ranks), **wanted), ranks)
+
+
+def plan_or_none(algorithm: str, request: Request) -> Forest | None:
+    try:
+        return ALGORITHMS[algorithm].plan(request)
+    except UnsupportedError:
+        return None
+
+
+def assert_right(forest: Forest) -> None:
+    verdict = check_plan(to_document(forest))
+    assert verdict.violations == []
+    assert (verdict.rate, verdict.bound) == (forest.rate, forest.bound)
+    assert forest.rate <= forest.bound
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(requests(switch=False))
+def test_without_switches_the_optimum_is_exact(request: Request) -> None:
+    forest = ALGORITHMS["optimal"].plan(request)
+    assert_right(forest)
+    assert forest.optimal
+
+
+@seldom
+@given(requests())
+def test_every_plan_is_right_and_none_beats_the_optimum(request: Request) -> None:
+    best = ALGORITHMS["optimal"].plan(request)
+    assert_right(best)
+    for algorithm in ALGORITHMS:
+        forest = plan_or_none(algorithm, request)
+        if forest is not None:
+            assert_right(forest)
+            assert forest.rate * Fraction(forest.topology.unit_gbps) <= best.rate * Fraction(best.topology.unit_gbps)
+
+
+@seldom
+@given(requests(), st.data())
+def test_names_of_vertices_do_not_change_the_rate(request: Request, data: st.DataObject) -> None:
+    old = [v.id for v in request.topology.vertices]
+    new = dict(zip(old, data.draw(st.permutations(range(30)))[: len(old)], strict=True))
+    topology = request.topology
+    moved = replace(
+        topology,
+        vertices=tuple(Vertex(new[v.id], v.kind) for v in topology.vertices),
+        links=links_of({(new[x.src], new[x.dst]): x.capacity for x in topology.links}),
+    )
+    before = ALGORITHMS["optimal"].plan(request)
+    after = ALGORITHMS["optimal"].plan(replace(request, topology=moved, ranks=tuple(new[r] for r in request.ranks)))
+    assert (after.rate, after.bound) == (before.rate, before.bound)
+
+
+@seldom
+@given(requests(), st.data())
+def test_the_order_of_ranks_does_not_change_the_rate(request: Request, data: st.DataObject) -> None:
+    order = data.draw(st.permutations(range(len(request.ranks))))
+    ranks = tuple(request.ranks[i] for i in order)
+    coll = request.collective
+    place = {key: order.index(at) for key in ("root", "src", "dst") if (at := getattr(coll, key)) is not None}
+    moved = replace(request, ranks=ranks, collective=Collective(coll.name, coll.world_size, **place))
+    assert ALGORITHMS["optimal"].plan(moved).rate == ALGORITHMS["optimal"].plan(request).rate
+
+
+@seldom
+@given(requests())
+def test_links_twice_as_wide_are_twice_as_fast(request: Request) -> None:
+    """In GB/s: what all links share becomes the unit, and the rate in units stays as it was."""
+    topology = request.topology
+    doubled = {(x.src, x.dst): 2 * x.capacity for x in topology.links}
+    wide = replace(request, topology=replace(topology, links=links_of(doubled)))
+    before, after = ALGORITHMS["optimal"].plan(request), ALGORITHMS["optimal"].plan(wide)
+    assert after.algbw_gbps == pytest.approx(2 * before.algbw_gbps)
+
+
+@seldom
+@given(requests(switch=False))
+def test_blink_is_near_the_optimum_where_all_data_may_pass_one_root(request: Request) -> None:
+    if request.collective.name not in ("broadcast", "reduce", "allreduce"):
+        request = replace(request, collective=Collective("broadcast", len(request.ranks), root=0))
+    forest = plan_or_none("blink", request)
+    if forest is None:
+        assert request.collective.name == "allreduce"
+    else:
+        assert_right(forest)
+        assert forest.rate >= Fraction(9, 10) * ALGORITHMS["optimal"].plan(request).rate
+
+
+@seldom
+@given(requests(), st.sampled_from(["fewest-trees", "least-depth"]))
+def test_objectives_choose_among_optima(request: Request, objective: str) -> None:
+    plain, chosen = (ALGORITHMS["optimal"].plan(replace(request, objective=o)) for o in ("shallow", objective))
+    assert_right(chosen)
+    assert chosen.rate == plain.rate
+    if objective == "least-depth":
+        assert chosen.depth <= plain.depth
+    else:
+        assert len(chosen.shares) <= len(plain.shares)
