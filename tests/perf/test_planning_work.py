@@ -44,7 +44,7 @@ def _work(run: Callable[[], object]) -> tuple[int, int, int]:
     profile.disable()
     calls = {key: value[1] for key, value in pstats.Stats(profile).stats.items()}
     named = {(Path(file).name, name): number for (file, _, name), number in calls.items()}
-    return named.get(("maxflow.py", "max_flow"), 0), named.get(("solver.py", "new_highs"), 0), sum(calls.values())
+    return named.get(("maxflow.py", "max_flow"), 0), named.get(("solver.py", "_new_highs"), 0), sum(calls.values())
 
 
 def test_every_in_process_benchmark_has_a_limit(planning):
@@ -59,4 +59,7 @@ def test_work(planning, name):
     first = _work(line.run)
     assert all(used <= limit for used, limit in zip(first, LIMITS[name], strict=True)), first
     planning.clear_caches()
-    assert _work(line.run) == first, "a cache outlived clear_caches, so benchmarks would measure it"
+    again = _work(line.run)
+    assert again[:2] == first[:2]
+    # A handful of calls may differ: how often a dictionary compares keys depends on addresses.
+    assert again[2] == pytest.approx(first[2], rel=0.01), "a cache outlived clear_caches: benchmarks would measure it"

@@ -99,7 +99,7 @@ def test_a_full_link_shows_as_full():
 
 def test_bottlenecks_in_a_few_words():
     assert bottleneck(_plan("chain:4", "broadcast", root=0).certificate) == "out of {0}"
-    assert bottleneck(_plan("chain:3").certificate) == "{0} | {1} | {2}"
+    assert bottleneck(_plan("chain:3").certificate) == "{0,1} | {2}"
     prices = tuple((i, i + 1, Fraction(1)) for i in range(4))
     assert bottleneck(Dual(prices, Fraction(4), Fraction(1))) == "0→1, 1→2 and 2 more"
     assert bottleneck(Dual(prices[:1], Fraction(1), Fraction(1))) == "0→1"
