@@ -4,9 +4,7 @@ Sanders, Speck and Träff (2009) pair two binary trees so that an inner rank of 
 then every rank sends and receives about as much as in a ring, in a logarithmic number of steps. NCCL builds
 them from the bits of the rank number (2.4 and later; between servers only: inside one it is always a chain).
 
-With ``bit`` the lowest set bit of rank r among n: the parent of r is (r ^ bit) | (bit << 1), or r ^ bit if
-that is n or more; rank 0 is the root. The second tree is the first with ranks mirrored (r → n−1−r) for even n
-and shifted by one for odd n.
+The shapes are in :mod:`blinkccl.packing.two_trees`.
 """
 
 from __future__ import annotations
@@ -20,6 +18,7 @@ from blinkccl.algorithms.servers import by_server, line_up
 from blinkccl.algorithms.shapes import Paths, flipped, forest_on, require_collective
 from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Forest, Share, Tree
+from blinkccl.packing.two_trees import binary_tree, rooted_second_tree, second_tree
 from blinkccl.topology.model import Topology
 
 #: A tree by ranks' vertex ids: child → parent, parents before their children.
@@ -74,36 +73,6 @@ def plan(request: Request) -> Forest:
             )
         )
     return forest_on(request, "double_binary_tree", network, shares)
-
-
-def binary_tree(n: int) -> dict[int, int]:
-    """Parents of 1 … n−1 in NCCL's first tree over 0 … n−1, whose root is 0."""
-    parents = {}
-    for r in range(1, n):
-        bit = r & -r
-        up = (r ^ bit) | (bit << 1)
-        parents[r] = up if up < n else r ^ bit
-    return parents
-
-
-def second_tree(n: int) -> dict[int, int]:
-    """The complementary tree: the first one mirrored for even n, shifted by one for odd n."""
-
-    def moved(r: int) -> int:
-        return n - 1 - r if n % 2 == 0 else (r + 1) % n
-
-    return {moved(child): moved(parent) for child, parent in binary_tree(n).items()}
-
-
-def rooted_second_tree(n: int) -> dict[int, int]:
-    """A complementary tree with the same root 0: the n−1 others mirrored for odd n, shifted for even n."""
-
-    def moved(r: int) -> int:
-        if r == 0:
-            return 0
-        return n - r if n % 2 else r % (n - 1) + 1
-
-    return {moved(child): moved(parent) for child, parent in binary_tree(n).items()}
 
 
 def _both_trees(network: Topology, paths: Paths, ranks: Sequence[int], root: int | None) -> list[Parents]:
