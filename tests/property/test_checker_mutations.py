@@ -231,7 +231,12 @@ def delivered(share: Share, sources: set[int]) -> Counter[int] | None:
         for path in ready:
             copies[path[-1]] += 1
             waiting.remove(path)
-    return None if waiting or max(copies.values()) > 1 else copies
+    if waiting or max(copies.values()) > 1:
+        return None
+    for sender in senders:  # one source's data is whole wherever it passes
+        if len(sources) == 1 and held[sender] and sender not in copies:
+            copies[sender] += 1
+    return copies
 
 
 def is_right(forest: Forest) -> bool:

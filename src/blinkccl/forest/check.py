@@ -256,7 +256,9 @@ def _sources(share: PlanShare, walk: Walk, item: Item) -> Iterator[str]:
 def _keepers(members: list[tuple[PlanShare, Walk]], name: int, item: Item) -> Iterator[str]:
     kept: dict[int, str] = {}
     for share, walk in members:
-        for vertex in (share.root, *walk.receivers):
+        # Data of one source is complete wherever it passes on its way up, so it need not come back down.
+        passed = [v for v in walk.senders if v not in walk.receivers] if len(item.sources) == 1 else []
+        for vertex in (share.root, *walk.receivers, *passed):
             if vertex not in item.keepers:
                 continue  # A relay passes on what it does not keep.
             if vertex in kept:

@@ -15,6 +15,9 @@ gather, scatter,   —                           a path to the one keeper; the r
 alltoall, sendrecv                             between only pass on
 =================  ==========================  =====================================
 
+A rank keeps a slice that it should have when the down-tree brings it, when it is the root, or when the data of
+one single source passes it on the way up; without a down-tree only the root of a reduction keeps it.
+
 All vertices are the topology's ids. ``ranks[i]`` is rank ``i`` of the job; only
 :class:`~blinkccl.collectives.spec.Collective` speaks in positions.
 """
