@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from blinkccl.algorithms.lanes import lanes_of
+from blinkccl.algorithms.optimal import FLOWS
 from blinkccl.algorithms.registry import ALGORITHMS, Request
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.errors import UnsupportedError
@@ -145,7 +147,13 @@ def test_blink_is_near_the_optimum_where_all_data_may_pass_one_root(request: Req
 @seldom
 @given(requests(), st.sampled_from(["fewest-trees", "least-depth"]))
 def test_objectives_choose_among_optima(request: Request, objective: str) -> None:
-    plain, chosen = (ALGORITHMS["optimal"].plan(replace(request, objective=o)) for o in ("shallow", objective))
+    plain = ALGORITHMS["optimal"].plan(request)
+    chosen = plan_or_none("optimal", replace(request, objective=objective))
+    if chosen is None:
+        lanes = lanes_of(request.network, request.ranks).network
+        one_way = request.collective.name == "allreduce" and not lanes.symmetric
+        assert request.collective.name in FLOWS or one_way or not lanes.switchless
+        return
     assert_right(chosen)
     assert chosen.rate == plain.rate
     if objective == "least-depth":

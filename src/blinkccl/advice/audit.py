@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from blinkccl.errors import ScheduleError
+from blinkccl.advice.plan_links import Choice, links_of, same_links
+from blinkccl.errors import ScheduleError, TopologyError
 from blinkccl.forest.check import Verdict, check_plan
 from blinkccl.forest.document import from_document
 from blinkccl.forest.model import Forest
@@ -14,9 +15,12 @@ from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.topology.json_format import to_document
 from blinkccl.topology.model import Topology
-from blinkccl.topology.select import network_for
 
 SCHEMA_VERSION = 1
+#: The links that every proof speaks of.
+LISTED = "the links that the plan lists"
+#: A document without these is no plan, and what is missing is named in its order.
+_PLAN_MARKS = frozenset({"schema_version", "ranks", "shares"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +37,15 @@ class Audit:
         What engines would run; None where the plan cannot be lowered.
     law
         One sentence per violation of the law, naming rank, channel and step.
+    scope
+        The links on which nothing is faster, if the verdict is "optimal": a proof knows no others.
     """
 
     forest: Forest
     verdict: Verdict
     program: Program | None
     law: tuple[str, ...]
+    scope: str
 
     @property
     def ok(self) -> bool:
@@ -57,12 +64,14 @@ class Audit:
             "rate": None if verdict.rate is None else str(verdict.rate),
             "bound": None if verdict.bound is None else str(verdict.bound),
             "optimal": verdict.optimal,
+            "optimal_on": self.scope if verdict.optimal else None,
             "violations": [*({"by": "checker", "text": text} for text in verdict.violations),
                            *({"by": "law", "text": text} for text in self.law)],
         }
 
 
-def audit(document: dict[str, Any], topology: Topology | None = None, links: str = "fast") -> Audit:
+def audit(document: dict[str, Any], topology: Topology | None = None, links: str | None = None,
+          source: str = "plan") -> Audit:
     """Check a plan.
 
     Parameters
@@ -71,12 +80,17 @@ def audit(document: dict[str, Any], topology: Topology | None = None, links: str
         The JSON object of ``blink plan --json``.
     topology
         A machine that must have the plan's links. Where the plan brings no topology of its own, it is
-        checked on this machine's ``links``.
+        checked on links of this machine.
+    links
+        Which links of that machine; None: those that the plan was made for, as far as it tells.
+    source
+        What messages call the plan.
 
     Raises
     ------
     ScheduleError
-        If it is no plan: a field is missing or has the wrong shape.
+        If it is no plan: a field is missing or has the wrong shape, or neither it nor ``topology`` says which
+        links there are.
     TopologyError
         If the plan brings no topology and its ranks are not connected on ``links``.
 
@@ -84,20 +98,35 @@ def audit(document: dict[str, Any], topology: Topology | None = None, links: str
     -----
     Cost: linear in the plan, plus the certificate and the liveness of the program.
     """
-    if topology is not None and "topology" not in document:
-        document = {**document, "topology": to_document(_links_of(document, topology, links))}
-    forest = from_document(document)
-    verdict = check_plan(document, None if topology is None else to_document(topology))
+    try:
+        document = _with_topology(document, topology, links)
+        forest = from_document(document)
+        verdict = check_plan(document, None if topology is None else to_document(topology))
+        scope = _scope(forest, topology, links)
+    except (ScheduleError, TopologyError) as error:
+        raise type(error)(f"{source}: {error}") from None
     try:
         program = lower(forest)
     except ScheduleError as error:
-        return Audit(forest, verdict, None, (str(error),))
-    return Audit(forest, verdict, program, tuple(violations(program, forest.topology)))
+        return Audit(forest, verdict, None, (str(error),), scope)
+    return Audit(forest, verdict, program, tuple(violations(program, forest.topology)), scope)
 
 
-def _links_of(document: dict[str, Any], topology: Topology, links: str) -> Topology:
-    """The links of ``topology`` that a plan for these ranks may use."""
-    ranks = document.get("ranks")
-    if not isinstance(ranks, list) or not all(type(rank) is int for rank in ranks):
-        return topology  # No ranks to choose links by; the reader says so with its place.
-    return network_for(topology, ranks, links)
+def _with_topology(document: dict[str, Any], machine: Topology | None, links: str | None) -> dict[str, Any]:
+    """``document`` with the links of ``machine`` that it was made for, where it brings none of its own."""
+    if document.get("topology") is not None or not _PLAN_MARKS <= document.keys():
+        return document
+    if machine is None:
+        raise ScheduleError("the plan brings no topology: give --topo SPEC, the machine that it was made for")
+    return {**document, "topology": to_document(links_of(document, machine, links).network)}
+
+
+def _scope(forest: Forest, machine: Topology | None, links: str | None) -> str:
+    """On which links the plan's proof holds."""
+    if machine is None:
+        return LISTED
+    choice: Choice | None = same_links(forest.topology, machine, forest.ranks, links)
+    if choice is None:
+        tried = "any --links" if links is None else f"--links {links}"
+        return f"{LISTED}, which are not all that {machine.name} has for these ranks with {tried}"
+    return f"the links of {machine.name} with {choice.typed}"

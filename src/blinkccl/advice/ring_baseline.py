@@ -53,6 +53,10 @@ def ring_baseline(request: Request) -> RingBaseline:
     try:
         forest = ring.plan(request)
     except (UnsupportedError, TopologyError) as error:
-        return RingBaseline(None, reason=str(error))
+        if request.collective.name not in ring.SERVED:
+            return RingBaseline(None, reason=str(error))
+        # What ring says of itself is advice for somebody who asked for it, not for a baseline.
+        where = "" if request.links == "pcie" else "no NVLink ring through all ranks, and "
+        return RingBaseline(None, reason=f"{where}no PCIe that would close one")
     fast = any(link.kind in FAST_KINDS for link in forest.topology.links)
     return RingBaseline(forest.algbw_gbps, ring.ring_count(request) if fast else 1, fast)

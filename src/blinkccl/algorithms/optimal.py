@@ -25,6 +25,7 @@ from blinkccl.algorithms.bounds import all_pairs_flow, certificate_for, reverse_
 from blinkccl.algorithms.forests import Draft, forest_of
 from blinkccl.algorithms.lanes import Lanes, lanes_of
 from blinkccl.algorithms.registry import Request
+from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Forest
 from blinkccl.packing.bottleneck import gather_rate
 from blinkccl.packing.maxflow import max_flow
@@ -40,8 +41,13 @@ def plan(request: Request) -> Forest:
     ------
     PackingError
         If the links do not connect the ranks.
+    UnsupportedError
+        If the objective is not served here: see :func:`optimal_trees.refuse_unproved`.
     """
-    return PLANS[request.collective.name](request, lanes_of(request.network, request.ranks))
+    name = request.collective.name
+    if name in FLOWS and request.objective != "shallow":
+        raise UnsupportedError(f"--{request.objective} is for trees; {name} sends along paths of a maximum flow")
+    return PLANS[name](request, lanes_of(request.network, request.ranks))
 
 
 def hops_of(network: Network, path: tuple[int, ...]) -> Hops:
@@ -116,6 +122,8 @@ def _finished(request: Request, lanes: Lanes, drafts: list[Draft]) -> Forest:
     return forest_of(request, lanes, "optimal", drafts, certificate)
 
 
+#: Served by flows, not trees.
+FLOWS = ("gather", "scatter", "alltoall", "sendrecv")
 PLANS = {
     "broadcast": optimal_trees.broadcast,
     "reduce": optimal_trees.reduce,

@@ -20,7 +20,7 @@ from blinkccl.algorithms.bounds import (
 )
 from blinkccl.algorithms.forests import Draft, backward, forest_of, normalised, ordered
 from blinkccl.algorithms.lanes import Lanes
-from blinkccl.algorithms.optimal_trees import depth_of, every_root
+from blinkccl.algorithms.optimal_trees import depth_of, every_root, hops_deep, refuse_unproved
 from blinkccl.algorithms.registry import Request
 from blinkccl.algorithms.symmetry import Permutation, rotations
 from blinkccl.forest.model import Forest
@@ -28,7 +28,7 @@ from blinkccl.packing.columns import dual_bound
 from blinkccl.packing.flatten import flatten
 from blinkccl.packing.integral import Arborescence
 from blinkccl.packing.maxflow import FlowGraph
-from blinkccl.packing.multiplicities import whole_weights
+from blinkccl.packing.multiplicities import rounded
 from blinkccl.packing.network import Arc, Network
 from blinkccl.packing.oracles import in_and_out_oracle
 from blinkccl.packing.shallow import choose, undirected_columns
@@ -48,19 +48,38 @@ def allreduce(request: Request, lanes: Lanes) -> Forest:
             Draft(None, weight, root, backward(hops), hops) for root, weight, hops in normalised(packing.trees, total)
         ]
         return forest_of(request, lanes, "optimal", drafts, partition_certificate(lanes, packing.blocks))
-    halves = _two_halves(network, rotations(lanes)) if network.symmetric else None
-    if halves is not None:
-        drafts, prices, bound = halves
-        return forest_of(request, lanes, "optimal", drafts, price_certificate(lanes, prices, bound))
+    drafts, prices, bound = _through_transit(network, rotations(lanes))
+    deep = max(hops_deep(draft.root, draft.down or ()) for draft in drafts)
+    refuse_unproved(request.objective, 2 * len(drafts) if request.objective == "fewest-trees" else 2 * deep)
+    return forest_of(request, lanes, "optimal", drafts, price_certificate(lanes, prices, bound))
+
+
+def _through_transit(
+    network: Network, group: tuple[Permutation, ...] | None
+) -> tuple[list[Draft], Mapping[Arc, Fraction | int], Fraction]:
+    """Drafts, prices, and the bound that these prove."""
+    goal = Fraction(0)
+    if network.symmetric:
+        rate, _ = allgather_bottleneck(network)
+        goal = rate * network.terminals / 2
+        prices = tight_prices(network, rate)
+        if prices and dual_bound(network.capacity, [Fraction(1)], in_and_out_oracle(network), prices) == goal:
+            return _two_halves(network, group), prices, goal
     pairs = reduce_broadcast_packing(network)
-    weights = whole_weights(pairs.pool, network.capacity, [Fraction(1)], pairs.rate) or pairs.columns
+    if pairs.bound == goal:
+        return _two_halves(network, group), pairs.prices, goal
     drafts = []
-    for column, weight in weights:
+    for column, weight in rounded(pairs, network.capacity, [Fraction(1)]):
         root, up, down = column.payload
-        drafts.append(
-            Draft(None, weight / pairs.rate, root, backward(ordered(root, backward(up))), ordered(root, down))
-        )
-    return forest_of(request, lanes, "optimal", drafts, price_certificate(lanes, pairs.prices, pairs.bound))
+        up_tree = backward(ordered(root, backward(up)))
+        drafts.append(Draft(None, weight / pairs.rate, root, up_tree, ordered(root, down)))
+    return drafts, pairs.prices, pairs.bound
+
+
+def _two_halves(network: Network, group: tuple[Permutation, ...] | None) -> list[Draft]:
+    """The AllGather's trees, each used up and down: half of the AllGather's rate on symmetric links."""
+    packed = every_root(network, "shallow", group)
+    return [Draft(None, weight / network.terminals, root, backward(hops), hops) for root, weight, hops in packed.trees]
 
 
 @lru_cache(maxsize=64)
@@ -88,22 +107,6 @@ def _shallower(
         if found is not None:
             return merge_equal(found)
     return trees
-
-
-def _two_halves(
-    network: Network, group: tuple[Permutation, ...] | None
-) -> tuple[list[Draft], dict[Arc, int], Fraction] | None:
-    """The AllGather's trees used up and down, where prices prove that nothing is faster; None where not."""
-    rate, _ = allgather_bottleneck(network)
-    goal = rate * network.terminals / 2
-    prices = tight_prices(network, rate)
-    if not prices or dual_bound(network.capacity, [Fraction(1)], in_and_out_oracle(network), prices) != goal:
-        return None
-    packed = every_root(network, "shallow", group)
-    drafts = [
-        Draft(None, weight / network.terminals, root, backward(hops), hops) for root, weight, hops in packed.trees
-    ]
-    return drafts, prices, goal
 
 
 def tight_prices(network: Network, rate: Fraction) -> dict[Arc, int]:

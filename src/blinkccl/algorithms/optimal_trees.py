@@ -18,22 +18,23 @@ from blinkccl.algorithms.bounds import (
     reverse_of,
     tree_packing,
 )
+from blinkccl.algorithms.familiar import Groups, familiar_trees
 from blinkccl.algorithms.forests import Draft, OutTree, backward, forest_of, normalised, ordered
 from blinkccl.algorithms.lanes import Lanes
 from blinkccl.algorithms.registry import Request
 from blinkccl.algorithms.symmetry import Permutation, rotations
+from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Certificate, Forest
 from blinkccl.packing.columns import Column
 from blinkccl.packing.fewest import fewest_arborescences
 from blinkccl.packing.flatten import flatten
 from blinkccl.packing.integral import Arborescence, merged, pack_arborescences
 from blinkccl.packing.maxflow import broadcast_rate
-from blinkccl.packing.multiplicities import whole_weights
+from blinkccl.packing.multiplicities import rounded, whole_weights
 from blinkccl.packing.network import Arc, Network
-from blinkccl.packing.oracles import cheapest_hops, loads_of
+from blinkccl.packing.oracles import Hops
 from blinkccl.packing.orbit import pack_templates, rotated
 from blinkccl.packing.shallow import choose, rooted_columns
-from blinkccl.packing.two_trees import two_trees
 
 #: Rotate templates instead of packing every root from this many ranks on.
 ROTATE_FROM = 9
@@ -47,6 +48,11 @@ class Packed:
     side: tuple[int, ...] | None
     prices: Mapping[Arc, Fraction] | None = None
     bound: Fraction = Fraction(0)
+
+    @property
+    def depth(self) -> int:
+        """The most hops from a root to a terminal."""
+        return max(hops_deep(root, hops) for root, _, hops in self.trees)
 
 
 def broadcast(request: Request, lanes: Lanes) -> Forest:
@@ -72,7 +78,7 @@ def reduce_scatter(request: Request, lanes: Lanes) -> Forest:
 def _one(request: Request, lanes: Lanes, network: Network, *, up: bool) -> Forest:
     root = request.collective.root
     assert root is not None
-    packed = one_root(network, root, request.objective)
+    packed = one_root(network, root, request.objective, servers_of(lanes))
     drafts = [
         Draft(None, weight, root, backward(hops) if up else None, None if up else hops)
         for _, weight, hops in packed.trees
@@ -101,42 +107,45 @@ def proof(request: Request, lanes: Lanes, packed: Packed, *, up: bool) -> Certif
 
 
 @lru_cache(maxsize=512)
-def one_root(network: Network, root: int, objective: str) -> Packed:
-    """Out-trees from ``root`` at the optimal rate."""
+def one_root(network: Network, root: int, objective: str, groups: Groups) -> Packed:
+    """Out-trees from ``root`` at the optimal rate; ``groups`` are the terminals by server."""
     rate, side = broadcast_rate(network, root)
     if network.switchless:
         trees = _chosen(network, {root: rate}, objective)
         return Packed(tuple(normalised(trees, rate)), side)
-    for seeds in familiar_trees(network, root):
-        weights = whole_weights(seeds, network.capacity, [Fraction(1)], Fraction(rate))
+    for seeds in familiar_trees(network, root, groups, fewest=objective == "fewest-trees"):
+        multiples = (1, 2, 3, network.terminals - 1)  # N − 1 for the two-hop stars, one through each other rank
+        weights = whole_weights(seeds, network.capacity, [Fraction(1)], Fraction(rate), multiples=multiples)
         if weights is not None:
-            return Packed(_weighted(root, weights, Fraction(rate)), side)
+            packed = Packed(_weighted(root, weights, Fraction(rate)), side)
+            refuse_unproved(objective, len(weights) if objective == "fewest-trees" else packed.depth)
+            return packed
+    refuse_unproved(objective, network.terminals)
     packing = tree_packing(network, (root,))
-    weights = whole_weights(packing.pool, network.capacity, [Fraction(1)], packing.rate) or list(packing.columns)
+    weights = rounded(packing, network.capacity, [Fraction(1)])
     out = _weighted(root, weights, packing.rate)
     return Packed(out, side) if packing.rate == rate else Packed(out, None, packing.prices, packing.bound)
 
 
+def refuse_unproved(objective: str, reached: int) -> None:
+    """Refuse an objective through switches unless what familiar shapes reach cannot be beaten: 1 tree, depth ≤ 2.
+
+    Depth 1 is tried first and is the star alone, so depth 2 is the least where the star was not enough.
+
+    Raises
+    ------
+    UnsupportedError
+        With the reason.
+    """
+    if (objective == "fewest-trees" and reached > 1) or (objective == "least-depth" and reached > 2):
+        raise UnsupportedError(
+            f"--{objective} is searched where links join ranks directly (for allreduce both ways alike); elsewhere "
+            "trees are packed for their rate alone. Leave it out for an optimal plan"
+        )
+
+
 def _weighted(root: int, weights: list[tuple[Column, Fraction]], rate: Fraction) -> tuple[OutTree, ...]:
     return tuple((root, w / rate, ordered(root, column.payload)) for column, w in weights)
-
-
-def familiar_trees(network: Network, root: int) -> list[list[Column]]:
-    """Shapes worth trying before any search, shallow first: the star, two complementary trees, a chain.
-
-    A shape is left out where some pair in it is joined by no hop.
-    """
-    cost, hop = cheapest_hops(network, {})
-    others = [v for v in range(network.terminals) if v != root]
-    star = tuple((root, v) for v in others)
-    chain = tuple(zip([root, *others], others, strict=False))
-    columns = []
-    for shapes in ([star], list(two_trees([root, *others])), [chain]):
-        if any(cost[u][v] is None for shape in shapes for u, v in shape):
-            continue
-        hops = [tuple(hop(u, v) for u, v in shape) for shape in shapes]
-        columns.append([Column(0, tuple(sorted(loads_of(tree).items())), tree) for tree in hops])
-    return columns
 
 
 @lru_cache(maxsize=64)
@@ -144,7 +153,9 @@ def every_root(network: Network, objective: str, group: tuple[Permutation, ...] 
     """Out-trees from every terminal at the optimal equal rate."""
     rate, side = allgather_bottleneck(network)
     if not network.switchless:
-        return _every_with_transit(network, rate, side, group)
+        packed = _every_with_transit(network, rate, side, group)
+        refuse_unproved(objective, 2 * len(packed.trees) if objective == "fewest-trees" else 2 * packed.depth)
+        return packed
     p, scaled = rate.numerator, network.scaled(rate.denominator)
     demand = dict.fromkeys(range(network.terminals), p)
     trees = _chosen(scaled, demand, objective)
@@ -166,7 +177,7 @@ def _every_with_transit(
             return Packed(out, side)
         return Packed(out, None, rotating.prices, rotating.bound * len(roots))
     packing = tree_packing(network, roots)
-    weights = whole_weights(packing.pool, network.capacity, [Fraction(1)] * len(roots), packing.rate) or packing.columns
+    weights = rounded(packing, network.capacity, [Fraction(1)] * len(roots))
     out = tuple(
         sorted(
             ((column.group, w / packing.rate, ordered(column.group, column.payload)) for column, w in weights),
@@ -203,9 +214,22 @@ def _least_deep(network: Network, demand: dict[int, int], flat: list[Arborescenc
     return flat
 
 
+def servers_of(lanes: Lanes) -> Groups:
+    """The network's terminals by server, in the order of the ranks."""
+    groups: dict[int, list[int]] = {}
+    for v in range(lanes.network.terminals):
+        groups.setdefault(lanes.topology.vertex[lanes.ids[v]].server, []).append(v)
+    return tuple(tuple(group) for group in groups.values())
+
+
+def hops_deep(root: int, hops: Hops) -> int:
+    """Hops from ``root`` to the deepest terminal of an out-tree whose parents come before their children."""
+    depth = {root: 0}
+    for hop in hops:
+        depth[hop[-1]] = depth[hop[0]] + 1
+    return max(depth.values())
+
+
 def depth_of(tree: Arborescence) -> int:
     """Hops from the root to the deepest vertex."""
-    depth = {tree.root: 0}
-    for u, v in tree.arcs:
-        depth[v] = depth[u] + 1
-    return max(depth.values())
+    return hops_deep(tree.root, tree.arcs)

@@ -13,7 +13,7 @@ from functools import cached_property
 from importlib import import_module
 
 from blinkccl.collectives.spec import Collective
-from blinkccl.errors import PackingError
+from blinkccl.errors import PackingError, UnsupportedError
 from blinkccl.forest.model import Forest
 from blinkccl.topology.model import Topology
 from blinkccl.topology.select import network_for
@@ -89,9 +89,12 @@ class Algorithm:
     module: str
     about: str
     source: str
+    objectives: tuple[str, ...] = ("shallow",)
 
     def plan(self, request: Request) -> Forest:
         """The forest, or UnsupportedError with the reason why not."""
+        if request.objective not in self.objectives:
+            raise UnsupportedError(f"--{request.objective} is for --algo optimal: this algorithm's trees are given")
         plan: Callable[[Request], Forest] = import_module(self.module).plan
         return plan(request)
 
@@ -102,6 +105,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         "blinkccl.algorithms.optimal",
         "the exact optimum of any collective on any topology",
         "Edmonds 1973; Tutte, Nash-Williams 1961; arXiv 2402.06787",
+        OBJECTIVES,
     ),
     "blink": Algorithm(
         "blinkccl.algorithms.blink",

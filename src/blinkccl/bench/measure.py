@@ -113,6 +113,10 @@ class Bench:
             count = block_count(self.collective, size, self.dtype.itemsize)
             _check_memory(self.collective, count * self.dtype.itemsize)
 
+    def empty_sizes(self, sizes: Sequence[int]) -> list[int]:
+        """The sizes above 0 that round down to no element at all, as nccl-tests rounds them."""
+        return [size for size in sizes if size and not block_count(self.collective, size, self.dtype.itemsize)]
+
     def rows(self, sizes: Sequence[int], progress: Callable[[int, int], None] = lambda done, total: None
              ) -> Iterator[Row]:
         """Measure each size, out of place and in place.

@@ -5,9 +5,14 @@ Nothing heavy is imported before a verb runs, so that ``blink --help`` answers a
 
 from __future__ import annotations
 
+import errno
 import sys
 
 from blinkccl.errors import BlinkError
+
+
+#: Files are read and written under messages of their own; what is left is typer printing a help page.
+_OUTPUT_TROUBLE = (errno.ENOSPC, errno.EBADF, errno.EIO, errno.EFBIG, errno.EDQUOT)
 
 
 def main() -> None:
@@ -22,3 +27,7 @@ def main() -> None:
     except BlinkError as error:
         console.error(str(error))
         sys.exit(exit_code(error))
+    except OSError as problem:
+        if problem.filename is not None or problem.errno not in _OUTPUT_TROUBLE:
+            raise
+        console.unwritable(problem)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from blinkccl.cli import console
 from blinkccl.cli.exits import HardwareError
 from blinkccl.errors import PackingError, TopologyError, UnsupportedError
 
@@ -32,9 +33,10 @@ Root = Annotated[int | None, typer.Option(
     "--root", "-r", metavar="ID", help="Root of a rooted collective, as the topology numbers it; default: "
                                        "the first rank.")]
 Source = Annotated[int | None, typer.Option("--src", metavar="ID", help="Sender of sendrecv; default: the "
-                                                                        "first rank.")]
+                                                                        "first rank that is not --dst.")]
 Destination = Annotated[int | None, typer.Option("--dst", metavar="ID", help="Receiver of sendrecv; default: "
-                                                                             "the last rank.")]
+                                                                             "the last rank that is not "
+                                                                             "--src.")]
 Algorithm = Annotated[str, typer.Option(
     "--algo", metavar="NAME", help="auto (= optimal), optimal, blink, ring, double_binary_tree, one_hop, "
                                    "one_shot, internal_broadcast, flat or three_stage.")]
@@ -43,8 +45,17 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 Output = Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to FILE.")]
 
 
-def load(spec: str | None, gpus: str | None = None) -> tuple[Topology, tuple[int, ...]]:
-    """The topology that ``--topo`` names (None: this machine) and the ranks that ``--gpus`` chooses.
+#: Multiplicative weights take some ε⁻² rounds: below this they take minutes, for nothing that matters.
+MIN_EPSILON = Fraction(1, 1000)
+
+
+def load(spec: str | None, gpus: str | None = None, option: str = "--gpus") -> tuple[Topology, tuple[int, ...]]:
+    """The topology that ``--topo`` names (None: this machine, ``-``: standard input), and the chosen ranks.
+
+    Parameters
+    ----------
+    gpus, option
+        What was typed to choose the ranks, and for which option.
 
     Raises
     ------
@@ -54,8 +65,18 @@ def load(spec: str | None, gpus: str | None = None) -> tuple[Topology, tuple[int
         If the text names nothing or is no list of its GPUs.
     """
     from blinkccl.topology.spec import parse_gpus, parse_spec
-    topology = this_machine() if spec is None else parse_spec(spec)
-    return topology, parse_gpus(gpus, topology)
+    if spec == "-":
+        topology = _standard_input()
+    else:
+        topology = this_machine() if spec is None else parse_spec(spec)
+    return topology, parse_gpus(gpus, topology, option)
+
+
+def _standard_input() -> Topology:
+    from blinkccl.topology.limits import MAX_FILE_BYTES
+    from blinkccl.topology.read import parse_topology
+    path = Path("-")
+    return parse_topology(console.read_file(path, MAX_FILE_BYTES), console.source_name(path), "stdin")
 
 
 def this_machine() -> Topology:
@@ -77,7 +98,7 @@ def collective(name: str, ranks: Sequence[int], root: int | None = None, src: in
                dst: int | None = None) -> Collective:
     """The collective, with the ends that were typed as vertex ids turned into ranks.
 
-    Ends not given are the first rank, for ``dst`` the last.
+    Ends not given are the first rank, for ``dst`` the last; of sendrecv, that is not the other end.
 
     Raises
     ------
@@ -85,12 +106,13 @@ def collective(name: str, ranks: Sequence[int], root: int | None = None, src: in
         If the name is unknown, an end is none of ``ranks``, or the collective has no such end.
     """
     from blinkccl.collectives.spec import COLLECTIVES, Collective
-    typed = {"root": root, "src": src, "dst": dst}
     wanted = COLLECTIVES[name].parameters if name in COLLECTIVES else ()
+    if "src" in wanted:
+        src, dst = _two_ends(ranks, src, dst)
     ends = {}
-    for key, vertex in typed.items():
+    for key, vertex in {"root": root, "src": src, "dst": dst}.items():
         if vertex is None:
-            ends[key] = None if key not in wanted else (len(ranks) - 1 if key == "dst" else 0)
+            ends[key] = 0 if key in wanted else None
         elif name in COLLECTIVES and key not in wanted:
             raise PackingError(f"{name} has no {key}: leave --{key} {vertex} out")
         elif vertex not in ranks:
@@ -99,6 +121,21 @@ def collective(name: str, ranks: Sequence[int], root: int | None = None, src: in
         else:
             ends[key] = ranks.index(vertex)
     return Collective(name, len(ranks), **ends)
+
+
+def _two_ends(ranks: Sequence[int], src: int | None, dst: int | None) -> tuple[int, int]:
+    """Both ends of sendrecv; where one was typed and the other was not, what that one is, is said."""
+    if len(ranks) < 2:
+        raise PackingError("sendrecv among fewer than two ranks moves nothing: give at least two GPUs")
+    if src is not None and src == dst:
+        raise PackingError(f"--src {src} --dst {dst}: sendrecv needs two different ranks")
+    sender = next(rank for rank in ranks if rank != dst) if src is None else src
+    receiver = next(rank for rank in reversed(ranks) if rank != sender) if dst is None else dst
+    if src is None and dst is not None:
+        console.note(f"--src is not given and defaults to rank {sender}")
+    if dst is None and src is not None:
+        console.note(f"--dst is not given and defaults to rank {receiver}")
+    return sender, receiver
 
 
 def request(coll: Collective, topology: Topology, ranks: tuple[int, ...], links: str = "fast",
@@ -117,11 +154,10 @@ def request(coll: Collective, topology: Topology, ranks: tuple[int, ...], links:
 
 
 def _part(option: str, text: str) -> Fraction:
-    """A number between 0 and 1, as ``0.05`` or ``1/20``; a threshold may be 0."""
+    """A number below 1, as ``0.05`` or ``1/20``; a threshold may be 0."""
     if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?|[0-9]{1,9}/0*[1-9][0-9]{0,8}", text):
         raise PackingError(f"{option} {text}: expected a number like 0.05 or 1/20")
-    part = Fraction(text)
-    if part >= 1 or (option == "--epsilon" and part == 0):
-        least = "0 or more" if option == "--threshold" else "above 0"
-        raise PackingError(f"{option} {text}: expected a number {least} and below 1")
+    part, least = Fraction(text), MIN_EPSILON if option == "--epsilon" else Fraction(0)
+    if not least <= part < 1:
+        raise PackingError(f"{option} {text}: expected a number of at least {least} and below 1")
     return part

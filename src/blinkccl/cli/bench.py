@@ -68,6 +68,8 @@ def bench(
     from blinkccl.bench.measure import Bench, Settings
     from blinkccl.bench.sizes import size_in_bytes, sweep
     from blinkccl.bench.table import DTYPE_OF, failed
+    if record is not None:
+        console.check_writable(console.new_name(record))
     sizes = sweep(begin, end, factor, step)
     settings = Settings(iterations, warmup, DTYPE_OF.get(dtype, dtype), op, bool(check),
                         size_in_bytes("--chunk", chunk), engine, timeout_s)
@@ -87,6 +89,10 @@ def _run(prepared: Bench, sizes: Sweep, record: Path | None, json: bool) -> list
     from blinkccl.bench import table
     from blinkccl.forest.document import dumps
     prepared.check_sizes(sizes.sizes())
+    empty = prepared.empty_sizes(sizes.sizes())
+    if empty:
+        console.note(f"{', '.join(map(str, empty[:8]))}{', …' if len(empty) > 8 else ''} bytes hold no whole "
+                     f"block of {table.type_name(prepared)}: 0 elements are measured there")
     began = records.now()
     if not json:
         console.emit(table.header(prepared, sizes))
@@ -106,5 +112,5 @@ def _run(prepared: Bench, sizes: Sweep, record: Path | None, json: bool) -> list
     else:
         console.emit(table.footer(prepared, rows))
     if record is not None:
-        console.write_new_file(record, dumps(recorded))
+        console.write_file(console.new_name(record), dumps(recorded))
     return rows

@@ -31,21 +31,26 @@ def check(
     spec: Annotated[str | None, typer.Option("--topo", metavar="SPEC", show_default=False,
                                              help="A topology that must have the plan's links; needed where "
                                                   "the plan brings none.")] = None,
-    links: arguments.Links = "fast",
+    links: Annotated[str | None, typer.Option("--links", metavar="fast|pcie|all", show_default=False,
+                                              help="Which links of --topo; default: those that the plan was "
+                                                   "made for.")] = None,
     json: arguments.Json = False,
 ) -> None:
     """Check, print what was proved or broken, and exit with 0 or 1."""
     from blinkccl.advice.audit import audit
-    from blinkccl.forest.document import dumps, loads
-    document = loads(console.read_file(path))
+    from blinkccl.forest.document import MAX_BYTES, dumps, loads
+    if str(path) == "-" and spec == "-":
+        raise typer.BadParameter("both the plan and --topo are -, and standard input can be read once")
+    source = console.source_name(path)
+    document = loads(console.read_file(path, MAX_BYTES), source)
     topology = None if spec is None else arguments.load(spec)[0]
-    found = audit(document, topology, links)
+    found = audit(document, topology, links, source)
     if json:
         console.emit(dumps(found.document()))
     else:
         from blinkccl.report.check_text import check_text
         from blinkccl.report.paint import painter
         paint = painter(console.coloured())
-        console.emit(check_text(found.forest, found.verdict, found.program, found.law, paint))
+        console.emit(check_text(found.forest, found.verdict, found.program, found.law, paint, found.scope))
     if not found.ok:
         raise typer.Exit(CHECK_FAILED)

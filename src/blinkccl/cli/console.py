@@ -7,11 +7,13 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 import typer
+
+from blinkccl.cli.exits import USAGE
 
 #: Nobody needs a bar for less than this.
 PROGRESS_AFTER_S = 2.0
@@ -30,19 +32,51 @@ def emit(text: str) -> None:
     Raises
     ------
     SystemExit
-        With code 0, if the reader has gone.
+        With code 0, if the reader has gone; 2, with a message, if standard output is closed or full.
     """
+    if sys.stdout is None:
+        _no_output("it is closed")
     try:
         print(text, end="" if text.endswith("\n") else "\n", flush=True)
     except BrokenPipeError:
-        # Python flushes stdout once more when it ends; give it something that still takes the bytes.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_up_stdout()
         raise SystemExit(0) from None
+    except OSError as problem:
+        unwritable(problem)
+
+
+def unwritable(problem: OSError) -> NoReturn:
+    """End, as standard output takes no more for the reason in ``problem``.
+
+    Raises
+    ------
+    SystemExit
+        With code 2.
+    """
+    _give_up_stdout()
+    _no_output(problem.strerror or str(problem))
+
+
+def _no_output(why: str) -> NoReturn:
+    error(f"cannot write to standard output: {why}")
+    raise SystemExit(USAGE)
+
+
+def _give_up_stdout() -> None:
+    # Python flushes stdout once more when it ends; give it something that still takes the bytes.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def note(text: str) -> None:
-    """Print a message for the person at the terminal."""
-    print(f"blink: {text}", file=sys.stderr)
+    """Print a message for the person at the terminal, as far as there is one.
+
+    Parts of messages come from files: characters that a terminal would obey are shown as escapes.
+    """
+    if sys.stderr is None:
+        return  # print() would take None for standard output.
+    shown = "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+    with suppress(OSError):
+        print(f"blink: {shown}", file=sys.stderr, flush=True)
 
 
 def error(text: str) -> None:
@@ -53,7 +87,32 @@ def error(text: str) -> None:
 def coloured(stream: TextIO | None = None) -> bool:
     """Whether to colour what goes to ``stream`` (stdout): a terminal that can, and no ``NO_COLOR``."""
     stream = sys.stdout if stream is None else stream
+    if stream is None:
+        return False  # Standard output is closed; emit() will say so.
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def check_writable(path: Path) -> None:
+    """Refuse, before any work, a ``path`` that :func:`write_file` could not write; leaves no trace.
+
+    Raises
+    ------
+    typer.BadParameter
+        If the file cannot be written.
+    """
+    try:
+        new = not path.exists()
+        if new or path.is_file() or path.is_dir():
+            with path.open("ab"):
+                pass
+        if new:
+            path.unlink()
+    except OSError as problem:
+        raise _unwritten(path, problem) from None
+
+
+def _unwritten(path: Path, problem: OSError) -> typer.BadParameter:
+    return typer.BadParameter(f"{path} cannot be written: {problem.strerror or problem}")
 
 
 def write_file(path: Path, text: str) -> None:
@@ -67,37 +126,57 @@ def write_file(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8", newline="\n")
     except OSError as problem:
-        raise typer.BadParameter(f"{path} cannot be written: {problem.strerror or problem}") from None
+        raise _unwritten(path, problem) from None
     note(f"wrote {path}")
 
 
-def write_new_file(path: Path, text: str) -> None:
-    """Write ``text`` to ``path``, or to the first of path.1, path.2, … that does not exist yet; say which.
+def new_name(path: Path) -> Path:
+    """``path``, or the first of path.1, path.2, … that does not exist yet.
 
     Raises
     ------
     typer.BadParameter
-        If the file cannot be written.
+        If the system cannot say what exists there.
     """
     target, suffix = path, 0
-    while target.exists():
-        suffix += 1
-        target = path.with_name(f"{path.name}.{suffix}")
-    write_file(target, text)
+    try:
+        while target.exists():
+            suffix += 1
+            target = path.with_name(f"{path.name}.{suffix}")
+    except (OSError, ValueError):
+        raise typer.BadParameter(f"{path} cannot be written: expected the name of a file") from None
+    return target
 
 
-def read_file(path: Path) -> bytes:
-    """The bytes of ``path``; of standard input for ``-``.
+def read_file(path: Path, limit: int) -> bytes:
+    """The first ``limit`` + 1 bytes of ``path``; of standard input for ``-``.
+
+    One byte more than the limit tells the caller that there is too much, whatever the source still holds.
 
     Raises
     ------
     typer.BadParameter
         If the file cannot be read.
     """
+    name = source_name(path)
     try:
-        return sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
+        if str(path) != "-":
+            with path.open("rb") as file:
+                return file.read(limit + 1)
+        if sys.stdin is None:
+            raise typer.BadParameter(f"{name} cannot be read: it is closed")
+        return sys.stdin.buffer.read(limit + 1)
     except OSError as problem:
-        raise typer.BadParameter(f"{path} cannot be read: {problem.strerror or problem}") from None
+        raise typer.BadParameter(f"{name} cannot be read: {problem.strerror or problem}") from None
+
+
+def source_name(path: Path) -> str:
+    """What messages call the input ``path``: the path as given, "standard input" for ``-``."""
+    return "standard input" if str(path) == "-" else str(path)
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    return stream is not None and stream.isatty()
 
 
 class Progress:
@@ -120,7 +199,7 @@ class Progress:
 
     def __call__(self, done: int, total: int) -> None:
         """``done`` of ``total`` steps are done."""
-        if self._bar is None and sys.stderr.isatty() and self._clock() - self._began >= PROGRESS_AFTER_S:
+        if self._bar is None and _is_terminal(sys.stderr) and self._clock() - self._began >= PROGRESS_AFTER_S:
             # Imported when a bar is wanted: rich takes longer to load than most plans to make.
             from rich.console import Console
             from rich.progress import Progress as Bar

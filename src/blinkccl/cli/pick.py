@@ -35,7 +35,7 @@ def pick(
 ) -> None:
     """Rank the sets and print the best and the worst."""
     from blinkccl.advice.pick import rank_sets
-    topology, ranks = arguments.load(spec, free)
+    topology, ranks = arguments.load(spec, free, "--free")
     progress = console.Progress("sets")
     try:
         ranking = rank_sets(topology, ranks, size, name, links, progress)

@@ -37,9 +37,9 @@ def plan(
     links: arguments.Links = "fast",
     relays: arguments.Relays = False,
     fewest_trees: Annotated[bool, typer.Option("--fewest-trees",
-                                               help="Among optima, the fewest trees.")] = False,
+                                               help="As few trees as the search finds, at the optimal rate.")] = False,
     least_depth: Annotated[bool, typer.Option("--least-depth",
-                                              help="Among optima, the least depth.")] = False,
+                                              help="The least depth found at the optimal rate.")] = False,
     epsilon: Annotated[str, typer.Option("--epsilon", metavar="E", help="blink: the (1-E) of its "
                                                                         "multiplicative weights.")] = "1/20",
     threshold: Annotated[str, typer.Option("--threshold", metavar="T",
@@ -51,6 +51,8 @@ def plan(
     """Plan, print as text or JSON, and write the plan to a file."""
     if fewest_trees and least_depth:
         raise typer.BadParameter("--fewest-trees and --least-depth exclude each other: give one")
+    if output is not None:
+        console.check_writable(output)
     from blinkccl.algorithms.registry import algorithm
     from blinkccl.forest.document import dumps, to_document
     row = algorithm(algo)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -38,6 +39,8 @@ def topo(
     output: arguments.Output = None,
 ) -> None:
     """Print the topology as text or JSON, and write it to a file."""
+    if output is not None:
+        _check_output(output)
     topology, ranks = arguments.load(spec, gpus)
     whole = _cut_down(topology, ranks, links or "all") if gpus or links else topology
     if output is not None:
@@ -67,11 +70,24 @@ def _as_planned(topology: Topology, ranks: tuple[int, ...], links: str | None) -
         return topology
 
 
-def _rendered(topology: Topology, path: Path) -> str:
-    """The text of the file ``path``, in the format that its suffix names."""
+def _check_output(path: Path) -> None:
+    """Refuse a file that could not be written, before anything is read."""
+    if path.suffix not in _formats():
+        raise typer.BadParameter(f"-o {path}: expected a name that ends in one of {', '.join(_formats())}")
+    console.check_writable(path)
+
+
+def _formats() -> dict[str, Callable[[Topology], str]]:
     from blinkccl.report.topology_svg import topology_svg
     from blinkccl.topology.write import WRITERS
-    formats = {**WRITERS, ".svg": topology_svg}
-    if path.suffix not in formats:
-        raise typer.BadParameter(f"-o {path}: expected a name that ends in one of {', '.join(formats)}")
-    return formats[path.suffix](topology)
+    return {**WRITERS, ".svg": topology_svg}
+
+
+def _rendered(topology: Topology, path: Path) -> str:
+    """The text of the file ``path``, in the format that its suffix names; what it does not keep is said."""
+    text = _formats()[path.suffix](topology)
+    if path.suffix == ".xml":
+        from blinkccl.topology.nccl_xml_kept import differences
+        for difference in differences(topology, text):
+            console.note(f"{path} does not keep everything, JSON would: read back, {difference}")
+    return text

@@ -327,7 +327,7 @@ def _claims(plan: Plan, network: Network, rate: Fraction | None, bound: Fraction
     if plan.optimal != (rate == bound):
         yield f"optimal: {str(plan.optimal).lower()} is stated, but rate is {rate} and bound is {bound}"
     if plan.depth is not None and plan.depth != depth:
-        yield f"depth: {plan.depth} is stated, the deepest tree has {depth} hops"
+        yield f"depth: {plan.depth} is stated, the deepest tree has {depth} hop{'' if depth == 1 else 's'}"
     moving = sum(1 for share in plan.shares if share.reduce or share.broadcast)
     if plan.trees is not None and plan.trees != moving:
-        yield f"trees: {plan.trees} is stated, {moving} shares have edges"
+        yield f"trees: {plan.trees} is stated, {moving} share{' has' if moving == 1 else 's have'} edges"

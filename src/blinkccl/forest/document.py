@@ -18,10 +18,11 @@ from typing import Annotated, Any
 
 import msgspec
 
-from blinkccl.collectives.spec import Block, Collective
-from blinkccl.errors import PackingError, ScheduleError, TopologyError
+from blinkccl.collectives.spec import COLLECTIVES, Block, Collective
+from blinkccl.errors import ScheduleError, TopologyError
 from blinkccl.forest.model import Certificate, Cut, Dual, Forest, Partition, Path, Share, Tree
 from blinkccl.topology import json_format
+from blinkccl.topology.limits import label_fault
 from blinkccl.topology.model import Topology
 
 SCHEMA_VERSION = 1
@@ -153,10 +154,10 @@ def from_document(data: dict[str, Any] | bytes) -> Forest:
         If it is no JSON, a field is missing or has the wrong shape, a limit is passed, or ranks, root, src or
         dst name what is not there. The message names the place, as in ``shares[3].broadcast[1]``.
     """
-    plan = _convert(loads(data) if isinstance(data, bytes) else data)
-    if plan.schema_version != SCHEMA_VERSION:
-        raise ScheduleError(f"schema_version: expected {SCHEMA_VERSION}, got {plan.schema_version}; "
-                            "this plan was written by another version")
+    plan = _convert(_of_our_version(loads(data) if isinstance(data, bytes) else data))
+    fault = label_fault(plan.algorithm)
+    if fault is not None:
+        raise ScheduleError(f"algorithm: {fault}")
     topology = _topology(plan.topology)
     ranks = _ranks(plan.ranks, topology)
     shares = tuple(_read_share(share) for share in plan.shares)
@@ -178,24 +179,44 @@ def dumps(document: dict[str, Any]) -> str:
     return _render(document, "") + "\n"
 
 
-def loads(raw: bytes) -> dict[str, Any]:
+def loads(raw: bytes, source: str = "plan") -> dict[str, Any]:
     """The JSON object in ``raw``, for :func:`from_document` and for the checker, which are to see the same.
+
+    Parameters
+    ----------
+    source
+        What messages call it: the path as it was given.
 
     Raises
     ------
     ScheduleError
-        If it is no UTF-8, no JSON or no object, is nested too deeply, or longer than :data:`MAX_BYTES`.
+        If it is empty, no UTF-8, no JSON (with line and column) or no object, is nested too deeply, or longer
+        than :data:`MAX_BYTES`.
     """
     if len(raw) > MAX_BYTES:
-        raise ScheduleError(f"plan: expected at most {MAX_BYTES} bytes, got {len(raw)}")
+        raise ScheduleError(f"{source}: expected at most {MAX_BYTES} bytes, got more")
+    if not raw.strip():
+        raise ScheduleError(f"{source}: the file is empty; expected what \"blink plan -o\" writes")
     try:
         data = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ScheduleError(f"plan: not JSON: {error}") from None
+    except UnicodeDecodeError as error:
+        raise ScheduleError(f"{source}: not JSON: {error.reason} (UTF-8 is expected)") from None
+    except msgspec.DecodeError as error:
+        raise ScheduleError(f"{source}{json_format.place_of(str(error), raw)}: not JSON: {error}") from None
     except RecursionError:
-        raise ScheduleError("plan: nested too deeply") from None
+        raise ScheduleError(f"{source}: nested too deeply") from None
     if not isinstance(data, dict):
-        raise ScheduleError(f"plan: expected an object, got {type(data).__name__}")
+        raise ScheduleError(f"{source}: expected an object, got {type(data).__name__}")
+    return data
+
+
+def _of_our_version(data: dict[str, Any]) -> dict[str, Any]:
+    """``data``; refused before its fields are looked at where another version wrote it."""
+    topology = data.get("topology")
+    for where, document in (("", data), ("topology: ", topology)):
+        fault = json_format.version_fault(document.get("schema_version")) if isinstance(document, dict) else None
+        if fault is not None:
+            raise ScheduleError(where + fault)
     return data
 
 
@@ -291,18 +312,21 @@ def _ranks(ids: list[int], topology: Topology) -> tuple[int, ...]:
 
 
 def _collective(plan: _Plan, ranks: tuple[int, ...]) -> Collective:
+    name = plan.collective
+    if name not in COLLECTIVES:
+        raise ScheduleError(f"collective: expected one of {', '.join(COLLECTIVES)}, got {name[:40]!r}")
     positions = {}
     for key in ("root", "src", "dst"):
-        vertex = getattr(plan, key)
-        if vertex is not None and vertex not in ranks:
-            raise ScheduleError(f"{key}: {vertex} is none of the ranks {list(ranks)[:16]}")
-        positions[key] = None if vertex is None else ranks.index(vertex)
-    try:
-        return Collective(plan.collective, len(ranks), **positions)
-    except PackingError as error:
-        # Collective counts ranks from 0, the plan names vertices.
-        counted = ", counted as ranks" if any(rank is not None for rank in positions.values()) else ""
-        raise ScheduleError(f"collective: {error}{counted}") from None
+        vertex, wanted = getattr(plan, key), key in COLLECTIVES[name].parameters
+        if wanted and vertex not in ranks:
+            raise ScheduleError(f"{key}: {name} needs one of the ranks {list(ranks)[:16]}, got "
+                                + ("null" if vertex is None else str(vertex)))
+        if not wanted and vertex is not None:
+            raise ScheduleError(f"{key}: {name} takes none, got {vertex}")
+        positions[key] = ranks.index(vertex) if wanted else None
+    if name == "sendrecv" and plan.src == plan.dst:
+        raise ScheduleError(f"dst: sendrecv needs two different ranks, got {plan.src} as src and dst")
+    return Collective(name, len(ranks), **positions)
 
 
 def _topology(record: json_format.TopologyRecord) -> Topology:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
-from blinkccl.packing.columns import Column
+from blinkccl.packing.columns import Column, ExactPacking
 from blinkccl.packing.network import Arc
 from blinkccl.packing.solver import Entries, Model, solve, whole
 
@@ -17,21 +17,36 @@ from blinkccl.packing.solver import Entries, Model, solve, whole
 MULTIPLES = (1, 2, 3)
 
 
+#: Columns handed to the integer program when a packing is to be rounded, those of its basis first.
+MOST_COLUMNS = 160
+
+
+def rounded(
+    packing: ExactPacking, capacity: Mapping[Arc, int], demand: Sequence[Fraction]
+) -> list[tuple[Column, Fraction]]:
+    """The packing with whole weights in its own or a finer scale where they are found, else as it is."""
+    basis = [column for column, _ in packing.columns]
+    others = [column for column in packing.pool if column not in basis]
+    columns = [*basis, *others[: max(0, MOST_COLUMNS - len(basis))]]
+    return whole_weights(columns, capacity, demand, packing.rate) or list(packing.columns)
+
+
 def whole_weights(
     columns: Sequence[Column],
     capacity: Mapping[Arc, int],
     demand: Sequence[Fraction],
     rate: Fraction,
-    node_limit: int = 60,
+    node_limit: int = 20,
+    multiples: Sequence[int] = MULTIPLES,
 ) -> list[tuple[Column, Fraction]] | None:
     """Weights that reach ``rate`` and are multiples of 1/(k·q), q its denominator, k as small as found.
 
     Returns
     -------
-    None where no multiple in :data:`MULTIPLES` works out; the weights are checked in integers before they
+    None where none of ``multiples`` works out; the weights are checked in integers before they
     are returned.
     """
-    for multiple in MULTIPLES:
+    for multiple in multiples:
         scale = rate.denominator * multiple
         wanted = [d * rate * scale for d in demand]
         if any(units.denominator != 1 for units in wanted):

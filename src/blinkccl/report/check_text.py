@@ -15,7 +15,7 @@ SHOWN = 20
 
 
 def check_text(forest: Forest, verdict: Verdict, program: Program | None, law: Sequence[str],
-               paint: Paint = plain) -> str:
+               paint: Paint = plain, scope: str = "the links that the plan lists") -> str:
     """One line per thing that was checked, then the violations.
 
     Parameters
@@ -24,9 +24,11 @@ def check_text(forest: Forest, verdict: Verdict, program: Program | None, law: S
         Of the independent checker.
     program, law
         The lowered plan, and how it breaks the law of schedules.
+    scope
+        The links that the proof speaks of.
     """
     lines = [headline(forest)]
-    lines += _checker(forest, verdict, paint)
+    lines += _checker(forest, verdict, paint, scope)
     lines += _law(program, law, paint)
     if verdict.violations or law:
         lines.append(paint(f"refused: {count(len(verdict.violations) + len(law), 'violation')}", "bold red"))
@@ -36,7 +38,7 @@ def check_text(forest: Forest, verdict: Verdict, program: Program | None, law: S
     return "\n".join(lines) + "\n"
 
 
-def _checker(forest: Forest, verdict: Verdict, paint: Paint) -> list[str]:
+def _checker(forest: Forest, verdict: Verdict, paint: Paint, scope: str) -> list[str]:
     if verdict.violations:
         return [*_listed("the plan is not what it says", verdict.violations, paint)]
     ok = paint("  ok  ", "green")
@@ -48,7 +50,8 @@ def _checker(forest: Forest, verdict: Verdict, paint: Paint) -> list[str]:
              f"{ok}rate: {rate_text(verdict.rate, unit)}, recomputed from the loads of "
              f"{count(len(forest.link_load), 'link')}"]
     proof = f"{ok}bound: {rate_text(verdict.bound, unit)}, by the {forest.certificate.kind} in the plan"
-    return [*lines, proof + (": the plan is optimal" if verdict.optimal else "")]
+    optimal = [f"{ok}optimal on {scope}"] if verdict.optimal else []
+    return [*lines, proof, *optimal]
 
 
 def _law(program: Program | None, law: Sequence[str], paint: Paint) -> list[str]:

@@ -36,7 +36,7 @@ def headline(forest: Forest) -> str:
     collective = forest.collective
     ends = [f"{key} {forest.ranks[rank]}" for key in ("root", "src", "dst")
             if (rank := getattr(collective, key)) is not None]
-    return (f"{' '.join([collective.name, *ends])} among {len(forest.ranks)} ranks ({ids(forest.ranks)}) of "
+    return (f"{' '.join([collective.name, *ends])} among {count(len(forest.ranks), 'rank')} ({ids(forest.ranks)}) of "
             f"{forest.topology.name}, by {forest.algorithm}")
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from blinkccl.errors import TopologyError
 from blinkccl.topology.assembly import MAX_LINKS, MAX_VERTICES
-from blinkccl.topology.limits import MAX_GBPS
+from blinkccl.topology.limits import MAX_GBPS, MAX_NOTE, check_labels
 from blinkccl.topology.model import RANK_KINDS, Link, Topology, Vertex
 
 SCHEMA_VERSION = 1
@@ -46,6 +46,12 @@ class TopologyRecord(msgspec.Struct, forbid_unknown_fields=True):
     vertices: list[VertexRecord]
     links: list[LinkRecord]
     notes: list[str] = []
+
+
+class _Version(msgspec.Struct):
+    """All that is read of a document before its version is known."""
+
+    schema_version: object = SCHEMA_VERSION
 
 
 def looks_like(text: str) -> bool:
@@ -91,12 +97,14 @@ def parse(text: str, source: str = "JSON") -> Topology:
         version, rates that are not finite and positive or differ from capacity × unit, or as
         :class:`~blinkccl.topology.model.Topology`.
     """
+    raw = text.encode()
     try:
-        record = msgspec.json.decode(text.encode(), type=TopologyRecord)
+        _check_version(msgspec.json.decode(raw, type=_Version).schema_version, source)
+        record = msgspec.json.decode(raw, type=TopologyRecord)
     except msgspec.ValidationError as error:
         raise TopologyError(f"{source}: {error}{_hint(text)}") from None
     except msgspec.DecodeError as error:
-        raise TopologyError(f"{source}{_line_of(str(error), text)}: no JSON: {error}") from None
+        raise TopologyError(f"{source}{place_of(str(error), raw)}: no JSON: {error}") from None
     except RecursionError:
         raise TopologyError(f"{source}: nested too deeply for a topology") from None
     return from_record(record, source)
@@ -110,7 +118,9 @@ def from_record(record: TopologyRecord, source: str) -> Topology:
     TopologyError
         As :func:`parse`.
     """
+    _check_version(record.schema_version, source)
     _check_size(record, source)
+    _check_texts(record, source)
     links = tuple(Link(x.src, x.dst, x.capacity, x.kind, _gbps(record, i, source), x.provenance)
                   for i, x in enumerate(record.links))
     vertices = tuple(Vertex(v.id, v.kind, v.server, v.name) for v in record.vertices)
@@ -120,11 +130,28 @@ def from_record(record: TopologyRecord, source: str) -> Topology:
         raise TopologyError(f"{source}: {error}") from None
 
 
+def version_fault(version: object) -> str | None:
+    """What to say of a document of another schema version; None for ours, and for what is no version."""
+    if type(version) is not int or version == SCHEMA_VERSION:
+        return None
+    shown = version if abs(version) < 10**9 else "of a bigger number"
+    return (f"schema_version {shown}; this blink reads {SCHEMA_VERSION}: the file was written by another "
+            "version of this program")
+
+
+def _check_version(version: object, source: str) -> None:
+    fault = version_fault(version)
+    if fault is not None:
+        raise TopologyError(f"{source}: {fault}")
+
+
+def _check_texts(record: TopologyRecord, source: str) -> None:
+    check_labels(source, [("name", record.name),
+                          *((f"vertices[{i}].name", v.name) for i, v in enumerate(record.vertices))])
+    check_labels(source, ((f"notes[{i}]", note) for i, note in enumerate(record.notes)), MAX_NOTE)
+
+
 def _check_size(record: TopologyRecord, source: str) -> None:
-    if record.schema_version != SCHEMA_VERSION:
-        raise TopologyError(f"{source}: schema_version {record.schema_version}, expected {SCHEMA_VERSION}; "
-                            "it was "
-                            "written by another version of this program")
     if len(record.vertices) > MAX_VERTICES or len(record.links) > MAX_LINKS:
         raise TopologyError(f"{source}: {len(record.vertices)} vertices and {len(record.links)} links; at "
                             "most "
@@ -157,9 +184,14 @@ def _gbps(record: TopologyRecord, index: int, source: str) -> float:
     return link.gbps
 
 
-def _line_of(message: str, text: str) -> str:
+def place_of(message: str, raw: bytes) -> str:
+    """Line and column of the byte at which msgspec gave ``raw`` up, as ", line 2, column 7"; "" if it has none."""
     offset = re.search(r"byte ([0-9]+)", message)
-    return f", line {text.encode()[:int(offset[1])].count(chr(10).encode()) + 1}" if offset else ""
+    if offset is None and "truncated" not in message:
+        return ""
+    before = raw if offset is None else raw[:int(offset[1])]
+    lines = before.decode("utf-8", "replace").split("\n")
+    return f", line {len(lines)}, column {len(lines[-1]) + 1}"
 
 
 def _hint(text: str) -> str:

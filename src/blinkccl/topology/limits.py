@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from blinkccl.errors import TopologyError
 
 #: A full dump of an eight-GPU server has 16 KB.
@@ -11,8 +13,37 @@ MAX_MATRIX_DEVICES = 512
 #: NCCL itself reads 256 nodes; we leave room for racks.
 MAX_XML_ELEMENTS = 20_000
 MAX_XML_DEPTH = 64
+#: Characters of a name or label, and of a note.
+MAX_LABEL = 200
+MAX_NOTE = 2000
 #: GB/s of one link: beyond any hardware, and safe to multiply.
 MAX_GBPS = 1_000_000
+
+
+def label_fault(text: str, most: int = MAX_LABEL) -> str | None:
+    """Why ``text``, read from a file, is not to reach a terminal; None where it may.
+
+    Control characters, which terminals obey, are refused, and with them invisible ones such as those that
+    turn the direction of writing.
+    """
+    if len(text) > most:
+        return f"has {len(text)} characters, expected at most {most}"
+    odd = next((c for c in text if not c.isprintable()), None)
+    return None if odd is None else f"has the control character U+{ord(odd):04X}; use printable ones"
+
+
+def check_labels(source: str, named: Iterable[tuple[str, str]], most: int = MAX_LABEL) -> None:
+    """Refuse texts that are no labels; ``named`` gives each with the place where it stands.
+
+    Raises
+    ------
+    TopologyError
+        Naming source and place, but not showing the text.
+    """
+    for where, text in named:
+        fault = label_fault(text, most)
+        if fault is not None:
+            raise TopologyError(f"{source}: {where} {fault}")
 
 
 def at(source: str, line: int, text: str) -> TopologyError:

@@ -39,8 +39,8 @@ class _Plan:
 def write(topology: Topology) -> str:
     """``topology`` as NCCL topology XML, without a declaration, as NCCL's parser refuses one.
 
-    GPUs without PCIe (synthetic topologies) are put under one processor by PCIe 3 ×16, as NCCL needs a place
-    for each. A NIC goes to the lowest bridge above all its GPUs; the reader joins it with every GPU below it,
+    GPUs that reach their processor by NVLink or C2C alone read back with PCIe beside it, as NCCL has no other
+    place for a GPU. A NIC goes to the lowest bridge above all its GPUs; the reader joins it with every GPU below it,
     so where two GPUs with a NIC each share a bridge, each reads back as joined to both NICs.
 
     Raises
@@ -120,13 +120,13 @@ def _plan(topology: Topology) -> _Plan:
 
 
 def _place_others(plan: _Plan) -> None:
-    """GPUs without PCIe go to their host by NVLink or C2C, else to the first; NICs to their GPUs."""
+    """GPUs without PCIe go to their host by NVLink or C2C; NICs to their GPUs."""
     topology = plan.topology
-    homeless = [g for g in topology.ranks if g not in plan.parent]
-    if homeless and not plan.hosts:
-        plan.hosts.append(max(v.id for v in topology.vertices) + 1)
-    for gpu in homeless:
-        home = next((x.dst for x in topology.links if x.src == gpu and x.dst in plan.hosts), plan.hosts[0])
+    for gpu in (g for g in topology.ranks if g not in plan.parent):
+        home = next((x.dst for x in topology.links if x.src == gpu and x.dst in plan.hosts), None)
+        if home is None:
+            raise UnsupportedError(f"{topology.name}: {topology.vertex[gpu].label} has no link to a processor, "
+                                   "and NCCL's XML has a place for GPUs on PCIe only; write JSON")
         plan.parent[gpu] = home
         plan.children.setdefault(home, []).append(gpu)
     for nic in (v.id for v in topology.vertices if v.kind == "nic" and v.id not in plan.parent):

@@ -6,12 +6,12 @@ To read another format: write its parser beside this file, and add its row to :d
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from blinkccl.errors import TopologyError
 from blinkccl.topology import json_format, nccl_xml, nvidia_smi
-from blinkccl.topology.limits import MAX_FILE_BYTES
+from blinkccl.topology.limits import MAX_FILE_BYTES, MAX_NOTE, check_labels, label_fault
 from blinkccl.topology.model import Topology
 
 
@@ -45,10 +45,10 @@ def read_topology(path: Path) -> Topology:
             data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise TopologyError(f"{path}: cannot be read: {error.strerror or error}") from error
-    return parse_topology(data, path.name)
+    return parse_topology(data, str(path), path.name)
 
 
-def parse_topology(data: bytes, source: str) -> Topology:
+def parse_topology(data: bytes, source: str, name: str = "") -> Topology:
     """The topology in ``data``, in whichever of :data:`FORMATS` it is.
 
     Parameters
@@ -56,7 +56,9 @@ def parse_topology(data: bytes, source: str) -> Topology:
     data
         The whole file, UTF-8, at most 8 MiB.
     source
-        File name, for messages and as the topology's name.
+        What messages call it: the path as it was given.
+    name
+        The topology's name where its format has no place for one; default: ``source``.
 
     Raises
     ------
@@ -73,6 +75,15 @@ def parse_topology(data: bytes, source: str) -> Topology:
                             "text") from None
     for known in FORMATS:
         if known.looks_like(text):
-            return known.parse(text, source)
+            return _named(known.parse(text, source), source, name or source)
     what = "the file is empty" if not text.strip() else "the content is none of these"
     raise TopologyError(f"{source}: {what}; expected {', '.join(f.name for f in FORMATS)}")
+
+
+def _named(topology: Topology, source: str, name: str) -> Topology:
+    """``topology`` with the name that it is to have, if the texts that it took from the file are harmless."""
+    check_labels(source, ((f"the name of vertex {v.id}", v.name) for v in topology.vertices))
+    check_labels(source, ((f"note {i + 1}", note) for i, note in enumerate(topology.notes)), MAX_NOTE)
+    if topology.name != source:
+        return topology
+    return replace(topology, name=name if label_fault(name) is None else "topology file")

@@ -184,7 +184,9 @@ def _why_apart(topology: Topology, ranks: tuple[int, ...], links: str, relays: b
     named = [f"{{{','.join(map(str, part))}}}" for part in apart]
     text = (f"{topology.name}: --links {links} leaves the GPUs {','.join(map(str, ranks))} in {len(apart)} "
             f"parts: {', '.join(named[:-1])} and {named[-1]}")
-    if _one_way(topology, ranks, links, relays):
+    if links == "pcie" and not any(x.kind in PCIE_KINDS for x in topology.links):
+        text = f"{topology.name}: --links pcie, but this topology has no PCIe links"
+    elif _one_way(topology, ranks, links, relays):
         text += " (some links lead only one way)"
     remedies = [f"--links {other}" for other in LINK_CHOICES
                 if other != links and _joins(topology, ranks, other, relays)]

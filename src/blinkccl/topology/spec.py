@@ -102,52 +102,59 @@ def _rate(text: str, rate: str | None) -> Fraction | None:
     return gbps
 
 
-def parse_gpus(text: str | None, topology: Topology) -> tuple[int, ...]:
+def parse_gpus(text: str | None, topology: Topology, option: str = "--gpus") -> tuple[int, ...]:
     """The ranks of a job, in the order given: rank ``i`` is vertex ``result[i]``.
 
     Parameters
     ----------
     text
         ``"1,4,5,6"`` with ids of the topology, ranges as ``"0-3"``; or one list per server, joined by ``+``
-        and with each server's own numbers 0 … G−1: ``"0,1,2+0,3,4,5,6"``. Empty or None means all GPUs.
+        and with each server's own numbers 0 … G−1: ``"0,1,2+0,3,4,5,6"``. None means all GPUs.
+    option
+        What messages call the text.
 
     Raises
     ------
     TopologyError
-        If the text is no such list, a GPU is unknown or given twice, or the lists are not one per server.
+        If the text is empty or no such list, a GPU is unknown or given twice, or the lists are not one per server.
     """
-    if text is None or not text.strip():
+    if text is None:
         return topology.ranks
+    if not text.strip():
+        raise TopologyError(f"{option} is empty; leave it out for all GPUs")
+    where = f"{option} {text}"
     if "+" not in text:
-        ranks = _numbers(text, text)
+        ranks = _numbers(text, where, max(topology.ranks))
         check_ranks(topology, ranks)
         return tuple(ranks)
     by_server = _by_server(topology)
     lists = text.split("+")
     if len(lists) != len(by_server):
-        raise TopologyError(f"--gpus {text}: {len(lists)} lists for {len(by_server)} server(s) of "
+        raise TopologyError(f"{where}: {len(lists)} lists for {len(by_server)} server(s) of "
                             f"{topology.name}; give one list per server, joined by +")
     chosen: list[int] = []
     for server, (part, own) in enumerate(zip(lists, by_server, strict=True)):
-        for local in _numbers(part, text):
+        for local in _numbers(part, where, len(own) - 1):
             if local >= len(own):
-                raise TopologyError(f"--gpus {text}: server {server} has no GPU {local}; it has "
+                raise TopologyError(f"{where}: server {server} has no GPU {local}; it has "
                                     f"{ids_text(range(len(own)))}")
             chosen.append(own[local])
     check_ranks(topology, chosen)
     return tuple(chosen)
 
 
-def _numbers(part: str, text: str) -> list[int]:
+def _numbers(part: str, where: str, last_gpu: int) -> list[int]:
     numbers: list[int] = []
     for item in part.split(","):
         match = re.fullmatch(r"\s*([0-9]{1,9})\s*(?:-\s*([0-9]{1,9})\s*)?", item)
         if match is None:
-            raise TopologyError(f"--gpus {text}: {item.strip()!r} is no GPU number; expected e.g. 1,4,5 or "
+            raise TopologyError(f"{where}: {item.strip()!r} is no GPU number; expected e.g. 1,4,5 or "
                                 "0-3")
         first, last = int(match[1]), int(match[2] or match[1])
-        if last < first or last - first > MAX_VERTICES:
-            raise TopologyError(f"--gpus {text}: {item.strip()} is no range; give the smaller number first")
+        if first < last and last > last_gpu:
+            raise TopologyError(f"{where}: the range {item.strip()} goes beyond the last GPU, {last_gpu}")
+        if last < first:
+            raise TopologyError(f"{where}: {item.strip()} is no range; give the smaller number first")
         numbers.extend(range(first, last + 1))
     return numbers
 

@@ -59,11 +59,13 @@ def _wrong(box: Assembly, why: str) -> TopologyError:
     return TopologyError(f"{box.name!r}: {why}; expected {FAMILIES[name].form}")
 
 
-def _size(box: Assembly, text: str, least: int = 2, most: int = MAX_RANKS) -> int:
-    if not re.fullmatch(r"[0-9]{1,9}", text):
-        raise _wrong(box, f"{text!r} is not a number of GPUs")
-    if not least <= int(text) <= most:
-        raise _wrong(box, f"{int(text)} is outside {least} … {most}")
+def _size(box: Assembly, text: str, least: int = 2, most: int = MAX_RANKS, what: str = "GPUs") -> int:
+    if not re.fullmatch(r"[0-9]+", text):
+        raise _wrong(box, f"{text!r} is not a number of {what}")
+    if len(text) > 9 or int(text) > most:
+        raise _wrong(box, f"too many {what}: at most {most}")
+    if int(text) < least:
+        raise _wrong(box, f"{int(text)} is too few {what}: at least {least}")
     return int(text)
 
 
@@ -124,7 +126,7 @@ def _torus(box: Assembly, text: str) -> None:
 
 
 def _hypercube(box: Assembly, text: str) -> None:
-    dimensions = _size(box, text, least=1, most=10)
+    dimensions = _size(box, text, least=1, most=10, what="dimensions")
     box.add_many("gpu", 2**dimensions, "GPU")
     for i in range(2**dimensions):
         for d in range(dimensions):

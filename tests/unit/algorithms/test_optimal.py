@@ -14,7 +14,7 @@ from reference import IN_GBPS, IN_LANES, asked, digraph, planned
 
 from blinkccl.algorithms.registry import OBJECTIVES
 from blinkccl.collectives.spec import COLLECTIVES
-from blinkccl.errors import TopologyError
+from blinkccl.errors import TopologyError, UnsupportedError
 from blinkccl.forest.model import Dual, Partition, Tree, tree_depth
 from blinkccl.topology.model import Topology
 
@@ -68,11 +68,44 @@ def test_shallow_by_default() -> None:
     assert planned("optimal", asked("dgx-a100", "allgather")).depth == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "objective"),
+    [
+        ("gather", "fewest-trees"),
+        ("alltoall", "least-depth"),
+        ("allgather", "fewest-trees"),
+        ("allreduce", "least-depth"),
+    ],
+)
+def test_an_objective_that_is_not_served_is_refused_with_the_reason(name: str, objective: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"--{objective} is"):
+        planned("optimal", asked("2x dgx-a100 @ 200Gbps", name, objective=objective))
+    with pytest.raises(UnsupportedError, match=f"--{objective} is for --algo optimal"):
+        planned("ring", asked("dgx-1v", "allreduce", objective=objective))
+
+
+@pytest.mark.parametrize("spec", ["star:6", "dgx-2"])
+def test_broadcast_through_one_switch_is_two_hops_deep_or_one_chain(spec: str) -> None:
+    deep = {o: planned("optimal", asked(spec, "broadcast", objective=o)) for o in OBJECTIVES}
+    assert all(forest.optimal for forest in deep.values())
+    assert deep["shallow"].depth == deep["least-depth"].depth == 2
+    assert len(deep["fewest-trees"].shares) == 1
+
+
+@pytest.mark.parametrize(("spec", "depth"), [("4x dgx-1v @ 40Gbps", 6), ("16x dgx-a100 @ 200Gbps", 6)])
+def test_broadcast_over_servers_crosses_them_by_two_trees(spec: str, depth: int) -> None:
+    forest = planned("optimal", asked(spec, "broadcast"))
+    assert forest.optimal
+    assert forest.depth <= depth
+
+
 @pytest.mark.parametrize("name", ["broadcast", "reduce", "allreduce", "allgather", "reduce_scatter"])
 @pytest.mark.parametrize(
     ("spec", "gpus"), [("dgx-1v", "0,1,2,4,5,6"), ("dgx-1p", "0,1,3,4,5,7"), ("random:6:seed=3:directed", None)]
 )
 def test_every_objective_reaches_the_optimum(spec: str, gpus: str | None, name: str) -> None:
+    if "directed" in spec and name == "allreduce":
+        name = "broadcast"  # its pairs of in- and out-trees are packed for the rate alone
     found = {objective: planned("optimal", asked(spec, name, gpus, objective=objective)) for objective in OBJECTIVES}
     assert len({forest.rate for forest in found.values()}) == 1
     assert all(forest.optimal for forest in found.values())
