@@ -49,6 +49,9 @@ def test_every_root_and_pair_is_optimal_checked_and_lawful(name: str, gpus: tupl
         assert verdict.violations == [], (collective, verdict.violations)
         assert verdict.rate == verdict.bound == forest.rate
         assert all((share.weight * units(forest)).denominator == 1 for share in forest.shares), collective
+        if collective.name in ("allgather", "reduce_scatter"):
+            network = lanes_of(forest.topology, gpus).network
+            assert forest.depth <= max(map(network.eccentricity, range(network.n))) + 1
         for slots in (1, 2):
             assert violations(lower(forest, slots=slots), forest.topology) == [], (collective, slots)
 

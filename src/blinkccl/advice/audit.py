@@ -114,7 +114,7 @@ def audit(document: dict[str, Any], topology: Topology | None = None, links: str
 
 def _with_topology(document: dict[str, Any], machine: Topology | None, links: str | None) -> dict[str, Any]:
     """``document`` with the links of ``machine`` that it was made for, where it brings none of its own."""
-    if document.get("topology") is not None or not _PLAN_MARKS <= document.keys():
+    if document.get("topology") is not None or not document.keys() >= _PLAN_MARKS:
         return document
     if machine is None:
         raise ScheduleError("the plan brings no topology: give --topo SPEC, the machine that it was made for")

@@ -74,7 +74,9 @@ def links_of(document: dict[str, Any], machine: Topology, links: str | None) -> 
     if other is not None:
         raise ScheduleError(f"its unit and capacities are those of {other.typed}, not of --links {links}")
     fallback = _first(machine, ranks, links, lambda network: True)
-    return fallback or Choice(links or "fast", False, network_for(machine, ranks, links or "fast"))
+    if fallback is None or fallback.relays:
+        return Choice(links or "fast", False, network_for(machine, ranks, links or "fast"))
+    return fallback
 
 
 def _first(machine: Topology, ranks: Sequence[int], links: str | None, fits: Callable[[Topology], bool]

@@ -22,7 +22,8 @@ def record(bench: Bench, sweep: Sweep, rows: Sequence[Row], arguments: Sequence[
     """The object that nccl-tests writes with ``-J``.
 
     Where we differ: ``nccl_version`` is null, as NCCL takes no part; ``blink_version``, ``algorithm`` and
-    ``engine`` are added; ``out_of_bounds`` is null where nothing was checked (-c 0); ``env`` holds this program's own variables only.
+    ``engine`` are added; ``out_of_bounds`` is null where nothing was checked (-c 0); ``env`` holds this
+    program's own variables only.
     """
     bad = table.failed(rows)
     return {

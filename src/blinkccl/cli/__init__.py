@@ -10,7 +10,6 @@ import sys
 
 from blinkccl.errors import BlinkError
 
-
 #: Files are read and written under messages of their own; what is left is typer printing a help page.
 _OUTPUT_TROUBLE = (errno.ENOSPC, errno.EBADF, errno.EIO, errno.EFBIG, errno.EDQUOT)
 

@@ -45,7 +45,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 Output = Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to FILE.")]
 
 
-#: Multiplicative weights take some ε⁻² rounds: below this they take minutes, for nothing that matters.
+#: The rounds of multiplicative weights grow with ε⁻², so a smaller one seems to hang; --threshold matters more.
 MIN_EPSILON = Fraction(1, 1000)
 
 
@@ -65,10 +65,7 @@ def load(spec: str | None, gpus: str | None = None, option: str = "--gpus") -> t
         If the text names nothing or is no list of its GPUs.
     """
     from blinkccl.topology.spec import parse_gpus, parse_spec
-    if spec == "-":
-        topology = _standard_input()
-    else:
-        topology = this_machine() if spec is None else parse_spec(spec)
+    topology = this_machine() if spec is None else _standard_input() if spec == "-" else parse_spec(spec)
     return topology, parse_gpus(gpus, topology, option)
 
 

@@ -49,8 +49,10 @@ def check(
         console.emit(dumps(found.document()))
     else:
         from blinkccl.report.check_text import check_text
+        from blinkccl.report.fit import fit
         from blinkccl.report.paint import painter
         paint = painter(console.coloured())
-        console.emit(check_text(found.forest, found.verdict, found.program, found.law, paint, found.scope))
+        text = check_text(found.forest, found.verdict, found.program, found.law, paint, found.scope)
+        console.emit(fit(text, console.width()))
     if not found.ok:
         raise typer.Exit(CHECK_FAILED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -43,6 +44,11 @@ def emit(text: str) -> None:
         raise SystemExit(0) from None
     except OSError as problem:
         unwritable(problem)
+
+
+def width() -> int | None:
+    """Columns that text may take: those of the terminal (or ``COLUMNS``); None where nobody looks at it."""
+    return shutil.get_terminal_size().columns if _is_terminal(sys.stdout) else None
 
 
 def unwritable(problem: OSError) -> NoReturn:

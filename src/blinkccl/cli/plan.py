@@ -70,8 +70,10 @@ def plan(
         console.emit(dumps(to_document(forest, seconds)))
         return
     from blinkccl.advice.ring_baseline import ring_baseline
+    from blinkccl.report.fit import fit
     from blinkccl.report.paint import painter
     from blinkccl.report.plan_text import plan_text
     paint = painter(console.coloured())
     ring = ring_baseline(wanted).sentence(forest)
-    console.emit(plan_text(forest, paint) + (f"\n{ring}\n" if ring else ""))
+    width = console.width()
+    console.emit(plan_text(forest, paint, width) + (fit(f"\n{ring}\n", width) if ring else ""))

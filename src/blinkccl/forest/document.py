@@ -22,7 +22,7 @@ from blinkccl.collectives.spec import COLLECTIVES, Block, Collective
 from blinkccl.errors import ScheduleError, TopologyError
 from blinkccl.forest.model import Certificate, Cut, Dual, Forest, Partition, Path, Share, Tree
 from blinkccl.topology import json_format
-from blinkccl.topology.limits import label_fault
+from blinkccl.topology.limits import label_fault, shortened
 from blinkccl.topology.model import Topology
 
 SCHEMA_VERSION = 1
@@ -275,7 +275,7 @@ def _located(message: str, data: dict[str, Any]) -> str:
         what = f'Expected a {sign}fraction like "24/7" of at most {MAX_DIGITS} digits a side'
     if match and what.startswith("Expected") and ", got" not in what:
         what += _got(data, where)
-    return f"{where or 'plan'}: {what[:1].lower()}{what[1:]}"
+    return f"{where or 'plan'}: {shortened(what[:1].lower() + what[1:])}"
 
 
 def _got(data: dict[str, Any], where: str) -> str:

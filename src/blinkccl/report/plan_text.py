@@ -6,6 +6,7 @@ from fractions import Fraction
 
 from blinkccl.forest.model import Forest, Share, tree_depth
 from blinkccl.report.certificate_text import certificate_lines
+from blinkccl.report.fit import fit
 from blinkccl.report.paint import Paint, plain
 from blinkccl.report.tree_text import share_drawing
 from blinkccl.report.units_text import count, gbps_text, ids, rate_text
@@ -16,19 +17,25 @@ from blinkccl.units import bus_factor
 SHARES_SHOWN = 16
 LINKS_SHOWN = 40
 _BAR = 20
+#: Columns that a line with a bar takes.
+_BARS_FROM = 80
 
 
-def plan_text(forest: Forest, paint: Paint = plain) -> str:
+def plan_text(forest: Forest, paint: Paint = plain, width: int | None = None) -> str:
     """Everything that a person wants to know of a plan.
 
     Parameters
     ----------
     paint
         See :mod:`blinkccl.report.paint`.
+    width
+        Columns that there are; None: as many as it takes. Where they are few, the bars are left out and long
+        sentences are broken.
     """
+    bars = width is None or width >= _BARS_FROM
     parts = ["\n".join(_summary(forest, paint)), "\n".join(_shares(forest, paint)),
-             "\n".join(certificate_lines(forest)), "\n".join(_loads(forest, paint))]
-    return "\n\n".join(parts) + "\n"
+             "\n".join(certificate_lines(forest)), "\n".join(_loads(forest, paint, bars))]
+    return fit("\n\n".join(parts) + "\n", width)
 
 
 def headline(forest: Forest) -> str:
@@ -81,7 +88,7 @@ def _share_title(share: Share) -> str:
     return f"slice {share.slice}: weight {share.weight}{block}, root {share.root}, depth {depth}"
 
 
-def _loads(forest: Forest, paint: Paint) -> list[str]:
+def _loads(forest: Forest, paint: Paint, bars: bool) -> list[str]:
     """The links that are used, with how full they are; the fullest first where there are many."""
     topology = forest.topology
     rows = sorted(forest.link_load.items())
@@ -91,17 +98,18 @@ def _loads(forest: Forest, paint: Paint) -> list[str]:
         rows.sort(key=lambda row: (-row[1] / topology.link[row[0]].capacity, row[0]))
     lines = [title]
     for arc, load in rows[:LINKS_SHOWN]:
-        lines.append(_load_line(topology, arc, load, paint))
+        lines.append(_load_line(topology, arc, load, paint if bars else None))
     if len(rows) > LINKS_SHOWN:
         lines.append(f"  … and {len(rows) - LINKS_SHOWN} that are no fuller (all of them: --json)")
     return lines
 
 
-def _load_line(topology: Topology, arc: tuple[int, int], load: Fraction, paint: Paint) -> str:
+def _load_line(topology: Topology, arc: tuple[int, int], load: Fraction, paint: Paint | None) -> str:
+    """How full a link is, with a bar where there is a paint for it."""
     link = topology.link[arc]
     part = load / link.capacity
-    bar = "█" * int(part * _BAR)
     gbps = float(load) * topology.unit_gbps
-    shown = paint(f"{bar:<{_BAR}}", "green" if part == 1 else "yellow")
-    return (f"  {arc[0]:>4} → {arc[1]:<4} {link.kind:<6} {load!s:>7} of {link.capacity:<4} {shown} "
+    bar = f"{'█' * int(part * _BAR):<{_BAR}}"
+    shown = "" if paint is None else paint(bar, "green" if part == 1 else "yellow") + " "
+    return (f"  {arc[0]:>4} → {arc[1]:<4} {link.kind:<6} {load!s:>7} of {link.capacity:<4} {shown}"
             f"{float(part):4.0%}  {gbps_text(gbps)}")

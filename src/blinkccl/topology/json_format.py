@@ -9,7 +9,7 @@ import msgspec
 
 from blinkccl.errors import TopologyError
 from blinkccl.topology.assembly import MAX_LINKS, MAX_VERTICES
-from blinkccl.topology.limits import MAX_GBPS, MAX_NOTE, check_labels
+from blinkccl.topology.limits import MAX_GBPS, MAX_NOTE, check_labels, shortened
 from blinkccl.topology.model import RANK_KINDS, Link, Topology, Vertex
 
 SCHEMA_VERSION = 1
@@ -102,7 +102,7 @@ def parse(text: str, source: str = "JSON") -> Topology:
         _check_version(msgspec.json.decode(raw, type=_Version).schema_version, source)
         record = msgspec.json.decode(raw, type=TopologyRecord)
     except msgspec.ValidationError as error:
-        raise TopologyError(f"{source}: {error}{_hint(text)}") from None
+        raise TopologyError(f"{source}: {shortened(str(error))}{_hint(text)}") from None
     except msgspec.DecodeError as error:
         raise TopologyError(f"{source}{place_of(str(error), raw)}: no JSON: {error}") from None
     except RecursionError:

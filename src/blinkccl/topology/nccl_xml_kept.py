@@ -41,8 +41,17 @@ def differences(topology: Topology, text: str) -> list[str]:
     for choice in LINK_CHOICES:
         before, after = _network(topology, choice), _network(again, choice)
         if not _same(before, after):
-            found.append(f"--links {choice} gives {_counted(after)} instead of {_counted(before)}")
+            found.append(f"--links {choice} gives {_instead(before, after)}")
+    # What no server plans on alone: the NICs, which clusters of it would be joined by.
+    if not found and not _same(topology, again):
+        found.append(f"it has {_instead(topology, again)}")
     return found
+
+
+def _instead(before: Topology | None, after: Topology | None) -> str:
+    if _counted(before) == _counted(after):
+        return f"{_counted(after)} with other ends or rates"
+    return f"{_counted(after)} instead of {_counted(before)}"
 
 
 def _network(topology: Topology, links: str) -> Topology | None:

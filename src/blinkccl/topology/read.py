@@ -32,8 +32,13 @@ FORMATS = (
 )
 
 
-def read_topology(path: Path) -> Topology:
+def read_topology(path: Path, source: str = "") -> Topology:
     """The topology in the file ``path``.
+
+    Parameters
+    ----------
+    source
+        What messages call it, such as the path before it was normalised; default: ``path``.
 
     Raises
     ------
@@ -44,8 +49,8 @@ def read_topology(path: Path) -> Topology:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise TopologyError(f"{path}: cannot be read: {error.strerror or error}") from error
-    return parse_topology(data, str(path), path.name)
+        raise TopologyError(f"{source or path}: cannot be read: {error.strerror or error}") from error
+    return parse_topology(data, source or str(path), path.name)
 
 
 def parse_topology(data: bytes, source: str, name: str = "") -> Topology:

@@ -62,7 +62,7 @@ def _single(text: str) -> Topology | None:
     if _is_path(text):
         # Read on demand: a catalog name needs no parser.
         from blinkccl.topology.read import read_topology
-        return read_topology(Path(text))
+        return read_topology(Path(text), text)
     return synthetic(text) if text.partition(":")[0] in FAMILIES else None
 
 

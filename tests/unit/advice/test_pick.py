@@ -101,6 +101,8 @@ def test_the_ring_beside_a_plan():
     none = ring_baseline(_request("dgx-1v", (0, 1, 2, 3), "alltoall"))
     assert none.gbps is None
     assert "alltoall" in none.reason
+    unjoined = ring_baseline(_request("chain:4", (0, 1, 2, 3)))
+    assert unjoined.reason == "no NVLink ring through all ranks, and no PCIe that would close one"
 
 
 def test_a_ring_is_not_compared_with_itself():

@@ -66,8 +66,18 @@ def test_sizes_too_small_for_every_share(blink, size):
 def test_wrong_is_not_claimed_where_nothing_is_checked(blink):
     ended = blink("bench", "allreduce", "--topo", "ring:3", *SMALL, "-c", "0")
     assert ended.code == 0
-    assert ended.out.count("N/A") == 6
+    assert ended.out.count("N/A") == 7
+    assert "# Out of bounds values : N/A\n" in ended.out
+    run = json.loads(blink("bench", "allreduce", "--topo", "ring:3", *SMALL, "-c", "0", "--json").out)
+    assert run["out_of_bounds"] is None
     assert "validation: 0" in ended.out
+
+
+def test_sizes_that_hold_no_element_are_said(blink):
+    ended = blink("bench", "reduce", "--topo", "ring:3", "-b", "3", "-n", "1", "-w", "0")
+    assert ended.code == 0
+    assert "3 bytes hold no whole block of float: 0 elements are measured there" in ended.err
+    assert blink("bench", "reduce", "--topo", "ring:3", "-b", "0", "-n", "1", "-w", "0").err == ""
 
 
 def test_sizes_by_steps(blink):

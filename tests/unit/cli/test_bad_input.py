@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,13 @@ SHARED = Path(__file__).parents[3] / "../shared/topologies"
     (["--topo", "dgx-1v", "--links", "slow"], "unknown links 'slow'; expected one of fast, pcie, all"),
     (["--topo", "dgx-1v", "--root", "0"], "allreduce has no root"),
     (["--topo", "dgx-1v", "--src", "0"], "allreduce has no src"),
-    (["--topo", "dgx-1v", "--epsilon", "0"], "--epsilon 0: expected a number above 0"),
+    (["--topo", "dgx-1v", "--epsilon", "0"], "--epsilon 0: expected a number of at least 1/1000"),
+    (["--topo", "dgx-1v", "--epsilon", "1/1001"], "at least 1/1000 and below 1"),
+    (["--topo", "dgx-1v", "--gpus", ""], "--gpus is empty; leave it out for all GPUs"),
+    (["--topo", "dgx-1v", "--gpus", "0-99"], "the range 0-99 goes beyond the last GPU, 7"),
+    (["--topo", "ring:4", "--links", "pcie"], "this topology has no PCIe links; --links fast or --links all would"),
+    (["--topo", "ring:999999999999"], "too many GPUs: at most 1024"),
+    (["--topo", "dgx-1v", "-o", "no/such/folder/x.json"], "no/such/folder/x.json cannot be written"),
     (["--topo", "dgx-1v", "--threshold", "1e999999999"], "--threshold 1e999999999: expected a number like"),
     (["--topo", "dgx-1v", "--algo", "best"], "unknown algorithm 'best'"),
     (["--topo", "ring:zero"], "ring"),
@@ -52,7 +59,22 @@ def test_a_root_outside_the_set_is_answered_with_the_set(blink, ends, message):
 def test_sendrecv_with_one_end(blink):
     ended = blink("plan", "sendrecv", "--topo", "ring:4", "--src", "2", "--dst", "2")
     assert ended.code == 2
-    assert "two different ranks" in ended.err
+    assert "--src 2 --dst 2: sendrecv needs two different ranks" in ended.err
+    alone = blink("plan", "sendrecv", "--topo", "ring:4", "--gpus", "2")
+    assert "fewer than two ranks" in alone.err
+
+
+@pytest.mark.parametrize(("typed", "ends", "said"), [
+    (["--dst", "1"], (4, 1), "--src is not given and defaults to rank 4"),
+    (["--dst", "5"], (1, 5), "--src is not given and defaults to rank 1"),
+    (["--src", "6"], (6, 5), "--dst is not given and defaults to rank 5"),
+    ([], (1, 6), ""),
+])
+def test_the_other_end_of_sendrecv_is_another_rank(blink, typed, ends, said):
+    ended = blink("plan", "sendrecv", "--topo", "dgx-1v", "--gpus", "1,4,5,6", *typed, "--json")
+    plan = json.loads(ended.out)
+    assert (plan["src"], plan["dst"]) == ends
+    assert said in ended.err
 
 
 @pytest.mark.parametrize(("content", "message"), [
@@ -83,6 +105,60 @@ def test_capacities_that_are_none(blink, tmp_path, value):
     assert "given.json" in ended.err
 
 
+def _topology_json(**changes):
+    vertices = [{"id": 0, "kind": "gpu"}, {"id": 1, "kind": "gpu"}]
+    links = [{"src": s, "dst": 1 - s, "kind": "nvlink", "capacity": 1} for s in (0, 1)]
+    return json.dumps({"schema_version": 1, "name": "x", "unit_gbps": 25.0, "vertices": vertices, "links": links,
+                       **changes})
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"name": "\x1b[2Jgone"}, "name has the control character U+001B"),
+    ({"name": "x" * 201}, "name has 201 characters, expected at most 200"),
+    ({"notes": ["one", "two\nlines"]}, "notes[1] has the control character U+000A"),
+    ({"vertices": [{"id": 0, "kind": "gpu", "name": "G\u202e"}, {"id": 1, "kind": "gpu"}]},
+     "vertices[0].name has the control character U+202E"),
+    ({"schema_version": 99, "new": True}, "schema_version 99; this blink reads 1"),
+    ({"\x1b[31m": 1}, "unknown field"),
+    ({"x" * 100_000: 1}, "unknown field `xxx"),
+])
+def test_texts_that_a_terminal_would_obey(blink, tmp_path, changes, message):
+    path = tmp_path / "given.json"
+    path.write_text(_topology_json(**changes))
+    ended = blink("topo", path)
+    assert (ended.code, ended.out) == (2, "")
+    assert message in ended.err
+    assert f"{path}: " in ended.err
+    assert "\x1b" not in ended.err
+    assert len(ended.err) < 600
+
+
+def test_a_path_is_shown_as_it_was_given(blink, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/given.json").write_text("{")
+    assert "error: ./folder//given.json, line 1, column 2: no JSON" in blink("topo", "./folder//given.json").err
+
+
+def test_an_xml_name_that_a_terminal_would_obey(blink, tmp_path):
+    path = tmp_path / "given.xml"
+    text = (FIXTURES / "hgx-h100.nccl.xml").read_text()
+    path.write_text(re.sub(r'<net name="[^"]*"', '<net name="a\x9b31m"', text, count=1))
+    ended = blink("topo", path)
+    assert (ended.code, ended.out) == (2, "")
+    assert "has the control character U+009B" in ended.err
+
+
+@pytest.mark.parametrize("algorithm", ["\x1b]0;title\x07", "x" * 201])
+def test_an_algorithm_that_a_terminal_would_obey(blink, tmp_path, algorithm):
+    path = tmp_path / "plan.json"
+    blink("plan", "reduce", "--topo", "ring:4", "-o", path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), "algorithm": algorithm}))
+    ended = blink("check", path)
+    assert (ended.code, ended.out) == (2, "")
+    assert f"{path}: algorithm: has" in ended.err
+
+
 def test_own_fixtures_that_must_be_refused(blink):
     for name, message in (("dgx-2-truncated.nvidia-smi.txt", "row"), ("no-gpu-tags.nccl.xml", "NCCL_TOPO_DUMP_FILE"),
                           ("rings.nccl-graph.xml", "graph")):
@@ -101,10 +177,15 @@ def test_sample_files_that_must_be_refused(blink, name):
 
 
 @pytest.mark.parametrize(("content", "message"), [
-    (b"", "not JSON"),
+    (b"", "plan.json: the file is empty"),
+    (b'{"schema_version": 1,\n "ranks": [1,]}', "plan.json, line 2, column 14: not JSON"),
+    (b'{"schema_version": 1,\n "ranks": [1', "plan.json, line 2, column 13: not JSON: Input data was truncated"),
+    (b'{"schema_version": 1, "\xff": 2}', "plan.json"),
+    (b'{"schema_version": 1, "ranks": [0, 1], "shares": []}', "give --topo SPEC, the machine"),
     (b"[]", "expected an object"),
     (b"{}", "schema_version"),
-    (b'{"schema_version": 2}', "missing required field"),
+    (b'{"schema_version": 99}', "plan.json: schema_version 99; this blink reads 1"),
+    (b'{"schema_version": 1, "topology": {"schema_version": 99}}', "topology: schema_version 99; this blink"),
     (b"\x00\xff", "not JSON"),
     (b"[" * 100_000, "nested too deeply"),
 ])
@@ -140,7 +221,22 @@ def test_an_output_format_that_there_is_not(blink, tmp_path):
     assert "one of .json, .xml, .svg" in ended.err
 
 
+@pytest.mark.parametrize("spec", ["ring:6", "star:4", "clique:4"])
+def test_xml_for_gpus_without_pcie_is_refused(blink, tmp_path, spec):
+    ended = blink("topo", spec, "-o", tmp_path / "x.xml")
+    assert (ended.code, ended.out) == (2, "")
+    assert "a place for GPUs on PCIe only; write JSON" in ended.err
+    assert not (tmp_path / "x.xml").exists()
+
+
+def test_xml_that_does_not_keep_everything_says_so(blink, tmp_path):
+    ended = blink("topo", "mist", "-o", tmp_path / "x.xml")
+    assert ended.code == 0
+    assert "x.xml does not keep everything, JSON would: read back, --links pcie gives" in ended.err
+
+
 @pytest.mark.parametrize(("arguments", "message"), [
+    (["-J", "no/such/folder/run.json"], "no/such/folder/run.json cannot be written"),
     (["-b", "1Q"], "-b: not a size"),
     (["-b", "4K", "-e", "1K"], "-e 1K is below -b 4K"),
     (["-b", "4K", "-e", "8K", "-f", "1"], "-f 1"),
@@ -167,6 +263,8 @@ def test_bench(blink, arguments, message):
 @pytest.mark.parametrize(("arguments", "message"), [
     (["-k", "1"], "-k 1"),
     (["-k", "9"], "-k 9"),
+    (["-k", "3", "--free", ""], "--free is empty; leave it out for all GPUs"),
+    (["-k", "3", "--free", "0-9"], "--free 0-9: the range 0-9 goes beyond the last GPU, 7"),
     (["-k", "3", "--free", "0,1"], "the 2 that are free"),
     (["-k", "3", "--collective", "sum"], "unknown collective 'sum'"),
     (["-k", "3", "--top", "0"], "--top"),

@@ -68,6 +68,49 @@ def test_a_reader_that_leaves_is_no_error():
     assert process.returncode == 0
 
 
+def _shell(command):
+    return subprocess.run(["sh", "-c", f"{sys.executable} -m blinkccl {command}"], capture_output=True, text=True,
+                          check=False)
+
+
+@pytest.mark.parametrize("arguments", ["plan reduce --topo ring:4", "topo ring:4 --json", "--help", "plan --help"])
+def test_a_full_disk_is_one_line(arguments):
+    ended = _shell(f"{arguments} > /dev/full")
+    assert (ended.returncode, ended.stderr) == (
+        2, "blink: error: cannot write to standard output: No space left on device\n")
+
+
+@pytest.mark.parametrize("arguments", ["plan reduce --topo ring:4", "topo ring:4 --json", "topo ring:4"])
+def test_a_closed_output_is_one_line(arguments):
+    ended = _shell(f"{arguments} >&-")
+    assert (ended.returncode, ended.stderr) == (2, "blink: error: cannot write to standard output: it is closed\n")
+
+
+def test_a_closed_input_is_one_line():
+    ended = _shell("check - <&-")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "standard input cannot be read: it is closed" in ended.stderr
+
+
+def test_a_closed_stderr_keeps_notes_out_of_the_data():
+    ended = _shell("plan sendrecv --topo ring:4 --dst 0 --json 2>&-")
+    assert (ended.returncode, ended.stdout[0]) == (0, "{")
+
+
+def test_messages_show_control_characters_as_escapes(capsys):
+    console.note("a\x1b[31mb\x9b\u202e\nc")
+    assert capsys.readouterr().err == "blink: a\\x1b[31mb\\x9b\\u202e\nc\n"
+
+
+def test_a_path_is_tried_without_leaving_a_trace(tmp_path):
+    path = tmp_path / "run.json"
+    console.check_writable(path)
+    assert not path.exists()
+    path.write_text("kept")
+    console.check_writable(path)
+    assert path.read_text() == "kept"
+
+
 def test_an_encoding_that_lacks_the_arrows_does_no_harm():
     ended = subprocess.run([sys.executable, "-m", "blinkccl", "plan", "reduce", "--topo", "ring:4"], check=True,
                            capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"})
@@ -77,7 +120,7 @@ def test_an_encoding_that_lacks_the_arrows_does_no_harm():
 def test_what_exists_is_not_overwritten(tmp_path, capsys):
     path = tmp_path / "run.json"
     for text in ("a", "b", "c"):
-        console.write_new_file(path, text)
+        console.write_file(console.new_name(path), text)
     assert [(tmp_path / name).read_text() for name in ("run.json", "run.json.1", "run.json.2")] == ["a", "b", "c"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -70,8 +71,49 @@ def test_a_plan_without_topology_needs_one(blink, tmp_path):
     plan = json.loads(path.read_text())
     del plan["topology"]
     path.write_text(json.dumps(plan))
-    assert blink("check", path).code == 2
+    bare = blink("check", path)
+    assert bare.code == 2
+    assert f"{path}: the plan brings no topology: give --topo SPEC" in bare.err
     assert blink("check", path, "--topo", "dgx-1v").code == 0
+
+
+@pytest.mark.parametrize(("links", "relays"), [("fast", False), ("pcie", False), ("all", False), ("fast", True)])
+def test_the_links_of_a_plan_without_topology_are_found_again(blink, tmp_path, links, relays):
+    path = tmp_path / "plan.json"
+    options = ["--links", links, *(["--relays"] if relays else [])]
+    blink("plan", "broadcast", "--topo", "dgx-1v", "--gpus", "0,1,2,6" if relays else "0,1,2", *options, "-o", path)
+    plan = json.loads(path.read_text())
+    del plan["topology"]
+    path.write_text(json.dumps(plan))
+    ended = blink("check", path, "--topo", "dgx-1v")
+    assert ended.code == 0, ended.out
+    assert f"optimal on the links of dgx-1v with {' '.join(options)}" in ended.out
+    if links == "pcie":
+        typed = blink("check", path, "--topo", "dgx-1v", "--links", "fast")
+        assert typed.code == 2
+        assert "are those of --links pcie, not of --links fast" in typed.err
+
+
+def test_check_says_on_which_links_a_plan_is_optimal(blink, tmp_path):
+    path = tmp_path / "plan.json"
+    blink("plan", "broadcast", "--topo", "ring:4", "-o", path)
+    assert "optimal on the links that the plan lists\n" in blink("check", path).out
+    assert "optimal on the links of ring:4 with --links fast" in blink("check", path, "--topo", "ring:4").out
+    more = blink("check", path, "--topo", "clique:4")
+    assert more.code == 0
+    assert ("optimal on the links that the plan lists, which are not all that clique:4 has for these ranks with "
+            "any --links") in more.out
+
+
+def test_standard_input_as_topology_and_plan(blink, monkeypatch):
+    for arguments, text in ((["topo", "-"], blink("topo", "ring:4", "--json").out),
+                            (["plan", "reduce", "--topo", "-"], blink("topo", "ring:4", "--json").out),
+                            (["check", "-"], blink("plan", "reduce", "--topo", "ring:4", "--json").out)):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+        assert blink(*arguments).code == 0
+    both = blink("check", "-", "--topo", "-")
+    assert both.code == 2
+    assert "standard input can be read once" in both.err
 
 
 def _damaged(plan, damage):
@@ -117,7 +159,7 @@ def test_check_json(blink, tmp_path):
     found = json.loads(blink("check", path, "--json").out)
     assert found == {"schema_version": 1, "ok": True, "collective": "reduce_scatter", "algorithm": "optimal",
                      "ranks": [0, 1, 2, 3], "rate": found["bound"], "bound": found["bound"], "optimal": True,
-                     "violations": []}
+                     "optimal_on": "the links that the plan lists", "violations": []}
 
 
 def test_topo_json_is_what_a_plan_sees(blink):

@@ -52,9 +52,9 @@ def test_people_may_leave_out_what_follows() -> None:
     ('"capacity": 2, "kind": "nvlink"}', '"capacity": 0, "kind": "nvlink"}', "capacity must be a positive "
                                                                              "integer"),
     ('"capacity": 2, "kind": "nvlink"}', '"capacity": 2.5, "kind": "nvlink"}', r"\$\.links\[0\]\.capacity"),
-    ('"capacity": 2, "kind": "nvlink"}', '"capacity": NaN, "kind": "nvlink"}', "line 3: no JSON"),
+    ('"capacity": 2, "kind": "nvlink"}', '"capacity": NaN, "kind": "nvlink"}', "line 3, column 45: no JSON"),
     ('"capacity": 2, "kind": "nvlink"}', '"capacity": 99999999999999999999, "kind": "nvlink"}', "capacity"),
-    ('"unit_gbps": 25.0', '"unit_gbps": NaN', "line 1: no JSON"),
+    ('"unit_gbps": 25.0', '"unit_gbps": NaN', "line 1, column 52: no JSON"),
     ('"unit_gbps": 25.0', '"unit_gbps": Infinity', "no JSON"),
     ('"unit_gbps": 25.0', '"unit_gbps": 1e999', "bad.json"),
     ('"unit_gbps": 25.0', '"unit_gbps": -1', "unit_gbps must be above 0"),
@@ -73,7 +73,7 @@ def test_people_may_leave_out_what_follows() -> None:
     ('"vertices": [{"id": 0, "kind": "gpu"}, {"id": 1, "kind": "gpu", "server": 0}]', '"vertices": []',
      "no ranks"),
     ('"name": "pair"', '"nane": "pair"', "nane"),
-    ('"schema_version": 1', '"schema_version": 2', "schema_version 2, expected 1"),
+    ('"schema_version": 1', '"schema_version": 2', "schema_version 2; this blink reads 1"),
     ('"links"', '"shares": [], "links"', "looks like a plan"),
     ("]}", "", "no JSON"),
 ])

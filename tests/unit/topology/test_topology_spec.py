@@ -67,7 +67,8 @@ def test_a_file_whose_name_looks_like_a_composition(tmp_path: Path, monkeypatch:
     ("2x dgx-1v @ 99999999999999Gbps", "no rate of a network"),
     ("99999x dgx-a100", "at most 4096"),
     ("999x dgx-a100", "at most 4096"),
-    ("2x ring:9999999", "outside"),
+    ("2x ring:9999999", "too many GPUs: at most 1024"), ("ring:999999999999", "too many GPUs: at most 1024"),
+    ("ring:1", "1 is too few GPUs: at least 2"), ("hypercube:11", "too many dimensions: at most 10"),
     ("a\0b", "unknown topology"),
     ("x" * 5000, "unknown topology"),
     (".", "cannot be read"),
@@ -88,7 +89,7 @@ def test_gpus_keep_the_order_given() -> None:
     topology = parse_spec("dgx-1v")
     assert parse_gpus("6,1,5,4", topology) == (6, 1, 5, 4)
     assert parse_gpus(" 0-2, 5 ", topology) == (0, 1, 2, 5)
-    assert parse_gpus("", topology) == parse_gpus(None, topology) == tuple(range(8))
+    assert parse_gpus(None, topology) == tuple(range(8))
 
 
 def test_gpus_per_server_have_their_own_numbers() -> None:
@@ -102,8 +103,8 @@ def test_gpus_per_server_have_their_own_numbers() -> None:
     ("0,9", "9 is not a GPU"), ("0,99", "GPU 99 is not in"), ("0,0", "given "
                                                                      "twice"), ("1,x", "'x' is no GPU "
                                                                                        "number"),
-    ("1,,2", "'' is no GPU number"), ("3-1", "no range"), ("0-999999999", "no "
-                                                                          "range"), ("-1", "no GPU number"),
+    ("1,,2", "'' is no GPU number"), ("3-1", "no range"), ("0-999999999", "beyond the last GPU, 7"),
+    ("-1", "no GPU number"), ("", "--gpus is empty"), (" ", "--gpus is empty"), ("0-3+0-3", "2 lists for 1"),
     ("0,1+0", r"2 lists for 1 server"), ("1.5", "no GPU number"), ("٣", "no GPU number")])
 def test_bad_gpus(gpus: str, message: str) -> None:
     with pytest.raises(TopologyError, match=message):
