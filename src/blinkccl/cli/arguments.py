@@ -46,7 +46,7 @@ Output = Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", h
 
 
 #: The rounds of multiplicative weights grow with ε⁻², so a smaller one seems to hang; --threshold matters more.
-MIN_EPSILON = Fraction(1, 1000)
+MIN_EPSILON = Fraction(1, 100)
 
 
 def load(spec: str | None, gpus: str | None = None, option: str = "--gpus") -> tuple[Topology, tuple[int, ...]]:

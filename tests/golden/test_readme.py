@@ -1,0 +1,23 @@
+"""The README promises nothing that was not run: the lines it shows are lines that the commands print."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"^```\n\$ blink (.+?)\n(.+?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+
+
+def test_there_are_examples() -> None:
+    assert len(EXAMPLES) >= 2
+
+
+@pytest.mark.parametrize(("command", "shown"), EXAMPLES)
+def test_what_is_shown_is_what_is_printed(blink, command: str, shown: str) -> None:
+    printed = blink(*shlex.split(command)).out.splitlines()
+    for line in shown.splitlines():
+        assert line.strip() == "…" or line.rstrip() in [got.rstrip() for got in printed], line
