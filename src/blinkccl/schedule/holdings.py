@@ -130,12 +130,16 @@ class _Propagation:
             )
 
     def _check_all_written(self) -> None:
+        carriers: dict[int, set[int]] = {}
+        for role in self.program.roles:
+            carriers.setdefault(role.slice, set()).add(role.channel)
         for index, part in enumerate(self.program.slices):
+            lanes = ", ".join(map(str, sorted(carriers.get(index, ())))) or "none"
             for rank in self.placements[part.block].targets:
                 if (rank, index) not in self.writer:
                     self.found.append(
-                        f"rank {rank} never gets slice {index} of {_block(part.block)}: no step of it "
-                        "keeps that slice"
+                        f"rank {rank} never gets slice {index} of {_block(part.block)}, carried by channel {lanes}: "
+                        "no step of this rank keeps it"
                     )
 
     def _fault(self, index: int, text: str) -> None:
