@@ -64,33 +64,23 @@ def _path_drafts(
 
 
 def _gather(request: Request, lanes: Lanes) -> Forest:
-    root, size = request.collective.root, request.collective.world_size
-    assert root is not None
-    rate, _, flow = gather_rate(lanes.network, root)
-    ways = decompose(flow, {v: rate.numerator for v in range(size) if v != root}, root)
-    drafts = []
-    for v in range(size):
-        drafts += (
-            _path_drafts(lanes.network, v, Fraction(1, size), ways[v])
-            if v != root
-            else [Draft(v, Fraction(1, size), v, None, ())]
-        )
-    return _finished(request, lanes, drafts)
+    return _spokes(request, lanes, lanes.network, inward=True)
 
 
 def _scatter(request: Request, lanes: Lanes) -> Forest:
+    return _spokes(request, lanes, reverse_of(lanes.network), inward=False)
+
+
+def _spokes(request: Request, lanes: Lanes, network: Network, *, inward: bool) -> Forest:
+    """Paths between the root and every other rank: found toward the root, turned round for scatter."""
     root, size = request.collective.root, request.collective.world_size
     assert root is not None
-    rate, _, flow = gather_rate(reverse_of(lanes.network), root)
+    rate, _, flow = gather_rate(network, root)
     ways = decompose(flow, {v: rate.numerator for v in range(size) if v != root}, root)
     drafts = []
     for v in range(size):
-        away = [(way[::-1], units) for way, units in ways.get(v, [])]
-        drafts += (
-            _path_drafts(lanes.network, v, Fraction(1, size), away)
-            if v != root
-            else [Draft(v, Fraction(1, size), v, None, ())]
-        )
+        paths = [(way if inward else way[::-1], units) for way, units in ways.get(v, [((root,), 1)])]
+        drafts += _path_drafts(lanes.network, v, Fraction(1, size), paths)
     return _finished(request, lanes, drafts)
 
 
