@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from time import perf_counter
 from typing import Any
 
 from blinkccl.errors import InternalError
@@ -32,12 +33,22 @@ class Model:
     integer: bool = False
 
 
+_loading_s: list[float] = []
+
+
+def loading_seconds() -> float:
+    """Seconds this process has spent on loading HiGHS and NumPy for this module: no part of solving."""
+    return sum(_loading_s)
+
+
 @cache
 def _libraries() -> tuple[Any, Any]:
     """The modules highspy and numpy."""
+    began = perf_counter()
     import highspy
     import numpy
 
+    _loading_s.append(perf_counter() - began)
     return highspy, numpy
 
 
