@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from fractions import Fraction
 
@@ -26,19 +25,6 @@ def parse_bytes(text: str) -> int:
     if size.denominator != 1:
         raise ValueError(f"not a whole number of bytes: {text!r}")
     return int(size)
-
-
-def format_bytes(size: int) -> str:
-    """The shortest exact or one-decimal form with a binary suffix: ``65536`` → ``"64K"``."""
-    if size <= 0:
-        return str(size)
-    power = min(4, int(math.log(size, 1024) + 1e-12))
-    value = size / 1024**power
-    return (
-        f"{value:g}{' KMGT'[power].strip()}"
-        if value == int(value)
-        else f"{value:.1f}{' KMGT'[power].strip()}"
-    )
 
 
 def parse_gbit_per_s(text: str) -> Fraction:

@@ -14,7 +14,7 @@ from blinkccl.forest.model import Certificate, Forest, Share, Tree, attained_rat
 from blinkccl.packing.integral import Arborescence
 from blinkccl.packing.oracles import Hops
 
-#: Breadth first, so that parents come before children.
+#: Root, its part of the data, and hops breadth first, so that parents come before children.
 OutTree = tuple[int, Fraction, Hops]
 
 

@@ -36,9 +36,6 @@ from blinkccl.packing.oracles import Hops
 from blinkccl.packing.orbit import pack_templates, rotated
 from blinkccl.packing.shallow import choose, rooted_columns
 
-#: Rotate templates instead of packing every root from this many ranks on.
-ROTATE_FROM = 9
-
 
 @dataclass(frozen=True, slots=True)
 class Packed:

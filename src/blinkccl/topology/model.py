@@ -143,33 +143,6 @@ def _fault(link: Link, ids: set[int], seen: set[tuple[int, int]]) -> str | None:
     return None
 
 
-#: (src, dst, GB/s exactly, kind): what parsers and the catalog know before a unit is chosen.
-RatedLink = tuple[int, int, Fraction, str]
-
-
-def from_rates(name: str, vertices: Iterable[Vertex], rated: Iterable[RatedLink], provenance: str,
-               notes: tuple[str, ...] = ()) -> Topology:
-    """A topology whose unit is the largest rate of which every link is a whole multiple.
-
-    Parameters
-    ----------
-    rated
-        Directed links as ``(src, dst, gbps, kind)`` with exact ``gbps`` > 0.
-
-    Raises
-    ------
-    TopologyError
-        If a rate is not positive, or as :class:`Topology`.
-    """
-    rated = list(rated)
-    for src, dst, gbps, _ in rated:
-        if gbps <= 0:
-            raise TopologyError(f"{name}: link {src} → {dst}: rate must be positive, got {gbps} GB/s")
-    unit = common_unit([gbps for _, _, gbps, _ in rated])
-    links = tuple(Link(s, d, int(gbps / unit), kind, float(gbps), provenance) for s, d, gbps, kind in rated)
-    return Topology(name, float(unit), tuple(vertices), links, notes)
-
-
 def common_unit(rates: Iterable[Fraction]) -> Fraction:
     """The greatest common divisor of positive rates; 1 when there are none."""
     num, den = 0, 1

@@ -10,7 +10,7 @@ import pytest
 from blinkccl.errors import TopologyError
 from blinkccl.topology import assembly
 from blinkccl.topology.assembly import Assembly, exact_unit
-from blinkccl.topology.model import Link, Topology, Vertex, common_unit, from_rates
+from blinkccl.topology.model import Link, Topology, Vertex, common_unit
 
 PAIR = (Vertex(0, "gpu"), Vertex(1, "gpu"))
 
@@ -58,11 +58,12 @@ def test_bad_vertices_and_doubled_links() -> None:
 def test_the_unit_divides_every_rate() -> None:
     assert common_unit([Fraction(25), Fraction(12), Fraction(45, 2)]) == Fraction(1, 2)
     assert common_unit([]) == 1
-    rated = [(0, 1, Fraction(50), "nvlink"), (1, 0, Fraction(75), "nvlink")]
-    topology = from_rates("x", PAIR, rated, "declared")
-    assert (topology.unit_gbps, topology.link[0, 1].capacity, topology.link[1, 0].capacity) == (25.0, 2, 3)
-    with pytest.raises(TopologyError, match="rate must be positive, got 0"):
-        from_rates("x", PAIR, [(0, 1, Fraction(0), "nvlink")], "declared")
+    box = Assembly("box", "declared")
+    one, other, third = box.add_many("gpu", 3, "GPU")
+    box.join(one, other, Fraction(50), "nvlink")
+    box.join(other, third, Fraction(75), "nvlink")
+    topology = box.finish()
+    assert (topology.unit_gbps, topology.link[0, 1].capacity, topology.link[1, 2].capacity) == (25.0, 2, 3)
 
 
 def test_parallel_links_of_one_kind_add_up_and_kinds_do_not_mix() -> None:
