@@ -1,14 +1,20 @@
 # Two commands on a fresh machine with Python 3.11 or newer and nothing else:
 #   make run     own environment, install, plan and run an AllReduce where rings fail
-#   make test    own environment, linters, types, layers, tests
+#   make test    own environment, linters, types, layers, native tests, tests
+# With a C++ compiler the native library is built too; `make native` builds it again after a change in native/.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # Package indexes and caches are pip's own business: PIP_INDEX_URL and its like work as usual.
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+NATIVE := native/CMakeLists.txt native/blink_host.map $(wildcard native/src/* native/include/*)
+# A compiler that is there must build the library; without one the package installs without it (pyproject.toml).
+COMPILER := $(shell command -v "$${CXX:-c++}" || command -v g++ || command -v clang++)
+export BLINK_REQUIRE_NATIVE := $(if $(COMPILER),1)
+SAY_WITHOUT := $(if $(COMPILER),,echo "No C++ compiler: no native library. Once there is one: make clean, and again.")
 
-.PHONY: run test lint types layers unit bench clean
+.PHONY: run test lint types layers unit native native-test bench clean
 
 run: $(VENV)/.installed
 	$(BIN)/blink topo dgx-1v
@@ -17,7 +23,7 @@ run: $(VENV)/.installed
 	@echo
 	$(BIN)/blink bench allreduce --topo dgx-1v --gpus 1,4,5,6 -b 4K -e 16M
 
-test: lint types layers unit
+test: lint types layers native-test unit
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -31,6 +37,11 @@ layers: $(VENV)/.dev
 unit: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 -q
 
+native: $(VENV)/.dev
+
+native-test: $(VENV)/.dev
+	PATH="$(CURDIR)/$(BIN):$$PATH" native/tests/run-all
+
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/planning.py
 
@@ -42,13 +53,16 @@ $(VENV)/bin/python:
 	  echo "'$(PYTHON)' comes without venv. On Debian and Ubuntu: apt install python3-venv"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
+$(VENV)/.installed: pyproject.toml $(NATIVE) | $(VENV)/bin/python
 	$(PIP) install --editable .
+	@$(SAY_WITHOUT)
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
-	$(PIP) install --editable '.[dev]'
+# After a change in native/ alone: builds what changed and installs it, with the tools that the first time brought.
+$(VENV)/.dev: pyproject.toml $(NATIVE) | $(VENV)/bin/python
+	$(PIP) install $(if $(filter pyproject.toml,$?),--editable '.[dev]',--no-build-isolation --no-deps --editable .)
+	@$(SAY_WITHOUT)
 	@touch $@ $(VENV)/.installed
 
 clean:
-	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,1 +1,29 @@
-"""Blink: collective communication planned from the links a job really has."""
+"""Blink: collective communication planned from the links a job really has.
+
+``blinkccl.init()`` joins this process to its job; ``blinkccl.empty()`` makes arrays in memory that all ranks of a
+host share. Everything else is imported from the rooms (docs/design.md). Importing this loads none of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from blinkccl.runtime.communicator import Communicator, init
+    from blinkccl.runtime.heap import empty
+
+__all__ = ["Communicator", "empty", "init"]
+
+_HOMES = {
+    "Communicator": "blinkccl.runtime.communicator",
+    "init": "blinkccl.runtime.communicator",
+    "empty": "blinkccl.runtime.heap",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        from importlib import import_module
+
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class BlinkError(Exception):
     """Root of every error this package raises on purpose.
@@ -38,6 +40,9 @@ class LawError(ScheduleError):
         more = f"\n  … and {len(violations) - 10} more" if len(violations) > 10 else ""
         super().__init__(f"the program breaks the law in {len(violations)} place(s):\n{shown}{more}")
 
+    def __reduce__(self) -> tuple[type[LawError], tuple[list[str]]]:
+        return type(self), (self.violations,)
+
 
 class UnsupportedError(BlinkError):
     """This algorithm, engine or format cannot serve this request, for the reason given."""
@@ -45,6 +50,10 @@ class UnsupportedError(BlinkError):
     def __init__(self, reason: str) -> None:
         self.reason = reason
         super().__init__(reason)
+
+
+class LaunchError(BlinkError):
+    """The environment does not say, or says wrongly, which rank of how many this process is."""
 
 
 class CommunicationError(BlinkError):
@@ -55,5 +64,62 @@ class DeadlineError(CommunicationError):
     """A wait passed its deadline; the message says which rank waited for which chunk from whom."""
 
 
+class RendezvousTimeout(DeadlineError):
+    """Ranks did not come in time.
+
+    Parameters
+    ----------
+    missing, present
+        The ranks that are not there, and those that are, rising.
+    message
+        What was waited for, where, how long, and what to do.
+    """
+
+    def __init__(self, missing: Iterable[int], present: Iterable[int], message: str) -> None:
+        self.missing = tuple(sorted(missing))
+        self.present = tuple(sorted(present))
+        self.message = message
+        super().__init__(f"missing {_ranks(self.missing)}, present {_ranks(self.present)}: {message}")
+
+    def __reduce__(self) -> tuple[type[RendezvousTimeout], tuple[tuple[int, ...], tuple[int, ...], str]]:
+        return type(self), (self.missing, self.present, self.message)
+
+
+class PeerLostError(CommunicationError):
+    """A rank that was there is gone: its process ended, or it hung up.
+
+    Parameters
+    ----------
+    rank
+        The rank that was lost, as the group counts.
+    message
+        What was going on; a sentence without a full stop.
+    pid
+        Its process, where that is known.
+    """
+
+    def __init__(self, rank: int, message: str = "", pid: int | None = None) -> None:
+        self.rank = rank
+        self.message = message
+        self.pid = pid
+        process = f" (process {pid})" if pid is not None else ""
+        what = message or "its process ended or hung up"
+        super().__init__(f"rank {rank}{process} was lost: {what}; its own output says why")
+
+    def __reduce__(self) -> tuple[type[PeerLostError], tuple[int, str, int | None]]:
+        return type(self), (self.rank, self.message, self.pid)
+
+
+class PlanMismatchError(CommunicationError):
+    """Ranks of one job want different things, or the same rank; the message says both sides."""
+
+
 class InternalError(BlinkError):
     """Our own mistake: a solver or an engine gave an answer that the exact re-check refuses."""
+
+
+def _ranks(ranks: tuple[int, ...]) -> str:
+    if not ranks:
+        return "no rank"
+    shown = ", ".join(map(str, ranks[:16])) + (f" … ({len(ranks)} in all)" if len(ranks) > 16 else "")
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}"

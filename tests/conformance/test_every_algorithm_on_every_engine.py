@@ -34,6 +34,11 @@ JOBS: dict[str, tuple[int, ...] | None] = {
     "2x dgx-1v @ 40Gbps": (0, 1, 2, 9, 10),
 }
 CHUNK_BYTES = 64
+#: Every type with every operation that it has, in an order in which neighbours differ in both.
+SERVED = sorted(
+    ((dtype, op) for dtype, row in DTYPES.items() for op, chosen in OPS.items() if row.serves(chosen)),
+    key=lambda pair: ((list(DTYPES).index(pair[0]) + list(OPS).index(pair[1])) % len(DTYPES), pair),
+)
 
 
 def planned(spec: str, algorithm: str, name: str) -> Forest:
@@ -60,12 +65,12 @@ def test_equals_the_oracle(spec: str, algorithm: str, name: str) -> None:
     if isinstance(forest, str):
         assert len(forest.split()) >= 4, f"{algorithm} refuses {name} on {spec} without a reason: {forest!r}"
         return
-    types, operations = cycle(DTYPES), cycle(OPS)
+    pairs = cycle(SERVED)
     for slots in (1, 2):
         program = lower(forest, slots)
         assert violations(program, forest.topology) == []
         for engine, count, in_place in cases(program):
-            dtype, op = next(types), next(operations)
+            dtype, op = next(pairs)
             found = difference(
                 ENGINES[engine].run,
                 program,
@@ -104,11 +109,11 @@ def test_every_algorithm_serves_something(algorithm: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dtype", "op"), SERVED)
 def test_every_type_and_operation_on_every_engine(engine: str, dtype: str, op: str) -> None:
     for name in ("allreduce", "reduce_scatter", "reduce"):
-        forest = planned("ring:5", "optimal", name)
+        forest = plan_or_reason("ring:5", "optimal", name)
+        assert not isinstance(forest, str)
         assert (
             difference(
                 ENGINES[engine].run,

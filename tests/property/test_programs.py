@@ -10,15 +10,18 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from random import Random
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from blinkccl.collectives.oracle import make_inputs
-from blinkccl.collectives.spec import COLLECTIVES
+from blinkccl.algorithms.registry import ALGORITHMS, Request
+from blinkccl.collectives.ops import DTYPES, OPS
+from blinkccl.collectives.oracle import make_inputs, oracle, wrong_elements
+from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.engines import reference
 from blinkccl.engines.registry import ENGINES
 from blinkccl.errors import DeadlineError
@@ -30,6 +33,7 @@ from blinkccl.testing.execution import difference, ragged_counts
 from blinkccl.testing.faults import FAULTS
 from blinkccl.testing.forests import random_collective, random_forest
 from blinkccl.testing.programs import random_program
+from blinkccl.topology.spec import parse_spec
 
 SEEDS = st.integers(0, 2**32)
 EASY = settings(
@@ -91,6 +95,83 @@ def test_every_engine_serves_any_lawful_program(engine: str, seed: int) -> None:
         )
 
 
+def wild(random: Random, program: Program, count: int, dtype: str) -> list[np.ndarray | None]:
+    """Data whose sums round, over many magnitudes, with zeros of both signs and an overflow here and there."""
+    rng = np.random.default_rng(random.randrange(2**32))
+    coll = program.collective
+    buffers: list[np.ndarray | None] = []
+    with np.errstate(over="ignore"):
+        for rank in range(coll.world_size):
+            size = coll.input_blocks(rank) * count
+            values = rng.standard_normal(size) * 2.0 ** rng.integers(-12, 13, size)
+            values[rng.random(size) < 0.1] *= 0.0
+            buffers.append(values.astype(np.float32).astype(DTYPES[dtype].storage) if size else None)
+    return buffers
+
+
+def wild_scales(random: Random, program: Program, op: str) -> list[float] | None:
+    return [random.uniform(-3, 3) for _ in program.ranks] if OPS[op].scales else None
+
+
+#: Those whose result depends on the order or on the rounding, for floats.
+SENSITIVE = ("sum", "prod", "min", "max", "avg", "premul_sum")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float8_e5m2", "float8_e4m3fn"])
+@settings(EASY, max_examples=25)
+@given(seed=SEEDS)
+def test_every_engine_gives_the_bits_of_the_reference_on_data_that_rounds(dtype: str, seed: int) -> None:
+    random = Random(seed)
+    name = random.choice(["allreduce", "allreduce", "reduce", "reduce_scatter"])
+    program, _ = random_program(random, random_collective(random, random.randint(2, 6), name))
+    count, op = random.choice([7, 130]), random.choice(SENSITIVE)
+    inputs, scales = wild(random, program, count, dtype), wild_scales(random, program, op)
+    arguments = {"count": count, "dtype": dtype, "op": op, "scales": scales, "chunk_bytes": CHUNK_BYTES}
+    wanted = reference.run(program, inputs, **arguments)
+    assert unlike(reference.run(program, inputs, **arguments, order=seed), wanted) == 0
+    for engine in ENGINES.values():
+        for in_place in (False, True):
+            assert unlike(engine.run(program, inputs, **arguments, in_place=in_place, deadline_s=20), wanted) == 0
+
+
+def unlike(outputs: list[np.ndarray | None], wanted: list[np.ndarray | None]) -> int:
+    """Elements that differ in their bits, where any NaN is like any other: IEEE 754 leaves its bits open."""
+    one, other = ([None if x is None else without_payloads(x) for x in buffers] for buffers in (outputs, wanted))
+    return wrong_elements(one, other)
+
+
+def without_payloads(array: np.ndarray) -> np.ndarray:
+    found = np.isnan(array.astype(np.float64))
+    return np.where(found, array.dtype.type(np.nan), array)
+
+
+@pytest.mark.parametrize("algorithm", ["one_hop", "one_shot"])
+@pytest.mark.parametrize("spec", ["clique:5", "dgx-a100"])
+@settings(EASY, max_examples=15)
+@given(seed=SEEDS)
+def test_stars_equal_the_oracle_in_every_bit_for_any_data(spec: str, algorithm: str, seed: int) -> None:
+    """They reduce in rank order on every rank, in one firing."""
+    random = Random(seed)
+    name = random.choice(["allreduce", "reduce", "reduce_scatter"] if algorithm == "one_hop" else ["allreduce"])
+    program = star_program(spec, algorithm, name)
+    op, dtype = random.choice(SENSITIVE), random.choice(["float32", "float32", "float64", "bfloat16", "float16"])
+    if op == "premul_sum" and dtype in ("bfloat16", "float16"):
+        dtype = "float32"  # of narrower types a sender rounds its product
+    inputs, scales = wild(random, program, 41, dtype), wild_scales(random, program, op)
+    wanted = oracle(program.collective, inputs, op, scales)
+    for engine in ENGINES.values():
+        outputs = engine.run(program, inputs, count=41, dtype=dtype, op=op, scales=scales, chunk_bytes=64)
+        assert unlike(outputs, wanted) == 0
+
+
+@cache
+def star_program(spec: str, algorithm: str, name: str) -> Program:
+    topology = parse_spec(spec)
+    root = {"root": 2} if "root" in COLLECTIVES[name].parameters else {}
+    collective = Collective(name, len(topology.ranks), **root)
+    return lower(ALGORITHMS[algorithm].plan(Request(topology, collective, topology.ranks)))
+
+
 def test_random_programs_are_as_odd_as_they_should_be() -> None:
     programs = [random_program(Random(seed))[0] for seed in range(60)]
     wirings = [connect(program) for program in programs]
@@ -99,6 +180,8 @@ def test_random_programs_are_as_odd_as_they_should_be() -> None:
     assert sum(len(p.channels) > 1 for p in programs) > 20
     lags = {arc.tokens for wiring in wirings for arc in wiring.data}
     assert lags >= {-2, 0, 1, 3}
+    turns = [(role.turn, len(role.receives)) for p in programs for role in p.roles if role.contributes]
+    assert {(1, 1), (0, 1), (1, 2), (2, 2)} <= set(turns)
 
 
 def test_random_programs_repeat_by_seed() -> None:

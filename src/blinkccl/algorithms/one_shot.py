@@ -31,8 +31,7 @@ def plan(request: Request) -> Forest:
     -----
     Cost: 1 step; each rank sends and receives (N−1)·S. Among N ranks on direct links of capacity 1 the rate
     is 1, against N/2 of :mod:`~blinkccl.algorithms.one_hop`; through a switch port of capacity c it is
-    c/(N−1), against c·N/(2(N−1)). Every rank reduces in an order of its own, so results may differ between
-    ranks in the last bit of a float.
+    c/(N−1), against c·N/(2(N−1)). Every rank reduces in rank order, as lowering has it, so all get the same bits.
     """
     require_collective(request, "one_shot", ("allreduce",), "use --algo one_hop, whose stars serve the rest")
     network, ranks = request.network, request.ranks

@@ -23,8 +23,12 @@ EXIT_CODES: dict[type[errors.BlinkError], int] = {
     errors.ScheduleError: USAGE,
     errors.LawError: CHECK_FAILED,
     errors.UnsupportedError: USAGE,
+    errors.LaunchError: USAGE,
     errors.CommunicationError: TIMEOUT,
     errors.DeadlineError: TIMEOUT,
+    errors.RendezvousTimeout: TIMEOUT,
+    errors.PeerLostError: TIMEOUT,
+    errors.PlanMismatchError: TIMEOUT,
     errors.InternalError: CHECK_FAILED,
     HardwareError: HARDWARE,
 }

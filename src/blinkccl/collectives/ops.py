@@ -1,71 +1,245 @@
-"""Which operations and element types there are, and what combining two elements does, bit for bit.
+"""Which operations and element types there are, and what combining elements does, bit for bit.
 
-Every engine combines through this table, so that two engines that follow the same Program give the same bits.
+Every engine computes what :func:`fold` says, so that two engines that follow the same Program give the same bits.
 To add an operation or a type is to add one row.
+
+**Accumulation.** float16, bfloat16 and the 8-bit floats are combined in float32, their *accumulator*, and rounded once
+to the type, to the nearest and ties to even, when a value leaves the firing of a role: when it is kept or sent. All
+other types are their own accumulators: integers wrap modulo 2^bits, float32 and float64 round after every operation.
+A product and the sum that it enters are two operations: never contracted into one.
+
+**What is not defined.** IEEE 754 does not say which NaN comes out of an operation on NaNs, and neither does this
+table: a result that is NaN is NaN everywhere, but its sign and payload may differ between engines.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from blinkccl.errors import UnsupportedError
+from blinkccl.errors import ScheduleError, UnsupportedError
 
 Array = NDArray[Any]
+#: A rank's scalar of ``premul_sum``, in the accumulator type; None where nothing is scaled.
+Scale = Any
 
 
 class Combine(Protocol):
-    """``combine(a, b, out=c)`` writes a ∘ b into c and returns it; without ``out`` into a new array."""
+    """``combine(a, b, out=c)`` writes a ∘ b into c and returns it; without ``out`` into a new array.
+
+    ``c`` may be the very memory of ``a`` or ``b``.
+    """
 
     def __call__(self, a: Array, b: Array, /, out: Array | None = None) -> Array: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One reduction: ``ufunc`` combines two elements; ``averages``: the sum is divided at the end."""
+    """One reduction.
+
+    Parameters
+    ----------
+    base
+        The operation that combines two elements: a key of :data:`OP_CODES`.
+    averages
+        The result is divided once by the number of contributions, in the accumulator.
+    scales
+        Every rank's own contribution is multiplied by that rank's scalar, in the accumulator, before anything else.
+    """
 
     name: str
-    ufunc: np.ufunc
+    base: str
     averages: bool = False
+    scales: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DType:
     """One element type.
 
     Parameters
     ----------
     name
-        As in NumPy and on the command line.
-    storage
-        What buffers of this type are made of.
+        As in NumPy, ml_dtypes, PyTorch and on the command line.
     itemsize
         Bytes per element.
-    accumulate
-        ``"wraps"``: integers, modulo 2^bits, so any order of reduction gives the same bits.
-        ``"rounds"``: floats; every partial result is rounded to the type itself, as it would be on the wire.
+    kind
+        "signed", "unsigned", "float" or "bool".
     exact_sum
         The largest n such that every integer of magnitude up to n is represented exactly.
     """
 
     name: str
-    storage: np.dtype[Any]
     itemsize: int
-    accumulate: str
+    kind: str
     exact_sum: int
 
+    @cached_property
+    def storage(self) -> np.dtype[Any]:
+        """What buffers of this type are made of."""
+        if self.name in _FOREIGN:
+            import ml_dtypes  # only here: it costs milliseconds that no other type has to pay
+
+            foreign: np.dtype[Any] = np.dtype(getattr(ml_dtypes, self.name))
+            return foreign
+        return np.dtype(self.name)
+
+    @cached_property
+    def accumulator(self) -> np.dtype[Any]:
+        """The type in which one firing combines: float32 for narrower floats, else :attr:`storage`."""
+        return np.dtype(np.float32) if self.rounds_once else self.storage
+
+    @property
+    def rounds_once(self) -> bool:
+        """Whether the accumulator is another type, so that values are rounded where they leave a firing."""
+        return self.kind == "float" and self.itemsize < 4
+
+    def serves(self, operation: Operation) -> bool:
+        """Whether this type has ``operation``."""
+        if self.kind == "bool":
+            return not (operation.averages or operation.scales)
+        return self.kind != "float" or operation.base not in _BITWISE
+
     def combine(self, operation: Operation) -> Combine:
-        """The function that combines two arrays of this type."""
-        return operation.ufunc
+        """The function that combines two arrays of accumulators.
+
+        Raises
+        ------
+        UnsupportedError
+            If the type has no such operation; the message names the types that have it.
+        """
+        if not self.serves(operation):
+            served = ", ".join(row.name for row in DTYPES.values() if row.serves(operation))
+            raise UnsupportedError(f"{operation.name} is not defined for {self.name}, only for {served}")
+        return _COMBINE["integer" if self.kind in ("signed", "unsigned") else self.kind][operation.base]
+
+    def widen(self, values: Array) -> Array:
+        """``values`` as accumulators, exactly; the same array where that is the same type."""
+        return values.astype(self.accumulator, copy=False)
+
+    def narrow(self, values: Array) -> Array:
+        """Accumulators as elements, rounded once to the nearest, ties to even; the same array where exact.
+
+        Too large a magnitude becomes infinity; in float8_e4m3fn, which has none, NaN.
+        """
+        return values.astype(self.storage, copy=False)
+
+    def scalar(self, value: float) -> Scale:
+        """A scalar of ``premul_sum`` as an accumulator: rounded for floats, truncated toward zero for integers.
+
+        Raises
+        ------
+        ScheduleError
+            If an integer type cannot hold it.
+        """
+        if self.kind == "float":
+            with np.errstate(over="ignore"):
+                return self.accumulator.type(float(value))
+        limits = np.iinfo(self.storage)
+        whole = math.trunc(value) if math.isfinite(value) else None
+        if whole is None or not int(limits.min) <= whole <= int(limits.max):
+            raise ScheduleError(
+                f"scale {value!r} is outside {self.name}'s range {limits.min} … {limits.max}; give one that fits"
+            )
+        return self.storage.type(whole)
 
     @property
     def divide(self) -> Callable[[Array, int, Array], None]:
-        """``divide(values, n, out)`` ends an average: see :func:`_truncate` for integers."""
-        return _quotient if self.accumulate == "rounds" else _truncate
+        """``divide(values, n, out)`` ends an average of accumulators: see :func:`_truncate` for integers."""
+        return _quotient if self.kind == "float" else _truncate
+
+
+def fold(
+    dtype: DType,
+    operation: Operation,
+    operands: Sequence[Array],
+    scales: Sequence[Scale] = (),
+    divisor: int = 1,
+) -> Array:
+    """What one firing makes of its operands: the definition that all engines follow.
+
+    ``round((s₀·x₀ ∘ s₁·x₁ ∘ …) / divisor)``, from left to right in the accumulator type. A single operand that is
+    neither scaled nor divided is not touched: it keeps its bits, also those of a NaN.
+
+    Parameters
+    ----------
+    operands
+        At least one array, all of one shape. Not changed.
+    scales
+        For each operand its scalar or None; empty: nothing is scaled.
+    divisor
+        More than 1 ends an average.
+
+    Returns
+    -------
+    ndarray
+        A new array, but for the untouched single operand.
+
+    Raises
+    ------
+    UnsupportedError
+        If the type has no such operation.
+    """
+    combine = dtype.combine(operation)
+    factors = scales or [None] * len(operands)
+    if len(operands) == 1 and factors[0] is None and divisor <= 1:
+        return operands[0]
+    total: Array | None = None
+    for operand, factor in zip(operands, factors, strict=True):
+        value = dtype.widen(operand)
+        if factor is not None:
+            value = np.multiply(value, factor)
+        total = value if total is None else combine(total, value)
+    assert total is not None
+    if divisor > 1:
+        quotient = np.empty_like(total)
+        dtype.divide(total, divisor, quotient)
+        total = quotient
+    return dtype.narrow(total)
+
+
+def scalars(
+    operation: Operation, dtype: DType, scales: Sequence[float] | None, world_size: int
+) -> tuple[Scale, ...] | None:
+    """Every rank's scalar as an accumulator, or None if the operation scales nothing.
+
+    Raises
+    ------
+    ScheduleError
+        If ``premul_sum`` has no scales, another operation has some, there is not one for every rank, or an integer
+        type cannot hold one.
+    """
+    if not operation.scales:
+        if scales is not None:
+            raise ScheduleError(f"{operation.name} takes no scales, got {len(scales)}; only premul_sum has them")
+        return None
+    got = "none" if scales is None else str(len(scales))
+    if scales is None or len(scales) != world_size:
+        raise ScheduleError(f"{operation.name} needs one scale per rank: expected {world_size}, got {got}")
+    return tuple(dtype.scalar(value) for value in scales)
+
+
+def _lesser(a: Array, b: Array, /, out: Array | None = None) -> Array:
+    """(a < b or a is NaN) ? a : b. Spelled out because NumPy leaves open which zero its minimum returns."""
+    return _stored(np.where((a < b) | (a != a), a, b), out)
+
+
+def _greater(a: Array, b: Array, /, out: Array | None = None) -> Array:
+    """(a > b or a is NaN) ? a : b."""
+    return _stored(np.where((a > b) | (a != a), a, b), out)
+
+
+def _stored(values: Array, out: Array | None) -> Array:
+    if out is None:
+        return values
+    np.copyto(out, values)
+    return out
 
 
 def _quotient(values: Array, n: int, out: Array) -> None:
@@ -82,32 +256,89 @@ def _truncate(values: Array, n: int, out: Array) -> None:
 
 
 def _integer(name: str) -> DType:
-    storage = np.dtype(name)
-    return DType(name, storage, storage.itemsize, "wraps", int(np.iinfo(storage).max))
+    limits = np.iinfo(name)
+    return DType(name, limits.bits // 8, "signed" if limits.min else "unsigned", int(limits.max))
 
 
-def _float(name: str) -> DType:
-    storage = np.dtype(name)
-    return DType(name, storage, storage.itemsize, "rounds", int(2 ** (np.finfo(storage).nmant + 1)))
+def _float(name: str, itemsize: int, significand_bits: int) -> DType:
+    """``significand_bits`` counts the leading one, which is not stored."""
+    return DType(name, itemsize, "float", 2**significand_bits)
 
 
-#: The operations; ``avg`` is a sum, divided once by the number of contributions.
+#: Element types that NumPy gets from ml_dtypes.
+_FOREIGN = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
+_BITWISE = ("band", "bor", "bxor")
+
+#: By kind and base operation. On bool sum, max and bor are "or", prod, min and band "and", bxor is "xor".
+_COMBINE: dict[str, dict[str, Combine]] = {
+    "integer": {
+        "sum": np.add,
+        "prod": np.multiply,
+        "min": np.minimum,
+        "max": np.maximum,
+        "band": np.bitwise_and,
+        "bor": np.bitwise_or,
+        "bxor": np.bitwise_xor,
+    },
+    "float": {"sum": np.add, "prod": np.multiply, "min": _lesser, "max": _greater},
+    "bool": {
+        "sum": np.logical_or,
+        "prod": np.logical_and,
+        "min": np.logical_and,
+        "max": np.logical_or,
+        "band": np.logical_and,
+        "bor": np.logical_or,
+        "bxor": np.logical_xor,
+    },
+}
+
+#: The operations; ``avg`` and ``premul_sum`` are sums with a divisor and with scales.
 OPS: dict[str, Operation] = {
-    "sum": Operation("sum", np.add),
-    "prod": Operation("prod", np.multiply),
-    "min": Operation("min", np.minimum),
-    "max": Operation("max", np.maximum),
-    "avg": Operation("avg", np.add, averages=True),
+    row.name: row
+    for row in (
+        *(Operation(name, name) for name in ("sum", "prod", "min", "max")),
+        Operation("avg", "sum", averages=True),
+        Operation("premul_sum", "sum", scales=True),
+        *(Operation(name, name) for name in _BITWISE),
+    )
 }
 
 #: The element types that every CPU engine serves.
 DTYPES: dict[str, DType] = {
     row.name: row
     for row in (
-        *(_integer(f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)),
-        *(_float(f"float{bits}") for bits in (16, 32, 64)),
+        *(_integer(f"{sign}int{bits}") for bits in (8, 16, 32, 64) for sign in ("", "u")),
+        _float("float16", 2, 11),
+        _float("bfloat16", 2, 8),
+        _float("float32", 4, 24),
+        _float("float64", 8, 53),
+        _float("float8_e4m3fn", 1, 4),
+        _float("float8_e5m2", 1, 3),
+        DType("bool", 1, "bool", 1),
     )
 }
+
+#: Numbers of the element types in the native ABI (``native/src/kernels.h``). They never change.
+DTYPE_CODES: dict[str, int] = {
+    "int8": 0,
+    "uint8": 1,
+    "int16": 2,
+    "uint16": 3,
+    "int32": 4,
+    "uint32": 5,
+    "int64": 6,
+    "uint64": 7,
+    "float16": 8,
+    "bfloat16": 9,
+    "float32": 10,
+    "float64": 11,
+    "float8_e4m3fn": 12,
+    "float8_e5m2": 13,
+    "bool": 14,
+}
+
+#: Numbers of the base operations in the native ABI: ``OP_CODES[OPS[name].base]``. They never change.
+OP_CODES: dict[str, int] = {"sum": 0, "prod": 1, "min": 2, "max": 3, "band": 4, "bor": 5, "bxor": 6}
 
 
 def operation(name: str) -> Operation:
@@ -129,11 +360,9 @@ def element_type(dtype: str | np.dtype[Any]) -> DType:
     Raises
     ------
     UnsupportedError
-        If the type is not served. Booleans are not: a sum of booleans is a matter of taste (NumPy: "or",
-        C: 2).
+        If the type is not served; the message lists those that are.
     """
     name = dtype if isinstance(dtype, str) else dtype.name
     if name not in DTYPES:
-        hint = "; view a bool buffer as uint8 with max (or) or min (and)" if name == "bool" else ""
-        raise UnsupportedError(f"element type {name!r} is not one of {', '.join(DTYPES)}{hint}")
+        raise UnsupportedError(f"element type {name!r} is not one of {', '.join(DTYPES)}")
     return DTYPES[name]

@@ -1,8 +1,8 @@
 """What every output buffer must hold, derived from the collectives' items alone; and inputs that can tell.
 
-Nothing here knows a schedule. Each item's contributions are combined in rank order; whoever reduces in
-another order gets the same bits only where the arithmetic is exact, which :func:`make_inputs` sees to
-(integer-valued data, as in nccl-tests).
+Nothing here knows a schedule. Each item's contributions are combined in rank order in the accumulator type, divided
+where it is an average, and rounded once. Whoever reduces in another order, or in several steps, gets the same bits
+only where the arithmetic is exact, which :func:`make_inputs` sees to (integer-valued data, as in nccl-tests).
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from blinkccl.collectives.ops import DType, element_type, operation
+from blinkccl.collectives.exact import exact_values
+from blinkccl.collectives.ops import DType, element_type, fold, operation, scalars
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import ScheduleError
 
@@ -65,7 +66,12 @@ def check_inputs(
     return count, found
 
 
-def oracle(collective: Collective, inputs: Sequence[Array | None], op: str = "sum") -> Buffers:
+def oracle(
+    collective: Collective,
+    inputs: Sequence[Array | None],
+    op: str = "sum",
+    scales: Sequence[float] | None = None,
+) -> Buffers:
     """The outputs of a collective, from its definition: every item combined in rank order.
 
     Parameters
@@ -74,6 +80,8 @@ def oracle(collective: Collective, inputs: Sequence[Array | None], op: str = "su
         Per rank a one-dimensional array of ``collective.input_blocks(rank)`` × count elements, or None.
     op
         One of :data:`blinkccl.collectives.ops.OPS`; without meaning for collectives that do not reduce.
+    scales
+        For ``premul_sum`` what each rank's contributions are multiplied by.
 
     Returns
     -------
@@ -84,9 +92,9 @@ def oracle(collective: Collective, inputs: Sequence[Array | None], op: str = "su
     Raises
     ------
     ScheduleError
-        As :func:`check_inputs`.
+        As :func:`check_inputs` and :func:`blinkccl.collectives.ops.scalars`.
     UnsupportedError
-        If operation or element type is unknown.
+        If operation or element type is unknown, or the type has no such operation.
 
     Notes
     -----
@@ -94,22 +102,21 @@ def oracle(collective: Collective, inputs: Sequence[Array | None], op: str = "su
     """
     count, dtype = check_inputs(collective, inputs)
     chosen = operation(op)
-    combine = dtype.combine(chosen)
+    dtype.combine(chosen)  # refuses what this type does not have
+    factors = scalars(chosen, dtype, scales, collective.world_size)
     outputs: Buffers = [
         np.zeros(blocks * count, dtype.storage) if (blocks := collective.output_blocks(rank)) else None
         for rank in range(collective.world_size)
     ]
     with np.errstate(all="ignore"):  # an overflow to inf is a result, not a mishap
         for item in collective.items():
-            value: Array | None = None
+            operands = []
             for rank, index in item.contributions:
                 source = inputs[rank]
                 assert source is not None
-                block = source[index * count : (index + 1) * count]
-                value = block.copy() if value is None else combine(value, block, out=value)
-            assert value is not None
-            if chosen.averages and len(item.contributions) > 1:
-                dtype.divide(value, len(item.contributions), value)
+                operands.append(source[index * count : (index + 1) * count])
+            applied = [factors[rank] for rank, _ in item.contributions] if factors and collective.reduces else []
+            value = fold(dtype, chosen, operands, applied, len(operands) if chosen.averages else 1)
             for rank, index in item.destinations:
                 target = outputs[rank]
                 assert target is not None
@@ -120,9 +127,13 @@ def oracle(collective: Collective, inputs: Sequence[Array | None], op: str = "su
 def make_inputs(collective: Collective, count: int, dtype: str, seed: int = 0, op: str = "sum") -> Buffers:
     """Inputs for which every order of reduction gives the same bits, and a misplaced block shows.
 
-    All values are small integers. Integer types wrap, so any order is exact; float sums stay below the type's
-    largest exact integer; products hold at most eight twos per element, otherwise ±1.
-    Every value is non-zero: an element that was never written cannot pass for a result of 0.
+    All values are small integers; for ``premul_sum`` they are after scaling with :func:`make_scales`. Integer types
+    wrap, so any order is exact; float sums stay below the type's largest exact integer; products hold at most eight
+    twos per element, otherwise ±1.
+
+    Every value is non-zero, so that an element that was never written cannot pass for a result, except where that
+    cannot be had: bool, and sums of more ranks than the type's largest exact integer (16 in float8_e4m3fn, 8 in
+    float8_e5m2). There a different set of ranks has ±1 in each element and the rest 0.
 
     Parameters
     ----------
@@ -136,29 +147,34 @@ def make_inputs(collective: Collective, count: int, dtype: str, seed: int = 0, o
     Raises
     ------
     UnsupportedError
-        If operation or element type is unknown.
+        If operation or element type is unknown, or the type has no such operation.
     """
     row, chosen = element_type(dtype), operation(op)
+    row.combine(chosen)  # refuses what this type does not have
+    scales = make_scales(collective, dtype) if chosen.scales and row.kind == "float" else None
     buffers: Buffers = []
     for rank in range(collective.world_size):
         blocks = collective.input_blocks(rank)
         rng = np.random.default_rng([seed, rank])
-        buffers.append(
-            _values(rng, blocks * count, row, chosen.name, rank, collective.world_size) if blocks else None
-        )
+        values = exact_values(rng, blocks * count, row, chosen.base, rank, collective.world_size)
+        if scales is not None:
+            values = values / scales[rank]  # a power of two, so this is exact
+        buffers.append(values.astype(row.storage) if blocks else None)
     return buffers
 
 
-def _values(rng: np.random.Generator, size: int, dtype: DType, op: str, rank: int, world_size: int) -> Array:
-    if op == "prod":
-        signs = rng.integers(0, 2, size) * 2 - 1 if dtype.storage.kind != "u" else np.ones(size, np.int64)
-        twos = 1 + (rng.integers(0, 2, size) if rank < 8 else np.zeros(size, np.int64))
-        return (signs * twos).astype(dtype.storage)
-    largest = min(100, max(1, dtype.exact_sum // world_size)) if op in ("sum", "avg") else 100
-    values = rng.integers(1, largest + 1, size)
-    if dtype.storage.kind != "u":
-        values *= rng.integers(0, 2, size) * 2 - 1
-    return values.astype(dtype.storage)
+def make_scales(collective: Collective, dtype: str) -> list[float]:
+    """A scalar per rank for ``premul_sum`` that keeps :func:`make_inputs` exact.
+
+    Powers of two for floats. Integers wrap, so they get any number, also one with a fraction to be truncated.
+
+    Raises
+    ------
+    UnsupportedError
+        If the element type is unknown.
+    """
+    series = (1.0, 2.0, 0.5, -1.0, 4.0) if element_type(dtype).kind == "float" else (1.0, 2.75, 3.0, 5.5)
+    return [series[rank % len(series)] for rank in range(collective.world_size)]
 
 
 def wrong_elements(outputs: Sequence[Array | None], expected: Sequence[Array | None]) -> int:
@@ -210,11 +226,14 @@ def _shape(buffer: Array | None) -> str:
 def tolerance(dtype: str, contributions: int) -> float:
     """The largest relative error of a reduction of same-signed data in another order; 0 for integer types.
 
-    Each of the n − 1 additions rounds once: (n − 1) · u, in either order, hence twice that between two
-    orders.
+    Each of the n − 1 combinations rounds at most once to the accumulator and once to the type, in either order of
+    reduction, hence twice that between two orders.
     """
     row = element_type(dtype)
-    return 0.0 if row.accumulate == "wraps" else 2.0 * max(0, contributions - 1) / row.exact_sum
+    if row.kind != "float":
+        return 0.0
+    unit = 1 / row.exact_sum + (1 / element_type("float32").exact_sum if row.rounds_once else 0)
+    return 2.0 * max(0, contributions - 1) * unit
 
 
 def expected_matches(
@@ -227,6 +246,12 @@ def expected_matches(
         if got is None or want is None:
             if got is not want:
                 return False
-        elif got.shape != want.shape or not np.allclose(got, want, rtol=relative, atol=0.0, equal_nan=True):
+        elif got.shape != want.shape or not _close(got, want, relative):
             return False
     return True
+
+
+def _close(got: Array, want: Array, relative: float) -> bool:
+    """In float64, which holds every value of the types that round."""
+    one, other = got.astype(np.float64), want.astype(np.float64)
+    return np.allclose(one, other, rtol=relative, atol=0.0, equal_nan=True)

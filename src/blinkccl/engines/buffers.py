@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from blinkccl.collectives.ops import DType, element_type
+from blinkccl.collectives.ops import DType, Operation, Scale, element_type
 from blinkccl.collectives.oracle import check_inputs
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import ScheduleError, UnsupportedError
@@ -95,16 +95,28 @@ def filled(
 
 @dataclass(frozen=True, slots=True)
 class RoleViews:
-    """A role's slice in its rank's own buffers; ``divisor`` > 1 where it ends an average."""
+    """A role's slice in its rank's own buffers; ``divisor`` > 1 where it ends an average.
+
+    ``scale`` is what its own contribution is multiplied by, or None.
+    """
 
     source: Array | None
     target: Array | None
     chunks: int
     divisor: int
+    scale: Scale
 
 
-def role_views(bound: Bound, buffers: RankBuffers, role: Role, averages: bool) -> RoleViews:
-    """The memory that ``role`` reads and writes.
+def role_views(
+    bound: Bound, buffers: RankBuffers, role: Role, chosen: Operation, factors: tuple[Scale, ...] | None
+) -> RoleViews:
+    """The memory that ``role`` reads and writes, and how it finishes values.
+
+    Parameters
+    ----------
+    factors
+        Every rank's scalar, as :func:`blinkccl.collectives.ops.scalars` gives them. Without effect on collectives
+        that do not reduce.
 
     Raises
     ------
@@ -126,5 +138,7 @@ def role_views(bound: Bound, buffers: RankBuffers, role: Role, averages: bool) -
         views.append(
             memory[at : at + extent.length] if used and memory is not None and at is not None else None
         )
-    divisor = bound.contributions(role.slice) if role.completes and averages else 1
-    return RoleViews(views[0], views[1], extent.chunks, divisor)
+    divisor = bound.contributions(role.slice) if role.completes and chosen.averages else 1
+    scaled = factors is not None and role.contributes and bound.program.collective.reduces
+    scale = factors[role.rank] if factors is not None and scaled else None
+    return RoleViews(views[0], views[1], extent.chunks, divisor, scale)

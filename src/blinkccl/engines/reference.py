@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from blinkccl.collectives.ops import DType, Operation, operation
+from blinkccl.collectives.ops import DType, Operation, Scale, fold, operation, scalars
 from blinkccl.engines.buffers import RankBuffers, filled, role_views
 from blinkccl.errors import DeadlineError, ScheduleError
 from blinkccl.schedule.chunking import DEFAULT_CHUNK_BYTES, Bound, bind
@@ -33,6 +33,7 @@ def run(
     count: int,
     dtype: str,
     op: str = "sum",
+    scales: Sequence[float] | None = None,
     chunk_bytes: int = DEFAULT_CHUNK_BYTES,
     in_place: bool = False,
     deadline_s: float = 60.0,
@@ -63,7 +64,9 @@ def run(
     chosen = operation(op)
     buffers, row = filled(program.collective, inputs, count, dtype, in_place)
     bound = bind(program, count, row.itemsize, chunk_bytes)
-    machine = _Machine(bound, buffers, row, chosen, split=order != "program")
+    row.combine(chosen)  # refuses, before anything runs, what this type does not have
+    factors = scalars(chosen, row, scales, program.collective.world_size)
+    machine = _Machine(bound, buffers, row, chosen, factors, split=order != "program")
     with np.errstate(all="ignore"):  # an overflow to inf is a result, not a mishap
         machine.go(order)
     return list(buffers.outputs)
@@ -88,6 +91,7 @@ class _Step:
     target: Array | None
     chunks: int
     divisor: int
+    scale: Scale
     receives: tuple[_Queue, ...]
     sends: tuple[_Queue, ...]
 
@@ -100,11 +104,17 @@ class _Machine:
     """All ranks of a bound program, ready to run."""
 
     def __init__(
-        self, bound: Bound, buffers: RankBuffers, dtype: DType, chosen: Operation, split: bool
+        self,
+        bound: Bound,
+        buffers: RankBuffers,
+        dtype: DType,
+        chosen: Operation,
+        factors: tuple[Scale, ...] | None,
+        split: bool,
     ) -> None:
         self.bound = bound
-        self.combine = dtype.combine(chosen)
-        self.divide = dtype.divide
+        self.dtype = dtype
+        self.chosen = chosen
         program = bound.program
         slots = [1] * len(program.queues)
         for role in program.roles:
@@ -113,13 +123,14 @@ class _Machine:
         self.queues = [_Queue(index, count) for index, count in enumerate(slots)]
         bodies: dict[tuple[int, int], list[_Step]] = {}
         for role in program.roles:
-            views = role_views(bound, buffers, role, chosen.averages)
+            views = role_views(bound, buffers, role, chosen, factors)
             step = _Step(
                 role,
                 views.source,
                 views.target,
                 views.chunks,
                 views.divisor,
+                views.scale,
                 tuple(self.queues[q] for q in role.receives),
                 tuple(self.queues[q] for q in role.sends),
             )
@@ -159,26 +170,22 @@ class _Machine:
     def _execute(self, body: list[_Step], pause: bool) -> Iterator[_Wait]:
         """One executor: walks through its steps tick by tick; yields where it has to wait."""
         elements = self.bound.chunk_elements
-        combine, divide, ready = self.combine, self.divide, self.ready
+        ready = self.ready
         for tick in range(min(s.role.offset for s in body), max(s.role.offset + s.chunks for s in body)):
             for step in body:
                 chunk = tick - step.role.offset
                 if not 0 <= chunk < step.chunks:
                     continue
                 span = slice(chunk * elements, (chunk + 1) * elements)
-                value = step.source[span].copy() if step.source is not None else None
+                messages = []
                 for queue in step.receives:
                     while not queue.messages:
                         yield queue, step, chunk
-                    message = queue.messages.popleft()
+                    messages.append(queue.messages.popleft())
                     if queue.waiting:
                         ready.extend(queue.waiting)
                         queue.waiting.clear()
-                    value = message if value is None else combine(value, message)
-                assert value is not None  # role_views has seen to it
-                if step.divisor > 1:
-                    value = value.copy()
-                    divide(value, step.divisor, value)
+                value = self._fold(step, span, messages)
                 if step.target is not None:
                     step.target[span] = value
                 for queue in step.sends:
@@ -190,6 +197,17 @@ class _Machine:
                         queue.waiting.clear()
                 if pause:
                     yield None
+
+    def _fold(self, step: _Step, span: slice, messages: list[Array]) -> Array:
+        """The value of one firing; the own contribution is the operand number ``turn``."""
+        operands = messages
+        factors: list[Scale] = []
+        if step.source is not None:
+            turn = step.role.turn
+            # A copy: where it is sent as it is, a later firing may overwrite its memory in place.
+            operands = [*messages[:turn], step.source[span].copy(), *messages[turn:]]
+            factors = [step.scale if place == turn else None for place in range(len(operands))]
+        return fold(self.dtype, self.chosen, operands, factors, step.divisor)
 
     def _describe(self, queue: _Queue, step: _Step, chunk: int) -> str:
         role = step.role

@@ -33,6 +33,8 @@ class Run(Protocol):
         Elements per block.
     dtype, op
         Names in :mod:`blinkccl.collectives.ops`.
+    scales
+        For ``premul_sum`` one number per rank, which its own contributions are multiplied by; else None.
     chunk_bytes
         Wanted size of a message.
     in_place
@@ -48,7 +50,7 @@ class Run(Protocol):
     Raises
     ------
     ScheduleError
-        If program, sizes and buffers do not fit.
+        If program, sizes, buffers and scales do not fit.
     UnsupportedError
         If operation, type or placement is not served.
     DeadlineError
@@ -63,6 +65,7 @@ class Run(Protocol):
         count: int,
         dtype: str,
         op: str = "sum",
+        scales: Sequence[float] | None = None,
         chunk_bytes: int = DEFAULT_CHUNK_BYTES,
         in_place: bool = False,
         deadline_s: float = 60.0,

@@ -1,9 +1,9 @@
 """Runs a Program with a thread per rank, really concurrently: bounded queues, pipelined by chunks.
 
 Each queue owns ``slots`` staging buffers of one chunk, as a connection between GPUs would: a sender
-copies its value in, a receiver combines straight out of it and gives it back. Nothing is allocated while
-the loop runs. NumPy lets other threads run while it works on a chunk, so ranks overlap on as many cores
-as there are.
+copies its value in, a receiver combines straight out of it and gives it back. No buffer is allocated while
+the loop runs (float min and max make a temporary). NumPy lets other threads run while it works on a chunk,
+so ranks overlap on as many cores as there are.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from blinkccl.collectives.ops import DType, Operation, operation
+from blinkccl.collectives.ops import DType, Operation, Scale, operation, scalars
 from blinkccl.engines.buffers import RankBuffers, filled, role_views
 from blinkccl.errors import DeadlineError
 from blinkccl.schedule.chunking import DEFAULT_CHUNK_BYTES, Bound, bind
@@ -34,6 +34,7 @@ def run(
     count: int,
     dtype: str,
     op: str = "sum",
+    scales: Sequence[float] | None = None,
     chunk_bytes: int = DEFAULT_CHUNK_BYTES,
     in_place: bool = False,
     deadline_s: float = 60.0,
@@ -53,7 +54,8 @@ def run(
     slots · ``chunk_bytes`` of memory at most, and a thread start per rank.
     """
     buffers, row = filled(program.collective, inputs, count, dtype, in_place)
-    with Execution(bind(program, count, row.itemsize, chunk_bytes), buffers, row, operation(op)) as execution:
+    bound = bind(program, count, row.itemsize, chunk_bytes)
+    with Execution(bound, buffers, row, operation(op), scales) as execution:
         execution.go(deadline_s)
     return list(buffers.outputs)
 
@@ -69,18 +71,28 @@ class Execution:
         What the ranks read and write; their contents may be changed between runs.
     dtype, chosen
         Rows of :mod:`blinkccl.collectives.ops`.
+    scales
+        One number per rank for ``premul_sum``; else None.
     """
 
-    def __init__(self, bound: Bound, buffers: RankBuffers, dtype: DType, chosen: Operation) -> None:
+    def __init__(
+        self,
+        bound: Bound,
+        buffers: RankBuffers,
+        dtype: DType,
+        chosen: Operation,
+        scales: Sequence[float] | None = None,
+    ) -> None:
         self._bound = bound
         self._dtype = dtype
         self._combine = dtype.combine(chosen)
+        factors = scalars(chosen, dtype, scales, bound.program.collective.world_size)
         self._failure = _Failure()
         self._pool = ThreadPoolExecutor(len(bound.program.ranks), "blink-rank")
         self._connections = self._connect()
         self._bodies: list[list[_Step]] = [[] for _ in bound.program.ranks]
         for role in bound.program.roles:
-            views = role_views(bound, buffers, role, chosen.averages)
+            views = role_views(bound, buffers, role, chosen, factors)
             if views.chunks:
                 self._bodies[role.rank].append(
                     _Step(
@@ -89,6 +101,7 @@ class Execution:
                         views.target,
                         views.chunks,
                         views.divisor,
+                        views.scale,
                         tuple(self._connections[q] for q in role.receives),
                         tuple(self._connections[q] for q in role.sends),
                     )
@@ -163,9 +176,8 @@ class Execution:
 
     def _walk(self, body: list[_Step], deadline: float) -> None:
         elements = self._bound.chunk_elements
-        scratch = np.empty(
-            min(elements, max(self._bound.extents[s.role.slice].length for s in body)), self._dtype.storage
-        )
+        longest = max(self._bound.extents[step.role.slice].length for step in body)
+        scratch = _Scratch(min(elements, longest), self._dtype)
         for tick in range(min(s.role.offset for s in body), max(s.role.offset + s.chunks for s in body)):
             for step in body:
                 chunk = tick - step.role.offset
@@ -174,33 +186,96 @@ class Execution:
                         step, chunk, slice(chunk * elements, (chunk + 1) * elements), scratch, deadline
                     )
 
-    def _fire(self, step: _Step, chunk: int, span: slice, scratch: Array, deadline: float) -> None:
-        """One firing. The value is built where it is kept, or else in ``scratch``.
+    def _fire(self, step: _Step, chunk: int, span: slice, scratch: _Scratch, deadline: float) -> None:
+        """One firing.
 
-        Never in a send slot: no received slot must be held back while a send has to wait.
+        The value is never built in a send slot: no received slot must be held back while a send has to wait.
         """
-        value = step.source[span] if step.source is not None else None
+        own = step.source[span] if step.source is not None else None
         place = step.target[span] if step.target is not None else None
-        for connection in step.receives:
-            message = connection.receive(step, chunk, deadline)
-            built = place if place is not None else scratch[: message.size]
-            if value is None:
-                np.copyto(built, message)
-            else:
-                self._combine(value, message, out=built)
-            value = built
-            connection.release()
-        assert value is not None  # role_views has seen to it
+        operands = len(step.receives) + (own is not None)
+        if operands == 1 and step.scale is None and step.divisor == 1:
+            value = own if own is not None else self._copied(step, chunk, place, scratch, deadline)
+        else:
+            total = self._combined(step, chunk, own, place, scratch, deadline)
+            if step.divisor > 1:
+                built = place if place is not None and not self._dtype.rounds_once else scratch.total[: total.size]
+                self._dtype.divide(total, step.divisor, built)
+                total = built
+            value = scratch.rounded(total, place)
         if place is not None and value is not place:
             np.copyto(place, value)
-        if step.divisor > 1:
-            value = self._divided(value, place if place is not None else scratch[: value.size], step.divisor)
         for connection in step.sends:
             connection.send(value, step, chunk, deadline)
 
-    def _divided(self, value: Array, built: Array, divisor: int) -> Array:
-        self._dtype.divide(value, divisor, built)
-        return built
+    def _copied(
+        self, step: _Step, chunk: int, place: Array | None, scratch: _Scratch, deadline: float
+    ) -> Array:
+        """The one message of a firing that passes it on as it is."""
+        (connection,) = step.receives
+        message = connection.receive(step, chunk, deadline)
+        value = place if place is not None else scratch.value[: message.size]
+        np.copyto(value, message)
+        connection.release()
+        return value
+
+    def _combined(
+        self, step: _Step, chunk: int, own: Array | None, place: Array | None, scratch: _Scratch, deadline: float
+    ) -> Array:
+        """All operands of a firing in accumulators; the own one after ``turn`` messages.
+
+        Built where it is kept if that is of the accumulator's type, and, as it may be the own input's memory in
+        place, if nothing is combined before the own input.
+        """
+        turn = step.role.turn
+        kept = place if not self._dtype.rounds_once and (own is None or turn == 0) else None
+        total: Array | None = None
+        for index in range(len(step.receives) + 1):
+            if index == turn and own is not None:
+                total = self._take(total, own, step.scale, kept, scratch, lasts=True)
+            if index < len(step.receives):
+                connection = step.receives[index]
+                message = connection.receive(step, chunk, deadline)
+                total = self._take(total, message, None, kept, scratch, lasts=False)
+                connection.release()
+        assert total is not None  # role_views has seen to it
+        return total
+
+    def _take(
+        self, total: Array | None, operand: Array, scale: Scale, kept: Array | None, scratch: _Scratch, *, lasts: bool
+    ) -> Array:
+        """``total`` ∘ ``scale`` · ``operand``, in ``kept`` or else in ``scratch``.
+
+        A first operand that ``lasts`` longer than a message in its slot need not be copied.
+        """
+        built = kept if kept is not None else scratch.total[: operand.size]
+        value = built if total is None else scratch.operand[: operand.size]
+        if scale is not None:
+            np.multiply(self._dtype.widen(operand), scale, out=value)
+        elif self._dtype.rounds_once or (total is None and not lasts):
+            np.copyto(value, operand)
+        else:
+            value = operand
+        return value if total is None else self._combine(total, value, out=built)
+
+
+class _Scratch:
+    """One rank's memory for values in the making, of the longest chunk that it meets."""
+
+    def __init__(self, elements: int, dtype: DType) -> None:
+        self._dtype = dtype
+        self.total = np.empty(elements, dtype.accumulator)
+        self.operand = np.empty(elements, dtype.accumulator)
+        #: Elements, not accumulators: the same memory as ``total`` where these are one type.
+        self.value = np.empty(elements, dtype.storage) if dtype.rounds_once else self.total
+
+    def rounded(self, total: Array, place: Array | None) -> Array:
+        """``total`` as elements: itself if it is of their type, else rounded into ``place`` or here."""
+        if not self._dtype.rounds_once:
+            return total
+        value = place if place is not None else self.value[: total.size]
+        np.copyto(value, total, casting="same_kind")
+        return value
 
 
 class _StoppedError(Exception):
@@ -230,6 +305,7 @@ class _Step:
     target: Array | None
     chunks: int
     divisor: int
+    scale: Scale
     receives: tuple[_Connection, ...]
     sends: tuple[_Connection, ...]
 

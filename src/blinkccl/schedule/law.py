@@ -39,7 +39,7 @@ def verify(program: Program, topology: Topology) -> None:
 def violations(program: Program, topology: Topology) -> list[str]:
     """Every way in which ``program`` breaks the law on ``topology``; empty if it keeps it.
 
-    The law: indexes are valid; both ends of each queue exist and agree on the order of messages; each
+    The law: indexes and turns are valid; both ends of each queue exist and agree on the order of messages; each
     contribution enters each slice exactly once, the reduction is completed exactly where all are in, every
     destination gets every slice once and nothing else is written; slices tile every block; no cycle of
     waits closes for any size (finite buffers included); where input and output share memory, no rank
@@ -125,6 +125,10 @@ def _role_faults(program: Program, carrier: dict[int, int]) -> Iterator[str]:
                     yield f"{where}: it {verb} queue {queue}, outside the table of {queues}"
             if len(ends) > 1 and len(dict.fromkeys(ends)) != len(ends):
                 yield f"{where}: it {verb} one queue twice in a firing: {list(ends)}"
+        if not 0 <= role.turn <= len(role.receives):
+            yield f"{where}: turn {role.turn} is outside 0 … {len(role.receives)}, the number of messages it receives"
+        elif role.turn and not role.contributes:
+            yield f"{where}: turn {role.turn}, expected 0: it contributes nothing that could have a turn"
         if not (role.contributes or role.receives):
             yield f"{where}: it neither contributes nor receives, so it has no value to pass on"
 

@@ -12,6 +12,10 @@ the slice's output (in place these are the same memory).
 sender appends finds the slot that the receiver freed earlier in the same tick, and one slot per queue is
 enough. In the folded graph every arc without a token then goes from a higher offset to a lower one, or
 down the list: no cycle.
+
+**Order of reduction.** At every vertex contributions are combined by rank: the children's messages in the order of
+their ranks, the own contribution before the first child of a higher rank. So a star reduces in rank order wherever
+its root is, and N stars over one slice give all ranks the same bits.
 """
 
 from __future__ import annotations
@@ -209,23 +213,26 @@ class _Builder:
             if vertex in full and vertex not in down:
                 draft.keeps = draft.rank in placement.targets
         del down[share.root]
-        self.roles += [
-            Role(
-                d.rank,
-                part % self.lanes,
-                index,
-                d.stage,
-                d.offset,
-                part,
-                d.contributes,
-                d.keeps,
-                d.completes,
-                tuple(d.receives),
-                tuple(d.sends),
-            )
-            for drafts in (up, down)
-            for d in drafts.values()
-        ]
+        self.roles += [self._role(index, part, draft) for drafts in (up, down) for draft in drafts.values()]
+
+    def _role(self, index: int, part: int, draft: _Draft) -> Role:
+        """The role of a draft that is complete, with its contributions in rank order."""
+        receives = sorted(draft.receives, key=lambda queue: self.queues[queue].src)
+        turn = sum(self.queues[queue].src < draft.rank for queue in receives) if draft.contributes else 0
+        return Role(
+            draft.rank,
+            part % self.lanes,
+            index,
+            draft.stage,
+            draft.offset,
+            part,
+            draft.contributes,
+            draft.keeps,
+            draft.completes,
+            tuple(receives),
+            tuple(draft.sends),
+            turn,
+        )
 
     def _stage(self, index: int, tree: Tree, root: int, drafts: dict[int, _Draft], *, upward: bool) -> None:
         """Adds a role for every vertex of ``tree`` to ``drafts``, which has the root's, and its queues."""

@@ -11,13 +11,26 @@ an offset one higher, so all hops of a tree work in the same tick on successive 
 
 Firing ``k`` of a role, exactly::
 
-    value = own input chunk k of the slice        if contributes
-    for queue in receives:                        in this order: it is the order of reduction
-        message = next message of queue
-        value = message if there is no value yet, else value ∘ message
-    value = value / number of contributions       if completes and the operation is avg
+    operands = the next message of each queue in receives, in this order
+    own input chunk k of the slice joins them     if contributes: as the operand number ``turn``, counted from 0
+    total = operands[0] ∘ operands[1] ∘ …         from left to right, in the accumulator of the element type
+    total = total / number of contributions       if completes and the operation is avg
+    value = total, rounded to the element type
     own output chunk k of the slice = value       if keeps
     for queue in sends: append value to queue     each waits while the queue holds ``slots`` messages
+
+**The order of reduction** is that of the operands: ``receives``, with the own contribution after the first ``turn``
+messages. Where the operation is premul_sum (and the collective reduces), the own contribution is multiplied by its
+rank's scalar, in the accumulator, before it joins.
+
+**Rounding.** float16, bfloat16 and the 8-bit floats are widened to float32, combined and divided there, and rounded
+once, at ``value``: what a rank keeps and what it sends are the same bits. Other types are their own accumulators. An
+operand that is alone, not scaled and not divided is not touched: its bits pass through, also those of a NaN. The
+table of all this is :mod:`blinkccl.collectives.ops`, its definition :func:`blinkccl.collectives.ops.fold`.
+
+A message's slot is free as soon as it has been received: an engine may not hold one slot while it waits for another
+message. In place the own input and output chunk of a role are the same memory; both are of the same firing, so the
+input must have been read before the value is written there, whatever ``turn`` is.
 
 Ranks here are positions 0 … N−1; ``ranks`` maps them to vertex ids.
 """
@@ -58,7 +71,9 @@ class Role:
     """What ``rank`` does for ``share`` in each chunk; see the module's text for the exact meaning.
 
     ``stage`` ("reduce", "root" or "broadcast") is for people and for engines that fuse; it has no meaning of
-    its own. ``slice``, ``receives`` and ``sends`` are indexes into the program's tables.
+    its own. ``slice``, ``receives`` and ``sends`` are indexes into the program's tables. ``turn`` is how many
+    received messages are combined before the rank's own contribution: 0 … ``len(receives)``, and 0 if it does not
+    contribute.
     """
 
     rank: int
@@ -72,6 +87,7 @@ class Role:
     completes: bool
     receives: tuple[int, ...]
     sends: tuple[int, ...]
+    turn: int = 0
 
 
 @dataclass(frozen=True, slots=True)

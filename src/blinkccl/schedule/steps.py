@@ -22,11 +22,11 @@ class Step:
     role
         The role that this is an action of; its offset says in which tick it works on which chunk.
     action
-        ``copy_in``: value = own input. ``recv``: value = message. ``reduce``: value = value ∘ message.
-        ``complete``: the reduction is complete; an average is divided. ``copy_out``: own output = value.
-        ``send``: append value.
+        ``copy_in``: value = own input. ``recv``: value = message. ``reduce``: value = value ∘ message, or
+        value ∘ own input where ``queue`` is None. ``complete``: the reduction is complete; an average is divided.
+        ``copy_out``: own output = value. ``send``: append value.
     queue
-        For recv, reduce and send; else None.
+        For recv and send, and for reduce with a message; else None.
     """
 
     number: int
@@ -38,10 +38,12 @@ class Step:
 def steps(program: Program, rank: int) -> Iterator[Step]:
     """The actions of one tick of ``rank``, in order; chunk ``t − role.offset`` in tick t."""
     for number, role in enumerate(program.body[rank]):
+        operands: list[int | None] = list(role.receives)
         if role.contributes:
-            yield Step(number, role, "copy_in")
-        for place, queue in enumerate(role.receives):
-            yield Step(number, role, "reduce" if role.contributes or place else "recv", queue)
+            operands.insert(role.turn, None)
+        for place, queue in enumerate(operands):
+            first = "copy_in" if queue is None else "recv"
+            yield Step(number, role, "reduce" if place else first, queue)
         if role.completes:
             yield Step(number, role, "complete")
         if role.keeps:

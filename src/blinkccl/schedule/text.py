@@ -22,7 +22,7 @@ SCHEMA_VERSION = 1
 def to_text(program: Program) -> str:
     """One line per slice, queue, channel and role, in the program's order.
 
-    A role's line reads: rank, channel, share, stage, ``@offset``, slice, then what it does in each firing.
+    A role's line reads: rank, channel, share, stage, ``@offset``, slice, then what it does in each firing, in order.
     """
     return "\n".join(_lines(program)) + "\n"
 
@@ -56,11 +56,16 @@ def _lines(program: Program) -> list[str]:
 
 
 def _role(role: Role) -> str:
+    early = role.turn if role.contributes else len(role.receives)
     actions = []
+    if role.receives[:early]:
+        actions.append(f"receive {_list(role.receives[:early])}")
     if role.contributes:
         actions.append("own input")
-    if role.receives:
-        actions.append(f"receive {_list(role.receives)}")
+    if role.receives[early:]:
+        actions.append(f"receive {_list(role.receives[early:])}")
+    if role.turn != (min(max(role.turn, 0), len(role.receives)) if role.contributes else 0):
+        actions.append(f"turn {role.turn}")  # the law refuses it; equal texts must still mean equal programs
     if role.completes:
         actions.append("complete")
     if role.keeps:
@@ -126,6 +131,7 @@ class _RoleForm(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     completes: bool
     receives: tuple[_Number, ...]
     sends: tuple[_Number, ...]
+    turn: _Number = 0  # programs written before there were turns have none
 
 
 class _ProgramForm(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -165,6 +171,7 @@ def to_json(program: Program) -> str:
                 r.completes,
                 r.receives,
                 r.sends,
+                r.turn,
             )
             for r in program.roles
         ),
@@ -221,6 +228,7 @@ def from_json(text: str | bytes) -> Program:
                 r.completes,
                 r.receives,
                 r.sends,
+                r.turn,
             )
             for r in form.roles
         ),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from blinkccl.collectives.oracle import make_inputs, mismatch, oracle
+from blinkccl.collectives.ops import operation
+from blinkccl.collectives.oracle import make_inputs, make_scales, mismatch, oracle
 from blinkccl.engines.registry import Run
 from blinkccl.schedule.program import Program
 
@@ -21,7 +22,8 @@ def difference(
 ) -> str | None:
     """The first difference between an engine's outputs and the oracle's, or None.
 
-    The inputs are such that any order of reduction is exact, so the comparison is of every bit.
+    The inputs are such that any order of reduction is exact, so the comparison is of every bit. For ``premul_sum``
+    the scales are those that keep it so.
 
     Parameters
     ----------
@@ -33,13 +35,15 @@ def difference(
         Of the inputs.
     """
     inputs = make_inputs(program.collective, count, dtype, seed, op)
-    expected = oracle(program.collective, inputs, op)
+    scales = make_scales(program.collective, dtype) if operation(op).scales else None
+    expected = oracle(program.collective, inputs, op, scales)
     outputs = run(
         program,
         inputs,
         count=count,
         dtype=dtype,
         op=op,
+        scales=scales,
         chunk_bytes=chunk_bytes,
         in_place=in_place,
         deadline_s=deadline_s,

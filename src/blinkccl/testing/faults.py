@@ -126,7 +126,7 @@ def missing_contribution(program: Program, random: Random) -> Program | None:
     return (
         None
         if index is None
-        else _with_role(program, index, replace(program.roles[index], contributes=False))
+        else _with_role(program, index, replace(program.roles[index], contributes=False, turn=0))
     )
 
 
@@ -154,9 +154,18 @@ def lost_chunk(program: Program, random: Random) -> Program | None:
     )
     if index is None:
         return None
-    return _with_role(
-        program, index, replace(program.roles[index], receives=program.roles[index].receives[1:])
-    )
+    role = program.roles[index]
+    left = role.receives[1:]
+    return _with_role(program, index, replace(role, receives=left, turn=min(role.turn, len(left))))
+
+
+def beyond_turn(program: Program, random: Random) -> Program | None:
+    """A rank waits for more messages than it gets before it adds its own."""
+    index = _pick(random, program, lambda role: role.contributes)
+    if index is None:
+        return None
+    role = program.roles[index]
+    return _with_role(program, index, replace(role, turn=len(role.receives) + 1))
 
 
 def starving(program: Program, random: Random) -> Program | None:
@@ -249,6 +258,7 @@ FAULTS: dict[str, Fault] = {
     "stray_write": Fault("which this rank must not get", stray_write),
     "never_written": Fault("never gets slice", never_written),
     "lost_chunk": Fault("lost chunk", lost_chunk),
+    "beyond_turn": Fault("the number of messages it receives", beyond_turn),
     "starving": Fault("starves", starving),
     "wrong_order": Fault("wrong order", wrong_order),
     "overload": Fault("overload", overload),

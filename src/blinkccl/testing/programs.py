@@ -1,8 +1,9 @@
 """Random Programs that are right by construction and that our lowering would never make.
 
 Other offsets, several hops in one tick, look-aheads as deep as the slots, queues that several shares use
-in turn, relays, ranks that run ahead of or behind others, other program orders, several channels. Whoever
-writes an engine, a law or an exporter against the grammar alone must serve these too.
+in turn, relays, ranks that run ahead of or behind others, other program orders, several channels, own
+contributions at any turn of a reduction. Whoever writes an engine, a law or an exporter against the
+grammar alone must serve these too.
 
 How they come out live: all roles get one global order inside a tick, such that every dependency without a
 token points forward in it; then each rank's clock is shifted and its body rotated, which changes the text
@@ -267,6 +268,7 @@ class _Draft:
                 node.role,
                 sends=tuple(sends[id(node)]),
                 receives=tuple(arriving[id(s), id(node)] for s, _ in node.above),
+                turn=self.random.randint(0, len(node.above)) if node.role.contributes else 0,
             )
         return order
 

@@ -1,27 +1,232 @@
-"""Combining and dividing, bit for bit."""
+"""Types, operations, and what one firing makes of its operands, bit for bit."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from bisect import bisect_left
+
+import ml_dtypes
 import numpy as np
 import pytest
 
-from blinkccl.collectives.ops import DTYPES, OPS, element_type, operation
-from blinkccl.errors import UnsupportedError
+from blinkccl.collectives.ops import (
+    DTYPE_CODES,
+    DTYPES,
+    OP_CODES,
+    OPS,
+    element_type,
+    fold,
+    operation,
+    scalars,
+)
+from blinkccl.errors import ScheduleError, UnsupportedError
+
+FLOATS = [name for name, row in DTYPES.items() if row.kind == "float"]
+INTEGERS = [name for name, row in DTYPES.items() if row.kind in ("signed", "unsigned")]
+NARROW = ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"]
+
+
+def folded(dtype: str, op: str, *operands: list[object], divisor: int = 1) -> np.ndarray:
+    row = element_type(dtype)
+    with np.errstate(all="ignore"):
+        return fold(row, operation(op), [np.array(x).astype(row.storage) for x in operands], divisor=divisor)
+
+
+def bits(array: np.ndarray) -> list[int]:
+    return array.view(f"u{array.dtype.itemsize}").tolist()
 
 
 @pytest.mark.parametrize("name", DTYPES)
 def test_every_type_is_its_numpy_self(name: str) -> None:
     row = DTYPES[name]
-    assert row.storage == np.dtype(name)
-    assert row.itemsize == np.dtype(name).itemsize
-    assert element_type(np.dtype(name)) is row
+    assert row.storage == np.dtype(getattr(ml_dtypes, name, name))
+    assert row.storage.name == name
+    assert row.itemsize == row.storage.itemsize
+    assert element_type(row.storage) is row
+
+
+def test_the_numbers_of_the_native_abi() -> None:
+    assert list(DTYPE_CODES) == list(DTYPES)
+    assert list(DTYPE_CODES.values()) == list(range(15))
+    assert {name: DTYPE_CODES[name] for name in ("int8", "uint64", "bfloat16", "float64", "bool")} == {
+        "int8": 0,
+        "uint64": 7,
+        "bfloat16": 9,
+        "float64": 11,
+        "bool": 14,
+    }
+    assert OP_CODES == {"sum": 0, "prod": 1, "min": 2, "max": 3, "band": 4, "bor": 5, "bxor": 6}
+    assert {row.base for row in OPS.values()} == set(OP_CODES)
+    assert OPS["avg"].base == OPS["premul_sum"].base == "sum"
+
+
+def test_narrow_floats_accumulate_in_float32_and_nothing_else_does() -> None:
+    assert [name for name, row in DTYPES.items() if row.accumulator != row.storage] == NARROW
+    assert all(DTYPES[name].accumulator == np.float32 for name in NARROW)
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_largest_exact_integer(name: str) -> None:
+    row = DTYPES[name]
+    if row.kind == "bool":
+        assert row.exact_sum == 1
+        return
+    largest = np.array([row.exact_sum], dtype=row.storage)
+    assert int(largest[0]) == row.exact_sum
+    assert int((largest + largest.dtype.type(1))[0]) != row.exact_sum + 1
+
+
+def finite_values(name: str) -> tuple[list[float], list[int]]:
+    """All finite values of a type in ascending order, zero once, and their patterns."""
+    storage = DTYPES[name].storage
+    patterns = np.arange(2 ** (8 * storage.itemsize), dtype=f"u{storage.itemsize}")
+    with np.errstate(invalid="ignore"):  # signalling NaNs
+        values = patterns.view(storage).astype(np.float64)
+    keep = np.isfinite(values) & ~((values == 0) & np.signbit(values))
+    order = np.argsort(values[keep], kind="stable")
+    return values[keep][order].tolist(), patterns[keep][order].tolist()
+
+
+def nearest(value: float, values: list[float], patterns: list[int]) -> float | None:
+    """The definition of rounding: to the nearest, ties to the even pattern; None beyond half a step past the end."""
+    at = bisect_left(values, value)
+    if at in (0, len(values)):
+        end, inner = (values[0], values[1]) if at == 0 else (values[-1], values[-2])
+        beyond = abs(value - end) - abs(end - inner) / 2
+        odd = patterns[0 if at == 0 else -1] % 2
+        return None if beyond > 0 or (beyond == 0 and odd) else end
+    low, high = values[at - 1], values[at]
+    if value - low != high - value:
+        return low if value - low < high - value else high
+    return low if patterns[at - 1] % 2 == 0 else high
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_rounding_is_to_the_nearest_and_ties_to_even(name: str) -> None:
+    row = DTYPES[name]
+    values, patterns = finite_values(name)
+    assert row.widen(np.array(values).astype(row.storage)).tolist() == values
+    rng = np.random.default_rng(0)
+    some = rng.choice(len(values) - 1, min(len(values) - 1, 400), replace=False)
+    ties = [(values[i] + values[i + 1]) / 2 for i in some]
+    largest = values[-1]
+    random = rng.standard_normal(500)
+    ends = [largest * factor for factor in (1.01, 1.03, 1.06, 1.1, 1.2, 2, -1.01, -1.06, -2)]
+    with np.errstate(over="ignore"):  # beyond bfloat16 there is little left of float32
+        samples = np.array([*ties, *(random * largest / 2), *(random * 2.0**-12), *ends], dtype=np.float32)
+    samples = np.concatenate([samples, np.nextafter(samples, np.float32(np.inf))])
+    with np.errstate(all="ignore"):
+        rounded = row.narrow(samples).astype(np.float64).tolist()
+    overflows = 0
+    for sample, got in zip(samples.tolist(), rounded, strict=True):
+        want = nearest(sample, values, patterns)
+        if want is not None:
+            assert got == want, (sample, got, want)
+        else:
+            overflows += 1
+            assert np.isnan(got) if name == "float8_e4m3fn" else got == np.copysign(np.inf, sample), (sample, got)
+    assert overflows >= 4
+
+
+@pytest.mark.parametrize(
+    ("name", "operands", "wanted"),
+    [
+        ("float16", (2048, 1, 1), 2050),  # rounding after each step would stay at 2048
+        ("bfloat16", (256, 1, 1), 258),
+        ("float8_e4m3fn", (16, 1, 1), 18),
+        ("float8_e5m2", (8, 1, 1), 10),
+        ("float16", (60000, 60000, -60000), 60000),  # no overflow on the way
+        ("float32", (2**24, 1, 1), 2**24),
+    ],
+)
+def test_a_sum_is_rounded_once(name: str, operands: tuple[int, ...], wanted: int) -> None:
+    assert folded(name, "sum", *([x] for x in operands)).astype(np.float64).tolist() == [wanted]
+
+
+def test_an_average_is_divided_before_it_is_rounded() -> None:
+    one, other = [1.0], [0.010803223]  # the sum is no bfloat16
+    got = folded("bfloat16", "avg", one, other, divisor=3)
+    assert got.astype(np.float64).tolist() == [0.337890625]
+    rounded_first = folded("bfloat16", "avg", folded("bfloat16", "sum", one, other).tolist(), divisor=3)
+    assert rounded_first.astype(np.float64).tolist() == [0.3359375]
+
+
+def test_scales_multiply_in_the_accumulator() -> None:
+    row, chosen = element_type("bfloat16"), operation("premul_sum")
+    x = np.array([257 / 256], np.float32).astype(row.storage)  # rounds to 1
+    scale = row.scalar(1 + 2**-9)
+    assert scale.dtype == np.float32
+    wide = fold(row, chosen, [np.array([1], row.storage)] * 2, [scale, None])
+    assert wide.tolist() == [2.0]
+    exact = fold(row, chosen, [np.array([1], row.storage), np.array([-1], row.storage)], [scale, None])
+    assert exact.tolist() == [2**-9]  # it would be 0 if 1 · scale had been rounded to bfloat16
+    assert fold(row, chosen, [x], [scale]).tolist() == [1.0]
+
+
+def test_one_operand_alone_keeps_its_bits() -> None:
+    for name in FLOATS:
+        row = element_type(name)
+        patterns = np.arange(256, dtype=np.uint8)
+        values = np.repeat(patterns, row.itemsize).view(row.storage)  # holds NaNs of many payloads
+        assert bits(fold(row, operation("sum"), [values])) == bits(values)
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_min_and_max_return_nan_and_are_exact_about_zeros(name: str) -> None:
+    a = [1, 2, np.nan, 3, 0.0, -0.0, np.nan]
+    b = [2, 1, 3, np.nan, -0.0, 0.0, np.nan]
+    low, high = folded(name, "min", a, b), folded(name, "max", a, b)
+    assert low[:2].tolist() == [1, 1]
+    assert high[:2].tolist() == [2, 2]
+    for got in (low, high):
+        assert np.isnan(got.astype(np.float64)).tolist() == [False, False, True, True, False, False, True]
+        assert np.signbit(got[4:6].astype(np.float64)).tolist() == [True, False]  # equal: the second operand
+
+
+def test_combining_into_an_operand_is_allowed() -> None:
+    for name, row in DTYPES.items():
+        for op, chosen in OPS.items():
+            if not row.serves(chosen):
+                continue
+            combine = row.combine(chosen)
+            a, b = (np.array(x).astype(row.accumulator) for x in ([1, 0, 5, 7], [0, 1, 7, 5]))
+            wanted = combine(a, b).copy()
+            for out in (a.copy(), b.copy()):
+                first, second = (out, b) if bool(np.all(out == a)) else (a, out)
+                assert combine(first, second, out=out) is out
+                assert np.array_equal(out, wanted), (name, op)
+
+
+def test_integers_wrap() -> None:
+    assert folded("int8", "sum", [127], [1]).tolist() == [-128]
+    assert folded("uint8", "prod", [16], [17]).tolist() == [16]
+    assert folded("int64", "prod", [2**62], [2]).tolist() == [-(2**63)]
+
+
+def test_bits_of_integers() -> None:
+    assert folded("int8", "band", [-4], [7]).tolist() == [4]
+    assert folded("uint16", "bor", [0xF00F], [0x0FF0]).tolist() == [0xFFFF]
+    assert folded("int32", "bxor", [-1], [5]).tolist() == [-6]
+
+
+def test_booleans() -> None:
+    a, b = [False, False, True, True], [False, True, False, True]
+    found = {op: folded("bool", op, a, b).tolist() for op, row in OPS.items() if DTYPES["bool"].serves(row)}
+    either, both, one = [False, True, True, True], [False, False, False, True], [False, True, True, False]
+    assert found == {
+        "sum": either,
+        "max": either,
+        "bor": either,
+        "prod": both,
+        "min": both,
+        "band": both,
+        "bxor": one,
+    }
 
 
 def test_integer_average_truncates_toward_zero_as_in_c() -> None:
-    row = element_type("int32")
-    values = np.array([7, -7, 6, -6, 0, 1, -1], dtype=np.int32)
-    row.divide(values, 3, values)
-    assert values.tolist() == [2, -2, 2, -2, 0, 0, 0]
+    assert folded("int32", "avg", [7, -7, 6, -6, 0, 1, -1], divisor=3).tolist() == [2, -2, 2, -2, 0, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -36,44 +241,85 @@ def test_integer_average_truncates_toward_zero_as_in_c() -> None:
     ],
 )
 def test_integer_average_at_the_ends_of_the_range(name: str, value: int, divisor: int, wanted: int) -> None:
-    row = element_type(name)
-    values = np.array([value], dtype=row.storage)
-    row.divide(values, divisor, values)
-    assert values.tolist() == [wanted]
+    assert folded(name, "avg", [value], divisor=divisor).tolist() == [wanted]
 
 
-@pytest.mark.parametrize("name", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("name", ["float32", "float64"])
 def test_float_average_divides_in_its_own_type(name: str) -> None:
-    row = element_type(name)
-    values = np.array([7, -7, 1], dtype=row.storage)
-    row.divide(values, 3, values)
-    assert values.dtype == row.storage
-    assert values.tolist() == (np.array([7, -7, 1], dtype=row.storage) / row.storage.type(3)).tolist()
+    got = folded(name, "avg", [7, -7, 1], divisor=3)
+    assert got.tolist() == (np.array([7, -7, 1], dtype=name) / np.dtype(name).type(3)).tolist()
 
 
-def test_integers_wrap() -> None:
-    row = element_type("int8")
-    combine = row.combine(operation("sum"))
-    assert combine(np.array([127], np.int8), np.array([1], np.int8)).tolist() == [-128]
+def test_folding_changes_no_operand() -> None:
+    row = element_type("float32")
+    operands = [np.array([1, 2], np.float32), np.array([3, 4], np.float32)]
+    fold(row, operation("avg"), operands, divisor=2)
+    fold(row, operation("premul_sum"), operands, [row.scalar(2), row.scalar(3)])
+    assert [x.tolist() for x in operands] == [[1, 2], [3, 4]]
 
 
-@pytest.mark.parametrize("name", DTYPES)
-def test_largest_exact_integer(name: str) -> None:
-    row = DTYPES[name]
-    largest = np.array([row.exact_sum], dtype=row.storage)
-    assert int(largest[0]) == row.exact_sum
-    beyond = largest + row.storage.type(1)
-    assert int(beyond[0]) != row.exact_sum + 1
+def test_scalars_in_the_accumulator_type() -> None:
+    chosen = operation("premul_sum")
+    assert scalars(chosen, element_type("int8"), [2.75, -2.75, 127], 3) == (2, -2, 127)
+    (third,) = scalars(chosen, element_type("float16"), [1 / 3], 1) or ()
+    assert third == np.float32(1 / 3)
+    (huge,) = scalars(chosen, element_type("float32"), [1e300], 1) or ()
+    assert huge == np.inf
+    assert scalars(operation("sum"), element_type("int8"), None, 3) is None
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype", "scales", "message"),
+    [
+        ("premul_sum", "float32", None, "needs one scale per rank: expected 3, got none"),
+        ("premul_sum", "float32", [1.0], "needs one scale per rank: expected 3, got 1"),
+        ("sum", "float32", [1.0, 1.0, 1.0], "sum takes no scales, got 3"),
+        ("premul_sum", "int8", [1.0, 128.0, 1.0], "scale 128.0 is outside int8's range -128 … 127"),
+        ("premul_sum", "uint8", [1.0, -1.0, 1.0], "scale -1.0 is outside uint8's range"),
+        ("premul_sum", "int64", [1.0, float("nan"), 1.0], "scale nan is outside int64's range"),
+    ],
+)
+def test_wrong_scales(op: str, dtype: str, scales: list[float] | None, message: str) -> None:
+    with pytest.raises(ScheduleError, match=message):
+        scalars(operation(op), element_type(dtype), scales, 3)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "op", "message"),
+    [
+        ("float32", "bxor", "bxor is not defined for float32, only for int8, uint8, .*uint64, bool"),
+        ("float8_e5m2", "band", "band is not defined for float8_e5m2, only for int8"),
+        ("bool", "avg", "avg is not defined for bool, only for int8, .*float8_e5m2$"),
+        ("bool", "premul_sum", "premul_sum is not defined for bool, only for int8, .*float8_e5m2$"),
+    ],
+)
+def test_operations_that_a_type_does_not_have(dtype: str, op: str, message: str) -> None:
+    assert not element_type(dtype).serves(operation(op))
+    with pytest.raises(UnsupportedError, match=message):
+        element_type(dtype).combine(operation(op))
 
 
 def test_unknown_names_list_the_known_ones() -> None:
-    with pytest.raises(UnsupportedError, match="'xor' is not one of sum, prod, min, max, avg"):
+    with pytest.raises(UnsupportedError, match="'xor' is not one of sum, prod, min, max, avg, premul_sum, band"):
         operation("xor")
-    with pytest.raises(UnsupportedError, match="'complex64' is not one of int8"):
+    with pytest.raises(UnsupportedError, match=r"'complex64' is not one of int8, .*bool"):
         element_type("complex64")
-    with pytest.raises(UnsupportedError, match="view a bool buffer as uint8"):
-        element_type(np.dtype(bool))
+    with pytest.raises(UnsupportedError, match="'float8_e4m3' is not one of"):
+        element_type(np.dtype(ml_dtypes.float8_e4m3))
 
 
-def test_only_avg_averages() -> None:
+def test_only_avg_averages_and_only_premul_sum_scales() -> None:
     assert [name for name, row in OPS.items() if row.averages] == ["avg"]
+    assert [name for name, row in OPS.items() if row.scales] == ["premul_sum"]
+
+
+def test_types_that_need_no_ml_dtypes_do_not_load_it() -> None:
+    code = (
+        "import sys\n"
+        "from blinkccl.collectives.ops import DTYPES, element_type\n"
+        "assert DTYPES['float16'].storage.itemsize == 2\n"
+        "assert 'ml_dtypes' not in sys.modules\n"
+        "assert DTYPES['bfloat16'].storage.name == 'bfloat16'\n"
+        "assert 'ml_dtypes' in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from functools import reduce
 from itertools import permutations
 
 import numpy as np
 import pytest
 
-from blinkccl.collectives.ops import DTYPES, OPS
+from blinkccl.collectives.ops import DTYPES, OPS, fold, scalars
 from blinkccl.collectives.oracle import (
     check_inputs,
     expected_matches,
     make_inputs,
+    make_scales,
     mismatch,
     oracle,
     tolerance,
     wrong_elements,
 )
 from blinkccl.collectives.spec import COLLECTIVES, Collective
-from blinkccl.errors import ScheduleError
+from blinkccl.errors import ScheduleError, UnsupportedError
 
 N = 3
 
@@ -62,37 +62,98 @@ def test_definitions_by_hand(name: str) -> None:
 
 def test_operations_by_hand() -> None:
     inputs = rows([1, -7], [2, 5], [4, -5])
-    found = {op: oracle(a_collective("allreduce"), inputs, op)[0] for op in OPS}
+    coll = a_collective("allreduce")
+    found = {op: oracle(coll, inputs, op, [1, 2.9, -3] if op == "premul_sum" else None)[0] for op in OPS}
     assert {op: out.tolist() for op, out in found.items() if out is not None} == {
         "sum": [7, -7],
         "prod": [8, 175],
         "min": [1, -7],
         "max": [4, 5],
         "avg": [2, -2],
+        "premul_sum": [1 + 4 - 12, -7 + 10 + 15],
+        "band": [1 & 2 & 4, -7 & 5 & -5],
+        "bor": [7, -7 | 5 | -5],
+        "bxor": [7, -7 ^ 5 ^ -5],
     }
 
 
-@pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_made_inputs_are_exact_in_every_order(dtype: str, op: str) -> None:
-    coll = a_collective("allreduce", 4)
-    inputs = [x for x in make_inputs(coll, 33, dtype, 5, op) if x is not None]
-    ufunc = OPS[op].ufunc
-    results = {reduce(ufunc, [inputs[i] for i in order]).tobytes() for order in permutations(range(4))}
-    tree = ufunc(ufunc(inputs[0], inputs[1]), ufunc(inputs[2], inputs[3]))
-    assert results == {tree.tobytes()}
-    assert all(np.all(x != 0) for x in inputs)
-    assert np.all(np.isfinite(tree))
+def test_the_oracle_rounds_once_in_rank_order() -> None:
+    inputs = [np.array([x], np.float16) for x in (2048, 1, 1)]
+    assert [out.tolist() for out in oracle(a_collective("allreduce"), inputs) if out is not None] == [[2050]] * 3
+    inputs = [np.array([x], np.float32) for x in (2**24, 1, 1)]  # 1 + 1 + 2^24 would be 2 more
+    assert [out.tolist() for out in oracle(a_collective("allreduce"), inputs) if out is not None] == [[2**24]] * 3
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "int8"])
+def test_scales_belong_to_ranks_and_mean_nothing_where_nothing_is_reduced() -> None:
+    inputs = rows(None, [5, 7], None)
+    for name, root in (("broadcast", 1), ("scatter", 1)):
+        coll = Collective(name, 3, root=root)
+        given = inputs if name == "broadcast" else rows(None, [1, 2, 3], None)
+        assert mismatch(oracle(coll, given, "premul_sum", [9, 9, 9]), oracle(coll, given), 1) is None
+    with pytest.raises(ScheduleError, match="needs one scale per rank: expected 3, got 2"):
+        oracle(a_collective("allreduce"), rows([1], [1], [1]), "premul_sum", [1, 2])
+    with pytest.raises(ScheduleError, match="sum takes no scales"):
+        oracle(a_collective("allreduce"), rows([1], [1], [1]), "sum", [1, 2, 3])
+    with pytest.raises(UnsupportedError, match="band is not defined for float32"):
+        oracle(a_collective("allreduce"), [np.ones(1, np.float32)] * 3, "band")
+
+
+SERVED = [(dtype, op) for dtype, row in DTYPES.items() for op, chosen in OPS.items() if row.serves(chosen)]
+
+
+def combined(dtype: str, op: str, values: list[np.ndarray]) -> np.ndarray:
+    """A firing that does not finish: no division, as every firing below the root's is."""
+    return fold(DTYPES[dtype], OPS[op], values)
+
+
+@pytest.mark.parametrize(("dtype", "op"), SERVED)
+@pytest.mark.parametrize("ranks", [4, 8, 13])
+def test_made_inputs_are_exact_in_every_order(dtype: str, op: str, ranks: int) -> None:
+    """Also if every partial result is rounded to the type, as on the way up a tree."""
+    coll = a_collective("allreduce", ranks)
+    made = [x for x in make_inputs(coll, 33, dtype, 5, op) if x is not None]
+    factors = scalars(OPS[op], DTYPES[dtype], make_scales(coll, dtype) if OPS[op].scales else None, ranks)
+    inputs = [fold(DTYPES[dtype], OPS[op], [x], [f]) for x, f in zip(made, factors or [None] * ranks, strict=True)]
+    once = combined(dtype, op, inputs)
+    orders = list(permutations(range(ranks))) if ranks == 4 else [range(ranks), range(ranks)[::-1]]
+    for order in orders:
+        steps = inputs[order[0]]
+        for index in order[1:]:
+            steps = combined(dtype, op, [steps, inputs[index]])
+        assert steps.tobytes() == once.tobytes()
+    half = ranks // 2
+    tree = [combined(dtype, op, inputs[:half]), combined(dtype, op, inputs[half:])]
+    assert combined(dtype, op, tree).tobytes() == once.tobytes()
+    assert np.all(np.isfinite(once.astype(np.float64)))
+    if dtype != "bool" and ranks <= DTYPES[dtype].exact_sum:
+        assert all(np.all(x != 0) for x in made)
+    if op == "band" and dtype != "bool":
+        assert np.all(once != 0)
+
+
+@pytest.mark.parametrize(("dtype", "op"), SERVED)
+def test_a_rank_left_out_shows(dtype: str, op: str) -> None:
+    coll = a_collective("allreduce", 9)
+    inputs = [x for x in make_inputs(coll, 200, dtype, 2, op) if x is not None]
+    whole = combined(dtype, op, inputs)
+    for rank in range(9):
+        without = combined(dtype, op, inputs[:rank] + inputs[rank + 1 :])
+        assert without.tobytes() != whole.tobytes(), rank
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float8_e4m3fn", "float8_e5m2", "int8"])
 @pytest.mark.parametrize("op", ["sum", "prod", "avg"])
 def test_made_inputs_are_exact_on_many_ranks(dtype: str, op: str) -> None:
     coll = a_collective("allreduce", 64)
     inputs = [x for x in make_inputs(coll, 40, dtype, 1, op) if x is not None]
-    forward, backward = reduce(OPS[op].ufunc, inputs), reduce(OPS[op].ufunc, inputs[::-1])
-    assert forward.tobytes() == backward.tobytes()
-    assert np.all(np.isfinite(forward))
+    results = []
+    for order in (inputs, inputs[::-1]):
+        total = order[0]
+        for value in order[1:]:
+            total = combined(dtype, op, [total, value])
+        results.append(total)
+    assert results[0].tobytes() == results[1].tobytes()
+    assert np.all(np.isfinite(results[0].astype(np.float64)))
 
 
 def test_made_inputs_repeat_by_seed_and_differ_by_rank() -> None:
@@ -149,9 +210,14 @@ def test_a_negative_zero_is_wrong() -> None:
 def test_tolerances() -> None:
     assert tolerance("int32", 8) == 0.0
     assert tolerance("float32", 1) == 0.0
+    assert tolerance("bool", 8) == 0.0
     assert tolerance("float32", 8) == pytest.approx(14 / 2**24)
+    assert tolerance("bfloat16", 8) == pytest.approx(14 / 2**8 + 14 / 2**24)
     want = [np.array([1.0], np.float32)]
     assert expected_matches([np.array([1 + 2**-23], np.float32)], want, tolerance("float32", 3))
     assert not expected_matches([np.array([1 + 2**-10], np.float32)], want, tolerance("float32", 3))
     assert not expected_matches([np.array([1 + 2**-23], np.float32)], want)
     assert not expected_matches([None], want, 0.1)
+    narrow = [np.array([x]).astype(DTYPES["bfloat16"].storage) for x in (1.0, 1 + 2**-7, 1.5)]
+    assert expected_matches([narrow[1]], [narrow[0]], tolerance("bfloat16", 3))
+    assert not expected_matches([narrow[2]], [narrow[0]], tolerance("bfloat16", 3))

@@ -30,6 +30,8 @@ def role(program: Program, index: int, **changes: object) -> Program:
 def test_a_right_program_passes() -> None:
     verify(CHAIN, TOPOLOGY)
     assert violations(CHAIN, TOPOLOGY) == []
+    assert [r.turn for r in CHAIN.roles if r.contributes] == [1, 1, 0]
+    assert violations(role(CHAIN, 2, turn=0), TOPOLOGY) == []
 
 
 def test_the_error_lists_every_violation() -> None:
@@ -63,6 +65,10 @@ TABLES: list[tuple[Callable[[Program], Program], str]] = [
     (lambda p: role(p, 1, sends=(-1,)), "sends into queue -1, outside the table of 4"),
     (lambda p: role(p, 0, receives=(1, 1)), "receives from one queue twice"),
     (lambda p: role(p, 4, contributes=False), "neither contributes nor receives"),
+    (lambda p: role(p, 2, turn=2), "role 2 on rank 2, channel 0: turn 2 is outside 0 … 1, the number of messages"),
+    (lambda p: role(p, 2, turn=-1), "turn -1 is outside 0 … 1"),
+    (lambda p: role(p, 4, turn=1), "role 4 on rank 0, channel 0: turn 1 is outside 0 … 0"),
+    (lambda p: role(p, 0, turn=1), "role 0 on rank 0, channel 0: turn 1, expected 0: it contributes nothing"),
 ]
 
 
@@ -76,7 +82,7 @@ def test_tables(change: Callable[[Program], Program], message: str) -> None:
 
 MEANING: list[tuple[Callable[[Program], Program], str]] = [
     (
-        lambda p: role(p, 3, receives=()),
+        lambda p: role(p, 3, receives=(), turn=0),
         "lost chunk: rank 0, channel 0, step 1 (reduce of share 0) sends into queue 2 "
         "from rank 0 to rank 1, and no step of rank 1 receives it",
     ),
@@ -90,7 +96,7 @@ MEANING: list[tuple[Callable[[Program], Program], str]] = [
         "to rank 0, which does not end there",
     ),
     (
-        lambda p: role(p, 3, contributes=False),
+        lambda p: role(p, 3, contributes=False, turn=0),
         "rank 2, channel 0, step 0 (root of share 0): it completes the reduction "
         "without the contribution of rank 1",
     ),

@@ -18,10 +18,10 @@ from small_forests import (
 
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import ScheduleError
-from blinkccl.forest.model import Share, Tree
+from blinkccl.forest.model import Forest, Share, Tree
 from blinkccl.schedule.law import violations
 from blinkccl.schedule.lower import lower
-from blinkccl.schedule.program import Role
+from blinkccl.schedule.program import Program, Role
 from blinkccl.testing.forests import random_forest
 
 
@@ -90,6 +90,49 @@ def test_slices_lie_in_ascending_order_of_their_names() -> None:
     program = lower(swapped)
     assert [(s.start, s.stop) for s in program.slices] == [(0, Fraction(1, 3)), (Fraction(1, 3), 1)]
     assert {role.share: role.slice for role in program.roles} == {0: 1, 1: 0}
+
+
+def operands(program: Program, rank: int, stage: str) -> list[int]:
+    """Ranks whose messages a role combines, in order, with its own where it contributes."""
+    (role,) = (r for r in program.roles if (r.rank, r.stage) == (rank, stage))
+    order = [program.queues[queue].src for queue in role.receives]
+    return [*order[: role.turn], rank, *order[role.turn :]] if role.contributes else order
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_stars_reduce_in_rank_order_on_every_rank(size: int) -> None:
+    """In whatever order the tree lists its edges."""
+    for made in (one_shot_allreduce(size), reversed_edges(one_shot_allreduce(size))):
+        program = lower(made)
+        assert [operands(program, rank, "root") for rank in range(size)] == [list(range(size))] * size
+
+
+def reversed_edges(made: Forest) -> Forest:
+    shares = tuple(replace(s, reduce=Tree(s.root, s.reduce.edges[::-1])) for s in made.shares if s.reduce)
+    return replace(made, shares=shares)
+
+
+def test_inner_vertices_reduce_in_rank_order_too() -> None:
+    share = Share(Fraction(1), 0, None, 4, Tree(4, ((3, 1), (0, 1), (2, 1), (1, 4))), None)
+    made = forest(Collective("reduce", 5, root=4), clique(5), [share])
+    program = lower(made)
+    assert operands(program, 1, "reduce") == [0, 1, 2, 3]
+    assert operands(program, 4, "root") == [1, 4]
+    assert violations(program, made.topology) == []
+
+
+def test_ranks_are_positions_and_not_vertices_in_the_order_of_reduction() -> None:
+    shares = [Share(Fraction(1), 0, None, 0, Tree(0, ((5, 0), (2, 0))), None)]
+    made = forest(Collective("reduce", 3, root=1), clique(6), shares, ranks=(5, 0, 2))
+    assert operands(lower(made), 1, "root") == [0, 1, 2]
+
+
+def test_a_role_that_does_not_contribute_has_turn_0() -> None:
+    made = chain_allreduce()
+    assert [role.turn for role in lower(made).roles if not role.contributes] == [0, 0]
+    share = Share(Fraction(1), 0, None, 1, Tree(1, ((0, 1),)), Tree(1, ((1, 2),)))
+    relayed = lower(forest(Collective("sendrecv", 3, src=0, dst=2), clique(3), [share]))
+    assert [(role.rank, role.turn) for role in relayed.roles] == [(2, 0), (1, 0), (0, 0)]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from small_forests import chain_allreduce, two_slices_broadcast
+from small_forests import chain_allreduce, one_shot_allreduce, two_slices_broadcast
 
 from blinkccl.errors import ScheduleError
 from blinkccl.forest.fingerprint import forest_hash, topology_hash
@@ -37,8 +37,8 @@ queue 3 rank 1 to 2 path 1,2
 channel 0 slots 2 protocol simple shares 0
 rank 0 channel 0 share 0 broadcast @4 slice 0: receive 1, keep
 rank 1 channel 0 share 0 broadcast @3 slice 0: receive 0, keep, send 1
-rank 2 channel 0 share 0 root @2 slice 0: own input, receive 3, complete, keep, send 0
-rank 1 channel 0 share 0 reduce @1 slice 0: own input, receive 2, send 3
+rank 2 channel 0 share 0 root @2 slice 0: receive 3, own input, complete, keep, send 0
+rank 1 channel 0 share 0 reduce @1 slice 0: receive 2, own input, send 3
 rank 0 channel 0 share 0 reduce @0 slice 0: own input, send 2
 """
     )
@@ -59,6 +59,31 @@ def test_json_carries_a_schema_version_and_strings_for_fractions() -> None:
     assert form["schema_version"] == 1
     assert [part["stop"] for part in form["slices"]] == ["2/3", "1"]
     assert form["collective"] == {"name": "broadcast", "root": 0, "src": None, "dst": None}
+
+
+def test_a_turn_is_written_and_may_be_left_out() -> None:
+    form = json.loads(to_json(CHAIN))
+    assert [role["turn"] for role in form["roles"]] == [0, 0, 1, 1, 0]
+    for role in form["roles"]:
+        del role["turn"]
+    before = from_json(json.dumps(form))
+    assert before == replace(CHAIN, roles=tuple(replace(r, turn=0) for r in CHAIN.roles))
+
+
+def test_texts_tell_turns_apart_even_wrong_ones() -> None:
+    star = lower(one_shot_allreduce(4))
+    root = next(role for role in star.roles if role.stage == "root")
+    actions = {}
+    for contributes in (True, False):
+        for turn in range(-2, 6):
+            alone = replace(star, roles=(replace(root, contributes=contributes, turn=turn),))
+            actions[contributes, turn] = to_text(alone).splitlines()[-1].partition(": ")[2]
+    assert len(set(actions.values())) == len(actions)
+    assert actions[True, 0] == "own input, receive 0,1,2, complete, keep"
+    assert actions[True, 2] == "receive 0,1, own input, receive 2, complete, keep"
+    assert actions[True, 3] == "receive 0,1,2, own input, complete, keep"
+    assert actions[True, 4] == "receive 0,1,2, own input, turn 4, complete, keep"
+    assert actions[False, 0] == "receive 0,1,2, complete, keep"
 
 
 def test_hashes_tell_programs_apart() -> None:
@@ -85,6 +110,7 @@ MALFORMED: list[tuple[Change, str]] = [
     (lambda f: f["roles"][2].update(rank="x"), r"Expected `int`, got `str` - at `\$.roles\[2\].rank`"),
     (lambda f: f["roles"][2].update(keeps=1), r"Expected `bool`, got `int` - at `\$.roles\[2\].keeps`"),
     (lambda f: f["roles"][0].update(offset=10**30), r"at `\$.roles\[0\].offset`"),
+    (lambda f: f["roles"][1].update(turn="first"), r"Expected `int`, got `str` - at `\$.roles\[1\].turn`"),
     (lambda f: f["slices"][0].update(block=[1]), r"at `\$.slices\[0\].block`"),
     (lambda f: f["slices"][0].update(block="all"), r"at `\$.slices\[0\].block`"),
     (lambda f: f["queues"][1].update(path=3), r"at `\$.queues\[1\].path`"),
@@ -123,9 +149,11 @@ def test_steps_of_a_rank() -> None:
         (0, "recv", 0),
         (0, "copy_out", None),
         (0, "send", 1),
-        (1, "copy_in", None),
-        (1, "reduce", 2),
+        (1, "recv", 2),
+        (1, "reduce", None),
         (1, "send", 3),
     ]
-    assert [s.action for s in steps(CHAIN, 2)] == ["copy_in", "reduce", "complete", "copy_out", "send"]
+    assert [s.action for s in steps(CHAIN, 2)] == ["recv", "reduce", "complete", "copy_out", "send"]
+    first = replace(CHAIN, roles=tuple(replace(r, turn=0) for r in CHAIN.roles))
+    assert [(s.action, s.queue) for s in steps(first, 2)][:2] == [("copy_in", None), ("reduce", 3)]
     assert {s.action for rank in range(3) for s in steps(CHAIN, rank)} == set(ACTIONS)

@@ -1,0 +1,153 @@
+// The host engine's C ABI: ranks are processes (or threads) of one machine that share one memory segment.
+//
+// Plain C, loaded with ctypes. All decisions (which Program, who reads whose ring, where a ring lies) are made in
+// Python by code that every rank runs on the same agreed numbers (blinkccl/engines/host_plan.py); this library
+// only executes the tables it is given. Functions return 0 or one of blink_code; blink_last_error tells more.
+#ifndef BLINK_HOST_H
+#define BLINK_HOST_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define BLINK_ABI_VERSION 1
+
+typedef struct blink_comm blink_comm;
+typedef struct blink_op blink_op;
+
+enum blink_code {
+  BLINK_OK = 0,
+  BLINK_DEADLINE = 1,   // a wait passed its deadline
+  BLINK_PEER_LOST = 2,  // a rank's process is gone
+  BLINK_MISMATCH = 3,   // ranks do not call the same thing
+  BLINK_ABORTED = 4,    // abort() was called, here or on another rank
+  BLINK_INVALID = 5,    // the arguments, tables or segment make no sense
+  BLINK_SYSTEM = 6,     // a system call failed
+  BLINK_INTERRUPTED = 7, // a signal handler raised; the communicator is aborted
+};
+
+// What a rank waits for; also what blink_status reports of a rank that goes on.
+enum blink_waits {
+  BLINK_WAITS_NOT = 0,
+  BLINK_WAITS_ENTRY = 1,    // for a rank to make the same call
+  BLINK_WAITS_MESSAGE = 2,  // for a chunk
+  BLINK_WAITS_SLOT = 3,     // for a slot to send a chunk
+  BLINK_WAITS_READER = 4,   // for a reader to finish with this rank's own buffer
+  BLINK_WAITS_STREAM = 5,   // point to point
+};
+
+// Sizes of a segment, all in bytes but for the counts.
+typedef struct {
+  int64_t ranks;
+  int64_t lines;          // control lines of 64 bytes, per rank and bank
+  int64_t staging_bytes;  // per rank and bank
+  int64_t inline_bytes;   // per rank and bank: small messages with their flags
+  int64_t stream_bytes;   // per ordered pair of ranks, point to point
+} blink_shape;
+
+typedef struct {
+  int32_t code;   // of blink_code
+  int32_t rank;   // who found it
+  int32_t peer;   // whom it is about; -1: nobody in particular
+  int32_t waits;  // of blink_waits
+  int32_t channel, share, stage;
+  int32_t left;   // the peer closed its communicator in an orderly way
+  int64_t chunk;
+  uint64_t sequence;  // number of the call on this communicator, from 1
+  int64_t seconds_us; // how long it waited
+  uint64_t what[2];   // of a mismatch: what `rank` and `peer` call
+  int64_t count[2];
+  char text[256];
+} blink_error;
+
+// One rank as the segment shows it, for people who look at a live job.
+typedef struct {
+  int64_t pid;
+  int64_t joined, left;
+  uint64_t sequence;  // calls begun
+  uint64_t what;      // the last of them, as the tables say
+  int64_t count;
+  uint64_t finished;  // calls finished
+  int64_t waiting_us; // since when it waits
+  int32_t waits, peer, channel, share, stage, padding;
+  int64_t chunk;
+} blink_status;
+
+typedef struct {
+  uint64_t calls, messages, message_bytes;           // messages received, and their bytes, as the Program counts them
+  uint64_t inline_bytes, staged_bytes, direct_bytes; // of them: with flags inside, through a ring, from the sender's own buffer
+  uint64_t pushed_bytes;                             // or written into the receiver's buffer by the sender
+  uint64_t stepwise;                                 // firings that had to combine message by message
+  uint64_t yields, sleeps;                           // how often a wait gave up the core, or slept
+} blink_stats;
+
+uint32_t blink_abi_version(void);
+const char* blink_isa_name(void);
+
+// The bytes that a segment of this shape needs; 0 if the shape makes no sense.
+uint64_t blink_segment_bytes(const blink_shape* shape);
+// Writes the header into fresh zeroed memory. `token` is the secret that attach must show.
+int blink_segment_format(void* memory, uint64_t bytes, const blink_shape* shape, const uint8_t token[16], int32_t cores);
+
+// Joins as `rank`. `fd` is the segment's descriptor, on which the rank holds a lock as long as its process lives; -1:
+// ranks are threads of one process and nobody dies. The memory stays the caller's and must outlive the communicator.
+blink_comm* blink_attach(void* memory, uint64_t bytes, int32_t rank, const uint8_t token[16], int fd, blink_error* error);
+void blink_detach(blink_comm* comm);
+void blink_abort(blink_comm* comm, const char* text);
+// Where `rank`'s heap of shared tensors is: mapped already (`base`), or to be mapped from `fd` on first use.
+int blink_set_heap(blink_comm* comm, int32_t rank, void* base, int fd, uint64_t bytes);
+// Lets long waits end at a signal, such as a user's Ctrl-C. These are Python's own functions PyGILState_Ensure,
+// PyErr_CheckSignals, PyErr_Clear and PyGILState_Release, handed over so that nothing here is built for one Python.
+typedef struct {
+  int (*ensure)(void);
+  int (*check_signals)(void);
+  void (*clear)(void);
+  void (*release)(int);
+} blink_python;
+void blink_set_python(blink_comm* comm, const blink_python* python);
+void blink_get_stats(blink_comm* comm, blink_stats* stats);
+void blink_last_error(blink_comm* comm, blink_error* error);
+// All ranks' states from the bare segment; `statuses` has room for `room`. Returns the number of ranks, or -1.
+int blink_describe(const void* memory, uint64_t bytes, blink_status* statuses, int32_t room);
+
+// One rank's part of a bound Program; the tables are rows of int64 as op.h says, and are copied.
+typedef struct {
+  uint64_t signature;  // equal on all ranks that do the same
+  uint64_t what;       // for people: which collective, type, operation and root; the library only hands it on
+  int64_t count;       // for people: elements per block
+  uint32_t dtype, op;  // numbers of DTYPE_CODES and OP_CODES
+  int64_t chunk_elements;
+  int64_t inline_messages;     // small messages with their flags inside
+  int64_t direct_in_place;     // peers may read this rank's input although its output is the same memory
+  int64_t push_in_place;       // peers may write this rank's output although its input is the same memory
+  int64_t input_bytes, output_bytes;
+  const int64_t* roles;    int64_t role_count;
+  const int64_t* receives; int64_t receive_count;
+  const int64_t* sends;    int64_t send_count;
+  const int64_t* rings;    int64_t ring_count;
+  const int64_t* readers;  int64_t reader_count;
+  int64_t queue_count;
+} blink_tables;
+
+blink_op* blink_op_create(blink_comm* comm, const blink_tables* tables);
+void blink_op_destroy(blink_op* op);
+// Runs it. One call at a time per communicator, in the same order on all ranks. `scale` multiplies this rank's own
+// contribution where `scaled`. `timeout_us` counts from now.
+int blink_op_run(blink_op* op, const void* input, void* output, int scaled, double scale, int64_t timeout_us);
+// `iterations` times: barrier, clock, op, clock. `seconds` has room for as many.
+int blink_op_time(blink_op* op, blink_op* barrier, const void* input, void* output, int64_t iterations,
+                  int64_t timeout_us, double* seconds);
+
+// Point to point: a byte stream per ordered pair of ranks. They move what can be moved now, or after a wait of at most
+// `wait_us`, and return its bytes (0: nothing), or −blink_code. One thread at a time per peer and direction, beside the
+// collectives.
+int64_t blink_stream_write(blink_comm* comm, int32_t peer, const void* data, int64_t bytes, int64_t wait_us);
+int64_t blink_stream_read(blink_comm* comm, int32_t peer, void* data, int64_t bytes, int64_t wait_us);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

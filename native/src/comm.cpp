@@ -1,0 +1,438 @@
+#include "comm.h"
+
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <climits>
+#include <cstdio>
+#include <cstring>
+
+namespace {
+
+constexpr std::int64_t kSleepUs = 20'000;      // the longest sleep: how late a death may be noticed
+constexpr std::int64_t kLookAroundUs = 50'000; // how often a waiting rank looks for dead peers
+constexpr std::int64_t kStreamYieldUs = 50;
+constexpr std::int64_t kHalfSaidUs = 1'000'000;
+
+std::int64_t now_us() {
+  timespec t{};
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return static_cast<std::int64_t>(t.tv_sec) * 1'000'000 + t.tv_nsec / 1000;
+}
+
+void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t seen, std::int64_t us) {
+  timespec t{us / 1'000'000, (us % 1'000'000) * 1000};
+  syscall(SYS_futex, &word, FUTEX_WAIT, seen, &t, nullptr, 0);
+}
+
+void futex_wake_all(std::atomic<std::uint32_t>& word) {
+  syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+struct flock rank_lock(int rank) {
+  struct flock lock{};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  lock.l_start = rank;
+  lock.l_len = 1;
+  return lock;
+}
+
+void say(blink_error& error, const char* text) {
+  std::snprintf(error.text, sizeof error.text, "%s", text);
+}
+
+}  // namespace
+
+blink_comm::blink_comm(const blink::Segment& segment, int rank, int fd)
+    : segment_(segment), rank_(rank), fd_(fd), begun_(static_cast<std::size_t>(segment.ranks()), 0),
+      heaps_(static_cast<std::size_t>(segment.ranks())) {
+  // With a core for every rank a wait is short and worth spinning for. With fewer, the rank waited for may be off
+  // its core: give it one at once, and sleep late, since a wake-up costs more than ten turns.
+  const bool roomy = segment.ranks() <= segment.header().cores;
+  spins_ = roomy ? 400 : 16;
+  yield_us_ = roomy ? 200 : 2'000;
+}
+
+blink_comm::~blink_comm() {
+  for (Heap& heap : heaps_) {
+    if (heap.mapped_here) munmap(heap.base, heap.bytes);
+  }
+  if (fd_ >= 0) {
+    struct flock lock = rank_lock(rank_);
+    lock.l_type = F_UNLCK;
+    fcntl(fd_, F_SETLK, &lock);
+  }
+}
+
+// A POSIX lock lives exactly as long as the process that took it: no child inherits it, `kill -9` drops it.
+bool blink_comm::lock_rank() {
+  if (fd_ < 0) return true;
+  struct flock lock = rank_lock(rank_);
+  return fcntl(fd_, F_SETLK, &lock) == 0;
+}
+
+int blink_comm::begin(const blink::Call& call, std::int64_t timeout_us) {
+  ++sequence_;
+  start_clock(timeout_us);
+  if (const int code = ended_elsewhere()) return code;
+  const std::uint64_t before = sequence_ - 1;
+  const std::size_t old = static_cast<std::size_t>(before % blink::kBanks);
+  for (int peer = 0; peer < size() && before != 0; ++peer) {
+    auto& begun = begun_[static_cast<std::size_t>(peer)];
+    if (peer == rank_ || begun >= before) continue;
+    const blink::Entry& entry = segment_.rank(peer).entry[old];
+    const int code = wait([&] { return entry.sequence.load(std::memory_order_acquire) >= before; },
+                          blink::Site{BLINK_WAITS_ENTRY, peer});
+    if (code != BLINK_OK) return code;
+    if (entry.signature.load(std::memory_order_relaxed) != signatures_[old]) return mismatch(peer, before);
+    begun = before;
+  }
+  blink::Entry& mine = segment_.rank(rank_).entry[bank()];
+  mine.signature.store(call.signature, std::memory_order_relaxed);
+  mine.what.store(call.what, std::memory_order_relaxed);
+  mine.count.store(call.count, std::memory_order_relaxed);
+  mine.input.store(call.input, std::memory_order_relaxed);
+  mine.output.store(call.output, std::memory_order_relaxed);
+  mine.sequence.store(sequence_, std::memory_order_release);
+  signatures_[bank()] = call.signature;
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer != rank_) wake_unfenced(peer);
+  }
+  ++stats_.calls;
+  return BLINK_OK;
+}
+
+void blink_comm::finish() { segment_.rank(rank_).life.finished.store(sequence_, std::memory_order_relaxed); }
+
+int blink_comm::meet(int peer) {
+  auto& begun = begun_[static_cast<std::size_t>(peer)];
+  if (begun >= sequence_ || peer == rank_) return BLINK_OK;
+  const blink::Entry& theirs = entry(peer);
+  const int code = wait([&] { return theirs.sequence.load(std::memory_order_acquire) >= sequence_; },
+                        blink::Site{BLINK_WAITS_ENTRY, peer});
+  if (code != BLINK_OK) return code;
+  if (theirs.signature.load(std::memory_order_relaxed) != signatures_[bank()]) return mismatch(peer, sequence_);
+  begun = sequence_;
+  return BLINK_OK;
+}
+
+int blink_comm::mismatch(int peer, std::uint64_t sequence) {
+  mismatched_ = sequence;
+  return fail(BLINK_MISMATCH, blink::Site{BLINK_WAITS_ENTRY, peer}, peer, "");
+}
+
+void blink_comm::ring(int peer) {
+  blink::Bell& bell = segment_.rank(peer).bell;
+  bell.rings.fetch_add(1, std::memory_order_release);
+  futex_wake_all(bell.rings);
+}
+
+void blink_comm::show(const blink::Site& site) {
+  blink::Waiting& shown = segment_.rank(rank_).waiting;
+  const auto relaxed = std::memory_order_relaxed;
+  shown.peer.store(site.peer, relaxed);
+  shown.channel.store(site.channel, relaxed);
+  shown.share.store(site.share, relaxed);
+  shown.stage.store(site.stage, relaxed);
+  shown.chunk.store(site.chunk, relaxed);
+  shown.since_us.store(now_us(), relaxed);
+  shown.waits.store(site.waits, std::memory_order_release);
+}
+
+int blink_comm::wait_long(Condition ready, void* context, const blink::Site& site) {
+  show(site);
+  const std::int64_t began = now_us();
+  if (started_us_ == 0) started_us_ = began;
+  std::int64_t now = began, looked = began;
+  int code = BLINK_OK;
+  impatient_ = false;
+  for (unsigned round = 0; !ready(context); ++round) {
+    if ((code = ended_elsewhere()) != BLINK_OK) break;
+    if (now - began < yield_us_) {
+      sched_yield();
+      ++stats_.yields;
+      if (round % 8 == 7) now = now_us();
+      continue;
+    }
+    impatient_ = true;
+    sleep(ready, context, std::max<std::int64_t>(1, started_us_ + timeout_us_ - now));
+    ++stats_.sleeps;
+    now = now_us();
+    if (now - looked >= kLookAroundUs) {
+      looked = now;
+      const int lost = lost_peer(site.peer);
+      if (ready(context)) break;
+      if (lost >= 0) {
+        code = fail(BLINK_PEER_LOST, site, lost, "");
+        break;
+      }
+      if ((code = check_signatures()) != BLINK_OK) break;
+      if (interrupted()) {
+        fail(BLINK_ABORTED, site, -1, "a signal interrupted it");
+        code = BLINK_INTERRUPTED;
+        break;
+      }
+    }
+    if (now - started_us_ > timeout_us_ && !ready(context)) {
+      code = fail(BLINK_DEADLINE, site, site.peer, "");
+      break;
+    }
+  }
+  impatient_ = false;
+  segment_.rank(rank_).waiting.waits.store(BLINK_WAITS_NOT, std::memory_order_relaxed);
+  return code;
+}
+
+// A peer that made another call than this rank will never send what this rank waits for.
+int blink_comm::check_signatures() {
+  for (int peer = 0; peer < size(); ++peer) {
+    const blink::Entry& theirs = entry(peer);
+    if (peer != rank_ && theirs.sequence.load(std::memory_order_acquire) == sequence_ && sequence_ != 0 &&
+        segment_.rank(rank_).entry[bank()].sequence.load(std::memory_order_relaxed) == sequence_ &&
+        theirs.signature.load(std::memory_order_relaxed) != signatures_[bank()]) {
+      return mismatch(peer, sequence_);
+    }
+  }
+  return BLINK_OK;
+}
+
+// Whose process is gone? One that left in order matters only to those who wait for it.
+int blink_comm::lost_peer(int awaited) const {
+  if (fd_ < 0) return -1;
+  for (int peer = 0; peer < size(); ++peer) {
+    const blink::Life& life = segment_.rank(peer).life;
+    if (peer == rank_ || life.joined.load(std::memory_order_acquire) == 0) continue;
+    if (life.left.load(std::memory_order_acquire) != 0) {
+      if (peer == awaited) return peer;
+      continue;
+    }
+    struct flock lock = rank_lock(peer);
+    if (fcntl(fd_, F_GETLK, &lock) == 0 && lock.l_type == F_UNLCK &&
+        life.left.load(std::memory_order_acquire) == 0) {
+      return peer;
+    }
+  }
+  return -1;
+}
+
+// Until ready, woken, or the time is up; at most kSleepUs, so that deaths are noticed.
+void blink_comm::sleep(Condition ready, void* context, std::int64_t us) {
+  blink::Bell& bell = segment_.rank(rank_).bell;
+  const std::uint32_t seen = bell.rings.load(std::memory_order_acquire);
+  bell.sleeping.fetch_add(1, std::memory_order_seq_cst);
+  // Against the fence in wake(): either the waker sees a sleeper, or the sleeper sees what was stored.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (!ready(context)) futex_wait(bell.rings, seen, std::min(kSleepUs, us));
+  bell.sleeping.fetch_sub(1, std::memory_order_relaxed);
+}
+
+int blink_comm::wait_stream_long(Condition ready, void* context, int peer, std::int64_t wait_us) {
+  const std::int64_t began = now_us();
+  std::int64_t now = began, looked = began;
+  while (!ready(context)) {
+    if (const int code = ended_elsewhere()) return code;
+    if (now - began >= wait_us) return BLINK_OK;
+    if (now - began < kStreamYieldUs) {
+      sched_yield();
+    } else {
+      sleep(ready, context, wait_us - (now - began));
+    }
+    now = now_us();
+    if (now - looked < kLookAroundUs) continue;
+    looked = now;
+    const int lost = lost_peer(peer);
+    if (lost >= 0 && !ready(context)) return fail(BLINK_PEER_LOST, blink::Site{BLINK_WAITS_STREAM, peer}, lost, "");
+  }
+  return BLINK_OK;
+}
+
+int blink_comm::keep(const blink_error& error) {
+  const std::lock_guard<std::mutex> guard(error_lock_);
+  error_ = error;
+  return error.code;
+}
+
+// Whether a signal handler of the main thread has raised.
+bool blink_comm::interrupted() const {
+  if (python_.ensure == nullptr) return false;
+  const int state = python_.ensure();
+  const bool raised = python_.check_signals() != 0;
+  if (raised) python_.clear();
+  python_.release(state);
+  return raised;
+}
+
+int blink_comm::failed_elsewhere() {
+  const blink::Header& header = segment_.header();
+  if (header.failed.load(std::memory_order_acquire) == 2) return keep(header.failure);
+  if (now_us() - header.failed_at_us.load(std::memory_order_relaxed) < kHalfSaidUs) return BLINK_OK;
+  blink_error error{};
+  error.code = BLINK_ABORTED;
+  error.rank = rank_;
+  error.peer = -1;
+  error.sequence = sequence_;
+  say(error, "a rank failed, and died while it said why");
+  return keep(error);
+}
+
+int blink_comm::fail(int code, const blink::Site& site, int peer, const char* text) {
+  blink_error error{};
+  error.code = code;
+  error.rank = rank_;
+  error.peer = peer;
+  error.waits = site.waits;
+  error.channel = site.channel;
+  error.share = site.share;
+  error.stage = site.stage;
+  error.chunk = site.chunk;
+  error.sequence = sequence_;
+  error.seconds_us = started_us_ == 0 ? 0 : now_us() - started_us_;
+  error.left = peer >= 0 && segment_.rank(peer).life.left.load(std::memory_order_relaxed) != 0 ? 1 : 0;
+  if (code == BLINK_MISMATCH) {
+    error.sequence = mismatched_;
+    for (int side = 0; side < 2; ++side) {
+      const blink::Entry& entry = segment_.rank(side == 0 ? rank_ : peer).entry[error.sequence % blink::kBanks];
+      error.what[side] = entry.what.load(std::memory_order_relaxed);
+      error.count[side] = entry.count.load(std::memory_order_relaxed);
+    }
+  }
+  say(error, text);
+  blink::Header& header = segment_.header();
+  std::uint32_t none = 0;
+  if (header.failed.compare_exchange_strong(none, 1, std::memory_order_acq_rel)) {
+    header.failed_at_us.store(now_us(), std::memory_order_relaxed);
+    header.failure = error;
+    header.failed.store(2, std::memory_order_release);
+    for (int other = 0; other < size(); ++other) ring(other);
+    return keep(error);
+  }
+  // Another rank was first: its failure is the cause, ours a consequence.
+  const std::int64_t until = now_us() + kHalfSaidUs;
+  while (header.failed.load(std::memory_order_acquire) != 2 && now_us() < until) sched_yield();
+  return keep(header.failed.load(std::memory_order_acquire) == 2 ? header.failure : error);
+}
+
+int blink_comm::set_heap(int rank, void* base, int fd, std::uint64_t bytes) {
+  if (rank < 0 || rank >= size()) return BLINK_INVALID;
+  Heap& heap = heaps_[static_cast<std::size_t>(rank)];
+  heap.base = static_cast<unsigned char*>(base);
+  heap.bytes = bytes;
+  if (base == nullptr) {
+    void* mapped = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    if (mapped == MAP_FAILED) return BLINK_SYSTEM;
+    heap.base = static_cast<unsigned char*>(mapped);
+    heap.mapped_here = true;
+  }
+  return BLINK_OK;
+}
+
+std::int64_t blink_comm::heap_offset(const void* memory, std::int64_t bytes) const {
+  const Heap& own = heaps_[static_cast<std::size_t>(rank_)];
+  const auto* at = static_cast<const unsigned char*>(memory);
+  if (own.base == nullptr || at < own.base || bytes < 0 ||
+      static_cast<std::uint64_t>(at - own.base) + static_cast<std::uint64_t>(bytes) > own.bytes) {
+    return blink::kNowhere;
+  }
+  return at - own.base;
+}
+
+extern "C" {
+
+uint32_t blink_abi_version(void) { return BLINK_ABI_VERSION; }
+
+blink_comm* blink_attach(void* memory, uint64_t bytes, int32_t rank, const uint8_t token[16], int fd,
+                         blink_error* error) {
+  *error = blink_error{};
+  error->peer = -1;
+  error->rank = rank;
+  blink::Segment segment;
+  if (!segment.open(memory, bytes, token)) {
+    error->code = BLINK_INVALID;
+    say(*error, "this is not the segment of this communicator (magic, version, token or size differ)");
+    return nullptr;
+  }
+  if (rank < 0 || rank >= segment.ranks()) {
+    error->code = BLINK_INVALID;
+    say(*error, "the rank is outside the segment's ranks");
+    return nullptr;
+  }
+  blink::Life& life = segment.rank(rank).life;
+  std::uint32_t absent = 0;
+  if (!life.joined.compare_exchange_strong(absent, 1)) {
+    error->code = BLINK_INVALID;
+    say(*error, "another process has joined with this rank");
+    return nullptr;
+  }
+  auto* comm = new blink_comm(segment, rank, fd);
+  if (!comm->lock_rank()) {
+    life.joined.store(0);
+    delete comm;
+    error->code = BLINK_SYSTEM;
+    say(*error, "the rank's lock on the segment cannot be taken");
+    return nullptr;
+  }
+  life.pid.store(getpid());
+  return comm;
+}
+
+void blink_detach(blink_comm* comm) {
+  if (comm == nullptr) return;
+  comm->segment().rank(comm->rank()).life.left.store(1, std::memory_order_release);
+  for (int peer = 0; peer < comm->size(); ++peer) comm->wake(peer);
+  delete comm;
+}
+
+void blink_abort(blink_comm* comm, const char* text) {
+  comm->fail(BLINK_ABORTED, blink::Site{}, -1, text);
+}
+
+int blink_set_heap(blink_comm* comm, int32_t rank, void* base, int fd, uint64_t bytes) {
+  return comm->set_heap(rank, base, fd, bytes);
+}
+
+void blink_set_python(blink_comm* comm, const blink_python* python) { comm->set_python(*python); }
+
+void blink_get_stats(blink_comm* comm, blink_stats* stats) { *stats = comm->stats(); }
+
+void blink_last_error(blink_comm* comm, blink_error* error) { *error = comm->error(); }
+
+int blink_describe(const void* memory, uint64_t bytes, blink_status* statuses, int32_t room) {
+  blink::Segment segment;
+  if (!segment.open(const_cast<void*>(memory), bytes, nullptr)) return -1;
+  const std::int64_t now = now_us();
+  const auto relaxed = std::memory_order_relaxed;
+  for (int r = 0; r < segment.ranks() && r < room; ++r) {
+    const blink::RankBlock& block = segment.rank(r);
+    blink_status& s = statuses[r];
+    s = blink_status{};
+    s.pid = block.life.pid.load(relaxed);
+    s.joined = block.life.joined.load(relaxed);
+    s.left = block.life.left.load(relaxed);
+    s.finished = block.life.finished.load(relaxed);
+    for (const blink::Entry& entry : block.entry) {
+      if (entry.sequence.load(std::memory_order_acquire) > s.sequence) {
+        s.sequence = entry.sequence.load(relaxed);
+        s.what = entry.what.load(relaxed);
+        s.count = entry.count.load(relaxed);
+      }
+    }
+    s.waits = block.waiting.waits.load(std::memory_order_acquire);
+    s.peer = block.waiting.peer.load(relaxed);
+    s.channel = block.waiting.channel.load(relaxed);
+    s.share = block.waiting.share.load(relaxed);
+    s.stage = block.waiting.stage.load(relaxed);
+    s.chunk = block.waiting.chunk.load(relaxed);
+    s.waiting_us = s.waits == BLINK_WAITS_NOT ? 0 : now - block.waiting.since_us.load(relaxed);
+  }
+  return segment.ranks();
+}
+
+}  // extern "C"

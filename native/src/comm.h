@@ -1,0 +1,152 @@
+// One rank's end of a communicator: how it begins calls, waits, notices who died, and tells the others.
+#pragma once
+
+#include <sched.h>
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+#include "blink_host.h"
+#include "segment.h"
+
+namespace blink {
+
+// What a wait is for: goes into errors and into the picture of a live job.
+struct Site {
+  std::int32_t waits = BLINK_WAITS_NOT;
+  std::int32_t peer = -1;
+  std::int32_t channel = -1, share = -1, stage = -1;
+  std::int64_t chunk = -1;
+};
+
+inline void relax() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// What a rank says of a call when it begins it.
+struct Call {
+  std::uint64_t signature = 0, what = 0;
+  std::int64_t count = 0;
+  std::int64_t input = kNowhere, output = kNowhere;
+};
+
+}  // namespace blink
+
+struct blink_comm {
+ public:
+  blink_comm(const blink::Segment& segment, int rank, int fd);
+  ~blink_comm();
+  blink_comm(const blink_comm&) = delete;
+  blink_comm& operator=(const blink_comm&) = delete;
+
+  bool lock_rank();
+
+  int rank() const { return rank_; }
+  int size() const { return segment_.ranks(); }
+  const blink::Segment& segment() const { return segment_; }
+  std::uint64_t sequence() const { return sequence_; }
+  int bank() const { return static_cast<int>(sequence_ % blink::kBanks); }
+  blink_stats& stats() { return stats_; }
+  blink_error error() const {
+    const std::lock_guard<std::mutex> guard(error_lock_);
+    return error_;
+  }
+
+  // Begins the next call: waits until the bank is free, and tells the others. 0 or a code.
+  int begin(const blink::Call& call, std::int64_t timeout_us);
+  void finish();
+  // Waits until `peer` has begun this call too, and checks that it is the same. 0 or a code.
+  int meet(int peer);
+  // That a control word of this call, written by `peer`, was seen.
+  void met_inline(int peer) { begun_[static_cast<std::size_t>(peer)] = sequence_; }
+  const blink::Entry& entry(int peer) const { return segment_.rank(peer).entry[bank()]; }
+
+  // Waits until ready() is true. 0, or the code of what ended the call.
+  template <class Ready>
+  int wait(Ready ready, const blink::Site& site) {
+    for (int i = 0; i < spins_; ++i) {
+      if (ready()) return BLINK_OK;
+      blink::relax();
+    }
+    return wait_long([](void* context) { return (*static_cast<Ready*>(context))(); }, &ready, site);
+  }
+
+  // Waits at most `wait_us`, beside whatever other threads of this rank do. 0, also where the time is up, or a code.
+  template <class Ready>
+  int wait_stream(Ready ready, int peer, std::int64_t wait_us) {
+    if (ready() || wait_us <= 0) return ended_elsewhere();
+    return wait_stream_long([](void* context) { return (*static_cast<Ready*>(context))(); }, &ready, peer, wait_us);
+  }
+
+  // Wakes `peer` if it sleeps. Call after whatever it may wait for has been stored.
+  void wake(int peer) {
+    // The store before must be visible before `sleeping` is read; the sleeper does it the other way round.
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    wake_unfenced(peer);
+  }
+  void wake_unfenced(int peer) {
+    if (segment_.rank(peer).bell.sleeping.load(std::memory_order_relaxed) != 0) ring(peer);
+  }
+
+  void set_python(const blink_python& python) { python_ = python; }
+  int set_heap(int rank, void* base, int fd, std::uint64_t bytes);
+  // `rank`'s heap in this process.
+  unsigned char* heap(int rank) const { return heaps_[static_cast<std::size_t>(rank)].base; }
+  // The offset of `memory` in this rank's own heap, or kNowhere.
+  std::int64_t heap_offset(const void* memory, std::int64_t bytes) const;
+
+  // Ends the communicator for all ranks. Returns the code, or that of an earlier failure.
+  int fail(int code, const blink::Site& site, int peer, const char* text);
+  void start_clock(std::int64_t timeout_us) {
+    timeout_us_ = timeout_us;
+    started_us_ = 0;
+  }
+  // Inside a wait's condition: that it has lasted so long that one should make do with less.
+  bool impatient() const { return impatient_; }
+
+ private:
+  using Condition = bool (*)(void*);
+  int wait_long(Condition ready, void* context, const blink::Site& site);
+  int wait_stream_long(Condition ready, void* context, int peer, std::int64_t wait_us);
+  int ended_elsewhere() {
+    return segment_.header().failed.load(std::memory_order_acquire) == 0 ? BLINK_OK : failed_elsewhere();
+  }
+  void sleep(Condition ready, void* context, std::int64_t us);
+  int failed_elsewhere();
+  int keep(const blink_error& error);
+  int check_signatures();
+  int lost_peer(int awaited) const;
+  bool interrupted() const;
+  int mismatch(int peer, std::uint64_t sequence);
+  void ring(int peer);
+  void show(const blink::Site& site);
+
+  blink::Segment segment_;
+  int rank_;
+  int fd_;
+  int spins_;
+  std::int64_t yield_us_;
+  std::uint64_t sequence_ = 0;
+  std::uint64_t signatures_[blink::kBanks] = {};
+  std::vector<std::uint64_t> begun_;  // per peer, the last call that it is known to have begun
+  std::int64_t timeout_us_ = 0;
+  std::uint64_t mismatched_ = 0;  // the call that was not the same
+  blink_python python_{};
+  bool impatient_ = false;
+  std::int64_t started_us_ = 0;  // when the first long wait of the call began; 0: there was none
+  struct Heap {
+    unsigned char* base = nullptr;
+    std::uint64_t bytes = 0;
+    bool mapped_here = false;
+  };
+  std::vector<Heap> heaps_;
+  blink_stats stats_{};
+  mutable std::mutex error_lock_;  // streams fail on threads of their own
+  blink_error error_{};
+};

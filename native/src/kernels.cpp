@@ -1,0 +1,178 @@
+// Which build of the kernels runs here, and how its pieces make one pass over memory.
+#include "kernels.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "kernels_blocks.h"
+
+#if defined(BLINK_X86_LEVELS)
+#include <cpuid.h>
+#endif
+
+namespace blink {
+namespace {
+
+// Bytes of accumulators in one block: small enough that a block of every stream stays in the first-level cache.
+constexpr std::size_t kBlockBytes = 4096;
+constexpr int kMostAtOnce = 4;
+
+char* at(void* memory, std::size_t offset) { return static_cast<char*>(memory) + offset; }
+const char* at(const void* memory, std::size_t offset) { return static_cast<const char*>(memory) + offset; }
+
+std::size_t lesser(std::size_t a, std::size_t b) { return a < b ? a : b; }
+
+void copy_in_blocks(void* const* dst, int ndst, const void* src, std::size_t bytes) {
+  if (ndst == 1) {
+    copy_bytes(dst[0], src, bytes);
+    return;
+  }
+  for (std::size_t offset = 0; offset < bytes; offset += kBlockBytes) {
+    const std::size_t size = lesser(kBlockBytes, bytes - offset);
+    for (int d = 0; d < ndst; ++d) {
+      if (dst[d] != src) std::memcpy(at(dst[d], offset), at(src, offset), size);
+    }
+  }
+}
+
+// One block through the accumulators: any number of sources, a scale, a divisor.
+void combine_block(const Pieces& pieces, void* dst, const void* const* src, int nsrc, std::size_t offset,
+                   std::size_t count, const Finish& finish) {
+  alignas(64) char acc[kBlockBytes];
+  const void* head[kMostAtOnce];
+  int done = nsrc < kMostAtOnce ? nsrc : kMostAtOnce;
+  for (int s = 0; s < done; ++s) head[s] = at(src[s], offset);
+  const bool scaled_early = finish.own >= 0 && finish.own < done;
+  if (pieces.fused && done >= 2 && !scaled_early) {
+    pieces.kept[done - 2](acc, head, count);
+  } else {
+    pieces.stepwise.load(acc, head[0], count, finish.own == 0, finish.scale);
+    done = 1;
+  }
+  for (int s = done; s < nsrc; ++s) {
+    pieces.stepwise.step(acc, at(src[s], offset), count, finish.own == s, finish.scale);
+  }
+  void* const to[] = {at(dst, offset)};
+  pieces.stepwise.store(to, 1, acc, count, finish.divisor);
+}
+
+#if defined(BLINK_X86_LEVELS)
+
+// Not by __builtin_cpu_supports: older compilers do not know the name.
+bool has_f16c() {
+  unsigned a = 0;
+  unsigned b = 0;
+  unsigned c = 0;
+  unsigned d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+
+constexpr int kMostLevels = 3;
+#else
+constexpr int kMostLevels = 1;
+#endif
+
+struct Levels {
+  Level level[kMostLevels];
+  int count = 0;
+
+  Levels() {
+#if defined(BLINK_X86_LEVELS)
+    level[count++] = {"base", base::find};
+    __builtin_cpu_init();
+    if (!__builtin_cpu_supports("avx2") || !has_f16c()) return;
+    level[count++] = {"avx2", avx2::find};
+    if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw")) return;
+    if (!__builtin_cpu_supports("avx512vl") || !__builtin_cpu_supports("avx512dq")) return;
+    level[count++] = {"avx512", avx512::find};
+#elif defined(__aarch64__)
+    level[count++] = {"neon", base::find};
+#else
+    level[count++] = {"base", base::find};
+#endif
+  }
+};
+
+const Levels& all_levels() {
+  static const Levels found;
+  return found;
+}
+
+// How many levels BLINK_ISA allows; all where it is not set.
+int allowed(const Levels& all) {
+  static const char* const names[] = {"base", "avx2", "avx512"};
+  const char* const wanted = std::getenv("BLINK_ISA");
+  if (wanted == nullptr || *wanted == '\0') return all.count;
+  for (int n = 0; n < 3; ++n) {
+    if (std::strcmp(wanted, names[n]) == 0) return n < all.count ? n + 1 : all.count;
+  }
+  std::fprintf(stderr, "blink: BLINK_ISA is none of base, avx2, avx512 and is ignored\n");
+  return all.count;
+}
+
+const Level& chosen_level() {
+  static const Level& chosen = all_levels().level[allowed(all_levels()) - 1];
+  return chosen;
+}
+
+}  // namespace
+
+const Level* levels(int* count) {
+  *count = all_levels().count;
+  return all_levels().level;
+}
+
+void spread(void* const* dst, int ndst, std::size_t offset, std::size_t bytes) {
+  for (int d = 1; d < ndst; ++d) {
+    if (dst[d] != dst[0]) std::memcpy(at(dst[d], offset), at(dst[0], offset), bytes);
+  }
+}
+
+void combine_in_blocks(const Pieces& pieces, void* const* dst, int ndst, const void* const* src, int nsrc,
+                       std::size_t count, const Finish& finish) {
+  const bool plain = finish.own < 0 && finish.divisor <= 1;
+  if (plain && nsrc == 1) {
+    copy_in_blocks(dst, ndst, src[0], count * pieces.itemsize);
+    return;
+  }
+  const bool direct = pieces.fused && plain && nsrc <= kMostAtOnce;
+  if (direct && ndst == 1) {
+    pieces.rounded[nsrc - 2](dst[0], src, count);
+    return;
+  }
+  const std::size_t block = kBlockBytes / pieces.accumulator_size;
+  for (std::size_t first = 0; first < count; first += block) {
+    const std::size_t size = lesser(block, count - first);
+    const std::size_t offset = first * pieces.itemsize;
+    if (direct) {
+      const void* from[kMostAtOnce];
+      for (int s = 0; s < nsrc; ++s) from[s] = at(src[s], offset);
+      pieces.rounded[nsrc - 2](at(dst[0], offset), from, size);
+    } else {
+      combine_block(pieces, dst[0], src, nsrc, offset, size, finish);
+    }
+    spread(dst, ndst, offset, size * pieces.itemsize);
+  }
+}
+
+const Kernel* find_kernel(DType dtype, Op op) { return chosen_level().find(dtype, op); }
+
+void copy_bytes(void* dst, const void* src, std::size_t bytes) {
+  if (dst != src && bytes > 0) std::memcpy(dst, src, bytes);
+}
+
+const char* isa_name() { return chosen_level().name; }
+
+}  // namespace blink
+
+int blink_combine(std::uint32_t dtype, std::uint32_t op, void* const* dst, int ndst, const void* const* src, int nsrc,
+                  std::size_t count, int own, double scale, std::uint32_t divisor) {
+  const blink::Kernel* const kernel =
+      blink::find_kernel(static_cast<blink::DType>(dtype), static_cast<blink::Op>(op));
+  if (kernel == nullptr) return -1;
+  kernel->combine(dst, ndst, src, nsrc, count, {own, scale, divisor});
+  return 0;
+}
+
+const char* blink_isa_name() { return blink::isa_name(); }

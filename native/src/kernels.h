@@ -1,0 +1,68 @@
+// Reduction kernels: which bytes come out when sources are combined? One pass over memory, any number of sources.
+//
+// The meaning is that of blinkccl/collectives/ops.py, bit for bit: sources are combined left to right; float16,
+// bfloat16 and the 8-bit floats are accumulated in float32 and rounded once, at the store; integers wrap.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace blink {
+
+// Numbers as in DTYPE_CODES and OP_CODES of blinkccl/collectives/ops.py.
+enum class DType : std::uint32_t {
+  kInt8, kUint8, kInt16, kUint16, kInt32, kUint32, kInt64, kUint64,
+  kFloat16, kBfloat16, kFloat32, kFloat64, kFloat8E4M3, kFloat8E5M2, kBool,
+};
+enum class Op : std::uint32_t { kSum, kProd, kMin, kMax, kBand, kBor, kBxor };
+
+// How the value is finished, and what happens to the rank's own contribution before it is combined.
+struct Finish {
+  std::int32_t own = -1;      // index of the source that `scale` multiplies; -1: none
+  double scale = 1.0;         // converted to the accumulator type
+  std::uint32_t divisor = 1;  // > 1 ends an average
+};
+
+// dst[d][i] = round((src[0][i] ∘ src[1][i] ∘ …) / divisor) for i < count and every d < ndst.
+// nsrc ≥ 1, ndst ≥ 1. A destination may be the very memory of a source; partial overlap is not allowed.
+using Combine = void (*)(void* const* dst, int ndst, const void* const* src, int nsrc, std::size_t count,
+                         const Finish& finish);
+
+// The same in steps, for values that cannot wait until all sources are there. `acc` holds `count` accumulators
+// (float32 for the narrow floats, else the type itself).
+struct Stepwise {
+  void (*load)(void* acc, const void* src, std::size_t count, bool scaled, double scale);       // acc = src [· scale]
+  void (*step)(void* acc, const void* src, std::size_t count, bool scaled, double scale);       // acc = acc ∘ src [· scale]
+  void (*store)(void* const* dst, int ndst, const void* acc, std::size_t count, std::uint32_t divisor);
+};
+
+struct Kernel {
+  Combine combine;
+  Stepwise stepwise;
+  std::size_t itemsize;
+  std::size_t accumulator_size;
+};
+
+// The kernel of the best instruction set this CPU has (capped by BLINK_ISA); nullptr where the type has no such operation.
+const Kernel* find_kernel(DType dtype, Op op);
+
+// dst = src; large copies do not displace the caches if that is faster.
+void copy_bytes(void* dst, const void* src, std::size_t bytes);
+
+// "base", "avx2", "avx512" or "neon".
+const char* isa_name();
+
+}  // namespace blink
+
+// What Python calls; visible in the library.
+extern "C" {
+
+// Kernel::combine of find_kernel(dtype, op). 0, or -1 where the type has no such operation.
+__attribute__((visibility("default"))) int blink_combine(std::uint32_t dtype, std::uint32_t op, void* const* dst,
+                                                         int ndst, const void* const* src, int nsrc, std::size_t count,
+                                                         int own, double scale, std::uint32_t divisor);
+
+// blink::isa_name().
+__attribute__((visibility("default"))) const char* blink_isa_name();
+
+}  // extern "C"

@@ -1,0 +1,8 @@
+// The kernels for any CPU of this architecture: SSE2 on x86-64, NEON on AArch64. No extra compiler flags.
+#include <type_traits>
+
+#include "float_formats.h"
+#include "kernels_blocks.h"
+
+#define BLINK_LEVEL base
+#include "kernels_body.inc"

@@ -1,0 +1,44 @@
+// How the pieces of one kernel become one pass over memory. Shared by all levels; compiled once, for the baseline.
+#pragma once
+
+#include "kernels.h"
+
+namespace blink {
+
+// What a level compiles for one type and one operation. Index n - 2: n sources at once; only where `fused`.
+struct Pieces {
+  bool fused;
+  void (*rounded[3])(void* dst, const void* const* src, std::size_t count);  // dst = round(a ∘ b ∘ …)
+  void (*kept[3])(void* acc, const void* const* src, std::size_t count);     // acc = a ∘ b ∘ …
+  Stepwise stepwise;
+  std::size_t itemsize;
+  std::size_t accumulator_size;
+};
+
+// Combine, by these pieces, block after block: each source is read once from memory and each destination written once.
+void combine_in_blocks(const Pieces& pieces, void* const* dst, int ndst, const void* const* src, int nsrc,
+                       std::size_t count, const Finish& finish);
+
+// Copies `bytes` bytes at `offset` of dst[0] to the same place of dst[1], dst[2], …
+void spread(void* const* dst, int ndst, std::size_t offset, std::size_t bytes);
+
+// One build of the kernels for one instruction set.
+struct Level {
+  const char* name;
+  const Kernel* (*find)(DType dtype, Op op);
+};
+
+// The levels that this CPU can run, weakest first; at least one. BLINK_ISA does not cap this list.
+const Level* levels(int* count);
+
+namespace base {
+const Kernel* find(DType dtype, Op op);
+}
+namespace avx2 {
+const Kernel* find(DType dtype, Op op);
+}
+namespace avx512 {
+const Kernel* find(DType dtype, Op op);
+}
+
+}  // namespace blink

@@ -1,0 +1,521 @@
+#include "op.h"
+
+#include <time.h>
+
+#include <algorithm>
+#include <cstring>
+
+using blink::Block;
+using blink::kPayloadBytes;
+using blink::kNowhere;
+using blink::Reader;
+using blink::Receive;
+using blink::Ring;
+using blink::Role;
+
+namespace {
+
+template <class Row>
+bool copy_rows(std::vector<Row>& rows, const std::int64_t* table, std::int64_t count) {
+  if (count < 0 || count > (1 << 24) || (count > 0 && table == nullptr)) return false;
+  rows.resize(static_cast<std::size_t>(count));
+  if (count > 0) std::memcpy(static_cast<void*>(rows.data()), table, rows.size() * sizeof(Row));
+  return true;
+}
+
+bool within(std::int64_t first, std::int64_t count, std::size_t size) {
+  return first >= 0 && count >= 0 && static_cast<std::uint64_t>(first) + static_cast<std::uint64_t>(count) <= size;
+}
+
+double seconds_now() {
+  timespec t{};
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+}
+
+}  // namespace
+
+blink_op* blink_op::create(blink_comm& comm, const blink_tables& tables) {
+  auto* op = new blink_op(comm);
+  if (op->fill(tables)) return op;
+  delete op;
+  return nullptr;
+}
+
+bool blink_op::fill(const blink_tables& t) {
+  static_assert(sizeof(Role) == 14 * 8 && sizeof(Receive) == 10 * 8 && sizeof(Ring) == 8 * 8 && sizeof(Reader) == 24,
+                "rows are int64s");
+  if (!copy_rows(roles_, t.roles, t.role_count) || !copy_rows(receives_, t.receives, t.receive_count) ||
+      !copy_rows(sends_, t.sends, t.send_count) || !copy_rows(rings_, t.rings, t.ring_count) ||
+      !copy_rows(readers_, t.readers, t.reader_count) || t.queue_count < 0 || t.queue_count > (1 << 24)) {
+    return false;
+  }
+  signature_ = t.signature;
+  what_ = t.what;
+  count_ = t.count;
+  kernel_ = blink::find_kernel(static_cast<blink::DType>(t.dtype), static_cast<blink::Op>(t.op));
+  chunk_elements_ = t.chunk_elements;
+  inline_messages_ = t.inline_messages != 0;
+  direct_in_place_ = t.direct_in_place != 0;
+  push_in_place_ = t.push_in_place != 0;
+  input_bytes_ = t.input_bytes;
+  output_bytes_ = t.output_bytes;
+  received_.assign(static_cast<std::size_t>(t.queue_count), 0);
+  sent_.assign(rings_.size(), 0);
+  if (!sensible()) return false;
+  first_tick_ = last_tick_ = 0;
+  bool any = false;
+  for (const Role& role : roles_) {
+    if (role.chunks == 0) continue;
+    first_tick_ = any ? std::min(first_tick_, role.offset) : role.offset;
+    last_tick_ = any ? std::max(last_tick_, role.offset + role.chunks) : role.offset + role.chunks;
+    any = true;
+  }
+  return true;
+}
+
+// Wrong tables must not become wild accesses: every index and every place is looked at once.
+bool blink_op::sensible() const {
+  if (kernel_ == nullptr || chunk_elements_ < 1 || input_bytes_ < 0 || output_bytes_ < 0) return false;
+  const blink_shape& shape = comm_.segment().shape();
+  const auto item = static_cast<std::int64_t>(kernel_->itemsize);
+  const std::int64_t most = chunk_elements_ * item;
+  const std::int64_t area = inline_messages_ ? shape.inline_bytes : shape.staging_bytes;
+  const auto fits = [&](std::int64_t at, std::int64_t stride, std::int64_t slots) {
+    return at >= 0 && stride >= 0 && slots >= 1 && at % 16 == 0 && slots <= area + 1 &&
+           stride <= area && at <= area - stride * slots;
+  };
+  const auto is_line = [&](std::int64_t line) { return line >= 0 && line < shape.lines; };
+  const auto is_peer = [&](std::int64_t rank) { return rank >= 0 && rank < shape.ranks && rank != comm_.rank(); };
+  std::int64_t longest = 0;
+  for (const Role& r : roles_) {
+    if (r.chunks < 0 || r.length < 0 || r.chunks != (r.length + chunk_elements_ - 1) / chunk_elements_) return false;
+    if (!within(r.first_receive, r.receives, receives_.size()) || !within(r.first_send, r.sends, sends_.size())) return false;
+    if (r.source != kNowhere && (r.source < 0 || r.source + r.length * item > input_bytes_)) return false;
+    if (r.target != kNowhere && (r.target < 0 || r.target + r.length * item > output_bytes_)) return false;
+    if (r.turn < 0 || r.turn > r.receives || r.divisor < 1 || (r.source == kNowhere && r.receives == 0)) return false;
+    if (inline_messages_ && r.chunks > 1) return false;
+    longest = std::max(longest, std::min(r.length * item, most));
+  }
+  for (const Receive& r : receives_) {
+    if (!is_peer(r.rank) || !is_line(r.line) || !is_line(r.ack_line) || !fits(r.staging, r.stride, r.slots)) return false;
+    if (r.queue < 0 || static_cast<std::size_t>(r.queue) >= received_.size()) return false;
+  }
+  for (const std::int64_t ring : sends_) {
+    if (ring < 0 || static_cast<std::size_t>(ring) >= rings_.size()) return false;
+  }
+  for (const Ring& r : rings_) {
+    if (!is_line(r.line) || !fits(r.staging, r.stride, r.slots) || !within(r.first_reader, r.readers, readers_.size())) return false;
+  }
+  for (const Reader& r : readers_) {
+    if (!is_peer(r.rank) || !is_line(r.ack_line)) return false;
+  }
+  for (const Role& role : roles_) {
+    const std::int64_t bytes = std::min(role.length * item, most);
+    const auto room = [&](std::int64_t stride) {
+      return inline_messages_ ? (bytes + static_cast<std::int64_t>(kPayloadBytes) - 1) / static_cast<std::int64_t>(kPayloadBytes) *
+                                        static_cast<std::int64_t>(blink::kBlockBytes) <= stride
+                              : bytes <= stride;
+    };
+    for (std::int64_t i = 0; i < role.receives; ++i) {
+      if (!room(receives_[static_cast<std::size_t>(role.first_receive + i)].stride)) return false;
+    }
+    for (std::int64_t i = 0; i < role.sends; ++i) {
+      if (!room(rings_[static_cast<std::size_t>(sends_[static_cast<std::size_t>(role.first_send + i)])].stride)) return false;
+    }
+  }
+  return true;
+}
+
+blink::Site blink_op::site(std::int32_t waits, const Role& role, int peer, std::int64_t chunk) const {
+  return blink::Site{waits,
+                     peer,
+                     static_cast<std::int32_t>(role.channel),
+                     static_cast<std::int32_t>(role.share),
+                     static_cast<std::int32_t>(role.stage),
+                     chunk};
+}
+
+int blink_op::run(const void* input, void* output, bool scaled, double scale, std::int64_t timeout_us) {
+  input_ = static_cast<const unsigned char*>(input);
+  output_ = static_cast<unsigned char*>(output);
+  scaled_ = scaled;
+  scale_ = scale;
+  const bool in_place = input_ != nullptr && output_ != nullptr && input_ < output_ + output_bytes_ &&
+                        output_ < input_ + input_bytes_;
+  const bool lend = !inline_messages_;
+  my_input_ = lend && !scaled && input_ != nullptr && (!in_place || direct_in_place_)
+                  ? comm_.heap_offset(input_, input_bytes_) : kNowhere;
+  my_output_ = lend && output_ != nullptr && (!in_place || push_in_place_)
+                   ? comm_.heap_offset(output_, output_bytes_) : kNowhere;
+  int code = comm_.begin(blink::Call{signature_, what_, count_, my_input_, my_output_}, timeout_us);
+  if (code != BLINK_OK) return code;
+  std::fill(received_.begin(), received_.end(), 0);
+  std::fill(sent_.begin(), sent_.end(), 0);
+  code = walk();
+  if (code == BLINK_OK) code = drain();
+  if (code == BLINK_OK) comm_.finish();
+  return code;
+}
+
+int blink_op::walk() {
+  for (std::int64_t tick = first_tick_; tick < last_tick_; ++tick) {
+    for (const Role& role : roles_) {
+      const std::int64_t chunk = tick - role.offset;
+      if (chunk < 0 || chunk >= role.chunks) continue;
+      const int code = inline_messages_ ? fire_inline(role) : fire(role, chunk);
+      if (code != BLINK_OK) return code;
+    }
+  }
+  return BLINK_OK;
+}
+
+// ---- large messages: rings, or the peers' own buffers -------------------------------------------------------------
+
+bool blink_op::available(const Receive& r) const {
+  const auto wanted = stamp(received_[static_cast<std::size_t>(r.queue)] + 1);
+  return comm_.segment().line(comm_.bank(), static_cast<int>(r.rank), r.line).value.load(std::memory_order_acquire) >=
+         wanted;
+}
+
+bool blink_op::has_slot(const Ring& ring, std::uint64_t sent) const {
+  const auto slots = static_cast<std::uint64_t>(ring.slots);
+  if (sent < slots || exports(ring)) return true;
+  const std::uint64_t wanted = stamp(sent + 1 - slots);
+  for (std::int64_t i = 0; i < ring.readers; ++i) {
+    const Reader& reader = readers_[static_cast<std::size_t>(ring.first_reader + i)];
+    if (!pushes(reader) && comm_.segment().line(comm_.bank(), comm_.rank(), reader.ack_line)
+                                   .value.load(std::memory_order_acquire) < wanted) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool blink_op::has_slots(const Role& role) const {
+  for (std::int64_t i = 0; i < role.sends; ++i) {
+    const auto ring = static_cast<std::size_t>(sends_[static_cast<std::size_t>(role.first_send + i)]);
+    if (!has_slot(rings_[ring], sent_[ring])) return false;
+  }
+  return true;
+}
+
+bool blink_op::exports(const Ring& ring) const {
+  return (ring.direct == blink::kDirectInput && my_input_ != kNowhere) ||
+         (ring.direct == blink::kDirectOutput && my_output_ != kNowhere);
+}
+
+bool blink_op::pushes(const Reader& reader) const {
+  return reader.push_offset != kNowhere &&
+         comm_.entry(static_cast<int>(reader.rank)).output.load(std::memory_order_relaxed) != kNowhere;
+}
+
+bool blink_op::is_pushed(const Receive& r) const { return r.pushed != 0 && my_output_ != kNowhere; }
+
+bool blink_op::reads_direct(const Receive& r) const {
+  const blink::Entry& theirs = comm_.entry(static_cast<int>(r.rank));
+  return (r.direct == blink::kDirectInput && theirs.input.load(std::memory_order_relaxed) != kNowhere) ||
+         (r.direct == blink::kDirectOutput && theirs.output.load(std::memory_order_relaxed) != kNowhere);
+}
+
+const void* blink_op::message(const Receive& r, const Chunk& chunk) const {
+  const int peer = static_cast<int>(r.rank);
+  if (reads_direct(r)) {
+    const blink::Entry& theirs = comm_.entry(peer);
+    const std::int64_t at = (r.direct == blink::kDirectInput ? theirs.input : theirs.output).load(std::memory_order_relaxed);
+    return comm_.heap(peer) + at + r.direct_offset + static_cast<std::int64_t>(chunk.bytes_before);
+  }
+  const auto slot = static_cast<std::int64_t>(received_[static_cast<std::size_t>(r.queue)] % static_cast<std::uint64_t>(r.slots));
+  return comm_.segment().staging(comm_.bank(), peer) + r.staging + slot * r.stride;
+}
+
+// Readers whose buffers may be written must have begun this call, or they could still be reading them.
+int blink_op::meet_readers(const Role& role) {
+  for (std::int64_t i = 0; i < role.sends; ++i) {
+    const Ring& ring = rings_[static_cast<std::size_t>(sends_[static_cast<std::size_t>(role.first_send + i)])];
+    for (std::int64_t j = 0; j < ring.readers; ++j) {
+      const Reader& reader = readers_[static_cast<std::size_t>(ring.first_reader + j)];
+      if (reader.push_offset == kNowhere) continue;
+      if (const int code = comm_.meet(static_cast<int>(reader.rank))) return code;
+    }
+  }
+  return BLINK_OK;
+}
+
+int blink_op::fire(const Role& role, std::int64_t index) {
+  const std::size_t item = kernel_->itemsize;
+  const auto before = static_cast<std::size_t>(index * chunk_elements_);
+  const auto elements = static_cast<std::size_t>(std::min(chunk_elements_, role.length - index * chunk_elements_));
+  const Chunk chunk{index, before * item, elements, elements * item};
+  if (const int code = meet_readers(role)) return code;
+  for (std::int64_t i = 0; i < role.receives; ++i) {
+    const Receive& receive = receives_[static_cast<std::size_t>(role.first_receive + i)];
+    const int peer = static_cast<int>(receive.rank);
+    if (const int code = comm_.meet(peer)) return code;
+    if (available(receive)) continue;
+    const int code = comm_.wait([&] { return available(receive) || (i > 0 && comm_.impatient()); },
+                                site(BLINK_WAITS_MESSAGE, role, peer, index));
+    if (code != BLINK_OK) return code;
+    if (!available(receive)) return fire_stepwise(role, chunk);
+  }
+  if (!has_slots(role)) {
+    const int code = comm_.wait([&] { return has_slots(role) || (role.receives > 0 && comm_.impatient()); },
+                                site(BLINK_WAITS_SLOT, role, -1, index));
+    if (code != BLINK_OK) return code;
+    if (!has_slots(role)) return fire_stepwise(role, chunk);
+  }
+  std::int32_t own = -1;
+  sources_.clear();
+  for (std::int64_t i = 0; i <= role.receives; ++i) {
+    if (i == role.turn && role.source != kNowhere) {
+      own = static_cast<std::int32_t>(sources_.size());
+      sources_.push_back(input_ + role.source + chunk.bytes_before);
+    }
+    if (i == role.receives) break;
+    const Receive& receive = receives_[static_cast<std::size_t>(role.first_receive + i)];
+    if (!is_pushed(receive)) sources_.push_back(message(receive, chunk));
+  }
+  collect_targets(role, chunk);
+  if (!sources_.empty() && !targets_.empty()) combine(role, chunk, own);
+  settle(role, chunk, 0);
+  return BLINK_OK;
+}
+
+// Everywhere the value of a firing has to be written. A value that lies there already is not copied onto itself.
+void blink_op::collect_targets(const Role& role, const Chunk& chunk) {
+  targets_.clear();
+  if (role.target != kNowhere) {
+    void* place = output_ + role.target + chunk.bytes_before;
+    if (sources_.size() != 1 || sources_[0] != place || role.divisor > 1 || scaled_) targets_.push_back(place);
+  }
+  for (std::int64_t i = 0; i < role.sends; ++i) {
+    const auto number = static_cast<std::size_t>(sends_[static_cast<std::size_t>(role.first_send + i)]);
+    const Ring& ring = rings_[number];
+    bool staged = false;
+    for (std::int64_t j = 0; j < ring.readers; ++j) {
+      const Reader& reader = readers_[static_cast<std::size_t>(ring.first_reader + j)];
+      if (pushes(reader)) {
+        const int peer = static_cast<int>(reader.rank);
+        targets_.push_back(comm_.heap(peer) + comm_.entry(peer).output.load(std::memory_order_relaxed) +
+                           reader.push_offset + chunk.bytes_before);
+      } else {
+        staged = true;
+      }
+    }
+    if (staged && !exports(ring)) {
+      const auto slot = static_cast<std::int64_t>(sent_[number] % static_cast<std::uint64_t>(ring.slots));
+      targets_.push_back(comm_.segment().staging(comm_.bank(), comm_.rank()) + ring.staging + slot * ring.stride);
+    }
+  }
+}
+
+void blink_op::combine(const Role& role, const Chunk& chunk, std::int32_t own) {
+  const bool scaled = scaled_ && own >= 0;
+  if (sources_.size() == 1 && role.divisor <= 1 && !scaled) {
+    for (void* target : targets_) blink::copy_bytes(target, sources_[0], chunk.bytes);
+    return;
+  }
+  blink::Finish finish;
+  finish.own = scaled ? own : -1;
+  finish.scale = scale_;
+  finish.divisor = static_cast<std::uint32_t>(role.divisor);
+  kernel_->combine(targets_.data(), static_cast<int>(targets_.size()), sources_.data(), static_cast<int>(sources_.size()),
+                   chunk.elements, finish);
+}
+
+// After a firing: messages are given back (those after the first `done`), the new one is announced.
+void blink_op::settle(const Role& role, const Chunk& chunk, std::int64_t done) {
+  for (std::int64_t i = 0; i < role.sends; ++i) {
+    const auto number = static_cast<std::size_t>(sends_[static_cast<std::size_t>(role.first_send + i)]);
+    comm_.segment().line(comm_.bank(), comm_.rank(), rings_[number].line)
+        .value.store(stamp(++sent_[number]), std::memory_order_release);
+  }
+  for (std::int64_t i = done; i < role.receives; ++i) accept(receives_[static_cast<std::size_t>(role.first_receive + i)], chunk);
+  wake_readers(role);
+  if (role.sends == 0) std::atomic_thread_fence(std::memory_order_seq_cst);
+  for (std::int64_t i = done; i < role.receives; ++i) {
+    comm_.wake_unfenced(static_cast<int>(receives_[static_cast<std::size_t>(role.first_receive + i)].rank));
+  }
+}
+
+// What was stored before is seen by readers that go to sleep now, or they are woken.
+void blink_op::wake_readers(const Role& role) {
+  if (role.sends == 0) return;
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  for (std::int64_t i = 0; i < role.sends; ++i) {
+    const Ring& ring = rings_[static_cast<std::size_t>(sends_[static_cast<std::size_t>(role.first_send + i)])];
+    for (std::int64_t j = 0; j < ring.readers; ++j) {
+      comm_.wake_unfenced(static_cast<int>(readers_[static_cast<std::size_t>(ring.first_reader + j)].rank));
+    }
+  }
+}
+
+void blink_op::accept(const Receive& r, const Chunk& chunk) {
+  blink_stats& stats = comm_.stats();
+  ++stats.messages;
+  stats.message_bytes += chunk.bytes;
+  (is_pushed(r) ? stats.pushed_bytes : reads_direct(r) ? stats.direct_bytes : stats.staged_bytes) += chunk.bytes;
+  const std::uint64_t count = ++received_[static_cast<std::size_t>(r.queue)];
+  comm_.segment().line(comm_.bank(), static_cast<int>(r.rank), r.ack_line).value.store(stamp(count), std::memory_order_release);
+}
+
+// The firing exactly as the grammar has it: each message is combined and given back before the next is waited for,
+// and all of them before a slot is. Programs may need that to go on; the fused way only needs less memory traffic.
+int blink_op::fire_stepwise(const Role& role, const Chunk& chunk) {
+  ++comm_.stats().stepwise;
+  const std::size_t needed = static_cast<std::size_t>(chunk_elements_) * kernel_->accumulator_size;
+  if (scratch_.size() < needed) scratch_.resize(needed);
+  void* value = scratch_.data();
+  // A lone operand passes through as it is, as in combine().
+  const bool alone = role.receives + (role.source == kNowhere ? 0 : 1) == 1 && role.divisor <= 1 &&
+                     !(scaled_ && role.source != kNowhere);
+  bool empty = true;
+  const auto add = [&](const void* source, bool scaled) {
+    if (alone) {
+      blink::copy_bytes(value, source, chunk.bytes);
+      empty = false;
+      return;
+    }
+    (empty ? kernel_->stepwise.load : kernel_->stepwise.step)(value, source, chunk.elements, scaled, scale_);
+    empty = false;
+  };
+  for (std::int64_t i = 0; i <= role.receives; ++i) {
+    if (i == role.turn && role.source != kNowhere) add(input_ + role.source + chunk.bytes_before, scaled_);
+    if (i == role.receives) break;
+    const Receive& receive = receives_[static_cast<std::size_t>(role.first_receive + i)];
+    const int peer = static_cast<int>(receive.rank);
+    if (const int code = comm_.meet(peer)) return code;
+    if (const int code = comm_.wait([&] { return available(receive); }, site(BLINK_WAITS_MESSAGE, role, peer, chunk.index))) {
+      return code;
+    }
+    if (!is_pushed(receive)) add(message(receive, chunk), false);
+    accept(receive, chunk);
+    comm_.wake(peer);
+  }
+  if (const int code = comm_.wait([&] { return has_slots(role); }, site(BLINK_WAITS_SLOT, role, -1, chunk.index))) return code;
+  sources_.clear();
+  collect_targets(role, chunk);
+  if (alone && !empty) {
+    for (void* target : targets_) blink::copy_bytes(target, value, chunk.bytes);
+  } else if (!empty && !targets_.empty()) {
+    kernel_->stepwise.store(targets_.data(), static_cast<int>(targets_.size()), value, chunk.elements,
+                            static_cast<std::uint32_t>(role.divisor));
+  }
+  settle(role, chunk, role.receives);
+  return BLINK_OK;
+}
+
+// A buffer that peers read directly is the caller's again only when they are done with it.
+int blink_op::drain() {
+  for (std::size_t number = 0; number < rings_.size(); ++number) {
+    const Ring& ring = rings_[number];
+    if (ring.drain == 0 || sent_[number] == 0 || !exports(ring)) continue;
+    for (std::int64_t j = 0; j < ring.readers; ++j) {
+      const Reader& reader = readers_[static_cast<std::size_t>(ring.first_reader + j)];
+      if (pushes(reader)) continue;
+      const blink::Line& ack = comm_.segment().line(comm_.bank(), comm_.rank(), reader.ack_line);
+      const std::uint64_t wanted = stamp(sent_[number]);
+      const int code = comm_.wait([&] { return ack.value.load(std::memory_order_acquire) >= wanted; },
+                                  blink::Site{BLINK_WAITS_READER, static_cast<std::int32_t>(reader.rank)});
+      if (code != BLINK_OK) return code;
+    }
+  }
+  return BLINK_OK;
+}
+
+// ---- small messages: the flag is inside -----------------------------------------------------------------------------
+
+// Where block `number` of a message lies, as soon as it is there; nullptr with `code` set otherwise.
+const void* blink_op::block_of(const Role& role, const Receive& r, std::size_t number, int& code) {
+  const int peer = static_cast<int>(r.rank);
+  const Block& block =
+      reinterpret_cast<const Block*>(comm_.segment().inline_area(comm_.bank(), peer) + r.staging)[number];
+  const std::uint64_t wanted = flag();
+  std::uint64_t seen = block.flag.load(std::memory_order_acquire);
+  if (seen == wanted) return block.payload;
+  code = comm_.wait(
+      [&] {
+        seen = block.flag.load(std::memory_order_acquire);
+        return seen >> 32 == wanted >> 32;
+      },
+      site(BLINK_WAITS_MESSAGE, role, peer, static_cast<std::int64_t>(number)));
+  if (code != BLINK_OK) return nullptr;
+  if (seen == wanted) return block.payload;
+  // The same call by number, another one by content. The entries say so too, unless the hashes' low halves agree.
+  code = comm_.meet(peer);
+  if (code == BLINK_OK) code = comm_.fail(BLINK_MISMATCH, site(BLINK_WAITS_MESSAGE, role, peer, 0), peer, "");
+  return nullptr;
+}
+
+int blink_op::fire_inline(const Role& role) {
+  const std::size_t item = kernel_->itemsize;
+  const std::size_t total = static_cast<std::size_t>(role.length) * item;
+  int code = BLINK_OK;
+  for (std::size_t from = 0, number = 0; from < total; from += kPayloadBytes, ++number) {
+    const std::size_t bytes = std::min(kPayloadBytes, total - from);
+    std::int32_t own = -1;
+    sources_.clear();
+    for (std::int64_t i = 0; i <= role.receives; ++i) {
+      if (i == role.turn && role.source != kNowhere) {
+        own = static_cast<std::int32_t>(sources_.size());
+        sources_.push_back(input_ + role.source + from);
+      }
+      if (i == role.receives) break;
+      const void* block = block_of(role, receives_[static_cast<std::size_t>(role.first_receive + i)], number, code);
+      if (block == nullptr) return code;
+      sources_.push_back(block);
+    }
+    targets_.clear();
+    if (role.target != kNowhere) {
+      void* place = output_ + role.target + from;
+      if (sources_.size() != 1 || sources_[0] != place || role.divisor > 1 || scaled_) targets_.push_back(place);
+    }
+    for (std::int64_t i = 0; i < role.sends; ++i) targets_.push_back(my_block(role, i, number).payload);
+    if (!targets_.empty()) combine(role, Chunk{0, from, bytes / item, bytes}, own);
+    for (std::int64_t i = 0; i < role.sends; ++i) {
+      my_block(role, i, number).flag.store(flag(), std::memory_order_release);
+    }
+  }
+  blink_stats& stats = comm_.stats();
+  for (std::int64_t i = 0; i < role.receives; ++i) {
+    comm_.met_inline(static_cast<int>(receives_[static_cast<std::size_t>(role.first_receive + i)].rank));
+    ++stats.messages;
+    stats.message_bytes += total;
+    stats.inline_bytes += total;
+  }
+  wake_readers(role);
+  return BLINK_OK;
+}
+
+Block& blink_op::my_block(const Role& role, std::int64_t send, std::size_t number) const {
+  const Ring& ring = rings_[static_cast<std::size_t>(sends_[static_cast<std::size_t>(role.first_send + send)])];
+  return reinterpret_cast<Block*>(comm_.segment().inline_area(comm_.bank(), comm_.rank()) + ring.staging)[number];
+}
+
+// ---- the C face -----------------------------------------------------------------------------------------------------
+
+extern "C" {
+
+blink_op* blink_op_create(blink_comm* comm, const blink_tables* tables) { return blink_op::create(*comm, *tables); }
+
+void blink_op_destroy(blink_op* op) { delete op; }
+
+int blink_op_run(blink_op* op, const void* input, void* output, int scaled, double scale, int64_t timeout_us) {
+  return op->run(input, output, scaled != 0, scale, timeout_us);
+}
+
+int blink_op_time(blink_op* op, blink_op* barrier, const void* input, void* output, int64_t iterations,
+                  int64_t timeout_us, double* seconds) {
+  std::int32_t here = 1, there = 0;
+  for (std::int64_t i = 0; i < iterations; ++i) {
+    if (barrier != nullptr) {
+      if (const int code = barrier->run(&here, &there, false, 1.0, timeout_us)) return code;
+    }
+    const double began = seconds_now();
+    if (const int code = op->run(input, output, false, 1.0, timeout_us)) return code;
+    seconds[i] = seconds_now() - began;
+  }
+  return BLINK_OK;
+}
+
+}  // extern "C"

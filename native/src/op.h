@@ -1,0 +1,127 @@
+// One rank's part of a Program for one size, as tables, and how it is run.
+//
+// The loop is the one of blinkccl/schedule/program.py: ticks, and in each tick the rank's roles in order. What is
+// fused is only how a firing moves its bytes: all messages of a firing are combined in one pass straight from where
+// they lie, and the result is written once to everywhere it has to be.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "comm.h"
+#include "kernels.h"
+
+namespace blink {
+
+// Rows of the tables, in int64 each; host_plan.py writes them in this order.
+struct Role {
+  std::int64_t offset;         // tick of chunk 0
+  std::int64_t chunks;
+  std::int64_t length;         // elements of the slice
+  std::int64_t source;         // byte offset in the input; kNowhere: does not contribute
+  std::int64_t target;         // byte offset in the output; kNowhere: does not keep
+  std::int64_t divisor;        // > 1: ends an average
+  std::int64_t turn;           // messages combined before the own contribution
+  std::int64_t first_receive, receives;
+  std::int64_t first_send, sends;  // rows of `sends`: indexes of rings
+  std::int64_t channel, share, stage;
+};
+
+// One message per firing, out of a ring of `rank`.
+struct Receive {
+  std::int64_t rank;
+  std::int64_t line;           // of the ring: messages published
+  std::int64_t ack_line;       // messages that this reader is done with
+  std::int64_t staging, stride, slots;
+  std::int64_t direct;         // kDirect…: the sender's own buffer holds the message, if it is in its heap
+  std::int64_t direct_offset;  // there
+  std::int64_t pushed;         // 1: the sender writes into this rank's output, if it is in this rank's heap
+  std::int64_t queue;          // counts messages
+};
+
+struct Ring {
+  std::int64_t line, staging, stride, slots;
+  std::int64_t first_reader, readers;
+  std::int64_t direct;         // kDirect…
+  std::int64_t drain;          // 1: nothing else tells that the readers are done with this rank's own buffer
+};
+
+struct Reader {
+  std::int64_t rank, ack_line;
+  std::int64_t push_offset;    // byte offset in the reader's output; kNowhere: not to be written by others
+};
+
+enum Direct : std::int64_t { kDirectNo = 0, kDirectInput = 1, kDirectOutput = 2 };
+
+}  // namespace blink
+
+struct blink_op {
+ public:
+  // nullptr and comm.error() if the tables make no sense for this communicator.
+  static blink_op* create(blink_comm& comm, const blink_tables& tables);
+  int run(const void* input, void* output, bool scaled, double scale, std::int64_t timeout_us);
+
+ private:
+  explicit blink_op(blink_comm& comm) : comm_(comm) {}
+  bool fill(const blink_tables& tables);
+  bool sensible() const;
+
+  struct Chunk {
+    std::int64_t index;
+    std::size_t bytes_before, elements, bytes;
+  };
+
+  int walk();
+  int fire(const blink::Role& role, std::int64_t index);
+  int fire_inline(const blink::Role& role);
+  int fire_stepwise(const blink::Role& role, const Chunk& chunk);
+  int drain();
+
+  bool available(const blink::Receive& receive) const;
+  bool has_slots(const blink::Role& role) const;
+  bool has_slot(const blink::Ring& ring, std::uint64_t sent) const;
+  void collect_targets(const blink::Role& role, const Chunk& chunk);
+  void combine(const blink::Role& role, const Chunk& chunk, std::int32_t own);
+  void settle(const blink::Role& role, const Chunk& chunk, std::int64_t done);
+  int meet_readers(const blink::Role& role);
+  const void* message(const blink::Receive& receive, const Chunk& chunk) const;
+  void accept(const blink::Receive& receive, const Chunk& chunk);
+  bool reads_direct(const blink::Receive& receive) const;
+  bool is_pushed(const blink::Receive& receive) const;
+  bool pushes(const blink::Reader& reader) const;
+  bool exports(const blink::Ring& ring) const;
+  blink::Site site(std::int32_t waits, const blink::Role& role, int peer, std::int64_t chunk) const;
+
+  const void* block_of(const blink::Role& role, const blink::Receive& receive, std::size_t number, int& code);
+  blink::Block& my_block(const blink::Role& role, std::int64_t send, std::size_t number) const;
+  void wake_readers(const blink::Role& role);
+
+  std::uint64_t stamp(std::uint64_t count) const { return comm_.sequence() << 32 | count; }
+  std::uint64_t flag() const { return comm_.sequence() << 32 | (signature_ & 0xffffffffu); }
+
+  blink_comm& comm_;
+  std::uint64_t signature_ = 0, what_ = 0;
+  std::int64_t count_ = 0;
+  const blink::Kernel* kernel_ = nullptr;
+  std::int64_t chunk_elements_ = 0;
+  bool inline_messages_ = false, direct_in_place_ = false, push_in_place_ = false;
+  std::int64_t input_bytes_ = 0, output_bytes_ = 0;
+  std::int64_t first_tick_ = 0, last_tick_ = 0;
+  std::vector<blink::Role> roles_;
+  std::vector<blink::Receive> receives_;
+  std::vector<std::int64_t> sends_;
+  std::vector<blink::Ring> rings_;
+  std::vector<blink::Reader> readers_;
+
+  // Of the call that runs.
+  const unsigned char* input_ = nullptr;
+  unsigned char* output_ = nullptr;
+  std::int64_t my_input_ = 0, my_output_ = 0;
+  bool scaled_ = false;
+  double scale_ = 1.0;
+  std::vector<std::uint64_t> received_;  // per queue
+  std::vector<std::uint64_t> sent_;      // per ring
+  std::vector<const void*> sources_;
+  std::vector<void*> targets_;
+  std::vector<unsigned char> scratch_;
+};

@@ -1,0 +1,128 @@
+// What lies where in the shared segment, and who may write it.
+//
+//   Header · RankBlock × ranks · lines: [bank][rank][line] · staging: [bank][rank] · inline: [bank][rank] · streams
+//
+// Everything is zero when fresh. Calls are numbered from 1 on every rank alike; call s uses bank s mod 2. A rank
+// begins call s only when every peer has begun call s − 1, and so has finished s − 2, the bank's last user: no other
+// clean-up between calls is needed, and what an earlier call left behind never looks new, since every control word
+// carries its call's number.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "blink_host.h"
+
+namespace blink {
+
+constexpr std::uint64_t kMagic = 0x31304b4e494c42ull;  // "BLINK01"
+constexpr std::size_t kLineBytes = 64;
+constexpr std::size_t kPage = 4096;
+constexpr int kBanks = 2;
+constexpr std::int64_t kNowhere = -1;
+
+// A counter of its own cache line, written by one rank only.
+struct alignas(kLineBytes) Line {
+  std::atomic<std::uint64_t> value;
+};
+
+// A small message travels in blocks; whoever sees a block's flag may read its payload. The flag stands in the line of
+// the first payload bytes: the smallest messages are one cache line in all. A block holds 4 KiB and one line's rest.
+constexpr std::size_t kBlockBytes = 4096 + kLineBytes;
+constexpr std::size_t kPayloadBytes = kBlockBytes - sizeof(std::uint64_t);
+struct alignas(kLineBytes) Block {
+  std::atomic<std::uint64_t> flag;
+  unsigned char payload[kPayloadBytes];
+};
+static_assert(sizeof(Block) == kBlockBytes, "blocks lie one after another");
+
+// What a rank tells the others about a call, when it begins it. Written before `sequence`.
+struct alignas(kLineBytes) Entry {
+  std::atomic<std::uint64_t> sequence;
+  std::atomic<std::uint64_t> signature;
+  std::atomic<std::uint64_t> what;
+  std::atomic<std::int64_t> count;
+  std::atomic<std::int64_t> input, output;  // offsets in this rank's heap, or kNowhere: not for others to touch
+};
+
+struct alignas(kLineBytes) Bell {
+  std::atomic<std::uint32_t> sleeping;
+  std::atomic<std::uint32_t> rings;  // the futex
+};
+
+// For people: what the rank waits for. Read without a lock; a torn picture is only a torn picture.
+struct alignas(kLineBytes) Waiting {
+  std::atomic<std::int32_t> waits, peer, channel, share, stage;
+  std::atomic<std::int64_t> chunk, since_us;
+};
+
+struct alignas(kLineBytes) Life {
+  std::atomic<std::int64_t> pid;
+  std::atomic<std::uint32_t> joined, left;
+  std::atomic<std::uint64_t> finished;
+};
+
+struct alignas(kLineBytes) RankBlock {
+  Entry entry[kBanks];
+  Bell bell;
+  Waiting waiting;
+  Life life;
+};
+
+// One byte stream: `written` belongs to the sender, `read` to the receiver.
+struct alignas(kLineBytes) Stream {
+  Line written, read;
+};
+
+struct alignas(kPage) Header {
+  std::uint64_t magic;
+  std::uint32_t version;
+  std::int32_t cores;
+  std::uint8_t token[16];
+  blink_shape shape;
+  std::uint64_t bytes;
+  // The first failure: 0 none, 1 being written, 2 there to read.
+  alignas(kLineBytes) std::atomic<std::uint32_t> failed;
+  std::atomic<std::int64_t> failed_at_us;
+  blink_error failure;
+};
+
+// Addresses inside one rank's mapping of a segment.
+class Segment {
+ public:
+  Segment() = default;
+  // False if the memory is no segment of this version, token and size.
+  bool open(void* memory, std::uint64_t bytes, const std::uint8_t* token);
+  static std::uint64_t bytes_needed(const blink_shape& shape);
+
+  Header& header() const { return *reinterpret_cast<Header*>(base_); }
+  RankBlock& rank(int r) const { return ranks_[r]; }
+  Line& line(int bank, int rank, std::int64_t index) const {
+    return lines_[(static_cast<std::int64_t>(bank) * ranks() + rank) * shape_.lines + index];
+  }
+  unsigned char* staging(int bank, int rank) const {
+    return staging_ + (static_cast<std::int64_t>(bank) * ranks() + rank) * shape_.staging_bytes;
+  }
+  unsigned char* inline_area(int bank, int rank) const {
+    return inline_ + (static_cast<std::int64_t>(bank) * ranks() + rank) * shape_.inline_bytes;
+  }
+  Stream& stream(int from, int to) const { return streams_[from * ranks() + to]; }
+  unsigned char* stream_data(int from, int to) const {
+    return stream_data_ + (static_cast<std::int64_t>(from) * ranks() + to) * shape_.stream_bytes;
+  }
+  int ranks() const { return static_cast<int>(shape_.ranks); }
+  const blink_shape& shape() const { return shape_; }
+
+ private:
+  unsigned char* base_ = nullptr;
+  blink_shape shape_{};
+  RankBlock* ranks_ = nullptr;
+  Line* lines_ = nullptr;
+  unsigned char* staging_ = nullptr;
+  unsigned char* inline_ = nullptr;
+  Stream* streams_ = nullptr;
+  unsigned char* stream_data_ = nullptr;
+};
+
+}  // namespace blink

@@ -1,0 +1,64 @@
+// Point to point: one ring of bytes per ordered pair of ranks. Framing and matching are Python's business.
+//
+// These calls may run on other threads than the collectives, one thread per direction and peer.
+#include <algorithm>
+#include <cstring>
+
+#include "comm.h"
+
+namespace {
+
+// The first `bytes` of a ring from position `at`, in one or two pieces: calls piece(offset in the ring, offset, bytes).
+template <class Piece>
+void in_pieces(std::uint64_t at, std::uint64_t bytes, std::uint64_t size, Piece piece) {
+  const std::uint64_t start = at % size, first = std::min(bytes, size - start);
+  piece(start, std::uint64_t{0}, first);
+  if (bytes > first) piece(std::uint64_t{0}, first, bytes - first);
+}
+
+bool valid(const blink_comm* comm, std::int32_t peer, std::int64_t bytes) {
+  return comm != nullptr && peer >= 0 && peer < comm->size() && peer != comm->rank() && bytes > 0;
+}
+
+}  // namespace
+
+extern "C" int64_t blink_stream_write(blink_comm* comm, int32_t peer, const void* data, int64_t bytes, int64_t wait_us) {
+  if (!valid(comm, peer, bytes)) return -BLINK_INVALID;
+  const blink::Segment& segment = comm->segment();
+  const auto size = static_cast<std::uint64_t>(segment.shape().stream_bytes);
+  blink::Stream& stream = segment.stream(comm->rank(), peer);
+  const std::uint64_t written = stream.written.value.load(std::memory_order_relaxed);
+  const auto room = [&] { return size - (written - stream.read.value.load(std::memory_order_acquire)); };
+  if (const int code = comm->wait_stream([&] { return room() > 0; }, peer, wait_us)) return -code;
+  // A quarter at a time, so that the reader starts while the rest is written.
+  const std::uint64_t moved = std::min({static_cast<std::uint64_t>(bytes), room(), std::max<std::uint64_t>(1, size / 4)});
+  if (moved == 0) return 0;
+  unsigned char* ring = segment.stream_data(comm->rank(), peer);
+  const auto* from = static_cast<const unsigned char*>(data);
+  in_pieces(written, moved, size, [&](std::uint64_t at, std::uint64_t offset, std::uint64_t part) {
+    std::memcpy(ring + at, from + offset, part);
+  });
+  stream.written.value.store(written + moved, std::memory_order_release);
+  comm->wake(peer);
+  return static_cast<std::int64_t>(moved);
+}
+
+extern "C" int64_t blink_stream_read(blink_comm* comm, int32_t peer, void* data, int64_t bytes, int64_t wait_us) {
+  if (!valid(comm, peer, bytes)) return -BLINK_INVALID;
+  const blink::Segment& segment = comm->segment();
+  const auto size = static_cast<std::uint64_t>(segment.shape().stream_bytes);
+  blink::Stream& stream = segment.stream(peer, comm->rank());
+  const std::uint64_t read = stream.read.value.load(std::memory_order_relaxed);
+  const auto there = [&] { return stream.written.value.load(std::memory_order_acquire) - read; };
+  if (const int code = comm->wait_stream([&] { return there() > 0; }, peer, wait_us)) return -code;
+  const std::uint64_t moved = std::min(static_cast<std::uint64_t>(bytes), there());
+  if (moved == 0) return 0;
+  const unsigned char* ring = segment.stream_data(peer, comm->rank());
+  auto* to = static_cast<unsigned char*>(data);
+  in_pieces(read, moved, size, [&](std::uint64_t at, std::uint64_t offset, std::uint64_t part) {
+    std::memcpy(to + offset, ring + at, part);
+  });
+  stream.read.value.store(read + moved, std::memory_order_release);
+  comm->wake(peer);
+  return static_cast<std::int64_t>(moved);
+}

@@ -1,0 +1,27 @@
+# Each tests/test_*.cpp is a program of its own: 0 is success. It may fork or start threads.
+file(GLOB tests CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/test_*.cpp)
+
+# ThreadSanitizer of GCC 12 and 13 does not start where the kernel puts memory at more than 2^28 random places.
+set(launcher)
+if(BLINK_SANITIZE STREQUAL "thread")
+  find_program(SETARCH setarch)
+  if(SETARCH)
+    execute_process(COMMAND ${SETARCH} -R true RESULT_VARIABLE refused OUTPUT_QUIET ERROR_QUIET)
+    if(NOT refused)
+      set(launcher ${SETARCH} -R)
+    endif()
+  endif()
+endif()
+
+foreach(file IN LISTS tests)
+  get_filename_component(name ${file} NAME_WE)
+  add_executable(${name} ${file})
+  target_compile_options(${name} PRIVATE -UNDEBUG)  # assert() works in tests, whatever the build type
+  target_link_libraries(${name} PRIVATE objects)
+  add_test(NAME ${name} COMMAND ${launcher} $<TARGET_FILE:${name}>)
+  # A race stops the program; a child of a program with threads is checked too.
+  set_tests_properties(${name} PROPERTIES
+    TIMEOUT 120
+    ENVIRONMENT "ASAN_OPTIONS=halt_on_error=1:detect_leaks=1:strict_string_checks=1;\
+UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1;TSAN_OPTIONS=halt_on_error=1:die_after_fork=0:second_deadlock_stack=1")
+endforeach()

@@ -1,0 +1,490 @@
+"""Runs a Program in native code over shared memory: the host engine.
+
+Ranks are processes of one machine (:mod:`blinkccl.runtime` makes and joins the segment between them); each
+has one :class:`Endpoint`. For tests and for the conformance suite :func:`run` plays all ranks in this
+process, a thread each: the same native code on the same segment, only that nobody can die.
+
+The native library executes rows of numbers that :mod:`blinkccl.engines.host_plan` makes; this file passes
+them on, and turns codes into errors.
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+import hashlib
+import mmap
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blinkccl.collectives.ops import (
+    DTYPE_CODES,
+    OP_CODES,
+    OPS,
+    DType,
+    Operation,
+    Scale,
+    element_type,
+    operation,
+    scalars,
+)
+from blinkccl.collectives.spec import COLLECTIVES, Collective
+from blinkccl.engines import native_library as native
+from blinkccl.engines.buffers import RankBuffers, filled
+from blinkccl.engines.host_plan import STAGES, Area, HostPlan
+from blinkccl.errors import (
+    BlinkError,
+    CommunicationError,
+    DeadlineError,
+    PeerLostError,
+    PlanMismatchError,
+    ScheduleError,
+    UnsupportedError,
+)
+from blinkccl.schedule.chunking import DEFAULT_CHUNK_BYTES, Bound
+from blinkccl.schedule.program import Program
+
+Array = NDArray[Any]
+
+#: Per ordered pair of ranks, for point to point.
+STREAM_BYTES = 64 * 1024
+
+
+def shape_of(ranks: int, area: Area, stream_bytes: int = STREAM_BYTES) -> native.Shape:
+    """The sizes of a segment."""
+    return native.Shape(ranks, area.lines, area.staging_bytes, area.inline_bytes, stream_bytes)
+
+
+def segment_bytes(shape: native.Shape) -> int:
+    """Bytes of address space that a segment takes; memory is taken by the pages that are used."""
+    size: int = native.load().blink_segment_bytes(c.byref(shape))
+    return size
+
+
+def format_segment(address: int, size: int, shape: native.Shape, token: bytes) -> None:
+    """Writes the header of a segment into zeroed memory."""
+    code = native.load().blink_segment_format(address, size, c.byref(shape), token, len(os.sched_getaffinity(0)))
+    if code != native.OK:
+        raise UnsupportedError(f"a segment of {size} bytes cannot be made for {shape.ranks} ranks")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What a rank calls, in words that fit into a number: for messages about ranks that differ, and live jobs."""
+
+    name: str
+    count: int
+    dtype: str
+    op: str
+    root: int
+
+    def __str__(self) -> str:
+        reduces = self.name in COLLECTIVES and COLLECTIVES[self.name].reduces
+        rooted = self.name in COLLECTIVES and "root" in COLLECTIVES[self.name].parameters
+        return (
+            f"{self.name} of {self.count} × {self.dtype}"
+            + (f", {self.op}" if reduces else "")
+            + (f", root {self.root}" if rooted else "")
+        )
+
+    def number(self) -> int:
+        """Everything but the count, in 64 bits."""
+        fields = (list(COLLECTIVES).index(self.name) + 1, list(DTYPE_CODES).index(self.dtype), list(OPS).index(self.op))
+        return fields[0] | fields[1] << 8 | fields[2] << 16 | (self.root & 0xFFFFFFFF) << 24
+
+    @classmethod
+    def from_number(cls, number: int, count: int) -> Call:
+        """The inverse of :meth:`number`; fields of a newer version come out as "?"."""
+
+        def name(table: list[str], index: int) -> str:
+            return table[index] if 0 <= index < len(table) else "?"
+
+        return cls(
+            name(["nothing yet", *COLLECTIVES], number & 0xFF),
+            count,
+            name(list(DTYPE_CODES), number >> 8 & 0xFF),
+            name(list(OPS), number >> 16 & 0xFF),
+            number >> 24 & 0xFFFFFFFF,
+        )
+
+
+class Endpoint:
+    """One rank's end of a segment.
+
+    Parameters
+    ----------
+    address, size
+        Where the segment is mapped; the mapping must outlive the endpoint.
+    rank
+        This rank.
+    token
+        The secret that the segment was made with.
+    fd
+        The segment's descriptor, by which ranks see who is alive; −1 where they are threads.
+
+    Raises
+    ------
+    CommunicationError
+        If the memory is no segment, one of another communicator, or the rank is taken.
+    """
+
+    def __init__(self, address: int, size: int, rank: int, token: bytes, fd: int = -1) -> None:
+        self._library = native.load()
+        error = native.Error()
+        self._comm: int | None = self._library.blink_attach(address, size, rank, token, fd, c.byref(error))
+        if not self._comm:
+            raise CommunicationError(f"rank {rank} cannot join its communicator: {error.text.decode()}")
+        self.rank = rank
+        self._library.blink_set_python(self._comm, c.byref(native.python_functions()))
+
+    @property
+    def handle(self) -> int:
+        """The native communicator.
+
+        Raises
+        ------
+        CommunicationError
+            If it is closed.
+        """
+        if self._comm is None:
+            raise CommunicationError(f"rank {self.rank}'s communicator is closed")
+        return self._comm
+
+    def set_heap(self, rank: int, size: int, address: int = 0, fd: int = -1) -> None:
+        """Tells where ``rank``'s shared tensors are: mapped at ``address``, or in the file ``fd``."""
+        code = self._library.blink_set_heap(self.handle, rank, address or None, fd, size)
+        if code != native.OK:
+            raise CommunicationError(f"the {size} bytes of rank {rank}'s shared tensors cannot be mapped (code {code})")
+
+    def close(self) -> None:
+        """Leaves; the others are told. All :class:`NativeOp` of this endpoint must be closed before."""
+        if self._comm is not None:
+            self._library.blink_detach(self._comm)
+            self._comm = None
+
+    def abort(self, why: str) -> None:
+        """Ends the communicator for all ranks: their calls raise CommunicationError with ``why``."""
+        self._library.blink_abort(self.handle, why.encode()[:250])
+
+    def stats(self) -> dict[str, int]:
+        """What this rank has done so far: see ``blink_stats`` in blink_host.h."""
+        stats = native.Stats()
+        self._library.blink_get_stats(self.handle, c.byref(stats))
+        return {name: int(getattr(stats, name)) for name, *_ in native.Stats._fields_}
+
+    def failure(self, code: int, describe: str = "") -> BaseException:
+        """The exception for ``code``, which is not 0 and the last that a function returned."""
+        if code == native.INTERRUPTED:
+            return KeyboardInterrupt()
+        error = native.Error()
+        self._library.blink_last_error(self.handle, c.byref(error))
+        return to_exception(error, self.rank, describe)
+
+
+def to_exception(error: native.Error, rank: int, describe: str = "") -> BlinkError:
+    """The one table from native codes to our errors. ``describe`` names the call, where it is known."""
+    where = f"call {error.sequence}" + (f" ({describe})" if describe else "")
+    found = "" if error.rank == rank else f" (found by rank {error.rank})"
+    if error.code == native.DEADLINE:
+        return DeadlineError(
+            f"{where}: rank {error.rank} waited {error.seconds_us / 1e6:.1f} s {_awaited(error)}; is a rank stuck, "
+            "or the deadline (BLINK_TIMEOUT) too short?"
+        )
+    if error.code == native.PEER_LOST:
+        what = "it closed its communicator" if error.left else "its process ended"
+        return PeerLostError(error.peer, f"{what} during {where}{found}")
+    if error.code == native.MISMATCH:
+        sides = [
+            f"rank {r} calls {Call.from_number(w, n)}"
+            for r, w, n in zip((error.rank, error.peer), error.what, error.count, strict=True)
+        ]
+        return PlanMismatchError(
+            f"call {error.sequence} on the communicator: {', '.join(sides)}; collective, size, type, operation, "
+            "root, order of calls, chunk size and blink-ccl's version must agree on all ranks"
+        )
+    if error.code == native.ABORTED:
+        return CommunicationError(
+            f"{where}: the communicator was aborted: {error.text.decode(errors='replace')}{found}"
+        )
+    return CommunicationError(f"{where}: native code {error.code}: {error.text.decode(errors='replace')}")
+
+
+def _awaited(error: native.Error) -> str:
+    role = f"{STAGES[error.stage] if 0 <= error.stage < len(STAGES) else 'a stage'} of share {error.share}"
+    match native.WAITS[error.waits]:
+        case "message":
+            return f"for chunk {error.chunk} of channel {error.channel} from rank {error.peer} ({role})"
+        case "slot":
+            return f"for a slot to send chunk {error.chunk} of channel {error.channel} ({role})"
+        case "reader":
+            return f"for rank {error.peer} to finish reading its buffer"
+        case "stream":
+            return f"for a message from or to rank {error.peer}"
+        case _:
+            return f"for rank {error.peer} to make the same call"
+
+
+class NativeOp:
+    """A bound Program of one rank, ready to run again and again.
+
+    Parameters
+    ----------
+    endpoint
+        Whose call it is.
+    plan, bound
+        The Program, laid out, and for one size: what ``plan.bind`` returned.
+    dtype, chosen
+        Rows of :mod:`blinkccl.collectives.ops`.
+
+    Raises
+    ------
+    UnsupportedError
+        If the type has no such operation.
+    """
+
+    def __init__(self, endpoint: Endpoint, plan: HostPlan, bound: Bound, dtype: DType, chosen: Operation) -> None:
+        tables = plan.tables(bound, endpoint.rank, chosen.averages)
+        collective = bound.program.collective
+        root = collective.root if collective.root is not None else collective.src or 0
+        self.call = Call(collective.name, bound.count, dtype.name, chosen.name, root)
+        dtype.combine(chosen)
+        self.reduces = collective.reduces
+        self.scales = chosen.scales and collective.reduces
+        self._endpoint = endpoint
+        self._library = native.load()
+        rows: dict[str, Any] = {}
+        arrays = []
+        for name in ("roles", "receives", "sends", "rings", "readers"):
+            table = np.ascontiguousarray(getattr(tables, name))
+            arrays.append(table)
+            rows[name], rows[f"{name[:-1]}_count"] = table.ctypes.data, len(table)
+        native_tables = native.Tables(
+            signature=_signature(plan, bound, self.call),
+            what=self.call.number(),
+            count=bound.count,
+            dtype=DTYPE_CODES[dtype.name],
+            op=OP_CODES[chosen.base],
+            chunk_elements=bound.chunk_elements,
+            inline_messages=int(plan.inline),
+            direct_in_place=int(tables.direct_in_place),
+            push_in_place=int(tables.push_in_place),
+            input_bytes=collective.input_blocks(endpoint.rank) * bound.count * bound.itemsize,
+            output_bytes=collective.output_blocks(endpoint.rank) * bound.count * bound.itemsize,
+            queue_count=tables.queues,
+            **rows,
+        )
+        self._op: int | None = self._library.blink_op_create(endpoint.handle, c.byref(native_tables))
+        if not self._op:
+            raise ScheduleError(f"{self.call}: the native library refuses the program's tables on rank {endpoint.rank}")
+
+    @property
+    def handle(self) -> int:
+        """The native operation."""
+        assert self._op is not None
+        return self._op
+
+    def run(self, send: int | None, receive: int | None, timeout_us: int, scale: float | None = None) -> None:
+        """Runs it on raw addresses; the GIL is released.
+
+        Raises
+        ------
+        CommunicationError
+            Or one of its subclasses, as :func:`to_exception` says. Afterwards the communicator is of no use.
+        """
+        code = self._library.blink_op_run(
+            self._op, send, receive, scale is not None, 1.0 if scale is None else scale, timeout_us
+        )
+        if code:
+            raise self._endpoint.failure(code, str(self.call))
+
+    def time(
+        self, barrier: NativeOp | None, send: int | None, receive: int | None, iterations: int, timeout_us: int
+    ) -> NDArray[np.float64]:
+        """Runs it ``iterations`` times, each after a barrier, in a loop in C; seconds of each."""
+        seconds = np.zeros(iterations)
+        code = self._library.blink_op_time(
+            self._op, barrier.handle if barrier else None, send, receive, iterations, timeout_us, seconds.ctypes.data
+        )
+        if code:
+            raise self._endpoint.failure(code, str(self.call))
+        return seconds
+
+    def close(self) -> None:
+        """Gives the native memory back."""
+        if self._op is not None:
+            self._library.blink_op_destroy(self._op)
+            self._op = None
+
+
+def _signature(plan: HostPlan, bound: Bound, call: Call) -> int:
+    """Equal on all ranks that do the same, different otherwise; its low half goes into small messages."""
+    whole = f"{plan.digest} {call} {bound.itemsize} {bound.chunk_elements} {plan.area}"
+    return int.from_bytes(hashlib.blake2b(whole.encode(), digest_size=8).digest(), "big")
+
+
+def run(
+    program: Program,
+    inputs: Sequence[Array | None],
+    *,
+    count: int,
+    dtype: str,
+    op: str = "sum",
+    chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+    in_place: bool = False,
+    deadline_s: float = 60.0,
+    scales: Sequence[float] | None = None,
+    shared: bool = False,
+    stats: list[dict[str, int]] | None = None,
+) -> list[Array | None]:
+    """Runs a collective once, all ranks in this process; see :class:`blinkccl.engines.registry.Run`.
+
+    The same bits as the reference engine for any data.
+
+    Parameters
+    ----------
+    shared
+        Keep the buffers in the ranks' heaps, so that messages are read and written where they lie.
+    stats
+        Gets every rank's counters appended.
+
+    Notes
+    -----
+    Cost: mapping a segment and a thread per rank, besides the run.
+    """
+    row, chosen = element_type(dtype), operation(op)
+    row.combine(chosen)
+    factors = scalars(chosen, row, scales, len(program.ranks)) if program.collective.reduces else None
+    plan = HostPlan(program)
+    with _memory(program.collective, count, row, in_place, inputs, shared) as (buffers, heap):
+        with _endpoints(len(program.ranks), plan.area, heap) as endpoints:
+            bound = plan.bind(count, row.itemsize, chunk_bytes)
+            ops = [NativeOp(endpoint, plan, bound, row, chosen) for endpoint in endpoints]
+            try:
+                _go(ops, buffers, int(deadline_s * 1e6), factors)
+                if stats is not None:
+                    stats += [endpoint.stats() for endpoint in endpoints]
+            finally:
+                for each in ops:
+                    each.close()
+        return [None if output is None else output.copy() for output in buffers.outputs]
+
+
+def _go(ops: Sequence[NativeOp], buffers: RankBuffers, timeout_us: int, factors: tuple[Scale, ...] | None) -> None:
+    """All ranks at once, a thread each; the first error ends all of them."""
+    with ThreadPoolExecutor(len(ops), "blink-host-rank") as pool:
+        futures = [
+            pool.submit(
+                each.run,
+                _address(source),
+                _address(target),
+                timeout_us,
+                None if factors is None else native_scale(factors[rank]),
+            )
+            for rank, (each, source, target) in enumerate(zip(ops, buffers.inputs, buffers.outputs, strict=True))
+        ]
+        for future in futures:
+            future.result()
+
+
+def native_scale(factor: Scale) -> float:
+    """A scalar as the native library takes it.
+
+    Raises
+    ------
+    UnsupportedError
+        If it is an integer that no double holds exactly.
+    """
+    value = float(factor)
+    if value != factor and factor == factor:
+        raise UnsupportedError(f"the host engine takes integer scales up to 2^53, got {factor}; use the engine threads")
+    return value
+
+
+def _address(array: Array | None) -> int | None:
+    return None if array is None else array.ctypes.data
+
+
+@contextmanager
+def _endpoints(ranks: int, area: Area, heap: mmap.mmap | None) -> Iterator[list[Endpoint]]:
+    """A segment in this process's own memory, with an endpoint per rank."""
+    shape, token = shape_of(ranks, area), secrets.token_bytes(16)
+    size = segment_bytes(shape)
+    memory = mmap.mmap(-1, size)
+    base = _Mapped(memory)
+    endpoints: list[Endpoint] = []
+    try:
+        format_segment(base.address, size, shape, token)
+        for rank in range(ranks):
+            endpoints.append(Endpoint(base.address, size, rank, token))
+        if heap is not None:
+            at = _Mapped(heap)
+            for endpoint in endpoints:
+                for rank in range(ranks):
+                    endpoint.set_heap(rank, len(heap), address=at.address)
+            at.release()
+        yield endpoints
+    finally:
+        for endpoint in endpoints:
+            endpoint.close()
+        base.release()
+        memory.close()
+
+
+@dataclass
+class _Mapped:
+    """A mapping's address, which ctypes gives only for as long as it exports the buffer."""
+
+    memory: mmap.mmap
+
+    def __post_init__(self) -> None:
+        self._view: Any = (c.c_char * 1).from_buffer(self.memory)
+        self.address = c.addressof(self._view)
+
+    def release(self) -> None:
+        """Lets the mapping be closed."""
+        self._view = None
+
+
+@contextmanager
+def _memory(
+    collective: Collective, count: int, dtype: DType, in_place: bool, inputs: Sequence[Array | None], shared: bool
+) -> Iterator[tuple[RankBuffers, mmap.mmap | None]]:
+    """Filled buffers; in one shared mapping where that is asked for."""
+    buffers, _ = filled(collective, inputs, count, dtype.name, in_place)
+    if not shared:
+        yield buffers, None
+        return
+    arrays = [
+        array for pair in zip(buffers.inputs, buffers.outputs, strict=True) for array in pair if array is not None
+    ]
+    room = sum(array.nbytes + 4096 for array in arrays) + 4096
+    heap = mmap.mmap(-1, room)
+    moved: dict[int, Array] = {}
+    place = 0
+    for array in arrays:
+        owner = array if array.base is None else array.base
+        if id(owner) not in moved:
+            copy = np.frombuffer(heap, owner.dtype, owner.size, place)
+            copy[...] = owner
+            moved[id(owner)] = copy
+            place += -(-owner.nbytes // 4096) * 4096
+    yield (
+        RankBuffers(tuple(_moved(a, moved) for a in buffers.inputs), tuple(_moved(a, moved) for a in buffers.outputs)),
+        heap,
+    )
+
+
+def _moved(array: Array | None, moved: dict[int, Array]) -> Array | None:
+    """The same part of the copy."""
+    if array is None:
+        return None
+    owner = array if array.base is None else array.base
+    start = (array.ctypes.data - owner.ctypes.data) // array.itemsize
+    return moved[id(owner)][start : start + array.size]

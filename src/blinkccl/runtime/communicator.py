@@ -1,0 +1,363 @@
+"""What a program holds: a group of ranks, with the collectives on arrays.
+
+Arrays are NumPy's, or anything that gives its memory as ``__array_interface__``, contiguous. Counts, roots and in
+place are as in nccl.h; ``recv=None`` means in place on ``send`` where a collective has that.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blinkccl.collectives.ops import element_type
+from blinkccl.engines.host_plan import HostPlan
+from blinkccl.errors import ScheduleError
+from blinkccl.runtime.environment import launch, store_of
+from blinkccl.runtime.host_group import HostGroup
+from blinkccl.runtime.store import open_store
+from blinkccl.runtime.store_contract import Store
+from blinkccl.runtime.timeouts import default_timeout_s
+from blinkccl.runtime.torch_store import TorchStore
+from blinkccl.schedule.chunking import DEFAULT_CHUNK_BYTES
+from blinkccl.schedule.program import Program
+
+Array = NDArray[Any]
+
+
+class Communicator(HostGroup):
+    """A group of ranks on one host. Make one with :func:`init` or :meth:`create`, parts of it with :meth:`split`.
+
+    All ranks call the same collectives in the same order. With ``wait=False`` a collective returns a future at once.
+
+    Examples
+    --------
+    >>> import blinkccl, numpy as np
+    >>> comm = blinkccl.init()                    # doctest: +SKIP
+    >>> comm.allreduce(np.ones(4, np.float32))    # doctest: +SKIP
+    array([2., 2., 2., 2.], dtype=float32)
+    """
+
+    _splits = 0
+
+    @classmethod
+    def create(
+        cls, store: Any, rank: int, size: int, *, prefix: str = "blink", deadline_s: float | None = None
+    ) -> Communicator:
+        """A communicator among ``size`` ranks that meet in ``store``: ours, or one of torch's."""
+        return cls(
+            store if isinstance(store, Store) else TorchStore(store), rank, size, prefix=prefix, deadline_s=deadline_s
+        )
+
+    # ---- collectives on arrays
+
+    def allreduce(
+        self,
+        send: Array,
+        recv: Array | None = None,
+        op: str = "sum",
+        *,
+        scale: float | None = None,
+        deadline_s: float | None = None,
+        wait: bool = True,
+    ) -> Any:
+        """Combines ``send`` of all ranks; every rank gets the result, the same bits. Returns it, or a future of it.
+
+        Parameters
+        ----------
+        send, recv
+            ``count`` elements each; ``recv`` None: in place.
+        op
+            sum, prod, min, max, avg, premul_sum (with ``scale``), band, bor, bxor.
+        """
+        return self._call(
+            "allreduce", send, send if recv is None else recv, op=op, scale=scale, deadline_s=deadline_s, wait=wait
+        )
+
+    def broadcast(self, array: Array, root: int = 0, *, deadline_s: float | None = None, wait: bool = True) -> Any:
+        """Every rank's ``array`` becomes the root's."""
+        return self._call("broadcast", array, array, root=root, deadline_s=deadline_s, wait=wait)
+
+    def reduce(
+        self,
+        send: Array,
+        recv: Array | None = None,
+        op: str = "sum",
+        root: int = 0,
+        *,
+        scale: float | None = None,
+        deadline_s: float | None = None,
+        wait: bool = True,
+    ) -> Any:
+        """Combines ``send`` of all ranks into the root's ``recv`` (None: in place)."""
+        return self._call(
+            "reduce",
+            send,
+            send if recv is None else recv,
+            op=op,
+            root=root,
+            scale=scale,
+            deadline_s=deadline_s,
+            wait=wait,
+        )
+
+    def allgather(
+        self, send: Array, recv: Array | None = None, *, deadline_s: float | None = None, wait: bool = True
+    ) -> Any:
+        """Every rank gets all ranks' ``send``, one after another: ``recv`` has ``size`` times its elements."""
+        if recv is None:
+            recv = np.empty(self.size * send.size, send.dtype)
+        return self._call("allgather", send, recv, deadline_s=deadline_s, wait=wait)
+
+    def reduce_scatter(
+        self,
+        send: Array,
+        recv: Array | None = None,
+        op: str = "sum",
+        *,
+        scale: float | None = None,
+        deadline_s: float | None = None,
+        wait: bool = True,
+    ) -> Any:
+        """Combines ``send`` of all ranks; rank r gets block r of the ``size`` blocks."""
+        if recv is None:
+            recv = np.empty(send.size // self.size, send.dtype)
+        return self._call("reduce_scatter", send, recv, op=op, scale=scale, deadline_s=deadline_s, wait=wait)
+
+    def gather(
+        self,
+        send: Array,
+        recv: Array | None = None,
+        root: int = 0,
+        *,
+        deadline_s: float | None = None,
+        wait: bool = True,
+    ) -> Any:
+        """The root gets all ranks' ``send``, one after another."""
+        if recv is None and self.rank == root:
+            recv = np.empty(self.size * send.size, send.dtype)
+        return self._call(
+            "gather", send, recv if self.rank == root else None, root=root, deadline_s=deadline_s, wait=wait
+        )
+
+    def scatter(
+        self, send: Array | None, recv: Array, root: int = 0, *, deadline_s: float | None = None, wait: bool = True
+    ) -> Any:
+        """Rank r gets block r of the root's ``send``."""
+        return self._call(
+            "scatter", send if self.rank == root else None, recv, root=root, deadline_s=deadline_s, wait=wait
+        )
+
+    def alltoall(
+        self, send: Array, recv: Array | None = None, *, deadline_s: float | None = None, wait: bool = True
+    ) -> Any:
+        """Block s of rank r's ``send`` becomes block r of rank s's ``recv``; not in place."""
+        if recv is None:
+            recv = np.empty_like(send)
+        return self._call("alltoall", send, recv, deadline_s=deadline_s, wait=wait)
+
+    def sendrecv(
+        self,
+        send: Array | None,
+        recv: Array | None,
+        src: int,
+        dst: int,
+        *,
+        deadline_s: float | None = None,
+        wait: bool = True,
+    ) -> Any:
+        """``recv`` of rank ``dst`` becomes ``send`` of rank ``src``.
+
+        All ranks call it; ranks between them pass their ``recv`` for its size and type.
+        """
+        return self._call("sendrecv", send, recv, root=src, dst=dst, deadline_s=deadline_s, wait=wait)
+
+    def run(
+        self,
+        program: Program,
+        send: Array | None,
+        recv: Array | None,
+        op: str = "sum",
+        *,
+        chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+        scale: float | None = None,
+    ) -> Array | None:
+        """Any Program for ``size`` ranks, as it is: its rank i is this communicator's."""
+        count, row = self._sizes(program.collective.name, program.collective, send, recv)
+        call = self.prepare(HostPlan(program, self._area), count, row, op, chunk_bytes)
+        try:
+            self.run_prepared(call, _pointer(send), _pointer(recv), scale)
+        finally:
+            call.close()
+        return recv
+
+    def time(
+        self,
+        name: str,
+        send: Array | None,
+        recv: Array | None,
+        *,
+        op: str = "sum",
+        root: int = 0,
+        dst: int = 0,
+        warmup: int = 0,
+        iterations: int = 1,
+    ) -> NDArray[np.float64]:
+        """Seconds of ``iterations`` calls after ``warmup`` others; each follows a barrier; the loop is in C."""
+        count, dtype = self._sizes(name, self.collective(name, root, dst), send, recv)
+        arguments = (name, _pointer(send), _pointer(recv), count, dtype, op, root)
+        if warmup:
+            self.time_raw(*arguments, iterations=warmup, dst=dst)
+        return self.time_raw(*arguments, iterations=iterations, dst=dst)
+
+    # ---- point to point on arrays
+
+    def send(self, array: Array, dst: int, tag: int = 0, *, deadline_s: float | None = None, wait: bool = True) -> Any:
+        """Sends to rank ``dst``, which receives with the same tag."""
+        future = self.isend_raw(_address(array), array.nbytes, dst, tag, deadline_s)
+        return future.result() if wait else future
+
+    def recv(
+        self, array: Array, src: int | None = None, tag: int = 0, *, deadline_s: float | None = None, wait: bool = True
+    ) -> Any:
+        """Receives from rank ``src``, or from any; returns the source, or a future of it."""
+        future = self.irecv_raw(_address(array), array.nbytes, src, tag, deadline_s)
+        return future.result() if wait else future
+
+    # ---- parts
+
+    def split(self, color: int | None, key: int = 0) -> Communicator | None:
+        """A communicator of the ranks that give the same ``color``, ordered by ``key`` and then by rank.
+
+        A rank that gives None gets None. All ranks of this communicator must call it.
+        """
+        self._splits += 1
+        mine = np.array([color is not None, 0 if color is None else color, key], np.int64)
+        rows = np.asarray(self.allgather(mine)).reshape(self.size, 3)
+        if color is None:
+            return None
+        members = sorted((int(row[2]), rank) for rank, row in enumerate(rows) if row[0] and row[1] == color)
+        ranks = [rank for _, rank in members]
+        return Communicator(
+            self.store,
+            ranks.index(self.rank),
+            len(ranks),
+            prefix=f"{self.prefix}/{self._splits}.{color}",
+            deadline_s=self.timeout_s,
+        )
+
+    # ---- how arrays become addresses
+
+    def _call(
+        self,
+        name: str,
+        send: Array | None,
+        recv: Array | None,
+        *,
+        op: str = "sum",
+        root: int = 0,
+        dst: int = 0,
+        scale: float | None = None,
+        deadline_s: float | None = None,
+        wait: bool = True,
+    ) -> Any:
+        count, dtype = self._sizes(name, self.collective(name, root, dst), send, recv)
+        arguments = (name, _pointer(send), _pointer(recv), count, dtype, op, root, scale, deadline_s, dst)
+        if wait:
+            self.run_raw(*arguments)
+            return recv
+        done: Future[Array | None] = Future()
+
+        def finish(future: Future[None]) -> None:
+            error = future.exception()
+            done.set_result(recv) if error is None else done.set_exception(error)
+
+        self.submit_raw(*arguments).add_done_callback(finish)
+        return done
+
+    def _sizes(self, name: str, collective: Any, send: Array | None, recv: Array | None) -> tuple[int, str]:
+        """Elements per block and the element type; buffers that do not fit are refused before anything happens."""
+        count: int | None = None
+        dtype: str | None = None
+        for what, array, blocks in (
+            ("send", send, collective.input_blocks(self.rank)),
+            ("recv", recv, collective.output_blocks(self.rank)),
+        ):
+            if array is None:
+                if blocks:
+                    raise ScheduleError(f"{name}: rank {self.rank} needs {what}, got None")
+                continue
+            if not array.flags.c_contiguous:
+                raise ScheduleError(f"{name}: {what} is not contiguous; pass a contiguous copy")
+            row = element_type(array.dtype).name
+            if dtype not in (None, row):
+                raise ScheduleError(f"{name}: send is {dtype}, recv is {row}; expected one type")
+            dtype = row
+            if not blocks:
+                continue
+            if array.size % blocks:
+                raise ScheduleError(f"{name}: {what} has {array.size} elements, which are not {blocks} equal blocks")
+            if count not in (None, array.size // blocks):
+                raise ScheduleError(
+                    f"{name}: {what} has {array.size} elements, {blocks} block(s) of {array.size // blocks}; the other "
+                    f"buffer has blocks of {count}"
+                )
+            count = array.size // blocks
+        if count is None:  # a rank that only looks on: it must still make the same call
+            count = 0 if recv is None else recv.size
+        if dtype is None:
+            raise ScheduleError(f"{name}: rank {self.rank} passes no buffer; pass its recv, for size and type")
+        return count, dtype
+
+
+def init(
+    *,
+    rank: int | None = None,
+    world_size: int | None = None,
+    store: str | Store | None = None,
+    deadline_s: float | None = None,
+) -> Communicator:
+    """This process's communicator with all ranks of its job.
+
+    Parameters
+    ----------
+    rank, world_size, store
+        As the launcher's environment says where None: BLINK_RANK, BLINK_WORLD_SIZE and BLINK_STORE, torchrun, mpirun
+        or srun (see :mod:`blinkccl.runtime.environment`). A store is a URL or a :class:`Store`.
+    deadline_s
+        Seconds until all ranks must have come, and of calls that name none; None: BLINK_TIMEOUT, or 300.
+
+    Raises
+    ------
+    LaunchError
+        If nothing says which rank this is, or where the ranks meet.
+    RendezvousTimeout, PlanMismatchError, UnsupportedError
+        As :class:`HostGroup`.
+    """
+    environ = dict(os.environ)
+    for name, value in (("BLINK_RANK", rank), ("BLINK_WORLD_SIZE", world_size)):
+        if value is not None:
+            environ[name] = str(value)
+    if isinstance(store, str):
+        environ["BLINK_STORE"] = store
+    place = launch(environ)
+    seconds = default_timeout_s() if deadline_s is None else deadline_s
+    opened = store if isinstance(store, Store) else open_store(store_of(place), place.rank, time.monotonic() + seconds)
+    prefix = f"blink/{place.job_id}" if place.job_id else "blink"
+    return Communicator(opened, place.rank, place.world_size, prefix=prefix, deadline_s=deadline_s)
+
+
+def _pointer(array: Array | None) -> int | None:
+    return None if array is None else _address(array)
+
+
+def _address(array: Array) -> int:
+    return int(array.ctypes.data)
+
+
+__all__: Sequence[str] = ["Communicator", "init"]

@@ -1,0 +1,249 @@
+"""Which rank of how many is this process, who started it, and where do its ranks meet?
+
+The first launcher in this table whose variables are set decides:
+
+| launcher   | told by                                   | rank, size; local rank, local size                      |
+|------------|-------------------------------------------|---------------------------------------------------------|
+| `blink`    | BLINK_RANK or BLINK_WORLD_SIZE            | these; BLINK_LOCAL_RANK, BLINK_LOCAL_WORLD_SIZE         |
+| `torchrun` | RANK or WORLD_SIZE                        | these; LOCAL_RANK, LOCAL_WORLD_SIZE                     |
+| `openmpi`  | OMPI_COMM_WORLD_RANK                      | it, OMPI_COMM_WORLD_SIZE; …_LOCAL_RANK, …_LOCAL_SIZE    |
+| `mpich`    | PMI_RANK and MPI_LOCALRANKID              | PMI_RANK, PMI_SIZE; MPI_LOCALRANKID, MPI_LOCALNRANKS    |
+| `slurm`    | SLURM_PROCID and SLURM_STEP_NODELIST      | it, SLURM_STEP_NUM_TASKS or SLURM_NTASKS; SLURM_LOCALID, |
+|            |                                           | this node's entry of SLURM_STEP_TASKS_PER_NODE          |
+| `pmi`      | PMI_RANK alone                            | it, PMI_SIZE                                            |
+
+`mpich` stands for Intel MPI too. A job's own BLINK_STORE goes before everything else. Without it, torchrun's
+variables name a store; the ranks that an MPI launcher or srun started on one host meet in a directory named
+after the launcher's process (`job_directory`). Ranks of srun on several hosts meet at the step's first node, at a
+port made from the job's number. Otherwise there is no store, and :func:`store_of` says what to do.
+
+PMIx tells a process its rank but not how many there are, so it cannot be a row of this table.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from blinkccl.errors import LaunchError
+from blinkccl.runtime.job_directory import base_directory, job_directory
+from blinkccl.runtime.process import nearest_without
+
+#: What finds a launcher's (process number, start time) by a variable that it sets; None: it cannot be found.
+FindLauncher = Callable[[str], tuple[int, int] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A process's place in its job.
+
+    ``local_rank`` and ``local_world_size`` (ranks on this host) are None where the launcher does not say. What
+    shares a host is found out at the rendezvous; these two are only what the launcher claims. ``store_url`` is
+    as :func:`blinkccl.runtime.store.open_store` reads it, or None where none is given and none follows.
+    ``job_id`` differs between jobs, and between restarts of one, that could meet in the same store; it may be "".
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int | None
+    local_world_size: int | None
+    launcher: str
+    store_url: str | None
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A launcher, and the variables it sets; the first that is set of each tuple counts."""
+
+    launcher: str
+    rank: str
+    size: tuple[str, ...]
+    local_rank: str
+    local_size: str
+
+
+_BLINK = _Row("blink", "BLINK_RANK", ("BLINK_WORLD_SIZE",), "BLINK_LOCAL_RANK", "BLINK_LOCAL_WORLD_SIZE")
+_TORCHRUN = _Row("torchrun", "RANK", ("WORLD_SIZE",), "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+_OPENMPI = _Row(
+    "openmpi",
+    "OMPI_COMM_WORLD_RANK",
+    ("OMPI_COMM_WORLD_SIZE",),
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+)
+_MPICH = _Row("mpich", "PMI_RANK", ("PMI_SIZE",), "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+_SLURM = _Row("slurm", "SLURM_PROCID", ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), "SLURM_LOCALID", "")
+_PMI = _Row("pmi", "PMI_RANK", ("PMI_SIZE",), "", "")
+
+#: What names the job within its launcher, beside the launcher's process.
+_JOB_NAMES = ("PMIX_NAMESPACE", "SLURM_JOB_ID", "SLURM_STEP_ID")
+
+
+def launch(environ: Mapping[str, str], find_launcher: FindLauncher = nearest_without) -> Launch:
+    """This process's place in its job, from the environment alone.
+
+    Parameters
+    ----------
+    environ
+        Usually ``os.environ``.
+    find_launcher
+        For tests.
+
+    Raises
+    ------
+    LaunchError
+        If nothing says which rank this is, or what says it is half set or contradicts itself: the message
+        names the variable.
+    """
+    row = _row(environ)
+    size_variable = next((name for name in row.size if name in environ), row.size[0])
+    rank = _number(environ, row.rank, row.launcher)
+    size = _number(environ, size_variable, row.launcher)
+    _within(rank, row.rank, size, size_variable)
+    local_rank, local_size = _local(environ, row, size)
+    store_url = environ.get("BLINK_STORE") or _derived_store(
+        environ, row, size, local_size, find_launcher
+    )
+    return Launch(rank, size, local_rank, local_size, row.launcher, store_url, _job_id(environ, row))
+
+
+def store_of(found: Launch) -> str:
+    """The URL of the store in which the ranks of ``found`` meet.
+
+    Raises
+    ------
+    LaunchError
+        If there is none; the message says how to give one.
+    """
+    if found.store_url is not None:
+        return found.store_url
+    raise LaunchError(
+        f"rank {found.rank} of {found.world_size}, started by {found.launcher}, does not know where the ranks "
+        "meet: expected BLINK_STORE, got nothing. Set it to the same value for all ranks: "
+        "BLINK_STORE=file:///a/directory/of/this/job if all are on one host, else "
+        "BLINK_STORE=tcp://HOST:PORT with the host of rank 0 and a free port there"
+        + (" (mpirun -x BLINK_STORE=… hands it on)" if found.launcher == "openmpi" else "")
+    )
+
+
+def _row(environ: Mapping[str, str]) -> _Row:
+    if "BLINK_RANK" in environ or "BLINK_WORLD_SIZE" in environ:
+        return _BLINK
+    if "RANK" in environ or "WORLD_SIZE" in environ:
+        return _TORCHRUN
+    if _OPENMPI.rank in environ:
+        return _OPENMPI
+    if _MPICH.rank in environ and _MPICH.local_rank in environ:
+        return _MPICH
+    # In an sbatch script itself SLURM_PROCID is 0 and SLURM_NTASKS that of the job: only a step has ranks.
+    if _SLURM.rank in environ and "SLURM_STEP_NODELIST" in environ:
+        return _SLURM
+    if _PMI.rank in environ:
+        return _PMI
+    raise LaunchError("nothing says which rank this process is: " + _what_to_do(environ))
+
+
+def _what_to_do(environ: Mapping[str, str]) -> str:
+    if "PMIX_RANK" in environ:
+        return (
+            "PMIX_RANK is set, but PMIx does not put the number of ranks into the environment. Start the ranks "
+            "with sh -c 'BLINK_RANK=$PMIX_RANK BLINK_WORLD_SIZE=2 BLINK_STORE=file:///a/directory exec python …'"
+        )
+    if "SLURM_JOB_ID" in environ:
+        return "this is a Slurm allocation, but no step of it; start the ranks with srun, as in srun -n 2 python …"
+    return (
+        "expected the variables of a launcher, got none. The two easiest ways: 'torchrun --nproc-per-node 2 "
+        "script.py' (or mpirun -n 2 python script.py), or in each process BLINK_RANK=0 (1, …) BLINK_WORLD_SIZE=2 "
+        "BLINK_STORE=file:///a/directory/of/this/job"
+    )
+
+
+def _number(environ: Mapping[str, str], name: str, launcher: str) -> int:
+    text = environ.get(name)
+    if text is None:
+        raise LaunchError(f"{launcher}'s variables are half set: {name} is missing; set it, or unset the others")
+    if not re.fullmatch("[0-9]{1,9}", text):
+        raise LaunchError(f"{name}: expected a whole number from 0, got {text!r}")
+    return int(text)
+
+
+def _within(rank: int, rank_name: str, size: int, size_name: str) -> None:
+    if rank >= size:
+        raise LaunchError(f"{rank_name} is {rank}, but {size_name} is {size}: ranks count from 0 to {size - 1}")
+
+
+def _local(environ: Mapping[str, str], row: _Row, size: int) -> tuple[int | None, int | None]:
+    rank = _number(environ, row.local_rank, row.launcher) if row.local_rank in environ else None
+    if row is _SLURM:
+        return rank, _slurm_local_size(environ)
+    if row.local_size not in environ:
+        return rank, None
+    local_size = _number(environ, row.local_size, row.launcher)
+    if not 1 <= local_size <= size:
+        raise LaunchError(f"{row.local_size}: expected 1 to {size}, the number of all ranks, got {local_size}")
+    if rank is not None:
+        _within(rank, row.local_rank, local_size, row.local_size)
+    return rank, local_size
+
+
+def _slurm_local_size(environ: Mapping[str, str]) -> int | None:
+    """This node's entry of ``4(x2),3``, which counts the step's tasks node by node."""
+    text, node = environ.get("SLURM_STEP_TASKS_PER_NODE", ""), environ.get("SLURM_NODEID", "0")
+    if not re.fullmatch(r"[0-9]{1,6}(\(x[0-9]{1,5}\))?(,[0-9]{1,6}(\(x[0-9]{1,5}\))?)*", text) or not node.isdigit():
+        return None
+    left = int(node)
+    for tasks, nodes in re.findall(r"([0-9]+)(?:\(x([0-9]+)\))?", text):
+        left -= int(nodes or 1)
+        if left < 0:
+            return int(tasks)
+    return None
+
+
+def _job_id(environ: Mapping[str, str], row: _Row) -> str:
+    if row is _TORCHRUN and "TORCHELASTIC_RUN_ID" in environ:
+        return f"{environ['TORCHELASTIC_RUN_ID']}/{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    return "/".join(environ[name] for name in _JOB_NAMES if environ.get(name))
+
+
+def _derived_store(
+    environ: Mapping[str, str], row: _Row, size: int, local_size: int | None, find_launcher: FindLauncher
+) -> str | None:
+    if row is _TORCHRUN:
+        return _torch_store(environ)
+    if row is _BLINK:
+        return None
+    if local_size == size:
+        launcher = find_launcher(row.rank)
+        names = [row.launcher, *(environ.get(name, "") for name in _JOB_NAMES)]
+        return f"file://{job_directory(base_directory(environ), launcher, names)}" if launcher else None
+    return _slurm_store(environ) if row is _SLURM else None
+
+
+def _torch_store(environ: Mapping[str, str]) -> str | None:
+    """torchrun's agent serves a store at MASTER_ADDR; where somebody set the variables by hand, rank 0 has to."""
+    host, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
+    if host is None and port is None:
+        return None
+    if not host or not port:
+        raise LaunchError(
+            f"torchrun's variables are half set: {'MASTER_PORT' if host else 'MASTER_ADDR'} is missing; "
+            "set it, or give Blink a store of its own in BLINK_STORE"
+        )
+    scheme = "torchrun" if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else "torch"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _slurm_store(environ: Mapping[str, str]) -> str | None:
+    host = first_host(environ.get("SLURM_STEP_NODELIST", ""))
+    job, step = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_STEP_ID", "0")
+    if host is None or not job.isdigit() or not step.isdigit():
+        return None
+    return f"tcp://{host}:{61440 + (int(job) * 31 + int(step)) % 4096}"
+
+
+def first_host(nodelist: str) -> str | None:
+    """The first host of Slurm's compressed list: ``gpu[03-05,9],x`` begins with gpu03. None: it is no such list."""
+    match = re.match(r"([\w.-]+)(?:\[([0-9]+)[0-9,-]*\]([\w.-]*))?(?:,|$)", nodelist)
+    return match[1] + (match[2] or "") + (match[3] or "") if match else None

@@ -1,0 +1,201 @@
+"""Memory that all ranks of a host can reach: tensors made here travel without a copy.
+
+Each process has one heap, a memory file of no name and of the size of the machine's memory, of which only used
+pages take any. It is made at the first use, known to every communicator that is made afterwards, and gone with the
+last process that has it open, however that ends.
+"""
+
+from __future__ import annotations
+
+import bisect
+import ctypes as c
+import fcntl
+import mmap
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blinkccl.collectives.ops import element_type
+from blinkccl.errors import CommunicationError, ScheduleError, UnsupportedError
+
+PAGE = mmap.PAGESIZE
+#: Large blocks begin where huge pages do.
+HUGE = 2 << 20
+
+
+class Heap:
+    """A process's shared memory: blocks are cut from it first-fit, on whole pages.
+
+    Parameters
+    ----------
+    size
+        Bytes of address space.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.fd = memory_file("blink-heap", size)
+        self._memory = mmap.mmap(self.fd, size)
+        self.address = c.addressof((c.c_char * 1).from_buffer(self._memory))
+        self._lock = threading.Lock()
+        self._free: list[tuple[int, int]] = [(0, size)]  # (offset, bytes), rising, never adjacent
+
+    @property
+    def used(self) -> int:
+        """Bytes in blocks that are held."""
+        with self._lock:
+            return self.size - sum(length for _, length in self._free)
+
+    def allocate(self, nbytes: int) -> int:
+        """The offset of a new block of at least ``nbytes`` zeros.
+
+        Raises
+        ------
+        CommunicationError
+            If no gap is large enough.
+        """
+        wanted = max(1, -(-nbytes // PAGE)) * PAGE
+        step = HUGE if wanted >= HUGE else PAGE
+        with self._lock:
+            for index, (offset, length) in enumerate(self._free):
+                start = -(-offset // step) * step
+                if start + wanted <= offset + length:
+                    rest = [(offset, start - offset), (start + wanted, offset + length - start - wanted)]
+                    self._free[index : index + 1] = [gap for gap in rest if gap[1]]
+                    return start
+            left = max((length for _, length in self._free), default=0)
+        raise CommunicationError(
+            f"{nbytes} bytes of shared memory are wanted, the largest gap in this process's {self.size} is {left}; "
+            "drop arrays that are not needed"
+        )
+
+    def release(self, offset: int, nbytes: int) -> None:
+        """Gives a block back; its pages are the machine's again at once."""
+        length = max(1, -(-nbytes // PAGE)) * PAGE
+        self._memory.madvise(mmap.MADV_REMOVE, offset, length)
+        with self._lock:
+            at = bisect.bisect(self._free, (offset, 0))
+            if at < len(self._free) and offset + length == self._free[at][0]:
+                length += self._free.pop(at)[1]
+            if at and sum(self._free[at - 1]) == offset:
+                offset, before = self._free.pop(at - 1)
+                length += before
+                at -= 1
+            self._free.insert(at, (offset, length))
+
+
+class _Block:
+    """What arrays on a block hold on to; the last one gives it back."""
+
+    def __init__(self, heap: Heap, nbytes: int) -> None:
+        offset = heap.allocate(nbytes)
+        self.__array_interface__ = {
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (heap.address + offset, False),
+            "version": 3,
+        }
+        weakref.finalize(self, heap.release, offset, nbytes).atexit = False
+
+
+_heap: Heap | None = None
+_lock = threading.Lock()
+
+
+def process_heap() -> Heap:
+    """This process's heap, made on first use.
+
+    Raises
+    ------
+    UnsupportedError
+        If this is not Linux, or the address space is not to be had.
+    """
+    global _heap
+    with _lock:
+        if _heap is None:
+            _heap = Heap(_physical_bytes())
+        return _heap
+
+
+def empty(shape: int | Sequence[int], dtype: Any = np.float32) -> Any:
+    """An array of zeros in shared memory: collectives read and write it where it lies.
+
+    Parameters
+    ----------
+    shape
+        As NumPy's.
+    dtype
+        A NumPy type, one of the names in :data:`blinkccl.collectives.ops.DTYPES`, or a torch type.
+
+    Returns
+    -------
+    ndarray or torch.Tensor
+        A tensor if ``dtype`` is torch's. Ordinary otherwise: views and slices of it are as good. A forked child
+        sees the same memory, not a copy.
+
+    Raises
+    ------
+    UnsupportedError
+        If there is no such element type, or no shared memory here.
+    CommunicationError
+        If there is not enough.
+    ScheduleError
+        If a dimension is negative.
+    """
+    dimensions = (shape,) if isinstance(shape, int) else tuple(shape)
+    if any(size < 0 for size in dimensions):
+        raise ScheduleError(f"shape {dimensions} has a negative dimension")
+    if type(dtype).__module__ == "torch":
+        import torch
+
+        elements: NDArray[Any] = np.asarray(_Block(process_heap(), int(np.prod(dimensions)) * dtype.itemsize))
+        return torch.from_numpy(elements).view(dtype).view(dimensions)
+    storage = element_type(dtype if isinstance(dtype, str) else np.dtype(dtype)).storage
+    block = np.asarray(_Block(process_heap(), int(np.prod(dimensions)) * storage.itemsize))
+    return block.view(storage).reshape(dimensions)
+
+
+def memory_file(name: str, size: int) -> int:
+    """The descriptor of a new memory file that only this user can open, and nobody can cut short.
+
+    Raises
+    ------
+    UnsupportedError
+        If this is not Linux, or the system refuses that much; the message says how much is needed.
+    """
+    if not sys.platform.startswith("linux"):
+        raise UnsupportedError(f"shared memory between ranks needs Linux's memfd_create, got {sys.platform}")
+    fd = -1
+    try:
+        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.fchmod(fd, 0o600)
+        os.ftruncate(fd, size)
+        # A file that shrank would kill whoever reads beyond its end.
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        return fd
+    except OSError as error:
+        if fd >= 0:
+            os.close(fd)
+        raise UnsupportedError(
+            f"{size} bytes of shared memory are needed for {name}, the system says: {error.strerror}; look at the "
+            "limits on file size and open files (ulimit -a)"
+        ) from None
+
+
+def _physical_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * PAGE
+
+
+def _after_fork() -> None:
+    """A child's new arrays must not be the parent's: it gets a heap of its own when it wants one."""
+    global _heap
+    _heap = None
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,452 @@
+"""A group of ranks on one host that share memory: made, used on raw addresses, and closed.
+
+Calls are ordered: all ranks make the same ones in the same order. A call that is submitted runs on the group's
+own thread; one that follows it waits for its turn, so the order is that in which this process made them.
+
+Memory, per rank and group: see :meth:`HostGroup.memory_bytes`. It is address space; what is used of it is at most
+that, and mostly a small part.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes as c
+import mmap
+import os
+import secrets
+import time
+import weakref
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blinkccl.collectives.ops import element_type, fold, operation
+from blinkccl.collectives.spec import COLLECTIVES, Collective
+from blinkccl.engines.host import (
+    STREAM_BYTES,
+    Call,
+    Endpoint,
+    NativeOp,
+    format_segment,
+    native_scale,
+    segment_bytes,
+    shape_of,
+)
+from blinkccl.engines.host_plan import Area, HostPlan
+from blinkccl.errors import CommunicationError, ScheduleError, UnsupportedError
+from blinkccl.runtime.card import Card, decode, encode, own_card, same_host
+from blinkccl.runtime.descriptors import Descriptors
+from blinkccl.runtime.handover import share
+from blinkccl.runtime.heap import memory_file, process_heap
+from blinkccl.runtime.in_turn import InTurn
+from blinkccl.runtime.plans import host_plan
+from blinkccl.runtime.point_to_point import PointToPoint
+from blinkccl.runtime.rendezvous import meet
+from blinkccl.runtime.store_contract import Store
+from blinkccl.runtime.timeouts import default_timeout_s, microseconds
+from blinkccl.runtime.tuner import choose
+
+_TOKEN_BYTES = 16
+#: Prepared calls that are kept; the oldest goes first.
+_KEPT_CALLS = 1024
+#: What a prepared call is found by: name, element type, count, operation, root, source and destination.
+_Key = tuple[str, str, int, str, int, int]
+
+_groups: weakref.WeakSet[HostGroup] = weakref.WeakSet()
+
+
+@dataclass(frozen=True, slots=True)
+class _Joined:
+    """What the rendezvous gives: who is there, and the memory."""
+
+    cards: tuple[Card, ...]
+    memory: mmap.mmap
+    descriptors: Descriptors
+    endpoint: Endpoint
+
+
+class HostGroup:
+    """One rank's end of a group.
+
+    Parameters
+    ----------
+    store
+        Where the ranks meet. It stays the caller's.
+    rank, size
+        This rank, of how many.
+    prefix
+        Names the group in the store; the same on all its ranks, another for every group at the same time.
+    deadline_s
+        Seconds until all ranks must have come, and for every later call that names none; None: BLINK_TIMEOUT.
+
+    Raises
+    ------
+    RendezvousTimeout
+        If ranks do not come.
+    PlanMismatchError
+        If ranks are of different versions, or a rank is there twice.
+    UnsupportedError
+        If the ranks are on several hosts, or this machine has no native library or no shared memory.
+    """
+
+    def __init__(
+        self, store: Store, rank: int, size: int, *, prefix: str = "blink", deadline_s: float | None = None
+    ) -> None:
+        if not 0 <= rank < size:
+            raise ScheduleError(f"rank {rank} is outside 0 … {size - 1}")
+        self.rank, self.size, self.prefix, self.store = rank, size, prefix, store
+        self.timeout_s = default_timeout_s() if deadline_s is None else deadline_s
+        self._timeout_us = microseconds(self.timeout_s)
+        self._area = Area()
+        joined = _join(store, prefix, rank, size, self._area, time.monotonic() + self.timeout_s)
+        self.cards, self._memory, self._descriptors, self._endpoint = (
+            joined.cards,
+            joined.memory,
+            joined.descriptors,
+            joined.endpoint,
+        )
+        self._cores = min(int(card.payload[_TOKEN_BYTES:].decode() or 1) for card in self.cards)
+        self._calls: dict[_Key, NativeOp | _Alone] = {}
+        self._in_turn = InTurn(f"blink-{prefix}")
+        self._streams = PointToPoint(self._endpoint, rank, size, self.timeout_s)
+        self._pid = os.getpid()
+        self._closed = False
+        _groups.add(self)
+        try:
+            self.barrier()
+        except BaseException:
+            self.close()
+            raise
+
+    # ---- collectives
+
+    def run_raw(
+        self,
+        name: str,
+        send: int | None,
+        recv: int | None,
+        count: int,
+        dtype: str,
+        op: str = "sum",
+        root: int = 0,
+        scale: float | None = None,
+        deadline_s: float | None = None,
+        dst: int = 0,
+    ) -> None:
+        """A collective on raw addresses; returns when this rank's buffers are the caller's again.
+
+        Parameters
+        ----------
+        name
+            Of :data:`blinkccl.collectives.spec.COLLECTIVES`. For ``sendrecv`` ``root`` is the source.
+        send, recv
+            Addresses, or None where the collective gives this rank no such buffer. In place as in nccl.h.
+        count
+            Elements per block.
+        dtype, op
+            Names in :mod:`blinkccl.collectives.ops`.
+        scale
+            This rank's scalar of ``premul_sum``.
+        deadline_s
+            Seconds for this call.
+
+        Raises
+        ------
+        CommunicationError
+            Or a subclass: a peer was lost, calls something else, or the deadline passed. The group is then of no
+            more use to any rank.
+        UnsupportedError, ScheduleError, PackingError
+            If the call itself makes no sense; nothing has happened then.
+        """
+        call = self._calls.get((name, dtype, count, op, root, dst))
+        if call is None:
+            call = self._prepare((name, dtype, count, op, root, dst))
+        timeout_us = self._timeout_us if deadline_s is None else microseconds(deadline_s)
+        if scale is not None or call.scales:
+            scale = self._factor(call, scale)
+        if self._in_turn.idle:
+            with self._in_turn.lock:
+                call.run(send, recv, timeout_us, scale)
+        else:
+            self._in_turn.submit(lambda: call.run(send, recv, timeout_us, scale)).result()
+
+    def submit_raw(
+        self,
+        name: str,
+        send: int | None,
+        recv: int | None,
+        count: int,
+        dtype: str,
+        op: str = "sum",
+        root: int = 0,
+        scale: float | None = None,
+        deadline_s: float | None = None,
+        dst: int = 0,
+    ) -> Future[None]:
+        """As :meth:`run_raw`, but returns at once; the future is done when the buffers are the caller's again."""
+        call = self._calls.get((name, dtype, count, op, root, dst)) or self._prepare(
+            (name, dtype, count, op, root, dst)
+        )
+        timeout_us = self._timeout_us if deadline_s is None else microseconds(deadline_s)
+        factor = self._factor(call, scale) if scale is not None or call.scales else None
+        return self._in_turn.submit(lambda: call.run(send, recv, timeout_us, factor))
+
+    def barrier(self, deadline_s: float | None = None) -> None:
+        """Returns when every rank has called it."""
+        name, dtype, count, op, root, dst = _BARRIER
+        word = _address(_BARRIER_WORD)
+        self.run_raw(name, word, word, count, dtype, op, root, deadline_s=deadline_s, dst=dst)
+
+    def time_raw(
+        self,
+        name: str,
+        send: int | None,
+        recv: int | None,
+        count: int,
+        dtype: str,
+        op: str = "sum",
+        root: int = 0,
+        iterations: int = 1,
+        dst: int = 0,
+    ) -> NDArray[np.float64]:
+        """Seconds of each of ``iterations`` calls, each after a barrier, in a loop in C."""
+        call = self._calls.get((name, dtype, count, op, root, dst)) or self._prepare(
+            (name, dtype, count, op, root, dst)
+        )
+        barrier = self._prepare(_BARRIER)
+        if not isinstance(call, NativeOp) or not isinstance(barrier, NativeOp):
+            raise UnsupportedError("there is nothing to time in a group of one rank")
+        with self._in_turn.lock:
+            return call.time(barrier, send, recv, iterations, self._timeout_us)
+
+    def _prepare(self, key: _Key) -> NativeOp | _Alone:
+        self._check_open()
+        if key in self._calls:
+            return self._calls[key]
+        name, dtype, count, op, root, dst = key
+        row, chosen = element_type(dtype), operation(op)
+        if count < 0:
+            raise ScheduleError(f"{name}: count must be at least 0, got {count}")
+        collective = self.collective(name, root, dst)
+        if self.size == 1:
+            call: NativeOp | _Alone = _Alone(collective, count, dtype, op)
+        else:
+            choice = choose(name, count * row.itemsize * collective.total_blocks(), self.size, self._cores)
+            plan = host_plan(collective, choice.algorithm, choice.inline, self._area)
+            call = NativeOp(self._endpoint, plan, plan.bind(count, row.itemsize, choice.chunk_bytes), row, chosen)
+        while len(self._calls) >= _KEPT_CALLS:
+            oldest = next(iter(self._calls))
+            with self._in_turn.lock:
+                self._calls.pop(oldest).close()
+        self._calls[key] = call
+        return call
+
+    def prepare(self, plan: HostPlan, count: int, dtype: str, op: str, chunk_bytes: int) -> NativeOp:
+        """Any Program as a call of this group; run it with :meth:`run_prepared` on all ranks."""
+        self._check_open()
+        if len(plan.program.ranks) != self.size:
+            raise ScheduleError(f"the program is for {len(plan.program.ranks)} ranks, this group has {self.size}")
+        row = element_type(dtype)
+        return NativeOp(self._endpoint, plan, plan.bind(count, row.itemsize, chunk_bytes), row, operation(op))
+
+    def run_prepared(self, call: NativeOp, send: int | None, recv: int | None, scale: float | None = None) -> None:
+        """Runs what :meth:`prepare` returned."""
+        factor = self._factor(call, scale) if scale is not None or call.scales else None
+        if self._in_turn.idle:
+            with self._in_turn.lock:
+                call.run(send, recv, self._timeout_us, factor)
+        else:
+            self._in_turn.submit(lambda: call.run(send, recv, self._timeout_us, factor)).result()
+
+    def collective(self, name: str, root: int = 0, dst: int = 0) -> Collective:
+        """The collective among this group's ranks."""
+        parameters = COLLECTIVES[name].parameters if name in COLLECTIVES else ()
+        values = {"root": root, "src": root, "dst": dst}
+        return Collective(name, self.size, **{key: values[key] for key in parameters})
+
+    def _factor(self, call: NativeOp | _Alone, scale: float | None) -> float | None:
+        if not call.scales:
+            if scale is not None and call.reduces:
+                raise ScheduleError(f"{call.call} takes no scale, got {scale}; only premul_sum has one")
+            return None
+        if scale is None:
+            raise ScheduleError(f"{call.call} needs this rank's scale")
+        return native_scale(element_type(call.call.dtype).scalar(scale))
+
+    # ---- point to point
+
+    def isend_raw(
+        self, address: int, nbytes: int, dst: int, tag: int = 0, deadline_s: float | None = None
+    ) -> Future[None]:
+        """Sends bytes; the future is done when the buffer is the caller's again. FIFO per destination and tag."""
+        self._check_open()
+        return self._streams.send(address, nbytes, dst, tag, deadline_s)
+
+    def irecv_raw(
+        self, address: int, nbytes: int, src: int | None, tag: int = 0, deadline_s: float | None = None
+    ) -> Future[int]:
+        """Receives at most ``nbytes`` from ``src``, or (None) from any rank; the future's result is the source."""
+        self._check_open()
+        return self._streams.receive(address, nbytes, src, tag, deadline_s)
+
+    # ---- the group itself
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Address space per group: ``segment``, all ranks together; ``per_rank`` of it; and ``heap``, per process."""
+        heap = process_heap()
+        return {
+            "segment": len(self._memory),
+            "per_rank": len(self._memory) // self.size,
+            "heap": heap.size,
+            "heap_used": heap.used,
+        }
+
+    def stats(self) -> dict[str, int]:
+        """Counters since the group was made: calls, messages and their bytes by the way they took, waits."""
+        self._check_open()
+        return {**self._endpoint.stats(), **self._streams.stats()}
+
+    def abort(self, why: str = "abort() was called") -> None:
+        """Ends the group for all ranks: whatever they wait for raises CommunicationError with ``why``."""
+        if not self._closed:
+            self._endpoint.abort(why)
+
+    def close(self) -> None:
+        """Leaves the group, in order; other ranks may still finish calls that do not need this one."""
+        if self._closed:
+            return
+        self._closed = True
+        if os.getpid() != self._pid:
+            return  # a forked child's copy: the rank is its parent's
+        self._streams.close()
+        self._in_turn.close()
+        for call in self._calls.values():
+            call.close()
+        self._calls.clear()
+        self._endpoint.close()
+        self._descriptors.close()
+        with suppress(BufferError):
+            self._memory.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise CommunicationError(f"rank {self.rank}'s group {self.prefix!r} is closed")
+        if os.getpid() != self._pid:
+            raise CommunicationError(
+                f"group {self.prefix!r} was made in process {self._pid}; a forked child has no rank in it"
+            )
+
+
+#: A barrier is the least that no rank can finish before all have begun. Its word stays 0.
+_BARRIER: _Key = ("allreduce", "int32", 1, "bor", 0, 0)
+_BARRIER_WORD = np.zeros(1, np.int32)
+
+
+def _address(array: NDArray[Any]) -> int:
+    return int(array.ctypes.data)
+
+
+def _join(store: Store, prefix: str, rank: int, size: int, area: Area, deadline: float) -> _Joined:
+    """Meets the other ranks and maps the memory that they share."""
+    token = secrets.token_bytes(_TOKEN_BYTES) if rank == 0 else bytes(_TOKEN_BYTES)
+    payload = token + str(len(os.sched_getaffinity(0))).encode()
+    met = meet(store, f"{prefix}/meet", rank, size, encode(own_card(rank, size, payload)), deadline)
+    cards = tuple(decode(card) for card in met)
+    _check_hosts(cards)
+    token = cards[0].payload[:_TOKEN_BYTES]
+    shape = shape_of(size, area, STREAM_BYTES)
+    length = segment_bytes(shape)
+    heap = process_heap()
+    descriptors = share(
+        store, f"{prefix}/memory", rank, size, lambda: memory_file("blink-segment", length), heap.fd, deadline
+    )
+    try:
+        memory = _mapped(descriptors.segment_fd, length, rank)
+        try:
+            address = c.addressof((c.c_char * 1).from_buffer(memory))
+            if rank == 0:
+                format_segment(address, length, shape, token)
+                store.set(f"{prefix}/memory/ready", token)
+            elif store.get(f"{prefix}/memory/ready", deadline) != token:
+                raise CommunicationError("the store holds another group's token; give each job a store of its own")
+            endpoint = Endpoint(address, length, rank, token, -1 if _share_process(cards) else descriptors.segment_fd)
+            _map_heaps(endpoint, descriptors, rank)
+            return _Joined(cards, memory, descriptors, endpoint)
+        except BaseException:
+            with suppress(BufferError):
+                memory.close()
+            raise
+    except BaseException:
+        descriptors.close()
+        raise
+
+
+def _mapped(fd: int, length: int, rank: int) -> mmap.mmap:
+    found = os.fstat(fd)
+    if found.st_uid != os.geteuid() or found.st_size != length:
+        raise CommunicationError(
+            f"rank {rank} was given {found.st_size} bytes of user {found.st_uid}, "
+            f"expected {length} bytes of user {os.geteuid()}"
+        )
+    return mmap.mmap(fd, length)
+
+
+def _map_heaps(endpoint: Endpoint, descriptors: Descriptors, rank: int) -> None:
+    for peer, fd in enumerate(descriptors.heap_fds):
+        if peer == rank:
+            heap = process_heap()
+            endpoint.set_heap(peer, heap.size, address=heap.address)
+        elif fd is not None:
+            endpoint.set_heap(peer, os.fstat(fd).st_size, fd=fd)
+
+
+def _check_hosts(cards: tuple[Card, ...]) -> None:
+    if not same_host(cards):
+        hosts = sorted({card.hostname for card in cards})
+        raise UnsupportedError(
+            f"the ranks are on {len({card.host for card in cards})} hosts ({', '.join(hosts)}); the host engine runs "
+            "on one: use the torch backend, which then sends plans over torch's own process group"
+        )
+
+
+def _share_process(cards: tuple[Card, ...]) -> bool:
+    """Whether ranks are threads of one process: then nobody can die alone, and locks would not tell."""
+    return len({(card.host, card.processes, card.pid, card.start) for card in cards}) < len(cards)
+
+
+class _Alone:
+    """A collective among one rank: its output is its input, scaled."""
+
+    def __init__(self, collective: Collective, count: int, dtype: str, op: str) -> None:
+        self._row, self._chosen = element_type(dtype), operation(op)
+        self._row.combine(self._chosen)
+        self.reduces = collective.reduces
+        self.scales = self._chosen.scales and self.reduces
+        self.call = Call(collective.name, count, dtype, op, 0)
+        self._count = count
+
+    def run(self, send: int | None, recv: int | None, timeout_us: int, scale: float | None = None) -> None:
+        """Copies, and multiplies where asked to."""
+        nbytes = self._count * self._row.itemsize
+        if send is None or recv is None or not nbytes:
+            return
+        if scale is None:
+            c.memmove(recv, send, nbytes)
+            return
+        values = np.frombuffer(c.string_at(send, nbytes), self._row.storage)
+        result = fold(self._row, self._chosen, [values], [self._row.scalar(scale)])
+        c.memmove(recv, np.ascontiguousarray(result).ctypes.data, nbytes)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+@atexit.register
+def _close_all() -> None:
+    """A process that ends in order leaves its groups in order."""
+    for group in list(_groups):
+        group.close()

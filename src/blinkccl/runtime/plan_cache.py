@@ -1,0 +1,192 @@
+"""Has this been planned before, by this version? Programs in a directory, so that the next job need not plan.
+
+A file per question: its name is a hash of all that the answer depends on, its text the program's JSON. Nothing
+that lies there is trusted: a program is taken only if it is for this collective and these ranks and keeps the law on
+this topology. That is checked at every reading: it costs one to two times as much as reading the JSON.
+
+A cache is a help and no duty: where its directory cannot be made, written or read, everything works without.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import stat
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+
+from blinkccl.collectives.spec import Collective
+from blinkccl.errors import BlinkError, LaunchError, ScheduleError
+from blinkccl.forest.fingerprint import topology_hash
+from blinkccl.runtime.card import package_version
+from blinkccl.runtime.file_store import private_directory
+from blinkccl.schedule.law import violations
+from blinkccl.schedule.program import Program
+from blinkccl.schedule.text import SCHEMA_VERSION, from_json, to_json
+from blinkccl.topology.model import Topology
+
+MAX_BYTES = 64 << 20
+#: A longer file is none of ours, and is not read.
+MAX_FILE_BYTES = 16 << 20
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PlanKey:
+    """A question to a planner, with all that the answer depends on.
+
+    Parameters
+    ----------
+    topology
+        The links that were planned on, and that the program must keep the law on.
+    collective, ranks
+        As in :class:`blinkccl.algorithms.registry.Request`.
+    algorithm
+        Its name in the registry, never "auto".
+    options
+        Whatever else went in, as text: slots, channels, links, objective …
+    """
+
+    topology: Topology
+    collective: Collective
+    ranks: tuple[int, ...]
+    algorithm: str
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def digest(self) -> str:
+        """64 hexadecimal digits, the same in every process."""
+        coll = self.collective
+        canonical = [
+            package_version(),
+            SCHEMA_VERSION,
+            topology_hash(self.topology),
+            [coll.name, coll.world_size, coll.root, coll.src, coll.dst],
+            list(self.ranks),
+            self.algorithm,
+            sorted(self.options.items()),
+        ]
+        return sha256(json.dumps(canonical).encode()).hexdigest()
+
+
+class PlanCache:
+    """Programs that were planned before.
+
+    Parameters
+    ----------
+    directory
+        None: BLINK_CACHE if it is set (empty: no cache at all), else ``blink`` in XDG_CACHE_HOME, else
+        ``~/.cache/blink``. It is made, mode 0700, when something is first written.
+    max_bytes
+        What all files together may take; the ones not used for longest go first.
+    """
+
+    def __init__(self, directory: str | Path | None = None, max_bytes: int = MAX_BYTES) -> None:
+        self.directory = default_directory(os.environ) if directory is None else Path(directory)
+        self._max_bytes = max_bytes
+        self._warned: set[str] = set()
+
+    def get(self, key: PlanKey) -> Program | None:
+        """The program that was put for ``key``; None if there is none that can be used."""
+        path = self._path(key)
+        if path is None:
+            return None
+        try:
+            with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+                fault = _file_fault(os.fstat(file.fileno()))
+                text = b"" if fault else file.read(MAX_FILE_BYTES)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._warn("cannot be read", path, error)
+            return None
+        try:
+            program = _usable(text, key) if fault is None else None
+        except BlinkError as error:
+            program, fault = None, str(error)
+        if program is None:
+            self._warn("is no plan for this job, and will be written anew", path, fault)
+            return None
+        with suppress(OSError):  # it was used just now; in a cache that is read-only nothing is ever thrown out
+            os.utime(path)
+        return program
+
+    def put(self, key: PlanKey, program: Program) -> None:
+        """Keeps ``program`` as the answer to ``key``, where that is possible."""
+        path = self._path(key)
+        text = to_json(program).encode()
+        if path is None or len(text) > min(MAX_FILE_BYTES, self._max_bytes):
+            return
+        written = path.with_name(f".{secrets.token_hex(8)}")
+        try:
+            private_directory(path.parent)
+            with open(os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+                file.write(text)
+            os.replace(written, path)
+            self._throw_out(path)
+        except (OSError, LaunchError) as error:
+            with suppress(OSError):
+                written.unlink(missing_ok=True)
+            self._warn("cannot be written", path, error)
+
+    def _path(self, key: PlanKey) -> Path | None:
+        return None if self.directory is None else self.directory / f"{key.digest}.json"
+
+    def _throw_out(self, kept: Path) -> None:
+        """Removes the files not used for longest until the rest is small enough; ``kept`` stays."""
+        rows = []
+        for path in self.directory.glob("*") if self.directory is not None else ():
+            with suppress(OSError):  # another process was faster
+                row = path.lstat()
+                if stat.S_ISREG(row.st_mode) and (path.suffix == ".json" or path.name.startswith(".")):
+                    rows.append((row.st_mtime_ns, path.name, row.st_size, path))
+        total = sum(size for _, _, size, _ in rows)
+        for _, _, size, path in sorted(rows):
+            if total <= self._max_bytes:
+                return
+            if path != kept:
+                with suppress(OSError):
+                    path.unlink()
+                total -= size
+
+    def _warn(self, what: str, path: Path, why: object) -> None:
+        """Once for each kind of trouble: a cache that does not work is no reason to fill a log."""
+        if what not in self._warned:
+            self._warned.add(what)
+            _log.warning("the plan cache's %s %s (%s); planning goes on without it", path, what, why)
+
+
+def default_directory(environ: Mapping[str, str]) -> Path | None:
+    """The cache's directory by the environment; None: there is to be no cache."""
+    if "BLINK_CACHE" in environ:
+        return Path(environ["BLINK_CACHE"], "plans") if environ["BLINK_CACHE"] else None
+    cache = environ.get("XDG_CACHE_HOME", "")
+    if not cache.startswith("/"):  # a relative path is to be ignored, says the XDG specification
+        home = environ.get("HOME", "")
+        cache = f"{home}/.cache" if home.startswith("/") else ""
+    return Path(cache, "blink", "plans") if cache else None
+
+
+def _file_fault(row: os.stat_result) -> str | None:
+    if not stat.S_ISREG(row.st_mode) or row.st_size > MAX_FILE_BYTES:
+        return "no file of ours"
+    owners = (os.geteuid(), 0)  # an administrator may have filled a cache for everybody
+    return None if row.st_uid in owners else f"expected owner {owners[0]}, got {row.st_uid}"
+
+
+def _usable(text: bytes, key: PlanKey) -> Program:
+    """The program in ``text``; a BlinkError says why it is no answer to ``key``."""
+    program = from_json(text)
+    if (program.collective, program.ranks) != (key.collective, key.ranks):
+        raise ScheduleError("it is for another collective or other ranks")
+    found = violations(program, key.topology)
+    if found:
+        raise ScheduleError(f"it breaks the law: {found[0]}")
+    return program

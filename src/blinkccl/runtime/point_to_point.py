@@ -1,0 +1,281 @@
+"""Messages between two ranks, with tags, beside the collectives: over the segment's byte streams.
+
+A thread per peer and direction, started when it is first needed, moves the bytes in native code. A message is a
+header (tag and length) and its bytes. :mod:`~blinkccl.runtime.matching` decides which receive it is for.
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+import queue
+import struct
+import threading
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from blinkccl.engines import native_library as native
+from blinkccl.engines.host import Endpoint
+from blinkccl.errors import CommunicationError, DeadlineError, ScheduleError
+from blinkccl.runtime.matching import Matching, Receive
+
+_HEADER = struct.Struct("<qq")  # tag, bytes
+#: How long native code waits before Python looks whether it should go on.
+_SLICE_US = 50_000
+_SLICE_S = _SLICE_US / 1e6
+
+
+@dataclass(slots=True, eq=False)
+class _Posted(Receive):
+    """A receive with its buffer."""
+
+    address: int = 0
+    nbytes: int = 0
+    deadline: float = 0.0
+    future: Future[int] = field(default_factory=Future)
+
+
+@dataclass(slots=True)
+class _Outgoing:
+    address: int
+    nbytes: int
+    tag: int
+    deadline: float
+    future: Future[None]
+
+
+class PointToPoint:
+    """One rank's sends and receives.
+
+    Parameters
+    ----------
+    endpoint
+        The rank's end of the segment.
+    rank, size
+        This rank, of how many.
+    timeout_s
+        Of a message whose call names none.
+    """
+
+    def __init__(self, endpoint: Endpoint, rank: int, size: int, timeout_s: float) -> None:
+        self._endpoint = endpoint
+        self._library = native.load()
+        self._rank, self._size, self._timeout_s = rank, size, timeout_s
+        self._outgoing: dict[int, queue.SimpleQueue[_Outgoing | None]] = {}
+        self._matching = Matching()
+        self._changed = threading.Condition()
+        self._threads: dict[tuple[str, int], threading.Thread] = {}
+        self._counts = {"sends": 0, "sent_bytes": 0, "receives": 0, "received_bytes": 0}
+        self._closed = False
+
+    def send(self, address: int, nbytes: int, dst: int, tag: int, deadline_s: float | None) -> Future[None]:
+        """See :meth:`blinkccl.runtime.host_group.HostGroup.isend_raw`."""
+        self._check_peer("send to", dst)
+        future: Future[None] = Future()
+        future.set_running_or_notify_cancel()
+        with self._changed:
+            line = self._outgoing.setdefault(dst, queue.SimpleQueue())
+            line.put(_Outgoing(address, nbytes, tag, self._deadline(deadline_s), future))
+            self._start("send", dst)
+        return future
+
+    def receive(self, address: int, nbytes: int, src: int | None, tag: int, deadline_s: float | None) -> Future[int]:
+        """See :meth:`blinkccl.runtime.host_group.HostGroup.irecv_raw`."""
+        if src is not None:
+            self._check_peer("receive from", src)
+        posted = _Posted(src, tag, address, nbytes, self._deadline(deadline_s))
+        posted.future.set_running_or_notify_cancel()
+        with self._changed:
+            there = self._matching.post(posted)
+            if there is None:
+                for source in range(self._size) if src is None else (src,):
+                    if source != self._rank:
+                        self._start("receive", source)
+                self._changed.notify_all()
+        if there is not None:
+            source, content = there
+            if self._fits(posted, source, len(content)):
+                c.memmove(posted.address, content, len(content))
+                posted.future.set_result(source)
+        return posted.future
+
+    def stats(self) -> dict[str, int]:
+        """Messages and bytes, as this rank has sent and received them."""
+        return dict(self._counts)
+
+    def close(self) -> None:
+        """Lets sends end that can, and ends the threads; what is still wanted fails."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            for line in self._outgoing.values():
+                line.put(None)
+        for thread in self._threads.values():
+            if thread is not threading.current_thread():
+                thread.join()
+        for posted in self._matching.posted:
+            if isinstance(posted, _Posted):
+                posted.future.set_exception(
+                    CommunicationError(f"rank {self._rank} closed its group before a message came")
+                )
+        self._matching.posted.clear()
+
+    # ---- threads
+
+    def _start(self, what: str, peer: int) -> None:
+        if self._closed:
+            raise CommunicationError(f"rank {self._rank}'s group is closed")
+        if (what, peer) not in self._threads:
+            work = self._send_all if what == "send" else self._receive_all
+            thread = threading.Thread(target=work, args=(peer,), name=f"blink-{what}-{peer}", daemon=True)
+            self._threads[what, peer] = thread
+            thread.start()
+
+    def _send_all(self, dst: int) -> None:
+        line = self._outgoing[dst]
+        while (message := line.get()) is not None:
+            try:
+                header = c.create_string_buffer(_HEADER.pack(message.tag, message.nbytes), _HEADER.size)
+                self._write(dst, c.addressof(header), _HEADER.size, message)
+                self._write(dst, message.address, message.nbytes, message)
+            except BaseException as error:
+                message.future.set_exception(error)
+            else:
+                self._counts["sends"] += 1
+                self._counts["sent_bytes"] += message.nbytes
+                message.future.set_result(None)
+
+    def _write(self, dst: int, address: int, nbytes: int, message: _Outgoing) -> None:
+        done = 0
+        while done < nbytes:
+            moved = self._library.blink_stream_write(
+                self._endpoint.handle, dst, address + done, nbytes - done, _SLICE_US
+            )
+            if moved < 0:
+                raise self._endpoint.failure(-moved, f"send of {message.nbytes} bytes to rank {dst}")
+            done += moved
+            if done < nbytes and moved == 0:
+                if self._closed:
+                    raise CommunicationError(
+                        f"rank {self._rank} closed its group with a message to rank {dst} under way"
+                    )
+                if time.monotonic() > message.deadline:
+                    self._endpoint.abort(f"rank {self._rank} could not send to rank {dst} in time")
+                    raise DeadlineError(
+                        f"rank {self._rank} waited past the deadline for rank {dst} to receive {message.nbytes} "
+                        f"bytes with tag {message.tag}; is its receive missing?"
+                    )
+
+    def _receive_all(self, src: int) -> None:
+        header = c.create_string_buffer(_HEADER.size)
+        try:
+            while self._wanted(src):
+                if not self._read_some(src, c.addressof(header), _HEADER.size):
+                    continue
+                tag, nbytes = _HEADER.unpack(header.raw)
+                self._take(src, tag, nbytes)
+        except BaseException as error:
+            self._fail(src, error)
+
+    def _wanted(self, src: int) -> bool:
+        """Waits until a receive may want something of ``src``; False when the group is closed."""
+        with self._changed:
+            while not self._closed:
+                self._expire()
+                if self._matching.waits_for(src):
+                    return True
+                self._changed.wait(_SLICE_S if self._matching.posted else None)
+        return False
+
+    def _take(self, src: int, tag: int, nbytes: int) -> None:
+        """A message has come: into the receive it fits, or aside if others must pass it."""
+        with self._changed:
+            receive = self._matching.arrive(src, tag)
+            while receive is None and not self._closed and not self._matching.waits_for(src):
+                self._changed.wait(_SLICE_S)
+                receive = self._matching.arrive(src, tag)
+        if isinstance(receive, _Posted) and self._fits(receive, src, nbytes):
+            try:
+                self._read(src, receive.address, nbytes)
+            except BaseException as error:
+                receive.future.set_exception(error)
+                raise
+            receive.future.set_result(src)
+            return
+        content = c.create_string_buffer(max(1, nbytes))
+        self._read(src, c.addressof(content), nbytes)
+        if receive is None:
+            with self._changed:
+                late = self._matching.arrive(src, tag)
+                if late is None:
+                    self._matching.set_aside(src, tag, content.raw[:nbytes])
+            if isinstance(late, _Posted) and self._fits(late, src, nbytes):
+                c.memmove(late.address, content, nbytes)
+                late.future.set_result(src)
+
+    def _fits(self, posted: _Posted, src: int, nbytes: int) -> bool:
+        self._counts["receives"] += 1
+        self._counts["received_bytes"] += nbytes
+        if nbytes <= posted.nbytes:
+            return True
+        posted.future.set_exception(
+            ScheduleError(
+                f"rank {self._rank} has room for {posted.nbytes} bytes, rank {src} sent {nbytes} "
+                f"with tag {posted.tag}: sizes must agree"
+            )
+        )
+        return False
+
+    def _read(self, src: int, address: int, nbytes: int) -> None:
+        """All of a message that has begun."""
+        done = 0
+        while done < nbytes:
+            moved = self._library.blink_stream_read(
+                self._endpoint.handle, src, address + done, nbytes - done, _SLICE_US
+            )
+            if moved < 0:
+                raise self._endpoint.failure(-moved, f"receive of {nbytes} bytes from rank {src}")
+            done += moved
+            if moved == 0 and self._closed:
+                raise CommunicationError(f"rank {self._rank} closed its group with a message from rank {src} under way")
+
+    def _read_some(self, src: int, address: int, nbytes: int) -> bool:
+        """A whole header, or False if none has begun yet."""
+        moved = self._library.blink_stream_read(self._endpoint.handle, src, address, nbytes, _SLICE_US)
+        if moved < 0:
+            raise self._endpoint.failure(-moved, f"receive from rank {src}")
+        if 0 < moved < nbytes:
+            self._read(src, address + moved, nbytes - moved)
+        return bool(moved)
+
+    def _expire(self) -> None:
+        """Receives whose time is up; the caller holds the lock."""
+        now = time.monotonic()
+        for receive in [r for r in self._matching.posted if isinstance(r, _Posted) and now > r.deadline]:
+            self._matching.posted.remove(receive)
+            source = "any rank" if receive.source is None else f"rank {receive.source}"
+            assert isinstance(receive, _Posted)
+            receive.future.set_exception(
+                DeadlineError(
+                    f"rank {self._rank} waited past the deadline for a message of {receive.nbytes} bytes with tag "
+                    f"{receive.tag} from {source}; is its send missing, or its tag another?"
+                )
+            )
+
+    def _fail(self, src: int, error: BaseException) -> None:
+        """A wire that broke: nothing more comes from ``src``."""
+        with self._changed:
+            lost = [r for r in self._matching.posted if isinstance(r, _Posted) and r.source in (None, src)]
+            for receive in lost:
+                self._matching.posted.remove(receive)
+        for receive in lost:
+            receive.future.set_exception(error)
+
+    def _deadline(self, deadline_s: float | None) -> float:
+        return time.monotonic() + (self._timeout_s if deadline_s is None else deadline_s)
+
+    def _check_peer(self, what: str, peer: int) -> None:
+        if not 0 <= peer < self._size or peer == self._rank:
+            raise ScheduleError(
+                f"rank {self._rank} cannot {what} rank {peer}: expected another rank in 0 … {self._size - 1}"
+            )

@@ -1,0 +1,82 @@
+"""Which process is this, and does it still live? Read from Linux's /proc; elsewhere the answers are "unknown".
+
+A process is told from later ones with the same number by its start time, in ticks since the host booted.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC = Path("/proc")
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """A process's row in /proc: ``state`` is "Z" or "X" once it has ended; ``start`` is in clock ticks."""
+
+    state: str
+    parent: int
+    start: int
+
+
+def stat(pid: int, proc: Path = PROC) -> Stat | None:
+    """The row of process ``pid``; None if there is no such process, or no /proc."""
+    try:
+        text = (proc / str(pid) / "stat").read_text(errors="replace")
+    except OSError:
+        return None
+    # The name in parentheses may hold anything, also ")": the numbers begin behind the last one.
+    fields = text[text.rfind(")") + 1 :].split()
+    return Stat(fields[0], int(fields[1]), int(fields[19])) if len(fields) > 19 else None
+
+
+def start_time(pid: int) -> int:
+    """When process ``pid`` started, in ticks since boot; 0 where that is unknown."""
+    row = stat(pid)
+    return row.start if row is not None else 0
+
+
+def lives(pid: int, start: int) -> bool | None:
+    """Whether the process that had number ``pid`` and started at ``start`` still runs; None: unknown here."""
+    if not start or not PROC.joinpath("self").exists():
+        return None
+    row = stat(pid)
+    return row is not None and row.start == start and row.state not in "ZX"
+
+
+def namespace(kind: str) -> int:
+    """The inode of this process's namespace of ``kind`` ("net", "pid"); 0 where there are none."""
+    try:
+        return os.stat(f"/proc/self/ns/{kind}").st_ino
+    except OSError:
+        return 0
+
+
+def nearest_without(variable: str, proc: Path = PROC) -> tuple[int, int] | None:
+    """The nearest ancestor that was started without ``variable`` in its environment: the rank's launcher.
+
+    A launcher sets the variable for its ranks; shells and wrappers between the two inherit it.
+
+    Returns
+    -------
+    tuple of int, or None
+        Its number and start time. None if every process up to the namespace's first one has the variable, as
+        in a container that was made for one rank. An ancestor whose environment is closed to us belongs to
+        somebody else, so it is no rank of ours: it counts as the launcher.
+    """
+    wanted = variable.encode() + b"="
+    pid = os.getppid()
+    while pid > 0:
+        row = stat(pid, proc)
+        if row is None:
+            return None
+        try:
+            environment = (proc / str(pid) / "environ").read_bytes().split(b"\0")
+        except OSError:
+            environment = []
+        if not any(entry.startswith(wanted) for entry in environment):
+            return pid, row.start
+        pid = row.parent
+    return None

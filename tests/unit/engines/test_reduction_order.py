@@ -1,0 +1,94 @@
+"""In which order, and with which roundings, do engines combine? Stars and chains whose results tell.
+
+The values are chosen so that another order, or another rounding, gives another result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from blinkccl.collectives.ops import DTYPES
+from blinkccl.collectives.spec import Collective
+from blinkccl.engines import reference
+from blinkccl.engines.registry import ENGINES
+from blinkccl.forest.model import Cut, Forest, Share, Tree, attained_rate
+from blinkccl.schedule.law import violations
+from blinkccl.schedule.lower import lower
+from blinkccl.schedule.program import Program
+from blinkccl.topology.spec import parse_spec
+
+ALL = [pytest.param(row.run, id=name) for name, row in ENGINES.items()]
+
+
+def lowered(collective: Collective, up: Tree, down: Tree | None) -> Program:
+    """One share on four ranks that are all joined."""
+    topology = parse_spec("clique:4")
+    shares = (Share(Fraction(1), 0, None, up.root, up, down),)
+    rate = attained_rate(topology, shares)
+    proof = Cut((0,), Fraction(1), Fraction(1))  # of no interest to engines
+    program = lower(Forest(collective, topology.ranks, "by hand", topology, shares, rate, proof))
+    assert violations(program, topology) == []
+    return program
+
+
+def star(turn: int, name: str = "allreduce") -> Program:
+    """Four ranks reduce into rank 0, which adds its own contribution after ``turn`` messages."""
+    up = Tree(0, ((1, 0), (2, 0), (3, 0)))
+    if name == "allreduce":
+        program = lowered(Collective("allreduce", 4), up, Tree(0, ((0, 1), (0, 2), (0, 3))))
+    else:
+        program = lowered(Collective("reduce", 4, root=0), up, None)
+    roles = tuple(replace(role, turn=turn) if role.stage == "root" else role for role in program.roles)
+    assert sum(role.turn == turn and role.stage == "root" for role in roles) == 1
+    turned = replace(program, roles=roles)
+    assert violations(turned, parse_spec("clique:4")) == []
+    return turned
+
+
+@pytest.mark.parametrize("run", ALL)
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize(
+    ("op", "values", "wanted"),
+    [
+        # 2^24 swallows a 1 that is added to it, not a 2.
+        ("sum", [1.0, 1.0, 2.0**24, -(2.0**24)], [2.0, 2.0, 0.0, 1.0]),
+        # Of two equal zeros min returns the second: this tells turn 0 from 1, which sums do not.
+        ("min", [-0.0, 0.0, 0.0, 1.0], [0.0, 0.0, -0.0, -0.0]),
+        ("min", [-0.0, 0.0, 1.0, 1.0], [0.0, -0.0, -0.0, -0.0]),
+    ],
+)
+def test_the_own_contribution_has_its_turn(
+    run: reference.Run, op: str, values: list[float], wanted: list[float], in_place: bool
+) -> None:
+    inputs = [np.full(40, value, np.float32) for value in values]
+    for turn, want in enumerate(wanted):
+        for program in (star(turn), star(turn, "reduce")):
+            outputs = run(program, inputs, count=40, dtype="float32", op=op, in_place=in_place, chunk_bytes=64)
+            assert outputs[0] is not None
+            assert outputs[0].tobytes() == np.full(40, want, np.float32).tobytes(), (turn, outputs[0][0])
+
+
+@pytest.mark.parametrize("run", ALL)
+def test_a_firing_rounds_once_and_every_hop_rounds(run: reference.Run) -> None:
+    inputs = [np.full(20, value, np.float16) for value in (2048, 1, 1, 1)]
+    at_once = run(star(0), inputs, count=20, dtype="float16")
+    assert {float(x) for out in at_once if out is not None for x in out} == {2052}  # 2051 is a tie
+    up, down = Tree(3, ((0, 1), (1, 2), (2, 3))), Tree(3, ((3, 2), (2, 1), (1, 0)))
+    chain = lowered(Collective("allreduce", 4), up, down)
+    by_hops = run(chain, inputs, count=20, dtype="float16")
+    assert {float(x) for out in by_hops if out is not None for x in out} == {2048}
+
+
+@pytest.mark.parametrize("run", ALL)
+def test_a_pure_sender_sends_its_scaled_value_rounded(run: reference.Run) -> None:
+    storage = DTYPES["bfloat16"].storage
+    inputs = [np.full(9, value).astype(storage) for value in (-1, 1, 0, 0)]
+    scales = [1 + 2**-9, 1 + 2**-9, 1.0, 1.0]
+    outputs = run(star(0), inputs, count=9, dtype="bfloat16", op="premul_sum", scales=scales)
+    for out in outputs:
+        assert out is not None
+        assert out.astype(np.float64).tolist() == [-(2**-9)] * 9  # the root's own product is not rounded
