@@ -99,19 +99,16 @@ void blink_detach(blink_comm* comm);
 void blink_abort(blink_comm* comm, const char* text);
 // Where `rank`'s heap of shared tensors is: mapped already (`base`), or to be mapped from `fd` on first use.
 int blink_set_heap(blink_comm* comm, int32_t rank, void* base, int fd, uint64_t bytes);
-// Lets long waits end at a signal, such as a user's Ctrl-C. These are Python's own functions PyGILState_Ensure,
-// PyErr_CheckSignals, PyErr_Clear and PyGILState_Release, handed over so that nothing here is built for one Python.
-typedef struct {
-  int (*ensure)(void);
-  int (*check_signals)(void);
-  void (*clear)(void);
-  void (*release)(int);
-} blink_python;
-void blink_set_python(blink_comm* comm, const blink_python* python);
+// Lets long waits end at a signal, such as a user's Ctrl-C: `raised` is called now and then by whoever waits long, lets
+// signal handlers run, and tells whether one of them raised.
+void blink_set_interrupt(blink_comm* comm, int (*raised)(void));
 void blink_get_stats(blink_comm* comm, blink_stats* stats);
+// Why the calling thread's last call on a communicator did not return 0.
 void blink_last_error(blink_comm* comm, blink_error* error);
 // All ranks' states from the bare segment; `statuses` has room for `room`. Returns the number of ranks, or -1.
 int blink_describe(const void* memory, uint64_t bytes, blink_status* statuses, int32_t room);
+// What ended the communicator. Returns 1 if it has ended, 0 if not, or -1.
+int blink_describe_failure(const void* memory, uint64_t bytes, blink_error* error);
 
 // One rank's part of a bound Program; the tables are rows of int64 as op.h says, and are copied.
 typedef struct {
@@ -120,6 +117,7 @@ typedef struct {
   int64_t count;       // for people: elements per block
   uint32_t dtype, op;  // numbers of DTYPE_CODES and OP_CODES
   int64_t chunk_elements;
+  int64_t shift_bytes, shifts; // successive calls begin their rings this much further on, so many times, then again
   int64_t inline_messages;     // small messages with their flags inside
   int64_t direct_in_place;     // peers may read this rank's input although its output is the same memory
   int64_t push_in_place;       // peers may write this rank's output although its input is the same memory

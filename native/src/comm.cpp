@@ -44,6 +44,9 @@ struct flock rank_lock(int rank) {
   return lock;
 }
 
+// Of the calling thread: streams and collectives fail on threads of their own.
+thread_local blink_error last_error{};
+
 void say(blink_error& error, const char* text) {
   std::snprintf(error.text, sizeof error.text, "%s", text);
 }
@@ -56,7 +59,7 @@ blink_comm::blink_comm(const blink::Segment& segment, int rank, int fd)
   // With a core for every rank a wait is short and worth spinning for. With fewer, the rank waited for may be off
   // its core: give it one at once, and sleep late, since a wake-up costs more than ten turns.
   const bool roomy = segment.ranks() <= segment.header().cores;
-  spins_ = roomy ? 400 : 16;
+  spins_ = roomy ? 64 : 16;
   yield_us_ = roomy ? 200 : 2'000;
 }
 
@@ -79,10 +82,11 @@ bool blink_comm::lock_rank() {
 }
 
 int blink_comm::begin(const blink::Call& call, std::int64_t timeout_us) {
-  ++sequence_;
+  const std::uint64_t before = sequence();
+  sequence_.store(before + 1, std::memory_order_relaxed);
   start_clock(timeout_us);
   if (const int code = ended_elsewhere()) return code;
-  const std::uint64_t before = sequence_ - 1;
+  if (before + 1 >= blink::kMostCalls) return fail(BLINK_INVALID, blink::Site{}, -1, "no call numbers are left");
   const std::size_t old = static_cast<std::size_t>(before % blink::kBanks);
   for (int peer = 0; peer < size() && before != 0; ++peer) {
     auto& begun = begun_[static_cast<std::size_t>(peer)];
@@ -98,9 +102,11 @@ int blink_comm::begin(const blink::Call& call, std::int64_t timeout_us) {
   mine.signature.store(call.signature, std::memory_order_relaxed);
   mine.what.store(call.what, std::memory_order_relaxed);
   mine.count.store(call.count, std::memory_order_relaxed);
-  mine.input.store(call.input, std::memory_order_relaxed);
-  mine.output.store(call.output, std::memory_order_relaxed);
-  mine.sequence.store(sequence_, std::memory_order_release);
+  mine.input.at.store(call.input, std::memory_order_relaxed);
+  mine.input.bytes.store(call.input_bytes, std::memory_order_relaxed);
+  mine.output.at.store(call.output, std::memory_order_relaxed);
+  mine.output.bytes.store(call.output_bytes, std::memory_order_relaxed);
+  mine.sequence.store(sequence(), std::memory_order_release);
   signatures_[bank()] = call.signature;
   std::atomic_thread_fence(std::memory_order_seq_cst);
   for (int peer = 0; peer < size(); ++peer) {
@@ -110,17 +116,17 @@ int blink_comm::begin(const blink::Call& call, std::int64_t timeout_us) {
   return BLINK_OK;
 }
 
-void blink_comm::finish() { segment_.rank(rank_).life.finished.store(sequence_, std::memory_order_relaxed); }
+void blink_comm::finish() { segment_.rank(rank_).life.finished.store(sequence(), std::memory_order_relaxed); }
 
 int blink_comm::meet(int peer) {
   auto& begun = begun_[static_cast<std::size_t>(peer)];
-  if (begun >= sequence_ || peer == rank_) return BLINK_OK;
+  if (begun >= sequence() || peer == rank_) return BLINK_OK;
   const blink::Entry& theirs = entry(peer);
-  const int code = wait([&] { return theirs.sequence.load(std::memory_order_acquire) >= sequence_; },
+  const int code = wait([&] { return theirs.sequence.load(std::memory_order_acquire) >= sequence(); },
                         blink::Site{BLINK_WAITS_ENTRY, peer});
   if (code != BLINK_OK) return code;
-  if (theirs.signature.load(std::memory_order_relaxed) != signatures_[bank()]) return mismatch(peer, sequence_);
-  begun = sequence_;
+  if (theirs.signature.load(std::memory_order_relaxed) != signatures_[bank()]) return mismatch(peer, sequence());
+  begun = sequence();
   return BLINK_OK;
 }
 
@@ -150,7 +156,8 @@ void blink_comm::show(const blink::Site& site) {
 int blink_comm::wait_long(Condition ready, void* context, const blink::Site& site) {
   show(site);
   const std::int64_t began = now_us();
-  if (started_us_ == 0) started_us_ = began;
+  if (started_us_.load(std::memory_order_relaxed) == 0) started_us_.store(began, std::memory_order_relaxed);
+  const std::int64_t until = started_us_.load(std::memory_order_relaxed) + timeout_us_;
   std::int64_t now = began, looked = began;
   int code = BLINK_OK;
   impatient_ = false;
@@ -163,7 +170,7 @@ int blink_comm::wait_long(Condition ready, void* context, const blink::Site& sit
       continue;
     }
     impatient_ = true;
-    sleep(ready, context, std::max<std::int64_t>(1, started_us_ + timeout_us_ - now));
+    sleep(ready, context, std::max<std::int64_t>(1, until - now));
     ++stats_.sleeps;
     now = now_us();
     if (now - looked >= kLookAroundUs) {
@@ -175,13 +182,13 @@ int blink_comm::wait_long(Condition ready, void* context, const blink::Site& sit
         break;
       }
       if ((code = check_signatures()) != BLINK_OK) break;
-      if (interrupted()) {
+      if (raised_ != nullptr && raised_() != 0) {
         fail(BLINK_ABORTED, site, -1, "a signal interrupted it");
         code = BLINK_INTERRUPTED;
         break;
       }
     }
-    if (now - started_us_ > timeout_us_ && !ready(context)) {
+    if (now > until && !ready(context)) {
       code = fail(BLINK_DEADLINE, site, site.peer, "");
       break;
     }
@@ -195,10 +202,10 @@ int blink_comm::wait_long(Condition ready, void* context, const blink::Site& sit
 int blink_comm::check_signatures() {
   for (int peer = 0; peer < size(); ++peer) {
     const blink::Entry& theirs = entry(peer);
-    if (peer != rank_ && theirs.sequence.load(std::memory_order_acquire) == sequence_ && sequence_ != 0 &&
-        segment_.rank(rank_).entry[bank()].sequence.load(std::memory_order_relaxed) == sequence_ &&
+    if (peer != rank_ && theirs.sequence.load(std::memory_order_acquire) == sequence() && sequence() != 0 &&
+        segment_.rank(rank_).entry[bank()].sequence.load(std::memory_order_relaxed) == sequence() &&
         theirs.signature.load(std::memory_order_relaxed) != signatures_[bank()]) {
-      return mismatch(peer, sequence_);
+      return mismatch(peer, sequence());
     }
   }
   return BLINK_OK;
@@ -209,7 +216,7 @@ int blink_comm::lost_peer(int awaited) const {
   if (fd_ < 0) return -1;
   for (int peer = 0; peer < size(); ++peer) {
     const blink::Life& life = segment_.rank(peer).life;
-    if (peer == rank_ || life.joined.load(std::memory_order_acquire) == 0) continue;
+    if (peer == rank_ || life.joined.load(std::memory_order_acquire) != blink::kJoined) continue;
     if (life.left.load(std::memory_order_acquire) != 0) {
       if (peer == awaited) return peer;
       continue;
@@ -249,25 +256,19 @@ int blink_comm::wait_stream_long(Condition ready, void* context, int peer, std::
     if (now - looked < kLookAroundUs) continue;
     looked = now;
     const int lost = lost_peer(peer);
-    if (lost >= 0 && !ready(context)) return fail(BLINK_PEER_LOST, blink::Site{BLINK_WAITS_STREAM, peer}, lost, "");
+    if (lost < 0 || ready(context)) continue;
+    return has_left(lost) ? lost_to_stream(lost) : fail(BLINK_PEER_LOST, blink::Site{BLINK_WAITS_STREAM, peer}, lost, "");
   }
   return BLINK_OK;
 }
 
-int blink_comm::keep(const blink_error& error) {
-  const std::lock_guard<std::mutex> guard(error_lock_);
-  error_ = error;
-  return error.code;
+int blink_comm::lost_to_stream(int peer) {
+  return keep(failure(BLINK_PEER_LOST, blink::Site{BLINK_WAITS_STREAM, peer}, peer, ""));
 }
 
-// Whether a signal handler of the main thread has raised.
-bool blink_comm::interrupted() const {
-  if (python_.ensure == nullptr) return false;
-  const int state = python_.ensure();
-  const bool raised = python_.check_signals() != 0;
-  if (raised) python_.clear();
-  python_.release(state);
-  return raised;
+int blink_comm::keep(const blink_error& error) {
+  last_error = error;
+  return error.code;
 }
 
 int blink_comm::failed_elsewhere() {
@@ -278,12 +279,12 @@ int blink_comm::failed_elsewhere() {
   error.code = BLINK_ABORTED;
   error.rank = rank_;
   error.peer = -1;
-  error.sequence = sequence_;
+  error.sequence = sequence();
   say(error, "a rank failed, and died while it said why");
   return keep(error);
 }
 
-int blink_comm::fail(int code, const blink::Site& site, int peer, const char* text) {
+blink_error blink_comm::failure(int code, const blink::Site& site, int peer, const char* text) const {
   blink_error error{};
   error.code = code;
   error.rank = rank_;
@@ -293,9 +294,10 @@ int blink_comm::fail(int code, const blink::Site& site, int peer, const char* te
   error.share = site.share;
   error.stage = site.stage;
   error.chunk = site.chunk;
-  error.sequence = sequence_;
-  error.seconds_us = started_us_ == 0 ? 0 : now_us() - started_us_;
-  error.left = peer >= 0 && segment_.rank(peer).life.left.load(std::memory_order_relaxed) != 0 ? 1 : 0;
+  error.sequence = sequence();
+  const std::int64_t started = started_us_.load(std::memory_order_relaxed);
+  error.seconds_us = started == 0 ? 0 : now_us() - started;
+  error.left = peer >= 0 && has_left(peer) ? 1 : 0;
   if (code == BLINK_MISMATCH) {
     error.sequence = mismatched_;
     for (int side = 0; side < 2; ++side) {
@@ -305,6 +307,11 @@ int blink_comm::fail(int code, const blink::Site& site, int peer, const char* te
     }
   }
   say(error, text);
+  return error;
+}
+
+int blink_comm::fail(int code, const blink::Site& site, int peer, const char* text) {
+  const blink_error error = failure(code, site, peer, text);
   blink::Header& header = segment_.header();
   std::uint32_t none = 0;
   if (header.failed.compare_exchange_strong(none, 1, std::memory_order_acq_rel)) {
@@ -365,21 +372,22 @@ blink_comm* blink_attach(void* memory, uint64_t bytes, int32_t rank, const uint8
     return nullptr;
   }
   blink::Life& life = segment.rank(rank).life;
-  std::uint32_t absent = 0;
-  if (!life.joined.compare_exchange_strong(absent, 1)) {
+  std::uint32_t absent = blink::kAbsent;
+  if (!life.joined.compare_exchange_strong(absent, blink::kJoining)) {
     error->code = BLINK_INVALID;
     say(*error, "another process has joined with this rank");
     return nullptr;
   }
   auto* comm = new blink_comm(segment, rank, fd);
   if (!comm->lock_rank()) {
-    life.joined.store(0);
+    life.joined.store(blink::kAbsent);
     delete comm;
     error->code = BLINK_SYSTEM;
     say(*error, "the rank's lock on the segment cannot be taken");
     return nullptr;
   }
   life.pid.store(getpid());
+  life.joined.store(blink::kJoined, std::memory_order_release);
   return comm;
 }
 
@@ -398,11 +406,11 @@ int blink_set_heap(blink_comm* comm, int32_t rank, void* base, int fd, uint64_t 
   return comm->set_heap(rank, base, fd, bytes);
 }
 
-void blink_set_python(blink_comm* comm, const blink_python* python) { comm->set_python(*python); }
+void blink_set_interrupt(blink_comm* comm, int (*raised)(void)) { comm->set_interrupt(raised); }
 
 void blink_get_stats(blink_comm* comm, blink_stats* stats) { *stats = comm->stats(); }
 
-void blink_last_error(blink_comm* comm, blink_error* error) { *error = comm->error(); }
+void blink_last_error(blink_comm*, blink_error* error) { *error = last_error; }
 
 int blink_describe(const void* memory, uint64_t bytes, blink_status* statuses, int32_t room) {
   blink::Segment segment;
@@ -414,7 +422,7 @@ int blink_describe(const void* memory, uint64_t bytes, blink_status* statuses, i
     blink_status& s = statuses[r];
     s = blink_status{};
     s.pid = block.life.pid.load(relaxed);
-    s.joined = block.life.joined.load(relaxed);
+    s.joined = block.life.joined.load(relaxed) == blink::kJoined ? 1 : 0;
     s.left = block.life.left.load(relaxed);
     s.finished = block.life.finished.load(relaxed);
     for (const blink::Entry& entry : block.entry) {
@@ -433,6 +441,15 @@ int blink_describe(const void* memory, uint64_t bytes, blink_status* statuses, i
     s.waiting_us = s.waits == BLINK_WAITS_NOT ? 0 : now - block.waiting.since_us.load(relaxed);
   }
   return segment.ranks();
+}
+
+int blink_describe_failure(const void* memory, uint64_t bytes, blink_error* error) {
+  blink::Segment segment;
+  if (!segment.open(const_cast<void*>(memory), bytes, nullptr)) return -1;
+  const blink::Header& header = segment.header();
+  if (header.failed.load(std::memory_order_acquire) != 2) return 0;
+  *error = header.failure;
+  return 1;
 }
 
 }  // extern "C"

@@ -5,7 +5,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <mutex>
 #include <vector>
 
 #include "blink_host.h"
@@ -33,7 +32,8 @@ inline void relax() {
 struct Call {
   std::uint64_t signature = 0, what = 0;
   std::int64_t count = 0;
-  std::int64_t input = kNowhere, output = kNowhere;
+  std::int64_t input = kNowhere, output = kNowhere;  // offsets in the caller's heap
+  std::int64_t input_bytes = 0, output_bytes = 0;
 };
 
 }  // namespace blink
@@ -50,13 +50,9 @@ struct blink_comm {
   int rank() const { return rank_; }
   int size() const { return segment_.ranks(); }
   const blink::Segment& segment() const { return segment_; }
-  std::uint64_t sequence() const { return sequence_; }
-  int bank() const { return static_cast<int>(sequence_ % blink::kBanks); }
+  std::uint64_t sequence() const { return sequence_.load(std::memory_order_relaxed); }
+  int bank() const { return static_cast<int>(sequence() % blink::kBanks); }
   blink_stats& stats() { return stats_; }
-  blink_error error() const {
-    const std::lock_guard<std::mutex> guard(error_lock_);
-    return error_;
-  }
 
   // Begins the next call: waits until the bank is free, and tells the others. 0 or a code.
   int begin(const blink::Call& call, std::int64_t timeout_us);
@@ -64,7 +60,7 @@ struct blink_comm {
   // Waits until `peer` has begun this call too, and checks that it is the same. 0 or a code.
   int meet(int peer);
   // That a control word of this call, written by `peer`, was seen.
-  void met_inline(int peer) { begun_[static_cast<std::size_t>(peer)] = sequence_; }
+  void met_inline(int peer) { begun_[static_cast<std::size_t>(peer)] = sequence(); }
   const blink::Entry& entry(int peer) const { return segment_.rank(peer).entry[bank()]; }
 
   // Waits until ready() is true. 0, or the code of what ended the call.
@@ -94,18 +90,32 @@ struct blink_comm {
     if (segment_.rank(peer).bell.sleeping.load(std::memory_order_relaxed) != 0) ring(peer);
   }
 
-  void set_python(const blink_python& python) { python_ = python; }
+  void set_interrupt(int (*raised)(void)) { raised_ = raised; }
   int set_heap(int rank, void* base, int fd, std::uint64_t bytes);
-  // `rank`'s heap in this process.
-  unsigned char* heap(int rank) const { return heaps_[static_cast<std::size_t>(rank)].base; }
+  // Where `bytes` at `offset` of a buffer that `peer` lends are in this process; nullptr if they are not wholly in it.
+  unsigned char* borrowed(int peer, const blink::Lent& buffer, std::int64_t offset, std::size_t bytes) const {
+    const Heap& heap = heaps_[static_cast<std::size_t>(peer)];
+    const auto inside = [](std::int64_t first, std::uint64_t length, std::uint64_t whole) {
+      return first >= 0 && length <= whole && static_cast<std::uint64_t>(first) <= whole - length;
+    };
+    const std::int64_t at = buffer.at.load(std::memory_order_relaxed);
+    const auto size = static_cast<std::uint64_t>(buffer.bytes.load(std::memory_order_relaxed));
+    return heap.base != nullptr && inside(at, size, heap.bytes) && inside(offset, bytes, size) ? heap.base + at + offset
+                                                                                               : nullptr;
+  }
   // The offset of `memory` in this rank's own heap, or kNowhere.
   std::int64_t heap_offset(const void* memory, std::int64_t bytes) const;
 
+  // Whether `peer` closed its communicator in an orderly way. That matters only to those who still want something of it.
+  bool has_left(int peer) const { return segment_.rank(peer).life.left.load(std::memory_order_acquire) != 0; }
+  // What ends a stream alone, and no collective: its other end has left. Returns the code.
+  int lost_to_stream(int peer);
   // Ends the communicator for all ranks. Returns the code, or that of an earlier failure.
   int fail(int code, const blink::Site& site, int peer, const char* text);
   void start_clock(std::int64_t timeout_us) {
-    timeout_us_ = timeout_us;
-    started_us_ = 0;
+    constexpr std::int64_t kForever = std::int64_t{1} << 60;  // further away sums would overflow
+    timeout_us_ = timeout_us < kForever ? timeout_us : kForever;
+    started_us_.store(0, std::memory_order_relaxed);
   }
   // Inside a wait's condition: that it has lasted so long that one should make do with less.
   bool impatient() const { return impatient_; }
@@ -119,10 +129,10 @@ struct blink_comm {
   }
   void sleep(Condition ready, void* context, std::int64_t us);
   int failed_elsewhere();
+  blink_error failure(int code, const blink::Site& site, int peer, const char* text) const;
   int keep(const blink_error& error);
   int check_signatures();
   int lost_peer(int awaited) const;
-  bool interrupted() const;
   int mismatch(int peer, std::uint64_t sequence);
   void ring(int peer);
   void show(const blink::Site& site);
@@ -132,14 +142,15 @@ struct blink_comm {
   int fd_;
   int spins_;
   std::int64_t yield_us_;
-  std::uint64_t sequence_ = 0;
+  // Both only change on the thread of the collectives, but errors on others tell them too.
+  std::atomic<std::uint64_t> sequence_{0};
+  std::atomic<std::int64_t> started_us_{0};  // when the first long wait of the call began; 0: there was none
   std::uint64_t signatures_[blink::kBanks] = {};
   std::vector<std::uint64_t> begun_;  // per peer, the last call that it is known to have begun
   std::int64_t timeout_us_ = 0;
   std::uint64_t mismatched_ = 0;  // the call that was not the same
-  blink_python python_{};
+  int (*raised_)(void) = nullptr;
   bool impatient_ = false;
-  std::int64_t started_us_ = 0;  // when the first long wait of the call began; 0: there was none
   struct Heap {
     unsigned char* base = nullptr;
     std::uint64_t bytes = 0;
@@ -147,6 +158,4 @@ struct blink_comm {
   };
   std::vector<Heap> heaps_;
   blink_stats stats_{};
-  mutable std::mutex error_lock_;  // streams fail on threads of their own
-  blink_error error_{};
 };

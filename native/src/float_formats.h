@@ -1,8 +1,8 @@
 // Narrow floats: which float32 is this bit pattern, and which pattern is this float32? A vector of them at once.
 //
 // Widening is exact. Narrowing rounds to nearest, ties to even; what is too large becomes infinity, or NaN in a format
-// without infinities; NaN stays NaN with its sign. The same bits as ml_dtypes and NumPy, on every instruction set: where
-// there are no instructions for a format it is 32-bit integer arithmetic.
+// without infinities; NaN stays NaN with its sign. The same bits as ml_dtypes and NumPy, on every instruction set:
+// where there are no instructions for a format it is 32-bit integer arithmetic.
 //
 // Each format is a struct: widen(codes) and narrow(floats) of one vector.
 #pragma once
@@ -83,9 +83,6 @@ struct SmallFloat {
   }
 };
 
-using Float8E4M3 = SmallFloat<std::uint8_t, Bytes, 4, 3, false>;
-using Float8E5M2 = SmallFloat<std::uint8_t, Bytes, 5, 2, true>;
-
 #if defined(__F16C__) || defined(__aarch64__)
 
 // By the processor's own conversions, which round as above.
@@ -94,7 +91,6 @@ struct Float16 {
   using Stored = Halves;
 
 #if defined(__AVX512F__)
-  // The zero-masked forms with a full mask: the plain ones trip GCC's -Wmaybe-uninitialized.
   static Floats widen(Stored stored) { return _mm512_maskz_cvtph_ps(0xffff, reinterpret_cast<__m256i>(stored)); }
   static Stored narrow(Floats values) {
     return reinterpret_cast<Stored>(_mm512_maskz_cvtps_ph(0xffff, values, _MM_FROUND_TO_NEAREST_INT));
@@ -105,8 +101,12 @@ struct Float16 {
     return reinterpret_cast<Stored>(_mm256_cvtps_ph(values, _MM_FROUND_TO_NEAREST_INT));
   }
 #else
-  static Floats widen(Stored stored) { return vcvt_f32_f16(reinterpret_cast<float16x4_t>(stored)); }
-  static Stored narrow(Floats values) { return reinterpret_cast<Stored>(vcvt_f16_f32(values)); }
+  static Floats widen(Stored stored) {
+    return reinterpret_cast<Floats>(vcvt_f32_f16(reinterpret_cast<float16x4_t>(stored)));
+  }
+  static Stored narrow(Floats values) {
+    return reinterpret_cast<Stored>(vcvt_f16_f32(reinterpret_cast<float32x4_t>(values)));
+  }
 #endif
 };
 
@@ -115,6 +115,21 @@ struct Float16 {
 using Float16 = SmallFloat<std::uint16_t, Halves, 5, 10, true>;
 
 #endif
+
+// The 8-bit floats are widened through float16. This one is its upper half.
+struct Float8E5M2 : SmallFloat<std::uint8_t, Bytes, 5, 2, true> {
+  static Floats widen(Stored stored) { return Float16::widen(halves_of(stored) << 8); }
+};
+
+// This one, with its bits where float16 has its own, is 2^8 times as large as that float16: the biases are 7 and 15.
+struct Float8E4M3 : SmallFloat<std::uint8_t, Bytes, 4, 3, false> {
+  static Floats widen(Stored stored) {
+    const Halves code = halves_of(stored);
+    const Halves magnitude = (code & 0x7f) << 7;
+    const Halves number = (code & 0x7f) == 0x7f ? magnitude | 0x7c00 : magnitude;
+    return Float16::widen(number | ((code & 0x80) << 8)) * 256.0f;
+  }
+};
 
 }  // namespace
 }  // namespace blink

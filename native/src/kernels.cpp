@@ -44,7 +44,7 @@ void combine_block(const Pieces& pieces, void* dst, const void* const* src, int 
   int done = nsrc < kMostAtOnce ? nsrc : kMostAtOnce;
   for (int s = 0; s < done; ++s) head[s] = at(src[s], offset);
   const bool scaled_early = finish.own >= 0 && finish.own < done;
-  if (pieces.fused && done >= 2 && !scaled_early) {
+  if (done >= 2 && !scaled_early) {
     pieces.kept[done - 2](acc, head, count);
   } else {
     pieces.stepwise.load(acc, head[0], count, finish.own == 0, finish.scale);
@@ -136,7 +136,7 @@ void combine_in_blocks(const Pieces& pieces, void* const* dst, int ndst, const v
     copy_in_blocks(dst, ndst, src[0], count * pieces.itemsize);
     return;
   }
-  const bool direct = pieces.fused && plain && nsrc <= kMostAtOnce;
+  const bool direct = plain && nsrc <= kMostAtOnce;
   if (direct && ndst == 1) {
     pieces.rounded[nsrc - 2](dst[0], src, count);
     return;

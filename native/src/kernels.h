@@ -1,7 +1,9 @@
 // Reduction kernels: which bytes come out when sources are combined? One pass over memory, any number of sources.
 //
 // The meaning is that of blinkccl/collectives/ops.py, bit for bit: sources are combined left to right; float16,
-// bfloat16 and the 8-bit floats are accumulated in float32 and rounded once, at the store; integers wrap.
+// bfloat16 and the 8-bit floats are accumulated in float32 and rounded once, at the store; integers wrap; an average of
+// integers is truncated toward zero. The bits depend neither on the instruction set nor on how a buffer is cut; only
+// which NaN comes out of NaNs is open.
 #pragma once
 
 #include <cstddef>
@@ -24,15 +26,19 @@ struct Finish {
 };
 
 // dst[d][i] = round((src[0][i] ∘ src[1][i] ∘ …) / divisor) for i < count and every d < ndst.
-// nsrc ≥ 1, ndst ≥ 1. A destination may be the very memory of a source; partial overlap is not allowed.
+// nsrc ≥ 1, ndst ≥ 1, addresses aligned to the type. A destination may be the very memory of a source or of another
+// destination; partial overlap is not allowed. One source that is neither scaled nor divided keeps its bits.
 using Combine = void (*)(void* const* dst, int ndst, const void* const* src, int nsrc, std::size_t count,
                          const Finish& finish);
 
 // The same in steps, for values that cannot wait until all sources are there. `acc` holds `count` accumulators
 // (float32 for the narrow floats, else the type itself).
 struct Stepwise {
-  void (*load)(void* acc, const void* src, std::size_t count, bool scaled, double scale);       // acc = src [· scale]
-  void (*step)(void* acc, const void* src, std::size_t count, bool scaled, double scale);       // acc = acc ∘ src [· scale]
+  // acc = src [· scale]
+  void (*load)(void* acc, const void* src, std::size_t count, bool scaled, double scale);
+  // acc = acc ∘ src [· scale]
+  void (*step)(void* acc, const void* src, std::size_t count, bool scaled, double scale);
+  // dst[d] = round(acc / divisor)
   void (*store)(void* const* dst, int ndst, const void* acc, std::size_t count, std::uint32_t divisor);
 };
 
@@ -43,10 +49,12 @@ struct Kernel {
   std::size_t accumulator_size;
 };
 
-// The kernel of the best instruction set this CPU has (capped by BLINK_ISA); nullptr where the type has no such operation.
+// The kernel of the best instruction set that this CPU has and BLINK_ISA (base, avx2, avx512) allows; nullptr where the
+// type has no such operation.
 const Kernel* find_kernel(DType dtype, Op op);
 
-// dst = src; large copies do not displace the caches if that is faster.
+// dst = src, or nothing if they are the same. An ordinary copy whatever its size: a copy is read soon after by its
+// receiver, and stores that bypass the caches cost more there than they save here.
 void copy_bytes(void* dst, const void* src, std::size_t bytes);
 
 // "base", "avx2", "avx512" or "neon".

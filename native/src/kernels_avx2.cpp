@@ -1,7 +1,5 @@
 // The kernels for x86-64 with AVX2 and F16C; compile with -mavx2 -mf16c.
-#include <type_traits>
-
-#include "float_formats.h"
+#include "formats.h"
 #include "kernels_blocks.h"
 
 #if !defined(__AVX2__) || !defined(__F16C__)

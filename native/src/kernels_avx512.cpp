@@ -1,8 +1,6 @@
 // The kernels for x86-64 with AVX-512 F, BW, VL and DQ; compile with
 // -mavx512f -mavx512bw -mavx512vl -mavx512dq -mf16c.
-#include <type_traits>
-
-#include "float_formats.h"
+#include "formats.h"
 #include "kernels_blocks.h"
 
 #if !defined(__AVX512F__) || !defined(__AVX512BW__) || !defined(__AVX512VL__) || !defined(__AVX512DQ__) || \

@@ -1,7 +1,5 @@
 // The kernels for any CPU of this architecture: SSE2 on x86-64, NEON on AArch64. No extra compiler flags.
-#include <type_traits>
-
-#include "float_formats.h"
+#include "formats.h"
 #include "kernels_blocks.h"
 
 #define BLINK_LEVEL base

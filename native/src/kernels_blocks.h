@@ -5,9 +5,8 @@
 
 namespace blink {
 
-// What a level compiles for one type and one operation. Index n - 2: n sources at once; only where `fused`.
+// What a level compiles for one type and one operation. Index n - 2: n sources at once.
 struct Pieces {
-  bool fused;
   void (*rounded[3])(void* dst, const void* const* src, std::size_t count);  // dst = round(a ∘ b ∘ …)
   void (*kept[3])(void* acc, const void* const* src, std::size_t count);     // acc = a ∘ b ∘ …
   Stepwise stepwise;

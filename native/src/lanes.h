@@ -39,8 +39,8 @@ using Bytes = std::uint8_t __attribute__((vector_size(kWidth)));
 inline Words words_of(Halves codes) {
   return reinterpret_cast<Words>(_mm512_maskz_cvtepu16_epi32(0xffff, reinterpret_cast<__m256i>(codes)));
 }
-inline Words words_of(Bytes codes) {
-  return reinterpret_cast<Words>(_mm512_maskz_cvtepu8_epi32(0xffff, reinterpret_cast<__m128i>(codes)));
+inline Halves halves_of(Bytes codes) {
+  return reinterpret_cast<Halves>(_mm256_cvtepu8_epi16(reinterpret_cast<__m128i>(codes)));
 }
 inline void narrow_to(Halves* codes, Words words) {
   *codes = reinterpret_cast<Halves>(_mm512_maskz_cvtepi32_epi16(0xffff, reinterpret_cast<__m512i>(words)));
@@ -54,9 +54,8 @@ inline void narrow_to(Bytes* codes, Words words) {
 inline Words words_of(Halves codes) {
   return reinterpret_cast<Words>(_mm256_cvtepu16_epi32(reinterpret_cast<__m128i>(codes)));
 }
-inline Words words_of(Bytes codes) {
-  const __m128i low = _mm_cvtsi64_si128(reinterpret_cast<long long>(codes));
-  return reinterpret_cast<Words>(_mm256_cvtepu8_epi32(low));
+inline Halves halves_of(Bytes codes) {
+  return reinterpret_cast<Halves>(_mm_cvtepu8_epi16(_mm_cvtsi64_si128(reinterpret_cast<long long>(codes))));
 }
 inline void narrow_to(Halves* codes, Words words) {
   const __m256i pairs = _mm256_packus_epi32(reinterpret_cast<__m256i>(words), reinterpret_cast<__m256i>(words));
@@ -75,10 +74,9 @@ inline Words words_of(Halves codes) {
   const __m128i low = _mm_cvtsi64_si128(reinterpret_cast<long long>(codes));
   return reinterpret_cast<Words>(_mm_unpacklo_epi16(low, _mm_setzero_si128()));
 }
-inline Words words_of(Bytes codes) {
+inline Halves halves_of(Bytes codes) {
   const __m128i low = _mm_cvtsi32_si128(reinterpret_cast<int>(codes));
-  const __m128i halves = _mm_unpacklo_epi8(low, _mm_setzero_si128());
-  return reinterpret_cast<Words>(_mm_unpacklo_epi16(halves, _mm_setzero_si128()));
+  return reinterpret_cast<Halves>(_mm_cvtsi128_si64(_mm_unpacklo_epi8(low, _mm_setzero_si128())));
 }
 inline void narrow_to(Halves* codes, Words words) {
   // SSE2 packs signed words only: extend the sign of the lower half first.
@@ -93,9 +91,9 @@ inline void narrow_to(Bytes* codes, Words words) {
 #elif defined(__aarch64__)
 
 inline Words words_of(Halves codes) { return reinterpret_cast<Words>(vmovl_u16(reinterpret_cast<uint16x4_t>(codes))); }
-inline Words words_of(Bytes codes) {
+inline Halves halves_of(Bytes codes) {
   const uint8x8_t low = vcreate_u8(reinterpret_cast<std::uint32_t>(codes));
-  return reinterpret_cast<Words>(vmovl_u16(vget_low_u16(vmovl_u8(low))));
+  return reinterpret_cast<Halves>(vget_low_u16(vmovl_u8(low)));
 }
 inline void narrow_to(Halves* codes, Words words) {
   *codes = reinterpret_cast<Halves>(vmovn_u32(reinterpret_cast<uint32x4_t>(words)));
@@ -108,10 +106,8 @@ inline void narrow_to(Bytes* codes, Words words) {
 
 #else
 
-template <class Codes>
-Words words_of(Codes codes) {
-  return __builtin_convertvector(codes, Words);
-}
+inline Words words_of(Halves codes) { return __builtin_convertvector(codes, Words); }
+inline Halves halves_of(Bytes codes) { return __builtin_convertvector(codes, Halves); }
 template <class Codes>
 void narrow_to(Codes* codes, Words words) {
   *codes = __builtin_convertvector(words, Codes);

@@ -23,8 +23,25 @@ bool copy_rows(std::vector<Row>& rows, const std::int64_t* table, std::int64_t c
   return true;
 }
 
-bool within(std::int64_t first, std::int64_t count, std::size_t size) {
-  return first >= 0 && count >= 0 && static_cast<std::uint64_t>(first) + static_cast<std::uint64_t>(count) <= size;
+// Sizes in tables are below these, so that no product or sum of theirs overflows.
+constexpr std::int64_t kMostElements = std::int64_t{1} << 40;
+constexpr std::int64_t kMostBytes = std::int64_t{1} << 46;
+constexpr std::int64_t kMostTicks = std::int64_t{1} << 20;  // of look-ahead: all of them are walked through
+constexpr std::int64_t kMostDivisor = std::int64_t{1} << 30;
+
+// Whether `count` things from `first` on are among `size`.
+bool within(std::int64_t first, std::int64_t count, std::int64_t size) {
+  return first >= 0 && count >= 0 && count <= size && first <= size - count;
+}
+
+template <class Row>
+bool within(std::int64_t first, std::int64_t count, const std::vector<Row>& rows) {
+  return within(first, count, static_cast<std::int64_t>(rows.size()));
+}
+
+// Whether a role's slice of `bytes` at `place` lies in a buffer of `size`; kNowhere: it has none there.
+bool placed(std::int64_t place, std::int64_t bytes, std::int64_t size, std::int64_t item) {
+  return place == kNowhere || (within(place, bytes, size) && place % item == 0);
 }
 
 double seconds_now() {
@@ -43,7 +60,7 @@ blink_op* blink_op::create(blink_comm& comm, const blink_tables& tables) {
 }
 
 bool blink_op::fill(const blink_tables& t) {
-  static_assert(sizeof(Role) == 14 * 8 && sizeof(Receive) == 10 * 8 && sizeof(Ring) == 8 * 8 && sizeof(Reader) == 24,
+  static_assert(sizeof(Role) == 14 * 8 && sizeof(Receive) == 11 * 8 && sizeof(Ring) == 9 * 8 && sizeof(Reader) == 24,
                 "rows are int64s");
   if (!copy_rows(roles_, t.roles, t.role_count) || !copy_rows(receives_, t.receives, t.receive_count) ||
       !copy_rows(sends_, t.sends, t.send_count) || !copy_rows(rings_, t.rings, t.ring_count) ||
@@ -54,7 +71,9 @@ bool blink_op::fill(const blink_tables& t) {
   what_ = t.what;
   count_ = t.count;
   kernel_ = blink::find_kernel(static_cast<blink::DType>(t.dtype), static_cast<blink::Op>(t.op));
-  chunk_elements_ = t.chunk_elements;
+  chunk_elements_ = std::min(t.chunk_elements, kMostElements);
+  shift_bytes_ = t.shift_bytes;
+  shifts_ = t.shifts;
   inline_messages_ = t.inline_messages != 0;
   direct_in_place_ = t.direct_in_place != 0;
   push_in_place_ = t.push_in_place != 0;
@@ -74,54 +93,93 @@ bool blink_op::fill(const blink_tables& t) {
   return true;
 }
 
-// Wrong tables must not become wild accesses: every index and every place is looked at once.
+// Wrong tables must not become wild accesses: every index and every place is looked at once. What peers say only when
+// they call, where their shared buffers are, is looked at then.
 bool blink_op::sensible() const {
-  if (kernel_ == nullptr || chunk_elements_ < 1 || input_bytes_ < 0 || output_bytes_ < 0) return false;
-  const blink_shape& shape = comm_.segment().shape();
+  if (kernel_ == nullptr || chunk_elements_ < 1 || !within(0, input_bytes_, kMostBytes) ||
+      !within(0, output_bytes_, kMostBytes) || !within(0, shift_bytes_, area()) || shift_bytes_ % area_unit() != 0 ||
+      shifts_ < 1 || (shift_bytes_ > 0 && shifts_ > area() / shift_bytes_) || (shift_bytes_ == 0 && shifts_ > 1)) {
+    return false;
+  }
+  const auto right = [this](const auto& row) { return sensible(row); };
+  return std::all_of(roles_.begin(), roles_.end(), right) && std::all_of(rings_.begin(), rings_.end(), right) &&
+         std::all_of(receives_.begin(), receives_.end(), right) &&
+         std::all_of(readers_.begin(), readers_.end(), right) &&
+         std::all_of(sends_.begin(), sends_.end(), [this](std::int64_t ring) { return within(ring, 1, rings_); }) &&
+         std::all_of(roles_.begin(), roles_.end(), [this](const Role& role) { return has_room(role); }) && countable();
+}
+
+bool blink_op::sensible(const Role& r) const {
+  if (!within(0, r.length, kMostElements) || !within(r.offset, 0, kMostTicks)) return false;
   const auto item = static_cast<std::int64_t>(kernel_->itemsize);
-  const std::int64_t most = chunk_elements_ * item;
-  const std::int64_t area = inline_messages_ ? shape.inline_bytes : shape.staging_bytes;
-  const auto fits = [&](std::int64_t at, std::int64_t stride, std::int64_t slots) {
-    return at >= 0 && stride >= 0 && slots >= 1 && at % 16 == 0 && slots <= area + 1 &&
-           stride <= area && at <= area - stride * slots;
-  };
-  const auto is_line = [&](std::int64_t line) { return line >= 0 && line < shape.lines; };
-  const auto is_peer = [&](std::int64_t rank) { return rank >= 0 && rank < shape.ranks && rank != comm_.rank(); };
-  std::int64_t longest = 0;
-  for (const Role& r : roles_) {
-    if (r.chunks < 0 || r.length < 0 || r.chunks != (r.length + chunk_elements_ - 1) / chunk_elements_) return false;
-    if (!within(r.first_receive, r.receives, receives_.size()) || !within(r.first_send, r.sends, sends_.size())) return false;
-    if (r.source != kNowhere && (r.source < 0 || r.source + r.length * item > input_bytes_)) return false;
-    if (r.target != kNowhere && (r.target < 0 || r.target + r.length * item > output_bytes_)) return false;
-    if (r.turn < 0 || r.turn > r.receives || r.divisor < 1 || (r.source == kNowhere && r.receives == 0)) return false;
-    if (inline_messages_ && r.chunks > 1) return false;
-    longest = std::max(longest, std::min(r.length * item, most));
+  return r.chunks == (r.length + chunk_elements_ - 1) / chunk_elements_ && !(inline_messages_ && r.chunks > 1) &&
+         placed(r.source, r.length * item, input_bytes_, item) &&
+         placed(r.target, r.length * item, output_bytes_, item) && r.divisor >= 1 &&
+         r.divisor <= kMostDivisor && within(r.first_receive, r.receives, receives_) && within(r.first_send, r.sends, sends_) &&
+         within(r.turn, 0, r.receives) && !(r.source == kNowhere && r.receives == 0);
+}
+
+bool blink_op::sensible(const Receive& r) const {
+  return is_peer(r.rank) && is_line(r.line) && is_line(r.ack_line) && is_ring(r.staging, r.stride, r.slots) &&
+         within(r.queue, 1, received_) && within(r.direct, 0, blink::kDirectOutput) &&
+         within(r.direct_offset, 0, kMostBytes) && within(r.pushed, 0, 1) && within(r.lodged, 0, comm_.size());
+}
+
+bool blink_op::sensible(const Ring& r) const {
+  return is_line(r.line) && is_ring(r.staging, r.stride, r.slots) && within(r.first_reader, r.readers, readers_) &&
+         within(r.direct, 0, blink::kDirectOutput) && within(r.lodged, 0, comm_.size());
+}
+
+bool blink_op::sensible(const Reader& r) const {
+  return is_peer(r.rank) && is_line(r.ack_line) && (r.push_offset == kNowhere || within(r.push_offset, 0, kMostBytes));
+}
+
+// What a rank and bank has for messages of this kind, and what it is cut into.
+std::int64_t blink_op::area() const {
+  const blink_shape& shape = comm_.segment().shape();
+  return inline_messages_ ? shape.inline_bytes : shape.staging_bytes;
+}
+
+std::int64_t blink_op::area_unit() const {
+  return static_cast<std::int64_t>(inline_messages_ ? blink::kBlockBytes : blink::kLineBytes);
+}
+
+bool blink_op::is_line(std::int64_t line) const { return within(line, 1, comm_.segment().shape().lines); }
+
+bool blink_op::is_peer(std::int64_t rank) const { return within(rank, 1, comm_.size()) && rank != comm_.rank(); }
+
+bool blink_op::is_ring(std::int64_t at, std::int64_t stride, std::int64_t slots) const {
+  const std::int64_t room = area() - shift_bytes_ * (shifts_ - 1);
+  return slots >= 1 && slots <= blink::kMostMessages && within(at, 0, room) && within(stride, 0, room) &&
+         at % area_unit() == 0 && stride % area_unit() == 0 && stride <= (room - at) / slots;
+}
+
+// Whether a role's messages fit into all their rings.
+bool blink_op::has_room(const Role& role) const {
+  const std::int64_t bytes = std::min(role.length, chunk_elements_) * static_cast<std::int64_t>(kernel_->itemsize);
+  constexpr auto kPayload = static_cast<std::int64_t>(kPayloadBytes);
+  const std::int64_t needed =
+      inline_messages_ ? (bytes + kPayload - 1) / kPayload * static_cast<std::int64_t>(sizeof(Block)) : bytes;
+  for (std::int64_t i = 0; i < role.receives; ++i) {
+    if (needed > receives_[static_cast<std::size_t>(role.first_receive + i)].stride) return false;
   }
-  for (const Receive& r : receives_) {
-    if (!is_peer(r.rank) || !is_line(r.line) || !is_line(r.ack_line) || !fits(r.staging, r.stride, r.slots)) return false;
-    if (r.queue < 0 || static_cast<std::size_t>(r.queue) >= received_.size()) return false;
+  for (std::int64_t i = 0; i < role.sends; ++i) {
+    if (needed > rings_[static_cast<std::size_t>(sends_[static_cast<std::size_t>(role.first_send + i)])].stride) return false;
   }
-  for (const std::int64_t ring : sends_) {
-    if (ring < 0 || static_cast<std::size_t>(ring) >= rings_.size()) return false;
-  }
-  for (const Ring& r : rings_) {
-    if (!is_line(r.line) || !fits(r.staging, r.stride, r.slots) || !within(r.first_reader, r.readers, readers_.size())) return false;
-  }
-  for (const Reader& r : readers_) {
-    if (!is_peer(r.rank) || !is_line(r.ack_line)) return false;
-  }
+  return true;
+}
+
+// Whether every queue's messages of one call can be counted in a control word.
+bool blink_op::countable() const {
+  std::vector<std::int64_t> received(received_.size(), 0), sent(sent_.size(), 0);
   for (const Role& role : roles_) {
-    const std::int64_t bytes = std::min(role.length * item, most);
-    const auto room = [&](std::int64_t stride) {
-      return inline_messages_ ? (bytes + static_cast<std::int64_t>(kPayloadBytes) - 1) / static_cast<std::int64_t>(kPayloadBytes) *
-                                        static_cast<std::int64_t>(blink::kBlockBytes) <= stride
-                              : bytes <= stride;
-    };
     for (std::int64_t i = 0; i < role.receives; ++i) {
-      if (!room(receives_[static_cast<std::size_t>(role.first_receive + i)].stride)) return false;
+      auto& count = received[static_cast<std::size_t>(receives_[static_cast<std::size_t>(role.first_receive + i)].queue)];
+      if ((count += role.chunks) > blink::kMostMessages) return false;
     }
     for (std::int64_t i = 0; i < role.sends; ++i) {
-      if (!room(rings_[static_cast<std::size_t>(sends_[static_cast<std::size_t>(role.first_send + i)])].stride)) return false;
+      auto& count = sent[static_cast<std::size_t>(sends_[static_cast<std::size_t>(role.first_send + i)])];
+      if ((count += role.chunks) > blink::kMostMessages) return false;
     }
   }
   return true;
@@ -141,6 +199,9 @@ int blink_op::run(const void* input, void* output, bool scaled, double scale, st
   output_ = static_cast<unsigned char*>(output);
   scaled_ = scaled;
   scale_ = scale;
+  if ((input == nullptr && input_bytes_ > 0) || (output == nullptr && output_bytes_ > 0)) {
+    return comm_.fail(BLINK_INVALID, blink::Site{}, -1, "a buffer that the call needs is missing");
+  }
   const bool in_place = input_ != nullptr && output_ != nullptr && input_ < output_ + output_bytes_ &&
                         output_ < input_ + input_bytes_;
   const bool lend = !inline_messages_;
@@ -148,7 +209,8 @@ int blink_op::run(const void* input, void* output, bool scaled, double scale, st
                   ? comm_.heap_offset(input_, input_bytes_) : kNowhere;
   my_output_ = lend && output_ != nullptr && (!in_place || push_in_place_)
                    ? comm_.heap_offset(output_, output_bytes_) : kNowhere;
-  int code = comm_.begin(blink::Call{signature_, what_, count_, my_input_, my_output_}, timeout_us);
+  int code = comm_.begin(blink::Call{signature_, what_, count_, my_input_, my_output_, input_bytes_, output_bytes_},
+                         timeout_us);
   if (code != BLINK_OK) return code;
   std::fill(received_.begin(), received_.end(), 0);
   std::fill(sent_.begin(), sent_.end(), 0);
@@ -178,26 +240,27 @@ bool blink_op::available(const Receive& r) const {
          wanted;
 }
 
-bool blink_op::has_slot(const Ring& ring, std::uint64_t sent) const {
+int blink_op::holder_of_slot(const Ring& ring, std::uint64_t sent) const {
   const auto slots = static_cast<std::uint64_t>(ring.slots);
-  if (sent < slots || exports(ring)) return true;
+  if (sent < slots || exports(ring)) return -1;
   const std::uint64_t wanted = stamp(sent + 1 - slots);
   for (std::int64_t i = 0; i < ring.readers; ++i) {
     const Reader& reader = readers_[static_cast<std::size_t>(ring.first_reader + i)];
     if (!pushes(reader) && comm_.segment().line(comm_.bank(), comm_.rank(), reader.ack_line)
                                    .value.load(std::memory_order_acquire) < wanted) {
-      return false;
+      return static_cast<int>(reader.rank);
     }
   }
-  return true;
+  return -1;
 }
 
-bool blink_op::has_slots(const Role& role) const {
+int blink_op::holder_of_slots(const Role& role) const {
   for (std::int64_t i = 0; i < role.sends; ++i) {
     const auto ring = static_cast<std::size_t>(sends_[static_cast<std::size_t>(role.first_send + i)]);
-    if (!has_slot(rings_[ring], sent_[ring])) return false;
+    const int holder = holder_of_slot(rings_[ring], sent_[ring]);
+    if (holder >= 0) return holder;
   }
-  return true;
+  return -1;
 }
 
 bool blink_op::exports(const Ring& ring) const {
@@ -207,26 +270,30 @@ bool blink_op::exports(const Ring& ring) const {
 
 bool blink_op::pushes(const Reader& reader) const {
   return reader.push_offset != kNowhere &&
-         comm_.entry(static_cast<int>(reader.rank)).output.load(std::memory_order_relaxed) != kNowhere;
+         comm_.entry(static_cast<int>(reader.rank)).output.at.load(std::memory_order_relaxed) != kNowhere;
 }
 
 bool blink_op::is_pushed(const Receive& r) const { return r.pushed != 0 && my_output_ != kNowhere; }
 
 bool blink_op::reads_direct(const Receive& r) const {
   const blink::Entry& theirs = comm_.entry(static_cast<int>(r.rank));
-  return (r.direct == blink::kDirectInput && theirs.input.load(std::memory_order_relaxed) != kNowhere) ||
-         (r.direct == blink::kDirectOutput && theirs.output.load(std::memory_order_relaxed) != kNowhere);
+  return (r.direct == blink::kDirectInput && theirs.input.at.load(std::memory_order_relaxed) != kNowhere) ||
+         (r.direct == blink::kDirectOutput && theirs.output.at.load(std::memory_order_relaxed) != kNowhere);
 }
 
 const void* blink_op::message(const Receive& r, const Chunk& chunk) const {
   const int peer = static_cast<int>(r.rank);
   if (reads_direct(r)) {
     const blink::Entry& theirs = comm_.entry(peer);
-    const std::int64_t at = (r.direct == blink::kDirectInput ? theirs.input : theirs.output).load(std::memory_order_relaxed);
-    return comm_.heap(peer) + at + r.direct_offset + static_cast<std::int64_t>(chunk.bytes_before);
+    return comm_.borrowed(peer, r.direct == blink::kDirectInput ? theirs.input : theirs.output,
+                          r.direct_offset + static_cast<std::int64_t>(chunk.bytes_before), chunk.bytes);
   }
   const auto slot = static_cast<std::int64_t>(received_[static_cast<std::size_t>(r.queue)] % static_cast<std::uint64_t>(r.slots));
-  return comm_.segment().staging(comm_.bank(), peer) + r.staging + slot * r.stride;
+  return area_of(r.lodged, peer) + r.staging + slot * r.stride;
+}
+
+unsigned char* blink_op::area_of(std::int64_t lodged, int sender) const {
+  return comm_.segment().staging(comm_.bank(), lodged == 0 ? sender : static_cast<int>(lodged - 1)) + shift();
 }
 
 // Readers whose buffers may be written must have begun this call, or they could still be reading them.
@@ -260,7 +327,7 @@ int blink_op::fire(const Role& role, std::int64_t index) {
   }
   if (!has_slots(role)) {
     const int code = comm_.wait([&] { return has_slots(role) || (role.receives > 0 && comm_.impatient()); },
-                                site(BLINK_WAITS_SLOT, role, -1, index));
+                                site(BLINK_WAITS_SLOT, role, holder_of_slots(role), index));
     if (code != BLINK_OK) return code;
     if (!has_slots(role)) return fire_stepwise(role, chunk);
   }
@@ -273,16 +340,18 @@ int blink_op::fire(const Role& role, std::int64_t index) {
     }
     if (i == role.receives) break;
     const Receive& receive = receives_[static_cast<std::size_t>(role.first_receive + i)];
-    if (!is_pushed(receive)) sources_.push_back(message(receive, chunk));
+    if (is_pushed(receive)) continue;
+    sources_.push_back(message(receive, chunk));
+    if (sources_.back() == nullptr) return not_lent(role, static_cast<int>(receive.rank), index);
   }
-  collect_targets(role, chunk);
+  if (const int code = collect_targets(role, chunk)) return code;
   if (!sources_.empty() && !targets_.empty()) combine(role, chunk, own);
   settle(role, chunk, 0);
   return BLINK_OK;
 }
 
 // Everywhere the value of a firing has to be written. A value that lies there already is not copied onto itself.
-void blink_op::collect_targets(const Role& role, const Chunk& chunk) {
+int blink_op::collect_targets(const Role& role, const Chunk& chunk) {
   targets_.clear();
   if (role.target != kNowhere) {
     void* place = output_ + role.target + chunk.bytes_before;
@@ -296,17 +365,24 @@ void blink_op::collect_targets(const Role& role, const Chunk& chunk) {
       const Reader& reader = readers_[static_cast<std::size_t>(ring.first_reader + j)];
       if (pushes(reader)) {
         const int peer = static_cast<int>(reader.rank);
-        targets_.push_back(comm_.heap(peer) + comm_.entry(peer).output.load(std::memory_order_relaxed) +
-                           reader.push_offset + chunk.bytes_before);
+        targets_.push_back(comm_.borrowed(peer, comm_.entry(peer).output,
+                                          reader.push_offset + static_cast<std::int64_t>(chunk.bytes_before), chunk.bytes));
+        if (targets_.back() == nullptr) return not_lent(role, peer, chunk.index);
       } else {
         staged = true;
       }
     }
     if (staged && !exports(ring)) {
       const auto slot = static_cast<std::int64_t>(sent_[number] % static_cast<std::uint64_t>(ring.slots));
-      targets_.push_back(comm_.segment().staging(comm_.bank(), comm_.rank()) + ring.staging + slot * ring.stride);
+      targets_.push_back(area_of(ring.lodged, comm_.rank()) + ring.staging + slot * ring.stride);
     }
   }
+  return BLINK_OK;
+}
+
+int blink_op::not_lent(const Role& role, int peer, std::int64_t chunk) {
+  return comm_.fail(BLINK_INVALID, site(BLINK_WAITS_NOT, role, peer, chunk), peer,
+                    "a message lies outside the buffer that the peer lends, or its shared memory is not mapped here");
 }
 
 void blink_op::combine(const Role& role, const Chunk& chunk, std::int32_t own) {
@@ -363,7 +439,7 @@ void blink_op::accept(const Receive& r, const Chunk& chunk) {
 // and all of them before a slot is. Programs may need that to go on; the fused way only needs less memory traffic.
 int blink_op::fire_stepwise(const Role& role, const Chunk& chunk) {
   ++comm_.stats().stepwise;
-  const std::size_t needed = static_cast<std::size_t>(chunk_elements_) * kernel_->accumulator_size;
+  const std::size_t needed = chunk.elements * kernel_->accumulator_size;
   if (scratch_.size() < needed) scratch_.resize(needed);
   void* value = scratch_.data();
   // A lone operand passes through as it is, as in combine().
@@ -388,13 +464,17 @@ int blink_op::fire_stepwise(const Role& role, const Chunk& chunk) {
     if (const int code = comm_.wait([&] { return available(receive); }, site(BLINK_WAITS_MESSAGE, role, peer, chunk.index))) {
       return code;
     }
-    if (!is_pushed(receive)) add(message(receive, chunk), false);
+    if (!is_pushed(receive)) {
+      const void* from = message(receive, chunk);
+      if (from == nullptr) return not_lent(role, peer, chunk.index);
+      add(from, false);
+    }
     accept(receive, chunk);
     comm_.wake(peer);
   }
-  if (const int code = comm_.wait([&] { return has_slots(role); }, site(BLINK_WAITS_SLOT, role, -1, chunk.index))) return code;
+  if (const int code = comm_.wait([&] { return has_slots(role); }, site(BLINK_WAITS_SLOT, role, holder_of_slots(role), chunk.index))) return code;
   sources_.clear();
-  collect_targets(role, chunk);
+  if (const int code = collect_targets(role, chunk)) return code;
   if (alone && !empty) {
     for (void* target : targets_) blink::copy_bytes(target, value, chunk.bytes);
   } else if (!empty && !targets_.empty()) {
@@ -429,14 +509,14 @@ int blink_op::drain() {
 const void* blink_op::block_of(const Role& role, const Receive& r, std::size_t number, int& code) {
   const int peer = static_cast<int>(r.rank);
   const Block& block =
-      reinterpret_cast<const Block*>(comm_.segment().inline_area(comm_.bank(), peer) + r.staging)[number];
+      reinterpret_cast<const Block*>(comm_.segment().inline_area(comm_.bank(), peer) + shift() + r.staging)[number];
   const std::uint64_t wanted = flag();
   std::uint64_t seen = block.flag.load(std::memory_order_acquire);
   if (seen == wanted) return block.payload;
   code = comm_.wait(
       [&] {
         seen = block.flag.load(std::memory_order_acquire);
-        return seen >> 32 == wanted >> 32;
+        return seen >> blink::kCountBits == wanted >> blink::kCountBits;
       },
       site(BLINK_WAITS_MESSAGE, role, peer, static_cast<std::int64_t>(number)));
   if (code != BLINK_OK) return nullptr;
@@ -489,7 +569,8 @@ int blink_op::fire_inline(const Role& role) {
 
 Block& blink_op::my_block(const Role& role, std::int64_t send, std::size_t number) const {
   const Ring& ring = rings_[static_cast<std::size_t>(sends_[static_cast<std::size_t>(role.first_send + send)])];
-  return reinterpret_cast<Block*>(comm_.segment().inline_area(comm_.bank(), comm_.rank()) + ring.staging)[number];
+  return reinterpret_cast<Block*>(comm_.segment().inline_area(comm_.bank(), comm_.rank()) + shift() +
+                                  ring.staging)[number];
 }
 
 // ---- the C face -----------------------------------------------------------------------------------------------------
@@ -507,6 +588,7 @@ int blink_op_run(blink_op* op, const void* input, void* output, int scaled, doub
 int blink_op_time(blink_op* op, blink_op* barrier, const void* input, void* output, int64_t iterations,
                   int64_t timeout_us, double* seconds) {
   std::int32_t here = 1, there = 0;
+  if (barrier != nullptr && !barrier->fits(sizeof here)) return BLINK_INVALID;
   for (std::int64_t i = 0; i < iterations; ++i) {
     if (barrier != nullptr) {
       if (const int code = barrier->run(&here, &there, false, 1.0, timeout_us)) return code;

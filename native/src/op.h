@@ -37,6 +37,7 @@ struct Receive {
   std::int64_t direct_offset;  // there
   std::int64_t pushed;         // 1: the sender writes into this rank's output, if it is in this rank's heap
   std::int64_t queue;          // counts messages
+  std::int64_t lodged;         // 0: the ring lies in its sender's area; else in that of rank lodged − 1
 };
 
 struct Ring {
@@ -44,6 +45,9 @@ struct Ring {
   std::int64_t first_reader, readers;
   std::int64_t direct;         // kDirect…
   std::int64_t drain;          // 1: nothing else tells that the readers are done with this rank's own buffer
+  // As in Receive. A reply is written over the message that it answers, in the area of whoever sent that: on lines that
+  // are at hand, so that they cross between caches three times instead of four.
+  std::int64_t lodged;
 };
 
 struct Reader {
@@ -59,12 +63,28 @@ struct blink_op {
  public:
   // nullptr and comm.error() if the tables make no sense for this communicator.
   static blink_op* create(blink_comm& comm, const blink_tables& tables);
+  // Whether its input and its output are of at most `bytes` each.
+  bool fits(std::size_t bytes) const {
+    const auto most = static_cast<std::int64_t>(bytes);
+    return input_bytes_ <= most && output_bytes_ <= most;
+  }
   int run(const void* input, void* output, bool scaled, double scale, std::int64_t timeout_us);
 
  private:
   explicit blink_op(blink_comm& comm) : comm_(comm) {}
   bool fill(const blink_tables& tables);
   bool sensible() const;
+  bool sensible(const blink::Role& role) const;
+  bool sensible(const blink::Receive& receive) const;
+  bool sensible(const blink::Ring& ring) const;
+  bool sensible(const blink::Reader& reader) const;
+  std::int64_t area() const;
+  std::int64_t area_unit() const;
+  bool is_line(std::int64_t line) const;
+  bool is_peer(std::int64_t rank) const;
+  bool is_ring(std::int64_t at, std::int64_t stride, std::int64_t slots) const;
+  bool has_room(const blink::Role& role) const;
+  bool countable() const;
 
   struct Chunk {
     std::int64_t index;
@@ -78,14 +98,18 @@ struct blink_op {
   int drain();
 
   bool available(const blink::Receive& receive) const;
-  bool has_slots(const blink::Role& role) const;
-  bool has_slot(const blink::Ring& ring, std::uint64_t sent) const;
-  void collect_targets(const blink::Role& role, const Chunk& chunk);
+  int holder_of_slots(const blink::Role& role) const;
+  bool has_slots(const blink::Role& role) const { return holder_of_slots(role) < 0; }
+  // Who has not yet read the message that lies where the next one goes; -1: there is room.
+  int holder_of_slot(const blink::Ring& ring, std::uint64_t sent) const;
+  int collect_targets(const blink::Role& role, const Chunk& chunk);
+  int not_lent(const blink::Role& role, int peer, std::int64_t chunk);
   void combine(const blink::Role& role, const Chunk& chunk, std::int32_t own);
   void settle(const blink::Role& role, const Chunk& chunk, std::int64_t done);
   int meet_readers(const blink::Role& role);
   const void* message(const blink::Receive& receive, const Chunk& chunk) const;
   void accept(const blink::Receive& receive, const Chunk& chunk);
+  unsigned char* area_of(std::int64_t lodged, int sender) const;
   bool reads_direct(const blink::Receive& receive) const;
   bool is_pushed(const blink::Receive& receive) const;
   bool pushes(const blink::Reader& reader) const;
@@ -96,14 +120,22 @@ struct blink_op {
   blink::Block& my_block(const blink::Role& role, std::int64_t send, std::size_t number) const;
   void wake_readers(const blink::Role& role);
 
-  std::uint64_t stamp(std::uint64_t count) const { return comm_.sequence() << 32 | count; }
-  std::uint64_t flag() const { return comm_.sequence() << 32 | (signature_ & 0xffffffffu); }
+  // Control words: the call's number, and below it how many of its messages, or what it is.
+  // Lines that a peer has just read are slow to write again: small calls move on through the area.
+  std::int64_t shift() const {
+    return static_cast<std::int64_t>(comm_.sequence() / blink::kBanks % static_cast<std::uint64_t>(shifts_)) * shift_bytes_;
+  }
+  std::uint64_t stamp(std::uint64_t count) const { return comm_.sequence() << blink::kCountBits | count; }
+  std::uint64_t flag() const {
+    return comm_.sequence() << blink::kCountBits | (signature_ & static_cast<std::uint64_t>(blink::kMostMessages));
+  }
 
   blink_comm& comm_;
   std::uint64_t signature_ = 0, what_ = 0;
   std::int64_t count_ = 0;
   const blink::Kernel* kernel_ = nullptr;
   std::int64_t chunk_elements_ = 0;
+  std::int64_t shift_bytes_ = 0, shifts_ = 1;
   bool inline_messages_ = false, direct_in_place_ = false, push_in_place_ = false;
   std::int64_t input_bytes_ = 0, output_bytes_ = 0;
   std::int64_t first_tick_ = 0, last_tick_ = 0;

@@ -22,6 +22,12 @@ constexpr std::size_t kPage = 4096;
 constexpr int kBanks = 2;
 constexpr std::int64_t kNowhere = -1;
 
+// A control word is the call's number and, in the lower bits, how many of its messages. What a slot holds of an earlier
+// call must never look new, so the number must not come round: 2^40 calls are a month of nothing but the shortest ones.
+constexpr int kCountBits = 24;
+constexpr std::int64_t kMostMessages = (std::int64_t{1} << kCountBits) - 1;
+constexpr std::uint64_t kMostCalls = std::uint64_t{1} << (64 - kCountBits);
+
 // A counter of its own cache line, written by one rank only.
 struct alignas(kLineBytes) Line {
   std::atomic<std::uint64_t> value;
@@ -37,14 +43,20 @@ struct alignas(kLineBytes) Block {
 };
 static_assert(sizeof(Block) == kBlockBytes, "blocks lie one after another");
 
+// A buffer of a rank: where in its heap, or kNowhere: not for others to touch.
+struct Lent {
+  std::atomic<std::int64_t> at, bytes;
+};
+
 // What a rank tells the others about a call, when it begins it. Written before `sequence`.
 struct alignas(kLineBytes) Entry {
   std::atomic<std::uint64_t> sequence;
   std::atomic<std::uint64_t> signature;
   std::atomic<std::uint64_t> what;
   std::atomic<std::int64_t> count;
-  std::atomic<std::int64_t> input, output;  // offsets in this rank's heap, or kNowhere: not for others to touch
+  Lent input, output;
 };
+static_assert(sizeof(Entry) == kLineBytes, "one line");
 
 struct alignas(kLineBytes) Bell {
   std::atomic<std::uint32_t> sleeping;
@@ -56,6 +68,9 @@ struct alignas(kLineBytes) Waiting {
   std::atomic<std::int32_t> waits, peer, channel, share, stage;
   std::atomic<std::int64_t> chunk, since_us;
 };
+
+// A rank that is joining has not got its lock yet: the others must not take it for dead.
+constexpr std::uint32_t kAbsent = 0, kJoining = 1, kJoined = 2;
 
 struct alignas(kLineBytes) Life {
   std::atomic<std::int64_t> pid;

@@ -27,6 +27,7 @@ extern "C" int64_t blink_stream_write(blink_comm* comm, int32_t peer, const void
   const blink::Segment& segment = comm->segment();
   const auto size = static_cast<std::uint64_t>(segment.shape().stream_bytes);
   blink::Stream& stream = segment.stream(comm->rank(), peer);
+  if (comm->has_left(peer)) return -comm->lost_to_stream(peer);  // there may be room, but nobody will read it
   const std::uint64_t written = stream.written.value.load(std::memory_order_relaxed);
   const auto room = [&] { return size - (written - stream.read.value.load(std::memory_order_acquire)); };
   if (const int code = comm->wait_stream([&] { return room() > 0; }, peer, wait_us)) return -code;

@@ -1,244 +1,32 @@
-// Every kernel of every level against a scalar definition that is written differently: integers as bit strings of 64,
-// narrow floats through ldexp, nearbyint and a search among all values of the format.
+// Every kernel of every level against the definition, bit for bit: any number of sources and destinations, in place,
+// scaled and divided; all conversions; nothing outside is written.
+#include <algorithm>
 #include <cinttypes>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <random>
 #include <string>
 #include <vector>
 
-#include "../src/kernels.h"
 #include "../src/kernels_blocks.h"
+#include "check.h"
+#include "kernels_definition.h"
 
 namespace {
 
-using blink::DType;
-using blink::Finish;
 using blink::Kernel;
 using blink::Level;
-using blink::Op;
-
-long checks = 0;
-long failures = 0;
-
-void expect(bool ok, const std::string& what) {
-  ++checks;
-  if (ok) return;
-  if (++failures <= 20) std::printf("FAILED: %s\n", what.c_str());
-}
-
-// ---- types
-
-enum class Kind { kSigned, kUnsigned, kBool, kNarrow, kFloat32, kFloat64 };
-
-struct Type {
-  DType code;
-  const char* name;
-  std::size_t size;
-  Kind kind;
-  int exponent_bits = 0;
-  int mantissa_bits = 0;
-  bool infinities = true;
-
-  bool is_float() const { return kind == Kind::kNarrow || kind == Kind::kFloat32 || kind == Kind::kFloat64; }
-};
-
-const Type kTypes[] = {
-    {DType::kInt8, "int8", 1, Kind::kSigned},
-    {DType::kUint8, "uint8", 1, Kind::kUnsigned},
-    {DType::kInt16, "int16", 2, Kind::kSigned},
-    {DType::kUint16, "uint16", 2, Kind::kUnsigned},
-    {DType::kInt32, "int32", 4, Kind::kSigned},
-    {DType::kUint32, "uint32", 4, Kind::kUnsigned},
-    {DType::kInt64, "int64", 8, Kind::kSigned},
-    {DType::kUint64, "uint64", 8, Kind::kUnsigned},
-    {DType::kFloat16, "float16", 2, Kind::kNarrow, 5, 10},
-    {DType::kBfloat16, "bfloat16", 2, Kind::kNarrow, 8, 7},
-    {DType::kFloat32, "float32", 4, Kind::kFloat32, 8, 23},
-    {DType::kFloat64, "float64", 8, Kind::kFloat64, 11, 52},
-    {DType::kFloat8E4M3, "float8_e4m3fn", 1, Kind::kNarrow, 4, 3, false},
-    {DType::kFloat8E5M2, "float8_e5m2", 1, Kind::kNarrow, 5, 2},
-    {DType::kBool, "bool", 1, Kind::kBool},
-};
-const char* const kOpNames[] = {"sum", "prod", "min", "max", "band", "bor", "bxor"};
-
-bool has(const Type& type, Op op) { return !type.is_float() || op <= Op::kMax; }
-
-std::uint64_t read(const void* memory, const Type& type, std::size_t index) {
-  std::uint64_t bits = 0;
-  std::memcpy(&bits, static_cast<const char*>(memory) + index * type.size, type.size);
-  return bits;
-}
-
-void write(void* memory, const Type& type, std::size_t index, std::uint64_t bits) {
-  std::memcpy(static_cast<char*>(memory) + index * type.size, &bits, type.size);
-}
-
-// ---- narrow floats, by arithmetic
-
-double decode(const Type& type, std::uint64_t bits) {
-  const int sign_at = type.exponent_bits + type.mantissa_bits;
-  const auto mantissa = static_cast<int>(bits & ((1u << type.mantissa_bits) - 1));
-  const auto exponent = static_cast<int>((bits >> type.mantissa_bits) & ((1u << type.exponent_bits) - 1));
-  const int top = (1 << type.exponent_bits) - 1;
-  const int bias = (1 << (type.exponent_bits - 1)) - 1;
-  double value;
-  if (exponent == top && type.infinities) {
-    value = mantissa == 0 ? INFINITY : NAN;
-  } else if (exponent == top && mantissa == (1 << type.mantissa_bits) - 1) {
-    value = NAN;
-  } else if (exponent == 0) {
-    value = std::ldexp(mantissa, 1 - bias - type.mantissa_bits);
-  } else {
-    value = std::ldexp(mantissa + (1 << type.mantissa_bits), exponent - bias - type.mantissa_bits);
-  }
-  return (bits >> sign_at & 1) != 0 ? -value : value;
-}
-
-// The non-negative finite values of a format in order; their index is their code.
-std::vector<double> finite_values(const Type& type) {
-  std::vector<double> values;
-  for (std::uint64_t code = 0; std::isfinite(decode(type, code)); ++code) values.push_back(decode(type, code));
-  return values;
-}
-
-std::uint64_t encode(const Type& type, const std::vector<double>& values, double value) {
-  const int sign_at = type.exponent_bits + type.mantissa_bits;
-  const std::uint64_t sign = std::uint64_t{std::signbit(value)} << sign_at;
-  const std::uint64_t all = (std::uint64_t{1} << sign_at) - 1;
-  if (std::isnan(value)) return sign | all;
-  const double size = std::fabs(value);
-  const int bias = (1 << (type.exponent_bits - 1)) - 1;
-  const int exponent = size == 0 || std::ilogb(size) < 1 - bias ? 1 - bias : std::ilogb(size);
-  const double rounded =
-      std::isinf(size) ? size
-                       : std::ldexp(std::nearbyint(std::ldexp(size, type.mantissa_bits - exponent)),
-                                    exponent - type.mantissa_bits);
-  if (rounded > values.back()) return sign | (type.infinities ? values.size() : all);
-  std::size_t low = 0;
-  std::size_t high = values.size() - 1;
-  while (low < high) {
-    const std::size_t middle = (low + high) / 2;
-    if (values[middle] < rounded) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
-  }
-  return sign | low;
-}
-
-// ---- the definition
-
-struct Definition {
-  const Type& type;
-  std::vector<double> values;
-
-  explicit Definition(const Type& of) : type(of) {
-    if (type.kind == Kind::kNarrow) values = finite_values(type);
-  }
-
-  double widen(std::uint64_t bits) const {
-    if (type.kind == Kind::kNarrow) return decode(type, bits);
-    if (type.kind == Kind::kFloat64) {
-      double value;
-      std::memcpy(&value, &bits, 8);
-      return value;
-    }
-    float value;
-    const auto low = static_cast<std::uint32_t>(bits);
-    std::memcpy(&value, &low, 4);
-    return static_cast<double>(value);
-  }
-
-  std::uint64_t narrow(double value) const {
-    std::uint64_t bits = 0;
-    if (type.kind == Kind::kNarrow) return encode(type, values, value);
-    if (type.kind == Kind::kFloat64) {
-      std::memcpy(&bits, &value, 8);
-      return bits;
-    }
-    const auto single = static_cast<float>(value);
-    std::memcpy(&bits, &single, 4);
-    return bits;
-  }
-
-  // Two float32 in a double add and multiply without a second rounding that shows: the double is rounded once.
-  double rounded(double value) const {
-    return type.kind == Kind::kFloat64 ? value : static_cast<double>(static_cast<float>(value));
-  }
-
-  double float_op(Op op, double a, double b) const {
-    switch (op) {
-      case Op::kSum: return rounded(a + b);
-      case Op::kProd: return rounded(a * b);
-      case Op::kMin: return std::isnan(a) ? a : std::isnan(b) ? b : a < b ? a : b;
-      default: return std::isnan(a) ? a : std::isnan(b) ? b : b < a ? a : b;
-    }
-  }
-
-  std::uint64_t mask() const { return ~std::uint64_t{0} >> (64 - 8 * type.size); }
-
-  std::int64_t as_signed(std::uint64_t bits) const {
-    const std::uint64_t sign = mask() / 2 + 1;
-    return static_cast<std::int64_t>((bits ^ sign) - sign);
-  }
-
-  std::uint64_t integer_op(Op op, std::uint64_t a, std::uint64_t b) const {
-    const bool a_is_less = type.kind == Kind::kSigned ? as_signed(a) < as_signed(b) : a < b;
-    switch (op) {
-      case Op::kSum: return type.kind == Kind::kBool ? (a | b) : (a + b) & mask();
-      case Op::kProd: return (a * b) & mask();
-      case Op::kMin: return a_is_less ? a : b;
-      case Op::kMax: return a_is_less ? b : a;
-      case Op::kBand: return a & b;
-      case Op::kBor: return a | b;
-      case Op::kBxor: return a ^ b;
-    }
-    return 0;
-  }
-
-  std::uint64_t integer_quotient(std::uint64_t value, std::uint64_t divisor) const {
-    const bool negative = type.kind == Kind::kSigned && as_signed(value) < 0;
-    const std::uint64_t size = negative ? (0 - value) & mask() : value;
-    const std::uint64_t quotient = size / divisor;
-    return (negative ? 0 - quotient : quotient) & mask();
-  }
-
-  std::uint64_t element(Op op, const std::vector<std::uint64_t>& from, const Finish& finish) const {
-    const std::size_t own = finish.own < 0 ? from.size() : static_cast<std::size_t>(finish.own);
-    if (!type.is_float()) {
-      const auto factor = static_cast<std::uint64_t>(static_cast<std::int64_t>(finish.scale));
-      std::uint64_t value = 0;
-      for (std::size_t s = 0; s < from.size(); ++s) {
-        const std::uint64_t next = s == own ? (from[s] * factor) & mask() : from[s];
-        value = s == 0 ? next : integer_op(op, value, next);
-      }
-      return finish.divisor > 1 ? integer_quotient(value, finish.divisor) : value;
-    }
-    double value = 0;
-    for (std::size_t s = 0; s < from.size(); ++s) {
-      const double next = s == own ? rounded(widen(from[s]) * rounded(finish.scale)) : widen(from[s]);
-      value = s == 0 ? next : float_op(op, value, next);
-    }
-    if (finish.divisor > 1) value = rounded(value / rounded(finish.divisor));
-    return narrow(value);
-  }
-
-  bool same(std::uint64_t got, std::uint64_t wanted) const {
-    return got == wanted || (type.is_float() && std::isnan(widen(got)) && std::isnan(widen(wanted)));
-  }
-};
+using blink_test::expect;
 
 // ---- inputs
 
-// Half of the floats are small numbers, so that sums and products stay finite; the others are any bits.
+// Half of the floats are small numbers, so that sums and products stay finite, and zeros; the others are any bits.
 std::uint64_t random_element(const Definition& of, std::mt19937_64& random) {
   const std::uint64_t bits = random();
   if (of.type.kind == Kind::kBool) return bits & 1;
+  if (of.type.is_float() && (bits & 15) == 1) return of.narrow((bits & 16) != 0 ? 0.0 : -0.0);
   if (of.type.is_float() && (bits & 1) != 0) {
     return of.narrow((static_cast<double>(bits >> 44) - 524288.0) / 131072.0);
   }
@@ -257,18 +45,15 @@ struct Buffer {
   Buffer(std::size_t size, std::size_t skewed) : bytes(size + 2 * kGuard + skewed, kGuardByte), skew(skewed) {}
   unsigned char* data() { return bytes.data() + kGuard + skew; }
   bool guarded(std::size_t size) const {
-    for (std::size_t i = 0; i < bytes.size(); ++i) {
-      const bool inside = i >= kGuard + skew && i < kGuard + skew + size;
-      if (!inside && bytes[i] != kGuardByte) return false;
-    }
-    return true;
+    const auto whole = [](unsigned char byte) { return byte == kGuardByte; };
+    const auto first = bytes.begin() + static_cast<std::ptrdiff_t>(kGuard + skew);
+    return std::all_of(bytes.begin(), first, whole) &&
+           std::all_of(first + static_cast<std::ptrdiff_t>(size), bytes.end(), whole);
   }
 };
 
 // Apart; the last destination in the first source; destinations in the last and first sources, crossed.
 enum class Place { kApart, kFirst, kCrossed };
-
-using Elements = std::vector<std::uint64_t>;
 
 // One reduction with its answer. `twice`: the last source is the memory of the first.
 struct Case {
@@ -278,6 +63,8 @@ struct Case {
   std::vector<Elements> inputs;  // [source][element]
   bool twice = false;
   Elements wanted = {};
+  std::vector<std::vector<unsigned char>> input_bytes = {};
+  std::vector<unsigned char> wanted_bytes = {};
 
   void solve() {
     if (twice) inputs.back() = inputs.front();
@@ -287,6 +74,9 @@ struct Case {
       for (std::size_t s = 0; s < inputs.size(); ++s) from[s] = inputs[s][i];
       wanted.push_back(definition.element(op, from, finish));
     }
+    input_bytes.clear();
+    for (const Elements& input : inputs) input_bytes.push_back(bytes_of(input, definition.type));
+    wanted_bytes = bytes_of(wanted, definition.type);
   }
 };
 
@@ -315,16 +105,16 @@ void run(const Case& of, const Level& level, std::size_t ndst, Place place) {
     dst.front() = src.back();
     if (ndst > 1) dst[1] = src.front();
   }
-  for (std::size_t s = 0; s < nsrc; ++s) {
-    for (std::size_t i = 0; i < of.wanted.size(); ++i) write(src[s], type, i, of.inputs[s][i]);
-  }
+  for (std::size_t s = 0; s < nsrc && bytes > 0; ++s) std::memcpy(src[s], of.input_bytes[s].data(), bytes);
 
   const std::vector<const void*> sources(src.begin(), src.end());
-  level.find(type.code, of.op)
-      ->combine(dst.data(), static_cast<int>(ndst), sources.data(), static_cast<int>(nsrc), of.wanted.size(), of.finish);
+  const Kernel* const kernel = level.find(type.code, of.op);
+  kernel->combine(dst.data(), static_cast<int>(ndst), sources.data(), static_cast<int>(nsrc), of.wanted.size(),
+                  of.finish);
 
   std::string wrong;
   for (std::size_t d = 0; d < ndst && wrong.empty(); ++d) {
+    if (bytes == 0 || std::memcmp(dst[d], of.wanted_bytes.data(), bytes) == 0) continue;
     for (std::size_t i = 0; i < of.wanted.size() && wrong.empty(); ++i) {
       const std::uint64_t got = read(dst[d], type, i);
       if (of.definition.same(got, of.wanted[i])) continue;
@@ -337,7 +127,7 @@ void run(const Case& of, const Level& level, std::size_t ndst, Place place) {
   for (const Buffer& buffer : buffers) {
     if (!buffer.guarded(bytes)) wrong = ": wrote outside";
   }
-  expect(wrong.empty(), wrong.empty() ? wrong : describe(of, level, ndst, place) + wrong);
+  expect(wrong.empty(), "%s%s", wrong.empty() ? "" : describe(of, level, ndst, place).c_str(), wrong.c_str());
 }
 
 void run_everywhere(const Case& of, const std::vector<Level>& levels) {
@@ -349,17 +139,13 @@ void run_everywhere(const Case& of, const std::vector<Level>& levels) {
 }
 
 // There are no threads here, so ThreadSanitizer, which is slow, gets a sample.
-#if defined(__SANITIZE_THREAD__)
-constexpr std::size_t kCounts[] = {0, 1, 17, 200};
-constexpr std::uint64_t kSweepStep = 1000003;
-#else
-constexpr std::size_t kCounts[] = {0, 1, 15, 16, 17, 1000, 5000};
-constexpr std::uint64_t kSweepStep = 10007;
-#endif
+constexpr std::size_t kLargest = blink_test::kThreadSanitizer ? 17 : 5000;
+constexpr std::uint64_t kSweepStep = blink_test::kThreadSanitizer ? 1000003 : 10007;
 
 void test_combine(const std::vector<Level>& levels, const Definition& definition, Op op) {
   std::mt19937_64 random(static_cast<std::uint64_t>(definition.type.code) * 16 + static_cast<std::uint64_t>(op));
-  for (const std::size_t count : kCounts) {
+  for (const std::size_t count : {0ul, 1ul, 15ul, 16ul, 17ul, 1000ul, 5000ul}) {
+    if (count > kLargest) break;
     for (int nsrc = 1; nsrc <= 5; ++nsrc) {
       Case one{definition, op, {}, {}};
       for (int s = 0; s < nsrc; ++s) {
@@ -422,7 +208,7 @@ void test_conversions(const std::vector<Level>& levels, const Definition& defini
   std::vector<unsigned char> stored(patterns * type.size);
   for (std::size_t code = 0; code < patterns; ++code) write(stored.data(), type, code, code);
   const std::vector<float> floats = sweep(definition);
-  std::vector<std::uint64_t> wanted;
+  Elements wanted;
   for (const float value : floats) wanted.push_back(definition.narrow(static_cast<double>(value)));
 
   for (const Level& level : levels) {
@@ -431,20 +217,22 @@ void test_conversions(const std::vector<Level>& levels, const Definition& defini
     steps.load(widened.data(), stored.data(), patterns, false, 1.0);
     for (std::size_t code = 0; code < patterns; ++code) {
       const auto value = static_cast<float>(decode(type, code));
-      const bool right = std::isnan(value) ? std::isnan(widened[code])
-                                           : value == widened[code] && std::signbit(value) == std::signbit(widened[code]);
-      expect(right, std::string(level.name) + " widens " + type.name + " " + std::to_string(code));
+      const float got = widened[code];
+      const bool right =
+          std::isnan(value) ? std::isnan(got) : value == got && std::signbit(value) == std::signbit(got);
+      expect(right, "%s widens %s 0x%zx to %g, expected %g", level.name, type.name, code, static_cast<double>(got),
+             static_cast<double>(value));
     }
     std::vector<unsigned char> narrowed(floats.size() * type.size);
     void* const dst[] = {narrowed.data()};
     steps.store(dst, 1, floats.data(), floats.size(), 1);
     for (std::size_t i = 0; i < floats.size(); ++i) {
       const std::uint64_t got = read(narrowed.data(), type, i);
-      expect(definition.same(got, wanted[i]),
-             std::string(level.name) + " narrows " + std::to_string(floats[i]) + " to " + type.name);
+      expect(definition.same(got, wanted[i]), "%s narrows %a to %s 0x%" PRIx64 ", expected 0x%" PRIx64, level.name,
+             static_cast<double>(floats[i]), type.name, got, wanted[i]);
       if (std::isnan(floats[i])) {
         const bool negative = (got >> (8 * type.size - 1) & 1) != 0;
-        expect(negative == std::signbit(floats[i]), std::string(level.name) + " loses the sign of NaN, " + type.name);
+        expect(negative == std::signbit(floats[i]), "%s loses the sign of a NaN in %s", level.name, type.name);
       }
     }
   }
@@ -472,14 +260,14 @@ void test_stepwise(const std::vector<Level>& levels, const Definition& definitio
     kernel->stepwise.store(dst, 2, acc.data(), kCount, scaled ? 3 : 1);
     bool right = kernel->itemsize == type.size;
     for (std::size_t i = 0; i < kCount; ++i) {
-      const std::vector<std::uint64_t> from = {read(memory[0].data(), type, i), read(memory[1].data(), type, i),
-                                               read(memory[2].data(), type, i)};
+      const Elements from = {read(memory[0].data(), type, i), read(memory[1].data(), type, i),
+                             read(memory[2].data(), type, i)};
       const Finish finish = scaled ? Finish{1, scale, 3} : Finish{};
       const std::uint64_t wanted = definition.element(op, from, finish);
       right = right && definition.same(read(memory[3].data(), type, i), wanted);
     }
     right = right && memory[3] == memory[4];
-    expect(right, std::string(level.name) + " in steps: " + type.name + " " + kOpNames[static_cast<int>(op)]);
+    expect(right, "%s in steps: %s %s", level.name, type.name, kOpNames[static_cast<int>(op)]);
   }
 }
 
@@ -492,7 +280,7 @@ void test_copy() {
       for (std::size_t i = 0; i < bytes; ++i) from.data()[i] = static_cast<unsigned char>(random());
       blink::copy_bytes(to.data(), from.data(), bytes);
       const bool same = bytes == 0 || std::memcmp(to.data(), from.data(), bytes) == 0;
-      expect(same && to.guarded(bytes), "copy of " + std::to_string(bytes) + " bytes");
+      expect(same && to.guarded(bytes), "copy of %zu bytes", bytes);
     }
   }
 }
@@ -501,7 +289,7 @@ void test_missing(const Level& level) {
   for (const Type& type : kTypes) {
     for (int op = 0; op < 7; ++op) {
       const bool there = level.find(type.code, static_cast<Op>(op)) != nullptr;
-      expect(there == has(type, static_cast<Op>(op)), std::string(type.name) + " " + kOpNames[op] + " is there");
+      expect(there == has(type, static_cast<Op>(op)), "%s %s %s there", type.name, kOpNames[op], there ? "is" : "is not");
     }
   }
   expect(level.find(static_cast<DType>(15), Op::kSum) == nullptr, "there is no type 15");
@@ -538,8 +326,7 @@ int main() {
   }
   test_copy();
   test_entry_point();
-  std::printf("kernels: %ld checks on", checks);
-  for (const Level& level : levels) std::printf(" %s", level.name);
-  std::printf(", chosen %s, %ld failed\n", blink::isa_name(), failures);
-  return failures == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+  for (const Level& level : levels) std::printf("%s ", level.name);
+  std::printf("checked, %s chosen: ", blink::isa_name());
+  return blink_test::verdict();
 }

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from blinkccl.bench.rows import Row, Timing
 from blinkccl.bench.sessions import Job, session
 from blinkccl.bench.sizes import block_count
 from blinkccl.collectives.ops import DType, element_type, operation
-from blinkccl.collectives.oracle import make_inputs, oracle, wrong_elements
+from blinkccl.collectives.oracle import make_inputs, make_scales, oracle, wrong_elements
 from blinkccl.collectives.spec import Collective
 from blinkccl.engines.buffers import Array, RankBuffers, allocate
 from blinkccl.engines.registry import engine
@@ -52,29 +53,6 @@ class Settings:
     deadline_s: float = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Mean time of one run, and elements that were wrong over all ranks and runs; None where not checked."""
-
-    seconds: float
-    algbw_gbps: float
-    busbw_gbps: float
-    wrong: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One size: ``size`` bytes are nccl-tests' S, ``count`` elements per block.
-
-    ``in_place`` is None for alltoall, whose output would overwrite what is still to be sent.
-    """
-
-    size: int
-    count: int
-    out_of_place: Timing
-    in_place: Timing | None
-
-
 class Bench:
     """A forest, lowered and verified, ready to be measured.
 
@@ -111,11 +89,7 @@ class Bench:
         """
         for size in sizes:
             count = block_count(self.collective, size, self.dtype.itemsize)
-            _check_memory(self.collective, count * self.dtype.itemsize)
-
-    def empty_sizes(self, sizes: Sequence[int]) -> list[int]:
-        """The sizes above 0 that round down to no element at all, as nccl-tests rounds them."""
-        return [size for size in sizes if size and not block_count(self.collective, size, self.dtype.itemsize)]
+            check_memory(self.collective, count * self.dtype.itemsize)
 
     def rows(self, sizes: Sequence[int], progress: Callable[[int, int], None] = lambda done, total: None
              ) -> Iterator[Row]:
@@ -145,17 +119,24 @@ class Bench:
         for size in sizes:
             count = block_count(self.collective, size, self.dtype.itemsize)
             inputs = make_inputs(self.collective, count, self.dtype.name, seed=size, op=self.settings.op)
-            expected = oracle(self.collective, inputs, self.settings.op) if self.settings.check else None
+            expected = self._expected(inputs) if self.settings.check else None
             timings = [self._measure(count, inputs, expected, in_place, tick) for in_place in places]
             yield Row(count * self.collective.total_blocks() * self.dtype.itemsize, count, timings[0],
                       timings[1] if len(timings) > 1 else None)
+
+    def _scales(self) -> list[float] | None:
+        scaled = operation(self.settings.op).scales
+        return make_scales(self.collective, self.dtype.name) if scaled else None
+
+    def _expected(self, inputs: Sequence[Array | None]) -> Sequence[Array | None]:
+        return oracle(self.collective, inputs, self.settings.op, self._scales())
 
     def _measure(self, count: int, inputs: Sequence[Array | None], expected: Sequence[Array | None] | None,
                  in_place: bool, tick: Callable[[], None]) -> Timing:
         settings = self.settings
         buffers = allocate(self.collective, count, self.dtype, in_place)
         job = Job(bind(self.program, count, self.dtype.itemsize, settings.chunk_bytes), buffers, self.dtype,
-                  operation(settings.op), settings.chunk_bytes, in_place, settings.deadline_s)
+                  operation(settings.op), settings.chunk_bytes, in_place, settings.deadline_s, self._scales())
         seconds, wrong = 0.0, 0
         with session(settings.engine, job) as go:
             for run in range(-settings.warmup, settings.iterations):
@@ -196,11 +177,22 @@ def _check(settings: Settings) -> None:
         raise ScheduleError(f"--timeout must be a positive number of seconds, got {settings.deadline_s}")
 
 
-def _check_memory(collective: Collective, block_bytes: int) -> None:
-    """Refuse what cannot fit before the machine swaps: buffers, inputs kept aside, expected outputs."""
+def check_memory(collective: Collective, block_bytes: int, copies: int = 2) -> None:
+    """Refuse what cannot fit before the machine swaps.
+
+    Parameters
+    ----------
+    copies
+        How often every rank's buffers are needed; 2 with inputs kept aside and expected outputs.
+
+    Raises
+    ------
+    ScheduleError
+        Naming what is needed and what there is.
+    """
     blocks = sum(collective.input_blocks(rank) + collective.output_blocks(rank)
                  for rank in range(collective.world_size))
-    needed, there = 2 * blocks * block_bytes, _memory_bytes()
+    needed, there = copies * blocks * block_bytes, _memory_bytes()
     if there is not None and needed > there:
         raise ScheduleError(f"{collective.name} of {block_bytes} bytes a block needs about "
                             f"{needed / 1e9:.1f} GB of memory for {collective.world_size} ranks; this "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -23,6 +23,7 @@ class Job:
     chunk_bytes: int
     in_place: bool
     deadline_s: float
+    scales: Sequence[float] | None = None
 
 
 #: Runs the collective once and returns each rank's output.
@@ -46,13 +47,13 @@ def session(name: str, job: Job) -> Iterator[Go]:
     """
     if name == "threads":
         from blinkccl.engines.threads import Execution
-        with Execution(job.bound, job.buffers, job.dtype, job.operation) as execution:
+        with Execution(job.bound, job.buffers, job.dtype, job.operation, job.scales) as execution:
             yield lambda: _on_threads(execution.go, job)
         return
     run = engine(name).run
     yield lambda: run(job.bound.program, job.buffers.inputs, count=job.bound.count, dtype=job.dtype.name,
                       op=job.operation.name, chunk_bytes=job.chunk_bytes, in_place=job.in_place,
-                      deadline_s=job.deadline_s)
+                      deadline_s=job.deadline_s, scales=job.scales)
 
 
 def _on_threads(go: Callable[[float], None], job: Job) -> list[Array | None]:

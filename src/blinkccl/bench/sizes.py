@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from blinkccl.collectives.ops import element_type
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import ScheduleError
 from blinkccl.schedule.chunking import ALIGNMENT_BYTES
@@ -97,3 +99,9 @@ def block_count(collective: Collective, size: int, itemsize: int) -> int:
         return elements
     group = max(1, ALIGNMENT_BYTES // itemsize)
     return elements - elements % group
+
+
+def empty_sizes(collective: Collective, sizes: Sequence[int], dtype: str) -> list[int]:
+    """The sizes above 0 that round down to no element at all, as nccl-tests rounds them."""
+    itemsize = element_type(dtype).itemsize
+    return [size for size in sizes if size and not block_count(collective, size, itemsize)]

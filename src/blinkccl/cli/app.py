@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from blinkccl.cli import bench, check, pick, plan, topo
+from blinkccl.cli import bench, check, dump, pick, plan, topo
 
 HELP = """
 Examples:
@@ -17,6 +17,7 @@ Examples:
   blink plan broadcast --topo dgx-1v -o plan.json
   blink check plan.json                                is a plan what it says it is?
   blink bench allreduce --topo dgx-1v -b 4K -e 16M     run it on this machine, every result checked
+  blink dump 4711                                      what does a live job wait for?
   blink pick -k 3 --topo dgx-1v --free 0,1,4,6,7       which GPUs to ask for
 
 Collective communication planned from the links a job really has.
@@ -56,6 +57,7 @@ for _name, _verb, _help, _short in (
         ("plan", plan.plan, plan.HELP, "Trees for a collective, their rate, and the proof of the best."),
         ("check", check.check, check.HELP, "Is a plan what it says it is, and does it run?"),
         ("bench", bench.bench, bench.HELP, "Run a collective on this machine; every result checked."),
+        ("dump", dump.dump, dump.HELP, "What does a live job on this host wait for?"),
         ("pick", pick.pick, pick.HELP, "Which GPUs to ask for."),
 ):
     app.command(_name, help=_help, short_help=_short, context_settings=SETTINGS)(_verb)

@@ -15,6 +15,8 @@ import hashlib
 import mmap
 import os
 import secrets
+import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -142,7 +144,10 @@ class Endpoint:
         if not self._comm:
             raise CommunicationError(f"rank {rank} cannot join its communicator: {error.text.decode()}")
         self.rank = rank
-        self._library.blink_set_python(self._comm, c.byref(native.python_functions()))
+        self._interruption: BaseException | None = None
+        self._handling = 0  # the thread that lets signal handlers run in the middle of a call
+        self._interrupt = native.Interrupt(self._interrupted)
+        self._library.blink_set_interrupt(self._comm, self._interrupt)
 
     @property
     def handle(self) -> int:
@@ -151,10 +156,15 @@ class Endpoint:
         Raises
         ------
         CommunicationError
-            If it is closed.
+            If it is closed, or this is a signal handler that runs in the middle of a call on it.
         """
         if self._comm is None:
             raise CommunicationError(f"rank {self.rank}'s communicator is closed")
+        if self._handling and self._handling == threading.get_ident():
+            raise CommunicationError(
+                f"rank {self.rank} is in the middle of a call, in which this signal handler runs: it may abort the "
+                "communicator or raise, not use or close it"
+            )
         return self._comm
 
     def set_heap(self, rank: int, size: int, address: int = 0, fd: int = -1) -> None:
@@ -171,7 +181,8 @@ class Endpoint:
 
     def abort(self, why: str) -> None:
         """Ends the communicator for all ranks: their calls raise CommunicationError with ``why``."""
-        self._library.blink_abort(self.handle, why.encode()[:250])
+        if self._comm is not None:
+            self._library.blink_abort(self._comm, why.encode()[:250])
 
     def stats(self) -> dict[str, int]:
         """What this rank has done so far: see ``blink_stats`` in blink_host.h."""
@@ -179,13 +190,51 @@ class Endpoint:
         self._library.blink_get_stats(self.handle, c.byref(stats))
         return {name: int(getattr(stats, name)) for name, *_ in native.Stats._fields_}
 
+    def _interrupted(self) -> int:
+        """Lets signal handlers run, which only the main thread does; 1 if one raised."""
+        self._handling = threading.get_ident()
+        try:
+            c.pythonapi.PyErr_CheckSignals()
+        except BaseException as error:
+            self._interruption = error
+            return 1
+        finally:
+            self._handling = 0
+        return 0
+
     def failure(self, code: int, describe: str = "") -> BaseException:
         """The exception for ``code``, which is not 0 and the last that a function returned."""
         if code == native.INTERRUPTED:
-            return KeyboardInterrupt()
+            interruption, self._interruption = self._interruption, None
+            return interruption or KeyboardInterrupt()
         error = native.Error()
         self._library.blink_last_error(self.handle, c.byref(error))
         return to_exception(error, self.rank, describe)
+
+
+def statuses(address: int, size: int) -> list[native.Status]:
+    """Every rank of the segment that is mapped at ``address``, as it shows itself there.
+
+    Raises
+    ------
+    CommunicationError
+        If it is no segment of this version.
+    """
+    library = native.load()
+    ranks: int = library.blink_describe(address, size, None, 0)
+    if ranks < 0:
+        raise CommunicationError(f"these {size} bytes are no segment of this version of blink-ccl")
+    rows = (native.Status * ranks)()
+    library.blink_describe(address, size, c.byref(rows), ranks)
+    return list(rows)
+
+
+def failure_of(address: int, size: int) -> BlinkError | None:
+    """What ended the communicator of the segment that is mapped at ``address``; None: nothing has."""
+    error = native.Error()
+    if native.load().blink_describe_failure(address, size, c.byref(error)) != 1:
+        return None
+    return to_exception(error, error.rank)
 
 
 def to_exception(error: native.Error, rank: int, describe: str = "") -> BlinkError:
@@ -194,7 +243,7 @@ def to_exception(error: native.Error, rank: int, describe: str = "") -> BlinkErr
     found = "" if error.rank == rank else f" (found by rank {error.rank})"
     if error.code == native.DEADLINE:
         return DeadlineError(
-            f"{where}: rank {error.rank} waited {error.seconds_us / 1e6:.1f} s {_awaited(error)}; is a rank stuck, "
+            f"{where}: rank {error.rank} waited {error.seconds_us / 1e6:.1f} s {awaited(error)}; is a rank stuck, "
             "or the deadline (BLINK_TIMEOUT) too short?"
         )
     if error.code == native.PEER_LOST:
@@ -216,13 +265,15 @@ def to_exception(error: native.Error, rank: int, describe: str = "") -> BlinkErr
     return CommunicationError(f"{where}: native code {error.code}: {error.text.decode(errors='replace')}")
 
 
-def _awaited(error: native.Error) -> str:
+def awaited(error: native.Error | native.Status) -> str:
+    """What a rank waits for, or waited for: which chunk of which channel, or which call, from whom."""
     role = f"{STAGES[error.stage] if 0 <= error.stage < len(STAGES) else 'a stage'} of share {error.share}"
     match native.WAITS[error.waits]:
         case "message":
             return f"for chunk {error.chunk} of channel {error.channel} from rank {error.peer} ({role})"
         case "slot":
-            return f"for a slot to send chunk {error.chunk} of channel {error.channel} ({role})"
+            chunk = f"chunk {error.chunk} of channel {error.channel}"
+            return f"for rank {error.peer} to take what was sent before, so that {chunk} can be sent ({role})"
         case "reader":
             return f"for rank {error.peer} to finish reading its buffer"
         case "stream":
@@ -265,6 +316,7 @@ class NativeOp:
             table = np.ascontiguousarray(getattr(tables, name))
             arrays.append(table)
             rows[name], rows[f"{name[:-1]}_count"] = table.ctypes.data, len(table)
+        shift_bytes, shifts = plan.shifts(bound)
         native_tables = native.Tables(
             signature=_signature(plan, bound, self.call),
             what=self.call.number(),
@@ -272,6 +324,8 @@ class NativeOp:
             dtype=DTYPE_CODES[dtype.name],
             op=OP_CODES[chosen.base],
             chunk_elements=bound.chunk_elements,
+            shift_bytes=shift_bytes,
+            shifts=shifts,
             inline_messages=int(plan.inline),
             direct_in_place=int(tables.direct_in_place),
             push_in_place=int(tables.push_in_place),
@@ -283,11 +337,21 @@ class NativeOp:
         self._op: int | None = self._library.blink_op_create(endpoint.handle, c.byref(native_tables))
         if not self._op:
             raise ScheduleError(f"{self.call}: the native library refuses the program's tables on rank {endpoint.rank}")
+        # Also what nobody closes goes with its last user: a call that was forgotten may still be under way.
+        self._destroy = weakref.finalize(self, self._library.blink_op_destroy, self._op)
+        self._destroy.atexit = False
 
     @property
     def handle(self) -> int:
-        """The native operation."""
-        assert self._op is not None
+        """The native operation.
+
+        Raises
+        ------
+        CommunicationError
+            If it or its communicator is closed.
+        """
+        if self._op is None or not self._endpoint.handle:
+            raise CommunicationError(f"{self.call}: rank {self._endpoint.rank}'s communicator is closed")
         return self._op
 
     def run(self, send: int | None, receive: int | None, timeout_us: int, scale: float | None = None) -> None:
@@ -299,7 +363,7 @@ class NativeOp:
             Or one of its subclasses, as :func:`to_exception` says. Afterwards the communicator is of no use.
         """
         code = self._library.blink_op_run(
-            self._op, send, receive, scale is not None, 1.0 if scale is None else scale, timeout_us
+            self.handle, send, receive, scale is not None, 1.0 if scale is None else scale, timeout_us
         )
         if code:
             raise self._endpoint.failure(code, str(self.call))
@@ -310,7 +374,7 @@ class NativeOp:
         """Runs it ``iterations`` times, each after a barrier, in a loop in C; seconds of each."""
         seconds = np.zeros(iterations)
         code = self._library.blink_op_time(
-            self._op, barrier.handle if barrier else None, send, receive, iterations, timeout_us, seconds.ctypes.data
+            self.handle, barrier.handle if barrier else None, send, receive, iterations, timeout_us, seconds.ctypes.data
         )
         if code:
             raise self._endpoint.failure(code, str(self.call))
@@ -318,9 +382,8 @@ class NativeOp:
 
     def close(self) -> None:
         """Gives the native memory back."""
-        if self._op is not None:
-            self._library.blink_op_destroy(self._op)
-            self._op = None
+        self._op = None
+        self._destroy()
 
 
 def _signature(plan: HostPlan, bound: Bound, call: Call) -> int:

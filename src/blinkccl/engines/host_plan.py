@@ -8,15 +8,21 @@ decided here is only where its messages lie:
   that all these receivers read. Senders of the same own input, one after another in the body, are one firing.
 - **No copy.** A message that is the sender's own input, or the value that it keeps, lies in the sender's
   buffer already. Where that buffer is in shared memory, readers take it from there (*direct*).
+- **A reply over the question.** Where a message goes back to the rank whose message went into it, and to nobody else,
+  it is written into the slot that this one came in: the lines are at hand, and cross between caches three times
+  instead of four. Two ranks' AllReduce gains a quarter.
 - **No second copy.** A combined value whose receiver only keeps it is written straight into the receiver's
   output, where that is in shared memory (*pushed*).
 
 Direct and pushed messages must not meet the memory of another one in place; :class:`HostPlan` proves from the
 Program's data arcs that they do not, and otherwise forbids them in place.
 
-A ring that several ranks read has one slot more than its channel says. So a value is never held back longer
-than the grammar allows: queue by queue it says, first reader first, that the value for the first queue may be
-there when all earlier ones are gone from the last.
+A firing announces its value in all its rings at once, where the grammar fills one queue after the other: the first
+may have the new value while the last still waits for a slot. So rings of firings that send into several queues have
+one slot more than their channel says. Then no value is held back longer than the grammar allows: whoever is at a
+firing has put the one before into all of its queues. A ring whose messages are answered has as many slots as its rank
+works ahead of the answers, and one more: when the rank comes to fill a slot again it has, by its own program order,
+taken the answer out.
 """
 
 from __future__ import annotations
@@ -38,6 +44,9 @@ NOWHERE = -1
 PAYLOAD_BYTES, BLOCK_BYTES = 4152, 4160  # Block in native/src/segment.h
 #: Channel.protocol of small messages that carry their flags inside.
 INLINE = "ll"
+#: What small calls in a row spread over. It has to leave the first-level cache: 128 KiB and more made messages of 16 to
+#: 64 KiB 1.2 to 1.7 times as fast here; it should stay in the second.
+_SHIFTED_BYTES = 384 << 10
 _DIRECT_NO, _DIRECT_INPUT, _DIRECT_OUTPUT = range(3)
 _STAGES = {"reduce": 0, "root": 1, "broadcast": 2}
 STAGES = tuple(_STAGES)
@@ -73,6 +82,7 @@ class _Ring:
     senders: list[_Firing]
     readers: list[tuple[int, int]]  # (queue, acknowledgement line)
     exclusive: bool
+    answers: _Ring | None = None  # whose slots these messages are written over
 
 
 @dataclass(frozen=True)
@@ -113,6 +123,7 @@ class HostPlan:
         self.rings: list[_Ring] = []
         self._ring_of: dict[int, tuple[_Ring, int]] = {}
         self._lay_rings()
+        self._lodge_replies()
         self._check_lines()
         self._reach = self._reachable()
         self._safe: dict[int, tuple[bool, bool]] = {}
@@ -165,10 +176,12 @@ class HostPlan:
                         firing.rings.append(ring.index)
                 else:
                     self._add_ring(firing, [queue], lines, exclusive=False)
+        for ring in self.rings:
+            ring.slots += any(len(firing.role.sends) > 1 for firing in ring.senders)
 
     def _add_ring(self, firing: _Firing, queues: list[int], lines: list[int], exclusive: bool) -> None:
         rank = firing.role.rank
-        slots = self.program.channels[firing.role.channel].slots + (len(queues) > 1)
+        slots = self.program.channels[firing.role.channel].slots
         first = lines[rank]
         readers = [(queue, first + 1 + place) for place, queue in enumerate(queues)]
         lines[rank] += 1 + len(queues)
@@ -177,6 +190,28 @@ class HostPlan:
         self.rings.append(ring)
         for place, queue in enumerate(queues):
             self._ring_of[queue] = (ring, place)
+
+    def _lodge_replies(self) -> None:
+        answered: set[int] = set()
+        for ring in self.rings:
+            if self.inline or not ring.exclusive or len(ring.queues) != 1:
+                continue
+            taker = self._receiver[ring.queues[0]][0].role
+            for queue in ring.senders[0].role.receives:
+                question, _ = self._ring_of[queue]
+                giver = question.senders[0].role
+                if (
+                    question.exclusive
+                    and len(question.queues) == 1
+                    and question.rank == taker.rank
+                    and giver.slice == taker.slice
+                    and question.answers is None
+                    and question.index not in answered
+                ):
+                    answered.add(question.index)
+                    ring.answers = question
+                    question.slots = max(question.slots, taker.offset - giver.offset + 1)
+                    break
 
     def _check_lines(self) -> None:
         used: dict[int, int] = defaultdict(int)
@@ -330,8 +365,16 @@ class HostPlan:
     def _staging(self, bound: Bound) -> dict[int, int]:
         needed: dict[int, int] = defaultdict(int)
         for ring in self.rings:
-            needed[ring.rank] += self._stride(ring, bound) * self._slots(ring, bound)
+            if ring.answers is None:
+                needed[ring.rank] += self._stride(ring, bound) * self._slots(ring, bound)
         return needed
+
+    def shifts(self, bound: Bound) -> tuple[int, int]:
+        """By how many bytes successive calls move their rings on, and how many times before they begin again."""
+        unit = BLOCK_BYTES if self.inline else 64
+        needed = max(unit, -(-max(self._staging(bound).values(), default=0) // unit) * unit)
+        area = self.area.inline_bytes if self.inline else self.area.staging_bytes
+        return needed, max(1, min(_SHIFTED_BYTES, area) // needed)
 
     def tables(self, bound: Bound, rank: int, averages: bool) -> RankTables:
         """The rows of ``rank``, for a Program that :meth:`bind` has bound; ``averages``: completed sums are divided."""
@@ -340,7 +383,8 @@ class HostPlan:
         for ring in self.rings:
             stride, slots = self._stride(ring, bound), self._slots(ring, bound)
             places.append((used[ring.rank], stride, slots))
-            used[ring.rank] += stride * slots
+            used[ring.rank] += stride * slots if ring.answers is None else 0
+        places = [place if r.answers is None else places[r.answers.index] for r, place in zip(self.rings, places, strict=True)]
         return self._rank_tables(bound, rank, places, averages)
 
     def _rank_tables(self, bound: Bound, rank: int, places: list[tuple[int, int, int]], averages: bool) -> RankTables:
@@ -387,14 +431,15 @@ class HostPlan:
                     len(ring.readers),
                     direct,
                     int(direct != _DIRECT_NO and self._drains(ring)),
+                    _lodged(ring),
                 )
             )
             readers += [self._reader(bound, ring, queue, line) for queue, line in ring.readers]
         return RankTables(
             _table(roles, 14),
-            _table(receives, 10),
+            _table(receives, 11),
             _table(sends, 1),
-            _table(rings, 8),
+            _table(rings, 9),
             _table(readers, 3),
             len(queues),
             *self._in_place(rank),
@@ -425,6 +470,7 @@ class HostPlan:
             0 if at is None else at * bound.itemsize,
             int(self._pushed(ring, queue)),
             queues.setdefault(queue, len(queues)),
+            _lodged(ring),
         )
 
     def _reader(self, bound: Bound, ring: _Ring, queue: int, line: int) -> tuple[int, ...]:
@@ -433,11 +479,18 @@ class HostPlan:
         return receiver.rank, line, NOWHERE if at is None else at * bound.itemsize
 
 
+def _lodged(ring: _Ring) -> int:
+    """0 if the ring lies in its own rank's area, else 1 + the rank in whose area it does."""
+    return 0 if ring.answers is None else ring.answers.rank + 1
+
+
 def _same_source(first: Role, then: Role) -> bool:
-    """Whether both only send their rank's own input of one slice, in one tick."""
-    return all(role.contributes and not role.receives for role in (first, then)) and (
-        (first.slice, first.offset, first.channel, first.completes)
+    """Whether both only send their rank's own input of one slice, in one tick, and not into one queue."""
+    return (
+        all(role.contributes and not role.receives for role in (first, then))
+        and (first.slice, first.offset, first.channel, first.completes)
         == (then.slice, then.offset, then.channel, then.completes)
+        and not any(queue in first.sends for queue in then.sends)
     )
 
 

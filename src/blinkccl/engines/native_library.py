@@ -90,6 +90,8 @@ class Tables(c.Structure):
             (name, i64)
             for name in (
                 "chunk_elements",
+                "shift_bytes",
+                "shifts",
                 "inline_messages",
                 "direct_in_place",
                 "push_in_place",
@@ -106,16 +108,8 @@ class Tables(c.Structure):
     ]
 
 
-class Python(c.Structure):
-    """``blink_python``: functions of this interpreter."""
-
-    _fields_ = [(name, ptr) for name in ("ensure", "check_signals", "clear", "release")]
-
-
-def python_functions() -> Python:
-    """The addresses of this interpreter's functions."""
-    names = ("PyGILState_Ensure", "PyErr_CheckSignals", "PyErr_Clear", "PyGILState_Release")
-    return Python(*(c.cast(getattr(c.pythonapi, name), ptr).value for name in names))
+#: Of ``blink_set_interrupt``.
+Interrupt = c.CFUNCTYPE(c.c_int)
 
 
 #: Function → (result, arguments).
@@ -129,10 +123,11 @@ _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "blink_detach": (None, [ptr]),
     "blink_abort": (None, [ptr, c.c_char_p]),
     "blink_set_heap": (c.c_int, [ptr, i32, ptr, c.c_int, u64]),
-    "blink_set_python": (None, [ptr, ptr]),
+    "blink_set_interrupt": (None, [ptr, Interrupt]),
     "blink_get_stats": (None, [ptr, ptr]),
     "blink_last_error": (None, [ptr, ptr]),
     "blink_describe": (c.c_int, [ptr, u64, ptr, i32]),
+    "blink_describe_failure": (c.c_int, [ptr, u64, ptr]),
     "blink_op_create": (ptr, [ptr, ptr]),
     "blink_op_destroy": (None, [ptr]),
     "blink_op_run": (c.c_int, [ptr, ptr, ptr, c.c_int, c.c_double, i64]),

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,7 @@ from blinkccl.schedule.chunking import DEFAULT_CHUNK_BYTES
 from blinkccl.schedule.program import Program
 
 Array = NDArray[Any]
+_Result = TypeVar("_Result")
 
 
 class Communicator(HostGroup):
@@ -219,15 +220,17 @@ class Communicator(HostGroup):
 
     def send(self, array: Array, dst: int, tag: int = 0, *, deadline_s: float | None = None, wait: bool = True) -> Any:
         """Sends to rank ``dst``, which receives with the same tag."""
-        future = self.isend_raw(_address(array), array.nbytes, dst, tag, deadline_s)
-        return future.result() if wait else future
+        _check_memory("send", "the array", array)
+        future = _keep(self.isend_raw(_address(array), array.nbytes, dst, tag, deadline_s), array)
+        return self.result(future) if wait else future
 
     def recv(
         self, array: Array, src: int | None = None, tag: int = 0, *, deadline_s: float | None = None, wait: bool = True
     ) -> Any:
         """Receives from rank ``src``, or from any; returns the source, or a future of it."""
-        future = self.irecv_raw(_address(array), array.nbytes, src, tag, deadline_s)
-        return future.result() if wait else future
+        _check_memory("recv", "the array", array, written=True)
+        future = _keep(self.irecv_raw(_address(array), array.nbytes, src, tag, deadline_s), array)
+        return self.result(future) if wait else future
 
     # ---- parts
 
@@ -277,7 +280,9 @@ class Communicator(HostGroup):
             error = future.exception()
             done.set_result(recv) if error is None else done.set_exception(error)
 
-        self.submit_raw(*arguments).add_done_callback(finish)
+        future = self.submit_raw(*arguments)
+        _keep(future, send, recv)
+        future.add_done_callback(finish)
         return done
 
     def _sizes(self, name: str, collective: Any, send: Array | None, recv: Array | None) -> tuple[int, str]:
@@ -292,8 +297,7 @@ class Communicator(HostGroup):
                 if blocks:
                     raise ScheduleError(f"{name}: rank {self.rank} needs {what}, got None")
                 continue
-            if not array.flags.c_contiguous:
-                raise ScheduleError(f"{name}: {what} is not contiguous; pass a contiguous copy")
+            _check_memory(name, what, array, written=what == "recv" and blocks > 0)
             row = element_type(array.dtype).name
             if dtype not in (None, row):
                 raise ScheduleError(f"{name}: send is {dtype}, recv is {row}; expected one type")
@@ -350,6 +354,23 @@ def init(
     opened = store if isinstance(store, Store) else open_store(store_of(place), place.rank, time.monotonic() + seconds)
     prefix = f"blink/{place.job_id}" if place.job_id else "blink"
     return Communicator(opened, place.rank, place.world_size, prefix=prefix, deadline_s=deadline_s)
+
+
+def _check_memory(name: str, what: str, array: Array, *, written: bool = False) -> None:
+    """Refuses what cannot be taken as it lies there."""
+    if not array.flags.c_contiguous:
+        raise ScheduleError(f"{name}: {what} is not contiguous; pass a contiguous copy")
+    if not array.dtype.isnative:
+        raise ScheduleError(f"{name}: {what} is {array.dtype}, in the other byte order; pass array.astype(…) of it")
+    if written and not array.flags.writeable:
+        raise ScheduleError(f"{name}: {what} is read-only, and a result goes there; pass a copy")
+
+
+def _keep(future: Future[_Result], *arrays: Array | None) -> Future[_Result]:
+    """Holds arrays that native code still reads or writes, until the future is done."""
+    held = list(arrays)
+    future.add_done_callback(lambda _: held.clear())
+    return future
 
 
 def _pointer(array: Array | None) -> int | None:

@@ -37,8 +37,8 @@ class Answer(msgspec.Struct, frozen=True):
     """What rank 0 answers.
 
     ``what`` is "shared": the segment's descriptor travels with it, then those of the ranks with true in ``heaps``;
-    "refused": this connection is not a rank's, for ``reason``; "missing": ``missing`` did not come in time;
-    "failed": the handover cannot be, for ``reason``.
+    "refused": this connection is not a rank's, for ``reason``; "missing": ``missing`` did not come in time; "lost":
+    rank ``lost``, process ``pid``, is gone; "failed": the handover cannot be, for ``reason``.
     """
 
     what: str
@@ -46,6 +46,8 @@ class Answer(msgspec.Struct, frozen=True):
     heaps: tuple[bool, ...] = ()
     missing: tuple[int, ...] = ()
     present: tuple[int, ...] = ()
+    lost: int = -1
+    pid: int | None = None
 
 
 @dataclass

@@ -42,6 +42,7 @@ def share(
     make_segment: Callable[[], int],
     own_heap_fd: int | None,
     deadline: float,
+    look: Callable[[], None] = lambda: None,
 ) -> Descriptors:
     """Hands rank 0's segment and everybody's heap to all ranks.
 
@@ -57,6 +58,8 @@ def share(
         This rank's heap, or None; stays the caller's, also where this raises.
     deadline
         A reading of ``time.monotonic()``.
+    look
+        Called some times a second by ranks that wait; it raises where it sees that a rank is gone.
 
     Raises
     ------
@@ -80,16 +83,23 @@ def share(
     if size == 1:
         return Descriptors(make_segment(), [own_heap_fd], 0)
     if rank == 0:
-        with Host(store, prefix, size, own_heap_fd, deadline) as host:
+        with Host(store, prefix, size, own_heap_fd, deadline, look) as host:
             return host.run(make_segment)
-    return _Guest(store, prefix, rank, size, own_heap_fd, deadline).run()
+    return _Guest(store, prefix, rank, size, own_heap_fd, deadline, look).run()
 
 
 class _Guest:
     """The side of any other rank."""
 
     def __init__(
-        self, store: Store, prefix: str, rank: int, size: int, own_heap_fd: int | None, deadline: float
+        self,
+        store: Store,
+        prefix: str,
+        rank: int,
+        size: int,
+        own_heap_fd: int | None,
+        deadline: float,
+        look: Callable[[], None],
     ) -> None:
         self._store = store
         self._prefix = prefix
@@ -97,6 +107,7 @@ class _Guest:
         self._size = size
         self._own_heap_fd = own_heap_fd
         self._deadline = deadline
+        self._look = look
         self._entered: Door | None = None
         self._notes: dict[str, None] = {}  # what went wrong at the door, each thing once
 
@@ -110,6 +121,7 @@ class _Guest:
                     got = self._ask(connection, door) if self._connect(connection, door) else None
                 if got is not None:
                     return got
+            self._look()
             if not pauses.pause():
                 raise self._timeout()
 
@@ -167,6 +179,8 @@ class _Guest:
         answer = decoded(packet, Answer)
         if answer.what == "missing":
             raise RendezvousTimeout(answer.missing, answer.present, answer.reason)
+        if answer.what == "lost":
+            raise PeerLostError(answer.lost, answer.reason, answer.pid)
         if answer.what != "shared":
             raise CommunicationError(f"rank 0 {answer.what} the handover to rank {self._rank}: {answer.reason}")
         expected = 1 + sum(answer.heaps)

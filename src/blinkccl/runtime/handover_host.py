@@ -23,15 +23,27 @@ from blinkccl.runtime.store_contract import Pauses, Store
 
 #: How long a connection may take to say its hello, and how many may be about to at a time.
 HELLO_S = 1.0
+#: How often it looks whether ranks that have not come yet still live.
+_LOOK_S = 0.1
 MAX_UNHEARD = 64
 
 
 class Host:
     """Rank 0, which listens, gathers, answers and waits until all have confirmed; use it in a ``with``."""
 
-    def __init__(self, store: Store, prefix: str, size: int, own_heap_fd: int | None, deadline: float) -> None:
+    def __init__(
+        self,
+        store: Store,
+        prefix: str,
+        size: int,
+        own_heap_fd: int | None,
+        deadline: float,
+        look: Callable[[], None],
+    ) -> None:
         self._size = size
         self._deadline = deadline
+        self._look = look
+        self._looked = time.monotonic()
         self._keeper = Doorkeeper(secrets.token_hex(16), os.geteuid(), size)
         self._heaps: list[int | None] = [own_heap_fd] + [None] * (size - 1)
         self._ranks: dict[int, socket.socket] = {}
@@ -82,7 +94,10 @@ class Host:
         now = time.monotonic()
         if now >= self._deadline:
             raise self._timeout()
-        next_s = min([self._deadline, *(by for by, _ in self._unheard.values())]) - now
+        if now >= self._looked + _LOOK_S:
+            self._look()
+            self._looked = now
+        next_s = min([self._deadline, self._looked + _LOOK_S, *(by for by, _ in self._unheard.values())]) - now
         for key, _ in self._selector.select(max(0.0, next_s)):
             connection = key.fileobj
             assert isinstance(connection, socket.socket)
@@ -199,6 +214,8 @@ class Host:
     def _tell(self, error: BaseException) -> None:
         if isinstance(error, RendezvousTimeout):
             answer = Answer("missing", error.message, missing=error.missing, present=error.present)
+        elif isinstance(error, PeerLostError):
+            answer = Answer("lost", error.message, lost=error.rank, pid=error.pid)
         else:
             answer = Answer("failed", f"{type(error).__name__}: {error}"[:1000])
         for connection in self._ranks.values():

@@ -10,11 +10,13 @@ from __future__ import annotations
 import bisect
 import ctypes as c
 import fcntl
+import math
 import mmap
 import os
 import sys
 import threading
 import weakref
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,15 +43,25 @@ class Heap:
     def __init__(self, size: int) -> None:
         self.size = size
         self.fd = memory_file("blink-heap", size)
-        self._memory = mmap.mmap(self.fd, size)
+        try:
+            self._memory = mmap.mmap(self.fd, size)
+        except OSError as error:
+            os.close(self.fd)
+            raise UnsupportedError(
+                f"{size} bytes of address space are needed for shared tensors, the system says: {error.strerror}; look "
+                "at the limit on address space (ulimit -v)"
+            ) from None
         self.address = c.addressof((c.c_char * 1).from_buffer(self._memory))
+        self._pid = os.getpid()
         self._lock = threading.Lock()
+        self._returned: deque[tuple[int, int]] = deque()  # blocks given back that are not in _free yet
         self._free: list[tuple[int, int]] = [(0, size)]  # (offset, bytes), rising, never adjacent
 
     @property
     def used(self) -> int:
         """Bytes in blocks that are held."""
         with self._lock:
+            self._take_back()
             return self.size - sum(length for _, length in self._free)
 
     def allocate(self, nbytes: int) -> int:
@@ -63,6 +75,7 @@ class Heap:
         wanted = max(1, -(-nbytes // PAGE)) * PAGE
         step = HUGE if wanted >= HUGE else PAGE
         with self._lock:
+            self._take_back()
             for index, (offset, length) in enumerate(self._free):
                 start = -(-offset // step) * step
                 if start + wanted <= offset + length:
@@ -76,10 +89,20 @@ class Heap:
         )
 
     def release(self, offset: int, nbytes: int) -> None:
-        """Gives a block back; its pages are the machine's again at once."""
+        """Gives a block back; its pages are the machine's again at once.
+
+        May be called at any time, also by the garbage collector in the middle of :meth:`allocate`: so it takes no lock.
+        """
+        if os.getpid() != self._pid:
+            return  # a forked child's copy of an array: the block is the parent's
         length = max(1, -(-nbytes // PAGE)) * PAGE
         self._memory.madvise(mmap.MADV_REMOVE, offset, length)
-        with self._lock:
+        self._returned.append((offset, length))
+
+    def _take_back(self) -> None:
+        """Joins what was given back with the gaps beside it; the caller holds the lock."""
+        while self._returned:
+            offset, length = self._returned.popleft()
             at = bisect.bisect(self._free, (offset, 0))
             if at < len(self._free) and offset + length == self._free[at][0]:
                 length += self._free.pop(at)[1]
@@ -154,10 +177,10 @@ def empty(shape: int | Sequence[int], dtype: Any = np.float32) -> Any:
     if type(dtype).__module__ == "torch":
         import torch
 
-        elements: NDArray[Any] = np.asarray(_Block(process_heap(), int(np.prod(dimensions)) * dtype.itemsize))
+        elements: NDArray[Any] = np.asarray(_Block(process_heap(), math.prod(dimensions) * dtype.itemsize))
         return torch.from_numpy(elements).view(dtype).view(dimensions)
     storage = element_type(dtype if isinstance(dtype, str) else np.dtype(dtype)).storage
-    block = np.asarray(_Block(process_heap(), int(np.prod(dimensions)) * storage.itemsize))
+    block = np.asarray(_Block(process_heap(), math.prod(dimensions) * storage.itemsize))
     return block.view(storage).reshape(dimensions)
 
 
@@ -194,8 +217,8 @@ def _physical_bytes() -> int:
 
 def _after_fork() -> None:
     """A child's new arrays must not be the parent's: it gets a heap of its own when it wants one."""
-    global _heap
-    _heap = None
+    global _heap, _lock
+    _heap, _lock = None, threading.Lock()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -14,12 +14,13 @@ import ctypes as c
 import mmap
 import os
 import secrets
+import sys
 import time
 import weakref
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,10 +36,11 @@ from blinkccl.engines.host import (
     native_scale,
     segment_bytes,
     shape_of,
+    statuses,
 )
 from blinkccl.engines.host_plan import Area, HostPlan
-from blinkccl.errors import CommunicationError, ScheduleError, UnsupportedError
-from blinkccl.runtime.card import Card, decode, encode, own_card, same_host
+from blinkccl.errors import CommunicationError, PeerLostError, RendezvousTimeout, ScheduleError, UnsupportedError
+from blinkccl.runtime.card import Card, alive, decode, encode, own_card, same_host
 from blinkccl.runtime.descriptors import Descriptors
 from blinkccl.runtime.handover import share
 from blinkccl.runtime.heap import memory_file, process_heap
@@ -46,7 +48,7 @@ from blinkccl.runtime.in_turn import InTurn
 from blinkccl.runtime.plans import host_plan
 from blinkccl.runtime.point_to_point import PointToPoint
 from blinkccl.runtime.rendezvous import meet
-from blinkccl.runtime.store_contract import Store
+from blinkccl.runtime.store_contract import Pauses, Store
 from blinkccl.runtime.timeouts import default_timeout_s, microseconds
 from blinkccl.runtime.tuner import choose
 
@@ -56,6 +58,7 @@ _KEPT_CALLS = 1024
 #: What a prepared call is found by: name, element type, count, operation, root, source and destination.
 _Key = tuple[str, str, int, str, int, int]
 
+_Result = TypeVar("_Result")
 _groups: weakref.WeakSet[HostGroup] = weakref.WeakSet()
 
 
@@ -172,7 +175,7 @@ class HostGroup:
             with self._in_turn.lock:
                 call.run(send, recv, timeout_us, scale)
         else:
-            self._in_turn.submit(lambda: call.run(send, recv, timeout_us, scale)).result()
+            self.result(self._in_turn.submit(lambda: call.run(send, recv, timeout_us, scale)))
 
     def submit_raw(
         self,
@@ -239,9 +242,7 @@ class HostGroup:
             plan = host_plan(collective, choice.algorithm, choice.inline, self._area)
             call = NativeOp(self._endpoint, plan, plan.bind(count, row.itemsize, choice.chunk_bytes), row, chosen)
         while len(self._calls) >= _KEPT_CALLS:
-            oldest = next(iter(self._calls))
-            with self._in_turn.lock:
-                self._calls.pop(oldest).close()
+            self._calls.pop(next(iter(self._calls)), None)  # gone when the last that is under way has ended
         self._calls[key] = call
         return call
 
@@ -255,12 +256,23 @@ class HostGroup:
 
     def run_prepared(self, call: NativeOp, send: int | None, recv: int | None, scale: float | None = None) -> None:
         """Runs what :meth:`prepare` returned."""
+        self._check_open()
         factor = self._factor(call, scale) if scale is not None or call.scales else None
         if self._in_turn.idle:
             with self._in_turn.lock:
                 call.run(send, recv, self._timeout_us, factor)
         else:
-            self._in_turn.submit(lambda: call.run(send, recv, self._timeout_us, factor)).result()
+            self.result(self._in_turn.submit(lambda: call.run(send, recv, self._timeout_us, factor)))
+
+    def result(self, future: Future[_Result]) -> _Result:
+        """Waits for what was submitted; where a signal (Ctrl-C) ends the wait, the group ends too, on all ranks."""
+        try:
+            return future.result()
+        except BaseException as error:
+            if not future.done():
+                self.abort(f"rank {self.rank} was interrupted by {type(error).__name__}")
+                wait([future])  # its buffers may be the caller's, who does not wait any longer
+            raise
 
     def collective(self, name: str, root: int = 0, dst: int = 0) -> Collective:
         """The collective among this group's ranks."""
@@ -313,32 +325,41 @@ class HostGroup:
     def abort(self, why: str = "abort() was called") -> None:
         """Ends the group for all ranks: whatever they wait for raises CommunicationError with ``why``."""
         if not self._closed:
+            self._check_open()
             self._endpoint.abort(why)
 
     def close(self) -> None:
-        """Leaves the group, in order; other ranks may still finish calls that do not need this one."""
-        if self._closed:
-            return
-        self._closed = True
-        if os.getpid() != self._pid:
+        """Leaves the group, in order, when the calls under way have ended.
+
+        Other ranks may still finish calls that do not need this one.
+
+        Raises
+        ------
+        CommunicationError
+            In a signal handler that runs in the middle of a call.
+        """
+        if self._closed or os.getpid() != self._pid:
             return  # a forked child's copy: the rank is its parent's
+        _ = self._endpoint.handle
+        self._closed = True
         self._streams.close()
         self._in_turn.close()
-        for call in self._calls.values():
-            call.close()
-        self._calls.clear()
-        self._endpoint.close()
+        with self._in_turn.lock:
+            for call in self._calls.values():
+                call.close()
+            self._calls.clear()
+            self._endpoint.close()
         self._descriptors.close()
         with suppress(BufferError):
             self._memory.close()
 
     def _check_open(self) -> None:
-        if self._closed:
-            raise CommunicationError(f"rank {self.rank}'s group {self.prefix!r} is closed")
         if os.getpid() != self._pid:
             raise CommunicationError(
                 f"group {self.prefix!r} was made in process {self._pid}; a forked child has no rank in it"
             )
+        if self._closed:
+            raise CommunicationError(f"rank {self.rank}'s group {self.prefix!r} is closed")
 
 
 #: A barrier is the least that no rank can finish before all have begun. Its word stays 0.
@@ -360,21 +381,28 @@ def _join(store: Store, prefix: str, rank: int, size: int, area: Area, deadline:
     token = cards[0].payload[:_TOKEN_BYTES]
     shape = shape_of(size, area, STREAM_BYTES)
     length = segment_bytes(shape)
-    heap = process_heap()
-    descriptors = share(
-        store, f"{prefix}/memory", rank, size, lambda: memory_file("blink-segment", length), heap.fd, deadline
-    )
+
+    def make() -> int:
+        fd = memory_file("blink-segment", length)
+        try:
+            with _mapped(fd, length, rank) as fresh:
+                format_segment(c.addressof((c.c_char * 1).from_buffer(fresh)), length, shape, token)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def look() -> None:
+        _raise_lost(cards, rank)
+
+    descriptors = share(store, f"{prefix}/memory", rank, size, make, process_heap().fd, deadline, look)
     try:
         memory = _mapped(descriptors.segment_fd, length, rank)
         try:
             address = c.addressof((c.c_char * 1).from_buffer(memory))
-            if rank == 0:
-                format_segment(address, length, shape, token)
-                store.set(f"{prefix}/memory/ready", token)
-            elif store.get(f"{prefix}/memory/ready", deadline) != token:
-                raise CommunicationError("the store holds another group's token; give each job a store of its own")
             endpoint = Endpoint(address, length, rank, token, -1 if _share_process(cards) else descriptors.segment_fd)
             _map_heaps(endpoint, descriptors, rank)
+            _await_joined(address, length, cards, rank, deadline)
             return _Joined(cards, memory, descriptors, endpoint)
         except BaseException:
             with suppress(BufferError):
@@ -385,6 +413,23 @@ def _join(store: Store, prefix: str, rank: int, size: int, area: Area, deadline:
         raise
 
 
+def _await_joined(address: int, length: int, cards: tuple[Card, ...], rank: int, deadline: float) -> None:
+    """Until here a rank shows by its card that it lives, from here on by its lock on the segment."""
+    pauses = Pauses(deadline)
+    while missing := [peer for peer, status in enumerate(statuses(address, length)) if not status.joined]:
+        _raise_lost(cards, rank)
+        if not pauses.pause():
+            present = set(range(len(cards))) - set(missing)
+            text = f"rank {rank} waited past the deadline for them to join the group's memory"
+            raise RendezvousTimeout(missing, present, text)
+
+
+def _raise_lost(cards: tuple[Card, ...], rank: int) -> None:
+    for card in cards:
+        if card.rank != rank and alive(card) is False:
+            raise PeerLostError(card.rank, "its process ended while the group was made", card.pid)
+
+
 def _mapped(fd: int, length: int, rank: int) -> mmap.mmap:
     found = os.fstat(fd)
     if found.st_uid != os.geteuid() or found.st_size != length:
@@ -392,7 +437,13 @@ def _mapped(fd: int, length: int, rank: int) -> mmap.mmap:
             f"rank {rank} was given {found.st_size} bytes of user {found.st_uid}, "
             f"expected {length} bytes of user {os.geteuid()}"
         )
-    return mmap.mmap(fd, length)
+    try:
+        return mmap.mmap(fd, length)
+    except OSError as error:
+        raise UnsupportedError(
+            f"rank {rank} needs {length} bytes of address space for the memory of its group, the system says: "
+            f"{error.strerror}; look at the limit on address space (ulimit -v)"
+        ) from None
 
 
 def _map_heaps(endpoint: Endpoint, descriptors: Descriptors, rank: int) -> None:
@@ -447,6 +498,20 @@ class _Alone:
 
 @atexit.register
 def _close_all() -> None:
-    """A process that ends in order leaves its groups in order."""
+    """A process that ends in order leaves its groups in order; one that an error ends waits for nobody."""
+    error = getattr(sys, "last_type", None)
     for group in list(_groups):
-        group.close()
+        with suppress(CommunicationError):
+            if error is not None and group._in_turn.busy:
+                group.abort(f"rank {group.rank} ended with {error.__name__}")
+            group.close()
+
+
+def _forget_all() -> None:
+    """A forked child has no rank: what it calls must not find prepared calls, nor locks that a thread held."""
+    for group in list(_groups):
+        group._calls = {}
+    _groups.clear()
+
+
+os.register_at_fork(after_in_child=_forget_all)

@@ -24,7 +24,8 @@ class InTurn:
     """
 
     def __init__(self, name: str) -> None:
-        self.lock = threading.Lock()
+        # Reentrant: a signal handler in the middle of a call is refused by the endpoint, and does not wait for itself.
+        self.lock = threading.RLock()
         self.idle = True  # nothing is queued or running here; read without the lock on the fast path
         self._name = name
         self._count = 0
@@ -47,6 +48,14 @@ class InTurn:
                 self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
                 self._thread.start()
         return future
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call is queued or being made, by whatever thread."""
+        if not self.idle or not self.lock.acquire(blocking=False):
+            return True
+        self.lock.release()
+        return False
 
     def close(self) -> None:
         """Lets queued calls be made and ends the thread."""
@@ -73,3 +82,4 @@ class InTurn:
                 future.set_result(None)
             else:
                 future.set_exception(error)
+            del task, call, future, error  # the next may be long in coming, and arrays hang on these

@@ -16,8 +16,9 @@ knew before this meeting, and a roster counts only for whom it names with today'
 roster without itself, or a ``lead`` whose process has ended, goes on waiting for another ``lead``.
 
 A rank whose process has ended may be started again and take its place in the same meeting, as long as this is
-not complete. Where two living processes claim one rank, or rank 0 and another disagree on the number of ranks, the
-version or the protocol, whoever sees it writes the fault, and all in the meeting raise it.
+not complete, within :data:`GRACE_S`; then it counts as lost. Where a rank is lost, two living processes claim one
+rank, or rank 0 and another disagree on the number of ranks, the version or the protocol, whoever sees it writes the
+fault, and all in the meeting raise it.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from blinkccl.runtime.card import Card, decode
 #: Whether a card's process still runs; None: that cannot be seen from here.
 Alive = Callable[[Card], bool | None]
 _Kind = TypeVar("_Kind")
+#: Seconds that a rank whose process has ended has to come again.
+GRACE_S = 1.0
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -47,6 +50,14 @@ class Entry(msgspec.Struct, frozen=True):
     left: float | None = None
 
 
+class Fault(msgspec.Struct, frozen=True):
+    """Why a meeting cannot be; ``lost`` is the rank that is gone and ``pid`` its process, if that is why."""
+
+    text: str
+    lost: int | None = None
+    pid: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """What follows from what was seen.
@@ -57,16 +68,16 @@ class Step:
 
     writes: tuple[tuple[str, bytes], ...] = ()
     cards: list[bytes] | None = None
-    fault: str | None = None
+    fault: Fault | None = None
 
 
 class _FaultFoundError(Exception):
     """Ends a step: a meeting cannot be. Those who look at ``keys`` are to be told; none: one of them told us."""
 
-    def __init__(self, text: str, *keys: str) -> None:
-        self.text = text
+    def __init__(self, fault: Fault, *keys: str) -> None:
+        self.fault = fault
         self.keys = keys
-        super().__init__(text)
+        super().__init__(fault.text)
 
 
 class Meeting:
@@ -97,6 +108,7 @@ class Meeting:
         self._posted = False
         self._joined = {rank}
         self._note = ""
+        self._ended: dict[str, float] = {}  # nonces of those whose process has ended, and when that was seen
 
     def opening(self) -> tuple[tuple[str, bytes], ...]:
         """What to write before the first step."""
@@ -104,9 +116,15 @@ class Meeting:
         here = (f"here/{self._rank}", encoded)
         return (("lead", encoded), here) if self._rank == 0 else (here,)
 
-    def leaving(self, now: float) -> tuple[str, bytes]:
-        """What to write when giving up: those that give up a moment later do not take us for missing."""
-        return f"here/{self._rank}", msgspec.msgpack.encode(Entry(self._own.nonce, self._own.card, now))
+    def leaving(self, now: float) -> tuple[tuple[str, bytes], ...]:
+        """What to write when giving up: those that give up a moment later take us neither for missing nor for lost."""
+        left = msgspec.msgpack.encode(Entry(self._own.nonce, self._own.card, now))
+        keys = [f"here/{self._rank}"]
+        if self._rank == 0:
+            keys.append("lead")
+        elif self._posted:
+            keys.append(self._key(f"card/{self._rank}"))
+        return tuple((key, left) for key in keys)
 
     def wanted(self) -> tuple[str, ...]:
         """The keys to look at for the next step."""
@@ -116,12 +134,13 @@ class Meeting:
             return ("lead", self._key("fault"), *(self._key(f"card/{rank}") for rank in range(1, self._size)))
         return ("lead", self._key("fault"), self._key("roster"), self._key(f"card/{self._rank}"))
 
-    def step(self, seen: Mapping[str, bytes]) -> Step:
-        """What follows from ``seen``, which holds those keys of :meth:`wanted` under which something is."""
+    def step(self, seen: Mapping[str, bytes], now: float) -> Step:
+        """What follows from ``seen``, which holds those keys of :meth:`wanted` under which something is ``now``."""
         try:
-            return self._lead(seen) if self._rank == 0 else self._follow(seen)
+            return self._lead(seen, now) if self._rank == 0 else self._follow(seen, now)
         except _FaultFoundError as found:
-            return Step(tuple((key, found.text.encode()) for key in found.keys), fault=found.text)
+            encoded = msgspec.msgpack.encode(found.fault)
+            return Step(tuple((key, encoded) for key in found.keys), fault=found.fault)
 
     def reported(self) -> tuple[str, ...]:
         """The keys that tell who is there, to look at once for :meth:`timeout`."""
@@ -148,12 +167,12 @@ class Meeting:
     def _key(self, name: str) -> str:
         return f"{self._session}/{name}"
 
-    def _lead(self, seen: Mapping[str, bytes]) -> Step:
+    def _lead(self, seen: Mapping[str, bytes], now: float) -> Step:
         self._raise_fault(seen)
         leader = _entry(seen, "lead")
         if leader is not None and leader.nonce != self._own.nonce:
             text = self._claimed_twice(decode(leader.card))
-            raise _FaultFoundError(text, self._key("fault"), f"{leader.nonce}/fault")
+            raise _FaultFoundError(Fault(text), self._key("fault"), f"{leader.nonce}/fault")
         cards = []
         for rank in range(1, self._size):
             entry = _entry(seen, self._key(f"card/{rank}"))
@@ -162,21 +181,24 @@ class Meeting:
                 cards.append(entry)
                 self._joined.add(rank)
         # A rank that has ended since may be started again, and must not be in the roster as the one that it was.
-        if len(cards) < self._size - 1 or any(self._alive(decode(entry.card)) is False for entry in cards):
+        ended = [entry for entry in cards if self._has_ended(entry, now)]
+        if len(cards) < self._size - 1 or ended:
             return Step()
         roster = [self._own, *cards]
         return Step(((self._key("roster"), msgspec.msgpack.encode(roster)),), [entry.card for entry in roster])
 
-    def _follow(self, seen: Mapping[str, bytes]) -> Step:
+    def _follow(self, seen: Mapping[str, bytes], now: float) -> Step:
         leader = _entry(seen, "lead")
         roster = _roster(seen, self._key("roster"))
         if roster is not None and self._is_in(roster):
             return Step(cards=[entry.card for entry in roster])
         self._raise_fault(seen)  # of the meeting that we took part in till now, whoever leads now
-        if leader is None or self._alive(decode(leader.card)) is False:
+        if leader is None:
             return Step()
-        if leader.nonce != self._session:
-            return self._join(leader)
+        if leader.nonce != self._session:  # one that has ended before we came is an earlier run's
+            return Step() if self._alive(decode(leader.card)) is False else self._join(leader)
+        if self._has_ended(leader, now):
+            return Step()
         if roster is not None:
             self._note = self._left_out(roster)
             return Step()
@@ -212,7 +234,7 @@ class Meeting:
                 self._own_card.start,
             )
             if self._posted or not (again or self._alive(other) is False):
-                raise _FaultFoundError(self._claimed_twice(other), self._key("fault"))
+                raise _FaultFoundError(Fault(self._claimed_twice(other)), self._key("fault"))
         return Step(((key, msgspec.msgpack.encode(self._own)),))
 
     def _compare(self, other: Card) -> None:
@@ -220,11 +242,11 @@ class Meeting:
         for what in ("world_size", "version", "protocol"):
             ours, theirs = getattr(mine, what), getattr(other, what)
             if ours != theirs:
-                raise _FaultFoundError(
+                text = (
                     f"ranks disagree on {what}: rank {mine.rank} ({mine}) has {ours}, rank {other.rank} ({other}) has "
-                    f"{theirs}; start all ranks of the job with the same, and jobs side by side in stores of their own",
-                    self._key("fault"),
+                    f"{theirs}; start all ranks of the job with the same, and jobs side by side in stores of their own"
                 )
+                raise _FaultFoundError(Fault(text), self._key("fault"))
 
     def _claimed_twice(self, other: Card) -> str:
         return (
@@ -233,9 +255,22 @@ class Meeting:
         )
 
     def _raise_fault(self, seen: Mapping[str, bytes]) -> None:
-        text = seen.get(self._key("fault"))
-        if text is not None:
-            raise _FaultFoundError(text.decode(errors="replace"))
+        key = self._key("fault")
+        data = seen.get(key)
+        if data is not None:
+            raise _FaultFoundError(_read(data, Fault, key))
+
+    def _has_ended(self, entry: Entry, now: float) -> bool:
+        """Whether its process has; a fault if that did not give up, and nobody has taken its place for too long."""
+        card = decode(entry.card)
+        if self._alive(card) is not False:
+            return False
+        if entry.left is not None:
+            return True
+        if now - self._ended.setdefault(entry.nonce, now) >= GRACE_S:
+            fault = Fault("its process ended before all ranks had come", card.rank, card.pid)
+            raise _FaultFoundError(fault, self._key("fault"))
+        return True
 
 
 def _entry(seen: Mapping[str, bytes], key: str) -> Entry | None:

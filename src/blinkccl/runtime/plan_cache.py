@@ -130,7 +130,7 @@ class PlanCache:
             with open(os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
                 file.write(text)
             os.replace(written, path)
-            self._throw_out(path)
+            self._throw_out()
         except (OSError, LaunchError) as error:
             with suppress(OSError):
                 written.unlink(missing_ok=True)
@@ -139,8 +139,8 @@ class PlanCache:
     def _path(self, key: PlanKey) -> Path | None:
         return None if self.directory is None else self.directory / f"{key.digest}.json"
 
-    def _throw_out(self, kept: Path) -> None:
-        """Removes the files not used for longest until the rest is small enough; ``kept`` stays."""
+    def _throw_out(self) -> None:
+        """Removes the files not used for longest until the rest is small enough."""
         rows = []
         for path in self.directory.glob("*") if self.directory is not None else ():
             with suppress(OSError):  # another process was faster
@@ -151,10 +151,9 @@ class PlanCache:
         for _, _, size, path in sorted(rows):
             if total <= self._max_bytes:
                 return
-            if path != kept:
-                with suppress(OSError):
-                    path.unlink()
-                total -= size
+            with suppress(OSError):
+                path.unlink()
+            total -= size
 
     def _warn(self, what: str, path: Path, why: object) -> None:
         """Once for each kind of trouble: a cache that does not work is no reason to fill a log."""

@@ -65,6 +65,7 @@ class PointToPoint:
         self._matching = Matching()
         self._changed = threading.Condition()
         self._threads: dict[tuple[str, int], threading.Thread] = {}
+        self._ended: dict[int, BaseException] = {}  # sources from which nothing more comes, and why
         self._counts = {"sends": 0, "sent_bytes": 0, "receives": 0, "received_bytes": 0}
         self._closed = False
 
@@ -88,20 +89,23 @@ class PointToPoint:
         with self._changed:
             there = self._matching.post(posted)
             if there is None:
-                for source in range(self._size) if src is None else (src,):
-                    if source != self._rank:
-                        self._start("receive", source)
+                for source in self._sources(posted):
+                    self._start("receive", source)
+                lost = self._hopeless()
                 self._changed.notify_all()
         if there is not None:
             source, content = there
             if self._fits(posted, source, len(content)):
                 c.memmove(posted.address, content, len(content))
                 posted.future.set_result(source)
+        else:
+            _fail(lost)
         return posted.future
 
     def stats(self) -> dict[str, int]:
         """Messages and bytes, as this rank has sent and received them."""
-        return dict(self._counts)
+        with self._changed:
+            return dict(self._counts)
 
     def close(self) -> None:
         """Lets sends end that can, and ends the threads; what is still wanted fails."""
@@ -141,9 +145,11 @@ class PointToPoint:
             except BaseException as error:
                 message.future.set_exception(error)
             else:
-                self._counts["sends"] += 1
-                self._counts["sent_bytes"] += message.nbytes
+                with self._changed:
+                    self._counts["sends"] += 1
+                    self._counts["sent_bytes"] += message.nbytes
                 message.future.set_result(None)
+            del message  # the next may be long in coming, and an array hangs on this one
 
     def _write(self, dst: int, address: int, nbytes: int, message: _Outgoing) -> None:
         done = 0
@@ -175,7 +181,10 @@ class PointToPoint:
                 tag, nbytes = _HEADER.unpack(header.raw)
                 self._take(src, tag, nbytes)
         except BaseException as error:
-            self._fail(src, error)
+            with self._changed:
+                self._ended[src] = error
+                lost = self._hopeless()
+            _fail(lost)
 
     def _wanted(self, src: int) -> bool:
         """Waits until a receive may want something of ``src``; False when the group is closed."""
@@ -196,14 +205,14 @@ class PointToPoint:
                 receive = self._matching.arrive(src, tag)
         if isinstance(receive, _Posted) and self._fits(receive, src, nbytes):
             try:
-                self._read(src, receive.address, nbytes)
+                self._read(src, receive.address, nbytes, receive.deadline)
             except BaseException as error:
                 receive.future.set_exception(error)
                 raise
             receive.future.set_result(src)
             return
         content = c.create_string_buffer(max(1, nbytes))
-        self._read(src, c.addressof(content), nbytes)
+        self._read(src, c.addressof(content), nbytes, self._deadline(None))
         if receive is None:
             with self._changed:
                 late = self._matching.arrive(src, tag)
@@ -214,8 +223,9 @@ class PointToPoint:
                 late.future.set_result(src)
 
     def _fits(self, posted: _Posted, src: int, nbytes: int) -> bool:
-        self._counts["receives"] += 1
-        self._counts["received_bytes"] += nbytes
+        with self._changed:
+            self._counts["receives"] += 1
+            self._counts["received_bytes"] += nbytes
         if nbytes <= posted.nbytes:
             return True
         posted.future.set_exception(
@@ -226,7 +236,7 @@ class PointToPoint:
         )
         return False
 
-    def _read(self, src: int, address: int, nbytes: int) -> None:
+    def _read(self, src: int, address: int, nbytes: int, deadline: float) -> None:
         """All of a message that has begun."""
         done = 0
         while done < nbytes:
@@ -238,6 +248,15 @@ class PointToPoint:
             done += moved
             if moved == 0 and self._closed:
                 raise CommunicationError(f"rank {self._rank} closed its group with a message from rank {src} under way")
+            if moved == 0:
+                with self._changed:
+                    self._expire()
+            if moved == 0 and time.monotonic() > deadline:
+                self._endpoint.abort(f"rank {self._rank} could not receive from rank {src} in time")
+                raise DeadlineError(
+                    f"rank {self._rank} waited past the deadline for the rest of a message from rank {src}: {done} of "
+                    f"{nbytes} bytes came; is rank {src} stuck?"
+                )
 
     def _read_some(self, src: int, address: int, nbytes: int) -> bool:
         """A whole header, or False if none has begun yet."""
@@ -245,7 +264,7 @@ class PointToPoint:
         if moved < 0:
             raise self._endpoint.failure(-moved, f"receive from rank {src}")
         if 0 < moved < nbytes:
-            self._read(src, address + moved, nbytes - moved)
+            self._read(src, address + moved, nbytes - moved, self._deadline(None))
         return bool(moved)
 
     def _expire(self) -> None:
@@ -262,14 +281,21 @@ class PointToPoint:
                 )
             )
 
-    def _fail(self, src: int, error: BaseException) -> None:
-        """A wire that broke: nothing more comes from ``src``."""
-        with self._changed:
-            lost = [r for r in self._matching.posted if isinstance(r, _Posted) and r.source in (None, src)]
-            for receive in lost:
-                self._matching.posted.remove(receive)
-        for receive in lost:
-            receive.future.set_exception(error)
+    def _sources(self, receive: Receive) -> tuple[int, ...]:
+        """The ranks that may serve a receive."""
+        everybody = tuple(rank for rank in range(self._size) if rank != self._rank)
+        return everybody if receive.source is None else (receive.source,)
+
+    def _hopeless(self) -> list[tuple[_Posted, BaseException]]:
+        """Takes out the receives that no rank can serve any more, each with the reason; the caller holds the lock."""
+        found = [
+            (receive, self._ended[self._sources(receive)[-1]])
+            for receive in self._matching.posted
+            if isinstance(receive, _Posted) and all(source in self._ended for source in self._sources(receive))
+        ]
+        for receive, _ in found:
+            self._matching.posted.remove(receive)
+        return found
 
     def _deadline(self, deadline_s: float | None) -> float:
         return time.monotonic() + (self._timeout_s if deadline_s is None else deadline_s)
@@ -279,3 +305,8 @@ class PointToPoint:
             raise ScheduleError(
                 f"rank {self._rank} cannot {what} rank {peer}: expected another rank in 0 … {self._size - 1}"
             )
+
+
+def _fail(lost: list[tuple[_Posted, BaseException]]) -> None:
+    for receive, error in lost:
+        receive.future.set_exception(error)

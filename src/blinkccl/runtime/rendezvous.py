@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 import time
 
-from blinkccl.errors import CommunicationError, PlanMismatchError
+from blinkccl.errors import CommunicationError, PeerLostError, PlanMismatchError
 from blinkccl.runtime.card import Card, alive, decode, encode, own_card, same_host
 from blinkccl.runtime.meeting import Entry, Meeting
 from blinkccl.runtime.store_contract import Pauses, Store
@@ -44,6 +44,8 @@ def meet(store: Store, prefix: str, rank: int, size: int, card: bytes, deadline:
     PlanMismatchError
         If two living processes claim one rank, or ranks disagree on size, version or protocol. All that are in
         the meeting raise it; the message says both sides.
+    PeerLostError
+        If a rank's process ended before all had come, and was not started again at once.
     CommunicationError
         If the store is lost.
 
@@ -60,14 +62,16 @@ def meet(store: Store, prefix: str, rank: int, size: int, card: bytes, deadline:
     _write(store, prefix, meeting.opening())
     pauses = Pauses(deadline)
     while True:
-        step = meeting.step(_look(store, prefix, meeting.wanted()))
+        step = meeting.step(_look(store, prefix, meeting.wanted()), time.monotonic())
         _write(store, prefix, step.writes)
         if step.fault is not None:
-            raise PlanMismatchError(step.fault)
+            if step.fault.lost is not None:
+                raise PeerLostError(step.fault.lost, step.fault.text, step.fault.pid)
+            raise PlanMismatchError(step.fault.text)
         if step.cards is not None:
             return step.cards
         if not pauses.pause():
-            _write(store, prefix, (meeting.leaving(time.monotonic()),))
+            _write(store, prefix, meeting.leaving(time.monotonic()))
             raise meeting.timeout(_look(store, prefix, meeting.reported()))
 
 

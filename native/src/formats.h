@@ -1,0 +1,117 @@
+// How is an element type read, computed with and written? A format loads kLanes elements as one Lane, computes with it,
+// and rounds it into a destination (store) or keeps it as accumulators (keep, recall).
+//
+// Types that are computed with as they are stored go element by element, and the compiler vectorises the loops; narrow
+// floats go by vectors of float32. In an unnamed namespace: each kernel file compiles its own copy.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "float_formats.h"
+#include "operations.h"
+
+namespace blink {
+namespace {
+
+template <class T, bool kInteger = std::is_integral_v<T>>
+struct TwinOf {
+  using Type = std::make_unsigned_t<T>;
+};
+template <class T>
+struct TwinOf<T, false> {
+  using Type = T;
+};
+
+// A type that is computed with as it is stored. Where order does not matter a signed integer is its unsigned Twin.
+template <class T>
+struct Native {
+  using Twin = Native<typename TwinOf<T>::Type>;
+  using Store = T;
+  using Acc = T;
+  using Lane = T;
+  static constexpr std::size_t kLanes = 1;
+
+  template <class Count>
+  static Lane load(const Store* from, Count) {
+    return *from;
+  }
+  template <class Count>
+  static void store(Store* to, Lane value, Count) {
+    *to = value;
+  }
+  template <class Count>
+  static Lane recall(const Acc* from, Count) {
+    return *from;
+  }
+  template <class Count>
+  static void keep(Acc* to, Lane value, Count) {
+    *to = value;
+  }
+
+  static Acc scalar(double scale) {
+    if constexpr (std::is_integral_v<T>) {
+      // Truncated toward zero and wrapped; what is not within 64 bits, NaN included, has no meaning and is 0.
+      if (!(scale > -0x1p64 && scale < 0x1p64)) return 0;
+      const std::uint64_t size = static_cast<std::uint64_t>(scale < 0 ? -scale : scale);
+      return static_cast<T>(scale < 0 ? 0 - size : size);
+    } else {
+      return static_cast<T>(scale);
+    }
+  }
+
+  static Lane scaled(Lane value, Acc factor) { return Prod::apply(value, factor); }
+
+  // Up to 32 bits a quotient in double, truncated, is exact, and vectorises: it errs by less than 2^-21 / divisor,
+  // and a quotient that is no integer is at least 1 / divisor away from one.
+  static Lane quotient(Lane value, std::uint32_t divisor) {
+    if constexpr (std::is_floating_point_v<T>) {
+      return value / static_cast<T>(divisor);
+    } else if constexpr (sizeof(T) <= 4) {
+      return static_cast<T>(static_cast<double>(value) / static_cast<double>(divisor));
+    } else {
+      return value / static_cast<T>(divisor);
+    }
+  }
+};
+
+// A float that is computed with as float32. `count` is how many of a vector's elements there are: all but at the end.
+template <class Format>
+struct Narrow {
+  using Twin = Narrow;
+  using Store = typename Format::Store;
+  using Acc = float;
+  using Lane = Floats;
+  static constexpr std::size_t kLanes = kWidth;
+
+  template <class Count>
+  static Lane load(const Store* from, Count count) {
+    typename Format::Stored stored{};
+    std::memcpy(&stored, from, count * sizeof(Store));
+    return Format::widen(stored);
+  }
+  template <class Count>
+  static void store(Store* to, Lane value, Count count) {
+    const typename Format::Stored stored = Format::narrow(value);
+    std::memcpy(to, &stored, count * sizeof(Store));
+  }
+  template <class Count>
+  static Lane recall(const Acc* from, Count count) {
+    Lane value{};
+    std::memcpy(&value, from, count * sizeof(Acc));
+    return value;
+  }
+  template <class Count>
+  static void keep(Acc* to, Lane value, Count count) {
+    std::memcpy(to, &value, count * sizeof(Acc));
+  }
+
+  static Acc scalar(double scale) { return static_cast<float>(scale); }
+  static Lane scaled(Lane value, Acc factor) { return value * factor; }
+  static Lane quotient(Lane value, std::uint32_t divisor) { return value / static_cast<float>(divisor); }
+};
+
+}  // namespace
+}  // namespace blink

@@ -1,0 +1,364 @@
+// Tables for the host engine, made by hand: plans of a few collectives, and the rows of op.h for each of their ranks.
+//
+// Written apart from host_plan.py and simpler: every message has a queue of its own, and a plan is a graph of nodes, each
+// of which fires once per chunk.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "../include/blink_host.h"
+#include "../src/op.h"
+
+namespace blink_test {
+
+enum class Kind { kOneHop, kOneShot, kRing, kBroadcast, kChain, kAllGather, kReduceScatter };
+constexpr Kind kKinds[] = {Kind::kOneHop, Kind::kOneShot,   Kind::kRing,         Kind::kBroadcast,
+                           Kind::kChain,  Kind::kAllGather, Kind::kReduceScatter};
+
+inline bool reduces(Kind kind) {
+  return kind == Kind::kOneHop || kind == Kind::kOneShot || kind == Kind::kRing || kind == Kind::kReduceScatter;
+}
+inline std::int64_t input_blocks(Kind kind, int ranks) { return kind == Kind::kReduceScatter ? ranks : 1; }
+inline std::int64_t output_blocks(Kind kind, int ranks) { return kind == Kind::kAllGather ? ranks : 1; }
+
+// Where one part of the data lies: elements from the start of the rank's input and output.
+struct Slice {
+  std::int64_t source = 0, target = 0, length = 0;
+};
+
+struct Node {
+  int rank, slice;
+  int offset;
+  bool contributes, keeps;
+  std::vector<int> from;  // nodes, in the order of reduction
+  int turn = 0;
+};
+
+struct Plan {
+  int ranks = 0;
+  std::int64_t input = 0, output = 0;  // elements
+  std::vector<Slice> slices;
+  std::vector<Node> nodes;
+
+  int add(Node node) {
+    nodes.push_back(std::move(node));
+    return static_cast<int>(nodes.size()) - 1;
+  }
+
+  std::vector<int> readers(int sender) const {
+    std::vector<int> found;
+    for (int n = 0; n < static_cast<int>(nodes.size()); ++n) {
+      const auto& from = nodes[n].from;
+      if (std::find(from.begin(), from.end(), sender) != from.end()) found.push_back(n);
+    }
+    return found;
+  }
+
+  // Whether a firing of `then` can only be after that of `first`.
+  bool precedes(int first, int then) const {
+    if (first == then) return true;
+    const std::vector<int> next = readers(first);
+    return std::any_of(next.begin(), next.end(), [&](int n) { return precedes(n, then); });
+  }
+
+  // A rank's nodes as it walks through them: in one tick receivers before their senders.
+  std::vector<int> body(int rank) const {
+    std::vector<int> found;
+    for (int n = 0; n < static_cast<int>(nodes.size()); ++n) {
+      if (nodes[n].rank == rank) found.push_back(n);
+    }
+    std::stable_sort(found.begin(), found.end(), [&](int a, int b) { return nodes[a].offset > nodes[b].offset; });
+    return found;
+  }
+};
+
+namespace detail {
+
+// Up a chain that ends at `root`, or a star; returns the root's node.
+inline int up(Plan& plan, int root, int slice, bool chain, bool keeps) {
+  std::vector<int> leaves;
+  int last = -1;
+  for (int step = 1; step < plan.ranks; ++step) {
+    const int rank = chain ? (root + step) % plan.ranks : step - 1 + (step - 1 >= root);
+    std::vector<int> from;
+    if (chain && last >= 0) from = {last};
+    last = plan.add({rank, slice, chain ? step - 1 : 0, true, false, from, 0});
+    leaves.push_back(last);
+  }
+  if (chain) leaves = {last};
+  return plan.add({root, slice, chain ? plan.ranks - 1 : 1, true, keeps, leaves, chain ? 1 : root});
+}
+
+inline void down(Plan& plan, int root, bool chain) {
+  int last = root;
+  for (int step = 1; step < plan.ranks; ++step) {
+    const Node above = plan.nodes[static_cast<std::size_t>(last)];
+    const int rank = (plan.nodes[static_cast<std::size_t>(root)].rank + step) % plan.ranks;
+    const int made = plan.add({rank, above.slice, above.offset + 1, false, true, {last}, 0});
+    if (chain) last = made;
+  }
+}
+
+}  // namespace detail
+
+// `count` elements per block; broadcasts come from rank 0.
+inline Plan make_plan(Kind kind, int ranks, std::int64_t count) {
+  Plan plan;
+  plan.ranks = ranks;
+  plan.input = count * input_blocks(kind, ranks);
+  plan.output = count * output_blocks(kind, ranks);
+  if (kind == Kind::kBroadcast || kind == Kind::kChain) {
+    plan.slices = {{0, 0, count}};
+    detail::down(plan, plan.add({0, 0, 0, true, true, {}, 0}), kind == Kind::kChain);
+    return plan;
+  }
+  if (kind == Kind::kOneShot) {
+    plan.slices = {{0, 0, count}};
+    for (int r = 0; r < ranks; ++r) plan.add({r, 0, 0, true, false, {}, 0});
+    for (int r = 0; r < ranks; ++r) {
+      Node root{r, 0, 1, true, true, {}, r};
+      for (int other = 0; other < ranks; ++other) {
+        if (other != r) root.from.push_back(other);
+      }
+      plan.add(root);
+    }
+    return plan;
+  }
+  for (int r = 0; r < ranks; ++r) {
+    if (kind == Kind::kAllGather) {
+      plan.slices.push_back({0, r * count, count});
+      detail::down(plan, plan.add({r, r, 0, true, true, {}, 0}), false);
+    } else if (kind == Kind::kReduceScatter) {
+      plan.slices.push_back({r * count, 0, count});
+      detail::up(plan, r, r, false, true);
+    } else {
+      const std::int64_t start = r * count / ranks, stop = (r + 1) * count / ranks;
+      plan.slices.push_back({start, start, stop - start});
+      const bool chain = kind == Kind::kRing;
+      detail::down(plan, detail::up(plan, r, r, chain, true), chain);
+    }
+  }
+  return plan;
+}
+
+// What is chosen for a plan besides its size.
+struct Binding {
+  std::uint32_t dtype = 0;  // of blink::DType
+  std::int64_t item = 1;
+  std::int64_t chunk = 1;   // elements
+  std::int64_t slots = 1;
+  bool small = false;       // messages with their flags inside
+  std::uint64_t signature = 1;
+};
+
+// One rank's tables, and the memory that `tables` points into.
+struct Rows {
+  std::vector<blink::Role> roles;
+  std::vector<blink::Receive> receives;
+  std::vector<std::int64_t> sends;
+  std::vector<blink::Ring> rings;
+  std::vector<blink::Reader> readers;
+  blink_tables numbers{};
+
+  blink_tables tables() const {
+    blink_tables t = numbers;
+    t.roles = reinterpret_cast<const std::int64_t*>(roles.data());
+    t.role_count = static_cast<std::int64_t>(roles.size());
+    t.receives = reinterpret_cast<const std::int64_t*>(receives.data());
+    t.receive_count = static_cast<std::int64_t>(receives.size());
+    t.sends = sends.data();
+    t.send_count = static_cast<std::int64_t>(sends.size());
+    t.rings = reinterpret_cast<const std::int64_t*>(rings.data());
+    t.ring_count = static_cast<std::int64_t>(rings.size());
+    t.readers = reinterpret_cast<const std::int64_t*>(readers.data());
+    t.reader_count = static_cast<std::int64_t>(readers.size());
+    return t;
+  }
+};
+
+// Lays a plan out in a segment.
+class Layout {
+ public:
+  Layout(const Plan& plan, const Binding& binding) : plan_(plan), binding_(binding) {
+    std::vector<std::int64_t> lines(static_cast<std::size_t>(plan.ranks), 0), bytes(lines);
+    for (int n = 0; n < static_cast<int>(plan.nodes.size()); ++n) {
+      const auto rank = static_cast<std::size_t>(plan.nodes[n].rank);
+      Place place{plan.readers(n), lines[rank], bytes[rank], stride(plan.nodes[n].slice),
+                  binding.slots + (plan.readers(n).size() > 1)};
+      if (!place.readers.empty()) {
+        lines[rank] += 1 + static_cast<std::int64_t>(place.readers.size());
+        bytes[rank] += place.stride * place.slots;
+      }
+      places_.push_back(place);
+    }
+    lines_needed = *std::max_element(lines.begin(), lines.end());
+    bytes_needed = *std::max_element(bytes.begin(), bytes.end());
+  }
+
+  std::int64_t lines_needed = 0, bytes_needed = 0;  // of the fullest rank
+
+  Rows rows(int rank) const {
+    Rows made;
+    for (const int n : plan_.body(rank)) add(made, n);
+    blink_tables& t = made.numbers;
+    t.signature = binding_.signature;
+    t.what = binding_.signature * 7;
+    t.count = plan_.input;
+    t.dtype = binding_.dtype;
+    t.op = static_cast<std::uint32_t>(blink::Op::kSum);
+    t.chunk_elements = binding_.chunk;
+    t.shifts = 1;
+    t.inline_messages = binding_.small;
+    t.direct_in_place = direct_in_place(rank);
+    t.push_in_place = push_in_place(rank);
+    t.input_bytes = plan_.input * binding_.item;
+    t.output_bytes = plan_.output * binding_.item;
+    t.queue_count = static_cast<std::int64_t>(made.receives.size());
+    return made;
+  }
+
+ private:
+  struct Place {
+    std::vector<int> readers;
+    std::int64_t line, staging, stride, slots;
+  };
+
+  const Node& node(int n) const { return plan_.nodes[static_cast<std::size_t>(n)]; }
+  const Place& place(int n) const { return places_[static_cast<std::size_t>(n)]; }
+  const Slice& slice(int n) const { return plan_.slices[static_cast<std::size_t>(node(n).slice)]; }
+
+  std::int64_t stride(int slice) const {
+    const std::int64_t length = plan_.slices[static_cast<std::size_t>(slice)].length;
+    const std::int64_t bytes = (binding_.small ? length : std::min(length, binding_.chunk)) * binding_.item;
+    const auto payload = static_cast<std::int64_t>(blink::kPayloadBytes);
+    return binding_.small ? (bytes + payload - 1) / payload * static_cast<std::int64_t>(sizeof(blink::Block))
+                          : (bytes + 63) / 64 * 64;
+  }
+
+  std::int64_t direct(int n) const {
+    if (binding_.small) return blink::kDirectNo;
+    if (node(n).contributes && node(n).from.empty()) return blink::kDirectInput;
+    return node(n).keeps ? blink::kDirectOutput : blink::kDirectNo;
+  }
+
+  // A combined value for one who only keeps it.
+  bool pushed(int sender, int reader) const {
+    const Node& leaf = node(reader);
+    return !binding_.small && node(sender).contributes && !node(sender).from.empty() && leaf.keeps &&
+           !leaf.contributes && leaf.from.size() == 1 && place(reader).readers.empty();
+  }
+
+  template <class Test>
+  bool for_all_nodes(Test test) const {
+    for (int n = 0; n < static_cast<int>(plan_.nodes.size()); ++n) {
+      if (!test(n)) return false;
+    }
+    return true;
+  }
+
+  // Nobody at `rank` keeps a slice before all who read it there as input have done so.
+  bool direct_in_place(int rank) const {
+    return for_all_nodes([&](int sender) {
+      if (node(sender).rank != rank || direct(sender) != blink::kDirectInput) return true;
+      return for_all_nodes([&](int keeper) {
+        if (node(keeper).rank != rank || !node(keeper).keeps || keeper == sender ||
+            node(keeper).slice != node(sender).slice) {
+          return true;
+        }
+        const auto& readers = place(sender).readers;
+        return std::all_of(readers.begin(), readers.end(), [&](int r) { return plan_.precedes(r, keeper); });
+      });
+    });
+  }
+
+  // Nobody writes a slice into the output of `rank` before it and all others have read it there as input.
+  bool push_in_place(int rank) const {
+    return for_all_nodes([&](int writer) {
+      const auto& leaves = place(writer).readers;
+      return std::all_of(leaves.begin(), leaves.end(), [&](int leaf) {
+        if (node(leaf).rank != rank || !pushed(writer, leaf)) return true;
+        return for_all_nodes([&](int n) {
+          if (node(n).rank != rank || !node(n).contributes || node(n).slice != node(writer).slice) return true;
+          const auto& readers = place(n).readers;
+          return plan_.precedes(n, writer) &&
+                 (direct(n) != blink::kDirectInput ||
+                  std::all_of(readers.begin(), readers.end(), [&](int r) { return plan_.precedes(r, writer); }));
+        });
+      });
+    });
+  }
+
+  // Whether only acknowledgements tell that all readers are done.
+  bool drains(int n) const {
+    const auto& readers = place(n).readers;
+    return std::any_of(readers.begin(), readers.end(), [&](int reader) {
+      return for_all_nodes([&](int own) { return node(own).rank != node(n).rank || !plan_.precedes(reader, own); });
+    });
+  }
+
+  void add(Rows& made, int n) const {
+    const Node& at = node(n);
+    blink::Role role{};
+    role.offset = at.offset;
+    role.length = slice(n).length;
+    role.chunks = (role.length + binding_.chunk - 1) / binding_.chunk;
+    role.source = at.contributes ? slice(n).source * binding_.item : blink::kNowhere;
+    role.target = at.keeps ? slice(n).target * binding_.item : blink::kNowhere;
+    role.divisor = 1;
+    role.turn = at.turn;
+    role.first_receive = size(made.receives);
+    role.receives = size(at.from);
+    role.first_send = size(made.sends);
+    role.sends = !place(n).readers.empty();
+    role.share = at.slice;
+    made.roles.push_back(role);
+    for (const int sender : at.from) made.receives.push_back(receive(n, sender, size(made.receives)));
+    if (role.sends == 0) return;
+    made.sends.push_back(size(made.rings));
+    blink::Ring ring{};
+    ring.line = place(n).line;
+    ring.staging = place(n).staging;
+    ring.stride = place(n).stride;
+    ring.slots = place(n).slots;
+    ring.first_reader = size(made.readers);
+    ring.readers = size(place(n).readers);
+    ring.direct = direct(n);
+    ring.drain = ring.direct != blink::kDirectNo && drains(n);
+    made.rings.push_back(ring);
+    std::int64_t ack_line = ring.line;
+    for (const int reader : place(n).readers) {
+      made.readers.push_back({node(reader).rank, ++ack_line,
+                              pushed(n, reader) ? slice(reader).target * binding_.item : blink::kNowhere});
+    }
+  }
+
+  blink::Receive receive(int reader, int sender, std::int64_t queue) const {
+    const Place& from = place(sender);
+    blink::Receive made{};
+    made.rank = node(sender).rank;
+    made.line = from.line;
+    made.ack_line = from.line + 1 + (std::find(from.readers.begin(), from.readers.end(), reader) - from.readers.begin());
+    made.staging = from.staging;
+    made.stride = from.stride;
+    made.slots = from.slots;
+    made.direct = direct(sender);
+    made.direct_offset =
+        (made.direct == blink::kDirectInput ? slice(sender).source : slice(sender).target) * binding_.item;
+    made.pushed = pushed(sender, reader);
+    made.queue = queue;
+    return made;
+  }
+
+  template <class Row>
+  static std::int64_t size(const std::vector<Row>& rows) {
+    return static_cast<std::int64_t>(rows.size());
+  }
+
+  const Plan& plan_;
+  Binding binding_;
+  std::vector<Place> places_;
+};
+
+}  // namespace blink_test

@@ -1,0 +1,201 @@
+// Collectives on the host engine: random sequences of calls, ranks as threads and as processes, each result checked.
+//
+// What varies from call to call: collective, size, chunk, slots, large or small messages, the type, whether a factor
+// scales the rank's input. What varies from rank to rank besides: buffers of its own or in its heap, in place or not, and
+// how late it comes. Inputs are written anew for every call, so whoever reads one too late reads wrong.
+#include <unistd.h>
+
+#include <memory>
+#include <random>
+
+#include "check.h"
+#include "ranks.h"
+#include "tables.h"
+
+namespace {
+
+using namespace blink_test;
+
+// The same on all ranks.
+struct Setting {
+  Kind kind;
+  std::int64_t count;
+  Binding binding;
+  bool scaled;
+};
+
+Setting random_setting(std::mt19937& random, int index) {
+  const auto draw = [&](int most) { return static_cast<std::int64_t>(random() % static_cast<unsigned>(most)); };
+  Setting s{kKinds[draw(7)], 0, {}, false};
+  s.binding.signature = 1000003u * static_cast<unsigned>(index + 1);
+  s.binding.item = draw(3) == 0 ? 1 : 4;
+  s.binding.dtype = static_cast<std::uint32_t>(s.binding.item == 1 ? blink::DType::kUint8 : blink::DType::kUint32);
+  s.binding.small = draw(3) == 0;
+  const std::int64_t counts[] = {0, 1, 3, draw(40), draw(700), draw(3000)};
+  s.count = counts[draw(6)];
+  s.binding.chunk = s.binding.small ? std::max<std::int64_t>(1, s.count) : 1 + draw(draw(2) == 0 ? 20 : 500);
+  s.binding.slots = 1 + draw(3);
+  s.scaled = reduces(s.kind) && draw(4) == 0;
+  return s;
+}
+
+std::uint32_t value(int call, int rank, std::int64_t index) {
+  std::uint32_t bits = static_cast<std::uint32_t>(call) * 2654435761u + static_cast<std::uint32_t>(rank) * 40503u +
+                       static_cast<std::uint32_t>(index);
+  bits ^= bits >> 15;
+  bits *= 2246822519u;
+  return bits ^ bits >> 13;
+}
+
+std::uint32_t factor(const Setting& s, int rank) { return s.scaled ? static_cast<std::uint32_t>(rank) + 2 : 1; }
+
+// What element `index` of `rank`'s output must be, from the meaning of the collective alone.
+std::uint32_t expected(const Setting& s, int ranks, int call, int rank, std::int64_t index) {
+  if (s.kind == Kind::kBroadcast || s.kind == Kind::kChain) return value(call, 0, index);
+  if (s.kind == Kind::kAllGather) return value(call, static_cast<int>(index / s.count), index % s.count);
+  const std::int64_t at = s.kind == Kind::kReduceScatter ? rank * s.count + index : index;
+  std::uint32_t sum = 0;
+  for (int r = 0; r < ranks; ++r) sum += factor(s, r) * value(call, r, at);
+  return sum;
+}
+
+void put(unsigned char* memory, std::int64_t item, std::int64_t index, std::uint32_t bits) {
+  std::memcpy(memory + index * item, &bits, static_cast<std::size_t>(item));  // little-endian machines only
+}
+
+bool holds(const unsigned char* memory, std::int64_t item, std::int64_t index, std::uint32_t bits) {
+  return std::memcmp(memory + index * item, &bits, static_cast<std::size_t>(item)) == 0;
+}
+
+// A rank's side of a setting: its operation and its buffers.
+class Prepared {
+ public:
+  Prepared(const Room& room, blink_comm* comm, int rank, const Setting& setting, std::mt19937& random, std::size_t& used)
+      : setting_(setting), rank_(rank), ranks_(room.ranks()) {
+    const Plan plan = make_plan(setting.kind, ranks_, setting.count);
+    const Layout layout(plan, setting.binding);
+    const std::int64_t area = setting.binding.small ? room.shape().inline_bytes : room.shape().staging_bytes;
+    expect(layout.lines_needed <= room.shape().lines && layout.bytes_needed <= area, "the segment is too small");
+    const Rows rows = layout.rows(rank);
+    const blink_tables tables = rows.tables();
+    op_ = blink_op_create(comm, &tables);
+    if (!expect(op_ != nullptr, "right tables are refused")) std::exit(1);
+    input_ = plan.input;
+    output_ = plan.output;
+    place(room, random, used);
+  }
+  ~Prepared() { blink_op_destroy(op_); }
+  Prepared(const Prepared&) = delete;
+  Prepared& operator=(const Prepared&) = delete;
+
+  bool run(int call) {
+    const std::int64_t item = setting_.binding.item;
+    for (std::int64_t i = 0; !in_place_ && i < output_; ++i) put(output_at_, item, i, 0xa5a5a5a5u);
+    for (std::int64_t i = 0; i < input_; ++i) put(input_at_, item, i, value(call, rank_, i));
+    const int code = blink_op_run(op_, input_at_, output_at_, setting_.scaled, factor(setting_, rank_), kPatience);
+    if (!expect(code == BLINK_OK, "rank %d, call %d: code %d", rank_, call, code)) return false;
+    for (std::int64_t i = 0; i < output_; ++i) {
+      if (!holds(output_at_, item, i, expected(setting_, ranks_, call, rank_, i))) return wrong(call, "output", i);
+    }
+    for (std::int64_t i = 0; !in_place_ && i < input_; ++i) {
+      if (!holds(input_at_, item, i, value(call, rank_, i))) return wrong(call, "input", i);
+    }
+    return expect(true, "all right");
+  }
+
+ private:
+  // In the heap or in exactly as much memory of its own; in place as in nccl.h.
+  void place(const Room& room, std::mt19937& random, std::size_t& used) {
+    in_place_ = random() % 2 == 0;
+    const std::int64_t item = setting_.binding.item;
+    const auto whole = static_cast<std::size_t>(std::max(input_, output_) * item);
+    input_at_ = memory(room, random, used, in_place_ ? whole : static_cast<std::size_t>(input_ * item), 0);
+    output_at_ = in_place_ ? input_at_ : memory(room, random, used, static_cast<std::size_t>(output_ * item), 1);
+    if (in_place_ && setting_.kind == Kind::kAllGather) input_at_ += rank_ * setting_.count * item;
+    if (in_place_ && setting_.kind == Kind::kReduceScatter) output_at_ += rank_ * setting_.count * item;
+  }
+
+  unsigned char* memory(const Room& room, std::mt19937& random, std::size_t& used, std::size_t bytes, int which) {
+    if (random() % 2 == 0 && used + bytes <= room.heap_bytes()) {
+      unsigned char* at = room.heap(rank_) + used;
+      used += (bytes + 15) / 16 * 16;
+      return at;
+    }
+    own_[which] = std::make_unique<unsigned char[]>(bytes);
+    return own_[which].get();
+  }
+
+  bool wrong(int call, const char* where, std::int64_t index) const {
+    return expect(false, "rank %d of %d, call %d, collective %d, %ld × %ld, chunk %ld, slots %ld, %s%s%s: %s element %ld",
+                  rank_, ranks_, call, static_cast<int>(setting_.kind), static_cast<long>(setting_.count),
+                  static_cast<long>(setting_.binding.item), static_cast<long>(setting_.binding.chunk),
+                  static_cast<long>(setting_.binding.slots), setting_.binding.small ? "small" : "large",
+                  in_place_ ? ", in place" : "", setting_.scaled ? ", scaled" : "", where, static_cast<long>(index));
+  }
+
+  Setting setting_;
+  int rank_, ranks_;
+  blink_op* op_ = nullptr;
+  std::int64_t input_ = 0, output_ = 0;
+  bool in_place_ = false;
+  unsigned char* input_at_ = nullptr;
+  unsigned char* output_at_ = nullptr;
+  std::unique_ptr<unsigned char[]> own_[2];
+};
+
+// Bytes that threads got each way: that none of them went untested.
+std::atomic<std::uint64_t> ways[4];
+
+void come_late(std::mt19937& random) {
+  switch (random() % 8) {
+    case 0: usleep(random() % 400); break;
+    case 1: sched_yield(); break;
+    default: break;
+  }
+}
+
+// The same calls on every rank, drawn from `seed`.
+void many_calls(const Room& room, blink_comm* comm, int rank, unsigned seed, int calls) {
+  std::mt19937 together(seed), alone(seed * 131 + static_cast<unsigned>(rank));
+  std::vector<std::unique_ptr<Prepared>> prepared;
+  std::size_t used = 0;
+  for (int i = 0; i < 24; ++i) {
+    const Setting setting = random_setting(together, i);
+    prepared.push_back(std::make_unique<Prepared>(room, comm, rank, setting, alone, used));
+  }
+  for (int call = 0; call < calls; ++call) {
+    come_late(alone);
+    // Mostly the same one some times in a row: the case in which calls run into each other most.
+    const std::size_t which = call % 5 == 0 ? 0 : together() % prepared.size();
+    if (!prepared[which]->run(call)) return;
+  }
+  blink_stats stats;
+  blink_get_stats(comm, &stats);
+  expect(stats.calls == static_cast<std::uint64_t>(calls), "rank %d counts %lu calls of %d", rank, stats.calls, calls);
+  expect(stats.message_bytes == stats.inline_bytes + stats.staged_bytes + stats.direct_bytes + stats.pushed_bytes,
+         "rank %d: message bytes are not those of the four ways together", rank);
+  ways[0] += stats.inline_bytes;
+  ways[1] += stats.staged_bytes;
+  ways[2] += stats.direct_bytes;
+  ways[3] += stats.pushed_bytes;
+}
+
+blink_shape shape_for(int ranks) { return {ranks, 96, 128 << 10, 40 * 4160, 4096}; }
+
+}  // namespace
+
+int main() {
+  limit_seconds(110);
+  unsigned seed = 1;
+  for (const int ranks : {2, 3, 4}) {
+    for (const int cores : {1, 64}) {
+      const Room threads(shape_for(ranks), 192 << 10, cores), processes(shape_for(ranks), 192 << 10, cores);
+      const unsigned first = seed++, second = seed++;
+      as_threads(threads, [&](blink_comm* comm, int rank) { many_calls(threads, comm, rank, first, 400 * kEffort); });
+      as_processes(processes,
+                   [&](blink_comm* comm, int rank) { many_calls(processes, comm, rank, second, 400 * kEffort); });
+    }
+  }
+  for (int way = 0; way < 4; ++way) expect(ways[way] > 0, "no message went way %d", way);
+  return verdict();
+}

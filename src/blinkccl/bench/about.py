@@ -1,0 +1,135 @@
+"""What stands around the numbers? A run's circumstances, as the table's header and the JSON's ``config`` tell them."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from blinkccl.bench.bound import Weather
+from blinkccl.bench.interleave import Settings
+from blinkccl.bench.measure import Bench
+from blinkccl.bench.rows import ACROSS_RANKS
+from blinkccl.collectives.spec import Collective
+
+#: nccl-tests' names of element types; the rest are called as in NumPy.
+TYPE_NAMES = {"float16": "half", "float32": "float", "float64": "double", "float8_e4m3fn": "f8e4m3",
+              "float8_e5m2": "f8e5m2"}
+DTYPE_OF = {shown: name for name, shown in TYPE_NAMES.items()}
+#: And of operations.
+OP_NAMES = {"premul_sum": "mulsum"}
+OP_OF = {shown: name for name, shown in OP_NAMES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Where a rank runs: ``number`` is a vertex of the topology, or its place on this host."""
+
+    pid: int
+    number: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """A run's circumstances.
+
+    Parameters
+    ----------
+    notes
+        Lines of the header that say what the times are of.
+    bound, percentiles
+        Whether there are such columns.
+    more
+        What the JSON adds to nccl-tests' fields, and to its ``config``.
+    """
+
+    collective: Collective
+    dtype: str
+    op: str
+    check: bool
+    engine: str
+    algorithm: str
+    n_threads: int
+    n_gpus: int
+    iterations: int
+    warmup: int
+    devices: Sequence[Device]
+    notes: Sequence[str]
+    more: dict[str, Any]
+    more_config: dict[str, Any]
+    bound: bool = False
+    percentiles: bool = False
+    peers: Sequence[str] = ()
+
+    @property
+    def type_name(self) -> str:
+        """The element type as nccl-tests calls it."""
+        return TYPE_NAMES.get(self.dtype, self.dtype)
+
+    @property
+    def redop(self) -> str:
+        """The operation, "none" for collectives that have none."""
+        return OP_NAMES.get(self.op, self.op) if self.collective.reduces else "none"
+
+    @property
+    def root(self) -> int:
+        """The root's rank, −1 where there is none."""
+        return -1 if self.collective.root is None else self.collective.root
+
+
+def of_threads(bench: Bench) -> About:
+    """Of a plan that is run by the threads of this process."""
+    settings, forest = bench.settings, bench.forest
+    devices = [Device(os.getpid(), vertex, f"thread for {forest.topology.vertex[vertex].label} of "
+                                           f"{forest.topology.name}") for vertex in forest.ranks]
+    notes = [f"Times are of threads of this host that move real bytes along the plan for {forest.topology.name}; "
+             "they say", "nothing about its links, so there is no %bound. Planned there: "
+                         f"{forest.algbw_gbps:.4g} GB/s algbw."]
+    planned = {"rate": str(forest.rate), "bound": str(forest.bound), "unit_gbps": forest.topology.unit_gbps,
+               "algbw_gbps": forest.algbw_gbps}
+    return About(bench.collective, bench.dtype.name, settings.op, settings.check, settings.engine, forest.algorithm,
+                 len(forest.ranks), 1, settings.iterations, settings.warmup, devices, notes,
+                 {"ranks": list(forest.ranks), "planned": planned}, {"chunk_bytes": settings.chunk_bytes})
+
+
+def of_host(collective: Collective, settings: Settings, pids: Sequence[int], launcher: str | None,
+            weather: Weather | None, peers: dict[str, str]) -> About:
+    """Of rank processes on this host.
+
+    Parameters
+    ----------
+    launcher
+        Who started the ranks; None: we did.
+    weather
+        What the probe found at the start; None: there is no probe, and no %bound.
+    peers
+        Names of the peers that take part, with what they say they are.
+    """
+    ranks = collective.world_size
+    memory = "shared tensors" if settings.shared else "private buffers"
+    notes = [f"Ranks are processes of this host, on {memory}. time: of the {ACROSS_RANKS[settings.across]} (-a "
+             f"{settings.across}), mean over iterations,",
+             f"median of {settings.rounds} round(s). %bound and ratios compare medians, paired by round; a ratio "
+             "above 1 is in our favour."]
+    if weather is None:
+        notes.append("There is no C compiler (cc) for the memory probe, so there is no %bound.")
+    else:
+        trip = "" if weather.round_trip_s is None else f", {weather.round_trip_s * 1e9:.0f} ns round trip"
+        notes.append(f"Cores at the start: {weather.placement}{trip}; memory {weather.bytes_per_s / 1e9:.1f} GB/s.")
+    notes += [f"Peer {name}: {library}" for name, library in peers.items()]
+    probe = None if weather is None else {"bytes_per_s": weather.bytes_per_s, "round_trip_s": weather.round_trip_s,
+                                          "placement": weather.placement}
+    return About(collective, settings.dtype, settings.op, settings.check, "host", "auto", 1,
+                 1 if launcher else ranks, settings.iterations, settings.warmup,
+                 [Device(pid, rank, "process of this host") for rank, pid in enumerate(pids)], notes,
+                 {"ranks": list(range(ranks)), "launcher": launcher, "probe": probe, "peers": peers},
+                 {"rounds": settings.rounds, "average": settings.across, "shared": settings.shared},
+                 weather is not None, settings.percentiles, tuple(peers))
+
+
+def host_name() -> str:
+    """This host."""
+    return socket.gethostname()

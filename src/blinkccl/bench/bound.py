@@ -1,0 +1,137 @@
+"""How fast could it be at most? The least traffic of a collective, over what this host's memory does right now.
+
+A probe (``peers/probe.c``) runs on as many cores as ranks can use, between the contenders and on a working set as
+large as theirs: ``a[i] += b[i]`` and copying. The better of both is the rate that the bound is made of. It says
+nothing about the cost of meeting, so small sizes stay far below it.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from blinkccl.bench.contender import Contender, Process, Team
+from blinkccl.bench.peers.build import build
+from blinkccl.bench.protocol import Command, Kind
+from blinkccl.collectives.spec import Collective
+
+#: A round trip of a cache line above this is between cores that share nothing nearby.
+FAR_S = 250e-9
+#: Per burst; the best of several bursts is what the cores can do when nothing interrupts them.
+_ROUND_TRIPS = 1_000
+_ONES = struct.pack("<1024f", *[1.0] * 1024)
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def least_traffic(collective: Collective, block_bytes: int, in_place: bool) -> int:
+    """Bytes that any way of running ``collective`` must read from and write to buffers, over all ranks.
+
+    Every block that a rank contributes is read once, and every block that a rank ends with is written once, whatever
+    goes on between: hand-over buffers can stay in caches. In place, a block that is where it must be, and that
+    nothing is combined into, is not written; one that nobody else needs is not even read. With S as nccl-tests counts
+    it and N ranks:
+
+    ==============  =====================  ============
+    collective      out of place           in place
+    ==============  =====================  ============
+    allreduce       2·N·S                  2·N·S
+    broadcast       (N + 1)·S              N·S
+    reduce          (N + 1)·S              (N + 1)·S
+    allgather       (N + 1)·S              N·S
+    reduce_scatter  (N + 1)·S              (N + 1)·S
+    gather          2·S                    2·S·(N − 1)/N
+    scatter         2·S                    2·S·(N − 1)/N
+    alltoall        2·N·S                  –
+    sendrecv        2·S                    2·S
+    ==============  =====================  ============
+    """
+    reads: set[tuple[int, int]] = set()
+    writes = 0
+    for item in collective.items():
+        lone = item.contributions[0] if len(item.contributions) == 1 else None
+        stays = [rank for rank, _ in item.destinations if in_place and lone is not None and rank == lone[0]]
+        writes += len(item.destinations) - len(stays)
+        if len(stays) < len(item.destinations):
+            reads.update(item.contributions)
+    return (len(reads) + writes) * block_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Weather:
+    """What the probe found: bytes per second through all cores, and seconds of a round trip between two (or None)."""
+
+    bytes_per_s: float
+    round_trip_s: float | None
+
+    @property
+    def placement(self) -> str:
+        """``near`` or ``far``: where the host has put the cores at the moment."""
+        if self.round_trip_s is None:
+            return "one core"
+        return "near" if self.round_trip_s < FAR_S else "far"
+
+
+class Probe:
+    """The probe's processes, one per core that ``world_size`` ranks can use.
+
+    Raises
+    ------
+    UnsupportedError
+        If there is no C compiler.
+    CommunicationError
+        If it does not start.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        self._size = min(world_size, cores())
+        program = build("probe.c", ("cc",), ("-std=gnu11", "-O3", "-march=native"))
+
+        def processes(path: Path, room: Path) -> Sequence[Process]:
+            return [Process([str(program), str(path), str(self._size)])]
+
+        self._contender = Contender(Team("probe", self._size, processes, library="memory probe"))
+
+    def rate(self, working_bytes: int) -> float:
+        """Bytes per second that all cores read and write together, on ``working_bytes`` of buffers in all."""
+        half = max(1024, working_bytes // self._size // 2)
+        iterations = max(3, min(50, int(2e8) // half))
+        added = self._time("probe_add", half, iterations)
+        copied = self._time("probe_copy", half, iterations)
+        return self._size * half * max(3 / added, 2 / copied)
+
+    def weather(self, working_bytes: int) -> Weather:
+        """Rate and round trip, now."""
+        trip = None
+        if self._size > 1:
+            command = Command(Kind.RUN, "probe_round_trip", count=_ROUND_TRIPS, iterations=20)
+            found = self._contender.run([command] * self._size).seconds
+            trip = float(np.min(found.max(axis=0))) / _ROUND_TRIPS
+        return Weather(self.rate(working_bytes), trip)
+
+    def _time(self, name: str, size: int, iterations: int) -> float:
+        """Median seconds of the slowest core, for ``size`` bytes each."""
+        command = Command(Kind.RUN, name, warmup=1, iterations=iterations, itemsize=4, in_blocks=1, out_blocks=1,
+                          count=size // 4, period=1024, fill=_ONES)
+        return float(np.median(self._contender.run([command] * self._size).seconds.max(axis=0)))
+
+    def close(self) -> None:
+        """End the probe's processes."""
+        self._contender.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.close()

@@ -1,0 +1,295 @@
+"""Who runs in a benchmark? A contender: N rank processes that wait for commands, asleep, until it is their turn.
+
+A :class:`Contender` starts the processes, hears their hellos, sends commands and collects replies
+(:mod:`blinkccl.bench.protocol`). Whatever happens, each wait has a deadline, and :meth:`Contender.close` leaves no
+process behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blinkccl.bench.protocol import (
+    HELLO,
+    REPLY,
+    Command,
+    Hello,
+    Kind,
+    Status,
+    read_hello,
+    read_reply,
+)
+from blinkccl.errors import CommunicationError, UnsupportedError
+
+#: Seconds that all ranks together have to start, and to end once they were told to.
+START_S = 60.0
+END_S = 3.0
+#: Seconds that a reply may take beyond the deadline that the rank itself keeps.
+GRACE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process to start: its command line, and what it finds in its environment beside ours (None: removed)."""
+
+    command: Sequence[str]
+    environment: Mapping[str, str | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Team:
+    """How a contender is started.
+
+    Parameters
+    ----------
+    name
+        What people call it; variants of one library are ``name`` and ``variant``.
+    processes
+        Given the socket's path and a directory of its own, the processes to start; they make ``world_size`` ranks.
+    library
+        What must stand in the ranks' hello, so that nobody is measured under another's name; "" accepts all.
+    """
+
+    name: str
+    world_size: int
+    processes: Callable[[Path, Path], Sequence[Process]]
+    variant: str = ""
+    library: str = ""
+
+    @property
+    def title(self) -> str:
+        """Name and variant."""
+        return f"{self.name} ({self.variant})" if self.variant else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What the ranks replied: ``seconds`` by rank and iteration, and wrong elements over all ranks."""
+
+    seconds: NDArray[np.float64]
+    wrong: int
+
+
+class Contender:
+    """A running team.
+
+    Raises
+    ------
+    CommunicationError
+        If the ranks do not all come, with what they printed; a rank that is not what it should be is refused.
+    """
+
+    def __init__(self, team: Team, start_s: float = START_S) -> None:
+        self.team = team
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._sockets: list[socket.socket] = []
+        self._hellos: list[Hello] = []
+        self._directory = Path(tempfile.mkdtemp(prefix="blink-bench-"))
+        self._log: IO[bytes] = (self._directory / "output").open("w+b")
+        try:
+            self._start(time.monotonic() + start_s)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def library(self) -> str:
+        """What the ranks say they are."""
+        return self._hellos[0].library
+
+    @property
+    def pids(self) -> list[int]:
+        """The ranks' process ids."""
+        return [hello.pid for hello in self._hellos]
+
+    def run(self, commands: Sequence[Command]) -> Measured:
+        """Give each rank its command and wait for all replies.
+
+        Raises
+        ------
+        UnsupportedError
+            If the library cannot do it; the contender stays usable.
+        CommunicationError
+            If a rank fails, ends, or replies later than the command's deadline; the contender is closed.
+        """
+        if not self._sockets:
+            raise CommunicationError(f"{self.team.title} has left")
+        until = time.monotonic() + max(command.deadline_s for command in commands) + GRACE_S
+        try:
+            return self._exchange(commands, until)
+        except UnsupportedError:
+            raise
+        except CommunicationError as error:
+            said = self._said()
+            self.close()
+            raise CommunicationError(f"{error}{said}") from None
+        except BaseException:
+            self.close()
+            raise
+
+    def _exchange(self, commands: Sequence[Command], until: float) -> Measured:
+        for rank, (peer, command) in enumerate(zip(self._sockets, commands, strict=True)):
+            self._send(rank, peer, command.pack(), until)
+        rows: list[NDArray[np.float64]] = []
+        wrong, worst, reason = 0, Status.OK, ""
+        for rank, peer in enumerate(self._sockets):
+            status, bad, n, length = read_reply(self._receive(rank, peer, REPLY.size, until))
+            rows.append(np.frombuffer(self._receive(rank, peer, 8 * n, until), np.float64))
+            text = self._receive(rank, peer, length, until).decode(errors="replace")
+            if status > worst:
+                worst, reason = status, f"{self.team.title}, rank {rank}: {text}"
+            wrong += bad
+        if worst is Status.UNSUPPORTED:
+            raise UnsupportedError(reason)
+        if worst is Status.FAILED:
+            raise CommunicationError(reason)
+        return Measured(np.stack(rows), wrong)
+
+    def _send(self, rank: int, peer: socket.socket, data: bytes, until: float) -> None:
+        try:
+            peer.settimeout(max(0.01, until - time.monotonic()))
+            peer.sendall(data)
+        except OSError as error:
+            raise CommunicationError(f"{self.team.title}: rank {rank} takes no commands ({error})") from None
+
+    def _receive(self, rank: int, peer: socket.socket, size: int, until: float) -> bytes:
+        data = bytearray()
+        while len(data) < size:
+            try:
+                peer.settimeout(max(0.01, until - time.monotonic()))
+                part = peer.recv(size - len(data))
+            except TimeoutError:
+                raise CommunicationError(f"{self.team.title}: rank {rank} did not reply in time") from None
+            except OSError as error:
+                raise CommunicationError(f"{self.team.title}: rank {rank} is lost ({error})") from None
+            if not part:
+                raise CommunicationError(f"{self.team.title}: rank {rank} ended before it replied")
+            data += part
+        return bytes(data)
+
+    def _start(self, until: float) -> None:
+        path = self._directory / "socket"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(str(path))
+            listener.listen(self.team.world_size)
+            for process in self.team.processes(path, self._directory):
+                self._spawn(process)
+            arrived: dict[int, tuple[Hello, socket.socket]] = {}
+            try:
+                while len(arrived) < self.team.world_size:
+                    peer = self._accept(listener, arrived, until)
+                    hello = self._greet(peer, arrived, until)
+                    arrived[hello.rank] = (hello, peer)
+            finally:
+                self._sockets = [arrived[rank][1] for rank in sorted(arrived)]
+                self._hellos = [arrived[rank][0] for rank in sorted(arrived)]
+
+    def _spawn(self, process: Process) -> None:
+        environment = dict(os.environ)
+        for name, value in process.environment.items():
+            if value is None:
+                environment.pop(name, None)
+            else:
+                environment[name] = value
+        try:
+            self._processes.append(subprocess.Popen(
+                list(process.command), env=environment, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log,
+                start_new_session=True))
+        except OSError as error:
+            raise CommunicationError(f"{self.team.title}: cannot start {process.command[0]}: "
+                                     f"{error.strerror or error}") from None
+
+    def _accept(self, listener: socket.socket, arrived: Mapping[int, Any], until: float) -> socket.socket:
+        """The next rank that calls; whoever fails meanwhile is noticed at once."""
+        while True:
+            if select.select([listener], [], [], 0.05)[0]:
+                return listener.accept()[0]
+            missing = sorted(set(range(self.team.world_size)) - set(arrived))
+            names = ", ".join(map(str, missing))
+            ended = [code for process in self._processes if (code := process.poll()) is not None]
+            if ended:
+                raise CommunicationError(f"{self.team.title}: a process ended with {ended[0]} before ranks {names} "
+                                         f"came{self._said()}")
+            if time.monotonic() > until:
+                raise CommunicationError(f"{self.team.title}: ranks {names} did not come in time{self._said()}")
+
+    def _greet(self, peer: socket.socket, arrived: Mapping[int, Any], until: float) -> Hello:
+        try:
+            hello = read_hello(self._receive(len(arrived), peer, HELLO.size, until))
+            size = self.team.world_size
+            if hello.world_size != size or not 0 <= hello.rank < size or hello.rank in arrived:
+                raise CommunicationError(f"{self.team.title}: expected {size} ranks, each once; got rank {hello.rank} "
+                                         f"of {hello.world_size}{self._said()}")
+            if self.team.library not in hello.library:
+                raise CommunicationError(f"{self.team.title}: expected {self.team.library}, got {hello.library}")
+        except BaseException:
+            peer.close()
+            raise
+        return hello
+
+    def _said(self) -> str:
+        """The last lines that the processes printed, for an error message."""
+        self._log.flush()
+        with open(self._log.name, "rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - 2000))
+            lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+        return "; it printed:\n  " + "\n  ".join(lines[-8:]) if lines else ""
+
+    def close(self) -> None:
+        """Tell the ranks to end, and end those that do not. May be called again."""
+        for peer in self._sockets:
+            with contextlib.suppress(OSError):
+                peer.settimeout(0.1)
+                peer.sendall(Command(Kind.QUIT).pack())
+            peer.close()
+        until = time.monotonic() + (END_S if self._sockets else 0.0)
+        self._sockets = []
+        for process in self._processes:
+            self._end(process, until)
+        for pid in self.pids:
+            self._end_rank(pid)  # A launcher that was killed may have left it behind.
+        self._processes, self._hellos = [], self._hellos[:1]
+        self._log.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    @staticmethod
+    def _end(process: subprocess.Popen[bytes], until: float) -> None:
+        """Wait; then ask a launcher to clean up; then kill it with its session."""
+        for how in (None, signal.SIGTERM, signal.SIGKILL):
+            if how is not None:
+                until = time.monotonic() + 2.0
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, how)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, until - time.monotonic()))
+                return
+
+    def _end_rank(self, pid: int) -> None:
+        """Kill ``pid`` if it is still a rank of ours: our socket's name is in its command line."""
+        with contextlib.suppress(OSError):
+            if str(self._directory).encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGKILL)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.close()

@@ -1,0 +1,225 @@
+"""How do several contenders run on one host so that their ratios mean something? Block by block, in turns, in rounds.
+
+A block is one contender, one size, one placement: some runs to warm up, then the timed ones. A round gives every
+contender its block, in an order that shifts from round to round, while all others sleep; and the probe that %bound is
+made of runs in the same round. Ratios are taken within a round, and the median of the rounds is reported
+(:func:`blinkccl.bench.rows.paired`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from blinkccl.bench.bound import Probe, least_traffic
+from blinkccl.bench.contender import Measured
+from blinkccl.bench.pattern import Work, commands
+from blinkccl.bench.protocol import Command
+from blinkccl.bench.rows import PeerTiming, Row, Series, across_ranks, paired, timing
+from blinkccl.bench.sizes import block_count
+from blinkccl.collectives.ops import element_type
+from blinkccl.collectives.spec import Collective
+from blinkccl.errors import CommunicationError, UnsupportedError
+
+#: Iterations that a slow peer gets at least.
+LEAST_ITERATIONS = 3
+#: A peer for which one run is expected to take longer than this is left out from there on.
+HOPELESS_S = 10.0
+#: Memory that all contenders together may keep between blocks, so that pages need not be made anew.
+KEEP_BYTES = 4 * 2**30
+
+
+class Runs(Protocol):
+    """Whatever runs commands: :class:`~blinkccl.bench.contender.Contender`, or ranks that a launcher started."""
+
+    def run(self, commands: Sequence[Command], /) -> Measured: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How to measure.
+
+    Parameters
+    ----------
+    iterations, warmup, rounds
+        Timed runs per block and runs before them; blocks per contender.
+    across
+        A key of :data:`blinkccl.bench.rows.ACROSS_RANKS`.
+    check
+        Compare every element of the output of one more, untimed run per block.
+    percentiles, shared
+        -I; our buffers in shared memory. Peers have private ones always.
+    deadline_s
+        Whole seconds that a block may take.
+    block_s
+        Seconds that a peer's timed runs may take; a slow one gets fewer, at least :data:`LEAST_ITERATIONS`.
+    """
+
+    dtype: str = "float32"
+    op: str = "sum"
+    iterations: int = 20
+    warmup: int = 1
+    rounds: int = 5
+    across: int = 3
+    check: bool = True
+    percentiles: bool = False
+    shared: bool = False
+    deadline_s: int = 60
+    block_s: float = 2.0
+
+
+@dataclass(slots=True)
+class Entry:
+    """A contender in the run: ``name`` is the peer that it is a variant of, "" for ourselves."""
+
+    name: str
+    variant: str
+    runs: Runs
+    #: Seconds of one run and its size, when last measured.
+    last: tuple[float, int] | None = None
+    #: Why it takes no part any more.
+    left: str | None = None
+    #: The size that it was last left out of.
+    spared: int | None = None
+
+    @property
+    def title(self) -> str:
+        """Name and variant."""
+        return f"{self.name} ({self.variant})" if self.variant else self.name
+
+
+@dataclass(slots=True)
+class Interleaved:
+    """One collective, ourselves and peers, in turns.
+
+    Parameters
+    ----------
+    entries
+        Ourselves first.
+    probe
+        None where no bound can be had.
+    note
+        Is told why a peer leaves.
+    """
+
+    collective: Collective
+    settings: Settings
+    entries: list[Entry]
+    probe: Probe | None = None
+    note: Callable[[str], None] = lambda text: None
+    tick: Callable[[], None] = field(default=lambda: None)
+
+    def places(self) -> tuple[bool, ...]:
+        """Out of place, and in place where there is such a thing."""
+        return (False,) if self.collective.name == "alltoall" else (False, True)
+
+    def ticks(self, sizes: Sequence[int]) -> int:
+        """How often ``tick`` will be called."""
+        return len(sizes) * len(self.places()) * self.settings.rounds * len(self.entries)
+
+    def rows(self, sizes: Sequence[int]) -> Iterator[Row]:
+        """Measure each size.
+
+        Raises
+        ------
+        CommunicationError
+            If one of our own ranks fails or is late. Peers that fail are left out.
+        UnsupportedError
+            If we cannot do what is asked.
+        """
+        for size in sizes:
+            count = block_count(self.collective, size, element_type(self.settings.dtype).itemsize)
+            found = [self._place(count, in_place) for in_place in self.places()]
+            yield self._row(count, found)
+
+    def measure(self, work: Work) -> tuple[list[Series | None], list[float] | None]:
+        """All rounds of one size and placement: a series per entry, and the rounds' least seconds."""
+        series: list[Series | None] = [None] * len(self.entries)
+        floors: list[float] = []
+        work = replace(work, keep=sum(work.buffer_bytes) * len(self.entries) <= KEEP_BYTES)
+        for number in range(self.settings.rounds):
+            for turn in range(len(self.entries)):
+                at = (turn + number) % len(self.entries)
+                self._block(at, work, series)
+                self.tick()
+            if self.probe is not None:
+                floors.append(self._floor_s(work))
+        return series, floors or None
+
+    def _block(self, at: int, work: Work, series: list[Series | None]) -> None:
+        entry, own = self.entries[at], at == 0
+        if entry.left is not None:
+            return
+        wanted = replace(work, shared=work.shared and own)
+        try:
+            iterations = self.settings.iterations if own else self._affordable(entry, wanted)
+            if not iterations:
+                return
+            measured = entry.runs.run(commands(replace(wanted, iterations=iterations)))
+        except UnsupportedError:
+            if own:
+                raise
+            return  # It may well do the next thing.
+        except CommunicationError as error:
+            if own:
+                raise
+            entry.left, series[at] = str(error), None
+            self.note(f"goes on without {entry.title}: {error}")
+            return
+        values = across_ranks(measured.seconds, self.settings.across)
+        kept = series[at] = series[at] or Series([], 0 if work.check else None)
+        kept.rounds.append(values)
+        if kept.wrong is not None:
+            kept.wrong += measured.wrong
+        entry.last = (kept.median_s(), max(1, work.size))
+
+    def _affordable(self, entry: Entry, work: Work) -> int:
+        """How many iterations ``entry`` can do in the block's time; 0 if it is to be left out."""
+        if entry.last is None:
+            pilot = entry.runs.run(commands(replace(work, warmup=1, iterations=1, check=False)))
+            entry.last = (float(pilot.seconds.max()), max(1, work.size))
+        seconds, size = entry.last
+        expected = seconds * max(1.0, work.size / size)
+        if expected > min(HOPELESS_S, self.settings.deadline_s / (LEAST_ITERATIONS + work.warmup + 1)):
+            if entry.spared != work.size:
+                self.note(f"leaves {entry.title} out of {work.size} bytes: it took {seconds:.1f} s for {size}")
+            entry.spared = work.size
+            return 0
+        return max(LEAST_ITERATIONS, min(self.settings.iterations, int(self.settings.block_s / max(expected, 1e-9))))
+
+    def _floor_s(self, work: Work) -> float:
+        assert self.probe is not None
+        traffic = least_traffic(self.collective, work.count * element_type(work.dtype).itemsize, work.in_place)
+        return traffic / self.probe.rate(sum(work.buffer_bytes))
+
+    def _place(self, count: int, in_place: bool) -> tuple[list[Series | None], list[float] | None]:
+        settings = self.settings
+        return self.measure(Work(self.collective, count, settings.dtype, settings.op, in_place, settings.shared,
+                                 settings.check, False, settings.warmup, settings.iterations, settings.deadline_s))
+
+    def _row(self, count: int, found: Sequence[tuple[list[Series | None], list[float] | None]]) -> Row:
+        size = count * self.collective.total_blocks() * element_type(self.settings.dtype).itemsize
+        ours = []
+        for series, floors in found:
+            own = series[0]
+            assert own is not None
+            ours.append(timing(self.collective, size, own, floors, self.settings.percentiles))
+        names = list(dict.fromkeys(entry.name for entry in self.entries[1:]))
+        peers = []
+        for name in names:
+            best = [self._best(name, series, size) for series, _ in found]
+            peers.append((name, best[0], best[1] if len(best) > 1 else None))
+        return Row(size, count, ours[0], ours[1] if len(ours) > 1 else None, tuple(peers))
+
+    def _best(self, name: str, series: Sequence[Series | None], size: int) -> PeerTiming | None:
+        """The fastest variant of the peer ``name``, beside ourselves in the same rounds."""
+        own = series[0]
+        assert own is not None
+        complete = [(entry, found) for entry, found in zip(self.entries, series, strict=True)
+                    if entry.name == name and found is not None and len(found.rounds) == len(own.rounds)]
+        if not complete:
+            return None
+        entry, found = min(complete, key=lambda pair: pair[1].median_s())
+        return PeerTiming(entry.variant, timing(self.collective, size, found, None, self.settings.percentiles),
+                          paired(found.medians_s(), own.medians_s()))

@@ -1,0 +1,151 @@
+"""What fills the buffers of a benchmark, and what must stand in them afterwards?
+
+A collective works element by element on blocks. So if every input block repeats its first ``period`` elements, every
+output block repeats what comes out of those: the inputs and the oracle of one period tell all, whatever the size.
+The period is a prime, so a chunk that lands one or more chunks too far does not fit its place.
+
+Rank processes get their part of the pattern with the command, so that a peer written in C checks every type and
+operation without knowing its arithmetic.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blinkccl.bench.protocol import Command, Flag, Kind
+from blinkccl.collectives.ops import element_type, operation
+from blinkccl.collectives.oracle import make_inputs, make_scales, oracle
+from blinkccl.collectives.spec import Collective
+
+#: Elements after which a buffer repeats itself.
+PERIOD = 4093
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What all ranks of a contender are asked to run and time.
+
+    Parameters
+    ----------
+    count
+        Elements per block.
+    in_place, shared, check
+        Flags of :mod:`blinkccl.bench.protocol`.
+    keep
+        Keep the memory for the next command of the same size.
+    deadline_s
+        Whole seconds for the command.
+    """
+
+    collective: Collective
+    count: int
+    dtype: str = "float32"
+    op: str = "sum"
+    in_place: bool = True
+    shared: bool = False
+    check: bool = True
+    keep: bool = False
+    warmup: int = 1
+    iterations: int = 20
+    deadline_s: int = 60
+
+    @property
+    def size(self) -> int:
+        """S in bytes, as nccl-tests prints it."""
+        return self.count * self.collective.total_blocks() * element_type(self.dtype).itemsize
+
+    @property
+    def buffer_bytes(self) -> list[int]:
+        """Bytes of each rank's buffers together."""
+        held = [_blocks(self.collective, rank, self.in_place) for rank in range(self.collective.world_size)]
+        return [blocks * self.count * element_type(self.dtype).itemsize for blocks in held]
+
+
+def _blocks(collective: Collective, rank: int, in_place: bool) -> int:
+    held, wanted = collective.input_blocks(rank), collective.output_blocks(rank)
+    return max(held, wanted) if in_place else held + wanted
+
+
+def commands(work: Work) -> list[Command]:
+    """The command for each rank.
+
+    Raises
+    ------
+    UnsupportedError
+        If operation or element type is unknown.
+    """
+    return [_command(work, rank) for rank in range(work.collective.world_size)]
+
+
+def _command(work: Work, rank: int) -> Command:
+    collective, dtype = work.collective, element_type(work.dtype)
+    period = min(PERIOD, work.count)
+    fills, expected = _patterns(collective, period, work.dtype, work.op)
+    flags = Flag(0)
+    for flag, wanted in ((Flag.IN_PLACE, work.in_place), (Flag.SHARED, work.shared), (Flag.CHECK, work.check),
+                         (Flag.KEEP, work.keep)):
+        flags |= flag if wanted else Flag(0)
+    in_at, out_at = shared_block(collective, rank)
+    return Command(
+        Kind.RUN, collective.name, work.dtype, work.op, collective.root or 0, collective.src or 0, collective.dst or 0,
+        flags, work.warmup, work.iterations, work.deadline_s, dtype.itemsize, collective.input_blocks(rank),
+        collective.output_blocks(rank), in_at, out_at, work.count, period,
+        scales(collective, work.dtype, work.op)[rank], fills[rank], expected[rank] if work.check else b"")
+
+
+def scales(collective: Collective, dtype: str, op: str) -> list[float]:
+    """Every rank's scalar: 1 unless ``op`` scales."""
+    return make_scales(collective, dtype) if operation(op).scales else [1.0] * collective.world_size
+
+
+def shared_block(collective: Collective, rank: int) -> tuple[int, int]:
+    """Blocks of one memory at which input and output begin in place, as nccl.h says."""
+    for item in collective.items():
+        source, target = dict(item.contributions).get(rank), dict(item.destinations).get(rank)
+        if source is not None and target is not None:
+            return max(source, target) - source, max(source, target) - target
+    return 0, 0
+
+
+@lru_cache(maxsize=64)
+def _patterns(collective: Collective, period: int, dtype: str, op: str) -> tuple[list[bytes], list[bytes]]:
+    inputs = make_inputs(collective, period, dtype, seed=period, op=op)
+    factors = scales(collective, dtype, op) if operation(op).scales else None
+    return _as_bytes(inputs), _as_bytes(oracle(collective, inputs, op, factors))
+
+
+def _as_bytes(buffers: list[NDArray[Any] | None]) -> list[bytes]:
+    return [b"" if buffer is None else buffer.tobytes() for buffer in buffers]
+
+
+def fill(memory: NDArray[np.uint8], pattern: bytes, blocks: int, itemsize: int) -> None:
+    """Fill ``memory``, bytes of ``blocks`` blocks, with the repeated ``pattern``."""
+    for target, source in _rows(memory, pattern, blocks, itemsize):
+        whole = target.size // source.size * source.size
+        target[:whole].reshape(-1, source.size)[:] = source
+        target[whole:] = source[: target.size - whole]
+
+
+def wrong_elements(memory: NDArray[np.uint8], pattern: bytes, blocks: int, itemsize: int) -> int:
+    """How many elements of ``memory`` are not what the repeated ``pattern`` says, in every bit."""
+    wrong = 0
+    for got, want in _rows(memory, pattern, blocks, itemsize):
+        whole = got.size // want.size * want.size
+        wrong += int(np.count_nonzero(got[:whole].reshape(-1, want.size) != want))
+        wrong += int(np.count_nonzero(got[whole:] != want[: got.size - whole]))
+    return wrong
+
+
+def _rows(memory: NDArray[np.uint8], pattern: bytes, blocks: int, itemsize: int
+          ) -> list[tuple[NDArray[Any], NDArray[Any]]]:
+    """Per block its memory and its pattern, as integers of an element's size."""
+    if not blocks or not pattern:
+        return []
+    bits = np.dtype(f"u{itemsize}")
+    rows = np.frombuffer(pattern, bits).reshape(blocks, -1)
+    return list(zip(memory.view(bits).reshape(blocks, -1), rows, strict=True))

@@ -1,0 +1,1 @@
+"""Which other libraries can be measured in the same run, and how are they started fairly?"""

@@ -1,0 +1,126 @@
+"""A rank of gloo, through ``torch.distributed``: what PyTorch runs on CPUs today.
+
+The timed loop is in Python; gloo's own times are a hundred times its overhead.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from importlib import import_module
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blinkccl.bench.perform import Bytes, private_memory
+from blinkccl.bench.protocol import Command
+from blinkccl.errors import UnsupportedError
+
+_TYPES = {"int8", "uint8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"}
+_OPS = {"sum": "SUM", "prod": "PRODUCT", "min": "MIN", "max": "MAX", "band": "BAND", "bor": "BOR", "bxor": "BXOR"}
+_REDUCING = {"reduce", "allreduce", "reduce_scatter"}
+_WAIT = timedelta(seconds=120)
+
+
+class GlooLibrary:
+    """A process group of backend gloo, joined through torch's usual environment."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self._dist = torch.distributed
+        self.rank: int = self._dist.get_rank()
+        self.size: int = self._dist.get_world_size()
+        self.title = f"gloo (torch {torch.__version__})"
+
+    @classmethod
+    def join(cls) -> Self:
+        """Join the group that ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT`` name.
+
+        Raises
+        ------
+        UnsupportedError
+            If torch is not installed, or has no gloo.
+        """
+        try:
+            torch = import_module("torch")
+        except ImportError:
+            raise UnsupportedError("torch is not installed: pip install torch") from None
+        if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
+            raise UnsupportedError("this torch was built without gloo")
+        torch.set_num_threads(1)
+        torch.distributed.init_process_group("gloo", timeout=_WAIT)
+        return cls(torch)
+
+    def close(self) -> None:
+        """Leave the group."""
+        self._dist.destroy_process_group()
+
+    def allocate(self, size: int, shared: bool) -> Bytes:
+        """Private memory."""
+        if shared:
+            raise UnsupportedError("gloo knows no shared buffers")
+        return private_memory(size)
+
+    def time(self, command: Command, send: Bytes | None, recv: Bytes | None, warmup: int, iterations: int
+             ) -> NDArray[np.float64]:
+        """As :class:`blinkccl.bench.perform.Library` says."""
+        run = self._call(command, self._tensor(send, command), self._tensor(recv, command))
+        seconds = np.empty(warmup + iterations)
+        for i in range(warmup + iterations):
+            self._dist.barrier()
+            began = time.perf_counter()
+            run()
+            seconds[i] = time.perf_counter() - began
+        return seconds[warmup:]
+
+    def _tensor(self, memory: Bytes | None, command: Command) -> Any:
+        if memory is None:
+            return None
+        if command.dtype not in _TYPES:
+            raise UnsupportedError(f"gloo takes no {command.dtype}")
+        return self._torch.from_numpy(memory).view(getattr(self._torch, command.dtype))
+
+    def _call(self, command: Command, send: Any, recv: Any) -> Callable[[], object]:
+        """The collective as a function of no arguments."""
+        dist = self._dist
+        if command.collective in _REDUCING and command.op not in _OPS:
+            raise UnsupportedError(f"gloo has no {command.op}")
+        op = getattr(dist.ReduceOp, _OPS.get(command.op, "SUM"))
+        copies = send is not None and recv is not None and send.data_ptr() != recv.data_ptr()
+
+        def then(run: Callable[[], object]) -> Callable[[], object]:
+            """Gloo has these in place only: out of place, the input is copied first."""
+            return (lambda: (recv.copy_(send), run())) if copies else run
+
+        def parts(buffer: Any) -> list[Any]:
+            return list(buffer.chunk(self.size))
+
+        root, at_root = command.root, self.rank == command.root
+        calls: dict[str, Callable[[], Callable[[], object]]] = {
+            "broadcast": lambda: then(lambda: dist.broadcast(recv, root)),
+            "reduce": lambda: self._reduce(send, recv, root, op),
+            "allreduce": lambda: then(lambda: dist.all_reduce(recv, op)),
+            "allgather": lambda: lambda: dist.all_gather_into_tensor(recv, send),
+            "reduce_scatter": lambda: lambda: dist.reduce_scatter_tensor(recv, send, op),
+            "gather": lambda: (lambda into: lambda: dist.gather(send, into, root))(parts(recv) if at_root else None),
+            "scatter": lambda: (lambda out: lambda: dist.scatter(recv, out, root))(parts(send) if at_root else None),
+            "alltoall": lambda: lambda: dist.all_to_all_single(recv, send),
+            "sendrecv": lambda: self._sendrecv(command, send, recv),
+        }
+        return calls[command.collective]()
+
+    def _reduce(self, send: Any, recv: Any, root: int, op: Any) -> Callable[[], object]:
+        """Gloo also writes the buffers of ranks that are not the root: they give it one of their own."""
+        into = recv if recv is not None else send.clone()
+        if into.data_ptr() == send.data_ptr():
+            return lambda: self._dist.reduce(into, root, op)
+        return lambda: (into.copy_(send), self._dist.reduce(into, root, op))
+
+    def _sendrecv(self, command: Command, send: Any, recv: Any) -> Callable[[], object]:
+        if send is not None:
+            return lambda: self._dist.send(send, command.dst)
+        if recv is not None:
+            return lambda: self._dist.recv(recv, command.src)
+        return lambda: None

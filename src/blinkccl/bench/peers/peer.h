@@ -1,0 +1,238 @@
+// What every rank process of a benchmark does, whatever it measures: the protocol of protocol.py, its buffers, its
+// timing and its check. A peer brings a barrier, a collective, and a sentence about what it cannot do.
+#pragma once
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <errno.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <signal.h>
+#include <time.h>
+#include <unistd.h>
+
+#define PEER_MAGIC 0x4B4E4C42u
+#define PEER_VERSION 1u
+
+enum { PEER_RUN = 1, PEER_QUIT = 2 };
+enum { PEER_IN_PLACE = 1, PEER_SHARED = 2, PEER_CHECK = 4, PEER_KEEP = 8 };
+enum { PEER_OK = 0, PEER_UNSUPPORTED = 1, PEER_FAILED = 2 };
+enum peer_collective {
+  PEER_BROADCAST, PEER_REDUCE, PEER_ALLREDUCE, PEER_ALLGATHER, PEER_REDUCE_SCATTER, PEER_GATHER, PEER_SCATTER,
+  PEER_ALLTOALL, PEER_SENDRECV, PEER_PROBE_ADD = 64, PEER_PROBE_COPY, PEER_PROBE_ROUND_TRIP
+};
+enum peer_dtype {
+  PEER_INT8, PEER_UINT8, PEER_INT16, PEER_UINT16, PEER_INT32, PEER_UINT32, PEER_INT64, PEER_UINT64, PEER_FLOAT16,
+  PEER_BFLOAT16, PEER_FLOAT32, PEER_FLOAT64, PEER_FLOAT8_E4M3FN, PEER_FLOAT8_E5M2, PEER_BOOL
+};
+enum peer_op { PEER_SUM, PEER_PROD, PEER_MIN, PEER_MAX, PEER_BAND, PEER_BOR, PEER_BXOR, PEER_AVG, PEER_PREMUL_SUM };
+
+struct __attribute__((packed)) peer_hello {
+  uint32_t magic, version, rank, world_size;
+  uint64_t pid;
+  char library[128];
+};
+struct __attribute__((packed)) peer_command {
+  uint32_t magic, kind, collective, dtype, op;
+  int32_t root, src, dst;
+  uint32_t flags, warmup, iterations, deadline_s, itemsize, in_blocks, out_blocks, in_at, out_at;
+  uint64_t count, period;
+  double scale;
+};
+struct __attribute__((packed)) peer_reply {
+  uint32_t magic, status;
+  uint64_t wrong;
+  uint32_t n, length;
+};
+
+// A command with its buffers; in == NULL or out == NULL where the rank has none.
+struct peer_work {
+  struct peer_command command;
+  char* in;
+  char* out;
+};
+
+struct peer_library {
+  void (*barrier)(void* self);
+  // 0, or the reason why this failed.
+  const char* (*run)(void* self, const struct peer_work* work);
+  // NULL, or what it cannot do; the same on every rank.
+  const char* (*refuse)(void* self, const struct peer_command* command);
+  void* self;
+};
+
+static void peer_end(const char* what) {
+  fprintf(stderr, "benchmark rank %d: %s%s%s\n", (int)getpid(), what, errno ? ": " : "", errno ? strerror(errno) : "");
+  _exit(1);
+}
+
+static void peer_read(int fd, void* target, size_t bytes) {
+  char* at = (char*)target;
+  while (bytes > 0) {
+    ssize_t got = recv(fd, at, bytes, 0);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) peer_end("the coordinator is gone");
+    at += got;
+    bytes -= (size_t)got;
+  }
+}
+
+static void peer_write(int fd, const void* source, size_t bytes) {
+  const char* at = (const char*)source;
+  while (bytes > 0) {
+    ssize_t put = send(fd, at, bytes, MSG_NOSIGNAL);
+    if (put < 0 && errno == EINTR) continue;
+    if (put <= 0) peer_end("the coordinator is gone");
+    at += put;
+    bytes -= (size_t)put;
+  }
+}
+
+static int peer_connect(const char* path, int rank, int world_size, const char* library) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);  // Nobody is left to end us when the launcher is killed.
+  int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  struct sockaddr_un address;
+  memset(&address, 0, sizeof address);
+  address.sun_family = AF_UNIX;
+  if (strlen(path) >= sizeof address.sun_path) peer_end("the socket's path is too long");
+  strcpy(address.sun_path, path);
+  if (fd < 0 || connect(fd, (struct sockaddr*)&address, sizeof address) != 0) peer_end("cannot reach the coordinator");
+  struct peer_hello hello;
+  memset(&hello, 0, sizeof hello);
+  hello.magic = PEER_MAGIC;
+  hello.version = PEER_VERSION;
+  hello.rank = (uint32_t)rank;
+  hello.world_size = (uint32_t)world_size;
+  hello.pid = (uint64_t)getpid();
+  memcpy(hello.library, library, strnlen(library, sizeof hello.library - 1));
+  peer_write(fd, &hello, sizeof hello);
+  errno = 0;
+  return fd;
+}
+
+static double peer_now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+// Memory that is kept while commands ask for it and its size stays the same.
+struct peer_memory {
+  char* at;
+  size_t bytes;
+};
+
+static char* peer_allocate(struct peer_memory* memory, size_t bytes) {
+  if (memory->at != NULL && memory->bytes == bytes) return memory->at;
+  if (memory->at != NULL) munmap(memory->at, memory->bytes);
+  memory->at = NULL;
+  memory->bytes = bytes;
+  if (bytes == 0) return NULL;
+  void* at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (at == MAP_FAILED) peer_end("no memory for the buffers");
+  madvise(at, bytes, MADV_HUGEPAGE);  // Where there are none, small pages do.
+  memory->at = (char*)at;
+  return memory->at;
+}
+
+// Each of `blocks` blocks of `bytes` repeats its own `period` bytes of the pattern.
+static void peer_fill(char* at, const char* pattern, size_t blocks, size_t bytes, size_t period) {
+  for (size_t b = 0; b < blocks; ++b)
+    for (size_t i = 0; i < bytes; i += period) {
+      size_t n = bytes - i < period ? bytes - i : period;
+      memcpy(at + b * bytes + i, pattern + b * period, n);
+    }
+}
+
+static uint64_t peer_wrong(const char* at, const char* pattern, size_t blocks, size_t bytes, size_t period,
+                           size_t itemsize) {
+  uint64_t wrong = 0;
+  for (size_t b = 0; b < blocks; ++b)
+    for (size_t i = 0; i < bytes; i += period) {
+      size_t n = bytes - i < period ? bytes - i : period;
+      const char *got = at + b * bytes + i, *want = pattern + b * period;
+      if (memcmp(got, want, n) == 0) continue;
+      for (size_t k = 0; k < n; k += itemsize) wrong += memcmp(got + k, want + k, itemsize) != 0;
+    }
+  return wrong;
+}
+
+static void peer_reply_with(int fd, uint32_t status, uint64_t wrong, uint32_t n, const double* seconds,
+                            const char* text) {
+  struct peer_reply reply = {PEER_MAGIC, status, wrong, n, (uint32_t)(text ? strlen(text) : 0)};
+  peer_write(fd, &reply, sizeof reply);
+  peer_write(fd, seconds, n * sizeof *seconds);
+  if (text) peer_write(fd, text, reply.length);
+}
+
+// Runs one command and answers it.
+static void peer_perform(int fd, struct peer_work* work, const struct peer_library* library,
+                         struct peer_memory memory[2], const char* fill, const char* expected) {
+  const struct peer_command* c = &work->command;
+  size_t block = c->count * c->itemsize, period = c->period * c->itemsize;
+  size_t in = c->in_blocks * block, out = c->out_blocks * block;
+  if (c->flags & PEER_IN_PLACE && in && out) {
+    char* at = peer_allocate(&memory[0], in > out ? in : out);
+    work->in = at + c->in_at * block;
+    work->out = at + c->out_at * block;
+  } else {
+    work->in = peer_allocate(&memory[0], in);
+    work->out = peer_allocate(&memory[1], out);
+  }
+  if (out) memset(work->out, 0, out);  // Also touches the pages, which must not be timed.
+  if (in) peer_fill(work->in, fill, c->in_blocks, block, period);
+  double* seconds = (double*)malloc((c->iterations + 1) * sizeof *seconds);
+  const char* failure = NULL;
+  for (uint32_t i = 0; i < c->warmup + c->iterations && failure == NULL; ++i) {
+    library->barrier(library->self);
+    double began = peer_now();
+    failure = library->run(library->self, work);
+    double took = peer_now() - began;
+    if (i >= c->warmup) seconds[i - c->warmup] = took;
+  }
+  uint64_t wrong = 0;
+  if (c->flags & PEER_CHECK && failure == NULL) {
+    if (out) memset(work->out, 0, out);
+    if (in) peer_fill(work->in, fill, c->in_blocks, block, period);
+    library->barrier(library->self);
+    failure = library->run(library->self, work);
+    if (out) wrong = peer_wrong(work->out, expected, c->out_blocks, block, period, c->itemsize);
+  }
+  peer_reply_with(fd, failure ? PEER_FAILED : PEER_OK, wrong, failure ? 0 : c->iterations, seconds, failure);
+  free(seconds);
+  if (!(c->flags & PEER_KEEP)) {
+    peer_allocate(&memory[0], 0);
+    peer_allocate(&memory[1], 0);
+  }
+}
+
+// Serves commands until the coordinator says QUIT or is gone.
+static void peer_serve(int fd, const struct peer_library* library) {
+  struct peer_memory memory[2] = {{NULL, 0}, {NULL, 0}};
+  struct peer_work work;
+  for (;;) {
+    memset(&work, 0, sizeof work);
+    peer_read(fd, &work.command, sizeof work.command);
+    const struct peer_command* c = &work.command;
+    if (c->magic != PEER_MAGIC) peer_end("expected a command");
+    if (c->kind == PEER_QUIT) return;
+    size_t period = c->period * c->itemsize;
+    size_t fill = c->in_blocks * period, expected = c->flags & PEER_CHECK ? c->out_blocks * period : 0;
+    char* pattern = (char*)malloc(fill + expected + 1);
+    if (pattern == NULL) peer_end("no memory for the pattern");
+    peer_read(fd, pattern, fill + expected);
+    alarm(c->deadline_s);
+    const char* refused = library->refuse(library->self, c);
+    if (refused) peer_reply_with(fd, PEER_UNSUPPORTED, 0, 0, NULL, refused);
+    else peer_perform(fd, &work, library, memory, pattern, pattern + fill);
+    alarm(0);
+    free(pattern);
+  }
+}

@@ -1,0 +1,125 @@
+"""What does one rank do with a command? Buffers, the timed runs, the check: the Python half of ``peers/peer.h``."""
+
+from __future__ import annotations
+
+import mmap
+import signal
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blinkccl.bench.pattern import fill, wrong_elements
+from blinkccl.bench.protocol import Command, Flag, Reply, Status
+from blinkccl.errors import BlinkError, UnsupportedError
+
+Bytes = NDArray[np.uint8]
+
+
+class Library(Protocol):
+    """What is measured, on one rank."""
+
+    #: Name and version, for the hello.
+    title: str
+
+    def allocate(self, size: int, shared: bool) -> Bytes:
+        """``size`` > 0 bytes for a buffer.
+
+        Raises
+        ------
+        UnsupportedError
+            If ``shared`` memory is asked for and there is none.
+        """
+        ...
+
+    def time(self, command: Command, send: Bytes | None, recv: Bytes | None, warmup: int, iterations: int
+             ) -> NDArray[np.float64]:
+        """Seconds of each of ``iterations`` runs, with a barrier before each, after ``warmup`` runs.
+
+        Raises
+        ------
+        UnsupportedError
+            If this collective, type, operation or placement is not served; before anything is sent.
+        """
+        ...
+
+
+def private_memory(size: int) -> Bytes:
+    """Zeroed memory on page boundaries, in huge pages where the system has them, as every peer gets."""
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.uint8)
+
+
+class Performer:
+    """One rank at work; keeps its memory between commands that ask for it."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self._kept: dict[int, tuple[int, bool, Bytes]] = {}
+
+    def perform(self, command: Command, pattern: bytes, expected: bytes) -> Reply:
+        """Run, time and check; a refusal or a failure is a reply too.
+
+        Parameters
+        ----------
+        pattern, expected
+            What fills the input, and what the output must hold, if the command says CHECK.
+        """
+        signal.alarm(command.deadline_s)
+        try:
+            return self._perform(command, pattern, expected)
+        except UnsupportedError as error:
+            return Reply(Status.UNSUPPORTED, text=str(error))
+        except (BlinkError, RuntimeError, OSError, ValueError) as error:
+            return Reply(Status.FAILED, text=f"{type(error).__name__}: {error}")
+        finally:
+            signal.alarm(0)
+            if not command.flags & Flag.KEEP:
+                self._kept.clear()
+
+    def _perform(self, command: Command, pattern: bytes, expected: bytes) -> Reply:
+        send, recv = self._buffers(command)
+        _reset(command, send, recv, pattern)
+        seconds = self._library.time(command, send, recv, command.warmup, command.iterations)
+        wrong = 0
+        if command.flags & Flag.CHECK:
+            _reset(command, send, recv, pattern)
+            self._library.time(command, send, recv, 0, 1)
+            if recv is not None:
+                wrong = wrong_elements(recv, expected, command.out_blocks, command.itemsize)
+        return Reply(Status.OK, wrong, np.ascontiguousarray(seconds, np.float64).tobytes())
+
+    def _buffers(self, command: Command) -> tuple[Bytes | None, Bytes | None]:
+        block = command.count * command.itemsize
+        held, wanted = command.in_blocks * block, command.out_blocks * block
+        if command.flags & Flag.IN_PLACE and held and wanted:
+            memory = self._memory(0, max(held, wanted), command.flags)
+            first, second = command.in_at * block, command.out_at * block
+            return memory[first : first + held], memory[second : second + wanted]
+        shared = command.flags
+        return (self._memory(0, held, shared) if command.in_blocks else None,
+                self._memory(1, wanted, shared) if command.out_blocks else None)
+
+    def _memory(self, slot: int, size: int, flags: Flag) -> Bytes:
+        shared = bool(flags & Flag.SHARED)
+        if slot in self._kept and self._kept[slot][:2] == (size, shared):
+            return self._kept[slot][2]
+        self._kept.pop(slot, None)  # Given back before more is taken.
+        memory = self._library.allocate(size, shared) if size else np.empty(0, np.uint8)
+        self._kept[slot] = (size, shared, memory)
+        return memory
+
+
+def _reset(command: Command, send: Bytes | None, recv: Bytes | None, pattern: bytes) -> None:
+    """Set the input, and clear what the last run left: a stale right answer must not hide a missing one."""
+    if recv is not None:
+        recv.fill(0)  # Also touches the pages, which must not be timed.
+    if send is not None:
+        fill(send, pattern, command.in_blocks, command.itemsize)
+
+
+def typed(memory: Bytes | None, dtype: np.dtype[Any]) -> NDArray[Any] | None:
+    """``memory`` as elements."""
+    return None if memory is None else memory.view(dtype)

@@ -1,0 +1,139 @@
+"""What is known of one size once it was measured? Rows of the table, and the statistics that make them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blinkccl.collectives.spec import Collective
+from blinkccl.units import algbw_gbps, bus_factor
+
+Seconds = NDArray[np.float64]
+#: What -I shows, in percent of the iterations.
+PERCENTILES = (10, 50, 90, 99)
+#: How -a makes one number of the ranks' times of an iteration; nccl-tests' numbers.
+ACROSS_RANKS: dict[int, str] = {0: "rank 0", 1: "mean of ranks", 2: "fastest rank", 3: "slowest rank"}
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Mean time of one run, and elements that were wrong over all ranks and checked runs; None where not checked.
+
+    ``bound_percent`` is the time that memory alone would take, in percent of ours (:mod:`blinkccl.bench.bound`);
+    ``percentiles`` are seconds, by :data:`PERCENTILES`. Both are None where they were not measured.
+    """
+
+    seconds: float
+    algbw_gbps: float
+    busbw_gbps: float
+    wrong: int | None
+    bound_percent: float | None = None
+    percentiles: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PeerTiming:
+    """A peer's time in the same run; ``ratio`` is how many times as long as ours it took, paired by round."""
+
+    variant: str
+    timing: Timing
+    ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One size: ``size`` bytes are nccl-tests' S, ``count`` elements per block.
+
+    ``in_place`` is None for alltoall, whose output would overwrite what is still to be sent. ``peers`` has an entry
+    for each peer: out of place and in place, None where it cannot do this or was left out.
+    """
+
+    size: int
+    count: int
+    out_of_place: Timing
+    in_place: Timing | None
+    peers: tuple[tuple[str, PeerTiming | None, PeerTiming | None], ...] = ()
+
+
+@dataclass(slots=True)
+class Series:
+    """Times of one contender at one size: an array per round, one number per iteration."""
+
+    rounds: list[Seconds]
+    wrong: int | None = None
+
+    def mean_s(self) -> float:
+        """The mean over iterations, as nccl-tests has it; of rounds the median."""
+        return float(median(float(np.mean(values)) for values in self.rounds))
+
+    def medians_s(self) -> list[float]:
+        """The median of each round."""
+        return [float(np.median(values)) for values in self.rounds]
+
+    def median_s(self) -> float:
+        """The median of the rounds' medians."""
+        return float(median(self.medians_s()))
+
+    def percentiles_s(self) -> tuple[float, ...]:
+        """:data:`PERCENTILES` of all iterations of all rounds."""
+        values = np.concatenate(self.rounds)
+        return tuple(float(value) for value in np.percentile(values, PERCENTILES))
+
+
+def across_ranks(seconds: Seconds, how: int) -> Seconds:
+    """One number per iteration from ``seconds``, by rank and iteration, as :data:`ACROSS_RANKS` says."""
+    by: dict[int, Any] = {0: lambda s: s[0], 1: lambda s: s.mean(0), 2: lambda s: s.min(0), 3: lambda s: s.max(0)}
+    found: Seconds = by[how](seconds)
+    return found
+
+
+def paired(numerators: Sequence[float], denominators: Sequence[float]) -> float:
+    """The median of ratios of what was measured in the same round: what changes between rounds cancels.
+
+    A host moves virtual cores, and its other guests come and go, within seconds; medians of either side taken apart
+    can belong to different times.
+    """
+    return float(median(a / b for a, b in zip(numerators, denominators, strict=True)))
+
+
+def timing(collective: Collective, size: int, series: Series, floors_s: Sequence[float] | None = None,
+           percentiles: bool = False) -> Timing:
+    """The table's numbers for ``series``; ``floors_s`` are the rounds' least times."""
+    seconds = series.mean_s()
+    algbw = algbw_gbps(size, seconds)
+    bound = 100 * paired(floors_s, series.medians_s()) if floors_s is not None else None
+    return Timing(seconds, algbw, algbw * float(bus_factor(collective.name, collective.world_size)), series.wrong,
+                  bound, series.percentiles_s() if percentiles else None)
+
+
+def timings(rows: Sequence[Row]) -> list[Timing]:
+    """Ours, out of place and in place, one after the other."""
+    return [found for row in rows for found in (row.out_of_place, row.in_place) if found is not None]
+
+
+def failed(rows: Sequence[Row]) -> int:
+    """How many of our measurements had wrong elements: nccl-tests' "out of bounds values"."""
+    return sum(1 for found in timings(rows) if found.wrong)
+
+
+def average_busbw(rows: Sequence[Row]) -> float:
+    """The mean over all sizes, out of place and in place, in GB/s."""
+    measured = timings(rows)
+    return sum(found.busbw_gbps for found in measured) / len(measured)
+
+
+def lines(rows: Sequence[Row]) -> dict[str, list[tuple[int, float]]]:
+    """Bytes and seconds by contender, ours first; in place where there is such a thing."""
+    found: dict[str, list[tuple[int, float]]] = {"blink": []}
+    for row in rows:
+        found["blink"].append((row.size, (row.in_place or row.out_of_place).seconds))
+        for name, out, into in row.peers:
+            chosen = out if row.in_place is None else into
+            if chosen is not None:
+                found.setdefault(name, []).append((row.size, chosen.timing.seconds))
+    return found

@@ -1,0 +1,82 @@
+"""A rank process in Python: ``python -m blinkccl.bench.worker LIBRARY SOCKET``, started by a benchmark.
+
+LIBRARY is ``blink`` or ``gloo``; rank, size and rendezvous come from the environment.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable
+
+from blinkccl.bench.perform import Library, Performer
+from blinkccl.bench.protocol import COMMAND, Hello, Kind, read_command
+from blinkccl.errors import BlinkError, CommunicationError
+
+
+def _blink() -> tuple[Library, int, int, Callable[[], None]]:
+    from blinkccl.bench.own_rank import OwnLibrary
+    library = OwnLibrary.join(float(os.environ.get("BLINK_BENCH_DEADLINE_S", "60")))
+    return library, library.rank, library.size, library.close
+
+
+def _gloo() -> tuple[Library, int, int, Callable[[], None]]:
+    from blinkccl.bench.peers.gloo import GlooLibrary
+    library = GlooLibrary.join()
+    return library, library.rank, library.size, library.close
+
+
+LIBRARIES = {"blink": _blink, "gloo": _gloo}
+
+
+def serve(peer: socket.socket, library: Library, rank: int, size: int) -> None:
+    """Answer commands until QUIT.
+
+    Raises
+    ------
+    CommunicationError
+        If the coordinator is gone.
+    """
+    performer = Performer(library)
+    peer.sendall(Hello(rank, size, os.getpid(), library.title).pack())
+    while True:
+        command, pattern, expected = read_command(_receive(peer, COMMAND.size))
+        if command.kind is Kind.QUIT:
+            return
+        reply = performer.perform(command, _receive(peer, pattern), _receive(peer, expected))
+        peer.sendall(reply.pack())
+
+
+def _receive(peer: socket.socket, size: int) -> bytes:
+    """Exactly ``size`` bytes. Waits without a deadline: an idle rank sleeps until it is asked or left alone."""
+    data = bytearray()
+    while len(data) < size:
+        part = peer.recv(size - len(data))
+        if not part:
+            raise CommunicationError("the coordinator of the benchmark is gone")
+        data += part
+    return bytes(data)
+
+
+def main() -> int:
+    """Join, serve, leave; the exit code is 0 unless something failed."""
+    if len(sys.argv) != 3 or sys.argv[1] not in LIBRARIES:
+        print(f"usage: python -m blinkccl.bench.worker {'|'.join(LIBRARIES)} SOCKET", file=sys.stderr)
+        return 2
+    try:
+        library, rank, size, leave = LIBRARIES[sys.argv[1]]()
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
+                peer.connect(sys.argv[2])
+                serve(peer, library, rank, size)
+        finally:
+            leave()
+    except (BlinkError, OSError) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

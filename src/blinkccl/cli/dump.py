@@ -1,0 +1,42 @@
+"""``blink dump``: what does a live job wait for?"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from blinkccl.cli import arguments, console
+
+HELP = """
+Examples:
+
+\b
+  blink dump 4711                any process of the job will do
+  blink dump 4711 --json
+
+Look into the shared memory of a job that runs on this host: for each group, which call every rank is in,
+what it waits for, from whom and since when, and who keeps everybody waiting. The job does not notice.
+
+Exit code 2: there is no such process, it is another user's, or it is in no group.
+"""
+
+
+def dump(
+    pid: Annotated[int, typer.Argument(metavar="PID", min=1, help="A process that is a rank of the job.")],
+    json: arguments.Json = False,
+) -> None:
+    """Print the groups of process ``pid``."""
+    from blinkccl.runtime.dump import SCHEMA_VERSION, groups_of
+
+    groups = groups_of(pid)
+    if json:
+        from blinkccl.forest.document import dumps
+
+        document = {"schema_version": SCHEMA_VERSION, "pid": pid, "groups": [group.document() for group in groups]}
+        console.emit(dumps(document))
+        return
+    from blinkccl.report.job_text import job_text
+    from blinkccl.report.paint import painter
+
+    console.emit(job_text(pid, groups, painter(console.coloured()), console.width()))

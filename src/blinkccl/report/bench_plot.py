@@ -1,0 +1,70 @@
+"""A benchmark as a picture: time over size, ours and every peer's, both axes logarithmic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from blinkccl.errors import UnsupportedError
+
+#: Points of a line: bytes and seconds.
+Points = Sequence[tuple[int, float]]
+
+
+def check(path: Path) -> None:
+    """Refuse, before any work, a picture that :func:`plot` could not draw.
+
+    Raises
+    ------
+    UnsupportedError
+        If matplotlib is not installed, or the name ends in no format that it writes.
+    """
+    figure = _pyplot().figure()
+    kinds = sorted(figure.canvas.get_supported_filetypes())
+    _pyplot().close(figure)
+    if path.suffix.lstrip(".").lower() not in kinds:
+        raise UnsupportedError(f"--plot {path}: expected a name that ends in .{', .'.join(kinds)}")
+
+
+def _pyplot() -> Any:
+    """The plotting library, drawing into files only."""
+    try:
+        import_module("matplotlib").use("Agg")
+        return import_module("matplotlib.pyplot")
+    except ImportError:
+        raise UnsupportedError("--plot needs matplotlib: pip install 'blink-ccl[plot]'") from None
+
+
+def plot(path: Path, title: str, lines: Mapping[str, Points]) -> None:
+    """Draw ``lines`` into ``path``; the format follows from its name.
+
+    Raises
+    ------
+    UnsupportedError
+        If matplotlib is not installed.
+    OSError
+        If the file cannot be written.
+    """
+    pyplot = _pyplot()
+    figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
+    for number, (name, points) in enumerate(lines.items()):
+        shown = [(size, seconds * 1e6) for size, seconds in points if size > 0 and seconds > 0]
+        axes.plot([size for size, _ in shown], [micros for _, micros in shown], marker="o", markersize=3, label=name,
+                  linewidth=2.5 if number == 0 else 1.2, zorder=10 - number)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.xaxis.set_major_formatter(lambda size, _: _size_text(size))
+    axes.set(title=title, xlabel="size", ylabel="time (µs)")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+
+
+def _size_text(size: float) -> str:
+    for unit, power in (("G", 30), ("M", 20), ("K", 10)):
+        if size >= 2**power:
+            return f"{size / 2**power:g}{unit}"
+    return f"{size:g}"

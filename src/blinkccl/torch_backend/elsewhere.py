@@ -1,0 +1,138 @@
+"""What backend blink does not serve itself, and who does: other devices' tensors, and sparse ones.
+
+In ``"cpu:blink,cuda:nccl"`` torch takes our process group whole, so the calls on CUDA tensors arrive here. They
+go to a plain process group with the other backends of that string; sparse tensors of the CPU go to gloo. Each of
+these is made by the first call that needs it. That call is a collective or, on NCCL, a message between two ranks
+whose communicator NCCL then makes for these two: so nobody waits for a rank that does not come.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from blinkccl.errors import UnsupportedError
+from blinkccl.torch_backend.c10d import ProcessGroup, dist, internals
+from blinkccl.torch_backend.failure import for_torch
+
+
+class Capabilities:
+    """What torch asks a backend before it tries more than collectives; ours has none of it."""
+
+    supports_splitting = False
+    supports_coalescing = False
+    supports_time_estimate = False
+    supports_shrinking = False
+    supports_reconfigure = False
+    supports_window = False
+
+    def supports_tensor_alloc(self, _device: torch.device) -> bool:
+        """Whether tensors can be allocated for faster communication."""
+        return False
+
+    def name(self) -> str:
+        """The backend's name."""
+        return "blink"
+
+
+class Elsewhere:
+    """The process group beside one of ours.
+
+    Parameters
+    ----------
+    store, rank, size, timeout
+        Those of our group.
+    global_ranks
+        The group's ranks in the world; empty for the world itself.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta, global_ranks: list[int]) -> None:
+        self._store = store
+        self._rank = rank
+        self._size = size
+        self._timeout = timeout
+        self._global_ranks = global_ranks
+        self._group: Any = None
+        self._made: dict[str, Any] = {}
+
+    def group(self, ours: ProcessGroup, device: str) -> Any:
+        """The process group that serves tensors on ``device``.
+
+        Raises
+        ------
+        UnsupportedError
+            If the backend string names nobody for this device.
+        """
+        self.backend(ours, device)
+        assert self._group is not None  # made with its first backend
+        return self._group
+
+    def backend(self, ours: ProcessGroup, device: str) -> Any:
+        """The backend object that serves tensors on ``device``."""
+        if device not in self._made:
+            name = "gloo" if device == "cpu" else devices(ours).get(device)
+            if name is None or name == "blink":
+                raise for_torch(
+                    UnsupportedError(
+                        f"backend blink serves CPU tensors, this one is on {device}; name a backend for it when the "
+                        f'group is made, e.g. "cpu:blink,{device}:nccl"'
+                    )
+                )
+            self._made[device] = self._make(name, device, ours.group_name)
+        return self._made[device]
+
+    def shutdown(self) -> None:
+        """Ends what was made."""
+        if self._group is not None:
+            self._group.shutdown()
+            self._group = None
+        self._made.clear()
+
+    def _make(self, name: str, device: str, group_name: str) -> Any:
+        store = dist.PrefixStore(f"blink/elsewhere/{device}/", self._store)
+        if self._group is None:
+            self._group = dist.ProcessGroup(store, self._rank, self._size)
+            self._group._set_default_backend(dist.Backend.backend_type_map[name])
+        backend = self._made_by_torch(name, store, group_name)
+        self._group._register_backend(torch.device(device), dist.Backend.backend_type_map[name], backend)
+        return backend
+
+    def _made_by_torch(self, name: str, store: Any, group_name: str) -> Any:
+        plugin = dist.Backend._plugins.get(name.upper())  # from torch 2.14 on all are plugins
+        if plugin is not None:
+            return self._made_by_plugin(plugin, store, group_name)
+        if name == "gloo":
+            return dist.ProcessGroupGloo(store, self._rank, self._size, self._timeout)
+        if name == "nccl" and dist.is_nccl_available():
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = self._timeout
+            options.global_ranks_in_group = self._global_ranks
+            options.group_name = group_name
+            return dist.ProcessGroupNCCL(store, self._rank, self._size, options)
+        raise for_torch(
+            UnsupportedError(
+                f"backend blink cannot make a backend {name!r} beside itself here; it can make gloo, NCCL and what is "
+                "registered with torch, where torch was built with them"
+            )
+        )
+
+    def _made_by_plugin(self, plugin: Any, store: Any, group_name: str) -> Any:
+        if not plugin.extended_api:
+            return plugin.creator_fn(store, self._rank, self._size, self._timeout)
+        options = internals._DistributedBackendOptions()
+        options.store = store
+        options.group_rank = self._rank
+        options.group_size = self._size
+        options.timeout = self._timeout
+        options.group_id = group_name
+        options.global_ranks_in_group = self._global_ranks
+        return plugin.creator_fn(options, None)
+
+
+def devices(group: ProcessGroup) -> dict[str, str]:
+    """``{device: backend}`` as the user named them. Before torch has entered the group into its books: ours alone."""
+    named = internals._world.pg_backend_config.get(group, "cpu:blink")
+    pairs = (pair.split(":", 1) for pair in named.split(","))
+    return {pair[0].strip(): pair[-1].strip() for pair in pairs}

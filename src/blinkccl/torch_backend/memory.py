@@ -1,0 +1,140 @@
+"""Tensors as flat memory, and back: what an engine with pointers can read and write.
+
+A tensor is used as it lies where its elements are contiguous; a list of tensors, where one follows the other. All
+else goes through scratch memory: copied in before the call, copied out after it. Which of the two it is is each
+rank's own business: what travels is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from threading import Lock
+
+import torch
+from torch import Tensor
+
+
+class Scratch:
+    """Reused flat buffers of one process group. Freshly mapped pages would cost more than the copies.
+
+    Parameters
+    ----------
+    keep_bytes
+        How much to keep for later calls.
+    """
+
+    def __init__(self, keep_bytes: int = 256 << 20) -> None:
+        self._keep_bytes = keep_bytes
+        self._free: list[Tensor] = []  # by ascending size
+        self._lock = Lock()
+
+    def take(self, nbytes: int) -> Tensor:
+        """A buffer of at least ``nbytes`` bytes, of type uint8, until :meth:`give`."""
+        with self._lock:
+            for index, buffer in enumerate(self._free):
+                if buffer.numel() >= nbytes:
+                    return self._free.pop(index)
+        return torch.empty(max(nbytes, 4096), dtype=torch.uint8)
+
+    def give(self, buffers: Sequence[Tensor]) -> None:
+        """Takes buffers back; the smallest are dropped first where there are too many."""
+        with self._lock:
+            self._free = sorted([*self._free, *buffers], key=Tensor.numel)
+            while self._free and sum(buffer.numel() for buffer in self._free) > self._keep_bytes:
+                self._free.pop(0)
+
+
+class Memory:
+    """The memory of one call: pointers to flat memory before it, :meth:`finish` after it.
+
+    Holds what must stay alive while the call runs.
+    """
+
+    __slots__ = ("_copies", "_held", "_scratch", "_taken")
+
+    def __init__(self, scratch: Scratch) -> None:
+        self._scratch = scratch
+        self._taken: list[Tensor] = []
+        self._held: list[Tensor] = []
+        self._copies: list[tuple[Tensor, Tensor]] = []
+
+    def reads(self, tensor: Tensor) -> int:
+        """Address of the elements of ``tensor``, in order."""
+        if tensor.is_contiguous():
+            self._held.append(tensor)
+            return tensor.data_ptr()
+        flat = self._take([tensor])[0]
+        copy(flat, tensor)
+        return flat.data_ptr()
+
+    def writes(self, tensor: Tensor) -> int:
+        """Address to which the elements of ``tensor`` are to be written, in order."""
+        if tensor.is_contiguous():
+            self._held.append(tensor)
+            return tensor.data_ptr()
+        flat = self._take([tensor])[0]
+        self._copies.append((tensor, flat))
+        return flat.data_ptr()
+
+    def updates(self, tensor: Tensor) -> int:
+        """Address of the elements of ``tensor``, in order, to be overwritten in place."""
+        address = self.writes(tensor)
+        if self._copies and self._copies[-1][0] is tensor:
+            copy(self._copies[-1][1], tensor)
+        return address
+
+    def reads_all(self, tensors: Sequence[Tensor]) -> int:
+        """Address of the elements of all ``tensors``, one after the other."""
+        if _adjacent(tensors):
+            self._held.extend(tensors)
+            return tensors[0].data_ptr()
+        flats = self._take(tensors)
+        for flat, tensor in zip(flats, tensors, strict=True):
+            copy(flat, tensor)
+        return flats[0].data_ptr()
+
+    def writes_all(self, tensors: Sequence[Tensor]) -> int:
+        """Address to which the elements of all ``tensors`` are to be written, one after the other."""
+        if _adjacent(tensors):
+            self._held.extend(tensors)
+            return tensors[0].data_ptr()
+        flats = self._take(tensors)
+        self._copies.extend(zip(tensors, flats, strict=True))
+        return flats[0].data_ptr()
+
+    def finish(self, succeeded: bool) -> None:
+        """Copies out of scratch memory, and gives it back.
+
+        After a failure nothing is copied, and scratch memory is not used again: a late peer may still write to it.
+        """
+        if succeeded:
+            for tensor, flat in self._copies:
+                copy(tensor, flat)
+            self._scratch.give(self._taken)
+        self._taken, self._held, self._copies = [], [], []
+
+    def _take(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Flat views for ``tensors`` in one scratch buffer, one after the other."""
+        buffer = self._scratch.take(sum(tensor.nbytes for tensor in tensors))
+        self._taken.append(buffer)
+        flats, start = [], 0
+        for tensor in tensors:
+            flats.append(buffer[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape))
+            start += tensor.nbytes
+        return flats
+
+
+def _adjacent(tensors: Sequence[Tensor]) -> bool:
+    """Whether the tensors lie one after the other, as the chunks of one tensor do."""
+    expected = tensors[0].data_ptr()
+    for tensor in tensors:
+        if tensor.data_ptr() != expected or not tensor.is_contiguous():
+            return False
+        expected += tensor.nbytes
+    return True
+
+
+def copy(target: Tensor, source: Tensor) -> None:
+    """Copies elements in inference mode, where also inference tensors and leaves that require grad may be written."""
+    with torch.inference_mode():
+        target.detach().copy_(source.detach())

@@ -1,0 +1,87 @@
+"""A barrier that says who is missing: ``torch.distributed.monitored_barrier``.
+
+Over the group's store, so that a rank that hangs in a collective cannot stand in its way. Rank 0 waits for a word
+from each of the others and tells all how it ended. torch 2.11 to 2.13 let only a backend named gloo have this; there
+call it on the group: ``dist.group.WORLD.monitored_barrier(timedelta(seconds=10))``.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import Any
+
+from blinkccl.errors import DeadlineError
+from blinkccl.torch_backend.failure import for_torch
+
+
+class MonitoredBarrier:
+    """The monitored barriers of one group, one after the other."""
+
+    def __init__(self, store: Any, rank: int, size: int) -> None:
+        self._store = store
+        self._rank = rank
+        self._size = size
+        self._number = 0
+
+    def __call__(self, timeout: timedelta, wait_all_ranks: bool) -> None:
+        """Waits for all ranks.
+
+        Parameters
+        ----------
+        timeout
+            For all of them together.
+        wait_all_ranks
+            Whether rank 0 goes on after the first that does not come, to name all of them.
+
+        Raises
+        ------
+        DeadlineError
+            On rank 0 with the ranks that did not come; on the others if rank 0 did not say that all came.
+        """
+        self._number += 1
+        prefix = f"blink/monitored/{self._number}"
+        if self._rank == 0:
+            self._lead(prefix, timeout, wait_all_ranks)
+        else:
+            self._follow(prefix, timeout)
+
+    def _lead(self, prefix: str, timeout: timedelta, wait_all_ranks: bool) -> None:
+        end = time.monotonic() + timeout.total_seconds()
+        milliseconds = f"{timeout / timedelta(milliseconds=1):g} ms"
+        missing = []
+        for peer in range(1, self._size):
+            left = end - time.monotonic()
+            if self._comes(f"{prefix}/{peer}", left):
+                continue
+            if left <= 0 and not wait_all_ranks:
+                text = f"[Rank 0]: Rank 0 timed out in monitoredBarrier after {milliseconds}: {peer - 1} ranks had come"
+                raise for_torch(DeadlineError(f"{text} by then, rank {peer} had not"))
+            missing.append(peer)
+            if not wait_all_ranks:
+                break
+        if not missing:
+            self._store.set(f"{prefix}/passed", b"1")
+            return
+        named = f"Ranks {', '.join(map(str, missing))}" if wait_all_ranks else f"Rank {missing[0]}"
+        text = f"[Rank 0]: {named} failed to pass monitoredBarrier in {milliseconds}"
+        raise for_torch(DeadlineError(f"{text}; their own output says where they are"))
+
+    def _follow(self, prefix: str, timeout: timedelta) -> None:
+        self._store.set(f"{prefix}/{self._rank}", b"1")
+        if not self._comes(f"{prefix}/passed", timeout.total_seconds()):
+            text = f"[Rank {self._rank}]: reached monitoredBarrier, but rank 0 did not say within "
+            text += f"{timeout / timedelta(milliseconds=1):g} ms that all ranks had; rank 0's output names the others"
+            raise for_torch(DeadlineError(text))
+
+    def _comes(self, key: str, seconds: float) -> bool:
+        """Whether ``key`` is set within this time; at once where it is there already."""
+        if self._store.check([key]):
+            return True
+        if seconds <= 0:
+            return False
+        try:
+            self._store.wait([key], timedelta(seconds=seconds))
+        except RuntimeError:  # torch has a class of its own for each kind of store
+            return False
+        return True

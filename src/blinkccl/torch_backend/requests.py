@@ -1,0 +1,272 @@
+"""torch's collectives as steps of ours, one function each: the table behind both generations of method names.
+
+Collectives that only move data do so in bytes, so that any element type will do. What torch leaves to each rank
+(how a list of tensors lies in memory) never changes what the group runs; what all ranks must agree on anyway (sizes)
+may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blinkccl.torch_backend.issue import Message, Request, Step
+from blinkccl.torch_backend.memory import Memory, Scratch, copy
+from blinkccl.torch_backend.types import element_type, reduction
+
+#: The tag of AllToAll's messages: torch's own tags are not negative.
+ALLTOALL_TAG = -1
+
+
+class Requests:
+    """Makes the requests of one group.
+
+    Parameters
+    ----------
+    rank, size
+        This rank in the group, and how many there are.
+    """
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+        self._scratch = Scratch()
+
+    def memory(self) -> Memory:
+        """For one request."""
+        return Memory(self._scratch)
+
+    def all_reduce(self, tensors: Sequence[Tensor], operation: Any) -> Request:
+        """Each tensor on its own, in place."""
+        memory = self.memory()
+        name, scale = reduction(operation)
+        steps = []
+        for tensor in tensors:
+            real = _real(tensor)
+            address = memory.updates(real)
+            steps.append(Step("allreduce", address, address, real.numel(), element_type(real), name, 0, scale))
+        return Request("all_reduce", list(tensors), memory, steps, shown=tensors)
+
+    def reduce(self, tensor: Tensor, operation: Any, root: int) -> Request:
+        """The root's tensor is replaced by the result; the others' stay."""
+        memory = self.memory()
+        name, scale = reduction(operation)
+        real = _real(tensor)
+        send = memory.updates(real) if self.rank == root else memory.reads(real)
+        recv = send if self.rank == root else 0
+        step = Step("reduce", send, recv, real.numel(), element_type(real), name, root, scale)
+        return Request("reduce", [tensor], memory, [step], shown=[tensor])
+
+    def broadcast(self, tensors: Sequence[Tensor], root: int) -> Request:
+        """Each tensor on its own, in place."""
+        memory = self.memory()
+        steps = []
+        for tensor in tensors:
+            address = memory.updates(tensor) if self.rank == root else memory.writes(tensor)
+            steps.append(Step("broadcast", address, address, tensor.nbytes, root=root))
+        return Request("broadcast", list(tensors), memory, steps, shown=tensors)
+
+    def all_gather(self, outputs: Sequence[Tensor], tensor: Tensor) -> Request:
+        """Rank r's ``tensor`` into everybody's ``outputs[r]``. Ranks' sizes may differ: then by broadcasts."""
+        self._check_list("all_gather", "output", outputs, tensor)
+        memory = self.memory()
+        sizes = [output.nbytes for output in outputs]
+        if sizes[self.rank] != tensor.nbytes:
+            raise ValueError(
+                f"all_gather on rank {self.rank}: the input has {tensor.nbytes} bytes, its place in the output list "
+                f"{sizes[self.rank]}; give every rank's output the size of that rank's input"
+            )
+        source = memory.reads(tensor)
+        if len(set(sizes)) == 1:
+            steps = [Step("allgather", source, memory.writes_all(outputs), tensor.nbytes)]
+        else:
+            steps = [
+                Step("broadcast", source if peer == self.rank else 0, memory.writes(output), sizes[peer], root=peer)
+                for peer, output in enumerate(outputs)
+            ]
+        return Request("all_gather", list(outputs), memory, steps, shown=[tensor])
+
+    def all_gather_single(self, outputs: Sequence[Tensor], tensors: Sequence[Tensor]) -> Request:
+        """Each pair on its own: all ranks' ``tensors[i]`` one after the other into ``outputs[i]``."""
+        memory = self.memory()
+        steps = []
+        for output, tensor in _pairs("all_gather_single", outputs, tensors):
+            if output.numel() != tensor.numel() * self.size:
+                raise ValueError(
+                    f"all_gather_single: expected an output of {self.size} x {tensor.numel()} elements, "
+                    f"got {output.numel()}"
+                )
+            steps.append(Step("allgather", memory.reads(tensor), memory.writes(output), tensor.nbytes))
+        return Request("_allgather_base", list(outputs), memory, steps, shown=tensors)
+
+    def all_gather_coalesced(self, outputs: Sequence[Sequence[Tensor]], tensors: Sequence[Tensor]) -> Request:
+        """Each tensor on its own: rank r's ``tensors[i]`` into everybody's ``outputs[r][i]``; equal sizes."""
+        self._check_length("all_gather_coalesced", "output list", outputs)
+        memory = self.memory()
+        steps = []
+        for index, tensor in enumerate(tensors):
+            targets = [of_rank[index] for of_rank in outputs]
+            self._check_list("all_gather_coalesced", "output", targets, tensor)
+            self._check_equal("all_gather_coalesced", "output", targets, tensor)
+            steps.append(Step("allgather", memory.reads(tensor), memory.writes_all(targets), tensor.nbytes))
+        result = [tensor for of_rank in outputs for tensor in of_rank]
+        return Request("all_gather", result, memory, steps, shown=tensors)
+
+    def reduce_scatter(self, output: Tensor, tensors: Sequence[Tensor], operation: Any) -> Request:
+        """Everybody's ``tensors[r]`` combined into rank r's ``output``. Sizes may differ: then by reduces."""
+        self._check_list("reduce_scatter", "input", tensors, output)
+        memory = self.memory()
+        name, scale = reduction(operation)
+        output_real, reals = _real(output), [_real(tensor) for tensor in tensors]
+        dtype, target = element_type(output_real), memory.writes(output_real)
+        if output.numel() != tensors[self.rank].numel():
+            raise ValueError(
+                f"reduce_scatter on rank {self.rank}: the output has {output.numel()} elements, the input for it "
+                f"{tensors[self.rank].numel()}; give every rank's input the size of that rank's output"
+            )
+        if len({real.numel() for real in reals}) == 1:
+            source = memory.reads_all(reals)
+            steps = [Step("reduce_scatter", source, target, output_real.numel(), dtype, name, 0, scale)]
+        else:
+            steps = []
+            for root, real in enumerate(reals):
+                recv = target if root == self.rank else 0
+                steps.append(Step("reduce", memory.reads(real), recv, real.numel(), dtype, name, root, scale))
+        return Request("reduce_scatter", [output], memory, steps, shown=tensors)
+
+    def reduce_scatter_single(self, outputs: Sequence[Tensor], tensors: Sequence[Tensor], operation: Any) -> Request:
+        """Each pair on its own: block r of everybody's ``tensors[i]`` combined into rank r's ``outputs[i]``."""
+        memory = self.memory()
+        name, scale = reduction(operation)
+        steps = []
+        for output, tensor in _pairs("reduce_scatter_single", outputs, tensors):
+            if tensor.numel() != output.numel() * self.size:
+                raise ValueError(
+                    f"reduce_scatter_single: expected an input of {self.size} x {output.numel()} elements, "
+                    f"got {tensor.numel()}"
+                )
+            target, source = _real(output), _real(tensor)
+            send, recv = memory.reads(source), memory.writes(target)
+            steps.append(Step("reduce_scatter", send, recv, target.numel(), element_type(target), name, 0, scale))
+        return Request("_reduce_scatter_base", list(outputs), memory, steps, shown=tensors)
+
+    def gather(self, outputs: Sequence[Tensor], tensor: Tensor, root: int) -> Request:
+        """Rank r's ``tensor`` into the root's ``outputs[r]``; equal sizes."""
+        memory = self.memory()
+        target = 0
+        if self.rank == root:
+            self._check_list("gather", "output", outputs, tensor)
+            self._check_equal("gather", "output", outputs, tensor)
+            target = memory.writes_all(outputs)
+        step = Step("gather", memory.reads(tensor), target, tensor.nbytes, root=root)
+        return Request("gather", list(outputs), memory, [step], shown=[tensor])
+
+    def scatter(self, output: Tensor, tensors: Sequence[Tensor], root: int) -> Request:
+        """The root's ``tensors[r]`` into rank r's ``output``; equal sizes."""
+        memory = self.memory()
+        source = 0
+        if self.rank == root:
+            self._check_list("scatter", "input", tensors, output)
+            self._check_equal("scatter", "input", tensors, output)
+            source = memory.reads_all(tensors)
+        step = Step("scatter", source, memory.writes(output), output.nbytes, root=root)
+        return Request("scatter", [output], memory, [step], shown=tensors or [output])
+
+    def all_to_all(self, outputs: Sequence[Tensor], tensors: Sequence[Tensor]) -> Request:
+        """``tensors[r]`` to rank r's ``outputs[our rank]``. By messages: only the two ends know a block's size."""
+        self._check_length("all_to_all", "output", outputs)
+        self._check_length("all_to_all", "input", tensors)
+        own_output, own_input = outputs[self.rank], tensors[self.rank]
+        if own_input.numel() != own_output.numel():
+            raise ValueError(
+                f"all_to_all on rank {self.rank}: {own_input.numel()} elements go to itself, but {own_output.numel()} "
+                "are expected from itself"
+            )
+        memory = self.memory()
+        # Starting with the next rank keeps all ranks from sending to the same one at once.
+        peers = [(self.rank + step) % self.size for step in range(1, self.size)]
+        receives = [Message(True, memory.writes(outputs[p]), outputs[p].nbytes, p, ALLTOALL_TAG) for p in peers]
+        sends = [Message(False, memory.reads(tensors[p]), tensors[p].nbytes, p, ALLTOALL_TAG) for p in peers]
+        messages = [message for message in receives + sends if message.nbytes]
+        copy(own_output, own_input)
+        return Request("all_to_all", list(outputs), memory, messages=messages, shown=tensors)
+
+    def all_to_all_single(
+        self, output: Tensor, tensor: Tensor, output_splits: Sequence[int], input_splits: Sequence[int]
+    ) -> Request:
+        """Block r of ``tensor`` to block (our rank) of rank r's ``output``; blocks are rows of the first dimension."""
+        if output.data_ptr() == tensor.data_ptr() and tensor.numel():
+            tensor = tensor.clone()
+        request = self.all_to_all(self._blocks(output, output_splits), self._blocks(tensor, input_splits))
+        request.result, request.shown = [output], [tensor]
+        return request
+
+    def barrier(self) -> Request:
+        """Ends when all ranks have begun it."""
+        memory = self.memory()
+        token = memory.updates(torch.ones(1, dtype=torch.uint8))
+        return Request("barrier", [], memory, [Step("allreduce", token, token, 1, op="max")])
+
+    def send(self, tensor: Tensor, peer: int, tag: int) -> Request:
+        """The elements of ``tensor``, as one message."""
+        memory = self.memory()
+        message = Message(False, memory.reads(tensor), tensor.nbytes, peer, tag)
+        return Request("send", [tensor], memory, messages=[message], shown=[tensor])
+
+    def receive(self, tensor: Tensor, peer: int | None, tag: int) -> Request:
+        """One message, at most as long as ``tensor``."""
+        memory = self.memory()
+        message = Message(True, memory.writes(tensor), tensor.nbytes, peer, tag)
+        title = "recv" if peer is not None else "recvAnySource"
+        return Request(title, [tensor], memory, messages=[message], shown=[tensor])
+
+    def _blocks(self, tensor: Tensor, splits: Sequence[int]) -> Sequence[Tensor]:
+        """``tensor`` cut along its first dimension, equally where no sizes are given."""
+        rows = tensor.size(0) if tensor.dim() else 0
+        if splits:
+            self._check_length("all_to_all_single", "list of split sizes", splits)
+        elif rows % self.size == 0:
+            splits = [rows // self.size] * self.size
+        if sum(splits) != rows or not splits:
+            raise ValueError(
+                f"all_to_all_single: the first dimension has {rows} rows; expected split sizes that sum to it, or a "
+                f"multiple of {self.size} rows and none, got {list(splits)}"
+            )
+        return torch.split(tensor, list(splits))
+
+    def _check_length(self, title: str, what: str, given: Sequence[object]) -> None:
+        if len(given) != self.size:
+            raise ValueError(f"{title}: expected an {what} with one entry per rank, {self.size}, got {len(given)}")
+
+    def _check_list(self, title: str, what: str, tensors: Sequence[Tensor], other: Tensor) -> None:
+        self._check_length(title, f"{what} list", tensors)
+        for peer, tensor in enumerate(tensors):
+            if tensor.dtype != other.dtype or not tensor.is_cpu:
+                raise ValueError(
+                    f"{title}: {what} {peer} is {tensor.dtype} on {tensor.device}; expected {other.dtype} on "
+                    f"{other.device}, as the other side"
+                )
+
+    def _check_equal(self, title: str, what: str, tensors: Sequence[Tensor], other: Tensor) -> None:
+        for peer, tensor in enumerate(tensors):
+            if tensor.numel() != other.numel():
+                raise ValueError(
+                    f"{title}: {what} {peer} has {tensor.numel()} elements; expected {other.numel()}, as the other side"
+                )
+
+
+def _pairs(title: str, outputs: Sequence[Tensor], tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    if len(outputs) != len(tensors):
+        raise ValueError(f"{title}: {len(outputs)} outputs for {len(tensors)} inputs; expected as many")
+    for output, tensor in zip(outputs, tensors, strict=True):
+        if output.dtype != tensor.dtype:
+            raise ValueError(f"{title}: the output is {output.dtype}, the input {tensor.dtype}; expected the same")
+        yield output, tensor
+
+
+def _real(tensor: Tensor) -> Tensor:
+    """Complex numbers as pairs: right for what torch allows on them, sums."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor

@@ -1,0 +1,118 @@
+"""Who moves the bytes of a process group: what we ask of them, and which one a group gets.
+
+A group whose ranks can share memory gets a :class:`blinkccl.runtime.communicator.Communicator`. One that spans hosts
+gets the same plans over gloo's send and receive (:mod:`~blinkccl.torch_backend.spanning`). That is decided per
+group, from what its ranks say in the store about where they are: environment variables of launchers describe the
+whole job, and a group may lie across its hosts in another way.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from concurrent.futures import Future
+from datetime import timedelta
+from typing import Any, Protocol
+
+from blinkccl.errors import RendezvousTimeout
+from blinkccl.runtime.card import own_card
+
+logger = logging.getLogger(__name__)
+
+
+class Transport(Protocol):
+    """Collectives and messages on flat memory; all numbers are bytes, elements or addresses.
+
+    ``count`` is the elements of one block (nccl.h): AllGather receives ``size`` blocks, ReduceScatter sends so many.
+    In place is ``send == recv``, for AllGather ``send == recv + rank * block``, for ReduceScatter
+    ``recv == send + rank * block``. An address that a rank does not use is 0.
+    """
+
+    def run_raw(
+        self,
+        name: str,
+        send_ptr: int,
+        recv_ptr: int,
+        count: int,
+        dtype: str,
+        op: str = "sum",
+        root: int = 0,
+        scale: float | None = None,
+        deadline_s: float | None = None,
+    ) -> None:
+        """Runs a collective in this thread."""
+
+    def submit_raw(
+        self,
+        name: str,
+        send_ptr: int,
+        recv_ptr: int,
+        count: int,
+        dtype: str,
+        op: str = "sum",
+        root: int = 0,
+        scale: float | None = None,
+        deadline_s: float | None = None,
+    ) -> Future[None]:
+        """Runs it in the background, after all that was submitted before."""
+
+    def isend_raw(self, ptr: int, nbytes: int, dst: int, tag: int = 0) -> Future[None]:
+        """Sends a message, independently of collectives."""
+
+    def irecv_raw(self, ptr: int, nbytes: int, src: int | None, tag: int = 0) -> Future[int]:
+        """Receives one, from anybody where ``src`` is None; the result is the source rank."""
+
+    def stats(self) -> Mapping[str, int]:
+        """What ran here: calls and bytes by name."""
+
+    def close(self) -> None:
+        """Ends it; what has not run fails."""
+
+    def abort(self) -> None:
+        """Ends it for the whole group: peers that wait for this rank fail."""
+
+
+def open_transport(store: Any, rank: int, size: int, timeout_s: float) -> Transport:
+    """The transport of a new group; all its ranks call this.
+
+    Parameters
+    ----------
+    store
+        torch's store, of this group alone.
+    timeout_s
+        How long to wait for the other ranks.
+
+    Raises
+    ------
+    RendezvousTimeout
+        If a rank does not come.
+    """
+    hosts = _hosts(store, rank, size, timeout_s)
+    if len(set(hosts)) == 1:
+        from blinkccl.runtime.communicator import Communicator
+
+        return Communicator.create(store, rank, size, prefix="blink", deadline_s=timeout_s)
+    from blinkccl.torch_backend.spanning import SpanningTransport
+
+    if rank == 0:
+        logger.warning(
+            "a process group of %d ranks spans %d hosts: backend blink runs it over gloo's send and receive",
+            size,
+            len(set(hosts)),
+        )
+    return SpanningTransport(store, rank, hosts, timeout_s)
+
+
+def _hosts(store: Any, rank: int, size: int, timeout_s: float) -> list[str]:
+    """For each rank a text that is equal for ranks that can share memory."""
+    keys = [f"blink/host/{peer}" for peer in range(size)]
+    store.set(keys[rank], json.dumps(own_card(rank, size).host))
+    try:
+        store.wait(keys, timedelta(seconds=timeout_s))
+    except RuntimeError as error:
+        present = [peer for peer, key in enumerate(keys) if store.check([key])]
+        missing = sorted(set(range(size)) - set(present))
+        message = f"rank {rank} waited {timeout_s:g} s in torch's store for its group to form"
+        raise RendezvousTimeout(missing, present, message) from error
+    return [store.get(key).decode() for key in keys]

@@ -1,0 +1,71 @@
+"""torch's element types and reductions by the names of :mod:`blinkccl.collectives.ops`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from blinkccl.errors import UnsupportedError
+from blinkccl.torch_backend.c10d import dist
+
+#: What can be reduced. Collectives that only move data take any type, as bytes.
+DTYPES: dict[torch.dtype, str] = {
+    getattr(torch, name): name
+    for name in (
+        *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+        *("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2", "bool"),
+    )
+}
+
+#: torch's ``ReduceOp.RedOpType``, of which type checkers know no members → our name.
+OPERATIONS: dict[Any, str] = {
+    getattr(dist.ReduceOp, torch_name): name
+    for torch_name, name in {
+        "SUM": "sum",
+        "AVG": "avg",
+        "PRODUCT": "prod",
+        "MIN": "min",
+        "MAX": "max",
+        "BAND": "band",
+        "BOR": "bor",
+        "BXOR": "bxor",
+        "PREMUL_SUM": "premul_sum",
+    }.items()
+}
+
+
+def element_type(tensor: torch.Tensor) -> str:
+    """The name of the type in which ``tensor`` is reduced.
+
+    Raises
+    ------
+    UnsupportedError
+        If the type cannot be reduced.
+    """
+    name = DTYPES.get(tensor.dtype)
+    if name is None:
+        raise UnsupportedError(f"backend blink cannot reduce {tensor.dtype}; it can {', '.join(DTYPES.values())}")
+    return name
+
+
+def reduction(operation: Any) -> tuple[str, float | None]:
+    """The name of ``operation`` (a ``ReduceOp`` or its type), and the factor of a ``PREMUL_SUM``.
+
+    Raises
+    ------
+    UnsupportedError
+        If there is no such operation, or the factor is a tensor of more than one element.
+    """
+    kind = operation.op if isinstance(operation, dist.ReduceOp) else operation
+    name = OPERATIONS.get(kind)
+    if name is None:
+        raise UnsupportedError(f"backend blink has no reduction {kind}; it has {', '.join(OPERATIONS.values())}")
+    if name != "premul_sum":
+        return name, None
+    if not isinstance(operation, dist.ReduceOp):
+        raise UnsupportedError("PREMUL_SUM needs its factor: torch.distributed._make_nccl_premul_sum(factor)")
+    factor = operation.__getstate__()[1]  # torch 2.11 has no other way to read it
+    if isinstance(factor, torch.Tensor) and factor.numel() != 1:
+        raise UnsupportedError(f"PREMUL_SUM takes one factor per rank, got a tensor of shape {tuple(factor.shape)}")
+    return name, float(factor)

@@ -1,0 +1,194 @@
+"""What a call returns to torch: a ``Work`` that is done, or one that will be.
+
+DDP never calls ``wait``: it takes the future, and chains what it does with a bucket to it. So a future must complete by
+itself; and what is chained to it may issue and await further collectives (PowerSGD does). It must then not run in
+the thread that these are waiting for: futures are completed by threads of their own, as many as wait at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from functools import cache
+from threading import Condition
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blinkccl.torch_backend.c10d import Work
+from blinkccl.errors import DeadlineError
+from blinkccl.torch_backend.failure import for_torch
+
+
+class DoneWork(Work):
+    """A call that has ended well."""
+
+    def __init__(self, result: list[Tensor]) -> None:
+        super().__init__()
+        self._result = result
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        """Nothing is left to wait for."""
+
+    def is_completed(self) -> bool:
+        return True
+
+    def is_success(self) -> bool:
+        return True
+
+    def exception(self) -> None:
+        return None
+
+    def result(self) -> list[Tensor]:
+        return self._result
+
+    def get_future(self) -> Any:
+        future: Any = torch.futures.Future()
+        future.set_result(self._result)
+        return future
+
+
+class PendingWork(Work):
+    """A call that runs in the background.
+
+    Parameters
+    ----------
+    result
+        The tensors that it writes: the value of its future.
+    what
+        The call in words, for messages.
+    limit_s
+        How long to wait where nobody says; None: the call ends by itself.
+    """
+
+    def __init__(self, result: list[Tensor], what: str, limit_s: float | None = None) -> None:
+        super().__init__()
+        self._limit_s = limit_s
+        self._result = result
+        self._what = what
+        self._changed = Condition()
+        self._ended = False
+        self._error: Exception | None = None
+        self._source: int | None = None
+        self._promise: Any = None
+        self._future: Any = None
+
+    def end(self, error: Exception | None = None, source: int | None = None) -> None:
+        """Called once, by whatever thread sees the call end; ``source``: the rank that a message came from."""
+        with self._changed:
+            self._ended, self._error, self._source = True, error, source
+            promise = self._promise
+            self._changed.notify_all()
+        if promise is not None:
+            _completers().submit(promise.set_result, None)
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Waits for the end; with a ``timeout`` at most so long.
+
+        Raises
+        ------
+        DeadlineError
+            If the timeout passes first. The call goes on.
+        Exception
+            What ended the call.
+        """
+        seconds = timeout.total_seconds() if timeout > timedelta(0) else self._limit_s
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._ended, seconds):
+                text = f"waited {seconds:g} s for {self._what}, which has not ended; is the peer there?"
+                raise for_torch(DeadlineError(text))
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        return self._ended
+
+    def is_success(self) -> bool:
+        return self._ended and self._error is None
+
+    def exception(self) -> Exception | None:
+        return self._error
+
+    def result(self) -> list[Tensor]:
+        self.wait()
+        return self._result
+
+    def source_rank(self) -> int:
+        """The rank in the group that a received message came from.
+
+        Raises
+        ------
+        RuntimeError
+            If no message was received.
+        """
+        if self._source is None:
+            raise RuntimeError(f"{self._what} has no source rank: only a receive that has ended has one")
+        return self._source
+
+    def _source_rank(self) -> int:
+        return self.source_rank()
+
+    def get_future(self) -> Any:
+        """A future that completes without anybody waiting, with the tensors or with the error."""
+        with self._changed:
+            if self._future is None:
+                self._promise = torch.futures.Future()
+                # An error that then() raises is one for C++ too; set_exception's is a value that DDP cannot read.
+                self._future = self._promise.then(self._settle())
+                if self._ended:
+                    promise, self._promise = self._promise, None
+                    promise.set_result(None)
+            return self._future
+
+    def _settle(self) -> Callable[[Any], list[Tensor]]:
+        def settled(_: Any) -> list[Tensor]:
+            if self._error is not None:
+                raise self._error
+            return self._result
+
+        return settled
+
+
+@cache
+def _completers() -> ThreadPoolExecutor:
+    """A thread is started only where all others are busy; this many callbacks that wait inside each other suffice."""
+    return ThreadPoolExecutor(64, "blink-future")
+
+
+class AllWork(Work):
+    """Several calls as one: it ends when all have."""
+
+    def __init__(self, works: list[Work]) -> None:
+        super().__init__()
+        self._works = works
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        return all(work.wait(timeout) for work in self._works)
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self._works)
+
+    def is_success(self) -> bool:
+        return all(work.is_success() for work in self._works)
+
+    def exception(self) -> Any:
+        return next((error for work in self._works if (error := work.exception()) is not None), None)
+
+    def result(self) -> list[Tensor]:
+        return [tensor for work in self._works for tensor in work.result()]
+
+    def get_future(self) -> Any:
+        futures = torch.futures.collect_all([work.get_future() for work in self._works])
+        return futures.then(lambda done: [tensor for future in done.value() for tensor in future.value()])

@@ -1,0 +1,129 @@
+"""A job of ranks that are processes with a communicator: started, watched from outside, and never left behind.
+
+What a rank runs is a function of a test file, called with the rank's communicator. It returns what the test wants to
+know, or raises: :class:`~rank_processes.Outcome`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from rank_processes import Outcome, RankProcess
+
+from blinkccl.runtime.communicator import Communicator
+from blinkccl.runtime.file_store import FileStore
+from blinkccl.runtime.store import open_store
+
+#: Long enough where all ranks do their part, on a machine that is busy with other things.
+PATIENT_S = 20.0
+
+
+class Interrupted(Exception):  # noqa: N818
+    """A rank's KeyboardInterrupt, as something that can be sent to the test."""
+
+
+def member(
+    url: str, rank: int, size: int, deadline_s: float, function: Callable[..., Any], arguments: Sequence[Any]
+) -> Any:
+    """What one process does."""
+    try:
+        with open_communicator(url, rank, size, deadline_s) as comm:
+            return function(comm, *arguments)
+    except KeyboardInterrupt as error:
+        raise Interrupted(str(error)) from None
+
+
+class open_communicator:  # noqa: N801
+    """A communicator for the length of a ``with``."""
+
+    def __init__(self, url: str, rank: int, size: int, deadline_s: float = PATIENT_S) -> None:
+        store = open_store(url, rank, time.monotonic() + deadline_s)
+        self._comm = Communicator.create(store, rank, size, deadline_s=deadline_s)
+
+    def __enter__(self) -> Communicator:
+        return self._comm
+
+    def __exit__(self, *_: object) -> None:
+        self._comm.close()
+
+
+def tell(comm: Communicator, word: str) -> None:
+    """Lets the test know that this rank has come so far; see :meth:`Job.hear`."""
+    comm.store.set(f"said/{word}/{comm.rank}", b"")
+
+
+class Job:
+    """Ranks that run ``function(communicator, *arguments)``, each in a process of its own.
+
+    Parameters
+    ----------
+    directory
+        For the store; nobody else's.
+    deadline_s
+        Of the communicators: to meet, and of calls that name none.
+    """
+
+    def __init__(
+        self, directory: Path, size: int, function: Callable[..., Any], *arguments: Any, deadline_s: float = PATIENT_S
+    ) -> None:
+        self.url = f"file://{directory}"
+        self.store = FileStore(directory)
+        self.ranks = [
+            RankProcess(member, self.url, rank, size, deadline_s, function, arguments) for rank in range(size)
+        ]
+
+    def pid(self, rank: int) -> int:
+        found = self.ranks[rank].process.pid
+        assert found is not None
+        return found
+
+    def hear(self, word: str, *ranks: int, within_s: float = PATIENT_S) -> None:
+        """Waits until these ranks (default: all) have told ``word``."""
+        for rank in ranks or range(len(self.ranks)):
+            self.store.get(f"said/{word}/{rank}", time.monotonic() + within_s)
+
+    def signal(self, rank: int, number: int) -> float:
+        """Sends a signal; returns when (``time.monotonic()``, which all processes of a host share)."""
+        at = time.monotonic()
+        os.kill(self.pid(rank), number)
+        return at
+
+    def outcomes(self, *ranks: int, within_s: float = PATIENT_S) -> list[Outcome]:
+        """What came of these ranks (default: all), which are ended then."""
+        end = time.monotonic() + within_s
+        chosen = ranks or range(len(self.ranks))
+        return [self.ranks[rank].outcome(max(0.0, end - time.monotonic())) for rank in chosen]
+
+    def values(self, *ranks: int, within_s: float = PATIENT_S) -> list[Any]:
+        """What these ranks returned; the test fails if one of them raised."""
+        found = self.outcomes(*ranks, within_s=within_s)
+        for rank, outcome in zip(ranks or range(len(self.ranks)), found, strict=True):
+            assert outcome.error is None, f"rank {rank}: {outcome.error!r}"
+            assert outcome.exitcode is None, f"rank {rank} ended with {outcome.exitcode}"
+        return [outcome.value for outcome in found]
+
+    def errors(self, *ranks: int, within_s: float = PATIENT_S) -> list[BaseException]:
+        """What these ranks raised; the test fails if one of them did not."""
+        found = self.outcomes(*ranks, within_s=within_s)
+        for rank, outcome in zip(ranks or range(len(self.ranks)), found, strict=True):
+            assert outcome.error is not None, f"rank {rank} raised nothing: {outcome}"
+        return [outcome.error for outcome in found if outcome.error is not None]
+
+    def end(self) -> None:
+        """Kills what still runs, also what was stopped."""
+        for rank in self.ranks:
+            with suppress(ProcessLookupError, ValueError):
+                if rank.process.pid is not None and rank.process.is_alive():
+                    os.kill(rank.process.pid, signal.SIGCONT)
+            rank.kill()
+
+
+#: The fixtures of conftest.py.
+Start = Callable[..., Job]
+Ran = Callable[..., list[Any]]

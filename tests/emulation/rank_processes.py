@@ -1,0 +1,67 @@
+"""Real processes that play ranks: started from a server process, watched, and never left behind."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+#: Forks from a server process that has no threads and nothing of the test, so a rank starts in milliseconds.
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["blinkccl.runtime.store", "blinkccl.runtime.rendezvous", "blinkccl.runtime.handover"])
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a rank ended: with a value, with an error, or (neither) killed."""
+
+    value: Any = None
+    error: BaseException | None = None
+    exitcode: int | None = None
+
+
+def _play(connection: Connection, function: Callable[..., Any], arguments: Sequence[Any], gate: Any) -> None:
+    try:
+        if gate is not None:
+            gate.wait(20)
+        connection.send(Outcome(value=function(*arguments)))
+    except Exception as error:
+        connection.send(Outcome(error=error))
+
+
+class RankProcess:
+    """A process that runs ``function(*arguments)``, once everybody is at ``gate`` (a barrier of :data:`CONTEXT`)."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any, gate: Any = None) -> None:
+        self._receiver, sender = CONTEXT.Pipe(duplex=False)
+        self.process = CONTEXT.Process(target=_play, args=(sender, function, arguments, gate), daemon=True)
+        self.process.start()
+        sender.close()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join(10)
+
+    def outcome(self, within_s: float = 20.0) -> Outcome:
+        """What came of it; fails if it takes longer."""
+        try:
+            assert self._receiver.poll(within_s), f"a rank did not end within {within_s} s"
+            return self._receiver.recv()
+        except EOFError:
+            self.process.join(10)
+            return Outcome(exitcode=self.process.exitcode)
+        finally:
+            self.kill()
+
+
+def outcomes(ranks: Sequence[RankProcess], within_s: float = 20.0) -> list[Outcome]:
+    """What came of all of them; none is left running."""
+    end = time.monotonic() + within_s
+    try:
+        return [rank.outcome(max(0.0, end - time.monotonic())) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()

@@ -1,0 +1,275 @@
+"""All collectives through a communicator whose ranks are processes: against the oracle, and the same bits everywhere."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import weakref
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from job import Ran
+
+import blinkccl
+from blinkccl.collectives.ops import DTYPES, OPS, element_type
+from blinkccl.collectives.oracle import make_inputs, make_scales, mismatch, oracle
+from blinkccl.collectives.spec import COLLECTIVES, Collective
+from blinkccl.errors import UnsupportedError
+from blinkccl.runtime.communicator import Communicator
+
+#: Elements per block: none, one, odd, one cache line, one block of a small message and its neighbours, many chunks.
+COUNTS = (0, 1, 3, 16, 1037, 1038, 1039, 5000, 70_001, 300_007)
+
+
+def test_every_collective_on_random_sizes_types_and_places(ran: Ran) -> None:
+    for size in (2, 3, 4, 5):
+        assert set(ran(size, random_calls, size, 60)) == {60}
+
+
+def random_calls(comm: Communicator, seed: int, calls: int) -> int:
+    """The same calls on every rank; each checked by every rank against the oracle for itself."""
+    random = Random(seed)
+    for number in range(calls):
+        call = _random_call(random, comm.size)
+        wrong = call.run(comm, number)
+        assert wrong is None, f"call {number}, {call}: {wrong}"
+    return calls
+
+
+class _Case:
+    """One call: what, on which data, where it lies, and whether it is waited for."""
+
+    def __init__(self, collective: Collective, count: int, dtype: str, op: str, random: Random) -> None:
+        self.collective, self.count, self.dtype, self.op = collective, count, dtype, op
+        self.in_place = random.random() < 0.4
+        self.shared = [random.random() < 0.5 for _ in range(collective.world_size)]
+        self.wait = random.random() < 0.7
+
+    def __str__(self) -> str:
+        return (
+            f"{self.collective} of {self.count} × {self.dtype}, {self.op}, in place {self.in_place}, "
+            f"shared {self.shared}, wait {self.wait}"
+        )
+
+    def run(self, comm: Communicator, seed: int) -> str | None:
+        inputs = make_inputs(self.collective, self.count, self.dtype, seed, self.op)
+        scales = make_scales(self.collective, self.dtype) if OPS[self.op].scales else None
+        expected = oracle(self.collective, inputs, self.op, scales)
+        send, recv = self._buffers(comm.rank, inputs[comm.rank])
+        given = None if send is None or self.in_place else send.copy()
+        result = comm._call(
+            self.collective.name,
+            send,
+            recv,
+            op=self.op,
+            root=self.collective.root or self.collective.src or 0,
+            dst=self.collective.dst or 0,
+            scale=None if scales is None else scales[comm.rank],
+            wait=self.wait,
+        )
+        if not self.wait:
+            result.result(30)
+        if given is not None:
+            assert send is not None
+            assert send.tobytes() == given.tobytes(), "the input was written"
+        if expected[comm.rank] is None:
+            return None
+        return mismatch([recv], [expected[comm.rank]], self.count)
+
+    def _buffers(self, rank: int, content: np.ndarray[Any, Any] | None) -> tuple[Any, Any]:
+        """This rank's send and recv; in place as in nccl.h where the collective has that."""
+        into, out = self.collective.input_blocks(rank), self.collective.output_blocks(rank)
+        storage = element_type(self.dtype).storage
+
+        def new(blocks: int) -> Any:
+            return blinkccl.empty(blocks * self.count, self.dtype) if self.shared[rank] else np.zeros(
+                blocks * self.count, storage
+            )
+
+        own = slice(rank * self.count, (rank + 1) * self.count)
+        if not self.in_place or self.collective.name in ("alltoall", "sendrecv") or not into:
+            looks_on = not into and not out  # passes a buffer for its size and type alone
+            send, recv = new(into) if into else None, new(out or 1) if out or looks_on else None
+        elif not out or into == out:
+            send = recv = new(into)
+        elif into < out:
+            recv = new(out)
+            send = recv[own]
+        else:
+            send = new(into)
+            recv = send[own]
+        if send is not None and content is not None:
+            send[...] = content
+        return send, recv
+
+
+def _random_call(random: Random, size: int) -> _Case:
+    name = random.choice(list(COLLECTIVES))
+    ends = dict(zip(("src", "dst"), random.sample(range(size), 2), strict=True), root=random.randrange(size))
+    collective = Collective(name, size, **{key: ends[key] for key in COLLECTIVES[name].parameters})
+    while True:
+        dtype, op = random.choice(list(DTYPES)), random.choice(list(OPS)) if collective.reduces else "sum"
+        try:
+            element_type(dtype).combine(OPS[op])
+        except UnsupportedError:
+            continue
+        return _Case(collective, random.choice(COUNTS), dtype, op, random)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_results_that_round_have_the_same_bits_on_all_ranks(ran: Ran, shared: bool) -> None:
+    sums = ran(4, rounded_sums, shared)
+    assert sums[1:] == sums[:-1]
+
+
+def rounded_sums(comm: Communicator, shared: bool) -> list[bytes]:
+    rng = np.random.default_rng(comm.rank)
+    results = []
+    for dtype in ("float32", "float64", "float16", "bfloat16"):
+        for count in (3, 1000, 20_000, 200_001):
+            new = blinkccl.empty if shared else lambda n, t: np.empty(n, element_type(t).storage)
+            array = new(count, dtype)
+            array[...] = rng.standard_normal(count).astype(array.dtype)
+            results.append(comm.allreduce(array).tobytes())
+    return results
+
+
+def test_several_in_flight_and_waited_for_ones_between(ran: Ran) -> None:
+    assert all(ran(3, mixed_waits))
+
+
+def mixed_waits(comm: Communicator) -> bool:
+    for turn in range(20):
+        arrays = [np.full(1 + 7000 * i, comm.rank + turn + i, np.int64) for i in range(6)]
+        futures = [comm.allreduce(array, wait=False) for array in arrays[:4]]
+        waited = comm.allreduce(arrays[4])
+        last = comm.allreduce(arrays[5], wait=False)
+        for i, array in enumerate([*(future.result(20) for future in futures), waited, last.result(20)]):
+            assert (array == 3 + 3 * (turn + i)).all(), (turn, i)
+    return True
+
+
+def test_two_threads_of_a_rank_with_a_communicator_each(ran: Ran) -> None:
+    """As a program does that overlaps two kinds of work; each communicator has its own order of calls."""
+    assert all(ran(3, two_threads))
+
+
+def two_threads(comm: Communicator) -> bool:
+    parts = [comm.split(0), comm.split(0)]
+    wrong: list[str] = []
+
+    def work(part: Communicator, seed: int) -> None:
+        try:
+            random_calls(part, seed, 25)
+        except Exception as error:
+            wrong.append(repr(error))
+
+    threads = [threading.Thread(target=work, args=(part, seed)) for seed, part in enumerate(parts)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(40)
+    for part in parts:
+        part.close()
+    assert not wrong, wrong
+    return not any(thread.is_alive() for thread in threads)
+
+
+def test_two_threads_that_take_turns_on_one_communicator(ran: Ran) -> None:
+    """Who calls does not matter, only the order."""
+    assert all(ran(2, turns_on_one))
+
+
+def turns_on_one(comm: Communicator) -> bool:
+    turns = [threading.Semaphore(1), threading.Semaphore(0)]
+    found: list[int] = []
+
+    def work(own: int) -> None:
+        for _ in range(50):
+            turns[own].acquire(timeout=20)
+            found.append(int(comm.allreduce(np.array([len(found)]))[0]))
+            turns[1 - own].release()
+
+    threads = [threading.Thread(target=work, args=(own,)) for own in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(40)
+    return found == [2 * i for i in range(100)]
+
+
+def test_parts_work_side_by_side(ran: Ran) -> None:
+    assert ran(5, split_twice) == [(2, 3, "even", 10), (1, 2, "odd", 10), (1, 3, "even", 10), (0, 2, "odd", 10), None]
+
+
+def split_twice(comm: Communicator) -> tuple[int, int, str, int] | None:
+    """Ranks 0 and 2 … backwards, 1 and 3 backwards, 4 in the parts of the even ones' first half only."""
+    half = comm.split(comm.rank % 2, key=-comm.rank)
+    assert half is not None
+    last = comm.split(None if comm.rank == 4 else comm.rank % 2)
+    total = 0
+    for i in range(30):
+        array = np.full(1 + i * 4000, half.rank)
+        total = int(half.allreduce(array)[0])
+    assert total == sum(range(half.size))
+    assert (last is None) == (comm.rank == 4)
+    found = None
+    if last is not None:
+        assert last.size == 2
+        last.barrier()
+        found = half.rank, half.size, ("even", "odd")[comm.rank % 2], int(comm.size * 2)
+        last.close()
+    half.close()
+    comm.barrier()
+    return found
+
+
+def test_one_rank_alone_has_all_collectives(ran: Ran) -> None:
+    assert ran(1, alone) == [True]
+
+
+def alone(comm: Communicator) -> bool:
+    for name in COLLECTIVES:
+        if name == "sendrecv":
+            continue
+        collective = comm.collective(name)
+        send, recv = make_inputs(collective, 5, "float32")[0], np.zeros(5, np.float32)
+        comm._call(name, send, recv)
+        (expected,) = oracle(collective, [send])
+        assert expected is not None
+        assert recv.tobytes() == expected.tobytes()
+    comm.barrier()
+    return True
+
+
+def test_arrays_live_as_long_as_calls_on_them(ran: Ran) -> None:
+    assert ran(2, drops_its_arrays) == [(True, False), None]
+
+
+def drops_its_arrays(comm: Communicator) -> tuple[bool, bool] | None:
+    """Whether arrays that only calls under way know of are there during the calls, and whether after them."""
+    send, recv, message, room = (np.ones(70_000) for _ in range(4))
+    if comm.rank == 1:
+        comm.store.get("go", time.monotonic() + 20)  # till then no call of rank 0 can end
+        comm.allreduce(send, recv)
+        comm.recv(room, 0, tag=1)
+        comm.send(message, 0, tag=2)
+        return None
+    watched = [weakref.ref(array) for array in (send, recv, message, room)]
+    futures = [
+        comm.allreduce(send, recv, wait=False),
+        comm.send(message, 1, tag=1, wait=False),
+        comm.recv(room, 1, tag=2, wait=False),
+    ]
+    del send, recv, message, room
+    gc.collect()
+    during = all(array() is not None for array in watched)
+    comm.store.set("go", b"")
+    for future in futures:
+        future.result(20)
+    del future, futures
+    gc.collect()
+    return during, any(array() is not None for array in watched)

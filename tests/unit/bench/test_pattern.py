@@ -1,0 +1,92 @@
+"""Does every element of a buffer of any size hold what the collective says?"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from blinkccl.bench.pattern import PERIOD, Work, commands, fill, shared_block, wrong_elements
+from blinkccl.bench.protocol import Flag
+from blinkccl.collectives.ops import element_type, operation
+from blinkccl.collectives.oracle import make_scales, oracle
+from blinkccl.collectives.spec import COLLECTIVES, Collective
+from blinkccl.engines.buffers import allocate
+
+
+def _collective(name, ranks=3):
+    ends = {key: ranks - 1 if key == "dst" else 0 for key in COLLECTIVES[name].parameters}
+    return Collective(name, ranks, **ends)
+
+
+def _filled(command, pattern, blocks):
+    memory = np.zeros(blocks * command.count * command.itemsize, np.uint8)
+    fill(memory, pattern, blocks, command.itemsize)
+    return memory
+
+
+@pytest.mark.parametrize("count", [0, 1, 100, PERIOD, 2 * PERIOD + 17])
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_the_pattern_of_the_result_is_the_result_of_the_pattern(name, count):
+    """The oracle on the whole buffers agrees with the repeated oracle of one period, in every element."""
+    work = Work(_collective(name), count, "int32")
+    sent = commands(work)
+    storage = element_type(work.dtype).storage
+    inputs = [_filled(command, command.fill, command.in_blocks).view(storage) if command.in_blocks else None
+              for command in sent]
+    outputs = oracle(work.collective, inputs, work.op)
+    for command, output in zip(sent, outputs, strict=True):
+        assert (output is None) == (command.out_blocks == 0)
+        if output is not None:
+            assert wrong_elements(output.view(np.uint8), command.expected, command.out_blocks, command.itemsize) == 0
+
+
+@pytest.mark.parametrize(("dtype", "op"), [("float32", "avg"), ("bfloat16", "sum"), ("float64", "premul_sum"),
+                                           ("bool", "bxor"), ("float8_e5m2", "max"), ("uint8", "band")])
+def test_every_type_and_operation(dtype, op):
+    work = Work(_collective("allreduce"), 5000, dtype, op)
+    sent = commands(work)
+    storage = element_type(dtype).storage
+    inputs = [_filled(command, command.fill, 1).view(storage) for command in sent]
+    scaled = operation(op).scales
+    assert [command.scale for command in sent] == (make_scales(work.collective, dtype) if scaled else [1, 1, 1])
+    for command, output in zip(sent, oracle(work.collective, inputs, op, make_scales(work.collective, dtype) if scaled
+                                            else None), strict=True):
+        assert wrong_elements(output.view(np.uint8), command.expected, 1, command.itemsize) == 0
+
+
+def test_wrong_elements_are_counted_one_by_one():
+    [command, *_] = commands(Work(_collective("allreduce"), 3 * PERIOD, "float32"))
+    memory = _filled(command, command.expected, 1)
+    values = memory.view(np.float32)
+    values[[0, 1, PERIOD, 3 * PERIOD - 1]] += 1
+    assert wrong_elements(memory, command.expected, 1, 4) == 4
+
+
+def test_a_chunk_that_lands_beside_its_place_is_seen():
+    [command, *_] = commands(Work(_collective("allreduce"), 10 * 65536, "float32"))
+    memory = _filled(command, command.expected, 1)
+    values = memory.view(np.float32)
+    values[65536 : 2 * 65536] = values[2 * 65536 : 3 * 65536].copy()
+    assert wrong_elements(memory, command.expected, 1, 4) > 60_000
+
+
+@pytest.mark.parametrize("name", [name for name in COLLECTIVES if name != "alltoall"])
+def test_in_place_is_where_the_engines_have_it(name):
+    collective = _collective(name)
+    buffers = allocate(collective, 4, element_type("int32"), in_place=True)
+    for rank, (held, wanted) in enumerate(zip(buffers.inputs, buffers.outputs, strict=True)):
+        if held is None or wanted is None:
+            continue
+        start = min(held.ctypes.data, wanted.ctypes.data)
+        in_at, out_at = shared_block(collective, rank)
+        assert (held.ctypes.data - start, wanted.ctypes.data - start) == (in_at * 16, out_at * 16)
+
+
+def test_flags_and_sizes():
+    work = Work(_collective("allgather"), 8, "float64", in_place=False, shared=True, check=False, keep=True)
+    for command in commands(work):
+        assert command.flags == Flag.SHARED | Flag.KEEP
+        assert command.expected == b""
+    assert work.size == 3 * 8 * 8
+    assert work.buffer_bytes == [4 * 64] * 3
+    assert Work(work.collective, 8, "float64").buffer_bytes == [3 * 64] * 3

@@ -1,0 +1,163 @@
+"""Are peers found, compiled, told apart and right?"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from pathlib import Path
+
+import pytest
+
+from blinkccl.bench.bound import Probe
+from blinkccl.bench.contender import Contender
+from blinkccl.bench.pattern import Work, commands
+from blinkccl.bench.peers import build, mpi, oneccl, registry
+from blinkccl.bench.peers.tuning import VARIANTS, variants
+from blinkccl.collectives.spec import COLLECTIVES, Collective
+from blinkccl.errors import UnsupportedError
+
+C_COMPILER = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+
+
+def _installed(peer):
+    try:
+        mpi.installation(peer, None)
+    except UnsupportedError:
+        return False
+    return True
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    """A cache of this test run's own, so that peers are compiled once and nothing of the user's is touched."""
+    room = tmp_path_factory.getbasetemp() / "peer-cache"
+    monkeypatch.setenv("BLINK_CACHE", str(room))
+    return room
+
+
+def _right(contender, collectives, ranks):
+    for name in collectives:
+        # MPICH 4.0.2 crashes on MPI_Reduce in place at a root other than 0.
+        ends = {key: ranks - 1 if key == "dst" or (key == "root" and name != "reduce") else 0
+                for key in COLLECTIVES[name].parameters}
+        for in_place in (False, True) if name != "alltoall" else (False,):
+            for count in (1, 20_000):
+                work = Work(Collective(name, ranks, **ends), count, in_place=in_place, iterations=2)
+                measured = contender.run(commands(work))
+                assert measured.wrong == 0, (name, in_place, count)
+                assert measured.seconds.shape == (ranks, 2)
+                assert (measured.seconds > 0).all()
+
+
+@pytest.mark.parametrize("peer", mpi.LIBRARIES)
+def test_mpi_runs_every_collective(peer):
+    if not _installed(peer):
+        pytest.skip(f"{peer} is not on PATH")
+    [team, *_] = registry.teams(peer, None, 2, cores=2)
+    with Contender(team) as contender:
+        assert mpi.LIBRARIES[peer] in contender.library
+        _right(contender, COLLECTIVES, 2)
+        for wanted in ({"op": "avg"}, {"dtype": "bfloat16"}, {"shared": True}):
+            with pytest.raises(UnsupportedError, match="rank 0: "):
+                contender.run(commands(Work(Collective("allreduce", 2), 8, **wanted)))
+        moved = Work(Collective("broadcast", 2, root=1), 5000, "bfloat16")
+        assert contender.run(commands(moved)).wrong == 0
+
+
+def test_gloo_runs_every_collective():
+    pytest.importorskip("torch", reason="torch is not installed")
+    with Contender(registry.gloo(2)) as contender:
+        assert contender.library.startswith("gloo (torch ")
+        _right(contender, COLLECTIVES, 2)
+        with pytest.raises(UnsupportedError, match="gloo has no premul_sum"):
+            contender.run(commands(Work(Collective("allreduce", 2), 8, op="premul_sum")))
+
+
+def test_peers_as_typed():
+    assert registry.parse("gloo, openmpi=/opt/x=1,openmpi") == [("gloo", None), ("openmpi", "/opt/x=1"),
+                                                               ("openmpi", None)]
+    assert registry.parse("") == []
+    with pytest.raises(UnsupportedError, match="--peer nccl: expected some of gloo, openmpi, mpich, impi, oneccl"):
+        registry.parse("gloo,nccl")
+
+
+@pytest.mark.parametrize("peer", [*mpi.LIBRARIES, "oneccl"])
+def test_a_prefix_without_the_library(peer, tmp_path):
+    with pytest.raises(UnsupportedError, match=f"{peer}={tmp_path}: expected .* there"):
+        registry.teams(peer, str(tmp_path), 2, 2)
+
+
+def test_a_library_that_is_not_on_path(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CCL_ROOT", raising=False)
+    with pytest.raises(UnsupportedError, match="mpich is not on PATH: install it, or name its prefix with --peer"):
+        mpi.installation("mpich", None)
+    with pytest.raises(UnsupportedError, match="oneccl is not on PATH"):
+        oneccl.teams(None, 2, 2)
+
+
+def _program(path: Path, text: str) -> None:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+@pytest.mark.parametrize(("said", "found"), [("mpirun (Open MPI) 4.1.4", {"openmpi"}),
+                                             ("HYDRA build details:", {"mpich", "impi"}),
+                                             ("Intel(R) MPI Library for Linux", {"impi"})])
+def test_launchers_are_told_apart_by_what_they_say(monkeypatch, tmp_path, said, found):
+    for name in ("mpicc", "mpigcc"):
+        _program(tmp_path / name, "exit 0")
+    _program(tmp_path / "mpirun", f"echo '{said}'")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert {peer for peer in mpi.LIBRARIES if _installed(peer)} <= found
+    assert "openmpi" not in found or _installed("openmpi")
+
+
+@pytest.mark.parametrize("peer", VARIANTS)
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_every_peer_has_a_variant_for_free_and_for_crowded_cores(peer, ranks):
+    rows = variants(peer, ranks, cores=2)
+    assert rows
+    assert len({row.name for row in rows}) == len(rows)
+
+
+@C_COMPILER
+def test_a_peer_is_compiled_once(cache, monkeypatch):
+    first = build.build("probe.c", ("cc",), ("-std=gnu11",))
+    assert first.parent == cache / "peers"
+    assert stat.S_IMODE(first.parent.stat().st_mode) == 0o700
+    made = first.stat().st_mtime_ns
+    assert build.build("probe.c", ("cc",), ("-std=gnu11",)).stat().st_mtime_ns == made
+    assert build.build("probe.c", ("cc",), ("-std=gnu11", "-O1")) != first
+    assert [path for path in first.parent.iterdir() if path.is_dir()] == []
+
+
+@C_COMPILER
+def test_a_compiler_that_fails_says_why():
+    with pytest.raises(UnsupportedError, match=r"(?s)cannot compile a peer: cc .*no-such-option"):
+        build.build("probe.c", ("cc",), ("--no-such-option",))
+
+
+def test_without_a_compiler():
+    with pytest.raises(UnsupportedError, match="there is no no-such-cc, which a peer has to be compiled with"):
+        build.build("probe.c", ("no-such-cc",))
+
+
+@C_COMPILER
+def test_warnings_are_errors_in_c_too():
+    build.build("probe.c", ("cc",), ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-Wshadow", "-Werror"))
+
+
+@C_COMPILER
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="needs Linux")
+def test_the_probe_finds_a_rate_and_a_round_trip():
+    with Probe(2) as probe:
+        weather = probe.weather(2**20)
+        assert 1e8 < weather.bytes_per_s < 1e13
+        assert probe.rate(0) > 0
+        if weather.round_trip_s is None:
+            assert weather.placement == "one core"
+        else:
+            assert 1e-9 < weather.round_trip_s < 1
+            assert weather.placement in ("near", "far")

@@ -1,0 +1,109 @@
+"""Does what is sent arrive, and is what is no protocol refused?"""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from blinkccl.bench import protocol
+from blinkccl.bench.protocol import (
+    COMMAND,
+    HELLO,
+    REPLY,
+    Command,
+    Flag,
+    Hello,
+    Kind,
+    Reply,
+    Status,
+    read_command,
+    read_hello,
+    read_reply,
+)
+from blinkccl.collectives.ops import DTYPES, OPS
+from blinkccl.collectives.spec import COLLECTIVES
+from blinkccl.errors import CommunicationError
+
+PEER_H = (Path(protocol.__file__).parent / "peers/peer.h").read_text(encoding="utf-8")
+COMMAND_ONE = Command(Kind.RUN, "reduce_scatter", "bfloat16", "max", 1, 2, 3, Flag.CHECK | Flag.KEEP, 4, 5, 6, 2, 8, 9,
+                      10, 11, 2**40, 3, 0.5, b"f" * 48, b"e" * 54)
+
+
+def test_a_command_arrives():
+    sent = COMMAND_ONE.pack()
+    command, fill, expected = read_command(sent[: COMMAND.size])
+    assert (fill, expected) == (8 * 3 * 2, 9 * 3 * 2)
+    assert sent[COMMAND.size :] == COMMAND_ONE.fill + COMMAND_ONE.expected
+    assert replace(command, fill=COMMAND_ONE.fill, expected=COMMAND_ONE.expected) == COMMAND_ONE
+
+
+@pytest.mark.parametrize("name", [*COLLECTIVES, *protocol.PROBES])
+def test_every_collective_has_a_number(name):
+    assert read_command(Command(Kind.RUN, name).pack()[: COMMAND.size])[0].collective == name
+
+
+def test_every_type_and_operation_has_a_number():
+    assert set(protocol.DTYPES) == set(DTYPES)
+    assert set(protocol.OPS) == set(OPS)
+
+
+def test_without_check_nothing_expected_follows():
+    assert read_command(replace(COMMAND_ONE, flags=Flag.KEEP).pack()[: COMMAND.size])[1:] == (48, 0)
+
+
+@pytest.mark.parametrize("head", [b"\0" * COMMAND.size, b"\xff" * COMMAND.size,
+                                  struct.pack("<III", protocol.MAGIC, 9, 0).ljust(COMMAND.size, b"\0"),
+                                  struct.pack("<III", protocol.MAGIC, 1, 63).ljust(COMMAND.size, b"\0")])
+def test_what_is_no_command_is_refused(head):
+    with pytest.raises(CommunicationError, match="expected a command"):
+        read_command(head)
+
+
+def test_a_reply_arrives():
+    seconds = np.array([1.5, 2.5])
+    sent = Reply(Status.FAILED, 7, seconds.tobytes(), "weil …").pack()
+    assert read_reply(sent[: REPLY.size]) == (Status.FAILED, 7, 2, len("weil …".encode()))
+    assert sent[REPLY.size : REPLY.size + 16] == seconds.tobytes()
+
+
+@pytest.mark.parametrize("reply", [(0, 0, 0, 0, 0), (protocol.MAGIC, 3, 0, 0, 0), (protocol.MAGIC, 0, 0, 2**31, 0),
+                                   (protocol.MAGIC, 0, 0, 0, 2**31)])
+def test_what_is_no_reply_is_refused(reply):
+    with pytest.raises(CommunicationError, match="expected a reply"):
+        read_reply(REPLY.pack(*reply))
+
+
+def test_a_hello_arrives_without_what_a_terminal_would_obey():
+    hello = read_hello(Hello(3, 4, 99, "Open\nMPI \x1b[31m 4.1" + "x" * 200).pack())
+    assert (hello.rank, hello.world_size, hello.pid) == (3, 4, 99)
+    assert hello.library.startswith("Open MPI  [31m 4.1xxx")
+    with pytest.raises(CommunicationError, match="expected a hello"):
+        read_hello(HELLO.pack(protocol.MAGIC, 2, 0, 0, 0, b""))
+
+
+@pytest.mark.parametrize(("enum", "names"), [
+    ("peer_dtype", protocol.DTYPES), ("peer_op", protocol.OPS), ("peer_collective", protocol.COLLECTIVES)])
+def test_c_counts_the_same(enum, names):
+    body = re.search(rf"enum {enum} {{(.*?)}};", PEER_H, re.DOTALL)[1]
+    found = [re.sub(r"\s*=.*", "", part.strip()).removeprefix("PEER_").lower() for part in body.split(",")]
+    assert found[: len(names)] == [name.lower() for name in names]
+
+
+@pytest.mark.parametrize(("name", "value"), [("MAGIC", protocol.MAGIC), ("VERSION", protocol.VERSION)])
+def test_c_says_the_same_numbers(name, value):
+    assert int(re.search(rf"#define PEER_{name} (\w+?)u\n", PEER_H)[1], 0) == value
+
+
+@pytest.mark.parametrize(("struct_name", "form"), [("hello", HELLO), ("command", COMMAND), ("reply", REPLY)])
+def test_c_structures_have_the_same_fields(struct_name, form):
+    body = re.search(rf"struct __attribute__\(\(packed\)\) peer_{struct_name} {{(.*?)}};", PEER_H, re.DOTALL)[1]
+    letters = {"uint32_t": "I", "int32_t": "i", "uint64_t": "Q", "double": "d", "char": "128s"}
+    fields = ""
+    for kind, names in re.findall(r"(\w+) ([\w, \[\]]+);", body):
+        fields += letters[kind] * len(names.split(","))
+    assert "<" + fields == form.format

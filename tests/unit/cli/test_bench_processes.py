@@ -1,0 +1,266 @@
+"""``blink bench`` on processes: what is printed, written and refused. Ranks are fakes but where it says so."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from blinkccl.bench import host
+from blinkccl.bench.bound import Weather
+from blinkccl.bench.contender import Process, Team
+from blinkccl.bench.peers import registry
+from blinkccl.engines.native_library import load
+from blinkccl.errors import UnsupportedError
+
+FAKE = Path(__file__).parents[1] / "bench/fake_ranks.py"
+SMALL = ["-b", "1K", "-e", "4K", "-f", "4", "-n", "4", "--rounds", "2"]
+LAUNCHERS = ("RANK", "WORLD_SIZE", "BLINK_RANK", "BLINK_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+
+
+def _team(name, size, fault="", variant=""):
+    def processes(path, room):
+        return [Process([sys.executable, str(FAKE), str(path), str(size), fault])]
+    return Team(name, size, processes, variant)
+
+
+class Floor:
+    """A probe that takes no time."""
+
+    def __init__(self, ranks):
+        self.ranks = ranks
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def rate(self, working_bytes):
+        return 1e9
+
+    def weather(self, working_bytes):
+        return Weather(1e9, 100e-9)
+
+
+@pytest.fixture(autouse=True)
+def fakes(monkeypatch):
+    for name in LAUNCHERS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(host, "load", lambda: None)
+    monkeypatch.setattr(host, "Probe", Floor)
+    monkeypatch.setattr(registry, "own", lambda ranks, deadline_s: _team("blink", ranks))
+    monkeypatch.setattr(registry, "teams", lambda name, prefix, ranks, cores: [_team(name, ranks, prefix or "")])
+
+
+def _rows(ended):
+    return [line for line in ended.out.splitlines() if not line.startswith("#")]
+
+
+def test_the_table_is_nccl_tests_with_bound_to_the_right(blink):
+    ended = blink("bench", "allreduce", *SMALL)
+    assert ended.code == 0, ended.err
+    assert "# nThread 1 nGpus 2 minBytes 1024 maxBytes 4096 step: 4(factor) warmup iters: 1 iters: 4" in ended.out
+    assert len(re.findall(r"^#  Rank +\d Group  0 Pid +\d+ on .* process of this host$", ended.out, re.M)) == 2
+    assert "# Cores at the start: near, 100 ns round trip; memory 1.0 GB/s.\n" in ended.out
+    assert "time: of the slowest rank (-a 3)" in ended.out
+    titles = next(line for line in ended.out.splitlines() if line.startswith("#       size"))
+    assert titles.split()[-10:] == ["time", "algbw", "busbw", "#wrong"] * 2 + ["%bound", "%bound"]
+    [first, second] = _rows(ended)
+    assert first.split()[:5] == ["1024", "256", "float", "sum", "-1"]
+    # The slower fake says 2, 4, 6, 8 ms: 5 ms on average; memory at 1 GB/s would take 4 · S bytes.
+    assert first.split()[5:] == ["5000.0", "0.00", "0.00", "0"] * 2 + ["0.1", "0.1"]
+    assert second.split()[0] == "4096"
+    assert ended.out.endswith("# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 0.000512\n#\n"
+                              "# Collective test concluded: allreduce\n#\n")
+
+
+def test_peers_stand_in_comment_lines(blink):
+    ended = blink("bench", "allreduce", *SMALL, "--peer", "mpich,impi")
+    assert len(_rows(ended)) == 2
+    peers = [line for line in ended.out.splitlines() if line.startswith("#   ")]
+    peers = [line for line in peers if "fake" not in line and re.match(r"#   (mpich|impi)", line)]
+    assert [line[4:15].strip() for line in peers] == ["mpich 1.2.3", "impi 1.2.3"] * 2
+    assert all(line.split()[-2:] == ["1.00x", "1.00x"] for line in peers)
+    assert len({len(line) for line in [*peers, *_rows(ended)]}) == 1
+    assert "# Peer mpich 1.2.3: fake 1.2.3\n" in ended.out
+
+
+def test_a_peer_that_leaves_is_said_and_its_cells_are_empty(blink):
+    ended = blink("bench", "allreduce", "-b", "1K", "-n", "1", "--rounds", "1", "--timeout", "1", "--peer",
+                  "gloo=failing")
+    assert ended.code == 0
+    assert "goes on without gloo: gloo, rank 0: CommunicationError: rank 0 waited for nobody" in ended.err
+    line = next(line for line in ended.out.splitlines() if line.startswith("#   gloo"))
+    assert line.split().count("N/A") == 10
+
+
+def test_percentiles_and_json(blink, tmp_path):
+    path = tmp_path / "run.json"
+    ended = blink("bench", "allreduce", *SMALL, "-I", "1", "--peer", "gloo", "-J", path)
+    titles = [line for line in ended.out.splitlines() if line.startswith("#")][-12:]
+    assert any(line.split()[-8:] == ["p10", "p50", "p90", "p99"] * 2 for line in titles)
+    # Of 2, 4, 6, 8 ms twice.
+    assert _rows(ended)[0].split()[-8:] == ["2000.0", "5000.0", "8000.0", "8000.0"] * 2
+    run = json.loads(path.read_text())
+    [first, _] = run["results"]
+    assert first["in_place"]["percentiles"] == {"p10": 2000.0, "p50": 5000.0, "p90": 8000.0, "p99": 8000.0}
+    assert first["in_place"]["bound_percent"] == pytest.approx(100 * 4 * 1024 / 1e9 / 5e-3)
+    assert first["peers"][0]["name"] == "gloo"
+    assert first["peers"][0]["in_place"]["ratio"] == 1.0
+    assert run["config"]["rounds"] == 2
+    assert run["engine"] == "host"
+
+
+def test_json_on_stdout_is_one_object(blink):
+    run = json.loads(blink("bench", "allreduce", *SMALL, "-g", "3", "--json").out)
+    assert (run["schema_version"], run["ranks"], run["launcher"]) == (1, [0, 1, 2], None)
+    assert run["probe"] == {"bytes_per_s": 1e9, "round_trip_s": 100e-9, "placement": "near"}
+    assert len({device["pid"] for device in run["config"]["devices"]}) == 3
+
+
+def test_average_of_ranks(blink):
+    ended = blink("bench", "allreduce", *SMALL, "-a", "2")
+    assert _rows(ended)[0].split()[5] == "2500.0"
+    assert "time: of the fastest rank (-a 2)" in ended.out
+
+
+def test_wrong_elements_exit_with_1(blink, monkeypatch):
+    monkeypatch.setattr(registry, "own", lambda ranks, deadline_s: _team("blink", ranks, "wrong"))
+    ended = blink("bench", "allreduce", *SMALL)
+    assert ended.code == 1
+    assert "# Out of bounds values : 4 FAILED" in ended.out
+    assert _rows(ended)[0].split()[8] == "2"  # one in each round
+
+
+def test_a_lost_rank_exits_with_4(blink, monkeypatch):
+    monkeypatch.setattr(registry, "own", lambda ranks, deadline_s: _team("blink", ranks, "dying"))
+    ended = blink("bench", "allreduce", *SMALL, "--timeout", "1")
+    assert ended.code == 4
+    assert "the last words of rank 1" in ended.err
+
+
+def test_without_a_compiler_there_is_no_bound(blink, monkeypatch):
+    def no_compiler(ranks):
+        raise UnsupportedError("there is no cc")
+
+    monkeypatch.setattr(host, "Probe", no_compiler)
+    ended = blink("bench", "allreduce", *SMALL)
+    assert ended.code == 0
+    assert "no C compiler (cc) for the memory probe" in ended.out
+    assert len(_rows(ended)[0].split()) == 13
+
+
+def test_no_variant_of_a_peer_starts(blink, monkeypatch):
+    monkeypatch.setattr(registry, "teams", lambda *_: [_team("mpich", 2, "absent", "a"), _team("mpich", 2, "absent")])
+    ended = blink("bench", "allreduce", *SMALL, "--peer", "mpich")
+    assert ended.code == 4
+    assert "there is nobody here" in ended.err
+
+
+def test_a_picture(blink, tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    path = tmp_path / "run.svg"
+    ended = blink("bench", "allreduce", *SMALL, "--peer", "gloo", "--plot", path)
+    assert ended.code == 0
+    assert f"wrote {path}" in ended.err
+    assert "<svg" in path.read_text()
+
+
+def test_a_picture_without_matplotlib(blink, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    ended = blink("bench", "allreduce", *SMALL, "--plot", tmp_path / "run.png")
+    assert (ended.code, ended.out) == (2, "")
+    assert "--plot needs matplotlib: pip install 'blink-ccl[plot]'" in ended.err
+
+
+def test_a_picture_of_an_unknown_kind(blink, tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    ended = blink("bench", "allreduce", *SMALL, "--plot", tmp_path / "run.docx")
+    assert (ended.code, ended.out) == (2, "")
+    assert "run.docx: expected a name that ends in" in ended.err
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["-g", "1"], "-g"),
+    (["--peer", "nccl"], "--peer nccl: expected some of gloo, openmpi, mpich, impi, oneccl"),
+    (["--rounds", "0"], "--rounds must be at least 1"),
+    (["-n", "0"], "-n must be at least 1"),
+    (["-d", "complex64"], "element type 'complex64'"),
+    (["-o", "xor"], "operation 'xor'"),
+    (["-b", "900G"], "of memory for 2 ranks"),
+    (["-a", "4"], "-a"),
+    (["-I", "2"], "-I"),
+    (["--timeout", "nan"], "--timeout must be a positive number"),
+    (["--algo", "ring"], "--algo is for plans that run on threads; give --topo SPEC with it"),
+    (["--engine", "host", "--topo", "ring:4"], "--topo is for plans"),
+    (["--topo", "ring:4", "--peer", "gloo"], "--peer is for processes"),
+    (["--topo", "ring:4", "-g", "4"], "-g is for processes"),
+    (["--root", "1"], "allreduce has no root"),
+    (["--peer", "impi=/no/such"], "impi=/no/such: expected bin/mpirun"),
+])
+def test_refused(blink, monkeypatch, arguments, message):
+    if "impi=/no/such" in arguments:
+        monkeypatch.undo()
+        monkeypatch.setattr(host, "load", lambda: None)
+        monkeypatch.setattr(registry, "own", lambda ranks, deadline_s: _team("blink", ranks))
+    ended = blink("bench", "allreduce", *arguments)
+    assert (ended.code, ended.out) == (2, "")
+    assert message in ended.err
+
+
+def test_without_the_native_library(blink, monkeypatch):
+    def missing():
+        raise UnsupportedError("this installation has no native library")
+
+    monkeypatch.setattr(host, "load", missing)
+    ended = blink("bench", "allreduce")
+    assert (ended.code, ended.out) == (2, "")
+    assert "has no native library" in ended.err
+
+
+@pytest.mark.parametrize("option", [["-g", "2"], ["--peer", "gloo"]])
+def test_a_launcher_starts_the_processes(blink, monkeypatch, option):
+    for name, value in {"BLINK_RANK": "0", "BLINK_WORLD_SIZE": "2", "BLINK_STORE": "file:///nowhere"}.items():
+        monkeypatch.setenv(name, value)
+    ended = blink("bench", "allreduce", *option)
+    assert ended.code == 2
+    assert f"{option[0]} starts processes, but blink has started this one already" in ended.err
+
+
+def test_real_ranks(blink, monkeypatch):
+    """Nothing fake: our engine, in processes of its own."""
+    try:
+        load()
+    except UnsupportedError as reason:
+        pytest.skip(str(reason))
+    monkeypatch.undo()
+    for extra in ([], ["--shared"]):
+        ended = blink("bench", "reduce_scatter", "-g", "3", "-b", "100K", "-n", "2", "--rounds", "1", *extra)
+        assert ended.code == 0, ended.err
+        assert _rows(ended)[0].split()[8:13:4] == ["0", "0"]
+
+
+def test_real_ranks_of_a_launcher(monkeypatch, tmp_path):
+    """Each process is one rank, as under torchrun; rank 0 alone prints."""
+    import subprocess
+    try:
+        load()
+    except UnsupportedError as reason:
+        pytest.skip(str(reason))
+    monkeypatch.setenv("BLINK_STORE", f"file://{tmp_path}")
+    monkeypatch.setenv("BLINK_WORLD_SIZE", "2")
+    ranks = []
+    for rank in ("0", "1"):
+        monkeypatch.setenv("BLINK_RANK", rank)
+        ranks.append(subprocess.Popen(
+            [sys.executable, "-m", "blinkccl", "bench", "allgather", "-b", "4K", "-n", "2", "--rounds", "1"],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+    said = [rank.communicate(timeout=60) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    assert said[1][0] == ""
+    assert "# Out of bounds values : 0 OK" in said[0][0]
+    assert "nGpus 1 " in said[0][0]

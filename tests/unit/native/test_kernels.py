@@ -1,0 +1,263 @@
+"""The native kernels give the bits that NumPy and ml_dtypes give."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from blinkccl.collectives.ops import DTYPE_CODES, DTYPES, OP_CODES, OPS, Array, DType, element_type, fold
+from blinkccl.engines import native_library
+from blinkccl.errors import UnsupportedError
+
+try:
+    LIBRARY = native_library.load()
+except UnsupportedError as reason:
+    pytest.skip(str(reason), allow_module_level=True)
+
+# NaN, infinity and overflow are here on purpose.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+NARROW = [name for name, row in DTYPES.items() if row.rounds_once]
+SERVED = [(name, base) for name, row in DTYPES.items() for base in OP_CODES if row.serves(OPS[base])]
+
+
+def combine(
+    base: str,
+    sources: Sequence[Array],
+    destinations: Sequence[Array],
+    own: int = -1,
+    scale: float = 1.0,
+    divisor: int = 1,
+) -> int:
+    """``blink_combine`` on arrays of one type and length."""
+    return int(
+        LIBRARY.blink_combine(
+            DTYPE_CODES[sources[0].dtype.name],
+            OP_CODES[base],
+            (ctypes.c_void_p * len(destinations))(*(array.ctypes.data for array in destinations)),
+            len(destinations),
+            (ctypes.c_void_p * len(sources))(*(array.ctypes.data for array in sources)),
+            len(sources),
+            sources[0].size,
+            own,
+            scale,
+            divisor,
+        )
+    )
+
+
+def combined(base: str, *sources: Array, own: int = -1, scale: float = 1.0, divisor: int = 1) -> Array:
+    """The result in a new array."""
+    result = np.zeros_like(sources[0])
+    assert combine(base, sources, [result], own, scale, divisor) == 0
+    return result
+
+
+def defined(row: DType, base: str, *sources: Array, own: int = -1, scale: float = 1.0, divisor: int = 1) -> Array:
+    """The same by the definition."""
+    scales = [row.scalar(scale) if number == own else None for number in range(len(sources))]
+    return fold(row, OPS[base], sources, scales, divisor)
+
+
+def assert_same_bits(got: Array, wanted: Array) -> None:
+    """Every bit, except that a NaN is as good as another."""
+    if element_type(got.dtype).kind == "float":
+        numbers = wanted == wanted
+        assert np.array_equal(got == got, numbers)
+        got, wanted = got[numbers], wanted[numbers]
+    bits = np.dtype(f"u{got.dtype.itemsize}")
+    np.testing.assert_array_equal(got.view(bits), wanted.view(bits))
+
+
+def random_array(row: DType, count: int, seed: int) -> Array:
+    """Any bits at all, except that a bool is 0 or 1."""
+    random = np.random.default_rng(seed)
+    if row.kind == "bool":
+        return random.integers(0, 2, count).astype(np.bool_)
+    return np.frombuffer(random.bytes(count * row.itemsize), dtype=row.storage).copy()
+
+
+def tame_array(row: DType, count: int, seed: int) -> Array:
+    """Numbers whose sums and products stay finite, but are rounded."""
+    if row.kind != "float":
+        return random_array(row, count, seed)
+    return np.random.default_rng(seed).normal(size=count).astype(row.storage)
+
+
+def every_code(row: DType) -> Array:
+    return np.arange(2 ** (8 * row.itemsize), dtype=f"u{row.itemsize}").view(row.storage)
+
+
+@pytest.mark.parametrize(("name", "base"), SERVED)
+@pytest.mark.parametrize("arrays", [random_array, tame_array])
+def test_every_type_and_operation(name: str, base: str, arrays: Callable[[DType, int, int], Array]) -> None:
+    row = element_type(name)
+    for count in (0, 1, 15, 16, 17, 1000, 5000):
+        for number in (1, 2, 3, 4, 5, 8):
+            sources = [arrays(row, count, seed) for seed in range(number)]
+            assert_same_bits(combined(base, *sources), defined(row, base, *sources))
+
+
+@pytest.mark.parametrize("name", [name for name, row in DTYPES.items() if row.kind != "bool"])
+@pytest.mark.parametrize("divisor", [1, 2, 3, 7, 255, 2**31 + 1])
+def test_scale_and_divisor(name: str, divisor: int) -> None:
+    row = element_type(name)
+    for number in (1, 2, 5):
+        for own in range(-1, number):
+            sources = [tame_array(row, 777, seed) for seed in range(number)]
+            got = combined("sum", *sources, own=own, scale=3.75, divisor=divisor)
+            assert_same_bits(got, defined(row, "sum", *sources, own=own, scale=3.75, divisor=divisor))
+
+
+@pytest.mark.parametrize(("name", "scale"), [("int8", -128.0), ("int16", -2.9), ("uint64", 2.0**63), ("int64", -1e18)])
+def test_an_integer_scale_is_truncated_and_the_product_wraps(name: str, scale: float) -> None:
+    row = element_type(name)
+    source = random_array(row, 100, 1)
+    assert_same_bits(
+        combined("max", source, source, own=0, scale=scale),
+        defined(row, "max", source, source, own=0, scale=scale),
+    )
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_every_code_survives_widening_and_narrowing(name: str) -> None:
+    row = element_type(name)
+    codes = every_code(row)
+    assert_same_bits(combined("sum", codes, own=0, scale=1.0), codes)
+    wide = codes.astype(np.float32)
+    assert_same_bits(combined("prod", codes, codes), (wide * wide).astype(row.storage))
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("base", ["sum", "prod", "min", "max"])
+def test_every_pair_of_8_bit_floats(name: str, base: str) -> None:
+    row = element_type(name)
+    codes = every_code(row)
+    left, right = np.repeat(codes, 256), np.tile(codes, 256)
+    assert_same_bits(combined(base, left, right), defined(row, base, left, right))
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_rounding_of_a_dense_sweep(name: str) -> None:
+    """One times any float32 is that float32: ties and their neighbours, subnormals, overflow, NaN."""
+    row = element_type(name)
+    finite = np.unique(every_code(row).astype(np.float64))
+    finite = finite[np.isfinite(finite) & (finite >= 0)]
+    random = np.random.default_rng(5)
+    one = np.ones(1, dtype=row.storage)
+    few = finite if finite.size < 200 else np.concatenate([finite[:20], random.choice(finite, 150), finite[-20:]])
+    following = finite[np.minimum(np.searchsorted(finite, few) + 1, finite.size - 1)]
+    ties = ((few + following) / 2).astype(np.float32)
+    beyond = np.float32([finite[-1] * 1.001, finite[-1] * 1.03, finite[-1] * 1.1, np.inf, np.nan, 1e-45, 3e38])
+    near = [ties, np.nextafter(ties, np.float32(0)), np.nextafter(ties, np.float32(np.inf))]
+    for value in np.concatenate([*near, beyond]):
+        for signed in (value, -value):
+            got = combined("sum", one, own=0, scale=float(signed))
+            assert_same_bits(got, np.array([signed], dtype=np.float32).astype(row.storage))
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+@pytest.mark.parametrize("scale", [1 / 3, 1e-3, 6.1e-5, 1e-7, 3e4, 1e30])
+def test_rounding_of_every_code_times_a_scale(name: str, scale: float) -> None:
+    row = element_type(name)
+    codes = every_code(row)
+    got = combined("sum", codes, own=0, scale=scale)
+    assert_same_bits(got, defined(row, "sum", codes, own=0, scale=scale))
+
+
+def test_sources_are_combined_from_left_to_right_and_rounded_once() -> None:
+    half = [np.full(40, value, dtype=np.float16) for value in (2048, 1, 1, -2048)]
+    assert combined("sum", *half).tolist() == [2.0] * 40  # 0 if every step were rounded to float16
+    single = [np.full(40, value, dtype=np.float32) for value in (1e8, -1e8, 1, 2**-30)]
+    assert combined("sum", *single).tolist() == [1.0] * 40
+    assert combined("sum", *reversed(single)).tolist() == [0.0] * 40
+
+
+def test_a_product_and_the_sum_it_enters_are_rounded_separately() -> None:
+    value = np.full(100, 1 + 2**-12, dtype=np.float32)
+    minus_square = np.full(100, -np.float32(value[0] * value[0]), dtype=np.float32)
+    got = combined("sum", value, minus_square, own=0, scale=float(value[0]))
+    assert not got.any()  # fused, the error of the square would be left
+
+
+@pytest.mark.parametrize("name", ["int32", "bfloat16", "float16", "float8_e4m3fn", "float64"])
+@pytest.mark.parametrize("number", [1, 2, 4, 5])
+def test_destinations_may_be_sources(name: str, number: int) -> None:
+    row = element_type(name)
+    sources = [tame_array(row, 5003, seed) for seed in range(number)]
+    wanted = defined(row, "sum", *sources, divisor=3)
+    elsewhere = np.zeros_like(sources[0])
+    destinations = [sources[-1], elsewhere, sources[0]]
+    assert combine("sum", sources, destinations, divisor=3) == 0
+    for array in destinations:
+        assert_same_bits(array, wanted)
+
+
+@pytest.mark.parametrize("first", range(1, 18))
+def test_any_split_gives_the_same_bits(first: int) -> None:
+    row = element_type("bfloat16")
+    a, b, c = (tame_array(row, 50, seed) for seed in range(3))
+    whole = combined("sum", a, b, c)
+    parts = [combined("sum", a[part], b[part], c[part]) for part in (slice(None, first), slice(first, None))]
+    assert_same_bits(np.concatenate(parts), whole)
+
+
+@pytest.mark.parametrize("name", [name for name, row in DTYPES.items() if row.kind == "float"])
+@pytest.mark.parametrize("base", ["band", "bor", "bxor"])
+def test_floats_have_no_bitwise_operations(name: str, base: str) -> None:
+    source = np.ones(3, dtype=element_type(name).storage)
+    result = np.zeros_like(source)
+    assert combine(base, [source], [result]) == -1
+    assert not result.astype(np.float64).any()
+
+
+#: Prints the level and a digest of results of every type and operation, without those that are NaN.
+DIGEST = """
+import hashlib, sys
+sys.path.insert(0, sys.argv[1])
+import numpy as np
+from test_kernels import LIBRARY, SERVED, combined, element_type, random_array, tame_array
+digest = hashlib.sha256()
+for name, base in SERVED:
+    row = element_type(name)
+    for arrays in (tame_array, random_array):
+        got = combined(base, *(arrays(row, 3001, seed) for seed in range(3)))
+        digest.update(np.where(got == got, got, np.zeros_like(got)).tobytes())
+print(LIBRARY.blink_isa_name().decode(), digest.hexdigest())
+"""
+
+
+def run_capped(level: str) -> tuple[str, str, str]:
+    """Level, digest and messages of a process with ``BLINK_ISA=level``."""
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", DIGEST, os.path.dirname(__file__)],
+        env=os.environ | {"BLINK_ISA": level},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    name, digest = ended.stdout.split()
+    return name, digest, ended.stderr
+
+
+def test_every_instruction_set_gives_the_same_bits() -> None:
+    best, digest, _ = run_capped("")
+    levels = ["neon"] if best == "neon" else ["base", "avx2", "avx512"]
+    for level in levels[: levels.index(best) + 1]:
+        assert run_capped(level) == (level, digest, "")
+
+
+def test_a_misspelt_instruction_set_is_said_to_be_ignored() -> None:
+    best, digest, _ = run_capped("")
+    assert run_capped("avx1024") == (
+        best,
+        digest,
+        "blink: BLINK_ISA is none of base, avx2, avx512 and is ignored\n",
+    )

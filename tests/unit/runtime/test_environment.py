@@ -1,0 +1,215 @@
+"""Which rank is this? Launchers' variables, whole, half, contradicting and absent."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from blinkccl.errors import LaunchError
+from blinkccl.runtime.environment import FindLauncher, Launch, first_host, launch, store_of
+from blinkccl.runtime.process import namespace, nearest_without
+
+RUNTIME = {"XDG_RUNTIME_DIR": ""}
+BLINK = {"BLINK_RANK": "1", "BLINK_WORLD_SIZE": "4"}
+TORCHRUN = {
+    "RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "node7",
+    "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "run", "TORCHELASTIC_RESTART_COUNT": "3",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+}  # fmt: skip
+OPENMPI = {
+    "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": "prterun-host-19636@1", "PMIX_RANK": "1",
+}  # fmt: skip
+MPICH = {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"}
+SLURM = {
+    "SLURM_PROCID": "1", "SLURM_NTASKS": "9", "SLURM_STEP_NUM_TASKS": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "0",
+    "SLURM_STEP_TASKS_PER_NODE": "3", "SLURM_JOB_ID": "1042", "SLURM_STEP_ID": "7", "SLURM_STEP_NODELIST": "node3",
+}  # fmt: skip
+
+
+def launcher(variable: str) -> tuple[int, int]:
+    return 4711, 99
+
+
+def nowhere(variable: str) -> None:
+    return None
+
+
+def test_blink() -> None:
+    found = launch({**BLINK, "BLINK_STORE": "tcp://a:1"}, launcher)
+    assert found == Launch(1, 4, None, None, "blink", "tcp://a:1", "")
+    local = {"BLINK_LOCAL_RANK": "0", "BLINK_LOCAL_WORLD_SIZE": "2"}
+    assert launch({**BLINK, **local}, launcher) == Launch(1, 4, 0, 2, "blink", None, "")
+
+
+def test_torchrun_has_a_store_that_its_agent_serves() -> None:
+    assert launch(TORCHRUN, launcher) == Launch(2, 4, 0, 2, "torchrun", "torchrun://node7:29500", "run/3")
+
+
+def test_torchs_variables_set_by_hand_mean_a_store_that_rank_0_serves() -> None:
+    by_hand = {key: TORCHRUN[key] for key in ("RANK", "WORLD_SIZE", "MASTER_PORT")}
+    assert launch({**by_hand, "MASTER_ADDR": "fd00::2"}, launcher).store_url == "torch://[fd00::2]:29500"
+
+
+def test_mpi_on_one_host_meets_in_a_directory_of_the_launchers_process() -> None:
+    for environ, name in ((OPENMPI, "openmpi"), (MPICH, "mpich")):
+        found = launch({**environ, **RUNTIME}, launcher)
+        assert found.launcher == name
+        assert found.store_url is not None
+        base = f"file:///tmp/blink-{os.geteuid()}/job-{namespace('pid')}-4711-99-"
+        assert found.store_url.startswith(base)
+        assert found == launch({**environ, **RUNTIME}, launcher)
+
+
+def test_ranks_of_one_job_agree_on_the_directory_and_other_jobs_do_not() -> None:
+    def url(changes: dict[str, str], process: tuple[int, int] = (1, 2)) -> str | None:
+        return launch({**OPENMPI, **RUNTIME, **changes}, lambda variable: process).store_url
+
+    mine = url({})
+    assert url({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "PMIX_RANK": "0"}) == mine
+    assert len({mine, url({"PMIX_NAMESPACE": "prterun-host-19636@2"}), url({}, (1, 3)), url({}, (2, 2))}) == 4
+
+
+def test_the_directory_is_in_the_users_own_runtime_directory(tmp_path: Path) -> None:
+    url = launch({**MPICH, "XDG_RUNTIME_DIR": str(tmp_path)}, launcher).store_url
+    assert url is not None
+    assert url.startswith(f"file://{tmp_path}/blink/job-")
+    absent = launch({**MPICH, "XDG_RUNTIME_DIR": str(tmp_path / "absent")}, launcher).store_url
+    assert absent is not None
+    assert absent.startswith("file:///tmp/blink-")
+
+
+def test_a_store_that_is_named_goes_before_everything() -> None:
+    for environ in (TORCHRUN, OPENMPI, MPICH, SLURM):
+        assert launch({**environ, "BLINK_STORE": "file:///x"}, nowhere).store_url == "file:///x"
+
+
+def test_blink_goes_before_torchrun_before_mpi_before_slurm() -> None:
+    everything = {**SLURM, **MPICH, **OPENMPI, **TORCHRUN, **BLINK}
+    order = []
+    for variables in (BLINK, TORCHRUN, OPENMPI, MPICH, SLURM):
+        order.append(launch(everything, launcher).launcher)
+        everything = {key: value for key, value in everything.items() if key not in variables}
+    assert order == ["blink", "torchrun", "openmpi", "mpich", "slurm"]
+
+
+def test_slurm_on_one_node() -> None:
+    found = launch({**SLURM, **RUNTIME}, launcher)
+    assert (found.rank, found.world_size, found.local_rank, found.local_world_size) == (1, 3, 1, 3)
+    assert found.store_url is not None
+    assert found.store_url.startswith("file:///")
+    assert found.job_id == "1042/7"
+
+
+def test_slurm_on_several_nodes_meets_at_the_first() -> None:
+    nodes = {"SLURM_STEP_NODELIST": "gpu[03-05]", "SLURM_STEP_TASKS_PER_NODE": "2(x2),1", "SLURM_STEP_NUM_TASKS": "5"}
+    urls = set()
+    for node, local_size in (("0", 2), ("1", 2), ("2", 1)):
+        found = launch({**SLURM, **nodes, "SLURM_NODEID": node, "SLURM_LOCALID": "0"}, launcher)
+        assert found.local_world_size == local_size
+        urls.add(found.store_url)
+    (url,) = urls
+    assert url is not None
+    assert url.startswith("tcp://gpu03:")
+    assert 61440 <= int(url.rpartition(":")[2]) <= 65535
+    other = launch({**SLURM, **nodes, "SLURM_JOB_ID": "1043"}, launcher).store_url
+    assert other != url
+
+
+def test_srun_with_pmi2_is_slurms_and_pmi_alone_says_nothing_of_the_host() -> None:
+    pmi = {"PMI_RANK": "1", "PMI_SIZE": "3"}
+    assert launch({**SLURM, **pmi}, launcher).launcher == "slurm"
+    assert launch(pmi, launcher) == Launch(1, 3, None, None, "pmi", None, "")
+
+
+@pytest.mark.parametrize(
+    ("nodelist", "host"),
+    [("a", "a"), ("a,b", "a"), ("n[1-3]", "n1"), ("n[007,9]-ib,z", "n007-ib"), ("", None), ("[1]", None)],
+)
+def test_first_host_of_slurms_list(nodelist: str, host: str | None) -> None:
+    assert first_host(nodelist) == host
+
+
+@pytest.mark.parametrize(
+    ("environ", "named"),
+    [
+        ({"BLINK_RANK": "0"}, "BLINK_WORLD_SIZE is missing"),
+        ({"BLINK_WORLD_SIZE": "2"}, "BLINK_RANK is missing"),
+        ({"RANK": "0"}, "WORLD_SIZE is missing"),
+        ({"WORLD_SIZE": "2"}, "RANK is missing"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}, "MASTER_PORT is missing"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "1"}, "MASTER_ADDR is missing"),
+        ({"OMPI_COMM_WORLD_RANK": "0"}, "OMPI_COMM_WORLD_SIZE is missing"),
+        ({"PMI_RANK": "0", "MPI_LOCALRANKID": "0"}, "PMI_SIZE is missing"),
+        ({"SLURM_PROCID": "0", "SLURM_STEP_NODELIST": "a"}, "SLURM_STEP_NUM_TASKS is missing"),
+        ({"BLINK_RANK": "2", "BLINK_WORLD_SIZE": "2"}, "BLINK_RANK is 2, but BLINK_WORLD_SIZE is 2"),
+        ({"BLINK_RANK": "-1", "BLINK_WORLD_SIZE": "2"}, "BLINK_RANK: expected a whole number from 0, got '-1'"),
+        ({"BLINK_RANK": "", "BLINK_WORLD_SIZE": "2"}, "BLINK_RANK: expected"),
+        ({"BLINK_RANK": "0", "BLINK_WORLD_SIZE": "0"}, "BLINK_RANK is 0, but BLINK_WORLD_SIZE is 0"),
+        ({"BLINK_RANK": "0", "BLINK_WORLD_SIZE": "two"}, "BLINK_WORLD_SIZE: expected a whole number"),
+        ({**OPENMPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "3"}, "OMPI_COMM_WORLD_LOCAL_SIZE: expected 1 to 2"),
+        ({**MPICH, "MPI_LOCALRANKID": "2"}, "MPI_LOCALRANKID is 2, but MPI_LOCALNRANKS is 2"),
+        ({}, "BLINK_RANK=0 (1, …) BLINK_WORLD_SIZE=2"),
+        ({}, "torchrun --nproc-per-node 2"),
+        ({"SLURM_JOB_ID": "5", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, "srun -n 2 python"),
+        ({"PMIX_RANK": "0", "PMIX_NAMESPACE": "x"}, "BLINK_RANK=$PMIX_RANK"),
+    ],
+)
+def test_what_is_wrong_is_named(environ: dict[str, str], named: str) -> None:
+    with pytest.raises(LaunchError) as raised:
+        launch(environ, launcher)
+    assert named in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("environ", "find"),
+    [
+        (BLINK, launcher),
+        (MPICH, nowhere),
+        ({**OPENMPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}, launcher),
+    ],
+)
+def test_where_no_store_follows_the_error_says_how_to_name_one(environ: dict[str, str], find: FindLauncher) -> None:
+    found = launch(environ, find)
+    assert found.store_url is None
+    with pytest.raises(LaunchError) as raised:
+        store_of(found)
+    assert "BLINK_STORE=tcp://HOST:PORT" in str(raised.value)
+    assert store_of(launch({**environ, "BLINK_STORE": "file:///x"}, find)) == "file:///x"
+
+
+# ---- The launcher's process ------------------------------------------------------------------------------------
+
+
+def add_process(proc: Path, pid: int, parent: int, start: int, environment: str | None, name: str = "x") -> None:
+    row = proc / str(pid)
+    row.mkdir(parents=True)
+    fields = ["S", str(parent), *["0"] * 17, str(start), "0"]
+    (row / "stat").write_text(f"{pid} ({name}) {' '.join(fields)}")
+    if environment is not None:
+        (row / "environ").write_bytes(environment.encode().replace(b" ", b"\0"))
+
+
+def test_the_launcher_is_the_nearest_ancestor_without_the_variable(tmp_path: Path) -> None:
+    wrapper = os.getppid()
+    add_process(tmp_path, wrapper, 50, 9, "A=1 RANK=3", name="sh) (x 7 8")
+    add_process(tmp_path, 50, 40, 8, "RANK=3 B=2")
+    add_process(tmp_path, 40, 1, 7, "LOCAL_RANK=3 B=2")
+    add_process(tmp_path, 1, 0, 1, "")
+    assert nearest_without("RANK", tmp_path) == (40, 7)
+    assert nearest_without("A", tmp_path) == (50, 8)
+    assert nearest_without("C", tmp_path) == (wrapper, 9)
+
+
+def test_an_ancestor_that_hides_its_environment_is_the_launcher(tmp_path: Path) -> None:
+    add_process(tmp_path, os.getppid(), 50, 9, "RANK=3")
+    add_process(tmp_path, 50, 1, 8, None)
+    assert nearest_without("RANK", tmp_path) == (50, 8)
+
+
+def test_in_a_namespace_of_ones_own_there_is_no_launcher(tmp_path: Path) -> None:
+    add_process(tmp_path, os.getppid(), 0, 9, "RANK=3")
+    assert nearest_without("RANK", tmp_path) is None
+    assert nearest_without("RANK", tmp_path / "absent") is None

@@ -1,0 +1,435 @@
+"""Every kind of store keeps the same promises; each refuses what could harm it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from blinkccl.errors import CommunicationError, DeadlineError, LaunchError, PeerLostError, RendezvousTimeout
+from blinkccl.runtime.job_directory import job_directory
+from blinkccl.runtime.process import start_time
+from blinkccl.runtime.store import FileStore, Store, TcpStore, TorchStore, open_store
+from blinkccl.runtime.store_contract import MAX_KEY_BYTES, MAX_VALUE_BYTES
+from blinkccl.runtime.tcp_store import GREETING, NotARequestError, Requests, Table
+
+
+def soon(seconds: float = 10.0) -> float:
+    return time.monotonic() + seconds
+
+
+def torch_store() -> Store:
+    torch = pytest.importorskip("torch.distributed")
+    return TorchStore(torch.PrefixStore("group", torch.HashStore()))
+
+
+@pytest.fixture(params=["file", "tcp", "torch"])
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Store, Store]]:
+    """One store, as two ranks see it."""
+    if request.param == "file":
+        yield FileStore(tmp_path / "a" / "store"), FileStore(tmp_path / "a" / "store")
+    elif request.param == "torch":
+        store = torch_store()
+        yield store, store
+    else:
+        server = TcpStore("127.0.0.1", 0, server=True, deadline=soon())
+        client = TcpStore("127.0.0.1", server.port, server=False, deadline=soon())
+        yield server, client
+        client.close()
+        server.close()
+
+
+def test_what_one_sets_the_other_sees(pair: tuple[Store, Store]) -> None:
+    for writer, reader in (pair, pair[::-1]):
+        for value in (b"", b"\0\xff\n", bytes(range(256)) * 2000):
+            writer.set("a/key", value)
+            assert reader.peek("a/key") == value
+        assert reader.peek("a") is None
+        writer.delete("a/key")
+        assert reader.peek("a/key") is None
+        writer.delete("a/key")
+
+
+def test_get_waits_for_a_key(pair: tuple[Store, Store]) -> None:
+    writer, reader = pair
+    timer = threading.Timer(0.05, writer.set, ("late", b"here"))
+    timer.start()
+    try:
+        assert reader.get("late", soon()) == b"here"
+    finally:
+        timer.join()
+
+
+def test_get_names_the_key_that_nobody_set(pair: tuple[Store, Store]) -> None:
+    with pytest.raises(DeadlineError, match=r"key 'nowhere' in .+: no rank has set it"):
+        pair[1].get("nowhere", soon(0.05))
+    pair[0].set("there", b"1")
+    assert pair[1].get("there", soon(-1)) == b"1"
+
+
+def test_keys_of_any_characters_do_not_meet(pair: tuple[Store, Store]) -> None:
+    keys = ["a", "a/b", "a%2Fb", "..", "../a", "a\0", "ä", "a" * MAX_KEY_BYTES, "a" * (MAX_KEY_BYTES - 1), "a b", "A"]
+    for index, key in enumerate(keys):
+        pair[0].set(key, str(index).encode())
+    assert [pair[1].peek(key) for key in keys] == [str(index).encode() for index in range(len(keys))]
+
+
+def test_limits(pair: tuple[Store, Store]) -> None:
+    for store in pair:
+        with pytest.raises(ValueError, match="a key has 1 to"):
+            store.set("", b"")
+        with pytest.raises(ValueError, match="a key has 1 to"):
+            store.peek("a" * (MAX_KEY_BYTES + 1))
+        with pytest.raises(ValueError, match="a value has at most"):
+            store.set("a", b"\0" * (MAX_VALUE_BYTES + 1))
+        store.set("a", b"\0" * MAX_VALUE_BYTES)
+        assert len(store.peek("a") or b"") == MAX_VALUE_BYTES
+
+
+def test_a_reader_never_sees_a_part_of_a_value(pair: tuple[Store, Store]) -> None:
+    writer, reader = pair
+    values = [bytes([letter]) * 50_000 for letter in range(30)]
+    writer.set("key", values[0])
+    thread = threading.Thread(target=lambda: [writer.set("key", value) for value in values * 3])
+    thread.start()
+    seen = []
+    while thread.is_alive():
+        seen.append(reader.peek("key"))
+    thread.join()
+    assert set(seen) <= set(values)
+
+
+# ---- Directories -----------------------------------------------------------------------------------------------
+
+
+def test_a_directory_of_a_store_is_made_for_this_user_alone(tmp_path: Path) -> None:
+    store = FileStore(tmp_path / "a" / "b")
+    store.set("key", b"1")
+    assert store.directory.stat().st_mode & 0o777 == 0o700
+    (file,) = store.directory.iterdir()
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_directory_that_others_may_enter_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o750)
+    with pytest.raises(LaunchError, match="expected mode 0700, got 0750"):
+        FileStore(tmp_path)
+
+
+def test_links_and_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to(tmp_path)
+    for name in ("file", "link"):
+        with pytest.raises(LaunchError, match=f"directory {tmp_path}/{name}: "):
+            FileStore(tmp_path / name)
+    with pytest.raises(LaunchError, match="cannot be made"):
+        FileStore(tmp_path / "file" / "below")
+
+
+def test_another_users_directory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    with pytest.raises(LaunchError, match=f"expected owner {owner + 1}, got {owner}"):
+        FileStore(tmp_path)
+
+
+def test_a_directory_that_vanishes_is_a_lost_store(tmp_path: Path) -> None:
+    store = FileStore(tmp_path / "store")
+    store.directory.rmdir()
+    assert store.peek("key") is None
+    with pytest.raises(CommunicationError, match="cannot write key 'key' in directory"):
+        store.set("key", b"")
+
+
+def test_rank_0_sweeps_away_directories_of_jobs_that_have_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    base = tmp_path / "blink"
+    parent = os.getppid()
+    mine = job_directory(base, (parent, start_time(parent)), ["job"])
+    ended = job_directory(base, (parent, start_time(parent) + 1), ["job"])
+    elsewhere = base / ended.name.replace("job-", "job-1")
+    for directory in (ended, elsewhere, base / "other"):
+        FileStore(directory).set("key", b"")
+    base.chmod(0o700)
+    open_store(f"file://{mine}", 1, soon()).set("key", b"1")
+    assert ended.exists()
+    store = open_store(f"file://{mine}", 0, soon())
+    assert store.peek("key") == b"1"
+    assert not ended.exists()
+    assert elsewhere.exists()
+    assert (base / "other").exists()
+
+
+def test_the_directory_above_a_jobs_must_be_this_users_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    base = tmp_path / "blink"
+    base.mkdir()
+    base.chmod(0o777)
+    with pytest.raises(LaunchError, match=f"directory {base}: expected mode 0700"):
+        open_store(f"file://{job_directory(base, (1, 1), [])}", 1, soon())
+
+
+# ---- The server ------------------------------------------------------------------------------------------------
+
+
+def request(operation: bytes, key: bytes, value: bytes = b"") -> bytes:
+    return struct.pack("!cHI", operation, len(key), len(value)) + key + value
+
+
+def greeted() -> Requests:
+    requests = Requests(Table())
+    assert requests.feed(GREETING) == GREETING
+    return requests
+
+
+def test_requests_may_come_in_any_pieces() -> None:
+    requests = Requests(Table())
+    answers = [requests.feed(bytes([byte])) for byte in GREETING + request(b"S", b"k", b"value") + request(b"P", b"k")]
+    found = b"+" + (5).to_bytes(4, "big") + b"value"
+    assert [answer for answer in answers if answer] == [GREETING, b"+\0\0\0\0", found]
+    assert requests.feed(request(b"D", b"k")) == b"+\0\0\0\0"
+    assert requests.feed(request(b"P", b"k")) == b"-\0\0\0\0"
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"GET / HTTP/1.1\r\n",
+        b"\0" * 100,
+        b"BLINKST2",
+        GREETING + b"x",  # the greeting is to be answered first
+    ],
+)
+def test_who_does_not_greet_is_no_client(garbage: bytes) -> None:
+    with pytest.raises(NotARequestError):
+        Requests(Table()).feed(garbage)
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        request(b"X", b"k"),
+        request(b"P", b""),
+        request(b"P", b"k" * (MAX_KEY_BYTES + 1)),
+        struct.pack("!cHI", b"S", 1, MAX_VALUE_BYTES + 1),
+        request(b"P", b"k") + request(b"P", b"k"),
+        b"\xff" * 7,
+    ],
+)
+def test_what_is_no_request_ends_a_connection(garbage: bytes) -> None:
+    with pytest.raises(NotARequestError):
+        greeted().feed(garbage)
+
+
+def test_a_full_table_takes_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blinkccl.runtime.tcp_store.MAX_TABLE_BYTES", 10)
+    table = Table()
+    table.set(b"a", b"12345678")
+    table.set(b"a", b"123456789")
+    with pytest.raises(NotARequestError, match="full"):
+        table.set(b"b", b"")
+    table.delete(b"a")
+    table.set(b"b", b"123456789")
+
+
+@pytest.fixture
+def server() -> Iterator[TcpStore]:
+    store = TcpStore("127.0.0.1", 0, server=True, deadline=soon())
+    yield store
+    store.close()
+
+
+def test_strangers_do_not_disturb_a_server(server: TcpStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blinkccl.runtime.tcp_store.GREETING_S", 0.2)
+    strangers = [socket.create_connection(("127.0.0.1", server.port), 10) for _ in range(5)]
+    garbage = (b"GET / HTTP/1.1\r\n\r\n", b"\0" * 1_000_000, GREETING + b"\xff" * 99, GREETING[:3], b"")
+    for stranger, sent in zip(strangers, garbage, strict=True):
+        try:
+            stranger.sendall(sent)
+        except ConnectionError:
+            assert len(sent) == 1_000_000  # sent away before it had said all
+    client = TcpStore("127.0.0.1", server.port, server=False, deadline=soon())
+    client.set("key", b"value")
+    assert server.peek("key") == b"value"
+    for stranger in strangers:
+        with stranger:
+            assert heard(stranger) in (b"", GREETING)
+    client.close()
+
+
+def heard(connection: socket.socket) -> bytes:
+    """All that comes until the other end hangs up, in whatever way."""
+    received = b""
+    with suppress(ConnectionResetError):
+        while part := connection.recv(1000):
+            received += part
+    return received
+
+
+def test_a_client_that_asks_on_without_reading_is_dropped(server: TcpStore) -> None:
+    server.set("key", b"\0" * (MAX_VALUE_BYTES // 4))
+    with socket.create_connection(("127.0.0.1", server.port), 10) as greedy:
+        greedy.sendall(GREETING)
+        assert greedy.recv(100) == GREETING
+        with pytest.raises(ConnectionError):
+            ask_on(greedy)
+
+
+def ask_on(connection: socket.socket) -> None:
+    """One request at a time, as an honest client, but the answers (1 MiB each) stay unread."""
+    for _ in range(100):
+        connection.sendall(request(b"P", b"key"))
+        time.sleep(0.01)
+
+
+def test_a_server_that_closes_serves_those_it_has(server: TcpStore) -> None:
+    client = TcpStore("127.0.0.1", server.port, server=False, deadline=soon())
+    server.close()
+    client.set("key", b"value")
+    assert client.peek("key") == b"value"
+    client.close()
+    client.close()
+
+
+def test_a_taken_port_is_an_error_that_names_it(server: TcpStore) -> None:
+    with pytest.raises(LaunchError, match=f"rank 0 cannot serve the store at 127.0.0.1:{server.port}"):
+        TcpStore("127.0.0.1", server.port, server=True, deadline=soon())
+
+
+def test_a_server_that_never_comes_is_rank_0_missing() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(RendezvousTimeout) as raised:
+        TcpStore("127.0.0.1", port, server=False, deadline=soon(0.1))
+    assert raised.value.missing == (0,)
+
+
+def test_a_server_may_come_later_than_its_clients() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    servers: list[TcpStore] = []
+    timer = threading.Timer(0.1, lambda: servers.append(TcpStore("127.0.0.1", port, server=True, deadline=soon())))
+    timer.start()
+    client = TcpStore("127.0.0.1", port, server=False, deadline=soon())
+    timer.join()
+    client.set("key", b"1")
+    assert servers[0].peek("key") == b"1"
+    client.close()
+    servers[0].close()
+
+
+def test_what_is_no_store_of_ours_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(100)
+                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        port = listener.getsockname()[1]
+        with pytest.raises(CommunicationError, match=f"what listens at 127.0.0.1:{port} is no store of this version"):
+            TcpStore("127.0.0.1", port, server=False, deadline=soon())
+        thread.join()
+
+
+def test_a_server_that_is_lost_is_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.sendall(connection.recv(100))
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        client = TcpStore("127.0.0.1", listener.getsockname()[1], server=False, deadline=soon())
+        thread.join()
+        for _ in range(2):
+            with pytest.raises(PeerLostError) as raised:
+                client.peek("key")
+            assert raised.value.rank == 0
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    with pytest.raises(CommunicationError, match="before this process was forked"):
+        client.peek("key")
+    client.close()
+
+
+# ---- URLs ------------------------------------------------------------------------------------------------------
+
+
+def test_urls(tmp_path: Path) -> None:
+    assert isinstance(open_store(f"file://{tmp_path}/store", 1, soon()), FileStore)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    server = open_store(f"tcp://localhost:{port}", 0, soon())
+    client = open_store(f"tcp://localhost:{port}", 1, soon())
+    client.set("key", b"1")
+    assert server.peek("key") == b"1"
+    client.close()
+    server.close()
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "store", "file://relative", "http://a:1", "tcp://a", "tcp://:1", "tcp://a:0", "tcp://a:65536", "tcp://a:b",
+     "tcp://a:1/path", "tcp://u@a:1", "tcp://[::1]", "tcp://fd00::2:1"],
+)  # fmt: skip
+def test_what_is_no_url_of_a_store_is_refused(url: str) -> None:
+    with pytest.raises(LaunchError, match="store '"):
+        open_store(url, 0, soon())
+
+
+def test_torchs_store_served_by_rank_0_and_by_an_agent() -> None:
+    torch = pytest.importorskip("torch.distributed")
+    agent = torch.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    urls = [f"torchrun://127.0.0.1:{agent.port}" for _ in range(2)]
+    stores = [open_store(url, rank, soon()) for rank, url in enumerate(urls)]
+    stores[0].set("key", b"\0\xff")
+    assert stores[1].peek("key") == b"\0\xff"
+    assert stores[1].peek("other") is None
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    served = [open_store(f"torch://127.0.0.1:{port}", rank, soon()) for rank in range(2)]
+    served[1].set("key", b"2")
+    assert served[0].get("key", soon()) == b"2"
+    for store in (*stores, *served):
+        store.close()
+        with pytest.raises(CommunicationError, match="closed"):
+            store.peek("key")
+
+
+def test_torch_is_imported_only_where_it_is_wanted() -> None:
+    script = "import sys, blinkccl.runtime.store; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 0
+
+
+def test_a_lost_torch_store_is_named() -> None:
+    class Gone:
+        def check(self, keys: list[str]) -> bool:
+            raise RuntimeError("Connection reset by peer")
+
+    with pytest.raises(CommunicationError, match="torch's Gone failed; has the process that serves it ended"):
+        TorchStore(Gone()).peek("key")
+
+
+def test_errors_travel_between_processes() -> None:
+    for error in (RendezvousTimeout([3, 1], {0}, "why"), PeerLostError(2, "it hung up", 4711), PeerLostError(1)):
+        again = pickle.loads(pickle.dumps(error))
+        assert type(again) is type(error)
+        assert str(again) == str(error)
+        assert vars(again) == vars(error)
