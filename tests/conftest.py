@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,14 @@ class Ended:
     code: int
     out: str
     err: str
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_plan_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Plans that another version of the code has left in the user's cache must not be what is tested."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BLINK_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 Blink = Callable[..., Ended]

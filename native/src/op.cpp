@@ -508,11 +508,12 @@ int blink_op::drain() {
 // Where block `number` of a message lies, as soon as it is there; nullptr with `code` set otherwise.
 const void* blink_op::block_of(const Role& role, const Receive& r, std::size_t number, int& code) {
   const int peer = static_cast<int>(r.rank);
+  const std::size_t total = static_cast<std::size_t>(role.length) * kernel_->itemsize;
   const Block& block =
       reinterpret_cast<const Block*>(comm_.segment().inline_area(comm_.bank(), peer) + shift() + r.staging)[number];
   const std::uint64_t wanted = flag();
   std::uint64_t seen = block.flag.load(std::memory_order_acquire);
-  if (seen == wanted) return block.payload;
+  if (seen == wanted) return block.data(total);
   code = comm_.wait(
       [&] {
         seen = block.flag.load(std::memory_order_acquire);
@@ -520,7 +521,7 @@ const void* blink_op::block_of(const Role& role, const Receive& r, std::size_t n
       },
       site(BLINK_WAITS_MESSAGE, role, peer, static_cast<std::int64_t>(number)));
   if (code != BLINK_OK) return nullptr;
-  if (seen == wanted) return block.payload;
+  if (seen == wanted) return block.data(total);
   // The same call by number, another one by content. The entries say so too, unless the hashes' low halves agree.
   code = comm_.meet(peer);
   if (code == BLINK_OK) code = comm_.fail(BLINK_MISMATCH, site(BLINK_WAITS_MESSAGE, role, peer, 0), peer, "");
@@ -550,7 +551,7 @@ int blink_op::fire_inline(const Role& role) {
       void* place = output_ + role.target + from;
       if (sources_.size() != 1 || sources_[0] != place || role.divisor > 1 || scaled_) targets_.push_back(place);
     }
-    for (std::int64_t i = 0; i < role.sends; ++i) targets_.push_back(my_block(role, i, number).payload);
+    for (std::int64_t i = 0; i < role.sends; ++i) targets_.push_back(my_block(role, i, number).data(total));
     if (!targets_.empty()) combine(role, Chunk{0, from, bytes / item, bytes}, own);
     for (std::int64_t i = 0; i < role.sends; ++i) {
       my_block(role, i, number).flag.store(flag(), std::memory_order_release);

@@ -33,13 +33,19 @@ struct alignas(kLineBytes) Line {
   std::atomic<std::uint64_t> value;
 };
 
-// A small message travels in blocks; whoever sees a block's flag may read its payload. The flag stands in the line of
-// the first payload bytes: the smallest messages are one cache line in all. A block holds 4 KiB and one line's rest.
-constexpr std::size_t kBlockBytes = 4096 + kLineBytes;
-constexpr std::size_t kPayloadBytes = kBlockBytes - sizeof(std::uint64_t);
+// A small message travels in blocks; whoever sees a block's flag may read its payload. What fits shares the flag's line,
+// and is one cache line in all; longer payloads begin on the next, where vector loads want them.
+constexpr std::size_t kTinyBytes = kLineBytes - sizeof(std::uint64_t);
+constexpr std::size_t kPayloadBytes = 4096;
+constexpr std::size_t kBlockBytes = kLineBytes + kPayloadBytes;
 struct alignas(kLineBytes) Block {
   std::atomic<std::uint64_t> flag;
+  unsigned char tiny[kTinyBytes];
   unsigned char payload[kPayloadBytes];
+
+  // Where the bytes of a message of `total` bytes are.
+  unsigned char* data(std::size_t total) { return total <= kTinyBytes ? tiny : payload; }
+  const unsigned char* data(std::size_t total) const { return total <= kTinyBytes ? tiny : payload; }
 };
 static_assert(sizeof(Block) == kBlockBytes, "blocks lie one after another");
 

@@ -41,7 +41,7 @@ from blinkccl.schedule.program import Program, Role
 from blinkccl.schedule.text import to_json
 
 NOWHERE = -1
-PAYLOAD_BYTES, BLOCK_BYTES = 4152, 4160  # Block in native/src/segment.h
+PAYLOAD_BYTES, BLOCK_BYTES = 4096, 4160  # Block in native/src/segment.h
 #: Channel.protocol of small messages that carry their flags inside.
 INLINE = "ll"
 #: What small calls in a row spread over. It has to leave the first-level cache: 128 KiB and more made messages of 16 to

@@ -12,7 +12,7 @@ KIB = 1024
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """An algorithm of the registry, whether small messages carry their flags, and the size of a chunk."""
+    """An algorithm of the registry, whether messages carry their flags inside, and the size of a chunk."""
 
     algorithm: str
     inline: bool
@@ -33,12 +33,15 @@ def choose(name: str, nbytes: int, world_size: int, cores: int) -> Choice:
     cores
         Cores of the host, as the ranks have agreed.
     """
-    inline = nbytes <= 64 * KIB
-    if name == "allreduce" and nbytes <= _one_shot_limit(world_size):
-        return Choice("one_shot", inline, 64 * KIB)
-    return Choice("one_hop", inline, 256 * KIB)
+    if name == "allreduce":
+        return _allreduce(nbytes, world_size)
+    return Choice("one_hop", nbytes <= 64 * KIB, 256 * KIB)
 
 
-def _one_shot_limit(world_size: int) -> int:
-    """Up to here everybody reduces everything: one step saves more than the additional bytes cost."""
-    return 128 * KIB // world_size
+def _allreduce(nbytes: int, world_size: int) -> Choice:
+    """One step while a step costs more than the bytes; then two, in which two ranks write replies over questions."""
+    if world_size == 2:
+        return Choice("one_shot", True, 64 * KIB) if nbytes < 16 * KIB else Choice("one_hop", False, 512 * KIB)
+    if nbytes * world_size <= 256 * KIB:
+        return Choice("one_shot", nbytes <= 64 * KIB, 64 * KIB)
+    return Choice("one_hop", nbytes <= 64 * KIB, 256 * KIB)

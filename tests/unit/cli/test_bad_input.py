@@ -247,7 +247,7 @@ def test_xml_that_does_not_keep_everything_says_so(blink, tmp_path):
     (["-b", "900G"], "of memory for 4 ranks"),
     (["-n", "0"], "-n must be at least 1"),
     (["-w", "-1"], "-w must be at least 0"),
-    (["-d", "bool"], "element type 'bool'"),
+    (["-d", "complex64"], "element type 'complex64'"),
     (["-o", "xor"], "operation 'xor'"),
     (["--engine", "warp"], "engine 'warp'"),
     (["--chunk", "0"], "--chunk must be at least 1"),

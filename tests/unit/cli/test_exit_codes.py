@@ -64,7 +64,7 @@ def test_2_for_usage(blink):
 
 @pytest.mark.parametrize("failure", [TopologyError("NVML, starting: driver and library differ"),
                                      UnsupportedError("NVML, P2P: no such function")])
-@pytest.mark.parametrize("arguments", [["topo"], ["plan", "allreduce"], ["bench", "allreduce"],
+@pytest.mark.parametrize("arguments", [["topo"], ["plan", "allreduce"], ["bench", "allreduce", "--engine", "threads"],
                                        ["pick", "-k", "2"]])
 def test_3_for_a_driver_that_fails(blink, monkeypatch, failure, arguments):
     def probe():
