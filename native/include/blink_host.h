@@ -99,9 +99,19 @@ void blink_detach(blink_comm* comm);
 void blink_abort(blink_comm* comm, const char* text);
 // Where `rank`'s heap of shared tensors is: mapped already (`base`), or to be mapped from `fd` on first use.
 int blink_set_heap(blink_comm* comm, int32_t rank, void* base, int fd, uint64_t bytes);
-// Lets long waits end at a signal, such as a user's Ctrl-C: `raised` is called now and then by whoever waits long, lets
-// signal handlers run, and tells whether one of them raised.
-void blink_set_interrupt(blink_comm* comm, int (*raised)(void));
+// Lets long waits end at a signal, such as a user's Ctrl-C. These are Python's own functions PyGILState_Ensure,
+// PyErr_CheckSignals, PyErr_Fetch and PyGILState_Release, handed over so that nothing here is built for one Python.
+// `handling` is the thread (pthread_self) that runs signal handlers in the middle of a call, or 0.
+typedef struct {
+  int (*ensure)(void);
+  int (*check_signals)(void);
+  void (*fetch)(void** type, void** value, void** traceback);
+  void (*release)(int);
+  uint64_t* handling;
+} blink_python;
+void blink_set_python(blink_comm* comm, const blink_python* python);
+// After BLINK_INTERRUPTED: what the signal handler raised, for PyErr_Restore. To be taken once.
+void blink_take_raised(blink_comm* comm, void* raised[3]);
 void blink_get_stats(blink_comm* comm, blink_stats* stats);
 // Why the calling thread's last call on a communicator did not return 0.
 void blink_last_error(blink_comm* comm, blink_error* error);

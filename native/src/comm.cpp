@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <linux/futex.h>
+#include <pthread.h>
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -182,7 +183,7 @@ int blink_comm::wait_long(Condition ready, void* context, const blink::Site& sit
         break;
       }
       if ((code = check_signatures()) != BLINK_OK) break;
-      if (raised_ != nullptr && raised_() != 0) {
+      if (interrupted()) {
         fail(BLINK_ABORTED, site, -1, "a signal interrupted it");
         code = BLINK_INTERRUPTED;
         break;
@@ -269,6 +270,25 @@ int blink_comm::lost_to_stream(int peer) {
 int blink_comm::keep(const blink_error& error) {
   last_error = error;
   return error.code;
+}
+
+// Lets signal handlers run, which only Python's main thread does, and tells whether one raised.
+bool blink_comm::interrupted() {
+  if (python_.ensure == nullptr) return false;
+  const int state = python_.ensure();
+  *python_.handling = static_cast<std::uint64_t>(pthread_self());
+  const bool raised = python_.check_signals() != 0;
+  *python_.handling = 0;
+  if (raised) python_.fetch(&raised_[0], &raised_[1], &raised_[2]);
+  python_.release(state);
+  return raised;
+}
+
+void blink_comm::take_raised(void* raised[3]) {
+  for (int i = 0; i < 3; ++i) {
+    raised[i] = raised_[i];
+    raised_[i] = nullptr;
+  }
 }
 
 int blink_comm::failed_elsewhere() {
@@ -406,7 +426,9 @@ int blink_set_heap(blink_comm* comm, int32_t rank, void* base, int fd, uint64_t 
   return comm->set_heap(rank, base, fd, bytes);
 }
 
-void blink_set_interrupt(blink_comm* comm, int (*raised)(void)) { comm->set_interrupt(raised); }
+void blink_set_python(blink_comm* comm, const blink_python* python) { comm->set_python(*python); }
+
+void blink_take_raised(blink_comm* comm, void* raised[3]) { comm->take_raised(raised); }
 
 void blink_get_stats(blink_comm* comm, blink_stats* stats) { *stats = comm->stats(); }
 

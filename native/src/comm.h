@@ -90,7 +90,8 @@ struct blink_comm {
     if (segment_.rank(peer).bell.sleeping.load(std::memory_order_relaxed) != 0) ring(peer);
   }
 
-  void set_interrupt(int (*raised)(void)) { raised_ = raised; }
+  void set_python(const blink_python& python) { python_ = python; }
+  void take_raised(void* raised[3]);
   int set_heap(int rank, void* base, int fd, std::uint64_t bytes);
   // Where `bytes` at `offset` of a buffer that `peer` lends are in this process; nullptr if they are not wholly in it.
   unsigned char* borrowed(int peer, const blink::Lent& buffer, std::int64_t offset, std::size_t bytes) const {
@@ -132,6 +133,7 @@ struct blink_comm {
   blink_error failure(int code, const blink::Site& site, int peer, const char* text) const;
   int keep(const blink_error& error);
   int check_signatures();
+  bool interrupted();
   int lost_peer(int awaited) const;
   int mismatch(int peer, std::uint64_t sequence);
   void ring(int peer);
@@ -149,7 +151,8 @@ struct blink_comm {
   std::vector<std::uint64_t> begun_;  // per peer, the last call that it is known to have begun
   std::int64_t timeout_us_ = 0;
   std::uint64_t mismatched_ = 0;  // the call that was not the same
-  int (*raised_)(void) = nullptr;
+  blink_python python_{};
+  void* raised_[3] = {};
   bool impatient_ = false;
   struct Heap {
     unsigned char* base = nullptr;

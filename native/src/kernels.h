@@ -53,8 +53,8 @@ struct Kernel {
 // type has no such operation.
 const Kernel* find_kernel(DType dtype, Op op);
 
-// dst = src, or nothing if they are the same. An ordinary copy whatever its size: a copy is read soon after by its
-// receiver, and stores that bypass the caches cost more there than they save here.
+// dst = src, or nothing if they are the same. An ordinary copy whatever its size: stores that bypass the caches are
+// slower up to some MiB, where copies are read at once, and not clearly faster beyond.
 void copy_bytes(void* dst, const void* src, std::size_t bytes);
 
 // "base", "avx2", "avx512" or "neon".

@@ -5,6 +5,8 @@
 namespace blink {
 namespace {
 
+bool on_page(const void* memory) { return reinterpret_cast<std::uintptr_t>(memory) % kPage == 0; }
+
 struct Offsets {
   std::uint64_t ranks, lines, staging, inline_area, streams, stream_data, end;
 };
@@ -39,7 +41,7 @@ std::uint64_t Segment::bytes_needed(const blink_shape& shape) { return sensible(
 
 bool Segment::open(void* memory, std::uint64_t bytes, const std::uint8_t* token) {
   const auto* header = static_cast<const Header*>(memory);
-  if (bytes < sizeof(Header) || header->magic != kMagic || header->version != BLINK_ABI_VERSION ||
+  if (bytes < sizeof(Header) || !on_page(memory) || header->magic != kMagic || header->version != BLINK_ABI_VERSION ||
       !sensible(header->shape) || header->bytes != offsets(header->shape).end || header->bytes > bytes ||
       (token != nullptr && std::memcmp(header->token, token, sizeof header->token) != 0)) {
     return false;
@@ -63,7 +65,7 @@ extern "C" uint64_t blink_segment_bytes(const blink_shape* shape) { return blink
 extern "C" int blink_segment_format(void* memory, uint64_t bytes, const blink_shape* shape, const uint8_t token[16],
                                     int32_t cores) {
   const std::uint64_t needed = blink::Segment::bytes_needed(*shape);
-  if (needed == 0 || bytes < needed) return BLINK_INVALID;
+  if (needed == 0 || bytes < needed || !blink::on_page(memory)) return BLINK_INVALID;
   auto* header = static_cast<blink::Header*>(memory);
   header->version = BLINK_ABI_VERSION;
   header->cores = cores;

@@ -28,16 +28,16 @@ inline int verdict() {
   return failures == 0 && checks > 0 ? 0 : 1;
 }
 
-// How much of the work there is time for: sanitizers cost five to fifteen times as much.
+// How much of the work there is time for: sanitizers cost three to fifteen times as much.
 #if defined(__SANITIZE_THREAD__)
 constexpr bool kThreadSanitizer = true;
-constexpr int kEffort = 1;
+constexpr int kEffort = 2;
 #elif defined(__SANITIZE_ADDRESS__)
 constexpr bool kThreadSanitizer = false;
-constexpr int kEffort = 2;
+constexpr int kEffort = 4;
 #else
 constexpr bool kThreadSanitizer = false;
-constexpr int kEffort = 4;
+constexpr int kEffort = 8;
 #endif
 
 }  // namespace blink_test

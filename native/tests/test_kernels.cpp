@@ -289,7 +289,8 @@ void test_missing(const Level& level) {
   for (const Type& type : kTypes) {
     for (int op = 0; op < 7; ++op) {
       const bool there = level.find(type.code, static_cast<Op>(op)) != nullptr;
-      expect(there == has(type, static_cast<Op>(op)), "%s %s %s there", type.name, kOpNames[op], there ? "is" : "is not");
+      const bool wanted = has(type, static_cast<Op>(op));
+      expect(there == wanted, "%s %s %s there", type.name, kOpNames[op], there ? "is" : "is not");
     }
   }
   expect(level.find(static_cast<DType>(15), Op::kSum) == nullptr, "there is no type 15");

@@ -144,10 +144,8 @@ class Endpoint:
         if not self._comm:
             raise CommunicationError(f"rank {rank} cannot join its communicator: {error.text.decode()}")
         self.rank = rank
-        self._interruption: BaseException | None = None
-        self._handling = 0  # the thread that lets signal handlers run in the middle of a call
-        self._interrupt = native.Interrupt(self._interrupted)
-        self._library.blink_set_interrupt(self._comm, self._interrupt)
+        self._handling = c.c_uint64(0)  # the thread that runs signal handlers in the middle of a call
+        self._library.blink_set_python(self._comm, c.byref(native.python_functions(self._handling)))
 
     @property
     def handle(self) -> int:
@@ -160,7 +158,7 @@ class Endpoint:
         """
         if self._comm is None:
             raise CommunicationError(f"rank {self.rank}'s communicator is closed")
-        if self._handling and self._handling == threading.get_ident():
+        if self._handling.value == threading.get_ident():
             raise CommunicationError(
                 f"rank {self.rank} is in the middle of a call, in which this signal handler runs: it may abort the "
                 "communicator or raise, not use or close it"
@@ -190,26 +188,23 @@ class Endpoint:
         self._library.blink_get_stats(self.handle, c.byref(stats))
         return {name: int(getattr(stats, name)) for name, *_ in native.Stats._fields_}
 
-    def _interrupted(self) -> int:
-        """Lets signal handlers run, which only the main thread does; 1 if one raised."""
-        self._handling = threading.get_ident()
-        try:
-            c.pythonapi.PyErr_CheckSignals()
-        except BaseException as error:
-            self._interruption = error
-            return 1
-        finally:
-            self._handling = 0
-        return 0
-
     def failure(self, code: int, describe: str = "") -> BaseException:
         """The exception for ``code``, which is not 0 and the last that a function returned."""
         if code == native.INTERRUPTED:
-            interruption, self._interruption = self._interruption, None
-            return interruption or KeyboardInterrupt()
+            return self._raised()
         error = native.Error()
         self._library.blink_last_error(self.handle, c.byref(error))
         return to_exception(error, self.rank, describe)
+
+    def _raised(self) -> BaseException:
+        """What a signal handler raised in the middle of the call."""
+        raised = (c.c_void_p * 3)()
+        self._library.blink_take_raised(self.handle, raised)
+        try:
+            c.pythonapi.PyErr_Restore(*(c.c_void_p(pointer) for pointer in raised))
+        except BaseException as error:
+            return error
+        return KeyboardInterrupt()
 
 
 def statuses(address: int, size: int) -> list[native.Status]:

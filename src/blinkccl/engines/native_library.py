@@ -108,8 +108,16 @@ class Tables(c.Structure):
     ]
 
 
-#: Of ``blink_set_interrupt``.
-Interrupt = c.CFUNCTYPE(c.c_int)
+class Python(c.Structure):
+    """``blink_python``: functions of this interpreter."""
+
+    _fields_ = [(name, ptr) for name in ("ensure", "check_signals", "fetch", "release", "handling")]
+
+
+def python_functions(handling: c.c_uint64) -> Python:
+    """The addresses of this interpreter's functions; ``handling`` must live as long as the communicator."""
+    names = ("PyGILState_Ensure", "PyErr_CheckSignals", "PyErr_Fetch", "PyGILState_Release")
+    return Python(*(c.cast(getattr(c.pythonapi, name), ptr).value for name in names), c.addressof(handling))
 
 
 #: Function → (result, arguments).
@@ -123,7 +131,8 @@ _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "blink_detach": (None, [ptr]),
     "blink_abort": (None, [ptr, c.c_char_p]),
     "blink_set_heap": (c.c_int, [ptr, i32, ptr, c.c_int, u64]),
-    "blink_set_interrupt": (None, [ptr, Interrupt]),
+    "blink_set_python": (None, [ptr, ptr]),
+    "blink_take_raised": (None, [ptr, ptr]),
     "blink_get_stats": (None, [ptr, ptr]),
     "blink_last_error": (None, [ptr, ptr]),
     "blink_describe": (c.c_int, [ptr, u64, ptr, i32]),

@@ -1,0 +1,82 @@
+// A rank's end of one collective on uint32, with buffers of its own: for tests that are about something else than data.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "check.h"
+#include "ranks.h"
+#include "tables.h"
+
+namespace blink_test {
+
+struct CallOptions {
+  Kind kind = Kind::kOneHop;
+  std::int64_t count = 300;
+  bool small = false;
+  bool in_heap = false;
+  std::uint64_t signature = 1;
+  std::int64_t chunk = 16, slots = 1;
+};
+
+class Call {
+ public:
+  Call(const Room& room, blink_comm* comm, int rank, const CallOptions& options)
+      : comm_(comm), rank_(rank), ranks_(room.ranks()) {
+    const Plan plan = make_plan(options.kind, ranks_, options.count);
+    Binding binding;
+    binding.dtype = static_cast<std::uint32_t>(blink::DType::kUint32);
+    binding.item = 4;
+    binding.chunk = options.small ? options.count : options.chunk;
+    binding.slots = options.slots;
+    binding.small = options.small;
+    binding.signature = options.signature;
+    const Rows rows = Layout(plan, binding).rows(rank);
+    const blink_tables tables = rows.tables();
+    op_ = blink_op_create(comm, &tables);
+    if (!expect(op_ != nullptr, "right tables are refused")) std::exit(1);
+    own_in_.resize(static_cast<std::size_t>(plan.input));
+    own_out_.resize(static_cast<std::size_t>(plan.output));
+    in_ = options.in_heap ? reinterpret_cast<std::uint32_t*>(room.heap(rank)) : own_in_.data();
+    out_ = options.in_heap ? in_ + plan.input : own_out_.data();
+    output_ = plan.output;
+  }
+  ~Call() { blink_op_destroy(op_); }
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+  // Its code. The input is whatever is there.
+  int run(std::int64_t timeout_us = kPatience) { return blink_op_run(op_, in_, out_, 0, 1, timeout_us); }
+
+  // An AllReduce of (rank + 1) · factor, checked.
+  bool sum(std::uint32_t factor) {
+    for (std::size_t i = 0; i < own_in_.size(); ++i) in_[i] = factor * static_cast<std::uint32_t>(rank_ + 1);
+    const int code = run();
+    if (!expect(code == BLINK_OK, "rank %d: code %d", rank_, code)) return false;
+    const auto wanted = factor * static_cast<std::uint32_t>(ranks_ * (ranks_ + 1) / 2);
+    for (std::int64_t i = 0; i < output_; ++i) {
+      if (!expect(out_[i] == wanted, "rank %d: element %ld is wrong", rank_, static_cast<long>(i))) return false;
+    }
+    return true;
+  }
+
+  // Why this thread's last call failed.
+  blink_error error() const {
+    blink_error found;
+    blink_last_error(comm_, &found);
+    return found;
+  }
+
+  blink_op* op() const { return op_; }
+
+ private:
+  blink_comm* comm_;
+  int rank_, ranks_;
+  blink_op* op_ = nullptr;
+  std::vector<std::uint32_t> own_in_, own_out_;
+  std::uint32_t* in_ = nullptr;
+  std::uint32_t* out_ = nullptr;
+  std::int64_t output_ = 0;
+};
+
+}  // namespace blink_test
