@@ -18,6 +18,7 @@ namespace {
 
 constexpr std::int64_t kSleepUs = 20'000;      // the longest sleep: how late a death may be noticed
 constexpr std::int64_t kLookAroundUs = 50'000; // how often a waiting rank looks for dead peers
+constexpr std::int64_t kSpreadUs = 1'000;       // at most so often does a rank look for a core of its own
 constexpr std::int64_t kStreamYieldUs = 50;
 constexpr std::int64_t kHalfSaidUs = 1'000'000;
 
@@ -34,6 +35,13 @@ void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t seen, std::int64
 
 void futex_wake_all(std::atomic<std::uint32_t>& word) {
   syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+// Where small calls wander: see _SHIFTED_BYTES in host_plan.py.
+constexpr std::int64_t kSmallCallsBytes = 384 << 10;
+
+void* page_of(void* address) {
+  return reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(address) / blink::kPage * blink::kPage);
 }
 
 struct flock rank_lock(int rank) {
@@ -59,9 +67,9 @@ blink_comm::blink_comm(const blink::Segment& segment, int rank, int fd)
       heaps_(static_cast<std::size_t>(segment.ranks())) {
   // With a core for every rank a wait is short and worth spinning for. With fewer, the rank waited for may be off
   // its core: give it one at once, and sleep late, since a wake-up costs more than ten turns.
-  const bool roomy = segment.ranks() <= segment.header().cores;
-  spins_ = roomy ? 64 : 16;
-  yield_us_ = roomy ? 200 : 2'000;
+  roomy_ = segment.ranks() <= segment.header().cores;
+  spins_ = roomy_ ? 64 : 16;
+  yield_us_ = roomy_ ? 200 : 2'000;
 }
 
 blink_comm::~blink_comm() {
@@ -76,6 +84,20 @@ blink_comm::~blink_comm() {
 }
 
 // A POSIX lock lives exactly as long as the process that took it: no child inherits it, `kill -9` drops it.
+// What small calls use is mapped now: otherwise the first calls would take a page fault for every few kilobytes.
+void blink_comm::populate() const {
+#if defined(MADV_POPULATE_WRITE)
+  const blink_shape& shape = segment_.shape();
+  const auto small = static_cast<std::size_t>(std::min<std::int64_t>(shape.staging_bytes, kSmallCallsBytes));
+  for (int bank = 0; bank < blink::kBanks; ++bank) {
+    for (int r = 0; r < size(); ++r) {
+      madvise(page_of(segment_.staging(bank, r)), small, MADV_POPULATE_WRITE);
+      madvise(page_of(segment_.inline_area(bank, r)), static_cast<std::size_t>(shape.inline_bytes), MADV_POPULATE_WRITE);
+    }
+  }
+#endif
+}
+
 bool blink_comm::lock_rank() {
   if (fd_ < 0) return true;
   struct flock lock = rank_lock(rank_);
@@ -154,9 +176,34 @@ void blink_comm::show(const blink::Site& site) {
   shown.waits.store(site.waits, std::memory_order_release);
 }
 
+// Two ranks on one core while others are idle: each waits until the other gives it up, and as both are always about to
+// run, the system may leave it at that for long. The higher rank steps aside, to a core where no rank was seen.
+void blink_comm::spread(std::int64_t now) {
+  const int cpu = sched_getcpu();
+  std::atomic<std::int32_t>& mine = segment_.rank(rank_).bell.cpu;
+  if (mine.load(std::memory_order_relaxed) != cpu + 1) mine.store(cpu + 1, std::memory_order_relaxed);
+  if (!roomy_ || now - spread_us_ < kSpreadUs) return;
+  bool shared = false;
+  for (int peer = 0; peer < rank_ && !shared; ++peer) {
+    const blink::Bell& theirs = segment_.rank(peer).bell;
+    shared = theirs.cpu.load(std::memory_order_relaxed) == cpu + 1 && theirs.sleeping.load(std::memory_order_relaxed) == 0;
+  }
+  cpu_set_t allowed;
+  if (!shared || sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
+  spread_us_ = now;
+  cpu_set_t free = allowed;
+  for (int peer = 0; peer < size(); ++peer) {
+    const std::int32_t theirs = segment_.rank(peer).bell.cpu.load(std::memory_order_relaxed);
+    if (theirs > 0 && theirs <= CPU_SETSIZE) CPU_CLR(static_cast<std::size_t>(theirs - 1), &free);
+  }
+  // Only the move is wanted: where the thread may run stays as it was.
+  if (CPU_COUNT(&free) > 0 && sched_setaffinity(0, sizeof free, &free) == 0) sched_setaffinity(0, sizeof allowed, &allowed);
+}
+
 int blink_comm::wait_long(Condition ready, void* context, const blink::Site& site) {
   show(site);
   const std::int64_t began = now_us();
+  spread(began);
   if (started_us_.load(std::memory_order_relaxed) == 0) started_us_.store(began, std::memory_order_relaxed);
   const std::int64_t until = started_us_.load(std::memory_order_relaxed) + timeout_us_;
   std::int64_t now = began, looked = began;
@@ -407,6 +454,7 @@ blink_comm* blink_attach(void* memory, uint64_t bytes, int32_t rank, const uint8
     return nullptr;
   }
   life.pid.store(getpid());
+  if (fd >= 0) comm->populate();
   life.joined.store(blink::kJoined, std::memory_order_release);
   return comm;
 }

@@ -46,6 +46,7 @@ struct blink_comm {
   blink_comm& operator=(const blink_comm&) = delete;
 
   bool lock_rank();
+  void populate() const;
 
   int rank() const { return rank_; }
   int size() const { return segment_.ranks(); }
@@ -134,6 +135,7 @@ struct blink_comm {
   int keep(const blink_error& error);
   int check_signatures();
   bool interrupted();
+  void spread(std::int64_t now);
   int lost_peer(int awaited) const;
   int mismatch(int peer, std::uint64_t sequence);
   void ring(int peer);
@@ -142,6 +144,8 @@ struct blink_comm {
   blink::Segment segment_;
   int rank_;
   int fd_;
+  bool roomy_;  // a core for every rank
+  std::int64_t spread_us_ = 0;
   int spins_;
   std::int64_t yield_us_;
   // Both only change on the thread of the collectives, but errors on others tell them too.

@@ -39,7 +39,7 @@ bool within(std::int64_t first, std::int64_t count, const std::vector<Row>& rows
   return within(first, count, static_cast<std::int64_t>(rows.size()));
 }
 
-// Whether a role's slice of `bytes` at `place` lies in a buffer of `size`; kNowhere: it has none there.
+// Whether `bytes` at `place` lie in a buffer of `size`, on a whole item; kNowhere: there are none.
 bool placed(std::int64_t place, std::int64_t bytes, std::int64_t size, std::int64_t item) {
   return place == kNowhere || (within(place, bytes, size) && place % item == 0);
 }
@@ -111,10 +111,9 @@ bool blink_op::sensible() const {
 
 bool blink_op::sensible(const Role& r) const {
   if (!within(0, r.length, kMostElements) || !within(r.offset, 0, kMostTicks)) return false;
-  const auto item = static_cast<std::int64_t>(kernel_->itemsize);
   return r.chunks == (r.length + chunk_elements_ - 1) / chunk_elements_ && !(inline_messages_ && r.chunks > 1) &&
-         placed(r.source, r.length * item, input_bytes_, item) &&
-         placed(r.target, r.length * item, output_bytes_, item) && r.divisor >= 1 &&
+         placed(r.source, r.length * item_bytes(), input_bytes_, item_bytes()) &&
+         placed(r.target, r.length * item_bytes(), output_bytes_, item_bytes()) && r.divisor >= 1 &&
          r.divisor <= kMostDivisor && within(r.first_receive, r.receives, receives_) && within(r.first_send, r.sends, sends_) &&
          within(r.turn, 0, r.receives) && !(r.source == kNowhere && r.receives == 0);
 }
@@ -122,7 +121,7 @@ bool blink_op::sensible(const Role& r) const {
 bool blink_op::sensible(const Receive& r) const {
   return is_peer(r.rank) && is_line(r.line) && is_line(r.ack_line) && is_ring(r.staging, r.stride, r.slots) &&
          within(r.queue, 1, received_) && within(r.direct, 0, blink::kDirectOutput) &&
-         within(r.direct_offset, 0, kMostBytes) && within(r.pushed, 0, 1) && within(r.lodged, 0, comm_.size());
+         r.direct_offset >= 0 && placed(r.direct_offset, 0, kMostBytes, item_bytes()) && within(r.pushed, 0, 1) && within(r.lodged, 0, comm_.size());
 }
 
 bool blink_op::sensible(const Ring& r) const {
@@ -131,7 +130,7 @@ bool blink_op::sensible(const Ring& r) const {
 }
 
 bool blink_op::sensible(const Reader& r) const {
-  return is_peer(r.rank) && is_line(r.ack_line) && (r.push_offset == kNowhere || within(r.push_offset, 0, kMostBytes));
+  return is_peer(r.rank) && is_line(r.ack_line) && placed(r.push_offset, 0, kMostBytes, item_bytes());
 }
 
 // What a rank and bank has for messages of this kind, and what it is cut into.
@@ -156,7 +155,7 @@ bool blink_op::is_ring(std::int64_t at, std::int64_t stride, std::int64_t slots)
 
 // Whether a role's messages fit into all their rings.
 bool blink_op::has_room(const Role& role) const {
-  const std::int64_t bytes = std::min(role.length, chunk_elements_) * static_cast<std::int64_t>(kernel_->itemsize);
+  const std::int64_t bytes = std::min(role.length, chunk_elements_) * item_bytes();
   constexpr auto kPayload = static_cast<std::int64_t>(kPayloadBytes);
   const std::int64_t needed =
       inline_messages_ ? (bytes + kPayload - 1) / kPayload * static_cast<std::int64_t>(sizeof(Block)) : bytes;
@@ -201,6 +200,9 @@ int blink_op::run(const void* input, void* output, bool scaled, double scale, st
   scale_ = scale;
   if ((input == nullptr && input_bytes_ > 0) || (output == nullptr && output_bytes_ > 0)) {
     return comm_.fail(BLINK_INVALID, blink::Site{}, -1, "a buffer that the call needs is missing");
+  }
+  if (misplaced(input) || misplaced(output)) {
+    return comm_.fail(BLINK_INVALID, blink::Site{}, -1, "a buffer does not begin at a multiple of its elements' size");
   }
   const bool in_place = input_ != nullptr && output_ != nullptr && input_ < output_ + output_bytes_ &&
                         output_ < input_ + input_bytes_;

@@ -82,6 +82,8 @@ struct blink_op {
   std::int64_t area_unit() const;
   bool is_line(std::int64_t line) const;
   bool is_peer(std::int64_t rank) const;
+  std::int64_t item_bytes() const { return static_cast<std::int64_t>(kernel_->itemsize); }
+  bool misplaced(const void* buffer) const { return reinterpret_cast<std::uintptr_t>(buffer) % kernel_->itemsize != 0; }
   bool is_ring(std::int64_t at, std::int64_t stride, std::int64_t slots) const;
   bool has_room(const blink::Role& role) const;
   bool countable() const;

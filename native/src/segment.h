@@ -67,6 +67,7 @@ static_assert(sizeof(Entry) == kLineBytes, "one line");
 struct alignas(kLineBytes) Bell {
   std::atomic<std::uint32_t> sleeping;
   std::atomic<std::uint32_t> rings;  // the futex
+  std::atomic<std::int32_t> cpu;     // 1 + where the rank was when it last waited for long; 0: it never has
 };
 
 // For people: what the rank waits for. Read without a lock; a torn picture is only a torn picture.
