@@ -18,6 +18,7 @@ namespace {
 
 constexpr std::int64_t kSleepUs = 20'000;      // the longest sleep: how late a death may be noticed
 constexpr std::int64_t kLookAroundUs = 50'000; // how often a waiting rank looks for dead peers
+constexpr std::int64_t kSwitchUs = 1;           // a yield that takes less has given the core to nobody
 constexpr std::int64_t kSpreadUs = 1'000;       // at most so often does a rank look for a core of its own
 constexpr std::int64_t kStreamYieldUs = 50;
 constexpr std::int64_t kHalfSaidUs = 1'000'000;
@@ -200,6 +201,21 @@ void blink_comm::spread(std::int64_t now) {
   if (CPU_COUNT(&free) > 0 && sched_setaffinity(0, sizeof free, &free) == 0) sched_setaffinity(0, sizeof allowed, &allowed);
 }
 
+// Whether a rank that is not asleep shares this one's core. Yielding to it may be in vain: Linux shares a core among
+// sessions first (autogroup), so that ranks which a launcher gave a session each only yield to themselves.
+bool blink_comm::crowded() const {
+  if (roomy_) return false;
+  const std::int32_t here = segment_.rank(rank_).bell.cpu.load(std::memory_order_relaxed);
+  for (int peer = 0; peer < size(); ++peer) {
+    const blink::Bell& theirs = segment_.rank(peer).bell;
+    if (peer != rank_ && theirs.cpu.load(std::memory_order_relaxed) == here &&
+        theirs.sleeping.load(std::memory_order_relaxed) == 0) {
+      return true;
+    }
+  }
+  return false;
+}
+
 int blink_comm::wait_long(Condition ready, void* context, const blink::Site& site) {
   show(site);
   const std::int64_t began = now_us();
@@ -209,16 +225,20 @@ int blink_comm::wait_long(Condition ready, void* context, const blink::Site& sit
   std::int64_t now = began, looked = began;
   int code = BLINK_OK;
   impatient_ = false;
+  bool in_vain = false;
   for (unsigned round = 0; !ready(context); ++round) {
     if ((code = ended_elsewhere()) != BLINK_OK) break;
-    if (now - began < yield_us_) {
+    if (now - began < yield_us_ && !in_vain) {
       sched_yield();
       ++stats_.yields;
-      if (round % 8 == 7) now = now_us();
+      if (round % 8 != 7) continue;
+      const std::int64_t before = now;
+      now = now_us();
+      in_vain = now - before < 8 * kSwitchUs && crowded();
       continue;
     }
     impatient_ = true;
-    sleep(ready, context, std::max<std::int64_t>(1, until - now));
+    sleep(ready, context, site.peer, std::max<std::int64_t>(1, until - now));
     ++stats_.sleeps;
     now = now_us();
     if (now - looked >= kLookAroundUs) {
@@ -279,9 +299,13 @@ int blink_comm::lost_peer(int awaited) const {
 }
 
 // Until ready, woken, or the time is up; at most kSleepUs, so that deaths are noticed.
-void blink_comm::sleep(Condition ready, void* context, std::int64_t us) {
+void blink_comm::sleep(Condition ready, void* context, int awaited, std::int64_t us) {
   blink::Bell& bell = segment_.rank(rank_).bell;
   const std::uint32_t seen = bell.rings.load(std::memory_order_acquire);
+  // Another thread of this rank may sleep on the same bell. Should both set this at once, one of them sleeps in vain,
+  // but not for longer than kSleepUs.
+  const bool alone = bell.sleeping.load(std::memory_order_relaxed) == 0;
+  bell.awaited.store(alone ? awaited + 1 : 0, std::memory_order_relaxed);
   bell.sleeping.fetch_add(1, std::memory_order_seq_cst);
   // Against the fence in wake(): either the waker sees a sleeper, or the sleeper sees what was stored.
   std::atomic_thread_fence(std::memory_order_seq_cst);
@@ -298,7 +322,7 @@ int blink_comm::wait_stream_long(Condition ready, void* context, int peer, std::
     if (now - began < kStreamYieldUs) {
       sched_yield();
     } else {
-      sleep(ready, context, wait_us - (now - began));
+      sleep(ready, context, -1, wait_us - (now - began));
     }
     now = now_us();
     if (now - looked < kLookAroundUs) continue;

@@ -88,7 +88,10 @@ struct blink_comm {
     wake_unfenced(peer);
   }
   void wake_unfenced(int peer) {
-    if (segment_.rank(peer).bell.sleeping.load(std::memory_order_relaxed) != 0) ring(peer);
+    const blink::Bell& bell = segment_.rank(peer).bell;
+    if (bell.sleeping.load(std::memory_order_relaxed) == 0) return;
+    const std::int32_t awaited = bell.awaited.load(std::memory_order_relaxed);
+    if (awaited == 0 || awaited == rank_ + 1) ring(peer);
   }
 
   void set_python(const blink_python& python) { python_ = python; }
@@ -129,13 +132,14 @@ struct blink_comm {
   int ended_elsewhere() {
     return segment_.header().failed.load(std::memory_order_acquire) == 0 ? BLINK_OK : failed_elsewhere();
   }
-  void sleep(Condition ready, void* context, std::int64_t us);
+  void sleep(Condition ready, void* context, int awaited, std::int64_t us);
   int failed_elsewhere();
   blink_error failure(int code, const blink::Site& site, int peer, const char* text) const;
   int keep(const blink_error& error);
   int check_signatures();
   bool interrupted();
   void spread(std::int64_t now);
+  bool crowded() const;
   int lost_peer(int awaited) const;
   int mismatch(int peer, std::uint64_t sequence);
   void ring(int peer);

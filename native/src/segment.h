@@ -67,6 +67,7 @@ static_assert(sizeof(Entry) == kLineBytes, "one line");
 struct alignas(kLineBytes) Bell {
   std::atomic<std::uint32_t> sleeping;
   std::atomic<std::uint32_t> rings;  // the futex
+  std::atomic<std::int32_t> awaited; // 1 + the only rank that need wake it; 0: any
   std::atomic<std::int32_t> cpu;     // 1 + where the rank was when it last waited for long; 0: it never has
 };
 

@@ -186,7 +186,7 @@ class Layout {
     for (int n = 0; n < static_cast<int>(plan.nodes.size()); ++n) {
       const auto rank = static_cast<std::size_t>(plan.nodes[n].rank);
       Place place{plan.readers(n), lines[rank], bytes[rank], stride(plan.nodes[n].slice),
-                  binding.slots + (plan.readers(n).size() > 1)};
+                  binding.small ? 1 : binding.slots + (plan.readers(n).size() > 1)};
       if (!place.readers.empty()) {
         lines[rank] += 1 + static_cast<std::int64_t>(place.readers.size());
         bytes[rank] += place.stride * place.slots;

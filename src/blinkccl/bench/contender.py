@@ -210,7 +210,7 @@ class Contender:
         try:
             self._processes.append(subprocess.Popen(
                 list(process.command), env=environment, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log,
-                start_new_session=True))
+                process_group=0))  # Not a session: Linux shares cores among sessions first, and yields would be in vain.
         except OSError as error:
             raise CommunicationError(f"{self.team.title}: cannot start {process.command[0]}: "
                                      f"{error.strerror or error}") from None
@@ -271,7 +271,7 @@ class Contender:
 
     @staticmethod
     def _end(process: subprocess.Popen[bytes], until: float) -> None:
-        """Wait; then ask a launcher to clean up; then kill it with its session."""
+        """Wait; then ask a launcher to clean up; then kill it with its process group."""
         for how in (None, signal.SIGTERM, signal.SIGKILL):
             if how is not None:
                 until = time.monotonic() + 2.0

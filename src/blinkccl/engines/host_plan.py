@@ -125,6 +125,9 @@ class HostPlan:
         self._lay_rings()
         self._lodge_replies()
         self._check_lines()
+        takers = {firing.role.rank for queue in self._receiver.values() for firing in queue}
+        # One gives and one takes: through a ring both work, the one a chunk ahead; directly, the taker would do it all.
+        self._one_way = len({ring.rank for ring in self.rings}) == len(takers) == 1
         self._reach = self._reachable()
         self._safe: dict[int, tuple[bool, bool]] = {}
         self._of_rank: list[list[_Firing]] = [[] for _ in program.ranks]
@@ -257,7 +260,7 @@ class HostPlan:
     def _direct(self, ring: _Ring) -> int:
         """Where in the sender's own buffers the ring's messages lie anyway."""
         role = ring.senders[0].role
-        if not ring.exclusive or self.inline:
+        if not ring.exclusive or self.inline or self._one_way:
             return _DIRECT_NO
         if role.contributes and not role.receives:
             return _DIRECT_INPUT

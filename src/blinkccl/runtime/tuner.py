@@ -35,13 +35,13 @@ def choose(name: str, nbytes: int, world_size: int, cores: int) -> Choice:
     """
     if name == "allreduce":
         return _allreduce(nbytes, world_size)
-    return Choice("one_hop", nbytes <= 64 * KIB, 256 * KIB)
+    return Choice("one_hop", nbytes < 64 * KIB, 256 * KIB)
 
 
 def _allreduce(nbytes: int, world_size: int) -> Choice:
     """One step while a step costs more than the bytes; then two, in which two ranks write replies over questions."""
     if world_size == 2:
         return Choice("one_shot", True, 64 * KIB) if nbytes < 16 * KIB else Choice("one_hop", False, 512 * KIB)
-    if nbytes * world_size <= 256 * KIB:
-        return Choice("one_shot", nbytes <= 64 * KIB, 64 * KIB)
-    return Choice("one_hop", nbytes <= 64 * KIB, 256 * KIB)
+    if nbytes * world_size < 256 * KIB:
+        return Choice("one_shot", True, 64 * KIB)
+    return Choice("one_hop", nbytes < 64 * KIB, 256 * KIB)

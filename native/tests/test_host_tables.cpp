@@ -1,0 +1,208 @@
+// Wrong tables are refused, or run without touching memory outside the buffers: random damage to right ones.
+//
+// What runs may give any bytes and any code, but it ends, its buffers' surroundings and the others' inputs stay as they
+// were, and the sanitizers find nothing.
+#include <cstring>
+#include <memory>
+#include <random>
+#include <thread>
+
+#include "check.h"
+#include "ranks.h"
+#include "tables.h"
+
+namespace {
+
+using namespace blink_test;
+
+constexpr int kRanks = 3;
+constexpr std::int64_t kMoment = 2'000;   // microseconds: damaged tables mostly end with a deadline
+constexpr std::size_t kAround = 256;      // bytes before and after each buffer in a heap
+constexpr unsigned char kUntouched = 0x5e;
+
+blink_shape shape() { return {kRanks, 40, 8 << 10, 6 * 4160, 64}; }
+
+std::int64_t odd_value(std::mt19937_64& random, std::int64_t was) {
+  const auto near = [was](std::uint64_t more) {
+    return static_cast<std::int64_t>(static_cast<std::uint64_t>(was) + more);  // wraps
+  };
+  const std::int64_t choices[] = {-1, 0, 1, 2, 3, 63, 64, 4096, 4152, 4160, near(1), near(std::uint64_t{0} - 1), near(64),
+                                  near(std::uint64_t{0} - 64), near(4), near(8), std::int64_t{1} << 24, std::int64_t{1} << 32, std::int64_t{1} << 40,
+                                  std::int64_t{1} << 60, INT64_MAX, INT64_MIN, static_cast<std::int64_t>(random())};
+  return choices[random() % (sizeof choices / sizeof choices[0])];
+}
+
+template <class Row>
+void damage_one(std::vector<Row>& rows, std::mt19937_64& random) {
+  if (rows.empty()) return;
+  Row& row = rows[random() % rows.size()];
+  std::int64_t words[sizeof(Row) / 8];
+  std::memcpy(words, &row, sizeof row);
+  std::int64_t& word = words[random() % (sizeof(Row) / 8)];
+  word = odd_value(random, word);
+  std::memcpy(static_cast<void*>(&row), words, sizeof row);
+}
+
+// The numbers beside the rows. Sizes of buffers only shrink: larger ones would be a lie about the caller's memory.
+void damage_numbers(blink_tables& t, std::mt19937_64& random) {
+  switch (random() % 9) {
+    case 0: t.chunk_elements = odd_value(random, t.chunk_elements); break;
+    case 1: t.inline_messages ^= 1; break;
+    case 2: t.direct_in_place ^= 1; break;
+    case 3: t.push_in_place ^= 1; break;
+    case 4: t.input_bytes = std::min(t.input_bytes, odd_value(random, t.input_bytes)); break;
+    case 5: t.output_bytes = std::min(t.output_bytes, odd_value(random, t.output_bytes)); break;
+    case 6: t.queue_count = odd_value(random, t.queue_count) % (1 << 20); break;
+    case 7: t.dtype = static_cast<std::uint32_t>(random() % 18); break;
+    default: t.op = static_cast<std::uint32_t>(random() % 9); break;
+  }
+}
+
+void damage(Rows& rows, std::mt19937_64& random) {
+  for (bool more = true; more; more = random() % 4 == 0) {
+    switch (random() % 6) {
+      case 0: damage_one(rows.roles, random); break;
+      case 1: damage_one(rows.receives, random); break;
+      case 2: damage_one(rows.sends, random); break;
+      case 3: damage_one(rows.rings, random); break;
+      case 4: damage_one(rows.readers, random); break;
+      default: damage_numbers(rows.numbers, random); break;
+    }
+  }
+}
+
+Binding random_binding(std::mt19937_64& random) {
+  Binding binding;
+  binding.item = random() % 2 == 0 ? 1 : 4;
+  binding.dtype = static_cast<std::uint32_t>(binding.item == 1 ? blink::DType::kUint8 : blink::DType::kFloat32);
+  binding.chunk = 1 + static_cast<std::int64_t>(random() % 30);
+  binding.slots = 1 + static_cast<std::int64_t>(random() % 3);
+  binding.small = random() % 3 == 0;
+  if (binding.small) binding.chunk = 200;
+  return binding;
+}
+
+struct Case {
+  std::vector<Rows> rows;  // of each rank
+  std::size_t input_bytes, output_bytes;
+};
+
+Case random_case(std::mt19937_64& random) {
+  const Plan plan = make_plan(kKinds[random() % 7], kRanks, static_cast<std::int64_t>(random() % 100));
+  const Layout layout(plan, random_binding(random));
+  Case made{{}, 0, 0};
+  for (int r = 0; r < kRanks; ++r) made.rows.push_back(layout.rows(r));
+  made.input_bytes = static_cast<std::size_t>(made.rows[0].numbers.input_bytes);
+  made.output_bytes = static_cast<std::size_t>(made.rows[0].numbers.output_bytes);
+  return made;
+}
+
+// Tables that are created one after the other, on one communicator.
+void creation() {
+  std::mt19937_64 random(7);
+  const Room room(shape(), 4096, 64);
+  blink_comm* comm = room.attach(0, false);
+  long refused = 0, accepted = 0;
+  for (int i = 0; i < 10'000 * kEffort; ++i) {
+    Case made = random_case(random);
+    const blink_tables right = made.rows[0].tables();
+    blink_op* op = blink_op_create(comm, &right);
+    expect(op != nullptr, "right tables are refused");
+    blink_op_destroy(op);
+    damage(made.rows[0], random);
+    const blink_tables wrong = made.rows[0].tables();
+    op = blink_op_create(comm, &wrong);
+    ++(op == nullptr ? refused : accepted);
+    blink_op_destroy(op);
+  }
+  expect(refused > accepted / 4 && accepted > 100, "%ld refused, %ld accepted", refused, accepted);
+  blink_detach(comm);
+}
+
+// A rank's buffers: in its heap with guards, or of its own, exactly as large as they are said to be.
+class Buffers {
+ public:
+  Buffers(const Room& room, int rank, const Case& made, bool in_heap)
+      : own_in_(new unsigned char[made.input_bytes]), own_out_(new unsigned char[made.output_bytes]),
+        heap_(room.heap(rank)), end_(heap_ + room.heap_bytes()), input_(made.input_bytes), output_(made.output_bytes) {
+    const std::size_t second = 2 * kAround + (input_ + 15) / 16 * 16;
+    expect(second + output_ + kAround <= room.heap_bytes(), "the heap is too small");
+    in = in_heap ? heap_ + kAround : own_in_.get();
+    out = in_heap ? heap_ + second : own_out_.get();
+    std::memset(heap_, kUntouched, room.heap_bytes());
+    std::memset(in, kUntouched, input_);
+    std::memset(out, kUntouched, output_);
+  }
+
+  // Whether all but the output is as it was; around memory of its own a sanitizer looks.
+  bool untouched() const {
+    const unsigned char* hole = out == own_out_.get() ? end_ : out;
+    return same(in, in + input_) && same(heap_, hole) && same(hole == end_ ? end_ : out + output_, end_);
+  }
+
+  unsigned char* in;
+  unsigned char* out;
+
+ private:
+  static bool same(const unsigned char* from, const unsigned char* to) {
+    return std::all_of(from, to, [](unsigned char byte) { return byte == kUntouched; });
+  }
+
+  std::unique_ptr<unsigned char[]> own_in_, own_out_;
+  unsigned char* heap_;
+  unsigned char* end_;
+  std::size_t input_, output_;
+};
+
+// Up to three calls of one rank. Its code; BLINK_ABORTED where its tables are refused.
+int run_rank(blink_comm* comm, const Rows& rows, const Buffers& buffers, bool scaled) {
+  const blink_tables tables = rows.tables();
+  blink_op* op = blink_op_create(comm, &tables);
+  if (op == nullptr) {
+    blink_abort(comm, "refused");
+    return BLINK_ABORTED;
+  }
+  int code = BLINK_OK;
+  for (int call = 0; call < 3 && code == BLINK_OK; ++call) {
+    code = blink_op_run(op, buffers.in, buffers.out, scaled, 2, kMoment);
+  }
+  blink_op_destroy(op);
+  return code;
+}
+
+// Some ranks' tables are damaged, and all ranks run what is accepted.
+void running() {
+  std::mt19937_64 random(11);
+  std::atomic<long> codes[BLINK_INTERRUPTED + 1] = {};
+  for (int i = 0; i < 500 * kEffort; ++i) {
+    Case made = random_case(random);
+    const std::uint64_t damaged = 1 + random() % ((1 << kRanks) - 1);
+    const bool in_heap = random() % 2 == 0, scaled = random() % 4 == 0;
+    const Room room(shape(), 4096, 1);
+    std::vector<std::unique_ptr<Buffers>> buffers;
+    for (int r = 0; r < kRanks; ++r) {
+      buffers.push_back(std::make_unique<Buffers>(room, r, made, in_heap));
+      if (damaged >> r & 1) damage(made.rows[static_cast<std::size_t>(r)], random);
+    }
+    as_threads(room, [&](blink_comm* comm, int rank) {
+      const auto r = static_cast<std::size_t>(rank);
+      ++codes[run_rank(comm, made.rows[r], *buffers[r], scaled)];
+    });
+    for (int r = 0; r < kRanks; ++r) {
+      expect(buffers[static_cast<std::size_t>(r)]->untouched(), "case %d: around rank %d's output memory has changed", i, r);
+    }
+  }
+  expect(codes[BLINK_OK] > 100 && codes[BLINK_DEADLINE] > 100 && codes[BLINK_ABORTED] > 100,
+         "%ld ended well, %ld with a deadline, %ld were refused", codes[BLINK_OK].load(), codes[BLINK_DEADLINE].load(),
+         codes[BLINK_ABORTED].load());
+  expect(codes[BLINK_SYSTEM] == 0 && codes[BLINK_PEER_LOST] == 0, "codes that nothing here can cause");
+}
+
+}  // namespace
+
+int main() {
+  limit_seconds(110);
+  creation();
+  if (!kThreadSanitizer) running();  // ranks that disagree about who writes where do race
+  return verdict();
+}
