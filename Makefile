@@ -1,5 +1,5 @@
 # Two commands on a fresh machine with Python 3.11 or newer and nothing else:
-#   make run     own environment, install, plan and run an AllReduce where rings fail
+#   make run     own environment, install, plan and run an AllReduce where rings fail, then one between processes
 #   make test    own environment, linters, types, layers, native tests, tests
 # With a C++ compiler the native library is built too; `make native` builds it again after a change in native/.
 
@@ -22,6 +22,8 @@ run: $(VENV)/.installed
 	$(BIN)/blink plan allreduce --topo dgx-1v --gpus 1,4,5,6
 	@echo
 	$(BIN)/blink bench allreduce --topo dgx-1v --gpus 1,4,5,6 -b 4K -e 16M
+	@echo
+	$(BIN)/blink bench allreduce -g 2 -b 4K -e 16M
 
 test: lint types layers native-test unit
 

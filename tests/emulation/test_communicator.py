@@ -1,4 +1,4 @@
-"""All collectives through a communicator whose ranks are processes: against the oracle, and the same bits everywhere."""
+"""All collectives through a communicator whose ranks are processes: against the oracle, the same bits everywhere."""
 
 from __future__ import annotations
 
@@ -14,19 +14,22 @@ import pytest
 from job import Ran
 
 import blinkccl
+from blinkccl.algorithms.registry import Request, algorithm
 from blinkccl.collectives.ops import DTYPES, OPS, element_type
 from blinkccl.collectives.oracle import make_inputs, make_scales, mismatch, oracle
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.errors import UnsupportedError
 from blinkccl.runtime.communicator import Communicator
+from blinkccl.schedule.lower import lower
+from blinkccl.topology.spec import parse_spec
 
 #: Elements per block: none, one, odd, one cache line, one block of a small message and its neighbours, many chunks.
 COUNTS = (0, 1, 3, 16, 1037, 1038, 1039, 5000, 70_001, 300_007)
 
 
-def test_every_collective_on_random_sizes_types_and_places(ran: Ran) -> None:
-    for size in (2, 3, 4, 5):
-        assert set(ran(size, random_calls, size, 60)) == {60}
+@pytest.mark.parametrize("size", [2, 3, 4, 5])
+def test_every_collective_on_random_sizes_types_and_places(ran: Ran, size: int) -> None:
+    assert ran(size, random_calls, size, 50) == [50] * size
 
 
 def random_calls(comm: Communicator, seed: int, calls: int) -> int:
@@ -225,6 +228,75 @@ def split_twice(comm: Communicator) -> tuple[int, int, str, int] | None:
     half.close()
     comm.barrier()
     return found
+
+
+def test_more_calls_under_way_than_are_kept_prepared(ran: Ran) -> None:
+    """Prepared calls are given up by age; those that still wait for their turn must stay."""
+    assert ran(2, calls_of_many_sizes, 1300) == [1300] * 2
+
+
+def calls_of_many_sizes(comm: Communicator, calls: int) -> int:
+    if comm.rank == 1:
+        time.sleep(0.3)  # rank 0 queues all of them meanwhile
+    futures = [comm.allreduce(np.full(1 + n, n, np.int32), wait=False) for n in range(calls)]
+    return sum(bool((future.result(30) == 2 * n).all()) for n, future in enumerate(futures))
+
+
+def test_any_program_runs_as_it_is(ran: Ran) -> None:
+    assert ran(4, runs_programs) == [True] * 4
+
+
+def runs_programs(comm: Communicator) -> bool:
+    topology = parse_spec("ring:4")
+    for name in ("allreduce", "allgather", "reduce_scatter", "broadcast"):
+        root = {"root": 2} if name == "broadcast" else {}
+        collective = Collective(name, comm.size, **root)
+        for planner in ("ring", "optimal"):
+            program = lower(algorithm(planner).plan(Request(topology, collective, topology.ranks)))
+            inputs = make_inputs(collective, 50_021, "float32", 3)
+            send, expected = inputs[comm.rank], oracle(collective, inputs)[comm.rank]
+            assert expected is not None
+            recv = np.zeros_like(expected)
+            assert comm.run(program, send, recv, chunk_bytes=4096) is recv
+            assert recv.tobytes() == expected.tobytes(), (name, planner)
+    return True
+
+
+def test_timed_calls_do_their_work(ran: Ran) -> None:
+    assert ran(2, times_calls) == [(5, True)] * 2
+
+
+def times_calls(comm: Communicator) -> tuple[int, bool]:
+    send, recv = np.full(1000, comm.rank + 1), np.zeros(1000, int)
+    seconds = comm.time("allreduce", send, recv, warmup=2, iterations=5)
+    return len(seconds), bool((recv == 3).all() and (seconds > 0).all())
+
+
+def test_ranks_may_be_threads_of_one_process(ran: Ran) -> None:
+    assert ran(1, threads_as_ranks) == [[3, 3, 3]]
+
+
+def threads_as_ranks(comm: Communicator) -> list[int]:
+    """Also beside a group whose ranks are processes."""
+    done: list[int] = []
+
+    def work(rank: int) -> None:
+        with_store = Communicator.create(comm.store, rank, 3, prefix="threads", deadline_s=20)
+        random_calls(with_store, 5, 20)
+        sent = with_store.send(np.full(3, rank), (rank + 1) % 3, wait=False)
+        got = np.zeros(3, int)
+        assert with_store.recv(got) == (rank - 1) % 3 == got[0]
+        sent.result(20)
+        with_store.barrier()
+        done.append(with_store.size)
+        with_store.close()
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(40)
+    return done
 
 
 def test_one_rank_alone_has_all_collectives(ran: Ran) -> None:

@@ -16,7 +16,7 @@ Examples:
   blink plan allreduce --topo dgx-1v --gpus 1,4,5,6    trees, rate, and the proof that none are faster
   blink plan broadcast --topo dgx-1v -o plan.json
   blink check plan.json                                is a plan what it says it is?
-  blink bench allreduce --topo dgx-1v -b 4K -e 16M     run it on this machine, every result checked
+  blink bench allreduce -g 2 -b 4K -e 16M              between processes of this machine, every result checked
   blink dump 4711                                      what does a live job wait for?
   blink pick -k 3 --topo dgx-1v --free 0,1,4,6,7       which GPUs to ask for
 

@@ -28,6 +28,8 @@ from blinkccl.schedule.chunking import DEFAULT_CHUNK_BYTES
 from blinkccl.schedule.program import Program
 
 Array = NDArray[Any]
+#: Buffers that were found to fit a call, by their forms: small calls spend no time on looking again.
+_KEPT_FORMS = 4096
 _Result = TypeVar("_Result")
 
 
@@ -45,6 +47,10 @@ class Communicator(HostGroup):
     """
 
     _splits = 0
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self._fitting: dict[tuple[Any, ...], tuple[int, str]] = {}
+        super().__init__(*arguments, **options)
 
     @classmethod
     def create(
@@ -252,6 +258,7 @@ class Communicator(HostGroup):
             len(ranks),
             prefix=f"{self.prefix}/{self._splits}.{color}",
             deadline_s=self.timeout_s,
+            known=[self.cards[rank] for rank in ranks],
         )
 
     # ---- how arrays become addresses
@@ -269,7 +276,14 @@ class Communicator(HostGroup):
         deadline_s: float | None = None,
         wait: bool = True,
     ) -> Any:
-        count, dtype = self._sizes(name, self.collective(name, root, dst), send, recv)
+        form = (name, root, dst, _form(send), None if recv is send else _form(recv), recv is send)
+        fitting = self._fitting.get(form)
+        if fitting is None:
+            fitting = self._sizes(name, self.collective(name, root, dst), send, recv)
+            if len(self._fitting) >= _KEPT_FORMS:
+                self._fitting.clear()
+            self._fitting[form] = fitting
+        count, dtype = fitting
         arguments = (name, _pointer(send), _pointer(recv), count, dtype, op, root, scale, deadline_s, dst)
         if wait:
             self.run_raw(*arguments)
@@ -371,6 +385,11 @@ def _keep(future: Future[_Result], *arrays: Array | None) -> Future[_Result]:
     held = list(arrays)
     future.add_done_callback(lambda _: held.clear())
     return future
+
+
+def _form(array: Array | None) -> tuple[Any, ...] | None:
+    """All that decides whether an array fits a call."""
+    return None if array is None else (array.size, array.dtype, array.flags.c_contiguous, array.flags.writeable)
 
 
 def _pointer(array: Array | None) -> int | None:

@@ -15,14 +15,15 @@ import os
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from blinkccl.engines import native_library as native
-from blinkccl.engines.host import STAGES, Call, awaited, failure_of, statuses
+from blinkccl.engines.host import Call, awaited, failure_of, statuses
+from blinkccl.engines.host_plan import STAGES
 from blinkccl.errors import CommunicationError, UnsupportedError
 from blinkccl.runtime.process import PROC, stat
 
@@ -99,8 +100,8 @@ def groups_of(pid: int) -> list[GroupState]:
     Raises
     ------
     UnsupportedError
-        If there is no such process, it belongs to somebody else, it is in no group, its groups are of another version of
-        this package, or this process is itself a rank of one of them.
+        If there is no such process, it belongs to somebody else, it is in no group, its groups are of another version
+        of this package, or this process is itself a rank of one of them.
     """
     return [_group(found) for found in _segments(pid)]
 
@@ -178,20 +179,15 @@ def _lives(fd: int, rank: int, rows: list[native.Status]) -> bool:
 def _rank(rank: int, row: native.Status, lives: bool) -> RankState:
     state = _state(row, lives)
     call = str(Call.from_number(row.what, row.count)) if row.sequence else None
+    found = RankState(rank, row.pid, state, row.sequence, call)
     if state != "waiting":
-        return RankState(rank, row.pid, state, row.sequence, call)
-    at_chunk = native.WAITS[row.waits] in ("message", "slot")
-    return RankState(
-        rank,
-        row.pid,
-        state,
-        row.sequence,
-        call,
-        awaited(row),
-        row.peer if row.peer >= 0 else None,
-        *((row.channel, row.share, STAGES[row.stage], row.chunk) if at_chunk else (None,) * 4),
-        row.waiting_us / 1e6,
+        return found
+    found = replace(
+        found, awaits=awaited(row), peer=row.peer if row.peer >= 0 else None, waiting_s=row.waiting_us / 1e6
     )
+    if native.WAITS[row.waits] not in ("message", "slot"):
+        return found
+    return replace(found, channel=row.channel, share=row.share, stage=STAGES[row.stage], chunk=row.chunk)
 
 
 def _state(row: native.Status, lives: bool) -> str:

@@ -17,8 +17,9 @@ import secrets
 import sys
 import time
 import weakref
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -39,12 +40,13 @@ from blinkccl.engines.host import (
     statuses,
 )
 from blinkccl.engines.host_plan import Area, HostPlan
-from blinkccl.errors import CommunicationError, PeerLostError, RendezvousTimeout, ScheduleError, UnsupportedError
-from blinkccl.runtime.card import Card, alive, decode, encode, own_card, same_host
+from blinkccl.errors import CommunicationError, RendezvousTimeout, ScheduleError, UnsupportedError
+from blinkccl.runtime.card import Card, decode, encode, own_card, same_host
 from blinkccl.runtime.descriptors import Descriptors
 from blinkccl.runtime.handover import share
 from blinkccl.runtime.heap import memory_file, process_heap
 from blinkccl.runtime.in_turn import InTurn
+from blinkccl.runtime.lookout import Lookout
 from blinkccl.runtime.plans import host_plan
 from blinkccl.runtime.point_to_point import PointToPoint
 from blinkccl.runtime.rendezvous import meet
@@ -85,11 +87,15 @@ class HostGroup:
         Names the group in the store; the same on all its ranks, another for every group at the same time.
     deadline_s
         Seconds until all ranks must have come, and for every later call that names none; None: BLINK_TIMEOUT.
+    known
+        The ranks' cards, where they are known from another group: then one that is gone is not waited for.
 
     Raises
     ------
     RendezvousTimeout
         If ranks do not come.
+    PeerLostError
+        If a rank came, and its process ended.
     PlanMismatchError
         If ranks are of different versions, or a rank is there twice.
     UnsupportedError
@@ -97,7 +103,14 @@ class HostGroup:
     """
 
     def __init__(
-        self, store: Store, rank: int, size: int, *, prefix: str = "blink", deadline_s: float | None = None
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        *,
+        prefix: str = "blink",
+        deadline_s: float | None = None,
+        known: Sequence[Card] = (),
     ) -> None:
         if not 0 <= rank < size:
             raise ScheduleError(f"rank {rank} is outside 0 … {size - 1}")
@@ -105,7 +118,7 @@ class HostGroup:
         self.timeout_s = default_timeout_s() if deadline_s is None else deadline_s
         self._timeout_us = microseconds(self.timeout_s)
         self._area = Area()
-        joined = _join(store, prefix, rank, size, self._area, time.monotonic() + self.timeout_s)
+        joined = _join(store, prefix, rank, size, self._area, time.monotonic() + self.timeout_s, known)
         self.cards, self._memory, self._descriptors, self._endpoint = (
             joined.cards,
             joined.memory,
@@ -371,15 +384,32 @@ def _address(array: NDArray[Any]) -> int:
     return int(array.ctypes.data)
 
 
-def _join(store: Store, prefix: str, rank: int, size: int, area: Area, deadline: float) -> _Joined:
+def _join(
+    store: Store, prefix: str, rank: int, size: int, area: Area, deadline: float, known: Sequence[Card]
+) -> _Joined:
     """Meets the other ranks and maps the memory that they share."""
     token = secrets.token_bytes(_TOKEN_BYTES) if rank == 0 else bytes(_TOKEN_BYTES)
-    payload = token + str(len(os.sched_getaffinity(0))).encode()
-    met = meet(store, f"{prefix}/meet", rank, size, encode(own_card(rank, size, payload)), deadline)
-    cards = tuple(decode(card) for card in met)
-    _check_hosts(cards)
-    token = cards[0].payload[:_TOKEN_BYTES]
-    shape = shape_of(size, area, STREAM_BYTES)
+    card = encode(own_card(rank, size, token + str(len(os.sched_getaffinity(0))).encode()))
+    with Lookout(store, f"{prefix}/failed", rank, known) as lookout:
+        met = meet(store, f"{prefix}/meet", rank, size, card, deadline, lookout.look)
+        cards = tuple(decode(card) for card in met)
+        lookout.know(cards)
+        _check_hosts(cards)
+        token = cards[0].payload[:_TOKEN_BYTES]
+        return _share_memory(store, f"{prefix}/memory", rank, cards, area, token, deadline, lookout.look)
+
+
+def _share_memory(
+    store: Store,
+    prefix: str,
+    rank: int,
+    cards: tuple[Card, ...],
+    area: Area,
+    token: bytes,
+    deadline: float,
+    look: Callable[[], None],
+) -> _Joined:
+    shape = shape_of(len(cards), area, STREAM_BYTES)
     length = segment_bytes(shape)
 
     def make() -> int:
@@ -392,42 +422,29 @@ def _join(store: Store, prefix: str, rank: int, size: int, area: Area, deadline:
             raise
         return fd
 
-    def look() -> None:
-        _raise_lost(cards, rank)
-
-    descriptors = share(store, f"{prefix}/memory", rank, size, make, process_heap().fd, deadline, look)
-    try:
+    descriptors = share(store, prefix, rank, len(cards), make, process_heap().fd, deadline, look)
+    with ExitStack() as undo:
+        undo.callback(descriptors.close)
         memory = _mapped(descriptors.segment_fd, length, rank)
-        try:
-            address = c.addressof((c.c_char * 1).from_buffer(memory))
-            endpoint = Endpoint(address, length, rank, token, -1 if _share_process(cards) else descriptors.segment_fd)
-            _map_heaps(endpoint, descriptors, rank)
-            _await_joined(address, length, cards, rank, deadline)
-            return _Joined(cards, memory, descriptors, endpoint)
-        except BaseException:
-            with suppress(BufferError):
-                memory.close()
-            raise
-    except BaseException:
-        descriptors.close()
-        raise
+        undo.callback(memory.close)
+        address = c.addressof((c.c_char * 1).from_buffer(memory))
+        endpoint = Endpoint(address, length, rank, token, -1 if _share_process(cards) else descriptors.segment_fd)
+        undo.callback(endpoint.close)
+        _map_heaps(endpoint, descriptors, rank)
+        _await_joined(address, length, rank, deadline, look)
+        undo.pop_all()
+        return _Joined(cards, memory, descriptors, endpoint)
 
 
-def _await_joined(address: int, length: int, cards: tuple[Card, ...], rank: int, deadline: float) -> None:
+def _await_joined(address: int, length: int, rank: int, deadline: float, look: Callable[[], None]) -> None:
     """Until here a rank shows by its card that it lives, from here on by its lock on the segment."""
     pauses = Pauses(deadline)
     while missing := [peer for peer, status in enumerate(statuses(address, length)) if not status.joined]:
-        _raise_lost(cards, rank)
+        look()
         if not pauses.pause():
-            present = set(range(len(cards))) - set(missing)
+            present = set(range(len(statuses(address, length)))) - set(missing)
             text = f"rank {rank} waited past the deadline for them to join the group's memory"
             raise RendezvousTimeout(missing, present, text)
-
-
-def _raise_lost(cards: tuple[Card, ...], rank: int) -> None:
-    for card in cards:
-        if card.rank != rank and alive(card) is False:
-            raise PeerLostError(card.rank, "its process ended while the group was made", card.pid)
 
 
 def _mapped(fd: int, length: int, rank: int) -> mmap.mmap:

@@ -18,6 +18,7 @@ from blinkccl.engines import native_library as native
 from blinkccl.engines.host import Endpoint
 from blinkccl.errors import CommunicationError, DeadlineError, ScheduleError
 from blinkccl.runtime.matching import Matching, Receive
+from blinkccl.runtime.timeouts import microseconds
 
 _HEADER = struct.Struct("<qq")  # tag, bytes
 #: How long native code waits before Python looks whether it should go on.
@@ -298,7 +299,7 @@ class PointToPoint:
         return found
 
     def _deadline(self, deadline_s: float | None) -> float:
-        return time.monotonic() + (self._timeout_s if deadline_s is None else deadline_s)
+        return time.monotonic() + microseconds(self._timeout_s if deadline_s is None else deadline_s) / 1e6
 
     def _check_peer(self, what: str, peer: int) -> None:
         if not 0 <= peer < self._size or peer == self._rank:

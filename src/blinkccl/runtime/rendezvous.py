@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Callable
 
 from blinkccl.errors import CommunicationError, PeerLostError, PlanMismatchError
 from blinkccl.runtime.card import Card, alive, decode, encode, own_card, same_host
@@ -16,7 +17,15 @@ from blinkccl.runtime.store_contract import Pauses, Store
 __all__ = ["Card", "decode", "encode", "meet", "own_card", "same_host"]
 
 
-def meet(store: Store, prefix: str, rank: int, size: int, card: bytes, deadline: float) -> list[bytes]:
+def meet(
+    store: Store,
+    prefix: str,
+    rank: int,
+    size: int,
+    card: bytes,
+    deadline: float,
+    look: Callable[[], None] = lambda: None,
+) -> list[bytes]:
     """Every rank's card, once all ``size`` ranks have come.
 
     Parameters
@@ -31,6 +40,8 @@ def meet(store: Store, prefix: str, rank: int, size: int, card: bytes, deadline:
         Its encoded :class:`Card`.
     deadline
         A reading of ``time.monotonic()``.
+    look
+        Called between looks into the store; it raises where it sees that a rank can not come.
 
     Returns
     -------
@@ -70,6 +81,7 @@ def meet(store: Store, prefix: str, rank: int, size: int, card: bytes, deadline:
             raise PlanMismatchError(step.fault.text)
         if step.cards is not None:
             return step.cards
+        look()
         if not pauses.pause():
             _write(store, prefix, meeting.leaving(time.monotonic()))
             raise meeting.timeout(_look(store, prefix, meeting.reported()))

@@ -44,4 +44,4 @@ def _allreduce(nbytes: int, world_size: int) -> Choice:
         return Choice("one_shot", True, 64 * KIB) if nbytes < 16 * KIB else Choice("one_hop", False, 512 * KIB)
     if nbytes * world_size < 256 * KIB:
         return Choice("one_shot", True, 64 * KIB)
-    return Choice("one_hop", nbytes < 64 * KIB, 256 * KIB)
+    return Choice("one_hop", nbytes < 64 * KIB, 64 * KIB)

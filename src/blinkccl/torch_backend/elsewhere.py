@@ -12,9 +12,10 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from blinkccl.errors import UnsupportedError
-from blinkccl.torch_backend.c10d import ProcessGroup, dist, internals
 from blinkccl.torch_backend.failure import for_torch
 
 
@@ -57,7 +58,7 @@ class Elsewhere:
         self._group: Any = None
         self._made: dict[str, Any] = {}
 
-    def group(self, ours: ProcessGroup, device: str) -> Any:
+    def group(self, ours: dist.ProcessGroup, device: str) -> Any:
         """The process group that serves tensors on ``device``.
 
         Raises
@@ -69,7 +70,7 @@ class Elsewhere:
         assert self._group is not None  # made with its first backend
         return self._group
 
-    def backend(self, ours: ProcessGroup, device: str) -> Any:
+    def backend(self, ours: dist.ProcessGroup, device: str) -> Any:
         """The backend object that serves tensors on ``device``."""
         if device not in self._made:
             name = "gloo" if device == "cpu" else devices(ours).get(device)
@@ -121,7 +122,7 @@ class Elsewhere:
     def _made_by_plugin(self, plugin: Any, store: Any, group_name: str) -> Any:
         if not plugin.extended_api:
             return plugin.creator_fn(store, self._rank, self._size, self._timeout)
-        options = internals._DistributedBackendOptions()
+        options = distributed_c10d._DistributedBackendOptions()
         options.store = store
         options.group_rank = self._rank
         options.group_size = self._size
@@ -131,8 +132,7 @@ class Elsewhere:
         return plugin.creator_fn(options, None)
 
 
-def devices(group: ProcessGroup) -> dict[str, str]:
-    """``{device: backend}`` as the user named them. Before torch has entered the group into its books: ours alone."""
-    named = internals._world.pg_backend_config.get(group, "cpu:blink")
-    pairs = (pair.split(":", 1) for pair in named.split(","))
-    return {pair[0].strip(): pair[-1].strip() for pair in pairs}
+def devices(group: dist.ProcessGroup) -> dict[str, str]:
+    """``{device: backend}`` as the user named them; nothing until torch has entered the group into its books."""
+    named = distributed_c10d._world.pg_backend_config.get(group, "")
+    return dict(pair.split(":", 1) for pair in named.split(",") if ":" in pair)

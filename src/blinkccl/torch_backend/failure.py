@@ -7,16 +7,20 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from blinkccl.errors import BlinkError
-from blinkccl.torch_backend.c10d import DistBackendError
+from torch.distributed import DistBackendError
+
+from blinkccl.errors import BlinkError, DeadlineError
 
 Error = TypeVar("Error", bound=BlinkError)
 
 _both: dict[type[BlinkError], Any] = {}
 
 
-def for_torch(error: Error) -> Error:
-    """``error`` as an object of its own class and of ``DistBackendError``, with the same message and attributes."""
+def for_torch(error: Error, call: str = "") -> Error:
+    """``error`` as an object of its own class and of ``DistBackendError``, with the same attributes.
+
+    The message is the same too; where a ``call`` ran out of time it begins as programs that look for that expect.
+    """
     if isinstance(error, DistBackendError):
         return error
     kind = type(error)
@@ -27,4 +31,6 @@ def for_torch(error: Error) -> Error:
     made: Error = _both[kind].__new__(_both[kind])
     made.args = error.args
     made.__dict__.update(error.__dict__, plain=error)
+    if call and isinstance(error, DeadlineError):
+        made.args = (f"{call}: Timed out - {error}", *error.args[1:])
     return made

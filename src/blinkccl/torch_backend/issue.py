@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
-from threading import Lock, RLock
+from threading import Lock
 from typing import Any
 
 import torch
 import torch.autograd.profiler as profiler
+import torch.distributed as dist
 from torch import Tensor
 
 from blinkccl.errors import BlinkError, CommunicationError
-from blinkccl.torch_backend.c10d import Work
 from blinkccl.torch_backend.failure import for_torch
 from blinkccl.torch_backend.memory import Memory
 from blinkccl.torch_backend.transport import Transport
@@ -31,8 +31,8 @@ class Step:
     """One collective on flat memory: the arguments of :meth:`Transport.run_raw`."""
 
     name: str
-    send: int
-    recv: int
+    send: int | None
+    recv: int | None
     count: int
     dtype: str = "uint8"
     op: str = "sum"
@@ -86,9 +86,9 @@ class Issuer:
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        self._order = RLock()
+        self._order = Lock()
         self._last: Future[Any] | None = None
-        self._coalesced: list[Work] | None = None
+        self._coalesced: list[dist.Work] | None = None
 
     def quiet(self) -> bool:
         """Whether a call may run in the caller's thread: nothing is on its way, and nobody takes records."""
@@ -106,10 +106,10 @@ class Issuer:
             try:
                 self._transport.run_raw(name, send, recv, count, dtype, "sum", 0, None, timeout_s)
             except BlinkError as error:
-                raise for_torch(error) from error
+                raise for_torch(error, name) from error
             return True
 
-    def issue(self, request: Request, asynchronous: bool, timeout_s: float) -> Work:
+    def issue(self, request: Request, asynchronous: bool, timeout_s: float) -> dist.Work:
         """Runs ``request``, or lets it run in the background.
 
         Raises
@@ -120,7 +120,9 @@ class Issuer:
         with self._order:
             if not asynchronous and not request.messages and self.quiet():
                 self._run(request, timeout_s)
-                return DoneWork(request.result)
+                done = DoneWork()
+                done.tensors = request.result
+                return done
             work = self._start(request, timeout_s)
             if self._coalesced is not None:
                 self._coalesced.append(work)
@@ -133,7 +135,7 @@ class Issuer:
         """Collects what is issued from now on. Never raises: torch would then swallow the group's calls for ever."""
         self._coalesced = []
 
-    def end_coalescing(self) -> Work:
+    def end_coalescing(self) -> dist.Work:
         """All that was issued since, as one."""
         works, self._coalesced = self._coalesced or [], None
         return AllWork(works)
@@ -146,7 +148,7 @@ class Issuer:
                 )
         except BlinkError as error:
             request.memory.finish(succeeded=False)
-            raise for_torch(error) from error
+            raise for_torch(error, request.title) from error
         request.memory.finish(succeeded=True)
 
     def _start(self, request: Request, timeout_s: float) -> PendingWork:
@@ -189,7 +191,7 @@ class _Ending:
     def __call__(self, part: Future[Any]) -> None:
         with self._lock:
             self._left -= 1
-            error = _error_of(part)
+            error = _error_of(part, self._request.title)
             if error is not None:
                 self._error = self._error or error
             else:
@@ -207,11 +209,11 @@ class _Ending:
         self._work.end(self._error, self._source)
 
 
-def _error_of(part: Future[Any]) -> Exception | None:
+def _error_of(part: Future[Any], call: str) -> Exception | None:
     try:
         error = part.exception()
     except CancelledError:
         return for_torch(CommunicationError("the process group was destroyed before this call had run"))
     if isinstance(error, BlinkError):
-        return for_torch(error)
+        return for_torch(error, call)
     return error if error is None or isinstance(error, Exception) else CommunicationError(repr(error))

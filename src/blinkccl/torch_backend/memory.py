@@ -62,19 +62,19 @@ class Memory:
         """Address of the elements of ``tensor``, in order."""
         if tensor.is_contiguous():
             self._held.append(tensor)
-            return tensor.data_ptr()
+            return _address(tensor)
         flat = self._take([tensor])[0]
         copy(flat, tensor)
-        return flat.data_ptr()
+        return _address(flat)
 
     def writes(self, tensor: Tensor) -> int:
         """Address to which the elements of ``tensor`` are to be written, in order."""
         if tensor.is_contiguous():
             self._held.append(tensor)
-            return tensor.data_ptr()
+            return _address(tensor)
         flat = self._take([tensor])[0]
         self._copies.append((tensor, flat))
-        return flat.data_ptr()
+        return _address(flat)
 
     def updates(self, tensor: Tensor) -> int:
         """Address of the elements of ``tensor``, in order, to be overwritten in place."""
@@ -87,20 +87,20 @@ class Memory:
         """Address of the elements of all ``tensors``, one after the other."""
         if _adjacent(tensors):
             self._held.extend(tensors)
-            return tensors[0].data_ptr()
+            return _address(tensors[0])
         flats = self._take(tensors)
         for flat, tensor in zip(flats, tensors, strict=True):
             copy(flat, tensor)
-        return flats[0].data_ptr()
+        return _address(flats[0])
 
     def writes_all(self, tensors: Sequence[Tensor]) -> int:
         """Address to which the elements of all ``tensors`` are to be written, one after the other."""
         if _adjacent(tensors):
             self._held.extend(tensors)
-            return tensors[0].data_ptr()
+            return _address(tensors[0])
         flats = self._take(tensors)
         self._copies.extend(zip(tensors, flats, strict=True))
-        return flats[0].data_ptr()
+        return _address(flats[0])
 
     def finish(self, succeeded: bool) -> None:
         """Copies out of scratch memory, and gives it back.
@@ -122,6 +122,10 @@ class Memory:
             flats.append(buffer[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape))
             start += tensor.nbytes
         return flats
+
+
+def _address(tensor: Tensor) -> int:
+    return int(tensor.data_ptr())
 
 
 def _adjacent(tensors: Sequence[Tensor]) -> bool:

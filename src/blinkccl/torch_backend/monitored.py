@@ -46,6 +46,8 @@ class MonitoredBarrier:
         else:
             self._follow(prefix, timeout)
 
+    # The messages say it in gloo's words, which programs look for.
+
     def _lead(self, prefix: str, timeout: timedelta, wait_all_ranks: bool) -> None:
         end = time.monotonic() + timeout.total_seconds()
         milliseconds = f"{timeout / timedelta(milliseconds=1):g} ms"
@@ -70,9 +72,9 @@ class MonitoredBarrier:
     def _follow(self, prefix: str, timeout: timedelta) -> None:
         self._store.set(f"{prefix}/{self._rank}", b"1")
         if not self._comes(f"{prefix}/passed", timeout.total_seconds()):
-            text = f"[Rank {self._rank}]: reached monitoredBarrier, but rank 0 did not say within "
-            text += f"{timeout / timedelta(milliseconds=1):g} ms that all ranks had; rank 0's output names the others"
-            raise for_torch(DeadlineError(text))
+            text = f"[Rank {self._rank}]: Rank {self._rank} successfully reached monitoredBarrier, but received errors "
+            text += f"while waiting for send/recv from rank 0: no word within {timeout / timedelta(milliseconds=1):g} ms"
+            raise for_torch(DeadlineError(f"{text}; rank 0's output names the ranks that did not come"))
 
     def _comes(self, key: str, seconds: float) -> bool:
         """Whether ``key`` is set within this time; at once where it is there already."""

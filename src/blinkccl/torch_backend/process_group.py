@@ -12,11 +12,11 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from blinkccl.errors import BlinkError
 from blinkccl.torch_backend import counters
-from blinkccl.torch_backend.c10d import ProcessGroup, dist
 from blinkccl.torch_backend.elsewhere import Capabilities, Elsewhere, devices
 from blinkccl.torch_backend.failure import for_torch
 from blinkccl.torch_backend.issue import Issuer, Request
@@ -30,6 +30,7 @@ from blinkccl.torch_backend.work import DoneWork
 _WANTS_STORE = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 14)
 
 _SUM = dist.ReduceOp.SUM
+_STRIDED = torch.strided
 #: Options of a call say "none" by a negative timeout.
 _NO_TIME = timedelta(0)
 
@@ -43,14 +44,15 @@ def create(options: Any) -> BlinkProcessGroup:
         If a rank does not come, or they cannot share memory.
     """
     rank, size, timeout = options.group_rank, options.group_size, options.timeout
+    global_ranks = list(options.global_ranks_in_group)
     try:
-        transport = open_transport(options.store, rank, size, timeout.total_seconds())
+        transport = open_transport(options.store, rank, size, global_ranks, timeout.total_seconds())
     except BlinkError as error:
         raise for_torch(error) from error
-    return BlinkProcessGroup(options.store, rank, size, timeout, transport, list(options.global_ranks_in_group))
+    return BlinkProcessGroup(options.store, rank, size, timeout, transport, global_ranks)
 
 
-class BlinkProcessGroup(ProcessGroup):
+class BlinkProcessGroup(dist.ProcessGroup):
     """A process group over one transport.
 
     Parameters
@@ -92,9 +94,11 @@ class BlinkProcessGroup(ProcessGroup):
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:
         opts = opts or dist.AllreduceOptions()
         tensor = _first(tensors)
-        if not opts.asyncOp and opts.reduceOp == _SUM and self._summed_now(tensors, opts.timeout):
-            return DoneWork(tensors)
-        if tensor.is_sparse or not tensor.is_cpu:
+        if not opts.asyncOp and len(tensors) == 1 and opts.reduceOp == _SUM and self._sum_now(tensor, opts.timeout):
+            work = DoneWork()
+            work.tensors = tensors
+            return work
+        if tensor.layout is not _STRIDED or not tensor.is_cpu:
             return self._other(tensor).allreduce(tensors, opts)
         return self._issue(self._requests.all_reduce(tensors, opts.reduceOp), opts)
 
@@ -239,6 +243,7 @@ class BlinkProcessGroup(ProcessGroup):
 
     @property
     def _device_types(self) -> list[torch.device]:
+        # None while torch makes the group: from 2.14 on it would hang a recorder on our C++ side, which has no backend.
         return [torch.device(device) for device in devices(self)]
 
     def _get_backend(self, device: torch.device) -> Any:
@@ -270,19 +275,20 @@ class BlinkProcessGroup(ProcessGroup):
 
     # Helpers
 
-    def _summed_now(self, tensors: Any, timeout: timedelta) -> bool:
-        """The short way: whether the sum could be made at once, in place, without any object of ours."""
-        tensor = tensors[0]
-        dtype = DTYPES.get(tensor.dtype)
-        if dtype is None or len(tensors) > 1 or not tensor.is_cpu or tensor.is_sparse or not tensor.is_contiguous():
+    def _sum_now(self, tensor: Tensor, timeout: timedelta) -> bool:
+        """The short way: whether the sum could be made at once, in place; no objects of ours are made."""
+        dtype, count = DTYPES.get(tensor.dtype), tensor.numel()
+        if dtype is None or not count or not tensor.is_cpu or tensor.layout is not _STRIDED:
+            return False
+        if not tensor.is_contiguous():
             return False
         address = tensor.data_ptr()
-        timeout_s = timeout.total_seconds() if timeout > _NO_TIME else self._timeout_s
-        return self._issuer.run_now("allreduce", address, address, tensor.numel(), dtype, timeout_s)
+        timeout_s = self._timeout_s if timeout < _NO_TIME else timeout.total_seconds()
+        return self._issuer.run_now("allreduce", address, address, count, dtype, timeout_s)
 
     def _issue(self, request: Request, opts: Any) -> Any:
         timeout = opts.timeout
-        timeout_s = timeout.total_seconds() if timeout > _NO_TIME else self._timeout_s
+        timeout_s = self._timeout_s if timeout < _NO_TIME else timeout.total_seconds()
         return self._issuer.issue(request, opts.asyncOp, timeout_s)
 
     def _other(self, tensor: Tensor) -> Any:
@@ -291,7 +297,7 @@ class BlinkProcessGroup(ProcessGroup):
 
 def _first(tensors: Any) -> Tensor:
     """The first of a list; torch's methods take a single tensor too, whose rows must not pass for a list."""
-    if isinstance(tensors, Tensor):
+    if not isinstance(tensors, (list, tuple)):
         raise TypeError("backend blink takes a list of tensors and an options object, as torch.distributed passes them")
     first: Tensor = tensors[0]
     return first

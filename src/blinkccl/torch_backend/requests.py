@@ -56,7 +56,7 @@ class Requests:
         name, scale = reduction(operation)
         real = _real(tensor)
         send = memory.updates(real) if self.rank == root else memory.reads(real)
-        recv = send if self.rank == root else 0
+        recv = send if self.rank == root else None
         step = Step("reduce", send, recv, real.numel(), element_type(real), name, root, scale)
         return Request("reduce", [tensor], memory, [step], shown=[tensor])
 
@@ -84,7 +84,7 @@ class Requests:
             steps = [Step("allgather", source, memory.writes_all(outputs), tensor.nbytes)]
         else:
             steps = [
-                Step("broadcast", source if peer == self.rank else 0, memory.writes(output), sizes[peer], root=peer)
+                Step("broadcast", source if peer == self.rank else None, memory.writes(output), sizes[peer], root=peer)
                 for peer, output in enumerate(outputs)
             ]
         return Request("all_gather", list(outputs), memory, steps, shown=[tensor])
@@ -133,7 +133,7 @@ class Requests:
         else:
             steps = []
             for root, real in enumerate(reals):
-                recv = target if root == self.rank else 0
+                recv = target if root == self.rank else None
                 steps.append(Step("reduce", memory.reads(real), recv, real.numel(), dtype, name, root, scale))
         return Request("reduce_scatter", [output], memory, steps, shown=tensors)
 
@@ -156,7 +156,7 @@ class Requests:
     def gather(self, outputs: Sequence[Tensor], tensor: Tensor, root: int) -> Request:
         """Rank r's ``tensor`` into the root's ``outputs[r]``; equal sizes."""
         memory = self.memory()
-        target = 0
+        target = None
         if self.rank == root:
             self._check_list("gather", "output", outputs, tensor)
             self._check_equal("gather", "output", outputs, tensor)
@@ -167,7 +167,7 @@ class Requests:
     def scatter(self, output: Tensor, tensors: Sequence[Tensor], root: int) -> Request:
         """The root's ``tensors[r]`` into rank r's ``output``; equal sizes."""
         memory = self.memory()
-        source = 0
+        source = None
         if self.rank == root:
             self._check_list("scatter", "input", tensors, output)
             self._check_equal("scatter", "input", tensors, output)
@@ -223,7 +223,7 @@ class Requests:
         title = "recv" if peer is not None else "recvAnySource"
         return Request(title, [tensor], memory, messages=[message], shown=[tensor])
 
-    def _blocks(self, tensor: Tensor, splits: Sequence[int]) -> Sequence[Tensor]:
+    def _blocks(self, tensor: Tensor, splits: Sequence[int]) -> list[Tensor]:
         """``tensor`` cut along its first dimension, equally where no sizes are given."""
         rows = tensor.size(0) if tensor.dim() else 0
         if splits:
@@ -235,7 +235,7 @@ class Requests:
                 f"all_to_all_single: the first dimension has {rows} rows; expected split sizes that sum to it, or a "
                 f"multiple of {self.size} rows and none, got {list(splits)}"
             )
-        return torch.split(tensor, list(splits))
+        return list(torch.split(tensor, list(splits)))
 
     def _check_length(self, title: str, what: str, given: Sequence[object]) -> None:
         if len(given) != self.size:

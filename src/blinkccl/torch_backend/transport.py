@@ -13,6 +13,7 @@ import logging
 from collections.abc import Mapping
 from concurrent.futures import Future
 from datetime import timedelta
+from functools import cache
 from typing import Any, Protocol
 
 from blinkccl.errors import RendezvousTimeout
@@ -26,14 +27,14 @@ class Transport(Protocol):
 
     ``count`` is the elements of one block (nccl.h): AllGather receives ``size`` blocks, ReduceScatter sends so many.
     In place is ``send == recv``, for AllGather ``send == recv + rank * block``, for ReduceScatter
-    ``recv == send + rank * block``. An address that a rank does not use is 0.
+    ``recv == send + rank * block``. A buffer that a rank does not have is None.
     """
 
     def run_raw(
         self,
         name: str,
-        send_ptr: int,
-        recv_ptr: int,
+        send: int | None,
+        recv: int | None,
         count: int,
         dtype: str,
         op: str = "sum",
@@ -46,8 +47,8 @@ class Transport(Protocol):
     def submit_raw(
         self,
         name: str,
-        send_ptr: int,
-        recv_ptr: int,
+        send: int | None,
+        recv: int | None,
         count: int,
         dtype: str,
         op: str = "sum",
@@ -73,13 +74,15 @@ class Transport(Protocol):
         """Ends it for the whole group: peers that wait for this rank fail."""
 
 
-def open_transport(store: Any, rank: int, size: int, timeout_s: float) -> Transport:
+def open_transport(store: Any, rank: int, size: int, global_ranks: list[int], timeout_s: float) -> Transport:
     """The transport of a new group; all its ranks call this.
 
     Parameters
     ----------
     store
         torch's store, of this group alone.
+    global_ranks
+        The group's ranks in the world; empty for the world itself.
     timeout_s
         How long to wait for the other ranks.
 
@@ -96,12 +99,13 @@ def open_transport(store: Any, rank: int, size: int, timeout_s: float) -> Transp
     from blinkccl.torch_backend.spanning import SpanningTransport
 
     if rank == 0:
-        logger.warning(
-            "a process group of %d ranks spans %d hosts: backend blink runs it over gloo's send and receive",
-            size,
-            len(set(hosts)),
-        )
-    return SpanningTransport(store, rank, hosts, timeout_s)
+        _say_once()
+    return SpanningTransport(store, rank, hosts, global_ranks, timeout_s)
+
+
+@cache
+def _say_once() -> None:
+    logger.warning("a process group spans hosts: backend blink runs such groups over gloo's send and receive")
 
 
 def _hosts(store: Any, rank: int, size: int, timeout_s: float) -> list[str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from blinkccl.errors import UnsupportedError
-from blinkccl.torch_backend.c10d import dist
 
 #: What can be reduced. Collectives that only move data take any type, as bytes.
 DTYPES: dict[torch.dtype, str] = {

@@ -2,32 +2,32 @@
 
 DDP never calls ``wait``: it takes the future, and chains what it does with a bucket to it. So a future must complete by
 itself; and what is chained to it may issue and await further collectives (PowerSGD does). It must then not run in
-the thread that these are waiting for: futures are completed by threads of their own, as many as wait at once.
+the thread that these are waiting for: futures are completed by threads of their own. One completes, in order, what
+the program issued; a second one what was issued in the first, and so on: so all ranks' callbacks run in one order.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from functools import cache
-from threading import Condition
+from functools import partial
+from threading import Condition, Lock, local
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from blinkccl.torch_backend.c10d import Work
 from blinkccl.errors import DeadlineError
 from blinkccl.torch_backend.failure import for_torch
 
 
-class DoneWork(Work):
-    """A call that has ended well."""
+class DoneWork(dist.Work):
+    """A call that has ended well; ``tensors`` is what it wrote. A constructor for that would double its cost."""
 
-    def __init__(self, result: list[Tensor]) -> None:
-        super().__init__()
-        self._result = result
+    tensors: list[Tensor]
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         return True
@@ -45,15 +45,15 @@ class DoneWork(Work):
         return None
 
     def result(self) -> list[Tensor]:
-        return self._result
+        return self.tensors
 
     def get_future(self) -> Any:
         future: Any = torch.futures.Future()
-        future.set_result(self._result)
+        future.set_result(self.tensors)
         return future
 
 
-class PendingWork(Work):
+class PendingWork(dist.Work):
     """A call that runs in the background.
 
     Parameters
@@ -75,6 +75,7 @@ class PendingWork(Work):
         self._ended = False
         self._error: Exception | None = None
         self._source: int | None = None
+        self._depth: int = getattr(_here, "depth", 0)
         self._promise: Any = None
         self._future: Any = None
 
@@ -85,7 +86,7 @@ class PendingWork(Work):
             promise = self._promise
             self._changed.notify_all()
         if promise is not None:
-            _completers().submit(promise.set_result, None)
+            _completer(self._depth).submit(promise.set_result, None)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Waits for the end; with a ``timeout`` at most so long.
@@ -158,16 +159,29 @@ class PendingWork(Work):
         return settled
 
 
-@cache
-def _completers() -> ThreadPoolExecutor:
-    """A thread is started only where all others are busy; this many callbacks that wait inside each other suffice."""
-    return ThreadPoolExecutor(64, "blink-future")
+#: ``depth``: in how many callbacks, one waiting in the other, this thread runs.
+_here = local()
 
 
-class AllWork(Work):
+_completers: dict[int, ThreadPoolExecutor] = {}
+_making = Lock()
+#: A forked child has no threads.
+os.register_at_fork(after_in_child=_completers.clear)
+
+
+def _completer(depth: int) -> ThreadPoolExecutor:
+    """The thread that completes futures of calls issued at ``depth``; what it runs is one deeper."""
+    with _making:
+        if depth not in _completers:
+            deeper = partial(setattr, _here, "depth", depth + 1)
+            _completers[depth] = ThreadPoolExecutor(1, f"blink-future-{depth}", deeper)
+        return _completers[depth]
+
+
+class AllWork(dist.Work):
     """Several calls as one: it ends when all have."""
 
-    def __init__(self, works: list[Work]) -> None:
+    def __init__(self, works: list[dist.Work]) -> None:
         super().__init__()
         self._works = works
 

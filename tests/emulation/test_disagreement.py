@@ -1,0 +1,251 @@
+"""Ranks that do not want the same: an error on every rank that says both sides, or nothing happens; nobody hangs."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from job import PATIENT_S, Start, member
+from rank_processes import RankProcess, outcomes
+
+import blinkccl
+from blinkccl.algorithms.registry import Request, algorithm
+from blinkccl.collectives.spec import Collective
+from blinkccl.errors import BlinkError, CommunicationError, PackingError, PeerLostError, ScheduleError, UnsupportedError
+from blinkccl.runtime import host_group
+from blinkccl.runtime.communicator import Communicator
+from blinkccl.schedule.lower import lower
+from blinkccl.topology.spec import parse_spec
+
+#: A call in few words: collective, elements per block, element type, operation, root.
+Words = tuple[str, int, str, str, int]
+Failure = tuple[str, str]
+
+
+def call(comm: Communicator, words: Words, shared: bool) -> None:
+    name, count, dtype, op, root = words
+    collective = comm.collective(name, root, dst=1)
+    into, out = collective.input_blocks(comm.rank), collective.output_blocks(comm.rank)
+
+    def new(blocks: int) -> Any:
+        return blinkccl.empty(blocks * count, dtype) if shared else np.ones(blocks * count, dtype)
+
+    comm._call(name, new(into) if into else None, new(out or 1) if out or not into else None, op=op, root=root, dst=1)
+
+
+def calls_its_own(comm: Communicator, calls: list[list[Words]], shared: bool) -> Failure:
+    """This rank's calls, the last rank's list for all ranks that have none, and a barrier; how it failed."""
+    try:
+        for words in calls[min(comm.rank, len(calls) - 1)]:
+            call(comm, words, shared)
+        comm.barrier()
+    except BlinkError as error:
+        time.sleep(0.2)  # so that nobody hears from this one's end what it should hear from the other's call
+        return type(error).__name__, str(error)
+    return "nothing", ""
+
+
+SMALL: Words = ("allreduce", 16, "float32", "sum", 0)
+LARGE: Words = ("allreduce", 1_000_000, "float32", "sum", 0)
+DISAGREEMENTS: dict[str, tuple[list[Words], list[Words]]] = {
+    "size, small": ([SMALL], [("allreduce", 17, "float32", "sum", 0)]),
+    "size, large": ([LARGE], [("allreduce", 1_000_001, "float32", "sum", 0)]),
+    "size, small and large": ([SMALL], [LARGE]),
+    "size, none and some": ([("allreduce", 0, "float32", "sum", 0)], [SMALL]),
+    "type, of the same size": ([SMALL], [("allreduce", 16, "int32", "sum", 0)]),
+    "type, large": ([LARGE], [("allreduce", 1_000_000, "float64", "sum", 0)]),
+    "operation": ([SMALL], [("allreduce", 16, "float32", "max", 0)]),
+    "operation, large": ([LARGE], [("allreduce", 1_000_000, "float32", "avg", 0)]),
+    "root": ([("broadcast", 16, "float32", "sum", 0)], [("broadcast", 16, "float32", "sum", 1)]),
+    "root, large": ([("reduce", 1_000_000, "float32", "sum", 0)], [("reduce", 1_000_000, "float32", "sum", 1)]),
+    "collective": ([SMALL], [("broadcast", 16, "float32", "sum", 0)]),
+    "collective, large": ([LARGE], [("allgather", 500_000, "float32", "sum", 0)]),
+    "collective, many blocks": ([("alltoall", 5000, "int8", "sum", 0)], [("reduce_scatter", 5000, "int8", "sum", 0)]),
+    "order": ([SMALL, ("broadcast", 9, "int8", "sum", 0)], [("broadcast", 9, "int8", "sum", 0), SMALL]),
+    "order, mixed sizes": ([LARGE, SMALL], [SMALL, LARGE]),
+    "number of calls": ([SMALL, SMALL], [SMALL]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["private", "shared"])
+@pytest.mark.parametrize("what", DISAGREEMENTS)
+def test_ranks_that_call_different_things_all_say_both_sides(start: Start, what: str, shared: bool) -> None:
+    one, other = DISAGREEMENTS[what]
+    found = start(3, calls_its_own, [one, other], shared).values()
+    texts = {text for _, text in found}
+    assert [kind for kind, _ in found] == ["PlanMismatchError"] * 3, found
+    assert len(texts) == 1, "all ranks say the same"
+    (text,) = texts
+    assert "rank 0 calls " in text
+    assert "rank 1 calls " in text or "rank 2 calls " in text
+    if what not in ("number of calls",):
+        first = next(a for a, b in zip(one, other, strict=True) if a != b)
+        assert f"calls {first[0]} of {first[1]} × {first[2]}" in text
+
+
+def test_a_program_of_other_chunks_is_another_call(start: Start) -> None:
+    found = start(2, runs_other_chunks).values()
+    assert [kind for kind, _ in found] == ["PlanMismatchError"] * 2, found
+
+
+def runs_other_chunks(comm: Communicator) -> Failure:
+    program = lower(algorithm("ring").plan(_request(comm.size)))
+    try:
+        comm.run(program, np.ones(100_000), np.ones(100_000), chunk_bytes=(64 << 10) << comm.rank)
+    except CommunicationError as error:
+        time.sleep(0.2)
+        return type(error).__name__, str(error)
+    return "nothing", ""
+
+
+def _request(ranks: int) -> Request:
+    topology = parse_spec(f"clique:{ranks}")
+    return Request(topology, Collective("allreduce", ranks), topology.ranks)
+
+
+# ---- calls that make no sense are refused before anything happens, and the group goes on
+
+
+def makes_no_sense(comm: Communicator) -> list[tuple[str, str]]:
+    """Every rank makes the same mistakes, alone; then they work together."""
+    ones = np.ones(12, np.float32)
+    mistakes = {
+        "root above": lambda: comm.broadcast(ones, comm.size),
+        "root below": lambda: comm.reduce(ones, root=-1),
+        "operation": lambda: comm.allreduce(ones, op="mean"),
+        "operation of the type": lambda: comm.allreduce(ones, op="bxor"),
+        "type": lambda: comm.allreduce(np.ones(3, np.complex64)),
+        "byte order": lambda: comm.allreduce(np.ones(3, ">f4")),
+        "two types": lambda: comm.allreduce(ones, np.ones(12)),
+        "two sizes": lambda: comm.allreduce(ones, np.ones(13, np.float32)),
+        "blocks": lambda: comm.reduce_scatter(np.ones(13, np.float32), np.ones(4, np.float32)),
+        "not contiguous": lambda: comm.allreduce(np.ones(24, np.float32)[::2]),
+        "read-only": lambda: comm.allreduce(ones, np.frombuffer(bytes(48), np.float32)),
+        "no buffer": lambda: comm.scatter(None, None, 0),
+        "no scale": lambda: comm.allreduce(ones, op="premul_sum"),
+        "scale": lambda: comm.allreduce(ones, scale=2.0),
+        "deadline": lambda: comm.allreduce(ones, deadline_s=-1),
+        "deadline that is none": lambda: comm.allreduce(ones, deadline_s=float("nan")),
+        "to itself": lambda: comm.send(ones, comm.rank),
+        "from itself": lambda: comm.recv(ones, comm.rank),
+        "to nobody": lambda: comm.send(ones, comm.size),
+        "into read-only": lambda: comm.recv(np.frombuffer(bytes(48), np.float32), 1 - comm.rank),
+        "message deadline": lambda: comm.recv(ones, 1 - comm.rank, deadline_s=0),
+        "more ranks than there are": lambda: comm.run(lower(algorithm("ring").plan(_request(3))), ones, ones.copy()),
+        "sendrecv with itself": lambda: comm.sendrecv(ones, ones.copy(), 1, 1),
+    }
+    said = []
+    for what, mistake in mistakes.items():
+        try:
+            mistake()
+        except (UnsupportedError, ScheduleError, PackingError) as error:
+            said.append((what, str(error)))
+        else:
+            said.append((what, "NOT REFUSED"))
+    assert (comm.allreduce(ones.copy()) == 2).all()
+    return said
+
+
+def test_what_makes_no_sense_is_refused_and_the_group_goes_on(start: Start) -> None:
+    for said in start(2, makes_no_sense).values():
+        assert all(text != "NOT REFUSED" for _, text in said), said
+        texts = dict(said)
+        assert "root 2 is outside 0 … 1" in texts["root above"]
+        assert "the program is for 3 ranks, this group has 2" in texts["more ranks than there are"]
+        assert "read-only" in texts["read-only"]
+
+
+def refuses_alone(comm: Communicator) -> Failure:
+    """One rank's own mistake ends it; the others hear that it is gone, not of a mismatch."""
+    try:
+        comm.broadcast(np.ones(3), 5 if comm.rank == 1 else 0)
+        comm.barrier()
+    except PackingError:
+        raise
+    except CommunicationError as error:
+        return type(error).__name__, str(error)
+    return "nothing", ""
+
+
+def test_a_wrong_root_on_one_rank_keeps_nobody_waiting(start: Start) -> None:
+    job = start(3, refuses_alone)
+    (error,) = job.errors(1)
+    assert isinstance(error, PackingError)
+    for kind, text in job.values(0, 2):
+        assert kind == "PeerLostError"
+        assert "rank 1" in text
+
+
+# ---- memory that is not there, too small, or another's
+
+
+def limited(comm: Communicator) -> str:
+    return "made"
+
+
+def member_with_limit(url: str, rank: int, who: int, limit: str, room: int) -> Any:
+    """A rank, which is ``who`` or one of all (-1) under a limit of the system."""
+    import resource
+
+    if who in (-1, rank):
+        resource.setrlimit(getattr(resource, limit), (room, room))
+    return member(url, rank, 2, PATIENT_S, limited, ())
+
+
+@pytest.mark.parametrize("who", [-1, 0, 1])
+@pytest.mark.parametrize(("limit", "room"), [("RLIMIT_FSIZE", 1 << 20), ("RLIMIT_AS", 4 << 30)])
+def test_too_little_memory_is_an_error_on_all_ranks_that_says_how_much_is_needed(
+    tmp_path: Any, start: Start, limit: str, room: int, who: int
+) -> None:
+    url = f"file://{tmp_path}/store"
+    began = time.monotonic()
+    found = outcomes([RankProcess(member_with_limit, url, rank, who, limit, room) for rank in range(2)])
+    for rank, outcome in enumerate(found):
+        if who in (-1, rank):
+            assert isinstance(outcome.error, UnsupportedError), outcome
+        else:
+            assert isinstance(outcome.error, CommunicationError), outcome
+            assert f"rank {who}" in str(outcome.error)
+        assert "bytes of" in str(outcome.error)
+        assert "are needed" in str(outcome.error) or "needs" in str(outcome.error)
+    assert time.monotonic() - began < PATIENT_S
+
+
+def member_of_another_kind(url: str, rank: int) -> Any:
+    """Rank 1 is built for rings of other sizes than rank 0."""
+    if rank == 1:
+        host_group.STREAM_BYTES *= 2
+    return member(url, rank, 2, PATIENT_S, limited, ())
+
+
+def test_memory_of_another_size_is_refused(tmp_path: Any, start: Start) -> None:
+    url = f"file://{tmp_path}/store"
+    zero, one = outcomes([RankProcess(member_of_another_kind, url, rank) for rank in range(2)])
+    assert isinstance(one.error, CommunicationError)
+    assert "rank 1 was given" in str(one.error)
+    assert isinstance(zero.error, CommunicationError)
+    assert "rank 1" in str(zero.error)
+
+
+def member_with_foreign_memory(url: str, rank: int, forgery: str) -> Any:
+    """Rank 0 hands out memory of the right size that is not its group's."""
+    real = host_group.format_segment
+
+    def forged(address: int, size: int, shape: Any, token: bytes) -> None:
+        if forgery == "token":
+            real(address, size, shape, bytes(16))
+
+    if rank == 0:
+        host_group.format_segment = forged
+    return member(url, rank, 2, PATIENT_S, limited, ())
+
+
+@pytest.mark.parametrize("forgery", ["token", "zeros"])
+def test_a_foreign_segment_is_refused_by_all_ranks(tmp_path: Any, start: Start, forgery: str) -> None:
+    url = f"file://{tmp_path}/store"
+    for outcome in outcomes([RankProcess(member_with_foreign_memory, url, rank, forgery) for rank in range(2)]):
+        assert isinstance(outcome.error, CommunicationError)
+        assert not isinstance(outcome.error, PeerLostError)
+        assert "this is not the segment of this communicator" in str(outcome.error)

@@ -1,0 +1,230 @@
+"""``blink dump PID`` on live jobs: what it shows is so, and the job does not notice."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from job import Job, Start, tell
+
+from blinkccl.errors import DeadlineError, UnsupportedError
+from blinkccl.runtime.communicator import Communicator
+from blinkccl.runtime.dump import GroupState, groups_of
+
+Blink = Callable[..., Any]
+
+
+def wait_until(job: Job, rank: int, wanted: Callable[[GroupState], bool], within_s: float = 10.0) -> GroupState:
+    """The first picture of rank's only group that is as wanted."""
+    end = time.monotonic() + within_s
+    while True:
+        (group,) = groups_of(job.pid(rank))
+        if wanted(group):
+            return group
+        assert time.monotonic() < end, f"the job never was as wanted; at last: {group}"
+        time.sleep(0.02)
+
+
+def works_for_ever(comm: Communicator, elements: int) -> None:
+    array = np.ones(elements, np.float32)
+    tell(comm, "working")
+    while True:
+        array[:] = 1
+        comm.allreduce(array)
+
+
+def test_a_stopped_rank_is_named_with_what_the_others_wait_for(start: Start, blink: Blink) -> None:
+    job = start(3, works_for_ever, 2_000_000)
+    job.hear("working")
+    job.signal(1, signal.SIGSTOP)
+    group = wait_until(job, 0, lambda g: [r.state for r in g.ranks] == ["waiting", "stopped", "waiting"])
+    assert group.size == 3
+    assert group.failure is None
+    assert [rank.pid for rank in group.ranks] == [job.pid(rank) for rank in range(3)]
+    assert group.awaited() == {1: [0, 2]}
+    for rank in (group.ranks[0], group.ranks[2]):
+        assert rank.call == "allreduce of 2000000 × float32, sum"
+        assert rank.calls in (group.ranks[1].calls, group.ranks[1].calls + 1)
+        assert rank.waiting_s is not None
+        assert 0 <= rank.waiting_s < 60
+    text = blink("dump", job.pid(2))
+    assert text.code == 0
+    assert f"In the end ranks 0,2 wait for rank 1 (process {job.pid(1)}): a signal or a debugger stopped it" in text.out
+    document = json.loads(blink("dump", job.pid(2), "--json").out)
+    assert (document["schema_version"], document["pid"]) == (1, job.pid(2))
+    assert document["groups"][0]["awaited"] == [{"rank": 1, "by": [0, 2]}]
+    job.signal(1, signal.SIGCONT)
+    wait_until(job, 0, lambda g: g.ranks[1].calls > group.ranks[0].calls + 3)  # the job goes on
+
+
+def meets_a_deadline(comm: Communicator) -> None:
+    array = np.ones(3_000_000, np.float64)
+    tell(comm, "working")
+    while True:
+        comm.allreduce(array, deadline_s=2.5)
+
+
+def test_the_deadlines_message_says_the_same(start: Start) -> None:
+    """Which rank waits for which chunk of which channel from whom: alive in the dump, at the deadline in the error."""
+    job = start(2, meets_a_deadline)
+    job.hear("working")
+    job.signal(1, signal.SIGSTOP)
+    (shown, stopped) = wait_until(job, 0, lambda g: [r.state for r in g.ranks] == ["waiting", "stopped"]).ranks
+    assert shown.awaits is not None
+    (error,) = job.errors(0)
+    assert isinstance(error, DeadlineError)
+    assert re.search(r"rank 0 waited \d+\.\d s for ", str(error))
+    assert shown.awaits in str(error)
+    if shown.chunk is not None:
+        assert f"chunk {shown.chunk} of channel {shown.channel}" in str(error)
+    assert shown.peer == stopped.rank == 1
+    job.signal(1, signal.SIGCONT)
+    (late,) = job.errors(1)
+    assert isinstance(late, DeadlineError)
+    assert str(error) == str(late)
+
+
+def fails_and_stays(comm: Communicator) -> None:
+    if comm.rank == 0:
+        comm.abort("of no more use")
+    tell(comm, "failed")
+    time.sleep(30)
+
+
+def test_a_group_that_has_ended_says_why(start: Start, blink: Blink) -> None:
+    job = start(2, fails_and_stays)
+    job.hear("failed")
+    (group,) = groups_of(job.pid(1))
+    assert group.failure is not None
+    assert "the communicator was aborted: of no more use" in group.failure
+    assert "This group has ended: " in blink("dump", job.pid(1)).out
+
+
+def one_after_another(comm: Communicator) -> None:
+    """Rank 2 has left, rank 1 is busy with itself, rank 0 waits for it; and there is a part of ranks 0 and 1."""
+    part = comm.split(None if comm.rank == 2 else 0)
+    comm.barrier()
+    tell(comm, "ready")
+    if comm.rank == 0:
+        comm.barrier()
+    elif comm.rank == 1:
+        time.sleep(30)
+    assert comm.rank == 2 or part is not None
+
+
+def test_ranks_that_left_or_compute_are_told_apart(start: Start, blink: Blink) -> None:
+    job = start(3, one_after_another)
+    job.hear("ready")
+    job.outcomes(2)
+    end = time.monotonic() + 10
+    while [rank.state for rank in groups_of(job.pid(0))[0].ranks] != ["waiting", "between calls", "left"]:
+        assert time.monotonic() < end, groups_of(job.pid(0))
+        time.sleep(0.02)
+    whole, part = groups_of(job.pid(0))
+    assert whole.ranks[0].calls == whole.ranks[1].calls + 1
+    assert (part.size, part.awaited()) == (2, {})
+    text = blink("dump", job.pid(0)).out
+    assert f"for rank 1 (process {job.pid(1)}): it is in the program's own code, after call " in text
+    assert "Nobody waits" in text
+    assert "left" in text
+
+
+def test_a_dead_rank_is_gone_before_anybody_notices(start: Start) -> None:
+    job = start(2, fails_and_stays_without_abort)
+    job.hear("ready")
+    job.signal(1, signal.SIGKILL)
+    wait_until(job, 0, lambda g: [r.state for r in g.ranks] == ["between calls", "gone"])
+
+
+def fails_and_stays_without_abort(comm: Communicator) -> None:
+    tell(comm, "ready")
+    time.sleep(30)
+
+
+def test_who_waits_in_a_circle_is_found() -> None:
+    from blinkccl.runtime.dump import RankState
+
+    def ranks(*peers: int | None) -> tuple[RankState, ...]:
+        return tuple(RankState(rank, rank, "waiting", 1, peer=peer) for rank, peer in enumerate(peers))
+
+    assert GroupState(1, 4, None, ranks(2, 0, 1, 0)).awaited() == {0: [0, 1, 2, 3]}
+    assert GroupState(1, 5, None, ranks(3, 2, 1, None, 3)).awaited() == {3: [0, 4], 1: [1, 2]}
+    assert GroupState(1, 2, None, ranks(None, None)).awaited() == {}
+
+
+def test_dumps_change_nothing_for_the_job(start: Start) -> None:
+    """Not even the locks by which ranks see each other live; and what was opened is closed."""
+    job = start(3, counts_calls, 400)
+    job.hear("working")
+    before = os.listdir("/proc/self/fd")
+    seen = 0
+    while job.ranks[0].process.is_alive() and seen < 200:
+        try:
+            groups_of(job.pid(seen % 3))
+        except UnsupportedError:  # it has ended meanwhile
+            break
+        seen += 1
+    assert job.values() == [400] * 3
+    assert seen > 20
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+def counts_calls(comm: Communicator, calls: int) -> int:
+    array = np.ones(100_000)
+    tell(comm, "working")
+    for _ in range(calls):
+        comm.allreduce(array, op="max")
+        time.sleep(0.001)
+    return calls
+
+
+def test_what_is_no_rank_of_ours_is_refused_with_the_reason(start: Start, blink: Blink) -> None:
+    job = start(2, dumps_itself)
+    job.hear("ready")
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait(20)
+    for pid, why in (
+        (ended.pid, f"there is no process {ended.pid}"),
+        (os.getpid(), f"process {os.getpid()} is in no group of Blink"),
+    ):
+        refused = blink("dump", pid)
+        assert refused.code == 2
+        assert why in refused.err
+        assert refused.out == ""
+    for bad in ("0", "-3", "x", "99999999999999999999"):
+        assert blink("dump", "--", bad).code == 2
+    assert all("is a rank of a group of process" in reason for reason in job.values())
+
+
+def dumps_itself(comm: Communicator) -> str:
+    """To look at one's own group, or at another rank's, would give up the lock by which one is seen to live."""
+    comm.barrier()
+    tell(comm, "ready")
+    reasons = []
+    for card in comm.cards:
+        try:
+            groups_of(card.pid)
+        except UnsupportedError as error:
+            reasons.append(str(error))
+    comm.barrier()
+    return reasons[0] if len(reasons) == 2 else f"refused: {reasons}"
+
+
+def test_another_users_process_is_refused(blink: Blink, monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(self: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "iterdir", closed)
+    refused = blink("dump", 1)
+    assert refused.code == 2
+    assert "process 1 belongs to another user" in refused.err

@@ -1,0 +1,524 @@
+"""Ranks that die, stop, or never come: all others raise an error that names them, in time, wherever it happens."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from job import PATIENT_S, Start, member, tell
+from rank_processes import RankProcess, outcomes
+
+import blinkccl
+from blinkccl.errors import CommunicationError, DeadlineError, PeerLostError, RendezvousTimeout
+from blinkccl.runtime import host_group
+from blinkccl.runtime.communicator import Communicator
+
+#: How long after a kill all others have raised, at the latest.
+LIMIT_S = 2.0
+
+# ---- what ranks do until one of them is lost
+
+
+def between_calls(comm: Communicator, victim: int) -> None:
+    if comm.rank == victim:
+        time.sleep(30)
+    comm.barrier()
+
+
+def small_collectives(comm: Communicator, victim: int) -> None:
+    comm.allreduce(np.ones(16, np.float32))
+
+
+def large_collectives(comm: Communicator, victim: int) -> None:
+    comm.allreduce(np.ones(1_500_000, np.float32))
+
+
+def shared_arrays(comm: Communicator, victim: int) -> None:
+    array = blinkccl.empty(1_500_000)
+    comm.allreduce(array)
+    comm.allgather(array, blinkccl.empty(comm.size * array.size))
+
+
+def rooted_at_the_victim(comm: Communicator, victim: int) -> None:
+    comm.broadcast(np.ones(400_000), victim)
+    comm.reduce(np.ones(400_000), root=victim)
+    comm.gather(np.ones(1000), root=victim)
+
+
+def several_under_way(comm: Communicator, victim: int) -> None:
+    for future in [comm.allreduce(np.ones(1 + 100_000 * i), wait=False) for i in range(4)]:
+        future.result(PATIENT_S)
+
+
+def messages(comm: Communicator, victim: int) -> None:
+    """Each to its neighbour, longer than a ring holds."""
+    sent = comm.send(np.ones(50_000), (comm.rank + 1) % comm.size, wait=False)
+    comm.recv(np.empty(50_000), (comm.rank - 1) % comm.size)
+    sent.result(PATIENT_S)
+
+
+def messages_from_anybody(comm: Communicator, victim: int) -> None:
+    if comm.rank == victim:
+        time.sleep(30)
+    comm.recv(np.empty(10), tag=3)
+
+
+def parts(comm: Communicator, victim: int) -> None:
+    """A part of all ranks, made anew again and again: a kill may fall into its rendezvous."""
+    part = comm.split(0)
+    assert part is not None
+    with part_closed(part):
+        part.allreduce(np.ones(1000))
+
+
+class part_closed:  # noqa: N801
+    def __init__(self, part: Communicator) -> None:
+        self._part = part
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None:
+        self._part.close()
+
+
+Work = Callable[[Communicator, int], None]
+
+
+def until_lost(comm: Communicator, work: Work, victim: int) -> tuple[float, int, str]:
+    """When and of whom this rank hears that it is lost."""
+    work(comm, victim) if work not in (between_calls, messages_from_anybody) else None
+    tell(comm, "working")
+    try:
+        while True:
+            work(comm, victim)
+    except PeerLostError as error:
+        return time.monotonic(), error.rank, str(error)
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize(
+    "work",
+    [
+        between_calls, small_collectives, large_collectives, shared_arrays, rooted_at_the_victim, several_under_way,
+        messages, messages_from_anybody, parts,
+    ],
+    ids=lambda work: work.__name__,
+)  # fmt: skip
+def test_a_killed_rank_is_named_by_all_others_within_the_limit(start: Start, work: Work, victim: int) -> None:
+    late = []
+    for _ in range(2):  # a second time only where a busy machine kept ranks off their cores
+        job = start(3, until_lost, work, victim)
+        job.hear("working")
+        time.sleep(random.Random(work.__name__).uniform(0, 0.2))
+        killed = job.signal(victim, signal.SIGKILL)
+        others = [rank for rank in range(3) if rank != victim]
+        found = job.values(*others)
+        assert [lost for _, lost, _ in found] == [victim] * 2, found
+        assert all("its process ended" in text or "hung up" in text for *_, text in found), found
+        late.append(max(at for at, *_ in found) - killed)
+        if late[-1] < LIMIT_S:
+            return
+    pytest.fail(f"ranks heard of a kill only {late} s later")
+
+
+# ---- while a group is made
+
+
+def dies_at(url: str, rank: int, size: int, point: str) -> None:
+    """Joins a group and ends without a word at ``point``."""
+
+    def die(*_: object, **__: object) -> None:
+        Path(url.removeprefix("file://"), "died").write_text(str(time.monotonic()))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    owner = host_group.HostGroup if point == "barrier" else host_group
+    setattr(owner, point, die)
+    member(url, rank, size, PATIENT_S, between_calls, (rank,))
+
+
+def hears_while_joining(url: str, rank: int, size: int) -> tuple[float, int, str]:
+    try:
+        member(url, rank, size, PATIENT_S, between_calls, (-1,))
+    except PeerLostError as error:
+        return time.monotonic(), error.rank, str(error)
+    raise AssertionError("nobody was lost")
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("point", ["share", "process_heap", "Endpoint", "_map_heaps", "_await_joined", "barrier"])
+def test_a_rank_that_dies_while_the_group_is_made(tmp_path: Path, start: Start, point: str, victim: int) -> None:
+    """After the meeting, in the handover, with the memory but not in it, and in it but before the first call."""
+    url = f"file://{tmp_path}/store"
+    late = []
+    for _ in range(2):
+        ranks = [
+            RankProcess(dies_at, url, rank, 3, point) if rank == victim else
+            RankProcess(hears_while_joining, url, rank, 3)
+            for rank in range(3)
+        ]  # fmt: skip
+        found = outcomes(ranks)
+        assert found[victim].exitcode == -signal.SIGKILL
+        others = [outcome for rank, outcome in enumerate(found) if rank != victim]
+        assert [outcome.error for outcome in others] == [None, None]
+        assert [outcome.value[1] for outcome in others] == [victim, victim]
+        late.append(max(outcome.value[0] for outcome in others) - float((tmp_path / "store/died").read_text()))
+        if late[-1] < LIMIT_S:
+            return
+    pytest.fail(f"ranks heard of a death only {late} s later")
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_is_killed_while_others_are_missing(tmp_path: Path, start: Start, victim: int) -> None:
+    url = f"file://{tmp_path}/store"
+    late = []
+    for _ in range(2):
+        ranks = [RankProcess(hears_while_joining, url, rank, 3) for rank in range(2)]
+        end = time.monotonic() + PATIENT_S
+        while not list(tmp_path.glob("store/*card*1")):
+            assert time.monotonic() < end
+            time.sleep(0.005)
+        time.sleep(0.1)
+        killed = time.monotonic()
+        ranks[victim].kill()
+        (other,) = outcomes([ranks[1 - victim]])
+        assert other.error is None, other.error
+        assert other.value[1] == victim
+        late.append(other.value[0] - killed)
+        if late[-1] < LIMIT_S:
+            return
+    pytest.fail(f"ranks heard of a kill only {late} s later")
+
+
+def test_a_rank_that_never_comes_is_named_with_those_who_did(tmp_path: Path, start: Start) -> None:
+    url = f"file://{tmp_path}/store"
+    ranks = [RankProcess(member, url, rank, 4, 1.5, between_calls, (-1,)) for rank in (0, 1, 3)]
+    for outcome in outcomes(ranks):
+        assert isinstance(outcome.error, RendezvousTimeout)
+        assert outcome.error.missing == (2,)
+        assert outcome.error.present == (0, 1, 3)
+
+
+# ---- how else a rank may go
+
+
+def leaves(comm: Communicator, how: str) -> tuple[str, str]:
+    if comm.rank == 1:
+        if how == "close":
+            comm.close()
+            time.sleep(0.5)
+        elif how == "error":
+            raise ValueError("a mistake of the program's own")
+        elif how == "os._exit":
+            os._exit(7)
+        elif how == "segfault":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return "", ""
+    try:
+        comm.allreduce(np.ones(10))
+    except CommunicationError as error:
+        return type(error).__name__, str(error)
+    return "nothing", ""
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ("close", "it closed its communicator"),
+        ("error", "it closed its communicator"),
+        ("os._exit", "its process ended"),
+        ("segfault", "its process ended"),
+    ],
+)
+def test_however_a_rank_goes_the_others_hear_of_it(start: Start, how: str, why: str) -> None:
+    job = start(3, leaves, how)
+    for kind, text in job.values(0, 2):
+        assert kind == "PeerLostError"
+        assert f"rank 1 was lost: {why} during call" in text
+
+
+def works_without_the_one_that_left(comm: Communicator) -> int:
+    """Who leaves in order disturbs only those who want something of it."""
+    if comm.rank == 2:
+        comm.send(np.full(3, 7), 0, tag=5)
+        return 0
+    if comm.rank == 1:
+        comm.store.get("go", time.monotonic() + PATIENT_S)
+        comm.send(np.full(3, 8), 0, tag=6)
+        return int(_lost_rank(lambda: comm.recv(np.empty(3), 2)) == 2)
+    array = np.zeros(3, int)
+    anybody = comm.recv(np.zeros(3, int), tag=6, wait=False)  # rank 2 is among those who might send it
+    assert comm.recv(array, 2, tag=5) == 2
+    time.sleep(0.3)
+    comm.store.set("go", b"")
+    assert anybody.result(PATIENT_S) == 1
+    assert _lost_rank(lambda: comm.recv(array, 2)) == 2
+    assert _lost_rank(lambda: comm.recv(array, 2, tag=9)) == 2  # also the second time
+    assert _lost_rank(lambda: comm.send(array, 2)) == 2
+    return int(array[0])
+
+
+def _lost_rank(call: Callable[[], Any]) -> int:
+    try:
+        call()
+    except PeerLostError as error:
+        return error.rank
+    return -1
+
+
+def test_who_left_in_order_disturbs_no_messages_among_the_others(start: Start) -> None:
+    assert start(3, works_without_the_one_that_left).values() == [7, 1, 0]
+
+
+# ---- stopped ranks
+
+
+def stalls(comm: Communicator, elements: int) -> None:
+    array = np.ones(elements, np.float32)
+    tell(comm, "working")
+    while True:
+        comm.allreduce(array, deadline_s=1.5)
+
+
+@pytest.mark.parametrize("elements", [16, 1_500_000])
+def test_a_stopped_rank_is_named_at_the_deadline_and_told_when_it_goes_on(start: Start, elements: int) -> None:
+    job = start(3, stalls, elements)
+    job.hear("working")
+    stopped = job.signal(1, signal.SIGSTOP)
+    errors = job.errors(0, 2)
+    assert time.monotonic() - stopped > 1.4
+    for error in errors:
+        assert isinstance(error, DeadlineError)
+        assert re.search(r"rank [02] waited \d+\.\d s for .*rank 1", str(error)), error
+    assert str(errors[0]) == str(errors[1])
+    job.signal(1, signal.SIGCONT)
+    (late,) = job.errors(1)
+    assert isinstance(late, DeadlineError)
+
+
+def stalls_in_a_message(comm: Communicator) -> list[str]:
+    """Rank 1 is stopped in the middle of a long message, in both directions."""
+    big = np.ones(4_000_000)
+    tell(comm, "working")
+    if comm.rank == 1:
+        for _ in range(200):
+            comm.send(big, 0, tag=1)
+            comm.recv(big, 0, tag=2)
+        return []
+    found: list[str] = []
+    try:
+        while True:
+            comm.recv(big, 1, tag=1, deadline_s=1.0)
+            comm.send(big, 1, tag=2, deadline_s=1.0)
+    except DeadlineError as error:
+        found.append(str(error))
+    began = time.monotonic()
+    for call in (lambda: comm.recv(big, 1, tag=1, deadline_s=1.0), lambda: comm.send(big, 1, deadline_s=1.0)):
+        try:
+            call()
+        except CommunicationError as error:
+            found.append(str(error))
+    assert time.monotonic() - began < 5, "calls on a broken wire must end too"
+    return found
+
+
+def test_messages_of_a_stopped_rank_have_a_deadline(start: Start) -> None:
+    job = start(2, stalls_in_a_message)
+    job.hear("working")
+    time.sleep(0.2)
+    job.signal(1, signal.SIGSTOP)
+    (found,) = job.values(0)
+    assert len(found) == 3
+    assert "rank 0 waited past the deadline for" in found[0]
+    assert "rank 1" in found[0]
+
+
+def waits_for_nobody(comm: Communicator) -> list[float]:
+    """Deadlines of calls that name one, of calls that do not, and of both kinds of messages."""
+    if comm.rank == 1:
+        comm.store.get("done", time.monotonic() + PATIENT_S)
+        return []
+    waits = []
+    for call in (
+        lambda: comm.recv(np.empty(3), 1, deadline_s=0.3),
+        lambda: comm.recv(np.empty(3), deadline_s=0.3),
+        lambda: comm.recv(np.empty(3), 1),
+        lambda: comm.barrier(deadline_s=0.4),
+    ):
+        began = time.monotonic()
+        try:
+            call()
+        except DeadlineError:
+            waits.append(time.monotonic() - began)
+    comm.store.set("done", b"")
+    return waits
+
+
+def test_every_wait_has_a_deadline(start: Start) -> None:
+    named, from_anybody, default, collective = start(2, waits_for_nobody, deadline_s=3.0).values(0)[0]
+    assert 0.3 <= named < 2.5
+    assert 0.3 <= from_anybody < 2.5
+    assert 3.0 <= default < 6.0
+    assert 0.4 <= collective < 2.5
+
+
+def test_the_environment_says_how_long(tmp_path: Path, start: Start) -> None:
+    """BLINK_TIMEOUT, through init(): a script as a user writes it."""
+    script = "import blinkccl\ntry:\n    blinkccl.init()\nexcept Exception as e:\n    print(type(e).__name__, e)"
+    environ = dict(os.environ, BLINK_TIMEOUT="0.5", BLINK_RANK="0", BLINK_WORLD_SIZE="2",
+                   BLINK_STORE=f"file://{tmp_path}/store")  # fmt: skip
+    began = time.monotonic()
+    ended = subprocess.run(
+        [sys.executable, "-c", script], env=environ, capture_output=True, text=True, timeout=30, check=True
+    )
+    assert "RendezvousTimeout missing rank 1, present rank 0" in ended.stdout
+    assert time.monotonic() - began < 25
+
+
+def test_ten_calls_raise_once_the_group_has_failed(start: Start) -> None:
+    """Not only the call in which it happened."""
+    assert start(2, fails_again_and_again).values() == [10, 10]
+
+
+def fails_again_and_again(comm: Communicator) -> int:
+    if comm.rank == 0:
+        comm.abort("enough")
+    failures = 0
+    for call in range(10):
+        try:
+            comm.allreduce(np.ones(1 + 50_000 * (call % 3)))
+        except CommunicationError as error:
+            failures += "enough" in str(error)
+    return failures
+
+
+def test_a_script_that_ends_with_an_error_ends_at_once_and_tells_the_others(tmp_path: Path, start: Start) -> None:
+    script = (
+        "import sys, numpy as np, blinkccl\n"
+        "comm = blinkccl.init()\n"
+        "if comm.rank == 0:\n"
+        "    future = comm.allreduce(np.ones(3), wait=False)\n"
+        "    raise ValueError('a mistake')\n"
+        "comm.recv(np.ones(3), 0)\n"
+    )
+    runs = [
+        subprocess.Popen(
+            [sys.executable, "-c", script],
+            env=dict(os.environ, BLINK_RANK=str(rank), BLINK_WORLD_SIZE="2", BLINK_STORE=f"file://{tmp_path}/store"),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        said = [run.communicate(timeout=PATIENT_S)[1] for run in runs]
+    finally:
+        for run in runs:
+            run.kill()
+    assert "ValueError: a mistake" in said[0]
+    assert "rank 0 ended with ValueError" in said[1]
+
+
+# ---- a user's Ctrl-C
+
+
+def is_interrupted(comm: Communicator, wait: str) -> tuple[str, float, str]:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    tell(comm, "ready")
+    try:
+        if comm.rank == 1:
+            comm.store.get("interrupted", time.monotonic() + PATIENT_S)
+            comm.allreduce(np.ones(5))
+        elif wait == "call":
+            comm.allreduce(np.ones(5))
+        elif wait == "large call":
+            comm.allreduce(np.ones(3_000_000))
+        elif wait == "call behind another":
+            comm.allreduce(np.ones(5), wait=False)
+            comm.allreduce(np.ones(5))
+        elif wait == "message":
+            comm.recv(np.ones(5), 1)
+    except KeyboardInterrupt:
+        at = time.monotonic()
+        comm.store.set("interrupted", b"")
+        return "KeyboardInterrupt", at, ""
+    except CommunicationError as error:
+        return type(error).__name__, time.monotonic(), str(error)
+    return "nothing", 0.0, ""
+
+
+@pytest.mark.parametrize("wait", ["call", "large call", "call behind another", "message"])
+def test_ctrl_c_ends_a_long_wait_at_once_and_the_others_hear_of_it(start: Start, wait: str) -> None:
+    job = start(2, is_interrupted, wait)
+    job.hear("ready")
+    time.sleep(0.5)
+    pressed = job.signal(0, signal.SIGINT)
+    (kind, at, _), (other, _, why) = job.values()
+    assert kind == "KeyboardInterrupt"
+    assert at - pressed < LIMIT_S
+    assert other == "CommunicationError"
+    assert "interrupt" in why
+
+
+class Impatient(Exception):  # noqa: N818
+    """What a program's own signal handler raises."""
+
+
+def handles_signals(comm: Communicator) -> list[str]:
+    """Handlers that do nothing, that use the group, that close it, and that raise what they like."""
+    said: list[str] = []
+
+    def note(*_: object) -> None:
+        said.append("noted")
+
+    def use(*_: object) -> None:
+        for call in (lambda: comm.allreduce(np.ones(3)), comm.close):
+            try:
+                call()
+            except CommunicationError as error:
+                said.append(str(error))
+
+    def give_up(*_: object) -> None:
+        raise Impatient("enough")
+
+    signal.signal(signal.SIGUSR1, note)
+    signal.signal(signal.SIGUSR2, use)
+    signal.signal(signal.SIGTERM, give_up)
+    tell(comm, "ready")
+    if comm.rank == 1:
+        comm.store.get("go", time.monotonic() + PATIENT_S)
+        comm.barrier()
+        comm.store.get("done", time.monotonic() + PATIENT_S)
+        return said
+    try:
+        while True:
+            comm.barrier()
+            said.append("passed")
+    except Impatient as error:
+        said.append(f"Impatient: {error}")
+    comm.store.set("done", b"")
+    return said
+
+
+def test_signal_handlers_run_in_long_waits_and_raise_what_they_raise(start: Start) -> None:
+    job = start(2, handles_signals)
+    job.hear("ready")
+    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
+        time.sleep(0.4)
+        job.signal(0, number)
+        if number == signal.SIGUSR2:
+            time.sleep(0.4)
+            job.store.set("go", b"")  # the wait goes on as if nothing had been
+    (said,) = job.values(0)
+    assert said[0] == "noted"
+    assert all("in the middle of a call" in text for text in said[1:3])
+    assert said[3:] == ["passed", "Impatient: enough"]

@@ -1,0 +1,180 @@
+"""Shared memory: private to its user, without a name, gone after any end, and independent of /dev/shm."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import stat
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from job import PATIENT_S, Ran, Start, member, tell
+from rank_processes import RankProcess, outcomes
+
+import blinkccl
+from blinkccl.runtime.communicator import Communicator
+from blinkccl.runtime.door import Door
+from blinkccl.runtime.heap import process_heap
+
+
+def own_memory() -> dict[int, tuple[str, int]]:
+    """Inode → (name, mode) of this process's memory files of ours, by its descriptors."""
+    found = {}
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            name, row = os.readlink(entry), entry.stat()
+        except FileNotFoundError:  # the listing's own
+            continue
+        if name.startswith("/memfd:blink-"):
+            found[row.st_ino] = (name, stat.S_IMODE(row.st_mode))
+    return found
+
+
+def holders(inodes: set[int]) -> list[str]:
+    """Who still has one of these files open or mapped, of all processes that can be seen."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            for entry in (process / "fd").iterdir():
+                if os.readlink(entry).startswith("/memfd:blink-") and entry.stat().st_ino in inodes:
+                    found.append(str(entry))
+            for line in (process / "maps").read_text(errors="replace").splitlines():
+                fields = line.split()
+                if "memfd:blink-" in line and int(fields[4]) in inodes:
+                    found.append(f"{process}: {line}")
+        except (FileNotFoundError, PermissionError, ProcessLookupError):
+            continue
+    return found
+
+
+def shows_its_memory(comm: Communicator) -> dict[int, tuple[str, int]]:
+    array = blinkccl.empty(500_000)
+    comm.allreduce(array)
+    found = own_memory()
+    tell(comm, "ready")
+    comm.store.get("seen", time.monotonic() + PATIENT_S)
+    return found
+
+
+def test_memory_is_private_and_has_no_name(start: Start, tmp_path: Path) -> None:
+    before = set(os.listdir("/dev/shm"))
+    job = start(3, shows_its_memory)
+    job.hear("ready")
+    assert not [name for name in set(os.listdir("/dev/shm")) - before if "blink" in name]
+    (path,) = tmp_path.glob("job0/*door*")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as late, pytest.raises(ConnectionRefusedError):
+        late.connect(f"\0{msgspec.msgpack.decode(path.read_bytes(), type=Door).name}")
+    job.store.set("seen", b"")
+    for memory in job.values():
+        assert len(memory) == 4, "the segment, and a heap per rank"
+        for name, mode in memory.values():
+            assert mode == 0o600
+            assert name.endswith("(deleted)"), "no directory has it"
+
+
+def waits_for_its_end(comm: Communicator) -> None:
+    array = blinkccl.empty(3_000_000)
+    array[:] = 1
+    inodes = ",".join(map(str, own_memory()))
+    comm.store.set(f"inodes/{comm.rank}", inodes.encode())
+    tell(comm, "working")
+    while True:
+        comm.allreduce(array)
+
+
+def test_nothing_is_left_when_all_ranks_are_killed_at_once(start: Start) -> None:
+    before = set(os.listdir("/dev/shm"))
+    job = start(3, waits_for_its_end)
+    job.hear("working")
+    inodes = {int(i) for rank in range(3) for i in job.store.get(f"inodes/{rank}", 0.0).split(b",")}
+    assert len(inodes) == 4
+    assert len(holders(inodes)) >= 3 * 4
+    for rank in range(3):
+        job.signal(rank, signal.SIGKILL)
+    job.outcomes()
+    assert holders(inodes) == []
+    assert not [name for name in set(os.listdir("/dev/shm")) - before if "blink" in name]
+
+
+def works(comm: Communicator) -> bool:
+    array = blinkccl.empty(1_000_000)
+    array[:] = 1
+    return bool((comm.allreduce(array) == comm.size).all() and (comm.allreduce(np.ones(9)) == comm.size).all())
+
+
+def member_without_room(url: str, rank: int, size: int) -> Any:
+    """A rank in a mount namespace of its own, where /dev/shm has one page, and that is full."""
+    new_user, new_mounts, private, recursive = 0x10000000, 0x00020000, 1 << 18, 1 << 14
+    libc = ctypes.CDLL(None, use_errno=True)
+    flags = new_mounts if os.geteuid() == 0 else new_mounts | new_user
+    if libc.unshare(flags) or libc.mount(None, b"/", None, private | recursive, None):
+        return f"skip: {os.strerror(ctypes.get_errno())}"
+    if libc.mount(b"none", b"/dev/shm", b"tmpfs", 0, b"size=4k"):
+        return f"skip: {os.strerror(ctypes.get_errno())}"
+    with suppress(OSError):
+        Path("/dev/shm/filler").write_bytes(bytes(1 << 20))
+    assert os.statvfs("/dev/shm").f_bavail == 0
+    return member(url, rank, size, PATIENT_S, works, ())
+
+
+def test_a_full_dev_shm_does_not_matter(tmp_path: Path, start: Start) -> None:
+    ranks = [RankProcess(member_without_room, f"file://{tmp_path}/store", rank, 2) for rank in range(2)]
+    found = outcomes(ranks)
+    assert [outcome.error for outcome in found] == [None, None]
+    for outcome in found:
+        if isinstance(outcome.value, str):
+            pytest.skip(f"no mount namespace here: {outcome.value}")
+    assert [outcome.value for outcome in found] == [True, True]
+
+
+def closes_and_counts(comm: Communicator, rounds: int) -> tuple[int, int, int]:
+    """Groups that are made and closed leave no descriptors, threads or mappings."""
+
+    def resources() -> tuple[int, int, int]:
+        maps = Path("/proc/self/maps").read_text().count("memfd:blink-")
+        return len(os.listdir("/proc/self/fd")), threading.active_count(), maps
+
+    def one() -> None:
+        part = comm.split(0)
+        assert part is not None
+        part.allreduce(np.ones(100), wait=False).result(PATIENT_S)
+        sent = part.send(np.ones(9), (part.rank + 1) % part.size, wait=False)
+        part.recv(np.ones(9))
+        sent.result(PATIENT_S)
+        part.close()
+
+    one()
+    before = resources()
+    for _ in range(rounds):
+        one()
+    after = resources()
+    return tuple(b - a for a, b in zip(before, after, strict=True))  # type: ignore[return-value]
+
+
+def test_groups_leave_nothing_behind_when_they_are_closed(ran: Ran) -> None:
+    assert ran(3, closes_and_counts, 8) == [(0, 0, 0)] * 3
+
+
+def test_arrays_in_shared_memory_give_their_pages_back(ran: Ran) -> None:
+    (grown,) = ran(1, makes_arrays)
+    assert grown < 32 << 20
+
+
+def makes_arrays(comm: Communicator) -> int:
+    """Bytes by which what the system holds for us has grown, after 40 × 64 MiB."""
+    used = []
+    for _ in range(40):
+        array = blinkccl.empty(16 << 20)
+        array[:] = 1
+        del array
+        used.append(comm.memory_bytes()["heap_used"])
+    assert used == [0] * 40
+    return os.fstat(process_heap().fd).st_blocks * 512

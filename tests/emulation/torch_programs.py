@@ -1,0 +1,770 @@
+"""Programs on backend "blink", one function each, that ranks run; test_torch_backend.py starts them as
+
+    python torch_programs.py NAME WORLD_SIZE
+
+The ranks are forked from this process once it has imported torch. Its exit status is 0 if all of them ended well; a
+rank that fails prints why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import multiprocessing
+import os
+import pickle
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+
+import blinkccl
+from blinkccl.errors import BlinkError, CommunicationError, DeadlineError
+from blinkccl.torch_backend import hooks, stats
+
+TIMEOUT = timedelta(seconds=30)
+PROGRAMS: dict[str, Callable[[int, int], None]] = {}
+
+FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+
+
+def program(function: Callable[[int, int], None]) -> Callable[[int, int], None]:
+    """Registers a function of rank and world size; the default group is there when it is called."""
+    PROGRAMS[function.__name__] = function
+    return function
+
+
+def block(rank: int, shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> Tensor:
+    """What ``rank`` contributes: small integers, so that every order of a sum is exact."""
+    generator = torch.Generator().manual_seed(1000 * seed + rank)
+    if dtype.is_complex:
+        parts = torch.randint(-4, 5, (*shape, 2), generator=generator).to(torch.float32)
+        return torch.view_as_complex(parts).to(dtype)
+    low, high = (0, 2) if dtype == torch.bool else (1, 4)
+    return torch.randint(low, high, shape, generator=generator).to(dtype)
+
+
+def same(got: Tensor, expected: Tensor) -> None:
+    assert got.dtype == expected.dtype, (got.dtype, expected.dtype)
+    assert torch.equal(got, expected), (got, expected)
+
+
+# ---- collectives
+
+
+@program
+def reductions(rank: int, size: int) -> None:
+    """Every reduction on every type, in place, at once and in the background, and on parts of tensors."""
+    sums = {dist.ReduceOp.SUM: torch.add, dist.ReduceOp.PRODUCT: torch.mul}
+    orders = {dist.ReduceOp.MIN: torch.minimum, dist.ReduceOp.MAX: torch.maximum}
+    bits = {
+        dist.ReduceOp.BAND: torch.bitwise_and,
+        dist.ReduceOp.BOR: torch.bitwise_or,
+        dist.ReduceOp.BXOR: torch.bitwise_xor,
+    }
+    for dtype in (*FLOATS, *INTEGERS):
+        for op, combine in {**sums, **orders, **({} if dtype.is_floating_point else bits)}.items():
+            for shape in ((), (1,), (5, 3), (1021,)):
+                blocks = [block(peer, shape, dtype) for peer in range(size)]
+                expected = blocks[0]
+                for other in blocks[1:]:
+                    expected = combine(expected, other)
+                mine = blocks[rank].clone()
+                dist.all_reduce(mine, op)
+                same(mine, expected)
+                mine = blocks[rank].clone()
+                work = dist.all_reduce(mine, op, async_op=True)
+                work.wait()
+                same(mine, expected)
+                mine = blocks[rank].clone()
+                dist.reduce(mine, size - 1, op)
+                same(mine, expected if rank == size - 1 else blocks[rank])
+
+
+@program
+def other_reductions(rank: int, size: int) -> None:
+    """Averages, scaled sums, truth values, complex and fp8 numbers, sparse tensors, lists of tensors."""
+    mean = torch.full((7,), float(rank))
+    dist.all_reduce(mean, dist.ReduceOp.AVG)
+    same(mean, torch.full((7,), sum(range(size)) / size))
+    scaled = torch.full((7,), float(rank + 1))
+    dist.all_reduce(scaled, dist._make_nccl_premul_sum(0.5))
+    same(scaled, torch.full((7,), sum(range(1, size + 1)) / 2))
+    truth = torch.arange(3 * size) % size == rank
+    dist.all_reduce(truth, dist.ReduceOp.MAX)
+    same(truth, torch.ones(3 * size, dtype=torch.bool))
+    numbers = block(rank, (4, 3), torch.complex64)
+    dist.all_reduce(numbers)
+    same(numbers, torch.stack([block(peer, (4, 3), torch.complex64) for peer in range(size)]).sum(0))
+    eighths = torch.ones(33).to(torch.float8_e4m3fn)
+    dist.all_reduce(eighths)
+    same(eighths.to(torch.float32), torch.full((33,), float(size)))
+    before = stats()
+    sparse = torch.sparse_coo_tensor([[rank, size]], [1.0, 2.0], (size + 1,))
+    dist.all_reduce(sparse)
+    same(sparse.to_dense(), torch.tensor([1.0] * size + [2.0 * size]))
+    assert stats()["calls"] == before["calls"], "a sparse sum is gloo's business"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        several = [torch.full((length,), float(rank)) for length in (1, 0, 5)]
+        dist.all_reduce_coalesced(several)
+        future = dist.all_reduce_coalesced(several, async_op=True)
+    assert [tensor.tolist() for tensor in future.wait()] == [[size * sum(range(size))] * n for n in (1, 0, 5)]
+
+
+@program
+def movements(rank: int, size: int) -> None:
+    """Every collective that moves data, on any type, in lists, in one tensor, in place, in pieces and empty."""
+    for dtype in (torch.float32, torch.float16, torch.int64, torch.bool, torch.complex64, torch.float8_e5m2):
+        for shape in ((5, 3), (1,), (0,), (4099,)):
+            blocks = [block(peer, shape, dtype) if dtype.itemsize > 1 else block(peer, shape, torch.float32).to(dtype) for peer in range(size)]
+            _moved(rank, size, [b.view(torch.uint8) if dtype == torch.float8_e5m2 else b for b in blocks])
+
+
+def _moved(rank: int, size: int, blocks: list[Tensor]) -> None:
+    mine, everything = blocks[rank], torch.cat(blocks)
+    for root in range(size):
+        received = mine.clone()
+        dist.broadcast(received, root)
+        same(received, blocks[root])
+        outputs = [torch.zeros_like(mine) for _ in range(size)] if rank == root else None
+        dist.gather(mine, outputs, root)
+        if outputs is not None:
+            same(torch.cat(outputs), everything)
+        received = torch.zeros_like(mine)
+        dist.scatter(received, blocks if rank == root else None, root)
+        same(received, mine)
+    outputs = [torch.zeros_like(mine) for _ in range(size)]
+    dist.all_gather(outputs, mine)
+    same(torch.cat(outputs), everything)
+    joined = torch.zeros_like(everything)
+    dist.all_gather(list(joined.chunk(size)) if everything.numel() else [joined] * size, mine)
+    same(joined, everything)
+    joined = torch.zeros_like(everything)
+    gather_into(joined, mine)
+    same(joined, everything)
+    if mine.numel():
+        own_place = joined.zero_().chunk(size)[rank]
+        own_place.copy_(mine)
+        gather_into(joined, own_place)
+        same(joined, everything)
+    outputs = [torch.zeros_like(mine) for _ in range(size)]
+    dist.all_to_all(outputs, [mine] * size)
+    same(torch.cat(outputs), everything)
+
+
+def gather_into(output: Tensor, tensor: Tensor, **options: Any) -> Any:
+    """``all_gather_into_tensor``, under its newer name where it has one."""
+    return getattr(dist, "all_gather_single", dist.all_gather_into_tensor)(output, tensor, **options)
+
+
+def reduce_into(output: Tensor, tensor: Tensor, **options: Any) -> Any:
+    """``reduce_scatter_tensor``, under its newer name where it has one."""
+    return getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)(output, tensor, **options)
+
+
+@program
+def scattered_sums(rank: int, size: int) -> None:
+    """ReduceScatter from lists and from one tensor, in place, averaged, of unequal parts."""
+    for dtype in (torch.float32, torch.bfloat16, torch.int32):
+        blocks = [block(peer, (size * 6, 5), dtype) for peer in range(size)]
+        expected = torch.stack(blocks).sum(0).to(dtype).chunk(size)[rank]
+        output = torch.zeros_like(expected)
+        dist.reduce_scatter(output, list(blocks[rank].chunk(size)))
+        same(output, expected)
+        dist.reduce_scatter(output.zero_(), [part.clone() for part in blocks[rank].chunk(size)])
+        same(output, expected)
+        reduce_into(output.zero_(), blocks[rank])
+        same(output, expected)
+        tensor = blocks[rank].clone()
+        reduce_into(tensor.chunk(size)[rank], tensor)
+        same(tensor.chunk(size)[rank], expected)
+    output = torch.zeros(3)
+    reduce_into(output, torch.arange(3.0 * size), op=dist.ReduceOp.AVG)
+    same(output, torch.arange(3.0 * rank, 3.0 * rank + 3))
+    output = torch.zeros(rank + 1)
+    dist.reduce_scatter(output, [torch.full((peer + 1,), float(peer)) for peer in range(size)])
+    same(output, torch.full((rank + 1,), float(rank * size)))
+
+
+@program
+def unequal_blocks(rank: int, size: int) -> None:
+    """Blocks whose sizes only some ranks know."""
+    outputs = [torch.zeros(peer) for peer in range(size)]
+    dist.all_gather(outputs, torch.full((rank,), float(rank)))
+    assert [output.tolist() for output in outputs] == [[float(peer)] * peer for peer in range(size)]
+    sent = [100 * rank + peer for peer in range(size) for _ in range(rank + peer)]
+    received = torch.zeros((sum(rank + peer for peer in range(size)), 2), dtype=torch.int64)
+    rows = torch.tensor(sent, dtype=torch.int64).view(-1, 1).repeat(1, 2)
+    splits = [rank + peer for peer in range(size)]
+    dist.all_to_all_single(received, rows, splits, splits)
+    assert received[:, 1].tolist() == [100 * peer + rank for peer in range(size) for _ in range(rank + peer)]
+    equal = torch.zeros(2 * size)
+    dist.all_to_all_single(equal, torch.arange(2.0 * size) + 1000 * rank)
+    same(equal, torch.tensor([1000.0 * peer + 2 * rank + k for peer in range(size) for k in range(2)]))
+    # Whether a rank says that its blocks are equal is its own business.
+    said = [2] * size if rank % 2 else None
+    dist.all_to_all_single(equal.zero_(), torch.arange(2.0 * size) + 1000 * rank, said, said)
+    same(equal, torch.tensor([1000.0 * peer + 2 * rank + k for peer in range(size) for k in range(2)]))
+    dist.all_to_all_single(equal, equal)  # in place
+    same(equal, torch.tensor([1000.0 * rank + 2 * peer + k for peer in range(size) for k in range(2)]))
+
+
+@program
+def layouts(rank: int, size: int) -> None:
+    """Tensors that do not lie in one piece, that require grad, and those of inference mode."""
+    whole = torch.arange(60.0).view(6, 10)
+    part = whole[:, ::3]
+    dist.all_reduce(part)
+    same(part, torch.arange(60.0).view(6, 10)[:, ::3] * size)
+    same(whole[:, 1::3], torch.arange(60.0).view(6, 10)[:, 1::3])
+    turned = torch.full((3, 4), float(rank)).t()
+    dist.broadcast(turned, size - 1)
+    same(turned, torch.full((4, 3), size - 1.0))
+    outputs = list(torch.zeros(4, 3, size).unbind(2))
+    dist.all_gather(outputs, torch.full((3, 4), float(rank)).t(), async_op=True).wait()
+    assert [float(output.min()) for output in outputs] == [float(output.max()) for output in outputs]
+    assert [float(output[0, 0]) for output in outputs] == [float(peer) for peer in range(size)]
+    weight = nn.Parameter(torch.ones(2, 3).t())
+    dist.all_reduce(weight.data)
+    dist.broadcast(weight.detach(), 0)
+    same(weight.data, torch.full((3, 2), float(size)))
+    with torch.inference_mode():
+        inferred = torch.ones(4, 6)[:, ::2]
+        dist.all_reduce(inferred)
+        dist.all_reduce(inferred, async_op=True).wait()
+    assert float(inferred[0, 0]) == size * size
+    shared = blinkccl.empty((1000, 100), torch.float32).fill_(rank)
+    dist.all_reduce(shared)
+    same(shared, torch.full((1000, 100), float(sum(range(size)))))
+    assert stats()["direct_bytes"] > 0, "shared tensors travel without a copy"
+
+
+@program
+def in_order(rank: int, size: int) -> None:
+    """Calls run in the order of issue, whatever is at once and what in the background."""
+    works, tensors = [], []
+    for number in range(60):
+        tensors.append(torch.full((1 + 997 * (number % 7),), float(number)))
+        if number % 3:
+            works.append(dist.all_reduce(tensors[-1], async_op=True))
+        else:
+            dist.all_reduce(tensors[-1])
+    for work in works:
+        assert work.wait()
+        assert work.is_completed()
+        assert work.is_success()
+    assert [float(tensor[-1]) for tensor in tensors] == [float(number * size) for number in range(60)]
+    dist.barrier()
+    assert dist.barrier(async_op=True).wait()
+
+
+@program
+def background(rank: int, size: int) -> None:
+    """A call with async_op returns before its peers have come: what they first want of us can follow."""
+    tensor, token = torch.ones(10), torch.zeros(1)
+    if rank == 0:
+        work = dist.all_reduce(tensor, async_op=True)
+        dist.send(token + 5, 1)
+        work.wait()
+    else:
+        if rank == 1:
+            dist.recv(token, 0)
+            assert float(token) == 5
+        dist.all_reduce(tensor)
+    same(tensor, torch.full((10,), float(size)))
+    groups = [dist.new_group(timeout=TIMEOUT) for _ in range(2)]
+    tensors = [torch.ones(10), torch.ones(10)]
+    order = (0, 1) if rank % 2 else (1, 0)
+    works = [dist.all_reduce(tensors[index], group=groups[index], async_op=True) for index in order]
+    for work in works:
+        work.wait()
+    same(torch.cat(tensors), torch.full((20,), float(size)))
+
+
+@program
+def futures(rank: int, size: int) -> None:
+    """Futures complete without wait(), in order; what is chained to one may issue collectives and wait for them."""
+    seen: list[int] = []
+
+    def noted(number: int) -> Callable[[Any], Tensor]:
+        return lambda future: (seen.append(number), future.value()[0] + 1)[1]
+
+    chained = []
+    for number in range(8):
+        future = dist.all_reduce(torch.full((3,), float(number)), async_op=True).get_future()
+        chained.append(future.then(noted(number)))
+    end = time.monotonic() + 10
+    while not all(future.done() for future in chained):
+        assert time.monotonic() < end, "a future does not complete by itself"
+    assert [float(future.value()[0]) for future in chained] == [number * size + 1.0 for number in range(8)]
+    assert seen == list(range(8))
+
+    def nested(future: Any) -> Tensor:
+        deeper = dist.all_reduce(future.value()[0], async_op=True).get_future()
+        return deeper.then(lambda inner: nested(inner) if float(inner.value()[0][0]) < size**4 else inner.value()[0]).wait()
+
+    outer = dist.all_reduce(torch.ones(3), async_op=True).get_future().then(nested)
+    assert float(outer.wait()[0]) == size**4
+    at_once = dist.group.WORLD.allreduce([torch.ones(2)], dist.AllreduceOptions())
+    at_once.wait()
+    assert float(at_once.get_future().wait()[0][0]) == size
+    assert at_once.result()[0].tolist() == [size, size]
+
+
+@program
+def coalescing(rank: int, size: int) -> None:
+    """The coalescing manager, with and without a device, at once and in the background."""
+    for device in (None, torch.device("cpu")):
+        for async_ops in (False, True):
+            sums = [torch.full((length,), float(rank)) for length in (1, 100, 3)]
+            with dist._coalescing_manager(device=device, async_ops=async_ops) as manager:
+                for tensor in sums:
+                    dist.all_reduce(tensor)
+            inputs = [torch.full((length,), float(rank)) for length in (2, 5)]
+            gathered = [torch.zeros(size * 2), torch.zeros(size * 5)]
+            if async_ops:
+                manager.wait()
+            with dist._coalescing_manager(device=device, async_ops=async_ops) as manager:
+                for output, tensor in zip(gathered, inputs, strict=True):
+                    gather_into(output, tensor)
+            if async_ops:
+                manager.wait()
+            parts = [torch.zeros(2), torch.zeros(5)]
+            with dist._coalescing_manager(device=device, async_ops=async_ops) as manager:
+                for output, tensor in zip(parts, gathered, strict=True):
+                    reduce_into(output, tensor)
+            if async_ops:
+                manager.wait()
+            assert [float(tensor[-1]) for tensor in sums] == [float(sum(range(size)))] * 3
+            assert [float(part[0]) for part in parts] == [float(rank * size)] * 2
+    plain = torch.ones(3)
+    dist.all_reduce(plain)  # not swallowed by a manager that has ended
+    assert float(plain[0]) == size
+
+
+# ---- messages
+
+
+@program
+def messages(rank: int, size: int) -> None:
+    """Tags, order, any source, batches, lists of objects, messages of no bytes, and one that is too long."""
+    following, previous = (rank + 1) % size, (rank - 1) % size
+    sent = [dist.isend(torch.full((3,), 10.0 * rank + tag), following, tag=tag) for tag in (1, 2, 1)]
+    got = [torch.zeros(3), torch.zeros(3), torch.zeros(3)]
+    received = [dist.irecv(got[index], previous, tag=tag) for index, tag in enumerate((2, 1, 1))]
+    for work in (*received, *sent):
+        work.wait()
+        assert work.is_completed()
+    assert [float(tensor[0]) - 10 * previous for tensor in got] == [2, 1, 1]
+    if rank == 0:
+        sources = [dist.recv(torch.zeros(2, 2).t()) for _ in range(size - 1)]
+        assert sorted(sources) == list(range(1, size))
+        assert dist.recv(torch.empty(0), src=1, tag=9) == 1
+    else:
+        dist.send(torch.ones(4), 0)
+        if rank == 1:
+            dist.send(torch.empty(0), 0, tag=9)
+    large, there = torch.full((300_000,), float(rank)), torch.zeros(300_000)
+    batch = [dist.P2POp(dist.isend, large, following), dist.P2POp(dist.irecv, there, previous)]
+    for work in dist.batch_isend_irecv(batch):
+        work.wait()
+    assert float(there[-1]) == previous
+    if rank == 0:
+        dist.send_object_list([{"a": 1}, "b"], 1)
+    elif rank == 1:
+        objects: list[Any] = [None, None]
+        dist.recv_object_list(objects, 0)
+        assert objects == [{"a": 1}, "b"]
+    dist.barrier()
+    if rank == 0:
+        dist.send(torch.ones(5), 1)
+    elif rank == 1:
+        with raises(BlinkError, "room for 8 bytes"):
+            dist.recv(torch.zeros(2), 0)
+    after = torch.ones(1)
+    dist.all_reduce(after)  # and the group lives on
+    assert float(after) == size
+
+
+@program
+def objects(rank: int, size: int) -> None:
+    """The collectives on Python objects."""
+    everybody: list[Any] = [None] * size
+    dist.all_gather_object(everybody, {"rank": rank, "text": "x" * rank})
+    assert [entry["rank"] for entry in everybody] == list(range(size))
+    gathered: list[Any] | None = [None] * size if rank == size - 1 else None
+    dist.gather_object(rank, gathered, size - 1)
+    assert gathered in (None, list(range(size)))
+    told = [f"from {rank}", rank]
+    dist.broadcast_object_list(told, size - 1)
+    assert told == [f"from {size - 1}", size - 1]
+    mine: list[Any] = [None]
+    dist.scatter_object_list(mine, [[peer] for peer in range(size)] if rank == 0 else None, 0)
+    assert mine == [[rank]]
+
+
+# ---- groups
+
+
+@program
+def groups(rank: int, size: int) -> None:
+    """Groups of some ranks, of one rank, many of them, made anew after the end of all."""
+    pair = dist.new_group([0, size - 1], timeout=TIMEOUT)
+    if rank in (0, size - 1):
+        tensor = torch.full((4,), float(rank))
+        dist.all_reduce(tensor, group=pair)
+        assert float(tensor[0]) == size - 1
+        dist.broadcast(tensor.fill_(rank), size - 1, group=pair)
+        assert float(tensor[0]) == size - 1
+        dist.destroy_process_group(pair)
+    alone = [dist.new_group([peer], timeout=TIMEOUT) for peer in range(size)][rank]
+    tensor = torch.full((4,), 3.0)
+    dist.all_reduce(tensor, group=alone)
+    dist.all_reduce(tensor, dist._make_nccl_premul_sum(2.0), group=alone)
+    output = torch.zeros(4)
+    reduce_into(output, tensor, group=alone)
+    dist.all_to_all_single(tensor, output, group=alone)
+    assert tensor.tolist() == [6.0] * 4
+    assert dist.get_backend(alone) == "blink"
+    many = [dist.new_group(timeout=TIMEOUT) for _ in range(12)]
+    for group in reversed(many):
+        dist.barrier(group=group)
+    calls = stats()["calls"]
+    dist.destroy_process_group()
+    assert stats()["calls"] == calls, "counters outlive their groups"
+    start(rank, size, "again")
+    tensor = torch.ones(2)
+    dist.all_reduce(tensor)
+    assert float(tensor[0]) == size
+
+
+@program
+def mixed_devices(rank: int, size: int) -> None:
+    """A backend for other devices in the same string; made when it is first needed."""
+    dist.destroy_process_group()
+    for number, named in enumerate(("cpu:blink", "cpu:blink,cuda:gloo", "cuda:gloo,cpu:blink")):
+        start(rank, size, f"mixed{number}", named)
+        tensor = torch.ones(2)
+        dist.all_reduce(tensor)
+        assert float(tensor[0]) == size
+        dist.barrier()
+        everybody: list[Any] = [None] * size
+        dist.all_gather_object(everybody, rank)
+        assert stats()["calls"] > 0
+        if "cuda" in named and number == 1:  # the order in which torch makes them decides whom it takes whole
+            world = dist.group.WORLD
+            assert isinstance(world._get_backend(torch.device("cuda")), dist.ProcessGroupGloo)
+            assert {device.type for device in world._device_types} == {"cpu", "cuda"}
+        dist.destroy_process_group()
+    start(rank, size, "nccl", "cpu:blink,cuda:nccl")
+    dist.all_reduce(torch.ones(1))
+    dist.destroy_process_group()
+    start(rank, size, "alone")
+    with raises(BlinkError, "this one is on meta"):
+        dist.all_reduce(torch.ones(2, device="meta"))
+
+
+@program
+def timeouts(rank: int, size: int) -> None:
+    """A rank that does not come: the others say so in time, and monitored_barrier names it."""
+    group = dist.new_group(timeout=TIMEOUT)
+    if rank == 0:
+        with raises(DeadlineError, "Rank 1 failed to pass monitoredBarrier"):
+            group.monitored_barrier(timedelta(seconds=0.3))
+        with raises(DeadlineError, ", ".join(map(str, range(1, size)))):
+            group.monitored_barrier(timedelta(seconds=0.3), wait_all_ranks=True)
+    dist.barrier()
+    again = dist.new_group(timeout=TIMEOUT)
+    again.monitored_barrier(timedelta(seconds=10))
+    again.monitored_barrier()
+    short = dist.new_group(timeout=timedelta(seconds=0.5))
+    if rank == 0:
+        begun = time.monotonic()
+        with raises(DeadlineError, "Timed out"):
+            dist.all_reduce(torch.ones(3), group=short)
+        assert 0.4 < time.monotonic() - begun < 10
+    dist.barrier()
+    lonely = dist.new_group(timeout=timedelta(seconds=0.5))
+    if rank == 0:
+        with raises(DeadlineError, "recv"):
+            dist.recv(torch.zeros(3), 1, group=lonely)
+        work = dist.all_reduce(torch.ones(3), group=lonely, async_op=True)
+        with raises(DeadlineError, "waited 0.05 s for all_reduce"):
+            work.wait(timedelta(seconds=0.05))
+        with raises(RuntimeError, "Timed out"):
+            work.get_future().wait()
+        assert isinstance(work.exception(), DeadlineError)
+        assert isinstance(pickle.loads(pickle.dumps(work.exception())), DeadlineError)
+    dist.barrier()
+
+
+@program
+def a_rank_dies(rank: int, size: int) -> None:
+    """A rank whose process ends in the middle of training is named on all others, at once."""
+    dist.barrier()
+    model = DistributedDataParallel(nn.Linear(4, 4))
+    model(torch.ones(2, 4)).sum().backward()
+    if rank == size - 1:
+        os._exit(0)
+    begun = time.monotonic()
+    with raises(RuntimeError, "lost"):
+        for _ in range(3):
+            model(torch.ones(2, 4)).sum().backward()
+    with raises(CommunicationError, ""):
+        dist.all_reduce(torch.ones(3))
+    assert time.monotonic() - begun < TIMEOUT.total_seconds() / 2
+    os._exit(0)  # no destroy_process_group: there is nobody to agree with
+
+
+# ---- what is built on top
+
+
+class Small(nn.Module):
+    """A model with buffers, and a parameter that not every step uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(10, 200)
+        self.norm = nn.BatchNorm1d(200)
+        self.last = nn.Linear(200, 5)
+        self.spare = nn.Linear(200, 5)
+
+    def forward(self, inputs: Tensor, spare: bool = False) -> Tensor:
+        hidden = self.norm(torch.relu(self.first(inputs)))
+        return self.last(hidden) + self.spare(hidden) if spare else self.last(hidden)
+
+
+def losses(model: nn.Module, rank: int, spare: bool = False, steps: int = 4) -> list[float]:
+    """Trains on this rank's own data."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    found = []
+    for step in range(steps):
+        generator = torch.Generator().manual_seed(100 * step + rank)
+        inputs, targets = torch.randn(8, 10, generator=generator), torch.randn(8, 5, generator=generator)
+        outputs = model(inputs, step % 2 == 0) if spare else model(inputs)
+        loss = ((outputs - targets) ** 2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return found
+
+
+def compare(size: int, train: Callable[[Any], list[float]], exact: bool = True) -> None:
+    """The same losses on blink and on gloo; between two ranks to the last bit."""
+    on_gloo, on_blink = (train(dist.new_group(backend=name, timeout=TIMEOUT)) for name in ("gloo", "blink"))
+    if exact and size == 2:
+        assert on_blink == on_gloo, (on_blink, on_gloo)
+    torch.testing.assert_close(torch.tensor(on_blink), torch.tensor(on_gloo), rtol=1e-3, atol=1e-4)
+
+
+@program
+def data_parallel(rank: int, size: int) -> None:
+    """DDP: many buckets, buffers, unused parameters, uneven inputs, torch's hooks and ours."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+    def plain(group: Any) -> list[float]:
+        return losses(DistributedDataParallel(Small(), process_group=group, bucket_cap_mb=0.005, find_unused_parameters=True), rank, spare=True)
+
+    def hooked(hook: Callable[..., Any], state: Callable[[Any], Any] = lambda group: group) -> Callable[[Any], list[float]]:
+        def train(group: Any) -> list[float]:
+            model = DistributedDataParallel(Small(), process_group=group, find_unused_parameters=True)
+            model.register_comm_hook(state(group), hook)
+            return losses(model, rank)
+
+        return train
+
+    before = stats()["calls"]
+    compare(size, plain)
+    assert stats()["calls"] - before > 20
+    compare(size, hooked(default_hooks.fp16_compress_hook))
+    compare(size, hooked(powerSGD_hook.powerSGD_hook, lambda group: powerSGD_hook.PowerSGDState(group, start_powerSGD_iter=2)))
+    reference = losses(DistributedDataParallel(Small(), find_unused_parameters=True), rank)
+    beside = hooks.group(timeout=TIMEOUT)
+    for hook, tolerance in ((hooks.average, 1e-4), (hooks.average_in_bfloat16, 5e-2)):
+        model = DistributedDataParallel(Small(), process_group=dist.new_group(backend="gloo"), find_unused_parameters=True)
+        model.register_comm_hook(beside, hook)
+        torch.testing.assert_close(losses(model, rank), reference, rtol=tolerance, atol=tolerance)
+    model = DistributedDataParallel(nn.Linear(3, 3))
+    with model.join():
+        for _ in range(rank + 1):
+            model(torch.ones(2, 3)).sum().backward()
+
+
+@program
+def sharded(rank: int, size: int) -> None:
+    """FSDP, FSDP2 with and without a mesh of two dimensions, and the zero-redundancy optimizer."""
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    def first(group: Any) -> list[float]:
+        return losses(FullyShardedDataParallel(Small(), process_group=group, device_id=torch.device("cpu")), rank)
+
+    def second(group: Any) -> list[float]:
+        mesh, model = DeviceMesh.from_group(group, "cpu"), Small()
+        for part in (model.first, model.last, model):
+            fully_shard(part, mesh=mesh)
+        return losses(model, rank)
+
+    compare(size, first)
+    compare(size, second)
+    if size % 2 == 0:
+        model = Small()
+        fully_shard(model, mesh=init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("copies", "shards")))
+        losses(model, rank)
+    model = DistributedDataParallel(Small(), find_unused_parameters=True)
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01)
+    model(torch.ones(8, 10)).sum().backward()
+    optimizer.step()
+
+
+@program
+def functional(rank: int, size: int) -> None:
+    """DTensor and functional collectives, as they are and compiled."""
+    from torch.distributed import _functional_collectives as collectives
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (size,))
+    whole = torch.arange(4.0 * size * 3).view(4 * size, 3)
+    shard = distribute_tensor(whole, mesh, [Shard(0)])
+    same(shard.to_local(), whole.chunk(size)[rank])
+    same(shard.redistribute(mesh, [Replicate()]).to_local(), whole)
+    same(shard.redistribute(mesh, [Shard(1)]).full_tensor(), whole)
+    same((shard.t() @ shard).full_tensor(), whole.t() @ whole)
+
+    def step(tensor: Tensor) -> tuple[Tensor, ...]:
+        total = collectives.all_reduce(tensor, "sum", mesh)
+        everything = collectives.all_gather_tensor(total + rank, 0, mesh)
+        part = collectives.reduce_scatter_tensor(everything, "avg", 0, mesh)
+        several = collectives.all_reduce_coalesced([tensor, part], "max", mesh)
+        turned = collectives.all_to_all_single(everything, None, None, mesh)
+        return total, everything, part, several[0], several[1], turned
+
+    tensor = torch.arange(6.0) + rank
+    eager = [result.clone() for result in step(tensor)]
+    same(eager[0], torch.arange(6.0) * size + sum(range(size)))
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")(tensor)
+    for got, expected in zip(compiled, eager, strict=True):
+        same(got, expected)
+
+
+@program
+def profiled(rank: int, size: int) -> None:
+    """A profile holds our calls, with shapes."""
+    with torch.profiler.profile(record_shapes=True) as profile:
+        dist.all_reduce(torch.ones(3, 5))
+        dist.all_gather([torch.ones(7) for _ in range(size)], torch.ones(7), async_op=True).wait()
+    events = {event.name: event.input_shapes for event in profile.events() if event.name.startswith("blink:")}
+    assert events == {"blink:all_reduce": [[3, 5]], "blink:all_gather": [[7]]}, events
+
+
+@program
+def over_hosts(rank: int, size: int) -> None:
+    """Ranks that say they are on several hosts: everything still runs, over gloo's send and receive."""
+    from blinkccl.torch_backend import transport
+
+    class Elsewhere:
+        host = (f"host {rank // 2}", 1)
+
+    dist.destroy_process_group()
+    transport.own_card = lambda *_: Elsewhere
+    start(rank, size, "hosts")
+    own = dist.new_group([peer for peer in range(size) if peer // 2 == rank // 2], timeout=TIMEOUT, use_local_synchronization=True)
+    before = stats().get("calls", 0)
+    dist.all_reduce(torch.ones(3), group=own)
+    assert stats()["calls"] > before, "the ranks of one host share memory"
+    for part in (_moved_over_hosts, unequal_blocks, in_order, coalescing, objects):
+        part(rank, size)
+    tensor = torch.full((700_001,), 1.0 + rank)
+    dist.all_reduce(tensor)
+    assert float(tensor[-1]) == sum(range(1, size + 1))
+    if rank == 0:
+        dist.send(torch.ones(3), size - 1, tag=4)
+    elif rank == size - 1:
+        assert dist.recv(torch.ones(3), tag=4) == 0
+    counted = stats()
+    assert counted["spanning_allreduce"] > 0
+    assert counted["spanning_sends"] + counted["spanning_receives"] > 0
+
+
+def _moved_over_hosts(rank: int, size: int) -> None:
+    _moved(rank, size, [block(peer, (5, 3), torch.float32) for peer in range(size)])
+
+
+# ---- the machinery
+
+
+@contextlib.contextmanager
+def raises(kind: type[Exception], text: str) -> Iterator[None]:
+    """The block must raise ``kind``, and the message must hold ``text``; it is a RuntimeError for torch's sake."""
+    try:
+        yield
+    except kind as error:
+        assert isinstance(error, RuntimeError), type(error).__mro__
+        assert text in str(error), str(error)
+        return
+    raise AssertionError(f"expected {kind.__name__} with {text!r}")
+
+
+_place = Path()
+
+
+def start(rank: int, size: int, name: str, backend: str = "blink") -> None:
+    """Makes the default group."""
+    method = f"file://{_place / name}"
+    dist.init_process_group(backend, init_method=method, rank=rank, world_size=size, timeout=TIMEOUT)
+
+
+def _rank(name: str, rank: int, size: int) -> None:
+    torch.set_num_threads(1)
+    try:
+        start(rank, size, "first")
+        PROGRAMS[name](rank, size)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        gc.collect()
+    except BaseException:
+        print(f"rank {rank} of {size}:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+        os._exit(1)
+    os._exit(0)
+
+
+def main() -> int:
+    """Forks the ranks; the exit status."""
+    global _place
+    name, size = sys.argv[1], int(sys.argv[2])
+    context = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory() as directory:
+        _place = Path(directory)
+        ranks = [context.Process(target=_rank, args=(name, rank, size)) for rank in range(size)]
+        for process in ranks:
+            process.start()
+        end = time.monotonic() + 100
+        for process in ranks:
+            process.join(max(0.0, end - time.monotonic()))
+        stuck = [rank for rank, process in enumerate(ranks) if process.is_alive()]
+        for process in ranks:
+            process.kill()
+            process.join()
+    if stuck:
+        print(f"ranks {stuck} did not end", file=sys.stderr)
+    return int(bool(stuck) or any(process.exitcode != 0 for process in ranks))
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    sys.exit(main())
