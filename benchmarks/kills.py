@@ -1,6 +1,6 @@
 """Does every kill of a rank reach all others, by name and in time? Random kills of ranks at random moments.
 
-    python benchmarks/kills.py [-n 1000] [--seed 0] [--limit 2.0]
+    python benchmarks/kills.py [-n 1000] [--seed 0] [--limit 2.0] [--only "shared arrays"]
 
 Each kill has a job of its own: 2 to 5 processes that do one of the things below over and over, one of which gets
 SIGKILL. All others must raise PeerLostError with its rank. Printed is the time from the signal to the last of them,
@@ -186,15 +186,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-n", type=int, default=1000, help="kills (default 1000)")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", choices=WORK, help="what jobs do (default: everything in turn)")
     parser.add_argument("--limit", type=float, default=2.0, help="seconds in which all must have heard (default 2)")
     arguments = parser.parse_args()
     CONTEXT.set_forkserver_preload(["blinkccl.runtime.communicator", "blinkccl.runtime.store"])
     rng = random.Random(arguments.seed)
-    tallies = {work: Tally() for work in WORK}
+    tallies = {work: Tally() for work in ([arguments.only] if arguments.only else WORK)}
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
         for number in range(arguments.n):
-            work = list(WORK)[number % len(WORK)]
+            work = list(tallies)[number % len(tallies)]
             kill_one(Path(scratch) / str(number), work, rng, tallies[work])
             if number == 0:  # the server that forks ranks is there now
                 descriptors = len(os.listdir("/proc/self/fd"))

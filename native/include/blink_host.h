@@ -154,6 +154,9 @@ int blink_op_time(blink_op* op, blink_op* barrier, const void* input, void* outp
 // collectives.
 int64_t blink_stream_write(blink_comm* comm, int32_t peer, const void* data, int64_t bytes, int64_t wait_us);
 int64_t blink_stream_read(blink_comm* comm, int32_t peer, void* data, int64_t bytes, int64_t wait_us);
+// For people: the message that this rank has waited for longest, with its tag, from or to `peer` (-1: any), since
+// `since_us` of CLOCK_MONOTONIC; 0: for none.
+void blink_stream_show(blink_comm* comm, int32_t peer, int64_t tag, int64_t since_us);
 
 #ifdef __cplusplus
 }

@@ -165,16 +165,21 @@ void blink_comm::ring(int peer) {
   futex_wake_all(bell.rings);
 }
 
-void blink_comm::show(const blink::Site& site) {
-  blink::Waiting& shown = segment_.rank(rank_).waiting;
+void blink_comm::show(blink::Waiting& shown, const blink::Site& site, std::int64_t since_us) {
   const auto relaxed = std::memory_order_relaxed;
   shown.peer.store(site.peer, relaxed);
   shown.channel.store(site.channel, relaxed);
   shown.share.store(site.share, relaxed);
   shown.stage.store(site.stage, relaxed);
   shown.chunk.store(site.chunk, relaxed);
-  shown.since_us.store(now_us(), relaxed);
+  shown.since_us.store(since_us, relaxed);
   shown.waits.store(site.waits, std::memory_order_release);
+}
+
+void blink_comm::show_stream(int peer, std::int64_t tag, std::int64_t since_us) {
+  blink::Site site{since_us == 0 ? BLINK_WAITS_NOT : BLINK_WAITS_STREAM, peer};
+  site.chunk = tag;
+  show(segment_.rank(rank_).streaming, site, since_us);
 }
 
 // Two ranks on one core while others are idle: each waits until the other gives it up, and as both are always about to
@@ -217,8 +222,8 @@ bool blink_comm::crowded() const {
 }
 
 int blink_comm::wait_long(Condition ready, void* context, const blink::Site& site) {
-  show(site);
   const std::int64_t began = now_us();
+  show(segment_.rank(rank_).waiting, site, began);
   spread(began);
   if (started_us_.load(std::memory_order_relaxed) == 0) started_us_.store(began, std::memory_order_relaxed);
   const std::int64_t until = started_us_.load(std::memory_order_relaxed) + timeout_us_;
@@ -526,13 +531,15 @@ int blink_describe(const void* memory, uint64_t bytes, blink_status* statuses, i
         s.count = entry.count.load(relaxed);
       }
     }
-    s.waits = block.waiting.waits.load(std::memory_order_acquire);
-    s.peer = block.waiting.peer.load(relaxed);
-    s.channel = block.waiting.channel.load(relaxed);
-    s.share = block.waiting.share.load(relaxed);
-    s.stage = block.waiting.stage.load(relaxed);
-    s.chunk = block.waiting.chunk.load(relaxed);
-    s.waiting_us = s.waits == BLINK_WAITS_NOT ? 0 : now - block.waiting.since_us.load(relaxed);
+    const bool in_call = block.waiting.waits.load(relaxed) != BLINK_WAITS_NOT;
+    const blink::Waiting& shown = in_call ? block.waiting : block.streaming;
+    s.waits = shown.waits.load(std::memory_order_acquire);
+    s.peer = shown.peer.load(relaxed);
+    s.channel = shown.channel.load(relaxed);
+    s.share = shown.share.load(relaxed);
+    s.stage = shown.stage.load(relaxed);
+    s.chunk = shown.chunk.load(relaxed);
+    s.waiting_us = s.waits == BLINK_WAITS_NOT ? 0 : now - shown.since_us.load(relaxed);
   }
   return segment.ranks();
 }

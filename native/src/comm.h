@@ -94,6 +94,7 @@ struct blink_comm {
     if (awaited == 0 || awaited == rank_ + 1) ring(peer);
   }
 
+  void show_stream(int peer, std::int64_t tag, std::int64_t since_us);
   void set_python(const blink_python& python) { python_ = python; }
   void take_raised(void* raised[3]);
   int set_heap(int rank, void* base, int fd, std::uint64_t bytes);
@@ -143,7 +144,7 @@ struct blink_comm {
   int lost_peer(int awaited) const;
   int mismatch(int peer, std::uint64_t sequence);
   void ring(int peer);
-  void show(const blink::Site& site);
+  void show(blink::Waiting& shown, const blink::Site& site, std::int64_t since_us);
 
   blink::Segment segment_;
   int rank_;

@@ -89,7 +89,7 @@ struct alignas(kLineBytes) Life {
 struct alignas(kLineBytes) RankBlock {
   Entry entry[kBanks];
   Bell bell;
-  Waiting waiting;
+  Waiting waiting, streaming;  // in a call; for a message
   Life life;
 };
 

@@ -44,6 +44,10 @@ extern "C" int64_t blink_stream_write(blink_comm* comm, int32_t peer, const void
   return static_cast<std::int64_t>(moved);
 }
 
+extern "C" void blink_stream_show(blink_comm* comm, int32_t peer, int64_t tag, int64_t since_us) {
+  comm->show_stream(peer, tag, since_us);
+}
+
 extern "C" int64_t blink_stream_read(blink_comm* comm, int32_t peer, void* data, int64_t bytes, int64_t wait_us) {
   if (!valid(comm, peer, bytes)) return -BLINK_INVALID;
   const blink::Segment& segment = comm->segment();

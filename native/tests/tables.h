@@ -13,12 +13,13 @@
 
 namespace blink_test {
 
-enum class Kind { kOneHop, kOneShot, kRing, kBroadcast, kChain, kAllGather, kReduceScatter };
-constexpr Kind kKinds[] = {Kind::kOneHop, Kind::kOneShot,   Kind::kRing,         Kind::kBroadcast,
-                           Kind::kChain,  Kind::kAllGather, Kind::kReduceScatter};
+enum class Kind { kOneHop, kOneShot, kTwoRoots, kRing, kBroadcast, kChain, kAllGather, kReduceScatter };
+constexpr Kind kKinds[] = {Kind::kOneHop,    Kind::kOneShot, Kind::kTwoRoots,  Kind::kRing,
+                           Kind::kBroadcast, Kind::kChain,   Kind::kAllGather, Kind::kReduceScatter};
+constexpr unsigned kKindCount = sizeof kKinds / sizeof kKinds[0];
 
 inline bool reduces(Kind kind) {
-  return kind == Kind::kOneHop || kind == Kind::kOneShot || kind == Kind::kRing || kind == Kind::kReduceScatter;
+  return kind != Kind::kBroadcast && kind != Kind::kChain && kind != Kind::kAllGather;
 }
 inline std::int64_t input_blocks(Kind kind, int ranks) { return kind == Kind::kReduceScatter ? ranks : 1; }
 inline std::int64_t output_blocks(Kind kind, int ranks) { return kind == Kind::kAllGather ? ranks : 1; }
@@ -114,16 +115,19 @@ inline Plan make_plan(Kind kind, int ranks, std::int64_t count) {
     detail::down(plan, plan.add({0, 0, 0, true, true, {}, 0}), kind == Kind::kChain);
     return plan;
   }
-  if (kind == Kind::kOneShot) {
+  if (kind == Kind::kOneShot || kind == Kind::kTwoRoots) {
+    // Everybody's input goes to every root at once; with two of them, the other ranks get the sum from one of these.
+    const int roots = kind == Kind::kOneShot ? ranks : 2;
     plan.slices = {{0, 0, count}};
     for (int r = 0; r < ranks; ++r) plan.add({r, 0, 0, true, false, {}, 0});
-    for (int r = 0; r < ranks; ++r) {
+    for (int r = 0; r < roots; ++r) {
       Node root{r, 0, 1, true, true, {}, r};
       for (int other = 0; other < ranks; ++other) {
         if (other != r) root.from.push_back(other);
       }
       plan.add(root);
     }
+    for (int r = roots; r < ranks; ++r) plan.add({r, 0, 2, false, true, {ranks + r % 2}, 0});
     return plan;
   }
   for (int r = 0; r < ranks; ++r) {

@@ -25,8 +25,8 @@ struct Setting {
 };
 
 Setting random_setting(std::mt19937& random, int index) {
-  const auto draw = [&](int most) { return static_cast<std::int64_t>(random() % static_cast<unsigned>(most)); };
-  Setting s{kKinds[draw(7)], 0, {}, false};
+  const auto draw = [&](unsigned most) { return static_cast<std::int64_t>(random() % most); };
+  Setting s{kKinds[draw(kKindCount)], 0, {}, false};
   s.binding.signature = 1000003u * static_cast<unsigned>(index + 1);
   s.binding.item = draw(3) == 0 ? 1 : 4;
   s.binding.dtype = static_cast<std::uint32_t>(s.binding.item == 1 ? blink::DType::kUint8 : blink::DType::kUint32);

@@ -88,7 +88,7 @@ struct Case {
 };
 
 Case random_case(std::mt19937_64& random) {
-  const Plan plan = make_plan(kKinds[random() % 7], kRanks, static_cast<std::int64_t>(random() % 100));
+  const Plan plan = make_plan(kKinds[random() % kKindCount], kRanks, static_cast<std::int64_t>(random() % 100));
   const Layout layout(plan, random_binding(random));
   Case made{{}, 0, 0};
   for (int r = 0; r < kRanks; ++r) made.rows.push_back(layout.rows(r));

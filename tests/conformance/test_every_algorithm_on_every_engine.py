@@ -6,15 +6,20 @@ that gives its reason.
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache, partial
 from itertools import cycle
+from typing import Any
 
 import pytest
 
 from blinkccl.algorithms.registry import ALGORITHMS, Request
 from blinkccl.collectives.ops import DTYPES, OPS
 from blinkccl.collectives.spec import COLLECTIVES, Collective
-from blinkccl.engines.registry import ENGINES
+from blinkccl.engines import host
+from blinkccl.engines.host_plan import INLINE
+from blinkccl.engines.registry import ENGINES, Array, Run
 from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Forest
 from blinkccl.schedule.law import violations
@@ -34,6 +39,28 @@ JOBS: dict[str, tuple[int, ...] | None] = {
     "2x dgx-1v @ 40Gbps": (0, 1, 2, 9, 10),
 }
 CHUNK_BYTES = 64
+
+
+def run_small(program: Program, inputs: Sequence[Array | None], **arguments: Any) -> list[Array | None]:
+    """The host engine with the flags inside the messages."""
+    channels = tuple(replace(channel, protocol=INLINE) for channel in program.channels)
+    return host.run(replace(program, channels=channels), inputs, **arguments)
+
+
+#: Every way to run a Program that is to be had here: the engines, and the host engine's other ways for messages to go.
+RUNS: dict[str, Run] = {name: engine.run for name, engine in ENGINES.items() if engine.missing is None}
+if "host" in RUNS:
+    RUNS["host, shared tensors"] = partial(host.run, shared=True)
+    RUNS["host, small messages"] = run_small
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_no_engine_is_left_out(name: str) -> None:
+    if ENGINES[name].missing is not None:
+        pytest.skip(ENGINES[name].missing)
+    assert name in RUNS
+
+
 #: Every type with every operation that it has, in an order in which neighbours differ in both.
 SERVED = sorted(
     ((dtype, op) for dtype, row in DTYPES.items() for op, chosen in OPS.items() if row.serves(chosen)),
@@ -72,7 +99,7 @@ def test_equals_the_oracle(spec: str, algorithm: str, name: str) -> None:
         for engine, count, in_place in cases(program):
             dtype, op = next(pairs)
             found = difference(
-                ENGINES[engine].run,
+                RUNS[engine],
                 program,
                 count=count,
                 dtype=dtype,
@@ -89,7 +116,7 @@ def cases(program: Program) -> list[tuple[str, int, bool]]:
     places = (False,) if program.collective.name == "alltoall" else (False, True)
     return [
         (engine, count, in_place)
-        for engine in ENGINES
+        for engine in RUNS
         for count in ragged_counts(program, CHUNK_BYTES // 4)
         for in_place in places
     ]
@@ -108,7 +135,7 @@ def test_every_algorithm_serves_something(algorithm: str) -> None:
     )
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", RUNS)
 @pytest.mark.parametrize(("dtype", "op"), SERVED)
 def test_every_type_and_operation_on_every_engine(engine: str, dtype: str, op: str) -> None:
     for name in ("allreduce", "reduce_scatter", "reduce"):
@@ -116,7 +143,7 @@ def test_every_type_and_operation_on_every_engine(engine: str, dtype: str, op: s
         assert not isinstance(forest, str)
         assert (
             difference(
-                ENGINES[engine].run,
+                RUNS[engine],
                 lower(forest),
                 count=157,
                 dtype=dtype,
@@ -130,6 +157,6 @@ def test_every_type_and_operation_on_every_engine(engine: str, dtype: str, op: s
 
 def test_alltoall_in_place_is_refused_with_the_reason() -> None:
     program = lower(planned("ring:5", "optimal", "alltoall"))
-    for engine in ENGINES.values():
+    for run in RUNS.values():
         with pytest.raises(UnsupportedError, match="out of place only"):
-            difference(engine.run, program, count=10, in_place=True)
+            difference(run, program, count=10, in_place=True)

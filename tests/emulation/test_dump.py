@@ -151,6 +151,35 @@ def fails_and_stays_without_abort(comm: Communicator) -> None:
     time.sleep(30)
 
 
+def waits_for_messages(comm: Communicator) -> None:
+    tell(comm, "ready")
+    array = np.zeros(100_000)
+    if comm.rank == 0:
+        comm.recv(array, tag=5, deadline_s=20)
+    elif comm.rank == 1:
+        comm.send(array, 2, tag=6)
+    comm.store.get("go", time.monotonic() + 20)
+    if comm.rank == 2:
+        comm.recv(array, 1, tag=6)
+        comm.send(array, 0, tag=5)
+    comm.store.set(f"done/{comm.rank}", b"")
+    comm.store.get("end", time.monotonic() + 20)
+
+
+def test_waits_for_messages_are_shown_until_they_end(start: Start) -> None:
+    job = start(3, waits_for_messages)
+    job.hear("ready")
+    group = wait_until(job, 0, lambda g: [r.state for r in g.ranks] == ["waiting", "waiting", "between calls"])
+    assert [rank.awaits for rank in group.ranks] == [
+        "for a message with tag 5 from any rank", "for a message with tag 6 from or to rank 2", None,
+    ]  # fmt: skip
+    assert group.awaited() == {2: [1]}
+    job.store.set("go", b"")
+    wait_until(job, 0, lambda g: [r.state for r in g.ranks] == ["between calls"] * 3)
+    job.store.set("end", b"")
+    job.values()
+
+
 def test_who_waits_in_a_circle_is_found() -> None:
     from blinkccl.runtime.dump import RankState
 

@@ -533,7 +533,7 @@ def a_rank_dies(rank: int, size: int) -> None:
 
 
 class Small(nn.Module):
-    """A model with buffers, and a parameter that not every step uses."""
+    """A model with buffers, and a layer that not every step uses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -543,20 +543,19 @@ class Small(nn.Module):
         self.last = nn.Linear(200, 5)
         self.spare = nn.Linear(200, 5)
 
-    def forward(self, inputs: Tensor, spare: bool = False) -> Tensor:
+    def forward(self, inputs: Tensor, spared: bool = False) -> Tensor:
         hidden = self.norm(torch.relu(self.first(inputs)))
-        return self.last(hidden) + self.spare(hidden) if spare else self.last(hidden)
+        return self.last(hidden) if spared else self.last(hidden) + self.spare(hidden)
 
 
-def losses(model: nn.Module, rank: int, spare: bool = False, steps: int = 4) -> list[float]:
-    """Trains on this rank's own data."""
+def losses(model: nn.Module, rank: int, spare_every: int = 9) -> list[float]:
+    """Four steps of training on this rank's own data."""
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     found = []
-    for step in range(steps):
+    for step in range(1, 5):
         generator = torch.Generator().manual_seed(100 * step + rank)
         inputs, targets = torch.randn(8, 10, generator=generator), torch.randn(8, 5, generator=generator)
-        outputs = model(inputs, step % 2 == 0) if spare else model(inputs)
-        loss = ((outputs - targets) ** 2).mean()
+        loss = ((model(inputs, step % spare_every == 0) - targets) ** 2).mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -574,15 +573,16 @@ def compare(size: int, train: Callable[[Any], list[float]], exact: bool = True) 
 
 @program
 def data_parallel(rank: int, size: int) -> None:
-    """DDP: many buckets, buffers, unused parameters, uneven inputs, torch's hooks and ours."""
+    """DDP: many buckets, buffers, unused parameters, sparse gradients, uneven inputs, torch's hooks and ours."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
     def plain(group: Any) -> list[float]:
-        return losses(DistributedDataParallel(Small(), process_group=group, bucket_cap_mb=0.005, find_unused_parameters=True), rank, spare=True)
+        buckets = {"bucket_cap_mb": 0.005, "find_unused_parameters": True}
+        return losses(DistributedDataParallel(Small(), process_group=group, **buckets), rank, spare_every=2)
 
-    def hooked(hook: Callable[..., Any], state: Callable[[Any], Any] = lambda group: group) -> Callable[[Any], list[float]]:
+    def hooked(hook: Any, state: Callable[[Any], Any] = lambda group: group) -> Callable[[Any], list[float]]:
         def train(group: Any) -> list[float]:
-            model = DistributedDataParallel(Small(), process_group=group, find_unused_parameters=True)
+            model = DistributedDataParallel(Small(), process_group=group)
             model.register_comm_hook(state(group), hook)
             return losses(model, rank)
 
@@ -593,12 +593,15 @@ def data_parallel(rank: int, size: int) -> None:
     assert stats()["calls"] - before > 20
     compare(size, hooked(default_hooks.fp16_compress_hook))
     compare(size, hooked(powerSGD_hook.powerSGD_hook, lambda group: powerSGD_hook.PowerSGDState(group, start_powerSGD_iter=2)))
-    reference = losses(DistributedDataParallel(Small(), find_unused_parameters=True), rank)
+    reference = torch.tensor(losses(DistributedDataParallel(Small()), rank))
     beside = hooks.group(timeout=TIMEOUT)
     for hook, tolerance in ((hooks.average, 1e-4), (hooks.average_in_bfloat16, 5e-2)):
-        model = DistributedDataParallel(Small(), process_group=dist.new_group(backend="gloo"), find_unused_parameters=True)
+        model = DistributedDataParallel(Small(), process_group=dist.new_group(backend="gloo", timeout=TIMEOUT))
         model.register_comm_hook(beside, hook)
-        torch.testing.assert_close(losses(model, rank), reference, rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(torch.tensor(losses(model, rank)), reference, rtol=tolerance, atol=tolerance)
+    model = DistributedDataParallel(nn.EmbeddingBag(20, 3, mode="sum", sparse=True))
+    model(torch.arange(rank, rank + 10).view(2, 5)).sum().backward()
+    assert float(model.module.weight.grad.to_dense()[size].sum()) == 3.0
     model = DistributedDataParallel(nn.Linear(3, 3))
     with model.join():
         for _ in range(rank + 1):
@@ -626,7 +629,7 @@ def sharded(rank: int, size: int) -> None:
         model = Small()
         fully_shard(model, mesh=init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("copies", "shards")))
         losses(model, rank)
-    model = DistributedDataParallel(Small(), find_unused_parameters=True)
+    model = DistributedDataParallel(Small())
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01)
     model(torch.ones(8, 10)).sum().backward()
     optimizer.step()

@@ -74,7 +74,7 @@ def test_programs_that_did_not_come_from_lowering(name: str, seed: int) -> None:
             assert difference(run, program, count=count, chunk_bytes=CHUNK_BYTES, in_place=in_place) is None
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", [name for name, row in ENGINES.items() if row.missing is None])
 @settings(EASY, max_examples=30)
 @given(seed=SEEDS)
 def test_every_engine_serves_any_lawful_program(engine: str, seed: int) -> None:
@@ -251,7 +251,7 @@ def test_the_law_says_deadlock_exactly_where_the_reference_deadlocks(seed: int) 
         run()
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", [name for name, row in ENGINES.items() if row.missing is None])
 @settings(EASY, max_examples=40)
 @given(seed=SEEDS)
 def test_engines_need_no_more_slots_than_the_law(engine: str, seed: int) -> None:

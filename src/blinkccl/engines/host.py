@@ -272,7 +272,8 @@ def awaited(error: native.Error | native.Status) -> str:
         case "reader":
             return f"for rank {error.peer} to finish reading its buffer"
         case "stream":
-            return f"for a message from or to rank {error.peer}"
+            whom = f"from or to rank {error.peer}" if error.peer >= 0 else "from any rank"
+            return f"for a message with tag {error.chunk} {whom}"
         case _:
             return f"for rank {error.peer} to make the same call"
 

@@ -143,6 +143,7 @@ _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "blink_op_time": (c.c_int, [ptr, ptr, ptr, ptr, i64, i64, ptr]),
     "blink_stream_write": (i64, [ptr, i32, ptr, i64, i64]),
     "blink_stream_read": (i64, [ptr, i32, ptr, i64, i64]),
+    "blink_stream_show": (None, [ptr, i32, i64, i64]),
     "blink_combine": (c.c_int, [u32, u32, ptr, c.c_int, ptr, c.c_int, c.c_size_t, c.c_int, c.c_double, u32]),
 }
 

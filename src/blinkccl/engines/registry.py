@@ -1,14 +1,15 @@
 """Which engines there are: each runs any Program on real buffers.
 
 To add an engine: write one file beside this one with a function ``run`` of the form :class:`Run`, and add
-its row to :data:`ENGINES`. The conformance tests and the command line pick it up from there.
+its row to :data:`ENGINES`, with ``needs`` where it may be missing. The conformance tests and the command line pick it up from there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
@@ -78,6 +79,12 @@ class Engine:
 
     module: str
     about: str
+    needs: Callable[[], str | None] = lambda: None
+
+    @property
+    def missing(self) -> str | None:
+        """What this installation or machine lacks for it; None: nothing."""
+        return self.needs()
 
     @property
     def run(self) -> Run:
@@ -86,12 +93,30 @@ class Engine:
         return run
 
 
+def _no_library() -> str | None:
+    try:
+        import_module("blinkccl.engines.native_library").load()
+    except UnsupportedError as error:
+        return error.reason
+    return None
+
+
+def _no_torch() -> str | None:
+    return None if find_spec("torch") else "PyTorch is not installed; pip install 'blink-ccl[torch]'"
+
+
 #: The registry.
 ENGINES: dict[str, Engine] = {
     "reference": Engine(
         "blinkccl.engines.reference", "NumPy, single-stepped: the definition of what a Program means"
     ),
     "threads": Engine("blinkccl.engines.threads", "a thread per rank on this machine, pipelined by chunks"),
+    "host": Engine("blinkccl.engines.host", "native code over shared memory, between ranks of one host", _no_library),
+    "torch-p2p": Engine(
+        "blinkccl.engines.torch_p2p_local",
+        "send and recv of a torch process group (here gloo), a process per rank",
+        _no_torch,
+    ),
 }
 
 

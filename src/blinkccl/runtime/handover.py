@@ -32,6 +32,8 @@ __all__ = ["MAX_RANKS", "Descriptors", "share"]
 
 #: A packet carries 253 descriptors: the segment's, and one heap's per rank.
 MAX_RANKS = 250
+#: How long a rank that gave up may take to say why.
+_SAYS_WHY_S = 0.5
 
 
 def share(
@@ -136,7 +138,7 @@ class _Guest:
             connection.connect(f"\0{door.name}")
         except ConnectionRefusedError:
             if door == self._entered:
-                raise PeerLostError(0, "it hung up during the handover of shared memory", door.pid) from None
+                raise self._hung_up(door) from None
             self._notes["nobody listens at the door that it left in the store"] = None
             return False
         except BlockingIOError:  # too many are about to come in
@@ -186,7 +188,11 @@ class _Guest:
         expected = 1 + sum(answer.heaps)
         if len(answer.heaps) != self._size or len(descriptors) != expected:
             raise CommunicationError(f"rank {self._rank}: expected {expected} descriptors, got {len(descriptors)}")
-        connection.send(GOT)
+        try:
+            connection.send(GOT)
+        except OSError:
+            close_all(descriptors)
+            return None  # rank 0 has given up meanwhile; at the door we shall hear why
         rest = iter(descriptors[1:])
         heaps = [next(rest) if there else None for there in answer.heaps]
         own = heaps[self._rank]
@@ -194,6 +200,13 @@ class _Guest:
             os.close(own)
             heaps[self._rank] = self._own_heap_fd
         return Descriptors(descriptors[0], heaps, self._rank)
+
+    def _hung_up(self, door: Door) -> PeerLostError:
+        """Rank 0 has given up, and is about to say why, or is lost."""
+        pauses = Pauses(min(self._deadline, time.monotonic() + _SAYS_WHY_S))
+        while pauses.pause():
+            self._look()
+        return PeerLostError(0, "it hung up during the handover of shared memory", door.pid)
 
     def _timeout(self) -> RendezvousTimeout:
         there = [rank for rank in range(1, self._size) if self._store.peek(f"{self._prefix}/at/{rank}") is not None]

@@ -40,7 +40,7 @@ from blinkccl.engines.host import (
     statuses,
 )
 from blinkccl.engines.host_plan import Area, HostPlan
-from blinkccl.errors import CommunicationError, RendezvousTimeout, ScheduleError, UnsupportedError
+from blinkccl.errors import CommunicationError, PeerLostError, RendezvousTimeout, ScheduleError, UnsupportedError
 from blinkccl.runtime.card import Card, decode, encode, own_card, same_host
 from blinkccl.runtime.descriptors import Descriptors
 from blinkccl.runtime.handover import share
@@ -118,7 +118,11 @@ class HostGroup:
         self.timeout_s = default_timeout_s() if deadline_s is None else deadline_s
         self._timeout_us = microseconds(self.timeout_s)
         self._area = Area()
-        joined = _join(store, prefix, rank, size, self._area, time.monotonic() + self.timeout_s, known)
+        with Lookout(store, f"{prefix}/failed", rank, known) as lookout:
+            self._make(time.monotonic() + self.timeout_s, lookout)
+
+    def _make(self, deadline: float, lookout: Lookout) -> None:
+        joined = _join(self.store, self.prefix, self.rank, self.size, self._area, deadline, lookout)
         self.cards, self._memory, self._descriptors, self._endpoint = (
             joined.cards,
             joined.memory,
@@ -127,15 +131,17 @@ class HostGroup:
         )
         self._cores = min(int(card.payload[_TOKEN_BYTES:].decode() or 1) for card in self.cards)
         self._calls: dict[_Key, NativeOp | _Alone] = {}
-        self._in_turn = InTurn(f"blink-{prefix}")
-        self._streams = PointToPoint(self._endpoint, rank, size, self.timeout_s)
+        self._in_turn = InTurn(f"blink-{self.prefix}")
+        self._streams = PointToPoint(self._endpoint, self.rank, self.size, self.timeout_s)
         self._pid = os.getpid()
         self._closed = False
         _groups.add(self)
         try:
             self.barrier()
-        except BaseException:
+        except BaseException as error:
             self.close()
+            if isinstance(error, PeerLostError):
+                lookout.raise_said()  # it may have left because another was lost
             raise
 
     # ---- collectives
@@ -385,18 +391,16 @@ def _address(array: NDArray[Any]) -> int:
 
 
 def _join(
-    store: Store, prefix: str, rank: int, size: int, area: Area, deadline: float, known: Sequence[Card]
+    store: Store, prefix: str, rank: int, size: int, area: Area, deadline: float, lookout: Lookout
 ) -> _Joined:
     """Meets the other ranks and maps the memory that they share."""
     token = secrets.token_bytes(_TOKEN_BYTES) if rank == 0 else bytes(_TOKEN_BYTES)
     card = encode(own_card(rank, size, token + str(len(os.sched_getaffinity(0))).encode()))
-    with Lookout(store, f"{prefix}/failed", rank, known) as lookout:
-        met = meet(store, f"{prefix}/meet", rank, size, card, deadline, lookout.look)
-        cards = tuple(decode(card) for card in met)
-        lookout.know(cards)
-        _check_hosts(cards)
-        token = cards[0].payload[:_TOKEN_BYTES]
-        return _share_memory(store, f"{prefix}/memory", rank, cards, area, token, deadline, lookout.look)
+    met = meet(store, f"{prefix}/meet", rank, size, card, deadline, lookout.look)
+    cards = tuple(decode(card) for card in met)
+    lookout.know(cards)
+    _check_hosts(cards)
+    return _share_memory(store, f"{prefix}/memory", rank, cards, area, deadline, lookout)
 
 
 def _share_memory(
@@ -405,10 +409,10 @@ def _share_memory(
     rank: int,
     cards: tuple[Card, ...],
     area: Area,
-    token: bytes,
     deadline: float,
-    look: Callable[[], None],
+    lookout: Lookout,
 ) -> _Joined:
+    token = cards[0].payload[:_TOKEN_BYTES]
     shape = shape_of(len(cards), area, STREAM_BYTES)
     length = segment_bytes(shape)
 
@@ -422,7 +426,7 @@ def _share_memory(
             raise
         return fd
 
-    descriptors = share(store, prefix, rank, len(cards), make, process_heap().fd, deadline, look)
+    descriptors = share(store, prefix, rank, len(cards), make, process_heap().fd, deadline, lookout.look)
     with ExitStack() as undo:
         undo.callback(descriptors.close)
         memory = _mapped(descriptors.segment_fd, length, rank)
@@ -430,8 +434,9 @@ def _share_memory(
         address = c.addressof((c.c_char * 1).from_buffer(memory))
         endpoint = Endpoint(address, length, rank, token, -1 if _share_process(cards) else descriptors.segment_fd)
         undo.callback(endpoint.close)
+        undo.push(lookout)  # says why before the others see that this rank has left
         _map_heaps(endpoint, descriptors, rank)
-        _await_joined(address, length, rank, deadline, look)
+        _await_joined(address, length, rank, deadline, lookout.look)
         undo.pop_all()
         return _Joined(cards, memory, descriptors, endpoint)
 

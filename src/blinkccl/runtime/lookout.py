@@ -67,35 +67,24 @@ class Lookout:
         Raises
         ------
         PeerLostError
-            If a rank's process has ended.
+            If a rank's process has ended, or another rank said so.
         CommunicationError
             If a rank said that it cannot take part.
         """
         now = time.monotonic()
-        if now < self._looked + LOOK_S or not self._key:
+        if now < self._looked + LOOK_S:
             return
         self._looked = now
         ended = [rank for rank, card in enumerate(self._cards) if rank != self._rank and alive(card) is False]
-        self._raise_said()  # whoever has ended by now has said why, if it could
+        self.raise_said()  # whoever has ended by now has said why, if it could
         if ended:
-            raise PeerLostError(ended[0], "its process ended while the group was made", self._cards[ended[0]].pid)
+            lost = PeerLostError(ended[0], "its process ended while the group was made", self._cards[ended[0]].pid)
+            self._say(lost)
+            raise lost
 
-    def __enter__(self) -> Lookout:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is None or isinstance(error, DeadlineError) or not self._key:
-            return  # deadlines are everybody's own
-        if isinstance(error, PeerLostError):
-            said = Said(error.rank, error.pid, error.message, True)
-        else:
-            said = Said(self._rank, os.getpid(), f"{type(error).__name__}: {error}"[:1000], False)
-        with suppress(CommunicationError):
-            if self._store.peek(self._key) is None:
-                self._store.set(self._key, msgspec.msgpack.encode(said))
-
-    def _raise_said(self) -> None:
-        data = self._store.peek(self._key)
+    def raise_said(self) -> None:
+        """As :meth:`look`, but only what ranks have said."""
+        data = self._store.peek(self._key) if self._key else None
         if data is None:
             return
         try:
@@ -105,3 +94,22 @@ class Lookout:
         if said.lost:
             raise PeerLostError(said.rank, said.text, said.pid)
         raise CommunicationError(f"rank {said.rank} (process {said.pid}) could not join the group: {said.text}")
+
+    def __enter__(self) -> Lookout:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None and self._key:
+            self._say(error)
+
+    def _say(self, error: BaseException) -> None:
+        """To be called before anything that others could take for the cause."""
+        if isinstance(error, DeadlineError):
+            return  # deadlines are everybody's own
+        if isinstance(error, PeerLostError):
+            said = Said(error.rank, error.pid, error.message, True)
+        else:
+            said = Said(self._rank, os.getpid(), f"{type(error).__name__}: {error}"[:1000], False)
+        with suppress(CommunicationError):
+            if self._store.peek(self._key) is None:
+                self._store.set(self._key, msgspec.msgpack.encode(said))

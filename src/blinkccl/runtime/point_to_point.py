@@ -34,6 +34,7 @@ class _Posted(Receive):
     nbytes: int = 0
     deadline: float = 0.0
     future: Future[int] = field(default_factory=Future)
+    since: float = field(default_factory=time.monotonic)
 
 
 @dataclass(slots=True)
@@ -67,6 +68,9 @@ class PointToPoint:
         self._changed = threading.Condition()
         self._threads: dict[tuple[str, int], threading.Thread] = {}
         self._ended: dict[int, BaseException] = {}  # sources from which nothing more comes, and why
+        #: What threads are in the middle of: since when, whom with, and its tag. Shown to people who look: _show.
+        self._under_way: dict[tuple[str, int], tuple[float, int, int]] = {}
+        self._shown: tuple[float, int, int] | None = None
         self._counts = {"sends": 0, "sent_bytes": 0, "receives": 0, "received_bytes": 0}
         self._closed = False
 
@@ -139,6 +143,7 @@ class PointToPoint:
     def _send_all(self, dst: int) -> None:
         line = self._outgoing[dst]
         while (message := line.get()) is not None:
+            self._under_way["send", dst] = time.monotonic(), dst, message.tag
             try:
                 header = c.create_string_buffer(_HEADER.pack(message.tag, message.nbytes), _HEADER.size)
                 self._write(dst, c.addressof(header), _HEADER.size, message)
@@ -150,6 +155,7 @@ class PointToPoint:
                     self._counts["sends"] += 1
                     self._counts["sent_bytes"] += message.nbytes
                 message.future.set_result(None)
+            self._finished("send", dst)
             del message  # the next may be long in coming, and an array hangs on this one
 
     def _write(self, dst: int, address: int, nbytes: int, message: _Outgoing) -> None:
@@ -162,6 +168,8 @@ class PointToPoint:
                 raise self._endpoint.failure(-moved, f"send of {message.nbytes} bytes to rank {dst}")
             done += moved
             if done < nbytes and moved == 0:
+                with self._changed:
+                    self._show()
                 if self._closed:
                     raise CommunicationError(
                         f"rank {self._rank} closed its group with a message to rank {dst} under way"
@@ -180,11 +188,14 @@ class PointToPoint:
                 if not self._read_some(src, c.addressof(header), _HEADER.size):
                     continue
                 tag, nbytes = _HEADER.unpack(header.raw)
+                self._under_way["receive", src] = time.monotonic(), src, tag
                 self._take(src, tag, nbytes)
+                self._finished("receive", src)
         except BaseException as error:
             with self._changed:
                 self._ended[src] = error
                 lost = self._hopeless()
+            self._finished("receive", src)
             _fail(lost)
 
     def _wanted(self, src: int) -> bool:
@@ -194,6 +205,7 @@ class PointToPoint:
                 self._expire()
                 if self._matching.waits_for(src):
                     return True
+                self._show()
                 self._changed.wait(_SLICE_S if self._matching.posted else None)
         return False
 
@@ -252,6 +264,7 @@ class PointToPoint:
             if moved == 0:
                 with self._changed:
                     self._expire()
+                    self._show()
             if moved == 0 and time.monotonic() > deadline:
                 self._endpoint.abort(f"rank {self._rank} could not receive from rank {src} in time")
                 raise DeadlineError(
@@ -266,7 +279,28 @@ class PointToPoint:
             raise self._endpoint.failure(-moved, f"receive from rank {src}")
         if 0 < moved < nbytes:
             self._read(src, address + moved, nbytes - moved, self._deadline(None))
+        if moved == 0:
+            with self._changed:
+                self._show()
         return bool(moved)
+
+    def _finished(self, what: str, peer: int) -> None:
+        self._under_way.pop((what, peer), None)
+        if self._shown is not None:
+            with self._changed:
+                self._show()
+
+    def _show(self) -> None:
+        """Lets people see the message that is waited for longest; the caller holds the lock."""
+        waits = [*self._under_way.values()]
+        for receive in self._matching.posted:
+            if isinstance(receive, _Posted):
+                waits.append((receive.since, -1 if receive.source is None else receive.source, receive.tag))
+        oldest = min(waits, default=None)
+        if oldest != self._shown:
+            self._shown = oldest
+            since, peer, tag = oldest or (0.0, -1, 0)
+            self._library.blink_stream_show(self._endpoint.handle, peer, tag, int(1e6 * since))
 
     def _expire(self) -> None:
         """Receives whose time is up; the caller holds the lock."""

@@ -1,9 +1,10 @@
 """When a call runs: at once in the caller's thread, or in the background; always in the order of issue.
 
-A call with ``async_op=False`` runs in the caller's thread if nothing of the group is on its way, else it is put
-behind that and awaited. What is issued between ``start_coalescing`` and ``end_coalescing`` goes to the background, and
-the latter's ``Work`` waits for all of it. While a profiler runs all calls go to the background, where their
-records begin and end.
+The transport keeps that order: a call that runs in the caller's thread comes after what was submitted before it.
+What is issued between ``start_coalescing`` and ``end_coalescing`` goes to the background, and the latter's ``Work``
+waits for all of it. While a profiler runs all calls go to the background, where their records begin and end.
+
+No lock is held while a call runs or a message is posted: another thread may have to send what our peers wait for.
 """
 
 from __future__ import annotations
@@ -86,48 +87,40 @@ class Issuer:
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        self._order = Lock()
-        self._last: Future[Any] | None = None
+        self._submitting = Lock()
         self._coalesced: list[dist.Work] | None = None
 
-    def quiet(self) -> bool:
-        """Whether a call may run in the caller's thread: nothing is on its way, and nobody takes records."""
-        last = self._last
-        return (last is None or last.done()) and self._coalesced is None and not profiler._is_profiler_enabled
-
     def run_now(self, name: str, send: int, recv: int, count: int, dtype: str, timeout_s: float) -> bool:
-        """Runs one collective, a sum if it reduces, in this thread; False if others come first.
+        """Runs one collective, a sum if it reduces, in this thread; False if it is to go to the background.
 
         The short way for small calls: no objects are made.
         """
-        with self._order:
-            if not self.quiet():
-                return False
-            try:
-                self._transport.run_raw(name, send, recv, count, dtype, "sum", 0, None, timeout_s)
-            except BlinkError as error:
-                raise for_torch(error, name) from error
-            return True
+        if self._coalesced is not None or profiler._is_profiler_enabled:
+            return False
+        try:
+            self._transport.run_raw(name, send, recv, count, dtype, "sum", 0, None, timeout_s)
+        except BlinkError as error:
+            raise for_torch(error, name) from error
+        return True
 
     def issue(self, request: Request, asynchronous: bool, timeout_s: float) -> dist.Work:
-        """Runs ``request``, or lets it run in the background.
+        """Runs ``request``, or lets it run in the background; messages always do.
 
         Raises
         ------
         DistBackendError
             What ended the call, if it is not asynchronous.
         """
-        with self._order:
-            if not asynchronous and not request.messages and self.quiet():
-                self._run(request, timeout_s)
-                done = DoneWork()
-                done.tensors = request.result
-                return done
-            work = self._start(request, timeout_s)
-            if self._coalesced is not None:
-                self._coalesced.append(work)
-                return work
-        if not asynchronous:
+        coalesced = self._coalesced
+        if not asynchronous and coalesced is None and not request.messages and not profiler._is_profiler_enabled:
+            self._run(request, timeout_s)
+            done = DoneWork()
+            done.tensors = request.result
+            return done
+        work = self._start(request, timeout_s)
+        if coalesced is not None:
+            coalesced.append(work)
+        elif not asynchronous:
             work.wait()
         return work
 
@@ -152,25 +145,28 @@ class Issuer:
         request.memory.finish(succeeded=True)
 
     def _start(self, request: Request, timeout_s: float) -> PendingWork:
-        work = PendingWork(request.result, request.title, timeout_s if request.messages else None)
+        work = PendingWork(request.result, request.title)
         ending = _Ending(request, work, len(request.steps) + len(request.messages))
         try:
-            for step in request.steps:
-                self._last = self._transport.submit_raw(
-                    step.name, step.send, step.recv, step.count, step.dtype, step.op, step.root, step.scale, timeout_s
-                )
-                self._last.add_done_callback(ending)
+            with self._submitting:  # the steps of one call stay together
+                for step in request.steps:
+                    self._submit(step, timeout_s).add_done_callback(ending)
             for message in request.messages:
-                self._post(message).add_done_callback(ending)
+                self._post(message, timeout_s).add_done_callback(ending)
         except BlinkError as error:
-            raise for_torch(error) from error
+            raise for_torch(error, request.title) from error
         return work
 
-    def _post(self, message: Message) -> Future[Any]:
+    def _submit(self, step: Step, timeout_s: float) -> Future[None]:
+        return self._transport.submit_raw(
+            step.name, step.send, step.recv, step.count, step.dtype, step.op, step.root, step.scale, timeout_s
+        )
+
+    def _post(self, message: Message, timeout_s: float) -> Future[Any]:
         if message.receives:
-            return self._transport.irecv_raw(message.address, message.nbytes, message.peer, message.tag)
+            return self._transport.irecv_raw(message.address, message.nbytes, message.peer, message.tag, timeout_s)
         assert message.peer is not None  # only a receive may leave it open
-        return self._transport.isend_raw(message.address, message.nbytes, message.peer, message.tag)
+        return self._transport.isend_raw(message.address, message.nbytes, message.peer, message.tag, timeout_s)
 
 
 class _Ending:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import Future
 from datetime import timedelta
 from threading import Lock, Thread
@@ -102,17 +103,21 @@ class SpanningTransport:
         """See :class:`~blinkccl.torch_backend.transport.Transport`."""
         return self._in_turn.submit(lambda: self._run(name, send, recv, count, dtype, op, root, scale, deadline_s))
 
-    def isend_raw(self, ptr: int, nbytes: int, dst: int, tag: int = 0) -> Future[None]:
+    def isend_raw(
+        self, address: int, nbytes: int, dst: int, tag: int = 0, deadline_s: float | None = None
+    ) -> Future[None]:
         """See :class:`~blinkccl.torch_backend.transport.Transport`."""
-        work = self._messages.send([_at(ptr, nbytes, torch.uint8)], dst, tag + 1)  # AllToAll's own tag is -1
+        work = self._messages.send([_at(address, nbytes, torch.uint8)], dst, tag + 1)  # AllToAll's own tag is -1
         self._count("sends", nbytes)
         future: Future[None] = Future()
-        self._wait(work, future, f"send {nbytes} bytes to rank {dst}", lambda: None)
+        self._wait(work, future, f"send {nbytes} bytes to rank {dst}", lambda: None, deadline_s)
         return future
 
-    def irecv_raw(self, ptr: int, nbytes: int, src: int | None, tag: int = 0) -> Future[int]:
+    def irecv_raw(
+        self, address: int, nbytes: int, src: int | None, tag: int = 0, deadline_s: float | None = None
+    ) -> Future[int]:
         """See :class:`~blinkccl.torch_backend.transport.Transport`. Gloo ends the process if a message is longer."""
-        buffer = [_at(ptr, nbytes, torch.uint8)]
+        buffer = [_at(address, nbytes, torch.uint8)]
         if src is None:
             work = self._messages.recv_anysource(buffer, tag + 1)
         else:
@@ -120,7 +125,7 @@ class SpanningTransport:
         self._count("receives", nbytes)
         future: Future[int] = Future()
         what = f"receive {nbytes} bytes from {'any rank' if src is None else f'rank {src}'}"
-        self._wait(work, future, what, lambda: work._source_rank() if src is None else src)
+        self._wait(work, future, what, lambda: work._source_rank() if src is None else src, deadline_s)
         return future
 
     def stats(self) -> Counter[str]:
@@ -182,13 +187,15 @@ class SpanningTransport:
             used[host] += 1
         return planned(topology, collective, tuple(vertices), "optimal", PlanCache())
 
-    def _wait(self, work: Any, future: Future[Any], what: str, result: Any) -> None:
+    def _wait(
+        self, work: Any, future: Future[Any], what: str, result: Callable[[], Any], deadline_s: float | None
+    ) -> None:
         """Completes ``future`` when ``work`` ends. Gloo calls nobody back, so a thread waits per message."""
         future.set_running_or_notify_cancel()
 
         def wait() -> None:
             try:
-                work.wait(timedelta(seconds=self._timeout_s))
+                work.wait(timedelta(seconds=self._timeout_s if deadline_s is None else deadline_s))
                 value = result()
             except RuntimeError as error:
                 future.set_exception(_explained(error, f"rank {self.rank} could not {what}"))

@@ -58,10 +58,14 @@ class Transport(Protocol):
     ) -> Future[None]:
         """Runs it in the background, after all that was submitted before."""
 
-    def isend_raw(self, ptr: int, nbytes: int, dst: int, tag: int = 0) -> Future[None]:
+    def isend_raw(
+        self, address: int, nbytes: int, dst: int, tag: int = 0, deadline_s: float | None = None
+    ) -> Future[None]:
         """Sends a message, independently of collectives."""
 
-    def irecv_raw(self, ptr: int, nbytes: int, src: int | None, tag: int = 0) -> Future[int]:
+    def irecv_raw(
+        self, address: int, nbytes: int, src: int | None, tag: int = 0, deadline_s: float | None = None
+    ) -> Future[int]:
         """Receives one, from anybody where ``src`` is None; the result is the source rank."""
 
     def stats(self) -> Mapping[str, int]:

@@ -62,13 +62,10 @@ class PendingWork(dist.Work):
         The tensors that it writes: the value of its future.
     what
         The call in words, for messages.
-    limit_s
-        How long to wait where nobody says; None: the call ends by itself.
     """
 
-    def __init__(self, result: list[Tensor], what: str, limit_s: float | None = None) -> None:
+    def __init__(self, result: list[Tensor], what: str) -> None:
         super().__init__()
-        self._limit_s = limit_s
         self._result = result
         self._what = what
         self._changed = Condition()
@@ -98,7 +95,7 @@ class PendingWork(dist.Work):
         Exception
             What ended the call.
         """
-        seconds = timeout.total_seconds() if timeout > timedelta(0) else self._limit_s
+        seconds = timeout.total_seconds() if timeout > timedelta(0) else None
         with self._changed:
             if not self._changed.wait_for(lambda: self._ended, seconds):
                 text = f"waited {seconds:g} s for {self._what}, which has not ended; is the peer there?"

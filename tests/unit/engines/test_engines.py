@@ -26,7 +26,7 @@ from blinkccl.testing.execution import difference
 from blinkccl.testing.faults import FAULTS
 from blinkccl.testing.forests import random_forest
 
-ALL = [pytest.param(row.run, id=name) for name, row in ENGINES.items()]
+ALL = [pytest.param(row.run, id=name) for name, row in ENGINES.items() if row.missing is None]
 
 
 def program_for(name: str, n: int = 4, seed: int = 1, slots: int = 2) -> Program:
@@ -70,6 +70,7 @@ def test_engines_give_the_same_bits_on_data_that_rounds() -> None:
                 outputs = [
                     row.run(program, inputs, count=300, dtype=dtype, op="avg", chunk_bytes=64, in_place=place)
                     for row in ENGINES.values()
+                    if row.missing is None
                     for place in (False, True)
                 ]
                 assert all(wrong_elements(other, outputs[0]) == 0 for other in outputs[1:])

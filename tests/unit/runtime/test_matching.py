@@ -1,0 +1,85 @@
+"""Which message goes into which receive: against a plain search, in random orders."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from blinkccl.runtime.matching import Matching, Receive
+
+
+def test_a_message_takes_the_first_receive_that_it_fits() -> None:
+    matching = Matching()
+    exact, any_source, other_tag = Receive(1, 5), Receive(None, 5), Receive(1, 6)
+    assert [matching.post(receive) for receive in (other_tag, any_source, exact)] == [None] * 3
+    assert matching.arrive(1, 5) is any_source
+    assert matching.arrive(1, 5) is exact
+    assert matching.arrive(1, 5) is None
+    assert matching.posted == [other_tag]
+
+
+def test_a_receive_takes_the_first_message_that_was_set_aside_for_it() -> None:
+    matching = Matching()
+    for content in (b"first", b"second"):
+        matching.set_aside(2, 7, content)
+    matching.set_aside(2, 8, b"other")
+    assert matching.post(Receive(1, 7)) is None
+    assert matching.post(Receive(2, 7)) == (2, b"first")
+    assert matching.post(Receive(None, 8)) == (2, b"other")
+    assert matching.post(Receive(None, 7)) == (2, b"second")
+    assert matching.post(Receive(None, 7)) is None
+
+
+def test_whom_somebody_waits_for() -> None:
+    matching = Matching()
+    assert not matching.waits_for(0)
+    matching.post(Receive(1, 3))
+    assert matching.waits_for(1)
+    assert not matching.waits_for(0)
+    matching.post(Receive(None, 3))
+    assert matching.waits_for(0)
+    matching.arrive(1, 3)
+    assert matching.waits_for(0), "the receive from any source is there still"
+    matching.arrive(0, 3)
+    assert not matching.waits_for(0)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_every_message_of_a_lane_arrives_once_and_in_order(seed: int) -> None:
+    """Sources send in order; receives come in any order. Per source and tag contents come out as they went in."""
+    random = Random(seed)
+    matching = Matching()
+    lanes = [(source, tag) for source in range(3) for tag in range(2)]
+    sent: dict[tuple[int, int], list[bytes]] = {lane: [] for lane in lanes}
+    got: dict[tuple[int, int], list[bytes]] = {lane: [] for lane in lanes}
+    waiting: dict[int, Receive] = {}
+    for number in range(200):
+        if random.random() < 0.5:
+            source, tag = random.choice(lanes)
+            content = str(number).encode()
+            sent[source, tag].append(content)
+            receive = matching.arrive(source, tag)
+            if receive is None:
+                matching.set_aside(source, tag, content)
+            else:
+                del waiting[id(receive)]
+                assert receive.fits(source, tag)
+                got[source, tag].append(content)
+        else:
+            receive = Receive(random.choice((None, 0, 1, 2)), random.choice((0, 1)))
+            there = matching.post(receive)
+            if there is None:
+                waiting[id(receive)] = receive
+            else:
+                source, content = there
+                assert receive.source in (None, source)
+                got[source, receive.tag].append(content)
+        # Nothing that fits is left apart.
+        for source, messages in matching.aside.items():
+            assert not any(receive.fits(source, tag) for tag, _ in messages for receive in matching.posted)
+    assert set(map(id, matching.posted)) == set(waiting)
+    for lane in lanes:
+        source, tag = lane
+        left = [content for kept, content in matching.aside.get(source, ()) if kept == tag]
+        assert got[lane] + left == sent[lane]

@@ -1,0 +1,50 @@
+"""Every choice can be run: its algorithm serves the collective, and its messages fit into a segment."""
+
+from __future__ import annotations
+
+import pytest
+
+from blinkccl.collectives.spec import COLLECTIVES, Collective
+from blinkccl.engines.host_plan import Area
+from blinkccl.runtime.plans import host_plan
+from blinkccl.runtime.tuner import choose
+
+#: S in bytes: powers of two, and one element beside each.
+SIZES = [2**power + beside for power in range(0, 31, 3) for beside in (-1, 0, 1)]
+
+
+def collective(name: str, ranks: int) -> Collective:
+    ends = {"root": ranks - 1, "src": 0, "dst": ranks - 1}
+    return Collective(name, ranks, **{key: ends[key] for key in COLLECTIVES[name].parameters})
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_every_choice_can_be_bound(name: str, ranks: int) -> None:
+    wanted = collective(name, ranks)
+    blocks = wanted.total_blocks()
+    for nbytes in SIZES:
+        for itemsize in (1, 8):
+            count = nbytes // (blocks * itemsize)
+            choice = choose(name, count * itemsize * blocks, ranks, cores=2)
+            plan = host_plan(wanted, choice.algorithm, choice.inline, Area())
+            bound = plan.bind(count, itemsize, choice.chunk_bytes)
+            assert bound.count == count
+            if choice.inline:
+                assert bound.chunk_elements * itemsize >= max(extent.length for extent in bound.extents) * itemsize
+            for rank in range(ranks):
+                plan.tables(bound, rank, False)
+
+
+def test_ranks_choose_alike_and_a_size_has_one_choice() -> None:
+    for name in COLLECTIVES:
+        for nbytes in SIZES:
+            assert choose(name, nbytes, 4, cores=2) == choose(name, nbytes, 4, cores=2)
+            assert choose(name, nbytes, 4, 2).chunk_bytes % 64 == 0
+
+
+def test_small_messages_carry_their_flags_and_large_ones_do_not() -> None:
+    for name in COLLECTIVES:
+        for ranks in (2, 5, 16):
+            assert choose(name, 64, ranks, 4).inline
+            assert not choose(name, 64 << 20, ranks, 4).inline
