@@ -115,19 +115,24 @@ inline Plan make_plan(Kind kind, int ranks, std::int64_t count) {
     detail::down(plan, plan.add({0, 0, 0, true, true, {}, 0}), kind == Kind::kChain);
     return plan;
   }
-  if (kind == Kind::kOneShot || kind == Kind::kTwoRoots) {
-    // Everybody's input goes to every root at once; with two of them, the other ranks get the sum from one of these.
-    const int roots = kind == Kind::kOneShot ? ranks : 2;
+  if (kind == Kind::kOneShot) {
     plan.slices = {{0, 0, count}};
     for (int r = 0; r < ranks; ++r) plan.add({r, 0, 0, true, false, {}, 0});
-    for (int r = 0; r < roots; ++r) {
+    for (int r = 0; r < ranks; ++r) {
       Node root{r, 0, 1, true, true, {}, r};
       for (int other = 0; other < ranks; ++other) {
         if (other != r) root.from.push_back(other);
       }
       plan.add(root);
     }
-    for (int r = roots; r < ranks; ++r) plan.add({r, 0, 2, false, true, {ranks + r % 2}, 0});
+    return plan;
+  }
+  if (kind == Kind::kTwoRoots) {
+    // Everybody's input goes to each of two roots in a message of its own; the other ranks get the sum from one of them,
+    // perhaps while they have not sent their input to the other.
+    plan.slices = {{0, 0, count}};
+    const int roots[] = {detail::up(plan, 0, 0, false, true), detail::up(plan, 1, 0, false, true)};
+    for (int r = 2; r < ranks; ++r) plan.add({r, 0, 2, false, true, {roots[r % 2]}, 0});
     return plan;
   }
   for (int r = 0; r < ranks; ++r) {

@@ -18,8 +18,8 @@ from blinkccl.collectives.ops import DType, Operation, Scale, element_type
 from blinkccl.collectives.oracle import check_inputs
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import ScheduleError, UnsupportedError
-from blinkccl.schedule.chunking import Bound
-from blinkccl.schedule.program import Role
+from blinkccl.schedule.chunking import Bound, placements
+from blinkccl.schedule.program import Program, Role
 
 Array = NDArray[Any]
 
@@ -142,3 +142,27 @@ def role_views(
     scaled = factors is not None and role.contributes and bound.program.collective.reduces
     scale = factors[role.rank] if factors is not None and scaled else None
     return RoleViews(views[0], views[1], extent.chunks, divisor, scale)
+
+
+def check_roles(program: Program) -> None:
+    """Refuses a program that has a role without a value, or with a block that its rank does not have.
+
+    The law does so, too; here it is because a rank that fails alone would let all others wait.
+
+    Raises
+    ------
+    ScheduleError
+        Naming rank, channel and share.
+    """
+    for role in program.roles:
+        where = f"rank {role.rank}, channel {role.channel}, share {role.share} ({role.stage})"
+        if not (role.contributes or role.receives):
+            raise ScheduleError(f"{where} neither contributes nor receives, so it has no value")
+        block = program.slices[role.slice].block
+        place = placements(program.collective).get(block)
+        for used, ranks, verb in (
+            (role.contributes, place.sources if place else {}, "contributes"),
+            (role.keeps, place.targets if place else {}, "keeps"),
+        ):
+            if used and role.rank not in ranks:
+                raise ScheduleError(f"{where} {verb} block {block}, which its rank does not have")

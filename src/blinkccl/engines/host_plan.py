@@ -35,6 +35,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from blinkccl.engines.buffers import check_roles
 from blinkccl.errors import UnsupportedError
 from blinkccl.schedule.chunking import ALIGNMENT_BYTES, Bound, bind
 from blinkccl.schedule.program import Program, Role
@@ -104,11 +105,14 @@ class HostPlan:
 
     Raises
     ------
+    ScheduleError
+        If a role has no value, or a block that its rank does not have.
     UnsupportedError
         If it needs more control lines than a segment has.
     """
 
     def __init__(self, program: Program, area: Area | None = None) -> None:
+        check_roles(program)
         self.program = program
         self.area = area or Area()
         self.inline = all(channel.protocol == INLINE for channel in program.channels)

@@ -17,7 +17,8 @@ import torch
 import torch.distributed as dist
 
 from blinkccl.collectives.ops import DType, Operation, element_type, operation
-from blinkccl.engines.torch_p2p_actors import actors_of, check_roles
+from blinkccl.engines.buffers import check_roles
+from blinkccl.engines.torch_p2p_actors import actors_of
 from blinkccl.engines.torch_p2p_exchange import TAGS, Exchange
 from blinkccl.engines.torch_p2p_rounds import plan_rounds
 from blinkccl.engines.torch_p2p_run import Memory, Run

@@ -7,8 +7,6 @@ from collections import deque
 from dataclasses import dataclass
 
 from blinkccl.engines.torch_p2p_rounds import Rounds, firing_order
-from blinkccl.errors import ScheduleError
-from blinkccl.schedule.chunking import placements
 from blinkccl.schedule.program import Program, Role
 
 
@@ -82,27 +80,3 @@ def _inlet(program: Program, rounds: Rounds, index: int, order: int) -> Inlet:
     direct = alone and role.keeps and all(start + rounds.ahead <= posted for start in readers)
     peer = program.queues[arc.queue].src
     return Inlet(order, peer, posted, math.ceil(held / rounds.period), direct)
-
-
-def check_roles(program: Program) -> None:
-    """Refuses a program that has a role without a value, or with a block that its rank does not have.
-
-    The law does so, too; here it is because a rank that fails alone would let all others wait.
-
-    Raises
-    ------
-    ScheduleError
-        Naming rank, channel and share.
-    """
-    for role in program.roles:
-        where = f"rank {role.rank}, channel {role.channel}, share {role.share} ({role.stage})"
-        if not (role.contributes or role.receives):
-            raise ScheduleError(f"{where} neither contributes nor receives, so it has no value")
-        block = program.slices[role.slice].block
-        place = placements(program.collective).get(block)
-        for used, ranks, verb in (
-            (role.contributes, place.sources if place else {}, "contributes"),
-            (role.keeps, place.targets if place else {}, "keeps"),
-        ):
-            if used and role.rank not in ranks:
-                raise ScheduleError(f"{where} {verb} block {block}, which its rank does not have")

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blinkccl.collectives.ops import element_type, operation, scalars
-from blinkccl.engines.buffers import allocate, filled
-from blinkccl.engines.torch_p2p_actors import check_roles
+from blinkccl.engines.buffers import allocate, check_roles, filled
 from blinkccl.engines.torch_p2p_processes import LocalGroup
 from blinkccl.schedule.chunking import DEFAULT_CHUNK_BYTES, bind
 from blinkccl.schedule.program import Program

@@ -199,9 +199,9 @@ class _Ending:
     def _end(self) -> None:
         try:
             self._request.memory.finish(succeeded=self._error is None)
-        except RuntimeError as error:  # torch cannot copy: the tensor was changed meanwhile
+            self._record.__exit__(None, None, None)
+        except Exception as error:  # whatever it is, who waits must hear of it
             self._error = error
-        self._record.__exit__(None, None, None)
         self._work.end(self._error, self._source)
 
 

@@ -73,8 +73,9 @@ class MonitoredBarrier:
         self._store.set(f"{prefix}/{self._rank}", b"1")
         if not self._comes(f"{prefix}/passed", timeout.total_seconds()):
             text = f"[Rank {self._rank}]: Rank {self._rank} successfully reached monitoredBarrier, but received errors "
-            text += f"while waiting for send/recv from rank 0: no word within {timeout / timedelta(milliseconds=1):g} ms"
-            raise for_torch(DeadlineError(f"{text}; rank 0's output names the ranks that did not come"))
+            text += "while waiting for send/recv from rank 0: no word from it within "
+            text += f"{timeout / timedelta(milliseconds=1):g} ms; its own output names the ranks that did not come"
+            raise for_torch(DeadlineError(text))
 
     def _comes(self, key: str, seconds: float) -> bool:
         """Whether ``key`` is set within this time; at once where it is there already."""

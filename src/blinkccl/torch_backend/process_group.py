@@ -254,6 +254,10 @@ class BlinkProcessGroup(dist.ProcessGroup):
         """For calls from now on whose options have none."""
         self._timeout_s = timeout.total_seconds()
 
+    def get_group_store(self) -> Any:
+        """The group's store; the C++ side has none before torch 2.14."""
+        return self._store
+
     def stats(self) -> dict[str, int]:
         """The counters of this group's transport."""
         return dict(self._transport.stats())

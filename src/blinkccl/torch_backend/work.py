@@ -159,11 +159,8 @@ class PendingWork(dist.Work):
 #: ``depth``: in how many callbacks, one waiting in the other, this thread runs.
 _here = local()
 
-
 _completers: dict[int, ThreadPoolExecutor] = {}
 _making = Lock()
-#: A forked child has no threads.
-os.register_at_fork(after_in_child=_completers.clear)
 
 
 def _completer(depth: int) -> ThreadPoolExecutor:
@@ -173,6 +170,16 @@ def _completer(depth: int) -> ThreadPoolExecutor:
             deeper = partial(setattr, _here, "depth", depth + 1)
             _completers[depth] = ThreadPoolExecutor(1, f"blink-future-{depth}", deeper)
         return _completers[depth]
+
+
+def _forget() -> None:
+    """In a forked child, which has none of the threads."""
+    global _making
+    _making = Lock()
+    _completers.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 class AllWork(dist.Work):

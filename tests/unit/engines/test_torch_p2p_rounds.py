@@ -10,7 +10,8 @@ from random import Random
 import pytest
 
 from blinkccl.collectives.spec import Collective
-from blinkccl.engines.torch_p2p_actors import actors_of, check_roles
+from blinkccl.engines.buffers import check_roles
+from blinkccl.engines.torch_p2p_actors import actors_of
 from blinkccl.engines.torch_p2p_rounds import Rounds, firing_order, plan_rounds
 from blinkccl.errors import ScheduleError, UnsupportedError
 from blinkccl.schedule.law import violations
