@@ -391,7 +391,8 @@ class HostPlan:
             stride, slots = self._stride(ring, bound), self._slots(ring, bound)
             places.append((used[ring.rank], stride, slots))
             used[ring.rank] += stride * slots if ring.answers is None else 0
-        places = [place if r.answers is None else places[r.answers.index] for r, place in zip(self.rings, places, strict=True)]
+        lodged = (ring.answers for ring in self.rings)
+        places = [place if at is None else places[at.index] for at, place in zip(lodged, places, strict=True)]
         return self._rank_tables(bound, rank, places, averages)
 
     def _rank_tables(self, bound: Bound, rank: int, places: list[tuple[int, int, int]], averages: bool) -> RankTables:
