@@ -154,7 +154,10 @@ def kill_one(directory: Path, work: str, rng: random.Random, tally: Tally) -> No
         end = time.monotonic() + DEADLINE_S
         while len(list(directory.glob(pattern))) < wanted:
             if time.monotonic() > end:
-                raise TimeoutError(f"{work}: {size} ranks did not start")
+                said = [f"rank {r}: {receiver.recv()[2]}" for r, (receiver, _) in enumerate(pipes) if receiver.poll()]
+                found = sorted(path.name for path in directory.glob("k*"))
+                tally.wrong.append(f"{size} ranks did not start: {said or 'nobody says why'}; the store has {found}")
+                return
             time.sleep(0.002)
         time.sleep(rng.uniform(0, SPREAD_S.get(work, DEFAULT_SPREAD_S)))
         pid = ranks[victim].pid

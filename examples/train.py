@@ -158,6 +158,7 @@ def main() -> None:
     parameters = digest(model)
     if dist.get_rank() == 0:
         report(losses, seconds, parameters, options)
+    dist.barrier()  # together: gloo's destructor was seen to hang on ranks whose peers had left before them
     dist.destroy_process_group()
 
 

@@ -507,7 +507,12 @@ void blink_set_python(blink_comm* comm, const blink_python* python) { comm->set_
 
 void blink_take_raised(blink_comm* comm, void* raised[3]) { comm->take_raised(raised); }
 
-void blink_get_stats(blink_comm* comm, blink_stats* stats) { *stats = comm->stats(); }
+void blink_get_stats(blink_comm* comm, blink_stats* stats) {
+  const blink::Counters& c = comm->stats();
+  *stats = {c.calls.count(),        c.messages.count(),     c.message_bytes.count(), c.inline_bytes.count(),
+            c.staged_bytes.count(), c.direct_bytes.count(), c.pushed_bytes.count(),  c.stepwise.count(),
+            c.yields.count(),       c.sleeps.count()};
+}
 
 void blink_last_error(blink_comm*, blink_error* error) { *error = last_error; }
 

@@ -28,6 +28,22 @@ inline void relax() {
 #endif
 }
 
+// Counts on one thread; others may look.
+class Counter {
+ public:
+  void operator+=(std::uint64_t more) { value_.store(count() + more, std::memory_order_relaxed); }
+  void operator++() { *this += 1; }
+  std::uint64_t count() const { return value_.load(std::memory_order_relaxed); }
+
+ private:
+  std::atomic<std::uint64_t> value_{0};
+};
+
+// blink_stats in the making.
+struct Counters {
+  Counter calls, messages, message_bytes, inline_bytes, staged_bytes, direct_bytes, pushed_bytes, stepwise, yields, sleeps;
+};
+
 // What a rank says of a call when it begins it.
 struct Call {
   std::uint64_t signature = 0, what = 0;
@@ -53,7 +69,7 @@ struct blink_comm {
   const blink::Segment& segment() const { return segment_; }
   std::uint64_t sequence() const { return sequence_.load(std::memory_order_relaxed); }
   int bank() const { return static_cast<int>(sequence() % blink::kBanks); }
-  blink_stats& stats() { return stats_; }
+  blink::Counters& stats() { return stats_; }
 
   // Begins the next call: waits until the bank is free, and tells the others. 0 or a code.
   int begin(const blink::Call& call, std::int64_t timeout_us);
@@ -169,5 +185,5 @@ struct blink_comm {
     bool mapped_here = false;
   };
   std::vector<Heap> heaps_;
-  blink_stats stats_{};
+  blink::Counters stats_;
 };

@@ -429,7 +429,7 @@ void blink_op::wake_readers(const Role& role) {
 }
 
 void blink_op::accept(const Receive& r, const Chunk& chunk) {
-  blink_stats& stats = comm_.stats();
+  blink::Counters& stats = comm_.stats();
   ++stats.messages;
   stats.message_bytes += chunk.bytes;
   (is_pushed(r) ? stats.pushed_bytes : reads_direct(r) ? stats.direct_bytes : stats.staged_bytes) += chunk.bytes;
@@ -559,7 +559,7 @@ int blink_op::fire_inline(const Role& role) {
       my_block(role, i, number).flag.store(flag(), std::memory_order_release);
     }
   }
-  blink_stats& stats = comm_.stats();
+  blink::Counters& stats = comm_.stats();
   for (std::int64_t i = 0; i < role.receives; ++i) {
     comm_.met_inline(static_cast<int>(receives_[static_cast<std::size_t>(role.first_receive + i)].rank));
     ++stats.messages;

@@ -111,7 +111,7 @@ void aborts() {
   }
 }
 
-// While calls are being made, at any moment: every rank ends, with this or with success of what was before.
+// While calls are being made, at any moment, by a thread that looks at the counters meanwhile.
 void aborts_at_any_moment() {
   for (unsigned seed = 0; seed < 10; ++seed) {
     const Room room(shape_for(3), 4096, 64);
@@ -119,7 +119,11 @@ void aborts_at_any_moment() {
       std::thread other;
       if (rank == 0) {
         other = std::thread([=] {
+          blink_stats before, after;
+          blink_get_stats(comm, &before);
           usleep(std::mt19937(seed)() % 20'000);
+          blink_get_stats(comm, &after);
+          expect(after.calls >= before.calls && after.message_bytes >= before.message_bytes, "counters go back");
           blink_abort(comm, "now");
         });
       }

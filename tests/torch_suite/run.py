@@ -63,6 +63,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--world-size", type=int, default=2, help="number of ranks (default 2)")
     parser.add_argument("--backend", choices=("blink", "gloo"), default="blink")
     parser.add_argument("--tests", help="only tests whose names match this regular expression")
+    parser.add_argument("--recorded", action="store_true", help="only what gloo's record says passes there")
     parser.add_argument("--record", action="store_true", help="keep what passes as gloo's record")
     parser.add_argument("--timeout", type=int, default=60, help="seconds for one test (default 60)")
     parser.add_argument("--verbose", action="store_true", help="let the ranks print")
@@ -80,6 +81,8 @@ def _run(options: argparse.Namespace, counters: Path) -> dict[str, str]:
         names = [name for name in names if name not in ONLY_GLOO]
     if options.tests:
         names = [name for name in names if re.search(options.tests, name)]
+    if options.recorded:
+        names = [name for name in names if name in (_recorded(options.world_size) or ())]
     result = unittest.TestResult()
     unittest.TestSuite(suite_class(name) for name in names).run(result)
     outcomes = dict.fromkeys(names, "pass")
@@ -137,7 +140,8 @@ def _alias(suite: Any, said: str, meant: str) -> None:
     they are of asynchronous calls cannot be said from Python, so it is said here.
     """
     dist, c10d = (importlib.import_module(f"torch.{name}") for name in ("distributed", "distributed.distributed_c10d"))
-    importlib.import_module("blinkccl.torch_backend")  # registers it
+    for name in ("torch_backend", "torch_backend.process_group", "runtime.communicator"):
+        importlib.import_module(f"blinkccl.{name}")  # the first registers it, the others save each rank the time
     torchs, find = SimpleNamespace(**vars(c10d)), suite.get_profiling_event
 
     def init_process_group(backend: Any = None, *arguments: Any, **more: Any) -> None:
@@ -181,6 +185,11 @@ def _key(world_size: int) -> str:
     return f"torch {major}.{minor}, {world_size} ranks"
 
 
+def _recorded(world_size: int) -> list[str] | None:
+    found: list[str] | None = json.loads(RECORD.read_text()).get(_key(world_size)) if RECORD.exists() else None
+    return found
+
+
 def _record(world_size: int, outcomes: dict[str, str]) -> None:
     record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
     record[_key(world_size)] = sorted(name for name, outcome in outcomes.items() if outcome == "pass")
@@ -188,7 +197,7 @@ def _record(world_size: int, outcomes: dict[str, str]) -> None:
 
 
 def _compare(options: argparse.Namespace, outcomes: dict[str, str]) -> int:
-    record = json.loads(RECORD.read_text()).get(_key(options.world_size))
+    record = _recorded(options.world_size)
     if record is None:
         print(f"gloo has no record for {_key(options.world_size)}: run with --backend gloo --record first")
         return int(any(outcome == "fail" for outcome in outcomes.values()))

@@ -201,7 +201,7 @@ class HostPlan:
     def _lodge_replies(self) -> None:
         answered: set[int] = set()
         for ring in self.rings:
-            if self.inline or not ring.exclusive or len(ring.queues) != 1:
+            if self.inline or not ring.exclusive or len(ring.queues) != 1 or ring.index in answered:
                 continue
             taker = self._receiver[ring.queues[0]][0].role
             for queue in ring.senders[0].role.receives:

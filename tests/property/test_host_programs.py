@@ -1,0 +1,166 @@
+"""The host engine on random Programs: the oracle's data, the reference engine's bits, and counters that add up.
+
+Private and shared buffers, in and out of place, large and small messages; programs that lowering would never make,
+and ones that are moved about until they are barely live.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_programs import SENSITIVE, perturbed, places, unlike, wild, wild_scales
+
+from blinkccl.collectives.ops import DTYPES
+from blinkccl.collectives.oracle import make_inputs
+from blinkccl.engines import host, reference
+from blinkccl.engines.host_plan import INLINE, HostPlan
+from blinkccl.engines.registry import ENGINES
+from blinkccl.errors import UnsupportedError
+from blinkccl.schedule.chunking import Bound
+from blinkccl.schedule.law import violations
+from blinkccl.schedule.program import Program
+from blinkccl.testing.execution import difference
+from blinkccl.testing.forests import random_collective
+from blinkccl.testing.programs import random_program
+
+pytestmark = pytest.mark.skipif(ENGINES["host"].missing is not None, reason=str(ENGINES["host"].missing))
+
+SEEDS = st.integers(0, 2**32)
+MANY = settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+SOME = settings(MANY, max_examples=60)
+SHARED = pytest.mark.parametrize("shared", [False, True])
+FLOATS = [name for name, row in DTYPES.items() if row.kind == "float"]
+
+
+def draw_size(random: Random) -> dict[str, Any]:
+    return {"count": random.choice([0, 1, 7, 250, 331]), "chunk_bytes": random.choice([4, 16, 32, 100, 4096])}
+
+
+def differences(program: Program, random: Random, shared: bool) -> list[str]:
+    """For each place, what is wrong; nothing where all is right."""
+    found = []
+    for in_place in places(program):
+        size = draw_size(random)
+        run = partial(host.run, shared=shared)
+        wrong = difference(run, program, **size, dtype="float32", op="avg", in_place=in_place, deadline_s=20)
+        found += [f"{size}, in place {in_place}: {wrong}"] if wrong else []
+    return found
+
+
+@SHARED
+@MANY
+@given(seed=SEEDS)
+def test_random_programs_equal_the_oracle(shared: bool, seed: int) -> None:
+    random = Random(seed)
+    assert differences(random_program(random)[0], random, shared) == []
+
+
+@SHARED
+@MANY
+@given(seed=SEEDS)
+def test_programs_with_just_enough_slots_get_through(shared: bool, seed: int) -> None:
+    random = Random(seed)
+    program, topology = random_program(random)
+    program = perturbed(random, program)
+    if violations(program, topology) == []:
+        assert differences(program, random, shared) == []
+
+
+def two_messages_in_one_queue() -> Program:
+    """Two roles in a row that send the same input into the same queue."""
+    return random_program(Random(8218))[0]
+
+
+@SHARED
+def test_senders_of_one_input_into_one_queue_stay_two(shared: bool) -> None:
+    program = two_messages_in_one_queue()
+    pairs = [(one, two) for body in program.body.values() for one, two in zip(body, body[1:], strict=False)]
+    assert any(
+        one.sends == two.sends and one.slice == two.slice and not (one.receives or two.receives) for one, two in pairs
+    ), "this seed no longer makes such a program"
+    assert differences(program, Random(0), shared) == []
+
+
+def small(program: Program) -> Program:
+    """The same with the flags inside the messages."""
+    return replace(program, channels=tuple(replace(channel, protocol=INLINE) for channel in program.channels))
+
+
+@SHARED
+@MANY
+@given(seed=SEEDS)
+def test_small_messages_equal_the_oracle(shared: bool, seed: int) -> None:
+    random = Random(seed)
+    program = small(random_program(random)[0])
+    try:
+        HostPlan(program).bind(1, 4, 64)
+    except UnsupportedError as refusal:
+        assert "several roles share" in refusal.reason
+        with pytest.raises(UnsupportedError, match="several roles share"):
+            differences(program, random, shared)
+        return
+    assert differences(program, random, shared) == []
+
+
+def with_nans(inputs: list[np.ndarray | None], random: Random) -> list[np.ndarray | None]:
+    """A NaN here and there, of either sign."""
+    rng = np.random.default_rng(random.randrange(2**32))
+    for values in inputs:
+        if values is not None:
+            values[rng.random(values.size) < 0.05] = rng.choice([np.nan, -np.nan])
+    return inputs
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@SOME
+@given(seed=SEEDS)
+def test_the_bits_are_the_reference_engines(dtype: str, seed: int) -> None:
+    random = Random(seed)
+    name = random.choice(["allreduce", "allreduce", "reduce", "reduce_scatter"])
+    program, _ = random_program(random, random_collective(random, random.randint(2, 6), name))
+    count, op = random.choice([7, 130]), random.choice(SENSITIVE)
+    inputs = with_nans(wild(random, program, count, dtype), random)
+    arguments = {"count": count, "dtype": dtype, "op": op, "scales": wild_scales(random, program, op), "chunk_bytes": 32}
+    wanted = reference.run(program, inputs, **arguments)
+    for shared in (False, True):
+        for in_place in (False, True):
+            got = host.run(program, inputs, **arguments, in_place=in_place, shared=shared, deadline_s=20)
+            assert unlike(got, wanted) == 0, (op, shared, in_place)
+
+
+def bound_of(program: Program, count: int, chunk_bytes: int) -> Bound:
+    return HostPlan(program).bind(count, 4, chunk_bytes)
+
+
+def total(program: Program, bound: Bound, each: Callable[[int], int]) -> int:
+    """The sum of ``each(slice)`` over all messages of all queues."""
+    return sum(each(role.slice) for role in program.roles for _ in role.receives)
+
+
+@SHARED
+@SOME
+@given(seed=SEEDS)
+def test_counters_say_what_the_program_sends(shared: bool, seed: int) -> None:
+    random = Random(seed)
+    program, _ = random_program(random)
+    size = draw_size(random)
+    stats: list[dict[str, int]] = []
+    inputs = make_inputs(program.collective, size["count"], "int32")
+    host.run(program, inputs, **size, dtype="int32", shared=shared, stats=stats, deadline_s=20)
+    bound = bound_of(program, **size)
+    sums = {name: sum(rank[name] for rank in stats) for name in stats[0]}
+    assert [rank["calls"] for rank in stats] == [1] * len(program.ranks)
+    assert sums["messages"] == total(program, bound, lambda part: bound.extents[part].chunks)
+    assert sums["message_bytes"] == total(program, bound, lambda part: bound.extents[part].length * 4)
+    assert sums["message_bytes"] == sum(sums[f"{way}_bytes"] for way in ("inline", "staged", "direct", "pushed"))
+    assert sums["inline_bytes"] == 0
+    if not shared:
+        assert sums["direct_bytes"] == sums["pushed_bytes"] == 0
