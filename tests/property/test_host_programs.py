@@ -34,7 +34,7 @@ from blinkccl.testing.programs import random_program
 pytestmark = pytest.mark.skipif(ENGINES["host"].missing is not None, reason=str(ENGINES["host"].missing))
 
 SEEDS = st.integers(0, 2**32)
-MANY = settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+MANY = settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 SOME = settings(MANY, max_examples=60)
 SHARED = pytest.mark.parametrize("shared", [False, True])
 FLOATS = [name for name, row in DTYPES.items() if row.kind == "float"]
