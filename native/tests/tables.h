@@ -159,6 +159,7 @@ struct Binding {
   std::int64_t chunk = 1;   // elements
   std::int64_t slots = 1;
   bool small = false;       // messages with their flags inside
+  bool replies = false;     // answers are written over what they answer
   std::uint64_t signature = 1;
 };
 
@@ -191,16 +192,26 @@ struct Rows {
 class Layout {
  public:
   Layout(const Plan& plan, const Binding& binding) : plan_(plan), binding_(binding) {
+    for (int n = 0; n < static_cast<int>(plan.nodes.size()); ++n) {
+      const std::vector<int> readers = plan.readers(n);
+      const std::int64_t slots = binding.small ? 1 : binding.slots + (readers.size() > 1);
+      places_.push_back({readers, 0, 0, stride(plan.nodes[static_cast<std::size_t>(n)].slice), slots, -1});
+    }
+    if (binding.replies && !binding.small) lodge_replies();
     std::vector<std::int64_t> lines(static_cast<std::size_t>(plan.ranks), 0), bytes(lines);
     for (int n = 0; n < static_cast<int>(plan.nodes.size()); ++n) {
-      const auto rank = static_cast<std::size_t>(plan.nodes[n].rank);
-      Place place{plan.readers(n), lines[rank], bytes[rank], stride(plan.nodes[n].slice),
-                  binding.small ? 1 : binding.slots + (plan.readers(n).size() > 1)};
-      if (!place.readers.empty()) {
-        lines[rank] += 1 + static_cast<std::int64_t>(place.readers.size());
-        bytes[rank] += place.stride * place.slots;
-      }
-      places_.push_back(place);
+      const auto rank = static_cast<std::size_t>(node(n).rank);
+      Place& at = places_[static_cast<std::size_t>(n)];
+      if (at.readers.empty()) continue;
+      at.line = lines[rank];
+      lines[rank] += 1 + static_cast<std::int64_t>(at.readers.size());
+      at.staging = bytes[rank];
+      if (at.answers < 0) bytes[rank] += at.stride * at.slots;
+    }
+    for (Place& at : places_) {
+      if (at.answers < 0) continue;
+      at.staging = place(at.answers).staging;
+      at.slots = place(at.answers).slots;
     }
     lines_needed = *std::max_element(lines.begin(), lines.end());
     bytes_needed = *std::max_element(bytes.begin(), bytes.end());
@@ -232,6 +243,7 @@ class Layout {
   struct Place {
     std::vector<int> readers;
     std::int64_t line, staging, stride, slots;
+    int answers;  // the node over whose messages these are written; -1: none
   };
 
   const Node& node(int n) const { return plan_.nodes[static_cast<std::size_t>(n)]; }
@@ -245,6 +257,28 @@ class Layout {
     return binding_.small ? (bytes + payload - 1) / payload * static_cast<std::int64_t>(sizeof(blink::Block))
                           : (bytes + 63) / 64 * 64;
   }
+
+  // Where a node's only reader is on the rank of one of its senders, which sends to nobody else.
+  void lodge_replies() {
+    std::vector<bool> answered(places_.size(), false);
+    for (int n = 0; n < static_cast<int>(places_.size()); ++n) {
+      if (place(n).readers.size() != 1 || answered[static_cast<std::size_t>(n)]) continue;
+      const int taker = place(n).readers[0];
+      for (const int giver : node(n).from) {
+        Place& question = places_[static_cast<std::size_t>(giver)];
+        if (question.readers.size() != 1 || question.answers >= 0 || answered[static_cast<std::size_t>(giver)] ||
+            node(giver).rank != node(taker).rank) {
+          continue;
+        }
+        answered[static_cast<std::size_t>(giver)] = true;
+        places_[static_cast<std::size_t>(n)].answers = giver;
+        question.slots = std::max<std::int64_t>(question.slots, node(taker).offset - node(giver).offset + 1);
+        break;
+      }
+    }
+  }
+
+  std::int64_t lodged(int n) const { return place(n).answers < 0 ? 0 : node(place(n).answers).rank + 1; }
 
   std::int64_t direct(int n) const {
     if (binding_.small) return blink::kDirectNo;
@@ -334,6 +368,7 @@ class Layout {
     ring.first_reader = size(made.readers);
     ring.readers = size(place(n).readers);
     ring.direct = direct(n);
+    ring.lodged = lodged(n);
     ring.drain = ring.direct != blink::kDirectNo && drains(n);
     made.rings.push_back(ring);
     std::int64_t ack_line = ring.line;
@@ -352,6 +387,7 @@ class Layout {
     made.staging = from.staging;
     made.stride = from.stride;
     made.slots = from.slots;
+    made.lodged = lodged(sender);
     made.direct = direct(sender);
     made.direct_offset =
         (made.direct == blink::kDirectInput ? slice(sender).source : slice(sender).target) * binding_.item;

@@ -31,10 +31,11 @@ Setting random_setting(std::mt19937& random, int index) {
   s.binding.item = draw(3) == 0 ? 1 : 4;
   s.binding.dtype = static_cast<std::uint32_t>(s.binding.item == 1 ? blink::DType::kUint8 : blink::DType::kUint32);
   s.binding.small = draw(3) == 0;
-  const std::int64_t counts[] = {0, 1, 3, draw(40), draw(700), draw(3000)};
-  s.count = counts[draw(6)];
+  const std::int64_t counts[] = {draw(2), 2 + draw(40), 100 + draw(700), 1000 + draw(2000)};
+  s.count = counts[draw(4)];
   s.binding.chunk = s.binding.small ? std::max<std::int64_t>(1, s.count) : 1 + draw(draw(2) == 0 ? 20 : 500);
   s.binding.slots = 1 + draw(3);
+  s.binding.replies = draw(2) == 0;
   s.scaled = reduces(s.kind) && draw(4) == 0;
   return s;
 }
@@ -126,11 +127,11 @@ class Prepared {
   }
 
   bool wrong(int call, const char* where, std::int64_t index) const {
-    return expect(false, "rank %d of %d, call %d, collective %d, %ld × %ld, chunk %ld, slots %ld, %s%s%s: %s element %ld",
+    return expect(false, "rank %d of %d, call %d, collective %d, %ld × %ld, chunk %ld, slots %ld, %s%s%s%s: %s element %ld",
                   rank_, ranks_, call, static_cast<int>(setting_.kind), static_cast<long>(setting_.count),
                   static_cast<long>(setting_.binding.item), static_cast<long>(setting_.binding.chunk),
                   static_cast<long>(setting_.binding.slots), setting_.binding.small ? "small" : "large",
-                  in_place_ ? ", in place" : "", setting_.scaled ? ", scaled" : "", where, static_cast<long>(index));
+                  setting_.binding.replies ? ", replies" : "", in_place_ ? ", in place" : "", setting_.scaled ? ", scaled" : "", where, static_cast<long>(index));
   }
 
   Setting setting_;
@@ -159,7 +160,7 @@ void many_calls(const Room& room, blink_comm* comm, int rank, unsigned seed, int
   std::mt19937 together(seed), alone(seed * 131 + static_cast<unsigned>(rank));
   std::vector<std::unique_ptr<Prepared>> prepared;
   std::size_t used = 0;
-  for (int i = 0; i < 24; ++i) {
+  for (int i = 0; i < 100; ++i) {
     const Setting setting = random_setting(together, i);
     prepared.push_back(std::make_unique<Prepared>(room, comm, rank, setting, alone, used));
   }
@@ -187,13 +188,13 @@ blink_shape shape_for(int ranks) { return {ranks, 96, 128 << 10, 40 * 4160, 4096
 int main() {
   limit_seconds(110);
   unsigned seed = 1;
-  for (const int ranks : {2, 3, 4}) {
+  for (const int ranks : {2, 2, 3, 4}) {
     for (const int cores : {1, 64}) {
       const Room threads(shape_for(ranks), 192 << 10, cores), processes(shape_for(ranks), 192 << 10, cores);
       const unsigned first = seed++, second = seed++;
-      as_threads(threads, [&](blink_comm* comm, int rank) { many_calls(threads, comm, rank, first, 400 * kEffort); });
+      as_threads(threads, [&](blink_comm* comm, int rank) { many_calls(threads, comm, rank, first, 300 * kEffort); });
       as_processes(processes,
-                   [&](blink_comm* comm, int rank) { many_calls(processes, comm, rank, second, 400 * kEffort); });
+                   [&](blink_comm* comm, int rank) { many_calls(processes, comm, rank, second, 300 * kEffort); });
     }
   }
   for (int way = 0; way < 4; ++way) expect(ways[way] > 0, "no message went way %d", way);

@@ -78,6 +78,7 @@ Binding random_binding(std::mt19937_64& random) {
   binding.chunk = 1 + static_cast<std::int64_t>(random() % 30);
   binding.slots = 1 + static_cast<std::int64_t>(random() % 3);
   binding.small = random() % 3 == 0;
+  binding.replies = random() % 2 == 0;
   if (binding.small) binding.chunk = 200;
   return binding;
 }

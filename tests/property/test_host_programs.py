@@ -6,6 +6,7 @@ and ones that are moved about until they are barely live.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -82,7 +83,7 @@ def two_messages_in_one_queue() -> Program:
 @SHARED
 def test_senders_of_one_input_into_one_queue_stay_two(shared: bool) -> None:
     program = two_messages_in_one_queue()
-    pairs = [(one, two) for body in program.body.values() for one, two in zip(body, body[1:], strict=False)]
+    pairs = [(one, two) for body in program.body.values() for one, two in itertools.pairwise(body)]
     assert any(
         one.sends == two.sends and one.slice == two.slice and not (one.receives or two.receives) for one, two in pairs
     ), "this seed no longer makes such a program"
@@ -100,14 +101,11 @@ def small(program: Program) -> Program:
 def test_small_messages_equal_the_oracle(shared: bool, seed: int) -> None:
     random = Random(seed)
     program = small(random_program(random)[0])
-    try:
-        HostPlan(program).bind(1, 4, 64)
-    except UnsupportedError as refusal:
-        assert "several roles share" in refusal.reason
+    if all(ring.exclusive for ring in HostPlan(program).rings):
+        assert differences(program, random, shared) == []
+    else:
         with pytest.raises(UnsupportedError, match="several roles share"):
             differences(program, random, shared)
-        return
-    assert differences(program, random, shared) == []
 
 
 def with_nans(inputs: list[np.ndarray | None], random: Random) -> list[np.ndarray | None]:
@@ -128,7 +126,8 @@ def test_the_bits_are_the_reference_engines(dtype: str, seed: int) -> None:
     program, _ = random_program(random, random_collective(random, random.randint(2, 6), name))
     count, op = random.choice([7, 130]), random.choice(SENSITIVE)
     inputs = with_nans(wild(random, program, count, dtype), random)
-    arguments = {"count": count, "dtype": dtype, "op": op, "scales": wild_scales(random, program, op), "chunk_bytes": 32}
+    scales = wild_scales(random, program, op)
+    arguments = {"count": count, "dtype": dtype, "op": op, "scales": scales, "chunk_bytes": 32}
     wanted = reference.run(program, inputs, **arguments)
     for shared in (False, True):
         for in_place in (False, True):

@@ -210,7 +210,7 @@ class Contender:
         try:
             self._processes.append(subprocess.Popen(
                 list(process.command), env=environment, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log,
-                process_group=0))  # Not a session: Linux shares cores among sessions first, and yields would be in vain.
+                process_group=0))  # not a session: cores are shared among sessions first, and yields would be in vain
         except OSError as error:
             raise CommunicationError(f"{self.team.title}: cannot start {process.command[0]}: "
                                      f"{error.strerror or error}") from None

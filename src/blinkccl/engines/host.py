@@ -304,7 +304,7 @@ class NativeOp:
         dtype.combine(chosen)
         self.reduces = collective.reduces
         self.scales = chosen.scales and collective.reduces
-        self._endpoint = endpoint
+        self.endpoint = endpoint
         self._library = native.load()
         rows: dict[str, Any] = {}
         arrays = []
@@ -346,8 +346,8 @@ class NativeOp:
         CommunicationError
             If it or its communicator is closed.
         """
-        if self._op is None or not self._endpoint.handle:
-            raise CommunicationError(f"{self.call}: rank {self._endpoint.rank}'s communicator is closed")
+        if self._op is None or not self.endpoint.handle:
+            raise CommunicationError(f"{self.call}: rank {self.endpoint.rank}'s communicator is closed")
         return self._op
 
     def run(self, send: int | None, receive: int | None, timeout_us: int, scale: float | None = None) -> None:
@@ -362,7 +362,7 @@ class NativeOp:
             self.handle, send, receive, scale is not None, 1.0 if scale is None else scale, timeout_us
         )
         if code:
-            raise self._endpoint.failure(code, str(self.call))
+            raise self.endpoint.failure(code, str(self.call))
 
     def time(
         self, barrier: NativeOp | None, send: int | None, receive: int | None, iterations: int, timeout_us: int
@@ -373,7 +373,7 @@ class NativeOp:
             self.handle, barrier.handle if barrier else None, send, receive, iterations, timeout_us, seconds.ctypes.data
         )
         if code:
-            raise self._endpoint.failure(code, str(self.call))
+            raise self.endpoint.failure(code, str(self.call))
         return seconds
 
     def close(self) -> None:
@@ -437,19 +437,16 @@ def run(
 
 def _go(ops: Sequence[NativeOp], buffers: RankBuffers, timeout_us: int, factors: tuple[Scale, ...] | None) -> None:
     """All ranks at once, a thread each; the first error ends all of them."""
+    scales = [None] * len(ops) if factors is None else [native_scale(factor) for factor in factors]
+    calls = zip(ops, map(_address, buffers.inputs), map(_address, buffers.outputs), scales, strict=True)
     with ThreadPoolExecutor(len(ops), "blink-host-rank") as pool:
-        futures = [
-            pool.submit(
-                each.run,
-                _address(source),
-                _address(target),
-                timeout_us,
-                None if factors is None else native_scale(factors[rank]),
-            )
-            for rank, (each, source, target) in enumerate(zip(ops, buffers.inputs, buffers.outputs, strict=True))
-        ]
-        for future in futures:
-            future.result()
+        futures = [pool.submit(each.run, source, target, timeout_us, scale) for each, source, target, scale in calls]
+        try:
+            for future in futures:
+                future.result()
+        except BaseException:  # where it is the caller who was interrupted, the ranks must not go on waiting
+            ops[0].endpoint.abort("it was interrupted")
+            raise
 
 
 def native_scale(factor: Scale) -> float:
@@ -461,7 +458,7 @@ def native_scale(factor: Scale) -> float:
         If it is an integer that no double holds exactly.
     """
     value = float(factor)
-    if value != factor and factor == factor:
+    if isinstance(factor, np.integer) and int(value) != int(factor):  # NumPy would compare them as doubles
         raise UnsupportedError(f"the host engine takes integer scales up to 2^53, got {factor}; use the engine threads")
     return value
 

@@ -55,17 +55,14 @@ def reduction(operation: Any) -> tuple[str, float | None]:
     Raises
     ------
     UnsupportedError
-        If there is no such operation, or the factor is a tensor of more than one element.
+        If there is no such operation, or a ``PREMUL_SUM`` has no factor.
     """
-    kind = operation.op if isinstance(operation, dist.ReduceOp) else operation
+    kind = getattr(operation, "op", operation)  # isinstance says yes to both
     name = OPERATIONS.get(kind)
     if name is None:
         raise UnsupportedError(f"backend blink has no reduction {kind}; it has {', '.join(OPERATIONS.values())}")
     if name != "premul_sum":
         return name, None
-    if not isinstance(operation, dist.ReduceOp):
+    if kind is operation:
         raise UnsupportedError("PREMUL_SUM needs its factor: torch.distributed._make_nccl_premul_sum(factor)")
-    factor = operation.__getstate__()[1]  # torch 2.11 has no other way to read it
-    if isinstance(factor, torch.Tensor) and factor.numel() != 1:
-        raise UnsupportedError(f"PREMUL_SUM takes one factor per rank, got a tensor of shape {tuple(factor.shape)}")
-    return name, float(factor)
+    return name, float(operation.__getstate__()[1])  # torch 2.11 has no other way to read it

@@ -1,0 +1,336 @@
+"""The host engine from Python: what is refused, how it fails, what errors say, what it counts.
+
+That it computes what a Program means is the business of the conformance suite and of tests/property.
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from ctypes import addressof, c_char
+from functools import partial
+from pathlib import Path
+from random import Random
+from threading import Thread
+
+import numpy as np
+import pytest
+from programs_by_hand import one_message_held_back
+
+from blinkccl.algorithms.registry import ALGORITHMS, Request
+from blinkccl.collectives.ops import DTYPES, OPS, element_type, operation
+from blinkccl.collectives.oracle import make_inputs
+from blinkccl.collectives.spec import COLLECTIVES, Collective
+from blinkccl.engines import host, native_library
+from blinkccl.engines.host import Call, Endpoint, NativeOp, to_exception
+from blinkccl.engines.host_plan import Area, HostPlan
+from blinkccl.engines.registry import ENGINES
+from blinkccl.errors import (
+    BlinkError,
+    CommunicationError,
+    DeadlineError,
+    PeerLostError,
+    PlanMismatchError,
+    ScheduleError,
+    UnsupportedError,
+)
+from blinkccl.schedule.lower import lower
+from blinkccl.schedule.program import Program
+from blinkccl.testing.execution import difference
+from blinkccl.testing.faults import FAULTS
+from blinkccl.testing.forests import random_forest
+from blinkccl.topology.spec import parse_spec
+
+NEEDED = pytest.mark.skipif(ENGINES["host"].missing is not None, reason=str(ENGINES["host"].missing))
+
+
+def allreduce(n: int = 2) -> Program:
+    topology = parse_spec(f"clique:{n}")
+    return lower(ALGORITHMS["one_hop"].plan(Request(topology, Collective("allreduce", n), topology.ranks)))
+
+
+# ---- programs
+
+
+@NEEDED
+@pytest.mark.parametrize("shared", [False, True])
+def test_no_value_is_held_back_for_another_queue(shared: bool) -> None:
+    run = partial(host.run, shared=shared)
+    assert difference(run, one_message_held_back(), count=900, chunk_bytes=16, deadline_s=20) is None
+
+
+@NEEDED
+def test_a_deadlock_ends_at_the_deadline_and_says_who_waits_for_what() -> None:
+    made = random_forest(Random(1), Collective("allreduce", 4), one_shot=False)
+    program = FAULTS["deadlock"].plant(lower(made), Random(0))
+    assert program is not None
+    with pytest.raises(DeadlineError, match=r"rank \d waited \d+\.\d s for (chunk \d+ of channel \d|rank \d to take)"):
+        host.run(program, make_inputs(program.collective, 4000, "int32"), count=4000, dtype="int32", chunk_bytes=16,
+                 deadline_s=0.3)
+
+
+@NEEDED
+@pytest.mark.parametrize("chunk_bytes", [1, 3, 1 << 40, 1 << 62])
+def test_any_wanted_chunk_will_do(chunk_bytes: int) -> None:
+    assert difference(host.run, allreduce(3), count=1001, dtype="float16", chunk_bytes=chunk_bytes) is None
+
+
+@NEEDED
+def test_integer_scales_that_a_double_does_not_hold_are_refused() -> None:
+    program, inputs = allreduce(), [np.ones(3, np.int64)] * 2
+    run = partial(host.run, program, inputs, count=3, dtype="int64", op="premul_sum")
+    with pytest.raises(UnsupportedError, match=f"integer scales up to 2.53, got {2**53 + 1}; use the engine threads"):
+        run(scales=[1, 2**53 + 1])
+    assert [out is not None and out.tolist() for out in run(scales=[1, 2**60])] == [[2**60 + 1] * 3] * 2
+
+
+@NEEDED
+def test_counters_of_a_call() -> None:
+    stats: list[dict[str, int]] = []
+    host.run(allreduce(3), make_inputs(Collective("allreduce", 3), 900, "int32"), count=900, dtype="int32", stats=stats)
+    # Two thirds of 3600 bytes come in to be summed here, and go out again as the others' sums.
+    assert [(rank["calls"], rank["messages"], rank["message_bytes"]) for rank in stats] == [(1, 4, 4800)] * 3
+
+
+# ---- ends of a segment
+
+
+@contextmanager
+def endpoints(ranks: int) -> Iterator[list[Endpoint]]:
+    """All ranks of a segment, in this process."""
+    shape, token = host.shape_of(ranks, Area()), secrets.token_bytes(16)
+    size = host.segment_bytes(shape)
+    memory = mmap.mmap(-1, size)
+    view = (c_char * 1).from_buffer(memory)
+    host.format_segment(addressof(view), size, shape, token)
+    ends = [Endpoint(addressof(view), size, rank, token) for rank in range(ranks)]
+    try:
+        yield ends
+    finally:
+        for end in ends:
+            end.close()
+        del view
+        memory.close()
+
+
+def op_on(endpoint: Endpoint, count: int = 100, op: str = "sum") -> NativeOp:
+    plan = HostPlan(allreduce(2))
+    return NativeOp(endpoint, plan, plan.bind(count, 4, 1 << 16), element_type("float32"), operation(op))
+
+
+def at_once(*calls: partial[object]) -> list[BaseException | None]:
+    """What each of them raised, all running at the same time."""
+    raised: list[BaseException | None] = [None] * len(calls)
+
+    def run(place: int) -> None:
+        try:
+            calls[place]()
+        except BaseException as error:
+            raised[place] = error
+
+    threads = [Thread(target=run, args=(place,)) for place in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    return raised
+
+
+@NEEDED
+def test_an_operation_runs_again_and_again() -> None:
+    buffers = [np.full(100, rank + 1, np.float32) for rank in range(2)]
+    with endpoints(2) as ends:
+        ops = [op_on(end) for end in ends]
+        for round_ in range(1, 6):
+            runs = (partial(op.run, x.ctypes.data, x.ctypes.data, 10**7) for op, x in zip(ops, buffers, strict=True))
+            assert at_once(*runs) == [None, None]
+            assert all((x == 3 * 2 ** (round_ - 1)).all() for x in buffers)
+        assert [end.stats()["calls"] for end in ends] == [5, 5]
+        for op in ops:
+            op.close()
+
+
+@NEEDED
+def test_a_timed_loop_gives_a_time_per_iteration() -> None:
+    buffers = [np.ones(100, np.float32) for _ in range(2)]
+    times: list[np.ndarray] = []
+    with endpoints(2) as ends:
+        ops = [(op_on(end), op_on(end, count=1)) for end in ends]
+
+        def time(rank: int) -> None:
+            (op, barrier), at = ops[rank], buffers[rank].ctypes.data
+            times.append(op.time(barrier, at, at, 7, 10**7))
+
+        assert at_once(partial(time, 0), partial(time, 1)) == [None, None]
+        assert [end.stats()["calls"] for end in ends] == [14, 14]
+        for op in itertools.chain(*ops):
+            op.close()
+    assert [seconds.shape for seconds in times] == [(7,), (7,)]
+    assert all((seconds > 0).all() for seconds in times)
+
+
+@NEEDED
+def test_ranks_that_differ_are_told_both_sides() -> None:
+    x = np.ones(100, np.float32).ctypes.data
+    with endpoints(2) as ends:
+        ops = [op_on(ends[0]), op_on(ends[1], op="max")]
+        for raised in at_once(*(partial(op.run, x, x, 10**7) for op in ops)):
+            assert isinstance(raised, PlanMismatchError)
+            assert "call 1" in str(raised)
+            for rank, name in enumerate(("sum", "max")):
+                assert f"rank {rank} calls allreduce of 100 × float32, {name}" in str(raised)
+        for op in ops:
+            op.close()
+
+
+@NEEDED
+def test_an_abort_reaches_the_others_with_its_reason() -> None:
+    x = np.ones(100, np.float32).ctypes.data
+    with endpoints(2) as ends:
+        op = op_on(ends[0])
+        (raised, _) = at_once(partial(op.run, x, x, 10**7), partial(ends[1].abort, "the user left"))
+        assert isinstance(raised, CommunicationError)
+        assert "the communicator was aborted: the user left (found by rank 1)" in str(raised)
+        op.close()
+
+
+@NEEDED
+def test_buffers_off_their_elements_are_refused() -> None:
+    memory = np.ones(101, np.float32)
+    with endpoints(2) as ends:
+        op = op_on(ends[0])
+        for place in (memory.ctypes.data + 1, None):
+            with pytest.raises(CommunicationError, match="buffer"):
+                op.run(place, memory.ctypes.data, 10**6)
+        op.close()
+
+
+@NEEDED
+def test_a_segment_lets_in_only_who_knows_it() -> None:
+    shape, token = host.shape_of(2, Area()), secrets.token_bytes(16)
+    size = host.segment_bytes(shape)
+    memory = mmap.mmap(-1, size)
+    view = (c_char * 1).from_buffer(memory)
+    at = addressof(view)
+    with pytest.raises(CommunicationError, match=r"rank 0 cannot join .* not the segment of this communicator"):
+        Endpoint(at, size, 0, token)
+    host.format_segment(at, size, shape, token)
+    with pytest.raises(CommunicationError, match="token"):
+        Endpoint(at, size, 0, secrets.token_bytes(16))
+    with pytest.raises(CommunicationError, match="outside the segment's ranks"):
+        Endpoint(at, size, 2, token)
+    end = Endpoint(at, size, 0, token)
+    with pytest.raises(CommunicationError, match="another process has joined with this rank"):
+        Endpoint(at, size, 0, token)
+    end.close()
+    end.close()
+    with pytest.raises(CommunicationError, match="rank 0's communicator is closed"):
+        end.stats()
+    with pytest.raises(UnsupportedError, match="a segment of 4096 bytes cannot be made for 2 ranks"):
+        host.format_segment(at, 4096, shape, token)
+    del view
+    with suppress(BufferError):
+        memory.close()
+
+
+# ---- words
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_a_call_fits_into_a_number(name: str) -> None:
+    for dtype, op, root in itertools.product(DTYPES, OPS, (0, 3, 2**31)):
+        call = Call(name, 12345, dtype, op, root)
+        assert call.number() < 2**64
+        assert Call.from_number(call.number(), 12345) == call
+
+
+def test_a_call_of_another_version_reads_as_a_question_mark() -> None:
+    assert str(Call.from_number(0xFFFFFF, 9)) == "? of 9 × ?"
+    assert Call.from_number(0, 0).name == "nothing yet"
+
+
+def test_calls_say_only_what_they_have() -> None:
+    assert str(Call("allgather", 5, "int8", "sum", 2)) == "allgather of 5 × int8"
+    assert str(Call("reduce", 5, "int8", "max", 2)) == "reduce of 5 × int8, max, root 2"
+
+
+def error(code: int, **fields: object) -> native_library.Error:
+    made = native_library.Error(
+        code=code, rank=1, peer=2, sequence=7, channel=3, share=4, stage=1, chunk=5, seconds_us=1_500_000
+    )
+    for name, value in fields.items():
+        setattr(made, name, value)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("code", "fields", "kind", "text"),
+    [
+        (native_library.DEADLINE, {"waits": 1}, DeadlineError, "rank 1 waited 1.5 s for rank 2 to make the same call;"),
+        (native_library.DEADLINE, {"waits": 2}, DeadlineError, "for chunk 5 of channel 3 from rank 2 (root of"),
+        (native_library.DEADLINE, {"waits": 3}, DeadlineError, "for rank 2 to take what was sent before"),
+        (native_library.DEADLINE, {"waits": 4}, DeadlineError, "for rank 2 to finish reading its buffer;"),
+        (native_library.PEER_LOST, {}, PeerLostError, "its process ended during call 7 (a test) (found by rank 1)"),
+        (native_library.PEER_LOST, {"left": 1}, PeerLostError, "it closed its communicator during call 7"),
+        (native_library.ABORTED, {"text": b"why"}, CommunicationError, "the communicator was aborted: why"),
+        (native_library.INVALID, {"text": b"why"}, CommunicationError, "native code 5: why"),
+        (native_library.SYSTEM, {}, CommunicationError, "native code 6"),
+    ],
+)
+def test_every_code_has_its_error(code: int, fields: dict[str, object], kind: type[BlinkError], text: str) -> None:
+    made = to_exception(error(code, **fields), 0, "a test")
+    assert type(made) is kind
+    assert text in str(made)
+    assert "call 7 (a test)" in str(made)
+
+
+def test_a_lost_rank_is_named() -> None:
+    made = to_exception(error(native_library.PEER_LOST), 0)
+    assert isinstance(made, PeerLostError)
+    assert made.rank == 2
+
+
+# ---- the library
+
+
+def test_an_installation_without_library_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_library, "find", lambda: None)
+    with pytest.raises(UnsupportedError, match=r"no native library: .* install one .* or use the engine threads"):
+        native_library.load.__wrapped__()
+
+
+def test_another_system_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", "darwin")
+    with pytest.raises(UnsupportedError, match="needs Linux's shared memory; this is darwin: use threads"):
+        native_library.load.__wrapped__()
+
+
+def test_a_file_that_is_no_library_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "libblink_host.so"
+    path.write_bytes(b"no library")
+    monkeypatch.setenv(native_library.OVERRIDE, str(path))
+    assert native_library.find() == path
+    with pytest.raises(UnsupportedError, match=f"{path} cannot be used: "):
+        native_library.load.__wrapped__()
+
+
+@NEEDED
+def test_a_library_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_library, "ABI_VERSION", native_library.ABI_VERSION + 1)
+    with pytest.raises(UnsupportedError, match=r"is of ABI version \d+, this package needs \d+; reinstall"):
+        native_library.load.__wrapped__()
+
+
+@NEEDED
+def test_tables_that_make_no_sense_are_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = HostPlan(allreduce(2))
+    bound = plan.bind(100, 4, 64)
+    tables = plan.tables(bound, 0, False)
+    tables.receives[0, 0] = 0  # a message from itself
+    monkeypatch.setattr(HostPlan, "tables", lambda *_: tables)
+    with endpoints(2) as ends, pytest.raises(ScheduleError, match="refuses the program's tables on rank 0"):
+        NativeOp(ends[0], plan, bound, element_type("float32"), operation("sum"))
