@@ -370,7 +370,9 @@ void blink_comm::take_raised(void* raised[3]) {
 int blink_comm::failed_elsewhere() {
   const blink::Header& header = segment_.header();
   if (header.failed.load(std::memory_order_acquire) == 2) return keep(header.failure);
-  if (now_us() - header.failed_at_us.load(std::memory_order_relaxed) < kHalfSaidUs) return BLINK_OK;
+  // 0: it has only just begun to say why, and not yet when.
+  const std::int64_t since = header.failed_at_us.load(std::memory_order_relaxed);
+  if (since == 0 || now_us() - since < kHalfSaidUs) return BLINK_OK;
   blink_error error{};
   error.code = BLINK_ABORTED;
   error.rank = rank_;

@@ -22,11 +22,12 @@ struct Setting {
   std::int64_t count;
   Binding binding;
   bool scaled;
+  bool moves;  // successive calls lie side by side
 };
 
 Setting random_setting(std::mt19937& random, int index) {
   const auto draw = [&](unsigned most) { return static_cast<std::int64_t>(random() % most); };
-  Setting s{kKinds[draw(kKindCount)], 0, {}, false};
+  Setting s{kKinds[draw(kKindCount)], 0, {}, false, draw(2) == 0};
   s.binding.signature = 1000003u * static_cast<unsigned>(index + 1);
   s.binding.item = draw(3) == 0 ? 1 : 4;
   s.binding.dtype = static_cast<std::uint32_t>(s.binding.item == 1 ? blink::DType::kUint8 : blink::DType::kUint32);
@@ -78,7 +79,11 @@ class Prepared {
     const std::int64_t area = setting.binding.small ? room.shape().inline_bytes : room.shape().staging_bytes;
     expect(layout.lines_needed <= room.shape().lines && layout.bytes_needed <= area, "the segment is too small");
     const Rows rows = layout.rows(rank);
-    const blink_tables tables = rows.tables();
+    blink_tables tables = rows.tables();
+    if (setting.moves) {
+      tables.shift_bytes = std::max<std::int64_t>(layout.bytes_needed, setting.binding.small ? sizeof(blink::Block) : 64);
+      tables.shifts = area / tables.shift_bytes;
+    }
     op_ = blink_op_create(comm, &tables);
     if (!expect(op_ != nullptr, "right tables are refused")) std::exit(1);
     input_ = plan.input;

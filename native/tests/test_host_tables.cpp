@@ -45,7 +45,7 @@ void damage_one(std::vector<Row>& rows, std::mt19937_64& random) {
 
 // The numbers beside the rows. Sizes of buffers only shrink: larger ones would be a lie about the caller's memory.
 void damage_numbers(blink_tables& t, std::mt19937_64& random) {
-  switch (random() % 9) {
+  switch (random() % 11) {
     case 0: t.chunk_elements = odd_value(random, t.chunk_elements); break;
     case 1: t.inline_messages ^= 1; break;
     case 2: t.direct_in_place ^= 1; break;
@@ -53,7 +53,9 @@ void damage_numbers(blink_tables& t, std::mt19937_64& random) {
     case 4: t.input_bytes = std::min(t.input_bytes, odd_value(random, t.input_bytes)); break;
     case 5: t.output_bytes = std::min(t.output_bytes, odd_value(random, t.output_bytes)); break;
     case 6: t.queue_count = odd_value(random, t.queue_count) % (1 << 20); break;
-    case 7: t.dtype = static_cast<std::uint32_t>(random() % 18); break;
+    case 7: t.shift_bytes = odd_value(random, t.shift_bytes); break;
+    case 8: t.shifts = odd_value(random, t.shifts); break;
+    case 9: t.dtype = static_cast<std::uint32_t>(random() % 18); break;
     default: t.op = static_cast<std::uint32_t>(random() % 9); break;
   }
 }
