@@ -84,7 +84,6 @@ blink_comm::~blink_comm() {
   }
 }
 
-// A POSIX lock lives exactly as long as the process that took it: no child inherits it, `kill -9` drops it.
 // What small calls use is mapped now: otherwise the first calls would take a page fault for every few kilobytes.
 void blink_comm::populate() const {
 #if defined(MADV_POPULATE_WRITE)
@@ -99,6 +98,7 @@ void blink_comm::populate() const {
 #endif
 }
 
+// A POSIX lock lives exactly as long as the process that took it: no child inherits it, `kill -9` drops it.
 bool blink_comm::lock_rank() {
   if (fd_ < 0) return true;
   struct flock lock = rank_lock(rank_);

@@ -1,7 +1,7 @@
 // Ranks of one segment, as threads on one mapping or as forked processes.
 //
-// The thread sanitizer sees a race only between threads on one mapping; only processes die. Memory that can be written by
-// others lies between pages that nobody may touch.
+// The thread sanitizer sees a race only between threads on one mapping; only processes die. Memory that others can
+// write lies between pages that nobody may touch.
 #pragma once
 
 #include <sys/mman.h>

@@ -1,7 +1,7 @@
 // Tables for the host engine, made by hand: plans of a few collectives, and the rows of op.h for each of their ranks.
 //
-// Written apart from host_plan.py and simpler: every message has a queue of its own, and a plan is a graph of nodes, each
-// of which fires once per chunk.
+// Written apart from host_plan.py and simpler: every message has a queue of its own, and a plan is a graph of nodes,
+// which fire once per chunk.
 #pragma once
 
 #include <algorithm>
@@ -128,8 +128,8 @@ inline Plan make_plan(Kind kind, int ranks, std::int64_t count) {
     return plan;
   }
   if (kind == Kind::kTwoRoots) {
-    // Everybody's input goes to each of two roots in a message of its own; the other ranks get the sum from one of them,
-    // perhaps while they have not sent their input to the other.
+    // Everybody's input goes to each of two roots in a message of its own; the other ranks get the sum from one of
+    // them, perhaps while they have not sent their input to the other.
     plan.slices = {{0, 0, count}};
     const int roots[] = {detail::up(plan, 0, 0, false, true), detail::up(plan, 1, 0, false, true)};
     for (int r = 2; r < ranks; ++r) plan.add({r, 0, 2, false, true, {roots[r % 2]}, 0});
@@ -383,7 +383,8 @@ class Layout {
     blink::Receive made{};
     made.rank = node(sender).rank;
     made.line = from.line;
-    made.ack_line = from.line + 1 + (std::find(from.readers.begin(), from.readers.end(), reader) - from.readers.begin());
+    const auto which = std::find(from.readers.begin(), from.readers.end(), reader) - from.readers.begin();
+    made.ack_line = from.line + 1 + which;
     made.staging = from.staging;
     made.stride = from.stride;
     made.slots = from.slots;

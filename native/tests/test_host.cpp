@@ -1,8 +1,9 @@
 // Collectives on the host engine: random sequences of calls, ranks as threads and as processes, each result checked.
 //
 // What varies from call to call: collective, size, chunk, slots, large or small messages, the type, whether a factor
-// scales the rank's input. What varies from rank to rank besides: buffers of its own or in its heap, in place or not, and
-// how late it comes. Inputs are written anew for every call, so whoever reads one too late reads wrong.
+// scales the rank's input, where in the segment messages lie. What varies from rank to rank besides: buffers of its own
+// or in its heap, in place or not, and how late it comes. Inputs are written anew for every call, so whoever reads one
+// too late reads wrong.
 #include <unistd.h>
 
 #include <memory>
@@ -72,7 +73,8 @@ bool holds(const unsigned char* memory, std::int64_t item, std::int64_t index, s
 // A rank's side of a setting: its operation and its buffers.
 class Prepared {
  public:
-  Prepared(const Room& room, blink_comm* comm, int rank, const Setting& setting, std::mt19937& random, std::size_t& used)
+  Prepared(const Room& room, blink_comm* comm, int rank, const Setting& setting, std::mt19937& random,
+           std::size_t& used)
       : setting_(setting), rank_(rank), ranks_(room.ranks()) {
     const Plan plan = make_plan(setting.kind, ranks_, setting.count);
     const Layout layout(plan, setting.binding);
@@ -81,7 +83,8 @@ class Prepared {
     const Rows rows = layout.rows(rank);
     blink_tables tables = rows.tables();
     if (setting.moves) {
-      tables.shift_bytes = std::max<std::int64_t>(layout.bytes_needed, setting.binding.small ? sizeof(blink::Block) : 64);
+      const std::int64_t unit = setting.binding.small ? sizeof(blink::Block) : blink::kLineBytes;
+      tables.shift_bytes = std::max(layout.bytes_needed, unit);
       tables.shifts = area / tables.shift_bytes;
     }
     op_ = blink_op_create(comm, &tables);
@@ -132,11 +135,13 @@ class Prepared {
   }
 
   bool wrong(int call, const char* where, std::int64_t index) const {
-    return expect(false, "rank %d of %d, call %d, collective %d, %ld × %ld, chunk %ld, slots %ld, %s%s%s%s: %s element %ld",
+    const Binding& chosen = setting_.binding;
+    return expect(false,
+                  "rank %d of %d, call %d, collective %d, %ld × %ld, chunk %ld, slots %ld%s%s%s%s: %s element %ld",
                   rank_, ranks_, call, static_cast<int>(setting_.kind), static_cast<long>(setting_.count),
-                  static_cast<long>(setting_.binding.item), static_cast<long>(setting_.binding.chunk),
-                  static_cast<long>(setting_.binding.slots), setting_.binding.small ? "small" : "large",
-                  setting_.binding.replies ? ", replies" : "", in_place_ ? ", in place" : "", setting_.scaled ? ", scaled" : "", where, static_cast<long>(index));
+                  static_cast<long>(chosen.item), static_cast<long>(chosen.chunk), static_cast<long>(chosen.slots),
+                  chosen.small ? ", small" : "", chosen.replies ? ", replies" : "", in_place_ ? ", in place" : "",
+                  setting_.scaled ? ", scaled" : "", where, static_cast<long>(index));
   }
 
   Setting setting_;

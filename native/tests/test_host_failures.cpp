@@ -93,8 +93,8 @@ void aborts() {
         const int code = call.run();
         expect(code == BLINK_ABORTED, "rank %d ended with %d", r, code);
         const blink_error error = call.error();
-        expect(std::strcmp(error.text, "enough") == 0 && error.rank == (by_peer ? 2 : 0), "rank %d is told '%s' by %d", r,
-               error.text, error.rank);
+        expect(std::strcmp(error.text, "enough") == 0 && error.rank == (by_peer ? 2 : 0),
+               "rank %d is told '%s' by %d", r, error.text, error.rank);
       });
     }
     threads.emplace_back([&] {
@@ -154,8 +154,8 @@ void mismatches() {
           for (int i = 0; i < 2 && code == BLINK_OK; ++i) code = call.run();
           const blink_error error = call.error();
           expect(code == BLINK_MISMATCH && error.code == code, "rank %d ended with %d", rank, code);
-          expect(error.sequence == 1 && (error.rank == 1) != (error.peer == 1), "rank %d is told of ranks %d and %d, call %lu",
-                 rank, error.rank, error.peer, error.sequence);
+          expect(error.sequence == 1 && (error.rank == 1) != (error.peer == 1),
+                 "rank %d is told of ranks %d and %d, call %lu", rank, error.rank, error.peer, error.sequence);
           const int other = error.rank == 1 ? 0 : 1;  // which side is rank 1's
           expect(error.what[other] == 0x200000001 * 7 && error.what[1 - other] == 0x100000002 * 7,
                  "rank %d is told %lx and %lx", rank, error.what[0], error.what[1]);
@@ -327,18 +327,21 @@ void wrong_joins() {
 
 void wrong_shapes() {
   const Memory memory(1 << 20);
+  const auto format = [&](const blink_shape& shape, std::size_t skipped) {
+    return blink_segment_format(memory.base() + skipped, memory.bytes() - skipped, &shape, kToken, 2);
+  };
   for (const blink_shape& shape :
        {blink_shape{0, 1, 64, 4160, 64}, blink_shape{-1, 1, 64, 4160, 64}, blink_shape{2, 0, 64, 4160, 64},
         blink_shape{2, 1, 63, 4160, 64}, blink_shape{2, 1, 64, 4161, 64}, blink_shape{2, 1, 64, 4160, 0},
         blink_shape{2, 1, -64, 4160, 64}, blink_shape{INT64_MAX, INT64_MAX, INT64_MAX, INT64_MAX, INT64_MAX}}) {
     expect(blink_segment_bytes(&shape) == 0, "a shape that makes no sense has a size");
-    expect(blink_segment_format(memory.base(), memory.bytes(), &shape, kToken, 2) == BLINK_INVALID, "it can be formatted");
+    expect(format(shape, 0) == BLINK_INVALID, "it can be formatted");
   }
   const blink_shape large{8, 2048, 4 << 20, 64 * 4160, 65536};
-  expect(blink_segment_format(memory.base(), memory.bytes(), &large, kToken, 2) == BLINK_INVALID, "more than there is");
+  expect(format(large, 0) == BLINK_INVALID, "more than there is");
   const blink_shape small{2, 1, 64, 4160, 64};
-  expect(blink_segment_format(memory.base() + 64, memory.bytes() - 64, &small, kToken, 2) == BLINK_INVALID, "off a page");
-  expect(blink_segment_format(memory.base(), memory.bytes(), &small, kToken, 2) == BLINK_OK, "a small shape");
+  expect(format(small, 64) == BLINK_INVALID, "off a page");
+  expect(format(small, 0) == BLINK_OK, "a small shape");
 }
 
 // ---- the picture for people

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from random import Random
@@ -19,11 +20,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_programs import SENSITIVE, perturbed, places, unlike, wild, wild_scales
 
-from blinkccl.collectives.ops import DTYPES
-from blinkccl.collectives.oracle import make_inputs
+from blinkccl.collectives.ops import DTYPES, element_type, operation
+from blinkccl.collectives.oracle import make_inputs, mismatch, oracle
 from blinkccl.engines import host, reference
-from blinkccl.engines.host_plan import INLINE, HostPlan
-from blinkccl.engines.registry import ENGINES
+from blinkccl.engines.buffers import RankBuffers, filled
+from blinkccl.engines.host_plan import INLINE, Area, HostPlan
+from blinkccl.engines.registry import ENGINES, Array
 from blinkccl.errors import UnsupportedError
 from blinkccl.schedule.chunking import Bound
 from blinkccl.schedule.law import violations
@@ -133,6 +135,39 @@ def test_the_bits_are_the_reference_engines(dtype: str, seed: int) -> None:
         for in_place in (False, True):
             got = host.run(program, inputs, **arguments, in_place=in_place, shared=shared, deadline_s=20)
             assert unlike(got, wanted) == 0, (op, shared, in_place)
+
+
+def prepared(random: Random, ranks: int, seed: int) -> tuple[HostPlan, Bound, RankBuffers, list[Array | None]]:
+    """A random program for one call: laid out, with its buffers, and what these must hold afterwards."""
+    program, _ = random_program(random, random_collective(random, ranks))
+    plan, count = HostPlan(program), random.choice([1, 60, 300])
+    inputs = make_inputs(program.collective, count, "int32", seed)
+    buffers, _ = filled(program.collective, inputs, count, "int32", random.choice(places(program)))
+    return plan, plan.bind(count, 4, random.choice([16, 64, 400])), buffers, oracle(program.collective, inputs)
+
+
+@SOME
+@given(seed=SEEDS)
+def test_calls_in_a_row_do_not_disturb_each_other(seed: int) -> None:
+    """Each rank makes them as fast as it can, so that one may begin a call while another is in the one before."""
+    random = Random(seed)
+    ranks = random.randint(2, 5)
+    jobs = [prepared(random, ranks, number) for number in range(6)]
+    dtype, chosen = element_type("int32"), operation("sum")
+
+    def all_calls(end: host.Endpoint) -> None:
+        ops = [host.NativeOp(end, plan, bound, dtype, chosen) for plan, bound, _, _ in jobs]
+        for op, (_, _, buffers, _) in zip(ops, jobs, strict=True):
+            memory = (side[end.rank] for side in (buffers.inputs, buffers.outputs))
+            op.run(*(None if array is None else array.ctypes.data for array in memory), 20_000_000)
+        for op in ops:
+            op.close()
+
+    with host.local_endpoints(ranks, Area()) as ends, ThreadPoolExecutor(ranks) as pool:
+        for _ in pool.map(all_calls, ends):
+            pass
+    for number, (_, _, buffers, wanted) in enumerate(jobs):
+        assert mismatch(buffers.outputs, wanted, 1) is None, f"call {number}"
 
 
 def bound_of(program: Program, count: int, chunk_bytes: int) -> Bound:

@@ -422,7 +422,7 @@ def run(
     factors = scalars(chosen, row, scales, len(program.ranks)) if program.collective.reduces else None
     plan = HostPlan(program)
     with _memory(program.collective, count, row, in_place, inputs, shared) as (buffers, heap):
-        with _endpoints(len(program.ranks), plan.area, heap) as endpoints:
+        with local_endpoints(len(program.ranks), plan.area, heap) as endpoints:
             bound = plan.bind(count, row.itemsize, chunk_bytes)
             ops = [NativeOp(endpoint, plan, bound, row, chosen) for endpoint in endpoints]
             try:
@@ -468,8 +468,8 @@ def _address(array: Array | None) -> int | None:
 
 
 @contextmanager
-def _endpoints(ranks: int, area: Area, heap: mmap.mmap | None) -> Iterator[list[Endpoint]]:
-    """A segment in this process's own memory, with an endpoint per rank."""
+def local_endpoints(ranks: int, area: Area, heap: mmap.mmap | None = None) -> Iterator[list[Endpoint]]:
+    """A segment in this process's own memory, with an endpoint per rank; ``heap`` is every rank's."""
     shape, token = shape_of(ranks, area), secrets.token_bytes(16)
     size = segment_bytes(shape)
     memory = mmap.mmap(-1, size)

@@ -1,16 +1,17 @@
 """When a call runs: at once in the caller's thread, or in the background; always in the order of issue.
 
-The transport keeps that order: a call that runs in the caller's thread comes after what was submitted before it.
-What is issued between ``start_coalescing`` and ``end_coalescing`` goes to the background, and the latter's ``Work``
-waits for all of it. While a profiler runs all calls go to the background, where their records begin and end.
+A call with ``async_op=False`` runs in the caller's thread if nothing of the group is queued, else it is put behind
+that and awaited. What is issued between ``start_coalescing`` and ``end_coalescing`` goes to the background, and the
+latter's ``Work`` waits for all of it. In profiles a call that runs in the background lasts as long as its issue.
 
-No lock is held while a call runs or a message is posted: another thread may have to send what our peers wait for.
+Messages are no part of the order, and posting one never waits: another thread may have to send what our peers wait
+for while a collective runs in this one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
@@ -20,7 +21,8 @@ import torch.autograd.profiler as profiler
 import torch.distributed as dist
 from torch import Tensor
 
-from blinkccl.errors import BlinkError, CommunicationError
+from blinkccl.errors import BlinkError
+from blinkccl.runtime.in_turn import InTurn
 from blinkccl.torch_backend.failure import for_torch
 from blinkccl.torch_backend.memory import Memory
 from blinkccl.torch_backend.transport import Transport
@@ -39,6 +41,13 @@ class Step:
     op: str = "sum"
     root: int = 0
     scale: float | None = None
+
+    def run(self, transport: Transport, timeout_s: float) -> None:
+        """Runs it, and waits for its end."""
+        if self.count:  # all ranks agree on what is empty; and the memory of an empty tensor may have no address
+            transport.run_raw(
+                self.name, self.send, self.recv, self.count, self.dtype, self.op, self.root, self.scale, timeout_s
+            )
 
 
 @dataclass(slots=True)
@@ -64,8 +73,10 @@ class Request:
         The tensors that it writes.
     memory
         What its addresses point into.
-    steps, messages
-        What is to be run: steps in this order, or messages all at once.
+    steps
+        What is to be run, in this order.
+    messages
+        Or: what is to be sent and received, all at once.
     shown
         The tensors whose shapes a profile records.
     """
@@ -77,9 +88,10 @@ class Request:
     messages: list[Message] = field(default_factory=list)
     shown: Sequence[Tensor] = ()
 
-    def __post_init__(self) -> None:
-        # All ranks agree on what is empty; and the memory of an empty tensor may have no address.
-        self.steps = [step for step in self.steps if step.count]
+    def run(self, transport: Transport, timeout_s: float) -> None:
+        """Runs the steps, and waits for their end."""
+        for step in self.steps:
+            step.run(transport, timeout_s)
 
 
 class Issuer:
@@ -87,20 +99,22 @@ class Issuer:
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        self._submitting = Lock()
+        self._turn = InTurn("blink-torch")
         self._coalesced: list[dist.Work] | None = None
 
-    def run_now(self, name: str, send: int, recv: int, count: int, dtype: str, timeout_s: float) -> bool:
-        """Runs one collective, a sum if it reduces, in this thread; False if it is to go to the background.
+    def sum_now(self, address: int, count: int, dtype: str, timeout_s: float) -> bool:
+        """Sums in place in this thread; False if that is not possible now.
 
         The short way for small calls: no objects are made.
         """
-        if self._coalesced is not None or profiler._is_profiler_enabled:
+        turn = self._turn
+        if self._coalesced is not None or profiler._is_profiler_enabled or not turn.idle:
             return False
         try:
-            self._transport.run_raw(name, send, recv, count, dtype, "sum", 0, None, timeout_s)
+            with turn.lock:
+                self._transport.run_raw("allreduce", address, address, count, dtype, "sum", 0, None, timeout_s)
         except BlinkError as error:
-            raise for_torch(error, name) from error
+            raise for_torch(error, "all_reduce") from error
         return True
 
     def issue(self, request: Request, asynchronous: bool, timeout_s: float) -> dist.Work:
@@ -111,18 +125,10 @@ class Issuer:
         DistBackendError
             What ended the call, if it is not asynchronous.
         """
-        coalesced = self._coalesced
-        if not asynchronous and coalesced is None and not request.messages and not profiler._is_profiler_enabled:
-            self._run(request, timeout_s)
-            done = DoneWork()
-            done.tensors = request.result
-            return done
-        work = self._start(request, timeout_s)
-        if coalesced is not None:
-            coalesced.append(work)
-        elif not asynchronous:
-            work.wait()
-        return work
+        if profiler._is_profiler_enabled:
+            with torch._C._profiler._RecordFunctionFast(f"blink:{request.title}", list(request.shown)):
+                return self._issue(request, asynchronous, timeout_s)
+        return self._issue(request, asynchronous, timeout_s)
 
     def start_coalescing(self) -> None:
         """Collects what is issued from now on. Never raises: torch would then swallow the group's calls for ever."""
@@ -133,12 +139,28 @@ class Issuer:
         works, self._coalesced = self._coalesced or [], None
         return AllWork(works)
 
+    def close(self) -> None:
+        """Lets what is queued run, and takes nothing more."""
+        self._turn.close()
+
+    def _issue(self, request: Request, asynchronous: bool, timeout_s: float) -> dist.Work:
+        coalesced = self._coalesced
+        if not asynchronous and coalesced is None and not request.messages and self._turn.idle:
+            with self._turn.lock:
+                self._run(request, timeout_s)
+            done = DoneWork()
+            done.tensors = request.result
+            return done
+        work = self._start(request, timeout_s)
+        if coalesced is not None:
+            coalesced.append(work)
+        elif not asynchronous:
+            work.wait()
+        return work
+
     def _run(self, request: Request, timeout_s: float) -> None:
         try:
-            for step in request.steps:
-                self._transport.run_raw(
-                    step.name, step.send, step.recv, step.count, step.dtype, step.op, step.root, step.scale, timeout_s
-                )
+            request.run(self._transport, timeout_s)
         except BlinkError as error:
             request.memory.finish(succeeded=False)
             raise for_torch(error, request.title) from error
@@ -146,21 +168,17 @@ class Issuer:
 
     def _start(self, request: Request, timeout_s: float) -> PendingWork:
         work = PendingWork(request.result, request.title)
-        ending = _Ending(request, work, len(request.steps) + len(request.messages))
         try:
-            with self._submitting:  # the steps of one call stay together
-                for step in request.steps:
-                    self._submit(step, timeout_s).add_done_callback(ending)
-            for message in request.messages:
-                self._post(message, timeout_s).add_done_callback(ending)
+            if request.messages:
+                ending = _Ending(request, work)
+                for message in request.messages:
+                    self._post(message, timeout_s).add_done_callback(ending)
+            else:
+                future = self._turn.submit(lambda: self._run(request, timeout_s))
+                future.add_done_callback(lambda ended: work.end(ended.exception()))
         except BlinkError as error:
             raise for_torch(error, request.title) from error
         return work
-
-    def _submit(self, step: Step, timeout_s: float) -> Future[None]:
-        return self._transport.submit_raw(
-            step.name, step.send, step.recv, step.count, step.dtype, step.op, step.root, step.scale, timeout_s
-        )
 
     def _post(self, message: Message, timeout_s: float) -> Future[Any]:
         if message.receives:
@@ -170,46 +188,28 @@ class Issuer:
 
 
 class _Ending:
-    """Ends a work when all its parts have ended."""
+    """Ends a work when all its messages have ended."""
 
-    def __init__(self, request: Request, work: PendingWork, parts: int) -> None:
+    def __init__(self, request: Request, work: PendingWork) -> None:
         self._request = request
         self._work = work
-        self._left = parts
+        self._left = len(request.messages)
         self._lock = Lock()
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         self._source: int | None = None
-        self._record = torch._C._profiler._RecordFunctionFast(f"blink:{request.title}", list(request.shown))
-        self._record.__enter__()
-        if not parts:
-            self._end()
 
-    def __call__(self, part: Future[Any]) -> None:
+    def __call__(self, message: Future[Any]) -> None:
+        error = message.exception()
         with self._lock:
             self._left -= 1
-            error = _error_of(part, self._request.title)
-            if error is not None:
-                self._error = self._error or error
-            else:
-                self._source = part.result()
+            if error is None:
+                self._source = message.result()
+            elif self._error is None:
+                self._error = for_torch(error, self._request.title) if isinstance(error, BlinkError) else error
             if self._left:
                 return
-        self._end()
-
-    def _end(self) -> None:
         try:
             self._request.memory.finish(succeeded=self._error is None)
-            self._record.__exit__(None, None, None)
-        except Exception as error:  # whatever it is, who waits must hear of it
-            self._error = error
+        except Exception as failed:  # whatever it is, who waits must hear of it
+            self._error = failed
         self._work.end(self._error, self._source)
-
-
-def _error_of(part: Future[Any], call: str) -> Exception | None:
-    try:
-        error = part.exception()
-    except CancelledError:
-        return for_torch(CommunicationError("the process group was destroyed before this call had run"))
-    if isinstance(error, BlinkError):
-        return for_torch(error, call)
-    return error if error is None or isinstance(error, Exception) else CommunicationError(repr(error))

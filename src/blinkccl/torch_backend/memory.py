@@ -102,6 +102,12 @@ class Memory:
         self._copies.extend(zip(tensors, flats, strict=True))
         return _address(flats[0])
 
+    def room(self, nbytes: int) -> Tensor:
+        """Bytes of scratch memory, until :meth:`finish`."""
+        buffer = self._scratch.take(nbytes)
+        self._taken.append(buffer)
+        return buffer[:nbytes]
+
     def finish(self, succeeded: bool) -> None:
         """Copies out of scratch memory, and gives it back.
 
@@ -115,8 +121,7 @@ class Memory:
 
     def _take(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Flat views for ``tensors`` in one scratch buffer, one after the other."""
-        buffer = self._scratch.take(sum(tensor.nbytes for tensor in tensors))
-        self._taken.append(buffer)
+        buffer = self.room(sum(tensor.nbytes for tensor in tensors))
         flats, start = [], 0
         for tensor in tensors:
             flats.append(buffer[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape))

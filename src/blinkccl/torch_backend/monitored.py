@@ -84,7 +84,8 @@ class MonitoredBarrier:
         if seconds <= 0:
             return False
         try:
-            self._store.wait([key], timedelta(seconds=seconds))
+            # Torch counts in whole milliseconds, and takes none for no limit.
+            self._store.wait([key], timedelta(seconds=max(0.001, seconds)))
         except RuntimeError:  # torch has a class of its own for each kind of store
             return False
         return True

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import distributed_c10d
 
 from blinkccl.errors import BlinkError
 from blinkccl.torch_backend import counters
@@ -92,7 +93,7 @@ class BlinkProcessGroup(dist.ProcessGroup):
     # Collectives
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:
-        opts = opts or dist.AllreduceOptions()
+        opts = opts or distributed_c10d.AllreduceOptions()
         tensor = _first(tensors)
         if not opts.asyncOp and len(tensors) == 1 and opts.reduceOp == _SUM and self._sum_now(tensor, opts.timeout):
             work = DoneWork()
@@ -103,79 +104,79 @@ class BlinkProcessGroup(dist.ProcessGroup):
         return self._issue(self._requests.all_reduce(tensors, opts.reduceOp), opts)
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Any:
-        opts = opts or dist.AllreduceCoalescedOptions()
+        opts = opts or distributed_c10d.AllreduceCoalescedOptions()
         if not _first(tensors).is_cpu:
             return self._other(tensors[0]).allreduce_coalesced(tensors, opts)
         return self._issue(self._requests.all_reduce(tensors, opts.reduceOp), opts)
 
     def reduce(self, tensors: Any, opts: Any = None) -> Any:
-        opts = opts or dist.ReduceOptions()
+        opts = opts or distributed_c10d.ReduceOptions()
         if not _first(tensors).is_cpu:
             return self._other(tensors[0]).reduce(tensors, opts)
         return self._issue(self._requests.reduce(tensors[0], opts.reduceOp, opts.rootRank), opts)
 
     def broadcast(self, tensors: Any, opts: Any = None) -> Any:
-        opts = opts or dist.BroadcastOptions()
+        opts = opts or distributed_c10d.BroadcastOptions()
         if not _first(tensors).is_cpu:
             return self._other(tensors[0]).broadcast(tensors, opts)
         return self._issue(self._requests.broadcast(tensors, opts.rootRank), opts)
 
     def allgather(self, outputs: Any, tensors: Any, opts: Any = None) -> Any:
-        opts = opts or dist.AllgatherOptions()
+        opts = opts or distributed_c10d.AllgatherOptions()
         if not _first(tensors).is_cpu:
             return self._other(tensors[0]).allgather(outputs, tensors, opts)
         return self._issue(self._requests.all_gather(outputs[0], tensors[0]), opts)
 
     def allgather_coalesced(self, outputs: Any, tensors: Any, opts: Any = None) -> Any:
-        opts = opts or dist.AllgatherOptions()
+        opts = opts or distributed_c10d.AllgatherOptions()
         if not _first(tensors).is_cpu:
             return self._other(tensors[0]).allgather_coalesced(outputs, tensors, opts)
         return self._issue(self._requests.all_gather_coalesced(outputs, tensors), opts)
 
     def all_gather_single(self, output: Any, tensor: Any, opts: Any = None) -> Any:
-        opts = opts or dist.AllgatherOptions()
+        opts = opts or distributed_c10d.AllgatherOptions()
         if not tensor.is_cpu:
             return self._other(tensor).all_gather_single(output, tensor, opts)
         return self._issue(self._requests.all_gather_single([output], [tensor]), opts)
 
     def all_gather_single_coalesced(self, outputs: Any, tensors: Any, opts: Any = None) -> Any:
-        opts = opts or dist.AllgatherOptions()
+        opts = opts or distributed_c10d.AllgatherOptions()
         if not _first(tensors).is_cpu:
             return self._other(tensors[0]).all_gather_single_coalesced(outputs, tensors, opts)
         return self._issue(self._requests.all_gather_single(outputs, tensors), opts)
 
     def reduce_scatter(self, outputs: Any, tensors: Any, opts: Any = None) -> Any:
-        opts = opts or dist.ReduceScatterOptions()
+        opts = opts or distributed_c10d.ReduceScatterOptions()
         if not _first(outputs).is_cpu:
             return self._other(outputs[0]).reduce_scatter(outputs, tensors, opts)
         return self._issue(self._requests.reduce_scatter(outputs[0], tensors[0], opts.reduceOp), opts)
 
     def reduce_scatter_single(self, output: Any, tensor: Any, opts: Any = None) -> Any:
-        opts = opts or dist.ReduceScatterOptions()
+        opts = opts or distributed_c10d.ReduceScatterOptions()
         if not output.is_cpu:
             return self._other(output).reduce_scatter_single(output, tensor, opts)
         return self._issue(self._requests.reduce_scatter_single([output], [tensor], opts.reduceOp), opts)
 
     def reduce_scatter_single_coalesced(self, outputs: Any, tensors: Any, opts: Any = None) -> Any:
-        opts = opts or dist.ReduceScatterOptions()
+        opts = opts or distributed_c10d.ReduceScatterOptions()
         if not _first(outputs).is_cpu:
             return self._other(outputs[0]).reduce_scatter_single_coalesced(outputs, tensors, opts)
         return self._issue(self._requests.reduce_scatter_single(outputs, tensors, opts.reduceOp), opts)
 
     def gather(self, outputs: Any, tensors: Any, opts: Any = None) -> Any:
-        opts = opts or dist.GatherOptions()
+        opts = opts or distributed_c10d.GatherOptions()
         if not _first(tensors).is_cpu:
             return self._other(tensors[0]).gather(outputs, tensors, opts)
         return self._issue(self._requests.gather(outputs[0] if outputs else [], tensors[0], opts.rootRank), opts)
 
     def scatter(self, outputs: Any, tensors: Any, opts: Any = None) -> Any:
-        opts = opts or dist.ScatterOptions()
+        opts = opts or distributed_c10d.ScatterOptions()
         if not _first(outputs).is_cpu:
             return self._other(outputs[0]).scatter(outputs, tensors, opts)
         return self._issue(self._requests.scatter(outputs[0], tensors[0] if tensors else [], opts.rootRank), opts)
 
     def alltoall(self, outputs: Any, tensors: Any, opts: Any = None) -> Any:
-        opts = opts or dist.AllToAllOptions()
+        opts = opts or distributed_c10d.AllToAllOptions()
         if not _first(tensors).is_cpu:
             return self._other(tensors[0]).alltoall(outputs, tensors, opts)
         return self._issue(self._requests.all_to_all(outputs, tensors), opts)
@@ -183,13 +184,13 @@ class BlinkProcessGroup(dist.ProcessGroup):
     def all_to_all_single(
         self, output: Any, tensor: Any, output_splits: Any = (), input_splits: Any = (), opts: Any = None
     ) -> Any:
-        opts = opts or dist.AllToAllOptions()
+        opts = opts or distributed_c10d.AllToAllOptions()
         if not tensor.is_cpu:
             return self._other(tensor).all_to_all_single(output, tensor, output_splits, input_splits, opts)
         return self._issue(self._requests.all_to_all_single(output, tensor, output_splits, input_splits), opts)
 
     def barrier(self, opts: Any = None) -> Any:
-        opts = opts or dist.BarrierOptions()
+        opts = opts or distributed_c10d.BarrierOptions()
         device = getattr(opts, "device", None)
         if device is not None and device.type != "cpu" and devices(self).get(device.type, "blink") != "blink":
             return self._elsewhere.group(self, device.type).barrier(opts)
@@ -266,11 +267,13 @@ class BlinkProcessGroup(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         """Ends the group on this rank; ``destroy_process_group`` calls it."""
+        self._issuer.close()
         self._end(self._transport.close)
 
     def abort(self) -> None:
         """Ends the group, and lets peers that wait for this rank fail at once."""
         self._end(self._transport.abort)
+        self._issuer.close()
 
     def _end(self, how: Callable[[], None]) -> None:
         counters.settle(self._transport)
@@ -288,7 +291,7 @@ class BlinkProcessGroup(dist.ProcessGroup):
             return False
         address = tensor.data_ptr()
         timeout_s = self._timeout_s if timeout < _NO_TIME else timeout.total_seconds()
-        return self._issuer.run_now("allreduce", address, address, count, dtype, timeout_s)
+        return self._issuer.sum_now(address, count, dtype, timeout_s)
 
     def _issue(self, request: Request, opts: Any) -> Any:
         timeout = opts.timeout

@@ -13,12 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from blinkccl.torch_backend.alltoall import AllToAll
 from blinkccl.torch_backend.issue import Message, Request, Step
-from blinkccl.torch_backend.memory import Memory, Scratch, copy
+from blinkccl.torch_backend.memory import Memory, Scratch
 from blinkccl.torch_backend.types import element_type, reduction
-
-#: The tag of AllToAll's messages: torch's own tags are not negative.
-ALLTOALL_TAG = -1
 
 
 class Requests:
@@ -176,30 +174,20 @@ class Requests:
         return Request("scatter", [output], memory, [step], shown=tensors or [output])
 
     def all_to_all(self, outputs: Sequence[Tensor], tensors: Sequence[Tensor]) -> Request:
-        """``tensors[r]`` to rank r's ``outputs[our rank]``. By messages: only the two ends know a block's size."""
-        self._check_length("all_to_all", "output", outputs)
-        self._check_length("all_to_all", "input", tensors)
-        own_output, own_input = outputs[self.rank], tensors[self.rank]
-        if own_input.numel() != own_output.numel():
-            raise ValueError(
-                f"all_to_all on rank {self.rank}: {own_input.numel()} elements go to itself, but {own_output.numel()} "
-                "are expected from itself"
-            )
-        memory = self.memory()
-        # Starting with the next rank keeps all ranks from sending to the same one at once.
-        peers = [(self.rank + step) % self.size for step in range(1, self.size)]
-        receives = [Message(True, memory.writes(outputs[p]), outputs[p].nbytes, p, ALLTOALL_TAG) for p in peers]
-        sends = [Message(False, memory.reads(tensors[p]), tensors[p].nbytes, p, ALLTOALL_TAG) for p in peers]
-        messages = [message for message in receives + sends if message.nbytes]
-        copy(own_output, own_input)
-        return Request("all_to_all", list(outputs), memory, messages=messages, shown=tensors)
+        """``tensors[r]`` to rank r's ``outputs[our rank]``; only the two ends know a block's size."""
+        self._check_length("all_to_all", "output list", outputs)
+        self._check_length("all_to_all", "input list", tensors)
+        targets = {output.data_ptr() for output in outputs if output.numel()}
+        if any(tensor.data_ptr() in targets for tensor in tensors):
+            tensors = [tensor.clone() for tensor in tensors]
+        request = AllToAll("all_to_all", list(outputs), self.memory(), shown=tensors)
+        request.rank, request.outputs, request.inputs = self.rank, outputs, tensors
+        return request
 
     def all_to_all_single(
         self, output: Tensor, tensor: Tensor, output_splits: Sequence[int], input_splits: Sequence[int]
     ) -> Request:
         """Block r of ``tensor`` to block (our rank) of rank r's ``output``; blocks are rows of the first dimension."""
-        if output.data_ptr() == tensor.data_ptr() and tensor.numel():
-            tensor = tensor.clone()
         request = self.all_to_all(self._blocks(output, output_splits), self._blocks(tensor, input_splits))
         request.result, request.shown = [output], [tensor]
         return request

@@ -25,7 +25,6 @@ from blinkccl.collectives.ops import element_type
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.engines.torch_p2p import TorchP2P
 from blinkccl.errors import CommunicationError, DeadlineError
-from blinkccl.runtime.in_turn import InTurn
 from blinkccl.runtime.plan_cache import PlanCache
 from blinkccl.runtime.plans import planned
 from blinkccl.schedule.program import Program
@@ -62,7 +61,6 @@ class SpanningTransport:
         self._collectives = _gloo("collectives", store, rank, self.size, timeout_s)
         self._messages = _gloo("messages", store, rank, self.size, timeout_s)
         self._executions: dict[Collective, TorchP2P] = {}
-        self._in_turn = InTurn("blink-spanning")
         self._counts: Counter[str] = Counter()
         self._counting = Lock()
         distributed_c10d._world.pg_group_ranks[self._collectives] = {
@@ -82,26 +80,25 @@ class SpanningTransport:
         deadline_s: float | None = None,
     ) -> None:
         """See :class:`~blinkccl.torch_backend.transport.Transport`."""
-        if self._in_turn.idle:
-            with self._in_turn.lock:
-                self._run(name, send, recv, count, dtype, op, root, scale, deadline_s)
-        else:
-            self.submit_raw(name, send, recv, count, dtype, op, root, scale, deadline_s).result()
-
-    def submit_raw(
-        self,
-        name: str,
-        send: int | None,
-        recv: int | None,
-        count: int,
-        dtype: str,
-        op: str = "sum",
-        root: int = 0,
-        scale: float | None = None,
-        deadline_s: float | None = None,
-    ) -> Future[None]:
-        """See :class:`~blinkccl.torch_backend.transport.Transport`."""
-        return self._in_turn.submit(lambda: self._run(name, send, recv, count, dtype, op, root, scale, deadline_s))
+        collective = Collective(name, self.size, root=root if "root" in COLLECTIVES[name].parameters else None)
+        seconds = self._timeout_s if deadline_s is None else deadline_s
+        execution = self._executions.get(collective)
+        if execution is None:
+            execution = TorchP2P(self._program(collective), self._collectives, deadline_s=seconds)
+            self._executions[collective] = execution
+        kind = getattr(torch, dtype)
+        inputs, outputs = collective.input_blocks(self.rank), collective.output_blocks(self.rank)
+        self._count(name, count * element_type(dtype).itemsize)
+        execution.run(
+            _at(send, count * inputs, kind) if send and inputs else None,
+            _at(recv, count * outputs, kind) if recv and outputs else None,
+            count,
+            op if collective.reduces else "sum",
+            CHUNK_BYTES,
+            scale=scale,
+            dtype=kind,
+            deadline_s=seconds,
+        )
 
     def isend_raw(
         self, address: int, nbytes: int, dst: int, tag: int = 0, deadline_s: float | None = None
@@ -133,8 +130,7 @@ class SpanningTransport:
         return self._counts
 
     def close(self) -> None:
-        """Lets what is queued end; messages that nobody sends any more fail with their timeout."""
-        self._in_turn.close()
+        """Forgets the group; messages that nobody sends any more fail with their timeout."""
         distributed_c10d._world.pg_group_ranks.pop(self._collectives, None)
         self._executions.clear()
 
@@ -142,38 +138,6 @@ class SpanningTransport:
         """Ends at once; the others see the connection break."""
         for group in (self._collectives, self._messages):
             group.abort()
-
-    def _run(
-        self,
-        name: str,
-        send: int | None,
-        recv: int | None,
-        count: int,
-        dtype: str,
-        op: str,
-        root: int,
-        scale: float | None,
-        deadline_s: float | None,
-    ) -> None:
-        collective = Collective(name, self.size, root=root if "root" in COLLECTIVES[name].parameters else None)
-        seconds = self._timeout_s if deadline_s is None else deadline_s
-        execution = self._executions.get(collective)
-        if execution is None:
-            execution = TorchP2P(self._program(collective), self._collectives, deadline_s=seconds)
-            self._executions[collective] = execution
-        kind = getattr(torch, dtype)
-        inputs, outputs = collective.input_blocks(self.rank), collective.output_blocks(self.rank)
-        self._count(name, count * element_type(dtype).itemsize)
-        execution.run(
-            _at(send, count * inputs, kind) if send and inputs else None,
-            _at(recv, count * outputs, kind) if recv and outputs else None,
-            count,
-            op if collective.reduces else "sum",
-            CHUNK_BYTES,
-            scale=scale,
-            dtype=kind,
-            deadline_s=seconds,
-        )
 
     def _program(self, collective: Collective) -> Program:
         """The plan of ``collective`` on these hosts; every rank makes the same."""

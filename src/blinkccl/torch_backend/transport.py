@@ -42,21 +42,7 @@ class Transport(Protocol):
         scale: float | None = None,
         deadline_s: float | None = None,
     ) -> None:
-        """Runs a collective in this thread."""
-
-    def submit_raw(
-        self,
-        name: str,
-        send: int | None,
-        recv: int | None,
-        count: int,
-        dtype: str,
-        op: str = "sum",
-        root: int = 0,
-        scale: float | None = None,
-        deadline_s: float | None = None,
-    ) -> Future[None]:
-        """Runs it in the background, after all that was submitted before."""
+        """Runs a collective in this thread; never called by two threads at once."""
 
     def isend_raw(
         self, address: int, nbytes: int, dst: int, tag: int = 0, deadline_s: float | None = None
@@ -72,7 +58,7 @@ class Transport(Protocol):
         """What ran here: calls and bytes by name."""
 
     def close(self) -> None:
-        """Ends it; what has not run fails."""
+        """Ends it on this rank; messages that are wanted still fail."""
 
     def abort(self) -> None:
         """Ends it for the whole group: peers that wait for this rank fail."""

@@ -70,13 +70,13 @@ class PendingWork(dist.Work):
         self._what = what
         self._changed = Condition()
         self._ended = False
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         self._source: int | None = None
         self._depth: int = getattr(_here, "depth", 0)
         self._promise: Any = None
         self._future: Any = None
 
-    def end(self, error: Exception | None = None, source: int | None = None) -> None:
+    def end(self, error: BaseException | None = None, source: int | None = None) -> None:
         """Called once, by whatever thread sees the call end; ``source``: the rank that a message came from."""
         with self._changed:
             self._ended, self._error, self._source = True, error, source
@@ -113,7 +113,7 @@ class PendingWork(dist.Work):
     def is_success(self) -> bool:
         return self._ended and self._error is None
 
-    def exception(self) -> Exception | None:
+    def exception(self) -> BaseException | None:
         return self._error
 
     def result(self) -> list[Tensor]:

@@ -1,0 +1,161 @@
+"""When calls run: at once, in the background, together; and what a failure leaves."""
+
+from __future__ import annotations
+
+import threading
+from importlib import import_module
+
+import pytest
+from scripted_transport import Scripted
+
+from blinkccl.errors import BlinkError, CommunicationError, DeadlineError
+
+torch = pytest.importorskip("torch", reason="needs PyTorch")
+issue = import_module("blinkccl.torch_backend.issue")
+requests = import_module("blinkccl.torch_backend.requests")
+
+BACKGROUND = "blink-torch"
+
+
+@pytest.fixture
+def transport():
+    return Scripted()
+
+
+@pytest.fixture
+def issuer(transport):
+    made = issue.Issuer(transport)
+    yield made
+    transport.free.set()
+    made.close()
+
+
+@pytest.fixture
+def table():
+    return requests.Requests(rank=0, size=2)
+
+
+def test_a_synchronous_call_runs_at_once(issuer, transport, table):
+    tensor = torch.zeros(3, dtype=torch.uint8)
+    transport.fill = 7
+    work = issuer.issue(table.broadcast([tensor], root=1), False, 5.0)
+    assert work.is_completed()
+    address = tensor.data_ptr()
+    assert transport.calls == [("broadcast", address, address, 3, "uint8", "sum", 1, None, 5.0)]
+    assert transport.threads == [threading.current_thread().name]
+    assert tensor.tolist() == [7, 7, 7]
+
+
+def test_an_asynchronous_call_does_not(issuer, transport, table):
+    tensor = torch.zeros(2, 3, dtype=torch.uint8).t()
+    transport.fill = 7
+    transport.free.clear()
+    work = issuer.issue(table.broadcast([tensor, torch.ones(1)], root=1), True, 5.0)
+    assert not work.is_completed()
+    assert not tensor.any()
+    transport.free.set()
+    assert work.wait()
+    assert transport.threads == [BACKGROUND] * 2
+    assert tensor.flatten().tolist() == [7] * 6
+
+
+def test_a_synchronous_call_waits_for_its_turn(issuer, transport, table):
+    transport.free.clear()
+    first = issuer.issue(table.broadcast([torch.ones(1)], root=1), True, 5.0)
+    assert not issuer.sum_now(8, 1, "float32", 5.0)
+    threading.Timer(0.05, transport.free.set).start()
+    second = issuer.issue(table.barrier(), False, 5.0)
+    assert first.is_completed()
+    assert second.is_completed()
+    assert transport.names() == ["broadcast", "allreduce"]
+    assert transport.threads == [BACKGROUND] * 2
+    assert issuer.sum_now(8, 1, "float32", 5.0), "afterwards calls run at once again"
+    assert transport.threads[-1] == threading.current_thread().name
+
+
+def test_messages_are_no_part_of_the_order(issuer, transport, table):
+    transport.free.clear()
+    collective = issuer.issue(table.barrier(), True, 5.0)
+    message = issuer.issue(table.send(torch.ones(2), 1, 4), True, 6.0)
+    assert transport.calls[-1][0] == "isend"
+    assert transport.calls[-1][2:] == (8, 1, 4, 6.0)
+    transport.end()
+    assert message.wait()
+    assert not collective.is_completed()
+
+
+def test_a_message_says_where_it_came_from(issuer, transport, table):
+    tensor = torch.zeros(2, 2).t()
+    work = issuer.issue(table.receive(tensor, None, 4), True, 5.0)
+    assert not work.is_completed()
+    transport.end(result=1)
+    assert work._source_rank() == 1
+
+
+def test_nothing_to_do_is_done(issuer, transport, table):
+    for asynchronous in (False, True):
+        work = issuer.issue(table.all_reduce([torch.zeros(0)], torch.distributed.ReduceOp.SUM), asynchronous, 5.0)
+        assert work.wait()
+        assert work.is_completed()
+    assert transport.calls == []
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_failure_is_torchs_and_leaves_the_tensor(issuer, transport, table, asynchronous):
+    tensor = torch.zeros(2, 3, dtype=torch.uint8).t()
+    transport.fill, transport.fails = 7, DeadlineError("waited")
+    request = table.broadcast([tensor], root=1)
+    with pytest.raises(RuntimeError, match="broadcast: Timed out - waited") as failed:
+        issuer.issue(request, asynchronous, 5.0).wait()
+    assert isinstance(failed.value, DeadlineError)
+    assert not tensor.any()
+
+
+def test_the_steps_of_a_call_end_with_the_first_failure(issuer, transport, table):
+    transport.fails = BlinkError("first")
+    work = issuer.issue(table.broadcast([torch.ones(1), torch.ones(1)], root=1), True, 5.0)
+    with pytest.raises(BlinkError, match="first"):
+        work.wait()
+    assert transport.names() == ["broadcast"]
+
+
+def test_a_message_that_fails(issuer, transport, table):
+    work = issuer.issue(table.receive(torch.ones(1), 1, 0), True, 5.0)
+    transport.end(error=CommunicationError("closed"))
+    with pytest.raises(RuntimeError, match="closed"):
+        work.wait()
+
+
+def test_after_the_end_nothing_is_taken(issuer, transport, table):
+    issuer.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        issuer.issue(table.broadcast([torch.ones(1)], root=1), True, 5.0)
+
+
+def test_coalesced_calls_are_one_work(issuer, transport, table):
+    transport.free.clear()
+    issuer.start_coalescing()
+    for number in range(3):
+        request = table.broadcast([torch.full((1,), float(number))], root=1)
+        assert not issuer.issue(request, False, 5.0).is_completed()
+    assert not issuer.sum_now(8, 1, "float32", 5.0)
+    together = issuer.end_coalescing()
+    assert not together.is_completed()
+    transport.free.set()
+    assert together.wait()
+    assert transport.names() == ["broadcast"] * 3
+    assert issuer.sum_now(8, 1, "float32", 5.0), "coalescing has ended"
+
+
+def test_the_short_way_fails_as_the_long_one(issuer, transport):
+    transport.fails = DeadlineError("waited")
+    with pytest.raises(RuntimeError, match="all_reduce: Timed out - waited"):
+        issuer.sum_now(8, 1, "float32", 5.0)
+
+
+def test_while_a_profiler_runs_calls_are_recorded(issuer, transport, table):
+    with torch.profiler.profile(record_shapes=True) as profile:
+        assert not issuer.sum_now(8, 1, "float32", 5.0)
+        issuer.issue(table.broadcast([torch.ones(2, 3)], root=1), True, 5.0).wait()
+    found = [(event.name, event.input_shapes) for event in profile.events() if event.name.startswith("blink")]
+    assert found == [("blink:broadcast", [[2, 3]])]

@@ -1,0 +1,105 @@
+"""Tensors as flat memory: used as they lie where that is possible, else through scratch."""
+
+from __future__ import annotations
+
+import ctypes
+from importlib import import_module
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs PyTorch")
+memory = import_module("blinkccl.torch_backend.memory")
+
+
+def floats_at(address: int, count: int) -> list[float]:
+    return list((ctypes.c_float * count).from_address(address))
+
+
+def write(address: int, values: list[float]) -> None:
+    (ctypes.c_float * len(values)).from_address(address)[:] = values
+
+
+@pytest.fixture
+def scratch():
+    return memory.Scratch()
+
+
+def test_a_contiguous_tensor_is_used_as_it_lies(scratch):
+    tensor = torch.arange(6.0)
+    used = memory.Memory(scratch)
+    assert used.reads(tensor) == used.writes(tensor) == used.updates(tensor) == tensor.data_ptr()
+    assert used.reads(tensor[2:5]) == tensor.data_ptr() + 8
+
+
+def test_a_tensor_in_pieces_is_read_in_the_order_of_its_elements(scratch):
+    tensor = torch.arange(6.0).view(2, 3).t()
+    assert floats_at(memory.Memory(scratch).reads(tensor), 6) == [0, 3, 1, 4, 2, 5]
+
+
+def test_a_tensor_in_pieces_is_written_at_the_end_and_only_on_success(scratch):
+    tensor = torch.zeros(2, 3).t()
+    for succeeded in (False, True):
+        used = memory.Memory(scratch)
+        write(used.writes(tensor), [0, 1, 2, 3, 4, 5])
+        assert not tensor.any()
+        used.finish(succeeded)
+    assert tensor.flatten().tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_an_update_begins_with_what_is_there(scratch):
+    tensor = torch.arange(6.0).view(2, 3).t()
+    used = memory.Memory(scratch)
+    address = used.updates(tensor)
+    assert floats_at(address, 6) == [0, 3, 1, 4, 2, 5]
+    write(address, [10, 13, 11, 14, 12, 15])
+    used.finish(True)
+    assert tensor.t().flatten().tolist() == [10, 11, 12, 13, 14, 15]
+
+
+@pytest.mark.parametrize("parts", [2, 3, 5])
+def test_the_chunks_of_one_tensor_are_one_piece(scratch, parts):
+    whole = torch.arange(30.0)
+    used = memory.Memory(scratch)
+    assert used.reads_all(whole.chunk(parts)) == used.writes_all(whole.chunk(parts)) == whole.data_ptr()
+
+
+def test_tensors_that_do_not_follow_each_other_are_joined(scratch):
+    whole = torch.arange(6.0)
+    backwards = list(whole.chunk(3))[::-1]
+    assert floats_at(memory.Memory(scratch).reads_all(backwards), 6) == [4, 5, 2, 3, 0, 1]
+    apart = [torch.zeros(2), torch.zeros(2, 2).t(), torch.zeros(0)]
+    used = memory.Memory(scratch)
+    write(used.writes_all(apart), [1, 2, 3, 4, 5, 6])
+    used.finish(True)
+    assert [tensor.flatten().tolist() for tensor in apart] == [[1, 2], [3, 4, 5, 6], []]
+
+
+def test_scratch_memory_is_used_again_after_success_only(scratch):
+    first = scratch.take(10_000)
+    scratch.give([first])
+    assert scratch.take(9_000).data_ptr() == first.data_ptr()
+    scratch.give([first])
+    failed = memory.Memory(scratch)
+    address = failed.reads(torch.zeros(100, 20).t())
+    assert address == first.data_ptr()
+    failed.finish(False)  # a late peer may still write there
+    assert scratch.take(8_000).data_ptr() != first.data_ptr()
+
+
+def test_scratch_memory_is_limited():
+    scratch = memory.Scratch(keep_bytes=100_000)
+    small, large = scratch.take(50_000), scratch.take(80_000)
+    scratch.give([small, large])
+    assert scratch.take(1).data_ptr() == large.data_ptr()
+    assert scratch.take(1).data_ptr() not in (small.data_ptr(), large.data_ptr())
+
+
+def test_leaves_and_inference_tensors_may_be_written(scratch):
+    weight = torch.nn.Parameter(torch.zeros(2, 3).t())
+    with torch.inference_mode():
+        inferred = torch.zeros(2, 3).t()
+    for tensor in (weight, inferred):
+        used = memory.Memory(scratch)
+        write(used.writes(tensor), [1.0] * 6)
+        used.finish(True)
+        assert float(tensor.detach().sum()) == 6

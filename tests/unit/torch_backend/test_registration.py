@@ -1,0 +1,96 @@
+"""torch finds the backend: by an import of ours, and without one through both entry points."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from blinkccl import torch_autoload
+
+torch = pytest.importorskip("torch", reason="needs PyTorch")
+dist = pytest.importorskip("torch.distributed")
+
+ROOT = Path(__file__).parents[3]
+
+
+def python(program: str, *path: Path) -> str:
+    """What a fresh interpreter prints; ``path`` comes before all else."""
+    script = f"import sys; sys.path[:0] = {[str(entry) for entry in path]!r}\n{program}"
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout.strip()
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """A directory with the entry points of pyproject.toml, as an installation would leave them."""
+    named = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    info = tmp_path / "blink_under_test-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: blink-under-test\nVersion: 1\n")
+    lines = []
+    for group, entries in named.items():
+        lines += [f"[{group}]", *(f"{name} = {target}" for name, target in entries.items())]
+    (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
+    return tmp_path
+
+
+def test_an_import_registers_it_for_cpu_tensors():
+    found = python(
+        "import torch.distributed as dist, blinkccl.torch_backend as backend; backend.register();"
+        "print(dist.Backend.backend_capability['blink'], dist.Backend('BLINK'))"
+    )
+    assert found == "['cpu'] blink"
+
+
+def test_torch_finds_it_without_an_import(installed):
+    program = """
+import torch, torch.distributed as dist
+assert ("blinkccl.torch_backend" in sys.modules) == (tuple(map(int, torch.__version__.split(".")[:2])) < (2, 14))
+assert "blinkccl.torch_backend.process_group" not in sys.modules
+dist.init_process_group("blink", store=dist.HashStore(), rank=0, world_size=1)
+tensor = torch.ones(2)
+dist.all_reduce(tensor)
+print(type(dist.group.WORLD).__module__, dist.get_backend())
+dist.destroy_process_group()
+"""
+    assert python(program, installed).splitlines()[-1] == "blinkccl.torch_backend.process_group blink"
+
+
+def test_both_generations_of_torch_have_their_entry_point():
+    named = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    assert named["torch.backends"]["blink"] == "blinkccl.torch_autoload:autoload"
+    assert named["torch.distributed.backends"]["blink"] == "blinkccl.torch_backend:register"
+
+
+@pytest.mark.parametrize(
+    ("version", "loads"), [("2.11.0", True), ("2.13.1+cpu", True), ("2.14.0.dev1", False), ("2.15.0", False)]
+)
+def test_autoload_is_for_torch_before_2_14(monkeypatch, version, loads):
+    asked = []
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__=version))
+    monkeypatch.setattr(torch_autoload, "import_module", asked.append)
+    torch_autoload.autoload()
+    assert asked == ["blinkccl.torch_backend"] * loads
+
+
+@pytest.mark.parametrize("version", ["2.13.0", "not a version"])
+def test_autoload_never_fails(monkeypatch, caplog, version):
+    def broken(_: str) -> None:
+        raise ImportError("half an installation")
+
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__=version))
+    monkeypatch.setattr(torch_autoload, "import_module", broken)
+    with caplog.at_level(logging.WARNING):
+        torch_autoload.autoload()
+    assert "backend blink is not registered with torch" in caplog.text
+
+
+def test_importing_blinkccl_loads_no_torch():
+    assert python("import blinkccl, blinkccl.torch_autoload; print('torch' in sys.modules)") == "False"

@@ -1,0 +1,139 @@
+"""The table: what each of torch's collectives asks of the engine, and what it refuses."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import pytest
+
+from blinkccl.errors import UnsupportedError
+
+torch = pytest.importorskip("torch", reason="needs PyTorch")
+SUM = pytest.importorskip("torch.distributed").ReduceOp.SUM
+requests = import_module("blinkccl.torch_backend.requests")
+Step = import_module("blinkccl.torch_backend.issue").Step
+
+
+def table(rank: int = 1, size: int = 3):
+    return requests.Requests(rank, size)
+
+
+def names(request) -> list[tuple[str, int, str]]:
+    return [(step.name, step.count, step.dtype) for step in request.steps if step.count]
+
+
+def test_a_reduction_keeps_its_type_and_data_that_only_moves_are_bytes():
+    tensor = torch.zeros(5, dtype=torch.bfloat16)
+    address = tensor.data_ptr()
+    assert table().all_reduce([tensor], SUM).steps == [Step("allreduce", address, address, 5, "bfloat16")]
+    assert table().broadcast([tensor], 2).steps == [Step("broadcast", address, address, 10, root=2)]
+
+
+def test_a_scaled_reduction_carries_its_factor():
+    [step] = table().reduce(torch.zeros(5), torch.distributed._make_nccl_premul_sum(0.5), 1).steps
+    assert (step.op, step.scale, step.root) == ("premul_sum", 0.5, 1)
+
+
+@pytest.mark.parametrize("root", [0, 1])
+def test_only_the_root_has_both_buffers(root):
+    tensor, parts = torch.zeros(4), [torch.zeros(4) for _ in range(3)]
+    at_root = root == 1
+    [reduced] = table().reduce(tensor, SUM, root).steps
+    assert (reduced.send, reduced.recv) == (tensor.data_ptr(), tensor.data_ptr() if at_root else None)
+    [gathered] = table().gather(parts if at_root else [], tensor, root).steps
+    assert (gathered.send, gathered.recv is None) == (tensor.data_ptr(), not at_root)
+    [scattered] = table().scatter(tensor, parts if at_root else [], root).steps
+    assert (scattered.send is None, scattered.recv) == (not at_root, tensor.data_ptr())
+
+
+def test_equal_blocks_are_one_collective_unequal_ones_several():
+    equal = table().all_gather([torch.zeros(2) for _ in range(3)], torch.zeros(2))
+    assert names(equal) == [("allgather", 8, "uint8")]
+    unequal = table().all_gather([torch.zeros(size) for size in (1, 2, 0)], torch.zeros(2))
+    assert names(unequal) == [("broadcast", 4, "uint8"), ("broadcast", 8, "uint8")]  # nothing to do for the empty one
+    assert [step.send is None for step in unequal.steps] == [True, False, True]
+    equal = table().reduce_scatter(torch.zeros(2), [torch.zeros(2)] * 3, SUM)
+    assert names(equal) == [("reduce_scatter", 2, "float32")]
+    parts = [torch.zeros(size) for size in (1, 2, 4)]
+    assert names(table().reduce_scatter(torch.zeros(2), parts, SUM)) == [("reduce", n, "float32") for n in (1, 2, 4)]
+
+
+def test_complex_sums_are_sums_of_pairs():
+    tensor = torch.zeros(5, dtype=torch.complex64)
+    assert names(table().all_reduce([tensor], SUM)) == [("allreduce", 10, "float32")]
+
+
+def test_calls_of_many_tensors_are_many_steps():
+    outputs = [[torch.zeros(2), torch.zeros(3)] for _ in range(3)]
+    assert names(table().all_gather_coalesced(outputs, [torch.zeros(2), torch.zeros(3)])) == [
+        ("allgather", 8, "uint8"),
+        ("allgather", 12, "uint8"),
+    ]
+    gathered = table().all_gather_single([torch.zeros(6), torch.zeros(3)], [torch.zeros(2), torch.zeros(1)])
+    assert names(gathered) == [("allgather", 8, "uint8"), ("allgather", 4, "uint8")]
+    scattered = table().reduce_scatter_single([torch.zeros(2)], [torch.zeros(6)], SUM)
+    assert names(scattered) == [("reduce_scatter", 2, "float32")]
+
+
+REFUSED = {
+    "one output per rank": (
+        lambda: table().all_gather([torch.zeros(2)] * 2, torch.zeros(2)),
+        "one entry per rank, 3, got 2",
+    ),
+    "an output of another type": (
+        lambda: table().all_gather([torch.zeros(2), torch.zeros(2), torch.zeros(2).int()], torch.zeros(2)),
+        "output 2 is torch.int32 on cpu; expected torch.float32",
+    ),
+    "an own place of another size": (
+        lambda: table().all_gather([torch.zeros(3)] * 3, torch.zeros(2)),
+        "the input has 8 bytes, its place in the output list 12",
+    ),
+    "an output that does not hold all": (
+        lambda: table().all_gather_single([torch.zeros(5)], [torch.zeros(2)]),
+        "expected an output of 3 x 2 elements, got 5",
+    ),
+    "an input that has not all": (
+        lambda: table().reduce_scatter_single([torch.zeros(2)], [torch.zeros(5)], SUM),
+        "expected an input of 3 x 2 elements, got 5",
+    ),
+    "two types in one call": (
+        lambda: table().all_gather_single([torch.zeros(6)], [torch.zeros(2).int()]),
+        "the output is torch.float32, the input torch.int32",
+    ),
+    "as many outputs as inputs": (lambda: table().all_gather_single([torch.zeros(6)], []), "1 outputs for 0 inputs"),
+    "an own part of another size": (
+        lambda: table().reduce_scatter(torch.zeros(3), [torch.zeros(2)] * 3, SUM),
+        "the output has 3 elements, the input for it 2",
+    ),
+    "parts of other sizes at the root": (
+        lambda: table().gather([torch.zeros(2), torch.zeros(2), torch.zeros(3)], torch.zeros(2), 1),
+        "gather: output 2 has 3 elements; expected 2",
+    ),
+    "a block per rank": (
+        lambda: table().all_to_all([torch.zeros(2)] * 3, [torch.zeros(2)] * 2),
+        "input list with one entry per rank, 3, got 2",
+    ),
+    "rows that cannot be cut": (
+        lambda: table().all_to_all_single(torch.zeros(4), torch.zeros(4), [], []),
+        "the first dimension has 4 rows",
+    ),
+    "splits that do not sum": (
+        lambda: table().all_to_all_single(torch.zeros(4), torch.zeros(4), [1, 1, 1], [1, 1, 2]),
+        r"got \[1, 1, 1\]",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_does_not_fit_is_refused_before_anything_runs(what):
+    make, message = REFUSED[what]
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_a_type_that_cannot_be_reduced_can_still_move():
+    tensor = torch.zeros(3, dtype=torch.complex64).view(torch.complex64)
+    quantized = torch.zeros(2, dtype=torch.float8_e4m3fnuz)
+    assert names(table().broadcast([tensor, quantized], 0)) == [("broadcast", 24, "uint8"), ("broadcast", 2, "uint8")]
+    with pytest.raises(UnsupportedError, match="float8_e4m3fnuz"):
+        table().all_reduce([quantized], SUM)

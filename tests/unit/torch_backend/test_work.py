@@ -1,0 +1,144 @@
+"""A ``Work`` that is done, and one that will be: waiting, futures, errors."""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import timedelta
+from importlib import import_module
+
+import pytest
+
+from blinkccl.errors import DeadlineError, PeerLostError
+
+torch = pytest.importorskip("torch", reason="needs PyTorch")
+work = import_module("blinkccl.torch_backend.work")
+for_torch = import_module("blinkccl.torch_backend.failure").for_torch
+
+
+def ended_later(pending, **how):
+    threading.Timer(0.05, lambda: pending.end(**how)).start()
+
+
+def test_a_done_work():
+    tensors = [torch.ones(2)]
+    done = work.DoneWork()
+    done.tensors = tensors
+    assert done.wait()
+    assert done.wait(timedelta(seconds=1))
+    assert done.is_completed()
+    assert done.is_success()
+    assert done.exception() is None
+    assert done.result() is tensors
+    assert done.get_future().wait()[0] is tensors[0]
+
+
+def test_a_pending_work_ends():
+    tensors = [torch.ones(2)]
+    pending = work.PendingWork(tensors, "all_reduce")
+    assert not pending.is_completed()
+    assert not pending.is_success()
+    ended_later(pending)
+    assert pending.wait()
+    assert pending.is_completed()
+    assert pending.is_success()
+    assert pending.result() is tensors
+
+
+def test_a_wait_with_a_timeout_ends_alone():
+    pending = work.PendingWork([], "all_reduce")
+    with pytest.raises(DeadlineError, match=r"waited 0\.02 s for all_reduce"):
+        pending.wait(timedelta(seconds=0.02))
+    pending.end()
+    assert pending.wait(timedelta(seconds=0.02))
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_future_completes_by_itself(when):
+    pending = work.PendingWork([torch.ones(2)], "all_reduce")
+    if when == "before":
+        pending.end()
+    seen = []
+    future = pending.get_future().then(lambda done: seen.append(threading.current_thread().name) or done.value()[0] + 1)
+    if when == "after":
+        pending.end()
+    assert future.wait().tolist() == [2, 2]
+    assert pending.get_future() is pending.get_future()
+    assert seen[0] == (threading.current_thread().name if when == "before" else "blink-future-0_0")
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_error_reaches_all_who_wait(when):
+    pending = work.PendingWork([torch.ones(2)], "all_reduce")
+    error = for_torch(PeerLostError(1, "it ended"))
+    if when == "before":
+        pending.end(error)
+    future = pending.get_future()
+    chained = future.then(lambda done: done.value())
+    if when == "after":
+        ended_later(pending, error=error)
+    for wait in (pending.wait, pending.result, future.wait, chained.wait):
+        with pytest.raises(RuntimeError, match="rank 1 was lost"):
+            wait()
+    assert pending.exception() is error
+    assert pending.is_completed()
+    assert not pending.is_success()
+
+
+def test_only_a_received_message_has_a_source():
+    pending = work.PendingWork([], "send")
+    pending.end()
+    with pytest.raises(RuntimeError, match="send has no source rank"):
+        pending.source_rank()
+    received = work.PendingWork([], "recvAnySource")
+    received.end(source=3)
+    assert received._source_rank() == 3
+
+
+def test_callbacks_run_in_order_and_may_wait_for_what_they_issue():
+    """Each callback waits for a work that is issued in it, which completes one thread deeper."""
+    seen = []
+    outer = [work.PendingWork([torch.tensor([float(number)])], "all_reduce") for number in range(4)]
+
+    def callback(future):
+        inner = work.PendingWork(future.value(), "nested")
+        threading.Timer(0.01, inner.end).start()
+        value = float(inner.get_future().then(lambda done: done.value()[0] * 2).wait())
+        seen.append((value, threading.current_thread().name))
+        return torch.tensor(value)
+
+    futures = [pending.get_future().then(callback) for pending in outer]
+    for pending in outer:
+        pending.end()
+    assert [float(future.wait()) for future in futures] == [0, 2, 4, 6]
+    assert seen == [(value, "blink-future-0_0") for value in (0, 2, 4, 6)]
+
+
+def test_several_as_one():
+    parts = [work.PendingWork([torch.full((1,), float(number))], "broadcast") for number in range(3)]
+    together = work.AllWork(parts)
+    future = together.get_future()
+    for part in parts[:2]:
+        part.end()
+    assert not together.is_completed()
+    ended_later(parts[2])
+    assert together.wait()
+    assert together.is_completed()
+    assert together.is_success()
+    assert together.exception() is None
+    assert [float(tensor) for tensor in together.result()] == [0, 1, 2]
+    assert [float(tensor) for tensor in future.wait()] == [0, 1, 2]
+    assert work.AllWork([]).wait()
+
+
+def test_ending_does_not_wait_for_callbacks():
+    """What ends a work is the transport's thread: others wait for it."""
+    pending, slow = work.PendingWork([torch.ones(1)], "all_reduce"), threading.Event()
+    future = pending.get_future().then(lambda done: slow.wait(10))
+    begun = time.monotonic()
+    pending.end()
+    assert time.monotonic() - begun < 5
+    assert pending.wait()
+    assert not future.done()
+    slow.set()
+    assert future.wait()
