@@ -96,7 +96,7 @@ def test_equals_the_oracle(spec: str, algorithm: str, name: str) -> None:
     for slots in (1, 2):
         program = lower(forest, slots)
         assert violations(program, forest.topology) == []
-        for engine, count, in_place in cases(program):
+        for engine, count, in_place in cases(spec, program):
             dtype, op = next(pairs)
             found = difference(
                 RUNS[engine],
@@ -112,11 +112,16 @@ def test_equals_the_oracle(spec: str, algorithm: str, name: str) -> None:
             )
 
 
-def cases(program: Program) -> list[tuple[str, int, bool]]:
+#: torch-p2p sends through sockets of other processes, which takes most of the time: it plays on half of the machines.
+SOCKETS = ("dgx-1v", "ring:5", "2x dgx-1v @ 40Gbps")
+
+
+def cases(spec: str, program: Program) -> list[tuple[str, int, bool]]:
     places = (False,) if program.collective.name == "alltoall" else (False, True)
     return [
         (engine, count, in_place)
         for engine in RUNS
+        if engine != "torch-p2p" or spec in SOCKETS
         for count in ragged_counts(program, CHUNK_BYTES // 4)
         for in_place in places
     ]
