@@ -313,5 +313,5 @@ def test_tables_that_make_no_sense_are_an_error_of_ours(monkeypatch: pytest.Monk
     tables = plan.tables(bound, 0, False)
     tables.receives[0, 0] = 0  # a message from itself
     monkeypatch.setattr(HostPlan, "tables", lambda *_: tables)
-    with local_endpoints(2, Area()) as ends, pytest.raises(ScheduleError, match="refuses .* tables on rank 0"):
+    with local_endpoints(2, Area()) as ends, pytest.raises(ScheduleError, match=r"refuses .* tables on rank 0"):
         NativeOp(ends[0], plan, bound, element_type("float32"), operation("sum"))
