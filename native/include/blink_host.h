@@ -80,6 +80,7 @@ typedef struct {
   uint64_t calls, messages, message_bytes;           // messages received, and their bytes, as the Program counts them
   uint64_t inline_bytes, staged_bytes, direct_bytes; // of them: with flags inside, through a ring, from the sender's own buffer
   uint64_t pushed_bytes;                             // or written into the receiver's buffer by the sender
+  uint64_t crossed_bytes;                            // of direct and pushed: copied by the system between private buffers
   uint64_t stepwise;                                 // firings that had to combine message by message
   uint64_t yields, sleeps;                           // how often a wait gave up the core, or slept
 } blink_stats;
@@ -112,6 +113,8 @@ typedef struct {
 void blink_set_python(blink_comm* comm, const blink_python* python);
 // After BLINK_INTERRUPTED: what the signal handler raised, for PyErr_Restore. To be taken once.
 void blink_take_raised(blink_comm* comm, void* raised[3]);
+// Whether this rank may copy from every other rank's own memory. To be asked when all have attached.
+int blink_can_cross(const blink_comm* comm);
 void blink_get_stats(blink_comm* comm, blink_stats* stats);
 // Why the calling thread's last call on a communicator did not return 0.
 void blink_last_error(blink_comm* comm, blink_error* error);
@@ -131,6 +134,7 @@ typedef struct {
   int64_t inline_messages;     // small messages with their flags inside
   int64_t direct_in_place;     // peers may read this rank's input although its output is the same memory
   int64_t push_in_place;       // peers may write this rank's output although its input is the same memory
+  int64_t cross_memory;        // messages that are only copied may go between private buffers directly
   int64_t input_bytes, output_bytes;
   const int64_t* roles;    int64_t role_count;
   const int64_t* receives; int64_t receive_count;

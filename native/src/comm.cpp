@@ -1,5 +1,7 @@
 #include "comm.h"
 
+#include "cross_memory.h"
+
 #include <fcntl.h>
 #include <linux/futex.h>
 #include <pthread.h>
@@ -22,6 +24,7 @@ constexpr std::int64_t kSwitchUs = 1;           // a yield that takes less has g
 constexpr std::int64_t kSpreadUs = 1'000;       // at most so often does a rank look for a core of its own
 constexpr std::int64_t kStreamYieldUs = 50;
 constexpr std::int64_t kHalfSaidUs = 1'000'000;
+constexpr std::int64_t kDyingUs = 1'000'000;    // in that time a process that dies has given its locks back
 
 std::int64_t now_us() {
   timespec t{};
@@ -294,13 +297,16 @@ int blink_comm::lost_peer(int awaited) const {
       if (peer == awaited) return peer;
       continue;
     }
-    struct flock lock = rank_lock(peer);
-    if (fcntl(fd_, F_GETLK, &lock) == 0 && lock.l_type == F_UNLCK &&
-        life.left.load(std::memory_order_acquire) == 0) {
-      return peer;
-    }
+    if (is_gone(peer) && life.left.load(std::memory_order_acquire) == 0) return peer;
   }
   return -1;
+}
+
+// Whether its lock is free: the process has ended, or left.
+bool blink_comm::is_gone(int peer) const {
+  if (fd_ < 0) return false;
+  struct flock lock = rank_lock(peer);
+  return fcntl(fd_, F_GETLK, &lock) == 0 && lock.l_type == F_UNLCK;
 }
 
 // Until ready, woken, or the time is up; at most kSleepUs, so that deaths are noticed.
@@ -439,6 +445,76 @@ int blink_comm::set_heap(int rank, void* base, int fd, std::uint64_t bytes) {
   return BLINK_OK;
 }
 
+std::uint64_t blink_comm::private_address(const blink::Lent& buffer, std::int64_t offset, std::size_t bytes) {
+  const std::int64_t at = buffer.at.load(std::memory_order_relaxed);
+  const std::int64_t size = buffer.bytes.load(std::memory_order_relaxed);
+  const auto wanted = static_cast<std::int64_t>(bytes);
+  if (!blink::is_private(at) || offset < 0 || wanted < 0 || wanted > size || offset > size - wanted) return 0;
+  return static_cast<std::uint64_t>(blink::kNowhere - at) + static_cast<std::uint64_t>(offset);
+}
+
+// A secret of the segment in this rank's own memory, changed by its rank: whoever reads it there reads the right process.
+void blink_comm::show_secret() {
+  std::memcpy(secret_, segment_.header().token, sizeof secret_);
+  secret_[0] = static_cast<std::uint8_t>(secret_[0] + rank_);
+  secret_[1] = static_cast<std::uint8_t>(secret_[1] + rank_ / 256);
+  life().secret_at.store(reinterpret_cast<std::uint64_t>(secret_), std::memory_order_release);
+}
+
+bool blink_comm::can_cross() const {
+  for (int peer = 0; peer < size(); ++peer) {
+    const blink::Life& theirs = segment_.rank(peer).life;
+    std::uint8_t seen[sizeof secret_] = {}, wanted[sizeof secret_];
+    std::memcpy(wanted, segment_.header().token, sizeof wanted);
+    wanted[0] = static_cast<std::uint8_t>(wanted[0] + peer);
+    wanted[1] = static_cast<std::uint8_t>(wanted[1] + peer / 256);
+    if (!blink::read_other(theirs.pid.load(std::memory_order_relaxed), seen,
+                           theirs.secret_at.load(std::memory_order_acquire), sizeof seen) ||
+        std::memcmp(seen, wanted, sizeof seen) != 0) {
+      return false;
+    }
+  }
+  return true;
+}
+
+int blink_comm::read_private(int peer, void* into, std::uint64_t from, std::size_t bytes, const blink::Site& site) {
+  const std::int64_t pid = segment_.rank(peer).life.pid.load(std::memory_order_relaxed);
+  return blink::read_other(pid, into, from, bytes) ? BLINK_OK : private_failure(peer, site);
+}
+
+int blink_comm::write_private(int peer, std::uint64_t into, const void* from, std::size_t bytes,
+                              const blink::Site& site) {
+  const std::int64_t pid = segment_.rank(peer).life.pid.load(std::memory_order_relaxed);
+  return blink::write_other(pid, into, from, bytes) ? BLINK_OK : private_failure(peer, site);
+}
+
+// Of a process that dies the memory goes first, and then the lock by which the others see it.
+int blink_comm::private_failure(int peer, const blink::Site& site) {
+  const std::int64_t until = now_us() + kDyingUs;
+  if (const int code = wait([&] { return now_us() > until; }, site)) return code;
+  return fail(BLINK_SYSTEM, site, peer, "the system does not let this rank copy from or to the peer's memory any more");
+}
+
+// First the word, then the look: a rank that fails a call does it the other way round.
+int blink_comm::start_writing() {
+  life().writing.store(1, std::memory_order_seq_cst);
+  if (segment_.header().failed.load(std::memory_order_seq_cst) == 0) return BLINK_OK;
+  stop_writing();
+  return failed_elsewhere();
+}
+
+void blink_comm::await_writers() const {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  const std::int64_t until = now_us() + kDyingUs;
+  for (int peer = 0; peer < size(); ++peer) {
+    const blink::Life& theirs = segment_.rank(peer).life;
+    while (peer != rank_ && theirs.writing.load(std::memory_order_acquire) != 0 && now_us() < until &&
+           !is_gone(peer)) {
+      sched_yield();
+    }
+  }
+}
+
 std::int64_t blink_comm::heap_offset(const void* memory, std::int64_t bytes) const {
   const Heap& own = heaps_[static_cast<std::size_t>(rank_)];
   const auto* at = static_cast<const unsigned char*>(memory);
@@ -485,6 +561,7 @@ blink_comm* blink_attach(void* memory, uint64_t bytes, int32_t rank, const uint8
     return nullptr;
   }
   life.pid.store(getpid());
+  comm->show_secret();
   if (fd >= 0) comm->populate();
   life.joined.store(blink::kJoined, std::memory_order_release);
   return comm;
@@ -509,11 +586,13 @@ void blink_set_python(blink_comm* comm, const blink_python* python) { comm->set_
 
 void blink_take_raised(blink_comm* comm, void* raised[3]) { comm->take_raised(raised); }
 
+int blink_can_cross(const blink_comm* comm) { return comm->can_cross() ? 1 : 0; }
+
 void blink_get_stats(blink_comm* comm, blink_stats* stats) {
   const blink::Counters& c = comm->stats();
   *stats = {c.calls.count(),        c.messages.count(),     c.message_bytes.count(), c.inline_bytes.count(),
-            c.staged_bytes.count(), c.direct_bytes.count(), c.pushed_bytes.count(),  c.stepwise.count(),
-            c.yields.count(),       c.sleeps.count()};
+            c.staged_bytes.count(), c.direct_bytes.count(), c.pushed_bytes.count(),  c.crossed_bytes.count(),
+            c.stepwise.count(),     c.yields.count(),       c.sleeps.count()};
 }
 
 void blink_last_error(blink_comm*, blink_error* error) { *error = last_error; }

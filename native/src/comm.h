@@ -41,7 +41,7 @@ class Counter {
 
 // blink_stats in the making.
 struct Counters {
-  Counter calls, messages, message_bytes, inline_bytes, staged_bytes, direct_bytes, pushed_bytes, stepwise, yields, sleeps;
+  Counter calls, messages, message_bytes, inline_bytes, staged_bytes, direct_bytes, pushed_bytes, crossed_bytes, stepwise, yields, sleeps;
 };
 
 // What a rank says of a call when it begins it.
@@ -62,6 +62,7 @@ struct blink_comm {
   blink_comm& operator=(const blink_comm&) = delete;
 
   bool lock_rank();
+  void show_secret();
   void populate() const;
 
   int rank() const { return rank_; }
@@ -125,6 +126,18 @@ struct blink_comm {
     return heap.base != nullptr && inside(at, size, heap.bytes) && inside(offset, bytes, size) ? heap.base + at + offset
                                                                                                : nullptr;
   }
+  // Where `bytes` at `offset` of a buffer of the peer's own memory are in its process; 0 if they are not wholly in it.
+  static std::uint64_t private_address(const blink::Lent& buffer, std::int64_t offset, std::size_t bytes);
+  // Whether this rank can read every peer's memory: each has something to show that no other process has.
+  bool can_cross() const;
+  // Cross-memory copies. 0, or the code of what ended the call.
+  int read_private(int peer, void* into, std::uint64_t from, std::size_t bytes, const blink::Site& site);
+  int write_private(int peer, std::uint64_t into, const void* from, std::size_t bytes, const blink::Site& site);
+  // Around writing into buffers of others. 0, or a code: they may not be written any more.
+  int start_writing();
+  void stop_writing() { life().writing.store(0, std::memory_order_release); }
+  // After a failed call: until nobody writes into this rank's buffers any more.
+  void await_writers() const;
   // The offset of `memory` in this rank's own heap, or kNowhere.
   std::int64_t heap_offset(const void* memory, std::int64_t bytes) const;
 
@@ -158,8 +171,11 @@ struct blink_comm {
   void spread(std::int64_t now);
   bool crowded() const;
   int lost_peer(int awaited) const;
+  bool is_gone(int peer) const;
   int mismatch(int peer, std::uint64_t sequence);
   void ring(int peer);
+  blink::Life& life() const { return segment_.rank(rank_).life; }
+  int private_failure(int peer, const blink::Site& site);
   void show(blink::Waiting& shown, const blink::Site& site, std::int64_t since_us);
 
   blink::Segment segment_;
@@ -185,5 +201,6 @@ struct blink_comm {
     bool mapped_here = false;
   };
   std::vector<Heap> heaps_;
+  std::uint8_t secret_[sizeof(blink::Header::token)] = {};
   blink::Counters stats_;
 };

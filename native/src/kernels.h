@@ -53,9 +53,10 @@ struct Kernel {
 // type has no such operation.
 const Kernel* find_kernel(DType dtype, Op op);
 
-// dst = src, or nothing if they are the same. An ordinary copy whatever its size: stores that bypass the caches are
-// slower up to some MiB, where copies are read at once, and not clearly faster beyond.
+// dst = src, or nothing if they are the same.
 void copy_bytes(void* dst, const void* src, std::size_t bytes);
+// The same by stores that bypass the caches, which then need not read what is overwritten; for more than they hold.
+void copy_past_caches(void* dst, const void* src, std::size_t bytes);
 
 // "base", "avx2", "avx512" or "neon".
 const char* isa_name();

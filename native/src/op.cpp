@@ -15,6 +15,11 @@ using blink::Role;
 
 namespace {
 
+// Where the results of a call are at least so large, copies of them bypass the caches: they would not stay there anyway.
+constexpr std::int64_t kPastCachesBytes = 32 << 20;
+// What stays in a second-level cache between two copies.
+constexpr std::size_t kPieceBytes = 256 << 10;
+
 double seconds_now() {
   timespec t{};
   clock_gettime(CLOCK_MONOTONIC, &t);
@@ -45,11 +50,9 @@ int blink_op::run(const void* input, void* output, bool scaled, double scale, st
   }
   const bool in_place = input_ != nullptr && output_ != nullptr && input_ < output_ + output_bytes_ &&
                         output_ < input_ + input_bytes_;
-  const bool lend = !inline_messages_;
-  my_input_ = lend && !scaled && input_ != nullptr && (!in_place || direct_in_place_)
-                  ? comm_.heap_offset(input_, input_bytes_) : kNowhere;
-  my_output_ = lend && output_ != nullptr && (!in_place || push_in_place_)
-                   ? comm_.heap_offset(output_, output_bytes_) : kNowhere;
+  my_input_ = !scaled && (!in_place || direct_in_place_) ? lend(input_, input_bytes_, lends_input_) : kNowhere;
+  my_output_ = !in_place || push_in_place_ ? lend(output_, output_bytes_, lends_output_) : kNowhere;
+  past_caches_ = std::max(input_bytes_, output_bytes_) >= kPastCachesBytes;
   int code = comm_.begin(blink::Call{signature_, what_, count_, my_input_, my_output_, input_bytes_, output_bytes_},
                          timeout_us);
   if (code != BLINK_OK) return code;
@@ -57,8 +60,19 @@ int blink_op::run(const void* input, void* output, bool scaled, double scale, st
   std::fill(sent_.begin(), sent_.end(), 0);
   code = walk();
   if (code == BLINK_OK) code = drain();
-  if (code == BLINK_OK) comm_.finish();
+  if (code == BLINK_OK) {
+    comm_.finish();
+  } else {
+    comm_.await_writers();
+  }
   return code;
+}
+
+// What others are told of a buffer of this rank.
+std::int64_t blink_op::lend(const void* buffer, std::int64_t bytes, bool privately) const {
+  if (inline_messages_ || buffer == nullptr || bytes == 0) return kNowhere;
+  const std::int64_t offset = comm_.heap_offset(buffer, bytes);
+  return offset == kNowhere && privately ? blink::private_place(buffer) : offset;
 }
 
 int blink_op::walk() {
@@ -87,7 +101,7 @@ int blink_op::holder_of_slot(const Ring& ring, std::uint64_t sent) const {
   const std::uint64_t wanted = stamp(sent + 1 - slots);
   for (std::int64_t i = 0; i < ring.readers; ++i) {
     const Reader& reader = readers_[static_cast<std::size_t>(ring.first_reader + i)];
-    if (!pushes(reader) && comm_.segment().line(comm_.bank(), comm_.rank(), reader.ack_line)
+    if (!pushes(ring, reader, 0) && comm_.segment().line(comm_.bank(), comm_.rank(), reader.ack_line)
                                    .value.load(std::memory_order_acquire) < wanted) {
       return static_cast<int>(reader.rank);
     }
@@ -104,30 +118,55 @@ int blink_op::holder_of_slots(const Role& role) const {
   return -1;
 }
 
+// Which way a message goes is decided alike on both of its ends, from the rows and from what both ranks lend.
+
 bool blink_op::exports(const Ring& ring) const {
-  return (ring.direct == blink::kDirectInput && my_input_ != kNowhere) ||
-         (ring.direct == blink::kDirectOutput && my_output_ != kNowhere);
+  if (ring.direct == blink::kDirectNo) return false;
+  const std::int64_t mine = ring.direct == blink::kDirectInput ? my_input_ : my_output_;
+  if (ring.halved != 0) {
+    const Reader& reader = readers_[static_cast<std::size_t>(ring.first_reader)];
+    return mine != kNowhere && place_of_output(reader) != kNowhere;
+  }
+  return blink::is_shared(mine) || (blink::is_private(mine) && ring.copied != 0);
 }
 
-bool blink_op::pushes(const Reader& reader) const {
-  return reader.push_offset != kNowhere &&
-         comm_.entry(static_cast<int>(reader.rank)).output.at.load(std::memory_order_relaxed) != kNowhere;
+bool blink_op::pushes(const Ring& ring, const Reader& reader, std::int64_t chunk) const {
+  if (reader.push_offset == kNowhere) return false;
+  return ring.halved != 0 ? chunk % 2 != 0 && exports(ring) : blink::is_shared(place_of_output(reader));
 }
 
-bool blink_op::is_pushed(const Receive& r) const { return r.pushed != 0 && my_output_ != kNowhere; }
+std::int64_t blink_op::place_of_output(const Reader& reader) const {
+  return comm_.entry(static_cast<int>(reader.rank)).output.at.load(std::memory_order_relaxed);
+}
 
-bool blink_op::reads_direct(const Receive& r) const {
+const blink::Lent& blink_op::lent(const Receive& r) const {
   const blink::Entry& theirs = comm_.entry(static_cast<int>(r.rank));
-  return (r.direct == blink::kDirectInput && theirs.input.at.load(std::memory_order_relaxed) != kNowhere) ||
-         (r.direct == blink::kDirectOutput && theirs.output.at.load(std::memory_order_relaxed) != kNowhere);
+  return r.direct == blink::kDirectInput ? theirs.input : theirs.output;
+}
+
+bool blink_op::halves(const Receive& r) const {
+  return my_output_ != kNowhere && lent(r).at.load(std::memory_order_relaxed) != kNowhere;
+}
+
+bool blink_op::is_pushed(const Receive& r, std::int64_t chunk) const {
+  return r.halved != 0 ? chunk % 2 != 0 && halves(r) : r.pushed != 0 && blink::is_shared(my_output_);
+}
+
+bool blink_op::reads_direct(const Receive& r, std::int64_t chunk) const {
+  if (r.direct == blink::kDirectNo) return false;
+  if (r.halved != 0) return chunk % 2 == 0 && halves(r);
+  const std::int64_t theirs = lent(r).at.load(std::memory_order_relaxed);
+  return blink::is_shared(theirs) || (blink::is_private(theirs) && r.copied != 0);
+}
+
+bool blink_op::reads_private(const Receive& r, std::int64_t chunk) const {
+  return reads_direct(r, chunk) && blink::is_private(lent(r).at.load(std::memory_order_relaxed));
 }
 
 const void* blink_op::message(const Receive& r, const Chunk& chunk) const {
   const int peer = static_cast<int>(r.rank);
-  if (reads_direct(r)) {
-    const blink::Entry& theirs = comm_.entry(peer);
-    return comm_.borrowed(peer, r.direct == blink::kDirectInput ? theirs.input : theirs.output,
-                          r.direct_offset + static_cast<std::int64_t>(chunk.bytes_before), chunk.bytes);
+  if (reads_direct(r, chunk.index)) {
+    return comm_.borrowed(peer, lent(r), r.direct_offset + static_cast<std::int64_t>(chunk.bytes_before), chunk.bytes);
   }
   const auto slot = static_cast<std::int64_t>(received_[static_cast<std::size_t>(r.queue)] % static_cast<std::uint64_t>(r.slots));
   return area_of(r.lodged, peer) + r.staging + slot * r.stride;
@@ -173,6 +212,7 @@ int blink_op::fire(const Role& role, std::int64_t index) {
     if (!has_slots(role)) return fire_stepwise(role, chunk);
   }
   std::int32_t own = -1;
+  const Receive* taken = nullptr;
   sources_.clear();
   for (std::int64_t i = 0; i <= role.receives; ++i) {
     if (i == role.turn && role.source != kNowhere) {
@@ -181,19 +221,84 @@ int blink_op::fire(const Role& role, std::int64_t index) {
     }
     if (i == role.receives) break;
     const Receive& receive = receives_[static_cast<std::size_t>(role.first_receive + i)];
-    if (is_pushed(receive)) continue;
+    if (is_pushed(receive, index)) continue;
+    if (reads_private(receive, index)) {
+      taken = &receive;
+      continue;
+    }
     sources_.push_back(message(receive, chunk));
     if (sources_.back() == nullptr) return not_lent(role, static_cast<int>(receive.rank), index);
   }
   if (const int code = collect_targets(role, chunk)) return code;
-  if (!sources_.empty() && !targets_.empty()) combine(role, chunk, own);
+  if (const int code = move(role, chunk, own, taken)) return code;
   settle(role, chunk, 0);
   return BLINK_OK;
+}
+
+// From all sources, or from `taken` in its sender's own memory, to all targets.
+int blink_op::move(const Role& role, const Chunk& chunk, std::int32_t own, const Receive* taken) {
+  int code = BLINK_OK;
+  if (writes_others_ && (code = comm_.start_writing()) != BLINK_OK) return code;
+  if (taken != nullptr) {
+    code = take(role, *taken, chunk);
+  } else if (!sources_.empty() && !targets_.empty()) {
+    combine(role, chunk, own);
+  }
+  for (const Gift& gift : gifts_) {
+    if (code != BLINK_OK || sources_.empty()) break;
+    code = comm_.write_private(gift.peer, gift.into, sources_[0], chunk.bytes,
+                               site(BLINK_WAITS_READER, role, gift.peer, chunk.index));
+  }
+  if (writes_others_) comm_.stop_writing();
+  return code;
+}
+
+int blink_op::take(const Role& role, const Receive& receive, const Chunk& chunk) {
+  if (targets_.empty()) return BLINK_OK;
+  auto* target = static_cast<unsigned char*>(targets_[0]);
+  if (!past_caches_) {
+    if (const int code = read_private(role, receive, chunk, 0, target, chunk.bytes)) return code;
+  } else {
+    // The system's copy goes through the caches, so a piece of it is taken first to where it stays in them.
+    scratch_.resize(std::max(scratch_.size(), kPieceBytes));
+    for (std::size_t from = 0; from < chunk.bytes; from += kPieceBytes) {
+      const std::size_t bytes = std::min(kPieceBytes, chunk.bytes - from);
+      if (const int code = read_private(role, receive, chunk, from, scratch_.data(), bytes)) return code;
+      copy_result(target + from, scratch_.data(), bytes);
+    }
+  }
+  for (std::size_t i = 1; i < targets_.size(); ++i) blink::copy_bytes(targets_[i], target, chunk.bytes);
+  return BLINK_OK;
+}
+
+// `bytes` of a message from `from` on, out of its sender's own memory.
+int blink_op::read_private(const Role& role, const Receive& receive, const Chunk& chunk, std::size_t from, void* into,
+                           std::size_t bytes) {
+  const int peer = static_cast<int>(receive.rank);
+  const std::uint64_t at = blink_comm::private_address(
+      lent(receive), receive.direct_offset + static_cast<std::int64_t>(chunk.bytes_before + from), bytes);
+  if (at == 0) return not_lent(role, peer, chunk.index);
+  return comm_.read_private(peer, into, at, bytes, site(BLINK_WAITS_MESSAGE, role, peer, chunk.index));
+}
+
+// A copy to wherever it has to be. Large results would only push other things out of the caches, unless they overwrite
+// what this call has read.
+void blink_op::copy_result(void* target, const void* source, std::size_t bytes) const {
+  const auto* at = static_cast<const unsigned char*>(target);
+  const bool was_read = input_ != nullptr && at < input_ + input_bytes_ && at + bytes > input_;
+  const bool result = output_ != nullptr && at >= output_ && at < output_ + output_bytes_;
+  if (past_caches_ && result && !was_read) {
+    blink::copy_past_caches(target, source, bytes);
+  } else {
+    blink::copy_bytes(target, source, bytes);
+  }
 }
 
 // Everywhere the value of a firing has to be written. A value that lies there already is not copied onto itself.
 int blink_op::collect_targets(const Role& role, const Chunk& chunk) {
   targets_.clear();
+  gifts_.clear();
+  writes_others_ = false;
   if (role.target != kNowhere) {
     void* place = output_ + role.target + chunk.bytes_before;
     if (sources_.size() != 1 || sources_[0] != place || role.divisor > 1 || scaled_) targets_.push_back(place);
@@ -204,11 +309,8 @@ int blink_op::collect_targets(const Role& role, const Chunk& chunk) {
     bool staged = false;
     for (std::int64_t j = 0; j < ring.readers; ++j) {
       const Reader& reader = readers_[static_cast<std::size_t>(ring.first_reader + j)];
-      if (pushes(reader)) {
-        const int peer = static_cast<int>(reader.rank);
-        targets_.push_back(comm_.borrowed(peer, comm_.entry(peer).output,
-                                          reader.push_offset + static_cast<std::int64_t>(chunk.bytes_before), chunk.bytes));
-        if (targets_.back() == nullptr) return not_lent(role, peer, chunk.index);
+      if (pushes(ring, reader, chunk.index)) {
+        if (!collect_pushed(reader, chunk)) return not_lent(role, static_cast<int>(reader.rank), chunk.index);
       } else {
         staged = true;
       }
@@ -221,6 +323,20 @@ int blink_op::collect_targets(const Role& role, const Chunk& chunk) {
   return BLINK_OK;
 }
 
+// Where a message has to be written in its reader's output; false if that is outside.
+bool blink_op::collect_pushed(const Reader& reader, const Chunk& chunk) {
+  const int peer = static_cast<int>(reader.rank);
+  const blink::Lent& theirs = comm_.entry(peer).output;
+  const std::int64_t at = reader.push_offset + static_cast<std::int64_t>(chunk.bytes_before);
+  writes_others_ = true;
+  if (blink::is_private(place_of_output(reader))) {
+    gifts_.push_back({peer, blink_comm::private_address(theirs, at, chunk.bytes)});
+    return gifts_.back().into != 0;
+  }
+  targets_.push_back(comm_.borrowed(peer, theirs, at, chunk.bytes));
+  return targets_.back() != nullptr;
+}
+
 int blink_op::not_lent(const Role& role, int peer, std::int64_t chunk) {
   return comm_.fail(BLINK_INVALID, site(BLINK_WAITS_NOT, role, peer, chunk), peer,
                     "a message lies outside the buffer that the peer lends, or its shared memory is not mapped here");
@@ -229,7 +345,7 @@ int blink_op::not_lent(const Role& role, int peer, std::int64_t chunk) {
 void blink_op::combine(const Role& role, const Chunk& chunk, std::int32_t own) {
   const bool scaled = scaled_ && own >= 0;
   if (sources_.size() == 1 && role.divisor <= 1 && !scaled) {
-    for (void* target : targets_) blink::copy_bytes(target, sources_[0], chunk.bytes);
+    for (void* target : targets_) copy_result(target, sources_[0], chunk.bytes);
     return;
   }
   blink::Finish finish;
@@ -271,7 +387,9 @@ void blink_op::accept(const Receive& r, const Chunk& chunk) {
   blink::Counters& stats = comm_.stats();
   ++stats.messages;
   stats.message_bytes += chunk.bytes;
-  (is_pushed(r) ? stats.pushed_bytes : reads_direct(r) ? stats.direct_bytes : stats.staged_bytes) += chunk.bytes;
+  const bool pushed = is_pushed(r, chunk.index), direct = !pushed && reads_direct(r, chunk.index);
+  (pushed ? stats.pushed_bytes : direct ? stats.direct_bytes : stats.staged_bytes) += chunk.bytes;
+  if (pushed ? blink::is_private(my_output_) : direct && reads_private(r, chunk.index)) stats.crossed_bytes += chunk.bytes;
   const std::uint64_t count = ++received_[static_cast<std::size_t>(r.queue)];
   comm_.segment().line(comm_.bank(), static_cast<int>(r.rank), r.ack_line).value.store(stamp(count), std::memory_order_release);
 }
@@ -305,7 +423,10 @@ int blink_op::fire_stepwise(const Role& role, const Chunk& chunk) {
     if (const int code = comm_.wait([&] { return available(receive); }, site(BLINK_WAITS_MESSAGE, role, peer, chunk.index))) {
       return code;
     }
-    if (!is_pushed(receive)) {
+    if (reads_private(receive, chunk.index)) {  // a lone operand, as the tables' checks have it
+      if (const int code = read_private(role, receive, chunk, 0, value, chunk.bytes)) return code;
+      empty = false;
+    } else if (!is_pushed(receive, chunk.index)) {
       const void* from = message(receive, chunk);
       if (from == nullptr) return not_lent(role, peer, chunk.index);
       add(from, false);
@@ -316,12 +437,16 @@ int blink_op::fire_stepwise(const Role& role, const Chunk& chunk) {
   if (const int code = comm_.wait([&] { return has_slots(role); }, site(BLINK_WAITS_SLOT, role, holder_of_slots(role), chunk.index))) return code;
   sources_.clear();
   if (const int code = collect_targets(role, chunk)) return code;
+  if (writes_others_) {
+    if (const int code = comm_.start_writing()) return code;
+  }
   if (alone && !empty) {
     for (void* target : targets_) blink::copy_bytes(target, value, chunk.bytes);
   } else if (!empty && !targets_.empty()) {
     kernel_->stepwise.store(targets_.data(), static_cast<int>(targets_.size()), value, chunk.elements,
                             static_cast<std::uint32_t>(role.divisor));
   }
+  if (writes_others_) comm_.stop_writing();
   settle(role, chunk, role.receives);
   return BLINK_OK;
 }
@@ -333,7 +458,7 @@ int blink_op::drain() {
     if (ring.drain == 0 || sent_[number] == 0 || !exports(ring)) continue;
     for (std::int64_t j = 0; j < ring.readers; ++j) {
       const Reader& reader = readers_[static_cast<std::size_t>(ring.first_reader + j)];
-      if (pushes(reader)) continue;
+      if (pushes(ring, reader, 0)) continue;
       const blink::Line& ack = comm_.segment().line(comm_.bank(), comm_.rank(), reader.ack_line);
       const std::uint64_t wanted = stamp(sent_[number]);
       const int code = comm_.wait([&] { return ack.value.load(std::memory_order_acquire) >= wanted; },

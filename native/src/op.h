@@ -38,6 +38,8 @@ struct Receive {
   std::int64_t pushed;         // 1: the sender writes into this rank's output, if it is in this rank's heap
   std::int64_t queue;          // counts messages
   std::int64_t lodged;         // 0: the ring lies in its sender's area; else in that of rank lodged − 1
+  std::int64_t copied;         // as in Ring
+  std::int64_t halved;
 };
 
 struct Ring {
@@ -48,6 +50,8 @@ struct Ring {
   // As in Receive. A reply is written over the message that it answers, in the area of whoever sent that: on lines that
   // are at hand, so that they cross between caches three times instead of four.
   std::int64_t lodged;
+  std::int64_t copied;         // 1: all its readers only copy, which they can also do from the sender's own memory
+  std::int64_t halved;         // 1: where both buffers allow it its one reader takes the even chunks, and is given the odd ones
 };
 
 struct Reader {
@@ -73,6 +77,7 @@ struct blink_op {
  private:
   explicit blink_op(blink_comm& comm) : comm_(comm) {}
   bool fill(const blink_tables& tables);
+  std::int64_t lend(const void* buffer, std::int64_t bytes, bool privately) const;
   bool sensible() const;
   bool sensible(const blink::Role& role) const;
   bool sensible(const blink::Receive& receive) const;
@@ -87,6 +92,7 @@ struct blink_op {
   bool is_ring(std::int64_t at, std::int64_t stride, std::int64_t slots) const;
   bool has_room(const blink::Role& role) const;
   bool countable() const;
+  bool copies_well(const blink::Role& role) const;
 
   struct Chunk {
     std::int64_t index;
@@ -105,6 +111,11 @@ struct blink_op {
   // Who has not yet read the message that lies where the next one goes; -1: there is room.
   int holder_of_slot(const blink::Ring& ring, std::uint64_t sent) const;
   int collect_targets(const blink::Role& role, const Chunk& chunk);
+  int move(const blink::Role& role, const Chunk& chunk, std::int32_t own, const blink::Receive* taken);
+  int take(const blink::Role& role, const blink::Receive& receive, const Chunk& chunk);
+  int read_private(const blink::Role& role, const blink::Receive& receive, const Chunk& chunk, std::size_t from,
+                   void* into, std::size_t bytes);
+  void copy_result(void* target, const void* source, std::size_t bytes) const;
   int not_lent(const blink::Role& role, int peer, std::int64_t chunk);
   void combine(const blink::Role& role, const Chunk& chunk, std::int32_t own);
   void settle(const blink::Role& role, const Chunk& chunk, std::int64_t done);
@@ -112,9 +123,14 @@ struct blink_op {
   const void* message(const blink::Receive& receive, const Chunk& chunk) const;
   void accept(const blink::Receive& receive, const Chunk& chunk);
   unsigned char* area_of(std::int64_t lodged, int sender) const;
-  bool reads_direct(const blink::Receive& receive) const;
-  bool is_pushed(const blink::Receive& receive) const;
-  bool pushes(const blink::Reader& reader) const;
+  bool collect_pushed(const blink::Reader& reader, const Chunk& chunk);
+  std::int64_t place_of_output(const blink::Reader& reader) const;
+  const blink::Lent& lent(const blink::Receive& receive) const;
+  bool halves(const blink::Receive& receive) const;
+  bool reads_direct(const blink::Receive& receive, std::int64_t chunk) const;
+  bool reads_private(const blink::Receive& receive, std::int64_t chunk) const;
+  bool is_pushed(const blink::Receive& receive, std::int64_t chunk) const;
+  bool pushes(const blink::Ring& ring, const blink::Reader& reader, std::int64_t chunk) const;
   bool exports(const blink::Ring& ring) const;
   blink::Site site(std::int32_t waits, const blink::Role& role, int peer, std::int64_t chunk) const;
 
@@ -139,6 +155,7 @@ struct blink_op {
   std::int64_t chunk_elements_ = 0;
   std::int64_t shift_bytes_ = 0, shifts_ = 1;
   bool inline_messages_ = false, direct_in_place_ = false, push_in_place_ = false;
+  bool lends_input_ = false, lends_output_ = false;  // also where it is private memory
   std::int64_t input_bytes_ = 0, output_bytes_ = 0;
   std::int64_t first_tick_ = 0, last_tick_ = 0;
   std::vector<blink::Role> roles_;
@@ -153,9 +170,16 @@ struct blink_op {
   std::int64_t my_input_ = 0, my_output_ = 0;
   bool scaled_ = false;
   double scale_ = 1.0;
+  bool past_caches_ = false;  // copies of results
   std::vector<std::uint64_t> received_;  // per queue
   std::vector<std::uint64_t> sent_;      // per ring
   std::vector<const void*> sources_;
   std::vector<void*> targets_;
+  bool writes_others_ = false;  // some of the targets, or gifts, are in buffers of others
+  struct Gift {
+    int peer;
+    std::uint64_t into;  // in the peer's own memory
+  };
+  std::vector<Gift> gifts_;
   std::vector<unsigned char> scratch_;
 };

@@ -49,10 +49,17 @@ struct alignas(kLineBytes) Block {
 };
 static_assert(sizeof(Block) == kBlockBytes, "blocks lie one after another");
 
-// A buffer of a rank: where in its heap, or kNowhere: not for others to touch.
+// A buffer of a rank: where in its heap; or kNowhere: not for others to touch; or below that, its address counted down
+// from there (kNowhere − address): in the rank's own memory, for cross-memory copies.
 struct Lent {
   std::atomic<std::int64_t> at, bytes;
 };
+
+inline std::int64_t private_place(const void* memory) {
+  return kNowhere - static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(memory));
+}
+inline bool is_private(std::int64_t place) { return place < kNowhere; }
+inline bool is_shared(std::int64_t place) { return place > kNowhere; }
 
 // What a rank tells the others about a call, when it begins it. Written before `sequence`.
 struct alignas(kLineBytes) Entry {
@@ -84,6 +91,10 @@ struct alignas(kLineBytes) Life {
   std::atomic<std::int64_t> pid;
   std::atomic<std::uint32_t> joined, left;
   std::atomic<std::uint64_t> finished;
+  // 1 while the rank writes into buffers of others. Whoever's call has failed waits for that to end before it gives its
+  // buffers back to its caller.
+  std::atomic<std::uint32_t> writing;
+  std::atomic<std::uint64_t> secret_at;  // the address of what only this process can show; see can_cross()
 };
 
 struct alignas(kLineBytes) RankBlock {

@@ -160,6 +160,8 @@ struct Binding {
   std::int64_t slots = 1;
   bool small = false;       // messages with their flags inside
   bool replies = false;     // answers are written over what they answer
+  bool halves = false;      // a leaf that is a sender's only reader takes half and is given half
+  bool crosses = false;     // what is only copied may go between private buffers
   std::uint64_t signature = 1;
 };
 
@@ -233,6 +235,7 @@ class Layout {
     t.inline_messages = binding_.small;
     t.direct_in_place = direct_in_place(rank);
     t.push_in_place = push_in_place(rank);
+    t.cross_memory = binding_.crosses;
     t.input_bytes = plan_.input * binding_.item;
     t.output_bytes = plan_.output * binding_.item;
     t.queue_count = static_cast<std::int64_t>(made.receives.size());
@@ -286,11 +289,28 @@ class Layout {
     return node(n).keeps ? blink::kDirectOutput : blink::kDirectNo;
   }
 
-  // A combined value for one who only keeps it.
-  bool pushed(int sender, int reader) const {
+  bool is_leaf(int reader) const {
     const Node& leaf = node(reader);
-    return !binding_.small && node(sender).contributes && !node(sender).from.empty() && leaf.keeps &&
-           !leaf.contributes && leaf.from.size() == 1 && place(reader).readers.empty();
+    return leaf.keeps && !leaf.contributes && leaf.from.size() == 1 && place(reader).readers.empty();
+  }
+
+  // A combined value for one who only keeps it, or half of an input.
+  bool pushed(int sender, int reader) const {
+    return is_leaf(reader) &&
+           ((!binding_.small && node(sender).contributes && !node(sender).from.empty()) || halved(sender));
+  }
+
+  bool halved(int n) const {
+    return binding_.halves && direct(n) == blink::kDirectInput && place(n).readers.size() == 1 &&
+           is_leaf(place(n).readers[0]);
+  }
+
+  // Whether all readers only copy what lies in a buffer.
+  bool copied(int n) const {
+    const auto& readers = place(n).readers;
+    return direct(n) != blink::kDirectNo && std::all_of(readers.begin(), readers.end(), [&](int reader) {
+      return node(reader).from.size() == 1 && !node(reader).contributes;
+    });
   }
 
   template <class Test>
@@ -369,6 +389,8 @@ class Layout {
     ring.readers = size(place(n).readers);
     ring.direct = direct(n);
     ring.lodged = lodged(n);
+    ring.copied = copied(n);
+    ring.halved = halved(n);
     ring.drain = ring.direct != blink::kDirectNo && drains(n);
     made.rings.push_back(ring);
     std::int64_t ack_line = ring.line;
@@ -389,6 +411,8 @@ class Layout {
     made.stride = from.stride;
     made.slots = from.slots;
     made.lodged = lodged(sender);
+    made.copied = copied(sender);
+    made.halved = halved(sender);
     made.direct = direct(sender);
     made.direct_offset =
         (made.direct == blink::kDirectInput ? slice(sender).source : slice(sender).target) * binding_.item;

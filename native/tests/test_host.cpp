@@ -17,6 +17,9 @@ namespace {
 
 using namespace blink_test;
 
+// Whether the system lets ranks copy from and to each other's memory.
+const bool crossing = may_cross();
+
 // The same on all ranks.
 struct Setting {
   Kind kind;
@@ -38,6 +41,8 @@ Setting random_setting(std::mt19937& random, int index) {
   s.binding.chunk = s.binding.small ? std::max<std::int64_t>(1, s.count) : 1 + draw(draw(2) == 0 ? 20 : 500);
   s.binding.slots = 1 + draw(3);
   s.binding.replies = draw(2) == 0;
+  s.binding.halves = draw(2) == 0;
+  s.binding.crosses = draw(2) == 0 && crossing;
   s.scaled = reduces(s.kind) && draw(4) == 0;
   return s;
 }
@@ -137,10 +142,11 @@ class Prepared {
   bool wrong(int call, const char* where, std::int64_t index) const {
     const Binding& chosen = setting_.binding;
     return expect(false,
-                  "rank %d of %d, call %d, collective %d, %ld × %ld, chunk %ld, slots %ld%s%s%s%s: %s element %ld",
+                  "rank %d of %d, call %d, collective %d, %ld × %ld, chunk %ld, slots %ld%s%s%s%s%s%s: %s element %ld",
                   rank_, ranks_, call, static_cast<int>(setting_.kind), static_cast<long>(setting_.count),
                   static_cast<long>(chosen.item), static_cast<long>(chosen.chunk), static_cast<long>(chosen.slots),
-                  chosen.small ? ", small" : "", chosen.replies ? ", replies" : "", in_place_ ? ", in place" : "",
+                  chosen.small ? ", small" : "", chosen.replies ? ", replies" : "",
+                  chosen.halves ? ", halves" : "", chosen.crosses ? ", crosses" : "", in_place_ ? ", in place" : "",
                   setting_.scaled ? ", scaled" : "", where, static_cast<long>(index));
   }
 
@@ -155,7 +161,7 @@ class Prepared {
 };
 
 // Bytes that threads got each way: that none of them went untested.
-std::atomic<std::uint64_t> ways[4];
+std::atomic<std::uint64_t> ways[5];
 
 void come_late(std::mt19937& random) {
   switch (random() % 8) {
@@ -189,6 +195,7 @@ void many_calls(const Room& room, blink_comm* comm, int rank, unsigned seed, int
   ways[1] += stats.staged_bytes;
   ways[2] += stats.direct_bytes;
   ways[3] += stats.pushed_bytes;
+  ways[4] += stats.crossed_bytes;
 }
 
 blink_shape shape_for(int ranks) { return {ranks, 96, 128 << 10, 40 * 4160, 4096}; }
@@ -207,6 +214,6 @@ int main() {
                    [&](blink_comm* comm, int rank) { many_calls(processes, comm, rank, second, 300 * kEffort); });
     }
   }
-  for (int way = 0; way < 4; ++way) expect(ways[way] > 0, "no message went way %d", way);
+  for (int way = 0; way < (crossing ? 5 : 4); ++way) expect(ways[way] > 0, "no message went way %d", way);
   return verdict();
 }

@@ -46,7 +46,7 @@ void damage_one(std::vector<Row>& rows, std::mt19937_64& random) {
 
 // The numbers beside the rows. Sizes of buffers only shrink: larger ones would be a lie about the caller's memory.
 void damage_numbers(blink_tables& t, std::mt19937_64& random) {
-  switch (random() % 11) {
+  switch (random() % 12) {
     case 0: t.chunk_elements = odd_value(random, t.chunk_elements); break;
     case 1: t.inline_messages ^= 1; break;
     case 2: t.direct_in_place ^= 1; break;
@@ -56,7 +56,8 @@ void damage_numbers(blink_tables& t, std::mt19937_64& random) {
     case 6: t.queue_count = odd_value(random, t.queue_count) % (1 << 20); break;
     case 7: t.shift_bytes = odd_value(random, t.shift_bytes); break;
     case 8: t.shifts = odd_value(random, t.shifts); break;
-    case 9: t.dtype = static_cast<std::uint32_t>(random() % 18); break;
+    case 9: t.cross_memory ^= 1; break;
+    case 10: t.dtype = static_cast<std::uint32_t>(random() % 18); break;
     default: t.op = static_cast<std::uint32_t>(random() % 9); break;
   }
 }
@@ -82,6 +83,8 @@ Binding random_binding(std::mt19937_64& random) {
   binding.slots = 1 + static_cast<std::int64_t>(random() % 3);
   binding.small = random() % 3 == 0;
   binding.replies = random() % 2 == 0;
+  binding.halves = random() % 2 == 0;
+  binding.crosses = random() % 2 == 0;
   if (binding.small) binding.chunk = 200;
   return binding;
 }

@@ -298,6 +298,22 @@ void test_missing(const Level& level) {
   expect(level.find(DType::kBool, static_cast<Op>(7)) == nullptr, "there is no operation 7 on bool");
 }
 
+// Whole lines and what is before and after them, at every place in a line.
+void test_copy_past_caches() {
+  std::vector<unsigned char> from(512), to(512);
+  for (std::size_t i = 0; i < from.size(); ++i) from[i] = static_cast<unsigned char>(i * 7 + 1);
+  for (std::size_t at = 0; at < 65; ++at) {
+    for (const std::size_t bytes : {0u, 1u, 63u, 64u, 65u, 127u, 128u, 191u, 200u, 321u}) {
+      std::fill(to.begin(), to.end(), kGuardByte);
+      blink::copy_past_caches(&to[at], &from[at % 7], bytes);
+      const bool copied = bytes == 0 || std::memcmp(&to[at], &from[at % 7], bytes) == 0;
+      const auto around = std::count(to.begin(), to.begin() + static_cast<std::ptrdiff_t>(at), kGuardByte) +
+                          std::count(to.begin() + static_cast<std::ptrdiff_t>(at + bytes), to.end(), kGuardByte);
+      expect(copied && around == static_cast<std::ptrdiff_t>(to.size() - bytes), "%zu bytes to place %zu", bytes, at);
+    }
+  }
+}
+
 void test_entry_point() {
   const std::int32_t a[] = {1, 2, 3};
   const std::int32_t b[] = {10, 20, 30};
@@ -326,6 +342,7 @@ int main() {
     }
   }
   test_copy();
+  test_copy_past_caches();
   test_entry_point();
   for (const Level& level : levels) std::printf("%s ", level.name);
   std::printf("checked, %s chosen: ", blink::isa_name());

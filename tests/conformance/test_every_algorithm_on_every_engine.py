@@ -51,6 +51,7 @@ def run_small(program: Program, inputs: Sequence[Array | None], **arguments: Any
 RUNS: dict[str, Run] = {name: engine.run for name, engine in ENGINES.items() if engine.missing is None}
 if "host" in RUNS:
     RUNS["host, shared tensors"] = partial(host.run, shared=True)
+    RUNS["host, cross memory"] = partial(host.run, cross_memory=True)
     RUNS["host, small messages"] = run_small
 
 

@@ -1,6 +1,6 @@
 """The host engine on random Programs: the oracle's data, the reference engine's bits, and counters that add up.
 
-Private and shared buffers, in and out of place, large and small messages; programs that lowering would never make,
+Every way that messages may go, in and out of place, large and small messages; programs that lowering would never make,
 and ones that are moved about until they are barely live.
 """
 
@@ -39,7 +39,9 @@ pytestmark = pytest.mark.skipif(ENGINES["host"].missing is not None, reason=str(
 SEEDS = st.integers(0, 2**32)
 MANY = settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 SOME = settings(MANY, max_examples=60)
-SHARED = pytest.mark.parametrize("shared", [False, True])
+#: How messages may go: through rings, where shared tensors lie, by the system between private ones.
+WAYS: list[dict[str, bool]] = [{}, {"shared": True}, {"cross_memory": True}]
+EVERY_WAY = pytest.mark.parametrize("way", WAYS, ids=["rings", "shared", "cross memory"])
 FLOATS = [name for name, row in DTYPES.items() if row.kind == "float"]
 
 
@@ -47,34 +49,34 @@ def draw_size(random: Random) -> dict[str, Any]:
     return {"count": random.choice([0, 1, 7, 250, 331]), "chunk_bytes": random.choice([4, 16, 32, 100, 4096])}
 
 
-def differences(program: Program, random: Random, shared: bool) -> list[str]:
+def differences(program: Program, random: Random, way: dict[str, bool]) -> list[str]:
     """For each place, what is wrong; nothing where all is right."""
     found = []
     for in_place in places(program):
         size = draw_size(random)
-        run = partial(host.run, shared=shared)
+        run = partial(host.run, **way)
         wrong = difference(run, program, **size, dtype="float32", op="avg", in_place=in_place, deadline_s=20)
         found += [f"{size}, in place {in_place}: {wrong}"] if wrong else []
     return found
 
 
-@SHARED
+@EVERY_WAY
 @MANY
 @given(seed=SEEDS)
-def test_random_programs_equal_the_oracle(shared: bool, seed: int) -> None:
+def test_random_programs_equal_the_oracle(way: dict[str, bool], seed: int) -> None:
     random = Random(seed)
-    assert differences(random_program(random)[0], random, shared) == []
+    assert differences(random_program(random)[0], random, way) == []
 
 
-@SHARED
+@EVERY_WAY
 @MANY
 @given(seed=SEEDS)
-def test_programs_with_just_enough_slots_get_through(shared: bool, seed: int) -> None:
+def test_programs_with_just_enough_slots_get_through(way: dict[str, bool], seed: int) -> None:
     random = Random(seed)
     program, topology = random_program(random)
     program = perturbed(random, program)
     if violations(program, topology) == []:
-        assert differences(program, random, shared) == []
+        assert differences(program, random, way) == []
 
 
 def two_messages_in_one_queue() -> Program:
@@ -82,14 +84,14 @@ def two_messages_in_one_queue() -> Program:
     return random_program(Random(8218))[0]
 
 
-@SHARED
-def test_senders_of_one_input_into_one_queue_stay_two(shared: bool) -> None:
+@EVERY_WAY
+def test_senders_of_one_input_into_one_queue_stay_two(way: dict[str, bool]) -> None:
     program = two_messages_in_one_queue()
     pairs = [(one, two) for body in program.body.values() for one, two in itertools.pairwise(body)]
     assert any(
         one.sends == two.sends and one.slice == two.slice and not (one.receives or two.receives) for one, two in pairs
     ), "this seed no longer makes such a program"
-    assert differences(program, Random(0), shared) == []
+    assert differences(program, Random(0), way) == []
 
 
 def small(program: Program) -> Program:
@@ -97,17 +99,17 @@ def small(program: Program) -> Program:
     return replace(program, channels=tuple(replace(channel, protocol=INLINE) for channel in program.channels))
 
 
-@SHARED
+@EVERY_WAY
 @MANY
 @given(seed=SEEDS)
-def test_small_messages_equal_the_oracle(shared: bool, seed: int) -> None:
+def test_small_messages_equal_the_oracle(way: dict[str, bool], seed: int) -> None:
     random = Random(seed)
     program = small(random_program(random)[0])
     if all(ring.exclusive for ring in HostPlan(program).rings):
-        assert differences(program, random, shared) == []
+        assert differences(program, random, way) == []
     else:
         with pytest.raises(UnsupportedError, match="several roles share"):
-            differences(program, random, shared)
+            differences(program, random, way)
 
 
 def with_nans(inputs: list[np.ndarray | None], random: Random) -> list[np.ndarray | None]:
@@ -131,10 +133,9 @@ def test_the_bits_are_the_reference_engines(dtype: str, seed: int) -> None:
     scales = wild_scales(random, program, op)
     arguments = {"count": count, "dtype": dtype, "op": op, "scales": scales, "chunk_bytes": 32}
     wanted = reference.run(program, inputs, **arguments)
-    for shared in (False, True):
-        for in_place in (False, True):
-            got = host.run(program, inputs, **arguments, in_place=in_place, shared=shared, deadline_s=20)
-            assert unlike(got, wanted) == 0, (op, shared, in_place)
+    for way, in_place in itertools.product(WAYS, (False, True)):
+        got = host.run(program, inputs, **arguments, in_place=in_place, **way, deadline_s=20)
+        assert unlike(got, wanted) == 0, (op, way, in_place)
 
 
 def prepared(random: Random, ranks: int, seed: int) -> tuple[HostPlan, Bound, RankBuffers, list[Array | None]]:
@@ -179,16 +180,16 @@ def total(program: Program, bound: Bound, each: Callable[[int], int]) -> int:
     return sum(each(role.slice) for role in program.roles for _ in role.receives)
 
 
-@SHARED
+@EVERY_WAY
 @SOME
 @given(seed=SEEDS)
-def test_counters_say_what_the_program_sends(shared: bool, seed: int) -> None:
+def test_counters_say_what_the_program_sends(way: dict[str, bool], seed: int) -> None:
     random = Random(seed)
     program, _ = random_program(random)
     size = draw_size(random)
     stats: list[dict[str, int]] = []
     inputs = make_inputs(program.collective, size["count"], "int32")
-    host.run(program, inputs, **size, dtype="int32", shared=shared, stats=stats, deadline_s=20)
+    host.run(program, inputs, **size, dtype="int32", **way, stats=stats, deadline_s=20)
     bound = bound_of(program, **size)
     sums = {name: sum(rank[name] for rank in stats) for name in stats[0]}
     assert [rank["calls"] for rank in stats] == [1] * len(program.ranks)
@@ -196,5 +197,7 @@ def test_counters_say_what_the_program_sends(shared: bool, seed: int) -> None:
     assert sums["message_bytes"] == total(program, bound, lambda part: bound.extents[part].length * 4)
     assert sums["message_bytes"] == sum(sums[f"{way}_bytes"] for way in ("inline", "staged", "direct", "pushed"))
     assert sums["inline_bytes"] == 0
-    if not shared:
+    if not way:
         assert sums["direct_bytes"] == sums["pushed_bytes"] == 0
+    wanted = sums["direct_bytes"] + sums["pushed_bytes"] if "cross_memory" in way else 0
+    assert sums["crossed_bytes"] == wanted

@@ -182,6 +182,10 @@ class Endpoint:
         if self._comm is not None:
             self._library.blink_abort(self._comm, why.encode()[:250])
 
+    def can_cross(self) -> bool:
+        """Whether this rank may copy from every other rank's own memory; to be asked when all have joined."""
+        return bool(self._library.blink_can_cross(self.handle))
+
     def stats(self) -> dict[str, int]:
         """What this rank has done so far: see ``blink_stats`` in blink_host.h."""
         stats = native.Stats()
@@ -289,6 +293,8 @@ class NativeOp:
         The Program, laid out, and for one size: what ``plan.bind`` returned.
     dtype, chosen
         Rows of :mod:`blinkccl.collectives.ops`.
+    cross_memory
+        Let the system copy between private buffers what is only copied. All ranks must be able to, and say the same.
 
     Raises
     ------
@@ -296,7 +302,15 @@ class NativeOp:
         If the type has no such operation.
     """
 
-    def __init__(self, endpoint: Endpoint, plan: HostPlan, bound: Bound, dtype: DType, chosen: Operation) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        plan: HostPlan,
+        bound: Bound,
+        dtype: DType,
+        chosen: Operation,
+        cross_memory: bool = False,
+    ) -> None:
         tables = plan.tables(bound, endpoint.rank, chosen.averages)
         collective = bound.program.collective
         root = collective.root if collective.root is not None else collective.src or 0
@@ -314,7 +328,7 @@ class NativeOp:
             rows[name], rows[f"{name[:-1]}_count"] = table.ctypes.data, len(table)
         shift_bytes, shifts = plan.shifts(bound)
         native_tables = native.Tables(
-            signature=_signature(plan, bound, self.call),
+            signature=_signature(plan, bound, self.call, cross_memory),
             what=self.call.number(),
             count=bound.count,
             dtype=DTYPE_CODES[dtype.name],
@@ -325,6 +339,7 @@ class NativeOp:
             inline_messages=int(plan.inline),
             direct_in_place=int(tables.direct_in_place),
             push_in_place=int(tables.push_in_place),
+            cross_memory=int(cross_memory),
             input_bytes=collective.input_blocks(endpoint.rank) * bound.count * bound.itemsize,
             output_bytes=collective.output_blocks(endpoint.rank) * bound.count * bound.itemsize,
             queue_count=tables.queues,
@@ -382,9 +397,9 @@ class NativeOp:
         self._destroy()
 
 
-def _signature(plan: HostPlan, bound: Bound, call: Call) -> int:
+def _signature(plan: HostPlan, bound: Bound, call: Call, cross_memory: bool) -> int:
     """Equal on all ranks that do the same, different otherwise; its low half goes into small messages."""
-    whole = f"{plan.digest} {call} {bound.itemsize} {bound.chunk_elements} {plan.area}"
+    whole = f"{plan.digest} {call} {bound.itemsize} {bound.chunk_elements} {plan.area} {cross_memory}"
     return int.from_bytes(hashlib.blake2b(whole.encode(), digest_size=8).digest(), "big")
 
 
@@ -400,6 +415,7 @@ def run(
     deadline_s: float = 60.0,
     scales: Sequence[float] | None = None,
     shared: bool = False,
+    cross_memory: bool = False,
     stats: list[dict[str, int]] | None = None,
 ) -> list[Array | None]:
     """Runs a collective once, all ranks in this process; see :class:`blinkccl.engines.registry.Run`.
@@ -410,6 +426,8 @@ def run(
     ----------
     shared
         Keep the buffers in the ranks' heaps, so that messages are read and written where they lie.
+    cross_memory
+        Let the system copy between private buffers what is only copied.
     stats
         Gets every rank's counters appended.
 
@@ -424,7 +442,7 @@ def run(
     with _memory(program.collective, count, row, in_place, inputs, shared) as (buffers, heap):
         with local_endpoints(len(program.ranks), plan.area, heap) as endpoints:
             bound = plan.bind(count, row.itemsize, chunk_bytes)
-            ops = [NativeOp(endpoint, plan, bound, row, chosen) for endpoint in endpoints]
+            ops = [NativeOp(endpoint, plan, bound, row, chosen, cross_memory) for endpoint in endpoints]
             try:
                 _go(ops, buffers, int(deadline_s * 1e6), factors)
                 if stats is not None:

@@ -13,6 +13,10 @@ decided here is only where its messages lie:
   instead of four. Two ranks' AllReduce gains a quarter.
 - **No second copy.** A combined value whose receiver only keeps it is written straight into the receiver's
   output, where that is in shared memory (*pushed*).
+- **One copy by the system.** What a receiver only copies it may also take from the sender's own memory, through the
+  kernel (*copied*), where a call allows it; the same proofs hold.
+- **Half each.** Where one rank gives and one takes, and both buffers can be reached, the taker takes every other chunk
+  and is given the rest, so that both work (*halved*).
 
 Direct and pushed messages must not meet the memory of another one in place; :class:`HostPlan` proves from the
 Program's data arcs that they do not, and otherwise forbids them in place.
@@ -130,7 +134,7 @@ class HostPlan:
         self._lodge_replies()
         self._check_lines()
         takers = {firing.role.rank for queue in self._receiver.values() for firing in queue}
-        # One gives and one takes: through a ring both work, the one a chunk ahead; directly, the taker would do it all.
+        # One gives and one takes: through a ring both work, the one a chunk ahead; directly, one would do it all.
         self._one_way = len({ring.rank for ring in self.rings}) == len(takers) == 1
         self._reach = self._reachable()
         self._safe: dict[int, tuple[bool, bool]] = {}
@@ -264,22 +268,42 @@ class HostPlan:
     def _direct(self, ring: _Ring) -> int:
         """Where in the sender's own buffers the ring's messages lie anyway."""
         role = ring.senders[0].role
-        if not ring.exclusive or self.inline or self._one_way:
+        if not ring.exclusive or self.inline or (self._one_way and not self._halved(ring)):
             return _DIRECT_NO
         if role.contributes and not role.receives:
             return _DIRECT_INPUT
         return _DIRECT_OUTPUT if role.keeps else _DIRECT_NO
 
     def _pushed(self, ring: _Ring, queue: int) -> bool:
-        """Whether the sender may write the message where its receiver keeps it: a combined value, for a leaf."""
-        if (
-            not ring.exclusive
-            or self.inline
-            or not (ring.senders[0].role.receives and ring.senders[0].role.contributes)
-        ):
+        """Whether the sender may write the message where its receiver keeps it: a combined value, or half of one way."""
+        if not ring.exclusive or self.inline or not self._is_leaf(queue):
             return False
+        sender = ring.senders[0].role
+        return bool(sender.receives and sender.contributes) or self._halved(ring)
+
+    def _is_leaf(self, queue: int) -> bool:
+        """Whether who receives from the queue only keeps it."""
         leaf = self._receiver[queue][0].role
         return leaf.keeps and not leaf.contributes and not leaf.sends and len(leaf.receives) == 1
+
+    def _copied(self, ring: _Ring) -> bool:
+        """Whether all readers only copy what lies in a buffer of the sender."""
+        readers = [firing.role for firing in self._readers(ring)]
+        return self._direct(ring) != _DIRECT_NO and all(
+            len(reader.receives) == 1 and not reader.contributes for reader in readers
+        )
+
+    def _halved(self, ring: _Ring) -> bool:
+        """Whether it is all that goes on: one rank's own input, for one that only keeps it."""
+        role = ring.senders[0].role
+        return (
+            self._one_way
+            and ring.exclusive
+            and len(ring.queues) == 1
+            and role.contributes
+            and not role.receives
+            and self._is_leaf(ring.queues[0])
+        )
 
     def _readers(self, ring: _Ring) -> list[_Firing]:
         return [self._receiver[queue][0] for queue in ring.queues]
@@ -440,14 +464,15 @@ class HostPlan:
                     direct,
                     int(direct != _DIRECT_NO and self._drains(ring)),
                     _lodged(ring),
+                    *self._ways(ring),
                 )
             )
             readers += [self._reader(bound, ring, queue, line) for queue, line in ring.readers]
         return RankTables(
             _table(roles, 14),
-            _table(receives, 11),
+            _table(receives, 13),
             _table(sends, 1),
-            _table(rings, 9),
+            _table(rings, 11),
             _table(readers, 3),
             len(queues),
             *self._in_place(rank),
@@ -479,7 +504,11 @@ class HostPlan:
             int(self._pushed(ring, queue)),
             queues.setdefault(queue, len(queues)),
             _lodged(ring),
+            *self._ways(ring),
         )
+
+    def _ways(self, ring: _Ring) -> tuple[int, int]:
+        return int(self._copied(ring)), int(self._direct(ring) != _DIRECT_NO and self._halved(ring))
 
     def _reader(self, bound: Bound, ring: _Ring, queue: int, line: int) -> tuple[int, ...]:
         receiver = self._receiver[queue][0].role

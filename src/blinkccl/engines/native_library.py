@@ -70,6 +70,7 @@ class Stats(c.Structure):
             "staged_bytes",
             "direct_bytes",
             "pushed_bytes",
+            "crossed_bytes",
             "stepwise",
             "yields",
             "sleeps",
@@ -95,6 +96,7 @@ class Tables(c.Structure):
                 "inline_messages",
                 "direct_in_place",
                 "push_in_place",
+                "cross_memory",
                 "input_bytes",
                 "output_bytes",
             )
@@ -133,6 +135,7 @@ _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "blink_set_heap": (c.c_int, [ptr, i32, ptr, c.c_int, u64]),
     "blink_set_python": (None, [ptr, ptr]),
     "blink_take_raised": (None, [ptr, ptr]),
+    "blink_can_cross": (c.c_int, [ptr]),
     "blink_get_stats": (None, [ptr, ptr]),
     "blink_last_error": (None, [ptr, ptr]),
     "blink_describe": (c.c_int, [ptr, u64, ptr, i32]),

@@ -41,6 +41,7 @@ from blinkccl.engines.host import (
 )
 from blinkccl.engines.host_plan import Area, HostPlan
 from blinkccl.errors import CommunicationError, PeerLostError, RendezvousTimeout, ScheduleError, UnsupportedError
+from blinkccl.runtime import cross_memory
 from blinkccl.runtime.card import Card, decode, encode, own_card, same_host
 from blinkccl.runtime.descriptors import Descriptors
 from blinkccl.runtime.handover import share
@@ -118,10 +119,12 @@ class HostGroup:
         self.timeout_s = default_timeout_s() if deadline_s is None else deadline_s
         self._timeout_us = microseconds(self.timeout_s)
         self._area = Area()
+        self._crosses = False
+        wanted = cross_memory.wish()
         with Lookout(store, f"{prefix}/failed", rank, known) as lookout:
-            self._make(time.monotonic() + self.timeout_s, lookout)
+            self._make(time.monotonic() + self.timeout_s, lookout, wanted)
 
-    def _make(self, deadline: float, lookout: Lookout) -> None:
+    def _make(self, deadline: float, lookout: Lookout, wanted: cross_memory.Wish) -> None:
         joined = _join(self.store, self.prefix, self.rank, self.size, self._area, deadline, lookout)
         self.cards, self._memory, self._descriptors, self._endpoint = (
             joined.cards,
@@ -138,6 +141,9 @@ class HostGroup:
         _groups.add(self)
         try:
             self.barrier()
+            if self.size > 1:
+                gather = host_plan(self.collective("allgather"), "one_hop", False, self._area)
+                self._crosses = cross_memory.pays(self, wanted, gather)
         except BaseException as error:
             self.close()
             if isinstance(error, PeerLostError):
@@ -257,21 +263,34 @@ class HostGroup:
         if self.size == 1:
             call: NativeOp | _Alone = _Alone(collective, count, dtype, op)
         else:
-            choice = choose(name, count * row.itemsize * collective.total_blocks(), self.size, self._cores)
+            nbytes = count * row.itemsize * collective.total_blocks()
+            choice = choose(name, nbytes, self.size, self._cores, self._crosses)
             plan = host_plan(collective, choice.algorithm, choice.inline, self._area)
-            call = NativeOp(self._endpoint, plan, plan.bind(count, row.itemsize, choice.chunk_bytes), row, chosen)
+            bound = plan.bind(count, row.itemsize, choice.chunk_bytes)
+            call = NativeOp(self._endpoint, plan, bound, row, chosen, choice.cross_memory)
         while len(self._calls) >= _KEPT_CALLS:
             self._calls.pop(next(iter(self._calls)), None)  # gone when the last that is under way has ended
         self._calls[key] = call
         return call
 
-    def prepare(self, plan: HostPlan, count: int, dtype: str, op: str, chunk_bytes: int) -> NativeOp:
-        """Any Program as a call of this group; run it with :meth:`run_prepared` on all ranks."""
+    def can_cross(self) -> bool:
+        """Whether this rank may copy from every other rank's own memory."""
+        self._check_open()
+        return self._endpoint.can_cross()
+
+    def prepare(
+        self, plan: HostPlan, count: int, dtype: str, op: str, chunk_bytes: int, cross_memory: bool = False
+    ) -> NativeOp:
+        """Any Program as a call of this group; run it with :meth:`run_prepared` on all ranks.
+
+        ``cross_memory`` is that of :class:`~blinkccl.engines.host.NativeOp`.
+        """
         self._check_open()
         if len(plan.program.ranks) != self.size:
             raise ScheduleError(f"the program is for {len(plan.program.ranks)} ranks, this group has {self.size}")
         row = element_type(dtype)
-        return NativeOp(self._endpoint, plan, plan.bind(count, row.itemsize, chunk_bytes), row, operation(op))
+        bound = plan.bind(count, row.itemsize, chunk_bytes)
+        return NativeOp(self._endpoint, plan, bound, row, operation(op), cross_memory)
 
     def run_prepared(self, call: NativeOp, send: int | None, recv: int | None, scale: float | None = None) -> None:
         """Runs what :meth:`prepare` returned."""

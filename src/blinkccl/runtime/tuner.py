@@ -7,19 +7,36 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from blinkccl.collectives.spec import COLLECTIVES
+
 KIB = 1024
+#: What is combined would be read twice: by the system, and out of its copy.
+REDUCING = frozenset(name for name, row in COLLECTIVES.items() if row.reduces)
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """An algorithm of the registry, whether messages carry their flags inside, and the size of a chunk."""
+    """What there is to choose.
+
+    Parameters
+    ----------
+    algorithm
+        Of the registry.
+    inline
+        Messages carry their flags inside.
+    chunk_bytes
+        Size of a chunk.
+    cross_memory
+        The system may copy between private buffers.
+    """
 
     algorithm: str
     inline: bool
     chunk_bytes: int
+    cross_memory: bool = False
 
 
-def choose(name: str, nbytes: int, world_size: int, cores: int) -> Choice:
+def choose(name: str, nbytes: int, world_size: int, cores: int, crosses: bool = False) -> Choice:
     """The choice for a collective.
 
     Parameters
@@ -32,10 +49,19 @@ def choose(name: str, nbytes: int, world_size: int, cores: int) -> Choice:
         Ranks, ≥ 2.
     cores
         Cores of the host, as the ranks have agreed.
+    crosses
+        Whether copies by the system pay, as they have agreed.
     """
     if name == "allreduce":
         return _allreduce(nbytes, world_size)
+    if crosses and nbytes >= 32 * KIB and name not in REDUCING:
+        return Choice("one_hop", False, _halves(nbytes), True)
     return Choice("one_hop", nbytes < 64 * KIB, 256 * KIB)
+
+
+def _halves(nbytes: int) -> int:
+    """Chunks for two ranks, of which each moves every other one where data goes one way only."""
+    return min(512 * KIB, -(-nbytes // 128) * 64)
 
 
 def _allreduce(nbytes: int, world_size: int) -> Choice:

@@ -55,9 +55,9 @@ def allreduce(n: int = 2) -> Program:
 
 
 @NEEDED
-@pytest.mark.parametrize("shared", [False, True])
-def test_no_value_is_held_back_for_another_queue(shared: bool) -> None:
-    run = partial(host.run, shared=shared)
+@pytest.mark.parametrize("way", [{}, {"shared": True}, {"cross_memory": True}])
+def test_no_value_is_held_back_for_another_queue(way: dict[str, bool]) -> None:
+    run = partial(host.run, **way)
     assert difference(run, one_message_held_back(), count=900, chunk_bytes=16, deadline_s=20) is None
 
 

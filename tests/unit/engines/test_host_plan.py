@@ -49,6 +49,8 @@ class ReceiveRow(NamedTuple):
     pushed: int
     queue: int
     lodged: int
+    copied: int
+    halved: int
 
 
 class RingRow(NamedTuple):
@@ -61,6 +63,8 @@ class RingRow(NamedTuple):
     direct: int
     drain: int
     lodged: int
+    copied: int
+    halved: int
 
 
 class ReaderRow(NamedTuple):
@@ -235,6 +239,31 @@ def test_sums_are_pushed_to_who_only_keeps_them() -> None:
             assert row.pushed == (role.source == NOWHERE)
     for rank in all_ranks(planned("one_hop", "broadcast")):
         assert not any(row.pushed for row in rank.receives), "nothing is combined here"
+
+
+def test_what_a_receiver_only_copies_may_come_from_private_memory() -> None:
+    copied = {
+        name: {row.copied for rank in all_ranks(planned("one_hop", name)) for row in rank.receives}
+        for name in ("allgather", "broadcast", "scatter", "reduce", "reduce_scatter", "allreduce")
+    }
+    # An AllReduce combines what goes up, and copies what comes back.
+    assert copied == {
+        "allgather": {1}, "broadcast": {1}, "scatter": {1}, "reduce": {0}, "reduce_scatter": {0}, "allreduce": {0, 1}
+    }  # fmt: skip
+    assert {row.copied for rank in all_ranks(small(planned("one_hop", "allgather"))) for row in rank.receives} == {0}
+
+
+@pytest.mark.parametrize(("name", "spec", "halved"), [
+    ("broadcast", "clique:2", 1), ("scatter", "clique:2", 1), ("gather", "clique:2", 1),
+    ("reduce", "clique:2", 0), ("allgather", "clique:2", 0), ("broadcast", "clique:3", 0),
+])  # fmt: skip
+def test_one_way_between_two_is_halved(name: str, spec: str, halved: int) -> None:
+    ranks = all_ranks(planned("one_hop", name, spec))
+    rows = [row for rank in ranks for row in (*rank.receives, *rank.rings)]
+    assert {row.halved for row in rows} == {halved}
+    if halved:
+        assert {row.direct for row in rows} == {1}
+        assert {row.pushed for rank in ranks for row in rank.receives} == {1}
 
 
 def test_only_readers_of_whom_nothing_more_comes_are_waited_for() -> None:

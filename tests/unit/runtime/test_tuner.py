@@ -26,7 +26,7 @@ def test_every_choice_can_be_bound(name: str, ranks: int) -> None:
     for nbytes in SIZES:
         for itemsize in (1, 8):
             count = nbytes // (blocks * itemsize)
-            choice = choose(name, count * itemsize * blocks, ranks, cores=2)
+            choice = choose(name, count * itemsize * blocks, ranks, 2, crosses=ranks == 2 and count % 2 == 0)
             plan = host_plan(wanted, choice.algorithm, choice.inline, Area())
             bound = plan.bind(count, itemsize, choice.chunk_bytes)
             assert bound.count == count
@@ -41,6 +41,13 @@ def test_ranks_choose_alike_and_a_size_has_one_choice() -> None:
         for nbytes in SIZES:
             assert choose(name, nbytes, 4, cores=2) == choose(name, nbytes, 4, cores=2)
             assert choose(name, nbytes, 4, 2).chunk_bytes % 64 == 0
+
+
+def test_the_system_copies_only_what_is_large_and_not_combined() -> None:
+    for name, row in COLLECTIVES.items():
+        assert not choose(name, 1 << 20, 2, 2).cross_memory
+        assert choose(name, 1 << 20, 2, 2, crosses=True).cross_memory == (not row.reduces)
+        assert not choose(name, 1 << 10, 2, 2, crosses=True).cross_memory
 
 
 def test_small_messages_carry_their_flags_and_large_ones_do_not() -> None:

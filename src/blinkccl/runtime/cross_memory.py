@@ -1,0 +1,116 @@
+"""Do the system's copies between the memories of two processes pay here? Asked once per group, answered alike by all.
+
+A ring copies a message twice, and keeps the second core busy; the system copies it once, after a call and a look at every
+page. Which is faster depends on the machine: facts about one say little about the next. So both move the same bytes
+a few times. The bytes are at rest, as those of a large tensor are: what a core has just written comes out of its cache
+about as fast either way. Among more than two ranks a ring's one copy serves all readers, and won wherever it was
+measured (benchmarks/README.md); there nothing is asked.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from enum import IntEnum
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blinkccl.engines.host import NativeOp
+from blinkccl.engines.host_plan import HostPlan
+from blinkccl.errors import LaunchError
+
+#: Of one rank; two of them are more than first-level caches hold, and less than second-level ones.
+PROBE_BYTES = 256 << 10
+#: Of each way, in turns. The least counts: what makes one slower says nothing about the way.
+ROUNDS = 4
+_VARIABLE = "BLINK_CROSS_MEMORY"
+
+
+class Group(Protocol):
+    """What is needed of a :class:`~blinkccl.runtime.host_group.HostGroup`."""
+
+    rank: int
+    size: int
+
+    def can_cross(self) -> bool:
+        """Whether this rank may copy from every other rank's own memory."""
+
+    def run_raw(self, name: str, send: int | None, recv: int | None, count: int, dtype: str, op: str = "sum") -> None:
+        """A collective on raw addresses."""
+
+    def barrier(self) -> None:
+        """Returns when every rank has called it."""
+
+    def prepare(
+        self, plan: HostPlan, count: int, dtype: str, op: str, chunk_bytes: int, cross_memory: bool = False
+    ) -> NativeOp:
+        """Any Program as a call."""
+
+    def run_prepared(self, call: NativeOp, send: int | None, recv: int | None) -> None:
+        """Runs it."""
+
+
+class Wish(IntEnum):
+    """What the user of a rank wants. Of the ranks' wishes the least holds for all."""
+
+    NEVER = 0
+    MEASURED = 1
+    WHEREVER_POSSIBLE = 2
+
+
+def wish() -> Wish:
+    """From ``BLINK_CROSS_MEMORY``: 0 never, 1 wherever possible; measured where it is not set.
+
+    Raises
+    ------
+    LaunchError
+        If it is something else.
+    """
+    text = os.environ.get(_VARIABLE, "")
+    wishes = {"": Wish.MEASURED, "0": Wish.NEVER, "1": Wish.WHEREVER_POSSIBLE}
+    if text not in wishes:
+        raise LaunchError(f"{_VARIABLE}={text!r}: expected 0 (never), 1 (wherever possible) or nothing (measured)")
+    return wishes[text]
+
+
+def pays(group: Group, wanted: Wish, gather: HostPlan) -> bool:
+    """Whether copies by the system are possible between all ranks of a new group, and faster than its rings.
+
+    Parameters
+    ----------
+    group
+        All its ranks call this at the same point.
+    wanted
+        What :func:`wish` said here.
+    gather
+        The plan of an AllGather among them, with large messages.
+    """
+    if group.size != 2:
+        return False
+    agreed = np.array([wanted if group.can_cross() else Wish.NEVER], np.int32)
+    group.run_raw("allreduce", agreed.ctypes.data, agreed.ctypes.data, 1, "int32", "min")
+    if agreed[0] != Wish.MEASURED:
+        return bool(agreed[0] == Wish.WHEREVER_POSSIBLE)
+    seconds = _measured(group, gather)
+    group.run_raw("allreduce", seconds.ctypes.data, seconds.ctypes.data, 2, "float64", "max")
+    return bool(seconds[1] < seconds[0])
+
+
+def _measured(group: Group, gather: HostPlan) -> NDArray[np.float64]:
+    """This rank's least seconds of an AllGather in place: through rings, and with the system's copies."""
+    memory = np.zeros((group.size, PROBE_BYTES), np.uint8)
+    own = memory[group.rank]
+    own[:] = 1
+    ways = [group.prepare(gather, PROBE_BYTES, "uint8", "sum", PROBE_BYTES, crosses) for crosses in (False, True)]
+    least = np.full(len(ways), np.inf)
+    for _ in range(ROUNDS):
+        for number, way in enumerate(ways):
+            group.barrier()
+            began = time.perf_counter()
+            group.run_prepared(way, own.ctypes.data, memory.ctypes.data)
+            least[number] = min(least[number], time.perf_counter() - began)
+    for way in ways:
+        way.close()
+    return least

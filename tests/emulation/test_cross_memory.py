@@ -1,0 +1,165 @@
+"""Copies by the system between two ranks' private memories: chosen alike, right, counted, and no way to hang."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+import pytest
+from job import Ran, Start, tell
+
+import blinkccl
+from blinkccl.errors import DeadlineError, LaunchError, PeerLostError
+from blinkccl.runtime import cross_memory
+from blinkccl.runtime.communicator import Communicator
+from blinkccl.runtime.cross_memory import Wish
+
+COUNT = 40_001
+LARGE = 5_000_000  # float64: results that bypass the caches
+
+
+Found = TypeVar("Found")
+
+
+def wishing(comm: Communicator, variable: str, work: Callable[..., Found], *arguments: int) -> Found:
+    """``work`` on another communicator of the same ranks, made with this value of the variable."""
+    os.environ["BLINK_CROSS_MEMORY"] = variable
+    part = comm.split(0)
+    assert part is not None
+    return work(part, *arguments)
+
+
+def all_copies(comm: Communicator, count: int) -> int:
+    """Every collective that only copies; the bytes that the system copied for this rank."""
+    rank, other = comm.rank, 1 - comm.rank
+    mine = np.arange(count, dtype=np.float64) + 1000 * rank
+    theirs = np.arange(count, dtype=np.float64) + 1000 * other
+    both = np.stack([mine, theirs] if rank == 0 else [theirs, mine])
+    before = comm.stats()["crossed_bytes"]
+    gathered = np.zeros((2, count))
+    comm.allgather(mine, gathered.reshape(-1))
+    assert (gathered == both).all()
+    gathered[other] = 0
+    comm.allgather(gathered[rank], gathered.reshape(-1))
+    assert (gathered == both).all()
+    sent = mine.copy()
+    comm.broadcast(sent, root=1)
+    assert (sent == both[1]).all()
+    assert (comm.gather(mine, root=1) is None) == (rank == 0)
+    scattered = comm.scatter(np.concatenate([mine, -mine]) if rank == 0 else None, np.empty(count), root=0)
+    assert (scattered == (mine if rank == 0 else -theirs)).all()
+    return comm.stats()["crossed_bytes"] - before
+
+
+@pytest.fixture
+def possible(ran: Ran) -> None:
+    if not all(ran(2, can_cross)):
+        pytest.skip("this system lets no process copy from another's memory")
+
+
+def can_cross(comm: Communicator) -> bool:
+    """On a 64-bit Linux nearly always; some containers and settings forbid it."""
+    return comm.can_cross()
+
+
+@pytest.mark.usefixtures("possible")
+@pytest.mark.parametrize("count", [COUNT, LARGE])
+def test_all_copies_cross_where_the_user_wants_it(ran: Ran, count: int) -> None:
+    first, second = ran(2, wishing, "1", all_copies, count)
+    assert (first, second) == (3 * 8 * count, 4 * 8 * count)  # what each receives
+
+
+def test_nothing_crosses_where_the_user_does_not_want_it(ran: Ran) -> None:
+    assert ran(2, wishing, "0", all_copies, COUNT) == [0, 0]
+
+
+def test_both_ranks_come_to_the_same_where_it_is_measured(ran: Ran) -> None:
+    first, second = ran(2, wishing, "", all_copies, COUNT)
+    assert (first, second) in ((0, 0), (3 * 8 * COUNT, 4 * 8 * COUNT))
+
+
+def one_does_not(comm: Communicator) -> int:
+    return wishing(comm, str(comm.rank), all_copies, COUNT)
+
+
+def test_one_that_does_not_want_it_is_enough(ran: Ran) -> None:
+    assert ran(2, one_does_not) == [0, 0]
+
+
+def works_until_lost(comm: Communicator) -> tuple[float, int]:
+    large, gathered = np.ones(3_000_000), np.empty(6_000_000)
+    tell(comm, "working")
+    try:
+        while True:
+            comm.allgather(large, gathered)
+            comm.broadcast(large, root=1)
+            comm.broadcast(large, root=0)
+    except PeerLostError as error:
+        return time.monotonic(), error.rank
+
+
+@pytest.mark.usefixtures("possible")
+@pytest.mark.parametrize("wait_s", [0.0, 0.003, 0.007, 0.011, 0.05])
+def test_a_rank_that_is_killed_in_the_middle_is_named(start: Start, wait_s: float) -> None:
+    job = start(2, wishing, "1", works_until_lost)
+    job.hear("working")
+    time.sleep(wait_s)
+    killed = job.signal(1, signal.SIGKILL)
+    ((at, lost),) = job.values(0)
+    assert lost == 1
+    assert at - killed < 4.0  # twice what is promised: the machine may be busy
+
+
+def buffer_after_its_deadline(comm: Communicator) -> bool:
+    """Rank 1 is stopped in the middle; rank 0's call fails, and nobody writes into its memory after that."""
+    large = np.full(2_000_000, float(comm.rank))
+    tell(comm, "working")
+    try:
+        while True:
+            comm.broadcast(large, root=1, deadline_s=0.4)
+    except DeadlineError:
+        large[:] = 7
+        tell(comm, "over")
+        time.sleep(1.0)
+        return bool((large == 7).all())
+
+
+@pytest.mark.usefixtures("possible")
+def test_a_stopped_rank_writes_nothing_after_the_others_deadline(start: Start) -> None:
+    job = start(2, wishing, "1", buffer_after_its_deadline)
+    job.hear("working")
+    job.signal(1, signal.SIGSTOP)
+    job.hear("over", 0)
+    job.signal(1, signal.SIGCONT)
+    (clean,) = job.values(0)
+    assert clean
+
+
+def test_what_the_variable_may_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text, wanted in (("", Wish.MEASURED), ("0", Wish.NEVER), ("1", Wish.WHEREVER_POSSIBLE)):
+        monkeypatch.setenv("BLINK_CROSS_MEMORY", text)
+        assert cross_memory.wish() == wanted
+    monkeypatch.setenv("BLINK_CROSS_MEMORY", "yes")
+    with pytest.raises(LaunchError, match=r"BLINK_CROSS_MEMORY='yes': expected 0 .*, 1 .* or nothing"):
+        cross_memory.wish()
+
+
+def halves(comm: Communicator) -> dict[str, int]:
+    """A broadcast of a shared array: half is read by the one, half written by the other."""
+    array = blinkccl.empty(LARGE)
+    array[:] = comm.rank
+    before = comm.stats()
+    comm.broadcast(array, root=1)
+    assert (array == 1).all()
+    return {name: after - before[name] for name, after in comm.stats().items()}
+
+
+def test_a_shared_broadcast_keeps_both_ranks_busy(ran: Ran) -> None:
+    stats, _ = ran(2, halves)
+    assert stats["direct_bytes"] + stats["pushed_bytes"] == stats["message_bytes"] > 0
+    assert abs(stats["direct_bytes"] - stats["pushed_bytes"]) <= 512 << 10
+    assert stats["crossed_bytes"] == stats["staged_bytes"] == 0
