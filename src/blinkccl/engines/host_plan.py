@@ -275,7 +275,7 @@ class HostPlan:
         return _DIRECT_OUTPUT if role.keeps else _DIRECT_NO
 
     def _pushed(self, ring: _Ring, queue: int) -> bool:
-        """Whether the sender may write the message where its receiver keeps it: a combined value, or half of one way."""
+        """Whether the sender may write the message where its receiver keeps it: a combined value, or half of all."""
         if not ring.exclusive or self.inline or not self._is_leaf(queue):
             return False
         sender = ring.senders[0].role
