@@ -63,7 +63,9 @@ def possible(ran: Ran) -> None:
 
 def can_cross(comm: Communicator) -> bool:
     """On a 64-bit Linux nearly always; some containers and settings forbid it."""
-    return comm.can_cross()
+    found = comm.can_cross()
+    comm.barrier()  # until here the other one is there to be read
+    return found
 
 
 @pytest.mark.usefixtures("possible")

@@ -274,7 +274,7 @@ class HostGroup:
         return call
 
     def can_cross(self) -> bool:
-        """Whether this rank may copy from every other rank's own memory."""
+        """Whether this rank may copy from every other rank's own memory; none of them may have left."""
         self._check_open()
         return self._endpoint.can_cross()
 
