@@ -134,7 +134,7 @@ typedef struct {
   int64_t inline_messages;     // small messages with their flags inside
   int64_t direct_in_place;     // peers may read this rank's input although its output is the same memory
   int64_t push_in_place;       // peers may write this rank's output although its input is the same memory
-  int64_t cross_memory;        // messages that are only copied may go between private buffers directly
+  int64_t cross_memory;        // messages may be read in private buffers, and halves of them written there
   int64_t input_bytes, output_bytes;
   const int64_t* roles;    int64_t role_count;
   const int64_t* receives; int64_t receive_count;

@@ -127,7 +127,7 @@ bool blink_op::exports(const Ring& ring) const {
     const Reader& reader = readers_[static_cast<std::size_t>(ring.first_reader)];
     return mine != kNowhere && place_of_output(reader) != kNowhere;
   }
-  return blink::is_shared(mine) || (blink::is_private(mine) && ring.copied != 0);
+  return mine != kNowhere;
 }
 
 bool blink_op::pushes(const Ring& ring, const Reader& reader, std::int64_t chunk) const {
@@ -155,8 +155,7 @@ bool blink_op::is_pushed(const Receive& r, std::int64_t chunk) const {
 bool blink_op::reads_direct(const Receive& r, std::int64_t chunk) const {
   if (r.direct == blink::kDirectNo) return false;
   if (r.halved != 0) return chunk % 2 == 0 && halves(r);
-  const std::int64_t theirs = lent(r).at.load(std::memory_order_relaxed);
-  return blink::is_shared(theirs) || (blink::is_private(theirs) && r.copied != 0);
+  return lent(r).at.load(std::memory_order_relaxed) != kNowhere;
 }
 
 bool blink_op::reads_private(const Receive& r, std::int64_t chunk) const {
@@ -212,8 +211,8 @@ int blink_op::fire(const Role& role, std::int64_t index) {
     if (!has_slots(role)) return fire_stepwise(role, chunk);
   }
   std::int32_t own = -1;
-  const Receive* taken = nullptr;
   sources_.clear();
+  taken_.clear();
   for (std::int64_t i = 0; i <= role.receives; ++i) {
     if (i == role.turn && role.source != kNowhere) {
       own = static_cast<std::int32_t>(sources_.size());
@@ -223,26 +222,30 @@ int blink_op::fire(const Role& role, std::int64_t index) {
     const Receive& receive = receives_[static_cast<std::size_t>(role.first_receive + i)];
     if (is_pushed(receive, index)) continue;
     if (reads_private(receive, index)) {
-      taken = &receive;
+      taken_.push_back({sources_.size(), &receive});
+      sources_.push_back(nullptr);
       continue;
     }
     sources_.push_back(message(receive, chunk));
     if (sources_.back() == nullptr) return not_lent(role, static_cast<int>(receive.rank), index);
   }
   if (const int code = collect_targets(role, chunk)) return code;
-  if (const int code = move(role, chunk, own, taken)) return code;
+  if (const int code = move(role, chunk, own)) return code;
   settle(role, chunk, 0);
   return BLINK_OK;
 }
 
-// From all sources, or from `taken` in its sender's own memory, to all targets.
-int blink_op::move(const Role& role, const Chunk& chunk, std::int32_t own, const Receive* taken) {
+// From all sources to all targets.
+int blink_op::move(const Role& role, const Chunk& chunk, std::int32_t own) {
   int code = BLINK_OK;
   if (writes_others_ && (code = comm_.start_writing()) != BLINK_OK) return code;
-  if (taken != nullptr) {
-    code = take(role, *taken, chunk);
-  } else if (!sources_.empty() && !targets_.empty()) {
-    combine(role, chunk, own);
+  if (!sources_.empty() && !targets_.empty()) {
+    const bool alone = sources_.size() == 1 && role.divisor <= 1;
+    if (taken_.empty()) {
+      combine(role, sources_, targets_, chunk.bytes, own);
+    } else {
+      code = alone ? take(role, chunk) : take_and_combine(role, chunk, own);
+    }
   }
   for (const Gift& gift : gifts_) {
     if (code != BLINK_OK || sources_.empty()) break;
@@ -253,22 +256,53 @@ int blink_op::move(const Role& role, const Chunk& chunk, std::int32_t own, const
   return code;
 }
 
-int blink_op::take(const Role& role, const Receive& receive, const Chunk& chunk) {
-  if (targets_.empty()) return BLINK_OK;
+// The only source lies in its sender's own memory.
+int blink_op::take(const Role& role, const Chunk& chunk) {
+  const Receive& receive = *taken_[0].receive;
   auto* target = static_cast<unsigned char*>(targets_[0]);
   if (!past_caches_) {
     if (const int code = read_private(role, receive, chunk, 0, target, chunk.bytes)) return code;
   } else {
     // The system's copy goes through the caches, so a piece of it is taken first to where it stays in them.
-    scratch_.resize(std::max(scratch_.size(), kPieceBytes));
+    unsigned char* scratch = room(kPieceBytes);
     for (std::size_t from = 0; from < chunk.bytes; from += kPieceBytes) {
       const std::size_t bytes = std::min(kPieceBytes, chunk.bytes - from);
-      if (const int code = read_private(role, receive, chunk, from, scratch_.data(), bytes)) return code;
-      copy_result(target + from, scratch_.data(), bytes);
+      if (const int code = read_private(role, receive, chunk, from, scratch, bytes)) return code;
+      copy_result(target + from, scratch, bytes);
     }
   }
   for (std::size_t i = 1; i < targets_.size(); ++i) blink::copy_bytes(targets_[i], target, chunk.bytes);
   return BLINK_OK;
+}
+
+// Some of several sources lie in their senders' own memory: piece by piece they are taken to where they stay in a cache.
+int blink_op::take_and_combine(const Role& role, const Chunk& chunk, std::int32_t own) {
+  const std::size_t most = std::max<std::size_t>(1, kPieceBytes / taken_.size() / blink::kPage) * blink::kPage;
+  const std::size_t piece = std::min(most, chunk.bytes);
+  unsigned char* scratch = room(piece * taken_.size());
+  for (std::size_t from = 0; from < chunk.bytes; from += piece) {
+    const std::size_t bytes = std::min(piece, chunk.bytes - from);
+    piece_sources_.clear();
+    piece_targets_.clear();
+    for (const void* source : sources_) {
+      piece_sources_.push_back(source == nullptr ? nullptr : static_cast<const unsigned char*>(source) + from);
+    }
+    for (void* target : targets_) piece_targets_.push_back(static_cast<unsigned char*>(target) + from);
+    for (std::size_t i = 0; i < taken_.size(); ++i) {
+      unsigned char* into = scratch + i * piece;
+      if (const int code = read_private(role, *taken_[i].receive, chunk, from, into, bytes)) return code;
+      piece_sources_[taken_[i].source] = into;
+    }
+    combine(role, piece_sources_, piece_targets_, bytes, own);
+  }
+  return BLINK_OK;
+}
+
+// `bytes` of scratch from the beginning of a page on: copies to odd places are slow.
+unsigned char* blink_op::room(std::size_t bytes) {
+  scratch_.resize(std::max(scratch_.size(), bytes + blink::kPage));
+  const std::size_t beyond = reinterpret_cast<std::uintptr_t>(scratch_.data()) % blink::kPage;
+  return scratch_.data() + (beyond == 0 ? 0 : blink::kPage - beyond);
 }
 
 // `bytes` of a message from `from` on, out of its sender's own memory.
@@ -342,18 +376,19 @@ int blink_op::not_lent(const Role& role, int peer, std::int64_t chunk) {
                     "a message lies outside the buffer that the peer lends, or its shared memory is not mapped here");
 }
 
-void blink_op::combine(const Role& role, const Chunk& chunk, std::int32_t own) {
+void blink_op::combine(const Role& role, const std::vector<const void*>& sources, const std::vector<void*>& targets,
+                       std::size_t bytes, std::int32_t own) {
   const bool scaled = scaled_ && own >= 0;
-  if (sources_.size() == 1 && role.divisor <= 1 && !scaled) {
-    for (void* target : targets_) copy_result(target, sources_[0], chunk.bytes);
+  if (sources.size() == 1 && role.divisor <= 1 && !scaled) {
+    for (void* target : targets) copy_result(target, sources[0], bytes);
     return;
   }
   blink::Finish finish;
   finish.own = scaled ? own : -1;
   finish.scale = scale_;
   finish.divisor = static_cast<std::uint32_t>(role.divisor);
-  kernel_->combine(targets_.data(), static_cast<int>(targets_.size()), sources_.data(), static_cast<int>(sources_.size()),
-                   chunk.elements, finish);
+  kernel_->combine(targets.data(), static_cast<int>(targets.size()), sources.data(), static_cast<int>(sources.size()),
+                   bytes / kernel_->itemsize, finish);
 }
 
 // After a firing: messages are given back (those after the first `done`), the new one is announced.
@@ -399,8 +434,8 @@ void blink_op::accept(const Receive& r, const Chunk& chunk) {
 int blink_op::fire_stepwise(const Role& role, const Chunk& chunk) {
   ++comm_.stats().stepwise;
   const std::size_t needed = chunk.elements * kernel_->accumulator_size;
-  if (scratch_.size() < needed) scratch_.resize(needed);
-  void* value = scratch_.data();
+  unsigned char* value = room(needed + chunk.bytes);
+  unsigned char* taken = value + needed;
   // A lone operand passes through as it is, as in combine().
   const bool alone = role.receives + (role.source == kNowhere ? 0 : 1) == 1 && role.divisor <= 1 &&
                      !(scaled_ && role.source != kNowhere);
@@ -423,9 +458,9 @@ int blink_op::fire_stepwise(const Role& role, const Chunk& chunk) {
     if (const int code = comm_.wait([&] { return available(receive); }, site(BLINK_WAITS_MESSAGE, role, peer, chunk.index))) {
       return code;
     }
-    if (reads_private(receive, chunk.index)) {  // a lone operand, as the tables' checks have it
-      if (const int code = read_private(role, receive, chunk, 0, value, chunk.bytes)) return code;
-      empty = false;
+    if (reads_private(receive, chunk.index)) {
+      if (const int code = read_private(role, receive, chunk, 0, taken, chunk.bytes)) return code;
+      add(taken, false);
     } else if (!is_pushed(receive, chunk.index)) {
       const void* from = message(receive, chunk);
       if (from == nullptr) return not_lent(role, peer, chunk.index);
@@ -518,7 +553,7 @@ int blink_op::fire_inline(const Role& role) {
       if (sources_.size() != 1 || sources_[0] != place || role.divisor > 1 || scaled_) targets_.push_back(place);
     }
     for (std::int64_t i = 0; i < role.sends; ++i) targets_.push_back(my_block(role, i, number).data(total));
-    if (!targets_.empty()) combine(role, Chunk{0, from, bytes / item, bytes}, own);
+    if (!targets_.empty()) combine(role, sources_, targets_, bytes, own);
     for (std::int64_t i = 0; i < role.sends; ++i) {
       my_block(role, i, number).flag.store(flag(), std::memory_order_release);
     }

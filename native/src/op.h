@@ -38,8 +38,7 @@ struct Receive {
   std::int64_t pushed;         // 1: the sender writes into this rank's output, if it is in this rank's heap
   std::int64_t queue;          // counts messages
   std::int64_t lodged;         // 0: the ring lies in its sender's area; else in that of rank lodged − 1
-  std::int64_t copied;         // as in Ring
-  std::int64_t halved;
+  std::int64_t halved;         // as in Ring
 };
 
 struct Ring {
@@ -50,7 +49,6 @@ struct Ring {
   // As in Receive. A reply is written over the message that it answers, in the area of whoever sent that: on lines that
   // are at hand, so that they cross between caches three times instead of four.
   std::int64_t lodged;
-  std::int64_t copied;         // 1: all its readers only copy, which they can also do from the sender's own memory
   std::int64_t halved;         // 1: where both buffers allow it its one reader takes the even chunks, and is given the odd ones
 };
 
@@ -92,7 +90,7 @@ struct blink_op {
   bool is_ring(std::int64_t at, std::int64_t stride, std::int64_t slots) const;
   bool has_room(const blink::Role& role) const;
   bool countable() const;
-  bool copies_well(const blink::Role& role) const;
+  bool halves_well(const blink::Role& role) const;
 
   struct Chunk {
     std::int64_t index;
@@ -111,13 +109,16 @@ struct blink_op {
   // Who has not yet read the message that lies where the next one goes; -1: there is room.
   int holder_of_slot(const blink::Ring& ring, std::uint64_t sent) const;
   int collect_targets(const blink::Role& role, const Chunk& chunk);
-  int move(const blink::Role& role, const Chunk& chunk, std::int32_t own, const blink::Receive* taken);
-  int take(const blink::Role& role, const blink::Receive& receive, const Chunk& chunk);
+  int move(const blink::Role& role, const Chunk& chunk, std::int32_t own);
+  int take(const blink::Role& role, const Chunk& chunk);
+  int take_and_combine(const blink::Role& role, const Chunk& chunk, std::int32_t own);
   int read_private(const blink::Role& role, const blink::Receive& receive, const Chunk& chunk, std::size_t from,
                    void* into, std::size_t bytes);
+  unsigned char* room(std::size_t bytes);
   void copy_result(void* target, const void* source, std::size_t bytes) const;
   int not_lent(const blink::Role& role, int peer, std::int64_t chunk);
-  void combine(const blink::Role& role, const Chunk& chunk, std::int32_t own);
+  void combine(const blink::Role& role, const std::vector<const void*>& sources, const std::vector<void*>& targets,
+               std::size_t bytes, std::int32_t own);
   void settle(const blink::Role& role, const Chunk& chunk, std::int64_t done);
   int meet_readers(const blink::Role& role);
   const void* message(const blink::Receive& receive, const Chunk& chunk) const;
@@ -174,7 +175,13 @@ struct blink_op {
   std::vector<std::uint64_t> received_;  // per queue
   std::vector<std::uint64_t> sent_;      // per ring
   std::vector<const void*> sources_;
-  std::vector<void*> targets_;
+  struct Taken {
+    std::size_t source;  // index in sources_, where the address is missing: it is in the sender's own memory
+    const blink::Receive* receive;
+  };
+  std::vector<Taken> taken_;
+  std::vector<const void*> piece_sources_;
+  std::vector<void*> targets_, piece_targets_;
   bool writes_others_ = false;  // some of the targets, or gifts, are in buffers of others
   struct Gift {
     int peer;

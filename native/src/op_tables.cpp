@@ -54,7 +54,7 @@ blink_op* blink_op::create(blink_comm& comm, const blink_tables& tables) {
 }
 
 bool blink_op::fill(const blink_tables& t) {
-  static_assert(sizeof(Role) == 14 * 8 && sizeof(Receive) == 13 * 8 && sizeof(Ring) == 11 * 8 && sizeof(Reader) == 24,
+  static_assert(sizeof(Role) == 14 * 8 && sizeof(Receive) == 12 * 8 && sizeof(Ring) == 10 * 8 && sizeof(Reader) == 24,
                 "rows are int64s");
   if (!copy_rows(roles_, t.roles, t.role_count) || !copy_rows(receives_, t.receives, t.receive_count) ||
       !copy_rows(sends_, t.sends, t.send_count) || !copy_rows(rings_, t.rings, t.ring_count) ||
@@ -77,12 +77,12 @@ bool blink_op::fill(const blink_tables& t) {
   sent_.assign(rings_.size(), 0);
   if (!sensible()) return false;
   const bool crosses = t.cross_memory != 0;
-  const auto copied_from = [this](Direct where) {
-    return std::any_of(rings_.begin(), rings_.end(), [=](const Ring& r) { return r.direct == where && r.copied != 0; });
+  const auto read_there = [this](Direct where) {
+    return std::any_of(rings_.begin(), rings_.end(), [=](const Ring& r) { return r.direct == where; });
   };
   const bool given = std::any_of(receives_.begin(), receives_.end(), [](const Receive& r) { return r.halved != 0; });
-  lends_input_ = crosses && copied_from(blink::kDirectInput);
-  lends_output_ = crosses && (copied_from(blink::kDirectOutput) || given);
+  lends_input_ = crosses && read_there(blink::kDirectInput);
+  lends_output_ = crosses && (read_there(blink::kDirectOutput) || given);
   first_tick_ = last_tick_ = 0;
   bool any = false;
   for (const Role& role : roles_) {
@@ -117,15 +117,11 @@ bool blink_op::sensible(const Role& r) const {
          placed(r.target, r.length * item_bytes(), output_bytes_, item_bytes()) && r.divisor >= 1 &&
          r.divisor <= kMostDivisor && within(r.first_receive, r.receives, receives_) &&
          within(r.first_send, r.sends, sends_) &&
-         within(r.turn, 0, r.receives) && !(r.source == kNowhere && r.receives == 0) && copies_well(r);
+         within(r.turn, 0, r.receives) && !(r.source == kNowhere && r.receives == 0) && halves_well(r);
 }
 
-// Messages that may come by a copy of the system are all that their firing has; those that may go by one are input.
-bool blink_op::copies_well(const Role& role) const {
-  for (std::int64_t i = 0; i < role.receives; ++i) {
-    const Receive& receive = receives_[static_cast<std::size_t>(role.first_receive + i)];
-    if (receive.copied != 0 && (role.receives > 1 || role.source != kNowhere || role.divisor > 1)) return false;
-  }
+// Messages of which the sender moves half are nothing but its input.
+bool blink_op::halves_well(const Role& role) const {
   for (std::int64_t i = 0; i < role.sends; ++i) {
     const std::int64_t number = sends_[static_cast<std::size_t>(role.first_send + i)];
     if (!within(number, 1, rings_)) return false;
@@ -134,28 +130,20 @@ bool blink_op::copies_well(const Role& role) const {
   return true;
 }
 
-namespace {
-
-template <class Row>
-bool right_ways(const Row& row) {
-  return within(row.copied, 0, 1) && within(row.halved, 0, 1) && !(row.copied != 0 && row.direct == blink::kDirectNo) &&
-         !(row.halved != 0 && (row.copied == 0 || row.direct != blink::kDirectInput));
-}
-
-}  // namespace
 
 bool blink_op::sensible(const Receive& r) const {
   return is_peer(r.rank) && is_line(r.line) && is_line(r.ack_line) && is_ring(r.staging, r.stride, r.slots) &&
          within(r.queue, 1, received_) && within(r.direct, 0, blink::kDirectOutput) &&
          r.direct_offset >= 0 && placed(r.direct_offset, 0, kMostBytes, item_bytes()) && within(r.pushed, 0, 1) &&
-         within(r.lodged, 0, comm_.size()) && right_ways(r) && !(r.halved != 0 && r.pushed == 0);
+         within(r.lodged, 0, comm_.size()) && within(r.halved, 0, 1) &&
+         !(r.halved != 0 && (r.pushed == 0 || r.direct != blink::kDirectInput));
 }
 
 bool blink_op::sensible(const Ring& r) const {
   return is_line(r.line) && is_ring(r.staging, r.stride, r.slots) && within(r.first_reader, r.readers, readers_) &&
-         within(r.direct, 0, blink::kDirectOutput) && within(r.lodged, 0, comm_.size()) && right_ways(r) &&
+         within(r.direct, 0, blink::kDirectOutput) && within(r.lodged, 0, comm_.size()) && within(r.halved, 0, 1) &&
          !(r.halved != 0 &&
-           (r.readers != 1 || readers_[static_cast<std::size_t>(r.first_reader)].push_offset == kNowhere));
+           (r.direct != blink::kDirectInput || r.readers != 1 || readers_[static_cast<std::size_t>(r.first_reader)].push_offset == kNowhere));
 }
 
 bool blink_op::sensible(const Reader& r) const {

@@ -161,7 +161,7 @@ struct Binding {
   bool small = false;       // messages with their flags inside
   bool replies = false;     // answers are written over what they answer
   bool halves = false;      // a leaf that is a sender's only reader takes half and is given half
-  bool crosses = false;     // what is only copied may go between private buffers
+  bool crosses = false;     // messages may be taken from, and halves given to, private buffers
   std::uint64_t signature = 1;
 };
 
@@ -305,14 +305,6 @@ class Layout {
            is_leaf(place(n).readers[0]);
   }
 
-  // Whether all readers only copy what lies in a buffer.
-  bool copied(int n) const {
-    const auto& readers = place(n).readers;
-    return direct(n) != blink::kDirectNo && std::all_of(readers.begin(), readers.end(), [&](int reader) {
-      return node(reader).from.size() == 1 && !node(reader).contributes;
-    });
-  }
-
   template <class Test>
   bool for_all_nodes(Test test) const {
     for (int n = 0; n < static_cast<int>(plan_.nodes.size()); ++n) {
@@ -389,7 +381,6 @@ class Layout {
     ring.readers = size(place(n).readers);
     ring.direct = direct(n);
     ring.lodged = lodged(n);
-    ring.copied = copied(n);
     ring.halved = halved(n);
     ring.drain = ring.direct != blink::kDirectNo && drains(n);
     made.rings.push_back(ring);
@@ -411,7 +402,6 @@ class Layout {
     made.stride = from.stride;
     made.slots = from.slots;
     made.lodged = lodged(sender);
-    made.copied = copied(sender);
     made.halved = halved(sender);
     made.direct = direct(sender);
     made.direct_offset =

@@ -294,7 +294,7 @@ class NativeOp:
     dtype, chosen
         Rows of :mod:`blinkccl.collectives.ops`.
     cross_memory
-        Let the system copy between private buffers what is only copied. All ranks must be able to, and say the same.
+        Let messages be read in private buffers by the system. All ranks must be able to, and say the same.
 
     Raises
     ------
@@ -427,7 +427,7 @@ def run(
     shared
         Keep the buffers in the ranks' heaps, so that messages are read and written where they lie.
     cross_memory
-        Let the system copy between private buffers what is only copied.
+        Let messages be read in private buffers by the system.
     stats
         Gets every rank's counters appended.
 

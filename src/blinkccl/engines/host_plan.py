@@ -13,8 +13,8 @@ decided here is only where its messages lie:
   instead of four. Two ranks' AllReduce gains a quarter.
 - **No second copy.** A combined value whose receiver only keeps it is written straight into the receiver's
   output, where that is in shared memory (*pushed*).
-- **One copy by the system.** What a receiver only copies it may also take from the sender's own memory, through the
-  kernel (*copied*), where a call allows it; the same proofs hold.
+- **One copy by the system.** Where a call allows it, what could be read in shared memory is read in private memory too,
+  by a cross-memory copy; the same proofs hold.
 - **Half each.** Where one rank gives and one takes, and both buffers can be reached, the taker takes every other chunk
   and is given the rest, so that both work (*halved*).
 
@@ -286,18 +286,12 @@ class HostPlan:
         leaf = self._receiver[queue][0].role
         return leaf.keeps and not leaf.contributes and not leaf.sends and len(leaf.receives) == 1
 
-    def _copied(self, ring: _Ring) -> bool:
-        """Whether all readers only copy what lies in a buffer of the sender."""
-        readers = [firing.role for firing in self._readers(ring)]
-        return self._direct(ring) != _DIRECT_NO and all(
-            len(reader.receives) == 1 and not reader.contributes for reader in readers
-        )
-
     def _halved(self, ring: _Ring) -> bool:
         """Whether it is all that goes on: one rank's own input, for one that only keeps it."""
         role = ring.senders[0].role
         return (
             self._one_way
+            and not self.inline
             and ring.exclusive
             and len(ring.queues) == 1
             and role.contributes
@@ -464,15 +458,15 @@ class HostPlan:
                     direct,
                     int(direct != _DIRECT_NO and self._drains(ring)),
                     _lodged(ring),
-                    *self._ways(ring),
+                    int(self._halved(ring)),
                 )
             )
             readers += [self._reader(bound, ring, queue, line) for queue, line in ring.readers]
         return RankTables(
             _table(roles, 14),
-            _table(receives, 13),
+            _table(receives, 12),
             _table(sends, 1),
-            _table(rings, 11),
+            _table(rings, 10),
             _table(readers, 3),
             len(queues),
             *self._in_place(rank),
@@ -504,11 +498,8 @@ class HostPlan:
             int(self._pushed(ring, queue)),
             queues.setdefault(queue, len(queues)),
             _lodged(ring),
-            *self._ways(ring),
+            int(self._halved(ring)),
         )
-
-    def _ways(self, ring: _Ring) -> tuple[int, int]:
-        return int(self._copied(ring)), int(self._direct(ring) != _DIRECT_NO and self._halved(ring))
 
     def _reader(self, bound: Bound, ring: _Ring, queue: int, line: int) -> tuple[int, ...]:
         receiver = self._receiver[queue][0].role

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from blinkccl.collectives.spec import COLLECTIVES
-
 KIB = 1024
-#: What is combined would be read twice: by the system, and out of its copy.
-REDUCING = frozenset(name for name, row in COLLECTIVES.items() if row.reduces)
+#: Where two ranks gain nothing by cross-memory copies: what one has just written is as slow to read for the other by
+#: them as through a ring, and comes twice in an AllReduce; a Reduce goes one way, and in a ring both work on it.
+BY_RINGS = frozenset({"allreduce", "reduce"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,7 @@ def choose(name: str, nbytes: int, world_size: int, cores: int, crosses: bool = 
     """
     if name == "allreduce":
         return _allreduce(nbytes, world_size)
-    if crosses and nbytes >= 32 * KIB and name not in REDUCING:
+    if crosses and nbytes >= 32 * KIB and name not in BY_RINGS:
         return Choice("one_hop", False, _halves(nbytes), True)
     return Choice("one_hop", nbytes < 64 * KIB, 256 * KIB)
 
@@ -67,7 +66,9 @@ def _halves(nbytes: int) -> int:
 def _allreduce(nbytes: int, world_size: int) -> Choice:
     """One step while a step costs more than the bytes; then two, in which two ranks write replies over questions."""
     if world_size == 2:
-        return Choice("one_shot", True, 64 * KIB) if nbytes < 16 * KIB else Choice("one_hop", False, 512 * KIB)
+        if nbytes < 16 * KIB:
+            return Choice("one_shot", True, 64 * KIB)
+        return Choice("one_hop", False, 256 * KIB if KIB * KIB < nbytes <= 32 * KIB * KIB else 512 * KIB)
     if nbytes * world_size < 256 * KIB:
         return Choice("one_shot", True, 64 * KIB)
     return Choice("one_hop", nbytes < 64 * KIB, 64 * KIB)

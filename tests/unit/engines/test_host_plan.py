@@ -49,7 +49,6 @@ class ReceiveRow(NamedTuple):
     pushed: int
     queue: int
     lodged: int
-    copied: int
     halved: int
 
 
@@ -63,7 +62,6 @@ class RingRow(NamedTuple):
     direct: int
     drain: int
     lodged: int
-    copied: int
     halved: int
 
 
@@ -239,18 +237,6 @@ def test_sums_are_pushed_to_who_only_keeps_them() -> None:
             assert row.pushed == (role.source == NOWHERE)
     for rank in all_ranks(planned("one_hop", "broadcast")):
         assert not any(row.pushed for row in rank.receives), "nothing is combined here"
-
-
-def test_what_a_receiver_only_copies_may_come_from_private_memory() -> None:
-    copied = {
-        name: {row.copied for rank in all_ranks(planned("one_hop", name)) for row in rank.receives}
-        for name in ("allgather", "broadcast", "scatter", "reduce", "reduce_scatter", "allreduce")
-    }
-    # An AllReduce combines what goes up, and copies what comes back.
-    assert copied == {
-        "allgather": {1}, "broadcast": {1}, "scatter": {1}, "reduce": {0}, "reduce_scatter": {0}, "allreduce": {0, 1}
-    }  # fmt: skip
-    assert {row.copied for rank in all_ranks(small(planned("one_hop", "allgather"))) for row in rank.receives} == {0}
 
 
 @pytest.mark.parametrize(("name", "spec", "halved"), [

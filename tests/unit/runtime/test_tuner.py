@@ -7,7 +7,7 @@ import pytest
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.engines.host_plan import Area
 from blinkccl.runtime.plans import host_plan
-from blinkccl.runtime.tuner import choose
+from blinkccl.runtime.tuner import BY_RINGS, choose
 
 #: S in bytes: powers of two, and one element beside each.
 SIZES = [2**power + beside for power in range(0, 31, 3) for beside in (-1, 0, 1)]
@@ -43,10 +43,10 @@ def test_ranks_choose_alike_and_a_size_has_one_choice() -> None:
             assert choose(name, nbytes, 4, 2).chunk_bytes % 64 == 0
 
 
-def test_the_system_copies_only_what_is_large_and_not_combined() -> None:
-    for name, row in COLLECTIVES.items():
+def test_the_system_copies_only_what_is_large() -> None:
+    for name in COLLECTIVES:
         assert not choose(name, 1 << 20, 2, 2).cross_memory
-        assert choose(name, 1 << 20, 2, 2, crosses=True).cross_memory == (not row.reduces)
+        assert choose(name, 1 << 20, 2, 2, crosses=True).cross_memory == (name not in BY_RINGS)
         assert not choose(name, 1 << 10, 2, 2, crosses=True).cross_memory
 
 
