@@ -20,6 +20,7 @@ from blinkccl.runtime.cross_memory import Wish
 
 COUNT = 40_001
 LARGE = 5_000_000  # float64: results that bypass the caches
+SOME = 300_000  # enough for an AllReduce to cross
 
 
 Found = TypeVar("Found")
@@ -54,6 +55,10 @@ def all_copies(comm: Communicator, count: int) -> int:
     assert (scattered == (mine if rank == 0 else -theirs)).all()
     summed = comm.reduce_scatter(np.concatenate([mine, theirs]), np.empty(count))
     assert (summed == mine + theirs).all()
+    comm.allreduce(mine[:SOME])
+    assert (mine[:SOME] == summed[:SOME]).all()
+    comm.allreduce(theirs[:SOME], op="premul_sum", scale=2.0)
+    assert (theirs[:SOME] == 2 * summed[:SOME]).all()
     return comm.stats()["crossed_bytes"] - before
 
 
@@ -74,7 +79,8 @@ def can_cross(comm: Communicator) -> bool:
 @pytest.mark.parametrize("count", [COUNT, LARGE])
 def test_all_copies_cross_where_the_user_wants_it(ran: Ran, count: int) -> None:
     first, second = ran(2, wishing, "1", all_copies, count)
-    assert (first, second) == (4 * 8 * count, 5 * 8 * count)  # what each receives
+    summed = SOME if count > SOME else 0
+    assert (first, second) == (8 * (4 * count + summed), 8 * (5 * count + summed))  # what each receives
 
 
 def test_nothing_crosses_where_the_user_does_not_want_it(ran: Ran) -> None:

@@ -62,7 +62,7 @@ class Area:
     """What a segment has for a rank and bank: control lines, bytes for rings, bytes for small messages."""
 
     lines: int = 2048
-    staging_bytes: int = 4 << 20
+    staging_bytes: int = 8 << 20
     inline_bytes: int = 64 * 4160
 
 

@@ -264,7 +264,8 @@ class HostGroup:
             call: NativeOp | _Alone = _Alone(collective, count, dtype, op)
         else:
             nbytes = count * row.itemsize * collective.total_blocks()
-            choice = choose(name, nbytes, self.size, self._cores, self._crosses)
+            crosses = self._crosses and not chosen.scales  # scaled contributions are not what lies in a buffer
+            choice = choose(name, nbytes, self.size, self._cores, crosses)
             plan = host_plan(collective, choice.algorithm, choice.inline, self._area)
             bound = plan.bind(count, row.itemsize, choice.chunk_bytes)
             call = NativeOp(self._endpoint, plan, bound, row, chosen, choice.cross_memory)

@@ -8,9 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 KIB = 1024
-#: Where two ranks gain nothing by cross-memory copies: what one has just written is as slow to read for the other by
-#: them as through a ring, and comes twice in an AllReduce; a Reduce goes one way, and in a ring both work on it.
-BY_RINGS = frozenset({"allreduce", "reduce"})
+MIB = KIB * KIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +50,8 @@ def choose(name: str, nbytes: int, world_size: int, cores: int, crosses: bool = 
         Whether copies by the system pay, as they have agreed.
     """
     if name == "allreduce":
-        return _allreduce(nbytes, world_size)
-    if crosses and nbytes >= 32 * KIB and name not in BY_RINGS:
+        return _allreduce(nbytes, world_size, crosses)
+    if crosses and nbytes >= 32 * KIB and name != "reduce":  # which goes one way: in a ring both work on it
         return Choice("one_hop", False, _halves(nbytes), True)
     return Choice("one_hop", nbytes < 64 * KIB, 256 * KIB)
 
@@ -63,12 +61,18 @@ def _halves(nbytes: int) -> int:
     return min(512 * KIB, -(-nbytes // 128) * 64)
 
 
-def _allreduce(nbytes: int, world_size: int) -> Choice:
-    """One step while a step costs more than the bytes; then two, in which two ranks write replies over questions."""
+def _allreduce(nbytes: int, world_size: int, crosses: bool) -> Choice:
+    """One step while a step costs more than the bytes; then two, in which two ranks write replies over questions.
+
+    With cross-memory copies the sums come back when all are made: what a core has just written is slow to read for
+    another, and has left its cache by then.
+    """
     if world_size == 2:
         if nbytes < 16 * KIB:
             return Choice("one_shot", True, 64 * KIB)
-        return Choice("one_hop", False, 256 * KIB if KIB * KIB < nbytes <= 32 * KIB * KIB else 512 * KIB)
+        if 2 * MIB < nbytes <= 16 * MIB:
+            return Choice("one_hop", False, 8 * MIB, True) if crosses else Choice("one_hop", False, 256 * KIB)
+        return Choice("one_hop", False, 512 * KIB)
     if nbytes * world_size < 256 * KIB:
         return Choice("one_shot", True, 64 * KIB)
     return Choice("one_hop", nbytes < 64 * KIB, 64 * KIB)

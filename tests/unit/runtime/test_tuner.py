@@ -7,7 +7,7 @@ import pytest
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.engines.host_plan import Area
 from blinkccl.runtime.plans import host_plan
-from blinkccl.runtime.tuner import BY_RINGS, choose
+from blinkccl.runtime.tuner import choose
 
 #: S in bytes: powers of two, and one element beside each.
 SIZES = [2**power + beside for power in range(0, 31, 3) for beside in (-1, 0, 1)]
@@ -44,9 +44,11 @@ def test_ranks_choose_alike_and_a_size_has_one_choice() -> None:
 
 
 def test_the_system_copies_only_what_is_large() -> None:
-    for name in COLLECTIVES:
+    assert choose("allreduce", 4 << 20, 2, 2, crosses=True).cross_memory
+    assert not choose("allreduce", 64 << 20, 2, 2, crosses=True).cross_memory
+    for name in set(COLLECTIVES) - {"allreduce"}:
         assert not choose(name, 1 << 20, 2, 2).cross_memory
-        assert choose(name, 1 << 20, 2, 2, crosses=True).cross_memory == (name not in BY_RINGS)
+        assert choose(name, 1 << 20, 2, 2, crosses=True).cross_memory == (name != "reduce")
         assert not choose(name, 1 << 10, 2, 2, crosses=True).cross_memory
 
 
