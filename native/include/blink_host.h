@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define BLINK_ABI_VERSION 1
+#define BLINK_ABI_VERSION 2
 
 typedef struct blink_comm blink_comm;
 typedef struct blink_op blink_op;

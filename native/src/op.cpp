@@ -17,8 +17,6 @@ namespace {
 
 // Where the results of a call are at least so large, copies of them bypass the caches: they would not stay there anyway.
 constexpr std::int64_t kPastCachesBytes = 32 << 20;
-// What stays in a second-level cache between two copies.
-constexpr std::size_t kPieceBytes = 256 << 10;
 
 double seconds_now() {
   timespec t{};
@@ -68,13 +66,6 @@ int blink_op::run(const void* input, void* output, bool scaled, double scale, st
   return code;
 }
 
-// What others are told of a buffer of this rank.
-std::int64_t blink_op::lend(const void* buffer, std::int64_t bytes, bool privately) const {
-  if (inline_messages_ || buffer == nullptr || bytes == 0) return kNowhere;
-  const std::int64_t offset = comm_.heap_offset(buffer, bytes);
-  return offset == kNowhere && privately ? blink::private_place(buffer) : offset;
-}
-
 int blink_op::walk() {
   for (std::int64_t tick = first_tick_; tick < last_tick_; ++tick) {
     for (const Role& role : roles_) {
@@ -116,63 +107,6 @@ int blink_op::holder_of_slots(const Role& role) const {
     if (holder >= 0) return holder;
   }
   return -1;
-}
-
-// Which way a message goes is decided alike on both of its ends, from the rows and from what both ranks lend.
-
-bool blink_op::exports(const Ring& ring) const {
-  if (ring.direct == blink::kDirectNo) return false;
-  const std::int64_t mine = ring.direct == blink::kDirectInput ? my_input_ : my_output_;
-  if (ring.halved != 0) {
-    const Reader& reader = readers_[static_cast<std::size_t>(ring.first_reader)];
-    return mine != kNowhere && place_of_output(reader) != kNowhere;
-  }
-  return mine != kNowhere;
-}
-
-bool blink_op::pushes(const Ring& ring, const Reader& reader, std::int64_t chunk) const {
-  if (reader.push_offset == kNowhere) return false;
-  return ring.halved != 0 ? chunk % 2 != 0 && exports(ring) : blink::is_shared(place_of_output(reader));
-}
-
-std::int64_t blink_op::place_of_output(const Reader& reader) const {
-  return comm_.entry(static_cast<int>(reader.rank)).output.at.load(std::memory_order_relaxed);
-}
-
-const blink::Lent& blink_op::lent(const Receive& r) const {
-  const blink::Entry& theirs = comm_.entry(static_cast<int>(r.rank));
-  return r.direct == blink::kDirectInput ? theirs.input : theirs.output;
-}
-
-bool blink_op::halves(const Receive& r) const {
-  return my_output_ != kNowhere && lent(r).at.load(std::memory_order_relaxed) != kNowhere;
-}
-
-bool blink_op::is_pushed(const Receive& r, std::int64_t chunk) const {
-  return r.halved != 0 ? chunk % 2 != 0 && halves(r) : r.pushed != 0 && blink::is_shared(my_output_);
-}
-
-bool blink_op::reads_direct(const Receive& r, std::int64_t chunk) const {
-  if (r.direct == blink::kDirectNo) return false;
-  if (r.halved != 0) return chunk % 2 == 0 && halves(r);
-  return lent(r).at.load(std::memory_order_relaxed) != kNowhere;
-}
-
-bool blink_op::reads_private(const Receive& r, std::int64_t chunk) const {
-  return reads_direct(r, chunk) && blink::is_private(lent(r).at.load(std::memory_order_relaxed));
-}
-
-const void* blink_op::message(const Receive& r, const Chunk& chunk) const {
-  const int peer = static_cast<int>(r.rank);
-  if (reads_direct(r, chunk.index)) {
-    return comm_.borrowed(peer, lent(r), r.direct_offset + static_cast<std::int64_t>(chunk.bytes_before), chunk.bytes);
-  }
-  const auto slot = static_cast<std::int64_t>(received_[static_cast<std::size_t>(r.queue)] % static_cast<std::uint64_t>(r.slots));
-  return area_of(r.lodged, peer) + r.staging + slot * r.stride;
-}
-
-unsigned char* blink_op::area_of(std::int64_t lodged, int sender) const {
-  return comm_.segment().staging(comm_.bank(), lodged == 0 ? sender : static_cast<int>(lodged - 1)) + shift();
 }
 
 // Readers whose buffers may be written must have begun this call, or they could still be reading them.
@@ -233,162 +167,6 @@ int blink_op::fire(const Role& role, std::int64_t index) {
   if (const int code = move(role, chunk, own)) return code;
   settle(role, chunk, 0);
   return BLINK_OK;
-}
-
-// From all sources to all targets.
-int blink_op::move(const Role& role, const Chunk& chunk, std::int32_t own) {
-  int code = BLINK_OK;
-  if (writes_others_ && (code = comm_.start_writing()) != BLINK_OK) return code;
-  if (!sources_.empty() && !targets_.empty()) {
-    const bool alone = sources_.size() == 1 && role.divisor <= 1;
-    if (taken_.empty()) {
-      combine(role, sources_, targets_, chunk.bytes, own);
-    } else {
-      code = alone ? take(role, chunk) : take_and_combine(role, chunk, own);
-    }
-  }
-  for (const Gift& gift : gifts_) {
-    if (code != BLINK_OK || sources_.empty()) break;
-    code = comm_.write_private(gift.peer, gift.into, sources_[0], chunk.bytes,
-                               site(BLINK_WAITS_READER, role, gift.peer, chunk.index));
-  }
-  if (writes_others_) comm_.stop_writing();
-  return code;
-}
-
-// The only source lies in its sender's own memory.
-int blink_op::take(const Role& role, const Chunk& chunk) {
-  const Receive& receive = *taken_[0].receive;
-  auto* target = static_cast<unsigned char*>(targets_[0]);
-  if (!past_caches_) {
-    if (const int code = read_private(role, receive, chunk, 0, target, chunk.bytes)) return code;
-  } else {
-    // The system's copy goes through the caches, so a piece of it is taken first to where it stays in them.
-    unsigned char* scratch = room(kPieceBytes);
-    for (std::size_t from = 0; from < chunk.bytes; from += kPieceBytes) {
-      const std::size_t bytes = std::min(kPieceBytes, chunk.bytes - from);
-      if (const int code = read_private(role, receive, chunk, from, scratch, bytes)) return code;
-      copy_result(target + from, scratch, bytes);
-    }
-  }
-  for (std::size_t i = 1; i < targets_.size(); ++i) blink::copy_bytes(targets_[i], target, chunk.bytes);
-  return BLINK_OK;
-}
-
-// Some of several sources lie in their senders' own memory: piece by piece they are taken to where they stay in a cache.
-int blink_op::take_and_combine(const Role& role, const Chunk& chunk, std::int32_t own) {
-  const std::size_t most = std::max<std::size_t>(1, kPieceBytes / taken_.size() / blink::kPage) * blink::kPage;
-  const std::size_t piece = std::min(most, chunk.bytes);
-  unsigned char* scratch = room(piece * taken_.size());
-  for (std::size_t from = 0; from < chunk.bytes; from += piece) {
-    const std::size_t bytes = std::min(piece, chunk.bytes - from);
-    piece_sources_.clear();
-    piece_targets_.clear();
-    for (const void* source : sources_) {
-      piece_sources_.push_back(source == nullptr ? nullptr : static_cast<const unsigned char*>(source) + from);
-    }
-    for (void* target : targets_) piece_targets_.push_back(static_cast<unsigned char*>(target) + from);
-    for (std::size_t i = 0; i < taken_.size(); ++i) {
-      unsigned char* into = scratch + i * piece;
-      if (const int code = read_private(role, *taken_[i].receive, chunk, from, into, bytes)) return code;
-      piece_sources_[taken_[i].source] = into;
-    }
-    combine(role, piece_sources_, piece_targets_, bytes, own);
-  }
-  return BLINK_OK;
-}
-
-// `bytes` of scratch from the beginning of a page on: copies to odd places are slow.
-unsigned char* blink_op::room(std::size_t bytes) {
-  scratch_.resize(std::max(scratch_.size(), bytes + blink::kPage));
-  const std::size_t beyond = reinterpret_cast<std::uintptr_t>(scratch_.data()) % blink::kPage;
-  return scratch_.data() + (beyond == 0 ? 0 : blink::kPage - beyond);
-}
-
-// `bytes` of a message from `from` on, out of its sender's own memory.
-int blink_op::read_private(const Role& role, const Receive& receive, const Chunk& chunk, std::size_t from, void* into,
-                           std::size_t bytes) {
-  const int peer = static_cast<int>(receive.rank);
-  const std::uint64_t at = blink_comm::private_address(
-      lent(receive), receive.direct_offset + static_cast<std::int64_t>(chunk.bytes_before + from), bytes);
-  if (at == 0) return not_lent(role, peer, chunk.index);
-  return comm_.read_private(peer, into, at, bytes, site(BLINK_WAITS_MESSAGE, role, peer, chunk.index));
-}
-
-// A copy to wherever it has to be. Large results would only push other things out of the caches, unless they overwrite
-// what this call has read.
-void blink_op::copy_result(void* target, const void* source, std::size_t bytes) const {
-  const auto* at = static_cast<const unsigned char*>(target);
-  const bool was_read = input_ != nullptr && at < input_ + input_bytes_ && at + bytes > input_;
-  const bool result = output_ != nullptr && at >= output_ && at < output_ + output_bytes_;
-  if (past_caches_ && result && !was_read) {
-    blink::copy_past_caches(target, source, bytes);
-  } else {
-    blink::copy_bytes(target, source, bytes);
-  }
-}
-
-// Everywhere the value of a firing has to be written. A value that lies there already is not copied onto itself.
-int blink_op::collect_targets(const Role& role, const Chunk& chunk) {
-  targets_.clear();
-  gifts_.clear();
-  writes_others_ = false;
-  if (role.target != kNowhere) {
-    void* place = output_ + role.target + chunk.bytes_before;
-    if (sources_.size() != 1 || sources_[0] != place || role.divisor > 1 || scaled_) targets_.push_back(place);
-  }
-  for (std::int64_t i = 0; i < role.sends; ++i) {
-    const auto number = static_cast<std::size_t>(sends_[static_cast<std::size_t>(role.first_send + i)]);
-    const Ring& ring = rings_[number];
-    bool staged = false;
-    for (std::int64_t j = 0; j < ring.readers; ++j) {
-      const Reader& reader = readers_[static_cast<std::size_t>(ring.first_reader + j)];
-      if (pushes(ring, reader, chunk.index)) {
-        if (!collect_pushed(reader, chunk)) return not_lent(role, static_cast<int>(reader.rank), chunk.index);
-      } else {
-        staged = true;
-      }
-    }
-    if (staged && !exports(ring)) {
-      const auto slot = static_cast<std::int64_t>(sent_[number] % static_cast<std::uint64_t>(ring.slots));
-      targets_.push_back(area_of(ring.lodged, comm_.rank()) + ring.staging + slot * ring.stride);
-    }
-  }
-  return BLINK_OK;
-}
-
-// Where a message has to be written in its reader's output; false if that is outside.
-bool blink_op::collect_pushed(const Reader& reader, const Chunk& chunk) {
-  const int peer = static_cast<int>(reader.rank);
-  const blink::Lent& theirs = comm_.entry(peer).output;
-  const std::int64_t at = reader.push_offset + static_cast<std::int64_t>(chunk.bytes_before);
-  writes_others_ = true;
-  if (blink::is_private(place_of_output(reader))) {
-    gifts_.push_back({peer, blink_comm::private_address(theirs, at, chunk.bytes)});
-    return gifts_.back().into != 0;
-  }
-  targets_.push_back(comm_.borrowed(peer, theirs, at, chunk.bytes));
-  return targets_.back() != nullptr;
-}
-
-int blink_op::not_lent(const Role& role, int peer, std::int64_t chunk) {
-  return comm_.fail(BLINK_INVALID, site(BLINK_WAITS_NOT, role, peer, chunk), peer,
-                    "a message lies outside the buffer that the peer lends, or its shared memory is not mapped here");
-}
-
-void blink_op::combine(const Role& role, const std::vector<const void*>& sources, const std::vector<void*>& targets,
-                       std::size_t bytes, std::int32_t own) {
-  const bool scaled = scaled_ && own >= 0;
-  if (sources.size() == 1 && role.divisor <= 1 && !scaled) {
-    for (void* target : targets) copy_result(target, sources[0], bytes);
-    return;
-  }
-  blink::Finish finish;
-  finish.own = scaled ? own : -1;
-  finish.scale = scale_;
-  finish.divisor = static_cast<std::uint32_t>(role.divisor);
-  kernel_->combine(targets.data(), static_cast<int>(targets.size()), sources.data(), static_cast<int>(sources.size()),
-                   bytes / kernel_->itemsize, finish);
 }
 
 // After a firing: messages are given back (those after the first `done`), the new one is announced.

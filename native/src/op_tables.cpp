@@ -125,7 +125,8 @@ bool blink_op::halves_well(const Role& role) const {
   for (std::int64_t i = 0; i < role.sends; ++i) {
     const std::int64_t number = sends_[static_cast<std::size_t>(role.first_send + i)];
     if (!within(number, 1, rings_)) return false;
-    if (rings_[static_cast<std::size_t>(number)].halved != 0 && (role.receives > 0 || role.source == kNowhere)) return false;
+    const bool halved = rings_[static_cast<std::size_t>(number)].halved != 0;
+    if (halved && (role.receives > 0 || role.source == kNowhere)) return false;
   }
   return true;
 }

@@ -387,11 +387,11 @@ def messages(rank: int, size: int) -> None:
         assert work.is_completed()
     assert [float(tensor[0]) - 10 * previous for tensor in got] == [2, 1, 1]
     if rank == 0:
-        sources = [dist.recv(torch.zeros(2, 2).t()) for _ in range(size - 1)]
+        sources = [dist.recv(torch.zeros(2, 2).t(), tag=5) for _ in range(size - 1)]  # no other message fits
         assert sorted(sources) == list(range(1, size))
         assert dist.recv(torch.empty(0), src=1, tag=9) == 1
     else:
-        dist.send(torch.ones(4), 0)
+        dist.send(torch.ones(4), 0, tag=5)
         if rank == 1:
             dist.send(torch.empty(0), 0, tag=9)
     large, there = torch.full((300_000,), float(rank)), torch.zeros(300_000)

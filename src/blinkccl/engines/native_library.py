@@ -11,7 +11,7 @@ from pathlib import Path
 
 from blinkccl.errors import UnsupportedError
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 LIBRARY = "libblink_host.so"
 #: Names another library file; for people who work on it.
 OVERRIDE = "BLINK_HOST_LIBRARY"
