@@ -500,7 +500,7 @@ int blink_comm::start_writing() {
   life().writing.store(1, std::memory_order_seq_cst);
   if (segment_.header().failed.load(std::memory_order_seq_cst) == 0) return BLINK_OK;
   stop_writing();
-  return failed_elsewhere();
+  return fail(BLINK_ABORTED, blink::Site{}, -1, "another rank failed");  // which waits for what that one has to say
 }
 
 void blink_comm::await_writers() const {
