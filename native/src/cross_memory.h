@@ -1,8 +1,8 @@
 // Copies between this process's memory and another's, made by the kernel in one go (Linux's cross-memory attach).
 //
 // A ring copies twice, through memory that both map; this copies once, and costs a system call and a look at every
-// page's table entry. Which is faster depends on the machine, and whether it is allowed on its settings: groups of ranks
-// try it (engines/host.py) and measure it (runtime/cross_memory.py).
+// page's table entry. Which is faster depends on the machine, and whether it is allowed on its settings: groups of two
+// ranks try and measure it (blinkccl/runtime/cross_memory.py).
 #pragma once
 
 #include <cstddef>

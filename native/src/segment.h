@@ -91,8 +91,8 @@ struct alignas(kLineBytes) Life {
   std::atomic<std::int64_t> pid;
   std::atomic<std::uint32_t> joined, left;
   std::atomic<std::uint64_t> finished;
-  // 1 while the rank writes into buffers of others. Whoever's call has failed waits for that to end before it gives its
-  // buffers back to its caller.
+  // 1 while the rank writes into buffers of others. Whoever's call has failed waits for that to end, up to a second,
+  // before it gives its buffers back to its caller.
   std::atomic<std::uint32_t> writing;
   std::atomic<std::uint64_t> secret_at;  // the address of what only this process can show; see can_cross()
 };

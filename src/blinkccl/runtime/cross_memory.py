@@ -3,8 +3,8 @@
 A ring copies a message twice, and keeps the second core busy; the system copies it once, after a call and a look at
 every page. Which is faster depends on the machine: facts about one say little about the next. So both move the same
 bytes a few times. The bytes are at rest, as those of a large tensor are: what a core has just written comes out of
-its cache about as fast either way. Among more than two ranks a ring's one copy serves all readers, and won wherever
-it was measured (benchmarks/README.md); there nothing is asked.
+its cache about as fast either way. Among more than two ranks nothing is asked: a ring's one copy serves all readers,
+which was faster for all that was measured but Scatter, and AllToAll of some sizes.
 """
 
 from __future__ import annotations
