@@ -200,8 +200,8 @@ void running() {
              r);
     }
   }
-  // Whether a deadline or another rank's end comes first is a matter of luck: all that counts is that each happens.
-  expect(codes[BLINK_OK] > 0 && codes[BLINK_DEADLINE] > 0 && codes[BLINK_ABORTED] > 0,
+  // Whether a deadline or another rank's end comes first is a matter of luck: some of the former there must be.
+  expect(codes[BLINK_OK] > 100 && codes[BLINK_DEADLINE] > 0 && codes[BLINK_ABORTED] > 100,
          "%ld ended well, %ld with a deadline, %ld were refused", codes[BLINK_OK].load(), codes[BLINK_DEADLINE].load(),
          codes[BLINK_ABORTED].load());
   expect(codes[BLINK_SYSTEM] == 0 && codes[BLINK_PEER_LOST] == 0, "codes that nothing here can cause");
