@@ -17,7 +17,7 @@ foreach(file IN LISTS tests)
   get_filename_component(name ${file} NAME_WE)
   add_executable(${name} ${file})
   target_compile_options(${name} PRIVATE -UNDEBUG)  # assert() works in tests, whatever the build type
-  target_link_libraries(${name} PRIVATE objects)
+  target_link_libraries(${name} PRIVATE host_objects simulate_objects)
   add_test(NAME ${name} COMMAND ${launcher} $<TARGET_FILE:${name}>)
   # A race stops the program; a child of a program with threads is checked too.
   set_tests_properties(${name} PROPERTIES

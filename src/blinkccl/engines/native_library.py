@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ctypes as c
-import os
 import sys
 from functools import lru_cache
-from importlib.resources import files
 from pathlib import Path
 
 from blinkccl.errors import UnsupportedError
+from blinkccl.native import find_library
 
 ABI_VERSION = 2
 LIBRARY = "libblink_host.so"
@@ -186,12 +185,7 @@ def load() -> c.CDLL:
 
 def find() -> Path | None:
     """The library's file: the one that ``BLINK_HOST_LIBRARY`` names, or the one installed with the package."""
-    override = os.environ.get(OVERRIDE)
-    if override:
-        return Path(override)
-    installed = files("blinkccl").joinpath("_native").joinpath(LIBRARY)
-    path = Path(str(installed))
-    return path if path.is_file() else None
+    return find_library(LIBRARY, OVERRIDE)
 
 
 def available() -> bool:

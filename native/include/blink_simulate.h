@@ -1,0 +1,52 @@
+/* The simulator's kernel as a plain C interface: blinkccl/simulate/workload.py says what everything here means.
+ *
+ * All arrays belong to the caller and must be valid: the Python side makes them from a lawful program and checks them. */
+#ifndef BLINK_SIMULATE_H
+#define BLINK_SIMULATE_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define BLINK_SIMULATE_ABI 1
+
+typedef struct {
+  int64_t actors, hops, streams, pools, links;
+  const int32_t *chunks;
+  const double *bytes, *last_bytes;
+  const int32_t *actor_stream;
+  const double *launch_s, *pace_s_per_byte, *start_s;
+  const int32_t *receives_of, *receives, *sends_of, *sends;
+  const int32_t *tail, *head, *hop_stream, *pool, *slots;
+  const double *latency_s, *signal_s, *weight;
+  const int32_t *path_of, *path;
+  const double *rates;
+  const int32_t *engines;
+} blink_workload;
+
+/* Null, or arrays of as many entries as there are tasks. */
+typedef struct {
+  int32_t *hop, *actor, *chunk;
+  double *begin_s, *move_s, *end_s;
+  int32_t *cause, *holder;
+} blink_trace;
+
+typedef struct {
+  double seconds;
+  int64_t transfers, firings, events;
+  double *actor_s; /* one per actor */
+  int64_t stuck;   /* the first actor that did not finish, -1 for none */
+  int64_t stuck_chunk;
+} blink_outcome;
+
+uint32_t blink_simulate_abi(void);
+
+/* Runs the workload; `fair` chooses the sharing. 0: done; 1: stopped before its end, see `stuck`; 2: out of memory. */
+int blink_simulate(const blink_workload *workload, int fair, blink_outcome *outcome, const blink_trace *trace);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

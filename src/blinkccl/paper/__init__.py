@@ -1,0 +1,1 @@
+"""What did the papers claim, and what do we find?"""

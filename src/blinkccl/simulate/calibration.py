@@ -1,0 +1,258 @@
+"""What do links and GPUs of a machine really reach? Calibrations: data files with a source for each number.
+
+A calibration is a TOML file. Every number is a table ``{ value = …, source = "…" }``::
+
+    schema_version = 1
+    name = "v100-copy-engine"
+    about = "a copy, an event and a reduction kernel per chunk"
+    machines = ["dgx-1v"]
+
+    [engine]
+    issue_us = { value = 10.0, source = "…" }
+    …
+
+    [[link]]
+    kind = "nvlink"
+    nominal_gbps = 25.0
+    gbps = { value = 22.0, source = "…" }
+    latency_us = { value = 0.0, source = "…" }
+
+A link class serves all links of its kind whose nominal rate is a multiple of ``nominal_gbps`` (its lanes), and scales
+with it: two lanes reach twice ``gbps``.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+
+import msgspec
+
+from blinkccl.errors import TopologyError
+from blinkccl.topology.limits import MAX_FILE_BYTES
+from blinkccl.topology.model import LINK_KINDS, Link, Topology
+
+SCHEMA_VERSION = 1
+#: What is used where no calibration knows the machine: links as they are sold.
+FALLBACK = "nominal"
+
+
+class Number(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A number and where it is from: a document and place, "measured: …", "fitted: …" or "assumed: …"."""
+
+    value: float
+    source: str
+
+
+class LinkClass(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How links of one kind behave.
+
+    Parameters
+    ----------
+    kind
+        One of the topology's kinds of links.
+    nominal_gbps
+        Nominal rate of one lane, GB/s per direction: what the topology says of a link is a multiple of it.
+    gbps
+        What one lane reaches with nothing in the other direction.
+    latency_us
+        What each such link adds to the latency of a transfer.
+    duplex
+        What part of ``gbps`` remains where the plan uses both directions.
+    """
+
+    kind: str
+    nominal_gbps: float
+    gbps: Number
+    latency_us: Number
+    duplex: Number = Number(1.0, "full duplex")
+
+
+_NOTHING = Number(0.0, "not modelled")
+_WHOLE = Number(1.0, "not modelled")
+
+
+class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a GPU's side of each operation costs.
+
+    Parameters
+    ----------
+    issue_us
+        Before each transfer, in its stream: issuing the copy and waiting for what it depends on.
+    signal_us
+        From the end of a transfer until the receiver knows.
+    reduce_us, reduce_gbps
+        Per firing that combines messages, and the rate of combining one message into the rest (0: no limit).
+    combining
+        What part of a link's rate remains where it ends or begins at a GPU that combines messages from several links.
+    copy_engines
+        Transfers that a GPU can have under way at once; 0 for no limit.
+    """
+
+    issue_us: Number = _NOTHING
+    signal_us: Number = _NOTHING
+    reduce_us: Number = _NOTHING
+    reduce_gbps: Number = _NOTHING
+    combining: Number = _WHOLE
+    copy_engines: Number = _NOTHING
+
+
+class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A calibration file; ``machines`` are the catalog names that it is for."""
+
+    schema_version: int
+    name: str
+    about: str
+    engine: Engine
+    link: tuple[LinkClass, ...]
+    machines: tuple[str, ...] = ()
+
+    def link_class(self, link: Link) -> LinkClass:
+        """The class that serves ``link``.
+
+        Raises
+        ------
+        TopologyError
+            If there is none: what the link is, and what the calibration has.
+        """
+        of_kind = [row for row in self.link if row.kind == link.kind]
+        for row in of_kind:
+            if _is_multiple(link.gbps, row.nominal_gbps):
+                return row
+        where = f"calibration {self.name}"
+        if not of_kind:
+            has = ", ".join(dict.fromkeys(row.kind for row in self.link)) or "none"
+            raise TopologyError(
+                f"{where} has no link class for {link.kind} (link {link.src} → {link.dst}, {link.gbps:g} GB/s); it has "
+                f"{has}. Add a [[link]] with kind = \"{link.kind}\", or take --calibration {FALLBACK}"
+            )
+        lanes = ", ".join(f"{row.nominal_gbps:g}" for row in of_kind)
+        raise TopologyError(
+            f"{where}: the {link.kind} link {link.src} → {link.dst} has {link.gbps:g} GB/s, no multiple of the lanes "
+            f"that it knows ({lanes} GB/s); add a [[link]] for that rate, or take --calibration {FALLBACK}"
+        )
+
+    def serves(self, topology: Topology) -> bool:
+        """Whether every link of ``topology`` has a class."""
+        try:
+            for link in topology.links:
+                self.link_class(link)
+        except TopologyError:
+            return False
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class LinkCost:
+    """What a class says of one link: bytes per second alone and where both directions are used, and latency."""
+
+    rate: float
+    duplex_rate: float
+    latency_s: float
+
+
+def link_cost(calibration: Calibration, link: Link) -> LinkCost:
+    """The cost of ``link``; raises as :meth:`Calibration.link_class`."""
+    row = calibration.link_class(link)
+    if row.nominal_gbps:
+        rate = link.gbps / row.nominal_gbps * row.gbps.value * 1e9
+    else:
+        rate = link.gbps * row.gbps.value * 1e9
+    return LinkCost(rate, rate * row.duplex.value, row.latency_us.value * 1e-6)
+
+
+def _is_multiple(gbps: float, lane: float) -> bool:
+    if lane == 0:
+        return True
+    lanes = gbps / lane
+    return lanes > 0.5 and abs(lanes - round(lanes)) < 1e-6 * lanes
+
+
+def calibration_names() -> tuple[str, ...]:
+    """The calibrations that come with the package, in alphabetical order."""
+    folder = files("blinkccl.simulate").joinpath("calibrations")
+    return tuple(sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".toml")))
+
+
+@lru_cache(maxsize=64)
+def calibration(name: str) -> Calibration:
+    """The calibration ``name`` of the package, or that of the file ``name``.
+
+    Raises
+    ------
+    TopologyError
+        If there is neither, or it cannot be read: what is wrong, and where.
+    """
+    if name in calibration_names():
+        text = files("blinkccl.simulate").joinpath("calibrations").joinpath(f"{name}.toml").read_text("utf-8")
+        return parse_calibration(text, name)
+    path = Path(name)
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise TopologyError(f"{name}: larger than {MAX_FILE_BYTES >> 20} MiB; a calibration is a short TOML file")
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+        raise TopologyError(
+            f"no calibration {name!r}: expected one of {', '.join(calibration_names())}, or a TOML file ({reason})"
+        ) from None
+    return parse_calibration(text, name)
+
+
+def parse_calibration(text: str, name: str) -> Calibration:
+    """The calibration that ``text`` holds; ``name`` is what messages call it.
+
+    Raises
+    ------
+    TopologyError
+        If it is no TOML, or not of the form in this module's text.
+    """
+    try:
+        read = msgspec.convert(tomllib.loads(text), Calibration)
+    except tomllib.TOMLDecodeError as error:
+        raise TopologyError(f"{name}: not a TOML file: {error}") from None
+    except msgspec.ValidationError as error:
+        raise TopologyError(f"{name}: {error}; see blinkccl/simulate/calibrations for examples") from None
+    if read.schema_version != SCHEMA_VERSION:
+        raise TopologyError(f"{name}: schema_version {read.schema_version}; this version reads {SCHEMA_VERSION}")
+    for fault in _faults(read):
+        raise TopologyError(f"{name}: {fault}")
+    return read
+
+
+def _faults(read: Calibration) -> list[str]:
+    """What is out of range."""
+    found = []
+    for number, row in enumerate(read.link):
+        where = f"link {number} ({row.kind})"
+        if row.kind not in LINK_KINDS:
+            found.append(f"{where}: unknown kind; expected one of {', '.join(LINK_KINDS)}")
+        if not 0 <= row.nominal_gbps < 1e6 or not 0 < row.gbps.value < 1e6:
+            found.append(f"{where}: rates must be positive, got {row.nominal_gbps:g} and {row.gbps.value:g} GB/s")
+        if not 0 <= row.latency_us.value < 1e9:
+            found.append(f"{where}: latency_us must not be negative, got {row.latency_us.value:g}")
+        if not 0 < row.duplex.value <= 1:
+            found.append(f"{where}: duplex must be in (0, 1], got {row.duplex.value:g}")
+    engine = read.engine
+    for field in ("issue_us", "signal_us", "reduce_us", "reduce_gbps", "copy_engines"):
+        value = getattr(engine, field).value
+        if not 0 <= value < 1e9:
+            found.append(f"engine: {field} must not be negative, got {value:g}")
+    if not 0 < engine.combining.value <= 1:
+        found.append(f"engine: combining must be in (0, 1], got {engine.combining.value:g}")
+    if not read.link:
+        found.append("it has no [[link]]")
+    return found
+
+
+def calibration_for(topology: Topology) -> Calibration:
+    """The calibration of a topology's machine: the first that names it and has all its links, else ``nominal``."""
+    machine = topology.name.split("@")[0].split("x ", 1)[-1].strip()
+    for name in calibration_names():
+        found = calibration(name)
+        if machine in found.machines and found.serves(topology):
+            return found
+    return calibration(FALLBACK)

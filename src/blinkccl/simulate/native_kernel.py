@@ -1,0 +1,158 @@
+"""The kernel in native code: the same steps, order and bits as :mod:`~blinkccl.simulate.kernel`."""
+
+from __future__ import annotations
+
+import ctypes as c
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blinkccl.errors import InternalError, UnsupportedError
+from blinkccl.native import find_library
+from blinkccl.simulate.workload import SHARINGS, Floats, Ints, Outcome, Trace, Workload
+
+ABI_VERSION = 1
+LIBRARY = "libblink_simulate.so"
+#: Names another library file; for people who work on it.
+OVERRIDE = "BLINK_SIMULATE_LIBRARY"
+
+_DONE, _STUCK = 0, 1
+
+
+class _Workload(c.Structure):
+    """``blink_workload``."""
+
+    _fields_ = [
+        *((name, c.c_int64) for name in ("actors", "hops", "streams", "pools", "links")),
+        *(
+            (name, c.c_void_p)
+            for name in (
+                *("chunks", "bytes", "last_bytes", "actor_stream", "launch_s", "pace_s_per_byte", "start_s"),
+                *("receives_of", "receives", "sends_of", "sends"),
+                *("tail", "head", "hop_stream", "pool", "slots", "latency_s", "signal_s", "weight"),
+                *("path_of", "path", "rates", "engines"),
+            )
+        ),
+    ]
+
+
+class _Trace(c.Structure):
+    """``blink_trace``."""
+
+    _fields_ = [
+        (name, c.c_void_p) for name in ("hop", "actor", "chunk", "begin_s", "move_s", "end_s", "cause", "holder")
+    ]
+
+
+class _Outcome(c.Structure):
+    """``blink_outcome``."""
+
+    _fields_ = [
+        ("seconds", c.c_double),
+        *((name, c.c_int64) for name in ("transfers", "firings", "events")),
+        ("actor_s", c.c_void_p),
+        ("stuck", c.c_int64),
+        ("stuck_chunk", c.c_int64),
+    ]
+
+
+@lru_cache(maxsize=1)
+def load() -> c.CDLL:
+    """The library, opened once; a run releases the GIL.
+
+    Raises
+    ------
+    UnsupportedError
+        If there is none (a source install without a compiler), or it is of another version than this package.
+    """
+    path = find_library(LIBRARY, OVERRIDE)
+    if path is None:
+        raise UnsupportedError(
+            "this installation has no native library: it was installed from source where no C++17 compiler was found"
+        )
+    try:
+        library = c.CDLL(str(path))
+        library.blink_simulate_abi.restype = c.c_uint32
+        library.blink_simulate.restype = c.c_int
+        library.blink_simulate.argtypes = [c.c_void_p, c.c_int, c.c_void_p, c.c_void_p]
+    except (OSError, AttributeError) as error:
+        raise UnsupportedError(f"{path} cannot be used: {error}; reinstall blink-ccl") from None
+    version: int = library.blink_simulate_abi()
+    if version != ABI_VERSION:
+        raise UnsupportedError(
+            f"{path} is of ABI version {version}, this package needs {ABI_VERSION}; reinstall blink-ccl"
+        )
+    return library
+
+
+def available() -> bool:
+    """Whether the native kernel can run here."""
+    try:
+        load()
+    except UnsupportedError:
+        return False
+    return True
+
+
+def run(workload: Workload, sharing: str = "fifo", traced: bool = False) -> Outcome:
+    """As :func:`blinkccl.simulate.kernel.run`.
+
+    Raises
+    ------
+    UnsupportedError
+        If there is no native library.
+    InternalError
+        If the workload stops before its end, or memory runs out.
+    """
+    if sharing not in SHARINGS:
+        raise InternalError(f"unknown sharing {sharing!r}; expected one of {', '.join(SHARINGS)}")
+    library = load()
+    actors, hops = workload.actors, workload.hops
+    held = (
+        *(_ints(actors.chunks), _floats(actors.bytes), _floats(actors.last_bytes), _ints(actors.stream)),
+        *(_floats(actors.launch_s), _floats(actors.pace_s_per_byte), _floats(actors.start_s)),
+        *(_ints(actors.receives_of), _ints(actors.receives), _ints(actors.sends_of), _ints(actors.sends)),
+        *(_ints(hops.tail), _ints(hops.head), _ints(hops.stream), _ints(hops.pool), _ints(hops.slots)),
+        *(_floats(hops.latency_s), _floats(hops.signal_s), _floats(hops.weight)),
+        *(_ints(hops.path_of), _ints(hops.path), _floats(workload.rates), _ints(workload.pools)),
+    )
+    counts = (len(actors.chunks), len(hops.tail), workload.streams, len(workload.pools), len(workload.rates))
+    given = _Workload(*counts, *(array.ctypes.data for array in held))
+    actor_s = np.zeros(len(actors.chunks))
+    outcome = _Outcome(actor_s=actor_s.ctypes.data)
+    trace = _empty_trace(workload.tasks) if traced else None
+    written = _Trace(*(array.ctypes.data for array in _columns(trace))) if trace is not None else None
+    code = library.blink_simulate(
+        c.byref(given), SHARINGS.index(sharing), c.byref(outcome), None if written is None else c.byref(written)
+    )
+    if code == _STUCK:
+        raise InternalError(
+            f"the simulation stopped at {outcome.seconds} s; actor {outcome.stuck} is in chunk {outcome.stuck_chunk} "
+            f"of {actors.chunks[outcome.stuck]}: the workload is not live"
+        )
+    if code != _DONE:
+        raise InternalError(f"the simulation ran out of memory at {workload.tasks:,} tasks")
+    busy_s = workload.link_bytes / workload.rates
+    return Outcome(outcome.seconds, outcome.transfers, outcome.firings, busy_s, actor_s, trace)
+
+
+def _ints(array: Ints) -> NDArray[np.int32]:
+    return np.ascontiguousarray(array, dtype=np.int32)
+
+
+def _floats(array: Floats) -> NDArray[np.float64]:
+    return np.ascontiguousarray(array, dtype=np.float64)
+
+
+def _empty_trace(tasks: int) -> Trace:
+    hop, actor, chunk, cause, holder = (np.zeros(tasks, np.int32) for _ in range(5))
+    begin_s, move_s, end_s = (np.zeros(tasks) for _ in range(3))
+    return Trace(hop, actor, chunk, begin_s, move_s, end_s, cause, holder)
+
+
+def _columns(trace: Trace) -> tuple[Ints | Floats, ...]:
+    return (
+        *(trace.hop, trace.actor, trace.chunk, trace.begin_s, trace.move_s, trace.end_s),
+        *(trace.cause, trace.holder),
+    )

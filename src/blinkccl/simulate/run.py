@@ -1,0 +1,167 @@
+"""Times a program: the room's front door."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import sqrt
+
+from blinkccl.errors import ScheduleError
+from blinkccl.schedule.chunking import Bound, bind
+from blinkccl.schedule.program import Program
+from blinkccl.simulate import kernel, native_kernel
+from blinkccl.simulate.calibration import Calibration
+from blinkccl.simulate.translate import Settings, Translation, translate
+from blinkccl.simulate.workload import Outcome, Workload
+from blinkccl.topology.model import Topology
+from blinkccl.units import algbw_gbps, bus_factor
+
+#: Elements are floats of this size where only bytes matter.
+ITEMSIZE = 4
+#: More tasks than this take minutes and gigabytes.
+EVENT_BUDGET = 50_000_000
+MAX_SIZE_BYTES = 2**63 - 1
+#: No chunk is chosen below or above these.
+LEAST_CHUNK_BYTES, MOST_CHUNK_BYTES = 4 * 1024, 64 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """A program timed for one size.
+
+    ``size_bytes`` is S, what nccl-tests prints; ``aggregated`` how many of the wanted chunks were timed as one.
+    """
+
+    translation: Translation
+    outcome: Outcome
+    size_bytes: int
+    chunk_bytes: int
+    aggregated: int = 1
+
+    @property
+    def seconds(self) -> float:
+        return self.outcome.seconds
+
+    @property
+    def algbw_gbps(self) -> float:
+        """S / t in GB/s; 0 where nothing moves."""
+        return algbw_gbps(self.size_bytes, self.seconds) if self.seconds else 0.0
+
+    @cached_property
+    def busbw_gbps(self) -> float:
+        """nccl-tests' bus bandwidth."""
+        collective = self.translation.bound.program.collective
+        return self.algbw_gbps * float(bus_factor(collective.name, collective.world_size))
+
+
+def simulate(
+    program: Program,
+    network: Topology,
+    calibration: Calibration,
+    size_bytes: int,
+    *,
+    chunk_bytes: int | None = None,
+    settings: Settings | None = None,
+    traced: bool = False,
+    budget: int = EVENT_BUDGET,
+    coarser: bool = False,
+) -> Simulation:
+    """Times ``program`` for ``size_bytes``.
+
+    Parameters
+    ----------
+    size_bytes
+        S, as nccl-tests counts it; 0 to 2^63 − 1.
+    chunk_bytes
+        Size of a chunk; None takes :func:`best_chunk_bytes`.
+    traced
+        Keep what was done when.
+    budget
+        The most tasks (transfers and firings) that a run may have.
+    coarser
+        Where the budget does not suffice, time several chunks as one that costs as much as all of them.
+
+    Raises
+    ------
+    ScheduleError
+        If a number is out of range, the program cannot be bound, or it would take more tasks than ``budget``.
+    TopologyError
+        If a link is missing in the network or its class in the calibration.
+
+    Notes
+    -----
+    ``coarser`` is an estimate: bandwidth terms and the cost of every chunk stay, but a pipeline fills more slowly,
+    by at most the depth times the larger chunk.
+    """
+    if not 0 <= size_bytes <= MAX_SIZE_BYTES:
+        raise ScheduleError(f"a size of {size_bytes} bytes; expected 0 to 2^63 - 1")
+    chunk = best_chunk_bytes(program, network, calibration, size_bytes) if chunk_bytes is None else chunk_bytes
+    bound = bind_bytes(program, size_bytes, chunk)
+    together = 1
+    tasks = count_tasks(bound)
+    if tasks > budget:
+        if not coarser:
+            raise ScheduleError(
+                f"{size_bytes:,} bytes in chunks of {chunk:,} are {tasks:,} transfers and reductions, more than the "
+                f"budget of {budget:,}; take larger chunks (--chunk), a larger --budget, or --coarser, which times "
+                "several chunks as one"
+            )
+        together = -(-tasks // budget)
+        bound = bind_bytes(program, size_bytes, chunk * together)
+        tasks = count_tasks(bound)
+        if tasks > budget:
+            raise ScheduleError(
+                f"one chunk per share is {tasks:,} transfers and reductions already, more than the budget of "
+                f"{budget:,}; take a larger --budget"
+            )
+    translation = translate(bound, network, calibration, settings)
+    if together > 1:
+        translation = _times(translation, together)
+    outcome = run(translation.workload, translation.settings.kernel_sharing, traced)
+    return Simulation(translation, outcome, size_bytes, chunk, together)
+
+
+def run(workload: Workload, sharing: str, traced: bool = False) -> Outcome:
+    """The native kernel where there is one, else the Python kernel: both give the same bits."""
+    chosen = native_kernel.run if native_kernel.available() else kernel.run
+    return chosen(workload, sharing, traced)
+
+
+def bind_bytes(program: Program, size_bytes: int, chunk_bytes: int) -> Bound:
+    """The program for S bytes: whole elements, the same number in each block."""
+    count = size_bytes // ITEMSIZE // program.collective.total_blocks()
+    return bind(program, count, ITEMSIZE, max(ITEMSIZE, chunk_bytes))
+
+
+def count_tasks(bound: Bound) -> int:
+    """At most so many tasks does a run have, known before it."""
+    extents = bound.extents
+    return sum(extents[role.slice].chunks * (len(role.sends) + bool(role.receives)) for role in bound.program.roles)
+
+
+def best_chunk_bytes(program: Program, network: Topology, calibration: Calibration, size_bytes: int) -> int:
+    """The chunk that makes the chunk pipeline model's time least: √(S·α·β / (d − 1)) for a path of d stages.
+
+    S is the largest slice's part, β the rate at which the plan moves it, α the cost of a chunk in a stream. T = Σt +
+    (k − 1)·t for k = S/s chunks of t = α + s/β gives it by differentiation.
+    """
+    slices = [float(part.stop - part.start) / program.collective.total_blocks() for part in program.slices]
+    if not slices or not program.queues:
+        return LEAST_CHUNK_BYTES
+    largest = max(slices) * size_bytes
+    depth = max(role.offset for role in program.roles)
+    seconds_per_s = 1.0 / (float(program.rate) * network.unit_gbps * 1e9) if program.rate else 0.0
+    beta = max(slices) / seconds_per_s if seconds_per_s else 1e9
+    alpha_s = calibration.engine.issue_us.value * 1e-6 + max(row.latency_us.value for row in calibration.link) * 1e-6
+    wanted = sqrt(largest * alpha_s * beta / (depth - 1)) if depth > 1 else largest
+    return int(min(MOST_CHUNK_BYTES, max(LEAST_CHUNK_BYTES, wanted)))
+
+
+def _times(translation: Translation, together: int) -> Translation:
+    """The workload with each chunk's fixed costs ``together`` times."""
+    from dataclasses import replace
+
+    workload = translation.workload
+    hops = replace(workload.hops, latency_s=workload.hops.latency_s * together)
+    actors = replace(workload.actors, launch_s=workload.actors.launch_s * together)
+    return replace(translation, workload=replace(workload, hops=hops, actors=actors))

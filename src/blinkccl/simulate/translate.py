@@ -1,0 +1,280 @@
+"""Program → Workload: what do a program's roles and queues cost on these links?
+
+The simulator takes the Program that engines run. A role becomes an actor, a message from role to role a hop. As in
+Blink's generated code (MLSys 2020, §4.1) there is a stream per link and tree: each queue has its own, and a role that
+combines messages does so in the stream of its first send, before the copy. So a stage of a chain costs
+``issue + bytes/rate (+ reduce + bytes/reduce rate)``, and a pipeline of k chunks the sum of its stages and (k − 1)
+times the longest (the chunk pipeline model).
+
+Ranks are not serial: roles of one rank run side by side, as streams of a GPU do, and messages of queues that several
+roles share (none that :func:`~blinkccl.schedule.lower.lower` makes) keep slots of their own per pair of roles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from blinkccl.errors import ScheduleError, TopologyError
+from blinkccl.schedule.chunking import Bound
+from blinkccl.schedule.program import Program, Role
+from blinkccl.schedule.wiring import Arc, connect
+from blinkccl.simulate.calibration import Calibration, link_cost
+from blinkccl.simulate.workload import Actors, Hops, Ints, Workload
+from blinkccl.topology.model import Topology
+
+#: How streams and shares of links are dealt out.
+STREAMS = ("per-tree", "reused")
+#: fifo, fair: see the workload. rtt-weighted: in proportion to 1/latency, as TCP flows. unfair: the first tree first.
+SHARINGS = ("fifo", "fair", "rtt-weighted", "unfair")
+#: How much more of a link the stream that came first gets than the next, where sharing is unfair.
+UNFAIRNESS = 64.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to simulate.
+
+    Parameters
+    ----------
+    sharing
+        One of :data:`SHARINGS`.
+    streams
+        One of :data:`STREAMS`: a stream per link and tree, or one for trees that use a link at the same depth
+        (Blink §4.2.2).
+    start_s
+        When each rank enters the collective; empty for all at once.
+    """
+
+    sharing: str = "fifo"
+    streams: str = "per-tree"
+    start_s: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, value, known in (("sharing", self.sharing, SHARINGS), ("streams", self.streams, STREAMS)):
+            if value not in known:
+                raise ScheduleError(f"unknown {name} {value!r}; expected one of {', '.join(known)}")
+        for rank, start_s in enumerate(self.start_s):
+            if not 0 <= start_s < 1e6:
+                raise ScheduleError(f"rank {rank} starts at {start_s} s; expected a time from 0 to 1,000,000 s")
+
+    @property
+    def kernel_sharing(self) -> str:
+        """The kernel's sharing; the others are fair sharing with weights."""
+        return "fifo" if self.sharing == "fifo" else "fair"
+
+
+@dataclass(frozen=True)
+class Translation:
+    """A workload, and what its numbers stand for.
+
+    ``links[i]``: the ordered pair of vertices of link i. Actor i is role i; hop i is ``arcs[i]``, from role ``tail`` to
+    role ``head`` through ``queue``.
+    """
+
+    workload: Workload
+    bound: Bound
+    network: Topology
+    calibration: Calibration
+    settings: Settings
+    links: tuple[tuple[int, int], ...]
+    arcs: tuple[Arc, ...]
+
+
+def translate(
+    bound: Bound, network: Topology, calibration: Calibration, settings: Settings | None = None
+) -> Translation:
+    """The workload of a bound program.
+
+    Parameters
+    ----------
+    network
+        The links that the program's paths lie on.
+
+    Raises
+    ------
+    ScheduleError
+        If both ends of a queue do not fit, or the start times are not one per rank.
+    TopologyError
+        If a path uses a link that is not there, or the calibration has no class for it.
+
+    Notes
+    -----
+    Cost: O(roles + links on the paths of queues).
+    """
+    settings = settings or Settings()
+    program = bound.program
+    if settings.start_s and len(settings.start_s) != len(program.ranks):
+        raise ScheduleError(f"{len(settings.start_s)} start times for {len(program.ranks)} ranks; give one per rank")
+    wiring = connect(program)
+    if wiring.faults:
+        raise ScheduleError(f"the program cannot be timed: {wiring.faults[0]}")
+    arcs = tuple(wiring.data)
+    table = _Links(program, network, calibration)
+    streams = _Streams(program, arcs, settings.streams)
+    workload = Workload(
+        _actors(bound, arcs, calibration, streams, settings),
+        _hops(program, arcs, calibration, streams, table, settings),
+        np.asarray(table.rates, np.float64),
+        np.full(len(program.ranks), int(calibration.engine.copy_engines.value), np.int32),
+        streams.count,
+    )
+    return Translation(workload, bound, network, calibration, settings, tuple(table.index), arcs)
+
+
+@dataclass
+class _Streams:
+    """Which stream each hop and each combining role works in."""
+
+    program: Program
+    arcs: Sequence[Arc]
+    choice: str
+    count: int = 0
+    of_queue: list[int] = field(default_factory=list)
+    of_actor: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        program = self.program
+        if self.choice == "reused":
+            # Trees that cross a link at the same depth take turns in one stream, chunk by chunk.
+            depth = {arc.queue: program.roles[arc.tail].offset for arc in self.arcs}
+            shared: dict[tuple[tuple[int, ...], int], int] = {}
+            for number, queue in enumerate(program.queues):
+                self.of_queue.append(shared.setdefault((queue.path, depth.get(number, 0)), len(shared)))
+            self.count = len(shared)
+        else:
+            self.of_queue = list(range(len(program.queues)))
+            self.count = len(program.queues)
+        for role in program.roles:
+            if operands(role) < 2:
+                self.of_actor.append(-1)
+            elif role.sends:
+                self.of_actor.append(self.of_queue[role.sends[0]])
+            else:
+                self.of_actor.append(self.count)
+                self.count += 1
+
+
+def operands(role: Role) -> int:
+    """How many things a firing combines."""
+    return len(role.receives) + role.contributes
+
+
+class _Links:
+    """The links on the program's paths, in the order of first use, with the rates that this program leaves them."""
+
+    def __init__(self, program: Program, network: Topology, calibration: Calibration) -> None:
+        self.index: dict[tuple[int, int], int] = {}
+        for queue in program.queues:
+            for pair in pairwise(queue.path):
+                self.index.setdefault(pair, len(self.index))
+        combining = _combining(program)
+        self.rates: list[float] = []
+        self.latency_s: list[float] = []
+        for src, dst in self.index:
+            if (src, dst) not in network.link:
+                raise TopologyError(f"the program sends over a link {src} → {dst}, which {network.name} does not have")
+            cost = link_cost(calibration, network.link[src, dst])
+            rate = cost.duplex_rate if (dst, src) in self.index else cost.rate
+            if src in combining or dst in combining:
+                rate *= calibration.engine.combining.value
+            self.rates.append(rate)
+            self.latency_s.append(cost.latency_s)
+
+
+def _combining(program: Program) -> frozenset[int]:
+    """The vertices of ranks that combine messages from more than one neighbour."""
+    neighbours: dict[int, set[int]] = {}
+    for role in program.roles:
+        if operands(role) > 1:
+            neighbours.setdefault(role.rank, set()).update(program.queues[q].src for q in role.receives)
+    return frozenset(program.ranks[rank] for rank, those in neighbours.items() if len(those) > 1)
+
+
+def _actors(
+    bound: Bound, arcs: Sequence[Arc], calibration: Calibration, streams: _Streams, settings: Settings
+) -> Actors:
+    program, engine = bound.program, calibration.engine
+    receives: list[list[int]] = [[] for _ in program.roles]
+    sends: list[list[int]] = [[] for _ in program.roles]
+    ends = {(arc.head, arc.queue): number for number, arc in enumerate(arcs)}
+    starts = {(arc.tail, arc.queue): number for number, arc in enumerate(arcs)}
+    for number, role in enumerate(program.roles):
+        receives[number] = [ends[number, queue] for queue in role.receives]
+        sends[number] = [starts[number, queue] for queue in role.sends]
+    extents = [bound.extents[role.slice] for role in program.roles]
+    whole = bound.chunk_elements * bound.itemsize
+    last = [(x.length - (x.chunks - 1) * bound.chunk_elements) * bound.itemsize if x.chunks else 0 for x in extents]
+    combined = np.asarray([max(0, operands(role) - 1) for role in program.roles], np.float64)
+    pace = 1e-9 / engine.reduce_gbps.value if engine.reduce_gbps.value else 0.0
+    start_s = settings.start_s or (0.0,) * len(program.ranks)
+    stream = np.asarray(streams.of_actor, np.int32)
+    if pace == 0.0 and engine.reduce_us.value == 0.0:
+        stream = np.full_like(stream, -1)  # what costs nothing needs no turn
+    return Actors(
+        np.asarray([x.chunks for x in extents], np.int32),
+        np.full(len(extents), float(whole)),
+        np.asarray(last, np.float64),
+        stream,
+        np.full(len(extents), engine.reduce_us.value * 1e-6),
+        combined * pace,
+        np.asarray([start_s[role.rank] for role in program.roles], np.float64),
+        *_compressed(receives),
+        *_compressed(sends),
+    )
+
+
+def _hops(
+    program: Program,
+    arcs: Sequence[Arc],
+    calibration: Calibration,
+    streams: _Streams,
+    table: _Links,
+    settings: Settings,
+) -> Hops:
+    engine = calibration.engine
+    queues = [program.queues[arc.queue] for arc in arcs]
+    paths = [[table.index[pair] for pair in pairwise(queue.path)] for queue in queues]
+    latency_s = [engine.issue_us.value * 1e-6 + sum(table.latency_s[link] for link in path) for path in paths]
+    limited = engine.copy_engines.value > 0
+    return Hops(
+        np.asarray([arc.tail for arc in arcs], np.int32),
+        np.asarray([arc.head for arc in arcs], np.int32),
+        np.asarray([streams.of_queue[arc.queue] for arc in arcs], np.int32),
+        np.asarray([queue.src if limited else -1 for queue in queues], np.int32),
+        np.asarray([program.channels[program.roles[arc.tail].channel].slots for arc in arcs], np.int32),
+        np.asarray(latency_s, np.float64),
+        np.full(len(arcs), engine.signal_us.value * 1e-6),
+        np.asarray(_weights(settings.sharing, paths, latency_s), np.float64),
+        *_compressed(paths),
+    )
+
+
+def _weights(sharing: str, paths: Sequence[Sequence[int]], latency_s: Sequence[float]) -> list[float]:
+    """Each hop's part of the links that it shares."""
+    if sharing == "rtt-weighted":
+        if any(seconds <= 0.0 for seconds in latency_s):
+            raise ScheduleError("--sharing rtt-weighted divides by latencies, but this calibration has some of zero")
+        longest = max(latency_s, default=1.0)
+        return [longest / seconds for seconds in latency_s]
+    if sharing == "unfair":
+        # The later a queue comes on its most crowded link, the longer it waits there.
+        seen: dict[int, int] = {}
+        weights = []
+        for path in paths:
+            place = max((seen.get(link, 0) for link in path), default=0)
+            for link in path:
+                seen[link] = seen.get(link, 0) + 1
+            weights.append(UNFAIRNESS**-min(place, 8))
+        return weights
+    return [1.0] * len(paths)
+
+
+def _compressed(rows: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
+    """Rows as starts and values."""
+    starts = np.zeros(len(rows) + 1, np.int32)
+    np.cumsum([len(row) for row in rows], out=starts[1:])
+    return starts, np.asarray([value for row in rows for value in row], np.int32)
