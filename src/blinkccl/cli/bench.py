@@ -151,8 +151,8 @@ class _Output:
         if self.record is not None:
             console.check_writable(console.new_name(self.record))
         if self.plot is not None:
-            from blinkccl.report import bench_plot
-            bench_plot.check(self.plot)
+            from blinkccl.report import plotting
+            plotting.check(self.plot)
             console.check_writable(self.plot)
 
     def report(self, about: About, rows: Iterable[Row], progress: console.Progress) -> None:

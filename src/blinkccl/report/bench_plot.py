@@ -3,38 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
-from blinkccl.errors import UnsupportedError
+from blinkccl.report.plotting import pyplot, save
 
 #: Points of a line: bytes and seconds.
 Points = Sequence[tuple[int, float]]
-
-
-def check(path: Path) -> None:
-    """Refuse, before any work, a picture that :func:`plot` could not draw.
-
-    Raises
-    ------
-    UnsupportedError
-        If matplotlib is not installed, or the name ends in no format that it writes.
-    """
-    figure = _pyplot().figure()
-    kinds = sorted(figure.canvas.get_supported_filetypes())
-    _pyplot().close(figure)
-    if path.suffix.lstrip(".").lower() not in kinds:
-        raise UnsupportedError(f"--plot {path}: expected a name that ends in .{', .'.join(kinds)}")
-
-
-def _pyplot() -> Any:
-    """The plotting library, drawing into files only."""
-    try:
-        import_module("matplotlib").use("Agg")
-        return import_module("matplotlib.pyplot")
-    except ImportError:
-        raise UnsupportedError("--plot needs matplotlib: pip install 'blink-ccl[plot]'") from None
 
 
 def plot(path: Path, title: str, lines: Mapping[str, Points]) -> None:
@@ -47,8 +21,7 @@ def plot(path: Path, title: str, lines: Mapping[str, Points]) -> None:
     OSError
         If the file cannot be written.
     """
-    pyplot = _pyplot()
-    figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
+    figure, axes = pyplot().subplots(figsize=(8, 5), layout="constrained")
     for number, (name, points) in enumerate(lines.items()):
         shown = [(size, seconds * 1e6) for size, seconds in points if size > 0 and seconds > 0]
         axes.plot([size for size, _ in shown], [micros for _, micros in shown], marker="o", markersize=3, label=name,
@@ -59,8 +32,7 @@ def plot(path: Path, title: str, lines: Mapping[str, Points]) -> None:
     axes.set(title=title, xlabel="size", ylabel="time (µs)")
     axes.grid(alpha=0.3)
     axes.legend()
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
+    save(figure, path)
 
 
 def _size_text(size: float) -> str:

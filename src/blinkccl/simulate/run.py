@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import sqrt
 
@@ -14,7 +14,7 @@ from blinkccl.simulate.calibration import Calibration
 from blinkccl.simulate.translate import Settings, Translation, translate
 from blinkccl.simulate.workload import Outcome, Workload
 from blinkccl.topology.model import Topology
-from blinkccl.units import algbw_gbps, bus_factor
+from blinkccl.units import algbw_gbps, bus_factor, parse_bytes
 
 #: Elements are floats of this size where only bytes matter.
 ITEMSIZE = 4
@@ -121,6 +121,23 @@ def simulate(
     return Simulation(translation, outcome, size_bytes, chunk, together)
 
 
+def parse_size(option: str, text: str) -> int:
+    """Bytes from what was typed for ``option``: ``64M``, ``1G``, ``4096``.
+
+    Raises
+    ------
+    ScheduleError
+        If it is no size, or beyond 2^63 − 1.
+    """
+    try:
+        size = parse_bytes(text)
+    except ValueError as error:
+        raise ScheduleError(f"{option}: {error}") from None
+    if size > MAX_SIZE_BYTES:
+        raise ScheduleError(f"{option} {text}: expected at most 2^63 - 1 bytes")
+    return size
+
+
 def run(workload: Workload, sharing: str, traced: bool = False) -> Outcome:
     """The native kernel where there is one, else the Python kernel: both give the same bits."""
     chosen = native_kernel.run if native_kernel.available() else kernel.run
@@ -159,8 +176,6 @@ def best_chunk_bytes(program: Program, network: Topology, calibration: Calibrati
 
 def _times(translation: Translation, together: int) -> Translation:
     """The workload with each chunk's fixed costs ``together`` times."""
-    from dataclasses import replace
-
     workload = translation.workload
     hops = replace(workload.hops, latency_s=workload.hops.latency_s * together)
     actors = replace(workload.actors, launch_s=workload.actors.launch_s * together)

@@ -1,0 +1,231 @@
+"""``blink sim``: how long would it take?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from blinkccl.cli import arguments, console
+from blinkccl.errors import ScheduleError
+
+if TYPE_CHECKING:
+    from blinkccl.algorithms.registry import Request
+    from blinkccl.forest.model import Forest
+    from blinkccl.simulate.calibration import Calibration
+    from blinkccl.simulate.contenders import Conditions, Estimate, Field
+    from blinkccl.simulate.run import Simulation
+    from blinkccl.topology.model import Topology
+
+HELP = """
+Examples:
+
+\b
+  blink sim allreduce --topo dgx-1v --gpus 1,4,5,6 --size 500M
+  blink sim broadcast --topo dgx-1p --sweep --plot f.png
+  blink sim allreduce --topo "2x dgx-a100" --algo optimal,ring --size 1G --timeline t.json
+  blink sim allreduce --plan plan.json --size 64M --sharing fair
+
+Time plans on calibrated links: the program that engines run, event by event, beside NCCL as a model.
+
+Prints each algorithm's time, algbw and busbw (GB/s), what part of the proved bound that is, the fullest links and what
+decided the time of the fastest plan. --sweep prints who wins from which size. A timeline opens in chrome://tracing and
+Perfetto.
+"""
+
+
+def sim(
+    name: Annotated[str | None, typer.Argument(metavar="[COLLECTIVE]", show_default=False,
+                                               help="As for blink plan; left out with --plan.")] = None,
+    spec: arguments.Spec = None,
+    gpus: arguments.Gpus = None,
+    root: arguments.Root = None,
+    src: arguments.Source = None,
+    dst: arguments.Destination = None,
+    algo: Annotated[str | None, typer.Option("--algo", metavar="NAMES", show_default=False,
+                                             help="Algorithms and baselines, separated by commas; default: all "
+                                                  "that serve the job.")] = None,
+    links: arguments.Links = "fast",
+    relays: arguments.Relays = False,
+    plan: Annotated[Path | None, typer.Option("--plan", metavar="FILE", show_default=False,
+                                              help="Time this plan; - reads stdin.")] = None,
+    size: Annotated[str | None, typer.Option("--size", "-s", metavar="SIZE", show_default=False,
+                                             help="S as nccl-tests counts it; default: 64M.")] = None,
+    sweep: Annotated[bool, typer.Option("--sweep", help="All sizes from -b to -e.")] = False,
+    begin: Annotated[str, typer.Option("-b", "--minbytes", metavar="SIZE", help="--sweep's smallest size.")] = "4K",
+    end: Annotated[str, typer.Option("-e", "--maxbytes", metavar="SIZE", help="--sweep's largest size.")] = "1G",
+    factor: Annotated[int, typer.Option("-f", "--stepfactor", metavar="F", min=2,
+                                        help="--sweep's factor between sizes.")] = 4,
+    calibration: Annotated[str | None, typer.Option("--calibration", metavar="NAME", show_default=False,
+                                                    help="One of ours, or a TOML file; default: the machine's, else "
+                                                         "nominal.")] = None,
+    sharing: Annotated[str, typer.Option("--sharing", metavar="HOW",
+                                         help="How transfers share a link: fifo, fair, rtt-weighted or "
+                                              "unfair.")] = "fifo",
+    streams: Annotated[str, typer.Option("--streams", metavar="HOW", help="per-tree, or reused by trees at the same "
+                                                                          "depth.")] = "per-tree",
+    chunk: Annotated[str | None, typer.Option("--chunk", metavar="SIZE", show_default=False,
+                                              help="Size of a chunk; default: the pipeline model's best.")] = None,
+    skew: Annotated[str | None, typer.Option("--skew", metavar="SECONDS", show_default=False,
+                                             help="When each rank starts, separated by commas.")] = None,
+    budget: Annotated[int | None, typer.Option("--budget", metavar="N", min=1, show_default=False,
+                                               help="The most transfers and reductions of one run; default: fifty "
+                                                    "million.")] = None,
+    coarser: Annotated[bool, typer.Option("--coarser", help="Beyond the budget, time several chunks as one.")] = False,
+    timeline: Annotated[Path | None, typer.Option("--timeline", metavar="FILE", show_default=False,
+                                                  help="Write the fastest plan's timeline, as Chrome's trace.")] = None,
+    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", show_default=False,
+                                              help="Draw bandwidth over size (png, svg, pdf).")] = None,
+    json: arguments.Json = False,
+) -> None:
+    """Prepare, simulate, print."""
+    for path in (timeline, plot):
+        if path is not None:
+            console.check_writable(path)
+    if plot is not None:
+        from blinkccl.report import plotting
+        plotting.check(plot)
+    sizes = _sizes(size, sweep or plot is not None, begin, end, factor)
+    from blinkccl.simulate.contenders import Conditions, Field, enter, planned
+    from blinkccl.simulate.run import EVENT_BUDGET
+    from blinkccl.simulate.translate import Settings
+    settings = Settings(sharing, streams, _skew(skew))
+    progress = console.Progress("simulating")
+    try:
+        if plan is not None:
+            _refuse_beside_plan(name, {"--topo": spec, "--gpus": gpus, "--root": root, "--src": src, "--dst": dst,
+                                       "--algo": algo})
+            request, forest = _field_of_plan(plan)
+        elif name is None:
+            raise typer.BadParameter("give a COLLECTIVE, or a plan with --plan")
+        else:
+            topology, ranks = arguments.load(spec, gpus)
+            request = arguments.request(arguments.collective(name, ranks, root, src, dst), topology, ranks, links,
+                                        relays)
+        conditions = Conditions(_named(calibration, request.topology), settings, _chunk(chunk), budget or EVENT_BUDGET,
+                                coarser)
+        if plan is not None:
+            field = Field(request, (planned(forest.algorithm, forest, conditions),), {})
+        else:
+            field = enter(request, conditions, [part.strip() for part in algo.split(",")] if algo else [], progress)
+        rows = []
+        for done, each in enumerate(sizes):
+            rows.append([one.at(each) for one in field.prepared])
+            progress(done + 1, len(sizes))
+    finally:
+        progress.close()
+    _report(field, conditions, rows, sweep or plot is not None, json)
+    if timeline is not None:
+        _write_timeline(timeline, field, rows[-1])
+    if plot is not None:
+        _draw(plot, field, rows)
+
+
+def _sizes(size: str | None, swept: bool, begin: str, end: str, factor: int) -> list[int]:
+    from blinkccl.simulate.run import parse_size
+    if not swept:
+        return [parse_size("--size", size or "64M")]
+    if size is not None:
+        raise ScheduleError("--size is one size, --sweep and --plot take all from -b to -e: give one of them")
+    first, last = parse_size("-b", begin), parse_size("-e", end)
+    if not 0 < first <= last:
+        raise ScheduleError(f"-b {begin} -e {end}: expected a positive size and one that is not below it")
+    sizes = [first]
+    while sizes[-1] * factor <= last:
+        sizes.append(sizes[-1] * factor)
+    return sizes
+
+
+def _chunk(text: str | None) -> int | None:
+    from blinkccl.simulate.run import parse_size
+    if text is None:
+        return None
+    chunk = parse_size("--chunk", text)
+    if chunk < 1:
+        raise ScheduleError("--chunk 0: expected at least one byte")
+    return chunk
+
+
+def _skew(text: str | None) -> tuple[float, ...]:
+    if text is None:
+        return ()
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise ScheduleError(f"--skew {text}: expected seconds separated by commas, one number per rank") from None
+
+
+def _refuse_beside_plan(name: str | None, given: dict[str, object]) -> None:
+    used = [option for option, value in {"COLLECTIVE": name, **given}.items() if value is not None]
+    if used:
+        raise ScheduleError(f"--plan brings its own collective, links and ranks: leave {', '.join(used)} out")
+
+
+def _named(calibration: str | None, topology: Topology) -> Calibration:
+    from blinkccl.simulate import calibration as calibrations
+    return calibrations.calibration(calibration) if calibration else calibrations.calibration_for(topology)
+
+
+def _field_of_plan(path: Path) -> tuple[Request, Forest]:
+    """What a plan file is for, and its forest."""
+    from blinkccl.algorithms.registry import Request
+    from blinkccl.forest.document import MAX_BYTES, from_document, loads
+    source = console.source_name(path)
+    forest = from_document(loads(console.read_file(path, MAX_BYTES), source))
+    return Request(forest.topology, forest.collective, forest.ranks), forest
+
+
+def _report(field: Field, conditions: Conditions, rows: Sequence[Sequence[Estimate]], swept: bool, json: bool) -> None:
+    from blinkccl.simulate.summary import summarise
+    best = _fastest_plan(rows[-1])
+    summary = None if best is None else summarise(_traced(field, best))
+    if json:
+        from blinkccl.forest.document import dumps
+        from blinkccl.report.sim_document import sim_document
+        console.emit(dumps(sim_document(field, conditions, rows, best, summary)))
+        return
+    from blinkccl.report import sim_text
+    from blinkccl.report.fit import fit
+    from blinkccl.report.paint import painter
+    paint, width = painter(console.coloured()), console.width()
+    text = fit(sim_text.head_text(field, conditions), width)
+    text += sim_text.sweep_table(rows, paint) if swept else sim_text.size_table(field, rows[0], paint)
+    if best is not None and summary is not None and not swept:
+        text += fit(sim_text.summary_text(best.name, field.request.topology, summary, best.seconds), width)
+    console.emit(text + fit(sim_text.absent_text(field), width))
+
+
+def _fastest_plan(row: Sequence[Estimate]) -> Estimate | None:
+    plans = [estimate for estimate in row if estimate.simulation is not None]
+    return min(plans, key=lambda estimate: estimate.seconds) if plans else None
+
+
+def _traced(field: Field, estimate: Estimate) -> Simulation:
+    """The same simulation once more, with its trace."""
+    plan = field.plan(estimate.name)
+    assert plan is not None  # only plans have simulations
+    return plan.simulate(estimate.size_bytes, traced=True)
+
+
+def _write_timeline(path: Path, field: Field, row: Sequence[Estimate]) -> None:
+    import json
+
+    from blinkccl.simulate.timeline import chrome_trace
+    best = _fastest_plan(row)
+    if best is None:
+        raise ScheduleError("--timeline: none of these is a plan; a model has no timeline")
+    console.write_file(path, json.dumps(chrome_trace(_traced(field, best))) + "\n")
+    console.note(f"it shows {best.name} at {best.size_bytes:,} bytes: open it in chrome://tracing or ui.perfetto.dev")
+
+
+def _draw(path: Path, field: Field, rows: Sequence[Sequence[Estimate]]) -> None:
+    from blinkccl.report.sim_plot import plot
+    request = field.request
+    try:
+        plot(path, f"{request.collective.name}, {len(request.ranks)} GPUs of {request.topology.name}, simulated", rows,
+             field.bound_gbps)
+    except OSError as problem:
+        raise typer.BadParameter(f"{path} cannot be written: {problem.strerror or problem}") from None
+    console.note(f"wrote {path}")

@@ -1,0 +1,148 @@
+"""What is a claim, and what does comparing it with a computation give?
+
+A claim is a sentence of a document with its numbers. ``compute`` finds our numbers anew each time it is asked, from
+plans, the simulator and calibrations; nothing here stores an answer. The verdict follows from both sets of numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from blinkccl.simulate.calibration import Calibration
+from blinkccl.simulate.calibration import calibration as named_calibration
+
+#: The documents, by the letter that claims carry.
+DOCUMENTS = {
+    "A": "Blink (MLSys 2020)",
+    "B": "Blink, the poster",
+    "C": "Multi-path GPU-to-GPU copies with UCX",
+    "D": "NCCL ring vs tree",
+    "E": "NCCL algorithms and how it achieves 900 GB/s",
+}
+
+REPRODUCED = "reproduced"
+CLOSE = "close"
+DIFFERS = "differs"
+CONTRADICTED = "contradicted"
+UNCHECKABLE = "cannot be checked"
+#: From best to worst, as tables count them.
+VERDICTS = (REPRODUCED, CLOSE, DIFFERS, CONTRADICTED, UNCHECKABLE)
+#: Beyond its tolerance, but within this relative error, a number is close.
+CLOSE_WITHIN = 0.20
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One number of a claim beside ours.
+
+    Parameters
+    ----------
+    what
+        What is counted or measured, in a few words.
+    published, ours
+        In ``unit``. ``published`` is None where the document gives no number.
+    tolerance
+        Relative error that still counts as reproduced; 0 for numbers that must be equal.
+    relation
+        "=": ours must be the published number. "<=" and ">=": ours must not be above or below it ("up to", "at least").
+    basis
+        Which plan, and which calibration, ours was computed with.
+    """
+
+    what: str
+    published: float | None
+    ours: float
+    unit: str = ""
+    tolerance: float = 0.0
+    relation: str = "="
+    basis: str = ""
+
+    @property
+    def error(self) -> float | None:
+        """Relative error of ours against the published number; None where there is none to compare with."""
+        if self.published is None:
+            return None
+        if self.published == 0:
+            return 0.0 if self.ours == 0 else float("inf")
+        return self.ours / self.published - 1
+
+    @property
+    def verdict(self) -> str:
+        """Of this number alone."""
+        error = self.error
+        if error is None:
+            return REPRODUCED
+        if self.relation == "<=":
+            error = max(0.0, error)
+        elif self.relation == ">=":
+            error = min(0.0, error)
+        if abs(error) <= self.tolerance + 1e-9:
+            return REPRODUCED
+        return CLOSE if abs(error) <= CLOSE_WITHIN else DIFFERS
+
+
+@dataclass(frozen=True)
+class Context:
+    """With what claims are computed: calibrations by name, replaceable, so that a changed constant moves its rows."""
+
+    calibrations: Mapping[str, Calibration] = field(default_factory=dict)
+
+    def calibration(self, name: str) -> Calibration:
+        """The calibration ``name``: the replaced one, or the package's."""
+        return self.calibrations.get(name) or named_calibration(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A claim of a document.
+
+    Parameters
+    ----------
+    id
+        The document's letter or letters with a number: "B6".
+    document
+        A key of :data:`DOCUMENTS`.
+    where
+        Section, figure, table.
+    text
+        The claim, in a sentence of ours.
+    compute
+        Our numbers beside the published ones; None where nothing can be computed.
+    why
+        What explains the outcome; for a claim that cannot be checked, why not.
+    wrong
+        The document contradicts itself, arithmetic or a theorem here; ``why`` says which. Numbers of ours that differ
+        are then the right ones.
+    """
+
+    id: str
+    document: str
+    where: str
+    text: str
+    compute: Callable[[Context], tuple[Value, ...]] | None
+    why: str = ""
+    wrong: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A claim with our numbers of today."""
+
+    claim: Claim
+    values: tuple[Value, ...]
+    verdict: str
+
+
+def judge(claim: Claim, context: Context | None = None) -> Row:
+    """Computes a claim's numbers and compares.
+
+    The verdict is the worst of its numbers'; where the document is known to be wrong, other numbers contradict it.
+    """
+    if claim.compute is None:
+        return Row(claim, (), UNCHECKABLE)
+    values = claim.compute(context or Context())
+    worst = max((value.verdict for value in values), key=VERDICTS.index, default=REPRODUCED)
+    if claim.wrong and worst != REPRODUCED:
+        worst = CONTRADICTED
+    return Row(claim, values, worst)

@@ -1,0 +1,255 @@
+"""Who is timed: every algorithm of the registry on one calibration, and the baselines, each named.
+
+A contender is prepared once for a job (planned, verified by the law) and then asked for as many sizes as wanted. To add
+one is to add a row: algorithms come from their own registry, baselines from :mod:`~blinkccl.simulate.baselines`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Protocol
+
+from blinkccl.algorithms.bounds import certificate_for
+from blinkccl.algorithms.registry import ALGORITHMS, Request
+from blinkccl.errors import PackingError, UnsupportedError
+from blinkccl.forest.model import Forest
+from blinkccl.schedule.law import verify
+from blinkccl.schedule.lower import lower
+from blinkccl.schedule.program import Program
+from blinkccl.simulate import calibration as calibrations
+from blinkccl.simulate.calibration import Calibration
+from blinkccl.simulate.run import EVENT_BUDGET, Simulation, simulate
+from blinkccl.simulate.translate import Settings
+from blinkccl.topology.assembly import exact_unit
+from blinkccl.units import algbw_gbps, bus_factor
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """How a job is timed.
+
+    Parameters
+    ----------
+    calibration
+        For the algorithms; baselines bring their own.
+    chunk_bytes
+        Size of a chunk; None: the best of the pipeline model for each plan and size.
+    budget, coarser
+        As in :func:`~blinkccl.simulate.run.simulate`.
+    named
+        Where baselines find their calibrations by name.
+    """
+
+    calibration: Calibration
+    settings: Settings = field(default_factory=Settings)
+    chunk_bytes: int | None = None
+    budget: int = EVENT_BUDGET
+    coarser: bool = False
+    named: Callable[[str], Calibration] = calibrations.calibration
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What one contender takes for one size.
+
+    ``detail`` says how, for people. ``simulation`` is None where a model gave the time. ``chunk_bytes`` is 0 there.
+    """
+
+    name: str
+    size_bytes: int
+    seconds: float
+    algbw_gbps: float
+    busbw_gbps: float
+    detail: str
+    chunk_bytes: int = 0
+    simulation: Simulation | None = None
+
+
+class Prepared(Protocol):
+    """A contender that is ready for a job."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def forest(self) -> Forest | None:
+        """Its plan; None where it is a model without one."""
+        ...
+
+    def at(self, size_bytes: int) -> Estimate:
+        """What it takes for S bytes."""
+        ...
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan, timed by the kernel."""
+
+    name: str
+    forest: Forest
+    program: Program
+    conditions: Conditions
+    detail: str
+
+    def simulate(self, size_bytes: int, traced: bool = False) -> Simulation:
+        """The kernel's answer for S bytes; raises as :func:`~blinkccl.simulate.run.simulate`."""
+        conditions = self.conditions
+        return simulate(
+            self.program,
+            self.forest.topology,
+            conditions.calibration,
+            size_bytes,
+            chunk_bytes=conditions.chunk_bytes,
+            settings=conditions.settings,
+            traced=traced,
+            budget=conditions.budget,
+            coarser=conditions.coarser,
+        )
+
+    def at(self, size_bytes: int) -> Estimate:
+        """What the plan takes for S bytes; raises as :meth:`simulate`."""
+        simulation = self.simulate(size_bytes)
+        return Estimate(
+            self.name,
+            size_bytes,
+            simulation.seconds,
+            simulation.algbw_gbps,
+            simulation.busbw_gbps,
+            self.detail,
+            simulation.chunk_bytes,
+            simulation,
+        )
+
+
+def modelled(name: str, request: Request, size_bytes: int, seconds: float, detail: str) -> Estimate:
+    """The estimate of a contender that is a formula."""
+    algbw = algbw_gbps(size_bytes, seconds) if seconds > 0 else 0.0
+    factor = float(bus_factor(request.collective.name, request.collective.world_size))
+    return Estimate(name, size_bytes, seconds, algbw, algbw * factor, detail)
+
+
+def planned(name: str, forest: Forest, conditions: Conditions) -> Planned:
+    """A forest as a contender.
+
+    Raises
+    ------
+    LawError
+        If its program breaks the law: it is wrong, incomplete, overloaded or deadlocks.
+    """
+    program = lower(forest)
+    verify(program, forest.topology)
+    trees = len(forest.shares)
+    detail = f"{trees} share{'' if trees == 1 else 's'}, depth {max((r.offset for r in program.roles), default=0)}"
+    return Planned(name, forest, program, conditions, detail)
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A registry row."""
+
+    about: str
+    source: str
+    prepare: Callable[[Request, Conditions], Prepared]
+
+
+def contenders() -> dict[str, Contender]:
+    """All there are, algorithms first."""
+    from blinkccl.simulate.baselines import BASELINES
+
+    found = {name: Contender(row.about, row.source, _of_algorithm(name)) for name, row in ALGORITHMS.items()}
+    return found | BASELINES
+
+
+def _of_algorithm(name: str) -> Callable[[Request, Conditions], Prepared]:
+    def prepare(request: Request, conditions: Conditions) -> Prepared:
+        return planned(name, ALGORITHMS[name].plan(request), conditions)
+
+    return prepare
+
+
+@dataclass(frozen=True)
+class Field:
+    """The contenders of one job that could be prepared, and why the others could not."""
+
+    request: Request
+    prepared: tuple[Prepared, ...]
+    absent: dict[str, str]
+
+    def plan(self, name: str) -> Planned | None:
+        """The contender ``name`` where it is a plan."""
+        return next((one for one in self.prepared if one.name == name and isinstance(one, Planned)), None)
+
+    @cached_property
+    def bound_gbps(self) -> float:
+        """The proved bound on algbw at nominal rates of the links asked for; plans that add other links may pass it."""
+        optimal = next((one.forest for one in self.prepared if one.name == "optimal"), None)
+        if optimal is not None:
+            return float(optimal.certificate.bound * exact_unit(optimal.topology))
+        request = self.request
+        proof = certificate_for(request.collective, request.ranks, request.network)
+        return float(proof.bound * exact_unit(request.network))
+
+
+def enter(
+    request: Request,
+    conditions: Conditions,
+    names: Sequence[str] = (),
+    tick: Callable[[int, int], None] = lambda done, total: None,
+) -> Field:
+    """Prepares contenders for a job.
+
+    Parameters
+    ----------
+    names
+        Which; empty for all. One that is named and cannot serve the job is an error, otherwise it is left out.
+    tick
+        Called with (done, total) after each.
+
+    Raises
+    ------
+    PackingError
+        If a name is unknown, or no contender can serve the job.
+    UnsupportedError
+        If a named one cannot serve it.
+    """
+    known = contenders()
+    for name in names:
+        if name not in known and name != "auto":
+            raise PackingError(f"unknown algorithm {name!r}; expected one of auto, {', '.join(known)}")
+    wanted = list(dict.fromkeys("optimal" if name == "auto" else name for name in names)) or list(known)
+    ready: list[Prepared] = []
+    absent: dict[str, str] = {}
+    for done, name in enumerate(wanted):
+        try:
+            ready.append(known[name].prepare(request, conditions))
+        except UnsupportedError as error:
+            if names:
+                raise
+            absent[name] = str(error)
+        tick(done + 1, len(wanted))
+    if not ready:
+        raise PackingError(f"nothing can serve this job: {next(iter(absent.values()))}")
+    return Field(request, tuple(ready), absent)
+
+
+@dataclass(frozen=True, slots=True)
+class Win:
+    """``name`` is the fastest from ``first_bytes`` to ``last_bytes`` of the sizes that were timed."""
+
+    name: str
+    first_bytes: int
+    last_bytes: int
+
+
+def wins(rows: Sequence[Sequence[Estimate]]) -> list[Win]:
+    """Who wins from which size: one entry per run of sizes; ``rows`` by size, ascending. Ties go to the first."""
+    found: list[Win] = []
+    for row in rows:
+        best = min(row, key=lambda estimate: estimate.seconds)
+        if found and found[-1].name == best.name:
+            found[-1] = Win(best.name, found[-1].first_bytes, best.size_bytes)
+        else:
+            found.append(Win(best.name, best.size_bytes, best.size_bytes))
+    return found

@@ -1,0 +1,386 @@
+"""What is trained: a network's parameter tensors in forward order, its work per layer, and how long a GPU takes for it.
+
+The four networks are those of Blink, MLSys 2020, §5.4, as torchvision defines them, since Blink trains with PyTorch.
+Their shapes are written down here and all counts follow from these. Times come from published throughputs, which
+``data/models.toml`` lists with their sources; a number for which none was found is marked ``assumed`` there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Literal
+
+import msgspec
+
+from blinkccl.errors import UnsupportedError
+
+Kind = Literal["published", "assumed"]
+
+#: Output side and output channels of the four stages of a ResNet, before a bottleneck's expansion.
+_STAGES = ((56, 64), (28, 128), (14, 256), (7, 512))
+#: A transformer block's matrices, in twelfths of its parameters: 12 h² = (3 + 1 + 4 + 4) h².
+_BLOCK = (("qkv", 3), ("projection", 1), ("up", 4), ("down", 4))
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A parameter tensor; its gradient has as many elements."""
+
+    name: str
+    elements: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One step of the forward pass.
+
+    ``forward_flops`` is the work per sample: two per multiply-add of convolutions and matrices. Normalisation,
+    activation, pooling and bias count as none, as in torchvision's figures. ``input_gradient`` is false for the layer
+    that reads the image: nobody needs its gradient.
+    """
+
+    name: str
+    tensors: tuple[Tensor, ...]
+    forward_flops: int
+    input_gradient: bool = True
+
+    @property
+    def parameters(self) -> int:
+        return sum(tensor.elements for tensor in self.tensors)
+
+    @property
+    def backward_flops(self) -> int:
+        """The forward work once for the gradient of the parameters, and once for that of the input."""
+        return self.forward_flops * (2 if self.input_gradient else 1)
+
+
+@dataclass(frozen=True)
+class Network:
+    """Layers in forward order. ``element_bytes`` is the size of a parameter and of its gradient as they are sent."""
+
+    name: str
+    layers: tuple[Layer, ...]
+    element_bytes: int = 4
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All parameter tensors in forward order."""
+        return tuple(tensor for layer in self.layers for tensor in layer.tensors)
+
+    @property
+    def parameters(self) -> int:
+        return sum(layer.parameters for layer in self.layers)
+
+    @property
+    def gradient_bytes(self) -> int:
+        """S of the AllReduce of all gradients."""
+        return self.parameters * self.element_bytes
+
+    @property
+    def forward_flops(self) -> int:
+        return sum(layer.forward_flops for layer in self.layers)
+
+    @property
+    def backward_flops(self) -> int:
+        return sum(layer.backward_flops for layer in self.layers)
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """How long one GPU computes for its minibatch, alone; ``source`` says who measured or assumed it."""
+
+    forward_s: float
+    backward_s: float
+    source: str = "given"
+
+    @property
+    def total_s(self) -> float:
+        return self.forward_s + self.backward_s
+
+
+class Throughput(msgspec.Struct, frozen=True):
+    """Images per second of one GPU training in fp32, at the minibatch it was measured with."""
+
+    network: str
+    gpu: str
+    images_per_s: float
+    minibatch: int
+    kind: Kind
+    source: str
+
+
+class Minibatch(msgspec.Struct, frozen=True):
+    """Images per GPU and step in the paper that introduced a network."""
+
+    images: int
+    kind: Kind
+    source: str
+
+
+class _Passes(msgspec.Struct, frozen=True):
+    forward_ms: float
+    backward_ms: float
+    source: str
+
+
+class _Peak(msgspec.Struct, frozen=True):
+    dtype: str
+    dense_tflops: float
+    sparse_tflops: float
+    source: str
+
+
+class _Tables(msgspec.Struct, frozen=True):
+    minibatch: dict[str, Minibatch]
+    passes: dict[str, _Passes]
+    throughput: list[Throughput]
+    peak: dict[str, _Peak]
+
+
+@cache
+def _tables() -> _Tables:
+    data = (files("blinkccl.simulate") / "data" / "models.toml").read_bytes()
+    return msgspec.toml.decode(data, type=_Tables)
+
+
+def _convolution(
+    name: str, channels_in: int, channels: int, kernel: int, side: int, bias: bool = False, image: bool = False
+) -> Layer:
+    weight = kernel * kernel * channels_in * channels
+    tensors = [Tensor(f"{name}.weight", weight)]
+    if bias:
+        tensors.append(Tensor(f"{name}.bias", channels))
+    return Layer(name, tuple(tensors), 2 * weight * side * side, input_gradient=not image)
+
+
+def _normalisation(name: str, channels: int) -> Layer:
+    return Layer(name, (Tensor(f"{name}.weight", channels), Tensor(f"{name}.bias", channels)), 0)
+
+
+def _linear(name: str, features_in: int, features: int) -> Layer:
+    weight = features_in * features
+    return Layer(name, (Tensor(f"{name}.weight", weight), Tensor(f"{name}.bias", features)), 2 * weight)
+
+
+def _alexnet() -> Network:
+    """Krizhevsky 2014 (arXiv 1404.5997), the one-tower AlexNet; 224 × 224 images, 1000 classes."""
+    convolutions = ((3, 64, 11, 55), (64, 192, 5, 27), (192, 384, 3, 13), (384, 256, 3, 13), (256, 256, 3, 13))
+    matrices = ((256 * 6 * 6, 4096), (4096, 4096), (4096, 1000))
+    layers = [
+        _convolution(f"conv{i}", *shape, bias=True, image=i == 1) for i, shape in enumerate(convolutions, start=1)
+    ]
+    layers += [_linear(f"fc{i}", *shape) for i, shape in enumerate(matrices, start=6)]
+    return Network("alexnet", tuple(layers))
+
+
+def _vgg16() -> Network:
+    """Simonyan, Zisserman 2015, configuration D, without batch normalisation."""
+    layers: list[Layer] = []
+    channels_in = 3
+    for stage, (side, channels, depth) in enumerate(
+        ((224, 64, 2), (112, 128, 2), (56, 256, 3), (28, 512, 3), (14, 512, 3)), start=1
+    ):
+        for i in range(1, depth + 1):
+            name = f"conv{stage}_{i}"
+            layers.append(_convolution(name, channels_in, channels, 3, side, bias=True, image=not layers))
+            channels_in = channels
+    matrices = ((512 * 7 * 7, 4096), (4096, 4096), (4096, 1000))
+    layers += [_linear(f"fc{i}", *shape) for i, shape in enumerate(matrices, start=6)]
+    return Network("vgg16", tuple(layers))
+
+
+def _basic_block(name: str, channels_in: int, width: int, side_in: int, side: int) -> Iterator[Layer]:
+    """Two 3 × 3 convolutions; the first one strides. ``side_in`` is that of the input, which no 1 × 1 sees here."""
+    yield _convolution(f"{name}.conv1", channels_in, width, 3, side)
+    yield _normalisation(f"{name}.bn1", width)
+    yield _convolution(f"{name}.conv2", width, width, 3, side)
+    yield _normalisation(f"{name}.bn2", width)
+
+
+def _bottleneck(name: str, channels_in: int, width: int, side_in: int, side: int) -> Iterator[Layer]:
+    """1 × 1, 3 × 3, 1 × 1. The 3 × 3 strides, as torchvision has it; He et al. let the first 1 × 1 do it."""
+    yield _convolution(f"{name}.conv1", channels_in, width, 1, side_in)
+    yield _normalisation(f"{name}.bn1", width)
+    yield _convolution(f"{name}.conv2", width, width, 3, side)
+    yield _normalisation(f"{name}.bn2", width)
+    yield _convolution(f"{name}.conv3", width, 4 * width, 1, side)
+    yield _normalisation(f"{name}.bn3", 4 * width)
+
+
+def _resnet(
+    name: str,
+    depths: tuple[int, ...],
+    block: Callable[[str, int, int, int, int], Iterator[Layer]],
+    expansion: int,
+) -> Network:
+    """He et al. 2016, table 1: a 7 × 7 convolution, four stages of blocks, one matrix."""
+    layers = [_convolution("conv1", 3, 64, 7, 112, image=True), _normalisation("bn1", 64)]
+    channels_in, side_in = 64, 56
+    for stage, ((side, width), depth) in enumerate(zip(_STAGES, depths, strict=True), start=1):
+        for i in range(depth):
+            prefix = f"layer{stage}.{i}"
+            layers += block(prefix, channels_in, width, side_in, side)
+            if channels_in != width * expansion:
+                layers.append(_convolution(f"{prefix}.downsample", channels_in, width * expansion, 1, side))
+                layers.append(_normalisation(f"{prefix}.downsample.bn", width * expansion))
+            channels_in, side_in = width * expansion, side
+    layers.append(_linear("fc", channels_in, 1000))
+    return Network(name, tuple(layers))
+
+
+_NETWORKS: dict[str, Callable[[], Network]] = {
+    "alexnet": _alexnet,
+    "resnet18": lambda: _resnet("resnet18", (2, 2, 2, 2), _basic_block, 1),
+    "resnet50": lambda: _resnet("resnet50", (3, 4, 6, 3), _bottleneck, 4),
+    "vgg16": _vgg16,
+}
+#: The networks of Blink's Fig 5 and Fig 18, in its order.
+NETWORKS = tuple(_NETWORKS)
+
+
+@cache
+def network(name: str) -> Network:
+    """The network called ``name``, one of :data:`NETWORKS`, with 4-byte parameters.
+
+    Raises
+    ------
+    UnsupportedError
+        If there is no such network.
+    """
+    if name not in _NETWORKS:
+        raise UnsupportedError(f"no network {name!r} is known; expected one of {', '.join(NETWORKS)}")
+    return _NETWORKS[name]()
+
+
+def transformer(parameters: int, layers: int = 80, element_bytes: int = 2) -> Network:
+    """A transformer of ``parameters`` parameters in ``layers`` equal blocks; a sample is a token.
+
+    Each block has its four matrices as 3 : 1 : 4 : 4. The work is 2 FLOPs per parameter and token forward and 4
+    backward (Kaplan et al. 2020, §2.1), so a step takes 6 · parameters · tokens. Attention's own products, which grow
+    with the sequence, are left out, as they are there.
+
+    Raises
+    ------
+    UnsupportedError
+        If there are fewer than 12 parameters per block, or no block.
+    """
+    if layers < 1 or parameters < 12 * layers or element_bytes < 1:
+        raise UnsupportedError(
+            f"a transformer has at least one block, 12 parameters in each and one byte per element; "
+            f"got {parameters} parameters, {layers} blocks, {element_bytes} bytes"
+        )
+    bounds = [parameters * i // layers for i in range(layers + 1)]
+    return Network(
+        f"transformer-{parameters}",
+        tuple(_transformer_block(f"block{i}", bounds[i + 1] - bounds[i]) for i in range(layers)),
+        element_bytes,
+    )
+
+
+def _transformer_block(name: str, parameters: int) -> Layer:
+    tensors, done, twelfths = [], 0, 0
+    for matrix, part in _BLOCK:
+        twelfths += part
+        upto = parameters * twelfths // 12
+        tensors.append(Tensor(f"{name}.{matrix}", upto - done))
+        done = upto
+    return Layer(name, tuple(tensors), 2 * parameters)
+
+
+def minibatch(name: str) -> Minibatch:
+    """Images per GPU and step in the paper that introduced the network, with its source.
+
+    Raises
+    ------
+    UnsupportedError
+        If no minibatch is listed for ``name``.
+    """
+    table = _tables().minibatch
+    if name not in table:
+        raise UnsupportedError(f"no minibatch is listed for {name!r}; expected one of {', '.join(table)}")
+    return table[name]
+
+
+def throughputs(name: str, gpu: str) -> tuple[Throughput, ...]:
+    """The listed training throughputs of network ``name`` on ``gpu``; the first is the one that is used.
+
+    Raises
+    ------
+    UnsupportedError
+        If none is listed.
+    """
+    table = _tables().throughput
+    found = tuple(row for row in table if (row.network, row.gpu) == (name, gpu))
+    if not found:
+        listed = ", ".join(dict.fromkeys(f"{row.network} on {row.gpu}" for row in table))
+        raise UnsupportedError(
+            f"no training throughput is listed for {name!r} on {gpu!r}; listed are {listed}. "
+            f"Give the times as a Compute instead"
+        )
+    return found
+
+
+def compute_time(name: str, gpu: str, images: int | None = None, throughput: Throughput | None = None) -> Compute:
+    """Forward and backward time of one minibatch of network ``name`` on one ``gpu``, in fp32.
+
+    The whole is images / throughput, at whatever minibatch the throughput was measured; the two passes divide it as
+    measured on a V100. The optimizer's time is in it, since the published throughputs contain it.
+
+    Parameters
+    ----------
+    images
+        Per GPU and step, ≥ 1; the original paper's where absent.
+    throughput
+        Another one than the first listed.
+
+    Raises
+    ------
+    UnsupportedError
+        If nothing is listed for the network or the GPU, or ``images`` is not positive.
+    """
+    if images is None:
+        images = minibatch(name).images
+    if images < 1:
+        raise UnsupportedError(f"a minibatch has at least one image, got {images}")
+    rate = throughputs(name, gpu)[0] if throughput is None else throughput
+    passes = _tables().passes.get(name)
+    if passes is None:
+        raise UnsupportedError(f"how {name!r} divides into passes is not listed; give the times as a Compute instead")
+    total_s = images / rate.images_per_s
+    forward_s = total_s * passes.forward_ms / (passes.forward_ms + passes.backward_ms)
+    return Compute(forward_s, total_s - forward_s, f"{rate.kind}: {rate.source}")
+
+
+def peak_flops_per_s(gpu: str, sparse: bool = False) -> float:
+    """The data sheet's peak for bf16 matrices; ``sparse`` counts the zeros of 2:4 sparsity as work.
+
+    Raises
+    ------
+    UnsupportedError
+        If no peak is listed for ``gpu``.
+    """
+    table = _tables().peak
+    if gpu not in table:
+        raise UnsupportedError(f"no peak rate is listed for {gpu!r}; expected one of {', '.join(table)}")
+    return (table[gpu].sparse_tflops if sparse else table[gpu].dense_tflops) * 1e12
+
+
+def compute_at(model: Network, samples: int, flops_per_s: float) -> Compute:
+    """The time of ``samples`` at ``flops_per_s``: for networks that nobody measured, such as transformers.
+
+    Raises
+    ------
+    UnsupportedError
+        If ``samples`` is not positive, or ``flops_per_s`` not positive and finite.
+    """
+    if samples < 1 or not (math.isfinite(flops_per_s) and flops_per_s > 0):
+        raise UnsupportedError(f"needs samples and a rate above zero, got {samples} samples at {flops_per_s} FLOPs/s")
+    return Compute(
+        model.forward_flops * samples / flops_per_s,
+        model.backward_flops * samples / flops_per_s,
+        f"arithmetic at {flops_per_s:.4g} FLOPs/s",
+    )

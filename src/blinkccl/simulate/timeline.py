@@ -1,0 +1,202 @@
+"""What happened when: spans per rank and link, busy shares, and the hops that decided the time.
+
+Chrome's trace format (``chrome://tracing``, Perfetto): JSON with one process per server, and in it one track per stream
+of a rank and one per link. On no track do spans overlap: a stream does one thing after the other, and a link's span is
+from the first to the last moment in which anything moved on it without a pause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from blinkccl.errors import InternalError
+from blinkccl.schedule.program import Program
+from blinkccl.simulate.run import Simulation
+from blinkccl.simulate.translate import Translation
+from blinkccl.simulate.workload import Trace
+
+_NS = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One transfer or reduction.
+
+    ``begin_s``: its stream took it up; ``move_s``: the first byte moved; ``hop`` is -1 for a reduction at ``actor``.
+    """
+
+    task: int
+    hop: int
+    actor: int
+    chunk: int
+    begin_s: float
+    move_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LinkUse:
+    """How full a link was: bytes, their time at its full rate as a part of the whole, and how fast it can go."""
+
+    src: int
+    dst: int
+    bytes: float
+    gbps: float
+    busy: float
+
+
+@dataclass(frozen=True, slots=True)
+class Decider:
+    """A piece of the critical path: from ``begin_s`` to ``end_s`` everything waited for this.
+
+    ``what`` is "issue" (latency before the first byte), "move", "reduce", "signal" or "start" (a rank's start skew).
+    """
+
+    begin_s: float
+    end_s: float
+    what: str
+    src: int
+    dst: int
+    share: int
+    chunk: int
+
+
+def spans(simulation: Simulation) -> Iterator[Span]:
+    """Every transfer and reduction, in the order in which streams were given them."""
+    trace = _trace(simulation)
+    columns = (trace.hop, trace.actor, trace.chunk, trace.begin_s, trace.move_s, trace.end_s)
+    for task, row in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
+        yield Span(task, *row)
+
+
+def link_use(simulation: Simulation) -> list[LinkUse]:
+    """How full each link was, the fullest first."""
+    workload, seconds = simulation.translation.workload, simulation.seconds
+    rows = [
+        LinkUse(src, dst, carried, rate / 1e9, busy_s / seconds if seconds else 0.0)
+        for (src, dst), carried, rate, busy_s in zip(
+            simulation.translation.links,
+            workload.link_bytes.tolist(),
+            workload.rates.tolist(),
+            simulation.outcome.busy_s.tolist(),
+            strict=True,
+        )
+    ]
+    return sorted(rows, key=lambda row: (-row.busy, row.src, row.dst))
+
+
+def critical_path(simulation: Simulation) -> list[Decider]:
+    """The chain of waits that ends with the last thing done, in the order of time.
+
+    Every piece begins when the one before it ends, so their lengths add up to the whole time (or to the time from the
+    first start, with start skew). Where a transfer waited for a link, the chain goes on with the transfer that had it.
+    """
+    trace = _trace(simulation)
+    translation = simulation.translation
+    program, hops = translation.bound.program, translation.workload.hops
+    if len(trace.end_s) == 0:
+        return []
+    signal_s = [0.0 if hop < 0 else float(hops.signal_s[hop]) for hop in trace.hop.tolist()]
+    there_s = [end + more for end, more in zip(trace.end_s.tolist(), signal_s, strict=True)]
+    found: list[Decider] = []
+    task = max(range(len(there_s)), key=lambda number: (there_s[number], -number))
+    until = there_s[task]
+    while True:
+        begin, move, end = float(trace.begin_s[task]), float(trace.move_s[task]), float(trace.end_s[task])
+        ends = _ends(translation, trace, task)
+        share, chunk = program.roles[int(trace.actor[task])].share, int(trace.chunk[task])
+        if until > end:
+            found.append(Decider(end, until, "signal", *ends, share, chunk))
+        holder = int(trace.holder[task])
+        if trace.hop[task] < 0:
+            found.append(Decider(begin, end, "reduce", *ends, share, chunk))
+        elif holder >= 0:
+            # It moved when the holder's bytes were through; what came before did not matter.
+            found.append(Decider(min(float(trace.end_s[holder]), end), end, "move", *ends, share, chunk))
+            until, task = found[-1].begin_s, holder
+            continue
+        else:
+            found.append(Decider(move, end, "move", *ends, share, chunk))
+            if move > begin:
+                found.append(Decider(begin, move, "issue", *ends, share, chunk))
+        cause = int(trace.cause[task])
+        if cause < 0:
+            if begin > 0.0:
+                found.append(Decider(0.0, begin, "start", *ends, share, chunk))
+            return found[::-1]
+        until, task = begin, cause
+
+
+def chrome_trace(simulation: Simulation) -> dict[str, Any]:
+    """The timeline in Chrome's trace format, as an object for ``json.dumps``."""
+    translation = simulation.translation
+    program, network = translation.bound.program, translation.network
+    hops, workload = translation.workload.hops, translation.workload
+    tracks: dict[tuple[int, str], int] = {}
+    events: list[dict[str, Any]] = []
+    moving: dict[int, list[tuple[float, float]]] = {}
+    for span in spans(simulation):
+        role = program.roles[span.actor]
+        stream = int(hops.stream[span.hop]) if span.hop >= 0 else int(workload.actors.stream[span.actor])
+        vertex = program.ranks[role.rank]
+        if span.hop >= 0:
+            path = program.queues[translation.arcs[span.hop].queue].path
+            name = f"share {role.share} chunk {span.chunk} to {network.vertex[path[-1]].label}"
+            first, last = int(hops.path_of[span.hop]), int(hops.path_of[span.hop + 1])
+            for link in hops.path[first:last].tolist():
+                moving.setdefault(link, []).append((span.move_s, span.end_s))
+        else:
+            name = f"reduce share {role.share} chunk {span.chunk}"
+        server = network.vertex[vertex].server
+        track = tracks.setdefault((server, f"{network.vertex[vertex].label} stream {stream}"), len(tracks))
+        category = "copy" if span.hop >= 0 else "reduce"
+        events.append(_event(name, category, server, track, span.begin_s, span.end_s))
+    for link, intervals in sorted(moving.items()):
+        src, dst = translation.links[link]
+        server = network.vertex[src].server
+        label = f"link {network.vertex[src].label} → {network.vertex[dst].label}"
+        track = tracks.setdefault((server, label), len(tracks))
+        for begin_s, end_s in _merged(intervals):
+            events.append(_event("busy", "link", server, track, begin_s, end_s))
+    names = [
+        {"ph": "M", "name": "thread_name", "pid": server, "tid": track, "args": {"name": label}}
+        for (server, label), track in tracks.items()
+    ]
+    return {"displayTimeUnit": "ns", "traceEvents": names + events}
+
+
+def _event(name: str, category: str, server: int, track: int, begin_s: float, end_s: float) -> dict[str, Any]:
+    # Whole nanoseconds at both ends: spans that meet do not overlap by a rounding.
+    begin, end = round(begin_s * _NS), round(end_s * _NS)
+    times = {"ts": begin / 1000, "dur": (end - begin) / 1000}
+    return {"ph": "X", "name": name, "cat": category, "pid": server, "tid": track} | times
+
+
+def _merged(intervals: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The union of intervals, as ascending intervals with gaps between them."""
+    merged: list[tuple[float, float]] = []
+    for begin, end in sorted(intervals):
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(end, merged[-1][1])
+        else:
+            merged.append((begin, end))
+    return merged
+
+
+def _ends(translation: Translation, trace: Trace, task: int) -> tuple[int, int]:
+    """The vertices from and to which a transfer goes; of a reduction twice the one at which it is."""
+    program: Program = translation.bound.program
+    hop = int(trace.hop[task])
+    if hop < 0:
+        vertex = program.ranks[program.roles[int(trace.actor[task])].rank]
+        return vertex, vertex
+    path = program.queues[translation.arcs[hop].queue].path
+    return path[0], path[-1]
+
+
+def _trace(simulation: Simulation) -> Trace:
+    if simulation.outcome.trace is None:
+        raise InternalError("this simulation kept no trace; simulate with traced=True")
+    return simulation.outcome.trace
