@@ -141,6 +141,16 @@ ALGORITHMS: dict[str, Algorithm] = {
         "socket leaders: reduce, exchange, broadcast",
         "multi-path UCX, hierarchical intra-node AllReduce",
     ),
+    "three_phase": Algorithm(
+        "blinkccl.algorithms.three_phase",
+        "several servers: local trees, one-hop trees among local roots, local trees",
+        "Blink, MLSys 2020, §3.5, Fig 10",
+    ),
+    "hybrid": Algorithm(
+        "blinkccl.algorithms.hybrid",
+        "NVLink trees and PCIe trees, the data split between them",
+        "Blink, MLSys 2020, §3.4, Eq 8",
+    ),
 }
 ALIASES = {"auto": "optimal"}
 

@@ -39,7 +39,8 @@ Destination = Annotated[int | None, typer.Option("--dst", metavar="ID", help="Re
                                                                              "--src.")]
 Algorithm = Annotated[str, typer.Option(
     "--algo", metavar="NAME", help="auto (= optimal), optimal, blink, ring, double_binary_tree, one_hop, "
-                                   "one_shot, internal_broadcast, flat or three_stage.")]
+                                   "one_shot, internal_broadcast, flat, three_stage, three_phase or "
+                                   "hybrid.")]
 Relays = Annotated[bool, typer.Option("--relays", help="Let GPUs outside --gpus pass data on.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Output = Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to FILE.")]

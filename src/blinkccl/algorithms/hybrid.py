@@ -1,0 +1,194 @@
+"""NVLink trees and PCIe trees side by side, the data split between them (Blink, MLSys 2020, §3.4, Eq 8).
+
+The driver of the paper's time takes NVLink for every pair of GPUs that has one; only with peer access disabled does
+their data go over PCIe. So there are two sets of trees, and switching costs T_dpa. Both sets end together when
+
+    D_PCIe / BW_PCIe + T_dpa = (D − D_PCIe) / BW_NVL                                                    (Eq 8)
+
+A forest knows no sizes. :func:`plan` is therefore the split of large data, where T_dpa does not count;
+:func:`plan_split` takes any split, and :func:`hybrid_split` finds the one for a size and a T_dpa.
+
+Where peer access need not be toggled there is no reason for two sets: ``optimal`` with ``--links all`` packs one
+forest over both link classes, in which a tree may use both, and is never slower than this.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from blinkccl.algorithms import optimal
+from blinkccl.algorithms.registry import Request
+from blinkccl.algorithms.servers import require_one_server
+from blinkccl.errors import PackingError, TopologyError, UnsupportedError
+from blinkccl.forest.model import Forest, Share, attained_rate
+from blinkccl.topology.assembly import exact_unit
+from blinkccl.topology.model import FAST_KINDS
+from blinkccl.units import GB
+
+ALGORITHM = "hybrid"
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How many bytes go over each link class, and how long both take together; exact, so bytes may be parts of one."""
+
+    pcie_bytes: Fraction
+    nvlink_bytes: Fraction
+    seconds: Fraction
+
+    @property
+    def pcie_part(self) -> Fraction:
+        """What :func:`plan_split` takes; 0 for no data."""
+        total = self.pcie_bytes + self.nvlink_bytes
+        return self.pcie_bytes / total if total else Fraction(0)
+
+
+def hybrid_split(
+    total_bytes: int | Fraction,
+    pcie_gbps: float | Fraction,
+    nvlink_gbps: float | Fraction,
+    t_dpa_s: float | Fraction,
+) -> Split:
+    """The split of D bytes for which max(T_dpa + D_PCIe / BW_PCIe, D_NVL / BW_NVL) is least.
+
+    Eq 8, solved and rearranged:
+
+        D_PCIe = BW_PCIe (D − T_dpa BW_NVL) / (BW_PCIe + BW_NVL)
+        T      = (D + T_dpa BW_PCIe) / (BW_PCIe + BW_NVL)
+
+    Parameters
+    ----------
+    total_bytes
+        D, not negative.
+    pcie_gbps, nvlink_gbps
+        BW_PCIe and BW_NVL in GB/s, positive: what all trees of a class reach together (:func:`rates`).
+    t_dpa_s
+        T_dpa in seconds, not negative: switching peer access off and on. The paper measures it and prints no value;
+        its Fig 21 implies about 0.31 ms per GPU, with PCIe at 5.5 GB/s.
+
+    Raises
+    ------
+    PackingError
+        If a number is out of its range.
+
+    Notes
+    -----
+    Where we differ: for D ≤ T_dpa BW_NVL Eq 8 gives PCIe a negative part, since NVLink is ready before peer access is
+    switched. There the part is 0 and T = D / BW_NVL. Numbers are taken as given, a float as the fraction that it is.
+    """
+    total, wait = Fraction(total_bytes), Fraction(t_dpa_s)
+    pcie, nvlink = Fraction(pcie_gbps) * GB, Fraction(nvlink_gbps) * GB
+    if total < 0 or wait < 0 or pcie <= 0 or nvlink <= 0:
+        raise PackingError(
+            f"hybrid_split of {total_bytes} bytes over PCIe at {pcie_gbps} GB/s and NVLink at {nvlink_gbps} GB/s with "
+            f"{t_dpa_s} s to switch: bytes and seconds must not be negative, rates must be positive"
+        )
+    over_pcie = max(Fraction(0), pcie * (total - wait * nvlink) / (pcie + nvlink))
+    over_nvlink = total - over_pcie
+    return Split(over_pcie, over_nvlink, over_nvlink / nvlink)
+
+
+def rates(request: Request) -> tuple[Fraction, Fraction]:
+    """(BW_PCIe, BW_NVL) in GB/s: what the trees of each class reach by themselves.
+
+    Raises
+    ------
+    UnsupportedError
+        As :func:`plan_split`.
+    """
+    pcie, nvlink = (class_plan(request, links) for links in ("pcie", "fast"))
+    return _gbps(pcie), _gbps(nvlink)
+
+
+def plan(request: Request) -> Forest:
+    """The split of Eq 8 for D → ∞, or T_dpa = 0: in proportion to the rates of the two classes.
+
+    Returns
+    -------
+    Forest
+        At the sum of the two rates where the classes share no link.
+
+    Raises
+    ------
+    UnsupportedError
+        As :func:`plan_split`.
+    """
+    pcie_gbps, nvlink_gbps = rates(request)
+    return plan_split(request, pcie_gbps / (pcie_gbps + nvlink_gbps))
+
+
+def plan_split(request: Request, pcie_part: Fraction) -> Forest:
+    """The forest that sends ``pcie_part`` of the data over PCIe trees and the rest over NVLink trees.
+
+    Parameters
+    ----------
+    request
+        Any collective; ``links`` may be ``"fast"`` or ``"all"``, which here mean the same.
+    pcie_part
+        0 to 1; with 0 there are NVLink trees only, with 1 PCIe trees only.
+
+    Returns
+    -------
+    Forest
+        On the links of both classes, as ``--links all`` has them. Its rate is that of links alone, without T_dpa; its
+        bound is that of ``optimal`` on all of these links.
+
+    Raises
+    ------
+    PackingError
+        If ``pcie_part`` is not between 0 and 1.
+    UnsupportedError
+        If the ranks are on several servers, PCIe alone was asked for, or one of the classes does not join the ranks.
+
+    Notes
+    -----
+    Where we differ: the trees of each class are those of ``optimal``, so the rates in Eq 8 are the best there are and
+    exact; and every collective is served. On machines whose NVLink ends in the processors (AC922) both classes may
+    want the bus between sockets; its load counts both, and the rate is then less than the sum.
+    """
+    if not 0 <= pcie_part <= 1:
+        raise PackingError(f"hybrid: the part for PCIe must be between 0 and 1, got {pcie_part}")
+    both = replace(request, links="all")
+    parts = {"fast": 1 - pcie_part, "pcie": pcie_part}
+    halves = [(part, class_plan(request, links).shares) for links, part in parts.items()]
+    weighted = [(share, share.weight * part) for part, shares in halves if part for share in shares]
+    shares = tuple(
+        Share(weight, number, share.block, share.root, share.reduce, share.broadcast)
+        for number, (share, weight) in enumerate(weighted)
+    )
+    rate = attained_rate(both.network, shares)
+    certificate = optimal.plan(both).certificate
+    return Forest(request.collective, request.ranks, ALGORITHM, both.network, shares, rate, certificate)
+
+
+def class_plan(request: Request, links: str) -> Forest:
+    """The best forest on one class of links, ``"fast"`` or ``"pcie"``.
+
+    Raises
+    ------
+    UnsupportedError
+        As :func:`plan_split`: what it refuses is refused here.
+    """
+    require_one_server(request, ALGORITHM)
+    if request.links == "pcie":
+        raise UnsupportedError(
+            f"{ALGORITHM} sends over NVLink and PCIe, but --links pcie asks for PCIe alone; leave --links out, or use "
+            "--algo optimal"
+        )
+    name = "PCIe" if links == "pcie" else "NVLink (or xGMI, C2C)"
+    one = replace(request, links=links)
+    try:
+        network = one.network
+    except TopologyError as error:
+        raise UnsupportedError(f"{ALGORITHM} needs {name} between all ranks; use --algo optimal. {error}") from None
+    if links == "fast" and not any(link.kind in FAST_KINDS for link in network.links):
+        raise UnsupportedError(
+            f"{ALGORITHM} needs {name} between the ranks beside PCIe, and {request.topology.name} has none between "
+            f"{','.join(map(str, request.ranks))}; use --algo optimal"
+        )
+    return optimal.plan(one)
+
+
+def _gbps(forest: Forest) -> Fraction:
+    return forest.rate * exact_unit(forest.topology)
