@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from blinkccl.cli import bench, check, dump, pick, plan, topo
+from blinkccl.cli import bench, check, dump, pick, plan, sim, topo
 
 HELP = """
 Examples:
@@ -16,6 +16,7 @@ Examples:
   blink plan allreduce --topo dgx-1v --gpus 1,4,5,6    trees, rate, and the proof that none are faster
   blink plan broadcast --topo dgx-1v -o plan.json
   blink check plan.json                                is a plan what it says it is?
+  blink sim allreduce --topo dgx-1v --size 500M        how long it would take, beside NCCL
   blink bench allreduce -g 2 -b 4K -e 16M              between processes of this machine, every result checked
   blink dump 4711                                      what does a live job wait for?
   blink pick -k 3 --topo dgx-1v --free 0,1,4,6,7       which GPUs to ask for
@@ -56,6 +57,7 @@ for _name, _verb, _help, _short in (
         ("topo", topo.topo, topo.HELP, "What is connected to what, how fast, and who says so."),
         ("plan", plan.plan, plan.HELP, "Trees for a collective, their rate, and the proof of the best."),
         ("check", check.check, check.HELP, "Is a plan what it says it is, and does it run?"),
+        ("sim", sim.sim, sim.HELP, "How long would it take, on calibrated links, and what would NCCL get?"),
         ("bench", bench.bench, bench.HELP, "Run a collective on this machine; every result checked."),
         ("dump", dump.dump, dump.HELP, "What does a live job on this host wait for?"),
         ("pick", pick.pick, pick.HELP, "Which GPUs to ask for."),

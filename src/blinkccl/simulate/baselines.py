@@ -1,8 +1,130 @@
-"""The baselines, each named: what other libraries would do with the same job."""
+"""The baselines, each named: what other libraries would do with the same job.
+
+``nccl-2.4`` is the paper's: its rings, with the fall-back to PCIe, timed by the kernel as a plan on the links they use;
+between servers the faster of rings and double binary trees. ``nccl-2.4-as-written`` adds what Blink (MLSys 2020, §3.5)
+says of it on a DGX-2, double binary trees below 16 KB; NCCL 2.4.2's own threshold never chooses them inside a server.
+"""
 
 from __future__ import annotations
 
-from blinkccl.simulate.contenders import Contender
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from blinkccl.algorithms.registry import ALGORITHMS, Request
+from blinkccl.algorithms.servers import by_server
+from blinkccl.errors import UnsupportedError
+from blinkccl.forest.model import Forest
+from blinkccl.simulate.contenders import Conditions, Contender, Estimate, Planned, Prepared, planned
+from blinkccl.topology.model import Topology
+
+#: NCCL 2.4 moves data in slices: a buffer of 4 MiB has 8.
+NCCL_SLICE_BYTES = 512 * 1024
+#: Below this, the paper says, NCCL takes double binary trees on a DGX-2.
+TREES_BELOW_BYTES = 16 * 1024
+#: Calibrations of NCCL 2.4 by machine; elsewhere it is timed on the job's own.
+NCCL_24_CALIBRATIONS = {"dgx-1v": "nccl-2.4-v100", "dgx-1p": "nccl-2.4-p100"}
+
+
+def machine_name(topology: Topology) -> str:
+    """The catalog's name of the server that a topology is made of: ``dgx-1v`` for ``2x dgx-1v @ 40Gbps``."""
+    return topology.name.split("@")[0].split("x ", 1)[-1].strip()
+
+
+@dataclass(frozen=True)
+class Fastest:
+    """Several plans of one library, which takes the fastest for each size."""
+
+    name: str
+    plans: tuple[Planned, ...]
+
+    @property
+    def forest(self) -> Forest:
+        return self.plans[0].forest
+
+    def at(self, size_bytes: int) -> Estimate:
+        """The fastest plan's estimate; ``detail`` says which it is."""
+        estimates = [plan.at(size_bytes) for plan in self.plans]
+        return replace(min(estimates, key=lambda estimate: estimate.seconds), name=self.name)
+
+
+@dataclass(frozen=True)
+class Switched:
+    """Two plans of one library, the first for sizes below ``below_bytes``."""
+
+    name: str
+    below_bytes: int
+    small: Planned
+    large: Planned
+
+    @property
+    def forest(self) -> Forest:
+        return self.large.forest
+
+    def at(self, size_bytes: int) -> Estimate:
+        """The estimate of the plan for this size."""
+        return (self.small if size_bytes < self.below_bytes else self.large).at(size_bytes)
+
+
+def prepare_nccl_24(request: Request, conditions: Conditions) -> Prepared:
+    """NCCL 2.4: rings inside a server, rings or double binary trees between servers.
+
+    Raises
+    ------
+    UnsupportedError
+        If the collective has no ring in NCCL, or no ring closes.
+    """
+    own = nccl_24_conditions(request, conditions)
+    rings = _plan("ring", request, own, "nccl-2.4")
+    if len(by_server(request.topology, request.ranks)) == 1 or request.collective.name != "allreduce":
+        return rings
+    try:
+        trees = _plan("double_binary_tree", request, own, "nccl-2.4")
+    except UnsupportedError:
+        return rings
+    return Fastest("nccl-2.4", (rings, trees))
+
+
+def prepare_nccl_24_as_written(request: Request, conditions: Conditions) -> Prepared:
+    """NCCL 2.4 as Blink describes it on a DGX-2: double binary trees below 16 KB, rings above.
+
+    Raises
+    ------
+    UnsupportedError
+        If the collective is not AllReduce, or there are no such trees or rings.
+    """
+    if request.collective.name != "allreduce":
+        raise UnsupportedError("nccl-2.4-as-written differs from nccl-2.4 for allreduce only")
+    own = nccl_24_conditions(request, conditions)
+    small = _plan("double_binary_tree", request, own, "nccl-2.4-as-written")
+    large = _plan("ring", request, own, "nccl-2.4-as-written")
+    return Switched("nccl-2.4-as-written", TREES_BELOW_BYTES, small, large)
+
+
+def nccl_24_conditions(request: Request, conditions: Conditions) -> Conditions:
+    """NCCL's calibration and slices in place of the job's."""
+    name = NCCL_24_CALIBRATIONS.get(machine_name(request.topology))
+    calibration = conditions.calibration if name is None else conditions.named(name)
+    return replace(conditions, calibration=calibration, chunk_bytes=NCCL_SLICE_BYTES)
+
+
+def _plan(algorithm: str, request: Request, conditions: Conditions, name: str) -> Planned:
+    forest = ALGORITHMS[algorithm].plan(request)
+    found = planned(name, forest, conditions)
+    what = "rings" if algorithm == "ring" else "double binary trees"
+    return replace(found, detail=f"{what} over {_kinds(forest)}, {conditions.calibration.name}")
+
+
+def _kinds(forest: Forest) -> str:
+    kinds: Sequence[str] = sorted({link.kind for link in forest.topology.links})
+    return ", ".join(kinds)
+
 
 #: The registry.
-BASELINES: dict[str, Contender] = {}
+BASELINES: dict[str, Contender] = {
+    "nccl-2.4": Contender("NCCL 2.4: rings, PCIe fall-back", "NCCL 2.4; Blink, MLSys 2020, §2.1", prepare_nccl_24),
+    "nccl-2.4-as-written": Contender(
+        "NCCL 2.4 as Blink describes it: double binary trees below 16 KB",
+        "Blink, MLSys 2020, §3.5",
+        prepare_nccl_24_as_written,
+    ),
+}

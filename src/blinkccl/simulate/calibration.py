@@ -80,6 +80,8 @@ class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Parameters
     ----------
+    launch_us
+        From a rank's call until it begins: the launch of a kernel.
     issue_us
         Before each transfer, in its stream: issuing the copy and waiting for what it depends on.
     signal_us
@@ -88,15 +90,19 @@ class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Per firing that combines messages, and the rate of combining one message into the rest (0: no limit).
     combining
         What part of a link's rate remains where it ends or begins at a GPU that combines messages from several links.
+    peer_access_us
+        T_dpa per GPU: switching peer access off and on, so that copies take PCIe instead of NVLink.
     copy_engines
         Transfers that a GPU can have under way at once; 0 for no limit.
     """
 
+    launch_us: Number = _NOTHING
     issue_us: Number = _NOTHING
     signal_us: Number = _NOTHING
     reduce_us: Number = _NOTHING
     reduce_gbps: Number = _NOTHING
     combining: Number = _WHOLE
+    peer_access_us: Number = _NOTHING
     copy_engines: Number = _NOTHING
 
 
@@ -237,7 +243,7 @@ def _faults(read: Calibration) -> list[str]:
         if not 0 < row.duplex.value <= 1:
             found.append(f"{where}: duplex must be in (0, 1], got {row.duplex.value:g}")
     engine = read.engine
-    for field in ("issue_us", "signal_us", "reduce_us", "reduce_gbps", "copy_engines"):
+    for field in ("launch_us", "issue_us", "signal_us", "reduce_us", "reduce_gbps", "peer_access_us", "copy_engines"):
         value = getattr(engine, field).value
         if not 0 <= value < 1e9:
             found.append(f"engine: {field} must not be negative, got {value:g}")

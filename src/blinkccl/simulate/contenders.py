@@ -7,7 +7,7 @@ one is to add a row: algorithms come from their own registry, baselines from :mo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -156,10 +156,12 @@ class Contender:
 
 def contenders() -> dict[str, Contender]:
     """All there are, algorithms first."""
-    from blinkccl.simulate.baselines import BASELINES
+    from blinkccl.simulate import baselines, hybrid_job
 
     found = {name: Contender(row.about, row.source, _of_algorithm(name)) for name, row in ALGORITHMS.items()}
-    return found | BASELINES
+    # How much goes over PCIe depends on the size, which the algorithm's forest does not know.
+    split = {"hybrid": replace(found["hybrid"], prepare=hybrid_job.prepare)}
+    return found | split | baselines.BASELINES
 
 
 def _of_algorithm(name: str) -> Callable[[Request, Conditions], Prepared]:

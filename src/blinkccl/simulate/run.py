@@ -106,19 +106,27 @@ def simulate(
                 f"budget of {budget:,}; take larger chunks (--chunk), a larger --budget, or --coarser, which times "
                 "several chunks as one"
             )
-        together = -(-tasks // budget)
-        bound = bind_bytes(program, size_bytes, chunk * together)
-        tasks = count_tasks(bound)
-        if tasks > budget:
-            raise ScheduleError(
-                f"one chunk per share is {tasks:,} transfers and reductions already, more than the budget of "
-                f"{budget:,}; take a larger --budget"
-            )
+        together, bound = _coarser(program, size_bytes, chunk, tasks, budget)
     translation = translate(bound, network, calibration, settings)
     if together > 1:
         translation = _times(translation, together)
     outcome = run(translation.workload, translation.settings.kernel_sharing, traced)
     return Simulation(translation, outcome, size_bytes, chunk, together)
+
+
+def _coarser(program: Program, size_bytes: int, chunk_bytes: int, tasks: int, budget: int) -> tuple[int, Bound]:
+    """How many chunks to time as one so that a run keeps to its budget, and the program bound that way."""
+    together = 1
+    while tasks > budget:
+        together = max(together + 1, -(-together * tasks // budget))
+        bound = bind_bytes(program, size_bytes, chunk_bytes * together)
+        tasks = count_tasks(bound)
+        if tasks > budget and all(extent.chunks <= 1 for extent in bound.extents):
+            raise ScheduleError(
+                f"one chunk per share is {tasks:,} transfers and reductions already, more than the budget of "
+                f"{budget:,}; take a larger --budget"
+            )
+    return together, bound
 
 
 def parse_size(option: str, text: str) -> int:

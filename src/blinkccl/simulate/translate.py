@@ -221,7 +221,7 @@ def _actors(
         stream,
         np.full(len(extents), engine.reduce_us.value * 1e-6),
         combined * pace,
-        np.asarray([start_s[role.rank] for role in program.roles], np.float64),
+        np.asarray([start_s[role.rank] + engine.launch_us.value * 1e-6 for role in program.roles], np.float64),
         *_compressed(receives),
         *_compressed(sends),
     )

@@ -1,0 +1,81 @@
+"""``blink paper``: what did the papers claim, and what do we find?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from blinkccl.cli import arguments, console
+
+HELP = """
+Examples:
+
+\b
+  blink paper                     every claim: published, ours, verdict
+  blink paper A B6 R5             those of a document, or single ones
+  blink paper --html paper.html   with the figures, drawn anew
+  blink paper --plot figures/     the figures as files
+
+Every number of ours is computed now, from plans, calibrations and the simulator; each says which.
+"""
+
+
+def paper(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[CLAIM]...", show_default=False,
+                                                      help="Documents (A to E) or ids (B6, P1, U1, R1, N1); default: "
+                                                           "all.")] = None,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", show_default=False,
+                                              help="Write one page with the table and the figures.")] = None,
+    plot: Annotated[Path | None, typer.Option("--plot", metavar="FOLDER", show_default=False,
+                                              help="Draw the figures into this folder, as png.")] = None,
+    markdown: Annotated[Path | None, typer.Option("--markdown", metavar="FILE", show_default=False,
+                                                  help="Write the table as Markdown.")] = None,
+    json: arguments.Json = False,
+) -> None:
+    """Compute, compare, print."""
+    for path in (html, markdown):
+        if path is not None:
+            console.check_writable(path)
+    from blinkccl.paper import table
+    from blinkccl.paper.claim import Context, judge
+    from blinkccl.paper.registry import chosen
+    if html is not None or plot is not None:
+        from blinkccl.report.plotting import pyplot
+        pyplot()
+    wanted, rows = chosen(names or []), []
+    context = Context()
+    progress = console.Progress("claims")
+    try:
+        for done, claim in enumerate(wanted):
+            rows.append(judge(claim, context))
+            progress(done + 1, len(wanted))
+    finally:
+        progress.close()
+    if html is not None or plot is not None:
+        _figures(html, plot, rows, context)
+    if markdown is not None:
+        console.write_file(markdown, table.markdown(rows))
+    if json:
+        from blinkccl.forest.document import dumps
+        console.emit(dumps(table.document(rows)))
+        return
+    from blinkccl.report.fit import fit
+    from blinkccl.report.paint import painter
+    console.emit(fit(table.text(rows, painter(console.coloured())), console.width()))
+
+
+def _figures(html: Path | None, plot: Path | None, rows, context) -> None:  # type: ignore[no-untyped-def]
+    from blinkccl.paper import figures
+    from blinkccl.paper.page import page
+    progress = console.Progress("figures")
+    try:
+        drawn = figures.draw({row.claim.document for row in rows}, context, progress)
+    finally:
+        progress.close()
+    if html is not None:
+        console.write_file(html, page(rows, drawn))
+    if plot is not None:
+        figures.save(plot, drawn)
+        console.note(f"wrote {len(drawn)} figures to {plot}")

@@ -1,0 +1,149 @@
+"""The claims with their verdicts, as text, Markdown and JSON."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from blinkccl.paper.claim import DOCUMENTS, VERDICTS, Row, Value
+from blinkccl.report.paint import Paint
+
+SCHEMA_VERSION = 1
+_STYLES = dict(zip(VERDICTS, ("green", "cyan", "yellow", "magenta", "dim"), strict=True))
+_RELATIONS = {"=": "", "<=": "≤ ", ">=": "≥ "}
+#: What a verdict means, for the head of a table.
+MEANINGS = {
+    "reproduced": "our number is the published one, within the tolerance given",
+    "close": "beyond that tolerance, but within 20 %",
+    "differs": "further off; the reason is given",
+    "contradicted": "the document is wrong here, by its own numbers or by a theorem; our number is the right one",
+    "cannot be checked": "raw data were not published, or it needs machines that are not here",
+}
+
+
+def counts_text(rows: Sequence[Row]) -> str:
+    """How many claims have which verdict, in a sentence."""
+    counts = Counter(row.verdict for row in rows)
+    return f"{len(rows)} claims: " + ", ".join(f"{counts[v]} {v}" for v in VERDICTS if counts[v])
+
+
+def text(rows: Sequence[Row], paint: Paint) -> str:
+    """For a terminal: a paragraph per claim, documents in order."""
+    lines: list[str] = []
+    for letter, mine in by_document(rows):
+        lines += ["", paint(f"{letter}  {DOCUMENTS[letter]}", "bold")]
+        for row in mine:
+            claim = row.claim
+            lines.append(f"{claim.id:<5}{paint(row.verdict, _STYLES[row.verdict])}: {claim.text} ({claim.where})")
+            for value in row.values:
+                lines.append(f"        {value.what}: {published_text(value)}ours {ours_text(value)}{error_text(value)}")
+                if value.basis:
+                    lines.append(f"            by {value.basis}")
+            if claim.why:
+                lines.append(f"        why: {claim.why}")
+    return "\n".join([counts_text(rows), *lines]) + "\n"
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """As a page of ``docs/``: a table per document."""
+    lines = [
+        "# The documents' claims",
+        "",
+        "Written by `blink paper --markdown docs/claims.md`; a test computes every number anew and compares.",
+        "",
+        f"{counts_text(rows)}.",
+        "",
+        *(f"- **{verdict}**: {MEANINGS[verdict]}" for verdict in VERDICTS),
+    ]
+    for letter, mine in by_document(rows):
+        lines += ["", f"## {letter}: {DOCUMENTS[letter]}", "", "| id | claim | published | ours | verdict | why |"]
+        lines.append("|---|---|---|---|---|---|")
+        lines += [_markdown_row(row) for row in mine]
+    return "\n".join(lines) + "\n"
+
+
+def _markdown_row(row: Row) -> str:
+    claim = row.claim
+    published = "<br>".join(f"{v.what}: {published_number(v)}" for v in row.values if v.published is not None)
+    ours = "<br>".join(f"{v.what}: {ours_text(v)}{error_text(v)}" for v in row.values)
+    bases = list(dict.fromkeys(value.basis for value in row.values if value.basis))
+    why = " ".join(part for part in (claim.why, f"By {'; '.join(bases)}." if bases else "") if part)
+    cells = (claim.id, f"{claim.text} ({claim.where})", published or "-", ours or "-", row.verdict, why)
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+
+def document(rows: Sequence[Row]) -> dict[str, Any]:
+    """As JSON."""
+    counts = Counter(row.verdict for row in rows)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "verdicts": {verdict: counts[verdict] for verdict in VERDICTS},
+        "claims": [
+            {
+                "id": row.claim.id,
+                "document": DOCUMENTS[row.claim.document],
+                "where": row.claim.where,
+                "claim": row.claim.text,
+                "verdict": row.verdict,
+                "values": [
+                    {
+                        "what": value.what,
+                        "published": value.published,
+                        "relation": value.relation,
+                        "ours": value.ours,
+                        "unit": value.unit,
+                        "error": value.error,
+                        "tolerance": value.tolerance,
+                        "basis": value.basis,
+                    }
+                    for value in row.values
+                ],
+                "why": row.claim.why,
+            }
+            for row in rows
+        ],
+    }
+
+
+def by_document(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
+    """Each document's letter and its rows."""
+    for letter in DOCUMENTS:
+        mine = [row for row in rows if row.claim.document == letter]
+        if mine:
+            yield letter, mine
+
+
+def published_number(value: Value) -> str:
+    """The published number with its relation and unit; "-" where there is none."""
+    if value.published is None:
+        return "-"
+    return f"{_RELATIONS[value.relation]}{_number(value.published)}{_unit(value)}"
+
+
+def published_text(value: Value) -> str:
+    """``published 21 GB/s, `` in a line of text."""
+    return "" if value.published is None else f"published {published_number(value)}, "
+
+
+def ours_text(value: Value) -> str:
+    """Our number with its unit."""
+    return f"{_number(value.ours)}{_unit(value)}"
+
+
+def error_text(value: Value) -> str:
+    """`` (-4.4 %)`` where there is a number to compare with and it is not the same."""
+    error = value.error
+    if error is None or abs(error) < 5e-4:
+        return ""
+    return " (no number to divide by)" if error == float("inf") else f" ({error:+.1%})".replace("%", " %")
+
+
+def _unit(value: Value) -> str:
+    return f" {value.unit}" if value.unit and value.unit not in ("x", "×") else "×" if value.unit else ""
+
+
+def _number(number: float) -> str:
+    return f"{number:,.0f}" if number == round(number) and abs(number) < 1e12 else f"{number:.4g}"
+
+

@@ -1,0 +1,68 @@
+"""``hybrid`` timed: Eq 8's split for each size, at the rates that both sets of trees reach in the simulator.
+
+The trees over NVLink and those over PCIe share no link, and PCIe begins T_dpa later (Blink, MLSys 2020, §3.4), so each
+set is timed by itself and the job ends with the later one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from blinkccl.algorithms.hybrid import Split, class_plan, hybrid_split
+from blinkccl.algorithms.registry import Request
+from blinkccl.forest.model import Forest
+from blinkccl.simulate.contenders import Conditions, Estimate, Planned, modelled, planned
+
+NAME = "hybrid"
+
+
+@dataclass(frozen=True)
+class HybridJob:
+    """Both sets of trees; ``t_dpa_s`` is what switching peer access takes before PCIe can begin."""
+
+    request: Request
+    nvlink: Planned
+    pcie: Planned
+    t_dpa_s: float
+    name: str = NAME
+
+    @property
+    def forest(self) -> Forest:
+        """The NVLink trees: all there is for small sizes."""
+        return self.nvlink.forest
+
+    def split(self, size_bytes: int) -> Split | None:
+        """Eq 8 at the rates that each set reaches with all the data; None where nothing moves."""
+        pcie, nvlink = self.pcie.at(size_bytes), self.nvlink.at(size_bytes)
+        if not pcie.algbw_gbps or not nvlink.algbw_gbps:
+            return None
+        return hybrid_split(size_bytes, pcie.algbw_gbps, nvlink.algbw_gbps, self.t_dpa_s)
+
+    def at(self, size_bytes: int) -> Estimate:
+        """The later end of both sets."""
+        split = self.split(size_bytes)
+        over_pcie = 0 if split is None else int(split.pcie_bytes)
+        if over_pcie == 0:
+            alone = self.nvlink.at(size_bytes)
+            return replace(alone, name=self.name, detail=f"NVLink alone: PCIe does not pay below its {self._wait()}")
+        fast = self.nvlink.at(size_bytes - over_pcie)
+        slow_s = self.t_dpa_s + self.pcie.at(over_pcie).seconds
+        detail = f"{over_pcie / size_bytes:.1%} over PCIe after {self._wait()}"
+        return modelled(self.name, self.request, size_bytes, max(fast.seconds, slow_s), detail)
+
+    def _wait(self) -> str:
+        return f"T_dpa of {self.t_dpa_s * 1e3:.2f} ms"
+
+
+def prepare(request: Request, conditions: Conditions) -> HybridJob:
+    """The trees of both classes.
+
+    Raises
+    ------
+    UnsupportedError
+        If one of the classes does not join the ranks, or they are on several servers.
+    """
+    t_dpa_s = conditions.calibration.engine.peer_access_us.value * 1e-6 * len(request.ranks)
+    nvlink = planned(NAME, class_plan(request, "fast"), conditions)
+    pcie = planned(NAME, class_plan(request, "pcie"), conditions)
+    return HybridJob(request, nvlink, pcie, t_dpa_s)

@@ -1,0 +1,120 @@
+"""``blink sim`` as people type it: tables, JSON, files, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+
+def test_one_size_prints_every_contender_and_what_decided(blink) -> None:
+    ended = blink("sim", "allreduce", "--topo", "dgx-1v", "--gpus", "1,4,5,6", "--size", "500M")
+    assert ended.code == 0, ended.err
+    for part in ("optimal", "nccl-2.4", "critical path", "fullest links", "not here:", "500M (524,288,000 bytes)"):
+        assert part in ended.out
+
+
+def test_json_is_one_object_with_all_numbers(blink) -> None:
+    ended = blink("sim", "broadcast", "--topo", "dgx-1p", "--sweep", "-e", "1M", "--algo", "optimal,ring", "--json")
+    found = json.loads(ended.out)
+    assert found["schema_version"] == 1
+    assert [row["size_bytes"] for row in found["sizes"]] == [4096 * 4**k for k in range(5)]
+    for row in found["sizes"]:
+        assert [one["algorithm"] for one in row["algorithms"]] == ["optimal", "ring"]
+        for one in row["algorithms"]:
+            assert one["algbw_gbps"] == pytest.approx(row["size_bytes"] / one["seconds"] / 1e9)
+            assert one["percent_bound"] == pytest.approx(100 * one["algbw_gbps"] / found["bound_gbps"])
+    assert found["wins"][-1]["last_bytes"] == 2**20
+    assert set(found["decided_by"]) == {"algorithm", "size_bytes", "seconds", "hops", "links"}
+
+
+def test_the_same_question_gives_the_same_bytes(blink) -> None:
+    asked = ["sim", "allreduce", "--topo", "dgx-1v", "--gpus", "0,1,2,4", "--json"]
+    assert blink(*asked).out == blink(*asked).out
+
+
+def test_a_plan_file_is_timed_as_its_algorithm(blink, tmp_path: Path) -> None:
+    plan = str(tmp_path / "plan.json")
+    assert blink("plan", "allreduce", "--topo", "dgx-1v", "--algo", "blink", "-o", plan).code == 0
+    from_file = json.loads(blink("sim", "--plan", plan, "--json").out)
+    planned = json.loads(blink("sim", "allreduce", "--topo", "dgx-1v", "--algo", "blink", "--json").out)
+    assert from_file["sizes"] == planned["sizes"]
+
+
+def test_a_plan_that_breaks_the_law_is_a_failed_check(blink, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    blink("plan", "allreduce", "--topo", "dgx-1v", "--gpus", "0,1,2,3", "-o", str(plan))
+    document = json.loads(plan.read_text())
+    document["shares"][0]["broadcast"].pop()
+    plan.write_text(json.dumps(document))
+    ended = blink("sim", "--plan", str(plan))
+    assert ended.code == 1
+    assert "breaks the law" in ended.err
+
+
+def test_the_timeline_is_chromes(blink, tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    assert blink("sim", "allreduce", "--topo", "dgx-1v", "--size", "1M", "--timeline", str(path)).code == 0
+    events = json.loads(path.read_text())["traceEvents"]
+    assert {event["ph"] for event in events} == {"M", "X"}
+
+
+def test_a_picture_is_drawn(blink, tmp_path: Path) -> None:
+    path = tmp_path / "f.png"
+    ended = blink("sim", "broadcast", "--topo", "dgx-1p", "--sweep", "-e", "1M", "--plot", str(path))
+    assert ended.code == 0, ended.err
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--size", "9E"], "--size: not a size in bytes"),
+        (["--size", "9999999999T"], "at most 2^63 - 1 bytes"),
+        (["--size", "1M", "--sweep"], "--size is one size"),
+        (["--sweep", "-b", "1M", "-e", "4K"], "expected a positive size and one that is not below it"),
+        (["--chunk", "0"], "at least one byte"),
+        (["--size", "1G", "--chunk", "4", "--budget", "1000"], "more than the budget of 1,000"),
+        (["--sharing", "equal"], "unknown sharing 'equal'; expected one of fifo, fair, rtt-weighted, unfair"),
+        (["--streams", "one"], "unknown streams 'one'"),
+        (["--skew", "0,1"], "2 start times for 8 ranks"),
+        (["--skew", "soon"], "expected seconds separated by commas"),
+        (["--calibration", "v200"], "no calibration 'v200': expected one of"),
+        (["--algo", "rings"], "unknown algorithm 'rings'"),
+        (["--plot", "f.doc"], "expected a name that ends in"),
+        (["--plan", "p.json"], "leave COLLECTIVE, --topo out"),
+    ],
+)
+def test_what_is_refused(blink, arguments: list[str], says: str) -> None:
+    ended = blink("sim", "allreduce", "--topo", "dgx-1v", *arguments)
+    assert ended.code == 2
+    assert says in ended.err
+    assert ended.out == ""
+
+
+def test_a_calibration_without_the_links_class_says_so(blink, tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(
+        'schema_version = 1\nname = "mine"\nabout = "x"\n[engine]\n[[link]]\nkind = "pcie"\nnominal_gbps = 12.0\n'
+        'gbps = { value = 9.0, source = "x" }\nlatency_us = { value = 1.0, source = "x" }\n'
+    )
+    ended = blink("sim", "allreduce", "--topo", "dgx-1v", "--algo", "optimal", "--calibration", str(path))
+    assert ended.code == 2
+    assert "calibration mine has no link class for nvlink" in ended.err
+
+
+def test_coarser_keeps_a_run_within_its_budget(blink) -> None:
+    asked = ["sim", "allreduce", "--topo", "dgx-1v", "--algo", "optimal", "--size", "256M", "--chunk", "64K", "--json"]
+    exact = json.loads(blink(*asked).out)["sizes"][0]["algorithms"][0]
+    coarse = json.loads(blink(*asked, "--budget", "20000", "--coarser").out)["sizes"][0]["algorithms"][0]
+    assert exact["aggregated"] == 1
+    assert coarse["aggregated"] > 1
+    assert coarse["transfers"] < 20_000 < exact["transfers"]
+    assert coarse["seconds"] == pytest.approx(exact["seconds"], rel=0.1)
+
+
+def test_no_collective_and_no_plan_is_a_usage_error(blink) -> None:
+    ended = blink("sim", "--topo", "dgx-1v")
+    assert ended.code == 2
+    assert "give a COLLECTIVE, or a plan with --plan" in ended.err

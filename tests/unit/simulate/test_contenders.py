@@ -1,0 +1,131 @@
+"""Who is timed for a job, who wins, and what the baselines are."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from timed_jobs import plan, request
+
+from blinkccl.algorithms.hybrid import hybrid_split
+from blinkccl.algorithms.registry import ALGORITHMS
+from blinkccl.errors import PackingError, UnsupportedError
+from blinkccl.simulate.baselines import BASELINES, NCCL_SLICE_BYTES, machine_name
+from blinkccl.simulate.calibration import calibration, calibration_for
+from blinkccl.simulate.contenders import Conditions, Estimate, contenders, enter, wins
+from blinkccl.simulate.hybrid_job import HybridJob
+from blinkccl.topology.spec import parse_spec
+
+NOMINAL = Conditions(calibration("nominal"))
+MIB = 1024 * 1024
+
+
+def estimate(name: str, size: int, seconds: float) -> Estimate:
+    return Estimate(name, size, seconds, 0.0, 0.0, "")
+
+
+def test_every_algorithm_and_baseline_is_a_contender() -> None:
+    assert set(contenders()) == set(ALGORITHMS) | set(BASELINES)
+
+
+def test_all_enter_who_can_and_the_others_say_why() -> None:
+    field = enter(request("dgx-1v", gpus="1,4,5,6"), NOMINAL)
+    assert {one.name for one in field.prepared} | set(field.absent) == set(contenders())
+    assert "one hop apart" in field.absent["flat"]
+    assert {"optimal", "blink", "ring", "hybrid", "nccl-2.4"} <= {one.name for one in field.prepared}
+    assert field.bound_gbps == 50.0
+
+
+def test_a_named_contender_that_cannot_serve_is_an_error() -> None:
+    with pytest.raises(UnsupportedError, match="several servers"):
+        enter(request("dgx-1v"), NOMINAL, ["optimal", "three_phase"])
+    with pytest.raises(PackingError, match=r"unknown algorithm 'rings'; expected one of auto, optimal, .*nccl-2\.4"):
+        enter(request("dgx-1v"), NOMINAL, ["rings"])
+
+
+def test_auto_is_the_optimum_and_names_count_once() -> None:
+    field = enter(request("dgx-1v"), NOMINAL, ["auto", "optimal", "ring"])
+    assert [one.name for one in field.prepared] == ["optimal", "ring"]
+
+
+def test_the_bound_without_the_optimum_is_the_same() -> None:
+    alone = enter(request("dgx-1v", gpus="0,1,2,4,5,6"), NOMINAL, ["ring"])
+    assert alone.bound_gbps == pytest.approx(25 * 13 / 5)
+
+
+def test_wins_are_runs_of_sizes_and_ties_go_to_the_first() -> None:
+    rows = [
+        [estimate("a", 1, 1.0), estimate("b", 1, 1.0)],
+        [estimate("a", 2, 1.0), estimate("b", 2, 2.0)],
+        [estimate("a", 4, 3.0), estimate("b", 4, 2.0)],
+    ]
+    assert [(w.name, w.first_bytes, w.last_bytes) for w in wins(rows)] == [("a", 1, 2), ("b", 4, 4)]
+
+
+@pytest.mark.parametrize(("spec", "name"), [("2x dgx-1v @ 40Gbps", "dgx-1v"), ("dgx-2", "dgx-2"), ("ring:4", "ring:4")])
+def test_the_machine_behind_a_spec(spec: str, name: str) -> None:
+    assert machine_name(parse_spec(spec)) == name
+
+
+def test_the_machines_calibration_is_found_and_else_the_nominal_one() -> None:
+    assert calibration_for(parse_spec("dgx-1v")).name == "v100-copy-engine"
+    assert calibration_for(parse_spec("2x dgx-1v @ 40Gbps")).name == "v100-copy-engine"
+    assert calibration_for(parse_spec("ring:5")).name == "nominal"
+
+
+def test_nccl_24_falls_back_to_pcie_where_no_ring_exists() -> None:
+    job = BASELINES["nccl-2.4"].prepare(request("dgx-1v", "broadcast", "1,4,5,6"), NOMINAL)
+    found = job.at(500 * MIB)
+    assert found.chunk_bytes == NCCL_SLICE_BYTES
+    assert "pcie" in found.detail
+    # What its calibration says of a PCIe ring, less the pipeline's filling.
+    rate = calibration("nccl-2.4-v100").link[1].gbps.value
+    assert 0.97 * rate < found.algbw_gbps <= rate
+
+
+def test_nccl_24_between_servers_takes_the_faster_of_rings_and_trees() -> None:
+    asked = request("2x dgx-a100")
+    both = BASELINES["nccl-2.4"].prepare(asked, NOMINAL)
+    small, large = both.at(4096), both.at(256 * MIB)
+    assert "trees" in small.detail
+    assert "rings" in large.detail
+
+
+def test_nccl_24_as_blink_describes_it_switches_at_16_kb() -> None:
+    job = BASELINES["nccl-2.4-as-written"].prepare(request("dgx-2"), NOMINAL)
+    assert "trees" in job.at(16 * 1024 - 4).detail
+    assert "rings" in job.at(16 * 1024).detail
+    with pytest.raises(UnsupportedError, match="allreduce only"):
+        BASELINES["nccl-2.4-as-written"].prepare(request("dgx-2", "broadcast"), NOMINAL)
+
+
+def hybrid_of(gpus: str) -> HybridJob:
+    conditions = Conditions(calibration("v100-copy-engine"))
+    found = contenders()["hybrid"].prepare(request("dgx-1v", "broadcast", gpus), conditions)
+    assert isinstance(found, HybridJob)
+    return found
+
+
+def test_hybrid_is_nvlink_alone_until_pcie_pays() -> None:
+    job = hybrid_of("0,1,2")
+    assert job.t_dpa_s == pytest.approx(0.93e-3)
+    small = job.at(16 * MIB)
+    assert small.seconds == job.nvlink.at(16 * MIB).seconds
+    assert "does not pay" in small.detail
+    large = job.at(500 * MIB)
+    assert large.seconds < job.nvlink.at(500 * MIB).seconds
+    assert large.simulation is None
+
+
+def test_hybrid_splits_by_eq_8_at_the_simulated_rates() -> None:
+    job, size = hybrid_of("0,1,2,3"), 500 * MIB
+    pcie, nvlink = job.pcie.at(size).algbw_gbps, job.nvlink.at(size).algbw_gbps
+    split = job.split(size)
+    assert split == hybrid_split(size, pcie, nvlink, job.t_dpa_s)
+    assert split is not None
+    assert split.pcie_bytes + split.nvlink_bytes == Fraction(size)
+
+
+def test_a_plan_is_timed_the_same_alone_and_with_a_trace() -> None:
+    one = plan("dgx-1p", "blink", gpus="0,1,2,3")
+    assert one.simulate(5_000_000).seconds == one.simulate(5_000_000, traced=True).seconds
