@@ -9,6 +9,7 @@ With transit that cannot multicast the tree problems may have a tighter bound by
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
@@ -16,8 +17,8 @@ from blinkccl.algorithms.lanes import Lanes, lanes_of
 from blinkccl.collectives.spec import Collective
 from blinkccl.forest.model import Certificate, Cut, Dual, Partition
 from blinkccl.packing.bottleneck import allgather_rate, gather_rate
-from blinkccl.packing.columns import ExactPacking, pack_columns
-from blinkccl.packing.maxflow import broadcast_rate, min_cut
+from blinkccl.packing.columns import ExactPacking, dual_bound, pack_columns
+from blinkccl.packing.maxflow import FlowGraph, broadcast_rate, min_cut
 from blinkccl.packing.multiflow import Multiflow, all_to_all
 from blinkccl.packing.network import Arc, Network
 from blinkccl.packing.oracles import in_and_out_oracle, out_tree_oracle
@@ -120,8 +121,8 @@ def _allreduce(collective: Collective, lanes: Lanes) -> Certificate:
     if network.switchless and network.symmetric:
         _, blocks = strength(network.n, undirected_widths(network))
         return partition_certificate(lanes, blocks)
-    packing = reduce_broadcast_packing(network)
-    return price_certificate(lanes, packing.prices, packing.bound)
+    proof = halves_proof(network) or reduce_broadcast_packing(network)
+    return price_certificate(lanes, proof.prices, proof.bound)
 
 
 def partition_certificate(lanes: Lanes, blocks: tuple[tuple[int, ...], ...]) -> Certificate:
@@ -163,6 +164,60 @@ def all_pairs_flow(network: Network) -> Multiflow:
 def reduce_broadcast_packing(network: Network) -> ExactPacking:
     """The exact optimum of AllReduce by column generation over pairs of in- and out-trees."""
     return pack_columns(network.capacity, [Fraction(1)], in_and_out_oracle(network))
+
+
+@dataclass(frozen=True)
+class PriceProof:
+    """Prices in network arcs, and the bound that they prove."""
+
+    prices: Mapping[Arc, Fraction | int]
+    bound: Fraction
+
+
+def half_of_allgather(network: Network) -> Fraction:
+    """The rate of an AllReduce that uses the AllGather's trees up and down."""
+    return allgather_bottleneck(network)[0] * network.terminals / 2
+
+
+@lru_cache(maxsize=64)
+def halves_proof(network: Network) -> PriceProof | None:
+    """A proof that no AllReduce is faster than half an AllGather, from the AllGather's tight cuts; None if there is none.
+
+    On clusters of equal servers there is, in a fraction of the time that column generation takes.
+    """
+    if not network.symmetric:
+        return None
+    goal = half_of_allgather(network)
+    prices = _tight_prices(network)
+    if not prices or dual_bound(network.capacity, [Fraction(1)], in_and_out_oracle(network), prices) != goal:
+        return None
+    return PriceProof(prices, goal)
+
+
+def _tight_prices(network: Network) -> dict[Arc, int]:
+    """How many terminals' tight AllGather cuts each arc crosses, both ways round.
+
+    A cut that is full when all others send to terminal t leaves a set around t; its arcs, in both directions,
+    are what an AllReduce must cross too. Summed over t these are good prices; whether they prove anything is
+    for the caller to check.
+    """
+    rate, _ = allgather_bottleneck(network)
+    graph = FlowGraph.of(network, extra=1)
+    for i, (_, _, c) in enumerate(network.arcs):
+        graph.set_capacity(2 * i, c * rate.denominator)
+    for v in range(network.terminals):
+        graph.set_capacity(graph.add(network.n, v, 0), rate.numerator)
+    prices: dict[Arc, int] = {}
+    for sink in range(network.terminals):
+        graph.reset()
+        graph.max_flow(network.n, sink)
+        around = frozenset(graph.sink_side(sink))
+        if network.n in around:
+            continue
+        for u, v, _ in network.arcs:
+            if (u in around) != (v in around):
+                prices[u, v] = prices.get((u, v), 0) + 1
+    return prices
 
 
 @lru_cache(maxsize=64)

@@ -13,7 +13,8 @@ from fractions import Fraction
 from functools import lru_cache
 
 from blinkccl.algorithms.bounds import (
-    allgather_bottleneck,
+    half_of_allgather,
+    halves_proof,
     partition_certificate,
     price_certificate,
     reduce_broadcast_packing,
@@ -24,13 +25,10 @@ from blinkccl.algorithms.optimal_trees import depth_of, every_root, hops_deep, r
 from blinkccl.algorithms.registry import Request
 from blinkccl.algorithms.symmetry import Permutation, rotations
 from blinkccl.forest.model import Forest
-from blinkccl.packing.columns import dual_bound
 from blinkccl.packing.flatten import flatten
 from blinkccl.packing.integral import Arborescence
-from blinkccl.packing.maxflow import FlowGraph
 from blinkccl.packing.multiplicities import rounded
 from blinkccl.packing.network import Arc, Network
-from blinkccl.packing.oracles import in_and_out_oracle
 from blinkccl.packing.shallow import choose, undirected_columns
 from blinkccl.packing.undirected import TreePacking, merge_equal, pack_trees, recentred, undirected_widths
 
@@ -58,16 +56,12 @@ def _through_transit(
     network: Network, group: tuple[Permutation, ...] | None
 ) -> tuple[list[Draft], Mapping[Arc, Fraction | int], Fraction]:
     """Drafts, prices, and the bound that these prove."""
-    goal = Fraction(0)
-    if network.symmetric:
-        rate, _ = allgather_bottleneck(network)
-        goal = rate * network.terminals / 2
-        prices = tight_prices(network, rate)
-        if prices and dual_bound(network.capacity, [Fraction(1)], in_and_out_oracle(network), prices) == goal:
-            return _two_halves(network, group), prices, goal
+    proof = halves_proof(network)
+    if proof is not None:
+        return _two_halves(network, group), proof.prices, proof.bound
     pairs = reduce_broadcast_packing(network)
-    if pairs.bound == goal:
-        return _two_halves(network, group), pairs.prices, goal
+    if network.symmetric and pairs.bound == half_of_allgather(network):
+        return _two_halves(network, group), pairs.prices, pairs.bound
     drafts = []
     for column, weight in rounded(pairs, network.capacity, [Fraction(1)]):
         root, up, down = column.payload
@@ -107,28 +101,3 @@ def _shallower(
         if found is not None:
             return merge_equal(found)
     return trees
-
-
-def tight_prices(network: Network, rate: Fraction) -> dict[Arc, int]:
-    """How many terminals' tight AllGather cuts each arc crosses, both ways round.
-
-    A cut that is full when all others send to terminal t leaves a set around t; its arcs, in both directions,
-    are what an AllReduce must cross too. Summed over t these are good prices; whether they prove anything is
-    for the caller to check.
-    """
-    graph = FlowGraph.of(network, extra=1)
-    for i, (_, _, c) in enumerate(network.arcs):
-        graph.set_capacity(2 * i, c * rate.denominator)
-    for v in range(network.terminals):
-        graph.set_capacity(graph.add(network.n, v, 0), rate.numerator)
-    prices: dict[Arc, int] = {}
-    for sink in range(network.terminals):
-        graph.reset()
-        graph.max_flow(network.n, sink)
-        around = frozenset(graph.sink_side(sink))
-        if network.n in around:
-            continue
-        for u, v, _ in network.arcs:
-            if (u in around) != (v in around):
-                prices[u, v] = prices.get((u, v), 0) + 1
-    return prices

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import sqrt
+from itertools import pairwise
+from math import ceil, sqrt
 
 from blinkccl.errors import ScheduleError
-from blinkccl.schedule.chunking import Bound, bind
+from blinkccl.schedule.chunking import ALIGNMENT_BYTES, Bound, bind
 from blinkccl.schedule.program import Program
 from blinkccl.simulate import kernel, native_kernel
-from blinkccl.simulate.calibration import Calibration
+from blinkccl.simulate.calibration import Calibration, link_cost
 from blinkccl.simulate.translate import Settings, Translation, translate
 from blinkccl.simulate.workload import Outcome, Workload
 from blinkccl.topology.model import Topology
@@ -168,7 +169,8 @@ def best_chunk_bytes(program: Program, network: Topology, calibration: Calibrati
     """The chunk that makes the chunk pipeline model's time least: √(S·α·β / (d − 1)) for a path of d stages.
 
     S is the largest slice's part, β the rate at which the plan moves it, α the cost of a chunk in a stream. T = Σt +
-    (k − 1)·t for k = S/s chunks of t = α + s/β gives it by differentiation.
+    (k − 1)·t for k = S/s chunks of t = α + s/β gives it by differentiation. The slice is then cut into whole chunks of
+    equal size, since the last one costs as much as the others.
     """
     slices = [float(part.stop - part.start) / program.collective.total_blocks() for part in program.slices]
     if not slices or not program.queues:
@@ -177,9 +179,13 @@ def best_chunk_bytes(program: Program, network: Topology, calibration: Calibrati
     depth = max(role.offset for role in program.roles)
     seconds_per_s = 1.0 / (float(program.rate) * network.unit_gbps * 1e9) if program.rate else 0.0
     beta = max(slices) / seconds_per_s if seconds_per_s else 1e9
-    alpha_s = calibration.engine.issue_us.value * 1e-6 + max(row.latency_us.value for row in calibration.link) * 1e-6
+    used = dict.fromkeys(pair for queue in program.queues for pair in pairwise(queue.path))
+    slowest_s = max((link_cost(calibration, network.link[pair]).latency_s for pair in used), default=0.0)
+    alpha_s = calibration.engine.issue_us.value * 1e-6 + slowest_s
     wanted = sqrt(largest * alpha_s * beta / (depth - 1)) if depth > 1 else largest
-    return int(min(MOST_CHUNK_BYTES, max(LEAST_CHUNK_BYTES, wanted)))
+    wanted = min(MOST_CHUNK_BYTES, max(LEAST_CHUNK_BYTES, wanted))
+    whole = ceil(largest / max(1, round(largest / wanted)))
+    return max(LEAST_CHUNK_BYTES, -(-whole // ALIGNMENT_BYTES) * ALIGNMENT_BYTES)
 
 
 def _times(translation: Translation, together: int) -> Translation:

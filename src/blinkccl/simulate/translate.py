@@ -208,7 +208,8 @@ def _actors(
     extents = [bound.extents[role.slice] for role in program.roles]
     whole = bound.chunk_elements * bound.itemsize
     last = [(x.length - (x.chunks - 1) * bound.chunk_elements) * bound.itemsize if x.chunks else 0 for x in extents]
-    combined = np.asarray([max(0, operands(role) - 1) for role in program.roles], np.float64)
+    # A kernel reads every operand once and writes once: the rate is that of two operands.
+    combined = np.asarray([(operands(role) + 1) / 3 if operands(role) > 1 else 0.0 for role in program.roles])
     pace = 1e-9 / engine.reduce_gbps.value if engine.reduce_gbps.value else 0.0
     start_s = settings.start_s or (0.0,) * len(program.ranks)
     stream = np.asarray(streams.of_actor, np.int32)

@@ -1,0 +1,222 @@
+"""What do copies and reductions in flight cost? Blink's traffic patterns (MLSys 2020, §2.2 and appendix A.1).
+
+Each pattern is a Program on links of one V100 NVLink lane, timed by the kernel. Blink's text gives these numbers for
+them, on a p3.16xlarge:
+
+====================  =====================================================  ==================================
+figure                pattern                                                throughput
+====================  =====================================================  ==================================
+7                     chain reduce+forward, 3 to 8 GPUs, 1000 MB             21 to 19 GB/s
+8                     MIMO and MCA, more than 10 MB                          about 18 GB/s
+24                    chain forward, 3 to 8 GPUs, 1000 MB                    22 to 20 GB/s
+24                    chain reduce-broadcast, 3 to 8 GPUs, 1000 MB           19 to 16 GB/s
+26                    fan-in and fan-out forward, more than 50 MB            near the maximum
+26                    fan-in reduce+forward                                  1 to 2 GB/s less than forward
+====================  =====================================================  ==================================
+
+Its appendix also says "around 18 GB/s" for chain reduce+forward, which contradicts Fig 7.
+
+The text leaves open, and we chose: MIMO's and MCA's sizes (five GPUs; MCA has chains of two GPUs and the sum stays at
+the center, which adds its own data); what a throughput is where several streams meet (the bytes over the busiest link
+by the time, so a chain's size by its time, and all that a fan-in's successor receives); and how chunks were chosen
+(here the fastest one, :func:`~blinkccl.simulate.chunk_search.best_chunk`). Each link has one stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import pairwise
+
+from blinkccl.collectives.spec import Block, Collective
+from blinkccl.errors import ScheduleError
+from blinkccl.forest.model import Cut, Forest, Path, Share, Tree, attained_rate
+from blinkccl.schedule.lower import lower
+from blinkccl.schedule.program import Program
+from blinkccl.simulate.calibration import Calibration, calibration
+from blinkccl.simulate.chunk_search import Trial, best_chunk
+from blinkccl.simulate.run import simulate
+from blinkccl.simulate.translate import Settings
+from blinkccl.topology.assembly import Assembly
+from blinkccl.topology.model import Topology
+from blinkccl.topology.synthetic import LANE_GBPS
+from blinkccl.units import algbw_gbps
+
+#: What the patterns ran on.
+CALIBRATION = "v100-copy-engine"
+#: A stream per link: a fan-in's successor is reached by one, although each source has a tree of its own.
+ONE_STREAM_PER_LINK = Settings(streams="reused")
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A traffic pattern; ``breadth`` is its number of GPUs (chains) or its degree (fans), 0 where it has neither."""
+
+    name: str
+    breadth: int
+    program: Program
+    network: Topology
+
+
+def pattern(name: str, breadth: int = 0) -> Pattern:
+    """The pattern ``name`` of :data:`PATTERNS`.
+
+    Parameters
+    ----------
+    breadth
+        GPUs of a chain (3 to 8), degree of a fan (1 to 3: a GPU of a DGX-1 has four neighbours); not for mimo and mca.
+
+    Raises
+    ------
+    ScheduleError
+        If there is no such pattern, or not of this breadth.
+    """
+    row = PATTERNS.get(name)
+    if row is None:
+        raise ScheduleError(f"unknown pattern {name!r}; expected one of {', '.join(PATTERNS)}")
+    if breadth not in row.breadths:
+        *first, last = map(str, row.breadths)
+        known = f"{', '.join(first)} or {last} {row.counts}" if first else "no breadth"
+        raise ScheduleError(f"the pattern {name} comes with {known}, got {breadth}")
+    network, program = row.build(breadth)
+    return Pattern(name, breadth, program, network)
+
+
+def measure(
+    traffic: Pattern,
+    size_bytes: int,
+    costs: Calibration | None = None,
+    settings: Settings = ONE_STREAM_PER_LINK,
+) -> Trial:
+    """The best chunk of a pattern and its throughput: bytes over its busiest link by the time.
+
+    Parameters
+    ----------
+    size_bytes
+        What each source of the pattern has, ≥ 0.
+    costs
+        None for :data:`CALIBRATION`.
+
+    Notes
+    -----
+    Cost: 10 to 20 simulations.
+    """
+    costs = costs or calibration(CALIBRATION)
+    program, network = traffic.program, traffic.network
+    whole = size_bytes * program.collective.total_blocks()
+    chunk_bytes = best_chunk(program, network, costs, whole, settings)
+    timed = simulate(program, network, costs, whole, chunk_bytes=chunk_bytes, settings=settings)
+    carried = int(timed.translation.workload.link_bytes.max())
+    return Trial(chunk_bytes, algbw_gbps(carried, timed.seconds) if timed.seconds else 0.0)
+
+
+def throughput_gbps(traffic: Pattern, size_bytes: int) -> float:
+    """The throughput of :func:`measure` in GB/s."""
+    return measure(traffic, size_bytes).gbps
+
+
+Built = tuple[Topology, Program]
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """A registry row: what ``breadths`` count, and how one is built."""
+
+    build: Callable[[int], Built]
+    breadths: tuple[int, ...]
+    counts: str
+    about: str
+
+
+def _chain_forward(gpus: int) -> Built:
+    along = _walk(range(gpus))
+    return _built("broadcast", gpus, [_share(0, down=along)], root=0)
+
+
+def _chain_reduce_forward(gpus: int) -> Built:
+    """The last GPU only receives (A.1.1: "each GPU (except the last one) has its own data")."""
+    last = gpus - 1
+    return _built("reduce", gpus, [_share(last, up=_walk(range(gpus)))], root=last, without=(last,))
+
+
+def _chain_reduce_broadcast(gpus: int) -> Built:
+    along, back = _walk(range(gpus)), _walk(reversed(range(gpus)))
+    return _built("allreduce", gpus, [_share(gpus - 1, up=along, down=back)])
+
+
+def _mimo(_: int) -> Built:
+    """GPUs 0 and 1 send to 2, which adds data of its own to each and sends the sums to 3 and 4."""
+    shares = [_share(3, up=((0, 2), (2, 3)), block=3), _share(4, up=((1, 2), (2, 4)), block=4)]
+    return _built("reduce_scatter", 5, shares, without=(3, 4))
+
+
+def _mca(_: int) -> Built:
+    """0 → 1 → 2 ← 3 ← 4, reducing on the way."""
+    return _built("reduce", 5, [_share(2, up=(*_walk((0, 1, 2)), *_walk((4, 3, 2))))], root=2)
+
+
+def _fan_in_forward(degree: int) -> Built:
+    center, successor = degree, degree + 1
+    shares = [_share(i, down=_walk((i, center, successor)), block=i) for i in range(degree)]
+    return _built("gather", degree + 2, shares, root=successor)
+
+
+def _fan_in_reduce_forward(degree: int) -> Built:
+    center, successor = degree, degree + 1
+    inward = tuple((i, center) for i in range(degree))
+    share = _share(successor, up=(*inward, (center, successor)))
+    return _built("reduce", degree + 2, [share], root=successor, without=(successor,))
+
+
+def _fan_out_forward(degree: int) -> Built:
+    center, source = degree, degree + 1
+    outward = tuple((center, i) for i in range(degree))
+    return _built("broadcast", degree + 2, [_share(source, down=((source, center), *outward))], root=source)
+
+
+def _walk(gpus: Iterable[int]) -> tuple[Path, ...]:
+    return tuple(pairwise(gpus))
+
+
+def _share(root: int, up: tuple[Path, ...] = (), down: tuple[Path, ...] = (), block: Block = None) -> Share:
+    """A share of a whole block; its weight is set where the collective is known."""
+    return Share(Fraction(1), 0, block, root, Tree(root, up) if up else None, Tree(root, down) if down else None)
+
+
+def _built(
+    name: str, gpus: int, shares: list[Share], root: int | None = None, without: tuple[int, ...] = ()
+) -> Built:
+    """The program on one lane per pair that a share joins; GPUs in ``without`` have no data of their own.
+
+    The collective is the nearest one: where ranks are without data, or not every block moves, it is not done in full.
+    So nothing is claimed about a bound, and these programs are for timing only.
+    """
+    collective = Collective(name, gpus, root=root)
+    shares = [replace(share, weight=Fraction(1, collective.total_blocks())) for share in shares]
+    box = Assembly(f"{gpus} GPUs", "synthetic")
+    box.add_many("gpu", gpus, "GPU")
+    pairs = {(min(edge), max(edge)): None for share in shares for tree in share.trees() for edge in tree.edges}
+    for a, b in pairs:
+        box.join(a, b, LANE_GBPS, "nvlink")
+    network = box.finish()
+    rate = attained_rate(network, shares)
+    no_claim = Cut((0,), rate, Fraction(1))
+    program = lower(Forest(collective, network.ranks, "by hand", network, tuple(shares), rate, no_claim))
+    roles = (replace(r, contributes=False, turn=0) if r.rank in without else r for r in program.roles)
+    return network, replace(program, roles=tuple(roles))
+
+
+_CHAINS, _DEGREES, _ONE = (3, 4, 5, 6, 7, 8), (1, 2, 3), (0,)
+
+#: The registry: to add a pattern is to add one row.
+PATTERNS: dict[str, Definition] = {
+    "chain-forward": Definition(_chain_forward, _CHAINS, "GPUs", "Figs 23a, 24"),
+    "chain-reduce-forward": Definition(_chain_reduce_forward, _CHAINS, "GPUs", "Figs 6, 7, 23b, 24"),
+    "chain-reduce-broadcast": Definition(_chain_reduce_broadcast, _CHAINS, "GPUs", "Figs 23c, 24"),
+    "mimo": Definition(_mimo, _ONE, "", "Fig 8a, c: two streams through one GPU, each reduced there"),
+    "mca": Definition(_mca, _ONE, "", "Fig 8b, c: two reduce+forward chains into one GPU"),
+    "fan-in-forward": Definition(_fan_in_forward, _DEGREES, "sources", "Figs 25a, 26"),
+    "fan-in-reduce-forward": Definition(_fan_in_reduce_forward, _DEGREES, "sources", "Figs 25b, 26"),
+    "fan-out-forward": Definition(_fan_out_forward, _DEGREES, "destinations", "Figs 25c, 26"),
+}

@@ -1,0 +1,261 @@
+"""The chunk-size search: by its rules, against every sequence of observations, and on simulated iterations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blinkccl.algorithms.registry import Request, algorithm
+from blinkccl.collectives.spec import Collective
+from blinkccl.errors import ScheduleError
+from blinkccl.schedule.lower import lower
+from blinkccl.schedule.program import Program
+from blinkccl.simulate.calibration import calibration
+from blinkccl.simulate.chunk_search import best_chunk, search
+from blinkccl.simulate.miad import KIB, MIB, Miad
+from blinkccl.simulate.microbenchmarks import pattern
+from blinkccl.simulate.run import best_chunk_bytes, simulate
+from blinkccl.topology.catalog import machine
+from blinkccl.topology.model import Topology
+
+COSTS = calibration("v100-copy-engine")
+MB = 10**6
+often = settings(max_examples=200, deadline=None, derandomize=True)
+
+
+def observe_all(state: Miad, throughputs: Sequence[float]) -> list[Miad]:
+    """The states one after the other, until it is steady or there is nothing more to observe."""
+    states = [state]
+    for gbps in throughputs:
+        if states[-1].steady:
+            break
+        states.append(states[-1].observe(gbps))
+    return states
+
+
+def settle(state: Miad, throughput: Callable[[float], float]) -> list[Miad]:
+    """The states of a search where throughput is a function of the chunk."""
+    states = [state]
+    while not states[-1].steady:
+        assert len(states) <= state.most_observations
+        states.append(states[-1].observe(throughput(states[-1].chunk_bytes)))
+    return states
+
+
+def chunks(states: list[Miad]) -> list[float]:
+    return [state.chunk_bytes / MIB for state in states]
+
+
+def test_it_doubles_while_throughput_rises_and_then_goes_down_in_steps() -> None:
+    states = observe_all(Miad(), [10, 15, 18, 20, 19, 19.5, 20.5, 20.2])
+    assert chunks(states) == [1, 2, 4, 8, 16, 15, 14, 13, 14]
+    assert [state.phase for state in states] == ["increase"] * 5 + ["decrease"] * 3 + ["steady"]
+
+
+def test_steady_is_the_best_chunk_of_all_not_the_last() -> None:
+    states = observe_all(Miad(), [10, 15, 14, 13])
+    assert chunks(states) == [1, 2, 4, 3, 2]
+    assert states[-1].steady
+    assert states[-1].best_gbps == 15
+
+
+def test_a_plateau_is_no_rise() -> None:
+    states = observe_all(Miad(), [10, 15, 15, 15])
+    assert chunks(states) == [1, 2, 4, 3, 2]
+
+
+def test_within_the_tolerance_is_no_rise_and_the_better_chunk_is_kept() -> None:
+    states = observe_all(Miad(tolerance=0.02), [10, 15, 15.2, 15.1])
+    assert chunks(states) == [1, 2, 4, 3, 4]
+
+
+def test_the_decrease_may_pass_the_largest_good_chunk() -> None:
+    states = settle(Miad(), lambda chunk: 100 - abs(chunk / MIB - 3.2))
+    assert chunks(states) == [1, 2, 4, 8, 7, 6, 5, 4, 3, 2, 3]
+
+
+def test_rising_to_the_end_takes_the_largest_chunk() -> None:
+    states = settle(Miad(most_bytes=6 * MIB), lambda chunk: chunk)
+    assert chunks(states) == [1, 2, 4, 6, 6]
+
+
+def test_falling_from_the_start_takes_the_least_chunk() -> None:
+    states = settle(Miad(), lambda chunk: 1 / chunk)
+    assert [state.chunk_bytes for state in states] == [MIB, 2 * MIB, MIB, 64 * KIB, 64 * KIB]
+
+
+def test_one_chunk_leaves_nothing_to_search() -> None:
+    states = settle(Miad(MIB, 2, MIB, MIB, MIB), lambda chunk: 1.0)
+    assert chunks(states) == [1, 1]
+
+
+def test_a_steady_search_stays() -> None:
+    last = settle(Miad(), lambda chunk: 1.0)[-1]
+    assert last.observe(1e9) == last
+
+
+def test_observing_changes_nothing_but_what_it_returns() -> None:
+    before = Miad()
+    assert before.observe(5.0) == before.observe(5.0)
+    assert before == Miad()
+
+
+numbers = st.floats(allow_nan=True, allow_infinity=True)
+searches = st.builds(
+    lambda least, above, more, step, factor, tolerance: Miad(
+        least + above, factor, step, least, least + above + more, tolerance
+    ),
+    st.integers(1, 1 << 20),
+    st.integers(0, 1 << 22),
+    st.integers(0, 1 << 26),
+    st.integers(1 << 18, 1 << 27),
+    st.floats(1.1, 16),
+    st.floats(0, 0.5),
+)
+
+
+@often
+@given(searches, st.lists(numbers, min_size=1, max_size=30))
+def test_it_ends_and_stays_in_bounds_whatever_it_observes(start: Miad, cycle: list[float]) -> None:
+    observations = [cycle[i % len(cycle)] for i in range(start.most_observations)]
+    states = observe_all(start, observations)
+    assert states[-1].steady
+    assert all(start.least_bytes <= state.chunk_bytes <= start.most_bytes for state in states)
+    tried = {state.chunk_bytes for state in states[:-1]}
+    assert states[-1].chunk_bytes in tried
+    assert states == observe_all(start, observations)
+
+
+@often
+@given(searches, st.integers(0, 60))
+def test_it_ends_where_throughput_turns_late(start: Miad, turn: int) -> None:
+    """The longest searches: a rise to the end, and a fall from there."""
+    observations = [float(i) for i in range(turn)] + [turn - 1.0 - 1 / (2 + i) for i in range(start.most_observations)]
+    assert observe_all(start, observations)[-1].steady
+
+
+#: Log-log slopes: how throughput changes with the chunk, never faster than the chunk itself.
+slopes = st.lists(st.floats(0.01, 1.0), min_size=1, max_size=8)
+
+
+@often
+@given(slopes, slopes, st.floats(0, 1), st.sampled_from([1.5, 2.0, 4.0]))
+def test_one_peak_is_found_within_the_root_of_the_factor(
+    rising: list[float], falling: list[float], place: float, factor: float
+) -> None:
+    start = Miad(factor=factor)
+    peak = math.log(start.first_bytes) + place * math.log(start.most_bytes / start.first_bytes)
+
+    def throughput(chunk: float) -> float:
+        """1 at the peak; the slope changes every factor of 1.5 away from it, and the last one stays."""
+        away = math.log(chunk) - peak
+        these, width = (falling, math.log(1.5)) if away > 0 else (rising, math.log(1.5))
+        left, lost = abs(away), 0.0
+        for slope in these[:-1]:
+            lost += slope * min(left, width)
+            left = max(0.0, left - width)
+        return math.exp(-lost - these[-1] * left)
+
+    found = settle(start, throughput)[-1].chunk_bytes
+    assert throughput(found) >= 0.999 / math.sqrt(factor)
+
+
+@often
+@given(st.floats(1 * MIB, 64 * MIB), st.floats(1e-3, 1e3), st.sampled_from([1.5, 2.0, 4.0]))
+def test_on_pipelines_the_time_is_within_six_percent(peak: float, constant: float, factor: float) -> None:
+    """Time A/s + B·s + C: the chunk pipeline model, here with the least of A/s + B·s at ``peak``, where it is 2."""
+
+    def seconds(chunk: float) -> float:
+        return peak / chunk + chunk / peak + constant
+
+    found = settle(Miad(factor=factor), lambda chunk: 1 / seconds(chunk))[-1].chunk_bytes
+    most = (math.sqrt(factor) + 1 / math.sqrt(factor)) / 2
+    assert seconds(found) <= seconds(peak) * most * 1.0001
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"first_bytes": 1 * KIB}, "1 <= least <= first <= most"),
+        ({"first_bytes": 128 * MIB}, "1 <= least <= first <= most"),
+        ({"least_bytes": 0}, "1 <= least <= first <= most"),
+        ({"factor": 1.0}, "1.1 to 16"),
+        ({"factor": math.nan}, "1.1 to 16"),
+        ({"step_bytes": 0}, "at least 1"),
+        ({"tolerance": 1.0}, "0 <= tolerance < 1"),
+        ({"phase": "restless"}, "expected one of increase, decrease, steady"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(arguments: dict[str, float], message: str) -> None:
+    with pytest.raises(ScheduleError, match=message):
+        Miad(**arguments)  # type: ignore[arg-type]
+
+
+def planned(name: str, gpus: tuple[int, ...], algorithm_name: str = "blink") -> tuple[Program, Topology]:
+    root = 0 if name == "broadcast" else None
+    request = Request(machine("dgx-1v"), Collective(name, len(gpus), root=root), gpus)
+    return lower(algorithm(algorithm_name).plan(request)), request.network
+
+
+@pytest.mark.parametrize("gpus", [(0, 1, 2, 3), (0, 1, 2, 6), (0, 3, 4, 7), (0, 1, 4, 5)])
+def test_a_broadcast_over_four_gpus_is_near_its_best_after_four_iterations(gpus: tuple[int, ...]) -> None:
+    """Fig 12: 1, 2, 4, 8 MB. The best chunk is that of the chunk pipeline model, 5 to 12 MB, within a factor of 1.5."""
+    program, network = planned("broadcast", gpus)
+    trials = search(program, network, COSTS, 1000 * MB)
+    assert [trial.chunk_bytes // MIB for trial in trials[:4]] == [1, 2, 4, 8]
+    best = max(trial.gbps for trial in trials)
+    assert trials[0].gbps < 0.92 * best
+    assert max(trial.gbps for trial in trials[:4]) > 0.99 * best
+    assert trials[-1].gbps == best
+    closed = best_chunk_bytes(program, network, COSTS, 1000 * MB)
+    assert 5 * MB < closed < 14 * MB
+    assert closed / 1.5 < trials[-1].chunk_bytes < closed * 1.5
+
+
+def test_a_search_ends_with_the_best_of_its_trials() -> None:
+    program, network = planned("allreduce", (0, 1, 2, 3, 4))
+    start = Miad(first_bytes=256 * KIB, step_bytes=256 * KIB)
+    trials = search(program, network, COSTS, 20 * MB, start)
+    assert trials[0].chunk_bytes == 256 * KIB
+    assert trials[-1].gbps == max(trial.gbps for trial in trials)
+    assert len(trials) <= start.most_observations + 1
+    assert trials == search(program, network, COSTS, 20 * MB, start)
+
+
+def test_the_chunk_found_is_as_fast_as_any_number_of_equal_parts() -> None:
+    chain = pattern("chain-forward", 5)
+    size_bytes = 8 * MB
+
+    def seconds(chunk_bytes: int) -> float:
+        return simulate(chain.program, chain.network, COSTS, size_bytes, chunk_bytes=chunk_bytes).seconds
+
+    least = min(seconds(-(-size_bytes // (16 * parts)) * 16) for parts in range(1, 60))
+    assert seconds(best_chunk(chain.program, chain.network, COSTS, size_bytes)) <= 1.0005 * least
+
+
+@pytest.mark.parametrize("size_bytes", [0, 4, 1 * MB, 30 * MB, 500 * MB])
+@pytest.mark.parametrize("name", ["broadcast", "allreduce"])
+def test_the_chunk_found_is_never_slower_than_the_closed_form(name: str, size_bytes: int) -> None:
+    program, network = planned(name, (0, 1, 2, 3, 4, 5, 6), "optimal")
+    found = best_chunk(program, network, COSTS, size_bytes)
+    closed = simulate(program, network, COSTS, size_bytes).seconds
+    assert simulate(program, network, COSTS, size_bytes, chunk_bytes=found).seconds <= closed
+
+
+def test_the_chunk_found_may_be_far_from_the_closed_form() -> None:
+    """0 → 1 has one lane and no next hop, 0 → 4 → 7 two lanes and time to spare: there is no pipeline to fill."""
+    program, network = planned("broadcast", (0, 1, 4, 7))
+    found = best_chunk(program, network, COSTS, 64 * MB)
+    assert found > 3 * best_chunk_bytes(program, network, COSTS, 64 * MB)
+    at_found = simulate(program, network, COSTS, 64 * MB, chunk_bytes=found).seconds
+    assert at_found < 0.98 * simulate(program, network, COSTS, 64 * MB).seconds
+
+
+def test_without_a_budget_the_closed_form_is_the_answer() -> None:
+    program, network = planned("broadcast", (0, 1, 2, 3))
+    found = best_chunk(program, network, COSTS, 100 * MB, budget=1)
+    assert found == best_chunk_bytes(program, network, COSTS, 100 * MB)

@@ -1,0 +1,151 @@
+"""Two trees on one link: what unfair sharing costs, and what reusing streams gets back (Blink, MLSys 2020, §4.2.2)."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+
+from blinkccl.algorithms.registry import Request, algorithm
+from blinkccl.collectives.spec import Collective
+from blinkccl.forest.model import Cut, Forest, Share, Tree, attained_rate
+from blinkccl.schedule.lower import lower
+from blinkccl.schedule.program import Program
+from blinkccl.simulate import kernel, native_kernel
+from blinkccl.simulate.calibration import calibration
+from blinkccl.simulate.chunk_search import best_chunk
+from blinkccl.simulate.run import Simulation, simulate
+from blinkccl.simulate.translate import Settings
+from blinkccl.testing.allocations import connected_allocations
+from blinkccl.topology.assembly import Assembly
+from blinkccl.topology.catalog import machine
+from blinkccl.topology.model import Topology
+
+COSTS = calibration("v100-copy-engine")
+MB = 10**6
+CHUNK = 4 * MB
+FAIR, UNFAIR = Settings(sharing="fair"), Settings(sharing="unfair")
+UNFAIR_REUSED, FAIR_REUSED = Settings("unfair", "reused"), Settings("fair", "reused")
+
+
+def figure_13(lanes: dict[tuple[int, int], int]) -> tuple[Program, Topology]:
+    """GPU1 sends half of the data by 1 → 2 → 3 → 4, half by 1 → 2 → 4 → 3 (here 0 to 3)."""
+    box = Assembly("Fig 13", "synthetic")
+    box.add_many("gpu", 4, "GPU")
+    for (src, dst), count in lanes.items():
+        box.arc(src, dst, 25 * count, "nvlink")
+    network = box.finish()
+    trees = (Tree(0, ((0, 1), (1, 2), (2, 3))), Tree(0, ((0, 1), (1, 3), (3, 2))))
+    shares = tuple(Share(Fraction(1, 2), i, None, 0, None, tree) for i, tree in enumerate(trees))
+    rate = attained_rate(network, shares)
+    forest = Forest(
+        Collective("broadcast", 4, root=0), (0, 1, 2, 3), "by hand", network, shares, rate, Cut((0,), rate, Fraction(1))
+    )
+    return lower(forest), network
+
+
+EQUAL = {(0, 1): 1, (1, 2): 1, (2, 3): 1, (1, 3): 1, (3, 2): 1}
+#: The first tree's own links could take the whole first hop, the second tree's just its half.
+WIDE_AND_NARROW = {(0, 1): 2, (1, 2): 2, (2, 3): 2, (1, 3): 1, (3, 2): 1}
+
+
+def timed(job: tuple[Program, Topology], settings: Settings, size_bytes: int = 200 * MB) -> Simulation:
+    return simulate(*job, COSTS, size_bytes, chunk_bytes=CHUNK, settings=settings)
+
+
+def tree_seconds(run: Simulation, share: int) -> float:
+    """When a tree's data is everywhere."""
+    roles = run.translation.bound.program.roles
+    return max(run.outcome.actor_s[i] for i, role in enumerate(roles) if role.share == share)
+
+
+def test_the_link_in_question_is_the_first_hop_of_both_trees() -> None:
+    job = figure_13(EQUAL)
+    assert [queue.path for queue in job[0].queues].count((0, 1)) == 2
+    streams = [timed(job, settings).translation.workload.streams for settings in (FAIR, FAIR_REUSED)]
+    assert streams == [6, 5]
+
+
+def test_unfair_sharing_delays_the_second_tree_until_the_first_is_through() -> None:
+    job = figure_13(EQUAL)
+    fair, unfair, reused = (timed(job, settings) for settings in (FAIR, UNFAIR, UNFAIR_REUSED))
+    assert tree_seconds(fair, 0) > 0.95 * tree_seconds(fair, 1)
+    assert tree_seconds(unfair, 0) < 0.62 * tree_seconds(unfair, 1)
+    assert tree_seconds(reused, 0) > 0.95 * tree_seconds(reused, 1)
+
+
+def test_a_delayed_tree_costs_no_time_where_the_shared_link_is_all_that_limits() -> None:
+    """A link that always moves somebody's bytes is through with all of them at the same time, whoever is first."""
+    job = figure_13(EQUAL)
+    assert timed(job, UNFAIR).seconds == pytest.approx(timed(job, FAIR).seconds, rel=0.05)
+
+
+def test_a_delayed_tree_costs_time_where_it_is_the_slower_one() -> None:
+    """While the first tree takes both lanes of the first hop, the links of the second are idle.
+
+    Half of the data at two lanes, then half at one: 1.5 times the time of both at one lane each, less what the second
+    tree gets in the gaps between the first one's copies.
+    """
+    job = figure_13(WIDE_AND_NARROW)
+    fair, unfair, reused = (timed(job, settings, 1000 * MB).seconds for settings in (FAIR, UNFAIR, UNFAIR_REUSED))
+    assert 1.3 < unfair / fair < 1.5
+    assert reused == pytest.approx(fair, rel=0.03)
+
+
+@pytest.mark.parametrize("settings", [UNFAIR, UNFAIR_REUSED], ids=["per-tree", "reused"])
+def test_both_kernels_agree_on_unfair_links(settings: Settings) -> None:
+    if not native_kernel.available():
+        pytest.skip("this installation has no native library")
+    workload = timed(figure_13(WIDE_AND_NARROW), settings).translation.workload
+    assert kernel.run(workload, "fair").seconds == native_kernel.run(workload, "fair").seconds
+
+
+def gaps(name: str, gpus: tuple[int, ...], algorithm_name: str, size_bytes: int = 500 * MB) -> dict[str, float]:
+    """Times at each mode's own best chunk, as multiples of the time with fair links and a stream per tree."""
+    root = 0 if name == "broadcast" else None
+    request = Request(machine("dgx-1v"), Collective(name, len(gpus), root=root), gpus)
+    program = lower(algorithm(algorithm_name).plan(request))
+    modes = {"fair": FAIR, "unfair": UNFAIR, "reused": UNFAIR_REUSED, "fair reused": FAIR_REUSED}
+    seconds = {}
+    for label, settings in modes.items():
+        chunk_bytes = best_chunk(program, request.network, COSTS, size_bytes, settings)
+        run = simulate(program, request.network, COSTS, size_bytes, chunk_bytes=chunk_bytes, settings=settings)
+        seconds[label] = run.seconds
+    return {label: value / seconds["fair"] for label, value in seconds.items()}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "algorithm_name"),
+    [((0, 3, 4, 7), "optimal"), ((0, 3, 4, 7), "blink"), ((0, 2, 3, 4, 6, 7), "optimal"), ((0, 1, 2, 3), "blink")],
+)
+def test_reuse_closes_the_gap_of_broadcasts_on_a_dgx_1v(gpus: tuple[int, ...], algorithm_name: str) -> None:
+    found = gaps("broadcast", gpus, algorithm_name)
+    assert found["unfair"] > 1.2
+    assert found["reused"] < 1.06
+
+
+def test_reuse_narrows_the_gap_of_an_allreduce_and_does_not_close_it() -> None:
+    """A reused stream also keeps the fixed costs and the reductions of one tree from the time of the other's copies."""
+    found = gaps("allreduce", (0, 2, 4, 6), "blink")
+    assert found["unfair"] > 1.15
+    assert 1.05 < found["reused"] < found["unfair"] - 0.08
+    assert found["reused"] == pytest.approx(found["fair reused"], rel=0.03)
+
+
+def test_reuse_does_nothing_for_trees_that_cross_a_link_at_different_depths() -> None:
+    """Blink reuses a stream only where trees use a link "at roughly the same position"."""
+    found = gaps("allreduce", (0, 2, 3, 4), "blink")
+    assert found["unfair"] > 1.1
+    assert found["reused"] == pytest.approx(found["unfair"], rel=0.01)
+
+
+def test_under_reuse_no_broadcast_on_a_dgx_1v_is_slower_for_unfair_links() -> None:
+    found = {gpus: gaps("broadcast", gpus, "optimal") for gpus in connected_allocations("dgx-1v")}
+    assert len(found) == 46
+    assert max(gap["unfair"] for gap in found.values()) > 1.2
+    assert [gpus for gpus, gap in found.items() if gap["reused"] > 1.01 * gap["fair reused"]] == []
+
+
+def test_trees_that_share_no_link_know_no_unfairness() -> None:
+    found = gaps("broadcast", (0, 2, 3, 4, 7), "optimal")
+    assert found == {"fair": 1.0, "unfair": 1.0, "reused": 1.0, "fair reused": 1.0}
