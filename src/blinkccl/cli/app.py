@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from blinkccl.cli import bench, check, dump, pick, plan, sim, topo
+from blinkccl.cli import bench, calibrate, check, dump, pick, plan, sim, topo
 
 HELP = """
 Examples:
@@ -18,6 +18,7 @@ Examples:
   blink check plan.json                                is a plan what it says it is?
   blink sim allreduce --topo dgx-1v --size 500M        how long it would take, beside NCCL
   blink bench allreduce -g 2 -b 4K -e 16M              between processes of this machine, every result checked
+  blink calibrate x.json                               latency and bandwidth from what bench or nccl-tests wrote
   blink dump 4711                                      what does a live job wait for?
   blink pick -k 3 --topo dgx-1v --free 0,1,4,6,7       which GPUs to ask for
 
@@ -59,6 +60,7 @@ for _name, _verb, _help, _short in (
         ("check", check.check, check.HELP, "Is a plan what it says it is, and does it run?"),
         ("sim", sim.sim, sim.HELP, "How long would it take, on calibrated links, and what would NCCL get?"),
         ("bench", bench.bench, bench.HELP, "Run a collective on this machine; every result checked."),
+        ("calibrate", calibrate.calibrate, calibrate.HELP, "Which latency and bandwidth explain what was measured?"),
         ("dump", dump.dump, dump.HELP, "What does a live job on this host wait for?"),
         ("pick", pick.pick, pick.HELP, "Which GPUs to ask for."),
 ):

@@ -181,7 +181,10 @@ def best_chunk_bytes(program: Program, network: Topology, calibration: Calibrati
     beta = max(slices) / seconds_per_s if seconds_per_s else 1e9
     used = dict.fromkeys(pair for queue in program.queues for pair in pairwise(queue.path))
     slowest_s = max((link_cost(calibration, network.link[pair]).latency_s for pair in used), default=0.0)
-    alpha_s = calibration.engine.issue_us.value * 1e-6 + slowest_s
+    # A message that is signalled late holds its slot: every so many chunks wait for one signal.
+    slots = min(channel.slots for channel in program.channels)
+    engine = calibration.engine
+    alpha_s = (engine.issue_us.value + engine.signal_us.value / slots) * 1e-6 + slowest_s
     wanted = sqrt(largest * alpha_s * beta / (depth - 1)) if depth > 1 else largest
     wanted = min(MOST_CHUNK_BYTES, max(LEAST_CHUNK_BYTES, wanted))
     whole = ceil(largest / max(1, round(largest / wanted)))

@@ -1,0 +1,262 @@
+"""Which latency and which bandwidth explain measured times? And the calibration that says so."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from blinkccl.errors import UnsupportedError
+from blinkccl.simulate.calibration import SCHEMA_VERSION, Calibration, Engine, LinkClass, Number
+from blinkccl.simulate.measurements import Measurement
+from blinkccl.topology.limits import label_fault
+from blinkccl.topology.model import LINK_KINDS
+from blinkccl.units import bus_factor
+
+#: Through fewer sizes any line goes, whether there is one or not.
+LEAST_SIZES = 3
+#: Beyond this one line is no model of what was measured.
+POOR = 0.25
+
+#: Steps of a ring of n ranks: how often a byte waits for the one before it to have crossed a link.
+_RING_STEPS: dict[str, Callable[[int], int]] = {
+    "allreduce": lambda n: 2 * (n - 1),
+    "allgather": lambda n: n - 1,
+    "reduce_scatter": lambda n: n - 1,
+    "broadcast": lambda n: n - 1,
+    "reduce": lambda n: n - 1,
+}
+#: As what a collective is taken.
+MODELS = ("ring", "whole")
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """The line t = α · steps + bytes / β that comes closest.
+
+    Parameters
+    ----------
+    model
+        One of :data:`MODELS`: what steps and bytes are.
+    alpha_us, beta_gbps
+        None where the measurements do not determine it; ``warnings`` says why, and what to measure.
+    max_relative_error
+        Of the line: the largest |t_line − t| / t, at ``worst_size_bytes``.
+    points, sizes
+        How many times it is through, and of how many different sizes.
+    """
+
+    model: str
+    alpha_us: float | None
+    beta_gbps: float | None
+    max_relative_error: float
+    points: int
+    sizes: int
+    worst_size_bytes: int
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def determined(self) -> bool:
+        """Whether both numbers are there."""
+        return self.alpha_us is not None and self.beta_gbps is not None
+
+
+def cost(model: str, collective: str, ranks: int) -> tuple[int, float]:
+    """Steps, and bytes per byte of S that the fullest link carries.
+
+    ``ring``: 2(n−1) steps for AllReduce, n−1 for AllGather, ReduceScatter, Broadcast and Reduce, and nccl-tests' bus
+    factor: β is then the rate of the ring's links. ``whole``: one step and the same factor: α is the latency of the
+    whole collective, β the busbw that it tends to.
+
+    Raises
+    ------
+    UnsupportedError
+        If there is no such model, or no ring for this collective.
+    """
+    if model not in MODELS:
+        raise UnsupportedError(f"unknown model {model!r}; expected one of {', '.join(MODELS)}")
+    if ranks < 2:
+        raise UnsupportedError(f"{collective} on {ranks} rank moves nothing over links; expected two ranks or more")
+    if model == "ring" and collective not in _RING_STEPS:
+        raise UnsupportedError(f"{collective} has no ring; take --algo whole, which fits the collective as a whole")
+    steps = _RING_STEPS[collective](ranks) if model == "ring" else 1
+    return steps, float(bus_factor(collective, ranks))
+
+
+def fit(measurements: Sequence[Measurement], model: str = "ring") -> Fit:
+    """α and β by least squares of the relative error: Σ ((α · steps + bytes / β − t) / t)² is least, with α, 1/β ≥ 0.
+
+    Absolute errors would let the largest sizes decide alone, and α would be noise. Collectives and numbers of ranks may
+    be mixed: each has its own steps and bytes.
+
+    Raises
+    ------
+    UnsupportedError
+        If there is no measurement, or :func:`cost` has no answer.
+
+    Notes
+    -----
+    α is determined if at some size the steps take longer than the bytes, β if at some size the bytes take longer than
+    the steps: there must be sizes on both sides of α · β, and three or more in all. Cost: O(measurements).
+    """
+    if not measurements:
+        raise UnsupportedError("nothing to fit: no measurement is left")
+    costs = [cost(model, one.collective, one.ranks) for one in measurements]
+    seconds = np.asarray([one.seconds for one in measurements])
+    steps = np.asarray([float(count) for count, _ in costs])
+    crossing = np.asarray([factor * one.size_bytes for (_, factor), one in zip(costs, measurements, strict=True)])
+    alpha_s, s_per_byte = _least_squares(steps / seconds, crossing / seconds)
+    error = np.abs((alpha_s * steps + s_per_byte * crossing) / seconds - 1.0)
+    worst = int(np.argmax(error))
+    sizes = sorted({one.size_bytes for one in measurements})
+    in_steps, in_bytes = alpha_s * steps, s_per_byte * crossing
+    steps_win, bytes_win = bool(np.any(in_steps > in_bytes)), bool(np.any(in_bytes > in_steps))
+    alpha_known, beta_known, warnings = _determined(sizes, steps_win, bytes_win)
+    if alpha_known and beta_known and error[worst] > POOR:
+        warnings.append(
+            f"one line is right to {error[worst]:.0%} only, worst at {measurements[worst].size_bytes:,} bytes: the "
+            "algorithm or protocol may change between these sizes; fit fewer of them (-b, -e)"
+        )
+    return Fit(
+        model,
+        alpha_s * 1e6 if alpha_known else None,
+        1e-9 / s_per_byte if beta_known else None,
+        float(error[worst]),
+        len(measurements),
+        len(sizes),
+        measurements[worst].size_bytes,
+        tuple(warnings),
+    )
+
+
+def _least_squares(a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
+    """x, y ≥ 0 that bring a·x + b·y closest to 1, for positive a and b.
+
+    Where the best of all has a negative part, the best without has a zero in its place: one of two lines.
+    """
+    # Columns of size 1, so that the rank does not depend on units.
+    scale_a, scale_b = float(np.linalg.norm(a)), float(np.linalg.norm(b))
+    table = np.column_stack((a / scale_a, b / scale_b))
+    ones = np.ones(len(a))
+    free = np.linalg.lstsq(table, ones, rcond=None)[0]
+    if free.min() >= 0.0:
+        return float(free[0]) / scale_a, float(free[1]) / scale_b
+    alone = table.T @ ones
+    if np.linalg.norm(table[:, 0] * alone[0] - ones) <= np.linalg.norm(table[:, 1] * alone[1] - ones):
+        return float(alone[0]) / scale_a, 0.0
+    return 0.0, float(alone[1]) / scale_b
+
+
+def _determined(sizes: Sequence[int], steps_win: bool, bytes_win: bool) -> tuple[bool, bool, list[str]]:
+    """Whether α and β are determined, and why not."""
+    if len(sizes) < LEAST_SIZES:
+        return False, False, [
+            f"{len(sizes)} size{'s' if len(sizes) > 1 else ''}: neither α nor β is determined; measure at least "
+            f"{LEAST_SIZES}, from some KiB to some hundred MiB"
+        ]
+    if not steps_win:
+        return False, True, [
+            f"from {sizes[0]:,} bytes on the bytes take longer than the steps: α is not determined; measure smaller "
+            "sizes too"
+        ]
+    if not bytes_win:
+        return True, False, [
+            f"up to {sizes[-1]:,} bytes the steps take longer than the bytes: β is not determined; measure larger "
+            "sizes too"
+        ]
+    return True, True, []
+
+
+def fits(measurements: Sequence[Measurement], model: str = "ring") -> dict[str, Fit]:
+    """A fit for each collective, in the order in which they come first; raises as :func:`fit`."""
+    names = dict.fromkeys(one.collective for one in measurements)
+    return {name: fit([one for one in measurements if one.collective == name], model) for name in names}
+
+
+def fitted_calibration(
+    found: Fit, name: str, kind: str, nominal_gbps: float, source: str, lanes: int = 1
+) -> Calibration:
+    """The calibration that a fit amounts to: β for the links of one kind, α before each transfer, or once for a whole.
+
+    A simulated ring whose slices are one chunk each then takes the fitted times again.
+
+    Parameters
+    ----------
+    nominal_gbps
+        Of one lane, GB/s; positive.
+    source
+        Where the measurements are from, e.g. ``"out.log"``.
+    lanes
+        Over how many lanes β was measured.
+
+    Raises
+    ------
+    UnsupportedError
+        If α or β was not determined, or another argument is out of range.
+    """
+    if found.alpha_us is None or found.beta_gbps is None:
+        raise UnsupportedError(f"no calibration can be written: {'; '.join(found.warnings)}")
+    fault = label_fault(name)
+    if fault is not None or not name:
+        raise UnsupportedError(f"the calibration's name {fault or 'is empty'}")
+    if kind not in LINK_KINDS:
+        raise UnsupportedError(f"unknown kind of links {kind!r}; expected one of {', '.join(LINK_KINDS)}")
+    if not 0 < nominal_gbps < 1e6:
+        raise UnsupportedError(f"the nominal rate of a lane must be above 0 GB/s, got {nominal_gbps:g}")
+    if not 0 < lanes <= 1000:
+        raise UnsupportedError(f"expected β to be that of 1 to 1000 lanes, got {lanes}")
+    shown = "".join(c if c.isprintable() else "?" for c in source)
+    where = f"measured: {shown}, {found.sizes} sizes"
+    over = "" if lanes == 1 else f", over {lanes} lanes"
+    alpha = Number(_rounded(found.alpha_us), where)
+    return Calibration(
+        SCHEMA_VERSION,
+        name,
+        f"fitted to {found.points} timings, right to {found.max_relative_error:.1%}",
+        Engine(issue_us=alpha) if found.model == "ring" else Engine(launch_us=alpha),
+        (
+            LinkClass(
+                kind,
+                nominal_gbps,
+                Number(_rounded(found.beta_gbps / lanes), where + over),
+                Number(0.0, "contained in the engine's numbers"),
+            ),
+        ),
+    )
+
+
+def calibration_text(written: Calibration) -> str:
+    """``written`` as TOML, which :func:`~blinkccl.simulate.calibration.parse_calibration` reads back as it was."""
+    lines = [
+        f"schema_version = {written.schema_version}",
+        f"name = {_quoted(written.name)}",
+        f"about = {_quoted(written.about)}",
+        f"machines = [{', '.join(map(_quoted, written.machines))}]",
+        "",
+        "[engine]",
+        *_numbers(written.engine),
+    ]
+    for row in written.link:
+        lines += ["", "[[link]]", f"kind = {_quoted(row.kind)}", f"nominal_gbps = {row.nominal_gbps!r}", *_numbers(row)]
+    return "\n".join(lines) + "\n"
+
+
+def _numbers(table: Engine | LinkClass) -> list[str]:
+    fields = [(name, getattr(table, name)) for name in table.__struct_fields__]
+    return [
+        f"{name} = {{ value = {found.value!r}, source = {_quoted(found.source)} }}"
+        for name, found in fields
+        if isinstance(found, Number)
+    ]
+
+
+def _quoted(text: str) -> str:
+    """A TOML string. JSON's escapes are TOML's, except that TOML wants one for DEL too."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _rounded(number: float) -> float:
+    """Six digits: more than any measurement has."""
+    return float(f"{number:.6g}")
