@@ -17,7 +17,8 @@ from blinkccl.forest.check import check_plan
 from blinkccl.forest.document import to_document
 from blinkccl.schedule.law import violations
 from blinkccl.schedule.lower import lower
-from blinkccl.testing.allocations import connected_allocations, every_collective
+from blinkccl.testing.collectives import every_collective
+from blinkccl.topology.allocations import connected_allocations
 from blinkccl.topology.catalog import machine
 
 

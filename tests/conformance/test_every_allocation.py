@@ -17,8 +17,9 @@ from blinkccl.forest.model import Forest
 from blinkccl.packing.undirected import most_central
 from blinkccl.schedule.law import violations
 from blinkccl.schedule.lower import lower
-from blinkccl.testing.allocations import connected_allocations, every_collective
+from blinkccl.testing.collectives import every_collective
 from blinkccl.testing.execution import difference
+from blinkccl.topology.allocations import connected_allocations
 from blinkccl.topology.catalog import machine
 
 ALLOCATIONS = [(name, gpus) for name in ("dgx-1v", "dgx-1p") for gpus in connected_allocations(name)]

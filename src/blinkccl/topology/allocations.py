@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import lru_cache
 from itertools import combinations, permutations
 
-from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.errors import TopologyError
 from blinkccl.topology.catalog import machine
 from blinkccl.topology.select import network_for
@@ -49,14 +47,3 @@ def _isomorphic(size: int, one: Widths, other: Widths) -> bool:
     return any(
         all(other.get((order[u], order[v])) == w for (u, v), w in one.items()) for order in permutations(range(size))
     )
-
-
-def every_collective(world_size: int) -> Iterator[Collective]:
-    """All nine collectives with every root and every ordered pair of ends."""
-    for name, definition in COLLECTIVES.items():
-        if definition.parameters == ("root",):
-            yield from (Collective(name, world_size, root=root) for root in range(world_size))
-        elif definition.parameters:
-            yield from (Collective(name, world_size, src=s, dst=d) for s, d in permutations(range(world_size), 2))
-        else:
-            yield Collective(name, world_size)
