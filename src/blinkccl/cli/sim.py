@@ -68,6 +68,9 @@ def sim(
                                                                           "depth.")] = "per-tree",
     chunk: Annotated[str | None, typer.Option("--chunk", metavar="SIZE", show_default=False,
                                               help="Size of a chunk; default: the pipeline model's best.")] = None,
+    equal_chunks: Annotated[bool, typer.Option("--equal-chunks", help="Chunks of one size for all trees; default: as "
+                                                                      "many for each, so that trees share links by "
+                                                                      "their weights.")] = False,
     skew: Annotated[str | None, typer.Option("--skew", metavar="SECONDS", show_default=False,
                                              help="When each rank starts, separated by commas.")] = None,
     budget: Annotated[int | None, typer.Option("--budget", metavar="N", min=1, show_default=False,
@@ -104,8 +107,8 @@ def sim(
             topology, ranks = arguments.load(spec, gpus)
             request = arguments.request(arguments.collective(name, ranks, root, src, dst), topology, ranks, links,
                                         relays)
-        conditions = Conditions(_named(calibration, request.topology), settings, _chunk(chunk), budget or EVENT_BUDGET,
-                                coarser)
+        conditions = Conditions(_named(calibration, request.topology), settings, _chunk(chunk), not equal_chunks,
+                                budget or EVENT_BUDGET, coarser)
         if plan is not None:
             field = Field(request, (planned(forest.algorithm, forest, conditions),), {})
         else:

@@ -38,6 +38,7 @@ def run(
     in_place: bool = False,
     deadline_s: float = 60.0,
     order: str | int = "program",
+    even_chunks: bool = False,
 ) -> list[Array | None]:
     """Runs a collective once; see :class:`blinkccl.engines.registry.Run`.
 
@@ -49,6 +50,8 @@ def run(
         Which enabled executor goes next. ``"program"``: each rank is an executor, in turn. ``"reverse"``:
         each channel of each rank is one, the last enabled first. An integer: the same, drawn by this seed
         after every firing.
+    even_chunks
+        As of :func:`~blinkccl.schedule.chunking.bind`.
 
     Raises
     ------
@@ -63,7 +66,7 @@ def run(
     """
     chosen = operation(op)
     buffers, row = filled(program.collective, inputs, count, dtype, in_place)
-    bound = bind(program, count, row.itemsize, chunk_bytes)
+    bound = bind(program, count, row.itemsize, chunk_bytes, even_chunks)
     row.combine(chosen)  # refuses, before anything runs, what this type does not have
     factors = scalars(chosen, row, scales, program.collective.world_size)
     machine = _Machine(bound, buffers, row, chosen, factors, split=order != "program")
@@ -169,13 +172,13 @@ class _Machine:
 
     def _execute(self, body: list[_Step], pause: bool) -> Iterator[_Wait]:
         """One executor: walks through its steps tick by tick; yields where it has to wait."""
-        elements = self.bound.chunk_elements
         ready = self.ready
         for tick in range(min(s.role.offset for s in body), max(s.role.offset + s.chunks for s in body)):
             for step in body:
                 chunk = tick - step.role.offset
                 if not 0 <= chunk < step.chunks:
                     continue
+                elements = self.bound.extents[step.role.slice].chunk_elements
                 span = slice(chunk * elements, (chunk + 1) * elements)
                 messages = []
                 for queue in step.receives:

@@ -38,10 +38,12 @@ def run(
     chunk_bytes: int = DEFAULT_CHUNK_BYTES,
     in_place: bool = False,
     deadline_s: float = 60.0,
+    even_chunks: bool = False,
 ) -> list[Array | None]:
     """Runs a collective once; see :class:`blinkccl.engines.registry.Run`.
 
-    The same bits as the reference engine for any data: the Program fixes the order of every reduction.
+    The same bits as the reference engine for any data: the Program fixes the order of every reduction. ``even_chunks`` is
+    that of :func:`~blinkccl.schedule.chunking.bind`.
 
     Raises
     ------
@@ -54,7 +56,7 @@ def run(
     slots · ``chunk_bytes`` of memory at most, and a thread start per rank.
     """
     buffers, row = filled(program.collective, inputs, count, dtype, in_place)
-    bound = bind(program, count, row.itemsize, chunk_bytes)
+    bound = bind(program, count, row.itemsize, chunk_bytes, even_chunks)
     with Execution(bound, buffers, row, operation(op), scales) as execution:
         execution.go(deadline_s)
     return list(buffers.outputs)
@@ -175,16 +177,16 @@ class Execution:
             self._walk(body, deadline)
 
     def _walk(self, body: list[_Step], deadline: float) -> None:
-        elements = self._bound.chunk_elements
-        longest = max(self._bound.extents[step.role.slice].length for step in body)
-        scratch = _Scratch(min(elements, longest), self._dtype)
+        extents = self._bound.extents
+        longest = max(extents[step.role.slice].length for step in body)
+        scratch = _Scratch(min(self._bound.chunk_elements, longest), self._dtype)
         for tick in range(min(s.role.offset for s in body), max(s.role.offset + s.chunks for s in body)):
             for step in body:
                 chunk = tick - step.role.offset
                 if 0 <= chunk < step.chunks:
-                    self._fire(
-                        step, chunk, slice(chunk * elements, (chunk + 1) * elements), scratch, deadline
-                    )
+                    elements = extents[step.role.slice].chunk_elements
+                    span = slice(chunk * elements, (chunk + 1) * elements)
+                    self._fire(step, chunk, span, scratch, deadline)
 
     def _fire(self, step: _Step, chunk: int, span: slice, scratch: _Scratch, deadline: float) -> None:
         """One firing.

@@ -3,6 +3,8 @@
 ``nccl-2.4`` is the paper's: its rings, with the fall-back to PCIe, timed by the kernel as a plan on the links they use;
 between servers the faster of rings and double binary trees. ``nccl-2.4-as-written`` adds what Blink (MLSys 2020, §3.5)
 says of it on a DGX-2, double binary trees below 16 KB; NCCL 2.4.2's own threshold never chooses them inside a server.
+``nccl-2.30`` is today's NCCL as it sees itself: its channel search and its cost model, no plan and no kernel.
+``plain-ring`` and ``mpi-host-staged`` are those of the articles on rings over send and recv and on multi-path copies.
 """
 
 from __future__ import annotations
@@ -14,7 +16,10 @@ from blinkccl.algorithms.registry import ALGORITHMS, Request
 from blinkccl.algorithms.servers import by_server
 from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Forest
-from blinkccl.simulate.contenders import Conditions, Contender, Estimate, Planned, Prepared, planned
+from blinkccl.simulate.contenders import Conditions, Contender, Estimate, Planned, Prepared, modelled, planned
+from blinkccl.simulate.nccl_model import SERVED, choose
+from blinkccl.simulate.nccl_search import Channels, search
+from blinkccl.simulate.staged import prepare_host_staged, prepare_plain_ring
 from blinkccl.topology.model import Topology
 
 #: NCCL 2.4 moves data in slices: a buffer of 4 MiB has 8.
@@ -104,7 +109,7 @@ def nccl_24_conditions(request: Request, conditions: Conditions) -> Conditions:
     """NCCL's calibration and slices in place of the job's."""
     name = NCCL_24_CALIBRATIONS.get(machine_name(request.topology))
     calibration = conditions.calibration if name is None else conditions.named(name)
-    return replace(conditions, calibration=calibration, chunk_bytes=NCCL_SLICE_BYTES)
+    return replace(conditions, calibration=calibration, chunk_bytes=NCCL_SLICE_BYTES, even_chunks=False)
 
 
 def _plan(algorithm: str, request: Request, conditions: Conditions, name: str) -> Planned:
@@ -119,6 +124,44 @@ def _kinds(forest: Forest) -> str:
     return ", ".join(kinds)
 
 
+@dataclass(frozen=True)
+class Modelled:
+    """NCCL 2.30's channels for a job, and its own estimate for each size."""
+
+    request: Request
+    channels: Channels
+    name: str = "nccl-2.30"
+    forest: None = None
+
+    def at(self, size_bytes: int) -> Estimate:
+        """The time of what NCCL would choose."""
+        request, channels = self.request, self.channels
+        chosen = choose(
+            channels,
+            request.collective,
+            size_bytes,
+            ranks=len(request.ranks),
+            servers=channels.servers,
+            arch=channels.arch,
+        )
+        busbw = f"{channels.count} × {channels.gbps_per_channel:g} GB/s over {channels.kind}"
+        detail = f"{chosen.algorithm}, {chosen.protocol}; {busbw} (NCCL's own model)"
+        return modelled(self.name, request, size_bytes, chosen.seconds, detail)
+
+
+def prepare_nccl_230(request: Request, conditions: Conditions) -> Prepared:
+    """NCCL 2.30's channel search, and its cost model for each size.
+
+    Raises
+    ------
+    UnsupportedError
+        If NCCL has no ring for the collective, or no channels for these GPUs.
+    """
+    if request.collective.name not in SERVED:
+        raise UnsupportedError(f"nccl-2.30 has no ring for {request.collective.name}, only for {', '.join(SERVED)}")
+    return Modelled(request, search(request.topology, request.ranks))
+
+
 #: The registry.
 BASELINES: dict[str, Contender] = {
     "nccl-2.4": Contender("NCCL 2.4: rings, PCIe fall-back", "NCCL 2.4; Blink, MLSys 2020, §2.1", prepare_nccl_24),
@@ -126,5 +169,18 @@ BASELINES: dict[str, Contender] = {
         "NCCL 2.4 as Blink describes it: double binary trees below 16 KB",
         "Blink, MLSys 2020, §3.5",
         prepare_nccl_24_as_written,
+    ),
+    "nccl-2.30": Contender(
+        "NCCL 2.30: relaying rings, LL, LL128 and Simple, ring or tree",
+        "NCCL 2.30, src/graph/search.cc and tuning.cc",
+        prepare_nccl_230,
+    ),
+    "plain-ring": Contender(
+        "a ring over send and recv, step by step, without pipelining", "NCCL ring vs tree", prepare_plain_ring
+    ),
+    "mpi-host-staged": Contender(
+        "AllReduce through host memory, reduced by the CPU",
+        "multi-path GPU-to-GPU copies with UCX",
+        prepare_host_staged,
     ),
 }

@@ -36,7 +36,7 @@ class Conditions:
         For the algorithms; baselines bring their own.
     chunk_bytes
         Size of a chunk; None: the best of the pipeline model for each plan and size.
-    budget, coarser
+    even_chunks, budget, coarser
         As in :func:`~blinkccl.simulate.run.simulate`.
     named
         Where baselines find their calibrations by name.
@@ -45,6 +45,7 @@ class Conditions:
     calibration: Calibration
     settings: Settings = field(default_factory=Settings)
     chunk_bytes: int | None = None
+    even_chunks: bool = True
     budget: int = EVENT_BUDGET
     coarser: bool = False
     named: Callable[[str], Calibration] = calibrations.calibration
@@ -102,6 +103,7 @@ class Planned:
             conditions.calibration,
             size_bytes,
             chunk_bytes=conditions.chunk_bytes,
+            even_chunks=conditions.even_chunks,
             settings=conditions.settings,
             traced=traced,
             budget=conditions.budget,

@@ -62,6 +62,7 @@ def simulate(
     size_bytes: int,
     *,
     chunk_bytes: int | None = None,
+    even_chunks: bool = True,
     settings: Settings | None = None,
     traced: bool = False,
     budget: int = EVENT_BUDGET,
@@ -75,6 +76,8 @@ def simulate(
         S, as nccl-tests counts it; 0 to 2^63 − 1.
     chunk_bytes
         Size of a chunk; None takes :func:`best_chunk_bytes`.
+    even_chunks
+        As of :func:`~blinkccl.schedule.chunking.bind`: trees share links by their weights.
     traced
         Keep what was done when.
     budget
@@ -97,7 +100,7 @@ def simulate(
     if not 0 <= size_bytes <= MAX_SIZE_BYTES:
         raise ScheduleError(f"a size of {size_bytes} bytes; expected 0 to 2^63 - 1")
     chunk = best_chunk_bytes(program, network, calibration, size_bytes) if chunk_bytes is None else chunk_bytes
-    bound = bind_bytes(program, size_bytes, chunk)
+    bound = bind_bytes(program, size_bytes, chunk, even_chunks)
     together = 1
     tasks = count_tasks(bound)
     if tasks > budget:
@@ -107,7 +110,7 @@ def simulate(
                 f"budget of {budget:,}; take larger chunks (--chunk), a larger --budget, or --coarser, which times "
                 "several chunks as one"
             )
-        together, bound = _coarser(program, size_bytes, chunk, tasks, budget)
+        together, bound = _coarser(program, size_bytes, chunk, even_chunks, tasks, budget)
     translation = translate(bound, network, calibration, settings)
     if together > 1:
         translation = _times(translation, together)
@@ -115,12 +118,14 @@ def simulate(
     return Simulation(translation, outcome, size_bytes, chunk, together)
 
 
-def _coarser(program: Program, size_bytes: int, chunk_bytes: int, tasks: int, budget: int) -> tuple[int, Bound]:
+def _coarser(
+    program: Program, size_bytes: int, chunk_bytes: int, even_chunks: bool, tasks: int, budget: int
+) -> tuple[int, Bound]:
     """How many chunks to time as one so that a run keeps to its budget, and the program bound that way."""
     together = 1
     while tasks > budget:
         together = max(together + 1, -(-together * tasks // budget))
-        bound = bind_bytes(program, size_bytes, chunk_bytes * together)
+        bound = bind_bytes(program, size_bytes, chunk_bytes * together, even_chunks)
         tasks = count_tasks(bound)
         if tasks > budget and all(extent.chunks <= 1 for extent in bound.extents):
             raise ScheduleError(
@@ -153,10 +158,10 @@ def run(workload: Workload, sharing: str, traced: bool = False) -> Outcome:
     return chosen(workload, sharing, traced)
 
 
-def bind_bytes(program: Program, size_bytes: int, chunk_bytes: int) -> Bound:
+def bind_bytes(program: Program, size_bytes: int, chunk_bytes: int, even_chunks: bool = True) -> Bound:
     """The program for S bytes: whole elements, the same number in each block."""
     count = size_bytes // ITEMSIZE // program.collective.total_blocks()
-    return bind(program, count, ITEMSIZE, max(ITEMSIZE, chunk_bytes))
+    return bind(program, count, ITEMSIZE, max(ITEMSIZE, chunk_bytes), even_chunks)
 
 
 def count_tasks(bound: Bound) -> int:

@@ -206,8 +206,8 @@ def _actors(
         receives[number] = [ends[number, queue] for queue in role.receives]
         sends[number] = [starts[number, queue] for queue in role.sends]
     extents = [bound.extents[role.slice] for role in program.roles]
-    whole = bound.chunk_elements * bound.itemsize
-    last = [(x.length - (x.chunks - 1) * bound.chunk_elements) * bound.itemsize if x.chunks else 0 for x in extents]
+    whole = [x.chunk_elements * bound.itemsize for x in extents]
+    last = [(x.length - (x.chunks - 1) * x.chunk_elements) * bound.itemsize if x.chunks else 0 for x in extents]
     # A kernel reads every operand once and writes once: the rate is that of two operands.
     combined = np.asarray([(operands(role) + 1) / 3 if operands(role) > 1 else 0.0 for role in program.roles])
     pace = 1e-9 / engine.reduce_gbps.value if engine.reduce_gbps.value else 0.0
@@ -217,7 +217,7 @@ def _actors(
         stream = np.full_like(stream, -1)  # what costs nothing needs no turn
     return Actors(
         np.asarray([x.chunks for x in extents], np.int32),
-        np.full(len(extents), float(whole)),
+        np.asarray(whole, np.float64),
         np.asarray(last, np.float64),
         stream,
         np.full(len(extents), engine.reduce_us.value * 1e-6),

@@ -250,3 +250,13 @@ def test_any_order_of_executors_gives_the_same(order: str | int) -> None:
 def test_more_slots_than_messages_cost_no_memory() -> None:
     program = program_for("allreduce", slots=2**30)
     assert difference(threads.run, program, count=100) is None
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("count", [0, 1, 7, 101, 3000])
+@pytest.mark.parametrize("collective", ["allreduce", "allgather", "reduce_scatter", "alltoall"])
+@pytest.mark.parametrize("run", [reference.run, threads.run], ids=["reference", "threads"])
+def test_even_chunks_change_no_result(run: reference.Run, collective: str, count: int, in_place: bool) -> None:
+    program = lower(random_forest(Random(7), Collective(collective, 4)))
+    even = partial(run, even_chunks=True)
+    assert difference(even, program, count=count, in_place=in_place and collective == "allreduce") is None

@@ -119,3 +119,32 @@ def test_a_block_that_is_not_there() -> None:
     )
     with pytest.raises(ScheduleError, match="slice 0 is cut from block 7, which allreduce on 2 ranks"):
         bind(wrong, 4, 4, 64)
+
+
+@given(
+    cuts=st.lists(st.fractions(0, 1, max_denominator=60), max_size=5),
+    count=st.integers(0, 5000),
+    itemsize=st.sampled_from([1, 2, 4, 8, 16]),
+    chunk_bytes=st.integers(1, 3000),
+)
+def test_even_chunks_are_as_many_for_every_slice(
+    cuts: list[Fraction], count: int, itemsize: int, chunk_bytes: int
+) -> None:
+    asked = program(*sorted(cuts)), count, itemsize, chunk_bytes
+    even, equal = bind(*asked, even_chunks=True), bind(*asked)
+    most, group = max(extent.chunks for extent in equal.extents), max(1, 16 // itemsize)
+    for extent, same in zip(even.extents, equal.extents, strict=True):
+        assert (extent.offset, extent.length) == (same.offset, same.length)
+        assert same.chunk_elements == equal.chunk_elements
+        assert (extent.chunks - 1) * extent.chunk_elements < max(1, extent.length)
+        assert extent.chunks * extent.chunk_elements >= extent.length
+        assert extent.chunk_elements <= even.chunk_elements
+        # As many as the largest slice has; fewer only where chunks are rounded up to whole groups.
+        assert extent.chunks <= most
+        assert (extent.chunk_elements - group) * most < max(1, extent.length)
+
+
+def test_even_chunks_of_unequal_slices() -> None:
+    bound = bind(program(Fraction(1, 4)), 1600, 4, 1200, even_chunks=True)
+    assert spans(bound) == [(0, 400, 4), (400, 1200, 4)]
+    assert [extent.chunk_elements for extent in bound.extents] == [100, 300]

@@ -1,0 +1,462 @@
+"""What would NCCL choose for a size, and how long does it take that to be?
+
+NCCL 2.30 (src/graph/tuning.cc) gives every pair of algorithm and protocol a latency and a bandwidth when a communicator
+is set up, and takes for each call the pair with the least ``latency + bytes / bandwidth``. Here are its tables and
+rules for rings and trees; the channels come from :mod:`~blinkccl.simulate.nccl_search`.
+
+- *Latency*: a base, and per step one that depends on the link. A ring has 2(n−1) steps for AllReduce, n−1 for AllGather
+  and ReduceScatter. A tree is a chain inside a server, and 2·((n/servers − 1)·inside + ⌊log₂ servers⌋·between).
+- *Bandwidth*: that of the channels, times what the protocol leaves of it. LL carries 4 bytes of data in 8, LL128 120 in
+  128; LL is capped by architecture on one server, and by the maker of the processors on several.
+
+Where we differ: NVLS, CollNet and PAT are left out, so for large AllReduces on the NVSwitch of one server of H100s NCCL
+itself would choose NVLS, which is faster than what is said here. Network cards are taken to state no latency of their
+own, as InfiniBand's do. Numbers are exact fractions, where NCCL has single floats.
+
+All of it is NCCL's estimate, not a measurement. Trees are corrected by a table per power of two, so that the estimate
+of a tree may fall where the size doubles.
+
+NCCL 2.4 is older and simpler: see :func:`nccl_24_choice` and :func:`nccl_24_as_written`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil, floor
+
+from blinkccl.collectives.spec import COLLECTIVES, Collective
+from blinkccl.errors import ScheduleError, UnsupportedError
+from blinkccl.simulate.nccl_search import Channels
+from blinkccl.simulate.nccl_system import KINDS, NVB, PXB, PXN, arch_named
+from blinkccl.units import algbw_gbps, bus_factor
+
+PROTOCOLS = ("LL", "LL128", "Simple")
+#: In NCCL's order, which decides between equal times: the first wins.
+ALGORITHMS = ("tree", "ring")
+SERVED = ("broadcast", "reduce", "allreduce", "allgather", "reduce_scatter")
+#: The largest size that a prediction is asked for.
+MAX_SIZE_BYTES = 2**63 - 1
+
+
+def _row(numbers: str) -> tuple[Fraction, ...]:
+    return tuple(map(Fraction, numbers.split()))
+
+
+#: µs of a call, by protocol.
+BASE_US = {"tree": _row("6.8 14 8.4"), "ring": _row("6.6 14 8.4")}
+#: µs of a step, by link and protocol.
+STEP_US = {
+    ("nvlink", "tree"): _row("0.6 1.25 4.0"),
+    ("nvlink", "ring"): _row("0.6 1.9 3.4"),
+    ("pcie", "tree"): _row("1.0 1.9 4.0"),
+    ("pcie", "ring"): _row("1.0 2.5 5.7"),
+    ("net", "tree"): _row("5.0 8.5 14"),
+    ("net", "ring"): _row("2.7 4.0 14"),
+}
+#: Least compute capability of each row of the tables below: volta (and older), ampere, hopper, blackwell.
+ROWS = (0, 80, 90, 100)
+#: GB/s of LL at most, on one server by architecture, on 2 and on more by the maker: row 0 for Intel, row 1 for AMD.
+LL_GBPS = (_row("39 39 20.4"), _row("87.7 22.5 19"), _row("141 45 35"), _row("282 90 70"))
+#: GB/s of one channel at most, on 1, 2 and more servers.
+RING_LL128_GBPS = (_row("20 20 20"), _row("20 20 20"), _row("36.7 36.7 36.7"), _row("40 40 40"))
+TREE_LL128_GBPS = (_row("20 20 20"), _row("20 20 20"), _row("36.7 36.7 29"), _row("55.6 31.67 20"))
+TREE_GBPS = (_row("26.5 18.5 10"), _row("24 23.6 17.8"), _row("38.7 41.4 36"), _row("70 42.8 24"))
+#: By what trees fall short of the model at 64 B, 128 B, … 256 MiB, up to the next of these.
+TREE_CORRECTION = {
+    "LL": _row("1 1 1 1 .9 .8 .7 .7 .7 .7 .6 .5 .4 .4 .5 .6 .7 .8 .9 1 1 1 1"),
+    "LL128": _row("1 1 1 1 1 .9 .8 .8 .8 .7 .6 .6 .6 .6 .6 .6 .8 .9 .9 .9 .9 1 1"),
+    "Simple": _row(".9 .9 .9 .9 .9 .9 .9 .8 .7 .6 .6 .5 .5 .5 .5 .6 .7 .8 .7 .7 .8 .9 .9"),
+}
+CORRECTED_FROM_BYTES = 64
+#: What a ring's AllReduce between servers loses once each rank has 64 bytes per channel: before Ampere, and from it on.
+PLATEAU = (Fraction("1.9"), Fraction("1.4"))
+#: Threads of a channel, and bytes that each must have before another channel is worth it (device.h, comm.h).
+THREADS = {"LL": 512, "LL128": 640, "Simple": 512}
+BYTES_PER_THREAD = {"LL": 8, "LL128": 8, "Simple": 64}
+MOST_CHANNELS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """NCCL's estimate for one algorithm and protocol.
+
+    Parameters
+    ----------
+    algorithm, protocol
+        One of :data:`ALGORITHMS` and of :data:`PROTOCOLS`.
+    channels
+        How many channels NCCL launches at this size: fewer than it has for small ones.
+    seconds
+        Its estimate; algbw and busbw in GB/s are the size over that, as nccl-tests counts them.
+    """
+
+    algorithm: str
+    protocol: str
+    channels: int
+    seconds: float
+    algbw_gbps: float
+    busbw_gbps: float
+
+
+@dataclass(frozen=True, slots=True)
+class Winner:
+    """What NCCL chooses from this size on, up to that of the next."""
+
+    from_bytes: int
+    algorithm: str
+    protocol: str
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The time of one algorithm and protocol: ``latency_us + bytes / (1000 · gbps)`` with two corrections.
+
+    ``gbps`` is algbw at large sizes; ``correction`` is what is left of it per power of two from 64 bytes on. From
+    ``plateau_bytes`` on the latency is ``plateau`` times as long.
+    """
+
+    algorithm: str
+    protocol: str
+    latency_us: Fraction
+    gbps: Fraction
+    correction: tuple[Fraction, ...] = ()
+    plateau: Fraction = Fraction(1)
+    plateau_bytes: int = 0
+
+    def at(self, size_bytes: int) -> tuple[Fraction, Fraction]:
+        """Latency in µs and µs per byte that hold at this size."""
+        latency = self.latency_us * (self.plateau if size_bytes >= self.plateau_bytes else 1)
+        octave = (size_bytes // CORRECTED_FROM_BYTES).bit_length() - 1
+        factor = self.correction[octave] if 0 <= octave < len(self.correction) else Fraction(1)
+        return latency, 1 / (1000 * self.gbps * factor)
+
+    def time_us(self, size_bytes: int) -> Fraction:
+        latency, per_byte = self.at(size_bytes)
+        return latency + size_bytes * per_byte
+
+    def bends(self) -> Iterator[int]:
+        """Sizes from which other numbers hold."""
+        if self.correction:
+            yield from (CORRECTED_FROM_BYTES << octave for octave in range(len(self.correction) + 1))
+        yield self.plateau_bytes
+
+
+def predict(
+    channels: Channels, collective: Collective | str, size_bytes: int, *, ranks: int, servers: int, arch: str
+) -> tuple[Prediction, ...]:
+    """NCCL's estimate for every algorithm and protocol that it would consider, fastest first.
+
+    Parameters
+    ----------
+    channels
+        From :func:`~blinkccl.simulate.nccl_search.search`; those of two servers serve for any number of equal ones.
+    collective
+        One of :data:`SERVED`, or its name.
+    size_bytes
+        S, as nccl-tests counts it; 0 to 2^63 − 1.
+    arch
+        pascal, volta, ampere, hopper or blackwell: the oldest GPU of the job.
+
+    Raises
+    ------
+    UnsupportedError
+        If NCCL has no ring for the collective, or the architecture is unknown.
+    ScheduleError
+        If a number is out of range, or ``channels`` are for one server and the job is on several, or the reverse.
+    """
+    name = _name_of(collective, ranks)
+    if not 0 <= size_bytes <= MAX_SIZE_BYTES:
+        raise ScheduleError(f"a size of {size_bytes} bytes; expected 0 to 2^63 - 1")
+    lines = cost_lines(channels, collective, ranks=ranks, servers=servers, arch=arch)
+    ordered = sorted(lines, key=lambda line: line.time_us(size_bytes))
+    return tuple(_prediction(line, channels, name, size_bytes, ranks, arch) for line in ordered)
+
+
+def choose(
+    channels: Channels, collective: Collective | str, size_bytes: int, *, ranks: int, servers: int, arch: str
+) -> Prediction:
+    """What NCCL chooses: the first of :func:`predict`, which says what is raised."""
+    return predict(channels, collective, size_bytes, ranks=ranks, servers=servers, arch=arch)[0]
+
+
+def crossover(
+    channels: Channels,
+    collective: Collective | str,
+    *,
+    ranks: int,
+    servers: int,
+    arch: str,
+    up_to_bytes: int = 2**34,
+) -> tuple[Winner, ...]:
+    """Who wins from which size on: the sizes, exact to the byte, at which NCCL's choice changes.
+
+    Returns
+    -------
+    tuple
+        In ascending order from 0 bytes; two neighbours differ. Sizes above ``up_to_bytes`` are not looked at.
+
+    Raises
+    ------
+    UnsupportedError, ScheduleError
+        As :func:`predict`.
+
+    Notes
+    -----
+    Between two sizes at which a correction changes all times are straight lines; their lower envelope is walked along.
+    """
+    lines = cost_lines(channels, collective, ranks=ranks, servers=servers, arch=arch)
+    if not 0 <= up_to_bytes <= MAX_SIZE_BYTES:
+        raise ScheduleError(f"sizes up to {up_to_bytes} bytes; expected 0 to 2^63 - 1")
+    bends = sorted({0, *(size for line in lines for size in line.bends() if size <= up_to_bytes)})
+    winners: list[Winner] = []
+    for begin, end in zip(bends, (*bends[1:], up_to_bytes + 1), strict=True):
+        for size, line in _envelope(lines, begin, end):
+            if not winners or (winners[-1].algorithm, winners[-1].protocol) != (line.algorithm, line.protocol):
+                winners.append(Winner(size, line.algorithm, line.protocol))
+    return tuple(winners)
+
+
+def _envelope(lines: tuple[Line, ...], begin: int, end: int) -> Iterator[tuple[int, Line]]:
+    """The fastest line at ``begin``, and each that takes over before ``end``, with the first size where it is ahead."""
+    size = begin
+    while size < end:
+        best = min(range(len(lines)), key=lambda i: lines[i].time_us(size))
+        yield size, lines[best]
+        size = min((_overtaken(lines, best, i, size) for i in range(len(lines)) if i != best), default=end)
+
+
+def _overtaken(lines: tuple[Line, ...], best: int, other: int, size: int) -> int:
+    """The first whole size above ``size`` at which ``other`` is chosen over ``best``; 2^64 if never."""
+    (latency, slope), (latency_other, slope_other) = lines[best].at(size), lines[other].at(size)
+    if slope_other >= slope:
+        return 2**64
+    equal = (latency_other - latency) / (slope - slope_other)
+    return max(size + 1, ceil(equal) if other < best else floor(equal) + 1)
+
+
+def cost_lines(
+    channels: Channels, collective: Collective | str, *, ranks: int, servers: int, arch: str
+) -> tuple[Line, ...]:
+    """The times of all algorithms and protocols that NCCL would consider, in its order.
+
+    Raises
+    ------
+    UnsupportedError, ScheduleError
+        As :func:`predict`.
+    """
+    name = _name_of(collective, ranks)
+    _check_job(channels, ranks, servers)
+    job = _Job(channels, name, ranks, servers, arch_named(arch).sm)
+    algorithms = ALGORITHMS if name == "allreduce" and channels.tree is not None else ("ring",)
+    return tuple(
+        job.ring(protocol) if algorithm == "ring" else job.tree(protocol)
+        for algorithm in algorithms
+        for protocol in PROTOCOLS
+        if protocol != "LL128" or job.has_ll128(algorithm)
+    )
+
+
+def _name_of(collective: Collective | str, ranks: int) -> str:
+    name = collective if isinstance(collective, str) else collective.name
+    if isinstance(collective, Collective) and collective.world_size != ranks:
+        raise ScheduleError(f"{name} on {collective.world_size} ranks, but the job has {ranks}")
+    if name not in SERVED:
+        why = "sends and receives for it" if name in COLLECTIVES else "never heard of it"
+        raise UnsupportedError(f"NCCL has no ring for {name!r} ({why}); expected one of {', '.join(SERVED)}")
+    return name
+
+
+def _check_job(channels: Channels, ranks: int, servers: int) -> None:
+    if servers < 1 or ranks < max(2, servers):
+        raise ScheduleError(f"{ranks} ranks on {servers} servers; expected at least two ranks, and one per server")
+    if (servers > 1) != (channels.servers > 1):
+        raise ScheduleError(
+            f"channels found for {channels.servers} server(s) say nothing of {servers}; search with the ranks of all"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One collective on one job, as the cost model sees it."""
+
+    channels: Channels
+    name: str
+    ranks: int
+    servers: int
+    sm: int
+
+    @property
+    def _row(self) -> int:
+        return sum(self.sm >= least for least in ROWS[1:])
+
+    @property
+    def _column(self) -> int:
+        return min(self.servers, 3) - 1
+
+    @property
+    def _ring_steps(self) -> int:
+        return {"allreduce": 2 * (self.ranks - 1), "broadcast": self.ranks, "reduce": self.ranks}.get(
+            self.name, self.ranks - 1
+        )
+
+    @property
+    def _ll_gbps(self) -> Fraction:
+        row = self._row if self.servers == 1 else int(self.channels.vendor == "AuthenticAMD")
+        return LL_GBPS[row][self._column]
+
+    def has_ll128(self, algorithm: str) -> bool:
+        """Whether LL128 may be used: it needs stores of 128 bytes in one piece all the way."""
+        found = self.channels.tree if algorithm == "tree" else self.channels
+        assert found is not None
+        farthest = PXN if self.sm >= 90 else PXB
+        near = not found.net_kind or KINDS.index(found.net_kind) <= farthest
+        return self.sm >= 70 and near and KINDS.index(found.kind) <= NVB
+
+    def ring(self, protocol: str) -> Line:
+        """A ring: every rank sends to the next, ``ranks`` / steps of the channels' rate."""
+        found, p = self.channels, PROTOCOLS.index(protocol)
+        each = Fraction(str(found.gbps_per_channel if self.servers <= 2 else found.net_gbps_per_channel))
+        busbw = each * found.count
+        if protocol == "LL":
+            busbw = min(self._ll_gbps, busbw / 2)
+        elif protocol == "LL128":
+            busbw = min(busbw * Fraction(92, 100), found.count * RING_LL128_GBPS[self._row][self._column])
+        gbps = busbw * self.ranks / self._ring_steps
+        latency = BASE_US["ring"][p] + self._ring_us(p)
+        if self.servers == 1 or self.name != "allreduce" or protocol != "Simple":
+            return Line("ring", protocol, latency, gbps)
+        plateau_bytes = 64 * _all_channels(found, self.sm) * self.ranks
+        return Line("ring", protocol, latency, gbps, (), PLATEAU[self.sm >= 80], plateau_bytes)
+
+    def _ring_us(self, p: int) -> Fraction:
+        inside = "nvlink" if self.channels.kind == "NVL" else "pcie"
+        if self.name in ("broadcast", "reduce"):
+            # A pipeline: with one order for all channels its fill is not counted, with several it is.
+            link = inside if self.servers == 1 else "net"
+            if self.channels.same:
+                return STEP_US[link, "ring"][p]
+            return self._ring_steps * STEP_US[link, "tree" if PROTOCOLS[p] == "Simple" else "ring"][p]
+        each = STEP_US[inside, "ring"][p]
+        if self.servers == 1:
+            return self._ring_steps * each
+        # Posting to the network takes its time on every step.
+        posting = (2 if self.channels.vendor == "AuthenticAMD" else 1) * (3 if PROTOCOLS[p] == "Simple" else 1)
+        between = (2 if self.name == "allreduce" else 1) * (self.servers - 1)
+        return (self._ring_steps - between) * max(each, Fraction(posting)) + between * self._net_us("ring", p)
+
+    def _net_us(self, algorithm: str, p: int) -> Fraction:
+        """A step between servers; with one rank per server nothing hides it, so that a tree's holds."""
+        return STEP_US["net", "tree" if self.ranks == self.servers else algorithm][p]
+
+    def tree(self, protocol: str) -> Line:
+        """Up and down a chain in each server, and a double binary tree of the servers."""
+        found, p = self.channels.tree, PROTOCOLS.index(protocol)
+        assert found is not None
+        count = min(len(found.orders), self.channels.count)
+        each = Fraction(str(found.gbps_per_channel if self.servers <= 2 else found.net_gbps_per_channel))
+        busbw = min(each * count * Fraction(92, 100), count * TREE_GBPS[self._row][self._column])
+        if protocol == "LL":
+            busbw = min(busbw * Fraction(10, 38), self._ll_gbps)
+        elif protocol == "LL128":
+            left = Fraction(7, 9) if self.servers == 1 else Fraction(120, 128)
+            busbw = min(busbw * left, count * TREE_LL128_GBPS[self._row][self._column])
+        if self.servers > 1 and self.sm >= 90:
+            # There the first GPU of a chain alone speaks to the network, which costs it something.
+            busbw *= Fraction(85, 100)
+        inside = "nvlink" if found.kind == "NVL" else "pcie"
+        # On POWER, NCCL prefers trees: a step over PCIe counts no more than a ring's.
+        power = self.channels.vendor == "IBM" and inside == "pcie" and protocol == "Simple"
+        step = STEP_US[inside, "ring" if power else "tree"][p]
+        levels = self.servers.bit_length() - 1
+        latency = 2 * ((self.ranks // self.servers - 1) * step + levels * self._net_us("tree", p))
+        return Line("tree", protocol, BASE_US["tree"][p] + latency, busbw / 2, TREE_CORRECTION[protocol])
+
+
+def _all_channels(channels: Channels, sm: int) -> int:
+    """How many channels a communicator has: two on each that was found, and more for fast networks of Hopper."""
+    count = min(MOST_CHANNELS, 2 * channels.count)
+    return 2 * count if sm >= 90 and channels.servers > 1 and channels.gbps_per_channel > 45 and count < 16 else count
+
+
+def _prediction(line: Line, channels: Channels, name: str, size_bytes: int, ranks: int, arch: str) -> Prediction:
+    seconds = float(line.time_us(size_bytes) / 1_000_000)
+    algbw = algbw_gbps(size_bytes, seconds)
+    launched = _launched(line, channels, size_bytes, ranks, arch_named(arch).sm)
+    return Prediction(line.algorithm, line.protocol, launched, seconds, algbw, algbw * float(bus_factor(name, ranks)))
+
+
+def _launched(line: Line, channels: Channels, size_bytes: int, ranks: int, sm: int) -> int:
+    """As many channels as have enough bytes for all their threads, at least one (src/enqueue.cc)."""
+    threads, each = THREADS[line.protocol], BYTES_PER_THREAD[line.protocol]
+    if line.algorithm == "ring" and line.protocol == "Simple" and channels.gbps_per_channel * channels.count <= 12:
+        threads = 256
+    if line.algorithm == "ring" and line.protocol == "LL":
+        each *= ranks
+    return max(1, min(_all_channels(channels, sm), size_bytes // (threads * each)))
+
+
+#: Below this NCCL takes double binary trees on a DGX-2, as Blink (MLSys 2020, §3.5) has it.
+AS_WRITTEN_BYTES = 16 * 1024
+
+
+def nccl_24_choice(
+    servers: int, size_bytes: int, *, ranks: int | None = None, channels: int = 1, nvlink: bool = True
+) -> str:
+    """What NCCL 2.4.2 takes for an AllReduce: ``"ring"`` or ``"double_binary_tree"``.
+
+    On one server always rings: its threshold is 0 there (v2.4.2, src/init.cu). On several, trees up to the size at
+    which its model has both equally fast: rings take 6 µs a step and run at 5 GB/s a channel over NVLink (5 in all
+    without), trees take 15 µs a level and 4 µs a GPU, and run at 3/4 of the rings' rate, on two servers at twice that
+    (without NVLink at 2/3).
+
+    Parameters
+    ----------
+    ranks
+        Of the whole job; needed on several servers.
+    channels
+        How many rings it has found, each counted as often as it is used.
+
+    Raises
+    ------
+    ScheduleError
+        If a number is out of range, or ``ranks`` is missing on several servers.
+    """
+    _check_24(servers, size_bytes)
+    if servers == 1:
+        return "ring"
+    if ranks is None or ranks < servers or channels < 1:
+        raise ScheduleError(
+            f"NCCL 2.4 on {servers} servers: got ranks={ranks} and channels={channels}; expected at least one rank per "
+            "server and one channel"
+        )
+    ring_gbps = Fraction(5 * channels if nvlink else 5)
+    tree_gbps = ring_gbps * (Fraction(3, 4) * (2 if servers == 2 else 1) if nvlink else Fraction(2, 3))
+    sooner_us = 6 * (ranks - 1) - 15 * (servers.bit_length() - 1) - 4 * (ranks // servers - 1)
+    if sooner_us <= 0:
+        return "ring"
+    if tree_gbps > ring_gbps:
+        return "double_binary_tree"
+    threshold = floor(1000 * ring_gbps * tree_gbps / (ring_gbps - tree_gbps) * sooner_us)
+    return "double_binary_tree" if size_bytes <= threshold else "ring"
+
+
+def nccl_24_as_written(servers: int, size_bytes: int) -> str:
+    """What NCCL 2.4 takes by Blink (MLSys 2020, §3.5): double binary trees below 16 KB, on one server too, else rings.
+
+    NCCL 2.4.2 itself never has trees inside one server (:func:`nccl_24_choice`); for the comparison on a DGX-2 both are
+    of use.
+
+    Raises
+    ------
+    ScheduleError
+        If a number is out of range.
+    """
+    _check_24(servers, size_bytes)
+    return "double_binary_tree" if size_bytes < AS_WRITTEN_BYTES else "ring"
+
+
+def _check_24(servers: int, size_bytes: int) -> None:
+    if servers < 1 or not 0 <= size_bytes <= MAX_SIZE_BYTES:
+        raise ScheduleError(f"{size_bytes} bytes on {servers} servers; expected 0 to 2^63 - 1 bytes on at least one")

@@ -1,0 +1,394 @@
+"""Which channels would NCCL 2.30 set up here, and how fast does it take them to be?
+
+NCCL looks for rings, and for chains that its trees hang on, from a ladder of speeds downward (src/graph/search.cc). At
+each speed it tries copies of one order and then different orders, over NVLink alone and then over ever farther paths,
+NVLink through another GPU of the job (NVB) and PCIe among them, and keeps what gives the most bandwidth. It goes on to
+slower channels down to half the speed of the best, as two halves may fit where a whole does not. In the end it makes
+two of each fast channel, and tries whether as many would run faster.
+
+Where we differ: NCCL's search stops after a number of steps, ours tries all orders of up to 8 GPUs. Beside NCCL's own
+search on 1,549 sets of GPUs of ten machines ours finds the same number, speed and kind of rings everywhere but for 7
+GPUs of a DGX-1P: 54 GB/s, where NCCL finds 36, 45 or 54 as these are numbered. Its chains are faster for 3 A100s and
+for 4 H100s on an NVSwitch. More than 8 GPUs without an NVSwitch get their own order and its reverse. NVLS, CollNet and
+PAT are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+
+from blinkccl.errors import UnsupportedError
+from blinkccl.forest.model import Path
+from blinkccl.simulate.nccl_packing import MOST_CHANNELS, Packing, Stage, Way
+from blinkccl.simulate.nccl_system import KINDS, PHB, PIX, PXB, PXN, SYS, Hop, Server, guess_arch, see
+from blinkccl.topology.model import Topology
+
+
+def _ladder(speeds: str) -> tuple[Fraction, ...]:
+    return tuple(map(Fraction, speeds.split()))
+
+
+#: GB/s of a channel that NCCL tries, by the least compute capability: inside one server, and across servers.
+LADDERS = (
+    (100, _ladder("90 80 70 60 50 45 40 30 24 20 19 18"),
+     _ladder("96 86 80 48 45.1 42 40 30 24 22 20 17.5 15 12 6 3 2.4 1.2 0.24 0.12")),
+    (90, _ladder("60 50 40 30 24 20 15 12 11 6 3"),
+     _ladder("48 45 42 40 30 24 22 20 17.5 15 12 6 3 2.4 1.2 0.24 0.12")),
+    (0, _ladder("40 30 20 18 15 12 10 9 7 6 5 4 3"),
+     _ladder("48 30 28 24 20 18 15 12 10 9 7 6 5 4 3 2.4 1.2 0.24 0.12")),
+)  # fmt: skip
+#: What NCCL takes a ring in the order of the ranks to do where it finds no channel at any speed.
+LAST_RESORT_GBPS = Fraction(1, 10)
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """One channel's ring: ranks (vertex ids) in the direction of the data, and the path to the next one of each."""
+
+    order: tuple[int, ...]
+    hops: tuple[Path, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Chains:
+    """What NCCL's tree is made of: on each server one chain per channel, and between servers a double binary tree.
+
+    Parameters
+    ----------
+    orders
+        By channel, by server: ranks, beginning with the one that speaks to other servers.
+    gbps_per_channel
+        GB/s inside a server, and ``net_gbps_per_channel`` towards the network.
+    kind, net_kind
+        The farthest path of :data:`~blinkccl.simulate.nccl_system.KINDS`; ``net_kind`` is "" on one server.
+    """
+
+    orders: tuple[tuple[tuple[int, ...], ...], ...]
+    gbps_per_channel: float
+    net_gbps_per_channel: float
+    kind: str
+    net_kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Channels:
+    """What NCCL's search finds.
+
+    Parameters
+    ----------
+    rings
+        One per channel; equal ones are listed as often as they are used.
+    gbps_per_channel, net_gbps_per_channel, kind, net_kind
+        As of :class:`Chains`.
+    same
+        Whether all rings have one order.
+    tree
+        None where no chains fit beside as many as there are rings.
+    vendor
+        Maker of the processors, which NCCL's cost model asks for.
+    """
+
+    rings: tuple[Ring, ...]
+    gbps_per_channel: float
+    net_gbps_per_channel: float
+    kind: str
+    net_kind: str
+    same: bool
+    tree: Chains | None
+    servers: int
+    arch: str
+    vendor: str
+
+    @property
+    def count(self) -> int:
+        """Channels found; NCCL runs two on each."""
+        return len(self.rings)
+
+    @property
+    def busbw_gbps(self) -> float:
+        """All rings together, in GB/s: what NCCL takes for its busbw at large sizes."""
+        return self.count * (self.gbps_per_channel if self.servers <= 2 else self.net_gbps_per_channel)
+
+
+def search(
+    topology: Topology, ranks: Sequence[int], *, arch: str | None = None, smp_gbps: int | None = None
+) -> Channels:
+    """The channels that NCCL 2.30 would set up for a job.
+
+    Parameters
+    ----------
+    ranks
+        Vertex ids of at least two GPUs.
+    arch
+        pascal, volta, ampere, hopper or blackwell; None takes what the machine's links tell.
+    smp_gbps
+        What NCCL counts between processors; None takes the topology's links (see
+        :func:`~blinkccl.simulate.nccl_system.see`).
+
+    Raises
+    ------
+    TopologyError
+        If a rank is unknown or given twice.
+    UnsupportedError
+        If there is one rank only, the GPUs are not NVIDIA's, no ring closes and some pair of GPUs is not joined at all,
+        or a server has no network card.
+
+    Notes
+    -----
+    Cost: 10 ms for most sets of GPUs of a DGX-1, 0.1 s at most; up to 1 s for 8 GPUs on PCIe alone, and some seconds
+    where 8 GPUs are joined directly with no order in it.
+
+    Across servers every server is searched by itself, and the slowest says the speed, as in NCCL. Of the network
+    cards only those joined to GPUs of the job are known here.
+    """
+    if len(ranks) < 2:
+        raise UnsupportedError(f"NCCL needs no channels for {len(ranks)} rank; give at least two GPUs")
+    arch = guess_arch(topology) if arch is None else arch
+    servers = see(topology, ranks, arch, smp_gbps)
+    for server in servers:
+        if len(servers) > 1 and not server.nics:
+            at = topology.vertex[server.gpus[0]].server
+            raise UnsupportedError(f"{topology.name}: no network card is joined to the job's GPUs of server {at}")
+    rings = [_best_rings(server, len(servers) > 1) for server in servers]
+    count = min(len(found.ways) for found in rings)
+    trees = [_best_chains(server, len(servers) > 1, count) for server in servers]
+    return Channels(
+        _joined_rings(topology, rings, count),
+        float(min(found.gbps for found in rings)),
+        float(min(found.net_gbps for found in rings)),
+        KINDS[max(found.stage.kind for found in rings)],
+        _net_kind(rings),
+        all(found.stage.same for found in rings),
+        _joined_chains([found for found in trees if found is not None], count) if None not in trees else None,
+        len(servers),
+        arch,
+        servers[0].vendor,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The best channels of one server so far."""
+
+    ways: tuple[Way, ...]
+    stage: Stage
+    gbps: Fraction
+    net_gbps: Fraction
+
+    @property
+    def total_gbps(self) -> Fraction:
+        return len(self.ways) * self.gbps
+
+
+def _ladder_of(server: Server, across: bool) -> tuple[Fraction, ...]:
+    """The speeds to try, without those above what any path of the server carries."""
+    inside, between = next(row[1:] for row in LADDERS if server.arch.sm >= row[0])
+    if across:
+        widest = max((nic.gbps for nic in server.nics), default=Fraction(0))
+        return tuple(gbps for gbps in between[:-1] if gbps <= widest) + between[-1:]
+    return tuple(gbps for gbps in inside[:-1] if gbps <= server.max_gbps) + inside[-1:]
+
+
+def _stages(server: Server, across: bool, tree: bool) -> Iterator[Stage]:
+    """What to try at one speed, in NCCL's order: near before far, one order before several."""
+    nearest, farthest = server.kinds
+    if not across:
+        yield from _kinds(server, nearest, farthest, None, False)
+        return
+    for crossing in (False, True) if server.switched and len(server.nics) > 1 and not tree else (False,):
+        for net_kind in (kind for kind in (PIX, PXB, PXN, PHB, SYS) if kind >= min(nic.kind for nic in server.nics)):
+            yield from _kinds(server, nearest, max(nearest, min(farthest, net_kind)), net_kind, crossing)
+
+
+def _kinds(server: Server, nearest: int, farthest: int, net_kind: int | None, crossing: bool) -> Iterator[Stage]:
+    for kind in range(nearest, farthest + 1):
+        yield Stage(kind, True, net_kind, crossing)
+        # Between AMD's processors NCCL asks for one order.
+        if not (server.vendor == "AuthenticAMD" and kind == SYS):
+            yield Stage(kind, False, net_kind, crossing)
+
+
+def _best_rings(server: Server, across: bool) -> _Found:
+    """NCCL's search on one server."""
+    least = 2 if server.split else 1
+    ladder = _ladder_of(server, across)
+    ladder = tuple(gbps for gbps in ladder[:-1] if gbps * least <= server.total_gbps) + ladder[-1:]
+    best: _Found | None = None
+    for gbps, slower in zip(ladder, (*ladder[1:], Fraction(0)), strict=True):
+        best = _tried(server, across, gbps, least, best)
+        if best is not None and (_enough(server, best) or slower / best.gbps <= Fraction(49, 100)):
+            break
+    if best is None:
+        return _last_resort(server, across)
+    best = _doubled(server, best)
+    at_least = len(best.ways)
+    for gbps in (x for x in reversed(_ladder_of(server, across)) if x > best.gbps):
+        ways = Packing(server, best.stage, False, gbps, gbps).most(at_least)
+        if len(ways) * gbps > best.total_gbps:
+            best = _Found(ways, best.stage, gbps, gbps)
+    return best
+
+
+def _enough(server: Server, found: _Found) -> bool:
+    return found.total_gbps >= server.total_gbps or len(found.ways) == MOST_CHANNELS
+
+
+def _tried(server: Server, across: bool, gbps: Fraction, least: int, best: _Found | None) -> _Found | None:
+    """The best after all stages at one speed; farther paths are tried only while nearer ones have given nothing."""
+    for packing in _asked_once(server, across, False, gbps):
+        stage = packing.stage
+        if best is not None and (stage.kind > best.stage.kind or _too_far(stage, best.stage)):
+            continue
+        needed = least if best is None else max(least, int(best.total_gbps / gbps) + 1)
+        ways = packing.most(needed)
+        if ways:
+            best = _Found(ways, stage, gbps, gbps)
+            if _enough(server, best):
+                break
+    return best
+
+
+def _asked_once(server: Server, across: bool, tree: bool, gbps: Fraction) -> Iterator[Packing]:
+    """The stages at one speed, without those that ask what an earlier one has asked."""
+    asked: set[tuple[object, ...]] = set()
+    for stage in _stages(server, across, tree):
+        packing = Packing(server, stage, tree, gbps, gbps)
+        if packing.question not in asked:
+            asked.add(packing.question)
+            yield packing
+
+
+def _too_far(stage: Stage, best: Stage) -> bool:
+    """Whether a network card is farther than need be; up to PXN it always may be."""
+    return stage.net_kind is not None and stage.net_kind > max(PXN, best.net_kind or 0)
+
+
+def _doubled(server: Server, found: _Found) -> _Found:
+    """Two of each channel at half its speed, where one is fast enough to keep two busy."""
+    if found.gbps < 25 or (server.arch.sm > 80 and found.gbps < 50 and len(found.ways) > 4):
+        return found
+    ways = (found.ways * 2)[:MOST_CHANNELS]
+    share = -(-len(ways) // len(found.ways))
+    return _Found(ways, found.stage, found.gbps / share, found.net_gbps / share)
+
+
+def _last_resort(server: Server, across: bool) -> _Found:
+    """The ring in the order of the GPUs that NCCL takes where it finds none."""
+    order = server.gpus
+    net: tuple[tuple[Hop, Fraction], ...] = ()
+    if across:
+        card = server.nics[0]
+        first = card.gpus[0]
+        order = (first, *(gpu for gpu in order if gpu != first))
+        net = ((card.enter[first], Fraction(1)), (card.leave[first], Fraction(1)))
+    pairs = [*pairwise(order), *([] if across else [(order[-1], order[0])])]
+    apart = next((pair for pair in pairs if pair not in server.hops), None)
+    if apart is not None:
+        raise UnsupportedError(
+            f"NCCL's search finds no ring, and no link, switch or processor joins GPUs {apart[0]} and {apart[1]}; add "
+            "the PCIe links of the machine"
+        )
+    way = Way(order, tuple(server.hops[pair] for pair in pairs), net)
+    stage = Stage(SYS, True, SYS if across else None)
+    return _Found((way,), stage, LAST_RESORT_GBPS, LAST_RESORT_GBPS)
+
+
+def _best_chains(server: Server, across: bool, count: int) -> _Found | None:
+    """As many chains as there are rings, as fast as may be; None where none fit."""
+    if len(server.gpus) > 1 or across:
+        size = Fraction(len(server.gpus))
+        # A chain leaves one GPU of a ring's out, so that it may be faster by as much.
+        total = server.total_gbps * (size / (size - 1) if size > 1 else 1)
+        ladder = _ladder_of(server, across)
+        for gbps in (*(x for x in ladder[:-1] if x * count <= total), ladder[-1]):
+            for packing in _asked_once(server, across, True, gbps):
+                ways = packing.most(count, count)
+                if ways:
+                    found = _Found(ways, packing.stage, gbps, gbps)
+                    return _faster_inside(server, found) if across else found
+    return None
+
+
+def _faster_inside(server: Server, found: _Found) -> _Found:
+    """Chains that run up to twice as fast inside the server as towards the network."""
+    ladder = next(row[2] for row in LADDERS if server.arch.sm >= row[0])
+    for gbps in (x for x in reversed(ladder) if x > found.gbps):
+        if found.gbps >= 2 * found.net_gbps:
+            break
+        ways = Packing(server, found.stage, True, gbps, found.net_gbps).most(len(found.ways), len(found.ways))
+        if not ways:
+            break
+        found = _Found(ways, found.stage, gbps, found.net_gbps)
+    return found
+
+
+def _net_kind(found: Sequence[_Found]) -> str:
+    return "" if found[0].stage.net_kind is None else KINDS[max(x.stage.net_kind or 0 for x in found)]
+
+
+def _joined_rings(topology: Topology, found: Sequence[_Found], count: int) -> tuple[Ring, ...]:
+    """Ring by ring, the way through each server and from there to the next."""
+    network = _Network(topology)
+    rings = []
+    for channel in range(count):
+        ways = [_swapped(x, i, channel, count) for i, x in enumerate(found)]
+        order = tuple(gpu for way in ways for gpu in way.order)
+        hops: list[Path] = []
+        for way, onward in zip(ways, (*ways[1:], ways[0]), strict=True):
+            hops += [hop.path for hop in way.hops]
+            if way.net:
+                hops.append(network.between(way, onward))
+        rings.append(Ring(order, tuple(hops)))
+    return tuple(rings)
+
+
+def _swapped(found: _Found, server: int, channel: int, count: int) -> Way:
+    """Every other server takes crossing rings the other way round, so that a card only speaks to its like."""
+    return found.ways[channel ^ 1 if found.stage.crossing and count % 2 == 0 and server % 2 else channel]
+
+
+class _Network:
+    """The ways from network card to network card."""
+
+    def __init__(self, topology: Topology) -> None:
+        self.topology = topology
+        self.beside: dict[int, list[int]] = {}
+        for link in topology.links:
+            if link.kind == "net" and topology.is_transit(link.src) and topology.is_transit(link.dst):
+                self.beside.setdefault(link.src, []).append(link.dst)
+
+    def between(self, way: Way, onward: Way) -> Path:
+        """From the last GPU of one server over cards and network to the first GPU of the next."""
+        out = [hop.path for hop, _ in way.net[1:]]
+        leave = (out[0][0], *(vertex for path in out for vertex in path[1:]))
+        enter = onward.net[0][0].path
+        return (*leave, *self._cards(leave[-1], enter[0])[1:], *enter[1:])
+
+    def _cards(self, card: int, other: int) -> Path:
+        came: dict[int, int] = {card: card}
+        queue = [card]
+        for vertex in queue:
+            for onward in self.beside.get(vertex, ()):
+                if onward not in came:
+                    came[onward] = vertex
+                    queue.append(onward)
+        if other not in came:
+            names = [self.topology.vertex[v].label for v in (card, other)]
+            raise UnsupportedError(f"{self.topology.name}: no network joins {names[0]} and {names[1]}")
+        path = [other]
+        while path[-1] != card:
+            path.append(came[path[-1]])
+        return tuple(reversed(path))
+
+
+def _joined_chains(found: Sequence[_Found], count: int) -> Chains:
+    return Chains(
+        tuple(tuple(x.ways[channel].order for x in found) for channel in range(count)),
+        float(min(x.gbps for x in found)),
+        float(min(x.net_gbps for x in found)),
+        KINDS[max(x.stage.kind for x in found)],
+        _net_kind(found),
+    )

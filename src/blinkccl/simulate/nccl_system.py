@@ -1,0 +1,420 @@
+"""How does NCCL see a server? Its constants for links, and the one path that it takes between two GPUs.
+
+NCCL 2.30 (src/graph/topo.cc, topo.h, paths.cc) counts what a link reaches in practice instead of its nominal rate, and
+fixes one path for every ordered pair of GPUs: the one of the nearest *kind*, then the widest, then the shortest. Its
+kinds, near to far, are :data:`KINDS`: NVL over NVLink or an NVSwitch, NVB over NVLink through another GPU of the job,
+C2C over a Grace processor, PIX and PXB over one and over several PCIe switches, PHB through a processor, SYS between
+processors, PXN to a network card over NVLink through the GPU beside it.
+
+Every NVLink domain is one server here, as it is for NCCL, even where it spans several hosts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cached_property
+from itertools import pairwise
+
+from blinkccl.errors import UnsupportedError
+from blinkccl.forest.model import Path
+from blinkccl.topology.assembly import exact_unit
+from blinkccl.topology.model import Link, Topology
+from blinkccl.topology.nccl_constants import PROCESSORS
+from blinkccl.topology.select import check_ranks
+
+#: Kinds of path in NCCL's order. P2C, which only Grace servers with network cards know, is not modelled.
+KINDS = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
+LOC, NVL, NVB, C2C, PIX, PXB, _P2C, PXN, PHB, SYS = range(len(KINDS))
+
+#: GB/s that NCCL counts between Broadwell processors. The catalogue gives all Xeons the 10 of the later ones.
+BROADWELL_GBPS = 6
+#: Machines of the catalogue whose processors are Broadwells (NVIDIA DGX-1 User Guide).
+BROADWELLS = ("dgx-1p", "dgx-1v")
+
+Arc = tuple[int, int]
+#: Stands for the network in the arcs ``(card, NETWORK)`` and ``(NETWORK, card)``, which are all of a card's traffic.
+NETWORK = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Arch:
+    """A GPU architecture: compute capability, GB/s of an NVLink as NCCL counts it, and nominal (topo.h)."""
+
+    sm: int
+    lane_gbps: Fraction
+    nominal_gbps: Fraction
+
+
+#: By the names that :mod:`blinkccl.simulate.nccl_model` takes too.
+ARCHS = {
+    "pascal": Arch(60, Fraction(18), Fraction(20)),
+    "volta": Arch(70, Fraction(20), Fraction(25)),
+    "ampere": Arch(80, Fraction(20), Fraction(25)),
+    "hopper": Arch(90, Fraction("20.6"), Fraction(25)),
+    "blackwell": Arch(100, Fraction("40.1"), Fraction(50)),
+}
+
+
+def arch_named(name: str) -> Arch:
+    """The row of :data:`ARCHS`.
+
+    Raises
+    ------
+    UnsupportedError
+        If there is none; the message lists those there are.
+    """
+    if name not in ARCHS:
+        raise UnsupportedError(f"unknown GPU architecture {name!r}; expected one of {', '.join(ARCHS)}")
+    return ARCHS[name]
+
+
+def guess_arch(topology: Topology) -> str:
+    """The architecture that a GPU's links tell, over the whole machine.
+
+    By the NVLinks of one GPU together: 6, 12 and 18 of 25 GB/s are a V100, an A100 and an H100, up to 4 of 20 GB/s a
+    P100, more a B200. Without NVLink, by PCIe: generation 3 is taken for volta, 4 for ampere, 5 for hopper.
+    """
+    unit = exact_unit(topology)
+    lanes = [unit * x.capacity for x in topology.links if x.kind == "nvlink"]
+    if not lanes:
+        pcie = max((unit * x.capacity for x in topology.links if x.kind == "pcie"), default=Fraction(0))
+        return "volta" if pcie < 24 else "ampere" if pcie < 48 else "hopper"
+    most = max(
+        sum((unit * x.capacity for x in topology.links if x.src == gpu and x.kind == "nvlink"), Fraction(0))
+        for gpu in topology.ranks
+    )
+    if most <= 80 and all(rate % 20 == 0 for rate in lanes) and any(rate % 25 for rate in lanes):
+        return "pascal"
+    upto = (("volta", 150), ("ampere", 300), ("hopper", 450))
+    return next((name for name, gbps in upto if most <= gbps), "blackwell")
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """NCCL's path between two GPUs, or between a GPU and a network card.
+
+    ``load`` is what a channel of 1 GB/s takes of each link: mostly 1 of each link of the path.
+    """
+
+    path: Path
+    kind: int
+    gbps: Fraction
+    load: tuple[tuple[Arc, Fraction], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Nic:
+    """A network card of a server.
+
+    ``gpus`` are those of the job that it hangs beside: ``kind`` is PIX where it shares a PCIe switch with them, PHB
+    where it serves GPUs of several switches and so hangs on a processor. ``enter`` and ``leave`` hold a hop for each.
+    """
+
+    vertex: int
+    gbps: Fraction
+    kind: int
+    gpus: tuple[int, ...]
+    enter: Mapping[int, Hop]
+    leave: Mapping[int, Hop]
+
+
+@dataclass(frozen=True)
+class Server:
+    """One server as NCCL sees it.
+
+    Parameters
+    ----------
+    gpus
+        Those of the job by id, which is taken for their order on PCIe.
+    capacity
+        GB/s of each link between these GPUs, by NCCL's constants.
+    hops
+        One per ordered pair of GPUs that is joined at all.
+    pcie_gbps
+        The PCIe link of each GPU; GPUs without one are absent.
+    """
+
+    gpus: tuple[int, ...]
+    arch: Arch
+    vendor: str
+    capacity: Mapping[Arc, Fraction]
+    hops: Mapping[Arc, Hop]
+    pcie_gbps: Mapping[int, Fraction]
+    nvlink_gbps: Mapping[int, Fraction]
+    nics: tuple[Nic, ...] = field(default=())
+
+    @cached_property
+    def max_gbps(self) -> Fraction:
+        """The widest path between two GPUs: no channel is faster."""
+        return max((hop.gbps for hop in self.hops.values()), default=Fraction(0))
+
+    @cached_property
+    def total_gbps(self) -> Fraction:
+        """What the best-linked GPU can send by its PCIe link or by all its NVLinks: the channels need no more."""
+        return max(max(self.pcie_gbps.get(g, Fraction(0)), self.nvlink_gbps[g]) for g in self.gpus)
+
+    @cached_property
+    def switched(self) -> bool:
+        """Whether all GPUs hang on one NVSwitch, so that any order of them is as good as another."""
+        middles = {hop.path[1:-1] for hop in self.hops.values()}
+        return len(self.gpus) > 1 and len(middles) == 1 and self._one_nvswitch(next(iter(middles)))
+
+    def _one_nvswitch(self, middle: tuple[int, ...]) -> bool:
+        pairs = len(self.gpus) * (len(self.gpus) - 1)
+        return len(middle) == 1 and len(self.hops) == pairs and all(hop.kind == NVL for hop in self.hops.values())
+
+    @cached_property
+    def split(self) -> bool:
+        """Whether NVLink leaves exactly two groups of GPUs; NCCL then asks for two rings at least.
+
+        The groups are found in one pass over the GPUs, as by NCCL: a chain whose links do not follow the order of the
+        GPUs may count as two although it is one.
+        """
+        group = list(range(len(self.gpus)))
+        for i, a in enumerate(self.gpus):
+            for j in range(i + 1, len(self.gpus)):
+                hop = self.hops.get((a, self.gpus[j]))
+                if hop is not None and hop.kind == NVL:
+                    group[j] = group[i]
+        return sum(group.count(number) > 1 for number in range(len(group))) == 2
+
+    @cached_property
+    def kinds(self) -> tuple[int, int]:
+        """The nearest and the farthest kind of path between two GPUs; LOC for a single GPU."""
+        found = [hop.kind for hop in self.hops.values()]
+        return (min(found), max(found)) if found else (LOC, LOC)
+
+
+def see(topology: Topology, ranks: Sequence[int], arch: str, smp_gbps: int | None = None) -> tuple[Server, ...]:
+    """The servers of a job as NCCL sees them.
+
+    Parameters
+    ----------
+    ranks
+        Vertex ids of GPUs; others are gone, with the links that end in them.
+    arch
+        A name of :data:`ARCHS`.
+    smp_gbps
+        What NCCL counts between processors, which also tells their maker: 6, 10, 22, 40 for Xeons from Broadwell to
+        Emerald Rapids, 16 for AMD, 32 for POWER9. None takes the topology's links, and 6 for a DGX-1 of the catalogue.
+
+    Raises
+    ------
+    TopologyError
+        If a rank is no vertex that can be one, or is given twice.
+    UnsupportedError
+        If the job has no NVIDIA GPUs, or ``arch`` or ``smp_gbps`` is none that NCCL knows.
+    """
+    check_ranks(topology, ranks)
+    _check_nvidia(topology, ranks)
+    if smp_gbps is not None and smp_gbps not in PROCESSORS:
+        known = ", ".join(map(str, sorted(PROCESSORS)))
+        raise UnsupportedError(f"NCCL knows no processors joined at {smp_gbps} GB/s; expected one of {known}")
+    if smp_gbps is None and any(word in BROADWELLS for word in topology.name.split()):
+        smp_gbps = BROADWELL_GBPS
+    sight = _Sight(topology, frozenset(ranks), arch_named(arch), smp_gbps)
+    return tuple(sight.server(gpus) for gpus in sight.domains())
+
+
+def _check_nvidia(topology: Topology, ranks: Sequence[int]) -> None:
+    foreign = [topology.vertex[rank].label for rank in ranks if topology.vertex[rank].kind != "gpu"]
+    if foreign:
+        raise UnsupportedError(f"NCCL runs on GPUs, but {foreign[0]} of {topology.name} is a processor")
+    kinds = {x.kind for x in topology.links}
+    if "xgmi" in kinds:
+        raise UnsupportedError(f"NCCL runs on NVIDIA GPUs, but {topology.name} joins its GPUs by xGMI")
+
+
+class _Sight:
+    """A topology cut down to a job, in NCCL's constants."""
+
+    def __init__(self, topology: Topology, ranks: frozenset[int], arch: Arch, smp_gbps: int | None) -> None:
+        self.topology, self.ranks, self.arch, self.smp_gbps = topology, ranks, arch, smp_gbps
+        self.unit = exact_unit(topology)
+        here = {v.id for v in topology.vertices if v.id in ranks or topology.is_transit(v.id)}
+        links = [x for x in topology.links if x.src in here and x.dst in here]
+        self.kind = {(x.src, x.dst): x.kind for x in links}
+        self.rate = {(x.src, x.dst): self._counted(x) for x in links}
+        self.smp: dict[int, Fraction] = {}
+        for (src, dst), kind in self.kind.items():
+            if kind == "smp":
+                server = topology.vertex[src].server
+                self.smp[server] = min(self.smp.get(server, self.rate[src, dst]), self.rate[src, dst])
+        self.ahead: dict[int, list[int]] = {}
+        self.behind: dict[int, list[int]] = {}
+        # Widest first, as NCCL keeps its links: the order decides between paths that are equally good.
+        for src, dst in sorted(self.rate, key=lambda arc: (-self.rate[arc], arc)):
+            self.ahead.setdefault(src, []).append(dst)
+            self.behind.setdefault(dst, []).append(src)
+
+    def _counted(self, link: Link) -> Fraction:
+        if link.kind == "nvlink":
+            return link.capacity * self.unit / self.arch.nominal_gbps * self.arch.lane_gbps
+        if link.kind == "smp" and self.smp_gbps is not None:
+            return Fraction(self.smp_gbps)
+        return link.capacity * self.unit
+
+    def domains(self) -> list[tuple[int, ...]]:
+        """The job's GPUs by server, where NVLink does not join the servers."""
+        first = {server: server for server in {self.topology.vertex[v].server for v in self.ranks}}
+
+        def home(server: int) -> int:
+            return server if first[server] == server else home(first[server])
+
+        fabric: dict[int, int] = {}
+        for (src, dst), kind in sorted(self.kind.items()):
+            if kind == "nvlink" and src in self.ranks:
+                server = self.topology.vertex[src].server
+                other = self.topology.vertex[dst].server if dst in self.ranks else fabric.setdefault(dst, server)
+                low, high = sorted((home(server), home(other)))
+                first[high] = low
+        found: dict[int, list[int]] = {}
+        for gpu in sorted(self.ranks, key=lambda v: (self.topology.vertex[v].server, v)):
+            found.setdefault(home(self.topology.vertex[gpu].server), []).append(gpu)
+        return [tuple(gpus) for gpus in found.values()]
+
+    def server(self, gpus: tuple[int, ...]) -> Server:
+        hops = {(src, dst): hop for dst in gpus for src, hop in self._paths_to(dst, gpus).items()}
+        arcs = [(gpu, other) for gpu in gpus for other in self.ahead.get(gpu, ())]
+        pcie = {a: self.rate[a, b] for a, b in arcs if self.kind[a, b] == "pcie"}
+        nvlink = {
+            g: sum((self.rate[a, b] for a, b in arcs if a == g and self.kind[a, b] == "nvlink"), Fraction(0))
+            for g in gpus
+        }
+        nics = tuple(self._nics(gpus, pcie))
+        crossed = [*hops.values(), *(hop for nic in nics for way in (nic.enter, nic.leave) for hop in way.values())]
+        capacity = {arc: self.rate[arc] for hop in crossed for arc, _ in hop.load if NETWORK not in arc}
+        for nic in nics:
+            capacity[nic.vertex, NETWORK] = capacity[NETWORK, nic.vertex] = nic.gbps
+        return Server(gpus, self.arch, self._vendor(gpus[0]), capacity, hops, pcie, nvlink, nics)
+
+    def _vendor(self, vertex: int) -> str:
+        """``GenuineIntel``, ``AuthenticAMD`` or ``IBM``, by the bus between the processors of a server.
+
+        Intel where there is none.
+        """
+        server = self.topology.vertex[vertex].server
+        gbps = self.smp.get(server, Fraction(self.smp_gbps or 10))
+        return PROCESSORS.get(int(gbps), PROCESSORS[10])[1]
+
+    def _paths_to(self, target: int, gpus: tuple[int, ...]) -> dict[int, Hop]:
+        """NCCL's path from every GPU of ``gpus`` to ``target``: rounds of improvement outward from the target."""
+        best: dict[int, tuple[int, Fraction, Path]] = {target: (LOC, Fraction(5000), (target,))}
+        layer = [target]
+        while layer:
+            further: dict[int, None] = {}
+            for node in layer:
+                for above in self.behind.get(node, ()):
+                    found = self._extended(best[node], above)
+                    if found is not None and (above not in best or _rank(found) < _rank(best[above])):
+                        best[above] = found
+                        further[above] = None
+            layer = list(further)
+        return {gpu: self._hop(*best[gpu]) for gpu in gpus if gpu in best and gpu != target}
+
+    def _extended(self, label: tuple[int, Fraction, Path], above: int) -> tuple[int, Fraction, Path] | None:
+        kind, gbps, path = label
+        arc = above, path[0]
+        if above in path or self.kind[arc] == "net":
+            return None
+        step = self._step(*arc)
+        if path[0] in self.ranks and len(path) > 1:
+            # Through a GPU goes only NVLink, from a GPU that it is joined to directly to another such.
+            if len(path) > 2 or kind != NVL or step != NVL or above not in self.ranks:
+                return None
+            step = NVB
+        return max(kind, step), min(gbps, self.rate[arc]), (above, *path)
+
+    def _step(self, src: int, dst: int) -> int:
+        """The kind of a path that is this link alone."""
+        kind = self.kind[src, dst]
+        if kind != "pcie":
+            return {"nvlink": NVL, "c2c": C2C}.get(kind, SYS)
+        ends = {self.topology.vertex[src].kind, self.topology.vertex[dst].kind}
+        return PHB if "host" in ends else PXB if ends == {"switch"} else PIX
+
+    def _hop(self, kind: int, gbps: Fraction, path: Path) -> Hop:
+        load: dict[Arc, Fraction] = {}
+        for a, b in pairwise(path):
+            share = self._more(kind, path) if self.kind[a, b] == "pcie" else Fraction(1)
+            load[a, b] = load.get((a, b), Fraction(0)) + share
+            if self.kind[a, b] == "nvlink" and self.topology.vertex[b].kind == "host":
+                load[b, a] = load.get((b, a), Fraction(0)) + 1
+        return Hop(path, kind, gbps, tuple(sorted(load.items())))
+
+    def _more(self, kind: int, path: Path) -> Fraction:
+        """What a GB/s takes of PCIe: an Intel processor splits what GPUs send through it, which takes a fifth more."""
+        return Fraction(6, 5) if kind == PHB and self._vendor(path[0]) == "GenuineIntel" else Fraction(1)
+
+    def _nics(self, gpus: tuple[int, ...], pcie: Mapping[int, Fraction]) -> list[Nic]:
+        beside: dict[int, list[int]] = {}
+        for gpu in gpus:
+            for other in sorted(self.ahead.get(gpu, ())):
+                if self.kind[gpu, other] == "net":
+                    beside.setdefault(other, []).append(gpu)
+        return [self._nic(vertex, joined, gpus, pcie) for vertex, joined in sorted(beside.items())]
+
+    def _nic(self, vertex: int, joined: list[int], gpus: tuple[int, ...], pcie: Mapping[int, Fraction]) -> Nic:
+        """The card hangs on the lowest switch above all GPUs it is joined to, and is as near to all GPUs below that.
+
+        Where there is no such switch, it hangs on the processor of each.
+        """
+        above = [self._switches(gpu) for gpu in joined]
+        at = next((v for v in above[0] if all(v in others for others in above)), None)
+        if at is None:
+            kind, siblings = PIX if len(joined) == 1 else PHB, []
+        else:
+            kind = PIX if all(switches[0] == at for switches in above) else PXB
+            siblings = [g for g in gpus if g not in joined and at in self._switches(g)]
+        # Its own PCIe link is taken to be as wide as a GPU's, and to carry the small packets of an Intel processor too.
+        more = self._more(kind, gpus)
+        gbps = min([self.rate[vertex, joined[0]], *(pcie[g] / more for g in joined if g in pcie)])
+        hops = {gpu: self._net_hops((vertex, joined[0]), gpu, kind, gbps, at) for gpu in (*joined, *siblings)}
+        enter, leave = {g: x[0] for g, x in hops.items()}, {g: x[1] for g, x in hops.items()}
+        return Nic(vertex, gbps, kind, tuple(hops), enter, leave)
+
+    def _switches(self, gpu: int) -> tuple[int, ...]:
+        """The PCIe switches above ``gpu``, nearest first."""
+        return tuple(arc[1] for arc in self._way_up(gpu) if self.topology.vertex[arc[1]].kind == "switch")
+
+    def _net_hops(self, card: Arc, gpu: int, kind: int, gbps: Fraction, at: int | None) -> tuple[Hop, Hop]:
+        """From the card (with a GPU it is joined to) to ``gpu`` and back, over the PCIe links between them."""
+        vertex, joined = card
+        way = self._way_up(gpu)
+        switches = self._switches(gpu)
+        up = way if kind == PHB else way[: 1 + switches.index(at) if at in switches else 1]
+        leave = {(vertex, NETWORK): Fraction(1), **dict.fromkeys(up, self._more(kind, (gpu,)))}
+        enter = {(NETWORK, vertex): Fraction(1), **{(b, a): Fraction(1) for a, b in up}}
+        if up and self.arch.sm < 80:
+            # Before Ampere, what a GPU receives from a card costs an eighth of it the other way.
+            enter[up[0]] = Fraction(1, 8)
+        path: Path = (gpu, vertex)
+        if path not in self.rate and at is not None:
+            theirs = self._switches(joined)
+            down = theirs[: theirs.index(at)]
+            path = (*(arc[0] for arc in up), at, *reversed(down), joined, vertex)
+        return (
+            Hop(path[::-1], kind, gbps, tuple(sorted(enter.items()))),
+            Hop(path, kind, gbps, tuple(sorted(leave.items()))),
+        )
+
+    def _way_up(self, gpu: int) -> list[Arc]:
+        """The PCIe links from ``gpu`` to its processor; empty where it has none."""
+        way: list[Arc] = []
+        at, seen = gpu, {gpu}
+        while self.topology.vertex[at].kind != "host":
+            beside = [b for b in self.ahead.get(at, ()) if self.kind[at, b] == "pcie"]
+            above = [b for b in beside if b not in seen and b not in self.ranks]
+            if not above:
+                break
+            nearest = min(above, key=lambda b: (self.topology.vertex[b].kind != "host", b))
+            way.append((at, nearest))
+            seen.add(nearest)
+            at = nearest
+        return way
+
+
+def _rank(label: tuple[int, Fraction, Path]) -> tuple[int, Fraction, int]:
+    return label[0], -label[1], len(label[2])

@@ -1,0 +1,339 @@
+"""How long do transfers take that stop on the way: in the host's memory, or after each step of a script?
+
+Three baselines of the documents, none of which is NCCL or Blink:
+
+- ``mpi-host-staged``: AllReduce as MPI libraries do it that reduce on the processor even what lies in GPUs (the
+  multi-path UCX article on Open MPI + UCX, Spectrum MPI and MVAPICH2): copy down, reduce, copy up. A formula.
+- ``multi-path``: that article's copy, part of it directly and part through the memory of the socket's host, in chunks
+  on streams of their own, so that one chunk goes down while the one before it goes up. A plan, timed by the kernel.
+- ``plain-ring``: one ring whose every step is a batch of a send and a receive that the script waits for ("NCCL ring vs
+  tree"). A plan, timed by the kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import pairwise
+from math import ceil
+
+import msgspec
+
+from blinkccl.algorithms.paths import missing_pairs, transit_paths
+from blinkccl.algorithms.registry import ALGORITHMS, Request
+from blinkccl.algorithms.servers import by_server
+from blinkccl.algorithms.shapes import chain_down, chain_up, cyclic, forest_on, require_collective
+from blinkccl.collectives.spec import Collective
+from blinkccl.errors import UnsupportedError
+from blinkccl.forest.model import Forest, Path, Share, Tree, attained_rate
+from blinkccl.schedule.chunking import ALIGNMENT_BYTES
+from blinkccl.simulate.calibration import Calibration, Engine, LinkClass, Number, link_cost
+from blinkccl.simulate.contenders import Conditions, Estimate, Planned, Prepared, modelled, planned
+from blinkccl.simulate.run import Simulation, simulate
+from blinkccl.topology.model import RANK_KINDS, Topology
+from blinkccl.units import GB
+
+#: A copy between a GPU and memory that malloc gave, by one process: the driver copies once more, into locked memory.
+PAGEABLE_GBPS = Number(5.5, "5 to 6 GB/s on servers with V100s: pull request 98 of dask-cuda")
+#: What one core reads of what another wrote.
+HOST_COPY_GBPS = Number(10.0, "measured: 10 to 16 GB/s on a Xeon host (benchmarks/README.md)")
+#: Adding one float32 message into another, by one core. Nobody published what MPI reaches on Mist or Cedar.
+HOST_COMBINE_GBPS = Number(8.0, "assumed: a third of the 24 GB/s at which a core moves its own memory there")
+
+#: Chunks of the part through the host, each on a stream of its own.
+STREAMS = 8
+
+#: One step of the script: a batch of a send and a receive, the wait for it, and the kernel that adds or copies.
+PLAIN_STEP_US = Number(60.3, "fitted: NCCL ring vs tree, 4 KB: 1.81 ms, and the code's 2 * 15 steps")
+#: What a step moves to the next rank on another server, at most.
+PLAIN_NET_GBPS = Number(20.0, "fitted: NCCL ring vs tree, 8 GB: 30 steps of 512 MiB in 806 ms")
+
+
+@dataclass(frozen=True)
+class HostStaged:
+    """AllReduce through the host: a formula over bytes.
+
+    Parameters
+    ----------
+    copy_s_per_byte
+        Down and up together: the link to the host, shared by the ranks that use it, or the processor's copy.
+    host_s_per_byte
+        The processors' AllReduce among themselves.
+    """
+
+    name: str
+    request: Request
+    copy_s_per_byte: float
+    host_s_per_byte: float
+    detail: str
+
+    @property
+    def forest(self) -> Forest | None:
+        return None
+
+    def at(self, size_bytes: int) -> Estimate:
+        """What S bytes take; latencies are left out, so small sizes come out too fast."""
+        seconds = size_bytes * (self.copy_s_per_byte + self.host_s_per_byte)
+        return modelled(self.name, self.request, size_bytes, seconds, self.detail)
+
+
+@dataclass(frozen=True)
+class WholeShares(Planned):
+    """A plan whose shares are a chunk each. ``window`` messages are under way one behind another, as in OMB's test."""
+
+    window: int = 1
+
+    def simulate(self, size_bytes: int, traced: bool = False) -> Simulation:
+        """All messages of the window together; raises as :func:`~blinkccl.simulate.run.simulate`."""
+        largest = max((part.stop - part.start for part in self.program.slices), default=Fraction(1))
+        return simulate(
+            self.program,
+            self.forest.topology,
+            self.conditions.calibration,
+            size_bytes * self.window,
+            # Slices begin on whole groups of bytes, so the last may be that much longer.
+            chunk_bytes=ceil(largest * size_bytes / ALIGNMENT_BYTES + 1) * ALIGNMENT_BYTES,
+            settings=self.conditions.settings,
+            traced=traced,
+            budget=self.conditions.budget,
+            coarser=self.conditions.coarser,
+        )
+
+    def at(self, size_bytes: int) -> Estimate:
+        """What a message of the window takes."""
+        simulation = self.simulate(size_bytes)
+        return Estimate(
+            self.name,
+            size_bytes,
+            simulation.seconds / self.window,
+            simulation.algbw_gbps,
+            simulation.busbw_gbps,
+            self.detail,
+            simulation.chunk_bytes,
+            simulation,
+        )
+
+
+def prepare_host_staged(request: Request, conditions: Conditions) -> Prepared:
+    """AllReduce in the memory of the host: all ranks copy down, their processes reduce, all copy up.
+
+    The processes exchange 2(N−1)/N·S each through shared memory and combine (N−1)/N·S, as a ring does. Open MPI's
+    collective for GPU buffers works so (its component coll/cuda: malloc, copy, the collective for host memory, copy).
+
+    Raises
+    ------
+    UnsupportedError
+        If the collective is not AllReduce, the ranks are on several servers, or no links lead from one to a host.
+    TopologyError
+        If the calibration has no class for a link to the host.
+
+    Notes
+    -----
+    The three rates of the processor are :data:`PAGEABLE_GBPS`, :data:`HOST_COPY_GBPS` and :data:`HOST_COMBINE_GBPS`:
+    not those of Mist or Cedar, which nobody published. Left out: page faults of the buffer that each call allocates,
+    and that four processes share their socket's memory.
+    """
+    require_collective(request, "mpi-host-staged", ("allreduce",), "take another algorithm")
+    if len(by_server(request.topology, request.ranks)) > 1:
+        raise UnsupportedError("mpi-host-staged is a model of one server, but the ranks are on several")
+    ways = [_way_to_host(request.topology, rank) for rank in request.ranks]
+    used: dict[tuple[int, int], int] = {}
+    for way in ways:
+        for pair in pairwise(way):
+            used[pair] = used.get(pair, 0) + 1
+    slowest = 1 / (PAGEABLE_GBPS.value * GB)
+    for pair, ranks in used.items():
+        for direction in (pair, pair[::-1]):
+            slowest = max(slowest, ranks / link_cost(conditions.calibration, request.topology.link[direction]).rate)
+    n = len(request.ranks)
+    shared, combined = 2 * (n - 1) / n / HOST_COPY_GBPS.value, (n - 1) / n / HOST_COMBINE_GBPS.value
+    return HostStaged(
+        "mpi-host-staged",
+        request,
+        2 * slowest,
+        (shared + combined) / GB,
+        f"copies at {1 / slowest / GB:.3g} GB/s, processors reduce at an assumed {HOST_COMBINE_GBPS.value:g} GB/s",
+    )
+
+
+def _way_to_host(topology: Topology, rank: int) -> Path:
+    """The fewest links from a GPU to a host, both ways there, not through other GPUs or a NIC."""
+    onward: dict[int, list[int]] = {}
+    for src, dst in sorted(topology.link):
+        if topology.vertex[dst].kind not in (*RANK_KINDS, "nic") and (dst, src) in topology.link:
+            onward.setdefault(src, []).append(dst)
+    ways: list[Path] = [(rank,)]
+    seen = {rank}
+    for way in ways:
+        if topology.vertex[way[-1]].kind == "host":
+            return way
+        for vertex in onward.get(way[-1], ()):
+            if vertex not in seen:
+                seen.add(vertex)
+                ways.append((*way, vertex))
+    raise UnsupportedError(f"no links lead from GPU {rank} of {topology.name} to a host: nothing can be staged there")
+
+
+def prepare_multi_path(request: Request, conditions: Conditions) -> Prepared:
+    """The copy over two paths with the best split, of one message at a time; raises as :func:`multi_path`."""
+    return multi_path(request, conditions)
+
+
+def multi_path(
+    request: Request,
+    conditions: Conditions,
+    host_part: Fraction | None = None,
+    streams: int = STREAMS,
+    window: int = 1,
+) -> WholeShares:
+    """A copy from one GPU to another, part of it directly and part through the host's memory.
+
+    Parameters
+    ----------
+    host_part
+        How much goes through the host, 0 ≤ part < 1; None: what makes both parts take equally long.
+    streams
+        Chunks of the host's part, ≥ 1. A chunk goes up when all of it is down, while the next comes down.
+    window
+        Messages that are under way at once, ≥ 1.
+
+    Returns
+    -------
+    WholeShares
+        A plan in which the host is a relay, so that a chunk stops there.
+
+    Raises
+    ------
+    UnsupportedError
+        If the collective is not sendrecv, or one of the two paths is not there.
+
+    Notes
+    -----
+    Multi-path UCX article, "The Multi-Path Communication". The links are those of a maximum flow; where it has several
+    direct or several host paths, these share their part as in the flow. Where we differ: the article looks up split
+    and streams in tables that it does not print.
+    """
+    require_collective(request, "multi-path", ("sendrecv",), "use --algo optimal --links all")
+    flow = ALGORITHMS["optimal"].plan(request.with_links("all"))
+    drawn = [(share.weight, share.broadcast.edges[0]) for share in flow.shares if share.broadcast is not None]
+    direct = [(weight, path) for weight, path in drawn if _host_on(flow.topology, path) is None]
+    staged = [(weight, path) for weight, path in drawn if _host_on(flow.topology, path) is not None]
+    if not direct or not staged:
+        missing = "around the host" if staged else "through a host"
+        raise UnsupportedError(
+            f"multi-path needs a path through a host and one around it, but {flow.topology.name} has none {missing} "
+            f"from {flow.ranks[0]} to {flow.ranks[1]}"
+        )
+    part = host_part
+    if part is None:
+        fill = 1 + 1 / (streams * window)
+        shares = [_gbps(flow.topology, conditions.calibration, [p for _, p in paths]) for paths in (direct, staged)]
+        part = Fraction(1 / (1 + fill * shares[0] / shares[1])).limit_denominator(1000)
+    # A window's direct copies are issued while others run; a single one starts by itself.
+    parts = [(1 - part, direct, streams if window > 1 else 1), (part, staged, streams)]
+    forest = _striped(flow, [row for row in parts if row[0] > 0])
+    found = planned("multi-path", forest, conditions)
+    detail = f"{float(part):.1%} through the host on {streams} streams".replace("%", " %")
+    return WholeShares(found.name, forest, found.program, conditions, detail, window)
+
+
+def _host_on(topology: Topology, path: Path) -> int | None:
+    """Where on a path its first host is."""
+    return next((i for i, vertex in enumerate(path) if topology.vertex[vertex].kind == "host"), None)
+
+
+def _gbps(topology: Topology, calibration: Calibration, paths: Sequence[Path]) -> float:
+    """What paths reach together, each at the rate of its slowest link."""
+    return sum(min(link_cost(calibration, topology.link[pair]).rate for pair in pairwise(path)) for path in paths) / GB
+
+
+def _striped(flow: Forest, parts: Sequence[tuple[Fraction, Sequence[tuple[Fraction, Path]], int]]) -> Forest:
+    """Shares for (part of the data, paths with weights, streams); the hosts on the paths become relays."""
+    shares: list[Share] = []
+    hosts: list[int] = []
+    for part, paths, streams in parts:
+        total = sum((weight for weight, _ in paths), Fraction(0))
+        for weight, path in paths:
+            stop = _host_on(flow.topology, path)
+            if stop is not None and path[stop] not in hosts:
+                hosts.append(path[stop])
+            edges = (path,) if stop is None else (path[: stop + 1], path[stop:])
+            each = part * weight / total / streams
+            shares += [
+                Share(each, len(shares) + i, None, path[0], None, Tree(path[0], edges)) for i in range(streams)
+            ]
+    ranks = (*flow.ranks, *hosts)
+    src, dst = flow.collective.src, flow.collective.dst
+    collective = Collective("sendrecv", len(ranks), src=src, dst=dst)
+    rate = attained_rate(flow.topology, shares)
+    return Forest(collective, ranks, "multi-path", flow.topology, tuple(shares), rate, flow.certificate)
+
+
+def prepare_plain_ring(request: Request, conditions: Conditions) -> Prepared:
+    """One ring in the order of the ranks: a chunk of S/N per step, and no step before the last one is over.
+
+    AllReduce takes 2(N−1) steps of :data:`PLAIN_STEP_US` + S/N at the slowest hop's rate ("NCCL ring vs tree", its
+    ``ring_allreduce``). Timed as a plan: share r goes up the chain that ends at rank r and down the chain that starts
+    there, so that in every step each hop carries one chunk.
+
+    Raises
+    ------
+    UnsupportedError
+        If the collective is not AllReduce, or no links lead from a rank to the next one.
+
+    Notes
+    -----
+    The job's calibration gives the rates, but between servers at most :data:`PLAIN_NET_GBPS`. Both constants are fitted
+    to the first and the last row of that document's table; only the rows between are predictions.
+    """
+    require_collective(request, "plain-ring", ("allreduce",), "use --algo ring")
+    forest = plain_ring(request)
+    own = replace(conditions, calibration=step_by_step(conditions.calibration, forest.topology))
+    found = planned("plain-ring", forest, own)
+    detail = f"{2 * len(request.ranks) - 2} steps of {PLAIN_STEP_US.value:g} µs, one channel"
+    return WholeShares(found.name, forest, found.program, own, detail)
+
+
+def plain_ring(request: Request) -> Forest:
+    """The one ring in the order of the ranks; raises as :func:`prepare_plain_ring`."""
+    ranks = request.ranks
+    network = request.network
+    paths = transit_paths(network, ranks)
+    hops = [*pairwise(ranks), (ranks[-1], ranks[0])]
+    for u, v in hops:
+        if (u, v) in missing_pairs(paths, ranks):
+            raise UnsupportedError(
+                f"plain-ring needs a hop from {u} to {v}, but no link or switch of {network.name} joins them; "
+                "give the GPUs in another order, or --links all"
+            )
+    shares = []
+    for i, rank in enumerate(ranks):
+        down = cyclic(ranks, rank)
+        shares.append(
+            Share(
+                Fraction(1, len(ranks)),
+                i,
+                None,
+                rank,
+                chain_up(paths, (*down[1:], rank)),
+                chain_down(paths, down),
+            )
+        )
+    return forest_on(request, "plain-ring", network, shares)
+
+
+def step_by_step(calibration: Calibration, network: Topology) -> Calibration:
+    """A calibration with the cost of a script's step before each transfer, and a send's rate between servers."""
+    rates = sorted({link.gbps for link in network.links if link.kind == "net"}, reverse=True)
+    fastest = {link.gbps: link_cost(calibration, link).rate / GB for link in network.links if link.kind == "net"}
+    contained = Number(0.0, "contained in the step")
+    net = [
+        LinkClass("net", gbps, Number(min(fastest[gbps], PLAIN_NET_GBPS.value), PLAIN_NET_GBPS.source), contained)
+        for gbps in rates
+    ]
+    others = [msgspec.structs.replace(row, latency_us=contained) for row in calibration.link if row.kind != "net"]
+    # One send at a time, so that a step begins when the one before it is over.
+    engine = Engine(issue_us=PLAIN_STEP_US, copy_engines=Number(1.0, "the script waits for each send"))
+    name = f"{calibration.name}, step by step"
+    return msgspec.structs.replace(calibration, name=name, engine=engine, link=(*net, *others))
