@@ -42,8 +42,8 @@ def run(
 ) -> list[Array | None]:
     """Runs a collective once; see :class:`blinkccl.engines.registry.Run`.
 
-    The same bits as the reference engine for any data: the Program fixes the order of every reduction. ``even_chunks`` is
-    that of :func:`~blinkccl.schedule.chunking.bind`.
+    The same bits as the reference engine for any data: the Program fixes the order of every reduction.
+    ``even_chunks`` is that of :func:`~blinkccl.schedule.chunking.bind`.
 
     Raises
     ------
