@@ -66,8 +66,9 @@ def sim(
                                               "unfair.")] = "fifo",
     streams: Annotated[str, typer.Option("--streams", metavar="HOW", help="per-tree, or reused by trees at the same "
                                                                           "depth.")] = "per-tree",
-    chunk: Annotated[str | None, typer.Option("--chunk", metavar="SIZE", show_default=False,
-                                              help="Size of a chunk; default: the pipeline model's best.")] = None,
+    chunk: Annotated[str, typer.Option("--chunk", metavar="SIZE|model|best|miad",
+                                       help="Size of a chunk, or how it is chosen: the pipeline model's, the fastest "
+                                            "of some 15 simulations, or what Blink's search ends with.")] = "model",
     equal_chunks: Annotated[bool, typer.Option("--equal-chunks", help="Chunks of one size for all trees; default: as "
                                                                       "many for each, so that trees share links by "
                                                                       "their weights.")] = False,
@@ -107,7 +108,7 @@ def sim(
             topology, ranks = arguments.load(spec, gpus)
             request = arguments.request(arguments.collective(name, ranks, root, src, dst), topology, ranks, links,
                                         relays)
-        conditions = Conditions(_named(calibration, request.topology), settings, _chunk(chunk), not equal_chunks,
+        conditions = Conditions(_named(calibration, request.topology), settings, *_chunk(chunk), not equal_chunks,
                                 budget or EVENT_BUDGET, coarser)
         if plan is not None:
             field = Field(request, (planned(forest.algorithm, forest, conditions),), {})
@@ -141,14 +142,16 @@ def _sizes(size: str | None, swept: bool, begin: str, end: str, factor: int) -> 
     return sizes
 
 
-def _chunk(text: str | None) -> int | None:
+def _chunk(text: str) -> tuple[int | None, str]:
+    """Its size, or None and how it is chosen."""
+    from blinkccl.simulate.contenders import CHUNK_CHOICES
     from blinkccl.simulate.run import parse_size
-    if text is None:
-        return None
+    if text in CHUNK_CHOICES:
+        return None, text
     chunk = parse_size("--chunk", text)
     if chunk < 1:
         raise ScheduleError("--chunk 0: expected at least one byte")
-    return chunk
+    return chunk, "model"
 
 
 def _skew(text: str | None) -> tuple[float, ...]:

@@ -20,10 +20,14 @@ from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.simulate import calibration as calibrations
 from blinkccl.simulate.calibration import Calibration
+from blinkccl.simulate.chunk_search import best_chunk, search
 from blinkccl.simulate.run import EVENT_BUDGET, Simulation, simulate
 from blinkccl.simulate.translate import Settings
 from blinkccl.topology.assembly import exact_unit
 from blinkccl.units import algbw_gbps, bus_factor
+
+#: How a chunk is chosen where none is given.
+CHUNK_CHOICES = ("model", "best", "miad")
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,10 @@ class Conditions:
     calibration
         For the algorithms; baselines bring their own.
     chunk_bytes
-        Size of a chunk; None: the best of the pipeline model for each plan and size.
+        Size of a chunk; None: as ``chunk_choice`` says, for each plan and size.
+    chunk_choice
+        One of :data:`CHUNK_CHOICES`: the pipeline model's closed form, the fastest that simulations find, or what
+        Blink's search (MIAD) ends with.
     even_chunks, budget, coarser
         As in :func:`~blinkccl.simulate.run.simulate`.
     named
@@ -45,6 +52,7 @@ class Conditions:
     calibration: Calibration
     settings: Settings = field(default_factory=Settings)
     chunk_bytes: int | None = None
+    chunk_choice: str = "model"
     even_chunks: bool = True
     budget: int = EVENT_BUDGET
     coarser: bool = False
@@ -102,13 +110,23 @@ class Planned:
             self.forest.topology,
             conditions.calibration,
             size_bytes,
-            chunk_bytes=conditions.chunk_bytes,
+            chunk_bytes=self._chunk_bytes(size_bytes),
             even_chunks=conditions.even_chunks,
             settings=conditions.settings,
             traced=traced,
             budget=conditions.budget,
             coarser=conditions.coarser,
         )
+
+    def _chunk_bytes(self, size_bytes: int) -> int | None:
+        """The chunk for this size; None leaves it to the pipeline model."""
+        conditions = self.conditions
+        if conditions.chunk_bytes is not None or conditions.chunk_choice == "model":
+            return conditions.chunk_bytes
+        job = self.program, self.forest.topology, conditions.calibration, size_bytes
+        if conditions.chunk_choice == "best":
+            return best_chunk(*job, settings=conditions.settings)
+        return search(*job, settings=conditions.settings)[-1].chunk_bytes
 
     def at(self, size_bytes: int) -> Estimate:
         """What the plan takes for S bytes; raises as :meth:`simulate`."""

@@ -170,9 +170,9 @@ class Packing:
     @cached_property
     def _scale(self) -> int:
         """Units of load per GB/s, so that all loads and links are whole numbers of them."""
-        shares = {share for hop in self.server.hops.values() for _, share in hop.load}
-        shares |= {s for nic in self.server.nics for x in (nic.enter, nic.leave) for h in x.values() for _, s in h.load}
-        of_shares = 2 * lcm(1, *(share.denominator for share in shares))
+        cards = [hop for nic in self.server.nics for way in (nic.enter, nic.leave) for hop in way.values()]
+        hops = [*self.server.hops.values(), *cards]
+        of_shares = 2 * lcm(1, *(share.denominator for hop in hops for _, share in hop.load))
         of_speeds = lcm(self.gbps.denominator, self.net_gbps.denominator)
         return lcm(of_shares * of_speeds, *(gbps.denominator for gbps in self.server.capacity.values()))
 

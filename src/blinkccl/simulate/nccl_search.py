@@ -86,9 +86,11 @@ class Channels:
     same
         Whether all rings have one order.
     tree
-        None where no chains fit beside as many as there are rings.
-    vendor
-        Maker of the processors, which NCCL's cost model asks for.
+        As many chains as there are rings; None where no speed has room for so many.
+    servers
+        NVLink domains that the job spans.
+    arch, vendor
+        Of the GPUs and of the processors, which NCCL's cost model asks for.
     """
 
     rings: tuple[Ring, ...]

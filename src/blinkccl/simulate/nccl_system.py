@@ -108,8 +108,8 @@ class Hop:
 class Nic:
     """A network card of a server.
 
-    ``gpus`` are those of the job that it hangs beside: ``kind`` is PIX where it shares a PCIe switch with them, PHB
-    where it serves GPUs of several switches and so hangs on a processor. ``enter`` and ``leave`` hold a hop for each.
+    ``gpus`` are those of the job that it hangs beside: ``kind`` is PIX where it shares a PCIe switch with them, PXB where
+    a switch further up, PHB where none, so that it hangs on a processor. ``enter`` and ``leave`` hold a hop for each.
     """
 
     vertex: int
@@ -128,12 +128,16 @@ class Server:
     ----------
     gpus
         Those of the job by id, which is taken for their order on PCIe.
+    vendor
+        Maker of the processors, as in :data:`~blinkccl.topology.nccl_constants.PROCESSORS`.
     capacity
-        GB/s of each link between these GPUs, by NCCL's constants.
+        GB/s of each link that a hop crosses, by NCCL's constants.
     hops
         One per ordered pair of GPUs that is joined at all.
-    pcie_gbps
-        The PCIe link of each GPU; GPUs without one are absent.
+    pcie_gbps, nvlink_gbps
+        The PCIe link of each GPU, and all its NVLinks together; GPUs without PCIe are absent from the first.
+    nics
+        The network cards joined to these GPUs.
     """
 
     gpus: tuple[int, ...]
@@ -258,7 +262,7 @@ class _Sight:
 
     def domains(self) -> list[tuple[int, ...]]:
         """The job's GPUs by server, where NVLink does not join the servers."""
-        first = {server: server for server in {self.topology.vertex[v].server for v in self.ranks}}
+        first = {self.topology.vertex[v].server: self.topology.vertex[v].server for v in sorted(self.ranks)}
 
         def home(server: int) -> int:
             return server if first[server] == server else home(first[server])
@@ -308,7 +312,7 @@ class _Sight:
             for node in layer:
                 for above in self.behind.get(node, ()):
                     found = self._extended(best[node], above)
-                    if found is not None and (above not in best or _rank(found) < _rank(best[above])):
+                    if found is not None and (above not in best or _distance(found) < _distance(best[above])):
                         best[above] = found
                         further[above] = None
             layer = list(further)
@@ -416,5 +420,5 @@ class _Sight:
         return way
 
 
-def _rank(label: tuple[int, Fraction, Path]) -> tuple[int, Fraction, int]:
+def _distance(label: tuple[int, Fraction, Path]) -> tuple[int, Fraction, int]:
     return label[0], -label[1], len(label[2])

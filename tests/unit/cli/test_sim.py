@@ -118,3 +118,14 @@ def test_no_collective_and_no_plan_is_a_usage_error(blink) -> None:
     ended = blink("sim", "--topo", "dgx-1v")
     assert ended.code == 2
     assert "give a COLLECTIVE, or a plan with --plan" in ended.err
+
+
+def test_a_searched_chunk_is_no_slower(blink) -> None:
+    seconds = {}
+    for choice in ("model", "best", "miad"):
+        asked = ["broadcast", "--topo", "dgx-1v", "--algo", "blink", "--size", "16M", "--chunk", choice, "--json"]
+        ended = blink("sim", *asked)
+        found = json.loads(ended.out)["sizes"][0]["algorithms"][0]
+        seconds[choice] = found["seconds"]
+    assert seconds["best"] <= min(seconds.values())
+    assert seconds["miad"] < 1.5 * seconds["best"]
