@@ -14,7 +14,7 @@ namespace {
 using Id = std::int32_t;
 
 enum class Kind : std::uint8_t { start, fired, move, landed, arrived };
-enum class Stage : std::uint8_t { receiving, firing, sending, done };
+enum class Stage : std::uint8_t { outside, receiving, firing, sending, done };
 
 struct Event {
   double at_s;
@@ -63,7 +63,7 @@ class Line {
 
 struct ActorState {
   Id chunk = 0, step = 0;
-  Stage stage = Stage::receiving;
+  Stage stage = Stage::outside;
   double done_s = 0.0;
 };
 
@@ -117,6 +117,7 @@ class Run {
       switch (event.kind) {
         case Kind::start:
           current_ = -1;
+          actors_[event.what].stage = Stage::receiving;
           advance(event.what);
           break;
         case Kind::move: links_.begin(event.what); break;
@@ -145,6 +146,7 @@ class Run {
         out.stuck_chunk = actors_[actor].chunk;
       }
     }
+    if (out.stuck >= 0) out.seconds = now;
     out.transfers = landed_;
     out.firings = fired_;
     out.events = taken_up_;

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections import deque
 from heapq import heappop, heappush
-from itertools import pairwise
 
 import numpy as np
 
 from blinkccl.errors import InternalError
-from blinkccl.simulate.workload import SHARINGS, Floats, Outcome, Trace, Workload
+from blinkccl.simulate.sharing import LANDED, MOVE, FairLinks, FifoLinks, Links, rows
+from blinkccl.simulate.workload import SHARINGS, Outcome, Trace, Workload, not_live
 
-#: Kinds of events; a number may follow in ``what``.
-_START, _FIRED, _MOVE, _LANDED, _ARRIVED = range(5)
-_RECEIVING, _FIRING, _SENDING, _DONE = range(4)
+#: Kinds of events beside those of the links.
+_START, _FIRED, _ARRIVED = range(2, 5)
+_OUTSIDE, _RECEIVING, _FIRING, _SENDING, _DONE = range(5)
 
 
 def run(workload: Workload, sharing: str = "fifo", traced: bool = False) -> Outcome:
@@ -58,15 +58,15 @@ class _Run:
         self.size, self.last_size = actors.bytes.tolist(), actors.last_bytes.tolist()
         self.actor_stream = actors.stream.tolist()
         self.launch, self.pace = actors.launch_s.tolist(), actors.pace_s_per_byte.tolist()
-        self.receives = _rows(actors.receives_of, actors.receives)
-        self.sends = _rows(actors.sends_of, actors.sends)
+        self.receives = rows(actors.receives_of, actors.receives)
+        self.sends = rows(actors.sends_of, actors.sends)
         self.tail, self.head = hops.tail.tolist(), hops.head.tolist()
         self.hop_stream, self.pool = hops.stream.tolist(), hops.pool.tolist()
         self.slots = hops.slots.tolist()
         self.latency, self.signal = hops.latency_s.tolist(), hops.signal_s.tolist()
         # Progress of actors and hops.
         self.chunk, self.step = [0] * count, [0] * count
-        self.stage = [_DONE if n == 0 else _RECEIVING for n in self.chunks]
+        self.stage = [_DONE if n == 0 else _OUTSIDE for n in self.chunks]
         self.done_s = [0.0] * count
         self.arrived, self.taken, self.appended = ([0] * len(self.tail) for _ in range(3))
         # Streams and pools.
@@ -88,7 +88,7 @@ class _Run:
         #: Actors that a slot was freed for; they go on before the next event.
         self.ready: deque[int] = deque()
         self.scheduled = self.landed = self.fired = 0
-        self.links = _Fair(self) if fair else _Fifo(self)
+        self.links: Links = FairLinks(self) if fair else FifoLinks(self)
         for actor, start_s in enumerate(actors.start_s.tolist()):
             if self.stage[actor] != _DONE:
                 self.schedule(start_s, _START, actor)
@@ -105,13 +105,14 @@ class _Run:
             if not self.events:
                 break
             at_s, number, kind, what = heappop(self.events)
-            if kind == _LANDED and self.links.overtaken(what, number):
+            if kind == LANDED and self.links.overtaken(what, number):
                 continue
             self.now = at_s
             if kind == _START:
                 self.current = -1
+                self.stage[what] = _RECEIVING
                 self.advance(what)
-            elif kind == _MOVE:
+            elif kind == MOVE:
                 self.links.begin(what)
             elif kind == _ARRIVED:
                 self.current = what
@@ -251,13 +252,9 @@ class _Run:
 
     def outcome(self) -> Outcome:
         """What came out, or an error if the run stopped before its end."""
-        stuck = [actor for actor, stage in enumerate(self.stage) if stage != _DONE]
-        if stuck:
-            actor = stuck[0]
-            raise InternalError(
-                f"the simulation stopped at {self.now} s with {len(stuck)} actors unfinished; actor {actor} is in "
-                f"chunk {self.chunk[actor]} of {self.chunks[actor]}: the workload is not live"
-            )
+        for actor, stage in enumerate(self.stage):
+            if stage != _DONE:
+                raise not_live(self.now, actor, self.chunk[actor], self.chunks[actor])
         actor_s = np.asarray(self.done_s, dtype=np.float64)
         last = max(float(actor_s.max(initial=0.0)), max(self.end_s, default=0.0))
         busy_s = self.workload.link_bytes / self.workload.rates
@@ -275,179 +272,3 @@ class _Run:
             np.asarray(self.cause, ints),
             np.asarray(self.holder, ints),
         )
-
-
-class _Fifo:
-    """Links that serve one transfer after the other, in the order of asking."""
-
-    stale = False
-
-    def __init__(self, state: _Run) -> None:
-        self.state = state
-        hops = state.workload.hops
-        self.path = _rows(hops.path_of, hops.path)
-        self.rate = state.workload.rates.tolist()
-        self.free_s = [0.0] * len(self.rate)
-        self.last = [-1] * len(self.rate)
-
-    def ask(self, task: int, ready_s: float) -> None:
-        """Reserves each link of the path; the end is known at once."""
-        state = self.state
-        size = state.bytes_of(task)
-        start = end = ready_s
-        first = True
-        for link in self.path[state.hop[task]]:
-            if self.free_s[link] > start:
-                start = self.free_s[link]
-                state.holder[task] = self.last[link]
-            if first:
-                state.move_s[task] = start
-                first = False
-            until = start + size / self.rate[link]
-            self.free_s[link] = until
-            self.last[link] = task
-            if until > end:
-                end = until
-        if first:
-            state.move_s[task] = ready_s
-        state.schedule(end, _LANDED, task)
-
-    def begin(self, task: int) -> None:
-        raise InternalError("fifo links begin transfers when they are asked")
-
-    def end(self, task: int) -> None:
-        """Nothing: the reservation said when."""
-
-    def overtaken(self, task: int, number: int) -> bool:
-        return False
-
-    def share(self) -> None:
-        raise InternalError("fifo links share nothing")
-
-
-class _Fair:
-    """Links whose transfers share them max-min fairly by weight."""
-
-    def __init__(self, state: _Run) -> None:
-        self.state = state
-        hops = state.workload.hops
-        self.path = _rows(hops.path_of, hops.path)
-        self.weight = hops.weight.tolist()
-        self.rate = state.workload.rates.tolist()
-        #: Transfers that move on each link, in the order in which they began.
-        self.moving: list[list[int]] = [[] for _ in self.rate]
-        self.left: dict[int, float] = {}
-        self.speed: dict[int, float] = {}
-        self.since: dict[int, float] = {}
-        #: The event that tells each transfer's end; earlier ones are overtaken.
-        self.number: dict[int, int] = {}
-        self.dirty: list[int] = []
-        self.marked = [False] * len(self.rate)
-
-    @property
-    def stale(self) -> bool:
-        """Whether transfers began or ended since links were shared."""
-        return bool(self.dirty)
-
-    def ask(self, task: int, ready_s: float) -> None:
-        self.state.schedule(ready_s, _MOVE, task)
-
-    def begin(self, task: int) -> None:
-        state = self.state
-        state.move_s[task] = state.now
-        path = self.path[state.hop[task]]
-        size = state.bytes_of(task)
-        if not path or size == 0.0:
-            self.number[task] = state.scheduled
-            state.schedule(state.now, _LANDED, task)
-            return
-        self.left[task], self.speed[task], self.since[task] = size, 0.0, state.now
-        self.number[task] = -1
-        for link in path:
-            self.moving[link].append(task)
-            self._touch(link)
-
-    def end(self, task: int) -> None:
-        del self.number[task]
-        if task in self.left:
-            del self.left[task], self.speed[task], self.since[task]
-            for link in self.path[self.state.hop[task]]:
-                self.moving[link].remove(task)
-                self._touch(link)
-
-    def overtaken(self, task: int, number: int) -> bool:
-        return self.number.get(task) != number
-
-    def _touch(self, link: int) -> None:
-        if not self.marked[link]:
-            self.marked[link] = True
-            self.dirty.append(link)
-
-    def share(self) -> None:
-        """New speeds for all transfers on links that the changed ones are joined to by transfers."""
-        links, tasks = self._joined()
-        speeds = self._fill(links, tasks)
-        state = self.state
-        for task in tasks:
-            speed = speeds[task]
-            if speed == self.speed[task]:
-                continue
-            left = self.left[task] - self.speed[task] * (state.now - self.since[task])
-            self.left[task] = left if left > 0.0 else 0.0
-            self.speed[task], self.since[task] = speed, state.now
-            self.number[task] = state.scheduled
-            state.schedule(state.now + self.left[task] / speed, _LANDED, task)
-
-    def _joined(self) -> tuple[list[int], list[int]]:
-        """The dirty links and all that transfers join to them; and these transfers."""
-        links, tasks, seen = self.dirty, [], set()
-        self.dirty = []
-        for link in links:  # grows while it is read
-            for task in self.moving[link]:
-                if task not in seen:
-                    seen.add(task)
-                    tasks.append(task)
-                    for other in self.path[self.state.hop[task]]:
-                        if not self.marked[other]:
-                            self.marked[other] = True
-                            links.append(other)
-        for link in links:
-            self.marked[link] = False
-        return links, tasks
-
-    def _fill(self, links: list[int], tasks: list[int]) -> dict[int, float]:
-        """Progressive filling: the link with the least rate per weight sets the speed of its transfers, and so on."""
-        hop = self.state.hop
-        left = {link: self.rate[link] for link in links}
-        load = dict.fromkeys(links, 0.0)
-        for task in tasks:
-            for link in self.path[hop[task]]:
-                load[link] += self.weight[hop[task]]
-        open_on = {link: len(self.moving[link]) for link in links}
-        speeds: dict[int, float] = {}
-        level = 0.0  # never falls from round to round, but for rounding
-        while len(speeds) < len(tasks):
-            tightest, least = -1, 0.0
-            for link in links:
-                if open_on[link]:
-                    per_weight = left[link] / load[link]
-                    if tightest < 0 or per_weight < least:
-                        tightest, least = link, per_weight
-            level = max(level, least)
-            for task in self.moving[tightest]:
-                if task in speeds:
-                    continue
-                weight = self.weight[hop[task]]
-                speed = speeds[task] = level * weight
-                for link in self.path[hop[task]]:
-                    open_on[link] -= 1
-                    left[link] = left[link] - speed if left[link] > speed else 0.0
-                    load[link] -= weight
-        return speeds
-
-
-def _rows(starts: object, values: Floats | object) -> list[list[int]]:
-    """The rows of a table in compressed form."""
-    bounds = np.asarray(starts).tolist()
-    flat = np.asarray(values).tolist()
-    return [flat[a:b] for a, b in pairwise(bounds)]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from blinkccl.errors import InternalError, UnsupportedError
 from blinkccl.native import find_library
-from blinkccl.simulate.workload import SHARINGS, Floats, Ints, Outcome, Trace, Workload
+from blinkccl.simulate.workload import SHARINGS, Floats, Ints, Outcome, Trace, Workload, not_live
 
 ABI_VERSION = 1
 LIBRARY = "libblink_simulate.so"
@@ -127,10 +127,8 @@ def run(workload: Workload, sharing: str = "fifo", traced: bool = False) -> Outc
         c.byref(given), SHARINGS.index(sharing), c.byref(outcome), None if written is None else c.byref(written)
     )
     if code == _STUCK:
-        raise InternalError(
-            f"the simulation stopped at {outcome.seconds} s; actor {outcome.stuck} is in chunk {outcome.stuck_chunk} "
-            f"of {actors.chunks[outcome.stuck]}: the workload is not live"
-        )
+        chunks = int(actors.chunks[outcome.stuck])
+        raise not_live(outcome.seconds, int(outcome.stuck), int(outcome.stuck_chunk), chunks)
     if code != _DONE:
         raise InternalError(f"the simulation ran out of memory at {workload.tasks:,} tasks")
     busy_s = workload.link_bytes / workload.rates

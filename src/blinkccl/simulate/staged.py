@@ -20,18 +20,18 @@ from math import ceil
 
 import msgspec
 
-from blinkccl.algorithms.paths import missing_pairs, transit_paths
+from blinkccl.algorithms.paths import transit_paths
 from blinkccl.algorithms.registry import ALGORITHMS, Request
 from blinkccl.algorithms.servers import by_server
 from blinkccl.algorithms.shapes import chain_down, chain_up, cyclic, forest_on, require_collective
 from blinkccl.collectives.spec import Collective
-from blinkccl.errors import UnsupportedError
+from blinkccl.errors import TopologyError, UnsupportedError
 from blinkccl.forest.model import Forest, Path, Share, Tree, attained_rate
 from blinkccl.schedule.chunking import ALIGNMENT_BYTES
 from blinkccl.simulate.calibration import Calibration, Engine, LinkClass, Number, link_cost
 from blinkccl.simulate.contenders import Conditions, Estimate, Planned, Prepared, modelled, planned
 from blinkccl.simulate.run import Simulation, simulate
-from blinkccl.topology.model import RANK_KINDS, Topology
+from blinkccl.topology.model import RANK_KINDS, Link, Topology
 from blinkccl.units import GB
 
 #: A copy between a GPU and memory that malloc gave, by one process: the driver copies once more, into locked memory.
@@ -124,9 +124,8 @@ def prepare_host_staged(request: Request, conditions: Conditions) -> Prepared:
     Raises
     ------
     UnsupportedError
-        If the collective is not AllReduce, the ranks are on several servers, or no links lead from one to a host.
-    TopologyError
-        If the calibration has no class for a link to the host.
+        If the collective is not AllReduce, the ranks are on several servers, no links lead from one to a host, or the
+        calibration does not know such a link.
 
     Notes
     -----
@@ -145,7 +144,7 @@ def prepare_host_staged(request: Request, conditions: Conditions) -> Prepared:
     slowest = 1 / (PAGEABLE_GBPS.value * GB)
     for pair, ranks in used.items():
         for direction in (pair, pair[::-1]):
-            slowest = max(slowest, ranks / link_cost(conditions.calibration, request.topology.link[direction]).rate)
+            slowest = max(slowest, ranks / _rate(conditions.calibration, request.topology.link[direction]))
     n = len(request.ranks)
     shared, combined = 2 * (n - 1) / n / HOST_COPY_GBPS.value, (n - 1) / n / HOST_COMBINE_GBPS.value
     return HostStaged(
@@ -206,7 +205,7 @@ def multi_path(
     Raises
     ------
     UnsupportedError
-        If the collective is not sendrecv, or one of the two paths is not there.
+        If the collective is not sendrecv, one of the two paths is not there, or the calibration does not know a link.
 
     Notes
     -----
@@ -225,11 +224,10 @@ def multi_path(
             f"multi-path needs a path through a host and one around it, but {flow.topology.name} has none {missing} "
             f"from {flow.ranks[0]} to {flow.ranks[1]}"
         )
-    part = host_part
-    if part is None:
-        fill = 1 + 1 / (streams * window)
-        shares = [_gbps(flow.topology, conditions.calibration, [p for _, p in paths]) for paths in (direct, staged)]
-        part = Fraction(1 / (1 + fill * shares[0] / shares[1])).limit_denominator(1000)
+    around, through = (_together(flow.topology, conditions.calibration, paths) for paths in (direct, staged))
+    # The last chunk goes up alone, so the host's part takes longer than its rate says by one chunk.
+    even = Fraction(1 / (1 + (1 + 1 / (streams * window)) * around / through)).limit_denominator(1000)
+    part = even if host_part is None else host_part
     # A window's direct copies are issued while others run; a single one starts by itself.
     parts = [(1 - part, direct, streams if window > 1 else 1), (part, staged, streams)]
     forest = _striped(flow, [row for row in parts if row[0] > 0])
@@ -243,9 +241,17 @@ def _host_on(topology: Topology, path: Path) -> int | None:
     return next((i for i, vertex in enumerate(path) if topology.vertex[vertex].kind == "host"), None)
 
 
-def _gbps(topology: Topology, calibration: Calibration, paths: Sequence[Path]) -> float:
-    """What paths reach together, each at the rate of its slowest link."""
-    return sum(min(link_cost(calibration, topology.link[pair]).rate for pair in pairwise(path)) for path in paths) / GB
+def _together(topology: Topology, calibration: Calibration, paths: Sequence[tuple[Fraction, Path]]) -> float:
+    """Bytes per second of several paths, each at the rate of its slowest link."""
+    return sum(min(_rate(calibration, topology.link[pair]) for pair in pairwise(path)) for _, path in paths)
+
+
+def _rate(calibration: Calibration, link: Link) -> float:
+    """Bytes per second of a link; a calibration that does not know it only rules this baseline out."""
+    try:
+        return link_cost(calibration, link).rate
+    except TopologyError as error:
+        raise UnsupportedError(str(error)) from None
 
 
 def _striped(flow: Forest, parts: Sequence[tuple[Fraction, Sequence[tuple[Fraction, Path]], int]]) -> Forest:
@@ -300,9 +306,8 @@ def plain_ring(request: Request) -> Forest:
     ranks = request.ranks
     network = request.network
     paths = transit_paths(network, ranks)
-    hops = [*pairwise(ranks), (ranks[-1], ranks[0])]
-    for u, v in hops:
-        if (u, v) in missing_pairs(paths, ranks):
+    for u, v in zip(ranks, (*ranks[1:], ranks[0]), strict=True):
+        if (u, v) not in paths:
             raise UnsupportedError(
                 f"plain-ring needs a hop from {u} to {v}, but no link or switch of {network.name} joins them; "
                 "give the GPUs in another order, or --links all"

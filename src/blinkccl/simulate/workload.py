@@ -31,6 +31,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from blinkccl.errors import InternalError
+
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float64]
 
@@ -153,3 +155,10 @@ class Outcome:
     busy_s: Floats
     actor_s: Floats
     trace: Trace | None = None
+
+
+def not_live(stopped_s: float, actor: int, chunk: int, chunks: int) -> InternalError:
+    """The error of a run that stopped before its end; ``actor`` is the first that did not finish."""
+    return InternalError(
+        f"the simulation stopped at {stopped_s} s; actor {actor} is in chunk {chunk} of {chunks}: the workload is not live"
+    )

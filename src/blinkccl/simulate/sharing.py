@@ -1,0 +1,237 @@
+"""How transfers share links in the kernel: one after the other, or max-min fairly.
+
+The kernel asks for a transfer and is told by an event when it has landed. What both kinds of links mean is defined in
+:mod:`~blinkccl.simulate.workload`.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Protocol
+
+from blinkccl.errors import InternalError
+from blinkccl.simulate.workload import Floats, Ints, Workload
+
+#: Events that links schedule: a transfer begins to move, and its last byte is over.
+MOVE, LANDED = range(2)
+
+
+class Transfers(Protocol):
+    """What links need of a run: its clock, and what is known of each task."""
+
+    workload: Workload
+    now: float
+    #: How many events were scheduled: the number of the next one.
+    scheduled: int
+    hop: list[int]
+    move_s: list[float]
+    holder: list[int]
+
+    def schedule(self, at_s: float, kind: int, what: int) -> None: ...
+
+    def bytes_of(self, task: int) -> float: ...
+
+
+class Links(Protocol):
+    """Links of either kind."""
+
+    @property
+    def stale(self) -> bool:
+        """Whether :meth:`share` must be called before time goes on."""
+        ...
+
+    def ask(self, task: int, ready_s: float) -> None:
+        """A transfer wants to move from ``ready_s`` on."""
+        ...
+
+    def begin(self, task: int) -> None:
+        """Its event MOVE has come."""
+        ...
+
+    def end(self, task: int) -> None:
+        """Its event LANDED has come."""
+        ...
+
+    def overtaken(self, task: int, number: int) -> bool:
+        """Whether this event LANDED no longer holds, since shares have changed."""
+        ...
+
+    def share(self) -> None:
+        """New shares for what has changed."""
+        ...
+
+
+class FifoLinks:
+    """Links that serve one transfer after the other, in the order of asking."""
+
+    stale = False
+
+    def __init__(self, state: Transfers) -> None:
+        self.state = state
+        hops = state.workload.hops
+        self.path = rows(hops.path_of, hops.path)
+        self.rate = state.workload.rates.tolist()
+        self.free_s = [0.0] * len(self.rate)
+        self.last = [-1] * len(self.rate)
+
+    def ask(self, task: int, ready_s: float) -> None:
+        """Reserves each link of the path; the end is known at once."""
+        state = self.state
+        size = state.bytes_of(task)
+        start = end = ready_s
+        first = True
+        for link in self.path[state.hop[task]]:
+            if self.free_s[link] > start:
+                start = self.free_s[link]
+                state.holder[task] = self.last[link]
+            if first:
+                state.move_s[task] = start
+                first = False
+            until = start + size / self.rate[link]
+            self.free_s[link] = until
+            self.last[link] = task
+            if until > end:
+                end = until
+        if first:
+            state.move_s[task] = ready_s
+        state.schedule(end, LANDED, task)
+
+    def begin(self, task: int) -> None:
+        raise InternalError("fifo links begin transfers when they are asked")
+
+    def end(self, task: int) -> None:
+        """Nothing: the reservation said when."""
+
+    def overtaken(self, task: int, number: int) -> bool:
+        return False
+
+    def share(self) -> None:
+        raise InternalError("fifo links share nothing")
+
+
+class FairLinks:
+    """Links whose transfers share them max-min fairly by weight."""
+
+    def __init__(self, state: Transfers) -> None:
+        self.state = state
+        hops = state.workload.hops
+        self.path = rows(hops.path_of, hops.path)
+        self.weight = hops.weight.tolist()
+        self.rate = state.workload.rates.tolist()
+        #: Transfers that move on each link, in the order in which they began.
+        self.moving: list[list[int]] = [[] for _ in self.rate]
+        self.left: dict[int, float] = {}
+        self.speed: dict[int, float] = {}
+        self.since: dict[int, float] = {}
+        #: The event that tells each transfer's end; earlier ones are overtaken.
+        self.number: dict[int, int] = {}
+        self.dirty: list[int] = []
+        self.marked = [False] * len(self.rate)
+
+    @property
+    def stale(self) -> bool:
+        """Whether transfers began or ended since links were shared."""
+        return bool(self.dirty)
+
+    def ask(self, task: int, ready_s: float) -> None:
+        self.state.schedule(ready_s, MOVE, task)
+
+    def begin(self, task: int) -> None:
+        state = self.state
+        state.move_s[task] = state.now
+        path = self.path[state.hop[task]]
+        size = state.bytes_of(task)
+        if not path or size == 0.0:
+            self.number[task] = state.scheduled
+            state.schedule(state.now, LANDED, task)
+            return
+        self.left[task], self.speed[task], self.since[task] = size, 0.0, state.now
+        self.number[task] = -1
+        for link in path:
+            self.moving[link].append(task)
+            self._touch(link)
+
+    def end(self, task: int) -> None:
+        del self.number[task]
+        if task in self.left:
+            del self.left[task], self.speed[task], self.since[task]
+            for link in self.path[self.state.hop[task]]:
+                self.moving[link].remove(task)
+                self._touch(link)
+
+    def overtaken(self, task: int, number: int) -> bool:
+        return self.number.get(task) != number
+
+    def _touch(self, link: int) -> None:
+        if not self.marked[link]:
+            self.marked[link] = True
+            self.dirty.append(link)
+
+    def share(self) -> None:
+        """New speeds for all transfers on links that the changed ones are joined to by transfers."""
+        links, tasks = self._joined()
+        speeds = self._fill(links, tasks)
+        state = self.state
+        for task in tasks:
+            speed = speeds[task]
+            if speed == self.speed[task]:
+                continue
+            left = self.left[task] - self.speed[task] * (state.now - self.since[task])
+            self.left[task] = left if left > 0.0 else 0.0
+            self.speed[task], self.since[task] = speed, state.now
+            self.number[task] = state.scheduled
+            state.schedule(state.now + self.left[task] / speed, LANDED, task)
+
+    def _joined(self) -> tuple[list[int], list[int]]:
+        """The dirty links and all that transfers join to them; and these transfers."""
+        links, tasks, seen = self.dirty, [], set()
+        self.dirty = []
+        for link in links:  # grows while it is read
+            for task in self.moving[link]:
+                if task not in seen:
+                    seen.add(task)
+                    tasks.append(task)
+                    for other in self.path[self.state.hop[task]]:
+                        if not self.marked[other]:
+                            self.marked[other] = True
+                            links.append(other)
+        for link in links:
+            self.marked[link] = False
+        return links, tasks
+
+    def _fill(self, links: list[int], tasks: list[int]) -> dict[int, float]:
+        """Progressive filling: the link with the least rate per weight sets the speed of its transfers, and so on."""
+        hop = self.state.hop
+        left = {link: self.rate[link] for link in links}
+        load = dict.fromkeys(links, 0.0)
+        for task in tasks:
+            for link in self.path[hop[task]]:
+                load[link] += self.weight[hop[task]]
+        open_on = {link: len(self.moving[link]) for link in links}
+        speeds: dict[int, float] = {}
+        level = 0.0  # never falls from round to round, but for rounding
+        while len(speeds) < len(tasks):
+            tightest, least = -1, 0.0
+            for link in links:
+                if open_on[link]:
+                    per_weight = left[link] / load[link]
+                    if tightest < 0 or per_weight < least:
+                        tightest, least = link, per_weight
+            level = max(level, least)
+            for task in self.moving[tightest]:
+                if task in speeds:
+                    continue
+                weight = self.weight[hop[task]]
+                speed = speeds[task] = level * weight
+                for link in self.path[hop[task]]:
+                    open_on[link] -= 1
+                    left[link] = left[link] - speed if left[link] > speed else 0.0
+                    load[link] -= weight
+        return speeds
+
+
+def rows(starts: Ints, values: Ints | Floats) -> list[list[int]]:
+    """The rows of a table in compressed form."""
+    bounds = starts.tolist()
+    flat = values.tolist()
+    return [flat[a:b] for a, b in pairwise(bounds)]
