@@ -159,6 +159,5 @@ class Outcome:
 
 def not_live(stopped_s: float, actor: int, chunk: int, chunks: int) -> InternalError:
     """The error of a run that stopped before its end; ``actor`` is the first that did not finish."""
-    return InternalError(
-        f"the simulation stopped at {stopped_s} s; actor {actor} is in chunk {chunk} of {chunks}: the workload is not live"
-    )
+    where = f"actor {actor} is in chunk {chunk} of {chunks}"
+    return InternalError(f"the simulation stopped at {stopped_s} s; {where}: the workload is not live")
