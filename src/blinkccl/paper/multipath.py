@@ -1,0 +1,276 @@
+"""The multi-path UCX article: copies over two paths, and AllReduce on Mist and Cedar."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from blinkccl.algorithms.registry import Request
+from blinkccl.paper.claim import Claim, Context, Value
+from blinkccl.paper.jobs_of_others import MIB, conditions, plan, request, seconds
+from blinkccl.simulate.baselines import prepare_nccl_24
+from blinkccl.simulate.calibration import link_cost
+from blinkccl.simulate.staged import HOST_COMBINE_GBPS, STREAMS, WholeShares, multi_path, prepare_host_staged
+from blinkccl.units import bus_factor
+
+#: Two GPUs of one socket.
+PAIR = (0, 1)
+#: Where the article's curves are flat.
+LARGE_BYTES = 512 * MIB
+#: What a peak read off a curve and then rounded is worth.
+READ_OFF = 0.1
+#: GB/s per direction that the article counts as theoretical: three and two NVLinks, and to the host NVLink or PCIe.
+MIST_THEORY, CEDAR_THEORY = 75 + 75, 50 + 16
+MIST_HOST_PARTS = (Fraction(25, 100), Fraction(30, 100))
+
+#: Throughput over other libraries, Fig 9, as the text prints it: Cedar's, over Open MPI, MVAPICH2, NCCL, hierarchical.
+CEDAR_TRAINING = {
+    "ResNet50": (2.00, 3.14, 1.02, 1.03),
+    "DenseNet201": (1.33, 2.23, 0.97, 1.04),
+    "VGG16": (5.96, 7.51, 1.02, 1.35),
+}
+
+
+def copy_of(
+    context: Context, machine: str, host_part: Fraction | None, streams: int = STREAMS, window: int = 1
+) -> WholeShares:
+    """The article's copy between two GPUs of a socket, on the machine's calibration."""
+    return multi_path(request(machine, "sendrecv", PAIR), conditions(context, machine), host_part, streams, window)
+
+
+def copy_gbps(context: Context, machine: str, host_part: Fraction | None, window: int = 1) -> float:
+    """Its bandwidth for a large message."""
+    return copy_of(context, machine, host_part, window=window).at(LARGE_BYTES).algbw_gbps
+
+
+def _basis(machine: str, what: str) -> str:
+    return f"{what}, {STREAMS} streams, on {machine}; that calibration's link rates are fitted to this figure"
+
+
+def _put_bandwidth(context: Context) -> tuple[Value, ...]:
+    printed = "the article's own numbers"
+    found = []
+    for machine, peak, direct, times, theory, part in (
+        ("mist", 120.0, 120 / 1.67, 1.67, MIST_THEORY, 80),
+        ("cedar", 54.0, 45.0, 1.18, CEDAR_THEORY, 82),
+    ):
+        one = copy_gbps(context, machine, Fraction(0))
+        both = copy_gbps(context, machine, None)
+        found += [
+            Value(f"{machine}, direct", direct, one, "GB/s", READ_OFF, basis=_basis(machine, "direct copy")),
+            Value(f"{machine}, two paths", peak, both, "GB/s", READ_OFF, basis=_basis(machine, "multi-path")),
+            Value(f"{machine}, speedup", times, both / one, "times", READ_OFF, basis=_basis(machine, "multi-path")),
+            Value(f"{machine}, part of theory", part, 100 * peak / theory, "%", 0.01, basis=printed),
+        ]
+    return (*found, Value("cedar, 54 over 45", 1.18, 54 / 45, "times", 0.02, basis=printed))
+
+
+def _window_bandwidth(context: Context) -> tuple[Value, ...]:
+    found = []
+    for machine, peak, times in (("mist", 134.0, 1.84), ("cedar", 60.0, 1.23)):
+        one, both = (copy_gbps(context, machine, part, window=64) for part in (Fraction(0), None))
+        basis = _basis(machine, "multi-path, window 64")
+        found += [
+            Value(f"{machine}, direct", peak / times, one, "GB/s", READ_OFF, basis=basis),
+            Value(f"{machine}, two paths", peak, both, "GB/s", READ_OFF, basis=basis),
+            Value(f"{machine}, speedup", times, both / one, "times", READ_OFF, basis=basis),
+        ]
+    return tuple(found)
+
+
+def _host_parts(context: Context) -> tuple[Value, ...]:
+    found = []
+    for part in MIST_HOST_PARTS:
+        cap = copy_of(context, "mist", part).forest.algbw_gbps
+        basis = f"rate of multi-path with {float(part):.0%} through the host, mist's nominal links".replace("%", " %")
+        found.append(Value(f"mist, the most with {int(100 * part)} % that way", 120, cap, "GB/s", 0.05, ">=", basis))
+    most = 100 * float(MIST_HOST_PARTS[-1])
+    for machine, times in (("mist", 1.67), ("mist", 1.84), ("cedar", 1.18), ("cedar", 1.23)):
+        least = 100 * (1 - 1 / times)
+        basis = "1 - 1/speedup, the direct path being full"
+        found.append(Value(f"{machine}, least part for {times} times", most, least, "%", 0, "<=", basis))
+    return tuple(found)
+
+
+def _streams(context: Context) -> tuple[Value, ...]:
+    found = []
+    for machine in ("mist", "cedar"):
+        many, one = (
+            copy_of(context, machine, None, streams).at(LARGE_BYTES).algbw_gbps for streams in (STREAMS, 1)
+        )
+        basis = f"multi-path with the best split on {machine}, a chunk per stream; the host passes on whole chunks"
+        found.append(Value(f"{machine}, 8 streams over one", 1, many / one, "times", relation=">=", basis=basis))
+    return tuple(found)
+
+
+def _allreduce(machine: str) -> Request:
+    return request(machine, "allreduce")
+
+
+def _host_staged(context: Context, machine: str, size_bytes: int) -> float:
+    return prepare_host_staged(_allreduce(machine), conditions(context, machine)).at(size_bytes).seconds
+
+
+def _nccl(context: Context, machine: str, size_bytes: int) -> float:
+    return prepare_nccl_24(_allreduce(machine), conditions(context, machine)).at(size_bytes).seconds
+
+
+def _hierarchical(context: Context) -> tuple[Value, ...]:
+    found = []
+    for name, size_bytes, spectrum, openmpi, nccl in (
+        ("64 MB", 64 * MIB, 11.47, 14.33, 1.25),
+        ("1 GB", 1024 * MIB, 12.25, 15.63, 1.38),
+    ):
+        ours = seconds(context, plan("three_stage", "mist", "allreduce"), "mist", size_bytes)
+        staged = _host_staged(context, "mist", size_bytes) / ours
+        basis = "three_stage on mist, best chunk; mpi-host-staged with assumed rates of the processor"
+        rings = _nccl(context, "mist", size_bytes) / ours
+        found += [
+            Value(f"{name}, over Spectrum MPI", spectrum, staged, "times", READ_OFF, basis=basis),
+            Value(f"{name}, over Open MPI + UCX", openmpi, staged, "times", READ_OFF, basis=basis),
+            Value(f"{name}, over NCCL", nccl, rings, "times", READ_OFF, basis="three_stage and nccl-2.4 on mist"),
+        ]
+    return tuple(found)
+
+
+def _flat(context: Context) -> tuple[Value, ...]:
+    size_bytes = 64 * MIB
+    ours, leaders = (
+        seconds(context, plan(how, "cedar", "allreduce"), "cedar", size_bytes) for how in ("flat", "three_stage")
+    )
+    staged = _host_staged(context, "cedar", size_bytes) / ours
+    basis = "flat on cedar, best chunk; mpi-host-staged with assumed rates of the processor"
+    rings = _nccl(context, "cedar", size_bytes) / ours
+    return (
+        Value("over Open MPI + UCX", 104.1, staged, "times", READ_OFF, basis=basis),
+        Value("over MVAPICH2", 110.9, staged, "times", READ_OFF, basis=basis),
+        Value("over hierarchical", 2.77, leaders / ours, "times", READ_OFF, basis="flat and three_stage on cedar"),
+        Value("over NCCL", 1.06, rings, "times", READ_OFF, basis="flat and nccl-2.4 on cedar"),
+    )
+
+
+def _stages_one_by_one(context: Context, nodes: int, size_bytes: int) -> float:
+    """The least time of the design on several nodes: five stages, none begun before the last is over.
+
+    Reduce to the leaders, reduce-scatter between them, AllReduce of the halves between nodes over one network card, and
+    the same way back. Each at its link's rate, without latencies and without copies through the host.
+    """
+    topology = request(cluster(nodes), "allreduce").topology
+    rate = {link.kind: link_cost(context.calibration("mist"), link).rate for link in topology.links}
+    # The two leaders' halves make S on the network.
+    across = float(bus_factor("allreduce", nodes)) / rate["net"]
+    return size_bytes * (2 / rate["nvlink"] + 2 * 0.5 / rate["smp"] + across)
+
+
+def cluster(nodes: int) -> str:
+    """Mist with one EDR InfiniBand card per node."""
+    return f"{nodes}x mist @ 100Gbps"
+
+
+def _multi_node(context: Context) -> tuple[Value, ...]:
+    found = []
+    for nodes in (2, 4):
+        theirs = prepare_nccl_24(request(cluster(nodes), "allreduce"), conditions(context, "mist")).at(64 * MIB).seconds
+        most = theirs / _stages_one_by_one(context, nodes, 64 * MIB)
+        basis = f"the design's stages at mist's link rates; nccl-2.4 on {cluster(nodes)}"
+        found.append(Value(f"{nodes} nodes, at most over NCCL", 1, most, "times", relation="<=", basis=basis))
+    return tuple(found)
+
+
+def _training(context: Context) -> tuple[Value, ...]:
+    basis = "the largest number that the article's text prints there"
+    everything = max(max(row) for row in CEDAR_TRAINING.values())
+    return (
+        Value("Cedar, DenseNet201, most", 5.74, max(CEDAR_TRAINING["DenseNet201"]), "times", basis=basis),
+        Value("most of all", 5.75, everything, "times", basis=basis),
+    )
+
+
+CLAIMS: tuple[Claim, ...] = (
+    Claim(
+        "U1",
+        "C",
+        "Performance Evaluation, Fig 3",
+        "UCX Put over two paths: 120 GB/s on Mist (1.67 times), 45 to 54 GB/s on Cedar (1.18 times); 80 and 82 % of "
+        "theory.",
+        _put_bandwidth,
+        "The direct rates, and on Cedar the host's, are fitted to this figure and say nothing. Mist's 120 is a "
+        "prediction: its links to the host are taken to be as fast as those between GPUs.",
+    ),
+    Claim(
+        "U2",
+        "C",
+        "Performance Evaluation, Fig 4",
+        "MPI bandwidth with 64 messages under way: 134 GB/s on Mist (1.84 times), 60 GB/s on Cedar (1.23 times).",
+        _window_bandwidth,
+        "Cedar's 60 GB/s needs 11 GB/s through the host, the PCIe of Fig 3's calibration has 8.2.",
+    ),
+    Claim(
+        "U3",
+        "C",
+        "The Multi-Path Communication",
+        "25 to 30 % of a message go through the host on Mist, slightly less on Cedar.",
+        _host_parts,
+        "What does not go through the host goes over 75 GB/s, which caps the whole at 100 to 107 GB/s; 120 and 134 "
+        "need 40 and 46 % through the host. On Cedar 15 to 19 % do.",
+        wrong=True,
+    ),
+    Claim(
+        "U4",
+        "C",
+        "The Multi-Path Communication",
+        "The part through the host is cut into chunks on up to 8 streams, so that copies down and up overlap.",
+        _streams,
+        "The tables of chunks and splits by message size are not printed.",
+    ),
+    Claim(
+        "U5",
+        "C",
+        "Intra-Node MPI Allreduce, Fig 5",
+        "Hierarchical AllReduce on Mist over Spectrum MPI, Open MPI + UCX, HPC-X, MVAPICH2-GDR and NCCL: 11.47, "
+        "14.33, 1.09, 1.26 and 1.25 times at 64 MB; 12.25, 15.63, -, 1.47 and 1.38 times at 1 GB.",
+        _hierarchical,
+        "How fast the two MPIs copy and add on a POWER9 is not published. The rates assumed are those of x86 servers "
+        f"({HOST_COMBINE_GBPS.value:g} GB/s for the sum), one model stands for both, and what it says is an order of "
+        "magnitude. HPC-X and MVAPICH2-GDR reduce on the GPUs in ways that the article does not give. NCCL's rings "
+        "send 1.5 S over the bus between the sockets, the leaders S.",
+    ),
+    Claim(
+        "U6",
+        "C",
+        "Intra-Node MPI Allreduce, Fig 6",
+        "Flat AllReduce on Cedar at 64 MB over Open MPI + UCX, MVAPICH2, hierarchical and NCCL: 104.1, 110.9, 2.77 and "
+        "1.06 times.",
+        _flat,
+        "As for U5. 104 times means 0.9 GB/s for the whole AllReduce through the host, half of what the assumed rates "
+        "give; the fresh pages that each call touches are left out there. Hierarchical is a pipeline here, so better.",
+    ),
+    Claim(
+        "U7",
+        "C",
+        "Multi-Node MPI Allreduce, Figs 7, 8",
+        "On two and four nodes NCCL is faster than all MPIs, also than this design; that is 1.18 times MVAPICH2-GDR at "
+        "64 MB on two nodes, and level with it on four.",
+        _multi_node,
+        "Only the first half is computed: the design's stages come one after another, NCCL's plans are pipelines. What "
+        "MVAPICH2-GDR does there is not described, so the second half cannot be checked.",
+    ),
+    Claim(
+        "U8",
+        "C",
+        "Abstract; Horovod with TensorFlow, Fig 9; Conclusion",
+        "Training with Horovod is 1.07 to 3.42 times as fast on Mist and 0.97 to 7.51 times on Cedar; in the abstract "
+        "5.74 times for DenseNet201 on Cedar, in the conclusion up to 5.75 times.",
+        _training,
+        "The text of the results has at most 2.23 for DenseNet201 on Cedar, and 7.51 for VGG16. How fast the models "
+        "train cannot be checked, as their compute times are not published.",
+        wrong=True,
+    ),
+    Claim(
+        "U9",
+        "C",
+        "Fig 1; CosmoFlow, Fig 12",
+        "17 to 83 % of training time in AllReduce, up to 80 % with GPU buffers; CosmoFlow within 7.2 %.",
+        None,
+        "Profiles of those jobs are not published.",
+    ),
+)

@@ -1,0 +1,205 @@
+"""The Blink poster: internal broadcast and cross-group forwarding on DGX-1s."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+from blinkccl.algorithms.cycles import max_disjoint_cycles
+from blinkccl.algorithms.ring import ring_count
+from blinkccl.paper.allocations import Gpus, connected_allocations
+from blinkccl.paper.claim import Claim, Context, Value
+from blinkccl.paper.jobs_of_others import GIB, conditions, plan, request, seconds, wrong_elements
+from blinkccl.simulate.baselines import prepare_nccl_24
+from blinkccl.topology.spec import parse_spec
+from blinkccl.units import bus_factor
+
+MACHINE = "dgx-1p"
+EIGHT = tuple(range(8))
+SIZES = (4, 5, 6, 7)
+#: One bidirectional ring, counted as NCCL counts: once each way.
+BOTH_WAYS = 2
+PRIMITIVES = ("broadcast", "gather", "allgather", "allreduce")
+#: Fig 1 (a): both rings as printed, a ring that would do, and the links that are drawn as not used.
+PRINTED, PRINTED_OTHER, CORRECTED, DASHED = "ABCD", "ACDB", "ABDC", ("AD", "BC")
+
+
+def allocations(size: int, with_ring: bool) -> list[Gpus]:
+    """NVLink-connected allocations of one size, one of each class, with or without a ring of NCCL over NVLink."""
+    found = [gpus for gpus in connected_allocations(MACHINE) if len(gpus) == size]
+    return [gpus for gpus in found if (rings(gpus) > 0) is with_ring]
+
+
+def rings(gpus: Gpus) -> int:
+    """How many rings NCCL 2.4 has on NVLink, in lanes."""
+    return ring_count(request(MACHINE, "allreduce", gpus))
+
+
+def links_among(gpus: Gpus) -> int:
+    """NVLinks between these GPUs, both directions one link."""
+    links = parse_spec(MACHINE).links
+    return sum(x.kind == "nvlink" and x.src < x.dst and {x.src, x.dst} <= set(gpus) for x in links)
+
+
+def speedup(context: Context, gpus: Gpus) -> float:
+    """How many times as fast as NCCL's rings the poster's AllReduce of 1 GiB is."""
+    asked = request(MACHINE, "allreduce", gpus)
+    theirs = prepare_nccl_24(asked, conditions(context, "p100-copy-engine")).at(GIB).seconds
+    forest = plan("internal_broadcast", MACHINE, "allreduce", gpus)
+    return theirs / seconds(context, forest, "p100-copy-engine", GIB)
+
+
+def _four_in_a_clique(context: Context) -> tuple[Value, ...]:
+    clique = dict.fromkeys(permutations(range(4), 2), 1)
+    found = sum(times for _, times in max_disjoint_cycles(clique, range(4)))
+    trees = plan("internal_broadcast", "clique:4", "broadcast")
+    best = plan("optimal", "clique:4", "broadcast")
+    return (
+        Value("rings", 2, found, "links", basis="link-disjoint Hamiltonian cycles of clique:4"),
+        Value("broadcast by trees", 3, float(trees.rate), "links", basis="internal_broadcast on clique:4"),
+        Value("proved bound", None, float(best.bound), "links", basis="cut of optimal on clique:4"),
+    )
+
+
+def _rings_by_size(context: Context) -> tuple[Value, ...]:
+    basis = "nccl-2.4's rings on the NVLink-connected allocations of dgx-1p"
+    return tuple(
+        Value(
+            f"{size} GPUs, most rings of any allocation",
+            BOTH_WAYS,
+            max(map(rings, allocations(size, True))),
+            "lanes",
+            relation="<=",
+            basis=basis,
+        )
+        for size in SIZES
+    )
+
+
+def _idle_links(context: Context) -> tuple[Value, ...]:
+    basis = "NVLinks of dgx-1p among the allocation's GPUs"
+    most = max(map(links_among, allocations(6, True)))
+    four = links_among((0, 1, 2, 3))
+    return (
+        Value("NVLinks among six GPUs, of which a ring uses six", 16, most, basis=basis),
+        Value("idle with a ring of six", 50, 100 * (1 - 6 / most), "%", relation=">=", basis=basis),
+        Value("idle with a ring of four", 50, 100 * (1 - 4 / four), "%", relation=">=", basis=basis),
+    )
+
+
+def _protocol(context: Context) -> tuple[Value, ...]:
+    found = []
+    for gpus in ((0, 1, 2, 3), (0, 1, 2, 4, 5, 6), EIGHT):
+        mine, best = (plan(how, MACHINE, "allreduce", gpus) for how in ("internal_broadcast", "optimal"))
+        names = ",".join(map(str, gpus))
+        wrong = wrong_elements(mine, 101)
+        found += [
+            Value(f"{names}: wrong sums", 0, wrong, basis="internal_broadcast on the reference engine"),
+            Value(f"{names}: rate", None, float(mine.rate), "lanes", basis="internal_broadcast on dgx-1p"),
+            Value(f"{names}: optimum", None, float(best.rate), "lanes", basis="optimal on dgx-1p"),
+        ]
+    ring = rings(EIGHT) / float(bus_factor("allreduce", 8))
+    return (*found, Value("all 8: NCCL's rings", None, ring, "lanes", basis="nccl-2.4's rings on dgx-1p"))
+
+
+def _twice_as_fast(context: Context) -> tuple[Value, ...]:
+    timed = "internal_broadcast on p100-copy-engine, nccl-2.4 on nccl-2.4-p100, 1 GiB"
+    found = []
+    for size in SIZES:
+        sets = allocations(size, True)
+        rate = max(plan("internal_broadcast", MACHINE, "allreduce", gpus).rate for gpus in sets)
+        ideal = float(rate * bus_factor("allreduce", size) / BOTH_WAYS)
+        best = max(speedup(context, gpus) for gpus in sets)
+        found += [
+            Value(f"{size} GPUs, best allocation", 2, best, "times", tolerance=0.1, basis=timed),
+            Value(f"{size} GPUs, by rates", 2, ideal, "times", 0.1, basis="internal_broadcast over one ring both ways"),
+        ]
+    lone = max(speedup(context, gpus) for gpus in allocations(5, False))
+    return (*found, Value("5 GPUs without an NVLink ring", None, lone, "times", basis=timed))
+
+
+def _four_primitives(context: Context) -> tuple[Value, ...]:
+    right = [
+        name
+        for name in PRIMITIVES
+        if not any(wrong_elements(plan("internal_broadcast", MACHINE, name, EIGHT[:n]), 17) for n in range(2, 9))
+    ]
+    basis = "internal_broadcast among 2 to 8 GPUs of dgx-1p on the reference engine"
+    return (Value("primitives without a wrong element", len(PRIMITIVES), len(right), basis=basis),)
+
+
+def _hops(order: str) -> list[str]:
+    return [a + b for a, b in zip(order, order[1:] + order[0], strict=True)]
+
+
+def _printed_ring(context: Context) -> tuple[Value, ...]:
+    dashed = {link for pair in DASHED for link in (pair, pair[::-1])}
+    basis = "the poster's Fig 1 (a), hop by hop"
+    backward = {hop[::-1] for hop in _hops(PRINTED)}
+    return (
+        Value("links drawn as idle that A, B, C, D, A uses", 0, len(dashed & set(_hops(PRINTED))), basis=basis),
+        Value("hops of the other ring that reverse it", 4, len(backward & set(_hops(PRINTED_OTHER))), basis=basis),
+        Value("links drawn as idle that A, B, D, C, A uses", None, len(dashed & set(_hops(CORRECTED))), basis=basis),
+    )
+
+
+CLAIMS: tuple[Claim, ...] = (
+    Claim(
+        "P1",
+        "B",
+        "§1, Fig 1",
+        "Among four fully connected GPUs two rings broadcast n bytes in n/2b, three trees in n/3b.",
+        _four_in_a_clique,
+    ),
+    Claim(
+        "P2",
+        "B",
+        "§2",
+        "NCCL forms one bidirectional ring on a DGX-1P if 4 to 7 GPUs are used.",
+        _rings_by_size,
+        "True of 5, 6 and 7 GPUs that have a ring. Among four, NCCL 2.4 has six rings of half a link, which are three.",
+    ),
+    Claim(
+        "P3",
+        "B",
+        "§2",
+        "That leaves over half of the links idle: six GPUs use 6 of 16 NVLinks.",
+        _idle_links,
+        "Six GPUs have 8 or 9 links among them; the other 7 or 8 lead to GPUs that are not in the job.",
+        wrong=True,
+    ),
+    Claim(
+        "P4",
+        "B",
+        "§3.1, Fig 2",
+        "AllReduce: reduce-scatter in each group of four, across with the partner, and back within the group.",
+        _protocol,
+        "It computes the sum. Among six and eight GPUs it is below the optimum, among eight also below NCCL's rings.",
+    ),
+    Claim(
+        "P5",
+        "B",
+        "§3.2, Fig 3",
+        "AllReduce of 1 GB among 4 to 7 GPUs has twice the throughput of NCCL 2.",
+        _twice_as_fast,
+        "With the links of a DGX-1P the protocol's rate is at most 1.5 times that of one bidirectional ring, and NCCL "
+        "2.4 has more than that among four. Which GPUs and which NCCL were measured is not said; where NCCL finds no "
+        "NVLink ring and falls back to PCIe, the gain is far more than 2.",
+    ),
+    Claim(
+        "P6",
+        "B",
+        "§1",
+        "Protocols for Broadcast, Gather, AllGather and AllReduce on up to 8 GPUs.",
+        _four_primitives,
+        "The poster describes AllReduce alone; the other three follow its two phases as we read them.",
+    ),
+    Claim(
+        "E10",
+        "B",
+        "§1, Fig 1 (a)",
+        "The rings A, B, C, D, A and A, C, D, B, A leave the links A-D and B-C unused.",
+        _printed_ring,
+        "The first ring as printed crosses both. A, B, D, C, A is meant, whose reverse the second one is.",
+        wrong=True,
+    ),
+)
