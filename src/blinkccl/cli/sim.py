@@ -69,6 +69,9 @@ def sim(
     chunk: Annotated[str, typer.Option("--chunk", metavar="SIZE|model|best|miad",
                                        help="Size of a chunk, or how it is chosen: the pipeline model's, the fastest "
                                             "of some 15 simulations, or what Blink's search ends with.")] = "model",
+    channels: Annotated[int, typer.Option("--channels", metavar="N",
+                                          help="Channels per tree, each with streams of its own: 2 hide what a copy "
+                                               "costs before it moves.")] = 1,
     equal_chunks: Annotated[bool, typer.Option("--equal-chunks", help="Chunks of one size for all trees; default: as "
                                                                       "many for each, so that trees share links by "
                                                                       "their weights.")] = False,
@@ -108,8 +111,8 @@ def sim(
             topology, ranks = arguments.load(spec, gpus)
             request = arguments.request(arguments.collective(name, ranks, root, src, dst), topology, ranks, links,
                                         relays)
-        conditions = Conditions(_named(calibration, request.topology), settings, *_chunk(chunk), not equal_chunks,
-                                budget or EVENT_BUDGET, coarser)
+        conditions = Conditions(_named(calibration, request.topology), settings, *_chunk(chunk), channels,
+                                not equal_chunks, budget or EVENT_BUDGET, coarser)
         if plan is not None:
             field = Field(request, (planned(forest.algorithm, forest, conditions),), {})
         else:

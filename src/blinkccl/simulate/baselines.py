@@ -109,7 +109,7 @@ def nccl_24_conditions(request: Request, conditions: Conditions) -> Conditions:
     """NCCL's calibration and slices in place of the job's."""
     name = NCCL_24_CALIBRATIONS.get(machine_name(request.topology))
     calibration = conditions.calibration if name is None else conditions.named(name)
-    return replace(conditions, calibration=calibration, chunk_bytes=NCCL_SLICE_BYTES, even_chunks=False)
+    return replace(conditions, calibration=calibration, chunk_bytes=NCCL_SLICE_BYTES, channels=1, even_chunks=False)
 
 
 def _plan(algorithm: str, request: Request, conditions: Conditions, name: str) -> Planned:

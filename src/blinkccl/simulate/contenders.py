@@ -15,6 +15,7 @@ from blinkccl.algorithms.bounds import certificate_for
 from blinkccl.algorithms.registry import ALGORITHMS, Request
 from blinkccl.errors import PackingError, UnsupportedError
 from blinkccl.forest.model import Forest
+from blinkccl.forest.split import split_shares
 from blinkccl.schedule.law import verify
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
@@ -43,6 +44,8 @@ class Conditions:
     chunk_choice
         One of :data:`CHUNK_CHOICES`: the pipeline model's closed form, the fastest that simulations find, or what
         Blink's search (MIAD) ends with.
+    channels
+        Channels for each tree of an algorithm, each with streams of its own.
     even_chunks, budget, coarser
         As in :func:`~blinkccl.simulate.run.simulate`.
     named
@@ -53,6 +56,7 @@ class Conditions:
     settings: Settings = field(default_factory=Settings)
     chunk_bytes: int | None = None
     chunk_choice: str = "model"
+    channels: int = 1
     even_chunks: bool = True
     budget: int = EVENT_BUDGET
     coarser: bool = False
@@ -158,9 +162,9 @@ def planned(name: str, forest: Forest, conditions: Conditions) -> Planned:
     LawError
         If its program breaks the law: it is wrong, incomplete, overloaded or deadlocks.
     """
-    program = lower(forest)
+    program = lower(split_shares(forest, conditions.channels))
     verify(program, forest.topology)
-    trees = len(forest.shares)
+    trees = len(forest.shares) * conditions.channels
     detail = f"{trees} share{'' if trees == 1 else 's'}, depth {max((r.offset for r in program.roles), default=0)}"
     return Planned(name, forest, program, conditions, detail)
 

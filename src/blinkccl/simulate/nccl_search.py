@@ -8,9 +8,9 @@ two of each fast channel, and tries whether as many would run faster.
 
 Where we differ: NCCL's search stops after a number of steps, ours tries all orders of up to 8 GPUs. Beside NCCL's own
 search on 1,549 sets of GPUs of ten machines ours finds the same number, speed and kind of rings everywhere but for 7
-GPUs of a DGX-1P: 54 GB/s, where NCCL finds 36, 45 or 54 as these are numbered. Its chains are faster for 3 A100s and
-for 4 H100s on an NVSwitch. More than 8 GPUs without an NVSwitch get their own order and its reverse. NVLS, CollNet and
-PAT are left out.
+GPUs of a DGX-1P: 54 GB/s, where NCCL finds 36, 45 or 54 as these are numbered. Our chains are faster for 3 A100s and
+for 4 H100s on an NVSwitch, and slower for 5 A100s each of several servers. More than 8 GPUs without an NVSwitch get
+their own order and its reverse. NVLS, CollNet and PAT are left out.
 """
 
 from __future__ import annotations
@@ -280,20 +280,24 @@ def _doubled(server: Server, found: _Found) -> _Found:
 def _last_resort(server: Server, across: bool) -> _Found:
     """The ring in the order of the GPUs that NCCL takes where it finds none."""
     order = server.gpus
-    net: tuple[tuple[Hop, Fraction], ...] = ()
     if across:
-        card = server.nics[0]
-        first = card.gpus[0]
+        first = server.nics[0].gpus[0]
         order = (first, *(gpu for gpu in order if gpu != first))
-        net = ((card.enter[first], Fraction(1)), (card.leave[first], Fraction(1)))
-    pairs = [*pairwise(order), *([] if across else [(order[-1], order[0])])]
+    direct = across and order[-1] in server.nics[0].gpus
+    pairs = [*pairwise(order), *([] if direct else [(order[-1], order[0])])]
     apart = next((pair for pair in pairs if pair not in server.hops), None)
     if apart is not None:
         raise UnsupportedError(
             f"NCCL's search finds no ring, and no link, switch or processor joins GPUs {apart[0]} and {apart[1]}; add "
             "the PCIe links of the machine"
         )
-    way = Way(order, tuple(server.hops[pair] for pair in pairs), net)
+    hops = [server.hops[pair] for pair in pairs]
+    net: list[Hop] = []
+    if across:
+        card = server.nics[0]
+        last = order[-1] if direct else order[0]
+        net = [card.enter[order[0]], *([] if direct else [hops.pop()]), card.leave[last]]
+    way = Way(order, tuple(hops), tuple((hop, Fraction(1)) for hop in net))
     stage = Stage(SYS, True, SYS if across else None)
     return _Found((way,), stage, LAST_RESORT_GBPS, LAST_RESORT_GBPS)
 

@@ -108,8 +108,9 @@ class Hop:
 class Nic:
     """A network card of a server.
 
-    ``gpus`` are those of the job that it hangs beside: ``kind`` is PIX where it shares a PCIe switch with them, PXB where
-    a switch further up, PHB where none, so that it hangs on a processor. ``enter`` and ``leave`` hold a hop for each.
+    ``gpus`` are those of the job that it hangs beside: ``kind`` is PIX where it shares a PCIe switch with them, PXB
+    where a switch further up, PHB where none, so that it hangs on a processor. ``enter`` and ``leave`` hold a hop for
+    each.
     """
 
     vertex: int

@@ -1,0 +1,340 @@
+"""NCCL's cost model: the numbers of NCCL 2.30's own tuning code, who wins from which size, and NCCL 2.4's choice.
+
+Expected latencies, bandwidths and times are what src/graph/tuning.cc of NCCL 2.30.7 gives for the channels that its own
+search finds on these machines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+from functools import cache
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blinkccl.collectives.spec import Collective
+from blinkccl.errors import ScheduleError, UnsupportedError
+from blinkccl.simulate.nccl_model import (
+    CORRECTED_FROM_BYTES,
+    SERVED,
+    Line,
+    Prediction,
+    choose,
+    cost_lines,
+    crossover,
+    nccl_24_as_written,
+    nccl_24_choice,
+    predict,
+)
+from blinkccl.simulate.nccl_search import Channels, search
+from blinkccl.topology.spec import load
+
+#: spec, GPUs of a server, servers.
+Job = tuple[str, tuple[int, ...], int]
+ALL = tuple(range(8))
+DGX: Job = ("dgx-1v", ALL, 1)
+CHAIN: Job = ("dgx-1v", (1, 4, 5, 6), 1)
+MIST: Job = ("mist", (0, 1, 2, 3), 1)
+A100S: Job = ("2x dgx-a100", ALL, 2)
+H100S: Job = ("4x hgx-h100", ALL, 4)
+ETHERNET: Job = ("2x dgx-1v @ 40Gbps", ALL, 2)
+JOBS = (DGX, CHAIN, MIST, A100S, H100S, ETHERNET)
+
+
+@cache
+def _channels(job: Job) -> Channels:
+    spec, gpus, servers = job
+    topology = load(spec)[0]
+    per_server = len(topology.ranks) // servers
+    return search(topology, [server * per_server + gpu for server in range(servers) for gpu in gpus])
+
+
+def _lines(job: Job, collective: str) -> dict[tuple[str, str], Line]:
+    found = _channels(job)
+    lines = cost_lines(found, collective, ranks=len(job[1]) * job[2], servers=job[2], arch=found.arch)
+    return {(line.algorithm, line.protocol): line for line in lines}
+
+
+def _choose(job: Job, collective: str, size_bytes: int) -> Prediction:
+    found = _channels(job)
+    return choose(found, collective, size_bytes, ranks=len(job[1]) * job[2], servers=job[2], arch=found.arch)
+
+
+@pytest.mark.parametrize(
+    ("job", "collective", "pair", "latency_us", "gbps"),
+    [
+        (DGX, "broadcast", ("ring", "LL"), 11.4, 39),
+        (DGX, "broadcast", ("ring", "LL128"), 29.2, 110.4),
+        (DGX, "reduce", ("ring", "Simple"), 40.4, 120),
+        (DGX, "allgather", ("ring", "LL"), 10.8, 44.57143),
+        (DGX, "allgather", ("ring", "LL128"), 27.3, 126.171432),
+        (DGX, "reduce_scatter", ("ring", "Simple"), 32.2, 137.142868),
+        (DGX, "allreduce", ("tree", "LL"), 15.2, 14.526316),
+        (DGX, "allreduce", ("tree", "LL128"), 31.5, 42.933334),
+        (DGX, "allreduce", ("tree", "Simple"), 64.4, 55.2),
+        (DGX, "allreduce", ("ring", "LL"), 15.0, 22.285715),
+        (DGX, "allreduce", ("ring", "LL128"), 40.6, 63.085716),
+        (DGX, "allreduce", ("ring", "Simple"), 56.0, 68.571434),
+        (CHAIN, "broadcast", ("ring", "Simple"), 24.4, 40),
+        (CHAIN, "allreduce", ("tree", "Simple"), 32.4, 18.4),
+        (CHAIN, "allreduce", ("ring", "LL128"), 29.0, 24.533333),
+        (MIST, "broadcast", ("ring", "LL"), 7.6, 15),
+        (MIST, "broadcast", ("ring", "Simple"), 14.1, 30),
+        (MIST, "allreduce", ("tree", "Simple"), 42.6, 26.5),
+        (A100S, "broadcast", ("ring", "Simple"), 232.4, 192),
+        (A100S, "allgather", ("ring", "LL"), 37.3, 24),
+        (A100S, "allgather", ("ring", "Simple"), 106.4, 204.8),
+        (A100S, "allreduce", ("tree", "LL"), 25.2, 11.25),
+        (A100S, "allreduce", ("tree", "LL128"), 48.5, 80),
+        (A100S, "allreduce", ("tree", "Simple"), 92.4, 94.4),
+        (A100S, "allreduce", ("ring", "LL"), 68.0, 12),
+        (A100S, "allreduce", ("ring", "LL128"), 78.0, 85.333336),
+        (A100S, "allreduce", ("ring", "Simple"), 204.4, 102.4),
+        (H100S, "broadcast", ("ring", "LL"), 93.0, 20.4),
+        (H100S, "reduce_scatter", ("ring", "LL128"), 79.2, 303.070953),
+        (H100S, "allreduce", ("tree", "LL"), 35.2, 8.67),
+        (H100S, "allreduce", ("tree", "LL128"), 65.5, 98.6),
+        (H100S, "allreduce", ("tree", "Simple"), 120.4, 122.4),
+        (H100S, "allreduce", ("ring", "Simple"), 282.8, 198.193542),
+        (ETHERNET, "broadcast", ("ring", "LL"), 9.3, 2.5),
+        (ETHERNET, "allgather", ("ring", "Simple"), 70.0, 5.333333),
+        (ETHERNET, "allreduce", ("tree", "Simple"), 92.4, 4.6),
+        (ETHERNET, "allreduce", ("ring", "LL"), 40.0, 1.333333),
+    ],
+)
+def test_latencies_and_bandwidths(
+    job: Job, collective: str, pair: tuple[str, str], latency_us: float, gbps: float
+) -> None:
+    line = _lines(job, collective)[pair]
+    assert float(line.latency_us) == pytest.approx(latency_us, rel=1e-6)
+    assert float(line.gbps) == pytest.approx(gbps, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("job", "pair", "times_us"),
+    [
+        (DGX, ("tree", "LL"), (15.200551, 15.278326, 16.811264, 159.569153, 1298.481445, 73932.210938)),
+        (DGX, ("tree", "LL128"), (31.500187, 31.523851, 31.977018, 72.205582, 465.692963, 25041.013672)),
+        (DGX, ("tree", "Simple"), (64.400146, 64.420616, 64.82402, 102.391884, 498.592957, 19516.244141)),
+        (DGX, ("ring", "LL"), (15.000359, 15.045949, 15.73518, 62.051487, 767.823792, 48195.722656)),
+        (DGX, ("ring", "Simple"), (56.000118, 56.014935, 56.238934, 71.291733, 300.667694, 15714.732422)),
+        (A100S, ("ring", "Simple"), (204.40007, 204.409988, 286.320007, 296.399994, 450.0, 10771.918945)),
+        (A100S, ("tree", "LL128"), (48.500099, 48.512798, 48.756001, 70.345337, 281.516907, 13470.272461)),
+        (H100S, ("ring", "Simple"), (282.800049, 282.805176, 282.88269, 401.210693, 480.570679, 5813.5625)),
+        (ETHERNET, ("ring", "Simple"), (131.603012, 131.984009, 256.184021, 643.255981, 6541.495605, 402903.1875)),
+    ],
+)
+def test_times_of_an_allreduce(job: Job, pair: tuple[str, str], times_us: tuple[float, ...]) -> None:
+    """At 8 B, 1 KB, 16 KB, 1 MB, 16 MB and 1 GB: trees with corrections, rings between servers with their plateau."""
+    line = _lines(job, "allreduce")[pair]
+    sizes = (8, 1 << 10, 1 << 14, 1 << 20, 1 << 24, 1 << 30)
+    assert [float(line.time_us(size)) for size in sizes] == pytest.approx(times_us, rel=1e-6)
+
+
+def test_a_step_over_nvlink_and_over_pcie() -> None:
+    """Facts of the table: a base and 2(n−1) steps, 0.6 µs over NVLink and 1 µs over PCIe; NVB counts as PCIe."""
+    assert _lines(DGX, "allreduce")["ring", "LL"].latency_us == Fraction("6.6") + 14 * Fraction("0.6")
+    assert _lines(CHAIN, "allreduce")["ring", "LL"].latency_us == Fraction("6.6") + 6 * Fraction(1)
+
+
+def test_tiny_sizes_take_ll_and_large_ones_simple() -> None:
+    for job in JOBS:
+        for collective in SERVED:
+            assert _choose(job, collective, 8).protocol == "LL"
+            assert _choose(job, collective, 1 << 30).protocol == "Simple"
+
+
+def test_the_fastest_first() -> None:
+    found = _channels(DGX)
+    for size in (0, 1, 1000, 1 << 20, 1 << 28):
+        predictions = predict(found, "allreduce", size, ranks=8, servers=1, arch="volta")
+        assert [p.seconds for p in predictions] == sorted(p.seconds for p in predictions)
+        assert predictions[0] == _choose(DGX, "allreduce", size)
+        assert len({(p.algorithm, p.protocol) for p in predictions}) == len(predictions) == 6
+
+
+def test_busbw_nears_the_channels() -> None:
+    """A ring's busbw at large sizes is what the search has found, whatever the collective."""
+    for job in JOBS:
+        for collective in ("allreduce", "allgather", "reduce_scatter", "broadcast"):
+            predictions = predict(_channels(job), collective, 1 << 40, ranks=len(job[1]) * job[2], servers=job[2],
+                                  arch=_channels(job).arch)  # fmt: skip
+            ring = next(p for p in predictions if (p.algorithm, p.protocol) == ("ring", "Simple"))
+            assert ring.busbw_gbps == pytest.approx(_channels(job).busbw_gbps, rel=0.001)
+
+
+def test_trees_serve_allreduce_alone() -> None:
+    assert {algorithm for algorithm, _ in _lines(DGX, "allreduce")} == {"tree", "ring"}
+    for collective in ("broadcast", "reduce", "allgather", "reduce_scatter"):
+        assert {algorithm for algorithm, _ in _lines(DGX, collective)} == {"ring"}
+
+
+@pytest.mark.parametrize(
+    ("job", "has"),
+    [
+        (DGX, True),
+        (CHAIN, True),
+        (MIST, False),
+        (("dgx-1p", ALL, 1), False),
+        (("pcie-8gpu", ALL, 1), False),
+        (A100S, True),
+        (("2x dgx-a100", (0, 2, 4, 6), 2), False),
+        (("2x hgx-h100", (0, 1, 2), 2), True),
+        (ETHERNET, False),
+    ],
+)
+def test_where_ll128_is_used(job: Job, has: bool) -> None:
+    """From Volta on, over NVLink, and as far as the PCIe switch of a card; from Hopper on through another GPU too."""
+    assert (("ring", "LL128") in _lines(job, "allreduce")) == has
+
+
+def test_caps() -> None:
+    """LL's cap on one server by architecture, and that of a tree's channels."""
+    found = _channels(("hgx-h100", ALL, 1))
+    ring = {arch: cost_lines(found, "broadcast", ranks=8, servers=1, arch=arch)[0] for arch in ("volta", "hopper")}
+    assert [ring["volta"].gbps, ring["hopper"].gbps] == [39, 141]
+    tree = next(x for x in cost_lines(found, "allreduce", ranks=8, servers=1, arch="volta") if x.protocol == "Simple")
+    assert tree.gbps == Fraction("26.5") * 12 / 2
+
+
+def _neighbours(job: Job, collective: str) -> Iterator[tuple[int, tuple[str, str], tuple[str, str]]]:
+    """(size, what won below it, what wins from it)."""
+    found = _channels(job)
+    winners = crossover(found, collective, ranks=len(job[1]) * job[2], servers=job[2], arch=found.arch)
+    assert winners[0].from_bytes == 0
+    for before, after in pairwise(winners):
+        yield after.from_bytes, (before.algorithm, before.protocol), (after.algorithm, after.protocol)
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_crossovers_are_exact_to_the_byte(job: Job) -> None:
+    for collective in SERVED:
+        seen = 0
+        for size, before, after in _neighbours(job, collective):
+            assert before != after
+            assert seen < size
+            seen = size
+            below, here = _choose(job, collective, size - 1), _choose(job, collective, size)
+            assert ((below.algorithm, below.protocol), (here.algorithm, here.protocol)) == (before, after)
+
+
+@given(size=st.integers(0, 2**34) | st.sampled_from([2**power for power in range(35)]), number=st.integers(0, 5))
+def test_between_crossovers_nothing_changes(size: int, number: int) -> None:
+    job = JOBS[number]
+    found = _channels(job)
+    winners = crossover(found, "allreduce", ranks=len(job[1]) * job[2], servers=job[2], arch=found.arch)
+    expected = [w for w in winners if w.from_bytes <= size][-1]
+    chosen = _choose(job, "allreduce", size)
+    assert (chosen.algorithm, chosen.protocol) == (expected.algorithm, expected.protocol)
+
+
+def test_who_wins_on_a_dgx_1v() -> None:
+    """AllGather on 8 V100s: LL up to 1.1 MB, then LL128 up to 7.8 MB, then Simple."""
+    found = _channels(DGX)
+    winners = crossover(found, "allgather", ranks=8, servers=1, arch="volta")
+    assert [(w.algorithm, w.protocol) for w in winners] == [("ring", "LL"), ("ring", "LL128"), ("ring", "Simple")]
+    # Lines 10.8 + b/44571 and 27.3 + b/126171 meet at 16.5 / (1/44571 − 1/126171) bytes, and so on.
+    rates = [1000 * Fraction(gbps) * 8 / 7 for gbps in ("39", "110.4", "120")]
+    meet = [Fraction("16.5") / (1 / rates[0] - 1 / rates[1]), Fraction("4.9") / (1 / rates[1] - 1 / rates[2])]
+    assert [w.from_bytes for w in winners] == [0, int(meet[0]) + 1, int(meet[1]) + 1]
+
+
+def test_a_table_ends_where_it_is_told_to() -> None:
+    found = _channels(DGX)
+    short = crossover(found, "allgather", ranks=8, servers=1, arch="volta", up_to_bytes=1 << 20)
+    long = crossover(found, "allgather", ranks=8, servers=1, arch="volta")
+    assert short == tuple(w for w in long if w.from_bytes <= 1 << 20)
+    assert len(crossover(found, "allgather", ranks=8, servers=1, arch="volta", up_to_bytes=0)) == 1
+
+
+@given(size=st.integers(0, 2**40), more=st.integers(1, 2**30), number=st.integers(0, len(JOBS) - 1))
+def test_a_larger_size_takes_longer(size: int, more: int, number: int) -> None:
+    """Rings everywhere, trees between two of their corrections."""
+    for line in _lines(JOBS[number], "allreduce").values():
+        larger = size + more
+        if line.correction:
+            octave = size // CORRECTED_FROM_BYTES
+            larger = min(larger, CORRECTED_FROM_BYTES * (1 << octave.bit_length()) - 1)
+        if larger > size:
+            assert line.time_us(size) < line.time_us(larger)
+
+
+def test_channels_launched() -> None:
+    """One for a few bytes, all of them for many: two per ring found. Never fewer for more bytes."""
+    for job in (DGX, CHAIN, A100S):
+        predictions: dict[tuple[str, str], list[int]] = {}
+        for power in range(35):
+            for p in predict(_channels(job), "allreduce", 1 << power, ranks=len(job[1]) * job[2], servers=job[2],
+                             arch=_channels(job).arch):  # fmt: skip
+                predictions.setdefault((p.algorithm, p.protocol), []).append(p.channels)
+        for launched in predictions.values():
+            assert launched == sorted(launched)
+            assert (launched[0], launched[-1]) == (1, 2 * _channels(job).count)
+    # 512 threads of 64 bytes each: 12 channels are worth it from 384 KB on.
+    sizes = (384 * 1024 - 1, 384 * 1024)
+    simple = [next(p.channels for p in predict(_channels(DGX), "broadcast", size, ranks=8, servers=1, arch="volta")
+                   if p.protocol == "Simple") for size in sizes]  # fmt: skip
+    assert simple == [11, 12]
+
+
+def test_a_collective_or_its_name() -> None:
+    found = _channels(DGX)
+    named = predict(found, "broadcast", 4096, ranks=8, servers=1, arch="volta")
+    assert predict(found, Collective("broadcast", 8, root=3), 4096, ranks=8, servers=1, arch="volta") == named
+
+
+def test_what_the_model_refuses() -> None:
+    found = _channels(DGX)
+    with pytest.raises(UnsupportedError, match=r"no ring for 'alltoall' \(sends and receives for it\)"):
+        predict(found, "alltoall", 1, ranks=8, servers=1, arch="volta")
+    with pytest.raises(UnsupportedError, match="no ring for 'barrier'"):
+        crossover(found, "barrier", ranks=8, servers=1, arch="volta")
+    with pytest.raises(UnsupportedError, match="unknown GPU architecture 'turing'"):
+        choose(found, "allreduce", 1, ranks=8, servers=1, arch="turing")
+    with pytest.raises(ScheduleError, match="a size of -1 bytes"):
+        predict(found, "allreduce", -1, ranks=8, servers=1, arch="volta")
+    with pytest.raises(ScheduleError, match="sizes up to -1 bytes"):
+        crossover(found, "allreduce", ranks=8, servers=1, arch="volta", up_to_bytes=-1)
+    with pytest.raises(ScheduleError, match="1 ranks on 1 servers"):
+        predict(found, "allreduce", 1, ranks=1, servers=1, arch="volta")
+    with pytest.raises(ScheduleError, match=r"found for 1 server\(s\) say nothing of 2"):
+        predict(found, "allreduce", 1, ranks=16, servers=2, arch="volta")
+    with pytest.raises(ScheduleError, match="allreduce on 4 ranks, but the job has 8"):
+        predict(found, Collective("allreduce", 4), 1, ranks=8, servers=1, arch="volta")
+
+
+def test_nccl_24_has_rings_alone_inside_a_server() -> None:
+    """NCCL 2.4.2's own threshold on one server is 0; Blink (MLSys 2020, §3.5) has trees there below 16 KB."""
+    for size in (0, 1, 16 * 1024 - 1, 16 * 1024, 1 << 30):
+        assert nccl_24_choice(1, size) == "ring"
+    assert nccl_24_as_written(1, 16 * 1024 - 1) == "double_binary_tree"
+    assert nccl_24_as_written(1, 16 * 1024) == "ring"
+
+
+def test_nccl_24_between_servers() -> None:
+    """On 4 servers with 12 rings: 60 GB/s against 45, and 6·31 µs against 15·2 + 4·7, so trees up to 23.04 MB."""
+    threshold = 60_000 * 45_000 // 15_000 * (6 * 31 - 15 * 2 - 4 * 7)
+    assert threshold == 23_040_000
+    assert nccl_24_choice(4, threshold, ranks=32, channels=12) == "double_binary_tree"
+    assert nccl_24_choice(4, threshold + 1, ranks=32, channels=12) == "ring"
+    # On two servers trees run at 3/2 of a ring's rate, so they are never slower.
+    assert nccl_24_choice(2, 1 << 40, ranks=16, channels=12) == "double_binary_tree"
+    # 5 GB/s against 10/3 without NVLink: 10,000 B/µs times 90 − 15 − 28 µs.
+    assert nccl_24_choice(2, 470_000, ranks=16, nvlink=False) == "double_binary_tree"
+    assert nccl_24_choice(2, 470_001, ranks=16, nvlink=False) == "ring"
+    # Two ranks: a ring has 6 µs, a tree 15.
+    assert nccl_24_choice(2, 8, ranks=2) == "ring"
+
+
+def test_what_nccl_24_must_be_told() -> None:
+    with pytest.raises(ScheduleError, match="expected at least one rank per server"):
+        nccl_24_choice(2, 8)
+    with pytest.raises(ScheduleError, match="got ranks=16 and channels=0"):
+        nccl_24_choice(2, 8, ranks=16, channels=0)
+    with pytest.raises(ScheduleError, match="-1 bytes on 1 servers"):
+        nccl_24_choice(1, -1)
+    with pytest.raises(ScheduleError, match="on 0 servers"):
+        nccl_24_as_written(0, 8)
