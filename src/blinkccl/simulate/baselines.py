@@ -1,31 +1,31 @@
 """The baselines, each named: what other libraries would do with the same job.
 
 ``nccl-2.4`` is the paper's: its rings, with the fall-back to PCIe, timed by the kernel as a plan on the links they use;
-between servers the faster of rings and double binary trees. ``nccl-2.4-as-written`` adds what Blink (MLSys 2020, §3.5)
-says of it on a DGX-2, double binary trees below 16 KB; NCCL 2.4.2's own threshold never chooses them inside a server.
+between servers the faster of rings and double binary trees. (Its own threshold takes trees on two servers whatever the
+size, a pair per channel; the plan here is one pair.) ``nccl-2.4-as-written`` adds what Blink (MLSys 2020, §3.5) says
+of a DGX-2, double binary trees below 16 KB; NCCL 2.4.2 itself never takes them inside a server.
 ``nccl-2.30`` is today's NCCL as it sees itself: its channel search and its cost model, no plan and no kernel.
 ``plain-ring`` and ``mpi-host-staged`` are those of the articles on rings over send and recv and on multi-path copies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from blinkccl.algorithms.registry import ALGORITHMS, Request
 from blinkccl.algorithms.servers import by_server
 from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Forest
 from blinkccl.simulate.contenders import Conditions, Contender, Estimate, Planned, Prepared, modelled, planned
-from blinkccl.simulate.nccl_model import SERVED, choose
+from blinkccl.simulate.nccl_model import SERVED, choose, nccl_24_as_written
 from blinkccl.simulate.nccl_search import Channels, search
 from blinkccl.simulate.staged import prepare_host_staged, prepare_plain_ring
 from blinkccl.topology.model import Topology
 
 #: NCCL 2.4 moves data in slices: a buffer of 4 MiB has 8.
 NCCL_SLICE_BYTES = 512 * 1024
-#: Below this, the paper says, NCCL takes double binary trees on a DGX-2.
-TREES_BELOW_BYTES = 16 * 1024
 #: Calibrations of NCCL 2.4 by machine; elsewhere it is timed on the job's own.
 NCCL_24_CALIBRATIONS = {"dgx-1v": "nccl-2.4-v100", "dgx-1p": "nccl-2.4-p100"}
 
@@ -36,38 +36,22 @@ def machine_name(topology: Topology) -> str:
 
 
 @dataclass(frozen=True)
-class Fastest:
-    """Several plans of one library, which takes the fastest for each size."""
+class Choice:
+    """Several plans of one library, which takes one for each size: the one that ``choose`` names, or the fastest."""
 
     name: str
-    plans: tuple[Planned, ...]
+    plans: Mapping[str, Planned]
+    choose: Callable[[int], str] | None = None
 
     @property
     def forest(self) -> Forest:
-        return self.plans[0].forest
+        return self.plans["ring"].forest
 
     def at(self, size_bytes: int) -> Estimate:
-        """The fastest plan's estimate; ``detail`` says which it is."""
-        estimates = [plan.at(size_bytes) for plan in self.plans]
-        return replace(min(estimates, key=lambda estimate: estimate.seconds), name=self.name)
-
-
-@dataclass(frozen=True)
-class Switched:
-    """Two plans of one library, the first for sizes below ``below_bytes``."""
-
-    name: str
-    below_bytes: int
-    small: Planned
-    large: Planned
-
-    @property
-    def forest(self) -> Forest:
-        return self.large.forest
-
-    def at(self, size_bytes: int) -> Estimate:
-        """The estimate of the plan for this size."""
-        return (self.small if size_bytes < self.below_bytes else self.large).at(size_bytes)
+        """The estimate of the plan for this size; its ``detail`` says which it is."""
+        if self.choose is not None:
+            return self.plans[self.choose(size_bytes)].at(size_bytes)
+        return min((plan.at(size_bytes) for plan in self.plans.values()), key=lambda estimate: estimate.seconds)
 
 
 def prepare_nccl_24(request: Request, conditions: Conditions) -> Prepared:
@@ -79,14 +63,10 @@ def prepare_nccl_24(request: Request, conditions: Conditions) -> Prepared:
         If the collective has no ring in NCCL, or no ring closes.
     """
     own = nccl_24_conditions(request, conditions)
-    rings = _plan("ring", request, own, "nccl-2.4")
-    if len(by_server(request.topology, request.ranks)) == 1 or request.collective.name != "allreduce":
-        return rings
-    try:
-        trees = _plan("double_binary_tree", request, own, "nccl-2.4")
-    except UnsupportedError:
-        return rings
-    return Fastest("nccl-2.4", (rings, trees))
+    servers = len(by_server(request.topology, request.ranks))
+    if servers == 1 or request.collective.name != "allreduce":
+        return _plan("ring", request, own, "nccl-2.4")
+    return Choice("nccl-2.4", _rings_and_trees("nccl-2.4", request, own))
 
 
 def prepare_nccl_24_as_written(request: Request, conditions: Conditions) -> Prepared:
@@ -100,9 +80,13 @@ def prepare_nccl_24_as_written(request: Request, conditions: Conditions) -> Prep
     if request.collective.name != "allreduce":
         raise UnsupportedError("nccl-2.4-as-written differs from nccl-2.4 for allreduce only")
     own = nccl_24_conditions(request, conditions)
-    small = _plan("double_binary_tree", request, own, "nccl-2.4-as-written")
-    large = _plan("ring", request, own, "nccl-2.4-as-written")
-    return Switched("nccl-2.4-as-written", TREES_BELOW_BYTES, small, large)
+    servers = len(by_server(request.topology, request.ranks))
+    plans = _rings_and_trees("nccl-2.4-as-written", request, own)
+    return Choice("nccl-2.4-as-written", plans, partial(nccl_24_as_written, servers))
+
+
+def _rings_and_trees(name: str, request: Request, conditions: Conditions) -> dict[str, Planned]:
+    return {how: _plan(how, request, conditions, name) for how in ("ring", "double_binary_tree")}
 
 
 def nccl_24_conditions(request: Request, conditions: Conditions) -> Conditions:

@@ -1,0 +1,85 @@
+"""All claims of document A, Blink (MLSys 2020).
+
+B1 to B36 are its claims; E1, E3 to E6 and E8 what it prints that cannot be right. Errors that spoil a claim are in that
+claim's row: E2 in B16, E7 in B18, E9 in B36.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from blinkccl.collectives.ops import OPS
+from blinkccl.collectives.spec import COLLECTIVES
+from blinkccl.engines.registry import ENGINES
+from blinkccl.paper import (
+    blink_errors,
+    blink_graph,
+    blink_microbenchmarks,
+    blink_protocols,
+    blink_simulated,
+    blink_training,
+)
+from blinkccl.paper.claim import Claim, Context, Value
+
+#: What NCCL 2.4 has.
+NCCL_REDUCTIONS = ("sum", "prod", "max", "min")
+NCCL_COLLECTIVES = ("allreduce", "broadcast", "reduce", "allgather", "reduce_scatter")
+
+
+def _features(_: Context) -> tuple[Value, ...]:
+    def there(*modules: str) -> int:
+        """Whether this installation has all of these parts of the package."""
+        return int(all(find_spec(f"blinkccl.{module}") is not None for module in modules))
+
+    basis = "registries of this package"
+    return (
+        Value("NCCL's reduction functions", 4, sum(name in OPS for name in NCCL_REDUCTIONS), basis=basis),
+        Value("NCCL's collectives", 5, sum(name in COLLECTIVES for name in NCCL_COLLECTIVES), basis=basis),
+        Value("links are probed at run time", 1, there("topology.probe", "runtime.rendezvous"), basis=basis),
+        Value("a PyTorch backend", 1, there("torch_backend"), basis=basis),
+        Value("CUDA code is generated and run", 1, int("cuda" in ENGINES and there("codegen")), basis=basis),
+        Value("NCCL's API, to be preloaded", 1, there("nccl"), basis=basis),
+    )
+
+
+_OWN = (
+    Claim(
+        "B3",
+        "A",
+        "§1, Fig 3",
+        "Among 40,000 multi-GPU jobs 3, 5, 6 or 7 GPUs on one server are common.",
+        None,
+        "The trace of that cluster was not published.",
+    ),
+    Claim(
+        "B35",
+        "A",
+        "§1, §2.3, §4.1",
+        "Blink probes links at run time, generates CUDA code for NCCL's collectives and reductions, and is preloaded "
+        "under NCCL's API by LD_PRELOAD, without changes to programs.",
+        _features,
+        "Here are the probe, all collectives and reductions on CPU engines, and a PyTorch backend. CUDA code and a "
+        "library with NCCL's API are not here yet; a 0 stands for each, and turns to 1 when it is.",
+    ),
+)
+
+
+def _number(claim: Claim) -> tuple[str, int]:
+    return claim.id[0], int(claim.id[1:])
+
+
+#: By letter and number.
+CLAIMS: tuple[Claim, ...] = tuple(
+    sorted(
+        (
+            *_OWN,
+            *blink_graph.CLAIMS,
+            *blink_errors.CLAIMS,
+            *blink_microbenchmarks.CLAIMS,
+            *blink_protocols.CLAIMS,
+            *blink_simulated.CLAIMS,
+            *blink_training.CLAIMS,
+        ),
+        key=_number,
+    )
+)

@@ -1,0 +1,337 @@
+"""Blink's claims about trees and rings on given links (§2.1, §3.1 to §3.3, §5.1): graph mathematics, exact.
+
+No row here depends on a calibration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from fractions import Fraction
+from functools import lru_cache
+from itertools import combinations
+from math import ceil, floor, log
+
+import numpy as np
+
+from blinkccl.algorithms.lanes import lanes_of
+from blinkccl.algorithms.ring import ring_count
+from blinkccl.errors import TopologyError
+from blinkccl.forest.model import link_use
+from blinkccl.packing.maxflow import broadcast_rate
+from blinkccl.packing.mwu import ApproximatePacking, pack_multiplicative
+from blinkccl.packing.network import Network
+from blinkccl.packing.oracles import out_tree_oracle
+from blinkccl.packing.undirected import strength, undirected_widths
+from blinkccl.paper.allocations import Gpus, connected_allocations
+from blinkccl.paper.blink_jobs import EIGHT, geometric_mean, plan, request
+from blinkccl.paper.claim import Claim, Context, Value
+
+MACHINES = ("dgx-1v", "dgx-1p")
+#: What Fig 14 counts a ring over PCIe as, in NVLink lanes (§5.1: "half as much bandwidth as NVLink").
+PCIE_LANES = Fraction(1, 2)
+#: Accuracies at which multiplicative weights are run; the paper prints none.
+EPSILONS = (Fraction(1, 10), Fraction(1, 20), Fraction(1, 50))
+
+
+def network(name: str, gpus: Gpus) -> Network:
+    """The NVLinks between these GPUs, in lanes."""
+    asked = request(name, "allreduce", gpus)
+    return lanes_of(asked.network, asked.ranks).network
+
+
+def rings(name: str, gpus: Gpus) -> int:
+    """How many NVLink rings NCCL 2.4 finds, in lanes."""
+    return ring_count(request(name, "allreduce", gpus))
+
+
+def broadcast_optimum(found: Network, root: int = 0) -> int:
+    """The least cut between ``root`` and any other rank, in lanes."""
+    return broadcast_rate(found, root)[0]
+
+
+def allreduce_optimum(name: str, gpus: Gpus) -> Fraction:
+    """The most undirected spanning trees, in lanes (Tutte 1961, Nash-Williams 1961)."""
+    found = network(name, gpus)
+    return strength(found.n, undirected_widths(found))[0]
+
+
+def ring_allreduce(lanes: Fraction, ranks: int) -> Fraction:
+    """Rate of an AllReduce over rings of ``lanes``: 4 rings of 8 GPUs make 32/14 (§5.1)."""
+    return lanes * ranks / (2 * (ranks - 1))
+
+
+def every_setting() -> Iterator[tuple[str, Gpus]]:
+    """The 60 allocations of both machines."""
+    return ((name, gpus) for name in MACHINES for gpus in connected_allocations(name))
+
+
+def _three_gpus(_: Context) -> tuple[Value, ...]:
+    joined, apart = (0, 1, 3), (0, 1, 4)
+    trees = "trees of optimal from GPU 0"
+    return (
+        Value("rings of GPUs 0, 1, 3", 2, rings("dgx-1p", joined), basis="NCCL 2.4's rule for rings"),
+        Value("rings of GPUs 0, 1, 4", 0, rings("dgx-1p", apart), basis="NCCL 2.4's rule for rings"),
+        Value("trees' rate, 0, 1, 3", None, _rate("dgx-1p", joined), "lanes", basis=trees),
+        Value("trees' rate, 0, 1, 4", None, _rate("dgx-1p", apart), "lanes", basis=trees),
+    )
+
+
+def _rate(name: str, gpus: Gpus, collective: str = "broadcast", how: str = "optimal") -> float:
+    return float(plan(how, name, collective, gpus).rate)
+
+
+def _six_gpus(_: Context) -> tuple[Value, ...]:
+    found = []
+    for gpus in combinations(range(8), 6):
+        try:
+            rate = broadcast_optimum(network("dgx-1p", gpus))
+        except TopologyError:  # NVLink leaves these six in parts
+            continue
+        if rate == 3:
+            found.append(gpus)
+    trees = [len(plan("optimal", "dgx-1p", "broadcast", gpus).shares) for gpus in found]
+    counts = [rings("dgx-1p", gpus) for gpus in found]
+    return (
+        Value("sets of six GPUs with three trees", None, len(found), basis="minimum cuts of all 28 sets"),
+        Value("trees of each", 3, _farthest(trees, 3), basis="optimal plans for broadcast"),
+        Value("rings of each", 2, _farthest(counts, 2), basis="NCCL 2.4's rule for rings"),
+    )
+
+
+def _farthest(numbers: Iterable[int], wanted: int) -> int:
+    """So that a claim about each of them holds only if it holds for the worst."""
+    return max(numbers, key=lambda number: abs(number - wanted))
+
+
+def _fills_the_cut(_: Context) -> tuple[Value, ...]:
+    least = Fraction(1)
+    for name, gpus in every_setting():
+        rate = plan("optimal", name, "broadcast", gpus).rate
+        found = network(name, gpus)
+        least = min(least, *(rate / broadcast_optimum(found, root) for root in range(found.n)))
+    basis = "optimal plans for broadcast; a maximum flow from every root to every rank"
+    return (Value("least rate / minimum cut, 60 allocations, every root", 1, float(least), basis=basis),)
+
+
+@lru_cache(maxsize=8)
+def _weights(epsilon: Fraction) -> ApproximatePacking:
+    found = network("dgx-1v", EIGHT)
+    return pack_multiplicative(found.capacity, out_tree_oracle(found, [0]), epsilon)
+
+
+def _approximation(_: Context) -> tuple[Value, ...]:
+    values = []
+    for epsilon in EPSILONS:
+        packing, basis = _weights(epsilon), f"multiplicative weights, ε = {epsilon}, 8 GPUs of a DGX-1V"
+        rate = float(packing.rate / 6)
+        values.append(Value(f"rate / optimum at ε = {epsilon}", float(1 - epsilon), rate, relation=">=", basis=basis))
+        theory = log(len(network("dgx-1v", EIGHT).arcs)) / float(epsilon) ** 2
+        values.append(Value(f"iterations × ε² / ln m at ε = {epsilon}", None, packing.iterations / theory, basis=basis))
+    return tuple(values)
+
+
+def _tree_counts(_: Context) -> tuple[Value, ...]:
+    packings = {epsilon: _weights(epsilon) for epsilon in EPSILONS}
+    most = max(packings.values(), key=lambda packing: len(packing.columns))
+    weights = [float(weight) for _, weight in most.columns]
+    basis = "multiplicative weights on 8 GPUs of a DGX-1V"
+    return (
+        Value("trees, the most of three ε", 181, len(most.columns), basis=f"{basis}, ε = 1/10, 1/20, 1/50"),
+        *(Value(f"trees at ε = {e}", None, len(packing.columns), basis=basis) for e, packing in packings.items()),
+        Value("least weight of those", 0.002, min(weights), "lanes", basis=basis),
+        Value("largest weight of those", 0.899, max(weights), "lanes", basis=basis),
+    )
+
+
+def _fewest(_: Context) -> tuple[Value, ...]:
+    fewest = plan("optimal", "dgx-1v", "broadcast", None, "fewest-trees")
+    paper = plan("blink", "dgx-1v", "broadcast")
+    weights = [share.weight * paper.rate for share in paper.shares]
+    whole = "blink plan for broadcast, 8 GPUs of a DGX-1V"
+    return (
+        Value("fewest trees of rate 6", 6, len(fewest.shares), basis="optimal plan with the fewest trees, proved"),
+        Value("their rate", 6, float(fewest.rate), "lanes", basis="optimal plan with the fewest trees"),
+        Value("trees of the integer program", 6, len(paper.shares), basis=whole),
+        Value("largest rate of one of these", 1, float(max(weights)), "lanes", basis=whole),
+        Value("of 1000 MB, through each", 166, 1000 * float(paper.shares[0].weight), "MB", 0.005, basis=whole),
+    )
+
+
+def _within_five_percent(_: Context) -> tuple[Value, ...]:
+    parts = []
+    for name, gpus in every_setting():
+        optimum = {"broadcast": Fraction(broadcast_optimum(network(name, gpus)))}
+        optimum["allreduce"] = allreduce_optimum(name, gpus)
+        parts += [plan("blink", name, c, gpus).rate / most for c, most in optimum.items()]
+    trees = [allreduce_optimum("dgx-1v", gpus) for gpus in connected_allocations("dgx-1v")]
+    basis = "blink plans for broadcast and allreduce, threshold 5 %; optima by cuts and partitions"
+    exact = "partitions of the 46 allocations of a DGX-1V"
+    return (
+        Value("least rate / optimum, 60 allocations", 0.95, float(min(parts)), relation=">=", basis=basis),
+        Value("AllReduces that whole lanes cannot fill", None, sum(x.denominator > 1 for x in trees), basis=exact),
+        Value("least part that whole lanes reach", None, float(min(floor(x) / x for x in trees)), basis=exact),
+    )
+
+
+def _both_ways(_: Context) -> tuple[Value, ...]:
+    mirrored = total = 0
+    for name, gpus in every_setting():
+        for share in plan("blink", name, "allreduce", gpus).shares:
+            assert share.reduce is not None
+            assert share.broadcast is not None
+            total += 1
+            mirrored += sorted(p[::-1] for p in share.reduce.edges) == sorted(share.broadcast.edges)
+    basis = "blink plans for allreduce, 60 allocations"
+    return (
+        Value("part of trees used both ways", 1, mirrored / total, basis=basis),
+        Value("rate on 8 GPUs of a DGX-1V", None, _rate("dgx-1v", EIGHT, "allreduce", "blink"), "lanes", basis=basis),
+    )
+
+
+def _messages(_: Context) -> tuple[Value, ...]:
+    sent = {vertex: Fraction(0) for vertex in range(8)}
+    for (src, _dst), use in link_use(plan("ring", "ring:8", "allreduce").shares).items():
+        sent[src] += use
+    printed = 2 * ceil(Fraction(7, 8))
+    return (Value("times S that each of 8 ranks sends", printed, float(max(sent.values())), basis="a ring's plan"),)
+
+
+def _fig_14(_: Context) -> tuple[Value, ...]:
+    boxes = {(collective, name): fig_14_speedups(name, collective) for collective in FIG_14 for name in MACHINES}
+    found = boxes["allreduce", "dgx-1v"]
+    low, high = np.percentile(found, [5, 95])
+    basis = "optimal rates over NCCL 2.4's rings, a PCIe ring as half a lane"
+    return (
+        Value("least speed-up of all four boxes", 1, min(map(min, boxes.values())), "×", relation=">=", basis=basis),
+        Value("AllReduce, V100, 95th percentile", 6, float(high), "×", basis=basis),
+        Value("AllReduce, V100, 5th percentile", None, float(low), "×", basis=basis),
+        Value("AllReduce, V100, largest", None, found[-1], "×", basis=basis),
+        Value("AllReduce, V100, geometric mean", None, geometric_mean(found), "×", basis=basis),
+        *(
+            Value(f"{collective}, {name}, geometric mean", None, geometric_mean(box), "×", basis=basis)
+            for (collective, name), box in boxes.items()
+            if box is not found
+        ),
+    )
+
+
+FIG_14 = ("allreduce", "broadcast")
+
+
+def fig_14_speedups(name: str, collective: str) -> list[float]:
+    """Ascending over a machine's allocations: one box of Fig 14."""
+    return sorted(fig_14_speedup(name, collective, gpus) for gpus in connected_allocations(name))
+
+
+def fig_14_speedup(name: str, collective: str, gpus: Gpus) -> float:
+    """Trees over rings in theory.
+
+    A ring broadcasts at its own rate. The text's ⌈(N−1)/N⌉ messages say the same, as the ceiling is 1.
+    """
+    lanes = Fraction(rings(name, gpus)) or PCIE_LANES
+    if collective == "allreduce":
+        return float(allreduce_optimum(name, gpus) / ring_allreduce(lanes, len(gpus)))
+    return float(broadcast_optimum(network(name, gpus)) / lanes)
+
+
+def _settings(_: Context) -> tuple[Value, ...]:
+    basis = "isomorphism classes of NVLink-connected sets of 3 to 8 GPUs"
+    return (
+        Value("DGX-1V", 46, len(connected_allocations("dgx-1v")), basis=basis),
+        Value("DGX-1P", 14, len(connected_allocations("dgx-1p")), basis=basis),
+    )
+
+
+CLAIMS = (
+    Claim(
+        "B2",
+        "A",
+        "§1, Fig 2",
+        "On a DGX-1P, GPUs 0, 1, 3 have two NVLink rings, and GPUs 0, 1, 4 have none.",
+        _three_gpus,
+        "The bars of Fig 2 are a picture; rates of trees have no number beside them.",
+    ),
+    Claim(
+        "B4",
+        "A",
+        "§1, Fig 4",
+        "For six GPUs of a DGX-1P NCCL builds two rings and Blink three trees.",
+        _six_gpus,
+        "So it is for four of the 28 sets of six: 012456, 013457, 023467, 123567.",
+    ),
+    Claim(
+        "B10",
+        "A",
+        "§3.1, Eq 1–3",
+        "The largest packing of arborescences reaches the minimum cut.",
+        _fills_the_cut,
+        "Edmonds 1973. With ≤ in Eq 2 (see E1), and the same rate for every root, as NVLinks are as wide both ways.",
+    ),
+    Claim(
+        "B11",
+        "A",
+        "§3.2",
+        "Multiplicative weights come within ε of the optimum in O(ln m / ε²) iterations of O(m).",
+        _approximation,
+        "The guarantee is checked while it runs. O( ) has no constant; ours stays near 1.",
+    ),
+    Claim(
+        "B12",
+        "A",
+        "§3.2",
+        "Multiplicative weights return 181 trees with weights from 0.002 to 0.899 for 8 GPUs of a DGX-1V.",
+        _tree_counts,
+        "The number depends on ε and on ties, which are not stated. Like the paper's, ours is far above the minimum.",
+    ),
+    Claim(
+        "B13",
+        "A",
+        "§3.2.1",
+        "6 trees are the fewest for 8 GPUs of a DGX-1V; each has a rate of 1 and 166 of 1000 MB.",
+        _fewest,
+        "6 is the fewest for weights of 0 or 1. With weights 2, 2, 1, 1 four trees have the same rate; fewer cannot, "
+        "as four links leave the root and all must be full.",
+        wrong=True,
+    ),
+    Claim(
+        "B14",
+        "A",
+        "§3.2.1, Eq 4–7",
+        "The integer program, relaxed step by step, comes within 5 % of the optimal rate.",
+        _within_five_percent,
+        "Relaxing is needed: whole lanes alone are not enough for AllReduce.",
+    ),
+    Claim(
+        "B15",
+        "A",
+        "§3.3",
+        "AllReduce reduces to a root and broadcasts along the same tree in reverse.",
+        _both_ways,
+        "True of undirected packings, whose rate is 24/7 on 8 GPUs and not Broadcast's 6 (see E3).",
+    ),
+    Claim(
+        "B16",
+        "A",
+        "§3.3, §5.1",
+        "A process sends at least 2⌈(N−1)/N⌉ messages in an AllReduce.",
+        _messages,
+        "E2: the ceiling makes it 2 for every N. The bound is 2(N−1)/N, which §5.1 itself uses: 8/14 for 8 GPUs.",
+        wrong=True,
+    ),
+    Claim(
+        "B23",
+        "A",
+        "§5.1, Fig 14",
+        "In theory trees are at least as fast as rings in all cases, and up to 6× as fast.",
+        _fig_14,
+        "6 is where the whisker ends, at the 95th percentile; the largest is above it.",
+    ),
+    Claim(
+        "B24",
+        "A",
+        "§5.2",
+        "There are 46 topology settings for a DGX-1V and 14 for a DGX-1P.",
+        _settings,
+        "Sets that NVLink leaves in parts are not counted; with them there would be 53 and 17.",
+    ),
+)
