@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from blinkccl.forest.model import Forest
     from blinkccl.simulate.calibration import Calibration
     from blinkccl.simulate.contenders import Conditions, Estimate, Field
-    from blinkccl.simulate.run import Simulation
     from blinkccl.topology.model import Topology
 
 HELP = """
@@ -125,7 +124,7 @@ def sim(
         progress.close()
     _report(field, conditions, rows, sweep or plot is not None, json)
     if timeline is not None:
-        _write_timeline(timeline, field, rows[-1])
+        _write_timeline(timeline, rows[-1])
     if plot is not None:
         _draw(plot, field, rows)
 
@@ -189,7 +188,7 @@ def _field_of_plan(path: Path) -> tuple[Request, Forest]:
 def _report(field: Field, conditions: Conditions, rows: Sequence[Sequence[Estimate]], swept: bool, json: bool) -> None:
     from blinkccl.simulate.summary import summarise
     best = _fastest_plan(rows[-1])
-    summary = None if best is None else summarise(_traced(field, best))
+    summary = None if best is None or best.simulation is None else summarise(best.simulation.traced())
     if json:
         from blinkccl.forest.document import dumps
         from blinkccl.report.sim_document import sim_document
@@ -211,21 +210,14 @@ def _fastest_plan(row: Sequence[Estimate]) -> Estimate | None:
     return min(plans, key=lambda estimate: estimate.seconds) if plans else None
 
 
-def _traced(field: Field, estimate: Estimate) -> Simulation:
-    """The same simulation once more, with its trace."""
-    plan = field.plan(estimate.name)
-    assert plan is not None  # only plans have simulations
-    return plan.simulate(estimate.size_bytes, traced=True)
-
-
-def _write_timeline(path: Path, field: Field, row: Sequence[Estimate]) -> None:
+def _write_timeline(path: Path, row: Sequence[Estimate]) -> None:
     import json
 
     from blinkccl.simulate.timeline import chrome_trace
     best = _fastest_plan(row)
-    if best is None:
+    if best is None or best.simulation is None:
         raise ScheduleError("--timeline: none of these is a plan; a model has no timeline")
-    console.write_file(path, json.dumps(chrome_trace(_traced(field, best))) + "\n")
+    console.write_file(path, json.dumps(chrome_trace(best.simulation.traced())) + "\n")
     console.note(f"it shows {best.name} at {best.size_bytes:,} bytes: open it in chrome://tracing or ui.perfetto.dev")
 
 

@@ -26,8 +26,12 @@ from blinkccl.topology.model import Topology
 
 #: NCCL 2.4 moves data in slices: a buffer of 4 MiB has 8.
 NCCL_SLICE_BYTES = 512 * 1024
-#: Calibrations of NCCL 2.4 by machine; elsewhere it is timed on the job's own.
-NCCL_24_CALIBRATIONS = {"dgx-1v": "nccl-2.4-v100", "dgx-1p": "nccl-2.4-p100"}
+#: NCCL 2.4's protocols by machine, with the calibration of each; elsewhere it is timed on the job's own.
+NCCL_24_PROTOCOLS = {
+    "dgx-1v": {"Simple": "nccl-2.4-v100", "LL": "nccl-2.4-v100-ll"},
+    "dgx-1p": {"Simple": "nccl-2.4-p100", "LL": "nccl-2.4-p100-ll"},
+    "dgx-2": {"Simple": "nccl-2.4-v100", "LL": "nccl-2.4-v100-ll"},
+}
 
 
 def machine_name(topology: Topology) -> str:
@@ -37,21 +41,24 @@ def machine_name(topology: Topology) -> str:
 
 @dataclass(frozen=True)
 class Choice:
-    """Several plans of one library, which takes one for each size: the one that ``choose`` names, or the fastest."""
+    """Plans of one library by algorithm, each in several protocols.
+
+    For each size it takes the fastest protocol of the algorithm that ``choose`` names, or the fastest of all.
+    """
 
     name: str
-    plans: Mapping[str, Planned]
+    plans: Mapping[str, Sequence[Planned]]
     choose: Callable[[int], str] | None = None
 
     @property
     def forest(self) -> Forest:
-        return self.plans["ring"].forest
+        return self.plans["ring"][0].forest
 
     def at(self, size_bytes: int) -> Estimate:
         """The estimate of the plan for this size; its ``detail`` says which it is."""
-        if self.choose is not None:
-            return self.plans[self.choose(size_bytes)].at(size_bytes)
-        return min((plan.at(size_bytes) for plan in self.plans.values()), key=lambda estimate: estimate.seconds)
+        names = list(self.plans) if self.choose is None else [self.choose(size_bytes)]
+        estimates = [plan.at(size_bytes) for name in names for plan in self.plans[name]]
+        return min(estimates, key=lambda estimate: estimate.seconds)
 
 
 def prepare_nccl_24(request: Request, conditions: Conditions) -> Prepared:
@@ -62,11 +69,9 @@ def prepare_nccl_24(request: Request, conditions: Conditions) -> Prepared:
     UnsupportedError
         If the collective has no ring in NCCL, or no ring closes.
     """
-    own = nccl_24_conditions(request, conditions)
-    servers = len(by_server(request.topology, request.ranks))
-    if servers == 1 or request.collective.name != "allreduce":
-        return _plan("ring", request, own, "nccl-2.4")
-    return Choice("nccl-2.4", _rings_and_trees("nccl-2.4", request, own))
+    alone = len(by_server(request.topology, request.ranks)) == 1 or request.collective.name != "allreduce"
+    algorithms = ("ring",) if alone else ("ring", "double_binary_tree")
+    return Choice("nccl-2.4", {how: _nccl_24(how, request, conditions, "nccl-2.4") for how in algorithms})
 
 
 def prepare_nccl_24_as_written(request: Request, conditions: Conditions) -> Prepared:
@@ -77,30 +82,25 @@ def prepare_nccl_24_as_written(request: Request, conditions: Conditions) -> Prep
     UnsupportedError
         If the collective is not AllReduce, or there are no such trees or rings.
     """
+    name = "nccl-2.4-as-written"
     if request.collective.name != "allreduce":
-        raise UnsupportedError("nccl-2.4-as-written differs from nccl-2.4 for allreduce only")
-    own = nccl_24_conditions(request, conditions)
-    servers = len(by_server(request.topology, request.ranks))
-    plans = _rings_and_trees("nccl-2.4-as-written", request, own)
-    return Choice("nccl-2.4-as-written", plans, partial(nccl_24_as_written, servers))
+        raise UnsupportedError(f"{name} differs from nccl-2.4 for allreduce only")
+    plans = {how: _nccl_24(how, request, conditions, name) for how in ("ring", "double_binary_tree")}
+    return Choice(name, plans, partial(nccl_24_as_written, len(by_server(request.topology, request.ranks))))
 
 
-def _rings_and_trees(name: str, request: Request, conditions: Conditions) -> dict[str, Planned]:
-    return {how: _plan(how, request, conditions, name) for how in ("ring", "double_binary_tree")}
-
-
-def nccl_24_conditions(request: Request, conditions: Conditions) -> Conditions:
-    """NCCL's calibration and slices in place of the job's."""
-    name = NCCL_24_CALIBRATIONS.get(machine_name(request.topology))
-    calibration = conditions.calibration if name is None else conditions.named(name)
-    return replace(conditions, calibration=calibration, chunk_bytes=NCCL_SLICE_BYTES, channels=1, even_chunks=False)
-
-
-def _plan(algorithm: str, request: Request, conditions: Conditions, name: str) -> Planned:
+def _nccl_24(algorithm: str, request: Request, conditions: Conditions, name: str) -> tuple[Planned, ...]:
+    """One algorithm in each protocol, with NCCL's calibrations and slices in place of the job's."""
     forest = ALGORITHMS[algorithm].plan(request)
-    found = planned(name, forest, conditions)
-    what = "rings" if algorithm == "ring" else "double binary trees"
-    return replace(found, detail=f"{what} over {_kinds(forest)}, {conditions.calibration.name}")
+    what = ("rings" if algorithm == "ring" else "double binary trees") + f" over {_kinds(forest)}"
+    own = replace(conditions, chunk_bytes=NCCL_SLICE_BYTES, channels=1, even_chunks=False)
+    protocols = NCCL_24_PROTOCOLS.get(machine_name(request.topology))
+    if protocols is None:
+        return (replace(planned(name, forest, own), detail=f"{what}, {own.calibration.name}"),)
+    return tuple(
+        replace(planned(name, forest, replace(own, calibration=own.named(calibration))), detail=f"{what}, {protocol}")
+        for protocol, calibration in protocols.items()
+    )
 
 
 def _kinds(forest: Forest) -> str:

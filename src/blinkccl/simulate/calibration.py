@@ -61,7 +61,8 @@ class LinkClass(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     latency_us
         What each such link adds to the latency of a transfer.
     duplex
-        What part of ``gbps`` remains where the plan uses both directions.
+        What part of ``gbps`` remains where the plan uses both directions and one of the two GPUs combines messages;
+        copies alone pass each other at full rate.
     """
 
     kind: str
@@ -154,7 +155,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class LinkCost:
-    """What a class says of one link: bytes per second alone and where both directions are used, and latency."""
+    """What a class says of one link: bytes per second alone and where ``duplex`` applies, and latency."""
 
     rate: float
     duplex_rate: float

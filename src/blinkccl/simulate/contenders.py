@@ -203,10 +203,6 @@ class Field:
     prepared: tuple[Prepared, ...]
     absent: dict[str, str]
 
-    def plan(self, name: str) -> Planned | None:
-        """The contender ``name`` where it is a plan."""
-        return next((one for one in self.prepared if one.name == name and isinstance(one, Planned)), None)
-
     @cached_property
     def bound_gbps(self) -> float:
         """The proved bound on algbw at nominal rates of the links asked for; plans that add other links may pass it."""

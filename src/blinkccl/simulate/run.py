@@ -55,6 +55,13 @@ class Simulation:
         return self.algbw_gbps * float(bus_factor(collective.name, collective.world_size))
 
 
+    def traced(self) -> Simulation:
+        """The same run once more, with its trace."""
+        translation = self.translation
+        outcome = run(translation.workload, translation.settings.kernel_sharing, traced=True)
+        return replace(self, outcome=outcome)
+
+
 def simulate(
     program: Program,
     network: Topology,
@@ -192,7 +199,7 @@ def best_chunk_bytes(program: Program, network: Topology, calibration: Calibrati
     alpha_s = (engine.issue_us.value + engine.signal_us.value / slots) * 1e-6 + slowest_s
     wanted = sqrt(largest * alpha_s * beta / (depth - 1)) if depth > 1 else largest
     wanted = min(MOST_CHUNK_BYTES, max(LEAST_CHUNK_BYTES, wanted))
-    whole = ceil(largest / max(1, round(largest / wanted)))
+    whole = ceil(largest / max(1, round(largest / wanted), ceil(largest / MOST_CHUNK_BYTES)))
     return max(LEAST_CHUNK_BYTES, -(-whole // ALIGNMENT_BYTES) * ALIGNMENT_BYTES)
 
 

@@ -171,6 +171,7 @@ class _Links:
         for queue in program.queues:
             for pair in pairwise(queue.path):
                 self.index.setdefault(pair, len(self.index))
+        reducing = {program.ranks[role.rank] for role in program.roles if operands(role) > 1}
         combining = _combining(program)
         self.rates: list[float] = []
         self.latency_s: list[float] = []
@@ -178,7 +179,8 @@ class _Links:
             if (src, dst) not in network.link:
                 raise TopologyError(f"the program sends over a link {src} → {dst}, which {network.name} does not have")
             cost = link_cost(calibration, network.link[src, dst])
-            rate = cost.duplex_rate if (dst, src) in self.index else cost.rate
+            both_ways = (dst, src) in self.index and (src in reducing or dst in reducing)
+            rate = cost.duplex_rate if both_ways else cost.rate
             if src in combining or dst in combining:
                 rate *= calibration.engine.combining.value
             self.rates.append(rate)

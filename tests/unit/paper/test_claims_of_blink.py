@@ -36,7 +36,7 @@ from blinkccl.simulate.models import NETWORKS
 IDS = [*(f"B{i}" for i in range(1, 37)), *(f"E{i}" for i in (1, 3, 4, 5, 6, 8))]
 NOT_REPRODUCED = {
     UNCHECKABLE: "B3",
-    CLOSE: "B5 B8 B9 B25",
+    CLOSE: "B5 B8 B9",
     DIFFERS: "B12 B26 B29 B30 B31 B32 B33 B35",
     CONTRADICTED: "B13 B16 B18 B36 E1 E3 E4 E5 E6 E8",
 }
@@ -98,7 +98,7 @@ def test_two_runs_give_the_same_numbers(rows: dict[str, Row]) -> None:
     ("name", "what", "within"),
     [
         ("B25", "largest speed-up", 0.15),
-        ("B25", "geometric mean", 0.16),
+        ("B25", "geometric mean", 0.15),
         ("B27", "largest speed-up", 0.15),
         ("B27", "geometric mean", 0.15),
         ("B28", "largest speed-up", 0.15),

@@ -119,11 +119,18 @@ def test_hybrid_is_nvlink_alone_until_pcie_pays() -> None:
 
 def test_hybrid_splits_by_eq_8_at_the_simulated_rates() -> None:
     job, size = hybrid_of("0,1,2,3"), 500 * MIB
-    pcie, nvlink = job.pcie.at(size).algbw_gbps, job.nvlink.at(size).algbw_gbps
-    split = job.split(size)
+    pcie, nvlink = job.pcie.at(50 * MIB).algbw_gbps, job.nvlink.at(450 * MIB).algbw_gbps
+    split = job.split(size, 50 * MIB)
     assert split == hybrid_split(size, pcie, nvlink, job.t_dpa_s)
     assert split is not None
     assert split.pcie_bytes + split.nvlink_bytes == Fraction(size)
+
+
+@pytest.mark.parametrize("gpus", ["0,1,2", "0-6", "0-7"])
+def test_hybrid_is_never_slower_than_its_nvlink_trees(gpus: str) -> None:
+    job = hybrid_of(gpus)
+    for size in (MIB, 64 * MIB, 200 * MIB, 500 * MIB, 1000 * MIB):
+        assert job.at(size).seconds <= job.nvlink.at(size).seconds
 
 
 def test_a_plan_is_timed_the_same_alone_and_with_a_trace() -> None:

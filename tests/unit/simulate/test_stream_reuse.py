@@ -89,7 +89,9 @@ def test_a_delayed_tree_costs_time_where_it_is_the_slower_one() -> None:
     job = figure_13(WIDE_AND_NARROW)
     fair, unfair, reused = (timed(job, settings, 1000 * MB).seconds for settings in (FAIR, UNFAIR, UNFAIR_REUSED))
     assert 1.3 < unfair / fair < 1.5
-    assert reused == pytest.approx(fair, rel=0.03)
+    # One stream does not hide behind the other tree's copies what a copy costs to issue.
+    assert fair <= reused < 1.07 * fair
+    assert reused == pytest.approx(timed(job, FAIR_REUSED, 1000 * MB).seconds)
 
 
 @pytest.mark.parametrize("settings", [UNFAIR, UNFAIR_REUSED], ids=["per-tree", "reused"])

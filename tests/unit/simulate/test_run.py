@@ -1,0 +1,305 @@
+"""Timing a program for a size: which chunk, within which budget, by which kernel, and what the numbers are called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+from itertools import pairwise
+
+import pytest
+
+from blinkccl.algorithms.registry import Request, algorithm
+from blinkccl.collectives.spec import Collective
+from blinkccl.errors import ScheduleError, TopologyError
+from blinkccl.forest.model import Cut, Forest, Share, Tree, attained_rate
+from blinkccl.schedule.lower import lower
+from blinkccl.schedule.program import Program
+from blinkccl.simulate import kernel, native_kernel
+from blinkccl.simulate.calibration import Calibration, Engine, LinkClass, Number, calibration
+from blinkccl.simulate.run import (
+    LEAST_CHUNK_BYTES,
+    MAX_SIZE_BYTES,
+    MOST_CHUNK_BYTES,
+    best_chunk_bytes,
+    bind_bytes,
+    count_tasks,
+    parse_size,
+    run,
+    simulate,
+)
+from blinkccl.simulate.translate import Settings, translate
+from blinkccl.simulate.workload import Outcome
+from blinkccl.topology.model import Topology
+from blinkccl.topology.spec import parse_spec
+
+MB = 10**6
+NOMINAL = calibration("nominal")
+JOBS = [
+    ("optimal", "dgx-1v", "allreduce"),
+    ("blink", "dgx-1v", "broadcast"),
+    ("ring", "dgx-1v", "allreduce"),
+    ("optimal", "torus:2x3", "allgather"),
+    ("optimal", "star:4", "alltoall"),
+    ("one_shot", "clique:4", "allreduce"),
+]
+
+
+def free(issue_us: float = 0.0, latency_us: float = 0.0) -> Calibration:
+    """A lane of NVLink reaches its 25 GB/s; a copy costs only what is said."""
+    link = LinkClass("nvlink", 25.0, Number(25.0, "test"), Number(latency_us, "test"))
+    return Calibration(1, "free", "a test", Engine(issue_us=Number(issue_us, "test")), (link,))
+
+
+def planned(algo: str, spec: str, name: str) -> tuple[Program, Topology]:
+    topology = parse_spec(spec)
+    ends = {"root": 0} if name in ("broadcast", "reduce") else {}
+    request = Request(topology, Collective(name, len(topology.ranks), **ends), topology.ranks)
+    return lower(algorithm(algo).plan(request)), request.network
+
+
+def chain(ranks: int = 2) -> tuple[Program, Topology]:
+    """A broadcast along a row of GPUs."""
+    topology = parse_spec(f"chain:{ranks}")
+    tree = Tree(0, tuple((i, i + 1) for i in range(ranks - 1)))
+    share = Share(Fraction(1), 0, None, 0, None, tree)
+    rate = attained_rate(topology, [share])
+    forest = Forest(
+        Collective("broadcast", ranks, root=0),
+        topology.ranks,
+        "by hand",
+        topology,
+        (share,),
+        rate,
+        Cut((0,), rate, Fraction(1)),
+    )
+    return lower(forest), topology
+
+
+# What is told of a run.
+
+
+def test_a_copy_takes_its_bytes_over_the_rate() -> None:
+    timed = simulate(*chain(), free(), 100 * MB, chunk_bytes=1 * MB)
+    assert timed.seconds == pytest.approx(100e6 / 25e9)
+    assert timed.algbw_gbps == pytest.approx(25.0)
+    assert (timed.size_bytes, timed.chunk_bytes, timed.aggregated) == (100 * MB, 1 * MB, 1)
+    assert timed.outcome.transfers == 100
+    assert timed.outcome.trace is None
+
+
+def test_a_chain_is_a_pipeline() -> None:
+    """Three hops of 40 us + 5 us per chunk of 1 MB: 3 stages, and 9 more chunks."""
+    timed = simulate(*chain(4), free(issue_us=5.0), 10 * MB, chunk_bytes=1 * MB)
+    assert timed.seconds == pytest.approx((3 + 9) * 45e-6)
+
+
+@pytest.mark.parametrize(("name", "factor"), [("allreduce", 14 / 8), ("broadcast", 1.0), ("allgather", 7 / 8)])
+def test_bandwidths_are_those_of_nccl_tests(name: str, factor: float) -> None:
+    timed = simulate(*planned("optimal", "dgx-1v", name), NOMINAL, 64 * MB)
+    assert timed.algbw_gbps == pytest.approx(64e6 / timed.seconds / 1e9)
+    assert timed.busbw_gbps == pytest.approx(timed.algbw_gbps * factor)
+
+
+def test_nothing_takes_no_time() -> None:
+    timed = simulate(*planned("optimal", "dgx-1v", "allreduce"), NOMINAL, 0)
+    assert (timed.seconds, timed.algbw_gbps, timed.busbw_gbps) == (0.0, 0.0, 0.0)
+    assert timed.outcome.transfers == 0
+
+
+def test_a_trace_is_kept_where_it_is_wanted() -> None:
+    timed = simulate(*chain(3), free(), 4 * MB, chunk_bytes=1 * MB, traced=True)
+    assert timed.outcome.trace is not None
+    assert len(timed.outcome.trace.end_s) == 8
+    assert timed.outcome.trace.end_s.max() == timed.seconds
+
+
+def test_settings_reach_the_kernel() -> None:
+    program, network = planned("optimal", "dgx-1v", "allreduce")
+    late = simulate(program, network, NOMINAL, MB, settings=Settings(start_s=(0.0,) * 7 + (0.5,)))
+    assert late.seconds > 0.5
+    fifo, fair = (simulate(program, network, NOMINAL, 64 * MB, settings=Settings(x)).seconds for x in ("fifo", "fair"))
+    assert fifo != fair
+    assert fifo == pytest.approx(fair, rel=0.2)
+
+
+@pytest.mark.parametrize("size_bytes", [-1, MAX_SIZE_BYTES + 1])
+def test_sizes_out_of_range_are_refused(size_bytes: int) -> None:
+    with pytest.raises(ScheduleError, match=rf"a size of {size_bytes} bytes; expected 0 to 2\^63 - 1"):
+        simulate(*chain(), free(), size_bytes)
+
+
+def test_links_without_a_class_are_refused() -> None:
+    with pytest.raises(TopologyError, match="no link class for nvlink"):
+        simulate(*chain(), replace_links(free(), "net"), MB)
+
+
+def replace_links(given: Calibration, kind: str) -> Calibration:
+    return Calibration(1, given.name, given.about, given.engine, (LinkClass(kind, 0.0, *[Number(1.0, "test")] * 2),))
+
+
+# Sizes that a program is bound to.
+
+
+@pytest.mark.parametrize(
+    ("name", "count"), [("allreduce", 1000), ("broadcast", 1000), ("allgather", 250), ("reduce_scatter", 250)]
+)
+def test_s_is_what_nccl_tests_prints(name: str, count: int) -> None:
+    """For AllGather and ReduceScatter all ranks' blocks together."""
+    program, _ = planned("optimal", "clique:4", name)
+    assert bind_bytes(program, 4000, 1024).count == count
+    assert bind_bytes(program, 4000, 1024).itemsize == 4
+
+
+def test_bytes_that_are_no_whole_element_are_left_out() -> None:
+    program, _ = chain()
+    assert [bind_bytes(program, size, 4096).count for size in (0, 3, 4, 7, 8)] == [0, 0, 1, 1, 2]
+
+
+def test_a_chunk_has_an_element_at_least() -> None:
+    program, _ = chain()
+    assert bind_bytes(program, 40, 1).chunk_elements == 1
+    assert count_tasks(bind_bytes(program, 40, 1)) == 20
+
+
+@pytest.mark.parametrize(("algo", "spec", "name"), JOBS)
+def test_tasks_are_counted_before_a_run(algo: str, spec: str, name: str) -> None:
+    """At least as many as there will be, and no more than twice as many."""
+    program, network = planned(algo, spec, name)
+    for size_bytes in (1000, 10 * MB):
+        for named in ("nominal", "v100-copy-engine") if spec == "dgx-1v" and algo != "ring" else ("nominal",):
+            bound = bind_bytes(program, size_bytes, 65536)
+            workload = translate(bound, network, calibration(named)).workload
+            assert workload.tasks <= count_tasks(bound) <= 2 * workload.tasks
+
+
+# The budget.
+
+
+def test_more_tasks_than_the_budget_are_refused_with_a_way_out() -> None:
+    with pytest.raises(ScheduleError) as raised:
+        simulate(*chain(), free(), 100 * MB, chunk_bytes=1 * MB, budget=150)
+    assert str(raised.value) == (
+        "100,000,000 bytes in chunks of 1,000,000 are 200 transfers and reductions, more than the budget of 150; take "
+        "larger chunks (--chunk), a larger --budget, or --coarser, which times several chunks as one"
+    )
+
+
+@pytest.mark.parametrize("budget", [7, 20, 60, 150, 599])
+def test_coarser_runs_keep_to_the_budget(budget: int) -> None:
+    """600 tasks in chunks of 1 MB: several are timed as one, with the fixed costs of all of them."""
+    program, network = chain(4)
+    exact = simulate(program, network, free(issue_us=5.0), 100 * MB, chunk_bytes=1 * MB)
+    timed = simulate(program, network, free(issue_us=5.0), 100 * MB, chunk_bytes=1 * MB, budget=budget, coarser=True)
+    assert count_tasks(timed.translation.bound) <= budget
+    assert timed.aggregated > 1
+    assert timed.chunk_bytes == exact.chunk_bytes == 1 * MB
+    # The pipeline fills more slowly: by its depth times the larger chunk at most.
+    assert exact.seconds <= timed.seconds <= exact.seconds + 3 * timed.aggregated * 45e-6
+
+
+def test_a_budget_that_suffices_changes_nothing() -> None:
+    exact, timed = (simulate(*chain(4), free(), 100 * MB, chunk_bytes=1 * MB, coarser=x) for x in (False, True))
+    assert timed.aggregated == 1
+    assert timed.seconds == exact.seconds
+
+
+def test_a_budget_below_a_chunk_per_share_is_refused() -> None:
+    with pytest.raises(ScheduleError, match="one chunk per share is 6 transfers and reductions already, more than the"):
+        simulate(*chain(4), free(), 100 * MB, chunk_bytes=1 * MB, budget=5, coarser=True)
+
+
+def test_the_largest_size_can_be_timed_coarsely() -> None:
+    timed = simulate(*chain(4), free(), MAX_SIZE_BYTES, chunk_bytes=4096, budget=100_000, coarser=True)
+    assert timed.algbw_gbps == pytest.approx(25.0, rel=1e-3)
+
+
+# The chunk.
+
+
+def test_the_chunk_is_the_best_of_the_model_unless_one_is_given() -> None:
+    program, network = chain(4)
+    best = best_chunk_bytes(program, network, free(issue_us=5.0), 100 * MB)
+    assert simulate(program, network, free(issue_us=5.0), 100 * MB).chunk_bytes == best
+    assert simulate(program, network, free(issue_us=5.0), 100 * MB, chunk_bytes=12345).chunk_bytes == 12345
+
+
+@pytest.mark.parametrize("ranks", [3, 5, 9])
+@pytest.mark.parametrize("issue_us", [2.0, 10.0])
+@pytest.mark.parametrize("size_bytes", [MB, 30 * MB, 1000 * MB])
+def test_no_chunk_is_better_for_a_chain(ranks: int, issue_us: float, size_bytes: int) -> None:
+    """On the chunk pipeline that it is derived from, the closed form is the optimum up to whole chunks."""
+    program, network = chain(ranks)
+    costs = free(issue_us)
+    best = best_chunk_bytes(program, network, costs, size_bytes)
+    taken = simulate(program, network, costs, size_bytes, chunk_bytes=best).seconds
+    others = [int(best * 2 ** (step / 8)) for step in range(-16, 17)]
+    assert taken <= 1.02 * min(simulate(program, network, costs, size_bytes, chunk_bytes=x).seconds for x in others)
+
+
+@pytest.mark.parametrize(("algo", "spec", "name"), JOBS)
+def test_chunks_are_neither_tiny_nor_huge(algo: str, spec: str, name: str) -> None:
+    program, network = planned(algo, spec, name)
+    for exponent in range(2, 41):
+        for size_bytes in (1 << exponent, (1 << exponent) * 7 // 5):
+            chunk = best_chunk_bytes(program, network, NOMINAL, size_bytes)
+            assert LEAST_CHUNK_BYTES <= chunk <= MOST_CHUNK_BYTES
+            assert chunk % 16 == 0
+
+
+def test_larger_fixed_costs_ask_for_larger_chunks() -> None:
+    program, network = chain(4)
+    chunks = [best_chunk_bytes(program, network, free(issue_us), 100 * MB) for issue_us in (1.0, 4.0, 16.0, 64.0)]
+    assert chunks == sorted(chunks)
+    for small, large in pairwise(chunks):
+        assert large / small == pytest.approx(2.0, rel=0.05)
+
+
+def test_a_program_that_moves_nothing_has_a_chunk_too() -> None:
+    program, network = chain()
+    idle = replace(program, queues=(), roles=tuple(replace(role, receives=(), sends=()) for role in program.roles))
+    assert best_chunk_bytes(idle, network, NOMINAL, MB) == LEAST_CHUNK_BYTES
+
+
+# The kernel.
+
+
+@pytest.mark.skipif(not native_kernel.available(), reason="this installation has no native library")
+def test_the_native_kernel_runs_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = translate(bind_bytes(chain(4)[0], 10 * MB, MB), chain(4)[1], free(5.0)).workload
+    asked: list[str] = []
+    for name, module in (("python", kernel), ("native", native_kernel)):
+        monkeypatch.setattr(module, "run", watched(module.run, name, asked))
+    with_native = run(workload, "fair", True)
+    monkeypatch.setattr(native_kernel, "available", lambda: False)
+    without = run(workload, "fair", True)
+    assert asked == ["native", "python"]
+    assert with_native.seconds == without.seconds
+    assert with_native.trace is not None
+    assert without.trace is not None
+    assert with_native.trace.end_s.tobytes() == without.trace.end_s.tobytes()
+
+
+def watched(run_it: Callable[..., Outcome], name: str, asked: list[str]) -> Callable[..., Outcome]:
+    def called(*arguments: object) -> Outcome:
+        asked.append(name)
+        return run_it(*arguments)
+
+    return called
+
+
+# Sizes that people type.
+
+
+def test_sizes_are_typed_with_suffixes() -> None:
+    assert [parse_size("--size", text) for text in ("4096", "64M", "1G")] == [4096, 64 << 20, 1 << 30]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("many", "--size: "), ("-1", "--size: "), ("9223372036854775808", "--size 9223372036854775808: expected at most")],
+)
+def test_what_is_no_size_is_refused_by_the_name_of_the_option(text: str, message: str) -> None:
+    with pytest.raises(ScheduleError) as raised:
+        parse_size("--size", text)
+    assert str(raised.value).startswith(message)
