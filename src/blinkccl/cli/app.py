@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from blinkccl.cli import bench, calibrate, check, dump, pick, plan, sim, topo
+from blinkccl.cli import bench, calibrate, check, dump, paper, pick, plan, sim, topo
 
 HELP = """
 Examples:
@@ -19,6 +19,7 @@ Examples:
   blink sim allreduce --topo dgx-1v --size 500M        how long it would take, beside NCCL
   blink bench allreduce -g 2 -b 4K -e 16M              between processes of this machine, every result checked
   blink calibrate x.json                               latency and bandwidth from what bench or nccl-tests wrote
+  blink paper --html paper.html                        the papers' claims: published, ours, verdict
   blink dump 4711                                      what does a live job wait for?
   blink pick -k 3 --topo dgx-1v --free 0,1,4,6,7       which GPUs to ask for
 
@@ -62,6 +63,7 @@ for _name, _verb, _help, _short in (
         ("bench", bench.bench, bench.HELP, "Run a collective on this machine; every result checked."),
         ("calibrate", calibrate.calibrate, calibrate.HELP, "Which latency and bandwidth explain what was measured?"),
         ("dump", dump.dump, dump.HELP, "What does a live job on this host wait for?"),
+        ("paper", paper.paper, paper.HELP, "What did the papers claim, and what do we find?"),
         ("pick", pick.pick, pick.HELP, "Which GPUs to ask for."),
 ):
     app.command(_name, help=_help, short_help=_short, context_settings=SETTINGS)(_verb)
