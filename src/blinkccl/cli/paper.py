@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from blinkccl.cli import arguments, console
+
+if TYPE_CHECKING:
+    from blinkccl.paper.claim import Context, Row
 
 HELP = """
 Examples:
@@ -66,7 +70,8 @@ def paper(
     console.emit(fit(table.text(rows, painter(console.coloured())), console.width()))
 
 
-def _figures(html: Path | None, plot: Path | None, rows, context) -> None:  # type: ignore[no-untyped-def]
+def _figures(html: Path | None, plot: Path | None, rows: Sequence[Row], context: Context) -> None:
+    """Draw those of the rows' documents, and write them."""
     from blinkccl.paper import figures
     from blinkccl.paper.page import page
     progress = console.Progress("figures")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from math import isinf
 from typing import Any
 
 from blinkccl.paper.claim import DOCUMENTS, VERDICTS, Row, Value
@@ -93,7 +94,8 @@ def document(rows: Sequence[Row]) -> dict[str, Any]:
                         "relation": value.relation,
                         "ours": value.ours,
                         "unit": value.unit,
-                        "error": value.error,
+                        # Against a published 0 there is no relative error.
+                        "error": None if value.error is None or isinf(value.error) else value.error,
                         "tolerance": value.tolerance,
                         "basis": value.basis,
                     }
@@ -136,7 +138,7 @@ def error_text(value: Value) -> str:
     error = value.error
     if error is None or abs(error) < 5e-4:
         return ""
-    return " (no number to divide by)" if error == float("inf") else f" ({error:+.1%})".replace("%", " %")
+    return " (against none)" if isinf(error) else f" ({error:+.1%})".replace("%", " %")
 
 
 def _unit(value: Value) -> str:
