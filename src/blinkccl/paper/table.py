@@ -39,8 +39,7 @@ def text(rows: Sequence[Row], paint: Paint) -> str:
             lines.append(f"{claim.id:<5}{paint(row.verdict, _STYLES[row.verdict])}: {claim.text} ({claim.where})")
             for value in row.values:
                 lines.append(f"        {value.what}: {published_text(value)}ours {ours_text(value)}{error_text(value)}")
-                if value.basis:
-                    lines.append(f"            by {value.basis}")
+            lines += [f"        by {basis}" for basis in bases(row)]
             if claim.why:
                 lines.append(f"        why: {claim.why}")
     return "\n".join([counts_text(rows), *lines]) + "\n"
@@ -60,18 +59,24 @@ def markdown(rows: Sequence[Row]) -> str:
     for letter, mine in by_document(rows):
         lines += ["", f"## {letter}: {DOCUMENTS[letter]}", "", "| id | claim | published | ours | verdict | why |"]
         lines.append("|---|---|---|---|---|---|")
-        lines += [_markdown_row(row) for row in mine]
+        lines += [markdown_row(row) for row in mine]
     return "\n".join(lines) + "\n"
 
 
-def _markdown_row(row: Row) -> str:
+def markdown_row(row: Row) -> str:
+    """A claim as a line of its document's table."""
     claim = row.claim
     published = "<br>".join(f"{v.what}: {published_number(v)}" for v in row.values if v.published is not None)
     ours = "<br>".join(f"{v.what}: {ours_text(v)}{error_text(v)}" for v in row.values)
-    bases = list(dict.fromkeys(value.basis for value in row.values if value.basis))
-    why = " ".join(part for part in (claim.why, f"By {'; '.join(bases)}." if bases else "") if part)
+    found = bases(row)
+    why = " ".join(part for part in (claim.why, f"By {'; '.join(found)}." if found else "") if part)
     cells = (claim.id, f"{claim.text} ({claim.where})", published or "-", ours or "-", row.verdict, why)
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+
+def bases(row: Row) -> list[str]:
+    """What a row's numbers were computed with, each once."""
+    return list(dict.fromkeys(value.basis for value in row.values if value.basis))
 
 
 def document(rows: Sequence[Row]) -> dict[str, Any]:

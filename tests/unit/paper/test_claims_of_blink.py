@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from fractions import Fraction
 from itertools import pairwise, product
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -29,6 +30,7 @@ from blinkccl.paper.claim import (
     Value,
     judge,
 )
+from blinkccl.paper.table import markdown_row
 from blinkccl.simulate import native_kernel
 from blinkccl.simulate.calibration import Calibration, Number, calibration
 from blinkccl.simulate.models import NETWORKS
@@ -229,3 +231,9 @@ def test_rows_of_graphs_need_no_calibration(monkeypatch: pytest.MonkeyPatch) -> 
         assert judge(claim).values
     with pytest.raises(AssertionError, match="v100-copy-engine"):
         judge(next(claim for claim in blink.CLAIMS if claim.id == "B6"))
+
+
+def test_the_page_of_claims_is_what_is_computed(rows: dict[str, Row]) -> None:
+    """``blink paper --markdown docs/claims.md`` writes it anew."""
+    page = (Path(__file__).parents[3] / "docs" / "claims.md").read_text(encoding="utf-8").splitlines()
+    assert [row.claim.id for row in rows.values() if markdown_row(row) not in page] == []

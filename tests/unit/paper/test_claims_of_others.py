@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from functools import cache
 from math import isfinite
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -23,6 +24,7 @@ from blinkccl.paper.claim import (
     Value,
     judge,
 )
+from blinkccl.paper.table import markdown_row
 from blinkccl.simulate.calibration import Calibration, Number, calibration
 
 CLAIMS = (*poster.CLAIMS, *multipath.CLAIMS, *ring_vs_tree.CLAIMS, *notes.CLAIMS)
@@ -244,3 +246,9 @@ def test_n3_links_of_450_carry_a_busbw_of_450() -> None:
     rings = [one.ours for one in row("N3").values if "rings" in one.what]
     assert len(rings) == 2
     assert max(rings) < 450
+
+
+def test_the_page_of_claims_is_what_is_computed() -> None:
+    """``blink paper --markdown docs/claims.md`` writes it anew."""
+    page = (Path(__file__).parents[3] / "docs" / "claims.md").read_text(encoding="utf-8").splitlines()
+    assert [claim for claim in BY_ID if markdown_row(row(claim)) not in page] == []
