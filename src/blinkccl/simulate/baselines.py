@@ -5,7 +5,8 @@ between servers the faster of rings and double binary trees. (Its own threshold 
 size, a pair per channel; the plan here is one pair.) ``nccl-2.4-as-written`` adds what Blink (MLSys 2020, §3.5) says
 of a DGX-2, double binary trees below 16 KB; NCCL 2.4.2 itself never takes them inside a server.
 ``nccl-2.30`` is today's NCCL as it sees itself: its channel search and its cost model, no plan and no kernel.
-``plain-ring`` and ``mpi-host-staged`` are those of the articles on rings over send and recv and on multi-path copies.
+``plain-ring``, ``mpi-host-staged`` and ``multi-path`` are those of the articles on a ring over send and recv and on
+multi-path copies.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from blinkccl.forest.model import Forest
 from blinkccl.simulate.contenders import Conditions, Contender, Estimate, Planned, Prepared, modelled, planned
 from blinkccl.simulate.nccl_model import SERVED, choose, nccl_24_as_written
 from blinkccl.simulate.nccl_search import Channels, search
-from blinkccl.simulate.staged import prepare_host_staged, prepare_plain_ring
+from blinkccl.simulate.staged import prepare_host_staged, prepare_multi_path, prepare_plain_ring
 from blinkccl.topology.model import Topology
 
 #: NCCL 2.4 moves data in slices: a buffer of 4 MiB has 8.
@@ -166,5 +167,10 @@ BASELINES: dict[str, Contender] = {
         "AllReduce through host memory, reduced by the CPU",
         "multi-path GPU-to-GPU copies with UCX",
         prepare_host_staged,
+    ),
+    "multi-path": Contender(
+        "sendrecv over the direct links and through host memory, striped and pipelined",
+        "multi-path GPU-to-GPU copies with UCX",
+        prepare_multi_path,
     ),
 }

@@ -214,7 +214,7 @@ def multi_path(
     and streams in tables that it does not print.
     """
     require_collective(request, "multi-path", ("sendrecv",), "use --algo optimal --links all")
-    flow = ALGORITHMS["optimal"].plan(request.with_links("all"))
+    flow = ALGORITHMS["optimal"].plan(_of_two(request).with_links("all"))
     drawn = [(share.weight, share.broadcast.edges[0]) for share in flow.shares if share.broadcast is not None]
     direct = [(weight, path) for weight, path in drawn if _host_on(flow.topology, path) is None]
     staged = [(weight, path) for weight, path in drawn if _host_on(flow.topology, path) is not None]
@@ -234,6 +234,15 @@ def multi_path(
     found = planned("multi-path", forest, conditions)
     detail = f"{float(part):.1%} through the host on {streams} streams".replace("%", " %")
     return WholeShares(found.name, forest, found.program, conditions, detail, window)
+
+
+def _of_two(request: Request) -> Request:
+    """The same copy as a job of its two ends: other GPUs are no path."""
+    collective = request.collective
+    assert collective.src is not None
+    assert collective.dst is not None
+    ends = request.ranks[collective.src], request.ranks[collective.dst]
+    return replace(request, ranks=ends, collective=Collective("sendrecv", 2, src=0, dst=1))
 
 
 def _host_on(topology: Topology, path: Path) -> int | None:

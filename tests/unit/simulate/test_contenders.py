@@ -8,7 +8,8 @@ import pytest
 from timed_jobs import plan, request
 
 from blinkccl.algorithms.hybrid import hybrid_split
-from blinkccl.algorithms.registry import ALGORITHMS
+from blinkccl.algorithms.registry import ALGORITHMS, Request
+from blinkccl.collectives.spec import Collective
 from blinkccl.errors import PackingError, UnsupportedError
 from blinkccl.simulate.baselines import BASELINES, NCCL_SLICE_BYTES, machine_name
 from blinkccl.simulate.calibration import calibration, calibration_for
@@ -136,3 +137,17 @@ def test_hybrid_is_never_slower_than_its_nvlink_trees(gpus: str) -> None:
 def test_a_plan_is_timed_the_same_alone_and_with_a_trace() -> None:
     one = plan("dgx-1p", "blink", gpus="0,1,2,3")
     assert one.simulate(5_000_000).seconds == one.simulate(5_000_000, traced=True).seconds
+
+
+@pytest.mark.parametrize("spec", ["mist", "cedar"])
+def test_multi_path_takes_the_two_ends_only(spec: str) -> None:
+    topology = parse_spec(spec)
+    asked = Request(topology, Collective("sendrecv", 4, src=0, dst=1), topology.ranks, "all")
+    conditions = Conditions(calibration(spec))
+    both = BASELINES["multi-path"].prepare(asked, conditions)
+    assert both.forest is not None
+    assert {v for share in both.forest.shares for tree in share.trees() for path in tree.edges for v in path} <= {
+        0, 1, *(v.id for v in topology.vertices if v.kind in ("host", "switch"))
+    }
+    direct = contenders()["one_hop"].prepare(asked, conditions).at(256 * MIB).seconds
+    assert both.at(256 * MIB).seconds < direct
