@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +17,11 @@ if TYPE_CHECKING:
     from blinkccl.forest.model import Forest
     from blinkccl.simulate.calibration import Calibration
     from blinkccl.simulate.contenders import Conditions, Estimate, Field
+    from blinkccl.simulate.training import Step
     from blinkccl.topology.model import Topology
+
+#: GPUs that training throughputs were published for, by the architecture that links tell.
+_GPUS = {"pascal": "p100", "volta": "v100"}
 
 HELP = """
 Examples:
@@ -25,7 +30,8 @@ Examples:
   blink sim allreduce --topo dgx-1v --gpus 1,4,5,6 --size 500M
   blink sim broadcast --topo dgx-1p --sweep --plot f.png
   blink sim allreduce --topo "2x dgx-a100" --algo optimal,ring --size 1G --timeline t.json
-  blink sim allreduce --plan plan.json --size 64M --sharing fair
+  blink sim allreduce --topo dgx-1v --gpus 0,1,3 --model alexnet
+  blink sim --plan plan.json --size 64M --sharing fair
 
 Time plans on calibrated links: the program that engines run, event by event, beside NCCL as a model.
 
@@ -80,6 +86,11 @@ def sim(
                                                help="The most transfers and reductions of one run; default: fifty "
                                                     "million.")] = None,
     coarser: Annotated[bool, typer.Option("--coarser", help="Beyond the budget, time several chunks as one.")] = False,
+    model: Annotated[str | None, typer.Option("--model", metavar="NAME", show_default=False,
+                                              help="Also a training step of alexnet, resnet18, resnet50 or vgg16 with "
+                                                   "each AllReduce, on P100s or V100s.")] = None,
+    overlap: Annotated[bool, typer.Option("--overlap/--no-overlap", help="--model: reduce gradients while the backward "
+                                                                        "pass goes on.")] = True,
     timeline: Annotated[Path | None, typer.Option("--timeline", metavar="FILE", show_default=False,
                                                   help="Write the fastest plan's timeline, as Chrome's trace.")] = None,
     plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", show_default=False,
@@ -120,9 +131,10 @@ def sim(
         for done, each in enumerate(sizes):
             rows.append([one.at(each) for one in field.prepared])
             progress(done + 1, len(sizes))
+        steps = _steps(field, model, overlap)
     finally:
         progress.close()
-    _report(field, conditions, rows, sweep or plot is not None, json)
+    _report(field, conditions, rows, sweep or plot is not None, json, steps)
     if timeline is not None:
         _write_timeline(timeline, rows[-1])
     if plot is not None:
@@ -185,14 +197,37 @@ def _field_of_plan(path: Path) -> tuple[Request, Forest]:
     return Request(forest.topology, forest.collective, forest.ranks), forest
 
 
-def _report(field: Field, conditions: Conditions, rows: Sequence[Sequence[Estimate]], swept: bool, json: bool) -> None:
+@dataclass(frozen=True)
+class _Steps:
+    """Training steps of a model, by contender."""
+
+    model: str
+    gpu: str
+    overlap: bool
+    by_name: dict[str, Step]
+
+
+def _steps(field: Field, model: str | None, overlap: bool) -> _Steps | None:
+    if model is None:
+        return None
+    from blinkccl.simulate.contenders import training_steps
+    from blinkccl.simulate.nccl_system import guess_arch
+    arch = guess_arch(field.request.topology)
+    if arch not in _GPUS:
+        raise ScheduleError(f"--model: no published throughputs for {arch} GPUs; there are some for "
+                            f"{' and '.join(_GPUS)}, as dgx-1p and dgx-1v have")
+    return _Steps(model, _GPUS[arch], overlap, training_steps(field, model, _GPUS[arch], overlap))
+
+
+def _report(field: Field, conditions: Conditions, rows: Sequence[Sequence[Estimate]], swept: bool, json: bool,
+            steps: _Steps | None) -> None:
     from blinkccl.simulate.summary import summarise
     best = _fastest_plan(rows[-1])
     summary = None if best is None or best.simulation is None else summarise(best.simulation.traced())
     if json:
         from blinkccl.forest.document import dumps
         from blinkccl.report.sim_document import sim_document
-        console.emit(dumps(sim_document(field, conditions, rows, best, summary)))
+        console.emit(dumps(sim_document(field, conditions, rows, best, summary, steps.by_name if steps else {})))
         return
     from blinkccl.report import sim_text
     from blinkccl.report.fit import fit
@@ -202,6 +237,8 @@ def _report(field: Field, conditions: Conditions, rows: Sequence[Sequence[Estima
     text += sim_text.sweep_table(rows, paint) if swept else sim_text.size_table(field, rows[0], paint)
     if best is not None and summary is not None and not swept:
         text += fit(sim_text.summary_text(best.name, field.request.topology, summary, best.seconds), width)
+    if steps is not None:
+        text += sim_text.steps_table(steps.model, steps.gpu, steps.overlap, steps.by_name, paint)
     console.emit(text + fit(sim_text.absent_text(field), width))
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from blinkccl.simulate.contenders import Conditions, Estimate, Field, wins
 from blinkccl.simulate.summary import Summary
+from blinkccl.simulate.training import Step
 
 SCHEMA_VERSION = 1
 #: Links and hops that are listed.
@@ -19,8 +20,9 @@ def sim_document(
     rows: Sequence[Sequence[Estimate]],
     best: Estimate | None,
     summary: Summary | None,
+    steps: Mapping[str, Step],
 ) -> dict[str, Any]:
-    """The object; ``best`` is the plan that ``summary`` is of."""
+    """The object; ``best`` is the plan that ``summary`` is of, ``steps`` are those of training."""
     request, bound = field.request, field.bound_gbps
     document: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
@@ -37,6 +39,18 @@ def sim_document(
         "wins": [{"algorithm": w.name, "first_bytes": w.first_bytes, "last_bytes": w.last_bytes} for w in wins(rows)],
         "absent": dict(field.absent),
     }
+    if steps:
+        document["steps"] = [
+            {
+                "algorithm": name,
+                "step_s": step.total_s,
+                "compute_s": step.compute_s,
+                "communication_s": step.communication_s,
+                "exposed_s": step.exposed_s,
+                "overhead_percent": step.overhead_percent,
+            }
+            for name, step in steps.items()
+        ]
     if best is not None and summary is not None:
         document["decided_by"] = {
             "algorithm": best.name,

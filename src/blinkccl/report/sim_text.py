@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from blinkccl.report.paint import Paint
 from blinkccl.report.table import columns
 from blinkccl.report.units_text import gbps_text, ids
 from blinkccl.simulate.contenders import Conditions, Estimate, Field, wins
 from blinkccl.simulate.summary import Summary
+from blinkccl.simulate.training import Step
 from blinkccl.topology.model import Topology
 
 #: Links and hops that are shown.
@@ -82,6 +83,27 @@ def summary_text(name: str, topology: Topology, summary: Summary, seconds: float
         for hop in summary.hops[:_SHOWN]
     )
     return f"\n{name}: fullest links  {full}\ncritical path   {parts}\ndecided by      {hops}\n"
+
+
+def steps_table(model: str, gpu: str, overlap: bool, steps: Mapping[str, Step], paint: Paint) -> str:
+    """A training step with each contender, the shortest first."""
+    ordered = sorted(steps.items(), key=lambda item: item[1].total_s)
+    table = [
+        [
+            name,
+            seconds_text(step.total_s),
+            seconds_text(step.exposed_s),
+            seconds_text(step.communication_s),
+            f"{step.overhead_percent:.1f}",
+        ]
+        for name, step in ordered
+    ]
+    lines = columns(("algorithm", "step", "exposed", "allreduce", "overhead %"), table, left=(0,))
+    lines = [paint(line, "bold") if n == 1 else line for n, line in enumerate(lines)]
+    compute = seconds_text(ordered[0][1].compute_s)
+    how = "while the backward pass goes on" if overlap else "after the backward pass"
+    head = f"a step of {model} on {gpu.upper()}s: {compute} of compute, gradients reduced in buckets of 25 MiB {how}"
+    return f"\n{head}\n\n" + "\n".join(lines) + "\n"
 
 
 def absent_text(field: Field) -> str:

@@ -22,7 +22,9 @@ from blinkccl.schedule.program import Program
 from blinkccl.simulate import calibration as calibrations
 from blinkccl.simulate.calibration import Calibration
 from blinkccl.simulate.chunk_search import best_chunk, search
+from blinkccl.simulate.models import network
 from blinkccl.simulate.run import EVENT_BUDGET, Simulation, simulate
+from blinkccl.simulate.training import Step, step_time
 from blinkccl.simulate.translate import Settings
 from blinkccl.topology.assembly import exact_unit
 from blinkccl.units import algbw_gbps, bus_factor
@@ -254,6 +256,30 @@ def enter(
     if not ready:
         raise PackingError(f"nothing can serve this job: {next(iter(absent.values()))}")
     return Field(request, tuple(ready), absent)
+
+
+def training_steps(field: Field, model: str, gpu: str, overlap: bool = True) -> dict[str, Step]:
+    """A data-parallel training step of ``model`` with each contender's AllReduce.
+
+    Parameters
+    ----------
+    model, gpu, overlap
+        As of :func:`~blinkccl.simulate.training.step_time`; names of networks and GPUs whose throughput was published.
+
+    Raises
+    ------
+    UnsupportedError
+        If the collective is not AllReduce, or nothing is known of the model on that GPU.
+    """
+    name, size = field.request.collective.name, len(field.request.ranks)
+    if name != "allreduce":
+        raise UnsupportedError(f"a data-parallel step reduces gradients by allreduce, not by {name}")
+    chosen = network(model)
+
+    def seconds(one: Prepared) -> Callable[[int], float]:
+        return lambda size_bytes: one.at(size_bytes).seconds
+
+    return {one.name: step_time(chosen, gpu, size, seconds(one), overlap=overlap) for one in field.prepared}
 
 
 @dataclass(frozen=True, slots=True)

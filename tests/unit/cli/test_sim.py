@@ -129,3 +129,30 @@ def test_a_searched_chunk_is_no_slower(blink) -> None:
         seconds[choice] = found["seconds"]
     assert seconds["best"] <= min(seconds.values())
     assert seconds["miad"] < 1.5 * seconds["best"]
+
+
+def test_a_training_step_with_each_allreduce(blink) -> None:
+    asked = ["sim", "allreduce", "--topo", "dgx-1v", "--gpus", "1,4,5,6", "--algo", "optimal,nccl-2.4"]
+    asked += ["--model", "alexnet"]
+    steps = {one["algorithm"]: one for one in json.loads(blink(*asked, "--json").out)["steps"]}
+    for one in steps.values():
+        assert one["step_s"] == pytest.approx(one["compute_s"] + one["exposed_s"])
+        assert 0 <= one["exposed_s"] <= one["communication_s"]
+    assert steps["optimal"]["step_s"] < steps["nccl-2.4"]["step_s"]
+    serial = {one["algorithm"]: one for one in json.loads(blink(*asked, "--no-overlap", "--json").out)["steps"]}
+    assert serial["optimal"]["step_s"] > steps["optimal"]["step_s"]
+    assert "a step of alexnet on V100s" in blink(*asked).out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["allreduce", "--topo", "dgx-1v", "--model", "lenet"], "lenet"),
+        (["allreduce", "--topo", "hgx-h100", "--model", "vgg16"], "no published throughputs for hopper GPUs"),
+        (["broadcast", "--topo", "dgx-1v", "--model", "vgg16"], "reduces gradients by allreduce, not by broadcast"),
+    ],
+)
+def test_steps_that_cannot_be_timed(blink, arguments: list[str], says: str) -> None:
+    ended = blink("sim", *arguments, "--algo", "optimal")
+    assert ended.code == 2
+    assert says in ended.err
