@@ -181,9 +181,9 @@ def half_of_allgather(network: Network) -> Fraction:
 
 @lru_cache(maxsize=64)
 def halves_proof(network: Network) -> PriceProof | None:
-    """A proof that no AllReduce is faster than half an AllGather, from the AllGather's tight cuts; None if there is none.
+    """A proof, from an AllGather's tight cuts, that no AllReduce is faster than half of it; None where they give none.
 
-    On clusters of equal servers there is, in a fraction of the time that column generation takes.
+    On clusters of equal servers they do, in a fraction of the time that column generation takes.
     """
     if not network.symmetric:
         return None

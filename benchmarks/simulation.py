@@ -1,0 +1,163 @@
+"""How fast is the simulator? Chunk hops per second of both kernels, and whole questions with their planning apart.
+
+    python benchmarks/simulation.py [--runs N] [--json]
+
+A chunk hop is one message of one queue: a simulated transfer. Times of kernels are medians and do not contain planning
+or translation; those of questions contain everything but the planning, which is told apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from blinkccl.algorithms.registry import Request, algorithm
+from blinkccl.collectives.spec import Collective
+from blinkccl.schedule.lower import lower
+from blinkccl.schedule.program import Program
+from blinkccl.simulate import kernel, native_kernel
+from blinkccl.simulate.calibration import calibration_for
+from blinkccl.simulate.run import bind_bytes, simulate
+from blinkccl.simulate.translate import Settings, translate
+from blinkccl.simulate.workload import Outcome, Workload
+from blinkccl.topology.allocations import connected_allocations
+from blinkccl.topology.model import Topology
+from blinkccl.topology.spec import parse_spec
+
+MIB = 1 << 20
+SIZES = tuple(1 << power for power in range(16, 31, 2))  # 64 KiB to 1 GiB
+COLLECTIVES = ("broadcast", "allreduce")
+ALGORITHMS = ("optimal", "blink", "ring")
+MACHINES = ("dgx-1v", "dgx-1p")
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """A job whose chunk hops per second are measured; with so many chunks in its largest slice."""
+
+    name: str
+    spec: str
+    algo: str
+    chunks: int
+
+
+JOBS = (
+    Kernels("allreduce, dgx-1v, 8 GPUs, optimal", "dgx-1v", "optimal", 64),
+    Kernels("allreduce, dgx-1v, 8 GPUs, ring", "dgx-1v", "ring", 64),
+    Kernels("allreduce, 4x dgx-a100, 32 GPUs, ring", "4x dgx-a100", "ring", 4),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What was asked, and how long the answer took: planning, then everything else."""
+
+    name: str
+    below_s: float
+    simulations: int
+    transfers: int
+    planning_s: float
+    seconds: float
+
+
+def planned(topology: Topology, ranks: tuple[int, ...], name: str, algo: str) -> tuple[Program, Topology]:
+    """A program and the links that it lies on."""
+    ends = {"root": 0} if name == "broadcast" else {}
+    forest = algorithm(algo).plan(Request(topology, Collective(name, len(ranks), **ends), ranks))
+    return lower(forest), forest.topology
+
+
+def workload(job: Kernels, sharing: str) -> Workload:
+    """What a job's kernels run."""
+    topology = parse_spec(job.spec)
+    program, network = planned(topology, topology.ranks, "allreduce", job.algo)
+    size = 64 * MIB
+    largest = max(float(part.stop - part.start) for part in program.slices) * size
+    bound = bind_bytes(program, size, int(largest / job.chunks))
+    return translate(bound, network, calibration_for(topology), Settings(sharing)).workload
+
+
+def hops_per_s(run: Callable[[Workload, str], Outcome], given: Workload, sharing: str, runs: int) -> float:
+    """Median over ``runs``."""
+    taken = []
+    for _ in range(runs):
+        began = time.perf_counter()
+        done = run(given, sharing)
+        taken.append(time.perf_counter() - began)
+    return done.transfers / statistics.median(taken)
+
+
+def kernels(runs: int) -> list[dict[str, object]]:
+    """A row per job and way of sharing."""
+    rows: list[dict[str, object]] = []
+    for job in JOBS:
+        for sharing in ("fifo", "fair"):
+            given = workload(job, sharing)
+            row: dict[str, object] = {"name": job.name, "sharing": sharing, "transfers": given.transfers}
+            row["python_hops_per_s"] = hops_per_s(kernel.run, given, sharing, 1 if given.transfers > 20_000 else runs)
+            if native_kernel.available():
+                row["native_hops_per_s"] = hops_per_s(native_kernel.run, given, sharing, runs)
+            rows.append(row)
+    return rows
+
+
+def all_allocations() -> Question:
+    """Every allocation of both DGX-1s × sizes × collectives × algorithms: what the charts of Blink's paper ask."""
+    planning = simulating = 0.0
+    count = transfers = 0
+    for machine in MACHINES:
+        topology = parse_spec(machine)
+        costs = calibration_for(topology)
+        for ranks in connected_allocations(machine):
+            for name in COLLECTIVES:
+                for algo in ALGORITHMS:
+                    began = time.perf_counter()
+                    program, network = planned(topology, ranks, name, algo)
+                    planning += time.perf_counter() - began
+                    began = time.perf_counter()
+                    for size in SIZES:
+                        transfers += simulate(program, network, costs, size).outcome.transfers
+                        count += 1
+                    simulating += time.perf_counter() - began
+    return Question(f"{count // len(SIZES)} plans × {len(SIZES)} sizes", 60.0, count, transfers, planning, simulating)
+
+
+def cluster(algo: str) -> Question:
+    """An AllReduce of 128 GPUs."""
+    began = time.perf_counter()
+    topology = parse_spec("16x dgx-a100")
+    program, network = planned(topology, topology.ranks, "allreduce", algo)
+    planning = time.perf_counter() - began
+    began = time.perf_counter()
+    done = simulate(program, network, calibration_for(topology), 256 * MIB)
+    taken = time.perf_counter() - began
+    return Question(f"16x dgx-a100, 256 MiB, {algo}", 10.0, 1, done.outcome.transfers, planning, taken)
+
+
+def main() -> None:
+    """Measure everything and print it."""
+    parser = argparse.ArgumentParser(description="How long simulating takes.")
+    parser.add_argument("--runs", type=int, default=5, help="runs per kernel (default 5)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args()
+    rows = kernels(options.runs)
+    questions = [all_allocations(), cluster("optimal"), cluster("ring")]
+    if options.json:
+        asked = [{slot: getattr(q, slot) for slot in Question.__slots__} for q in questions]
+        print(json.dumps({"schema_version": 1, "runs": options.runs, "kernels": rows, "questions": asked}, indent=1))
+        return
+    print(f"{'chunk hops per second':>21}  {'Python':>10}  {'native':>10}")
+    for row in rows:
+        native = f"{row['native_hops_per_s']:10,.0f}" if "native_hops_per_s" in row else f"{'none':>10}"
+        print(f"{row['transfers']:>21,}  {row['python_hops_per_s']:10,.0f}  {native}  {row['sharing']}: {row['name']}")
+    print(f"\n{'simulated':>10}  {'wanted':>7}  {'planned':>9}  {'chunk hops':>12}")
+    for q in questions:
+        print(f"{q.seconds:8.2f} s  < {q.below_s:3.0f} s  {q.planning_s:7.2f} s  {q.transfers:12,}  {q.name}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,355 @@
+// The simulator's kernel on random workloads, both ways of sharing, with and without a trace: what must hold of every
+// run, and under the sanitizers nothing outside the arrays. What times are right is tested from Python.
+#include <algorithm>
+#include <cinttypes>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <initializer_list>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "blink_simulate.h"
+#include "check.h"
+
+namespace {
+
+using blink_test::expect;
+
+// A workload that owns its arrays. Each is a piece of memory of its own, without an entry to spare.
+struct Workload {
+  std::vector<std::int32_t> chunks, actor_stream, receives_of{0}, receives, sends_of{0}, sends;
+  std::vector<double> bytes, last_bytes, launch_s, pace_s_per_byte, start_s;
+  std::vector<std::int32_t> tail, head, hop_stream, pool, slots, path_of{0}, path;
+  std::vector<double> latency_s, signal_s, weight, rates;
+  std::vector<std::int32_t> engines;
+  std::int64_t streams = 0;
+
+  std::int32_t actor(std::int32_t count, double size, double last, std::int32_t stream = -1, double launch = 0.0,
+                     double pace = 0.0, double start = 0.0) {
+    chunks.push_back(count);
+    bytes.push_back(size);
+    last_bytes.push_back(last);
+    actor_stream.push_back(stream);
+    launch_s.push_back(launch);
+    pace_s_per_byte.push_back(pace);
+    start_s.push_back(start);
+    if (stream >= streams) streams = stream + 1;
+    return static_cast<std::int32_t>(chunks.size()) - 1;
+  }
+
+  void hop(std::int32_t from, std::int32_t to, const std::vector<std::int32_t>& links, std::int32_t stream,
+           std::int32_t of_pool = -1, std::int32_t slot_count = 2, double latency = 0.0, double signal = 0.0,
+           double part = 1.0) {
+    tail.push_back(from);
+    head.push_back(to);
+    path.insert(path.end(), links.begin(), links.end());
+    path_of.push_back(static_cast<std::int32_t>(path.size()));
+    hop_stream.push_back(stream);
+    pool.push_back(of_pool);
+    slots.push_back(slot_count);
+    latency_s.push_back(latency);
+    signal_s.push_back(signal);
+    weight.push_back(part);
+    if (stream >= streams) streams = stream + 1;
+  }
+
+  // Gives every actor its hops, in the order of the hops or in any.
+  void connect(std::mt19937_64* random = nullptr) {
+    for (std::size_t a = 0; a < chunks.size(); ++a) {
+      ends(head, a, receives, receives_of, random);
+      ends(tail, a, sends, sends_of, random);
+    }
+    for (auto* v : {&receives, &sends, &path}) v->shrink_to_fit();
+  }
+
+  static void ends(const std::vector<std::int32_t>& side, std::size_t actor, std::vector<std::int32_t>& rows,
+                   std::vector<std::int32_t>& starts, std::mt19937_64* random) {
+    const std::size_t first = rows.size();
+    for (std::size_t h = 0; h < side.size(); ++h) {
+      if (side[h] == static_cast<std::int32_t>(actor)) rows.push_back(static_cast<std::int32_t>(h));
+    }
+    if (random) std::shuffle(rows.begin() + static_cast<std::ptrdiff_t>(first), rows.end(), *random);
+    starts.push_back(static_cast<std::int32_t>(rows.size()));
+  }
+
+  blink_workload view() const {
+    return {static_cast<std::int64_t>(chunks.size()),
+            static_cast<std::int64_t>(tail.size()),
+            streams,
+            static_cast<std::int64_t>(engines.size()),
+            static_cast<std::int64_t>(rates.size()),
+            chunks.data(), bytes.data(), last_bytes.data(), actor_stream.data(), launch_s.data(),
+            pace_s_per_byte.data(), start_s.data(), receives_of.data(), receives.data(), sends_of.data(), sends.data(),
+            tail.data(), head.data(), hop_stream.data(), pool.data(), slots.data(), latency_s.data(), signal_s.data(),
+            weight.data(), path_of.data(), path.data(), rates.data(), engines.data()};
+  }
+
+  std::int64_t transfers() const {
+    std::int64_t sum = 0;
+    for (const auto from : tail) sum += chunks[from];
+    return sum;
+  }
+  std::int64_t firings() const {
+    std::int64_t sum = 0;
+    for (std::size_t a = 0; a < chunks.size(); ++a) sum += actor_stream[a] >= 0 ? chunks[a] : 0;
+    return sum;
+  }
+};
+
+// What a run said, all of it.
+struct Said {
+  int code = -1;
+  blink_outcome outcome{};
+  std::vector<double> actor_s, begin_s, move_s, end_s;
+  std::vector<std::int32_t> hop, actor, chunk, cause, holder;
+
+  bool same(const Said& other) const {
+    return code == other.code && outcome.seconds == other.outcome.seconds &&
+           outcome.transfers == other.outcome.transfers && outcome.firings == other.outcome.firings &&
+           outcome.events == other.outcome.events && outcome.stuck == other.outcome.stuck && actor_s == other.actor_s;
+  }
+  bool same_trace(const Said& other) const {
+    return begin_s == other.begin_s && move_s == other.move_s && end_s == other.end_s && hop == other.hop &&
+           actor == other.actor && chunk == other.chunk && cause == other.cause && holder == other.holder;
+  }
+};
+
+Said run(const Workload& workload, bool fair, bool traced) {
+  Said said;
+  const blink_workload view = workload.view();
+  said.actor_s.assign(workload.chunks.size(), -1.0);
+  said.outcome.actor_s = said.actor_s.data();
+  if (!traced) {
+    said.code = blink_simulate(&view, fair, &said.outcome, nullptr);
+    return said;
+  }
+  const auto tasks = static_cast<std::size_t>(workload.transfers() + workload.firings());
+  for (auto* column : {&said.begin_s, &said.move_s, &said.end_s}) column->assign(tasks, -7.0);
+  for (auto* column : {&said.hop, &said.actor, &said.chunk, &said.cause, &said.holder}) column->assign(tasks, -7);
+  const blink_trace trace{said.hop.data(),     said.actor.data(), said.chunk.data(), said.begin_s.data(),
+                          said.move_s.data(),  said.end_s.data(), said.cause.data(), said.holder.data()};
+  said.code = blink_simulate(&view, fair, &said.outcome, &trace);
+  return said;
+}
+
+// Layers of actors; hops lead from a layer to a later one, so that any number of slots from 1 on is live. With
+// `coarse` costs have few values, and much happens at the same time.
+Workload random_workload(std::mt19937_64& random, bool coarse) {
+  const auto upto = [&](int least, int most) { return least + static_cast<int>(random() % (most - least + 1)); };
+  const auto cost = [&](double most) {
+    return coarse ? most * upto(0, 2) : most * static_cast<double>(random() >> 11) * 0x1p-53;
+  };
+  Workload w;
+  const int layers = upto(2, 4), chunks = upto(0, 6), links = upto(1, 5), pools = upto(0, 3);
+  std::vector<int> layer_of;
+  for (int layer = 0; layer < layers; ++layer) {
+    for (int count = upto(1, 4); count > 0; --count) layer_of.push_back(layer);
+  }
+  const int streams = upto(1, 8);
+  for (std::size_t a = 0; a < layer_of.size(); ++a) {
+    const double size = coarse ? 4.0 * upto(0, 2) : upto(0, 1'000'000);
+    w.actor(chunks, size, coarse ? 4.0 : size * upto(1, 4) / 4, upto(0, 1) ? upto(0, streams - 1) : -1, cost(1e-5),
+            cost(1e-10), cost(2e-5));
+  }
+  for (int link = 0; link < links; ++link) w.rates.push_back(coarse ? 4.0 : 1e9 + cost(5e10));
+  for (int pool = 0; pool < pools; ++pool) w.engines.push_back(upto(1, 2));
+  for (std::size_t to = 0; to < layer_of.size(); ++to) {
+    for (std::size_t from = 0; from < to; ++from) {
+      if (layer_of[from] == layer_of[to] || upto(0, 2) == 0) continue;
+      std::vector<std::int32_t> path;
+      for (int link = 0; link < links; ++link) {
+        if (upto(0, 2) == 0) path.push_back(link);
+      }
+      std::shuffle(path.begin(), path.end(), random);
+      w.hop(static_cast<std::int32_t>(from), static_cast<std::int32_t>(to), path, upto(0, streams - 1),
+            upto(-1, pools - 1), upto(1, 3), cost(1e-5), upto(0, 1) ? cost(5e-6) : 0.0, coarse ? 1.0 : 1e-3 + cost(1e3));
+    }
+  }
+  w.connect(&random);
+  return w;
+}
+
+bool is_close(double a, double b) { return std::fabs(a - b) <= 1e-9 * std::fmax(std::fabs(a), std::fabs(b)); }
+
+// What must hold of a run that came to its end.
+void check_outcome(const Workload& w, const Said& said, const char* what) {
+  expect(said.code == 0 && said.outcome.stuck == -1, "%s: came to its end", what);
+  expect(said.outcome.transfers == w.transfers(), "%s: %" PRId64 " transfers", what, said.outcome.transfers);
+  expect(said.outcome.firings == w.firings(), "%s: %" PRId64 " firings", what, said.outcome.firings);
+  const std::int64_t most = static_cast<std::int64_t>(w.chunks.size()) + 3 * w.transfers() + w.firings();
+  expect(said.outcome.events <= most, "%s: %" PRId64 " events, expected at most %" PRId64, what, said.outcome.events,
+         most);
+  double last = 0.0;
+  for (const double done_s : said.actor_s) {
+    expect(done_s >= 0.0, "%s: an actor ended before the beginning", what);
+    last = std::fmax(last, done_s);
+  }
+  expect(said.outcome.seconds >= last, "%s: the run ends with its last actor", what);
+  std::vector<double> busy(w.rates.size(), 0.0);
+  for (std::size_t h = 0; h < w.tail.size(); ++h) {
+    const auto from = w.tail[h];
+    if (w.chunks[from] == 0) continue;
+    const double moved = (w.chunks[from] - 1) * w.bytes[from] + w.last_bytes[from];
+    for (auto i = w.path_of[h]; i < w.path_of[h + 1]; ++i) busy[w.path[i]] += moved / w.rates[w.path[i]];
+  }
+  for (const double seconds : busy) {
+    expect(seconds <= said.outcome.seconds * (1 + 1e-9), "%s: %g s of bytes on a link in %g s", what, seconds,
+           said.outcome.seconds);
+  }
+}
+
+void check_trace(const Workload& w, const Said& said, bool fair, const char* what) {
+  const std::size_t tasks = said.hop.size();
+  std::vector<std::int32_t> next(w.tail.size(), 0), fired(w.chunks.size(), 0);
+  double last = 0.0;
+  for (std::size_t t = 0; t < tasks; ++t) {
+    const auto hop = said.hop[t], actor = said.actor[t];
+    expect(actor >= 0 && actor < static_cast<std::int32_t>(w.chunks.size()), "%s: task %zu of no actor", what, t);
+    if (hop >= 0) {
+      expect(w.tail[hop] == actor && said.chunk[t] == next[hop]++, "%s: task %zu is not the hop's next chunk", what, t);
+    } else {
+      expect(w.actor_stream[actor] >= 0 && said.chunk[t] == fired[actor]++, "%s: firing %zu", what, t);
+      expect(said.begin_s[t] == said.move_s[t], "%s: firing %zu waits for links", what, t);
+    }
+    expect(w.start_s[actor] <= said.begin_s[t] && said.begin_s[t] <= said.move_s[t] && said.move_s[t] <= said.end_s[t],
+           "%s: task %zu: %g, %g, %g", what, t, said.begin_s[t], said.move_s[t], said.end_s[t]);
+    const auto cause = said.cause[t], holder = said.holder[t];
+    expect(cause >= -1 && cause < static_cast<std::int32_t>(tasks), "%s: cause of task %zu", what, t);
+    if (cause >= 0) expect(said.end_s[cause] <= said.begin_s[t], "%s: task %zu is before its cause", what, t);
+    expect(holder >= -1 && holder < static_cast<std::int32_t>(tasks) && (!fair || holder == -1), "%s: holder", what);
+    last = std::fmax(last, said.end_s[t]);
+  }
+  expect(last <= said.outcome.seconds, "%s: a task ends after the run", what);
+}
+
+void random_workloads() {
+  std::mt19937_64 random(20);
+  for (int round = 0; round < 1000 * blink_test::kEffort; ++round) {
+    const Workload w = random_workload(random, round % 2 == 0);
+    for (const bool fair : {false, true}) {
+      const std::string what = "workload " + std::to_string(round) + (fair ? ", fair" : ", fifo");
+      const Said traced = run(w, fair, true);
+      check_outcome(w, traced, what.c_str());
+      check_trace(w, traced, fair, what.c_str());
+      expect(traced.same(run(w, fair, false)), "%s: a trace changes nothing", what.c_str());
+      const Said again = run(w, fair, true);
+      expect(traced.same(again) && traced.same_trace(again), "%s: the same run twice", what.c_str());
+    }
+  }
+}
+
+// Bytes over the rate; slots, streams and copy engines in turn.
+void known_times() {
+  for (const bool fair : {false, true}) {
+    Workload chain;
+    for (int a = 0; a < 3; ++a) chain.actor(4, 8.0, 8.0);
+    chain.rates = {4.0, 2.0};
+    chain.hop(0, 1, {0}, 0, -1, 2, 0.5);
+    chain.hop(1, 2, {1}, 1, -1, 2, 0.5);
+    chain.connect();
+    expect(run(chain, fair, false).outcome.seconds == 2.5 + 4 * 4.5, "sum of the stages and three of the slowest");
+
+    Workload two;
+    for (int a = 0; a < 4; ++a) two.actor(1, a < 2 ? 8.0 : 4.0, a < 2 ? 8.0 : 4.0);
+    two.rates = {4.0};
+    two.hop(0, 1, {0}, 0);
+    two.hop(2, 3, {0}, 1);
+    two.connect();
+    const Said said = run(two, fair, true);
+    expect(said.end_s == (fair ? std::vector<double>{3.0, 2.0} : std::vector<double>{2.0, 3.0}),
+           "two transfers on a link: %g, %g", said.end_s[0], said.end_s[1]);
+
+    Workload weighed = two;
+    weighed.weight = {3.0, 1.0};
+    const Said parts = run(weighed, true, true);
+    expect(is_close(parts.end_s[0], 8.0 / 3.0) && is_close(parts.end_s[1], 3.0), "3 and 1 parts of a link");
+
+    Workload limited;
+    limited.actor(1, 8.0, 8.0);
+    for (std::int32_t i = 0; i < 4; ++i) limited.actor(1, 8.0, 8.0);
+    limited.rates = {4.0, 4.0, 4.0, 4.0};
+    limited.engines = {2};
+    for (std::int32_t i = 0; i < 4; ++i) limited.hop(0, i + 1, {i}, i, 0, 2, 0.5);
+    limited.connect();
+    expect(run(limited, fair, false).outcome.seconds == 5.0, "four transfers by two copy engines");
+  }
+}
+
+void nothing_to_do() {
+  const Workload empty;
+  for (const bool fair : {false, true}) {
+    const Said said = run(empty, fair, true);
+    expect(said.code == 0 && said.outcome.seconds == 0.0 && said.outcome.events == 0, "an empty workload");
+  }
+  Workload idle;
+  idle.actor(0, 8.0, 8.0, 0, 1.0, 0.0, 9.0);
+  idle.connect();
+  expect(run(idle, true, true).outcome.seconds == 0.0, "an actor without chunks does not even start");
+}
+
+// Runs that stop before their end say where, and write no further than the tasks there could be.
+void not_live() {
+  for (const bool fair : {false, true}) {
+    Workload circle;
+    circle.actor(2, 8.0, 8.0, -1, 0.0, 0.0, 3.0);
+    circle.actor(2, 8.0, 8.0);
+    circle.rates = {4.0};
+    circle.hop(0, 1, {0}, 0);
+    circle.hop(1, 0, {0}, 1);
+    circle.connect();
+    Said said = run(circle, fair, true);
+    expect(said.code == 1 && said.outcome.stuck == 0 && said.outcome.stuck_chunk == 0, "a circle");
+    expect(said.outcome.seconds == 3.0, "it stopped at %g", said.outcome.seconds);
+
+    std::mt19937_64 random(21);
+    for (int round = 0; round < 200 * blink_test::kEffort; ++round) {
+      Workload w = random_workload(random, round % 2 == 0);
+      if (w.slots.empty() || w.chunks[0] == 0) continue;
+      w.slots[random() % w.slots.size()] = 0;
+      said = run(w, fair, true);
+      expect(said.code == 1, "round %d: no slot at all", round);
+      expect(said.outcome.stuck >= 0 && said.outcome.stuck < static_cast<std::int64_t>(w.chunks.size()) &&
+                 said.outcome.stuck_chunk < w.chunks[said.outcome.stuck],
+             "round %d: stuck at actor %" PRId64 ", chunk %" PRId64, round, said.outcome.stuck,
+             said.outcome.stuck_chunk);
+      expect(said.outcome.transfers < w.transfers(), "round %d: all transfers were done", round);
+    }
+  }
+}
+
+// Runs know nothing of each other: threads may simulate at the same time.
+void side_by_side() {
+  std::mt19937_64 random(22);
+  std::vector<Workload> workloads;
+  std::vector<Said> alone;
+  for (int i = 0; i < 16; ++i) {
+    workloads.push_back(random_workload(random, i % 2 == 0));
+    alone.push_back(run(workloads.back(), i % 4 < 2, true));
+  }
+  std::vector<Said> together(workloads.size());
+  std::vector<std::thread> threads;
+  for (std::size_t first = 0; first < 4; ++first) {
+    threads.emplace_back([&, first] {
+      for (std::size_t i = first; i < workloads.size(); i += 4) together[i] = run(workloads[i], i % 4 < 2, true);
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  for (std::size_t i = 0; i < workloads.size(); ++i) {
+    expect(together[i].same(alone[i]) && together[i].same_trace(alone[i]), "workload %zu beside others", i);
+  }
+}
+
+}  // namespace
+
+int main() {
+  expect(blink_simulate_abi() == BLINK_SIMULATE_ABI, "the version of the interface");
+  known_times();
+  nothing_to_do();
+  random_workloads();
+  not_live();
+  side_by_side();
+  return blink_test::verdict();
+}

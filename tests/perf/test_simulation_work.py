@@ -1,0 +1,158 @@
+"""How much work simulating is, counted in chunk hops, events and calls: the same on every machine.
+
+Times are in benchmarks/simulation.py.
+"""
+
+from __future__ import annotations
+
+import cProfile
+import importlib.util
+import pstats
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from blinkccl.algorithms.registry import Request, algorithm
+from blinkccl.collectives.spec import Collective
+from blinkccl.schedule.lower import lower
+from blinkccl.schedule.program import Program
+from blinkccl.simulate import kernel, native_kernel
+from blinkccl.simulate.calibration import calibration
+from blinkccl.simulate.run import bind_bytes, count_tasks, simulate
+from blinkccl.simulate.translate import Settings, translate
+from blinkccl.simulate.workload import Workload
+from blinkccl.topology.model import Topology
+from blinkccl.topology.spec import parse_spec
+
+BENCHMARK = Path(__file__).parents[2] / "benchmarks/simulation.py"
+SIZE = 1 << 24
+#: Copies and reductions cost something, and messages are signalled late: every kind of event happens.
+COSTS = calibration("v100-copy-engine")
+JOBS = [("optimal", "allreduce"), ("blink", "broadcast"), ("ring", "allreduce"), ("optimal", "alltoall")]
+EVERY_JOB = pytest.mark.parametrize(("algo", "name"), JOBS)
+EVERY_SHARING = pytest.mark.parametrize("sharing", ["fifo", "fair"])
+
+
+def planned(algo: str, name: str) -> tuple[Program, Topology]:
+    topology = parse_spec("dgx-1v")
+    ends = {"root": 0} if name == "broadcast" else {}
+    request = Request(topology, Collective(name, 8, **ends), topology.ranks)
+    forest = algorithm(algo).plan(request)
+    return lower(forest), forest.topology
+
+
+def workload(algo: str, name: str, chunks: int, sharing: str = "fifo", late: bool = False) -> Workload:
+    """The job with so many chunks in its largest slice; ``late``: messages are signalled after they landed."""
+    program, network = planned(algo, name)
+    blocks = program.collective.total_blocks()
+    largest = max(float(part.stop - part.start) for part in program.slices) * SIZE / blocks
+    bound = bind_bytes(program, SIZE, int(largest / chunks))
+    made = translate(bound, network, COSTS, Settings(sharing)).workload
+    return replace(made, hops=replace(made.hops, signal_s=made.hops.signal_s + 1e-6)) if late else made
+
+
+def calls(run: Callable[[], object]) -> dict[tuple[str, str], int]:
+    """(file, function) → how often it was called."""
+    profile = cProfile.Profile()
+    profile.enable()
+    run()
+    profile.disable()
+    counted: dict[tuple[str, str], int] = {}
+    for (file, _, name), value in pstats.Stats(profile).stats.items():
+        key = Path(file).name, name
+        counted[key] = counted.get(key, 0) + value[1]
+    return counted
+
+
+# Nothing is left out, and there is no closed form.
+
+
+@EVERY_SHARING
+@EVERY_JOB
+@pytest.mark.parametrize("size_bytes", [0, 4096, SIZE, SIZE + 12])
+def test_every_chunk_crosses_every_hop(algo: str, name: str, sharing: str, size_bytes: int) -> None:
+    program, network = planned(algo, name)
+    done = simulate(program, network, COSTS, size_bytes, chunk_bytes=100_000, settings=Settings(sharing), traced=True)
+    extents = done.translation.bound.extents
+    sent = sum(extents[role.slice].chunks * len(role.sends) for role in program.roles)
+    assert done.outcome.transfers == sent
+    assert done.outcome.trace is not None
+    assert (done.outcome.trace.hop >= 0).sum() == sent
+    assert sent + done.outcome.firings <= count_tasks(done.translation.bound)
+
+
+# Events.
+
+
+@EVERY_SHARING
+@EVERY_JOB
+@pytest.mark.parametrize("late", [False, True])
+def test_an_event_or_three_per_task(algo: str, name: str, sharing: str, late: bool) -> None:
+    """Per transfer it moves, lands and, where that takes time, arrives; per firing it is done; per actor a start.
+
+    Where links are shared anew, the ends of the transfers on the same link are told again.
+    """
+    given = workload(algo, name, 16, sharing, late)
+    counted = calls(lambda: kernel.run(given, sharing))
+    events = counted["kernel.py", "schedule"]
+    actors = int((given.actors.chunks > 0).sum())
+    least = actors + given.firings + given.transfers * (1 + late + (sharing == "fair"))
+    told_again = events - least
+    assert told_again >= 0
+    if sharing == "fifo":
+        assert told_again == 0
+        assert ("sharing.py", "_fill") not in counted
+    else:
+        assert 0 < counted["sharing.py", "_fill"] <= 2 * given.transfers  # when one begins, and when it ends
+        assert told_again <= int(np.bincount(given.hops.path).max()) * given.transfers
+
+
+@EVERY_SHARING
+@EVERY_JOB
+def test_work_grows_with_the_chunks(algo: str, name: str, sharing: str) -> None:
+    """Four times the chunks: about four times the calls."""
+    few, many = (workload(algo, name, chunks, sharing) for chunks in (8, 32))
+    counted = [sum(calls(lambda given=given: kernel.run(given, sharing)).values()) for given in (few, many)]
+    per_task = [count / given.tasks for count, given in zip(counted, (few, many), strict=True)]
+    assert per_task[0] < {"fifo": 60, "fair": 160}[sharing]
+    assert per_task[1] < 1.3 * per_task[0]
+
+
+@EVERY_JOB
+def test_translating_takes_no_work_per_chunk(algo: str, name: str) -> None:
+    program, network = planned(algo, name)
+    counted = []
+    for chunk_bytes in (1 << 20, 1 << 10):
+        bound = bind_bytes(program, SIZE, chunk_bytes)
+        counted.append(sum(calls(lambda bound=bound: translate(bound, network, COSTS)).values()))
+    assert counted[1] <= 1.01 * counted[0]
+    assert counted[0] <= 40 * (len(program.roles) + len(program.queues))
+
+
+# The benchmark.
+
+
+@pytest.fixture(scope="module")
+def benchmark():
+    spec = importlib.util.spec_from_file_location("simulation", BENCHMARK)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["simulation"] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["simulation"]
+
+
+def test_the_benchmark_counts_hops(benchmark) -> None:
+    job = benchmark.Kernels("small", "dgx-1v", "ring", 2)
+    given = benchmark.workload(job, "fair")
+    assert benchmark.hops_per_s(kernel.run, given, "fair", 1) > 0
+    if native_kernel.available():
+        assert native_kernel.run(given, "fair").transfers == given.transfers
+    assert [len(benchmark.connected_allocations(name)) for name in benchmark.MACHINES] == [46, 14]
+    assert (len(benchmark.SIZES), len(benchmark.COLLECTIVES), len(benchmark.ALGORITHMS)) == (8, 2, 3)

@@ -1,0 +1,339 @@
+"""What must hold of every simulated time, whatever the program, the costs and the way of sharing links."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import fields, replace
+from functools import lru_cache
+from random import Random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from blinkccl.algorithms.registry import ALGORITHMS, Request, algorithm
+from blinkccl.collectives.spec import COLLECTIVES, Collective
+from blinkccl.errors import UnsupportedError
+from blinkccl.forest.model import Forest, Path, Share, Tree
+from blinkccl.schedule.chunking import bind
+from blinkccl.schedule.lower import lower
+from blinkccl.schedule.program import Program
+from blinkccl.simulate.bounds import least_s, serial_s
+from blinkccl.simulate.calibration import Calibration, Engine, LinkClass, Number
+from blinkccl.simulate.run import bind_bytes, run, simulate
+from blinkccl.simulate.translate import SHARINGS, STREAMS, Settings, translate
+from blinkccl.simulate.workload import Outcome, Trace, Workload
+from blinkccl.testing.forests import random_forest
+from blinkccl.testing.programs import random_program
+from blinkccl.topology.allocations import connected_allocations
+from blinkccl.topology.model import LINK_KINDS, Topology
+from blinkccl.topology.spec import parse_spec
+
+SEEDS = st.integers(0, 2**32)
+EASY = settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+EVERY_SHARING = pytest.mark.parametrize("sharing", SHARINGS)
+
+Job = tuple[Program, Topology]
+
+
+def number(value: float) -> Number:
+    return Number(value, "a test")
+
+
+def costs(random: Random, latencies: bool = True) -> Calibration:
+    """Any calibration; without ``latencies`` only bytes take time."""
+
+    def some(least: float, most: float) -> Number:
+        return number(random.choice([0.0, random.uniform(least, most)]) if latencies else 0.0)
+
+    engine = Engine(
+        launch_us=some(1, 10),
+        issue_us=number(random.uniform(1, 10)) if latencies else number(0.0),
+        signal_us=some(1, 5),
+        reduce_us=some(1, 10),
+        reduce_gbps=number(random.choice([0.0, random.uniform(10, 400)])),
+        combining=number(random.uniform(0.5, 1)),
+        copy_engines=number(float(random.choice([0, 0, 1, 3]))),
+    )
+    links = (LinkClass(kind, 0.0, number(random.uniform(0.3, 1)), some(0.1, 3)) for kind in LINK_KINDS)
+    return Calibration(1, "random", "drawn by a test", engine, tuple(links))
+
+
+def ideal() -> Calibration:
+    """Links at the rate that plans count on, and nothing else costs time."""
+    links = (LinkClass(kind, 0.0, number(1.0), number(0.0)) for kind in LINK_KINDS)
+    return Calibration(1, "ideal", "a test", Engine(), tuple(links))
+
+
+SPECS = ("star:5", "torus:2x3", "random:6:seed=1", "random:6:seed=2:directed", "dgx-a100", "2x dgx-1p @ 100Gbps")
+PLACES = [(name, gpus) for name in ("dgx-1v", "dgx-1p") for gpus in connected_allocations(name)]
+PLACES += [(spec, ()) for spec in SPECS]
+
+
+@lru_cache(maxsize=512)
+def planned(spec: str, gpus: tuple[int, ...], algo: str, name: str) -> Forest | None:
+    """What an algorithm plans for an allocation; None where it does not serve it."""
+    topology = parse_spec(spec)
+    ranks = gpus or topology.ranks
+    values = {"root": 0, "src": 0, "dst": len(ranks) - 1}
+    ends = {key: values[key] for key in COLLECTIVES[name].parameters}
+    try:
+        return algorithm(algo).plan(Request(topology, Collective(name, len(ranks), **ends), ranks))
+    except UnsupportedError:
+        return None
+
+
+def any_plan(random: Random) -> Forest:
+    """A plan of any algorithm for any collective it serves, on any allocation."""
+    while True:
+        spec, gpus = random.choice(PLACES)
+        found = planned(spec, gpus, random.choice([*ALGORITHMS]), random.choice([*COLLECTIVES]))
+        if found is not None:
+            return found
+
+
+def any_job(random: Random) -> Job:
+    """A plan, a random forest, or a random program that our lowering would never make."""
+    kind = random.randrange(3)
+    if kind == 0:
+        return random_program(random)
+    forest = random_forest(random) if kind == 1 else any_plan(random)
+    return lower(forest, random.choice([1, 2, 3]), random.choice([None, 1])), forest.topology
+
+
+def any_workload(random: Random, sharing: str) -> Workload:
+    program, network = any_job(random)
+    starts = random.choice([(), tuple(random.uniform(0, 1e-4) for _ in program.ranks)])
+    chosen = Settings(sharing, random.choice(STREAMS), starts)
+    count = random.choice([0, 7, random.randint(1, 100_000)])
+    bound = bind(program, count, 4, max(16, 4 * count // random.randint(1, 6)), random.random() < 0.5)
+    return translate(bound, network, costs(random), chosen).workload
+
+
+def bits(outcome: Outcome) -> tuple[object, ...]:
+    """Everything that a traced run says."""
+    assert outcome.trace is not None
+    columns = [getattr(outcome.trace, field.name).tobytes() for field in fields(Trace)]
+    return (outcome.seconds, outcome.transfers, outcome.firings, outcome.actor_s.tobytes(), *columns)
+
+
+def kernel_sharing(sharing: str) -> str:
+    return Settings(sharing).kernel_sharing
+
+
+# Bounds.
+
+
+@EVERY_SHARING
+@EASY
+@given(seed=SEEDS)
+def test_no_run_is_shorter_than_its_bound_or_longer_than_one_thing_after_the_other(sharing: str, seed: int) -> None:
+    workload = any_workload(Random(seed), sharing)
+    done = run(workload, kernel_sharing(sharing))
+    assert done.seconds >= least_s(workload) * (1 - 1e-12)
+    assert done.seconds <= serial_s(workload) * (1 + 1e-12)
+    assert (done.transfers, done.firings) == (workload.transfers, workload.firings)
+    assert (done.busy_s <= done.seconds * (1 + 1e-12)).all()
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 6])
+def test_both_bounds_are_reached(ranks: int) -> None:
+    """A chunk alone on a chain does one thing after the other, and that is its longest chain."""
+    tree = Tree(0, tuple((i, i + 1) for i in range(ranks - 1)))
+    given_ = planned(f"chain:{ranks}", (), "optimal", "broadcast")
+    assert given_ is not None
+    assert given_.shares[0].broadcast == tree
+    for seed in range(20):
+        random = Random(seed)
+        starts = (random.uniform(0, 1e-4), *(0.0,) * (ranks - 1))
+        bound = bind(lower(given_), 100_000, 4, 1 << 30)
+        workload = translate(bound, given_.topology, costs(random), Settings(start_s=starts)).workload
+        seconds = run(workload, "fifo").seconds
+        assert least_s(workload) == pytest.approx(seconds, rel=1e-12)
+        assert serial_s(workload) == pytest.approx(seconds, rel=1e-12)
+
+
+@pytest.mark.parametrize("sharing", ["fifo", "fair"])
+def test_a_full_link_is_a_bound_that_is_reached(sharing: str) -> None:
+    """Messages of a star's root cross one link: with nothing but bytes it is never idle."""
+    forest = planned("star:5", (), "optimal", "gather")
+    assert forest is not None
+    workload = translate(bind_bytes(lower(forest), 1 << 20, 1 << 14), forest.topology, ideal()).workload
+    assert run(workload, sharing).seconds == pytest.approx((workload.link_bytes / workload.rates).max(), rel=0.02)
+
+
+# Names mean nothing.
+
+
+def relabelled(random: Random, forest: Forest) -> Forest:
+    """The same forest where all vertices have other ids, and the topology lists everything in another order."""
+    old = [vertex.id for vertex in forest.topology.vertices]
+    new = dict(zip(old, random.sample(range(3 * len(old)), len(old)), strict=True))
+    vertices = [replace(vertex, id=new[vertex.id]) for vertex in forest.topology.vertices]
+    links = [replace(link, src=new[link.src], dst=new[link.dst]) for link in forest.topology.links]
+    random.shuffle(vertices)
+    random.shuffle(links)
+
+    def path(given_: Path) -> Path:
+        return tuple(new[v] for v in given_)
+
+    def tree(given_: Tree | None) -> Tree | None:
+        return given_ and Tree(new[given_.root], tuple(path(edge) for edge in given_.edges))
+
+    def share(given_: Share) -> Share:
+        block = given_.block
+        named = path(block) if isinstance(block, tuple) else None if block is None else new[block]
+        return replace(
+            given_, block=named, root=new[given_.root], reduce=tree(given_.reduce), broadcast=tree(given_.broadcast)
+        )
+
+    topology = replace(forest.topology, vertices=tuple(vertices), links=tuple(links))
+    shares = tuple(share(x) for x in forest.shares)
+    return replace(forest, ranks=path(forest.ranks), topology=topology, shares=shares)
+
+
+@EVERY_SHARING
+@EASY
+@given(seed=SEEDS)
+def test_other_numbers_of_vertices_change_nothing(sharing: str, seed: int) -> None:
+    random = Random(seed)
+    forest = random_forest(random) if random.random() < 0.5 else any_plan(random)
+    calibration, size_bytes = costs(random), random.randint(0, 1 << 22)
+    settings_ = Settings(sharing, random.choice(STREAMS))
+    told = [
+        simulate(lower(x), x.topology, calibration, size_bytes, chunk_bytes=1 << 16, settings=settings_, traced=True)
+        for x in (forest, relabelled(random, forest))
+    ]
+    assert bits(told[0].outcome) == bits(told[1].outcome)
+
+
+# The same input gives the same bytes.
+
+
+@EVERY_SHARING
+@EASY
+@given(seed=SEEDS)
+def test_the_same_question_has_the_same_answer(sharing: str, seed: int) -> None:
+    one, other = (any_workload(Random(seed), sharing) for _ in range(2))
+    for field in ("actors", "hops"):
+        for column in fields(getattr(one, field)):
+            ours, theirs = (getattr(getattr(x, field), column.name) for x in (one, other))
+            assert ours.tobytes() == theirs.tobytes()
+    told = [run(x, kernel_sharing(sharing), True) for x in (one, one, other)]
+    assert len({bits(outcome) for outcome in told}) == 1
+
+
+HASHES = """
+import hashlib, sys
+sys.path.insert(0, sys.argv[1])
+from random import Random
+from test_simulation import any_workload, bits, kernel_sharing
+from blinkccl.simulate.run import run
+told = hashlib.sha256()
+for sharing in ("fifo", "fair", "unfair"):
+    for seed in range(12):
+        told.update(repr(bits(run(any_workload(Random(seed), sharing), kernel_sharing(sharing), True))).encode())
+print(told.hexdigest())
+"""
+
+
+def test_the_same_question_has_the_same_answer_in_any_process() -> None:
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", HASHES, os.path.dirname(__file__)],
+            env={**os.environ, "PYTHONHASHSEED": str(seed)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in (1, 2)
+    ]
+    assert said[0] == said[1]
+    assert len(said[0].strip()) == 64
+
+
+# Time scales with rates.
+
+
+@pytest.mark.parametrize("sharing", ["fifo", "fair", "unfair"])
+@EASY
+@given(seed=SEEDS)
+def test_twice_the_rates_are_half_the_time_where_only_bytes_take_time(sharing: str, seed: int) -> None:
+    """Exactly: all times are sums of quotients, and twos change only exponents."""
+    random = Random(seed)
+    program, network = any_job(random)
+    calibration = costs(random, latencies=False)
+    reduce_gbps = calibration.engine.reduce_gbps.value
+    fast = faster(
+        calibration,
+        Engine(
+            reduce_gbps=number(2 * reduce_gbps),
+            combining=calibration.engine.combining,
+            copy_engines=calibration.engine.copy_engines,
+        ),
+        2.0,
+    )
+    size_bytes = random.randint(0, 1 << 22)
+    once, twice = (
+        simulate(program, network, x, size_bytes, chunk_bytes=1 << 16, settings=Settings(sharing)).seconds
+        for x in (calibration, fast)
+    )
+    assert twice == once / 2
+
+
+def faster(given_: Calibration, engine: Engine, times: float) -> Calibration:
+    """Another engine, and links of so many times the rate."""
+    links = (LinkClass(x.kind, 0.0, number(times * x.gbps.value), x.latency_us) for x in given_.link)
+    return Calibration(1, given_.name, given_.about, engine, tuple(links))
+
+
+# What plans promise.
+
+
+CHUNKS = 96
+
+
+def part_of_rate(forest: Forest, sharing: str, size_bytes: int = 1 << 26) -> tuple[float, int]:
+    """algbw as a part of what the forest's rate promises, and the hops on the longest way."""
+    program = lower(forest)
+    largest = max(float(x.stop - x.start) for x in program.slices) * size_bytes / forest.collective.total_blocks()
+    timed = simulate(
+        program,
+        forest.topology,
+        ideal(),
+        size_bytes,
+        chunk_bytes=max(16, int(largest / CHUNKS)),
+        settings=Settings(sharing),
+    )
+    depth = max(role.offset for role in program.roles) - min(role.offset for role in program.roles)
+    return timed.algbw_gbps / (float(forest.rate) * forest.topology.unit_gbps), depth
+
+
+@pytest.mark.parametrize("algo", [*ALGORITHMS])
+@settings(EASY, max_examples=12)
+@given(seed=SEEDS)
+def test_long_transfers_reach_the_rate_of_the_plan_and_never_more(algo: str, seed: int) -> None:
+    """First come, first served, k chunks through d hops take (k + d) / k of the time that the plan's rate allows.
+
+    So links that full loads were planned for are full, in whatever order trees take turns on them. Fairly shared links
+    give each tree the same instead of what the plan gives it: never more than the rate, but often less.
+    """
+    jobs = [(spec, gpus, algo, name) for spec, gpus in PLACES for name in COLLECTIVES]
+    Random(seed).shuffle(jobs)
+    found = next(plan for plan in (planned(*job) for job in jobs) if plan is not None)
+    # Slices begin on 16 bytes: a little less than the plan's share may cross its fullest link.
+    rounding = 1 + 16 * len(found.shares) * len(found.topology.links) / (1 << 26)
+    reached, depth = part_of_rate(found, "fifo")
+    assert reached <= rounding
+    assert reached >= 0.995 / (1 + depth / CHUNKS)
+    assert part_of_rate(found, "fair")[0] <= rounding
+
+
+def test_rings_reach_their_rate_on_fairly_shared_links_too() -> None:
+    for spec, gpus in PLACES:
+        forest = planned(spec, gpus, "ring", "allgather")
+        assert forest is not None
+        reached, depth = part_of_rate(forest, "fair")
+        assert 0.99 / (1 + depth / CHUNKS) <= reached <= 1.001

@@ -1,0 +1,195 @@
+"""What does SimGrid say? Runs workloads there and prints when they end.
+
+    python3 answers.py < workloads.json > answers.json
+
+Any Python that has SimGrid's bindings (written for 3.32) runs this; it knows nothing of our package. The meaning of a workload
+(blinkccl/simulate/workload.py) is spelled out in SimGrid's own terms: each actor and each stream is a SimGrid actor,
+slots, arrivals, queues and copy engines are semaphores, firings are sleeps, and a transfer is a communication between
+two hosts of its own, routed over the links of its path. Only transfers take time on links: SimGrid's max-min solver
+shares them.
+
+Input: ``{"programs": [{"latency": "network" | "slept", "workload": {...}}, ...]}``. Latency is that of a link of the
+hop's own (then SimGrid's CM02 shares links in proportion to 1/latency), or is slept before the bytes move (then in
+equal parts). Output: ``{"version": "...", "answers": [{"finish_s": ..., "actor_s": [...]}, ...]}``, in that order.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import deque
+
+import simgrid
+from simgrid import Actor, Comm, Engine, LinkInRoute, NetZone, Semaphore, this_actor
+
+#: The pure fluid model: no windows, no protocol overhead, no traffic of acknowledgements. Everything is shared anew at
+#: every event: the lazy way, SimGrid's default, can give a transfer more than a link of its has (3.32, where two that
+#: have their first link in common begin at the same instant).
+MODEL = (
+    "network/model:CM02",
+    "network/TCP-gamma:0",
+    "network/latency-factor:1",
+    "network/bandwidth-factor:1",
+    "network/weight-S:0",
+    "network/crosstraffic:0",
+    "network/optim:Full",
+    "network/maxmin-selective-update:no",
+    "maxmin/precision:1e-9",
+    "surf/precision:1e-12",
+)
+#: SimGrid takes times below its precision for equal and may lose them: a microsecond of ours is a second there. A power
+#: of two, so that no number is rounded.
+SCALE = 2.0**20
+#: Claims of one thing at times this near to each other, as a part of the time, may come in either order.
+NEAR = 1e-9
+#: Bytes per second of the link that has a hop's latency and nothing else: never the limit.
+WIDE = 1e12
+
+
+class Program:
+    """A workload in SimGrid."""
+
+    def __init__(self, workload: dict, slept: bool) -> None:
+        self.engine = Engine(["answers", "--log=root.thres:error", *(f"--cfg={entry}" for entry in MODEL)])
+        self.actors, self.hops, self.slept = workload["actors"], workload["hops"], slept
+        zone = NetZone.create_full_zone("zone")
+        links = [zone.create_link(f"link{i}", rate / SCALE).seal() for i, rate in enumerate(workload["rates"])]
+        self.ends = [self._route(zone, number, hop, links) for number, hop in enumerate(self.hops)]
+        self.home = zone.create_host("home", 1e9).seal()
+        zone.seal()
+        self.arrived = [Semaphore(0) for _ in self.hops]
+        self.landed = [Semaphore(0) for _ in self.hops]
+        self.landed_at = [deque() for _ in self.hops]
+        self.slots = [Semaphore(hop["slots"]) for hop in self.hops]
+        self.fired = [Semaphore(0) for _ in self.actors]
+        self.engines = [Semaphore(count) for count in workload["engines"]]
+        self.queued = [Semaphore(0) for _ in range(workload["streams"])]
+        self.queue = [deque() for _ in range(workload["streams"])]
+        self.appends = [[] for _ in self.queue]
+        self.asks = [[] for _ in self.engines]
+        self.open_order = 0
+        self.actor_s = [0.0] * len(self.actors)
+
+    def _route(self, zone, number: int, hop: dict, links: list) -> tuple:
+        ends = tuple(zone.create_host(f"{side}{number}", 1e9).seal() for side in ("from", "to"))
+        own = zone.create_link(f"own{number}", WIDE)
+        own.set_latency(0.0 if self.slept else hop["latency_s"] * SCALE)
+        way = [LinkInRoute(link) for link in (*(links[i] for i in hop["path"]), own.seal())]
+        zone.add_route(ends[0].netpoint, ends[1].netpoint, None, None, way, False)
+        return ends
+
+    def run(self) -> dict:
+        for number in range(len(self.queue)):
+            Actor.create(f"stream{number}", self.home, self.stream, number).daemonize()
+        for number, hop in enumerate(self.hops):
+            if hop["signal_s"] > 0.0:
+                Actor.create(f"signal{number}", self.home, self.signal, number).daemonize()
+        for number, row in enumerate(self.actors):
+            if row["chunks"]:
+                Actor.create(f"actor{number}", self.home, self.actor, number)
+        self.engine.run()
+        return {"finish_s": max(self.actor_s, default=0.0), "actor_s": self.actor_s, "open_order": self.open_order}
+
+    def actor(self, number: int) -> None:
+        """An actor, as the workload's module has it."""
+        row = self.actors[number]
+        this_actor.sleep_until(row["start_s"] * SCALE)
+        for chunk in range(row["chunks"]):
+            size = row["last_bytes"] if chunk == row["chunks"] - 1 else row["bytes"]
+            for hop in row["receives"]:
+                self.arrived[hop].acquire()
+                self.slots[hop].release()
+            if row["stream"] >= 0:
+                self.append(row["stream"], (-1, number, size))
+                self.fired[number].acquire()
+            for hop in row["sends"]:
+                self.slots[hop].acquire()
+                self.append(self.hops[hop]["stream"], (hop, number, size))
+        self.actor_s[number] = self.engine.clock / SCALE
+
+    def claim(self, others: list, who: int | None, waits: bool = True) -> None:
+        """Notes that ``who`` claims something now, and whether the order with another's claim is open.
+
+        What one actor does at an instant has its order; None is a stream that goes on to its next task.
+        """
+        now = self.engine.clock
+        while others and others[0][0] < now * (1 - NEAR):
+            others.pop(0)
+        self.open_order += sum((who is None or who != other) and (waits or waited) for _, other, waited in others)
+        others.append((now, who, waits))
+
+    def append(self, stream: int, task: tuple) -> None:
+        self.claim(self.appends[stream], task[1])
+        self.queue[stream].append(task)
+        self.queued[stream].release()
+
+    def stream(self, number: int) -> None:
+        """Does what is appended, one after the other."""
+        while True:
+            idle = self.queued[number].would_block
+            self.queued[number].acquire()
+            hop, actor, size = self.queue[number].popleft()
+            if hop < 0:
+                row = self.actors[actor]
+                this_actor.sleep_for((row["launch_s"] + size * row["pace_s_per_byte"]) * SCALE)
+                self.fired[actor].release()
+            else:
+                self.transfer(hop, size, actor if idle else None)
+
+    def transfer(self, hop: int, size: float, who: int | None) -> None:
+        row = self.hops[hop]
+        if row["pool"] >= 0:
+            self.claim(self.asks[row["pool"]], who, self.engines[row["pool"]].would_block)
+            self.engines[row["pool"]].acquire()
+        if self.slept:
+            this_actor.sleep_for(row["latency_s"] * SCALE)
+        Comm.sendto(*self.ends[hop], int(size))
+        if row["pool"] >= 0:
+            self.engines[row["pool"]].release()
+        if row["signal_s"] > 0.0:
+            self.landed_at[hop].append(self.engine.clock)
+            self.landed[hop].release()
+        else:
+            self.arrived[hop].release()
+
+    def signal(self, hop: int) -> None:
+        """Messages of this hop are there a while after their last byte."""
+        while True:
+            self.landed[hop].acquire()
+            this_actor.sleep_until(self.landed_at[hop].popleft() + self.hops[hop]["signal_s"] * SCALE)
+            self.arrived[hop].release()
+
+
+def answer(program: dict) -> dict:
+    """What SimGrid says of one program, from a process of its own: there is one engine per process."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(read)
+        code = 1
+        try:
+            said = Program(program["workload"], program["latency"] == "slept").run()
+            with os.fdopen(write, "w") as pipe:
+                json.dump(said, pipe)
+            code = 0
+        finally:
+            os._exit(code)  # SimGrid's threads end with the process
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        text = pipe.read()
+    _, status = os.waitpid(child, 0)
+    if status != 0 or not text:
+        raise SystemExit(f"SimGrid ended with status {status} on a program of {len(program['workload']['hops'])} hops")
+    return json.loads(text)
+
+
+def main() -> None:
+    """Workloads from stdin to answers on stdout."""
+    programs = json.load(sys.stdin)["programs"]
+    said = [answer(program) for program in programs]
+    json.dump({"version": simgrid.simgrid_version, "answers": said}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""Who can be asked what SimGrid says? Another Python, mostly: SimGrid's bindings come with the system's."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from functools import cache
+from math import isclose
+from pathlib import Path
+from typing import Any
+
+from random_workloads import KINDS, make
+from workload_rows import ActorRow, HopRow, as_json, workload
+
+HERE = Path(__file__).parent
+RECORDED = HERE / "recorded.json"
+RECORDED_KINDS = [name for name, kind in KINDS.items() if kind.program is None]
+
+
+#: Takes a microsecond and a millisecond; who can say so can be asked.
+TRIAL = workload([ActorRow(1, 1_000_000)] * 2, [HopRow(0, 1, latency_s=1e-6)], (1e9,))
+TRIAL_S = 1.001e-3
+
+
+@cache
+def interpreter() -> str | None:
+    """A Python whose SimGrid can be asked: this one, the one on PATH or the system's; None if none can."""
+    for python in dict.fromkeys([sys.executable, shutil.which("python3") or sys.executable, "/usr/bin/python3"]):
+        try:
+            said = _answers(python, [{"latency": "network", "workload": as_json(TRIAL)}])
+        except (OSError, subprocess.SubprocessError, ValueError):
+            continue
+        if isclose(said["answers"][0]["finish_s"], TRIAL_S):
+            return python
+    return None
+
+
+def ask(name: str) -> dict[str, Any]:
+    """SimGrid's version and answers for all programs of a kind, as ``answers.py`` prints them."""
+    python = interpreter()
+    assert python is not None
+    latency = "slept" if KINDS[name].slept else "network"
+    programs = [{"latency": latency, "workload": as_json(make(name, n))} for n in range(KINDS[name].count)]
+    said = _answers(python, programs)
+    assert len(said["answers"]) == len(programs)
+    return said
+
+
+def _answers(python: str, programs: list[dict[str, Any]]) -> dict[str, Any]:
+    command = [python, "-I", str(HERE / "answers.py")]
+    given = json.dumps({"programs": programs})
+    ran = subprocess.run(command, input=given, capture_output=True, text=True, timeout=240, check=True)
+    said: dict[str, Any] = json.loads(ran.stdout)
+    return said
+
+
+def digest(name: str, number: int) -> str:
+    """Which workload it is, up to the last digits of its numbers."""
+
+    def rounded(value: object) -> object:
+        if isinstance(value, float):
+            return f"{value:.9g}"
+        if isinstance(value, list):
+            return [rounded(entry) for entry in value]
+        return {key: rounded(entry) for key, entry in value.items()} if isinstance(value, dict) else value
+
+    text = json.dumps(rounded(as_json(make(name, number))), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def record() -> None:
+    """Asks SimGrid and writes down what it says of layers; what is made of programs changes with the planner.
+
+    A row per workload: its digest, when it ends, the mean of its actors' ends, whether the order of claims is open.
+    """
+    written: dict[str, Any] = {"simgrid": "", "rows": "digest, finish_s, mean of actor_s, open order", "layers": {}}
+    for name in RECORDED_KINDS:
+        said = ask(name)
+        written["simgrid"] = said["version"]
+        written["layers"][name] = [
+            [digest(name, n), row["finish_s"], sum(row["actor_s"]) / len(row["actor_s"]), row["open_order"] > 0]
+            for n, row in enumerate(said["answers"])
+        ]
+    blocks = (
+        f"  {json.dumps(name)}: [\n" + ",\n".join(f"   {json.dumps(row)}" for row in rows) + "\n  ]"
+        for name, rows in written.pop("layers").items()
+    )
+    head = json.dumps(written, indent=1)[:-2]
+    RECORDED.write_text(f'{head},\n "layers": {{\n' + ",\n".join(blocks) + "\n }\n}\n")

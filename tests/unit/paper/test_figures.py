@@ -1,0 +1,183 @@
+"""The documents' figures: each drawn from computations of now, the same bytes for the same numbers, nothing cut off."""
+
+from __future__ import annotations
+
+import sys
+from base64 import b64decode
+from html.parser import HTMLParser
+from io import BytesIO
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from blinkccl.errors import ScheduleError, UnsupportedError
+from blinkccl.paper import drawing, figures
+from blinkccl.paper.claim import DOCUMENTS, Context, judge
+from blinkccl.paper.page import page
+from blinkccl.paper.registry import chosen
+from blinkccl.report.plotting import pyplot
+from blinkccl.simulate.calibration import Number, calibration
+from blinkccl.units import parse_bytes
+
+FIGURES = {figure.name: figure for figure in figures.figures()}
+#: Of each file and each kind of picture those that are computed quickly.
+SAMPLE = (
+    "A-fig-08",
+    "A-fig-12",
+    "A-fig-14",
+    "A-fig-16",
+    "A-fig-20",
+    "A-fig-22a",
+    "A-fig-26",
+    "C-fig-3",
+    "C-fig-6",
+    "D-bandwidth",
+    "E-roofline",
+    "E-step",
+)
+
+
+def faster(name: str) -> Context:
+    """With every link of one calibration a tenth faster."""
+    costs = calibration(name)
+    links = tuple(
+        msgspec.structs.replace(row, gbps=Number(1.1 * row.gbps.value, "a test: a tenth more")) for row in costs.link
+    )
+    return Context({name: msgspec.structs.replace(costs, link=links)})
+
+
+@pytest.fixture
+def draw(monkeypatch: pytest.MonkeyPatch):
+    """Draws one figure as ``blink paper`` does."""
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed: no figure can be drawn")
+
+    def one(name: str, context: Context | None = None) -> figures.Drawn:
+        monkeypatch.setattr(figures, "figures", lambda: (FIGURES[name],))
+        (drawn,) = figures.draw({name[0]}, context or Context())
+        return drawn
+
+    return one
+
+
+def test_names_are_unique_and_begin_with_their_document() -> None:
+    assert len(FIGURES) == len(figures.figures())
+    assert all(figure.name.startswith(f"{figure.document}-") for figure in FIGURES.values())
+    assert {figure.document for figure in FIGURES.values()} <= set(DOCUMENTS)
+    assert len({figure.title for figure in FIGURES.values()}) == len(FIGURES)
+
+
+def test_the_figures_wanted_are_there_in_the_order_of_their_numbers() -> None:
+    numbers = ["05", "07", "08", *map(str, range(12, 22)), "22a", "22b", "24", "26"]
+    others = ["D-latency", "D-bandwidth", "D-speedup", "E-roofline", "E-step"]
+    assert list(FIGURES) == [*(f"A-fig-{i}" for i in numbers), *(f"C-fig-{i}" for i in range(3, 9)), *others]
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_nothing_of_a_figure_is_cut_off(name: str) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed: no figure can be drawn")
+    row, plotting = FIGURES[name], pyplot()
+    canvas = plotting.figure(figsize=(row.width_in, row.height_in), layout="constrained")
+    try:
+        basis = row.draw(canvas, Context())
+        canvas.draw_without_rendering()
+        around = canvas.get_tightbbox()
+        assert around.x0 >= 0
+        assert around.y0 >= 0
+        assert around.x1 <= row.width_in
+        assert around.y1 <= row.height_in
+        assert all(axes.lines or axes.patches or axes.collections for axes in canvas.axes)
+        assert any(axes.get_legend() for axes in canvas.axes) or canvas.legends
+    finally:
+        plotting.close(canvas)
+    assert basis[0].isupper() or basis[0].isdigit()
+    assert basis.endswith(".")
+
+
+def test_a_figure_is_a_picture_with_the_same_bytes_each_time(draw) -> None:
+    drawn = draw("A-fig-08")
+    assert drawn == draw("A-fig-08")
+    from matplotlib.image import imread
+
+    pixels = imread(BytesIO(drawn.png), format="png")
+    assert pixels.shape[:2] == (round(4.5 * 110), 8 * 110)
+    assert len({tuple(pixel) for row in pixels[::4, ::4] for pixel in row.tolist()}) > 10
+
+
+@pytest.mark.parametrize(
+    ("name", "costs"),
+    [
+        ("A-fig-08", "v100-copy-engine"),
+        ("A-fig-16", "p100-copy-engine"),
+        ("A-fig-16", "nccl-2.4-p100"),
+        ("A-fig-20", "dgx-2"),
+        ("A-fig-22a", "v100-copy-engine"),
+        ("C-fig-3", "mist"),
+        ("C-fig-6", "cedar"),
+        ("E-roofline", "h100"),
+    ],
+)
+def test_another_calibration_moves_what_is_simulated_with_it(draw, name: str, costs: str) -> None:
+    moved = draw(name).png != draw(name, faster(costs)).png
+    assert moved
+
+
+def test_theory_knows_no_calibration(draw) -> None:
+    before = draw("A-fig-14").png
+    for costs in ("v100-copy-engine", "p100-copy-engine", "nccl-2.4-v100", "nccl-2.4-p100"):
+        moved = draw("A-fig-14", faster(costs)).png != before
+        assert not moved
+
+
+class _Images(HTMLParser):
+    """The pictures of a page, and what is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pictures: list[bytes] = []
+        self.captions = 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if tag == "img":
+            kind, data = (given["src"] or "").split(",")
+            assert kind == "data:image/png;base64"
+            assert given["alt"]
+            self.pictures.append(b64decode(data, validate=True))
+        self.captions += tag == "figcaption"
+
+
+def test_the_page_holds_the_pictures(draw) -> None:
+    drawn = [draw("A-fig-14"), draw("D-bandwidth")]
+    read = _Images()
+    read.feed(page([judge(claim) for claim in chosen(["B2", "R1"])], drawn))
+    read.close()
+    assert read.pictures == [one.png for one in drawn]
+    assert read.captions == 2
+
+
+def test_pictures_are_files_by_their_names(draw, tmp_path: Path) -> None:
+    drawn = draw("A-fig-14")
+    figures.save(tmp_path / "new" / "folder", [drawn])
+    assert (tmp_path / "new" / "folder" / "A-fig-14.png").read_bytes() == drawn.png
+
+
+def test_a_folder_that_is_a_file_is_an_error_that_says_so(tmp_path: Path) -> None:
+    taken = tmp_path / "taken"
+    taken.write_text("")
+    with pytest.raises(ScheduleError, match="taken cannot be written"):
+        figures.save(taken, [])
+
+
+def test_without_matplotlib_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(UnsupportedError, match=r"pip install 'blink-ccl\[plot\]'"):
+        figures.draw({"E"}, Context())
+
+
+@pytest.mark.parametrize("size", [1, 1000, 1024, 1536, 10**6, 1 << 20, 500 * 10**6, 10**9, 1 << 30, 3 << 33])
+def test_sizes_are_written_in_full(size: int) -> None:
+    number, unit = drawing.size_text(size).split(" ")
+    # parse_bytes knows powers of 1024 alone.
+    worth = {"kB": 10**3, "MB": 10**6, "GB": 10**9}.get(unit) or parse_bytes(f"1{unit}")
+    assert int(number) * worth == size

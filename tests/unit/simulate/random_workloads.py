@@ -1,0 +1,219 @@
+"""Random workloads: layers of actors over shared links, and real programs translated under random calibrations.
+
+Equal seeds give equal workloads, in any version of Python. Costs are drawn from continuous ranges, so that things
+rarely happen at the same time by chance: who gets an engine that two actors ask for at one instant is nobody's promise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from random import Random
+
+import numpy as np
+from workload_rows import ActorRow, HopRow, workload
+
+from blinkccl.algorithms.registry import Request, algorithm
+from blinkccl.collectives.spec import Collective
+from blinkccl.schedule.chunking import bind
+from blinkccl.schedule.lower import lower
+from blinkccl.schedule.program import Program
+from blinkccl.simulate.calibration import Calibration, Engine, LinkClass, Number
+from blinkccl.simulate.translate import STREAMS, Settings, translate
+from blinkccl.simulate.workload import Workload
+from blinkccl.testing.forests import random_forest
+from blinkccl.testing.programs import random_program
+from blinkccl.topology.allocations import connected_allocations
+from blinkccl.topology.catalog import machine
+from blinkccl.topology.model import LINK_KINDS, Topology
+from blinkccl.topology.synthetic import synthetic
+
+#: Longer runs say nothing new and take SimGrid long.
+MOST_TASKS = 250
+#: How the latencies of hops and their weights are related. any: not at all, all weights 1. equal: hops that can share
+#: links, directly or through others, have the same, all weights 1. weighted: weights are in proportion to 1/latency.
+LATENCIES = ("any", "equal", "weighted")
+
+Made = tuple[Program, Topology]
+
+
+def random_workload(random: Random, latencies: str = "any") -> Workload:
+    """Layers of actors; every hop leads from a layer to a later one, so that any number of slots ≥ 1 is live."""
+    layers = [random.randint(1, 4) for _ in range(random.randint(2, 4))]
+    layer_of = [layer for layer, count in enumerate(layers) for _ in range(count)]
+    rates = [float(random.randint(1_000_000_000, 50_000_000_000)) for _ in range(random.randint(1, 6))]
+    pairs = _pairs(random, layer_of)
+    paths = [tuple(random.sample(range(len(rates)), random.randint(1, min(3, len(rates))))) for _ in pairs]
+    latency_s = _latencies(random, paths, latencies)
+    longest = max(latency_s)
+    engines = [random.randint(1, 2) for _ in layer_of]
+    limited, shared = random.random() < 0.5, random.random() < 0.3
+    hops = [
+        HopRow(
+            tail,
+            head,
+            path,
+            stream=random.randrange(len(pairs)) if shared else 2 * tail + random.randint(0, 1),
+            pool=(tail // 2 if shared else tail) if limited else -1,
+            slots=random.randint(1, 3),
+            latency_s=seconds,
+            signal_s=random.choice([0.0, random.uniform(1e-7, 1e-5)]),
+            weight=longest / seconds if latencies == "weighted" else 1.0,
+        )
+        for (tail, head), path, seconds in zip(pairs, paths, latency_s, strict=True)
+    ]
+    chunks = random.randint(1, 5)
+    return workload([_actor(random, number, chunks, pairs) for number in range(len(layer_of))], hops, rates, engines)
+
+
+def _pairs(random: Random, layer_of: list[int]) -> list[tuple[int, int]]:
+    """Tail and head of every hop: each actor behind the first layer has one at least."""
+    pairs = []
+    for head, layer in enumerate(layer_of):
+        before = [tail for tail, other in enumerate(layer_of) if other < layer]
+        pairs += [(tail, head) for tail in random.sample(before, min(len(before), random.randint(1, 3)))]
+    return pairs
+
+
+def _latencies(random: Random, paths: list[tuple[int, ...]], latencies: str) -> list[float]:
+    if latencies != "equal":
+        return [random.uniform(1e-6, 2e-5) for _ in paths]
+    group = list(range(len(paths)))
+    for a, one in enumerate(paths):
+        for b, other in enumerate(paths[:a]):
+            if not set(one).isdisjoint(other):
+                joined = group[b]
+                group = [group[a] if number == joined else number for number in group]
+    of_group = [random.uniform(1e-6, 2e-5) for _ in paths]
+    return [of_group[number] for number in group]
+
+
+def _actor(random: Random, number: int, chunks: int, pairs: list[tuple[int, int]]) -> ActorRow:
+    receives = [hop for hop, (_, head) in enumerate(pairs) if head == number]
+    sends = [hop for hop, (tail, _) in enumerate(pairs) if tail == number]
+    random.shuffle(receives)
+    random.shuffle(sends)
+    size = random.randint(1_000, 1_000_000)
+    return ActorRow(
+        chunks,
+        size,
+        random.choice([size, random.randint(1, size)]),
+        stream=random.choice([-1, 2 * number]),
+        launch_s=random.uniform(0, 1e-5),
+        pace_s_per_byte=random.uniform(0, 1e-10),
+        start_s=random.uniform(0, 2e-5),
+        receives=tuple(receives),
+        sends=tuple(sends),
+    )
+
+
+def random_calibration(random: Random, link_latency: bool = True) -> Calibration:
+    """Any calibration; without ``link_latency`` all transfers have the same latency, that of their issue."""
+
+    def number(least: float, most: float) -> Number:
+        return Number(random.uniform(least, most), "random")
+
+    def sometimes(least: float, most: float) -> Number:
+        return number(least, most) if random.random() < 0.5 else Number(0.0, "none")
+
+    engine = Engine(
+        issue_us=number(0.5, 20),
+        signal_us=sometimes(0.1, 5),
+        reduce_us=sometimes(0.1, 10),
+        reduce_gbps=sometimes(20, 400),
+        combining=number(0.5, 1),
+        copy_engines=Number(float(random.choice([0, 0, 1, 2])), "random"),
+    )
+    rows = [
+        LinkClass(kind, 0.0, number(0.3, 1), number(0.1, 5) if link_latency else Number(0.0, "none"), number(0.5, 1))
+        for kind in LINK_KINDS
+    ]
+    return Calibration(1, "random", "drawn by a test", engine, tuple(rows))
+
+
+def random_translation(random: Random, made: Made, latencies: str = "any") -> Workload:
+    """The workload of a program for a random size, on links of random rates."""
+    program, topology = made
+    network = replace(topology, links=tuple(replace(link, gbps=random.uniform(2, 50)) for link in topology.links))
+    settings = Settings(
+        "rtt-weighted" if latencies == "weighted" else "fair",
+        random.choice([STREAMS[0], *STREAMS[:1] * 2, STREAMS[1]]),
+        tuple(random.uniform(0, 2e-5) for _ in program.ranks),
+    )
+    calibration = random_calibration(random, latencies != "equal")
+    count = random.randint(2_000, 200_000)
+    for chunk_bytes in (count // random.randint(1, 8), count, 4 * count):
+        given = translate(bind(program, count, 4, max(16, chunk_bytes)), network, calibration, settings).workload
+        if given.tasks <= MOST_TASKS:
+            break
+    return _apart(random, given, latencies)
+
+
+def _apart(random: Random, given: Workload, latencies: str) -> Workload:
+    """The workload with actors of a rank that start up to a microsecond apart, and latencies that differ a little."""
+    actors, hops = given.actors, given.hops
+    start_s = actors.start_s + np.asarray([random.uniform(0, 1e-6) for _ in actors.chunks])
+    given = replace(given, actors=replace(actors, start_s=start_s))
+    if latencies == "equal":
+        return given
+    latency_s = hops.latency_s * np.asarray([random.uniform(1, 1.01) for _ in hops.tail])
+    weight = latency_s.max() / latency_s if latencies == "weighted" else hops.weight
+    return replace(given, hops=replace(hops, latency_s=latency_s, weight=weight))
+
+
+def random_lowered(random: Random) -> Made:
+    """A random forest on a random topology, some paths through a switch."""
+    forest = random_forest(random)
+    return lower(forest, random.choice([1, 2, 3]), random.choice([None, 1, 2])), forest.topology
+
+
+def random_plan(random: Random) -> Made:
+    """What an algorithm plans for an allocation of a DGX-1 or on a synthetic topology."""
+    name = random.choice(["allreduce", "broadcast", "allgather", "reduce"])
+    if random.random() < 0.5:
+        machine_name = random.choice(["dgx-1v", "dgx-1p"])
+        topology, ranks = machine(machine_name), random.choice(connected_allocations(machine_name))
+        algo = random.choice(["optimal", "blink", "ring"])
+    else:
+        topology = synthetic(random.choice(["ring:5", "torus:2x3", "star:5", "random:5:seed=7", "random:5:directed"]))
+        ranks = topology.ranks
+        algo = "optimal" if "directed" in topology.name else random.choice(["optimal", "blink"])
+    ends = {"root": random.randrange(len(ranks))} if name in ("broadcast", "reduce") else {}
+    forest = algorithm(algo).plan(Request(topology, Collective(name, len(ranks), **ends), ranks))
+    return lower(forest, random.choice([1, 2, 3])), forest.topology
+
+
+@dataclass(frozen=True)
+class Kind:
+    """``count`` workloads are made; ``program`` makes what is translated, None: layers."""
+
+    count: int
+    latencies: str
+    program: Callable[[Random], Made] | None = None
+
+    @property
+    def slept(self) -> bool:
+        """Whether SimGrid must not know the latencies: there they would be weights."""
+        return self.latencies == "any"
+
+
+KINDS = {
+    "layers, equal latencies": Kind(220, "equal"),
+    "layers, any latencies": Kind(160, "any"),
+    "layers, rtt-weighted": Kind(240, "weighted"),
+    "forests, equal latencies": Kind(70, "equal", random_lowered),
+    "forests, any latencies": Kind(50, "any", random_lowered),
+    "forests, rtt-weighted": Kind(60, "weighted", random_lowered),
+    "programs, any latencies": Kind(40, "any", random_program),
+    "programs, rtt-weighted": Kind(25, "weighted", random_program),
+    "plans, any latencies": Kind(40, "any", random_plan),
+    "plans, rtt-weighted": Kind(35, "weighted", random_plan),
+}
+
+
+def make(name: str, number: int) -> Workload:
+    """Workload ``number`` of the kind ``name``."""
+    kind, random = KINDS[name], Random(f"{name}: {number}")
+    if kind.program is None:
+        return random_workload(random, kind.latencies)
+    return random_translation(random, kind.program(random), kind.latencies)
