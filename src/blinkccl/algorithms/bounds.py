@@ -181,7 +181,7 @@ def half_of_allgather(network: Network) -> Fraction:
 
 @lru_cache(maxsize=64)
 def halves_proof(network: Network) -> PriceProof | None:
-    """A proof, from an AllGather's tight cuts, that no AllReduce is faster than half of it; None where they give none.
+    """A proof by an AllGather's tight cuts that no AllReduce is faster than half of it; None where there is none.
 
     On clusters of equal servers they do, in a fraction of the time that column generation takes.
     """
