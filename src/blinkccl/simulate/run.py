@@ -23,7 +23,7 @@ ITEMSIZE = 4
 EVENT_BUDGET = 50_000_000
 MAX_SIZE_BYTES = 2**63 - 1
 #: No chunk is chosen below or above these.
-LEAST_CHUNK_BYTES, MOST_CHUNK_BYTES = 4 * 1024, 64 * 1024 * 1024
+LEAST_CHUNK_BYTES, MOST_CHUNK_BYTES = 16 * 1024, 64 * 1024 * 1024
 
 
 @dataclass(frozen=True)

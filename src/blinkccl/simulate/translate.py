@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import fsum
 
 import numpy as np
 
@@ -241,7 +242,8 @@ def _hops(
     engine = calibration.engine
     queues = [program.queues[arc.queue] for arc in arcs]
     paths = [[table.index[pair] for pair in pairwise(queue.path)] for queue in queues]
-    latency_s = [engine.issue_us.value * 1e-6 + sum(table.latency_s[link] for link in path) for path in paths]
+    # fsum: the same bits in every Python, which sum() does not promise.
+    latency_s = [fsum([engine.issue_us.value * 1e-6, *(table.latency_s[link] for link in path)]) for path in paths]
     limited = engine.copy_engines.value > 0
     return Hops(
         np.asarray([arc.tail for arc in arcs], np.int32),
