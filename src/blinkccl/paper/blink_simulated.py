@@ -120,7 +120,8 @@ def _dgx_2(context: Context) -> tuple[Value, ...]:
     values = []
     named = {"nccl-2.4": "rings only", "nccl-2.4-as-written": "trees below 16 KB"}
     for baseline, found in dgx_2_speedups(context, named, (*SMALL, *LARGE)).items():
-        what, basis = named[baseline], f"one_hop plan, dgx-2, best chunk; {baseline} on nccl-2.4-v100"
+        what = named[baseline]
+        basis = f"one_hop plan, dgx-2, best chunk; {baseline} on nccl-2.4-v100 and nccl-2.4-v100-ll"
         latency, throughput = found[: len(SMALL)], found[len(SMALL) :]
         values += [
             Value(f"largest latency ratio, 1–8 KB, {what}", 3.32, max(latency), "×", TOLERANCE, basis=basis),

@@ -83,7 +83,7 @@ def chosen_allocations() -> tuple[Gpus, ...]:
 
 
 def _fig_5(context: Context) -> tuple[Value, ...]:
-    basis = f"nccl-2.4 on nccl-2.4-v100; {_STEP}, 46 allocations of a DGX-1V"
+    basis = f"nccl-2.4 on nccl-2.4-v100 and its -ll; {_STEP}, 46 allocations of a DGX-1V"
     found = list(nccl_overheads(context))
     most = {name: max(percent for one, percent, _ in found if one == name) for name in NETWORKS}
     return (
@@ -95,7 +95,7 @@ def _fig_5(context: Context) -> tuple[Value, ...]:
 
 def _fig_18(context: Context) -> tuple[Value, ...]:
     chosen = chosen_allocations()
-    both = f"blink plans for allreduce, {V100}; nccl-2.4 on nccl-2.4-v100; {_STEP}"
+    both = f"blink plans for allreduce, {V100}; nccl-2.4 on nccl-2.4-v100 and its -ll; {_STEP}"
     basis = f"{both}, {len(chosen)} allocations with different speed-ups in theory"
     found = list(trained(context, connected_allocations("dgx-1v")))
     picked = [one for one in found if one.gpus in chosen]
