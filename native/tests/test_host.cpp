@@ -203,7 +203,7 @@ blink_shape shape_for(int ranks) { return {ranks, 96, 128 << 10, 40 * 4160, 4096
 }  // namespace
 
 int main() {
-  limit_seconds(110);
+  limit_seconds(290);
   unsigned seed = 1;
   for (const int ranks : {2, 2, 3, 4}) {
     for (const int cores : {1, 64}) {

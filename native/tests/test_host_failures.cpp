@@ -374,7 +374,7 @@ void description() {
 }  // namespace
 
 int main() {
-  limit_seconds(110);
+  limit_seconds(290);
   deadlines();
   aborts();
   aborts_at_any_moment();

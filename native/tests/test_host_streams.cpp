@@ -88,7 +88,7 @@ void refusals(blink_comm* comm) {
 }  // namespace
 
 int main() {
-  limit_seconds(110);
+  limit_seconds(290);
   // 192 bytes: every second piece wraps around. 4096: most do not.
   for (const std::int64_t stream_bytes : {192, 4096}) {
     const blink_shape shape{3, 64, 64 << 10, 4160, stream_bytes};

@@ -210,7 +210,7 @@ void running() {
 }  // namespace
 
 int main() {
-  limit_seconds(110);
+  limit_seconds(290);
   creation();
   if (!kThreadSanitizer) running();  // ranks that disagree about who writes where do race
   return verdict();

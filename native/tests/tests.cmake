@@ -21,7 +21,7 @@ foreach(file IN LISTS tests)
   add_test(NAME ${name} COMMAND ${launcher} $<TARGET_FILE:${name}>)
   # A race stops the program; a child of a program with threads is checked too.
   set_tests_properties(${name} PROPERTIES
-    TIMEOUT 120
+    TIMEOUT 300
     ENVIRONMENT "ASAN_OPTIONS=halt_on_error=1:detect_leaks=1:strict_string_checks=1;\
 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1;TSAN_OPTIONS=halt_on_error=1:die_after_fork=0:second_deadlock_stack=1")
 endforeach()

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from blinkccl.errors import UnsupportedError
-from blinkccl.native import find_library
+from blinkccl.native import Functions, find_library, open_library
 
 ABI_VERSION = 2
 LIBRARY = "libblink_host.so"
@@ -121,8 +121,7 @@ def python_functions(handling: c.c_uint64) -> Python:
     return Python(*(c.cast(getattr(c.pythonapi, name), ptr).value for name in names), c.addressof(handling))
 
 
-#: Function → (result, arguments).
-_FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
+_FUNCTIONS: Functions = {
     "blink_abi_version": (u32, []),
     "blink_host_version": (c.c_char_p, []),
     "blink_isa_name": (c.c_char_p, []),
@@ -168,19 +167,7 @@ def load() -> c.CDLL:
             "this installation has no native library: it was installed from source where no C++17 compiler was "
             "found; install one (Debian: apt install g++) and reinstall, or use the engine threads"
         )
-    try:
-        library = c.CDLL(str(path))
-        for name, (result, arguments) in _FUNCTIONS.items():
-            function = getattr(library, name)
-            function.restype, function.argtypes = result, arguments
-    except (OSError, AttributeError) as error:
-        raise UnsupportedError(f"{path} cannot be used: {error}; reinstall blink-ccl") from None
-    version: int = library.blink_abi_version()
-    if version != ABI_VERSION:
-        raise UnsupportedError(
-            f"{path} is of ABI version {version}, this package needs {ABI_VERSION}; reinstall blink-ccl"
-        )
-    return library
+    return open_library(path, _FUNCTIONS, "blink_abi_version", ABI_VERSION)
 
 
 def find() -> Path | None:

@@ -29,6 +29,7 @@ def plot(path: Path, title: str, rows: Sequence[Sequence[Estimate]], bound_gbps:
     axes.axhline(bound_gbps, color="black", linestyle="--", linewidth=1, label="proved bound (nominal rates)")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
+    axes.set_xticks([row[0].size_bytes for row in rows if row[0].size_bytes > 0])
     axes.xaxis.set_major_formatter(lambda size, _: bytes_text(int(size)))
     axes.yaxis.set_major_formatter(lambda gbps, _: f"{gbps:g}")
     axes.set(title=title, xlabel="size", ylabel="algbw (GB/s)")

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blinkccl.errors import InternalError, UnsupportedError
-from blinkccl.native import find_library
+from blinkccl.native import Functions, find_library, open_library
 from blinkccl.simulate.workload import SHARINGS, Floats, Ints, Outcome, Trace, Workload, not_live
 
 ABI_VERSION = 1
@@ -57,6 +57,12 @@ class _Outcome(c.Structure):
     ]
 
 
+_FUNCTIONS: Functions = {
+    "blink_simulate_abi": (c.c_uint32, []),
+    "blink_simulate": (c.c_int, [c.c_void_p, c.c_int, c.c_void_p, c.c_void_p]),
+}
+
+
 @lru_cache(maxsize=1)
 def load() -> c.CDLL:
     """The library, opened once; a run releases the GIL.
@@ -71,19 +77,7 @@ def load() -> c.CDLL:
         raise UnsupportedError(
             "this installation has no native library: it was installed from source where no C++17 compiler was found"
         )
-    try:
-        library = c.CDLL(str(path))
-        library.blink_simulate_abi.restype = c.c_uint32
-        library.blink_simulate.restype = c.c_int
-        library.blink_simulate.argtypes = [c.c_void_p, c.c_int, c.c_void_p, c.c_void_p]
-    except (OSError, AttributeError) as error:
-        raise UnsupportedError(f"{path} cannot be used: {error}; reinstall blink-ccl") from None
-    version: int = library.blink_simulate_abi()
-    if version != ABI_VERSION:
-        raise UnsupportedError(
-            f"{path} is of ABI version {version}, this package needs {ABI_VERSION}; reinstall blink-ccl"
-        )
-    return library
+    return open_library(path, _FUNCTIONS, "blink_simulate_abi", ABI_VERSION)
 
 
 def available() -> bool:
