@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+import msgspec
 import pytest
 from timed_jobs import plan, request
 
 from blinkccl.algorithms.hybrid import hybrid_split
 from blinkccl.algorithms.registry import ALGORITHMS, Request
 from blinkccl.collectives.spec import Collective
-from blinkccl.errors import PackingError, UnsupportedError
+from blinkccl.errors import PackingError, TopologyError, UnsupportedError
 from blinkccl.simulate.baselines import BASELINES, NCCL_SLICE_BYTES, machine_name
-from blinkccl.simulate.calibration import calibration, calibration_for
-from blinkccl.simulate.contenders import Conditions, Estimate, contenders, enter, wins
+from blinkccl.simulate.calibration import Calibration, Engine, LinkClass, Number, calibration, calibration_for
+from blinkccl.simulate.contenders import Conditions, Estimate, contenders, enter, time_all, wins
 from blinkccl.simulate.hybrid_job import HybridJob
+from blinkccl.simulate.translate import Settings
 from blinkccl.topology.spec import parse_spec
 
 NOMINAL = Conditions(calibration("nominal"))
@@ -151,3 +153,37 @@ def test_multi_path_takes_the_two_ends_only(spec: str) -> None:
     }
     direct = contenders()["one_hop"].prepare(asked, conditions).at(256 * MIB).seconds
     assert both.at(256 * MIB).seconds < direct
+
+
+ONE_CLASS = LinkClass("nvlink", 25.0, Number(25.0, "test"), Number(0.0, "test"))
+
+
+def test_who_cannot_be_timed_is_left_out_unless_it_was_named() -> None:
+    """A calibration of NVLink alone: what falls back to PCIe or goes to the host has no class."""
+    mine = Conditions(Calibration(1, "mine", "test", Engine(), (ONE_CLASS,)))
+    asked = request("dgx-1v", gpus="1,4,5,6")
+    field, rows = time_all(enter(asked, mine), [MIB, 16 * MIB])
+    assert "no link class for pcie" in field.absent["ring"]
+    names = [one.name for one in field.prepared]
+    assert "optimal" in names
+    assert "ring" not in names
+    assert [[estimate.name for estimate in row] for row in rows] == [names, names]
+    with pytest.raises(TopologyError, match="calibration mine has no link class"):
+        time_all(enter(asked, mine, ["optimal", "ring"]), [MIB])
+
+
+def test_where_nobody_can_be_timed_the_first_reason_is_the_error() -> None:
+    nothing = Conditions(Calibration(1, "mine", "test", Engine(), (msgspec.structs.replace(ONE_CLASS, kind="net"),)))
+    with pytest.raises(TopologyError, match="no link class for nvlink"):
+        time_all(enter(request("dgx-1v", "gather"), nothing), [MIB])
+
+
+def test_models_know_no_start_skew() -> None:
+    late = Conditions(calibration("v100-copy-engine"), Settings(start_s=(0.0, 0.0, 0.1)))
+    field = enter(request("dgx-1v", gpus="0,1,2"), late)
+    assert {"nccl-2.30", "mpi-host-staged"} <= set(field.absent)
+    assert "optimal" in [one.name for one in field.prepared]
+
+
+def test_nccl_runs_on_nvidia_gpus_only() -> None:
+    assert {"nccl-2.4", "nccl-2.30"} <= set(enter(request("mi250", gpus="0-3"), NOMINAL).absent)

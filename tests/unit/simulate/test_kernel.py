@@ -53,7 +53,7 @@ def fan(count: int, *, sizes: tuple[int, ...] = (), rate: float = 4.0, weights: 
 def rows(trace: Trace | None) -> list[tuple[object, ...]]:
     """(hop, actor, chunk, begin, move, end, cause, holder) of every task."""
     assert trace is not None
-    return list(zip(*(getattr(trace, field.name).tolist() for field in fields(Trace)), strict=True))
+    return list(zip(*(getattr(trace, field.name).tolist() for field in fields(Trace)[:8]), strict=True))
 
 
 def ends(outcome: Outcome) -> list[float]:
@@ -243,6 +243,16 @@ def test_fifo_lets_a_transfer_wait_at_each_link_of_its_path(run) -> None:
     done = run(workload([ActorRow(1, 8)] * 6, hops, (4.0, 2.0)), "fifo", True)
     # Link 1: the first until 4, the second until 8. Link 0: the second until 2, the third until 4.
     assert [row[4:] for row in rows(done.trace)] == [(0.0, 4.0, -1, -1), (0.0, 8.0, -1, 0), (2.0, 4.0, -1, 1)]
+    assert done.trace.held_s.tolist() == [0.0, 4.0, 2.0]
+
+
+@EITHER
+def test_a_fifo_link_serves_who_comes_first_not_who_asked_first(run) -> None:
+    """The second was asked for before the third, but has to wait for link 0: meanwhile link 1 serves the third."""
+    hops = [HopRow(0, 1, (0,)), HopRow(2, 3, (0, 1)), HopRow(4, 5, (1,))]
+    done = run(workload([ActorRow(1, 8)] * 6, hops, (2.0, 4.0)), "fifo", True)
+    assert ends(done) == [4.0, 8.0, 2.0]
+    assert done.trace.held_s.tolist() == [0.0, 4.0, 0.0]
 
 
 # Streams, firings and copy engines.

@@ -19,6 +19,9 @@ JOBS = [
     ("dgx-1v", "blink", "broadcast", None, "v100-copy-engine"),
     ("dgx-1p", "ring", "allreduce", "0,1,4", "nominal"),
     ("2x dgx-a100", "three_phase", "allreduce", None, "nominal"),
+    ("dgx-2", "optimal", "allreduce", "0-3", "nominal"),
+    ("2x dgx-a100", "optimal", "allreduce", None, "nominal"),
+    ("pcie-8gpu", "ring", "allgather", None, "nominal"),
     ("dgx-2", "one_shot", "allreduce", "0-3", "nominal"),
 ]
 
