@@ -1,6 +1,7 @@
 /* The simulator's kernel as a plain C interface: blinkccl/simulate/workload.py says what everything here means.
  *
- * All arrays belong to the caller and must be valid: the Python side makes them from a lawful program and checks them. */
+ * All arrays belong to the caller and must be valid: nothing is checked here. The Python side makes them from a lawful
+ * program. */
 #ifndef BLINK_SIMULATE_H
 #define BLINK_SIMULATE_H
 
@@ -10,7 +11,7 @@
 extern "C" {
 #endif
 
-#define BLINK_SIMULATE_ABI 1
+#define BLINK_SIMULATE_ABI 2
 
 typedef struct {
   int64_t actors, hops, streams, pools, links;
@@ -31,6 +32,7 @@ typedef struct {
   int32_t *hop, *actor, *chunk;
   double *begin_s, *move_s, *end_s;
   int32_t *cause, *holder;
+  double *held_s;
 } blink_trace;
 
 typedef struct {

@@ -2,7 +2,7 @@
 // explained there; this file says only what differs.
 #include <algorithm>
 #include <cstdint>
-#include <deque>
+#include <limits>
 #include <new>
 #include <queue>
 #include <vector>
@@ -163,8 +163,10 @@ class Run {
   void moves_at(Id task, double at_s) {
     if (trace_) trace_->move_s[task] = at_s;
   }
-  void held_by(Id task, Id holder) {
-    if (trace_) trace_->holder[task] = holder;
+  void held_by(Id task, Id holder, double held_s) {
+    if (!trace_) return;
+    trace_->holder[task] = holder;
+    trace_->held_s[task] = held_s;
   }
 
   const blink_workload& w;
@@ -266,13 +268,14 @@ class Run {
   }
 
   void append(Id stream, Id hop, Id actor) {
+    if (tasks_.size() == static_cast<std::size_t>(std::numeric_limits<Id>::max())) throw std::bad_alloc();
     const auto task = static_cast<Id>(tasks_.size());
     tasks_.push_back({hop, actor, actors_[actor].chunk});
     if (trace_) {
       trace_->hop[task] = hop;
       trace_->actor[task] = actor;
       trace_->chunk[task] = actors_[actor].chunk;
-      trace_->begin_s[task] = trace_->move_s[task] = trace_->end_s[task] = 0.0;
+      trace_->begin_s[task] = trace_->move_s[task] = trace_->end_s[task] = trace_->held_s[task] = 0.0;
       trace_->cause[task] = trace_->holder[task] = -1;
     }
     if (streams_[stream].busy) {
@@ -337,39 +340,63 @@ class Run {
 
 class Fifo {
  public:
-  explicit Fifo(Run<Fifo>& run) : run_(run), free_s_(run.w.links, 0.0), last_(run.w.links, -1) {}
+  explicit Fifo(Run<Fifo>& run)
+      : run_(run), free_s_(run.w.links, 0.0), last_(run.w.links, -1), ways_(run.w.hops) {}
 
   bool stale() const { return false; }
   void share() {}
-  void begin(Id) {}
   void end(Id) {}
   bool overtaken(Id, std::int64_t) const { return false; }
 
   void ask(Id task, double ready_s) {
-    const double size = run_.bytes_of(task);
     const Id hop = run_.hop_of(task);
-    double start = ready_s, end = ready_s;
-    bool first = true;
-    for (const auto *link = run_.path.begin(hop), *stop = run_.path.end(hop); link != stop; ++link) {
-      if (free_s_[*link] > start) {
-        start = free_s_[*link];
-        run_.held_by(task, last_[*link]);
-      }
-      if (first) run_.moves_at(task, start);
-      first = false;
-      const double until = start + size / run_.w.rates[*link];
-      free_s_[*link] = until;
-      last_[*link] = task;
-      end = std::max(end, until);
+    ways_[hop] = Way{0, ready_s, 0.0, -1};
+    if (run_.path.size(hop) > 0) {
+      take(task, ready_s);
+    } else {
+      run_.moves_at(task, ready_s);
+      run_.schedule(ready_s, Kind::landed, task);
     }
-    if (first) run_.moves_at(task, ready_s);
-    run_.schedule(end, Kind::landed, task);
   }
 
+  void begin(Id task) { take(task, run_.now); }
+
  private:
+  struct Way {
+    Id place = 0;
+    double end_s = 0.0, wait_s = 0.0;
+    Id waited_for = -1;
+  };
+
+  void take(Id task, double at_s) {
+    const Id hop = run_.hop_of(task);
+    Way& way = ways_[hop];
+    const Id link = run_.path.at(hop, way.place);
+    double start = at_s;
+    if (free_s_[link] > start) {
+      start = free_s_[link];
+      way.wait_s = start;
+      way.waited_for = last_[link];
+    }
+    if (way.place == 0) run_.moves_at(task, start);
+    const double until = start + run_.bytes_of(task) / run_.w.rates[link];
+    free_s_[link] = until;
+    last_[link] = task;
+    if (until > way.end_s) {
+      way.end_s = until;
+      run_.held_by(task, way.waited_for, way.wait_s);
+    }
+    if (++way.place == run_.path.size(hop)) {
+      run_.schedule(way.end_s, Kind::landed, task);
+    } else {
+      run_.schedule(start, Kind::move, task);
+    }
+  }
+
   Run<Fifo>& run_;
   std::vector<double> free_s_;
   std::vector<Id> last_;
+  std::vector<Way> ways_;  // by hop: a stream has one transfer at a time
 };
 
 class Fair {

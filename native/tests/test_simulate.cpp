@@ -103,7 +103,7 @@ struct Workload {
 struct Said {
   int code = -1;
   blink_outcome outcome{};
-  std::vector<double> actor_s, begin_s, move_s, end_s;
+  std::vector<double> actor_s, begin_s, move_s, end_s, held_s;
   std::vector<std::int32_t> hop, actor, chunk, cause, holder;
 
   bool same(const Said& other) const {
@@ -113,7 +113,8 @@ struct Said {
   }
   bool same_trace(const Said& other) const {
     return begin_s == other.begin_s && move_s == other.move_s && end_s == other.end_s && hop == other.hop &&
-           actor == other.actor && chunk == other.chunk && cause == other.cause && holder == other.holder;
+           actor == other.actor && chunk == other.chunk && cause == other.cause && holder == other.holder &&
+           held_s == other.held_s;
   }
 };
 
@@ -127,10 +128,11 @@ Said run(const Workload& workload, bool fair, bool traced) {
     return said;
   }
   const auto tasks = static_cast<std::size_t>(workload.transfers() + workload.firings());
-  for (auto* column : {&said.begin_s, &said.move_s, &said.end_s}) column->assign(tasks, -7.0);
+  for (auto* column : {&said.begin_s, &said.move_s, &said.end_s, &said.held_s}) column->assign(tasks, -7.0);
   for (auto* column : {&said.hop, &said.actor, &said.chunk, &said.cause, &said.holder}) column->assign(tasks, -7);
-  const blink_trace trace{said.hop.data(),     said.actor.data(), said.chunk.data(), said.begin_s.data(),
-                          said.move_s.data(),  said.end_s.data(), said.cause.data(), said.holder.data()};
+  const blink_trace trace{said.hop.data(),   said.actor.data(), said.chunk.data(),
+                          said.begin_s.data(), said.move_s.data(), said.end_s.data(),
+                          said.cause.data(), said.holder.data(), said.held_s.data()};
   said.code = blink_simulate(&view, fair, &said.outcome, &trace);
   return said;
 }
@@ -179,7 +181,10 @@ void check_outcome(const Workload& w, const Said& said, const char* what) {
   expect(said.code == 0 && said.outcome.stuck == -1, "%s: came to its end", what);
   expect(said.outcome.transfers == w.transfers(), "%s: %" PRId64 " transfers", what, said.outcome.transfers);
   expect(said.outcome.firings == w.firings(), "%s: %" PRId64 " firings", what, said.outcome.firings);
-  const std::int64_t most = static_cast<std::int64_t>(w.chunks.size()) + 3 * w.transfers() + w.firings();
+  // Each transfer lands and arrives, begins to move if links are fair, and comes to each link after its first if not.
+  std::int64_t longest = 1;
+  for (std::size_t h = 0; h < w.tail.size(); ++h) longest = std::max<std::int64_t>(longest, w.path_of[h + 1] - w.path_of[h]);
+  const std::int64_t most = static_cast<std::int64_t>(w.chunks.size()) + (2 + longest) * w.transfers() + w.firings();
   expect(said.outcome.events <= most, "%s: %" PRId64 " events, expected at most %" PRId64, what, said.outcome.events,
          most);
   double last = 0.0;

@@ -22,6 +22,7 @@ from blinkccl.forest.model import Forest
 from blinkccl.simulate.contenders import Conditions, Contender, Estimate, Planned, Prepared, modelled, planned
 from blinkccl.simulate.nccl_model import SERVED, choose, nccl_24_as_written
 from blinkccl.simulate.nccl_search import Channels, search
+from blinkccl.simulate.nccl_system import check_nvidia
 from blinkccl.simulate.staged import prepare_host_staged, prepare_multi_path, prepare_plain_ring
 from blinkccl.topology.model import Topology
 
@@ -92,6 +93,7 @@ def prepare_nccl_24_as_written(request: Request, conditions: Conditions) -> Prep
 
 def _nccl_24(algorithm: str, request: Request, conditions: Conditions, name: str) -> tuple[Planned, ...]:
     """One algorithm in each protocol, with NCCL's calibrations and slices in place of the job's."""
+    check_nvidia(request.topology, request.ranks)
     forest = ALGORITHMS[algorithm].plan(request)
     what = ("rings" if algorithm == "ring" else "double binary trees") + f" over {_kinds(forest)}"
     own = replace(conditions, chunk_bytes=NCCL_SLICE_BYTES, channels=1, even_chunks=False)
@@ -144,6 +146,10 @@ def prepare_nccl_230(request: Request, conditions: Conditions) -> Prepared:
     """
     if request.collective.name not in SERVED:
         raise UnsupportedError(f"nccl-2.30 has no ring for {request.collective.name}, only for {', '.join(SERVED)}")
+    if request.links == "pcie":
+        raise UnsupportedError("nccl-2.30 chooses its links itself: leave --links pcie out")
+    if conditions.settings.start_s:
+        raise UnsupportedError("nccl-2.30 is a model, which knows no start skew: leave --skew out")
     return Modelled(request, search(request.topology, request.ranks))
 
 

@@ -32,12 +32,14 @@ from pathlib import Path
 import msgspec
 
 from blinkccl.errors import TopologyError
-from blinkccl.topology.limits import MAX_FILE_BYTES
+from blinkccl.topology.limits import MAX_FILE_BYTES, check_labels
 from blinkccl.topology.model import LINK_KINDS, Link, Topology
 
 SCHEMA_VERSION = 1
 #: What is used where no calibration knows the machine: links as they are sold.
 FALLBACK = "nominal"
+#: GB/s that a file may say: below, times overflow; above, there is no hardware.
+LEAST_NOMINAL_GBPS, LEAST_GBPS, MOST_GBPS = 1e-3, 1e-6, 1e6
 
 
 class Number(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,7 +57,8 @@ class LinkClass(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kind
         One of the topology's kinds of links.
     nominal_gbps
-        Nominal rate of one lane, GB/s per direction: what the topology says of a link is a multiple of it.
+        Nominal rate of one lane, GB/s per direction: what the topology says of a link is a multiple of it. 0 takes
+        any rate, and ``gbps`` is then what part of it a link reaches.
     gbps
         What one lane reaches with nothing in the other direction.
     latency_us
@@ -74,6 +77,7 @@ class LinkClass(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 _NOTHING = Number(0.0, "not modelled")
 _WHOLE = Number(1.0, "not modelled")
+_PEER_ACCESS = Number(310.0, "assumed: what Blink, MLSys 2020, Fig 21 implies for V100s")
 
 
 class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -95,7 +99,7 @@ class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     peer_access_us
         T_dpa per GPU: switching peer access off and on, so that copies take PCIe instead of NVLink.
     copy_engines
-        Transfers that a GPU can have under way at once; 0 for no limit.
+        Transfers that a GPU can have under way at once, a whole number; 0 for no limit.
     """
 
     launch_us: Number = _NOTHING
@@ -104,7 +108,7 @@ class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reduce_us: Number = _NOTHING
     reduce_gbps: Number = _NOTHING
     combining: Number = _WHOLE
-    peer_access_us: Number = _NOTHING
+    peer_access_us: Number = _PEER_ACCESS
     copy_engines: Number = _NOTHING
 
 
@@ -199,9 +203,12 @@ def calibration(name: str) -> Calibration:
         return parse_calibration(text, name)
     path = Path(name)
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
+        # Not by the size that the system tells: a device has 0 and never ends.
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+        if len(content) > MAX_FILE_BYTES:
             raise TopologyError(f"{name}: larger than {MAX_FILE_BYTES >> 20} MiB; a calibration is a short TOML file")
-        text = path.read_text("utf-8")
+        text = content.decode("utf-8")
     except (OSError, UnicodeDecodeError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
         raise TopologyError(
@@ -224,8 +231,11 @@ def parse_calibration(text: str, name: str) -> Calibration:
         raise TopologyError(f"{name}: not a TOML file: {error}") from None
     except msgspec.ValidationError as error:
         raise TopologyError(f"{name}: {error}; see blinkccl/simulate/calibrations for examples") from None
+    except (RecursionError, ValueError):
+        raise TopologyError(f"{name}: not a calibration: it nests too deeply, or a number has too many digits") from None
     if read.schema_version != SCHEMA_VERSION:
         raise TopologyError(f"{name}: schema_version {read.schema_version}; this version reads {SCHEMA_VERSION}")
+    check_labels(name, [("name", read.name), ("about", read.about), *(("machines:", each) for each in read.machines)])
     for fault in _faults(read):
         raise TopologyError(f"{name}: {fault}")
     return read
@@ -238,8 +248,15 @@ def _faults(read: Calibration) -> list[str]:
         where = f"link {number} ({row.kind})"
         if row.kind not in LINK_KINDS:
             found.append(f"{where}: unknown kind; expected one of {', '.join(LINK_KINDS)}")
-        if not 0 <= row.nominal_gbps < 1e6 or not 0 < row.gbps.value < 1e6:
-            found.append(f"{where}: rates must be positive, got {row.nominal_gbps:g} and {row.gbps.value:g} GB/s")
+        if row.nominal_gbps != 0 and not LEAST_NOMINAL_GBPS <= row.nominal_gbps < MOST_GBPS:
+            found.append(
+                f"{where}: nominal_gbps must be 0 (any rate), or from {LEAST_NOMINAL_GBPS:g} to below {MOST_GBPS:g} "
+                f"GB/s, got {row.nominal_gbps:g}"
+            )
+        if not LEAST_GBPS <= row.gbps.value < MOST_GBPS:
+            found.append(
+                f"{where}: gbps must be from {LEAST_GBPS:g} to below {MOST_GBPS:g} GB/s, got {row.gbps.value:g}"
+            )
         if not 0 <= row.latency_us.value < 1e9:
             found.append(f"{where}: latency_us must not be negative, got {row.latency_us.value:g}")
         if not 0 < row.duplex.value <= 1:
@@ -249,6 +266,15 @@ def _faults(read: Calibration) -> list[str]:
         value = getattr(engine, field).value
         if not 0 <= value < 1e9:
             found.append(f"engine: {field} must not be negative, got {value:g}")
+    if 0 < engine.reduce_gbps.value < LEAST_GBPS:
+        found.append(
+            f"engine: reduce_gbps must be 0 (no limit), or at least {LEAST_GBPS:g} GB/s, got "
+            f"{engine.reduce_gbps.value:g}"
+        )
+    if not engine.copy_engines.value.is_integer():
+        found.append(
+            f"engine: copy_engines must be a whole number (0: no limit), got {engine.copy_engines.value:g}"
+        )
     if not 0 < engine.combining.value <= 1:
         found.append(f"engine: combining must be in (0, 1], got {engine.combining.value:g}")
     if not read.link:

@@ -16,6 +16,7 @@ from blinkccl.schedule.program import Program
 from blinkccl.simulate.calibration import Calibration
 from blinkccl.simulate.miad import Miad
 from blinkccl.simulate.run import (
+    EVENT_BUDGET,
     ITEMSIZE,
     LEAST_CHUNK_BYTES,
     MOST_CHUNK_BYTES,
@@ -48,6 +49,9 @@ def search(
     size_bytes: int,
     start: Miad | None = None,
     settings: Settings | None = None,
+    even_chunks: bool = True,
+    budget: int = EVENT_BUDGET,
+    coarser: bool = False,
 ) -> tuple[Trial, ...]:
     """Blink's chunk-size search, an iteration of the collective per trial (MLSys 2020, §4.2.1, Fig 12).
 
@@ -57,6 +61,8 @@ def search(
         S, as nccl-tests counts it.
     start
         The search before its first iteration; None for ``Miad()``, which starts at 1 MiB.
+    settings, even_chunks, budget, coarser
+        As of :func:`~blinkccl.simulate.run.simulate`.
 
     Returns
     -------
@@ -75,7 +81,17 @@ def search(
     state = start or Miad()
     trials: list[Trial] = []
     while True:
-        timed = simulate(program, network, calibration, size_bytes, chunk_bytes=state.chunk_bytes, settings=settings)
+        timed = simulate(
+            program,
+            network,
+            calibration,
+            size_bytes,
+            chunk_bytes=state.chunk_bytes,
+            even_chunks=even_chunks,
+            settings=settings,
+            budget=budget,
+            coarser=coarser,
+        )
         trials.append(Trial(state.chunk_bytes, timed.algbw_gbps))
         if state.steady:
             return tuple(trials)
@@ -89,6 +105,7 @@ def best_chunk(
     size_bytes: int,
     settings: Settings | None = None,
     budget: int = TRIAL_BUDGET,
+    even_chunks: bool = True,
 ) -> int:
     """The fastest chunk found, in bytes.
 
@@ -115,12 +132,18 @@ def best_chunk(
 
     def seconds(chunk_bytes: int) -> float:
         if chunk_bytes not in seconds_of:
-            few = count_tasks(bind_bytes(program, size_bytes, chunk_bytes)) <= budget
-            seconds_of[chunk_bytes] = (
-                simulate(program, network, calibration, size_bytes, chunk_bytes=chunk_bytes, settings=settings).seconds
-                if few
-                else inf
-            )
+            seconds_of[chunk_bytes] = inf
+            if count_tasks(bind_bytes(program, size_bytes, chunk_bytes, even_chunks)) <= budget:
+                timed = simulate(
+                    program,
+                    network,
+                    calibration,
+                    size_bytes,
+                    chunk_bytes=chunk_bytes,
+                    even_chunks=even_chunks,
+                    settings=settings,
+                )
+                seconds_of[chunk_bytes] = timed.seconds
         return seconds_of[chunk_bytes]
 
     found = _climb(seconds, best_chunk_bytes(program, network, calibration, size_bytes))

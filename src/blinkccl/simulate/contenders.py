@@ -13,7 +13,7 @@ from typing import Protocol
 
 from blinkccl.algorithms.bounds import certificate_for
 from blinkccl.algorithms.registry import ALGORITHMS, Request
-from blinkccl.errors import PackingError, UnsupportedError
+from blinkccl.errors import PackingError, ScheduleError, TopologyError, UnsupportedError
 from blinkccl.forest.model import Forest
 from blinkccl.forest.split import split_shares
 from blinkccl.schedule.law import verify
@@ -40,7 +40,7 @@ class Conditions:
     Parameters
     ----------
     calibration
-        For the algorithms; baselines bring their own.
+        For the algorithms, and for baselines that bring none of their own for the machine.
     chunk_bytes
         Size of a chunk; None: as ``chunk_choice`` says, for each plan and size.
     chunk_choice
@@ -130,9 +130,13 @@ class Planned:
         if conditions.chunk_bytes is not None or conditions.chunk_choice == "model":
             return conditions.chunk_bytes
         job = self.program, self.forest.topology, conditions.calibration, size_bytes
+        settings, even = conditions.settings, conditions.even_chunks
         if conditions.chunk_choice == "best":
-            return best_chunk(*job, settings=conditions.settings)
-        return search(*job, settings=conditions.settings)[-1].chunk_bytes
+            return best_chunk(*job, settings=settings, even_chunks=even)
+        trials = search(
+            *job, settings=settings, even_chunks=even, budget=conditions.budget, coarser=conditions.coarser
+        )
+        return trials[-1].chunk_bytes
 
     def at(self, size_bytes: int) -> Estimate:
         """What the plan takes for S bytes; raises as :meth:`simulate`."""
@@ -199,11 +203,15 @@ def _of_algorithm(name: str) -> Callable[[Request, Conditions], Prepared]:
 
 @dataclass(frozen=True)
 class Field:
-    """The contenders of one job that could be prepared, and why the others could not."""
+    """The contenders of one job that could be prepared, and why the others could not.
+
+    ``named``: somebody asked for just these.
+    """
 
     request: Request
     prepared: tuple[Prepared, ...]
     absent: dict[str, str]
+    named: bool = False
 
     @cached_property
     def bound_gbps(self) -> float:
@@ -255,7 +263,7 @@ def enter(
         tick(done + 1, len(wanted))
     if not ready:
         raise PackingError(f"nothing can serve this job: {next(iter(absent.values()))}")
-    return Field(request, tuple(ready), absent)
+    return Field(request, tuple(ready), absent, named=bool(names))
 
 
 def training_steps(field: Field, model: str, gpu: str, overlap: bool = True) -> dict[str, Step]:
@@ -280,6 +288,38 @@ def training_steps(field: Field, model: str, gpu: str, overlap: bool = True) -> 
         return lambda size_bytes: one.at(size_bytes).seconds
 
     return {one.name: step_time(chosen, gpu, size, seconds(one), overlap=overlap) for one in field.prepared}
+
+
+def time_all(
+    field: Field, sizes: Sequence[int], tick: Callable[[int, int], None] = lambda done, total: None
+) -> tuple[Field, list[list[Estimate]]]:
+    """Every contender's estimates, a row per size, and the field of those that have them.
+
+    A contender that cannot be timed (its links have no class in the calibration, or it takes more than the budget) is
+    left out with the reason, if others can and nobody named it.
+
+    Raises
+    ------
+    TopologyError, ScheduleError, UnsupportedError
+        What a named contender raises, or the first where none can be timed.
+    """
+    columns: list[list[Estimate]] = []
+    able: list[Prepared] = []
+    absent, first = dict(field.absent), None
+    for done, one in enumerate(field.prepared):
+        try:
+            columns.append([one.at(size) for size in sizes])
+            able.append(one)
+        except (TopologyError, ScheduleError, UnsupportedError) as error:
+            if field.named:
+                raise
+            first = first or error
+            absent[one.name] = str(error)
+        tick(done + 1, len(field.prepared))
+    if first is not None and not able:
+        raise first
+    rows = [list(row) for row in zip(*columns, strict=True)]
+    return replace(field, prepared=tuple(able), absent=absent), rows
 
 
 @dataclass(frozen=True, slots=True)

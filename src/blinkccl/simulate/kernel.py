@@ -83,6 +83,7 @@ class _Run:
         self.end_s: list[float] = []
         self.cause: list[int] = []
         self.holder: list[int] = []
+        self.held_s: list[float] = []
         self.now, self.current = 0.0, -1
         self.events: list[tuple[float, int, int, int]] = []
         #: Actors that a slot was freed for; they go on before the next event.
@@ -203,7 +204,7 @@ class _Run:
         self.hop.append(hop)
         self.actor.append(actor)
         self.task_chunk.append(self.chunk[actor])
-        for times in (self.begin_s, self.move_s, self.end_s):
+        for times in (self.begin_s, self.move_s, self.end_s, self.held_s):
             times.append(0.0)
         self.cause.append(-1)
         self.holder.append(-1)
@@ -271,4 +272,5 @@ class _Run:
             np.asarray(self.end_s, floats),
             np.asarray(self.cause, ints),
             np.asarray(self.holder, ints),
+            np.asarray(self.held_s, floats),
         )

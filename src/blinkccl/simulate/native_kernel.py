@@ -12,7 +12,7 @@ from blinkccl.errors import InternalError, UnsupportedError
 from blinkccl.native import Functions, find_library, open_library
 from blinkccl.simulate.workload import SHARINGS, Floats, Ints, Outcome, Trace, Workload, not_live
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 LIBRARY = "libblink_simulate.so"
 #: Names another library file; for people who work on it.
 OVERRIDE = "BLINK_SIMULATE_LIBRARY"
@@ -41,7 +41,8 @@ class _Trace(c.Structure):
     """``blink_trace``."""
 
     _fields_ = [
-        (name, c.c_void_p) for name in ("hop", "actor", "chunk", "begin_s", "move_s", "end_s", "cause", "holder")
+        (name, c.c_void_p)
+        for name in ("hop", "actor", "chunk", "begin_s", "move_s", "end_s", "cause", "holder", "held_s")
     ]
 
 
@@ -81,11 +82,16 @@ def load() -> c.CDLL:
 
 
 def available() -> bool:
-    """Whether the native kernel can run here."""
-    try:
-        load()
-    except UnsupportedError:
+    """Whether the native kernel runs here: whether its library is installed, or named.
+
+    Raises
+    ------
+    UnsupportedError
+        If there is a library and it cannot be used: who named or built it is not to get the slow kernel unasked.
+    """
+    if find_library(LIBRARY, OVERRIDE) is None:
         return False
+    load()
     return True
 
 
@@ -139,12 +145,12 @@ def _floats(array: Floats) -> NDArray[np.float64]:
 
 def _empty_trace(tasks: int) -> Trace:
     hop, actor, chunk, cause, holder = (np.zeros(tasks, np.int32) for _ in range(5))
-    begin_s, move_s, end_s = (np.zeros(tasks) for _ in range(3))
-    return Trace(hop, actor, chunk, begin_s, move_s, end_s, cause, holder)
+    begin_s, move_s, end_s, held_s = (np.zeros(tasks) for _ in range(4))
+    return Trace(hop, actor, chunk, begin_s, move_s, end_s, cause, holder, held_s)
 
 
 def _columns(trace: Trace) -> tuple[Ints | Floats, ...]:
     return (
         *(trace.hop, trace.actor, trace.chunk, trace.begin_s, trace.move_s, trace.end_s),
-        *(trace.cause, trace.holder),
+        *(trace.cause, trace.holder, trace.held_s),
     )

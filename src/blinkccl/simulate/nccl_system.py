@@ -213,7 +213,7 @@ def see(topology: Topology, ranks: Sequence[int], arch: str, smp_gbps: int | Non
         If the job has no NVIDIA GPUs, or ``arch`` or ``smp_gbps`` is none that NCCL knows.
     """
     check_ranks(topology, ranks)
-    _check_nvidia(topology, ranks)
+    check_nvidia(topology, ranks)
     if smp_gbps is not None and smp_gbps not in PROCESSORS:
         known = ", ".join(map(str, sorted(PROCESSORS)))
         raise UnsupportedError(f"NCCL knows no processors joined at {smp_gbps} GB/s; expected one of {known}")
@@ -223,7 +223,7 @@ def see(topology: Topology, ranks: Sequence[int], arch: str, smp_gbps: int | Non
     return tuple(sight.server(gpus) for gpus in sight.domains())
 
 
-def _check_nvidia(topology: Topology, ranks: Sequence[int]) -> None:
+def check_nvidia(topology: Topology, ranks: Sequence[int]) -> None:
     foreign = [topology.vertex[rank].label for rank in ranks if topology.vertex[rank].kind != "gpu"]
     if foreign:
         raise UnsupportedError(f"NCCL runs on GPUs, but {foreign[0]} of {topology.name} is a processor")

@@ -21,6 +21,8 @@ from blinkccl.units import algbw_gbps, bus_factor, parse_bytes
 ITEMSIZE = 4
 #: More tasks than this take minutes and gigabytes.
 EVENT_BUDGET = 50_000_000
+#: Kernels number tasks in 32 bits.
+MAX_BUDGET = 2**31 - 1
 MAX_SIZE_BYTES = 2**63 - 1
 #: No chunk is chosen below or above these.
 LEAST_CHUNK_BYTES, MOST_CHUNK_BYTES = 16 * 1024, 64 * 1024 * 1024
@@ -88,7 +90,7 @@ def simulate(
     traced
         Keep what was done when.
     budget
-        The most tasks (transfers and firings) that a run may have.
+        The most tasks (transfers and firings) that a run may have; 1 to :data:`MAX_BUDGET`.
     coarser
         Where the budget does not suffice, time several chunks as one that costs as much as all of them.
 
@@ -106,6 +108,8 @@ def simulate(
     """
     if not 0 <= size_bytes <= MAX_SIZE_BYTES:
         raise ScheduleError(f"a size of {size_bytes} bytes; expected 0 to 2^63 - 1")
+    if not 1 <= budget <= MAX_BUDGET:
+        raise ScheduleError(f"a budget of {budget:,} tasks; expected 1 to {MAX_BUDGET:,}, what a kernel can number")
     chunk = best_chunk_bytes(program, network, calibration, size_bytes) if chunk_bytes is None else chunk_bytes
     bound = bind_bytes(program, size_bytes, chunk, even_chunks)
     together = 1
@@ -117,7 +121,7 @@ def simulate(
                 f"budget of {budget:,}; take larger chunks (--chunk), a larger --budget, or --coarser, which times "
                 "several chunks as one"
             )
-        together, bound = _coarser(program, size_bytes, chunk, even_chunks, tasks, budget)
+        together, bound = _coarser(bound, size_bytes, even_chunks, budget)
     translation = translate(bound, network, calibration, settings)
     if together > 1:
         translation = _times(translation, together)
@@ -125,21 +129,28 @@ def simulate(
     return Simulation(translation, outcome, size_bytes, chunk, together)
 
 
-def _coarser(
-    program: Program, size_bytes: int, chunk_bytes: int, even_chunks: bool, tasks: int, budget: int
-) -> tuple[int, Bound]:
-    """How many chunks to time as one so that a run keeps to its budget, and the program bound that way."""
-    together = 1
+def _coarser(fine: Bound, size_bytes: int, even_chunks: bool, budget: int) -> tuple[int, Bound]:
+    """How many chunks to time as one so that a run keeps to its budget, and the program bound that way.
+
+    Chunks are those of the bounds, not those that were wished: binding rounds a wish to elements and groups of them, and
+    no chunk is larger than its slice.
+    """
+    chunk_bytes, tasks, times, bound = fine.chunk_elements * fine.itemsize, count_tasks(fine), 1, fine
     while tasks > budget:
-        together = max(together + 1, -(-together * tasks // budget))
-        bound = bind_bytes(program, size_bytes, chunk_bytes * together, even_chunks)
+        times = max(times + 1, -(-times * tasks // budget))
+        bound = bind_bytes(fine.program, size_bytes, chunk_bytes * times, even_chunks)
         tasks = count_tasks(bound)
         if tasks > budget and all(extent.chunks <= 1 for extent in bound.extents):
             raise ScheduleError(
                 f"one chunk per share is {tasks:,} transfers and reductions already, more than the budget of "
                 f"{budget:,}; take a larger --budget"
             )
-    return together, bound
+    return max(1, round(_largest_chunk(bound) / _largest_chunk(fine))), bound
+
+
+def _largest_chunk(bound: Bound) -> int:
+    """Elements of the largest chunk that there is."""
+    return max(min(extent.length, extent.chunk_elements) for extent in bound.extents)
 
 
 def parse_size(option: str, text: str) -> int:

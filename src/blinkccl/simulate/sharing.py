@@ -12,7 +12,8 @@ from typing import Protocol
 from blinkccl.errors import InternalError
 from blinkccl.simulate.workload import Floats, Ints, Workload
 
-#: Events that links schedule: a transfer begins to move, and its last byte is over.
+#: Events that links schedule: a transfer begins to move (on fifo links: on one that has another after it), and its last
+#: byte is over.
 MOVE, LANDED = range(2)
 
 
@@ -26,6 +27,7 @@ class Transfers(Protocol):
     hop: list[int]
     move_s: list[float]
     holder: list[int]
+    held_s: list[float]
 
     def schedule(self, at_s: float, kind: int, what: int) -> None: ...
 
@@ -62,7 +64,10 @@ class Links(Protocol):
 
 
 class FifoLinks:
-    """Links that serve one transfer after the other, in the order of asking."""
+    """Links that serve one transfer after the other: the first of a path in the order of asking, others as they come.
+
+    What is known of a transfer under way is kept by hop, since a stream has one at a time.
+    """
 
     stale = False
 
@@ -73,31 +78,46 @@ class FifoLinks:
         self.rate = state.workload.rates.tolist()
         self.free_s = [0.0] * len(self.rate)
         self.last = [-1] * len(self.rate)
+        #: How many links of its path a transfer has, and when it will be through with them.
+        self.place = [0] * len(self.path)
+        self.end_s = [0.0] * len(self.path)
+        #: The last wait on its way: until when, and for which transfer.
+        self.wait: list[tuple[float, int]] = [(0.0, -1)] * len(self.path)
 
     def ask(self, task: int, ready_s: float) -> None:
-        """Reserves each link of the path; the end is known at once."""
-        state = self.state
-        size = state.bytes_of(task)
-        start = end = ready_s
-        first = True
-        for link in self.path[state.hop[task]]:
-            if self.free_s[link] > start:
-                start = self.free_s[link]
-                state.holder[task] = self.last[link]
-            if first:
-                state.move_s[task] = start
-                first = False
-            until = start + size / self.rate[link]
-            self.free_s[link] = until
-            self.last[link] = task
-            if until > end:
-                end = until
-        if first:
-            state.move_s[task] = ready_s
-        state.schedule(end, LANDED, task)
+        hop = self.state.hop[task]
+        self.place[hop], self.end_s[hop], self.wait[hop] = 0, ready_s, (0.0, -1)
+        if self.path[hop]:
+            self._take(task, ready_s)
+        else:
+            self.state.move_s[task] = ready_s
+            self.state.schedule(ready_s, LANDED, task)
 
     def begin(self, task: int) -> None:
-        raise InternalError("fifo links begin transfers when they are asked")
+        """It moves on one link and comes to the next."""
+        self._take(task, self.state.now)
+
+    def _take(self, task: int, at_s: float) -> None:
+        """Reserves the next link of its path from ``at_s`` on."""
+        state, hop = self.state, self.state.hop[task]
+        path, place = self.path[hop], self.place[hop]
+        link = path[place]
+        start = at_s
+        if self.free_s[link] > start:
+            start = self.free_s[link]
+            self.wait[hop] = start, self.last[link]
+        if place == 0:
+            state.move_s[task] = start
+        until = start + state.bytes_of(task) / self.rate[link]
+        self.free_s[link], self.last[link] = until, task
+        if until > self.end_s[hop]:
+            self.end_s[hop] = until
+            state.held_s[task], state.holder[task] = self.wait[hop]
+        self.place[hop] = place + 1
+        if place + 1 == len(path):
+            state.schedule(self.end_s[hop], LANDED, task)
+        else:
+            state.schedule(start, MOVE, task)
 
     def end(self, task: int) -> None:
         """Nothing: the reservation said when."""

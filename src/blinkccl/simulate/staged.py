@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
-from math import ceil
+from math import ceil, fsum
 
 import msgspec
 
@@ -45,6 +45,7 @@ HOST_COMBINE_GBPS = Number(8.0, "assumed: a third of the 24 GB/s at which a core
 STREAMS = 8
 
 #: One step of the script: a batch of a send and a receive, the wait for it, and the kernel that adds or copies.
+HOST_STEP_US = Number(1.0, "assumed: a hand-over between two processes of a host, ours takes 0.3 to 1 us")
 PLAIN_STEP_US = Number(60.3, "fitted: NCCL ring vs tree, 4 KB: 1.81 ms, and the code's 2 * 15 steps")
 #: What a step moves to the next rank on another server, at most.
 PLAIN_NET_GBPS = Number(20.0, "fitted: NCCL ring vs tree, 8 GB: 30 steps of 512 MiB in 806 ms")
@@ -60,12 +61,15 @@ class HostStaged:
         Down and up together: the link to the host, shared by the ranks that use it, or the processor's copy.
     host_s_per_byte
         The processors' AllReduce among themselves.
+    fixed_s
+        The two copies before their first byte, and a hand-over between processes for each step of theirs.
     """
 
     name: str
     request: Request
     copy_s_per_byte: float
     host_s_per_byte: float
+    fixed_s: float
     detail: str
 
     @property
@@ -73,8 +77,8 @@ class HostStaged:
         return None
 
     def at(self, size_bytes: int) -> Estimate:
-        """What S bytes take; latencies are left out, so small sizes come out too fast."""
-        seconds = size_bytes * (self.copy_s_per_byte + self.host_s_per_byte)
+        """What S bytes take."""
+        seconds = self.fixed_s + size_bytes * (self.copy_s_per_byte + self.host_s_per_byte)
         return modelled(self.name, self.request, size_bytes, seconds, self.detail)
 
 
@@ -136,6 +140,7 @@ def prepare_host_staged(request: Request, conditions: Conditions) -> Prepared:
     require_collective(request, "mpi-host-staged", ("allreduce",), "take another algorithm")
     if len(by_server(request.topology, request.ranks)) > 1:
         raise UnsupportedError("mpi-host-staged is a model of one server, but the ranks are on several")
+    _refuse_skew("mpi-host-staged", conditions)
     ways = [_way_to_host(request.topology, rank) for rank in request.ranks]
     used: dict[tuple[int, int], int] = {}
     for way in ways:
@@ -146,14 +151,29 @@ def prepare_host_staged(request: Request, conditions: Conditions) -> Prepared:
         for direction in (pair, pair[::-1]):
             slowest = max(slowest, ranks / _rate(conditions.calibration, request.topology.link[direction]))
     n = len(request.ranks)
+    fixed_s = 2 * _before_first_byte_s(request.topology, conditions.calibration, ways)
+    fixed_s += 2 * (n - 1) * HOST_STEP_US.value * 1e-6
     shared, combined = 2 * (n - 1) / n / HOST_COPY_GBPS.value, (n - 1) / n / HOST_COMBINE_GBPS.value
     return HostStaged(
         "mpi-host-staged",
         request,
         2 * slowest,
         (shared + combined) / GB,
+        fixed_s,
         f"copies at {1 / slowest / GB:.3g} GB/s, processors reduce at an assumed {HOST_COMBINE_GBPS.value:g} GB/s",
     )
+
+
+def _refuse_skew(name: str, conditions: Conditions) -> None:
+    """A formula has no ranks that could come late."""
+    if conditions.settings.start_s:
+        raise UnsupportedError(f"{name} is a formula, which knows no start skew: leave --skew out")
+
+
+def _before_first_byte_s(topology: Topology, calibration: Calibration, ways: Sequence[Path]) -> float:
+    """What a copy to the host costs before it moves, at most."""
+    latency_s = [fsum(link_cost(calibration, topology.link[pair]).latency_s for pair in pairwise(way)) for way in ways]
+    return calibration.engine.issue_us.value * 1e-6 + max(latency_s)
 
 
 def _way_to_host(topology: Topology, rank: int) -> Path:
@@ -214,7 +234,10 @@ def multi_path(
     and streams in tables that it does not print.
     """
     require_collective(request, "multi-path", ("sendrecv",), "use --algo optimal --links all")
-    flow = ALGORITHMS["optimal"].plan(_of_two(request).with_links("all"))
+    try:
+        flow = ALGORITHMS["optimal"].plan(_of_two(request).with_links("all"))
+    except TopologyError as error:
+        raise UnsupportedError(f"multi-path needs a path between its two ends: {error}") from None
     drawn = [(share.weight, share.broadcast.edges[0]) for share in flow.shares if share.broadcast is not None]
     direct = [(weight, path) for weight, path in drawn if _host_on(flow.topology, path) is None]
     staged = [(weight, path) for weight, path in drawn if _host_on(flow.topology, path) is not None]
@@ -231,6 +254,17 @@ def multi_path(
     # A window's direct copies are issued while others run; a single one starts by itself.
     parts = [(1 - part, direct, streams if window > 1 else 1), (part, staged, streams)]
     forest = _striped(flow, [row for row in parts if row[0] > 0])
+    relays = len(forest.ranks) - 2
+    if conditions.settings.start_s:
+        # Skew is that of the job's ranks; the hosts are there from the beginning.
+        collective, given = request.collective, conditions.settings.start_s
+        assert collective.src is not None
+        assert collective.dst is not None
+        if len(given) != len(request.ranks):
+            raise UnsupportedError(f"{len(given)} start times for {len(request.ranks)} ranks; give one per rank")
+        ends_s = given[collective.src], given[collective.dst]
+        settings = replace(conditions.settings, start_s=(*ends_s, *(0.0,) * relays))
+        conditions = replace(conditions, settings=settings)
     found = planned("multi-path", forest, conditions)
     detail = f"{float(part):.1%} through the host on {streams} streams".replace("%", " %")
     return WholeShares(found.name, forest, found.program, conditions, detail, window)
@@ -252,7 +286,7 @@ def _host_on(topology: Topology, path: Path) -> int | None:
 
 def _together(topology: Topology, calibration: Calibration, paths: Sequence[tuple[Fraction, Path]]) -> float:
     """Bytes per second of several paths, each at the rate of its slowest link."""
-    return sum(min(_rate(calibration, topology.link[pair]) for pair in pairwise(path)) for _, path in paths)
+    return fsum(min(_rate(calibration, topology.link[pair]) for pair in pairwise(path)) for _, path in paths)
 
 
 def _rate(calibration: Calibration, link: Link) -> float:

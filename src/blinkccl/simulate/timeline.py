@@ -1,8 +1,8 @@
 """What happened when: spans per rank and link, busy shares, and the hops that decided the time.
 
 Chrome's trace format (``chrome://tracing``, Perfetto): JSON with one process per server, and in it one track per stream
-of a rank and one per link. On no track do spans overlap: a stream does one thing after the other, and a link's span is
-from the first to the last moment in which anything moved on it without a pause.
+of a rank and one per link. On no track do spans overlap: a stream does one thing after the other, and a link's spans
+are the times in which some transfer that crosses it was moving, be it on this link or on another of its path.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class LinkUse:
 class Decider:
     """A piece of the critical path: from ``begin_s`` to ``end_s`` everything waited for this.
 
-    ``what`` is "issue" (latency before the first byte), "move", "reduce", "signal" or "start" (a rank's start skew).
+    ``what`` is "issue" (latency before the first byte), "move", "reduce", "signal" or "start" (until a rank began: its
+    start skew, and the launch of a kernel).
     """
 
     begin_s: float
@@ -90,43 +91,60 @@ def link_use(simulation: Simulation) -> list[LinkUse]:
 def critical_path(simulation: Simulation) -> list[Decider]:
     """The chain of waits that ends with the last thing done, in the order of time.
 
-    Every piece begins when the one before it ends, so their lengths add up to the whole time (or to the time from the
-    first start, with start skew). Where a transfer waited for a link, the chain goes on with the transfer that had it.
+    Every piece begins when the one before it ends, so their lengths add up to the whole time. Where a transfer waited
+    for a link, the chain goes on with the transfer that had it, up to the time when the link was free.
     """
-    trace = _trace(simulation)
-    translation = simulation.translation
-    program, hops = translation.bound.program, translation.workload.hops
+    trace, translation = _trace(simulation), simulation.translation
+    hops = translation.workload.hops
     if len(trace.end_s) == 0:
         return []
     signal_s = [0.0 if hop < 0 else float(hops.signal_s[hop]) for hop in trace.hop.tolist()]
     there_s = [end + more for end, more in zip(trace.end_s.tolist(), signal_s, strict=True)]
-    found: list[Decider] = []
     task = max(range(len(there_s)), key=lambda number: (there_s[number], -number))
+    if simulation.seconds > there_s[task]:
+        return [_last_to_start(simulation)]
+    found: list[Decider] = []
     until = there_s[task]
     while True:
-        begin, move, end = float(trace.begin_s[task]), float(trace.move_s[task]), float(trace.end_s[task])
-        ends = _ends(translation, trace, task)
-        share, chunk = program.roles[int(trace.actor[task])].share, int(trace.chunk[task])
-        if until > end:
-            found.append(Decider(end, until, "signal", *ends, share, chunk))
-        holder = int(trace.holder[task])
-        if trace.hop[task] < 0:
-            found.append(Decider(begin, end, "reduce", *ends, share, chunk))
-        elif holder >= 0:
-            # It moved when the holder's bytes were through; what came before did not matter.
-            found.append(Decider(min(float(trace.end_s[holder]), end), end, "move", *ends, share, chunk))
-            until, task = found[-1].begin_s, holder
-            continue
-        else:
-            found.append(Decider(move, end, "move", *ends, share, chunk))
-            if move > begin:
-                found.append(Decider(begin, move, "issue", *ends, share, chunk))
-        cause = int(trace.cause[task])
-        if cause < 0:
-            if begin > 0.0:
-                found.append(Decider(0.0, begin, "start", *ends, share, chunk))
+        pieces, until, task = _pieces(translation, trace, task, until)
+        found += pieces
+        if task < 0:
             return found[::-1]
-        until, task = begin, cause
+
+
+def _pieces(translation: Translation, trace: Trace, task: int, until: float) -> tuple[list[Decider], float, int]:
+    """What a task adds to the chain up to ``until``, latest first; when that began; the task before it, -1 for none."""
+    begin, move, end = float(trace.begin_s[task]), float(trace.move_s[task]), float(trace.end_s[task])
+    role = translation.bound.program.roles[int(trace.actor[task])]
+    of = (*_ends(translation, trace, task), role.share, int(trace.chunk[task]))
+    found: list[Decider] = []
+    if until > end:
+        found.append(Decider(end, until, "signal", *of))
+        until = end
+    holder, held = int(trace.holder[task]), float(trace.held_s[task])
+    if holder >= 0 and held < until:
+        found.append(Decider(held, until, "move", *of))
+        return found, held, holder
+    if trace.hop[task] < 0:
+        found.append(Decider(begin, until, "reduce", *of))
+    else:
+        # A later task may have waited for a link that this one left before it began to wait for another itself.
+        move = min(move, until)
+        found.append(Decider(move, until, "move", *of))
+        if move > begin:
+            found.append(Decider(begin, move, "issue", *of))
+    cause = int(trace.cause[task])
+    if cause < 0 and begin > 0.0:
+        found.append(Decider(0.0, begin, "start", *of))
+    return found, begin, cause
+
+
+def _last_to_start(simulation: Simulation) -> Decider:
+    """A rank that came so late that all was there decides everything."""
+    done_s = simulation.outcome.actor_s
+    role = simulation.translation.bound.program.roles[int(done_s.argmax())]
+    vertex = simulation.translation.bound.program.ranks[role.rank]
+    return Decider(0.0, simulation.seconds, "start", vertex, vertex, role.share, 0)
 
 
 def chrome_trace(simulation: Simulation) -> dict[str, Any]:
@@ -159,7 +177,7 @@ def chrome_trace(simulation: Simulation) -> dict[str, Any]:
         label = f"link {network.vertex[src].label} → {network.vertex[dst].label}"
         track = tracks.setdefault((server, label), len(tracks))
         for begin_s, end_s in _merged(intervals):
-            events.append(_event("busy", "link", server, track, begin_s, end_s))
+            events.append(_event("under way", "link", server, track, begin_s, end_s))
     names = [
         {"ph": "M", "name": "thread_name", "pid": server, "tid": track, "args": {"name": label}}
         for (server, label), track in tracks.items()

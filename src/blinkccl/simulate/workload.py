@@ -15,8 +15,9 @@ A **stream** does what was appended to it, one after the other. A firing takes `
 
 A **link** moves ``rates[link]`` bytes per second, all transfers on it together:
 
-- ``fifo``: each link serves transfers in the order in which they were begun, at its full rate. A transfer cuts through:
-  it need not have left one link to be on the next, but no link serves it before the one before it does.
+- ``fifo``: each link serves one transfer after the other at its full rate, the first of a path in the order in which
+  transfers were begun, the others in the order in which they come. A transfer cuts through: it comes to a link as soon
+  as the one before begins to serve it.
 - ``fair``: max-min fair sharing by weight (Bertsekas and Gallager 1992, §6.5.2): all rates grow in proportion to the
   transfers' weights until a link of theirs is full. With equal weights this is plain max-min fairness.
 
@@ -128,7 +129,8 @@ class Trace:
 
     ``hop`` is -1 for firings; ``actor`` is who appended it. ``begin_s``: the stream took it up; ``move_s``: the first
     byte moved (``begin_s`` for firings); ``end_s``: done. ``cause`` is the task whose end let it begin, -1 for none;
-    ``holder`` the transfer that its link was busy with where it had to wait for a link (fifo only), else -1.
+    ``holder`` the transfer whose link it waited for before the part of its way that decided its end (fifo only), else
+    -1, and ``held_s`` when that link was free.
     """
 
     hop: Ints
@@ -139,6 +141,7 @@ class Trace:
     end_s: Floats
     cause: Ints
     holder: Ints
+    held_s: Floats
 
 
 @dataclass(frozen=True)
