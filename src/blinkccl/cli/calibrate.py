@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from blinkccl.simulate.measurements import Measurement
 
 SCHEMA_VERSION = 1
+#: Which links β is for where --kind does not say.
+_KIND = "nvlink"
 
 HELP = """
 Examples:
@@ -45,20 +47,18 @@ def calibrate(
                                             help="Largest size to fit; default: all.")] = None,
     name: Annotated[str | None, typer.Option("--name", metavar="NAME", show_default=False,
                                              help="The calibration's name; default: that of the file -o.")] = None,
-    kind: Annotated[str, typer.Option("--kind", metavar="KIND", help="Which links β is for.")] = "nvlink",
+    kind: Annotated[str | None, typer.Option("--kind", metavar="KIND", show_default=False,
+                                             help=f"Which links β is for; default: {_KIND}.")] = None,
     nominal: Annotated[float | None, typer.Option("--nominal", metavar="GBPS", show_default=False,
                                                   help="Nominal GB/s of one of their lanes; needed with -o.")] = None,
-    lanes: Annotated[int, typer.Option("--lanes", metavar="N", min=1, max=1000,
-                                       help="Over how many lanes β was measured.")] = 1,
+    lanes: Annotated[int | None, typer.Option("--lanes", metavar="N", min=1, max=1000, show_default=False,
+                                              help="Over how many lanes β was measured; default: 1.")] = None,
     output: arguments.Output = None,
     json: arguments.Json = False,
 ) -> None:
     """Read, fit, print, and write the calibration where that is wanted."""
     from blinkccl.simulate.fit import fits
-    if output is not None:
-        if nominal is None:
-            raise typer.BadParameter("-o needs --nominal, the GB/s of one lane as it is sold: 25 for a V100's NVLink")
-        console.check_writable(output)
+    _check(output, name, kind, nominal, lanes)
     measured = _within(_read(files, collective, ranks), begin, end)
     found = fits(measured, algo)
     if json:
@@ -74,7 +74,23 @@ def calibrate(
         for warning in fit.warnings:
             console.note(f"{each}: {warning}")
     if output is not None and nominal is not None:
-        _write(output, found, files, name, kind, nominal, lanes)
+        _write(output, found, files, name, kind or _KIND, nominal, lanes or 1)
+
+
+def _check(output: Path | None, name: str | None, kind: str | None, nominal: float | None, lanes: int | None) -> None:
+    """Refuse options that say what to write where nothing is written, and a calibration that cannot be."""
+    from blinkccl.topology.model import LINK_KINDS
+    if kind is not None and kind not in LINK_KINDS:
+        raise typer.BadParameter(f"unknown kind of links {kind!r}; expected one of {', '.join(LINK_KINDS)}")
+    given = {"--name": name, "--kind": kind, "--nominal": nominal, "--lanes": lanes}
+    used = [option for option, value in given.items() if value is not None]
+    if output is None:
+        if used:
+            raise typer.BadParameter(f"{', '.join(used)}: of the calibration that -o writes; give -o, or leave it out")
+        return
+    if nominal is None:
+        raise typer.BadParameter("-o needs --nominal, the GB/s of one lane as it is sold: 25 for a V100's NVLink")
+    console.check_writable(output)
 
 
 def _read(files: Sequence[Path], collective: str | None, ranks: int | None) -> list[Measurement]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from blinkccl.cli import arguments, console
+from blinkccl.cli.exits import CHECK_FAILED
 from blinkccl.errors import ScheduleError
 
 if TYPE_CHECKING:
@@ -20,8 +21,11 @@ if TYPE_CHECKING:
     from blinkccl.simulate.training import Step
     from blinkccl.topology.model import Topology
 
+#: What a sweep takes where -b, -e and -f do not say.
+_BEGIN, _END, _FACTOR = "4K", "1G", 4
 #: GPUs that training throughputs were published for, by the architecture that links tell.
 _GPUS = {"pascal": "p100", "volta": "v100"}
+_NO_TIMELINE = "--timeline: none of these is one plan with a timeline (models, and hybrid's two runs, have none)"
 
 HELP = """
 Examples:
@@ -36,8 +40,8 @@ Examples:
 Time plans on calibrated links: the program that engines run, event by event, beside NCCL as a model.
 
 Prints each algorithm's time, algbw and busbw (GB/s), what part of the proved bound that is, the fullest links and what
-decided the time of the fastest plan. --sweep prints who wins from which size. A timeline opens in chrome://tracing and
-Perfetto.
+decided the time of the fastest plan. --sweep, or any of -b, -e and -f, prints who wins from which size. A timeline
+opens in chrome://tracing and Perfetto.
 """
 
 
@@ -59,10 +63,12 @@ def sim(
     size: Annotated[str | None, typer.Option("--size", "-s", metavar="SIZE", show_default=False,
                                              help="S as nccl-tests counts it; default: 64M.")] = None,
     sweep: Annotated[bool, typer.Option("--sweep", help="All sizes from -b to -e.")] = False,
-    begin: Annotated[str, typer.Option("-b", "--minbytes", metavar="SIZE", help="--sweep's smallest size.")] = "4K",
-    end: Annotated[str, typer.Option("-e", "--maxbytes", metavar="SIZE", help="--sweep's largest size.")] = "1G",
-    factor: Annotated[int, typer.Option("-f", "--stepfactor", metavar="F", min=2,
-                                        help="--sweep's factor between sizes.")] = 4,
+    begin: Annotated[str | None, typer.Option("-b", "--minbytes", metavar="SIZE", show_default=False,
+                                              help=f"--sweep's smallest size; default: {_BEGIN}.")] = None,
+    end: Annotated[str | None, typer.Option("-e", "--maxbytes", metavar="SIZE", show_default=False,
+                                            help=f"--sweep's largest size; default: {_END}.")] = None,
+    factor: Annotated[int | None, typer.Option("-f", "--stepfactor", metavar="F", min=2, show_default=False,
+                                               help=f"--sweep's factor between sizes; default: {_FACTOR}.")] = None,
     calibration: Annotated[str | None, typer.Option("--calibration", metavar="NAME", show_default=False,
                                                     help="One of ours, or a TOML file; default: the machine's, else "
                                                          "nominal.")] = None,
@@ -82,7 +88,7 @@ def sim(
                                                                       "their weights.")] = False,
     skew: Annotated[str | None, typer.Option("--skew", metavar="SECONDS", show_default=False,
                                              help="When each rank starts, separated by commas.")] = None,
-    budget: Annotated[int | None, typer.Option("--budget", metavar="N", min=1, show_default=False,
+    budget: Annotated[int | None, typer.Option("--budget", metavar="N", min=1, max=2**31 - 1, show_default=False,
                                                help="The most transfers and reductions of one run; default: fifty "
                                                     "million.")] = None,
     coarser: Annotated[bool, typer.Option("--coarser", help="Beyond the budget, time several chunks as one.")] = False,
@@ -98,14 +104,12 @@ def sim(
     json: arguments.Json = False,
 ) -> None:
     """Prepare, simulate, print."""
-    for path in (timeline, plot):
-        if path is not None:
-            console.check_writable(path)
-    if plot is not None:
-        from blinkccl.report import plotting
-        plotting.check(plot)
-    sizes = _sizes(size, sweep or plot is not None, begin, end, factor)
-    from blinkccl.simulate.contenders import Conditions, Field, enter, planned
+    _check_files(timeline, plot)
+    if model is None and not overlap:
+        raise ScheduleError("--no-overlap says how --model's step reduces gradients: give --model, or leave it out")
+    swept = sweep or any(given is not None for given in (plot, begin, end, factor))
+    sizes = _sizes(size, swept, begin, end, factor)
+    from blinkccl.simulate.contenders import Conditions, Field, enter, planned, time_all
     from blinkccl.simulate.run import EVENT_BUDGET
     from blinkccl.simulate.translate import Settings
     settings = Settings(sharing, streams, _skew(skew))
@@ -113,7 +117,8 @@ def sim(
     try:
         if plan is not None:
             _refuse_beside_plan(name, {"--topo": spec, "--gpus": gpus, "--root": root, "--src": src, "--dst": dst,
-                                       "--algo": algo})
+                                       "--algo": algo, "--links": links if links != "fast" else None,
+                                       "--relays": relays or None})
             request, forest = _field_of_plan(plan)
         elif name is None:
             raise typer.BadParameter("give a COLLECTIVE, or a plan with --plan")
@@ -121,38 +126,48 @@ def sim(
             topology, ranks = arguments.load(spec, gpus)
             request = arguments.request(arguments.collective(name, ranks, root, src, dst), topology, ranks, links,
                                         relays)
+        gpu = None if model is None else _gpu(request.topology)
         conditions = Conditions(_named(calibration, request.topology), settings, *_chunk(chunk), channels,
                                 not equal_chunks, budget or EVENT_BUDGET, coarser)
         if plan is not None:
-            field = Field(request, (planned(forest.algorithm, forest, conditions),), {})
+            field = Field(request, (planned(forest.algorithm, forest, conditions),), {}, named=True, of_plan=True)
         else:
             field = enter(request, conditions, [part.strip() for part in algo.split(",")] if algo else [], progress)
-        rows = []
-        for done, each in enumerate(sizes):
-            rows.append([one.at(each) for one in field.prepared])
-            progress(done + 1, len(sizes))
-        steps = _steps(field, model, overlap)
+        if timeline is not None and all(one.forest is None for one in field.prepared):
+            raise ScheduleError(_NO_TIMELINE)
+        field, rows = time_all(field, sizes, progress)
+        steps = None if model is None or gpu is None else _steps(field, model, gpu, overlap)
     finally:
         progress.close()
-    _report(field, conditions, rows, sweep or plot is not None, json, steps)
+    _report(field, conditions, rows, swept, json, steps)
     if timeline is not None:
         _write_timeline(timeline, rows[-1])
     if plot is not None:
         _draw(plot, field, rows)
 
 
-def _sizes(size: str | None, swept: bool, begin: str, end: str, factor: int) -> list[int]:
+def _check_files(timeline: Path | None, plot: Path | None) -> None:
+    for path in (timeline, plot):
+        if path is not None:
+            console.check_writable(path)
+    if plot is not None:
+        from blinkccl.report import plotting
+        plotting.check(plot)
+
+
+def _sizes(size: str | None, swept: bool, begin: str | None, end: str | None, factor: int | None) -> list[int]:
     from blinkccl.simulate.run import parse_size
     if not swept:
         return [parse_size("--size", size or "64M")]
     if size is not None:
-        raise ScheduleError("--size is one size, --sweep and --plot take all from -b to -e: give one of them")
+        raise ScheduleError("--size is one size, --sweep, --plot, -b, -e and -f take several: give one of them")
+    begin, end = _BEGIN if begin is None else begin, _END if end is None else end
     first, last = parse_size("-b", begin), parse_size("-e", end)
     if not 0 < first <= last:
         raise ScheduleError(f"-b {begin} -e {end}: expected a positive size and one that is not below it")
-    sizes = [first]
-    while sizes[-1] * factor <= last:
-        sizes.append(sizes[-1] * factor)
+    sizes, step = [first], factor or _FACTOR
+    while sizes[-1] * step <= last:
+        sizes.append(sizes[-1] * step)
     return sizes
 
 
@@ -189,12 +204,23 @@ def _named(calibration: str | None, topology: Topology) -> Calibration:
 
 
 def _field_of_plan(path: Path) -> tuple[Request, Forest]:
-    """What a plan file is for, and its forest."""
+    """What a plan file is for, and its forest; ends with code 1 where the file states what is not so.
+
+    Raises
+    ------
+    typer.Exit
+        With 1, after a sentence for each false statement.
+    """
+    from blinkccl.advice.audit import audit
     from blinkccl.algorithms.registry import Request
-    from blinkccl.forest.document import MAX_BYTES, from_document, loads
+    from blinkccl.forest.document import MAX_BYTES, loads
     source = console.source_name(path)
-    forest = from_document(loads(console.read_file(path, MAX_BYTES), source))
-    return Request(forest.topology, forest.collective, forest.ranks), forest
+    found = audit(loads(console.read_file(path, MAX_BYTES), source), source=source)
+    if not found.ok:
+        faults = [*found.verdict.violations, *found.law]
+        console.error(f"{source} is not what it says it is: {'; '.join(faults[:3])} (blink check says all)")
+        raise typer.Exit(CHECK_FAILED)
+    return Request(found.forest.topology, found.forest.collective, found.forest.ranks), found.forest
 
 
 @dataclass(frozen=True)
@@ -207,23 +233,28 @@ class _Steps:
     by_name: dict[str, Step]
 
 
-def _steps(field: Field, model: str | None, overlap: bool) -> _Steps | None:
-    if model is None:
-        return None
-    from blinkccl.simulate.contenders import training_steps
+def _gpu(topology: Topology) -> str:
+    """Whose throughputs --model takes."""
     from blinkccl.simulate.nccl_system import guess_arch
-    arch = guess_arch(field.request.topology)
+    arch = guess_arch(topology)
     if arch not in _GPUS:
         raise ScheduleError(f"--model: no published throughputs for {arch} GPUs; there are some for "
                             f"{' and '.join(_GPUS)}, as dgx-1p and dgx-1v have")
-    return _Steps(model, _GPUS[arch], overlap, training_steps(field, model, _GPUS[arch], overlap))
+    return _GPUS[arch]
+
+
+def _steps(field: Field, model: str, gpu: str, overlap: bool) -> _Steps:
+    from blinkccl.simulate.contenders import training_steps
+    return _Steps(model, gpu, overlap, training_steps(field, model, gpu, overlap))
 
 
 def _report(field: Field, conditions: Conditions, rows: Sequence[Sequence[Estimate]], swept: bool, json: bool,
             steps: _Steps | None) -> None:
     from blinkccl.simulate.summary import summarise
     best = _fastest_plan(rows[-1])
-    summary = None if best is None or best.simulation is None else summarise(best.simulation.traced())
+    # A table over sizes does not show it, and it takes one more run.
+    wanted = best.simulation if best is not None and (json or not swept) else None
+    summary = None if wanted is None else summarise(wanted.traced())
     if json:
         from blinkccl.forest.document import dumps
         from blinkccl.report.sim_document import sim_document
@@ -235,7 +266,7 @@ def _report(field: Field, conditions: Conditions, rows: Sequence[Sequence[Estima
     paint, width = painter(console.coloured()), console.width()
     text = fit(sim_text.head_text(field, conditions), width)
     text += sim_text.sweep_table(rows, paint) if swept else sim_text.size_table(field, rows[0], paint)
-    if best is not None and summary is not None and not swept:
+    if best is not None and summary is not None:
         text += fit(sim_text.summary_text(best.name, field.request.topology, summary, best.seconds), width)
     if steps is not None:
         text += sim_text.steps_table(steps.model, steps.gpu, steps.overlap, steps.by_name, paint)
@@ -253,7 +284,7 @@ def _write_timeline(path: Path, row: Sequence[Estimate]) -> None:
     from blinkccl.simulate.timeline import chrome_trace
     best = _fastest_plan(row)
     if best is None or best.simulation is None:
-        raise ScheduleError("--timeline: none of these is a plan; a model has no timeline")
+        raise ScheduleError(_NO_TIMELINE)
     console.write_file(path, json.dumps(chrome_trace(best.simulation.traced())) + "\n")
     console.note(f"it shows {best.name} at {best.size_bytes:,} bytes: open it in chrome://tracing or ui.perfetto.dev")
 

@@ -49,7 +49,7 @@ def page(rows: Sequence[Row], drawn: Sequence[Drawn]) -> str:
 
 def _row(row: Row) -> str:
     claim = row.claim
-    published = "<br>".join(escape(table.published_number(value)) for value in row.values) or "-"
+    published = "<br>".join(escape(line) for line in table.published_lines(row)) or "-"
     why = f'<div class="why">{escape(claim.why)}</div>' if claim.why else ""
     ours = "".join(_ours(value) for value in row.values) or "-"
     return (

@@ -26,7 +26,8 @@ MEANINGS = {
 def counts_text(rows: Sequence[Row]) -> str:
     """How many claims have which verdict, in a sentence."""
     counts = Counter(row.verdict for row in rows)
-    return f"{len(rows)} claims: " + ", ".join(f"{counts[v]} {v}" for v in VERDICTS if counts[v])
+    what = "claim" if len(rows) == 1 else "claims"
+    return f"{len(rows)} {what}: " + ", ".join(f"{counts[v]} {v}" for v in VERDICTS if counts[v])
 
 
 def text(rows: Sequence[Row], paint: Paint) -> str:
@@ -66,7 +67,7 @@ def markdown(rows: Sequence[Row]) -> str:
 def markdown_row(row: Row) -> str:
     """A claim as a line of its document's table."""
     claim = row.claim
-    published = "<br>".join(f"{v.what}: {published_number(v)}" for v in row.values if v.published is not None)
+    published = "<br>".join(published_lines(row))
     ours = "<br>".join(f"{v.what}: {ours_text(v)}{error_text(v)}" for v in row.values)
     found = bases(row)
     why = " ".join(part for part in (claim.why, f"By {'; '.join(found)}." if found else "") if part)
@@ -126,6 +127,11 @@ def published_number(value: Value) -> str:
     if value.published is None:
         return "-"
     return f"{_RELATIONS[value.relation]}{_number(value.published)}{_unit(value)}"
+
+
+def published_lines(row: Row) -> list[str]:
+    """What each published number is of, and the number."""
+    return [f"{value.what}: {published_number(value)}" for value in row.values if value.published is not None]
 
 
 def published_text(value: Value) -> str:

@@ -19,18 +19,19 @@ _SHOWN = 4
 def head_text(field: Field, conditions: Conditions) -> str:
     """What is asked, and under which assumptions."""
     request, calibration, settings = field.request, conditions.calibration, conditions.settings
+    links = "the plan's links" if field.of_plan else f"--links {request.links}"
     streams = "a stream per link and tree" if settings.streams == "per-tree" else "streams shared at equal depth"
     lines = [
         f"{request.collective.name} among GPUs {ids(request.ranks)} of {request.topology.name}",
         f"calibration {calibration.name}: {calibration.about}; links {settings.sharing}, {streams}",
-        f"no schedule of trees on --links {request.links} is faster than {gbps_text(field.bound_gbps)} (nominal rates)",
+        f"no schedule of trees on {links} is faster than {gbps_text(field.bound_gbps)} (nominal rates)",
     ]
     return "\n".join(lines) + "\n"
 
 
 def size_table(field: Field, row: Sequence[Estimate], paint: Paint) -> str:
     """One size: every contender, the fastest first."""
-    best = min(row, key=lambda estimate: estimate.seconds)
+    nothing, size = _moves_nothing(row), row[0].size_bytes
     table = [
         [
             estimate.name,
@@ -44,8 +45,11 @@ def size_table(field: Field, row: Sequence[Estimate], paint: Paint) -> str:
         for estimate in sorted(row, key=lambda estimate: estimate.seconds)
     ]
     lines = columns(("algorithm", "time", "algbw", "busbw", "%bound", "chunk", "how"), table, left=(0, 6))
-    lines = [paint(line, "bold") if n == 1 else line for n, line in enumerate(lines)]
-    return f"\n{bytes_text(best.size_bytes)} ({best.size_bytes:,} bytes), GB/s:\n\n" + "\n".join(lines) + "\n"
+    if nothing:
+        lines += ["", "moves nothing: fewer than one element per block"]
+    else:
+        lines = [paint(line, "bold") if n == 1 else line for n, line in enumerate(lines)]
+    return f"\n{bytes_text(size)} ({size:,} bytes), GB/s:\n\n" + "\n".join(lines) + "\n"
 
 
 def sweep_table(rows: Sequence[Sequence[Estimate]], paint: Paint) -> str:
@@ -53,12 +57,12 @@ def sweep_table(rows: Sequence[Sequence[Estimate]], paint: Paint) -> str:
     names = [estimate.name for estimate in rows[0]]
     table = []
     for row in rows:
-        best = min(row, key=lambda estimate: estimate.seconds)
+        best = None if _moves_nothing(row) else min(row, key=lambda estimate: estimate.seconds)
         cells = [seconds_text(estimate.seconds) + ("*" if estimate is best else " ") for estimate in row]
         table.append([bytes_text(row[0].size_bytes), *cells])
     lines = columns(("size", *(f"{name} " for name in names)), table)
     text = "\n" + "\n".join(lines) + "\n\n* the fastest\n\nwho wins from which size:\n"
-    for win in wins(rows):
+    for win in wins([row for row in rows if not _moves_nothing(row)]):
         if win.first_bytes == win.last_bytes:
             text += f"  {bytes_text(win.first_bytes):>6}           {paint(win.name, 'bold')}\n"
         else:
@@ -113,6 +117,12 @@ def absent_text(field: Field) -> str:
     return "\nnot here:\n" + "".join(f"  {name}: {why}\n" for name, why in field.absent.items())
 
 
+def _moves_nothing(row: Sequence[Estimate]) -> bool:
+    """Whether all plans of a size have blocks without elements: there is nothing to win."""
+    plans = [estimate.simulation for estimate in row if estimate.simulation is not None]
+    return bool(plans) and all(plan.translation.bound.count == 0 for plan in plans)
+
+
 def _percent(estimate: Estimate, bound_gbps: float) -> str:
     return f"{100 * estimate.algbw_gbps / bound_gbps:.0f}"
 
@@ -126,7 +136,7 @@ def seconds_text(seconds: float) -> str:
 
 def bytes_text(size: int) -> str:
     """``64M`` where that is the number, else to three digits."""
-    for unit, power in (("G", 30), ("M", 20), ("K", 10)):
+    for unit, power in (("E", 60), ("P", 50), ("T", 40), ("G", 30), ("M", 20), ("K", 10)):
         if size >= 2**power:
             return f"{size / 2**power:.3g}{unit}" if size < 1000 * 2**power else f"{size / 2**power:.0f}{unit}"
     return f"{size}"

@@ -95,7 +95,8 @@ class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Per firing that combines messages, and the rate of combining two operands (0: no limit). A kernel reads every
         operand and writes once, so that n of them take (n + 1) / 3 as long.
     combining
-        What part of a link's rate remains where it ends or begins at a GPU that combines messages from several links.
+        What part of a link's rate remains where it ends or begins at a GPU that combines messages of several
+        other GPUs.
     peer_access_us
         T_dpa per GPU: switching peer access off and on, so that copies take PCIe instead of NVLink.
     copy_engines
@@ -232,7 +233,7 @@ def parse_calibration(text: str, name: str) -> Calibration:
     except msgspec.ValidationError as error:
         raise TopologyError(f"{name}: {error}; see blinkccl/simulate/calibrations for examples") from None
     except (RecursionError, ValueError):
-        raise TopologyError(f"{name}: not a calibration: it nests too deeply, or a number has too many digits") from None
+        raise TopologyError(f"{name}: not a calibration: nested too deeply, or a number of too many digits") from None
     if read.schema_version != SCHEMA_VERSION:
         raise TopologyError(f"{name}: schema_version {read.schema_version}; this version reads {SCHEMA_VERSION}")
     check_labels(name, [("name", read.name), ("about", read.about), *(("machines:", each) for each in read.machines)])

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from blinkccl.algorithms.bounds import certificate_for
 from blinkccl.algorithms.registry import ALGORITHMS, Request
-from blinkccl.errors import PackingError, ScheduleError, TopologyError, UnsupportedError
+from blinkccl.errors import PackingError, TopologyError, UnsupportedError
 from blinkccl.forest.model import Forest
 from blinkccl.forest.split import split_shares
 from blinkccl.schedule.law import verify
@@ -205,18 +205,20 @@ def _of_algorithm(name: str) -> Callable[[Request, Conditions], Prepared]:
 class Field:
     """The contenders of one job that could be prepared, and why the others could not.
 
-    ``named``: somebody asked for just these.
+    ``named``: somebody asked for just these. ``of_plan``: it is a plan from a file, whose links are all that is known.
     """
 
     request: Request
     prepared: tuple[Prepared, ...]
     absent: dict[str, str]
     named: bool = False
+    of_plan: bool = False
 
     @cached_property
     def bound_gbps(self) -> float:
         """The proved bound on algbw at nominal rates of the links asked for; plans that add other links may pass it."""
-        optimal = next((one.forest for one in self.prepared if one.name == "optimal"), None)
+        stated = "optimal" if not self.of_plan else self.prepared[0].name
+        optimal = next((one.forest for one in self.prepared if one.name == stated), None)
         if optimal is not None:
             return float(optimal.certificate.bound * exact_unit(optimal.topology))
         request = self.request
@@ -295,13 +297,15 @@ def time_all(
 ) -> tuple[Field, list[list[Estimate]]]:
     """Every contender's estimates, a row per size, and the field of those that have them.
 
-    A contender that cannot be timed (its links have no class in the calibration, or it takes more than the budget) is
-    left out with the reason, if others can and nobody named it.
+    A contender that cannot be timed (its links have no class in the calibration) is left out with the reason, if others
+    can and nobody named it.
 
     Raises
     ------
-    TopologyError, ScheduleError, UnsupportedError
+    TopologyError, UnsupportedError
         What a named contender raises, or the first where none can be timed.
+    ScheduleError
+        As :func:`~blinkccl.simulate.run.simulate`: above all, more tasks than the budget.
     """
     columns: list[list[Estimate]] = []
     able: list[Prepared] = []
@@ -310,7 +314,7 @@ def time_all(
         try:
             columns.append([one.at(size) for size in sizes])
             able.append(one)
-        except (TopologyError, ScheduleError, UnsupportedError) as error:
+        except (TopologyError, UnsupportedError) as error:
             if field.named:
                 raise
             first = first or error

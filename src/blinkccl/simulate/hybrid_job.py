@@ -1,7 +1,7 @@
 """``hybrid`` timed: Eq 8's split for each size, at the rates that both sets of trees reach with their parts.
 
-The trees over NVLink and those over PCIe share no link, and PCIe begins T_dpa later (Blink, MLSys 2020, §3.4), so each
-set is timed by itself and the job ends with the later one.
+PCIe begins T_dpa later (Blink, MLSys 2020, §3.4). Each set is timed by itself, as if the other were not there, and the
+job ends with the later one: they share no link, but for the bus between sockets of an AC922.
 """
 
 from __future__ import annotations

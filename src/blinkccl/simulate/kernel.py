@@ -28,7 +28,7 @@ def run(workload: Workload, sharing: str = "fifo", traced: bool = False) -> Outc
     sharing
         ``"fifo"`` or ``"fair"``, as the workload's module defines them.
     traced
-        Also say what was done when; needs memory for every task.
+        Also say what was done when.
 
     Raises
     ------

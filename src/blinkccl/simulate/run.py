@@ -132,8 +132,8 @@ def simulate(
 def _coarser(fine: Bound, size_bytes: int, even_chunks: bool, budget: int) -> tuple[int, Bound]:
     """How many chunks to time as one so that a run keeps to its budget, and the program bound that way.
 
-    Chunks are those of the bounds, not those that were wished: binding rounds a wish to elements and groups of them, and
-    no chunk is larger than its slice.
+    Chunks are those of the bounds, not those that were wished: binding rounds a wish to elements and groups of them,
+    and no chunk is larger than its slice.
     """
     chunk_bytes, tasks, times, bound = fine.chunk_elements * fine.itemsize, count_tasks(fine), 1, fine
     while tasks > budget:
@@ -208,7 +208,12 @@ def best_chunk_bytes(program: Program, network: Topology, calibration: Calibrati
     slots = min(channel.slots for channel in program.channels)
     engine = calibration.engine
     alpha_s = (engine.issue_us.value + engine.signal_us.value / slots) * 1e-6 + slowest_s
-    wanted = sqrt(largest * alpha_s * beta / (depth - 1)) if depth > 1 else largest
+    if depth > 1:
+        wanted = sqrt(largest * alpha_s * beta / (depth - 1))
+    else:
+        # Nothing to fill, but whole messages would hold a switch's ports for as long as they take.
+        through = any(len(queue.path) > 2 for queue in program.queues)
+        wanted = max(largest / 8, sqrt(largest * alpha_s * beta)) if through else largest
     wanted = min(MOST_CHUNK_BYTES, max(LEAST_CHUNK_BYTES, wanted))
     whole = ceil(largest / max(1, round(largest / wanted), ceil(largest / MOST_CHUNK_BYTES)))
     return max(LEAST_CHUNK_BYTES, -(-whole // ALIGNMENT_BYTES) * ALIGNMENT_BYTES)

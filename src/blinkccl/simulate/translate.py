@@ -19,7 +19,7 @@ from math import fsum
 
 import numpy as np
 
-from blinkccl.errors import ScheduleError, TopologyError
+from blinkccl.errors import ScheduleError, TopologyError, UnsupportedError
 from blinkccl.schedule.chunking import Bound
 from blinkccl.schedule.program import Program, Role
 from blinkccl.schedule.wiring import Arc, connect
@@ -101,6 +101,8 @@ def translate(
         If both ends of a queue do not fit, or the start times are not one per rank.
     TopologyError
         If a path uses a link that is not there, or the calibration has no class for it.
+    UnsupportedError
+        If links are to be shared by latencies and some paths have none.
 
     Notes
     -----
@@ -253,16 +255,20 @@ def _hops(
         np.asarray([program.channels[program.roles[arc.tail].channel].slots for arc in arcs], np.int32),
         np.asarray(latency_s, np.float64),
         np.full(len(arcs), engine.signal_us.value * 1e-6),
-        np.asarray(_weights(settings.sharing, paths, latency_s), np.float64),
+        np.asarray(_weights(settings.sharing, paths, latency_s, calibration.name), np.float64),
         *_compressed(paths),
     )
 
 
-def _weights(sharing: str, paths: Sequence[Sequence[int]], latency_s: Sequence[float]) -> list[float]:
+def _weights(
+    sharing: str, paths: Sequence[Sequence[int]], latency_s: Sequence[float], calibration: str
+) -> list[float]:
     """Each hop's part of the links that it shares."""
     if sharing == "rtt-weighted":
         if any(seconds <= 0.0 for seconds in latency_s):
-            raise ScheduleError("--sharing rtt-weighted divides by latencies, but this calibration has some of zero")
+            raise UnsupportedError(
+                f"--sharing rtt-weighted divides by latencies, but on calibration {calibration} some paths have none"
+            )
         longest = max(latency_s, default=1.0)
         return [longest / seconds for seconds in latency_s]
     if sharing == "unfair":

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import json
+from html import escape
 from pathlib import Path
 
 import pytest
+
+from blinkccl.paper.claim import judge
+from blinkccl.paper.page import page
+from blinkccl.paper.registry import chosen
+from blinkccl.paper.table import published_number
 
 
 def test_json_has_every_number_with_its_basis(blink) -> None:
@@ -38,8 +44,18 @@ def test_the_page_is_whole_and_needs_nothing_else(blink, tmp_path: Path) -> None
     assert ended.code == 0, ended.err
     text = path.read_text()
     assert text.startswith("<!doctype html>")
+    assert "<p>1 claim: " in text
     assert "data:image/png;base64," in text
     assert "http" not in text.split("</style>")[1].replace("https://", "http://")
+
+
+def test_a_page_says_what_each_published_number_is_of() -> None:
+    rows = [judge(claim) for claim in chosen(["R1", "N5"])]
+    text = page(rows, [])
+    for row in rows:
+        numbers = [f"{v.what}: {published_number(v)}" for v in row.values if v.published is not None]
+        assert numbers
+        assert f'<td class="numbers">{"<br>".join(map(escape, numbers))}<td>' in text
 
 
 @pytest.mark.parametrize("option", ["--html", "--markdown"])

@@ -50,7 +50,29 @@ def test_a_plan_that_breaks_the_law_is_a_failed_check(blink, tmp_path: Path) -> 
     plan.write_text(json.dumps(document))
     ended = blink("sim", "--plan", str(plan))
     assert ended.code == 1
-    assert "breaks the law" in ended.err
+    assert "is not what it says it is" in ended.err
+
+
+def test_a_plan_that_states_a_false_bound_is_a_failed_check(blink, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    blink("plan", "allreduce", "--topo", "dgx-1v", "--gpus", "0,1,2,3", "-o", str(plan))
+    document = json.loads(plan.read_text())
+    document["bound"] = "144"
+    plan.write_text(json.dumps(document))
+    ended = blink("sim", "--plan", str(plan))
+    assert ended.code == 1
+    assert "is not what it says it is" in ended.err
+
+
+def test_a_plan_over_relays_or_all_links_has_the_bound_of_its_links(blink, tmp_path: Path) -> None:
+    plan = str(tmp_path / "plan.json")
+    for asked in (["--gpus", "1,4,6", "--relays"], ["--gpus", "0,1,2", "--links", "all"]):
+        assert blink("plan", "broadcast", "--topo", "dgx-1v", *asked, "-o", plan).code == 0
+        ended = blink("sim", "--plan", plan, "--size", "1G", "--calibration", "nominal")
+        assert ended.code == 0, ended.err
+        assert "no schedule of trees on the plan's links is faster" in ended.out
+        found = json.loads(blink("sim", "--plan", plan, "--size", "1G", "--calibration", "nominal", "--json").out)
+        assert found["sizes"][0]["algorithms"][0]["percent_bound"] <= 100
 
 
 def test_the_timeline_is_chromes(blink, tmp_path: Path) -> None:
@@ -58,6 +80,14 @@ def test_the_timeline_is_chromes(blink, tmp_path: Path) -> None:
     assert blink("sim", "allreduce", "--topo", "dgx-1v", "--size", "1M", "--timeline", str(path)).code == 0
     events = json.loads(path.read_text())["traceEvents"]
     assert {event["ph"] for event in events} == {"M", "X"}
+
+
+def test_two_runs_have_no_timeline(blink, tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    ended = blink("sim", "allreduce", "--topo", "dgx-1v", "--algo", "hybrid", "--size", "1G", "--timeline", str(path))
+    assert ended.code == 2
+    assert "none of these is one plan with a timeline (models, and hybrid's two runs, have none)" in ended.err
+    assert not path.exists()
 
 
 def test_a_picture_is_drawn(blink, tmp_path: Path) -> None:
@@ -84,6 +114,12 @@ def test_a_picture_is_drawn(blink, tmp_path: Path) -> None:
         (["--algo", "rings"], "unknown algorithm 'rings'"),
         (["--plot", "f.doc"], "expected a name that ends in"),
         (["--plan", "p.json"], "leave COLLECTIVE, --topo out"),
+        (["--plan", "p.json", "--links", "all"], "leave COLLECTIVE, --topo, --links out"),
+        (["--plan", "p.json", "--relays"], "leave COLLECTIVE, --topo, --relays out"),
+        (["--size", "1M", "-b", "4K"], "--size is one size"),
+        (["--budget", str(2**31)], "--budget"),
+        (["--no-overlap"], "give --model, or leave it out"),
+        (["--algo", "nccl-2.30", "--timeline", "t.json"], "none of these is one plan with a timeline (models, and"),
     ],
 )
 def test_what_is_refused(blink, arguments: list[str], says: str) -> None:
@@ -112,6 +148,50 @@ def test_coarser_keeps_a_run_within_its_budget(blink) -> None:
     assert coarse["aggregated"] > 1
     assert coarse["transfers"] < 20_000 < exact["transfers"]
     assert coarse["seconds"] == pytest.approx(exact["seconds"], rel=0.1)
+
+
+def test_a_bound_of_sizes_is_a_sweep(blink) -> None:
+    asked = ["sim", "allreduce", "--topo", "dgx-1v", "--algo", "optimal"]
+    for few, sizes in (
+        (["-b", "256M"], [2**28, 2**30]),
+        (["-e", "16K"], [2**12, 2**14]),
+        (["-f", "512"], [2**12, 2**21, 2**30]),
+    ):
+        assert [row["size_bytes"] for row in json.loads(blink(*asked, *few, "--json").out)["sizes"]] == sizes
+    ended = blink(*asked, "-e", "16K")
+    assert "who wins from which size" in ended.out
+    assert "critical path" not in ended.out
+
+
+def test_what_moves_nothing_has_no_winner(blink, tmp_path: Path) -> None:
+    asked = ["sim", "allgather", "--topo", "dgx-1v", "--algo", "optimal,ring"]
+    one = blink(*asked, "--size", "28")
+    assert one.code == 0, one.err
+    assert "moves nothing: fewer than one element per block" in one.out
+    assert "moves nothing" not in blink(*asked, "--size", "32").out
+    swept = blink(*asked, "-b", "16", "-e", "64").out.splitlines()
+    stars = {line.split()[0]: "*" in line for line in swept if line.split()[:1] in (["16"], ["64"]) and "µs" in line}
+    assert stars == {"16": False, "64": True}
+    assert [line.split()[0] for line in swept[swept.index("who wins from which size:") + 1 :] if line] == ["64"]
+
+
+def test_what_moves_nothing_is_not_drawn(blink, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "f.png"
+    asked = ["sim", "allgather", "--topo", "dgx-1v", "--algo", "optimal,ring", "--plot", str(path)]
+    nothing = blink(*asked, "-b", "4", "-e", "16")
+    assert nothing.code == 2
+    assert "no size moves any data; take larger ones (-b)" in nothing.err
+    assert not path.exists()
+    assert blink(*asked, "-b", "4", "-e", "64").code == 0
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_beyond_gigabytes_there_are_units_too(blink) -> None:
+    for size, shown in (("2T", "2T (2,199,023,255,552 bytes)"), ("4096T", "4P ("), ("1048576T", "1E (")):
+        asked = ["sim", "broadcast", "--topo", "ring:2", "--algo", "optimal", "--budget", "1000", "--coarser"]
+        ended = blink(*asked, "--size", size)
+        assert shown in ended.out, ended.err
 
 
 def test_no_collective_and_no_plan_is_a_usage_error(blink) -> None:

@@ -162,10 +162,23 @@ def test_a_number_may_be_whole():
         (("issue_us", "isue_us"), "unknown field `isue_us`"),
         (("value = 22.0, ", ""), "missing required field `value`"),
         ((', source = "a test" }\nlatency', " }\nlatency"), "missing required field `source`"),
-        (("value = 22.0", "value = -22.0"), "rates must be positive"),
+        (("value = 22.0", "value = -22.0"), "gbps must be from 1e-06 to below 1e+06 GB/s, got -22"),
+        (("value = 22.0", "value = 9e-7"), "gbps must be from 1e-06 to below 1e+06 GB/s, got 9e-07"),
+        (("value = 22.0", "value = 1e6"), "gbps must be from 1e-06 to below 1e+06 GB/s, got 1e+06"),
         (("value = 22.0", 'value = "fast"'), "Expected `float`, got `str`"),
-        (("value = 22.0", "value = nan"), "rates must be positive"),
-        (("nominal_gbps = 25.0", "nominal_gbps = -25.0"), "rates must be positive"),
+        (("value = 22.0", "value = nan"), "gbps must be from 1e-06"),
+        (("nominal_gbps = 25.0", "nominal_gbps = -25.0"), "nominal_gbps must be 0 (any rate), or from 0.001"),
+        (("nominal_gbps = 25.0", "nominal_gbps = 1e-4"), "nominal_gbps must be 0 (any rate), or from 0.001"),
+        (("nominal_gbps = 25.0", "nominal_gbps = nan"), "nominal_gbps must be 0 (any rate), or from 0.001"),
+        (("nominal_gbps = 25.0", "nominal_gbps = 1e6"), "to below 1e+06 GB/s, got 1e+06"),
+        (("issue_us = { value = 5", "copy_engines = { value = 0.5"), "copy_engines must be a whole number"),
+        (("issue_us = { value = 5", "copy_engines = { value = -1"), "copy_engines must not be negative, got -1"),
+        (("issue_us = { value = 5", "reduce_gbps = { value = 1e-7"), "reduce_gbps must be 0 (no limit), or at least"),
+        (('name = "good"', r'name = "go\u001bod"'), "name has the control character U+001B"),
+        (('about = "a test"', f'about = "{"a" * 201}"'), "about has 201 characters, expected at most 200"),
+        (('about = "a test"', r'about = "a"' + "\n" + r'machines = ["dgx\u009b"]'), "machines: has the control"),
+        (('about = "a test"', "about = " + "[" * 100_000), "nested too deeply"),
+        (("nominal_gbps = 25.0", "nominal_gbps = " + "9" * 5000), "a number of too many digits"),
         (("value = 0.0", "value = -0.5"), "latency_us must not be negative, got -0.5"),
         (("value = 5", "value = -5"), "issue_us must not be negative, got -5"),
         (('kind = "nvlink"', 'kind = "nvlinc"'), "link 0 (nvlinc): unknown kind; expected one of nvlink"),
@@ -179,6 +192,22 @@ def test_bad_files_are_refused_with_their_fault(change, message):
         parse_calibration(GOOD.replace(*change, 1), "mine.toml")
     assert str(refused.value).startswith("mine.toml: ")
     assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("nominal_gbps = 25.0", "nominal_gbps = 0"),
+        ("nominal_gbps = 25.0", "nominal_gbps = 1e-3"),
+        ("value = 22.0", "value = 1e-6"),
+        ("issue_us = { value = 5", "copy_engines = { value = 2"),
+        ("issue_us = { value = 5", "reduce_gbps = { value = 1e-6"),
+        ("issue_us = { value = 5", "reduce_gbps = { value = 0"),
+    ],
+)
+def test_the_ends_of_ranges_are_read(change):
+    assert change[0] in GOOD
+    assert parse_calibration(GOOD.replace(*change, 1), "x").name == "good"
 
 
 def test_a_factor_above_one_is_refused():
@@ -209,3 +238,15 @@ def test_a_calibration_that_is_not_there_lists_those_that_are(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(GOOD)
     assert calibration(str(path)).name == "good"
+
+
+def test_a_file_without_end_is_refused():
+    with pytest.raises(TopologyError, match="/dev/zero: larger than 8 MiB; a calibration is a short TOML file"):
+        calibration("/dev/zero")
+
+
+def test_a_file_of_bytes_is_refused(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(TopologyError, match="it is no text in UTF-8"):
+        calibration(str(path))

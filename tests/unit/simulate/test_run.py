@@ -6,12 +6,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from blinkccl.algorithms.registry import Request, algorithm
 from blinkccl.collectives.spec import Collective
-from blinkccl.errors import ScheduleError, TopologyError
+from blinkccl.errors import ScheduleError, TopologyError, UnsupportedError
 from blinkccl.forest.model import Cut, Forest, Share, Tree, attained_rate
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
@@ -19,6 +20,7 @@ from blinkccl.simulate import kernel, native_kernel
 from blinkccl.simulate.calibration import Calibration, Engine, LinkClass, Number, calibration
 from blinkccl.simulate.run import (
     LEAST_CHUNK_BYTES,
+    MAX_BUDGET,
     MAX_SIZE_BYTES,
     MOST_CHUNK_BYTES,
     best_chunk_bytes,
@@ -204,6 +206,30 @@ def test_a_budget_that_suffices_changes_nothing() -> None:
     assert timed.seconds == exact.seconds
 
 
+@pytest.mark.parametrize("chunk_bytes", [1, 2, 4, 16, 31])
+def test_what_is_timed_as_one_is_counted_in_real_chunks(chunk_bytes: int) -> None:
+    """Binding rounds a chunk to 4 or 16 bytes: an estimate costs what the run of all of those chunks does."""
+    program, network = chain(4)
+    exact = simulate(program, network, free(issue_us=5.0), 1 << 16, chunk_bytes=chunk_bytes)
+    timed = simulate(
+        program, network, free(issue_us=5.0), 1 << 16, chunk_bytes=chunk_bytes, budget=2000, coarser=True
+    )
+    assert timed.aggregated > 1
+    assert timed.seconds == pytest.approx(exact.seconds, rel=0.03)
+
+
+def test_no_more_chunks_are_timed_as_one_than_there_are() -> None:
+    timed = simulate(*chain(4), free(issue_us=5.0), 100 * MB, chunk_bytes=1 * MB, budget=7, coarser=True)
+    assert timed.aggregated == 100
+
+
+@pytest.mark.parametrize("budget", [-1, 0, MAX_BUDGET + 1])
+def test_budgets_out_of_range_are_refused(budget: int) -> None:
+    with pytest.raises(ScheduleError, match=r"a budget of .* tasks; expected 1 to 2,147,483,647"):
+        simulate(*chain(), free(), MB, budget=budget)
+    assert simulate(*chain(), free(), MB, budget=MAX_BUDGET).aggregated == 1
+
+
 def test_a_budget_below_a_chunk_per_share_is_refused() -> None:
     with pytest.raises(ScheduleError, match="one chunk per share is 6 transfers and reductions already, more than the"):
         simulate(*chain(4), free(), 100 * MB, chunk_bytes=1 * MB, budget=5, coarser=True)
@@ -278,6 +304,20 @@ def test_the_native_kernel_runs_where_there_is_one(monkeypatch: pytest.MonkeyPat
     assert with_native.trace is not None
     assert without.trace is not None
     assert with_native.trace.end_s.tobytes() == without.trace.end_s.tobytes()
+
+
+def test_a_library_that_is_named_and_unusable_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    workload = translate(bind_bytes(chain()[0], MB, MB), chain()[1], free()).workload
+    (tmp_path / "broken.so").write_text("no library")
+    monkeypatch.setenv(native_kernel.OVERRIDE, str(tmp_path / "broken.so"))
+    native_kernel.load.cache_clear()
+    with pytest.raises(UnsupportedError, match=r"broken\.so cannot be used"):
+        run(workload, "fifo")
+    monkeypatch.setattr(native_kernel, "find_library", lambda *_: None)
+    assert not native_kernel.available()
+    assert run(workload, "fifo").seconds > 0
 
 
 def watched(run_it: Callable[..., Outcome], name: str, asked: list[str]) -> Callable[..., Outcome]:

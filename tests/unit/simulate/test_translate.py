@@ -11,7 +11,7 @@ import pytest
 
 from blinkccl.algorithms.registry import Request, algorithm
 from blinkccl.collectives.spec import Collective
-from blinkccl.errors import ScheduleError, TopologyError
+from blinkccl.errors import ScheduleError, TopologyError, UnsupportedError
 from blinkccl.forest.model import Cut, Forest, Share, Tree, attained_rate
 from blinkccl.schedule.chunking import bind
 from blinkccl.schedule.lower import lower
@@ -327,7 +327,7 @@ def test_rtt_weights_are_in_proportion_to_the_inverse_of_latency() -> None:
 
 def test_rtt_weights_need_latencies() -> None:
     free = LinkClass("nvlink", 25.0, Number(20.0, "test"), Number(0.0, "test"))
-    with pytest.raises(ScheduleError, match="--sharing rtt-weighted divides by latencies"):
+    with pytest.raises(UnsupportedError, match="--sharing rtt-weighted divides by latencies"):
         translated(chain_broadcast(), costs(free), Settings("rtt-weighted"))
 
 
