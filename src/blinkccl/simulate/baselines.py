@@ -19,12 +19,12 @@ from blinkccl.algorithms.registry import ALGORITHMS, Request
 from blinkccl.algorithms.servers import by_server
 from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Forest
+from blinkccl.simulate.calibration import machine_name
 from blinkccl.simulate.contenders import Conditions, Contender, Estimate, Planned, Prepared, modelled, planned
 from blinkccl.simulate.nccl_model import SERVED, choose, nccl_24_as_written
 from blinkccl.simulate.nccl_search import Channels, search
 from blinkccl.simulate.nccl_system import check_nvidia
 from blinkccl.simulate.staged import prepare_host_staged, prepare_multi_path, prepare_plain_ring
-from blinkccl.topology.model import Topology
 
 #: NCCL 2.4 moves data in slices: a buffer of 4 MiB has 8.
 NCCL_SLICE_BYTES = 512 * 1024
@@ -34,11 +34,6 @@ NCCL_24_PROTOCOLS = {
     "dgx-1p": {"Simple": "nccl-2.4-p100", "LL": "nccl-2.4-p100-ll"},
     "dgx-2": {"Simple": "nccl-2.4-v100", "LL": "nccl-2.4-v100-ll"},
 }
-
-
-def machine_name(topology: Topology) -> str:
-    """The catalog's name of the server that a topology is made of: ``dgx-1v`` for ``2x dgx-1v @ 40Gbps``."""
-    return topology.name.split("@")[0].split("x ", 1)[-1].strip()
 
 
 @dataclass(frozen=True)

@@ -283,9 +283,14 @@ def _faults(read: Calibration) -> list[str]:
     return found
 
 
+def machine_name(topology: Topology) -> str:
+    """The catalog's name of the server that a topology is made of: ``dgx-1v`` for ``2x dgx-1v @ 40Gbps``."""
+    return topology.name.split("@")[0].split("x ", 1)[-1].strip()
+
+
 def calibration_for(topology: Topology) -> Calibration:
     """The calibration of a topology's machine: the first that names it and has all its links, else ``nominal``."""
-    machine = topology.name.split("@")[0].split("x ", 1)[-1].strip()
+    machine = machine_name(topology)
     for name in calibration_names():
         found = calibration(name)
         if machine in found.machines and found.serves(topology):

@@ -12,8 +12,16 @@ from blinkccl.algorithms.hybrid import hybrid_split
 from blinkccl.algorithms.registry import ALGORITHMS, Request
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import PackingError, TopologyError, UnsupportedError
-from blinkccl.simulate.baselines import BASELINES, NCCL_SLICE_BYTES, machine_name
-from blinkccl.simulate.calibration import Calibration, Engine, LinkClass, Number, calibration, calibration_for
+from blinkccl.simulate.baselines import BASELINES, NCCL_SLICE_BYTES
+from blinkccl.simulate.calibration import (
+    Calibration,
+    Engine,
+    LinkClass,
+    Number,
+    calibration,
+    calibration_for,
+    machine_name,
+)
 from blinkccl.simulate.contenders import Conditions, Estimate, contenders, enter, time_all, wins
 from blinkccl.simulate.hybrid_job import HybridJob
 from blinkccl.simulate.translate import Settings
