@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from blinkccl.report.paint import Paint
 from blinkccl.report.table import columns
 from blinkccl.report.units_text import gbps_text, ids
-from blinkccl.simulate.contenders import Conditions, Estimate, Field, wins
+from blinkccl.simulate.contenders import Conditions, Estimate, Field, moves_nothing, wins
 from blinkccl.simulate.summary import Summary
 from blinkccl.simulate.training import Step
 from blinkccl.topology.model import Topology
@@ -31,7 +31,7 @@ def head_text(field: Field, conditions: Conditions) -> str:
 
 def size_table(field: Field, row: Sequence[Estimate], paint: Paint) -> str:
     """One size: every contender, the fastest first."""
-    nothing, size = _moves_nothing(row), row[0].size_bytes
+    nothing, size = moves_nothing(row), row[0].size_bytes
     table = [
         [
             estimate.name,
@@ -57,12 +57,12 @@ def sweep_table(rows: Sequence[Sequence[Estimate]], paint: Paint) -> str:
     names = [estimate.name for estimate in rows[0]]
     table = []
     for row in rows:
-        best = None if _moves_nothing(row) else min(row, key=lambda estimate: estimate.seconds)
+        best = None if moves_nothing(row) else min(row, key=lambda estimate: estimate.seconds)
         cells = [seconds_text(estimate.seconds) + ("*" if estimate is best else " ") for estimate in row]
         table.append([bytes_text(row[0].size_bytes), *cells])
     lines = columns(("size", *(f"{name} " for name in names)), table)
     text = "\n" + "\n".join(lines) + "\n\n* the fastest\n\nwho wins from which size:\n"
-    for win in wins([row for row in rows if not _moves_nothing(row)]):
+    for win in wins(rows):
         if win.first_bytes == win.last_bytes:
             text += f"  {bytes_text(win.first_bytes):>6}           {paint(win.name, 'bold')}\n"
         else:
@@ -115,12 +115,6 @@ def absent_text(field: Field) -> str:
     if not field.absent:
         return ""
     return "\nnot here:\n" + "".join(f"  {name}: {why}\n" for name, why in field.absent.items())
-
-
-def _moves_nothing(row: Sequence[Estimate]) -> bool:
-    """Whether all plans of a size have blocks without elements: there is nothing to win."""
-    plans = [estimate.simulation for estimate in row if estimate.simulation is not None]
-    return bool(plans) and all(plan.translation.bound.count == 0 for plan in plans)
 
 
 def _percent(estimate: Estimate, bound_gbps: float) -> str:

@@ -335,10 +335,21 @@ class Win:
     last_bytes: int
 
 
+def moves_nothing(row: Sequence[Estimate]) -> bool:
+    """Whether all plans of a size have blocks without elements: there is nothing to win."""
+    plans = [estimate.simulation for estimate in row if estimate.simulation is not None]
+    return bool(plans) and all(plan.translation.bound.count == 0 for plan in plans)
+
+
 def wins(rows: Sequence[Sequence[Estimate]]) -> list[Win]:
-    """Who wins from which size: one entry per run of sizes; ``rows`` by size, ascending. Ties go to the first."""
+    """Who wins from which size: one entry per run of sizes; ``rows`` by size, ascending. Ties go to the first.
+
+    Sizes at which plans move nothing have no winner.
+    """
     found: list[Win] = []
     for row in rows:
+        if moves_nothing(row):
+            continue
         best = min(row, key=lambda estimate: estimate.seconds)
         if found and found[-1].name == best.name:
             found[-1] = Win(best.name, found[-1].first_bytes, best.size_bytes)
