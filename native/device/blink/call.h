@@ -1,0 +1,82 @@
+// What is one launch told? Plain data with one layout on the GPU, on this CPU, in libblink.so and in Python's ctypes.
+//
+// A rank runs a program as `lanes × parts` blocks. A lane walks through the roles of some channels, tick by tick; its
+// parts do so side by side, each for its own piece of every slice, with messages and counters of its own.
+#pragma once
+
+#ifdef __CUDACC_RTC__  // NVRTC brings no headers
+typedef unsigned int uint32_t;
+typedef unsigned long long uint64_t;
+typedef unsigned char uint8_t;
+typedef unsigned short uint16_t;
+typedef signed char int8_t;
+typedef short int16_t;
+typedef int int32_t;
+typedef long long int64_t;
+#else
+#include <cstdint>
+#endif
+
+namespace blink {
+
+#ifdef __CUDACC_RTC__
+typedef unsigned long long Word;
+#else
+typedef std::uint64_t Word;
+#endif
+// Words between the counters of two parts: a line each, so that nobody polls what others write.
+constexpr uint32_t kStride = 16;
+
+// One end of a connection, which carries messages in order from one rank to another. All addresses are valid on the
+// rank whose end it is. Counters only rise, and survive from launch to launch: a replayed graph goes on where the last
+// launch ended. Part p uses the counters at [p * kStride] and the p-th ring.
+struct Connection {
+  char* ring;      // in the receiver's memory: per part `slots` messages of `slot_bytes`
+  char* lines;     // in the receiver's memory: per part `slots` messages of `line_bytes`, with flags inside
+  Word* tail;      // in the receiver's memory: messages that have been written into the ring
+  Word* head;      // in the sender's memory: messages that have been read
+  Word* position;  // in this rank's own memory: messages that this end has passed
+};
+
+// Why a launch ended early. The first block that gives up says so; `code` is written last, and 0 until then.
+struct Status {
+  uint32_t code;        // a StatusCode
+  uint32_t connection;  // it waited there
+  uint32_t sending;     // 1: for a free slot; 0: for a message
+  uint32_t lane;
+  Word position;        // the message that did not come, or did not fit
+};
+
+enum StatusCode : uint32_t { kRunning = 0, kAborted = 1, kTimedOut = 2 };
+
+enum ScaleKind : uint32_t {
+  kUnscaled = 0,
+  kScaleGiven = 1,    // `scale` holds the bits of a number of the accumulator's type
+  kScaleStored = 2,   // `scale_at` points to a number of the element type, read when the launch runs
+};
+
+// The argument of every generated kernel.
+struct Call {
+  const char* input;
+  char* output;
+  const Connection* connections;  // all ends of this rank, by connection id; in its own memory
+  const uint32_t* abort;          // not 0: give up
+  Status* status;
+  const char* scale_at;
+  Word scale;
+  Word count;          // elements per block of the collective, the `count` of nccl.h
+  Word chunk_bytes;    // of one part's message: a multiple of 16, at most slot_bytes (line capacity for LL, LL128)
+  Word timeout_ns;     // 0: wait as long as it takes
+  Word slot_bytes;     // a multiple of 128
+  Word line_bytes;     // a multiple of 128; LL carries half of it as data, LL128 120 of every 128
+  uint32_t slots;
+  uint32_t parts;
+  uint32_t rank;
+  uint32_t dtype;      // DTYPE_CODES of blinkccl/collectives/ops.py
+  uint32_t op;         // OP_CODES
+  uint32_t average;    // 1: divide where a reduction is complete
+  uint32_t scale_kind;
+  uint32_t reserved;
+};
+
+}  // namespace blink

@@ -1,0 +1,273 @@
+// What are elements, and what is a ∘ b? Formats say how 8 bytes become accumulators and how they come back; the meaning
+// is that of blinkccl/collectives/ops.py, bit for bit: narrow floats are combined as float32 and rounded once, to the
+// nearest and ties to even; integers wrap; products are never contracted with sums.
+#pragma once
+
+#include "blink/platform.h"
+
+namespace blink {
+namespace device {
+
+// DTYPE_CODES and OP_CODES of blinkccl/collectives/ops.py.
+enum TypeCode : uint32_t {
+  kInt8, kUint8, kInt16, kUint16, kInt32, kUint32, kInt64, kUint64,
+  kFloat16, kBfloat16, kFloat32, kFloat64, kFloat8E4M3, kFloat8E5M2, kBool,
+};
+enum OpCode : uint32_t { kSum, kProd, kMin, kMax, kBand, kBor, kBxor };
+
+// On the CPU everything is served. On a GPU it is what NCCL has, unless more is asked for: compiling takes time.
+#if !defined(BLINK_CUDA) || defined(BLINK_ALL_TYPES)
+#define BLINK_EVERYTHING 1
+constexpr bool kBitwise = true;
+#else
+constexpr bool kBitwise = false;
+#endif
+
+// 1, 2, 4, 8 by two bits per code.
+BLINK_INLINE constexpr uint32_t item_bytes(uint32_t dtype) { return 1u << ((0xe5fa50u >> (2 * dtype)) & 3u); }
+
+// ---- integers: their own accumulators
+
+// `Wide` is unsigned, so that they wrap, and no shorter than 32 bits: 65535 · 65535 would overflow an int.
+template <class T, class Wide, class Quotient>
+struct Integer {
+  typedef T Acc;
+  static constexpr uint32_t kCount = 8 / sizeof(T);
+  static constexpr bool kBits = kBitwise;
+  static constexpr bool kUntouched = false;
+
+  BLINK_INLINE static void widen(Word word, Acc (&to)[kCount]) {
+    BLINK_UNROLL
+    for (uint32_t i = 0; i < kCount; ++i) to[i] = static_cast<T>(word >> (8 * sizeof(T) * i));
+  }
+  BLINK_INLINE static Word narrow(const Acc (&from)[kCount]) {
+    constexpr Word kMask = ~Word{0} >> (64 - 8 * sizeof(T));
+    Word word = 0;
+    BLINK_UNROLL
+    for (uint32_t i = 0; i < kCount; ++i) word |= (static_cast<Word>(from[i]) & kMask) << (8 * sizeof(T) * i);
+    return word;
+  }
+  BLINK_INLINE static Acc given(Word bits) { return static_cast<T>(bits); }
+  BLINK_INLINE static Acc sum(Acc a, Acc b) { return static_cast<T>(static_cast<Wide>(a) + static_cast<Wide>(b)); }
+  BLINK_INLINE static Acc product(Acc a, Acc b) { return static_cast<T>(static_cast<Wide>(a) * static_cast<Wide>(b)); }
+  BLINK_INLINE static Acc lesser(Acc a, Acc b) { return a < b ? a : b; }
+  BLINK_INLINE static Acc greater(Acc a, Acc b) { return a > b ? a : b; }
+  BLINK_INLINE static Acc quotient(Acc a, uint32_t n) {
+    return static_cast<T>(static_cast<Quotient>(a) / static_cast<Quotient>(n));
+  }
+};
+
+typedef Integer<int8_t, uint32_t, int32_t> Int8;
+typedef Integer<uint8_t, uint32_t, uint32_t> Uint8;
+typedef Integer<int16_t, uint32_t, int32_t> Int16;
+typedef Integer<uint16_t, uint32_t, uint32_t> Uint16;
+typedef Integer<int32_t, uint32_t, int32_t> Int32;
+typedef Integer<uint32_t, uint32_t, uint32_t> Uint32;
+typedef Integer<int64_t, Word, int64_t> Int64;
+typedef Integer<uint64_t, Word, uint64_t> Uint64;
+
+// ---- floats
+
+template <class A>
+struct FloatOps {
+  typedef A Acc;
+  static constexpr bool kBits = false;
+  static constexpr bool kUntouched = false;
+
+  BLINK_INLINE static Acc sum(Acc a, Acc b) { return add(a, b); }
+  BLINK_INLINE static Acc product(Acc a, Acc b) { return multiply(a, b); }
+  // A NaN wins, the first one of two.
+  BLINK_INLINE static Acc lesser(Acc a, Acc b) { return a < b || a != a ? a : b; }
+  BLINK_INLINE static Acc greater(Acc a, Acc b) { return a > b || a != a ? a : b; }
+  BLINK_INLINE static Acc quotient(Acc a, uint32_t n) { return divide(a, static_cast<A>(n)); }
+};
+
+struct Float32 : FloatOps<float> {
+  static constexpr uint32_t kCount = 2;
+
+  BLINK_INLINE static void widen(Word word, Acc (&to)[kCount]) {
+    to[0] = float_of(static_cast<uint32_t>(word));
+    to[1] = float_of(static_cast<uint32_t>(word >> 32));
+  }
+  BLINK_INLINE static Word narrow(const Acc (&from)[kCount]) {
+    return bits_of(from[0]) | static_cast<Word>(bits_of(from[1])) << 32;
+  }
+  BLINK_INLINE static Acc given(Word bits) { return float_of(static_cast<uint32_t>(bits)); }
+};
+
+struct Float64 : FloatOps<double> {
+  static constexpr uint32_t kCount = 1;
+
+  BLINK_INLINE static void widen(Word word, Acc (&to)[kCount]) { to[0] = double_of(word); }
+  BLINK_INLINE static Word narrow(const Acc (&from)[kCount]) { return bits_of(from[0]); }
+  BLINK_INLINE static Acc given(Word bits) { return double_of(bits); }
+};
+
+// ---- narrow floats: accumulated as float32
+
+// IEEE 754's layout with fewer bits. Without infinities ("fn") only the last code, all ones, is special: NaN.
+template <int kExponentBits, int kMantissaBits, bool kInfinities>
+struct SmallFloat {
+  static constexpr int kBias = (1 << (kExponentBits - 1)) - 1;
+  static constexpr int kUnit = 1 - kBias - kMantissaBits;  // 2^kUnit is the smallest positive value
+  static constexpr int kShift = 23 - kMantissaBits;        // from a float32's mantissa to ours
+  static constexpr int kSignShift = 31 - kExponentBits - kMantissaBits;
+  static constexpr uint32_t kRebias = static_cast<uint32_t>(127 - kBias) << 23;
+  static constexpr uint32_t kMask = (1u << (kExponentBits + kMantissaBits)) - 1;
+  static constexpr uint32_t kSmallestNormal = 1u << kMantissaBits;
+  static constexpr uint32_t kTop = ((1u << kExponentBits) - 1) << kMantissaBits;  // the largest exponent
+  static constexpr uint32_t kFirstSpecial = kInfinities ? kTop : kMask;
+  static constexpr uint32_t kNaN = kInfinities ? kTop | (kSmallestNormal >> 1) : kMask;
+
+  BLINK_INLINE static float power_of_two(int exponent) {
+    return float_of(static_cast<uint32_t>(127 + exponent) << 23);
+  }
+
+  BLINK_INLINE static float widen(uint32_t code) {
+    const uint32_t magnitude = code & kMask;
+    const uint32_t normal = (magnitude << kShift) + kRebias;
+    uint32_t bits = bits_of(multiply(static_cast<float>(static_cast<int32_t>(magnitude)), power_of_two(kUnit)));
+    if (magnitude >= kSmallestNormal) bits = normal;
+    if (magnitude >= kFirstSpecial) bits = kInfinities ? normal | 0x7f800000u : 0x7fc00000u;
+    return float_of(bits | ((code & ~kMask) << kSignShift));
+  }
+
+  BLINK_INLINE static uint32_t narrow(float value) {
+    const uint32_t bits = bits_of(value);
+    const uint32_t magnitude = bits & 0x7fffffffu;
+    const uint32_t below_half = ((1u << (kShift - 1)) - 1) + ((magnitude >> kShift) & 1);
+    const uint32_t normal = (magnitude + below_half - kRebias) >> kShift;
+    // Adding a float whose last place is 2^kUnit makes the hardware round at that place.
+    const float ruler = power_of_two(kUnit + 23);
+    const uint32_t subnormal = bits_of(add(float_of(magnitude), ruler)) - bits_of(ruler);
+    uint32_t code = normal < kFirstSpecial ? normal : kFirstSpecial;
+    if (magnitude < kRebias + (1u << 23)) code = subnormal;
+    if (magnitude > 0x7f800000u) code = kNaN;
+    return code | ((bits & 0x80000000u) >> kSignShift);
+  }
+};
+
+struct HalfBits {
+  static constexpr uint32_t kBytes = 2;
+#ifdef BLINK_CUDA
+  BLINK_INLINE static float widen(uint32_t code) {
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(static_cast<uint16_t>(code)));
+    return value;
+  }
+  BLINK_INLINE static uint32_t narrow(float value) {
+    uint16_t code;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(code) : "f"(value));
+    return code;
+  }
+#else
+  static float widen(uint32_t code) { return SmallFloat<5, 10, true>::widen(code); }
+  static uint32_t narrow(float value) { return SmallFloat<5, 10, true>::narrow(value); }
+#endif
+  BLINK_INLINE static uint32_t narrow_two(float first, float second) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    uint32_t codes;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(codes) : "f"(second), "f"(first));
+    return codes;
+#else
+    return narrow(first) | narrow(second) << 16;
+#endif
+  }
+};
+
+// The upper half of a float32: the exponents are the same.
+struct BrainBits {
+  static constexpr uint32_t kBytes = 2;
+  BLINK_INLINE static float widen(uint32_t code) { return float_of(code << 16); }
+  BLINK_INLINE static uint32_t narrow(float value) {
+    const uint32_t bits = bits_of(value);
+    const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1)) >> 16;
+    return value == value ? rounded : (bits >> 16) | 0x0040u;
+  }
+  BLINK_INLINE static uint32_t narrow_two(float first, float second) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    uint32_t codes;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(codes) : "f"(second), "f"(first));
+    return codes;
+#else
+    return narrow(first) | narrow(second) << 16;
+#endif
+  }
+};
+
+template <int kExponentBits, int kMantissaBits, bool kInfinities>
+struct ByteBits : SmallFloat<kExponentBits, kMantissaBits, kInfinities> {
+  static constexpr uint32_t kBytes = 1;
+  BLINK_INLINE static uint32_t narrow_two(float first, float second) {
+    typedef SmallFloat<kExponentBits, kMantissaBits, kInfinities> Bits;
+    return Bits::narrow(first) | Bits::narrow(second) << 8;
+  }
+};
+
+template <class Bits>
+struct Narrow : FloatOps<float> {
+  static constexpr uint32_t kCount = 8 / Bits::kBytes;
+  static constexpr uint32_t kWidth = 8 * Bits::kBytes;
+
+  BLINK_INLINE static void widen(Word word, Acc (&to)[kCount]) {
+    constexpr uint32_t kMask = (1u << kWidth) - 1;
+    BLINK_UNROLL
+    for (uint32_t i = 0; i < kCount; ++i) to[i] = Bits::widen(static_cast<uint32_t>(word >> (kWidth * i)) & kMask);
+  }
+  BLINK_INLINE static Word narrow(const Acc (&from)[kCount]) {
+    Word word = 0;
+    BLINK_UNROLL
+    for (uint32_t i = 0; i < kCount; i += 2) {
+      word |= static_cast<Word>(Bits::narrow_two(from[i], from[i + 1])) << (kWidth * i);
+    }
+    return word;
+  }
+  BLINK_INLINE static Acc given(Word bits) { return float_of(static_cast<uint32_t>(bits)); }
+};
+
+typedef Narrow<HalfBits> Float16;
+typedef Narrow<BrainBits> Bfloat16;
+typedef Narrow<ByteBits<4, 3, false>> Float8E4M3;
+typedef Narrow<ByteBits<5, 2, true>> Float8E5M2;
+
+// ---- operations
+
+// a = a ∘ b, element by element. The operation is asked for once, not for each element.
+template <class Format, uint32_t kAccs>
+BLINK_INLINE void combine(uint32_t op, typename Format::Acc (&a)[kAccs][Format::kCount],
+                          const typename Format::Acc (&b)[kAccs][Format::kCount]) {
+#define BLINK_EACH(expression)                                     \
+  BLINK_UNROLL                                                     \
+  for (uint32_t n = 0; n < kAccs; ++n) {                           \
+    BLINK_UNROLL                                                   \
+    for (uint32_t i = 0; i < Format::kCount; ++i) a[n][i] = expression; \
+  }
+  typedef typename Format::Acc Acc;
+  if (op == kSum) {
+    BLINK_EACH(Format::sum(a[n][i], b[n][i]))
+  } else if (op == kProd) {
+    BLINK_EACH(Format::product(a[n][i], b[n][i]))
+  } else if (op == kMin) {
+    BLINK_EACH(Format::lesser(a[n][i], b[n][i]))
+  } else if (op == kMax) {
+    BLINK_EACH(Format::greater(a[n][i], b[n][i]))
+  } else if constexpr (Format::kBits) {
+    if (op == kBand) {
+      BLINK_EACH(static_cast<Acc>(a[n][i] & b[n][i]))
+    } else if (op == kBor) {
+      BLINK_EACH(static_cast<Acc>(a[n][i] | b[n][i]))
+    } else {
+      BLINK_EACH(static_cast<Acc>(a[n][i] ^ b[n][i]))
+    }
+  }
+#undef BLINK_EACH
+}
+
+// On bool, sum, max and bor are "or"; prod, min and band are "and". A bool is a byte, 0 or 1.
+BLINK_INLINE constexpr uint32_t op_of_bools(uint32_t op) {
+  constexpr uint32_t kMeaning[] = {kBor, kBand, kBand, kBor, kBand, kBor, kBxor};
+  return kMeaning[op];
+}
+
+}  // namespace device
+}  // namespace blink

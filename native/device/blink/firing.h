@@ -1,0 +1,85 @@
+// When does a firing happen, and who is told? It waits for all its ends, then moves the data, then moves the counters
+// on: heads of what it read, tails of what it wrote. Three steps with a barrier between them.
+#pragma once
+
+#include "blink/cut.h"
+#include "blink/fold.h"
+
+namespace blink {
+namespace device {
+
+// End number i of the firing, `end` of the lane: notes where its message lies, and waits until there is one, or room
+// for one. Of one thread. False: given up.
+template <class Wire>
+BLINK_INLINE bool await_end(State& state, uint32_t i, End end, bool sending) {
+  Side& side = state.sides[end];
+  const Word position = side.position;
+  state.at[i] = end;
+  state.message[i] = Units<Wire>::room(state, side);
+  state.position[i] = position;
+  if (!sending && !Units<Wire>::kCounted) return true;  // flags in the message itself tell
+  const Word* const counter = sending ? side.head : side.tail;
+  const Word room = sending ? state.slots : 0;
+  // Credit that has been acquired once is there: mostly nothing need be asked.
+  if (sending && side.seen_head + room >= position + 1) return true;
+  Patience patience;
+  // An acquire empties the first-level cache, so it comes when the wait is over.
+  while (load_relaxed(counter) + room < position + 1) {
+    if (lost(state, patience, i, sending)) return false;
+  }
+  const Word seen = load_acquire(counter);
+  if (sending) side.seen_head = seen;
+  return true;
+}
+
+// LL's flags come round: now and then a message wipes all that it leaves of its slot's lines.
+template <class Wire>
+BLINK_INLINE void sweep(const State& state, const Job& job) {
+  constexpr Word kEvery = Word{1} << 30;
+  const uint32_t used = Units<Wire>::kFlagged ? Units<Wire>::count(job.bytes) : 0;
+  for (uint32_t i = job.receives; i < job.receives + job.sends; ++i) {
+    if (state.position[i] < kEvery || state.position[i] % kEvery >= state.slots) continue;
+    const Side& side = state.sides[state.at[i]];
+    char* const lines = side.lines + (state.position[i] % state.slots) * state.line_bytes;
+    for (uint32_t unit = used + thread_index(); unit < state.line_bytes / 16; unit += threads()) {
+      store_halves(lines + unit * 16, {0, 0});
+    }
+  }
+}
+
+BLINK_INLINE void advance(const State& state, Side& side) {
+  ++side.position;
+  if (++side.slot == state.slots) side.slot = 0;
+}
+
+BLINK_INLINE void step_back(const State& state, Side& side) {
+  --side.position;
+  side.slot = (side.slot == 0 ? state.slots : side.slot) - 1;
+}
+
+// One firing; `ready`: this thread's ends are. Whether the walk goes on.
+template <class Wire>
+BLINK_INLINE bool fire(State& state, bool ready, const Chunk& chunk, uint32_t receives, uint32_t sends, uint32_t turn,
+                        bool keeps, uint32_t divisor) {
+  if (any_of_block(!ready)) return false;
+  char* const kept = keeps ? chunk.target : nullptr;
+  const Job job = job_of<Wire>(chunk.source, kept, chunk.bytes, receives, sends, turn, divisor);
+  const bool moved = fold<Wire>(state, job);
+  sweep<Wire>(state, job);
+  // Before the barrier, so that whoever waits for an end next sees it.
+  for (uint32_t i = thread_index(); i < receives + sends; i += threads()) advance(state, state.sides[state.at[i]]);
+  if (any_of_block(!moved)) {
+    for (uint32_t i = thread_index(); i < receives + sends; i += threads()) step_back(state, state.sides[state.at[i]]);
+    return false;
+  }
+  for (uint32_t i = thread_index(); i < receives + sends; i += threads()) {
+    // One store for whatever a thread has to tell: a release waits for all that was written before it.
+    const Side& side = state.sides[state.at[i]];
+    Word* const counter = i < receives ? side.head : Units<Wire>::kCounted ? side.tail : nullptr;
+    if (counter != nullptr) store_release(counter, side.position);
+  }
+  return true;
+}
+
+}  // namespace device
+}  // namespace blink

@@ -1,0 +1,37 @@
+// How does a reduce kernel do its part? As a firing combines its operands (fold.h), without anything to wait for: each
+// block takes a piece of the chunk.
+#pragma once
+
+#include "blink/fold.h"
+#include "blink/reduction.h"
+
+namespace blink {
+namespace device {
+
+BLINK_INLINE void reduce(State& state, const Reduction& reduction, uint32_t block) {
+  const Word first = static_cast<Word>(block) * reduction.piece_bytes;
+  if (first >= reduction.bytes) return;
+  const uint32_t left = reduction.bytes - static_cast<uint32_t>(first);
+  const bool joins = reduction.turn != kOwnStaysOut;
+  if (thread_index() == 0) {
+    state.dtype = reduction.dtype;
+    state.op = reduction.dtype == kBool ? op_of_bools(reduction.op) : reduction.op;
+    state.item_bytes = item_bytes(reduction.dtype);
+    state.scale_kind = reduction.scale_kind;
+    state.scale = reduction.scale_kind == kScaleStored
+                      ? load_item(reinterpret_cast<const char*>(reduction.scale), item_bytes(reduction.dtype))
+                      : reduction.scale;
+  }
+  for (uint32_t i = thread_index(); i < reduction.receives; i += threads()) {
+    const char* const message = reduction.messages + static_cast<Word>(reduction.lines[i]) * kLineBytes;
+    state.message[i] = const_cast<char*>(message) + first;
+  }
+  barrier();
+  const uint32_t bytes = left < reduction.piece_bytes ? left : reduction.piece_bytes;
+  const Job job = job_of<Simple>(joins ? reduction.own + first : nullptr, reduction.target + first, bytes,
+                                 reduction.receives, 0, joins ? reduction.turn : kNoTurn, reduction.divisor);
+  fold<Simple>(state, job);
+}
+
+}  // namespace device
+}  // namespace blink

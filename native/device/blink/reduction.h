@@ -1,0 +1,32 @@
+// What is a fused reduce kernel told? It combines messages that lie in the rank's own memory, and the rank's own data,
+// into one place. It waits for nothing: the stream that it runs in has.
+#pragma once
+
+#include "blink/call.h"
+
+namespace blink {
+
+// More messages than this are not combined by one kernel.
+constexpr uint32_t kMostOperands = 19;
+constexpr uint32_t kLineBytes = 128;
+
+// As long as a Call: whoever passes on one can pass on the other.
+struct Reduction {
+  const char* own;       // joins the messages as operand number `turn`
+  char* target;          // may be one of the messages, or where the own data are
+  const char* messages;  // message i lies lines[i] lines from here
+  Word scale;            // as scale_kind says: bits, or where they are
+  uint32_t bytes;
+  uint32_t piece_bytes;  // of each block, a multiple of 16
+  uint32_t divisor;      // > 1: ends an average
+  uint8_t receives;
+  uint8_t turn;          // kOwnStaysOut: the own data do not join
+  uint8_t dtype, op;
+  uint8_t scale_kind;
+  uint8_t reserved[3];
+  uint32_t lines[kMostOperands];
+};
+constexpr uint8_t kOwnStaysOut = 0xff;
+static_assert(sizeof(Reduction) == sizeof(Call), "kernels of both kinds take as many bytes");
+
+}  // namespace blink

@@ -1,0 +1,162 @@
+// What does a block remember while it walks? Its lane's connections with their positions, and what the firing at hand
+// reads and writes. And how does a block stop waiting?
+//
+// On the GPU the state is in shared memory: between two barriers an entry is written by one thread, or read by all.
+#pragma once
+
+#include "blink/elements.h"
+#include "blink/walk.h"
+
+namespace blink {
+namespace device {
+
+// One end of a connection, for one part. The position rises in step with the other end's.
+struct Side {
+  char* ring;
+  char* lines;
+  Word* tail;
+  Word* head;
+  Word* position_at;
+  Word position;
+  Word seen_head;  // as far as this launch has acquired it
+  uint32_t slot;  // position % slots
+  uint32_t connection;
+};
+
+struct State {
+  const char* input;
+  char* output;
+  const Connection* connections;
+  const uint32_t* abort;
+  Status* status;
+  Word scale;  // bits of the element type or of the accumulator, as scale_kind says
+  Word count;
+  Word chunk_bytes, slot_bytes, line_bytes;
+  Word timeout_ns;
+  uint32_t slots, parts, part, lane;
+  uint32_t dtype, op, item_bytes, scale_kind;
+  uint32_t ends;
+  uint32_t stopped;  // given up
+
+  // The firing at hand: its receives, then its sends.
+  End at[kMostEnds];
+  char* message[kMostEnds];
+  Word position[kMostEnds];
+
+  Side sides[kMostEnds];
+};
+
+// ---- beginning and end
+
+BLINK_INLINE Word load_item(const char* at, uint32_t bytes) {
+  if (bytes == 1) return load<uint8_t>(at);
+  if (bytes == 2) return load<uint16_t>(at);
+  if (bytes == 4) return load<uint32_t>(at);
+  return load<Word>(at);
+}
+
+BLINK_INLINE void begin(State& state, const Call& call, uint32_t lane, uint32_t part) {
+  if (thread_index() == 0) {
+    state.input = call.input;
+    state.output = call.output;
+    state.connections = call.connections;
+    state.abort = call.abort;
+    state.status = call.status;
+    state.count = call.count;
+    state.chunk_bytes = call.chunk_bytes;
+    state.slot_bytes = call.slot_bytes;
+    state.line_bytes = call.line_bytes;
+    state.timeout_ns = call.timeout_ns;
+    state.slots = call.slots;
+    state.parts = call.parts;
+    state.part = part;
+    state.lane = lane;
+    state.dtype = call.dtype;
+    state.op = call.dtype == kBool ? op_of_bools(call.op) : call.op;
+    state.item_bytes = item_bytes(call.dtype);
+    state.scale_kind = call.scale_kind;
+    state.scale = call.scale_kind == kScaleStored ? load_item(call.scale_at, item_bytes(call.dtype)) : call.scale;
+    state.ends = 0;
+    state.stopped = 0;
+  }
+  barrier();
+}
+
+BLINK_INLINE void open_end(State& state, End end, uint32_t connection) {
+  const Connection& of = state.connections[connection];
+  const Word messages = static_cast<Word>(state.part) * state.slots;
+  Side& side = state.sides[end];
+  side.ring = of.ring + messages * state.slot_bytes;
+  side.lines = of.lines + messages * state.line_bytes;
+  side.tail = of.tail + state.part * kStride;
+  side.head = of.head + state.part * kStride;
+  side.position_at = of.position + state.part * kStride;
+  side.position = *side.position_at;
+  side.seen_head = 0;
+  side.slot = static_cast<uint32_t>(side.position % state.slots);
+  side.connection = connection;
+}
+
+// The connections that stand in state.at, by one thread.
+BLINK_OUTLINE void open(State& state, uint32_t ends) {
+  if (thread_index() == 0) state.ends = ends;
+  barrier();
+  for (End end = thread_index(); end < ends; end += threads()) open_end(state, end, state.at[end]);
+  barrier();
+}
+
+// Also after the block has given up: then without the firing that was not completed.
+BLINK_INLINE void close(State& state) {
+  barrier();
+  for (uint32_t end = thread_index(); end < state.ends; end += threads()) {
+    *state.sides[end].position_at = state.sides[end].position;
+  }
+}
+
+// ---- waiting
+
+// The first block of the rank that gives up says why. `code` and `connection` are one word: a sign in the connection
+// claims the record while the code is still 0, and both are stored at once when the rest is there.
+BLINK_OUTLINE void give_up(State& state, uint32_t code, uint32_t connection, bool sending, Word position) {
+  poke(state.stopped, code);
+  Status* const status = state.status;
+  if (status == nullptr) return;
+  AnyWord* const first = reinterpret_cast<AnyWord*>(status);
+  if (!claim(first, static_cast<Word>(connection | 0x80000000u) << 32)) return;
+  status->sending = sending ? 1 : 0;
+  status->lane = state.lane;
+  status->position = position;
+  store_release(first, code | static_cast<Word>(connection) << 32);
+#ifdef BLINK_CUDA
+  // What is in the output now must not pass for a result: the stream reports an error. Who aborts knows already.
+  if (code == kTimedOut) __trap();
+#endif
+}
+
+// How long something has been waited for.
+struct Patience {
+  Word since = 0;
+  uint32_t spins = 0;
+  bool looked = false;
+};
+
+// To be asked between two looks at what is awaited: whether to give up, as message number i of the firing.
+BLINK_INLINE bool lost(State& state, Patience& patience, uint32_t i, bool sending) {
+  pause(patience.spins);
+  if (++patience.spins % kSpinsPerLook != 0) return false;
+  if (peek(state.stopped) != 0) return true;
+  uint32_t code = kRunning;
+  if (state.abort != nullptr && load_relaxed(state.abort) != 0) code = kAborted;
+  if (code == kRunning && state.timeout_ns != 0) {
+    const Word now = now_ns();
+    if (!patience.looked) patience.since = now;
+    patience.looked = true;
+    if (now - patience.since >= state.timeout_ns) code = kTimedOut;
+  }
+  if (code == kRunning) return false;
+  give_up(state, code, state.sides[state.at[i]].connection, sending, state.position[i]);
+  return true;
+}
+
+}  // namespace device
+}  // namespace blink

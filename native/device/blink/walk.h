@@ -1,0 +1,132 @@
+// What does generated text say? A walk: the loop of one lane of one rank through its firings, for one part.
+//
+//   walk.open(…)            the lane's connections; each becomes an End, counted from 0
+//   walk.slice(…)           the part's own piece of a share
+//   walk.recv_reduce_…      one firing each (blinkccl/schedule/program.py says what one does)
+//   walk.close()
+//
+// The same text is compiled by nvcc or NVRTC, and then everything is in these headers; and by any C++17 compiler, and
+// then the bodies are in libblink_device.so, a block is one thread, and the text compiles in a moment.
+#pragma once
+
+#include "blink/call.h"
+
+#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
+#define BLINK_DEVICE __device__ __forceinline__
+#else
+#define BLINK_DEVICE inline
+#endif
+
+namespace blink {
+
+// How a message travels (wires.h). Simple: plain data and a counter. LL: a flag beside every 4 bytes. LL128: a flag
+// beside every 120 bytes.
+struct Simple {
+  static constexpr uint32_t kNumber = 0;
+};
+struct LL {
+  static constexpr uint32_t kNumber = 1;
+};
+struct LL128 {
+  static constexpr uint32_t kNumber = 2;
+};
+
+// A connection of the lane, in the order of open().
+typedef uint32_t End;
+// As many as a lane may open.
+constexpr uint32_t kMostEnds = 128;
+// The own data do not join a reduction.
+constexpr uint32_t kNoTurn = 0xffffffffu;
+// The most threads of a block on a GPU, a multiple of 32.
+constexpr uint32_t kMostThreads = 512;
+
+enum Completion { partial = 0, complete = 1 };
+
+// What one part does of a share, in elements.
+struct Slice {
+  Word source;  // its first element in the input
+  Word target;  // and in the output
+  Word length;
+  Word chunks;
+  Word chunk;   // elements of a chunk; the last has what is left
+};
+
+template <uint32_t kCount>
+struct Ends {
+  End at[kCount == 0 ? 1 : kCount];
+};
+
+template <class... E>
+BLINK_DEVICE constexpr Ends<static_cast<uint32_t>(sizeof...(E))> ends(E... of) {
+  if constexpr (sizeof...(E) == 0) {
+    return {{0}};
+  } else {
+    return {{static_cast<End>(of)...}};
+  }
+}
+
+BLINK_DEVICE constexpr Word latest(Word only) { return only; }
+template <class... More>
+BLINK_DEVICE constexpr Word latest(Word first, Word second, More... more) {
+  return latest(first < second ? second : first, static_cast<Word>(more)...);
+}
+
+}  // namespace blink
+
+#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
+#include "blink/walk_cuda.h"
+#else
+#include "blink/walk_host.h"
+#endif
+
+namespace blink {
+
+// A lane's way through its firings.
+template <class Wire>
+class Walk : public WalkBase<Wire> {
+ public:
+  using WalkBase<Wire>::WalkBase;
+
+  // The firings, each for chunk k of a slice. Where there is no such chunk nothing happens; k may have wrapped below 0.
+  template <uint32_t kTo>
+  BLINK_DEVICE void send(const Slice& slice, Word k, const Ends<kTo>& to) {
+    this->fire(slice, k, ends(), 0, to, false, partial);
+  }
+  BLINK_DEVICE void copy(const Slice& slice, Word k) { this->fire(slice, k, ends(), 0, ends(), true, partial); }
+  template <uint32_t kTo>
+  BLINK_DEVICE void copy_send(const Slice& slice, Word k, const Ends<kTo>& to) {
+    this->fire(slice, k, ends(), 0, to, true, partial);
+  }
+  BLINK_DEVICE void recv(const Slice& slice, Word k, End from) {
+    this->fire(slice, k, ends(from), kNoTurn, ends(), true, partial);
+  }
+  template <uint32_t kTo>
+  BLINK_DEVICE void recv_send(const Slice& slice, Word k, End from, const Ends<kTo>& to) {
+    this->fire(slice, k, ends(from), kNoTurn, to, false, partial);
+  }
+  template <uint32_t kTo>
+  BLINK_DEVICE void recv_copy_send(const Slice& slice, Word k, End from, const Ends<kTo>& to) {
+    this->fire(slice, k, ends(from), kNoTurn, to, true, partial);
+  }
+  // The own data are operand number `turn` of the reduction, after as many messages; kNoTurn: they do not join.
+  template <uint32_t kFrom, uint32_t kTo>
+  BLINK_DEVICE void recv_reduce_send(const Slice& slice, Word k, const Ends<kFrom>& from, uint32_t turn,
+                                     const Ends<kTo>& to, Completion completion) {
+    this->fire(slice, k, from, turn, to, false, completion);
+  }
+  template <uint32_t kFrom>
+  BLINK_DEVICE void recv_reduce_copy(const Slice& slice, Word k, const Ends<kFrom>& from, uint32_t turn,
+                                     Completion completion) {
+    this->fire(slice, k, from, turn, ends(), true, completion);
+  }
+  template <uint32_t kFrom, uint32_t kTo>
+  BLINK_DEVICE void recv_reduce_copy_send(const Slice& slice, Word k, const Ends<kFrom>& from, uint32_t turn,
+                                          const Ends<kTo>& to, Completion completion) {
+    this->fire(slice, k, from, turn, to, true, completion);
+  }
+};
+
+}  // namespace blink
+
+#include "blink/fold_entry.h"
+#include "blink/copy_engine.h"

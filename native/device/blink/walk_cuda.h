@@ -1,0 +1,128 @@
+// How is a walk done on a GPU? The block's state lies in shared memory; what differs between threads, in registers.
+#pragma once
+
+#include "blink/firing.h"
+#include "blink/walk.h"
+
+namespace blink {
+namespace device {
+
+// So many ends of either kind fit into a word.
+constexpr uint32_t kPacked = 8;
+
+// One firing as generated text orders it.
+struct Order {
+  Word from = 0, to = 0;  // ends, 8 bits each
+  uint32_t receives = 0, sends = 0;
+  uint32_t turn = 0;
+  uint32_t divisor = 1;
+  bool keeps = false;
+  bool noted = false;     // the ends are in the state, as there are too many of them
+};
+
+// Once per kernel and not once per firing: what a plan says is only numbers, so its code stays small.
+template <class Wire>
+BLINK_OUTLINE bool carry_out(State& state, const Slice slice, const Word k, const Order order) {
+  bool ready = true;
+  for (uint32_t i = thread_index(); i < order.receives + order.sends; i += threads()) {
+    const bool sending = i >= order.receives;
+    const Word packed = sending ? order.to >> (8 * (i - order.receives)) : order.from >> (8 * i);
+    const End end = order.noted ? state.at[i] : static_cast<End>(packed & 255);
+    ready = await_end<Wire>(state, i, end, sending) && ready;
+  }
+  return fire<Wire>(state, ready, chunk_of(state, slice, k), order.receives, order.sends, order.turn, order.keeps,
+                    order.divisor);
+}
+
+}  // namespace device
+
+template <class Wire>
+class WalkBase {
+ public:
+  BLINK_DEVICE WalkBase(device::State& state, const Call& call, uint32_t lane, uint32_t part)
+      : state_(state), average_(call.average) {
+    device::begin(state, call, lane, part);
+  }
+  WalkBase(const WalkBase&) = delete;
+  WalkBase& operator=(const WalkBase&) = delete;
+
+  template <class... Id>
+  BLINK_DEVICE void open(Id... connections) {
+    constexpr int kCount = sizeof...(Id);
+    static_assert(kCount <= static_cast<int>(kMostEnds), "a lane opens at most 128 connections");
+    uint32_t end = 0;
+    if (device::thread_index() == 0) ((state_.at[end++] = connections), ...);
+    device::open(state_, kCount);
+  }
+  BLINK_DEVICE void close() { device::close(state_); }
+  BLINK_DEVICE void contributors(uint32_t count) { contributors_ = count; }
+  BLINK_DEVICE bool running() const { return running_; }
+
+  BLINK_DEVICE Slice slice(Word source_block, Word target_block, Word start_num, Word start_den, Word stop_num,
+                           Word stop_den) const {
+    return device::cut(state_, source_block, target_block, start_num, start_den, stop_num, stop_den);
+  }
+
+ protected:
+  template <uint32_t kFrom, uint32_t kTo>
+  BLINK_DEVICE void fire(const Slice& slice, Word k, const Ends<kFrom>& from, uint32_t turn, const Ends<kTo>& to,
+                         bool keeps, Completion completion) {
+    if (k >= slice.chunks || !running_) return;
+    device::Order order;
+    order.receives = kFrom;
+    order.sends = kTo;
+    order.turn = turn;
+    order.divisor = completion == complete && average_ != 0 ? contributors_ : 1;
+    order.keeps = keeps;
+    order.noted = kFrom > device::kPacked || kTo > device::kPacked;
+    if constexpr (kFrom > device::kPacked || kTo > device::kPacked) {
+      constexpr int kReceives = kFrom;
+      constexpr int kAll = kFrom + kTo;
+      for (int i = static_cast<int>(device::thread_index()); i < kAll; i += static_cast<int>(device::threads())) {
+        state_.at[i] = i < kReceives ? pick(from, i) : pick(to, i - kReceives);
+      }
+      device::barrier();
+    } else {
+      order.from = pack(from);
+      order.to = pack(to);
+    }
+    running_ = device::carry_out<Wire>(state_, slice, k, order);
+  }
+
+ private:
+  template <uint32_t kCount>
+  BLINK_DEVICE static constexpr Word pack(const Ends<kCount>& list) {
+    constexpr int kAll = kCount;
+    Word packed = 0;
+    BLINK_UNROLL
+    for (int n = 0; n < kAll; ++n) packed |= static_cast<Word>(list.at[n]) << (8 * n);
+    return packed;
+  }
+
+  // at[i] by comparisons with numbers that the compiler knows: an index would put the array into local memory.
+  template <uint32_t kCount>
+  BLINK_DEVICE static uint32_t pick(const Ends<kCount>& list, int i) {
+    constexpr int kAll = kCount;
+    uint32_t at = list.at[0];
+    BLINK_UNROLL
+    for (int n = 1; n < kAll; ++n) at = i == n ? list.at[n] : at;
+    return at;
+  }
+
+  device::State& state_;
+  uint32_t average_;
+  uint32_t contributors_ = 1;
+  bool running_ = true;
+};
+
+}  // namespace blink
+
+// One block of a rank: lane blockIdx.x / parts, part blockIdx.x % parts.
+#define BLINK_ENTRY(name, Wire, function)                                                                         \
+  extern "C" __global__ void __launch_bounds__(::blink::kMostThreads)                                             \
+      name(const __grid_constant__ ::blink::Call call) {                                                          \
+    __shared__ ::blink::device::State state;                                                                      \
+    const uint32_t lane = blockIdx.x / call.parts;                                                                \
+    ::blink::Walk<::blink::Wire> walk(state, call, lane, blockIdx.x % call.parts);                                \
+    function(walk, call.rank, lane);                                                                              \
+  }

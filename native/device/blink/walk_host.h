@@ -1,0 +1,85 @@
+// How does generated text reach the device layer's bodies on a CPU? By plain C functions of libblink_device.so, so that
+// a generated file need not compile them again.
+#pragma once
+
+#include "blink/walk.h"
+
+namespace blink {
+
+// What a walk's state takes, kept in the walk itself so that there is nothing to allocate.
+constexpr uint32_t kRoomBytes = 12288;
+
+struct Firing {
+  const End* from;
+  const End* to;
+  uint32_t receives, sends;
+  uint32_t turn;
+  uint32_t keeps;    // into the own output
+  uint32_t divisor;  // > 1: ends an average
+};
+
+}  // namespace blink
+
+extern "C" {
+void blink_walk_begin(void* room, const blink::Call* call, uint32_t wire, uint32_t lane, uint32_t part);
+void blink_walk_open(void* room, const uint32_t* connections, uint32_t count);
+void blink_walk_close(void* room);
+void blink_walk_slice(const void* room, blink::Word source_block, blink::Word target_block, blink::Word start_num,
+                      blink::Word start_den, blink::Word stop_num, blink::Word stop_den, blink::Slice* slice);
+// Whether the walk goes on.
+int blink_walk_fire(void* room, const blink::Slice* slice, blink::Word k, const blink::Firing* firing);
+}
+
+namespace blink {
+
+template <class Wire>
+class WalkBase {
+ public:
+  WalkBase(const Call& call, uint32_t lane, uint32_t part) : average_(call.average) {
+    blink_walk_begin(room_, &call, Wire::kNumber, lane, part);
+  }
+  WalkBase(const WalkBase&) = delete;
+  WalkBase& operator=(const WalkBase&) = delete;
+
+  template <class... Id>
+  void open(Id... connections) {
+    static_assert(sizeof...(Id) <= kMostEnds, "a lane opens at most 128 connections");
+    const uint32_t list[] = {0, static_cast<uint32_t>(connections)...};
+    blink_walk_open(room_, list + 1, static_cast<uint32_t>(sizeof...(Id)));
+  }
+  void close() { blink_walk_close(room_); }
+  void contributors(uint32_t count) { contributors_ = count; }
+  bool running() const { return running_; }
+
+  Slice slice(Word source_block, Word target_block, Word start_num, Word start_den, Word stop_num,
+              Word stop_den) const {
+    Slice slice;
+    blink_walk_slice(room_, source_block, target_block, start_num, start_den, stop_num, stop_den, &slice);
+    return slice;
+  }
+
+ protected:
+  template <uint32_t kFrom, uint32_t kTo>
+  void fire(const Slice& slice, Word k, const Ends<kFrom>& from, uint32_t turn, const Ends<kTo>& to, bool keeps,
+            Completion completion) {
+    if (k >= slice.chunks || !running_) return;
+    const uint32_t divisor = completion == complete && average_ != 0 ? contributors_ : 1;
+    const Firing firing = {from.at, to.at, kFrom, kTo, turn, keeps, divisor};
+    running_ = blink_walk_fire(room_, &slice, k, &firing) != 0;
+  }
+
+ private:
+  alignas(16) char room_[kRoomBytes];
+  uint32_t average_;
+  uint32_t contributors_ = 1;
+  bool running_ = true;
+};
+
+}  // namespace blink
+
+// One block of a rank: lane block / parts, part block % parts.
+#define BLINK_ENTRY(name, Wire, function)                                                                         \
+  extern "C" __attribute__((visibility("default"))) void name(const ::blink::Call* call, uint32_t block) {        \
+    ::blink::Walk<::blink::Wire> walk(*call, block / call->parts, block % call->parts);                           \
+    function(walk, call->rank, block / call->parts);                                                              \
+  }

@@ -1,0 +1,279 @@
+// One firing against the definition, bit for bit: every type and operation, every wire, one to four sources with the
+// own data in every turn, scaled and divided, at every alignment, for ragged lengths, in place and apart. The peers are
+// played in turn by the same thread: some send, one folds, one receives.
+#include <algorithm>
+#include <cinttypes>
+#include <cstdio>
+#include <random>
+#include <string>
+
+#include "../src/kernels.h"
+#include "check.h"
+#include "kernels_definition.h"
+#include "test_device_mesh.h"
+
+namespace {
+
+using blink::ends;
+using blink::Walk;
+using blink_test::expect;
+
+constexpr std::uint32_t kSenders = 3;
+constexpr std::uint32_t kFolder = 3;
+constexpr std::uint32_t kSink = 4;
+constexpr std::size_t kGuard = 64;
+constexpr char kGuardByte = 0x5a;
+
+// A buffer with guards around, `skew` bytes off a multiple of 16.
+struct Buffer {
+  Memory memory;
+  std::size_t bytes, skew;
+
+  Buffer(std::size_t size, std::size_t off) : memory((size + 2 * kGuard + 255) / 128 * 128), bytes(size), skew(off) {
+    std::memset(memory.bytes.get(), kGuardByte, memory.size);
+  }
+  char* data() { return memory.bytes.get() + kGuard + skew; }
+  bool guarded() {
+    const auto whole = [](char byte) { return byte == kGuardByte; };
+    char* const all = memory.bytes.get();
+    return std::all_of(all, data(), whole) && std::all_of(data() + bytes, all + memory.size, whole);
+  }
+};
+
+struct Case {
+  const Definition& of;
+  Op op;
+  std::uint32_t messages;  // from the senders
+  std::uint32_t turn;      // of the own data, or kNoTurn
+  std::size_t count;
+  std::size_t skew;        // elements
+  std::uint32_t scale_kind;
+  double scale;
+  std::uint32_t divisor;
+  bool in_place;
+  bool passes_on;          // also into a message
+};
+
+std::string describe(const Case& at, std::uint32_t wire) {
+  char text[240];
+  std::snprintf(text, sizeof text, "wire %u %s %s messages %u turn %d count %zu skew %zu scale %u:%g divisor %u%s%s",
+                wire, at.of.type.name, kOpNames[static_cast<int>(at.op)], at.messages, static_cast<int>(at.turn),
+                at.count, at.skew, at.scale_kind, at.scale, at.divisor, at.in_place ? " in place" : "",
+                at.passes_on ? " on" : "");
+  return text;
+}
+
+template <class Wire>
+blink::Slice whole(Walk<Wire>& walk) {
+  return walk.slice(0, 0, 0, 1, 1, 1);
+}
+
+template <class Wire>
+void send_own(const Call& call, std::uint32_t connection) {
+  Walk<Wire> walk(call, 0, 0);
+  walk.open(connection);
+  walk.send(whole(walk), 0, ends(0));
+  walk.close();
+}
+
+template <class Wire>
+void fold(const Call& call, const Case& at) {
+  Walk<Wire> walk(call, 0, 0);
+  walk.open(0, 1, 2, 3);
+  walk.contributors(at.divisor);
+  const blink::Slice slice = whole(walk);
+  const auto go = [&](auto from) {
+    if (at.passes_on) {
+      walk.recv_reduce_copy_send(slice, 0, from, at.turn, ends(3), blink::complete);
+    } else {
+      walk.recv_reduce_copy(slice, 0, from, at.turn, blink::complete);
+    }
+  };
+  switch (at.messages) {
+    case 0: go(ends()); break;
+    case 1: go(ends(0)); break;
+    case 2: go(ends(0, 1)); break;
+    default: go(ends(0, 1, 2)); break;
+  }
+  walk.close();
+}
+
+template <class Wire>
+void receive(const Call& call) {
+  Walk<Wire> walk(call, 0, 0);
+  walk.open(3);
+  walk.recv(whole(walk), 0, 0);
+  walk.close();
+}
+
+Word scale_bits(const Case& at) {
+  if (at.scale_kind == blink::kScaleStored) return 0;
+  if (!at.of.type.is_float()) return static_cast<Word>(static_cast<std::int64_t>(at.scale));
+  Word bits = 0;
+  const auto single = static_cast<float>(at.scale);
+  if (at.of.type.kind == Kind::kFloat64) {
+    std::memcpy(&bits, &at.scale, 8);
+  } else {
+    std::memcpy(&bits, &single, 4);
+  }
+  return bits;
+}
+
+class Bench {
+ public:
+  Bench() : mesh_(5, {{0, 3}, {1, 3}, {2, 3}, {3, 4}}, {1, 2, kSlotBytes, kSlotBytes * 2}) {}
+
+  template <class Wire>
+  void run(const Case& at, const std::vector<Elements>& inputs);
+
+  static constexpr std::size_t kSlotBytes = 4096;
+
+ private:
+  Call call(std::uint32_t rank, const Case& at, const char* input, char* output) {
+    Call call = mesh_.call(rank);
+    call.input = input;
+    call.output = output;
+    call.count = at.count;
+    call.chunk_bytes = kSlotBytes;
+    call.dtype = static_cast<std::uint32_t>(at.of.type.code);
+    call.op = static_cast<std::uint32_t>(at.op);
+    call.timeout_ns = 2u * 1000000000ull;  // everything is there: nothing waits
+    return call;
+  }
+
+  Mesh mesh_;
+};
+
+// `inputs`: of the operands in order.
+template <class Wire>
+void Bench::run(const Case& at, const std::vector<Elements>& inputs) {
+  const Type& type = at.of.type;
+  const std::size_t bytes = at.count * type.size;
+  std::uint32_t operand = 0;
+  Buffer own(bytes, at.skew * type.size);
+  for (std::uint32_t message = 0; message <= at.messages; ++message) {
+    if (operand == at.turn) std::memcpy(own.data(), bytes_of(inputs[operand++], type).data(), bytes);
+    if (message == at.messages) break;
+    const std::vector<unsigned char> theirs = bytes_of(inputs[operand++], type);
+    send_own<Wire>(call(message, at, reinterpret_cast<const char*>(theirs.data()), nullptr), message);
+  }
+  Buffer kept(bytes, (at.skew == 0 ? 0 : at.skew + 1) * type.size);
+  Buffer passed(bytes, 0);
+  char* const output = at.in_place ? own.data() : kept.data();
+  Call folding = call(kFolder, at, own.data(), output);
+  folding.average = 1;
+  folding.scale_kind = at.scale_kind;
+  folding.scale = scale_bits(at);
+  const std::uint64_t stored = type.is_float() ? at.of.narrow(at.scale) : static_cast<std::uint64_t>(at.scale);
+  folding.scale_at = reinterpret_cast<const char*>(&stored);
+  fold<Wire>(folding, at);
+  if (at.passes_on) receive<Wire>(call(kSink, at, nullptr, passed.data()));
+
+  const bool scaled = at.scale_kind != blink::kUnscaled && at.turn != blink::kNoTurn;
+  Finish finish;
+  finish.own = scaled ? static_cast<std::int32_t>(at.turn) : -1;
+  finish.scale = at.scale_kind == blink::kScaleStored && type.is_float() ? at.of.widen(stored) : at.scale;
+  finish.divisor = at.divisor;
+  Elements from(inputs.size());
+  std::string wrong;
+  for (std::size_t i = 0; i < at.count && wrong.empty(); ++i) {
+    for (std::size_t s = 0; s < inputs.size(); ++s) from[s] = inputs[s][i];
+    const bool untouched = inputs.size() == 1 && !scaled && at.divisor == 1;
+    const std::uint64_t wanted = untouched ? from[0] : at.of.element(at.op, from, finish);
+    const std::uint64_t got = read(output, type, i);
+    const bool right = untouched ? got == wanted : at.of.same(got, wanted);
+    const bool both = !at.passes_on || read(passed.data(), type, i) == got;
+    if (right && both) continue;
+    char text[120];
+    std::snprintf(text, sizeof text, ": element %zu is 0x%" PRIx64 ", expected 0x%" PRIx64 "%s", i, got, wanted,
+                  both ? "" : ", and another one was passed on");
+    wrong = text;
+  }
+  if (!own.guarded() || !kept.guarded() || !passed.guarded()) wrong = ": wrote outside";
+  if (mesh_.statuses[kFolder].code != 0) wrong = ": gave up";
+  expect(wrong.empty(), "%s%s", wrong.empty() ? "" : describe(at, Wire::kNumber).c_str(), wrong.c_str());
+}
+
+// Half of the floats are small numbers, so that sums and products stay finite, and zeros; the others are any bits.
+std::uint64_t random_element(const Definition& of, std::mt19937_64& random) {
+  const std::uint64_t bits = random();
+  if (of.type.kind == Kind::kBool) return bits & 1;
+  if (of.type.is_float() && (bits & 15) == 1) return of.narrow((bits & 16) != 0 ? 0.0 : -0.0);
+  if (of.type.is_float() && (bits & 1) != 0) return of.narrow((static_cast<double>(bits >> 44) - 524288.0) / 131072.0);
+  return (bits >> 7) & of.mask();
+}
+
+void run_everywhere(Bench& bench, const Case& at, std::mt19937_64& random) {
+  if (blink_test::failures >= 5) return;
+  std::vector<Elements> inputs(at.messages + (at.turn == blink::kNoTurn ? 0 : 1));
+  for (Elements& input : inputs) {
+    for (std::size_t i = 0; i < at.count; ++i) input.push_back(random_element(at.of, random));
+  }
+  bench.run<blink::Simple>(at, inputs);
+  bench.run<blink::LL>(at, inputs);
+  bench.run<blink::LL128>(at, inputs);
+}
+
+// All turns, with what an operation of ops.py can ask for besides: nothing, a scale, a divisor.
+void test_operation(Bench& bench, const Definition& of, Op op, std::mt19937_64& random) {
+  const Type& type = of.type;
+  const std::size_t most = Bench::kSlotBytes / type.size * 15 / 16;
+  const std::size_t group = 16 / type.size;
+  const std::size_t counts[] = {1, group - 1, group, 5 * group + 1, 37 * group + group / 2, 300 / type.size, most};
+  for (std::uint32_t messages = 0; messages <= kSenders; ++messages) {
+    for (std::uint32_t turn = 0; turn <= messages + 1; ++turn) {
+      if (messages == 0 && turn > 0) continue;
+      const bool joins = turn <= messages;
+      for (int extra = 0; extra < (type.kind == Kind::kBool ? 1 : 4); ++extra) {
+        for (int effort = 0; effort < blink_test::kEffort / 2; ++effort) {
+          const std::uint64_t dice = random();
+          const std::size_t count = counts[dice % 7];
+          if (count == 0) continue;
+          const std::uint32_t kind = joins ? static_cast<std::uint32_t>(extra % 3) : 0;
+          const double scale = type.is_float() ? 0.37 + static_cast<double>(dice >> 8 & 7) : 3.0;
+          const Case at = {of, op, messages, joins ? turn : blink::kNoTurn, count, dice >> 16 & 3, kind, scale,
+                           extra == 0 || (extra == 1 && effort > 0) ? 1u : extra == 3 ? 200u : 3u,
+                           joins && (dice >> 24 & 1) != 0, (dice >> 25 & 3) != 0};
+          run_everywhere(bench, at, random);
+        }
+      }
+    }
+  }
+}
+
+// Every narrow value, widened and rounded again: as it is, scaled by 1, and between two neighbours.
+void test_all_values(Bench& bench, const Definition& of) {
+  const std::size_t all = std::size_t{1} << (8 * of.type.size);
+  const std::size_t batch = std::min(all, Bench::kSlotBytes / of.type.size * 7 / 8);
+  for (std::size_t first = 0; first < all; first += batch) {
+    Elements own;
+    Elements next;
+    for (std::size_t i = first; i < std::min(first + batch, all); ++i) {
+      own.push_back(i);
+      next.push_back(std::min(i + 1, all - 1));
+    }
+    const Case scaled = {of, Op::kSum, 0, 0, own.size(), 0, blink::kScaleGiven, 1.0, 1, false, false};
+    bench.run<blink::Simple>(scaled, {own});
+    const Case tiny = {of, Op::kSum, 0, 0, own.size(), 0, blink::kScaleGiven, 0x1p-3, 1, false, false};
+    bench.run<blink::Simple>(tiny, {own});
+    const Case middle = {of, Op::kSum, 1, 0, own.size(), 0, blink::kUnscaled, 1.0, 2, false, true};
+    bench.run<blink::Simple>(middle, {own, next});
+    const Case large = {of, Op::kSum, 1, 0, own.size(), 0, blink::kUnscaled, 1.0, 1, false, true};
+    bench.run<blink::LL>(large, {own, own});
+  }
+}
+
+}  // namespace
+
+int main() {
+  Bench bench;
+  std::mt19937_64 random(4);
+  for (const Type& type : kTypes) {
+    const Definition definition(type);
+    for (int op = 0; op < 7; ++op) {
+      if (has(type, static_cast<Op>(op))) test_operation(bench, definition, static_cast<Op>(op), random);
+    }
+    if (type.kind == Kind::kNarrow) test_all_values(bench, definition);
+  }
+  return blink_test::verdict();
+}
