@@ -17,7 +17,7 @@ import pytest
 from blinkccl.algorithms.registry import ALGORITHMS, Request
 from blinkccl.collectives.ops import DTYPES, OPS
 from blinkccl.collectives.spec import COLLECTIVES, Collective
-from blinkccl.engines import host
+from blinkccl.engines import generated, host
 from blinkccl.engines.host_plan import INLINE
 from blinkccl.engines.registry import ENGINES, Array, Run
 from blinkccl.errors import UnsupportedError
@@ -47,12 +47,15 @@ def run_small(program: Program, inputs: Sequence[Array | None], **arguments: Any
     return host.run(replace(program, channels=channels), inputs, **arguments)
 
 
-#: Every way to run a Program that is to be had here: the engines, and the host engine's other ways for messages to go.
+#: Every way to run a Program that is to be had here: the engines, and some engines' other ways for messages to go.
 RUNS: dict[str, Run] = {name: engine.run for name, engine in ENGINES.items() if engine.missing is None}
 if "host" in RUNS:
     RUNS["host, shared tensors"] = partial(host.run, shared=True)
     RUNS["host, cross memory"] = partial(host.run, cross_memory=True)
     RUNS["host, small messages"] = run_small
+if "generated" in RUNS:
+    RUNS["generated, LL"] = partial(generated.run, protocol="ll", parts=1)
+    RUNS["generated, LL128"] = partial(generated.run, protocol="ll128", parts=3)
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -85,10 +88,19 @@ def plan_or_reason(spec: str, algorithm: str, name: str) -> Forest | str:
         return refusal.reason
 
 
+@cache
+def compiled(spec: str) -> None:
+    """The code of all programs on a machine, compiled in one go: a compiler takes longest to start."""
+    if "generated" in RUNS:
+        forests = [plan_or_reason(spec, algorithm, name) for algorithm in ALGORITHMS for name in COLLECTIVES]
+        generated.prepare(lower(forest) for forest in forests if not isinstance(forest, str))
+
+
 @pytest.mark.parametrize("name", COLLECTIVES)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("spec", JOBS)
 def test_equals_the_oracle(spec: str, algorithm: str, name: str) -> None:
+    compiled(spec)
     forest = plan_or_reason(spec, algorithm, name)
     if isinstance(forest, str):
         assert len(forest.split()) >= 4, f"{algorithm} refuses {name} on {spec} without a reason: {forest!r}"
@@ -115,6 +127,10 @@ def test_equals_the_oracle(spec: str, algorithm: str, name: str) -> None:
 
 #: torch-p2p sends through sockets of other processes, which takes most of the time: it plays on half of the machines.
 SOCKETS = ("dgx-1v", "ring:5", "2x dgx-1v @ 40Gbps")
+#: Generated code starts a thread per block; between them these machines have all algorithms and collectives.
+LINES = ("dgx-a100", "2x dgx-1v @ 40Gbps")
+#: Where a way to run plays, if not everywhere.
+WHERE = {"torch-p2p": SOCKETS, "generated, LL": LINES, "generated, LL128": LINES}
 
 
 def cases(spec: str, program: Program) -> list[tuple[str, int, bool]]:
@@ -122,7 +138,7 @@ def cases(spec: str, program: Program) -> list[tuple[str, int, bool]]:
     return [
         (engine, count, in_place)
         for engine in RUNS
-        if engine != "torch-p2p" or spec in SOCKETS
+        if spec in WHERE.get(engine, JOBS)
         for count in ragged_counts(program, CHUNK_BYTES // 4)
         for in_place in places
     ]
@@ -132,6 +148,15 @@ def cases(spec: str, program: Program) -> list[tuple[str, int, bool]]:
 @pytest.mark.parametrize("spec", JOBS)
 def test_the_optimum_serves_everything(spec: str, name: str) -> None:
     assert not isinstance(plan_or_reason(spec, "optimal", name), str)
+
+
+def test_the_machines_of_lines_have_all_plans() -> None:
+    assert {plan for spec in LINES for plan in plans_on(spec)} == {plan for spec in JOBS for plan in plans_on(spec)}
+
+
+def plans_on(spec: str) -> list[tuple[str, str]]:
+    pairs = [(algorithm, name) for algorithm in ALGORITHMS for name in COLLECTIVES]
+    return [pair for pair in pairs if not isinstance(plan_or_reason(spec, *pair), str)]
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

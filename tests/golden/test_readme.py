@@ -21,3 +21,10 @@ def test_what_is_shown_is_what_is_printed(blink, command: str, shown: str) -> No
     printed = blink(*shlex.split(command)).out.splitlines()
     for line in shown.splitlines():
         assert line.strip() == "…" or line.rstrip() in [got.rstrip() for got in printed], line
+
+
+def test_the_generated_code_is_what_is_exported(blink, tmp_path: Path) -> None:
+    (shown,) = re.findall(r"^```cuda\n(.+?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+    plan = str(tmp_path / "plan.json")
+    blink("plan", "allreduce", "--topo", "dgx-1v", "--gpus", "1,4,5,6", "-o", plan)
+    assert shown in blink("export", plan, "--to", "cuda").out

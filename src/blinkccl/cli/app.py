@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from blinkccl.cli import bench, calibrate, check, dump, paper, pick, plan, sim, topo
+from blinkccl.cli import bench, calibrate, check, dump, export, paper, pick, plan, run, sim, topo
 
 HELP = """
 Examples:
@@ -16,8 +16,10 @@ Examples:
   blink plan allreduce --topo dgx-1v --gpus 1,4,5,6    trees, rate, and the proof that none are faster
   blink plan broadcast --topo dgx-1v -o plan.json
   blink check plan.json                                is a plan what it says it is?
+  blink export plan.json --to cuda                     the code that GPUs would run
   blink sim allreduce --topo dgx-1v --size 500M        how long it would take, beside NCCL
   blink bench allreduce -g 2 -b 4K -e 16M              between processes of this machine, every result checked
+  blink run -- torchrun --nproc-per-node 4 train.py    an unchanged NCCL program, with trees where they are faster
   blink calibrate x.json                               latency and bandwidth from what bench or nccl-tests wrote
   blink paper --html paper.html                        the papers' claims: published, ours, verdict
   blink dump 4711                                      what does a live job wait for?
@@ -59,11 +61,14 @@ for _name, _verb, _help, _short in (
         ("topo", topo.topo, topo.HELP, "What is connected to what, how fast, and who says so."),
         ("plan", plan.plan, plan.HELP, "Trees for a collective, their rate, and the proof of the best."),
         ("check", check.check, check.HELP, "Is a plan what it says it is, and does it run?"),
+        ("export", export.export, export.HELP, "A plan as code, or in the format of another tool."),
         ("sim", sim.sim, sim.HELP, "How long would it take, on calibrated links, and what would NCCL get?"),
         ("bench", bench.bench, bench.HELP, "Run a collective on this machine; every result checked."),
+        ("run", run.run, run.HELP, "Run an unchanged NCCL program, with trees where they are faster."),
         ("calibrate", calibrate.calibrate, calibrate.HELP, "Which latency and bandwidth explain what was measured?"),
         ("dump", dump.dump, dump.HELP, "What does a live job on this host wait for?"),
         ("paper", paper.paper, paper.HELP, "What did the papers claim, and what do we find?"),
         ("pick", pick.pick, pick.HELP, "Which GPUs to ask for."),
 ):
-    app.command(_name, help=_help, short_help=_short, context_settings=SETTINGS)(_verb)
+    app.command(_name, help=_help, short_help=_short,
+                context_settings=SETTINGS | (run.CONTEXT if _name == "run" else {}))(_verb)

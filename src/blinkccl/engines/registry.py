@@ -106,6 +106,15 @@ def _no_torch() -> str | None:
     return None if find_spec("torch") else "PyTorch is not installed; pip install 'blink-ccl[torch]'"
 
 
+def _no_generated_code() -> str | None:
+    try:
+        import_module("blinkccl.engines.device_library").load()
+        import_module("blinkccl.codegen.host_compiler").host_compiler()
+    except UnsupportedError as error:
+        return error.reason
+    return None
+
+
 #: The registry.
 ENGINES: dict[str, Engine] = {
     "reference": Engine(
@@ -117,6 +126,11 @@ ENGINES: dict[str, Engine] = {
         "blinkccl.engines.torch_p2p_local",
         "send and recv of a torch process group (here gloo), a process per rank",
         _no_torch,
+    ),
+    "generated": Engine(
+        "blinkccl.engines.generated",
+        "the generated CUDA code, compiled for this CPU: a thread per rank, lane and part",
+        _no_generated_code,
     ),
 }
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from pathlib import Path
 
-from blinkccl.runtime.file_store import private_directory
+from blinkccl.private_files import private_directory
 from blinkccl.runtime.process import lives, namespace
 
 _NAME = re.compile(r"job-([0-9]+)-([0-9]+)-([0-9]+)-[0-9a-f]{16}")

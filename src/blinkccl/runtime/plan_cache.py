@@ -12,8 +12,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import secrets
-import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -24,8 +22,8 @@ from pathlib import Path
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import BlinkError, LaunchError, ScheduleError
 from blinkccl.forest.fingerprint import topology_hash
+from blinkccl.private_files import cache_directory, file_fault, private_directory, throw_out, write_at_once
 from blinkccl.runtime.card import package_version
-from blinkccl.runtime.file_store import private_directory
 from blinkccl.schedule.law import violations
 from blinkccl.schedule.program import Program
 from blinkccl.schedule.text import SCHEMA_VERSION, from_json, to_json
@@ -100,7 +98,7 @@ class PlanCache:
             return None
         try:
             with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-                fault = _file_fault(os.fstat(file.fileno()))
+                fault = file_fault(os.fstat(file.fileno()), MAX_FILE_BYTES)
                 text = b"" if fault else file.read(MAX_FILE_BYTES)
         except FileNotFoundError:
             return None
@@ -124,36 +122,15 @@ class PlanCache:
         text = to_json(program).encode()
         if path is None or len(text) > min(MAX_FILE_BYTES, self._max_bytes):
             return
-        written = path.with_name(f".{secrets.token_hex(8)}")
         try:
             private_directory(path.parent)
-            with open(os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
-                file.write(text)
-            os.replace(written, path)
-            self._throw_out()
+            write_at_once(path, text)
+            throw_out(path.parent, self._max_bytes, lambda other: other.suffix == ".json")
         except (OSError, LaunchError) as error:
-            with suppress(OSError):
-                written.unlink(missing_ok=True)
             self._warn("cannot be written", path, error)
 
     def _path(self, key: PlanKey) -> Path | None:
         return None if self.directory is None else self.directory / f"{key.digest}.json"
-
-    def _throw_out(self) -> None:
-        """Removes the files not used for longest until the rest is small enough."""
-        rows = []
-        for path in self.directory.glob("*") if self.directory is not None else ():
-            with suppress(OSError):  # another process was faster
-                row = path.lstat()
-                if stat.S_ISREG(row.st_mode) and (path.suffix == ".json" or path.name.startswith(".")):
-                    rows.append((row.st_mtime_ns, path.name, row.st_size, path))
-        total = sum(size for _, _, size, _ in rows)
-        for _, _, size, path in sorted(rows):
-            if total <= self._max_bytes:
-                return
-            with suppress(OSError):
-                path.unlink()
-            total -= size
 
     def _warn(self, what: str, path: Path, why: object) -> None:
         """Once for each kind of trouble: a cache that does not work is no reason to fill a log."""
@@ -164,20 +141,7 @@ class PlanCache:
 
 def default_directory(environ: Mapping[str, str]) -> Path | None:
     """The cache's directory by the environment; None: there is to be no cache."""
-    if "BLINK_CACHE" in environ:
-        return Path(environ["BLINK_CACHE"], "plans") if environ["BLINK_CACHE"] else None
-    cache = environ.get("XDG_CACHE_HOME", "")
-    if not cache.startswith("/"):  # a relative path is to be ignored, says the XDG specification
-        home = environ.get("HOME", "")
-        cache = f"{home}/.cache" if home.startswith("/") else ""
-    return Path(cache, "blink", "plans") if cache else None
-
-
-def _file_fault(row: os.stat_result) -> str | None:
-    if not stat.S_ISREG(row.st_mode) or row.st_size > MAX_FILE_BYTES:
-        return "no file of ours"
-    owners = (os.geteuid(), 0)  # an administrator may have filled a cache for everybody
-    return None if row.st_uid in owners else f"expected owner {owners[0]}, got {row.st_uid}"
+    return cache_directory(environ, "plans")
 
 
 def _usable(text: bytes, key: PlanKey) -> Program:

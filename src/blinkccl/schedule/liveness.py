@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from blinkccl.schedule.program import Program
@@ -39,9 +40,27 @@ def liveness_fault(program: Program, steps: list[int], wiring: Wiring) -> str | 
     cycle = _cycle(fine.nodes, fine.arcs)
     if cycle is None:
         return None
-    outer = [arcs[i] for i in reversed(cycle) if i < len(arcs)]
-    tokens = sum(arc.tokens for arc in outer)
-    waits = [_describe(program, steps, arc) for arc in _without_chains(outer)]
+    return _circle(program, steps, [arcs[i] for i in reversed(cycle) if i < len(arcs)])
+
+
+def atomic_liveness_fault(program: Program, steps: list[int], wiring: Wiring) -> str | None:
+    """As :func:`liveness_fault`, for ranks that run differently: as the blocks of a GPU do.
+
+    A firing waits for all its messages and all its slots before it moves any, which makes a role one action; and a
+    rank's channels run side by side, so there is an order among the roles of a channel only.
+    """
+    lanes: dict[tuple[int, int], list[int]] = {}
+    for index, role in enumerate(program.roles):
+        lanes.setdefault((role.rank, role.channel), []).append(index)
+    arcs = _in_turn(lanes.values()) + list(wiring.arcs)
+    cycle = _cycle(len(program.roles), [(a.tail, a.head, a.tokens) for a in arcs])
+    return None if cycle is None else _circle(program, steps, [arcs[i] for i in reversed(cycle)])
+
+
+def _circle(program: Program, steps: list[int], cycle: list[Arc]) -> str:
+    """A cycle, read backwards, in words."""
+    tokens = sum(arc.tokens for arc in cycle)
+    waits = [_describe(program, steps, arc) for arc in _without_chains(cycle)]
     return f"deadlock: a circle of waits with {tokens} tokens, where it takes 1 to go on: " + "; ".join(waits)
 
 
@@ -62,8 +81,13 @@ def _program_order(program: Program) -> list[Arc]:
     body: list[list[int]] = [[] for _ in program.ranks]
     for index, role in enumerate(program.roles):
         body[role.rank].append(index)
+    return _in_turn(body)
+
+
+def _in_turn(bodies: Iterable[list[int]]) -> list[Arc]:
+    """Arcs for roles that one thread walks through, tick by tick."""
     arcs = []
-    for roles in body:
+    for roles in bodies:
         arcs += [Arc(a, b, 0, "order", -1) for a, b in itertools.pairwise(roles)]
         if roles:  # also where there is one: its last action precedes its first of the next tick
             arcs.append(Arc(roles[-1], roles[0], 1, "order", -1))

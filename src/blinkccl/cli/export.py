@@ -1,0 +1,80 @@
+"""``blink export``: a plan in the format of another tool."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from blinkccl.cli import arguments, console
+from blinkccl.cli.exits import CHECK_FAILED
+
+SCHEMA_VERSION = 1
+
+HELP = """
+Examples:
+
+\b
+  blink plan allreduce --topo dgx-1v --gpus 1,4,5,6 -o plan.json
+  blink export plan.json --to cuda                 the code that GPUs would run, to read
+  blink export plan.json --to cuda -o plan.cu
+  blink plan allgather --topo ring:4 --json | blink export - --to cuda --json
+
+Check the plan and the law of schedules as blink check does, and write the program in another format.
+
+\b
+Formats:
+  cuda    CUDA C++ for nvcc, NVRTC, or any C++17 compiler: per rank and lane one loop, per protocol one kernel
+
+Exit code 1: the plan is false or breaks the law; blink check says where. 2: it is no plan, or the format cannot
+say what it does.
+"""
+
+
+def export(
+    path: Annotated[Path, typer.Argument(metavar="PLAN", help="What blink plan -o wrote; - reads stdin.")],
+    to: Annotated[str, typer.Option("--to", metavar="FORMAT", show_default=False, help="cuda.")],
+    spec: Annotated[str | None, typer.Option("--topo", metavar="SPEC", show_default=False,
+                                             help="The plan's machine, where the plan brings no topology.")] = None,
+    json: arguments.Json = False,
+    output: arguments.Output = None,
+) -> None:
+    """Write the plan as ``--to``, to standard output or to a file."""
+    from blinkccl.advice.audit import audit
+    from blinkccl.export.registry import format_of
+    from blinkccl.forest.document import MAX_BYTES, dumps, loads
+    from blinkccl.schedule.text import program_hash
+    row = format_of(to)
+    if str(path) == "-" and spec == "-":
+        raise typer.BadParameter("both the plan and --topo are -, and standard input can be read once")
+    if output is not None:
+        console.check_writable(output)
+    source = console.source_name(path)
+    document = loads(console.read_file(path, MAX_BYTES), source)
+    found = audit(document, None if spec is None else arguments.load(spec)[0], None, source)
+    if not found.ok or found.program is None:
+        false = [*found.verdict.violations, *found.law]
+        console.error(f"{source} is not exported: {len(false)} of its statements are false or break the law, the "
+                      f"first: {false[0]}; blink check lists them")
+        raise typer.Exit(CHECK_FAILED)
+    files = row.write(found.program, found.forest)
+    if output is not None:
+        _write(output, [(file.name, file.text) for file in files])
+    if json:
+        console.emit(dumps({
+            "schema_version": SCHEMA_VERSION,
+            "format": to,
+            "collective": found.program.collective.name,
+            "ranks": list(found.program.ranks),
+            "program": program_hash(found.program),
+            "files": [{"name": file.name, "text": file.text} for file in files],
+        }))
+    elif output is None:
+        console.emit("\n".join(file.text for file in files))
+
+
+def _write(output: Path, files: list[tuple[str, str]]) -> None:
+    """The first file under the name that was typed, others beside it."""
+    for index, (name, text) in enumerate(files):
+        console.write_file(output.with_name(name) if index else output, text)

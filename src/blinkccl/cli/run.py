@@ -1,0 +1,211 @@
+"""``blink run``: an unchanged NCCL program, with what can be faster on trees."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from blinkccl.cli import console
+from blinkccl.cli.exits import CHECK_FAILED, HardwareError
+from blinkccl.errors import LaunchError
+
+if TYPE_CHECKING:
+    from blinkccl.nccl.usage import Group, Row, Usage
+
+HELP = """
+Examples:
+
+\b
+  blink run -- torchrun --nproc-per-node 4 train.py
+  blink run --algo optimal -- ./all_reduce_perf -b 4K -e 1G -g 4
+  blink run --require --report used.json -- python3 examples/nccl_client.py
+  blink run --topo machine.xml -- python3 serve.py
+
+Run CMD with libblink.so before NCCL. It plans once per communicator, takes the calls for which trees are
+predicted faster than NCCL's own algorithms, and leaves all else to NCCL. When CMD has ended, a table on
+stderr says what became of its calls, and why.
+
+Exit code: CMD's own, 128 + n if signal n ended it, 126 or 127 if it cannot be started; 3 without
+libblink.so; with --require 1 if CMD succeeded and NCCL was never called through libblink.so.
+"""
+#: What is said to CMD's process as well; the terminal says its own to both of us.
+_FORWARDED = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+LIBRARY = "libblink.so"
+#: Names another library file; for people who work on it.
+OVERRIDE = "BLINK_LIBRARY"
+#: Where typer is to leave everything from the first word of CMD on to CMD.
+CONTEXT = {"allow_interspersed_args": False}
+_MOST_ROWS = 24
+_UNUSED = """libblink.so was not used: no NCCL call was seen. Likely causes:
+  CMD calls no NCCL collective, or ends without it
+  NCCL is linked into CMD statically: nothing can come before it
+  CMD opens libnccl by its path (ctypes, cupy, vLLM): let it open libblink.so instead, for vLLM by
+    VLLM_NCCL_SO_PATH={library} and BLINK_NCCL_LIB=/path/to/libnccl.so.2
+  CMD starts its processes without our environment: on other hosts, in containers, by sudo or setuid"""
+
+
+def run(
+    command: Annotated[list[str], typer.Argument(metavar="CMD", help="The program and its arguments.")],
+    algo: Annotated[str | None, typer.Option("--algo", metavar="NAME", show_default=False, help=(
+        "Take all calls that this algorithm serves; nccl: none. Default: what is predicted faster."))] = None,
+    spec: Annotated[str | None, typer.Option("--topo", metavar="SPEC", show_default=False, help=(
+        "Topology; default: this machine, as NVML or NCCL_TOPO_FILE tells."))] = None,
+    require: Annotated[bool, typer.Option("--require", help=(
+        "Fail where NCCL was not called through libblink.so."))] = False,
+    report: Annotated[Path | None, typer.Option("--report", metavar="FILE", show_default=False, help=(
+        "Write what became of the calls as JSON; stdout is CMD's."))] = None,
+) -> None:
+    """Run ``command``, say what became of its NCCL calls, and exit as it did."""
+    library = _library()
+    settings = _settings(algo, spec)
+    if report is not None:
+        console.check_writable(report)
+    with tempfile.TemporaryDirectory(prefix="blink-run-") as directory:
+        lines = Path(directory, "report")
+        code = execute(command, environment(os.environ, library, lines, settings))
+        from blinkccl.nccl.usage import MAX_BYTES, read_usage
+
+        usage = read_usage(console.read_file(lines, MAX_BYTES)[:MAX_BYTES] if lines.exists() else b"")
+    _tell(usage, library)
+    if report is not None:
+        from blinkccl.forest.document import dumps
+
+        console.write_file(report, dumps(usage.document(command, code)))
+    if require and code == 0 and not usage.groups:
+        code = CHECK_FAILED
+    raise typer.Exit(code)
+
+
+def _library() -> Path:
+    from blinkccl.native import find_library
+
+    path = find_library(LIBRARY, OVERRIDE)
+    if path is None or not path.is_file():
+        what = f"{path} is not there" if path is not None else f"this installation has no {LIBRARY}"
+        raise HardwareError(
+            f"{what}: it is built where a C++17 compiler is found at installation, on Linux; install one (Debian: apt "
+            "install g++) and reinstall blink-ccl"
+        )
+    if any(c in str(path) for c in ": "):
+        raise HardwareError(f"{path}: the loader splits LD_PRELOAD at spaces and colons; install blink-ccl elsewhere")
+    return path
+
+
+def _settings(algo: str | None, spec: str | None) -> dict[str, str]:
+    """What CMD's processes are told; mistakes are ours to find, before CMD starts."""
+    settings = {}
+    if algo is not None:
+        if algo != "nccl":
+            from blinkccl.algorithms.registry import algorithm
+
+            algorithm(algo)
+        settings["BLINK_ALGO"] = algo
+    if spec is not None:
+        from blinkccl.topology.spec import parse_spec
+
+        parse_spec(spec)
+        settings["BLINK_TOPO"] = str(Path(spec).absolute()) if Path(spec).is_file() else spec
+    return settings
+
+
+def environment(base: Mapping[str, str], library: Path, lines: Path, settings: Mapping[str, str]) -> dict[str, str]:
+    """CMD's environment.
+
+    Parameters
+    ----------
+    base
+        Ours. What is preloaded already comes first: sanitizers insist on it.
+    lines
+        Where libblink.so writes what it did.
+    """
+    before = base.get("LD_PRELOAD", "").strip(": ")
+    preload = f"{before}:{library}" if before else str(library)
+    ours = {"LD_PRELOAD": preload, "BLINK_PYTHON": sys.executable, "BLINK_REPORT": str(lines)}
+    return {**base, **ours, **settings}
+
+
+def execute(command: Sequence[str], env: Mapping[str, str]) -> int:
+    """The exit code of ``command``, as a shell tells it; signals that are sent to us are sent on to it.
+
+    Signals of the terminal (Ctrl-C) reach it without us, so they are not sent twice.
+    """
+    watched = {*_FORWARDED, signal.SIGCHLD}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
+    try:
+        try:
+            child = subprocess.Popen(
+                command, env=env, preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            )
+        except OSError as error:
+            console.error(f"{command[0]} cannot be started: {error.strerror or error}")
+            return 127 if isinstance(error, FileNotFoundError) else 126
+        except ValueError:
+            raise LaunchError(f"{command[0]!r} cannot be started: its arguments contain a NUL") from None
+        while child.poll() is None:
+            told = signal.sigwaitinfo(watched)
+            if told.si_signo != signal.SIGCHLD and told.si_code <= 0:  # from a process, not from the kernel
+                child.send_signal(told.si_signo)
+        return child.returncode if child.returncode >= 0 else 128 - child.returncode
+    finally:
+        # One that came after CMD's end is for nobody: we are about to end as well.
+        while signal.sigtimedwait(watched, 0) is not None:
+            pass
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _tell(usage: Usage, library: Path) -> None:
+    if not usage.groups:
+        console.note(_UNUSED.format(library=library))
+        return
+    ours, theirs = usage.calls("blink"), usage.calls("nccl")
+    communicators = _counted(len(usage.groups), "communicator")
+    console.note(
+        f"{communicators} of {_counted(usage.processes, 'process', 'processes')}: Blink took "
+        f"{_counted(ours, 'call')} per rank, NCCL {theirs}"
+    )
+    for group in usage.groups:
+        for line in group_lines(group):
+            console.note(line)
+    if usage.unread:
+        console.note(f"{_counted(usage.unread, 'line')} of the report could not be read")
+
+
+def group_lines(group: Group) -> list[str]:
+    """A communicator for people: a line of its own, then two lines per kind of call."""
+    pids = ", ".join(map(str, group.pids[:8])) + (", …" if len(group.pids) > 8 else "")
+    lines = [f"  communicator {group.comm[:8]}, {group.nranks} ranks, process {pids}"]
+    for row in group.rows[:_MOST_ROWS]:
+        lines += _row_lines(row)
+    if len(group.rows) > _MOST_ROWS:
+        lines.append(f"    … and {len(group.rows) - _MOST_ROWS} more; --report has all")
+    return lines
+
+
+def _row_lines(row: Row) -> list[str]:
+    who = f"Blink, {row.protocol}" if row.state == "blink" else "NCCL"
+    if not row.collective:
+        return [f"    {who}: {row.why}"]
+    what = " ".join(word for word in (row.collective, row.dtype, row.op) if word)
+    sizes = _size(row.least) if row.least == row.most else f"{_size(row.least)} to {_size(row.most)}"
+    lines = [f"    {what:32} {sizes:22} {_counted(row.calls, 'call'):>12}   {who}"]
+    return [*lines, f"      {row.why}"] if row.why else lines
+
+
+def _counted(number: int, one: str, many: str = "") -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+def _size(size_bytes: int) -> str:
+    """Whole where it is: 64 KiB, 1.5 MiB, 12 B."""
+    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if size_bytes >= 1 << power:
+            return f"{size_bytes / (1 << power):.4g} {unit}"
+    return f"{size_bytes} B"

@@ -1,0 +1,96 @@
+"""How is a compiler run? As a command with a deadline, whose log is kept where it fails."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+
+from blinkccl.errors import InternalError, UnsupportedError
+
+_LOG_LINES = 12
+
+
+def compiled(
+    text: str, suffix: str, command: Callable[[Path, Path], Sequence[str]], deadline_s: float, given: str | None = None
+) -> bytes:
+    """What ``command(source, output)`` writes to ``output`` for a source file that holds ``text``.
+
+    Parameters
+    ----------
+    suffix
+        Of the source file.
+    given
+        What the command reads on its standard input.
+
+    Raises
+    ------
+    InternalError
+        If the command fails: the text and the whole log stay in a directory that the message names.
+    UnsupportedError
+        If it cannot be started, or takes longer than ``deadline_s``.
+    """
+    with tempfile.TemporaryDirectory(prefix="blink-compile-") as directory:
+        source, output = Path(directory, f"blink{suffix}"), Path(directory, "output")
+        source.write_text(text, encoding="utf-8")
+        arguments = command(source, output)
+        code, log = run(arguments, deadline_s, given)
+        if code == 0 and output.is_file():
+            return output.read_bytes()
+    kept = Path(tempfile.mkdtemp(prefix="blink-failed-"), f"blink{suffix}")
+    kept.write_text(text, encoding="utf-8")
+    kept.with_suffix(".log").write_text(log, encoding="utf-8")
+    shown = "\n".join(f"  {line}" for line in log.splitlines()[:_LOG_LINES])
+    raise InternalError(
+        f"{Path(arguments[0]).name} refuses the generated code (exit code {code}); text and log lie in "
+        f"{kept.parent}:\n{shown}"
+    )
+
+
+def run(arguments: Sequence[str], deadline_s: float, given: str | None = None) -> tuple[int, str]:
+    """Exit code and output of a command; its children end with it.
+
+    Raises
+    ------
+    UnsupportedError
+        If it cannot be started, or takes longer than ``deadline_s``.
+    """
+    try:
+        child = subprocess.Popen(
+            arguments,
+            stdin=subprocess.DEVNULL if given is None else subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # a compiler driver starts others, and all must end together
+        )
+    except OSError as error:
+        raise UnsupportedError(f"{arguments[0]} cannot be started: {error}") from None
+    with child:
+        try:
+            log, _ = child.communicate(given, timeout=deadline_s)
+        except BaseException as error:
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise UnsupportedError(
+                    f"{arguments[0]} took longer than {deadline_s:g} s for the generated code; give it more time, or "
+                    "plan with fewer trees"
+                ) from None
+            raise
+    return child.returncode, log
+
+
+@lru_cache(maxsize=32)
+def version_of(command: str) -> str:
+    """What ``command --version`` says; UnsupportedError if it cannot say."""
+    code, said = run([*command.split(), "--version"], 20.0)
+    if code:
+        raise UnsupportedError(f"{command} --version fails (exit code {code}): {said[:200]}")
+    return said

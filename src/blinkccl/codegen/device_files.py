@@ -1,0 +1,63 @@
+"""Where are the headers that generated code includes, and their library for this CPU?"""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+from hashlib import sha256
+from importlib.resources import files
+from pathlib import Path
+
+from blinkccl.errors import UnsupportedError
+from blinkccl.native import find_library
+
+LIBRARY = "libblink_device.so"
+#: Names another library file; for people who work on it.
+LIBRARY_OVERRIDE = "BLINK_DEVICE_LIBRARY"
+#: Names another directory that holds ``blink/walk.h``.
+INCLUDE_OVERRIDE = "BLINK_DEVICE_INCLUDE"
+
+
+def include_directory() -> Path:
+    """The directory of ``blink/walk.h``: what ``BLINK_DEVICE_INCLUDE`` names, or what came with the package.
+
+    Raises
+    ------
+    UnsupportedError
+        If the headers are not there.
+    """
+    named = os.environ.get(INCLUDE_OVERRIDE)
+    path = Path(named) if named else Path(str(files("blinkccl").joinpath("_native").joinpath("device")))
+    if not (path / "blink" / "walk.h").is_file():
+        raise UnsupportedError(
+            f"{path} does not hold blink/walk.h, which generated code includes: the package was installed without its "
+            "native part; install a C++17 compiler (Debian: apt install g++) and reinstall blink-ccl"
+        )
+    return path
+
+
+def host_library() -> Path:
+    """The library that runs generated code on this CPU.
+
+    Raises
+    ------
+    UnsupportedError
+        If the package was installed without a compiler.
+    """
+    path = find_library(LIBRARY, LIBRARY_OVERRIDE)
+    if path is None:
+        raise UnsupportedError(
+            f"this installation has no {LIBRARY}: it was installed from source where no C++17 compiler was found; "
+            "install one (Debian: apt install g++) and reinstall blink-ccl"
+        )
+    return path
+
+
+@lru_cache(maxsize=8)
+def headers_digest(include: Path) -> str:
+    """64 hexadecimal digits over all headers below ``include``: what is compiled changes with them."""
+    found = sha256()
+    for path in sorted((include / "blink").glob("*")):
+        if path.is_file():
+            found.update(f"{path.name}\n".encode() + path.read_bytes())
+    return found.hexdigest()

@@ -1,0 +1,61 @@
+"""Generated code for this CPU: any C++17 compiler makes a shared library of it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from blinkccl.codegen.command import compiled, version_of
+from blinkccl.codegen.device_files import host_library, include_directory
+from blinkccl.errors import UnsupportedError
+
+#: The work is done in the library; optimizing what calls it would take longer than it saves.
+FLAGS = ("-std=c++17", "-O0", "-fPIC", "-shared")
+
+
+@dataclass(frozen=True)
+class HostCompiler:
+    """A C++17 compiler.
+
+    Parameters
+    ----------
+    command
+        How it is called, e.g. ``ccache g++``.
+    flags
+        What is given to it.
+    """
+
+    command: str
+    include: Path
+    library: Path
+    flags: tuple[str, ...] = FLAGS
+    suffix: str = ".so"
+
+    def fingerprint(self) -> str:
+        return "\n".join([version_of(self.command), *self.flags, str(self.library)])
+
+    def compile(self, text: str, deadline_s: float) -> bytes:
+        def command(source: Path, output: Path) -> list[str]:
+            start = [*shlex.split(self.command), *self.flags, f"-I{self.include}", "-x", "c++", str(source)]
+            return [*start, "-x", "none", str(self.library), "-o", str(output)]
+
+        return compiled(text, ".cpp", command, deadline_s)
+
+
+def host_compiler() -> HostCompiler:
+    """The compiler that ``CXX`` names, or the first of c++, g++ and clang++ on PATH.
+
+    Raises
+    ------
+    UnsupportedError
+        If there is none, or the package has no native part.
+    """
+    named = os.environ.get("CXX", "").strip()
+    for command in [named] if named else ["c++", "g++", "clang++"]:
+        if shutil.which(shlex.split(command)[0]):
+            return HostCompiler(command, include_directory(), host_library())
+    looked = f"CXX names {named!r}, which is not there" if named else "none of c++, g++ and clang++ is on PATH"
+    raise UnsupportedError(f"generated code needs a C++17 compiler, and {looked}; on Debian: apt install g++")

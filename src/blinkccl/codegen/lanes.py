@@ -1,0 +1,189 @@
+"""What does each rank do in each lane? A Program cut into the loops that GPU blocks run.
+
+A lane is a channel of the Program: on every rank one block (and one per part of the data) walks through that rank's
+roles of the channel, tick by tick. A queue belongs to one channel, so to one lane at each end.
+
+What differs from the grammar (:mod:`blinkccl.schedule.program`): a block waits for *all* messages and *all* free slots
+of a firing before it moves anything. That is one pass over the data and two barriers, but a program that counts on
+a slot being given back in the middle of a firing would deadlock: :func:`lanes_of` refuses it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from blinkccl.codegen.merge import merged
+from blinkccl.collectives.spec import Block
+from blinkccl.errors import UnsupportedError
+from blinkccl.schedule.chunking import placements
+from blinkccl.schedule.liveness import atomic_liveness_fault
+from blinkccl.schedule.program import Program, Role
+from blinkccl.schedule.wiring import connect, name_role, steps_of
+
+#: A warp looks after the counters of a firing: a thread for each end.
+MAX_ENDS = 32
+#: kMostEnds of walk.h: a block keeps the counters of its connections in shared memory.
+MAX_LANE_ENDS = 128
+#: Up to here numerator · count does not overflow 64 bits for any buffer of a GPU.
+MAX_DENOMINATOR = 2**28
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A slice as one rank sees it: its first block index in the rank's input and output (0 where it uses none)."""
+
+    slice: int
+    block: Block
+    source: int
+    target: int
+    start: Fraction
+    stop: Fraction
+
+
+@dataclass(frozen=True, slots=True)
+class Firing:
+    """A role, the shares that it serves, and the method of ``Walk`` that does it."""
+
+    role: Role
+    shares: tuple[int, ...]
+    method: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """The loop of rank ``rank`` in channel ``channel``.
+
+    Parameters
+    ----------
+    receives, sends
+        The queues it reads and writes, in the order in which they are first used.
+    pieces
+        The slices it works on, in the order of first use.
+    firings
+        What it does in a tick, in order.
+    contributors
+        What an average is divided by where the lane completes reductions; else 1.
+    """
+
+    rank: int
+    channel: int
+    receives: tuple[int, ...]
+    sends: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+    firings: tuple[Firing, ...]
+    contributors: int
+
+    @property
+    def first_tick(self) -> int:
+        return min(firing.role.offset for firing in self.firings)
+
+    def last_offset(self, piece: Piece) -> int:
+        """The largest offset at which the slice of ``piece`` is fired."""
+        return max(firing.role.offset for firing in self.firings if firing.role.slice == piece.slice)
+
+
+def lanes_of(program: Program, slots: int | None = None) -> tuple[Lane, ...]:
+    """The lanes in which there is something to do, by rank and channel.
+
+    Parameters
+    ----------
+    program
+        One that the law accepts.
+    slots
+        How many messages each connection will hold; None: as the program's channels say.
+
+    Raises
+    ------
+    UnsupportedError
+        If blocks that fire at once would deadlock, a firing has more than :data:`MAX_ENDS` ends or a lane more than
+        :data:`MAX_LANE_ENDS`, or a fraction is too fine; the message names the roles.
+
+    Notes
+    -----
+    Cost: linear in roles and messages, but for look-aheads beyond the slots:
+    see :func:`~blinkccl.schedule.liveness.atomic_liveness_fault`.
+    """
+    _refuse(program)
+    fault = _deadlock(program, slots)
+    if fault is not None:
+        raise UnsupportedError(
+            "generated code waits for all messages and slots of a firing before it moves any, and so this program "
+            f"would deadlock: {fault}; give its queues more slots"
+        )
+    joined, shares = merged(program, MAX_ENDS)
+    if _deadlock(joined, 1) is not None:  # with one slot, so that the code does not depend on their number
+        joined, shares = program, tuple((role.share,) for role in program.roles)
+    bodies: dict[tuple[int, int], list[Firing]] = {}
+    for role, served in zip(joined.roles, shares, strict=True):
+        method = _method(role, _contributions(program, role))
+        if method is not None:
+            bodies.setdefault((role.rank, role.channel), []).append(Firing(role, served, method))
+    lanes = tuple(_lane(program, *key, bodies[key]) for key in sorted(bodies))
+    for lane in lanes:
+        ends = len(lane.receives) + len(lane.sends)
+        if ends > MAX_LANE_ENDS:
+            raise UnsupportedError(
+                f"rank {lane.rank} has {ends} connections in channel {lane.channel}: generated code serves "
+                f"{MAX_LANE_ENDS} per lane; lower the plan to more channels"
+            )
+    return lanes
+
+
+def _refuse(program: Program) -> None:
+    steps = steps_of(program)
+    for index, part in enumerate(program.slices):
+        finest = max(part.start.denominator, part.stop.denominator)
+        if finest >= MAX_DENOMINATOR:
+            raise UnsupportedError(
+                f"slice {index} goes from {part.start} to {part.stop}: generated code serves denominators below "
+                f"2^28, got {finest}; plan with --fewest-trees, or another algorithm"
+            )
+    for index, role in enumerate(program.roles):
+        ends = len(role.receives) + len(role.sends)
+        if ends > MAX_ENDS:
+            raise UnsupportedError(
+                f"{name_role(role, steps[index])} receives from {len(role.receives)} and sends to {len(role.sends)} "
+                f"ranks at once: generated code serves {MAX_ENDS} ends per firing; plan trees with fewer branches"
+            )
+
+
+def _deadlock(program: Program, slots: int | None) -> str | None:
+    if slots is not None:
+        program = replace(program, channels=tuple(replace(channel, slots=slots) for channel in program.channels))
+    return atomic_liveness_fault(program, steps_of(program), connect(program))
+
+
+def _contributions(program: Program, role: Role) -> int:
+    place = placements(program.collective)[program.slices[role.slice].block]
+    return len(place.sources)
+
+
+def _method(role: Role, contributions: int) -> str | None:
+    """The name in ``Walk``; None where nothing is to be done."""
+    verbs = [verb for verb, wanted in (("copy", role.keeps), ("send", bool(role.sends))) if wanted]
+    if not role.receives:
+        return "_".join(verbs) or None
+    # One message alone is passed on as it is, unless it ends an average here.
+    if len(role.receives) > 1 or role.contributes or (role.completes and contributions > 1):
+        return "_".join(["recv_reduce", *(verbs or ["send"])])
+    return "recv" if verbs == ["copy"] else "_".join(["recv", *(verbs or ["send"])])
+
+
+def _lane(program: Program, rank: int, channel: int, firings: list[Firing]) -> Lane:
+    roles = [firing.role for firing in firings]
+    places = placements(program.collective)
+    pieces: dict[int, Piece] = {}
+    for role in roles:
+        part = program.slices[role.slice]
+        source, target = (side.get(rank, 0) for side in (places[part.block].sources, places[part.block].targets))
+        pieces.setdefault(role.slice, Piece(role.slice, part.block, source, target, part.start, part.stop))
+    return Lane(
+        rank,
+        channel,
+        tuple(dict.fromkeys(queue for role in roles for queue in role.receives)),
+        tuple(dict.fromkeys(queue for role in roles for queue in role.sends)),
+        tuple(pieces.values()),
+        tuple(firings),
+        max((_contributions(program, role) for role in roles if role.completes), default=1),
+    )

@@ -1,0 +1,79 @@
+"""The process in which NVRTC runs.
+
+``facts LIBRARY`` prints version and architectures as JSON; ``compile LIBRARY SOURCE OUTPUT`` reads its options as JSON
+from standard input, writes a cubin and prints the log. Exit code 1 is a failure, with the reason on standard output.
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+import json
+import sys
+from pathlib import Path
+
+
+class _FailureError(Exception):
+    pass
+
+
+class _Library:
+    def __init__(self, path: str) -> None:
+        try:
+            self._library = c.CDLL(path)
+            self._library.nvrtcGetErrorString.restype = c.c_char_p
+        except (OSError, AttributeError) as error:
+            raise _FailureError(str(error)) from None
+
+    def call(self, name: str, *arguments: object) -> None:
+        """Calls a function; any result but 0 is a failure."""
+        result = getattr(self._library, name)(*arguments)
+        if result:
+            raise _FailureError(f"{name}: {self._library.nvrtcGetErrorString(result).decode()}")
+
+
+def _facts(library: _Library) -> None:
+    major, minor, count = c.c_int(), c.c_int(), c.c_int()
+    library.call("nvrtcVersion", c.byref(major), c.byref(minor))
+    library.call("nvrtcGetNumSupportedArchs", c.byref(count))
+    numbers = (c.c_int * count.value)()
+    library.call("nvrtcGetSupportedArchs", numbers)
+    # Some installations lack the part that compiling needs; better said now than of a plan's code.
+    program = c.c_void_p()
+    library.call("nvrtcCreateProgram", c.byref(program), b"__global__ void nothing() {}", b"nothing.cu", 0, None, None)
+    library.call("nvrtcCompileProgram", program, 0, None)
+    print(json.dumps({"version": [major.value, minor.value], "architectures": list(numbers)}))
+
+
+def _compile(library: _Library, source: Path, output: Path) -> None:
+    options = [option.encode() for option in json.load(sys.stdin)]
+    program, size = c.c_void_p(), c.c_size_t()
+    library.call("nvrtcCreateProgram", c.byref(program), source.read_bytes(), source.name.encode(), 0, None, None)
+    try:
+        library.call("nvrtcCompileProgram", program, len(options), (c.c_char_p * len(options))(*options))
+    finally:
+        library.call("nvrtcGetProgramLogSize", program, c.byref(size))
+        log = c.create_string_buffer(size.value)
+        library.call("nvrtcGetProgramLog", program, log)
+        print(log.value.decode(errors="replace"), end="", flush=True)
+    library.call("nvrtcGetCUBINSize", program, c.byref(size))
+    code = c.create_string_buffer(size.value)
+    library.call("nvrtcGetCUBIN", program, code)
+    output.write_bytes(code.raw)
+
+
+def main(arguments: list[str]) -> int:
+    """Does what the module's text says."""
+    try:
+        library = _Library(arguments[1])
+        if arguments[0] == "facts":
+            _facts(library)
+        else:
+            _compile(library, Path(arguments[2]), Path(arguments[3]))
+    except _FailureError as failure:
+        print(failure)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,276 @@
+"""Runs a Program as the code that GPUs run, compiled for this CPU: a thread per rank, lane and part.
+
+What is tested here is what runs there: the same generated text, the same headers, the same layout of connections; only
+a block is one thread. So this engine is no way to be fast, but the proof that the code is right.
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blinkccl.codegen.build import build
+from blinkccl.codegen.host_compiler import host_compiler
+from blinkccl.codegen.lanes import lanes_of
+from blinkccl.codegen.layout import LINE_BYTES, Geometry, Group
+from blinkccl.codegen.layout import Connection as Place
+from blinkccl.codegen.text import INCLUDE, WIRES, Kernel, code, entry_name
+from blinkccl.collectives.ops import DTYPE_CODES, OP_CODES, DType, Operation, Scale, operation, scalars
+from blinkccl.engines import device_library
+from blinkccl.engines.buffers import check_roles, filled
+from blinkccl.engines.device_library import SCALE_GIVEN, Call, Connection, Status
+from blinkccl.errors import DeadlineError, ScheduleError, UnsupportedError
+from blinkccl.forest.fingerprint import digest
+from blinkccl.schedule.chunking import DEFAULT_CHUNK_BYTES
+from blinkccl.schedule.program import Program
+from blinkccl.schedule.text import program_hash
+
+Array = NDArray[Any]
+#: Blocks give up by themselves at the deadline; this much later they are told to, which says less.
+_GRACE_S = 2.0
+
+
+def run(
+    program: Program,
+    inputs: Sequence[Array | None],
+    *,
+    count: int,
+    dtype: str,
+    op: str = "sum",
+    scales: Sequence[float] | None = None,
+    chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+    in_place: bool = False,
+    deadline_s: float = 60.0,
+    protocol: str = "simple",
+    parts: int = 2,
+) -> list[Array | None]:
+    """Runs a collective once; see :class:`blinkccl.engines.registry.Run`.
+
+    The same bits as the reference engine for any data.
+
+    Parameters
+    ----------
+    chunk_bytes
+        Of one part's message, rounded down to a multiple of 16, at least 16.
+    protocol
+        How messages travel: "simple", "ll" or "ll128".
+    parts
+        Blocks that share a lane's work.
+
+    Raises
+    ------
+    UnsupportedError
+        Also if there is no compiler, or GPU blocks cannot run the program (:func:`blinkccl.codegen.lanes.lanes_of`).
+
+    Notes
+    -----
+    Cost: a compilation where the program is new here (:func:`prepare` compiles many at once), a thread per rank,
+    lane and part, and connections · parts · slots · three times ``chunk_bytes`` of memory.
+    """
+    chunk = _chunk(chunk_bytes)
+    geometry = Geometry(parts, _slots(program), _lines(chunk), _lines(max(2 * chunk, -(-chunk // 120) * LINE_BYTES)))
+    return Session([program], geometry).run(
+        program,
+        inputs,
+        count=count,
+        dtype=dtype,
+        op=op,
+        scales=scales,
+        chunk_bytes=chunk,
+        in_place=in_place,
+        deadline_s=deadline_s,
+        protocol=protocol,
+    )
+
+
+def prepare(programs: Iterable[Program]) -> None:
+    """Compiles those of ``programs`` that are new here, all in one go: a compiler takes longest to start.
+
+    Raises
+    ------
+    UnsupportedError
+        As :func:`run`; then none is compiled.
+    """
+    _compile((Kernel(_name(program), program, slots=_slots(program)), Group([program])) for program in programs)
+
+
+class Session:
+    """Programs that take turns on the same connections, whose counters go on from run to run as they do on GPUs.
+
+    Parameters
+    ----------
+    programs
+        Of the same ranks; see :class:`blinkccl.codegen.layout.Group`.
+    geometry
+        Of the connections.
+
+    Raises
+    ------
+    UnsupportedError
+        If there is no compiler, or GPU blocks cannot run one of the programs.
+    ScheduleError
+        If the programs are not of the same ranks.
+    """
+
+    def __init__(self, programs: Sequence[Program], geometry: Geometry) -> None:
+        self._group, self._geometry = Group(programs), geometry
+        self._names = {}
+        for program in programs:
+            check_roles(program)
+            if len(programs) == 1 and geometry.slots == _slots(program):
+                self._names[program] = _name(program)  # known from the last time
+            else:
+                lanes_of(program, geometry.slots)
+                self._names[program] = _name_in(program, self._group)
+        _compile((Kernel(name, each, slots=geometry.slots), self._group) for each, name in self._names.items())
+        self._layout = self._group.layout(geometry)
+        self._segments = [_aligned(size) for size in self._layout.segment_bytes]
+        self._tables = [(Connection * max(1, len(self._layout.connections)))() for _ in self._segments]
+        for index, at in enumerate(self._layout.connections):
+            self._connect(index, at)
+
+    def _connect(self, index: int, at: Place) -> None:
+        source, target = (self._segments[rank].ctypes.data for rank in (at.src, at.dst))
+        shared = (target + at.ring, target + at.lines, target + at.tail, source + at.head)
+        self._tables[at.src][index] = Connection(*shared, source + at.src_position)
+        self._tables[at.dst][index] = Connection(*shared, target + at.dst_position)
+
+    def run(
+        self,
+        program: Program,
+        inputs: Sequence[Array | None],
+        *,
+        count: int,
+        dtype: str,
+        op: str = "sum",
+        scales: Sequence[float] | None = None,
+        chunk_bytes: int,
+        in_place: bool = False,
+        deadline_s: float = 60.0,
+        protocol: str = "simple",
+    ) -> list[Array | None]:
+        """As the module's :func:`run`, for one of the programs. After a DeadlineError the session is of no use.
+
+        Raises
+        ------
+        ScheduleError
+            Also if a message of ``chunk_bytes`` does not fit the connections.
+        """
+        if protocol not in WIRES:
+            raise UnsupportedError(f"protocol {protocol!r} is not one of {', '.join(WIRES)}")
+        chunk = _chunk(chunk_bytes)
+        if chunk > self._geometry.capacity_bytes(protocol):
+            capacity = self._geometry.capacity_bytes(protocol)
+            raise ScheduleError(f"chunk_bytes: a message of {protocol} carries at most {capacity} bytes, got {chunk}")
+        if deadline_s <= 0:
+            raise ScheduleError(f"deadline_s must be positive, got {deadline_s}")
+        buffers, row = filled(program.collective, inputs, count, dtype, in_place)
+        chosen = operation(op)
+        row.combine(chosen)  # refuses what the type has not
+        factors = scalars(chosen, row, scales, program.collective.world_size)
+        n = len(program.ranks)
+        abort, status, calls = c.c_uint32(0), (Status * n)(), (Call * n)()
+        for rank, call in enumerate(calls):
+            call.input, call.output = _address(buffers.inputs[rank]), _address(buffers.outputs[rank])
+            call.abort, call.status = c.addressof(abort), c.addressof(status) + rank * c.sizeof(Status)
+            call.timeout_ns = int(deadline_s * 1e9)
+            self._describe(call, rank, row, chosen, factors if program.collective.reduces else None)
+            call.count, call.chunk_bytes = count, chunk
+        entry = _entry(self._names[program], protocol)
+        device_library.launch(entry, calls, len(program.channels) * self._geometry.parts, deadline_s + _GRACE_S)
+        late = [rank for rank in range(n) if status[rank].code]
+        if late:
+            raise DeadlineError(self._story(late[0], status[late[0]], deadline_s))
+        return list(buffers.outputs)
+
+    def _describe(
+        self, call: Call, rank: int, dtype: DType, chosen: Operation, factors: tuple[Scale, ...] | None
+    ) -> None:
+        """Fills in what does not depend on sizes and buffers."""
+        geometry = self._geometry
+        call.connections = c.addressof(self._tables[rank])
+        call.slot_bytes, call.line_bytes = geometry.slot_bytes, geometry.line_bytes
+        call.slots, call.parts, call.rank = geometry.slots, geometry.parts, rank
+        call.dtype, call.op, call.average = DTYPE_CODES[dtype.name], OP_CODES[chosen.base], chosen.averages
+        if factors is not None:
+            bits = np.asarray(factors[rank], dtype.accumulator).tobytes()
+            call.scale_kind, call.scale = SCALE_GIVEN, int.from_bytes(bits, sys.byteorder)
+
+    def _story(self, rank: int, status: Status, deadline_s: float) -> str:
+        at = self._layout.connections[status.connection]
+        what = f"a free slot to rank {at.dst}" if status.sending else f"a message from rank {at.src}"
+        return (
+            f"rank {rank} waited longer than {deadline_s:g} s in channel {status.lane} for {what} (its number "
+            f"{status.position}); is the program verified, or the deadline too short for this size?"
+        )
+
+
+#: Kernel name → the library that has it.
+_libraries: dict[str, c.CDLL] = {}
+
+
+def _compile(kernels: Iterable[tuple[Kernel, Group]]) -> None:
+    """Makes those kernels that are new, in one file."""
+    new = {kernel.name: (kernel, group) for kernel, group in kernels if kernel.name not in _libraries}
+    if not new:
+        return
+    text = "\n".join([INCLUDE, *(code(kernel, group) for kernel, group in new.values())])
+    device_library.load()  # first, so that the loader finds it when the code asks for it
+    library = c.CDLL(str(build(text, host_compiler())))
+    _libraries.update(dict.fromkeys(new, library))
+
+
+@lru_cache(maxsize=512)
+def _name(program: Program) -> str:
+    """The name of a program that has its connections for itself.
+
+    Raises
+    ------
+    UnsupportedError
+        If GPU blocks cannot run the program with the slots that its channels have.
+    """
+    lanes_of(program, _slots(program))
+    return _name_in(program, Group([program]))
+
+
+def _name_in(program: Program, group: Group) -> str:
+    """A name that says what the code depends on: all of the program but its slots, and its connections."""
+    channels = tuple(replace(channel, slots=1) for channel in program.channels)
+    connections = digest([str(index) for index in group.connections_of(program)])
+    return f"p{program_hash(replace(program, channels=channels))}_{connections}"
+
+
+def _entry(name: str, protocol: str) -> int:
+    address = c.cast(getattr(_libraries[name], entry_name(name, protocol)), c.c_void_p).value
+    assert address is not None
+    return address
+
+
+def _slots(program: Program) -> int:
+    return max((channel.slots for channel in program.channels), default=1)
+
+
+def _chunk(chunk_bytes: int) -> int:
+    return max(16, chunk_bytes // 16 * 16)
+
+
+def _lines(size: int) -> int:
+    return -(-size // LINE_BYTES) * LINE_BYTES
+
+
+def _aligned(size: int) -> Array:
+    """Zeroed bytes that begin on a line."""
+    memory = np.zeros(size + LINE_BYTES, np.uint8)
+    start = -memory.ctypes.data % LINE_BYTES
+    return memory[start : start + size]
+
+
+def _address(buffer: Array | None) -> int | None:
+    return None if buffer is None else buffer.ctypes.data

@@ -1,0 +1,1 @@
+"""Who else can run a plan? Writes Programs in the formats of other tools."""

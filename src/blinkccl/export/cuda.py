@@ -1,0 +1,14 @@
+"""A plan as the CUDA C++ that GPUs run: what ``libblink.so`` compiles when a communicator is made."""
+
+from __future__ import annotations
+
+from blinkccl.codegen.text import Kernel, cuda_text
+from blinkccl.export.registry import File
+from blinkccl.forest.model import Forest
+from blinkccl.schedule.program import Program
+
+
+def write(program: Program, forest: Forest) -> tuple[File, ...]:
+    """One file of code; see :class:`blinkccl.export.registry.Write`."""
+    name = program.collective.name
+    return (File(f"{name}.cu", cuda_text([Kernel(name, program, forest)])),)

@@ -1,0 +1,80 @@
+"""Which formats there are: each writes a Program, and what it was made from, as files of another tool.
+
+To add a format: write one file beside this one with a function ``write`` of the form :class:`Write`, and add its row to
+:data:`FORMATS`. The command line and the tests pick it up from there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Protocol
+
+from blinkccl.errors import UnsupportedError
+from blinkccl.forest.model import Forest
+from blinkccl.schedule.program import Program
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file to be written: a name without directories, and its text."""
+
+    name: str
+    text: str
+
+
+class Write(Protocol):
+    """Writes a program.
+
+    Parameters
+    ----------
+    program
+        One that the law accepts.
+    forest
+        What it was lowered from.
+
+    Returns
+    -------
+    tuple of File
+        At least one; the first is the one that people look at. The same program gives the same bytes.
+
+    Raises
+    ------
+    UnsupportedError
+        If the format cannot say what the program does, with the reason.
+    """
+
+    def __call__(self, program: Program, forest: Forest) -> tuple[File, ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A registry row; ``module`` is imported on first use."""
+
+    module: str
+    about: str
+
+    @property
+    def write(self) -> Write:
+        """The format's :class:`Write`."""
+        write: Write = import_module(self.module).write
+        return write
+
+
+#: The registry.
+FORMATS: dict[str, Format] = {
+    "cuda": Format("blinkccl.export.cuda", "CUDA C++: one kernel per protocol, for nvcc, NVRTC or any C++17 compiler"),
+}
+
+
+def format_of(name: str) -> Format:
+    """The registry row of ``name``.
+
+    Raises
+    ------
+    UnsupportedError
+        If there is no such format; the message lists those there are.
+    """
+    if name not in FORMATS:
+        raise UnsupportedError(f"format {name!r} is not one of {', '.join(FORMATS)}")
+    return FORMATS[name]

@@ -1,0 +1,245 @@
+"""What do all ranks load? A directory with a text that says where everything is, and the compiled code.
+
+::
+
+    blink-bundle 1
+    plan <sha256>                         what all ranks must agree on
+    ranks <n>
+    geometry parts P slots S slot_bytes B line_bytes L threads T
+    segment <rank> <bytes>
+    connection <id> src <rank> dst <rank> ring <off in dst> lines <off in dst> tail <off in dst> head <off in src> …
+    image <id> arch <sm_90> file <name in this directory>
+    program <id> collective <name> root <r|-1> lanes <k> image <ids> simple <kernel> ll <kernel|-> ll128 <kernel|->
+    choice collective <name> root <r|-1> least <S> most <S> program <id|-1> protocol <p|-> chunk <c> search <0|1> why …
+
+Where copy engines run something, the geometry ends with ``copy_slots N copy_slot_bytes B``, each connection with
+``copy_ring X copy_tail Y copy_head Z``, their programs with ``copies <entry>``, and these have an image of arch
+``host`` too.
+
+``bundle.h`` of libblink.so reads it. The directory's name is a hash of the question (topology, ranks, settings,
+versions, budgets), so the next job with the same question finds it; it appears as a whole or not at all.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+
+from blinkccl.codegen.layout import Layout
+from blinkccl.codegen.text import COPIES
+from blinkccl.errors import LaunchError
+from blinkccl.nccl.choices import Choice, Table
+from blinkccl.nccl.geometry import THREADS
+from blinkccl.nccl.images import Image, Part, kernel_of
+from blinkccl.nccl.programs import Candidate
+from blinkccl.private_files import file_fault, private_directory
+
+TEXT = "bundle.txt"
+#: Longer ones are none of ours.
+MAX_TEXT_BYTES, MAX_IMAGE_BYTES = 16 << 20, 64 << 20
+#: So many are kept, and none goes that was used within a day: a job that runs may still be loading it.
+MOST_BUNDLES, LEAST_AGE_S = 64, 86_400.0
+_PREFIX = "blink-bundle-"
+#: Order of the columns of a program; that for copy engines comes after them.
+_PROTOCOLS = ("simple", "ll", "ll128")
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """Everything that is written. Its programs are the parts of images: a candidate in the protocols of one file."""
+
+    layout: Layout
+    images: tuple[Image, ...]
+    table: Table
+
+    @cached_property
+    def programs(self) -> tuple[tuple[Part, tuple[int, ...]], ...]:
+        """Each part, and the images that have it: one per architecture."""
+        found: dict[tuple[str, int], tuple[Part, list[int]]] = {}
+        for number, image in enumerate(self.images):
+            for place, part in enumerate(image.text.parts):
+                found.setdefault((image.text.name, place), (part, []))[1].append(number)
+        return tuple((part, tuple(images)) for part, images in found.values())
+
+    def program_of(self, candidate: Candidate, protocol: str) -> int:
+        """The number of the program that runs ``candidate`` by ``protocol``."""
+        return next(
+            number
+            for number, (part, _) in enumerate(self.programs)
+            if part.candidate is candidate and protocol in part.protocols
+        )
+
+    @property
+    def ranks(self) -> int:
+        return len(self.layout.segment_bytes)
+
+    def text(self) -> str:
+        """The text of ``bundle.txt``; its plan is a hash of all else and of the compiled code."""
+        body = "\n".join([*self._lines(), ""])
+        plan = sha256(body.encode())
+        for image in self.images:
+            plan.update(image.built.read_bytes())
+        return f"blink-bundle 1\nplan {plan.hexdigest()}\n{body}"
+
+    def _lines(self) -> Iterator[str]:
+        geometry = self.layout.geometry
+        yield f"ranks {self.ranks}"
+        copies = geometry.copy_slots > 0
+        yield (
+            f"geometry parts {geometry.parts} slots {geometry.slots} slot_bytes {geometry.slot_bytes} "
+            f"line_bytes {geometry.line_bytes} threads {THREADS}"
+            + (f" copy_slots {geometry.copy_slots} copy_slot_bytes {geometry.copy_slot_bytes}" if copies else "")
+        )
+        yield from (f"segment {rank} {size}" for rank, size in enumerate(self.layout.segment_bytes))
+        for number, x in enumerate(self.layout.connections):
+            yield (
+                f"connection {number} src {x.src} dst {x.dst} ring {x.ring} lines {x.lines} tail {x.tail} "
+                f"head {x.head} src_position {x.src_position} dst_position {x.dst_position}"
+                + (f" copy_ring {x.copy_ring} copy_tail {x.copy_tail} copy_head {x.copy_head}" if copies else "")
+            )
+        yield from (f"image {number} arch {x.arch} file {x.file}" for number, x in enumerate(self.images))
+        yield from (self._program(number, *one) for number, one in enumerate(self.programs))
+        yield from (self._choice(row) for row in self.table.choices)
+
+    def _program(self, number: int, part: Part, images: Sequence[int]) -> str:
+        collective, entry = part.candidate.collective, kernel_of(part.candidate).entry
+        kernels = " ".join(f"{p} {entry(p) if p in part.protocols else '-'}" for p in _PROTOCOLS)
+        by_copies = f" {COPIES} {entry(COPIES)}" if COPIES in part.protocols else ""
+        return (
+            f"program {number} collective {collective.name} root {-1 if collective.root is None else collective.root} "
+            f"lanes {part.candidate.lanes} image {','.join(map(str, images))} {kernels}{by_copies}"
+        )
+
+    def _choice(self, row: Choice) -> str:
+        program = -1 if row.candidate is None else self.program_of(row.candidate, row.protocol)
+        why = " ".join(row.why.split())
+        return (
+            f"choice collective {row.collective} root {row.root} least {row.least} most {row.most} program {program} "
+            f"protocol {row.protocol} chunk {row.chunk_bytes} search {int(row.search)} why {why}"
+        )
+
+
+class Shelf:
+    """Where bundles lie.
+
+    Parameters
+    ----------
+    directory
+        None: there is no cache, and every bundle gets a temporary directory.
+    """
+
+    def __init__(self, directory: Path | None) -> None:
+        self._directory = directory
+
+    def find(self, digest: str) -> Path | None:
+        """The bundle of an earlier job that asked the same; None where there is none that is whole and ours."""
+        if self._directory is None:
+            return None
+        path = self._directory / digest
+        try:
+            private_directory(self._directory)
+            text = _trusted(path / TEXT, MAX_TEXT_BYTES)
+            names = [line.split()[5] for line in text.decode().splitlines() if line.startswith("image ")]
+            for name in names:
+                _trusted(path / Path(name).name, MAX_IMAGE_BYTES)
+        except (OSError, LaunchError, UnicodeDecodeError, IndexError):
+            return None
+        with suppress(OSError):
+            os.utime(path)
+        return path
+
+    def put(self, digest: str | None, bundle: Bundle) -> Path:
+        """Writes a bundle and says where it lies: in the cache if that can be written.
+
+        Parameters
+        ----------
+        digest
+            None: the next job is not to find it, as it lacks something.
+
+        Raises
+        ------
+        OSError
+            If it can be written nowhere.
+        """
+        if self._directory is not None and digest is not None:
+            with suppress(OSError, LaunchError):
+                private_directory(self._directory)
+                path = self._move_in(_write(self._directory / f".{secrets.token_hex(8)}", bundle), digest)
+                self._throw_out()
+                return path
+        _forget_old(Path(tempfile.gettempdir()))
+        return _write(Path(tempfile.mkdtemp(prefix=_PREFIX)), bundle)
+
+    def _move_in(self, written: Path, digest: str) -> Path:
+        assert self._directory is not None
+        path = self._directory / digest
+        try:
+            os.rename(written, path)
+        except OSError:
+            # There is one already. If it is whole, a job with the same question was faster; else it is in the way.
+            if self.find(digest) is None:
+                old = self._directory / f".{secrets.token_hex(8)}"
+                os.rename(path, old)
+                os.rename(written, path)
+                shutil.rmtree(old, ignore_errors=True)
+            shutil.rmtree(written, ignore_errors=True)
+        return path
+
+    def _throw_out(self) -> None:
+        """The bundles not used for longest, as far as there are too many."""
+        assert self._directory is not None
+        rows = []
+        for path in self._directory.iterdir():
+            with suppress(OSError):
+                rows.append((path.lstat().st_mtime, path))
+        oldest = time.time() - LEAST_AGE_S
+        for used, path in sorted(rows)[: max(0, len(rows) - MOST_BUNDLES)]:
+            if used < oldest:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _write(directory: Path, bundle: Bundle) -> Path:
+    """Fills ``directory``, which is made; a part of it is never left behind."""
+    try:
+        directory.mkdir(mode=0o700, exist_ok=True)
+        for image in bundle.images:
+            (directory / image.file).write_bytes(image.built.read_bytes())
+        (directory / TEXT).write_text(bundle.text(), encoding="utf-8", newline="\n")
+    except OSError:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+    return directory
+
+
+def _trusted(path: Path, max_bytes: int) -> bytes:
+    """The content of a file of ours; OSError says why it is none."""
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        fault = file_fault(os.fstat(file.fileno()), max_bytes)
+        content = b"" if fault else file.read()
+    if fault is not None or not content:
+        raise OSError(fault or "empty")
+    return content
+
+
+def _forget_old(directory: Path) -> None:
+    """Temporary bundles of earlier jobs: ranks load them after the planner has gone, so nobody else removes them."""
+    oldest = time.time() - LEAST_AGE_S
+    for path in directory.glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            row = path.lstat()
+            if row.st_uid == os.geteuid() and row.st_mtime < oldest:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def digest_of(parts: Sequence[str]) -> str:
+    """The name of a bundle: a hash of the question."""
+    return sha256("\0".join(parts).encode()).hexdigest()[:40]

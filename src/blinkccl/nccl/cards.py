@@ -1,0 +1,206 @@
+"""Who are the ranks of a communicator? What libblink.so says of each of them, as one job.
+
+One JSON object per rank, in an array::
+
+    {"rank": 0, "boot_id": "…", "pid": 4711, "device": 0, "uuid": "6f…", "bus_id": "0000:1a:00.0", "name": "…",
+     "major": 9, "minor": 0, "multiprocessors": 132, "driver_version": 13000, "nccl_version": 23007,
+     "blink_version": "0.1.0", "arch": "sm_90",
+     "settings": {"algo": "", "protocol": "", "topo": "", "nccl_topo_file": ""}}
+
+``device`` is the GPU's number in its process, which says nothing about other processes; ``uuid`` and ``bus_id`` name
+the GPU itself. ``nccl_version`` 0: there is no NCCL, so there is nobody to leave a call to. Nothing in it is trusted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import msgspec
+
+from blinkccl.errors import LaunchError, UnsupportedError
+from blinkccl.runtime.card import package_version
+from blinkccl.topology.limits import label_fault
+from blinkccl.topology.select import ids_text
+
+#: More ranks than any host has GPUs, several on each included.
+MAX_RANKS = 64
+#: An array of so many cards has some 100 KB.
+MAX_CARDS_BYTES = 1 << 20
+#: The settings that plans depend on; a path may be long.
+SETTINGS = ("algo", "protocol", "topo", "nccl_topo_file")
+_MOST_SETTING = 4096
+
+
+class Card(msgspec.Struct, frozen=True):
+    """One rank; the module's text says what is what. ``settings`` holds environment variables, "" where not set."""
+
+    rank: int
+    boot_id: str
+    pid: int
+    device: int
+    uuid: str
+    bus_id: str
+    name: str
+    major: int
+    minor: int
+    multiprocessors: int
+    driver_version: int
+    nccl_version: int
+    blink_version: str
+    arch: str
+    settings: dict[str, str] = {}
+
+    @property
+    def settings_text(self) -> str:
+        """For people: what is set."""
+        return ", ".join(f"{key}={value}" for key, value in sorted(self.settings.items()) if value) or "nothing"
+
+
+@dataclass(frozen=True)
+class Job:
+    """The ranks of a communicator, all of this host: ``cards[i]`` is rank i's."""
+
+    cards: tuple[Card, ...]
+
+    @property
+    def size(self) -> int:
+        return len(self.cards)
+
+    @cached_property
+    def gpus(self) -> tuple[str, ...]:
+        """The UUIDs of the GPUs, each once, in the order of the ranks."""
+        return tuple(dict.fromkeys(card.uuid for card in self.cards))
+
+    @property
+    def shared(self) -> int:
+        """The most ranks that one GPU has."""
+        uuids = [card.uuid for card in self.cards]
+        return max(map(uuids.count, self.gpus))
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """What code must be compiled for, each once, in order."""
+        return tuple(sorted({card.arch for card in self.cards}))
+
+    @property
+    def capability(self) -> int:
+        """Compute capability of the oldest GPU: 90 for 9.0."""
+        return min(10 * card.major + card.minor for card in self.cards)
+
+    @property
+    def has_nccl(self) -> bool:
+        """Whether calls can be left to NCCL."""
+        return self.cards[0].nccl_version > 0
+
+    def setting(self, name: str) -> str:
+        """One of :data:`SETTINGS`, which all ranks agree on."""
+        return self.cards[0].settings.get(name, "")
+
+
+def read_cards(data: bytes) -> Job:
+    """The job whose cards ``data`` holds, as a JSON array.
+
+    Raises
+    ------
+    LaunchError
+        If it is no such array, a number or text is out of range, or the ranks are not 0 … n−1, each once.
+    UnsupportedError
+        If the ranks do not fit together, or there is one alone: which ranks, and what each of them has.
+    """
+    if len(data) > MAX_CARDS_BYTES:
+        raise LaunchError(f"the ranks' cards have {len(data)} bytes, expected at most {MAX_CARDS_BYTES}")
+    try:
+        cards = msgspec.json.decode(data, type=list[Card])
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise LaunchError(f"no ranks' cards: {error}; expected a JSON array of libblink.so's cards") from None
+    for position, card in enumerate(cards):
+        fault = _fault(card)
+        if fault is not None:
+            raise LaunchError(f"card {position}: {fault}")
+    ordered = tuple(sorted(cards, key=lambda card: card.rank))
+    if [card.rank for card in ordered] != list(range(len(ordered))):
+        got = ids_text(card.rank for card in ordered)
+        raise LaunchError(f"cards of ranks {got}: expected each of 0 … {len(ordered) - 1} once")
+    if not 2 <= len(ordered) <= MAX_RANKS:
+        raise UnsupportedError(f"{len(ordered)} rank(s): trees are for 2 to {MAX_RANKS} ranks of a host")
+    _agree(ordered)
+    return Job(ordered)
+
+
+_NUMBERS = {
+    "rank": (0, MAX_RANKS * 1024),
+    "pid": (1, 2**31),
+    "device": (0, 1024),
+    "major": (1, 100),
+    "minor": (0, 9),
+    "multiprocessors": (1, 10_000),
+    "driver_version": (1000, 1_000_000),
+    "nccl_version": (0, 10_000_000),
+}
+_TEXTS = {
+    "boot_id": r"[0-9A-Za-z-]{1,64}",
+    "uuid": r"[0-9a-f]{32}",
+    "bus_id": r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}(\.[0-7])?",
+    "arch": r"sm_[0-9]{2,3}[a-z]?",
+    "blink_version": r"[0-9A-Za-z.+-]{1,64}",
+}
+
+
+def _fault(card: Card) -> str | None:
+    """What is wrong with one card; texts that a terminal would obey are not repeated."""
+    for name, (least, most) in _NUMBERS.items():
+        value = getattr(card, name)
+        if not least <= value <= most:
+            return f"{name} is {value}, expected {least} to {most}"
+    for name, pattern in _TEXTS.items():
+        if not re.fullmatch(pattern, getattr(card, name)):
+            return f"{name} is {getattr(card, name)[:80]!r}, expected text like {pattern}"
+    for name, value in (("name", card.name), *card.settings.items()):
+        fault = label_fault(name) or label_fault(value, _MOST_SETTING)
+        if fault is not None:
+            return f"{name[:80]!r} {fault}"
+    return None
+
+
+#: What must be the same: what it is called, what it is of a card, how it is shown, and what to do.
+_AGREED: tuple[tuple[str, Callable[[Card], Hashable], Callable[[Card], str], str], ...] = (
+    ("hosts", lambda c: c.boot_id, lambda c: c.boot_id, "trees serve the ranks of one host"),
+    ("Blink versions", lambda c: c.blink_version, lambda c: c.blink_version, "install one version everywhere"),
+    (
+        "NCCL versions",
+        lambda c: c.nccl_version,
+        lambda c: str(c.nccl_version),
+        "NCCL itself needs one version on all ranks",
+    ),
+    (
+        "driver versions",
+        lambda c: c.driver_version // 1000,
+        lambda c: f"CUDA {c.driver_version // 1000}.{c.driver_version % 1000 // 10}",
+        "let all containers use one driver",
+    ),
+    (
+        "settings",
+        lambda c: tuple(sorted((key, value) for key, value in c.settings.items() if value)),
+        lambda c: c.settings_text,
+        "set BLINK_ALGO, BLINK_PROTOCOL, BLINK_TOPO and NCCL_TOPO_FILE alike on all ranks",
+    ),
+)
+
+
+def _agree(cards: Sequence[Card]) -> None:
+    for what, key, show, advice in _AGREED:
+        groups: dict[Hashable, list[Card]] = {}
+        for card in cards:
+            groups.setdefault(key(card), []).append(card)
+        if len(groups) > 1:
+            named = (f"rank {ids_text(c.rank for c in group)}: {show(group[0])}" for group in groups.values())
+            raise UnsupportedError(f"the ranks have different {what} ({'; '.join(named)}); {advice}")
+    ours, theirs = package_version(), cards[0].blink_version
+    if "unknown" not in (ours, theirs) and ours != theirs:
+        raise UnsupportedError(
+            f"libblink.so is of Blink {theirs}, the planner's Python of {ours}; let BLINK_PYTHON name the Python "
+            "that libblink.so was installed with"
+        )

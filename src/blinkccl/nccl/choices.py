@@ -1,0 +1,360 @@
+"""Which calls does Blink take? A table by collective, root and size, the same for all ranks.
+
+S, as nccl-tests counts it, is looked at in classes of a power of two from 1 KiB to 4 GiB; smaller and larger sizes go
+with the first and the last class. In each class the program and the protocol that are predicted fastest
+(:mod:`~blinkccl.nccl.costs`) are taken if that is faster than what NCCL is predicted to do
+(:mod:`~blinkccl.nccl.rival`), by :data:`MARGIN` at least and both at the class's smallest size; else the call is
+NCCL's. BLINK_ALGO=<name> takes all calls that this algorithm serves, BLINK_PROTOCOL=<name> all that can run with this
+protocol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+
+from blinkccl.codegen.layout import Geometry
+from blinkccl.codegen.text import COPIES
+from blinkccl.collectives.spec import Collective
+from blinkccl.errors import LaunchError, UnsupportedError
+from blinkccl.nccl.copies import fault_of_program
+from blinkccl.nccl.costs import (
+    LEAST_COPIES_BYTES,
+    MOST_BYTES,
+    Timing,
+    least_copies_s,
+    ll128_fault,
+    protocols_of,
+    timing,
+)
+from blinkccl.nccl.programs import Candidate, Candidates, collectives, key_of
+from blinkccl.nccl.rival import Prediction, Rival
+
+#: What BLINK_PROTOCOL may be; "" leaves the choice to the predictions.
+PROTOCOLS = ("simple", "ll", "ll128", COPIES)
+#: log2 of the smallest sizes of the first and the last class.
+FIRST_CLASS, LAST_CLASS = 10, 32
+MOST_SIZE = 2**63 - 1
+#: Neither model is better than this: what is nearer counts as equally fast, and stays with NCCL.
+MARGIN = 1.03
+#: By so much a protocol must lose before it is given up for larger sizes.
+_CLEARLY = 1.1
+
+#: What is fastest of ours, by which protocol.
+Ours = tuple[Candidate, str, Timing]
+#: From here on the chunk is worth a search across calls.
+SEARCH_FROM_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One row: what runs for S in [least, most].
+
+    ``candidate`` None leaves it to NCCL. ``chunk_bytes`` is that of one part's message, and ``search`` lets it change.
+    """
+
+    collective: str
+    root: int
+    least: int
+    most: int
+    candidate: Candidate | None
+    protocol: str
+    chunk_bytes: int
+    search: bool
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    """What one class came to."""
+
+    size: int
+    ours: Ours | None
+    theirs: Prediction | None
+    taken: bool
+
+
+@dataclass(frozen=True)
+class Table:
+    """All rows. ``first`` of them that matches a call is in force."""
+
+    choices: tuple[Choice, ...]
+
+    @property
+    def taken(self) -> tuple[Choice, ...]:
+        return tuple(row for row in self.choices if row.candidate is not None)
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """Those that are chosen for some size, each once."""
+        return tuple(dict.fromkeys(row.candidate for row in self.choices if row.candidate is not None))
+
+    def protocols(self, candidate: Candidate) -> tuple[str, ...]:
+        """Those in which it is chosen; with copies also simple, by which captured calls run."""
+        chosen = {row.protocol for row in self.choices if row.candidate is candidate}
+        return tuple(sorted(chosen | ({"simple"} if COPIES in chosen else set())))
+
+    @property
+    def copies(self) -> bool:
+        """Whether copy engines run any of them."""
+        return any(row.protocol == COPIES for row in self.choices)
+
+
+def wanted_protocol(setting: str) -> str:
+    """The protocol that BLINK_PROTOCOL asks for, "" if none.
+
+    Raises
+    ------
+    LaunchError
+        If there is none of this name; the message lists those there are.
+    """
+    if setting and setting not in PROTOCOLS:
+        raise LaunchError(f"BLINK_PROTOCOL={setting[:40]}: expected one of {', '.join(PROTOCOLS)}")
+    return setting
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What choices are made under.
+
+    Parameters
+    ----------
+    capability
+        Compute capability of the oldest GPU, 90 for 9.0.
+    geometry
+        The largest messages.
+    algorithm, protocol
+        What takes all calls that it serves; "" leaves the choice to the predictions.
+    no_copies
+        Why copy engines run nothing; None: they may.
+    """
+
+    capability: int
+    geometry: Geometry
+    algorithm: str = ""
+    protocol: str = ""
+    no_copies: str | None = None
+
+    @property
+    def forced(self) -> str:
+        """In words, "" where nothing is."""
+        named = (("BLINK_ALGO", self.algorithm), ("BLINK_PROTOCOL", self.protocol))
+        return " ".join(f"{name}={value}" for name, value in named if value)
+
+    def fault(self, candidate: Candidate) -> str | None:
+        """Why the protocol that is forced cannot run the program; None: it can, or none is forced."""
+        if self.protocol == "ll128":
+            return ll128_fault(candidate, self.capability)
+        return self.copies_fault(candidate) if self.protocol == COPIES else None
+
+    def copies_fault(self, candidate: Candidate) -> str | None:
+        return self.no_copies or fault_of_program(candidate.program)
+
+
+def table(planned: Candidates, size: int, terms: Terms, rival: Rival | None) -> Table:
+    """The rows of all collectives.
+
+    Parameters
+    ----------
+    size
+        Ranks.
+    rival
+        None: there is no NCCL, so the fastest of ours is taken at any size.
+
+    Notes
+    -----
+    Cost: one to three simulations of 1 to 4 ms per class and candidate: 1.5 s for 8 GPUs.
+    """
+    rows: list[Choice] = []
+    for collective in collectives(size):
+        key = key_of(collective)
+        faults = {one: terms.fault(one) for one in planned.found.get(key, [])}
+        timed = [_Timed(one, terms) for one, fault in faults.items() if fault is None]
+        if not timed:
+            why = "; ".join(dict.fromkeys(fault for fault in faults.values() if fault))
+            why = f"{terms.forced}; {why}" if why else planned.why_not(key)
+            rows.append(Choice(*key, 0, MOST_SIZE, None, "-", 0, False, why))
+            continue
+        verdicts = [
+            _verdict(collective, timed, 1 << k, rival, bool(terms.forced)) for k in range(FIRST_CLASS, LAST_CLASS + 1)
+        ]
+        rows += _merged(key, verdicts, rival, terms.forced)
+    return Table(tuple(rows))
+
+
+def _verdict(
+    collective: Collective, timed: Sequence[_Timed], size_bytes: int, rival: Rival | None, forced: bool
+) -> _Verdict:
+    ours = _fastest(timed, size_bytes)
+    theirs = None
+    if rival is not None:
+        try:
+            theirs = rival.at(collective, size_bytes)
+        except UnsupportedError:
+            theirs = None
+    faster = ours is not None and theirs is not None and ours[2].seconds * MARGIN < theirs.seconds
+    return _Verdict(size_bytes, ours, theirs, ours is not None and (forced or rival is None or faster))
+
+
+def _fastest(timed: Sequence[_Timed], size_bytes: int) -> Ours | None:
+    """The first candidate that is as fast as the fastest, and its best protocol."""
+    found = [one.at(size_bytes) for one in timed]
+    least_s = min((timing.seconds for _, _, timing in found), default=0.0)
+    # The order of candidates decides between equals, so that fewer programs are compiled and loaded.
+    return next((row for row in found if row[2].seconds <= least_s * MARGIN), None)
+
+
+class _Timed:
+    """A candidate in its protocols, asked for rising sizes; what cannot win is not simulated.
+
+    Protocols come by rising rate and rising latency. What a protocol takes for the first size it takes at least for any
+    other, and one that has lost clearly to a faster rate loses for all larger sizes. A protocol that is forced is the
+    only one, at any size.
+    """
+
+    def __init__(self, candidate: Candidate, terms: Terms) -> None:
+        self._candidate, self._terms = candidate, terms
+        self._protocols = [terms.protocol] if terms.protocol else [*protocols_of(candidate, terms.capability)]
+        self._floor_s: dict[str, float] = {}
+        self._copies: bool | None = False if terms.protocol or terms.no_copies else None
+
+    def at(self, size_bytes: int) -> Ours:
+        if not self._terms.protocol:
+            self._protocols = [one for one in self._protocols if size_bytes <= MOST_BYTES[one]]
+        found: dict[str, Timing] = {}
+        for protocol in self._protocols:
+            best_s = min((timing.seconds for timing in found.values()), default=inf)
+            if self._floor_s.get(protocol, 0.0) >= best_s:
+                continue
+            found[protocol] = self._timing(protocol, size_bytes)
+            self._floor_s.setdefault(protocol, found[protocol].seconds)
+        best = min(found, key=lambda protocol: found[protocol].seconds)
+        lost = [one for one in found if found[one].seconds > found[best].seconds * _CLEARLY]
+        slower = self._protocols[: self._protocols.index(best)]
+        self._protocols = [one for one in self._protocols if one not in lost or one not in slower]
+        if self._copies_may_win(size_bytes, found[best].seconds):
+            timed = self._timing(COPIES, size_bytes)
+            if timed.seconds * MARGIN < found[best].seconds:
+                return self._candidate, COPIES, timed
+        return self._candidate, best, found[best]
+
+    def _copies_may_win(self, size_bytes: int, best_s: float) -> bool:
+        """They need memory and code of their own: it takes more than the margin."""
+        least_s = least_copies_s(self._candidate, size_bytes, self._terms.capability)
+        if self._copies is False or size_bytes < LEAST_COPIES_BYTES or least_s * MARGIN >= best_s:
+            return False
+        if self._copies is None:
+            self._copies = self._terms.copies_fault(self._candidate) is None
+        return self._copies
+
+    def _timing(self, protocol: str, size_bytes: int) -> Timing:
+        geometry = self._terms.geometry
+        # Copy engines do not cut a message into parts.
+        parts = 1 if protocol == COPIES else geometry.parts
+        capacity = geometry.capacity_bytes(protocol)
+        return timing(self._candidate, protocol, size_bytes, self._terms.capability, parts, capacity)
+
+
+def _merged(key: tuple[str, int], verdicts: Sequence[_Verdict], rival: Rival | None, forced: str) -> Iterator[Choice]:
+    """Runs of equal classes, as rows.
+
+    A row whose chunk is searched stays one class: a search compares the throughput of calls, which must be alike.
+    """
+    rows: list[tuple[list[_Verdict], Choice]] = []
+    for verdict in verdicts:
+        row = _row(key, verdict)
+        if rows and not row.search and _equal(rows[-1][1], row):
+            rows[-1][0].append(verdict)
+        else:
+            rows.append(([verdict], row))
+    for index, (run, row) in enumerate(rows):
+        least = 0 if index == 0 else run[0].size
+        most = MOST_SIZE if index == len(rows) - 1 else 2 * run[-1].size - 1
+        yield replace(row, least=least, most=most, why=_why(run, rival, forced))
+
+
+def _row(key: tuple[str, int], verdict: _Verdict) -> Choice:
+    if not verdict.taken or verdict.ours is None:
+        return Choice(*key, 0, 0, None, "-", 0, False, "")
+    candidate, protocol, found = verdict.ours
+    search = protocol == "simple" and verdict.size >= SEARCH_FROM_BYTES
+    return Choice(*key, 0, 0, candidate, protocol, found.chunk_bytes, search, "")
+
+
+def _equal(a: Choice, b: Choice) -> bool:
+    same = (a.protocol, a.chunk_bytes, a.search) == (b.protocol, b.chunk_bytes, b.search)
+    return a.candidate is b.candidate and same
+
+
+def _why(run: Sequence[_Verdict], rival: Rival | None, forced: str) -> str:
+    """In words: "blink optimal simple 63 GB/s, NCCL ring Simple 13 GB/s predicted at 16 MiB"."""
+    ends = [run[0]] if len(run) == 1 else [run[0], run[-1]]
+    said = "; ".join(_at(verdict) for verdict in ends)
+    if forced:
+        return f"{forced}; {said}"
+    if rival is None:
+        return f"no NCCL to compare with; {said}"
+    return f"{said} (no model of NCCL here: {rival.caveat})" if rival.caveat else said
+
+
+def _at(verdict: _Verdict) -> str:
+    parts = []
+    if verdict.ours is not None:
+        candidate, protocol, found = verdict.ours
+        parts.append(f"blink {candidate.algorithm} {protocol} {_speed(verdict.size, found.seconds)}")
+    if verdict.theirs is not None:
+        parts.append(f"{verdict.theirs.words} {_speed(verdict.size, verdict.theirs.seconds)}")
+    else:
+        parts.append("nothing known of NCCL")
+    return f"{', '.join(parts)} predicted at {_size(verdict.size)}"
+
+
+def _speed(size_bytes: int, seconds: float) -> str:
+    """GB/s where bytes count, µs where latency does."""
+    return f"{size_bytes / seconds / 1e9:.3g} GB/s" if size_bytes >= 1 << 20 else f"{seconds * 1e6:.3g} us"
+
+
+def _size(size_bytes: int) -> str:
+    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if size_bytes >= 1 << power:
+            return f"{size_bytes >> power} {unit}"
+    return f"{size_bytes} B"
+
+
+def clamped(rows: Table, geometry: Geometry) -> Table:
+    """The same choices with messages that fit into ``geometry``, as memory was dealt out after they were made."""
+    fitted = []
+    for row in rows.choices:
+        if row.candidate is None:
+            fitted.append(row)
+            continue
+        most = geometry.capacity_bytes(row.protocol) // 16 * 16
+        fitted.append(replace(row, chunk_bytes=min(row.chunk_bytes, most)))
+    return Table(tuple(fitted))
+
+
+def without(rows: Table, compiled: Container[tuple[str, str]]) -> Table:
+    """The same choices, but NCCL's where there is no code for ours.
+
+    Parameters
+    ----------
+    compiled
+        (name of the candidate, protocol) of what there is code for.
+    """
+    left = []
+    for row in rows.choices:
+        if row.candidate is None or (row.candidate.name, row.protocol) in compiled:
+            left.append(row)
+            continue
+        why = f"{row.candidate.algorithm} {row.protocol} was not compiled in time, the next job may have it; {row.why}"
+        left.append(replace(row, candidate=None, protocol="-", chunk_bytes=0, search=False, why=why))
+    return Table(tuple(left))
+
+
+def nothing_taken(rows: Table, terms: Terms, has_nccl: bool) -> str:
+    """Why no row is ours, in a sentence without full stop; for tables of which that is true."""
+    shown = next((f"{row.collective}: {row.why}" for row in rows.choices), "there are no rows")
+    if terms.forced:
+        return f"nothing can run with {terms.forced} ({shown.replace(f'{terms.forced}; ', '', 1)})"
+    return f"{'nothing is predicted to be faster than NCCL' if has_nccl else 'nothing can be planned'} ({shown})"

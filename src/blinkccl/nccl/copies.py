@@ -1,0 +1,88 @@
+"""Can copy engines run it? A job as a whole, and each program: what ``copy_engine.h`` of libblink.so refuses, before.
+
+They serve no two ranks of a process on one GPU, whose queues both would share. Of a program they ask that a connection
+has one role at each end and that its messages, and the own data that its results replace, go in no circle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from graphlib import CycleError, TopologicalSorter
+
+from blinkccl.codegen.copies_compiler import copies_compiler
+from blinkccl.codegen.lanes import Lane, lanes_of
+from blinkccl.errors import UnsupportedError
+from blinkccl.nccl.cards import Job
+from blinkccl.nccl.programs import SLOTS
+from blinkccl.schedule.program import Program
+
+#: Messages that one reduce kernel takes: kMostOperands of reduction.h.
+MOST_OPERANDS = 19
+
+#: A firing: rank, lane, place in it.
+_Node = tuple[int, int, int]
+
+
+def fault_of_job(job: Job) -> str | None:
+    """Why copy engines run nothing of this job; a sentence without full stop. None: they may."""
+    first: dict[tuple[int, str], int] = {}
+    for card in job.cards:
+        other = first.setdefault((card.pid, card.uuid), card.rank)
+        if other != card.rank:
+            return (
+                f"copy engines serve one rank per GPU of a process, and ranks {other} and {card.rank} share the GPU "
+                f"{card.bus_id}"
+            )
+    try:
+        copies_compiler()
+    except UnsupportedError as error:
+        return f"copy engines: {error}"
+    return None
+
+
+def fault_of_program(program: Program) -> str | None:
+    """Why copy engines cannot run this program; a sentence without full stop. None: they can.
+
+    Notes
+    -----
+    Cost: linear in roles and messages.
+    """
+    return fault_of_lanes(lanes_of(program, SLOTS))
+
+
+def fault_of_lanes(lanes: Sequence[Lane]) -> str | None:
+    """As :func:`fault_of_program`, for the loops that are run."""
+    senders: dict[int, _Node] = {}
+    receivers: dict[int, _Node] = {}
+    before: TopologicalSorter[_Node] = TopologicalSorter()
+    for lane in lanes:
+        for place, firing in enumerate(lane.firings):
+            role, node = firing.role, (lane.rank, lane.channel, place)
+            if len(role.receives) > MOST_OPERANDS:
+                return (
+                    f"rank {lane.rank} combines {len(role.receives)} messages at once, copy engines at most "
+                    f"{MOST_OPERANDS}"
+                )
+            for used, queues in ((senders, role.sends), (receivers, role.receives)):
+                for queue in queues:
+                    if queue in used:
+                        return f"several roles at one end use queue {queue}, of which copy engines serve one"
+                    used[queue] = node
+        _order_own_data(lane, before)
+    for queue, sender in senders.items():
+        before.add(receivers[queue], sender)
+    try:
+        before.prepare()
+    except CycleError:
+        return "its messages go in a circle, which copy engines cannot run"
+    return None
+
+
+def _order_own_data(lane: Lane, before: TopologicalSorter[_Node]) -> None:
+    """In place, what is kept comes after all that read the own data; both in the order of time."""
+    readers: dict[int, list[_Node]] = {}
+    for place, firing in sorted(enumerate(lane.firings), key=lambda numbered: numbered[1].role.offset):
+        role, node = firing.role, (lane.rank, lane.channel, place)
+        before.add(node, *(readers.get(role.slice, []) if role.keeps else []))
+        if role.contributes:
+            readers.setdefault(role.slice, []).append(node)

@@ -1,0 +1,257 @@
+"""How long would a program take on these GPUs, in the kernels that are generated from it?
+
+The simulator times it, on a calibration that gives our kernels the costs that NCCL's own model gives NCCL's trees
+(NCCL 2.30, src/graph/tuning.cc; the tables are those of :mod:`blinkccl.simulate.nccl_model`):
+
+=============================  ======  ======  ======  ================================================================
+µs                             LL      LL128   Simple
+=============================  ======  ======  ======  ================================================================
+a call                         6.8     14      8.4     ``BASE_US["tree"]``
+a hop over NVLink              0.6     1.25    4.0     ``STEP_US["nvlink", "tree"]``
+a hop over anything else       1.0     1.9     4.0     ``STEP_US["pcie", "tree"]``
+what is left of a link's rate  1/2     0.86    1       4 of 8 bytes; 120 of 128, of which NCCL counts 0.92
+=============================  ======  ======  ======  ================================================================
+
+An NVLink lane is what NCCL counts it for: 20 GB/s of a V100's 25. So a plan is found faster than NCCL where its trees
+are better, not because our kernels were taken for better ones than NCCL's. NCCL's cap on LL holds for us as well.
+
+Copy engines are timed on the calibration that Blink's own figures fit (``v100-copy-engine``): 10 µs per chunk, in which
+the host issues three commands at least (Blink, MLSys 2020, §4.2.1), and what reducing leaves of a link. To compare like
+with like their links have the same part of what NCCL counts as they have there of what NCCL reached, 22.0 of 22.75
+GB/s. One thread issues all commands of a rank, which takes 10 µs for each message too. So kernels are mostly found
+faster, as they were in practice.
+
+Generated code has one chunk size for all slices of a program, so that trees of different weights share a link equally
+until the lighter ones are done; it is timed like that (``even_chunks=False``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+
+from msgspec.structs import replace
+
+from blinkccl.codegen.text import COPIES
+from blinkccl.nccl.programs import Candidate
+from blinkccl.schedule.program import Program
+from blinkccl.simulate.calibration import Calibration, Engine, LinkClass, Number, calibration
+from blinkccl.simulate.nccl_model import BASE_US, LL_GBPS, PROTOCOLS, ROWS, STEP_US
+from blinkccl.simulate.nccl_system import arch_named
+from blinkccl.simulate.run import best_chunk_bytes, bind_bytes, simulate
+from blinkccl.topology.model import LINK_KINDS, Topology
+from blinkccl.units import bus_factor
+
+#: Ours → NCCL's.
+NCCL_NAMES = {"simple": "Simple", "ll": "LL", "ll128": "LL128"}
+#: What is left of a link's rate.
+RATE = {"simple": 1.0, "ll": 4 / 8, "ll128": 0.92 * 120 / 128}
+#: LL is for small sizes, LL128 for those in between: beyond, they have never been faster.
+MOST_BYTES = {"ll": 4 << 20, "ll128": 64 << 20, "simple": 1 << 62, COPIES: 1 << 62}
+#: Below, copy engines are not looked at: a chunk's cost alone is more than a kernel takes for all.
+LEAST_COPIES_BYTES = 1 << 20
+#: The calibrations of a DGX-1V's copy engines, and of NCCL's kernels there.
+_COPY_ENGINES, _THEIR_KERNELS = "v100-copy-engine", "nccl-2.4-v100"
+#: Tasks of a simulation; above, several chunks are timed as one.
+BUDGET = 20_000
+_GROUP = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """``chunk_bytes`` is that of one part's message."""
+
+    seconds: float
+    chunk_bytes: int
+
+
+def architecture(capability: int) -> str:
+    """The name that NCCL's model has for GPUs of this compute capability (90 for 9.0)."""
+    if capability < 70:
+        return "pascal"
+    return ("volta", "ampere", "hopper", "blackwell")[sum(capability >= least for least in ROWS[1:])]
+
+
+def protocols_of(candidate: Candidate, capability: int) -> tuple[str, ...]:
+    """The kernels' protocols that are safe for the program.
+
+    LL128 needs stores of 128 bytes that arrive in one piece: from compute capability 7.0 on, and where every link of
+    the plan is NVLink, with or without switches (as NCCL decides, src/graph/tuning.cc).
+    """
+    return ("ll", "simple") if ll128_fault(candidate, capability) else ("ll", "ll128", "simple")
+
+
+def ll128_fault(candidate: Candidate, capability: int) -> str | None:
+    """Why LL128 is not safe for the program; a sentence without full stop. None: it is."""
+    if capability < 70:
+        return (
+            "LL128 needs stores of 128 bytes that arrive whole, as GPUs of compute capability 7.0 make them, got "
+            f"{capability // 10}.{capability % 10}"
+        )
+    other = sorted(_kinds(candidate.program, candidate.network) - {"nvlink"})
+    if other:
+        return f"LL128 needs links that keep stores of 128 bytes whole, as NVLink does; there is {', '.join(other)} too"
+    return None
+
+
+def timing(
+    candidate: Candidate, protocol: str, size_bytes: int, capability: int, parts: int, capacity_bytes: int
+) -> Timing:
+    """The predicted time of one call.
+
+    Parameters
+    ----------
+    size_bytes
+        S, as nccl-tests counts it.
+    parts, capacity_bytes
+        Blocks of a lane, and the most data that the message of one of them carries.
+
+    Notes
+    -----
+    Cost: 1 to 4 ms; several times that for copies, whose chunk is searched.
+    """
+    program, network = candidate.program, candidate.network
+    arch = architecture(capability)
+    fast = _kinds(program, network) <= {"nvlink"}
+    costs = _calibration(protocol, fast, arch)
+    most = parts * capacity_bytes
+    chunk = min(best_chunk_bytes(program, network, costs, size_bytes), most)
+    seconds = _simulated_s(program, network, costs, size_bytes, chunk)
+    if protocol == COPIES:
+        seconds, chunk = _by_copies(program, network, costs, size_bytes, chunk, most, seconds)
+    if protocol == "ll":
+        collective = program.collective
+        busbw = float(LL_GBPS[_row(arch)][0]) * 1e9
+        seconds = max(seconds, size_bytes * float(bus_factor(collective.name, collective.world_size)) / busbw)
+    return Timing(seconds, _of_part(program, size_bytes, chunk, parts, capacity_bytes))
+
+
+def _simulated_s(program: Program, network: Topology, costs: Calibration, size_bytes: int, chunk_bytes: int) -> float:
+    timed = simulate(
+        program,
+        network,
+        costs,
+        size_bytes,
+        chunk_bytes=chunk_bytes,
+        even_chunks=False,
+        budget=BUDGET,
+        coarser=True,
+    )
+    return timed.seconds
+
+
+def _by_copies(
+    program: Program,
+    network: Topology,
+    costs: Calibration,
+    size_bytes: int,
+    chunk_bytes: int,
+    most_bytes: int,
+    seconds: float,
+) -> tuple[float, int]:
+    """The time and the chunk with which a rank's thread gets all commands issued; larger chunks than what links want.
+
+    Parameters
+    ----------
+    chunk_bytes, seconds
+        The chunk that is best for the links, and the time it takes there.
+    """
+    issuing_s = _issuing_s(program, size_bytes, chunk_bytes, costs)
+    best = max(seconds, issuing_s), chunk_bytes
+    while issuing_s > seconds and chunk_bytes < most_bytes:
+        chunk_bytes = min(2 * chunk_bytes, most_bytes)
+        seconds = _simulated_s(program, network, costs, size_bytes, chunk_bytes)
+        issuing_s = _issuing_s(program, size_bytes, chunk_bytes, costs)
+        best = min(best, (max(seconds, issuing_s), chunk_bytes))
+    return best
+
+
+def least_copies_s(candidate: Candidate, size_bytes: int, capability: int) -> float:
+    """What copy engines take at least: all bytes at the plan's rate, and a chunk's way. It may spare a simulation."""
+    program, network = candidate.program, candidate.network
+    costs = _calibration(COPIES, True, architecture(capability))
+    engine = costs.engine
+    depth = 1 + max((role.offset for role in program.roles), default=0)
+    crossed = _kinds(program, network)
+    rate = max(row.gbps.value for row in costs.link if row.kind in crossed)
+    moving_s = size_bytes / (float(program.rate) * network.unit_gbps * 1e9 * rate) if program.rate else 0.0
+    return moving_s + (engine.launch_us.value + depth * engine.issue_us.value) * 1e-6
+
+
+def _issuing_s(program: Program, size_bytes: int, chunk_bytes: int, costs: Calibration) -> float:
+    """How long the busiest rank's thread takes to issue all commands."""
+    extents = bind_bytes(program, size_bytes, chunk_bytes, False).extents
+    messages = dict.fromkeys(range(len(program.ranks)), 0)
+    for role in program.roles:
+        messages[role.rank] += extents[role.slice].chunks * max(1, len(role.sends))
+    return max(messages.values()) * costs.engine.issue_us.value * 1e-6
+
+
+def _of_part(program: Program, size_bytes: int, chunk_bytes: int, parts: int, capacity_bytes: int) -> int:
+    """The chunk of one part; where everything is one chunk, the largest there is."""
+    bound = bind_bytes(program, size_bytes, chunk_bytes, False)
+    if all(extent.chunks <= 1 for extent in bound.extents):
+        chunk_bytes = parts * capacity_bytes
+    part = -(-chunk_bytes // (parts * _GROUP)) * _GROUP
+    return max(_GROUP, min(part, capacity_bytes // _GROUP * _GROUP))
+
+
+def _kinds(program: Program, network: Topology) -> set[str]:
+    """The kinds of the links that its messages cross."""
+    return {network.link[pair].kind for queue in program.queues for pair in pairwise(queue.path)}
+
+
+def _row(arch: str) -> int:
+    return sum(arch_named(arch).sm >= least for least in ROWS[1:])
+
+
+@lru_cache(maxsize=64)
+def _calibration(protocol: str, fast: bool, arch: str) -> Calibration:
+    if protocol == COPIES:
+        return _copies_calibration(arch)
+    column = PROTOCOLS.index(NCCL_NAMES[protocol])
+    hop_us = STEP_US["nvlink" if fast else "pcie", "tree"][column]
+    counted = arch_named(arch)
+    lane = float(counted.lane_gbps / counted.nominal_gbps)
+
+    def rate(kind: str) -> Number:
+        left = RATE[protocol] * (lane if kind == "nvlink" else 1.0)
+        return Number(left, "NCCL 2.30: what it counts of a link, and what the protocol leaves")
+
+    return Calibration(
+        1,
+        f"kernels-{protocol}",
+        "generated kernels, at the costs of NCCL's own",
+        Engine(
+            launch_us=Number(float(BASE_US["tree"][column]), "NCCL 2.30: a call of a tree"),
+            signal_us=Number(float(hop_us), "NCCL 2.30: a step of a tree"),
+        ),
+        tuple(LinkClass(kind, 0.0, rate(kind), Number(0.0, "contained in signal_us")) for kind in LINK_KINDS),
+    )
+
+
+def _copies_calibration(arch: str) -> Calibration:
+    fitted, theirs = (calibration(name) for name in (_COPY_ENGINES, _THEIR_KERNELS))
+    ours, kernels = (next(row for row in one.link if row.kind == "nvlink") for one in (fitted, theirs))
+    reached = ours.gbps.value / kernels.gbps.value
+    counted = arch_named(arch)
+    lane = float(counted.lane_gbps / counted.nominal_gbps)
+    call_us = float(BASE_US["tree"][PROTOCOLS.index("Simple")])
+    where = f"{_COPY_ENGINES}, and what NCCL counts of a link"
+    return Calibration(
+        1,
+        "by-copies",
+        "copy engines, at the costs that Blink's figures imply",
+        replace(fitted.engine, launch_us=Number(call_us, "as a kernel's call")),
+        tuple(
+            LinkClass(
+                kind,
+                0.0,
+                Number(reached * (lane if kind == "nvlink" else 1.0), where),
+                Number(0.0, "contained in issue_us"),
+                ours.duplex,
+            )
+            for kind in LINK_KINDS
+        ),
+    )

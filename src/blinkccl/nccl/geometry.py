@@ -1,0 +1,130 @@
+"""How many blocks does a communicator get, and how large are its messages? Within two budgets per rank.
+
+*Blocks* must all be on the GPU at once, as they wait for other ranks: BLINK_MAX_BLOCKS, by default a quarter of the
+multiprocessors, at most 32, shared by the ranks of a GPU. *Staging memory*: BLINK_STAGING_BYTES, by default 256 MiB.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from blinkccl.codegen.layout import LINE_BYTES, Geometry, Group
+from blinkccl.errors import LaunchError, UnsupportedError
+from blinkccl.nccl.cards import Job
+from blinkccl.nccl.programs import SLOTS
+from blinkccl.units import parse_bytes
+
+#: More lanes than that leave too few blocks to each.
+MOST_LANES = 8
+MOST_PARTS = 16
+MOST_BLOCKS = 32
+#: Of one part's message.
+MOST_SLOT_BYTES, LEAST_SLOT_BYTES = 1 << 20, 4096
+MOST_LINE_BYTES, LEAST_LINE_BYTES = 32 << 10, 1024
+#: Of a message that copy engines carry: each costs them 10 us, so it is large. Memory for fewer bytes is not dealt out.
+MOST_COPY_BYTES, LEAST_COPY_BYTES = 8 << 20, 4096
+#: Of a GPU block. Any multiple of 32 up to 512 works; 16 warps keep enough stores under way.
+THREADS = 512
+STAGING_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What a rank may take: blocks on its GPU, and bytes of its memory."""
+
+    blocks: int
+    staging_bytes: int
+
+    @property
+    def lanes(self) -> int:
+        """At most so many in a program."""
+        return min(MOST_LANES, self.blocks)
+
+    def parts(self, lanes: int) -> int:
+        """Blocks of a lane where the widest program has ``lanes``."""
+        return max(1, min(MOST_PARTS, self.blocks // max(1, lanes)))
+
+
+def budget(job: Job, environ: Mapping[str, str]) -> Budget:
+    """The budgets of each rank.
+
+    Raises
+    ------
+    LaunchError
+        If BLINK_MAX_BLOCKS or BLINK_STAGING_BYTES is no positive number.
+    """
+    multiprocessors = min(card.multiprocessors for card in job.cards)
+    default = min(MOST_BLOCKS, max(1, multiprocessors // 4 // job.shared))
+    blocks = _number(environ, "BLINK_MAX_BLOCKS", default, 1024)
+    return Budget(blocks, _number(environ, "BLINK_STAGING_BYTES", STAGING_BYTES, 1 << 40))
+
+
+def _number(environ: Mapping[str, str], name: str, default: int, most: int) -> int:
+    text = environ.get(name, "").strip()
+    if not text:
+        return default
+    try:
+        value = parse_bytes(text) if "BYTES" in name else int(text)
+    except ValueError:
+        value = 0
+    if not 1 <= value <= most:
+        raise LaunchError(f"{name}={text[:40]}: expected a number from 1 to {most}")
+    return value
+
+
+def largest(parts: int) -> Geometry:
+    """Messages as large as they may get: what choices are made with before memory is dealt out."""
+    return Geometry(parts, SLOTS, MOST_SLOT_BYTES, MOST_LINE_BYTES, SLOTS, MOST_COPY_BYTES)
+
+
+def geometry(group: Group, lanes: Sequence[int], limits: Budget, copies: bool = False) -> Geometry:
+    """Parts and sizes of messages such that no rank's segment is larger than the budget.
+
+    Parameters
+    ----------
+    lanes
+        Of each program of the group.
+    copies
+        Whether copy engines run any of them: kernels get half of the memory then, and copies what is left.
+
+    Raises
+    ------
+    UnsupportedError
+        If not even the smallest messages fit.
+    """
+    arriving = max(Counter(dst for _, dst in group.pairs).values(), default=1)
+    if not copies:
+        return _for_kernels(group, lanes, limits, limits.staging_bytes)
+    for_kernels = _for_kernels(group, lanes, limits, limits.staging_bytes // 2)
+    ends = max(Counter(rank for pair in group.pairs for rank in pair).values(), default=1)
+    taken = max(group.layout(for_kernels).segment_bytes) + ends * 2 * LINE_BYTES
+    each = (limits.staging_bytes - taken) // (arriving * SLOTS) // LEAST_COPY_BYTES * LEAST_COPY_BYTES
+    if each < LEAST_COPY_BYTES:
+        least = taken + arriving * SLOTS * LEAST_COPY_BYTES
+        raise UnsupportedError(
+            f"{arriving} connections into one rank need {least} bytes of staging memory at least where copy engines "
+            f"run something, more than the {limits.staging_bytes} of BLINK_STAGING_BYTES"
+        )
+    return replace(for_kernels, copy_slots=SLOTS, copy_slot_bytes=min(MOST_COPY_BYTES, each))
+
+
+def _for_kernels(group: Group, lanes: Sequence[int], limits: Budget, most_bytes: int) -> Geometry:
+    arriving = max(Counter(dst for _, dst in group.pairs).values(), default=1)
+    ends = max(Counter(rank for pair in group.pairs for rank in pair).values(), default=1)
+    parts = limits.parts(max(lanes))
+    while True:
+        each = (most_bytes - ends * parts * 2 * LINE_BYTES) // (arriving * parts * SLOTS)
+        line = min(MOST_LINE_BYTES, max(LEAST_LINE_BYTES, each // 8 // 1024 * 1024))
+        slot = min(MOST_SLOT_BYTES, (each - line) // LEAST_SLOT_BYTES * LEAST_SLOT_BYTES)
+        if slot >= LEAST_SLOT_BYTES:
+            return Geometry(parts, SLOTS, slot, line)
+        if parts == 1:
+            least = arriving * SLOTS * (LEAST_SLOT_BYTES + LEAST_LINE_BYTES) + ends * 2 * LINE_BYTES
+            raise UnsupportedError(
+                f"{arriving} connections into one rank need {least} bytes of staging memory at least, more than the "
+                f"{most_bytes} of BLINK_STAGING_BYTES"
+                + ("" if most_bytes == limits.staging_bytes else " that copy engines leave")
+            )
+        parts //= 2

@@ -1,0 +1,230 @@
+"""``python -m blinkccl.nccl.planner``: which of a communicator's calls run on trees, and how?
+
+libblink.so runs it once per communicator, on rank 0. It reads the ranks' cards (:mod:`~blinkccl.nccl.cards`) from
+standard input and writes one line to standard output, ``bundle DIRECTORY`` or ``refused REASON``; all else goes to
+standard error. It exits with 0 in both cases: a refusal means that NCCL runs everything.
+
+Environment: BLINK_CACHE, BLINK_NVCC, BLINK_NVRTC_LIB, BLINK_CUDA_LIB, BLINK_STAGING_BYTES, BLINK_MAX_BLOCKS,
+BLINK_PLAN_TIMEOUT, BLINK_PEER_TIMEOUT, and BLINK_DEBUG for how long everything took; CXX where copy engines run
+something. BLINK_ALGO, BLINK_PROTOCOL, BLINK_TOPO and NCCL_TOPO_FILE are taken from the cards, which is what the ranks
+have agreed on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from blinkccl.codegen.device_files import headers_digest, include_directory
+from blinkccl.codegen.layout import Group
+from blinkccl.codegen.nvcc import OVERRIDE as NVCC
+from blinkccl.codegen.nvrtc import OVERRIDE as NVRTC
+from blinkccl.errors import BlinkError, LaunchError, UnsupportedError
+from blinkccl.forest.fingerprint import topology_hash
+from blinkccl.nccl import choices
+from blinkccl.nccl.bundle import Bundle, Shelf, digest_of
+from blinkccl.nccl.cards import MAX_CARDS_BYTES, Job, read_cards
+from blinkccl.nccl.copies import fault_of_job
+from blinkccl.nccl.geometry import Budget, budget, geometry, largest
+from blinkccl.nccl.images import architectures_of, compile_all, texts
+from blinkccl.nccl.peer_check import DEADLINE_S as PEER_DEADLINE_S
+from blinkccl.nccl.peer_check import bad_pairs
+from blinkccl.nccl.programs import AUTO, BEST, candidates, wanted
+from blinkccl.nccl.rival import Rival
+from blinkccl.nccl.topology_of_job import Place, place, without
+from blinkccl.private_files import cache_directory
+from blinkccl.runtime.card import package_version
+
+#: Of what is in a bundle. Raise it with any change of what a plan means to libblink.so.
+FORMAT = 2
+PLAN_TIMEOUT_S = 120.0
+_MOST_REASON = 600
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+@dataclass
+class Log:
+    """What people are told on standard error, where they asked for it, and how long each step took."""
+
+    wanted: bool
+    began: float = field(default_factory=time.monotonic)
+    last: float = field(default_factory=time.monotonic)
+
+    def say(self, text: str) -> None:
+        if self.wanted:
+            print(f"blink planner: {text}", file=sys.stderr, flush=True)
+
+    def step(self, what: str) -> None:
+        """``what`` is done; says how long it took."""
+        now = time.monotonic()
+        self.say(f"{what} in {now - self.last:.3f} s")
+        self.last = now
+
+    def left_s(self, timeout_s: float) -> float:
+        """Of the time that libblink.so waits, less what comes afterwards and what came before our first line."""
+        return max(1.0, timeout_s * 0.9 - 1.0 - (time.monotonic() - self.began))
+
+
+def plan(cards: bytes, environ: Mapping[str, str], log: Log) -> Path:
+    """The directory of the bundle for the job of ``cards``.
+
+    Raises
+    ------
+    BlinkError
+        If trees do not serve this job; the message is the reason.
+    OSError
+        If the bundle can be written nowhere.
+
+    Notes
+    -----
+    Cost: half a second where an earlier job had the same question. Else 1 to 4 s for 8 GPUs, and the compiler's time.
+    """
+    job = read_cards(cards)
+    algo = job.setting("algo")
+    if algo == "nccl":
+        raise UnsupportedError("BLINK_ALGO=nccl")
+    names = wanted(algo)
+    choices.wanted_protocol(job.setting("protocol"))
+    where = place(job, log.say)
+    log.step(f"{job.size} ranks on {where.topology.name}: GPUs {', '.join(map(str, where.ranks))}, found")
+    bad = bad_pairs(job, cache_directory(environ, "peers"), _seconds(environ, "BLINK_PEER_TIMEOUT", PEER_DEADLINE_S))
+    where = without(where, tuple(bad), bad)
+    for (a, b), why in bad.items():
+        log.say(f"rank {a} cannot write to rank {b}: {why}")
+    log.step("peers checked")
+    limits = budget(job, environ)
+    shelf = Shelf(cache_directory(environ, "bundles"))
+    no_copies = fault_of_job(job)
+    digest = _digest(job, where, bad, limits, no_copies)
+    found = shelf.find(digest)
+    if found is not None:
+        log.step(f"bundle of an earlier job found, {found},")
+        return found
+    bundle, whole = _made(job, where, bad, names, limits, no_copies, environ, log)
+    path = shelf.put(digest if whole else None, bundle)
+    log.step(f"bundle written, {path},")
+    return path
+
+
+def _made(
+    job: Job,
+    where: Place,
+    bad: Mapping[tuple[int, int], str],
+    names: tuple[str, ...],
+    limits: Budget,
+    no_copies: str | None,
+    environ: Mapping[str, str],
+    log: Log,
+) -> tuple[Bundle, bool]:
+    """The bundle, and whether everything in it was compiled in time."""
+    planned = candidates(where, names, limits.lanes, bad, log.say)
+    log.step(f"{len(planned.every)} programs planned")
+    algo = job.setting("algo")
+    forced = "" if algo in ("", AUTO, BEST) else algo
+    rival = Rival(where, job.capability) if job.has_nccl and algo != BEST else None
+    widest = max((one.lanes for one in planned.every), default=1)
+    sizes, protocol = largest(limits.parts(widest)), job.setting("protocol")
+    terms = choices.Terms(job.capability, sizes, forced, protocol, no_copies)
+    if no_copies is not None:
+        log.say(f"nothing is left to copy engines: {no_copies}")
+    rows = choices.table(planned, job.size, terms, rival)
+    log.step(f"{len(rows.taken)} of {len(rows.choices)} rows taken")
+    if not rows.taken:
+        raise UnsupportedError(choices.nothing_taken(rows, terms, job.has_nccl))
+    chosen = rows.candidates
+    group = Group([one.program for one in chosen])
+    layout = group.layout(geometry(group, [one.lanes for one in chosen], limits, rows.copies))
+    rows = choices.clamped(rows, layout.geometry)
+    written = texts(chosen, group, rows.protocols)
+    log.step(f"code written: {sum(len(one.text) for one in written)} characters for {len(chosen)} programs")
+    images = compile_all(written, job, log.left_s(_seconds(environ, "BLINK_PLAN_TIMEOUT", PLAN_TIMEOUT_S)), log.say)
+    log.step(f"{len(images)} images compiled")
+    parts = (part for image in images for part in image.text.parts)
+    there = {(part.candidate.name, protocol) for part in parts for protocol in part.protocols}
+    whole = len(images) == sum(len(architectures_of(one, job)) for one in written)
+    return Bundle(layout, images, choices.without(rows, there)), whole
+
+
+def _digest(job: Job, where: Place, bad: Mapping[tuple[int, int], str], limits: Budget, no_copies: str | None) -> str:
+    """The name of the question: all that the answer depends on."""
+    return digest_of(
+        [
+            package_version(),
+            str(FORMAT),
+            headers_digest(include_directory()),
+            topology_hash(where.topology),
+            where.topology.name,
+            repr(where.ranks),
+            repr((where.real, sorted(bad))),
+            repr((job.shared, job.capability, job.architectures, job.has_nccl, job.cards[0].driver_version // 1000)),
+            job.setting("algo"),
+            job.setting("protocol"),
+            repr((limits, no_copies)),
+            # Another compiler makes other code of the same text; the one that is found by itself is the same here.
+            *(os.environ.get(name, "") for name in (NVCC, NVRTC, "CXX")),
+        ]
+    )
+
+
+def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
+    text = environ.get(name, "").strip()
+    if not text:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e6:
+        raise LaunchError(f"{name}={text[:40]}: expected a positive number of seconds")
+    return value
+
+
+def answer(cards: bytes, environ: Mapping[str, str]) -> str:
+    """The line for libblink.so."""
+    level = environ.get("BLINK_DEBUG") or environ.get("NCCL_DEBUG", "")
+    log = Log(level.upper() not in ("", "0", "NONE", "VERSION", "WARN"))
+    try:
+        line = f"bundle {plan(cards, environ, log)}"
+    except BlinkError as error:
+        line = f"refused {_one_line(error)}"
+    except OSError as error:
+        line = f"refused the plan cannot be written: {_one_line(error)}"
+    except Exception as error:
+        traceback.print_exc()
+        line = f"refused a mistake in the planner, of which standard error has more: {_one_line(error)}"
+    log.say(f"{line} after {time.monotonic() - log.began:.3f} s")
+    return line
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return "".join(c if c.isprintable() else "?" for c in text)[:_MOST_REASON]
+
+
+def _end_with_parent() -> None:
+    """Nobody waits for the plan of a rank that was killed: this process ends with the thread that began it."""
+    with contextlib.suppress(OSError, AttributeError):  # not Linux: then it ends when it has planned
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def main() -> None:
+    """Standard input to standard output, of which nothing else gets hold."""
+    _end_with_parent()
+    logging.basicConfig(format="blink planner: %(message)s", stream=sys.stderr)
+    answers = os.dup(1)
+    os.dup2(2, 1)  # what compilers and libraries print is for people
+    line = answer(sys.stdin.buffer.read(MAX_CARDS_BYTES + 1), os.environ)
+    os.write(answers, f"{line}\n".encode())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""Which programs could run on trees here? All collectives, with every root, by the algorithms that are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from blinkccl.algorithms.registry import Request, algorithm
+from blinkccl.codegen.lanes import lanes_of
+from blinkccl.collectives.spec import COLLECTIVES, Collective
+from blinkccl.errors import PackingError, ScheduleError, TopologyError, UnsupportedError
+from blinkccl.forest.model import Forest
+from blinkccl.nccl.topology_of_job import Place
+from blinkccl.schedule.law import verify
+from blinkccl.schedule.lower import lower
+from blinkccl.schedule.program import Program
+from blinkccl.topology.model import Topology
+from blinkccl.topology.select import LINK_CHOICES, network_for
+
+#: The collectives that NCCL has; those without a root first.
+SERVED = ("allreduce", "allgather", "reduce_scatter", "alltoall", "broadcast", "reduce", "gather", "scatter")
+#: What is planned where nobody says: the fastest for large sizes, and those of few steps.
+DEFAULT = ("optimal", "one_hop", "one_shot")
+#: Words for the default: the first leaves to NCCL what that does faster, the second has no NCCL to leave it to.
+AUTO, BEST = "auto", "best"
+#: Messages of a connection under way at once. NCCL has 8 of half a MiB per channel.
+SLOTS = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A program that the law accepts and GPU blocks can run. Compared by identity."""
+
+    algorithm: str
+    forest: Forest
+    program: Program
+
+    @property
+    def collective(self) -> Collective:
+        return self.program.collective
+
+    @property
+    def network(self) -> Topology:
+        return self.forest.topology
+
+    @property
+    def name(self) -> str:
+        """Of its kernels: ``broadcast_root3_optimal``."""
+        root = self.collective.root
+        return f"{self.collective.name}{'' if root is None else f'_root{root}'}_{self.algorithm}"
+
+    @property
+    def lanes(self) -> int:
+        return len(self.program.channels)
+
+
+@dataclass
+class Candidates:
+    """What there is, by collective and root (−1: none), and for the others why not."""
+
+    found: dict[tuple[str, int], list[Candidate]] = field(default_factory=dict)
+    absent: dict[tuple[str, int], list[str]] = field(default_factory=dict)
+
+    @property
+    def every(self) -> tuple[Candidate, ...]:
+        return tuple(one for some in self.found.values() for one in some)
+
+    def why_not(self, key: tuple[str, int]) -> str:
+        """Why there is none of ``key``; a sentence without full stop."""
+        return "; ".join(dict.fromkeys(self.absent.get(key, []))) or "nothing was planned for it"
+
+
+def collectives(size: int) -> Iterator[Collective]:
+    """All that can be asked for, with every root."""
+    for name in SERVED:
+        if COLLECTIVES[name].parameters:
+            yield from (Collective(name, size, root=root) for root in range(size))
+        else:
+            yield Collective(name, size)
+
+
+def key_of(collective: Collective) -> tuple[str, int]:
+    return collective.name, -1 if collective.root is None else collective.root
+
+
+def wanted(setting: str) -> tuple[str, ...]:
+    """The algorithms that BLINK_ALGO asks for.
+
+    Raises
+    ------
+    PackingError
+        If there is none of this name; the message lists those there are.
+    """
+    if setting in ("", AUTO, BEST):
+        return DEFAULT
+    algorithm(setting)
+    return (setting,)
+
+
+def links_for(place: Place) -> str:
+    """The first choice of links that joins the ranks: ``fast``, ``pcie``, ``all``.
+
+    PCIe comes before all links, as two GPUs with NVLink between them never reach each other over both.
+
+    Raises
+    ------
+    TopologyError
+        If nothing joins them.
+    """
+    for links in LINK_CHOICES:
+        try:
+            network_for(place.topology, place.ranks, links)
+        except TopologyError:
+            continue
+        return links
+    network_for(place.topology, place.ranks, "all")  # says which parts there are
+    return "all"
+
+
+def candidates(
+    place: Place,
+    algorithms: tuple[str, ...],
+    lanes: int,
+    bad: Mapping[tuple[int, int], str],
+    tell: Callable[[str], None] = lambda text: None,
+) -> Candidates:
+    """All programs that can serve the job.
+
+    Parameters
+    ----------
+    algorithms
+        Names of the registry.
+    lanes
+        At most so many in each program.
+    bad
+        Ordered pairs of ranks that must not write to each other, and why: no program that does is taken.
+    tell
+        Told what is left out.
+
+    Raises
+    ------
+    TopologyError
+        If no links join the ranks.
+
+    Notes
+    -----
+    Cost: half a second for 8 GPUs of a DGX-1V, of which most is the first AllReduce.
+    """
+    links, result = links_for(place), Candidates()
+    missing: dict[str, dict[str, None]] = {}
+    for collective in collectives(len(place.ranks)):
+        key = key_of(collective)
+        request = Request(place.topology, collective, place.ranks, links)
+        for name in algorithms:
+            try:
+                one = _candidate(request, name, lanes, bad)
+            except (UnsupportedError, PackingError, ScheduleError) as error:
+                text = " ".join(str(error).split())
+                result.absent.setdefault(key, []).append(text)
+                missing.setdefault(text, {})[collective.name] = None
+                continue
+            known = result.found.setdefault(key, [])
+            if not any(_same(one.program, other.program) for other in known):
+                known.append(one)
+    for text, names in missing.items():
+        tell(f"for {', '.join(names)}: {text}")
+    return result
+
+
+def _candidate(request: Request, name: str, lanes: int, bad: Mapping[tuple[int, int], str]) -> Candidate:
+    forest = algorithm(name).plan(request)
+    program = lower(forest, slots=SLOTS, channels=lanes)
+    for queue in program.queues:
+        if (queue.src, queue.dst) in bad:
+            raise UnsupportedError(
+                f"{name} sends from rank {queue.src} to rank {queue.dst}, which failed the peer check: "
+                f"{bad[queue.src, queue.dst]}"
+            )
+    verify(program, forest.topology)
+    lanes_of(program, SLOTS)
+    return Candidate(name, forest, program)
+
+
+def _same(a: Program, b: Program) -> bool:
+    """Whether they do the same, whatever they were made from."""
+    return replace(a, forest_hash="", topology_hash="", rate=b.rate) == replace(b, forest_hash="", topology_hash="")

@@ -1,0 +1,179 @@
+"""What would NCCL take for the same call? The time that a plan must beat.
+
+- *Rings and trees*: NCCL 2.30's own channel search and cost model (:mod:`blinkccl.simulate.nccl_model`), for the five
+  collectives that it has algorithms for.
+- *Sends and receives*: AllToAll, Gather and Scatter. All messages go at once on NCCL's paths, and the busiest link
+  says how long that takes: less than it would be, as NCCL's channels per peer are not counted.
+- *NVLS*: AllReduce in the switch, on Hopper and later. Its rate is 480 GB/s of 450 (eight H100s, published nccl-tests
+  runs), its latency at least that of two hops.
+- *A ring of ours*, at the costs that our plans are given, where NCCL's model has no answer (several ranks on a GPU,
+  links that it does not know). That knows neither NCCL's channels nor its tuning, and the reason is told.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from blinkccl.algorithms.registry import Request, algorithm
+from blinkccl.collectives.spec import Collective
+from blinkccl.errors import BlinkError, UnsupportedError
+from blinkccl.nccl.costs import RATE, architecture, protocols_of, timing
+from blinkccl.nccl.programs import SLOTS, Candidate, links_for
+from blinkccl.nccl.topology_of_job import Place
+from blinkccl.schedule.lower import lower
+from blinkccl.simulate.nccl_model import BASE_US, PROTOCOLS, SERVED, STEP_US, choose
+from blinkccl.simulate.nccl_search import Channels, search
+from blinkccl.simulate.nccl_system import NVL, Server, see
+from blinkccl.topology.assembly import exact_unit
+from blinkccl.units import bus_factor
+
+#: busbw of an AllReduce in the switch, as a part of what a GPU's NVLinks have together.
+NVLS_RATE = 480 / 450
+#: NCCL sends messages of up to so many bytes by LL (its parameter P2P_LL_THRESHOLD).
+P2P_LL_BYTES = 16384
+#: GPUs that reduce in the switch at least.
+_LEAST_NVLS = 3
+#: A stand-in for what nobody can model: the first that serves a collective.
+_STAND_INS = ("ring", "one_hop")
+#: Of a stand-in's messages.
+_PARTS, _CAPACITY = 4, {"ll": 16 << 10, "ll128": 30 << 10, "simple": 1 << 20}
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """``words``: who takes that long, like "NCCL ring LL"."""
+
+    seconds: float
+    words: str
+
+
+class Rival:
+    """NCCL on a job.
+
+    Parameters
+    ----------
+    capability
+        Compute capability of the oldest GPU, 90 for 9.0.
+    """
+
+    def __init__(self, place: Place, capability: int) -> None:
+        self._place, self._capability = place, capability
+        self._arch = architecture(capability)
+        self._stood_in: dict[Collective, Candidate] = {}
+
+    @cached_property
+    def _searched(self) -> Channels | str:
+        """NCCL's channels, or why there are none."""
+        if not self._place.real:
+            return "several ranks share a GPU"
+        try:
+            return search(self._place.topology, self._place.ranks, arch=self._arch)
+        except BlinkError as error:
+            return " ".join(str(error).split())
+
+    @property
+    def caveat(self) -> str:
+        """Why NCCL's own model is not used; "" where it is."""
+        return "" if isinstance(self._searched, Channels) else self._searched
+
+    def at(self, collective: Collective, size_bytes: int) -> Prediction:
+        """What NCCL would take for S bytes.
+
+        Raises
+        ------
+        UnsupportedError
+            If nothing can be said.
+        """
+        if not isinstance(self._searched, Channels):
+            return self._stand_in(collective, size_bytes)
+        if collective.name not in SERVED:
+            return self._sends(collective, size_bytes)
+        chosen = choose(
+            self._searched,
+            collective,
+            size_bytes,
+            ranks=collective.world_size,
+            servers=self._searched.servers,
+            arch=self._arch,
+        )
+        found = Prediction(chosen.seconds, f"NCCL {chosen.algorithm} {chosen.protocol}")
+        in_switch = self._nvls(collective, size_bytes)
+        return found if in_switch is None or found.seconds <= in_switch.seconds else in_switch
+
+    @cached_property
+    def _server(self) -> Server:
+        servers = see(self._place.topology, self._place.ranks, self._arch)
+        if len(servers) != 1:
+            raise UnsupportedError("the ranks are of several NVLink domains")
+        return servers[0]
+
+    def _nvls(self, collective: Collective, size_bytes: int) -> Prediction | None:
+        if collective.name != "allreduce" or self._arch not in ("hopper", "blackwell"):
+            return None
+        if collective.world_size < _LEAST_NVLS or not self._server.switched:
+            return None
+        topology = self._place.topology
+        unit = exact_unit(topology)
+        port = min(
+            sum(unit * x.capacity for x in topology.links if x.src == rank and x.kind == "nvlink")
+            for rank in self._place.ranks
+        )
+        busbw = NVLS_RATE * float(port) * 1e9
+        seconds = _latency_s("Simple", True, 2) + size_bytes * _factor(collective) / busbw
+        return Prediction(seconds, "NCCL NVLS")
+
+    def _sends(self, collective: Collective, size_bytes: int) -> Prediction:
+        """One message per pair, all at once."""
+        server, ranks = self._server, self._place.ranks
+        message = size_bytes / collective.world_size
+        load: dict[tuple[int, int], float] = {}
+        nvlink = True
+        for item in collective.items():
+            for (src, _), (dst, _) in zip(item.contributions, item.destinations, strict=True):
+                if src == dst:
+                    continue
+                hop = server.hops.get((ranks[src], ranks[dst]))
+                if hop is None:
+                    raise UnsupportedError(f"NCCL has no path from rank {src} to rank {dst}")
+                nvlink = nvlink and hop.kind == NVL
+                for link, share in hop.load:
+                    load[link] = load.get(link, 0.0) + message * float(share)
+        moving = max((amount / (float(server.capacity[link]) * 1e9) for link, amount in load.items()), default=0.0)
+        times = {"Simple": _latency_s("Simple", nvlink, 1) + moving}
+        if message <= P2P_LL_BYTES:
+            times["LL"] = _latency_s("LL", nvlink, 1) + moving / RATE["ll"]
+        protocol = min(times, key=lambda name: times[name])
+        return Prediction(times[protocol], f"NCCL send/recv {protocol}")
+
+    def _stand_in(self, collective: Collective, size_bytes: int) -> Prediction:
+        if collective not in self._stood_in:
+            self._stood_in[collective] = _planned(self._place, collective)
+        candidate = self._stood_in[collective]
+        times = [
+            timing(candidate, protocol, size_bytes, self._capability, _PARTS, _CAPACITY[protocol]).seconds
+            for protocol in protocols_of(candidate, self._capability)
+        ]
+        return Prediction(min(times), f"a {candidate.algorithm.replace('_', '-')} in NCCL's place")
+
+
+def _factor(collective: Collective) -> float:
+    return float(bus_factor(collective.name, collective.world_size))
+
+
+def _latency_s(protocol: str, nvlink: bool, hops: int) -> float:
+    column = PROTOCOLS.index(protocol)
+    step = STEP_US["nvlink" if nvlink else "pcie", "tree"][column]
+    return float(BASE_US["ring"][column] + hops * step) * 1e-6
+
+
+def _planned(place: Place, collective: Collective) -> Candidate:
+    reasons = []
+    for name in _STAND_INS:
+        try:
+            forest = algorithm(name).plan(Request(place.topology, collective, place.ranks, links_for(place)))
+        except UnsupportedError as error:
+            reasons.append(str(error))
+            continue
+        return Candidate(name, forest, lower(forest, slots=SLOTS))
+    raise UnsupportedError(f"nothing to compare {collective.name} with: {'; '.join(reasons)}")

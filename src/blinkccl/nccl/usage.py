@@ -1,0 +1,132 @@
+"""What became of a program's NCCL calls? The lines that libblink.so appends to the file that BLINK_REPORT names.
+
+One JSON object per line, from each process at the end of each of its communicators and when it exits::
+
+    {"pid": 4711, "rank": 0, "nranks": 4, "comm": "3f2a…", "state": "blink", "why": "…", "collective": "allreduce",
+     "dtype": "float32", "op": "sum", "least": 1024, "most": 65536, "program": 0, "protocol": "ll", "calls": 120,
+     "bytes": 31457280}
+
+``state`` is "blink" or "nccl"; ``least``, ``most`` and ``bytes`` are S of a call, as nccl-tests counts it, and of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+SCHEMA_VERSION = 1
+#: A longer report is not read to its end.
+MAX_BYTES = 64 << 20
+
+
+class Line(msgspec.Struct, frozen=True):
+    """One line; what is about a communicator and no collective has no calls."""
+
+    pid: int
+    rank: int
+    nranks: int
+    comm: str
+    state: str
+    why: str = ""
+    collective: str = ""
+    dtype: str = ""
+    op: str = ""
+    least: int = 0
+    most: int = 0
+    program: int = -1
+    protocol: str = ""
+    calls: int = 0
+    bytes: int = 0
+
+
+class Row(msgspec.Struct, frozen=True):
+    """Calls of a communicator that went the same way; ``calls`` and ``bytes`` are those of one rank, the busiest."""
+
+    collective: str
+    dtype: str
+    op: str
+    least: int
+    most: int
+    state: str
+    protocol: str
+    calls: int
+    bytes: int
+    why: str
+
+
+class Group(msgspec.Struct, frozen=True):
+    """A communicator, its processes in the order of the ranks, and what became of its calls."""
+
+    comm: str
+    nranks: int
+    pids: list[int]
+    rows: list[Row]
+
+
+@dataclass(frozen=True)
+class Usage:
+    """A whole report. ``unread``: lines that are none."""
+
+    groups: tuple[Group, ...]
+    unread: int = 0
+
+    @property
+    def processes(self) -> int:
+        return len({pid for group in self.groups for pid in group.pids})
+
+    def calls(self, state: str) -> int:
+        """Of one rank per communicator, the busiest."""
+        return sum(row.calls for group in self.groups for row in group.rows if row.state == state)
+
+    def document(self, command: Sequence[str], exit_code: int) -> dict[str, object]:
+        """For machines."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "command": list(command),
+            "exit_code": exit_code,
+            "used": bool(self.groups),
+            "calls": {"blink": self.calls("blink"), "nccl": self.calls("nccl")},
+            "communicators": [msgspec.to_builtins(group) for group in self.groups],
+            "unread_lines": self.unread,
+        }
+
+
+def read_usage(data: bytes) -> Usage:
+    """The report in ``data``; lines that are none, as of a process that was killed while it wrote, are counted."""
+    found: dict[str, list[Line]] = {}
+    unread = 0
+    for text in data.splitlines():
+        if not text.strip():
+            continue
+        try:
+            line = msgspec.json.decode(text, type=Line)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+            unread += 1
+            continue
+        found.setdefault(line.comm, []).append(line)
+    return Usage(tuple(_group(comm, lines) for comm, lines in found.items()), unread)
+
+
+def _group(comm: str, lines: Sequence[Line]) -> Group:
+    by_way: dict[tuple[str, ...], list[Line]] = {}
+    for line in lines:
+        if line.calls or line.why:
+            key = (line.collective, line.dtype, line.op, line.state, line.protocol, line.why)
+            by_way.setdefault(key, []).append(line)
+    rows = [_row(same) for same in by_way.values()]
+    rows.sort(key=lambda row: (row.collective, row.dtype, row.op, row.least, row.state))
+    pids = dict.fromkeys(line.pid for line in sorted(lines, key=lambda line: line.rank))
+    return Group(comm, max(line.nranks for line in lines), list(pids), rows)
+
+
+def _row(same: Sequence[Line]) -> Row:
+    per_rank: dict[tuple[int, int], tuple[int, int]] = {}
+    for line in same:
+        calls, size = per_rank.get((line.pid, line.rank), (0, 0))
+        per_rank[line.pid, line.rank] = calls + line.calls, size + line.bytes
+    calls, size = max(per_rank.values())
+    one = same[0]
+    least, most = min(line.least for line in same), max(line.most for line in same)
+    return Row(one.collective, one.dtype, one.op, least, most, one.state, one.protocol, calls, size, one.why)

@@ -1,0 +1,104 @@
+"""Where may this user's processes leave files for each other, with nobody else in between?"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from blinkccl.errors import LaunchError
+
+
+def cache_directory(environ: Mapping[str, str], kind: str) -> Path | None:
+    """The directory for cached files of one kind; None: there is to be no cache.
+
+    ``kind`` in BLINK_CACHE if that is set (empty: no cache at all), else ``blink/kind`` in XDG_CACHE_HOME, else in
+    ``~/.cache``. It need not exist yet.
+    """
+    if "BLINK_CACHE" in environ:
+        return Path(environ["BLINK_CACHE"], kind) if environ["BLINK_CACHE"] else None
+    cache = environ.get("XDG_CACHE_HOME", "")
+    if not cache.startswith("/"):  # a relative path is to be ignored, says the XDG specification
+        home = environ.get("HOME", "")
+        cache = f"{home}/.cache" if home.startswith("/") else ""
+    return Path(cache, "blink", kind) if cache else None
+
+
+def private_directory(path: Path) -> Path:
+    """``path``, made with its parents if it is not there, and seen to be this user's alone.
+
+    Raises
+    ------
+    LaunchError
+        With the reason, and what to do.
+    """
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, exist_ok=True)
+        row = path.lstat()
+    except OSError as error:
+        raise LaunchError(f"directory {path}: cannot be made ({error}); name another one") from error
+    if not stat.S_ISDIR(row.st_mode):
+        raise LaunchError(f"directory {path}: expected a directory, got a link or a file; name another one")
+    if row.st_uid != os.geteuid():
+        raise LaunchError(f"directory {path}: expected owner {os.geteuid()}, got {row.st_uid}; name another one")
+    if row.st_mode & 0o077:
+        raise LaunchError(
+            f"directory {path}: expected mode 0700, got {stat.S_IMODE(row.st_mode):04o}: others could answer in a "
+            f"rank's place; chmod 700 {path}, or name a directory that does not exist yet"
+        )
+    return path
+
+
+def file_fault(row: os.stat_result, max_bytes: int) -> str | None:
+    """Why an opened cache file is not to be trusted, or None.
+
+    It must be a regular file of at most ``max_bytes`` that this user or root wrote: an administrator may have filled
+    a cache for everybody.
+    """
+    if not stat.S_ISREG(row.st_mode) or row.st_size > max_bytes:
+        return "no file of ours"
+    owners = (os.geteuid(), 0)
+    return None if row.st_uid in owners else f"expected owner {owners[0]}, got {row.st_uid}"
+
+
+def write_at_once(path: Path, content: bytes, mode: int = 0o600) -> None:
+    """Writes ``path`` so that readers see all of ``content`` or what was there before.
+
+    Raises
+    ------
+    OSError
+        If that fails; then nothing is left behind.
+    """
+    written = path.with_name(f".{secrets.token_hex(8)}")
+    try:
+        with open(os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
+            file.write(content)
+        os.replace(written, path)
+    except OSError:
+        with suppress(OSError):
+            written.unlink(missing_ok=True)
+        raise
+
+
+def throw_out(directory: Path, max_bytes: int, is_ours: Callable[[Path], bool]) -> None:
+    """Removes the files not used for longest until those that ``is_ours`` has take ``max_bytes`` at most.
+
+    Unfinished files, whose names begin with a dot, count as ours.
+    """
+    rows = []
+    for path in directory.glob("*"):
+        with suppress(OSError):  # another process was faster
+            row = path.lstat()
+            if stat.S_ISREG(row.st_mode) and (is_ours(path) or path.name.startswith(".")):
+                rows.append((row.st_mtime_ns, path.name, row.st_size, path))
+    total = sum(size for _, _, size, _ in rows)
+    for _, _, size, path in sorted(rows):
+        if total <= max_bytes:
+            return
+        with suppress(OSError):
+            path.unlink()
+        total -= size

@@ -1,0 +1,328 @@
+"""How do ranks with GPUs run collectives on trees without NCCL? Through ``libblink.so``'s own plain C interface.
+
+The library plans, loads generated code and enqueues it on the stream that it is given (``native/shim/standalone.h``).
+Here are its types for :mod:`ctypes`, its numbers for our names, its results as our errors. What a rank's GPU memory
+holds is the caller's business: this file sees addresses and streams.
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+import json
+import os
+import secrets
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from blinkccl.collectives.ops import DTYPES
+from blinkccl.errors import BlinkError, CommunicationError, DeadlineError, InternalError, UnsupportedError
+from blinkccl.native import find_library
+from blinkccl.runtime.rendezvous import decode, encode, meet, own_card, same_host
+from blinkccl.runtime.store_contract import Store
+from blinkccl.runtime.torch_store import TorchStore
+
+LIBRARY = "libblink.so"
+#: Names another library file; for people who work on it.
+LIBRARY_OVERRIDE = "BLINK_LIBRARY"
+
+#: In the order of ``enum Collective`` in ``native/shim/bundle.h``.
+COLLECTIVES = ("broadcast", "reduce", "allreduce", "allgather", "reduce_scatter", "gather", "scatter", "alltoall")
+REDUCING = ("reduce", "allreduce", "reduce_scatter")
+#: ``ncclDataType_t`` (nccl.h) of our names; a bool is a byte that is 0 or 1.
+DTYPE_NUMBERS = {
+    "int8": 0,
+    "uint8": 1,
+    "int32": 2,
+    "uint32": 3,
+    "int64": 4,
+    "uint64": 5,
+    "float16": 6,
+    "float32": 7,
+    "float64": 8,
+    "bfloat16": 9,
+    "float8_e4m3fn": 10,
+    "float8_e5m2": 11,
+    "bool": 1,
+}
+#: ``ncclRedOp_t``. Numbers from 5 on are premul_sums that the library was told of; we need one at a time.
+OP_NUMBERS = {"sum": 0, "prod": 1, "max": 2, "min": 3, "avg": 4, "premul_sum": 5}
+#: The same on bytes that are 0 or 1: "or" and "and".
+_BOOL_OPS = {"sum": "max", "max": "max", "prod": "min", "min": "min"}
+
+_SUCCESS, _INVALID_USAGE, _REMOTE, _TIMEOUT = 0, 5, 6, 8
+_RESULTS = {
+    1: "a CUDA call failed",
+    2: "a call to the system failed",
+    3: "internal error",
+    4: "invalid argument",
+    5: "invalid usage",
+    6: "another rank failed, has gone, or aborted; or a kernel gave up waiting for one",
+    8: "timed out",
+}
+_SEE = "NCCL_DEBUG=WARN shows libblink.so's own words"
+_WHY_BYTES = 4096
+
+_COMM = c.c_void_p
+_FUNCTIONS: Mapping[str, list[Any]] = {
+    "blink_shim_comm_create": [
+        c.POINTER(_COMM), c.c_char_p, c.c_int, c.c_int, c.c_int, c.c_char_p, c.c_char_p, c.c_size_t,
+    ],
+    "blink_shim_comm_run": [
+        _COMM, c.c_int, c.c_void_p, c.c_void_p, c.c_size_t, c.c_int, c.c_int, c.c_int, c.c_void_p,
+    ],
+    "blink_shim_comm_premul_sum": [_COMM, c.c_int, c.c_int, c.c_void_p],
+    "blink_shim_comm_error": [_COMM],
+    "blink_shim_comm_abort": [_COMM],
+    "blink_shim_comm_destroy": [_COMM],
+}  # fmt: skip
+
+
+@lru_cache(maxsize=4)
+def gpu_library(path: Path | None = None) -> Any:
+    """``libblink.so`` with the types of its functions declared; they release the GIL.
+
+    Parameters
+    ----------
+    path
+        None: what ``BLINK_LIBRARY`` names, or what came with the package.
+
+    Raises
+    ------
+    UnsupportedError
+        If it is not there, or is none.
+    """
+    path = path or find_library(LIBRARY, LIBRARY_OVERRIDE)
+    if path is None:
+        raise UnsupportedError(
+            f"this installation has no {LIBRARY}: it was installed from source where no C++17 compiler was found; "
+            "install one (Debian: apt install g++) and reinstall blink-ccl"
+        )
+    try:
+        library = c.CDLL(str(path))
+        for name, arguments in _FUNCTIONS.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = c.c_int, arguments
+    except (OSError, AttributeError) as error:
+        raise UnsupportedError(f"{path} cannot be used: {error}; reinstall blink-ccl") from None
+    return library
+
+
+class GpuGroup:
+    """One rank's part in a group of GPUs. Calls may come from any thread; all ranks make the same, in one order.
+
+    Parameters
+    ----------
+    key
+        Any text that no other group has; the same on all ranks, which all do this at about the same time.
+    rank, size
+        This rank, of how many (≥ 2).
+    device
+        The GPU's number in this process, as CUDA counts.
+    algorithm
+        One for everything; "": the best at each size.
+    library
+        What :func:`gpu_library` gives.
+
+    Raises
+    ------
+    UnsupportedError
+        If the ranks cannot run on trees; on all ranks. The library's words for it: no driver, no compiler, a GPU that
+        another cannot reach, a rank that does not come, planning that takes too long (``BLINK_PLAN_TIMEOUT``).
+    """
+
+    def __init__(self, key: str, rank: int, size: int, device: int, algorithm: str = "", library: Any = None) -> None:
+        self.rank, self.size, self.device = rank, size, device
+        self._library = gpu_library() if library is None else library
+        self._lock = threading.Lock()
+        self._comm = _COMM()
+        self._counts: Counter[str] = Counter()
+        # The planner is this package's: "python3" on PATH may be one that does not have it.
+        os.environ.setdefault("BLINK_PYTHON", sys.executable)
+        why = c.create_string_buffer(_WHY_BYTES)
+        result = self._library.blink_shim_comm_create(
+            c.byref(self._comm), key.encode(), size, rank, device, algorithm.encode(), why, _WHY_BYTES
+        )
+        if result != _SUCCESS:
+            said = why.value.decode(errors="replace") or _RESULTS.get(result, f"result {result}")
+            raise UnsupportedError(f"rank {rank} of {size} on GPU {device} cannot run on trees: {said}")
+
+    def run(
+        self,
+        name: str,
+        send: int | None,
+        recv: int | None,
+        count: int,
+        dtype: str = "uint8",
+        op: str = "sum",
+        root: int = 0,
+        scale: float | None = None,
+        stream: int | None = None,
+    ) -> None:
+        """Enqueues a collective on ``stream``, and returns at once.
+
+        Parameters
+        ----------
+        name
+            One of :data:`COLLECTIVES`.
+        send, recv
+            Addresses on this rank's GPU; None for a buffer that the rank does not have. In place as in nccl.h.
+        count
+            Elements of one block, as in nccl.h: AllGather receives ``size`` blocks, ReduceScatter sends so many.
+        scale
+            The factor of a premul_sum, rounded to ``dtype``: the interface takes an element, as NCCL's does.
+        stream
+            CUDA's handle; None: the default stream.
+
+        Raises
+        ------
+        UnsupportedError
+            If a GPU has no such type or operation, or no program serves this size; nothing was enqueued.
+        CommunicationError
+            If a kernel has given up, this group was aborted or closed, or CUDA fails.
+        """
+        number, operation = _numbers(name, dtype, op)
+        at_root = root if name in ("broadcast", "reduce", "gather", "scatter") else -1
+        with self._lock:
+            comm = self._open()
+            if operation == OP_NUMBERS["premul_sum"]:
+                element = _element(dtype, scale)
+                self._check(self._library.blink_shim_comm_premul_sum(comm, operation, number, element), name)
+            result = self._library.blink_shim_comm_run(
+                comm, COLLECTIVES.index(name), send, recv, count, number, operation, at_root, stream
+            )
+            if result == _INVALID_USAGE:
+                raise UnsupportedError(
+                    f"no program of the plan serves {name} of {count} x {dtype}"
+                    + (f" ({op})" if name in REDUCING else f" from root {root}" if at_root >= 0 else "")
+                    + f" on {self.size} ranks; with NCCL_DEBUG=INFO libblink.so says why"
+                )
+            self._check(result, name)
+            self._counts[f"gpu_{name}"] += 1
+            self._counts["gpu_bytes"] += count * DTYPES[dtype].itemsize
+
+    def error(self) -> BlinkError | None:
+        """What kernels have said since: None, or why one gave up. Looks at the host's memory, never at CUDA.
+
+        A rank that sees its own kernel give up has told all others with that.
+        """
+        with self._lock:
+            if not self._comm:
+                return None
+            result = self._library.blink_shim_comm_error(self._comm)
+        return None if result == _SUCCESS else self._error(result, "a collective")
+
+    def abort(self) -> None:
+        """Kernels that wait give up, here and on all other ranks. Waits until those here have."""
+        with self._lock:
+            if self._comm:
+                self._library.blink_shim_comm_abort(self._comm)
+
+    def close(self) -> None:
+        """Ends this rank's part when what was enqueued has ended. May be called twice."""
+        with self._lock:
+            comm, self._comm = self._comm, _COMM()
+            if comm:
+                self._library.blink_shim_comm_destroy(comm)
+
+    def stats(self) -> dict[str, int]:
+        """Calls by name, and the bytes of one block of each."""
+        return dict(self._counts)
+
+    def _open(self) -> Any:
+        if not self._comm:
+            raise CommunicationError("the group of GPUs is closed")
+        return self._comm
+
+    def _check(self, result: int, name: str) -> None:
+        if result != _SUCCESS:
+            raise self._error(result, name)
+
+    def _error(self, result: int, name: str) -> BlinkError:
+        text = f"rank {self.rank} of {self.size}, GPU {self.device}: {name}: {_RESULTS.get(result, f'result {result}')}"
+        kind = DeadlineError if result == _TIMEOUT else InternalError if result in (3, 4) else CommunicationError
+        return kind(f"{text}; {_SEE}")
+
+
+def _numbers(name: str, dtype: str, op: str) -> tuple[int, int]:
+    """The numbers of a type and an operation; the latter's is any where nothing is reduced."""
+    number = DTYPE_NUMBERS.get(dtype)
+    if number is None:
+        raise UnsupportedError(f"GPUs do not reduce {dtype}; they do {', '.join(DTYPE_NUMBERS)}")
+    if name not in REDUCING:
+        return number, 0
+    served = _BOOL_OPS if dtype == "bool" else OP_NUMBERS
+    if op not in served:
+        raise UnsupportedError(f"GPUs have no {op} of {dtype}; they have {', '.join(served)}")
+    return number, OP_NUMBERS[_BOOL_OPS[op] if dtype == "bool" else op]
+
+
+def _element(dtype: str, scale: float | None) -> Any:
+    """The factor as an element in memory."""
+    if scale is None:
+        raise UnsupportedError("premul_sum needs its factor")
+    kind = DTYPES[dtype]
+    with np.errstate(over="ignore"):
+        element = np.asarray(kind.scalar(scale)).astype(kind.storage).tobytes()
+    return c.create_string_buffer(element, len(element))
+
+
+def open_gpu_group(
+    store: Any, rank: int, size: int, device: int, *, prefix: str, deadline_s: float, algorithm: str = ""
+) -> GpuGroup:
+    """A group of GPUs, one per rank; all ranks call this.
+
+    Parameters
+    ----------
+    store
+        Ours or one of torch's; the same for all ranks. It may hold what earlier groups left.
+    prefix
+        Tells groups apart that are made at the same time; the same for all ranks of one.
+    device
+        This rank's GPU, by its number in this process.
+    deadline_s
+        How long to wait for the other ranks; planning has a deadline of its own.
+
+    Raises
+    ------
+    UnsupportedError
+        If the ranks are not on one host, or one of them cannot run on trees; on all ranks, with the reason.
+    RendezvousTimeout, PlanMismatchError, PeerLostError
+        As :func:`blinkccl.runtime.rendezvous.meet`.
+    """
+    payload = json.dumps({"key": secrets.token_hex(16), "refused": _refusal()}).encode()
+    met = meet(
+        store if isinstance(store, Store) else TorchStore(store),
+        prefix,
+        rank,
+        size,
+        encode(own_card(rank, size, payload)),
+        time.monotonic() + deadline_s,
+    )
+    cards = [decode(card) for card in met]
+    if not same_host(cards):
+        hosts = ", ".join(f"rank {card.rank}: {card.hostname}" for card in cards)
+        raise UnsupportedError(
+            f"trees serve the GPUs of one host, these ranks are on several ({hosts}); use NCCL there"
+        )
+    told = [json.loads(card.payload) for card in cards]
+    for peer, words in enumerate(told):
+        if words["refused"]:
+            raise UnsupportedError(f"rank {peer}: {words['refused']}")
+    return GpuGroup(f"blink-gpu-group/{told[0]['key']}", rank, size, device, algorithm)
+
+
+def _refusal() -> str:
+    """Why this process cannot take part, as far as it can see; the others are told instead of waiting for it."""
+    try:
+        gpu_library()
+    except UnsupportedError as error:
+        return error.reason
+    return ""

@@ -1,0 +1,138 @@
+"""Generated code of every algorithm × collective, through NVIDIA's compilers, without a warning.
+
+``BLINK_TEST_ALL_ARCHITECTURES=1`` compiles all of it for every GPU that nvcc knows, which takes an hour.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from blinkccl.algorithms.registry import ALGORITHMS, Request
+from blinkccl.codegen.command import compiled
+from blinkccl.codegen.device_files import INCLUDE_OVERRIDE, include_directory
+from blinkccl.codegen.layout import Group
+from blinkccl.codegen.nvcc import find_nvcc, nvcc_architectures
+from blinkccl.codegen.nvrtc import find_nvrtc, nvrtc, nvrtc_facts
+from blinkccl.codegen.text import INCLUDE, WIRES, Kernel, code
+from blinkccl.collectives.spec import COLLECTIVES, Collective
+from blinkccl.errors import UnsupportedError
+from blinkccl.forest.model import Forest
+from blinkccl.schedule.lower import lower
+from blinkccl.topology.spec import parse_spec
+
+#: Between them these machines have a plan of every algorithm.
+JOBS = {"dgx-a100": (0, 3, 5, 6), "2x dgx-1v @ 40Gbps": (0, 1, 9, 10)}
+NVCC = find_nvcc()
+NVRTC = find_nvrtc()
+ALL = os.environ.get("BLINK_TEST_ALL_ARCHITECTURES") == "1"
+needs_nvcc = pytest.mark.skipif(NVCC is None, reason="no nvcc: neither BLINK_NVCC, CUDA_HOME nor PATH has one")
+needs_nvrtc = pytest.mark.skipif(NVRTC is None, reason="no libnvrtc: neither BLINK_NVRTC_LIB nor a wheel has one")
+
+
+@pytest.fixture(autouse=True)
+def _headers_of_this_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not those that were installed last."""
+    monkeypatch.setenv(INCLUDE_OVERRIDE, str(Path(__file__).parents[2] / "native" / "device"))
+
+
+def plan(spec: str, algorithm: str, name: str) -> Forest | None:
+    topology, ranks = parse_spec(spec), JOBS[spec]
+    values = {"root": 1, "src": 0, "dst": len(ranks) - 1}
+    collective = Collective(name, len(ranks), **{key: values[key] for key in COLLECTIVES[name].parameters})
+    try:
+        return ALGORITHMS[algorithm].plan(Request(topology, collective, ranks))
+    except UnsupportedError:
+        return None
+
+
+@cache
+def everything() -> dict[tuple[str, str], str]:
+    """(algorithm, collective) → code, each on the first machine that has a plan."""
+    found: dict[tuple[str, str], str] = {}
+    for spec in JOBS:
+        for algorithm in ALGORITHMS:
+            for name in COLLECTIVES:
+                forest = None if (algorithm, name) in found else plan(spec, algorithm, name)
+                if forest is not None:
+                    program = lower(forest)
+                    kernel = Kernel(f"{algorithm}_{name}", program, forest)
+                    found[algorithm, name] = code(kernel, Group([program]))
+    return found
+
+
+def accepted(text: str, *options: str) -> bytes:
+    """What nvcc makes of ``text``; warnings are errors."""
+    include = include_directory()
+
+    def command(source: Path, output: Path) -> list[str]:
+        assert NVCC is not None
+        start = [NVCC, "-std=c++17", "-fmad=false", "-Werror", "all-warnings", f"-I{include}", *options]
+        return [*start, str(source), "-o", str(output)]
+
+    return compiled(text, ".cu", command, 1800)
+
+
+def test_no_algorithm_and_no_collective_is_left_out() -> None:
+    assert {algorithm for algorithm, _ in everything()} == set(ALGORITHMS)
+    assert {name for _, name in everything()} == set(COLLECTIVES)
+
+
+@needs_nvcc
+@pytest.mark.timeout(900)
+def test_everything_compiles_to_ptx() -> None:
+    """In one file, and without optimizing: what is looked for is what the compiler refuses or warns of."""
+    ptx = accepted("\n".join([INCLUDE, *everything().values()]), "-ptx", "-arch=sm_90", "-Xcicc", "-O0")
+    assert ptx.count(b".visible .entry") == 3 * len(everything())
+
+
+@needs_nvcc
+@pytest.mark.timeout(900)
+def test_a_plan_compiles_for_every_gpu_that_nvcc_knows() -> None:
+    """With a protocol each, in turn."""
+    assert NVCC is not None
+    lines = (INCLUDE + everything()["optimal", "sendrecv"]).splitlines(keepends=True)
+    for index, architecture in enumerate(nvcc_architectures(NVCC)):
+        entry = f"_{list(WIRES)[index % len(WIRES)]},"
+        text = "".join(line for line in lines if not line.startswith("BLINK_ENTRY") or entry in line)
+        ptx = accepted(text, "-ptx", f"-arch={architecture}")
+        assert f".target {architecture}".encode() in ptx
+        assert ptx.count(b".visible .entry") == 1
+
+
+@needs_nvcc
+@pytest.mark.timeout(900)
+def test_a_reducing_plan_compiles_for_one_gpu() -> None:
+    cubin = accepted(INCLUDE + everything()["optimal", "reduce"], "-cubin", "-arch=sm_90")
+    for protocol in ("simple", "ll", "ll128"):
+        assert f"blink_optimal_reduce_{protocol}".encode() in cubin
+
+
+@needs_nvcc
+@pytest.mark.timeout(7200)
+@pytest.mark.skipif(not ALL, reason="BLINK_TEST_ALL_ARCHITECTURES is not 1")
+@pytest.mark.parametrize("architecture", nvcc_architectures(NVCC) if NVCC and ALL else ["all"])
+def test_everything_compiles_for_every_gpu(architecture: str) -> None:
+    for text in everything().values():
+        assert accepted(INCLUDE + text, "-cubin", f"-arch={architecture}")[:4] == b"\x7fELF"
+
+
+@needs_nvrtc
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("architecture", ["sm_70", "sm_90"])
+def test_nvrtc_compiles_it(architecture: str) -> None:
+    """Which is what the planner asks: no toolkit, no host compiler. CUDA 13 no longer knows the V100, sm_70."""
+    assert NVRTC is not None
+    try:
+        known = nvrtc_facts(NVRTC).architectures
+    except UnsupportedError as refusal:
+        pytest.skip(refusal.reason)
+    if architecture not in known:
+        pytest.skip(f"{NVRTC.name} does not know {architecture}")
+    compiler = nvrtc(architecture)
+    cubin = compiler.compile(INCLUDE + everything()["blink", "broadcast"], 600)
+    assert cubin[:4] == b"\x7fELF"
+    assert b"blink_blink_broadcast_ll128" in cubin

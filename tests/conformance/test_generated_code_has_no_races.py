@@ -1,0 +1,124 @@
+"""Generated code and the device layer's own, as one program under sanitizers: no data race, no stray address."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+from blinkccl.algorithms.registry import ALGORITHMS, Request
+from blinkccl.codegen.layout import Geometry, Group
+from blinkccl.codegen.text import INCLUDE, WIRES, Kernel, code
+from blinkccl.collectives.oracle import make_inputs, oracle
+from blinkccl.collectives.spec import COLLECTIVES, Collective
+from blinkccl.engines.registry import Array
+from blinkccl.schedule.lower import lower
+from blinkccl.schedule.program import Program
+from blinkccl.topology.spec import parse_spec
+
+HERE = Path(__file__).parent
+DEVICE = HERE.parents[1] / "native" / "device"
+CXX = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+#: Trees, rings, stars, relays; reductions in one and in several hops; one slot and more.
+PLANS = (
+    ("dgx-1v", (1, 4, 5, 6), "optimal", "allreduce", 2),
+    ("dgx-1v", (0, 1, 2, 3), "blink", "reduce", 1),
+    ("ring:4", (0, 1, 2, 3), "ring", "allgather", 1),
+    ("dgx-a100", (0, 1, 2), "one_shot", "allreduce", 1),
+    ("clique:4", (0, 1, 2, 3), "double_binary_tree", "broadcast", 2),
+    ("ring:4", (0, 1, 2, 3), "optimal", "alltoall", 2),
+)
+COUNT = 300
+
+
+def programs() -> list[Program]:
+    made = []
+    for spec, ranks, algorithm, name, slots in PLANS:
+        ends = {"root": 1} if "root" in COLLECTIVES[name].parameters else {}
+        collective = Collective(name, len(ranks), **ends)
+        made.append(lower(ALGORITHMS[algorithm].plan(Request(parse_spec(spec), collective, ranks)), slots))
+    return made
+
+
+def source(made: list[Program]) -> str:
+    """Everything in one file, with the table of entries that the cases count."""
+    text = [INCLUDE, *(code(Kernel(f"p{i}", program), Group([program])) for i, program in enumerate(made))]
+    entries = ", ".join(Kernel(f"p{i}", p).entry(protocol) for i, p in enumerate(made) for protocol in WIRES)
+    main = f"int main() {{\n  const Entry entries[] = {{{entries}}};\n  return run_cases(entries);\n}}\n"
+    return "\n".join([*text, '#include "run_generated.h"\n', main])
+
+
+def case(index: int, program: Program) -> str:
+    """The line that ``run_generated.h`` reads: two parts, messages of 48 bytes, many more of them than slots."""
+    geometry = Geometry(2, max(channel.slots for channel in program.channels), 128, 128)
+    layout = Group([program]).layout(geometry)
+    inputs = make_inputs(program.collective, COUNT, "int32")
+    numbers = [index, len(program.ranks), len(program.channels) * geometry.parts]
+    numbers += [geometry.parts, geometry.slots, geometry.slot_bytes, geometry.line_bytes, COUNT, 48]
+    numbers.append(len(layout.connections))
+    for at in layout.connections:
+        numbers += [at.src, at.dst, at.ring, at.lines, at.tail, at.dst_position, at.head, at.src_position]
+    outputs = oracle(program.collective, inputs, "sum")
+    numbers += chain.from_iterable(
+        chain([size], _values(given), _values(wanted))
+        for size, given, wanted in zip(layout.segment_bytes, inputs, outputs, strict=True)
+    )
+    return " ".join(map(str, numbers))
+
+
+def _values(buffer: Array | None) -> Iterator[int]:
+    yield 0 if buffer is None else len(buffer)
+    yield from [] if buffer is None else map(int, buffer)
+
+
+@pytest.mark.skipif(CXX is None, reason="there is no C++ compiler: neither CXX, g++ nor clang++")
+@pytest.mark.parametrize(
+    "sanitizer",
+    [
+        "thread",
+        pytest.param(
+            "address,undefined",
+            marks=pytest.mark.skipif(not os.environ.get("BLINK_ALL_TESTS"), reason="BLINK_ALL_TESTS=1 runs it"),
+        ),
+    ],
+)
+def test_generated_code_under_sanitizers(sanitizer: str, tmp_path: Path) -> None:
+    made = programs()
+    (tmp_path / "generated.cpp").write_text(source(made), encoding="utf-8")
+    program = tmp_path / "run"
+    flags = ["-std=c++17", "-O1", "-g", "-ffp-contract=off", f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"]
+    flags += ["-Wall", "-Wextra", "-Wshadow", "-Werror"]
+    files = [tmp_path / "generated.cpp", *sorted((DEVICE / "host").glob("*.cpp"))]
+    assert CXX is not None
+    built = subprocess.run(
+        [*CXX.split(), *flags, '-DBLINK_VERSION="test"', f"-I{DEVICE}", f"-I{HERE}", *files, "-pthread", "-o", program],
+        capture_output=True,
+        text=True,
+    )
+    if built.returncode and "cannot find" in built.stderr:
+        pytest.skip(f"{CXX} has no library for -fsanitize={sanitizer}")
+    assert built.returncode == 0, built.stderr[:4000]
+    cases = [case(len(WIRES) * i + wire, each) for i, each in enumerate(made) for wire in range(len(WIRES))]
+    options = {"TSAN_OPTIONS": "halt_on_error=1", "ASAN_OPTIONS": "detect_leaks=0"}
+    ended = subprocess.run(
+        [*_fixed_addresses(), program],
+        input="\n".join(cases),
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env={**os.environ, **options},
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr[:4000]
+    assert ended.stdout == f"{len(cases)} cases\n"
+
+
+def _fixed_addresses() -> list[str]:
+    """ThreadSanitizer of GCC 12 and 13 does not start where the kernel puts memory at more than 2^28 random places."""
+    setarch = shutil.which("setarch")
+    works = setarch and subprocess.run([setarch, "-R", "true"], capture_output=True).returncode == 0
+    return [str(setarch), "-R"] if works else []

@@ -1,0 +1,42 @@
+"""The code of a few plans, word for word: it is meant to be read. After a wanted change: ``--update-golden``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from blinkccl.algorithms.registry import ALGORITHMS, Request
+from blinkccl.codegen.text import Kernel, cuda_text
+from blinkccl.collectives.spec import COLLECTIVES, Collective
+from blinkccl.schedule.lower import lower
+from blinkccl.topology.spec import parse_spec
+
+EXPECTED = Path(__file__).parent / "expected"
+
+#: Name of the golden file → collective, algorithm, SPEC, ranks (None: all), number of the root.
+CASES = {
+    "code-allreduce-1456": ("allreduce", "optimal", "dgx-1v", (1, 4, 5, 6), 0),
+    "code-allgather-ring": ("allgather", "ring", "ring:5", None, 0),
+    "code-reduce_scatter-one_hop": ("reduce_scatter", "one_hop", "dgx-a100", (0, 3, 5, 6), 0),
+    "code-allreduce-one_shot": ("allreduce", "one_shot", "dgx-a100", (0, 3, 5, 6), 0),
+    "code-broadcast": ("broadcast", "blink", "dgx-1v", (0, 1, 2, 3), 2),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_code_is_as_it_was(name: str, pytestconfig: pytest.Config) -> None:
+    collective, algorithm, spec, chosen, root = CASES[name]
+    topology = parse_spec(spec)
+    ranks = chosen or topology.ranks
+    ends = {"root": root} if "root" in COLLECTIVES[collective].parameters else {}
+    forest = ALGORITHMS[algorithm].plan(Request(topology, Collective(collective, len(ranks), **ends), ranks))
+    text = cuda_text([Kernel(collective, lower(forest), forest)])
+    path = EXPECTED / f"{name}.cu"
+    if pytestconfig.getoption("--update-golden"):
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8")
+
+
+def test_no_golden_code_is_left_over() -> None:
+    assert sorted(path.stem for path in EXPECTED.glob("*.cu")) == sorted(CASES)

@@ -1,0 +1,167 @@
+"""Generated code against the reference, bit for bit: odd programs, all protocols, data that rounds, used memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from functools import cache, partial
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blinkccl.codegen.layout import Geometry, Group
+from blinkccl.codegen.text import WIRES, Kernel
+from blinkccl.collectives.ops import DTYPES, OPS
+from blinkccl.collectives.oracle import wrong_elements
+from blinkccl.collectives.spec import COLLECTIVES, Collective
+from blinkccl.engines import generated, reference
+from blinkccl.engines.registry import ENGINES, Array
+from blinkccl.forest.model import Cut, Forest, Share, Tree
+from blinkccl.schedule.lower import lower
+from blinkccl.schedule.program import Program
+from blinkccl.testing.programs import random_program
+from blinkccl.topology.spec import parse_spec
+
+pytestmark = pytest.mark.skipif(ENGINES["generated"].missing is not None, reason=str(ENGINES["generated"].missing))
+
+PROGRAMS = 60
+RANKS = 4
+SERVED = [(dtype, op) for dtype, row in DTYPES.items() for op, chosen in OPS.items() if row.serves(chosen)]
+
+
+def a_program(seed: int) -> Program:
+    """On 2 to 6 ranks, the collectives in turn."""
+    random = Random(seed)
+    name = list(COLLECTIVES)[seed % len(COLLECTIVES)]
+    return random_program(random, on_ranks(name, random.randint(2, 6), random))[0]
+
+
+def on_ranks(name: str, ranks: int, random: Random) -> Collective:
+    src, dst = random.sample(range(ranks), 2)
+    ends = {"root": random.randrange(ranks), "src": src, "dst": dst}
+    return Collective(name, ranks, **{key: ends[key] for key in COLLECTIVES[name].parameters})
+
+
+@cache
+def programs() -> tuple[Program, ...]:
+    """Compiled in one go."""
+    made = tuple(a_program(seed) for seed in range(PROGRAMS))
+    generated.prepare(made)
+    return made
+
+
+def wild(program: Program, count: int, dtype: str, op: str, seed: int) -> tuple[list[Array | None], list[float] | None]:
+    """Inputs whose sums round, over many magnitudes, and scales where the operation wants them."""
+    rng, row = np.random.default_rng(seed), DTYPES[dtype]
+    inputs: list[Array | None] = []
+    for rank in range(program.collective.world_size):
+        size = program.collective.input_blocks(rank) * count
+        values = rng.standard_normal(size) * 2.0 ** rng.integers(-6, 7, size)
+        if row.kind != "float":
+            values = np.abs(np.trunc(values)) % 100
+        inputs.append(values.astype(row.storage) if size else None)
+        if count == 0:
+            inputs[-1] = np.zeros(0, row.storage) if program.collective.input_blocks(rank) else None
+    limit = 3 if row.kind == "float" else 2
+    scales = [float(rng.integers(0, limit)) + 0.5 * (row.kind == "float") for _ in inputs]
+    return inputs, scales if OPS[op].scales else None
+
+
+def alike(outputs: list[Array | None], wanted: list[Array | None]) -> bool:
+    """Whether all bits are equal, where any NaN is like any other."""
+
+    def plain(buffer: Array | None) -> Array | None:
+        if buffer is None or buffer.dtype.kind in "biu":
+            return buffer
+        return np.where(np.isnan(buffer.astype(np.float64)), buffer.dtype.type(np.nan), buffer)
+
+    return wrong_elements([plain(x) for x in outputs], [plain(x) for x in wanted]) == 0
+
+
+@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@given(
+    which=st.integers(0, PROGRAMS - 1),
+    protocol=st.sampled_from(list(WIRES)),
+    parts=st.integers(1, 4),
+    chunk_bytes=st.sampled_from([16, 48, 112, 256, 4096]),
+    count=st.sampled_from([0, 1, 7, 130, 1031]),
+    served=st.sampled_from(SERVED),
+    in_place=st.booleans(),
+    seed=st.integers(0, 2**20),
+)
+def test_odd_programs_give_the_bits_of_the_reference(
+    which: int,
+    protocol: str,
+    parts: int,
+    chunk_bytes: int,
+    count: int,
+    served: tuple[str, str],
+    in_place: bool,
+    seed: int,
+) -> None:
+    program, (dtype, op) = programs()[which], served
+    inputs, scales = wild(program, count, dtype, op, seed)
+    arguments = {"count": count, "dtype": dtype, "op": op, "scales": scales, "chunk_bytes": chunk_bytes}
+    with np.errstate(over="ignore", invalid="ignore"):
+        wanted = reference.run(program, inputs, **arguments)
+    in_place = in_place and program.collective.name != "alltoall"
+    run = partial(generated.run, protocol=protocol, parts=parts, in_place=in_place, deadline_s=20)
+    assert alike(run(program, inputs, **arguments), wanted)
+
+
+def test_programs_of_a_group_take_turns_on_one_memory() -> None:
+    """As on GPUs: counters go on from launch to launch, whatever ran before, with whatever protocol."""
+    random = Random(5)
+    group = []
+    for name in COLLECTIVES:
+        for _ in range(2):
+            program, _ = random_program(random, on_ranks(name, RANKS, random))
+            group.append(replace(program, ranks=tuple(range(RANKS))))
+    slots = max(channel.slots for program in group for channel in program.channels)
+    session = generated.Session(group, Geometry(parts=2, slots=slots, slot_bytes=256, line_bytes=384))
+    for turn in range(150):
+        program, (dtype, op) = random.choice(group), random.choice(SERVED)
+        protocol = random.choice(list(WIRES))
+        count, chunk_bytes = random.choice([1, 33, 500]), random.choice([16, 96, 192])
+        inputs, scales = wild(program, count, dtype, op, turn)
+        arguments = {"count": count, "dtype": dtype, "op": op, "scales": scales, "chunk_bytes": chunk_bytes}
+        with np.errstate(over="ignore", invalid="ignore"):
+            wanted = reference.run(program, inputs, **arguments)
+        assert alike(session.run(program, inputs, **arguments, protocol=protocol, deadline_s=20), wanted), turn
+
+
+@pytest.mark.parametrize(
+    ("part", "other"),
+    [
+        (", complete)", ", partial)"),
+        ("from_gpu1, from_gpu2)", "from_gpu2, from_gpu1)"),
+        ("from_gpu0);", "from_gpu0, ends());"),
+        ("walk.slice(0, 0, 0, 1, 1, 1)", "walk.slice(0, 0, 0, 1, 1, 2)"),
+    ],
+)
+def test_another_text_gives_another_result(monkeypatch: pytest.MonkeyPatch, part: str, other: str) -> None:
+    """What is compiled is what is run: the division, the order of reduction, what is kept, and how much of it."""
+    star = Tree(0, ((1, 0), (2, 0)))
+    shares = (Share(Fraction(1), 0, None, 0, star, star.reversed()),)
+    topology = parse_spec("clique:3")
+    proof = Cut((0,), Fraction(1), Fraction(1))  # of no interest here
+    forest = Forest(Collective("allreduce", 3), (0, 1, 2), "star", topology, shares, Fraction(1), proof)
+    program = lower(forest)
+    inputs: list[Array | None] = [np.full(9, value, np.float32) for value in (1.0, 2.0**24, -(2.0**24) + 6)]
+    arguments = {"count": 9, "dtype": "float32", "op": "avg"}
+    wanted = reference.run(program, inputs, **arguments)
+    assert alike(generated.run(program, inputs, **arguments), wanted)
+    whole = generated.code
+
+    def changed(kernel: Kernel, group: Group) -> str:
+        text = whole(kernel, group)
+        assert part in text
+        text = text.replace(part, other)
+        return text.replace("walk.recv(", "walk.recv_send(") if other.endswith("ends());") else text
+
+    monkeypatch.setattr(generated, "code", changed)
+    monkeypatch.setattr(generated, "_libraries", {})
+    assert not alike(generated.run(program, inputs, **arguments), wanted)

@@ -1,0 +1,86 @@
+"""``blink export``: what it prints and writes, what it refuses, and with which exit code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from blinkccl.cli.export import HELP
+from blinkccl.export.registry import FORMATS
+
+
+@pytest.fixture
+def plan(blink, tmp_path: Path) -> Path:
+    path = tmp_path / "plan.json"
+    assert blink("plan", "allreduce", "--topo", "dgx-1v", "--gpus", "1,4,5,6", "-o", path).code == 0
+    return path
+
+
+def test_every_format_is_in_the_help_and_writes_a_plan(blink, plan) -> None:
+    for name, row in FORMATS.items():
+        assert f"\n  {name:8}" in HELP
+        ended = blink("export", plan, "--to", name)
+        assert (ended.code, ended.err) == (0, ""), row.about
+        assert ended.out.endswith("\n")
+
+
+def test_the_code_is_printed_written_and_in_the_json(blink, plan, tmp_path) -> None:
+    printed = blink("export", plan, "--to", "cuda")
+    assert printed.out.startswith("// allreduce among 4 GPUs of dgx-1v, by optimal.")
+    target = tmp_path / "code.cu"
+    written = blink("export", plan, "--to", "cuda", "-o", target)
+    assert (written.code, written.out) == (0, "")
+    assert target.read_text(encoding="utf-8") == printed.out
+    found = json.loads(blink("export", plan, "--to", "cuda", "--json").out)
+    assert list(found) == ["schema_version", "format", "collective", "ranks", "program", "files"]
+    assert found["files"] == [{"name": "allreduce.cu", "text": printed.out}]
+    assert (found["schema_version"], found["format"], found["ranks"]) == (1, "cuda", [1, 4, 5, 6])
+
+
+def test_a_plan_comes_from_standard_input_too(blink, plan, monkeypatch) -> None:
+    with plan.open() as file:
+        monkeypatch.setattr("sys.stdin", file)
+        assert blink("export", "-", "--to", "cuda").out == blink("export", plan, "--to", "cuda").out
+
+
+def test_unknown_formats_are_refused_with_those_there_are(blink, plan) -> None:
+    ended = blink("export", plan, "--to", "ptx")
+    assert (ended.code, ended.out) == (2, "")
+    assert "format 'ptx' is not one of cuda" in ended.err
+
+
+def test_what_is_no_plan_is_refused(blink, tmp_path) -> None:
+    nothing = tmp_path / "nothing.json"
+    assert blink("export", nothing, "--to", "cuda").code == 2
+    nothing.write_text("{}")
+    ended = blink("export", nothing, "--to", "cuda")
+    assert ended.code == 2
+    assert str(nothing) in ended.err
+    assert blink("export", "-", "--to", "cuda", "--topo", "-").code == 2
+
+
+def test_a_false_plan_is_not_exported(blink, plan, tmp_path) -> None:
+    document = json.loads(plan.read_text())
+    document["rate"] = "3"
+    plan.write_text(json.dumps(document))
+    target = tmp_path / "code.cu"
+    ended = blink("export", plan, "--to", "cuda", "-o", target)
+    assert (ended.code, ended.out) == (1, "")
+    assert "plan.json is not exported" in ended.err
+    assert "blink check lists them" in ended.err
+    assert not target.exists()
+
+
+def test_what_the_code_cannot_say_is_refused_with_the_reason(blink, plan, monkeypatch) -> None:
+    monkeypatch.setattr("blinkccl.codegen.lanes.MAX_ENDS", 5)
+    ended = blink("export", plan, "--to", "cuda")
+    assert (ended.code, ended.out) == (2, "")
+    assert "(root of share 0) receives from 3 and sends to 3 ranks at once: generated code serves 5 ends" in ended.err
+
+
+def test_where_it_goes_is_tried_first(blink, plan, tmp_path) -> None:
+    ended = blink("export", plan, "--to", "cuda", "-o", tmp_path / "none" / "code.cu")
+    assert ended.code == 2
+    assert "cannot be written" in ended.err

@@ -1,0 +1,213 @@
+"""``blink run``: what the command is given, how it ends, and what is said of its calls."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from blinkccl.cli.run import environment
+from blinkccl.native import find_library
+
+PYTHON = sys.executable
+ROWS = [
+    {"pid": 11, "rank": 1, "nranks": 2, "comm": "ab" * 8, "state": "blink", "why": "faster", "collective": "allreduce",
+     "dtype": "float32", "op": "sum", "least": 1024, "most": 4096, "program": 0, "protocol": "ll", "calls": 3,
+     "bytes": 6144},
+    {"pid": 10, "rank": 0, "nranks": 2, "comm": "ab" * 8, "state": "blink", "why": "faster", "collective": "allreduce",
+     "dtype": "float32", "op": "sum", "least": 512, "most": 4096, "program": 0, "protocol": "ll", "calls": 4,
+     "bytes": 6656},
+    {"pid": 10, "rank": 0, "nranks": 2, "comm": "ab" * 8, "state": "nccl", "why": "slower", "collective": "broadcast",
+     "dtype": "int8", "op": "sum", "least": 12, "most": 12, "program": -1, "protocol": "", "calls": 1, "bytes": 12},
+]
+TELL = f"import os; open(os.environ['BLINK_REPORT'], 'a').write({chr(10).join(map(json.dumps, ROWS))!r} + chr(10))"
+
+
+@pytest.fixture
+def library(tmp_path, monkeypatch):
+    """Something that the loader can preload and that does nothing."""
+    path = tmp_path / "libblink.so"
+    source = tmp_path / "empty.c"
+    source.write_text("int blink_nothing;\n")
+    try:
+        subprocess.run(["gcc", "-shared", "-o", str(path), str(source)], check=True)
+    except OSError:
+        pytest.skip("no C compiler")
+    monkeypatch.setenv("BLINK_LIBRARY", str(path))
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+    return path
+
+
+def test_the_command_is_given_the_library_the_python_and_a_report(library):
+    given = environment({"A": "1"}, library, Path("/r"), {"BLINK_ALGO": "ring"})
+    assert given == {
+        "A": "1", "LD_PRELOAD": str(library), "BLINK_PYTHON": PYTHON, "BLINK_REPORT": "/r", "BLINK_ALGO": "ring",
+    }
+    assert environment({"LD_PRELOAD": "/lib/a.so:"}, library, Path("/r"), {})["LD_PRELOAD"] == f"/lib/a.so:{library}"
+
+
+@pytest.mark.parametrize("code", [0, 1, 7])
+def test_the_exit_code_is_the_commands_own(blink, library, code):
+    assert blink("run", "--", PYTHON, "-c", f"raise SystemExit({code})").code == code
+
+
+def test_options_after_the_command_are_its_own(blink, library, tmp_path):
+    target = tmp_path / "arguments"
+    script = f"import sys; open({str(target)!r}, 'w').write(repr(sys.argv[1:]))"
+    assert blink("run", PYTHON, "-c", script, "--algo", "x", "--require").code == 0
+    assert target.read_text() == "['--algo', 'x', '--require']"
+
+
+def test_a_command_that_a_signal_ends_gives_128_and_more(blink, library):
+    assert blink("run", "--", PYTHON, "-c", "import os; os.kill(os.getpid(), 9)").code == 137
+
+
+@pytest.mark.parametrize(("command", "code"), [("/no/such/program", 127), ("/", 126)])
+def test_a_command_that_cannot_be_started(blink, library, command, code):
+    ended = blink("run", "--", command)
+    assert ended.code == code
+    assert f"{command} cannot be started" in ended.err
+
+
+def test_without_the_library_the_code_is_3(blink, monkeypatch, tmp_path):
+    monkeypatch.setenv("BLINK_LIBRARY", str(tmp_path / "none.so"))
+    ended = blink("run", "--", "true")
+    assert ended.code == 3
+    assert "none.so is not there" in ended.err
+
+
+def test_a_path_that_the_loader_would_split_is_refused(blink, monkeypatch, tmp_path):
+    odd = tmp_path / "a b.so"
+    odd.touch()
+    monkeypatch.setenv("BLINK_LIBRARY", str(odd))
+    ended = blink("run", "--", "true")
+    assert ended.code == 3
+    assert "spaces and colons" in ended.err
+
+
+def test_mistakes_are_found_before_the_command_starts(blink, library, tmp_path):
+    target = tmp_path / "ran"
+    for option in (["--algo", "fastest"], ["--topo", "no-such"], ["--report", str(tmp_path / "no" / "dir.json")]):
+        assert blink("run", *option, "--", "touch", target).code == 2
+    assert not target.exists()
+
+
+def test_settings_reach_the_command(blink, library, tmp_path):
+    target = tmp_path / "seen"
+    machine = tmp_path / "machine.txt"
+    machine.write_text("\tGPU0\tGPU1\nGPU0\t X \tNV2\nGPU1\tNV2\t X \n")
+    script = f"import os; open({str(target)!r}, 'w').write(os.environ['BLINK_ALGO'] + ' ' + os.environ['BLINK_TOPO'])"
+    assert blink("run", "--algo", "nccl", "--topo", machine, "--", PYTHON, "-c", script).code == 0
+    assert target.read_text() == f"nccl {machine}"
+
+
+def test_where_no_call_was_seen_likely_causes_are_named(blink, library):
+    ended = blink("run", "--", "true")
+    assert ended.code == 0
+    assert ended.out == ""
+    assert "libblink.so was not used: no NCCL call was seen" in ended.err
+    assert f"VLLM_NCCL_SO_PATH={library}" in ended.err
+    assert blink("run", "--require", "--", "true").code == 1
+    assert blink("run", "--require", "--", PYTHON, "-c", "raise SystemExit(5)").code == 5
+
+
+def test_what_became_of_the_calls_is_told_by_communicator(blink, library, tmp_path):
+    target = tmp_path / "used.json"
+    ended = blink("run", "--require", "--report", target, "--", PYTHON, "-c", TELL)
+    assert ended.code == 0
+    lines = ended.err.splitlines()
+    assert lines[0] == "blink: 1 communicator of 2 processes: Blink took 4 calls per rank, NCCL 1"
+    assert lines[1] == "blink:   communicator abababab, 2 ranks, process 10, 11"
+    assert " ".join(lines[2].split()) == "blink: allreduce float32 sum 512 B to 4 KiB 4 calls Blink, ll"
+    assert lines[3].strip() == "blink:       faster"
+    assert "broadcast int8 sum" in lines[4]
+    assert "12 B" in lines[4]
+    document = json.loads(target.read_text())
+    assert (document["used"], document["exit_code"], document["calls"]) == (True, 0, {"blink": 4, "nccl": 1})
+    (group,) = document["communicators"]
+    assert [row["bytes"] for row in group["rows"]] == [6656, 12]
+
+
+def test_lines_that_cannot_be_read_are_counted(blink, library):
+    spoiled = TELL + "; open(os.environ['BLINK_REPORT'], 'a').write('{\"pid\": 1')"
+    ended = blink("run", "--", PYTHON, "-c", spoiled)
+    assert "1 line of the report could not be read" in ended.err
+    assert "Blink took 4 calls" in ended.err
+
+
+def test_reasons_cannot_move_the_cursor(blink, library):
+    script = (
+        "import os, json; open(os.environ['BLINK_REPORT'], 'w').write(json.dumps(dict(pid=1, rank=0, nranks=1, "
+        "comm='x', state='nccl', why='a' + chr(27) + '[2J', calls=1, collective='reduce')) + chr(10))"
+    )
+    assert "\x1b" not in blink("run", "--", PYTHON, "-c", script).err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_signals_are_sent_on(library, tmp_path, number):
+    ready = tmp_path / "ready"
+    script = (
+        f"import signal, sys, time\nsignal.signal({int(number)}, lambda *_: sys.exit(42))\n"
+        f"open({str(ready)!r}, 'w').close()\ntime.sleep(60)\n"
+    )
+    process = subprocess.Popen(
+        [PYTHON, "-m", "blinkccl", "run", "--", PYTHON, "-c", script],
+        stderr=subprocess.PIPE, env=os.environ | {"BLINK_LIBRARY": str(library)}, start_new_session=True,
+    )
+    with process:
+        ends = time.monotonic() + 60
+        while not ready.exists() and time.monotonic() < ends:
+            time.sleep(0.02)
+        process.send_signal(number)
+        process.communicate(timeout=60)
+    assert process.returncode == 42
+
+
+def test_the_example_ends_with_a_message_where_it_cannot_run():
+    example = Path(__file__).resolve().parents[3] / "examples/nccl_client.py"
+    env = os.environ | {"BLINK_CUDA_LIB": "/no/such/libcuda.so", "LD_LIBRARY_PATH": ""}
+    ended = subprocess.run([PYTHON, str(example)], capture_output=True, text=True, env=env)
+    if "cannot run here" not in ended.stdout:
+        pytest.skip("this machine can run it")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    needed = subprocess.run([PYTHON, str(example), "--need-gpus"], capture_output=True, text=True, env=env)
+    assert needed.returncode == 1
+
+
+def test_the_example_runs_on_trees_on_doubles_of_nccl_and_cuda(blink, monkeypatch, tmp_path):
+    """The whole road: preload, cards, planner, generated code, launch, report; only GPUs and NCCL are doubles."""
+    root = Path(__file__).resolve().parents[3]
+    libraries = [find_library(name, "BLINK_UNSET") for name in ("libblink.so", "libblink_device.so")]
+    spec = importlib.util.spec_from_file_location("build_doubles_for_run", root / "tests/doubles/build.py")
+    if None in libraries or spec is None or spec.loader is None:
+        pytest.skip("installed without native libraries")
+    doubles = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, doubles)
+    spec.loader.exec_module(doubles)
+    if not doubles.have_compiler():
+        pytest.skip("no C++ compiler for the test doubles")
+    built = doubles.build()
+    for name, value in {
+        "BLINK_CUDA_LIB": built.cuda, "BLINK_NCCL_LIB": built.nccl, "BLINK_NVCC": built.compiler,
+        "BLINK_DOUBLE_DEVICES": 4, "BLINK_DOUBLE_DEVICE_LIB": libraries[1], "BLINK_CACHE": tmp_path / "cache",
+        "BLINK_MAX_BLOCKS": 4,
+    }.items():
+        monkeypatch.setenv(name, str(value))
+    target = tmp_path / "used.json"
+    ended = blink(
+        "run", "--require", "--topo", "dgx-1v", "--algo", "optimal", "--report", target, "--",
+        PYTHON, root / "examples/nccl_client.py", "4", "65536",
+    )
+    assert ended.code == 0
+    document = json.loads(target.read_text())
+    assert document["calls"] == {"blink": 1, "nccl": 0}
+    (row,) = document["communicators"][0]["rows"]
+    assert (row["collective"], row["least"], row["state"]) == ("allreduce", 65536, "blink")
+    assert row["why"].startswith("BLINK_ALGO=optimal; blink optimal")

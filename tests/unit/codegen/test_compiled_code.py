@@ -1,0 +1,211 @@
+"""Compiled code: made once, kept for the next process, never taken from where others write; failures say where."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from blinkccl.codegen import build as builds
+from blinkccl.codegen import device_files, nvrtc
+from blinkccl.codegen.build import build
+from blinkccl.codegen.command import compiled, run
+from blinkccl.codegen.gpu_compiler import gpu_compiler
+from blinkccl.codegen.host_compiler import HostCompiler
+from blinkccl.codegen.nvcc import Nvcc, nvcc
+from blinkccl.errors import InternalError, UnsupportedError
+
+
+@dataclass
+class Counting:
+    """A compiler that writes its text down and counts."""
+
+    include: Path
+    version: str = "1"
+    suffix: str = ".so"
+    calls: int = 0
+
+    def fingerprint(self) -> str:
+        return self.version
+
+    def compile(self, text: str, deadline_s: float) -> bytes:
+        self.calls += 1
+        return f"{self.version}: {text}".encode()
+
+
+@pytest.fixture
+def compiler(tmp_path: Path) -> Counting:
+    (tmp_path / "include" / "blink").mkdir(parents=True)
+    (tmp_path / "include" / "blink" / "walk.h").write_text("// one\n")
+    return Counting(tmp_path / "include")
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("BLINK_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "builds"
+
+
+def test_the_same_is_compiled_once_and_anything_else_again(compiler: Counting, cache: Path) -> None:
+    first = build("a", compiler)
+    assert first.parent == cache
+    assert first.suffix == ".so"
+    assert first.read_bytes() == b"1: a"
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o700
+    assert build("a", compiler) == first
+    assert compiler.calls == 1
+    assert build("b", compiler) != first
+    compiler.version = "2"
+    assert build("a", compiler) != first
+    other = Counting(compiler.include.parent / "other", "2")
+    (other.include / "blink").mkdir(parents=True)
+    (other.include / "blink" / "walk.h").write_text("// two\n")
+    assert build("a", other) != build("a", compiler)
+    assert (compiler.calls, other.calls) == (3, 1)
+    assert sorted(path.name[0] for path in cache.iterdir()) != ["."]
+
+
+def test_without_a_usable_directory_it_goes_to_a_temporary_one(
+    compiler: Counting, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    builds._note.cache_clear()
+    cache.parent.mkdir()
+    cache.write_text("a file where the directory should be")
+    found = build("a", compiler)
+    assert found.read_bytes() == b"1: a"
+    assert cache not in found.parents
+    assert str(cache) in caplog.text
+    assert build("a", compiler) == found
+    assert caplog.text.count("cannot be used") == 1
+    monkeypatch.setenv("BLINK_CACHE", "")
+    caplog.clear()
+    assert build("a", compiler) == found  # no cache is wanted, so nobody need be told
+    assert caplog.text == ""
+
+
+def test_what_others_could_have_written_is_not_loaded(
+    compiler: Counting, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = build("a", compiler)
+    os.chmod(cache, 0o777)
+    builds._note.cache_clear()
+    assert build("a", compiler).parent != cache
+    assert "others could" in caplog.text
+    os.chmod(cache, 0o700)
+    found.unlink()
+    found.symlink_to("/etc/passwd")
+    assert build("a", compiler).read_bytes() == b"1: a"
+    assert not found.is_symlink()
+
+
+def test_old_code_makes_room(compiler: Counting, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(builds, "MAX_BYTES", 25)
+    paths = []
+    for number in range(5):
+        paths.append(build(f"text {number}", compiler))
+        os.utime(paths[-1], (1000 + number, 1000 + number))
+    left = sorted(path.name for path in cache.iterdir())
+    assert paths[-1].name in left
+    assert paths[0].name not in left
+    assert len(left) == 2
+
+
+@pytest.fixture(autouse=True)
+def _own_temporary_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What failures leave behind."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
+def test_a_failure_says_why_and_keeps_the_text() -> None:
+    with pytest.raises(InternalError, match=r"refuses the generated code \(exit code 3\)") as failure:
+        compiled("int x;\n", ".cu", lambda source, output: ["sh", "-c", f"echo no good; cat {source}; exit 3"], 10)
+    message = str(failure.value)
+    assert "no good\n  int x;" in message
+    kept = Path(message.split("lie in ")[1].split(":")[0])
+    assert (kept / "blink.cu").read_text() == "int x;\n"
+    assert "no good" in (kept / "blink.log").read_text()
+
+
+def test_a_compiler_that_takes_too_long_is_ended_with_its_children(tmp_path: Path) -> None:
+    began = time.monotonic()
+    script = f"(sleep 60 & echo $! > {tmp_path}/pid; wait) & wait"
+    with pytest.raises(UnsupportedError, match=r"sh took longer than 0.5 s for the generated code"):
+        run(["sh", "-c", script], 0.5)
+    assert time.monotonic() - began < 20
+    pid = int((tmp_path / "pid").read_text())
+    for _ in range(100):
+        if _ended(pid):
+            return
+        time.sleep(0.05)
+    pytest.fail("its child lives on")
+
+
+def _ended(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def test_a_compiler_that_is_not_there_is_no_mistake_of_ours() -> None:
+    with pytest.raises(UnsupportedError, match="no-such-compiler cannot be started"):
+        run(["no-such-compiler"], 1)
+
+
+def test_wrong_code_is_refused_by_the_host_compiler(tmp_path: Path) -> None:
+    compiler = HostCompiler("c++", tmp_path, tmp_path / "none.so")
+    with pytest.raises(InternalError, match="exit code 1"):
+        compiler.compile("#error this is wrong\n", 60)
+
+
+def test_without_headers_it_says_how_to_get_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(device_files.INCLUDE_OVERRIDE, str(tmp_path))
+    with pytest.raises(UnsupportedError, match=r"does not hold blink/walk.h.*reinstall blink-ccl"):
+        device_files.include_directory()
+
+
+def test_without_gpu_compilers_it_says_what_was_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvrtc, "find_nvrtc", lambda: None)
+    monkeypatch.setattr("blinkccl.codegen.nvcc.find_nvcc", lambda: None)
+    with pytest.raises(UnsupportedError, match=r"no compiler for sm_90: there is no libnvrtc: .*; there is no nvcc: "):
+        gpu_compiler("sm_90")
+
+
+def test_the_newest_nvrtc_of_a_directory_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(nvrtc.OVERRIDE, raising=False)
+    wheel = tmp_path / "nvidia" / "cuda_nvrtc" / "lib"
+    wheel.mkdir(parents=True)
+    for name in ("libnvrtc.so.9", "libnvrtc.so.12", "libnvrtc.alt.so.13", "libnvrtc-builtins.so.12.9"):
+        (wheel / name).touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert nvrtc.find_nvrtc() == wheel / "libnvrtc.so.12"
+    with pytest.raises(UnsupportedError, match=r"libnvrtc.so.12 cannot be used"):
+        nvrtc.nvrtc_facts(wheel / "libnvrtc.so.12")
+
+
+def test_nvcc_makes_a_cubin_for_one_gpu_and_a_fatbin_for_several(tmp_path: Path) -> None:
+    script = tmp_path / "nvcc"
+    script.write_text('#!/bin/sh\nwhile [ $# -gt 1 ]; do all="$all $1"; shift; done\necho "$all" > "$1"\n')
+    script.chmod(0o755)
+    one = Nvcc(str(script), ("sm_90",), tmp_path)
+    assert one.suffix == ".cubin"
+    assert b"-fmad=false -cubin -arch=sm_90" in one.compile("", 10)
+    two = Nvcc(str(script), ("sm_80", "sm_90"), tmp_path)
+    assert two.suffix == ".fatbin"
+    assert b"-gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90" in two.compile("", 10)
+
+
+def test_a_gpu_that_a_compiler_does_not_know_is_refused_with_those_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "nvcc"
+    script.write_text("#!/bin/sh\necho sm_75; echo sm_90; echo Cuda compilation tools, release 13.0, V13\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("BLINK_NVCC", str(script))
+    with pytest.raises(UnsupportedError, match="does not compile for sm_70: expected one of sm_75, sm_90"):
+        nvcc("sm_70")

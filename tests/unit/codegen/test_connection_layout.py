@@ -1,0 +1,97 @@
+"""Where connections lie: nothing overlaps, everything is on a line of its own, programs of a group share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blinkccl.codegen.layout import Geometry, Group, Layout
+from blinkccl.collectives.spec import Collective
+from blinkccl.errors import ScheduleError
+from blinkccl.schedule.program import Program
+from blinkccl.testing.programs import random_program
+
+GEOMETRIES = st.builds(
+    Geometry,
+    parts=st.integers(1, 5),
+    slots=st.integers(1, 4),
+    slot_bytes=st.integers(1, 9).map(lambda n: 128 * n),
+    line_bytes=st.integers(1, 9).map(lambda n: 128 * n),
+)
+
+
+def a_program(seed: int, name: str = "allreduce", ranks: int = 4) -> Program:
+    root = 1 if name == "broadcast" else None
+    program, _ = random_program(Random(seed), Collective(name, ranks, root))
+    return replace(program, ranks=tuple(range(ranks)))
+
+
+def taken(layout: Layout, rank: int) -> list[tuple[int, int]]:
+    """(start, end) of everything that lies in a rank's segment."""
+    geometry = layout.geometry
+    rings, counters = geometry.parts * geometry.slots, geometry.parts * 128
+    found = []
+    for at in layout.connections:
+        if at.dst == rank:
+            found += [
+                (at.ring, at.ring + rings * geometry.slot_bytes),
+                (at.lines, at.lines + rings * geometry.line_bytes),
+                (at.tail, at.tail + counters),
+                (at.dst_position, at.dst_position + counters),
+            ]
+        if at.src == rank:
+            found += [(at.head, at.head + counters), (at.src_position, at.src_position + counters)]
+    return sorted(found)
+
+
+@given(st.integers(0, 30), GEOMETRIES)
+def test_nothing_overlaps_and_the_segment_is_full(seed: int, geometry: Geometry) -> None:
+    group = Group([a_program(seed), a_program(seed + 100, "broadcast")]) if seed % 2 else Group([a_program(seed)])
+    layout = group.layout(geometry)
+    assert len(layout.connections) == len(group.pairs)
+    for rank, size in enumerate(layout.segment_bytes):
+        reached = 0
+        for start, end in taken(layout, rank):
+            assert start == reached
+            assert start % 128 == 0
+            reached = end
+        assert reached == size
+
+
+def test_programs_share_as_many_connections_as_the_widest_needs() -> None:
+    one, two = a_program(3), a_program(4, "broadcast")
+    group = Group([one, two])
+    for program in (one, two):
+        ids = group.connections_of(program)
+        assert len(dict.fromkeys(ids)) == len(ids) == len(program.queues)
+        assert [group.pairs[i] for i in ids] == [(queue.src, queue.dst) for queue in program.queues]
+    for pair in dict.fromkeys(group.pairs):
+        need = max(sum((q.src, q.dst) == pair for q in program.queues) for program in (one, two))
+        assert group.pairs.count(pair) == need
+    # In order: the first queue of a pair has its first connection, whatever the program.
+    assert group.connections_of(one)[0] == group.pairs.index((one.queues[0].src, one.queues[0].dst))
+
+
+def test_what_is_no_group_is_refused() -> None:
+    with pytest.raises(ScheduleError, match="at least one program"):
+        Group([])
+    with pytest.raises(ScheduleError, match="same ranks"):
+        Group([a_program(1), a_program(1, ranks=3)])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [({"parts": 0}, "parts"), ({"slots": 0}, "slots"), ({"slot_bytes": 100}, "128"), ({"line_bytes": 0}, "line_bytes")],
+)
+def test_geometries_out_of_range_are_refused(wrong: dict[str, int], said: str) -> None:
+    with pytest.raises(ScheduleError, match=said):
+        Geometry(**wrong)
+
+
+def test_the_capacity_of_a_message_is_what_its_protocol_carries() -> None:
+    geometry = Geometry(1, 2, 4096, 256)
+    assert [geometry.capacity_bytes(name) for name in ("simple", "ll", "ll128")] == [4096, 128, 240]

@@ -1,0 +1,188 @@
+"""What generated text says: names, methods, comments, lines; the same bytes in every process; nothing from outside."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from fractions import Fraction
+from random import Random
+
+import pytest
+
+from blinkccl.algorithms.registry import ALGORITHMS, Request
+from blinkccl.codegen.header import TREES_SHOWN, header
+from blinkccl.codegen.lanes import lanes_of
+from blinkccl.codegen.layout import Group
+from blinkccl.codegen.text import WIRES, Kernel, cuda_text
+from blinkccl.collectives.spec import COLLECTIVES, Collective
+from blinkccl.errors import ScheduleError
+from blinkccl.forest.model import Cut, Forest, Share, Tree
+from blinkccl.schedule.lower import lower
+from blinkccl.schedule.program import Program
+from blinkccl.testing.programs import random_program
+from blinkccl.topology.spec import parse_spec
+
+
+def plan(name: str, spec: str = "dgx-1v", ranks: tuple[int, ...] = (1, 4, 5, 6), algorithm: str = "optimal") -> Forest:
+    values = {"root": 1, "src": 0, "dst": len(ranks) - 1}
+    collective = Collective(name, len(ranks), **{key: values[key] for key in COLLECTIVES[name].parameters})
+    return ALGORITHMS[algorithm].plan(Request(parse_spec(spec), collective, ranks))
+
+
+def text_of(program: Program, forest: Forest | None = None) -> str:
+    return cuda_text([Kernel("x", program, forest)])
+
+
+def function(text: str, name: str) -> list[str]:
+    """The lines of a lane's function, with the comment above it."""
+    lines = text.splitlines()
+    start = next(i for i, line in enumerate(lines) if f" {name}(Walk<Wire>& walk) {{" in line)
+    first = next(i for i in range(start, 0, -1) if not lines[i - 1])
+    return lines[first : lines.index("}", start) + 1]
+
+
+def test_the_root_of_a_tree() -> None:
+    text = text_of(lower(plan("allreduce")))
+    assert function(text, "rank2_lane1") == [
+        "// GPU 5, lane 1.",
+        "//   tree 1, root: combines GPU 1's, its own and GPU 6's, keeps the result and sends it to GPU 1 and GPU 6.",
+        "template <class Wire>",
+        "BLINK_DEVICE void rank2_lane1(Walk<Wire>& walk) {",
+        "  enum : End { from_gpu1, from_gpu6, to_gpu1, to_gpu6 };",
+        "  walk.open(1, 11, 5, 8);",
+        "  walk.contributors(4);",
+        "  const Slice tree1 = walk.slice(0, 0, 1, 2, 1, 1);  // 1/2 … 1 of the block",
+        "  const Word end = latest(tree1.chunks + 2);",
+        "  for (Word tick = 2; tick < end && walk.running(); ++tick) {",
+        "    walk.recv_reduce_copy_send(tree1, tick - 2, ends(from_gpu1, from_gpu6), 1, ends(to_gpu1, to_gpu6), "
+        "complete);",
+        "  }",
+        "  walk.close();",
+        "}",
+    ]
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_every_role_is_one_call_and_every_lane_one_function(name: str) -> None:
+    program = lower(plan(name))
+    text, lanes = text_of(program), lanes_of(program)
+    assert text.count("BLINK_DEVICE void rank") == len(lanes)
+    assert len(re.findall(r"^    walk\.\w+\(", text, re.MULTILINE)) == sum(len(lane.firings) for lane in lanes)
+    for lane in lanes:
+        number = lane.rank * len(program.channels) + lane.channel
+        assert f"    case {number}: return rank{lane.rank}_lane{lane.channel}(walk);" in text
+    for protocol, wire in WIRES.items():
+        assert f"BLINK_ENTRY(blink_x_{protocol}, {wire}, x::run)" in text
+    if not COLLECTIVES[name].reduces:
+        assert "contributors" not in text
+        assert "reduce" not in re.sub("reduce_scatter|^//.*$", "", text, flags=re.MULTILINE)
+
+
+def test_the_comment_says_what_it_was_made_from() -> None:
+    forest = plan("allreduce")
+    program = lower(forest)
+    assert header(program, forest).splitlines() == [
+        "// allreduce among 4 GPUs of dgx-1v, by optimal. Made by Blink; a change is lost when it is made again.",
+        "// ranks  0 = GPU 1, 1 = GPU 4, 2 = GPU 5, 3 = GPU 6",
+        "// rate   2 × 25 GB/s = 50 GB/s; optimal",
+        "// from   program 632d7462024ba84d, forest 20af7d87adb22047, topology 038686c314e9956e",
+        "// tree 0: 1/2 of S, root GPU 5; up 1→5 4→5 6→5; down 5→1 5→4 5→6",
+        "// tree 1: 1/2 of S, root GPU 5; up 4→6 1→5 6→5; down 5→1 5→6→4",
+    ]
+    alone = header(program)
+    assert "// rate   2 units\n" in alone
+    assert "dgx-1v" not in alone
+    slow = replace(forest, certificate=Cut((1,), Fraction(3), Fraction(1)))
+    assert "2 × 25 GB/s = 50 GB/s; at most 3 × 25 GB/s = 75 GB/s can be had" in header(program, slow)
+
+
+def test_other_collectives_speak_of_blocks_and_paths() -> None:
+    gather = header(lower(plan("gather", "ring:4", (0, 1, 2, 3))))
+    assert "// gather (root GPU 1) among 4 GPUs" in gather
+    assert "// path 1: 1/4 of S, block of GPU 1; stays where it is\n" in gather
+    assert "// path 3: 1/8 of S, block of GPU 3; 3→0→1\n" in gather
+    assert "// path 1: 1/3 of S, from GPU 0 for GPU 1; 0→1\n" in header(lower(plan("alltoall", "ring:3", (0, 1, 2))))
+    assert "// tree 0: 1/10 of S, block of GPU 0, root GPU 0; down 0→1→2→3→4\n" in header(
+        lower(plan("allgather", "ring:5", (0, 1, 2, 3, 4), "ring"))
+    )
+
+
+def test_names_from_outside_cannot_leave_the_comment() -> None:
+    forest = plan("allreduce")
+    nasty = "x\\\n#error\n\u2028*/"
+    named = replace(forest, algorithm=nasty, topology=replace(forest.topology, name=nasty))
+    lines = header(lower(forest), named).splitlines()
+    assert all(line.startswith("//") and "\\" not in line for line in lines)
+    assert "#error" in lines[0]
+
+
+def test_long_plans_name_some_of_their_trees_and_no_line_is_long() -> None:
+    forest = plan("alltoall", "ring:9", tuple(range(9)))
+    text = text_of(lower(forest), forest)
+    assert len(forest.shares) > TREES_SHOWN
+    assert f"// … and {len(forest.shares) - TREES_SHOWN} more\n" in text
+    assert max(map(len, text.splitlines())) <= 120
+    wide = Tree(0, tuple((r, 0) for r in range(1, 16)))
+    share = Share(Fraction(1), 0, None, 0, wide, wide.reversed())
+    topology = parse_spec("clique:16")
+    proof = Cut((0,), Fraction(1), Fraction(1))
+    star = Forest(Collective("allreduce", 16), topology.ranks, "star", topology, (share,), Fraction(1), proof)
+    assert max(map(len, text_of(lower(star), star).splitlines())) <= 120
+
+
+def test_two_connections_with_one_gpu_have_two_names() -> None:
+    named = 0
+    for seed in range(80):
+        program, _ = random_program(Random(seed))
+        text = text_of(program)
+        named += "_b" in text
+        for found in re.findall(r"enum : End \{ (.*?) \};\n +walk\.open\((.*?)\);", text, re.DOTALL):
+            names, ids = ([item.strip() for item in part.split(",")] for part in found)
+            assert len(dict.fromkeys(names)) == len(names) == len(ids)
+    assert named >= 5
+
+
+def test_a_file_of_several_programs_shares_connections() -> None:
+    up, down = lower(plan("allreduce")), lower(plan("broadcast"))
+    group = Group([up, down])
+    text = cuda_text([Kernel("allreduce", up), Kernel("broadcast_1", down)], group)
+    assert text.count("#include") == 1
+    assert text.index("namespace allreduce {") < text.index("namespace broadcast_1 {")
+    assert text.count("BLINK_ENTRY(") == 6
+    assert max(int(number) for ids in re.findall(r"walk\.open\((.+?)\)", text) for number in ids.split(",")) < len(
+        group.pairs
+    )
+    with pytest.raises(ScheduleError, match="different names, got a, a"):
+        cuda_text([Kernel("a", up), Kernel("a", down)])
+    for name in ("", "Allreduce", "a-b", "1a", "a b", "a{"):
+        with pytest.raises(ScheduleError, match="lower-case letters"):
+            Kernel(name, up)
+    with pytest.raises(ScheduleError, match="at least one program"):
+        cuda_text([])
+
+
+def test_the_same_bytes_in_every_process() -> None:
+    code = (
+        "from random import Random\n"
+        "from blinkccl.codegen.text import Kernel, cuda_text\n"
+        "from blinkccl.testing.programs import random_program\n"
+        "for seed in range(12):\n"
+        "    print(cuda_text([Kernel('x', random_program(Random(seed))[0])]))\n"
+    )
+    texts = [
+        subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert texts[0] == texts[1]
+    assert texts[0].count(b"BLINK_ENTRY") == 36
+
+
+def test_slots_are_no_part_of_the_code() -> None:
+    one, two = (lower(plan("allreduce", algorithm=name, spec="dgx-a100", ranks=(0, 1, 2)), slots) for name, slots in (
+        ("one_shot", 1), ("one_shot", 7)))
+    assert text_of(one).split("#include")[1] == text_of(two).split("#include")[1]

@@ -1,0 +1,149 @@
+"""Can GPU blocks run it? What is accepted never gets stuck, what is refused does, and every role is done once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from fractions import Fraction
+from random import Random
+
+import pytest
+
+from blinkccl.codegen.lanes import MAX_DENOMINATOR, MAX_ENDS, MAX_LANE_ENDS, Lane, lanes_of
+from blinkccl.codegen.merge import merged
+from blinkccl.collectives.spec import Collective
+from blinkccl.errors import UnsupportedError
+from blinkccl.forest.model import Cut, Forest, Share, Tree
+from blinkccl.schedule.lower import lower
+from blinkccl.schedule.program import Program, Role, Slice
+from blinkccl.testing.programs import random_program
+from blinkccl.topology.spec import parse_spec
+
+SEEDS = range(150)
+
+
+def forest_of(name: str, spec: str, shares: tuple[Share, ...], **ends: int) -> Forest:
+    topology = parse_spec(spec)
+    proof = Cut((0,), Fraction(1), Fraction(1))  # of no interest here
+    collective = Collective(name, len(topology.ranks), **ends)
+    return Forest(collective, topology.ranks, "by hand", topology, shares, Fraction(1, 64), proof)
+
+
+def bodies(program: Program) -> list[list[Role]]:
+    """The roles of each rank and channel, one firing each."""
+    found: dict[tuple[int, int], list[Role]] = {}
+    for role in program.roles:
+        found.setdefault((role.rank, role.channel), []).append(role)
+    return list(found.values())
+
+
+def of_lanes(lanes: tuple[Lane, ...]) -> list[list[Role]]:
+    return [[firing.role for firing in lane.firings] for lane in lanes]
+
+
+def gets_stuck(program: Program, blocks: list[list[Role]], chunks: list[int], seed: int = 0) -> bool:
+    """Blocks in random order: a firing waits for all its messages and slots, then does everything at once."""
+    ticks = max(chunks) + max(role.offset for role in program.roles) + 1
+    todo = [
+        [role for tick in range(ticks) for role in roles if 0 <= tick - role.offset < chunks[role.slice]]
+        for roles in blocks
+    ]
+    slots = {queue: program.channels[role.channel].slots for role in program.roles for queue in role.sends}
+    held: Counter[int] = Counter()
+    at, order, random = [0] * len(todo), list(range(len(todo))), Random(seed)
+    moved = True
+    while moved:
+        moved = False
+        random.shuffle(order)
+        for index in order:
+            while at[index] < len(todo[index]):
+                role = todo[index][at[index]]
+                if not all(held[q] for q in role.receives) or any(held[q] >= slots[q] for q in role.sends):
+                    break
+                held.subtract(role.receives)
+                held.update(role.sends)
+                at[index] += 1
+                moved = True
+    return any(done < len(roles) for done, roles in zip(at, todo, strict=True))
+
+
+def test_what_is_accepted_is_live_and_what_is_refused_is_not() -> None:
+    refused = 0
+    for seed in SEEDS:
+        random = Random(seed)
+        program, _ = random_program(random)
+        for slots in (None, 1, 2):
+            if slots is not None:
+                program = replace(program, channels=tuple(replace(c, slots=slots) for c in program.channels))
+            many = [12] * len(program.slices)
+            if gets_stuck(program, bodies(program), many):
+                refused += 1
+                with pytest.raises(UnsupportedError, match=r"would deadlock: .*rank \d+, channel \d+, step \d+"):
+                    lanes_of(program)
+                continue
+            lanes = lanes_of(program)
+            assert not gets_stuck(program, of_lanes(lanes), many, seed), (seed, slots)
+            for other in range(3):
+                few = [random.randint(0, 5) for _ in many]
+                assert not gets_stuck(program, of_lanes(lanes), few, other), (seed, slots, few)
+    assert refused > 10, refused
+
+
+def test_every_role_with_something_to_do_is_done_once() -> None:
+    for seed in SEEDS:
+        program, _ = random_program(Random(seed))
+        lanes = lanes_of(program)
+        assert len({(lane.rank, lane.channel) for lane in lanes}) == len(lanes)
+        served = Counter(share for lane in lanes for firing in lane.firings for share in firing.shares)
+        wanted = Counter(role.share for role in program.roles if role.receives or role.sends or role.keeps)
+        assert served == wanted
+        for lane in lanes:
+            assert len(lane.receives) + len(lane.sends) <= MAX_LANE_ENDS
+            for firing in lane.firings:
+                role = firing.role
+                assert (role.rank, role.channel) == (lane.rank, lane.channel)
+                assert (firing.method == "recv" or "copy" in firing.method) == role.keeps
+                assert ("recv" in firing.method) == bool(role.receives)
+                assert set(role.receives) <= set(lane.receives)
+                assert set(role.sends) <= set(lane.sends)
+                if "reduce" not in firing.method:
+                    assert len(role.receives) + role.contributes == 1
+
+
+def star(root: int, ranks: int, copies: int = 1) -> tuple[Share, ...]:
+    """Each rank to every other, ``copies`` times: shares of the one slice that all carry."""
+    others = [rank for rank in range(ranks) if rank != root]
+    up = Tree(root, tuple((rank, root) for rank in others))
+    return tuple(Share(Fraction(1, copies), index, None, root, up, up.reversed()) for index in range(copies))
+
+
+def test_sends_of_one_chunk_in_one_tick_are_one_firing() -> None:
+    """One-shot: every rank sends its data to all others, and reduces what it gets."""
+    shares = tuple(
+        Share(Fraction(1), 0, None, root, Tree(root, tuple((r, root) for r in range(4) if r != root)), None)
+        for root in range(4)
+    )
+    program = lower(forest_of("allreduce", "clique:4", shares), slots=1)
+    assert len(program.roles) == 16
+    for lane in lanes_of(program):
+        assert sorted(firing.method for firing in lane.firings) == ["recv_reduce_copy", "send"]
+        assert [len(firing.role.sends) for firing in lane.firings if firing.method == "send"] == [3]
+        assert sorted(share for firing in lane.firings for share in firing.shares) == [0, 1, 2, 3]
+    joined, served = merged(program, most_ends=2)
+    assert sorted(len(role.sends) for role in joined.roles if role.sends) == [1, 1, 1, 1, 2, 2, 2, 2]
+    assert sum(map(len, served)) == 16
+
+
+def test_too_many_ends_and_too_fine_fractions_are_refused_by_name() -> None:
+    wide = lower(forest_of("allreduce", f"clique:{MAX_ENDS}", star(0, MAX_ENDS)))
+    with pytest.raises(UnsupportedError, match=r"root of share 0.* receives from 31 and sends to 31 .*32 ends"):
+        lanes_of(wide)
+    many = lower(forest_of("allreduce", "clique:15", star(0, 15, copies=6)), channels=1)
+    with pytest.raises(UnsupportedError, match=r"rank 0 has 168 connections in channel 0.*128 per lane"):
+        lanes_of(many)
+    assert lanes_of(lower(forest_of("allreduce", "clique:15", star(0, 15, copies=6)), channels=2))
+    program = lower(forest_of("allreduce", "clique:3", star(0, 3)))
+    cut = Fraction(1, MAX_DENOMINATOR)
+    fine = replace(program, slices=(Slice(None, Fraction(0), cut), Slice(None, cut, Fraction(1))))
+    with pytest.raises(UnsupportedError, match=r"slice 0 goes from 0 to 1/268435456.*below 2\^28"):
+        lanes_of(fine)

@@ -1,0 +1,85 @@
+"""The engine of generated code: what it refuses, how it gives up, and what it compiles."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from programs_by_hand import one_message_held_back
+
+from blinkccl.codegen.layout import Geometry
+from blinkccl.codegen.text import WIRES
+from blinkccl.collectives.oracle import make_inputs
+from blinkccl.engines import device_library, generated
+from blinkccl.engines.registry import ENGINES
+from blinkccl.errors import DeadlineError, ScheduleError, UnsupportedError
+from blinkccl.schedule.program import Program
+from blinkccl.testing.execution import difference
+
+pytestmark = pytest.mark.skipif(ENGINES["generated"].missing is not None, reason=str(ENGINES["generated"].missing))
+
+
+def with_slots(program: Program, slots: int) -> Program:
+    return replace(program, channels=tuple(replace(channel, slots=slots) for channel in program.channels))
+
+
+def test_a_program_that_counts_on_an_early_slot_is_refused_and_one_slot_more_helps() -> None:
+    program = one_message_held_back()
+    with pytest.raises(UnsupportedError, match=r"would deadlock: .*rank 0, channel 0, step 1.*give its queues more"):
+        difference(generated.run, program, count=100)
+    for protocol in WIRES:
+        session = generated.Session([program], Geometry(1, 2, 128, 128))
+        inputs = make_inputs(program.collective, 400, "int32")
+        outputs = session.run(program, inputs, count=400, dtype="int32", chunk_bytes=16, protocol=protocol)
+        assert all(out is not None and (out == inputs[0]).all() for out in outputs)
+    assert difference(generated.run, with_slots(program, 2), count=400, chunk_bytes=16) is None
+
+
+def test_what_never_comes_is_waited_for_until_the_deadline_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1 passes nothing on."""
+    program = with_slots(one_message_held_back(), 2)
+    whole = generated.code
+    monkeypatch.setattr(generated, "code", lambda *given: whole(*given).replace("case 1:", "case 77:"))
+    monkeypatch.setattr(generated, "_libraries", {})
+    inputs = make_inputs(program.collective, 90, "int32")
+    said = r"rank [02] waited longer than 0.2 s in channel 0 for (a message from|a free slot to) rank [012] "
+    for protocol in WIRES:
+        with pytest.raises(DeadlineError, match=said):
+            generated.run(program, inputs, count=90, dtype="int32", chunk_bytes=16, deadline_s=0.2, protocol=protocol)
+
+
+def test_what_cannot_be_asked_is_refused() -> None:
+    program = with_slots(one_message_held_back(), 2)
+    inputs = make_inputs(program.collective, 10, "int32")
+    with pytest.raises(UnsupportedError, match="protocol 'll256' is not one of simple, ll, ll128"):
+        generated.run(program, inputs, count=10, dtype="int32", protocol="ll256")
+    with pytest.raises(ScheduleError, match="deadline_s must be positive"):
+        generated.run(program, inputs, count=10, dtype="int32", deadline_s=0)
+    with pytest.raises(ScheduleError, match="parts: expected a positive multiple of 1, got 0"):
+        generated.run(program, inputs, count=10, dtype="int32", parts=0)
+    session = generated.Session([program], Geometry(1, 2, 128, 128))
+    for protocol, capacity in (("simple", 128), ("ll", 64), ("ll128", 120)):
+        with pytest.raises(ScheduleError, match=f"a message of {protocol} carries at most {capacity} bytes, got 256"):
+            session.run(program, inputs, count=10, dtype="int32", chunk_bytes=256, protocol=protocol)
+
+
+def test_a_call_is_what_the_code_reads() -> None:
+    """The sizes of call.h: five addresses, 32 bytes of status, and the call as a whole."""
+    c = device_library
+    assert [c.c.sizeof(kind) for kind in (c.Connection, c.Status, c.Call)] == [40, 24, 128]
+
+
+def test_it_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = with_slots(one_message_held_back(), 3)
+    generated.prepare([program])
+    monkeypatch.setattr(generated, "build", None)
+    assert difference(generated.run, program, count=100) is None
+    assert difference(generated.run, with_slots(program, 5), count=100) is None  # slots are no part of the code
+
+
+def test_without_a_compiler_it_says_what_was_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler --fast")
+    assert "CXX names 'no-such-compiler --fast', which is not there" in str(ENGINES["generated"].missing)
+    monkeypatch.delenv("CXX")
+    monkeypatch.setenv("PATH", "")
+    assert "none of c++, g++ and clang++ is on PATH" in str(ENGINES["generated"].missing)
