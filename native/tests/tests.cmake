@@ -1,5 +1,6 @@
 # Each tests/test_*.cpp is a program of its own: 0 is success. It may fork or start threads.
 file(GLOB tests CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/test_*.cpp)
+list(FILTER tests EXCLUDE REGEX "test_shim_outer_")  # shim_outer.cmake
 
 # ThreadSanitizer of GCC 12 and 13 does not start where the kernel puts memory at more than 2^28 random places.
 set(launcher)
@@ -13,15 +14,20 @@ if(BLINK_SANITIZE STREQUAL "thread")
   endif()
 endif()
 
+# A race stops the program; a child of a program with threads is checked too.
+set(test_environment "ASAN_OPTIONS=halt_on_error=1:detect_leaks=1:strict_string_checks=1;\
+UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1;TSAN_OPTIONS=halt_on_error=1:die_after_fork=0:second_deadlock_stack=1")
+
 foreach(file IN LISTS tests)
   get_filename_component(name ${file} NAME_WE)
   add_executable(${name} ${file})
   target_compile_options(${name} PRIVATE -UNDEBUG)  # assert() works in tests, whatever the build type
-  target_link_libraries(${name} PRIVATE host_objects simulate_objects)
+  if(name MATCHES "^test_shim_")
+    target_link_libraries(${name} PRIVATE shim_objects)
+  else()
+    target_link_libraries(${name} PRIVATE host_objects simulate_objects device_objects)
+  endif()
   add_test(NAME ${name} COMMAND ${launcher} $<TARGET_FILE:${name}>)
-  # A race stops the program; a child of a program with threads is checked too.
-  set_tests_properties(${name} PROPERTIES
-    TIMEOUT 300
-    ENVIRONMENT "ASAN_OPTIONS=halt_on_error=1:detect_leaks=1:strict_string_checks=1;\
-UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1;TSAN_OPTIONS=halt_on_error=1:die_after_fork=0:second_deadlock_stack=1")
+  set_tests_properties(${name} PROPERTIES TIMEOUT 300 ENVIRONMENT "${test_environment}")
 endforeach()
+include(${CMAKE_CURRENT_LIST_DIR}/shim_outer.cmake)

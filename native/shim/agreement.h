@@ -1,0 +1,82 @@
+// Which chunk does call number k use? The same on every rank, though ranks make their calls at different times and
+// rank 0 changes the chunk while they run; without waiting for each other.
+//
+// In shared memory lie, per search:
+//   reached[r]   1 + the number of the call that rank r makes or has made last; only r writes it
+//   proposed     0, or a call K from which on there may be another chunk; only rank 0 writes it, like the rest
+//   decisions    pairs (K, chunk) in the order in which they were made, the last kHistory of them; and their number
+//
+// Rank 0 decides:  1. K := the largest reached + 2
+//                  2. proposed := K
+//                  3. reads all reached again; if one is above K (its call is K or later), proposed := 0: withdrawn
+//                  4. else the pair is written, their number raised, then proposed := 0
+// Rank r, call k:  1. reached[r] := k + 1
+//                  2. reads proposed; while it is a K with 0 < K ≤ k, reads it again
+//                  3. uses the last decision with K ≤ k; without one the chunk that all began with
+//
+// Why all ranks agree on call k. Of a decision with K > k nobody takes notice at call k, whether he sees it or not.
+// Let K ≤ k, and take any rank's call k. All stores and loads of `reached` and `proposed` are sequentially consistent,
+// so there is one order of them all. In it, either the rank's store of k + 1 comes before rank 0's second reading of
+// its reached: then that reads k + 1 > K or more, and the decision is withdrawn, and nobody ever uses it. Or it comes
+// after, and so after the store of K to proposed, and the rank's load of proposed gives K or something that was stored
+// later. K makes it read again. What was stored later was stored with the verdict or after it, and who reads that sees
+// the pair, if there is one. So a decision is either seen by every rank at every call k ≥ K, or made by nobody. Which
+// of the decisions with K ≤ k is the last is the same for all, too: they are all seen, and lie in one order.
+//
+// K never falls from one decision to the next, since reached never falls.
+//
+// Decisions in the ring are overwritten only when nobody needs them: number i is needed at calls below the K of i + 1.
+// Before rank 0 overwrites it, the smallest reached must be above that K, so that every rank is at, or past, a call
+// for which i + 1 or a later one is used. A rank looks for its decision from the last to the first and stops there: it
+// never comes to the one that is being overwritten.
+//
+// Rank 0 may die between steps 2 and 4. Then ranks wait in step 2, no longer than kPatienceS.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace blink::shim {
+
+constexpr std::uint64_t kHistory = 64;
+constexpr double kPatienceS = 1.0;
+
+class Agreement {
+ public:
+  struct alignas(64) Line {
+    std::atomic<std::uint64_t> value;
+  };
+  struct Decision {
+    std::atomic<std::uint64_t> from, chunk_bytes;
+  };
+  struct alignas(64) Shared {
+    Line proposed, decided;
+    Decision decisions[kHistory];
+  };
+  static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "processes share them");
+
+  // `shared` and `nranks` lines `reached`, all zero when fresh.
+  Agreement(Shared* shared, Line* reached, int nranks) : shared_(*shared), reached_(reached), nranks_(nranks) {}
+
+  // Rank `rank` makes call `call`, which is no earlier than its last. False if rank 0 died over its proposal.
+  bool chunk_for(int rank, std::uint64_t call, std::uint64_t initial, std::uint64_t* chunk_bytes);
+
+  // Rank 0 only: the call from which on the chunk counts, or 0: withdrawn, or a rank is too far behind. `pause` is
+  // called between the steps; tests let time pass there.
+  std::uint64_t decide(std::uint64_t chunk_bytes, void (*pause)() = nullptr);
+
+  // The steps of decide(), for tests that leave one out.
+  std::uint64_t pick() const;             // K; 0: a rank is too far behind
+  void propose(std::uint64_t from) { shared_.proposed.value.store(from); }
+  bool passed(std::uint64_t from) const;  // whether some rank has reached call K
+  void commit(std::uint64_t from, std::uint64_t chunk_bytes);
+  void withdraw() { shared_.proposed.value.store(0); }
+
+ private:
+  Shared& shared_;
+  Line* reached_;
+  int nranks_;
+};
+
+}  // namespace blink::shim

@@ -1,0 +1,46 @@
+// How does a communicator of ours come to life? The real one is made first, and its handle may come late: at the end of
+// the group, or, where calls do not block, when ncclCommGetAsyncError says so. Then ours is made, and its ranks meet.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "communicator.h"
+#include "meeting.h"
+#include "table.h"
+
+namespace blink::shim {
+
+// A communicator that the real NCCL is making.
+struct Birth {
+  std::string key;
+  ncclComm_t* slot = nullptr;    // where the real NCCL writes the handle
+  ncclComm_t parent = nullptr;   // its state says whether it has done so; nullptr: it has when the call returns
+  ncclComm_t real = nullptr;     // the handle once it is known
+  int nranks = 0, rank = -1;     // of a child: not known before it is complete
+  bool blocking = true;
+  std::unique_ptr<Meeting> meeting;  // where the rank is known: announced before the real initialisation
+  std::string why_not;
+};
+
+// For ranks that all know nranks and rank: to be called before the real NCCL makes sure that all have got here.
+Birth announced(std::string key, int nranks, int rank);
+// For children: their ranks are announced when NCCL has said who they are.
+Birth child_of(const Member& parent, const std::string& what, ncclComm_t* slot);
+
+// The real NCCL has returned `result` for all of these: makes ours, begins all, then waits for those that block.
+// A communicator that fails here is NCCL's alone; the other ranks find nobody, and it is theirs alone too.
+void deliver(std::vector<Birth> births, ncclResult_t result);
+
+// Begins what is complete by now among those that do not block. `comm` was just asked for its state, and says `state`;
+// nullptr: nobody was asked.
+void advance(ncclComm_t comm, ncclResult_t state);
+
+// The member of this handle; one that was just completed and not yet asked for its state is begun here.
+std::shared_ptr<Member> find_member(ncclComm_t comm);
+
+// Takes the handle out of everything, before the real one is freed. The member, if it has one.
+std::shared_ptr<Member> take_member(ncclComm_t comm);
+
+}  // namespace blink::shim

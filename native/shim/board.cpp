@@ -1,0 +1,174 @@
+#include "board.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <new>
+
+#include "agreement.h"
+
+namespace blink::shim {
+namespace {
+
+constexpr std::uint64_t kMagic = 0x3144524f424b4c42ull;  // "BLKBORD1"
+constexpr int kMostRanks = 4096;
+// The first part is what GPUs are shown: whole pages, on machines with large ones too.
+constexpr std::size_t kShownBytes = 64 << 10, kLine = 64;
+constexpr unsigned kNeverRun = 8;  // MFD_NOEXEC_SEAL
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+
+// Everything is zero when fresh but the first line.
+struct alignas(kLine) Header {
+  std::uint64_t magic;
+  std::uint32_t nranks;
+  std::uint32_t searches;
+  alignas(kLine) std::atomic<std::uint32_t> abort;
+};
+static_assert(sizeof(Header) <= kShownBytes, "GPUs are shown the abort word");
+static_assert(std::atomic<std::uint32_t>::is_always_lock_free, "processes share them");
+static_assert(sizeof(std::atomic<std::uint32_t>) == sizeof(std::uint32_t), "kernels read the abort word");
+
+struct alignas(kLine) Flag {
+  std::atomic<std::uint32_t> raised;
+};
+
+// Header · shown to here · done flag × ranks · (shared part, reached × ranks) × searches
+struct Layout {
+  explicit Layout(int nranks)
+      : ranks(static_cast<std::size_t>(nranks)),
+        done(kShownBytes),
+        searches(done + ranks * sizeof(Flag)),
+        stride(sizeof(Agreement::Shared) + ranks * sizeof(Agreement::Line)),
+        bytes((searches + kSearches * stride + kShownBytes - 1) / kShownBytes * kShownBytes) {}
+  std::size_t ranks, done, searches, stride, bytes;
+};
+
+std::string failed(const char* what) {
+  return std::string("the board of the ranks: ") + what + ": " + std::strerror(errno);
+}
+
+class SharedBoard : public Board {
+ public:
+  SharedBoard(unsigned char* memory, int nranks, int rank) : memory_(memory), nranks_(nranks), rank_(rank) {}
+  ~SharedBoard() override { munmap(memory_, layout_.bytes); }
+  SharedBoard(const SharedBoard&) = delete;
+  SharedBoard& operator=(const SharedBoard&) = delete;
+
+  volatile std::uint32_t* abort_word() override {
+    return reinterpret_cast<volatile std::uint32_t*>(&reinterpret_cast<Header*>(memory_)->abort);
+  }
+  void* memory() override { return memory_; }
+  std::size_t bytes() const override { return kShownBytes; }
+
+  void done() override { flag(rank_).raised.store(1, std::memory_order_release); }
+  bool all_done() const override {
+    for (int rank = 0; rank < nranks_; ++rank) {
+      if (flag(rank).raised.load(std::memory_order_acquire) == 0) return false;
+    }
+    return true;
+  }
+
+  bool chunk_for(int slot, std::uint64_t call, std::uint64_t initial, std::uint64_t* chunk_bytes) override {
+    return is_search(slot) && agreement(slot).chunk_for(rank_, call, initial, chunk_bytes);
+  }
+  std::uint64_t decide(int slot, std::uint64_t chunk_bytes) override {
+    return rank_ == 0 && is_search(slot) ? agreement(slot).decide(chunk_bytes) : 0;
+  }
+
+ private:
+  static bool is_search(int slot) { return slot >= 0 && slot < kSearches; }
+  Flag& flag(int rank) const {
+    return reinterpret_cast<Flag*>(memory_ + layout_.done)[rank];
+  }
+  Agreement agreement(int slot) const {
+    unsigned char* const at = memory_ + layout_.searches + static_cast<std::size_t>(slot) * layout_.stride;
+    return {reinterpret_cast<Agreement::Shared*>(at),
+            reinterpret_cast<Agreement::Line*>(at + sizeof(Agreement::Shared)), nranks_};
+  }
+
+  unsigned char* const memory_;
+  const int nranks_, rank_;
+  const Layout layout_{nranks_};
+};
+
+// What is behind the descriptor: the memory, or nullptr.
+unsigned char* mapped(int descriptor, const Layout& layout, std::string* why) {
+  struct stat about {};
+  if (fstat(descriptor, &about) != 0) {
+    *why = failed("fstat");
+    return nullptr;
+  }
+  const int seals = fcntl(descriptor, F_GET_SEALS);
+  if (about.st_size != static_cast<off_t>(layout.bytes) || seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
+    *why = "the board of the ranks: expected " + std::to_string(layout.bytes) +
+           " bytes that cannot be taken away, got " + std::to_string(about.st_size) + " bytes" +
+           (seals < 0 ? " of another kind of file" : "");
+    return nullptr;
+  }
+  void* const memory = mmap(nullptr, layout.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+  if (memory == MAP_FAILED) {
+    *why = failed("mmap");
+    return nullptr;
+  }
+  return static_cast<unsigned char*>(memory);
+}
+
+bool is_sensible(int nranks, std::string* why) {
+  if (nranks >= 1 && nranks <= kMostRanks) return true;
+  *why = "a board for " + std::to_string(nranks) + " ranks; expected 1 to " + std::to_string(kMostRanks);
+  return false;
+}
+
+}  // namespace
+
+int Board::create(int nranks, std::string* why) {
+  if (!is_sensible(nranks, why)) return -1;
+  const Layout layout(nranks);
+  // Some systems insist on memory files that can never be run; older ones do not know that flag.
+  int descriptor = memfd_create("blink-board", MFD_CLOEXEC | MFD_ALLOW_SEALING | kNeverRun);
+  if (descriptor < 0 && errno == EINVAL) descriptor = memfd_create("blink-board", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (descriptor < 0) {
+    *why = failed("memfd_create");
+    return -1;
+  }
+  Header header{};
+  header.magic = kMagic;
+  header.nranks = static_cast<std::uint32_t>(nranks);
+  header.searches = kSearches;
+  const auto size = static_cast<ssize_t>(offsetof(Header, abort));
+  if (ftruncate(descriptor, static_cast<off_t>(layout.bytes)) != 0 ||
+      pwrite(descriptor, &header, static_cast<std::size_t>(size), 0) != size ||
+      fcntl(descriptor, F_ADD_SEALS, kSeals) != 0) {
+    *why = failed("its memory");
+    close(descriptor);
+    return -1;
+  }
+  return descriptor;
+}
+
+std::unique_ptr<Board> Board::map(int descriptor, int nranks, int rank, std::string* why) {
+  std::unique_ptr<Board> board;
+  unsigned char* memory = nullptr;
+  if (rank < 0 || rank >= nranks) {
+    *why = "rank " + std::to_string(rank) + " of a board for " + std::to_string(nranks) + " ranks";
+  } else if (is_sensible(nranks, why)) {
+    memory = mapped(descriptor, Layout(nranks), why);
+  }
+  if (descriptor >= 0) close(descriptor);
+  if (memory == nullptr) return nullptr;
+  board = std::make_unique<SharedBoard>(memory, nranks, rank);
+  const auto* header = reinterpret_cast<const Header*>(memory);
+  if (header->magic == kMagic && header->nranks == static_cast<std::uint32_t>(nranks) &&
+      header->searches == kSearches) {
+    return board;
+  }
+  *why = "the board of the ranks is not one for " + std::to_string(nranks) + " ranks of this version of Blink";
+  return nullptr;
+}
+
+}  // namespace blink::shim

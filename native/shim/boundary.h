@@ -1,0 +1,36 @@
+// What may leave an exported function? Results, never exceptions; and errno is as it was.
+#pragma once
+
+#include <cxxabi.h>
+
+#include <cerrno>
+#include <exception>
+#include <new>
+#include <string>
+
+#include "log.h"
+#include "nccl_types.h"
+
+namespace blink::shim {
+
+template <class Body>
+ncclResult_t guarded(Body body) {
+  const int kept = errno;
+  ncclResult_t result = ncclInternalError;
+  try {
+    result = body();
+  } catch (const std::bad_alloc&) {
+    result = ncclSystemError;
+  } catch (const std::exception& error) {
+    warn(std::string("internal error: ") + error.what());
+  } catch (const abi::__forced_unwind&) {
+    throw;  // the thread is being cancelled, which may not be stopped
+  } catch (...) {
+  }
+  errno = kept;
+  return result;
+}
+
+inline bool failed(ncclResult_t result) { return result != ncclSuccess && result != ncclInProgress; }
+
+}  // namespace blink::shim

@@ -1,0 +1,443 @@
+#include "bundle.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstdio>
+#include <memory>
+#include <set>
+#include <sstream>
+#include <utility>
+
+namespace blink::shim {
+namespace {
+
+constexpr int kVersion = 1;
+constexpr std::size_t kMostFileBytes = 64 << 20;
+constexpr std::uint64_t kMostRanks = 4096, kMostParts = 1024, kMostSlots = 1 << 16, kMostThreads = 512;
+constexpr std::uint64_t kMostLanes = 1 << 16, kMostBytes = std::uint64_t{1} << 40, kMostItems = 1 << 20;
+// Whatever lies in a segment begins on a line, and so do the counters of every part.
+constexpr std::uint64_t kLine = 128, kGroup = 16;
+constexpr std::uint64_t kAnySize = ~std::uint64_t{0};
+
+constexpr std::array<const char*, 8> kCollectives = {"broadcast",      "reduce", "allreduce", "allgather",
+                                                     "reduce_scatter", "gather", "scatter",   "alltoall"};
+// The last one need not be told of a program.
+constexpr std::array<const char*, 4> kProtocols = {"simple", "ll", "ll128", "copies"};
+
+bool has_root(Collective collective) {
+  return collective == Collective::kBroadcast || collective == Collective::kReduce ||
+         collective == Collective::kGather || collective == Collective::kScatter;
+}
+
+// How much data a message holds: LL's lines are half flags, LL128's have 8 bytes of flag in 128.
+std::uint64_t capacity(const Bundle& bundle, Bundle::Protocol protocol) {
+  if (protocol == Bundle::kSimple) return bundle.slot_bytes;
+  if (protocol == Bundle::kCopies) return bundle.copy_slot_bytes;
+  return protocol == Bundle::kLL ? bundle.line_bytes / 2 : bundle.line_bytes / 128 * 120;
+}
+
+struct Malformed {
+  std::string text;
+};
+
+[[noreturn]] void expected(const std::string& what, const std::string& got) {
+  constexpr std::size_t kShown = 80;
+  throw Malformed{"expected " + what + ", got " +
+                  (got.empty() ? "nothing" : "'" + (got.size() > kShown ? got.substr(0, kShown) + "…" : got) + "'")};
+}
+
+bool is_word(const std::string& text, const char* more) {
+  const std::string letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
+  return !text.empty() && text.find_first_not_of(letters + more) == std::string::npos;
+}
+
+std::uint64_t number_in(const std::string& text, const std::string& what, std::uint64_t least, std::uint64_t most) {
+  std::uint64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (text.empty() || error != std::errc() || end != text.data() + text.size() || value < least || value > most) {
+    expected(what + " of " + std::to_string(least) + " to " + std::to_string(most), text);
+  }
+  return value;
+}
+
+// The words of one line, taken from left to right.
+class Line {
+ public:
+  explicit Line(const std::string& text) : text_(text) {}
+
+  bool is_empty() const { return text_.empty() || text_[0] == '#'; }
+  bool has_more() const { return at_ < text_.size(); }
+
+  std::string word(const std::string& what) {
+    const std::size_t end = std::min(text_.find(' ', at_), text_.size());
+    const std::string taken = at_ < text_.size() ? text_.substr(at_, end - at_) : "";
+    if (taken.empty()) expected(what, has_more() ? "two spaces" : "");
+    at_ = std::min(end + 1, text_.size());
+    // A space that nothing follows is half a line.
+    if (end + 1 == text_.size()) expected("a word after '" + taken + "'", "");
+    return taken;
+  }
+  void key(const std::string& name) {
+    const std::string got = word("'" + name + "'");
+    if (got != name) expected("'" + name + "'", got);
+  }
+  std::uint64_t number(const std::string& what, std::uint64_t least, std::uint64_t most) {
+    return number_in(word(what), what, least, most);
+  }
+  std::uint64_t named(const std::string& name, std::uint64_t least, std::uint64_t most) {
+    key(name);
+    return number("'" + name + "'", least, most);
+  }
+  // A number that counts the items of a kind, from 0 on, without a gap.
+  void index(const std::string& what, std::size_t have) {
+    if (have >= kMostItems) expected("at most " + std::to_string(kMostItems) + " of " + what, "more");
+    const std::string got = word("the number of the " + what);
+    if (got != std::to_string(have)) expected(what + " " + std::to_string(have), got);
+  }
+  template <std::size_t N>
+  std::size_t one_of(const std::string& what, const std::array<const char*, N>& names) {
+    const std::string got = word(what);
+    const auto found = std::find(names.begin(), names.end(), got);
+    if (found == names.end()) expected(what, got);
+    return static_cast<std::size_t>(found - names.begin());
+  }
+  std::string rest(const std::string& what) {
+    if (!has_more()) expected(what, "");
+    return text_.substr(std::exchange(at_, text_.size()));
+  }
+  void end() const {
+    if (has_more()) expected("the end of the line", text_.substr(at_));
+  }
+
+ private:
+  const std::string& text_;
+  std::size_t at_ = 0;
+};
+
+class Reader {
+ public:
+  explicit Reader(Bundle* bundle) : bundle_(*bundle) {}
+
+  void line(const std::string& text) {
+    Line line(text);
+    if (line.is_empty()) return;
+    const std::string kind = line.word("an item");
+    if (kind == "plan") {
+      plan(line);
+    } else if (kind == "ranks") {
+      once(bundle_.nranks == 0, kind);
+      bundle_.nranks = static_cast<int>(line.number("the number of ranks", 1, kMostRanks));
+    } else if (kind == "geometry") {
+      geometry(line);
+    } else if (kind == "segment") {
+      line.index("segment", bundle_.segments.size());
+      bundle_.segments.push_back(line.number("bytes", 0, kMostBytes));
+    } else if (kind == "connection") {
+      connection(line);
+    } else if (kind == "image") {
+      image(line);
+    } else if (kind == "program") {
+      program(line);
+    } else if (kind == "choice") {
+      choice(line);
+    } else {
+      expected("plan, ranks, geometry, segment, connection, image, program or choice", kind);
+    }
+    line.end();
+  }
+
+  // What only the whole file can show.
+  void finish() {
+    if (bundle_.plan.empty()) expected("a line 'plan HASH'", "");
+    need_ranks();
+    need_geometry();
+    if (bundle_.segments.size() != static_cast<std::size_t>(bundle_.nranks)) {
+      expected(std::to_string(bundle_.nranks) + " segments, one per rank", std::to_string(bundle_.segments.size()));
+    }
+    if (bundle_.choices.empty()) expected("a line 'choice …'", "");
+    find_overlaps();
+  }
+
+ private:
+  static void once(bool first, const std::string& kind) {
+    if (!first) expected("one line '" + kind + "'", "another");
+  }
+  void need_ranks() const {
+    if (bundle_.nranks == 0) expected("a line 'ranks N' before", "");
+  }
+  void need_geometry() const {
+    if (bundle_.slot_bytes == 0) expected("a line 'geometry …' before", "");
+  }
+
+  void plan(Line& line) {
+    once(bundle_.plan.empty(), "plan");
+    const std::string hash = line.word("a hash");
+    const bool is_hash = hash.size() == 64 && hash.find_first_not_of("0123456789abcdef") == std::string::npos;
+    if (!is_hash) expected("64 hexadecimal digits", hash);
+    bundle_.plan = hash;
+  }
+
+  void geometry(Line& line) {
+    once(bundle_.slot_bytes == 0, "geometry");
+    bundle_.parts = static_cast<std::uint32_t>(line.named("parts", 1, kMostParts));
+    bundle_.slots = static_cast<std::uint32_t>(line.named("slots", 1, kMostSlots));
+    const std::uint64_t slot_bytes = line.named("slot_bytes", kLine, kMostBytes);
+    bundle_.line_bytes = line.named("line_bytes", 0, kMostBytes);
+    bundle_.threads = static_cast<std::uint32_t>(line.named("threads", 1, kMostThreads));
+    if (slot_bytes % kLine != 0) expected("slot_bytes to be a multiple of 128", std::to_string(slot_bytes));
+    if (bundle_.line_bytes % kLine != 0) {
+      expected("line_bytes to be a multiple of 128", std::to_string(bundle_.line_bytes));
+    }
+    // A block of the GPU is made of whole warps; on the CPU one thread is a block.
+    if (bundle_.threads != 1 && bundle_.threads % 32 != 0) {
+      expected("threads to be 1 or a multiple of 32", std::to_string(bundle_.threads));
+    }
+    if (line.has_more()) {
+      bundle_.copy_slots = static_cast<std::uint32_t>(line.named("copy_slots", 1, kMostSlots));
+      bundle_.copy_slot_bytes = line.named("copy_slot_bytes", kLine, kMostBytes);
+      if (bundle_.copy_slot_bytes % kLine != 0) {
+        expected("copy_slot_bytes to be a multiple of 128", std::to_string(bundle_.copy_slot_bytes));
+      }
+    }
+    bundle_.slot_bytes = slot_bytes;
+  }
+
+  void connection(Line& line) {
+    need_ranks();
+    need_geometry();
+    line.index("connection", bundle_.connections.size());
+    Bundle::Connection connection;
+    const auto last = static_cast<std::uint64_t>(bundle_.nranks - 1);
+    connection.src = static_cast<int>(line.named("src", 0, last));
+    connection.dst = static_cast<int>(line.named("dst", 0, last));
+    if (connection.src == connection.dst) expected("two ranks", "twice rank " + std::to_string(connection.src));
+    if (bundle_.segments.size() < static_cast<std::size_t>(bundle_.nranks)) {
+      expected("all lines 'segment …' before the connections", "");
+    }
+    const std::uint64_t messages = std::uint64_t{bundle_.parts} * bundle_.slots, counters = bundle_.parts * kLine;
+    connection.ring = area(line, "ring", connection.dst, messages, bundle_.slot_bytes);
+    connection.lines = area(line, "lines", connection.dst, messages, bundle_.line_bytes);
+    connection.tail = area(line, "tail", connection.dst, 1, counters);
+    connection.head = area(line, "head", connection.src, 1, counters);
+    connection.src_position = area(line, "src_position", connection.src, 1, counters);
+    connection.dst_position = area(line, "dst_position", connection.dst, 1, counters);
+    if (bundle_.copy_slots != 0) {
+      connection.copy_ring = area(line, "copy_ring", connection.dst, bundle_.copy_slots, bundle_.copy_slot_bytes);
+      connection.copy_tail = area(line, "copy_tail", connection.dst, 1, kLine);
+      connection.copy_head = area(line, "copy_head", connection.src, 1, kLine);
+    }
+    bundle_.connections.push_back(connection);
+  }
+
+  // The offset of `count` × `bytes` bytes in a rank's segment.
+  std::uint64_t area(Line& line, const char* name, int rank, std::uint64_t count, std::uint64_t bytes) {
+    const std::uint64_t segment = bundle_.segments[static_cast<std::size_t>(rank)];
+    const std::uint64_t offset = line.named(name, 0, segment);
+    if (offset % kLine != 0) expected(std::string("'") + name + "' to be a multiple of 128", std::to_string(offset));
+    if (bytes != 0 && count > (segment - offset) / bytes) {
+      expected(std::string("'") + name + "' to end within the " + std::to_string(segment) + " bytes of rank " +
+                   std::to_string(rank) + "'s segment",
+               std::to_string(count) + " × " + std::to_string(bytes) + " bytes from " + std::to_string(offset));
+    }
+    if (bytes != 0) areas_.push_back({rank, offset, offset + count * bytes, bundle_.connections.size(), name});
+    return offset;
+  }
+
+  void find_overlaps() {
+    const auto before = [](const Area& a, const Area& b) {
+      return a.rank != b.rank ? a.rank < b.rank : a.begin < b.begin;
+    };
+    std::sort(areas_.begin(), areas_.end(), before);
+    for (std::size_t i = 1; i < areas_.size(); ++i) {
+      const Area &one = areas_[i - 1], &two = areas_[i];
+      if (one.rank != two.rank || one.end <= two.begin) continue;
+      expected("connections that do not overlap", "'" + std::string(two.name) + "' of connection " +
+               std::to_string(two.connection) + " within '" + one.name + "' of connection " +
+               std::to_string(one.connection));
+    }
+  }
+
+  void image(Line& line) {
+    line.index("image", bundle_.images.size());
+    Bundle::Image image;
+    line.key("arch");
+    image.arch = line.word("an architecture");
+    if (!is_word(image.arch, "_")) expected("an architecture such as sm_90", image.arch);
+    line.key("file");
+    const std::string file = line.word("a file");
+    // Images lie in the bundle: what another user can write is not run.
+    if (!is_word(file, "_-.") || file[0] == '.') expected("the name of a file in the bundle", file);
+    image.file = bundle_.directory + "/" + file;
+    struct stat about {};
+    if (stat(image.file.c_str(), &about) != 0 || !S_ISREG(about.st_mode) || access(image.file.c_str(), R_OK) != 0) {
+      expected("a file that can be read", image.file);
+    }
+    bundle_.images.push_back(image);
+  }
+
+  int root_of(const std::string& text) const {
+    if (text == "-1") return -1;
+    return static_cast<int>(number_in(text, "a root", 0, static_cast<std::uint64_t>(bundle_.nranks - 1)));
+  }
+
+  Collective collective(Line& line) {
+    line.key("collective");
+    return static_cast<Collective>(line.one_of("a collective", kCollectives));
+  }
+
+  void program(Line& line) {
+    need_ranks();
+    line.index("program", bundle_.programs.size());
+    Bundle::Program program;
+    program.collective = collective(line);
+    line.key("root");
+    const std::string root = line.word("a root");
+    program.root = root_of(root);
+    if (has_root(program.collective) != (program.root >= 0)) {
+      expected(has_root(program.collective) ? "the rank of the root" : "root -1, as this collective has none", root);
+    }
+    program.lanes = static_cast<std::uint32_t>(line.named("lanes", 1, kMostLanes));
+    line.key("image");
+    program.images = image_ids(line.word("numbers of images"));
+    for (std::size_t protocol = 0; protocol < kProtocols.size(); ++protocol) {
+      if (protocol == Bundle::kCopies && !line.has_more()) continue;
+      line.key(kProtocols[protocol]);
+      const std::string kernel = line.word("a kernel or -");
+      if (kernel == "-") continue;
+      if (!is_word(kernel, "_")) expected("a kernel's name or -", kernel);
+      if (protocol == Bundle::kCopies && bundle_.copy_slots == 0) expected("slots for copies in the geometry", "");
+      program.kernel[protocol] = kernel;
+    }
+    bundle_.programs.push_back(program);
+  }
+
+  std::vector<int> image_ids(const std::string& text) const {
+    std::vector<int> ids;
+    if (bundle_.images.empty()) expected("an image before its program", "");
+    std::istringstream stream(text + ",");  // so that an empty last entry is one
+    for (std::string id; std::getline(stream, id, ',');) {
+      ids.push_back(static_cast<int>(number_in(id, "an image", 0, bundle_.images.size() - 1)));
+    }
+    if (std::set<int>(ids.begin(), ids.end()).size() != ids.size()) expected("every image once", text);
+    return ids;
+  }
+
+  void choice(Line& line) {
+    need_ranks();
+    need_geometry();
+    Bundle::Choice choice;
+    choice.collective = collective(line);
+    line.key("root");
+    const std::string root = line.word("a root");
+    choice.root = root == "any" ? -1 : root_of(root);
+    if (choice.root >= 0 && !has_root(choice.collective)) expected("root -1 or any, as this collective has none", root);
+    choice.least = line.named("least", 0, kAnySize);
+    choice.most = line.named("most", choice.least, kAnySize);
+    line.key("program");
+    const std::string program = line.word("a program or -1");
+    if (program != "-1") {
+      if (bundle_.programs.empty()) expected("a program before the choice of it", program);
+      choice.program = static_cast<int>(number_in(program, "a program", 0, bundle_.programs.size() - 1));
+    }
+    line.key("protocol");
+    const std::string protocol = line.word("a protocol");
+    const std::uint64_t chunk_bytes = line.named("chunk", 0, kMostBytes);
+    choice.search = line.named("search", 0, 1) == 1;
+    line.key("why");
+    choice.why = line.rest("the reason");
+    if (choice.program < 0) {
+      if (protocol != "-") expected("protocol -, as nothing of ours runs", protocol);
+      if (choice.search) expected("search 0, as nothing of ours runs", "1");
+    } else {
+      choose(&choice, protocol, chunk_bytes);
+    }
+    bundle_.choices.push_back(choice);
+  }
+
+  // A program for a choice must do what is asked for, and have room for the chunk.
+  void choose(Bundle::Choice* choice, const std::string& protocol, std::uint64_t chunk_bytes) const {
+    const Bundle::Program& program = bundle_.programs[static_cast<std::size_t>(choice->program)];
+    if (program.collective != choice->collective || program.root != choice->root) {
+      const auto text = [](Collective collective, int root) {
+        return std::string(name_of(collective)) + " with root " + std::to_string(root);
+      };
+      expected("a program for " + text(choice->collective, choice->root), text(program.collective, program.root));
+    }
+    const auto found = std::find(kProtocols.begin(), kProtocols.end(), protocol);
+    if (found == kProtocols.end()) expected("simple, ll or ll128, or copies", protocol);
+    choice->protocol = static_cast<Bundle::Protocol>(found - kProtocols.begin());
+    if (program.kernel[choice->protocol].empty()) {
+      expected("a protocol that program " + std::to_string(choice->program) + " has a kernel for", protocol);
+    }
+    // Copy engines do not serve graphs: the kernel does.
+    if (choice->protocol == Bundle::kCopies && program.kernel[Bundle::kSimple].empty()) {
+      expected("a program that also has a kernel for simple", protocol);
+    }
+    const std::uint64_t most = capacity(bundle_, choice->protocol);
+    choice->chunk_bytes = chunk_bytes;
+    if (chunk_bytes == 0 || chunk_bytes % kGroup != 0 || chunk_bytes > most) {
+      expected("a chunk of a multiple of 16 bytes up to the " + std::to_string(most) + " of a message",
+               std::to_string(chunk_bytes));
+    }
+  }
+
+  struct Area {
+    int rank;
+    std::uint64_t begin, end;
+    std::size_t connection;
+    const char* name;
+  };
+  Bundle& bundle_;
+  std::vector<Area> areas_;
+};
+
+// False if it cannot be read or is larger than any plan.
+bool contents(const std::string& path, std::string* text) {
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "re"), std::fclose);
+  if (file == nullptr) return false;
+  std::array<char, 1 << 16> buffer;
+  for (std::size_t got; (got = std::fread(buffer.data(), 1, buffer.size(), file.get())) > 0;) {
+    text->append(buffer.data(), got);
+    if (text->size() > kMostFileBytes) return false;
+  }
+  return std::ferror(file.get()) == 0;
+}
+
+}  // namespace
+
+const char* name_of(Collective collective) { return kCollectives[static_cast<std::size_t>(collective)]; }
+
+bool read_bundle(const std::string& directory, Bundle* bundle, std::string* why) {
+  const std::string path = directory + "/bundle.txt";
+  *bundle = {};
+  bundle->directory = directory;
+  std::string text;
+  if (!contents(path, &text)) {
+    *why = path + ": expected a file of at most " + std::to_string(kMostFileBytes) + " bytes that can be read";
+    return false;
+  }
+  std::size_t number = 1;
+  try {
+    // The last line, too, has its end, or part of it is missing.
+    if (text.empty() || text.back() != '\n') expected("a file that ends with a line's end", "a part of it");
+    std::istringstream lines(text);
+    const std::string first = "blink-bundle " + std::to_string(kVersion);
+    std::string line;
+    std::getline(lines, line);
+    if (line != first) expected("'" + first + "'", line);
+    Reader reader(bundle);
+    while (++number, std::getline(lines, line)) reader.line(line);
+    reader.finish();
+    return true;
+  } catch (const Malformed& malformed) {
+    *why = path + ", line " + std::to_string(number) + ": " + malformed.text;
+    *bundle = {};
+    return false;
+  }
+}
+
+}  // namespace blink::shim

@@ -1,0 +1,62 @@
+// What did the planner decide? The text file `bundle.txt` that blinkccl.nccl writes, read and checked.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace blink::shim {
+
+// Names as in blinkccl.collectives.spec, in the order of this enum.
+enum class Collective { kBroadcast, kReduce, kAllReduce, kAllGather, kReduceScatter, kGather, kScatter, kAllToAll };
+const char* name_of(Collective collective);
+
+struct Bundle {
+  struct Connection {
+    int src = 0, dst = 0;
+    std::uint64_t ring = 0, lines = 0, tail = 0, dst_position = 0;  // offsets in dst's segment
+    std::uint64_t head = 0, src_position = 0;                      // in src's
+    // For copy engines, where the geometry has slots for them: a ring of larger slots, and its counters.
+    std::uint64_t copy_ring = 0, copy_tail = 0, copy_head = 0;  // in dst's, dst's, src's
+  };
+  struct Image {
+    std::string arch, file;  // "sm_90", "any", or "host": an object with copy entries; the file with its directory
+  };
+  struct Program {
+    Collective collective = Collective::kAllReduce;
+    int root = -1;
+    std::uint32_t lanes = 0;
+    std::vector<int> images;
+    std::string kernel[4];  // by Protocol; empty: there is none. The last is an entry for copy engines
+  };
+  // BLINK_PROTOCOL=simple|ll|ll128|copies, read by the planner, makes it choose one wherever it can.
+  enum Protocol { kSimple = 0, kLL = 1, kLL128 = 2, kCopies = 3 };
+  struct Choice {
+    Collective collective = Collective::kAllReduce;
+    int root = -1;  // −1: any
+    std::uint64_t least = 0, most = 0;  // bytes of S
+    int program = -1;                   // −1: NCCL's
+    Protocol protocol = kSimple;
+    std::uint64_t chunk_bytes = 0;
+    bool search = false;
+    std::string why;
+  };
+
+  std::string plan, directory;
+  int nranks = 0;
+  std::uint32_t parts = 1, slots = 2, threads = 1;
+  std::uint64_t slot_bytes = 0, line_bytes = 0;
+  std::uint32_t copy_slots = 0;  // 0: nothing is for copy engines
+  std::uint64_t copy_slot_bytes = 0;
+  std::vector<std::uint64_t> segments;  // bytes, by rank
+  std::vector<Connection> connections;
+  std::vector<Image> images;
+  std::vector<Program> programs;
+  std::vector<Choice> choices;
+};
+
+// False and `why` (file, line, what was expected) for a file that is missing, malformed, of another version, or whose
+// numbers contradict each other (ranks out of range, offsets outside a segment, unknown images or programs).
+bool read_bundle(const std::string& directory, Bundle* bundle, std::string* why);
+
+}  // namespace blink::shim

@@ -1,0 +1,62 @@
+// Which chunk does this call use? Rank 0 times calls, asks MIAD, and says on the board from which call on the next size
+// is in force; every rank looks it up by the number of its call.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "board.h"
+#include "bundle.h"
+#include "driver.h"
+#include "miad.h"
+
+namespace blink::shim {
+
+class ChunkSearches {
+ public:
+  ChunkSearches(const Driver& driver, const Bundle& bundle, Board* board, bool decides);
+  ~ChunkSearches();
+  ChunkSearches(const ChunkSearches&) = delete;
+  ChunkSearches& operator=(const ChunkSearches&) = delete;
+
+  struct Use {
+    std::uint64_t chunk_bytes = 0;
+    CUevent before = nullptr, after = nullptr;  // to be recorded around the launch; null: it is not timed
+  };
+  // The next call of this choice. False: rank 0 died in the middle of a decision. In a captured call nothing is timed.
+  bool next(int choice, bool captured, Use* use);
+  // The launch that `use` was for is enqueued; `bytes` is its S.
+  void launched(int choice, const Use& use, std::uint64_t bytes);
+
+ private:
+  // One try counts with the median of so many calls: each of them also waits for whichever rank comes last.
+  static constexpr int kTries = 3;
+
+  struct Timing {
+    CUevent before = nullptr, after = nullptr;
+    bool pending = false;
+    std::uint64_t bytes = 0;
+  };
+  struct Search {
+    std::uint64_t calls = 0;
+    std::uint64_t in_force = 0;  // the call from which the chunk that is being tried is used
+    bool decided = true;         // it has been said on the board
+    std::uint64_t used = 0;      // the chunk of the last call
+    Miad miad;
+    Timing timing;
+    std::array<double, kTries> gbps{};
+    int tries = 0;
+  };
+
+  void measure(int choice, Search* search);
+  void decide(int choice, Search* search);
+
+  const Driver& driver_;
+  const Bundle& bundle_;
+  Board* board_;
+  bool decides_;
+  std::vector<Search> searches_;
+};
+
+}  // namespace blink::shim

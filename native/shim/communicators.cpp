@@ -1,0 +1,262 @@
+// Communicators as callers make, split and end them: the real NCCL does it, and we keep ours beside.
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "births.h"
+#include "boundary.h"
+#include "exports.h"
+#include "groups.h"
+#include "log.h"
+#include "real_nccl.h"
+
+namespace blink::shim {
+namespace {
+
+// Our own steps beside a real one: what fails in them costs the trees, never NCCL's result.
+template <class Body>
+void beside(Body body) {
+  const ncclResult_t result = guarded([&] {
+    body();
+    return ncclSuccess;
+  });
+  if (result != ncclSuccess) warn("a communicator could not be made: NCCL runs everything of it");
+}
+
+// Every rank knows its rank and the unique ids, which make the key.
+struct Newcomer {
+  ncclComm_t* slot;
+  int nranks, rank;
+  const void* ids;
+  std::size_t bytes;
+  const ncclConfig_t* config;
+
+  bool sensible() const { return slot != nullptr && ids != nullptr && bytes > 0 && 0 <= rank && rank < nranks; }
+};
+
+template <class Call>
+ncclResult_t join(const Newcomer& newcomer, Call call) {
+  Birth birth;
+  beside([&] {
+    if (!newcomer.sensible()) return;
+    const std::string key = key_of(newcomer.ids, newcomer.bytes);
+    if (newcomer.nranks > 1) {
+      birth = announced(key, newcomer.nranks, newcomer.rank);
+    } else {
+      birth.nranks = 1;
+      birth.rank = 0;
+    }
+    birth.slot = newcomer.slot;
+    birth.blocking = blocking(newcomer.config, true);
+  });
+  const ncclResult_t result = call();
+  if (birth.slot != nullptr) deliver_or_keep(std::move(birth), result);
+  return result;
+}
+
+// One process, one thread: nobody else has to know the key, but no other communicator on this host may have it.
+std::string own_key() {
+  static std::atomic<std::uint64_t> count{0};
+  const std::string text = "init all " + std::to_string(getpid()) + " " + std::to_string(count++) + " " +
+                           std::to_string(std::chrono::steady_clock::now().time_since_epoch().count());
+  return key_of(text.data(), text.size());
+}
+
+ncclResult_t init_all(ncclComm_t* comms, int ndev, const int* devlist) {
+  std::vector<Birth> births;
+  beside([&] {
+    if (comms == nullptr || ndev < 2) return;
+    const std::string key = own_key();
+    for (int rank = 0; rank < ndev; ++rank) {
+      births.push_back(announced(key, ndev, rank));
+      births.back().slot = comms + rank;
+      births.back().blocking = blocking(nullptr, true);
+    }
+  });
+  const ncclResult_t result = real::ncclCommInitAll(comms, ndev, devlist);
+  if (Group* const group = Group::current(); group == nullptr) {
+    deliver(std::move(births), result);
+  } else if (!failed(result)) {
+    beside([&] {
+      for (Birth& birth : births) group->add(std::move(birth));
+    });
+  }
+  return result;
+}
+
+// The numbers of children are drawn on all ranks of the parent, whether or not they are in one.
+ncclResult_t split(ncclComm_t comm, int color, int key, ncclComm_t* newcomm, ncclConfig_t* config) {
+  Birth birth;
+  beside([&] {
+    const auto parent = find_member(comm);
+    if (parent == nullptr) return;
+    const std::string number = std::to_string(parent->communicator->next_child());
+    if (color == kSplitNoColor || newcomm == nullptr) return;
+    birth = child_of(*parent, "split:" + number + ":" + std::to_string(color), newcomm);
+    birth.blocking = blocking(config, parent->blocking);
+  });
+  const ncclResult_t result = real::ncclCommSplit(comm, color, key, newcomm, config);
+  if (birth.slot != nullptr) deliver_or_keep(std::move(birth), result);
+  return result;
+}
+
+// The ranks that are left out do not call, so they cannot draw a number: the others count by who is left out.
+std::string shrink_text(Member& parent, const int* excluded, int count) {
+  std::vector<int> ranks(excluded, excluded + count);
+  std::sort(ranks.begin(), ranks.end());
+  std::string text;
+  for (const int rank : ranks) text += std::to_string(rank) + ",";
+  const std::lock_guard<std::mutex> lock(parent.mutex);
+  const int number = parent.shrinks[text]++;
+  return "shrink:" + std::to_string(number) + ":" + text;
+}
+
+ncclResult_t shrink(ncclComm_t comm, int* excluded, int count, ncclComm_t* newcomm, ncclConfig_t* config, int flags) {
+  Birth birth;
+  beside([&] {
+    const auto parent = find_member(comm);
+    if (parent == nullptr) return;
+    if ((flags & kShrinkAbort) != 0) {
+      parent->ended = true;
+      parent->communicator->abort();
+    }
+    if (newcomm == nullptr || excluded == nullptr || count < 1 || count >= parent->nranks) return;
+    birth = child_of(*parent, shrink_text(*parent, excluded, count), newcomm);
+    birth.blocking = blocking(config, parent->blocking);
+  });
+  const ncclResult_t result = real::ncclCommShrink(comm, excluded, count, newcomm, config, flags);
+  if (birth.slot != nullptr) deliver_or_keep(std::move(birth), result);
+  return result;
+}
+
+enum class End { kAbort, kFinalize };
+
+// Our part of a communicator that goes on existing without us.
+void end_ours(ncclComm_t comm, End how) {
+  beside([&] {
+    const auto member = find_member(comm);
+    if (member == nullptr || member->ended.exchange(true)) return;
+    if (how == End::kAbort) {
+      member->communicator->abort();
+    } else {
+      member->communicator->finalize();
+    }
+  });
+}
+
+// Our part of one that is freed now.
+void take_ours(ncclComm_t comm, End how) {
+  beside([&] {
+    const auto member = take_member(comm);
+    if (member == nullptr) return;
+    const bool ended = member->ended.exchange(true);
+    if (how == End::kAbort) {
+      member->communicator->abort();
+    } else if (!ended) {
+      member->communicator->finalize();
+    }
+  });
+}
+
+}  // namespace
+}  // namespace blink::shim
+
+using namespace blink::shim;
+
+ncclResult_t ncclCommInitRank(ncclComm_t* comm, int nranks, ncclUniqueId commId, int rank) {
+  const auto call = [&] { return real::ncclCommInitRank(comm, nranks, commId, rank); };
+  if (passes(BLINK_CALLER)) return call();
+  return guarded([&] { return join({comm, nranks, rank, &commId, sizeof commId, nullptr}, call); });
+}
+
+ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int nranks, ncclUniqueId commId, int rank,
+                                    ncclConfig_t* config) {
+  const auto call = [&] { return real::ncclCommInitRankConfig(comm, nranks, commId, rank, config); };
+  if (passes(BLINK_CALLER)) return call();
+  return guarded([&] { return join({comm, nranks, rank, &commId, sizeof commId, config}, call); });
+}
+
+ncclResult_t ncclCommInitRankScalable(ncclComm_t* newcomm, int nranks, int myrank, int nId, ncclUniqueId* commIds,
+                                      ncclConfig_t* config) {
+  const auto call = [&] { return real::ncclCommInitRankScalable(newcomm, nranks, myrank, nId, commIds, config); };
+  if (passes(BLINK_CALLER)) return call();
+  const std::size_t ids = nId > 0 && nId <= nranks ? static_cast<std::size_t>(nId) : 0;
+  return guarded([&] { return join({newcomm, nranks, myrank, commIds, ids * sizeof(ncclUniqueId), config}, call); });
+}
+
+ncclResult_t ncclCommInitAll(ncclComm_t* comm, int ndev, const int* devlist) {
+  if (passes(BLINK_CALLER)) return real::ncclCommInitAll(comm, ndev, devlist);
+  return guarded([&] { return init_all(comm, ndev, devlist); });
+}
+
+ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* newcomm, ncclConfig_t* config) {
+  if (passes(BLINK_CALLER)) return real::ncclCommSplit(comm, color, key, newcomm, config);
+  return guarded([&] { return split(comm, color, key, newcomm, config); });
+}
+
+ncclResult_t ncclCommShrink(ncclComm_t comm, int* excludeRanksList, int excludeRanksCount, ncclComm_t* newcomm,
+                            ncclConfig_t* config, int shrinkFlags) {
+  const auto call = [&](auto shrink) {
+    return shrink(comm, excludeRanksList, excludeRanksCount, newcomm, config, shrinkFlags);
+  };
+  if (passes(BLINK_CALLER)) return call(real::ncclCommShrink);
+  return guarded([&] { return call(shrink); });
+}
+
+// New ranks know the unique id and old ones the parent; there is no key that both know. So a grown communicator is
+// NCCL's, and so are its children.
+ncclResult_t ncclCommGrow(ncclComm_t comm, int nRanks, const ncclUniqueId* uniqueId, int rank, ncclComm_t* newcomm,
+                          ncclConfig_t* config) {
+  const ncclResult_t result = real::ncclCommGrow(comm, nRanks, uniqueId, rank, newcomm, config);
+  if (!passes(BLINK_CALLER) && !failed(result)) {
+    info("a communicator was grown to " + std::to_string(nRanks) + " ranks: NCCL runs everything of it");
+  }
+  return result;
+}
+
+ncclResult_t ncclCommFinalize(ncclComm_t comm) {
+  if (!passes(BLINK_CALLER)) end_ours(comm, End::kFinalize);
+  return real::ncclCommFinalize(comm);
+}
+
+ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+  if (!passes(BLINK_CALLER)) take_ours(comm, End::kFinalize);
+  return real::ncclCommDestroy(comm);
+}
+
+// First ours: the real one waits for streams on which our kernels may wait for a rank that is gone.
+ncclResult_t ncclCommAbort(ncclComm_t comm) {
+  if (!passes(BLINK_CALLER)) take_ours(comm, End::kAbort);
+  return real::ncclCommAbort(comm);
+}
+
+ncclResult_t ncclCommRevoke(ncclComm_t comm, int revokeFlags) {
+  if (!passes(BLINK_CALLER)) end_ours(comm, End::kAbort);
+  return real::ncclCommRevoke(comm, revokeFlags);
+}
+
+// All ranks suspend together, to have memory back: ours is given back for good, and after ncclCommResume NCCL runs
+// everything.
+ncclResult_t ncclCommSuspend(ncclComm_t comm, int flags) {
+  if (!passes(BLINK_CALLER)) end_ours(comm, End::kFinalize);
+  return real::ncclCommSuspend(comm, flags);
+}
+
+ncclResult_t ncclCommResume(ncclComm_t comm) { return real::ncclCommResume(comm); }
+
+ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* asyncError) {
+  const ncclResult_t result = real::ncclCommGetAsyncError(comm, asyncError);
+  if (passes(BLINK_CALLER) || result != ncclSuccess || asyncError == nullptr) return result;
+  return guarded([&] {
+    advance(comm, *asyncError);
+    if (*asyncError == ncclSuccess) {
+      if (const auto member = table().find(comm)) *asyncError = member->communicator->async_error();
+    }
+    return result;
+  });
+}

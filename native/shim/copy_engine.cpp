@@ -1,0 +1,399 @@
+#include "copy_engine.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cstddef>
+
+namespace blink::shim {
+namespace {
+
+constexpr Word kFar = Word{1} << 62;  // a counter beyond all that is ever waited for
+// A reduce kernel keeps up with a link on a few multiprocessors; the rest are the program's that we serve.
+constexpr std::uint32_t kPieceBytes = 32 * 1024;
+constexpr int kShareOfMultiprocessors = 4;
+// A slice of more chunks than this fills its streams with commands.
+constexpr Word kMostChunks = 64;
+constexpr Word kGroup = 16;
+
+CUdeviceptr address(const void* pointer) { return reinterpret_cast<CUdeviceptr>(pointer); }
+
+const char* pointer(CUdeviceptr address) { return reinterpret_cast<const char*>(address); }
+
+}  // namespace
+
+CopyEngineRun::CopyEngineRun(const Driver& driver, const Bundle& bundle, const Place& place)
+    : driver_(driver), bundle_(bundle), place_(place), positions_(bundle.connections.size()) {
+  for (std::atomic<Word>& position : positions_) position = 0;
+}
+
+std::unique_ptr<CopyEngineRun> CopyEngineRun::open(const Driver& driver, const Bundle& bundle, const Place& place,
+                                                   std::string* why) {
+  std::unique_ptr<CopyEngineRun> made(new CopyEngineRun(driver, bundle, place));
+  return made->prepare(why) ? std::move(made) : nullptr;
+}
+
+bool CopyEngineRun::prepare(std::string* why) {
+  if (driver_.write_value == nullptr || driver_.wait_value == nullptr ||
+      driver_.stream_create_with_priority == nullptr || driver_.stream_priorities == nullptr) {
+    *why = "the CUDA driver has no stream memory operations (cuStreamWaitValue64_v2), which copy engines need";
+    return false;
+  }
+  int served = 0;
+  int multiprocessors = 0;
+  int least = 0;
+  int greatest = 0;
+  const auto ok = [this, why](CUresult result, const char* what) {
+    if (result != kCudaSuccess) *why = shim::describe(driver_, result, what);
+    return result == kCudaSuccess;
+  };
+  if (!ok(driver_.device_attribute(&served, kAttributeStreamMemoryOperations64, place_.device), "memory operations") ||
+      !ok(driver_.device_attribute(&multiprocessors, kAttributeMultiprocessors, place_.device), "multiprocessors") ||
+      !ok(driver_.stream_priorities(&least, &greatest), "cuCtxGetStreamPriorityRange")) {
+    return false;
+  }
+  if (served == 0) {
+    *why = "this GPU has no stream memory operations of 64 bits, which copy engines need";
+    return false;
+  }
+  most_blocks_ = static_cast<std::uint32_t>(std::max(1, multiprocessors / kShareOfMultiprocessors));
+  // Streams of one priority may share a queue of the GPU. What frees those that wait must not wait behind them.
+  if (!ok(driver_.stream_create_with_priority(&side_, kStreamNonBlocking, greatest), "cuStreamCreateWithPriority") ||
+      !ok(driver_.event_create(&begun_, kEventDisableTiming), "cuEventCreate")) {
+    return false;
+  }
+  watch_ = std::make_unique<CopyWatch>(place_.words, place_.abort, [this] { free_waits(); });
+  return true;
+}
+
+CopyEngineRun::~CopyEngineRun() {
+  watch_.reset();
+  for (const auto& entry : streams_) {
+    if (entry.second->handle != nullptr) driver_.stream_destroy(entry.second->handle);
+    if (entry.second->event != nullptr) driver_.event_destroy(entry.second->event);
+  }
+  if (side_ != nullptr) driver_.stream_destroy(side_);
+  if (begun_ != nullptr) driver_.event_destroy(begun_);
+  for (const auto& entry : programs_) {
+    if (entry.second.object != nullptr) dlclose(entry.second.object);
+  }
+}
+
+// ---- preparing
+
+bool CopyEngineRun::open_object(int program, Program* made, std::string* why) {
+  const Bundle::Program& told = bundle_.programs[static_cast<std::size_t>(program)];
+  const std::string& name = told.kernel[Bundle::kCopies];
+  for (const int image : told.images) {
+    const Bundle::Image& file = bundle_.images[static_cast<std::size_t>(image)];
+    if (file.arch != "host") continue;
+    made->object = dlopen(file.file.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (made->object == nullptr) {
+      const char* text = dlerror();
+      *why = file.file + " cannot be opened: " + (text == nullptr ? "no reason given" : text);
+      return false;
+    }
+    made->entry = reinterpret_cast<CopyEntry>(dlsym(made->object, name.c_str()));
+    if (made->entry == nullptr) *why = file.file + " has no " + name;
+    return made->entry != nullptr;
+  }
+  *why = "the plan has no code for copy engines of " + std::string(name_of(told.collective));
+  return false;
+}
+
+CopyEngineRun::Stream* CopyEngineRun::stream_for(std::uint32_t level, Use use, int peer, std::string* why) {
+  std::unique_ptr<Stream>& stream = streams_[{level, use, peer}];
+  if (stream != nullptr) return stream.get();
+  auto made = std::make_unique<Stream>();
+  CUresult result = driver_.stream_create(&made->handle, kStreamNonBlocking);
+  if (result == kCudaSuccess) result = driver_.event_create(&made->event, kEventDisableTiming);
+  if (result != kCudaSuccess) *why = shim::describe(driver_, result, "a stream for copies");
+  stream = std::move(made);
+  return result == kCudaSuccess ? stream.get() : nullptr;
+}
+
+bool CopyEngineRun::add(int program, CUfunction fold, std::string* why) {
+  Program& made = programs_[program];
+  made.fold = fold;
+  std::vector<CopyRole> roles;
+  if (!open_object(program, &made, why) ||
+      !survey(bundle_, bundle_.programs[static_cast<std::size_t>(program)], place_.rank, made.entry, &roles,
+              &made.first, why)) {
+    return false;
+  }
+  for (CopyRole& told : roles) {
+    Role role;
+    for (const std::uint32_t id : told.sends) {
+      role.sends.push_back(stream_for(told.level, Use::kSend, connection(id).dst, why));
+      if (role.sends.back() == nullptr) return false;
+    }
+    if (!role.sends.empty()) {
+      role.main = role.sends[0];
+    } else if (!told.receives.empty()) {
+      role.main = stream_for(told.level, Use::kReceive, connection(told.receives[0]).src, why);
+    } else {
+      role.main = stream_for(told.level, Use::kOwn, place_.rank, why);
+    }
+    if (role.main == nullptr) return false;
+    role.role = std::move(told);
+    made.roles.push_back(std::move(role));
+  }
+  return true;
+}
+
+void CopyEngineRun::describe(const Call& call) {
+  state_.input = call.input;
+  state_.output = call.output;
+  state_.count = call.count;
+  state_.dtype = call.dtype;
+  state_.item_bytes = device::item_bytes(call.dtype);
+  state_.part = 0;
+  state_.parts = 1;
+  const Word block_bytes = call.count * state_.item_bytes;
+  const Word least = (block_bytes / kMostChunks + kGroup) / kGroup * kGroup;
+  state_.chunk_bytes = std::min<Word>(std::max(call.chunk_bytes, least), bundle_.copy_slot_bytes);
+}
+
+Slice CopyEngineRun::slice(Word source_block, Word target_block, Word start_num, Word start_den, Word stop_num,
+                           Word stop_den) const {
+  return device::cut(state_, source_block, target_block, start_num, start_den, stop_num, stop_den);
+}
+
+bool CopyEngineRun::fire(const Slice& slice, Word k, const CopyFiring& firing) {
+  Role& role = program_->roles[program_->first[firing.lane] + firing.ordinal];
+  const std::uint32_t divisor = call_->average != 0 ? firing.what.divisor : 1;
+  steps_.push_back({k, &role, device::chunk_of(state_, slice, k), firing.what.turn, divisor, firing.what.keeps != 0});
+  return true;
+}
+
+// ---- enqueueing
+
+CUresult CopyEngineRun::launch(int program, const Call& call, CUstream stream) {
+  program_ = &programs_.at(program);
+  call_ = &call;
+  describe(call);
+  steps_.clear();
+  for (std::uint32_t lane = 0; lane < bundle_.programs[static_cast<std::size_t>(program)].lanes; ++lane) {
+    program_->entry(this, lane);
+  }
+  std::stable_sort(steps_.begin(), steps_.end(), [](const Step& a, const Step& b) {
+    return a.chunk_number != b.chunk_number ? a.chunk_number < b.chunk_number
+                                            : a.role->role.level < b.role->role.level;
+  });
+  result_ = kCudaSuccess;
+  used_.clear();
+  readers_.clear();
+  ++launches_;
+  watch_->look_after(launches_, call.timeout_ns);
+  good(driver_.write_value(stream, place_.words_device + offsetof(CopyWatch::Words, begun), launches_,
+                           kWriteAfterAllBefore));
+  if (result_ == kCudaSuccess) good(driver_.event_record(begun_, stream));
+  for (const Step& step : steps_) {
+    if (result_ != kCudaSuccess) break;
+    enqueue(step);
+  }
+  // Also after an error: what is in the streams must end before anything else of the caller's begins.
+  join(stream);
+  return result_;
+}
+
+void CopyEngineRun::join(CUstream stream) {
+  for (Stream* used : used_) {
+    good(driver_.event_record(used->event, used->handle));
+    good(driver_.stream_wait_event(stream, used->event, 0));
+  }
+  good(driver_.write_value(stream, place_.words_device + offsetof(CopyWatch::Words, ended), launches_,
+                           kWriteAfterAllBefore));
+}
+
+void CopyEngineRun::use(Stream& stream) {
+  if (stream.launch == launches_) return;
+  stream.launch = launches_;
+  used_.push_back(&stream);
+  good(driver_.stream_wait_event(stream.handle, begun_, 0));
+}
+
+void CopyEngineRun::follow(Stream& later, Stream& earlier) {
+  use(later);
+  if (result_ != kCudaSuccess || !good(driver_.event_record(earlier.event, earlier.handle))) return;
+  good(driver_.stream_wait_event(later.handle, earlier.event, 0));
+}
+
+void CopyEngineRun::await(Stream& stream, CUdeviceptr counter, Word value) {
+  use(stream);
+  if (result_ == kCudaSuccess) good(driver_.wait_value(stream.handle, counter, value, kWaitUntilAtLeast));
+}
+
+void CopyEngineRun::tell(Stream& stream, CUdeviceptr counter, Word value) {
+  use(stream);
+  if (result_ == kCudaSuccess) good(driver_.write_value(stream.handle, counter, value, kWriteAfterAllBefore));
+}
+
+void CopyEngineRun::copy(Stream& stream, CUdeviceptr to, CUdeviceptr from, std::size_t bytes) {
+  use(stream);
+  if (result_ == kCudaSuccess && to != from) good(driver_.copy_on_device(to, from, bytes, stream.handle));
+}
+
+CUdeviceptr CopyEngineRun::slot(std::uint32_t id) const {
+  const Word position = positions_[id].load(std::memory_order_relaxed);
+  return segment(connection(id).dst) + connection(id).copy_ring +
+         position % bundle_.copy_slots * bundle_.copy_slot_bytes;
+}
+
+// Own operand and messages of a step, as one kernel in `stream`.
+void CopyEngineRun::fold(Stream& stream, const Step& step, CUdeviceptr target) {
+  use(stream);
+  const std::vector<std::uint32_t>& receives = step.role->role.receives;
+  const CUdeviceptr base = segment(place_.rank);
+  Reduction reduction = {};
+  reduction.own = step.chunk.source;
+  reduction.target = const_cast<char*>(pointer(target));
+  reduction.messages = pointer(base);
+  reduction.scale = call_->scale_kind == kScaleStored ? address(call_->scale_at) : call_->scale;
+  reduction.scale_kind = static_cast<std::uint8_t>(call_->scale_kind);
+  reduction.bytes = step.chunk.bytes;
+  reduction.divisor = step.divisor;
+  reduction.receives = static_cast<std::uint8_t>(receives.size());
+  reduction.turn = step.turn == kNoTurn ? kOwnStaysOut : static_cast<std::uint8_t>(step.turn);
+  reduction.dtype = static_cast<std::uint8_t>(call_->dtype);
+  reduction.op = static_cast<std::uint8_t>(call_->op);
+  for (std::size_t i = 0; i < receives.size(); ++i) {
+    reduction.lines[i] = static_cast<std::uint32_t>((slot(receives[i]) - base) / kLineBytes);
+  }
+  const std::uint32_t pieces = std::min(most_blocks_, (reduction.bytes + kPieceBytes - 1) / kPieceBytes);
+  const std::uint32_t groups = (reduction.bytes + 15) / 16;
+  reduction.piece_bytes = (groups + pieces - 1) / pieces * 16;
+  void* arguments[] = {&reduction};
+  if (result_ != kCudaSuccess) return;
+  good(driver_.launch(program_->fold, pieces, 1, 1, bundle_.threads, 1, 1, 0, stream.handle, arguments, nullptr));
+}
+
+CopyEngineRun::Result CopyEngineRun::combine(const Step& step) {
+  const std::vector<std::uint32_t>& receives = step.role->role.receives;
+  const bool joins = step.turn != kNoTurn;
+  const bool touched = receives.size() + (joins ? 1 : 0) > 1 || (joins && call_->scale_kind != kUnscaled) ||
+                       step.divisor > 1;
+  Stream& main = *step.role->main;
+  const CUdeviceptr output = address(step.chunk.target);
+  if (touched) {
+    if (!step.keeps && receives.empty()) return {0, false};
+    const CUdeviceptr target = step.keeps ? output : slot(receives[0]);
+    fold(main, step, target);
+    if (joins) readers_[step.chunk.source].push_back(&main);
+    return {target, true};
+  }
+  const CUdeviceptr source = receives.empty() ? address(step.chunk.source) : slot(receives[0]);
+  if (step.keeps) copy(main, output, source, step.chunk.bytes);
+  return {source, !receives.empty()};
+}
+
+// In place, the result goes to where the own data are: those who still read them come first.
+void CopyEngineRun::follow_readers(const Step& step) {
+  const auto found = readers_.find(step.chunk.target);
+  if (!step.keeps || found == readers_.end()) return;
+  for (Stream* reader : found->second) {
+    if (reader != step.role->main) follow(*step.role->main, *reader);
+  }
+  readers_.erase(found);
+}
+
+void CopyEngineRun::send(const Step& step, std::size_t i, CUdeviceptr source) {
+  const std::uint32_t id = step.role->role.sends[i];
+  Stream& stream = *step.role->sends[i];
+  const Word position = positions_[id].load(std::memory_order_relaxed);
+  if (position >= bundle_.copy_slots) await(stream, head(id), position + 1 - bundle_.copy_slots);
+  if (source == 0) {
+    fold(stream, step, slot(id));
+  } else {
+    copy(stream, slot(id), source, step.chunk.bytes);
+  }
+  tell(stream, tail(id), position + 1);
+  positions_[id].store(position + 1, std::memory_order_relaxed);
+}
+
+void CopyEngineRun::enqueue(const Step& step) {
+  const CopyRole& role = step.role->role;
+  Stream& main = *step.role->main;
+  for (const std::uint32_t id : role.receives) {
+    await(main, tail(id), positions_[id].load(std::memory_order_relaxed) + 1);
+  }
+  follow_readers(step);
+  const Result result = combine(step);
+  const auto give_back = [this, &main](std::uint32_t id) {
+    const Word position = positions_[id].load(std::memory_order_relaxed);
+    tell(main, head(id), position + 1);
+    positions_[id].store(position + 1, std::memory_order_relaxed);
+  };
+  // What is sent from a slot is given back when that is done, everything else now.
+  std::vector<std::uint32_t> held;
+  for (const std::uint32_t id : role.receives) {
+    if (!role.sends.empty() && result.at == slot(id)) {
+      held.push_back(id);
+    } else {
+      give_back(id);
+    }
+  }
+  // All that the main stream has so far, and none of its own sends.
+  if (result.of_main) {
+    for (Stream* stream : step.role->sends) {
+      if (stream != &main) follow(*stream, main);
+    }
+  }
+  for (std::size_t i = 0; i < role.sends.size(); ++i) {
+    send(step, i, result.at);
+    if (!result.of_main) readers_[step.chunk.source].push_back(step.role->sends[i]);
+  }
+  if (held.empty()) return;
+  for (Stream* stream : step.role->sends) {
+    if (stream != &main) follow(main, *stream);
+  }
+  for (const std::uint32_t id : held) give_back(id);
+}
+
+// ---- ending early
+
+// Counters of this rank, all of them, go beyond what anything waits for. What runs then moves data that are worth
+// nothing, and ends.
+void CopyEngineRun::free_waits() {
+  int mode = kCaptureModeRelaxed;
+  driver_.stream_capture_mode(&mode);  // somebody else's capture is not disturbed
+  InContext context(driver_, place_.context);
+  if (!context) return;
+  if (!fault_known_) find_fault();
+  for (std::uint32_t id = 0; id < bundle_.connections.size(); ++id) {
+    if (connection(id).dst == place_.rank) driver_.write_value(side_, tail(id), kFar, kWriteAfterAllBefore);
+    if (connection(id).src == place_.rank) driver_.write_value(side_, head(id), kFar, kWriteAfterAllBefore);
+  }
+  driver_.stream_synchronize(side_);
+}
+
+// The first of this rank's ends that waits, for people.
+void CopyEngineRun::find_fault() {
+  fault_known_ = true;
+  for (std::uint32_t id = 0; id < bundle_.connections.size(); ++id) {
+    const bool sending = connection(id).src == place_.rank;
+    if (!sending && connection(id).dst != place_.rank) continue;
+    Word counted = 0;
+    const CUdeviceptr counter = sending ? head(id) : tail(id);
+    if (driver_.copy_to_host(&counted, counter, sizeof counted, side_) != kCudaSuccess ||
+        driver_.stream_synchronize(side_) != kCudaSuccess) {
+      return;
+    }
+    const Word reached = counted + (sending ? bundle_.copy_slots : 0);
+    if (reached >= positions_[id].load(std::memory_order_relaxed)) continue;
+    const std::lock_guard<std::mutex> lock(fault_mutex_);
+    fault_.connection = id;
+    fault_.sending = sending ? 1 : 0;
+    fault_.position = reached;
+    return;
+  }
+}
+
+Status CopyEngineRun::status() const {
+  const std::lock_guard<std::mutex> lock(fault_mutex_);
+  Status status = fault_;
+  status.code = watch_->code();
+  return status;
+}
+
+}  // namespace blink::shim

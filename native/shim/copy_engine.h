@@ -1,0 +1,173 @@
+// How do copy engines run a program? The third protocol, `copies`, beside Simple and LL: the way of Blink (MLSys 2020,
+// §4.1). A generated loop is run on the host, and every firing becomes copies, waits and reduce kernels in streams.
+//
+// A message: the sender's stream waits until the receiver has given a slot back (`head`, in the sender's own memory),
+// copies into the slot, and counts it in `tail`, in the receiver's memory; the receiver's stream waits for that. Both
+// are stream memory operations, so ranks in other processes need no event of each other.
+//
+// Streams: one per link, and one for all trees that use the link at the same level (§4.2.2), in which they take turns
+// chunk by chunk. A firing works in the stream of its first send; its other sends follow it by events. All of its
+// operands are combined by one kernel (blink_fold), into the own output if the result is kept, else in the place of its
+// first message, whose slot is given back when the copies from there are done. So there is no memory but the slots.
+//
+// Nothing waits on the host. The driver itself does where a stream holds too many commands (about a thousand), and then
+// one thread that serves several ranks could wait for itself: chunks are made so large that a call has few of them.
+//
+// Positions are counted here, on the host, which a graph that is replayed would not know: while a stream is captured,
+// the communicator takes a kernel's protocol for the call.
+//
+// BLINK_PROTOCOL=copies makes the planner choose it wherever it has a program for it.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "../device/blink/cut.h"
+#include "../device/blink/reduction.h"
+#include "bundle.h"
+#include "copy_plan.h"
+#include "copy_watch.h"
+#include "driver.h"
+
+namespace blink::shim {
+
+class CopyEngineRun final : private Copies {
+ public:
+  // What it works with; all of it outlives it.
+  struct Place {
+    int rank = 0;
+    CUdevice device = 0;
+    CUcontext context = nullptr;
+    std::vector<CUdeviceptr> segments;          // by rank; 0 where no connection leads
+    CopyWatch::Words* words = nullptr;          // two words that the GPU can write, both 0,
+    CUdeviceptr words_device = 0;               // where it finds them
+    volatile std::uint32_t* abort = nullptr;
+  };
+
+  // With `place.context` current. nullptr and `why` if the driver or the GPU has no stream memory operations.
+  static std::unique_ptr<CopyEngineRun> open(const Driver& driver, const Bundle& bundle, const Place& place,
+                                             std::string* why);
+  ~CopyEngineRun();  // with the context current
+  CopyEngineRun(const CopyEngineRun&) = delete;
+  CopyEngineRun& operator=(const CopyEngineRun&) = delete;
+
+  // Makes a program ready: its object is opened, its streams are created. `fold` is the reduce kernel of its image.
+  bool add(int program, CUfunction fold, std::string* why);
+
+  // Enqueues one collective, with the context current: after all that `stream` holds, and before all that comes next.
+  CUresult launch(int program, const Call& call, CUstream stream);
+
+  // Why launches were ended early; code 0: none was.
+  Status status() const;
+  // Streams that were made for links.
+  std::size_t streams() const { return streams_.size(); }
+
+ private:
+  enum class Use { kSend, kReceive, kOwn };
+  typedef std::tuple<std::uint32_t, Use, int> Key;  // level, what for, peer
+
+  struct Stream {
+    CUstream handle = nullptr;
+    CUevent event = nullptr;   // of whatever came last when somebody had to follow
+    std::uint64_t launch = 0;  // the last that used it
+  };
+  struct Role {
+    CopyRole role;
+    Stream* main = nullptr;
+    std::vector<Stream*> sends;
+  };
+  struct Program {
+    void* object = nullptr;
+    CopyEntry entry = nullptr;
+    CUfunction fold = nullptr;
+    std::vector<Role> roles;
+    std::vector<std::size_t> first;  // role of each lane
+  };
+  // A firing, remembered until all are in order.
+  struct Step {
+    Word chunk_number;
+    Role* role;
+    device::Chunk chunk;
+    std::uint32_t turn, divisor;
+    bool keeps;
+  };
+
+  CopyEngineRun(const Driver& driver, const Bundle& bundle, const Place& place);
+
+  // --- Copies
+  std::uint32_t rank() const override { return static_cast<std::uint32_t>(place_.rank); }
+  void open(std::uint32_t, const std::uint32_t*, std::uint32_t) override {}  // the survey has seen them
+  Slice slice(Word source_block, Word target_block, Word start_num, Word start_den, Word stop_num,
+              Word stop_den) const override;
+  bool fire(const Slice& slice, Word k, const CopyFiring& firing) override;
+
+  // --- preparing
+  bool prepare(std::string* why);
+  bool open_object(int program, Program* made, std::string* why);
+  Stream* stream_for(std::uint32_t level, Use use, int peer, std::string* why);
+  void describe(const Call& call);
+
+  // --- enqueueing; the first error stops it
+  struct Result {
+    CUdeviceptr at;  // 0: each send makes it where it goes
+    bool of_main;    // it is there when the main stream has got here; else from the start
+  };
+  void enqueue(const Step& step);
+  Result combine(const Step& step);
+  void follow_readers(const Step& step);
+  void send(const Step& step, std::size_t i, CUdeviceptr source);
+  void fold(Stream& stream, const Step& step, CUdeviceptr target);
+  void copy(Stream& stream, CUdeviceptr to, CUdeviceptr from, std::size_t bytes);
+  void await(Stream& stream, CUdeviceptr counter, Word value);
+  void tell(Stream& stream, CUdeviceptr counter, Word value);
+  void follow(Stream& later, Stream& earlier);
+  void use(Stream& stream);
+  void join(CUstream stream);
+  bool good(CUresult result) {
+    if (result_ == kCudaSuccess) result_ = result;
+    return result_ == kCudaSuccess;
+  }
+
+  const Bundle::Connection& connection(std::uint32_t id) const { return bundle_.connections[id]; }
+  CUdeviceptr slot(std::uint32_t id) const;  // of the next message
+  CUdeviceptr tail(std::uint32_t id) const { return segment(connection(id).dst) + connection(id).copy_tail; }
+  CUdeviceptr head(std::uint32_t id) const { return segment(connection(id).src) + connection(id).copy_head; }
+  CUdeviceptr segment(int rank) const { return place_.segments[static_cast<std::size_t>(rank)]; }
+
+  // --- ending early
+  void free_waits();
+  void find_fault();
+
+  const Driver& driver_;
+  const Bundle& bundle_;
+  const Place place_;
+  std::uint32_t most_blocks_ = 1;
+  std::map<int, Program> programs_;
+  std::map<Key, std::unique_ptr<Stream>> streams_;
+  std::vector<std::atomic<Word>> positions_;  // messages that this end of a connection has passed, by connection
+  CUstream side_ = nullptr;
+  CUevent begun_ = nullptr;
+  std::uint64_t launches_ = 0;
+  Status fault_ = {};  // where it stuck
+  bool fault_known_ = false;  // the watch's thread alone
+  mutable std::mutex fault_mutex_;
+
+  // Of the launch at hand.
+  device::State state_ = {};
+  Program* program_ = nullptr;
+  const Call* call_ = nullptr;
+  std::vector<Step> steps_;
+  std::vector<Stream*> used_;
+  std::map<const char*, std::vector<Stream*>> readers_;  // of the own data, by their place
+  CUresult result_ = kCudaSuccess;
+
+  std::unique_ptr<CopyWatch> watch_;  // goes first: it uses the rest
+};
+
+}  // namespace blink::shim

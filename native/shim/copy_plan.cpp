@@ -1,0 +1,165 @@
+#include "copy_plan.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+
+#include "../device/blink/reduction.h"
+
+namespace blink::shim {
+namespace {
+
+constexpr std::size_t kNobody = ~std::size_t{0};
+
+// Walks through the loops of all ranks for a collective of one chunk per slice: each role fires once.
+class Surveyor final : public Copies {
+ public:
+  Surveyor(std::vector<CopyRole>* roles, std::uint32_t rank) : roles_(*roles), rank_(rank) {}
+
+  std::uint32_t rank() const override { return rank_; }
+  void open(std::uint32_t, const std::uint32_t* connections, std::uint32_t count) override {
+    connections_.assign(connections, connections + count);
+  }
+  // Its `source` is a number of the slice.
+  Slice slice(Word source_block, Word target_block, Word start_num, Word start_den, Word stop_num,
+              Word stop_den) const override {
+    const Cut cut{source_block, target_block, start_num, start_den, stop_num, stop_den};
+    return {slices_.emplace(cut, slices_.size()).first->second, 0, 1, 1, 1};
+  }
+  bool fire(const Slice& slice, Word, const CopyFiring& firing) override {
+    CopyRole role;
+    role.rank = rank_;
+    role.lane = firing.lane;
+    role.ordinal = firing.ordinal;
+    role.slice = slice.source;
+    role.reads = firing.what.turn != kNoTurn;
+    role.keeps = firing.what.keeps != 0;
+    for (std::uint32_t i = 0; i < firing.what.receives; ++i) {
+      role.receives.push_back(connections_.at(firing.what.from[i]));
+    }
+    for (std::uint32_t i = 0; i < firing.what.sends; ++i) role.sends.push_back(connections_.at(firing.what.to[i]));
+    roles_.push_back(std::move(role));
+    return true;
+  }
+
+ private:
+  std::vector<CopyRole>& roles_;
+  typedef std::array<Word, 6> Cut;
+  std::uint32_t rank_;
+  std::vector<std::uint32_t> connections_;
+  mutable std::map<Cut, std::size_t> slices_;
+};
+
+struct Uses {
+  std::vector<std::size_t> sender, receiver;  // roles, by connection
+};
+
+bool find_uses(const Bundle& bundle, const std::vector<CopyRole>& roles, Uses* uses, std::string* why) {
+  uses->sender.assign(bundle.connections.size(), kNobody);
+  uses->receiver.assign(bundle.connections.size(), kNobody);
+  for (std::size_t i = 0; i < roles.size(); ++i) {
+    for (const bool sending : {false, true}) {
+      for (const std::uint32_t connection : sending ? roles[i].sends : roles[i].receives) {
+        const bool known = connection < bundle.connections.size();
+        const int end = !known ? -1 : sending ? bundle.connections[connection].src : bundle.connections[connection].dst;
+        if (end != static_cast<int>(roles[i].rank)) {
+          *why = "its code uses connection " + std::to_string(connection) + " otherwise than the plan says";
+          return false;
+        }
+        std::size_t& user = (sending ? uses->sender : uses->receiver)[connection];
+        if (user != kNobody) {
+          *why = "copy engines serve connections that one role sends on and one receives from, connection " +
+                 std::to_string(connection) + " has more";
+          return false;
+        }
+        user = i;
+      }
+    }
+  }
+  for (std::size_t id = 0; id < bundle.connections.size(); ++id) {
+    if ((uses->sender[id] == kNobody) == (uses->receiver[id] == kNobody)) continue;
+    *why = "only one end of connection " + std::to_string(id) + " is used";
+    return false;
+  }
+  return true;
+}
+
+// Who comes after whom, by role: messages, and own data that are read before the result takes their place. Roles are in
+// the order of ranks, lanes and ticks.
+std::vector<std::vector<std::size_t>> find_followers(const Uses& uses, const std::vector<CopyRole>& roles) {
+  std::vector<std::vector<std::size_t>> followers(roles.size());
+  std::map<std::size_t, std::vector<std::size_t>> readers;  // of the lane's slices
+  for (std::size_t i = 0; i < roles.size(); ++i) {
+    const CopyRole& role = roles[i];
+    if (i > 0 && (roles[i - 1].rank != role.rank || roles[i - 1].lane != role.lane)) readers.clear();
+    for (const std::uint32_t connection : role.sends) {
+      followers[i].push_back(uses.receiver[connection]);
+    }
+    if (role.keeps) {
+      for (const std::size_t reader : readers[role.slice]) followers[reader].push_back(i);
+    }
+    if (role.reads) readers[role.slice].push_back(i);
+  }
+  return followers;
+}
+
+// Level by level: a role's is known when those of all before it are.
+bool find_levels(const Uses& uses, std::vector<CopyRole>* roles, std::string* why) {
+  const std::vector<std::vector<std::size_t>> followers = find_followers(uses, *roles);
+  std::vector<std::size_t> missing(roles->size()), ready;
+  for (const std::vector<std::size_t>& some : followers) {
+    for (const std::size_t follower : some) ++missing[follower];
+  }
+  for (std::size_t i = 0; i < roles->size(); ++i) {
+    if (missing[i] == 0) ready.push_back(i);
+  }
+  for (std::size_t done = 0; done < ready.size(); ++done) {
+    for (const std::size_t follower : followers[ready[done]]) {
+      CopyRole& next = (*roles)[follower];
+      next.level = std::max(next.level, (*roles)[ready[done]].level + 1);
+      if (--missing[follower] == 0) ready.push_back(follower);
+    }
+  }
+  if (ready.size() == roles->size()) return true;
+  *why = "its messages go in a circle";
+  return false;
+}
+
+}  // namespace
+
+bool survey(const Bundle& bundle, const Bundle::Program& program, int rank, CopyEntry entry,
+            std::vector<CopyRole>* roles, std::vector<std::size_t>* first, std::string* why) {
+  std::vector<CopyRole> all;
+  for (int one = 0; one < bundle.nranks; ++one) {
+    Surveyor surveyor(&all, static_cast<std::uint32_t>(one));
+    for (std::uint32_t lane = 0; lane < program.lanes; ++lane) entry(&surveyor, lane);
+  }
+  Uses uses;
+  if (!find_uses(bundle, all, &uses, why) || !find_levels(uses, &all, why)) return false;
+  first->assign(program.lanes, 0);
+  roles->clear();
+  for (std::uint32_t lane = 0; lane < program.lanes; ++lane) {
+    (*first)[lane] = roles->size();
+    std::vector<CopyRole> own;
+    for (const CopyRole& role : all) {
+      if (role.rank == static_cast<std::uint32_t>(rank) && role.lane == lane) own.push_back(role);
+    }
+    // They fired in the order of their ticks, and have their place by the order within one.
+    std::sort(own.begin(), own.end(), [](const CopyRole& a, const CopyRole& b) { return a.ordinal < b.ordinal; });
+    if (!own.empty() && own.back().ordinal + 1 != own.size()) {
+      *why = "lane " + std::to_string(lane) + " does not go through all its roles";
+      return false;
+    }
+    roles->insert(roles->end(), own.begin(), own.end());
+  }
+  for (const CopyRole& role : all) {
+    if (role.receives.size() > kMostOperands) {
+      *why = "rank " + std::to_string(role.rank) + " combines " + std::to_string(role.receives.size()) +
+             " messages at once; a reduce kernel takes at most " + std::to_string(kMostOperands);
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace blink::shim

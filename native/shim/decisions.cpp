@@ -1,0 +1,99 @@
+#include "decisions.h"
+
+#include <cmath>
+#include <cstring>
+
+namespace blink::shim {
+namespace {
+
+struct TypeRow {
+  const char* name;
+  std::uint32_t code;  // DTYPE_CODES of blinkccl/collectives/ops.py
+  std::size_t bytes;
+};
+constexpr TypeRow kTypes[kDataTypes] = {
+    {"int8", 0, 1},    {"uint8", 1, 1},    {"int32", 4, 4},    {"uint32", 5, 4},     {"int64", 6, 8},  {"uint64", 7, 8},
+    {"float16", 8, 2}, {"float32", 10, 4}, {"float64", 11, 8}, {"bfloat16", 9, 2},   {"float8_e4m3fn", 12, 1},
+    {"float8_e5m2", 13, 1},
+};
+
+// NCCL's order is sum, prod, max, min, avg; OP_CODES have min before max.
+constexpr std::uint32_t kOpCodes[kRedOps] = {0, 1, 3, 2, 0};
+constexpr const char* kOpNames[kRedOps] = {"sum", "prod", "max", "min", "avg"};
+
+// A float of few bits: sign, exponent, mantissa.
+float small_float(unsigned bits, int exponent_bits, int mantissa_bits, bool infinities) {
+  const int bias = (1 << (exponent_bits - 1)) - 1;
+  const unsigned mantissa = bits & ((1u << mantissa_bits) - 1);
+  const int exponent = static_cast<int>((bits >> mantissa_bits) & ((1u << exponent_bits) - 1));
+  const float sign = (bits >> (exponent_bits + mantissa_bits)) & 1 ? -1.0f : 1.0f;
+  const int top = (1 << exponent_bits) - 1;
+  if (exponent == top && (infinities || mantissa == (1u << mantissa_bits) - 1)) {
+    return infinities && mantissa == 0 ? sign * INFINITY : NAN;
+  }
+  const float units = static_cast<float>(mantissa) + (exponent > 0 ? static_cast<float>(1u << mantissa_bits) : 0.0f);
+  return sign * std::ldexp(units, (exponent > 0 ? exponent : 1) - bias - mantissa_bits);
+}
+
+}  // namespace
+
+std::uint64_t total_bytes(Collective collective, std::size_t count, int dtype, int nranks) {
+  const bool whole = collective == Collective::kBroadcast || collective == Collective::kReduce ||
+                     collective == Collective::kAllReduce;
+  return static_cast<std::uint64_t>(count) * kTypes[dtype].bytes * (whole ? 1 : static_cast<std::uint64_t>(nranks));
+}
+
+int choice_of(const Bundle& bundle, Collective collective, int root, std::uint64_t bytes) {
+  for (std::size_t i = 0; i < bundle.choices.size(); ++i) {
+    const Bundle::Choice& row = bundle.choices[i];
+    if (row.collective == collective && (row.root < 0 || row.root == root) && row.least <= bytes && bytes <= row.most) {
+      return row.program < 0 ? -1 : static_cast<int>(i);
+    }
+  }
+  return -1;
+}
+
+Word accumulator_bits(int dtype, const unsigned char* scalar) {
+  unsigned narrow = 0;
+  std::memcpy(&narrow, scalar, kTypes[dtype].bytes < 4 ? kTypes[dtype].bytes : 0);
+  float value = 0;
+  switch (dtype) {
+    case kHalf: value = small_float(narrow, 5, 10, true); break;
+    case kBfloat16: value = small_float(narrow, 8, 7, true); break;
+    case kFloat8E4M3: value = small_float(narrow, 4, 3, false); break;
+    case kFloat8E5M2: value = small_float(narrow, 5, 2, true); break;
+    default: {
+      Word bits = 0;
+      std::memcpy(&bits, scalar, kTypes[dtype].bytes);
+      return bits;
+    }
+  }
+  Word bits = 0;
+  std::memcpy(&bits, &value, sizeof value);
+  return bits;
+}
+
+Call call_of(const Operation& operation, const PremulSum* scalar) {
+  Call call{};
+  call.input = static_cast<const char*>(operation.send);
+  call.output = static_cast<char*>(operation.recv);
+  call.count = operation.count;
+  call.dtype = kTypes[operation.dtype].code;
+  const bool reduces = operation.collective == Collective::kReduce || operation.collective == Collective::kAllReduce ||
+                       operation.collective == Collective::kReduceScatter;
+  if (!reduces) return call;
+  if (scalar != nullptr) {
+    call.scale_kind = scalar->stored ? kScaleStored : kScaleGiven;
+    call.scale_at = static_cast<const char*>(scalar->at);
+    if (!scalar->stored) call.scale = accumulator_bits(operation.dtype, scalar->scalar);
+    return call;
+  }
+  call.op = kOpCodes[operation.op];
+  call.average = operation.op == kAvg ? 1 : 0;
+  return call;
+}
+
+const char* type_name(int dtype) { return kTypes[dtype].name; }
+const char* operation_name(int op) { return op < kRedOps ? kOpNames[op] : "premul_sum"; }
+
+}  // namespace blink::shim

@@ -1,0 +1,76 @@
+#include "driver.h"
+
+#include <dlfcn.h>
+
+#include <cstdlib>
+#include <mutex>
+
+namespace blink::shim {
+namespace {
+
+struct Opened {
+  Driver functions;
+  bool good = false;
+  std::string why;
+};
+
+std::string error_of_loader() {
+  const char* text = dlerror();
+  return text == nullptr ? "no reason given" : text;
+}
+
+Opened open_driver() {
+  Opened opened;
+  const char* named = std::getenv("BLINK_CUDA_LIB");
+  const std::string library = named != nullptr && *named != '\0' ? named : "libcuda.so.1";
+  void* handle = dlopen(library.c_str(), RTLD_LAZY | RTLD_LOCAL);
+  if (handle == nullptr) {
+    opened.why = "no CUDA driver: " + error_of_loader();
+    return opened;
+  }
+  // From here on it stays open: a driver that has run may have threads.
+#define BLINK_FIND(member, name, arguments)                                                                           \
+  *reinterpret_cast<void**>(&opened.functions.member) = dlsym(handle, name);                                          \
+  if (opened.functions.member == nullptr && opened.why.empty()) {                                                     \
+    opened.why = library + " is too old for Blink: it has no " + name;                                                \
+  }
+  BLINK_DRIVER_FUNCTIONS(BLINK_FIND)
+#undef BLINK_FIND
+#define BLINK_FIND(member, name, arguments)                                                                           \
+  *reinterpret_cast<void**>(&opened.functions.member) = dlsym(handle, name);
+  BLINK_DRIVER_EXTRAS(BLINK_FIND)
+#undef BLINK_FIND
+  if (!opened.why.empty()) return opened;
+  const CUresult result = opened.functions.init(0);
+  if (result != kCudaSuccess) {
+    opened.why = "the CUDA driver does not start: " + describe(opened.functions, result, "cuInit");
+    return opened;
+  }
+  opened.good = true;
+  return opened;
+}
+
+}  // namespace
+
+const Driver* driver(std::string* why) {
+  static std::once_flag once;
+  static Opened* opened = nullptr;  // never freed: threads may use it while the process ends
+  std::call_once(once, [] { opened = new Opened(open_driver()); });
+  if (!opened->good) {
+    *why = opened->why;
+    return nullptr;
+  }
+  return &opened->functions;
+}
+
+std::string describe(const Driver& driver, CUresult result, const char* what) {
+  const char *name = nullptr, *text = nullptr;
+  // Both may fail themselves: a newer driver may report what this one does not know.
+  if (driver.error_name == nullptr || driver.error_name(result, &name) != kCudaSuccess) name = nullptr;
+  if (driver.error_string == nullptr || driver.error_string(result, &text) != kCudaSuccess) text = nullptr;
+  std::string said = name != nullptr ? name : "CUDA error " + std::to_string(result);
+  if (text != nullptr) said += std::string(" (") + text + ")";
+  return said + " from " + what;
+}
+
+}  // namespace blink::shim

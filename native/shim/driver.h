@@ -1,0 +1,129 @@
+// How do we reach CUDA? By the driver's own interface, opened when it is first needed and never before: a process that
+// uses no GPU must not notice that this library is loaded.
+//
+// The types and functions are those of CUDA's driver API, declared here as far as we use them, with its numbers.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace blink::shim {
+
+typedef int CUresult;  // 0: CUDA_SUCCESS
+typedef int CUdevice;
+typedef unsigned long long CUdeviceptr;
+typedef struct CUctx_st* CUcontext;
+typedef struct CUmod_st* CUmodule;
+typedef struct CUfunc_st* CUfunction;
+typedef struct CUstream_st* CUstream;
+typedef struct CUevent_st* CUevent;
+typedef struct CUgraph_st* CUgraph;
+struct CUipcMemHandle { char reserved[64]; };
+struct CUuuid { char bytes[16]; };
+
+constexpr CUresult kCudaSuccess = 0, kCudaNotReady = 600;
+constexpr int kStreamNonBlocking = 1, kEventDisableTiming = 2, kHostRegisterPortable = 1, kHostRegisterDeviceMap = 2;
+constexpr int kCaptureNone = 0, kCaptureActive = 1;
+constexpr int kAttributeMultiprocessors = 16, kAttributeMajor = 75, kAttributeMinor = 76;
+constexpr int kCaptureModeRelaxed = 2;
+constexpr CUresult kCudaCaptureUnsupported = 900, kCudaNotSupported = 801;
+constexpr int kAttributeStreamMemoryOperations64 = 122;
+constexpr unsigned kWaitUntilAtLeast = 0, kWriteAfterAllBefore = 0;
+
+// name of the member, name in libcuda, arguments. Versioned names where the header's macros say so.
+#define BLINK_DRIVER_FUNCTIONS(X)                                                                                     \
+  X(init, "cuInit", (unsigned))                                                                                       \
+  X(driver_version, "cuDriverGetVersion", (int*))                                                                     \
+  X(error_name, "cuGetErrorName", (CUresult, const char**))                                                           \
+  X(error_string, "cuGetErrorString", (CUresult, const char**))                                                       \
+  X(device_get, "cuDeviceGet", (CUdevice*, int))                                                                      \
+  X(device_name, "cuDeviceGetName", (char*, int, CUdevice))                                                           \
+  X(device_uuid, "cuDeviceGetUuid_v2", (CUuuid*, CUdevice))                                                           \
+  X(device_bus_id, "cuDeviceGetPCIBusId", (char*, int, CUdevice))                                                     \
+  X(device_attribute, "cuDeviceGetAttribute", (int*, int, CUdevice))                                                  \
+  X(can_access_peer, "cuDeviceCanAccessPeer", (int*, CUdevice, CUdevice))                                             \
+  X(primary_retain, "cuDevicePrimaryCtxRetain", (CUcontext*, CUdevice))                                               \
+  X(primary_release, "cuDevicePrimaryCtxRelease_v2", (CUdevice))                                                      \
+  X(push_current, "cuCtxPushCurrent_v2", (CUcontext))                                                                 \
+  X(pop_current, "cuCtxPopCurrent_v2", (CUcontext*))                                                                  \
+  X(get_current, "cuCtxGetCurrent", (CUcontext*))                                                                     \
+  X(enable_peer, "cuCtxEnablePeerAccess", (CUcontext, unsigned))                                                      \
+  X(mem_alloc, "cuMemAlloc_v2", (CUdeviceptr*, std::size_t))                                                          \
+  X(mem_free, "cuMemFree_v2", (CUdeviceptr))                                                                          \
+  X(host_register, "cuMemHostRegister_v2", (void*, std::size_t, unsigned))                                            \
+  X(host_unregister, "cuMemHostUnregister", (void*))                                                                  \
+  X(host_device_pointer, "cuMemHostGetDevicePointer_v2", (CUdeviceptr*, void*, unsigned))                             \
+  X(memset_async, "cuMemsetD8Async", (CUdeviceptr, unsigned char, std::size_t, CUstream))                             \
+  X(copy_to_device, "cuMemcpyHtoDAsync_v2", (CUdeviceptr, const void*, std::size_t, CUstream))                        \
+  X(copy_to_host, "cuMemcpyDtoHAsync_v2", (void*, CUdeviceptr, std::size_t, CUstream))                                \
+  X(copy_on_device, "cuMemcpyDtoDAsync_v2", (CUdeviceptr, CUdeviceptr, std::size_t, CUstream))                        \
+  X(ipc_get, "cuIpcGetMemHandle", (CUipcMemHandle*, CUdeviceptr))                                                     \
+  X(ipc_open, "cuIpcOpenMemHandle_v2", (CUdeviceptr*, CUipcMemHandle, unsigned))                                      \
+  X(ipc_close, "cuIpcCloseMemHandle", (CUdeviceptr))                                                                  \
+  X(stream_create, "cuStreamCreate", (CUstream*, unsigned))                                                           \
+  X(stream_destroy, "cuStreamDestroy_v2", (CUstream))                                                                 \
+  X(stream_synchronize, "cuStreamSynchronize", (CUstream))                                                            \
+  X(stream_query, "cuStreamQuery", (CUstream))                                                                        \
+  X(stream_wait_event, "cuStreamWaitEvent", (CUstream, CUevent, unsigned))                                            \
+  X(stream_capture, "cuStreamGetCaptureInfo_v2",                                                                      \
+    (CUstream, int*, unsigned long long*, CUgraph*, const void**, std::size_t*))                                      \
+  X(stream_capture_mode, "cuThreadExchangeStreamCaptureMode", (int*))                                                 \
+  X(event_create, "cuEventCreate", (CUevent*, unsigned))                                                              \
+  X(event_destroy, "cuEventDestroy_v2", (CUevent))                                                                    \
+  X(event_record, "cuEventRecord", (CUevent, CUstream))                                                               \
+  X(event_query, "cuEventQuery", (CUevent))                                                                           \
+  X(event_synchronize, "cuEventSynchronize", (CUevent))                                                               \
+  X(event_elapsed, "cuEventElapsedTime", (float*, CUevent, CUevent))                                                  \
+  X(module_load, "cuModuleLoadData", (CUmodule*, const void*))                                                        \
+  X(module_unload, "cuModuleUnload", (CUmodule))                                                                      \
+  X(module_function, "cuModuleGetFunction", (CUfunction*, CUmodule, const char*))                                     \
+  X(occupancy, "cuOccupancyMaxActiveBlocksPerMultiprocessor", (int*, CUfunction, int, std::size_t))                   \
+  X(launch, "cuLaunchKernel",                                                                                         \
+    (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void**, void**))
+
+// What only copy engines take: nullptr where the driver has none.
+#define BLINK_DRIVER_EXTRAS(X)                                                                                        \
+  X(write_value, "cuStreamWriteValue64_v2", (CUstream, CUdeviceptr, unsigned long long, unsigned))                    \
+  X(wait_value, "cuStreamWaitValue64_v2", (CUstream, CUdeviceptr, unsigned long long, unsigned))                      \
+  X(stream_create_with_priority, "cuStreamCreateWithPriority", (CUstream*, unsigned, int))                            \
+  X(stream_priorities, "cuCtxGetStreamPriorityRange", (int*, int*))
+
+struct Driver {
+#define BLINK_MEMBER(member, name, arguments) CUresult(*member) arguments = nullptr;
+  BLINK_DRIVER_FUNCTIONS(BLINK_MEMBER)
+  BLINK_DRIVER_EXTRAS(BLINK_MEMBER)
+#undef BLINK_MEMBER
+};
+
+// The driver: BLINK_CUDA_LIB, else libcuda.so.1; nullptr and `why` if it is missing or too old (the function it lacks
+// is named). Opened in the first call, by one thread; later calls give the same answer.
+const Driver* driver(std::string* why);
+
+// "CUDA_ERROR_OUT_OF_MEMORY (out of memory) from cuMemAlloc_v2": for people.
+std::string describe(const Driver& driver, CUresult result, const char* what);
+
+// Makes a context current for a scope. What this thread does there ends nobody's stream capture: by default, to allocate
+// or free while another thread captures makes that capture invalid.
+class InContext {
+ public:
+  InContext(const Driver& driver, CUcontext context) : driver_(driver) {
+    relaxed_ = driver.stream_capture_mode(&mode_) == kCudaSuccess;
+    pushed_ = driver.push_current(context) == kCudaSuccess;
+  }
+  ~InContext() {
+    CUcontext popped = nullptr;
+    if (pushed_) driver_.pop_current(&popped);
+    if (relaxed_) driver_.stream_capture_mode(&mode_);
+  }
+  InContext(const InContext&) = delete;
+  InContext& operator=(const InContext&) = delete;
+  explicit operator bool() const { return pushed_; }
+
+ private:
+  const Driver& driver_;
+  int mode_ = kCaptureModeRelaxed;  // then the thread's own
+  bool relaxed_, pushed_;
+};
+
+}  // namespace blink::shim

@@ -1,0 +1,438 @@
+#include "engine.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <mutex>
+#include <random>
+
+#include "deadline.h"
+
+namespace blink::shim {
+namespace {
+
+constexpr CUresult kPeerAlreadyEnabled = 704;
+constexpr unsigned kIpcLazyPeerAccess = 1;
+// The driver hands out smaller pieces of blocks of this size, and exports whole blocks to other processes.
+constexpr std::size_t kBlock = 2 << 20;
+
+std::size_t page_bytes() { return static_cast<std::size_t>(sysconf(_SC_PAGESIZE)); }
+constexpr std::size_t kWordsOfCopies = 2048;  // in the status page
+constexpr char kFold[] = "blink_fold";
+
+// A launch whose blocks wait for other ranks must be on the GPU as a whole. All communicators of this process together
+// take at most half of what a GPU holds, so that everything else still gets through.
+struct Residence {
+  std::mutex mutex;
+  std::map<int, std::uint32_t> blocks;  // by device ordinal
+};
+
+Residence& residence() {
+  static Residence* residence = new Residence;  // lives as long as the process: engines may go at its very end
+  return *residence;
+}
+
+std::string hex(const char* bytes, std::size_t size) {
+  static const char kDigits[] = "0123456789abcdef";
+  std::string text;
+  for (std::size_t i = 0; i < size; ++i) {
+    const unsigned char byte = static_cast<unsigned char>(bytes[i]);
+    text += kDigits[byte >> 4];
+    text += kDigits[byte & 15];
+  }
+  return text;
+}
+
+bool from_hex(const std::string& text, char* bytes, std::size_t size) {
+  if (text.size() != 2 * size) return false;
+  for (std::size_t i = 0; i < size; ++i) {
+    unsigned value = 0;
+    if (std::sscanf(text.c_str() + 2 * i, "%2x", &value) != 1) return false;
+    bytes[i] = static_cast<char>(value);
+  }
+  return true;
+}
+
+// Process ids repeat in other PID namespaces; with something drawn by chance they do not.
+std::string process_name() {
+  static const std::string drawn = [] {
+    std::random_device source;
+    return std::to_string(source()) + "-" + std::to_string(source());
+  }();
+  return std::to_string(getpid()) + "@" + drawn;
+}
+
+}  // namespace
+
+Engine::Engine(const Driver& driver, const Bundle& bundle, int rank)
+    : driver_(driver), bundle_(bundle), rank_(rank), peers_(static_cast<std::size_t>(bundle.nranks)) {}
+
+bool Engine::ok(CUresult result, const char* what, std::string* why) const {
+  if (result == kCudaSuccess) return true;
+  *why = describe(driver_, result, what);
+  return false;
+}
+
+std::unique_ptr<Engine> Engine::open(const Driver& driver, const Bundle& bundle, int rank, int device, int sharing,
+                                     Board* board, std::string* why) {
+  std::unique_ptr<Engine> engine(new Engine(driver, bundle, rank));
+  engine->ordinal_ = device;
+  int major = 0;
+  int minor = 0;
+  const bool found = engine->ok(driver.device_get(&engine->device_, device), "cuDeviceGet", why) &&
+                     engine->ok(driver.device_attribute(&major, kAttributeMajor, engine->device_), "capability", why) &&
+                     engine->ok(driver.device_attribute(&minor, kAttributeMinor, engine->device_), "capability", why) &&
+                     engine->ok(driver.primary_retain(&engine->context_, engine->device_), "cuDevicePrimaryCtxRetain",
+                                why);
+  if (!found) return nullptr;
+  engine->arch_ = "sm_" + std::to_string(major) + std::to_string(minor);
+  InContext context(driver, engine->context_);
+  if (!context) {
+    *why = "the GPU's context cannot be made current";
+    return nullptr;
+  }
+  if (!engine->allocate(why) || !engine->load(why) || !engine->reserve_blocks(sharing, why) ||
+      !engine->share_host_memory(board, why)) {
+    return nullptr;
+  }
+  return engine;
+}
+
+bool Engine::allocate(std::string* why) {
+  const std::size_t needed = std::max<std::size_t>(bundle_.segments[static_cast<std::size_t>(rank_)], 1);
+  const std::size_t bytes = (needed + kBlock - 1) / kBlock * kBlock;
+  const std::size_t table = std::max<std::size_t>(bundle_.connections.size(), 1) * sizeof(Connection);
+  return ok(driver_.stream_create(&setup_stream_, kStreamNonBlocking), "cuStreamCreate", why) &&
+         ok(driver_.event_create(&last_event_, kEventDisableTiming), "cuEventCreate", why) &&
+         ok(driver_.event_create(&capture_event_, kEventDisableTiming), "cuEventCreate", why) &&
+         ok(driver_.mem_alloc(&segment_, bytes), "cuMemAlloc_v2 of the staging segment", why) &&
+         ok(driver_.mem_alloc(&table_, table), "cuMemAlloc_v2 of the connection table", why) &&
+         ok(driver_.memset_async(segment_, 0, bytes, setup_stream_), "cuMemsetD8Async", why) &&
+         ok(driver_.stream_synchronize(setup_stream_), "cuStreamSynchronize", why);
+}
+
+bool Engine::load(std::string* why) {
+  std::map<int, CUmodule> loaded;
+  for (const Bundle::Program& program : bundle_.programs) {
+    const auto fits = [this](int image) {
+      const std::string& arch = bundle_.images[static_cast<std::size_t>(image)].arch;
+      return arch == arch_ || arch == "any";
+    };
+    const auto image = std::find_if(program.images.begin(), program.images.end(), fits);
+    if (image == program.images.end()) {
+      *why = "the plan has no code for " + arch_ + " of " + name_of(program.collective);
+      return false;
+    }
+    if (loaded.find(*image) == loaded.end()) {
+      const std::string& file = bundle_.images[static_cast<std::size_t>(*image)].file;
+      std::ifstream stream(file, std::ios::binary);
+      std::vector<char> code((std::istreambuf_iterator<char>(stream)), std::istreambuf_iterator<char>());
+      if (!stream || code.empty()) {
+        *why = file + " cannot be read";
+        return false;
+      }
+      CUmodule module = nullptr;
+      if (!ok(driver_.module_load(&module, code.data()), ("cuModuleLoadData of " + file).c_str(), why)) return false;
+      modules_.push_back(module);
+      loaded[*image] = module;
+    }
+    Kernels kernels;
+    for (int protocol = 0; protocol < 3; ++protocol) {
+      const std::string& name = program.kernel[protocol];
+      if (name.empty()) continue;
+      if (!ok(driver_.module_function(&kernels.by_protocol[protocol], loaded[*image], name.c_str()),
+              ("cuModuleGetFunction of " + name).c_str(), why)) {
+        return false;
+      }
+    }
+    if (!program.kernel[Bundle::kCopies].empty() &&
+        !ok(driver_.module_function(&kernels.fold, loaded[*image], kFold),
+            ("cuModuleGetFunction of " + std::string(kFold)).c_str(), why)) {
+      return false;
+    }
+    kernels_.push_back(kernels);
+  }
+  return true;
+}
+
+bool Engine::reserve_blocks(int sharing, std::string* why) {
+  int multiprocessors = 0;
+  if (!ok(driver_.device_attribute(&multiprocessors, kAttributeMultiprocessors, device_), "multiprocessors", why)) {
+    return false;
+  }
+  std::uint32_t most = 0;
+  int resident = 0;
+  for (std::size_t i = 0; i < kernels_.size(); ++i) {
+    for (CUfunction kernel : kernels_[i].by_protocol) {
+      if (kernel == nullptr) continue;  // what copy engines run keeps nothing on the GPU
+      most = std::max(most, bundle_.programs[i].lanes * bundle_.parts);
+      int blocks = 0;
+      if (!ok(driver_.occupancy(&blocks, kernel, static_cast<int>(bundle_.threads), 0), "occupancy", why)) return false;
+      resident = resident == 0 ? blocks : std::min(resident, blocks);
+    }
+  }
+  const std::uint32_t limit = static_cast<std::uint32_t>(std::max(multiprocessors * resident, 0)) / 2 /
+                              static_cast<std::uint32_t>(std::max(sharing, 1));
+  Residence& here = residence();
+  const std::lock_guard<std::mutex> lock(here.mutex);
+  std::uint32_t& taken = here.blocks[ordinal_];
+  // Ranks of this process that share the GPU count in `taken` and in `sharing`: the stricter of the two.
+  if (most > limit || taken + most > limit * static_cast<std::uint32_t>(std::max(sharing, 1))) {
+    *why = "its kernels need " + std::to_string(most) + " blocks at once; of the " + std::to_string(limit) +
+           " that a communicator may keep on GPU " + std::to_string(ordinal_) + " others hold " + std::to_string(taken);
+    return false;
+  }
+  taken += most;
+  reserved_blocks_ = most;
+  return true;
+}
+
+bool Engine::share_host_memory(Board* board, std::string* why) {
+  board_ = board;
+  // Shared: a fork must not part this process from the page that the GPU writes.
+  void* page = mmap(nullptr, page_bytes(), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (page == MAP_FAILED) {
+    *why = std::string("mmap: ") + std::strerror(errno);
+    return false;
+  }
+  const unsigned flags = kHostRegisterPortable | kHostRegisterDeviceMap;
+  CUdeviceptr board_device = 0;
+  if (!ok(driver_.host_register(page, page_bytes(), flags), "cuMemHostRegister of the status page", why)) {
+    munmap(page, page_bytes());
+    return false;
+  }
+  status_ = static_cast<Status*>(page);
+  if (!ok(driver_.host_device_pointer(&status_device_, page, 0), "cuMemHostGetDevicePointer", why) ||
+      !ok(driver_.host_register(board->memory(), board->bytes(), flags), "cuMemHostRegister of the board", why)) {
+    return false;
+  }
+  registered_ = board->memory();
+  if (!ok(driver_.host_device_pointer(&board_device, registered_, 0), "cuMemHostGetDevicePointer", why)) return false;
+  const char* word = reinterpret_cast<const char*>(const_cast<const std::uint32_t*>(board->abort_word()));
+  abort_device_ = board_device + static_cast<CUdeviceptr>(word - static_cast<const char*>(registered_));
+  return true;
+}
+
+std::string Engine::address() const {
+  CUipcMemHandle handle{};
+  InContext context(driver_, context_);
+  // Where handles cannot be made (some containers), ranks of the same process still reach each other.
+  const bool exported = context && driver_.ipc_get(&handle, segment_) == kCudaSuccess;
+  return process_name() + " " + std::to_string(segment_) + " " + std::to_string(ordinal_) + " " +
+         (exported ? hex(handle.reserved, sizeof handle.reserved) : "-");
+}
+
+bool Engine::map_peer(int peer, const std::string& address, std::string* why) {
+  char process[160] = "";
+  char handle[160] = "";
+  unsigned long long base = 0;
+  int ordinal = 0;
+  const std::string whom = "rank " + std::to_string(peer);
+  if (std::sscanf(address.c_str(), "%159s %llu %d %159s", process, &base, &ordinal, handle) != 4) {
+    *why = whom + " gave an address that cannot be read: " + address;
+    return false;
+  }
+  Peer& entry = peers_[static_cast<std::size_t>(peer)];
+  if (process_name() == process) {
+    if (ordinal != ordinal_) {
+      CUdevice device = 0;
+      CUcontext context = nullptr;
+      if (!ok(driver_.device_get(&device, ordinal), "cuDeviceGet", why) ||
+          !ok(driver_.primary_retain(&context, device), "cuDevicePrimaryCtxRetain", why)) {
+        return false;
+      }
+      const CUresult enabled = driver_.enable_peer(context, 0);
+      driver_.primary_release(device);  // the peer's own engine holds it
+      if (enabled != kPeerAlreadyEnabled && !ok(enabled, ("cuCtxEnablePeerAccess to " + whom).c_str(), why)) {
+        return false;
+      }
+    }
+    entry.base = base;
+    return true;
+  }
+  CUipcMemHandle memory{};
+  if (!from_hex(handle, memory.reserved, sizeof memory.reserved)) {
+    *why = whom + " cannot share its memory with other processes";
+    return false;
+  }
+  if (!ok(driver_.ipc_open(&entry.base, memory, kIpcLazyPeerAccess), ("cuIpcOpenMemHandle of " + whom).c_str(), why)) {
+    return false;
+  }
+  entry.opened = true;
+  return true;
+}
+
+bool Engine::connect(const std::vector<std::string>& addresses, std::string* why) {
+  InContext context(driver_, context_);
+  if (!context) {
+    *why = "the GPU's context cannot be made current";
+    return false;
+  }
+  peers_[static_cast<std::size_t>(rank_)].base = segment_;
+  std::vector<Connection> table(bundle_.connections.size());
+  for (std::size_t i = 0; i < table.size(); ++i) {
+    const Bundle::Connection& from = bundle_.connections[i];
+    if (from.src != rank_ && from.dst != rank_) continue;
+    const int peer = from.src == rank_ ? from.dst : from.src;
+    if (peers_[static_cast<std::size_t>(peer)].base == 0 &&
+        !map_peer(peer, addresses[static_cast<std::size_t>(peer)], why)) {
+      return false;
+    }
+    const CUdeviceptr src = peers_[static_cast<std::size_t>(from.src)].base;
+    const CUdeviceptr dst = peers_[static_cast<std::size_t>(from.dst)].base;
+    const CUdeviceptr own = from.src == rank_ ? src + from.src_position : dst + from.dst_position;
+    table[i] = {reinterpret_cast<char*>(dst + from.ring), reinterpret_cast<char*>(dst + from.lines),
+                reinterpret_cast<Word*>(dst + from.tail), reinterpret_cast<Word*>(src + from.head),
+                reinterpret_cast<Word*>(own)};
+  }
+  const bool written =
+      table.empty() ||
+      (ok(driver_.copy_to_device(table_, table.data(), table.size() * sizeof(Connection), setup_stream_),
+          "cuMemcpyHtoDAsync of the connection table", why) &&
+       ok(driver_.stream_synchronize(setup_stream_), "cuStreamSynchronize", why));
+  return written && open_copies(addresses, why);
+}
+
+// Whether another rank of this process uses this GPU.
+bool Engine::has_neighbour(const std::vector<std::string>& addresses) const {
+  const std::string here = process_name() + " ";
+  int found = 0;
+  for (const std::string& address : addresses) {
+    int ordinal = 0;
+    if (address.compare(0, here.size(), here) != 0) continue;
+    found += std::sscanf(address.c_str() + here.size(), "%*u %d", &ordinal) == 1 && ordinal == ordinal_ ? 1 : 0;
+  }
+  return found > 1;
+}
+
+bool Engine::open_copies(const std::vector<std::string>& addresses, std::string* why) {
+  for (std::size_t i = 0; i < kernels_.size(); ++i) {
+    if (kernels_[i].fold == nullptr) continue;
+    if (has_neighbour(addresses)) {
+      // A GPU has fewer queues than there are streams. Those of one rank may share a queue (copy_plan.h), but what
+      // waits for another rank must not lie before that rank's own work.
+      *why = "copy engines serve one rank per GPU of a process, GPU " + std::to_string(ordinal_) + " has more";
+      return false;
+    }
+    if (copies_ == nullptr) {
+      CopyEngineRun::Place place;
+      place.rank = rank_;
+      place.device = device_;
+      place.context = context_;
+      for (const Peer& peer : peers_) place.segments.push_back(peer.base);
+      place.words = reinterpret_cast<CopyWatch::Words*>(reinterpret_cast<char*>(status_) + kWordsOfCopies);
+      place.words_device = status_device_ + kWordsOfCopies;
+      place.abort = board_->abort_word();
+      copies_ = CopyEngineRun::open(driver_, bundle_, place, why);
+    }
+    if (copies_ == nullptr || !copies_->add(static_cast<int>(i), kernels_[i].fold, why)) return false;
+  }
+  return true;
+}
+
+CUresult Engine::capturing(CUstream stream, bool* yes) {
+  int state = kCaptureNone;
+  unsigned long long capture = 0;
+  const CUresult result = driver_.stream_capture(stream, &state, &capture, nullptr, nullptr, nullptr);
+  *yes = result == kCudaSuccess && state == kCaptureActive;
+  return result;
+}
+
+// Lets `stream` wait for the communicator's last launch.
+CUresult Engine::follow(CUstream stream, unsigned long long capture) {
+  if (capture != 0) {
+    if (capture_ != capture || capture_stream_ == stream) return kCudaSuccess;
+    return driver_.stream_wait_event(stream, capture_event_, 0);
+  }
+  // On the same stream too: its handle may be that of a stream that is gone, whose work still runs.
+  if (!launched_) return kCudaSuccess;
+  return driver_.stream_wait_event(stream, last_event_, 0);
+}
+
+CUresult Engine::note(CUstream stream, unsigned long long capture) {
+  if (capture != 0) {
+    capture_ = capture;
+    capture_stream_ = stream;
+    return driver_.event_record(capture_event_, stream);
+  }
+  launched_ = true;
+  return driver_.event_record(last_event_, stream);
+}
+
+CUresult Engine::launch(int program, Bundle::Protocol protocol, Call call, CUstream stream, CUevent before,
+                        CUevent after) {
+  int state = kCaptureNone;
+  unsigned long long capture = 0;
+  CUresult result = driver_.stream_capture(stream, &state, &capture, nullptr, nullptr, nullptr);
+  if (result != kCudaSuccess) return result;
+  if (state != kCaptureActive) capture = 0;
+  if (capture != 0 && protocol == Bundle::kCopies) return kCudaCaptureUnsupported;
+  result = follow(stream, capture);
+  if (result == kCudaSuccess && before != nullptr) result = driver_.event_record(before, stream);
+  if (result == kCudaSuccess) result = run(program, protocol, call, stream);
+  if (result == kCudaSuccess && after != nullptr) result = driver_.event_record(after, stream);
+  return result == kCudaSuccess ? note(stream, capture) : result;
+}
+
+CUresult Engine::run(int program, Bundle::Protocol protocol, Call call, CUstream stream) {
+  if (protocol == Bundle::kCopies) return copies_->launch(program, call, stream);
+  call.connections = reinterpret_cast<const Connection*>(table_);
+  call.abort = reinterpret_cast<const std::uint32_t*>(abort_device_);
+  call.status = reinterpret_cast<Status*>(status_device_);
+  call.slot_bytes = bundle_.slot_bytes;
+  call.line_bytes = bundle_.line_bytes;
+  call.slots = bundle_.slots;
+  call.parts = bundle_.parts;
+  call.rank = static_cast<std::uint32_t>(rank_);
+  void* arguments[] = {&call};
+  const std::size_t index = static_cast<std::size_t>(program);
+  const unsigned blocks = bundle_.programs[index].lanes * bundle_.parts;
+  return driver_.launch(kernels_[index].by_protocol[protocol], blocks, 1, 1, bundle_.threads, 1, 1, 0, stream,
+                        arguments, nullptr);
+}
+
+bool Engine::drain(double seconds) {
+  InContext context(driver_, context_);
+  const Deadline deadline(seconds);
+  while (launched_ && context && driver_.event_query(last_event_) == kCudaNotReady) {
+    if (deadline.passed()) return false;
+    usleep(20);
+  }
+  return true;
+}
+
+Engine::~Engine() {
+  if (context_ == nullptr) return;
+  {
+    InContext context(driver_, context_);
+    copies_.reset();
+    if (!context) return;  // the program has reset the GPU: these addresses may be somebody else's by now
+    for (const Peer& peer : peers_) {
+      if (peer.opened) driver_.ipc_close(peer.base);
+    }
+    for (CUmodule module : modules_) driver_.module_unload(module);
+    if (registered_ != nullptr) driver_.host_unregister(registered_);
+    if (status_ != nullptr) {
+      driver_.host_unregister(status_);
+      munmap(status_, page_bytes());
+    }
+    if (table_ != 0) driver_.mem_free(table_);
+    if (segment_ != 0) driver_.mem_free(segment_);
+    if (last_event_ != nullptr) driver_.event_destroy(last_event_);
+    if (capture_event_ != nullptr) driver_.event_destroy(capture_event_);
+    if (setup_stream_ != nullptr) driver_.stream_destroy(setup_stream_);
+  }
+  driver_.primary_release(device_);
+  Residence& here = residence();
+  const std::lock_guard<std::mutex> lock(here.mutex);
+  here.blocks[ordinal_] -= reserved_blocks_;
+}
+
+}  // namespace blink::shim

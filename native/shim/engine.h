@@ -1,0 +1,99 @@
+// What does one rank own on its GPU? A segment of memory that its peers write into, the generated code as loaded
+// modules, and what a launch needs: the tables of connections, the abort word, the place where a launch says why it
+// ended early.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "blink/call.h"
+#include "board.h"
+#include "bundle.h"
+#include "copy_engine.h"
+#include "driver.h"
+
+namespace blink::shim {
+
+class Engine {
+ public:
+  // The device's primary context, the segment (zeroed when this returns) and the modules for its architecture.
+  // nullptr and `why`: no memory, no image for this GPU, a kernel that is missing, no room for the blocks.
+  // `sharing`: how many ranks of the communicator use this GPU.
+  static std::unique_ptr<Engine> open(const Driver& driver, const Bundle& bundle, int rank, int device, int sharing,
+                                      Board* board, std::string* why);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  // How others map the segment, as one line of text.
+  std::string address() const;
+  // Maps the segments of all peers that a connection leads to, and writes this rank's table of connections.
+  bool connect(const std::vector<std::string>& addresses, std::string* why);
+
+  // Enqueues one program. `call` holds buffers, sizes, type and operation; the rest is filled in here. `timed` records
+  // the two events around it.
+  CUresult launch(int program, Bundle::Protocol protocol, Call call, CUstream stream, CUevent before, CUevent after);
+  // Whether `stream` is being captured into a graph.
+  CUresult capturing(CUstream stream, bool* yes);
+
+  // What a launch that ended early has said; code 0: none did.
+  Status status() const { return copies_ != nullptr && copies_->status().code != 0 ? copies_->status() : *status_; }
+  // Whether a launch was ever captured into a graph, whose replays nobody tells us of.
+  bool captured() const { return capture_ != 0; }
+  // Everything that was launched outside of graphs has ended; false if that takes longer than the deadline.
+  bool drain(double seconds);
+
+  const Driver& driver() const { return driver_; }
+  CUcontext context() const { return context_; }
+
+ private:
+  Engine(const Driver& driver, const Bundle& bundle, int rank);
+  bool allocate(std::string* why);
+  bool load(std::string* why);
+  bool reserve_blocks(int sharing, std::string* why);
+  bool share_host_memory(Board* board, std::string* why);
+  bool map_peer(int peer, const std::string& address, std::string* why);
+  bool open_copies(const std::vector<std::string>& addresses, std::string* why);
+  bool has_neighbour(const std::vector<std::string>& addresses) const;
+  CUresult run(int program, Bundle::Protocol protocol, Call call, CUstream stream);
+  CUresult follow(CUstream stream, unsigned long long capture);
+  CUresult note(CUstream stream, unsigned long long capture);
+  bool ok(CUresult result, const char* what, std::string* why) const;
+
+  struct Peer {
+    CUdeviceptr base = 0;
+    bool opened = false;  // by IPC, to be closed
+  };
+  struct Kernels {
+    CUfunction by_protocol[3] = {};
+    CUfunction fold = nullptr;  // where copy engines run it
+  };
+
+  const Driver& driver_;
+  const Bundle& bundle_;
+  int rank_;
+  int ordinal_ = 0;
+  CUdevice device_ = 0;
+  CUcontext context_ = nullptr;
+  std::string arch_;
+  CUdeviceptr segment_ = 0, table_ = 0;
+  std::vector<Peer> peers_;
+  std::vector<CUmodule> modules_;
+  std::vector<Kernels> kernels_;
+  std::uint32_t reserved_blocks_ = 0;
+  Status* status_ = nullptr;  // a page that the GPU sees; the words of copies_ are in it, too
+  Board* board_ = nullptr;
+  std::unique_ptr<CopyEngineRun> copies_;  // where a program is for copy engines
+  void* registered_ = nullptr;  // the board's memory
+  CUdeviceptr status_device_ = 0, abort_device_ = 0;
+  CUstream setup_stream_ = nullptr;
+  // Calls of one communicator follow each other, on whatever streams they come; a capture is a world of its own.
+  CUevent last_event_ = nullptr, capture_event_ = nullptr;
+  CUstream capture_stream_ = nullptr;
+  bool launched_ = false;
+  unsigned long long capture_ = 0;
+};
+
+}  // namespace blink::shim

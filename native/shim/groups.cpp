@@ -1,0 +1,117 @@
+#include "groups.h"
+
+#include <chrono>
+#include <thread>
+
+#include "boundary.h"
+#include "deadline.h"
+#include "exports.h"
+#include "real_nccl.h"
+
+namespace blink::shim {
+namespace {
+
+// Plain words: a thread that ends with an open group, or calls NCCL while it ends, meets no destroyed object.
+thread_local int depth = 0;
+thread_local Group* group = nullptr;
+
+ncclResult_t start() {
+  // First what may fail, so that the real group and ours are open or closed together.
+  std::unique_ptr<Group> opened;
+  if (depth == 0) opened = std::make_unique<Group>();
+  const ncclResult_t result = real::ncclGroupStart();
+  if (result != ncclSuccess) return result;
+  if (depth++ == 0) group = opened.release();
+  return result;
+}
+
+// `end` is the real ncclGroupEnd, or its simulation.
+template <class End>
+ncclResult_t finish(End end, bool runs) {
+  const ncclResult_t result = end();
+  if (depth == 0 || --depth > 0) return result;
+  const std::unique_ptr<Group> ended(group);
+  group = nullptr;
+  return ended->end(result, runs);
+}
+
+}  // namespace
+
+Group* Group::current() { return group; }
+
+bool Group::keeps(const std::shared_ptr<Member>& member, int number) {
+  for (const Call& call : calls_) {
+    if (call.member == member && call.operation.op == number) {
+      lingering_.push_back({member, number});
+      return true;
+    }
+  }
+  return false;
+}
+
+ncclResult_t Group::end(ncclResult_t result, bool runs) {
+  deliver(std::move(births_), result);
+  // A group with an error runs nothing, neither NCCL's part nor ours.
+  if (runs && !failed(result)) {
+    if (result == ncclInProgress) settle_real();
+    for (const Call& call : calls_) {
+      const ncclResult_t ours =
+          guarded([&] { return call.member->communicator->enqueue(call.operation); });
+      if (failed(ours) && !failed(result)) result = ours;
+    }
+  }
+  for (const Scalar& scalar : lingering_) {
+    scalar.member->communicator->forget(scalar.number);
+    const std::lock_guard<std::mutex> lock(scalar.member->mutex);
+    scalar.member->lingering.erase(scalar.number);
+  }
+  return result;
+}
+
+// On a non-blocking communicator NCCL launches its part from a thread of its own. Ours comes after it on every rank, or
+// two ranks would run them in different orders.
+void Group::settle_real() {
+  const Deadline deadline(seconds_from("BLINK_PLAN_TIMEOUT", 120));
+  for (const Call& call : calls_) {
+    ncclResult_t state = ncclInProgress;
+    while (!deadline.passed() && real::ncclCommGetAsyncError(call.member->real, &state) == ncclSuccess &&
+           state == ncclInProgress) {
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+  }
+}
+
+void deliver_or_keep(Birth birth, ncclResult_t result) {
+  if (failed(result)) return;
+  const ncclResult_t ours = guarded([&] {
+    birth.blocking = birth.blocking && result == ncclSuccess;
+    if (group != nullptr) {
+      group->add(std::move(birth));
+      return ncclSuccess;
+    }
+    std::vector<Birth> one;
+    one.push_back(std::move(birth));
+    deliver(std::move(one), result);
+    return ncclSuccess;
+  });
+  if (ours != ncclSuccess) warn("a communicator could not be made: NCCL runs everything of it");
+}
+
+}  // namespace blink::shim
+
+using namespace blink::shim;
+
+ncclResult_t ncclGroupStart() {
+  if (passes(BLINK_CALLER)) return real::ncclGroupStart();
+  return guarded(start);
+}
+
+ncclResult_t ncclGroupEnd() {
+  if (passes(BLINK_CALLER)) return real::ncclGroupEnd();
+  return guarded([] { return finish(real::ncclGroupEnd, true); });
+}
+
+ncclResult_t ncclGroupSimulateEnd(ncclSimInfo_t* simInfo) {
+  if (passes(BLINK_CALLER)) return real::ncclGroupSimulateEnd(simInfo);
+  return guarded([simInfo] { return finish([simInfo] { return real::ncclGroupSimulateEnd(simInfo); }, false); });
+}

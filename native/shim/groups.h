@@ -1,0 +1,49 @@
+// What has this thread put into its open group? Our calls wait, in the order of the program, for the outermost
+// ncclGroupEnd, as NCCL's do; so do communicators, whose handles come then.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "births.h"
+#include "communicator.h"
+#include "table.h"
+
+namespace blink::shim {
+
+class Group {
+ public:
+  // Of the calling thread; nullptr where none is open.
+  static Group* current();
+
+  void add(std::shared_ptr<Member> member, const Operation& operation) {
+    calls_.push_back({std::move(member), operation});
+  }
+  void add(Birth birth) { births_.push_back(std::move(birth)); }
+
+  // Whether a call that waits means premul_sum `number`, which is being destroyed: then it lives until the end.
+  bool keeps(const std::shared_ptr<Member>& member, int number);
+
+  // The real group has ended with `result`. `runs`: false where it was only simulated.
+  ncclResult_t end(ncclResult_t result, bool runs);
+
+ private:
+  struct Call {
+    std::shared_ptr<Member> member;
+    Operation operation;
+  };
+  struct Scalar {
+    std::shared_ptr<Member> member;
+    int number;
+  };
+  void settle_real();
+
+  std::vector<Call> calls_;
+  std::vector<Birth> births_;
+  std::vector<Scalar> lingering_;
+};
+
+// Into the group of this thread, or right away: what deliver() does.
+void deliver_or_keep(Birth birth, ncclResult_t result);
+
+}  // namespace blink::shim

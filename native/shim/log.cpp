@@ -1,0 +1,202 @@
+#include "log.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <strings.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <ctime>
+
+namespace blink::shim {
+namespace {
+
+// The level of a word as NCCL_DEBUG takes them, in any case; −1: none of them.
+int level_of(const char* text) {
+  const struct {
+    const char* name;
+    Level level;
+  } words[] = {{"NONE", Level::kNone}, {"VERSION", Level::kVersion}, {"WARN", Level::kWarn},
+               {"INFO", Level::kInfo}, {"ABORT", Level::kInfo},      {"TRACE", Level::kTrace}};
+  for (const auto& word : words) {
+    if (text != nullptr && strcasecmp(text, word.name) == 0) return static_cast<int>(word.level);
+  }
+  return -1;
+}
+
+std::string host() {
+  char name[256] = {};
+  if (gethostname(name, sizeof name - 1) != 0) return "unknown";
+  const std::string text = name;
+  return text.substr(0, text.find('.'));
+}
+
+std::string process() { return std::to_string(getpid()); }
+
+// While it lives, this thread writes into a closed pipe without a signal; the program's own handling of it stays as it
+// is.
+class NoPipeSignal {
+ public:
+  NoPipeSignal() {
+    sigemptyset(&pipe_);
+    sigaddset(&pipe_, SIGPIPE);
+    sigset_t pending;
+    sigemptyset(&pending);
+    sigpending(&pending);
+    was_pending_ = sigismember(&pending, SIGPIPE) == 1;
+    blocked_ = pthread_sigmask(SIG_BLOCK, &pipe_, &before_) == 0;
+  }
+  ~NoPipeSignal() {
+    if (!blocked_) return;
+    const timespec now{};
+    if (!was_pending_) {
+      while (sigtimedwait(&pipe_, nullptr, &now) < 0 && errno == EINTR) {
+      }
+    }
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+  NoPipeSignal(const NoPipeSignal&) = delete;
+  NoPipeSignal& operator=(const NoPipeSignal&) = delete;
+
+ private:
+  sigset_t pipe_, before_;
+  bool was_pending_ = false, blocked_ = false;
+};
+
+class KeepErrno {
+ public:
+  KeepErrno() = default;
+  ~KeepErrno() { errno = error_; }
+  KeepErrno(const KeepErrno&) = delete;
+  KeepErrno& operator=(const KeepErrno&) = delete;
+
+ private:
+  const int error_ = errno;
+};
+
+// One write where the system allows: lines of several processes then do not mix.
+bool write_all(int descriptor, const std::string& text) {
+  const NoPipeSignal quiet;
+  for (std::size_t at = 0; at < text.size();) {
+    const ssize_t written = write(descriptor, text.data() + at, text.size() - at);
+    if (written < 0 && errno == EINTR) continue;
+    if (written <= 0) return false;
+    at += static_cast<std::size_t>(written);
+  }
+  return true;
+}
+
+// Opened for every line: so it is right after a fork, and in programs that close all descriptors.
+bool append_to(const std::string& path, const std::string& text) {
+  const int file = open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
+  if (file < 0) return false;
+  const bool good = write_all(file, text);
+  return close(file) == 0 && good;
+}
+
+// Where NCCL_DEBUG_FILE sends lines; empty: to stderr. NCCL truncates its own file when it opens it, and goes on
+// writing where it left off: so ours is another beside it, unless it names a device, which is no file but a place.
+std::string file_of_lines() {
+  const char* pattern = std::getenv("NCCL_DEBUG_FILE");
+  if (pattern == nullptr || *pattern == '\0') return "";
+  std::string path;
+  for (const char* at = pattern; *at != '\0'; ++at) {
+    if (at[0] != '%' || at[1] == '\0') {
+      path += *at;
+      continue;
+    }
+    ++at;
+    if (*at == 'h') {
+      path += host();
+    } else if (*at == 'p') {
+      path += process();
+    } else if (*at == '%') {
+      path += '%';
+    } else {
+      path += std::string("%") + *at;
+    }
+  }
+  return path.compare(0, 5, "/dev/") == 0 ? path : path + ".blink";
+}
+
+// Bytes of the UTF-8 character that begins at `at`; 0 if none does. No surrogates, nothing longer than needed.
+std::size_t character(const std::string& text, std::size_t at) {
+  const auto byte = [&text](std::size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
+  const unsigned first = byte(at), second = byte(at + 1);
+  if (first < 0x80) return 1;
+  const std::size_t size = first >= 0xc2 && first <= 0xdf ? 2 : first >= 0xe0 && first <= 0xef ? 3
+                           : first >= 0xf0 && first <= 0xf4                                  ? 4
+                                                                                             : 0;
+  for (std::size_t i = 1; i < size; ++i) {
+    if ((byte(at + i) & 0xc0) != 0x80) return 0;
+  }
+  const bool too_long = (first == 0xe0 && second < 0xa0) || (first == 0xf0 && second < 0x90);
+  const bool no_character = (first == 0xed && second > 0x9f) || (first == 0xf4 && second > 0x8f);
+  return too_long || no_character ? 0 : size;
+}
+
+}  // namespace
+
+Level log_level() {
+  static const Level level = [] {
+    int found = level_of(std::getenv("BLINK_DEBUG"));
+    if (found < 0) found = level_of(std::getenv("NCCL_DEBUG"));
+    return found < 0 ? Level::kNone : static_cast<Level>(found);
+  }();
+  return level;
+}
+
+void log(Level level, const std::string& text) {
+  const KeepErrno keep;
+  if (level == Level::kNone || level > log_level()) return;
+  try {
+    const char* const names[] = {"", "VERSION", "WARN", "INFO", "TRACE"};
+    const std::string start = host() + ":" + process() + ":" + std::to_string(syscall(SYS_gettid)) + " BLINK " +
+                              names[static_cast<int>(level)] + " ";
+    std::string lines;
+    for (std::size_t at = 0; at <= text.size();) {
+      const std::size_t end = std::min(text.find('\n', at), text.size());
+      lines += start + text.substr(at, end - at) + "\n";
+      at = end + 1;
+    }
+    const std::string path = file_of_lines();
+    if (path.empty() || !append_to(path, lines)) write_all(STDERR_FILENO, lines);
+  } catch (...) {  // without memory there is no line
+  }
+}
+
+void report(const std::string& json) {
+  const KeepErrno keep;
+  const char* path = std::getenv("BLINK_REPORT");
+  if (path == nullptr || *path == '\0') return;
+  try {
+    if (!append_to(path, json + "\n")) warn(std::string("BLINK_REPORT ") + path + " cannot be written");
+  } catch (...) {
+  }
+}
+
+std::string quoted(const std::string& text) {
+  std::string json = "\"";
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t size = character(text, at);
+    const unsigned char byte = static_cast<unsigned char>(text[at]);
+    if (size == 0) {
+      json += "\\ufffd";  // JSON has only characters
+    } else if (byte == '"' || byte == '\\') {
+      json += std::string("\\") + text[at];
+    } else if (byte < 0x20 || byte == 0x7f) {
+      const char* const digits = "0123456789abcdef";
+      json += std::string("\\u00") + digits[byte >> 4] + digits[byte & 15];
+    } else {
+      json += text.substr(at, size);
+    }
+    at += size == 0 ? 1 : size;
+  }
+  return json + "\"";
+}
+
+}  // namespace blink::shim

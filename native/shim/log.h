@@ -1,0 +1,25 @@
+// What is told to the user, and when? Lines on stderr as NCCL writes them, from NCCL_DEBUG's or BLINK_DEBUG's level on.
+#pragma once
+
+#include <string>
+
+namespace blink::shim {
+
+enum class Level { kNone, kVersion, kWarn, kInfo, kTrace };
+
+// The level that BLINK_DEBUG names, else NCCL_DEBUG; kNone without both. Read once.
+Level log_level();
+
+// "host:pid:tid BLINK INFO text", on stderr or, where NCCL_DEBUG_FILE is set (%h and %p are filled in), in a file
+// beside it whose name ends in ".blink". Every line of the text is one. Never throws, keeps errno, raises no SIGPIPE.
+void log(Level level, const std::string& text);
+inline void warn(const std::string& text) { log(Level::kWarn, text); }
+inline void info(const std::string& text) { log(Level::kInfo, text); }
+
+// Appends one line of JSON to the file that BLINK_REPORT names (O_APPEND, one write); nothing without the variable.
+void report(const std::string& json);
+
+// `text` as a JSON string, with its quotes.
+std::string quoted(const std::string& text);
+
+}  // namespace blink::shim

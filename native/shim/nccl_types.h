@@ -1,0 +1,100 @@
+// NCCL's types as its ABI has them (nccl.h of 2.32.3): numbers, sizes and orders, declared anew; no header of NCCL is
+// needed to build this library. A structure that only ever passes through by address is an incomplete type.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+extern "C" {
+
+// Handles.
+typedef struct ncclComm* ncclComm_t;
+typedef struct ncclWindow_vidmem* ncclWindow_t;
+typedef struct ncclParamHandle* ncclParamHandle_t;
+typedef struct CUstream_st* cudaStream_t;
+typedef struct CUevent_st* cudaEvent_t;
+
+// Enums are ints in C's ABI.
+typedef int ncclResult_t;
+typedef int ncclDataType_t;
+typedef int ncclRedOp_t;
+typedef int ncclScalarResidence_t;
+typedef int ncclCommMemStat_t;
+typedef int ncclCftTeamMode_t;
+typedef uint32_t ncclCftLeId_t;
+
+// Passed by value: their layout decides in which registers they travel.
+typedef struct ncclUniqueIdBytes { char internal[128]; } ncclUniqueId;
+typedef struct ncclTeamOfRanks { int nRanks, rank, stride; } ncclTeam_t;
+typedef struct ncclMultimemBase { void* mcBasePtr; } ncclMultimemHandle_t;
+
+// Passed by address. Of the two configurations we read the head, see below.
+typedef struct ncclConfig ncclConfig_t;
+typedef struct ncclCollConfig ncclCollConfig_t;
+typedef struct ncclSimInfo ncclSimInfo_t;
+typedef struct ncclEncryptionConfig ncclEncryptionConfig_t;
+typedef struct ncclWaitSignalDesc ncclWaitSignalDesc_t;
+typedef struct ncclCommProperties ncclCommProperties_t;
+typedef struct ncclDevComm ncclDevComm_t;
+typedef struct ncclDevCommRequirements ncclDevCommRequirements_t;
+typedef struct ncclDevResourceRequirements ncclDevResourceRequirements_t;
+typedef struct ncclLsaBarrierHandle ncclLsaBarrierHandle_t;
+typedef struct ncclGinBarrierHandle ncclGinBarrierHandle_t;
+typedef struct ncclGinOutboxHandle ncclGinOutboxHandle_t;
+typedef struct ncclGinInboxA2AHandle ncclGinInboxA2AHandle_t;
+typedef struct ncclLLA2AHandle ncclLLA2AHandle_t;
+
+}  // extern "C"
+
+namespace blink::shim {
+
+enum Result : int {
+  ncclSuccess = 0, ncclUnhandledCudaError = 1, ncclSystemError = 2, ncclInternalError = 3, ncclInvalidArgument = 4,
+  ncclInvalidUsage = 5, ncclRemoteError = 6, ncclInProgress = 7, ncclTimeout = 8,
+};
+enum DataType : int {
+  kInt8 = 0, kUint8 = 1, kInt32 = 2, kUint32 = 3, kInt64 = 4, kUint64 = 5, kHalf = 6, kFloat = 7, kDouble = 8,
+  kBfloat16 = 9, kFloat8E4M3 = 10, kFloat8E5M2 = 11, kDataTypes = 12,
+};
+enum RedOp : int { kSum = 0, kProd = 1, kMax = 2, kMin = 3, kAvg = 4, kRedOps = 5 };
+enum Residence : int { kScalarDevice = 0, kScalarHost = 1 };
+
+constexpr int kSplitNoColor = -1;
+constexpr int kShrinkAbort = 1;  // a flag: what the parent still runs is ended first
+constexpr int kConfigUnset = INT32_MIN;
+constexpr unsigned kConfigMagic = 0xcafebeef;
+
+// The beginning of ncclConfig_t that we read; it is append-only, and `size` says how much of it there is.
+struct ConfigHead {
+  std::size_t size;
+  unsigned magic, version;
+  int blocking;
+};
+
+// ncclCollConfig_t as of 2.32; append-only too.
+struct CollConfigHead {
+  std::size_t size;
+  unsigned magic, version;
+  const void* ext;  // other vendors' options, which NCCL ignores
+  int min_ctas, max_ctas, nvls_ctas, cga_cluster_size;
+  const char* alg_selection;
+  int force_alg_selection, cta_policy;
+  std::uint64_t user_profiler_tag;
+  cudaEvent_t launch_completion_event;
+};
+
+// Bytes of an element; 0 for a type that NCCL does not have.
+std::size_t size_of(int dtype);
+
+// Our own words for a result, for when there is no NCCL to ask; total.
+const char* text_of(ncclResult_t result);
+
+// Whether calls for a communicator made with `config` wait for their end; `inherited` where it does not say
+// (nullptr, unset). NCCL_COMM_BLOCKING overrules both, as in NCCL.
+bool blocking(const ncclConfig_t* config, bool inherited);
+
+// Whether a call's configuration asks for something that only NCCL can do: anything but "as usual", and all that we
+// cannot read.
+bool tuned(const ncclCollConfig_t* config);
+
+}  // namespace blink::shim

@@ -1,0 +1,231 @@
+#include "real_nccl.h"
+
+#include <dlfcn.h>
+#include <link.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+
+#include "log.h"
+
+namespace blink::shim {
+namespace {
+
+enum Function : std::size_t {
+#define BLINK_HANDLED(result, name, parameters, arguments, absent) k_##name,
+#define BLINK_FORWARDED(result, name, parameters, arguments, absent) k_##name,
+#include "nccl_functions.def"
+  kFunctions
+};
+
+const char* const kNames[] = {
+#define BLINK_HANDLED(result, name, parameters, arguments, absent) #name,
+#define BLINK_FORWARDED(result, name, parameters, arguments, absent) #name,
+#include "nccl_functions.def"
+};
+
+constexpr ncclTeam_t kAlone = {1, 0, 1};  // nothing divides by zero
+
+struct Library {
+  void* handle = nullptr;
+  std::uintptr_t begin = 0, end = 0;  // where it is mapped
+};
+
+// All of this is without locks: dlopen and dlsym take the loader's, and a thread that holds it may be in the
+// constructor of a library that calls us. Two threads that look at the same time find the same.
+std::atomic<const Library*> library{nullptr};
+std::atomic<void*> addresses[kFunctions];
+std::atomic<bool> told{false};
+char lacking;  // its address stands for "the library has no such function"
+
+thread_local int depth = 0;  // calls into the real library that this thread is in
+
+class Inside {
+ public:
+  Inside() { ++depth; }
+  ~Inside() { --depth; }
+  Inside(const Inside&) = delete;
+  Inside& operator=(const Inside&) = delete;
+};
+
+void* base_of(const void* address) {
+  Dl_info found{};
+  return dladdr(address, &found) != 0 ? found.dli_fbase : nullptr;
+}
+
+bool is_ours(const void* address) { return base_of(address) == base_of(&lacking); }
+
+// A function by its name; not our own wrapper, wherever it was found.
+void* symbol(void* handle, const char* name) {
+  void* const address = dlsym(handle, name);
+  return address == nullptr || is_ours(address) ? nullptr : address;
+}
+
+struct Search {
+  std::uintptr_t address;
+  Library* found;
+};
+
+int visit(dl_phdr_info* object, std::size_t, void* data) {
+  const auto* search = static_cast<Search*>(data);
+  std::uintptr_t begin = UINTPTR_MAX, end = 0;
+  bool inside = false;
+  for (int i = 0; i < object->dlpi_phnum; ++i) {
+    const auto& part = object->dlpi_phdr[i];
+    if (part.p_type != PT_LOAD) continue;
+    const std::uintptr_t first = object->dlpi_addr + part.p_vaddr, last = first + part.p_memsz;
+    inside = inside || (first <= search->address && search->address < last);
+    begin = first < begin ? first : begin;
+    end = last > end ? last : end;
+  }
+  if (!inside) return 0;
+  search->found->begin = begin;
+  search->found->end = end;
+  return 1;
+}
+
+// Whether NCCL can be reached through this handle. Another copy of Blink is not NCCL.
+bool holds_nccl(void* handle, Library* found) {
+  void* const address = symbol(handle, "ncclGetVersion");
+  if (address == nullptr) return false;
+  void* const blink = dlsym(handle, "blink_shim_version");
+  if (blink != nullptr && base_of(blink) == base_of(address)) return false;
+  found->handle = handle;
+  Search search{reinterpret_cast<std::uintptr_t>(address), found};
+  dl_iterate_phdr(visit, &search);
+  return true;
+}
+
+bool look_everywhere(Library* found, std::string* tried) {
+  if (void* const handle = dlopen("libnccl.so.2", RTLD_NOLOAD | RTLD_LAZY); handle == nullptr) {
+    *tried = "no libnccl.so.2 is loaded";
+  } else if (holds_nccl(handle, found)) {
+    return true;
+  } else {
+    *tried = "the loaded libnccl.so.2 is Blink or has no ncclGetVersion";
+  }
+  const char* const file = std::getenv("BLINK_NCCL_LIB");
+  if (file == nullptr || *file == '\0') {
+    *tried += "; BLINK_NCCL_LIB is not set";
+  } else if (void* const handle = dlopen(file, RTLD_LOCAL | RTLD_NOW); handle == nullptr) {
+    const char* const why = dlerror();
+    *tried += std::string("; BLINK_NCCL_LIB cannot be opened: ") + (why != nullptr ? why : file);
+  } else if (holds_nccl(handle, found)) {
+    return true;
+  } else {
+    *tried += std::string("; BLINK_NCCL_LIB=") + file + " is Blink or has no ncclGetVersion";
+  }
+  if (holds_nccl(RTLD_NEXT, found)) return true;
+  *tried += "; no library after libblink.so has NCCL's functions";
+  return false;
+}
+
+const Library* find_library(std::string* tried) {
+  if (const Library* const known = library.load(std::memory_order_acquire)) return known;
+  auto found = std::make_unique<Library>();
+  // Not remembered where nothing was found: a program may load NCCL later.
+  if (!look_everywhere(found.get(), tried)) return nullptr;
+  const Library* expected = nullptr;
+  if (library.compare_exchange_strong(expected, found.get(), std::memory_order_acq_rel)) return found.release();
+  return expected;
+}
+
+// Said whatever NCCL_DEBUG is: without NCCL nothing works, and the caller's own error text cannot say why.
+void say_that_there_is_none(const char* name, const std::string& tried) {
+  if (told.exchange(true)) return;
+  const std::string line = "libblink.so: there is no NCCL to call for " + std::string(name) + ": " + tried +
+                           ". Set BLINK_NCCL_LIB to the file of a libnccl.so.2 (nvidia/nccl/lib in the "
+                           "site-packages of nvidia-nccl-cu13), or load NCCL before it is called.\n";
+  const ssize_t written = write(STDERR_FILENO, line.data(), line.size());
+  static_cast<void>(written);
+}
+
+void* look_up(Function function, ncclResult_t* refusal) {
+  const int kept = errno;
+  void* address = nullptr;
+  try {
+    std::string tried;
+    if (const Library* const found = find_library(&tried); found == nullptr) {
+      *refusal = ncclSystemError;
+      say_that_there_is_none(kNames[function], tried);
+    } else {
+      address = symbol(found->handle, kNames[function]);
+      void* expected = nullptr;
+      const bool first = addresses[function].compare_exchange_strong(expected, address ? address : &lacking);
+      if (address == nullptr) {
+        *refusal = ncclInvalidUsage;
+        if (first) {
+          warn(std::string("this NCCL (version code ") + std::to_string(real_version()) + ") has no " +
+               kNames[function] + ": the call returns an error");
+        }
+      }
+    }
+  } catch (const std::exception&) {  // no memory for a text
+    *refusal = ncclSystemError;
+  }
+  errno = kept;
+  return address;
+}
+
+// The real function, or nullptr and what to return.
+void* find(Function function, ncclResult_t* refusal) {
+  void* const address = addresses[function].load(std::memory_order_acquire);
+  if (address == nullptr) return look_up(function, refusal);
+  if (address != &lacking) return address;
+  *refusal = ncclInvalidUsage;
+  return nullptr;
+}
+
+bool disabled() {
+  static const bool yes = [] {
+    const char* const text = std::getenv("BLINK_DISABLE");
+    return text != nullptr && std::strcmp(text, "1") == 0;
+  }();
+  return yes;
+}
+
+const char* last_words() {
+  return library.load(std::memory_order_acquire) == nullptr ? "there is no NCCL library: see BLINK_NCCL_LIB" : "";
+}
+
+}  // namespace
+
+#define BLINK_HANDLED(type, name, parameters, arguments, absent)                    \
+  type real::name parameters {                                                      \
+    using Type = type(*) parameters;                                                \
+    [[maybe_unused]] ncclResult_t refusal = ncclSuccess;                            \
+    const auto function = reinterpret_cast<Type>(find(k_##name, &refusal));         \
+    if (function == nullptr) return absent;                                         \
+    const Inside inside;                                                            \
+    return function arguments;                                                      \
+  }
+#define BLINK_FORWARDED(type, name, parameters, arguments, absent) \
+  BLINK_HANDLED(type, name, parameters, arguments, absent)
+#include "nccl_functions.def"
+
+int real_version() {
+  const int kept = errno;
+  int version = 0;
+  try {
+    std::string tried;
+    if (find_library(&tried) != nullptr && real::ncclGetVersion(&version) != ncclSuccess) version = 0;
+  } catch (const std::exception&) {
+    version = 0;
+  }
+  errno = kept;
+  return version;
+}
+
+bool passes(const void* caller) {
+  if (depth > 0 || disabled()) return true;
+  // NCCL's own threads: their calls for its own purposes must see its own state.
+  const Library* const known = library.load(std::memory_order_acquire);
+  const auto address = reinterpret_cast<std::uintptr_t>(caller);
+  return known != nullptr && known->begin <= address && address < known->end;
+}
+
+}  // namespace blink::shim

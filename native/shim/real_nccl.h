@@ -1,0 +1,33 @@
+// Where is the real NCCL, and how is it called? Found when it is first needed, never before: a process that makes no
+// NCCL call must not notice that this library is loaded.
+//
+// Looked for in this order: a libnccl.so.2 that is loaded already, in whatever scope (PyTorch loads it where the
+// dynamic linker's "next" does not look); the file that BLINK_NCCL_LIB names; the next library after us that has the
+// function. What turns out to be Blink is never taken.
+#pragma once
+
+#include <string>
+
+#include "nccl_types.h"
+
+namespace blink::shim {
+
+// One function per function of NCCL, with its name and its types: calls the real one. While it runs, what NCCL calls of
+// its own interface in the same thread goes straight through. Where the library lacks the function: ncclInvalidUsage
+// and a line that names it; where there is no library: ncclSystemError and a line that says what was tried.
+namespace real {
+#define BLINK_HANDLED(result, name, parameters, arguments, absent) result name parameters;
+#define BLINK_FORWARDED(result, name, parameters, arguments, absent) result name parameters;
+#include "nccl_functions.def"
+}  // namespace real
+
+// The version code of the real NCCL, 0 where there is none. Says nothing.
+int real_version();
+
+// Whether a call is none of our business: BLINK_DISABLE=1; made by NCCL itself, be it inside of a call of ours or in a
+// thread of its own. `caller`: the return address of the exported function.
+bool passes(const void* caller);
+
+#define BLINK_CALLER __builtin_extract_return_addr(__builtin_return_address(0))
+
+}  // namespace blink::shim

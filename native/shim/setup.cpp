@@ -1,0 +1,186 @@
+#include "setup.h"
+
+#include <sys/types.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+#include <vector>
+
+#include "deadline.h"
+#include "log.h"
+#include "planner.h"
+
+extern "C" const char* blink_shim_version();
+
+namespace blink::shim {
+namespace {
+
+// Cards begin with one of these words.
+const char kCard[] = "card ";
+const char kReady[] = "ready ";
+const char kRefused[] = "refused ";
+
+bool starts_with(const std::string& text, const char* word) { return text.compare(0, std::strlen(word), word) == 0; }
+
+std::string setting(const char* variable) {
+  const char* value = std::getenv(variable);
+  return quoted(value == nullptr ? "" : value);
+}
+
+std::string boot_id() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string id;
+  std::getline(file, id);
+  return id;
+}
+
+std::string hex_of(const CUuuid& uuid) {
+  std::ostringstream text;
+  static const char kDigits[] = "0123456789abcdef";
+  for (char byte : uuid.bytes) {
+    text << kDigits[(static_cast<unsigned char>(byte) >> 4)] << kDigits[static_cast<unsigned char>(byte) & 15];
+  }
+  return text.str();
+}
+
+// What this rank tells of itself: "card UUID JSON", as blinkccl.nccl.cards reads it, or "refused WHY".
+std::string describe_rank(const Driver* cuda, const Place& place, const std::string& trouble) {
+  if (cuda == nullptr) return kRefused + trouble;
+  CUdevice device = 0;
+  CUuuid uuid{};
+  char name[256] = "";
+  char bus_id[64] = "";
+  int major = 0;
+  int minor = 0;
+  int multiprocessors = 0;
+  int version = 0;
+  const bool told = cuda->device_get(&device, place.device) == kCudaSuccess &&
+                    cuda->device_uuid(&uuid, device) == kCudaSuccess &&
+                    cuda->device_name(name, sizeof name, device) == kCudaSuccess &&
+                    cuda->device_bus_id(bus_id, sizeof bus_id, device) == kCudaSuccess &&
+                    cuda->device_attribute(&major, kAttributeMajor, device) == kCudaSuccess &&
+                    cuda->device_attribute(&minor, kAttributeMinor, device) == kCudaSuccess &&
+                    cuda->device_attribute(&multiprocessors, kAttributeMultiprocessors, device) == kCudaSuccess &&
+                    cuda->driver_version(&version) == kCudaSuccess;
+  if (!told) return kRefused + std::string("CUDA does not describe GPU ") + std::to_string(place.device);
+  std::ostringstream card;
+  card << kCard << hex_of(uuid) << " {\"rank\":" << place.rank << ",\"boot_id\":" << quoted(boot_id())
+       << ",\"pid\":" << getpid() << ",\"device\":" << place.device << ",\"uuid\":" << quoted(hex_of(uuid))
+       << ",\"bus_id\":" << quoted(bus_id) << ",\"name\":" << quoted(name) << ",\"major\":" << major
+       << ",\"minor\":" << minor << ",\"multiprocessors\":" << multiprocessors << ",\"driver_version\":" << version
+       << ",\"nccl_version\":" << place.nccl_version << ",\"blink_version\":" << quoted(blink_shim_version())
+       << ",\"arch\":" << quoted("sm_" + std::to_string(major) + std::to_string(minor))
+       << ",\"settings\":{\"algo\":"
+       << (place.algorithm.empty() ? setting("BLINK_ALGO") : quoted(place.algorithm))
+       << ",\"protocol\":" << setting("BLINK_PROTOCOL") << ",\"topo\":" << setting("BLINK_TOPO")
+       << ",\"nccl_topo_file\":" << setting("NCCL_TOPO_FILE") << "}}";
+  return card.str();
+}
+
+std::string uuid_of(const std::string& card) {
+  const std::size_t begin = std::strlen(kCard);
+  return card.substr(begin, card.find(' ', begin) - begin);
+}
+
+std::string json_of(const std::string& card) { return card.substr(card.find(' ', std::strlen(kCard)) + 1); }
+
+// One round: everybody's words, and false with the first refusal if there is one.
+class Rounds {
+ public:
+  Rounds(Meeting* meeting, const Place& place, double grace_s, const Deadline& deadline)
+      : meeting_(meeting), place_(place), grace_s_(grace_s), deadline_(deadline) {}
+
+  bool round(const std::string& mine, std::vector<std::string>* all, std::string* why) {
+    if (!meeting_->exchange(place_.nranks, mine, all, grace_s_, deadline_, why)) return false;
+    for (std::size_t rank = 0; rank < all->size(); ++rank) {
+      if (starts_with((*all)[rank], kRefused)) {
+        *why = "rank " + std::to_string(rank) + ": " + (*all)[rank].substr(std::strlen(kRefused));
+        return false;
+      }
+    }
+    return true;
+  }
+
+ private:
+  Meeting* meeting_;
+  const Place& place_;
+  double grace_s_;
+  const Deadline& deadline_;
+};
+
+// Rank 0's word on where the plan is.
+std::string planned(const std::vector<std::string>& cards, const Deadline& deadline) {
+  std::vector<std::string> json;
+  for (const std::string& card : cards) json.push_back(json_of(card));
+  std::string directory;
+  std::string why;
+  return run_planner(json, deadline, &directory, &why) ? kReady + directory : kRefused + why;
+}
+
+}  // namespace
+
+std::unique_ptr<Live> set_up(Meeting* meeting, const Place& place, double grace_s, const std::atomic<bool>& cancelled,
+                             std::string* why) {
+  const double planning_s = seconds_from("BLINK_PLAN_TIMEOUT", 120);
+  const Deadline planning(planning_s, &cancelled);
+  const Deadline deadline(planning_s + 20, &cancelled);  // the rounds outlive the planner, so that its failure is told to all
+  Rounds rounds(meeting, place, grace_s, deadline);
+
+  std::string trouble;
+  const Driver* cuda = driver(&trouble);
+  std::vector<std::string> cards;
+  if (!rounds.round(describe_rank(cuda, place, trouble), &cards, why)) return nullptr;
+
+  const int board_here = place.rank == 0 ? Board::create(place.nranks, &trouble) : -1;
+  const int descriptor = meeting->share_descriptor(board_here, deadline, why);
+  if (board_here >= 0) close(board_here);
+  if (descriptor < 0) return nullptr;
+  auto live = std::make_unique<Live>();
+  live->board = Board::map(descriptor, place.nranks, place.rank, &trouble);
+
+  std::vector<std::string> words;
+  const std::string plan = place.rank == 0 ? planned(cards, planning) : kReady;
+  if (!rounds.round(live->board ? plan : kRefused + trouble, &words, why)) return nullptr;
+
+  const auto at = [&cards, &place](const std::string& card) {
+    return uuid_of(card) == uuid_of(cards[static_cast<std::size_t>(place.rank)]);
+  };
+  const int sharing = static_cast<int>(std::count_if(cards.begin(), cards.end(), at));
+  bool good = read_bundle(words[0].substr(std::strlen(kReady)), &live->bundle, &trouble);
+  if (good && live->bundle.nranks != place.nranks) {
+    trouble = "the plan is for " + std::to_string(live->bundle.nranks) + " ranks, the communicator has " +
+              std::to_string(place.nranks);
+    good = false;
+  }
+  if (good) {
+    live->engine =
+        Engine::open(*cuda, live->bundle, place.rank, place.device, sharing, live->board.get(), &trouble);
+    good = live->engine != nullptr;
+  }
+  const std::string address = good ? kReady + live->bundle.plan + " " + live->engine->address() : kRefused + trouble;
+  if (!rounds.round(address, &words, why)) return nullptr;
+
+  std::vector<std::string> addresses;
+  for (std::size_t rank = 0; rank < words.size(); ++rank) {
+    const std::string rest = words[rank].substr(std::strlen(kReady));
+    const std::string other = rest.substr(0, rest.find(' '));
+    if (good && other != live->bundle.plan) {
+      trouble = "rank " + std::to_string(rank) + " has plan " + other + ", this rank " + live->bundle.plan;
+      good = false;
+    }
+    addresses.push_back(rest.substr(std::min(rest.size(), other.size() + 1)));
+  }
+  good = good && live->engine->connect(addresses, &trouble);
+  if (!rounds.round(good ? kReady : kRefused + trouble, &words, why)) {
+    // Nobody has launched anything, but a peer may still have this segment open: all are past that when the last round
+    // is over, whatever its outcome.
+    return nullptr;
+  }
+  return live;
+}
+
+}  // namespace blink::shim

@@ -1,0 +1,34 @@
+// How do the ranks of a new communicator get from "all are here" to "all can launch"? Four rounds of cards, and after
+// each of them every rank knows whether every rank has got so far.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+
+#include "board.h"
+#include "bundle.h"
+#include "engine.h"
+#include "meeting.h"
+
+namespace blink::shim {
+
+// What a communicator has that runs on trees.
+struct Live {
+  Bundle bundle;
+  std::shared_ptr<Board> board;
+  std::unique_ptr<Engine> engine;  // goes first: it uses the other two
+};
+
+struct Place {
+  int nranks = 0, rank = 0, device = 0;
+  int nccl_version = 0;     // 0: there is none to leave anything to
+  std::string algorithm;    // where it is empty, BLINK_ALGO's
+};
+
+// The same outcome on all ranks: an object, or nullptr and why. Every wait ends by BLINK_PLAN_TIMEOUT (120 s) and some,
+// or when `cancelled` is raised, which the other ranks see as a rank that has gone.
+std::unique_ptr<Live> set_up(Meeting* meeting, const Place& place, double grace_s, const std::atomic<bool>& cancelled,
+                             std::string* why);
+
+}  // namespace blink::shim

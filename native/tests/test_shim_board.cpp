@@ -1,0 +1,344 @@
+// Do all ranks use the same chunk for the same call, however far apart they run? And what else the board tells.
+//
+// Ranks are threads that run apart at random while rank 0 decides again and again. What each rank was told for each
+// call is compared with the list of decisions afterwards. The same test must notice planted faults: a rank 0 that does
+// not look again before it commits, and a rank that does not wait for the verdict.
+#include <fcntl.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "agreement.h"
+#include "board.h"
+#include "check.h"
+
+namespace {
+
+using namespace blink_test;
+using namespace blink::shim;
+
+constexpr std::uint64_t kInitial = 7;
+using Decisions = std::vector<std::pair<std::uint64_t, std::uint64_t>>;  // from which call on, which chunk
+
+// What call `call` must use.
+std::uint64_t expected_chunk(const Decisions& decisions, std::uint64_t call) {
+  std::uint64_t chunk = kInitial;
+  for (const auto& [from, bytes] : decisions) {
+    if (from <= call) chunk = bytes;
+  }
+  return chunk;
+}
+
+void dawdle(std::mt19937* random) {
+  const unsigned kind = (*random)() % 64;
+  if (kind < 24) return;
+  if (kind < 60) {
+    for (unsigned i = (*random)() % 200; i > 0; --i) std::atomic_signal_fence(std::memory_order_seq_cst);
+  } else if (kind < 63) {
+    sched_yield();
+  } else {
+    std::this_thread::sleep_for(std::chrono::microseconds((*random)() % 300));
+  }
+}
+
+// The ranks' memory, all in one process, so that the thread sanitizer sees it.
+struct Memory {
+  explicit Memory(int nranks) : reached(new Agreement::Line[static_cast<std::size_t>(nranks)]()), ranks(nranks) {
+    shared.proposed.value = shared.decided.value = 0;
+    for (auto& decision : shared.decisions) decision.from = decision.chunk_bytes = 0;
+  }
+  Agreement agreement() { return {&shared, reached.get(), ranks}; }
+  Agreement::Shared shared;
+  std::unique_ptr<Agreement::Line[]> reached;
+  int ranks;
+};
+
+enum class Fault { kNone, kNoSecondLook, kNoWait };
+
+struct Told {
+  long wrong = 0, calls = 0;
+  std::size_t decisions = 0;
+  long withdrawn = 0;
+};
+
+// One run. `decide` makes a decision in its own way and returns its call; `ask` asks as a rank.
+template <class Ask, class Decide>
+Told run_apart(int nranks, std::uint64_t calls, unsigned seed, const Ask& ask, const Decide& decide) {
+  std::vector<std::vector<std::uint64_t>> told(static_cast<std::size_t>(nranks), std::vector<std::uint64_t>(calls));
+  std::atomic<int> running{nranks};
+  std::atomic<long> refused{0};
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < nranks; ++rank) {
+    threads.emplace_back([&, rank] {
+      std::mt19937 random(seed * 1000 + static_cast<unsigned>(rank));
+      for (std::uint64_t call = 0; call < calls; ++call) {
+        // Now and then a rank falls far behind.
+        if (random() % 1024 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(random() % 4));
+        dawdle(&random);
+        if (!ask(rank, call, &told[static_cast<std::size_t>(rank)][call])) ++refused;
+      }
+      --running;
+    });
+  }
+  Told result;
+  Decisions decisions;
+  std::mt19937 random(seed);
+  for (std::uint64_t chunk = 100; running > 0; ++chunk) {
+    dawdle(&random);
+    const std::uint64_t from = decide(chunk, &random);
+    if (from != 0) {
+      decisions.emplace_back(from, chunk);
+    } else {
+      ++result.withdrawn;
+      sched_yield();
+    }
+  }
+  for (std::thread& thread : threads) thread.join();
+  expect(refused == 0, "%ld calls were refused though rank 0 lives", refused.load());
+
+  std::size_t next = 0;
+  std::uint64_t wanted = kInitial;
+  for (std::uint64_t call = 0; call < calls; ++call) {
+    while (next < decisions.size() && decisions[next].first <= call) wanted = decisions[next++].second;
+    for (int rank = 0; rank < nranks; ++rank) {
+      ++result.calls;
+      result.wrong += told[static_cast<std::size_t>(rank)][call] != wanted ? 1 : 0;
+    }
+  }
+  for (std::size_t i = 1; i < decisions.size(); ++i) {
+    expect(decisions[i - 1].first <= decisions[i].first, "decisions are in order");
+  }
+  result.decisions = next;  // those that some call was under
+  return result;
+}
+
+void pause_at_random() {
+  static thread_local std::mt19937 random(1);
+  if (random() % 2 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 100));
+}
+
+// With time between the steps of a decision, and a fault or none.
+Told run_slowly(unsigned seed, Fault fault, std::uint64_t calls) {
+  constexpr int kRanks = 4;
+  Memory memory(kRanks);
+  Agreement agreement = memory.agreement();
+  const auto ask = [&](int rank, std::uint64_t call, std::uint64_t* chunk) {
+    Agreement mine = memory.agreement();
+    if (fault == Fault::kNoWait && rank == 1) {
+      memory.reached[rank].value = call + 1;
+      // It takes what is decided as it finds it.
+      Memory copy(kRanks);
+      copy.shared.decided.value = memory.shared.decided.value.load();
+      for (std::size_t i = 0; i < kHistory; ++i) {
+        copy.shared.decisions[i].from = memory.shared.decisions[i].from.load();
+        copy.shared.decisions[i].chunk_bytes = memory.shared.decisions[i].chunk_bytes.load();
+      }
+      return copy.agreement().chunk_for(rank, call, kInitial, chunk);
+    }
+    return mine.chunk_for(rank, call, kInitial, chunk);
+  };
+  const auto decide = [&](std::uint64_t chunk, std::mt19937*) -> std::uint64_t {
+    if (fault != Fault::kNoSecondLook) return agreement.decide(chunk, pause_at_random);
+    const std::uint64_t from = agreement.pick();
+    if (from == 0) return 0;
+    pause_at_random();
+    agreement.propose(from);
+    pause_at_random();
+    agreement.commit(from, chunk);
+    return from;
+  };
+  return run_apart(kRanks, calls, seed, ask, decide);
+}
+
+void ranks_agree() {
+  long withdrawn = 0;
+  std::size_t decisions = 0;
+  for (unsigned seed = 1; seed <= kEffort; ++seed) {
+    const Told told = run_slowly(seed, Fault::kNone, 6000);
+    expect(told.wrong == 0, "seed %u: %ld of %ld calls had another chunk than decided", seed, told.wrong, told.calls);
+    withdrawn += told.withdrawn;
+    decisions += told.decisions;
+  }
+  expect(decisions > 20, "only %zu decisions counted", decisions);
+  expect(withdrawn > 20, "only %ld proposals were withdrawn", withdrawn);
+}
+
+// Whether two ranks meet in the fault's window is luck: it takes as many tries as it takes, mostly a few.
+void faults_are_noticed() {
+  for (const Fault fault : {Fault::kNoSecondLook, Fault::kNoWait}) {
+    long wrong = 0;
+    for (unsigned seed = 1; seed <= 500 && wrong == 0; ++seed) wrong += run_slowly(seed, fault, 6000).wrong;
+    expect(wrong > 0, "fault %d goes unnoticed", static_cast<int>(fault));
+  }
+}
+
+// Through the board, each rank with a mapping of its own.
+void ranks_agree_through_boards() {
+  constexpr int kRanks = 3, kSlot = 200;
+  for (unsigned seed = 1; seed <= kEffort; ++seed) {
+    std::string why;
+    const int descriptor = Board::create(kRanks, &why);
+    std::vector<std::unique_ptr<Board>> boards;
+    for (int rank = 0; rank < kRanks; ++rank) {
+      boards.push_back(Board::map(dup(descriptor), kRanks, rank, &why));
+      if (!expect(boards.back() != nullptr, "rank %d has a board: %s", rank, why.c_str())) return;
+    }
+    close(descriptor);
+    const auto ask = [&](int rank, std::uint64_t call, std::uint64_t* chunk) {
+      Board& board = *boards[static_cast<std::size_t>(rank)];
+      std::uint64_t other = 0;  // another search is not touched by this one
+      expect(board.chunk_for(kSlot + 1, call, 5, &other) && other == 5, "another search has its own chunk");
+      return board.chunk_for(kSlot, call, kInitial, chunk);
+    };
+    const auto decide = [&](std::uint64_t chunk, std::mt19937*) { return boards[0]->decide(kSlot, chunk); };
+    const Told told = run_apart(kRanks, 6000, seed, ask, decide);
+    expect(told.wrong == 0, "boards, seed %u: %ld of %ld calls differ", seed, told.wrong, told.calls);
+    expect(told.decisions > 0, "boards, seed %u: no decision counted", seed);
+    expect(boards[1]->decide(kSlot, 9) == 0, "only rank 0 decides");
+    std::uint64_t chunk = 0;
+    expect(!boards[0]->chunk_for(-1, 0, 1, &chunk) && !boards[0]->chunk_for(kSearches, 0, 1, &chunk), "no such search");
+    expect(boards[0]->decide(kSearches, 1) == 0, "no such search to decide");
+  }
+}
+
+// A rank that has made one call only still gets the right chunk for every later one, since nothing that it needs is
+// overwritten.
+void laggards_are_waited_for() {
+  Memory memory(2);
+  Agreement agreement = memory.agreement();
+  std::uint64_t chunk = 0;
+  expect(agreement.chunk_for(1, 0, kInitial, &chunk) && chunk == kInitial, "before any decision");
+  Decisions decisions;
+  std::uint64_t call = 0;
+  const auto rank0_calls = [&](std::uint64_t upto) {
+    for (; call <= upto; ++call) {
+      const bool good = agreement.chunk_for(0, call, kInitial, &chunk);
+      expect(good && chunk == expected_chunk(decisions, call), "rank 0 goes on");
+    }
+  };
+  for (;;) {
+    const std::uint64_t bytes = 100 + decisions.size();
+    const std::uint64_t from = agreement.decide(bytes);
+    if (from == 0) break;
+    decisions.emplace_back(from, bytes);
+    if (!expect(decisions.size() <= kHistory, "more decisions than there is room for")) return;
+    rank0_calls(from + 1);
+  }
+  expect(decisions.size() == kHistory, "%zu decisions are kept", decisions.size());
+  // Rank 1 comes to the call for which the second decision is used: then the first may go.
+  const std::uint64_t last = call;
+  for (std::uint64_t k = 1; k < last; ++k) {
+    expect(agreement.chunk_for(1, k, kInitial, &chunk) && chunk == expected_chunk(decisions, k),
+           "call %lu has chunk %lu, expected %lu", static_cast<unsigned long>(k), static_cast<unsigned long>(chunk),
+           static_cast<unsigned long>(expected_chunk(decisions, k)));
+    if (k > decisions[1].first || decisions.size() > kHistory) continue;
+    const std::uint64_t from = agreement.decide(999);
+    expect((from != 0) == (k >= decisions[1].first), "the oldest goes when the laggard is past it, at call %lu",
+           static_cast<unsigned long>(k));
+    if (from != 0) decisions.emplace_back(from, 999);
+  }
+  expect(decisions.size() == kHistory + 1, "one more decision in the end");
+  rank0_calls(decisions.back().first);
+}
+
+// Rank 0 dies between its proposal and the verdict.
+void nobody_waits_for_the_dead() {
+  Memory memory(2);
+  Agreement agreement = memory.agreement();
+  std::uint64_t chunk = 0;
+  expect(agreement.chunk_for(1, 0, kInitial, &chunk), "a call");
+  const std::uint64_t from = agreement.pick();
+  agreement.propose(from);
+  for (std::uint64_t call = 1; call < from; ++call) {
+    expect(agreement.chunk_for(1, call, kInitial, &chunk) && chunk == kInitial, "calls before it go on");
+  }
+  chunk = 0;
+  expect(!agreement.chunk_for(1, from, kInitial, &chunk) && chunk == 0, "the call itself is given up");
+}
+
+void boards_tell() {
+  constexpr int kRanks = 3;
+  std::string why;
+  const int descriptor = Board::create(kRanks, &why);
+  expect(descriptor >= 0 && (fcntl(descriptor, F_GETFD) & FD_CLOEXEC) != 0, "a board: %s", why.c_str());
+  expect(ftruncate(descriptor, 0) != 0, "its memory cannot be taken away");
+  const auto first = Board::map(dup(descriptor), kRanks, 0, &why);
+  const auto second = Board::map(dup(descriptor), kRanks, 1, &why);
+  if (!expect(first != nullptr && second != nullptr, "mapped: %s", why.c_str())) return;
+  const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto at = reinterpret_cast<std::uintptr_t>(first->memory());
+  const auto word = reinterpret_cast<std::uintptr_t>(first->abort_word());
+  expect(at % page == 0 && first->bytes() % page == 0 && first->bytes() > 0, "whole pages");
+  expect(word >= at && word + sizeof(std::uint32_t) <= at + first->bytes(), "the abort word lies in them");
+  expect(*first->abort_word() == 0, "nobody has given up");
+  *second->abort_word() = 1;
+  expect(*first->abort_word() == 1, "everybody sees who has");
+
+  // The third rank is another process.
+  const pid_t pid = fork();
+  if (pid == 0) {
+    const auto third = Board::map(dup(descriptor), kRanks, 2, &why);
+    if (third == nullptr || *third->abort_word() != 1 || third->all_done()) _exit(1);
+    third->done();
+    _exit(0);
+  }
+  int status = -1;
+  waitpid(pid, &status, 0);
+  expect(status == 0, "a board in another process");
+  first->done();
+  expect(!first->all_done() && !second->all_done(), "one is not done");
+  second->done();
+  second->done();
+  expect(first->all_done() && second->all_done(), "all are done");
+  close(descriptor);
+}
+
+void bad_descriptors() {
+  std::string why;
+  const auto refused = [&](int descriptor, int nranks, int rank, const char* part) {
+    why.clear();
+    const bool is_null = Board::map(descriptor, nranks, rank, &why) == nullptr;
+    expect(is_null && why.find(part) != std::string::npos, "expected '%s', got '%s'", part, why.c_str());
+    expect(descriptor < 0 || fcntl(descriptor, F_GETFD) < 0, "the descriptor is taken all the same");
+  };
+  expect(Board::create(0, &why) < 0 && Board::create(5000, &why) < 0, "from 1 to 4096 ranks");
+  const int board = Board::create(4, &why);
+  refused(dup(board), 400, 0, "expected");
+  refused(dup(board), 4, 4, "rank 4");
+  refused(dup(board), 5, 0, "5 ranks");
+  refused(-1, 4, 0, "fstat");
+  refused(memfd_create("other", MFD_CLOEXEC), 4, 0, "expected");
+  struct Size {
+    off_t bytes;
+  };
+  const Size size{lseek(board, 0, SEEK_END)};
+  const int loose = memfd_create("loose", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  expect(ftruncate(loose, size.bytes) == 0, "as large as a board");
+  refused(dup(loose), 4, 0, "taken away");
+  expect(fcntl(loose, F_ADD_SEALS, F_SEAL_SHRINK) == 0, "sealed");
+  refused(loose, 4, 0, "not one for 4 ranks");
+  close(board);
+}
+
+}  // namespace
+
+int main() {
+  boards_tell();  // forks, so it comes before the threads
+  bad_descriptors();
+  laggards_are_waited_for();
+  nobody_waits_for_the_dead();
+  ranks_agree();
+  faults_are_noticed();
+  ranks_agree_through_boards();
+  return verdict();
+}

@@ -1,0 +1,264 @@
+// Is a plan's file read as it was written, and everything else refused with file, line, what was expected and what was
+// found?
+#include <random>
+#include <string>
+
+#include "bundle.h"
+#include "check.h"
+#include "directory.h"
+
+namespace {
+
+using namespace blink_test;
+using namespace blink::shim;
+
+// Two ranks, one connection each way. In a segment: ring 4 × 512, lines 4 × 256, counters of two parts.
+const std::string kGood =
+    "blink-bundle 1\n"
+    "# made for a test\n"
+    "\n"
+    "plan 0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef\n"                                    // 4
+    "ranks 2\n"                                                                                                  // 5
+    "geometry parts 2 slots 2 slot_bytes 512 line_bytes 256 threads 64\n"                                        // 6
+    "segment 0 4096\n"                                                                                           // 7
+    "segment 1 8192\n"                                                                                           // 8
+    "connection 0 src 0 dst 1 ring 0 lines 2048 tail 3072 head 3072 src_position 3328 dst_position 3328\n"       // 9
+    "connection 1 src 1 dst 0 ring 0 lines 2048 tail 3584 head 3584 src_position 3840 dst_position 3840\n"       // 10
+    "image 0 arch sm_90 file kernels.cubin\n"                                                                    // 11
+    "image 1 arch any file kernels.ptx\n"                                                                        // 12
+    "program 0 collective allreduce root -1 lanes 4 image 0,1 simple run_simple ll run_ll ll128 -\n"             // 13
+    "program 1 collective broadcast root 1 lanes 2 image 1 simple run_b ll run_b_ll ll128 run_b_ll128\n"         // 14
+    "choice collective allreduce root any least 0 most 4096 program 0 protocol ll chunk 128 search 0 why small\n"  // 15
+    "choice collective allreduce root -1 least 4097 most 18446744073709551615 program 0 protocol simple chunk 512 "
+    "search 1 why 2 trees, 50 GB/s against 33\n"                                                                 // 16
+    "choice collective broadcast root 1 least 0 most 99 program 1 protocol ll128 chunk 240 search 0 why x\n"     // 17
+    "choice collective reduce root any least 0 most 1000 program -1 protocol - chunk 0 search 0 why NCCL wins\n";  // 18
+
+class Written {
+ public:
+  Written() {
+    directory.write("kernels.cubin", "x");
+    directory.write("kernels.ptx", "x");
+  }
+  bool read(const std::string& text, Bundle* bundle, std::string* why) const {
+    directory.write("bundle.txt", text);
+    return read_bundle(directory.path(), bundle, why);
+  }
+  Directory directory;
+};
+
+void good_is_read(const Written& written) {
+  Bundle bundle;
+  std::string why;
+  if (!expect(written.read(kGood, &bundle, &why), "the good one is read: %s", why.c_str())) return;
+  expect(bundle.plan.substr(0, 4) == "0123" && bundle.plan.size() == 64 && bundle.nranks == 2, "plan and ranks");
+  expect(bundle.parts == 2 && bundle.slots == 2 && bundle.slot_bytes == 512 && bundle.line_bytes == 256 &&
+             bundle.threads == 64,
+         "geometry");
+  expect(bundle.segments == std::vector<std::uint64_t>({4096, 8192}), "segments");
+  const auto& connection = bundle.connections.at(1);
+  expect(bundle.connections.size() == 2 && connection.src == 1 && connection.dst == 0 && connection.ring == 0 &&
+             connection.lines == 2048 && connection.tail == 3584 && connection.head == 3584 &&
+             connection.src_position == 3840 && connection.dst_position == 3840,
+         "connection 1");
+  expect(bundle.images.size() == 2 && bundle.images[0].arch == "sm_90" &&
+             bundle.images[1].file == written.directory.at("kernels.ptx"),
+         "images");
+  const auto &one = bundle.programs.at(0), &two = bundle.programs.at(1);
+  expect(one.collective == Collective::kAllReduce && one.root == -1 && one.lanes == 4 &&
+             one.images == std::vector<int>({0, 1}) && one.kernel[Bundle::kSimple] == "run_simple" &&
+             one.kernel[Bundle::kLL] == "run_ll" && one.kernel[Bundle::kLL128].empty(),
+         "program 0");
+  expect(two.collective == Collective::kBroadcast && two.root == 1 && two.kernel[Bundle::kLL128] == "run_b_ll128",
+         "program 1");
+  expect(bundle.choices.size() == 4, "choices");
+  const auto& large = bundle.choices.at(1);
+  expect(large.root == -1 && large.least == 4097 && large.most == ~std::uint64_t{0} && large.program == 0 &&
+             large.protocol == Bundle::kSimple && large.chunk_bytes == 512 && large.search &&
+             large.why == "2 trees, 50 GB/s against 33",
+         "choice 1");
+  const auto& left = bundle.choices.at(3);
+  expect(left.collective == Collective::kReduce && left.program == -1 && !left.search && left.why == "NCCL wins",
+         "choice 3");
+  const char* const names[] = {"broadcast",      "reduce", "allreduce", "allgather",
+                               "reduce_scatter", "gather", "scatter",   "alltoall"};
+  for (int i = 0; i < 8; ++i) {
+    expect(name_of(static_cast<Collective>(i)) == std::string(names[i]), "name of collective %d", i);
+  }
+}
+
+struct Wrong {
+  const char *from, *to;  // in the good one
+  int line;
+  const char* said;
+};
+
+const Wrong kWrong[] = {
+    {"blink-bundle 1", "blink-bundle 2", 1, "'blink-bundle 1', got 'blink-bundle 2'"},
+    {"blink-bundle 1\n", "", 1, "got '# made"},
+    {"plan 0123", "plan 012x", 4, "64 hexadecimal"},
+    {"plan 0123456789abcdef", "plan ", 4, "64 hexadecimal"},
+    {"\nplan", "\n# plan", 19, "a line 'plan"},
+    {"ranks 2\n", "ranks 2\nranks 2\n", 6, "one line 'ranks'"},
+    {"ranks 2", "ranks 0", 5, "1 to 4096, got '0'"},
+    {"ranks 2", "ranks 4097", 5, "1 to 4096, got '4097'"},
+    {"ranks 2", "ranks -2", 5, "got '-2'"},
+    {"ranks 2", "ranks +2", 5, "got '+2'"},
+    {"ranks 2", "ranks 2 3", 5, "the end of the line, got '3'"},
+    {"ranks 2", "ranks 2 ", 5, "a word after '2'"},
+    {"ranks 2", "ranks  2", 5, "two spaces"},
+    {"ranks 2", "ranks 2\r", 5, "1 to 4096"},
+    {"ranks 2", "ranks 0x2", 5, "1 to 4096"},
+    {"ranks 2", "ranks", 5, "got nothing"},
+    {"ranks 2", "ranks 3", 9, "all lines 'segment"},
+    {"ranks 2", "ranks 99999999999999999999999", 5, "1 to 4096"},
+    {"ranks 2\n", "", 8, "a line 'ranks N' before"},
+    {"geometry parts 2", "geometry parts 0", 6, "'parts' of 1 to"},
+    {"geometry parts 2", "geometry slots 2", 6, "'parts', got 'slots'"},
+    {"slot_bytes 512", "slot_bytes 520", 6, "multiple of 128"},
+    {"line_bytes 256", "line_bytes 100", 6, "multiple of 128"},
+    {"threads 64", "threads 33", 6, "a multiple of 32, got '33'"},
+    {"threads 64", "threads 1024", 6, "1 to 512"},
+    {"segment 1 8192", "segment 2 8192", 8, "segment 1, got '2'"},
+    {"segment 1 8192\n", "", 8, "all lines 'segment"},
+    {"segment 1 8192\n", "segment 1 8192\nsegment 2 1\n", 20, "2 segments"},
+    {"segment 1 8192", "segment 1 3400", 9, "'dst_position' to end within the 3400 bytes of rank 1"},
+    {"connection 1", "connection 2", 10, "connection 1, got '2'"},
+    {"src 0 dst 1", "src 0 dst 2", 9, "0 to 1, got '2'"},
+    {"src 0 dst 1", "src 1 dst 1", 9, "two ranks"},
+    {"lines 2048 tail 3072", "lines 2047 tail 3072", 9, "multiple of 128, got '2047'"},
+    {"ring 0 lines 2048 tail 3072", "ring 99999872 lines 2048 tail 3072", 9, "'ring' of 0 to 8192"},
+    {"ring 0 lines 2048 tail 3072", "ring 6272 lines 2048 tail 3072", 9, "'ring' to end within"},
+    {"tail 3584", "tail 3072", 19, "do not overlap"},
+    {"src_position 3840 dst_position 3840", "src_position 3328 dst_position 3840", 19, "do not overlap"},
+    {" dst_position 3840", "", 10, "'dst_position', got nothing"},
+    {"arch sm_90", "arch sm-90", 11, "such as sm_90"},
+    {"file kernels.cubin", "file ../kernels.cubin", 11, "in the bundle"},
+    {"file kernels.cubin", "file /kernels.cubin", 11, "in the bundle"},
+    {"file kernels.cubin", "file ..", 11, "in the bundle"},
+    {"file kernels.cubin", "file other.cubin", 11, "can be read, got '"},
+    {"image 0,1", "image 0,2", 13, "0 to 1, got '2'"},
+    {"image 0,1", "image 0,", 13, "got nothing"},
+    {"image 0,1", "image 1,1", 13, "every image once"},
+    {"collective allreduce root -1 lanes", "collective allreduse root -1 lanes", 13, "a collective, got 'allreduse'"},
+    {"collective allreduce root -1 lanes 4", "collective allreduce root 0 lanes 4", 13, "has none"},
+    {"collective broadcast root 1 lanes 2", "collective broadcast root -1 lanes 2", 14, "the rank of the root"},
+    {"collective broadcast root 1 lanes 2", "collective broadcast root 2 lanes 2", 14, "a root of 0 to 1"},
+    {"lanes 4", "lanes 0", 13, "'lanes' of 1"},
+    {"simple run_simple", "simple run-simple", 13, "a kernel's name"},
+    {"root any least 0 most 4096", "root 1 least 0 most 4096", 15, "has none"},
+    {"least 4097 most 18446744073709551615", "least 4097 most 4096", 16, "4097 to"},
+    {"least 4097 most 18446744073709551615", "least 4097 most 18446744073709551616", 16, "4097 to"},
+    {"root 1 least 0 most 99", "root any least 0 most 99", 17, "broadcast with root -1, got 'broadcast with root 1'"},
+    {"root 1 least 0 most 99 program 1", "root 1 least 0 most 99 program 0", 17, "got 'allreduce with root -1'"},
+    {"most 99 program 1", "most 99 program 2", 17, "a program of 0 to 1"},
+    {"protocol ll chunk", "protocol ll128 chunk", 15, "has a kernel for"},
+    {"protocol ll chunk", "protocol - chunk", 15, "simple, ll or ll128"},
+    {"protocol ll chunk 128", "protocol ll chunk 144", 15, "up to the 128 of a message"},
+    {"chunk 240", "chunk 256", 17, "up to the 240 of a message"},
+    {"chunk 512", "chunk 528", 16, "up to the 512 of a message"},
+    {"chunk 512", "chunk 500", 16, "multiple of 16"},
+    {"chunk 512", "chunk 0", 16, "multiple of 16"},
+    {"search 1", "search 2", 16, "'search' of 0 to 1"},
+    {"protocol - chunk 0 search 0", "protocol ll chunk 0 search 0", 18, "protocol -, as nothing of ours"},
+    {"protocol - chunk 0 search 0", "protocol - chunk 0 search 1", 18, "search 0, as nothing of ours"},
+    {" why small", " why", 15, "the reason, got nothing"},
+    {" why small", "", 15, "'why', got nothing"},
+    {"why NCCL wins\n", "why NCCL wins", 1, "ends with a line's end"},
+    {"choice collective reduce", "choise collective reduce", 18, "choice, got 'choise'"},
+};
+
+void wrong_is_refused(const Written& written) {
+  for (const Wrong& wrong : kWrong) {
+    std::string text = kGood;
+    const std::size_t at = text.find(wrong.from);
+    if (!expect(at != std::string::npos, "'%s' is in the good one", wrong.from)) continue;
+    text.replace(at, std::string(wrong.from).size(), wrong.to);
+    Bundle bundle;
+    std::string why;
+    const bool good = written.read(text, &bundle, &why);
+    const std::string line = ", line " + std::to_string(wrong.line) + ": expected ";
+    const std::string where = written.directory.at("bundle.txt") + line;
+    expect(!good && why.compare(0, where.size(), where) == 0 && why.find(wrong.said) != std::string::npos,
+           "'%s' for '%s': line %d, '%s'; got '%s'", wrong.to, wrong.from, wrong.line, wrong.said,
+           good ? "yes" : why.c_str());
+    expect(bundle.nranks == 0 && bundle.choices.empty(), "nothing is left of a refused bundle");
+  }
+}
+
+void missing_is_refused() {
+  const Directory empty;
+  Bundle bundle;
+  std::string why;
+  const bool there = read_bundle(empty.path(), &bundle, &why);
+  expect(!there && why.find(empty.at("bundle.txt")) == 0, "no file: %s", why.c_str());
+  expect(!read_bundle(empty.at("nowhere"), &bundle, &why), "no directory");
+  empty.write("bundle.txt", "");
+  const bool full = read_bundle(empty.path(), &bundle, &why);
+  expect(!full && why.find("line 1") != std::string::npos, "empty: %s", why.c_str());
+  if (geteuid() != 0) {
+    empty.write("bundle.txt", kGood, 0);
+    expect(!read_bundle(empty.path(), &bundle, &why), "not to be read");
+  }
+}
+
+// A bundle without messages in lines needs no memory for them.
+void lines_are_not_needed(const Written& written) {
+  std::string text = kGood.substr(0, kGood.find("program 0"));
+  const std::string lines = "line_bytes 256";
+  text.replace(text.find(lines), lines.size(), "line_bytes 0");
+  const std::string one = "threads 64";
+  text.replace(text.find(one), one.size(), "threads 1");
+  text += "choice collective reduce root 1 least 5 most 5 program -1 protocol - chunk 0 search 0 why NCCL\n";
+  Bundle bundle;
+  std::string why;
+  if (!expect(written.read(text, &bundle, &why), "no lines: %s", why.c_str())) return;
+  expect(bundle.line_bytes == 0 && bundle.threads == 1 && bundle.choices[0].root == 1, "as it was written");
+}
+
+// Whatever bytes there are: it is read and consistent, or refused with the file's name.
+void noise_is_survived(const Written& written) {
+  std::mt19937 random(5);
+  int refused = 0;
+  const int rounds = 150 * kEffort;
+  for (int i = 0; i < rounds; ++i) {
+    std::string text = kGood;
+    for (unsigned changes = 1 + random() % 3; changes > 0; --changes) {
+      const std::size_t at = random() % text.size();
+      switch (random() % 4) {
+        case 0: text[at] = static_cast<char>(random()); break;
+        case 1: text.erase(at, 1 + random() % 40); break;
+        case 2: text.insert(at, 1, "0123456789 -\n"[random() % 13]); break;
+        default: text.resize(at + 1); break;
+      }
+    }
+    Bundle bundle;
+    std::string why;
+    if (!written.read(text, &bundle, &why)) {
+      ++refused;
+      expect(why.find(written.directory.at("bundle.txt")) == 0, "the file is named: %s", why.c_str());
+      continue;
+    }
+    for (const auto& choice : bundle.choices) {
+      expect(choice.program < static_cast<int>(bundle.programs.size()) && choice.least <= choice.most, "consistent");
+    }
+    for (const auto& connection : bundle.connections) {
+      expect(connection.src < bundle.nranks && connection.dst < bundle.nranks &&
+                 connection.ring < bundle.segments[static_cast<std::size_t>(connection.dst)],
+             "within");
+    }
+  }
+  expect(refused > rounds / 3 && refused < rounds, "%d of %d were refused", refused, rounds);
+}
+
+}  // namespace
+
+int main() {
+  const Written written;
+  good_is_read(written);
+  wrong_is_refused(written);
+  missing_is_refused();
+  lines_are_not_needed(written);
+  noise_is_survived(written);
+  return verdict();
+}

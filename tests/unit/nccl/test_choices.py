@@ -1,0 +1,417 @@
+"""Which calls Blink takes: those that are predicted faster, the same table for the same question."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from jobs_by_hand import job, on
+
+from blinkccl.codegen.lanes import Firing, Lane
+from blinkccl.codegen.layout import Group
+from blinkccl.collectives.spec import Collective
+from blinkccl.errors import LaunchError, PackingError, TopologyError, UnsupportedError
+from blinkccl.nccl import choices
+from blinkccl.nccl.choices import PROTOCOLS, Terms, wanted_protocol
+from blinkccl.nccl.copies import MOST_OPERANDS, fault_of_job, fault_of_lanes, fault_of_program
+from blinkccl.nccl.costs import Timing, architecture, least_copies_s, protocols_of, timing
+from blinkccl.nccl.geometry import Budget, budget, geometry, largest
+from blinkccl.nccl.programs import DEFAULT, SERVED, candidates, collectives, links_for, wanted
+from blinkccl.nccl.rival import Rival
+from blinkccl.nccl.topology_of_job import Place, place, without
+from blinkccl.schedule.program import Role
+from blinkccl.topology.select import network_for
+from blinkccl.topology.spec import parse_spec
+
+MIB = 1 << 20
+
+
+def on_machine(spec, ranks=None):
+    topology = parse_spec(spec)
+    return Place(topology, topology.ranks if ranks is None else ranks)
+
+
+def table(where, capability=70, algorithms=DEFAULT, forced="", rival=True, **terms):
+    planned = candidates(where, algorithms, 8, {})
+    against = Rival(where, capability) if rival else None
+    return choices.table(planned, len(where.ranks), Terms(capability, largest(4), forced, **terms), against)
+
+
+@pytest.fixture(scope="module")
+def four():
+    """GPUs 1, 4, 5 and 6 of a DGX-1V, on which NCCL finds half of what there is."""
+    return table(on_machine("dgx-1v", (1, 4, 5, 6)))
+
+
+def rows(found, collective, root=-1):
+    return [row for row in found.choices if (row.collective, row.root) == (collective, root)]
+
+
+def test_every_size_of_every_collective_and_root_has_one_row(four):
+    for collective in collectives(4):
+        own = rows(four, collective.name, -1 if collective.root is None else collective.root)
+        assert own[0].least == 0
+        assert own[-1].most == choices.MOST_SIZE
+        assert all(a.most + 1 == b.least for a, b in pairwise(own))
+        assert all(row.least == 0 or row.least & (row.least - 1) == 0 for row in own)
+    assert {row.collective for row in four.choices} == set(SERVED)
+
+
+def test_equal_neighbours_are_one_row(four):
+    for a, b in pairwise(four.choices):
+        same = (a.collective, a.root, a.candidate, a.protocol, a.chunk_bytes) == (
+            b.collective, b.root, b.candidate, b.protocol, b.chunk_bytes,
+        )
+        assert not same or a.search
+
+
+def test_allreduce_on_half_a_dgx1_is_taken_by_trees_and_says_why(four):
+    own = rows(four, "allreduce")
+    assert all(row.candidate is not None for row in own)
+    last = own[-1]
+    assert last.why == "blink optimal simple 39.8 GB/s, NCCL ring Simple 26.7 GB/s predicted at 4 GiB"
+    assert (last.protocol, last.search) == ("simple", True)
+    assert own[0].protocol == "ll"
+    assert " us, NCCL " in own[0].why
+
+
+def test_only_what_is_faster_by_the_margin_is_taken(four):
+    where = on_machine("dgx-1v", (1, 4, 5, 6))
+    rival = Rival(where, 70)
+    checked = 0
+    for row in four.choices:
+        if row.candidate is None or row.least == 0:
+            continue
+        size = row.least
+        ours = timing(row.candidate, row.protocol, size, 70, 4, largest(4).capacity_bytes(row.protocol)).seconds
+        theirs = rival.at(row.candidate.collective, size).seconds
+        assert ours * choices.MARGIN < theirs
+        checked += 1
+    assert checked > 50
+
+
+def test_the_broadcast_that_nccl_does_as_well_stays_with_it(four):
+    last = rows(four, "broadcast", 0)[-1]
+    assert last.candidate is None
+    assert (last.protocol, last.chunk_bytes, last.search) == ("-", 0, False)
+    assert "blink optimal simple" in last.why
+    assert "NCCL ring Simple 40 GB/s" in last.why
+
+
+def test_a_search_is_of_one_class_and_for_large_messages(four):
+    searched = [row for row in four.choices if row.search]
+    assert searched
+    for row in searched:
+        assert row.least >= choices.SEARCH_FROM_BYTES
+        assert row.most in (2 * row.least - 1, choices.MOST_SIZE)
+        assert row.protocol == "simple"
+
+
+def test_chunks_fit_messages(four):
+    for row in four.taken:
+        assert row.chunk_bytes % 16 == 0
+        assert 0 < row.chunk_bytes <= largest(4).capacity_bytes(row.protocol)
+
+
+def test_the_same_question_has_the_same_answer(four):
+    again = table(on_machine("dgx-1v", (1, 4, 5, 6)))
+    strip = [(r.collective, r.root, r.least, r.most, r.protocol, r.chunk_bytes, r.why) for r in again.choices]
+    assert strip == [(r.collective, r.root, r.least, r.most, r.protocol, r.chunk_bytes, r.why) for r in four.choices]
+
+
+def test_a_forced_algorithm_takes_all_that_it_serves_and_nothing_else():
+    found = table(on_machine("clique:4"), 90, wanted("one_shot"), "one_shot")
+    own = rows(found, "allreduce")
+    assert all(row.candidate is not None and row.candidate.algorithm == "one_shot" for row in own)
+    assert own[0].why.startswith("BLINK_ALGO=one_shot; blink one_shot")
+    (other,) = rows(found, "allgather")
+    assert other.candidate is None
+    assert "one_shot does not serve allgather" in other.why
+
+
+def test_where_there_is_no_nccl_the_fastest_of_ours_is_taken_everywhere():
+    found = table(on_machine("star:4"), 90, rival=False)
+    assert len(found.taken) == len(found.choices)
+    small, large = rows(found, "allreduce")[0], rows(found, "allreduce")[-1]
+    assert (small.candidate.algorithm, small.protocol) == ("one_shot", "ll")
+    assert large.protocol == "simple"
+    assert large.why.startswith("no NCCL to compare with; blink ")
+
+
+def test_reduction_in_the_switch_is_left_to_nccl():
+    own = rows(table(on_machine("hgx-h100"), 90), "allreduce")
+    assert own[0].candidate is not None
+    assert own[-1].candidate is None
+    assert "NCCL NVLS 274 GB/s" in own[-1].why
+
+
+def test_ranks_on_one_gpu_are_compared_with_a_ring_and_that_is_said():
+    found = table(Place(parse_spec("clique:4"), (0, 1, 2, 3), real=False), 90)
+    row = rows(found, "allreduce")[0]
+    assert row.candidate is not None
+    assert row.why.endswith("(no model of NCCL here: several ranks share a GPU)")
+    assert "a ring in NCCL's place" in row.why
+
+
+def test_sends_of_nccl_take_their_own_paths_only():
+    where = on_machine("dgx-1v")
+    rival = Rival(where, 70)
+    # Into one GPU of a DGX-1V lead six lanes, 20 GB/s each as NCCL counts them; four GPUs are joined by them directly,
+    # the other three come over PCIe.
+    found = rival.at(Collective("gather", 8, root=0), 1 << 30)
+    assert found.words == "NCCL send/recv Simple"
+    assert 60e9 < (1 << 30) / found.seconds < 100e9
+
+
+def test_ll128_needs_nvlink_all_the_way_and_volta():
+    def protocols(spec, ranks, capability):
+        (one,) = candidates(on_machine(spec, ranks), ("optimal",), 8, {}).found["allreduce", -1]
+        return protocols_of(one, capability)
+
+    assert protocols("dgx-1v", (0, 1, 2, 3), 70) == ("ll", "ll128", "simple")
+    assert protocols("hgx-h100", None, 90) == ("ll", "ll128", "simple")
+    assert protocols("dgx-1v", (0, 1, 2, 3), 60) == ("ll", "simple")
+    assert protocols("pcie-8gpu", None, 80) == ("ll", "simple")
+
+
+def test_no_program_uses_a_pair_that_failed_the_check():
+    where = on_machine("hgx-h100", (0, 1, 2, 3))
+    planned = candidates(where, DEFAULT, 8, {(1, 2): "3 bytes wrong"})
+    for one in planned.every:
+        assert all((queue.src, queue.dst) != (1, 2) for queue in one.program.queues)
+    assert "rank 1 to rank 2, which failed the peer check: 3 bytes wrong" in planned.why_not(("alltoall", -1))
+    assert ("gather", 0) in planned.found
+
+
+def test_trees_go_round_a_direct_link_that_failed_the_check():
+    where = without(on_machine("dgx-1v", (0, 1, 2, 3)), [(0, 1)], {(0, 1): "lost"})
+    found = candidates(where, ("optimal",), 8, {(0, 1): "lost"}).found["allreduce", -1]
+    assert all({queue.src, queue.dst} != {0, 1} for one in found for queue in one.program.queues)
+
+
+def test_programs_that_are_the_same_are_planned_once():
+    planned = candidates(on_machine("dgx-2"), DEFAULT, 8, {})
+    assert [one.algorithm for one in planned.found["alltoall", -1]] == ["optimal"]
+
+
+def test_gpus_that_nvlink_leaves_apart_are_joined_by_pcie():
+    assert links_for(on_machine("dgx-1v")) == "fast"
+    apart = on_machine("dgx-1v", (0, 1, 6))
+    with pytest.raises(TopologyError):
+        network_for(apart.topology, apart.ranks, "fast")
+    assert links_for(apart) == "pcie"
+    assert ("allreduce", -1) in candidates(apart, ("optimal",), 8, {}).found
+
+
+def test_an_unknown_algorithm_is_refused_with_those_there_are():
+    assert wanted("") == wanted("auto") == wanted("best") == DEFAULT
+    with pytest.raises(PackingError, match="unknown algorithm 'fastest'; expected one of auto, optimal"):
+        wanted("fastest")
+
+
+@pytest.mark.parametrize(
+    ("capability", "name"), [(60, "pascal"), (70, "volta"), (75, "volta"), (80, "ampere"), (89, "ampere"),
+                             (90, "hopper"), (100, "blackwell"), (120, "blackwell")],
+)
+def test_architectures_are_rows_of_nccls_tables(capability, name):
+    assert architecture(capability) == name
+
+
+def test_segments_keep_to_the_budget():
+    where = on_machine("dgx-1v")
+    every = candidates(where, ("optimal",), 8, {}).every
+    group, lanes = Group([one.program for one in every]), [one.lanes for one in every]
+    for staging in (256 << 20, 64 << 20, 16 << 20):
+        chosen = geometry(group, lanes, Budget(32, staging))
+        segments = group.layout(chosen).segment_bytes
+        assert max(segments) <= staging
+        assert max(segments) > staging // 3 or chosen.slot_bytes == 1 << 20
+    with pytest.raises(UnsupportedError, match="BLINK_STAGING_BYTES"):
+        geometry(group, lanes, Budget(32, 64 << 10))
+
+
+def test_blocks_are_shared_among_the_ranks_of_a_gpu():
+    assert budget(on("", (0, 1)), {}).blocks == 32
+    assert budget(on("", (0, 1), multiprocessors=80), {}).blocks == 20
+    assert budget(on("", (0,) * 8), {}).blocks == 4
+    assert budget(on("", (0,) * 8), {"BLINK_MAX_BLOCKS": "16"}).blocks == 16
+    assert budget(on("", (0, 1)), {"BLINK_STAGING_BYTES": "64M"}).staging_bytes == 64 * MIB
+    for wrong in ("0", "-1", "many", "99999"):
+        with pytest.raises(LaunchError, match=f"BLINK_MAX_BLOCKS={wrong}"):
+            budget(on("", (0, 1)), {"BLINK_MAX_BLOCKS": wrong})
+
+
+def test_lanes_and_parts_keep_to_the_blocks():
+    for blocks in (1, 3, 8, 20, 32):
+        limits = Budget(blocks, 1 << 28)
+        assert all(lanes * limits.parts(lanes) <= blocks for lanes in range(1, limits.lanes + 1))
+
+
+def test_what_was_not_compiled_is_left_to_nccl(four):
+    there = {(row.candidate.name, row.protocol) for row in four.taken if row.collective == "allreduce"}
+    left = choices.without(four, there)
+    assert rows(left, "allreduce") == rows(four, "allreduce")
+    row = rows(left, "allgather")[0]
+    assert (row.candidate, row.protocol, row.search) == (None, "-", False)
+    assert row.why.startswith("optimal ll was not compiled in time")
+
+
+def test_nothing_joins_gpus_without_links():
+    with pytest.raises(TopologyError):
+        candidates(without(on_machine("chain:3"), [(0, 1)], {(0, 1): "lost"}), DEFAULT, 8, {})
+
+
+def test_the_topology_of_a_job_is_planned_on():
+    where = place(on("dgx-1v", (1, 4, 5, 6)))
+    assert [row.why for row in rows(table(where), "allreduce")][-1].startswith("blink optimal simple 39.8 GB/s")
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_forced_protocol_takes_all_that_can_run_with_it(protocol):
+    found = table(on_machine("dgx-1v", (1, 4, 5, 6)), algorithms=("optimal",), protocol=wanted_protocol(protocol))
+    assert found.taken == found.choices
+    assert {row.protocol for row in found.choices} == {protocol}
+    most = largest(4).capacity_bytes(protocol)
+    assert all(0 < row.chunk_bytes <= most for row in found.choices)
+    own = rows(found, "allreduce")
+    assert own[0].why.startswith(f"BLINK_PROTOCOL={protocol}; blink optimal {protocol} ")
+    assert own[-1].why.endswith(" predicted at 4 GiB")
+    kernels = ("copies", "simple") if protocol == "copies" else (protocol,)
+    assert all(found.protocols(one) == kernels for one in found.candidates)
+    assert found.copies is (protocol == "copies")
+
+
+def test_algorithm_and_protocol_are_forced_together():
+    found = table(on_machine("clique:4"), 90, ("one_hop",), "one_hop", protocol="ll")
+    row = rows(found, "broadcast", 2)[0]
+    assert (row.candidate.algorithm, row.protocol) == ("one_hop", "ll")
+    assert row.why.startswith("BLINK_ALGO=one_hop BLINK_PROTOCOL=ll; ")
+
+
+@pytest.mark.parametrize(
+    ("spec", "capability", "said"),
+    [
+        ("pcie-8gpu", 80, "LL128 needs links that keep stores of 128 bytes whole, as NVLink does; there is pcie"),
+        ("hgx-h100", 60, "stores of 128 bytes that arrive whole, as GPUs of compute capability 7.0 make them, got 6.0"),
+    ],
+)
+def test_ll128_is_not_forced_where_lines_may_be_torn(spec, capability, said):
+    where = on_machine(spec)
+    found = table(where, capability, ("optimal",), rival=False, protocol="ll128")
+    assert not found.taken
+    assert all(row.why.startswith("BLINK_PROTOCOL=ll128; ") and said in row.why for row in found.choices)
+    terms = Terms(capability, largest(4), protocol="ll128")
+    why = choices.nothing_taken(found, terms, True)
+    assert why.startswith("nothing can run with BLINK_PROTOCOL=ll128 (allreduce: LL128 needs ")
+
+
+def test_copies_are_not_forced_where_they_cannot_run():
+    found = table(on_machine("ring:2"), 90, ("ring",), rival=False, protocol="copies", no_copies="no compiler")
+    assert not found.taken
+    assert rows(found, "allreduce")[0].why == "BLINK_PROTOCOL=copies; no compiler"
+
+
+@pytest.mark.parametrize("setting", ["fast", "LL", "simple,ll", " "])
+def test_an_unknown_protocol_is_refused_with_those_there_are(setting):
+    with pytest.raises(LaunchError, match=f"BLINK_PROTOCOL={setting}: expected one of simple, ll, ll128, copies"):
+        wanted_protocol(setting)
+    assert wanted_protocol("") == ""
+
+
+def test_kernels_are_predicted_faster_than_copies(four):
+    assert {row.protocol for row in four.choices} == {"simple", "ll", "ll128", "-"}
+    (one,) = candidates(on_machine("dgx-1v"), ("optimal",), 8, {}).found["broadcast", 0]
+    for size in (4 * MIB, 1 << 30):
+        copies = timing(one, "copies", size, 70, 1, largest(1).capacity_bytes("copies"))
+        simple = timing(one, "simple", size, 70, 4, largest(4).capacity_bytes("simple"))
+        assert simple.seconds < copies.seconds < 3 * simple.seconds
+        assert least_copies_s(one, size, 70) <= copies.seconds
+
+
+def test_copies_pay_for_every_message_that_a_rank_issues():
+    (one,) = candidates(on_machine("dgx-1v"), ("optimal",), 8, {}).found["allreduce", -1]
+    fine, coarse = (timing(one, "copies", 64 * MIB, 70, 1, chunk).seconds for chunk in (64 << 10, 8 * MIB))
+    messages = 64 * MIB / (64 << 10)  # of each rank, if it sent everything once
+    assert fine > messages * 10e-6
+    assert fine > 1.5 * coarse
+
+
+def test_copies_are_taken_where_they_are_predicted_faster(monkeypatch):
+    def slow_kernels(candidate, protocol, *rest):
+        found = timing(candidate, protocol, *rest)
+        return found if protocol == "copies" else Timing(found.seconds * 3, found.chunk_bytes)
+
+    monkeypatch.setattr("blinkccl.nccl.choices.timing", slow_kernels)
+    where = on_machine("dgx-1v", (1, 4, 5, 6))
+    found = table(where, algorithms=("optimal",), rival=False)
+    own = rows(found, "allreduce")
+    assert own[0].protocol == "ll"
+    assert (own[-1].protocol, own[-1].search) == ("copies", False)
+    assert "blink optimal copies" in own[-1].why
+    assert "simple" in found.protocols(own[-1].candidate)
+    assert not table(where, algorithms=("optimal",), rival=False, no_copies="none here").copies
+
+
+def test_copy_engines_serve_one_rank_per_gpu_of_a_process():
+    assert fault_of_job(job(2)) is None
+    assert fault_of_job(job(2, pid=7)) is None
+    assert fault_of_job(job(2, device=0, uuid="0" * 32)) is None
+    found = fault_of_job(job(3, pid=7, uuid=lambda rank: f"{rank // 2:032x}"))
+    assert found is not None
+    assert "ranks 0 and 1 share the GPU" in found
+
+
+def test_copy_engines_need_a_compiler_for_this_host(monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    found = fault_of_job(job(2))
+    assert found is not None
+    assert "CXX names 'no-such-compiler'" in found
+
+
+def test_copy_engines_combine_a_number_of_messages():
+    (one,) = candidates(on_machine(f"clique:{MOST_OPERANDS + 2}"), ("one_shot",), 8, {}).found["allreduce", -1]
+    assert fault_of_program(one.program) == "rank 0 combines 20 messages at once, copy engines at most 19"
+    (one,) = candidates(on_machine(f"clique:{MOST_OPERANDS + 1}"), ("one_shot",), 8, {}).found["allreduce", -1]
+    assert fault_of_program(one.program) is None
+
+
+def lane(rank, *roles):
+    """A loop of roles given as (offset, receives, sends, reads the own data, keeps the result)."""
+    firings = []
+    for offset, receives, sends, reads, keeps in roles:
+        role = Role(rank, 0, 0, "reduce", offset, 0, reads, keeps, False, receives, sends)
+        firings.append(Firing(role, (0,), ""))
+    return Lane(rank, 0, (), (), (), tuple(firings), 1)
+
+
+def test_copy_engines_need_an_order_of_all_messages():
+    # Rank 0 keeps what it got back for its own data: after it has read these.
+    there = lane(0, (0, (), (0,), True, False), (2, (1,), (), False, True))
+    back = lane(1, (1, (0,), (1,), True, False))
+    assert fault_of_lanes([there, back]) is None
+    circle = lane(0, (0, (1,), (0,), True, False))
+    assert fault_of_lanes([circle, back]) == "its messages go in a circle, which copy engines cannot run"
+    # Rank 0 puts the answer to what it sends later where that is to be read from.
+    early = lane(0, (1, (1,), (), False, True), (0, (), (2,), True, False), (0, (), (0,), True, False))
+    assert fault_of_lanes([early, back, lane(2, (1, (2,), (), False, True))]) is None
+
+
+def test_copy_engines_need_one_role_at_each_end():
+    twice = lane(0, (0, (), (0,), True, False), (1, (), (0,), True, False))
+    assert fault_of_lanes([twice, lane(1, (1, (0,), (), False, True))]) == (
+        "several roles at one end use queue 0, of which copy engines serve one"
+    )
+
+
+def test_copies_get_memory_within_the_budget_and_only_if_they_run():
+    every = candidates(on_machine("dgx-1v"), ("optimal",), 8, {}).every
+    group, lanes = Group([one.program for one in every]), [one.lanes for one in every]
+    for staging in (2 << 30, 256 << 20, 16 << 20):
+        limits = Budget(32, staging)
+        without_copies, with_copies = geometry(group, lanes, limits), geometry(group, lanes, limits, copies=True)
+        assert without_copies.copy_slots == 0
+        assert with_copies.copy_slots == without_copies.slots
+        assert max(group.layout(with_copies).segment_bytes) <= staging
+    assert geometry(group, lanes, Budget(32, 2 << 30), copies=True).copy_slot_bytes == 8 * MIB
+    with pytest.raises(UnsupportedError, match="of BLINK_STAGING_BYTES that copy engines leave"):
+        geometry(group, lanes, Budget(32, 512 << 10), copies=True)

@@ -1,0 +1,134 @@
+"""The chunk search of libblink.so makes the same moves as the one in Python, observation by observation."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blinkccl.native import find_library
+from blinkccl.simulate.miad import KIB, MIB, Miad
+
+SHIM = Path(__file__).parents[3] / "native" / "shim"
+FUNCTION = "blink_shim_miad_observe"
+PHASES = ("increase", "decrease", "steady")
+
+
+class State(ctypes.Structure):
+    """``struct Miad`` of ``miad.h``."""
+
+    _fields_ = [
+        ("first_bytes", ctypes.c_uint64),
+        ("step_bytes", ctypes.c_uint64),
+        ("least_bytes", ctypes.c_uint64),
+        ("most_bytes", ctypes.c_uint64),
+        ("factor", ctypes.c_double),
+        ("tolerance", ctypes.c_double),
+        ("phase", ctypes.c_int),
+        ("chunk_bytes", ctypes.c_uint64),
+        ("best_bytes", ctypes.c_uint64),
+        ("best_gbps", ctypes.c_double),
+        ("last_gbps", ctypes.c_double),
+    ]
+
+
+Observe = Callable[[State, float], None]
+
+
+@pytest.fixture(scope="module", params=["installed", "compiled here"])
+def observe(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Observe:
+    """The function from the library of the package, and from the source."""
+    if request.param == "installed":
+        path = find_library("libblink.so", "BLINK_LIBRARY")
+        if path is None:
+            pytest.skip("this installation has no libblink.so: no C++ compiler was found when it was installed")
+    else:
+        compiler = shutil.which(os.environ.get("CXX", "c++"))
+        if compiler is None:
+            pytest.skip("there is no C++ compiler c++ on PATH")
+        path = tmp_path_factory.mktemp("miad") / "miad.so"
+        flags = ["-std=c++17", "-O2", "-ffp-contract=off", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror"]
+        subprocess.run([compiler, *flags, str(SHIM / "miad.cpp"), "-o", str(path)], check=True)
+    function = getattr(ctypes.CDLL(str(path)), FUNCTION)
+    function.restype, function.argtypes = None, [ctypes.POINTER(State), ctypes.c_double]
+    return lambda state, gbps: function(ctypes.byref(state), gbps)
+
+
+def native(miad: Miad) -> State:
+    state = State()
+    for name in (field[0] for field in State._fields_):
+        setattr(state, name, PHASES.index(miad.phase) if name == "phase" else getattr(miad, name))
+    return state
+
+
+def assert_equal(state: State, miad: Miad) -> None:
+    assert PHASES[state.phase] == miad.phase
+    for name in ("chunk_bytes", "best_bytes", "best_gbps", "last_gbps"):
+        assert getattr(state, name) == getattr(miad, name), name
+
+
+@st.composite
+def searches(draw: st.DrawFn) -> Miad:
+    """Any search at its beginning."""
+    sizes = st.integers(1, 1 << 40) | st.integers(1, 1000) | st.sampled_from([KIB, 64 * KIB, MIB, 16 * MIB])
+    least, first, most = sorted(draw(st.tuples(sizes, sizes, sizes)))
+    return Miad(
+        first_bytes=first,
+        factor=draw(st.just(2.0) | st.floats(1.1, 16)),
+        step_bytes=draw(sizes),
+        least_bytes=least,
+        most_bytes=most,
+        tolerance=draw(st.just(0.0) | st.floats(0, 1, exclude_max=True)),
+    )
+
+
+throughputs = st.lists(
+    st.floats() | st.floats(0, 300) | st.integers(0, 5).map(float) | st.sampled_from([0.0, math.nan, math.inf, -1.0]),
+    min_size=1,
+    max_size=60,
+)
+
+
+@settings(max_examples=600, deadline=None, derandomize=True)
+@given(miad=searches(), observed=throughputs, rising=st.booleans())
+def test_makes_the_same_moves(observe: Observe, miad: Miad, observed: list[float], rising: bool) -> None:
+    if rising:  # else hardly any sequence climbs far
+        observed = sorted(observed, key=lambda x: (math.isnan(x), x))
+    state = native(miad)
+    for gbps in observed:
+        observe(state, gbps)
+        miad = miad.observe(gbps)
+        assert_equal(state, miad)
+
+
+def test_every_search_ends_alike(observe: Observe) -> None:
+    """Throughput that rises and falls with the chunk, until it is steady on both sides; and then nothing changes."""
+    for peak in (64 * KIB, MIB, 3 * MIB, 10 * MIB, 64 * MIB, 1 << 30):
+        miad = Miad()
+        state = native(miad)
+        while not miad.steady:
+            gbps = 100.0 / (1 + abs(miad.chunk_bytes / peak - 1))
+            observe(state, gbps)
+            miad = miad.observe(gbps)
+            assert_equal(state, miad)
+        assert miad.chunk_bytes == state.chunk_bytes > 0
+        observe(state, 1e9)
+        assert_equal(state, miad)
+
+
+def test_python_starts_where_the_library_starts() -> None:
+    """The numbers that nobody sets are the same in the header."""
+    text = (SHIM / "miad.h").read_text(encoding="utf-8")
+    assert "first_bytes = 1 << 20, step_bytes = 1 << 20, least_bytes = 64 << 10, most_bytes = 64 << 20" in text
+    assert "factor = 2.0, tolerance = 0.0" in text
+    fresh = Miad()
+    assert (fresh.first_bytes, fresh.step_bytes, fresh.least_bytes, fresh.most_bytes) == (MIB, MIB, 64 * KIB, 64 * MIB)
+    assert (fresh.factor, fresh.tolerance) == (2.0, 0.0)

@@ -1,0 +1,156 @@
+"""Bytes are moved between all pairs of GPUs before P2P is trusted, and no driver takes us along."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from jobs_by_hand import cards, fake_driver, job
+
+from blinkccl.errors import UnsupportedError
+from blinkccl.nccl import peer_check
+from blinkccl.nccl.peer_check import bad_pairs
+from blinkccl.nccl.peer_copies import PATTERN_BYTES, pattern
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    built = fake_driver(tmp_path_factory.mktemp("driver"))
+    if built is None:
+        pytest.skip("no C compiler for the fake driver")
+    return built
+
+
+@pytest.fixture
+def driver(library, monkeypatch):
+    """Says which pairs the fake driver spoils."""
+    monkeypatch.setenv("BLINK_CUDA_LIB", str(library))
+    monkeypatch.setattr(peer_check, "PAIR_DEADLINE_S", 1.0)
+    return lambda pairs: monkeypatch.setenv("FAKE_PAIRS", pairs)
+
+
+def test_good_gpus_have_no_bad_pairs(driver, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")  # what a launcher tells rank 0 is not for the check
+    assert bad_pairs(job(4), None) == {}
+
+
+def test_what_is_wrong_is_told_by_ordered_pair(driver):
+    driver("1-2:lose,2-0:deny,0-1:error")
+    found = bad_pairs(job(3), None)
+    assert found == {
+        (1, 2): f"3 of {PATTERN_BYTES} bytes arrive wrong, the first is byte {PATTERN_BYTES - 3}",
+        (2, 0): "CUDA grants no peer access",
+        (0, 1): "cuMemcpyDtoDAsync_v2: CUDA_ERROR_OTHER",
+    }
+
+
+def test_pairs_are_of_ranks_and_ranks_of_one_gpu_need_no_check(driver):
+    driver("1-2:lose")
+    devices = (2, 1, 1)
+    shared = job(3, device=lambda rank: devices[rank], uuid=lambda rank: f"{devices[rank]:032x}")
+    assert set(bad_pairs(shared, None)) == {(1, 0), (2, 0)}
+
+
+def test_one_gpu_needs_no_driver(monkeypatch):
+    monkeypatch.setenv("BLINK_CUDA_LIB", "/nothing/there.so")
+    assert bad_pairs(job(3, device=0, uuid="0" * 32), None) == {}
+
+
+def test_a_driver_that_hangs_or_crashes_costs_only_those_pairs(driver):
+    driver("0-1:hang,2-1:crash")
+    assert bad_pairs(job(3), None) == {
+        (0, 1): "the driver did not answer in time",
+        (2, 1): "the driver crashed",
+    }
+
+
+def test_a_driver_that_fails_again_and_again_is_left_alone(driver, monkeypatch):
+    monkeypatch.setattr(peer_check, "MOST_CHILDREN", 2)
+    driver("0-1:crash,0-2:crash,1-0:crash")
+    found = bad_pairs(job(3), None)
+    assert (found[0, 1], found[0, 2]) == ("the driver crashed", "the driver crashed")
+    assert {found[1, 0], found[2, 1]} == {"not tried, as the driver hung or crashed on other pairs"}
+
+
+def test_what_was_found_is_kept_until_the_host_boots_again(driver, tmp_path, monkeypatch):
+    directory = tmp_path / "peers"
+    driver("1-0:lose")
+    first = bad_pairs(job(2), directory)
+    driver("")
+    assert bad_pairs(job(2), directory) == first
+    assert bad_pairs(job(2, boot_id="after"), directory) == {}
+    assert len(list(directory.iterdir())) == 2
+    # What was kept is by GPU, in whatever order and company they come; only pairs that are new are tried.
+    swapped = job(2, uuid=lambda rank: cards(2)[1 - rank]["uuid"])
+    assert set(bad_pairs(swapped, directory)) == {(0, 1)}
+    driver("0-1:lose,2-1:lose")
+    assert set(bad_pairs(job(3), directory)) == {(1, 0), (2, 1)}
+
+
+def test_what_is_kept_is_read_with_care(driver, tmp_path):
+    directory = tmp_path / "peers"
+    driver("1-0:lose")
+    first = bad_pairs(job(2), directory)
+    (file,) = directory.iterdir()
+    for text in ("", "[]", '{"pairs": []}', '{"pairs": [[0, 1, ""], [7, 0, ""]]}', '{"pairs": [["a", "b", "c"]]}'):
+        file.write_text(text)
+        assert bad_pairs(job(2), directory) == first
+
+
+def test_a_check_that_broke_down_is_not_kept(driver, tmp_path):
+    driver("0-1:crash")
+    assert bad_pairs(job(2), tmp_path / "peers")
+    assert not (tmp_path / "peers").exists()
+
+
+def test_without_a_driver_nothing_can_be_said(monkeypatch):
+    monkeypatch.setenv("BLINK_CUDA_LIB", "/nothing/there.so")
+    with pytest.raises(UnsupportedError, match=r"P2P could not be checked: /nothing/there.so cannot be used"):
+        bad_pairs(job(2), None)
+
+
+def test_without_gpus_the_drivers_own_word_is_told(driver, monkeypatch):
+    monkeypatch.setenv("FAKE_NO_GPU", "1")
+    with pytest.raises(UnsupportedError, match="cuInit: CUDA_ERROR_NO_DEVICE"):
+        bad_pairs(job(2), None)
+
+
+def test_a_gpu_that_rank_0_does_not_see_is_named(driver):
+    with pytest.raises(UnsupportedError, match="does not see GPU " + "f" * 32):
+        bad_pairs(job(2, uuid=lambda rank: ("0" * 32, "f" * 32)[rank]), None)
+
+
+def test_patterns_of_pairs_differ_everywhere():
+    one, two = pattern(0, 1), pattern(1, 0)
+    assert len(one) == PATTERN_BYTES
+    assert sum(a == b for a, b in zip(one, two, strict=True)) < PATTERN_BYTES // 100
+    # Pages in the wrong order, or one twice, would be noticed.
+    pages = [one[at : at + 4096] for at in range(0, PATTERN_BYTES, 4096)]
+    assert len(set(pages)) == len(pages)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the double of CUDA's driver is for Linux")
+def test_on_the_double_of_cuda(monkeypatch):
+    spec = importlib.util.spec_from_file_location("build_doubles_for_peers", ROOT / "tests/doubles/build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    doubles = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, doubles)
+    spec.loader.exec_module(doubles)
+    if not doubles.have_compiler():
+        pytest.skip("no C++ compiler for the test doubles")
+    for name in [name for name in os.environ if name.startswith("BLINK_DOUBLE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("BLINK_CUDA_LIB", str(doubles.build().cuda))
+    monkeypatch.setenv("BLINK_DOUBLE_BAD_PEER", "1-2")
+    monkeypatch.setenv("BLINK_DOUBLE_NO_PEER", "0-3")
+    found = bad_pairs(job(4, uuid=lambda rank: (b"test-double-gpu" + bytes([rank])).hex()), None)
+    assert found == {
+        (0, 3): "CUDA grants no peer access",
+        (1, 2): f"1 of {PATTERN_BYTES} bytes arrive wrong, the first is byte {PATTERN_BYTES // 2}",
+    }

@@ -1,0 +1,114 @@
+"""Ranks that do not fit together are refused with a reason that names them and what each has."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from jobs_by_hand import card, cards, job, settings
+
+from blinkccl.errors import LaunchError, UnsupportedError
+from blinkccl.nccl.cards import MAX_CARDS_BYTES, read_cards
+
+
+def read(rows):
+    return read_cards(json.dumps(rows).encode())
+
+
+def test_cards_come_in_any_order():
+    rows = cards(4)
+    found = read(rows[::-1])
+    assert [one.rank for one in found.cards] == [0, 1, 2, 3]
+    assert (found.size, found.shared, found.architectures, found.capability) == (4, 1, ("sm_90",), 90)
+    assert found.has_nccl
+
+
+def test_ranks_of_one_gpu_are_counted():
+    found = job(4, device=lambda rank: rank // 3, uuid=lambda rank: f"{rank // 3:032x}")
+    assert (found.shared, len(found.gpus)) == (3, 2)
+
+
+def test_the_oldest_gpu_decides_and_all_architectures_are_compiled_for():
+    found = job(2, major=lambda rank: (7, 9)[rank], arch=lambda rank: ("sm_70", "sm_90")[rank])
+    assert (found.capability, found.architectures) == (70, ("sm_70", "sm_90"))
+
+
+@pytest.mark.parametrize(
+    ("key", "values", "said"),
+    [
+        ("boot_id", ["aa", "aa", "bb"], r"different hosts \(rank 0-1: aa; rank 2: bb\)"),
+        ("blink_version", ["1.0", "1.1", "1.0"], r"different Blink versions \(rank 0,2: 1.0; rank 1: 1.1\)"),
+        ("nccl_version", [23007, 23007, 22907], r"different NCCL versions .*rank 2: 22907"),
+        ("driver_version", [12080, 13000, 13000], r"driver versions \(rank 0: CUDA 12.8; rank 1-2: CUDA 13.0"),
+        (
+            "settings",
+            [settings(), settings(algo="ring"), settings()],
+            r"different settings \(rank 0,2: nothing; rank 1: algo=ring\).*BLINK_ALGO",
+        ),
+        (
+            "settings",
+            [settings(), settings(), settings(protocol="ll")],
+            r"different settings \(rank 0-1: nothing; rank 2: protocol=ll\).*BLINK_PROTOCOL",
+        ),
+    ],
+)
+def test_mixed_ranks_are_refused_by_name(key, values, said):
+    with pytest.raises(UnsupportedError, match=said):
+        job(3, **{key: lambda rank: values[rank]})
+
+
+def test_minor_versions_of_drivers_may_differ():
+    assert job(2, driver_version=lambda rank: (13000, 13010)[rank]).size == 2
+
+
+def test_a_library_of_another_blink_is_refused(monkeypatch):
+    monkeypatch.setattr("blinkccl.nccl.cards.package_version", lambda: "2.0")
+    said = r"libblink.so is of Blink 1.9, the planner's Python of 2.0; .*BLINK_PYTHON"
+    with pytest.raises(UnsupportedError, match=said):
+        job(2, blink_version="1.9")
+
+
+@pytest.mark.parametrize("ranks", [[0, 2], [0, 0], [1, 2]])
+def test_every_rank_is_there_once(ranks):
+    with pytest.raises(LaunchError, match="expected each of 0 … 1 once"):
+        read([card(rank) for rank in ranks])
+
+
+def test_one_rank_needs_no_trees():
+    with pytest.raises(UnsupportedError, match=r"1 rank\(s\)"):
+        job(1)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("uuid", "GPU-1"),
+        ("bus_id", "1a"),
+        ("bus_id", "0000:1a:00.0\n"),
+        ("arch", "sm_90; rm"),
+        ("device", -1),
+        ("multiprocessors", 0),
+        ("driver_version", 3),
+        ("boot_id", ""),
+        ("pid", 0),
+        ("name", "\x1b[2J"),
+        ("settings", {"topo": "x\ny"}),
+        ("settings", {"topo": "x" * 5000}),
+    ],
+)
+def test_values_out_of_range_are_refused_by_place(key, value):
+    with pytest.raises(LaunchError, match=rf"card 1: .*{'topo' if key == 'settings' else key}") as refused:
+        read([card(0), card(1, **{key: value})])
+    assert "\x1b" not in str(refused.value)
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"[1]", b"[", b"\xff", b"[" * 5000, b'[{"rank": "0"}]', b"null"])
+def test_what_is_no_array_of_cards_is_refused(data):
+    with pytest.raises(LaunchError, match="no ranks' cards"):
+        read_cards(data)
+
+
+def test_cards_have_an_end():
+    with pytest.raises(LaunchError, match=re.escape(str(MAX_CARDS_BYTES))):
+        read_cards(b" " * (MAX_CARDS_BYTES + 1))

@@ -1,0 +1,247 @@
+"""The planner as libblink.so runs it: cards on standard input, one line on standard output, exit code 0."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from jobs_by_hand import cards, fake_driver, settings
+
+from blinkccl.codegen.copies_compiler import CopiesCompiler
+from blinkccl.codegen.device_files import host_library
+from blinkccl.errors import BlinkError, UnsupportedError
+from blinkccl.nccl import images
+from blinkccl.nccl.planner import answer
+
+ROOT = Path(__file__).resolve().parents[3]
+NVCC = ROOT / "tests/doubles/compiler/nvcc"
+
+
+@pytest.fixture(scope="module")
+def surroundings(tmp_path_factory):
+    """An environment with GPUs and a compiler that are doubles."""
+    directory = tmp_path_factory.mktemp("planner")
+    driver = fake_driver(directory)
+    if driver is None or not NVCC.is_file():
+        pytest.skip("no compiler for the doubles")
+    try:
+        library = host_library()
+    except BlinkError as error:
+        pytest.skip(str(error))
+    return {key: value for key, value in os.environ.items() if not key.startswith(("BLINK_", "NCCL_"))} | {
+        "BLINK_CACHE": str(directory / "cache"),
+        "BLINK_CUDA_LIB": str(driver),
+        "BLINK_NVCC": str(NVCC),
+        "BLINK_DOUBLE_DEVICE_LIB": str(library),
+        "BLINK_DEBUG": "1",
+        "PATH": os.environ["PATH"],
+    }
+
+
+def ask(surroundings, rows, **changes):
+    ended = subprocess.run(
+        [sys.executable, "-m", "blinkccl.nccl.planner"],
+        input=rows if isinstance(rows, str) else json.dumps(rows),
+        capture_output=True,
+        text=True,
+        env=surroundings | changes,
+        timeout=250,
+    )
+    assert ended.returncode == 0
+    assert ended.stdout.count("\n") == 1
+    return ended.stdout.rstrip("\n"), ended.stderr
+
+
+@pytest.fixture(scope="module")
+def planned(surroundings):
+    """The answer for three ranks of an NVSwitch, and what was said on the way."""
+    return ask(surroundings, cards(3, settings=settings(topo="hgx-h100", algo="one_hop")))
+
+
+def test_a_job_gets_a_bundle(planned):
+    line, said = planned
+    word, _, path = line.partition(" ")
+    assert word == "bundle"
+    text = (Path(path) / "bundle.txt").read_text()
+    assert "\nranks 3\n" in text
+    assert "choice collective allreduce root -1 least 0 " in text
+    assert "why BLINK_ALGO=one_hop; blink one_hop" in text
+    files = [line.split()[5] for line in text.splitlines() if line.startswith("image ")]
+    assert files
+    assert all((Path(path) / name).read_bytes().startswith(b"\x7fELF") for name in files)
+    assert "images compiled" in said
+
+
+def test_the_same_job_again_neither_plans_nor_compiles(planned, surroundings):
+    rows = cards(3, settings=settings(topo="hgx-h100", algo="one_hop"), pid=lambda rank: 99 + rank)
+    line, said = ask(surroundings, rows, BLINK_DOUBLE_NVCC_FAIL="must not be called")
+    assert line == planned[0]
+    assert "found" in said
+    assert "programs planned" not in said
+
+
+@pytest.mark.parametrize(
+    "change", [{"BLINK_STAGING_BYTES": "32M"}, {"BLINK_MAX_BLOCKS": "2"}, {"BLINK_NVCC": "/nothing/nvcc"}]
+)
+def test_another_question_has_another_answer(planned, surroundings, change):
+    line, said = ask(surroundings, cards(3, settings=settings(topo="hgx-h100", algo="one_hop")), **change)
+    assert line != planned[0]
+    assert "programs planned" in said
+
+
+def test_another_protocol_has_another_answer(planned, surroundings):
+    rows = cards(3, settings=settings(topo="hgx-h100", algo="one_hop", protocol="copies"))
+    line, said = ask(surroundings, rows)
+    assert line != planned[0]
+    assert "programs planned" in said
+    path = Path(line.partition(" ")[2])
+    text = (path / "bundle.txt").read_text()
+    assert "why BLINK_ALGO=one_hop BLINK_PROTOCOL=copies; blink one_hop copies" in text
+    images = [row.split() for row in text.splitlines() if row.startswith("image ")]
+    assert {row[3] for row in images} == {"sm_90", "host"}
+    assert all((path / row[5]).read_bytes().startswith(b"\x7fELF") for row in images)
+    assert ask(surroundings, rows, BLINK_DOUBLE_NVCC_FAIL="must not be called")[0] == line
+
+
+def test_copies_that_are_forced_need_a_compiler_for_this_host(surroundings):
+    rows = cards(2, settings=settings(topo="ring:2", algo="ring", protocol="copies"))
+    line, _ = ask(surroundings, rows, CXX="no-such-compiler")
+    assert line.startswith("refused nothing can run with BLINK_ALGO=ring BLINK_PROTOCOL=copies (allreduce: ")
+    assert "CXX names 'no-such-compiler'" in line
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ("", "no ranks' cards"),
+        ("[]", r"0 rank(s)"),
+        (cards(2, boot_id=lambda rank: "ab"[rank]), "different hosts (rank 0: a; rank 1: b)"),
+        (cards(2, settings=settings(algo="nccl")), "BLINK_ALGO=nccl"),
+        (cards(2, settings=settings(algo="fastest")), "unknown algorithm 'fastest'"),
+        (
+            cards(2, settings=settings(protocol="fast")),
+            "refused BLINK_PROTOCOL=fast: expected one of simple, ll, ll128, copies",
+        ),
+        (cards(2, settings=settings(topo="/no/such/file.xml")), "there is no such file"),
+        (cards(2, settings=settings(topo="chain:1")), "chain:1"),
+        (cards(9, settings=settings(topo="hgx-h100")), "has 8 GPUs"),
+        (cards(2, arch="sm_33", settings=settings(topo="ring:2", algo="ring")), "sm_33"),
+    ],
+)
+def test_trouble_that_is_expected_is_one_line(surroundings, rows, said):
+    line, err = ask(surroundings, rows)
+    assert line.startswith("refused ")
+    assert said in line
+    assert "Traceback" not in err
+
+
+def test_a_driver_that_is_missing_is_a_reason(surroundings):
+    line, _ = ask(surroundings, cards(2, settings=settings(topo="ring:2")), BLINK_CUDA_LIB="/nothing.so")
+    assert line.startswith("refused P2P could not be checked: /nothing.so cannot be used")
+
+
+def test_settings_that_are_no_numbers_are_reasons(surroundings):
+    for name in ("BLINK_STAGING_BYTES", "BLINK_MAX_BLOCKS", "BLINK_PEER_TIMEOUT"):
+        line, _ = ask(surroundings, cards(2, settings=settings(topo="ring:2")), **{name: "lots"})
+        assert line.startswith(f"refused {name}=lots: expected")
+
+
+def test_a_compiler_that_is_too_slow_leaves_all_to_nccl(surroundings, tmp_path):
+    slow = tmp_path / "nvcc"
+    slow.write_text(f'#!/bin/sh\ncase "$*" in *cubin*) sleep 60;; *) exec {sys.executable} {NVCC} "$@";; esac\n')
+    slow.chmod(0o755)
+    rows = cards(2, settings=settings(topo="ring:2", algo="ring"))
+    line, said = ask(surroundings, rows, BLINK_NVCC=str(slow), BLINK_PLAN_TIMEOUT="4", BLINK_CACHE=str(tmp_path / "c"))
+    assert line.startswith("refused no code was compiled within ")
+    assert "is left to NCCL" in said
+
+
+@pytest.fixture
+def compiled(monkeypatch, tmp_path):
+    """Ranks of one GPU, and a compiler that is too slow for texts with what is put into the set."""
+    slow: set[str] = set()
+
+    def build(text, compiler, deadline_s):
+        if any(word in text for word in slow):
+            raise UnsupportedError("too slow")
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.cubin"
+        path.write_bytes(b"code")
+        return path
+
+    monkeypatch.setattr("blinkccl.nccl.images.build", build)
+    monkeypatch.setattr("blinkccl.nccl.images.compiler_for", lambda *_: SimpleNamespace(fingerprint=lambda: "none"))
+    monkeypatch.setattr("blinkccl.nccl.planner.headers_digest", lambda _: "")
+    monkeypatch.setattr("blinkccl.nccl.planner.include_directory", lambda: tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # where bundles go that are not kept
+    return slow
+
+
+def rows_of(line):
+    word, _, path = line.partition(" ")
+    assert word == "bundle"
+    text = (Path(path) / "bundle.txt").read_text()
+    return [row.split() for row in text.splitlines() if row.startswith("choice ")], text
+
+
+def test_what_is_not_compiled_in_time_is_left_to_nccl_and_the_next_job_tries_again(compiled, tmp_path):
+    environ = {"BLINK_CACHE": str(tmp_path / "cache")}
+    data = json.dumps(cards(2, device=0, uuid="0" * 32, settings=settings(algo="one_hop"))).encode()
+    compiled.add("blink_broadcast_")
+    first = answer(data, environ)
+    rows, text = rows_of(first)
+    assert {row[10] for row in rows if row[2] == "broadcast"} == {"-1"}
+    assert "-1" not in {row[10] for row in rows if row[2] == "allreduce"}
+    assert "why one_hop ll was not compiled in time, the next job may have it; BLINK_ALGO=one_hop" in text
+    compiled.clear()
+    second = answer(data, environ)
+    rows, _ = rows_of(second)
+    assert "-1" not in {row[10] for row in rows}
+    assert second.startswith(f"bundle {tmp_path / 'cache'}")
+    assert answer(data, environ) == second
+
+
+def test_copies_without_their_object_for_this_host_are_left_to_nccl(compiled, monkeypatch, tmp_path):
+    to_gpu = images.build
+
+    def build(text, compiler, deadline_s):
+        if isinstance(compiler, CopiesCompiler) and "blink_broadcast_" in text:
+            raise UnsupportedError("too slow")
+        return to_gpu(text, compiler, deadline_s)
+
+    monkeypatch.setattr("blinkccl.nccl.images.build", build)
+    chosen = settings(algo="one_hop", protocol="copies")
+    data = json.dumps(cards(2, device=0, uuid="0" * 32, settings=chosen)).encode()
+    rows, text = rows_of(answer(data, {"BLINK_CACHE": str(tmp_path / "cache")}))
+    assert {row[12] for row in rows if row[2] == "broadcast"} == {"-"}
+    assert {row[12] for row in rows if row[2] == "allreduce"} == {"copies"}
+    assert "why one_hop copies was not compiled in time, the next job may have it" in text
+    assert "broadcast" not in "".join(row for row in text.splitlines() if row.startswith("image "))
+    assert not list((tmp_path / "cache").glob("bundles/*/bundle.txt"))
+
+
+def test_without_nccl_all_calls_are_ours(compiled, tmp_path):
+    data = json.dumps(cards(2, device=0, uuid="0" * 32, nccl_version=0, settings=settings(algo="best"))).encode()
+    rows, text = rows_of(answer(data, {"BLINK_CACHE": ""}))
+    assert "-1" not in {row[10] for row in rows}
+    assert "why no NCCL to compare with; blink one_shot ll" in text
+
+
+def test_an_algorithm_that_serves_nothing_is_a_reason(compiled):
+    data = json.dumps(cards(2, device=0, uuid="0" * 32, nccl_version=0, settings=settings(algo="three_phase"))).encode()
+    line = answer(data, {"BLINK_CACHE": ""})
+    assert line.startswith("refused nothing can run with BLINK_ALGO=three_phase (allreduce: three_phase is for ")
+
+
+def test_a_mistake_of_ours_is_a_refusal_too(monkeypatch, capsys):
+    def broken(*_):
+        raise ZeroDivisionError("on purpose")
+
+    monkeypatch.setattr("blinkccl.nccl.planner.place", broken)
+    line = answer(json.dumps(cards(2)).encode(), {})
+    assert line == "refused a mistake in the planner, of which standard error has more: on purpose"
+    assert "Traceback" in capsys.readouterr().err

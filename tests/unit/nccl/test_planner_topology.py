@@ -1,0 +1,161 @@
+"""Which topology a job is on, and which vertex each rank is."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from jobs_by_hand import job, on, settings
+
+from blinkccl.errors import TopologyError, UnsupportedError
+from blinkccl.nccl.bus_ids import canonical
+from blinkccl.nccl.topology_of_job import place, without
+
+XML = """<system version="1"><cpu numaid="0" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="85">
+<pci busid="0000:1b:00.0" class="0x030200" link_speed="8.0 GT/s PCIe" link_width="16">
+  <gpu dev="1" sm="70" rank="1" gdr="1"><nvlink target="0000:1a:00.0" count="2" tclass="0x030200"/></gpu></pci>
+<pci busid="0000:1a:00.0" class="0x030200" link_speed="8.0 GT/s PCIe" link_width="16">
+  <gpu dev="0" sm="70" rank="0" gdr="1"><nvlink target="0000:1b:00.0" count="2" tclass="0x030200"/></gpu></pci>
+</cpu></system>
+"""
+
+
+class NvmlError(Exception):
+    def __init__(self, value):
+        super().__init__(value)
+        self.value = value
+
+
+def failing(code):
+    def fail(*_):
+        raise NvmlError(code)
+
+    return fail
+
+
+def nvml(mig=0, starts=0):
+    """NVML on a machine of two GPUs with four NVLinks between them."""
+    return SimpleNamespace(
+        NVMLError=NvmlError,
+        nvmlInit=failing(starts) if starts else lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetPciInfo=lambda index: SimpleNamespace(busId=f"00000000:{0x1A + index:02X}:00.0"),
+        nvmlDeviceGetUUID=lambda index: f"GPU-00000000-0000-0000-0000-{index + 7:012x}",
+        nvmlDeviceGetMigMode=(lambda index: (mig, mig)) if mig else failing(3),
+        nvmlDeviceGetName=lambda index: "Tesla V100",
+        nvmlDeviceGetCudaComputeCapability=lambda index: (7, 0),
+        nvmlDeviceGetMaxPcieLinkGeneration=lambda index: 3,
+        nvmlDeviceGetMaxPcieLinkWidth=lambda index: 16,
+        nvmlDeviceGetNvLinkState=lambda index, link: 1 if link < 4 else failing(2)(),
+        nvmlDeviceGetNvLinkRemoteDeviceType=lambda index, link: 0,
+        nvmlDeviceGetNvLinkRemotePciInfo=lambda index, link: SimpleNamespace(busId=f"00000000:{0x1B - index:02X}:00.0"),
+        nvmlDeviceGetP2PStatus=lambda a, b, what: 0,
+        nvmlDeviceGetTopologyCommonAncestor=lambda a, b: 10,
+    )
+
+
+def buses(rank):
+    return f"0000:{0x1B - rank:02x}:00.0"
+
+
+@pytest.mark.parametrize("written", ["0000:1A:00.0", "00000000:1a:00.0", "0000:1a:00", "00000000:1A:00"])
+def test_bus_ids_are_one_however_they_are_written(written):
+    assert canonical(written) == "0000:1a:00.0"
+
+
+def test_a_named_topology_is_taken_by_device_numbers():
+    assert place(on("dgx-1v", (1, 4, 5, 6))).ranks == (1, 4, 5, 6)
+
+
+def test_processes_that_see_one_gpu_each_are_taken_by_rank():
+    found = place(on("dgx-1v", (1, 4, 5, 6), device=0))
+    assert found.ranks == (0, 1, 2, 3)
+
+
+def test_a_device_that_the_named_topology_has_not_is_refused():
+    with pytest.raises(TopologyError, match=r"BLINK_TOPO=ring:4 has 4 GPUs.* rank 3 has device 6"):
+        place(on("ring:4", (0, 1, 2, 6)))
+
+
+def test_a_topology_of_processors_is_refused():
+    with pytest.raises(TopologyError):
+        place(on("no-such-machine", (0, 1)))
+
+
+def test_a_named_xml_file_is_taken_by_bus_ids(tmp_path):
+    file = tmp_path / "machine.xml"
+    file.write_text(XML)
+    found = place(job(2, bus_id=buses, settings=settings(topo=str(file))))
+    assert found.ranks == (1, 0)
+    said = r"knows no GPU 0000:00:00.0, which is rank 0's; it knows 0000:1a:00.0, 0000:1b:00.0"
+    with pytest.raises(TopologyError, match=said):
+        place(job(2, settings=settings(topo=str(file))))
+
+
+def test_nccls_topology_file_keeps_its_meaning(tmp_path):
+    file = tmp_path / "nccl.xml"
+    file.write_text(XML)
+    notes = []
+    found = place(job(2, bus_id=buses, settings=settings(nccl_topo_file=str(file))), notes.append)
+    assert found.ranks == (1, 0)
+    assert found.topology.link[0, 1].gbps == 50
+    assert notes == []
+
+
+def test_a_topology_file_that_nccl_would_complete_is_left_to_probing(tmp_path):
+    file = tmp_path / "nccl.xml"
+    file.write_text('<system version="1"><cpu numaid="0"><pci busid="0000:1a:00.0" class="0x030200"/></cpu></system>')
+    notes = []
+    found = place(job(2, bus_id=buses, settings=settings(nccl_topo_file=str(file))), notes.append, nvml())
+    assert found.ranks == (1, 0)
+    assert "no <gpu> tag" in notes[0]
+    assert "probed instead" in notes[0]
+
+
+def test_probed_gpus_are_found_by_bus_id_or_uuid():
+    assert place(job(2, bus_id=buses), nvml=nvml()).ranks == (1, 0)
+    by_uuid = job(2, uuid=lambda rank: f"{8 - rank:032x}")
+    assert place(by_uuid, nvml=nvml()).ranks == (1, 0)
+    assert place(by_uuid, nvml=nvml()).topology.link[0, 1].gbps == 100
+
+
+def test_a_gpu_that_rank_0_does_not_see_is_refused():
+    with pytest.raises(UnsupportedError, match=r"knows no GPU 0000:01:00.0, which is rank 1's; it knows 0000:1a:00.0"):
+        place(job(2, bus_id=lambda rank: ("0000:1a:00.0", "0000:01:00.0")[rank]), nvml=nvml())
+
+
+def test_gpus_in_mig_mode_are_refused():
+    with pytest.raises(UnsupportedError, match="rank 0 is in MIG mode"):
+        place(job(2, bus_id=buses), nvml=nvml(mig=1))
+
+
+def test_two_instances_of_one_gpu_are_refused_whoever_names_the_topology():
+    with pytest.raises(UnsupportedError, match="ranks 0 and 1 are on two MIG instances"):
+        place(job(2, bus_id="0000:1a:00.0", settings=settings(topo="ring:2")))
+
+
+def test_without_nvml_the_way_out_is_named():
+    with pytest.raises(UnsupportedError, match="BLINK_TOPO"):
+        place(job(2), nvml=nvml(starts=12))
+
+
+def test_ranks_that_share_a_gpu_are_a_clique_with_a_note():
+    notes = []
+    found = place(job(3, device=0, uuid="0" * 32, bus_id="0000:1a:00.0"), notes.append)
+    assert (found.ranks, found.real, len(found.topology.links)) == ((0, 1, 2), False, 6)
+    assert "ranks 0-2 share GPUs" in notes[0]
+    assert found.topology.notes[-1] == notes[0]
+
+
+def test_a_bad_pair_loses_its_direct_links_and_a_note_says_so():
+    found = place(on("dgx-1v", (1, 4, 5, 6)))
+    assert (1, 5) in found.topology.link
+    left = without(found, [(0, 2), (3, 0)], {(0, 2): "3 of 9 bytes arrive wrong", (3, 0): "CUDA grants no peer access"})
+    gone = set(found.topology.link) - set(left.topology.link)
+    assert gone == {(1, 5), (5, 1)}
+    assert left.topology.notes[-2] == (
+        "GPU1 → GPU5: missing, measured: 3 of 9 bytes arrive wrong; their direct links are left out"
+    )
+    assert left.topology.notes[-1] == "GPU6 → GPU1: missing, measured: CUDA grants no peer access"
