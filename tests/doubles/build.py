@@ -1,0 +1,195 @@
+"""How are the test doubles built? With g++, once per content, into a directory of this checkout that git ignores.
+
+``python tests/doubles/build.py [DIRECTORY]`` prints what it built. Tests call :func:`build`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+COMPILER = os.environ.get("CXX", "g++")
+C_COMPILER = os.environ.get("CC", "gcc")
+WARNINGS = ("-Wall", "-Wextra", "-Wshadow", "-Werror")
+SANITIZERS = ("address", "thread", "undefined")
+
+
+@dataclass(frozen=True)
+class Doubles:
+    """Where the built files are.
+
+    Attributes
+    ----------
+    cuda
+        ``libcuda.so.1``, for ``BLINK_CUDA_LIB``.
+    cuda_old
+        The same driver without ``cuDeviceGetUuid_v2``: one that is too old.
+    nccl
+        ``libnccl.so.2``, for ``BLINK_NCCL_LIB``; its directory is for ``LD_LIBRARY_PATH``.
+    client
+        The program against NCCL's interface; it needs ``libnccl.so.2`` from ``LD_LIBRARY_PATH``.
+    torch_like, loader
+        A library that needs ``libnccl.so.2``, and the program that opens it as torch does.
+    compiler
+        What ``BLINK_NVCC`` names: takes nvcc's command line, compiles for this CPU.
+    """
+
+    cuda: Path
+    cuda_old: Path
+    nccl: Path
+    client: Path
+    torch_like: Path
+    loader: Path
+    compiler: Path
+
+
+def have_compiler() -> bool:
+    """Say whether the doubles can be built here."""
+    return sys.platform.startswith("linux") and bool(shutil.which(COMPILER)) and bool(shutil.which(C_COMPILER))
+
+
+def build(directory: Path | None = None, *, sanitizer: str | None = None) -> Doubles:
+    """Build all doubles and say where they are.
+
+    Parameters
+    ----------
+    directory
+        Where to; default ``build/doubles/<content>``, which is used again while nothing has changed.
+    sanitizer
+        ``address``, ``thread`` or ``undefined``; the program that loads the libraries must be built with it too, as
+        the client is.
+
+    Raises
+    ------
+    RuntimeError
+        A file does not compile; the text is the compiler's.
+    """
+    if sanitizer is not None and sanitizer not in SANITIZERS:
+        raise ValueError(f"sanitizer is one of {', '.join(SANITIZERS)}, got {sanitizer}")
+    sources = sorted(path for path in HERE.rglob("*") if path.suffix in {".cpp", ".c", ".h", ".map", ".py"})
+    sources.append(ROOT / "native/device/blink/call.h")
+    content = hashlib.sha256()
+    for source in sources:
+        content.update(f"{source.name}\0".encode())
+        content.update(source.read_bytes())
+    content.update(repr((COMPILER, C_COMPILER, sanitizer)).encode())
+    place = directory or ROOT / "build" / "doubles" / content.hexdigest()[:16]
+    place.mkdir(parents=True, exist_ok=True)
+    found = _places(place)
+    with open(place / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        stamp = place / ".built"
+        if not (stamp.exists() and stamp.read_text() == content.hexdigest()):
+            _build(found, sanitizer)
+            stamp.write_text(content.hexdigest())
+    return found
+
+
+def compile_library(
+    sources: Sequence[Path], output: Path, *, flags: Sequence[str] = (), sanitizer: str | None = None
+) -> Path:
+    """Compile sources into a shared library (``.c`` as C11, others as C++17); the compiler's complaints are errors.
+
+    ``flags`` go to the compiler where they begin with ``-f``, ``-I`` or ``-D``, else to the linker.
+    """
+    compiler_flags = [flag for flag in flags if flag.startswith(("-f", "-I", "-D"))]
+    objects = _objects(sources, ("-fPIC", *compiler_flags), sanitizer)
+    _link(objects, output, ("-shared", *(flag for flag in flags if flag not in compiler_flags)), sanitizer)
+    return output
+
+
+def _places(place: Path) -> Doubles:
+    return Doubles(
+        cuda=place / "libcuda.so.1",
+        cuda_old=place / "libcuda_old.so",
+        nccl=place / "libnccl.so.2",
+        client=place / "nccl_client",
+        torch_like=place / "libtorch_like.so",
+        loader=place / "torch_like_loader",
+        compiler=HERE / "compiler" / "nvcc",
+    )
+
+
+def _build(found: Doubles, sanitizer: str | None) -> None:
+    flags = ("-fPIC", "-fvisibility=hidden", f"-I{ROOT / 'native/device'}")
+    sources = sorted((HERE / "cuda").glob("*.cpp"))
+    devices = HERE / "cuda" / "devices.cpp"
+    others = _objects([source for source in sources if source != devices], flags, sanitizer)
+    link = ("-shared", f"-Wl,--version-script={HERE / 'cuda' / 'exports.map'}", "-Wl,-soname,libcuda.so.1", "-ldl")
+    _link([*others, *_objects([devices], flags, sanitizer)], found.cuda, link, sanitizer)
+    _link([*others, *_objects([devices], ("-DCUDA_DOUBLE_OLD", *flags), sanitizer)], found.cuda_old, link, sanitizer)
+
+    link = ("-shared", f"-Wl,--version-script={HERE / 'nccl' / 'exports.map'}", "-Wl,-soname,libnccl.so.2", "-ldl")
+    _link(_objects(sorted((HERE / "nccl").glob("*.cpp")), ("-fPIC",), sanitizer), found.nccl, link, sanitizer)
+
+    client = _objects(sorted((HERE / "client" / "nccl_client").glob("*.c")), (), sanitizer)
+    _link(client, found.client, (str(found.nccl), "-ldl"), sanitizer)
+    rpath = f"-Wl,--disable-new-dtags,-rpath,{found.nccl.parent}"
+    torch_like = _objects([HERE / "client" / "torch_like.c"], ("-fPIC",), sanitizer)
+    _link(torch_like, found.torch_like, ("-shared", str(found.nccl), rpath), sanitizer)
+    _link(_objects([HERE / "client" / "loader.c"], (), sanitizer), found.loader, ("-ldl",), sanitizer)
+
+
+def _objects(sources: Sequence[Path], flags: Sequence[str], sanitizer: str | None) -> list[Path]:
+    """Compile each source once for its content, its headers' and its flags: two at a time."""
+    cache = ROOT / "build" / "doubles" / "objects"
+    cache.mkdir(parents=True, exist_ok=True)
+    extra = (f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all") if sanitizer else ()
+    objects, running = [], []
+    for source in sources:
+        start = [C_COMPILER, "-std=c11", "-D_GNU_SOURCE"] if source.suffix == ".c" else [COMPILER, "-std=c++17"]
+        command = [*start, "-O1", "-g", *WARNINGS, *extra, *flags, "-c", str(source)]
+        name = hashlib.sha256(repr(command).encode() + source.read_bytes() + _headers(source)).hexdigest()[:24]
+        made = cache / f"{source.stem}-{name}.o"
+        objects.append(made)
+        if made.exists():
+            continue
+        fresh = cache / f"{made.name}.{os.getpid()}"
+        process = subprocess.Popen([*command, "-o", str(fresh)], stderr=subprocess.PIPE, text=True)
+        running.append((source, process, fresh, made))
+        if len(running) > 1:
+            _compiled(*running.pop(0))
+    for one in running:
+        _compiled(*one)
+    return objects
+
+
+def _headers(source: Path) -> bytes:
+    """What a source may include: the headers of its directory, of the one above, and what the driver double knows."""
+    found = [*sorted(source.parent.glob("*.h")), *sorted(source.parent.parent.glob("*.h"))]
+    if source.parent == HERE / "cuda":
+        found.append(ROOT / "native/device/blink/call.h")
+    return hashlib.sha256(b"".join(header.read_bytes() for header in found)).digest()
+
+
+def _compiled(source: Path, process: subprocess.Popen[str], fresh: Path, made: Path) -> None:
+    _finish(source, process)
+    fresh.rename(made)
+
+
+def _link(objects: Sequence[Path], output: Path, flags: Sequence[str], sanitizer: str | None) -> None:
+    extra = (f"-fsanitize={sanitizer}",) if sanitizer else ()
+    fresh = output.with_name(f"{output.name}.{os.getpid()}")
+    command = [COMPILER, *extra, *map(str, objects), "-o", str(fresh), *flags, "-pthread", "-Wl,--as-needed"]
+    _finish(output, subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
+    fresh.rename(output)  # in one step: a process that has the old file open keeps it
+
+
+def _finish(what: Path, process: subprocess.Popen[str]) -> None:
+    _, complaints = process.communicate()
+    if process.returncode:
+        raise RuntimeError(f"{what} cannot be built:\n{complaints}")
+
+
+if __name__ == "__main__":
+    for name, path in vars(build(Path(sys.argv[1]) if len(sys.argv) > 1 else None)).items():
+        print(f"{name} {path}")

@@ -1,0 +1,33 @@
+// Is the outcome of one collective right? Inputs are put in place, the call is made on all local ranks, and outputs,
+// untouched inputs and the bytes around both are compared bit by bit.
+#pragma once
+
+#include "values.h"
+#include "world.h"
+
+enum Kind { kAllReduce, kReduce, kBroadcast, kBcast, kAllGather, kReduceScatter, kAlltoAll, kGather, kScatter, kKinds };
+
+struct Call {
+  enum Kind kind;
+  size_t count;
+  ncclDataType_t type;
+  ncclRedOp_t op;
+  int root;
+  bool in_place, shifted, with_config;  // shifted: buffers begin one element past an aligned address
+  long factor;                          // of a PreMulSum operation `op`, which is made of a sum; 0: not one
+};
+
+const char* name_of(enum Kind kind);
+bool reduces(enum Kind kind);
+bool rooted(enum Kind kind);
+
+// Where a rank's call reads and writes.
+struct Place { CUdeviceptr send, recv; size_t send_bytes, recv_bytes; };
+struct Place place_of(const struct World* world, const struct Local* local, const struct Call* call);
+
+void put_in(struct World* world, const struct Local* local, const struct Call* call, cudaStream_t stream);
+ncclResult_t make_call(const struct Local* local, const struct Call* call, ncclComm_t comm, cudaStream_t stream);
+void look_at(struct World* world, const struct Local* local, const struct Call* call, cudaStream_t stream);
+
+// All three, on the communicator and the stream of each local rank.
+void check(struct World* world, const struct Call* call);

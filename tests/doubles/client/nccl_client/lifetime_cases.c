@@ -1,0 +1,199 @@
+// Do communicators come and go as they should?
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cases.h"
+
+static const struct Call kSome = {kAllReduce, 321, ncclFloat32, ncclSum, 0, false, false, false, 0};
+
+// One collective over other communicators than those of the world; `all` of them have that many ranks, and local rank
+// i of the world is rank ranks_of[i] there. NULL: in none.
+static void check_on(struct World* world, const struct Call* call, ncclComm_t* comms) {
+  struct World there = *world;
+  there.locals = 0;
+  there.failures = there.checks = 0;
+  FOR_LOCALS(local) {
+    const ncclComm_t comm = comms[local - world->local];
+    if (!comm) continue;
+    struct Local* other = &there.local[there.locals++];
+    *other = *local;
+    other->comm = comm;
+  }
+  // Ranks of one thread may be in communicators of their own: each has its number of ranks.
+  for (int i = 0; i < there.locals; ++i) {
+    NCCL(ncclCommUserRank(there.local[i].comm, &there.local[i].rank));
+    NCCL(ncclCommCount(there.local[i].comm, &there.ranks));
+    put_in(&there, &there.local[i], call, there.local[i].stream);
+  }
+  NCCL(ncclGroupStart());
+  for (int i = 0; i < there.locals; ++i) {
+    NCCL(make_call(&there.local[i], call, there.local[i].comm, there.local[i].stream));
+  }
+  NCCL(ncclGroupEnd());
+  for (int i = 0; i < there.locals; ++i) {
+    NCCL(ncclCommCount(there.local[i].comm, &there.ranks));
+    look_at(&there, &there.local[i], call, there.local[i].stream);
+  }
+  world->failures += there.failures;
+  world->checks += there.checks;
+}
+
+static void destroy(struct World* world, ncclComm_t* comms) {
+  FOR_LOCALS(local) {
+    use(world, local);
+    if (comms[local - world->local]) NCCL(ncclCommDestroy(comms[local - world->local]));
+  }
+}
+
+void run_split(struct World* world) {
+  ncclComm_t child[kMostRanks], grandchild[kMostRanks];
+  for (int way = 0; way < 3; ++way) {  // all; even and odd, backwards; all but the last
+    begin_calls(world);
+    FOR_LOCALS(local) {
+      const int last = local->rank == world->ranks - 1;
+      const int color = way == 0 ? 7 : way == 1 ? local->rank % 2 : last ? NCCL_SPLIT_NOCOLOR : 0;
+      NCCL(ncclCommSplit(local->comm, color, way == 1 ? -local->rank : 0, &child[local - world->local], NULL));
+    }
+    end_calls(world);
+    FOR_LOCALS(local) {
+      const ncclComm_t comm = child[local - world->local];
+      const int last = local->rank == world->ranks - 1, n = world->ranks;
+      int rank, count;
+      if (way == 2 && last) {
+        if (comm) wrong(world, local->rank, "no color, but a communicator");
+        continue;
+      }
+      NCCL(ncclCommUserRank(comm, &rank));
+      NCCL(ncclCommCount(comm, &count));
+      const int evens = (n + 1) / 2, members = way == 0 ? n : way == 1 ? (local->rank % 2 ? n / 2 : evens) : n - 1;
+      const int place = way == 1 ? members - 1 - local->rank / 2 : local->rank;
+      ++world->checks;
+      if (rank != place || count != members) {
+        wrong(world, local->rank, "split: rank %d of %d, expected %d of %d", rank, count, place, members);
+      }
+    }
+    check_on(world, &kSome, child);
+    if (way == 0) {  // a child of a child
+      begin_calls(world);
+      FOR_LOCALS(local) {
+        NCCL(ncclCommSplit(child[local - world->local], 0, local->rank, &grandchild[local - world->local], NULL));
+      }
+      end_calls(world);
+      check_on(world, &kSome, grandchild);
+      destroy(world, grandchild);
+    }
+    destroy(world, child);
+    check(world, &kSome);  // the parent goes on
+  }
+}
+
+void run_shrink(struct World* world) {
+  if (world->ranks < 2) return;
+  ncclComm_t less[kMostRanks];
+  memset(less, 0, sizeof less);
+  int gone = world->ranks - 1;
+  begin_calls(world);
+  FOR_LOCALS(local) {
+    if (local->rank != gone) {
+      NCCL(ncclCommShrink(local->comm, &gone, 1, &less[local - world->local], NULL, 0));
+    }
+  }
+  end_calls(world);
+  check_on(world, &kSome, less);
+  destroy(world, less);
+}
+
+// All but the last rank are a communicator, which the last one joins.
+void run_grow(struct World* world) {
+  if (world->ranks < 2) return;
+  ncclComm_t less[kMostRanks], whole[kMostRanks];
+  memset(less, 0, sizeof less);
+  const int last = world->ranks - 1;
+  begin_calls(world);
+  FOR_LOCALS(local) {
+    const int color = local->rank == last ? NCCL_SPLIT_NOCOLOR : 0;
+    NCCL(ncclCommSplit(local->comm, color, 0, &less[local - world->local], NULL));
+  }
+  end_calls(world);
+  const ncclUniqueId id = next_id(world);
+  begin_calls(world);
+  FOR_LOCALS(local) {
+    const long i = local - world->local;
+    use(world, local);
+    NCCL(ncclCommGrow(less[i], world->ranks, local->rank == 0 || local->rank == last ? &id : NULL,
+                      local->rank == last ? last : -1, &whole[i], NULL));
+  }
+  end_calls(world);
+  check_on(world, &kSome, whole);
+  destroy(world, whole);
+  destroy(world, less);
+}
+
+void run_nonblocking(struct World* world) {
+  ncclComm_t comm[kMostRanks];
+  ncclConfig_t config = config_of(0);
+  make_comms(world, comm, &config);
+  for (int round = 0; round < 3; ++round) {
+    FOR_LOCALS(local) put_in(world, local, &kSome, local->stream);
+    if (world->locals > 1) NCCL(ncclGroupStart());
+    FOR_LOCALS(local) {
+      const long i = local - world->local;
+      const ncclResult_t result = make_call(local, &kSome, comm[i], local->stream);
+      if (result != ncclInProgress) NCCL(result);
+    }
+    if (world->locals > 1) {
+      const ncclResult_t result = ncclGroupEnd();
+      if (result != ncclInProgress) NCCL(result);
+    }
+    FOR_LOCALS(local) NCCL(settled(comm[local - world->local]));
+    FOR_LOCALS(local) look_at(world, local, &kSome, local->stream);
+  }
+  FOR_LOCALS(local) {
+    const ncclResult_t result = ncclCommFinalize(comm[local - world->local]);
+    if (result != ncclInProgress) NCCL(result);
+  }
+  FOR_LOCALS(local) NCCL(settled(comm[local - world->local]));
+  destroy(world, comm);
+}
+
+void run_finalize(struct World* world) {
+  ncclComm_t comm[kMostRanks];
+  make_comms(world, comm, NULL);
+  FOR_LOCALS(local) put_in(world, local, &kSome, local->stream);
+  NCCL(ncclGroupStart());
+  FOR_LOCALS(local) NCCL(make_call(local, &kSome, comm[local - world->local], local->stream));
+  NCCL(ncclGroupEnd());
+  NCCL(ncclGroupStart());
+  FOR_LOCALS(local) NCCL(ncclCommFinalize(comm[local - world->local]));
+  NCCL(ncclGroupEnd());
+  FOR_LOCALS(local) look_at(world, local, &kSome, local->stream);
+  destroy(world, comm);
+}
+
+// The last rank never makes the call that all others wait in. Everybody aborts; nobody hangs, and the streams and
+// the other communicators go on.
+void run_abort(struct World* world) {
+  if (world->ranks < 2) return;
+  for (int kind = 0; kind < 2; ++kind) {
+    ncclComm_t comm[kMostRanks];
+    make_comms(world, comm, NULL);
+    struct Call call = kSome;
+    if (kind == 1) call.kind = kAllGather;
+    NCCL(ncclGroupStart());
+    FOR_LOCALS(local) {
+      if (local->rank != world->ranks - 1) {
+        NCCL(make_call(local, &call, comm[local - world->local], local->stream));
+      }
+    }
+    NCCL(ncclGroupEnd());
+    usleep(30000);
+    FOR_LOCALS(local) {
+      use(world, local);
+      NCCL(ncclCommAbort(comm[local - world->local]));
+    }
+    synchronize(world);
+    ++world->checks;
+  }
+  check(world, &kSome);
+}

@@ -1,0 +1,64 @@
+// Who are the ranks of this process, and what do they own? One thread drives one or more of them.
+#pragma once
+
+#include <stdbool.h>
+
+#include "cuda_calls.h"
+
+enum { kMostRanks = 16 };
+
+struct Options {
+  const char* mode;      // process, threads, all, group
+  const char* cases;     // comma list, or "all"
+  const char* id;        // files that carry unique ids begin with this
+  long sizes[32];
+  int size_count, ranks, first_rank, locals, device_shift;
+};
+
+struct Local {
+  int rank, device;
+  CUcontext context;
+  cudaStream_t stream;
+  ncclComm_t comm;
+  CUdeviceptr send, recv;  // kBufferBytes each
+};
+
+struct World {
+  const struct Options* options;
+  int ranks, locals, ids;  // ids: unique ids used so far
+  struct Local local[kMostRanks];
+  const char* what;        // the case that runs
+  long checks, failures;
+};
+
+enum { kBufferBytes = 1 << 21, kGuardBytes = 256 };
+
+void set_up(struct World* world);
+void tear_down(struct World* world);
+
+// Notes a failure, with the place; the case goes on.
+void wrong(struct World* world, int rank, const char* format, ...) __attribute__((format(printf, 3, 4)));
+
+// A result that must be ncclSuccess, and one of the driver that must be 0; else the program ends: nobody could go on.
+void nccl(struct World* world, ncclResult_t result, const char* call);
+void cu(struct World* world, int result, const char* call);
+#define NCCL(call) nccl(world, (call), #call)
+#define CU(call) cu(world, (call), #call)
+
+void use(struct World* world, const struct Local* local);  // makes its device current
+void synchronize(struct World* world);                      // all streams of local ranks
+
+// The next unique id, the same on all ranks.
+ncclUniqueId next_id(struct World* world);
+
+// For all local ranks: { ncclGroupStart; for each …; ncclGroupEnd } where there are several.
+void begin_calls(struct World* world);
+void end_calls(struct World* world);
+#define FOR_LOCALS(local) \
+  for (struct Local* local = world->local; local < world->local + world->locals; ++local)
+
+// One communicator over all ranks, into out[] by local rank; config may be NULL.
+void make_comms(struct World* world, ncclComm_t* out, ncclConfig_t* config);
+ncclConfig_t config_of(int blocking);
+// Waits until the communicator is not in progress any longer, and says what it is then.
+ncclResult_t settled(ncclComm_t comm);

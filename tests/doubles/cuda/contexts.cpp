@@ -1,0 +1,164 @@
+#include "contexts.h"
+
+#include <mutex>
+#include <set>
+#include <vector>
+
+#include "devices.h"
+#include "entry.h"
+#include "streams.h"
+
+struct CUctx_st {
+  int device = 0;
+  int retained = 0;
+  unsigned flags = 0;
+  std::set<int> peers;
+};
+
+namespace cuda_double {
+namespace {
+
+std::mutex& guard() {
+  static std::mutex& only = *new std::mutex;
+  return only;
+}
+
+std::vector<CUctx_st>& contexts() {
+  static std::vector<CUctx_st>& only = *[] {
+    auto* made = new std::vector<CUctx_st>(machine().devices.size());
+    for (std::size_t device = 0; device < made->size(); ++device) (*made)[device].device = static_cast<int>(device);
+    return made;
+  }();
+  return only;
+}
+
+thread_local std::vector<CUcontext> stack;
+
+CUcontext current() { return stack.empty() ? nullptr : stack.back(); }
+
+}  // namespace
+
+int device_of(CUcontext context) {
+  for (CUctx_st& one : contexts()) {
+    if (&one == context) return one.device;
+  }
+  return -1;
+}
+
+CUresult current_usable() {
+  if (!current()) return kInvalidContext;
+  std::lock_guard<std::mutex> lock(guard());
+  return current()->retained > 0 ? kSuccess : kContextIsDestroyed;
+}
+
+int current_device() { return current() ? current()->device : -1; }
+
+bool may_reach(int device, int peer) {
+  std::lock_guard<std::mutex> lock(guard());
+  return device == peer || contexts()[static_cast<std::size_t>(device)].peers.count(peer) > 0;
+}
+
+}  // namespace cuda_double
+
+using namespace cuda_double;
+
+CU_API cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
+  CU_ENTER(kDriver);
+  if (!context) return kInvalidValue;
+  if (!machine().has(device)) return kInvalidDevice;
+  std::lock_guard<std::mutex> lock(guard());
+  *context = &contexts()[static_cast<std::size_t>(device)];
+  ++(*context)->retained;
+  return kSuccess;
+}
+
+CU_API cuDevicePrimaryCtxRelease_v2(CUdevice device) {
+  CU_ENTER(kDriver);
+  if (!machine().has(device)) return kInvalidDevice;
+  std::lock_guard<std::mutex> lock(guard());
+  CUctx_st& context = contexts()[static_cast<std::size_t>(device)];
+  if (context.retained == 0) return kInvalidContext;
+  if (--context.retained == 0) context.peers.clear();
+  return kSuccess;
+}
+
+CU_API cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned flags) {
+  CU_ENTER(kDriver);
+  if (!machine().has(device)) return kInvalidDevice;
+  std::lock_guard<std::mutex> lock(guard());
+  contexts()[static_cast<std::size_t>(device)].flags = flags;
+  return kSuccess;
+}
+
+CU_API cuDevicePrimaryCtxGetState(CUdevice device, unsigned* flags, int* active) {
+  CU_ENTER(kDriver);
+  if (!flags || !active) return kInvalidValue;
+  if (!machine().has(device)) return kInvalidDevice;
+  std::lock_guard<std::mutex> lock(guard());
+  *flags = contexts()[static_cast<std::size_t>(device)].flags;
+  *active = contexts()[static_cast<std::size_t>(device)].retained > 0;
+  return kSuccess;
+}
+
+CU_API cuCtxPushCurrent_v2(CUcontext context) {
+  CU_ENTER(kDriver);
+  if (!context || device_of(context) < 0) return kInvalidContext;
+  stack.push_back(context);
+  return kSuccess;
+}
+
+CU_API cuCtxPopCurrent_v2(CUcontext* context) {
+  CU_ENTER(kDriver);
+  if (stack.empty()) return kInvalidContext;
+  if (context) *context = stack.back();
+  stack.pop_back();
+  return kSuccess;
+}
+
+CU_API cuCtxSetCurrent(CUcontext context) {
+  CU_ENTER(kDriver);
+  if (context && device_of(context) < 0) return kInvalidContext;
+  if (!stack.empty()) stack.pop_back();
+  if (context) stack.push_back(context);
+  return kSuccess;
+}
+
+CU_API cuCtxGetCurrent(CUcontext* context) {
+  CU_ENTER(kDriver);
+  if (!context) return kInvalidValue;
+  *context = current();
+  return kSuccess;
+}
+
+CU_API cuCtxGetDevice(CUdevice* device) {
+  CU_ENTER(kDriver);
+  if (!device) return kInvalidValue;
+  if (!current()) return kInvalidContext;
+  *device = current()->device;
+  return kSuccess;
+}
+
+CU_API cuCtxSynchronize() {
+  CU_ENTER(kDriver | kContext | kNoCapture);
+  wait_for_device(current_device());
+  return kSuccess;
+}
+
+CU_API cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
+  CU_ENTER(kDriver | kContext);
+  if (flags != 0) return kInvalidValue;
+  const int device = device_of(peer);
+  if (device < 0) return kInvalidContext;
+  if (device == current_device()) return kInvalidDevice;
+  if (!machine().can_reach(current_device(), device)) return kPeerAccessUnsupported;
+  std::lock_guard<std::mutex> lock(guard());
+  return current()->peers.insert(device).second ? kSuccess : kPeerAccessAlreadyEnabled;
+}
+
+CU_API cuCtxDisablePeerAccess(CUcontext peer) {
+  CU_ENTER(kDriver | kContext);
+  const int device = device_of(peer);
+  if (device < 0) return kInvalidContext;
+  std::lock_guard<std::mutex> lock(guard());
+  return current()->peers.erase(device) ? kSuccess : kPeerAccessNotEnabled;
+}

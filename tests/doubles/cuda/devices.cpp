@@ -1,0 +1,231 @@
+#include "devices.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "entry.h"
+
+namespace cuda_double {
+namespace {
+
+std::vector<std::string> words(const char* name) {
+  std::vector<std::string> found;
+  const char* text = std::getenv(name);
+  std::string rest = text ? text : "";
+  while (!rest.empty()) {
+    const std::size_t comma = rest.find(',');
+    found.push_back(rest.substr(0, comma));
+    rest = comma == std::string::npos ? "" : rest.substr(comma + 1);
+  }
+  return found;
+}
+
+std::vector<std::pair<int, int>> pairs(const char* name) {
+  std::vector<std::pair<int, int>> found;
+  for (const std::string& word : words(name)) {
+    int from = -1, to = -1;
+    if (std::sscanf(word.c_str(), "%d-%d", &from, &to) != 2) {
+      std::fprintf(stderr, "cuda double: %s wants pairs such as 0-1, got %s\n", name, word.c_str());
+      std::abort();
+    }
+    found.emplace_back(from, to);
+  }
+  return found;
+}
+
+bool holds(const std::vector<std::pair<int, int>>& list, int a, int b) {
+  return std::find(list.begin(), list.end(), std::make_pair(a, b)) != list.end();
+}
+
+Machine described() {
+  Machine made;
+  const char* name = std::getenv("BLINK_DOUBLE_NAME");
+  made.name = name ? name : "Test Double GPU";
+  made.memory_bytes = static_cast<std::size_t>(setting("BLINK_DOUBLE_MEMORY", 4L << 30));
+  made.arch = static_cast<int>(setting("BLINK_DOUBLE_ARCH", 90));
+  made.multiprocessors = static_cast<int>(setting("BLINK_DOUBLE_SMS", 132));
+  made.occupancy = static_cast<int>(setting("BLINK_DOUBLE_OCCUPANCY", 0));
+  made.no_peer = pairs("BLINK_DOUBLE_NO_PEER");
+  made.bad_peer = pairs("BLINK_DOUBLE_BAD_PEER");
+  const int count = static_cast<int>(setting("BLINK_DOUBLE_DEVICES", 4));
+  const std::vector<std::string> bus_ids = words("BLINK_DOUBLE_BUS_IDS");
+  std::vector<int> visible;
+  if (std::getenv("CUDA_VISIBLE_DEVICES")) {
+    // The first number that is no device hides all that follow, as in CUDA.
+    for (const std::string& word : words("CUDA_VISIBLE_DEVICES")) {
+      const int number = std::atoi(word.c_str());
+      if (number < 0 || number >= count) break;
+      visible.push_back(number);
+    }
+  } else {
+    for (int number = 0; number < count; ++number) visible.push_back(number);
+  }
+  for (int number : visible) {
+    Device device{number, "", {}};
+    char text[32];
+    std::snprintf(text, sizeof text, "0000:%02x:00.0", number);
+    device.bus_id = number < static_cast<int>(bus_ids.size()) ? bus_ids[static_cast<std::size_t>(number)] : text;
+    std::memcpy(device.uuid.bytes, "test-double-gpu", 15);
+    device.uuid.bytes[15] = static_cast<char>(number);
+    made.devices.push_back(device);
+  }
+  return made;
+}
+
+}  // namespace
+
+long setting(const char* name, long otherwise) {
+  const char* text = std::getenv(name);
+  return text && *text ? std::atol(text) : otherwise;
+}
+
+const Machine& machine() {
+  static const Machine& only = *new Machine(described());
+  return only;
+}
+
+bool Machine::can_reach(int ordinal, int peer) const {
+  return ordinal != peer && !holds(no_peer, devices[static_cast<std::size_t>(ordinal)].number,
+                                   devices[static_cast<std::size_t>(peer)].number);
+}
+
+bool Machine::spoils(int from, int to) const {
+  if (bad_peer.empty() || !has(from) || !has(to)) return false;
+  return holds(bad_peer, devices[static_cast<std::size_t>(from)].number, devices[static_cast<std::size_t>(to)].number);
+}
+
+int Machine::ordinal_of(const CUuuid& uuid) const {
+  for (std::size_t ordinal = 0; ordinal < devices.size(); ++ordinal) {
+    if (!std::memcmp(devices[ordinal].uuid.bytes, uuid.bytes, sizeof uuid.bytes)) return static_cast<int>(ordinal);
+  }
+  return -1;
+}
+
+int occupancy_of(int threads) {
+  const int given = machine().occupancy;
+  return given > 0 ? given : std::max(1, std::min(32, 2048 / std::max(threads, 64)));
+}
+
+}  // namespace cuda_double
+
+using namespace cuda_double;
+
+CU_API cuInit(unsigned flags) {
+  CU_ENTER(kNothing);
+  if (flags != 0) return kInvalidValue;
+  if (machine().devices.empty()) return kNoDevice;
+  mark_initialized();
+  return kSuccess;
+}
+
+CU_API cuDriverGetVersion(int* version) {
+  CU_ENTER(kNothing);
+  if (!version) return kInvalidValue;
+  *version = static_cast<int>(setting("BLINK_DOUBLE_DRIVER_VERSION", 13000));
+  return kSuccess;
+}
+
+CU_API cuDeviceGetCount(int* count) {
+  CU_ENTER(kDriver);
+  if (!count) return kInvalidValue;
+  *count = static_cast<int>(machine().devices.size());
+  return kSuccess;
+}
+
+CU_API cuDeviceGet(CUdevice* device, int ordinal) {
+  CU_ENTER(kDriver);
+  if (!device) return kInvalidValue;
+  if (!machine().has(ordinal)) return kInvalidDevice;
+  *device = ordinal;
+  return kSuccess;
+}
+
+CU_API cuDeviceGetName(char* name, int length, CUdevice device) {
+  CU_ENTER(kDriver);
+  if (!name || length <= 0) return kInvalidValue;
+  if (!machine().has(device)) return kInvalidDevice;
+  std::snprintf(name, static_cast<std::size_t>(length), "%s", machine().name.c_str());
+  return kSuccess;
+}
+
+#ifndef CUDA_DOUBLE_OLD  // the variant that is built without this function stands for a driver that is too old
+CU_API cuDeviceGetUuid_v2(CUuuid* uuid, CUdevice device) {
+  CU_ENTER(kDriver);
+  if (!uuid) return kInvalidValue;
+  if (!machine().has(device)) return kInvalidDevice;
+  *uuid = machine().devices[static_cast<std::size_t>(device)].uuid;
+  return kSuccess;
+}
+#endif
+
+CU_API cuDeviceGetPCIBusId(char* text, int length, CUdevice device) {
+  CU_ENTER(kDriver);
+  if (!text || length <= 0) return kInvalidValue;
+  if (!machine().has(device)) return kInvalidDevice;
+  const std::string& id = machine().devices[static_cast<std::size_t>(device)].bus_id;
+  if (static_cast<int>(id.size()) >= length) return kInvalidValue;
+  std::snprintf(text, static_cast<std::size_t>(length), "%s", id.c_str());
+  return kSuccess;
+}
+
+CU_API cuDeviceGetByPCIBusId(CUdevice* device, const char* text) {
+  CU_ENTER(kDriver);
+  if (!device || !text) return kInvalidValue;
+  for (std::size_t ordinal = 0; ordinal < machine().devices.size(); ++ordinal) {
+    if (machine().devices[ordinal].bus_id == text) return *device = static_cast<int>(ordinal), kSuccess;
+  }
+  return kInvalidDevice;
+}
+
+CU_API cuDeviceGetAttribute(int* value, int attribute, CUdevice device) {
+  CU_ENTER(kDriver);
+  if (!value) return kInvalidValue;
+  if (!machine().has(device)) return kInvalidDevice;
+  unsigned domain = 0, bus = 0, slot = 0;
+  std::sscanf(machine().devices[static_cast<std::size_t>(device)].bus_id.c_str(), "%x:%x:%x", &domain, &bus, &slot);
+  switch (attribute) {
+    case 1: *value = 1024; break;                       // threads per block
+    case 8: *value = 49152; break;                      // shared memory per block
+    case 10: *value = 32; break;                        // warp size
+    case 16: *value = machine().multiprocessors; break;
+    case 33: *value = static_cast<int>(bus); break;
+    case 34: *value = static_cast<int>(slot); break;
+    case 39: *value = 2048; break;                      // threads per multiprocessor
+    case 40: *value = 2; break;                         // copy engines
+    case 41: *value = 1; break;                         // unified addresses
+    case 50: *value = static_cast<int>(domain); break;
+    case 75: *value = machine().arch / 10; break;
+    case 76: *value = machine().arch % 10; break;
+    case 97: *value = 232448; break;                    // shared memory that a block may ask for
+    case 122: *value = setting("BLINK_DOUBLE_MEM_OPS", 1) ? 1 : 0; break;  // stream memory operations of 64 bits
+    default:
+      if (attribute < 1 || attribute > 200) return kInvalidValue;
+      *value = 0;
+  }
+  return kSuccess;
+}
+
+CU_API cuDeviceTotalMem_v2(std::size_t* bytes, CUdevice device) {
+  CU_ENTER(kDriver);
+  if (!bytes) return kInvalidValue;
+  if (!machine().has(device)) return kInvalidDevice;
+  *bytes = machine().memory_bytes;
+  return kSuccess;
+}
+
+CU_API cuDeviceCanAccessPeer(int* can, CUdevice device, CUdevice peer) {
+  CU_ENTER(kDriver);
+  if (!can) return kInvalidValue;
+  if (!machine().has(device) || !machine().has(peer)) return kInvalidDevice;
+  *can = machine().can_reach(device, peer) ? 1 : 0;
+  return kSuccess;
+}
+
+CU_API cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, CUfunction function, int threads, std::size_t) {
+  CU_ENTER(kContext | kDriver);
+  if (!blocks || !function || threads < 1 || threads > 1024) return kInvalidValue;
+  *blocks = occupancy_of(threads);
+  return kSuccess;
+}

@@ -1,0 +1,45 @@
+// Which GPUs does this machine have? Those that the environment describes.
+//
+//   BLINK_DOUBLE_DEVICES (4)   BLINK_DOUBLE_BUS_IDS (0000:00:00.0,…)   BLINK_DOUBLE_ARCH (90)   BLINK_DOUBLE_SMS (132)
+//   BLINK_DOUBLE_NAME   BLINK_DOUBLE_MEMORY (bytes, 4 GiB)   BLINK_DOUBLE_OCCUPANCY (blocks per multiprocessor)
+//   BLINK_DOUBLE_MEM_OPS (1): 0: its streams have no memory operations of 64 bits
+//   BLINK_DOUBLE_NO_PEER="0-1,2-0": device 0 cannot reach 1, 2 cannot reach 0
+//   BLINK_DOUBLE_BAD_PEER="1-2": a copy from 1 to 2 silently spoils one byte
+//   CUDA_VISIBLE_DEVICES: numbers only
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "api.h"
+
+namespace cuda_double {
+
+struct Device {
+  int number;  // in the machine; its place among all visible ones is its ordinal
+  std::string bus_id;
+  CUuuid uuid;
+};
+
+struct Machine {
+  std::vector<Device> devices;  // the visible ones, by ordinal
+  std::string name;
+  std::size_t memory_bytes;
+  int arch, multiprocessors, occupancy;  // occupancy 0: as many as 2048 threads allow
+  std::vector<std::pair<int, int>> no_peer, bad_peer;  // by number
+
+  bool can_reach(int ordinal, int peer) const;
+  bool spoils(int from, int to) const;
+  int ordinal_of(const CUuuid& uuid) const;  // -1: not visible here
+  bool has(CUdevice ordinal) const { return ordinal >= 0 && ordinal < static_cast<int>(devices.size()); }
+};
+
+const Machine& machine();
+
+// Blocks of that many threads which fit on one multiprocessor together.
+int occupancy_of(int threads);
+
+long setting(const char* name, long otherwise);
+
+}  // namespace cuda_double

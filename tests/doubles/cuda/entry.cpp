@@ -1,0 +1,106 @@
+#include "entry.h"
+
+#include <fcntl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "contexts.h"
+#include "streams.h"
+
+namespace cuda_double {
+namespace {
+
+std::atomic<int> initialized_by{0};
+
+// "cuMemAlloc_v2:2:2,cuInit:*:100": function, which of its calls (from 1, or all), the error.
+struct Fault { std::string function; long nth; CUresult error; };
+
+struct Faults {
+  std::mutex mutex;
+  std::vector<Fault> list;
+  std::map<std::string, long> calls;
+
+  Faults() {
+    const char* text = std::getenv("BLINK_DOUBLE_FAIL");
+    std::string rest = text ? text : "";
+    while (!rest.empty()) {
+      const std::size_t comma = rest.find(',');
+      const std::string one = rest.substr(0, comma);
+      rest = comma == std::string::npos ? "" : rest.substr(comma + 1);
+      const std::size_t first = one.find(':'), second = one.find(':', first + 1);
+      if (first == std::string::npos || second == std::string::npos) {
+        std::fprintf(stderr, "cuda double: BLINK_DOUBLE_FAIL wants function:call:error, got %s\n", one.c_str());
+        std::abort();
+      }
+      const std::string nth = one.substr(first + 1, second - first - 1);
+      list.push_back({one.substr(0, first), nth == "*" ? 0 : std::atol(nth.c_str()),
+                      std::atoi(one.c_str() + second + 1)});
+    }
+  }
+
+  CUresult ask(const char* function) {
+    if (list.empty()) return kSuccess;
+    std::lock_guard<std::mutex> lock(mutex);
+    const long call = ++calls[function];
+    for (const Fault& fault : list) {
+      if (fault.function == function && (fault.nth == 0 || fault.nth == call)) return fault.error;
+    }
+    return kSuccess;
+  }
+};
+
+int journal() {
+  static const int file = [] {
+    const char* path = std::getenv("BLINK_DOUBLE_JOURNAL");
+    return path && *path ? open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600) : -1;
+  }();
+  return file;
+}
+
+void note(const char* function, unsigned needs, CUstream stream) {
+  const int file = journal();
+  if (file < 0) return;
+  char name[32] = "-";
+  if (needs & kOnStream) {
+    const auto number = reinterpret_cast<std::uintptr_t>(stream);
+    if (number <= 1) std::strcpy(name, "legacy");
+    else if (number == 2) std::strcpy(name, "thread");
+    else std::snprintf(name, sizeof name, "%p", static_cast<void*>(stream));
+  }
+  char line[160];
+  const int length = std::snprintf(line, sizeof line, "%s %s %d %ld\n", function, name, static_cast<int>(getpid()),
+                                   syscall(SYS_gettid));
+  if (write(file, line, static_cast<std::size_t>(length)) != length) std::abort();
+}
+
+}  // namespace
+
+void mark_initialized() { initialized_by = getpid(); }
+
+CUresult enter(const char* function, unsigned needs, CUstream stream) {
+  static Faults& faults = *new Faults;
+  note(function, needs, stream);
+  if (CUresult wanted = faults.ask(function)) return wanted;
+  if (needs & ~static_cast<unsigned>(kOnStream)) {
+    // A child made by fork has not initialised CUDA, whatever its memory says.
+    if (initialized_by.load() != getpid()) return kNotInitialized;
+  }
+  if (needs & kContext) {
+    if (CUresult error = current_usable()) return error;
+  }
+  if (needs & kNoCapture) {
+    if (CUresult error = refuse_while_capturing()) return error;
+  }
+  return kSuccess;
+}
+
+}  // namespace cuda_double

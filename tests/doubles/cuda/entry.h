@@ -1,0 +1,28 @@
+// May this call go on? Every function of the double asks first: the call is written into the journal, told to fail if
+// a test wants that, and refused where the real driver refuses it.
+#pragma once
+
+#include "api.h"
+
+namespace cuda_double {
+
+enum Needs : unsigned {
+  kNothing = 0,
+  kDriver = 1,       // cuInit was called, in this process and not in its parent
+  kContext = 2,      // and a context is current
+  kNoCapture = 4,    // and is not among what CUDA calls unsafe while a stream is captured
+  kOnStream = 8,     // the stream is worth a word in the journal
+};
+
+// 0, or the error to return. Journal line: "<function> <stream> <process> <thread>"; the stream is "-" where the call
+// takes none, "legacy", "thread", or its address.
+CUresult enter(const char* function, unsigned needs, CUstream stream = nullptr);
+
+void mark_initialized();
+
+}  // namespace cuda_double
+
+#define CU_ENTER(needs) \
+  if (CUresult refused = ::cuda_double::enter(__func__, (needs))) return refused
+#define CU_ENTER_STREAM(needs, stream) \
+  if (CUresult refused = ::cuda_double::enter(__func__, (needs) | ::cuda_double::kOnStream, (stream))) return refused

@@ -1,0 +1,140 @@
+#include "graphs.h"
+
+#include <algorithm>
+
+#include "contexts.h"
+#include "entry.h"
+#include "handles.h"
+#include "threads.h"
+
+using namespace cuda_double;
+
+namespace {
+
+// Everything that was captured in other streams must lead back to the stream where the capture began.
+bool joined(const Capture& capture, const Stream& origin) {
+  std::vector<bool> leads(capture.nodes.size(), false);
+  std::vector<int> open = origin.heads;
+  while (!open.empty()) {
+    const auto node = static_cast<std::size_t>(open.back());
+    open.pop_back();
+    if (leads[node]) continue;
+    leads[node] = true;
+    open.insert(open.end(), capture.nodes[node].after.begin(), capture.nodes[node].after.end());
+  }
+  return std::all_of(leads.begin(), leads.end(), [](bool one) { return one; });
+}
+
+// Runs each node when those before it have run, side by side where nothing orders them.
+void run(const std::vector<Node>& nodes) {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::vector<bool> begun(nodes.size(), false), done(nodes.size(), false);
+  std::size_t finished = 0;
+  std::mt19937_64 random(seed());
+  std::unique_lock<std::mutex> lock(mutex);
+  while (finished < nodes.size()) {
+    std::vector<std::size_t> ready;
+    for (std::size_t n = 0; n < nodes.size(); ++n) {
+      const auto& after = nodes[n].after;
+      const auto is_done = [&](int before) { return done[static_cast<std::size_t>(before)]; };
+      if (!begun[n] && std::all_of(after.begin(), after.end(), is_done)) ready.push_back(n);
+    }
+    if (seed()) std::shuffle(ready.begin(), ready.end(), random);
+    for (const std::size_t n : ready) {
+      begun[n] = true;
+      const std::uint64_t own_seed = random();
+      run_in_thread([&, n, own_seed] {
+        std::mt19937_64 own(own_seed);
+        dawdle(own);
+        if (nodes[n].work) nodes[n].work();
+        std::lock_guard<std::mutex> inner(mutex);
+        done[n] = true;
+        ++finished;
+        changed.notify_all();
+      });
+    }
+    changed.wait(lock);
+  }
+}
+
+}  // namespace
+
+CU_API cuStreamEndCapture(CUstream handle, CUgraph* out) {
+  CU_ENTER_STREAM(kDriver | kContext, handle);
+  const auto stream = stream_of(handle);
+  if (!stream) return kInvalidHandle;
+  if (!out) return kInvalidValue;
+  *out = nullptr;
+  auto graph = std::make_shared<CUgraph_st>();
+  {
+    std::lock_guard<std::mutex> lock(engine());
+    const auto capture = stream->capture;
+    if (!capture) return kIllegalState;
+    if (capture->origin != stream.get()) return kCaptureUnmatched;
+    if (capture->mode != kCaptureModeRelaxed && capture->thread != std::this_thread::get_id()) {
+      return kCaptureWrongThread;
+    }
+    const bool invalid = capture->invalid, whole = joined(*capture, *stream);
+    for (const auto& weak : capture->streams) {
+      if (const auto one = weak.lock()) {
+        one->capture = nullptr;
+        one->heads.clear();
+      }
+    }
+    capture->ended = true;
+    if (invalid) return kCaptureInvalidated;
+    if (!whole) return kCaptureUnjoined;
+    graph->nodes = std::move(capture->nodes);
+  }
+  *out = handles<CUgraph_st>().add(graph);
+  return kSuccess;
+}
+
+CU_API cuGraphGetNodes(CUgraph handle, void** nodes, std::size_t* count) {
+  CU_ENTER(kDriver);
+  const auto graph = handles<CUgraph_st>().find(handle);
+  if (!graph || !count || nodes) return kInvalidValue;  // only their number
+  *count = graph->nodes.size();
+  return kSuccess;
+}
+
+CU_API cuGraphInstantiateWithFlags(CUgraphExec* out, CUgraph handle, unsigned long long) {
+  CU_ENTER(kDriver | kContext);
+  const auto graph = handles<CUgraph_st>().find(handle);
+  if (!out || !graph) return kInvalidValue;
+  auto exec = std::make_shared<CUgraphExec_st>();
+  exec->nodes = std::make_shared<const std::vector<Node>>(graph->nodes);
+  *out = handles<CUgraphExec_st>().add(exec);
+  return kSuccess;
+}
+
+CU_API cuGraphLaunch(CUgraphExec handle, CUstream stream) {
+  CU_ENTER_STREAM(kDriver | kContext, stream);
+  const auto exec = handles<CUgraphExec_st>().find(handle);
+  if (!exec) return kInvalidValue;
+  const auto into = stream_of(stream);
+  if (!into) return kInvalidHandle;
+  std::lock_guard<std::mutex> lock(engine());
+  if (CUresult error = check_capture(*into)) return error;
+  const auto nodes = exec->nodes;
+  if (into->capture) {  // a graph inside a graph: one node that runs it all
+    into->capture->nodes.push_back({[nodes] { run(*nodes); }, into->heads});
+    into->heads = {static_cast<int>(into->capture->nodes.size()) - 1};
+    return kSuccess;
+  }
+  std::vector<OpPtr> after;
+  if (exec->last) after.push_back(exec->last);
+  exec->last = enqueue(*into, [nodes] { run(*nodes); }, std::move(after));
+  return kSuccess;
+}
+
+CU_API cuGraphExecDestroy(CUgraphExec handle) {
+  CU_ENTER(kDriver);
+  return handles<CUgraphExec_st>().remove(handle) ? kSuccess : kInvalidValue;
+}
+
+CU_API cuGraphDestroy(CUgraph handle) {
+  CU_ENTER(kDriver);
+  return handles<CUgraph_st>().remove(handle) ? kSuccess : kInvalidValue;
+}

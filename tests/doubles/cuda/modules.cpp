@@ -1,0 +1,230 @@
+// What is a kernel here? A function `void name(const blink::Call*, uint32_t block)` of a shared object for this CPU,
+// which takes a cubin's place; each block of a launch is one thread.
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <elf.h>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "blink/call.h"
+#include "contexts.h"
+#include "devices.h"
+#include "entry.h"
+#include "handles.h"
+#include "streams.h"
+#include "threads.h"
+
+using namespace cuda_double;
+
+typedef void (*Kernel)(const blink::Call*, std::uint32_t);
+
+struct CUfunc_st {
+  Kernel kernel = nullptr;
+  int device = 0;
+};
+
+struct CUmod_st {
+  void* library = nullptr;
+  int file = -1;
+  int device = 0;
+  std::vector<CUfunction> functions;
+  std::mutex mutex;
+};
+
+namespace {
+
+constexpr unsigned kMostThreads = 1024;
+constexpr int kUnitsPerMultiprocessor = 32;
+
+// How many bytes the ELF file in memory has: its section headers come last, or a segment does.
+std::size_t elf_bytes(const void* image) {
+  Elf64_Ehdr header;
+  std::memcpy(&header, image, sizeof header);
+  if (header.e_ident[EI_CLASS] != ELFCLASS64 || header.e_machine != EM_X86_64 || header.e_type != ET_DYN) return 0;
+  std::size_t end = header.e_shoff + std::size_t{header.e_shnum} * header.e_shentsize;
+  for (int i = 0; i < header.e_phnum; ++i) {
+    Elf64_Phdr segment;
+    std::memcpy(&segment, static_cast<const char*>(image) + header.e_phoff + i * header.e_phentsize, sizeof segment);
+    if (segment.p_offset + segment.p_filesz > end) end = segment.p_offset + segment.p_filesz;
+  }
+  return end;
+}
+
+// dlopen() takes a name that it has seen for the same library: a number that was never used before makes a new name.
+int unused_file(int file) {
+  static std::atomic<int> next{2000};
+  const int unused = fcntl(file, F_DUPFD_CLOEXEC, next.fetch_add(1));
+  close(file);
+  return unused;
+}
+
+// A cubin for sm_90 runs on 9.0 and later 9.x, and nowhere else. The compiler double writes down what it was asked for:
+// "sm_80,sm_90".
+bool runs_here(void* library, int arch) {
+  const char* made_for = static_cast<const char*>(dlsym(library, "test_double_arch"));
+  if (!made_for) return true;
+  while (const char* const at = std::strstr(made_for, "sm_")) {
+    const int wanted = std::atoi(at + 3);
+    if (wanted / 10 == arch / 10 && wanted % 10 <= arch % 10) return true;
+    made_for = at + 3;
+  }
+  return false;
+}
+
+// What the blocks of all kernels on one device share. A block that finds no room waits until another one ends.
+struct Room {
+  std::mutex mutex;
+  std::condition_variable freed;
+  int units = 0;
+};
+
+Room& room(int device) {
+  static std::vector<Room>& rooms = *[] {
+    auto* made = new std::vector<Room>(machine().devices.size());
+    for (Room& one : *made) one.units = machine().multiprocessors * kUnitsPerMultiprocessor;
+    return made;
+  }();
+  return rooms[static_cast<std::size_t>(device)];
+}
+
+struct Launch {
+  Kernel kernel;
+  int device;
+  std::uint32_t blocks;
+  int units;  // of each block
+  blink::Call call;
+
+  void run() const {
+    std::mutex mutex;
+    std::condition_variable ended;
+    std::uint32_t left = blocks;
+    Room& shared = room(device);
+    std::mt19937_64 random(seed() + blocks);
+    for (std::uint32_t block = 0; block < blocks; ++block) {
+      {
+        std::unique_lock<std::mutex> lock(shared.mutex);
+        shared.freed.wait(lock, [&] { return shared.units >= units; });
+        shared.units -= units;
+      }
+      const std::uint64_t own_seed = random();
+      run_in_thread([&, block, own_seed] {
+        std::mt19937_64 own(own_seed);
+        dawdle(own);
+        kernel(&call, block);
+        {
+          std::lock_guard<std::mutex> lock(shared.mutex);
+          shared.units += units;
+          shared.freed.notify_all();
+        }
+        std::lock_guard<std::mutex> lock(mutex);
+        --left;
+        ended.notify_all();
+      });
+    }
+    std::unique_lock<std::mutex> lock(mutex);
+    ended.wait(lock, [&] { return left == 0; });
+  }
+};
+
+}  // namespace
+
+static CUresult load(CUmodule* out, const void* image) {
+  if (!out || !image) return kInvalidValue;
+  if (std::memcmp(image, ELFMAG, SELFMAG)) return kInvalidImage;
+  const std::size_t bytes = elf_bytes(image);
+  if (bytes == 0) return kInvalidImage;
+  const int first = memfd_create("test-double-module", MFD_CLOEXEC);
+  if (first < 0 || write(first, image, bytes) != static_cast<ssize_t>(bytes)) return kOutOfMemory;
+  auto module = std::make_shared<CUmod_st>();
+  module->file = unused_file(first);
+  module->device = current_device();
+  const std::string path = "/proc/self/fd/" + std::to_string(module->file);
+  module->library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (!module->library) {
+    std::fprintf(stderr, "cuda double: the image cannot be loaded: %s\n", dlerror());
+    close(module->file);
+    return kInvalidImage;
+  }
+  if (!runs_here(module->library, machine().arch)) {
+    dlclose(module->library);
+    close(module->file);
+    return kNoBinaryForGpu;
+  }
+  *out = handles<CUmod_st>().add(module);
+  return kSuccess;
+}
+
+CU_API cuModuleLoadData(CUmodule* out, const void* image) {
+  CU_ENTER(kDriver | kContext | kNoCapture);
+  return load(out, image);
+}
+
+CU_API cuModuleLoadDataEx(CUmodule* out, const void* image, unsigned, int*, void**) {
+  CU_ENTER(kDriver | kContext | kNoCapture);
+  return load(out, image);
+}
+
+CU_API cuModuleUnload(CUmodule handle) {
+  CU_ENTER(kDriver | kContext | kNoCapture);
+  const auto module = handles<CUmod_st>().remove(handle);
+  if (!module) return kInvalidHandle;
+  wait_for_device(module->device);
+  for (CUfunction function : module->functions) handles<CUfunc_st>().remove(function);
+  dlclose(module->library);
+  close(module->file);
+  return kSuccess;
+}
+
+CU_API cuModuleGetFunction(CUfunction* out, CUmodule handle, const char* name) {
+  CU_ENTER(kDriver | kContext);
+  if (!out || !name) return kInvalidValue;
+  const auto module = handles<CUmod_st>().find(handle);
+  if (!module) return kInvalidHandle;
+  void* const symbol = dlsym(module->library, name);
+  if (!symbol) return kNotFound;
+  auto function = std::make_shared<CUfunc_st>();
+  function->kernel = reinterpret_cast<Kernel>(symbol);
+  function->device = module->device;
+  std::lock_guard<std::mutex> lock(module->mutex);
+  *out = handles<CUfunc_st>().add(function);
+  module->functions.push_back(*out);
+  return kSuccess;
+}
+
+CU_API cuFuncGetAttribute(int* value, int attribute, CUfunction handle) {
+  CU_ENTER(kDriver | kContext);
+  if (!value || attribute < 0 || attribute > 20) return kInvalidValue;
+  if (!handles<CUfunc_st>().find(handle)) return kInvalidHandle;
+  *value = attribute == 0 ? static_cast<int>(kMostThreads) : 0;
+  return kSuccess;
+}
+
+CU_API cuLaunchKernel(CUfunction handle, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                      unsigned block_y, unsigned block_z, unsigned, CUstream stream, void** parameters, void** extra) {
+  CU_ENTER_STREAM(kDriver | kContext, stream);
+  const auto function = handles<CUfunc_st>().find(handle);
+  const auto into = stream_of(stream);
+  if (!function || !into) return kInvalidHandle;
+  if (grid_x == 0 || grid_y != 1 || grid_z != 1 || block_x == 0 || block_x > kMostThreads || block_y != 1 ||
+      block_z != 1 || extra || !parameters || !parameters[0]) {
+    return kInvalidValue;
+  }
+  if (function->device != into->device || function->device != current_device()) return kInvalidHandle;
+  Launch launch;
+  launch.kernel = function->kernel;
+  launch.device = function->device;
+  launch.blocks = grid_x;
+  launch.units = kUnitsPerMultiprocessor / occupancy_of(static_cast<int>(block_x));
+  std::memcpy(&launch.call, parameters[0], sizeof launch.call);
+  return submit(stream, [launch] { launch.run(); });
+}

@@ -1,0 +1,95 @@
+// When does work in a stream run? Each stream has a thread, which runs its work in order, after the work of other
+// streams that it must wait for, and, with a seed, as late as it likes: what is not ordered happens out of order.
+//
+// BLINK_DOUBLE_SEED: 0 (default): at once. Else: work is held back at random, and some streams hold everything back
+// until somebody waits for it or a few milliseconds have passed.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "api.h"
+
+typedef std::function<void()> Work;
+
+struct CUstream_st;
+
+namespace cuda_double {
+
+typedef CUstream_st Stream;
+
+struct Op {
+  Work work;
+  std::vector<std::shared_ptr<Op>> after;  // empty once it is done
+  std::vector<std::shared_ptr<Stream>> followers;  // whose work waits for this
+  std::weak_ptr<Stream> stream;
+  bool done = false, urgent = false;
+  std::chrono::steady_clock::time_point done_at;
+};
+typedef std::shared_ptr<Op> OpPtr;
+
+struct Node {
+  Work work;
+  std::vector<int> after;  // nodes before it
+};
+
+struct Capture {
+  std::uint64_t id = 0;
+  std::vector<Node> nodes;
+  std::vector<std::weak_ptr<Stream>> streams;
+  Stream* origin = nullptr;
+  int mode = 0;
+  std::thread::id thread;
+  bool invalid = false, ended = false;
+};
+
+}  // namespace cuda_double
+
+// The handle that programs hold is the stream itself.
+struct CUstream_st : std::enable_shared_from_this<CUstream_st> {
+  int device = 0;
+  int number = 0;
+  bool legacy = false, blocking = true, lags = false, closed = false, started = false, fresh = true;
+  std::deque<cuda_double::OpPtr> queue;
+  cuda_double::OpPtr last;
+  std::condition_variable wake;
+  std::mt19937_64 random;
+  std::shared_ptr<cuda_double::Capture> capture;
+  std::vector<int> heads;  // of the capture: what comes next comes after these nodes
+};
+
+namespace cuda_double {
+
+// One lock for streams, events and captures.
+std::mutex& engine();
+
+// The stream that a handle means to the calling thread; nullptr: none.
+std::shared_ptr<Stream> stream_of(CUstream handle);
+
+// Puts work into the stream, or into the capture that the stream takes part in (then *op is empty). `after`: more to
+// wait for. Takes the lock.
+CUresult submit(CUstream handle, Work work, OpPtr* op = nullptr, std::vector<OpPtr> after = {});
+
+// With the lock held:
+CUresult check_capture(Stream& stream);  // 0, or why nothing can be put into the stream
+OpPtr enqueue(Stream& stream, Work work, std::vector<OpPtr> after = {});
+void wait_for(std::unique_lock<std::mutex>& lock, const OpPtr& op);
+void invalidate(Capture& capture);
+
+void wait_for_op(const OpPtr& op);     // takes the lock
+void wait_for_device(int device);     // all that was put into its streams until now; takes the lock
+CUresult refuse_while_capturing();     // kCaptureUnsupported where CUDA calls the call unsafe; the capture is lost
+
+std::uint64_t seed();
+// With a seed: sleeps for a random while, sometimes. For work that has no stream of its own.
+void dawdle(std::mt19937_64& random);
+
+}  // namespace cuda_double

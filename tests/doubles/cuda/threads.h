@@ -1,0 +1,10 @@
+// Which threads run blocks and graph nodes? As many as there is work at once: what spins must never wait for a thread.
+#pragma once
+
+#include <functional>
+
+namespace cuda_double {
+
+void run_in_thread(std::function<void()> work);
+
+}  // namespace cuda_double

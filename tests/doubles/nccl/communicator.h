@@ -1,0 +1,64 @@
+// What is a communicator of this library? A rank's seat at a meeting, its device, and what became of its calls.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "driver.h"
+#include "elements.h"
+#include "meeting.h"
+
+struct ncclComm {
+  std::string key;
+  int ranks = 0, rank = 0, device = -1;
+  bool blocking = true;
+  std::string bus_id;
+  nccl_double::CUcontext context = nullptr;
+  std::shared_ptr<nccl_double::Meeting> meeting;
+  std::uint64_t notices = 0;  // of tell_all
+  int children = 0;           // communicators made of this one
+  std::atomic<int> state{ncclSuccess};  // what ncclCommGetAsyncError says
+  std::atomic<bool> aborted{false}, ready{false}, finalized{false}, revoked{false}, gone{false};
+  void* staging = nullptr;
+  void* staging_handle = nullptr;
+
+  std::mutex mutex;
+  std::condition_variable idle;
+  int pending = 0, running = 0;  // batches that are in streams; that are being worked on
+
+  // Work of one communicator runs in the order of its calls, in whichever streams: the event behind the last.
+  cudaEvent_t order = nullptr;
+  cudaStream_t last_stream = nullptr;
+  bool used = false;
+
+  struct Scale { int dtype; bool on_device; const void* device; char value[8]; bool alive; };
+  std::vector<Scale> scales;  // of ncclRedOpCreatePreMulSum
+  std::string error;
+};
+
+namespace nccl_double {
+
+constexpr std::size_t kStagingBytes = 4096;
+constexpr int kBuiltInOps = 5;
+
+std::shared_ptr<ncclComm> find(const ncclComm* comm);  // nullptr: none that is alive
+
+// The communicator, which is ready for work, or why it is not.
+ncclResult_t usable(const ncclComm* comm, const char* function, std::shared_ptr<ncclComm>* out);
+
+// A communicator on the calling thread's device, known but not joined; nullptr: no GPU.
+std::shared_ptr<ncclComm> make(const ncclConfig_t* config, const ncclComm* parent, ncclResult_t* error);
+void forget(ncclComm* comm);
+
+// Joins the meeting of comm->key as comm->rank of comm->ranks.
+ncclResult_t join(ncclComm& comm);
+Stop stop_of(ncclComm& comm);
+
+ncclResult_t check_config(const ncclConfig_t* config);
+
+}  // namespace nccl_double

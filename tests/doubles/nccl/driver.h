@@ -1,0 +1,55 @@
+// How does the library reach CUDA? By the driver's interface, opened when it is first needed.
+#pragma once
+
+#include <cstddef>
+
+#include "nccl_types.h"
+
+namespace nccl_double {
+
+typedef int CUresult;
+typedef unsigned long long CUdeviceptr;
+typedef struct CUctx_st* CUcontext;
+
+#define NCCL_DOUBLE_DRIVER(X)                                                      \
+  X(init, "cuInit", (unsigned))                                                    \
+  X(device_count, "cuDeviceGetCount", (int*))                                      \
+  X(bus_id, "cuDeviceGetPCIBusId", (char*, int, int))                              \
+  X(primary_retain, "cuDevicePrimaryCtxRetain", (CUcontext*, int))                 \
+  X(push_current, "cuCtxPushCurrent_v2", (CUcontext))                              \
+  X(pop_current, "cuCtxPopCurrent_v2", (CUcontext*))                               \
+  X(set_current, "cuCtxSetCurrent", (CUcontext))                                   \
+  X(get_current, "cuCtxGetCurrent", (CUcontext*))                                  \
+  X(get_device, "cuCtxGetDevice", (int*))                                          \
+  X(mem_alloc, "cuMemAlloc_v2", (CUdeviceptr*, std::size_t))                       \
+  X(mem_free, "cuMemFree_v2", (CUdeviceptr))                                       \
+  X(capture_mode, "cuThreadExchangeStreamCaptureMode", (int*))                     \
+  X(is_capturing, "cuStreamIsCapturing", (cudaStream_t, int*))                     \
+  X(event_create, "cuEventCreate", (cudaEvent_t*, unsigned))                       \
+  X(event_destroy, "cuEventDestroy_v2", (cudaEvent_t))                             \
+  X(event_record, "cuEventRecord", (cudaEvent_t, cudaStream_t))                    \
+  X(wait_event, "cuStreamWaitEvent", (cudaStream_t, cudaEvent_t, unsigned))        \
+  X(host_function, "cuLaunchHostFunc", (cudaStream_t, void (*)(void*), void*))
+
+struct Driver {
+#define NCCL_DOUBLE_MEMBER(member, name, arguments) CUresult(*member) arguments = nullptr;
+  NCCL_DOUBLE_DRIVER(NCCL_DOUBLE_MEMBER)
+#undef NCCL_DOUBLE_MEMBER
+};
+
+const Driver* driver();  // nullptr: no GPU here
+
+// The calling thread's device; like CUDA's runtime, makes device 0's context current where there is none.
+bool current_device(int* device, CUcontext* context);
+
+// A context is current while it lives, and what it calls does not disturb a capture.
+class Current {
+ public:
+  explicit Current(CUcontext context);
+  ~Current();
+
+ private:
+  int mode_ = 2;
+};
+
+}  // namespace nccl_double

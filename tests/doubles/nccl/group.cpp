@@ -1,0 +1,131 @@
+#include "group.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <thread>
+#include <utility>
+
+#include "journal.h"
+
+namespace nccl_double {
+namespace {
+
+struct Group {
+  int depth = 0;
+  ncclResult_t error = ncclSuccess;
+  std::vector<std::pair<std::shared_ptr<ncclComm>, Job>> jobs;
+  std::vector<std::pair<std::shared_ptr<ncclComm>, std::vector<Task>>> tasks;
+};
+
+thread_local Group group;
+
+long setting(const char* name, long otherwise) {
+  const char* text = std::getenv(name);
+  return text && *text ? std::atol(text) : otherwise;
+}
+
+void pause_ms(long milliseconds) { std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds)); }
+
+ncclResult_t run_jobs(const std::vector<std::pair<std::shared_ptr<ncclComm>, Job>>& jobs) {
+  std::vector<ncclResult_t> results(jobs.size(), ncclSuccess);
+  std::vector<std::thread> threads;
+  bool in_progress = false;
+  for (std::size_t i = 0; i < jobs.size(); ++i) {
+    const std::shared_ptr<ncclComm> comm = jobs[i].first;
+    const Job job = jobs[i].second;
+    if (comm->blocking) {
+      threads.emplace_back([&results, i, job] { results[i] = job(); });
+      continue;
+    }
+    in_progress = true;
+    comm->state = ncclInProgress;
+    std::thread([comm, job] {
+      pause_ms(setting("BLINK_DOUBLE_NCCL_SLOW_MS", 20));
+      comm->state = job();
+    }).detach();
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const ncclResult_t result : results) {
+    if (result != ncclSuccess) return result;
+  }
+  return in_progress ? ncclInProgress : ncclSuccess;
+}
+
+// With BLINK_DOUBLE_NCCL_LATE=1 a non-blocking communicator enqueues after its call has returned.
+ncclResult_t launch_all(const std::vector<std::pair<std::shared_ptr<ncclComm>, std::vector<Task>>>& all) {
+  bool in_progress = false;
+  for (const auto& entry : all) {
+    const auto comm = entry.first;
+    if (comm->blocking || setting("BLINK_DOUBLE_NCCL_LATE", 0) != 1) {
+      if (ncclResult_t error = launch(comm, entry.second)) return error;
+      continue;
+    }
+    in_progress = true;
+    comm->state = ncclInProgress;
+    const std::vector<Task> tasks = entry.second;
+    std::thread([comm, tasks] {
+      pause_ms(3);
+      comm->state = launch(comm, tasks);
+    }).detach();
+  }
+  return in_progress ? ncclInProgress : ncclSuccess;
+}
+
+}  // namespace
+
+bool in_group() { return group.depth > 0; }
+
+ncclResult_t add_job(const std::shared_ptr<ncclComm>& comm, Job job) {
+  if (!in_group()) return run_jobs({{comm, std::move(job)}});
+  group.jobs.emplace_back(comm, std::move(job));
+  return ncclSuccess;
+}
+
+ncclResult_t add_task(const std::shared_ptr<ncclComm>& comm, const Task& task) {
+  if (!in_group()) return launch_all({{comm, {task}}});
+  const auto is_its = [&](const auto& one) { return one.first == comm; };
+  const auto at = std::find_if(group.tasks.begin(), group.tasks.end(), is_its);
+  if (at != group.tasks.end()) at->second.push_back(task);
+  else group.tasks.push_back({comm, {task}});
+  return ncclSuccess;
+}
+
+void start_group() { ++group.depth; }
+
+ncclResult_t end_group() {
+  if (group.depth == 0) return fail(ncclInvalidUsage, "ncclGroupEnd: not in a group call");
+  if (--group.depth > 0) return ncclSuccess;
+  const auto jobs = std::move(group.jobs);
+  const auto tasks = std::move(group.tasks);
+  group = Group();
+  const ncclResult_t made = run_jobs(jobs);
+  if (made != ncclSuccess && made != ncclInProgress) return made;
+  const ncclResult_t launched = launch_all(tasks);
+  return launched == ncclSuccess ? made : launched;
+}
+
+}  // namespace nccl_double
+
+using namespace nccl_double;
+
+NCCL_API(ncclResult_t, ncclGroupStart, ()) {
+  note(__func__);
+  start_group();
+  return ncclSuccess;
+}
+
+NCCL_API(ncclResult_t, ncclGroupEnd, ()) {
+  note(__func__);
+  return end_group();
+}
+
+NCCL_API(ncclResult_t, ncclGroupSimulateEnd, (ncclSimInfo_t* info)) {
+  note(__func__);
+  if (group.depth == 0) return fail(ncclInvalidUsage, "ncclGroupSimulateEnd: not in a group call");
+  if (info && info->magic != kSimInfoMagic) return fail(ncclInvalidArgument, "ncclSimInfo_t was not initialized");
+  if (--group.depth > 0) return ncclSuccess;
+  group = Group();  // nothing runs
+  if (info) info->estimatedTime = 1.0f;
+  return ncclSuccess;
+}

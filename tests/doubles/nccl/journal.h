@@ -1,0 +1,24 @@
+// Which calls reached this library? One line for each in the file BLINK_DOUBLE_NCCL_JOURNAL:
+// "<function> <communicator> <rank> <count> <process> outer|inner"; "inner" are the calls that the library itself made.
+#pragma once
+
+#include <cstddef>
+
+#include "nccl_types.h"
+
+namespace nccl_double {
+
+void note(const char* function, ncclComm_t comm = nullptr, std::size_t count = 0);
+
+// While it lives, the calls of this thread are the library's own.
+class Inner {
+ public:
+  Inner();
+  ~Inner();
+};
+
+// What went wrong last, for ncclGetLastError. Printed, too, if NCCL_DEBUG is WARN or more. Returns `code`.
+ncclResult_t fail(ncclResult_t code, const char* format, ...) __attribute__((format(printf, 2, 3)));
+const char* last_failure();
+
+}  // namespace nccl_double

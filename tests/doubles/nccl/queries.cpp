@@ -1,0 +1,102 @@
+// What can a program ask? Versions, errors, and what a communicator is.
+#include <cstdlib>
+#include <cstring>
+
+#include "communicator.h"
+#include "journal.h"
+
+using namespace nccl_double;
+
+namespace {
+
+ncclResult_t ask(const char* function, ncclComm_t handle, int* out, int ncclComm::* member) {
+  note(function, handle);
+  const auto comm = handle ? find(handle) : nullptr;
+  if (!comm || !out) return fail(ncclInvalidArgument, "%s : invalid argument", function + 1);
+  if (!comm->ready) return fail(ncclInvalidArgument, "%s : the communicator is not ready yet", function + 1);
+  *out = (*comm).*member;
+  return ncclSuccess;
+}
+
+}  // namespace
+
+NCCL_API(ncclResult_t, ncclGetVersion, (int* version)) {
+  note(__func__);
+  if (!version) return fail(ncclInvalidArgument, "ncclGetVersion : version is NULL");
+  const char* wanted = std::getenv("BLINK_DOUBLE_NCCL_VERSION");
+  *version = wanted ? std::atoi(wanted) : 23203;
+  return ncclSuccess;
+}
+
+NCCL_API(const char*, ncclGetErrorString, (ncclResult_t code)) {
+  note(__func__);
+  switch (code) {
+    case ncclSuccess: return "no error";
+    case ncclUnhandledCudaError: return "unhandled cuda error (test double)";
+    case ncclSystemError: return "unhandled system error (test double)";
+    case ncclInternalError: return "internal error (test double)";
+    case ncclInvalidArgument: return "invalid argument (test double)";
+    case ncclInvalidUsage: return "invalid usage (test double)";
+    case ncclRemoteError: return "remote process exited (test double)";
+    case ncclInProgress: return "NCCL operation in progress";
+    case ncclTimeout: return "timeout (test double)";
+    default: return "unknown result code";
+  }
+}
+
+NCCL_API(const char*, ncclGetLastError, (ncclComm_t handle)) {
+  note(__func__, handle);
+  return last_failure();
+}
+
+NCCL_API(void, ncclResetDebugInit, ()) { note(__func__); }
+
+NCCL_API(ncclResult_t, ncclCommGetAsyncError, (ncclComm_t handle, ncclResult_t* state)) {
+  note(__func__, handle);
+  const auto comm = handle ? find(handle) : nullptr;
+  if (!comm || !state) return fail(ncclInvalidArgument, "ncclCommGetAsyncError : invalid argument");
+  *state = static_cast<ncclResult_t>(comm->state.load());
+  return ncclSuccess;
+}
+
+NCCL_API(ncclResult_t, ncclCommCount, (ncclComm_t comm, int* count)) {
+  return ask(__func__, comm, count, &ncclComm::ranks);
+}
+NCCL_API(ncclResult_t, ncclCommCuDevice, (ncclComm_t comm, int* device)) {
+  return ask(__func__, comm, device, &ncclComm::device);
+}
+NCCL_API(ncclResult_t, ncclCommUserRank, (ncclComm_t comm, int* rank)) {
+  return ask(__func__, comm, rank, &ncclComm::rank);
+}
+
+NCCL_API(ncclResult_t, ncclCommMemStats, (ncclComm_t handle, ncclCommMemStat_t stat, uint64_t* value)) {
+  note(__func__, handle);
+  if (!handle || !find(handle) || !value || stat < 0 || stat > 3) return fail(ncclInvalidArgument, "ncclCommMemStats");
+  *value = stat == 1 ? 0 : stat == 0 ? 0 : kStagingBytes;
+  return ncclSuccess;
+}
+
+NCCL_API(ncclResult_t, ncclCommSuspend, (ncclComm_t handle, int flags)) {
+  note(__func__, handle);
+  return handle && find(handle) && flags == 1 ? ncclSuccess : fail(ncclInvalidArgument, "ncclCommSuspend");
+}
+
+NCCL_API(ncclResult_t, ncclCommResume, (ncclComm_t handle)) {
+  note(__func__, handle);
+  return handle && find(handle) ? ncclSuccess : fail(ncclInvalidArgument, "ncclCommResume");
+}
+
+// The beginning of ncclCommProperties_t.
+struct Properties { size_t size; unsigned magic, version; int rank, nRanks, cudaDev, nvmlDev; };
+
+NCCL_API(ncclResult_t, ncclCommQueryProperties, (ncclComm_t handle, Properties* out)) {
+  note(__func__, handle);
+  const auto comm = handle ? find(handle) : nullptr;
+  if (!comm || !out || out->magic != kConfigMagic || out->size < sizeof *out) {
+    return fail(ncclInvalidArgument, "ncclCommQueryProperties");
+  }
+  out->rank = comm->rank;
+  out->nRanks = comm->ranks;
+  out->cudaDev = out->nvmlDev = comm->device;
+  return ncclSuccess;
+}

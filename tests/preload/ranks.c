@@ -1,0 +1,223 @@
+// One rank of a program against NCCL's interface, in situations that take a certain moment: many calls of one size, a
+// peer that is killed, one that does not call, an abort while the trees are planned. Knows nothing of Blink. Prints one
+// line of JSON; exit code 0: nothing was wrong. Built as a program, and as a library that needs libnccl.so.2 and is
+// opened as Python opens torch.
+//
+//   ranks SCENE RANKS RANK ID_FILE ODD CALLS COUNT     ODD: the rank that is killed, does not call, or leaves first
+#include <dlfcn.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "nccl_client/cuda_calls.h"
+
+struct Cuda cuda;
+
+static int ranks, rank, odd, calls;
+static size_t count;
+static ncclComm_t comm;
+static cudaStream_t stream;
+static CUdeviceptr in, out;
+static float* values;
+
+__attribute__((visibility("default"))) int scene_main(int words, char** word);
+
+static double now_s(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static int end(const char* what, int code, double seconds) {
+  printf("{\"rank\": %d, \"what\": \"%s\", \"code\": %d, \"seconds\": %.3f}\n", rank, what, code, seconds);
+  fflush(stdout);
+  return 0;
+}
+
+#define MUST(call)                                \
+  do {                                            \
+    const int must_ = (int)(call);                \
+    if (must_) {                                  \
+      end(#call, must_, 0);                       \
+      exit(1);                                    \
+    }                                             \
+  } while (0)
+
+static void open_driver(void) {
+  const char* path = getenv("BLINK_CUDA_LIB");
+  void* const library = dlopen(path && *path ? path : "libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  MUST(library == NULL);
+#define FIND(name, arguments)                    \
+  *(void**)&cuda.name = dlsym(library, #name);   \
+  MUST(cuda.name == NULL);
+  CUDA_CALLS(FIND)
+#undef FIND
+}
+
+static ncclUniqueId shared_id(const char* path) {
+  ncclUniqueId id;
+  char fresh[600];
+  if (rank == 0) {
+    MUST(ncclGetUniqueId(&id));
+    snprintf(fresh, sizeof fresh, "%s.new", path);
+    FILE* const file = fopen(fresh, "wb");
+    MUST(!file || fwrite(&id, sizeof id, 1, file) != 1 || fclose(file) || rename(fresh, path));
+    return id;
+  }
+  FILE* file;
+  while (!(file = fopen(path, "rb"))) usleep(2000);
+  MUST(fread(&id, sizeof id, 1, file) != 1 || fclose(file));
+  return id;
+}
+
+// Rank r gives i % 7 + r, so the sum is ranks · (i % 7) + 0 + … + (ranks − 1): exact in float32.
+static void fill(void) {
+  for (size_t i = 0; i < count; ++i) values[i] = (float)(i % 7 + (size_t)rank);
+  MUST(cuda.cuMemcpyHtoDAsync_v2(in, values, count * sizeof *values, stream));
+  MUST(cuda.cuStreamSynchronize(stream));
+}
+
+static ncclResult_t all_reduce(void) {
+  MUST(cuda.cuMemsetD8Async(out, 0xee, count * sizeof *values, stream));
+  return ncclAllReduce((const void*)in, (void*)out, count, ncclFloat32, ncclSum, comm, stream);
+}
+
+static void look(void) {
+  MUST(cuda.cuMemcpyDtoHAsync_v2(values, out, count * sizeof *values, stream));
+  MUST(cuda.cuStreamSynchronize(stream));
+  const int others = ranks * (ranks - 1) / 2;
+  for (size_t i = 0; i < count; ++i) MUST(values[i] != (float)(ranks * (int)(i % 7) + others));
+}
+
+static ncclResult_t state_of(void) {
+  ncclResult_t state = ncclSuccess;
+  MUST(ncclCommGetAsyncError(comm, &state));
+  return state;
+}
+
+static int many_calls(void) {
+  for (int call = 0; call < calls; ++call) {
+    MUST(all_reduce());
+    look();
+  }
+  MUST(ncclCommDestroy(comm));
+  return end("done", 0, 0);
+}
+
+// What a watchdog does: it asks until something is wrong, aborts and goes on.
+static int watch(double patience_s) {
+  const double began = now_s();
+  ncclResult_t state;
+  while (!(state = state_of()) && now_s() - began < patience_s) usleep(5000);
+  const double noticed = now_s() - began;
+  MUST(ncclCommAbort(comm));
+  MUST(cuda.cuStreamSynchronize(stream));
+  return end("aborted", state, noticed);
+}
+
+static int lonely(void) {
+  MUST(all_reduce());
+  look();
+  if (rank != odd) MUST(all_reduce());
+  return watch(rank == odd ? 2.5 : 30);
+}
+
+static int killed(void) {
+  MUST(all_reduce());
+  look();
+  if (rank == odd) raise(SIGKILL);
+  usleep(100000);
+  const ncclResult_t result = all_reduce();
+  if (result != ncclSuccess) end("refused", result, 0);
+  return watch(0.3);
+}
+
+// One rank has all that it asked for, and aborts, as programs do at their end: that is no matter for its peers.
+static int leaves(void) {
+  MUST(all_reduce());
+  look();
+  if (rank != odd) usleep(500000);
+  const ncclResult_t state = state_of();
+  MUST(ncclCommAbort(comm));
+  return end("left", state, 0);
+}
+
+// A communicator is given back, and its memory is freed later, when all ranks have given it back: while this one captures
+// a graph in the strictest mode, in which nobody else may allocate or free.
+static int captures(void) {
+  CUgraph graph;
+  MUST(all_reduce());
+  look();
+  if (rank == odd) usleep(300000);
+  MUST(ncclCommDestroy(comm));
+  if (rank == odd) return end("late", 0, 0);
+  MUST(cuda.cuStreamBeginCapture_v2(stream, 0));
+  usleep(600000);
+  MUST(cuda.cuMemsetD8Async(out, 1, 4, stream));
+  MUST(cuda.cuStreamEndCapture(stream, &graph));
+  MUST(cuda.cuGraphDestroy(graph));
+  return end("captured", 0, 0);
+}
+
+// The communicator does not block: NCCL is done with it while Blink still plans.
+static int impatient(const ncclUniqueId id) {
+  ncclConfig_t config;
+  memset(&config, 0, sizeof config);
+  config.size = sizeof config;
+  config.magic = NCCL_API_MAGIC;
+  config.version = NCCL_VERSION_CODE;
+  config.cgaClusterSize = config.minCTAs = config.maxCTAs = NCCL_CONFIG_UNDEF_INT;
+  config.splitShare = config.trafficClass = NCCL_CONFIG_UNDEF_INT;
+  for (int i = 0; i < 15; ++i) config.more[i] = NCCL_CONFIG_UNDEF_INT;
+  ncclResult_t result = ncclCommInitRankConfig(&comm, ranks, id, rank, &config);
+  MUST(result != ncclInProgress && result != ncclSuccess);
+  const double began = now_s();
+  ncclResult_t state = ncclInProgress;
+  while (now_s() - began < 1 && state == ncclInProgress) {
+    if (rank == odd && now_s() - began > 0.3) raise(SIGKILL);
+    if (comm) state = state_of();
+    usleep(5000);
+  }
+  const double abort_began = now_s();
+  MUST(ncclCommAbort(comm));
+  return end("aborted", state, now_s() - abort_began);
+}
+
+int scene_main(int words, char** word) {
+  CUcontext context;
+  int devices;
+  if (words != 8) return 2;
+  const char* const scene = word[1];
+  ranks = atoi(word[2]);
+  rank = atoi(word[3]);
+  odd = atoi(word[5]);
+  calls = atoi(word[6]);
+  count = (size_t)atol(word[7]);
+  open_driver();
+  MUST(cuda.cuInit(0));
+  MUST(cuda.cuDeviceGetCount(&devices));
+  MUST(cuda.cuDevicePrimaryCtxRetain(&context, rank % devices));
+  MUST(cuda.cuCtxSetCurrent(context));
+  MUST(cuda.cuStreamCreate(&stream, 1));
+  MUST(cuda.cuMemAlloc_v2(&in, count * sizeof *values));
+  MUST(cuda.cuMemAlloc_v2(&out, count * sizeof *values));
+  values = malloc(count * sizeof *values);
+  fill();
+  const ncclUniqueId id = shared_id(word[4]);
+  if (!strcmp(scene, "impatient")) return impatient(id);
+  MUST(ncclCommInitRank(&comm, ranks, id, rank));
+  if (!strcmp(scene, "many_calls")) return many_calls();
+  if (!strcmp(scene, "lonely")) return lonely();
+  if (!strcmp(scene, "killed")) return killed();
+  if (!strcmp(scene, "leaves")) return leaves();
+  if (!strcmp(scene, "captures")) return captures();
+  return 2;
+}
+
+#ifndef SCENES_AS_LIBRARY
+int main(int words, char** word) { return scene_main(words, word); }
+#endif

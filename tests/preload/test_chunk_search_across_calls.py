@@ -1,0 +1,32 @@
+"""Does MIAD find a chunk size across calls, and do all ranks use the same in every call?"""
+
+from __future__ import annotations
+
+import re
+
+from preloaded import Preloaded
+
+USED = re.compile(r"TRACE row (\d+) of the plan uses chunks of (\d+) B from call (\d+) on")
+SAID = re.compile(r"TRACE row (\d+) of the plan will use chunks of (\d+) B from call (\d+) on")
+CALLS = 60
+
+
+def test_chunks_change_and_settle(preloaded: Preloaded) -> None:
+    outcome = preloaded.scene("many_calls", 3, calls=CALLS, count=1_050_000, BLINK_DEBUG="TRACE").right()
+    used = [[tuple(map(int, found.groups())) for found in map(USED.match, one.blink) if found] for one in outcome.ended]
+    # What rank 0 has said comes into force at that call, on every rank.
+    said = [tuple(map(int, found.groups())) for found in map(SAID.match, outcome.ended[0].blink) if found]
+    assert used[0] == used[1] == used[2]
+    row, first, call = used[0][0]
+    assert call == 0
+    assert len(used[0]) >= 2, "MIAD has tried no other size"
+    assert {one[0] for one in used[0]} == {row}
+    assert used[0][1:] == [one for one in said if one[2] < CALLS]
+    assert used[0][1][1] == 2 * first  # it begins by doubling
+    assert used[0][-1][2] < CALLS - 6  # and has settled
+    assert not any(SAID.match(line) for one in outcome.ended[1:] for line in one.blink)
+
+
+def test_small_calls_are_not_searched(preloaded: Preloaded) -> None:
+    outcome = preloaded.scene("many_calls", 2, calls=20, count=1000, BLINK_DEBUG="TRACE").right()
+    assert not any(SAID.match(line) for line in outcome.blink)

@@ -1,0 +1,88 @@
+"""Does a program that knows nothing of Blink get the same bits from its trees as from NCCL, in every mode?"""
+
+from __future__ import annotations
+
+import pytest
+from preloaded import Preloaded
+
+#: A Bcast is a Broadcast for us.
+SERVED = {"allreduce", "broadcast", "reduce", "allgather", "reduce_scatter", "gather", "scatter", "alltoall"}
+#: 130000 elements fill the client's buffers: many chunks, of several protocols.
+WIDE = "1,1000,130000"
+
+
+@pytest.mark.parametrize(("mode", "seed"), [("all", 0), ("process", 3)])
+def test_all_cases(preloaded: Preloaded, mode: str, seed: int) -> None:
+    """The calls that reach NCCL are those that it must refuse, and those of the communicator that was grown."""
+    outcome = preloaded.client(mode, cases="all", BLINK_DOUBLE_SEED=seed, timeout_s=150).right()
+    processes = 4 if mode == "process" else 1
+    assert len([line for one in outcome.ended for line in one.said]) == 20 * processes
+    assert outcome.agreed()
+    assert set(outcome.calls("blink")) == SERVED
+    assert outcome.calls("nccl").total() == 0
+    grown = [line for line in outcome.journal if line[0] == "ncclAllReduce" and line[3] == "321"]
+    assert len(grown) == 4
+    refused = [line for line in outcome.journal if line[0] == "ncclAllReduce" and line[3] not in ("0", "321")]
+    assert len(refused) < 20
+    assert {line[3] for line in refused} == {"4"}
+
+
+@pytest.mark.parametrize(
+    ("mode", "ranks", "topo", "algo", "seed", "cases"),
+    [
+        ("group", 4, "clique:4", "optimal", 1, "types,groups,streams,several"),
+        ("threads", 4, "clique:4", "optimal", 2, "sizes,scaled,graph,graph_fork"),
+        ("threads", 4, "clique:4", "one_hop", 0, "types,sizes,streams"),
+        ("process", 3, "dgx-1v", "optimal", 5, "sizes,streams,legacy_stream"),
+        ("all", 5, "dgx-1v", "blink", 0, "sizes,groups"),
+        ("process", 2, "ring:5", "ring", 4, "sizes"),
+        ("threads", 5, "ring:5", "ring", 7, "sizes,groups"),
+    ],
+)
+def test_topologies_and_algorithms(
+    preloaded: Preloaded, mode: str, ranks: int, topo: str, algo: str, seed: int, cases: str
+) -> None:
+    variables = {"BLINK_TOPO": topo, "BLINK_ALGO": algo, "BLINK_DOUBLE_SEED": seed}
+    outcome = preloaded.client(mode, ranks, cases=cases, sizes=WIDE, timeout_s=120, **variables).right()
+    assert outcome.agreed()
+    assert outcome.calls("blink")["allreduce"] > 0
+    # What the algorithm has no plan for is NCCL's, on all ranks: no call is lost, and none is made twice.
+    assert "AllReduce" not in outcome.reached_nccl()
+    if "sizes" in cases:
+        assert len({line.protocol for line in outcome.usage if line.state == "blink"}) >= 2
+
+
+@pytest.mark.parametrize("variables", [{"BLINK_DISABLE": 1}, {"BLINK_ALGO": "nccl"}])
+def test_switched_off(preloaded: Preloaded, variables: dict[str, object]) -> None:
+    outcome = preloaded.client("threads", cases="sizes,groups,abort", **variables).right()
+    assert outcome.calls("blink").total() == 0
+    without = preloaded.client("threads", cases="sizes,groups,abort", LD_PRELOAD=None).right()
+    assert outcome.reached_nccl() == without.reached_nccl() != {}
+
+
+def test_left_to_the_prediction(preloaded: Preloaded) -> None:
+    """Without BLINK_ALGO a call goes where it is predicted to be faster; each arrives in one of the two."""
+    outcome = preloaded.client("threads", cases="sizes", sizes=WIDE, BLINK_ALGO=None).right()
+    without = preloaded.client("threads", cases="sizes", sizes=WIDE, LD_PRELOAD=None).right()
+    assert outcome.agreed()
+    taken, reached = outcome.calls("blink"), outcome.reached_nccl()
+    assert taken.total() > 0
+    assert taken.total() + reached.total() == without.reached_nccl().total()
+
+
+def test_two_ranks_on_each_gpu(preloaded: Preloaded) -> None:
+    """They share the blocks that a GPU may keep."""
+    several = {"NCCL_MULTI_RANK_GPU_ENABLE": 1, "BLINK_TOPO": None, "BLINK_DOUBLE_DEVICES": 2, "BLINK_DOUBLE_KEEP": 1}
+    outcome = preloaded.client("threads", 4, cases="sizes,streams", **several).right()
+    assert outcome.agreed()
+    assert outcome.calls("blink")["allreduce"] > 0
+
+
+def test_communicators_share_the_blocks_of_a_gpu(preloaded: Preloaded) -> None:
+    """The last of four finds no room, and is NCCL's on all ranks: nothing waits for blocks that never start."""
+    outcome = preloaded.client("all", 2, cases="several", BLINK_TOPO="clique:2", BLINK_DOUBLE_SMS=12,
+                               BLINK_DOUBLE_OCCUPANCY=1).right()
+    assert outcome.agreed()
+    assert outcome.calls("blink").total() > 0
+    assert outcome.calls("nccl").total() > 0
+    assert any("blocks at once" in line for line in outcome.blink)

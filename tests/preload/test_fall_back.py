@@ -1,0 +1,244 @@
+"""Whatever is missing or broken, on whichever rank: does NCCL run everything, on all ranks, and does a line say why?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from preloaded import Built, Outcome, Preloaded
+
+from blinkccl.runtime.card import package_version
+
+RANKS = 3
+#: Enough to meet, call and part.
+SHORT = {"cases": "sizes,streams", "sizes": "1,1000"}
+
+
+def on(rank: int, **variables: object) -> list[dict[str, object]]:
+    """These variables on one rank, and nothing on the others."""
+    return [dict(variables) if one == rank else {} for one in range(RANKS)]
+
+
+@pytest.fixture
+def fallen(preloaded: Preloaded) -> Callable[..., Outcome]:
+    """Runs the client: right results, NCCL has run everything, and one line, which has ``words``, says why."""
+
+    def run(words: str, **variables: object) -> Outcome:
+        outcome = preloaded.client("process", RANKS, timeout_s=40, **SHORT, **variables).right()
+        assert outcome.calls("blink").total() == 0
+        assert outcome.agreed()
+        assert outcome.reached_nccl()["AllReduce"] == outcome.calls("nccl")["allreduce"] > 0
+        said = [line for line in outcome.blink if "NCCL runs everything" in line]
+        assert len(said) == 1, outcome.blink
+        assert words in said[0]
+        assert len(said[0]) < 900
+        return outcome
+
+    return run
+
+
+@pytest.fixture
+def planner(tmp_path: Path) -> Callable[[str], Path]:
+    """Something else than Python, for BLINK_PYTHON."""
+
+    def write(text: str) -> Path:
+        path = tmp_path / "python"
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+        return path
+
+    return write
+
+
+def test_driver_too_old(fallen, files: Built) -> None:
+    fallen("is too old for Blink: it has no cuDeviceGetUuid_v2", BLINK_CUDA_LIB=files.doubles.cuda_old)
+
+
+def test_no_driver(preloaded: Preloaded, files: Built, tmp_path: Path) -> None:
+    """NCCL itself says so: ncclUnhandledCudaError, and Blink adds nothing."""
+    code = "import ctypes, sys; nccl = ctypes.CDLL(sys.argv[1]); "
+    code += "sys.exit(nccl.ncclCommInitAll((ctypes.c_void_p * 2)(), 2, None))"
+    command = ["python3", "-c", code, files.doubles.nccl]
+    (ended,) = preloaded.run([command], BLINK_CUDA_LIB=tmp_path / "none.so").ended
+    assert (ended.code, ended.blink) == (1, [])
+
+
+def test_no_python(fallen) -> None:
+    fallen("the planner (/nonexistent -m blinkccl.nccl.planner) cannot be started", BLINK_PYTHON="/nonexistent")
+
+
+def test_planner_crashes(fallen, planner) -> None:
+    fallen("was ended by signal 11", BLINK_PYTHON=planner("kill -SEGV $$"))
+
+
+def test_planner_fails(fallen, planner) -> None:
+    fallen("ended with status 3; the last that it said: no memory", BLINK_PYTHON=planner("echo no memory >&2; exit 3"))
+
+
+def test_planner_hangs(fallen, planner) -> None:
+    """It is killed, with what it started."""
+    path = planner("sleep 1000 & sleep 1000")
+    fallen("has not ended by its deadline (BLINK_PLAN_TIMEOUT)", BLINK_PYTHON=path, BLINK_PLAN_TIMEOUT=1)
+
+
+def test_planner_talks_nonsense(fallen, planner) -> None:
+    fallen('has written "ready"', BLINK_PYTHON=planner("echo ready"))
+
+
+def test_planner_names_no_plan(fallen, planner) -> None:
+    fallen("/nonexistent/bundle.txt", BLINK_PYTHON=planner("echo bundle /nonexistent"))
+
+
+def test_planner_talks_without_end(fallen, planner) -> None:
+    fallen("has written too much", BLINK_PYTHON=planner("yes"))
+
+
+def test_no_compiler(fallen) -> None:
+    missing = {"BLINK_NVCC": "/nonexistent/nvcc", "BLINK_NVRTC_LIB": "/nonexistent/nvrtc"}
+    fallen("/nonexistent/nvcc cannot be started", BLINK_TOPO="clique:5", **missing)
+
+
+def test_compiler_fails(preloaded: Preloaded, tmp_path: Path) -> None:
+    """What it was given stays, for people to look at: the line says where."""
+    broken = {"BLINK_DOUBLE_NVCC_FAIL": "no licence", "BLINK_CACHE": tmp_path / "own"}
+    outcome = preloaded.client("process", RANKS, **SHORT, **broken)
+    assert [one.code for one in outcome.ended] == [0] * RANKS
+    assert outcome.calls("blink").total() == 0
+    (line,) = outcome.blink
+    assert "NCCL runs everything" in line
+    assert "nvcc refuses the generated code" in line
+    assert any(path in line for path in outcome.left)
+    assert all("blink-failed-" in path for path in outcome.left)
+
+
+def test_cache_that_cannot_be_written(preloaded: Preloaded, tmp_path: Path) -> None:
+    """Plans can be had without it."""
+    place = tmp_path / "file"
+    place.write_text("")
+    outcome = preloaded.client("process", 2, **SHORT, BLINK_CACHE=place / "cache", BLINK_TOPO="clique:2")
+    assert [one.code for one in outcome.ended] == [0, 0]
+    assert outcome.calls("nccl").total() == 0
+    assert outcome.calls("blink")["allreduce"] > 0
+    assert all("blink-bundle-" in path for path in outcome.left)  # later planners remove it
+
+
+@pytest.mark.parametrize("what", ["text", "code", "empty"])
+def test_damaged_plan_in_the_cache(preloaded: Preloaded, tmp_path: Path, what: str) -> None:
+    """Never a wrong sum: the plan is made anew, or NCCL runs everything."""
+    own = tmp_path / "own"
+    two = {"BLINK_CACHE": own, "BLINK_TOPO": "clique:2", "BLINK_ALGO": "ring"}
+    assert preloaded.client("process", 2, **SHORT, **two).right().calls("blink").total() > 0
+    (bundle,) = (own / "bundles").iterdir()
+    text = bundle / "bundle.txt"
+    if what == "text":
+        text.write_text(text.read_text().replace("segment 1", "segment 7"))
+    elif what == "empty":
+        text.write_text("")
+    else:
+        for image in bundle.glob("*.cubin"):
+            image.write_bytes(image.read_bytes()[:100] + b"\0" * 400 + image.read_bytes()[500:])
+    outcome = preloaded.client("process", 2, **SHORT, **two).right()
+    assert outcome.agreed()
+    assert outcome.calls("blink").total() == 0 or what == "empty"
+    if what != "empty":
+        assert any("NCCL runs everything" in line for line in outcome.blink)
+
+
+def test_topology_with_too_few_gpus(fallen) -> None:
+    fallen("BLINK_TOPO=clique:2 has 2 GPUs", BLINK_TOPO="clique:2")
+
+
+def test_topology_that_is_none(fallen) -> None:
+    fallen("unknown topology 'nonsense:x'", BLINK_TOPO="nonsense:x")
+
+
+def test_algorithm_that_is_none(fallen) -> None:
+    fallen("unknown algorithm 'fastest'", BLINK_ALGO="fastest")
+
+
+@pytest.mark.parametrize(
+    ("rank", "fault", "words"),
+    [
+        (1, "cuMemAlloc_v2:4:2", "out of memory) from cuMemAlloc_v2 of the staging segment"),
+        (2, "cuMemAlloc_v2:5:2", "out of memory) from cuMemAlloc_v2 of the connection table"),
+        (0, "cuMemsetD8Async:1:2", "rank 0: CUDA_ERROR_OUT_OF_MEMORY"),
+        (2, "cuIpcOpenMemHandle_v2:1:1", "rank 2: CUDA_ERROR_INVALID_VALUE (invalid argument) from cuIpcOpenMemHandle"),
+        (0, "cuModuleLoadData:1:200", "rank 0: CUDA_ERROR_INVALID_IMAGE"),
+        (1, "cuModuleGetFunction:1:500", "rank 1: CUDA_ERROR_NOT_FOUND"),
+        (1, "cuMemHostRegister_v2:1:1", "cuMemHostRegister of the status page"),
+        (2, "cuMemHostRegister_v2:2:1", "cuMemHostRegister of the board"),
+        (0, "cuDeviceGetUuid_v2:*:1", "rank 0: CUDA does not describe GPU 0"),
+    ],
+)
+def test_driver_call_that_fails_on_one_rank(fallen, rank: int, fault: str, words: str) -> None:
+    fallen(words, each=on(rank, BLINK_DOUBLE_FAIL=fault))
+
+
+def test_ranks_of_one_process_without_handles(preloaded: Preloaded) -> None:
+    """Some containers make no IPC handles; threads do not need them."""
+    outcome = preloaded.client("threads", RANKS, **SHORT, BLINK_DOUBLE_FAIL="cuIpcGetMemHandle:*:801").right()
+    assert outcome.calls("blink")["allreduce"] > 0
+
+
+def test_too_few_blocks(fallen) -> None:
+    fallen("blocks at once", BLINK_DOUBLE_SMS=1, BLINK_DOUBLE_OCCUPANCY=1)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("variables", [{"LD_PRELOAD": None}, {"BLINK_DISABLE": 1}], ids=["without", "disabled"])
+def test_one_rank_without_blink(preloaded: Preloaded, rank: int, variables: dict[str, object]) -> None:
+    outcome = preloaded.client("process", RANKS, **SHORT, each=on(rank, **variables), timeout_s=40).right()
+    assert outcome.calls("blink").total() == 0
+    assert outcome.reached_nccl() == preloaded.client("process", RANKS, **SHORT, LD_PRELOAD=None).reached_nccl()
+    said = [line for line in outcome.blink if "NCCL runs everything" in line]
+    # Rank 0 says it for all; where it is not with us, the others do.
+    assert len(said) == (1 if rank else RANKS - 1)
+    assert all(f"rank {rank} is not here: it runs without Blink" in line for line in said)
+
+
+@pytest.mark.parametrize("variables", [{"BLINK_ALGO": "ring"}, {"BLINK_TOPO": "ring:4"}])
+def test_ranks_with_different_settings(fallen, variables: dict[str, object]) -> None:
+    fallen("the ranks have different settings", each=on(1, **variables))
+
+
+def test_pair_without_peer_access(preloaded: Preloaded) -> None:
+    """The plan avoids it, in both directions."""
+    own = preloaded.directory / "own"
+    outcome = preloaded.client("process", RANKS, **SHORT, BLINK_DOUBLE_NO_PEER="0-1", BLINK_CACHE=own).right()
+    assert outcome.calls("blink")["allreduce"] > 0
+    assert outcome.agreed()
+    (text,) = (own / "bundles").glob("*/bundle.txt")
+    words = [line.split() for line in text.read_text().splitlines() if line.startswith("connection ")]
+    assert {(int(word[3]), int(word[5])) for word in words} == {(0, 2), (2, 0), (1, 2), (2, 1)}
+
+
+def test_pair_that_spoils_bytes(fallen, preloaded: Preloaded) -> None:
+    """Found before it is used; and a ring of three cannot do without any pair."""
+    cache = preloaded.directory / "own"
+    line = {"BLINK_TOPO": "ring:3", "BLINK_ALGO": "ring", "BLINK_CACHE": cache}
+    fallen("rank 0", BLINK_DOUBLE_BAD_PEER="1-2", **line)
+
+
+@pytest.mark.parametrize("seed", [0, 6])
+def test_launch_that_fails_on_one_rank(preloaded: Preloaded, seed: int) -> None:
+    """Too late for NCCL: peers are inside the call. All end with an error, and soon."""
+    failing = on(1, BLINK_DOUBLE_FAIL="cuLaunchKernel:3:719")
+    outcome = preloaded.client("process", RANKS, **SHORT, each=failing, BLINK_DOUBLE_SEED=seed, timeout_s=30)
+    assert [one.code for one in outcome.ended] == [1] * RANKS
+    assert "CUDA_ERROR_LAUNCH_FAILED" in "".join(outcome.ended[1].blink)
+    assert outcome.left == []
+
+
+def test_versions_that_differ(preloaded: Preloaded, files: Built, tmp_path: Path) -> None:
+    """One rank has the library of another installation."""
+    assert files.library is not None
+    content = files.library.read_bytes()
+    version = package_version().encode() + b"\0"
+    assert content.count(version) >= 1
+    other = tmp_path / "libblink.so"
+    other.write_bytes(content.replace(version, version.replace(b"0", b"9", 1)))
+    outcome = preloaded.client("process", RANKS, **SHORT, each=on(2, LD_PRELOAD=other)).right()
+    assert outcome.calls("blink").total() == 0
+    (line,) = [line for line in outcome.blink if "NCCL runs everything" in line]
+    assert "Blink versions" in line

@@ -1,0 +1,83 @@
+"""What if a rank dies, does not call, or loses patience? The others hear of it and end, and nothing is left."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+
+import pytest
+from preloaded import Preloaded
+
+WAITED = re.compile(r": waited 1 s for (room for )?message \d+ on connection from rank \d to rank \d, lane \d+$")
+
+
+@pytest.mark.parametrize("odd", [0, 2])
+@pytest.mark.parametrize("count", [1000, 300_000], ids=["ll", "simple"])
+def test_killed_while_peers_wait(preloaded: Preloaded, odd: int, count: int) -> None:
+    """Their watchdogs abort, the kernels give up, the streams are free again."""
+    outcome = preloaded.scene("killed", odd=odd, count=count, timeout_s=20)
+    codes = [one.code for one in outcome.ended]
+    assert codes.pop(odd) == -signal.SIGKILL
+    assert codes == [0, 0]
+    alive = [one for rank, one in enumerate(outcome.ended) if rank != odd]
+    assert [one.said[-1]["what"] for one in alive] == ["aborted"] * 2
+    assert any("aborted on rank" in line for one in alive for line in one.blink)
+    assert outcome.left == []
+
+
+@pytest.mark.parametrize("count", [1000, 300_000], ids=["ll", "simple"])
+def test_rank_that_does_not_call(preloaded: Preloaded, count: int) -> None:
+    """After BLINK_TIMEOUT: ncclRemoteError on all ranks, and a line on each; who waited says for whom."""
+    outcome = preloaded.scene("lonely", odd=1, count=count, BLINK_TIMEOUT=1, BLINK_DEBUG="WARN", timeout_s=20)
+    assert [one.code for one in outcome.ended] == [0, 0, 0]
+    waited = 0
+    for rank, one in enumerate(outcome.ended):
+        (said,) = one.said
+        assert said["code"] == 6
+        assert 0.8 < said["seconds"] < 5
+        (line,) = one.blink
+        assert line.startswith(f"WARN rank {rank} of ")
+        waited += bool(WAITED.search(line))
+        # Whose kernels or whose host hear of it before their own time is up say that.
+        assert WAITED.search(line) or "gave up waiting for" in line or line.endswith("another rank has given up")
+    assert waited >= 1
+    assert "another rank has given up" in outcome.ended[1].blink[0]
+    assert outcome.left == []
+
+
+def test_abort_while_the_planner_hangs(preloaded: Preloaded, tmp_path: Path) -> None:
+    planner = tmp_path / "python"
+    planner.write_text("#!/bin/sh\nsleep 1000 & sleep 1000\n")
+    planner.chmod(0o755)
+    outcome = preloaded.scene("impatient", BLINK_PYTHON=planner, timeout_s=20)
+    assert [one.code for one in outcome.ended] == [0, 0, 0]
+    for one in outcome.ended:
+        (said,) = one.said
+        assert said["code"] == 7  # ncclInProgress to the end
+        assert said["seconds"] < 1
+    assert outcome.seconds < 10
+    assert outcome.left == []  # the planner and its children among them
+    assert any("aborted before the trees were ready" in line for line in outcome.blink)
+
+
+def test_killed_while_the_planner_hangs(preloaded: Preloaded, tmp_path: Path) -> None:
+    """The others need not wait for BLINK_PLAN_TIMEOUT to know that nothing comes of the trees."""
+    planner = tmp_path / "python"
+    planner.write_text("#!/bin/sh\nsleep 1000 & sleep 1000\n")
+    planner.chmod(0o755)
+    outcome = preloaded.scene("impatient", odd=2, BLINK_PYTHON=planner, timeout_s=20)
+    assert [one.code for one in outcome.ended] == [0, 0, -signal.SIGKILL]
+    assert outcome.seconds < 10
+    assert outcome.left == []
+
+
+def test_rank_that_leaves_with_nothing_under_way(preloaded: Preloaded) -> None:
+    """A program that aborts its communicators at its end, one rank after the other, alarms nobody."""
+    outcome = preloaded.scene("leaves", odd=1).right()
+    assert [(line["what"], line["code"]) for one in outcome.ended for line in one.said] == [("left", 0)] * 3
+
+
+def test_memory_that_is_freed_during_a_capture(preloaded: Preloaded) -> None:
+    """By a thread of ours, which the capture of the program's own thread must survive."""
+    preloaded.scene("captures", odd=0).right()

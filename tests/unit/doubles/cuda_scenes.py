@@ -1,0 +1,451 @@
+"""What does a program see of the CUDA driver double? Each scene is one program: ``cuda_scenes.py NAME [ARGUMENT…]``."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from cuda_calls import Cuda, IpcHandle, expect
+
+cuda = Cuda()
+NONE = ctypes.c_void_p(None)
+
+
+def before_init() -> None:
+    value = ctypes.c_int()
+    expect(3, cuda.cuDeviceGetCount(ctypes.byref(value)))
+    expect(0, cuda.cuDriverGetVersion(ctypes.byref(value)))
+    expect(0, cuda.cuInit(0))
+    expect(0, cuda.cuDeviceGetCount(ctypes.byref(value)))
+    expect(4, value.value)
+    expect(201, cuda.cuMemAlloc_v2(ctypes.byref(ctypes.c_uint64()), 100))
+    expect(101, cuda.cuDeviceGet(ctypes.byref(value), 4))
+    child = os.fork()
+    if child == 0:  # what the parent initialised is not initialised here
+        os._exit(cuda.cuDeviceGetCount(ctypes.byref(value)))
+    expect(3, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+
+def devices() -> None:
+    cuda.cuInit(0)
+    name = ctypes.create_string_buffer(64)
+    seen = []
+    for device in range(cuda.out(cuda.cuDeviceGetCount)):
+        uuid = ctypes.create_string_buffer(16)
+        expect(0, cuda.cuDeviceGetUuid_v2(uuid, device))
+        expect(0, cuda.cuDeviceGetPCIBusId(name, 64, device))
+        attributes = [cuda.out(cuda.cuDeviceGetAttribute, number, device) for number in (16, 75, 76, 33)]
+        seen.append((name.value.decode(), uuid.raw[15], *attributes))
+    print(seen)
+
+
+def errors() -> None:
+    context = cuda.ready()
+    out = ctypes.c_uint64()
+    here = ctypes.byref(out)
+    expect(1, cuda.cuMemAlloc_v2(here, 0))
+    expect(2, cuda.cuMemAlloc_v2(here, 1 << 40))
+    expect(1, cuda.cuMemFree_v2(4096))
+    memory = cuda.allocate(1000)
+    expect(1, cuda.cuMemFree_v2(memory + 8))
+    expect(1, cuda.cuMemsetD8Async(memory, 0, 1001, 0))  # one byte past the end
+    expect(1, cuda.cuMemcpyDtoDAsync_v2(memory, 123456, 8, 0))
+    expect(400, cuda.cuStreamSynchronize(memory))
+    stream, event = cuda.stream(), cuda.event()
+    expect(0, cuda.cuStreamDestroy_v2(stream))
+    expect(400, cuda.cuStreamQuery(stream))
+    expect(400, cuda.cuEventQuery(stream))
+    expect(200, cuda.cuModuleLoadData(here, ctypes.create_string_buffer(b"no image at all")))
+    expect(101, cuda.cuCtxEnablePeerAccess(context, 0))
+    other = cuda.out(cuda.cuDevicePrimaryCtxRetain, 1)
+    expect(1, cuda.cuCtxEnablePeerAccess(other, 7))
+    expect(705, cuda.cuCtxDisablePeerAccess(other))
+    expect(0, cuda.cuCtxEnablePeerAccess(other, 0))
+    expect(704, cuda.cuCtxEnablePeerAccess(other, 0))
+    expect(217, cuda.cuCtxEnablePeerAccess(cuda.out(cuda.cuDevicePrimaryCtxRetain, 2), 0))  # 0-2 is in NO_PEER
+    expect((1, 0, 1), tuple(cuda.out(cuda.cuDeviceCanAccessPeer, *pair) for pair in ((0, 1), (0, 2), (2, 0))))
+    cuda.cuCtxPushCurrent_v2(other)
+    foreign = cuda.stream()
+    cuda.cuCtxPopCurrent_v2(NONE)
+    expect(400, cuda.cuEventRecord(event, foreign))  # they belong to different devices
+    expect(0, cuda.cuStreamWaitEvent(foreign, event, 0))
+    buffer = ctypes.create_string_buffer(8192)
+    expect(713, cuda.cuMemHostUnregister(buffer))
+    expect(0, cuda.cuMemHostRegister_v2(buffer, 8192, 3))
+    expect(712, cuda.cuMemHostRegister_v2(buffer, 100, 3))
+    expect(ctypes.addressof(buffer), cuda.out(cuda.cuMemHostGetDevicePointer_v2, buffer, 0))
+    expect(0, cuda.cuMemHostUnregister(buffer))
+    expect(600, _query_of_blocked(memory))
+    text = ctypes.c_char_p()
+    expect(0, cuda.cuGetErrorName(704, ctypes.byref(text)))
+    expect(b"CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED", text.value)
+    expect(1, cuda.cuGetErrorString(12345, ctypes.byref(text)))
+    expect(0, cuda.cuDevicePrimaryCtxRelease_v2(0))
+    expect(709, cuda.cuMemAlloc_v2(here, 100))
+
+
+def _query_of_blocked(memory: int) -> int:
+    stream = cuda.stream()
+    cuda.cuMemsetD8Async(memory, 0, 8, stream)
+    cuda.cuStreamWaitValue64_v2(stream, memory, 5, 1)
+    answer = cuda.cuStreamQuery(stream)
+    other = cuda.stream()
+    time.sleep(0.01)
+    cuda.cuStreamWriteValue64_v2(other, memory, 5, 0)
+    expect(0, cuda.cuStreamSynchronize(stream))
+    return answer
+
+
+def fresh_memory() -> None:
+    cuda.ready()
+    memory = cuda.allocate(5000)
+    expect(b"\xa5" * 5000, cuda.read(memory, 5000))
+    expect(0, memory % 256)
+    expect((memory, 5000), _range_of(memory + 77))
+
+
+def _range_of(address: int) -> tuple[int, int]:
+    base, size = ctypes.c_uint64(), ctypes.c_uint64()
+    expect(0, cuda.cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), address))
+    return base.value, size.value
+
+
+def overrun() -> None:
+    """Past the end by an alignment and more: the guard page."""
+    cuda.ready()
+    ctypes.memset(cuda.allocate(4096 * 3) + 4096 * 3, 1, 1)
+
+
+def small_overrun() -> None:
+    cuda.ready()
+    memory = cuda.allocate(1000)
+    ctypes.memset(memory + 1000, 1, 1)
+    cuda.cuMemFree_v2(memory)
+
+
+def underrun() -> None:
+    cuda.ready()
+    ctypes.memset(cuda.allocate(4096 * 3) - 1, 1, 1)
+
+
+def use_after_free() -> None:
+    cuda.ready()
+    memory = cuda.allocate(100)
+    expect(0, cuda.cuMemFree_v2(memory))
+    ctypes.memset(memory, 1, 1)
+
+
+def events(rounds: str, waits: str) -> None:
+    """Writes in one stream, copies in another; prints how often the copy came too early."""
+    cuda.ready()
+    a, b = cuda.allocate(4096), cuda.allocate(4096)
+    early = 0
+    for number in range(int(rounds)):
+        writer, reader, written, read = cuda.stream(), cuda.stream(), cuda.event(), cuda.event()
+        cuda.cuMemsetD8Async(a, number + 1, 4096, writer)
+        cuda.cuEventRecord(written, writer)
+        if waits == "yes":
+            cuda.cuStreamWaitEvent(reader, written, 0)
+        cuda.cuMemcpyDtoDAsync_v2(b, a, 4096, reader)
+        cuda.cuEventRecord(read, reader)
+        expect(0, cuda.cuEventSynchronize(read))
+        early += cuda.read(b, 4096) != bytes([number + 1]) * 4096
+        cuda.cuStreamSynchronize(writer)
+        for handle in (writer, reader):
+            cuda.cuStreamDestroy_v2(handle)
+    print(early)
+
+
+def latest_record() -> None:
+    """A wait is for what was recorded last when the wait was called, not for what is recorded later."""
+    cuda.ready()
+    gate = cuda.allocate(8)
+    cuda.cuMemsetD8Async(gate, 0, 8, 0)
+    cuda.cuStreamSynchronize(0)
+    first, second, event = cuda.stream(), cuda.stream(), cuda.event()
+    cuda.cuEventRecord(event, first)
+    cuda.cuStreamWaitEvent(second, event, 0)
+    cuda.cuStreamWaitValue64_v2(first, gate, 1, 0)  # blocks
+    cuda.cuEventRecord(event, first)
+    expect(0, cuda.cuStreamSynchronize(second))
+    expect(600, cuda.cuEventQuery(event))
+    cuda.cuStreamWriteValue64_v2(second, gate, 1, 0)
+    expect(0, cuda.cuEventSynchronize(event))
+
+
+def legacy_stream() -> None:
+    """Work in the default stream waits for blocking streams and holds them up; others it does not know."""
+    cuda.ready()
+    memory = cuda.allocate(64)
+    cuda.cuMemsetD8_v2(memory, 0, 64)
+    blocking, free = cuda.stream(0), cuda.stream(1)
+    cuda.cuStreamWaitValue64_v2(blocking, memory, 1, 0)
+    cuda.cuMemsetD8Async(memory + 8, 1, 1, 0)  # waits for `blocking`
+    cuda.cuMemsetD8Async(memory + 9, 1, 1, free)
+    expect(0, cuda.cuStreamSynchronize(free))
+    time.sleep(0.02)
+    expect(600, cuda.cuStreamQuery(0))
+    cuda.cuStreamWriteValue64_v2(free, memory, 1, 0)
+    expect(0, cuda.cuStreamSynchronize(0))
+    expect(0, cuda.cuStreamQuery(blocking))
+    cuda.cuMemsetD8Async(memory + 10, 1, 1, 2)  # the calling thread's own default stream
+    expect(0, cuda.cuStreamSynchronize(2))
+    expect(bytes([1, 1, 1]), cuda.read(memory + 8, 3))
+
+
+def timing() -> None:
+    cuda.ready()
+    stream, start, end, plain = cuda.stream(), cuda.event(0), cuda.event(0), cuda.event(2)
+    memory = cuda.allocate(8)
+    cuda.cuMemsetD8_v2(memory, 0, 8)
+    span = ctypes.c_float()
+    expect(400, cuda.cuEventElapsedTime(ctypes.byref(span), start, end))  # never recorded
+    cuda.cuEventRecord(start, stream)
+    cuda.cuStreamWaitValue64_v2(stream, memory, 1, 0)
+    cuda.cuEventRecord(end, stream)
+    cuda.cuEventRecord(plain, stream)
+    expect(0, cuda.cuEventSynchronize(start))
+    expect(600, cuda.cuEventElapsedTime(ctypes.byref(span), start, end))
+    time.sleep(0.02)
+    cuda.cuStreamWriteValue64_v2(cuda.stream(), memory, 1, 0)
+    expect(0, cuda.cuEventSynchronize(end))
+    expect(0, cuda.cuEventElapsedTime(ctypes.byref(span), start, end))
+    expect(True, span.value >= 15)
+    expect(400, cuda.cuEventElapsedTime(ctypes.byref(span), start, plain))
+
+
+def ipc() -> None:
+    cuda.ready()
+    memory = cuda.allocate(10000)
+    handle = IpcHandle()
+    expect(0, cuda.cuIpcGetMemHandle(ctypes.byref(handle), memory + 512))  # names the whole allocation
+    opened = ctypes.c_uint64()
+    expect(201, cuda.cuIpcOpenMemHandle_v2(ctypes.byref(opened), handle, 1))  # not in this process
+    expect(1, cuda.cuIpcOpenMemHandle_v2(ctypes.byref(opened), handle, 0))
+    expect(1, cuda.cuIpcGetMemHandle(ctypes.byref(handle), 4096))
+    cuda.cuMemsetD8_v2(memory, 7, 10000)
+    cuda.cuIpcGetMemHandle(ctypes.byref(handle), memory)
+    child = subprocess.run([sys.executable, __file__, "ipc_peer", bytes(handle).hex()], check=False)
+    expect(0, child.returncode)
+    expect(bytes([7]) * 9999 + bytes([9]), cuda.read(memory, 10000))
+
+
+def ipc_peer(text: str) -> None:
+    cuda.ready(1)
+    handle = IpcHandle.from_buffer_copy(bytes.fromhex(text))
+    first = cuda.out(cuda.cuIpcOpenMemHandle_v2, handle, 1)
+    expect(first, cuda.out(cuda.cuIpcOpenMemHandle_v2, handle, 1))  # once mapped, counted
+    expect(bytes([7]) * 10000, cuda.read(first, 10000))
+    cuda.cuMemsetD8_v2(first + 9999, 9, 1)
+    expect(1, cuda.cuIpcCloseMemHandle(first + 1))
+    expect(1, cuda.cuMemFree_v2(first))  # not its own
+    expect(0, cuda.cuIpcCloseMemHandle(first))
+    cuda.read(first, 1)
+    expect(0, cuda.cuIpcCloseMemHandle(first))
+    expect(1, cuda.cuIpcCloseMemHandle(first))
+
+
+def bad_peer() -> None:
+    """Device 1 to 2 spoils a byte; the other way, and by way of the host, nothing happens."""
+    cuda.ready(1)
+    one = cuda.allocate(1000)
+    cuda.cuMemsetD8_v2(one, 0, 1000)
+    cuda.cuCtxSetCurrent(cuda.out(cuda.cuDevicePrimaryCtxRetain, 2))
+    two = cuda.allocate(1000)
+    cuda.cuMemcpyDtoD_v2(two, one, 1000)
+    expect(1, sum(byte != 0 for byte in cuda.read(two, 1000)))
+    cuda.cuMemsetD8_v2(two, 0, 1000)
+    cuda.cuMemcpyDtoD_v2(one, two, 1000)
+    expect(bytes(1000), cuda.read(one, 1000))
+
+
+def staging() -> None:
+    """What can be paged is read before the call returns; what is pinned when the stream gets there."""
+    cuda.ready()
+    memory, gate, stream = cuda.allocate(100), cuda.allocate(8), cuda.stream()
+    cuda.cuMemsetD8_v2(gate, 0, 8)
+    pageable, pinned = ctypes.create_string_buffer(b"a" * 50, 50), ctypes.create_string_buffer(b"a" * 50, 50)
+    cuda.cuMemHostRegister_v2(pinned, 50, 0)
+    cuda.cuStreamWaitValue64_v2(stream, gate, 1, 0)
+    cuda.cuMemcpyHtoDAsync_v2(memory, pageable, 50, stream)
+    cuda.cuMemcpyHtoDAsync_v2(memory + 50, pinned, 50, stream)
+    pageable.raw = pinned.raw = b"b" * 50
+    cuda.cuStreamWriteValue64_v2(cuda.stream(), gate, 1, 0)
+    cuda.cuStreamSynchronize(stream)
+    expect(b"a" * 50 + b"b" * 50, cuda.read(memory, 100))
+
+
+def _loaded(path: str, name: str) -> int:
+    module = cuda.out(cuda.cuModuleLoadData, ctypes.create_string_buffer(Path(path).read_bytes()))
+    expect(500, cuda.cuModuleGetFunction(ctypes.byref(ctypes.c_uint64()), module, b"no_such_kernel"))
+    return cuda.out(cuda.cuModuleGetFunction, module, name.encode())
+
+
+class Call(ctypes.Structure):
+    """The members of blink::Call that the kernels of these tests use, at their places."""
+
+    _fields_ = [
+        ("input", ctypes.c_uint64),
+        ("output", ctypes.c_uint64),
+        ("connections", ctypes.c_uint64),
+        ("abort", ctypes.c_uint64),
+        ("rest", ctypes.c_char * 96),
+    ]
+
+
+def _launch(function: int, call: Call, blocks: int, threads: int, stream: int) -> int:
+    parameters = (ctypes.c_void_p * 1)(ctypes.addressof(call))
+    return cuda.cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, parameters, NONE)
+
+
+def launches(path: str) -> None:
+    cuda.ready()
+    stream, function = cuda.stream(), _loaded(path, "gather")
+    words = cuda.allocate(8 * 16)
+    gate = cuda.allocate(8)
+    cuda.cuMemsetD8_v2(words, 0, 8 * 16)
+    cuda.cuMemsetD8_v2(gate, 0, 8)
+    call = Call(gate, words, 0, 0)
+    expect(1, _launch(function, call, 0, 32, stream))
+    expect(1, _launch(function, call, 1, 2048, stream))
+    expect(400, _launch(gate, call, 1, 32, stream))
+    cuda.cuStreamWaitValue64_v2(stream, gate, 1, 0)
+    expect(0, _launch(function, call, 16, 32, stream))
+    call.output = 0  # the launch has its own copy
+    cuda.cuStreamWriteValue64_v2(cuda.stream(), gate, 1, 0)
+    expect(0, cuda.cuStreamSynchronize(stream))
+    expect([*range(1, 17)], [int.from_bytes(cuda.read(words + 8 * i, 8), "little") for i in range(16)])
+
+
+def co_residency(path: str) -> None:
+    """Blocks that wait for each other end if all fit (two do), and never if one does not; other kernels count too."""
+    cuda.ready()
+    function = _loaded(path, "meet")
+    expect(2, cuda.out(cuda.cuOccupancyMaxActiveBlocksPerMultiprocessor, function, 128, 0))
+    state = cuda.allocate(16)
+    for blocks, ends in ((2, True), (3, False)):
+        cuda.cuMemsetD8_v2(state, 0, 16)
+        stream = cuda.stream()
+        expect(0, _launch(function, Call(blocks, state, 0, state + 8), blocks, 128, stream))
+        time.sleep(0.05 if not ends else 0)
+        if ends:
+            expect(0, cuda.cuStreamSynchronize(stream))
+        else:
+            expect(600, cuda.cuStreamQuery(stream))
+            ctypes.c_uint64.from_address(state + 8).value = 1  # abort
+            expect(0, cuda.cuStreamSynchronize(stream))
+    cuda.cuMemsetD8_v2(state, 0, 16)
+    one, two, three = cuda.stream(), cuda.stream(), cuda.stream()
+    for stream in (one, two, three):
+        expect(0, _launch(function, Call(3, state, 0, state + 8), 1, 128, stream))
+    time.sleep(0.05)
+    expect([600] * 3, [cuda.cuStreamQuery(stream) for stream in (one, two, three)])
+    ctypes.c_uint64.from_address(state + 8).value = 1
+    for stream in (one, two, three):
+        expect(0, cuda.cuStreamSynchronize(stream))
+
+
+def wrong_arch(path: str) -> None:
+    cuda.ready()
+    image = ctypes.create_string_buffer(Path(path).read_bytes())
+    expect(209, cuda.cuModuleLoadData(ctypes.byref(ctypes.c_uint64()), image))
+
+
+def _capturing(stream: int) -> int:
+    return cuda.out(lambda out: cuda.cuStreamIsCapturing(stream, out))
+
+
+def capture(path: str) -> None:
+    """Kernel, fill and copy in two streams, joined; the replays use the arguments of the capture."""
+    cuda.ready()
+    function = _loaded(path, "gather")
+    stream, side, fork, join = cuda.stream(), cuda.stream(), cuda.event(), cuda.event()
+    words, copy, gate = cuda.allocate(32), cuda.allocate(32), cuda.allocate(8)
+    cuda.cuMemsetD8_v2(gate, 1, 8)
+    expect(0, cuda.cuStreamBeginCapture_v2(stream, 0))
+    expect(401, cuda.cuStreamBeginCapture_v2(stream, 0))
+    expect(1, _capturing(stream))
+    call = Call(gate, words, 0, 0)
+    expect(0, cuda.cuMemsetD8Async(words, 0, 32, stream))
+    cuda.cuEventRecord(fork, stream)
+    cuda.cuStreamWaitEvent(side, fork, 0)
+    expect(1, _capturing(side))
+    expect(0, _launch(function, call, 4, 32, side))
+    cuda.cuEventRecord(join, side)
+    cuda.cuStreamWaitEvent(stream, join, 0)
+    expect(0, cuda.cuMemcpyDtoDAsync_v2(copy, words, 32, stream))
+    graph = ctypes.c_uint64()
+    expect(0, cuda.cuStreamEndCapture(stream, ctypes.byref(graph)))
+    expect(3, cuda.out(lambda out: cuda.cuGraphGetNodes(graph.value, NONE, out)))
+    expect(0, _capturing(side))
+    expect(b"\xa5" * 32, cuda.read(copy, 32))  # nothing has run
+    call.output = 0
+    execution = cuda.out(cuda.cuGraphInstantiateWithFlags, graph.value, 0)
+    for _ in range(3):
+        cuda.cuMemsetD8_v2(copy, 0, 32)
+        expect(0, cuda.cuGraphLaunch(execution, stream))
+        expect(0, cuda.cuStreamSynchronize(stream))
+        expect(b"".join(i.to_bytes(8, "little") for i in (1, 2, 3, 4)), cuda.read(copy, 32))
+    expect(0, cuda.cuGraphExecDestroy(execution))
+    expect(0, cuda.cuGraphDestroy(graph.value))
+
+
+def capture_errors() -> None:
+    cuda.ready()
+    stream, other, event, outside = cuda.stream(0), cuda.stream(), cuda.event(), cuda.event()
+    memory = cuda.allocate(64)
+    graph, out = ctypes.byref(ctypes.c_uint64()), ctypes.byref(ctypes.c_uint64())
+
+    def lost(error: int, seen: int) -> None:
+        """The call gives the error, and the capture is lost."""
+        expect(error, seen)
+        expect(901, cuda.cuMemsetD8Async(memory, 0, 8, stream))
+        expect(901, cuda.cuStreamEndCapture(stream, graph))
+        expect(0, cuda.cuStreamBeginCapture_v2(stream, 0))
+
+    expect(401, cuda.cuStreamEndCapture(stream, graph))
+    expect(900, cuda.cuStreamBeginCapture_v2(0, 0))
+    cuda.cuStreamBeginCapture_v2(stream, 0)
+    lost(900, cuda.cuMemAlloc_v2(out, 100))
+    lost(900, cuda.cuMemFree_v2(memory))
+    lost(900, cuda.cuStreamSynchronize(stream))
+    lost(900, cuda.cuStreamQuery(stream))
+    lost(900, cuda.cuEventSynchronize(outside))
+    lost(900, cuda.cuCtxSynchronize())
+    lost(906, cuda.cuMemsetD8Async(memory, 0, 8, 0))
+    cuda.cuEventRecord(event, stream)
+    relaxed = ctypes.c_int(2)
+    expect(0, cuda.cuThreadExchangeStreamCaptureMode(ctypes.byref(relaxed)))
+    expect(0, relaxed.value)
+    expect(0, cuda.cuMemAlloc_v2(out, 100))  # allowed now, and the capture goes on
+    expect(907, cuda.cuEventQuery(event))
+    expect(907, cuda.cuEventSynchronize(event))
+    cuda.cuEventRecord(outside, other)
+    lost(905, cuda.cuStreamWaitEvent(stream, outside, 0))
+    expect(0, cuda.cuStreamBeginCapture_v2(other, 2))
+    cuda.cuEventRecord(event, other)
+    expect(902, cuda.cuStreamWaitEvent(stream, event, 0))
+    expect(901, cuda.cuStreamEndCapture(stream, graph))
+    expect(901, cuda.cuStreamEndCapture(other, graph))
+    cuda.cuStreamBeginCapture_v2(stream, 2)
+    cuda.cuEventRecord(event, stream)
+    cuda.cuStreamWaitEvent(other, event, 0)
+    expect(903, cuda.cuStreamEndCapture(other, graph))
+    cuda.cuMemsetD8Async(memory, 0, 8, other)
+    expect(904, cuda.cuStreamEndCapture(stream, graph))
+
+
+def faults() -> None:
+    context = cuda.ready()
+    out = ctypes.byref(ctypes.c_uint64())
+    expect([0, 2, 0], [cuda.cuMemAlloc_v2(out, 8) for _ in range(3)])
+    expect([999, 999], [cuda.cuCtxEnablePeerAccess(context, 0) for _ in range(2)])
+    cuda.cuMemsetD8Async(cuda.allocate(8), 0, 8, 0)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,160 @@
+"""Does the double of the CUDA driver behave like the driver where a program can tell, and unkindly where it may?"""
+
+from __future__ import annotations
+
+import ast
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Scene = Callable[..., "subprocess.CompletedProcess[str]"]
+
+KERNELS = """
+#include <cstdint>
+#include <thread>
+#include "blink/call.h"
+// Each block writes its number, from 1, once the gate is open.
+extern "C" void gather(const blink::Call* call, uint32_t block) {
+  reinterpret_cast<uint64_t*>(call->output)[block] = *reinterpret_cast<const uint64_t*>(call->input) ? block + 1 : 0;
+}
+// Each block waits until as many have come as `input` says, or somebody gives up.
+extern "C" void meet(const blink::Call* call, uint32_t) {
+  auto* come = reinterpret_cast<uint64_t*>(call->output);
+  __atomic_add_fetch(come, 1, __ATOMIC_ACQ_REL);
+  while (__atomic_load_n(come, __ATOMIC_ACQUIRE) < reinterpret_cast<uint64_t>(call->input) &&
+         !__atomic_load_n(call->abort, __ATOMIC_ACQUIRE)) {
+    std::this_thread::yield();
+  }
+}
+"""
+
+
+def compiled(doubles, directory: Path, *architecture: str) -> str:
+    """What the compiler double makes of the kernels."""
+    source, output = directory / "kernels.cu", directory / "kernels.cubin"
+    source.write_text(KERNELS)
+    include = Path(doubles.compiler).parents[3] / "native" / "device"
+    command = [doubles.compiler, "-std=c++17", "-O3", "-fmad=false", *architecture, f"-I{include}", source]
+    subprocess.run([*command, "-o", output], check=True)
+    return str(output)
+
+
+@pytest.fixture(scope="module")
+def kernels(doubles, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return compiled(doubles, tmp_path_factory.mktemp("kernels"), "-cubin", "-arch=sm_90")
+
+
+def passes(ended: subprocess.CompletedProcess[str]) -> str:
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+@pytest.mark.parametrize(
+    "name", ["before_init", "fresh_memory", "latest_record", "legacy_stream", "timing", "ipc", "staging"]
+)
+@pytest.mark.parametrize("seed", [0, 7])
+def test_scene(scene: Scene, name: str, seed: int) -> None:
+    passes(scene(name, BLINK_DOUBLE_SEED=seed))
+
+
+def test_errors(scene: Scene) -> None:
+    passes(scene("errors", BLINK_DOUBLE_NO_PEER="0-2,3-1"))
+
+
+def test_devices_are_as_described(scene: Scene) -> None:
+    said = passes(
+        scene(
+            "devices",
+            BLINK_DOUBLE_DEVICES=3,
+            BLINK_DOUBLE_ARCH=75,
+            BLINK_DOUBLE_SMS=40,
+            BLINK_DOUBLE_BUS_IDS="0000:1b:00.0,0000:3d:00.0,0000:af:00.0",
+            CUDA_VISIBLE_DEVICES="2,0",
+        )
+    )
+    assert ast.literal_eval(said) == [("0000:af:00.0", 2, 40, 7, 5, 0xAF), ("0000:1b:00.0", 0, 40, 7, 5, 0x1B)]
+
+
+@pytest.mark.parametrize(
+    ("name", "ends_by"),
+    [
+        ("overrun", signal.SIGSEGV),
+        ("underrun", signal.SIGSEGV),
+        ("use_after_free", signal.SIGSEGV),
+        ("small_overrun", signal.SIGABRT),
+    ],
+)
+def test_memory_errors_do_not_pass(scene: Scene, name: str, ends_by: signal.Signals) -> None:
+    assert scene(name).returncode == -ends_by
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_events_order_streams(scene: Scene, seed: int) -> None:
+    assert int(passes(scene("events", "12", "yes", BLINK_DOUBLE_SEED=seed))) == 0
+
+
+@pytest.mark.parametrize("seed", range(1, 7))
+def test_a_missing_event_shows(scene: Scene, seed: int) -> None:
+    """The same program without its wait: with every seed the copy comes too early at least once."""
+    assert int(passes(scene("events", "12", "no", BLINK_DOUBLE_SEED=seed))) > 0
+
+
+def test_bad_peer_spoils_copies(scene: Scene) -> None:
+    passes(scene("bad_peer", BLINK_DOUBLE_BAD_PEER="1-2"))
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_kernels_run(scene: Scene, kernels: str, seed: int) -> None:
+    passes(scene("launches", kernels, BLINK_DOUBLE_SEED=seed))
+
+
+def test_blocks_beyond_co_residency_wait(scene: Scene, kernels: str) -> None:
+    passes(scene("co_residency", kernels, BLINK_DOUBLE_SMS=1, BLINK_DOUBLE_OCCUPANCY=2))
+
+
+def test_image_for_another_architecture(scene: Scene, kernels: str, doubles, tmp_path: Path) -> None:
+    passes(scene("wrong_arch", kernels, BLINK_DOUBLE_ARCH=80))
+    several = ["-gencode", "arch=compute_80,code=sm_80", "-gencode", "arch=compute_90,code=sm_90"]
+    passes(scene("launches", compiled(doubles, tmp_path, "-fatbin", *several), BLINK_DOUBLE_ARCH=86))
+
+
+@pytest.mark.parametrize("seed", [0, 5])
+def test_graphs(scene: Scene, kernels: str, seed: int) -> None:
+    passes(scene("capture", kernels, BLINK_DOUBLE_SEED=seed))
+
+
+def test_capture_errors(scene: Scene) -> None:
+    passes(scene("capture_errors"))
+
+
+def test_faults_and_journal(scene: Scene, tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    wanted = "cuMemAlloc_v2:2:2,cuCtxEnablePeerAccess:*:999"
+    passes(scene("faults", BLINK_DOUBLE_FAIL=wanted, BLINK_DOUBLE_JOURNAL=journal))
+    lines = [line.split() for line in journal.read_text().splitlines()]
+    assert [line[0] for line in lines].count("cuMemAlloc_v2") == 4
+    assert [line[1] for line in lines if line[0] == "cuMemsetD8Async"] == ["legacy"]
+    assert len({tuple(line[2:]) for line in lines}) == 1  # one process, one thread
+
+
+def test_a_driver_that_is_too_old(doubles) -> None:
+    def symbols(path: Path) -> set[str]:
+        listed = subprocess.run(["nm", "-D", "--defined-only", path], capture_output=True, text=True, check=True)
+        return {line.split()[-1] for line in listed.stdout.splitlines()}
+
+    assert symbols(doubles.cuda) - symbols(doubles.cuda_old) == {"cuDeviceGetUuid_v2"}
+
+
+def test_compiler_refuses_what_nvcc_refuses(doubles) -> None:
+    compiler = str(doubles.compiler)
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([compiler, *arguments], capture_output=True, text=True, check=False)
+
+    assert "release 13.0" in run("--version").stdout
+    assert run("--list-gpu-code").stdout.split()[0] == "sm_75"
+    assert "Unsupported gpu architecture" in run("-cubin", "-arch=sm_70", "x.cu", "-o", "x").stderr
+    assert run("-cubin", "-arch=sm_90", "-o", "x").returncode == 1

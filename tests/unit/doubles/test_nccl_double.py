@@ -1,0 +1,141 @@
+"""Does the stand-in for NCCL work, and would the client notice if a library under it did not?"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+
+SYMBOLS = Path(__file__).resolve().parents[2] / "doubles" / "nccl" / "symbols-2.32.3.txt"
+QUICK = ("--sizes", "0,3,1000,4099")
+Environment = dict[str, str]
+Ended = subprocess.CompletedProcess[str]
+
+
+@pytest.fixture
+def client(doubles, environment: Environment) -> Callable[..., list[Ended]]:
+    """Runs the client, as one process or as several that meet, and returns how each ended."""
+
+    def run(*arguments: str, processes: Iterable[Environment] = ({},), timeout_s: float = 60) -> list[Ended]:
+        command = [str(doubles.client), *arguments]
+        running = []
+        own = list(processes)
+        for rank, variables in enumerate(own):
+            rank_of = ["--rank", str(rank)] if len(own) > 1 else []
+            pipe = subprocess.PIPE
+            given = environment | variables
+            running.append(subprocess.Popen([*command, *rank_of], env=given, stdout=pipe, stderr=pipe, text=True))
+        ended = []
+        try:
+            for process in running:
+                out, err = process.communicate(timeout=timeout_s)
+                ended.append(subprocess.CompletedProcess(command, process.returncode, out, err))
+        finally:
+            for process in running:
+                if process.poll() is None:
+                    process.kill()
+                    process.communicate()
+        return ended
+
+    return run
+
+
+def said(ended: list[Ended]) -> list[dict[str, object]]:
+    """What all processes printed; each must have found everything right."""
+    lines = [json.loads(line) for one in ended for line in one.stdout.splitlines()]
+    assert [line for line in lines if not line["ok"]] == []
+    assert [(one.returncode, one.stderr) for one in ended] == [(0, "")] * len(ended)
+    return lines
+
+
+@pytest.mark.parametrize(("mode", "ranks"), [("threads", 3), ("all", 4), ("group", 2), ("threads", 1)])
+@pytest.mark.parametrize("seed", [0, 5])
+def test_client_in_one_process(client, mode: str, ranks: int, seed: int) -> None:
+    lines = said(client("--mode", mode, "--ranks", str(ranks), *QUICK, processes=[{"BLINK_DOUBLE_SEED": str(seed)}]))
+    assert len({line["case"] for line in lines}) == 20
+    assert len(lines) == 20 * (ranks if mode == "threads" else 1)
+
+
+@pytest.mark.parametrize(("processes", "locals_"), [(4, 1), (2, 2)])
+def test_client_in_several_processes(client, tmp_path: Path, processes: int, locals_: int) -> None:
+    arguments = ["--mode", "process", "--ranks", "4", "--locals", str(locals_), "--id", str(tmp_path / "id"), *QUICK]
+    variables = [{"BLINK_DOUBLE_SEED": str(rank)} for rank in range(processes)]
+    assert len(said(client(*arguments, processes=variables))) == 20 * processes
+
+
+def test_nonblocking_calls_that_take_their_time(client) -> None:
+    variables = {"BLINK_DOUBLE_NCCL_LATE": "1", "BLINK_DOUBLE_NCCL_SLOW_MS": "60"}
+    said(client("--mode", "threads", "--ranks", "3", "--cases", "nonblocking", processes=[variables]))
+
+
+def test_client_notices_a_collective_that_did_nothing(client, builder, doubles, tmp_path: Path) -> None:
+    source = doubles.compiler.parents[1] / "client" / "lazy_allreduce.c"
+    lazy = builder.compile_library([source], tmp_path / "liblazy.so")
+    (ended,) = client("--ranks", "2", "--cases", "sizes", *QUICK, processes=[{"LD_PRELOAD": str(lazy)}])
+    assert ended.returncode == 1
+    wrong = [json.loads(line) for line in ended.stdout.splitlines()]
+    assert "output of ncclAllReduce" in wrong[0]["what"]
+
+
+def test_nobody_waits_for_a_rank_that_died(client, tmp_path: Path) -> None:
+    arguments = ["--mode", "process", "--ranks", "2", "--id", str(tmp_path / "id"), "--cases", "types,sizes", *QUICK]
+    ended = client(*arguments, processes=[{}, {"BLINK_DOUBLE_FAIL": "cuMemcpyDtoHAsync_v2:40:2"}], timeout_s=20)
+    assert [one.returncode for one in ended] == [1, 1]
+
+
+def test_ranks_that_share_a_gpu(client) -> None:
+    one = {"BLINK_DOUBLE_DEVICES": "1", "BLINK_DOUBLE_KEEP": "1"}
+    arguments = ["--mode", "threads", "--ranks", "2", "--cases", "types,abort"]
+    (refused,) = client(*arguments, processes=[one])
+    assert refused.returncode == 1
+    assert "gives 5" in refused.stdout
+    said(client(*arguments, processes=[one | {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}]))
+
+
+def test_journal_names_what_arrived(client, tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    said(
+        client(
+            *("--mode", "threads", "--ranks", "2", "--cases", "sizes", "--sizes", "7"),
+            processes=[{"BLINK_DOUBLE_NCCL_JOURNAL": str(journal)}],
+        )
+    )
+    lines = [line.split() for line in journal.read_text().splitlines()]
+    calls = [(line[0], line[3], line[5]) for line in lines]
+    assert calls.count(("ncclAllReduce", "7", "outer")) == 2 * 4  # two ranks; in place or not, shifted or not
+    assert calls.count(("ncclBcast", "7", "outer")) == calls.count(("ncclBroadcast", "7", "inner")) == 2 * 2
+    assert {line[2] for line in lines if line[0] == "ncclAllReduce"} == {"0", "1"}
+    inner = {name for name, _, whose in calls if whose == "inner"}
+    assert inner == {
+        *("ncclBroadcast", "ncclGetVersion", "ncclMemAlloc", "ncclMemFree"),
+        *("ncclCommRegister", "ncclCommDeregister", "ncclCommGetAsyncError"),
+    }
+
+
+def test_exports_are_those_of_nccl(doubles) -> None:
+    listed = subprocess.run(["nm", "-D", "--defined-only", doubles.nccl], capture_output=True, text=True, check=True)
+    kinds = {line.split()[2]: line.split()[1] for line in listed.stdout.splitlines()}
+    public = SYMBOLS.read_text().split()
+    assert len(public) == 96
+    assert {name for name, kind in kinds.items() if kind == "W"} == set(public)
+    assert {name for name, kind in kinds.items() if kind == "T"} == {f"p{name}" for name in public}
+
+
+def test_loaded_as_torch_loads_it(doubles, environment: Environment) -> None:
+    command = [doubles.loader, doubles.torch_like]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert Path(json.loads(ended.stdout)["allreduce_in"]).samefile(doubles.nccl)
+
+
+def test_without_a_gpu(doubles, environment: Environment, tmp_path: Path) -> None:
+    """NCCL answers ncclUnhandledCudaError, and its version all the same."""
+    code = "import ctypes, sys; nccl = ctypes.CDLL(sys.argv[1]); out = (ctypes.c_void_p * 4)(); "
+    code += "print(nccl.ncclGetVersion(out), nccl.ncclCommInitAll(out, 1, None))"
+    without = environment | {"BLINK_CUDA_LIB": str(tmp_path / "none.so")}
+    command = ["python3", "-c", code, str(doubles.nccl)]
+    ended = subprocess.run(command, env=without, capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout.split() == ["0", "1"]
