@@ -2,7 +2,7 @@
 
     import torch.distributed as dist
     import blinkccl.torch_backend            # not needed where the package is installed: torch finds it by itself
-    dist.init_process_group("blink")         # or "cpu:blink,cuda:nccl"
+    dist.init_process_group("blink")         # or "cpu:blink,cuda:nccl", "cpu:gloo,cuda:blink"
 
 What torch calls is :class:`~blinkccl.torch_backend.process_group.BlinkProcessGroup`, a Python subclass of
 ``ProcessGroup``; the dispatcher of a C++ backend costs more than this Python call. From there a call goes
@@ -21,7 +21,10 @@ and back as a ``Work`` (:mod:`~blinkccl.torch_backend.work`). What promises hold
 - Messages (send, recv, all_to_all) are no part of that order.
 - Every call ends by its timeout (the group's, or that in its options). What it raises is an error of
   :mod:`blinkccl.errors` and a ``torch.distributed.DistBackendError`` at once.
-- CPU tensors only. In ``"cpu:blink,cuda:nccl"`` the calls on CUDA tensors go to NCCL.
+- ``"blink"`` serves CPU and CUDA tensors. A string with devices decides who serves which: ``"cpu:blink,cuda:nccl"``,
+  ``"cpu:gloo,cuda:blink"``, ``"cuda:blink"``.
+- CUDA tensors (:mod:`~blinkccl.torch_backend.cuda_group`) follow streams, as with NCCL: a call returns when it is
+  enqueued, in the order of issue too.
 
 :mod:`~blinkccl.torch_backend.hooks` is for programs that keep gloo or NCCL as their backend.
 Written for torch 2.11 to 2.15; docs/pytorch.md says what was tested where.

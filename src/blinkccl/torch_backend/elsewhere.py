@@ -1,9 +1,10 @@
 """What backend blink does not serve itself, and who does: other devices' tensors, and sparse ones.
 
-In ``"cpu:blink,cuda:nccl"`` torch takes our process group whole, so the calls on CUDA tensors arrive here. They
-go to a plain process group with the other backends of that string; sparse tensors of the CPU go to gloo. Each of
-these is made by the first call that needs it. That call is a collective or, on NCCL, a message between two ranks
-whose communicator NCCL then makes for these two: so nobody waits for a rank that does not come.
+In ``"cpu:blink,cuda:nccl"`` and ``"cpu:gloo,cuda:blink"`` torch takes our process group whole, so the calls on tensors
+of the other device arrive here. They go to a plain process group with the other backends of that string; sparse tensors
+of the CPU go to gloo. Each of these is made by the first call that needs it. That call is a collective or, on NCCL, a
+message between two ranks whose communicator NCCL then makes for these two: so nobody waits for a rank that does not
+come.
 """
 
 from __future__ import annotations
@@ -73,15 +74,7 @@ class Elsewhere:
     def backend(self, ours: dist.ProcessGroup, device: str) -> Any:
         """The backend object that serves tensors on ``device``."""
         if device not in self._made:
-            name = "gloo" if device == "cpu" else devices(ours).get(device)
-            if name is None or name == "blink":
-                raise for_torch(
-                    UnsupportedError(
-                        f"backend blink serves CPU tensors, this one is on {device}; name a backend for it when the "
-                        f'group is made, e.g. "cpu:blink,{device}:nccl"'
-                    )
-                )
-            self._made[device] = self._make(name, device, ours.group_name)
+            self._made[device] = self._make(_who(devices(ours), device), device, ours.group_name)
         return self._made[device]
 
     def shutdown(self) -> None:
@@ -130,6 +123,21 @@ class Elsewhere:
         options.group_id = group_name
         options.global_ranks_in_group = self._global_ranks
         return plugin.creator_fn(options, None)
+
+
+def _who(named: dict[str, str], device: str) -> str:
+    """The backend for tensors on ``device`` that are not ours."""
+    name = named.get(device)
+    if device == "cpu" and (not named or name == "blink"):
+        return "gloo"  # for sparse tensors
+    if name is None:
+        made = ",".join(f"{kind}:{backend}" for kind, backend in named.items()) or "blink"
+        example = "gloo" if device == "cpu" else "nccl"
+        text = f'this group, made as "{made}", has nobody for tensors on {device}; name a backend for them, e.g. '
+        raise for_torch(UnsupportedError(f'{text}"{made},{device}:{example}"'))
+    if name == "blink":
+        raise for_torch(UnsupportedError(f"backend blink does not serve sparse tensors on {device}; make them dense"))
+    return name
 
 
 def devices(group: dist.ProcessGroup) -> dict[str, str]:

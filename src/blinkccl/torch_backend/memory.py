@@ -64,7 +64,7 @@ class Memory:
             self._held.append(tensor)
             return _address(tensor)
         flat = self._take([tensor])[0]
-        copy(flat, tensor)
+        self._copy(flat, tensor)
         return _address(flat)
 
     def writes(self, tensor: Tensor) -> int:
@@ -80,7 +80,7 @@ class Memory:
         """Address of the elements of ``tensor``, in order, to be overwritten in place."""
         address = self.writes(tensor)
         if self._copies and self._copies[-1][0] is tensor:
-            copy(self._copies[-1][1], tensor)
+            self._copy(self._copies[-1][1], tensor)
         return address
 
     def reads_all(self, tensors: Sequence[Tensor]) -> int:
@@ -90,7 +90,7 @@ class Memory:
             return _address(tensors[0])
         flats = self._take(tensors)
         for flat, tensor in zip(flats, tensors, strict=True):
-            copy(flat, tensor)
+            self._copy(flat, tensor)
         return _address(flats[0])
 
     def writes_all(self, tensors: Sequence[Tensor]) -> int:
@@ -115,9 +115,12 @@ class Memory:
         """
         if succeeded:
             for tensor, flat in self._copies:
-                copy(tensor, flat)
+                self._copy(tensor, flat)
             self._scratch.give(self._taken)
         self._taken, self._held, self._copies = [], [], []
+
+    def _copy(self, target: Tensor, source: Tensor) -> None:
+        copy(target, source)
 
     def _take(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Flat views for ``tensors`` in one scratch buffer, one after the other."""

@@ -1,31 +1,35 @@
 """What torch calls: a ``ProcessGroup`` whose methods hand their arguments to the table of requests.
 
 The methods have the names of all torch versions from 2.11 to 2.15 (2.13 renamed those on single tensors), and take
-what torch's own take. A small all-reduce has a short way of its own. Tensors that are not on the CPU, and sparse
-ones, go to :mod:`~blinkccl.torch_backend.elsewhere`.
+what torch's own take. A small all-reduce has a short way of its own. Calls on CUDA tensors are enqueued by
+:mod:`~blinkccl.torch_backend.cuda_group`. Tensors of devices that the group's string gives to others, and sparse ones,
+go to :mod:`~blinkccl.torch_backend.elsewhere`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d
 
-from blinkccl.errors import BlinkError
+from blinkccl.errors import BlinkError, UnsupportedError
 from blinkccl.torch_backend import counters
 from blinkccl.torch_backend.elsewhere import Capabilities, Elsewhere, devices
 from blinkccl.torch_backend.failure import for_torch
 from blinkccl.torch_backend.issue import Issuer, Request
 from blinkccl.torch_backend.monitored import MonitoredBarrier
 from blinkccl.torch_backend.requests import Requests
-from blinkccl.torch_backend.transport import Transport, open_transport
+from blinkccl.torch_backend.transport import Transport, open_for
 from blinkccl.torch_backend.types import DTYPES
 from blinkccl.torch_backend.work import DoneWork
+
+if TYPE_CHECKING:
+    from blinkccl.torch_backend.cuda_group import CudaGroup
 
 #: From torch 2.14 on split_group crashes on a group that does not know its store; before, none may be given.
 _WANTS_STORE = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 14)
@@ -34,6 +38,12 @@ _SUM = dist.ReduceOp.SUM
 _STRIDED = torch.strided
 #: Options of a call say "none" by a negative timeout.
 _NO_TIME = timedelta(0)
+#: The devices whose tensors we can serve.
+_OURS = ("cpu", "cuda")
+_NO_MESSAGES = (
+    "backend blink has no send and recv of CUDA tensors: trees serve collectives; send CPU tensors, or make a group "
+    'with "cuda:nccl" for messages'
+)
 
 
 def create(options: Any) -> BlinkProcessGroup:
@@ -47,7 +57,7 @@ def create(options: Any) -> BlinkProcessGroup:
     rank, size, timeout = options.group_rank, options.group_size, options.timeout
     global_ranks = list(options.global_ranks_in_group)
     try:
-        transport = open_transport(options.store, rank, size, global_ranks, timeout.total_seconds())
+        transport = open_for(options.store, rank, size, global_ranks, timeout.total_seconds())
     except BlinkError as error:
         raise for_torch(error) from error
     return BlinkProcessGroup(options.store, rank, size, timeout, transport, global_ranks)
@@ -87,6 +97,8 @@ class BlinkProcessGroup(dist.ProcessGroup):
         self._requests = Requests(rank, size)
         self._elsewhere = Elsewhere(store, rank, size, timeout, global_ranks)
         self._monitored = MonitoredBarrier(store, rank, size)
+        self._cuda: CudaGroup | None = None
+        self._named: dict[str, str] = {}  # what devices() said, once it knew
         self._name = self._description = ""
         counters.watch(transport)
 
@@ -99,102 +111,105 @@ class BlinkProcessGroup(dist.ProcessGroup):
             work = DoneWork()
             work.tensors = tensors
             return work
-        if tensor.layout is not _STRIDED or not tensor.is_cpu:
+        if tensor.layout is not _STRIDED or not self._serves(tensor):
             return self._other(tensor).allreduce(tensors, opts)
-        return self._issue(self._requests.all_reduce(tensors, opts.reduceOp), opts)
+        return self._issue(tensor, opts, lambda table: table.all_reduce(tensors, opts.reduceOp))
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Any:
         opts = opts or distributed_c10d.AllreduceCoalescedOptions()
-        if not _first(tensors).is_cpu:
+        if not self._serves(_first(tensors)):
             return self._other(tensors[0]).allreduce_coalesced(tensors, opts)
-        return self._issue(self._requests.all_reduce(tensors, opts.reduceOp), opts)
+        return self._issue(tensors[0], opts, lambda table: table.all_reduce(tensors, opts.reduceOp))
 
     def reduce(self, tensors: Any, opts: Any = None) -> Any:
         opts = opts or distributed_c10d.ReduceOptions()
-        if not _first(tensors).is_cpu:
+        if not self._serves(_first(tensors)):
             return self._other(tensors[0]).reduce(tensors, opts)
-        return self._issue(self._requests.reduce(tensors[0], opts.reduceOp, opts.rootRank), opts)
+        return self._issue(tensors[0], opts, lambda table: table.reduce(tensors[0], opts.reduceOp, opts.rootRank))
 
     def broadcast(self, tensors: Any, opts: Any = None) -> Any:
         opts = opts or distributed_c10d.BroadcastOptions()
-        if not _first(tensors).is_cpu:
+        if not self._serves(_first(tensors)):
             return self._other(tensors[0]).broadcast(tensors, opts)
-        return self._issue(self._requests.broadcast(tensors, opts.rootRank), opts)
+        return self._issue(tensors[0], opts, lambda table: table.broadcast(tensors, opts.rootRank))
 
     def allgather(self, outputs: Any, tensors: Any, opts: Any = None) -> Any:
         opts = opts or distributed_c10d.AllgatherOptions()
-        if not _first(tensors).is_cpu:
+        if not self._serves(_first(tensors)):
             return self._other(tensors[0]).allgather(outputs, tensors, opts)
-        return self._issue(self._requests.all_gather(outputs[0], tensors[0]), opts)
+        return self._issue(tensors[0], opts, lambda table: table.all_gather(outputs[0], tensors[0]))
 
     def allgather_coalesced(self, outputs: Any, tensors: Any, opts: Any = None) -> Any:
         opts = opts or distributed_c10d.AllgatherOptions()
-        if not _first(tensors).is_cpu:
+        if not self._serves(_first(tensors)):
             return self._other(tensors[0]).allgather_coalesced(outputs, tensors, opts)
-        return self._issue(self._requests.all_gather_coalesced(outputs, tensors), opts)
+        return self._issue(tensors[0], opts, lambda table: table.all_gather_coalesced(outputs, tensors))
 
     def all_gather_single(self, output: Any, tensor: Any, opts: Any = None) -> Any:
         opts = opts or distributed_c10d.AllgatherOptions()
-        if not tensor.is_cpu:
+        if not self._serves(tensor):
             return self._other(tensor).all_gather_single(output, tensor, opts)
-        return self._issue(self._requests.all_gather_single([output], [tensor]), opts)
+        return self._issue(tensor, opts, lambda table: table.all_gather_single([output], [tensor]))
 
     def all_gather_single_coalesced(self, outputs: Any, tensors: Any, opts: Any = None) -> Any:
         opts = opts or distributed_c10d.AllgatherOptions()
-        if not _first(tensors).is_cpu:
+        if not self._serves(_first(tensors)):
             return self._other(tensors[0]).all_gather_single_coalesced(outputs, tensors, opts)
-        return self._issue(self._requests.all_gather_single(outputs, tensors), opts)
+        return self._issue(tensors[0], opts, lambda table: table.all_gather_single(outputs, tensors))
 
     def reduce_scatter(self, outputs: Any, tensors: Any, opts: Any = None) -> Any:
         opts = opts or distributed_c10d.ReduceScatterOptions()
-        if not _first(outputs).is_cpu:
+        if not self._serves(_first(outputs)):
             return self._other(outputs[0]).reduce_scatter(outputs, tensors, opts)
-        return self._issue(self._requests.reduce_scatter(outputs[0], tensors[0], opts.reduceOp), opts)
+        return self._issue(outputs[0], opts, lambda table: table.reduce_scatter(outputs[0], tensors[0], opts.reduceOp))
 
     def reduce_scatter_single(self, output: Any, tensor: Any, opts: Any = None) -> Any:
         opts = opts or distributed_c10d.ReduceScatterOptions()
-        if not output.is_cpu:
+        if not self._serves(output):
             return self._other(output).reduce_scatter_single(output, tensor, opts)
-        return self._issue(self._requests.reduce_scatter_single([output], [tensor], opts.reduceOp), opts)
+        return self._issue(output, opts, lambda table: table.reduce_scatter_single([output], [tensor], opts.reduceOp))
 
     def reduce_scatter_single_coalesced(self, outputs: Any, tensors: Any, opts: Any = None) -> Any:
         opts = opts or distributed_c10d.ReduceScatterOptions()
-        if not _first(outputs).is_cpu:
+        if not self._serves(_first(outputs)):
             return self._other(outputs[0]).reduce_scatter_single_coalesced(outputs, tensors, opts)
-        return self._issue(self._requests.reduce_scatter_single(outputs, tensors, opts.reduceOp), opts)
+        return self._issue(outputs[0], opts, lambda table: table.reduce_scatter_single(outputs, tensors, opts.reduceOp))
 
     def gather(self, outputs: Any, tensors: Any, opts: Any = None) -> Any:
         opts = opts or distributed_c10d.GatherOptions()
-        if not _first(tensors).is_cpu:
+        if not self._serves(_first(tensors)):
             return self._other(tensors[0]).gather(outputs, tensors, opts)
-        return self._issue(self._requests.gather(outputs[0] if outputs else [], tensors[0], opts.rootRank), opts)
+        targets = outputs[0] if outputs else []
+        return self._issue(tensors[0], opts, lambda table: table.gather(targets, tensors[0], opts.rootRank))
 
     def scatter(self, outputs: Any, tensors: Any, opts: Any = None) -> Any:
         opts = opts or distributed_c10d.ScatterOptions()
-        if not _first(outputs).is_cpu:
+        if not self._serves(_first(outputs)):
             return self._other(outputs[0]).scatter(outputs, tensors, opts)
-        return self._issue(self._requests.scatter(outputs[0], tensors[0] if tensors else [], opts.rootRank), opts)
+        sources = tensors[0] if tensors else []
+        return self._issue(outputs[0], opts, lambda table: table.scatter(outputs[0], sources, opts.rootRank))
 
     def alltoall(self, outputs: Any, tensors: Any, opts: Any = None) -> Any:
         opts = opts or distributed_c10d.AllToAllOptions()
-        if not _first(tensors).is_cpu:
+        if not self._serves(_first(tensors)):
             return self._other(tensors[0]).alltoall(outputs, tensors, opts)
-        return self._issue(self._requests.all_to_all(outputs, tensors), opts)
+        return self._issue(tensors[0], opts, lambda table: table.all_to_all(outputs, tensors))
 
     def all_to_all_single(
         self, output: Any, tensor: Any, output_splits: Any = (), input_splits: Any = (), opts: Any = None
     ) -> Any:
         opts = opts or distributed_c10d.AllToAllOptions()
-        if not tensor.is_cpu:
+        if not self._serves(tensor):
             return self._other(tensor).all_to_all_single(output, tensor, output_splits, input_splits, opts)
-        return self._issue(self._requests.all_to_all_single(output, tensor, output_splits, input_splits), opts)
+        splits = output_splits, input_splits
+        return self._issue(tensor, opts, lambda table: table.all_to_all_single(output, tensor, *splits))
 
     def barrier(self, opts: Any = None) -> Any:
         opts = opts or distributed_c10d.BarrierOptions()
-        device = getattr(opts, "device", None)
-        if device is not None and device.type != "cpu" and devices(self).get(device.type, "blink") != "blink":
+        device = self._barrier_device(opts)
+        if not self._serves_on(device.type):
             return self._elsewhere.group(self, device.type).barrier(opts)
-        return self._issue(self._requests.barrier(), opts)
+        return self._issue_on(device.type, device, opts, lambda table: table.barrier())
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """A barrier that names the ranks that do not come: see :class:`MonitoredBarrier`."""
@@ -211,32 +226,36 @@ class BlinkProcessGroup(dist.ProcessGroup):
     # Messages
 
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Any:
-        if not _first(tensors).is_cpu:
+        if not self._serves(_first(tensors)):
             return self._other(tensors[0]).send(tensors, dst, tag)
-        return self._issuer.issue(self._requests.send(tensors[0], dst, tag), True, self._timeout_s)
+        return self._issue_message(tensors[0], lambda table: table.send(tensors[0], dst, tag))
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Any:
-        if not _first(tensors).is_cpu:
+        if not self._serves(_first(tensors)):
             return self._other(tensors[0]).recv(tensors, src, tag)
-        return self._issuer.issue(self._requests.receive(tensors[0], src, tag), True, self._timeout_s)
+        return self._issue_message(tensors[0], lambda table: table.receive(tensors[0], src, tag))
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Any:
-        if not _first(tensors).is_cpu:
+        if not self._serves(_first(tensors)):
             return self._other(tensors[0]).recv_anysource(tensors, tag)
-        return self._issuer.issue(self._requests.receive(tensors[0], None, tag), True, self._timeout_s)
+        return self._issue_message(tensors[0], lambda table: table.receive(tensors[0], None, tag))
 
     # Several calls as one
 
     def _start_coalescing(self, device: torch.device) -> None:
-        if device.type == "cpu":
+        if not self._serves_on(device.type):
+            self._elsewhere.group(self, device.type)._start_coalescing(device)
+        elif device.type == "cpu":
             self._issuer.start_coalescing()
         else:
-            self._elsewhere.group(self, device.type)._start_coalescing(device)
+            self._cuda_group().start_coalescing()
 
     def _end_coalescing(self, device: torch.device) -> Any:
+        if not self._serves_on(device.type):
+            return self._elsewhere.group(self, device.type)._end_coalescing(device)
         if device.type == "cpu":
             return self._issuer.end_coalescing()
-        return self._elsewhere.group(self, device.type)._end_coalescing(device)
+        return self._cuda_group().end_coalescing()
 
     start_coalescing, end_coalescing = _start_coalescing, _end_coalescing
 
@@ -260,24 +279,28 @@ class BlinkProcessGroup(dist.ProcessGroup):
         return self._store
 
     def stats(self) -> dict[str, int]:
-        """The counters of this group's transport."""
-        return dict(self._transport.stats())
+        """The counters of this group's transport, and of its GPUs."""
+        on_gpus = {} if self._cuda is None else self._cuda.stats()
+        return {**self._transport.stats(), **on_gpus}
 
     # Its end
 
     def shutdown(self) -> None:
         """Ends the group on this rank; ``destroy_process_group`` calls it."""
         self._issuer.close()
-        self._end(self._transport.close)
+        self._end(self._transport.close, lambda cuda: cuda.close())
 
     def abort(self) -> None:
         """Ends the group, and lets peers that wait for this rank fail at once."""
-        self._end(self._transport.abort)
+        self._end(self._transport.abort, lambda cuda: cuda.abort())
         self._issuer.close()
 
-    def _end(self, how: Callable[[], None]) -> None:
+    def _end(self, how: Callable[[], None], how_on_gpus: Callable[[CudaGroup], None]) -> None:
         counters.settle(self._transport)
         self._elsewhere.shutdown()
+        if self._cuda is not None:
+            counters.settle(self._cuda)
+            how_on_gpus(self._cuda)
         how()
 
     # Helpers
@@ -287,19 +310,66 @@ class BlinkProcessGroup(dist.ProcessGroup):
         dtype, count = DTYPES.get(tensor.dtype), tensor.numel()
         if dtype is None or not count or not tensor.is_cpu or tensor.layout is not _STRIDED:
             return False
-        if not tensor.is_contiguous():
+        if not tensor.is_contiguous() or not self._serves_on("cpu"):
             return False
         address = tensor.data_ptr()
         timeout_s = self._timeout_s if timeout < _NO_TIME else timeout.total_seconds()
         return self._issuer.sum_now(address, count, dtype, timeout_s)
 
-    def _issue(self, request: Request, opts: Any) -> Any:
+    def _serves(self, tensor: Tensor) -> bool:
+        return self._serves_on(_kind(tensor))
+
+    def _serves_on(self, kind: str) -> bool:
+        """Whether tensors on devices of this kind are ours: the string that the group was made with decides."""
+        if not self._named:
+            self._named = devices(self)
+        return kind in _OURS and self._named.get(kind, "nobody" if self._named else "blink") == "blink"
+
+    def _issue(self, tensor: Tensor, opts: Any, build: Callable[[Requests], Request]) -> Any:
+        return self._issue_on(_kind(tensor), tensor.device, opts, build)
+
+    def _issue_on(self, kind: str, device: torch.device, opts: Any, build: Callable[[Requests], Request]) -> Any:
         timeout = opts.timeout
         timeout_s = self._timeout_s if timeout < _NO_TIME else timeout.total_seconds()
-        return self._issuer.issue(request, opts.asyncOp, timeout_s)
+        if kind == "cpu":
+            return self._issuer.issue(build(self._requests), opts.asyncOp, timeout_s)
+        return self._cuda_group().issue(device, build, opts.asyncOp, timeout_s)
+
+    def _issue_message(self, tensor: Tensor, build: Callable[[Requests], Request]) -> Any:
+        if _kind(tensor) != "cpu":
+            raise for_torch(UnsupportedError(_NO_MESSAGES))
+        return self._issuer.issue(build(self._requests), True, self._timeout_s)
+
+    def _barrier_device(self, opts: Any) -> torch.device:
+        """Which of the group's devices a barrier is for."""
+        given = getattr(opts, "device", None)
+        named = devices(self) or {"cpu": "blink"}
+        if given is not None and given.type in named:
+            return given
+        return torch.device("cpu" if "cpu" in named else next(iter(named)))
+
+    def _cuda_group(self) -> CudaGroup:
+        if self._cuda is None:
+            self._cuda = _open_cuda(self._store, self.rank(), self.size())
+            counters.watch(self._cuda)
+        return self._cuda
 
     def _other(self, tensor: Tensor) -> Any:
-        return self._elsewhere.group(self, tensor.device.type)
+        return self._elsewhere.group(self, _kind(tensor))
+
+
+def _kind(tensor: Tensor) -> str:
+    """Of the tensor's device."""
+    return "cpu" if tensor.is_cpu else str(tensor.device.type)
+
+
+def _open_cuda(store: Any, rank: int, size: int) -> CudaGroup:
+    """Made by the first call on a CUDA tensor; what it takes is loaded only then."""
+    from blinkccl.torch_backend.cuda_group import CudaGroup, opener
+    from blinkccl.torch_backend.cuda_runtime import CudaRuntime
+
+    runtime = CudaRuntime()
+    return CudaGroup(rank, size, opener(store, rank, size, runtime), runtime)
 
 
 def _first(tensors: Any) -> Tensor:

@@ -12,11 +12,11 @@ NAME = "blink"
 
 
 def register() -> None:
-    """Registers ``"blink"`` for CPU tensors; does nothing where that is done or torch has no ``distributed``."""
+    """Registers ``"blink"`` for CPU and CUDA tensors; does nothing where that is done or ``distributed`` lacks."""
     import torch.distributed as dist
 
     if dist.is_available() and NAME.upper() not in dist.Backend._plugins:
-        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
 
 
 def _create(options: object, _backend_options: object) -> Any:

@@ -232,7 +232,7 @@ class Requests:
     def _check_list(self, title: str, what: str, tensors: Sequence[Tensor], other: Tensor) -> None:
         self._check_length(title, f"{what} list", tensors)
         for peer, tensor in enumerate(tensors):
-            if tensor.dtype != other.dtype or not tensor.is_cpu:
+            if tensor.dtype != other.dtype or tensor.device != other.device:
                 raise ValueError(
                     f"{title}: {what} {peer} is {tensor.dtype} on {tensor.device}; expected {other.dtype} on "
                     f"{other.device}, as the other side"

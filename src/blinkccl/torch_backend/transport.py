@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
+from threading import Lock
 from typing import Any, Protocol
 
 from blinkccl.errors import RendezvousTimeout
@@ -91,6 +92,69 @@ def open_transport(store: Any, rank: int, size: int, global_ranks: list[int], ti
     if rank == 0:
         _say_once()
     return SpanningTransport(store, rank, hosts, global_ranks, timeout_s)
+
+
+def open_for(store: Any, rank: int, size: int, global_ranks: list[int], timeout_s: float) -> Transport:
+    """The same, but later where torch makes the group for another device: then CPU tensors may be others'.
+
+    Parameters
+    ----------
+    store
+        torch's for this group and the device that the group is made for: it tells which that is.
+    """
+    opened = partial(open_transport, store, rank, size, global_ranks, timeout_s)
+    return Deferred(opened) if _is_for(store, rank, "cuda") else opened()
+
+
+class Deferred:
+    """A transport that is opened by its first call, a collective: until then nobody knows whether it is needed.
+
+    Parameters
+    ----------
+    opened
+        Opens it; all ranks come.
+    """
+
+    def __init__(self, opened: Callable[[], Transport]) -> None:
+        self._opened = opened
+        self._transport: Transport | None = None
+        self._lock = Lock()
+
+    def run_raw(self, *call: Any) -> None:
+        self._made().run_raw(*call)
+
+    def isend_raw(self, *call: Any) -> Future[None]:
+        return self._made().isend_raw(*call)
+
+    def irecv_raw(self, *call: Any) -> Future[int]:
+        return self._made().irecv_raw(*call)
+
+    def stats(self) -> Mapping[str, int]:
+        return {} if self._transport is None else self._transport.stats()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _made(self) -> Transport:
+        with self._lock:
+            if self._transport is None:
+                self._transport = self._opened()
+            return self._transport
+
+
+def _is_for(store: Any, rank: int, device: str) -> bool:
+    """Whether torch made ``store`` for this device: it does not say so, but puts it before all keys."""
+    below = getattr(store, "underlying_store", None)
+    if below is None:
+        return False
+    key = f"blink/device/{rank}"
+    store.set(key, "here")
+    return any(below.check([f"{device}{slashes}{key}"]) for slashes in ("/", "//"))
 
 
 @cache

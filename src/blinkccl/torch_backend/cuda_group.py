@@ -1,0 +1,239 @@
+"""A process group's calls on CUDA tensors: which stream, after what, and what is enqueued there.
+
+As NCCL's backend does it. With ``async_op=False`` a call goes to the caller's current stream. With ``async_op=True`` it
+goes to a stream of the group, which first waits for the current one; the tensors' memory is kept from other use until
+that stream is past the call. ``work.wait()`` lets the then current stream wait.
+
+The group of GPUs behind it is made by the first call on a device, which is the same call on all ranks.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.autograd.profiler as profiler
+import torch.distributed as dist
+
+from blinkccl.errors import BlinkError, CommunicationError, UnsupportedError
+from blinkccl.runtime.gpu_group import open_gpu_group
+from blinkccl.torch_backend.cuda_alone import Alone
+from blinkccl.torch_backend.cuda_requests import CudaRequests
+from blinkccl.torch_backend.cuda_runtime import CudaRuntime
+from blinkccl.torch_backend.cuda_watch import Watch
+from blinkccl.torch_backend.cuda_work import CudaWork
+from blinkccl.torch_backend.failure import for_torch
+from blinkccl.torch_backend.issue import Request
+from blinkccl.torch_backend.requests import Requests
+from blinkccl.torch_backend.work import AllWork
+
+
+class Engine(Protocol):
+    """What is asked of :class:`blinkccl.runtime.gpu_group.GpuGroup`."""
+
+    def run(
+        self,
+        name: str,
+        send: int | None,
+        recv: int | None,
+        count: int,
+        dtype: str = "uint8",
+        op: str = "sum",
+        root: int = 0,
+        scale: float | None = None,
+        stream: int | None = None,
+    ) -> None: ...
+
+    def error(self) -> BlinkError | None: ...
+
+    def abort(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def stats(self) -> dict[str, int]: ...
+
+
+#: Makes the engine of a group's n-th device: (n, the device's number, seconds to wait for the others).
+OpenEngine = Callable[[int, int, float], Engine]
+
+
+def opener(store: Any, rank: int, size: int, runtime: CudaRuntime) -> OpenEngine:
+    """How the ranks of one process group, who share ``store``, make their engines."""
+
+    def open_engine(number: int, device: int, timeout_s: float) -> Engine:
+        if size == 1:
+            return Alone(runtime)
+        prefix = f"blink/cuda/{number}"
+        return open_gpu_group(store, rank, size, device, prefix=prefix, deadline_s=timeout_s)
+
+    return open_engine
+
+
+@dataclass
+class _OnDevice:
+    """What a group has on one device. ``error`` is what has ended it."""
+
+    device: torch.device
+    engine: Engine
+    stream: Any
+    requests: CudaRequests
+    watch: Watch
+    error: BlinkError | None = None
+
+    def look(self) -> BlinkError | None:
+        """Why the group has failed; None: it has not."""
+        if self.error is None:
+            self.error = self.engine.error()
+        return self.error
+
+
+class CudaGroup:
+    """The calls of one process group on CUDA tensors.
+
+    Parameters
+    ----------
+    rank, size
+        This rank in the group, and how many there are.
+    open_engine
+        Makes the engine of a device.
+    runtime
+        CUDA.
+    """
+
+    def __init__(self, rank: int, size: int, open_engine: OpenEngine, runtime: CudaRuntime | None = None) -> None:
+        self._rank = rank
+        self._size = size
+        self._open_engine = open_engine
+        self._runtime = runtime or CudaRuntime()
+        self._lock = threading.RLock()  # all ranks enqueue in one order, whatever their threads do
+        self._devices: dict[torch.device, _OnDevice] = {}
+        self._coalesced: list[dist.Work] | None = None
+        self._closed = False
+
+    def issue(
+        self, device: torch.device, build: Callable[[Requests], Request], asynchronous: bool, timeout_s: float
+    ) -> dist.Work:
+        """Enqueues the request that ``build`` makes.
+
+        Raises
+        ------
+        DistBackendError
+            If it cannot be enqueued: then also one of :mod:`blinkccl.errors`.
+        """
+        try:
+            with self._lock:
+                work = self._issue(self._on(self._runtime.device(device), timeout_s), build, asynchronous, timeout_s)
+                if self._coalesced is not None:
+                    self._coalesced.append(work)
+        except BlinkError as error:
+            raise for_torch(error) from error
+        return work
+
+    def start_coalescing(self) -> None:
+        """Collects what is issued from now on. Never raises: torch would then swallow the group's calls for ever."""
+        self._coalesced = []
+
+    def end_coalescing(self) -> dist.Work:
+        """All that was issued since, as one."""
+        works, self._coalesced = self._coalesced or [], None
+        return AllWork(works)
+
+    def stats(self) -> dict[str, int]:
+        """What ran here: calls and bytes by name."""
+        total: Counter[str] = Counter()
+        for on in self._devices.values():
+            total.update(on.engine.stats())
+        return dict(total)
+
+    def close(self) -> None:
+        """Ends the group on this rank when what was enqueued has run."""
+        with self._lock:
+            self._closed = True
+            devices = list(self._devices.values())
+        for on in devices:
+            on.watch.close()
+            on.engine.close()
+
+    def abort(self) -> None:
+        """Ends the group: kernels that wait give up, here and on all other ranks."""
+        for on in list(self._devices.values()):  # without the lock: who holds it may be the one that waits
+            self._end(on, CommunicationError(f"rank {self._rank} has aborted the group"))
+        self.close()
+
+    def _on(self, device: torch.device, timeout_s: float) -> _OnDevice:
+        if self._closed:
+            raise CommunicationError("the group is closed")
+        found = self._devices.get(device)
+        return self._made(device, timeout_s) if found is None else found
+
+    def _made(self, device: torch.device, timeout_s: float) -> _OnDevice:
+        runtime = self._runtime
+        if runtime.capturing():
+            raise UnsupportedError(
+                f"the first call of a group on {device} is being captured into a graph, and it has to plan and to "
+                "allocate: make one call before the capture, as with NCCL"
+            )
+        engine = self._open_engine(len(self._devices), runtime.number(device), timeout_s)
+
+        def fail(error: BlinkError) -> None:
+            self._end(made, error)
+
+        requests = CudaRequests(self._rank, self._size, runtime, device)
+        watch = Watch(runtime, engine.error, fail)
+        made = self._devices[device] = _OnDevice(device, engine, runtime.new_stream(device), requests, watch)
+        return made
+
+    def _end(self, on: _OnDevice, error: BlinkError) -> None:
+        if on.error is None:
+            on.error = error
+        on.engine.abort()
+
+    def _issue(
+        self, on: _OnDevice, build: Callable[[Requests], Request], asynchronous: bool, timeout_s: float
+    ) -> dist.Work:
+        if on.error is not None:
+            raise on.error
+        runtime = self._runtime
+        stream = current = runtime.current_stream(on.device)
+        if asynchronous:
+            stream = on.stream
+            runtime.wait_event(stream, runtime.record(current))
+        on.requests.foreign = stream if asynchronous else None
+        captured = runtime.capturing()
+        with runtime.on(stream) if asynchronous else nullcontext():
+            request = self._enqueue(on, build, runtime.handle(stream))
+            event = runtime.record(stream)
+        if not captured:
+            on.watch.add(event, request.title, timeout_s)
+        return CudaWork(
+            runtime,
+            on.device,
+            request.title,
+            request.result,
+            stream,
+            event,
+            on.look,
+            blocks=request.title == "barrier",
+            captured=captured,
+        )
+
+    def _enqueue(self, on: _OnDevice, build: Callable[[Requests], Request], handle: int) -> Request:
+        request = build(on.requests)
+        if not profiler._is_profiler_enabled:
+            return self._run(on, request, handle)
+        with torch._C._profiler._RecordFunctionFast(f"blink:{request.title}", list(request.shown)):
+            return self._run(on, request, handle)
+
+    def _run(self, on: _OnDevice, request: Request, handle: int) -> Request:
+        for step in request.steps:
+            if step.count:
+                on.engine.run(
+                    step.name, step.send, step.recv, step.count, step.dtype, step.op, step.root, step.scale, handle
+                )
+        request.memory.finish(succeeded=True)
+        return request

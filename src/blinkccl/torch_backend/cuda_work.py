@@ -1,0 +1,132 @@
+"""What a call on CUDA tensors returns: it has been enqueued, and an event says when it has run.
+
+As with NCCL's: ``wait()`` lets the caller's current stream wait, and not the caller, unless he gives a timeout or it is
+a barrier; a future is complete at once, and who takes its value has his stream wait.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from blinkccl.errors import BlinkError, DeadlineError
+from blinkccl.torch_backend.cuda_runtime import CudaRuntime
+from blinkccl.torch_backend.failure import for_torch
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2e-5, 1e-3
+
+
+class CudaWork(dist.Work):
+    """A call that was enqueued.
+
+    Parameters
+    ----------
+    title, result
+        Its name, and the tensors that it writes.
+    stream, event
+        What it was enqueued on, and the event behind it.
+    failed
+        Looks whether the group has failed: the error, or None.
+    blocks
+        Whether ``wait()`` makes the host wait, as that of a barrier does.
+    captured
+        Whether it was recorded into a graph: then nothing runs here that could be asked for.
+    """
+
+    def __init__(
+        self,
+        runtime: CudaRuntime,
+        device: torch.device,
+        title: str,
+        result: list[Tensor],
+        stream: Any,
+        event: Any,
+        failed: Callable[[], BlinkError | None],
+        *,
+        blocks: bool = False,
+        captured: bool = False,
+    ) -> None:
+        super().__init__()
+        self._runtime = runtime
+        self._device = device
+        self._title = title
+        self._result = result
+        self._stream = stream
+        self._event = event
+        self._failed = failed
+        self._blocks = blocks
+        self._captured = captured
+        self._ended = False
+        self._succeeded = False  # the group had not failed when this call had run: later failures are others'
+        self._error: BlinkError | None = None
+        self._future: Any = None
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Lets the current stream wait for the call; with a ``timeout``, and after a barrier, the host too.
+
+        Raises
+        ------
+        DeadlineError
+            If the timeout passes first. The call goes on.
+        CommunicationError
+            If a kernel of this group has given up.
+        """
+        self._raise_if_failed()
+        self._runtime.wait_event(self._runtime.current_stream(self._device), self._event)
+        if (self._blocks or timeout > timedelta(0)) and not self._captured:
+            self._wait_here(timeout.total_seconds())
+            self._raise_if_failed()  # kernels that give up end as well
+        return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        return self._has_run() or self.exception() is not None
+
+    def is_success(self) -> bool:
+        return self._has_run() and self.exception() is None
+
+    def exception(self) -> BlinkError | None:
+        if self._error is None and not self._succeeded:
+            error = self._failed()
+            self._error = None if error is None else for_torch(error, self._title)
+            self._succeeded = self._ended and error is None
+        return self._error
+
+    def result(self) -> list[Tensor]:
+        self.wait()
+        return self._result
+
+    def get_future(self) -> Any:
+        """Complete at once, with the tensors."""
+        if self._future is None:
+            self._future = self._runtime.future(self._result, self._device, self._stream)
+        return self._future
+
+    def _has_run(self) -> bool:
+        if not self._ended:
+            self._ended = self._captured or self._runtime.done(self._event)
+        return self._ended
+
+    def _raise_if_failed(self) -> None:
+        error = self.exception()
+        if error is not None:
+            raise error
+
+    def _wait_here(self, timeout_s: float) -> None:
+        end = time.monotonic() + timeout_s if timeout_s > 0 else float("inf")
+        pause = _FIRST_PAUSE_S
+        while not self._has_run():
+            self._raise_if_failed()
+            if time.monotonic() >= end:
+                text = f"waited {timeout_s:g} s for {self._title}, which has not ended; is the peer there?"
+                raise for_torch(DeadlineError(text))
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)

@@ -1,0 +1,59 @@
+"""Tests that need an NVIDIA GPU. Without one, a driver, the library or a compiler all are skipped, with the reason.
+
+``BLINK_TEST_RANKS`` (default 4) is how many ranks share the GPU.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+# Ranks of one process on one GPU must not wait for each other in one of its queues.
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))  # cuda_driver, gpu_ranks: measured and tested is the same
+
+
+@cache
+def reason() -> str | None:
+    """Why nothing can run here; None: it can."""
+    from cuda_driver import Cuda, CudaError
+
+    from blinkccl.codegen.gpu_compiler import gpu_compiler
+    from blinkccl.errors import BlinkError
+    from blinkccl.runtime.gpu_group import gpu_library
+
+    try:
+        cuda = Cuda()
+        gpu_library()
+        gpu_compiler(cuda.architecture, cuda.driver)
+    except (CudaError, BlinkError) as error:
+        return " ".join(str(error).split())
+    return None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    ours = [item for item in items if HERE in item.path.parents]
+    why = reason() if ours else None
+    for item in ours:
+        if why is not None:
+            item.add_marker(pytest.mark.skip(reason=f"needs a GPU: {why}"))
+
+
+@pytest.fixture(scope="session")
+def size() -> int:
+    """Ranks on the GPU."""
+    return int(os.environ.get("BLINK_TEST_RANKS", "4"))
+
+
+@pytest.fixture(scope="session")
+def environment() -> dict[str, str]:
+    """Of the processes that tests start."""
+    paths = [str(ROOT / "benchmarks"), str(HERE), os.environ.get("PYTHONPATH", "")]
+    settings = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "BLINK_PYTHON": sys.executable}
+    return {**os.environ, **settings, "NCCL_DEBUG": os.environ.get("NCCL_DEBUG", "WARN")}

@@ -1,0 +1,96 @@
+"""Ranks on one GPU that run collectives through libblink.so's plain interface, against the oracle.
+
+    standalone_ranks.py STORE SIZE RANK|all CASE     # all: every rank is a thread of this process
+
+Says ``ok``, or what is wrong.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from cuda_driver import Cuda
+
+from blinkccl.collectives.ops import DTYPES
+from blinkccl.collectives.oracle import make_inputs, mismatch, oracle
+from blinkccl.collectives.spec import Collective
+from blinkccl.runtime.file_store import FileStore
+from blinkccl.runtime.gpu_group import COLLECTIVES, DTYPE_NUMBERS, REDUCING, GpuGroup, open_gpu_group
+
+COUNTS = (1, 17, 1037, 100_003)
+ROOTED = ("broadcast", "reduce", "gather", "scatter")
+
+
+def calls(case: str, size: int) -> Iterator[tuple[Collective, int, str, str]]:
+    """Collective, count, type and operation of each call; the same on all ranks."""
+    if case == "sanitizer":
+        yield Collective("allreduce", size), 1037, "float32", "sum"
+        yield Collective("broadcast", size, root=0), 1037, "float32", "sum"
+        return
+    for name in COLLECTIVES:
+        for root in range(size) if name in ROOTED else (None,):
+            collective = Collective(name, size) if root is None else Collective(name, size, root=root)
+            for count in COUNTS:
+                yield collective, count, "float32", "sum"
+            if name in REDUCING and not root:
+                for dtype in (dtype for dtype in DTYPE_NUMBERS if dtype != "bool"):
+                    for op in ("sum", "prod", "min", "max", "avg"):
+                        yield collective, 1037, dtype, op
+
+
+class Rank:
+    """One rank's group, stream and buffers. Nothing is allocated or freed between calls: that waits for the whole GPU,
+    and so for ranks that may be waiting for this one."""
+
+    def __init__(self, group: GpuGroup, cuda: Cuda) -> None:
+        self.group, self.cuda, self.stream = group, cuda, cuda.stream()
+        room = group.size * max(COUNTS) * 8
+        self.send, self.recv = cuda.empty(room), cuda.empty(room)
+
+    def run(self, call: tuple[Collective, int, str, str]) -> str | None:
+        """One call: what is wrong with this rank's output, or None."""
+        collective, count, dtype, op = call
+        rank, kind = self.group.rank, DTYPES[dtype].storage
+        inputs = make_inputs(collective, count, dtype, seed=count, op=op)
+        mine, expected = inputs[rank], oracle(collective, inputs, op)[rank]
+        if mine is not None:
+            self.cuda.write(self.send, mine)
+        if expected is not None:
+            self.cuda.write(self.recv, np.full(expected.nbytes, 0xA5, np.uint8))
+        send, recv = None if mine is None else self.send, None if expected is None else self.recv
+        self.group.run(collective.name, send, recv, count, dtype, op, collective.root or 0, stream=self.stream)
+        self.cuda.synchronize(self.stream)
+        if expected is None:
+            return None
+        found = self.cuda.get(self.recv, expected.nbytes, np.uint8).view(kind)
+        wrong = mismatch([found], [expected], count)
+        return None if wrong is None else f"{collective.name} of {count} x {dtype}, {op}, on rank {rank}: {wrong}"
+
+
+def work(store: str, size: int, rank: int, case: str) -> list[str]:
+    """All calls of one rank."""
+    cuda = Cuda(int(os.environ.get("BLINK_TEST_DEVICE", "0")))
+    group = open_gpu_group(FileStore(Path(store)), rank, size, 0, prefix=f"test/{case}", deadline_s=120.0)
+    one = Rank(group, cuda)
+    wrong = [text for call in calls(case, size) if (text := one.run(call)) is not None]
+    group.close()
+    return wrong
+
+
+def main() -> None:
+    store, size, which, case = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]
+    ranks = range(size) if which == "all" else [int(which)]
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        found = list(pool.map(lambda rank: work(store, size, rank, case), ranks))
+    wrong = [text for texts in found for text in texts]
+    print("\n".join(wrong[:20]) if wrong else "ok", flush=True)
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()

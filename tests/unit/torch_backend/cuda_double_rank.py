@@ -1,0 +1,266 @@
+"""One rank on the driver's double: runs a case by name through torch.distributed, and says ``ok``.
+
+cuda_double_rank.py CASE RANK SIZE STORE
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from cuda_double import DoubleRuntime
+
+import blinkccl.torch_backend
+from blinkccl.errors import UnsupportedError
+from blinkccl.torch_backend import cuda_group, process_group
+
+CASE, RANK, SIZE, STORE = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+OP = dist.ReduceOp
+runtime = DoubleRuntime(RANK)
+opened: list[cuda_group.CudaGroup] = []
+
+
+def _open_cuda(store, rank, size):
+    opened.append(cuda_group.CudaGroup(rank, size, cuda_group.opener(store, rank, size, runtime), runtime))
+    return opened[-1]
+
+
+def data(rank: int, count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Small whole numbers, so that sums in any order are exact; never 0, so that products tell."""
+    numbers = (torch.arange(count) * (rank + 3)) % 5 + 1
+    return numbers.to(dtype)
+
+
+def everybodys(count: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    return [data(rank, count, dtype) for rank in range(SIZE)]
+
+
+def same(found: torch.Tensor, expected: torch.Tensor, what: str = "") -> None:
+    runtime.finish(runtime.user_stream)
+    assert torch.equal(found, expected), f"{what}: {found.flatten()[:8]} is not {expected.flatten()[:8]}"
+
+
+def reduced(tensors: list[torch.Tensor], op: str) -> torch.Tensor:
+    stack = torch.stack(tensors)
+    wide = stack.double() if stack.dtype.is_floating_point else stack.long()
+    results = {
+        "SUM": lambda: wide.sum(0),
+        "PRODUCT": lambda: wide.prod(0),
+        "MIN": lambda: wide.amin(0),
+        "MAX": lambda: wide.amax(0),
+        "AVG": lambda: wide.sum(0) / SIZE,
+    }
+    return results[op]().to(stack.dtype)
+
+
+def collectives(count: int, asynchronous: bool) -> None:
+    """Every collective of torch's, against what it should give."""
+
+    def run(call, *arguments, **keywords):
+        work = call(*arguments, **keywords, async_op=asynchronous)
+        if asynchronous:
+            assert work.wait()
+
+    mine, all_ = runtime.tensor(data(RANK, count)), everybodys(count)
+    whole = torch.cat(all_)
+    for root in range(SIZE):
+        tensor = runtime.tensor(data(RANK, count))
+        run(dist.broadcast, tensor, root)
+        same(tensor, all_[root], "broadcast")
+        tensor = runtime.tensor(data(RANK, count))
+        run(dist.reduce, tensor, root)
+        same(tensor, reduced(all_, "SUM") if root == RANK else all_[RANK], "reduce")
+        parts = [runtime.tensor(torch.zeros(count)) for _ in range(SIZE)] if root == RANK else None
+        run(dist.gather, mine, parts, root)
+        if parts:
+            same(torch.cat(parts), whole, "gather")
+        tensor, sources = runtime.tensor(torch.zeros(count)), [runtime.tensor(one + 1) for one in all_]
+        run(dist.scatter, tensor, sources if root == RANK else None, root)
+        same(tensor, all_[RANK] + 1, "scatter")
+    tensor = runtime.tensor(data(RANK, count))
+    run(dist.all_reduce, tensor)
+    same(tensor, reduced(all_, "SUM"), "all_reduce")
+    parts = [runtime.tensor(torch.zeros(count)) for _ in range(SIZE)]
+    run(dist.all_gather, parts, mine)
+    same(torch.cat(parts), whole, "all_gather")
+    tensor = runtime.tensor(torch.zeros(SIZE * count))
+    run(dist.all_gather_into_tensor, tensor, mine)
+    same(tensor, whole, "all_gather_into_tensor")
+    blocks = runtime.tensor(data(RANK, SIZE * count))
+    sums = reduced(everybodys(SIZE * count), "SUM").chunk(SIZE)
+    tensor = runtime.tensor(torch.zeros(count))
+    run(dist.reduce_scatter_tensor, tensor, blocks)
+    same(tensor, sums[RANK], "reduce_scatter_tensor")
+    tensor = runtime.tensor(torch.zeros(count))
+    run(dist.reduce_scatter, tensor, [runtime.tensor(block) for block in blocks.chunk(SIZE)])
+    same(tensor, sums[RANK], "reduce_scatter")
+    tensor = runtime.tensor(torch.zeros(SIZE * count))
+    run(dist.all_to_all_single, tensor, blocks)
+    mixed = torch.cat([data(rank, SIZE * count).chunk(SIZE)[RANK] for rank in range(SIZE)])
+    same(tensor, mixed, "all_to_all_single")
+    parts = [runtime.tensor(torch.zeros(count)) for _ in range(SIZE)]
+    run(dist.all_to_all, parts, [runtime.tensor(block) for block in blocks.chunk(SIZE)])
+    same(torch.cat(parts), mixed, "all_to_all")
+    dist.barrier()
+
+
+def every_collective() -> None:
+    for count, asynchronous in itertools.product((1, 1037, 40_000), (False, True)):
+        collectives(count, asynchronous)
+    stats = blinkccl.torch_backend.stats()
+    assert stats["gpu_alltoall"] == 12, stats
+
+
+def operations() -> None:
+    floats = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+    whole = (torch.int8, torch.uint8, torch.int32, torch.int64)
+    for dtype, op in itertools.product((*floats, *whole), ("SUM", "PRODUCT", "MIN", "MAX", "AVG")):
+        if op == "AVG" and dtype in whole:
+            continue
+        tensor = runtime.tensor(data(RANK, 777, dtype))
+        dist.all_reduce(tensor, getattr(OP, op))
+        same(tensor, reduced(everybodys(777, dtype), op), f"{dtype} {op}")
+    for dtype in floats:
+        tensor = runtime.tensor(data(RANK, 777, dtype))
+        dist.all_reduce(tensor, dist._make_nccl_premul_sum(0.5))
+        same(tensor, reduced([one * 0.5 for one in everybodys(777, dtype)], "SUM"), f"{dtype} premul")
+    tensor = runtime.tensor(torch.arange(40) % (RANK + 2) == 0)
+    dist.all_reduce(tensor)
+    same(tensor, torch.stack([torch.arange(40) % (rank + 2) == 0 for rank in range(SIZE)]).any(0), "bool")
+    tensor = runtime.tensor(torch.complex(data(RANK, 50), data(RANK + 1, 50)))
+    dist.all_reduce(tensor)
+    total = sum(torch.complex(data(rank, 50), data(rank + 1, 50)) for rank in range(SIZE))
+    same(tensor, total, "complex")
+    tensor = runtime.tensor(data(RANK, 600).view(20, 30)).t()
+    dist.all_reduce(tensor)
+    same(tensor, reduced(everybodys(600), "SUM").view(20, 30).t(), "strided")
+    for dtype, op in ((torch.int16, "SUM"), (torch.int32, "BXOR")):
+        try:
+            dist.all_reduce(runtime.tensor(data(RANK, 8, dtype)), getattr(OP, op))
+        except UnsupportedError:
+            continue
+        raise AssertionError(f"{dtype} {op} was served")
+
+
+def coalesced() -> None:
+    tensors = [runtime.tensor(data(RANK, count)) for count in (10, 500, 3)]
+    with dist.distributed_c10d._coalescing_manager(async_ops=True) as manager:
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+    manager.wait()
+    for tensor in tensors:
+        same(tensor, reduced(everybodys(tensor.numel()), "SUM"), "coalesced")
+    future = dist.all_reduce(tensors[0], async_op=True).get_future()
+    same(future.wait()[0], reduced(everybodys(10), "SUM") * SIZE, "future")
+
+
+def stream_order() -> None:
+    """What the current stream did before a call is seen by it, and what it does after wait() sees the result."""
+    other = runtime.new_stream(None)
+    for turn in range(12):
+        tensor = runtime.tensor(torch.zeros(3000, dtype=torch.uint8))
+        stream = other if turn % 3 == 2 else runtime.user_stream
+        with runtime.on(stream):
+            runtime.delay_on(stream, 0.01)
+            runtime.fill_on(stream, tensor, RANK + 1 + turn)
+            work = dist.all_reduce(tensor, async_op=turn % 2 == 0)
+            if work is not None:
+                work.wait()
+            seen = runtime.copied_on(stream, tensor)
+            runtime.fill_on(stream, tensor, 99)
+        runtime.finish(stream)
+        expected = sum(range(1, SIZE + 1)) + SIZE * turn
+        assert seen.eq(expected).all(), (turn, seen[:8], expected)
+        assert tensor.eq(99).all()
+    assert len(runtime.kept_for) == 6
+
+
+def graphs() -> None:
+    tensor = runtime.tensor(data(RANK, 1000))
+    dist.all_reduce(tensor)
+    source = data(RANK, 1000)
+    stream = runtime.user_stream
+    runtime.finish(stream)
+    kept = runtime.tensor(source)
+    runtime.capture(stream)
+    runtime.copy_bytes(tensor.data_ptr(), kept.data_ptr(), kept.nbytes, runtime.handle(stream))
+    dist.all_reduce(tensor)
+    work = dist.all_reduce(tensor, OP.MAX, async_op=True)
+    work.wait()
+    graph = runtime.captured(stream)
+    found = []
+    for _ in range(5):
+        runtime.replay(graph, stream)
+        runtime.finish(stream)
+        found.append(tensor.clone())
+    for one in found:
+        same(one, reduced(everybodys(1000), "SUM"), "replay")
+
+
+def subgroups() -> None:
+    half = dist.new_group(list(range(0, SIZE, 2)))
+    if RANK % 2 == 0:
+        tensor = runtime.tensor(data(RANK, 100))
+        dist.all_reduce(tensor, group=half)
+        same(tensor, reduced(everybodys(100)[::2], "SUM"), "half")
+    alone = [dist.new_group([rank]) for rank in range(SIZE)][RANK]
+    tensor = runtime.tensor(torch.zeros(7))
+    dist.all_gather_into_tensor(tensor, runtime.tensor(data(RANK, 7)), group=alone)
+    same(tensor, data(RANK, 7), "alone")
+    tensor = runtime.tensor(data(RANK, 100))
+    dist.all_reduce(tensor)
+    same(tensor, reduced(everybodys(100), "SUM"), "all")
+
+
+def missing_rank() -> None:
+    """One rank makes a call too late: the others' timeout has aborted the group, on all ranks, and all hear of it."""
+    tensor = runtime.tensor(torch.ones(10))
+    dist.all_reduce(tensor)
+    runtime.finish(runtime.user_stream)
+    late = RANK == SIZE - 1
+    if late:
+        time.sleep(4)
+    options = dist.distributed_c10d.AllreduceOptions()
+    options.timeout, options.asyncOp = timedelta(seconds=100 if late else 1), True
+    said, work = "", None
+    try:
+        # All that the late rank needs for its first call may lie there already; for a second one it does not.
+        for _ in range(2 if late else 1):
+            work = dist.group.WORLD.allreduce([tensor], options)
+            work.wait(timedelta(seconds=60))
+    except dist.DistBackendError as error:
+        said = str(error)
+    assert "not ended on the GPU within 1 s" in said or "gave up" in said, said
+    if work is not None:  # a late rank may hear of it in the call itself
+        assert work.is_completed()
+        assert not work.is_success()
+    try:
+        dist.all_reduce(tensor)
+    except dist.DistBackendError:
+        return
+    raise AssertionError("a group that has failed takes calls")
+
+
+CASES: dict[str, Callable[[], None]] = {
+    case.__name__: case
+    for case in (every_collective, operations, coalesced, stream_order, graphs, subgroups, missing_rank)
+}
+
+
+def main() -> None:
+    process_group._kind = lambda tensor: "cuda"
+    process_group._open_cuda = _open_cuda
+    store = dist.FileStore(STORE, SIZE)
+    dist.init_process_group("cuda:blink", store=store, rank=RANK, world_size=SIZE, timeout=timedelta(seconds=100))
+    CASES[CASE]()
+    dist.destroy_process_group()
+    print("ok", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""Who serves which device: the string that a group is made with decides. CUDA and the engine are scripts."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import pytest
+
+from blinkccl.errors import UnsupportedError
+
+torch = pytest.importorskip("torch", reason="needs PyTorch")
+dist = torch.distributed
+scripted = import_module("scripted_cuda")
+backend = import_module("blinkccl.torch_backend")
+process_group = import_module("blinkccl.torch_backend.process_group")
+cuda_group = import_module("blinkccl.torch_backend.cuda_group")
+
+MAX = dist.ReduceOp.MAX  # a sum of what is really a CPU tensor would take the short way
+
+
+class Device:
+    """The one that ``tensor`` is told to be on."""
+
+    kind = "cpu"
+
+
+@pytest.fixture
+def runtime():
+    return scripted.ScriptedRuntime()
+
+
+@pytest.fixture
+def engine(runtime, monkeypatch):
+    """What runs CUDA tensors; for those, :attr:`Device.kind` is "cuda" while they are passed."""
+    made = scripted.ScriptedEngine(runtime)
+    monkeypatch.setattr(process_group, "_kind", lambda _: Device.kind)
+    group = cuda_group.CudaGroup(0, 1, lambda *_: made, runtime)
+    monkeypatch.setattr(process_group, "_open_cuda", lambda *_: group)
+    yield made
+    Device.kind = "cpu"
+
+
+@pytest.fixture
+def started(engine):
+    """Starts a world of one rank with this backend string."""
+    backend.register()
+
+    def start(name):
+        dist.init_process_group(name, store=dist.HashStore(), rank=0, world_size=1)
+        return dist.group.WORLD
+
+    yield start
+    Device.kind = "cpu"
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def on(kind, call, *arguments, **keywords):
+    Device.kind = kind
+    try:
+        return call(*arguments, **keywords)
+    finally:
+        Device.kind = "cpu"
+
+
+#: Backend string → who serves CPU and CUDA tensors.
+SERVED = {
+    "blink": ("blink", "blink"),
+    "cuda:blink": (None, "blink"),
+    "cpu:blink": ("blink", None),
+    "cpu:gloo,cuda:blink": ("gloo", "blink"),
+    "cuda:blink,cpu:gloo": ("gloo", "blink"),
+    "cpu:blink,cuda:blink": ("blink", "blink"),
+    "cuda:blink,cpu:blink": ("blink", "blink"),
+    "cpu:blink,cuda:gloo": ("blink", "gloo"),
+}
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_the_string_decides(started, engine, name):
+    cpu, cuda = SERVED[name]
+    group = started(name)
+    tensor = torch.ones(4)
+    if cpu is None:
+        with pytest.raises(UnsupportedError, match="has nobody for tensors on cpu"):
+            dist.broadcast(tensor, 0)
+    else:
+        dist.broadcast(tensor, 0)
+        dist.all_reduce(tensor)
+        assert (cpu == "gloo") == isinstance(group._elsewhere._made.get("cpu"), dist.ProcessGroupGloo)
+    assert engine.calls == []
+    if cuda is None:
+        with pytest.raises(UnsupportedError, match=r'made as "cpu:blink".*"cpu:blink,cuda:nccl"'):
+            on("cuda", dist.all_reduce, tensor, MAX)
+    elif cuda == "blink":
+        on("cuda", dist.all_reduce, tensor, MAX)
+        on("cuda", dist.broadcast, tensor, 0)
+        assert [call[0] for call in engine.calls] == ["allreduce", "broadcast"]
+        assert group.stats()["gpu_calls"] == 2
+    else:
+        assert group._other is not None
+        assert not on("cuda", group._serves, tensor)
+
+
+def test_a_group_for_cuda_tensors_opens_no_shared_memory(started):
+    group = started("cpu:gloo,cuda:blink")
+    tensor = torch.ones(4)
+    dist.all_reduce(tensor)
+    dist.barrier()
+    assert group._transport._transport is None
+    assert [str(device) for device in group._device_types] == ["cpu", "cuda"]
+
+
+def test_objects_and_barriers_of_a_mixed_group_go_to_its_cpu(started, engine):
+    started("cpu:gloo,cuda:blink")
+    found = [None]
+    dist.all_gather_object(found, {"rank": 0})
+    dist.barrier()
+    assert found == [{"rank": 0}]
+    assert engine.calls == []
+
+
+def test_a_barrier_of_a_gpu_group_is_one_of_gpus(started, engine):
+    group = started("cuda:blink")
+    group.barrier().wait()
+    options = dist.distributed_c10d.BarrierOptions()
+    options.device = torch.device("cuda", 0)
+    group.barrier(options).wait()
+    assert [call[0] for call in engine.calls] == ["allreduce"] * 2
+
+
+def test_messages_between_gpus_are_refused_before_anybody_waits(started, engine):
+    group = started("cuda:blink")
+    for call in (group.send, group.recv):
+        with pytest.raises(UnsupportedError, match="no send and recv of CUDA tensors"):
+            on("cuda", call, [torch.ones(1)], 0)
+    with pytest.raises(dist.DistBackendError, match='"cuda:nccl"'):
+        on("cuda", group.recv_anysource, [torch.ones(1)])
+
+
+def test_sparse_tensors_on_gpus_are_refused(started):
+    group = started("blink")
+    with pytest.raises(UnsupportedError, match="sparse tensors on cuda"):
+        on("cuda", group.allreduce, [torch.eye(2).to_sparse()])
+
+
+def test_coalescing_by_device(started, engine):
+    group = started("blink")
+    group._start_coalescing(torch.device("cuda", 0))
+    for _ in range(2):
+        on("cuda", group.broadcast, [torch.ones(2)])
+    assert group._end_coalescing(torch.device("cuda", 0)).wait()
+    assert len(engine.calls) == 2
+
+
+EVERY_CALL = {
+    "all_reduce": lambda t: dist.all_reduce(t),
+    "all_reduce_async": lambda t: dist.all_reduce(t, async_op=True).wait(),
+    "reduce": lambda t: dist.reduce(t, 0),
+    "broadcast": lambda t: dist.broadcast(t, 0),
+    "all_gather": lambda t: dist.all_gather([torch.zeros(4)], t),
+    "all_gather_into_tensor": lambda t: dist.all_gather_into_tensor(torch.zeros(4), t),
+    "reduce_scatter": lambda t: dist.reduce_scatter(torch.zeros(4), [t]),
+    "reduce_scatter_tensor": lambda t: dist.reduce_scatter_tensor(torch.zeros(4), t),
+    "gather": lambda t: dist.gather(t, [torch.zeros(4)]),
+    "scatter": lambda t: dist.scatter(t, [torch.zeros(4)]),
+    "all_to_all": lambda t: dist.all_to_all([torch.zeros(4)], [t]),
+    "all_to_all_single": lambda t: dist.all_to_all_single(torch.zeros(4), t),
+    "all_gather_coalesced": lambda t: dist.all_gather_coalesced([[torch.zeros(4)]], [t]),
+}
+
+
+@pytest.mark.parametrize("name", EVERY_CALL)
+@pytest.mark.filterwarnings("ignore:torch.distributed.all_gather_coalesced")
+@pytest.mark.filterwarnings("ignore:.*deprecated:FutureWarning")
+def test_every_call_reaches_the_gpu(started, engine, name):
+    started("cuda:blink")
+    on("cuda", EVERY_CALL[name], torch.ones(4))
+    expected = name.removesuffix("_async").removesuffix("_coalesced").removesuffix("_into_tensor")
+    ours = {"all_reduce": "allreduce", "all_gather": "allgather", "reduce_scatter_tensor": "reduce_scatter"}
+    named = ours.get(expected, "alltoall" if expected.startswith("all_to_all") else expected)
+    assert [call[0] for call in engine.calls] == [named]
