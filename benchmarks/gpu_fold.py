@@ -1,0 +1,177 @@
+"""How near does combining and copying come to the memory's own speed? Against a device-to-device copy in the same run.
+
+The kernel calls what every firing of generated code calls (``fold_as`` of ``native/device/blink/fold.h``), compiled for
+one type: sources are the rank's own data and messages, destinations its output and slots of messages. Counted are the
+bytes that are read and written, on both sides: n sources and m destinations of B bytes are (n + m) · B, a copy is
+2 · B.
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+import statistics
+from typing import Any
+
+import numpy as np
+from cuda_driver import Cuda
+
+from blinkccl.codegen.gpu_compiler import gpu_compiler
+from blinkccl.collectives.ops import DTYPE_CODES, DTYPES, OP_CODES, fold, operation
+
+MOST_SOURCES, MOST_TARGETS = 8, 4
+#: (sources, destinations).
+SHAPES = (*((sources, 1) for sources in range(1, MOST_SOURCES + 1)), (1, 2), (1, 4), (2, 2), (4, 2), (8, 2))
+THREADS = 512
+BLOCKS_PER_MULTIPROCESSOR = (1, 2, 4)
+#: Type → the format that the device layer reads it by.
+FORMATS = {"float32": "Float32", "bfloat16": "Bfloat16"}
+
+TEXT = f"""
+#include "blink/walk.h"
+#include "blink/fold.h"
+
+namespace blink {{
+struct Bench {{
+  const char* source[{MOST_SOURCES}];
+  char* target[{MOST_TARGETS}];
+  Word bytes, chunk_bytes;
+  uint32_t sources, targets, dtype, op;
+}};
+}}
+
+extern "C" __global__ void __launch_bounds__({THREADS}) bench_fold(const __grid_constant__ blink::Bench bench) {{
+  using namespace blink;
+  using namespace blink::device;
+  __shared__ State state;
+  const uint32_t receives = bench.sources - 1, sends = bench.targets - 1;
+  if (thread_index() == 0) {{
+    state.dtype = bench.dtype;
+    state.op = bench.op;
+    state.item_bytes = item_bytes(bench.dtype);
+    state.scale_kind = kUnscaled;
+    state.stopped = 0;
+  }}
+  for (Word first = blockIdx.x * bench.chunk_bytes; first < bench.bytes; first += gridDim.x * bench.chunk_bytes) {{
+    barrier();
+    for (uint32_t i = thread_index(); i < receives + sends; i += threads()) {{
+      const char* const at = i < receives ? bench.source[i + 1] : bench.target[i - receives + 1];
+      state.message[i] = const_cast<char*>(at) + first;
+    }}
+    barrier();
+    const Word left = bench.bytes - first;
+    const uint32_t bytes = static_cast<uint32_t>(left < bench.chunk_bytes ? left : bench.chunk_bytes);
+    const Job job =
+        job_of<Simple>(bench.source[0] + first, bench.target[0] + first, bytes, receives, sends, 0, 1);
+    if (receives == 0) {{
+      fold_as<Simple, Untouched>(state, job);
+    }} else {{
+      fold_as<Simple, FORMAT>(state, job);
+    }}
+  }}
+}}
+"""
+
+
+class Bench(c.Structure):
+    """The kernel's argument."""
+
+    _fields_ = [
+        ("source", c.c_uint64 * MOST_SOURCES),
+        ("target", c.c_uint64 * MOST_TARGETS),
+        *((name, c.c_uint64) for name in ("bytes", "chunk_bytes")),
+        *((name, c.c_uint32) for name in ("sources", "targets", "dtype", "op")),
+    ]
+
+
+class Folds:
+    """Buffers, the kernel and a stream of one GPU; ``nbytes`` of each buffer."""
+
+    def __init__(self, cuda: Cuda, nbytes: int) -> None:
+        compiler = gpu_compiler(cuda.architecture, cuda.driver)
+        self._cuda, self._nbytes = cuda, nbytes
+        self._functions = {
+            dtype: cuda.function(compiler.compile(f"#define FORMAT {name}\n{TEXT}", 300.0), "bench_fold")
+            for dtype, name in FORMATS.items()
+        }
+        self._stream = cuda.stream()
+        values = np.random.default_rng(0)
+        self._host = [values.integers(0, 1 << 14, nbytes // 2, np.uint16) for _ in range(MOST_SOURCES)]
+        self._sources = [cuda.put(one) for one in self._host]
+        self._targets = [cuda.empty(nbytes) for _ in range(MOST_TARGETS)]
+        self._events = cuda.event(), cuda.event()
+
+    def check(self, dtype: str, sources: int, targets: int) -> bool:
+        """Whether every destination holds what the definition says, bit for bit."""
+        self._launch(dtype, sources, targets, 2 * self._cuda.multiprocessors)
+        self._cuda.synchronize(self._stream)
+        row = DTYPES[dtype]
+        count = min(self._nbytes, 1 << 22) // row.itemsize
+        operands = [one.view(row.storage)[:count] for one in self._host[:sources]]
+        with np.errstate(all="ignore"):
+            expected = fold(row, operation("sum"), operands).view(np.uint8)
+        found = (self._cuda.get(self._targets[i], expected.size, np.uint8) for i in range(targets))
+        return all(np.array_equal(one, expected) for one in found)
+
+    def seconds(self, dtype: str, sources: int, targets: int, blocks: int, times: int) -> float:
+        """Of one launch, out of ``times`` in a row."""
+        return self._timed(lambda: self._launch(dtype, sources, targets, blocks), times)
+
+    def copy_seconds(self, times: int) -> float:
+        """Of one device-to-device copy, likewise."""
+        return self._timed(
+            lambda: self._cuda.copy(self._targets[0], self._sources[0], self._nbytes, self._stream), times
+        )
+
+    def _timed(self, launch: Any, times: int) -> float:
+        before, after = self._events
+        launch()
+        self._cuda.record(before, self._stream)
+        for _ in range(times):
+            launch()
+        self._cuda.record(after, self._stream)
+        return self._cuda.elapsed_s(before, after) / times
+
+    def _launch(self, dtype: str, sources: int, targets: int, blocks: int) -> None:
+        # A block's own part in one piece: nothing waits for the block between its units.
+        chunk_bytes = -(-self._nbytes // blocks // 16) * 16
+        bench = Bench(
+            (c.c_uint64 * MOST_SOURCES)(*self._sources),
+            (c.c_uint64 * MOST_TARGETS)(*self._targets),
+            self._nbytes,
+            chunk_bytes,
+            sources,
+            targets,
+            DTYPE_CODES[dtype],
+            OP_CODES["sum"],
+        )
+        self._cuda.launch(self._functions[dtype], blocks, THREADS, self._stream, [bench])
+
+
+def measure(cuda: Cuda, nbytes: int, rounds: int, times: int) -> list[dict[str, Any]]:
+    """A row per type and shape: bytes per second over those of the copy, medians of rounds in turns."""
+    folds = Folds(cuda, nbytes)
+    rows = []
+    for dtype in FORMATS:
+        for sources, targets in SHAPES:
+            right = folds.check(dtype, sources, targets)
+            grids = [per * cuda.multiprocessors for per in BLOCKS_PER_MULTIPROCESSOR]
+            blocks = min(grids, key=lambda grid: folds.seconds(dtype, sources, targets, grid, times))
+            pairs = [
+                (folds.copy_seconds(times), folds.seconds(dtype, sources, targets, blocks, times))
+                for _ in range(rounds)
+            ]
+            moved = (sources + targets) * nbytes
+            rows.append(
+                {
+                    "dtype": dtype,
+                    "sources": sources,
+                    "destinations": targets,
+                    "buffer_bytes": nbytes,
+                    "blocks": blocks,
+                    "right": right,
+                    "gbps": moved / statistics.median(ours for _, ours in pairs) / 1e9,
+                    "copy_gbps": 2 * nbytes / statistics.median(copy for copy, _ in pairs) / 1e9,
+                    "of_copy": statistics.median(moved / ours / (2 * nbytes / copy) for copy, ours in pairs),
+                }
+            )
+    return rows

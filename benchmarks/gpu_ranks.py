@@ -1,0 +1,221 @@
+"""Several ranks on one GPU, in one process: a thread makes each rank's group, one thread drives all streams.
+
+What they run is what ``"cuda:blink"`` and ``libblink.so`` run: the engine behind
+:class:`blinkccl.runtime.gpu_group.GpuGroup`. NCCL stands beside it where it allows several ranks on a GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+import os
+import secrets
+import statistics
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+from cuda_driver import Cuda, CudaError
+
+from blinkccl.runtime.gpu_group import GpuGroup
+
+_FLOAT32, _SUM = 7, 0
+_LEAST_NCCL = 23000
+#: Replays whose bits are compared.
+COMPARED = 100
+
+
+class Ranks(Protocol):
+    """Something that sums float32 over ranks, each on its stream."""
+
+    def all_reduce(self, rank: int, send: int, recv: int, count: int, stream: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Ours:
+    """Ranks of ours; ``algorithm`` for everything, "" for the best at each size."""
+
+    def __init__(self, cuda: Cuda, size: int, algorithm: str = "") -> None:
+        key = f"benchmark/{secrets.token_hex(16)}"
+
+        def made(rank: int) -> GpuGroup:
+            cuda.bind()
+            return GpuGroup(key, rank, size, 0, algorithm)
+
+        with ThreadPoolExecutor(size) as pool:
+            self.groups = list(pool.map(made, range(size)))
+
+    def all_reduce(self, rank: int, send: int, recv: int, count: int, stream: int) -> None:
+        self.groups[rank].run("allreduce", send, recv, count, "float32", "sum", stream=stream)
+
+    def close(self) -> None:
+        with ThreadPoolExecutor(len(self.groups)) as pool:
+            list(pool.map(lambda group: group.close(), self.groups))
+
+
+class Nccl:
+    """NCCL's ranks on one GPU.
+
+    Raises
+    ------
+    CudaError
+        If there is no NCCL, it is too old for that, or refuses.
+    """
+
+    def __init__(self, size: int) -> None:
+        os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
+        try:
+            self._library = c.CDLL(os.environ.get("BLINK_NCCL_LIB") or "libnccl.so.2")
+        except OSError as error:
+            raise CudaError(f"no NCCL: {error}") from None
+        version = c.c_int()
+        self._call("ncclGetVersion", c.byref(version))
+        if version.value < _LEAST_NCCL:
+            raise CudaError(f"NCCL {version.value} puts one rank on a GPU; 2.30 and later several")
+
+        class Id(c.Structure):
+            _fields_ = [("internal", c.c_char * 128)]
+
+        identity = Id()
+        self._call("ncclGetUniqueId", c.byref(identity))
+        self._comms = [c.c_void_p() for _ in range(size)]
+        self._call("ncclGroupStart")
+        for rank, comm in enumerate(self._comms):
+            self._call("ncclCommInitRank", c.byref(comm), size, identity, rank)
+        self._call("ncclGroupEnd")
+
+    def all_reduce(self, rank: int, send: int, recv: int, count: int, stream: int) -> None:
+        if rank == 0:
+            self._call("ncclGroupStart")
+        self._call(
+            "ncclAllReduce", c.c_void_p(send), c.c_void_p(recv), c.c_size_t(count), _FLOAT32, _SUM, self._comms[rank],
+            c.c_void_p(stream),
+        )  # fmt: skip
+        if rank == len(self._comms) - 1:
+            self._call("ncclGroupEnd")
+
+    def close(self) -> None:
+        for comm in self._comms:
+            self._library.ncclCommAbort(comm)
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        result = getattr(self._library, name)(*arguments)
+        if result:
+            raise CudaError(f"{name}: result {result}")
+
+
+class Field:
+    """A stream, an input and an output per rank, and what makes their work one piece of work."""
+
+    def __init__(self, cuda: Cuda, size: int, count: int, seed: int = 0) -> None:
+        self.cuda, self.size, self.count = cuda, size, count
+        self.streams = [cuda.stream() for _ in range(size)]
+        numbers = np.random.default_rng(seed)
+        self.values = [numbers.standard_normal(count).astype(np.float32) for _ in range(size)]
+        self.inputs = [cuda.put(one) for one in self.values]
+        self.outputs = [cuda.put(np.full(count, np.nan, np.float32)) for _ in range(size)]
+        self._fork = cuda.event(timing=False)
+        self._join = [cuda.event(timing=False) for _ in range(size)]
+        self._timed = cuda.event(), cuda.event()
+
+    def all_reduce(self, ranks: Ranks) -> None:
+        """On all streams; the first one waits for all others, which begin after it."""
+        first, *others = self.streams
+        self.cuda.record(self._fork, first)
+        for stream in others:
+            self.cuda.wait(stream, self._fork)
+        for rank, stream in enumerate(self.streams):
+            ranks.all_reduce(rank, self.inputs[rank], self.outputs[rank], self.count, stream)
+        for stream, event in zip(others, self._join[1:], strict=True):
+            self.cuda.record(event, stream)
+            self.cuda.wait(first, event)
+
+    def graph(self, ranks: Ranks) -> int:
+        """One AllReduce of all ranks as one graph."""
+        self.cuda.begin_capture(self.streams[0])
+        self.all_reduce(ranks)
+        return self.cuda.end_capture(self.streams[0])
+
+    def seconds(self, work: Callable[[], None]) -> float:
+        """By events around it."""
+        before, after = self._timed
+        self.cuda.record(before, self.streams[0])
+        work()
+        self.cuda.record(after, self.streams[0])
+        return self.cuda.elapsed_s(before, after)
+
+    def spoil(self) -> None:
+        """Overwrites all outputs: what a replay does not write shows."""
+        for address in self.outputs:
+            self.cuda.fill(address, 0xFF, 4 * self.count, self.streams[0])
+
+    def results(self) -> list[bytes]:
+        """Every rank's output, when all have it."""
+        self.cuda.synchronize(self.streams[0])
+        return [self.cuda.get(address, self.count, np.float32).tobytes() for address in self.outputs]
+
+    def right(self) -> bool:
+        """Whether all have the sum, as near as float32 comes in any order."""
+        expected = np.sum(np.array(self.values, np.float64), axis=0)
+        found = (np.frombuffer(one, np.float32) for one in self.results())
+        return all(bool(np.allclose(one, expected, rtol=1e-5, atol=1e-5)) for one in found)
+
+
+def latency(cuda: Cuda, size: int, nbytes: int, replays: int) -> dict[str, Any]:
+    """One-hop AllReduce as one graph replay: its time, and whether all replays give the same bits on all ranks."""
+    ranks, field = Ours(cuda, size, "one_hop"), Field(cuda, size, nbytes // 4)
+    field.all_reduce(ranks)
+    cuda.synchronize(field.streams[0])
+    right = field.right()
+    graph = field.graph(ranks)
+    first = field.streams[0]
+    times = [field.seconds(lambda: cuda.replay(graph, first)) for _ in range(replays + 10)][10:]
+    bits = []
+    for _ in range(COMPARED):
+        field.spoil()
+        cuda.replay(graph, first)
+        bits += field.results()
+    right = right and field.right()
+    ranks.close()
+    return {
+        "ranks": size,
+        "bytes": nbytes,
+        "replays": replays,
+        "compared": COMPARED,
+        "right": right,
+        "median_us": statistics.median(times) * 1e6,
+        "p10_us": statistics.quantiles(times, n=10)[0] * 1e6,
+        "same_bits": len(dict.fromkeys(bits)) == 1,
+    }
+
+
+def against_nccl(cuda: Cuda, size: int, sizes: Sequence[int], rounds: int) -> list[dict[str, Any]]:
+    """AllReduce, out of place, in turns with NCCL: medians, and the median of the rounds' ratios.
+
+    Raises
+    ------
+    CudaError
+        As :class:`Nccl`.
+    """
+    theirs, ours = Nccl(size), Ours(cuda, size)
+    rows = []
+    for nbytes in sizes:
+        field = Field(cuda, size, nbytes // 4)
+        calls = [partial(field.all_reduce, one) for one in (ours, theirs)]
+        pairs = [tuple(map(field.seconds, calls)) for _ in range(rounds + 3)][3:]
+        rows.append(
+            {
+                "ranks": size,
+                "bytes": nbytes,
+                "right": field.right(),
+                "ours_us": statistics.median(a for a, _ in pairs) * 1e6,
+                "nccl_us": statistics.median(b for _, b in pairs) * 1e6,
+                "times_as_fast": statistics.median(b / a for a, b in pairs),
+            }
+        )
+        cuda.free(*field.inputs, *field.outputs)
+    ours.close()
+    theirs.close()
+    return rows
