@@ -1,6 +1,10 @@
 #include "births.h"
 
+#include <sys/uio.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <exception>
 
 #include "boundary.h"
@@ -86,12 +90,27 @@ void settle(const std::vector<std::shared_ptr<Member>>& members) {
 // What has become of a birth that is waited for.
 enum class Stage { kWaits, kComplete, kGone };
 
+// What NCCL has written there. A caller who has learnt the handle may have let go of the place since, so the kernel
+// reads it, which says no where a load would end the process.
+ncclComm_t handle_in(ncclComm_t* slot) {
+  ncclComm_t handle = nullptr;
+  const iovec here = {&handle, sizeof handle};
+  const iovec there = {slot, sizeof handle};
+  if (process_vm_readv(getpid(), &here, 1, &there, 1, 0) == static_cast<ssize_t>(sizeof handle)) return handle;
+  if (errno == EFAULT) return nullptr;
+  return __atomic_load_n(slot, __ATOMIC_ACQUIRE);  // a sandbox without that call
+}
+
+// `comm` is in state `state`. A child's handle becomes known by its parent's state, or when somebody uses it.
 Stage stage_of(Birth* birth, ncclComm_t comm, ncclResult_t state) {
   if (birth->real == nullptr) {
-    if (birth->parent != comm || state == ncclInProgress) return Stage::kWaits;
-    if (state != ncclSuccess) return Stage::kGone;
-    birth->real = __atomic_load_n(birth->slot, __ATOMIC_ACQUIRE);
-    if (birth->real == nullptr) return Stage::kGone;
+    const bool parent = birth->parent == comm;
+    if (comm == nullptr || (parent && state == ncclInProgress)) return Stage::kWaits;
+    if (parent && state != ncclSuccess) return Stage::kGone;
+    const ncclComm_t handle = handle_in(birth->slot);
+    if (!parent && handle != comm) return Stage::kWaits;
+    if (handle == nullptr) return Stage::kGone;
+    birth->real = handle;
   }
   const ncclResult_t now = birth->real == comm ? state : state_of(birth->real);
   if (now == ncclInProgress) return Stage::kWaits;
@@ -168,8 +187,8 @@ void advance(ncclComm_t comm, ncclResult_t state) {
 
 std::shared_ptr<Member> find_member(ncclComm_t comm) {
   if (auto member = table().find(comm)) return member;
-  if (!awaited().any) return nullptr;
-  advance(nullptr, ncclInProgress);
+  if (comm == nullptr || !awaited().any) return nullptr;
+  advance(comm, state_of(comm));
   return table().find(comm);
 }
 

@@ -33,11 +33,12 @@ Birth child_of(const Member& parent, const std::string& what, ncclComm_t* slot);
 // A communicator that fails here is NCCL's alone; the other ranks find nobody, and it is theirs alone too.
 void deliver(std::vector<Birth> births, ncclResult_t result);
 
-// Begins what is complete by now among those that do not block. `comm` was just asked for its state, and says `state`;
-// nullptr: nobody was asked.
+// Begins what is complete by now among those that do not block. `comm` was just asked for its state, and says `state`:
+// a parent, or a child whose parent nobody asks. nullptr: nobody was asked.
 void advance(ncclComm_t comm, ncclResult_t state);
 
-// The member of this handle; one that was just completed and not yet asked for its state is begun here.
+// The member of this handle; one that was just completed and not yet asked for its state is begun here: before its first
+// call, so that all ranks take the same road in it.
 std::shared_ptr<Member> find_member(ncclComm_t comm);
 
 // Takes the handle out of everything, before the real one is freed. The member, if it has one.

@@ -269,6 +269,17 @@ void without_waiting() {
   same(history(), "announce k1.128/split:0:1 0; begin k1.128/split:0:1 0 of 2 on 10 grace 5", "the child begins");
   same(who(child), "ours", "the child");
   ncclCommDestroy(child);
+  // Only the child is asked, or used.
+  for (const bool asked : {true, false}) {
+    is(ncclCommSplit(comms[0], 1, 0, &child, nullptr), ncclInProgress, "another child");
+    complete(comms[0]);
+    history();
+    if (asked) is(state_of(child), ncclSuccess, "the child says so itself");
+    expect((history().find("begin ") != std::string::npos) == asked, "begun when it was asked");
+    same(who(child), "ours", asked ? "the child that was asked" : "the child that was used");
+    ncclCommDestroy(child);
+  }
+  history();
   // Nobody asks, and the call comes: begun at the last moment.
   ncclComm_t hasty = nullptr;
   is(ncclCommInitRankConfig(&hasty, 2, id_of(3), 0, config.get()), ncclInProgress, "in progress");
