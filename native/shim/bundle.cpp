@@ -33,13 +33,6 @@ bool has_root(Collective collective) {
          collective == Collective::kGather || collective == Collective::kScatter;
 }
 
-// How much data a message holds: LL's lines are half flags, LL128's have 8 bytes of flag in 128.
-std::uint64_t capacity(const Bundle& bundle, Bundle::Protocol protocol) {
-  if (protocol == Bundle::kSimple) return bundle.slot_bytes;
-  if (protocol == Bundle::kCopies) return bundle.copy_slot_bytes;
-  return protocol == Bundle::kLL ? bundle.line_bytes / 2 : bundle.line_bytes / 128 * 120;
-}
-
 struct Malformed {
   std::string text;
 };
@@ -377,7 +370,7 @@ class Reader {
     if (choice->protocol == Bundle::kCopies && program.kernel[Bundle::kSimple].empty()) {
       expected("a program that also has a kernel for simple", protocol);
     }
-    const std::uint64_t most = capacity(bundle_, choice->protocol);
+    const std::uint64_t most = bundle_.capacity(choice->protocol);
     choice->chunk_bytes = chunk_bytes;
     if (chunk_bytes == 0 || chunk_bytes % kGroup != 0 || chunk_bytes > most) {
       expected("a chunk of a multiple of 16 bytes up to the " + std::to_string(most) + " of a message",
@@ -408,6 +401,12 @@ bool contents(const std::string& path, std::string* text) {
 }
 
 }  // namespace
+
+std::uint64_t Bundle::capacity(Protocol protocol) const {
+  if (protocol == kSimple) return slot_bytes;
+  if (protocol == kCopies) return copy_slot_bytes;
+  return protocol == kLL ? line_bytes / 2 : line_bytes / 128 * 120;
+}
 
 const char* name_of(Collective collective) { return kCollectives[static_cast<std::size_t>(collective)]; }
 

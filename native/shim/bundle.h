@@ -53,6 +53,9 @@ struct Bundle {
   std::vector<Image> images;
   std::vector<Program> programs;
   std::vector<Choice> choices;
+
+  // How much data a message of one part holds: LL's lines are half flags, LL128's have 8 bytes of flag in 128.
+  std::uint64_t capacity(Protocol protocol) const;
 };
 
 // False and `why` (file, line, what was expected) for a file that is missing, malformed, of another version, or whose

@@ -26,8 +26,9 @@ ChunkSearches::ChunkSearches(const Driver& driver, const Bundle& bundle, Board* 
     : driver_(driver), bundle_(bundle), board_(board), decides_(decides), searches_(bundle.choices.size()) {
   for (std::size_t i = 0; i < searches_.size(); ++i) {
     Miad& miad = searches_[i].miad;
-    miad.first_bytes = whole_groups(std::min(bundle.choices[i].chunk_bytes, bundle.slot_bytes));
-    miad.most_bytes = std::max(miad.first_bytes, whole_groups(bundle.slot_bytes));
+    const std::uint64_t capacity = bundle.capacity(bundle.choices[i].protocol);
+    miad.first_bytes = whole_groups(std::min(bundle.choices[i].chunk_bytes, capacity));
+    miad.most_bytes = std::max(miad.first_bytes, whole_groups(capacity));
     miad.least_bytes = std::min(miad.first_bytes, kLeastChunk);
     miad.step_bytes = whole_groups(miad.most_bytes / 16);
     miad.tolerance = kNoise;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from preloaded import Preloaded
 
 USED = re.compile(r"TRACE row (\d+) of the plan uses chunks of (\d+) B from call (\d+) on")
@@ -11,8 +12,10 @@ SAID = re.compile(r"TRACE row (\d+) of the plan will use chunks of (\d+) B from 
 CALLS = 60
 
 
-def test_chunks_change_and_settle(preloaded: Preloaded) -> None:
-    outcome = preloaded.scene("many_calls", 3, calls=CALLS, count=1_050_000, BLINK_DEBUG="TRACE").right()
+@pytest.mark.parametrize("protocol", ["simple", "copies"])
+def test_chunks_change_and_settle(preloaded: Preloaded, protocol: str) -> None:
+    settings = {"BLINK_DEBUG": "TRACE", "BLINK_PROTOCOL": protocol}
+    outcome = preloaded.scene("many_calls", 3, calls=CALLS, count=1_050_000, **settings).right()
     used = [[tuple(map(int, found.groups())) for found in map(USED.match, one.blink) if found] for one in outcome.ended]
     # What rank 0 has said comes into force at that call, on every rank.
     said = [tuple(map(int, found.groups())) for found in map(SAID.match, outcome.ended[0].blink) if found]
@@ -22,7 +25,7 @@ def test_chunks_change_and_settle(preloaded: Preloaded) -> None:
     assert len(used[0]) >= 2, "MIAD has tried no other size"
     assert {one[0] for one in used[0]} == {row}
     assert used[0][1:] == [one for one in said if one[2] < CALLS]
-    assert used[0][1][1] == 2 * first  # it begins by doubling
+    assert first < used[0][1][1] <= 2 * first  # it begins by doubling, as far as a message holds it
     assert used[0][-1][2] < CALLS - 6  # and has settled
     assert not any(SAID.match(line) for one in outcome.ended[1:] for line in one.blink)
 

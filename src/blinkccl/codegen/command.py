@@ -6,14 +6,33 @@ import os
 import signal
 import subprocess
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache
+from hashlib import sha256
 from pathlib import Path
 
 from blinkccl.errors import InternalError, UnsupportedError
 
 _LOG_LINES = 12
+
+
+class _Failures:
+    """A directory for everything that fails in this process: a plan is many files, and they fail together."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._directory: Path | None = None
+
+    def directory(self) -> Path:
+        with self._lock:
+            if self._directory is None or not self._directory.is_dir():  # somebody may have cleaned up
+                self._directory = Path(tempfile.mkdtemp(prefix="blink-failed-"))
+            return self._directory
+
+
+_failures = _Failures()
 
 
 def compiled(
@@ -31,7 +50,7 @@ def compiled(
     Raises
     ------
     InternalError
-        If the command fails: the text and the whole log stay in a directory that the message names.
+        If the command fails: the text and the whole log stay in a directory that the message names, one per process.
     UnsupportedError
         If it cannot be started, or takes longer than ``deadline_s``.
     """
@@ -42,7 +61,7 @@ def compiled(
         code, log = run(arguments, deadline_s, given)
         if code == 0 and output.is_file():
             return output.read_bytes()
-    kept = Path(tempfile.mkdtemp(prefix="blink-failed-"), f"blink{suffix}")
+    kept = _failures.directory() / f"{sha256(text.encode()).hexdigest()[:16]}{suffix}"
     kept.write_text(text, encoding="utf-8")
     kept.with_suffix(".log").write_text(log, encoding="utf-8")
     shown = "\n".join(f"  {line}" for line in log.splitlines()[:_LOG_LINES])

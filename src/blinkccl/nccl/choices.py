@@ -278,7 +278,7 @@ def _row(key: tuple[str, int], verdict: _Verdict) -> Choice:
     if not verdict.taken or verdict.ours is None:
         return Choice(*key, 0, 0, None, "-", 0, False, "")
     candidate, protocol, found = verdict.ours
-    search = protocol == "simple" and verdict.size >= SEARCH_FROM_BYTES
+    search = protocol in ("simple", COPIES) and verdict.size >= SEARCH_FROM_BYTES
     return Choice(*key, 0, 0, candidate, protocol, found.chunk_bytes, search, "")
 
 

@@ -14,7 +14,7 @@ import pytest
 from blinkccl.codegen import build as builds
 from blinkccl.codegen import device_files, nvrtc
 from blinkccl.codegen.build import build
-from blinkccl.codegen.command import compiled, run
+from blinkccl.codegen.command import _Failures, compiled, run
 from blinkccl.codegen.gpu_compiler import gpu_compiler
 from blinkccl.codegen.host_compiler import HostCompiler
 from blinkccl.codegen.nvcc import Nvcc, nvcc
@@ -119,6 +119,7 @@ def test_old_code_makes_room(compiler: Counting, cache: Path, monkeypatch: pytes
 def _own_temporary_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What failures leave behind."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr("blinkccl.codegen.command._failures", _Failures())
 
 
 def test_a_failure_says_why_and_keeps_the_text() -> None:
@@ -126,9 +127,12 @@ def test_a_failure_says_why_and_keeps_the_text() -> None:
         compiled("int x;\n", ".cu", lambda source, output: ["sh", "-c", f"echo no good; cat {source}; exit 3"], 10)
     message = str(failure.value)
     assert "no good\n  int x;" in message
-    kept = Path(message.split("lie in ")[1].split(":")[0])
-    assert (kept / "blink.cu").read_text() == "int x;\n"
-    assert "no good" in (kept / "blink.log").read_text()
+    (kept,) = Path(message.split("lie in ")[1].split(":")[0]).glob("*.cu")
+    assert kept.read_text() == "int x;\n"
+    assert "no good" in kept.with_suffix(".log").read_text()
+    with pytest.raises(InternalError) as another:
+        compiled("int y;\n", ".cu", lambda source, output: ["sh", "-c", "exit 3"], 10)
+    assert str(kept.parent) in str(another.value), "a plan's files fail together"
 
 
 def test_a_compiler_that_takes_too_long_is_ended_with_its_children(tmp_path: Path) -> None:

@@ -346,7 +346,7 @@ def test_copies_are_taken_where_they_are_predicted_faster(monkeypatch):
     found = table(where, algorithms=("optimal",), rival=False)
     own = rows(found, "allreduce")
     assert own[0].protocol == "ll"
-    assert (own[-1].protocol, own[-1].search) == ("copies", False)
+    assert (own[-1].protocol, own[-1].search) == ("copies", True)
     assert "blink optimal copies" in own[-1].why
     assert "simple" in found.protocols(own[-1].candidate)
     assert not table(where, algorithms=("optimal",), rival=False, no_copies="none here").copies
