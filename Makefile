@@ -25,7 +25,10 @@ run: $(VENV)/.installed
 	@echo
 	$(BIN)/blink bench allreduce -g 2 -b 4K -e 16M
 
-test: lint types layers native-test unit
+# What takes one core side by side; the tests take all of them.
+test: $(VENV)/.dev
+	@$(MAKE) --no-print-directory -j 2 native-test lint types layers
+	@$(MAKE) --no-print-directory unit
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
