@@ -55,7 +55,7 @@ def pieces(of: Program, call: Call, part: int) -> list[Extent]:
 
 
 @example(cuts=[Fraction(1, 3)], count=11, dtype="float32", groups=1, parts=1)  # a tail beyond the rounds' chunks
-@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@settings(max_examples=120, deadline=None, derandomize=True, database=None)
 @given(
     cuts=st.lists(st.fractions(0, 1, max_denominator=60), max_size=5),
     count=st.integers(0, 5000) | st.integers(0, 2**40),
