@@ -103,8 +103,9 @@ class CopyEngineRun final : private Copies {
   // --- Copies
   std::uint32_t rank() const override { return static_cast<std::uint32_t>(place_.rank); }
   void open(std::uint32_t, const std::uint32_t*, std::uint32_t) override {}  // the survey has seen them
-  Slice slice(Word source_block, Word target_block, Word start_num, Word start_den, Word stop_num,
-              Word stop_den) const override;
+  Word rounds(Word num, Word den) const override { return device::rounds_of(state_, num, den); }
+  Slice slice(Word source_block, Word target_block, Word start_num, Word start_den, Word stop_num, Word stop_den,
+              Word rounds) const override;
   bool fire(const Slice& slice, Word k, const CopyFiring& firing) override;
 
   // --- preparing

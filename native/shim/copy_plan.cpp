@@ -20,9 +20,10 @@ class Surveyor final : public Copies {
   void open(std::uint32_t, const std::uint32_t* connections, std::uint32_t count) override {
     connections_.assign(connections, connections + count);
   }
+  Word rounds(Word, Word) const override { return 1; }
   // Its `source` is a number of the slice.
-  Slice slice(Word source_block, Word target_block, Word start_num, Word start_den, Word stop_num,
-              Word stop_den) const override {
+  Slice slice(Word source_block, Word target_block, Word start_num, Word start_den, Word stop_num, Word stop_den,
+              Word) const override {
     const Cut cut{source_block, target_block, start_num, start_den, stop_num, stop_den};
     return {slices_.emplace(cut, slices_.size()).first->second, 0, 1, 1, 1};
   }

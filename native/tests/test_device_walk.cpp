@@ -46,6 +46,7 @@ struct Plan {
   std::uint32_t ranks;
   std::vector<Share> lanes;  // one share each
   std::uint32_t contributors;
+  Word largest_num = 0, largest_den = 1;  // share, where they differ
 
   std::uint32_t up(std::uint32_t lane, std::uint32_t child) const { return (lane * ranks + child) * 2; }
   std::uint32_t down(std::uint32_t lane, std::uint32_t child) const { return up(lane, child) + 1; }
@@ -156,6 +157,7 @@ void run(Walk<Wire>& walk, std::uint32_t rank, std::uint32_t number) {
   const Node& node = share.nodes[rank];
   open(walk, number, node, rank);
   walk.contributors(plan->contributors);
+  if (plan->largest_num != 0) walk.largest(plan->largest_num, plan->largest_den);
   const Slice slice = walk.slice(0, 0, share.start_num, share.start_den, share.stop_num, share.stop_den);
   Lane<Wire> lane = {walk, node, slice};
   const bool upward = plan->kind != Kind::kBroadcast;
@@ -223,7 +225,7 @@ std::vector<std::uint32_t> tree_parents(std::uint32_t ranks, std::uint32_t shape
 
 // A ring is as many chains as ranks, each beginning one rank further.
 Plan ring(std::uint32_t ranks, std::mt19937& random) {
-  Plan made = {Kind::kAllReduce, ranks, {}, ranks};
+  Plan made = {Kind::kAllReduce, ranks, {}, ranks, 0, 1};
   for (std::uint32_t root = 0; root < ranks; ++root) {
     std::vector<std::uint32_t> parents(ranks, kNobody);
     for (std::uint32_t hop = 1; hop < ranks; ++hop) {
@@ -239,7 +241,7 @@ Plan ring(std::uint32_t ranks, std::mt19937& random) {
 }
 
 Plan trees(Kind kind, std::uint32_t ranks, std::uint32_t shape, std::mt19937& random, bool with_relay) {
-  Plan made = {kind, ranks, {}, 0};
+  Plan made = {kind, ranks, {}, 0, 0, 1};
   const Word middle = 1 + random() % 5;
   for (Word lane = 0; lane < 2; ++lane) {
     made.lanes.push_back(share_of(tree_parents(ranks, shape, random), kind, random, with_relay && lane == 0));
@@ -248,6 +250,10 @@ Plan trees(Kind kind, std::uint32_t ranks, std::uint32_t shape, std::mt19937& ra
     share.start_den = lane == 0 ? 1 : 6;
     share.stop_num = lane == 0 ? middle : 1;
     share.stop_den = lane == 0 ? 6 : 1;
+  }
+  if (middle != 3) {
+    made.largest_num = std::max(middle, 6 - middle);
+    made.largest_den = 6;
   }
   made.contributors = ranks;
   return made;
@@ -499,7 +505,7 @@ void test_stale_flags(std::mt19937& random) {
 
 // 0 → 1 → 2, one lane.
 Plan chain() {
-  Plan of = {Kind::kBroadcast, 3, {}, 3};
+  Plan of = {Kind::kBroadcast, 3, {}, 3, 0, 1};
   std::mt19937 random(1);
   of.lanes.push_back(share_of({kNobody, 0, 1}, of.kind, random, false));
   of.lanes[0].start_num = 0;
@@ -685,11 +691,57 @@ void test_slices() {
   }
 }
 
+// With `largest` of den known, a share is cut into as many chunks as that one, in whole groups that fit into a message.
+void check_even(const Call& call, std::uint32_t part, Word largest, Word share, Word den) {
+  constexpr Word kGroup = 4, kChunk = 64;  // elements
+  Walk<blink::Simple> walk(call, 0, part);
+  const Slice plain = walk.slice(0, 0, 0, 1, share, den);
+  walk.largest(largest, den);
+  const Slice slice = walk.slice(0, 0, 0, 1, share, den);
+  const auto product = static_cast<unsigned __int128>(largest) * call.count;
+  const auto groups = static_cast<Word>((product + den * kGroup - 1) / (den * kGroup));
+  const Word rounds = ((groups + call.parts - 1) / call.parts * kGroup + kChunk - 1) / kChunk;
+  const bool same = slice.source == plain.source && slice.length == plain.length;
+  const bool fits = slice.chunk > 0 && slice.chunk <= kChunk && slice.chunk % kGroup == 0;
+  const bool covers = slice.chunks == (slice.length + slice.chunk - 1) / slice.chunk;
+  // As many, but where chunks of whole groups are too coarse for that.
+  const bool even = slice.chunks <= rounds && (slice.chunk - kGroup) * rounds < std::max<Word>(slice.length, 1);
+  expect(same && fits && covers && (even || rounds <= 1),
+         "count %" PRIu64 " share %" PRIu64 " of %" PRIu64 ", largest %" PRIu64 ", part %u of %u: %" PRIu64
+         " chunks of %" PRIu64 ", rounds %" PRIu64,
+         static_cast<std::uint64_t>(call.count), static_cast<std::uint64_t>(share), static_cast<std::uint64_t>(den),
+         static_cast<std::uint64_t>(largest), part, call.parts, static_cast<std::uint64_t>(slice.chunks),
+         static_cast<std::uint64_t>(slice.chunk), static_cast<std::uint64_t>(rounds));
+  if (rounds <= 1) expect(slice.chunk == plain.chunk && slice.chunks == plain.chunks, "one chunk stays one");
+}
+
+void test_even_chunks() {
+  for (const std::uint32_t parts : {1u, 3u, 8u}) {
+    for (const Word count : {Word{0}, Word{1}, Word{63}, Word{4097}, Word{1000003}, (Word{1} << 45) + 7}) {
+      const Geometry geometry = {parts, 2, 256, 384};
+      Mesh mesh(2, {{0, 1}}, geometry);
+      Call call = mesh.call(0);
+      call.count = count;
+      call.chunk_bytes = 256;
+      const Word fine = (Word{1} << 28) - 1;
+      for (std::uint32_t part = 0; part < parts; ++part) {
+        for (const Word den : {Word{24}, fine}) {
+          const Word largest = den / 4;
+          for (const Word share : {Word{1}, den / 24, den / 12, den / 6, largest}) {
+            check_even(call, part, largest, share, den);
+          }
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 
 int main() {
   std::mt19937 random(11);
   test_slices();
+  test_even_chunks();
   test_shapes(random);
   test_wrap(random);
   test_stale_flags(random);

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes as c
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache, partial
+from math import lcm
 from random import Random
 
 import numpy as np
@@ -12,14 +16,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blinkccl.codegen.layout import Geometry, Group
+from blinkccl.codegen.layout import LINE_BYTES, Geometry, Group
 from blinkccl.codegen.text import WIRES, Kernel
 from blinkccl.collectives.ops import DTYPES, OPS
 from blinkccl.collectives.oracle import wrong_elements
 from blinkccl.collectives.spec import COLLECTIVES, Collective
-from blinkccl.engines import generated, reference
+from blinkccl.engines import device_library, generated, reference
+from blinkccl.engines.device_library import Call, Connection
 from blinkccl.engines.registry import ENGINES, Array
 from blinkccl.forest.model import Cut, Forest, Share, Tree
+from blinkccl.schedule.chunking import largest_share
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.testing.programs import random_program
@@ -131,6 +137,46 @@ def test_programs_of_a_group_take_turns_on_one_memory() -> None:
         with np.errstate(over="ignore", invalid="ignore"):
             wanted = reference.run(program, inputs, **arguments)
         assert alike(session.run(program, inputs, **arguments, protocol=protocol, deadline_s=20), wanted), turn
+
+
+def messages_passed(monkeypatch: pytest.MonkeyPatch, run: Callable[[], object], connections: int) -> list[int]:
+    """How many messages each connection has carried, in all parts, when the first launch of ``run`` has ended."""
+    passed: list[int] = []
+    launch = device_library.launch
+
+    def spy(entry: int, calls: c.Array[Call], blocks: int, timeout_s: float) -> None:
+        launch(entry, calls, blocks, timeout_s)
+        ends = [c.cast(call.connections, c.POINTER(Connection)) for call in calls]
+        for number in range(connections):
+            heads = [table[number].head for table in ends if table[number].head]
+            parts = range(calls[0].parts)
+            passed.append(sum(c.c_uint64.from_address(heads[0] + part * LINE_BYTES).value for part in parts))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(device_library, "launch", spy)
+        run()
+    return passed
+
+
+@pytest.mark.parametrize("protocol", WIRES)
+def test_shares_of_any_size_take_the_same_rounds(protocol: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds, parts, checked = 5, 2, 0
+    for program in programs()[:36]:
+        largest = largest_share(program) or program.slices[0].stop - program.slices[0].start
+        finest = lcm(*(edge.denominator for part in program.slices for edge in (part.start, part.stop)))
+        count = rounds * parts * finest * (16 // 4)  # a whole number of groups per share, part and round
+        inputs, _ = wild(program, count, "float32", "sum", 1)
+        run = partial(
+            generated.run, program, inputs, count=count, dtype="float32", protocol=protocol, parts=parts,
+            chunk_bytes=int(largest * count) * 4 // parts // rounds,
+        )
+        group = Group([program])
+        passed = messages_passed(monkeypatch, run, len(group.pairs))
+        used = Counter(queue for role in program.roles for queue in role.sends)
+        for queue, connection in enumerate(group.connections_of(program)):
+            assert passed[connection] == rounds * parts * used[queue], (program.slices, queue)
+        checked += largest_share(program) is not None
+    assert checked > 20
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ struct Call {
   const char* scale_at;
   Word scale;
   Word count;          // elements per block of the collective, the `count` of nccl.h
-  Word chunk_bytes;    // of one part's message: a multiple of 16, at most slot_bytes (line capacity for LL, LL128)
+  Word chunk_bytes;    // the most in one part's message: a multiple of 16, up to slot_bytes (LL, LL128: lines' data)
   Word timeout_ns;     // 0: wait as long as it takes
   Word slot_bytes;     // a multiple of 128
   Word line_bytes;     // a multiple of 128; LL carries half of it as data, LL128 120 of every 128

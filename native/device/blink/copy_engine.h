@@ -27,8 +27,10 @@ class Copies {
   virtual uint32_t rank() const = 0;
   // The lane's connections, which ends count from 0.
   virtual void open(uint32_t lane, const uint32_t* connections, uint32_t count) = 0;
+  // rounds_of and cut, of cut.h.
+  virtual Word rounds(Word num, Word den) const = 0;
   virtual Slice slice(Word source_block, Word target_block, Word start_num, Word start_den, Word stop_num,
-                      Word stop_den) const = 0;
+                      Word stop_den, Word rounds) const = 0;
   // Chunk k of the slice is there. Whether the walk goes on.
   virtual bool fire(const Slice& slice, Word k, const CopyFiring& firing) = 0;
 
@@ -57,9 +59,10 @@ class WalkBase<CopyEngine> {
     return running_;
   }
 
+  void largest(Word num, Word den) { rounds_ = copies_.rounds(num, den); }
   Slice slice(Word source_block, Word target_block, Word start_num, Word start_den, Word stop_num,
               Word stop_den) const {
-    return copies_.slice(source_block, target_block, start_num, start_den, stop_num, stop_den);
+    return copies_.slice(source_block, target_block, start_num, start_den, stop_num, stop_den, rounds_);
   }
 
  protected:
@@ -76,6 +79,7 @@ class WalkBase<CopyEngine> {
  private:
   Copies& copies_;
   CopyFiring firing_ = {};
+  Word rounds_ = 0;
   uint32_t contributors_ = 1;
   bool running_ = true;
 };

@@ -1,4 +1,5 @@
-// Which elements are a part's own? The boundaries of blinkccl/schedule/chunking.py, cut once more into parts.
+// Which elements are a part's own, and in which chunks? The boundaries of blinkccl/schedule/chunking.py, cut once more
+// into parts; and its even chunks.
 #pragma once
 
 #include "blink/state.h"
@@ -14,9 +15,21 @@ BLINK_INLINE Word boundary(Word num, Word den, Word count, Word group) {
   return group * (num * (count / unit) + num * (count % unit) / unit);
 }
 
-// The part's piece of [start, stop) of a block: whole groups, so that pieces stay aligned as slices are.
+// How many chunks of the call's size does it take for the longest piece of a share of num/den of a block? At least one
+// where there are elements. It says the same on all ranks and for all parts, as the two ends of a connection must agree
+// on their chunks; so it counts from the fraction, and not from where the elements of the largest share happen to lie.
+BLINK_OUTLINE Word rounds_of(const State& state, Word num, Word den) {
+  const Word unit = den * (16 / state.item_bytes);
+  const Word groups = num * (state.count / unit) + (num * (state.count % unit) + unit - 1) / unit;
+  const Word piece = (groups + state.parts - 1) / state.parts;
+  const Word chunk = state.chunk_bytes / 16;
+  return (piece + chunk - 1) / chunk;
+}
+
+// The part's piece of [start, stop) of a block: whole groups, so that pieces stay aligned as slices are. Where `rounds`
+// is not 0 it is cut into so many chunks, as far as there are groups for them; never into larger ones than the call's.
 BLINK_OUTLINE Slice cut(const State& state, Word source_block, Word target_block, Word start_num, Word start_den,
-                       Word stop_num, Word stop_den) {
+                       Word stop_num, Word stop_den, Word rounds) {
   const Word group = 16 / state.item_bytes;
   const Word start = boundary(start_num, start_den, state.count, group);
   const Word stop = boundary(stop_num, stop_den, state.count, group);
@@ -29,6 +42,10 @@ BLINK_OUTLINE Slice cut(const State& state, Word source_block, Word target_block
   slice.target = target_block * state.count + start + first;
   slice.length = (last < length ? last : length) - first;
   slice.chunk = state.chunk_bytes / state.item_bytes;
+  if (rounds > 1) {
+    const Word even = (slice.length + rounds * group - 1) / (rounds * group) * group;
+    if (even < slice.chunk) slice.chunk = even > 0 ? even : group;
+  }
   slice.chunks = (slice.length + slice.chunk - 1) / slice.chunk;
   return slice;
 }

@@ -1,6 +1,8 @@
 // What does generated text say? A walk: the loop of one lane of one rank through its firings, for one part.
 //
 //   walk.open(…)            the lane's connections; each becomes an End, counted from 0
+//   walk.largest(…)         the largest share, where they differ: all are cut into as many chunks, so that trees which
+//                           take turns on a link get it by their weights
 //   walk.slice(…)           the part's own piece of a share
 //   walk.recv_reduce_…      one firing each (blinkccl/schedule/program.py says what one does)
 //   walk.close()

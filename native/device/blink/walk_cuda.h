@@ -58,9 +58,10 @@ class WalkBase {
   BLINK_DEVICE void contributors(uint32_t count) { contributors_ = count; }
   BLINK_DEVICE bool running() const { return running_; }
 
+  BLINK_DEVICE void largest(Word num, Word den) { rounds_ = device::rounds_of(state_, num, den); }
   BLINK_DEVICE Slice slice(Word source_block, Word target_block, Word start_num, Word start_den, Word stop_num,
                            Word stop_den) const {
-    return device::cut(state_, source_block, target_block, start_num, start_den, stop_num, stop_den);
+    return device::cut(state_, source_block, target_block, start_num, start_den, stop_num, stop_den, rounds_);
   }
 
  protected:
@@ -110,6 +111,7 @@ class WalkBase {
   }
 
   device::State& state_;
+  Word rounds_ = 0;
   uint32_t average_;
   uint32_t contributors_ = 1;
   bool running_ = true;

@@ -24,8 +24,10 @@ extern "C" {
 void blink_walk_begin(void* room, const blink::Call* call, uint32_t wire, uint32_t lane, uint32_t part);
 void blink_walk_open(void* room, const uint32_t* connections, uint32_t count);
 void blink_walk_close(void* room);
+blink::Word blink_walk_rounds(const void* room, blink::Word num, blink::Word den);
 void blink_walk_slice(const void* room, blink::Word source_block, blink::Word target_block, blink::Word start_num,
-                      blink::Word start_den, blink::Word stop_num, blink::Word stop_den, blink::Slice* slice);
+                      blink::Word start_den, blink::Word stop_num, blink::Word stop_den, blink::Word rounds,
+                      blink::Slice* slice);
 // Whether the walk goes on.
 int blink_walk_fire(void* room, const blink::Slice* slice, blink::Word k, const blink::Firing* firing);
 }
@@ -51,10 +53,11 @@ class WalkBase {
   void contributors(uint32_t count) { contributors_ = count; }
   bool running() const { return running_; }
 
+  void largest(Word num, Word den) { rounds_ = blink_walk_rounds(room_, num, den); }
   Slice slice(Word source_block, Word target_block, Word start_num, Word start_den, Word stop_num,
               Word stop_den) const {
     Slice slice;
-    blink_walk_slice(room_, source_block, target_block, start_num, start_den, stop_num, stop_den, &slice);
+    blink_walk_slice(room_, source_block, target_block, start_num, start_den, stop_num, stop_den, rounds_, &slice);
     return slice;
   }
 
@@ -70,6 +73,7 @@ class WalkBase {
 
  private:
   alignas(16) char room_[kRoomBytes];
+  Word rounds_ = 0;
   uint32_t average_;
   uint32_t contributors_ = 1;
   bool running_ = true;

@@ -48,12 +48,18 @@ __attribute__((visibility("default"))) void blink_walk_open(void* room, const ui
 
 __attribute__((visibility("default"))) void blink_walk_close(void* room) { blink::device::close(walk_in(room).state); }
 
+__attribute__((visibility("default"))) blink::Word blink_walk_rounds(const void* room, blink::Word num,
+                                                                     blink::Word den) {
+  return blink::device::rounds_of(static_cast<const HostWalk*>(room)->state, num, den);
+}
+
 __attribute__((visibility("default"))) void blink_walk_slice(const void* room, blink::Word source_block,
                                                              blink::Word target_block, blink::Word start_num,
                                                              blink::Word start_den, blink::Word stop_num,
-                                                             blink::Word stop_den, blink::Slice* slice) {
+                                                             blink::Word stop_den, blink::Word rounds,
+                                                             blink::Slice* slice) {
   *slice = blink::device::cut(static_cast<const HostWalk*>(room)->state, source_block, target_block, start_num,
-                              start_den, stop_num, stop_den);
+                              start_den, stop_num, stop_den, rounds);
 }
 
 __attribute__((visibility("default"))) int blink_walk_fire(void* room, const blink::Slice* slice, blink::Word k,

@@ -5,7 +5,8 @@ roles of the channel, tick by tick. A queue belongs to one channel, so to one la
 
 What differs from the grammar (:mod:`blinkccl.schedule.program`): a block waits for *all* messages and *all* free slots
 of a firing before it moves anything. That is one pass over the data and two barriers, but a program that counts on
-a slot being given back in the middle of a firing would deadlock: :func:`lanes_of` refuses it.
+a slot being given back in the middle of a firing would deadlock: :func:`lanes_of` refuses it. The proof holds for any
+number of chunks of each slice, however it is cut, as long as all ranks cut it alike.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 from blinkccl.codegen.header import header
 from blinkccl.codegen.lanes import Firing, Lane, Piece, lanes_of
@@ -23,6 +24,7 @@ from blinkccl.codegen.layout import Group
 from blinkccl.codegen.words import Words
 from blinkccl.errors import ScheduleError
 from blinkccl.forest.model import Forest
+from blinkccl.schedule.chunking import largest_share
 from blinkccl.schedule.program import Program
 
 #: Protocol → the type of its wire in ``walk.h``.
@@ -114,8 +116,8 @@ def code(kernel: Kernel, group: Group) -> str:
     """The functions of one kernel, in a namespace of its name, and its entries; without comment and include."""
     program = kernel.program
     words, connections = Words(program), group.connections_of(program)
-    lanes = lanes_of(program, kernel.slots)
-    functions = [_function(words, connections, lane) for lane in lanes]
+    lanes, largest = lanes_of(program, kernel.slots), largest_share(program)
+    functions = [_function(words, connections, lane, largest) for lane in lanes]
     body = "\n".join([*functions, _dispatch(lanes, len(program.channels))])
     entries = [
         f"BLINK_ENTRY({kernel.entry(protocol)}, {wire}, {kernel.name}::run)\n" for protocol, wire in WIRES.items()
@@ -127,7 +129,7 @@ def code(kernel: Kernel, group: Group) -> str:
     )
 
 
-def _function(words: Words, connections: tuple[int, ...], lane: Lane) -> str:
+def _function(words: Words, connections: tuple[int, ...], lane: Lane, largest: Fraction | None) -> str:
     received, sent = words.ends(lane)
     names = [*received.values(), *sent.values()]
     ids = [str(connections[queue]) for queue in (*received, *sent)]
@@ -142,6 +144,9 @@ def _function(words: Words, connections: tuple[int, ...], lane: Lane) -> str:
     lines.append(_broken("  walk.open(", ids, ");"))
     if lane.contributors > 1:
         lines.append(f"  walk.contributors({lane.contributors});")
+    if largest is not None:
+        numbers = f"{largest.numerator}, {largest.denominator}"
+        lines.append(f"  walk.largest({numbers});  // shares have as many chunks as one of {_of_block(largest)}")
     lines += [_slice(words, piece) for piece in lane.pieces]
     lines.append(_broken("  const Word end = latest(", [_end(words, lane, piece) for piece in lane.pieces], ");"))
     lines.append(f"  for (Word tick = {lane.first_tick}; tick < end && walk.running(); ++tick) {{")
@@ -161,6 +166,10 @@ def _slice(words: Words, piece: Piece) -> str:
     )
     part = "the whole block" if piece.stop - piece.start == 1 else f"{piece.start} … {piece.stop} of the block"
     return f"  const Slice {words.slice(piece.slice)} = walk.slice({', '.join(map(str, numbers))});  // {part}"
+
+
+def _of_block(share: Fraction) -> str:
+    return "the whole block" if share == 1 else f"{share} of the block"
 
 
 def _end(words: Words, lane: Lane, piece: Piece) -> str:

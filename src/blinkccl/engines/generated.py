@@ -58,7 +58,7 @@ def run(
     Parameters
     ----------
     chunk_bytes
-        Of one part's message, rounded down to a multiple of 16, at least 16.
+        The most in one part's message, rounded down to a multiple of 16, at least 16.
     protocol
         How messages travel: "simple", "ll" or "ll128".
     parts

@@ -21,8 +21,8 @@ with like their links have the same part of what NCCL counts as they have there 
 GB/s. One thread issues all commands of a rank, which takes 10 µs for each message too. So kernels are mostly found
 faster, as they were in practice.
 
-Generated code has one chunk size for all slices of a program, so that trees of different weights share a link equally
-until the lighter ones are done; it is timed like that (``even_chunks=False``).
+Where the slices of a program differ, generated code cuts each into as many chunks as the largest, so that trees share
+links by their weights; it is timed like that (``even_chunks`` of :func:`~blinkccl.schedule.chunking.bind`).
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from msgspec.structs import replace
 
 from blinkccl.codegen.text import COPIES
 from blinkccl.nccl.programs import Candidate
+from blinkccl.schedule.chunking import largest_share
 from blinkccl.schedule.program import Program
 from blinkccl.simulate.calibration import Calibration, Engine, LinkClass, Number, calibration
 from blinkccl.simulate.nccl_model import BASE_US, LL_GBPS, PROTOCOLS, ROWS, STEP_US
@@ -134,7 +135,7 @@ def _simulated_s(program: Program, network: Topology, costs: Calibration, size_b
         costs,
         size_bytes,
         chunk_bytes=chunk_bytes,
-        even_chunks=False,
+        even_chunks=_evenly(program),
         budget=BUDGET,
         coarser=True,
     )
@@ -181,7 +182,7 @@ def least_copies_s(candidate: Candidate, size_bytes: int, capability: int) -> fl
 
 def _issuing_s(program: Program, size_bytes: int, chunk_bytes: int, costs: Calibration) -> float:
     """How long the busiest rank's thread takes to issue all commands."""
-    extents = bind_bytes(program, size_bytes, chunk_bytes, False).extents
+    extents = bind_bytes(program, size_bytes, chunk_bytes, _evenly(program)).extents
     messages = dict.fromkeys(range(len(program.ranks)), 0)
     for role in program.roles:
         messages[role.rank] += extents[role.slice].chunks * max(1, len(role.sends))
@@ -190,11 +191,16 @@ def _issuing_s(program: Program, size_bytes: int, chunk_bytes: int, costs: Calib
 
 def _of_part(program: Program, size_bytes: int, chunk_bytes: int, parts: int, capacity_bytes: int) -> int:
     """The chunk of one part; where everything is one chunk, the largest there is."""
-    bound = bind_bytes(program, size_bytes, chunk_bytes, False)
+    bound = bind_bytes(program, size_bytes, chunk_bytes, _evenly(program))
     if all(extent.chunks <= 1 for extent in bound.extents):
         chunk_bytes = parts * capacity_bytes
     part = -(-chunk_bytes // (parts * _GROUP)) * _GROUP
     return max(_GROUP, min(part, capacity_bytes // _GROUP * _GROUP))
+
+
+def _evenly(program: Program) -> bool:
+    """Whether its code cuts all slices into as many chunks."""
+    return largest_share(program) is not None
 
 
 def _kinds(program: Program, network: Topology) -> set[str]:

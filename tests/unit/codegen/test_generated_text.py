@@ -65,6 +65,19 @@ def test_the_root_of_a_tree() -> None:
     ]
 
 
+def test_the_largest_share_is_named_where_shares_differ() -> None:
+    uneven = lower(plan("allgather"))
+    assert sorted({part.stop - part.start for part in uneven.slices}) == [Fraction(1, 2), Fraction(1)]
+    text = text_of(uneven)
+    line = "  walk.largest(1, 1);  // shares have as many chunks as one of the whole block"
+    assert text.count(line) == text.count("walk.largest(") == text.count("walk.open(")
+    lines = function(text, "rank0_lane0")
+    assert lines.index(line) == min(n for n, said in enumerate(lines) if "walk.slice(" in said) - 1
+    six = text_of(lower(plan("allreduce", ranks=tuple(range(8)))))
+    assert "  walk.largest(1, 6);  // shares have as many chunks as one of 1/6 of the block\n" in six
+    assert "walk.largest(" not in text_of(lower(plan("allreduce")))
+
+
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_every_role_is_one_call_and_every_lane_one_function(name: str) -> None:
     program = lower(plan(name))

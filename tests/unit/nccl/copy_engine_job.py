@@ -32,6 +32,7 @@ from blinkccl.collectives.oracle import oracle as oracle_of
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.engines.buffers import Array, filled
 from blinkccl.errors import DeadlineError, UnsupportedError
+from blinkccl.schedule.chunking import bind
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.testing.execution import difference
@@ -294,6 +295,20 @@ def streams(case: dict[str, Any]) -> dict[str, Any]:
     return {"made": made, "positions": len(set(kinds)), "per_tree": len(kinds), "calls": calls}
 
 
+def messages(case: dict[str, Any], count: int) -> dict[str, int]:
+    """How many counters a launch moves, and how many messages it has with even chunks and with chunks of one size."""
+    program = planned(case["spec"], case["ranks"], case["algorithm"], case["collective"])
+    job = Job(program)
+    assert difference(job.run, program, chunk_bytes=CHUNK_BYTES, count=count, dtype="float32") is None
+    counted = job.last.calls.count("cuStreamWriteValue64_v2")
+    job.close()
+    even, plain = (bind(program, count, 4, CHUNK_BYTES, even_chunks=even).extents for even in (True, False))
+    of_even, of_plain = (
+        sum(cut[role.slice].chunks * len(role.sends) for role in program.roles) for cut in (even, plain)
+    )
+    return {"counted": counted, "even": of_even, "plain": of_plain}
+
+
 def ending(case: dict[str, Any], **how: Any) -> dict[str, Any]:
     """How a collective ends in which one rank does not take part."""
     program = planned(case["spec"], case["ranks"], case["algorithm"], case["collective"])
@@ -342,6 +357,7 @@ TASKS = {
     "oracle": oracle,
     "planted": planted,
     "streams": streams,
+    "messages": messages,
     "ending": ending,
     "refusal": refusal,
 }

@@ -318,6 +318,16 @@ def test_an_unknown_protocol_is_refused_with_those_there_are(setting):
     assert wanted_protocol("") == ""
 
 
+def test_trees_of_different_weights_are_timed_with_their_part_of_each_link():
+    """On all of a DGX-1V: sixths to twenty-fourths."""
+    (one,) = candidates(on_machine("dgx-1v"), ("optimal",), 8, {}).found["allreduce", -1]
+    lane = 20e9  # as NCCL counts it
+    for protocol, rate in (("simple", 1.0), ("ll128", 0.92 * 120 / 128)):
+        timed = timing(one, protocol, 1 << 30, 70, 4, largest(4).capacity_bytes(protocol))
+        least_s = (1 << 30) / (float(one.program.rate) * lane * rate)
+        assert least_s < timed.seconds < 1.05 * least_s
+
+
 def test_kernels_are_predicted_faster_than_copies(four):
     assert {row.protocol for row in four.choices} == {"simple", "ll", "ll128", "-"}
     (one,) = candidates(on_machine("dgx-1v"), ("optimal",), 8, {}).found["broadcast", 0]

@@ -169,6 +169,14 @@ def test_trees_that_share_a_link_at_one_position_share_a_stream(collective: str,
     assert seen["made"] == seen["positions"] < seen["per_tree"]
 
 
+def test_slices_of_any_size_take_as_many_chunks(run: Task, tmp_path: Path) -> None:
+    case = {**DGX, "algorithm": "optimal", "collective": "allgather"}  # some blocks whole, some in halves
+    seen = run("messages", variables={"BLINK_DOUBLE_JOURNAL": str(tmp_path / "journal")}, case=case, count=960)
+    # A message is counted by its sender and by its receiver, a launch when it begins and when it ends.
+    assert seen["counted"] == 2 * seen["even"] + 2 * len(DGX["ranks"])
+    assert seen["even"] > seen["plain"]
+
+
 def test_a_launch_never_waits_on_the_host(run: Task, tmp_path: Path) -> None:
     seen = run("streams", variables={"BLINK_DOUBLE_JOURNAL": str(tmp_path / "journal")}, case=LONG)
     assert {"cuStreamWaitValue64_v2", "cuStreamWriteValue64_v2", "cuMemcpyDtoDAsync_v2", "cuLaunchKernel"} <= set(

@@ -1,0 +1,104 @@
+"""The device layer cuts slices as ``bind`` does, for any count, and its parts tile them."""
+
+from __future__ import annotations
+
+import ctypes as c
+import itertools
+from fractions import Fraction
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from blinkccl.collectives.ops import DTYPE_CODES
+from blinkccl.collectives.spec import Collective
+from blinkccl.engines import device_library
+from blinkccl.engines.device_library import Call
+from blinkccl.engines.registry import ENGINES
+from blinkccl.schedule.chunking import Extent, bind, largest_share
+from blinkccl.schedule.program import Program, Slice
+
+pytestmark = pytest.mark.skipif(ENGINES["generated"].missing is not None, reason=str(ENGINES["generated"].missing))
+
+#: More than kRoomBytes of walk_host.h.
+ROOM_BYTES = 1 << 15
+ITEMSIZE = {"int8": 1, "float16": 2, "float32": 4, "float64": 8}
+
+
+class Piece(c.Structure):
+    """``blink::Slice``."""
+
+    _fields_ = [(name, c.c_uint64) for name in ("source", "target", "length", "chunks", "chunk")]
+
+
+def program(cuts: list[Fraction]) -> Program:
+    points = [Fraction(0), *sorted(set(cuts) - {0, 1}), Fraction(1)]
+    slices = tuple(Slice(None, start, stop) for start, stop in itertools.pairwise(points))
+    return Program(Collective("allreduce", 2), (0, 1), Fraction(1), slices, (), (), ())
+
+
+def pieces(of: Program, call: Call, part: int) -> list[Extent]:
+    """What the walk of one part gets, as the generated text asks for it."""
+    library = device_library.load()
+    library.blink_walk_rounds.restype = c.c_uint64
+    room, piece, found = (c.c_uint64 * (ROOM_BYTES // 8))(), Piece(), []
+    library.blink_walk_begin(room, c.byref(call), 0, 0, part)
+    share, rounds = largest_share(of), 0
+    if share is not None:
+        rounds = library.blink_walk_rounds(room, c.c_uint64(share.numerator), c.c_uint64(share.denominator))
+    for one in of.slices:
+        numbers = (0, 0, *one.start.as_integer_ratio(), *one.stop.as_integer_ratio(), rounds)
+        library.blink_walk_slice(room, *map(c.c_uint64, numbers), c.byref(piece))
+        assert piece.source == piece.target
+        found.append(Extent(piece.source, piece.length, piece.chunks, piece.chunk))
+    return found
+
+
+@example(cuts=[Fraction(1, 3)], count=11, dtype="float32", groups=1, parts=1)  # a tail beyond the rounds' chunks
+@settings(max_examples=120, deadline=None, derandomize=True, database=None)
+@given(
+    cuts=st.lists(st.fractions(0, 1, max_denominator=60), max_size=5),
+    count=st.integers(0, 5000) | st.integers(0, 2**40),
+    dtype=st.sampled_from(list(ITEMSIZE)),
+    groups=st.integers(1, 60),
+    parts=st.integers(1, 5),
+)
+def test_chunks_are_those_of_bind(cuts: list[Fraction], count: int, dtype: str, groups: int, parts: int) -> None:
+    of, itemsize = program(cuts), ITEMSIZE[dtype]
+    group, share = 16 // itemsize, largest_share(of)
+    call = Call(count=count, dtype=DTYPE_CODES[dtype], chunk_bytes=16 * groups)
+    call.parts = 1
+    bound = bind(of, count, itemsize, 16 * groups, even_chunks=share is not None)
+    longest = -(-max(extent.length for extent in bound.extents) // group)
+    # Device code does not know which slice is longest for this count, only their fractions of it.
+    known = longest if share is None else -(-share.numerator * count // (share.denominator * group))
+    most, rounds = -(-longest // groups), -(-known // groups)
+    assert abs(rounds - most) <= 1
+    whole = pieces(of, call, 0)
+    for wanted, found in zip(bound.extents, whole, strict=True):
+        assert (found.offset, found.length) == (wanted.offset, wanted.length)
+        assert found.chunks <= max(most, rounds)
+        if most == rounds:
+            assert found.chunks == wanted.chunks
+            assert found.chunks <= 1 or found.chunk_elements == wanted.chunk_elements
+    call.parts = parts
+    for extent, *own in zip(whole, *(pieces(of, call, part) for part in range(parts)), strict=True):
+        reached = extent.offset
+        for piece in own:
+            assert piece.offset == reached
+            assert 0 < piece.chunk_elements <= group * groups
+            assert piece.chunk_elements % group == 0
+            assert piece.chunks == -(-piece.length // piece.chunk_elements)
+            reached += piece.length
+        assert reached == extent.offset + extent.length
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+def test_every_share_takes_as_many_rounds(parts: int) -> None:
+    """The trees of an AllReduce on a DGX-1V: sixths, eighths, a twelfth and twenty-fourths."""
+    of = program([Fraction(n, 24) for n in (4, 8, 11, 14, 16, *range(17, 24))])
+    call = Call(count=24 << 20, dtype=DTYPE_CODES["float32"], chunk_bytes=1 << 18)
+    call.parts = parts
+    rounds = (4 << 22) // (parts << 18)
+    for part in range(parts):
+        assert [piece.chunks for piece in pieces(of, call, part)] == [rounds] * 13
