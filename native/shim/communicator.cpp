@@ -98,18 +98,25 @@ class Tree final : public Communicator {
         total_bytes(operation.collective, operation.count, operation.dtype, place_.nranks);
     const int choice = decide(operation, bytes);
     InContext context(live_->engine->driver(), live_->engine->context());
-    bool captured = false;
     if (!context) return ncclUnhandledCudaError;
-    CUresult result = live_->engine->capturing(operation.stream, &captured);
+    Engine::Capture capture;
+    CUresult result = live_->engine->capture_of(operation.stream, &capture);
     ChunkSearches::Use use;
-    if (result == kCudaSuccess && !searches_->next(choice, captured, &use)) {
+    // A call that cannot be captured counts, too: on other ranks it may have been.
+    if (result == kCudaSuccess && !searches_->next(choice, capture.any(), &use)) {
       give_up("rank 0 stopped in the middle of choosing a chunk size");
       return ncclRemoteError;
     }
-    if (result == kCudaSuccess) result = launch(operation, choice, use, captured);
+    if (result == kCudaSuccess) result = launch(operation, choice, use, capture);
     if (result == kCudaSuccess) {
       searches_->launched(choice, use, bytes);
       return ncclSuccess;
+    }
+    if (capture.any()) {
+      // All ranks capture a call, or none does: nothing was launched anywhere, and the communicator is as it was.
+      warn("rank " + std::to_string(place_.rank) + " of " + key_.substr(0, 8) + ": a call cannot be captured: " +
+           describe(live_->engine->driver(), result, "its capture"));
+      return ncclUnhandledCudaError;
     }
     // Peers that have launched wait for this rank: they are told.
     give_up(describe(live_->engine->driver(), result, "a launch"));
@@ -144,8 +151,8 @@ class Tree final : public Communicator {
       lock.lock();
     }
     // Who has nothing under way leaves quietly: peers may still finish a call without this rank, which programs abort
-    // at their end. Replays of a graph are not seen, so whoever has captured is taken to have something under way.
-    if (live_ != nullptr && (live_->engine->captured() || !live_->engine->drain(0))) {
+    // at their end. Who may have replays that are not seen is taken to have something under way.
+    if (live_ != nullptr && (live_->engine->has_unseen_replays() || !live_->engine->drain(0))) {
       give_up("aborted on rank " + std::to_string(place_.rank), Level::kInfo);
     }
     release(kAbortSeconds);
@@ -207,19 +214,20 @@ class Tree final : public Communicator {
     return "the plan has no row for it";
   }
 
-  CUresult launch(const Operation& operation, int choice, const ChunkSearches::Use& use, bool captured) {
+  CUresult launch(const Operation& operation, int choice, const ChunkSearches::Use& use,
+                  const Engine::Capture& capture) {
     const Bundle::Choice& row = live_->bundle.choices[static_cast<std::size_t>(choice)];
     const auto scalar = scalars_.find(operation.op);
     Call call = call_of(operation, operation.op >= kRedOps ? &scalar->second : nullptr);
     call.chunk_bytes = use.chunk_bytes;
     call.timeout_ns = static_cast<Word>(timeout_s_ * 1e9);
     Bundle::Protocol protocol = row.protocol;
-    if (captured && protocol == Bundle::kCopies) {
+    if (capture.any() && protocol == Bundle::kCopies) {
       // Copy engines do not serve graphs. All ranks capture a call, or none does.
       protocol = Bundle::kSimple;
       call.chunk_bytes = std::min<Word>(call.chunk_bytes, live_->bundle.slot_bytes);
     }
-    return live_->engine->launch(row.program, protocol, call, operation.stream, use.before, use.after);
+    return live_->engine->launch(row.program, protocol, call, operation.stream, capture, use.before, use.after);
   }
 
   // What the kernels have said, once; peers are told at once.

@@ -24,10 +24,12 @@ struct CUuuid { char bytes[16]; };
 
 constexpr CUresult kCudaSuccess = 0, kCudaNotReady = 600;
 constexpr int kStreamNonBlocking = 1, kEventDisableTiming = 2, kHostRegisterPortable = 1, kHostRegisterDeviceMap = 2;
-constexpr int kCaptureNone = 0, kCaptureActive = 1;
+constexpr int kCaptureNone = 0, kCaptureActive = 1, kCaptureInvalidated = 2;
+// While capturing, a wait or a record that reaches beyond the graph: a node of it, done anew by each launch.
+constexpr unsigned kEventExternal = 1;
 constexpr int kAttributeMultiprocessors = 16, kAttributeMajor = 75, kAttributeMinor = 76;
 constexpr int kCaptureModeRelaxed = 2;
-constexpr CUresult kCudaCaptureUnsupported = 900, kCudaNotSupported = 801;
+constexpr CUresult kCudaCaptureUnsupported = 900, kCudaCaptureInvalidated = 901, kCudaNotSupported = 801;
 constexpr int kAttributeStreamMemoryOperations64 = 122;
 constexpr unsigned kWaitUntilAtLeast = 0, kWriteAfterAllBefore = 0;
 
@@ -72,6 +74,7 @@ constexpr unsigned kWaitUntilAtLeast = 0, kWriteAfterAllBefore = 0;
   X(event_create, "cuEventCreate", (CUevent*, unsigned))                                                              \
   X(event_destroy, "cuEventDestroy_v2", (CUevent))                                                                    \
   X(event_record, "cuEventRecord", (CUevent, CUstream))                                                               \
+  X(event_record_with_flags, "cuEventRecordWithFlags", (CUevent, CUstream, unsigned))                                 \
   X(event_query, "cuEventQuery", (CUevent))                                                                           \
   X(event_synchronize, "cuEventSynchronize", (CUevent))                                                               \
   X(event_elapsed, "cuEventElapsedTime", (float*, CUevent, CUevent))                                                  \

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <iterator>
@@ -26,6 +27,7 @@ constexpr std::size_t kBlock = 2 << 20;
 std::size_t page_bytes() { return static_cast<std::size_t>(sysconf(_SC_PAGESIZE)); }
 constexpr std::size_t kWordsOfCopies = 2048;  // in the status page
 constexpr char kFold[] = "blink_fold";
+constexpr std::size_t kCapturesAtOnce = 8;  // more of one communicator, with calls in turn, are not kept apart
 
 // A launch whose blocks wait for other ranks must be on the GPU as a whole. All communicators of this process together
 // take at most half of what a GPU holds, so that everything else still gets through.
@@ -60,6 +62,14 @@ bool from_hex(const std::string& text, char* bytes, std::size_t size) {
   return true;
 }
 
+// NCCL's own switch: with 0 the program orders graphs and calls itself, and graphs have no nodes for it.
+bool mixes_graphs() {
+  const char* text = std::getenv("NCCL_GRAPH_MIXING_SUPPORT");
+  if (text == nullptr || *text == '\0') return true;
+  char* end = nullptr;
+  return std::strtol(text, &end, 0) != 0 || end == text;
+}
+
 // Process ids repeat in other PID namespaces; with something drawn by chance they do not.
 std::string process_name() {
   static const std::string drawn = [] {
@@ -72,7 +82,8 @@ std::string process_name() {
 }  // namespace
 
 Engine::Engine(const Driver& driver, const Bundle& bundle, int rank)
-    : driver_(driver), bundle_(bundle), rank_(rank), peers_(static_cast<std::size_t>(bundle.nranks)) {}
+    : driver_(driver), bundle_(bundle), rank_(rank), peers_(static_cast<std::size_t>(bundle.nranks)),
+      mixes_(mixes_graphs()) {}
 
 bool Engine::ok(CUresult result, const char* what, std::string* why) const {
   if (result == kCudaSuccess) return true;
@@ -111,10 +122,10 @@ bool Engine::allocate(std::string* why) {
   const std::size_t table = std::max<std::size_t>(bundle_.connections.size(), 1) * sizeof(Connection);
   return ok(driver_.stream_create(&setup_stream_, kStreamNonBlocking), "cuStreamCreate", why) &&
          ok(driver_.event_create(&last_event_, kEventDisableTiming), "cuEventCreate", why) &&
-         ok(driver_.event_create(&capture_event_, kEventDisableTiming), "cuEventCreate", why) &&
          ok(driver_.mem_alloc(&segment_, bytes), "cuMemAlloc_v2 of the staging segment", why) &&
          ok(driver_.mem_alloc(&table_, table), "cuMemAlloc_v2 of the connection table", why) &&
          ok(driver_.memset_async(segment_, 0, bytes, setup_stream_), "cuMemsetD8Async", why) &&
+         ok(driver_.event_record(last_event_, setup_stream_), "cuEventRecord", why) &&
          ok(driver_.stream_synchronize(setup_stream_), "cuStreamSynchronize", why);
 }
 
@@ -337,48 +348,70 @@ bool Engine::open_copies(const std::vector<std::string>& addresses, std::string*
   return true;
 }
 
-CUresult Engine::capturing(CUstream stream, bool* yes) {
+CUresult Engine::capture_of(CUstream stream, Capture* capture) const {
   int state = kCaptureNone;
-  unsigned long long capture = 0;
-  const CUresult result = driver_.stream_capture(stream, &state, &capture, nullptr, nullptr, nullptr);
-  *yes = result == kCudaSuccess && state == kCaptureActive;
-  return result;
+  unsigned long long id = 0;
+  const CUresult result = driver_.stream_capture(stream, &state, &id, nullptr, nullptr, nullptr);
+  if (result != kCudaSuccess) return result;
+  *capture = {state == kCaptureActive ? id : 0, state == kCaptureInvalidated};
+  return kCudaSuccess;
 }
 
 // Lets `stream` wait for the communicator's last launch.
 CUresult Engine::follow(CUstream stream, unsigned long long capture) {
-  if (capture != 0) {
-    if (capture_ != capture || capture_stream_ == stream) return kCudaSuccess;
-    return driver_.stream_wait_event(stream, capture_event_, 0);
-  }
   // On the same stream too: its handle may be that of a stream that is gone, whose work still runs.
-  if (!launched_) return kCudaSuccess;
-  return driver_.stream_wait_event(stream, last_event_, 0);
+  if (capture == 0) return driver_.stream_wait_event(stream, last_event_, 0);
+  const auto is_it = [capture](const Captured& one) { return one.capture == capture; };
+  const auto earlier = std::find_if(captures_.begin(), captures_.end(), is_it);
+  if (earlier != captures_.end()) {
+    return earlier->stream == stream ? kCudaSuccess : driver_.stream_wait_event(stream, earlier->event, 0);
+  }
+  if (!mixes_) return kCudaSuccess;
+  in_graphs_ = true;
+  return driver_.stream_wait_event(stream, last_event_, kEventExternal);
 }
 
 CUresult Engine::note(CUstream stream, unsigned long long capture) {
-  if (capture != 0) {
-    capture_ = capture;
-    capture_stream_ = stream;
-    return driver_.event_record(capture_event_, stream);
-  }
-  launched_ = true;
-  return driver_.event_record(last_event_, stream);
+  if (capture == 0) return driver_.event_record(last_event_, stream);
+  // Which call of a capture is its last one cannot be known: each is recorded, and each record comes after the one
+  // before, so that the last one counts.
+  CUresult result = kCudaSuccess;
+  if (mixes_) result = driver_.event_record_with_flags(last_event_, stream, kEventExternal);
+  unseen_ = unseen_ || !mixes_ || result != kCudaSuccess;
+  return result == kCudaSuccess ? note_captured(stream, capture) : result;
 }
 
-CUresult Engine::launch(int program, Bundle::Protocol protocol, Call call, CUstream stream, CUevent before,
-                        CUevent after) {
-  int state = kCaptureNone;
-  unsigned long long capture = 0;
-  CUresult result = driver_.stream_capture(stream, &state, &capture, nullptr, nullptr, nullptr);
-  if (result != kCudaSuccess) return result;
-  if (state != kCaptureActive) capture = 0;
-  if (capture != 0 && protocol == Bundle::kCopies) return kCudaCaptureUnsupported;
-  result = follow(stream, capture);
+CUresult Engine::note_captured(CUstream stream, unsigned long long capture) {
+  const auto is_it = [capture](const Captured& one) { return one.capture == capture; };
+  auto entry = std::find_if(captures_.begin(), captures_.end(), is_it);
+  if (entry == captures_.end()) {
+    Captured fresh;
+    if (captures_.size() < kCapturesAtOnce) {
+      const CUresult made = driver_.event_create(&fresh.event, kEventDisableTiming);
+      if (made != kCudaSuccess) return made;
+    } else {
+      fresh.event = captures_.front().event;
+      captures_.erase(captures_.begin());
+    }
+    entry = captures_.insert(captures_.end(), fresh);
+  }
+  entry->capture = capture;
+  entry->stream = stream;
+  return driver_.event_record(entry->event, stream);
+}
+
+CUresult Engine::launch(int program, Bundle::Protocol protocol, Call call, CUstream stream, const Capture& capture,
+                        CUevent before, CUevent after) {
+  if (capture.lost) return kCudaCaptureInvalidated;
+  if (capture.id != 0 && protocol == Bundle::kCopies) return kCudaCaptureUnsupported;
+  CUresult result = follow(stream, capture.id);
   if (result == kCudaSuccess && before != nullptr) result = driver_.event_record(before, stream);
-  if (result == kCudaSuccess) result = run(program, protocol, call, stream);
+  if (result != kCudaSuccess) return result;
+  result = run(program, protocol, call, stream);
   if (result == kCudaSuccess && after != nullptr) result = driver_.event_record(after, stream);
-  return result == kCudaSuccess ? note(stream, capture) : result;
+  // Also after an error: some of it may run.
+  const CUresult noted = note(stream, capture.id);
+  return result == kCudaSuccess ? noted : result;
 }
 
 CUresult Engine::run(int program, Bundle::Protocol protocol, Call call, CUstream stream) {
@@ -401,7 +434,7 @@ CUresult Engine::run(int program, Bundle::Protocol protocol, Call call, CUstream
 bool Engine::drain(double seconds) {
   InContext context(driver_, context_);
   const Deadline deadline(seconds);
-  while (launched_ && context && driver_.event_query(last_event_) == kCudaNotReady) {
+  while (context && driver_.event_query(last_event_) == kCudaNotReady) {
     if (deadline.passed()) return false;
     usleep(20);
   }
@@ -425,8 +458,9 @@ Engine::~Engine() {
     }
     if (table_ != 0) driver_.mem_free(table_);
     if (segment_ != 0) driver_.mem_free(segment_);
-    if (last_event_ != nullptr) driver_.event_destroy(last_event_);
-    if (capture_event_ != nullptr) driver_.event_destroy(capture_event_);
+    // A graph that is still there names it, and CUDA does not say what becomes of a graph whose event is gone.
+    if (last_event_ != nullptr && !in_graphs_) driver_.event_destroy(last_event_);
+    for (const Captured& captured : captures_) driver_.event_destroy(captured.event);
     if (setup_stream_ != nullptr) driver_.stream_destroy(setup_stream_);
   }
   driver_.primary_release(device_);

@@ -32,17 +32,25 @@ class Engine {
   // Maps the segments of all peers that a connection leads to, and writes this rank's table of connections.
   bool connect(const std::vector<std::string>& addresses, std::string* why);
 
-  // Enqueues one program. `call` holds buffers, sizes, type and operation; the rest is filled in here. `timed` records
-  // the two events around it.
-  CUresult launch(int program, Bundle::Protocol protocol, Call call, CUstream stream, CUevent before, CUevent after);
-  // Whether `stream` is being captured into a graph.
-  CUresult capturing(CUstream stream, bool* yes);
+  // The capture that a stream takes part in. `id` 0: none. `lost`: it has failed, and the stream takes nothing until
+  // the program ends it.
+  struct Capture {
+    unsigned long long id = 0;
+    bool lost = false;
+    bool any() const { return id != 0 || lost; }
+  };
+  CUresult capture_of(CUstream stream, Capture* capture) const;
+
+  // Enqueues one program. `call` holds buffers, sizes, type and operation; the rest is filled in here. `capture`: what
+  // capture_of() says of the stream. `before` and `after` (null: none) are recorded around it, outside of captures.
+  CUresult launch(int program, Bundle::Protocol protocol, Call call, CUstream stream, const Capture& capture,
+                  CUevent before, CUevent after);
 
   // What a launch that ended early has said; code 0: none did.
   Status status() const { return copies_ != nullptr && copies_->status().code != 0 ? copies_->status() : *status_; }
-  // Whether a launch was ever captured into a graph, whose replays nobody tells us of.
-  bool captured() const { return capture_ != 0; }
-  // Everything that was launched outside of graphs has ended; false if that takes longer than the deadline.
+  // Whether there may be a graph whose replays drain() does not see.
+  bool has_unseen_replays() const { return unseen_; }
+  // All that was launched has ended, here and by replays so far; false if that takes longer than the deadline.
   bool drain(double seconds);
 
   const Driver& driver() const { return driver_; }
@@ -60,11 +68,18 @@ class Engine {
   CUresult run(int program, Bundle::Protocol protocol, Call call, CUstream stream);
   CUresult follow(CUstream stream, unsigned long long capture);
   CUresult note(CUstream stream, unsigned long long capture);
+  CUresult note_captured(CUstream stream, unsigned long long capture);
   bool ok(CUresult result, const char* what, std::string* why) const;
 
   struct Peer {
     CUdeviceptr base = 0;
     bool opened = false;  // by IPC, to be closed
+  };
+  // The communicator's last launch in one capture.
+  struct Captured {
+    unsigned long long capture = 0;
+    CUstream stream = nullptr;
+    CUevent event = nullptr;
   };
   struct Kernels {
     CUfunction by_protocol[3] = {};
@@ -89,11 +104,13 @@ class Engine {
   void* registered_ = nullptr;  // the board's memory
   CUdeviceptr status_device_ = 0, abort_device_ = 0;
   CUstream setup_stream_ = nullptr;
-  // Calls of one communicator follow each other, on whatever streams they come; a capture is a world of its own.
-  CUevent last_event_ = nullptr, capture_event_ = nullptr;
-  CUstream capture_stream_ = nullptr;
-  bool launched_ = false;
-  unsigned long long capture_ = 0;
+  // Calls of one communicator follow each other, on whatever streams they come, and so do replays: all wait for this
+  // event and record it. Inside a capture they follow each other by an event of the capture.
+  CUevent last_event_ = nullptr;
+  std::vector<Captured> captures_;  // the latest, the oldest first
+  bool mixes_ = true;       // replays wait for last_event_ and record it
+  bool in_graphs_ = false;  // a graph may name last_event_
+  bool unseen_ = false;
 };
 
 }  // namespace blink::shim

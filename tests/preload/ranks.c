@@ -126,18 +126,35 @@ static int lonely(void) {
   return watch(rank == odd ? 2.5 : 30);
 }
 
-static int killed(void) {
+// The call as a graph, which is launched once.
+static ncclResult_t replay(void) {
+  CUgraph graph;
+  CUgraphExec exec;
+  MUST(cuda.cuStreamBeginCapture_v2(stream, 1));
+  MUST(all_reduce());
+  MUST(cuda.cuStreamEndCapture(stream, &graph));
+  MUST(cuda.cuGraphInstantiateWithFlags(&exec, graph, 0));
+  MUST(cuda.cuGraphLaunch(exec, stream));
+  return ncclSuccess;
+}
+
+static int killed(bool graph) {
   MUST(all_reduce());
   look();
   if (rank == odd) raise(SIGKILL);
   usleep(100000);
-  const ncclResult_t result = all_reduce();
+  const ncclResult_t result = graph ? replay() : all_reduce();
   if (result != ncclSuccess) end("refused", result, 0);
   return watch(0.3);
 }
 
-// One rank has all that it asked for, and aborts, as programs do at their end: that is no matter for its peers.
-static int leaves(void) {
+// One rank has all that it asked for, and aborts, as programs do at their end: that is no matter for its peers. Before,
+// it may have used a graph.
+static int leaves(bool graph) {
+  if (graph) {
+    replay();
+    look();
+  }
   MUST(all_reduce());
   look();
   if (rank != odd) usleep(500000);
@@ -212,8 +229,10 @@ int scene_main(int words, char** word) {
   MUST(ncclCommInitRank(&comm, ranks, id, rank));
   if (!strcmp(scene, "many_calls")) return many_calls();
   if (!strcmp(scene, "lonely")) return lonely();
-  if (!strcmp(scene, "killed")) return killed();
-  if (!strcmp(scene, "leaves")) return leaves();
+  if (!strcmp(scene, "killed")) return killed(false);
+  if (!strcmp(scene, "killed_before_replay")) return killed(true);
+  if (!strcmp(scene, "leaves")) return leaves(false);
+  if (!strcmp(scene, "leaves_after_graph")) return leaves(true);
   if (!strcmp(scene, "captures")) return captures();
   return 2;
 }

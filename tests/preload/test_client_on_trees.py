@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from pathlib import Path
+
 import pytest
 from preloaded import Preloaded
 
@@ -16,7 +19,7 @@ def test_all_cases(preloaded: Preloaded, mode: str, seed: int) -> None:
     """The calls that reach NCCL are those that it must refuse, and those of the communicator that was grown."""
     outcome = preloaded.client(mode, cases="all", BLINK_DOUBLE_SEED=seed, timeout_s=150).right()
     processes = 4 if mode == "process" else 1
-    assert len([line for one in outcome.ended for line in one.said]) == 20 * processes
+    assert len([line for one in outcome.ended for line in one.said]) == 22 * processes
     assert outcome.agreed()
     assert set(outcome.calls("blink")) == SERVED
     assert outcome.calls("nccl").total() == 0
@@ -50,6 +53,33 @@ def test_topologies_and_algorithms(
     assert "AllReduce" not in outcome.reached_nccl()
     if "sizes" in cases:
         assert len({line.protocol for line in outcome.usage if line.state == "blink"}) >= 2
+
+
+@pytest.mark.parametrize(("seed", "ranks", "protocol"), [(1, 4, None), (5, 4, None), (8, 2, "copies")])
+def test_graphs_and_calls_in_order(preloaded: Preloaded, seed: int, ranks: int, protocol: str | None) -> None:
+    """Only the communicator orders them; with ``copies``, calls by copy engines and captured kernels.
+
+    A capture that has failed costs a call, and no more.
+    """
+    variables = {"BLINK_DOUBLE_SEED": seed, "BLINK_PROTOCOL": protocol}
+    outcome = preloaded.client("threads", ranks, cases="graph_order,graph_lost", **variables).right()
+    assert outcome.agreed()
+    assert outcome.calls("nccl").total() == 0
+    assert outcome.calls("blink")["allreduce"] > 0
+    assert protocol in (None, *(line.protocol for line in outcome.usage))
+    refused = [line for line in outcome.blink if "a call cannot be captured" in line]
+    assert len(refused) == ranks
+    assert all("CUDA_ERROR_STREAM_CAPTURE_INVALIDATED" in line for line in refused)
+
+
+def test_graphs_that_the_program_orders(preloaded: Preloaded, tmp_path: Path) -> None:
+    """NCCL's switch: then graphs get no event nodes."""
+    given = {"NCCL_GRAPH_MIXING_SUPPORT": 0, "BLINK_DOUBLE_JOURNAL": tmp_path / "driver"}
+    outcome = preloaded.client("threads", cases="graph_fork", **given).right()
+    assert outcome.calls("blink")["allreduce"] > 0
+    called = Counter(line.split()[0] for line in (tmp_path / "driver").read_text().splitlines())
+    assert called["cuStreamBeginCapture_v2"] > 0
+    assert called["cuEventRecordWithFlags"] == 0
 
 
 @pytest.mark.parametrize("variables", [{"BLINK_DISABLE": 1}, {"BLINK_ALGO": "nccl"}])

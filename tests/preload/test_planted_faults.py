@@ -11,20 +11,56 @@ from preloaded import Preloaded
 from variants import with_fault
 
 WANTED = "BLINK_TEST_PLANTED"
-#: What is planted: file of native/shim → what is there once, and what it becomes.
+#: What is planted: the client's case, and file of native/shim → what is there once, and what it becomes.
 FAULTS = {
-    "launches do not follow each other": {
-        "engine.cpp": (
-            "  result = follow(stream, capture);\n",
-            "  if (capture != 0) result = follow(stream, capture);\n",
-        )
-    },
-    "the end of a launch is not noted": {
-        "engine.cpp": (
-            "  launched_ = true;\n  return driver_.event_record(last_event_, stream);\n",
-            "  return kCudaSuccess;\n",
-        )
-    },
+    "launches do not follow each other": (
+        "streams",
+        {
+            "engine.cpp": (
+                "  CUresult result = follow(stream, capture.id);\n",
+                "  CUresult result = capture.id != 0 ? follow(stream, capture.id) : kCudaSuccess;\n",
+            )
+        },
+    ),
+    "the end of a launch is not noted": (
+        "streams",
+        {
+            "engine.cpp": (
+                "  if (capture == 0) return driver_.event_record(last_event_, stream);\n",
+                "  if (capture == 0) return kCudaSuccess;\n",
+            )
+        },
+    ),
+    "replays do not wait": (
+        "graph_order",
+        {
+            "engine.cpp": (
+                "  return driver_.stream_wait_event(stream, last_event_, kEventExternal);\n",
+                "  return kCudaSuccess;\n",
+            )
+        },
+    ),
+    "the end of a replay is not noted": (
+        "graph_order",
+        {
+            "engine.cpp": (
+                "  if (mixes_) result = driver_.event_record_with_flags(last_event_, stream, kEventExternal);\n",
+                "",
+            )
+        },
+    ),
+    "calls of one capture do not follow each other": (
+        "graph_order",
+        {"engine.cpp": ("driver_.stream_wait_event(stream, earlier->event, 0);", "kCudaSuccess;")},
+    ),
+    "captures at the same time are not kept apart": (
+        "graph_order",
+        {"engine.cpp": ("kCapturesAtOnce = 8;", "kCapturesAtOnce = 1;")},
+    ),
+    "a failed capture is taken for none": (
+        "graph_lost",
+        {"engine.cpp": ("state == kCaptureInvalidated};", "false};")},
+    ),
 }
 SEEDS = range(6)
 
@@ -35,14 +71,15 @@ SEEDS = range(6)
 def test_missing_event_is_noticed(preloaded: Preloaded, tmp_path: Path, fault: str) -> None:
     place = tmp_path / "variant"
     place.mkdir()
-    faulty = replace(preloaded, built=with_fault(place, FAULTS[fault]))
+    cases, planted = FAULTS[fault]
+    faulty = replace(preloaded, built=with_fault(place, planted))
+    for seed in SEEDS:
+        preloaded.client("threads", cases=cases, BLINK_DOUBLE_SEED=seed).right()
     wrong = 0
     for seed in SEEDS:
         # A kernel that meets another one on its connections may wait for ever: not for longer than this.
-        given = {"cases": "streams", "BLINK_DOUBLE_SEED": seed, "BLINK_TIMEOUT": 2, "timeout_s": 60}
+        given = {"cases": cases, "BLINK_DOUBLE_SEED": seed, "BLINK_TIMEOUT": 2, "timeout_s": 60}
         outcome = faulty.client("threads", **given)
-        assert outcome.calls("blink").total() > 0, outcome.blink
+        assert any("trees are ready" in line for line in outcome.blink), outcome.blink
         wrong += outcome.ended[0].code != 0
     assert wrong > 0
-    for seed in SEEDS:
-        preloaded.client("threads", cases="streams", BLINK_DOUBLE_SEED=seed).right()

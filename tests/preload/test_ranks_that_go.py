@@ -12,11 +12,19 @@ from preloaded import Preloaded
 WAITED = re.compile(r": waited 1 s for (room for )?message \d+ on connection from rank \d to rank \d, lane \d+$")
 
 
-@pytest.mark.parametrize("odd", [0, 2])
-@pytest.mark.parametrize("count", [1000, 300_000], ids=["ll", "simple"])
-def test_killed_while_peers_wait(preloaded: Preloaded, odd: int, count: int) -> None:
+@pytest.mark.parametrize(
+    ("scene", "odd", "count"),
+    [
+        ("killed", 0, 1000),
+        ("killed", 2, 1000),
+        ("killed", 0, 300_000),
+        ("killed", 2, 300_000),
+        ("killed_before_replay", 2, 1000),
+    ],
+)
+def test_killed_while_peers_wait(preloaded: Preloaded, scene: str, odd: int, count: int) -> None:
     """Their watchdogs abort, the kernels give up, the streams are free again."""
-    outcome = preloaded.scene("killed", odd=odd, count=count, timeout_s=20)
+    outcome = preloaded.scene(scene, odd=odd, count=count, timeout_s=20)
     codes = [one.code for one in outcome.ended]
     assert codes.pop(odd) == -signal.SIGKILL
     assert codes == [0, 0]
@@ -72,9 +80,10 @@ def test_killed_while_the_planner_hangs(preloaded: Preloaded, tmp_path: Path) ->
     assert outcome.left == []
 
 
-def test_rank_that_leaves_with_nothing_under_way(preloaded: Preloaded) -> None:
+@pytest.mark.parametrize("scene", ["leaves", "leaves_after_graph"])
+def test_rank_that_leaves_with_nothing_under_way(preloaded: Preloaded, scene: str) -> None:
     """A program that aborts its communicators at its end, one rank after the other, alarms nobody."""
-    outcome = preloaded.scene("leaves", odd=1).right()
+    outcome = preloaded.scene(scene, odd=1).right()
     assert [(line["what"], line["code"]) for one in outcome.ended for line in one.said] == [("left", 0)] * 3
 
 

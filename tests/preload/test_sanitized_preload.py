@@ -12,7 +12,10 @@ from preloaded import HERE, Preloaded
 from variants import with_sanitizer
 
 WANTED = "BLINK_TEST_SANITIZED"
-CASES = "types,sizes,scaled,groups,streams,legacy_stream,several,graph,graph_fork,split,nonblocking,finalize,abort"
+CASES = (
+    "types,sizes,scaled,groups,streams,legacy_stream,several,graph,graph_fork,graph_order,graph_lost,split,nonblocking,"
+    "finalize,abort"
+)
 OPTIONS = {
     "thread": {"TSAN_OPTIONS": f"halt_on_error=1 exitcode=66 print_suppressions=0 suppressions={HERE / 'tsan.supp'}"},
     # What a process still has at its end is meant: NCCL's and CUDA's own libraries are never closed either.

@@ -1,22 +1,12 @@
-// What has happened when an event has? The work that its stream held when it was last recorded.
+#include "events.h"
+
 #include <algorithm>
-#include <memory>
-#include <vector>
 
 #include "contexts.h"
 #include "entry.h"
 #include "handles.h"
-#include "streams.h"
 
 using namespace cuda_double;
-
-struct CUevent_st {
-  int device = 0;
-  bool timed = true;
-  OpPtr recorded;
-  std::shared_ptr<Capture> capture;  // it was last recorded in a stream that was being captured
-  std::vector<int> heads;
-};
 
 CU_API cuEventCreate(CUevent* out, unsigned flags) {
   CU_ENTER(kDriver | kContext);
@@ -33,17 +23,33 @@ CU_API cuEventDestroy_v2(CUevent handle) {
   return handles<CUevent_st>().remove(handle) ? kSuccess : kInvalidHandle;
 }
 
-CU_API cuEventRecord(CUevent handle, CUstream stream_handle) {
-  CU_ENTER_STREAM(kDriver | kContext, stream_handle);
+static CUresult record(CUevent handle, CUstream stream_handle, bool external) {
   const auto event = handles<CUevent_st>().find(handle);
   const auto stream = stream_of(stream_handle);
   if (!event || !stream || event->device != stream->device) return kInvalidHandle;
   std::lock_guard<std::mutex> lock(engine());
   if (CUresult error = check_capture(*stream)) return error;
+  if (external) {  // a node of the graph; what the event means now stays as it is
+    if (!stream->capture) return kInvalidValue;
+    Node node;
+    node.records = event;
+    add_node(*stream, std::move(node));
+    return kSuccess;
+  }
   event->capture = stream->capture;
   event->heads = stream->heads;
   event->recorded = stream->capture ? nullptr : enqueue(*stream, nullptr);
   return kSuccess;
+}
+
+CU_API cuEventRecord(CUevent event, CUstream stream) {
+  CU_ENTER_STREAM(kDriver | kContext, stream);
+  return record(event, stream, false);
+}
+
+CU_API cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned flags) {
+  CU_ENTER_STREAM(kDriver | kContext, stream);
+  return flags > kEventExternal ? kInvalidValue : record(event, stream, flags == kEventExternal);
 }
 
 CU_API cuEventQuery(CUevent handle) {
@@ -86,9 +92,16 @@ CU_API cuStreamWaitEvent(CUstream stream_handle, CUevent handle, unsigned flags)
   const auto event = handles<CUevent_st>().find(handle);
   const auto stream = stream_of(stream_handle);
   if (!event || !stream) return kInvalidHandle;
-  if (flags > 1) return kInvalidValue;
+  if (flags > kEventExternal) return kInvalidValue;
   std::lock_guard<std::mutex> lock(engine());
   if (CUresult error = check_capture(*stream)) return error;
+  if (flags == kEventExternal) {  // a node of the graph, and no order among its nodes
+    if (!stream->capture) return kInvalidValue;
+    Node node;
+    node.waits = event;
+    add_node(*stream, std::move(node));
+    return kSuccess;
+  }
   if (event->capture) {
     if (event->capture->invalid) return kCaptureInvalidated;
     if (stream->capture && stream->capture != event->capture) {

@@ -1,9 +1,11 @@
 #include "graphs.h"
 
 #include <algorithm>
+#include <map>
 
 #include "contexts.h"
 #include "entry.h"
+#include "events.h"
 #include "handles.h"
 #include "threads.h"
 
@@ -25,8 +27,51 @@ bool joined(const Capture& capture, const Stream& origin) {
   return std::all_of(leads.begin(), leads.end(), [](bool one) { return one; });
 }
 
+// One launch of a graph: by node what it waits for or tells outside of the graph, and the launches of graphs inside.
+struct Launch {
+  std::shared_ptr<const std::vector<Node>> nodes;
+  std::vector<OpPtr> outside;
+  std::vector<Launch> inside;
+};
+typedef std::map<std::shared_ptr<CUevent_st>, OpPtr> Records;
+
+// What an event means to a launch is fixed when the graph is launched: a wait is for the record before, never for one
+// of the same launch. Where a launch records an event several times, the last node counts. With the lock held.
+Launch resolve(std::shared_ptr<const std::vector<Node>> nodes, Records* records, std::vector<OpPtr>* waits) {
+  Launch launch{std::move(nodes), {}, {}};
+  launch.outside.resize(launch.nodes->size());
+  launch.inside.resize(launch.nodes->size());
+  for (std::size_t n = 0; n < launch.nodes->size(); ++n) {
+    const Node& node = (*launch.nodes)[n];
+    if (node.graph) launch.inside[n] = resolve(node.graph, records, waits);
+    if (node.waits && node.waits->recorded && !node.waits->recorded->done) {
+      launch.outside[n] = node.waits->recorded;
+      waits->push_back(node.waits->recorded);
+    }
+    if (node.records) {
+      launch.outside[n] = std::make_shared<Op>();
+      (*records)[node.records] = launch.outside[n];
+    }
+  }
+  return launch;
+}
+
+void run(const Launch& launch);
+
+void run(const Launch& launch, std::size_t n) {
+  const Node& node = (*launch.nodes)[n];
+  if (node.work) node.work();
+  if (node.graph) run(launch.inside[n]);
+  if (node.waits && launch.outside[n]) await_lazily(launch.outside[n]);
+  if (node.records) {
+    std::lock_guard<std::mutex> lock(engine());
+    complete(launch.outside[n]);
+  }
+}
+
 // Runs each node when those before it have run, side by side where nothing orders them.
-void run(const std::vector<Node>& nodes) {
+void run(const Launch& launch) {
+  const std::vector<Node>& nodes = *launch.nodes;
   std::mutex mutex;
   std::condition_variable changed;
   std::vector<bool> begun(nodes.size(), false), done(nodes.size(), false);
@@ -47,7 +92,7 @@ void run(const std::vector<Node>& nodes) {
       run_in_thread([&, n, own_seed] {
         std::mt19937_64 own(own_seed);
         dawdle(own);
-        if (nodes[n].work) nodes[n].work();
+        run(launch, n);
         std::lock_guard<std::mutex> inner(mutex);
         done[n] = true;
         ++finished;
@@ -119,13 +164,22 @@ CU_API cuGraphLaunch(CUgraphExec handle, CUstream stream) {
   if (CUresult error = check_capture(*into)) return error;
   const auto nodes = exec->nodes;
   if (into->capture) {  // a graph inside a graph: one node that runs it all
-    into->capture->nodes.push_back({[nodes] { run(*nodes); }, into->heads});
-    into->heads = {static_cast<int>(into->capture->nodes.size()) - 1};
+    Node node;
+    node.graph = nodes;
+    add_node(*into, std::move(node));
     return kSuccess;
   }
-  std::vector<OpPtr> after;
+  std::vector<OpPtr> after, waits;
+  Records records;
+  const auto launch = std::make_shared<const Launch>(resolve(nodes, &records, &waits));
   if (exec->last) after.push_back(exec->last);
-  exec->last = enqueue(*into, [nodes] { run(*nodes); }, std::move(after));
+  exec->last = enqueue(*into, [launch] { run(*launch); }, std::move(after));
+  exec->last->within = std::move(waits);
+  for (const auto& record : records) {
+    record.second->within = {exec->last};  // who waits for the record hurries the graph on
+    record.first->recorded = record.second;
+    record.first->capture = nullptr;
+  }
   return kSuccess;
 }
 

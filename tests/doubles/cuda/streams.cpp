@@ -84,13 +84,8 @@ void work_through(std::shared_ptr<Stream> stream) {
       work = nullptr;
       lock.lock();
     }
-    op->done = true;
-    op->done_at = std::chrono::steady_clock::now();
-    op->after.clear();
     stream->queue.pop_front();
-    for (const auto& follower : op->followers) follower->wake.notify_all();
-    op->followers.clear();
-    all().finished.notify_all();
+    complete(op);
   }
 }
 
@@ -103,6 +98,7 @@ void urge(const OpPtr& op) {
     if (one->done || one->urgent) continue;
     one->urgent = true;
     open.insert(open.end(), one->after.begin(), one->after.end());
+    open.insert(open.end(), one->within.begin(), one->within.end());
     if (const auto stream = one->stream.lock()) {
       for (const OpPtr& earlier : stream->queue) {
         if (earlier == one) break;
@@ -193,14 +189,31 @@ OpPtr enqueue(Stream& stream, Work work, std::vector<OpPtr> after) {
   return op;
 }
 
+void add_node(Stream& stream, Node node) {
+  node.after = stream.heads;
+  stream.capture->nodes.push_back(std::move(node));
+  stream.heads = {static_cast<int>(stream.capture->nodes.size()) - 1};
+}
+
+void complete(const OpPtr& op) {
+  op->done = true;
+  op->done_at = std::chrono::steady_clock::now();
+  op->after.clear();
+  op->within.clear();
+  for (const auto& follower : op->followers) follower->wake.notify_all();
+  op->followers.clear();
+  all().finished.notify_all();
+}
+
 CUresult submit(CUstream handle, Work work, OpPtr* op, std::vector<OpPtr> after) {
   const auto stream = stream_of(handle);
   if (!stream) return kInvalidHandle;
   std::lock_guard<std::mutex> lock(engine());
   if (CUresult error = check_capture(*stream)) return error;
   if (stream->capture) {
-    stream->capture->nodes.push_back({std::move(work), stream->heads});
-    stream->heads = {static_cast<int>(stream->capture->nodes.size()) - 1};
+    Node node;
+    node.work = std::move(work);
+    add_node(*stream, std::move(node));
     return kSuccess;
   }
   OpPtr made_op = enqueue(*stream, std::move(work), std::move(after));
@@ -217,6 +230,11 @@ void wait_for(std::unique_lock<std::mutex>& lock, const OpPtr& op) {
 void wait_for_op(const OpPtr& op) {
   std::unique_lock<std::mutex> lock(engine());
   wait_for(lock, op);
+}
+
+void await_lazily(const OpPtr& op) {
+  std::unique_lock<std::mutex> lock(engine());
+  all().finished.wait(lock, [&] { return op->done; });
 }
 
 void wait_for_device(int device) {

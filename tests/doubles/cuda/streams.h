@@ -21,6 +21,7 @@
 typedef std::function<void()> Work;
 
 struct CUstream_st;
+struct CUevent_st;
 
 namespace cuda_double {
 
@@ -29,6 +30,7 @@ typedef CUstream_st Stream;
 struct Op {
   Work work;
   std::vector<std::shared_ptr<Op>> after;  // empty once it is done
+  std::vector<std::shared_ptr<Op>> within;  // which its work waits for once it runs; empty once it is done
   std::vector<std::shared_ptr<Stream>> followers;  // whose work waits for this
   std::weak_ptr<Stream> stream;
   bool done = false, urgent = false;
@@ -36,9 +38,12 @@ struct Op {
 };
 typedef std::shared_ptr<Op> OpPtr;
 
+// One of: work, a whole graph, the wait for an event's last record, the record of an event.
 struct Node {
   Work work;
   std::vector<int> after;  // nodes before it
+  std::shared_ptr<const std::vector<Node>> graph = nullptr;
+  std::shared_ptr<CUevent_st> waits = nullptr, records = nullptr;
 };
 
 struct Capture {
@@ -81,10 +86,13 @@ CUresult submit(CUstream handle, Work work, OpPtr* op = nullptr, std::vector<OpP
 // With the lock held:
 CUresult check_capture(Stream& stream);  // 0, or why nothing can be put into the stream
 OpPtr enqueue(Stream& stream, Work work, std::vector<OpPtr> after = {});
+void add_node(Stream& stream, Node node);  // to its capture, after what the stream has there
+void complete(const OpPtr& op);
 void wait_for(std::unique_lock<std::mutex>& lock, const OpPtr& op);
 void invalidate(Capture& capture);
 
 void wait_for_op(const OpPtr& op);     // takes the lock
+void await_lazily(const OpPtr& op);    // the same, and nothing is hurried on
 void wait_for_device(int device);     // all that was put into its streams until now; takes the lock
 CUresult refuse_while_capturing();     // kCaptureUnsupported where CUDA calls the call unsafe; the capture is lost
 

@@ -31,10 +31,10 @@ struct ncclComm {
   std::condition_variable idle;
   int pending = 0, running = 0;  // batches that are in streams; that are being worked on
 
-  // Work of one communicator runs in the order of its calls, in whichever streams: the event behind the last.
+  // Work of one communicator runs in the order of its calls and of the launches of its graphs, in whichever streams:
+  // the event behind the last; and by capture the one behind the last there.
   cudaEvent_t order = nullptr;
-  cudaStream_t last_stream = nullptr;
-  bool used = false;
+  std::map<unsigned long long, cudaEvent_t> order_in_captures;
 
   struct Scale { int dtype; bool on_device; const void* device; char value[8]; bool alive; };
   std::vector<Scale> scales;  // of ncclRedOpCreatePreMulSum

@@ -86,6 +86,7 @@ void clean_up(ncclComm& comm) {
     if (comm.staging_handle) ncclCommDeregister(&comm, comm.staging_handle);
     if (comm.staging) ncclMemFree(comm.staging);
     driver()->event_destroy(comm.order);
+    for (const auto& entry : comm.order_in_captures) driver()->event_destroy(entry.second);
   }).join();
 }
 

@@ -24,10 +24,12 @@ typedef struct CUctx_st* CUcontext;
   X(mem_alloc, "cuMemAlloc_v2", (CUdeviceptr*, std::size_t))                       \
   X(mem_free, "cuMemFree_v2", (CUdeviceptr))                                       \
   X(capture_mode, "cuThreadExchangeStreamCaptureMode", (int*))                     \
-  X(is_capturing, "cuStreamIsCapturing", (cudaStream_t, int*))                     \
+  X(capture_info, "cuStreamGetCaptureInfo_v2",                                     \
+    (cudaStream_t, int*, unsigned long long*, void**, const void**, std::size_t*)) \
   X(event_create, "cuEventCreate", (cudaEvent_t*, unsigned))                       \
   X(event_destroy, "cuEventDestroy_v2", (cudaEvent_t))                             \
   X(event_record, "cuEventRecord", (cudaEvent_t, cudaStream_t))                    \
+  X(record_with_flags, "cuEventRecordWithFlags", (cudaEvent_t, cudaStream_t, unsigned)) \
   X(wait_event, "cuStreamWaitEvent", (cudaStream_t, cudaEvent_t, unsigned))        \
   X(host_function, "cuLaunchHostFunc", (cudaStream_t, void (*)(void*), void*))
 
@@ -36,6 +38,8 @@ struct Driver {
   NCCL_DOUBLE_DRIVER(NCCL_DOUBLE_MEMBER)
 #undef NCCL_DOUBLE_MEMBER
 };
+
+constexpr unsigned kEventExternal = 1;  // CU_EVENT_WAIT_EXTERNAL, CU_EVENT_RECORD_EXTERNAL
 
 const Driver* driver();  // nullptr: no GPU here
 

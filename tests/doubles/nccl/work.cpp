@@ -159,12 +159,34 @@ static void keep(Batch* batch) {
   captured.push_back(batch);
 }
 
+// Before: what this communicator was told earlier. A graph waits for it at each of its launches, and is itself waited
+// for: NCCL's graph mixing.
+static int follow(ncclComm& comm, cudaStream_t stream, unsigned long long capture) {
+  const Driver& cuda = *driver();
+  if (!capture) return cuda.wait_event(stream, comm.order, 0);
+  const auto earlier = comm.order_in_captures.find(capture);
+  if (earlier == comm.order_in_captures.end()) return cuda.wait_event(stream, comm.order, kEventExternal);
+  return cuda.wait_event(stream, earlier->second, 0);
+}
+
+static int note_order(ncclComm& comm, cudaStream_t stream, unsigned long long capture) {
+  const Driver& cuda = *driver();
+  if (!capture) return cuda.event_record(comm.order, stream);
+  cudaEvent_t& last = comm.order_in_captures[capture];
+  int error = cuda.record_with_flags(comm.order, stream, kEventExternal);
+  if (!last) error |= cuda.event_create(&last, 2);
+  return error | cuda.event_record(last, stream);
+}
+
 ncclResult_t launch(const std::shared_ptr<ncclComm>& comm, const std::vector<Task>& tasks) {
   const Driver& cuda = *driver();
   const Current current(comm->context);
   cudaStream_t const stream = tasks.front().stream;
   int status = 0;
-  if (cuda.is_capturing(stream, &status)) return fail(ncclUnhandledCudaError, "the stream cannot be used");
+  unsigned long long capture = 0;
+  if (cuda.capture_info(stream, &status, &capture, nullptr, nullptr, nullptr) || status > 1) {
+    return fail(ncclUnhandledCudaError, "the stream cannot be used");
+  }
   const bool capturing = status != 0;
   std::vector<cudaStream_t> others;
   for (const Task& task : tasks) {
@@ -172,9 +194,8 @@ ncclResult_t launch(const std::shared_ptr<ncclComm>& comm, const std::vector<Tas
       others.push_back(task.stream);
     }
   }
-  int error = 0;
-  // Before: what was put into the other streams, and what this communicator was told earlier.
-  if (!capturing && comm->used && comm->last_stream != stream) error |= cuda.wait_event(stream, comm->order, 0);
+  int error = follow(*comm, stream, capture);
+  // And what was put into the other streams.
   cudaEvent_t event = nullptr;
   if (!others.empty()) {
     error |= cuda.event_create(&event, 2);
@@ -204,11 +225,7 @@ ncclResult_t launch(const std::shared_ptr<ncclComm>& comm, const std::vector<Tas
     for (cudaStream_t other : others) error |= cuda.wait_event(other, event, 0);
     error |= cuda.event_destroy(event);
   }
-  if (!capturing) {
-    error |= cuda.event_record(comm->order, stream);
-    comm->last_stream = stream;
-    comm->used = true;
-  }
+  error |= note_order(*comm, stream, capture);
   return error ? fail(ncclUnhandledCudaError, "the driver refuses an event") : ncclSuccess;
 }
 

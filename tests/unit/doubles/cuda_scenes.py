@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from cuda_calls import Cuda, IpcHandle, expect
@@ -437,6 +438,128 @@ def capture_errors() -> None:
     expect(903, cuda.cuStreamEndCapture(other, graph))
     cuda.cuMemsetD8Async(memory, 0, 8, other)
     expect(904, cuda.cuStreamEndCapture(stream, graph))
+
+
+def _graph(stream: int, *calls: Callable[[], int]) -> int:
+    """What these calls put into the stream, as a graph that can be launched."""
+    expect(0, cuda.cuStreamBeginCapture_v2(stream, 2))
+    for call in calls:
+        expect(0, call())
+    graph = cuda.out(lambda out: cuda.cuStreamEndCapture(stream, out))
+    return cuda.out(cuda.cuGraphInstantiateWithFlags, graph, 0)
+
+
+def _gate() -> tuple[Callable[[int], int], Callable[[], None]]:
+    """Holds a stream up, and lets it go on."""
+    word, key = cuda.allocate(8), cuda.stream()
+    cuda.cuMemsetD8_v2(word, 0, 8)
+
+    def close(stream: int) -> int:
+        return cuda.cuStreamWaitValue64_v2(stream, word, 1, 0)
+
+    def unlock() -> None:
+        expect(0, cuda.cuStreamWriteValue64_v2(key, word, 1, 0))
+
+    return close, unlock
+
+
+def _stays(*streams: int) -> None:
+    time.sleep(0.02)
+    expect([600] * len(streams), [cuda.cuStreamQuery(stream) for stream in streams])
+
+
+def external_wait() -> None:
+    """A launch waits for what the event's record was when it was launched."""
+    cuda.ready()
+    stream, producer, event = cuda.stream(), cuda.stream(), cuda.event()
+    source, target = cuda.allocate(64), cuda.allocate(64)
+    cuda.cuMemsetD8_v2(source, 1, 64)
+    graph = _graph(
+        stream,
+        lambda: cuda.cuStreamWaitEvent(stream, event, 1),
+        lambda: cuda.cuMemcpyDtoDAsync_v2(target, source, 64, stream),
+    )
+    expect(0, cuda.cuGraphLaunch(graph, stream))  # never recorded: nothing to wait for
+    expect(0, cuda.cuStreamSynchronize(stream))
+    expect(bytes([1] * 64), cuda.read(target, 64))
+    for value in (2, 3):
+        close, unlock = _gate()
+        close(producer)
+        cuda.cuMemsetD8Async(source, value, 64, producer)
+        cuda.cuEventRecord(event, producer)
+        expect(0, cuda.cuGraphLaunch(graph, stream))
+        _stays(stream, producer)
+        unlock()
+        expect(0, cuda.cuStreamSynchronize(stream))
+        expect(bytes([value] * 64), cuda.read(target, 64))
+    first, open_first = _gate()
+    later, open_later = _gate()
+    first(stream)
+    expect(0, cuda.cuGraphLaunch(graph, stream))
+    later(producer)
+    cuda.cuEventRecord(event, producer)  # after the launch: nothing to it
+    open_first()
+    expect(0, cuda.cuStreamSynchronize(stream))
+    expect(600, cuda.cuEventQuery(event))
+    open_later()
+    expect(0, cuda.cuEventSynchronize(event))
+
+
+def external_record() -> None:
+    """Each launch records the event: waits and queries mean the last node of the last launch; so do other graphs."""
+    cuda.ready()
+    stream, other, event, within = cuda.stream(), cuda.stream(), cuda.event(), cuda.event()
+    memory, copy = cuda.allocate(64), cuda.allocate(64)
+    inner = _graph(
+        stream,
+        lambda: cuda.cuStreamWaitEvent(stream, event, 1),
+        lambda: cuda.cuEventRecordWithFlags(event, stream, 1),
+        lambda: cuda.cuStreamWaitEvent(stream, within, 1),
+        lambda: cuda.cuMemsetD8Async(memory, 1, 64, stream),
+        lambda: cuda.cuEventRecordWithFlags(event, stream, 1),
+    )
+    follower = _graph(
+        other,
+        lambda: cuda.cuStreamWaitEvent(other, event, 1),
+        lambda: cuda.cuMemcpyDtoDAsync_v2(copy, memory, 64, other),
+        lambda: cuda.cuEventRecordWithFlags(event, other, 1),
+    )
+    outer = _graph(stream, lambda: cuda.cuGraphLaunch(inner, stream))
+    expect(0, cuda.cuEventQuery(event))  # a graph that was not launched records nothing
+    for graph in (inner, outer):
+        cuda.cuMemsetD8_v2(memory, 0, 64)
+        close, unlock = _gate()
+        holder, reader = cuda.stream(), cuda.stream()
+        close(holder)
+        cuda.cuEventRecord(within, holder)
+        expect(0, cuda.cuGraphLaunch(graph, stream))
+        expect(600, cuda.cuEventQuery(event))
+        expect(0, cuda.cuGraphLaunch(follower, other))
+        expect(0, cuda.cuStreamWaitEvent(reader, event, 0))
+        _stays(stream, other, reader)
+        expect(600, cuda.cuEventQuery(event))
+        unlock()
+        expect(0, cuda.cuStreamSynchronize(reader))
+        expect(0, cuda.cuEventQuery(event))
+        expect(bytes([1] * 64), cuda.read(copy, 64))
+
+
+def external_errors() -> None:
+    cuda.ready()
+    stream, other, event = cuda.stream(), cuda.stream(), cuda.event()
+    expect(1, cuda.cuEventRecordWithFlags(event, stream, 1))  # only while capturing
+    expect(1, cuda.cuStreamWaitEvent(stream, event, 1))
+    expect(1, cuda.cuEventRecordWithFlags(event, stream, 2))
+    expect(0, cuda.cuEventRecordWithFlags(event, other, 0))
+    expect(0, cuda.cuStreamBeginCapture_v2(stream, 2))
+    expect(0, cuda.cuStreamWaitEvent(stream, event, 1))
+    expect(0, cuda.cuEventRecordWithFlags(event, stream, 1))
+    relaxed = ctypes.c_int(2)
+    cuda.cuThreadExchangeStreamCaptureMode(ctypes.byref(relaxed))
+    expect(0, cuda.cuEventSynchronize(event))  # it is none of the capture's
+    expect(905, cuda.cuStreamWaitEvent(stream, event, 0))
+    expect(901, cuda.cuStreamWaitEvent(stream, event, 1))
+    expect(901, cuda.cuEventRecordWithFlags(event, stream, 1))
 
 
 def faults() -> None:

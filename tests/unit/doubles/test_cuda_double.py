@@ -53,7 +53,11 @@ def passes(ended: subprocess.CompletedProcess[str]) -> str:
 
 
 @pytest.mark.parametrize(
-    "name", ["before_init", "fresh_memory", "latest_record", "legacy_stream", "timing", "ipc", "staging"]
+    "name",
+    [
+        *("before_init", "fresh_memory", "latest_record", "legacy_stream", "timing", "ipc", "staging"),
+        *("external_wait", "external_record", "external_errors"),
+    ],
 )
 @pytest.mark.parametrize("seed", [0, 7])
 def test_scene(scene: Scene, name: str, seed: int) -> None:

@@ -55,15 +55,15 @@ def said(ended: list[Ended]) -> list[dict[str, object]]:
 @pytest.mark.parametrize("seed", [0, 5])
 def test_client_in_one_process(client, mode: str, ranks: int, seed: int) -> None:
     lines = said(client("--mode", mode, "--ranks", str(ranks), *QUICK, processes=[{"BLINK_DOUBLE_SEED": str(seed)}]))
-    assert len({line["case"] for line in lines}) == 20
-    assert len(lines) == 20 * (ranks if mode == "threads" else 1)
+    assert len({line["case"] for line in lines}) == 22
+    assert len(lines) == 22 * (ranks if mode == "threads" else 1)
 
 
 @pytest.mark.parametrize(("processes", "locals_"), [(4, 1), (2, 2)])
 def test_client_in_several_processes(client, tmp_path: Path, processes: int, locals_: int) -> None:
     arguments = ["--mode", "process", "--ranks", "4", "--locals", str(locals_), "--id", str(tmp_path / "id"), *QUICK]
     variables = [{"BLINK_DOUBLE_SEED": str(rank)} for rank in range(processes)]
-    assert len(said(client(*arguments, processes=variables))) == 20 * processes
+    assert len(said(client(*arguments, processes=variables))) == 22 * processes
 
 
 def test_nonblocking_calls_that_take_their_time(client) -> None:

@@ -21,6 +21,8 @@ void run_legacy_stream(struct World* world);
 void run_several(struct World* world);
 void run_graph(struct World* world);
 void run_graph_fork(struct World* world);
+void run_graph_order(struct World* world);
+void run_graph_lost(struct World* world);
 void run_split(struct World* world);
 void run_shrink(struct World* world);
 void run_grow(struct World* world);

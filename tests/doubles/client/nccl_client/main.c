@@ -16,9 +16,9 @@ const struct Case kCases[] = {
     {"queries", run_queries}, {"errors", run_errors}, {"types", run_types}, {"sizes", run_sizes},
     {"configs", run_configs}, {"scaled", run_scaled}, {"messages", run_messages}, {"groups", run_groups},
     {"streams", run_streams}, {"legacy_stream", run_legacy_stream}, {"several", run_several}, {"graph", run_graph},
-    {"graph_fork", run_graph_fork}, {"registration", run_registration}, {"split", run_split}, {"shrink", run_shrink},
-    {"grow", run_grow}, {"nonblocking", run_nonblocking}, {"finalize", run_finalize}, {"abort", run_abort},
-    {NULL, NULL},
+    {"graph_fork", run_graph_fork}, {"graph_order", run_graph_order}, {"graph_lost", run_graph_lost},
+    {"registration", run_registration}, {"split", run_split}, {"shrink", run_shrink}, {"grow", run_grow},
+    {"nonblocking", run_nonblocking}, {"finalize", run_finalize}, {"abort", run_abort}, {NULL, NULL},
 };
 
 static bool wanted(const char* list, const char* name) {
