@@ -226,7 +226,7 @@ int job_run(void* handle, const RankBuffers* buffers, Launch* launch, double pat
       call.scale_kind = launch->scale_kind;
       call.scale = own.scale;
       if (job.first + static_cast<std::int32_t>(rank) != launch->absent) {
-        demand(engine.launch(0, Bundle::kCopies, call, stream, nullptr, nullptr), "launch");
+        demand(engine.launch(0, Bundle::kCopies, call, stream, {}, nullptr, nullptr), "launch");
       }
       if (bytes[1] > 0) demand(cuda.copy_to_host(staging, at[1], bytes[1], stream), "cuMemcpyDtoHAsync");
       barrier.wait();

@@ -15,7 +15,7 @@ from jobs_by_hand import on
 from blinkccl.codegen.layout import Geometry, Group
 from blinkccl.nccl import bundle as bundles
 from blinkccl.nccl.bundle import Bundle, Shelf, digest_of
-from blinkccl.nccl.choices import Choice, Table, Terms, clamped, table
+from blinkccl.nccl.choices import SEARCH_FROM_BYTES, Choice, Table, Terms, clamped, table
 from blinkccl.nccl.geometry import largest
 from blinkccl.nccl.images import Image, texts
 from blinkccl.nccl.programs import candidates
@@ -133,7 +133,8 @@ def test_what_copy_engines_run_has_room_an_entry_and_a_kernel_for_graphs(tmp_pat
         ids = [int(number) for number in row[row.index("image") + 1].split(",")]
         assert [images[number][3] for number in ids] == ["sm_80", "host"]
     for row in lines_of(text, "choice"):
-        assert (row[12], int(row[14]) <= 1 << 20, row[16]) == ("copies", True, "0")
+        searched = "1" if int(row[6]) >= SEARCH_FROM_BYTES else "0"
+        assert (row[12], int(row[14]) <= 1 << 20, row[16]) == ("copies", True, searched)
 
 
 @pytest.mark.parametrize("processors", [2, 64])
