@@ -408,15 +408,31 @@ bool Engine::drain(double seconds) {
   return true;
 }
 
+void Engine::give_back_blocks() {
+  Residence& here = residence();
+  const std::lock_guard<std::mutex> lock(here.mutex);
+  here.blocks[ordinal_] -= reserved_blocks_;
+  reserved_blocks_ = 0;
+}
+
+void Engine::close_peers() {
+  if (context_ == nullptr) return;
+  InContext context(driver_, context_);
+  copies_.reset();  // their streams lead to the peers
+  for (Peer& peer : peers_) {
+    // Where the program has reset the GPU, these addresses may be somebody else's by now.
+    if (peer.opened && context) driver_.ipc_close(peer.base);
+    peer.opened = false;
+  }
+}
+
 Engine::~Engine() {
+  give_back_blocks();
+  close_peers();
   if (context_ == nullptr) return;
   {
     InContext context(driver_, context_);
-    copies_.reset();
-    if (!context) return;  // the program has reset the GPU: these addresses may be somebody else's by now
-    for (const Peer& peer : peers_) {
-      if (peer.opened) driver_.ipc_close(peer.base);
-    }
+    if (!context) return;  // the program has reset the GPU
     for (CUmodule module : modules_) driver_.module_unload(module);
     if (registered_ != nullptr) driver_.host_unregister(registered_);
     if (status_ != nullptr) {
@@ -430,9 +446,6 @@ Engine::~Engine() {
     if (setup_stream_ != nullptr) driver_.stream_destroy(setup_stream_);
   }
   driver_.primary_release(device_);
-  Residence& here = residence();
-  const std::lock_guard<std::mutex> lock(here.mutex);
-  here.blocks[ordinal_] -= reserved_blocks_;
 }
 
 }  // namespace blink::shim

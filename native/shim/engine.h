@@ -45,6 +45,12 @@ class Engine {
   // Everything that was launched outside of graphs has ended; false if that takes longer than the deadline.
   bool drain(double seconds);
 
+  // How an engine ends: nothing is launched any more, so other communicators may have its blocks; …
+  void give_back_blocks();
+  // … when all ranks have got so far, the segments of the peers are closed; …
+  void close_peers();
+  // … and when all have closed them, its own segment is freed, with everything else, by the destructor.
+
   const Driver& driver() const { return driver_; }
   CUcontext context() const { return context_; }
 
