@@ -43,6 +43,8 @@ Machine described() {
   Machine made;
   const char* name = std::getenv("BLINK_DOUBLE_NAME");
   made.name = name ? name : "Test Double GPU";
+  const char* exclusive = std::getenv("BLINK_DOUBLE_EXCLUSIVE");
+  made.exclusive = exclusive ? exclusive : "";
   made.memory_bytes = static_cast<std::size_t>(setting("BLINK_DOUBLE_MEMORY", 4L << 30));
   made.arch = static_cast<int>(setting("BLINK_DOUBLE_ARCH", 90));
   made.multiprocessors = static_cast<int>(setting("BLINK_DOUBLE_SMS", 132));
@@ -190,6 +192,7 @@ CU_API cuDeviceGetAttribute(int* value, int attribute, CUdevice device) {
     case 8: *value = 49152; break;                      // shared memory per block
     case 10: *value = 32; break;                        // warp size
     case 16: *value = machine().multiprocessors; break;
+    case 20: *value = machine().exclusive.empty() ? 0 : 3; break;  // compute mode
     case 33: *value = static_cast<int>(bus); break;
     case 34: *value = static_cast<int>(slot); break;
     case 39: *value = 2048; break;                      // threads per multiprocessor
