@@ -106,6 +106,11 @@ class Rounds {
     return true;
   }
 
+  // For what a driver may never end.
+  Deadline trying() const {
+    return deadline_.moved_to(std::min(seconds_from("BLINK_PEER_TIMEOUT", 30), deadline_.left()));
+  }
+
  private:
   Meeting* meeting_;
   const Place& place_;
@@ -162,9 +167,12 @@ bool connect_all(const Driver& cuda, const Place& place, int sharing, const std:
   std::vector<std::string> addresses;
   if (!rounds->round(load(cuda, place, sharing, directory, live), &words, why)) return false;
   std::string trouble;
-  const bool connected = addresses_of(words, live->bundle.plan, &addresses, &trouble) &&
-                         live->engine->connect(addresses, &trouble);
-  return rounds->round(connected ? kReady : kRefused + trouble, &words, why);
+  const bool written = addresses_of(words, live->bundle.plan, &addresses, &trouble) &&
+                       live->engine->connect(addresses, &trouble) &&
+                       live->engine->write_marks(rounds->trying(), &trouble);
+  if (!rounds->round(written ? kReady : kRefused + trouble, &words, why)) return false;
+  const bool arrived = live->engine->find_marks(rounds->trying(), &trouble);
+  return rounds->round(arrived ? kReady : kRefused + trouble, &words, why);
 }
 
 }  // namespace

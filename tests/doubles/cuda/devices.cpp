@@ -51,6 +51,7 @@ Machine described() {
   made.occupancy = static_cast<int>(setting("BLINK_DOUBLE_OCCUPANCY", 0));
   made.no_peer = pairs("BLINK_DOUBLE_NO_PEER");
   made.bad_peer = pairs("BLINK_DOUBLE_BAD_PEER");
+  made.slow_peer = pairs("BLINK_DOUBLE_SLOW_PEER");
   const int count = static_cast<int>(setting("BLINK_DOUBLE_DEVICES", 4));
   const std::vector<std::string> bus_ids = words("BLINK_DOUBLE_BUS_IDS");
   std::vector<int> visible;
@@ -93,9 +94,9 @@ bool Machine::can_reach(int ordinal, int peer) const {
                                    devices[static_cast<std::size_t>(peer)].number);
 }
 
-bool Machine::spoils(int from, int to) const {
-  if (bad_peer.empty() || !has(from) || !has(to)) return false;
-  return holds(bad_peer, devices[static_cast<std::size_t>(from)].number, devices[static_cast<std::size_t>(to)].number);
+bool Machine::lists(const std::vector<std::pair<int, int>>& list, int from, int to) const {
+  if (list.empty() || !has(from) || !has(to)) return false;
+  return holds(list, devices[static_cast<std::size_t>(from)].number, devices[static_cast<std::size_t>(to)].number);
 }
 
 int Machine::ordinal_of(const CUuuid& uuid) const {
