@@ -15,7 +15,7 @@
 namespace blink::shim {
 namespace {
 
-constexpr std::uint64_t kMagic = 0x3144524f424b4c42ull;  // "BLKBORD1"
+constexpr std::uint64_t kMagic = 0x3244524f424b4c42ull;  // "BLKBORD2"
 constexpr int kMostRanks = 4096;
 // The first part is what GPUs are shown: whole pages, on machines with large ones too.
 constexpr std::size_t kShownBytes = 64 << 10, kLine = 64;
@@ -33,19 +33,20 @@ static_assert(sizeof(Header) <= kShownBytes, "GPUs are shown the abort word");
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free, "processes share them");
 static_assert(sizeof(std::atomic<std::uint32_t>) == sizeof(std::uint32_t), "kernels read the abort word");
 
-struct alignas(kLine) Flag {
-  std::atomic<std::uint32_t> raised;
+// What a rank needs no more.
+struct alignas(kLine) Flags {
+  std::atomic<std::uint32_t> done, closed;
 };
 
-// Header · shown to here · done flag × ranks · (shared part, reached × ranks) × searches
+// Header · shown to here · flags × ranks · (shared part, reached × ranks) × searches
 struct Layout {
   explicit Layout(int nranks)
       : ranks(static_cast<std::size_t>(nranks)),
-        done(kShownBytes),
-        searches(done + ranks * sizeof(Flag)),
+        flags(kShownBytes),
+        searches(flags + ranks * sizeof(Flags)),
         stride(sizeof(Agreement::Shared) + ranks * sizeof(Agreement::Line)),
         bytes((searches + kSearches * stride + kShownBytes - 1) / kShownBytes * kShownBytes) {}
-  std::size_t ranks, done, searches, stride, bytes;
+  std::size_t ranks, flags, searches, stride, bytes;
 };
 
 std::string failed(const char* what) {
@@ -65,13 +66,10 @@ class SharedBoard : public Board {
   void* memory() override { return memory_; }
   std::size_t bytes() const override { return kShownBytes; }
 
-  void done() override { flag(rank_).raised.store(1, std::memory_order_release); }
-  bool all_done() const override {
-    for (int rank = 0; rank < nranks_; ++rank) {
-      if (flag(rank).raised.load(std::memory_order_acquire) == 0) return false;
-    }
-    return true;
-  }
+  void done() override { flags(rank_).done.store(1, std::memory_order_release); }
+  bool all_done() const override { return all(&Flags::done); }
+  void closed() override { flags(rank_).closed.store(1, std::memory_order_release); }
+  bool all_closed() const override { return all(&Flags::closed); }
 
   bool chunk_for(int slot, std::uint64_t call, std::uint64_t initial, std::uint64_t* chunk_bytes) override {
     return is_search(slot) && agreement(slot).chunk_for(rank_, call, initial, chunk_bytes);
@@ -82,8 +80,14 @@ class SharedBoard : public Board {
 
  private:
   static bool is_search(int slot) { return slot >= 0 && slot < kSearches; }
-  Flag& flag(int rank) const {
-    return reinterpret_cast<Flag*>(memory_ + layout_.done)[rank];
+  Flags& flags(int rank) const {
+    return reinterpret_cast<Flags*>(memory_ + layout_.flags)[rank];
+  }
+  bool all(std::atomic<std::uint32_t> Flags::*flag) const {
+    for (int rank = 0; rank < nranks_; ++rank) {
+      if ((flags(rank).*flag).load(std::memory_order_acquire) == 0) return false;
+    }
+    return true;
   }
   Agreement agreement(int slot) const {
     unsigned char* const at = memory_ + layout_.searches + static_cast<std::size_t>(slot) * layout_.stride;

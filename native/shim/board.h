@@ -1,5 +1,5 @@
 // What do the ranks of a communicator tell each other while it lives? One shared page that all of them map: who is
-// done, whether somebody gave up, and which chunk size is in force from which call on.
+// done with whose memory, whether somebody gave up, and which chunk size is in force from which call on.
 #pragma once
 
 #include <cstdint>
@@ -26,9 +26,12 @@ class Board {
   virtual void* memory() = 0;
   virtual std::size_t bytes() const = 0;
 
-  // This rank needs nobody's memory any more / all ranks have said so.
+  // This rank writes into nobody's memory any more / all ranks have said so.
   virtual void done() = 0;
   virtual bool all_done() const = 0;
+  // This rank has no peer's memory mapped any more / all ranks have said so: now memory may be freed.
+  virtual void closed() = 0;
+  virtual bool all_closed() const = 0;
 
   // --- one chunk size for all ranks -------------------------------------------------------------------------------
   // Call number `call` (0, 1, 2, … the same on all ranks) of search `slot`: the chunk to use, `initial` until rank 0

@@ -19,7 +19,7 @@
 namespace blink::shim {
 namespace {
 
-constexpr CUresult kPeerAlreadyEnabled = 704;
+constexpr CUresult kPeerAlreadyEnabled = 704, kInvalidContext = 201;
 constexpr unsigned kIpcLazyPeerAccess = 1;
 // The driver hands out smaller pieces of blocks of this size, and exports whole blocks to other processes.
 constexpr std::size_t kBlock = 2 << 20;
@@ -119,7 +119,8 @@ std::unique_ptr<Engine> Engine::open(const Driver& driver, const Bundle& bundle,
 bool Engine::allocate(std::string* why) {
   const std::size_t needed = std::max<std::size_t>(bundle_.segments[static_cast<std::size_t>(rank_)], 1);
   const std::size_t bytes = (needed + kBlock - 1) / kBlock * kBlock;
-  const std::size_t table = std::max<std::size_t>(bundle_.connections.size(), 1) * sizeof(Connection);
+  const std::size_t table =
+      std::max<std::size_t>(bundle_.connections.size(), 1) * (sizeof(Connection) + Arrivals::kMarkBytes);
   return ok(driver_.stream_create(&setup_stream_, kStreamNonBlocking), "cuStreamCreate", why) &&
          ok(driver_.event_create(&last_event_, kEventDisableTiming), "cuEventCreate", why) &&
          ok(driver_.mem_alloc(&segment_, bytes), "cuMemAlloc_v2 of the staging segment", why) &&
@@ -233,24 +234,28 @@ bool Engine::share_host_memory(Board* board, std::string* why) {
 
 std::string Engine::address() const {
   CUipcMemHandle handle{};
+  char bus_id[64] = "";
   InContext context(driver_, context_);
   // Where handles cannot be made (some containers), ranks of the same process still reach each other.
   const bool exported = context && driver_.ipc_get(&handle, segment_) == kCudaSuccess;
+  const bool named = driver_.device_bus_id(bus_id, sizeof bus_id, device_) == kCudaSuccess && bus_id[0] != '\0';
   return process_name() + " " + std::to_string(segment_) + " " + std::to_string(ordinal_) + " " +
-         (exported ? hex(handle.reserved, sizeof handle.reserved) : "-");
+         (exported ? hex(handle.reserved, sizeof handle.reserved) : "-") + " " + (named ? bus_id : "?");
 }
 
 bool Engine::map_peer(int peer, const std::string& address, std::string* why) {
   char process[160] = "";
   char handle[160] = "";
+  char gpu[64] = "";
   unsigned long long base = 0;
   int ordinal = 0;
   const std::string whom = "rank " + std::to_string(peer);
-  if (std::sscanf(address.c_str(), "%159s %llu %d %159s", process, &base, &ordinal, handle) != 4) {
+  if (std::sscanf(address.c_str(), "%159s %llu %d %159s %63s", process, &base, &ordinal, handle, gpu) != 5) {
     *why = whom + " gave an address that cannot be read: " + address;
     return false;
   }
   Peer& entry = peers_[static_cast<std::size_t>(peer)];
+  entry.gpu = gpu;
   if (process_name() == process) {
     if (ordinal != ordinal_) {
       CUdevice device = 0;
@@ -308,7 +313,47 @@ bool Engine::connect(const std::vector<std::string>& addresses, std::string* why
       (ok(driver_.copy_to_device(table_, table.data(), table.size() * sizeof(Connection), setup_stream_),
           "cuMemcpyHtoDAsync of the connection table", why) &&
        ok(driver_.stream_synchronize(setup_stream_), "cuStreamSynchronize", why));
+  std::vector<CUdeviceptr> segments;
+  for (const Peer& peer : peers_) segments.push_back(peer.base);
+  const CUdeviceptr behind_table = table_ + table.size() * sizeof(Connection);
+  arrivals_ = std::make_unique<Arrivals>(driver_, bundle_, rank_, segments, behind_table);
   return written && open_copies(addresses, why);
+}
+
+// All that setup_stream_ holds. What does not end is taken for a launch: drain() waits for it, and nothing is freed.
+bool Engine::wait_for_setup(const Deadline& deadline, const char* what, std::string* why) {
+  CUresult result = note(setup_stream_, 0);
+  while (result == kCudaSuccess && (result = driver_.event_query(last_event_)) == kCudaNotReady) {
+    if (deadline.passed()) {
+      *why = std::string(what) + " did not end in time (BLINK_PEER_TIMEOUT)";
+      return false;
+    }
+    result = kCudaSuccess;
+    usleep(20);
+  }
+  return ok(result, what, why);
+}
+
+bool Engine::write_marks(const Deadline& deadline, std::string* why) {
+  InContext context(driver_, context_);
+  return ok(context ? arrivals_->write(setup_stream_) : kInvalidContext, "cuMemcpyDtoDAsync to the peers", why) &&
+         wait_for_setup(deadline, "writing into the peers' memory", why);
+}
+
+bool Engine::find_marks(const Deadline& deadline, std::string* why) {
+  InContext context(driver_, context_);
+  std::vector<int> missing;
+  if (!ok(context ? arrivals_->gather(setup_stream_) : kInvalidContext, "cuMemcpyDtoDAsync of what peers wrote", why) ||
+      !wait_for_setup(deadline, "reading what peers wrote", why) ||
+      !ok(arrivals_->missing(setup_stream_, &missing), "cuMemcpyDtoHAsync of what peers wrote", why)) {
+    return false;
+  }
+  if (missing.empty()) return true;
+  const int peer = missing.front();
+  *why = "bytes written by rank " + std::to_string(peer) + " (GPU " + peers_[static_cast<std::size_t>(peer)].gpu +
+         ") did not arrive at rank " + std::to_string(rank_) +
+         (missing.size() == 1 ? "" : ", nor those of " + std::to_string(missing.size() - 1) + " more ranks");
+  return false;
 }
 
 // Whether another rank of this process uses this GPU.
@@ -441,15 +486,31 @@ bool Engine::drain(double seconds) {
   return true;
 }
 
+void Engine::give_back_blocks() {
+  Residence& here = residence();
+  const std::lock_guard<std::mutex> lock(here.mutex);
+  here.blocks[ordinal_] -= reserved_blocks_;
+  reserved_blocks_ = 0;
+}
+
+void Engine::close_peers() {
+  if (context_ == nullptr) return;
+  InContext context(driver_, context_);
+  copies_.reset();  // their streams lead to the peers
+  for (Peer& peer : peers_) {
+    // Where the program has reset the GPU, these addresses may be somebody else's by now.
+    if (peer.opened && context) driver_.ipc_close(peer.base);
+    peer.opened = false;
+  }
+}
+
 Engine::~Engine() {
+  give_back_blocks();
+  close_peers();
   if (context_ == nullptr) return;
   {
     InContext context(driver_, context_);
-    copies_.reset();
-    if (!context) return;  // the program has reset the GPU: these addresses may be somebody else's by now
-    for (const Peer& peer : peers_) {
-      if (peer.opened) driver_.ipc_close(peer.base);
-    }
+    if (!context) return;  // the program has reset the GPU
     for (CUmodule module : modules_) driver_.module_unload(module);
     if (registered_ != nullptr) driver_.host_unregister(registered_);
     if (status_ != nullptr) {
@@ -464,9 +525,6 @@ Engine::~Engine() {
     if (setup_stream_ != nullptr) driver_.stream_destroy(setup_stream_);
   }
   driver_.primary_release(device_);
-  Residence& here = residence();
-  const std::lock_guard<std::mutex> lock(here.mutex);
-  here.blocks[ordinal_] -= reserved_blocks_;
 }
 
 }  // namespace blink::shim

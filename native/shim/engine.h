@@ -8,10 +8,12 @@
 #include <string>
 #include <vector>
 
+#include "arrivals.h"
 #include "blink/call.h"
 #include "board.h"
 #include "bundle.h"
 #include "copy_engine.h"
+#include "deadline.h"
 #include "driver.h"
 
 namespace blink::shim {
@@ -31,6 +33,10 @@ class Engine {
   std::string address() const;
   // Maps the segments of all peers that a connection leads to, and writes this rank's table of connections.
   bool connect(const std::vector<std::string>& addresses, std::string* why);
+  // Writes marks into the memory of those peers; and, when all ranks have, whether theirs have arrived here. False and
+  // `why` also where that is not over by the deadline: then this engine is never drained.
+  bool write_marks(const Deadline& deadline, std::string* why);
+  bool find_marks(const Deadline& deadline, std::string* why);
 
   // The capture that a stream takes part in. `id` 0: none. `lost`: it has failed, and the stream takes nothing until
   // the program ends it.
@@ -53,6 +59,12 @@ class Engine {
   // All that was launched has ended, here and by replays so far; false if that takes longer than the deadline.
   bool drain(double seconds);
 
+  // How an engine ends: nothing is launched any more, so other communicators may have its blocks; …
+  void give_back_blocks();
+  // … when all ranks have got so far, the segments of the peers are closed; …
+  void close_peers();
+  // … and when all have closed them, its own segment is freed, with everything else, by the destructor.
+
   const Driver& driver() const { return driver_; }
   CUcontext context() const { return context_; }
 
@@ -64,6 +76,7 @@ class Engine {
   bool share_host_memory(Board* board, std::string* why);
   bool map_peer(int peer, const std::string& address, std::string* why);
   bool open_copies(const std::vector<std::string>& addresses, std::string* why);
+  bool wait_for_setup(const Deadline& deadline, const char* what, std::string* why);
   bool has_neighbour(const std::vector<std::string>& addresses) const;
   CUresult run(int program, Bundle::Protocol protocol, Call call, CUstream stream);
   CUresult follow(CUstream stream, unsigned long long capture);
@@ -74,6 +87,7 @@ class Engine {
   struct Peer {
     CUdeviceptr base = 0;
     bool opened = false;  // by IPC, to be closed
+    std::string gpu;      // its bus id
   };
   // The communicator's last launch in one capture.
   struct Captured {
@@ -100,6 +114,7 @@ class Engine {
   std::uint32_t reserved_blocks_ = 0;
   Status* status_ = nullptr;  // a page that the GPU sees; the words of copies_ are in it, too
   Board* board_ = nullptr;
+  std::unique_ptr<Arrivals> arrivals_;  // since connect()
   std::unique_ptr<CopyEngineRun> copies_;  // where a program is for copy engines
   void* registered_ = nullptr;  // the board's memory
   CUdeviceptr status_device_ = 0, abort_device_ = 0;

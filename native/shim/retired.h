@@ -1,5 +1,6 @@
-// When may a rank's memory be given back? When all ranks have said that they need nobody's memory any more: a peer's
-// last store may still be on its way when this rank has finished. Nobody waits for that in a call of NCCL's.
+// When may a rank's memory be given back? When no peer has it mapped any more: a peer's last store may still be on its
+// way when this rank has finished, and to free what another process has open is undefined. So when all ranks are done,
+// each closes its mappings; when all have closed them, each frees its own. No call of NCCL's waits for that.
 #pragma once
 
 #include <memory>
@@ -8,9 +9,10 @@
 
 namespace blink::shim {
 
-// Takes what a communicator had. Says Board::done() when its own launches have ended, and frees it when everybody has
-// said so: in this call, or later in a thread of its own. What a peer may still write into is never freed: where one
-// has died it stays until the process ends.
+// Takes what a communicator had; where its setup failed there may be no engine, but the board waits for this rank's
+// word all the same. Says Board::done() when its own launches have ended, Board::closed() when it has closed its peers'
+// memory, and frees its own when everybody has said so: in this call, or later in a thread of its own. What a peer has
+// mapped is never freed: where one has died, or its process has ended before it closed, it stays with this process.
 void retire(std::unique_ptr<Live> live);
 
 }  // namespace blink::shim

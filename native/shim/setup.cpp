@@ -13,6 +13,7 @@
 #include "deadline.h"
 #include "log.h"
 #include "planner.h"
+#include "retired.h"
 
 extern "C" const char* blink_shim_version();
 
@@ -105,6 +106,11 @@ class Rounds {
     return true;
   }
 
+  // For what a driver may never end.
+  Deadline trying() const {
+    return deadline_.moved_to(std::min(seconds_from("BLINK_PEER_TIMEOUT", 30), deadline_.left()));
+  }
+
  private:
   Meeting* meeting_;
   const Place& place_;
@@ -121,13 +127,62 @@ std::string planned(const std::vector<std::string>& cards, const Deadline& deadl
   return run_planner(json, deadline, &directory, &why) ? kReady + directory : kRefused + why;
 }
 
+int ranks_on_gpu_of(int rank, const std::vector<std::string>& cards) {
+  const std::string here = uuid_of(cards[static_cast<std::size_t>(rank)]);
+  return static_cast<int>(
+      std::count_if(cards.begin(), cards.end(), [&here](const std::string& card) { return uuid_of(card) == here; }));
+}
+
+// Reads the plan, loads its code and allocates; what this rank then tells the others: the plan's hash and its address.
+std::string load(const Driver& cuda, const Place& place, int sharing, const std::string& directory, Live* live) {
+  std::string trouble;
+  if (!read_bundle(directory, &live->bundle, &trouble)) return kRefused + trouble;
+  if (live->bundle.nranks != place.nranks) {
+    return kRefused + std::string("the plan is for ") + std::to_string(live->bundle.nranks) +
+           " ranks, the communicator has " + std::to_string(place.nranks);
+  }
+  live->engine = Engine::open(cuda, live->bundle, place.rank, place.device, sharing, live->board.get(), &trouble);
+  return live->engine == nullptr ? kRefused + trouble : kReady + live->bundle.plan + " " + live->engine->address();
+}
+
+// What each rank has told after load() without the plan's hash; false where a hash is not this rank's.
+bool addresses_of(const std::vector<std::string>& words, const std::string& plan, std::vector<std::string>* addresses,
+                  std::string* why) {
+  for (std::size_t rank = 0; rank < words.size(); ++rank) {
+    const std::string rest = words[rank].substr(std::strlen(kReady));
+    const std::string other = rest.substr(0, rest.find(' '));
+    if (other != plan) {
+      *why = "rank " + std::to_string(rank) + " has plan " + other + ", this rank " + plan;
+      return false;
+    }
+    addresses->push_back(rest.substr(std::min(rest.size(), other.size() + 1)));
+  }
+  return true;
+}
+
+// The rounds after the plan is known.
+bool connect_all(const Driver& cuda, const Place& place, int sharing, const std::string& directory, Rounds* rounds,
+                 Live* live, std::string* why) {
+  std::vector<std::string> words;
+  std::vector<std::string> addresses;
+  if (!rounds->round(load(cuda, place, sharing, directory, live), &words, why)) return false;
+  std::string trouble;
+  const bool written = addresses_of(words, live->bundle.plan, &addresses, &trouble) &&
+                       live->engine->connect(addresses, &trouble) &&
+                       live->engine->write_marks(rounds->trying(), &trouble);
+  if (!rounds->round(written ? kReady : kRefused + trouble, &words, why)) return false;
+  const bool arrived = live->engine->find_marks(rounds->trying(), &trouble);
+  return rounds->round(arrived ? kReady : kRefused + trouble, &words, why);
+}
+
 }  // namespace
 
 std::unique_ptr<Live> set_up(Meeting* meeting, const Place& place, double grace_s, const std::atomic<bool>& cancelled,
                              std::string* why) {
   const double planning_s = seconds_from("BLINK_PLAN_TIMEOUT", 120);
   const Deadline planning(planning_s, &cancelled);
-  const Deadline deadline(planning_s + 20, &cancelled);  // the rounds outlive the planner, so that its failure is told to all
+  // The rounds outlive the planner, so that its failure is told to all.
+  const Deadline deadline(planning_s + 20, &cancelled);
   Rounds rounds(meeting, place, grace_s, deadline);
 
   std::string trouble;
@@ -144,43 +199,15 @@ std::unique_ptr<Live> set_up(Meeting* meeting, const Place& place, double grace_
 
   std::vector<std::string> words;
   const std::string plan = place.rank == 0 ? planned(cards, planning) : kReady;
-  if (!rounds.round(live->board ? plan : kRefused + trouble, &words, why)) return nullptr;
-
-  const auto at = [&cards, &place](const std::string& card) {
-    return uuid_of(card) == uuid_of(cards[static_cast<std::size_t>(place.rank)]);
-  };
-  const int sharing = static_cast<int>(std::count_if(cards.begin(), cards.end(), at));
-  bool good = read_bundle(words[0].substr(std::strlen(kReady)), &live->bundle, &trouble);
-  if (good && live->bundle.nranks != place.nranks) {
-    trouble = "the plan is for " + std::to_string(live->bundle.nranks) + " ranks, the communicator has " +
-              std::to_string(place.nranks);
-    good = false;
+  if (rounds.round(live->board ? plan : kRefused + trouble, &words, why) &&
+      connect_all(*cuda, place, ranks_on_gpu_of(place.rank, cards), words[0].substr(std::strlen(kReady)), &rounds,
+                  live.get(), why)) {
+    return live;
   }
-  if (good) {
-    live->engine =
-        Engine::open(*cuda, live->bundle, place.rank, place.device, sharing, live->board.get(), &trouble);
-    good = live->engine != nullptr;
-  }
-  const std::string address = good ? kReady + live->bundle.plan + " " + live->engine->address() : kRefused + trouble;
-  if (!rounds.round(address, &words, why)) return nullptr;
-
-  std::vector<std::string> addresses;
-  for (std::size_t rank = 0; rank < words.size(); ++rank) {
-    const std::string rest = words[rank].substr(std::strlen(kReady));
-    const std::string other = rest.substr(0, rest.find(' '));
-    if (good && other != live->bundle.plan) {
-      trouble = "rank " + std::to_string(rank) + " has plan " + other + ", this rank " + live->bundle.plan;
-      good = false;
-    }
-    addresses.push_back(rest.substr(std::min(rest.size(), other.size() + 1)));
-  }
-  good = good && live->engine->connect(addresses, &trouble);
-  if (!rounds.round(good ? kReady : kRefused + trouble, &words, why)) {
-    // Nobody has launched anything, but a peer may still have this segment open: all are past that when the last round
-    // is over, whatever its outcome.
-    return nullptr;
-  }
-  return live;
+  // Whatever this rank knows of the last round, a peer may have gone on and have its segment mapped: that is given back
+  // as if the communicator had run.
+  if (live->board != nullptr) retire(std::move(live));
+  return nullptr;
 }
 
 }  // namespace blink::shim

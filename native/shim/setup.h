@@ -1,4 +1,4 @@
-// How do the ranks of a new communicator get from "all are here" to "all can launch"? Four rounds of cards, and after
+// How do the ranks of a new communicator get from "all are here" to "all can launch"? Five rounds of cards, and after
 // each of them every rank knows whether every rank has got so far.
 #pragma once
 

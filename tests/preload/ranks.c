@@ -18,7 +18,7 @@
 struct Cuda cuda;
 
 static int ranks, rank, odd, calls;
-static size_t count;
+static size_t count, free_before;  // the latter: bytes of the GPU, before there was a communicator
 static ncclComm_t comm;
 static cudaStream_t stream;
 static CUdeviceptr in, out;
@@ -163,6 +163,27 @@ static int leaves(bool graph) {
   return end("left", state, 0);
 }
 
+static size_t free_bytes(void) {
+  size_t bytes, total;
+  MUST(cuda.cuMemGetInfo_v2(&bytes, &total));
+  return bytes;
+}
+
+// What a communicator had comes back to the program, soon after the last rank has given it back.
+static int freed(void) {
+  MUST(all_reduce());
+  look();
+  if (rank == odd) usleep(200000);
+  const bool trees = free_bytes() != free_before;
+  MUST(ncclCommDestroy(comm));
+  const double began = now_s();
+  while (free_bytes() != free_before) {
+    MUST(now_s() - began > 20);
+    usleep(1000);
+  }
+  return end(trees ? "had memory" : "had none", 0, now_s() - began);
+}
+
 // A communicator is given back, and its memory is freed later, when all ranks have given it back: while this one captures
 // a graph in the strictest mode, in which nobody else may allocate or free.
 static int captures(void) {
@@ -224,6 +245,7 @@ int scene_main(int words, char** word) {
   MUST(cuda.cuMemAlloc_v2(&out, count * sizeof *values));
   values = malloc(count * sizeof *values);
   fill();
+  free_before = free_bytes();
   const ncclUniqueId id = shared_id(word[4]);
   if (!strcmp(scene, "impatient")) return impatient(id);
   MUST(ncclCommInitRank(&comm, ranks, id, rank));
@@ -234,6 +256,7 @@ int scene_main(int words, char** word) {
   if (!strcmp(scene, "leaves")) return leaves(false);
   if (!strcmp(scene, "leaves_after_graph")) return leaves(true);
   if (!strcmp(scene, "captures")) return captures();
+  if (!strcmp(scene, "freed")) return freed();
   return 2;
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -219,6 +220,30 @@ def test_pair_that_spoils_bytes(fallen, preloaded: Preloaded) -> None:
     cache = preloaded.directory / "own"
     line = {"BLINK_TOPO": "ring:3", "BLINK_ALGO": "ring", "BLINK_CACHE": cache}
     fallen("rank 0", BLINK_DOUBLE_BAD_PEER="1-2", **line)
+
+
+def test_mapping_that_spoils_bytes(fallen) -> None:
+    """The planner's own copies arrive; those of a rank, through the memory that it has mapped, do not."""
+    said = "rank 2: bytes written by rank 1 (GPU 0000:01:00.0) did not arrive at rank 2"
+    fallen(said, each=on(1, BLINK_DOUBLE_BAD_PEER="1-2"))
+
+
+def test_mapping_that_hangs(fallen) -> None:
+    slow = on(1, BLINK_DOUBLE_SLOW_PEER="1-2", BLINK_PEER_TIMEOUT=0.1)
+    fallen("rank 1: writing into the peers' memory did not end in time", each=slow)
+
+
+def test_gpus_that_ranks_have_for_themselves(preloaded: Preloaded, files: Built, tmp_path: Path) -> None:
+    """The peer check gets no context, CUDA's word is taken, and the job runs on trees."""
+    library = tmp_path / "libcuda.so.1"  # what is known of peers is known of a driver's file
+    library.symlink_to(files.doubles.cuda)
+    own = {"BLINK_DOUBLE_EXCLUSIVE": f"{os.getpid()} {tmp_path.name}", "BLINK_CUDA_LIB": library}
+    outcome = preloaded.client("process", RANKS, **SHORT, **own).right()
+    assert outcome.calls("blink")["allreduce"] > 0
+    assert outcome.calls("nccl").total() == 0
+    said = "6 of 6 ordered pairs of GPUs are taken on CUDA's word, as the peer check gets no context or memory there"
+    reason = "(rank 0 to rank 1: cuDevicePrimaryCtxRetain: CUDA_ERROR_DEVICE_UNAVAILABLE)"
+    assert f"{said} {reason}" in outcome.ended[0].err
 
 
 @pytest.mark.parametrize("seed", [0, 6])

@@ -90,3 +90,16 @@ def test_rank_that_leaves_with_nothing_under_way(preloaded: Preloaded, scene: st
 def test_memory_that_is_freed_during_a_capture(preloaded: Preloaded) -> None:
     """By a thread of ours, which the capture of the program's own thread must survive."""
     preloaded.scene("captures", odd=0).right()
+
+
+def test_memory_comes_back(preloaded: Preloaded) -> None:
+    """Once no peer has it mapped: the double of the driver ends a process that frees what another one has open."""
+    outcome = preloaded.scene("freed", odd=1, timeout_s=40).right()
+    assert [line["what"] for one in outcome.ended for line in one.said] == ["had memory"] * 3
+
+
+def test_memory_comes_back_where_a_rank_cannot_map_its_peers(preloaded: Preloaded) -> None:
+    """The others have mapped each other by then."""
+    fault = [{}, {}, {"BLINK_DOUBLE_FAIL": "cuIpcOpenMemHandle_v2:2:1"}]
+    outcome = preloaded.scene("freed", odd=1, each=fault, timeout_s=40).right()
+    assert outcome.reached_nccl()["AllReduce"] == 3

@@ -3,6 +3,10 @@
 Drivers, hypervisors and IOMMUs have been seen to grant peer access and then to lose bytes, to hang or to crash. So each
 ordered pair is tried once, in a child process with a deadline. A pair that fails is a missing link, provenance
 ``measured``. What was found holds until the host boots again, and is kept in the cache for so long.
+
+Where ranks have their GPUs to themselves (compute mode EXCLUSIVE_PROCESS), or have filled their memory, the child gets
+neither context nor memory. Such pairs are good if CUDA grants them access, and nothing is kept: the ranks look for
+themselves whether what they write arrives (``native/shim/arrivals.h``).
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ import selectors
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -43,7 +47,12 @@ class _Kept(msgspec.Struct, frozen=True):
     pairs: list[tuple[str, str, str]]
 
 
-def bad_pairs(job: Job, directory: Path | None, deadline_s: float = DEADLINE_S) -> dict[Pair, str]:
+def bad_pairs(
+    job: Job,
+    directory: Path | None,
+    deadline_s: float = DEADLINE_S,
+    note: Callable[[str], None] = lambda text: None,
+) -> dict[Pair, str]:
     """The ordered pairs of *ranks* that cannot write to each other, with what was seen.
 
     Parameters
@@ -52,6 +61,8 @@ def bad_pairs(job: Job, directory: Path | None, deadline_s: float = DEADLINE_S) 
         Where results are kept; None: nowhere.
     deadline_s
         For all pairs together.
+    note
+        Told of pairs that could not be tried.
 
     Raises
     ------
@@ -63,7 +74,7 @@ def bad_pairs(job: Job, directory: Path | None, deadline_s: float = DEADLINE_S) 
     Ranks that share a GPU reach each other always. Cost: where nothing is kept, a process and a context per GPU,
     then 10 ms per pair.
     """
-    gpus = job.gpus
+    gpus, uuids = job.gpus, [card.uuid for card in job.cards]
     pairs = [(a, b) for a in gpus for b in gpus if a != b]
     path = None if directory is None else directory / f"{_digest(job)}.json"
     found = _kept(path) if pairs else {}
@@ -73,7 +84,12 @@ def bad_pairs(job: Job, directory: Path | None, deadline_s: float = DEADLINE_S) 
         found |= {(gpus[a], gpus[b]): why for (a, b), why in check.run(missing).items()}
         if path is not None and not check.broke_down:
             _keep(path, found)
-    uuids = [card.uuid for card in job.cards]
+        for (a, b), why in list(check.untried.items())[:1]:
+            note(
+                f"{len(check.untried)} of {len(missing)} ordered pairs of GPUs are taken on CUDA's word, as the peer "
+                f"check gets no context or memory there (rank {uuids.index(gpus[a])} to rank "
+                f"{uuids.index(gpus[b])}: {why})"
+            )
     ranks = [(a, b) for a in range(job.size) for b in range(job.size)]
     return {(a, b): found[uuids[a], uuids[b]] for a, b in ranks if found.get((uuids[a], uuids[b]))}
 
@@ -109,21 +125,24 @@ class _Check:
     gpus: tuple[str, ...]
     deadline_s: float
     found: dict[Pair, str] = field(default_factory=dict)
+    untried: dict[Pair, str] = field(default_factory=dict)
     broke_down: bool = False
 
     def run(self, pairs: Sequence[Pair]) -> dict[Pair, str]:
-        """Every pair with what is wrong with it, or ""."""
+        """Every pair with what is wrong with it, or ""; without those in ``untried``, of which nothing is known."""
         ends = time.monotonic() + self.deadline_s
         for _ in range(MOST_CHILDREN):
-            left = [pair for pair in pairs if pair not in self.found]
+            left = self._open(pairs)
             if not left or time.monotonic() >= ends:
                 break
             self._child(left, ends)
-        for pair in pairs:
-            if pair not in self.found:
-                self.broke_down = True
-                self.found[pair] = "not tried, as the driver hung or crashed on other pairs"
+        for pair in self._open(pairs):
+            self.broke_down = True
+            self.found[pair] = "not tried, as the driver hung or crashed on other pairs"
         return self.found
+
+    def _open(self, pairs: Sequence[Pair]) -> list[Pair]:
+        return [pair for pair in pairs if pair not in self.found and pair not in self.untried]
 
     def _child(self, pairs: Sequence[Pair], ends: float) -> None:
         """One child's answers; the pair that it hangs or crashes on is bad."""
@@ -145,16 +164,17 @@ class _Check:
                 word, _, rest = line.partition(" ")
                 if word == "failed":
                     raise UnsupportedError(f"P2P could not be checked: {rest}")
-                if word in ("begin", "good", "bad"):
+                if word in ("begin", "good", "bad", "untried"):
                     a, b, *why = rest.split(" ", 2)
                     trying = (int(a), int(b)) if word == "begin" else None
                     if word != "begin":
-                        self.found[int(a), int(b)] = "" if word == "good" else " ".join(why)
+                        answers = self.untried if word == "untried" else self.found
+                        answers[int(a), int(b)] = "" if word == "good" else " ".join(why)
         except TimeoutError:
             verdict = "the driver did not answer in time"
         finally:
             code = _end(process)
-        if all(pair in self.found for pair in pairs):
+        if not self._open(pairs):
             return
         self.broke_down = True
         if trying is None:

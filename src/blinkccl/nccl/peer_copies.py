@@ -3,9 +3,11 @@
 It talks to CUDA's driver, which may hang or crash it, and to its parent in lines, each of them flushed::
 
     stdin   {"uuids": ["6f…", …], "pairs": [[0, 1], …]}      pairs of indexes into uuids, in the order to try
-    stdout  ready                                            all GPUs are found and have contexts
+    stdout  ready                                            all GPUs are found and have contexts, where they can
             begin 0 1                                        about to copy
             good 0 1  |  bad 0 1 WHY
+            untried 0 1 WHY                                  CUDA has neither context nor memory for us there; it
+                                                             says that the two reach each other
             failed WHY                                       nothing can be said of any pair
 
 The copies are those of the driver, from a context that has peer access: the same way that kernels' stores take. It uses
@@ -18,13 +20,17 @@ import ctypes as c
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import shake_128
 from typing import Any
 
 #: More than a page, and no power of two.
 PATTERN_BYTES = (1 << 20) + 272
 _ALREADY_ENABLED = 704
+#: CUDA_ERROR_OUT_OF_MEMORY; CUDA_ERROR_DEVICE_UNAVAILABLE, where another process has a GPU for itself.
+_TAKEN = (2, 46)
+#: What older drivers say then, CUDA_ERROR_INVALID_DEVICE, and how one knows: CU_COMPUTEMODE_EXCLUSIVE_PROCESS.
+_INVALID_DEVICE, _COMPUTE_MODE, _EXCLUSIVE_PROCESS = 101, 20, 3
 _MOST_DEVICES = 256
 
 #: What lies in the target before: no byte is right by chance.
@@ -37,6 +43,7 @@ _FUNCTIONS: dict[str, list[Any]] = {
     "cuGetErrorName": [c.c_int, c.POINTER(c.c_char_p)],
     "cuDeviceGet": [c.POINTER(c.c_int), c.c_int],
     "cuDeviceGetUuid_v2": [c.c_char * 16, c.c_int],
+    "cuDeviceGetAttribute": [c.POINTER(c.c_int), c.c_int, c.c_int],
     "cuDeviceCanAccessPeer": [c.POINTER(c.c_int), c.c_int, c.c_int],
     "cuDevicePrimaryCtxRetain": [c.POINTER(c.c_void_p), c.c_int],
     "cuCtxPushCurrent_v2": [c.c_void_p],
@@ -52,7 +59,11 @@ _FUNCTIONS: dict[str, list[Any]] = {
 
 
 class DriverError(Exception):
-    """The driver refused; the message says what, by the driver's own name for it."""
+    """The driver refused; the message says what, by the driver's own name for it. ``code``: its answer, or 0."""
+
+    def __init__(self, message: str, code: int = 0) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class Driver:
@@ -87,7 +98,7 @@ class Driver:
         """As :meth:`try_call`; anything but success is an error."""
         code = self.try_call(name, *arguments)
         if code:
-            raise DriverError(f"{name}: {self.name_of(code)}")
+            raise DriverError(f"{name}: {self.name_of(code)}", code)
 
     def name_of(self, code: int) -> str:
         text = c.c_char_p()
@@ -132,16 +143,31 @@ def pattern(src: int, dst: int) -> bytes:
     return shake_128(f"{src} {dst}".encode()).digest(PATTERN_BYTES)
 
 
+def open_gpu(driver: Driver, device: int) -> Gpu | str:
+    """The GPU, or the reason where others have it, or its memory, to themselves.
+
+    Raises
+    ------
+    DriverError
+        If the driver refuses for another reason.
+    """
+    try:
+        return Gpu(driver, device)
+    except DriverError as error:
+        mode = c.c_int()
+        if error.code == _INVALID_DEVICE:
+            driver.call("cuDeviceGetAttribute", c.byref(mode), _COMPUTE_MODE, device)
+        if error.code in _TAKEN or mode.value == _EXCLUSIVE_PROCESS:
+            return str(error)
+        raise
+
+
 def fault_of_copy(driver: Driver, source: Gpu, target: Gpu, data: bytes) -> str | None:
     """What is wrong with copies from one GPU to the other; None where all bytes arrive."""
-    can = c.c_int()
-    driver.call("cuDeviceCanAccessPeer", c.byref(can), source.device, target.device)
-    if not can.value:
-        return "CUDA grants no peer access"
     with source:
         enabled = driver.try_call("cuCtxEnablePeerAccess", target.context, 0)
     if enabled not in (0, _ALREADY_ENABLED):
-        return f"cuCtxEnablePeerAccess: {driver.name_of(enabled)}"
+        raise DriverError(f"cuCtxEnablePeerAccess: {driver.name_of(enabled)}", enabled)
     source.write(source.source, data)
     target.write(target.target, data.translate(_COMPLEMENT))
     with source:
@@ -162,15 +188,29 @@ def run(driver: Driver, uuids: Sequence[str], pairs: Sequence[tuple[int, int]], 
     if missing:
         raise DriverError(f"CUDA of rank 0's process does not see GPU {missing[0]}: containers must share their GPUs")
     used = sorted({index for pair in pairs for index in pair})
-    gpus = {index: Gpu(driver, device_of[uuids[index]]) for index in used}
+    devices = {index: device_of[uuids[index]] for index in used}
+    gpus = {index: open_gpu(driver, device) for index, device in devices.items()}
     say("ready")
     for src, dst in pairs:
         say(f"begin {src} {dst}")
+        can = c.c_int()
         try:
-            why = fault_of_copy(driver, gpus[src], gpus[dst], pattern(src, dst))
+            driver.call("cuDeviceCanAccessPeer", c.byref(can), devices[src], devices[dst])  # needs no context
+            say(_verdict(driver, gpus, src, dst) if can.value else f"bad {src} {dst} CUDA grants no peer access")
         except DriverError as error:
-            why = str(error)
-        say(f"good {src} {dst}" if why is None else f"bad {src} {dst} {why}")
+            say(f"{'untried' if error.code in _TAKEN else 'bad'} {src} {dst} {error}")
+
+
+def _verdict(driver: Driver, gpus: Mapping[int, Gpu | str], src: int, dst: int) -> str:
+    """The line for a pair that CUDA grants access."""
+    source, target = gpus[src], gpus[dst]
+    for gpu in (source, target):
+        if isinstance(gpu, str):
+            return f"untried {src} {dst} {gpu}"
+    assert isinstance(source, Gpu)
+    assert isinstance(target, Gpu)
+    why = fault_of_copy(driver, source, target, pattern(src, dst))
+    return f"good {src} {dst}" if why is None else f"bad {src} {dst} {why}"
 
 
 def _devices(driver: Driver) -> dict[str, int]:

@@ -96,7 +96,8 @@ def plan(cards: bytes, environ: Mapping[str, str], log: Log) -> Path:
     choices.wanted_protocol(job.setting("protocol"))
     where = place(job, log.say)
     log.step(f"{job.size} ranks on {where.topology.name}: GPUs {', '.join(map(str, where.ranks))}, found")
-    bad = bad_pairs(job, cache_directory(environ, "peers"), _seconds(environ, "BLINK_PEER_TIMEOUT", PEER_DEADLINE_S))
+    peer_timeout_s = _seconds(environ, "BLINK_PEER_TIMEOUT", PEER_DEADLINE_S)
+    bad = bad_pairs(job, cache_directory(environ, "peers"), peer_timeout_s, log.say)
     where = without(where, tuple(bad), bad)
     for (a, b), why in bad.items():
         log.say(f"rank {a} cannot write to rank {b}: {why}")

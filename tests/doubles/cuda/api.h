@@ -23,7 +23,8 @@ typedef void (*CUhostFn)(void*);
 namespace cuda_double {
 
 enum Error : CUresult {
-  kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotInitialized = 3, kNoDevice = 100, kInvalidDevice = 101,
+  kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kNotInitialized = 3, kDeviceUnavailable = 46, kNoDevice = 100,
+  kInvalidDevice = 101,
   kInvalidImage = 200, kInvalidContext = 201, kNoBinaryForGpu = 209, kPeerAccessUnsupported = 217,
   kInvalidHandle = 400, kIllegalState = 401, kNotFound = 500, kNotReady = 600, kPeerAccessAlreadyEnabled = 704,
   kPeerAccessNotEnabled = 705, kContextIsDestroyed = 709, kHostMemoryAlreadyRegistered = 712,

@@ -1,5 +1,11 @@
 #include "contexts.h"
 
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstddef>
 #include <mutex>
 #include <set>
 #include <vector>
@@ -11,6 +17,7 @@
 struct CUctx_st {
   int device = 0;
   int retained = 0;
+  int claim = -1;  // of an exclusive device: what keeps other processes out
   unsigned flags = 0;
   std::set<int> peers;
 };
@@ -35,6 +42,21 @@ std::vector<CUctx_st>& contexts() {
 thread_local std::vector<CUcontext> stack;
 
 CUcontext current() { return stack.empty() ? nullptr : stack.back(); }
+
+// Only one process can hold the name, and it goes with that process.
+int claim_of(int device) {
+  const int claim = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  sockaddr_un name{};
+  name.sun_family = AF_UNIX;
+  const std::string text = "cuda-double " + std::to_string(machine().devices[static_cast<std::size_t>(device)].number) +
+                           " " + machine().exclusive;
+  const std::size_t bytes = std::min(text.size(), sizeof name.sun_path - 1);
+  text.copy(name.sun_path + 1, bytes);
+  const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + bytes);
+  if (claim < 0 || !bind(claim, reinterpret_cast<const sockaddr*>(&name), size)) return claim;
+  close(claim);
+  return -1;
+}
 
 }  // namespace
 
@@ -67,8 +89,13 @@ CU_API cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
   if (!context) return kInvalidValue;
   if (!machine().has(device)) return kInvalidDevice;
   std::lock_guard<std::mutex> lock(guard());
-  *context = &contexts()[static_cast<std::size_t>(device)];
-  ++(*context)->retained;
+  CUctx_st& own = contexts()[static_cast<std::size_t>(device)];
+  if (own.retained == 0 && !machine().exclusive.empty()) {
+    own.claim = claim_of(device);
+    if (own.claim < 0) return kDeviceUnavailable;
+  }
+  *context = &own;
+  ++own.retained;
   return kSuccess;
 }
 
@@ -78,7 +105,10 @@ CU_API cuDevicePrimaryCtxRelease_v2(CUdevice device) {
   std::lock_guard<std::mutex> lock(guard());
   CUctx_st& context = contexts()[static_cast<std::size_t>(device)];
   if (context.retained == 0) return kInvalidContext;
-  if (--context.retained == 0) context.peers.clear();
+  if (--context.retained > 0) return kSuccess;
+  context.peers.clear();
+  if (context.claim >= 0) close(context.claim);
+  context.claim = -1;
   return kSuccess;
 }
 

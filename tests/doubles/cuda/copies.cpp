@@ -41,8 +41,10 @@ CUresult copy(std::uintptr_t to, Place to_place, std::uintptr_t from, Place from
   if (bytes == 0) return stream_of(stream) ? kSuccess : kInvalidHandle;
   if (CUresult error = locate(to, bytes, to_place, &target, &target_pageable)) return error;
   if (CUresult error = locate(from, bytes, from_place, &source, &source_pageable)) return error;
-  const bool spoils = machine().spoils(source.on_device() ? source.device : -1,
-                                       target.on_device() ? target.device : -1);
+  const int source_device = source.on_device() ? source.device : -1;
+  const int target_device = target.on_device() ? target.device : -1;
+  const bool spoils = machine().spoils(source_device, target_device);
+  const bool dawdles = machine().dawdles(source_device, target_device);
   const bool capturing = is_capturing(stream);
   // What can be paged is read at once; and nothing returns before what can be paged is written.
   std::shared_ptr<std::vector<char>> staged;
@@ -51,6 +53,7 @@ CUresult copy(std::uintptr_t to, Place to_place, std::uintptr_t from, Place from
     staged = std::make_shared<std::vector<char>>(bytes_at, bytes_at + bytes);
   }
   const Work work = [=] {
+    if (dawdles) std::this_thread::sleep_for(std::chrono::milliseconds(200));
     char* const target_at = reinterpret_cast<char*>(to);
     std::memmove(target_at, staged ? staged->data() : reinterpret_cast<const char*>(from), bytes);
     if (spoils) target_at[bytes / 2] = static_cast<char>(target_at[bytes / 2] ^ 0x10);

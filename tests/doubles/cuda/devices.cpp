@@ -43,12 +43,15 @@ Machine described() {
   Machine made;
   const char* name = std::getenv("BLINK_DOUBLE_NAME");
   made.name = name ? name : "Test Double GPU";
+  const char* exclusive = std::getenv("BLINK_DOUBLE_EXCLUSIVE");
+  made.exclusive = exclusive ? exclusive : "";
   made.memory_bytes = static_cast<std::size_t>(setting("BLINK_DOUBLE_MEMORY", 4L << 30));
   made.arch = static_cast<int>(setting("BLINK_DOUBLE_ARCH", 90));
   made.multiprocessors = static_cast<int>(setting("BLINK_DOUBLE_SMS", 132));
   made.occupancy = static_cast<int>(setting("BLINK_DOUBLE_OCCUPANCY", 0));
   made.no_peer = pairs("BLINK_DOUBLE_NO_PEER");
   made.bad_peer = pairs("BLINK_DOUBLE_BAD_PEER");
+  made.slow_peer = pairs("BLINK_DOUBLE_SLOW_PEER");
   const int count = static_cast<int>(setting("BLINK_DOUBLE_DEVICES", 4));
   const std::vector<std::string> bus_ids = words("BLINK_DOUBLE_BUS_IDS");
   std::vector<int> visible;
@@ -91,9 +94,9 @@ bool Machine::can_reach(int ordinal, int peer) const {
                                    devices[static_cast<std::size_t>(peer)].number);
 }
 
-bool Machine::spoils(int from, int to) const {
-  if (bad_peer.empty() || !has(from) || !has(to)) return false;
-  return holds(bad_peer, devices[static_cast<std::size_t>(from)].number, devices[static_cast<std::size_t>(to)].number);
+bool Machine::lists(const std::vector<std::pair<int, int>>& list, int from, int to) const {
+  if (list.empty() || !has(from) || !has(to)) return false;
+  return holds(list, devices[static_cast<std::size_t>(from)].number, devices[static_cast<std::size_t>(to)].number);
 }
 
 int Machine::ordinal_of(const CUuuid& uuid) const {
@@ -190,6 +193,7 @@ CU_API cuDeviceGetAttribute(int* value, int attribute, CUdevice device) {
     case 8: *value = 49152; break;                      // shared memory per block
     case 10: *value = 32; break;                        // warp size
     case 16: *value = machine().multiprocessors; break;
+    case 20: *value = machine().exclusive.empty() ? 0 : 3; break;  // compute mode
     case 33: *value = static_cast<int>(bus); break;
     case 34: *value = static_cast<int>(slot); break;
     case 39: *value = 2048; break;                      // threads per multiprocessor

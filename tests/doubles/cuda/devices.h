@@ -5,6 +5,8 @@
 //   BLINK_DOUBLE_MEM_OPS (1): 0: its streams have no memory operations of 64 bits
 //   BLINK_DOUBLE_NO_PEER="0-1,2-0": device 0 cannot reach 1, 2 cannot reach 0
 //   BLINK_DOUBLE_BAD_PEER="1-2": a copy from 1 to 2 silently spoils one byte
+//   BLINK_DOUBLE_SLOW_PEER="1-2": a copy from 1 to 2 takes 0.2 s
+//   BLINK_DOUBLE_EXCLUSIVE=NAME: devices are in compute mode EXCLUSIVE_PROCESS, for all processes with the same name
 //   CUDA_VISIBLE_DEVICES: numbers only
 #pragma once
 
@@ -24,15 +26,19 @@ struct Device {
 
 struct Machine {
   std::vector<Device> devices;  // the visible ones, by ordinal
-  std::string name;
+  std::string name, exclusive;  // the latter empty: any number of processes may use a device
   std::size_t memory_bytes;
   int arch, multiprocessors, occupancy;  // occupancy 0: as many as 2048 threads allow
-  std::vector<std::pair<int, int>> no_peer, bad_peer;  // by number
+  std::vector<std::pair<int, int>> no_peer, bad_peer, slow_peer;  // by number
 
   bool can_reach(int ordinal, int peer) const;
-  bool spoils(int from, int to) const;
+  bool spoils(int from, int to) const { return lists(bad_peer, from, to); }
+  bool dawdles(int from, int to) const { return lists(slow_peer, from, to); }
   int ordinal_of(const CUuuid& uuid) const;  // -1: not visible here
   bool has(CUdevice ordinal) const { return ordinal >= 0 && ordinal < static_cast<int>(devices.size()); }
+
+ private:
+  bool lists(const std::vector<std::pair<int, int>>& list, int from, int to) const;  // by ordinal
 };
 
 const Machine& machine();

@@ -70,9 +70,13 @@ CU_API cuIpcOpenMemHandle_v2(CUdeviceptr* pointer, CUipcMemHandle handle, unsign
   struct stat about;
   const bool same = !fstat(file, &about) && about.st_ino == ticket.inode;
   const bool mapped = same && map_guarded(file, ticket.bytes, &range);
-  close(file);  // the mapping keeps the memory
-  if (!mapped) return same ? kOutOfMemory : kInvalidValue;
+  if (!mapped) {
+    close(file);
+    return same ? kOutOfMemory : kInvalidValue;
+  }
+  hold_open(file);
   range.kind = Kind::ipc;
+  range.file = file;
   range.device = device;
   range.inode = ticket.inode;
   range.opened = 1;
@@ -89,5 +93,6 @@ CU_API cuIpcCloseMemHandle(CUdeviceptr pointer) {
   wait_for_device(current_device());
   if (!remove_range(pointer, Kind::ipc, &range)) return kInvalidValue;
   unmap_guarded(range);
+  close(range.file);
   return kSuccess;
 }

@@ -1,5 +1,6 @@
 #include "memory.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -35,7 +36,28 @@ void check_slack(const Range& range) {
   }
 }
 
+// A lock tells of others, and goes with the process that holds it.
+struct flock whole_file(int kind) {
+  struct flock lock {};
+  lock.l_type = static_cast<short>(kind);
+  lock.l_whence = SEEK_SET;
+  return lock;
+}
+
+void check_closed(const Range& range) {
+  struct flock lock = whole_file(F_WRLCK);
+  if (fcntl(range.file, F_GETLK, &lock) == 0 && lock.l_type == F_UNLCK) return;
+  std::fprintf(stderr, "cuda double: an allocation of %zu bytes was freed while process %d has it open\n", range.bytes,
+               static_cast<int>(lock.l_pid));
+  std::abort();
+}
+
 }  // namespace
+
+void hold_open(int file) {
+  struct flock lock = whole_file(F_RDLCK);
+  if (fcntl(file, F_SETLK, &lock) != 0) std::abort();
+}
 
 std::size_t offset_in_file(std::size_t bytes) {
   return (whole_pages(bytes) - bytes) / kAlignment * kAlignment;
@@ -106,6 +128,7 @@ CU_API cuMemFree_v2(CUdeviceptr pointer) {
   wait_for_device(range.device);  // as the real one does
   if (!remove_range(pointer, Kind::device, &range)) return kInvalidValue;
   check_slack(range);
+  check_closed(range);
   unmap_guarded(range);
   close(range.file);
   return kSuccess;

@@ -235,6 +235,31 @@ def ipc() -> None:
     expect(bytes([7]) * 9999 + bytes([9]), cuda.read(memory, 10000))
 
 
+def free_while_open() -> None:
+    """A peer that has gone holds nothing; one that has not, has the memory open."""
+    cuda.ready()
+    handle = IpcHandle()
+    for stays in (False, True):
+        memory = cuda.allocate(10000)
+        cuda.cuIpcGetMemHandle(ctypes.byref(handle), memory)
+        command = [sys.executable, __file__, "ipc_holder", bytes(handle).hex()]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+            assert holder.stdout is not None
+            holder.stdout.readline()
+            if not stays:
+                holder.kill()
+                holder.wait()
+            expect(0, cuda.cuMemFree_v2(memory))
+    print("not noticed")
+
+
+def ipc_holder(text: str) -> None:
+    cuda.ready(1)
+    cuda.out(cuda.cuIpcOpenMemHandle_v2, IpcHandle.from_buffer_copy(bytes.fromhex(text)), 1)
+    print("open", flush=True)
+    sys.stdin.read()  # to the end of whoever began this
+
+
 def ipc_peer(text: str) -> None:
     cuda.ready(1)
     handle = IpcHandle.from_buffer_copy(bytes.fromhex(text))

@@ -89,10 +89,14 @@ def test_devices_are_as_described(scene: Scene) -> None:
         ("underrun", signal.SIGSEGV),
         ("use_after_free", signal.SIGSEGV),
         ("small_overrun", signal.SIGABRT),
+        ("free_while_open", signal.SIGABRT),
     ],
 )
 def test_memory_errors_do_not_pass(scene: Scene, name: str, ends_by: signal.Signals) -> None:
-    assert scene(name).returncode == -ends_by
+    ended = scene(name)
+    assert ended.returncode == -ends_by
+    assert "not noticed" not in ended.stdout
+    assert name != "free_while_open" or "freed while process" in ended.stderr
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -163,6 +163,10 @@ int job_connect(void* handle, const char* addresses, char* why, int why_bytes) {
   return 1;
 }
 
+void job_close_peers(void* job) {
+  for (const auto& engine : static_cast<Job*>(job)->engines) engine->close_peers();
+}
+
 void job_close(void* job) { delete static_cast<Job*>(job); }
 
 void job_plant(int kind, int index) {

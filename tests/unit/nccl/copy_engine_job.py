@@ -127,7 +127,7 @@ class Job:
         self.library.job_open.argtypes = [c.c_char_p, *3 * [c.c_int], c.c_char_p, c.c_int, c.c_char_p, c.c_int]
         self.library.job_connect.argtypes = [c.c_void_p, c.c_char_p, c.c_char_p, c.c_int]
         self.library.job_run.argtypes = [c.c_void_p, c.c_void_p, c.c_void_p, c.c_double]
-        self.library.job_close.argtypes = [c.c_void_p]
+        self.library.job_close_peers.argtypes = self.library.job_close.argtypes = [c.c_void_p]
         self.directory = tempfile.TemporaryDirectory()
         place = Path(self.directory.name)
         (place / "copies.so").write_bytes(build(cuda_text([kernel]), copies_compiler()).read_bytes())
@@ -154,6 +154,9 @@ class Job:
             say(meeting / "board", f"/proc/{os.getpid()}/fd/{made}")
             return made
         return os.open(hear(meeting / "board"), os.O_RDWR)
+
+    def close_peers(self) -> None:
+        self.library.job_close_peers(self.handle)
 
     def close(self) -> None:
         self.library.job_close(self.handle)
@@ -344,10 +347,16 @@ def one_rank(case: dict[str, Any], rank: int, meeting: str) -> list[str | None]:
         outputs = job.run(program, inputs, scales=scales, **one)
         told = mismatch([outputs[rank]], [expected[rank]], max(1, one["count"]))
         found.append(told if job.last.code == 0 else f"ended with status {job.last.code}")
-    # Nobody frees what others still write to.
-    say(Path(meeting) / f"done{rank}", "")
-    for other in range(len(program.ranks)):
-        hear(Path(meeting) / f"done{other}")
+
+    def everybody(word: str) -> None:
+        say(Path(meeting) / f"{word}{rank}", "")
+        for other in range(len(program.ranks)):
+            hear(Path(meeting) / f"{word}{other}")
+
+    # Nobody closes what it still writes to, and nobody frees what others have open.
+    everybody("done")
+    job.close_peers()
+    everybody("closed")
     job.close()
     return found
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from blinkccl.nccl.cards import Job, read_cards
 
-#: A CUDA driver of eight GPUs whose copies are memcpy. FAKE_PAIRS="1-2:hang,0-1:crash,2-0:lose,3-1:deny" spoils some.
+#: A CUDA driver of eight GPUs whose copies are memcpy. FAKE_PAIRS="1-2:hang,0-1:crash,2-0:lose,3-1:deny,2-1:full"
+#: spoils some.
 DRIVER = r"""
 #include <stdint.h>
 #include <stdio.h>
@@ -41,11 +42,18 @@ int cuInit(unsigned f) { return getenv("FAKE_NO_GPU") ? 100 : 0; }
 int cuGetErrorName(int e, const char **t) { *t = e == 100 ? "CUDA_ERROR_NO_DEVICE" : "CUDA_ERROR_OTHER"; return 0; }
 int cuDeviceGet(int *d, int i) { *d = i; return i < 8 ? 0 : 101; }
 int cuDeviceGetUuid_v2(char *u, int d) { memset(u, 0, 16); u[15] = (char)d; return 0; }
+int cuDeviceGetAttribute(int *v, int a, int d) { *v = a == 20 && getenv("FAKE_EXCLUSIVE") ? 3 : 0; return 0; }
 int cuDeviceCanAccessPeer(int *can, int a, int b) { *can = strcmp(spoiled(a, b), "deny") != 0; return 0; }
-int cuDevicePrimaryCtxRetain(void **c, int d) { *c = (void *)(uintptr_t)(d + 1); return 0; }
+int cuDevicePrimaryCtxRetain(void **c, int d) {
+  const char *fails = getenv("FAKE_NO_CONTEXT"); /* "1:101": device 1 has none to give, and says 101 */
+  *c = (void *)(uintptr_t)(d + 1);
+  return fails && fails[0] - '0' == d ? atoi(fails + 2) : 0;
+}
 int cuCtxPushCurrent_v2(void *c) { current[depth++] = (int)(uintptr_t)c - 1; return 0; }
 int cuCtxPopCurrent_v2(void **c) { --depth; return 0; }
-int cuCtxEnablePeerAccess(void *c, unsigned f) { return 0; }
+int cuCtxEnablePeerAccess(void *c, unsigned f) {
+  return strcmp(spoiled(current[depth - 1], (int)(uintptr_t)c - 1), "full") ? 0 : 2;
+}
 int cuStreamCreate(void **s, unsigned f) { *s = (void *)8; return 0; }
 int cuStreamSynchronize(void *s) { return 0; }
 int cuMemAlloc_v2(uint64_t *p, size_t n) {

@@ -79,9 +79,9 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         place / "libblink_device.so",
         flags=(*flags, '-DBLINK_VERSION="test"'),
     )
-    names = ("agreement", "board", "bundle", "copy_engine", "copy_plan", "copy_watch", "deadline", "driver", "engine")
+    names = ("agreement", "arrivals", "board", "bundle", "copy_engine", "copy_plan", "copy_watch", "deadline", "driver")
     harness = doubles.compile_library(
-        [HERE / "copy_engine_harness.cpp", *(NATIVE / "shim" / f"{name}.cpp" for name in names)],
+        [HERE / "copy_engine_harness.cpp", *(NATIVE / "shim" / f"{name}.cpp" for name in (*names, "engine", "sha256"))],
         place / "libharness.so",
         flags=(*flags, "-ldl"),
     )

@@ -125,6 +125,37 @@ def test_a_gpu_that_rank_0_does_not_see_is_named(driver):
         bad_pairs(job(2, uuid=lambda rank: ("0" * 32, "f" * 32)[rank]), None)
 
 
+@pytest.mark.parametrize(
+    ("variables", "untried", "denied"),
+    [
+        ({"FAKE_NO_CONTEXT": "1:46"}, 3, {(1, 0)}),  # without a context, too, CUDA says what it denies
+        ({"FAKE_NO_CONTEXT": "1:2"}, 3, {(1, 0)}),
+        ({"FAKE_NO_CONTEXT": "1:101", "FAKE_EXCLUSIVE": "1"}, 3, {(1, 0)}),
+        ({"FAKE_PAIRS": "2-1:full,0-2:lose"}, 1, set()),
+    ],
+)
+def test_what_cannot_be_tried_is_taken_on_the_drivers_word(driver, tmp_path, monkeypatch, variables, untried, denied):
+    """And tried again by the next job: only what was seen is kept."""
+    driver("0-2:lose,1-0:deny")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    told: list[str] = []
+    bad = bad_pairs(job(3), tmp_path / "peers", note=told.append)
+    assert set(bad) == {(0, 2)} | denied
+    (line,) = told
+    assert line.startswith(f"{untried} of 6 ordered pairs of GPUs are taken on CUDA's word")
+    for name in variables:
+        monkeypatch.delenv(name)
+    driver("2-1:lose")
+    assert set(bad_pairs(job(3), tmp_path / "peers")) == {*bad, (2, 1)}
+
+
+def test_a_gpu_that_fails_for_another_reason_is_no_excuse(driver, monkeypatch):
+    monkeypatch.setenv("FAKE_NO_CONTEXT", "1:101")  # and the GPU is nobody's own
+    with pytest.raises(UnsupportedError, match="cuDevicePrimaryCtxRetain: CUDA_ERROR_OTHER"):
+        bad_pairs(job(2), None)
+
+
 def test_patterns_of_pairs_differ_everywhere():
     one, two = pattern(0, 1), pattern(1, 0)
     assert len(one) == PATTERN_BYTES

@@ -19,6 +19,7 @@ typedef struct CUgraphExec_st* CUgraphExec;
   X(cuCtxSetCurrent, (CUcontext))                                                    \
   X(cuMemAlloc_v2, (CUdeviceptr*, size_t))                                           \
   X(cuMemFree_v2, (CUdeviceptr))                                                     \
+  X(cuMemGetInfo_v2, (size_t*, size_t*))                                             \
   X(cuMemcpyHtoDAsync_v2, (CUdeviceptr, const void*, size_t, cudaStream_t))          \
   X(cuMemcpyDtoHAsync_v2, (void*, CUdeviceptr, size_t, cudaStream_t))                \
   X(cuMemcpyDtoDAsync_v2, (CUdeviceptr, CUdeviceptr, size_t, cudaStream_t))          \
