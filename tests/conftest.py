@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,6 +11,18 @@ from pathlib import Path
 import pytest
 
 from blinkccl.cli import main
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "slow: a merge does not wait for it; BLINK_ALL_TESTS=1 runs it")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if os.environ.get("BLINK_ALL_TESTS"):
+        return
+    for item in items:
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.skip(reason="BLINK_ALL_TESTS=1 runs it"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

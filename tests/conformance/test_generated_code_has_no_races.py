@@ -77,16 +77,7 @@ def _values(buffer: Array | None) -> Iterator[int]:
 
 
 @pytest.mark.skipif(CXX is None, reason="there is no C++ compiler: neither CXX, g++ nor clang++")
-@pytest.mark.parametrize(
-    "sanitizer",
-    [
-        "thread",
-        pytest.param(
-            "address,undefined",
-            marks=pytest.mark.skipif(not os.environ.get("BLINK_ALL_TESTS"), reason="BLINK_ALL_TESTS=1 runs it"),
-        ),
-    ],
-)
+@pytest.mark.parametrize("sanitizer", ["thread", pytest.param("address,undefined", marks=pytest.mark.slow)])
 def test_generated_code_under_sanitizers(sanitizer: str, tmp_path: Path) -> None:
     made = programs()
     (tmp_path / "generated.cpp").write_text(source(made), encoding="utf-8")

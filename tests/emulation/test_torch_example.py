@@ -78,6 +78,7 @@ def test_two_ranks_learn_the_same_to_the_last_bit(mode: str) -> None:
     assert last == by_gloo.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_three_ranks_learn_the_same_but_for_rounding() -> None:
     by_gloo, by_blink = (json.loads(run(3, "--backend", name, "--steps", "8", "--json")) for name in ("gloo", "blink"))
     assert (by_gloo["backend"], by_blink["backend"], by_blink["ranks"]) == ("gloo", "blink", 3)

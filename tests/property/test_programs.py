@@ -15,6 +15,7 @@ from random import Random
 
 import numpy as np
 import pytest
+from effort import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -38,7 +39,7 @@ from blinkccl.topology.spec import parse_spec
 
 SEEDS = st.integers(0, 2**32)
 EASY = settings(
-    max_examples=120, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(120), deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 CHUNK_BYTES = 32  # eight int32
 
@@ -63,7 +64,7 @@ def test_lowered_forests_keep_the_law_and_equal_the_oracle(seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
-@settings(EASY, max_examples=25)
+@settings(EASY, max_examples=examples(25))
 @given(seed=SEEDS)
 def test_programs_that_did_not_come_from_lowering(name: str, seed: int) -> None:
     random = Random(seed)
@@ -76,7 +77,7 @@ def test_programs_that_did_not_come_from_lowering(name: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("engine", [name for name, row in ENGINES.items() if row.missing is None])
-@settings(EASY, max_examples=30)
+@settings(EASY, max_examples=examples(30))
 @given(seed=SEEDS)
 def test_every_engine_serves_any_lawful_program(engine: str, seed: int) -> None:
     program, _ = random_program(Random(seed))
@@ -119,7 +120,7 @@ SENSITIVE = ("sum", "prod", "min", "max", "avg", "premul_sum")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float8_e5m2", "float8_e4m3fn"])
-@settings(EASY, max_examples=25)
+@settings(EASY, max_examples=examples(25))
 @given(seed=SEEDS)
 def test_every_engine_gives_the_bits_of_the_reference_on_data_that_rounds(dtype: str, seed: int) -> None:
     random = Random(seed)
@@ -153,7 +154,7 @@ def without_payloads(array: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("algorithm", ["one_hop", "one_shot"])
 @pytest.mark.parametrize("spec", ["clique:5", "dgx-a100"])
-@settings(EASY, max_examples=15)
+@settings(EASY, max_examples=examples(15))
 @given(seed=SEEDS)
 def test_stars_equal_the_oracle_in_every_bit_for_any_data(spec: str, algorithm: str, seed: int) -> None:
     """They reduce in rank order on every rank, in one firing."""
@@ -239,7 +240,7 @@ def perturbed(random: Random, program: Program) -> Program:
     return replace(program, roles=tuple(roles), channels=channels)
 
 
-@settings(EASY, max_examples=300)
+@settings(EASY, max_examples=examples(300))
 @given(seed=SEEDS)
 def test_the_law_says_deadlock_exactly_where_the_reference_deadlocks(seed: int) -> None:
     random = Random(seed)
@@ -260,7 +261,7 @@ def test_the_law_says_deadlock_exactly_where_the_reference_deadlocks(seed: int) 
 
 
 @pytest.mark.parametrize("engine", [name for name, row in ENGINES.items() if row.missing is None])
-@settings(EASY, max_examples=40)
+@settings(EASY, max_examples=examples(40))
 @given(seed=SEEDS)
 def test_engines_need_no_more_slots_than_the_law(engine: str, seed: int) -> None:
     random = Random(seed)

@@ -10,6 +10,7 @@ from functools import lru_cache
 from random import Random
 
 import pytest
+from effort import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -32,7 +33,9 @@ from blinkccl.topology.model import LINK_KINDS, Topology
 from blinkccl.topology.spec import parse_spec
 
 SEEDS = st.integers(0, 2**32)
-EASY = settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+EASY = settings(
+    max_examples=examples(150), deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
 EVERY_SHARING = pytest.mark.parametrize("sharing", SHARINGS)
 
 Job = tuple[Program, Topology]
@@ -312,7 +315,7 @@ def part_of_rate(forest: Forest, sharing: str, size_bytes: int = 1 << 26) -> tup
 
 
 @pytest.mark.parametrize("algo", [*ALGORITHMS])
-@settings(EASY, max_examples=12)
+@settings(EASY, max_examples=examples(12))
 @given(seed=SEEDS)
 def test_long_transfers_reach_the_rate_of_the_plan_and_never_more(algo: str, seed: int) -> None:
     """First come, first served, k chunks through d hops take (k + d) / k of the time that the plan's rate allows.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -24,15 +23,7 @@ LIMIT_S = 800
 
 
 @pytest.mark.timeout(LIMIT_S + 60)
-@pytest.mark.parametrize(
-    "size",
-    [
-        2,
-        pytest.param(
-            3, marks=pytest.mark.skipif(not os.environ.get("BLINK_ALL_TESTS"), reason="BLINK_ALL_TESTS=1 runs it")
-        ),
-    ],
-)
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_what_passes_on_gloo_passes_on_blink(size: int) -> None:
     ended = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("run.py")), "--world-size", str(size), "--recorded"],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 SUPPRESSIONS = Path(__file__).resolve().parents[2] / "doubles" / "tsan.supp"
 
 
-@pytest.mark.skipif(not os.environ.get("BLINK_ALL_TESTS"), reason="BLINK_ALL_TESTS=1 runs it")
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 9])
 def test_no_races(builder, environment: dict[str, str], seed: int) -> None:
     doubles = builder.build(sanitizer="thread")

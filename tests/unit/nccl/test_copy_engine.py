@@ -152,7 +152,7 @@ EVERY_WAIT, EVERY_EVENT = (1, -1), (2, -1)
 SINGLE = [(1, 5), (1, 20), (2, 4), (2, 9)]
 
 
-@pytest.mark.skipif(not ALL_TESTS, reason="BLINK_ALL_TESTS=1 runs it")
+@pytest.mark.slow
 def test_a_missing_wait_is_found(run: Task) -> None:
     faults = [EVERY_WAIT, EVERY_EVENT, *SINGLE]
     found = [run("planted", seed, case=LONG, faults=faults) for seed in SEEDS]

@@ -210,7 +210,9 @@ CHANGES = {
 
 
 @pytest.mark.skipif(not native_kernel.available(), reason="this installation has no native library")
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(
+    "change", [pytest.param(name, marks=[pytest.mark.slow] if number else []) for number, name in enumerate(CHANGES)]
+)
 def test_a_changed_constant_moves_the_rows_that_use_it(rows: dict[str, Row], change: str) -> None:
     replaced, expected = CHANGES[change]
     context = Context({costs.name: costs for costs in replaced})

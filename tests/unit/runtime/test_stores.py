@@ -400,6 +400,7 @@ def test_torchs_store_served_by_rank_0_and_by_an_agent() -> None:
     urls = [f"torchrun://127.0.0.1:{agent.port}" for _ in range(2)]
     stores = [open_store(url, rank, soon()) for rank, url in enumerate(urls)]
     stores[0].set("key", b"\0\xff")
+    assert stores[1].get("key", soon()) == b"\0\xff"  # torch's set() does not wait until the server has it
     assert stores[1].peek("key") == b"\0\xff"
     assert stores[1].peek("other") is None
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -83,7 +83,7 @@ def ranks(machine: dict[str, str], case: str, size: int, store: Path, **settings
     assert [text.strip().splitlines()[-1] for text in said] == ["ok"] * size
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_every_collective(machine, tmp_path, size):
     ranks(machine, "every_collective", size, tmp_path / "store")
 
