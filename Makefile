@@ -39,8 +39,9 @@ types: $(VENV)/.dev
 layers: $(VENV)/.dev
 	$(BIN)/lint-imports
 
+# More than two: some tests wait for deadlines most of their time.
 unit: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 --dist worksteal -q
+	$(BIN)/python -m pytest -n 3 --dist worksteal -q
 
 native: $(VENV)/.dev
 

@@ -19,6 +19,8 @@ TOPOLOGIES = {
     "random:6:seed=5:directed": ["optimal", "blink"],
     "pcie-8gpu --gpus 0,2,5": ["optimal", "ring"],
 }
+#: On a whole machine, where plans take longest: what is rooted, what sums, what gathers.
+WHOLE = ("broadcast", "allreduce", "allgather")
 SCRIPT = """
 import contextlib, io, sys
 from blinkccl.cli import main
@@ -37,7 +39,7 @@ def _commands():
     for spec, algorithms in TOPOLOGIES.items():
         topology, _, gpus = spec.partition(" --gpus ")
         for algorithm in algorithms:
-            for collective in COLLECTIVES:
+            for collective in WHOLE if spec == "dgx-1v" else COLLECTIVES:
                 chosen = ["--gpus", gpus] if gpus else []
                 yield "|".join(["plan", collective, "--topo", topology, "--algo", algorithm, *chosen])
 
