@@ -26,8 +26,8 @@ FAULTS = {
         "streams",
         {
             "engine.cpp": (
-                "  if (capture == 0) return driver_.event_record(last_event_, stream);\n",
-                "  if (capture == 0) return kCudaSuccess;\n",
+                "  const CUresult noted = note(stream, capture.id);\n",
+                "  const CUresult noted = capture.id != 0 ? note(stream, capture.id) : kCudaSuccess;\n",
             )
         },
     ),
