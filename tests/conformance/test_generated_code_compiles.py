@@ -29,6 +29,7 @@ JOBS = {"dgx-a100": (0, 3, 5, 6), "2x dgx-1v @ 40Gbps": (0, 1, 9, 10)}
 NVCC = find_nvcc()
 NVRTC = find_nvrtc()
 ALL = os.environ.get("BLINK_TEST_ALL_ARCHITECTURES") == "1"
+KNOWN = nvcc_architectures(NVCC) if NVCC else ("sm_90",)
 needs_nvcc = pytest.mark.skipif(NVCC is None, reason="no nvcc: neither BLINK_NVCC, CUDA_HOME nor PATH has one")
 needs_nvrtc = pytest.mark.skipif(NVRTC is None, reason="no libnvrtc: neither BLINK_NVRTC_LIB nor a wheel has one")
 
@@ -83,9 +84,13 @@ def test_no_algorithm_and_no_collective_is_left_out() -> None:
 
 @needs_nvcc
 @pytest.mark.timeout(900)
-def test_everything_compiles_to_ptx() -> None:
+@pytest.mark.parametrize(
+    "architecture",
+    [pytest.param(name, marks=[] if name == "sm_90" else [pytest.mark.slow]) for name in KNOWN],
+)
+def test_everything_compiles_to_ptx(architecture: str) -> None:
     """In one file, and without optimizing: what is looked for is what the compiler refuses or warns of."""
-    ptx = accepted("\n".join([INCLUDE, *everything().values()]), "-ptx", "-arch=sm_90", "-Xcicc", "-O0")
+    ptx = accepted("\n".join([INCLUDE, *everything().values()]), "-ptx", f"-arch={architecture}", "-Xcicc", "-O0")
     assert ptx.count(b".visible .entry") == 3 * len(everything())
 
 
@@ -93,9 +98,8 @@ def test_everything_compiles_to_ptx() -> None:
 @pytest.mark.timeout(900)
 def test_a_plan_compiles_for_every_gpu_that_nvcc_knows() -> None:
     """With a protocol each, in turn."""
-    assert NVCC is not None
     lines = (INCLUDE + everything()["optimal", "sendrecv"]).splitlines(keepends=True)
-    for index, architecture in enumerate(nvcc_architectures(NVCC)):
+    for index, architecture in enumerate(KNOWN):
         entry = f"_{list(WIRES)[index % len(WIRES)]},"
         text = "".join(line for line in lines if not line.startswith("BLINK_ENTRY") or entry in line)
         ptx = accepted(text, "-ptx", f"-arch={architecture}")
@@ -114,7 +118,7 @@ def test_a_reducing_plan_compiles_for_one_gpu() -> None:
 @needs_nvcc
 @pytest.mark.timeout(7200)
 @pytest.mark.skipif(not ALL, reason="BLINK_TEST_ALL_ARCHITECTURES is not 1")
-@pytest.mark.parametrize("architecture", nvcc_architectures(NVCC) if NVCC and ALL else ["all"])
+@pytest.mark.parametrize("architecture", KNOWN if ALL else ["all"])
 def test_everything_compiles_for_every_gpu(architecture: str) -> None:
     for text in everything().values():
         assert accepted(INCLUDE + text, "-cubin", f"-arch={architecture}")[:4] == b"\x7fELF"
