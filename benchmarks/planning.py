@@ -56,16 +56,17 @@ def plan(spec: str, name: str, algo: str = "optimal", **ends: int) -> Callable[[
 
 def certificate(spec: str, name: str) -> Callable[[], object]:
     """Rate and proof without the trees."""
+
     def run() -> object:
         wanted = request(spec, name)
         return certificate_for(wanted.collective, wanted.ranks, wanted.network)
+
     return run
 
 
 def command(*arguments: str) -> Callable[[], object]:
     """A whole process."""
-    return lambda: subprocess.run([sys.executable, "-m", "blinkccl", *arguments], check=True,
-                                  stdout=subprocess.DEVNULL)
+    return lambda: subprocess.run([sys.executable, "-m", "blinkccl", *arguments], check=True, stdout=subprocess.DEVNULL)
 
 
 LINES = (
@@ -77,8 +78,11 @@ LINES = (
     Line("plan allgather, 2x dgx-a100 (16 GPUs)", 1.000, plan("2x dgx-a100", "allgather")),
     Line("process: blink --help", 0.200, command("--help")),
     Line("process: blink plan broadcast --topo dgx-1v", 0.500, command("plan", "broadcast", "--topo", "dgx-1v")),
-    Line("process: blink plan allreduce --topo dgx-1v --gpus 1,4,5,6", 0.500,
-         command("plan", "allreduce", "--topo", "dgx-1v", "--gpus", "1,4,5,6")),
+    Line(
+        "process: blink plan allreduce --topo dgx-1v --gpus 1,4,5,6",
+        0.500,
+        command("plan", "allreduce", "--topo", "dgx-1v", "--gpus", "1,4,5,6"),
+    ),
 )
 
 

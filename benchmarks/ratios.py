@@ -111,8 +111,12 @@ def iterations(size: int) -> int:
     return max(5, min(1000, 2**26 // max(1, size)))
 
 
-def found(case: tuple[str, int, str], entries: Sequence[Entry], series: Sequence[Series | None],
-          floors: Sequence[float] | None) -> Found:
+def found(
+    case: tuple[str, int, str],
+    entries: Sequence[Entry],
+    series: Sequence[Series | None],
+    floors: Sequence[float] | None,
+) -> Found:
     """The numbers of one case from all rounds."""
     own, shared = series[0], series[1]
     assert own is not None
@@ -159,16 +163,22 @@ def verdicts(goals: Iterable[Goal], results: Sequence[Found]) -> Iterator[dict[s
     """Each goal at each of its sizes that was measured: ``reached`` is None where its peer was not there."""
     for goal in goals:
         for result in results:
-            if (result.collective != goal.collective or result.ranks not in goal.ranks
-                    or result.size not in goal.sizes):
+            if result.collective != goal.collective or result.ranks not in goal.ranks or result.size not in goal.sizes:
                 continue
             compared = result.ratio(goal)
             ours = result.medians_s[SHARED if goal.shared else "ours"]
-            yield {"collective": goal.collective, "ranks": result.ranks, "size": result.size,
-                   "buffers": "shared" if goal.shared else "private", "against": goal.against, "wanted": goal.factor,
-                   "ours_s": ours, "rival": compared[0] if compared else None,
-                   "ratio": compared[1] if compared else None,
-                   "reached": compared[1] >= goal.factor if compared else None}
+            yield {
+                "collective": goal.collective,
+                "ranks": result.ranks,
+                "size": result.size,
+                "buffers": "shared" if goal.shared else "private",
+                "against": goal.against,
+                "wanted": goal.factor,
+                "ours_s": ours,
+                "rival": compared[0] if compared else None,
+                "ratio": compared[1] if compared else None,
+                "reached": compared[1] >= goal.factor if compared else None,
+            }
 
 
 def line(verdict: dict[str, Any]) -> str:
@@ -176,8 +186,10 @@ def line(verdict: dict[str, Any]) -> str:
     said = {True: "reached", False: "MISSED", None: "not measured"}[verdict["reached"]]
     ratio = "–" if verdict["ratio"] is None else f"{verdict['ratio']:.2f}"
     rival = verdict["rival"] or verdict["against"]
-    return (f"{verdict['collective']:<14} {verdict['ranks']:>5}  {verdict['size']:>5}  {verdict['buffers']:<7} "
-            f"{verdict['ours_s'] * 1e6:>10.2f}  {ratio:>7}  ≥ {verdict['wanted']:<5.3g} {said:<12} {rival}")
+    return (
+        f"{verdict['collective']:<14} {verdict['ranks']:>5}  {verdict['size']:>5}  {verdict['buffers']:<7} "
+        f"{verdict['ours_s'] * 1e6:>10.2f}  {ratio:>7}  ≥ {verdict['wanted']:<5.3g} {said:<12} {rival}"
+    )
 
 
 def available(text: str | None, ranks: int) -> list[tuple[str, str | None]]:
@@ -215,20 +227,27 @@ def main() -> int:
                 results.append(result)
                 fastest = min(result.ratios, key=lambda name: result.medians_s[name], default=None)
                 rest = f"{fastest} {result.medians_s[fastest] * 1e6:.2f} µs" if fastest else "no peer"
-                note(f"{result.collective} {result.size} on {ranks} ranks: ours {result.medians_s['ours'] * 1e6:.2f}, "
-                     f"shared {result.medians_s[SHARED] * 1e6:.2f}, {rest}; wrong {result.wrong}")
+                note(
+                    f"{result.collective} {result.size} on {ranks} ranks: ours {result.medians_s['ours'] * 1e6:.2f}, "
+                    f"shared {result.medians_s[SHARED] * 1e6:.2f}, {rest}; wrong {result.wrong}"
+                )
         except (CommunicationError, UnsupportedError) as error:
             note(f"{ranks} ranks: {error}")
             return 1
     judged = list(verdicts(GOALS, results))
-    print(f"{'collective':<14} {'ranks':>5}  {'size':>5}  {'buffers':<7} {'ours (µs)':>10}  {'ratio':>7}  "
-          f"{'wanted':<7} {'':<12} against")
+    print(
+        f"{'collective':<14} {'ranks':>5}  {'size':>5}  {'buffers':<7} {'ours (µs)':>10}  {'ratio':>7}  "
+        f"{'wanted':<7} {'':<12} against"
+    )
     for verdict in judged:
         print(line(verdict))
     if options.output:
         with open(options.output, "w", encoding="utf-8") as file:
-            json.dump({"schema_version": 1, "verdicts": judged, "results": [asdict(result) for result in results]},
-                      file, indent=1)
+            json.dump(
+                {"schema_version": 1, "verdicts": judged, "results": [asdict(result) for result in results]},
+                file,
+                indent=1,
+            )
     return int(any(verdict["reached"] is False for verdict in judged) or any(result.wrong for result in results))
 
 

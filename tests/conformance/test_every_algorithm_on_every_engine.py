@@ -122,9 +122,7 @@ def test_equals_the_oracle(spec: str, algorithm: str, name: str) -> None:
                 chunk_bytes=CHUNK_BYTES,
                 in_place=in_place,
             )
-            assert found is None, (
-                f"{engine}, slots {slots}, {count} × {dtype}, {op}, in place {in_place}: {found}"
-            )
+            assert found is None, f"{engine}, slots {slots}, {count} × {dtype}, {op}, in place {in_place}: {found}"
 
 
 #: Between them these machines have all algorithms and collectives.
@@ -162,9 +160,7 @@ def plans_on(spec: str) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_algorithm_serves_something(algorithm: str) -> None:
-    assert any(
-        not isinstance(plan_or_reason(spec, algorithm, name), str) for spec in JOBS for name in COLLECTIVES
-    )
+    assert any(not isinstance(plan_or_reason(spec, algorithm, name), str) for spec in JOBS for name in COLLECTIVES)
 
 
 @pytest.mark.parametrize("engine", RUNS)

@@ -88,8 +88,10 @@ class _Case:
         storage = element_type(self.dtype).storage
 
         def new(blocks: int) -> Any:
-            return blinkccl.empty(blocks * self.count, self.dtype) if self.shared[rank] else np.zeros(
-                blocks * self.count, storage
+            return (
+                blinkccl.empty(blocks * self.count, self.dtype)
+                if self.shared[rank]
+                else np.zeros(blocks * self.count, storage)
             )
 
         own = slice(rank * self.count, (rank + 1) * self.count)

@@ -71,8 +71,12 @@ MAPS = "print([line.split()[-1] for line in open('/proc/self/maps') if '.so' in 
 
 @pytest.mark.parametrize(
     "command",
-    [["/bin/true"], ["/bin/sh", "-c", "/bin/true & wait; exit 0"], [sys.executable, "-c", FORKED],
-     [sys.executable, "-c", MAPS]],
+    [
+        ["/bin/true"],
+        ["/bin/sh", "-c", "/bin/true & wait; exit 0"],
+        [sys.executable, "-c", FORKED],
+        [sys.executable, "-c", MAPS],
+    ],
     ids=["true", "shell", "forks", "maps"],
 )
 def test_programs_without_gpus_notice_nothing(preloaded: Preloaded, tmp_path: Path, command: list[str]) -> None:
@@ -108,5 +112,7 @@ def test_json_of_the_report_is_for_machines(preloaded: Preloaded) -> None:
     (report,) = preloaded.directory.glob("report.*")
     lines = [json.loads(line) for line in report.read_text().splitlines()]
     assert [(line["rank"], line["calls"]) for line in sorted(lines, key=lambda line: line["rank"])] == [
-        (0, 2), (1, 2), (2, 2),
+        (0, 2),
+        (1, 2),
+        (2, 2),
     ]

@@ -70,10 +70,18 @@ def is_claim(way: tuple[Any, ...], value: Any) -> bool:
 
 
 fractions = st.fractions(min_value=-3, max_value=9, max_denominator=12).map(str)
-values = st.one_of(st.integers(-1, 9), fractions, st.none(), st.booleans(), st.floats(allow_nan=True),
-                   st.lists(st.integers(0, 7), max_size=4), st.text(max_size=4), st.just({}),
-                   st.just(10**400),
-                   st.sampled_from(["allreduce", "reduce", "alltoall", "cut", "ratio", "partition", "dual"]))
+values = st.one_of(
+    st.integers(-1, 9),
+    fractions,
+    st.none(),
+    st.booleans(),
+    st.floats(allow_nan=True),
+    st.lists(st.integers(0, 7), max_size=4),
+    st.text(max_size=4),
+    st.just({}),
+    st.just(10**400),
+    st.sampled_from(["allreduce", "reduce", "alltoall", "cut", "ratio", "partition", "dual"]),
+)
 
 
 def same(before: Any, after: Any) -> bool:
@@ -104,8 +112,11 @@ def test_a_changed_statement_never_passes(plan: Json, data: st.DataObject) -> No
 @given(plans, st.data())
 def test_a_share_or_an_edge_lost_or_doubled_never_passes(plan: Json, data: st.DataObject) -> None:
     index = data.draw(st.integers(0, len(plan["shares"]) - 1))
-    lists = [("shares",), *(("shares", index, key) for key in ("reduce", "broadcast")
-                            if plan["shares"][index][key]), ("link_load",)]
+    lists = [
+        ("shares",),
+        *(("shares", index, key) for key in ("reduce", "broadcast") if plan["shares"][index][key]),
+        ("link_load",),
+    ]
     entries = get(plan, data.draw(st.sampled_from(lists)))
     at = data.draw(st.integers(0, len(entries) - 1))
     if data.draw(st.booleans()):
@@ -130,12 +141,14 @@ def test_another_certificate_passes_only_with_the_same_bound(plan: Json, data: s
 
 
 @FAST
-@given(raw_plans, st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 2), st.binary(max_size=3)),
-                           min_size=1, max_size=6))
+@given(
+    raw_plans,
+    st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 2), st.binary(max_size=3)), min_size=1, max_size=6),
+)
 def test_damaged_bytes_are_read_or_refused(raw: bytes, damage: list[tuple[int, int, bytes]]) -> None:
     for place, kind, new in damage:
         at = place % (len(raw) + 1)
-        raw = raw[:at] + (new if kind else b"") + raw[at + kind:] if kind < 2 else raw[:at]
+        raw = raw[:at] + (new if kind else b"") + raw[at + kind :] if kind < 2 else raw[:at]
     try:
         plan = loads(raw)
         forest = from_document(plan)
@@ -152,9 +165,11 @@ def test_relabelled_vertices_change_nothing(plan: Json, rng: Any) -> None:
     new = dict(zip(ids, rng.sample(range(100), len(ids)), strict=True))
 
     def relabel(value: Any, way: tuple[Any, ...]) -> Any:
-        named = way[-1] in ("root", "src", "dst", "id") or {"ranks", "side", "blocks", "block", "reduce",
-                                                           "broadcast"} & set(way) or (
-            "prices" in way and way[-1] != 2)
+        named = (
+            way[-1] in ("root", "src", "dst", "id")
+            or {"ranks", "side", "blocks", "block", "reduce", "broadcast"} & set(way)
+            or ("prices" in way and way[-1] != 2)
+        )
         return new[value] if named and value is not None else value
 
     for way in leaves(plan):
@@ -168,8 +183,10 @@ def test_relabelled_vertices_change_nothing(plan: Json, rng: Any) -> None:
 def edited(data: st.DataObject, forest: Forest) -> Forest | None:
     """``forest`` with random edits of its shares and all numbers worked out afresh: a consistent lie."""
     shares = list(forest.shares)
-    hops = sorted({path for share in shares for tree in share.trees() for path in tree.edges}
-                  | {arc for arc in forest.topology.link if set(arc) <= set(forest.ranks)})
+    hops = sorted(
+        {path for share in shares for tree in share.trees() for path in tree.edges}
+        | {arc for arc in forest.topology.link if set(arc) <= set(forest.ranks)}
+    )
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.integers(0, len(shares) - 1))
         shares[at] = edited_share(data, shares[at], hops, forest.ranks)
@@ -177,12 +194,10 @@ def edited(data: st.DataObject, forest: Forest) -> Forest | None:
         rate = attained_rate(forest.topology, shares)
     except InternalError:
         return None
-    return Forest(forest.collective, forest.ranks, "edited", forest.topology, tuple(shares), rate,
-                  forest.certificate)
+    return Forest(forest.collective, forest.ranks, "edited", forest.topology, tuple(shares), rate, forest.certificate)
 
 
-def edited_share(data: st.DataObject, share: Share, hops: list[tuple[int, ...]], ranks: tuple[int, ...]
-                 ) -> Share:
+def edited_share(data: st.DataObject, share: Share, hops: list[tuple[int, ...]], ranks: tuple[int, ...]) -> Share:
     kind = data.draw(st.sampled_from(["edge", "edge", "edge", "root", "weight", "slice", "stage"]))
     weight, name, root, up, down = share.weight, share.slice, share.root, share.reduce, share.broadcast
     if kind == "edge":
@@ -205,7 +220,7 @@ def edited_share(data: st.DataObject, share: Share, hops: list[tuple[int, ...]],
 def edited_tree(data: st.DataObject, tree: Tree, hops: list[tuple[int, ...]]) -> Tree:
     edges = list(tree.edges)
     at = data.draw(st.integers(0, len(edges)))
-    edges[at:at + data.draw(st.integers(0, 1))] = data.draw(st.lists(st.sampled_from(hops), max_size=1))
+    edges[at : at + data.draw(st.integers(0, 1))] = data.draw(st.lists(st.sampled_from(hops), max_size=1))
     return Tree(tree.root, tuple(edges))
 
 

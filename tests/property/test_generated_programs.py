@@ -167,7 +167,13 @@ def test_shares_of_any_size_take_the_same_rounds(protocol: str, monkeypatch: pyt
         count = rounds * parts * finest * (16 // 4)  # a whole number of groups per share, part and round
         inputs, _ = wild(program, count, "float32", "sum", 1)
         run = partial(
-            generated.run, program, inputs, count=count, dtype="float32", protocol=protocol, parts=parts,
+            generated.run,
+            program,
+            inputs,
+            count=count,
+            dtype="float32",
+            protocol=protocol,
+            parts=parts,
             chunk_bytes=int(largest * count) * 4 // parts // rounds,
         )
         group = Group([program])

@@ -57,10 +57,7 @@ def test_lowered_forests_keep_the_law_and_equal_the_oracle(seed: int) -> None:
     assert violations(program, made.topology) == []
     for count in ragged_counts(program, 8):
         for in_place in places(program):
-            assert (
-                difference(reference.run, program, count=count, chunk_bytes=CHUNK_BYTES, in_place=in_place)
-                is None
-            )
+            assert difference(reference.run, program, count=count, chunk_bytes=CHUNK_BYTES, in_place=in_place) is None
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
@@ -194,9 +191,7 @@ def test_random_programs_are_as_odd_as_they_should_be() -> None:
 
 
 def test_random_programs_repeat_by_seed() -> None:
-    assert [random_program(Random(seed)) for seed in range(20)] == [
-        random_program(Random(seed)) for seed in range(20)
-    ]
+    assert [random_program(Random(seed)) for seed in range(20)] == [random_program(Random(seed)) for seed in range(20)]
 
 
 def test_no_byte_depends_on_the_hash_seed() -> None:

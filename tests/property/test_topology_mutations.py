@@ -24,11 +24,56 @@ from blinkccl.topology.select import network_for
 MUTATIONS = 2000
 OURS = Path(read.__file__).parent / "fixtures"
 SHARED = Path(__file__).parents[2] / "../shared" / "topologies"
-NUMBERS = (b"0", b"1", b"-1", b"99999999999999999999", b"1e999", b"nan", b"NaN", b"Infinity", b"1.5", b"",
-           b"\xff", b"0x10", b"7", b"16", b"null", b"true")
-WORDS = (b"X", b"NV2", b"NV0", b"NV99", b"SYS", b"PIX", b"PHB", b"gpu", b"pci", b"GPU0", b"GPU1",
-         b"GPU999", b"system", b"<", b">", b"&amp;", b"&lol;", b"<!DOCTYPE a>", b'"', b"{", b"]", b"0x030200",
-         b"0x068000", b"switch", b"nvlink", b"Legend:", b"\t", b"\n\n", b"\0", "٣".encode())
+NUMBERS = (
+    b"0",
+    b"1",
+    b"-1",
+    b"99999999999999999999",
+    b"1e999",
+    b"nan",
+    b"NaN",
+    b"Infinity",
+    b"1.5",
+    b"",
+    b"\xff",
+    b"0x10",
+    b"7",
+    b"16",
+    b"null",
+    b"true",
+)
+WORDS = (
+    b"X",
+    b"NV2",
+    b"NV0",
+    b"NV99",
+    b"SYS",
+    b"PIX",
+    b"PHB",
+    b"gpu",
+    b"pci",
+    b"GPU0",
+    b"GPU1",
+    b"GPU999",
+    b"system",
+    b"<",
+    b">",
+    b"&amp;",
+    b"&lol;",
+    b"<!DOCTYPE a>",
+    b'"',
+    b"{",
+    b"]",
+    b"0x030200",
+    b"0x068000",
+    b"switch",
+    b"nvlink",
+    b"Legend:",
+    b"\t",
+    b"\n\n",
+    b"\0",
+    "٣".encode(),
+)
 
 
 def samples() -> list[Path]:
@@ -43,16 +88,16 @@ def flip(data: bytearray, dice: random.Random) -> None:
 
 def delete(data: bytearray, dice: random.Random) -> None:
     start = dice.randrange(len(data))
-    del data[start:start + dice.choice((1, 1, 2, 10, 100))]
+    del data[start : start + dice.choice((1, 1, 2, 10, 100))]
 
 
 def double(data: bytearray, dice: random.Random) -> None:
     start = dice.randrange(len(data))
-    data[start:start] = data[start:start + dice.choice((1, 5, 50, 500))]
+    data[start:start] = data[start : start + dice.choice((1, 5, 50, 500))]
 
 
 def truncate(data: bytearray, dice: random.Random) -> None:
-    del data[dice.randrange(len(data)):]
+    del data[dice.randrange(len(data)) :]
 
 
 def change_lines(data: bytearray, dice: random.Random) -> None:
@@ -73,12 +118,20 @@ def replace_one(pattern: bytes, choices: tuple[bytes, ...]) -> Callable[[bytearr
         found = list(re.finditer(pattern, data))
         if found:
             match = dice.choice(found)
-            data[match.start():match.end()] = dice.choice(choices)
+            data[match.start() : match.end()] = dice.choice(choices)
+
     return change
 
 
-CHANGES = (flip, delete, double, truncate, change_lines, replace_one(rb"[0-9]+(?:\.[0-9]+)?", NUMBERS),
-           replace_one(rb"[A-Za-z_]+[0-9]*", WORDS))
+CHANGES = (
+    flip,
+    delete,
+    double,
+    truncate,
+    change_lines,
+    replace_one(rb"[0-9]+(?:\.[0-9]+)?", NUMBERS),
+    replace_one(rb"[A-Za-z_]+[0-9]*", WORDS),
+)
 
 
 def check(topology: Topology) -> None:

@@ -15,9 +15,25 @@ from blinkccl.topology.model import Link, Topology, Vertex
 from blinkccl.topology.select import LINK_CHOICES, network_for
 from blinkccl.topology.spec import parse_spec
 
-SPECS = ("dgx-1p", "dgx-1v", "dgx-2", "dgx-a100", "hgx-h100", "mist", "cedar", "mi250", "pcie-8gpu",
-         "pcie-8gpu-nvlink-pairs", "2x dgx-1v @ 40Gbps", "3x dgx-a100", "2x mist @ 100Gbps", "star:6",
-         "random:8:seed=1", "random:7:seed=2:directed", "oneway:5")
+SPECS = (
+    "dgx-1p",
+    "dgx-1v",
+    "dgx-2",
+    "dgx-a100",
+    "hgx-h100",
+    "mist",
+    "cedar",
+    "mi250",
+    "pcie-8gpu",
+    "pcie-8gpu-nvlink-pairs",
+    "2x dgx-1v @ 40Gbps",
+    "3x dgx-a100",
+    "2x mist @ 100Gbps",
+    "star:6",
+    "random:8:seed=1",
+    "random:7:seed=2:directed",
+    "oneway:5",
+)
 
 
 @st.composite
@@ -68,14 +84,17 @@ def test_relabelling_the_vertices_changes_nothing_else(request: Request, dice: r
     shuffled = ids[:]
     dice.shuffle(shuffled)
     new = dict(zip(ids, shuffled, strict=True))
-    moved = Topology(topology.name, topology.unit_gbps,
-                     tuple(Vertex(new[v.id], v.kind, v.server, v.name) for v in topology.vertices),
-                     tuple(Link(new[x.src], new[x.dst], x.capacity, x.kind, x.gbps, x.provenance)
-                           for x in topology.links))
+    moved = Topology(
+        topology.name,
+        topology.unit_gbps,
+        tuple(Vertex(new[v.id], v.kind, v.server, v.name) for v in topology.vertices),
+        tuple(Link(new[x.src], new[x.dst], x.capacity, x.kind, x.gbps, x.provenance) for x in topology.links),
+    )
     network = network_or_none(*request)
     other = network_or_none(moved, tuple(new[r] for r in ranks), links, relays)
     assert (network is None) == (other is None)
     if network is not None and other is not None:
         assert Fraction(repr(network.unit_gbps)) == Fraction(repr(other.unit_gbps))
         assert {(new[a], new[b]): x.capacity for (a, b), x in network.link.items()} == {
-            pair: x.capacity for pair, x in other.link.items()}
+            pair: x.capacity for pair, x in other.link.items()
+        }

@@ -65,13 +65,16 @@ class Audit:
             "bound": None if verdict.bound is None else str(verdict.bound),
             "optimal": verdict.optimal,
             "optimal_on": self.scope if verdict.optimal else None,
-            "violations": [*({"by": "checker", "text": text} for text in verdict.violations),
-                           *({"by": "law", "text": text} for text in self.law)],
+            "violations": [
+                *({"by": "checker", "text": text} for text in verdict.violations),
+                *({"by": "law", "text": text} for text in self.law),
+            ],
         }
 
 
-def audit(document: dict[str, Any], topology: Topology | None = None, links: str | None = None,
-          source: str = "plan") -> Audit:
+def audit(
+    document: dict[str, Any], topology: Topology | None = None, links: str | None = None, source: str = "plan"
+) -> Audit:
     """Check a plan.
 
     Parameters

@@ -72,29 +72,44 @@ class Ranking:
     def document(self, shown: int) -> dict[str, Any]:
         """The JSON object of ``blink pick --json``, with the ``shown`` best and the worst sets."""
         best = self.picks[:shown]
-        worst = self.picks[len(best):][-1:]
+        worst = self.picks[len(best) :][-1:]
         return {
-            "schema_version": SCHEMA_VERSION, "topology": self.topology.name, "collective": self.collective,
-            "k": self.size, "free": list(self.free), "links": self.links, "sets": len(self.picks),
-            "best": [self._entry(pick) for pick in best], "worst": [self._entry(pick) for pick in worst],
+            "schema_version": SCHEMA_VERSION,
+            "topology": self.topology.name,
+            "collective": self.collective,
+            "k": self.size,
+            "free": list(self.free),
+            "links": self.links,
+            "sets": len(self.picks),
+            "best": [self._entry(pick) for pick in best],
+            "worst": [self._entry(pick) for pick in worst],
         }
 
     def _entry(self, pick: Pick) -> dict[str, Any]:
         ring = self.ring(pick)
         forest = self.forest(pick) if pick.reach.links else None
         return {
-            "gpus": list(pick.ranks), "links": pick.reach.links or None, "algbw_gbps": float(pick.reach.gbps),
+            "gpus": list(pick.ranks),
+            "links": pick.reach.links or None,
+            "algbw_gbps": float(pick.reach.gbps),
             "rate": None if forest is None else str(forest.rate),
             "unit_gbps": None if forest is None else forest.topology.unit_gbps,
-            "ring_algbw_gbps": ring.gbps, "ring_fast": ring.fast,
-            "left": list(pick.left), "left_algbw_gbps": float(pick.left_gbps),
+            "ring_algbw_gbps": ring.gbps,
+            "ring_fast": ring.fast,
+            "left": list(pick.left),
+            "left_algbw_gbps": float(pick.left_gbps),
             "bottleneck": None if forest is None else bottleneck(forest.certificate),
         }
 
 
-def rank_sets(topology: Topology, free: Sequence[int], size: int, collective: str = "allreduce",
-              links: str = "fast", progress: Callable[[int, int], None] = lambda done, total: None
-              ) -> Ranking:
+def rank_sets(
+    topology: Topology,
+    free: Sequence[int],
+    size: int,
+    collective: str = "allreduce",
+    links: str = "fast",
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Ranking:
     """All sets of ``size`` of the ``free`` GPUs, by the proved optimal rate, then by what is left for others.
 
     Parameters
@@ -144,12 +159,15 @@ def _check(free: Sequence[int], size: int, collective: str) -> None:
     if not 2 <= size <= len(free):
         raise PackingError(f"-k {size}: expected at least 2 GPUs and at most the {len(free)} that are free")
     if comb(len(free), size) > MAX_SETS:
-        raise PackingError(f"-k {size} of {len(free)} free GPUs are {comb(len(free), size):,} sets, more "
-                           f"than the {MAX_SETS:,} that are tried; name fewer with --free")
+        raise PackingError(
+            f"-k {size} of {len(free)} free GPUs are {comb(len(free), size):,} sets, more "
+            f"than the {MAX_SETS:,} that are tried; name fewer with --free"
+        )
 
 
-def _best_left(free: tuple[int, ...], ranks: tuple[int, ...], size: int, order: Sequence[tuple[int, ...]],
-               judge: _Judge) -> tuple[int, ...]:
+def _best_left(
+    free: tuple[int, ...], ranks: tuple[int, ...], size: int, order: Sequence[tuple[int, ...]], judge: _Judge
+) -> tuple[int, ...]:
     """The best set of those that ``ranks`` leaves free."""
     taken = frozenset(ranks)
     rest = tuple(vertex for vertex in free if vertex not in taken)

@@ -79,8 +79,9 @@ def links_of(document: dict[str, Any], machine: Topology, links: str | None) -> 
     return fallback
 
 
-def _first(machine: Topology, ranks: Sequence[int], links: str | None, fits: Callable[[Topology], bool]
-           ) -> Choice | None:
+def _first(
+    machine: Topology, ranks: Sequence[int], links: str | None, fits: Callable[[Topology], bool]
+) -> Choice | None:
     return next((choice for choice in _choices(machine, ranks, links) if fits(choice.network)), None)
 
 
@@ -97,8 +98,11 @@ def _choices(machine: Topology, ranks: Sequence[int], links: str | None) -> Iter
 
 def _identity(network: Topology) -> tuple[float, dict[int, str], dict[tuple[int, int], tuple[int, str]]]:
     """What makes two networks the same to a planner; names and origins do not."""
-    return (network.unit_gbps, {v.id: v.kind for v in network.vertices},
-            {(x.src, x.dst): (x.capacity, x.kind) for x in network.links})
+    return (
+        network.unit_gbps,
+        {v.id: v.kind for v in network.vertices},
+        {(x.src, x.dst): (x.capacity, x.kind) for x in network.links},
+    )
 
 
 def _carries(network: Topology, document: dict[str, Any]) -> bool:

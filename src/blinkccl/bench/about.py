@@ -15,8 +15,13 @@ from blinkccl.bench.rows import ACROSS_RANKS
 from blinkccl.collectives.spec import Collective
 
 #: nccl-tests' names of element types; the rest are called as in NumPy.
-TYPE_NAMES = {"float16": "half", "float32": "float", "float64": "double", "float8_e4m3fn": "f8e4m3",
-              "float8_e5m2": "f8e5m2"}
+TYPE_NAMES = {
+    "float16": "half",
+    "float32": "float",
+    "float64": "double",
+    "float8_e4m3fn": "f8e4m3",
+    "float8_e5m2": "f8e5m2",
+}
 DTYPE_OF = {shown: name for name, shown in TYPE_NAMES.items()}
 #: And of operations.
 OP_NAMES = {"premul_sum": "mulsum"}
@@ -83,20 +88,46 @@ class About:
 def of_threads(bench: Bench) -> About:
     """Of a plan that is run by the threads of this process."""
     settings, forest = bench.settings, bench.forest
-    devices = [Device(os.getpid(), vertex, f"thread for {forest.topology.vertex[vertex].label} of "
-                                           f"{forest.topology.name}") for vertex in forest.ranks]
-    notes = [f"Times are of threads of this host that move real bytes along the plan for {forest.topology.name}; "
-             "they say", "nothing about its links, so there is no %bound. Planned there: "
-                         f"{forest.algbw_gbps:.4g} GB/s algbw."]
-    planned = {"rate": str(forest.rate), "bound": str(forest.bound), "unit_gbps": forest.topology.unit_gbps,
-               "algbw_gbps": forest.algbw_gbps}
-    return About(bench.collective, bench.dtype.name, settings.op, settings.check, settings.engine, forest.algorithm,
-                 len(forest.ranks), 1, settings.iterations, settings.warmup, devices, notes,
-                 {"ranks": list(forest.ranks), "planned": planned}, {"chunk_bytes": settings.chunk_bytes})
+    devices = [
+        Device(os.getpid(), vertex, f"thread for {forest.topology.vertex[vertex].label} of {forest.topology.name}")
+        for vertex in forest.ranks
+    ]
+    notes = [
+        f"Times are of threads of this host that move real bytes along the plan for {forest.topology.name}; they say",
+        f"nothing about its links, so there is no %bound. Planned there: {forest.algbw_gbps:.4g} GB/s algbw.",
+    ]
+    planned = {
+        "rate": str(forest.rate),
+        "bound": str(forest.bound),
+        "unit_gbps": forest.topology.unit_gbps,
+        "algbw_gbps": forest.algbw_gbps,
+    }
+    return About(
+        bench.collective,
+        bench.dtype.name,
+        settings.op,
+        settings.check,
+        settings.engine,
+        forest.algorithm,
+        len(forest.ranks),
+        1,
+        settings.iterations,
+        settings.warmup,
+        devices,
+        notes,
+        {"ranks": list(forest.ranks), "planned": planned},
+        {"chunk_bytes": settings.chunk_bytes},
+    )
 
 
-def of_host(collective: Collective, settings: Settings, pids: Sequence[int], launcher: str | None,
-            weather: Weather | None, peers: dict[str, str]) -> About:
+def of_host(
+    collective: Collective,
+    settings: Settings,
+    pids: Sequence[int],
+    launcher: str | None,
+    weather: Weather | None,
+    peers: dict[str, str],
+) -> About:
     """Of rank processes on this host.
 
     Parameters
@@ -110,24 +141,42 @@ def of_host(collective: Collective, settings: Settings, pids: Sequence[int], lau
     """
     ranks = collective.world_size
     memory = "shared tensors" if settings.shared else "private buffers"
-    notes = [f"Ranks are processes of this host, on {memory}. time: of the {ACROSS_RANKS[settings.across]} (-a "
-             f"{settings.across}), mean over iterations,",
-             f"median of {settings.rounds} round(s). %bound and ratios compare medians, paired by round; a ratio "
-             "above 1 is in our favour."]
+    notes = [
+        f"Ranks are processes of this host, on {memory}. time: of the {ACROSS_RANKS[settings.across]} (-a "
+        f"{settings.across}), mean over iterations,",
+        f"median of {settings.rounds} round(s). %bound and ratios compare medians, paired by round; a ratio "
+        "above 1 is in our favour.",
+    ]
     if weather is None:
         notes.append("There is no C compiler (cc) for the memory probe, so there is no %bound.")
     else:
         trip = "" if weather.round_trip_s is None else f", {weather.round_trip_s * 1e9:.0f} ns round trip"
         notes.append(f"Cores at the start: {weather.placement}{trip}; memory {weather.bytes_per_s / 1e9:.1f} GB/s.")
     notes += [f"Peer {name}: {library}" for name, library in peers.items()]
-    probe = None if weather is None else {"bytes_per_s": weather.bytes_per_s, "round_trip_s": weather.round_trip_s,
-                                          "placement": weather.placement}
-    return About(collective, settings.dtype, settings.op, settings.check, "host", "auto", 1,
-                 1 if launcher else ranks, settings.iterations, settings.warmup,
-                 [Device(pid, rank, "process of this host") for rank, pid in enumerate(pids)], notes,
-                 {"ranks": list(range(ranks)), "launcher": launcher, "probe": probe, "peers": peers},
-                 {"rounds": settings.rounds, "average": settings.across, "shared": settings.shared},
-                 weather is not None, settings.percentiles, tuple(peers))
+    probe = (
+        None
+        if weather is None
+        else {"bytes_per_s": weather.bytes_per_s, "round_trip_s": weather.round_trip_s, "placement": weather.placement}
+    )
+    return About(
+        collective,
+        settings.dtype,
+        settings.op,
+        settings.check,
+        "host",
+        "auto",
+        1,
+        1 if launcher else ranks,
+        settings.iterations,
+        settings.warmup,
+        [Device(pid, rank, "process of this host") for rank, pid in enumerate(pids)],
+        notes,
+        {"ranks": list(range(ranks)), "launcher": launcher, "probe": probe, "peers": peers},
+        {"rounds": settings.rounds, "average": settings.across, "shared": settings.shared},
+        weather is not None,
+        settings.percentiles,
+        tuple(peers),
+    )
 
 
 def host_name() -> str:

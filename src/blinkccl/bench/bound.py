@@ -121,8 +121,18 @@ class Probe:
 
     def _time(self, name: str, size: int, iterations: int) -> float:
         """Median seconds of the slowest core, for ``size`` bytes each."""
-        command = Command(Kind.RUN, name, warmup=1, iterations=iterations, itemsize=4, in_blocks=1, out_blocks=1,
-                          count=size // 4, period=1024, fill=_ONES)
+        command = Command(
+            Kind.RUN,
+            name,
+            warmup=1,
+            iterations=iterations,
+            itemsize=4,
+            in_blocks=1,
+            out_blocks=1,
+            count=size // 4,
+            period=1024,
+            fill=_ONES,
+        )
         return float(np.median(self._contender.run([command] * self._size).seconds.max(axis=0)))
 
     def close(self) -> None:
@@ -132,6 +142,7 @@ class Probe:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()

@@ -208,12 +208,20 @@ class Contender:
             else:
                 environment[name] = value
         try:
-            self._processes.append(subprocess.Popen(
-                list(process.command), env=environment, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log,
-                process_group=0))  # not a session: cores are shared among sessions first, and yields would be in vain
+            self._processes.append(
+                subprocess.Popen(
+                    list(process.command),
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._log,
+                    stderr=self._log,
+                    process_group=0,
+                )
+            )  # not a session: cores are shared among sessions first, and yields would be in vain
         except OSError as error:
-            raise CommunicationError(f"{self.team.title}: cannot start {process.command[0]}: "
-                                     f"{error.strerror or error}") from None
+            raise CommunicationError(
+                f"{self.team.title}: cannot start {process.command[0]}: {error.strerror or error}"
+            ) from None
 
     def _accept(self, listener: socket.socket, arrived: Mapping[int, Any], until: float) -> socket.socket:
         """The next rank that calls; whoever fails meanwhile is noticed at once."""
@@ -224,8 +232,9 @@ class Contender:
             names = ", ".join(map(str, missing))
             ended = [code for process in self._processes if (code := process.poll()) is not None]
             if ended:
-                raise CommunicationError(f"{self.team.title}: a process ended with {ended[0]} before ranks {names} "
-                                         f"came{self._said()}")
+                raise CommunicationError(
+                    f"{self.team.title}: a process ended with {ended[0]} before ranks {names} came{self._said()}"
+                )
             if time.monotonic() > until:
                 raise CommunicationError(f"{self.team.title}: ranks {names} did not come in time{self._said()}")
 
@@ -234,8 +243,10 @@ class Contender:
             hello = read_hello(self._receive(len(arrived), peer, HELLO.size, until))
             size = self.team.world_size
             if hello.world_size != size or not 0 <= hello.rank < size or hello.rank in arrived:
-                raise CommunicationError(f"{self.team.title}: expected {size} ranks, each once; got rank {hello.rank} "
-                                         f"of {hello.world_size}{self._said()}")
+                raise CommunicationError(
+                    f"{self.team.title}: expected {size} ranks, each once; got rank {hello.rank} "
+                    f"of {hello.world_size}{self._said()}"
+                )
             if self.team.library not in hello.library:
                 raise CommunicationError(f"{self.team.title}: expected {self.team.library}, got {hello.library}")
         except BaseException:
@@ -290,6 +301,7 @@ class Contender:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()

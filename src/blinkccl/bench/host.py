@@ -48,8 +48,12 @@ def check(settings: Settings) -> None:
     """
     operation(settings.op)
     element_type(settings.dtype)
-    for name, value, least in (("-n", settings.iterations, 1), ("-w", settings.warmup, 0),
-                               ("--rounds", settings.rounds, 1), ("--timeout", settings.deadline_s, 1)):
+    for name, value, least in (
+        ("-n", settings.iterations, 1),
+        ("-w", settings.warmup, 0),
+        ("--rounds", settings.rounds, 1),
+        ("--timeout", settings.deadline_s, 1),
+    ):
         if value < least:
             raise ScheduleError(f"{name} must be at least {least}, got {value}")
 
@@ -69,8 +73,9 @@ def check_sizes(collective: Collective, settings: Settings, sizes: Sequence[int]
 
 
 @contextmanager
-def spawned(collective: Collective, settings: Settings, peers: Sequence[tuple[str, str | None]], note: Note
-            ) -> Iterator[Run]:
+def spawned(
+    collective: Collective, settings: Settings, peers: Sequence[tuple[str, str | None]], note: Note
+) -> Iterator[Run]:
     """Ranks of our own on this host, beside ``peers`` (:func:`blinkccl.bench.peers.registry.parse`).
 
     Raises
@@ -90,18 +95,23 @@ def spawned(collective: Collective, settings: Settings, peers: Sequence[tuple[st
                 entries.append(entry)
                 said[entry.name] = library
         probe, weather = _probe(ranks, stack)
-        yield Run(Interleaved(collective, settings, entries, probe, note),
-                  of_host(collective, settings, own.pids, None, weather, said))
+        yield Run(
+            Interleaved(collective, settings, entries, probe, note),
+            of_host(collective, settings, own.pids, None, weather, said),
+        )
 
 
 @contextmanager
-def led(collective: Collective, settings: Settings, own: Runs, pids: Sequence[int], launcher: str, note: Note
-        ) -> Iterator[Run]:
+def led(
+    collective: Collective, settings: Settings, own: Runs, pids: Sequence[int], launcher: str, note: Note
+) -> Iterator[Run]:
     """Ranks that ``launcher`` started, led by this one."""
     with ExitStack() as stack:
         probe, weather = _probe(collective.world_size, stack)
-        yield Run(Interleaved(collective, settings, [Entry("", "", own)], probe, note),
-                  of_host(collective, settings, pids, launcher, weather, {}))
+        yield Run(
+            Interleaved(collective, settings, [Entry("", "", own)], probe, note),
+            of_host(collective, settings, pids, launcher, weather, {}),
+        )
 
 
 def _started(teams: Sequence[Team], stack: ExitStack, note: Note) -> Iterator[tuple[Entry, str]]:

@@ -195,8 +195,21 @@ class Interleaved:
 
     def _place(self, count: int, in_place: bool) -> tuple[list[Series | None], list[float] | None]:
         settings = self.settings
-        return self.measure(Work(self.collective, count, settings.dtype, settings.op, in_place, settings.shared,
-                                 settings.check, False, settings.warmup, settings.iterations, settings.deadline_s))
+        return self.measure(
+            Work(
+                self.collective,
+                count,
+                settings.dtype,
+                settings.op,
+                in_place,
+                settings.shared,
+                settings.check,
+                False,
+                settings.warmup,
+                settings.iterations,
+                settings.deadline_s,
+            )
+        )
 
     def _row(self, count: int, found: Sequence[tuple[list[Series | None], list[float] | None]]) -> Row:
         size = count * self.collective.total_blocks() * element_type(self.settings.dtype).itemsize
@@ -216,10 +229,16 @@ class Interleaved:
         """The fastest variant of the peer ``name``, beside ourselves in the same rounds."""
         own = series[0]
         assert own is not None
-        complete = [(entry, found) for entry, found in zip(self.entries, series, strict=True)
-                    if entry.name == name and found is not None and len(found.rounds) == len(own.rounds)]
+        complete = [
+            (entry, found)
+            for entry, found in zip(self.entries, series, strict=True)
+            if entry.name == name and found is not None and len(found.rounds) == len(own.rounds)
+        ]
         if not complete:
             return None
         entry, found = min(complete, key=lambda pair: pair[1].median_s())
-        return PeerTiming(entry.variant, timing(self.collective, size, found, None, self.settings.percentiles),
-                          paired(found.medians_s(), own.medians_s()))
+        return PeerTiming(
+            entry.variant,
+            timing(self.collective, size, found, None, self.settings.percentiles),
+            paired(found.medians_s(), own.medians_s()),
+        )

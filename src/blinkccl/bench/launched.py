@@ -20,8 +20,15 @@ from blinkccl.bench.protocol import COMMAND, REPLY, Command, Kind, Reply, Status
 from blinkccl.errors import CommunicationError, UnsupportedError
 
 #: One of these is set in a process that a launcher started (:mod:`blinkccl.runtime.environment`).
-_MARKS = ("BLINK_RANK", "BLINK_WORLD_SIZE", "RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_RANK",
-          "SLURM_STEP_NODELIST")
+_MARKS = (
+    "BLINK_RANK",
+    "BLINK_WORLD_SIZE",
+    "RANK",
+    "WORLD_SIZE",
+    "OMPI_COMM_WORLD_RANK",
+    "PMI_RANK",
+    "SLURM_STEP_NODELIST",
+)
 #: Bytes of a reply's text that travel.
 _TEXT = 1024
 _LENGTH = struct.Struct("<Q")
@@ -40,6 +47,7 @@ def launcher(environ: Mapping[str, str]) -> str | None:
     if not any(mark in environ for mark in _MARKS):
         return None
     from blinkccl.runtime.environment import launch
+
     found = launch(environ)
     return found.launcher if found.world_size > 1 else None
 

@@ -91,8 +91,9 @@ class Bench:
             count = block_count(self.collective, size, self.dtype.itemsize)
             check_memory(self.collective, count * self.dtype.itemsize)
 
-    def rows(self, sizes: Sequence[int], progress: Callable[[int, int], None] = lambda done, total: None
-             ) -> Iterator[Row]:
+    def rows(
+        self, sizes: Sequence[int], progress: Callable[[int, int], None] = lambda done, total: None
+    ) -> Iterator[Row]:
         """Measure each size, out of place and in place.
 
         Parameters
@@ -121,8 +122,12 @@ class Bench:
             inputs = make_inputs(self.collective, count, self.dtype.name, seed=size, op=self.settings.op)
             expected = self._expected(inputs) if self.settings.check else None
             timings = [self._measure(count, inputs, expected, in_place, tick) for in_place in places]
-            yield Row(count * self.collective.total_blocks() * self.dtype.itemsize, count, timings[0],
-                      timings[1] if len(timings) > 1 else None)
+            yield Row(
+                count * self.collective.total_blocks() * self.dtype.itemsize,
+                count,
+                timings[0],
+                timings[1] if len(timings) > 1 else None,
+            )
 
     def _scales(self) -> list[float] | None:
         scaled = operation(self.settings.op).scales
@@ -131,12 +136,26 @@ class Bench:
     def _expected(self, inputs: Sequence[Array | None]) -> Sequence[Array | None]:
         return oracle(self.collective, inputs, self.settings.op, self._scales())
 
-    def _measure(self, count: int, inputs: Sequence[Array | None], expected: Sequence[Array | None] | None,
-                 in_place: bool, tick: Callable[[], None]) -> Timing:
+    def _measure(
+        self,
+        count: int,
+        inputs: Sequence[Array | None],
+        expected: Sequence[Array | None] | None,
+        in_place: bool,
+        tick: Callable[[], None],
+    ) -> Timing:
         settings = self.settings
         buffers = allocate(self.collective, count, self.dtype, in_place)
-        job = Job(bind(self.program, count, self.dtype.itemsize, settings.chunk_bytes), buffers, self.dtype,
-                  operation(settings.op), settings.chunk_bytes, in_place, settings.deadline_s, self._scales())
+        job = Job(
+            bind(self.program, count, self.dtype.itemsize, settings.chunk_bytes),
+            buffers,
+            self.dtype,
+            operation(settings.op),
+            settings.chunk_bytes,
+            in_place,
+            settings.deadline_s,
+            self._scales(),
+        )
         seconds, wrong = 0.0, 0
         with session(settings.engine, job) as go:
             for run in range(-settings.warmup, settings.iterations):
@@ -169,8 +188,11 @@ def _restore(buffers: RankBuffers, inputs: Sequence[Array | None]) -> None:
 def _check(settings: Settings) -> None:
     engine(settings.engine)
     operation(settings.op)
-    for name, value, least in (("-n", settings.iterations, 1), ("-w", settings.warmup, 0),
-                               ("--chunk", settings.chunk_bytes, 1)):
+    for name, value, least in (
+        ("-n", settings.iterations, 1),
+        ("-w", settings.warmup, 0),
+        ("--chunk", settings.chunk_bytes, 1),
+    ):
         if value < least:
             raise ScheduleError(f"{name} must be at least {least}, got {value}")
     if not 0 < settings.deadline_s < float("inf"):
@@ -190,13 +212,16 @@ def check_memory(collective: Collective, block_bytes: int, copies: int = 2) -> N
     ScheduleError
         Naming what is needed and what there is.
     """
-    blocks = sum(collective.input_blocks(rank) + collective.output_blocks(rank)
-                 for rank in range(collective.world_size))
+    blocks = sum(
+        collective.input_blocks(rank) + collective.output_blocks(rank) for rank in range(collective.world_size)
+    )
     needed, there = copies * blocks * block_bytes, _memory_bytes()
     if there is not None and needed > there:
-        raise ScheduleError(f"{collective.name} of {block_bytes} bytes a block needs about "
-                            f"{needed / 1e9:.1f} GB of memory for {collective.world_size} ranks; this "
-                            f"machine has {there / 1e9:.1f} GB: lower -e, or take fewer GPUs")
+        raise ScheduleError(
+            f"{collective.name} of {block_bytes} bytes a block needs about "
+            f"{needed / 1e9:.1f} GB of memory for {collective.world_size} ranks; this "
+            f"machine has {there / 1e9:.1f} GB: lower -e, or take fewer GPUs"
+        )
 
 
 def _memory_bytes() -> int | None:

@@ -54,8 +54,9 @@ class OwnLibrary:
         memory: Bytes = empty(size, np.uint8)
         return memory
 
-    def time(self, command: Command, send: Bytes | None, recv: Bytes | None, warmup: int, iterations: int
-             ) -> NDArray[np.float64]:
+    def time(
+        self, command: Command, send: Bytes | None, recv: Bytes | None, warmup: int, iterations: int
+    ) -> NDArray[np.float64]:
         """As :class:`blinkccl.bench.perform.Library` says."""
         if command.op == "premul_sum":
             raise UnsupportedError("the timed loop has no premul_sum; -o sum does the same work but for one product")
@@ -64,5 +65,12 @@ class OwnLibrary:
             recv = private_memory(max(1, command.count * command.itemsize))[: command.count * command.itemsize]
         lone = command.collective == "sendrecv"
         return self.communicator.time(
-            command.collective, typed(send, storage), typed(recv, storage), op=command.op,
-            root=command.src if lone else command.root, dst=command.dst, warmup=warmup, iterations=iterations)
+            command.collective,
+            typed(send, storage),
+            typed(recv, storage),
+            op=command.op,
+            root=command.src if lone else command.root,
+            dst=command.dst,
+            warmup=warmup,
+            iterations=iterations,
+        )

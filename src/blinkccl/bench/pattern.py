@@ -87,15 +87,37 @@ def _command(work: Work, rank: int) -> Command:
     period = min(PERIOD, work.count)
     fills, expected = _patterns(collective, period, work.dtype, work.op)
     flags = Flag(0)
-    for flag, wanted in ((Flag.IN_PLACE, work.in_place), (Flag.SHARED, work.shared), (Flag.CHECK, work.check),
-                         (Flag.KEEP, work.keep)):
+    for flag, wanted in (
+        (Flag.IN_PLACE, work.in_place),
+        (Flag.SHARED, work.shared),
+        (Flag.CHECK, work.check),
+        (Flag.KEEP, work.keep),
+    ):
         flags |= flag if wanted else Flag(0)
     in_at, out_at = shared_block(collective, rank)
     return Command(
-        Kind.RUN, collective.name, work.dtype, work.op, collective.root or 0, collective.src or 0, collective.dst or 0,
-        flags, work.warmup, work.iterations, work.deadline_s, dtype.itemsize, collective.input_blocks(rank),
-        collective.output_blocks(rank), in_at, out_at, work.count, period,
-        scales(collective, work.dtype, work.op)[rank], fills[rank], expected[rank] if work.check else b"")
+        Kind.RUN,
+        collective.name,
+        work.dtype,
+        work.op,
+        collective.root or 0,
+        collective.src or 0,
+        collective.dst or 0,
+        flags,
+        work.warmup,
+        work.iterations,
+        work.deadline_s,
+        dtype.itemsize,
+        collective.input_blocks(rank),
+        collective.output_blocks(rank),
+        in_at,
+        out_at,
+        work.count,
+        period,
+        scales(collective, work.dtype, work.op)[rank],
+        fills[rank],
+        expected[rank] if work.check else b"",
+    )
 
 
 def scales(collective: Collective, dtype: str, op: str) -> list[float]:
@@ -141,8 +163,9 @@ def wrong_elements(memory: NDArray[np.uint8], pattern: bytes, blocks: int, items
     return wrong
 
 
-def _rows(memory: NDArray[np.uint8], pattern: bytes, blocks: int, itemsize: int
-          ) -> list[tuple[NDArray[Any], NDArray[Any]]]:
+def _rows(
+    memory: NDArray[np.uint8], pattern: bytes, blocks: int, itemsize: int
+) -> list[tuple[NDArray[Any], NDArray[Any]]]:
     """Per block its memory and its pattern, as integers of an element's size."""
     if not blocks or not pattern:
         return []

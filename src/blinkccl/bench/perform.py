@@ -32,8 +32,9 @@ class Library(Protocol):
         """
         ...
 
-    def time(self, command: Command, send: Bytes | None, recv: Bytes | None, warmup: int, iterations: int
-             ) -> NDArray[np.float64]:
+    def time(
+        self, command: Command, send: Bytes | None, recv: Bytes | None, warmup: int, iterations: int
+    ) -> NDArray[np.float64]:
         """Seconds of each of ``iterations`` runs, with a barrier before each, after ``warmup`` runs.
 
         Raises
@@ -99,8 +100,10 @@ class Performer:
             first, second = command.in_at * block, command.out_at * block
             return memory[first : first + held], memory[second : second + wanted]
         shared = command.flags
-        return (self._memory(0, held, shared) if command.in_blocks else None,
-                self._memory(1, wanted, shared) if command.out_blocks else None)
+        return (
+            self._memory(0, held, shared) if command.in_blocks else None,
+            self._memory(1, wanted, shared) if command.out_blocks else None,
+        )
 
     def _memory(self, slot: int, size: int, flags: Flag) -> Bytes:
         shared = bool(flags & Flag.SHARED)

@@ -54,8 +54,17 @@ MAX_ITERATIONS = 1_000_000
 MAX_TEXT = 65_536
 
 #: Numbers of collectives, types and operations on the wire; names are those of :mod:`blinkccl.collectives`.
-COLLECTIVES = ("broadcast", "reduce", "allreduce", "allgather", "reduce_scatter", "gather", "scatter", "alltoall",
-               "sendrecv")
+COLLECTIVES = (
+    "broadcast",
+    "reduce",
+    "allreduce",
+    "allgather",
+    "reduce_scatter",
+    "gather",
+    "scatter",
+    "alltoall",
+    "sendrecv",
+)
 #: What only the probe does (:mod:`blinkccl.bench.bound`); ``count`` is a number of bytes, or of round trips.
 PROBES = ("probe_add", "probe_copy", "probe_round_trip")
 FIRST_PROBE = 64
@@ -134,12 +143,33 @@ class Command:
 
     def pack(self) -> bytes:
         """The bytes on the wire."""
-        code = (FIRST_PROBE + PROBES.index(self.collective) if self.collective in PROBES
-                else COLLECTIVES.index(self.collective))
-        head = COMMAND.pack(MAGIC, self.kind, code, DTYPES.index(self.dtype), OPS.index(self.op), self.root, self.src,
-                            self.dst, self.flags, self.warmup, self.iterations, self.deadline_s, self.itemsize,
-                            self.in_blocks, self.out_blocks, self.in_at, self.out_at, self.count, self.period,
-                            self.scale)
+        code = (
+            FIRST_PROBE + PROBES.index(self.collective)
+            if self.collective in PROBES
+            else COLLECTIVES.index(self.collective)
+        )
+        head = COMMAND.pack(
+            MAGIC,
+            self.kind,
+            code,
+            DTYPES.index(self.dtype),
+            OPS.index(self.op),
+            self.root,
+            self.src,
+            self.dst,
+            self.flags,
+            self.warmup,
+            self.iterations,
+            self.deadline_s,
+            self.itemsize,
+            self.in_blocks,
+            self.out_blocks,
+            self.in_at,
+            self.out_at,
+            self.count,
+            self.period,
+            self.scale,
+        )
         return head + self.fill + self.expected
 
 
@@ -151,12 +181,51 @@ def read_command(head: bytes) -> tuple[Command, int, int]:
     CommunicationError
         If these are not the bytes of a command.
     """
-    (magic, kind, code, dtype, op, root, src, dst, flags, warmup, iterations, deadline_s, itemsize, in_blocks,
-     out_blocks, in_at, out_at, count, period, scale) = COMMAND.unpack(head)
+    (
+        magic,
+        kind,
+        code,
+        dtype,
+        op,
+        root,
+        src,
+        dst,
+        flags,
+        warmup,
+        iterations,
+        deadline_s,
+        itemsize,
+        in_blocks,
+        out_blocks,
+        in_at,
+        out_at,
+        count,
+        period,
+        scale,
+    ) = COMMAND.unpack(head)
     try:
         name = PROBES[code - FIRST_PROBE] if code >= FIRST_PROBE else COLLECTIVES[code]
-        command = Command(Kind(kind), name, DTYPES[dtype], OPS[op], root, src, dst, Flag(flags), warmup, iterations,
-                          deadline_s, itemsize, in_blocks, out_blocks, in_at, out_at, count, period, scale)
+        command = Command(
+            Kind(kind),
+            name,
+            DTYPES[dtype],
+            OPS[op],
+            root,
+            src,
+            dst,
+            Flag(flags),
+            warmup,
+            iterations,
+            deadline_s,
+            itemsize,
+            in_blocks,
+            out_blocks,
+            in_at,
+            out_at,
+            count,
+            period,
+            scale,
+        )
     except (IndexError, ValueError):
         magic = 0
         command = Command(Kind.QUIT)

@@ -101,14 +101,25 @@ def paired(numerators: Sequence[float], denominators: Sequence[float]) -> float:
     return float(median(a / b for a, b in zip(numerators, denominators, strict=True)))
 
 
-def timing(collective: Collective, size: int, series: Series, floors_s: Sequence[float] | None = None,
-           percentiles: bool = False) -> Timing:
+def timing(
+    collective: Collective,
+    size: int,
+    series: Series,
+    floors_s: Sequence[float] | None = None,
+    percentiles: bool = False,
+) -> Timing:
     """The table's numbers for ``series``; ``floors_s`` are the rounds' least times."""
     seconds = series.mean_s()
     algbw = algbw_gbps(size, seconds)
     bound = 100 * paired(floors_s, series.medians_s()) if floors_s is not None else None
-    return Timing(seconds, algbw, algbw * float(bus_factor(collective.name, collective.world_size)), series.wrong,
-                  bound, series.percentiles_s() if percentiles else None)
+    return Timing(
+        seconds,
+        algbw,
+        algbw * float(bus_factor(collective.name, collective.world_size)),
+        series.wrong,
+        bound,
+        series.percentiles_s() if percentiles else None,
+    )
 
 
 def timings(rows: Sequence[Row]) -> list[Timing]:

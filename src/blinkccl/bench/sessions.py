@@ -47,13 +47,22 @@ def session(name: str, job: Job) -> Iterator[Go]:
     """
     if name == "threads":
         from blinkccl.engines.threads import Execution
+
         with Execution(job.bound, job.buffers, job.dtype, job.operation, job.scales) as execution:
             yield lambda: _on_threads(execution.go, job)
         return
     run = engine(name).run
-    yield lambda: run(job.bound.program, job.buffers.inputs, count=job.bound.count, dtype=job.dtype.name,
-                      op=job.operation.name, chunk_bytes=job.chunk_bytes, in_place=job.in_place,
-                      deadline_s=job.deadline_s, scales=job.scales)
+    yield lambda: run(
+        job.bound.program,
+        job.buffers.inputs,
+        count=job.bound.count,
+        dtype=job.dtype.name,
+        op=job.operation.name,
+        chunk_bytes=job.chunk_bytes,
+        in_place=job.in_place,
+        deadline_s=job.deadline_s,
+        scales=job.scales,
+    )
 
 
 def _on_threads(go: Callable[[float], None], job: Job) -> list[Array | None]:

@@ -34,8 +34,10 @@ class Sweep:
             if following > self.last or following == found[-1]:
                 return found
             if len(found) == MAX_SIZES:
-                raise ScheduleError(f"from {self.first} to {self.last} bytes are more than {MAX_SIZES} "
-                                    "sizes; take a larger step (-i) or a factor (-f)")
+                raise ScheduleError(
+                    f"from {self.first} to {self.last} bytes are more than {MAX_SIZES} "
+                    "sizes; take a larger step (-i) or a factor (-f)"
+                )
             found.append(following)
 
     def step_text(self) -> str:

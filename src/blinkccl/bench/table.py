@@ -30,11 +30,15 @@ def header(about: About, sweep: Sweep) -> str:
         f"# nThread {about.n_threads} nGpus {about.n_gpus} minBytes {sweep.first} maxBytes {sweep.last} "
         f"step: {sweep.step_text()} warmup iters: {about.warmup} iters: {about.iterations} agg iters: 1 "
         f"validation: {int(about.check)} graph: 0 unalign: 0",
-        "#", "# Using devices"]
+        "#",
+        "# Using devices",
+    ]
     host = host_name()[:10]
     for rank, device in enumerate(about.devices):
-        lines.append(f"#  Rank {rank:2d} Group {0:2d} Pid {device.pid:6d} on {host:>10} device {device.number:2d} "
-                     f"[0000:00:00] {device.name}")
+        lines.append(
+            f"#  Rank {rank:2d} Group {0:2d} Pid {device.pid:6d} on {host:>10} device {device.number:2d} "
+            f"[0000:00:00] {device.name}"
+        )
     lines += ["#", *(f"# {note}" for note in about.notes), "#"]
     return "\n".join(lines) + "\n" + titles(about)
 
@@ -44,9 +48,11 @@ def titles(about: About) -> str:
     places = f"{'':11}out-of-place{'':23}in-place{'':10}"
     names, units = ("time", "algbw", "busbw", "#wrong"), ("(us)", "(GB/s)", "(GB/s)", "")
     more_names, more_units = _more_titles(about)
-    rows = (_PREAMBLE.format(*[""] * 5) + places,
-            _PREAMBLE.format("size", "count", "type", "redop", "root") + _TIMES.format(*names) * 2 + more_names,
-            _PREAMBLE.format("(B)", "(elements)", "", "", "") + _TIMES.format(*units) * 2 + more_units)
+    rows = (
+        _PREAMBLE.format(*[""] * 5) + places,
+        _PREAMBLE.format("size", "count", "type", "redop", "root") + _TIMES.format(*names) * 2 + more_names,
+        _PREAMBLE.format("(B)", "(elements)", "", "", "") + _TIMES.format(*units) * 2 + more_units,
+    )
     return f"{rows[0]}\n{rows[1]}\n{rows[2].rstrip()}\n"
 
 
@@ -64,7 +70,7 @@ def _more_titles(about: About) -> tuple[str, str]:
 
 def line(about: About, row: Row) -> str:
     """One row, and a comment line for each peer."""
-    preamble = (f"{row.size:12d}  {row.count:12d}  {about.type_name:>8}  {about.redop:>6}  {about.root:6d}")
+    preamble = f"{row.size:12d}  {row.count:12d}  {about.type_name:>8}  {about.redop:>6}  {about.root:6d}"
     text = f"{preamble}  {_cells(row.out_of_place)}  {_cells(row.in_place)}"
     if about.bound:
         text += _bound(row.out_of_place) + _bound(row.in_place)
@@ -92,16 +98,16 @@ def footer(about: About, rows: Sequence[Row]) -> str:
     verdict = f"{bad} {'OK' if bad == 0 else 'FAILED'}" if about.check else "N/A"
     bounds = f"# {'Out of bounds values':<20} : {verdict}"
     average = f"# {'Avg bus bandwidth':<20} : {average_busbw(rows):g} "
-    return "\n".join([bounds, average.rstrip(), "#", f"# Collective test concluded: {about.collective.name}",
-                      "#"]) + "\n"
+    return (
+        "\n".join([bounds, average.rstrip(), "#", f"# Collective test concluded: {about.collective.name}", "#"]) + "\n"
+    )
 
 
 def _cells(timing: Timing | None) -> str:
     if timing is None:
         return f"{'N/A':>7}  {'N/A':>6}  {'N/A':>6}  {'N/A':>6}"
     wrong = "N/A" if timing.wrong is None else f"{timing.wrong:g}"
-    return (f"{_microseconds(timing.seconds):>7}  {timing.algbw_gbps:6.2f}  {timing.busbw_gbps:6.2f}  "
-            f"{wrong:>6}")
+    return f"{_microseconds(timing.seconds):>7}  {timing.algbw_gbps:6.2f}  {timing.busbw_gbps:6.2f}  {wrong:>6}"
 
 
 def _bound(timing: Timing | None) -> str:

@@ -17,12 +17,14 @@ from blinkccl.errors import BlinkError, CommunicationError
 
 def _blink() -> tuple[Library, int, int, Callable[[], None]]:
     from blinkccl.bench.own_rank import OwnLibrary
+
     library = OwnLibrary.join(float(os.environ.get("BLINK_BENCH_DEADLINE_S", "60")))
     return library, library.rank, library.size, library.close
 
 
 def _gloo() -> tuple[Library, int, int, Callable[[], None]]:
     from blinkccl.bench.peers.gloo import GlooLibrary
+
     library = GlooLibrary.join()
     return library, library.rank, library.size, library.close
 

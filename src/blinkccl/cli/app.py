@@ -39,36 +39,47 @@ Exit codes: 0 ok; 1 a check failed; 2 usage or unreadable input; 3 hardware or d
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
-app = typer.Typer(name="blink", help=HELP, add_completion=False, rich_markup_mode=None,
-                  pretty_exceptions_enable=False, no_args_is_help=True,
-                  context_settings=SETTINGS)
+app = typer.Typer(
+    name="blink",
+    help=HELP,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    context_settings=SETTINGS,
+)
 
 
 def _version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
+
         typer.echo(f"blink {version('blink-ccl')}")
         raise typer.Exit
 
 
 @app.callback()
-def _root(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True,
-                                                help="Print the version and exit.")] = False) -> None:
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
     """Options of ``blink`` itself; the verbs follow."""
 
 
 for _name, _verb, _help, _short in (
-        ("topo", topo.topo, topo.HELP, "What is connected to what, how fast, and who says so."),
-        ("plan", plan.plan, plan.HELP, "Trees for a collective, their rate, and the proof of the best."),
-        ("check", check.check, check.HELP, "Is a plan what it says it is, and does it run?"),
-        ("export", export.export, export.HELP, "A plan as code, or in the format of another tool."),
-        ("sim", sim.sim, sim.HELP, "How long would it take, on calibrated links, and what would NCCL get?"),
-        ("bench", bench.bench, bench.HELP, "Run a collective on this machine; every result checked."),
-        ("run", run.run, run.HELP, "Run an unchanged NCCL program, with trees where they are faster."),
-        ("calibrate", calibrate.calibrate, calibrate.HELP, "Which latency and bandwidth explain what was measured?"),
-        ("dump", dump.dump, dump.HELP, "What does a live job on this host wait for?"),
-        ("paper", paper.paper, paper.HELP, "What did the papers claim, and what do we find?"),
-        ("pick", pick.pick, pick.HELP, "Which GPUs to ask for."),
+    ("topo", topo.topo, topo.HELP, "What is connected to what, how fast, and who says so."),
+    ("plan", plan.plan, plan.HELP, "Trees for a collective, their rate, and the proof of the best."),
+    ("check", check.check, check.HELP, "Is a plan what it says it is, and does it run?"),
+    ("export", export.export, export.HELP, "A plan as code, or in the format of another tool."),
+    ("sim", sim.sim, sim.HELP, "How long would it take, on calibrated links, and what would NCCL get?"),
+    ("bench", bench.bench, bench.HELP, "Run a collective on this machine; every result checked."),
+    ("run", run.run, run.HELP, "Run an unchanged NCCL program, with trees where they are faster."),
+    ("calibrate", calibrate.calibrate, calibrate.HELP, "Which latency and bandwidth explain what was measured?"),
+    ("dump", dump.dump, dump.HELP, "What does a live job on this host wait for?"),
+    ("paper", paper.paper, paper.HELP, "What did the papers claim, and what do we find?"),
+    ("pick", pick.pick, pick.HELP, "Which GPUs to ask for."),
 ):
-    app.command(_name, help=_help, short_help=_short,
-                context_settings=SETTINGS | (run.CONTEXT if _name == "run" else {}))(_verb)
+    app.command(
+        _name, help=_help, short_help=_short, context_settings=SETTINGS | (run.CONTEXT if _name == "run" else {})
+    )(_verb)

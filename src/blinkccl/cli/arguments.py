@@ -19,28 +19,57 @@ if TYPE_CHECKING:
     from blinkccl.collectives.spec import Collective
     from blinkccl.topology.model import Topology
 
-CollectiveName = Annotated[str, typer.Argument(
-    metavar="COLLECTIVE", help="broadcast, reduce, allreduce, allgather, reduce_scatter, gather, scatter, "
-                               "alltoall or sendrecv.")]
+CollectiveName = Annotated[
+    str,
+    typer.Argument(
+        metavar="COLLECTIVE",
+        help="broadcast, reduce, allreduce, allgather, reduce_scatter, gather, scatter, alltoall or sendrecv.",
+    ),
+]
 Spec = Annotated[str | None, typer.Option("--topo", metavar="SPEC", help="Topology; default: this machine.")]
-Gpus = Annotated[str | None, typer.Option(
-    "--gpus", metavar="IDS", help="Ranks of the job, in order: 1,4,5,6 or 0-3; per server: 0,1,2+0,3,4. "
-                                  "Default: all.")]
-Links = Annotated[str, typer.Option(
-    "--links", metavar="fast|pcie|all", help="fast: NVLink and its kin, PCIe where there is nothing else; "
-                                             "between servers the network.")]
-Root = Annotated[int | None, typer.Option(
-    "--root", "-r", metavar="ID", help="Root of a rooted collective, as the topology numbers it; default: "
-                                       "the first rank.")]
-Source = Annotated[int | None, typer.Option("--src", metavar="ID", help="Sender of sendrecv; default: the "
-                                                                        "first rank that is not --dst.")]
-Destination = Annotated[int | None, typer.Option("--dst", metavar="ID", help="Receiver of sendrecv; default: "
-                                                                             "the last rank that is not "
-                                                                             "--src.")]
-Algorithm = Annotated[str, typer.Option(
-    "--algo", metavar="NAME", help="auto (= optimal), optimal, blink, ring, double_binary_tree, one_hop, "
-                                   "one_shot, internal_broadcast, flat, three_stage, three_phase or "
-                                   "hybrid.")]
+Gpus = Annotated[
+    str | None,
+    typer.Option(
+        "--gpus",
+        metavar="IDS",
+        help="Ranks of the job, in order: 1,4,5,6 or 0-3; per server: 0,1,2+0,3,4. Default: all.",
+    ),
+]
+Links = Annotated[
+    str,
+    typer.Option(
+        "--links",
+        metavar="fast|pcie|all",
+        help="fast: NVLink and its kin, PCIe where there is nothing else; between servers the network.",
+    ),
+]
+Root = Annotated[
+    int | None,
+    typer.Option(
+        "--root",
+        "-r",
+        metavar="ID",
+        help="Root of a rooted collective, as the topology numbers it; default: the first rank.",
+    ),
+]
+Source = Annotated[
+    int | None,
+    typer.Option("--src", metavar="ID", help="Sender of sendrecv; default: the first rank that is not --dst."),
+]
+Destination = Annotated[
+    int | None,
+    typer.Option("--dst", metavar="ID", help="Receiver of sendrecv; default: the last rank that is not --src."),
+]
+Algorithm = Annotated[
+    str,
+    typer.Option(
+        "--algo",
+        metavar="NAME",
+        help="auto (= optimal), optimal, blink, ring, double_binary_tree, one_hop, "
+        "one_shot, internal_broadcast, flat, three_stage, three_phase or "
+        "hybrid.",
+    ),
+]
 Relays = Annotated[bool, typer.Option("--relays", help="Let GPUs outside --gpus pass data on.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Output = Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to FILE.")]
@@ -66,6 +95,7 @@ def load(spec: str | None, gpus: str | None = None, option: str = "--gpus") -> t
         If the text names nothing or is no list of its GPUs.
     """
     from blinkccl.topology.spec import parse_gpus, parse_spec
+
     topology = this_machine() if spec is None else _standard_input() if spec == "-" else parse_spec(spec)
     return topology, parse_gpus(gpus, topology, option)
 
@@ -73,6 +103,7 @@ def load(spec: str | None, gpus: str | None = None, option: str = "--gpus") -> t
 def _standard_input() -> Topology:
     from blinkccl.topology.limits import MAX_FILE_BYTES
     from blinkccl.topology.read import parse_topology
+
     path = Path("-")
     return parse_topology(console.read_file(path, MAX_FILE_BYTES), console.source_name(path), "stdin")
 
@@ -86,14 +117,16 @@ def this_machine() -> Topology:
         If there is an NVIDIA driver and it fails.
     """
     from blinkccl.topology.probe import probe
+
     try:
         return probe()
     except (TopologyError, UnsupportedError) as error:
         raise HardwareError(str(error)) from error
 
 
-def collective(name: str, ranks: Sequence[int], root: int | None = None, src: int | None = None,
-               dst: int | None = None) -> Collective:
+def collective(
+    name: str, ranks: Sequence[int], root: int | None = None, src: int | None = None, dst: int | None = None
+) -> Collective:
     """The collective, with the ends that were typed as vertex ids turned into ranks.
 
     Ends not given are the first rank, for ``dst`` the last; of sendrecv, that is not the other end.
@@ -104,6 +137,7 @@ def collective(name: str, ranks: Sequence[int], root: int | None = None, src: in
         If the name is unknown, an end is none of ``ranks``, or the collective has no such end.
     """
     from blinkccl.collectives.spec import COLLECTIVES, Collective
+
     wanted = COLLECTIVES[name].parameters if name in COLLECTIVES else ()
     if "src" in wanted:
         src, dst = _two_ends(ranks, src, dst)
@@ -114,8 +148,9 @@ def collective(name: str, ranks: Sequence[int], root: int | None = None, src: in
         elif name in COLLECTIVES and key not in wanted:
             raise PackingError(f"{name} has no {key}: leave --{key} {vertex} out")
         elif vertex not in ranks:
-            raise PackingError(f"--{key} {vertex} is not among the GPUs of the job: "
-                               f"expected one of {', '.join(map(str, ranks))}")
+            raise PackingError(
+                f"--{key} {vertex} is not among the GPUs of the job: expected one of {', '.join(map(str, ranks))}"
+            )
         else:
             ends[key] = ranks.index(vertex)
     return Collective(name, len(ranks), **ends)
@@ -136,9 +171,16 @@ def _two_ends(ranks: Sequence[int], src: int | None, dst: int | None) -> tuple[i
     return sender, receiver
 
 
-def request(coll: Collective, topology: Topology, ranks: tuple[int, ...], links: str = "fast",
-            relays: bool = False, objective: str = "shallow", threshold: str = "1/20",
-            epsilon: str = "1/20") -> Request:
+def request(
+    coll: Collective,
+    topology: Topology,
+    ranks: tuple[int, ...],
+    links: str = "fast",
+    relays: bool = False,
+    objective: str = "shallow",
+    threshold: str = "1/20",
+    epsilon: str = "1/20",
+) -> Request:
     """What to plan.
 
     Raises
@@ -147,8 +189,10 @@ def request(coll: Collective, topology: Topology, ranks: tuple[int, ...], links:
         If a number is out of range, or there are fewer than two ranks.
     """
     from blinkccl.algorithms.registry import Request
-    return Request(topology, coll, ranks, links, relays, objective,
-                   _part("--threshold", threshold), _part("--epsilon", epsilon))
+
+    return Request(
+        topology, coll, ranks, links, relays, objective, _part("--threshold", threshold), _part("--epsilon", epsilon)
+    )
 
 
 def _part(option: str, text: str) -> Fraction:

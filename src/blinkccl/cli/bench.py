@@ -48,11 +48,23 @@ _SLOWEST = 3
 
 def bench(
     name: arguments.CollectiveName,
-    spec: Annotated[str | None, typer.Option("--topo", metavar="SPEC", show_default=False,
-                                             help="Run a plan for this topology on threads.")] = None,
+    spec: Annotated[
+        str | None,
+        typer.Option("--topo", metavar="SPEC", show_default=False, help="Run a plan for this topology on threads."),
+    ] = None,
     gpus: arguments.Gpus = None,
-    processes: Annotated[int | None, typer.Option("-g", "--ngpus", metavar="N", min=2, max=250, show_default=False,
-                                                  help="Rank processes on this host; default: 2.")] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            "-g",
+            "--ngpus",
+            metavar="N",
+            min=2,
+            max=250,
+            show_default=False,
+            help="Rank processes on this host; default: 2.",
+        ),
+    ] = None,
     root: arguments.Root = None,
     src: arguments.Source = None,
     dst: arguments.Destination = None,
@@ -60,69 +72,151 @@ def bench(
     links: arguments.Links = "fast",
     relays: arguments.Relays = False,
     begin: Annotated[str, typer.Option("-b", "--minbytes", metavar="SIZE", help="Smallest size.")] = "32M",
-    end: Annotated[str | None, typer.Option("-e", "--maxbytes", metavar="SIZE", show_default=False,
-                                            help="Largest size; default: the smallest.")] = None,
-    factor: Annotated[int | None, typer.Option("-f", "--stepfactor", metavar="F", show_default=False,
-                                               help="Factor between sizes; default: 2.")] = None,
-    step: Annotated[str | None, typer.Option("-i", "--stepbytes", metavar="SIZE", show_default=False,
-                                             help="Step between sizes, instead of a factor.")] = None,
-    iterations: Annotated[int, typer.Option("-n", "--iters", metavar="N",
-                                            help="Timed runs per size (and round).")] = 20,
+    end: Annotated[
+        str | None,
+        typer.Option(
+            "-e", "--maxbytes", metavar="SIZE", show_default=False, help="Largest size; default: the smallest."
+        ),
+    ] = None,
+    factor: Annotated[
+        int | None,
+        typer.Option("-f", "--stepfactor", metavar="F", show_default=False, help="Factor between sizes; default: 2."),
+    ] = None,
+    step: Annotated[
+        str | None,
+        typer.Option(
+            "-i", "--stepbytes", metavar="SIZE", show_default=False, help="Step between sizes, instead of a factor."
+        ),
+    ] = None,
+    iterations: Annotated[
+        int, typer.Option("-n", "--iters", metavar="N", help="Timed runs per size (and round).")
+    ] = 20,
     warmup: Annotated[int, typer.Option("-w", "--warmup_iters", metavar="N", help="Runs before them.")] = 1,
-    rounds: Annotated[int | None, typer.Option("--rounds", metavar="N", show_default=False,
-                                               help="Rounds of processes; default: 5.")] = None,
-    dtype: Annotated[str, typer.Option("-d", "--datatype", metavar="TYPE",
-                                       help="half, float, double, bfloat16, f8e4m3, f8e5m2, bool, "
-                                            "int8, uint8, ... uint64.")] = "float",
-    op: Annotated[str, typer.Option("-o", "--op", metavar="OP", help="sum, prod, min, max, avg, mulsum, band, "
-                                                                  "bor or bxor.")] = "sum",
-    average: Annotated[int, typer.Option("-a", "--average", metavar="0|1|2|3", min=0, max=3,
-                                         help="Time of an iteration: rank 0's, the mean, the least, or the "
-                                              "largest of all ranks.")] = _SLOWEST,
-    check: Annotated[int, typer.Option("-c", "--check", metavar="0|1", min=0, max=1,
-                                       help="Check results.")] = 1,
-    percentiles: Annotated[int, typer.Option("-I", "--percentiles", metavar="0|1", min=0, max=1,
-                                             help="Add percentiles of the iterations.")] = 0,
-    peers: Annotated[str | None, typer.Option("--peer", metavar="NAMES", show_default=False,
-                                              help="Run these in turns with ours: gloo, openmpi, mpich, impi, "
-                                                   "oneccl; openmpi=/prefix for one that is not on PATH.")] = None,
-    shared: Annotated[bool, typer.Option("--shared", help="Our tensors lie in shared memory "
-                                                          "(blinkccl.empty).")] = False,
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", metavar="N", show_default=False, help="Rounds of processes; default: 5.")
+    ] = None,
+    dtype: Annotated[
+        str,
+        typer.Option(
+            "-d",
+            "--datatype",
+            metavar="TYPE",
+            help="half, float, double, bfloat16, f8e4m3, f8e5m2, bool, int8, uint8, ... uint64.",
+        ),
+    ] = "float",
+    op: Annotated[
+        str, typer.Option("-o", "--op", metavar="OP", help="sum, prod, min, max, avg, mulsum, band, bor or bxor.")
+    ] = "sum",
+    average: Annotated[
+        int,
+        typer.Option(
+            "-a",
+            "--average",
+            metavar="0|1|2|3",
+            min=0,
+            max=3,
+            help="Time of an iteration: rank 0's, the mean, the least, or the largest of all ranks.",
+        ),
+    ] = _SLOWEST,
+    check: Annotated[int, typer.Option("-c", "--check", metavar="0|1", min=0, max=1, help="Check results.")] = 1,
+    percentiles: Annotated[
+        int, typer.Option("-I", "--percentiles", metavar="0|1", min=0, max=1, help="Add percentiles of the iterations.")
+    ] = 0,
+    peers: Annotated[
+        str | None,
+        typer.Option(
+            "--peer",
+            metavar="NAMES",
+            show_default=False,
+            help="Run these in turns with ours: gloo, openmpi, mpich, impi, "
+            "oneccl; openmpi=/prefix for one that is not on PATH.",
+        ),
+    ] = None,
+    shared: Annotated[
+        bool, typer.Option("--shared", help="Our tensors lie in shared memory (blinkccl.empty).")
+    ] = False,
     chunk: Annotated[str, typer.Option("--chunk", metavar="SIZE", help="Size of a message, on threads.")] = _CHUNK,
-    engine: Annotated[str | None, typer.Option("--engine", metavar="NAME", show_default=False,
-                                               help="threads or reference, for a plan; host: processes.")] = None,
-    timeout_s: Annotated[float, typer.Option("--timeout", metavar="SECONDS",
-                                             help="For one run; for one size of processes.")] = 60.0,
-    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", show_default=False,
-                                              help="Draw time over size (png, svg, pdf).")] = None,
-    record: Annotated[Path | None, typer.Option("-J", "--json-file", metavar="FILE", show_default=False,
-                                                help="Also write nccl-tests' JSON.")] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            "--engine", metavar="NAME", show_default=False, help="threads or reference, for a plan; host: processes."
+        ),
+    ] = None,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", help="For one run; for one size of processes.")
+    ] = 60.0,
+    plot: Annotated[
+        Path | None,
+        typer.Option("--plot", metavar="FILE", show_default=False, help="Draw time over size (png, svg, pdf)."),
+    ] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option("-J", "--json-file", metavar="FILE", show_default=False, help="Also write nccl-tests' JSON."),
+    ] = None,
     json: arguments.Json = False,
 ) -> None:
     """Run, and print the table; exit with 1 if a result was wrong."""
     from blinkccl.bench.about import DTYPE_OF, OP_OF
     from blinkccl.bench.sizes import size_in_bytes, sweep
+
     output = _Output(sweep(begin, end, factor, step), json, record, plot)
     output.check()
     dtype, op, chunk_bytes = DTYPE_OF.get(dtype, dtype), OP_OF.get(op, op), size_in_bytes("--chunk", chunk)
     on_threads = engine != "host" if engine is not None else spec is not None or gpus is not None
     if on_threads:
-        _refuse("is for processes; here a plan runs on threads, as --topo, --gpus or --engine say", {
-            "-g": processes is not None, "--peer": peers is not None, "--shared": shared, "-I": bool(percentiles),
-            "-a": average != _SLOWEST, "--rounds": rounds is not None})
+        _refuse(
+            "is for processes; here a plan runs on threads, as --topo, --gpus or --engine say",
+            {
+                "-g": processes is not None,
+                "--peer": peers is not None,
+                "--shared": shared,
+                "-I": bool(percentiles),
+                "-a": average != _SLOWEST,
+                "--rounds": rounds is not None,
+            },
+        )
         from blinkccl.bench.measure import Settings as ThreadSettings
+
         topology, ranks = arguments.load(spec, gpus)
         coll = arguments.collective(name, ranks, root, src, dst)
-        _on_threads(arguments.request(coll, topology, ranks, links, relays), algo, output, ThreadSettings(
-            iterations, warmup, dtype, op, bool(check), chunk_bytes, engine or "threads", timeout_s))
+        _on_threads(
+            arguments.request(coll, topology, ranks, links, relays),
+            algo,
+            output,
+            ThreadSettings(iterations, warmup, dtype, op, bool(check), chunk_bytes, engine or "threads", timeout_s),
+        )
         return
-    _refuse("is for plans that run on threads; give --topo SPEC with it, or leave it out", {
-        "--topo": spec is not None, "--gpus": gpus is not None, "--algo": algo != "auto", "--relays": relays,
-        "--links": links != "fast", "--chunk": chunk != _CHUNK})
+    _refuse(
+        "is for plans that run on threads; give --topo SPEC with it, or leave it out",
+        {
+            "--topo": spec is not None,
+            "--gpus": gpus is not None,
+            "--algo": algo != "auto",
+            "--relays": relays,
+            "--links": links != "fast",
+            "--chunk": chunk != _CHUNK,
+        },
+    )
     from blinkccl.bench.interleave import Settings
-    _on_processes(processes, lambda size: arguments.collective(name, range(size), root, src, dst), peers or "", output,
-                  Settings(dtype, op, iterations, warmup, 5 if rounds is None else rounds, average, bool(check),
-                           bool(percentiles), shared, _whole_seconds(timeout_s)))
+
+    _on_processes(
+        processes,
+        lambda size: arguments.collective(name, range(size), root, src, dst),
+        peers or "",
+        output,
+        Settings(
+            dtype,
+            op,
+            iterations,
+            warmup,
+            5 if rounds is None else rounds,
+            average,
+            bool(check),
+            bool(percentiles),
+            shared,
+            _whole_seconds(timeout_s),
+        ),
+    )
 
 
 def _refuse(why: str, given: dict[str, bool]) -> None:
@@ -152,6 +246,7 @@ class _Output:
             console.check_writable(console.new_name(self.record))
         if self.plot is not None:
             from blinkccl.report import plotting
+
             plotting.check(self.plot)
             console.check_writable(self.plot)
 
@@ -167,6 +262,7 @@ class _Output:
         from blinkccl.bench import table
         from blinkccl.bench.rows import failed
         from blinkccl.forest.document import dumps
+
         began, done = records.now(), []
         if not self.json:
             console.emit(table.header(about, self.sizes))
@@ -193,6 +289,7 @@ def _draw(path: Path, about: About, rows: Sequence[Row]) -> None:
     """In place where there is such a thing: that is what training does."""
     from blinkccl.bench.rows import lines
     from blinkccl.report.bench_plot import plot
+
     try:
         plot(path, f"{about.collective.name}, {about.collective.world_size} ranks, {about.type_name}", lines(rows))
     except OSError as problem:
@@ -203,10 +300,13 @@ def _draw(path: Path, about: About, rows: Sequence[Row]) -> None:
 def _say_empty(sizes: Sequence[int], collective: Collective, dtype: str) -> None:
     from blinkccl.bench.about import TYPE_NAMES
     from blinkccl.bench.sizes import empty_sizes
+
     empty = empty_sizes(collective, sizes, dtype)
     if empty:
-        console.note(f"{', '.join(map(str, empty[:8]))}{', …' if len(empty) > 8 else ''} bytes hold no whole "
-                     f"block of {TYPE_NAMES.get(dtype, dtype)}: 0 elements are measured there")
+        console.note(
+            f"{', '.join(map(str, empty[:8]))}{', …' if len(empty) > 8 else ''} bytes hold no whole "
+            f"block of {TYPE_NAMES.get(dtype, dtype)}: 0 elements are measured there"
+        )
 
 
 def _on_threads(request: Request, algo: str, output: _Output, settings: ThreadSettings) -> None:
@@ -214,6 +314,7 @@ def _on_threads(request: Request, algo: str, output: _Output, settings: ThreadSe
     from blinkccl.algorithms.registry import algorithm
     from blinkccl.bench.about import of_threads
     from blinkccl.bench.measure import Bench
+
     prepared, sizes = Bench(algorithm(algo).plan(request), settings), output.sizes.sizes()
     prepared.check_sizes(sizes)
     _say_empty(sizes, prepared.collective, prepared.dtype.name)
@@ -221,12 +322,14 @@ def _on_threads(request: Request, algo: str, output: _Output, settings: ThreadSe
     output.report(of_threads(prepared), prepared.rows(sizes, progress), progress)
 
 
-def _on_processes(wanted: int | None, collective: Callable[[int], Collective], peers: str, output: _Output,
-                  settings: Settings) -> None:
+def _on_processes(
+    wanted: int | None, collective: Callable[[int], Collective], peers: str, output: _Output, settings: Settings
+) -> None:
     """Run on processes: those of a launcher, or ours."""
     from blinkccl.bench import host
     from blinkccl.bench.launched import launcher
     from blinkccl.bench.peers.registry import parse
+
     host.check(settings)
     chosen, started_by = parse(peers), launcher(os.environ)
     if started_by is None:
@@ -235,13 +338,16 @@ def _on_processes(wanted: int | None, collective: Callable[[int], Collective], p
         with host.spawned(coll, settings, chosen, console.note) as run:
             _interleaved(run, output)
         return
-    _refuse(f"starts processes, but {started_by} has started this one already: leave it out",
-            {"-g": wanted is not None, "--peer": bool(chosen)})
+    _refuse(
+        f"starts processes, but {started_by} has started this one already: leave it out",
+        {"-g": wanted is not None, "--peer": bool(chosen)},
+    )
     _launched(started_by, collective, output, settings)
 
 
 def _check_sizes(sizes: Sequence[int], collective: Collective, settings: Settings) -> None:
     from blinkccl.bench import host
+
     host.check_sizes(collective, settings, sizes)
     _say_empty(sizes, collective, settings.dtype)
 
@@ -251,6 +357,7 @@ def _launched(started_by: str, collective: Callable[[int], Collective], output: 
     from blinkccl.bench import host
     from blinkccl.bench.launched import Leader, follow
     from blinkccl.bench.own_rank import OwnLibrary
+
     library = OwnLibrary.join(settings.deadline_s)
     try:
         if library.rank != 0:

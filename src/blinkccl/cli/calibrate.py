@@ -35,39 +35,87 @@ and β the busbw that it tends to. A number that the sizes do not determine is n
 
 
 def calibrate(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="What was measured; - reads stdin.",
-                                                show_default=False)],
-    collective: Annotated[str | None, typer.Option("--collective", metavar="NAME", show_default=False,
-                                                   help="Fit this one; what a log is of that does not say it.")] = None,
-    ranks: Annotated[int | None, typer.Option("--ranks", metavar="N", min=2, max=2**20, show_default=False,
-                                              help="How many ranks, for a log that does not list them.")] = None,
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE", help="What was measured; - reads stdin.", show_default=False)
+    ],
+    collective: Annotated[
+        str | None,
+        typer.Option(
+            "--collective",
+            metavar="NAME",
+            show_default=False,
+            help="Fit this one; what a log is of that does not say it.",
+        ),
+    ] = None,
+    ranks: Annotated[
+        int | None,
+        typer.Option(
+            "--ranks",
+            metavar="N",
+            min=2,
+            max=2**20,
+            show_default=False,
+            help="How many ranks, for a log that does not list them.",
+        ),
+    ] = None,
     algo: Annotated[str, typer.Option("--algo", metavar="ring|whole", help="As what to take the collective.")] = "ring",
     begin: Annotated[str, typer.Option("-b", "--minbytes", metavar="SIZE", help="Smallest size to fit.")] = "0",
-    end: Annotated[str | None, typer.Option("-e", "--maxbytes", metavar="SIZE", show_default=False,
-                                            help="Largest size to fit; default: all.")] = None,
-    name: Annotated[str | None, typer.Option("--name", metavar="NAME", show_default=False,
-                                             help="The calibration's name; default: that of the file -o.")] = None,
-    kind: Annotated[str | None, typer.Option("--kind", metavar="KIND", show_default=False,
-                                             help=f"Which links β is for; default: {_KIND}.")] = None,
-    nominal: Annotated[float | None, typer.Option("--nominal", metavar="GBPS", show_default=False,
-                                                  help="Nominal GB/s of one of their lanes; needed with -o.")] = None,
-    lanes: Annotated[int | None, typer.Option("--lanes", metavar="N", min=1, max=1000, show_default=False,
-                                              help="Over how many lanes β was measured; default: 1.")] = None,
+    end: Annotated[
+        str | None,
+        typer.Option("-e", "--maxbytes", metavar="SIZE", show_default=False, help="Largest size to fit; default: all."),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            "--name", metavar="NAME", show_default=False, help="The calibration's name; default: that of the file -o."
+        ),
+    ] = None,
+    kind: Annotated[
+        str | None,
+        typer.Option("--kind", metavar="KIND", show_default=False, help=f"Which links β is for; default: {_KIND}."),
+    ] = None,
+    nominal: Annotated[
+        float | None,
+        typer.Option(
+            "--nominal", metavar="GBPS", show_default=False, help="Nominal GB/s of one of their lanes; needed with -o."
+        ),
+    ] = None,
+    lanes: Annotated[
+        int | None,
+        typer.Option(
+            "--lanes",
+            metavar="N",
+            min=1,
+            max=1000,
+            show_default=False,
+            help="Over how many lanes β was measured; default: 1.",
+        ),
+    ] = None,
     output: arguments.Output = None,
     json: arguments.Json = False,
 ) -> None:
     """Read, fit, print, and write the calibration where that is wanted."""
     from blinkccl.simulate.fit import fits
+
     _check(output, name, kind, nominal, lanes)
     measured = _within(_read(files, collective, ranks), begin, end)
     found = fits(measured, algo)
     if json:
         from blinkccl.forest.document import dumps
-        console.emit(dumps({"schema_version": SCHEMA_VERSION, "files": [console.source_name(path) for path in files],
-                            "algorithm": algo,
-                            "fits": [_document(each, fit, measured) for each, fit in found.items()]}))
+
+        console.emit(
+            dumps(
+                {
+                    "schema_version": SCHEMA_VERSION,
+                    "files": [console.source_name(path) for path in files],
+                    "algorithm": algo,
+                    "fits": [_document(each, fit, measured) for each, fit in found.items()],
+                }
+            )
+        )
     else:
         from blinkccl.report.fit import fit as fitted
+
         text = "\n".join(_text(each, fit, algo, _ranks(each, measured)) for each, fit in found.items())
         console.emit(fitted(text, console.width()))
     for each, fit in found.items():
@@ -80,6 +128,7 @@ def calibrate(
 def _check(output: Path | None, name: str | None, kind: str | None, nominal: float | None, lanes: int | None) -> None:
     """Refuse options that say what to write where nothing is written, and a calibration that cannot be."""
     from blinkccl.topology.model import LINK_KINDS
+
     if kind is not None and kind not in LINK_KINDS:
         raise typer.BadParameter(f"unknown kind of links {kind!r}; expected one of {', '.join(LINK_KINDS)}")
     given = {"--name": name, "--kind": kind, "--nominal": nominal, "--lanes": lanes}
@@ -98,6 +147,7 @@ def _read(files: Sequence[Path], collective: str | None, ranks: int | None) -> l
     from blinkccl.collectives.spec import COLLECTIVES
     from blinkccl.simulate.measurements import read_measurements
     from blinkccl.topology.limits import MAX_FILE_BYTES
+
     if collective is not None and collective not in COLLECTIVES:
         raise typer.BadParameter(f"unknown collective {collective!r}; expected one of {', '.join(COLLECTIVES)}")
     if list(map(str, files)).count("-") > 1:
@@ -118,12 +168,15 @@ def _read(files: Sequence[Path], collective: str | None, ranks: int | None) -> l
 
 def _within(measured: Sequence[Measurement], begin: str, end: str | None) -> list[Measurement]:
     from blinkccl.simulate.run import parse_size
+
     first, last = parse_size("-b", begin), None if end is None else parse_size("-e", end)
     kept = [one for one in measured if first <= one.size_bytes and (last is None or one.size_bytes <= last)]
     if not kept:
         sizes = [one.size_bytes for one in measured]
-        raise typer.BadParameter(f"no size from -b {begin}{'' if end is None else f' to -e {end}'}: the files have "
-                                 f"{min(sizes):,} to {max(sizes):,} bytes")
+        raise typer.BadParameter(
+            f"no size from -b {begin}{'' if end is None else f' to -e {end}'}: the files have "
+            f"{min(sizes):,} to {max(sizes):,} bytes"
+        )
     return kept
 
 
@@ -132,29 +185,43 @@ def _ranks(collective: str, measured: Sequence[Measurement]) -> list[int]:
 
 
 def _document(collective: str, fit: Fit, measured: Sequence[Measurement]) -> dict[str, Any]:
-    return {"collective": collective, "ranks": _ranks(collective, measured), "alpha_us": fit.alpha_us,
-            "beta_gbps": fit.beta_gbps, "max_relative_error": fit.max_relative_error,
-            "worst_size_bytes": fit.worst_size_bytes, "points": fit.points, "sizes": fit.sizes,
-            "warnings": list(fit.warnings)}
+    return {
+        "collective": collective,
+        "ranks": _ranks(collective, measured),
+        "alpha_us": fit.alpha_us,
+        "beta_gbps": fit.beta_gbps,
+        "max_relative_error": fit.max_relative_error,
+        "worst_size_bytes": fit.worst_size_bytes,
+        "points": fit.points,
+        "sizes": fit.sizes,
+        "warnings": list(fit.warnings),
+    }
 
 
 def _text(collective: str, fit: Fit, algo: str, ranks: Sequence[int]) -> str:
     """The fit of one collective for people; four lines."""
     ring = algo == "ring"
     alpha = "not determined" if fit.alpha_us is None else f"{fit.alpha_us:.4g} us {'per step' if ring else 'in all'}"
-    beta = "not determined" if fit.beta_gbps is None else f"{fit.beta_gbps:.4g} GB/s " + (
-        "per link of the ring" if ring else "of busbw")
-    return (f"{collective} on {', '.join(map(str, ranks))} ranks, {'as a ring' if ring else 'as a whole'}\n"
-            f"  α      {alpha}\n"
-            f"  β      {beta}\n"
-            f"  error  {fit.max_relative_error:.1%} at most, at {fit.worst_size_bytes:,} bytes; {fit.points} times of "
-            f"{fit.sizes} sizes\n")
+    beta = (
+        "not determined"
+        if fit.beta_gbps is None
+        else f"{fit.beta_gbps:.4g} GB/s " + ("per link of the ring" if ring else "of busbw")
+    )
+    return (
+        f"{collective} on {', '.join(map(str, ranks))} ranks, {'as a ring' if ring else 'as a whole'}\n"
+        f"  α      {alpha}\n"
+        f"  β      {beta}\n"
+        f"  error  {fit.max_relative_error:.1%} at most, at {fit.worst_size_bytes:,} bytes; {fit.points} times of "
+        f"{fit.sizes} sizes\n"
+    )
 
 
-def _write(output: Path, found: dict[str, Fit], files: Sequence[Path], name: str | None, kind: str, nominal: float,
-           lanes: int) -> None:
+def _write(
+    output: Path, found: dict[str, Fit], files: Sequence[Path], name: str | None, kind: str, nominal: float, lanes: int
+) -> None:
     from blinkccl.simulate.calibration import parse_calibration
     from blinkccl.simulate.fit import calibration_text, fitted_calibration
+
     if len(found) > 1:
         raise typer.BadParameter(f"-o writes one fit, but the files have {', '.join(found)}; choose with --collective")
     fit = next(iter(found.values()))

@@ -28,17 +28,30 @@ Exit code 0: all is proved. 1: something is false; each violation is named. 2: i
 
 def check(
     path: Annotated[Path, typer.Argument(metavar="PLAN", help="What blink plan -o wrote; - reads stdin.")],
-    spec: Annotated[str | None, typer.Option("--topo", metavar="SPEC", show_default=False,
-                                             help="A topology that must have the plan's links; needed where "
-                                                  "the plan brings none.")] = None,
-    links: Annotated[str | None, typer.Option("--links", metavar="fast|pcie|all", show_default=False,
-                                              help="Which links of --topo; default: those that the plan was "
-                                                   "made for.")] = None,
+    spec: Annotated[
+        str | None,
+        typer.Option(
+            "--topo",
+            metavar="SPEC",
+            show_default=False,
+            help="A topology that must have the plan's links; needed where the plan brings none.",
+        ),
+    ] = None,
+    links: Annotated[
+        str | None,
+        typer.Option(
+            "--links",
+            metavar="fast|pcie|all",
+            show_default=False,
+            help="Which links of --topo; default: those that the plan was made for.",
+        ),
+    ] = None,
     json: arguments.Json = False,
 ) -> None:
     """Check, print what was proved or broken, and exit with 0 or 1."""
     from blinkccl.advice.audit import audit
     from blinkccl.forest.document import MAX_BYTES, dumps, loads
+
     if str(path) == "-" and spec == "-":
         raise typer.BadParameter("both the plan and --topo are -, and standard input can be read once")
     source = console.source_name(path)
@@ -51,6 +64,7 @@ def check(
         from blinkccl.report.check_text import check_text
         from blinkccl.report.fit import fit
         from blinkccl.report.paint import painter
+
         paint = painter(console.coloured())
         text = check_text(found.forest, found.verdict, found.program, found.law, paint, found.scope)
         console.emit(fit(text, console.width()))

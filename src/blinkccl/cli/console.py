@@ -209,6 +209,7 @@ class Progress:
             # Imported when a bar is wanted: rich takes longer to load than most plans to make.
             from rich.console import Console
             from rich.progress import Progress as Bar
+
             self._bar = Bar(console=Console(stderr=True), transient=True, redirect_stdout=False)
             self._task = self._bar.add_task(self._what, total=total)
             self._bar.start()

@@ -35,8 +35,12 @@ say what it does.
 def export(
     path: Annotated[Path, typer.Argument(metavar="PLAN", help="What blink plan -o wrote; - reads stdin.")],
     to: Annotated[str, typer.Option("--to", metavar="FORMAT", show_default=False, help="cuda.")],
-    spec: Annotated[str | None, typer.Option("--topo", metavar="SPEC", show_default=False,
-                                             help="The plan's machine, where the plan brings no topology.")] = None,
+    spec: Annotated[
+        str | None,
+        typer.Option(
+            "--topo", metavar="SPEC", show_default=False, help="The plan's machine, where the plan brings no topology."
+        ),
+    ] = None,
     json: arguments.Json = False,
     output: arguments.Output = None,
 ) -> None:
@@ -45,6 +49,7 @@ def export(
     from blinkccl.export.registry import format_of
     from blinkccl.forest.document import MAX_BYTES, dumps, loads
     from blinkccl.schedule.text import program_hash
+
     row = format_of(to)
     if str(path) == "-" and spec == "-":
         raise typer.BadParameter("both the plan and --topo are -, and standard input can be read once")
@@ -55,21 +60,27 @@ def export(
     found = audit(document, None if spec is None else arguments.load(spec)[0], None, source)
     if not found.ok or found.program is None:
         false = [*found.verdict.violations, *found.law]
-        console.error(f"{source} is not exported: {len(false)} of its statements are false or break the law, the "
-                      f"first: {false[0]}; blink check lists them")
+        console.error(
+            f"{source} is not exported: {len(false)} of its statements are false or break the law, the "
+            f"first: {false[0]}; blink check lists them"
+        )
         raise typer.Exit(CHECK_FAILED)
     files = row.write(found.program, found.forest)
     if output is not None:
         _write(output, [(file.name, file.text) for file in files])
     if json:
-        console.emit(dumps({
-            "schema_version": SCHEMA_VERSION,
-            "format": to,
-            "collective": found.program.collective.name,
-            "ranks": list(found.program.ranks),
-            "program": program_hash(found.program),
-            "files": [{"name": file.name, "text": file.text} for file in files],
-        }))
+        console.emit(
+            dumps(
+                {
+                    "schema_version": SCHEMA_VERSION,
+                    "format": to,
+                    "collective": found.program.collective.name,
+                    "ranks": list(found.program.ranks),
+                    "program": program_hash(found.program),
+                    "files": [{"name": file.name, "text": file.text} for file in files],
+                }
+            )
+        )
     elif output is None:
         console.emit("\n".join(file.text for file in files))
 

@@ -27,15 +27,27 @@ Every number of ours is computed now, from plans, calibrations and the simulator
 
 
 def paper(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[CLAIM]...", show_default=False,
-                                                      help="Documents (A to E) or ids (B6, P1, U1, R1, N1); default: "
-                                                           "all.")] = None,
-    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", show_default=False,
-                                              help="Write one page with the table and the figures.")] = None,
-    plot: Annotated[Path | None, typer.Option("--plot", metavar="FOLDER", show_default=False,
-                                              help="Draw the figures into this folder, as png.")] = None,
-    markdown: Annotated[Path | None, typer.Option("--markdown", metavar="FILE", show_default=False,
-                                                  help="Write the table as Markdown.")] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[CLAIM]...",
+            show_default=False,
+            help="Documents (A to E) or ids (B6, P1, U1, R1, N1); default: all.",
+        ),
+    ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            "--html", metavar="FILE", show_default=False, help="Write one page with the table and the figures."
+        ),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option("--plot", metavar="FOLDER", show_default=False, help="Draw the figures into this folder, as png."),
+    ] = None,
+    markdown: Annotated[
+        Path | None, typer.Option("--markdown", metavar="FILE", show_default=False, help="Write the table as Markdown.")
+    ] = None,
     json: arguments.Json = False,
 ) -> None:
     """Compute, compare, print."""
@@ -45,8 +57,10 @@ def paper(
     from blinkccl.paper import table
     from blinkccl.paper.claim import Context, judge
     from blinkccl.paper.registry import chosen
+
     if html is not None or plot is not None:
         from blinkccl.report.plotting import pyplot
+
         pyplot()
     wanted, rows = chosen(names or []), []
     context = Context()
@@ -63,10 +77,12 @@ def paper(
         console.write_file(markdown, table.markdown(rows))
     if json:
         from blinkccl.forest.document import dumps
+
         console.emit(dumps(table.document(rows)))
         return
     from blinkccl.report.fit import fit
     from blinkccl.report.paint import painter
+
     console.emit(fit(table.text(rows, painter(console.coloured())), console.width()))
 
 
@@ -74,6 +90,7 @@ def _figures(html: Path | None, plot: Path | None, rows: Sequence[Row], context:
     """Draw those of the rows' documents, and write them."""
     from blinkccl.paper import figures
     from blinkccl.paper.page import page
+
     progress = console.Progress("figures")
     try:
         drawn = figures.draw({row.claim.document for row in rows}, context, progress)

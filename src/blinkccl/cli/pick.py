@@ -21,20 +21,19 @@ those left over would still reach. A set without fast links between all its GPUs
 
 
 def pick(
-    size: Annotated[int, typer.Option("-k", "--count", metavar="K", show_default=False,
-                                      help="How many GPUs the job needs.")],
+    size: Annotated[
+        int, typer.Option("-k", "--count", metavar="K", show_default=False, help="How many GPUs the job needs.")
+    ],
     spec: arguments.Spec = None,
-    free: Annotated[str | None, typer.Option("--free", metavar="IDS", help="GPUs that are free; default: "
-                                                                           "all.")] = None,
-    name: Annotated[str, typer.Option("--collective", metavar="NAME", help="What the job does "
-                                                                           "most.")] = "allreduce",
+    free: Annotated[str | None, typer.Option("--free", metavar="IDS", help="GPUs that are free; default: all.")] = None,
+    name: Annotated[str, typer.Option("--collective", metavar="NAME", help="What the job does most.")] = "allreduce",
     links: arguments.Links = "fast",
-    top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="How many of the best sets to "
-                                                                       "show.")] = 5,
+    top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="How many of the best sets to show.")] = 5,
     json: arguments.Json = False,
 ) -> None:
     """Rank the sets and print the best and the worst."""
     from blinkccl.advice.pick import rank_sets
+
     topology, ranks = arguments.load(spec, free, "--free")
     progress = console.Progress("sets")
     try:
@@ -43,8 +42,10 @@ def pick(
         progress.close()
     if json:
         from blinkccl.forest.document import dumps
+
         console.emit(dumps(ranking.document(top)))
         return
     from blinkccl.advice.pick_text import ranking_text
     from blinkccl.report.paint import painter
+
     console.emit(ranking_text(ranking, top, painter(console.coloured())))

@@ -36,15 +36,21 @@ def plan(
     algo: arguments.Algorithm = "auto",
     links: arguments.Links = "fast",
     relays: arguments.Relays = False,
-    fewest_trees: Annotated[bool, typer.Option("--fewest-trees",
-                                               help="As few trees as the search finds, at the optimal rate.")] = False,
-    least_depth: Annotated[bool, typer.Option("--least-depth",
-                                              help="The least depth found at the optimal rate.")] = False,
-    epsilon: Annotated[str, typer.Option("--epsilon", metavar="E", help="blink: the (1-E) of its "
-                                                                        "multiplicative weights.")] = "1/20",
-    threshold: Annotated[str, typer.Option("--threshold", metavar="T",
-                                           help="blink: the part of the rate that it may give up for fewer "
-                                                "trees.")] = "1/20",
+    fewest_trees: Annotated[
+        bool, typer.Option("--fewest-trees", help="As few trees as the search finds, at the optimal rate.")
+    ] = False,
+    least_depth: Annotated[
+        bool, typer.Option("--least-depth", help="The least depth found at the optimal rate.")
+    ] = False,
+    epsilon: Annotated[
+        str, typer.Option("--epsilon", metavar="E", help="blink: the (1-E) of its multiplicative weights.")
+    ] = "1/20",
+    threshold: Annotated[
+        str,
+        typer.Option(
+            "--threshold", metavar="T", help="blink: the part of the rate that it may give up for fewer trees."
+        ),
+    ] = "1/20",
     json: arguments.Json = False,
     output: arguments.Output = None,
 ) -> None:
@@ -56,6 +62,7 @@ def plan(
     from blinkccl.algorithms.registry import algorithm
     from blinkccl.forest.document import dumps, to_document
     from blinkccl.packing.solver import loading_seconds
+
     row = algorithm(algo)
     topology, ranks = arguments.load(spec, gpus)
     objective = "fewest-trees" if fewest_trees else "least-depth" if least_depth else "shallow"
@@ -74,6 +81,7 @@ def plan(
     from blinkccl.report.fit import fit
     from blinkccl.report.paint import painter
     from blinkccl.report.plan_text import plan_text
+
     paint = painter(console.coloured())
     ring = ring_baseline(wanted).sentence(forest)
     width = console.width()

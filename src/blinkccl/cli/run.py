@@ -54,14 +54,36 @@ _UNUSED = """libblink.so was not used: no NCCL call was seen. Likely causes:
 
 def run(
     command: Annotated[list[str], typer.Argument(metavar="CMD", help="The program and its arguments.")],
-    algo: Annotated[str | None, typer.Option("--algo", metavar="NAME", show_default=False, help=(
-        "Take all calls that this algorithm serves; nccl: none. Default: what is predicted faster."))] = None,
-    spec: Annotated[str | None, typer.Option("--topo", metavar="SPEC", show_default=False, help=(
-        "Topology; default: this machine, as NVML or NCCL_TOPO_FILE tells."))] = None,
-    require: Annotated[bool, typer.Option("--require", help=(
-        "Fail where NCCL was not called through libblink.so."))] = False,
-    report: Annotated[Path | None, typer.Option("--report", metavar="FILE", show_default=False, help=(
-        "Write what became of the calls as JSON; stdout is CMD's."))] = None,
+    algo: Annotated[
+        str | None,
+        typer.Option(
+            "--algo",
+            metavar="NAME",
+            show_default=False,
+            help=("Take all calls that this algorithm serves; nccl: none. Default: what is predicted faster."),
+        ),
+    ] = None,
+    spec: Annotated[
+        str | None,
+        typer.Option(
+            "--topo",
+            metavar="SPEC",
+            show_default=False,
+            help=("Topology; default: this machine, as NVML or NCCL_TOPO_FILE tells."),
+        ),
+    ] = None,
+    require: Annotated[
+        bool, typer.Option("--require", help=("Fail where NCCL was not called through libblink.so."))
+    ] = False,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            "--report",
+            metavar="FILE",
+            show_default=False,
+            help=("Write what became of the calls as JSON; stdout is CMD's."),
+        ),
+    ] = None,
 ) -> None:
     """Run ``command``, say what became of its NCCL calls, and exit as it did."""
     library = _library()

@@ -46,61 +46,146 @@ opens in chrome://tracing and Perfetto.
 
 
 def sim(
-    name: Annotated[str | None, typer.Argument(metavar="[COLLECTIVE]", show_default=False,
-                                               help="As for blink plan; left out with --plan.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[COLLECTIVE]", show_default=False, help="As for blink plan; left out with --plan."),
+    ] = None,
     spec: arguments.Spec = None,
     gpus: arguments.Gpus = None,
     root: arguments.Root = None,
     src: arguments.Source = None,
     dst: arguments.Destination = None,
-    algo: Annotated[str | None, typer.Option("--algo", metavar="NAMES", show_default=False,
-                                             help="Algorithms and baselines, separated by commas; default: all "
-                                                  "that serve the job.")] = None,
+    algo: Annotated[
+        str | None,
+        typer.Option(
+            "--algo",
+            metavar="NAMES",
+            show_default=False,
+            help="Algorithms and baselines, separated by commas; default: all that serve the job.",
+        ),
+    ] = None,
     links: arguments.Links = "fast",
     relays: arguments.Relays = False,
-    plan: Annotated[Path | None, typer.Option("--plan", metavar="FILE", show_default=False,
-                                              help="Time this plan; - reads stdin.")] = None,
-    size: Annotated[str | None, typer.Option("--size", "-s", metavar="SIZE", show_default=False,
-                                             help="S as nccl-tests counts it; default: 64M.")] = None,
+    plan: Annotated[
+        Path | None, typer.Option("--plan", metavar="FILE", show_default=False, help="Time this plan; - reads stdin.")
+    ] = None,
+    size: Annotated[
+        str | None,
+        typer.Option(
+            "--size", "-s", metavar="SIZE", show_default=False, help="S as nccl-tests counts it; default: 64M."
+        ),
+    ] = None,
     sweep: Annotated[bool, typer.Option("--sweep", help="All sizes from -b to -e.")] = False,
-    begin: Annotated[str | None, typer.Option("-b", "--minbytes", metavar="SIZE", show_default=False,
-                                              help=f"--sweep's smallest size; default: {_BEGIN}.")] = None,
-    end: Annotated[str | None, typer.Option("-e", "--maxbytes", metavar="SIZE", show_default=False,
-                                            help=f"--sweep's largest size; default: {_END}.")] = None,
-    factor: Annotated[int | None, typer.Option("-f", "--stepfactor", metavar="F", min=2, show_default=False,
-                                               help=f"--sweep's factor between sizes; default: {_FACTOR}.")] = None,
-    calibration: Annotated[str | None, typer.Option("--calibration", metavar="NAME", show_default=False,
-                                                    help="One of ours, or a TOML file; default: the machine's, else "
-                                                         "nominal.")] = None,
-    sharing: Annotated[str, typer.Option("--sharing", metavar="HOW",
-                                         help="How transfers share a link: fifo, fair, rtt-weighted or "
-                                              "unfair.")] = "fifo",
-    streams: Annotated[str, typer.Option("--streams", metavar="HOW", help="per-tree, or reused by trees at the same "
-                                                                          "depth.")] = "per-tree",
-    chunk: Annotated[str, typer.Option("--chunk", metavar="SIZE|model|best|miad",
-                                       help="Size of a chunk, or how it is chosen: the pipeline model's, the fastest "
-                                            "of some 15 simulations, or what Blink's search ends with.")] = "model",
-    channels: Annotated[int, typer.Option("--channels", metavar="N",
-                                          help="Channels per tree, each with streams of its own: 2 hide what a copy "
-                                               "costs before it moves.")] = 1,
-    equal_chunks: Annotated[bool, typer.Option("--equal-chunks", help="Chunks of one size for all trees; default: as "
-                                                                      "many for each, so that trees share links by "
-                                                                      "their weights.")] = False,
-    skew: Annotated[str | None, typer.Option("--skew", metavar="SECONDS", show_default=False,
-                                             help="When each rank starts, separated by commas.")] = None,
-    budget: Annotated[int | None, typer.Option("--budget", metavar="N", min=1, max=2**31 - 1, show_default=False,
-                                               help="The most transfers and reductions of one run; default: fifty "
-                                                    "million.")] = None,
+    begin: Annotated[
+        str | None,
+        typer.Option(
+            "-b", "--minbytes", metavar="SIZE", show_default=False, help=f"--sweep's smallest size; default: {_BEGIN}."
+        ),
+    ] = None,
+    end: Annotated[
+        str | None,
+        typer.Option(
+            "-e", "--maxbytes", metavar="SIZE", show_default=False, help=f"--sweep's largest size; default: {_END}."
+        ),
+    ] = None,
+    factor: Annotated[
+        int | None,
+        typer.Option(
+            "-f",
+            "--stepfactor",
+            metavar="F",
+            min=2,
+            show_default=False,
+            help=f"--sweep's factor between sizes; default: {_FACTOR}.",
+        ),
+    ] = None,
+    calibration: Annotated[
+        str | None,
+        typer.Option(
+            "--calibration",
+            metavar="NAME",
+            show_default=False,
+            help="One of ours, or a TOML file; default: the machine's, else nominal.",
+        ),
+    ] = None,
+    sharing: Annotated[
+        str,
+        typer.Option(
+            "--sharing", metavar="HOW", help="How transfers share a link: fifo, fair, rtt-weighted or unfair."
+        ),
+    ] = "fifo",
+    streams: Annotated[
+        str, typer.Option("--streams", metavar="HOW", help="per-tree, or reused by trees at the same depth.")
+    ] = "per-tree",
+    chunk: Annotated[
+        str,
+        typer.Option(
+            "--chunk",
+            metavar="SIZE|model|best|miad",
+            help="Size of a chunk, or how it is chosen: the pipeline model's, the fastest "
+            "of some 15 simulations, or what Blink's search ends with.",
+        ),
+    ] = "model",
+    channels: Annotated[
+        int,
+        typer.Option(
+            "--channels",
+            metavar="N",
+            help="Channels per tree, each with streams of its own: 2 hide what a copy costs before it moves.",
+        ),
+    ] = 1,
+    equal_chunks: Annotated[
+        bool,
+        typer.Option(
+            "--equal-chunks",
+            help="Chunks of one size for all trees; default: as "
+            "many for each, so that trees share links by "
+            "their weights.",
+        ),
+    ] = False,
+    skew: Annotated[
+        str | None,
+        typer.Option(
+            "--skew", metavar="SECONDS", show_default=False, help="When each rank starts, separated by commas."
+        ),
+    ] = None,
+    budget: Annotated[
+        int | None,
+        typer.Option(
+            "--budget",
+            metavar="N",
+            min=1,
+            max=2**31 - 1,
+            show_default=False,
+            help="The most transfers and reductions of one run; default: fifty million.",
+        ),
+    ] = None,
     coarser: Annotated[bool, typer.Option("--coarser", help="Beyond the budget, time several chunks as one.")] = False,
-    model: Annotated[str | None, typer.Option("--model", metavar="NAME", show_default=False,
-                                              help="Also a training step of alexnet, resnet18, resnet50 or vgg16 with "
-                                                   "each AllReduce, on P100s or V100s.")] = None,
-    overlap: Annotated[bool, typer.Option("--overlap/--no-overlap", help="--model: reduce gradients while the backward "
-                                                                        "pass goes on.")] = True,
-    timeline: Annotated[Path | None, typer.Option("--timeline", metavar="FILE", show_default=False,
-                                                  help="Write the fastest plan's timeline, as Chrome's trace.")] = None,
-    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", show_default=False,
-                                              help="Draw bandwidth over size (png, svg, pdf).")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="NAME",
+            show_default=False,
+            help="Also a training step of alexnet, resnet18, resnet50 or vgg16 with each AllReduce, on P100s or V100s.",
+        ),
+    ] = None,
+    overlap: Annotated[
+        bool, typer.Option("--overlap/--no-overlap", help="--model: reduce gradients while the backward pass goes on.")
+    ] = True,
+    timeline: Annotated[
+        Path | None,
+        typer.Option(
+            "--timeline",
+            metavar="FILE",
+            show_default=False,
+            help="Write the fastest plan's timeline, as Chrome's trace.",
+        ),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option("--plot", metavar="FILE", show_default=False, help="Draw bandwidth over size (png, svg, pdf)."),
+    ] = None,
     json: arguments.Json = False,
 ) -> None:
     """Prepare, simulate, print."""
@@ -112,23 +197,42 @@ def sim(
     from blinkccl.simulate.contenders import Conditions, Field, enter, planned, time_all
     from blinkccl.simulate.run import EVENT_BUDGET
     from blinkccl.simulate.translate import Settings
+
     settings = Settings(sharing, streams, _skew(skew))
     progress = console.Progress("simulating")
     try:
         if plan is not None:
-            _refuse_beside_plan(name, {"--topo": spec, "--gpus": gpus, "--root": root, "--src": src, "--dst": dst,
-                                       "--algo": algo, "--links": links if links != "fast" else None,
-                                       "--relays": relays or None})
+            _refuse_beside_plan(
+                name,
+                {
+                    "--topo": spec,
+                    "--gpus": gpus,
+                    "--root": root,
+                    "--src": src,
+                    "--dst": dst,
+                    "--algo": algo,
+                    "--links": links if links != "fast" else None,
+                    "--relays": relays or None,
+                },
+            )
             request, forest = _field_of_plan(plan)
         elif name is None:
             raise typer.BadParameter("give a COLLECTIVE, or a plan with --plan")
         else:
             topology, ranks = arguments.load(spec, gpus)
-            request = arguments.request(arguments.collective(name, ranks, root, src, dst), topology, ranks, links,
-                                        relays)
+            request = arguments.request(
+                arguments.collective(name, ranks, root, src, dst), topology, ranks, links, relays
+            )
         gpu = None if model is None else _gpu(request.topology)
-        conditions = Conditions(_named(calibration, request.topology), settings, *_chunk(chunk), channels,
-                                not equal_chunks, budget or EVENT_BUDGET, coarser)
+        conditions = Conditions(
+            _named(calibration, request.topology),
+            settings,
+            *_chunk(chunk),
+            channels,
+            not equal_chunks,
+            budget or EVENT_BUDGET,
+            coarser,
+        )
         if plan is not None:
             field = Field(request, (planned(forest.algorithm, forest, conditions),), {}, named=True, of_plan=True)
         else:
@@ -152,11 +256,13 @@ def _check_files(timeline: Path | None, plot: Path | None) -> None:
             console.check_writable(path)
     if plot is not None:
         from blinkccl.report import plotting
+
         plotting.check(plot)
 
 
 def _sizes(size: str | None, swept: bool, begin: str | None, end: str | None, factor: int | None) -> list[int]:
     from blinkccl.simulate.run import parse_size
+
     if not swept:
         return [parse_size("--size", size or "64M")]
     if size is not None:
@@ -175,6 +281,7 @@ def _chunk(text: str) -> tuple[int | None, str]:
     """Its size, or None and how it is chosen."""
     from blinkccl.simulate.contenders import CHUNK_CHOICES
     from blinkccl.simulate.run import parse_size
+
     if text in CHUNK_CHOICES:
         return None, text
     chunk = parse_size("--chunk", text)
@@ -200,6 +307,7 @@ def _refuse_beside_plan(name: str | None, given: dict[str, object]) -> None:
 
 def _named(calibration: str | None, topology: Topology) -> Calibration:
     from blinkccl.simulate import calibration as calibrations
+
     return calibrations.calibration(calibration) if calibration else calibrations.calibration_for(topology)
 
 
@@ -214,6 +322,7 @@ def _field_of_plan(path: Path) -> tuple[Request, Forest]:
     from blinkccl.advice.audit import audit
     from blinkccl.algorithms.registry import Request
     from blinkccl.forest.document import MAX_BYTES, loads
+
     source = console.source_name(path)
     found = audit(loads(console.read_file(path, MAX_BYTES), source), source=source)
     if not found.ok:
@@ -236,21 +345,32 @@ class _Steps:
 def _gpu(topology: Topology) -> str:
     """Whose throughputs --model takes."""
     from blinkccl.simulate.nccl_system import guess_arch
+
     arch = guess_arch(topology)
     if arch not in _GPUS:
-        raise ScheduleError(f"--model: no published throughputs for {arch} GPUs; there are some for "
-                            f"{' and '.join(_GPUS)}, as dgx-1p and dgx-1v have")
+        raise ScheduleError(
+            f"--model: no published throughputs for {arch} GPUs; there are some for "
+            f"{' and '.join(_GPUS)}, as dgx-1p and dgx-1v have"
+        )
     return _GPUS[arch]
 
 
 def _steps(field: Field, model: str, gpu: str, overlap: bool) -> _Steps:
     from blinkccl.simulate.contenders import training_steps
+
     return _Steps(model, gpu, overlap, training_steps(field, model, gpu, overlap))
 
 
-def _report(field: Field, conditions: Conditions, rows: Sequence[Sequence[Estimate]], swept: bool, json: bool,
-            steps: _Steps | None) -> None:
+def _report(
+    field: Field,
+    conditions: Conditions,
+    rows: Sequence[Sequence[Estimate]],
+    swept: bool,
+    json: bool,
+    steps: _Steps | None,
+) -> None:
     from blinkccl.simulate.summary import summarise
+
     best = _fastest_plan(rows[-1])
     # A table over sizes does not show it, and it takes one more run.
     wanted = best.simulation if best is not None and (json or not swept) else None
@@ -258,11 +378,13 @@ def _report(field: Field, conditions: Conditions, rows: Sequence[Sequence[Estima
     if json:
         from blinkccl.forest.document import dumps
         from blinkccl.report.sim_document import sim_document
+
         console.emit(dumps(sim_document(field, conditions, rows, best, summary, steps.by_name if steps else {})))
         return
     from blinkccl.report import sim_text
     from blinkccl.report.fit import fit
     from blinkccl.report.paint import painter
+
     paint, width = painter(console.coloured()), console.width()
     text = fit(sim_text.head_text(field, conditions), width)
     text += sim_text.sweep_table(rows, paint) if swept else sim_text.size_table(field, rows[0], paint)
@@ -282,6 +404,7 @@ def _write_timeline(path: Path, row: Sequence[Estimate]) -> None:
     import json
 
     from blinkccl.simulate.timeline import chrome_trace
+
     best = _fastest_plan(row)
     if best is None or best.simulation is None:
         raise ScheduleError(_NO_TIMELINE)
@@ -291,10 +414,15 @@ def _write_timeline(path: Path, row: Sequence[Estimate]) -> None:
 
 def _draw(path: Path, field: Field, rows: Sequence[Sequence[Estimate]]) -> None:
     from blinkccl.report.sim_plot import plot
+
     request = field.request
     try:
-        plot(path, f"{request.collective.name}, {len(request.ranks)} GPUs of {request.topology.name}, simulated", rows,
-             field.bound_gbps)
+        plot(
+            path,
+            f"{request.collective.name}, {len(request.ranks)} GPUs of {request.topology.name}, simulated",
+            rows,
+            field.bound_gbps,
+        )
     except OSError as problem:
         raise typer.BadParameter(f"{path} cannot be written: {problem.strerror or problem}") from None
     console.note(f"wrote {path}")

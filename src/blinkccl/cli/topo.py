@@ -30,11 +30,13 @@ Text and files show all links unless --links is given; --json shows what a plan 
 
 
 def topo(
-    spec: Annotated[str | None, typer.Argument(metavar="SPEC", show_default=False,
-                                               help="Topology; default: this machine.")] = None,
+    spec: Annotated[
+        str | None, typer.Argument(metavar="SPEC", show_default=False, help="Topology; default: this machine.")
+    ] = None,
     gpus: arguments.Gpus = None,
-    links: Annotated[str | None, typer.Option("--links", metavar="fast|pcie|all", show_default=False,
-                                              help="Which links to show.")] = None,
+    links: Annotated[
+        str | None, typer.Option("--links", metavar="fast|pcie|all", show_default=False, help="Which links to show.")
+    ] = None,
     json: arguments.Json = False,
     output: arguments.Output = None,
 ) -> None:
@@ -47,15 +49,18 @@ def topo(
         console.write_file(output, _rendered(whole, output))
     if json:
         from blinkccl.topology.json_format import write
+
         console.emit(write(_as_planned(topology, ranks, links)))
     elif output is None:
         from blinkccl.report.paint import painter
         from blinkccl.report.topology_text import topology_text
+
         console.emit(topology_text(whole, painter(console.coloured())))
 
 
 def _cut_down(topology: Topology, ranks: tuple[int, ...], links: str) -> Topology:
     from blinkccl.topology.select import network_for
+
     return network_for(topology, ranks, links)
 
 
@@ -80,6 +85,7 @@ def _check_output(path: Path) -> None:
 def _formats() -> dict[str, Callable[[Topology], str]]:
     from blinkccl.report.topology_svg import topology_svg
     from blinkccl.topology.write import WRITERS
+
     return {**WRITERS, ".svg": topology_svg}
 
 
@@ -88,6 +94,7 @@ def _rendered(topology: Topology, path: Path) -> str:
     text = _formats()[path.suffix](topology)
     if path.suffix == ".xml":
         from blinkccl.topology.nccl_xml_kept import differences
+
         for difference in differences(topology, text):
             console.note(f"{path} does not keep everything, JSON would: read back, {difference}")
     return text

@@ -45,9 +45,7 @@ def header(program: Program, forest: Forest | None = None) -> str:
 def _title(program: Program, forest: Forest | None) -> str:
     coll = program.collective
     ends = [
-        f"{key} GPU {program.ranks[rank]}"
-        for key in ("root", "src", "dst")
-        if (rank := getattr(coll, key)) is not None
+        f"{key} GPU {program.ranks[rank]}" for key in ("root", "src", "dst") if (rank := getattr(coll, key)) is not None
     ]
     name = coll.name + (f" ({', '.join(ends)})" if ends else "")
     source = "" if forest is None else f" of {_harmless(forest.topology.name)}, by {_harmless(forest.algorithm)}"
@@ -118,5 +116,3 @@ def _wrapped(label: str, text: str) -> list[str]:
 def _harmless(name: str) -> str:
     """A name out of a file, without what would end or continue a comment: no new line, no backslash."""
     return "".join(c if c.isprintable() and c != "\\" else "?" for c in name)
-
-

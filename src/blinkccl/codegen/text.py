@@ -135,9 +135,7 @@ def _function(words: Words, connections: tuple[int, ...], lane: Lane, largest: F
     ids = [str(connections[queue]) for queue in (*received, *sent)]
     lines = [f"// {words.gpu(lane.rank)}, lane {lane.channel}."]
     for firing in lane.firings:
-        lines += textwrap.wrap(
-            f"{words.deed(firing)}.", _COLUMNS, initial_indent="//   ", subsequent_indent="//     "
-        )
+        lines += textwrap.wrap(f"{words.deed(firing)}.", _COLUMNS, initial_indent="//   ", subsequent_indent="//     ")
     lines += ["template <class Wire>", f"BLINK_DEVICE void {_name(lane)}(Walk<Wire>& walk) {{"]
     if names:
         lines.append(_broken("  enum : End { ", names, " };"))

@@ -16,9 +16,7 @@ from blinkccl.collectives.ops import DType
 Array = NDArray[Any]
 
 
-def exact_values(
-    rng: np.random.Generator, size: int, dtype: DType, base: str, rank: int, world_size: int
-) -> Array:
+def exact_values(rng: np.random.Generator, size: int, dtype: DType, base: str, rank: int, world_size: int) -> Array:
     """Whole numbers for one rank's buffer, such that combining any ranks' in any order is exact.
 
     Parameters

@@ -24,9 +24,7 @@ Array = NDArray[Any]
 Buffers = list[Array | None]
 
 
-def check_inputs(
-    collective: Collective, inputs: Sequence[Array | None], count: int | None = None
-) -> tuple[int, DType]:
+def check_inputs(collective: Collective, inputs: Sequence[Array | None], count: int | None = None) -> tuple[int, DType]:
     """Elements per block and the element type of ``inputs``.
 
     Raises
@@ -58,9 +56,7 @@ def check_inputs(
                 f"{blocks} block(s) of {count}"
             )
         if buffer.dtype != found.storage:
-            raise ScheduleError(
-                f"rank {rank}'s input is {buffer.dtype}, the ranks before it have {found.name}"
-            )
+            raise ScheduleError(f"rank {rank}'s input is {buffer.dtype}, the ranks before it have {found.name}")
     if count is None or found is None:
         raise ScheduleError(f"{collective.name}: no rank has an input")
     return count, found
@@ -236,9 +232,7 @@ def tolerance(dtype: str, contributions: int) -> float:
     return 2.0 * max(0, contributions - 1) * unit
 
 
-def expected_matches(
-    outputs: Sequence[Array | None], expected: Sequence[Array | None], relative: float = 0.0
-) -> bool:
+def expected_matches(outputs: Sequence[Array | None], expected: Sequence[Array | None], relative: float = 0.0) -> bool:
     """Whether outputs equal the oracle's: in every bit, or within a relative error for data that rounds."""
     if relative == 0.0:
         return wrong_elements(outputs, expected) == 0

@@ -42,9 +42,7 @@ def allocate(collective: Collective, count: int, dtype: DType, in_place: bool) -
         would overwrite what it still has to send. NCCL has it out of place only, too.
     """
     if in_place and collective.name == "alltoall":
-        raise UnsupportedError(
-            "alltoall runs out of place only: its output would overwrite what is still to be sent"
-        )
+        raise UnsupportedError("alltoall runs out of place only: its output would overwrite what is still to be sent")
     inputs: list[Array | None] = []
     outputs: list[Array | None] = []
     for rank in range(collective.world_size):
@@ -135,9 +133,7 @@ def role_views(
     ):
         if used and (at is None or memory is None):
             raise ScheduleError(f"{where} {verb} block {part.block}, which its rank does not have")
-        views.append(
-            memory[at : at + extent.length] if used and memory is not None and at is not None else None
-        )
+        views.append(memory[at : at + extent.length] if used and memory is not None and at is not None else None)
     divisor = bound.contributions(role.slice) if role.completes and chosen.averages else 1
     scaled = factors is not None and role.contributes and bound.program.collective.reduces
     scale = factors[role.rank] if factors is not None and scaled else None

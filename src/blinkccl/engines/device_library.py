@@ -33,10 +33,7 @@ class Call(c.Structure):
     _fields_ = [
         *((name, ptr) for name in ("input", "output", "connections", "abort", "status", "scale_at")),
         *((name, u64) for name in ("scale", "count", "chunk_bytes", "timeout_ns", "slot_bytes", "line_bytes")),
-        *(
-            (name, u32)
-            for name in ("slots", "parts", "rank", "dtype", "op", "average", "scale_kind", "reserved")
-        ),
+        *((name, u32) for name in ("slots", "parts", "rank", "dtype", "op", "average", "scale_kind", "reserved")),
     ]
 
 

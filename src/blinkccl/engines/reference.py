@@ -165,9 +165,7 @@ class _Machine:
                 waits[index] = wait
                 wait[0].waiting.append(index)
         if running:
-            raise DeadlineError(
-                "deadlock: " + "; ".join(self._describe(*waits[index]) for index in sorted(waits))
-            )
+            raise DeadlineError("deadlock: " + "; ".join(self._describe(*waits[index]) for index in sorted(waits)))
         self._check_empty()
 
     def _execute(self, body: list[_Step], pause: bool) -> Iterator[_Wait]:

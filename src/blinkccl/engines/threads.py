@@ -210,9 +210,7 @@ class Execution:
         for connection in step.sends:
             connection.send(value, step, chunk, deadline)
 
-    def _copied(
-        self, step: _Step, chunk: int, place: Array | None, scratch: _Scratch, deadline: float
-    ) -> Array:
+    def _copied(self, step: _Step, chunk: int, place: Array | None, scratch: _Scratch, deadline: float) -> Array:
         """The one message of a firing that passes it on as it is."""
         (connection,) = step.receives
         message = connection.receive(step, chunk, deadline)
@@ -343,9 +341,7 @@ class _Connection:
         """Copies ``value`` into the next free slot."""
         with self._changed:
             while self._sent - self._received >= self._slots:
-                self._wait(
-                    step.role, f"for a slot to send chunk {chunk}", f"to rank {self._queue.dst}", deadline
-                )
+                self._wait(step.role, f"for a slot to send chunk {chunk}", f"to rank {self._queue.dst}", deadline)
         slot = self._sent % self._slots
         self._sizes[slot] = value.size
         np.copyto(self._staging[slot, : value.size], value)  # outside the lock: the slot is the sender's

@@ -187,9 +187,7 @@ class Run:
         return memory[at + first : at + stop]
 
 
-def _agenda(
-    entries: Sequence[tuple[int, int, _Item]], period: int, last: int
-) -> Iterator[list[tuple[_Item, int]]]:
+def _agenda(entries: Sequence[tuple[int, int, _Item]], period: int, last: int) -> Iterator[list[tuple[_Item, int]]]:
     """For each round up to ``last`` what is due in it, as (item, chunk), in the order of ``entries``.
 
     An entry (start, chunks, item) is due ``chunks`` times, first in round ``start`` and then every ``period``.

@@ -99,17 +99,13 @@ def _check(
         )
 
 
-def _check_overlap(
-    collective: Collective, rank: int, source: torch.Tensor, target: torch.Tensor, count: int
-) -> None:
+def _check_overlap(collective: Collective, rank: int, source: torch.Tensor, target: torch.Tensor, count: int) -> None:
     """Two buffers that share memory must do so as nccl.h says."""
     first, other = source.data_ptr(), target.data_ptr()
     if first + source.nbytes <= other or other + target.nbytes <= first:
         return
     if collective.name == "alltoall":
-        raise UnsupportedError(
-            "alltoall runs out of place only: its output would overwrite what is still to be sent"
-        )
+        raise UnsupportedError("alltoall runs out of place only: its output would overwrite what is still to be sent")
     shared = [
         (place.sources[rank], place.targets[rank])
         for place in placements(collective).values()

@@ -113,21 +113,27 @@ def _frame(plan: Plan, network: Network) -> Iterator[str]:
         yield f"unit_gbps: {plan.unit_gbps} is stated, the topology's unit is {network.unit_gbps}"
     for (u, v), capacity in network.capacity.items():
         if not isclose(network.gbps[u, v], capacity * network.unit_gbps, rel_tol=_RATES):
-            yield (f"topology: link {u} → {v} has {network.gbps[u, v]} GB/s stated, but its capacity is "
-                   f"{capacity} × the unit {network.unit_gbps}")
+            yield (
+                f"topology: link {u} → {v} has {network.gbps[u, v]} GB/s stated, but its capacity is "
+                f"{capacity} × the unit {network.unit_gbps}"
+            )
 
 
 def _contained(plan: Network, given: Network) -> Iterator[str]:
     """Whether the plan's own topology exists within the one given beside it."""
     for vertex, kind in plan.kinds.items():
         if given.kinds.get(vertex) != kind:
-            yield (f"topology: vertex {vertex} is a {kind[:20]} in the plan, "
-                   f"{given.kinds.get(vertex, 'absent')[:20]} in the topology given beside it")
+            yield (
+                f"topology: vertex {vertex} is a {kind[:20]} in the plan, "
+                f"{given.kinds.get(vertex, 'absent')[:20]} in the topology given beside it"
+            )
     for arc, gbps in plan.gbps.items():
         there = given.gbps.get(arc, 0.0)
         if gbps > there * (1 + _RATES):
-            yield (f"topology: link {arc[0]} → {arc[1]} has {gbps} GB/s in the plan, {there} GB/s in the "
-                   "topology given beside it")
+            yield (
+                f"topology: link {arc[0]} → {arc[1]} has {gbps} GB/s in the plan, {there} GB/s in the "
+                "topology given beside it"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +189,7 @@ def _wrong_path(path: Path, job: frozenset[int], network: Network) -> str:
     return ""
 
 
-def _walk_tree(edges: list[Path], root: int, up: bool, where: str, violations: list[str]
-               ) -> tuple[dict[int, int], int]:
+def _walk_tree(edges: list[Path], root: int, up: bool, where: str, violations: list[str]) -> tuple[dict[int, int], int]:
     """Parent of each vertex that hangs on ``root``, and the most hops down to one."""
     children: dict[int, list[int]] = {}
     parent: dict[int, int] = {}
@@ -206,8 +211,9 @@ def _walk_tree(edges: list[Path], root: int, up: bool, where: str, violations: l
         hanging.update((child, parent[child]) for child in level)
     loose = [vertex for vertex in parent if vertex not in hanging]
     if loose:
-        violations.append(f"{where}: not one tree: {loose[:8]} do not hang on the root {root} "
-                          f"by edges that point {_direction(up)}")
+        violations.append(
+            f"{where}: not one tree: {loose[:8]} do not hang on the root {root} by edges that point {_direction(up)}"
+        )
     return hanging, depth
 
 
@@ -230,13 +236,16 @@ def _coverage(shares: tuple[PlanShare, ...], walks: list[Walk], items: dict[Bloc
         filled[block] += first.weight
         for i in members[1:]:
             if shares[i].weight != first.weight:
-                yield (f"{shares[i].where}.weight: {shares[i].weight} for slice {name}, which has weight "
-                       f"{first.weight} in {first.where}")
+                yield (
+                    f"{shares[i].where}.weight: {shares[i].weight} for slice {name}, which has weight "
+                    f"{first.weight} in {first.where}"
+                )
         yield from _keepers([(shares[i], walks[i]) for i in members], name, items[block])
     for block, weight in filled.items():
         if weight != items[block].weight:
-            yield (f"shares: the slices of block {_name(block)} weigh {weight} together, "
-                   f"expected {items[block].weight}")
+            yield (
+                f"shares: the slices of block {_name(block)} weigh {weight} together, expected {items[block].weight}"
+            )
 
 
 def _name(block: Block) -> str:
@@ -279,8 +288,11 @@ def _loads(plan: Plan, network: Network, violations: list[str]) -> Fraction | No
         for path in (*(share.reduce or ()), *(share.broadcast or ())):
             for arc in pairwise(path):
                 use[arc] = use.get(arc, 0) + weight
-    rates = [Fraction(network.capacity[arc] * scale, load) for arc, load in use.items()
-             if load > 0 and arc in network.capacity]
+    rates = [
+        Fraction(network.capacity[arc] * scale, load)
+        for arc, load in use.items()
+        if load > 0 and arc in network.capacity
+    ]
     rate = min(rates, default=None)
     if rate is None:
         violations.append("shares: no share crosses any link, so there is no rate")
@@ -309,8 +321,7 @@ def _wrong_loads(plan: Plan, network: Network, load: dict[Arc, Fraction]) -> Ite
             yield f"link_load: link {u} → {v} carries {load[u, v]} but is not listed"
 
 
-def _claims(plan: Plan, network: Network, rate: Fraction | None, bound: Fraction | None, depth: int
-            ) -> Iterator[str]:
+def _claims(plan: Plan, network: Network, rate: Fraction | None, bound: Fraction | None, depth: int) -> Iterator[str]:
     """The plan's numbers about itself against the recomputed ones."""
     if rate is not None:
         if plan.rate != rate:

@@ -32,8 +32,9 @@ Ranks = tuple[int, ...]
 Costs = list[list[int | None]]
 
 
-def refute(claim: Claim, collective: str, items: Mapping[Block, Item], ranks: Ranks, network: Network
-           ) -> tuple[Fraction | None, list[str]]:
+def refute(
+    claim: Claim, collective: str, items: Mapping[Block, Item], ranks: Ranks, network: Network
+) -> tuple[Fraction | None, list[str]]:
     """The bound that the certificate proves (None where it proves none), and every false statement in it.
 
     Cost: O(links) for cuts and partitions; N Dijkstra runs and O(N³) for the contractions of a dual.
@@ -53,20 +54,25 @@ def _cut(claim: Claim, items: Mapping[Block, Item], network: Network) -> tuple[F
     if len(side) != len(claim.vertices[0]):
         return None, ["certificate.side: names a vertex twice"]
     capacity = sum(c for (u, v), c in network.capacity.items() if u in side and v not in side)
-    demand = sum((item.weight for item in items.values()
-                  if any(s in side for s in item.sources) and any(k not in side for k in item.keepers)),
-                 Fraction(0))
+    demand = sum(
+        (
+            item.weight
+            for item in items.values()
+            if any(s in side for s in item.sources) and any(k not in side for k in item.keepers)
+        ),
+        Fraction(0),
+    )
     wrong = _differing(claim, {"capacity": Fraction(capacity), "demand": demand})
     if demand == 0:
         return None, [*wrong, "certificate.side: nothing needs to leave it, so the cut bounds no rate"]
     if (claim.kind == "cut") != (demand == 1):
-        wrong.append(f"certificate.kind: a demand of {demand} makes it a "
-                     f"{'cut' if demand == 1 else 'ratio'}, not a {claim.kind}")
+        wrong.append(
+            f"certificate.kind: a demand of {demand} makes it a {'cut' if demand == 1 else 'ratio'}, not a {claim.kind}"
+        )
     return capacity / demand, wrong
 
 
-def _partition(claim: Claim, collective: str, ranks: Ranks, network: Network
-               ) -> tuple[Fraction | None, list[str]]:
+def _partition(claim: Claim, collective: str, ranks: Ranks, network: Network) -> tuple[Fraction | None, list[str]]:
     if collective != "allreduce":
         return None, [f"certificate.kind: a partition bounds allreduce only, this is {collective}"]
     blocks = claim.vertices
@@ -87,8 +93,9 @@ def _partition(claim: Claim, collective: str, ranks: Ranks, network: Network
     return capacity / (len(blocks) - 1), _differing(claim, {"capacity": capacity})
 
 
-def _dual(claim: Claim, items: Mapping[Block, Item], ranks: Ranks, network: Network
-          ) -> tuple[Fraction | None, list[str]]:
+def _dual(
+    claim: Claim, items: Mapping[Block, Item], ranks: Ranks, network: Network
+) -> tuple[Fraction | None, list[str]]:
     stated: dict[Arc, Fraction] = {}
     for i, (u, v, price) in enumerate(claim.prices):
         where = f"certificate.prices[{i}]: {u} → {v}"
@@ -113,12 +120,16 @@ def _dual(claim: Claim, items: Mapping[Block, Item], ranks: Ranks, network: Netw
 
 
 def _differing(claim: Claim, truth: dict[str, Fraction]) -> list[str]:
-    return [f"certificate.{key}: {claim.parts[key]} is stated, recomputed {number}"
-            for key, number in truth.items() if claim.parts[key] != number]
+    return [
+        f"certificate.{key}: {claim.parts[key]} is stated, recomputed {number}"
+        for key, number in truth.items()
+        if claim.parts[key] != number
+    ]
 
 
-def cheapest_service(items: Mapping[Block, Item], ranks: Ranks, network: Network, prices: Mapping[Arc, int]
-                     ) -> Fraction | None:
+def cheapest_service(
+    items: Mapping[Block, Item], ranks: Ranks, network: Network, prices: Mapping[Arc, int]
+) -> Fraction | None:
     """What serving one S costs at least under ``prices`` (absent links are free); None where nothing serves.
 
     Every item has one rank or all ranks as sources, and one or all as keepers: a shortest path, an out- or
@@ -172,8 +183,7 @@ def hop_costs(ranks: Ranks, network: Network, prices: Mapping[Arc, int]) -> Cost
     return [_hops_from(rank, leaving, position) for rank in ranks]
 
 
-def _hops_from(start: int, leaving: dict[int, list[tuple[int, int]]], position: dict[int, int]
-               ) -> list[int | None]:
+def _hops_from(start: int, leaving: dict[int, list[tuple[int, int]]], position: dict[int, int]) -> list[int | None]:
     best: dict[int, int] = {start: 0}
     settled: dict[int, int] = {}
     heap = [(0, start)]
@@ -218,8 +228,7 @@ def arborescence_costs(costs: Costs) -> list[int | None]:
     size = len(costs)
     # Missing arcs cost more than any tree of real arcs: a total that high means that there is no tree.
     absent = 1 + sum(c for row in costs for c in row if c is not None)
-    reduced = {u: {v: absent if c is None else c for v, c in enumerate(row) if v != u}
-               for u, row in enumerate(costs)}
+    reduced = {u: {v: absent if c is None else c for v, c in enumerate(row) if v != u} for u, row in enumerate(costs)}
     parent: list[int | None] = [None] * size
     paid = [0] * size
     while len(reduced) > 1:

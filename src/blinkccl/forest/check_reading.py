@@ -168,9 +168,15 @@ def _share(data: object, where: str) -> PlanShare:
         block = (ids[0], ids[1])
     elif block is not None:
         block = _int(entry, "block", where)
-    return PlanShare(where, _fraction(entry, "weight", where), _int(entry, "slice", where), block,
-                     _int(entry, "root", where), _edges(entry, "reduce", where),
-                     _edges(entry, "broadcast", where))
+    return PlanShare(
+        where,
+        _fraction(entry, "weight", where),
+        _int(entry, "slice", where),
+        block,
+        _int(entry, "root", where),
+        _edges(entry, "reduce", where),
+        _edges(entry, "broadcast", where),
+    )
 
 
 def _edges(entry: dict[str, Any], key: str, where: str) -> list[Path] | None:
@@ -216,8 +222,12 @@ def _price(data: object, index: int) -> tuple[int, int, Fraction]:
 def _load(data: object, index: int) -> tuple[int, int, Fraction, Fraction]:
     where = f"link_load[{index}]"
     entry = _object(data, where)
-    return (_int(entry, "src", where), _int(entry, "dst", where), _fraction(entry, "load", where),
-            _fraction(entry, "capacity", where))
+    return (
+        _int(entry, "src", where),
+        _int(entry, "dst", where),
+        _fraction(entry, "load", where),
+        _fraction(entry, "capacity", where),
+    )
 
 
 def _workable(numbers: Iterable[Fraction], where: str, what: str) -> None:
@@ -225,8 +235,10 @@ def _workable(numbers: Iterable[Fraction], where: str, what: str) -> None:
     for number in numbers:
         common = lcm(common, number.denominator)
         if common > _MAX_COMMON:
-            raise ScheduleError(f"{where}: the {what} have a common denominator of more than "
-                                f"{MAX_DIGITS - 20} digits; round them to multiples of one small fraction")
+            raise ScheduleError(
+                f"{where}: the {what} have a common denominator of more than "
+                f"{MAX_DIGITS - 20} digits; round them to multiples of one small fraction"
+            )
 
 
 def _version(entry: dict[str, Any], where: str) -> None:
@@ -321,7 +333,7 @@ def parse_fraction(value: object, where: str) -> Fraction:
     """The fraction in a string such as ``"24/7"`` or ``"6"``."""
     number = _parse(value) if isinstance(value, str) else None
     if number is None:
-        raise _expected(where, f"a fraction like \"24/7\" of at most {MAX_DIGITS} digits a side", value)
+        raise _expected(where, f'a fraction like "24/7" of at most {MAX_DIGITS} digits a side', value)
     return number
 
 

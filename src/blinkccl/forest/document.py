@@ -162,8 +162,15 @@ def from_document(data: dict[str, Any] | bytes) -> Forest:
     ranks = _ranks(plan.ranks, topology)
     shares = tuple(_read_share(share) for share in plan.shares)
     _workable((share.weight for share in shares), "shares", "weights")
-    return Forest(_collective(plan, ranks), ranks, plan.algorithm, topology, shares,
-                  Fraction(plan.rate), _read_certificate(plan.certificate))
+    return Forest(
+        _collective(plan, ranks),
+        ranks,
+        plan.algorithm,
+        topology,
+        shares,
+        Fraction(plan.rate),
+        _read_certificate(plan.certificate),
+    )
 
 
 def moving_shares(forest: Forest) -> int:
@@ -196,7 +203,7 @@ def loads(raw: bytes, source: str = "plan") -> dict[str, Any]:
     if len(raw) > MAX_BYTES:
         raise ScheduleError(f"{source}: expected at most {MAX_BYTES} bytes, got more")
     if not raw.strip():
-        raise ScheduleError(f"{source}: the file is empty; expected what \"blink plan -o\" writes")
+        raise ScheduleError(f'{source}: the file is empty; expected what "blink plan -o" writes')
     try:
         data = msgspec.json.decode(raw)
     except UnicodeDecodeError as error:
@@ -222,8 +229,10 @@ def _of_our_version(data: dict[str, Any]) -> dict[str, Any]:
 
 def _text(number: Fraction) -> str:
     if max(abs(number.numerator), number.denominator) >= 10**MAX_DIGITS:
-        raise ScheduleError(f"a number of this forest has more than {MAX_DIGITS} digits; round its weights "
-                            "to multiples of one small fraction")
+        raise ScheduleError(
+            f"a number of this forest has more than {MAX_DIGITS} digits; round its weights "
+            "to multiples of one small fraction"
+        )
     return str(number)
 
 
@@ -241,21 +250,34 @@ def _share(share: Share) -> dict[str, Any]:
 def _link_load(forest: Forest) -> list[dict[str, Any]]:
     # A wrong plan that was read can be written again: a link that is not there has no capacity.
     capacity = {arc: link.capacity for arc, link in forest.topology.link.items()}
-    return [{"src": arc[0], "dst": arc[1], "load": _text(load), "capacity": str(capacity.get(arc, 0))}
-            for arc, load in sorted(forest.link_load.items())]
+    return [
+        {"src": arc[0], "dst": arc[1], "load": _text(load), "capacity": str(capacity.get(arc, 0))}
+        for arc, load in sorted(forest.link_load.items())
+    ]
 
 
 def _certificate(certificate: Certificate) -> dict[str, Any]:
     match certificate:
         case Cut():
-            return {"kind": certificate.kind, "side": list(certificate.side),
-                    "capacity": _text(certificate.capacity), "demand": _text(certificate.demand)}
+            return {
+                "kind": certificate.kind,
+                "side": list(certificate.side),
+                "capacity": _text(certificate.capacity),
+                "demand": _text(certificate.demand),
+            }
         case Partition():
-            return {"kind": certificate.kind, "blocks": [list(block) for block in certificate.blocks],
-                    "capacity": _text(certificate.capacity)}
+            return {
+                "kind": certificate.kind,
+                "blocks": [list(block) for block in certificate.blocks],
+                "capacity": _text(certificate.capacity),
+            }
         case Dual():
-            return {"kind": certificate.kind, "prices": [[u, v, _text(p)] for u, v, p in certificate.prices],
-                    "value": _text(certificate.value), "cost": _text(certificate.cost)}
+            return {
+                "kind": certificate.kind,
+                "prices": [[u, v, _text(p)] for u, v, p in certificate.prices],
+                "value": _text(certificate.value),
+                "cost": _text(certificate.cost),
+            }
 
 
 def _convert(data: dict[str, Any]) -> _Plan:
@@ -279,7 +301,7 @@ def _located(message: str, data: dict[str, Any]) -> str:
 
 
 def _got(data: dict[str, Any], where: str) -> str:
-    """", got …" for the value at the place ``where``; "" where it cannot be shown."""
+    """ ", got …" for the value at the place ``where``; "" where it cannot be shown."""
     try:
         value: Any = data
         for key, index in re.findall(r"(\w+)|\[(\d+)\]", where):
@@ -298,8 +320,10 @@ def _workable(numbers: Iterable[Fraction], where: str, what: str) -> None:
     for number in numbers:
         common = lcm(common, number.denominator)
         if common > _MAX_COMMON:
-            raise ScheduleError(f"{where}: the {what} have a common denominator of more than "
-                                f"{MAX_DIGITS - 20} digits; round them to multiples of one small fraction")
+            raise ScheduleError(
+                f"{where}: the {what} have a common denominator of more than "
+                f"{MAX_DIGITS - 20} digits; round them to multiples of one small fraction"
+            )
 
 
 def _ranks(ids: list[int], topology: Topology) -> tuple[int, ...]:
@@ -319,8 +343,10 @@ def _collective(plan: _Plan, ranks: tuple[int, ...]) -> Collective:
     for key in ("root", "src", "dst"):
         vertex, wanted = getattr(plan, key), key in COLLECTIVES[name].parameters
         if wanted and vertex not in ranks:
-            raise ScheduleError(f"{key}: {name} needs one of the ranks {list(ranks)[:16]}, got "
-                                + ("null" if vertex is None else str(vertex)))
+            raise ScheduleError(
+                f"{key}: {name} needs one of the ranks {list(ranks)[:16]}, got "
+                + ("null" if vertex is None else str(vertex))
+            )
         if not wanted and vertex is not None:
             raise ScheduleError(f"{key}: {name} takes none, got {vertex}")
         positions[key] = ranks.index(vertex) if wanted else None
@@ -338,8 +364,14 @@ def _topology(record: json_format.TopologyRecord) -> Topology:
 
 def _read_share(share: _Share) -> Share:
     block: Block = (share.block[0], share.block[1]) if isinstance(share.block, list) else share.block
-    return Share(Fraction(share.weight), share.slice, block, share.root,
-                 _tree(share.root, share.reduce), _tree(share.root, share.broadcast))
+    return Share(
+        Fraction(share.weight),
+        share.slice,
+        block,
+        share.root,
+        _tree(share.root, share.reduce),
+        _tree(share.root, share.broadcast),
+    )
 
 
 def _tree(root: int, edges: list[list[int]] | None) -> Tree | None:

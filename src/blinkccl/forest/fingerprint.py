@@ -18,8 +18,7 @@ def topology_hash(topology: Topology) -> str:
     lines = [f"unit {topology.unit_gbps!r}"]
     lines += [f"vertex {v.id} {v.kind} {v.server}" for v in sorted(topology.vertices, key=lambda v: v.id)]
     lines += [
-        f"link {x.src} {x.dst} {x.capacity} {x.kind}"
-        for x in sorted(topology.links, key=lambda x: (x.src, x.dst))
+        f"link {x.src} {x.dst} {x.capacity} {x.kind}" for x in sorted(topology.links, key=lambda x: (x.src, x.dst))
     ]
     return digest(lines)
 
@@ -33,8 +32,7 @@ def forest_hash(forest: Forest) -> str:
         f"rate {forest.rate}",
     ]
     lines += [
-        f"share {share.weight} {share.slice} {share.block} {share.root} {_tree(share.reduce)} "
-        f"{_tree(share.broadcast)}"
+        f"share {share.weight} {share.slice} {share.block} {share.root} {_tree(share.reduce)} {_tree(share.broadcast)}"
         for share in forest.shares
     ]
     return digest(lines)

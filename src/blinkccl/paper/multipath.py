@@ -94,9 +94,7 @@ def _host_parts(context: Context) -> tuple[Value, ...]:
 def _streams(context: Context) -> tuple[Value, ...]:
     found = []
     for machine in ("mist", "cedar"):
-        many, one = (
-            copy_of(context, machine, None, streams).at(LARGE_BYTES).algbw_gbps for streams in (STREAMS, 1)
-        )
+        many, one = (copy_of(context, machine, None, streams).at(LARGE_BYTES).algbw_gbps for streams in (STREAMS, 1))
         basis = f"multi-path with the best split on {machine}, a chunk per stream; the host passes on whole chunks"
         found.append(Value(f"{machine}, 8 streams over one", 1, many / one, "times", relation=">=", basis=basis))
     return tuple(found)

@@ -158,5 +158,3 @@ def _unit(value: Value) -> str:
 
 def _number(number: float) -> str:
     return f"{number:,.0f}" if number == round(number) and abs(number) < 1e12 else f"{number:.4g}"
-
-

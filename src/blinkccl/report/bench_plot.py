@@ -24,8 +24,15 @@ def plot(path: Path, title: str, lines: Mapping[str, Points]) -> None:
     figure, axes = pyplot().subplots(figsize=(8, 5), layout="constrained")
     for number, (name, points) in enumerate(lines.items()):
         shown = [(size, seconds * 1e6) for size, seconds in points if size > 0 and seconds > 0]
-        axes.plot([size for size, _ in shown], [micros for _, micros in shown], marker="o", markersize=3, label=name,
-                  linewidth=2.5 if number == 0 else 1.2, zorder=10 - number)
+        axes.plot(
+            [size for size, _ in shown],
+            [micros for _, micros in shown],
+            marker="o",
+            markersize=3,
+            label=name,
+            linewidth=2.5 if number == 0 else 1.2,
+            zorder=10 - number,
+        )
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.xaxis.set_major_formatter(lambda size, _: _size_text(size))

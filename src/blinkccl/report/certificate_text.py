@@ -16,8 +16,10 @@ def certificate_lines(forest: Forest) -> list[str]:
     if forest.optimal:
         head = f"proof   {CLAIM}:"
     else:
-        head = (f"bound   no schedule is faster than {rate_text(forest.bound, forest.topology)}; between "
-                "that and this plan is a gap:")
+        head = (
+            f"bound   no schedule is faster than {rate_text(forest.bound, forest.topology)}; between "
+            "that and this plan is a gap:"
+        )
     return [head, *(f"        {line}" for line in _words(forest.certificate, forest))]
 
 
@@ -46,27 +48,31 @@ def _words(certificate: Certificate, forest: Forest) -> list[str]:
 
 def _cut(cut: Cut, forest: Forest) -> list[str]:
     amount = "all of the data" if cut.demand == 1 else f"{cut.demand} of the data"
-    return [f"the links out of {{{ids(cut.side)}}} carry {_amount(cut.capacity, forest)} together,",
-            f"and {amount} must cross them: {_quotient(cut.capacity, cut.demand, cut.bound)}"]
+    return [
+        f"the links out of {{{ids(cut.side)}}} carry {_amount(cut.capacity, forest)} together,",
+        f"and {amount} must cross them: {_quotient(cut.capacity, cut.demand, cut.bound)}",
+    ]
 
 
 def _partition(partition: Partition, forest: Forest) -> list[str]:
     parts = len(partition.blocks)
     times = "once" if parts == 2 else f"{parts - 1} times"
-    return [f"the links between the {parts} parts {bottleneck(partition)} carry "
-            f"{_amount(partition.capacity, forest)} each way;",
-            f"every element must cross between parts at least {times} on its way into the sum,",
-            "and as often on its way out: "
-            + _quotient(partition.capacity, Fraction(parts - 1), partition.bound)]
+    return [
+        f"the links between the {parts} parts {bottleneck(partition)} carry "
+        f"{_amount(partition.capacity, forest)} each way;",
+        f"every element must cross between parts at least {times} on its way into the sum,",
+        "and as often on its way out: " + _quotient(partition.capacity, Fraction(parts - 1), partition.bound),
+    ]
 
 
 def _dual(dual: Dual, forest: Forest) -> list[str]:
     prices = [f"{u}→{v}: {price}" for u, v, price in dual.prices[:PRICES_SHOWN]]
     more = f", … {len(dual.prices) - PRICES_SHOWN} more" if len(dual.prices) > PRICES_SHOWN else ""
-    return [f"put these prices on a {unit_name(forest.topology)} of each link: {', '.join(prices)}{more};",
-            f"then all links together cost {dual.value}, and the cheapest way to serve the data once costs "
-            f"{dual.cost}:",
-            _quotient(dual.value, dual.cost, dual.bound)]
+    return [
+        f"put these prices on a {unit_name(forest.topology)} of each link: {', '.join(prices)}{more};",
+        f"then all links together cost {dual.value}, and the cheapest way to serve the data once costs {dual.cost}:",
+        _quotient(dual.value, dual.cost, dual.bound),
+    ]
 
 
 def _amount(capacity: Fraction, forest: Forest) -> str:

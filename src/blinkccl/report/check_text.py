@@ -14,8 +14,14 @@ from blinkccl.schedule.program import Program
 SHOWN = 20
 
 
-def check_text(forest: Forest, verdict: Verdict, program: Program | None, law: Sequence[str],
-               paint: Paint = plain, scope: str = "the links that the plan lists") -> str:
+def check_text(
+    forest: Forest,
+    verdict: Verdict,
+    program: Program | None,
+    law: Sequence[str],
+    paint: Paint = plain,
+    scope: str = "the links that the plan lists",
+) -> str:
     """One line per thing that was checked, then the violations.
 
     Parameters
@@ -46,9 +52,11 @@ def _checker(forest: Forest, verdict: Verdict, paint: Paint, scope: str) -> list
     assert verdict.bound is not None
     unit = forest.topology
     shares = count(len(forest.shares), "share")
-    lines = [f"{ok}trees: {shares}; every contribution once, every destination served",
-             f"{ok}rate: {rate_text(verdict.rate, unit)}, recomputed from the loads of "
-             f"{count(len(forest.link_load), 'link')}"]
+    lines = [
+        f"{ok}trees: {shares}; every contribution once, every destination served",
+        f"{ok}rate: {rate_text(verdict.rate, unit)}, recomputed from the loads of "
+        f"{count(len(forest.link_load), 'link')}",
+    ]
     proof = f"{ok}bound: {rate_text(verdict.bound, unit)}, by the {forest.certificate.kind} in the plan"
     optimal = [f"{ok}optimal on {scope}"] if verdict.optimal else []
     return [*lines, proof, *optimal]
@@ -57,8 +65,10 @@ def _checker(forest: Forest, verdict: Verdict, paint: Paint, scope: str) -> list
 def _law(program: Program | None, law: Sequence[str], paint: Paint) -> list[str]:
     if law or program is None:
         return _listed("the program breaks the law", law, paint)
-    size = (f"{count(len(program.roles), 'role')}, {count(len(program.queues), 'queue')}, "
-            f"{count(len(program.channels), 'channel')}")
+    size = (
+        f"{count(len(program.roles), 'role')}, {count(len(program.queues), 'queue')}, "
+        f"{count(len(program.channels), 'channel')}"
+    )
     return [f"{paint('  ok  ', 'green')}law: {size}; complete, live with finite buffers, no link overloaded"]
 
 

@@ -27,6 +27,7 @@ def _broken(line: str, width: int) -> str:
     if len(_ESCAPE.sub("", line)) <= width:
         return line
     indent = len(line) - len(line.lstrip())
-    lines = textwrap.wrap(line, width, subsequent_indent=" " * max(indent, _LABEL), break_long_words=False,
-                          break_on_hyphens=False)
+    lines = textwrap.wrap(
+        line, width, subsequent_indent=" " * max(indent, _LABEL), break_long_words=False, break_on_hyphens=False
+    )
     return "\n".join(lines)

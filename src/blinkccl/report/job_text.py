@@ -26,8 +26,11 @@ def job_text(pid: int, groups: list[GroupState], paint: Paint = plain, width: in
 def _group_text(pid: int, group: GroupState, paint: Paint, width: int | None) -> str:
     lines = [f"Group of {count(group.size, 'rank')} that process {pid} is in (segment {group.segment})", ""]
     header, *rows = columns(_HEADER, [_row(rank) for rank in group.ranks], _LEFT)
-    lines += [header, *(paint(row, _style(rank)) if _style(rank) else row
-                        for row, rank in zip(rows, group.ranks, strict=True)), ""]
+    lines += [
+        header,
+        *(paint(row, _style(rank)) if _style(rank) else row for row, rank in zip(rows, group.ranks, strict=True)),
+        "",
+    ]
     sentences = [f"rank {rank.rank} waits {rank.awaits}" for rank in group.ranks if rank.awaits]
     sentences += _conclusions(group)
     return "\n".join(lines + [fit(sentence, width) for sentence in sentences])
@@ -36,8 +39,14 @@ def _group_text(pid: int, group: GroupState, paint: Paint, width: int | None) ->
 def _row(rank: RankState) -> list[str]:
     since = "" if rank.waiting_s is None else f"{rank.waiting_s:.1f} s"
     call = f"{rank.calls}: {rank.call}" if rank.call else ""
-    return [str(rank.rank), str(rank.pid or ""), rank.state, since,
-            *("" if value is None else str(value) for value in (rank.peer, rank.channel, rank.chunk)), call]
+    return [
+        str(rank.rank),
+        str(rank.pid or ""),
+        rank.state,
+        since,
+        *("" if value is None else str(value) for value in (rank.peer, rank.channel, rank.chunk)),
+        call,
+    ]
 
 
 def _style(rank: RankState) -> str:

@@ -28,6 +28,7 @@ def terminal(text: str, style: str) -> str:
 def _style(style: str) -> _Renders:
     # rich is loaded for a terminal only.
     from rich.style import Style
+
     return Style.parse(style)
 
 

@@ -33,18 +33,27 @@ def plan_text(forest: Forest, paint: Paint = plain, width: int | None = None) ->
         sentences are broken.
     """
     bars = width is None or width >= _BARS_FROM
-    parts = ["\n".join(_summary(forest, paint)), "\n".join(_shares(forest, paint)),
-             "\n".join(certificate_lines(forest)), "\n".join(_loads(forest, paint, bars))]
+    parts = [
+        "\n".join(_summary(forest, paint)),
+        "\n".join(_shares(forest, paint)),
+        "\n".join(certificate_lines(forest)),
+        "\n".join(_loads(forest, paint, bars)),
+    ]
     return fit("\n\n".join(parts) + "\n", width)
 
 
 def headline(forest: Forest) -> str:
     """What is planned, among whom, by what."""
     collective = forest.collective
-    ends = [f"{key} {forest.ranks[rank]}" for key in ("root", "src", "dst")
-            if (rank := getattr(collective, key)) is not None]
-    return (f"{' '.join([collective.name, *ends])} among {count(len(forest.ranks), 'rank')} ({ids(forest.ranks)}) of "
-            f"{forest.topology.name}, by {forest.algorithm}")
+    ends = [
+        f"{key} {forest.ranks[rank]}"
+        for key in ("root", "src", "dst")
+        if (rank := getattr(collective, key)) is not None
+    ]
+    return (
+        f"{' '.join([collective.name, *ends])} among {count(len(forest.ranks), 'rank')} ({ids(forest.ranks)}) of "
+        f"{forest.topology.name}, by {forest.algorithm}"
+    )
 
 
 def _summary(forest: Forest, paint: Paint) -> list[str]:
@@ -59,17 +68,21 @@ def _summary(forest: Forest, paint: Paint) -> list[str]:
         verdict = paint("optimal", "bold green")
     else:
         verdict = paint(f"{float(forest.rate / forest.bound):.1%} of the bound", "bold yellow")
-    return [paint(headline(forest), "bold"),
-            f"links   {links} (directed), in units of {gbps_text(topology.unit_gbps)}",
-            f"rate    {rate_text(forest.rate, topology)} algbw, {gbps_text(busbw)} busbw",
-            f"bound   {rate_text(forest.bound, topology)}: {verdict}"]
+    return [
+        paint(headline(forest), "bold"),
+        f"links   {links} (directed), in units of {gbps_text(topology.unit_gbps)}",
+        f"rate    {rate_text(forest.rate, topology)} algbw, {gbps_text(busbw)} busbw",
+        f"bound   {rate_text(forest.bound, topology)}: {verdict}",
+    ]
 
 
 def _shares(forest: Forest, paint: Paint) -> list[str]:
     moving = [share for share in forest.shares if any(tree.edges for tree in share.trees())]
     still = len(forest.shares) - len(moving)
-    lines = [f"{count(len(moving), 'share')} of the data, depth {forest.depth}"
-             + (f"; {still} already in place" if still else "")]
+    lines = [
+        f"{count(len(moving), 'share')} of the data, depth {forest.depth}"
+        + (f"; {still} already in place" if still else "")
+    ]
     for share in moving[:SHARES_SHOWN]:
         down = "broadcast" if len(forest.item(share).destinations) > 1 else "path"
         lines += ["", paint(_share_title(share), "cyan"), *share_drawing(share, down)]
@@ -111,5 +124,7 @@ def _load_line(topology: Topology, arc: tuple[int, int], load: Fraction, paint: 
     gbps = float(load) * topology.unit_gbps
     bar = f"{'█' * int(part * _BAR):<{_BAR}}"
     shown = "" if paint is None else paint(bar, "green" if part == 1 else "yellow") + " "
-    return (f"  {arc[0]:>4} → {arc[1]:<4} {link.kind:<6} {load!s:>7} of {link.capacity:<4} {shown}"
-            f"{float(part):4.0%}  {gbps_text(gbps)}")
+    return (
+        f"  {arc[0]:>4} → {arc[1]:<4} {link.kind:<6} {load!s:>7} of {link.capacity:<4} {shown}"
+        f"{float(part):4.0%}  {gbps_text(gbps)}"
+    )

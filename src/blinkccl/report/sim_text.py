@@ -77,12 +77,12 @@ def summary_text(name: str, topology: Topology, summary: Summary, seconds: float
         return ""
     label = {v.id: v.label for v in topology.vertices}
     full = ", ".join(
-        f"{label[use.src]} → {label[use.dst]} {use.busy:.0%} of {gbps_text(use.gbps)}"
-        for use in summary.links[:_SHOWN]
+        f"{label[use.src]} → {label[use.dst]} {use.busy:.0%} of {gbps_text(use.gbps)}" for use in summary.links[:_SHOWN]
     )
     parts = ", ".join(f"{what} {part / seconds:.0%}" for what, part in summary.parts.items())
     hops = ", ".join(
-        f"{label[hop.src]} → {label[hop.dst]} {hop.seconds / seconds:.0%}" if hop.src != hop.dst
+        f"{label[hop.src]} → {label[hop.dst]} {hop.seconds / seconds:.0%}"
+        if hop.src != hop.dst
         else f"at {label[hop.src]} {hop.seconds / seconds:.0%}"
         for hop in summary.hops[:_SHOWN]
     )

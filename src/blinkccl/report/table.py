@@ -12,6 +12,7 @@ def columns(header: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence
     lines = []
     for row in table:
         cells = enumerate(zip(row, widths, strict=True))
-        lines.append("  ".join(cell.ljust(width) if i in left else cell.rjust(width)
-                               for i, (cell, width) in cells).rstrip())
+        lines.append(
+            "  ".join(cell.ljust(width) if i in left else cell.rjust(width) for i, (cell, width) in cells).rstrip()
+        )
     return lines

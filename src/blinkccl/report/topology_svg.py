@@ -9,8 +9,15 @@ from xml.sax.saxutils import escape
 from blinkccl.report.units_text import gbps_text
 from blinkccl.topology.model import Link, Topology, Vertex
 
-_COLOURS = {"nvlink": "#2e7d32", "xgmi": "#2e7d32", "c2c": "#00838f", "pcie": "#757575", "smp": "#c62828",
-            "net": "#6a1b9a", "shm": "#00838f"}
+_COLOURS = {
+    "nvlink": "#2e7d32",
+    "xgmi": "#2e7d32",
+    "c2c": "#00838f",
+    "pcie": "#757575",
+    "smp": "#c62828",
+    "net": "#6a1b9a",
+    "shm": "#00838f",
+}
 #: How far from the centre of its server a vertex stands, by kind, as a part of the server's radius.
 _ORBIT = {"gpu": 1.0, "cpu": 1.0, "nic": 1.25, "switch": 0.6, "host": 0.25}
 _FILL = {"gpu": "#c8e6c9", "cpu": "#c8e6c9", "nic": "#e1bee7", "switch": "#eceff1", "host": "#ffcdd2"}
@@ -30,10 +37,12 @@ def topology_svg(topology: Topology) -> str:
     """
     places, size = _layout(topology)
     fastest = max((link.gbps for link in topology.links), default=1.0)
-    lines = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size.x:.0f} {size.y:.0f}" '
-             'font-family="sans-serif" font-size="11" text-anchor="middle">',
-             f"<title>{escape(topology.name)}</title>",
-             f'<rect width="{size.x:.0f}" height="{size.y:.0f}" fill="white"/>']
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size.x:.0f} {size.y:.0f}" '
+        'font-family="sans-serif" font-size="11" text-anchor="middle">',
+        f"<title>{escape(topology.name)}</title>",
+        f'<rect width="{size.x:.0f}" height="{size.y:.0f}" fill="white"/>',
+    ]
     for link in topology.links:
         back = topology.link.get((link.dst, link.src))
         if back is None or link.src < link.dst:
@@ -69,12 +78,13 @@ def _layout(topology: Topology) -> tuple[dict[int, _Place], _Place]:
 def _orbit(centre: _Place, radius: float, members: list[int]) -> dict[int, _Place]:
     """``members`` round ``centre``, from the top, clockwise."""
     angles = [2 * pi * (i + 0.5) / len(members) - pi / 2 for i in range(len(members))]
-    return {vertex: _Place(centre.x + radius * cos(angle), centre.y + radius * sin(angle))
-            for vertex, angle in zip(members, angles, strict=True)}
+    return {
+        vertex: _Place(centre.x + radius * cos(angle), centre.y + radius * sin(angle))
+        for vertex, angle in zip(members, angles, strict=True)
+    }
 
 
-def _line(topology: Topology, link: Link, back: Link | None, places: dict[int, _Place], fastest: float
-          ) -> str:
+def _line(topology: Topology, link: Link, back: Link | None, places: dict[int, _Place], fastest: float) -> str:
     a, b = places[link.src], places[link.dst]
     forth = f"{topology.vertex[link.src].label} → {topology.vertex[link.dst].label}: {gbps_text(link.gbps)}"
     if back is None:
@@ -83,21 +93,27 @@ def _line(topology: Topology, link: Link, back: Link | None, places: dict[int, _
         title, dash = f"{forth} each way", ""
     else:
         title, dash = f"{forth}, back {gbps_text(back.gbps)}", ' stroke-dasharray="9 2"'
-    return (f'<line x1="{a.x:.1f}" y1="{a.y:.1f}" x2="{b.x:.1f}" y2="{b.y:.1f}" '
-            f'stroke="{_COLOURS[link.kind]}" stroke-width="{1 + 4 * link.gbps / fastest:.2f}" '
-            f'stroke-opacity="0.75"{dash}>'
-            f"<title>{escape(f'{title} ({link.kind}, {link.provenance})')}</title></line>")
+    return (
+        f'<line x1="{a.x:.1f}" y1="{a.y:.1f}" x2="{b.x:.1f}" y2="{b.y:.1f}" '
+        f'stroke="{_COLOURS[link.kind]}" stroke-width="{1 + 4 * link.gbps / fastest:.2f}" '
+        f'stroke-opacity="0.75"{dash}>'
+        f"<title>{escape(f'{title} ({link.kind}, {link.provenance})')}</title></line>"
+    )
 
 
 def _node(vertex: Vertex, at: _Place) -> str:
-    return (f'<g><title>{escape(f"{vertex.label} ({vertex.kind})")}</title>'
-            f'<circle cx="{at.x:.1f}" cy="{at.y:.1f}" r="{_RADIUS}" '
-            f'fill="{_FILL[vertex.kind]}" stroke="#37474f"/>'
-            f'<text x="{at.x:.1f}" y="{at.y + 4:.1f}">{vertex.id}</text></g>')
+    return (
+        f"<g><title>{escape(f'{vertex.label} ({vertex.kind})')}</title>"
+        f'<circle cx="{at.x:.1f}" cy="{at.y:.1f}" r="{_RADIUS}" '
+        f'fill="{_FILL[vertex.kind]}" stroke="#37474f"/>'
+        f'<text x="{at.x:.1f}" y="{at.y + 4:.1f}">{vertex.id}</text></g>'
+    )
 
 
 def _legend(topology: Topology, size: _Place) -> list[str]:
     kinds = list(dict.fromkeys(link.kind for link in topology.links))
     step = size.x / (len(kinds) + 1)
-    return [f'<text x="{step * (i + 1):.1f}" y="{size.y - 8:.1f}" fill="{_COLOURS[kind]}">{kind}</text>'
-            for i, kind in enumerate(kinds)]
+    return [
+        f'<text x="{step * (i + 1):.1f}" y="{size.y - 8:.1f}" fill="{_COLOURS[kind]}">{kind}</text>'
+        for i, kind in enumerate(kinds)
+    ]

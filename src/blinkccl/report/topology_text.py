@@ -8,8 +8,19 @@ from blinkccl.topology.matrix import LEGEND, matrix
 from blinkccl.topology.model import TRANSIT_KINDS, Link, Topology
 
 #: Cells by their letters, without the number of lanes: near is green, far is red.
-_STYLES = {"X": "dim", "NV": "green", "XGMI": "green", "C2C": "green", "SHM": "cyan", "PIX": "cyan",
-           "PXB": "cyan", "PHB": "yellow", "SYS": "red", "NET": "magenta", "-": "dim"}
+_STYLES = {
+    "X": "dim",
+    "NV": "green",
+    "XGMI": "green",
+    "C2C": "green",
+    "SHM": "cyan",
+    "PIX": "cyan",
+    "PXB": "cyan",
+    "PHB": "yellow",
+    "SYS": "red",
+    "NET": "magenta",
+    "-": "dim",
+}
 
 
 def topology_text(topology: Topology, paint: Paint = plain) -> str:
@@ -17,8 +28,16 @@ def topology_text(topology: Topology, paint: Paint = plain) -> str:
 
     Cost: O(ranks × links).
     """
-    lines = [paint(_title(topology), "bold"), "", *_matrix(topology, paint), "", *_legend(topology), "",
-             *_links(topology), *(f"note    {note}" for note in topology.notes)]
+    lines = [
+        paint(_title(topology), "bold"),
+        "",
+        *_matrix(topology, paint),
+        "",
+        *_legend(topology),
+        "",
+        *_links(topology),
+        *(f"note    {note}" for note in topology.notes),
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -27,8 +46,9 @@ def _title(topology: Topology) -> str:
     for vertex in topology.vertices:
         kinds[vertex.kind] = kinds.get(vertex.kind, 0) + 1
     ranks = [count(number, kind.upper()) for kind, number in kinds.items() if kind not in TRANSIT_KINDS]
-    transit = [count(number, kind if kind != "nic" else "NIC") for kind, number in kinds.items()
-               if kind in TRANSIT_KINDS]
+    transit = [
+        count(number, kind if kind != "nic" else "NIC") for kind, number in kinds.items() if kind in TRANSIT_KINDS
+    ]
     servers = len({topology.vertex[rank].server for rank in topology.ranks})
     where = f" on {servers} servers" if servers > 1 else ""
     return f"{topology.name}: {', '.join([*ranks, *transit])}{where}"
@@ -41,8 +61,10 @@ def _matrix(topology: Topology, paint: Paint) -> list[str]:
     lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(cells.header, widths, strict=True)).rstrip()]
     for row in cells.rows:
         padded = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)]
-        painted = [paint(text, _STYLES.get(cell.rstrip("0123456789"), "")) if i else text
-                   for i, (cell, text) in enumerate(zip(row, padded, strict=True))]
+        painted = [
+            paint(text, _STYLES.get(cell.rstrip("0123456789"), "")) if i else text
+            for i, (cell, text) in enumerate(zip(row, padded, strict=True))
+        ]
         # Painted text ends in an escape code, so only plain text can be trimmed; padding harms no terminal.
         lines.append("  ".join(painted) if paint is not plain else "  ".join(padded).rstrip())
     return lines

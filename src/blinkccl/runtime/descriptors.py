@@ -50,9 +50,7 @@ def packet_socket() -> socket.socket:
 
 def credentials(connection: socket.socket) -> tuple[int, int, int]:
     """Number, user and group of the process at the other end, as the kernel knows them."""
-    pid, uid, gid = _CREDENTIALS.unpack(
-        connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    )
+    pid, uid, gid = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return pid, uid, gid
 
 

@@ -103,9 +103,7 @@ def launch(environ: Mapping[str, str], find_launcher: FindLauncher = nearest_wit
     size = _number(environ, size_variable, row.launcher)
     _within(rank, row.rank, size, size_variable)
     local_rank, local_size = _local(environ, row, size)
-    store_url = environ.get("BLINK_STORE") or _derived_store(
-        environ, row, size, local_size, find_launcher
-    )
+    store_url = environ.get("BLINK_STORE") or _derived_store(environ, row, size, local_size, find_launcher)
     return Launch(rank, size, local_rank, local_size, row.launcher, store_url, _job_id(environ, row))
 
 

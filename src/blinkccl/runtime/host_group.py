@@ -410,9 +410,7 @@ def _address(array: NDArray[Any]) -> int:
     return int(array.ctypes.data)
 
 
-def _join(
-    store: Store, prefix: str, rank: int, size: int, area: Area, deadline: float, lookout: Lookout
-) -> _Joined:
+def _join(store: Store, prefix: str, rank: int, size: int, area: Area, deadline: float, lookout: Lookout) -> _Joined:
     """Meets the other ranks and maps the memory that they share."""
     token = secrets.token_bytes(_TOKEN_BYTES) if rank == 0 else bytes(_TOKEN_BYTES)
     card = encode(own_card(rank, size, token + str(len(os.sched_getaffinity(0))).encode()))

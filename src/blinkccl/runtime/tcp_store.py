@@ -328,8 +328,10 @@ def _connect(host: str, port: int, deadline: float) -> socket.socket:
         except OSError as error:
             if not pauses.pause():
                 raise RendezvousTimeout(
-                    [0], [], f"nobody serves a store at {host}:{port}, where rank 0 should ({error}); is rank 0 "
-                    "running, and is this its host?"
+                    [0],
+                    [],
+                    f"nobody serves a store at {host}:{port}, where rank 0 should ({error}); is rank 0 "
+                    "running, and is this its host?",
                 ) from error
 
 

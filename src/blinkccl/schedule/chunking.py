@@ -47,10 +47,7 @@ class Placement:
 @lru_cache(maxsize=256)
 def placements(collective: Collective) -> dict[Block, Placement]:
     """Every item's :class:`Placement`, by block."""
-    return {
-        item.block: Placement(dict(item.contributions), dict(item.destinations))
-        for item in collective.items()
-    }
+    return {item.block: Placement(dict(item.contributions), dict(item.destinations)) for item in collective.items()}
 
 
 @dataclass(frozen=True)

@@ -40,9 +40,7 @@ class _Propagation:
         self.program = program
         self.steps = steps
         self.placements = placements(program.collective)
-        self.full = {
-            block: sum(1 << rank for rank in place.sources) for block, place in self.placements.items()
-        }
+        self.full = {block: sum(1 << rank for rank in place.sources) for block, place in self.placements.items()}
         self.sender = {(arc.queue, arc.head): arc.tail for arc in wiring.data}
         self.found: list[str] = []
         self.writer: dict[tuple[int, int], int] = {}
@@ -105,9 +103,7 @@ class _Propagation:
             self._fault(index, "it completes a reduction that was completed before")
         return completed or role.completes
 
-    def _keep(
-        self, index: int, role: Role, ranks: int, completed: bool, block: Block, place: Placement
-    ) -> None:
+    def _keep(self, index: int, role: Role, ranks: int, completed: bool, block: Block, place: Placement) -> None:
         full = self.full[block]
         if role.rank not in place.targets:
             self._fault(
@@ -117,8 +113,7 @@ class _Propagation:
         if full & ~ranks:
             self._fault(
                 index,
-                f"missing contribution: it keeps slice {role.slice} of {_block(block)} without "
-                f"{_ranks(full & ~ranks)}",
+                f"missing contribution: it keeps slice {role.slice} of {_block(block)} without {_ranks(full & ~ranks)}",
             )
         elif not completed:
             self._fault(index, "it keeps a reduction that no step has completed (avg would not be divided)")

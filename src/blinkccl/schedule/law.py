@@ -135,9 +135,7 @@ def _role_faults(program: Program, carrier: dict[int, int]) -> Iterator[str]:
 
 def _tiling_faults(program: Program) -> Iterator[str]:
     """Slices of every block must cover it from 0 to 1 without gap or overlap."""
-    cuts: dict[Block, list[tuple[Fraction, Fraction, int]]] = {
-        block: [] for block in placements(program.collective)
-    }
+    cuts: dict[Block, list[tuple[Fraction, Fraction, int]]] = {block: [] for block in placements(program.collective)}
     for index, part in enumerate(program.slices):
         cuts[part.block].append((part.start, part.stop, index))
     for block, parts in cuts.items():

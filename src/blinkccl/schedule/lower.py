@@ -258,9 +258,7 @@ class _Builder:
 
     def in_order(self) -> tuple[Role, ...]:
         """All roles by the one global stamp; in one tick, readers of a slice precede its keeper."""
-        return tuple(
-            sorted(self.roles, key=lambda r: (-r.offset, r.channel, r.keeps, r.share, r.rank, r.stage))
-        )
+        return tuple(sorted(self.roles, key=lambda r: (-r.offset, r.channel, r.keeps, r.share, r.rank, r.stage)))
 
 
 def _complete(tree: Tree, root: int, sources: list[int]) -> set[int]:

@@ -43,9 +43,7 @@ def _lines(program: Program) -> list[str]:
         " ".join([f"program {coll.name}", *ends, f"ranks {_list(program.ranks)} rate {program.rate}"]),
         f"made from forest {program.forest_hash or '-'} topology {program.topology_hash or '-'}",
     ]
-    lines += [
-        f"slice {i} block {_block(s.block)} from {s.start} to {s.stop}" for i, s in enumerate(program.slices)
-    ]
+    lines += [f"slice {i} block {_block(s.block)} from {s.start} to {s.stop}" for i, s in enumerate(program.slices)]
     lines += [f"queue {i} rank {q.src} to {q.dst} path {_list(q.path)}" for i, q in enumerate(program.queues)]
     lines += [
         f"channel {i} slots {c.slots} protocol {c.protocol} shares {_list(c.shares)}"
@@ -208,9 +206,7 @@ def from_json(text: str | bytes) -> Program:
         form.ranks,
         _fraction(form.rate, "$.rate"),
         tuple(
-            Slice(
-                s.block, _fraction(s.start, f"$.slices[{i}].start"), _fraction(s.stop, f"$.slices[{i}].stop")
-            )
+            Slice(s.block, _fraction(s.start, f"$.slices[{i}].start"), _fraction(s.stop, f"$.slices[{i}].stop"))
             for i, s in enumerate(form.slices)
         ),
         tuple(Queue(q.src, q.dst, q.path) for q in form.queues),

@@ -96,9 +96,7 @@ def connect(program: Program) -> Wiring:
     return Wiring(tuple(arcs), tuple(faults))
 
 
-def _misfit(
-    program: Program, steps: list[int], queue: int, senders: list[int], receivers: list[int]
-) -> str | None:
+def _misfit(program: Program, steps: list[int], queue: int, senders: list[int], receivers: list[int]) -> str | None:
     """Why the two ends of a queue do not fit, or None."""
     roles = program.roles
     src, dst = program.queues[queue].src, program.queues[queue].dst
@@ -118,9 +116,7 @@ def _misfit(
     lanes = dict.fromkeys(sorted(roles[i].channel for i in senders + receivers))
     if len(lanes) > 1:
         return f"{where} is shared by channels {', '.join(map(str, lanes))}; a queue belongs to one channel"
-    return _disorder(
-        program, steps, where, _cycle(program, steps, senders), _cycle(program, steps, receivers)
-    )
+    return _disorder(program, steps, where, _cycle(program, steps, senders), _cycle(program, steps, receivers))
 
 
 def _disorder(
@@ -158,9 +154,7 @@ def _cycle(program: Program, steps: list[int], ends: list[int]) -> list[tuple[in
     return [(i, roles[i].offset) for i in order[first:]] + [(i, roles[i].offset - 1) for i in order[:first]]
 
 
-def _arcs(
-    program: Program, steps: list[int], queue: int, senders: list[int], receivers: list[int]
-) -> Iterator[Arc]:
+def _arcs(program: Program, steps: list[int], queue: int, senders: list[int], receivers: list[int]) -> Iterator[Arc]:
     """Data and credit arcs of a queue whose ends fit.
 
     With m messages per tick, the i-th needs the slot of the message ``slots`` places before it: the

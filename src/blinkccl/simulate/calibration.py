@@ -140,7 +140,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             has = ", ".join(dict.fromkeys(row.kind for row in self.link)) or "none"
             raise TopologyError(
                 f"{where} has no link class for {link.kind} (link {link.src} → {link.dst}, {link.gbps:g} GB/s); it has "
-                f"{has}. Add a [[link]] with kind = \"{link.kind}\", or take --calibration {FALLBACK}"
+                f'{has}. Add a [[link]] with kind = "{link.kind}", or take --calibration {FALLBACK}'
             )
         lanes = ", ".join(f"{row.nominal_gbps:g}" for row in of_kind)
         raise TopologyError(
@@ -273,9 +273,7 @@ def _faults(read: Calibration) -> list[str]:
             f"{engine.reduce_gbps.value:g}"
         )
     if not engine.copy_engines.value.is_integer():
-        found.append(
-            f"engine: copy_engines must be a whole number (0: no limit), got {engine.copy_engines.value:g}"
-        )
+        found.append(f"engine: copy_engines must be a whole number (0: no limit), got {engine.copy_engines.value:g}")
     if not 0 < engine.combining.value <= 1:
         found.append(f"engine: combining must be in (0, 1], got {engine.combining.value:g}")
     if not read.link:

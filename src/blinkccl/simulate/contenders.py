@@ -133,9 +133,7 @@ class Planned:
         settings, even = conditions.settings, conditions.even_chunks
         if conditions.chunk_choice == "best":
             return best_chunk(*job, settings=settings, even_chunks=even)
-        trials = search(
-            *job, settings=settings, even_chunks=even, budget=conditions.budget, coarser=conditions.coarser
-        )
+        trials = search(*job, settings=settings, even_chunks=even, budget=conditions.budget, coarser=conditions.coarser)
         return trials[-1].chunk_bytes
 
     def at(self, size_bytes: int) -> Estimate:

@@ -152,20 +152,32 @@ def _least_squares(a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
 def _determined(sizes: Sequence[int], steps_win: bool, bytes_win: bool) -> tuple[bool, bool, list[str]]:
     """Whether α and β are determined, and why not."""
     if len(sizes) < LEAST_SIZES:
-        return False, False, [
-            f"{len(sizes)} size{'s' if len(sizes) > 1 else ''}: neither α nor β is determined; measure at least "
-            f"{LEAST_SIZES}, from some KiB to some hundred MiB"
-        ]
+        return (
+            False,
+            False,
+            [
+                f"{len(sizes)} size{'s' if len(sizes) > 1 else ''}: neither α nor β is determined; measure at least "
+                f"{LEAST_SIZES}, from some KiB to some hundred MiB"
+            ],
+        )
     if not steps_win:
-        return False, True, [
-            f"from {sizes[0]:,} bytes on the bytes take longer than the steps: α is not determined; measure smaller "
-            "sizes too"
-        ]
+        return (
+            False,
+            True,
+            [
+                f"from {sizes[0]:,} bytes on the bytes take longer than the steps: α is not determined; "
+                "measure smaller sizes too"
+            ],
+        )
     if not bytes_win:
-        return True, False, [
-            f"up to {sizes[-1]:,} bytes the steps take longer than the bytes: β is not determined; measure larger "
-            "sizes too"
-        ]
+        return (
+            True,
+            False,
+            [
+                f"up to {sizes[-1]:,} bytes the steps take longer than the bytes: β is not determined; measure larger "
+                "sizes too"
+            ],
+        )
     return True, True, []
 
 

@@ -184,9 +184,7 @@ def _share(root: int, up: tuple[Path, ...] = (), down: tuple[Path, ...] = (), bl
     return Share(Fraction(1), 0, block, root, Tree(root, up) if up else None, Tree(root, down) if down else None)
 
 
-def _built(
-    name: str, gpus: int, shares: list[Share], root: int | None = None, without: tuple[int, ...] = ()
-) -> Built:
+def _built(name: str, gpus: int, shares: list[Share], root: int | None = None, without: tuple[int, ...] = ()) -> Built:
     """The program on one lane per pair that a share joins; GPUs in ``without`` have no data of their own.
 
     The collective is the nearest one: where ranks are without data, or not every block moves, it is not done in full.

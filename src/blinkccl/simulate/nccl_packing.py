@@ -117,9 +117,7 @@ class Packing:
     @cached_property
     def _hops(self) -> dict[Arc, Hop]:
         return {
-            pair: hop
-            for pair, hop in self.server.hops.items()
-            if hop.kind <= self.stage.kind and hop.gbps >= self.gbps
+            pair: hop for pair, hop in self.server.hops.items() if hop.kind <= self.stage.kind and hop.gbps >= self.gbps
         }
 
     def _bound(self) -> int:

@@ -56,7 +56,6 @@ class Simulation:
         collective = self.translation.bound.program.collective
         return self.algbw_gbps * float(bus_factor(collective.name, collective.world_size))
 
-
     def traced(self) -> Simulation:
         """The same run once more, with its trace."""
         translation = self.translation

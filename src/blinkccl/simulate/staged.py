@@ -309,9 +309,7 @@ def _striped(flow: Forest, parts: Sequence[tuple[Fraction, Sequence[tuple[Fracti
                 hosts.append(path[stop])
             edges = (path,) if stop is None else (path[: stop + 1], path[stop:])
             each = part * weight / total / streams
-            shares += [
-                Share(each, len(shares) + i, None, path[0], None, Tree(path[0], edges)) for i in range(streams)
-            ]
+            shares += [Share(each, len(shares) + i, None, path[0], None, Tree(path[0], edges)) for i in range(streams)]
     ranks = (*flow.ranks, *hosts)
     src, dst = flow.collective.src, flow.collective.dst
     collective = Collective("sendrecv", len(ranks), src=src, dst=dst)

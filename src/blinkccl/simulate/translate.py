@@ -260,9 +260,7 @@ def _hops(
     )
 
 
-def _weights(
-    sharing: str, paths: Sequence[Sequence[int]], latency_s: Sequence[float], calibration: str
-) -> list[float]:
+def _weights(sharing: str, paths: Sequence[Sequence[int]], latency_s: Sequence[float], calibration: str) -> list[float]:
     """Each hop's part of the links that it shares."""
     if sharing == "rtt-weighted":
         if any(seconds <= 0.0 for seconds in latency_s):
@@ -279,7 +277,7 @@ def _weights(
             place = max((seen.get(link, 0) for link in path), default=0)
             for link in path:
                 seen[link] = seen.get(link, 0) + 1
-            weights.append(UNFAIRNESS**-min(place, 8))
+            weights.append(UNFAIRNESS ** -min(place, 8))
         return weights
     return [1.0] * len(paths)
 

@@ -37,9 +37,7 @@ def _pick(random: Random, program: Program, wanted: Callable[[Role], bool]) -> i
 
 def _alone(program: Program, role: Role) -> bool:
     """Whether no other role receives from this one's queues: moving it then breaks no order of messages."""
-    return not any(
-        queue in other.receives for other in program.roles if other is not role for queue in role.receives
-    )
+    return not any(queue in other.receives for other in program.roles if other is not role for queue in role.receives)
 
 
 def deadlock(program: Program, random: Random) -> Program | None:
@@ -81,9 +79,7 @@ def skew(program: Program, random: Random) -> Program | None:
     if index is None:
         return None
     role = program.roles[index]
-    far = (
-        2 * max(channel.slots for channel in program.channels) + 2 * max(r.offset for r in program.roles) + 2
-    )
+    far = 2 * max(channel.slots for channel in program.channels) + 2 * max(r.offset for r in program.roles) + 2
     return _with_role(program, index, replace(role, offset=role.offset + far))
 
 
@@ -100,9 +96,7 @@ def double_contribution(program: Program, random: Random) -> Program | None:
             and role.stage == "broadcast"
         ),
     )
-    return (
-        None if index is None else _with_role(program, index, replace(program.roles[index], contributes=True))
-    )
+    return None if index is None else _with_role(program, index, replace(program.roles[index], contributes=True))
 
 
 def wrong_block(program: Program, random: Random) -> Program | None:
@@ -111,22 +105,16 @@ def wrong_block(program: Program, random: Random) -> Program | None:
     index = _pick(
         random,
         program,
-        lambda role: (
-            not role.contributes and role.rank not in known[program.slices[role.slice].block].sources
-        ),
+        lambda role: not role.contributes and role.rank not in known[program.slices[role.slice].block].sources,
     )
-    return (
-        None if index is None else _with_role(program, index, replace(program.roles[index], contributes=True))
-    )
+    return None if index is None else _with_role(program, index, replace(program.roles[index], contributes=True))
 
 
 def missing_contribution(program: Program, random: Random) -> Program | None:
     """A rank on the way up passes on what it receives, without its own."""
     index = _pick(random, program, lambda role: role.contributes and bool(role.receives))
     return (
-        None
-        if index is None
-        else _with_role(program, index, replace(program.roles[index], contributes=False, turn=0))
+        None if index is None else _with_role(program, index, replace(program.roles[index], contributes=False, turn=0))
     )
 
 
@@ -149,9 +137,7 @@ def never_written(program: Program, random: Random) -> Program | None:
 
 def lost_chunk(program: Program, random: Random) -> Program | None:
     """A send without a receive."""
-    index = _pick(
-        random, program, lambda role: len(role.receives) > 1 or (bool(role.receives) and role.contributes)
-    )
+    index = _pick(random, program, lambda role: len(role.receives) > 1 or (bool(role.receives) and role.contributes))
     if index is None:
         return None
     role = program.roles[index]
@@ -215,9 +201,7 @@ def gap(program: Program, random: Random) -> Program | None:
 def undivided(program: Program, random: Random) -> Program | None:
     """No step says that the reduction is complete, so an average would stay a sum."""
     index = _pick(random, program, lambda role: role.completes and program.collective.reduces)
-    return (
-        None if index is None else _with_role(program, index, replace(program.roles[index], completes=False))
-    )
+    return None if index is None else _with_role(program, index, replace(program.roles[index], completes=False))
 
 
 def no_such_link(program: Program, random: Random) -> Program | None:
@@ -241,8 +225,7 @@ def overwritten(program: Program, random: Random) -> Program | None:
     moved = replace(
         program,
         roles=tuple(
-            replace(role, offset=role.offset + (0 if i == index else late))
-            for i, role in enumerate(program.roles)
+            replace(role, offset=role.offset + (0 if i == index else late)) for i, role in enumerate(program.roles)
         ),
     )
     return _with_role(moved, index, replace(moved.roles[index], offset=0))

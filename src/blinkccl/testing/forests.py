@@ -79,8 +79,7 @@ def single_rank_cut(collective: Collective, ranks: tuple[int, ...], topology: To
             (
                 item.weight
                 for item in collective.items()
-                if any(r == rank for r, _ in item.contributions)
-                and any(r != rank for r, _ in item.destinations)
+                if any(r == rank for r, _ in item.contributions) and any(r != rank for r, _ in item.destinations)
             ),
             Fraction(0),
         )
@@ -110,8 +109,7 @@ def _shares(
     block = to_ids(item.block, ranks)
     if one_shot and len(sources) > 1 and random.random() < 0.25:
         return [
-            Share(weight, number, block, t, _tree(random, topology, t, sources, upward=True), None)
-            for t in targets
+            Share(weight, number, block, t, _tree(random, topology, t, sources, upward=True), None) for t in targets
         ]
     root = random.choice(sources if random.random() < 0.6 else list(ranks))
     up = None if sources == [root] else _tree(random, topology, root, sources, upward=True)
@@ -128,10 +126,7 @@ def _tree(random: Random, topology: Topology, root: int, leaves: list[int], upwa
     reached = [root]
     while len(reached) < len(topology.ranks):
         choices = [
-            (near, far)
-            for near in reached
-            for far in topology.ranks
-            if far not in reached and (near, far) in hops
+            (near, far) for near in reached for far in topology.ranks if far not in reached and (near, far) in hops
         ]
         near, far = random.choice(choices)
         above[far] = random.choice(hops[near, far])

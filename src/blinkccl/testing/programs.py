@@ -80,9 +80,7 @@ class _Draft:
         index = self._slice(share)
         lane = self.lane_of.setdefault(index, self.random.randrange(self.lanes))
         self.carried[lane].append(self.shares)
-        blank = Role(
-            0, lane, self.shares, "root", self.random.randint(0, 2), index, False, False, False, (), ()
-        )
+        blank = Role(0, lane, self.shares, "root", self.random.randint(0, 2), index, False, False, False, (), ())
         self.shares += 1
         place = placements(self.collective)[self.table[index].block]
         up = self._nodes(share.root, share.reduce, blank, "reduce")
@@ -122,27 +120,14 @@ class _Draft:
         return self.slices[block, share.slice]
 
     def _nodes(self, root: int, tree: Tree | None, blank: Role, stage: str) -> dict[int, _Node]:
-        vertices = dict.fromkeys(
-            [root] + [v for path in (tree.edges if tree else ()) for v in (path[0], path[-1])]
-        )
-        return {
-            v: _Node(replace(blank, rank=self.position[v], stage="root" if v == root else stage))
-            for v in vertices
-        }
+        vertices = dict.fromkeys([root] + [v for path in (tree.edges if tree else ()) for v in (path[0], path[-1])])
+        return {v: _Node(replace(blank, rank=self.position[v], stage="root" if v == root else stage)) for v in vertices}
 
     def program(self, rate: Fraction) -> Program:
         """Times, orders and connects all nodes."""
         self._look_ahead()
         slots = [
-            max(
-                [1]
-                + [
-                    n.role.offset - s.role.offset
-                    for n in self.nodes
-                    for s, _ in n.above
-                    if n.role.channel == lane
-                ]
-            )
+            max([1] + [n.role.offset - s.role.offset for n in self.nodes for s, _ in n.above if n.role.channel == lane])
             + self.random.choice([0, 0, 1, 2])
             for lane in range(self.lanes)
         ]
@@ -171,9 +156,7 @@ class _Draft:
             role = node.role
             offset = start[role.share]
             if node.above:
-                offset = max(sender.role.offset for sender, _ in node.above) + self.random.choice(
-                    [0, 1, 1, 2]
-                )
+                offset = max(sender.role.offset for sender, _ in node.above) + self.random.choice([0, 1, 1, 2])
             if role.contributes and not role.keeps:
                 readers[role.rank, role.slice] = max(readers.get((role.rank, role.slice), 0), offset)
             elif role.keeps:
@@ -286,8 +269,7 @@ class _Draft:
     def _interleaved(self, nodes: list[_Node]) -> tuple[Role, ...]:
         """All bodies in one list, each in its own order."""
         bodies = [
-            sorted((n for n in nodes if n.role.rank == rank), key=lambda n: n.place)
-            for rank in range(len(self.ranks))
+            sorted((n for n in nodes if n.role.rank == rank), key=lambda n: n.place) for rank in range(len(self.ranks))
         ]
         roles: list[Role] = []
         while any(bodies):

@@ -74,9 +74,11 @@ class Assembly:
         known = self.links.get((src, dst))
         if known is not None:
             if known.kind != kind:
-                raise TopologyError(f"{self.name}: {src} → {dst} is joined by {known.kind} and by {kind}; "
-                                    "route "
-                                    "one of them through a switch or host vertex of its own")
+                raise TopologyError(
+                    f"{self.name}: {src} → {dst} is joined by {known.kind} and by {kind}; "
+                    "route "
+                    "one of them through a switch or host vertex of its own"
+                )
             rate = Rated(known.gbps + rate.gbps, kind, known.provenance)
         self.links[src, dst] = rate
         if len(self.links) > MAX_LINKS:
@@ -101,8 +103,10 @@ class Assembly:
             As :class:`~blinkccl.topology.model.Topology`.
         """
         unit = common_unit(rate.gbps for rate in self.links.values())
-        links = tuple(Link(src, dst, int(rate.gbps / unit), rate.kind, float(rate.gbps), rate.provenance)
-                      for (src, dst), rate in sorted(self.links.items()))
+        links = tuple(
+            Link(src, dst, int(rate.gbps / unit), rate.kind, float(rate.gbps), rate.provenance)
+            for (src, dst), rate in sorted(self.links.items())
+        )
         return Topology(self.name, float(unit), tuple(self.vertices), links, tuple(self.notes))
 
 

@@ -22,8 +22,24 @@ PCIE3, PCIE4, PCIE5 = 12, 24, 48
 QPI, AMD_FABRIC, SPR_UPI, XBUS = 10, 16, 22, 32
 
 #: The hybrid cube mesh: pairs of GPUs and the NVLink 2 lanes between them. NVLink 1 has one lane per pair.
-CUBE_MESH = ((0, 1, 1), (0, 2, 1), (0, 3, 2), (0, 4, 2), (1, 2, 2), (1, 3, 1), (1, 5, 2), (2, 3, 2),
-             (2, 6, 1), (3, 7, 1), (4, 5, 1), (4, 6, 1), (4, 7, 2), (5, 6, 2), (5, 7, 1), (6, 7, 2))
+CUBE_MESH = (
+    (0, 1, 1),
+    (0, 2, 1),
+    (0, 3, 2),
+    (0, 4, 2),
+    (1, 2, 2),
+    (1, 3, 1),
+    (1, 5, 2),
+    (2, 3, 2),
+    (2, 6, 1),
+    (3, 7, 1),
+    (4, 5, 1),
+    (4, 6, 1),
+    (4, 7, 2),
+    (5, 6, 2),
+    (5, 7, 1),
+    (6, 7, 2),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +67,7 @@ class _Pcie:
             leaves = _level(box, leaves, self.upper, "switch", "PCIe-up", self.gbps)
         hosts = _level(box, leaves, self.switches_per_host, "host", "CPU", self.gbps)
         for i, a in enumerate(hosts):
-            for b in hosts[i + 1:]:
+            for b in hosts[i + 1 :]:
                 box.join(a, b, self.smp, "smp")
 
 
@@ -90,7 +106,7 @@ def _mist() -> Topology:
     gpus = box.add_many("gpu", 4, "GPU")
     hosts = box.add_many("host", 2, "CPU")
     for socket, host in enumerate(hosts):
-        a, b = gpus[2 * socket: 2 * socket + 2]
+        a, b = gpus[2 * socket : 2 * socket + 2]
         box.join(a, b, 3 * NVLINK, "nvlink")
         box.join_all((a, b), host, 3 * NVLINK, "nvlink")
     box.join(hosts[0], hosts[1], XBUS, "smp")
@@ -102,7 +118,7 @@ def _cedar() -> Topology:
     box = Assembly("cedar", "catalog")
     gpus = box.add_many("gpu", 4, "GPU")
     for a in gpus:
-        for b in gpus[a + 1:]:
+        for b in gpus[a + 1 :]:
             box.join(a, b, 2 * NVLINK, "nvlink")
     hosts = _level(box, gpus, 2, "host", "CPU", PCIE3)
     box.join(hosts[0], hosts[1], QPI, "smp")
@@ -143,29 +159,42 @@ def _pcie_box(name: str, gpu_count: int, pcie: _Pcie, pair_lanes: int = 0) -> To
 
 #: The registry, in the order in which it is listed.
 CATALOG: dict[str, Machine] = {
-    "dgx-1p": Machine("8×P100, hybrid cube mesh of NVLink 1",
-                      lambda: _hybrid_cube_mesh("dgx-1p", NVLINK1, doubled=False)),
-    "dgx-1v": Machine("8×V100, hybrid cube mesh of NVLink 2, as p3.16xlarge",
-                      lambda: _hybrid_cube_mesh("dgx-1v", NVLINK, doubled=True)),
-    "dgx-2": Machine("16×V100 on NVSwitch, 6 lanes each",
-                     lambda: _nvswitch_box("dgx-2", 16, 6, _Pcie(PCIE3, QPI, upper=2))),
-    "dgx-a100": Machine("8×A100 on NVSwitch, 12 lanes and a 200 Gb/s NIC each",
-                        lambda: _nvswitch_box("dgx-a100", 8, 12, _Pcie(PCIE4, AMD_FABRIC), nic_gbps=25)),
-    "hgx-h100": Machine("8×H100 on NVSwitch, 18 lanes and a 400 Gb/s NIC each",
-                        lambda: _nvswitch_box("hgx-h100", 8, 18, _Pcie(PCIE5, SPR_UPI, 1, 4), nic_gbps=50)),
-    "hgx-h200": Machine("8×H200 on NVSwitch, 18 lanes and a 400 Gb/s NIC each",
-                        lambda: _nvswitch_box("hgx-h200", 8, 18, _Pcie(PCIE5, SPR_UPI, 1, 4), nic_gbps=50)),
+    "dgx-1p": Machine(
+        "8×P100, hybrid cube mesh of NVLink 1", lambda: _hybrid_cube_mesh("dgx-1p", NVLINK1, doubled=False)
+    ),
+    "dgx-1v": Machine(
+        "8×V100, hybrid cube mesh of NVLink 2, as p3.16xlarge",
+        lambda: _hybrid_cube_mesh("dgx-1v", NVLINK, doubled=True),
+    ),
+    "dgx-2": Machine(
+        "16×V100 on NVSwitch, 6 lanes each", lambda: _nvswitch_box("dgx-2", 16, 6, _Pcie(PCIE3, QPI, upper=2))
+    ),
+    "dgx-a100": Machine(
+        "8×A100 on NVSwitch, 12 lanes and a 200 Gb/s NIC each",
+        lambda: _nvswitch_box("dgx-a100", 8, 12, _Pcie(PCIE4, AMD_FABRIC), nic_gbps=25),
+    ),
+    "hgx-h100": Machine(
+        "8×H100 on NVSwitch, 18 lanes and a 400 Gb/s NIC each",
+        lambda: _nvswitch_box("hgx-h100", 8, 18, _Pcie(PCIE5, SPR_UPI, 1, 4), nic_gbps=50),
+    ),
+    "hgx-h200": Machine(
+        "8×H200 on NVSwitch, 18 lanes and a 400 Gb/s NIC each",
+        lambda: _nvswitch_box("hgx-h200", 8, 18, _Pcie(PCIE5, SPR_UPI, 1, 4), nic_gbps=50),
+    ),
     "mist": Machine("IBM AC922: 4×V100, NVLink to each other and to the POWER9s", _mist),
     "cedar": Machine("Dell C4140: 4×V100, every pair by two NVLinks", _cedar),
     "mi250": Machine("8 modules MI250 = 16 GCDs on xGMI (a model)", _mi250),
-    "pcie-8gpu": Machine("8 GPUs on PCIe 3 alone, two per switch, four per socket",
-                         lambda: _pcie_box("pcie-8gpu", 8, _Pcie(PCIE3, QPI))),
-    "pcie-4gpu-nvlink-pairs": Machine("4×A100 PCIe, NVLink bridges over 0-1 and 2-3",
-                                      lambda: _pcie_box("pcie-4gpu-nvlink-pairs", 4,
-                                                        _Pcie(PCIE4, AMD_FABRIC, 1, 2), pair_lanes=12)),
-    "pcie-8gpu-nvlink-pairs": Machine("8×A100 PCIe, NVLink bridges over neighbours",
-                                      lambda: _pcie_box("pcie-8gpu-nvlink-pairs", 8,
-                                                        _Pcie(PCIE4, AMD_FABRIC), pair_lanes=12)),
+    "pcie-8gpu": Machine(
+        "8 GPUs on PCIe 3 alone, two per switch, four per socket", lambda: _pcie_box("pcie-8gpu", 8, _Pcie(PCIE3, QPI))
+    ),
+    "pcie-4gpu-nvlink-pairs": Machine(
+        "4×A100 PCIe, NVLink bridges over 0-1 and 2-3",
+        lambda: _pcie_box("pcie-4gpu-nvlink-pairs", 4, _Pcie(PCIE4, AMD_FABRIC, 1, 2), pair_lanes=12),
+    ),
+    "pcie-8gpu-nvlink-pairs": Machine(
+        "8×A100 PCIe, NVLink bridges over neighbours",
+        lambda: _pcie_box("pcie-8gpu-nvlink-pairs", 8, _Pcie(PCIE4, AMD_FABRIC), pair_lanes=12),
+    ),
 }
 
 

@@ -50,11 +50,15 @@ def _check(machine: Topology, servers: int, nic_gbps: Fraction | None) -> None:
     if len({machine.vertex[r].server for r in machine.ranks}) > 1:
         raise TopologyError(f"{machine.name} spans several servers already; compose single servers")
     if servers * len(machine.vertices) > MAX_VERTICES or servers * len(machine.links) > MAX_LINKS:
-        raise TopologyError(f"{servers}x {machine.name}: {servers * len(machine.vertices)} vertices and "
-                            f"{servers * len(machine.links)} links; at most {MAX_VERTICES} and {MAX_LINKS}")
+        raise TopologyError(
+            f"{servers}x {machine.name}: {servers * len(machine.vertices)} vertices and "
+            f"{servers * len(machine.links)} links; at most {MAX_VERTICES} and {MAX_LINKS}"
+        )
     if servers > 1 and nic_gbps is None and not _nics(machine):
-        raise TopologyError(f"{servers}x {machine.name}: {machine.name} has no NIC, so say how fast the "
-                            f"network is: \"{servers}x {machine.name} @ 40Gbps\"")
+        raise TopologyError(
+            f"{servers}x {machine.name}: {machine.name} has no NIC, so say how fast the "
+            f'network is: "{servers}x {machine.name} @ 40Gbps"'
+        )
     if nic_gbps is not None and nic_gbps <= 0:
         raise TopologyError(f"{servers}x {machine.name}: the network rate must be positive, got {nic_gbps}")
 
@@ -87,8 +91,7 @@ def _copy_links(box: Assembly, machine: Topology, number: dict[int, int], nic_gb
             box.arc(number[x.src], number[x.dst], x.capacity * unit, x.kind, x.provenance)
 
 
-def _join_network(box: Assembly, machine: Topology, ids: list[dict[int, int]],
-                  nic_gbps: Fraction | None) -> None:
+def _join_network(box: Assembly, machine: Topology, ids: list[dict[int, int]], nic_gbps: Fraction | None) -> None:
     nics = _nics(machine)
     ends: list[tuple[int, Fraction, str]] = []
     for server, number in enumerate(ids):
@@ -112,6 +115,8 @@ def _nic_rate(machine: Topology, nic: int, nic_gbps: Fraction | None) -> tuple[F
         return nic_gbps, "declared"
     widest = max((x for x in machine.links if x.src == nic), key=lambda x: x.capacity, default=None)
     if widest is None:
-        raise TopologyError(f"{machine.name}: {machine.vertex[nic].label} has no link, so its rate is "
-                            "unknown; give the network's rate with \"@ 40Gbps\"")
+        raise TopologyError(
+            f"{machine.name}: {machine.vertex[nic].label} has no link, so its rate is "
+            'unknown; give the network\'s rate with "@ 40Gbps"'
+        )
     return widest.capacity * exact_unit(machine), widest.provenance

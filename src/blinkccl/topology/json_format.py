@@ -62,10 +62,13 @@ def looks_like(text: str) -> bool:
 def to_record(topology: Topology) -> TopologyRecord:
     """The record of ``topology``; ``msgspec.to_builtins`` makes plain dictionaries of it."""
     return TopologyRecord(
-        SCHEMA_VERSION, topology.name, topology.unit_gbps,
+        SCHEMA_VERSION,
+        topology.name,
+        topology.unit_gbps,
         [VertexRecord(v.id, v.kind, v.server, v.name) for v in topology.vertices],
         [LinkRecord(x.src, x.dst, x.capacity, x.kind, x.gbps, x.provenance) for x in topology.links],
-        list(topology.notes))
+        list(topology.notes),
+    )
 
 
 def to_document(topology: Topology) -> dict[str, object]:
@@ -78,8 +81,9 @@ def write(topology: Topology) -> str:
     """``topology`` as JSON text, one vertex or link a line; the same topology gives the same bytes."""
     record = to_record(topology)
     encode = msgspec.json.Encoder().encode
-    head = ", ".join(f'"{key}": {encode(getattr(record, key)).decode()}'
-                     for key in ("schema_version", "name", "unit_gbps"))
+    head = ", ".join(
+        f'"{key}": {encode(getattr(record, key)).decode()}' for key in ("schema_version", "name", "unit_gbps")
+    )
     parts = [f"{{{head}"]
     for key in ("vertices", "links", "notes"):
         rows = ",\n  ".join(encode(item).decode() for item in getattr(record, key))
@@ -121,8 +125,10 @@ def from_record(record: TopologyRecord, source: str) -> Topology:
     _check_version(record.schema_version, source)
     _check_size(record, source)
     _check_texts(record, source)
-    links = tuple(Link(x.src, x.dst, x.capacity, x.kind, _gbps(record, i, source), x.provenance)
-                  for i, x in enumerate(record.links))
+    links = tuple(
+        Link(x.src, x.dst, x.capacity, x.kind, _gbps(record, i, source), x.provenance)
+        for i, x in enumerate(record.links)
+    )
     vertices = tuple(Vertex(v.id, v.kind, v.server, v.name) for v in record.vertices)
     try:
         return Topology(record.name, record.unit_gbps, vertices, links, tuple(record.notes))
@@ -135,8 +141,10 @@ def version_fault(version: object) -> str | None:
     if type(version) is not int or version == SCHEMA_VERSION:
         return None
     shown = version if abs(version) < 10**9 else "of a bigger number"
-    return (f"schema_version {shown}; this blink reads {SCHEMA_VERSION}: the file was written by another "
-            "version of this program")
+    return (
+        f"schema_version {shown}; this blink reads {SCHEMA_VERSION}: the file was written by another "
+        "version of this program"
+    )
 
 
 def _check_version(version: object, source: str) -> None:
@@ -146,22 +154,23 @@ def _check_version(version: object, source: str) -> None:
 
 
 def _check_texts(record: TopologyRecord, source: str) -> None:
-    check_labels(source, [("name", record.name),
-                          *((f"vertices[{i}].name", v.name) for i, v in enumerate(record.vertices))])
+    check_labels(
+        source, [("name", record.name), *((f"vertices[{i}].name", v.name) for i, v in enumerate(record.vertices))]
+    )
     check_labels(source, ((f"notes[{i}]", note) for i, note in enumerate(record.notes)), MAX_NOTE)
 
 
 def _check_size(record: TopologyRecord, source: str) -> None:
     if len(record.vertices) > MAX_VERTICES or len(record.links) > MAX_LINKS:
-        raise TopologyError(f"{source}: {len(record.vertices)} vertices and {len(record.links)} links; at "
-                            "most "
-                            f"{MAX_VERTICES} and {MAX_LINKS}")
+        raise TopologyError(
+            f"{source}: {len(record.vertices)} vertices and {len(record.links)} links; at "
+            "most "
+            f"{MAX_VERTICES} and {MAX_LINKS}"
+        )
     if not (math.isfinite(record.unit_gbps) and 0 < record.unit_gbps <= MAX_GBPS):
-        raise TopologyError(f"{source}: unit_gbps must be above 0 and at most {MAX_GBPS}, got "
-                            f"{record.unit_gbps!r}")
+        raise TopologyError(f"{source}: unit_gbps must be above 0 and at most {MAX_GBPS}, got {record.unit_gbps!r}")
     if not any(v.kind in RANK_KINDS for v in record.vertices):
-        raise TopologyError(f"{source}: no vertex is of kind {' or '.join(RANK_KINDS)}, so there are no "
-                            "ranks")
+        raise TopologyError(f"{source}: no vertex is of kind {' or '.join(RANK_KINDS)}, so there are no ranks")
     for v in record.vertices:
         if not (0 <= v.id <= MAX_ID and 0 <= v.server <= MAX_ID):
             raise TopologyError(f"{source}: vertex {v.id} on server {v.server}: ids are 0 … {MAX_ID}")
@@ -179,8 +188,10 @@ def _gbps(record: TopologyRecord, index: int, source: str) -> float:
     if link.gbps is None:
         return expected
     if not math.isclose(link.gbps, expected, rel_tol=1e-6):
-        raise TopologyError(f"{where}: gbps {link.gbps:g}, but capacity {link.capacity} × unit_gbps "
-                            f"{record.unit_gbps:g} is {expected:g}")
+        raise TopologyError(
+            f"{where}: gbps {link.gbps:g}, but capacity {link.capacity} × unit_gbps "
+            f"{record.unit_gbps:g} is {expected:g}"
+        )
     return link.gbps
 
 
@@ -189,7 +200,7 @@ def place_of(message: str, raw: bytes) -> str:
     offset = re.search(r"byte ([0-9]+)", message)
     if offset is None and "truncated" not in message:
         return ""
-    before = raw if offset is None else raw[:int(offset[1])]
+    before = raw if offset is None else raw[: int(offset[1])]
     lines = before.decode("utf-8", "replace").split("\n")
     return f", line {len(lines)}, column {len(lines[-1]) + 1}"
 
@@ -197,4 +208,4 @@ def place_of(message: str, raw: bytes) -> str:
 def _hint(text: str) -> str:
     if '"shares"' in text:
         return "; this looks like a plan: a topology is wanted here"
-    return "; expected what \"blink topo --json\" prints"
+    return '; expected what "blink topo --json" prints'

@@ -48,7 +48,7 @@ def check_labels(source: str, named: Iterable[tuple[str, str]], most: int = MAX_
 
 def shortened(text: str, most: int = MAX_LABEL) -> str:
     """``text``, cut where it is longer than ``most``: a message may quote a key of a million characters."""
-    return text if len(text) <= most else text[:most - 1] + "…"
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def at(source: str, line: int, text: str) -> TopologyError:

@@ -85,8 +85,7 @@ def _lane(topology: Topology, kind: str, unit: Fraction) -> Fraction:
     return min(rates)
 
 
-def _ways(topology: Topology, source: int,
-          ahead: dict[int, list[tuple[int, Fraction, str]]]) -> dict[int, _Way]:
+def _ways(topology: Topology, source: int, ahead: dict[int, list[tuple[int, Fraction, str]]]) -> dict[int, _Way]:
     """The nearest way from ``source`` to every vertex: by farthest kind first, then by vertices crossed."""
     best: dict[int, _Way] = {source: _Way(0, 0, 0, Fraction(0), "")}
     for far in range(max(_NEARNESS.values()) + 1):
@@ -107,8 +106,13 @@ def _ways(topology: Topology, source: int,
 def _extended(topology: Topology, way: _Way, vertex: int, source: int, gbps: Fraction, kind: str) -> _Way:
     crossed = "" if vertex == source else topology.vertex[vertex].kind
     narrowest = min(way.gbps, gbps) if way.gbps else gbps
-    return _Way(max(way.far, _NEARNESS[kind]), way.hosts + (crossed == "host"),
-                way.switches + (crossed == "switch"), narrowest, kind)
+    return _Way(
+        max(way.far, _NEARNESS[kind]),
+        way.hosts + (crossed == "host"),
+        way.switches + (crossed == "switch"),
+        narrowest,
+        kind,
+    )
 
 
 def _cell(way: _Way | None, lanes: dict[str, Fraction]) -> str:

@@ -89,8 +89,9 @@ class Topology:
             raise TopologyError(f"{self.name}: unit_gbps must be a positive number, got {self.unit_gbps!r}")
         for v in self.vertices:
             if v.kind not in VERTEX_KINDS:
-                raise TopologyError(f"{self.name}: vertex {v.id} has unknown kind {v.kind!r}; expected one "
-                                    f"of {', '.join(VERTEX_KINDS)}")
+                raise TopologyError(
+                    f"{self.name}: vertex {v.id} has unknown kind {v.kind!r}; expected one of {', '.join(VERTEX_KINDS)}"
+                )
             if v.id < 0 or v.server < 0:
                 raise TopologyError(f"{self.name}: vertex {v.id} on server {v.server}: no id is negative")
         seen: set[tuple[int, int]] = set()

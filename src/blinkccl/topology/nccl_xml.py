@@ -17,8 +17,10 @@ from blinkccl.topology.limits import MAX_GBPS, at
 from blinkccl.topology.model import Topology
 from blinkccl.topology.xml_tree import Element, parse_xml
 
-_COMPLETE = ("NCCL completes such a file at run time; run any NCCL program on that machine with "
-             "NCCL_TOPO_DUMP_FILE=complete.xml, and give complete.xml instead")
+_COMPLETE = (
+    "NCCL completes such a file at run time; run any NCCL program on that machine with "
+    "NCCL_TOPO_DUMP_FILE=complete.xml, and give complete.xml instead"
+)
 
 
 @dataclass
@@ -38,8 +40,7 @@ class _Reading:
             return default
         if text is None or not re.fullmatch(r"[0-9]{1,9}", text):
             got = "nothing" if text is None else repr(text)
-            raise at(self.source, element.line, f"<{element.tag}> {key} is {got}, expected a whole number ≥ "
-                                                "0")
+            raise at(self.source, element.line, f"<{element.tag}> {key} is {got}, expected a whole number ≥ 0")
         return int(text)
 
 
@@ -80,12 +81,15 @@ def parse(text: str, source: str = "NCCL XML") -> Topology:
 
 def _check_root(root: Element, source: str) -> None:
     if root.tag == "graphs":
-        raise at(source, root.line, "this is a graph file (NCCL_GRAPH_FILE: the rings and trees that NCCL "
-                                    "chose), "
-                                    "not a topology; give the topology (NCCL_TOPO_DUMP_FILE)")
+        raise at(
+            source,
+            root.line,
+            "this is a graph file (NCCL_GRAPH_FILE: the rings and trees that NCCL "
+            "chose), "
+            "not a topology; give the topology (NCCL_TOPO_DUMP_FILE)",
+        )
     if root.tag != "system":
-        raise at(source, root.line, f"the root is <{root.tag}>, expected <system>, as NCCL_TOPO_DUMP_FILE "
-                                    "writes it")
+        raise at(source, root.line, f"the root is <{root.tag}>, expected <system>, as NCCL_TOPO_DUMP_FILE writes it")
     if root.attributes.get("version", "1") != "1":
         raise at(source, root.line, f"<system> version {root.attributes['version']!r}, expected 1")
 
@@ -125,17 +129,20 @@ def _find_gpus(reading: _Reading, root: Element) -> None:
     ranked = [gpu for gpu in tags if "rank" in gpu.attributes]
     if ranked and len(ranked) < len(tags):
         reading.box.notes.append(f"{len(tags) - len(ranked)} <gpu> without rank left out, as NCCL does")
-    bare = [pci for pci in root.below("pci")
-            if pci.attributes.get("class", "").startswith(nccl.CLASS_GPU) and not pci.all("gpu")]
+    bare = [
+        pci
+        for pci in root.below("pci")
+        if pci.attributes.get("class", "").startswith(nccl.CLASS_GPU) and not pci.all("gpu")
+    ]
     if bare:
-        reading.box.notes.append(f"{len(bare)} PCI devices of class GPU without <gpu> left out, the first "
-                                 f"in line {bare[0].line}")
+        reading.box.notes.append(
+            f"{len(bare)} PCI devices of class GPU without <gpu> left out, the first in line {bare[0].line}"
+        )
     seen: dict[tuple[int, int], Element] = {}
     for gpu in ranked or tags:
         key = reading.server[gpu], reading.number(gpu, "dev")
         if key in seen:
-            raise at(reading.source, gpu.line, f"<gpu> dev {key[1]} stands twice, first in line "
-                                               f"{seen[key].line}")
+            raise at(reading.source, gpu.line, f"<gpu> dev {key[1]} stands twice, first in line {seen[key].line}")
         if gpu.parent is None or gpu.parent.tag != "pci":
             raise at(reading.source, gpu.line, "<gpu> outside of a <pci>; its bus id is unknown")
         seen[key] = gpu
@@ -146,16 +153,15 @@ def _no_gpus(reading: _Reading, root: Element) -> str:
     devices = [pci for pci in root.below("pci") if pci.attributes.get("class", "").startswith(nccl.CLASS_GPU)]
     if devices:
         shown = ", ".join(_busid(pci) for pci in devices[:8]) + (", …" if len(devices) > 8 else "")
-        what = (f"{len(devices)} PCI devices of class GPU ({shown}; the first in line {devices[0].line}) "
-                "have no "
-                "<gpu> tag")
+        what = (
+            f"{len(devices)} PCI devices of class GPU ({shown}; the first in line {devices[0].line}) have no <gpu> tag"
+        )
     else:
         leaves = [pci for pci in root.below("pci") if not pci.children]
-        what = (f"none of the {len(leaves)} PCI devices has a <gpu> tag, and none has class "
-                f"{nccl.CLASS_GPU}… of a GPU")
-    return (f"{reading.source}: {what}, so device numbers, compute capabilities (sm) and NVLinks are "
-            "missing. "
-            f"{_COMPLETE}")
+        what = f"none of the {len(leaves)} PCI devices has a <gpu> tag, and none has class {nccl.CLASS_GPU}… of a GPU"
+    return (
+        f"{reading.source}: {what}, so device numbers, compute capabilities (sm) and NVLinks are missing. {_COMPLETE}"
+    )
 
 
 def _add_pcie(reading: _Reading, root: Element) -> list[Element]:
@@ -222,8 +228,11 @@ def _pcie_rate(reading: _Reading, pci: Element) -> Fraction:
         match = re.match(r"([0-9]{1,3}(?:\.[0-9])?) GT/s", text)
         key = match[1].removesuffix(".0") if match else ""
         if key not in nccl.PCI_SPEED:
-            raise at(reading.source, pci.line, f"<pci> link_speed {text!r}, expected one of "
-                                               + ", ".join(f"{s} GT/s" for s in nccl.PCI_SPEED))
+            raise at(
+                reading.source,
+                pci.line,
+                f"<pci> link_speed {text!r}, expected one of " + ", ".join(f"{s} GT/s" for s in nccl.PCI_SPEED),
+            )
         speed = nccl.PCI_SPEED[key]
     if width > 64:
         raise at(reading.source, pci.line, f"<pci> link_width {width}, expected at most 64")
@@ -232,9 +241,14 @@ def _pcie_rate(reading: _Reading, pci: Element) -> Fraction:
 
 def _join_hosts(reading: _Reading, hosts: list[Element]) -> None:
     """The bus between the processors of a server, at the rate of the slower one."""
-    rates = [nccl.smp_gbps(cpu.attributes.get("arch", ""), cpu.attributes.get("vendor", ""),
-                           reading.number(cpu, "modelid", 0) if cpu.attributes.get("modelid") else 0)
-             for cpu in hosts]
+    rates = [
+        nccl.smp_gbps(
+            cpu.attributes.get("arch", ""),
+            cpu.attributes.get("vendor", ""),
+            reading.number(cpu, "modelid", 0) if cpu.attributes.get("modelid") else 0,
+        )
+        for cpu in hosts
+    ]
     for i, a in enumerate(hosts):
         for j, b in enumerate(hosts[:i]):
             if reading.server[a] == reading.server[b]:
@@ -281,11 +295,13 @@ def _target(reading: _Reading, gpu: Element, link: Element) -> Element | str | N
     if gpu.parent is not None and _busid(gpu.parent) == busid:
         reading.box.notes.append(f"line {link.line}: NVLink of {label} to itself left out")
         return None
-    others = [x for x in reading.gpus if x.parent is not None and _busid(x.parent) == busid
-              and reading.server[x] == reading.server[gpu]]
+    others = [
+        x
+        for x in reading.gpus
+        if x.parent is not None and _busid(x.parent) == busid and reading.server[x] == reading.server[gpu]
+    ]
     if not others:
-        reading.box.notes.append(f"line {link.line}: NVLink of {label} to {busid or 'nothing'} left out: no "
-                                 "GPU there")
+        reading.box.notes.append(f"line {link.line}: NVLink of {label} to {busid or 'nothing'} left out: no GPU there")
         return None
     return others[0]
 
@@ -295,10 +311,13 @@ def _add_direct(reading: _Reading, direct: dict[tuple[Element, Element], tuple[i
         back = direct.get((b, a))
         if back is None or back[0] != count:
             other = "none" if back is None else f"{back[0]} (line {back[1].line})"
-            raise at(reading.source, link.line,
-                     f"{count} NVLinks from GPU{a.attributes['dev']} to GPU{b.attributes['dev']}, but "
-                     f"{other} the other way; NVLinks "
-                     "run both ways")
+            raise at(
+                reading.source,
+                link.line,
+                f"{count} NVLinks from GPU{a.attributes['dev']} to GPU{b.attributes['dev']}, but "
+                f"{other} the other way; NVLinks "
+                "run both ways",
+            )
         slower = min(nccl.nvlink_lane_gbps(reading.number(x, "sm")) for x in (a, b))
         reading.box.arc(reading.vertex[a], reading.vertex[b], count * slower, "nvlink")
 
@@ -319,9 +338,9 @@ def _add_nics(reading: _Reading, root: Element) -> None:
         speeds = [_speed(reading, port) for port in ports]
         near = _nearest_gpus(reading, nic)
         if not any(speeds) or not near:
-            reading.box.notes.append(f"line {nic.line}: <nic> without a network port of known speed, or "
-                                     "without "
-                                     "a GPU near it, left out")
+            reading.box.notes.append(
+                f"line {nic.line}: <nic> without a network port of known speed, or without a GPU near it, left out"
+            )
             continue
         rate = Fraction(sum(speeds), 8000)
         if nic.parent is not None and nic.parent.tag == "pci":

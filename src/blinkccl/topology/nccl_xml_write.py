@@ -17,8 +17,14 @@ from blinkccl.topology.assembly import exact_unit
 from blinkccl.topology.connectivity import reachable
 from blinkccl.topology.model import Topology
 
-_SPEEDS = {"8": "8.0 GT/s PCIe", "16": "16.0 GT/s PCIe", "32": "32.0 GT/s PCIe", "64": "64.0 GT/s PCIe",
-           "5": "5.0 GT/s PCIe", "2.5": "2.5 GT/s PCIe"}
+_SPEEDS = {
+    "8": "8.0 GT/s PCIe",
+    "16": "16.0 GT/s PCIe",
+    "32": "32.0 GT/s PCIe",
+    "64": "64.0 GT/s PCIe",
+    "5": "5.0 GT/s PCIe",
+    "2.5": "2.5 GT/s PCIe",
+}
 
 
 @dataclass
@@ -53,8 +59,13 @@ def write(topology: Topology) -> str:
     lines = ['<system version="1">']
     for number, host in enumerate(plan.hosts):
         arch, vendor, family, model = _processor(plan, host)
-        attributes = {"numaid": str(number), "arch": arch, "vendor": vendor, "familyid": str(family),
-                      "modelid": str(model)}
+        attributes = {
+            "numaid": str(number),
+            "arch": arch,
+            "vendor": vendor,
+            "familyid": str(family),
+            "modelid": str(model),
+        }
         lines.append(f"  <cpu{_attributes(attributes)}>")
         for child in plan.children.get(host, []):
             lines.extend(_device(plan, child, 2))
@@ -65,8 +76,7 @@ def write(topology: Topology) -> str:
 
 def _check(topology: Topology) -> None:
     if len({v.server for v in topology.vertices}) > 1:
-        raise UnsupportedError(f"{topology.name} has several servers, and NCCL's XML describes one; write "
-                               "JSON")
+        raise UnsupportedError(f"{topology.name} has several servers, and NCCL's XML describes one; write JSON")
     foreign = [v.label for v in topology.vertices if v.kind == "cpu"]
     if foreign:
         raise UnsupportedError(f"{topology.name}: the ranks {', '.join(foreign[:4])} are no GPUs; write JSON")
@@ -75,20 +85,27 @@ def _check(topology: Topology) -> None:
             raise UnsupportedError(f"{topology.name}: NCCL's XML has no place for {x.kind} links; write JSON")
         ends = {topology.vertex[x.src].kind, topology.vertex[x.dst].kind}
         if "gpu" not in ends and x.kind != "pcie" and (x.kind != "smp" or ends != {"host"}):
-            raise UnsupportedError(f"{topology.name}: NCCL's XML has no place for the {x.kind} link {x.src} "
-                                   f"→ {x.dst} "
-                                   "between vertices that are no GPUs; write JSON")
+            raise UnsupportedError(
+                f"{topology.name}: NCCL's XML has no place for the {x.kind} link {x.src} "
+                f"→ {x.dst} "
+                "between vertices that are no GPUs; write JSON"
+            )
         back = topology.link.get((x.dst, x.src))
         if back is None or back.capacity != x.capacity or back.kind != x.kind:
-            raise UnsupportedError(f"{topology.name}: link {x.src} → {x.dst} differs from its other "
-                                   "direction; NCCL's "
-                                   "XML gives both one rate; write JSON")
-    planes = [v.id for v in topology.vertices if v.kind == "switch"
-              and any(x.kind == "nvlink" and x.src == v.id for x in topology.links)]
+            raise UnsupportedError(
+                f"{topology.name}: link {x.src} → {x.dst} differs from its other "
+                "direction; NCCL's "
+                "XML gives both one rate; write JSON"
+            )
+    planes = [
+        v.id
+        for v in topology.vertices
+        if v.kind == "switch" and any(x.kind == "nvlink" and x.src == v.id for x in topology.links)
+    ]
     if len(planes) > 1:
-        raise UnsupportedError(f"{topology.name} has {len(planes)} NVSwitch planes, which NCCL takes for "
-                               "one; write "
-                               "JSON")
+        raise UnsupportedError(
+            f"{topology.name} has {len(planes)} NVSwitch planes, which NCCL takes for one; write JSON"
+        )
 
 
 def _plan(topology: Topology) -> _Plan:
@@ -109,9 +126,9 @@ def _plan(topology: Topology) -> _Plan:
                 if other == plan.parent.get(vertex):
                     continue
                 if other in plan.parent or other in hosts:
-                    raise UnsupportedError(f"{topology.name}: PCIe is no tree below each host (vertex "
-                                           f"{other}); "
-                                           "write JSON")
+                    raise UnsupportedError(
+                        f"{topology.name}: PCIe is no tree below each host (vertex {other}); write JSON"
+                    )
                 plan.parent[other] = vertex
                 plan.children.setdefault(vertex, []).append(other)
                 stack.append(other)
@@ -125,8 +142,10 @@ def _place_others(plan: _Plan) -> None:
     for gpu in (g for g in topology.ranks if g not in plan.parent):
         home = next((x.dst for x in topology.links if x.src == gpu and x.dst in plan.hosts), None)
         if home is None:
-            raise UnsupportedError(f"{topology.name}: {topology.vertex[gpu].label} has no link to a processor, "
-                                   "and NCCL's XML has a place for GPUs on PCIe only; write JSON")
+            raise UnsupportedError(
+                f"{topology.name}: {topology.vertex[gpu].label} has no link to a processor, "
+                "and NCCL's XML has a place for GPUs on PCIe only; write JSON"
+            )
         plan.parent[gpu] = home
         plan.children.setdefault(home, []).append(gpu)
     for nic in (v.id for v in topology.vertices if v.kind == "nic" and v.id not in plan.parent):
@@ -151,9 +170,9 @@ def _processor(plan: _Plan, host: int) -> tuple[str, str, int, int]:
         return nccl.PROCESSORS[10]
     if len(rates) > 1 or rates[0].denominator != 1 or int(rates[0]) not in nccl.PROCESSORS:
         shown = ", ".join(f"{float(r):g}" for r in rates)
-        raise UnsupportedError(f"{plan.topology.name}: NCCL knows no processor with {shown} GB/s to the "
-                               "next; write "
-                               "JSON")
+        raise UnsupportedError(
+            f"{plan.topology.name}: NCCL knows no processor with {shown} GB/s to the next; write JSON"
+        )
     return nccl.PROCESSORS[int(rates[0])]
 
 
@@ -182,7 +201,7 @@ def _rate_above(plan: _Plan, vertex: int) -> Fraction:
 
 
 def _busid(vertex: int) -> str:
-    return f"{vertex >> 8 & 0xffff:04x}:{vertex & 0xff:02x}:00.0"
+    return f"{vertex >> 8 & 0xFFFF:04x}:{vertex & 0xFF:02x}:00.0"
 
 
 def _pcie_attributes(plan: _Plan, vertex: int, gbps: Fraction) -> dict[str, str]:
@@ -191,8 +210,7 @@ def _pcie_attributes(plan: _Plan, vertex: int, gbps: Fraction) -> dict[str, str]
         for name, text in _SPEEDS.items():
             if nccl.pcie_gbps(nccl.PCI_SPEED[name], width) == gbps:
                 return {"link_speed": text, "link_width": str(width)}
-    raise UnsupportedError(f"{plan.topology.name}: no PCIe link has {float(gbps):g} GB/s (vertex {vertex}); "
-                           "write JSON")
+    raise UnsupportedError(f"{plan.topology.name}: no PCIe link has {float(gbps):g} GB/s (vertex {vertex}); write JSON")
 
 
 def _gpu(plan: _Plan, gpu: int, depth: int) -> Iterator[str]:
@@ -219,8 +237,7 @@ def _compute_capability(topology: Topology, rate: dict[tuple[int, int], Fraction
     for sm in (70, 60):
         if all((r / nccl.nvlink_lane_gbps(sm)).denominator == 1 for r in rates):
             return sm
-    raise UnsupportedError(f"{topology.name}: its NVLinks are no whole number of lanes of 25 or 20 GB/s; "
-                           "write JSON")
+    raise UnsupportedError(f"{topology.name}: its NVLinks are no whole number of lanes of 25 or 20 GB/s; write JSON")
 
 
 def _nic(plan: _Plan, nic: int, depth: int) -> Iterator[str]:
@@ -228,8 +245,16 @@ def _nic(plan: _Plan, nic: int, depth: int) -> Iterator[str]:
     gbps = max((plan.rate[x.src, x.dst] for x in plan.topology.links if x.src == nic), default=Fraction(0))
     name = plan.topology.vertex[nic].label
     dev = [v.id for v in plan.topology.vertices if v.kind == "nic"].index(nic)
-    net = {"name": name, "dev": str(dev), "speed": str(int(gbps * 8000)), "port": "1", "latency": "0.000000",
-           "guid": hex(nic), "maxconn": "65536", "gdr": "1"}
+    net = {
+        "name": name,
+        "dev": str(dev),
+        "speed": str(int(gbps * 8000)),
+        "port": "1",
+        "latency": "0.000000",
+        "guid": hex(nic),
+        "maxconn": "65536",
+        "gdr": "1",
+    }
     yield f"{pad}<nic>"
     yield f"{pad}  <net{_attributes(net)}/>"
     yield f"{pad}</nic>"

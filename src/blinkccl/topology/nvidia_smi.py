@@ -77,7 +77,7 @@ def parse(text: str, source: str = "nvidia-smi") -> Topology:
     box.add_many("gpu", matrix.gpu_count, "GPU")
     _add_nvlinks(box, matrix)
     _add_pcie(box, matrix)
-    nics = matrix.names[matrix.gpu_count:]
+    nics = matrix.names[matrix.gpu_count :]
     if nics:
         box.notes.append(f"NICs left out, as nvidia-smi does not give their rate: {', '.join(nics)}")
     return box.finish()
@@ -94,15 +94,22 @@ def read_cells(text: str, source: str) -> Cells:
     lines = _ESCAPES.sub("", text).splitlines()
     start = next((i for i, line in enumerate(lines) if _HEADER.match(line)), None)
     if start is None:
-        raise TopologyError(f"{source}: no header line \"GPU0 GPU1 …\" found; expected the output of "
-                            "\"nvidia-smi topo -m\"")
+        raise TopologyError(
+            f'{source}: no header line "GPU0 GPU1 …" found; expected the output of "nvidia-smi topo -m"'
+        )
     names = _columns(lines[start], source, start + 1)
     rows = _rows(lines, start + 1, names, source)
     _check_complete(rows, names, source)
     found = [rows[name] for name in names]
     gpu_count = sum(1 for name in names if _GPU.fullmatch(name))
-    matrix = Cells(source, tuple(names), gpu_count, tuple(tuple(row[1][:len(names)]) for row in found),
-                   tuple(_affinity(row[1][len(names):]) for row in found), tuple(row[0] for row in found))
+    matrix = Cells(
+        source,
+        tuple(names),
+        gpu_count,
+        tuple(tuple(row[1][: len(names)]) for row in found),
+        tuple(_affinity(row[1][len(names) :]) for row in found),
+        tuple(row[0] for row in found),
+    )
     _check_cells(matrix)
     return matrix
 
@@ -111,10 +118,10 @@ def _columns(header: str, source: str, line: int) -> list[str]:
     """Device names of the header, also where a page has glued them together (``GPU7mlx5_0``)."""
     trailing = _TRAILING.search(header)
     names: list[str] = []
-    for token in header[:trailing.start() if trailing else None].split():
+    for token in header[: trailing.start() if trailing else None].split():
         while (match := _GPU.match(token)) is not None:
             names.append(match[0])
-            token = token[match.end():]
+            token = token[match.end() :]
         if token:
             names.append(token)
     if len(names) > MAX_MATRIX_DEVICES:
@@ -123,10 +130,12 @@ def _columns(header: str, source: str, line: int) -> list[str]:
         double = next(name for i, name in enumerate(names) if name in names[:i])
         raise at(source, line, f"column {double} stands twice in the header")
     numbers = [int(name[3:]) for name in names if _GPU.fullmatch(name)]
-    if numbers != list(range(len(numbers))) or not all(_GPU.fullmatch(n) for n in names[:len(numbers)]):
-        raise at(source, line, f"expected the columns GPU0 … GPU{max(numbers)} in this order before any NIC, "
-                               "got "
-                               + " ".join(names))
+    if numbers != list(range(len(numbers))) or not all(_GPU.fullmatch(n) for n in names[: len(numbers)]):
+        raise at(
+            source,
+            line,
+            f"expected the columns GPU0 … GPU{max(numbers)} in this order before any NIC, got " + " ".join(names),
+        )
     return names
 
 
@@ -149,9 +158,11 @@ def _rows(lines: list[str], start: int, names: list[str], source: str) -> dict[s
         if tokens[0] in rows:
             raise at(source, number, f"row {tokens[0]} stands twice, first in line {rows[tokens[0]][0]}")
         if len(tokens) - 1 < len(names):
-            raise at(source, number, f"row {tokens[0]} has {len(tokens) - 1} cells, expected {len(names)}; "
-                                     "it looks "
-                                     "cut short")
+            raise at(
+                source,
+                number,
+                f"row {tokens[0]} has {len(tokens) - 1} cells, expected {len(names)}; it looks cut short",
+            )
         rows[tokens[0]] = number, tokens[1:]
     return rows
 
@@ -169,8 +180,9 @@ def _check_complete(rows: dict[str, tuple[int, list[str]]], names: list[str], so
     if nics:
         parts.append(f"{len(nics)} of {len(names) - columns} NIC rows are missing ({', '.join(nics)})")
     last = max((number for number, _ in rows.values()), default=1)
-    raise at(source, last, f"the matrix ends here, but {' and '.join(parts)}; give the whole output of "
-                           "\"nvidia-smi topo -m\"")
+    raise at(
+        source, last, f'the matrix ends here, but {" and ".join(parts)}; give the whole output of "nvidia-smi topo -m"'
+    )
 
 
 def _affinity(trailing: Sequence[str]) -> str:
@@ -183,15 +195,21 @@ def _check_cells(matrix: Cells) -> None:
         for j, cell in enumerate(row):
             if not _is_cell(cell, i == j, max(i, j) < matrix.gpu_count):
                 wanted = "X" if i == j else f"{', '.join(pcie_tree.DISTANCE)} or (between GPUs) NV#"
-                raise at(matrix.source, matrix.lines[i],
-                         f"cell {matrix.names[i]} × {matrix.names[j]} is {cell!r}, expected {wanted}")
+                raise at(
+                    matrix.source,
+                    matrix.lines[i],
+                    f"cell {matrix.names[i]} × {matrix.names[j]} is {cell!r}, expected {wanted}",
+                )
     for i, row in enumerate(matrix.cells):
         for j in range(i):
             if row[j] != matrix.cells[j][i]:
-                raise at(matrix.source, matrix.lines[i],
-                         f"{matrix.names[i]} × {matrix.names[j]} is {row[j]}, but {matrix.cells[j][i]} the "
-                         "other "
-                         f"way round in line {matrix.lines[j]}; a matrix is symmetric")
+                raise at(
+                    matrix.source,
+                    matrix.lines[i],
+                    f"{matrix.names[i]} × {matrix.names[j]} is {row[j]}, but {matrix.cells[j][i]} the "
+                    "other "
+                    f"way round in line {matrix.lines[j]}; a matrix is symmetric",
+                )
 
 
 def _is_cell(cell: str, diagonal: bool, gpus: bool) -> bool:
@@ -216,14 +234,16 @@ def _add_nvlinks(box: Assembly, matrix: Cells) -> None:
                         box.join(a, b, lanes[a][b] * lane, "nvlink")
         elif all(lanes[a][b] == first for a in group for b in group if a != b):
             box.join_all(group, box.add("switch", "NVSwitch"), first * lane, "nvlink")
-            box.notes.append(f"GPU {ids_text(group)}: {first} lanes to every other are {first} lanes to an "
-                             "NVSwitch")
+            box.notes.append(f"GPU {ids_text(group)}: {first} lanes to every other are {first} lanes to an NVSwitch")
         else:
             worst = max(group, key=lambda a: sum(lanes[a]))
-            raise at(matrix.source, matrix.lines[worst],
-                     f"GPU{worst} shows {sum(lanes[worst])} NVLinks; a GPU has at most {MAX_LANES_PER_GPU}, "
-                     "and for "
-                     "an NVSwitch all pairs would show the same number")
+            raise at(
+                matrix.source,
+                matrix.lines[worst],
+                f"GPU{worst} shows {sum(lanes[worst])} NVLinks; a GPU has at most {MAX_LANES_PER_GPU}, "
+                "and for "
+                "an NVSwitch all pairs would show the same number",
+            )
 
 
 def _lane_gbps(box: Assembly, matrix: Cells, most_lanes: int) -> int:
@@ -252,15 +272,20 @@ def _add_pcie(box: Assembly, matrix: Cells) -> None:
         levels.append(groups)
     hosts = pcie_tree.merge_by_affinity(levels[2], distances, matrix.affinity)
     pcie_tree.attach(box, hosts, levels[1], levels[0], matrix.gpu_count, PCIE_GBPS, SMP_GBPS)
-    box.notes.append(f"PCIe is taken as generation 3 ×16, {PCIE_GBPS} GB/s, and the bus between processors "
-                     "as "
-                     f"{SMP_GBPS} GB/s; nvidia-smi does not say")
+    box.notes.append(
+        f"PCIe is taken as generation 3 ×16, {PCIE_GBPS} GB/s, and the bus between processors "
+        "as "
+        f"{SMP_GBPS} GB/s; nvidia-smi does not say"
+    )
 
 
 def _contradiction(matrix: Cells, found: pcie_tree.Contradiction) -> TopologyError:
     a, b = found.a, found.b
     nearer = next(name for name, distance in reversed(pcie_tree.DISTANCE.items()) if distance <= found.limit)
-    return at(matrix.source, matrix.lines[a],
-              f"{matrix.names[a]} × {matrix.names[b]} is {matrix.cells[a][b]}, but other cells put both "
-              "within "
-              f"{nearer} of each other (see line {matrix.lines[b]})")
+    return at(
+        matrix.source,
+        matrix.lines[a],
+        f"{matrix.names[a]} × {matrix.names[b]} is {matrix.cells[a][b]}, but other cells put both "
+        "within "
+        f"{nearer} of each other (see line {matrix.lines[b]})",
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from blinkccl.errors import BlinkError, TopologyError, UnsupportedError
 
-_ASK = "see what \"nvidia-smi\" says, and give a file or a catalog name with --topo meanwhile"
+_ASK = 'see what "nvidia-smi" says, and give a file or a catalog name with --topo meanwhile'
 _OURS = "this is a fault of this program; please report it, and give a file with --topo meanwhile"
 _ROOT = "ask the administrator, or give a file with --topo"
 _DRIVER = "update the driver or nvidia-ml-py so that both fit, and reboot if the driver was just updated"

@@ -55,8 +55,9 @@ def classes(distances: Sequence[Sequence[int]], limit: int) -> list[list[int]] |
     return members
 
 
-def merge_by_affinity(hosts: list[list[int]], distances: Sequence[Sequence[int]],
-                      affinity: Sequence[str]) -> list[list[int]]:
+def merge_by_affinity(
+    hosts: list[list[int]], distances: Sequence[Sequence[int]], affinity: Sequence[str]
+) -> list[list[int]]:
     """Hosts with those joined that the matrix leaves open and that share a CPU affinity.
 
     A SYS cell between two groups always keeps them apart, whatever the affinity says: a P100 page shows the
@@ -80,8 +81,15 @@ def _affinities(host: list[int], affinity: Sequence[str]) -> list[str]:
     return [affinity[device] for device in host if affinity[device]]
 
 
-def attach(box: Assembly, hosts: list[list[int]], pxb: list[list[int]], pix: list[list[int]], gpu_count: int,
-           pcie_gbps: Fraction | int, smp_gbps: int) -> None:
+def attach(
+    box: Assembly,
+    hosts: list[list[int]],
+    pxb: list[list[int]],
+    pix: list[list[int]],
+    gpu_count: int,
+    pcie_gbps: Fraction | int,
+    smp_gbps: int,
+) -> None:
     """Add hosts and switches over the GPUs (devices 0 … ``gpu_count`` − 1, with the same vertex ids).
 
     A switch becomes a vertex where two or more things hang on it; other devices only told us the groups.

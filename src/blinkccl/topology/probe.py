@@ -119,8 +119,7 @@ class _Gpus:
             gpus._read_one(driver, i, handle)
         for i, a in enumerate(handles):
             gpus.p2p.append([i != j and _p2p(driver, i, j, a, b) for j, b in enumerate(handles)])
-            gpus.distance.append([0 if i == j else _distance(driver, i, j, a, b)
-                                  for j, b in enumerate(handles)])
+            gpus.distance.append([0 if i == j else _distance(driver, i, j, a, b) for j, b in enumerate(handles)])
         return gpus
 
     def _read_one(self, driver: _Driver, i: int, handle: Any) -> None:
@@ -157,30 +156,29 @@ class _Gpus:
                 lanes = self._lanes(a, b)
                 joined = self.p2p[a][b] and self.p2p[b][a]
                 if lanes and not joined:
-                    box.notes.append(f"GPU{a} and GPU{b} share {lanes} NVLinks, but P2P over them is off: "
-                                     "left out")
+                    box.notes.append(f"GPU{a} and GPU{b} share {lanes} NVLinks, but P2P over them is off: left out")
                 elif lanes:
                     box.join(a, b, lanes * min(self._lane(a), self._lane(b)), "nvlink")
 
     def _join_switched(self, box: Assembly) -> None:
         """One switch vertex per group of GPUs that reach each other by NVLink without sharing a link."""
         count = range(len(self.busids))
-        over = [[1 if self.p2p[a][b] and self.p2p[b][a] and not self._lanes(a, b) else 0 for b in count]
-                for a in count]
+        over = [[1 if self.p2p[a][b] and self.p2p[b][a] and not self._lanes(a, b) else 0 for b in count] for a in count]
         groups = pcie_tree.classes(over, 1)
         assert isinstance(groups, list), "distances of one kind cannot contradict each other"
         for group in (g for g in groups if len(g) > 1):
             if not all(over[a][b] for a in group for b in group if a != b):
-                raise TopologyError(f"NVML: P2P over NVSwitch among the GPUs {ids_text(group)} holds for "
-                                    "some pairs "
-                                    "only, which no switch explains; check \"nvidia-smi topo -p2p n\" and "
-                                    "the "
-                                    "fabric manager, or give a file with --topo")
+                raise TopologyError(
+                    f"NVML: P2P over NVSwitch among the GPUs {ids_text(group)} holds for "
+                    "some pairs "
+                    'only, which no switch explains; check "nvidia-smi topo -p2p n" and '
+                    "the "
+                    "fabric manager, or give a file with --topo"
+                )
             switch = box.add("switch", "NVSwitch")
             for a in group:
                 if not self.switched[a]:
-                    box.notes.append(f"GPU{a}: P2P over NVLink works, but its NVLinks are hidden: taken as "
-                                     "one lane")
+                    box.notes.append(f"GPU{a}: P2P over NVLink works, but its NVLinks are hidden: taken as one lane")
                 box.join(a, switch, max(1, self.switched[a]) * self._lane(a), "nvlink")
 
     def _join_pcie(self, box: Assembly) -> None:
@@ -188,15 +186,19 @@ class _Gpus:
         for limit in (pcie_tree.PIX, pcie_tree.PXB, pcie_tree.NODE):
             groups = pcie_tree.classes(self.distance, limit)
             if isinstance(groups, pcie_tree.Contradiction):
-                raise TopologyError(f"NVML: the common ancestors of GPU{groups.a} and GPU{groups.b} "
-                                    "contradict those "
-                                    "of the other GPUs; give the topology as a file with --topo")
+                raise TopologyError(
+                    f"NVML: the common ancestors of GPU{groups.a} and GPU{groups.b} "
+                    "contradict those "
+                    "of the other GPUs; give the topology as a file with --topo"
+                )
             levels.append(groups)
         slowest = min(self.pcie_gbps)
         pcie_tree.attach(box, levels[2], levels[1], levels[0], len(self.busids), slowest, SMP_GBPS)
-        box.notes.append(f"PCIe is {float(slowest):g} GB/s by generation and width; the bus between "
-                         "processors is "
-                         f"taken as {SMP_GBPS} GB/s, as NVML does not say")
+        box.notes.append(
+            f"PCIe is {float(slowest):g} GB/s by generation and width; the bus between "
+            "processors is "
+            f"taken as {SMP_GBPS} GB/s, as NVML does not say"
+        )
 
 
 def _busid(raw: bytes | str) -> str:
@@ -221,8 +223,7 @@ def _distance(driver: _Driver, i: int, j: int, a: Any, b: Any) -> int:
 
 def _pcie(driver: _Driver, i: int, handle: Any) -> Fraction:
     """GB/s by the largest generation and width of GPU and slot; the current ones sink when a GPU idles."""
-    generation = driver.ask_if_told("PCIe generation of GPU "
-                                    f"{i}", "nvmlDeviceGetMaxPcieLinkGeneration", handle)
+    generation = driver.ask_if_told(f"PCIe generation of GPU {i}", "nvmlDeviceGetMaxPcieLinkGeneration", handle)
     width = driver.ask_if_told(f"PCIe width of GPU {i}", "nvmlDeviceGetMaxPcieLinkWidth", handle)
     speed = nccl.PCI_SPEED[_PCIE_GENERATION.get(generation or 3, "8")]
     return nccl.pcie_gbps(speed, width or nccl.PCI_DEFAULT_WIDTH)

@@ -75,9 +75,8 @@ def parse_topology(data: bytes, source: str, name: str = "") -> Topology:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = data[:error.start].count(b"\n") + 1
-        raise TopologyError(f"{source}, line {line}: byte {data[error.start]:#04x} is no UTF-8 "
-                            "text") from None
+        line = data[: error.start].count(b"\n") + 1
+        raise TopologyError(f"{source}, line {line}: byte {data[error.start]:#04x} is no UTF-8 text") from None
     for known in FORMATS:
         if known.looks_like(text):
             return _named(known.parse(text, source), source, name or source)

@@ -16,8 +16,7 @@ LINK_CHOICES = ("fast", "pcie", "all")
 PCIE_KINDS = ("pcie", "smp")
 
 
-def network_for(topology: Topology, ranks: Sequence[int], links: str = "fast", *,
-                relays: bool = False) -> Topology:
+def network_for(topology: Topology, ranks: Sequence[int], links: str = "fast", *, relays: bool = False) -> Topology:
     """The links to plan on.
 
     Keeps the ``ranks``, and of the switches, NICs and hosts those that lie on a way between two of them.
@@ -66,8 +65,10 @@ def check_ranks(topology: Topology, ranks: Sequence[int]) -> None:
         if vertex is None:
             raise TopologyError(f"GPU {rank} is not in {topology.name}; it has {ids_text(topology.ranks)}")
         if vertex.kind not in RANK_KINDS:
-            raise TopologyError(f"{rank} is not a GPU of {topology.name} but its {vertex.kind} "
-                                f"{vertex.label}; its GPUs are {ids_text(topology.ranks)}")
+            raise TopologyError(
+                f"{rank} is not a GPU of {topology.name} but its {vertex.kind} "
+                f"{vertex.label}; its GPUs are {ids_text(topology.ranks)}"
+            )
         if rank in seen:
             raise TopologyError(f"GPU {rank} is given twice in {','.join(map(str, ranks))}; give it once")
         seen.add(rank)
@@ -138,12 +139,14 @@ def _fast_links(topology: Topology) -> frozenset[tuple[int, int]]:
     """Links of a fast kind, and the bus between sockets that such links end in."""
     fast = {(x.src, x.dst) for x in topology.links if x.kind in FAST_KINDS}
     ends = {v for pair in fast for v in pair}
-    return frozenset(fast | {(x.src, x.dst) for x in topology.links
-                             if x.kind == "smp" and x.src in ends and x.dst in ends})
+    return frozenset(
+        fast | {(x.src, x.dst) for x in topology.links if x.kind == "smp" and x.src in ends and x.dst in ends}
+    )
 
 
-def _fast_servers(candidates: list[Link], fast: frozenset[tuple[int, int]], ranks: tuple[int, ...],
-                  server: dict[int, int]) -> set[int]:
+def _fast_servers(
+    candidates: list[Link], fast: frozenset[tuple[int, int]], ranks: tuple[int, ...], server: dict[int, int]
+) -> set[int]:
     """Servers with a rank that fast links join to another rank, through switches too."""
     beside: dict[int, list[int]] = {}
     for x in candidates:
@@ -175,21 +178,30 @@ def _rebuilt(topology: Topology, kept: set[int], links: list[Link]) -> Topology:
     kinds = {x.kind for x in links}
     unit = gcd(*(x.capacity for x in topology.links if x.kind in kinds)) or 1
     scaled = tuple(Link(x.src, x.dst, x.capacity // unit, x.kind, x.gbps, x.provenance) for x in links)
-    return Topology(topology.name, float(exact_unit(topology) * unit),
-                    tuple(v for v in topology.vertices if v.id in kept), scaled, topology.notes)
+    return Topology(
+        topology.name,
+        float(exact_unit(topology) * unit),
+        tuple(v for v in topology.vertices if v.id in kept),
+        scaled,
+        topology.notes,
+    )
 
 
-def _why_apart(topology: Topology, ranks: tuple[int, ...], links: str, relays: bool,
-               apart: list[tuple[int, ...]]) -> str:
+def _why_apart(
+    topology: Topology, ranks: tuple[int, ...], links: str, relays: bool, apart: list[tuple[int, ...]]
+) -> str:
     named = [f"{{{','.join(map(str, part))}}}" for part in apart]
-    text = (f"{topology.name}: --links {links} leaves the GPUs {','.join(map(str, ranks))} in {len(apart)} "
-            f"parts: {', '.join(named[:-1])} and {named[-1]}")
+    text = (
+        f"{topology.name}: --links {links} leaves the GPUs {','.join(map(str, ranks))} in {len(apart)} "
+        f"parts: {', '.join(named[:-1])} and {named[-1]}"
+    )
     if links == "pcie" and not any(x.kind in PCIE_KINDS for x in topology.links):
         text = f"{topology.name}: --links pcie, but this topology has no PCIe links"
     elif _one_way(topology, ranks, links, relays):
         text += " (some links lead only one way)"
-    remedies = [f"--links {other}" for other in LINK_CHOICES
-                if other != links and _joins(topology, ranks, other, relays)]
+    remedies = [
+        f"--links {other}" for other in LINK_CHOICES if other != links and _joins(topology, ranks, other, relays)
+    ]
     if not relays and _joins(topology, ranks, links, True):
         remedies.append("--relays (other GPUs pass data on)")
     if remedies:

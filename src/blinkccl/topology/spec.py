@@ -48,8 +48,9 @@ def parse_spec(text: str) -> Topology:
     if server is None:
         raise TopologyError(_unknown(parsed["machine"]))
     if parsed["count"] is None:
-        raise TopologyError(f"{text!r}: a rate is that of a network between servers, so say how many "
-                            f"servers: \"2x {text}\"")
+        raise TopologyError(
+            f'{text!r}: a rate is that of a network between servers, so say how many servers: "2x {text}"'
+        )
     if len(parsed["count"]) > 4:
         raise TopologyError(f"{text!r}: {parsed['count']} servers; at most {MAX_VERTICES} vertices")
     return compose(server, int(parsed["count"]), _rate(text, parsed["rate"]))
@@ -62,6 +63,7 @@ def _single(text: str) -> Topology | None:
     if _is_path(text):
         # Read on demand: a catalog name needs no parser.
         from blinkccl.topology.read import read_topology
+
         return read_topology(Path(text), text)
     return synthetic(text) if text.partition(":")[0] in FAMILIES else None
 
@@ -81,12 +83,15 @@ def _unknown(text: str) -> str:
     if "/" in text or text.endswith((".txt", ".xml", ".json")):
         return f"{text}: there is no such file"
     from difflib import get_close_matches  # only here: planning need not wait for it
+
     close = get_close_matches(text, [*CATALOG, *FAMILIES], 1)
     hint = f" (did you mean {close[0]!r}?)" if close else ""
     forms = ", ".join(f.form for f in FAMILIES.values())
-    return (f"unknown topology {text!r}{hint}; expected a file, one of {', '.join(CATALOG)}, a rule "
-            f"({forms}), "
-            "or several servers (\"2x dgx-1v @ 40Gbps\")")
+    return (
+        f"unknown topology {text!r}{hint}; expected a file, one of {', '.join(CATALOG)}, a rule "
+        f"({forms}), "
+        'or several servers ("2x dgx-1v @ 40Gbps")'
+    )
 
 
 def _rate(text: str, rate: str | None) -> Fraction | None:
@@ -97,8 +102,9 @@ def _rate(text: str, rate: str | None) -> Fraction | None:
     except ValueError as error:
         raise TopologyError(f"{text!r}: {error}") from None
     if not 0 < gbps <= 100_000:
-        raise TopologyError(f"{text!r}: {rate.strip()} is no rate of a network; expected more than 0 and at "
-                            "most 800000Gbps")
+        raise TopologyError(
+            f"{text!r}: {rate.strip()} is no rate of a network; expected more than 0 and at most 800000Gbps"
+        )
     return gbps
 
 
@@ -130,14 +136,15 @@ def parse_gpus(text: str | None, topology: Topology, option: str = "--gpus") -> 
     by_server = _by_server(topology)
     lists = text.split("+")
     if len(lists) != len(by_server):
-        raise TopologyError(f"{where}: {len(lists)} lists for {len(by_server)} server(s) of "
-                            f"{topology.name}; give one list per server, joined by +")
+        raise TopologyError(
+            f"{where}: {len(lists)} lists for {len(by_server)} server(s) of "
+            f"{topology.name}; give one list per server, joined by +"
+        )
     chosen: list[int] = []
     for server, (part, own) in enumerate(zip(lists, by_server, strict=True)):
         for local in _numbers(part, where, len(own) - 1):
             if local >= len(own):
-                raise TopologyError(f"{where}: server {server} has no GPU {local}; it has "
-                                    f"{ids_text(range(len(own)))}")
+                raise TopologyError(f"{where}: server {server} has no GPU {local}; it has {ids_text(range(len(own)))}")
             chosen.append(own[local])
     check_ranks(topology, chosen)
     return tuple(chosen)
@@ -148,8 +155,7 @@ def _numbers(part: str, where: str, last_gpu: int) -> list[int]:
     for item in part.split(","):
         match = re.fullmatch(r"\s*([0-9]{1,9})\s*(?:-\s*([0-9]{1,9})\s*)?", item)
         if match is None:
-            raise TopologyError(f"{where}: {item.strip()!r} is no GPU number; expected e.g. 1,4,5 or "
-                                "0-3")
+            raise TopologyError(f"{where}: {item.strip()!r} is no GPU number; expected e.g. 1,4,5 or 0-3")
         first, last = int(match[1]), int(match[2] or match[1])
         if first < last and last > last_gpu:
             raise TopologyError(f"{where}: the range {item.strip()} goes beyond the last GPU, {last_gpu}")
@@ -177,6 +183,7 @@ def load(spec: str | None, gpus: str | None = None) -> tuple[Topology, tuple[int
     """
     if spec is None:
         from blinkccl.topology.probe import probe
+
         topology = probe()
     else:
         topology = parse_spec(spec)

@@ -31,9 +31,10 @@ def write_topology(topology: Topology, path: Path) -> None:
     """
     writer = WRITERS.get(path.suffix)
     if writer is None:
-        raise TopologyError(f"{path}: do not know how to write {path.suffix or 'a file without suffix'!r}; "
-                            "expected "
-                            + ", ".join(WRITERS))
+        raise TopologyError(
+            f"{path}: do not know how to write {path.suffix or 'a file without suffix'!r}; "
+            "expected " + ", ".join(WRITERS)
+        )
     text = writer(topology)
     try:
         path.write_text(text, encoding="utf-8")

@@ -66,8 +66,11 @@ class _Builder:
         self.open.pop()
 
     def refuse_doctype(self, *_: object) -> None:
-        raise at(self.source, self.parser.CurrentLineNumber,
-                 "a document type or entities; a topology has none, so they are not expanded")
+        raise at(
+            self.source,
+            self.parser.CurrentLineNumber,
+            "a document type or entities; a topology has none, so they are not expanded",
+        )
 
 
 def parse_xml(text: str, source: str) -> Element:

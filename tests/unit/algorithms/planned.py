@@ -13,8 +13,9 @@ from blinkccl.forest.model import Forest, Tree
 from blinkccl.topology.spec import load
 
 
-def request(spec: str, gpus: str | None, collective: str, *, root: int = 0, links: str = "fast",
-            relays: bool = False) -> Request:
+def request(
+    spec: str, gpus: str | None, collective: str, *, root: int = 0, links: str = "fast", relays: bool = False
+) -> Request:
     """A request; ``root`` is a position, and sendrecv goes from it to the next rank."""
     topology, ranks = load(spec, gpus)
     given = {"root": root, "src": root, "dst": (root + 1) % len(ranks)}

@@ -15,6 +15,7 @@ from blinkccl.errors import UnsupportedError
 def _depths(parents: dict[int, int]) -> list[int]:
     def depth(r: int) -> int:
         return 0 if r not in parents else 1 + depth(parents[r])
+
     return [depth(r) for r in range(len(parents) + 1)]
 
 
@@ -73,11 +74,19 @@ def test_rooted_collectives_run_at_full_rate(collective: str, spec: str) -> None
 
 def test_several_servers_are_chains_behind_a_tree() -> None:
     forest = plan("double_binary_tree", "4x dgx-a100", "0-3+0-3+0-3+0-3", "allreduce")
-    crossing = [path for share in forest.shares for tree in share.trees() for path in tree.edges
-                if path[0] // 8 != path[-1] // 8]
+    crossing = [
+        path
+        for share in forest.shares
+        for tree in share.trees()
+        for path in tree.edges
+        if path[0] // 8 != path[-1] // 8
+    ]
     assert len(crossing) == 2 * 2 * 3, "each tree crosses between servers three times up and three times down"
-    heads = [{path[0] for path in share.reduce.edges if path[0] // 8 != path[-1] // 8}
-             for share in forest.shares if share.reduce is not None]
+    heads = [
+        {path[0] for path in share.reduce.edges if path[0] // 8 != path[-1] // 8}
+        for share in forest.shares
+        if share.reduce is not None
+    ]
     assert heads[0] & heads[1] == set(), "the second tree's chains begin at the other end"
     rooted = plan("double_binary_tree", "2x dgx-1v @ 40Gbps", None, "broadcast", root=11)
     assert {share.root for share in rooted.shares} == {11}

@@ -27,15 +27,19 @@ def test_every_minimum_partition_is_offered() -> None:
     assert found == [((0, 4), (5, 6)), ((0,), (4, 5, 6))]
 
 
-@pytest.mark.parametrize(("spec", "gpus", "links", "groups"), [
-    ("cedar", None, "fast", ((0, 1, 2, 3),)),
-    ("mist", None, "fast", ((0, 1), (2, 3))),
-    ("dgx-a100", "0-4", "fast", ((0, 1, 2, 3, 4),)),
-    ("2x dgx-a100", "0,1+0,1", "fast", ((0, 1), (8, 9))),
-    ("dgx-1v", None, "pcie", ((0, 1), (2, 3), (4, 5), (6, 7))),
-])
+@pytest.mark.parametrize(
+    ("spec", "gpus", "links", "groups"),
+    [
+        ("cedar", None, "fast", ((0, 1, 2, 3),)),
+        ("mist", None, "fast", ((0, 1), (2, 3))),
+        ("dgx-a100", "0-4", "fast", ((0, 1, 2, 3, 4),)),
+        ("2x dgx-a100", "0,1+0,1", "fast", ((0, 1), (8, 9))),
+        ("dgx-1v", None, "pcie", ((0, 1), (2, 3), (4, 5), (6, 7))),
+    ],
+)
 def test_groups_are_joined_by_links_or_switches_not_by_hosts_or_networks(
-        spec: str, gpus: str | None, links: str, groups: tuple[tuple[int, ...], ...]) -> None:
+    spec: str, gpus: str | None, links: str, groups: tuple[tuple[int, ...], ...]
+) -> None:
     assert _groupings(spec, gpus, links)[0].groups == groups
 
 

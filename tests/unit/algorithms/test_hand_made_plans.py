@@ -13,11 +13,19 @@ from planned import plan
 from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.errors import TopologyError, UnsupportedError
 
-ALGORITHMS = ("ring", "double_binary_tree", "one_hop", "one_shot", "internal_broadcast", "flat",
-              "three_stage")
-SPECS = (("dgx-1v", "1,4,5,6"), ("dgx-1p", "7,3,1,0,2"), ("mist", None), ("star:4", None), ("mi250", "0-5"),
-         ("random:7:seed=5", None), ("random:6:seed=3:directed", None), ("pcie-4gpu-nvlink-pairs", None),
-         ("2x dgx-a100 @ 100Gbps", "0-2+3,4"), ("2x dgx-1v @ 40Gbps", "0,1,2+0,3,4"))
+ALGORITHMS = ("ring", "double_binary_tree", "one_hop", "one_shot", "internal_broadcast", "flat", "three_stage")
+SPECS = (
+    ("dgx-1v", "1,4,5,6"),
+    ("dgx-1p", "7,3,1,0,2"),
+    ("mist", None),
+    ("star:4", None),
+    ("mi250", "0-5"),
+    ("random:7:seed=5", None),
+    ("random:6:seed=3:directed", None),
+    ("pcie-4gpu-nvlink-pairs", None),
+    ("2x dgx-a100 @ 100Gbps", "0-2+3,4"),
+    ("2x dgx-1v @ 40Gbps", "0,1,2+0,3,4"),
+)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -51,8 +59,14 @@ def test_another_hash_seed_gives_the_same_bytes() -> None:
     script = _PRINTED.format(algorithms=ALGORITHMS)
     printed = []
     for seed in ("1", "2"):
-        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True,
-                              cwd=os.path.dirname(__file__), env={**os.environ, "PYTHONHASHSEED": seed})
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=os.path.dirname(__file__),
+            env={**os.environ, "PYTHONHASHSEED": seed},
+        )
         printed.append(done.stdout)
     assert printed[0] == printed[1]
     assert printed[0].count('"schema_version"') >= 15

@@ -13,8 +13,9 @@ from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.errors import TopologyError, UnsupportedError
 
 
-@pytest.mark.parametrize(("gpus", "rate", "chunks"), [
-    ("0-3", "2", 4), ("4-7", "2", 4), ("0,1,2,4,5,6", "3/2", 3), (None, "2", 4)])
+@pytest.mark.parametrize(
+    ("gpus", "rate", "chunks"), [("0-3", "2", 4), ("4-7", "2", 4), ("0,1,2,4,5,6", "3/2", 3), (None, "2", 4)]
+)
 def test_allreduce_on_a_dgx_1p(gpus: str | None, rate: str, chunks: int) -> None:
     """P4. On 8 GPUs this is below NCCL's rings, 16/7."""
     forest = plan("internal_broadcast", "dgx-1p", gpus, "allreduce")
@@ -52,15 +53,22 @@ def test_loads_equal_the_posters_exchange() -> None:
         assert load / forest.rate == (Fraction(1, 2) if inside else Fraction(1, 4))
 
 
-@pytest.mark.parametrize(("spec", "gpus", "collective", "rate"), [
-    ("dgx-1p", "0-4", "allreduce", "1"), ("dgx-1v", "0-4", "allreduce", "2"),
-    ("dgx-1p", "0-6", "allreduce", "3/2"), ("dgx-1v", "1,4,5,6", "allreduce", "3/2"),
-    ("dgx-1v", "0-4", "allgather", "5/2"),
-    ("dgx-1p", None, "allgather", "4"), ("dgx-1p", None, "broadcast", "3"), ("dgx-1p", None, "gather", "4"),
-    ("mist", None, "allreduce", "32"), ("dgx-2", None, "allreduce", "8/15"),
-])
-def test_rates_of_unequal_groups_and_other_machines(
-        spec: str, gpus: str | None, collective: str, rate: str) -> None:
+@pytest.mark.parametrize(
+    ("spec", "gpus", "collective", "rate"),
+    [
+        ("dgx-1p", "0-4", "allreduce", "1"),
+        ("dgx-1v", "0-4", "allreduce", "2"),
+        ("dgx-1p", "0-6", "allreduce", "3/2"),
+        ("dgx-1v", "1,4,5,6", "allreduce", "3/2"),
+        ("dgx-1v", "0-4", "allgather", "5/2"),
+        ("dgx-1p", None, "allgather", "4"),
+        ("dgx-1p", None, "broadcast", "3"),
+        ("dgx-1p", None, "gather", "4"),
+        ("mist", None, "allreduce", "32"),
+        ("dgx-2", None, "allreduce", "8/15"),
+    ],
+)
+def test_rates_of_unequal_groups_and_other_machines(spec: str, gpus: str | None, collective: str, rate: str) -> None:
     assert plan("internal_broadcast", spec, gpus, collective).rate == Fraction(rate)
 
 
@@ -77,8 +85,7 @@ def test_every_allocation_of_a_dgx_1_that_nvlink_joins_is_served() -> None:
     assert served > 100
 
 
-@pytest.mark.parametrize("spec", ["torus:2x4", "ring:6", "chain:4", "hypercube:3", "2x cedar @ 100Gbps",
-                                  "pcie-8gpu"])
+@pytest.mark.parametrize("spec", ["torus:2x4", "ring:6", "chain:4", "hypercube:3", "2x cedar @ 100Gbps", "pcie-8gpu"])
 @pytest.mark.parametrize("collective", SERVED)
 def test_any_number_of_groups(spec: str, collective: str) -> None:
     forest = plan("internal_broadcast", spec, None, collective, root=2)

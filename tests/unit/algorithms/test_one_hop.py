@@ -55,8 +55,7 @@ def test_pairs_further_apart_are_refused_by_name(algorithm: str) -> None:
         plan(algorithm, "dgx-1v", None, "allreduce")
 
 
-@pytest.mark.parametrize(("spec", "rate"), [
-    ("clique:4", "1"), ("dgx-a100", "1/7"), ("cedar", "1"), ("clique:2", "1")])
+@pytest.mark.parametrize(("spec", "rate"), [("clique:4", "1"), ("dgx-a100", "1/7"), ("cedar", "1"), ("clique:2", "1")])
 def test_one_shot_carries_the_whole_data_to_every_rank(spec: str, rate: str) -> None:
     forest = plan("one_shot", spec, None, "allreduce")
     assert {(share.slice, share.weight) for share in forest.shares} == {(0, Fraction(1))}
@@ -65,8 +64,10 @@ def test_one_shot_carries_the_whole_data_to_every_rank(spec: str, rate: str) -> 
     assert forest.rate == Fraction(rate)
 
 
-@pytest.mark.parametrize(("spec", "gpus", "rate"), [
-    ("cedar", None, "2"), ("dgx-1p", "0-3", "2"), ("clique:6", None, "3"), ("dgx-a100", None, "4/7")])
+@pytest.mark.parametrize(
+    ("spec", "gpus", "rate"),
+    [("cedar", None, "2"), ("dgx-1p", "0-3", "2"), ("clique:6", None, "3"), ("dgx-a100", None, "4/7")],
+)
 def test_flat_is_optimal_where_all_are_joined_alike(spec: str, gpus: str | None, rate: str) -> None:
     forest = plan("flat", spec, gpus, "allreduce")
     assert forest.rate == Fraction(rate)

@@ -19,13 +19,31 @@ def _count(spec: str, gpus: str | None) -> int:
     return ring_count(request(spec, gpus, "allreduce"))
 
 
-@pytest.mark.parametrize(("spec", "gpus", "count"), [
-    ("dgx-1v", None, 6), ("dgx-1v", "0-3", 4), ("dgx-1v", "0,1,2,4,5,6", 4), ("dgx-1v", "0-4", 0),
-    ("dgx-1v", "1,4,5,6", 0), ("dgx-1v", "2,3,6,7", 2), ("dgx-1v", "0,3", 2), ("dgx-1v", "0,1", 1),
-    ("dgx-1p", None, 4), ("dgx-1p", "0,1,3,4,5,7", 2), ("dgx-1p", "0,1,3", 2), ("dgx-1p", "0,1,4", 0),
-    ("dgx-1p", "0-3", 3), ("dgx-1p", "0,5", 0), ("oneway:6", None, 1), ("clique:8", None, 7),
-    ("dgx-a100", None, 2), ("mist", None, 2), ("cedar", None, 3), ("2x dgx-a100", "0-3+0-3", 4),
-])
+@pytest.mark.parametrize(
+    ("spec", "gpus", "count"),
+    [
+        ("dgx-1v", None, 6),
+        ("dgx-1v", "0-3", 4),
+        ("dgx-1v", "0,1,2,4,5,6", 4),
+        ("dgx-1v", "0-4", 0),
+        ("dgx-1v", "1,4,5,6", 0),
+        ("dgx-1v", "2,3,6,7", 2),
+        ("dgx-1v", "0,3", 2),
+        ("dgx-1v", "0,1", 1),
+        ("dgx-1p", None, 4),
+        ("dgx-1p", "0,1,3,4,5,7", 2),
+        ("dgx-1p", "0,1,3", 2),
+        ("dgx-1p", "0,1,4", 0),
+        ("dgx-1p", "0-3", 3),
+        ("dgx-1p", "0,5", 0),
+        ("oneway:6", None, 1),
+        ("clique:8", None, 7),
+        ("dgx-a100", None, 2),
+        ("mist", None, 2),
+        ("cedar", None, 3),
+        ("2x dgx-a100", "0-3+0-3", 4),
+    ],
+)
 def test_ring_counts(spec: str, gpus: str | None, count: int) -> None:
     assert _count(spec, gpus) == count
 
@@ -54,10 +72,18 @@ def test_search_over_a_whole_dgx_1v_is_quick() -> None:
     assert perf_counter() - start < 0.5, "meant to take about 1 ms"
 
 
-@pytest.mark.parametrize(("spec", "gpus", "rate"), [
-    ("dgx-1v", None, "24/7"), ("dgx-1p", None, "16/7"), ("dgx-1p", "0-3", "2"), ("dgx-1v", "0-3", "8/3"),
-    ("dgx-1p", "0,1,2,4,5,6", "6/5"), ("oneway:6", None, "3/5"), ("cedar", None, "2"),
-])
+@pytest.mark.parametrize(
+    ("spec", "gpus", "rate"),
+    [
+        ("dgx-1v", None, "24/7"),
+        ("dgx-1p", None, "16/7"),
+        ("dgx-1p", "0-3", "2"),
+        ("dgx-1v", "0-3", "8/3"),
+        ("dgx-1p", "0,1,2,4,5,6", "6/5"),
+        ("oneway:6", None, "3/5"),
+        ("cedar", None, "2"),
+    ],
+)
 def test_allreduce_rates(spec: str, gpus: str | None, rate: str) -> None:
     """R rings of N ranks carry an AllReduce at R·N / (2(N−1))."""
     assert plan("ring", spec, gpus, "allreduce").rate == Fraction(rate)

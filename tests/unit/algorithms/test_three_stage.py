@@ -12,10 +12,17 @@ from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.errors import UnsupportedError
 
 
-@pytest.mark.parametrize(("spec", "gpus", "groups"), [
-    ("mist", None, ((0, 1), (2, 3))), ("cedar", None, ((0, 1), (2, 3))), ("mist", "3,0,2", ((3, 2), (0,))),
-    ("dgx-1v", "1,4,5,6", ((1,), (4, 5, 6))), ("clique:4", None, ()), ("cedar", "2,3", ((2, 3),)),
-])
+@pytest.mark.parametrize(
+    ("spec", "gpus", "groups"),
+    [
+        ("mist", None, ((0, 1), (2, 3))),
+        ("cedar", None, ((0, 1), (2, 3))),
+        ("mist", "3,0,2", ((3, 2), (0,))),
+        ("dgx-1v", "1,4,5,6", ((1,), (4, 5, 6))),
+        ("clique:4", None, ()),
+        ("cedar", "2,3", ((2, 3),)),
+    ],
+)
 def test_sockets(spec: str, gpus: str | None, groups: tuple[tuple[int, ...], ...]) -> None:
     asked = request(spec, gpus, "allreduce")
     assert sockets(asked.topology, asked.ranks) == groups
@@ -45,12 +52,15 @@ def test_leaders_are_chosen_where_the_sockets_are_joined() -> None:
     assert [share.root for share in forest.shares] == [1, 5]
 
 
-@pytest.mark.parametrize(("spec", "gpus", "reason"), [
-    ("clique:4", None, "clique:4 says nothing of host processors"),
-    ("dgx-1p", "0-3", "all ranks of this job hang on one host processor"),
-    ("2x cedar @ 100Gbps", None, "works inside one server"),
-    ("mi250", None, "no choice of one leader per socket is one hop from each other"),
-])
+@pytest.mark.parametrize(
+    ("spec", "gpus", "reason"),
+    [
+        ("clique:4", None, "clique:4 says nothing of host processors"),
+        ("dgx-1p", "0-3", "all ranks of this job hang on one host processor"),
+        ("2x cedar @ 100Gbps", None, "works inside one server"),
+        ("mi250", None, "no choice of one leader per socket is one hop from each other"),
+    ],
+)
 def test_reasons(spec: str, gpus: str | None, reason: str) -> None:
     with pytest.raises(UnsupportedError, match=reason):
         plan("three_stage", spec, gpus, "allreduce")

@@ -12,8 +12,9 @@ def _topology(kinds: str, links: dict[tuple[int, int], int]) -> Topology:
     """Vertices by letter (g gpu, s switch); links both ways."""
     vertices = tuple(Vertex(i, "gpu" if kind == "g" else "switch") for i, kind in enumerate(kinds))
     both = {**links, **{(v, u): c for (u, v), c in links.items()}}
-    return Topology("made", 25.0, vertices,
-                    tuple(Link(u, v, c, "nvlink", 25.0 * c, "declared") for (u, v), c in both.items()))
+    return Topology(
+        "made", 25.0, vertices, tuple(Link(u, v, c, "nvlink", 25.0 * c, "declared") for (u, v), c in both.items())
+    )
 
 
 def test_direct_link_is_preferred_to_a_wide_switch() -> None:

@@ -1,6 +1,6 @@
 """Rank processes for tests: forked, with a sum through shared memory, and faults on request.
 
-    python fake_ranks.py SOCKET RANKS [wrong|silent|dying|refusing|failing|twice|stranger]
+python fake_ranks.py SOCKET RANKS [wrong|silent|dying|refusing|failing|twice|stranger]
 """
 
 from __future__ import annotations
@@ -76,8 +76,10 @@ def main() -> None:
     shared = np.frombuffer(mmap.mmap(-1, size * SHARE), np.uint8).reshape(size, SHARE)
     context = multiprocessing.get_context("fork")
     barrier = context.Barrier(size)
-    ranks = [context.Process(target=rank_process, args=(rank, path, size, shared, barrier, fault), daemon=True)
-             for rank in range(size)]
+    ranks = [
+        context.Process(target=rank_process, args=(rank, path, size, shared, barrier, fault), daemon=True)
+        for rank in range(size)
+    ]
     for rank in ranks:
         rank.start()
     for rank in ranks:

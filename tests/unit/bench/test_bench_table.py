@@ -8,13 +8,16 @@ import re
 import pytest
 
 #: The first line ends in ten blanks, as nccl-tests prints it.
-COLUMNS = "\n".join([
-    "#                                                              out-of-place                       in-place"
-    + " " * 10,
-    "#       size         count      type   redop    root     time   algbw   busbw  #wrong"
-    "     time   algbw   busbw  #wrong",
-    "#        (B)    (elements)                               (us)  (GB/s)  (GB/s)"
-    "             (us)  (GB/s)  (GB/s)\n"])
+COLUMNS = "\n".join(
+    [
+        "#                                                              out-of-place                       in-place"
+        + " " * 10,
+        "#       size         count      type   redop    root     time   algbw   busbw  #wrong"
+        "     time   algbw   busbw  #wrong",
+        "#        (B)    (elements)                               (us)  (GB/s)  (GB/s)"
+        "             (us)  (GB/s)  (GB/s)\n",
+    ]
+)
 TIMES = r" +[0-9.]+ +[0-9.]+ +[0-9.]+ +(?:0|N/A)"
 SMALL = ["-b", "1K", "-e", "4K", "-n", "2", "-w", "1"]
 
@@ -24,8 +27,10 @@ def test_header_columns_and_footer(blink):
     assert ended.code == 0
     assert COLUMNS in ended.out
     head, _, body = ended.out.partition(COLUMNS)
-    assert ("# nThread 4 nGpus 1 minBytes 1024 maxBytes 4096 step: 2(factor) warmup iters: 1 iters: 2 agg iters: 1 "
-            "validation: 1 graph: 0 unalign: 0\n") in head
+    assert (
+        "# nThread 4 nGpus 1 minBytes 1024 maxBytes 4096 step: 2(factor) warmup iters: 1 iters: 2 agg iters: 1 "
+        "validation: 1 graph: 0 unalign: 0\n"
+    ) in head
     devices = re.findall(r"#  Rank  (\d) Group  0 Pid +\d+ on +\S+ device  (\d) \[0000:00:00\] \S", head)
     assert devices == [("0", "1"), ("1", "4"), ("2", "5"), ("3", "6")]
     rows = body.splitlines()
@@ -37,11 +42,19 @@ def test_header_columns_and_footer(blink):
     assert rows[5:] == ["#", "# Collective test concluded: allreduce", "#"]
 
 
-@pytest.mark.parametrize(("collective", "count", "redop", "root"), [
-    ("allgather", 256, "none", -1), ("reduce_scatter", 256, "sum", -1), ("alltoall", 256, "none", -1),
-    ("gather", 256, "none", 2), ("scatter", 256, "none", 2), ("broadcast", 1024, "none", 2),
-    ("reduce", 1024, "sum", 2), ("sendrecv", 1024, "none", -1),
-])
+@pytest.mark.parametrize(
+    ("collective", "count", "redop", "root"),
+    [
+        ("allgather", 256, "none", -1),
+        ("reduce_scatter", 256, "sum", -1),
+        ("alltoall", 256, "none", -1),
+        ("gather", 256, "none", 2),
+        ("scatter", 256, "none", 2),
+        ("broadcast", 1024, "none", 2),
+        ("reduce", 1024, "sum", 2),
+        ("sendrecv", 1024, "none", -1),
+    ],
+)
 def test_count_and_root_are_those_of_nccl_tests(blink, collective, count, redop, root):
     chosen = ["--root", "6"] if root == 2 else []
     ended = blink("bench", collective, "--topo", "dgx-1v", "--gpus", "4,5,6,7", "-b", "4K", "-n", "1", *chosen)
@@ -93,8 +106,18 @@ def test_json_file_in_nccl_tests_shape(blink, tmp_path):
     assert f"wrote {path}" in ended.err
     run = json.loads(path.read_text())
     assert run["version"] == 3
-    assert set(run) >= {"start_time", "args", "env", "nccl_version", "config", "results", "out_of_bounds",
-                        "average_bus_bandwidth", "errors", "end_time"}
+    assert set(run) >= {
+        "start_time",
+        "args",
+        "env",
+        "nccl_version",
+        "config",
+        "results",
+        "out_of_bounds",
+        "average_bus_bandwidth",
+        "errors",
+        "end_time",
+    }
     assert set(run["results"][0]) == {"size", "count", "type", "redop", "root", "out_of_place", "in_place"}
     assert set(run["results"][0]["in_place"]) == {"time", "alg_bw", "bus_bw", "nwrong"}
     assert run["out_of_bounds"] == {"count": 0, "okay": True}

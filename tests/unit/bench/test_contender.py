@@ -87,11 +87,14 @@ def test_a_rank_that_is_late_ends_by_its_own_alarm():
     assert _all_gone(pids)
 
 
-@pytest.mark.parametrize(("fault", "message"), [
-    ("absent", r"ended with 1 before ranks 0, 1 came; it printed:\n  there is nobody here"),
-    ("twice", "expected 2 ranks, each once; got rank 0 of 2"),
-    ("stranger", "expected a hello of protocol 1"),
-])
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("absent", r"ended with 1 before ranks 0, 1 came; it printed:\n  there is nobody here"),
+        ("twice", "expected 2 ranks, each once; got rank 0 of 2"),
+        ("stranger", "expected a hello of protocol 1"),
+    ],
+)
 def test_who_does_not_come_properly_is_refused(fault, message):
     with pytest.raises(CommunicationError, match=message):
         Contender(team(fault))
@@ -123,8 +126,11 @@ def test_idle_ranks_take_no_time():
         contender.run(commands(WORK))
 
         def ticks():
-            return sum(int(part) for pid in contender.pids
-                       for part in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13])
+            return sum(
+                int(part)
+                for pid in contender.pids
+                for part in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13]
+            )
 
         before = ticks()
         time.sleep(0.3)

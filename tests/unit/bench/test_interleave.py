@@ -60,7 +60,7 @@ def test_turns_shift_from_round_to_round():
     diary = []
     entries = [Entry(name, "", Scripted(name, [1e-3], diary), last=(1e-3, 4096)) for name in ("", "a", "b")]
     _run(entries)
-    assert "".join(name or "-" for name, _, _ in diary) == "-ab" "ab-" "b-a" "-ab" "ab-" "b-a"
+    assert "".join(name or "-" for name, _, _ in diary) == "-abab-b-a-abab-b-a"
 
 
 def test_ratios_are_those_of_one_round():
@@ -83,8 +83,11 @@ def test_the_time_of_an_iteration_is_that_of_the_chosen_ranks(across, seconds):
 
 
 def test_the_fastest_variant_stands_for_its_peer():
-    entries = [Entry("", "", Scripted("", [1.0])), Entry("mpi", "slow", Scripted("slow", [4.0])),
-               Entry("mpi", "fast", Scripted("fast", [3.0]))]
+    entries = [
+        Entry("", "", Scripted("", [1.0])),
+        Entry("mpi", "slow", Scripted("slow", [4.0])),
+        Entry("mpi", "fast", Scripted("fast", [3.0])),
+    ]
     [row], _ = _run(entries)
     [(_, out, into)] = row.peers
     assert (out.variant, out.ratio, into.variant) == ("fast", 3.0, "fast")
@@ -173,15 +176,28 @@ def test_with_real_processes():
 N, S = 4, 48
 
 
-@pytest.mark.parametrize(("name", "out_of_place", "in_place"), [
-    ("allreduce", 2 * N * S, 2 * N * S), ("broadcast", (N + 1) * S, N * S), ("reduce", (N + 1) * S, (N + 1) * S),
-    ("allgather", (N + 1) * S, N * S), ("reduce_scatter", (N + 1) * S, (N + 1) * S),
-    ("gather", 2 * S, 2 * S * (N - 1) / N), ("scatter", 2 * S, 2 * S * (N - 1) / N), ("alltoall", 2 * N * S, None),
-    ("sendrecv", 2 * S, 2 * S),
-])
+@pytest.mark.parametrize(
+    ("name", "out_of_place", "in_place"),
+    [
+        ("allreduce", 2 * N * S, 2 * N * S),
+        ("broadcast", (N + 1) * S, N * S),
+        ("reduce", (N + 1) * S, (N + 1) * S),
+        ("allgather", (N + 1) * S, N * S),
+        ("reduce_scatter", (N + 1) * S, (N + 1) * S),
+        ("gather", 2 * S, 2 * S * (N - 1) / N),
+        ("scatter", 2 * S, 2 * S * (N - 1) / N),
+        ("alltoall", 2 * N * S, None),
+        ("sendrecv", 2 * S, 2 * S),
+    ],
+)
 def test_least_traffic_is_what_its_table_says(name, out_of_place, in_place):
-    ends = {"broadcast": {"root": 1}, "reduce": {"root": 1}, "gather": {"root": 1}, "scatter": {"root": 1},
-            "sendrecv": {"src": 0, "dst": 3}}.get(name, {})
+    ends = {
+        "broadcast": {"root": 1},
+        "reduce": {"root": 1},
+        "gather": {"root": 1},
+        "scatter": {"root": 1},
+        "sendrecv": {"src": 0, "dst": 3},
+    }.get(name, {})
     collective = Collective(name, N, **ends)
     block = S // collective.total_blocks()
     assert least_traffic(collective, block, False) == out_of_place

@@ -106,12 +106,16 @@ def test_refusals_and_failures_reach_rank_0(leader):
     assert leader.run(commands(work)).wrong == 0
 
 
-@pytest.mark.parametrize(("environment", "name"), [
-    ({}, None), ({"HOME": "/root", "RANKING": "7"}, None),
-    ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}, "torchrun"),
-    ({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}, None),
-    ({"BLINK_RANK": "1", "BLINK_WORLD_SIZE": "4", "BLINK_STORE": "file:///nowhere"}, "blink"),
-])
+@pytest.mark.parametrize(
+    ("environment", "name"),
+    [
+        ({}, None),
+        ({"HOME": "/root", "RANKING": "7"}, None),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}, "torchrun"),
+        ({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}, None),
+        ({"BLINK_RANK": "1", "BLINK_WORLD_SIZE": "4", "BLINK_STORE": "file:///nowhere"}, "blink"),
+    ],
+)
 def test_who_started_us(environment, name):
     assert launcher(environment) == name
 

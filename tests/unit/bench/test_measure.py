@@ -37,9 +37,15 @@ def test_every_collective_is_right_on_every_engine(name, engine):
         assert row.in_place is None or row.in_place.wrong == 0
 
 
-@pytest.mark.parametrize(("op", "dtype"), [
-    (op, dtype) for op in OPS for dtype in ("int8", "float16", "uint64", "float64", "bfloat16", "bool")
-    if element_type(dtype).serves(operation(op))])
+@pytest.mark.parametrize(
+    ("op", "dtype"),
+    [
+        (op, dtype)
+        for op in OPS
+        for dtype in ("int8", "float16", "uint64", "float64", "bfloat16", "bool")
+        if element_type(dtype).serves(operation(op))
+    ],
+)
 def test_every_operation_is_exact(op, dtype):
     [row] = Bench(_forest(), replace(QUICK, op=op, dtype=dtype)).rows([4096])
     assert row.out_of_place.wrong == 0

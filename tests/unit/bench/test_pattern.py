@@ -31,8 +31,10 @@ def test_the_pattern_of_the_result_is_the_result_of_the_pattern(name, count):
     work = Work(_collective(name), count, "int32")
     sent = commands(work)
     storage = element_type(work.dtype).storage
-    inputs = [_filled(command, command.fill, command.in_blocks).view(storage) if command.in_blocks else None
-              for command in sent]
+    inputs = [
+        _filled(command, command.fill, command.in_blocks).view(storage) if command.in_blocks else None
+        for command in sent
+    ]
     outputs = oracle(work.collective, inputs, work.op)
     for command, output in zip(sent, outputs, strict=True):
         assert (output is None) == (command.out_blocks == 0)
@@ -40,8 +42,17 @@ def test_the_pattern_of_the_result_is_the_result_of_the_pattern(name, count):
             assert wrong_elements(output.view(np.uint8), command.expected, command.out_blocks, command.itemsize) == 0
 
 
-@pytest.mark.parametrize(("dtype", "op"), [("float32", "avg"), ("bfloat16", "sum"), ("float64", "premul_sum"),
-                                           ("bool", "bxor"), ("float8_e5m2", "max"), ("uint8", "band")])
+@pytest.mark.parametrize(
+    ("dtype", "op"),
+    [
+        ("float32", "avg"),
+        ("bfloat16", "sum"),
+        ("float64", "premul_sum"),
+        ("bool", "bxor"),
+        ("float8_e5m2", "max"),
+        ("uint8", "band"),
+    ],
+)
 def test_every_type_and_operation(dtype, op):
     work = Work(_collective("allreduce"), 5000, dtype, op)
     sent = commands(work)
@@ -49,8 +60,9 @@ def test_every_type_and_operation(dtype, op):
     inputs = [_filled(command, command.fill, 1).view(storage) for command in sent]
     scaled = operation(op).scales
     assert [command.scale for command in sent] == (make_scales(work.collective, dtype) if scaled else [1, 1, 1])
-    for command, output in zip(sent, oracle(work.collective, inputs, op, make_scales(work.collective, dtype) if scaled
-                                            else None), strict=True):
+    for command, output in zip(
+        sent, oracle(work.collective, inputs, op, make_scales(work.collective, dtype) if scaled else None), strict=True
+    ):
         assert wrong_elements(output.view(np.uint8), command.expected, 1, command.itemsize) == 0
 
 

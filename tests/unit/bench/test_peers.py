@@ -39,8 +39,10 @@ def cache(tmp_path_factory, monkeypatch):
 def _right(contender, collectives, ranks):
     for name in collectives:
         # MPICH 4.0.2 crashes on MPI_Reduce in place at a root other than 0.
-        ends = {key: ranks - 1 if key == "dst" or (key == "root" and name != "reduce") else 0
-                for key in COLLECTIVES[name].parameters}
+        ends = {
+            key: ranks - 1 if key == "dst" or (key == "root" and name != "reduce") else 0
+            for key in COLLECTIVES[name].parameters
+        }
         for in_place in (False, True) if name != "alltoall" else (False,):
             for count in (1, 20_000):
                 work = Work(Collective(name, ranks, **ends), count, in_place=in_place, iterations=2)
@@ -75,8 +77,11 @@ def test_gloo_runs_every_collective():
 
 
 def test_peers_as_typed():
-    assert registry.parse("gloo, openmpi=/opt/x=1,openmpi") == [("gloo", None), ("openmpi", "/opt/x=1"),
-                                                               ("openmpi", None)]
+    assert registry.parse("gloo, openmpi=/opt/x=1,openmpi") == [
+        ("gloo", None),
+        ("openmpi", "/opt/x=1"),
+        ("openmpi", None),
+    ]
     assert registry.parse("") == []
     with pytest.raises(UnsupportedError, match="--peer nccl: expected some of gloo, openmpi, mpich, impi, oneccl"):
         registry.parse("gloo,nccl")
@@ -102,9 +107,14 @@ def _program(path: Path, text: str) -> None:
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
 
-@pytest.mark.parametrize(("said", "found"), [("mpirun (Open MPI) 4.1.4", {"openmpi"}),
-                                             ("HYDRA build details:", {"mpich", "impi"}),
-                                             ("Intel(R) MPI Library for Linux", {"impi"})])
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ("mpirun (Open MPI) 4.1.4", {"openmpi"}),
+        ("HYDRA build details:", {"mpich", "impi"}),
+        ("Intel(R) MPI Library for Linux", {"impi"}),
+    ],
+)
 def test_launchers_are_told_apart_by_what_they_say(monkeypatch, tmp_path, said, found):
     for name in ("mpicc", "mpigcc"):
         _program(tmp_path / name, "exit 0")

@@ -30,8 +30,29 @@ from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.errors import CommunicationError
 
 PEER_H = (Path(protocol.__file__).parent / "peers/peer.h").read_text(encoding="utf-8")
-COMMAND_ONE = Command(Kind.RUN, "reduce_scatter", "bfloat16", "max", 1, 2, 3, Flag.CHECK | Flag.KEEP, 4, 5, 6, 2, 8, 9,
-                      10, 11, 2**40, 3, 0.5, b"f" * 48, b"e" * 54)
+COMMAND_ONE = Command(
+    Kind.RUN,
+    "reduce_scatter",
+    "bfloat16",
+    "max",
+    1,
+    2,
+    3,
+    Flag.CHECK | Flag.KEEP,
+    4,
+    5,
+    6,
+    2,
+    8,
+    9,
+    10,
+    11,
+    2**40,
+    3,
+    0.5,
+    b"f" * 48,
+    b"e" * 54,
+)
 
 
 def test_a_command_arrives():
@@ -56,9 +77,15 @@ def test_without_check_nothing_expected_follows():
     assert read_command(replace(COMMAND_ONE, flags=Flag.KEEP).pack()[: COMMAND.size])[1:] == (48, 0)
 
 
-@pytest.mark.parametrize("head", [b"\0" * COMMAND.size, b"\xff" * COMMAND.size,
-                                  struct.pack("<III", protocol.MAGIC, 9, 0).ljust(COMMAND.size, b"\0"),
-                                  struct.pack("<III", protocol.MAGIC, 1, 63).ljust(COMMAND.size, b"\0")])
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"\0" * COMMAND.size,
+        b"\xff" * COMMAND.size,
+        struct.pack("<III", protocol.MAGIC, 9, 0).ljust(COMMAND.size, b"\0"),
+        struct.pack("<III", protocol.MAGIC, 1, 63).ljust(COMMAND.size, b"\0"),
+    ],
+)
 def test_what_is_no_command_is_refused(head):
     with pytest.raises(CommunicationError, match="expected a command"):
         read_command(head)
@@ -71,8 +98,10 @@ def test_a_reply_arrives():
     assert sent[REPLY.size : REPLY.size + 16] == seconds.tobytes()
 
 
-@pytest.mark.parametrize("reply", [(0, 0, 0, 0, 0), (protocol.MAGIC, 3, 0, 0, 0), (protocol.MAGIC, 0, 0, 2**31, 0),
-                                   (protocol.MAGIC, 0, 0, 0, 2**31)])
+@pytest.mark.parametrize(
+    "reply",
+    [(0, 0, 0, 0, 0), (protocol.MAGIC, 3, 0, 0, 0), (protocol.MAGIC, 0, 0, 2**31, 0), (protocol.MAGIC, 0, 0, 0, 2**31)],
+)
 def test_what_is_no_reply_is_refused(reply):
     with pytest.raises(CommunicationError, match="expected a reply"):
         read_reply(REPLY.pack(*reply))
@@ -86,8 +115,10 @@ def test_a_hello_arrives_without_what_a_terminal_would_obey():
         read_hello(HELLO.pack(protocol.MAGIC, 2, 0, 0, 0, b""))
 
 
-@pytest.mark.parametrize(("enum", "names"), [
-    ("peer_dtype", protocol.DTYPES), ("peer_op", protocol.OPS), ("peer_collective", protocol.COLLECTIVES)])
+@pytest.mark.parametrize(
+    ("enum", "names"),
+    [("peer_dtype", protocol.DTYPES), ("peer_op", protocol.OPS), ("peer_collective", protocol.COLLECTIVES)],
+)
 def test_c_counts_the_same(enum, names):
     body = re.search(rf"enum {enum} {{(.*?)}};", PEER_H, re.DOTALL)[1]
     found = [re.sub(r"\s*=.*", "", part.strip()).removeprefix("PEER_").lower() for part in body.split(",")]

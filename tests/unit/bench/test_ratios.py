@@ -30,21 +30,36 @@ def ratios():
 @pytest.fixture
 def result(ratios):
     """Ours 2, shared 1; the fastest peer takes 6, Intel's 8, gloo 40, one left after the first round."""
-    entries = [Entry(name, variant, None) for name, variant in (
-        ("", ""), ("", ""), ("mpich 4.0", ""), ("impi 2021", "shm"), ("gloo", ""), ("openmpi 4.1", ""))]
-    series = [Series([np.array([value])] * rounds, 0) for value, rounds in (
-        (2.0, 2), (1.0, 2), (6.0, 2), (8.0, 2), (40.0, 2), (0.1, 1))]
+    entries = [
+        Entry(name, variant, None)
+        for name, variant in (
+            ("", ""),
+            ("", ""),
+            ("mpich 4.0", ""),
+            ("impi 2021", "shm"),
+            ("gloo", ""),
+            ("openmpi 4.1", ""),
+        )
+    ]
+    series = [
+        Series([np.array([value])] * rounds, 0)
+        for value, rounds in ((2.0, 2), (1.0, 2), (6.0, 2), (8.0, 2), (40.0, 2), (0.1, 1))
+    ]
     return ratios.found(("allreduce", 2, "64M"), entries, series, [1.8, 1.8])
 
 
-@pytest.mark.parametrize(("goal", "rival", "ratio", "reached"), [
-    ({"factor": 2.9}, "mpich 4.0", 3.0, True), ({"factor": 3.1}, "mpich 4.0", 3.0, False),
-    ({"factor": 3.1, "shared": True}, "mpich 4.0", 6.0, True),
-    ({"factor": 5.0, "against": "impi"}, "impi 2021 (shm)", 4.0, False),
-    ({"factor": 5.0, "against": "gloo"}, "gloo", 20.0, True),
-    ({"factor": 0.85, "against": "floor"}, "memory", 0.9, True),
-    ({"factor": 5.0, "against": "oneccl"}, None, None, None),
-])
+@pytest.mark.parametrize(
+    ("goal", "rival", "ratio", "reached"),
+    [
+        ({"factor": 2.9}, "mpich 4.0", 3.0, True),
+        ({"factor": 3.1}, "mpich 4.0", 3.0, False),
+        ({"factor": 3.1, "shared": True}, "mpich 4.0", 6.0, True),
+        ({"factor": 5.0, "against": "impi"}, "impi 2021 (shm)", 4.0, False),
+        ({"factor": 5.0, "against": "gloo"}, "gloo", 20.0, True),
+        ({"factor": 0.85, "against": "floor"}, "memory", 0.9, True),
+        ({"factor": 5.0, "against": "oneccl"}, None, None, None),
+    ],
+)
 def test_verdict(ratios, result, goal, rival, ratio, reached):
     [verdict] = ratios.verdicts([ratios.Goal("allreduce", (2,), ("64M", "256M"), **goal)], [result])
     assert (verdict["rival"], verdict["reached"]) == (rival, reached)
@@ -54,8 +69,11 @@ def test_verdict(ratios, result, goal, rival, ratio, reached):
 
 
 def test_other_cases_are_not_judged(ratios, result):
-    goals = [ratios.Goal("broadcast", (2,), ("64M",), 1.0), ratios.Goal("allreduce", (4,), ("64M",), 1.0),
-             ratios.Goal("allreduce", (2,), ("16M",), 1.0)]
+    goals = [
+        ratios.Goal("broadcast", (2,), ("64M",), 1.0),
+        ratios.Goal("allreduce", (4,), ("64M",), 1.0),
+        ratios.Goal("allreduce", (2,), ("16M",), 1.0),
+    ]
     assert list(ratios.verdicts(goals, [result])) == []
 
 

@@ -12,44 +12,50 @@ FIXTURES = Path(__file__).parents[3] / "src/blinkccl/topology/fixtures"
 SHARED = Path(__file__).parents[3] / "../shared/topologies"
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    (["--topo", "dgx-1v", "--gpus", "1,1,4"], "GPU 1 is given twice"),
-    (["--topo", "dgx-1v", "--gpus", "0,99"], "GPU 99 is not in dgx-1v"),
-    (["--topo", "dgx-1v", "--gpus", "0,8"], "8 is not a GPU of dgx-1v but its switch"),
-    (["--topo", "dgx-1v", "--gpus", "0,x"], "'x' is no GPU number"),
-    (["--topo", "dgx-1v", "--gpus", "3-1"], "3-1 is no range"),
-    (["--topo", "dgx-1v", "--gpus", "0,1+2,3"], "2 lists for 1 server"),
-    (["--topo", "dgx-1v", "--gpus", "5"], "fewer than two ranks"),
-    (["--topo", "dgx-1v", "--gpus", "0,1,6"], "{0,1} and {6}; --links pcie"),
-    (["--topo", "dgx-1v", "--links", "slow"], "unknown links 'slow'; expected one of fast, pcie, all"),
-    (["--topo", "dgx-1v", "--root", "0"], "allreduce has no root"),
-    (["--topo", "dgx-1v", "--src", "0"], "allreduce has no src"),
-    (["--topo", "dgx-1v", "--epsilon", "0"], "--epsilon 0: expected a number of at least 1/100"),
-    (["--topo", "dgx-1v", "--epsilon", "1/101"], "at least 1/100 and below 1"),
-    (["--topo", "dgx-1v", "--gpus", ""], "--gpus is empty; leave it out for all GPUs"),
-    (["--topo", "dgx-1v", "--gpus", "0-99"], "the range 0-99 goes beyond the last GPU, 7"),
-    (["--topo", "ring:4", "--links", "pcie"], "this topology has no PCIe links; --links fast or --links all would"),
-    (["--topo", "ring:999999999999"], "too many GPUs: at most 1024"),
-    (["--topo", "dgx-1v", "-o", "no/such/folder/x.json"], "no/such/folder/x.json cannot be written"),
-    (["--topo", "dgx-1v", "--threshold", "1e999999999"], "--threshold 1e999999999: expected a number like"),
-    (["--topo", "dgx-1v", "--algo", "best"], "unknown algorithm 'best'"),
-    (["--topo", "ring:zero"], "ring"),
-    (["--topo", "2x dgx-1v"], "40Gbps"),
-    (["--topo", "2x dgx-1v @ fast"], "not a rate: 'fast'"),
-    (["--topo", "missing.xml"], "missing.xml: there is no such file"),
-    (["--topo", ""], "no topology given"),
-    (["--topo", "dgx-1v", "--fewest-trees", "--least-depth"], "exclude each other"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--topo", "dgx-1v", "--gpus", "1,1,4"], "GPU 1 is given twice"),
+        (["--topo", "dgx-1v", "--gpus", "0,99"], "GPU 99 is not in dgx-1v"),
+        (["--topo", "dgx-1v", "--gpus", "0,8"], "8 is not a GPU of dgx-1v but its switch"),
+        (["--topo", "dgx-1v", "--gpus", "0,x"], "'x' is no GPU number"),
+        (["--topo", "dgx-1v", "--gpus", "3-1"], "3-1 is no range"),
+        (["--topo", "dgx-1v", "--gpus", "0,1+2,3"], "2 lists for 1 server"),
+        (["--topo", "dgx-1v", "--gpus", "5"], "fewer than two ranks"),
+        (["--topo", "dgx-1v", "--gpus", "0,1,6"], "{0,1} and {6}; --links pcie"),
+        (["--topo", "dgx-1v", "--links", "slow"], "unknown links 'slow'; expected one of fast, pcie, all"),
+        (["--topo", "dgx-1v", "--root", "0"], "allreduce has no root"),
+        (["--topo", "dgx-1v", "--src", "0"], "allreduce has no src"),
+        (["--topo", "dgx-1v", "--epsilon", "0"], "--epsilon 0: expected a number of at least 1/100"),
+        (["--topo", "dgx-1v", "--epsilon", "1/101"], "at least 1/100 and below 1"),
+        (["--topo", "dgx-1v", "--gpus", ""], "--gpus is empty; leave it out for all GPUs"),
+        (["--topo", "dgx-1v", "--gpus", "0-99"], "the range 0-99 goes beyond the last GPU, 7"),
+        (["--topo", "ring:4", "--links", "pcie"], "this topology has no PCIe links; --links fast or --links all would"),
+        (["--topo", "ring:999999999999"], "too many GPUs: at most 1024"),
+        (["--topo", "dgx-1v", "-o", "no/such/folder/x.json"], "no/such/folder/x.json cannot be written"),
+        (["--topo", "dgx-1v", "--threshold", "1e999999999"], "--threshold 1e999999999: expected a number like"),
+        (["--topo", "dgx-1v", "--algo", "best"], "unknown algorithm 'best'"),
+        (["--topo", "ring:zero"], "ring"),
+        (["--topo", "2x dgx-1v"], "40Gbps"),
+        (["--topo", "2x dgx-1v @ fast"], "not a rate: 'fast'"),
+        (["--topo", "missing.xml"], "missing.xml: there is no such file"),
+        (["--topo", ""], "no topology given"),
+        (["--topo", "dgx-1v", "--fewest-trees", "--least-depth"], "exclude each other"),
+    ],
+)
 def test_plan(blink, arguments, message):
     ended = blink("plan", "allreduce", *arguments)
     assert (ended.code, ended.out) == (2, "")
     assert message in ended.err
 
 
-@pytest.mark.parametrize(("ends", "message"), [
-    (["--root", "0"], "--root 0 is not among the GPUs of the job: expected one of 1, 4, 5, 6"),
-    (["--root", "-1"], "--root -1 is not among the GPUs"),
-])
+@pytest.mark.parametrize(
+    ("ends", "message"),
+    [
+        (["--root", "0"], "--root 0 is not among the GPUs of the job: expected one of 1, 4, 5, 6"),
+        (["--root", "-1"], "--root -1 is not among the GPUs"),
+    ],
+)
 def test_a_root_outside_the_set_is_answered_with_the_set(blink, ends, message):
     ended = blink("plan", "broadcast", "--topo", "dgx-1v", "--gpus", "1,4,5,6", *ends)
     assert ended.code == 2
@@ -64,12 +70,15 @@ def test_sendrecv_with_one_end(blink):
     assert "fewer than two ranks" in alone.err
 
 
-@pytest.mark.parametrize(("typed", "ends", "said"), [
-    (["--dst", "1"], (4, 1), "--src is not given and defaults to rank 4"),
-    (["--dst", "5"], (1, 5), "--src is not given and defaults to rank 1"),
-    (["--src", "6"], (6, 5), "--dst is not given and defaults to rank 5"),
-    ([], (1, 6), ""),
-])
+@pytest.mark.parametrize(
+    ("typed", "ends", "said"),
+    [
+        (["--dst", "1"], (4, 1), "--src is not given and defaults to rank 4"),
+        (["--dst", "5"], (1, 5), "--src is not given and defaults to rank 1"),
+        (["--src", "6"], (6, 5), "--dst is not given and defaults to rank 5"),
+        ([], (1, 6), ""),
+    ],
+)
 def test_the_other_end_of_sendrecv_is_another_rank(blink, typed, ends, said):
     ended = blink("plan", "sendrecv", "--topo", "dgx-1v", "--gpus", "1,4,5,6", *typed, "--json")
     plan = json.loads(ended.out)
@@ -77,14 +86,17 @@ def test_the_other_end_of_sendrecv_is_another_rank(blink, typed, ends, said):
     assert said in ended.err
 
 
-@pytest.mark.parametrize(("content", "message"), [
-    (b"", "the file is empty"),
-    (b"\xff\xfe\x00", "no UTF-8"),
-    (b"hello, world\n", "the content is none of these"),
-    (b'{"schema_version": 1, "name": "x", "unit_gbps": 1.0, "vertices": [', "no JSON"),
-    (b'<!DOCTYPE s [<!ENTITY a "b">]><system version="1"/>', "not expanded"),
-    (b"<system>" * 400, ""),
-])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "the file is empty"),
+        (b"\xff\xfe\x00", "no UTF-8"),
+        (b"hello, world\n", "the content is none of these"),
+        (b'{"schema_version": 1, "name": "x", "unit_gbps": 1.0, "vertices": [', "no JSON"),
+        (b'<!DOCTYPE s [<!ENTITY a "b">]><system version="1"/>', "not expanded"),
+        (b"<system>" * 400, ""),
+    ],
+)
 def test_files_that_are_no_topology(blink, tmp_path, content, message):
     path = tmp_path / "given"
     path.write_bytes(content)
@@ -97,9 +109,11 @@ def test_files_that_are_no_topology(blink, tmp_path, content, message):
 @pytest.mark.parametrize("value", ["NaN", "-1", "0", "1e400", '"fast"'])
 def test_capacities_that_are_none(blink, tmp_path, value):
     path = tmp_path / "given.json"
-    path.write_text('{"schema_version": 1, "name": "x", "unit_gbps": 1.0, "vertices": [{"id": 0, "kind": '
-                    '"gpu"}, {"id": 1, "kind": "gpu"}], "links": [{"src": 0, "dst": 1, "kind": "nvlink", '
-                    f'"capacity": {value}}}]}}')
+    path.write_text(
+        '{"schema_version": 1, "name": "x", "unit_gbps": 1.0, "vertices": [{"id": 0, "kind": '
+        '"gpu"}, {"id": 1, "kind": "gpu"}], "links": [{"src": 0, "dst": 1, "kind": "nvlink", '
+        f'"capacity": {value}}}]}}'
+    )
     ended = blink("plan", "broadcast", "--topo", path)
     assert (ended.code, ended.out) == (2, "")
     assert "given.json" in ended.err
@@ -108,20 +122,26 @@ def test_capacities_that_are_none(blink, tmp_path, value):
 def _topology_json(**changes):
     vertices = [{"id": 0, "kind": "gpu"}, {"id": 1, "kind": "gpu"}]
     links = [{"src": s, "dst": 1 - s, "kind": "nvlink", "capacity": 1} for s in (0, 1)]
-    return json.dumps({"schema_version": 1, "name": "x", "unit_gbps": 25.0, "vertices": vertices, "links": links,
-                       **changes})
+    return json.dumps(
+        {"schema_version": 1, "name": "x", "unit_gbps": 25.0, "vertices": vertices, "links": links, **changes}
+    )
 
 
-@pytest.mark.parametrize(("changes", "message"), [
-    ({"name": "\x1b[2Jgone"}, "name has the control character U+001B"),
-    ({"name": "x" * 201}, "name has 201 characters, expected at most 200"),
-    ({"notes": ["one", "two\nlines"]}, "notes[1] has the control character U+000A"),
-    ({"vertices": [{"id": 0, "kind": "gpu", "name": "G\u202e"}, {"id": 1, "kind": "gpu"}]},
-     "vertices[0].name has the control character U+202E"),
-    ({"schema_version": 99, "new": True}, "schema_version 99; this blink reads 1"),
-    ({"\x1b[31m": 1}, "unknown field"),
-    ({"x" * 100_000: 1}, "unknown field `xxx"),
-])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": "\x1b[2Jgone"}, "name has the control character U+001B"),
+        ({"name": "x" * 201}, "name has 201 characters, expected at most 200"),
+        ({"notes": ["one", "two\nlines"]}, "notes[1] has the control character U+000A"),
+        (
+            {"vertices": [{"id": 0, "kind": "gpu", "name": "G\u202e"}, {"id": 1, "kind": "gpu"}]},
+            "vertices[0].name has the control character U+202E",
+        ),
+        ({"schema_version": 99, "new": True}, "schema_version 99; this blink reads 1"),
+        ({"\x1b[31m": 1}, "unknown field"),
+        ({"x" * 100_000: 1}, "unknown field `xxx"),
+    ],
+)
 def test_texts_that_a_terminal_would_obey(blink, tmp_path, changes, message):
     path = tmp_path / "given.json"
     path.write_text(_topology_json(**changes))
@@ -160,35 +180,48 @@ def test_an_algorithm_that_a_terminal_would_obey(blink, tmp_path, algorithm):
 
 
 def test_own_fixtures_that_must_be_refused(blink):
-    for name, message in (("dgx-2-truncated.nvidia-smi.txt", "row"), ("no-gpu-tags.nccl.xml", "NCCL_TOPO_DUMP_FILE"),
-                          ("rings.nccl-graph.xml", "graph")):
+    for name, message in (
+        ("dgx-2-truncated.nvidia-smi.txt", "row"),
+        ("no-gpu-tags.nccl.xml", "NCCL_TOPO_DUMP_FILE"),
+        ("rings.nccl-graph.xml", "graph"),
+    ):
         ended = blink("topo", FIXTURES / name)
         assert ended.code == 2, name
         assert message in ended.err, name
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the folder of sample topologies is not beside the checkout")
-@pytest.mark.parametrize("name", ["dgx2-truncated.nvidia-smi.txt", "azure-ncv4.nccl-graph.xml",
-                                  "azure-ndv2-no-gpu-tags.nccl.xml", "aws-p5-no-gpu-tags.nccl.xml"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "dgx2-truncated.nvidia-smi.txt",
+        "azure-ncv4.nccl-graph.xml",
+        "azure-ndv2-no-gpu-tags.nccl.xml",
+        "aws-p5-no-gpu-tags.nccl.xml",
+    ],
+)
 def test_sample_files_that_must_be_refused(blink, name):
     ended = blink("plan", "allreduce", "--topo", SHARED / name)
     assert ended.code == 2
     assert name in ended.err
 
 
-@pytest.mark.parametrize(("content", "message"), [
-    (b"", "plan.json: the file is empty"),
-    (b'{"schema_version": 1,\n "ranks": [1,]}', "plan.json, line 2, column 14: not JSON"),
-    (b'{"schema_version": 1,\n "ranks": [1', "plan.json, line 2, column 13: not JSON: Input data was truncated"),
-    (b'{"schema_version": 1, "\xff": 2}', "plan.json"),
-    (b'{"schema_version": 1, "ranks": [0, 1], "shares": []}', "give --topo SPEC, the machine"),
-    (b"[]", "expected an object"),
-    (b"{}", "schema_version"),
-    (b'{"schema_version": 99}', "plan.json: schema_version 99; this blink reads 1"),
-    (b'{"schema_version": 1, "topology": {"schema_version": 99}}', "topology: schema_version 99; this blink"),
-    (b"\x00\xff", "not JSON"),
-    (b"[" * 100_000, "nested too deeply"),
-])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "plan.json: the file is empty"),
+        (b'{"schema_version": 1,\n "ranks": [1,]}', "plan.json, line 2, column 14: not JSON"),
+        (b'{"schema_version": 1,\n "ranks": [1', "plan.json, line 2, column 13: not JSON: Input data was truncated"),
+        (b'{"schema_version": 1, "\xff": 2}', "plan.json"),
+        (b'{"schema_version": 1, "ranks": [0, 1], "shares": []}', "give --topo SPEC, the machine"),
+        (b"[]", "expected an object"),
+        (b"{}", "schema_version"),
+        (b'{"schema_version": 99}', "plan.json: schema_version 99; this blink reads 1"),
+        (b'{"schema_version": 1, "topology": {"schema_version": 99}}', "topology: schema_version 99; this blink"),
+        (b"\x00\xff", "not JSON"),
+        (b"[" * 100_000, "nested too deeply"),
+    ],
+)
 def test_plans_that_are_none(blink, tmp_path, content, message):
     path = tmp_path / "plan.json"
     path.write_bytes(content)
@@ -235,41 +268,47 @@ def test_xml_that_does_not_keep_everything_says_so(blink, tmp_path):
     assert "x.xml does not keep everything, JSON would: read back, --links pcie gives" in ended.err
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    (["-J", "no/such/folder/run.json"], "no/such/folder/run.json cannot be written"),
-    (["-b", "1Q"], "-b: not a size"),
-    (["-b", "4K", "-e", "1K"], "-e 1K is below -b 4K"),
-    (["-b", "4K", "-e", "8K", "-f", "1"], "-f 1"),
-    (["-b", "4K", "-e", "8K", "-f", "2", "-i", "4K"], "exclude each other"),
-    (["-b", "4K", "-e", "8K", "-i", "0"], "-i 0"),
-    (["-b", "0", "-e", "1G", "-i", "1"], "more than 10000 sizes"),
-    (["-b", "999T"], "at most 1 TiB"),
-    (["-b", "900G"], "of memory for 4 ranks"),
-    (["-n", "0"], "-n must be at least 1"),
-    (["-w", "-1"], "-w must be at least 0"),
-    (["-d", "complex64"], "element type 'complex64'"),
-    (["-o", "xor"], "operation 'xor'"),
-    (["--engine", "warp"], "engine 'warp'"),
-    (["--chunk", "0"], "--chunk must be at least 1"),
-    (["--timeout", "nan"], "--timeout must be a positive number"),
-    (["-c", "2"], "--check"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-J", "no/such/folder/run.json"], "no/such/folder/run.json cannot be written"),
+        (["-b", "1Q"], "-b: not a size"),
+        (["-b", "4K", "-e", "1K"], "-e 1K is below -b 4K"),
+        (["-b", "4K", "-e", "8K", "-f", "1"], "-f 1"),
+        (["-b", "4K", "-e", "8K", "-f", "2", "-i", "4K"], "exclude each other"),
+        (["-b", "4K", "-e", "8K", "-i", "0"], "-i 0"),
+        (["-b", "0", "-e", "1G", "-i", "1"], "more than 10000 sizes"),
+        (["-b", "999T"], "at most 1 TiB"),
+        (["-b", "900G"], "of memory for 4 ranks"),
+        (["-n", "0"], "-n must be at least 1"),
+        (["-w", "-1"], "-w must be at least 0"),
+        (["-d", "complex64"], "element type 'complex64'"),
+        (["-o", "xor"], "operation 'xor'"),
+        (["--engine", "warp"], "engine 'warp'"),
+        (["--chunk", "0"], "--chunk must be at least 1"),
+        (["--timeout", "nan"], "--timeout must be a positive number"),
+        (["-c", "2"], "--check"),
+    ],
+)
 def test_bench(blink, arguments, message):
     ended = blink("bench", "allreduce", "--topo", "ring:4", *arguments)
     assert (ended.code, ended.out) == (2, "")
     assert message in ended.err
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    (["-k", "1"], "-k 1"),
-    (["-k", "9"], "-k 9"),
-    (["-k", "3", "--free", ""], "--free is empty; leave it out for all GPUs"),
-    (["-k", "3", "--free", "0-9"], "--free 0-9: the range 0-9 goes beyond the last GPU, 7"),
-    (["-k", "3", "--free", "0,1"], "the 2 that are free"),
-    (["-k", "3", "--collective", "sum"], "unknown collective 'sum'"),
-    (["-k", "3", "--top", "0"], "--top"),
-    ([], "-k"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-k", "1"], "-k 1"),
+        (["-k", "9"], "-k 9"),
+        (["-k", "3", "--free", ""], "--free is empty; leave it out for all GPUs"),
+        (["-k", "3", "--free", "0-9"], "--free 0-9: the range 0-9 goes beyond the last GPU, 7"),
+        (["-k", "3", "--free", "0,1"], "the 2 that are free"),
+        (["-k", "3", "--collective", "sum"], "unknown collective 'sum'"),
+        (["-k", "3", "--top", "0"], "--top"),
+        ([], "-k"),
+    ],
+)
 def test_pick(blink, arguments, message):
     ended = blink("pick", "--topo", "dgx-1v", *arguments)
     assert (ended.code, ended.out) == (2, "")

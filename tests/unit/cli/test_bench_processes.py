@@ -24,6 +24,7 @@ LAUNCHERS = ("RANK", "WORLD_SIZE", "BLINK_RANK", "BLINK_WORLD_SIZE", "OMPI_COMM_
 def _team(name, size, fault="", variant=""):
     def processes(path, room):
         return [Process([sys.executable, str(FAKE), str(path), str(size), fault])]
+
     return Team(name, size, processes, variant)
 
 
@@ -74,8 +75,10 @@ def test_the_table_is_nccl_tests_with_bound_to_the_right(blink):
     # The slower fake says 2, 4, 6, 8 ms: 5 ms on average; memory at 1 GB/s would take 4 · S bytes.
     assert first.split()[5:] == ["5000.0", "0.00", "0.00", "0"] * 2 + ["0.1", "0.1"]
     assert second.split()[0] == "4096"
-    assert ended.out.endswith("# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 0.000512\n#\n"
-                              "# Collective test concluded: allreduce\n#\n")
+    assert ended.out.endswith(
+        "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 0.000512\n#\n"
+        "# Collective test concluded: allreduce\n#\n"
+    )
 
 
 def test_peers_stand_in_comment_lines(blink):
@@ -90,8 +93,9 @@ def test_peers_stand_in_comment_lines(blink):
 
 
 def test_a_peer_that_leaves_is_said_and_its_cells_are_empty(blink):
-    ended = blink("bench", "allreduce", "-b", "1K", "-n", "1", "--rounds", "1", "--timeout", "1", "--peer",
-                  "gloo=failing")
+    ended = blink(
+        "bench", "allreduce", "-b", "1K", "-n", "1", "--rounds", "1", "--timeout", "1", "--peer", "gloo=failing"
+    )
     assert ended.code == 0
     assert "goes on without gloo: gloo, rank 0: CommunicationError: rank 0 waited for nobody" in ended.err
     line = next(line for line in ended.out.splitlines() if line.startswith("#   gloo"))
@@ -184,24 +188,27 @@ def test_a_picture_of_an_unknown_kind(blink, tmp_path):
     assert "run.docx: expected a name that ends in" in ended.err
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    (["-g", "1"], "-g"),
-    (["--peer", "nccl"], "--peer nccl: expected some of gloo, openmpi, mpich, impi, oneccl"),
-    (["--rounds", "0"], "--rounds must be at least 1"),
-    (["-n", "0"], "-n must be at least 1"),
-    (["-d", "complex64"], "element type 'complex64'"),
-    (["-o", "xor"], "operation 'xor'"),
-    (["-b", "900G"], "of memory for 2 ranks"),
-    (["-a", "4"], "-a"),
-    (["-I", "2"], "-I"),
-    (["--timeout", "nan"], "--timeout must be a positive number"),
-    (["--algo", "ring"], "--algo is for plans that run on threads; give --topo SPEC with it"),
-    (["--engine", "host", "--topo", "ring:4"], "--topo is for plans"),
-    (["--topo", "ring:4", "--peer", "gloo"], "--peer is for processes"),
-    (["--topo", "ring:4", "-g", "4"], "-g is for processes"),
-    (["--root", "1"], "allreduce has no root"),
-    (["--peer", "impi=/no/such"], "impi=/no/such: expected bin/mpirun"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-g", "1"], "-g"),
+        (["--peer", "nccl"], "--peer nccl: expected some of gloo, openmpi, mpich, impi, oneccl"),
+        (["--rounds", "0"], "--rounds must be at least 1"),
+        (["-n", "0"], "-n must be at least 1"),
+        (["-d", "complex64"], "element type 'complex64'"),
+        (["-o", "xor"], "operation 'xor'"),
+        (["-b", "900G"], "of memory for 2 ranks"),
+        (["-a", "4"], "-a"),
+        (["-I", "2"], "-I"),
+        (["--timeout", "nan"], "--timeout must be a positive number"),
+        (["--algo", "ring"], "--algo is for plans that run on threads; give --topo SPEC with it"),
+        (["--engine", "host", "--topo", "ring:4"], "--topo is for plans"),
+        (["--topo", "ring:4", "--peer", "gloo"], "--peer is for processes"),
+        (["--topo", "ring:4", "-g", "4"], "-g is for processes"),
+        (["--root", "1"], "allreduce has no root"),
+        (["--peer", "impi=/no/such"], "impi=/no/such: expected bin/mpirun"),
+    ],
+)
 def test_refused(blink, monkeypatch, arguments, message):
     if "impi=/no/such" in arguments:
         monkeypatch.undo()
@@ -247,6 +254,7 @@ def test_real_ranks(blink, monkeypatch):
 def test_real_ranks_of_a_launcher(monkeypatch, tmp_path):
     """Each process is one rank, as under torchrun; rank 0 alone prints."""
     import subprocess
+
     try:
         load()
     except UnsupportedError as reason:
@@ -256,9 +264,14 @@ def test_real_ranks_of_a_launcher(monkeypatch, tmp_path):
     ranks = []
     for rank in ("0", "1"):
         monkeypatch.setenv("BLINK_RANK", rank)
-        ranks.append(subprocess.Popen(
-            [sys.executable, "-m", "blinkccl", "bench", "allgather", "-b", "4K", "-n", "2", "--rounds", "1"],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        ranks.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "blinkccl", "bench", "allgather", "-b", "4K", "-n", "2", "--rounds", "1"],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
     said = [rank.communicate(timeout=60) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], said
     assert said[1][0] == ""

@@ -17,13 +17,16 @@ class _Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize(("stream", "environment", "expected"), [
-    (_Terminal(), {"TERM": "xterm"}, True),
-    (_Terminal(), {"TERM": "xterm", "NO_COLOR": "1"}, False),
-    (_Terminal(), {"TERM": "xterm", "NO_COLOR": ""}, True),
-    (_Terminal(), {"TERM": "dumb"}, False),
-    (io.StringIO(), {"TERM": "xterm"}, False),
-])
+@pytest.mark.parametrize(
+    ("stream", "environment", "expected"),
+    [
+        (_Terminal(), {"TERM": "xterm"}, True),
+        (_Terminal(), {"TERM": "xterm", "NO_COLOR": "1"}, False),
+        (_Terminal(), {"TERM": "xterm", "NO_COLOR": ""}, True),
+        (_Terminal(), {"TERM": "dumb"}, False),
+        (io.StringIO(), {"TERM": "xterm"}, False),
+    ],
+)
 def test_colour(monkeypatch, stream, environment, expected):
     monkeypatch.delenv("NO_COLOR", raising=False)
     for key, value in environment.items():
@@ -69,15 +72,18 @@ def test_a_reader_that_leaves_is_no_error():
 
 
 def _shell(command):
-    return subprocess.run(["sh", "-c", f"{sys.executable} -m blinkccl {command}"], capture_output=True, text=True,
-                          check=False)
+    return subprocess.run(
+        ["sh", "-c", f"{sys.executable} -m blinkccl {command}"], capture_output=True, text=True, check=False
+    )
 
 
 @pytest.mark.parametrize("arguments", ["plan reduce --topo ring:4", "topo ring:4 --json", "--help", "plan --help"])
 def test_a_full_disk_is_one_line(arguments):
     ended = _shell(f"{arguments} > /dev/full")
     assert (ended.returncode, ended.stderr) == (
-        2, "blink: error: cannot write to standard output: No space left on device\n")
+        2,
+        "blink: error: cannot write to standard output: No space left on device\n",
+    )
 
 
 @pytest.mark.parametrize("arguments", ["plan reduce --topo ring:4", "topo ring:4 --json", "topo ring:4"])
@@ -112,8 +118,12 @@ def test_a_path_is_tried_without_leaving_a_trace(tmp_path):
 
 
 def test_an_encoding_that_lacks_the_arrows_does_no_harm():
-    ended = subprocess.run([sys.executable, "-m", "blinkccl", "plan", "reduce", "--topo", "ring:4"], check=True,
-                           capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    ended = subprocess.run(
+        [sys.executable, "-m", "blinkccl", "plan", "reduce", "--topo", "ring:4"],
+        check=True,
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )
     assert b"reduce" in ended.stdout
 
 
@@ -125,7 +135,9 @@ def test_what_exists_is_not_overwritten(tmp_path, capsys):
 
 
 def test_help_loads_neither_numpy_nor_solver_nor_rich():
-    code = ("import sys; from blinkccl.cli.app import app\n"
-            "print([m for m in ('numpy', 'highspy', 'rich', 'msgspec', 'pynvml') if m in sys.modules])")
+    code = (
+        "import sys; from blinkccl.cli.app import app\n"
+        "print([m for m in ('numpy', 'highspy', 'rich', 'msgspec', 'pynvml') if m in sys.modules])"
+    )
     ended = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert ended.stdout == "[]\n"

@@ -50,8 +50,11 @@ def test_two_processes_with_other_hash_seeds_write_the_same_bytes(tmp_path):
     for seed in ("0", "4711"):
         folder = tmp_path / seed
         folder.mkdir()
-        subprocess.run([sys.executable, "-c", SCRIPT, str(folder), *commands], check=True,
-                       env={**os.environ, "PYTHONHASHSEED": seed})
+        subprocess.run(
+            [sys.executable, "-c", SCRIPT, str(folder), *commands],
+            check=True,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+        )
         folders.append({path.name: path.read_bytes() for path in sorted(folder.iterdir())})
     assert folders[0] == folders[1]
     assert sum(name.endswith(".json") for name in folders[0]) > 60

@@ -15,8 +15,9 @@ def _all_errors(root=BlinkError):
     return {root}.union(*(_all_errors(kind) for kind in root.__subclasses__()))
 
 
-@pytest.mark.parametrize("kind", sorted((k for k in _all_errors() if k.__module__.startswith("blinkccl")),
-                                        key=lambda kind: kind.__name__))
+@pytest.mark.parametrize(
+    "kind", sorted((k for k in _all_errors() if k.__module__.startswith("blinkccl")), key=lambda kind: kind.__name__)
+)
 def test_the_table_names_every_class_that_the_package_raises(kind):
     assert kind in exits.EXIT_CODES
 
@@ -62,10 +63,13 @@ def test_2_for_usage(blink):
     assert blink("plan", "allreduce", "--topo", "nothing").code == 2
 
 
-@pytest.mark.parametrize("failure", [TopologyError("NVML, starting: driver and library differ"),
-                                     UnsupportedError("NVML, P2P: no such function")])
-@pytest.mark.parametrize("arguments", [["topo"], ["plan", "allreduce"], ["bench", "allreduce", "--engine", "threads"],
-                                       ["pick", "-k", "2"]])
+@pytest.mark.parametrize(
+    "failure",
+    [TopologyError("NVML, starting: driver and library differ"), UnsupportedError("NVML, P2P: no such function")],
+)
+@pytest.mark.parametrize(
+    "arguments", [["topo"], ["plan", "allreduce"], ["bench", "allreduce", "--engine", "threads"], ["pick", "-k", "2"]]
+)
 def test_3_for_a_driver_that_fails(blink, monkeypatch, failure, arguments):
     def probe():
         raise failure

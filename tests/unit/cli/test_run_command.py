@@ -18,14 +18,57 @@ from blinkccl.native import find_library
 
 PYTHON = sys.executable
 ROWS = [
-    {"pid": 11, "rank": 1, "nranks": 2, "comm": "ab" * 8, "state": "blink", "why": "faster", "collective": "allreduce",
-     "dtype": "float32", "op": "sum", "least": 1024, "most": 4096, "program": 0, "protocol": "ll", "calls": 3,
-     "bytes": 6144},
-    {"pid": 10, "rank": 0, "nranks": 2, "comm": "ab" * 8, "state": "blink", "why": "faster", "collective": "allreduce",
-     "dtype": "float32", "op": "sum", "least": 512, "most": 4096, "program": 0, "protocol": "ll", "calls": 4,
-     "bytes": 6656},
-    {"pid": 10, "rank": 0, "nranks": 2, "comm": "ab" * 8, "state": "nccl", "why": "slower", "collective": "broadcast",
-     "dtype": "int8", "op": "sum", "least": 12, "most": 12, "program": -1, "protocol": "", "calls": 1, "bytes": 12},
+    {
+        "pid": 11,
+        "rank": 1,
+        "nranks": 2,
+        "comm": "ab" * 8,
+        "state": "blink",
+        "why": "faster",
+        "collective": "allreduce",
+        "dtype": "float32",
+        "op": "sum",
+        "least": 1024,
+        "most": 4096,
+        "program": 0,
+        "protocol": "ll",
+        "calls": 3,
+        "bytes": 6144,
+    },
+    {
+        "pid": 10,
+        "rank": 0,
+        "nranks": 2,
+        "comm": "ab" * 8,
+        "state": "blink",
+        "why": "faster",
+        "collective": "allreduce",
+        "dtype": "float32",
+        "op": "sum",
+        "least": 512,
+        "most": 4096,
+        "program": 0,
+        "protocol": "ll",
+        "calls": 4,
+        "bytes": 6656,
+    },
+    {
+        "pid": 10,
+        "rank": 0,
+        "nranks": 2,
+        "comm": "ab" * 8,
+        "state": "nccl",
+        "why": "slower",
+        "collective": "broadcast",
+        "dtype": "int8",
+        "op": "sum",
+        "least": 12,
+        "most": 12,
+        "program": -1,
+        "protocol": "",
+        "calls": 1,
+        "bytes": 12,
+    },
 ]
 TELL = f"import os; open(os.environ['BLINK_REPORT'], 'a').write({chr(10).join(map(json.dumps, ROWS))!r} + chr(10))"
 
@@ -48,7 +91,11 @@ def library(tmp_path, monkeypatch):
 def test_the_command_is_given_the_library_the_python_and_a_report(library):
     given = environment({"A": "1"}, library, Path("/r"), {"BLINK_ALGO": "ring"})
     assert given == {
-        "A": "1", "LD_PRELOAD": str(library), "BLINK_PYTHON": PYTHON, "BLINK_REPORT": "/r", "BLINK_ALGO": "ring",
+        "A": "1",
+        "LD_PRELOAD": str(library),
+        "BLINK_PYTHON": PYTHON,
+        "BLINK_REPORT": "/r",
+        "BLINK_ALGO": "ring",
     }
     assert environment({"LD_PRELOAD": "/lib/a.so:"}, library, Path("/r"), {})["LD_PRELOAD"] == f"/lib/a.so:{library}"
 
@@ -159,7 +206,9 @@ def test_signals_are_sent_on(library, tmp_path, number):
     )
     process = subprocess.Popen(
         [PYTHON, "-m", "blinkccl", "run", "--", PYTHON, "-c", script],
-        stderr=subprocess.PIPE, env=os.environ | {"BLINK_LIBRARY": str(library)}, start_new_session=True,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"BLINK_LIBRARY": str(library)},
+        start_new_session=True,
     )
     with process:
         ends = time.monotonic() + 60
@@ -195,15 +244,30 @@ def test_the_example_runs_on_trees_on_doubles_of_nccl_and_cuda(blink, monkeypatc
         pytest.skip("no C++ compiler for the test doubles")
     built = doubles.build()
     for name, value in {
-        "BLINK_CUDA_LIB": built.cuda, "BLINK_NCCL_LIB": built.nccl, "BLINK_NVCC": built.compiler,
-        "BLINK_DOUBLE_DEVICES": 4, "BLINK_DOUBLE_DEVICE_LIB": libraries[1], "BLINK_CACHE": tmp_path / "cache",
+        "BLINK_CUDA_LIB": built.cuda,
+        "BLINK_NCCL_LIB": built.nccl,
+        "BLINK_NVCC": built.compiler,
+        "BLINK_DOUBLE_DEVICES": 4,
+        "BLINK_DOUBLE_DEVICE_LIB": libraries[1],
+        "BLINK_CACHE": tmp_path / "cache",
         "BLINK_MAX_BLOCKS": 4,
     }.items():
         monkeypatch.setenv(name, str(value))
     target = tmp_path / "used.json"
     ended = blink(
-        "run", "--require", "--topo", "dgx-1v", "--algo", "optimal", "--report", target, "--",
-        PYTHON, root / "examples/nccl_client.py", "4", "65536",
+        "run",
+        "--require",
+        "--topo",
+        "dgx-1v",
+        "--algo",
+        "optimal",
+        "--report",
+        target,
+        "--",
+        PYTHON,
+        root / "examples/nccl_client.py",
+        "4",
+        "65536",
     )
     assert ended.code == 0
     document = json.loads(target.read_text())

@@ -11,11 +11,31 @@ import pytest
 from blinkccl.collectives.spec import COLLECTIVES
 
 SHARED = Path(__file__).parents[3] / "../shared/topologies"
-READABLE = ["8x4090-pcie.nvidia-smi.txt", "8xv100-vm.nvidia-smi.txt", "azure-ncv4-4xa100-pcie.nccl.xml",
-            "dgx1-p100.nvidia-smi.txt", "dgx1-v100.nvidia-smi.txt", "hgx-a100-oci.nccl.xml",
-            "hgx-a100.nvidia-smi.txt", "hgx-h100-oci.nccl.xml"]
-PLAN_KEYS = {"schema_version", "collective", "algorithm", "ranks", "unit_gbps", "rate", "bound", "optimal",
-             "certificate", "algbw_gbps", "shares", "link_load", "plan_seconds"}
+READABLE = [
+    "8x4090-pcie.nvidia-smi.txt",
+    "8xv100-vm.nvidia-smi.txt",
+    "azure-ncv4-4xa100-pcie.nccl.xml",
+    "dgx1-p100.nvidia-smi.txt",
+    "dgx1-v100.nvidia-smi.txt",
+    "hgx-a100-oci.nccl.xml",
+    "hgx-a100.nvidia-smi.txt",
+    "hgx-h100-oci.nccl.xml",
+]
+PLAN_KEYS = {
+    "schema_version",
+    "collective",
+    "algorithm",
+    "ranks",
+    "unit_gbps",
+    "rate",
+    "bound",
+    "optimal",
+    "certificate",
+    "algbw_gbps",
+    "shares",
+    "link_load",
+    "plan_seconds",
+}
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
@@ -101,14 +121,17 @@ def test_check_says_on_which_links_a_plan_is_optimal(blink, tmp_path):
     assert "optimal on the links of ring:4 with --links fast" in blink("check", path, "--topo", "ring:4").out
     more = blink("check", path, "--topo", "clique:4")
     assert more.code == 0
-    assert ("optimal on the links that the plan lists, which are not all that clique:4 has for these ranks with "
-            "any --links") in more.out
+    assert (
+        "optimal on the links that the plan lists, which are not all that clique:4 has for these ranks with any --links"
+    ) in more.out
 
 
 def test_standard_input_as_topology_and_plan(blink, monkeypatch):
-    for arguments, text in ((["topo", "-"], blink("topo", "ring:4", "--json").out),
-                            (["plan", "reduce", "--topo", "-"], blink("topo", "ring:4", "--json").out),
-                            (["check", "-"], blink("plan", "reduce", "--topo", "ring:4", "--json").out)):
+    for arguments, text in (
+        (["topo", "-"], blink("topo", "ring:4", "--json").out),
+        (["plan", "reduce", "--topo", "-"], blink("topo", "ring:4", "--json").out),
+        (["check", "-"], blink("plan", "reduce", "--topo", "ring:4", "--json").out),
+    ):
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
         assert blink(*arguments).code == 0
     both = blink("check", "-", "--topo", "-")
@@ -134,8 +157,9 @@ def _damaged(plan, damage):
     return plan
 
 
-@pytest.mark.parametrize("damage", ["lost edge", "edge turned round", "doubled contribution", "weight",
-                                    "certificate", "no link"])
+@pytest.mark.parametrize(
+    "damage", ["lost edge", "edge turned round", "doubled contribution", "weight", "certificate", "no link"]
+)
 def test_damaged_plans_are_refused(blink, tmp_path, damage):
     path = tmp_path / "plan.json"
     blink("plan", "allreduce", "--topo", "dgx-1v", "--gpus", "1,4,5,6", "-o", path)
@@ -157,9 +181,18 @@ def test_check_json(blink, tmp_path):
     path = tmp_path / "plan.json"
     blink("plan", "reduce_scatter", "--topo", "ring:4", "-o", path)
     found = json.loads(blink("check", path, "--json").out)
-    assert found == {"schema_version": 1, "ok": True, "collective": "reduce_scatter", "algorithm": "optimal",
-                     "ranks": [0, 1, 2, 3], "rate": found["bound"], "bound": found["bound"], "optimal": True,
-                     "optimal_on": "the links that the plan lists", "violations": []}
+    assert found == {
+        "schema_version": 1,
+        "ok": True,
+        "collective": "reduce_scatter",
+        "algorithm": "optimal",
+        "ranks": [0, 1, 2, 3],
+        "rate": found["bound"],
+        "bound": found["bound"],
+        "optimal": True,
+        "optimal_on": "the links that the plan lists",
+        "violations": [],
+    }
 
 
 def test_topo_json_is_what_a_plan_sees(blink):

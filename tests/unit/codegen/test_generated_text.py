@@ -196,6 +196,8 @@ def test_the_same_bytes_in_every_process() -> None:
 
 
 def test_slots_are_no_part_of_the_code() -> None:
-    one, two = (lower(plan("allreduce", algorithm=name, spec="dgx-a100", ranks=(0, 1, 2)), slots) for name, slots in (
-        ("one_shot", 1), ("one_shot", 7)))
+    one, two = (
+        lower(plan("allreduce", algorithm=name, spec="dgx-a100", ranks=(0, 1, 2)), slots)
+        for name, slots in (("one_shot", 1), ("one_shot", 7))
+    )
     assert text_of(one).split("#include")[1] == text_of(two).split("#include")[1]

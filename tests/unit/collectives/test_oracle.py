@@ -195,9 +195,7 @@ def test_superfluous_input_is_refused() -> None:
 
 def test_mismatch_names_the_first_wrong_element() -> None:
     want, got = rows([1, 2, 3, 4], [5, 6, 7, 8]), rows([1, 2, 3, 4], [5, 6, 0, 0])
-    assert (
-        mismatch(got, want, 2) == "rank 1, block 1, element 0: expected 7, got 0 (2 of 4 elements are wrong)"
-    )
+    assert mismatch(got, want, 2) == "rank 1, block 1, element 0: expected 7, got 0 (2 of 4 elements are wrong)"
     assert wrong_elements(got, want) == 2
     assert mismatch([None], rows([1]), 1) == "rank 0: expected 1 × int32, got no buffer"
     assert wrong_elements([None], rows([1, 2])) == 2

@@ -142,9 +142,7 @@ def deadlocked() -> Program:
 def test_reference_finds_a_deadlock_at_once(order: str | int) -> None:
     program = deadlocked()
     began = time.monotonic()
-    with pytest.raises(
-        DeadlineError, match=r"deadlock: rank \d waits for chunk \d+ of channel \d from rank \d"
-    ):
+    with pytest.raises(DeadlineError, match=r"deadlock: rank \d waits for chunk \d+ of channel \d from rank \d"):
         reference.run(
             program,
             make_inputs(program.collective, 4000, "int32"),
@@ -217,9 +215,7 @@ def test_an_error_in_one_rank_stops_all(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(threads.Execution, "_fire", failing)
     began = time.monotonic()
     with (
-        threads.Execution(
-            bind(program, 4000, 4, 64), buffers, element_type("int32"), operation("sum")
-        ) as execution,
+        threads.Execution(bind(program, 4000, 4, 64), buffers, element_type("int32"), operation("sum")) as execution,
         pytest.raises(ZeroDivisionError, match="planted"),
     ):
         execution.go(deadline_s=30)

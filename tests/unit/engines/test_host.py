@@ -67,8 +67,14 @@ def test_a_deadlock_ends_at_the_deadline_and_says_who_waits_for_what() -> None:
     program = FAULTS["deadlock"].plant(lower(made), Random(0))
     assert program is not None
     with pytest.raises(DeadlineError, match=r"rank \d waited \d+\.\d s for (chunk \d+ of channel \d|rank \d to take)"):
-        host.run(program, make_inputs(program.collective, 4000, "int32"), count=4000, dtype="int32", chunk_bytes=16,
-                 deadline_s=0.3)
+        host.run(
+            program,
+            make_inputs(program.collective, 4000, "int32"),
+            count=4000,
+            dtype="int32",
+            chunk_bytes=16,
+            deadline_s=0.3,
+        )
 
 
 @NEEDED

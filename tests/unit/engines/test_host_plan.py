@@ -275,9 +275,7 @@ def test_chunks_shrink_until_the_rings_fit() -> None:
     bound = plan.bind(100_000, 4, 1 << 20)
     assert 16 <= bound.chunk_elements * 4 < 8192
     assert bound.chunk_elements % 4 == 0
-    used = [
-        sum(ring.stride * ring.slots for ring in Rank(plan, bound, r).rings if not ring.lodged) for r in range(4)
-    ]
+    used = [sum(ring.stride * ring.slots for ring in Rank(plan, bound, r).rings if not ring.lodged) for r in range(4)]
     assert max(used) <= 8192
     assert max(used) > 4096, "smaller than needed"
     assert HostPlan(program).bind(1000, 4, 1 << 60).extents[0].chunks == 1

@@ -18,15 +18,18 @@ NO_ENDS = {"root": None, "src": None, "dst": None}
 
 def random_costs(rng: random.Random, size: int, density: float) -> list[list[int | None]]:
     # Few different costs make many ties, and ties are where contractions go wrong.
-    return [[rng.choice((0, 1, 1, 2, 3, 7, 50)) if u != v and rng.random() < density else None
-             for v in range(size)] for u in range(size)]
+    return [
+        [rng.choice((0, 1, 1, 2, 3, 7, 50)) if u != v and rng.random() < density else None for v in range(size)]
+        for u in range(size)
+    ]
 
 
 def cost_by_networkx(costs: list[list[int | None]], root: int) -> int | None:
     graph = nx.DiGraph()
     graph.add_nodes_from(range(len(costs)))
-    graph.add_weighted_edges_from((u, v, c) for u, row in enumerate(costs) for v, c in enumerate(row)
-                                  if c is not None and v != root)
+    graph.add_weighted_edges_from(
+        (u, v, c) for u, row in enumerate(costs) for v, c in enumerate(row) if c is not None and v != root
+    )
     if len(nx.descendants(graph, root)) < len(costs) - 1:
         return None
     tree = nx.minimum_spanning_arborescence(graph)
@@ -47,8 +50,12 @@ def test_a_single_vertex_costs_nothing() -> None:
 
 def test_nested_contractions() -> None:
     """Two rings of two, joined by dear arcs: each ring is contracted, then both."""
-    costs: list[list[int | None]] = [[None, 1, None, 10], [1, None, None, None],
-                                     [None, None, None, 2], [20, None, 2, None]]
+    costs: list[list[int | None]] = [
+        [None, 1, None, 10],
+        [1, None, None, None],
+        [None, None, None, 2],
+        [20, None, 2, None],
+    ]
     assert arborescence_costs(costs) == [1 + 10 + 2, 1 + 10 + 2, 2 + 20 + 1, 2 + 20 + 1]
 
 
@@ -69,8 +76,9 @@ def test_hops_run_through_transit_only(seed: int) -> None:
         for j, v in enumerate(ranks):
             graph = nx.DiGraph()
             graph.add_nodes_from((u, v))
-            graph.add_weighted_edges_from((a, b, p) for (a, b), p in prices.items()
-                                          if all(x in (u, v) or x >= 4 for x in (a, b)))
+            graph.add_weighted_edges_from(
+                (a, b, p) for (a, b), p in prices.items() if all(x in (u, v) or x >= 4 for x in (a, b))
+            )
             there = nx.has_path(graph, u, v)
             assert hops[i][j] == (nx.shortest_path_length(graph, u, v, "weight") if there else None)
 

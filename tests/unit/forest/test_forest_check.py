@@ -22,12 +22,21 @@ PLANS = Path(__file__).parent / "plans"
 NAMES = sorted(path.stem for path in PLANS.glob("*.json"))
 #: What each hand-written plan reaches, and whether that is the optimum (worked out on paper).
 RATES = {
-    "allgather-oneway4": ("4/3", True), "allgather-through-root-chain3": ("1", False),
-    "allreduce-dgx1v-1456": ("2", True), "allreduce-oneshot-clique4": ("1", False),
-    "allreduce-oneway6": ("3/5", True), "allreduce-ring4": ("4/3", True), "allreduce-star4": ("2/3", True),
-    "alltoall-chain3": ("3/2", True), "broadcast-clique4": ("3", True), "gather-chain4": ("4/3", True),
-    "reduce-clique4": ("3", True), "reduce_scatter-oneway4": ("4/3", True), "scatter-star4": ("4/3", True),
-    "sendrecv-relays-ring4": ("2", True), "sendrecv-ring4": ("2", True),
+    "allgather-oneway4": ("4/3", True),
+    "allgather-through-root-chain3": ("1", False),
+    "allreduce-dgx1v-1456": ("2", True),
+    "allreduce-oneshot-clique4": ("1", False),
+    "allreduce-oneway6": ("3/5", True),
+    "allreduce-ring4": ("4/3", True),
+    "allreduce-star4": ("2/3", True),
+    "alltoall-chain3": ("3/2", True),
+    "broadcast-clique4": ("3", True),
+    "gather-chain4": ("4/3", True),
+    "reduce-clique4": ("3", True),
+    "reduce_scatter-oneway4": ("4/3", True),
+    "scatter-star4": ("4/3", True),
+    "sendrecv-relays-ring4": ("2", True),
+    "sendrecv-ring4": ("2", True),
 }
 
 
@@ -58,6 +67,7 @@ def put(*keys: Any) -> Callable[[Json], None]:
         for key in way:
             at = at[key]
         at[last] = value
+
     return change
 
 
@@ -69,6 +79,7 @@ def drop(*keys: Any) -> Callable[[Json], None]:
         for key in way:
             at = at[key]
         del at[last]
+
     return change
 
 
@@ -76,6 +87,7 @@ def both(*changes: Callable[[Json], None]) -> Callable[[Json], None]:
     def change(plan: Json) -> None:
         for one in changes:
             one(plan)
+
     return change
 
 
@@ -110,8 +122,11 @@ DAMAGE: dict[str, tuple[str, Callable[[Json], None], str]] = {
     "broadcast reversed": (A, put("shares", 0, "broadcast", 0, [1, 5]), "must point away from the root"),
     "two parents": (B, add_edge(0, "broadcast", [2, 3]), "vertex 3 receives twice, from 1 and 2"),
     "contributes twice": (R, add_edge(0, "reduce", [3, 1]), "vertex 3 sends twice"),
-    "cycle off the root": (A, put("shares", 0, "broadcast", [[5, 1], [6, 4], [4, 6]]),
-                           "[4, 6] do not hang on the root 5"),
+    "cycle off the root": (
+        A,
+        put("shares", 0, "broadcast", [[5, 1], [6, 4], [4, 6]]),
+        "[4, 6] do not hang on the root 5",
+    ),
     "contribution lost": (A, drop("shares", 0, "reduce", 2), "contributions of [4] never reach the root 5"),
     "delivery lost": (A, drop("shares", 0, "broadcast", 2), "slice 0 never reaches [4]"),
     "no up-tree": (A, put("shares", 0, "reduce", None), "contributions of [1, 4, 6] never reach"),
@@ -122,8 +137,11 @@ DAMAGE: dict[str, tuple[str, Callable[[Json], None], str]] = {
     "reduce's root moved": (R, put("root", 0), "never reaches [0]"),
     "weight changed": (A, put("shares", 0, "weight", "1/3"), "weigh 5/6 together, expected 1"),
     "weight zero": (A, put("shares", 0, "weight", "0"), "shares[0].weight: expected a positive fraction"),
-    "weight negative": (A, both(put("shares", 0, "weight", "-1/2"), put("shares", 1, "weight", "3/2")),
-                        "shares[0].weight: expected a positive fraction, got -1/2"),
+    "weight negative": (
+        A,
+        both(put("shares", 0, "weight", "-1/2"), put("shares", 1, "weight", "3/2")),
+        "shares[0].weight: expected a positive fraction, got -1/2",
+    ),
     "weights of one slice differ": (SHOT, put("shares", 1, "weight", "1/2"), "slice 0, which has weight 1"),
     "share lost": (A, drop("shares", 1), "weigh 1/2 together"),
     "share doubled": (A, duplicate_share, "gets slice 0 twice"),
@@ -131,8 +149,11 @@ DAMAGE: dict[str, tuple[str, Callable[[Json], None], str]] = {
     "one-shot keeper lost": (SHOT, drop("shares", 3), "slice 0 never reaches [3]"),
     "unknown block": (G, put("shares", 1, "block", 9), "9 is no block of this collective"),
     "block where there are none": (A, put("shares", 1, "block", 1), "1 is no block"),
-    "blocks exchanged": (G, both(put("shares", 1, "block", 2), put("shares", 2, "block", 1)),
-                         "contributions of [2] never reach the root 1"),
+    "blocks exchanged": (
+        G,
+        both(put("shares", 1, "block", 2), put("shares", 2, "block", 1)),
+        "contributions of [2] never reach the root 1",
+    ),
     "alltoall block turned": (S, put("shares", 1, "block", [1, 0]), "slices of block (0, 1) weigh 0"),
     "stationary block lost": (S, drop("shares", 0), "slices of block (0, 0) weigh 0"),
     "path cut short": (S, drop("shares", 2, "broadcast", 1), "never reaches [2]"),
@@ -163,11 +184,15 @@ DAMAGE: dict[str, tuple[str, Callable[[Json], None], str]] = {
     "partition leaves one out": (A, put("certificate", "blocks", [[1], [4, 5]]), "[6] lie in no block"),
     "partition with a single block": (A, put("certificate", "blocks", [[1, 4, 5, 6]]), "at least two"),
     "partition with a block of transit": (
-        D, put("certificate", {"kind": "partition", "blocks": [[0, 1, 2, 3], [4]], "capacity": "4"}),
-        "holds no rank of the job"),
+        D,
+        put("certificate", {"kind": "partition", "blocks": [[0, 1, 2, 3], [4]], "capacity": "4"}),
+        "holds no rank of the job",
+    ),
     "partition for a broadcast": (
-        B, put("certificate", {"kind": "partition", "blocks": [[0], [1, 2, 3]], "capacity": "3"}),
-        "bounds allreduce only"),
+        B,
+        put("certificate", {"kind": "partition", "blocks": [[0], [1, 2, 3]], "capacity": "3"}),
+        "bounds allreduce only",
+    ),
     "price of no link": (O6, put("certificate", "prices", 0, [0, 3, "1"]), "0 → 3 is no link"),
     "price twice": (O6, put("certificate", "prices", 0, [1, 2, "1"]), "is priced twice"),
     "price negative": (O6, put("certificate", "prices", 0, [0, 1, "-1"]), "negative price -1"),
@@ -191,8 +216,9 @@ def test_damage_is_refused_and_named(kind: str) -> None:
 def test_a_hop_that_circles_through_transit_is_refused() -> None:
     plan = load(RELAY)
     plan["ranks"], plan["dst"] = [0, 3], 3
-    plan["shares"] = [{"weight": "1", "slice": 0, "block": None, "root": 0, "reduce": None,
-                       "broadcast": [[0, 1, 2, 1, 2, 3]]}]
+    plan["shares"] = [
+        {"weight": "1", "slice": 0, "block": None, "root": 0, "reduce": None, "broadcast": [[0, 1, 2, 1, 2, 3]]}
+    ]
     assert any("visits a vertex twice" in text for text in check_plan(plan).violations)
 
 
@@ -217,8 +243,9 @@ class TestTopologyBesideThePlan:
         plan = load(A)
         machine = copy.deepcopy(plan["topology"])
         machine["vertices"].append({"id": 7, "kind": "gpu", "server": 0})
-        machine["links"].append({"src": 7, "dst": 1, "capacity": 1, "kind": "nvlink", "gbps": 25.0,
-                                 "provenance": "catalog"})
+        machine["links"].append(
+            {"src": 7, "dst": 1, "capacity": 1, "kind": "nvlink", "gbps": 25.0, "provenance": "catalog"}
+        )
         assert check_plan(plan, machine).optimal
 
     def test_it_serves_a_plan_that_has_none(self) -> None:
@@ -232,7 +259,9 @@ class TestTopologyBesideThePlan:
         machine["links"][0]["gbps"] = 25.0
         machine["vertices"][1]["kind"] = "switch"
         assert [text.split(" in the plan")[0] for text in check_plan(plan, machine).violations] == [
-            "topology: vertex 4 is a gpu", "topology: link 1 → 5 has 50.0 GB/s"]
+            "topology: vertex 4 is a gpu",
+            "topology: link 1 → 5 has 50.0 GB/s",
+        ]
 
     def test_no_topology_at_all(self) -> None:
         plan = load(A)
@@ -266,8 +295,10 @@ SHAPES: list[tuple[Callable[[Json], None], str]] = [
     (put("certificate", []), "certificate: expected an object, got an array"),
     (put("certificate", "kind", "faith"), "certificate.kind: expected 'cut', 'ratio'"),
     (put("certificate", "blocks", 1, 0), "certificate.blocks[1]: expected an array of vertex ids"),
-    (put("certificate", {"kind": "dual", "prices": [[1, 5]], "value": "1", "cost": "1"}),
-     "certificate.prices[0]: expected [src, dst, price]"),
+    (
+        put("certificate", {"kind": "dual", "prices": [[1, 5]], "value": "1", "cost": "1"}),
+        "certificate.prices[0]: expected [src, dst, price]",
+    ),
     (put("topology", "vertices", 1, "id", 1), "topology.vertices[1]: id 1 is given twice"),
     (put("topology", "links", 1, "src", 1), "topology.links[1]: joins vertex"),
     (put("topology", "links", 1, {"src": 1, "dst": 5, "capacity": 1}), "link 1 → 5 is given twice"),
@@ -306,17 +337,43 @@ def allgather_in_pairs_of_stars(servers: int, local: int) -> Json:
         near, far = switch[u // local], switch[v // local]
         return [u, near, v] if near == far else [u, near, network, far, v]
 
-    shares = [{"weight": f"1/{count}", "slice": 0, "block": r, "root": r, "reduce": None,
-               "broadcast": [hop(r, v) for v in range(count) if v != r]} for r in range(count)]
+    shares = [
+        {
+            "weight": f"1/{count}",
+            "slice": 0,
+            "block": r,
+            "root": r,
+            "reduce": None,
+            "broadcast": [hop(r, v) for v in range(count) if v != r],
+        }
+        for r in range(count)
+    ]
     return {
-        "schema_version": 1, "collective": "allgather", "algorithm": "by-hand", "ranks": list(range(count)),
-        "unit_gbps": 1.0, "rate": "0", "bound": "0", "optimal": False, "algbw_gbps": 0.0, "shares": shares,
-        "link_load": [], "certificate": {"kind": "dual", "value": "0", "cost": "0", "prices": [
-            [u, v, f"{1 + u % 3}/7"] for u, v, _ in links]},
+        "schema_version": 1,
+        "collective": "allgather",
+        "algorithm": "by-hand",
+        "ranks": list(range(count)),
+        "unit_gbps": 1.0,
+        "rate": "0",
+        "bound": "0",
+        "optimal": False,
+        "algbw_gbps": 0.0,
+        "shares": shares,
+        "link_load": [],
+        "certificate": {
+            "kind": "dual",
+            "value": "0",
+            "cost": "0",
+            "prices": [[u, v, f"{1 + u % 3}/7"] for u, v, _ in links],
+        },
         "topology": {
-            "schema_version": 1, "name": "pods", "unit_gbps": 1.0,
+            "schema_version": 1,
+            "name": "pods",
+            "unit_gbps": 1.0,
             "vertices": [{"id": v, "kind": "gpu" if v < count else "switch"} for v in range(network + 1)],
-            "links": [{"src": u, "dst": v, "capacity": c, "gbps": float(c)} for u, v, c in links]}}
+            "links": [{"src": u, "dst": v, "capacity": c, "gbps": float(c)} for u, v, c in links],
+        },
+    }
 
 
 def test_a_plan_of_128_gpus_is_checked() -> None:
@@ -325,16 +382,20 @@ def test_a_plan_of_128_gpus_is_checked() -> None:
     assert verdict.rate == Fraction(100 * 128, 8 * 120)
     assert verdict.bound is not None
     assert verdict.bound > verdict.rate
-    assert all(text.startswith(("rate:", "bound:", "algbw", "certificate.", "link_load:"))
-               for text in verdict.violations)
+    assert all(
+        text.startswith(("rate:", "bound:", "algbw", "certificate.", "link_load:")) for text in verdict.violations
+    )
 
 
 def test_the_checker_imports_only_itself_the_errors_and_the_standard_library() -> None:
     room = Path(check.__file__).parent
     for path in sorted(room.glob("check*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
-            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else (
-                [alias.name for alias in node.names] if isinstance(node, ast.Import) else [])
+            names = (
+                [node.module or ""]
+                if isinstance(node, ast.ImportFrom)
+                else ([alias.name for alias in node.names] if isinstance(node, ast.Import) else [])
+            )
             for name in names:
                 ours = name == "blinkccl.errors" or name.startswith("blinkccl.forest.check_")
                 assert ours or name.split(".")[0] in sys.stdlib_module_names, f"{path.name} imports {name}"

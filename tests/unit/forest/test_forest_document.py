@@ -41,15 +41,37 @@ def test_a_file_reads_back_to_the_same_bytes(path: Path) -> None:
 def test_the_schema_of_the_design() -> None:
     plan = to_document(from_document(GOOD), plan_seconds=0.012)
     assert list(plan) == [
-        "schema_version", "collective", "root", "src", "dst", "algorithm", "ranks", "unit_gbps", "rate",
-        "bound", "optimal", "certificate", "algbw_gbps", "depth", "trees", "shares", "link_load", "topology",
-        "plan_seconds"]
+        "schema_version",
+        "collective",
+        "root",
+        "src",
+        "dst",
+        "algorithm",
+        "ranks",
+        "unit_gbps",
+        "rate",
+        "bound",
+        "optimal",
+        "certificate",
+        "algbw_gbps",
+        "depth",
+        "trees",
+        "shares",
+        "link_load",
+        "topology",
+        "plan_seconds",
+    ]
     assert (plan["rate"], plan["bound"], plan["optimal"], plan["algbw_gbps"]) == ("2", "2", True, 50.0)
     assert plan["certificate"] == {"kind": "partition", "blocks": [[1], [4, 5, 6]], "capacity": "2"}
     assert plan["link_load"][0] == {"src": 1, "dst": 5, "load": "2", "capacity": "2"}
     assert plan["shares"][0] == {
-        "weight": "1/2", "slice": 0, "block": None, "root": 5, "reduce": [[1, 5], [6, 5], [4, 6]],
-        "broadcast": [[5, 1], [5, 6], [6, 4]]}
+        "weight": "1/2",
+        "slice": 0,
+        "block": None,
+        "root": 5,
+        "reduce": [[1, 5], [6, 5], [4, 6]],
+        "broadcast": [[5, 1], [5, 6], [6, 4]],
+    }
 
 
 def test_ends_are_vertex_ids_outside_and_positions_inside() -> None:
@@ -74,8 +96,9 @@ def edge_count_plan(ranks: int) -> Forest:
     stars = [Tree(r, tuple((r, v) for v in range(ranks) if v != r)) for r in range(ranks)]
     shares = tuple(Share(Fraction(1, ranks), 0, star.root, star.root, None, star) for star in stars)
     cut = Cut(tuple(range(ranks - 1)), Fraction(ranks - 1), Fraction(ranks - 1, ranks))
-    return Forest(Collective("allgather", ranks), tuple(range(ranks)), "by-hand", topology, shares,
-                  Fraction(ranks), cut)
+    return Forest(
+        Collective("allgather", ranks), tuple(range(ranks)), "by-hand", topology, shares, Fraction(ranks), cut
+    )
 
 
 def test_a_share_is_one_line_however_many_edges_it_has() -> None:
@@ -90,8 +113,9 @@ def test_hashes_do_not_depend_on_names_notes_or_order() -> None:
     forest = from_document(GOOD)
     topology = forest.topology
     renamed = Topology("other", topology.unit_gbps, topology.vertices[::-1], topology.links[::-1], ("note",))
-    same = Forest(forest.collective, forest.ranks, forest.algorithm, renamed, forest.shares, forest.rate,
-                  forest.certificate)
+    same = Forest(
+        forest.collective, forest.ranks, forest.algorithm, renamed, forest.shares, forest.rate, forest.certificate
+    )
     assert topology_hash(renamed) == topology_hash(topology)
     assert forest_hash(same) == forest_hash(forest)
 
@@ -106,11 +130,21 @@ def test_hashes_depend_on_links_and_on_trees() -> None:
 
 
 def test_bytes_are_the_same_in_a_new_process_with_another_hash_seed() -> None:
-    code = ("import sys; from blinkccl.forest.document import *; "
-            "from blinkccl.forest.fingerprint import *; f = from_document(sys.stdin.buffer.read()); "
-            "print(dumps(to_document(f)), forest_hash(f), topology_hash(f.topology))")
-    runs = [subprocess.run([sys.executable, "-c", code], input=GOOD, capture_output=True, check=True,
-                           env={"PYTHONHASHSEED": seed, "PYTHONIOENCODING": "utf-8"}).stdout for seed in "12"]
+    code = (
+        "import sys; from blinkccl.forest.document import *; "
+        "from blinkccl.forest.fingerprint import *; f = from_document(sys.stdin.buffer.read()); "
+        "print(dumps(to_document(f)), forest_hash(f), topology_hash(f.topology))"
+    )
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            input=GOOD,
+            capture_output=True,
+            check=True,
+            env={"PYTHONHASHSEED": seed, "PYTHONIOENCODING": "utf-8"},
+        ).stdout
+        for seed in "12"
+    ]
     assert runs[0] == runs[1]
     assert runs[0].startswith(GOOD)
 
@@ -118,12 +152,25 @@ def test_bytes_are_the_same_in_a_new_process_with_another_hash_seed() -> None:
 class TestReadableButWrong:
     """Wrong plans become forests: the law and the checker refuse them."""
 
-    @pytest.mark.parametrize(("way", "value"), [
-        (("shares", 0, "weight"), "-7/3"), (("shares", 0, "broadcast", 0), [5, 99]),
-        (("shares", 0, "root"), 77), (("shares", 0, "block"), [8, 9]),
-        (("shares", 0, "reduce"), [[1, 5], [1, 6], [5, 1]]), (("rate",), "0"), (("rate",), "100"),
-        (("optimal",), False), (("bound",), "-1"), (("link_load",), []), (("depth",), 40),
-        (("certificate", "blocks"), [[1], [1]]), (("unit_gbps",), 1.0), (("algbw_gbps",), -3.0)])
+    @pytest.mark.parametrize(
+        ("way", "value"),
+        [
+            (("shares", 0, "weight"), "-7/3"),
+            (("shares", 0, "broadcast", 0), [5, 99]),
+            (("shares", 0, "root"), 77),
+            (("shares", 0, "block"), [8, 9]),
+            (("shares", 0, "reduce"), [[1, 5], [1, 6], [5, 1]]),
+            (("rate",), "0"),
+            (("rate",), "100"),
+            (("optimal",), False),
+            (("bound",), "-1"),
+            (("link_load",), []),
+            (("depth",), 40),
+            (("certificate", "blocks"), [[1], [1]]),
+            (("unit_gbps",), 1.0),
+            (("algbw_gbps",), -3.0),
+        ],
+    )
     def test_it_is_read_and_can_be_written_again(self, way: tuple[Any, ...], value: Any) -> None:
         plan = json.loads(GOOD)
         at = plan
@@ -146,8 +193,11 @@ def from_and_to(plan: dict[str, Any]) -> bytes:
 SHAPES: list[tuple[tuple[Any, ...], Any, str]] = [
     (("shares", 1, "broadcast", 1), "x", "shares[1].broadcast[1]: expected `array`, got `str`"),
     (("shares", 1, "broadcast", 1), [5], "shares[1].broadcast[1]: expected `array` of length >= 2, got 1 "),
-    (("shares", 1, "weight"), "1/0",
-     'shares[1].weight: expected a fraction like "24/7" of at most 200 digits a side, got \'1/0\''),
+    (
+        ("shares", 1, "weight"),
+        "1/0",
+        "shares[1].weight: expected a fraction like \"24/7\" of at most 200 digits a side, got '1/0'",
+    ),
     (("shares", 1, "weight"), "1" * 201, "shares[1].weight: expected a fraction"),
     (("shares", 1, "weight"), "1/2\n", "shares[1].weight: expected a fraction"),
     (("shares", 1, "weight"), 0.5, "shares[1].weight: expected `str`, got `float`"),
@@ -167,10 +217,16 @@ SHAPES: list[tuple[tuple[Any, ...], Any, str]] = [
     (("algbw_gbps",), float("inf"), "algbw_gbps: expected `float`"),
     (("certificate", "kind"), "faith", "certificate.kind: invalid value 'faith'"),
     (("certificate", "blocks"), [[1, 4, 5, 6]], "certificate.blocks: expected `array` of length >= 2"),
-    (("certificate",), {"kind": "cut", "side": [1], "capacity": "1", "demand": "0"},
-     "certificate.demand: expected a positive fraction"),
-    (("certificate",), {"kind": "dual", "prices": [[1, 5]], "value": "1", "cost": "1"},
-     "certificate.prices[0]: expected `array` of length 3"),
+    (
+        ("certificate",),
+        {"kind": "cut", "side": [1], "capacity": "1", "demand": "0"},
+        "certificate.demand: expected a positive fraction",
+    ),
+    (
+        ("certificate",),
+        {"kind": "dual", "prices": [[1, 5]], "value": "1", "cost": "1"},
+        "certificate.prices[0]: expected `array` of length 3",
+    ),
     (("topology", "links", 0, "dst"), 99, "topology: dgx-1v: link 1 → 99 names a vertex that is not there"),
     (("topology", "links", 0, "capacity"), 0, "topology: links[0], 1 → 5: capacity must be a positive"),
     (("topology", "unit_gbps"), float("nan"), "topology: unit_gbps must be above 0"),
@@ -197,15 +253,22 @@ def test_a_missing_field_is_named() -> None:
         from_document(plan)
 
 
-@pytest.mark.parametrize(("raw", "said"), [
-    (b"", "plan: the file is empty"), (b"[]", "plan: expected an object, got list"),
-    (b"nonsense", "plan, line 1, column 5: not JSON"),
-    (b"\xff\xfe", "plan, line 1, column 1: not JSON"), (GOOD[:500], "not JSON: Input data was truncated"),
-    (b'{"x":' + b"[" * 100_000, "plan: nested too deeply"),
-    (b'{"collective": "\xff"}', "plan: not JSON"), (b'{"schema_version": NaN}', "plan, line 1, column 20: not JSON"),
-    (b'{"schema_version": 1' + b"0" * 5000 + b"}", "plan: not JSON: Integer value out of range"),
-    (GOOD.replace(b"depth", b"dep\x80h"), "plan: not JSON"),
-    (GOOD.replace(b'"depth": 2', b'"d": ' + b"2" * 5000), "plan: not JSON")])
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        (b"", "plan: the file is empty"),
+        (b"[]", "plan: expected an object, got list"),
+        (b"nonsense", "plan, line 1, column 5: not JSON"),
+        (b"\xff\xfe", "plan, line 1, column 1: not JSON"),
+        (GOOD[:500], "not JSON: Input data was truncated"),
+        (b'{"x":' + b"[" * 100_000, "plan: nested too deeply"),
+        (b'{"collective": "\xff"}', "plan: not JSON"),
+        (b'{"schema_version": NaN}', "plan, line 1, column 20: not JSON"),
+        (b'{"schema_version": 1' + b"0" * 5000 + b"}", "plan: not JSON: Integer value out of range"),
+        (GOOD.replace(b"depth", b"dep\x80h"), "plan: not JSON"),
+        (GOOD.replace(b'"depth": 2', b'"d": ' + b"2" * 5000), "plan: not JSON"),
+    ],
+)
 def test_what_is_no_plan_at_all_is_refused(raw: bytes, said: str) -> None:
     with pytest.raises(ScheduleError) as caught:
         from_document(raw)
@@ -227,7 +290,14 @@ def test_weights_without_a_workable_common_denominator_are_refused() -> None:
 
 def test_a_number_that_no_reader_would_take_back_is_not_written() -> None:
     forest = edge_count_plan(2)
-    huge = Forest(forest.collective, forest.ranks, forest.algorithm, forest.topology, forest.shares,
-                  Fraction(10**200 + 1, 7), forest.certificate)
+    huge = Forest(
+        forest.collective,
+        forest.ranks,
+        forest.algorithm,
+        forest.topology,
+        forest.shares,
+        Fraction(10**200 + 1, 7),
+        forest.certificate,
+    )
     with pytest.raises(ScheduleError, match="more than 200 digits"):
         to_document(huge)

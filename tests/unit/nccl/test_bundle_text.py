@@ -87,7 +87,10 @@ def test_kernels_that_nobody_launches_are_neither_written_nor_named(tmp_path):
 def test_a_file_per_collective_on_few_cores_and_per_kernel_on_many(tmp_path):
     few, many = bundle(tmp_path), bundle(tmp_path, processors=64)
     assert [text.name for text in dict.fromkeys(image.text for image in few.images)][:4] == [
-        "allreduce", "allgather", "reduce_scatter", "alltoall",
+        "allreduce",
+        "allgather",
+        "reduce_scatter",
+        "alltoall",
     ]
     kernels = sum(len(part.protocols) for image in few.images[::2] for part in image.text.parts)
     assert len(many.images) == 2 * kernels
@@ -128,7 +131,14 @@ def test_what_copy_engines_run_has_room_an_entry_and_a_kernel_for_graphs(tmp_pat
     for row in lines_of(text, "program"):
         name = f"{row[3]}{'' if row[5] == '-1' else f'_root{row[5]}'}_optimal"
         assert row[-8:] == [
-            "simple", f"blink_{name}_simple", "ll", "-", "ll128", "-", "copies", f"blink_{name}_copies",
+            "simple",
+            f"blink_{name}_simple",
+            "ll",
+            "-",
+            "ll128",
+            "-",
+            "copies",
+            f"blink_{name}_copies",
         ]
         ids = [int(number) for number in row[row.index("image") + 1].split(",")]
         assert [images[number][3] for number in ids] == ["sm_80", "host"]

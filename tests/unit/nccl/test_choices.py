@@ -60,7 +60,11 @@ def test_every_size_of_every_collective_and_root_has_one_row(four):
 def test_equal_neighbours_are_one_row(four):
     for a, b in pairwise(four.choices):
         same = (a.collective, a.root, a.candidate, a.protocol, a.chunk_bytes) == (
-            b.collective, b.root, b.candidate, b.protocol, b.chunk_bytes,
+            b.collective,
+            b.root,
+            b.candidate,
+            b.protocol,
+            b.chunk_bytes,
         )
         assert not same or a.search
 
@@ -210,8 +214,17 @@ def test_an_unknown_algorithm_is_refused_with_those_there_are():
 
 
 @pytest.mark.parametrize(
-    ("capability", "name"), [(60, "pascal"), (70, "volta"), (75, "volta"), (80, "ampere"), (89, "ampere"),
-                             (90, "hopper"), (100, "blackwell"), (120, "blackwell")],
+    ("capability", "name"),
+    [
+        (60, "pascal"),
+        (70, "volta"),
+        (75, "volta"),
+        (80, "ampere"),
+        (89, "ampere"),
+        (90, "hopper"),
+        (100, "blackwell"),
+        (120, "blackwell"),
+    ],
 )
 def test_architectures_are_rows_of_nccls_tables(capability, name):
     assert architecture(capability) == name

@@ -21,7 +21,8 @@ def test_nothing_is_broken_without_a_width_or_need():
 def test_long_lines_are_set_in_below_their_label():
     assert fit(f"short\n{LONG}\n", 60) == (
         "short\nproof   no schedule of unicast store-and-forward trees on\n"
-        "        these links is faster than this one\n")
+        "        these links is faster than this one\n"
+    )
 
 
 def test_escape_codes_do_not_break_a_line_that_fits():
@@ -41,5 +42,6 @@ def test_a_plan_on_a_narrow_terminal_has_no_bars_and_keeps_its_trees():
     assert "█" in wide
     assert "█" not in narrow
     assert [line for line in wide.splitlines() if "└─" in line] == [
-        line for line in narrow.splitlines() if "└─" in line]
+        line for line in narrow.splitlines() if "└─" in line
+    ]
     assert plan_text(forest, width=200) == wide

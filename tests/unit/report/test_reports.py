@@ -49,7 +49,7 @@ def test_colour_changes_only_the_look():
     bare = coloured
     while "\x1b[" in bare:
         start = bare.index("\x1b[")
-        bare = bare[:start] + bare[bare.index("m", start) + 1:]
+        bare = bare[:start] + bare[bare.index("m", start) + 1 :]
     assert [line.rstrip() for line in bare.splitlines()] == topology_text(topology, plain).splitlines()
 
 
@@ -63,12 +63,15 @@ def test_names_are_escaped_in_pictures():
     assert ElementTree.fromstring(topology_svg(odd)).find("{http://www.w3.org/2000/svg}title").text == "<&>"
 
 
-@pytest.mark.parametrize(("spec", "name", "ends", "words"), [
-    ("dgx-1v", "broadcast", {"root": 0}, "and all of the data must cross them: at most 6"),
-    ("dgx-1v", "allgather", {}, "of the data must cross them: at most"),
-    ("dgx-1v", "allreduce", {}, "every element must cross between parts"),
-    ("oneway:6", "allreduce", {}, "put these prices on a lane of each link"),
-])
+@pytest.mark.parametrize(
+    ("spec", "name", "ends", "words"),
+    [
+        ("dgx-1v", "broadcast", {"root": 0}, "and all of the data must cross them: at most 6"),
+        ("dgx-1v", "allgather", {}, "of the data must cross them: at most"),
+        ("dgx-1v", "allreduce", {}, "every element must cross between parts"),
+        ("oneway:6", "allreduce", {}, "put these prices on a lane of each link"),
+    ],
+)
 def test_every_kind_of_certificate_is_put_in_words(spec, name, ends, words):
     text = plan_text(_plan(spec, name, **ends))
     assert CLAIM in text

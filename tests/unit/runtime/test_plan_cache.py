@@ -140,9 +140,7 @@ def test_the_files_not_used_for_longest_go_first(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["file", "proc"])
-def test_a_directory_that_cannot_be_is_no_error(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, where: str
-) -> None:
+def test_a_directory_that_cannot_be_is_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture, where: str) -> None:
     (tmp_path / "file").write_text("")
     cache = PlanCache({"file": tmp_path / "file" / "below", "proc": Path("/proc/blink")}[where])
     with caplog.at_level(logging.WARNING):

@@ -13,10 +13,7 @@ from blinkccl.topology.model import Link, Topology, Vertex
 def clique(size: int, lanes: int = 1) -> Topology:
     """Every pair of ``size`` GPUs joined by ``lanes``."""
     links = tuple(
-        Link(a, b, lanes, "nvlink", 25.0 * lanes, "synthetic")
-        for a in range(size)
-        for b in range(size)
-        if a != b
+        Link(a, b, lanes, "nvlink", 25.0 * lanes, "synthetic") for a in range(size) for b in range(size) if a != b
     )
     return Topology(f"clique:{size}", 25.0, tuple(Vertex(i, "gpu") for i in range(size)), links)
 
@@ -50,8 +47,7 @@ def chain_allreduce() -> Forest:
 def one_shot_allreduce(size: int = 3) -> Forest:
     """Everybody sends all to everybody."""
     shares = [
-        Share(Fraction(1), 0, None, r, up(r, *((s, r) for s in range(size) if s != r)), None)
-        for r in range(size)
+        Share(Fraction(1), 0, None, r, up(r, *((s, r) for s in range(size) if s != r)), None) for r in range(size)
     ]
     return forest(Collective("allreduce", size), clique(size), shares)
 

@@ -97,8 +97,7 @@ MEANING: list[tuple[Callable[[Program], Program], str]] = [
     ),
     (
         lambda p: role(p, 3, contributes=False, turn=0),
-        "rank 2, channel 0, step 0 (root of share 0): it completes the reduction "
-        "without the contribution of rank 1",
+        "rank 2, channel 0, step 0 (root of share 0): it completes the reduction without the contribution of rank 1",
     ),
     (
         lambda p: role(p, 1, contributes=True),
@@ -109,8 +108,7 @@ MEANING: list[tuple[Callable[[Program], Program], str]] = [
     (lambda p: role(p, 1, completes=True), "it completes a reduction that was completed before"),
     (
         lambda p: role(p, 3, completes=True),
-        "rank 1, channel 0, step 1 (reduce of share 0): it completes the reduction "
-        "without the contribution of rank 2",
+        "rank 1, channel 0, step 1 (reduce of share 0): it completes the reduction without the contribution of rank 2",
     ),
     (
         lambda p: role(p, 3, keeps=True),
@@ -182,9 +180,7 @@ def test_shared_queue_with_another_order_at_its_end() -> None:
     assert violations(merged, clique(3)) == []
     body = [i for i, r in enumerate(merged.roles) if r.rank == 0 and r.receives and r.offset == 4]
     later = role(merged, body[0], offset=merged.roles[body[0]].offset + 1)
-    assert any(
-        text.startswith("wrong order") and "ticks after" in text for text in violations(later, clique(3))
-    )
+    assert any(text.startswith("wrong order") and "ticks after" in text for text in violations(later, clique(3)))
 
 
 def share_queues(program: Program) -> Program:
@@ -209,10 +205,7 @@ def test_reading_after_overwriting_in_place() -> None:
     program = lower(one_shot_allreduce())
     late = [role_ if role_.share != 1 else replace(role_, offset=role_.offset + 5) for role_ in program.roles]
     found = violations(replace(program, roles=tuple(late)), clique(3))
-    assert any(
-        "reads chunks of slice 0 at offset 5 after" in text and "in place at offset 1" in text
-        for text in found
-    )
+    assert any("reads chunks of slice 0 at offset 5 after" in text and "in place at offset 1" in text for text in found)
 
 
 def test_reading_and_overwriting_in_two_channels_has_no_order() -> None:

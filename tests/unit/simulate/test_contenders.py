@@ -157,7 +157,9 @@ def test_multi_path_takes_the_two_ends_only(spec: str) -> None:
     both = BASELINES["multi-path"].prepare(asked, conditions)
     assert both.forest is not None
     assert {v for share in both.forest.shares for tree in share.trees() for path in tree.edges for v in path} <= {
-        0, 1, *(v.id for v in topology.vertices if v.kind in ("host", "switch"))
+        0,
+        1,
+        *(v.id for v in topology.vertices if v.kind in ("host", "switch")),
     }
     direct = contenders()["one_hop"].prepare(asked, conditions).at(256 * MIB).seconds
     assert both.at(256 * MIB).seconds < direct

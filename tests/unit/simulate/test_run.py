@@ -211,9 +211,7 @@ def test_what_is_timed_as_one_is_counted_in_real_chunks(chunk_bytes: int) -> Non
     """Binding rounds a chunk to 4 or 16 bytes: an estimate costs what the run of all of those chunks does."""
     program, network = chain(4)
     exact = simulate(program, network, free(issue_us=5.0), 1 << 16, chunk_bytes=chunk_bytes)
-    timed = simulate(
-        program, network, free(issue_us=5.0), 1 << 16, chunk_bytes=chunk_bytes, budget=2000, coarser=True
-    )
+    timed = simulate(program, network, free(issue_us=5.0), 1 << 16, chunk_bytes=chunk_bytes, budget=2000, coarser=True)
     assert timed.aggregated > 1
     assert timed.seconds == pytest.approx(exact.seconds, rel=0.03)
 
@@ -306,9 +304,7 @@ def test_the_native_kernel_runs_where_there_is_one(monkeypatch: pytest.MonkeyPat
     assert with_native.trace.end_s.tobytes() == without.trace.end_s.tobytes()
 
 
-def test_a_library_that_is_named_and_unusable_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_library_that_is_named_and_unusable_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     workload = translate(bind_bytes(chain()[0], MB, MB), chain()[1], free()).workload
     (tmp_path / "broken.so").write_text("no library")
     monkeypatch.setenv(native_kernel.OVERRIDE, str(tmp_path / "broken.so"))

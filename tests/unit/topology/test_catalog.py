@@ -44,11 +44,18 @@ def test_dgx_1p_has_four_lanes_per_gpu_on_the_same_pairs() -> None:
         assert sum(1 for src, _ in rates if src == gpu) == 4
 
 
-@pytest.mark.parametrize(("name", "gpus", "gbps", "nic"), [
-    ("dgx-2", 16, 150.0, None), ("dgx-a100", 8, 300.0, 25.0), ("hgx-h100", 8, 450.0, 50.0),
-    ("hgx-h200", 8, 450.0, 50.0)])
-def test_nvswitch_servers_have_one_switch_and_a_nic_per_gpu(name: str, gpus: int, gbps: float,
-                                                           nic: float | None) -> None:
+@pytest.mark.parametrize(
+    ("name", "gpus", "gbps", "nic"),
+    [
+        ("dgx-2", 16, 150.0, None),
+        ("dgx-a100", 8, 300.0, 25.0),
+        ("hgx-h100", 8, 450.0, 50.0),
+        ("hgx-h200", 8, 450.0, 50.0),
+    ],
+)
+def test_nvswitch_servers_have_one_switch_and_a_nic_per_gpu(
+    name: str, gpus: int, gbps: float, nic: float | None
+) -> None:
     topology = machine(name)
     rates = lanes(topology)
     assert len(topology.ranks) == gpus

@@ -38,18 +38,21 @@ def test_classes_of_ways() -> None:
 
 def test_bridges_behind_bridges() -> None:
     vertices = (Vertex(0, "gpu"), Vertex(1, "gpu"), Vertex(2, "switch"), Vertex(3, "switch"))
-    links = tuple(Link(s, d, 1, "pcie", 12.0, "declared") for a, b in ((0, 2), (2, 3), (3, 1))
-                  for s, d in ((a, b), (b, a)))
+    links = tuple(
+        Link(s, d, 1, "pcie", 12.0, "declared") for a, b in ((0, 2), (2, 3), (3, 1)) for s, d in ((a, b), (b, a))
+    )
     assert cell(matrix(Topology("two", 12.0, vertices, links)), 0, 1) == "PXB"
 
 
 def test_c2c_and_odd_lanes() -> None:
     vertices = (Vertex(0, "gpu"), Vertex(1, "gpu"), Vertex(2, "gpu"))
-    links = (Link(0, 1, 3, "c2c", 33.0, "declared"), Link(1, 2, 3, "nvlink", 33.0, "declared"),
-             Link(2, 1, 1, "nvlink", 11.0, "declared"))
+    links = (
+        Link(0, 1, 3, "c2c", 33.0, "declared"),
+        Link(1, 2, 3, "nvlink", 33.0, "declared"),
+        Link(2, 1, 1, "nvlink", 11.0, "declared"),
+    )
     shown = matrix(Topology("odd", 11.0, vertices, links))
-    assert (cell(shown, 0, 1), cell(shown, 1, 2), cell(shown, 2, 1), cell(shown, 1, 0)) == (
-        "C2C", "NV3", "NV1", "-")
+    assert (cell(shown, 0, 1), cell(shown, 1, 2), cell(shown, 2, 1), cell(shown, 1, 0)) == ("C2C", "NV3", "NV1", "-")
 
 
 def test_several_servers_get_a_column() -> None:
@@ -70,5 +73,5 @@ def test_every_cell_is_in_the_legend() -> None:
     marks = tuple(mark.rstrip("#") for mark, _ in LEGEND)
     for spec in ("dgx-1v", "mi250", "mist", "2x pcie-8gpu @ 40Gbps", "ring:5"):
         shown = matrix(parse_spec(spec))
-        cells = [c for row in shown.rows for c in row[1:len(shown.rows) + 1]]
+        cells = [c for row in shown.rows for c in row[1 : len(shown.rows) + 1]]
         assert all(c.rstrip("0123456789") in marks for c in cells)

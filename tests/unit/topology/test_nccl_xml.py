@@ -31,18 +31,23 @@ def shared(name: str) -> Topology:
 
 def same(a: Topology, b: Topology) -> bool:
     """Whether only the numbers of the transit vertices differ."""
+
     def graph(t: Topology) -> nx.DiGraph:
         made = nx.DiGraph()
         made.add_nodes_from((v.id, {"what": (v.kind, v.id if v.kind == "gpu" else None)}) for v in t.vertices)
         made.add_edges_from((x.src, x.dst, {"what": (x.kind, x.gbps)}) for x in t.links)
         return made
-    return bool(nx.is_isomorphic(graph(a), graph(b), lambda x, y: x["what"] == y["what"],
-                                 lambda x, y: x["what"] == y["what"]))
+
+    return bool(
+        nx.is_isomorphic(graph(a), graph(b), lambda x, y: x["what"] == y["what"], lambda x, y: x["what"] == y["what"])
+    )
 
 
 def gpu(number: int, inside: str = "", attributes: str = "") -> str:
-    return (f'<pci busid="000{number}:00:00.0" class="0x030200" link_speed="16 GT/s" link_width="16">'
-            f'<gpu dev="{number}" sm="80" rank="{number}" gdr="1"{attributes}>{inside}</gpu></pci>')
+    return (
+        f'<pci busid="000{number}:00:00.0" class="0x030200" link_speed="16 GT/s" link_width="16">'
+        f'<gpu dev="{number}" sm="80" rank="{number}" gdr="1"{attributes}>{inside}</gpu></pci>'
+    )
 
 
 def system(*inside: str, cpu: str = 'numaid="0"') -> str:
@@ -53,8 +58,20 @@ def nvlink(target: int, count: int = 4) -> str:
     return f'<nvlink target="000{target}:00:00.0" count="{count}" tclass="0x030200"/>'
 
 
-@pytest.mark.parametrize("name", ["dgx-1p", "dgx-1v", "dgx-2", "hgx-h100", "hgx-h200", "cedar", "pcie-8gpu",
-                                  "pcie-4gpu-nvlink-pairs", "pcie-8gpu-nvlink-pairs"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "dgx-1p",
+        "dgx-1v",
+        "dgx-2",
+        "hgx-h100",
+        "hgx-h200",
+        "cedar",
+        "pcie-8gpu",
+        "pcie-4gpu-nvlink-pairs",
+        "pcie-8gpu-nvlink-pairs",
+    ],
+)
 def test_what_we_write_we_read_back(name: str) -> None:
     topology = machine(name)
     text = nccl_xml_write.write(topology)
@@ -70,30 +87,40 @@ def test_what_has_only_part_of_a_place_keeps_its_nvlinks(name: str) -> None:
     topology = parse_spec(name)
     again = nccl_xml.parse(nccl_xml_write.write(topology), name)
     assert sorted(x.gbps for x in again.links if x.kind == "nvlink") == sorted(
-        x.gbps for x in topology.links if x.kind == "nvlink")
+        x.gbps for x in topology.links if x.kind == "nvlink"
+    )
     assert same(network_for(again, again.ranks), network_for(topology, topology.ranks))
 
 
-@pytest.mark.parametrize(("spec", "reason"), [
-    ("mi250", "no place for xgmi"), ("oneway:4", "other direction"), ("2x dgx-a100", "several servers"),
-    ("random:5:seed=1:directed", "other direction"), ("ring:6", "GPU0 has no link to a processor"),
-    ("star:4", "a place for GPUs on PCIe only; write JSON"), ("clique:4", "PCIe only")])
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        ("mi250", "no place for xgmi"),
+        ("oneway:4", "other direction"),
+        ("2x dgx-a100", "several servers"),
+        ("random:5:seed=1:directed", "other direction"),
+        ("ring:6", "GPU0 has no link to a processor"),
+        ("star:4", "a place for GPUs on PCIe only; write JSON"),
+        ("clique:4", "PCIe only"),
+    ],
+)
 def test_what_has_no_place_is_refused(spec: str, reason: str) -> None:
     with pytest.raises(UnsupportedError, match=reason):
         nccl_xml_write.write(parse_spec(spec))
 
 
-@pytest.mark.parametrize(("kinds", "links", "reason"), [
-    (("cpu", "cpu", "switch"), [(0, 2, "shm"), (1, 2, "shm")], "no GPUs"),
-    (("gpu", "gpu", "switch", "switch"), [(0, 2, "nvlink"), (1, 3, "nvlink")], "2 NVSwitch planes"),
-    (("gpu", "gpu", "switch", "switch"), [(0, 2, "nvlink"), (1, 2, "nvlink"), (2, 3, "nvlink")],
-     "no GPUs; write"),
-    (("gpu", "gpu", "host", "host"), [(0, 2, "pcie"), (1, 3, "pcie"), (2, 3, "smp")], "no processor with 7"),
-    (("gpu", "gpu", "host"), [(0, 1, "nvlink"), (0, 2, "nvlink"), (1, 2, "nvlink")], "no whole number of lanes"),
-    (("gpu", "host", "host"), [(0, 1, "pcie"), (0, 2, "pcie")], "no tree"),
-])
-def test_other_shapes_without_a_place(kinds: tuple[str, ...], links: list[tuple[int, int, str]],
-                                      reason: str) -> None:
+@pytest.mark.parametrize(
+    ("kinds", "links", "reason"),
+    [
+        (("cpu", "cpu", "switch"), [(0, 2, "shm"), (1, 2, "shm")], "no GPUs"),
+        (("gpu", "gpu", "switch", "switch"), [(0, 2, "nvlink"), (1, 3, "nvlink")], "2 NVSwitch planes"),
+        (("gpu", "gpu", "switch", "switch"), [(0, 2, "nvlink"), (1, 2, "nvlink"), (2, 3, "nvlink")], "no GPUs; write"),
+        (("gpu", "gpu", "host", "host"), [(0, 2, "pcie"), (1, 3, "pcie"), (2, 3, "smp")], "no processor with 7"),
+        (("gpu", "gpu", "host"), [(0, 1, "nvlink"), (0, 2, "nvlink"), (1, 2, "nvlink")], "no whole number of lanes"),
+        (("gpu", "host", "host"), [(0, 1, "pcie"), (0, 2, "pcie")], "no tree"),
+    ],
+)
+def test_other_shapes_without_a_place(kinds: tuple[str, ...], links: list[tuple[int, int, str]], reason: str) -> None:
     vertices = tuple(Vertex(i, kind) for i, kind in enumerate(kinds))
     both = tuple(Link(s, d, 7, kind, 7.0, "declared") for a, b, kind in links for s, d in ((a, b), (b, a)))
     with pytest.raises(UnsupportedError, match=reason):
@@ -106,12 +133,13 @@ def test_nothing_is_said_where_everything_is_kept(name: str) -> None:
     assert nccl_xml_kept.differences(topology, nccl_xml_write.write(topology)) == []
 
 
-@pytest.mark.parametrize(("name", "told"), [
-    ("dgx-a100", ["it has "]), ("mist", ["--links pcie gives", "--links all gives"])])
+@pytest.mark.parametrize(
+    ("name", "told"), [("dgx-a100", ["it has "]), ("mist", ["--links pcie gives", "--links all gives"])]
+)
 def test_what_is_not_kept_is_said(name: str, told: list[str]) -> None:
     topology = machine(name)
     found = nccl_xml_kept.differences(topology, nccl_xml_write.write(topology))
-    assert [sentence[:len(start)] for sentence, start in zip(found, told, strict=True)] == told
+    assert [sentence[: len(start)] for sentence, start in zip(found, told, strict=True)] == told
 
 
 def test_an_allocation_is_numbered_anew() -> None:
@@ -121,8 +149,10 @@ def test_an_allocation_is_numbered_anew() -> None:
 
 def test_links_of_another_shape_are_told_apart() -> None:
     one, other = machine("dgx-1v"), machine("dgx-1p")
-    assert any("--links fast gives 32 nvlink" in sentence
-               for sentence in nccl_xml_kept.differences(one, nccl_xml_write.write(other)))
+    assert any(
+        "--links fast gives 32 nvlink" in sentence
+        for sentence in nccl_xml_kept.differences(one, nccl_xml_write.write(other))
+    )
 
 
 def test_a_virtual_machine_that_hides_its_nvswitch() -> None:
@@ -148,8 +178,11 @@ def test_nvlinks_to_oneself_are_left_out_with_a_note_and_pcie_remains() -> None:
 
 
 def test_files_without_gpu_tags_say_what_is_missing_and_where_it_comes_from() -> None:
-    with pytest.raises(TopologyError, match=r"4 PCI devices of class GPU .*line 3.*no <gpu> tag, .*"
-                                            r"NCCL completes .*NCCL_TOPO_DUMP_FILE"):
+    with pytest.raises(
+        TopologyError,
+        match=r"4 PCI devices of class GPU .*line 3.*no <gpu> tag, .*"
+        r"NCCL completes .*NCCL_TOPO_DUMP_FILE",
+    ):
         ours("no-gpu-tags.nccl.xml")
 
 
@@ -177,48 +210,52 @@ def test_quotes_comments_and_unknown_targets() -> None:
     assert "NVLink of GPU1 to 0007:00:00.0 left out" in topology.notes[0]
 
 
-BOMB = ('<!DOCTYPE lolz [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;">]>'
-        '<system version="1"><cpu numaid="&b;"/></system>')
+BOMB = (
+    '<!DOCTYPE lolz [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;">]>'
+    '<system version="1"><cpu numaid="&b;"/></system>'
+)
 
 
-@pytest.mark.parametrize(("text", "message"), [
-    (BOMB, "line 1: a document type or entities"),
-    ('<!DOCTYPE s SYSTEM "file:///etc/passwd"><system/>', "a document type or entities"),
-    ("<system version='1'>&undefined;</system>", "line 1: not well-formed XML: undefined entity"),
-    ("<system version='1'>\n<cpu>", "line 2: not well-formed XML: no element found"),
-    ("<system version='2'/>", "version '2', expected 1"),
-    ("<html/>", "the root is <html>, expected <system>"),
-    ("<system version='1'/>", "none of the 0 PCI devices"),
-    ("<a>" * 70 + "</a>" * 70, "nested deeper than 64"),
-    ("<system>" + "<cpu/>" * 20_001 + "</system>", "more than 20000 elements"),
-    (system(gpu(1), gpu(1)), "line 4: busid 0001:00:00.0 stands twice, first in line 3"),
-    (system(gpu(1), gpu(2).replace('dev="2"', 'dev="1"')), "line 4: <gpu> dev 1 stands twice, first in line "
-                                                           "3"),
-    (system(gpu(1).replace('dev="1"', 'dev="one"')), "<gpu> dev is 'one', expected a whole number"),
-    (system(gpu(1).replace('dev="1"', "")), "<gpu> dev is nothing"),
-    (system(gpu(1).replace('busid="0001:00:00.0"', "")), "<pci> without busid"),
-    (system(gpu(1, nvlink(2)), gpu(2)), "line 3: 4 NVLinks from GPU1 to GPU2, but none the other way"),
-    (system(gpu(1, nvlink(2)), gpu(2, nvlink(1, 3))), r"4 NVLinks from GPU1 to GPU2, but 3 \(line 4\)"),
-    (system(gpu(1, nvlink(2, 0)), gpu(2)), "<nvlink> count 0, expected 1 … 64"),
-    (system(gpu(1, nvlink(2, -4)), gpu(2)), "<nvlink> count is '-4'"),
-    (system(gpu(1, nvlink(2).replace('"4"', '"nan"')), gpu(2)), "<nvlink> count is 'nan'"),
-    (system(gpu(1).replace("16 GT/s", "17 GT/s")), "<pci> link_speed '17 GT/s', expected one of"),
-    (system(gpu(1).replace('width="16"', 'width="-1"')), "<pci> link_width is '-1'"),
-    (system(gpu(1).replace('width="16"', 'width="999"')), "link_width 999, expected at most 64"),
-    (system('<gpu dev="0" sm="80" rank="0"/>'), "<gpu> outside of a <pci>"),
-    (system(gpu(1, '<c2c bw="0" count="1"/>')), "<c2c> of 0 GB/s"),
-    (system(gpu(1, '<c2c bw="999999999" count="64"/>')), "<c2c> of 6.4e"),
-    (system(gpu(1), '<nic><net name="a" dev="0" speed="-100"/></nic>'), "<net> speed is '-100'"),
-    (system(gpu(1).replace("</gpu>", '</gpu><gpu dev="5" sm="80" rank="5"/>')), "a second <gpu> in one "
-                                                                                "<pci>"),
-])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (BOMB, "line 1: a document type or entities"),
+        ('<!DOCTYPE s SYSTEM "file:///etc/passwd"><system/>', "a document type or entities"),
+        ("<system version='1'>&undefined;</system>", "line 1: not well-formed XML: undefined entity"),
+        ("<system version='1'>\n<cpu>", "line 2: not well-formed XML: no element found"),
+        ("<system version='2'/>", "version '2', expected 1"),
+        ("<html/>", "the root is <html>, expected <system>"),
+        ("<system version='1'/>", "none of the 0 PCI devices"),
+        ("<a>" * 70 + "</a>" * 70, "nested deeper than 64"),
+        ("<system>" + "<cpu/>" * 20_001 + "</system>", "more than 20000 elements"),
+        (system(gpu(1), gpu(1)), "line 4: busid 0001:00:00.0 stands twice, first in line 3"),
+        (system(gpu(1), gpu(2).replace('dev="2"', 'dev="1"')), "line 4: <gpu> dev 1 stands twice, first in line 3"),
+        (system(gpu(1).replace('dev="1"', 'dev="one"')), "<gpu> dev is 'one', expected a whole number"),
+        (system(gpu(1).replace('dev="1"', "")), "<gpu> dev is nothing"),
+        (system(gpu(1).replace('busid="0001:00:00.0"', "")), "<pci> without busid"),
+        (system(gpu(1, nvlink(2)), gpu(2)), "line 3: 4 NVLinks from GPU1 to GPU2, but none the other way"),
+        (system(gpu(1, nvlink(2)), gpu(2, nvlink(1, 3))), r"4 NVLinks from GPU1 to GPU2, but 3 \(line 4\)"),
+        (system(gpu(1, nvlink(2, 0)), gpu(2)), "<nvlink> count 0, expected 1 … 64"),
+        (system(gpu(1, nvlink(2, -4)), gpu(2)), "<nvlink> count is '-4'"),
+        (system(gpu(1, nvlink(2).replace('"4"', '"nan"')), gpu(2)), "<nvlink> count is 'nan'"),
+        (system(gpu(1).replace("16 GT/s", "17 GT/s")), "<pci> link_speed '17 GT/s', expected one of"),
+        (system(gpu(1).replace('width="16"', 'width="-1"')), "<pci> link_width is '-1'"),
+        (system(gpu(1).replace('width="16"', 'width="999"')), "link_width 999, expected at most 64"),
+        (system('<gpu dev="0" sm="80" rank="0"/>'), "<gpu> outside of a <pci>"),
+        (system(gpu(1, '<c2c bw="0" count="1"/>')), "<c2c> of 0 GB/s"),
+        (system(gpu(1, '<c2c bw="999999999" count="64"/>')), "<c2c> of 6.4e"),
+        (system(gpu(1), '<nic><net name="a" dev="0" speed="-100"/></nic>'), "<net> speed is '-100'"),
+        (system(gpu(1).replace("</gpu>", '</gpu><gpu dev="5" sm="80" rank="5"/>')), "a second <gpu> in one <pci>"),
+    ],
+)
 def test_bad_files(text: str, message: str) -> None:
     with pytest.raises(TopologyError, match=message):
         nccl_xml.parse(text, "bad.xml")
 
 
-@pytest.mark.parametrize(("name", "gbps", "nics", "net"), [("hgx-h100-oci", 450.0, 8, 45.0),
-                                                           ("hgx-a100-oci", 300.0, 8, 24.0)])
+@pytest.mark.parametrize(
+    ("name", "gbps", "nics", "net"), [("hgx-h100-oci", 450.0, 8, 45.0), ("hgx-a100-oci", 300.0, 8, 24.0)]
+)
 def test_shared_dumps_of_nvswitch_servers(name: str, gbps: float, nics: int, net: float) -> None:
     topology = shared(f"{name}.nccl.xml")
     network = network_for(topology, topology.ranks)
@@ -234,10 +271,14 @@ def test_shared_azure_pcie_file_plans_over_pcie() -> None:
     assert {x.kind for x in network_for(topology, topology.ranks).links} == {"pcie", "smp"}
 
 
-@pytest.mark.parametrize(("name", "message"), [
-    ("azure-ndv2-no-gpu-tags.nccl.xml", "8 PCI devices of class GPU"),
-    ("aws-p5-no-gpu-tags.nccl.xml", "none of the 32 PCI devices has a <gpu> tag"),
-    ("azure-ncv4.nccl-graph.xml", "this is a graph file")])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("azure-ndv2-no-gpu-tags.nccl.xml", "8 PCI devices of class GPU"),
+        ("aws-p5-no-gpu-tags.nccl.xml", "none of the 32 PCI devices has a <gpu> tag"),
+        ("azure-ncv4.nccl-graph.xml", "this is a graph file"),
+    ],
+)
 def test_shared_files_that_are_refused(name: str, message: str) -> None:
     with pytest.raises(TopologyError, match=message):
         shared(name)

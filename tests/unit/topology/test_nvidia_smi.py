@@ -66,7 +66,13 @@ def test_few_lanes_are_direct_and_a_terminals_decoration_is_passed_over() -> Non
 def test_pcie_cells_become_switches_and_hosts() -> None:
     topology = nvidia_smi.parse(ours("pcie-8gpu.nvidia-smi.txt"))
     assert [v.kind for v in topology.vertices if topology.is_transit(v.id)] == [
-        "host", "switch", "switch", "host", "switch", "switch"]
+        "host",
+        "switch",
+        "switch",
+        "host",
+        "switch",
+        "switch",
+    ]
     assert {x.kind for x in topology.links} == {"pcie", "smp"}
 
 
@@ -84,32 +90,36 @@ def test_dgx_2_truncated_says_how_many_rows_are_missing() -> None:
         nvidia_smi.parse(ours("dgx-2-truncated.nvidia-smi.txt"))
 
 
-@pytest.mark.parametrize(("text", "message"), [
-    (small("GPU0\tX\tNV1\t0", "GPU1\tNV2\tX\t0"), "line 3: GPU1 × GPU0 is NV2, but NV1 .* line 2; .* "
-                                                  "symmetric"),
-    (small("GPU0\tX\tNV1", "GPU1\tNV1\tPIX"), "line 3: cell GPU1 × GPU1 is 'PIX', expected X"),
-    (small("GPU0\tX\tX", "GPU1\tX\tX"), "line 2: cell GPU0 × GPU1 is 'X', expected PIX"),
-    (small("GPU0\tX\tNV0", "GPU1\tNV0\tX"), "line 2: .*'NV0'"),
-    (small("GPU0\tX\tNV999", "GPU1\tNV999\tX"), "line 2: .*'NV999'"),
-    (small("GPU0\tX\tnan", "GPU1\tnan\tX"), "line 2: .*'nan'"),
-    (small("GPU0\tX\t-1", "GPU1\t-1\tX"), "line 2: .*'-1'"),
-    (small("GPU0\tX"), "line 2: row GPU0 has 1 cells, expected 2"),
-    (small("GPU0\tX\tPHB"), r"line 2: .*1 of 2 GPU rows are missing \(GPU 1\)"),
-    (small(), "line 1: .*2 of 2 GPU rows"),
-    (small("GPU0\tX\tPHB", "GPU0\tX\tPHB"), "line 3: row GPU0 stands twice, first in line 2"),
-    (small("GPU0\tX\tPHB", "GPU7\tPHB\tX"), "line 3: row 'GPU7' is none of the columns"),
-    (small("GPU0\tX\tPHB", "GPU1\tPHB\tX", header="\tGPU0\tGPU1\tGPU1"), "line 1: column GPU1 stands twice"),
-    (small(header="\tGPU0\tGPU1\tGPU3"), "line 1: expected the columns GPU0 … GPU3"),
-    (small(header="\tGPU0\tGPU1\tmlx5_0\tGPU2"), "line 1: expected the columns GPU0 … GPU2 in this order "
-                                                 "before"),
-    (small("GPU0\tX\tPIX\tPIX", "GPU1\tPIX\tX\tPIX", header="\tGPU0\tGPU1\tNIC0"), "1 of 1 NIC rows are "
-                                                                                   "missing"),
-    (small("GPU0\tX\tPIX\tNV1", "GPU1\tPIX\tX\tPIX", "NIC0\tNV1\tPIX\tX", header="\tGPU0\tGPU1\tNIC0"),
-     "line 2: cell GPU0 × NIC0 is 'NV1'"),
-    (small("GPU0\tX\tSYS\tPIX", "GPU1\tSYS\tX\tPIX", "NIC0\tPIX\tPIX\tX", header="\tGPU0\tGPU1\tNIC0"),
-     "line 2: GPU0 × GPU1 is SYS, but other cells put both within PIX"),
-    ("nothing here", "no header line"),
-])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (small("GPU0\tX\tNV1\t0", "GPU1\tNV2\tX\t0"), "line 3: GPU1 × GPU0 is NV2, but NV1 .* line 2; .* symmetric"),
+        (small("GPU0\tX\tNV1", "GPU1\tNV1\tPIX"), "line 3: cell GPU1 × GPU1 is 'PIX', expected X"),
+        (small("GPU0\tX\tX", "GPU1\tX\tX"), "line 2: cell GPU0 × GPU1 is 'X', expected PIX"),
+        (small("GPU0\tX\tNV0", "GPU1\tNV0\tX"), "line 2: .*'NV0'"),
+        (small("GPU0\tX\tNV999", "GPU1\tNV999\tX"), "line 2: .*'NV999'"),
+        (small("GPU0\tX\tnan", "GPU1\tnan\tX"), "line 2: .*'nan'"),
+        (small("GPU0\tX\t-1", "GPU1\t-1\tX"), "line 2: .*'-1'"),
+        (small("GPU0\tX"), "line 2: row GPU0 has 1 cells, expected 2"),
+        (small("GPU0\tX\tPHB"), r"line 2: .*1 of 2 GPU rows are missing \(GPU 1\)"),
+        (small(), "line 1: .*2 of 2 GPU rows"),
+        (small("GPU0\tX\tPHB", "GPU0\tX\tPHB"), "line 3: row GPU0 stands twice, first in line 2"),
+        (small("GPU0\tX\tPHB", "GPU7\tPHB\tX"), "line 3: row 'GPU7' is none of the columns"),
+        (small("GPU0\tX\tPHB", "GPU1\tPHB\tX", header="\tGPU0\tGPU1\tGPU1"), "line 1: column GPU1 stands twice"),
+        (small(header="\tGPU0\tGPU1\tGPU3"), "line 1: expected the columns GPU0 … GPU3"),
+        (small(header="\tGPU0\tGPU1\tmlx5_0\tGPU2"), "line 1: expected the columns GPU0 … GPU2 in this order before"),
+        (small("GPU0\tX\tPIX\tPIX", "GPU1\tPIX\tX\tPIX", header="\tGPU0\tGPU1\tNIC0"), "1 of 1 NIC rows are missing"),
+        (
+            small("GPU0\tX\tPIX\tNV1", "GPU1\tPIX\tX\tPIX", "NIC0\tNV1\tPIX\tX", header="\tGPU0\tGPU1\tNIC0"),
+            "line 2: cell GPU0 × NIC0 is 'NV1'",
+        ),
+        (
+            small("GPU0\tX\tSYS\tPIX", "GPU1\tSYS\tX\tPIX", "NIC0\tPIX\tPIX\tX", header="\tGPU0\tGPU1\tNIC0"),
+            "line 2: GPU0 × GPU1 is SYS, but other cells put both within PIX",
+        ),
+        ("nothing here", "no header line"),
+    ],
+)
 def test_bad_matrices(text: str, message: str) -> None:
     with pytest.raises(TopologyError, match=message):
         nvidia_smi.parse(text, "bad.txt")
@@ -140,8 +150,9 @@ def test_one_gpu_alone() -> None:
     assert topology.ranks == (0,)
 
 
-@pytest.mark.parametrize(("name", "catalog"), [("dgx1-v100", "dgx-1v"), ("dgx1-p100", "dgx-1p"),
-                                               ("8xv100-vm", "dgx-1v")])
+@pytest.mark.parametrize(
+    ("name", "catalog"), [("dgx1-v100", "dgx-1v"), ("dgx1-p100", "dgx-1p"), ("8xv100-vm", "dgx-1v")]
+)
 def test_shared_dgx_1_files_are_the_catalogs(name: str, catalog: str) -> None:
     topology = shared(f"{name}.nvidia-smi.txt")
     assert nvlinks(topology) == nvlinks(machine(catalog))

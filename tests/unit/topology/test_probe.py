@@ -28,8 +28,13 @@ class FakeNvml:
 
     NVMLError = FakeError
 
-    def __init__(self, count: int, lanes: dict[tuple[int, int], int] | None = None, switch_lanes: int = 0,
-                 capability: tuple[int, int] = (7, 0)) -> None:
+    def __init__(
+        self,
+        count: int,
+        lanes: dict[tuple[int, int], int] | None = None,
+        switch_lanes: int = 0,
+        capability: tuple[int, int] = (7, 0),
+    ) -> None:
         self.count = count
         self.switch_lanes = switch_lanes
         self.capability = capability
@@ -66,6 +71,7 @@ class FakeNvml:
 
         def fail(*_: Any) -> None:
             raise FakeError(self.fails[name])
+
         return fail
 
     def init(self) -> None:
@@ -126,7 +132,8 @@ def test_a_live_dgx_1v_is_the_catalogs() -> None:
     assert nvml.closed == 1
     live, known = (network_for(t, t.ranks) for t in (topology, machine("dgx-1v")))
     assert {k: (x.capacity, x.gbps) for k, x in live.link.items()} == {
-        k: (x.capacity, x.gbps) for k, x in known.link.items()}
+        k: (x.capacity, x.gbps) for k, x in known.link.items()
+    }
     assert {x.provenance for x in topology.links} == {"nvml"}
     assert {x.gbps for x in topology.links if x.kind == "pcie"} == {24.0}
     assert sum(v.kind == "host" for v in topology.vertices) == 2
@@ -166,8 +173,13 @@ def test_a_switch_that_joins_some_pairs_only_is_refused() -> None:
 
 def test_a_driver_that_does_not_tell_leaves_pcie_through_the_processor() -> None:
     nvml = FakeNvml(2)
-    for name in ("nvmlDeviceGetP2PStatus", "nvmlDeviceGetTopologyCommonAncestor", "nvmlDeviceGetNvLinkState",
-                 "nvmlDeviceGetMaxPcieLinkGeneration", "nvmlDeviceGetMaxPcieLinkWidth"):
+    for name in (
+        "nvmlDeviceGetP2PStatus",
+        "nvmlDeviceGetTopologyCommonAncestor",
+        "nvmlDeviceGetNvLinkState",
+        "nvmlDeviceGetMaxPcieLinkGeneration",
+        "nvmlDeviceGetMaxPcieLinkWidth",
+    ):
         nvml.fails[name] = 3
     topology = probe(nvml)
     assert [(x.src, x.dst, x.gbps) for x in topology.links if x.src < x.dst] == [(0, 2, 12.0), (1, 2, 12.0)]
@@ -192,8 +204,11 @@ def test_without_a_driver_the_host_is_the_machine(code: int) -> None:
 def test_failures_are_ours_and_nvml_is_closed() -> None:
     nvml = dgx_1v()
     nvml.fails["nvmlDeviceGetHandleByIndex"] = 15
-    with pytest.raises(TopologyError, match=r"NVML, opening GPU 0: a GPU has fallen off the bus \(code 15\); "
-                                            r"ask"):
+    with pytest.raises(
+        TopologyError,
+        match=r"NVML, opening GPU 0: a GPU has fallen off the bus \(code 15\); "
+        r"ask",
+    ):
         probe(nvml)
     assert nvml.closed == 1
     nvml.fails = {"nvmlInit": 18}
@@ -226,8 +241,7 @@ def test_many_cpus_give_way_to_numa_nodes() -> None:
     assert len(this_host([5], [0]).ranks) == 1
 
 
-@pytest.mark.parametrize(("text", "nodes"), [("0-1\n", [0, 1]), ("0,2-3", [0, 2, 3]), ("", [0]),
-                                             ("what", [0])])
+@pytest.mark.parametrize(("text", "nodes"), [("0-1\n", [0, 1]), ("0,2-3", [0, 2, 3]), ("", [0]), ("what", [0])])
 def test_numa_nodes_as_linux_writes_them(text: str, nodes: list[int]) -> None:
     assert probe_module._numa_nodes(lambda: text) == nodes
 

@@ -17,10 +17,24 @@ def graph(topology: Topology) -> nx.DiGraph:
     return nx.DiGraph([(x.src, x.dst) for x in topology.links])
 
 
-@pytest.mark.parametrize(("spec", "ranks", "links"), [
-    ("ring:8", 8, 16), ("ring:2", 2, 2), ("ring:3", 3, 6), ("oneway:6", 6, 6), ("chain:5", 5, 8),
-    ("clique:4", 4, 12), ("star:5", 5, 10), ("torus:4x4", 16, 64), ("torus:2x4", 8, 24), ("torus:1x3", 3, 6),
-    ("torus:2x2", 4, 8), ("hypercube:3", 8, 24), ("hypercube:1", 2, 2)])
+@pytest.mark.parametrize(
+    ("spec", "ranks", "links"),
+    [
+        ("ring:8", 8, 16),
+        ("ring:2", 2, 2),
+        ("ring:3", 3, 6),
+        ("oneway:6", 6, 6),
+        ("chain:5", 5, 8),
+        ("clique:4", 4, 12),
+        ("star:5", 5, 10),
+        ("torus:4x4", 16, 64),
+        ("torus:2x4", 8, 24),
+        ("torus:1x3", 3, 6),
+        ("torus:2x2", 4, 8),
+        ("hypercube:3", 8, 24),
+        ("hypercube:1", 2, 2),
+    ],
+)
 def test_sizes(spec: str, ranks: int, links: int) -> None:
     topology = synthetic(spec)
     assert (len(topology.ranks), len(topology.links)) == (ranks, links)
@@ -55,10 +69,32 @@ def test_different_seeds_differ() -> None:
     assert synthetic("random:8:seed=1").links != synthetic("random:8:seed=2").links
 
 
-@pytest.mark.parametrize("spec", [
-    "ring", "ring:", "ring:x", "ring:1", "ring:-3", "ring:99999999999", "ring:2000", "clique:300", "torus:3",
-    "torus:3x", "torus:1x1", "torus:9x9x9", "torus:999x999", "hypercube:0", "hypercube:40", "random:4:foo",
-    "random:4:seed=", "random:4:seed=-1", "moebius:4", "", "ring:٣"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "ring",
+        "ring:",
+        "ring:x",
+        "ring:1",
+        "ring:-3",
+        "ring:99999999999",
+        "ring:2000",
+        "clique:300",
+        "torus:3",
+        "torus:3x",
+        "torus:1x1",
+        "torus:9x9x9",
+        "torus:999x999",
+        "hypercube:0",
+        "hypercube:40",
+        "random:4:foo",
+        "random:4:seed=",
+        "random:4:seed=-1",
+        "moebius:4",
+        "",
+        "ring:٣",
+    ],
+)
 def test_bad_rules_are_refused_with_the_form(spec: str) -> None:
     with pytest.raises(TopologyError, match="expected"):
         synthetic(spec)

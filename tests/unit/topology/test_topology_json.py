@@ -32,11 +32,14 @@ def test_the_schema_is_that_of_the_design() -> None:
     document = json_format.to_document(parse_spec("clique:2"))
     assert document["schema_version"] == 1
     assert document["unit_gbps"] == 25.0
-    assert document["vertices"] == [{"id": 0, "kind": "gpu", "server": 0, "name": "GPU0"},
-                                    {"id": 1, "kind": "gpu", "server": 0, "name": "GPU1"}]
+    assert document["vertices"] == [
+        {"id": 0, "kind": "gpu", "server": 0, "name": "GPU0"},
+        {"id": 1, "kind": "gpu", "server": 0, "name": "GPU1"},
+    ]
     assert document["links"] == [
         {"src": a, "dst": 1 - a, "capacity": 1, "kind": "nvlink", "gbps": 25.0, "provenance": "synthetic"}
-        for a in (0, 1)]
+        for a in (0, 1)
+    ]
 
 
 def test_people_may_leave_out_what_follows() -> None:
@@ -46,37 +49,41 @@ def test_people_may_leave_out_what_follows() -> None:
     assert topology.link[1, 0].provenance == "measured"
 
 
-@pytest.mark.parametrize(("old", "new", "message"), [
-    ('"capacity": 2, "kind": "nvlink"}', '"capacity": -2, "kind": "nvlink"}', "capacity must be a positive "
-                                                                              "integer"),
-    ('"capacity": 2, "kind": "nvlink"}', '"capacity": 0, "kind": "nvlink"}', "capacity must be a positive "
-                                                                             "integer"),
-    ('"capacity": 2, "kind": "nvlink"}', '"capacity": 2.5, "kind": "nvlink"}', r"\$\.links\[0\]\.capacity"),
-    ('"capacity": 2, "kind": "nvlink"}', '"capacity": NaN, "kind": "nvlink"}', "line 3, column 45: no JSON"),
-    ('"capacity": 2, "kind": "nvlink"}', '"capacity": 99999999999999999999, "kind": "nvlink"}', "capacity"),
-    ('"unit_gbps": 25.0', '"unit_gbps": NaN', "line 1, column 52: no JSON"),
-    ('"unit_gbps": 25.0', '"unit_gbps": Infinity', "no JSON"),
-    ('"unit_gbps": 25.0', '"unit_gbps": 1e999', "bad.json"),
-    ('"unit_gbps": 25.0', '"unit_gbps": -1', "unit_gbps must be above 0"),
-    ('"unit_gbps": 25.0', '"unit_gbps": 0', "unit_gbps must be above 0"),
-    ('"unit_gbps": 25.0', '"unit_gbps": 1e-300', "gbps 50, but capacity 2"),
-    ('"unit_gbps": 25.0', '"unit_gbps": 900000', "no rate of a link"),
-    ('"gbps": 50.0', '"gbps": 51.0', r"links\[1\], 1 → 0: gbps 51, but capacity 2 × unit_gbps 25 is 50"),
-    ('"gbps": 50.0', '"gbps": -50.0', "gbps -50"),
-    ('"dst": 1', '"dst": 7', "names a vertex that is not there"),
-    ('"dst": 1', '"dst": 0', "joins a vertex to itself"),
-    ('"src": 1, "dst": 0', '"src": 0, "dst": 1', "is given twice"),
-    ('"id": 1', '"id": 0', "not unique"),
-    ('"id": 1', '"id": -1', "ids are 0"),
-    ('"kind": "gpu"}', '"kind": "toaster"}', "unknown kind 'toaster'"),
-    ('"measured"', '"hearsay"', "unknown provenance 'hearsay'"),
-    ('"vertices": [{"id": 0, "kind": "gpu"}, {"id": 1, "kind": "gpu", "server": 0}]', '"vertices": []',
-     "no ranks"),
-    ('"name": "pair"', '"nane": "pair"', "nane"),
-    ('"schema_version": 1', '"schema_version": 2', "schema_version 2; this blink reads 1"),
-    ('"links"', '"shares": [], "links"', "looks like a plan"),
-    ("]}", "", "no JSON"),
-])
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            '"capacity": 2, "kind": "nvlink"}',
+            '"capacity": -2, "kind": "nvlink"}',
+            "capacity must be a positive integer",
+        ),
+        ('"capacity": 2, "kind": "nvlink"}', '"capacity": 0, "kind": "nvlink"}', "capacity must be a positive integer"),
+        ('"capacity": 2, "kind": "nvlink"}', '"capacity": 2.5, "kind": "nvlink"}', r"\$\.links\[0\]\.capacity"),
+        ('"capacity": 2, "kind": "nvlink"}', '"capacity": NaN, "kind": "nvlink"}', "line 3, column 45: no JSON"),
+        ('"capacity": 2, "kind": "nvlink"}', '"capacity": 99999999999999999999, "kind": "nvlink"}', "capacity"),
+        ('"unit_gbps": 25.0', '"unit_gbps": NaN', "line 1, column 52: no JSON"),
+        ('"unit_gbps": 25.0', '"unit_gbps": Infinity', "no JSON"),
+        ('"unit_gbps": 25.0', '"unit_gbps": 1e999', "bad.json"),
+        ('"unit_gbps": 25.0', '"unit_gbps": -1', "unit_gbps must be above 0"),
+        ('"unit_gbps": 25.0', '"unit_gbps": 0', "unit_gbps must be above 0"),
+        ('"unit_gbps": 25.0', '"unit_gbps": 1e-300', "gbps 50, but capacity 2"),
+        ('"unit_gbps": 25.0', '"unit_gbps": 900000', "no rate of a link"),
+        ('"gbps": 50.0', '"gbps": 51.0', r"links\[1\], 1 → 0: gbps 51, but capacity 2 × unit_gbps 25 is 50"),
+        ('"gbps": 50.0', '"gbps": -50.0', "gbps -50"),
+        ('"dst": 1', '"dst": 7', "names a vertex that is not there"),
+        ('"dst": 1', '"dst": 0', "joins a vertex to itself"),
+        ('"src": 1, "dst": 0', '"src": 0, "dst": 1', "is given twice"),
+        ('"id": 1', '"id": 0', "not unique"),
+        ('"id": 1', '"id": -1', "ids are 0"),
+        ('"kind": "gpu"}', '"kind": "toaster"}', "unknown kind 'toaster'"),
+        ('"measured"', '"hearsay"', "unknown provenance 'hearsay'"),
+        ('"vertices": [{"id": 0, "kind": "gpu"}, {"id": 1, "kind": "gpu", "server": 0}]', '"vertices": []', "no ranks"),
+        ('"name": "pair"', '"nane": "pair"', "nane"),
+        ('"schema_version": 1', '"schema_version": 2', "schema_version 2; this blink reads 1"),
+        ('"links"', '"shares": [], "links"', "looks like a plan"),
+        ("]}", "", "no JSON"),
+    ],
+)
 def test_bad_documents(old: str, new: str, message: str) -> None:
     assert old in SMALL
     with pytest.raises(TopologyError, match=message):

@@ -16,22 +16,34 @@ PAIR = (Vertex(0, "gpu"), Vertex(1, "gpu"))
 
 
 def one_link(**changes: Any) -> Topology:
-    fields: dict[str, Any] = {"src": 0, "dst": 1, "capacity": 1, "kind": "nvlink", "gbps": 25.0,
-                              "provenance": "declared"}
+    fields: dict[str, Any] = {
+        "src": 0,
+        "dst": 1,
+        "capacity": 1,
+        "kind": "nvlink",
+        "gbps": 25.0,
+        "provenance": "declared",
+    }
     return Topology("pair", 25.0, PAIR, (Link(**(fields | changes)),))
 
 
-@pytest.mark.parametrize(("changes", "message"), [
-    ({"src": 7}, "link 7 → 1 names a vertex that is not there"),
-    ({"dst": 0}, "joins a vertex to itself"),
-    ({"capacity": 0}, "capacity must be a positive integer, got 0"),
-    ({"capacity": -1}, "got -1"),
-    ({"capacity": float("nan")}, "got nan"),
-    ({"capacity": 1.0}, r"got 1\.0"),
-    ({"capacity": True}, "got True"),
-    ({"kind": "string"}, "unknown kind 'string'"), ({"provenance": "rumour"}, "unknown provenance"),
-    ({"gbps": float("nan")}, "gbps must be a positive number"), ({"gbps": -1.0}, "gbps must be"),
-    ({"gbps": float("inf")}, "gbps must be")])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"src": 7}, "link 7 → 1 names a vertex that is not there"),
+        ({"dst": 0}, "joins a vertex to itself"),
+        ({"capacity": 0}, "capacity must be a positive integer, got 0"),
+        ({"capacity": -1}, "got -1"),
+        ({"capacity": float("nan")}, "got nan"),
+        ({"capacity": 1.0}, r"got 1\.0"),
+        ({"capacity": True}, "got True"),
+        ({"kind": "string"}, "unknown kind 'string'"),
+        ({"provenance": "rumour"}, "unknown provenance"),
+        ({"gbps": float("nan")}, "gbps must be a positive number"),
+        ({"gbps": -1.0}, "gbps must be"),
+        ({"gbps": float("inf")}, "gbps must be"),
+    ],
+)
 def test_bad_links(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(TopologyError, match=message):
         one_link(**changes)

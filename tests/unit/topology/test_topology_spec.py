@@ -52,27 +52,32 @@ def test_a_file_whose_name_looks_like_a_composition(tmp_path: Path, monkeypatch:
     assert len(parse_spec("2x 8x4090.json @ 40Gbps").ranks) == 8
 
 
-@pytest.mark.parametrize(("spec", "message"), [
-    ("dgx1v", r"unknown topology 'dgx1v' \(did you mean 'dgx-1v'\?\); expected a file"),
-    ("", "no topology given"),
-    ("no/such/file.xml", "there is no such file"),
-    ("missing.json", "there is no such file"),
-    ("2x dgx-1v", r'dgx-1v has no NIC, so say how fast the network is: "2x dgx-1v @ 40Gbps"'),
-    ("dgx-1v @ 40Gbps", r'say how many servers: "2x dgx-1v @ 40Gbps"'),
-    ("2x nothing @ 40Gbps", "unknown topology 'nothing'"),
-    ("0x dgx-a100", "at least one server"),
-    ("2x dgx-1v @ 40", "not a rate"),
-    ("2x dgx-1v @ 0Gbps", "no rate of a network"),
-    ("2x dgx-1v @ nanGbps", "not a rate"),
-    ("2x dgx-1v @ 99999999999999Gbps", "no rate of a network"),
-    ("99999x dgx-a100", "at most 4096"),
-    ("999x dgx-a100", "at most 4096"),
-    ("2x ring:9999999", "too many GPUs: at most 1024"), ("ring:999999999999", "too many GPUs: at most 1024"),
-    ("ring:1", "1 is too few GPUs: at least 2"), ("hypercube:11", "too many dimensions: at most 10"),
-    ("a\0b", "unknown topology"),
-    ("x" * 5000, "unknown topology"),
-    (".", "cannot be read"),
-])
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("dgx1v", r"unknown topology 'dgx1v' \(did you mean 'dgx-1v'\?\); expected a file"),
+        ("", "no topology given"),
+        ("no/such/file.xml", "there is no such file"),
+        ("missing.json", "there is no such file"),
+        ("2x dgx-1v", r'dgx-1v has no NIC, so say how fast the network is: "2x dgx-1v @ 40Gbps"'),
+        ("dgx-1v @ 40Gbps", r'say how many servers: "2x dgx-1v @ 40Gbps"'),
+        ("2x nothing @ 40Gbps", "unknown topology 'nothing'"),
+        ("0x dgx-a100", "at least one server"),
+        ("2x dgx-1v @ 40", "not a rate"),
+        ("2x dgx-1v @ 0Gbps", "no rate of a network"),
+        ("2x dgx-1v @ nanGbps", "not a rate"),
+        ("2x dgx-1v @ 99999999999999Gbps", "no rate of a network"),
+        ("99999x dgx-a100", "at most 4096"),
+        ("999x dgx-a100", "at most 4096"),
+        ("2x ring:9999999", "too many GPUs: at most 1024"),
+        ("ring:999999999999", "too many GPUs: at most 1024"),
+        ("ring:1", "1 is too few GPUs: at least 2"),
+        ("hypercube:11", "too many dimensions: at most 10"),
+        ("a\0b", "unknown topology"),
+        ("x" * 5000, "unknown topology"),
+        (".", "cannot be read"),
+    ],
+)
 def test_bad_specs(spec: str, message: str) -> None:
     with pytest.raises(TopologyError, match=message):
         parse_spec(spec)
@@ -99,13 +104,25 @@ def test_gpus_per_server_have_their_own_numbers() -> None:
     assert parse_gpus("0-7+0-7", topology) == topology.ranks
 
 
-@pytest.mark.parametrize(("gpus", "message"), [
-    ("0,9", "9 is not a GPU"), ("0,99", "GPU 99 is not in"), ("0,0", "given "
-                                                                     "twice"), ("1,x", "'x' is no GPU "
-                                                                                       "number"),
-    ("1,,2", "'' is no GPU number"), ("3-1", "no range"), ("0-999999999", "beyond the last GPU, 7"),
-    ("-1", "no GPU number"), ("", "--gpus is empty"), (" ", "--gpus is empty"), ("0-3+0-3", "2 lists for 1"),
-    ("0,1+0", r"2 lists for 1 server"), ("1.5", "no GPU number"), ("٣", "no GPU number")])
+@pytest.mark.parametrize(
+    ("gpus", "message"),
+    [
+        ("0,9", "9 is not a GPU"),
+        ("0,99", "GPU 99 is not in"),
+        ("0,0", "given twice"),
+        ("1,x", "'x' is no GPU number"),
+        ("1,,2", "'' is no GPU number"),
+        ("3-1", "no range"),
+        ("0-999999999", "beyond the last GPU, 7"),
+        ("-1", "no GPU number"),
+        ("", "--gpus is empty"),
+        (" ", "--gpus is empty"),
+        ("0-3+0-3", "2 lists for 1"),
+        ("0,1+0", r"2 lists for 1 server"),
+        ("1.5", "no GPU number"),
+        ("٣", "no GPU number"),
+    ],
+)
 def test_bad_gpus(gpus: str, message: str) -> None:
     with pytest.raises(TopologyError, match=message):
         parse_gpus(gpus, parse_spec("dgx-1v"))

@@ -55,7 +55,15 @@ def test_bad_targets(tmp_path: Path) -> None:
 
 
 def test_the_same_bytes_whatever_the_hash_seed() -> None:
-    runs = [subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, check=True, timeout=120,
-                           env=os.environ | {"PYTHONHASHSEED": seed}).stdout for seed in ("1", "2")]
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", SCRIPT],
+            capture_output=True,
+            check=True,
+            timeout=120,
+            env=os.environ | {"PYTHONHASHSEED": seed},
+        ).stdout
+        for seed in ("1", "2")
+    ]
     assert runs[0] == runs[1]
     assert len(runs[0]) > 10_000

@@ -56,8 +56,9 @@ def build(source: str, compiler: Sequence[str], options: Sequence[str] = ()) -> 
             _compile([*line, "-o", str(made)])
             made.replace(target)  # At once: two benchmarks may start side by side.
     except OSError as error:
-        raise UnsupportedError(f"cannot keep {target}: {error.strerror or error}; BLINK_CACHE names another directory"
-                               ) from None
+        raise UnsupportedError(
+            f"cannot keep {target}: {error.strerror or error}; BLINK_CACHE names another directory"
+        ) from None
     return target
 
 

@@ -63,8 +63,9 @@ class GlooLibrary:
             raise UnsupportedError("gloo knows no shared buffers")
         return private_memory(size)
 
-    def time(self, command: Command, send: Bytes | None, recv: Bytes | None, warmup: int, iterations: int
-             ) -> NDArray[np.float64]:
+    def time(
+        self, command: Command, send: Bytes | None, recv: Bytes | None, warmup: int, iterations: int
+    ) -> NDArray[np.float64]:
         """As :class:`blinkccl.bench.perform.Library` says."""
         run = self._call(command, self._tensor(send, command), self._tensor(recv, command))
         seconds = np.empty(warmup + iterations)

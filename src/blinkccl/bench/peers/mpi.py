@@ -49,13 +49,17 @@ def installation(peer: str, prefix: str | None) -> Installation:
 
 def _under(peer: str, prefix: Path) -> Installation:
     launcher = prefix / "bin" / "mpirun"
-    libraries = [path.parent for pattern in ("lib*/libmpi.so*", "lib*/release/libmpi.so*")
-                 for path in sorted(prefix.glob(pattern))]
+    libraries = [
+        path.parent
+        for pattern in ("lib*/libmpi.so*", "lib*/release/libmpi.so*")
+        for path in sorted(prefix.glob(pattern))
+    ]
     if not launcher.exists() or not libraries or not (prefix / "include" / "mpi.h").exists():
         raise UnsupportedError(f"{peer}={prefix}: expected bin/mpirun, include/mpi.h and lib/libmpi.so there")
     library = libraries[0]
-    return Installation(str(launcher), ("cc",), (f"-I{prefix / 'include'}", f"-L{library}", f"-Wl,-rpath,{library}",
-                                                 "-lmpi"))
+    return Installation(
+        str(launcher), ("cc",), (f"-I{prefix / 'include'}", f"-L{library}", f"-Wl,-rpath,{library}", "-lmpi")
+    )
 
 
 def _on_path(peer: str) -> Installation:
@@ -70,8 +74,9 @@ def _on_path(peer: str) -> Installation:
 def _speaks(launcher: str) -> str | None:
     """Which library ``launcher`` belongs to; None where its version does not tell (MPICH and its kin)."""
     try:
-        text = subprocess.run([launcher, "--version"], capture_output=True, text=True, errors="replace", timeout=20,
-                              check=False).stdout
+        text = subprocess.run(
+            [launcher, "--version"], capture_output=True, text=True, errors="replace", timeout=20, check=False
+        ).stdout
     except (OSError, subprocess.TimeoutExpired):
         return "nothing that runs"
     return "openmpi" if "Open MPI" in text else "impi" if "Intel" in text else None

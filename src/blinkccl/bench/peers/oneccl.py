@@ -12,8 +12,16 @@ from blinkccl.bench.peers.tuning import Variant, variants
 from blinkccl.errors import UnsupportedError
 
 #: What the static CPU library refers to: Intel's compiler run-time and hwloc.
-_LIBRARIES = ("-lmpi", "-l:libintlc.so.5", "-l:libimf.so", "-l:libsvml.so", "-l:libirng.so", "-l:libhwloc.so.15",
-              "-ldl", "-lpthread")
+_LIBRARIES = (
+    "-lmpi",
+    "-l:libintlc.so.5",
+    "-l:libimf.so",
+    "-l:libsvml.so",
+    "-l:libirng.so",
+    "-l:libhwloc.so.15",
+    "-ldl",
+    "-lpthread",
+)
 
 
 def teams(prefix: str | None, world_size: int, cores: int) -> list[Team]:
@@ -36,9 +44,19 @@ def teams(prefix: str | None, world_size: int, cores: int) -> list[Team]:
     for path in (archive, launcher, root / "include" / "oneapi" / "ccl.hpp"):
         if not path.exists():
             raise UnsupportedError(f"oneccl={root}: expected {path.relative_to(root)} there")
-    program = build("oneccl_peer.cpp", ("c++",), (
-        "-std=gnu++17", "-O2", f"-I{root / 'include'}", str(archive), f"-L{library}", f"-Wl,-rpath,{library}",
-        *_LIBRARIES))
+    program = build(
+        "oneccl_peer.cpp",
+        ("c++",),
+        (
+            "-std=gnu++17",
+            "-O2",
+            f"-I{root / 'include'}",
+            str(archive),
+            f"-L{library}",
+            f"-Wl,-rpath,{library}",
+            *_LIBRARIES,
+        ),
+    )
     return [_team(launcher, program, world_size, row) for row in variants("oneccl", world_size, cores)]
 
 

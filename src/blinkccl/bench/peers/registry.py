@@ -62,23 +62,42 @@ def gloo(world_size: int) -> Team:
 
     def processes(path: Path, room: Path) -> Sequence[Process]:
         port = _free_port()
-        return [Process([sys.executable, "-m", "blinkccl.bench.worker", "gloo", str(path)],
-                        {"RANK": str(rank), "WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1",
-                         "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"})
-                for rank in range(world_size)]
+        return [
+            Process(
+                [sys.executable, "-m", "blinkccl.bench.worker", "gloo", str(path)],
+                {
+                    "RANK": str(rank),
+                    "WORLD_SIZE": str(world_size),
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": str(port),
+                    "OMP_NUM_THREADS": "1",
+                    "GLOO_SOCKET_IFNAME": "lo",
+                },
+            )
+            for rank in range(world_size)
+        ]
 
     return Team("gloo", world_size, processes, library="gloo")
 
 
 def own(world_size: int, deadline_s: float) -> Team:
     """Our own ranks, on the host engine."""
+
     def processes(path: Path, room: Path) -> Sequence[Process]:
         store = room / "store"
         store.mkdir(mode=0o700, exist_ok=True)
-        return [Process([sys.executable, "-m", "blinkccl.bench.worker", "blink", str(path)],
-                        {"BLINK_RANK": str(rank), "BLINK_WORLD_SIZE": str(world_size), "BLINK_STORE": f"file://{store}",
-                         "BLINK_BENCH_DEADLINE_S": str(deadline_s)})
-                for rank in range(world_size)]
+        return [
+            Process(
+                [sys.executable, "-m", "blinkccl.bench.worker", "blink", str(path)],
+                {
+                    "BLINK_RANK": str(rank),
+                    "BLINK_WORLD_SIZE": str(world_size),
+                    "BLINK_STORE": f"file://{store}",
+                    "BLINK_BENCH_DEADLINE_S": str(deadline_s),
+                },
+            )
+            for rank in range(world_size)
+        ]
 
     return Team("blink", world_size, processes, library="blink-ccl")
 

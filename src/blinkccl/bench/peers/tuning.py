@@ -51,8 +51,11 @@ VARIANTS: dict[str, tuple[Variant, ...]] = {
     "mpich": (Variant("default"),),
     "oneccl": (
         Variant("no worker", environment=_CCL, crowded=False),
-        Variant("no worker, yield", environment={**_CCL, "CCL_YIELD": "sched_yield", "I_MPI_THREAD_YIELD": "2"},
-                crowded=True),
+        Variant(
+            "no worker, yield",
+            environment={**_CCL, "CCL_YIELD": "sched_yield", "I_MPI_THREAD_YIELD": "2"},
+            crowded=True,
+        ),
     ),
     "impi": (
         Variant("shm", environment={"I_MPI_FABRICS": "shm"}, crowded=False),
