@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from blinkccl.codegen.stores import require_direct_stores
 from blinkccl.codegen.text import Kernel, cuda_text
 from blinkccl.export.registry import File
 from blinkccl.forest.model import Forest
@@ -9,6 +10,7 @@ from blinkccl.schedule.program import Program
 
 
 def write(program: Program, forest: Forest) -> tuple[File, ...]:
-    """One file of code; see :class:`blinkccl.export.registry.Write`."""
+    """One file of code; see :class:`blinkccl.export.registry.Write`. Refuses paths that no store takes."""
+    require_direct_stores(program, forest.topology)
     name = program.collective.name
     return (File(f"{name}.cu", cuda_text([Kernel(name, program, forest)])),)

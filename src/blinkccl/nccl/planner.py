@@ -45,7 +45,7 @@ from blinkccl.private_files import cache_directory
 from blinkccl.runtime.card import package_version
 
 #: Of what is in a bundle. Raise it with any change of what a plan means to libblink.so.
-FORMAT = 2
+FORMAT = 3
 PLAN_TIMEOUT_S = 120.0
 _MOST_REASON = 600
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from blinkccl.algorithms.registry import Request, algorithm
 from blinkccl.codegen.lanes import lanes_of
+from blinkccl.codegen.stores import require_direct_stores
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.errors import PackingError, ScheduleError, TopologyError, UnsupportedError
 from blinkccl.forest.model import Forest
@@ -15,7 +16,8 @@ from blinkccl.schedule.law import verify
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.topology.model import Topology
-from blinkccl.topology.select import LINK_CHOICES, network_for
+from blinkccl.topology.select import LINK_CHOICES, ids_text, network_for
+from blinkccl.topology.stores import without_memory_links
 
 #: The collectives that NCCL has; those without a root first.
 SERVED = ("allreduce", "allgather", "reduce_scatter", "alltoall", "broadcast", "reduce", "gather", "scatter")
@@ -117,6 +119,26 @@ def links_for(place: Place) -> str:
     return "all"
 
 
+def without_memories(place: Place) -> Place:
+    """The place with those links that stores between its GPUs can take.
+
+    Raises
+    ------
+    TopologyError, UnsupportedError
+        If no links join the ranks; UnsupportedError where those do that lead through a processor's memory.
+    """
+    direct = replace(place, topology=without_memory_links(place.topology))
+    try:
+        links_for(direct)
+    except TopologyError:
+        links_for(place)
+        raise UnsupportedError(
+            f"some of the GPUs {ids_text(place.ranks)} of {place.topology.name} are joined through the memory of a "
+            "processor alone, which kernels' stores do not cross"
+        ) from None
+    return direct
+
+
 def candidates(
     place: Place,
     algorithms: tuple[str, ...],
@@ -139,14 +161,18 @@ def candidates(
 
     Raises
     ------
-    TopologyError
-        If no links join the ranks.
+    TopologyError, UnsupportedError
+        If no links that stores can take join the ranks.
 
     Notes
     -----
+    Planned is on links that stores can take (:mod:`blinkccl.topology.stores`), so the rates that calls are taken for
+    are those that the kernels can have.
+
     Cost: half a second for 8 GPUs of a DGX-1V, of which most is the first AllReduce.
     """
-    links, result = links_for(place), Candidates()
+    place, result = without_memories(place), Candidates()
+    links = links_for(place)
     missing: dict[str, dict[str, None]] = {}
     for collective in collectives(len(place.ranks)):
         key = key_of(collective)
@@ -176,6 +202,7 @@ def _candidate(request: Request, name: str, lanes: int, bad: Mapping[tuple[int, 
                 f"{name} sends from rank {queue.src} to rank {queue.dst}, which failed the peer check: "
                 f"{bad[queue.src, queue.dst]}"
             )
+    require_direct_stores(program, forest.topology)
     verify(program, forest.topology)
     lanes_of(program, SLOTS)
     return Candidate(name, forest, program)

@@ -22,6 +22,7 @@ from blinkccl.nccl.topology_of_job import Place, place, without
 from blinkccl.schedule.program import Role
 from blinkccl.topology.select import network_for
 from blinkccl.topology.spec import parse_spec
+from blinkccl.units import bus_factor
 
 MIB = 1 << 20
 
@@ -205,6 +206,27 @@ def test_gpus_that_nvlink_leaves_apart_are_joined_by_pcie():
         network_for(apart.topology, apart.ranks, "fast")
     assert links_for(apart) == "pcie"
     assert ("allreduce", -1) in candidates(apart, ("optimal",), 8, {}).found
+
+
+def test_plans_promise_what_stores_can_have():
+    """An AC922's GPUs reach each other at 75 GB/s; as much again lies behind a processor's memory."""
+    where = on_machine("mist", (0, 1))
+    for one in candidates(where, DEFAULT, 8, {}).every:
+        assert all(len(queue.path) == 2 for queue in one.program.queues)
+        assert one.program.rate * one.network.unit_gbps * bus_factor(one.collective.name, 2) <= 75
+    last = rows(table(where, rival=False), "allreduce")[-1]
+    assert "blink optimal simple 59.7 GB/s" in last.why
+
+
+def test_gpus_that_a_processors_memory_joins_are_left_to_nccl():
+    with pytest.raises(UnsupportedError, match="some of the GPUs 0,2 of mist are joined through the memory of a proc"):
+        candidates(on_machine("mist", (0, 2)), DEFAULT, 8, {})
+
+
+def test_a_forced_algorithm_whose_hops_are_none_is_left_to_nccl_with_the_reason():
+    found = table(on_machine("dgx-1v", (0, 1, 2, 3)), algorithms=("hybrid",), forced="hybrid")
+    assert not found.taken
+    assert "leads over PCIe" in found.choices[0].why
 
 
 def test_an_unknown_algorithm_is_refused_with_those_there_are():

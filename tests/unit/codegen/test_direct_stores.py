@@ -1,0 +1,149 @@
+"""What crosses a memory is no store: which paths are refused, and what the accepted ones can have."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from fractions import Fraction
+from itertools import pairwise
+
+import pytest
+
+from blinkccl.algorithms.registry import ALGORITHMS, Request, algorithm
+from blinkccl.codegen.stores import require_direct_stores
+from blinkccl.collectives.spec import Collective
+from blinkccl.errors import BlinkError, UnsupportedError
+from blinkccl.export.cuda import write
+from blinkccl.forest.model import Forest
+from blinkccl.schedule.lower import lower
+from blinkccl.schedule.program import Program
+from blinkccl.topology.assembly import Assembly
+from blinkccl.topology.model import Topology
+from blinkccl.topology.spec import parse_spec
+from blinkccl.topology.stores import memory_inside, without_memory_links
+
+#: Machine, GPUs, links, relays: where paths may lead through memories, and where they do not.
+JOBS = [
+    ("mist", (0, 1), "fast", False),
+    ("mist", (0, 1, 2, 3), "fast", False),
+    ("cedar", (0, 1, 2, 3), "fast", False),
+    ("cedar", (0, 1, 2), "all", False),
+    ("dgx-1v", (1, 4, 5, 6), "fast", False),
+    ("dgx-1v", (1, 4, 5, 6), "fast", True),
+    ("dgx-1v", (0, 1, 2, 3), "all", False),
+    ("dgx-2", (0, 1, 2), "all", False),
+    ("pcie-8gpu", (0, 1, 4, 5), "fast", False),
+    ("pcie-4gpu-nvlink-pairs", (0, 1, 2, 3), "all", False),
+    ("mi250", (0, 1, 2, 3), "fast", True),
+]
+
+
+def planned(name: str, job: tuple, collective: str = "allreduce") -> tuple[Forest, Program]:
+    spec, ranks, links, relays = job
+    forest = algorithm(name).plan(
+        Request(parse_spec(spec), Collective(collective, len(ranks)), ranks, links, relays=relays)
+    )
+    return forest, lower(forest)
+
+
+def route(topology: Topology, src: int, dst: int) -> tuple[int, ...]:
+    """Where the hardware sends a store: NVLink or xGMI, directly or through a switch, else the shortest way on PCIe."""
+    fast = {pair for pair, link in topology.link.items() if link.kind in ("nvlink", "xgmi")}
+    for switch in [None, *(v.id for v in topology.vertices if v.kind == "switch")]:
+        path = (src, dst) if switch is None else (src, switch, dst)
+        if all(pair in fast for pair in pairwise(path)):
+            return path
+    found, queue = {src: (src,)}, deque([src])
+    while queue:
+        at = queue.popleft()
+        for link in topology.links:
+            gpu = topology.vertex[link.dst].kind == "gpu" and link.dst != dst
+            if link.src == at and link.dst not in found and link.kind in ("pcie", "smp") and not gpu:
+                found[link.dst] = (*found[at], link.dst)
+                queue.append(link.dst)
+    return found[dst]
+
+
+@pytest.mark.parametrize("job", JOBS, ids=lambda job: f"{job[0]}-{len(job[1])}-{job[2]}{'-relays' if job[3] else ''}")
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_what_is_accepted_has_its_rate_on_the_routes_that_stores_take(name, job):
+    try:
+        forest, program = planned(name, job)
+    except BlinkError:
+        return  # the algorithm does not serve these GPUs
+    try:
+        require_direct_stores(program, forest.topology)
+    except UnsupportedError:
+        return
+    load: dict[tuple[int, int], Fraction] = defaultdict(Fraction)
+    for role in program.roles:
+        for number in role.sends:
+            queue = program.queues[number]
+            for pair in pairwise(route(forest.topology, program.ranks[queue.src], program.ranks[queue.dst])):
+                load[pair] += forest.shares[role.share].weight * program.rate
+    assert all(amount <= forest.topology.link[pair].capacity for pair, amount in load.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "job", "why"),
+    [
+        ("optimal", ("mist", (0, 1), "fast", False), r"0 → 4 → 1 leads through the memory of CPU0"),
+        ("ring", ("mist", (0, 2), "fast", False), r"0 → 4 → 5 → 2 leads through the memory of CPU0"),
+        ("hybrid", ("dgx-1v", (0, 1, 2, 3), "fast", False), r"leads over PCIe.*; stores from GPU \d to GPU \d take"),
+        ("optimal", ("cedar", (0, 1, 2, 3), "all", False), r"leads over PCIe.*; stores from GPU \d to GPU \d take"),
+        ("one_hop", ("dgx-1v", (1, 4, 5, 6), "fast", True), r"1 → 0 → 4 leads through the memory of GPU0"),
+    ],
+)
+def test_a_path_that_no_store_takes_is_refused_with_queue_path_and_vertex(name, job, why):
+    forest, program = planned(name, job)
+    with pytest.raises(UnsupportedError, match=rf"^queue \d+, from GPU \d to GPU \d: its path .*{why}") as refused:
+        write(program, forest)
+    assert "plan with --links fast, without --relays, or" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        ("cedar", (0, 1, 2, 3), "fast", False),
+        ("dgx-1v", (1, 4, 5, 6), "fast", False),
+        ("dgx-2", (0, 1, 2), "fast", False),
+        ("pcie-8gpu", (0, 4), "fast", False),
+        ("pcie-4gpu-nvlink-pairs", (0, 1, 2, 3), "all", False),
+    ],
+    ids=lambda job: job[0],
+)
+def test_paths_over_vertices_that_forward_packets_are_written(job):
+    forest, program = planned("optimal", job)
+    assert "BLINK_ENTRY(" in write(program, forest)[0].text
+
+
+def built(kinds: tuple[str, ...], links: tuple[str, ...]) -> Topology:
+    box = Assembly("by hand", "declared")
+    vertices = [box.add(kind) for kind in kinds]
+    for (a, b), kind in zip(pairwise(vertices), links, strict=True):
+        box.join(a, b, 10, kind)
+    return box.finish()
+
+
+@pytest.mark.parametrize(
+    ("kinds", "links", "memory"),
+    [
+        (("gpu", "gpu"), ("nvlink",), None),
+        (("gpu", "switch", "gpu"), ("nvlink", "nvlink"), None),
+        (("gpu", "switch", "switch", "gpu"), ("pcie", "pcie", "pcie"), None),
+        (("gpu", "host", "gpu"), ("pcie", "pcie"), None),
+        (("gpu", "host", "host", "gpu"), ("pcie", "smp", "pcie"), None),
+        (("gpu", "nic", "switch", "nic", "gpu"), ("net", "net", "net", "net"), None),
+        (("gpu", "host", "gpu"), ("nvlink", "nvlink"), 1),
+        (("gpu", "host", "gpu"), ("c2c", "pcie"), 1),
+        (("gpu", "host", "host", "gpu"), ("pcie", "smp", "nvlink"), 2),
+        (("gpu", "gpu", "gpu"), ("nvlink", "nvlink"), 1),
+        (("gpu", "switch", "gpu", "gpu"), ("nvlink", "nvlink", "nvlink"), 2),
+        (("cpu", "cpu", "cpu"), ("shm", "shm"), 1),
+    ],
+)
+def test_which_vertices_forward_packets_and_which_are_memories(kinds, links, memory):
+    topology = built(kinds, links)
+    assert memory_inside(topology, range(len(kinds))) == memory
+    into_memory = {links[i] for i in range(len(links)) if "host" in kinds[i : i + 2]} - {"pcie", "smp", "net"}
+    left = {link.kind for link in without_memory_links(topology).links}
+    assert left == set(links) - into_memory
