@@ -1,7 +1,7 @@
 """Every connected allocation of DGX-1V (46) and DGX-1P (14) × nine collectives × every root and pair.
 
-Prints how long planning, the independent check and the law take, and what came out. Exit 1 if anything is not
-optimal, is refused by the checker, or breaks the law.
+Prints how long planning, the independent check and the verifier take, and what came out. Exit 1 if anything is not
+optimal, is refused by the checker, or is invalid.
 
     python benchmarks/sweep.py
 """
@@ -15,8 +15,8 @@ from collections import Counter
 from blinkccl.algorithms.registry import Request, algorithm
 from blinkccl.forest.check import check_plan
 from blinkccl.forest.document import to_document
-from blinkccl.schedule.law import violations
 from blinkccl.schedule.lower import lower
+from blinkccl.schedule.verifier import violations
 from blinkccl.testing.collectives import every_collective
 from blinkccl.topology.allocations import connected_allocations
 from blinkccl.topology.catalog import machine
@@ -38,15 +38,15 @@ def main() -> int:
                 broken = violations(lower(forest, slots=1), forest.topology)
                 seconds["plan"] += planned - start
                 seconds["check"] += checked - planned
-                seconds["lower and law"] += time.perf_counter() - checked
+                seconds["lower and verify"] += time.perf_counter() - checked
                 outcome["plans"] += 1
                 outcome["optimal"] += forest.rate == forest.bound == verdict.rate == verdict.bound
                 outcome["refused by the checker"] += bool(verdict.violations)
-                outcome["breaking the law"] += bool(broken)
+                outcome["invalid"] += bool(broken)
     print(", ".join(f"{label} {spent:.2f} s" for label, spent in seconds.items()))
     print(", ".join(f"{count} {label}" for label, count in outcome.items()))
     good = outcome["optimal"] == outcome["plans"]
-    return 0 if good and not outcome["refused by the checker"] and not outcome["breaking the law"] else 1
+    return 0 if good and not outcome["refused by the checker"] and not outcome["invalid"] else 1
 
 
 if __name__ == "__main__":

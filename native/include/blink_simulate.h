@@ -1,6 +1,6 @@
 /* The simulator's kernel as a plain C interface: blinkccl/simulate/workload.py says what everything here means.
  *
- * All arrays belong to the caller and must be valid: nothing is checked here. The Python side makes them from a lawful
+ * All arrays belong to the caller and must be valid: nothing is checked here. The Python side makes them from a valid
  * program. */
 #ifndef BLINK_SIMULATE_H
 #define BLINK_SIMULATE_H

@@ -25,8 +25,8 @@ class ScheduleError(BlinkError):
     """A plan, forest or program cannot be read or cannot be bound to these buffers."""
 
 
-class LawError(ScheduleError):
-    """A readable program breaks the law: it is wrong, incomplete, overloaded or deadlocks.
+class VerificationError(ScheduleError):
+    """A readable program is invalid: it is wrong, incomplete, overloaded or deadlocks.
 
     Parameters
     ----------
@@ -38,9 +38,9 @@ class LawError(ScheduleError):
         self.violations = violations
         shown = "\n".join(f"  - {text}" for text in violations[:10])
         more = f"\n  … and {len(violations) - 10} more" if len(violations) > 10 else ""
-        super().__init__(f"the program breaks the law in {len(violations)} place(s):\n{shown}{more}")
+        super().__init__(f"the program is invalid in {len(violations)} place(s):\n{shown}{more}")
 
-    def __reduce__(self) -> tuple[type[LawError], tuple[list[str]]]:
+    def __reduce__(self) -> tuple[type[VerificationError], tuple[list[str]]]:
         return type(self), (self.violations,)
 
 

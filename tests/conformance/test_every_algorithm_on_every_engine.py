@@ -23,9 +23,9 @@ from blinkccl.engines.host_plan import INLINE
 from blinkccl.engines.registry import ENGINES, Array, Run
 from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Forest
-from blinkccl.schedule.law import violations
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
+from blinkccl.schedule.verifier import violations
 from blinkccl.testing.execution import difference, ragged_counts
 from blinkccl.topology.spec import parse_spec
 

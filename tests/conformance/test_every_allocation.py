@@ -15,8 +15,8 @@ from blinkccl.forest.check import check_plan
 from blinkccl.forest.document import to_document
 from blinkccl.forest.model import Forest
 from blinkccl.packing.undirected import most_central
-from blinkccl.schedule.law import violations
 from blinkccl.schedule.lower import lower
+from blinkccl.schedule.verifier import violations
 from blinkccl.testing.collectives import every_collective
 from blinkccl.testing.execution import difference
 from blinkccl.topology.allocations import connected_allocations
@@ -42,7 +42,7 @@ def units(forest: Forest) -> int:
 
 
 @pytest.mark.parametrize(("name", "gpus"), ALLOCATIONS)
-def test_every_root_and_pair_is_optimal_checked_and_lawful(name: str, gpus: tuple[int, ...]) -> None:
+def test_every_root_and_pair_is_optimal_checked_and_valid(name: str, gpus: tuple[int, ...]) -> None:
     for collective in every_collective(len(gpus)):
         forest = planned(name, gpus, collective)
         assert forest.rate == forest.bound, (collective, forest.rate, forest.bound)

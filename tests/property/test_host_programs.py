@@ -29,8 +29,8 @@ from blinkccl.engines.host_plan import INLINE, Area, HostPlan
 from blinkccl.engines.registry import ENGINES, Array
 from blinkccl.errors import UnsupportedError
 from blinkccl.schedule.chunking import Bound
-from blinkccl.schedule.law import violations
 from blinkccl.schedule.program import Program
+from blinkccl.schedule.verifier import violations
 from blinkccl.testing.execution import difference
 from blinkccl.testing.forests import random_collective
 from blinkccl.testing.programs import random_program

@@ -1,4 +1,4 @@
-"""Three-phase and hybrid forests: right, lawful, and never faster than the optimum on the whole network."""
+"""Three-phase and hybrid forests: right, valid, and never faster than the optimum on the whole network."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from blinkccl.errors import TopologyError, UnsupportedError
 from blinkccl.forest.check import check_plan
 from blinkccl.forest.document import to_document
 from blinkccl.forest.model import Forest, Tree
-from blinkccl.schedule.law import violations
 from blinkccl.schedule.lower import lower
+from blinkccl.schedule.verifier import violations
 from blinkccl.topology.assembly import exact_unit
 from blinkccl.topology.spec import load
 

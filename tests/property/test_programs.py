@@ -1,7 +1,7 @@
 """Definitions on random programs: lowered ones, and ones that our lowering would never make.
 
-The law and the reference engine are two independent statements of what a Program means. Here they must agree:
-what the law accepts runs on every engine and equals the oracle, and what the law calls a deadlock deadlocks.
+The verifier and the reference engine are two independent statements of what a Program means. Here they must agree:
+what the verifier accepts runs on every engine and equals the oracle, and what the verifier calls a deadlock deadlocks.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.engines import reference
 from blinkccl.engines.registry import ENGINES, Engine
 from blinkccl.errors import DeadlineError, UnsupportedError
-from blinkccl.schedule.law import violations
 from blinkccl.schedule.liveness import atomic_liveness_fault
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
+from blinkccl.schedule.verifier import violations
 from blinkccl.schedule.wiring import connect, steps_of
 from blinkccl.testing.execution import difference, ragged_counts
 from blinkccl.testing.faults import FAULTS
@@ -50,7 +50,7 @@ def places(program: Program) -> tuple[bool, ...]:
 
 @EASY
 @given(SEEDS)
-def test_lowered_forests_keep_the_law_and_equal_the_oracle(seed: int) -> None:
+def test_lowered_forests_are_valid_and_equal_the_oracle(seed: int) -> None:
     random = Random(seed)
     made = random_forest(random)
     program = lower(made, random.choice([1, 2, 3]), random.choice([None, 1, 2]))
@@ -76,7 +76,7 @@ def test_programs_that_did_not_come_from_lowering(name: str, seed: int) -> None:
 @pytest.mark.parametrize("engine", [name for name, row in ENGINES.items() if row.missing is None])
 @settings(EASY, max_examples=examples(30))
 @given(seed=SEEDS)
-def test_every_engine_serves_any_lawful_program(engine: str, seed: int) -> None:
+def test_every_engine_serves_any_valid_program(engine: str, seed: int) -> None:
     program, _ = random_program(Random(seed))
     for in_place in places(program):
         assert (
@@ -186,7 +186,7 @@ def test_random_programs_are_as_odd_as_they_should_be() -> None:
     assert sum(len(p.channels) > 1 for p in programs) > 20
     lags = {arc.tokens for wiring in wirings for arc in wiring.data}
     assert lags >= {-2, 0, 1, 3}
-    turns = [(role.turn, len(role.receives)) for p in programs for role in p.roles if role.contributes]
+    turns = [(role.own_operand_index, len(role.receives)) for p in programs for role in p.roles if role.contributes]
     assert {(1, 1), (0, 1), (1, 2), (2, 2)} <= set(turns)
 
 
@@ -197,7 +197,7 @@ def test_random_programs_repeat_by_seed() -> None:
 def test_no_byte_depends_on_the_hash_seed() -> None:
     code = (
         "from random import Random\n"
-        "from blinkccl.schedule.law import violations\n"
+        "from blinkccl.schedule.verifier import violations\n"
         "from blinkccl.schedule.lower import lower\n"
         "from blinkccl.schedule.text import to_json\n"
         "from blinkccl.testing.forests import random_forest\n"
@@ -237,7 +237,7 @@ def perturbed(random: Random, program: Program) -> Program:
 
 @settings(EASY, max_examples=examples(300))
 @given(seed=SEEDS)
-def test_the_law_says_deadlock_exactly_where_the_reference_deadlocks(seed: int) -> None:
+def test_the_verifier_says_deadlock_exactly_where_the_reference_deadlocks(seed: int) -> None:
     random = Random(seed)
     program, topology = random_program(random)
     program = perturbed(random, program)
@@ -258,7 +258,7 @@ def test_the_law_says_deadlock_exactly_where_the_reference_deadlocks(seed: int) 
 @pytest.mark.parametrize("engine", [name for name, row in ENGINES.items() if row.missing is None])
 @settings(EASY, max_examples=examples(40))
 @given(seed=SEEDS)
-def test_engines_need_no_more_slots_than_the_law(engine: str, seed: int) -> None:
+def test_engines_need_no_more_slots_than_the_verifier(engine: str, seed: int) -> None:
     random = Random(seed)
     program, topology = random_program(random)
     program = perturbed(random, program)

@@ -1,4 +1,4 @@
-"""Is this plan true, and does it run? The independent checker, then the law of schedules."""
+"""Is this plan true, and does it run? The independent checker, then the verifier."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from blinkccl.errors import ScheduleError, TopologyError
 from blinkccl.forest.check import Verdict, check_plan
 from blinkccl.forest.document import from_document
 from blinkccl.forest.model import Forest
-from blinkccl.schedule.law import violations
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
+from blinkccl.schedule.verifier import violations
 from blinkccl.topology.json_format import to_document
 from blinkccl.topology.model import Topology
 
@@ -35,8 +35,8 @@ class Audit:
         The independent checker's: what the plan states, recomputed.
     program
         What engines would run; None where the plan cannot be lowered.
-    law
-        One sentence per violation of the law, naming rank, channel and step.
+    faults
+        One sentence per violation that the verifier found, naming rank, channel and step.
     scope
         The links on which nothing is faster, if the verdict is "optimal": a proof knows no others.
     """
@@ -44,13 +44,13 @@ class Audit:
     forest: Forest
     verdict: Verdict
     program: Program | None
-    law: tuple[str, ...]
+    faults: tuple[str, ...]
     scope: str
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is false and the program keeps the law."""
-        return not self.verdict.violations and not self.law
+        """Whether nothing is false and the program is valid."""
+        return not self.verdict.violations and not self.faults
 
     def document(self) -> dict[str, Any]:
         """The JSON object of ``blink check --json``."""
@@ -67,7 +67,7 @@ class Audit:
             "optimal_on": self.scope if verdict.optimal else None,
             "violations": [
                 *({"by": "checker", "text": text} for text in verdict.violations),
-                *({"by": "law", "text": text} for text in self.law),
+                *({"by": "verifier", "text": text} for text in self.faults),
             ],
         }
 

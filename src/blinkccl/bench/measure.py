@@ -21,9 +21,9 @@ from blinkccl.engines.registry import engine
 from blinkccl.errors import ScheduleError
 from blinkccl.forest.model import Forest
 from blinkccl.schedule.chunking import DEFAULT_CHUNK_BYTES, bind
-from blinkccl.schedule.law import verify
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
+from blinkccl.schedule.verifier import verify
 from blinkccl.units import algbw_gbps, bus_factor
 
 
@@ -60,8 +60,8 @@ class Bench:
     ------
     ScheduleError
         If a setting is out of range.
-    LawError
-        If the program breaks the law of schedules.
+    VerificationError
+        If the program is invalid.
     UnsupportedError
         If engine, operation or element type is unknown.
     """

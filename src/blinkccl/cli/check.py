@@ -19,7 +19,7 @@ Examples:
   blink plan reduce --topo dgx-2 --json | blink check - --json
 
 Check every statement of a plan (trees, weights, loads, rate, bound, certificate) with code that shares
-nothing with the planner; then lower it to a program and check the law of schedules: every contribution
+nothing with the planner; then lower it to a program and verify that: every contribution
 exactly once, everything delivered, no deadlock with finite buffers, no link overloaded.
 
 Exit code 0: all is proved. 1: something is false; each violation is named. 2: it is no plan.
@@ -66,7 +66,7 @@ def check(
         from blinkccl.report.paint import painter
 
         paint = painter(console.coloured())
-        text = check_text(found.forest, found.verdict, found.program, found.law, paint, found.scope)
+        text = check_text(found.forest, found.verdict, found.program, found.faults, paint, found.scope)
         console.emit(fit(text, console.width()))
     if not found.ok:
         raise typer.Exit(CHECK_FAILED)

@@ -21,7 +21,7 @@ EXIT_CODES: dict[type[errors.BlinkError], int] = {
     errors.TopologyError: USAGE,
     errors.PackingError: USAGE,
     errors.ScheduleError: USAGE,
-    errors.LawError: CHECK_FAILED,
+    errors.VerificationError: CHECK_FAILED,
     errors.UnsupportedError: USAGE,
     errors.LaunchError: USAGE,
     errors.CommunicationError: TIMEOUT,

@@ -21,13 +21,13 @@ Examples:
   blink export plan.json --to cuda -o plan.cu
   blink plan allgather --topo ring:4 --json | blink export - --to cuda --json
 
-Check the plan and the law of schedules as blink check does, and write the program in another format.
+Check the plan and its program as blink check does, and write the program in another format.
 
 \b
 Formats:
   cuda    CUDA C++ for nvcc, NVRTC, or any C++17 compiler: per rank and lane one loop, per protocol one kernel
 
-Exit code 1: the plan is false or breaks the law; blink check says where. 2: it is no plan, or the format cannot
+Exit code 1: the plan is false or its program invalid; blink check says where. 2: it is no plan, or the format cannot
 say what it does.
 """
 
@@ -59,9 +59,9 @@ def export(
     document = loads(console.read_file(path, MAX_BYTES), source)
     found = audit(document, None if spec is None else arguments.load(spec)[0], None, source)
     if not found.ok or found.program is None:
-        false = [*found.verdict.violations, *found.law]
+        false = [*found.verdict.violations, *found.faults]
         console.error(
-            f"{source} is not exported: {len(false)} of its statements are false or break the law, the "
+            f"{source} is not exported: {len(false)} of its statements or steps are wrong, the "
             f"first: {false[0]}; blink check lists them"
         )
         raise typer.Exit(CHECK_FAILED)

@@ -326,7 +326,7 @@ def _field_of_plan(path: Path) -> tuple[Request, Forest]:
     source = console.source_name(path)
     found = audit(loads(console.read_file(path, MAX_BYTES), source), source=source)
     if not found.ok:
-        faults = [*found.verdict.violations, *found.law]
+        faults = [*found.verdict.violations, *found.faults]
         console.error(f"{source} is not what it says it is: {'; '.join(faults[:3])} (blink check says all)")
         raise typer.Exit(CHECK_FAILED)
     return Request(found.forest.topology, found.forest.collective, found.forest.ranks), found.forest

@@ -90,7 +90,7 @@ def lanes_of(program: Program, slots: int | None = None) -> tuple[Lane, ...]:
     Parameters
     ----------
     program
-        One that the law accepts.
+        One that the verifier accepts.
     slots
         How many messages each connection will hold; None: as the program's channels say.
 

@@ -181,7 +181,7 @@ def _arguments(words: Words, firing: Firing, received: dict[int, str], sent: dic
     arguments = [words.slice(role.slice), f"tick - {role.offset}" if role.offset else "tick"]
     reduces = "reduce" in method
     if reduces:
-        arguments += [_ends(received, role.receives), str(role.turn) if role.contributes else "kNoTurn"]
+        arguments += [_ends(received, role.receives), str(role.own_operand_index) if role.contributes else "kNoTurn"]
     elif role.receives:
         arguments.append(received[role.receives[0]])
     if "send" in method:

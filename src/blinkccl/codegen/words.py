@@ -55,7 +55,7 @@ class Words:
         if len(sources) + role.contributes > 1:
             values = [f"{source}'s" for source in sources]
             if role.contributes:
-                values.insert(role.turn, "its own")
+                values.insert(role.own_operand_index, "its own")
             done = ["keeps the result"] if role.keeps else []
             done += [f"sends {'it' if done else 'the result'} to {receivers}"] if receivers else []
             return f"{where}: {listed([f'combines {listed(values)}', *done])}"

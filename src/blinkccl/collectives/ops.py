@@ -4,7 +4,7 @@ Every engine computes what :func:`fold` says, so that two engines that follow th
 To add an operation or a type is to add one row.
 
 **Accumulation.** float16, bfloat16 and the 8-bit floats are combined in float32, their *accumulator*, and rounded once
-to the type, to the nearest and ties to even, when a value leaves the firing of a role: when it is kept or sent. All
+to the type, to the nearest and ties to even, when a value leaves the execution of a role: when it is kept or sent. All
 other types are their own accumulators: integers wrap modulo 2^bits, float32 and float64 round after every operation.
 A product and the sum that it enters are two operations: never contracted into one.
 
@@ -92,12 +92,12 @@ class DType:
 
     @cached_property
     def accumulator(self) -> np.dtype[Any]:
-        """The type in which one firing combines: float32 for narrower floats, else :attr:`storage`."""
+        """The type in which one execution combines: float32 for narrower floats, else :attr:`storage`."""
         return np.dtype(np.float32) if self.rounds_once else self.storage
 
     @property
     def rounds_once(self) -> bool:
-        """Whether the accumulator is another type, so that values are rounded where they leave a firing."""
+        """Whether the accumulator is another type, so that values are rounded where they leave an execution."""
         return self.kind == "float" and self.itemsize < 4
 
     def serves(self, operation: Operation) -> bool:
@@ -162,7 +162,7 @@ def fold(
     scales: Sequence[Scale] = (),
     divisor: int = 1,
 ) -> Array:
-    """What one firing makes of its operands: the definition that all engines follow.
+    """What one execution of a role makes of its operands: the definition that all engines follow.
 
     ``round((s₀·x₀ ∘ s₁·x₁ ∘ …) / divisor)``, from left to right in the accumulator type. A single operand that is
     neither scaled nor divided is not touched: it keeps its bits, also those of a NaN.

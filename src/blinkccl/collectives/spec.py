@@ -2,7 +2,7 @@
 
 A collective is a list of **items**. An item is a piece of data that is combined from the input blocks in
 ``contributions`` and must end in the output blocks in ``destinations``. Everything else follows: the NumPy
-oracle, the law of schedules, the load that a cut must carry, the names on the command line.
+oracle, the verifier, the load that a cut must carry, the names on the command line.
 
 Buffers are cut into *blocks* of ``count`` elements. Input and output of a rank hold one block or
 ``world_size`` blocks (nccl.h), e.g. AllGather: one in, N out. Ranks here are positions 0 … N−1, not ids.

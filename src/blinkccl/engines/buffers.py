@@ -143,7 +143,7 @@ def role_views(
 def check_roles(program: Program) -> None:
     """Refuses a program that has a role without a value, or with a block that its rank does not have.
 
-    The law does so, too; here it is because a rank that fails alone would let all others wait.
+    The verifier does so, too; here it is because a rank that fails alone would let all others wait.
 
     Raises
     ------

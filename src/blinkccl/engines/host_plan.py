@@ -431,7 +431,7 @@ class HostPlan:
                     NOWHERE if source is None else source * bound.itemsize,
                     NOWHERE if target is None else target * bound.itemsize,
                     bound.contributions(role.slice) if role.completes and averages else 1,
-                    role.turn if role.contributes else 0,
+                    role.own_operand_index if role.contributes else 0,
                     len(receives),
                     len(role.receives),
                     len(sends),

@@ -49,7 +49,7 @@ def run(
     order
         Which enabled executor goes next. ``"program"``: each rank is an executor, in turn. ``"reverse"``:
         each channel of each rank is one, the last enabled first. An integer: the same, drawn by this seed
-        after every firing.
+        after every execution of a role.
     even_chunks
         As of :func:`~blinkccl.schedule.chunking.bind`.
 
@@ -200,14 +200,14 @@ class _Machine:
                     yield None
 
     def _fold(self, step: _Step, span: slice, messages: list[Array]) -> Array:
-        """The value of one firing; the own contribution is the operand number ``turn``."""
+        """The value of one execution; the own contribution is the operand number ``own_operand_index``."""
         operands = messages
         factors: list[Scale] = []
         if step.source is not None:
-            turn = step.role.turn
-            # A copy: where it is sent as it is, a later firing may overwrite its memory in place.
-            operands = [*messages[:turn], step.source[span].copy(), *messages[turn:]]
-            factors = [step.scale if place == turn else None for place in range(len(operands))]
+            own = step.role.own_operand_index
+            # A copy: where it is sent as it is, a later execution may overwrite its memory in place.
+            operands = [*messages[:own], step.source[span].copy(), *messages[own:]]
+            factors = [step.scale if place == own else None for place in range(len(operands))]
         return fold(self.dtype, self.chosen, operands, factors, step.divisor)
 
     def _describe(self, queue: _Queue, step: _Step, chunk: int) -> str:

@@ -28,7 +28,7 @@ class Run(Protocol):
     Parameters
     ----------
     program
-        One that the law accepts (:func:`blinkccl.schedule.law.verify`); engines do not check it again.
+        One that the verifier accepts (:func:`blinkccl.schedule.verifier.verify`); engines do not check it again.
     inputs
         Per rank a one-dimensional array of its input blocks, ``count`` elements each, or None. Not changed.
     count

@@ -189,7 +189,7 @@ class Execution:
                     self._fire(step, chunk, span, scratch, deadline)
 
     def _fire(self, step: _Step, chunk: int, span: slice, scratch: _Scratch, deadline: float) -> None:
-        """One firing.
+        """One execution of a role.
 
         The value is never built in a send slot: no received slot must be held back while a send has to wait.
         """
@@ -211,7 +211,7 @@ class Execution:
             connection.send(value, step, chunk, deadline)
 
     def _copied(self, step: _Step, chunk: int, place: Array | None, scratch: _Scratch, deadline: float) -> Array:
-        """The one message of a firing that passes it on as it is."""
+        """The one message of an execution that passes it on as it is."""
         (connection,) = step.receives
         message = connection.receive(step, chunk, deadline)
         value = place if place is not None else scratch.value[: message.size]
@@ -222,16 +222,16 @@ class Execution:
     def _combined(
         self, step: _Step, chunk: int, own: Array | None, place: Array | None, scratch: _Scratch, deadline: float
     ) -> Array:
-        """All operands of a firing in accumulators; the own one after ``turn`` messages.
+        """All operands of an execution in accumulators; the own one after ``own_operand_index`` messages.
 
         Built where it is kept if that is of the accumulator's type, and, as it may be the own input's memory in
         place, if nothing is combined before the own input.
         """
-        turn = step.role.turn
-        kept = place if not self._dtype.rounds_once and (own is None or turn == 0) else None
+        own_index = step.role.own_operand_index
+        kept = place if not self._dtype.rounds_once and (own is None or own_index == 0) else None
         total: Array | None = None
         for index in range(len(step.receives) + 1):
-            if index == turn and own is not None:
+            if index == own_index and own is not None:
                 total = self._take(total, own, step.scale, kept, scratch, lasts=True)
             if index < len(step.receives):
                 connection = step.receives[index]

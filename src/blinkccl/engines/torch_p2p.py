@@ -35,7 +35,7 @@ class TorchP2P:
     Parameters
     ----------
     program
-        One that the law accepts, with as many ranks as the group; rank i of the program is rank i of the group.
+        One that the verifier accepts, with as many ranks as the group; rank i of the program is rank i of the group.
     group
         A process group; None is the default one.
     device

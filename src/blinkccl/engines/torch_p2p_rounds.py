@@ -51,7 +51,7 @@ def plan_rounds(program: Program, ahead: int = 1) -> Rounds:
     Parameters
     ----------
     program
-        One that the law accepts.
+        One that the verifier accepts.
     ahead
         Rounds from posting a message to having it, ≥ 1. With 2, messages travel while the next round is computed.
 
@@ -60,7 +60,7 @@ def plan_rounds(program: Program, ahead: int = 1) -> Rounds:
     ScheduleError
         If the ends of a queue do not fit: the first such fault.
     UnsupportedError
-        If messages wait for each other in a circle; the law says so, too, and names the circle.
+        If messages wait for each other in a circle; the verifier says so, too, and names the circle.
 
     Notes
     -----
@@ -77,14 +77,14 @@ def plan_rounds(program: Program, ahead: int = 1) -> Rounds:
     fixed = [(arc.tail, arc.head, ahead, arc.tokens) for arc in data] + _overwrites(program, ahead)
     if _feasible(program, fixed, ahead) is None:
         raise UnsupportedError(
-            "this program's messages wait for each other in a circle, so no round can carry them; the law names it"
+            "this program's messages wait for each other in a circle, so no round can carry them; the verifier names it"
         )
     for more in range(len(program.roles) + 1):
         constraints = fixed + [(tail, head, 0, tokens + more) for tail, head, _, tokens in refills]
         limit = _feasible(program, constraints, ahead)
         if limit is not None:
             return _shortest(program, data, constraints, ahead, limit)
-    raise UnsupportedError("no number of slots makes this program run in rounds; does the law accept it?")
+    raise UnsupportedError("no number of slots makes this program run in rounds; does the verifier accept it?")
 
 
 #: (tail, head, delay, tokens): see the module's text.
@@ -145,7 +145,7 @@ def _potentials(program: Program, constraints: list[_Constraint], period: int) -
 def firing_order(program: Program, rank: int) -> list[int]:
     """The roles of ``rank`` in the order in which one round fires them: that of (offset, step), for one chunk.
 
-    Where a reader of a slice and the role that overwrites it meet, the law has put the reader first.
+    Where a reader of a slice and the role that overwrites it meet, the verifier has put the reader first.
     """
     steps = steps_of(program)
     mine = [index for index, role in enumerate(program.roles) if role.rank == rank]

@@ -153,7 +153,7 @@ class Run:
         """What a firing makes, as :mod:`blinkccl.schedule.program` says, where it stays until it has been sent."""
         role = part.role
         operands = [self._slot(part, number, chunk) for number in range(len(part.inlets))]
-        own = role.turn if role.contributes else None
+        own = role.own_operand_index if role.contributes else None
         factor = self._factor if role.contributes else None
         if own is not None:
             operands.insert(own, self._chunk(self._tensors.input, part.source, part, chunk))

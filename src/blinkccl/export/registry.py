@@ -29,7 +29,7 @@ class Write(Protocol):
     Parameters
     ----------
     program
-        One that the law accepts.
+        One that the verifier accepts.
     forest
         What it was lowered from.
 

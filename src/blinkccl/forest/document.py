@@ -2,7 +2,7 @@
 
 Writing is canonical: the same forest gives the same bytes in any process. Reading judges shapes only. A plan
 that is readable but wrong (a tree that is none, weights that do not add up, a stated rate that is false)
-becomes a :class:`Forest` without complaint: it is the law's and the checker's part to refuse it, and their
+becomes a :class:`Forest` without complaint: it is the verifier's and the checker's part to refuse it, and their
 messages say more. What a forest cannot even name (ranks that the topology lacks, a root outside the ranks)
 is refused here.
 """

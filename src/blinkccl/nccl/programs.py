@@ -12,9 +12,9 @@ from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.errors import PackingError, ScheduleError, TopologyError, UnsupportedError
 from blinkccl.forest.model import Forest
 from blinkccl.nccl.topology_of_job import Place
-from blinkccl.schedule.law import verify
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
+from blinkccl.schedule.verifier import verify
 from blinkccl.topology.model import Topology
 from blinkccl.topology.select import LINK_CHOICES, ids_text, network_for
 from blinkccl.topology.stores import without_memory_links
@@ -31,7 +31,7 @@ SLOTS = 4
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A program that the law accepts and GPU blocks can run. Compared by identity."""
+    """A program that the verifier accepts and GPU blocks can run. Compared by identity."""
 
     algorithm: str
     forest: Forest

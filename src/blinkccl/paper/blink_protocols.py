@@ -132,6 +132,6 @@ CLAIMS = (
         "§3.5, Fig 10",
         "Over n servers AllReduce reduces inside each, crosses by n one-hop trees, and broadcasts inside each.",
         _three_phases,
-        "The plan also passes the law, which follows every contribution to every rank.",
+        "The plan also passes the verifier, which follows every contribution to every rank.",
     ),
 )

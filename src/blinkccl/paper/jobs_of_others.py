@@ -15,8 +15,8 @@ from blinkccl.engines import reference
 from blinkccl.forest.model import Forest
 from blinkccl.paper.allocations import Gpus
 from blinkccl.paper.claim import Context
-from blinkccl.schedule.law import violations
 from blinkccl.schedule.lower import lower
+from blinkccl.schedule.verifier import violations
 from blinkccl.simulate.chunk_search import best_chunk
 from blinkccl.simulate.contenders import Conditions, planned
 from blinkccl.simulate.nccl_search import Channels, search
@@ -64,7 +64,7 @@ def seconds(context: Context, forest: Forest, calibration: str, size_bytes: int)
 def wrong_elements(forest: Forest, count: int) -> int:
     """In how many elements a run of the plan on real buffers differs from what the collective means.
 
-    Integers on the reference engine, ``count`` per block. A program that breaks the law has all of them wrong.
+    Integers on the reference engine, ``count`` per block. A program that is invalid has all of them wrong.
     """
     program = lower(forest)
     inputs = make_inputs(program.collective, count, "int32", 0, "sum")

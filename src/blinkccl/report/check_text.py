@@ -18,7 +18,7 @@ def check_text(
     forest: Forest,
     verdict: Verdict,
     program: Program | None,
-    law: Sequence[str],
+    faults: Sequence[str],
     paint: Paint = plain,
     scope: str = "the links that the plan lists",
 ) -> str:
@@ -28,16 +28,16 @@ def check_text(
     ----------
     verdict
         Of the independent checker.
-    program, law
-        The lowered plan, and how it breaks the law of schedules.
+    program, faults
+        The lowered plan, and what the verifier found in it.
     scope
         The links that the proof speaks of.
     """
     lines = [headline(forest)]
     lines += _checker(forest, verdict, paint, scope)
-    lines += _law(program, law, paint)
-    if verdict.violations or law:
-        lines.append(paint(f"refused: {count(len(verdict.violations) + len(law), 'violation')}", "bold red"))
+    lines += _program(program, faults, paint)
+    if verdict.violations or faults:
+        lines.append(paint(f"refused: {count(len(verdict.violations) + len(faults), 'violation')}", "bold red"))
     else:
         proved = "proved" if verdict.optimal else "proved, but not optimal: see the bound"
         lines.append(paint(proved, "bold green"))
@@ -62,14 +62,14 @@ def _checker(forest: Forest, verdict: Verdict, paint: Paint, scope: str) -> list
     return [*lines, proof, *optimal]
 
 
-def _law(program: Program | None, law: Sequence[str], paint: Paint) -> list[str]:
-    if law or program is None:
-        return _listed("the program breaks the law", law, paint)
+def _program(program: Program | None, faults: Sequence[str], paint: Paint) -> list[str]:
+    if faults or program is None:
+        return _listed("the program is invalid", faults, paint)
     size = (
         f"{count(len(program.roles), 'role')}, {count(len(program.queues), 'queue')}, "
         f"{count(len(program.channels), 'channel')}"
     )
-    return [f"{paint('  ok  ', 'green')}law: {size}; complete, live with finite buffers, no link overloaded"]
+    return [f"{paint('  ok  ', 'green')}program: {size}; complete, live with finite buffers, no link overloaded"]
 
 
 def _listed(what: str, texts: Sequence[str], paint: Paint) -> list[str]:

@@ -1,7 +1,7 @@
 """Has this been planned before, by this version? Programs in a directory, so that the next job need not plan.
 
 A file per question: its name is a hash of all that the answer depends on, its text the program's JSON. Nothing
-that lies there is trusted: a program is taken only if it is for this collective and these ranks and keeps the law on
+that lies there is trusted: a program is taken only if it is for this collective and these ranks and is valid on
 this topology. That is checked at every reading: it costs one to two times as much as reading the JSON.
 
 A cache is a help and no duty: where its directory cannot be made, written or read, everything works without.
@@ -24,9 +24,9 @@ from blinkccl.errors import BlinkError, LaunchError, ScheduleError
 from blinkccl.forest.fingerprint import topology_hash
 from blinkccl.private_files import cache_directory, file_fault, private_directory, throw_out, write_at_once
 from blinkccl.runtime.card import package_version
-from blinkccl.schedule.law import violations
 from blinkccl.schedule.program import Program
 from blinkccl.schedule.text import SCHEMA_VERSION, from_json, to_json
+from blinkccl.schedule.verifier import violations
 from blinkccl.topology.model import Topology
 
 MAX_BYTES = 64 << 20
@@ -43,7 +43,7 @@ class PlanKey:
     Parameters
     ----------
     topology
-        The links that were planned on, and that the program must keep the law on.
+        The links that were planned on, and that the program must be valid on.
     collective, ranks
         As in :class:`blinkccl.algorithms.registry.Request`.
     algorithm
@@ -151,5 +151,5 @@ def _usable(text: bytes, key: PlanKey) -> Program:
         raise ScheduleError("it is for another collective or other ranks")
     found = violations(program, key.topology)
     if found:
-        raise ScheduleError(f"it breaks the law: {found[0]}")
+        raise ScheduleError(f"it is invalid: {found[0]}")
     return program

@@ -12,9 +12,9 @@ from blinkccl.algorithms.registry import Request, algorithm
 from blinkccl.collectives.spec import Collective
 from blinkccl.engines.host_plan import INLINE, Area, HostPlan
 from blinkccl.runtime.plan_cache import PlanCache, PlanKey
-from blinkccl.schedule.law import verify
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
+from blinkccl.schedule.verifier import verify
 from blinkccl.topology.model import Topology
 from blinkccl.topology.spec import parse_spec
 
@@ -44,7 +44,7 @@ def planned(
     ------
     UnsupportedError
         If the algorithm does not serve this.
-    LawError
+    VerificationError
         If it made a wrong program.
     """
     key = PlanKey(topology, collective, ranks, algorithm_name)

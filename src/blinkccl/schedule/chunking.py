@@ -1,9 +1,9 @@
-"""Which elements does a slice hold, and how many chunks are they? The only place where sizes meet a Program.
+"""Slices in elements and chunks: the only place where sizes meet a Program.
 
 No element is ever cut, whatever the fractions: a slice's boundary x·count is rounded down to a multiple of 16
 bytes (of one element where the element is larger), the end of the block stays where it is. So slices tile the
 block for every count; with fewer elements than slices some are empty and have no chunks at all, which every
-engine serves by never firing their roles.
+engine serves by never executing their roles.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Bound:
 
     @cached_property
     def ticks(self) -> int:
-        """How many ticks the loop runs: the last firing of any role, plus one."""
+        """How many ticks the loop runs: the last execution of any role, plus one."""
         return max((role.offset + self.extents[role.slice].chunks for role in self.program.roles), default=0)
 
     @cached_property

@@ -1,10 +1,10 @@
-"""Can it deadlock? The token rule on the folded chunk loop.
+"""Liveness of Programs: the token rule on the folded chunk loop.
 
-Fold the loop: one node per role, standing for all its firings, and arcs "firing T of *head* waits for
-firing T − tokens of *tail*" for messages, for slots given back, and for the order in which a rank, which
+Fold the loop: one node per role, standing for all its executions, and arcs "execution T of *head* waits
+for execution T − tokens of *tail*" for messages, for slots given back, and for the order in which a rank, which
 is one thread, walks through its steps (no token down the list, one from its end to its start in the next
-tick). A directed cycle whose tokens sum to 0 or less is a firing that waits for itself; without one,
-every firing waits only for what can happen before it. So a program is live for all sizes exactly if every
+tick). A directed cycle whose tokens sum to 0 or less is an execution that waits for itself; without
+one, every execution waits only for what can happen before it. So a program is live for all sizes exactly if every
 directed cycle has a positive sum (Commoner, Holt, Even, Pnueli: Marked directed graphs, JCSS 5, 1971;
 there for arcs without negative tokens; counting in ticks may make single arcs negative, sums over cycles
 stay the same).
@@ -46,13 +46,13 @@ def liveness_fault(program: Program, steps: list[int], wiring: Wiring) -> str | 
 def atomic_liveness_fault(program: Program, steps: list[int], wiring: Wiring) -> str | None:
     """As :func:`liveness_fault`, for ranks that run differently: as the blocks of a GPU do.
 
-    A firing waits for all its messages and all its slots before it moves any, which makes a role one action; and a
+    An execution waits for all its messages and all its slots before it moves any, which makes a role one action; and a
     rank's channels run side by side, so there is an order among the roles of a channel only.
     """
-    lanes: dict[tuple[int, int], list[int]] = {}
+    channels: dict[tuple[int, int], list[int]] = {}
     for index, role in enumerate(program.roles):
-        lanes.setdefault((role.rank, role.channel), []).append(index)
-    arcs = _in_turn(lanes.values()) + list(wiring.arcs)
+        channels.setdefault((role.rank, role.channel), []).append(index)
+    arcs = _in_order(channels.values()) + list(wiring.arcs)
     cycle = _cycle(len(program.roles), [(a.tail, a.head, a.tokens) for a in arcs])
     return None if cycle is None else _circle(program, steps, [arcs[i] for i in reversed(cycle)])
 
@@ -81,10 +81,10 @@ def _program_order(program: Program) -> list[Arc]:
     body: list[list[int]] = [[] for _ in program.ranks]
     for index, role in enumerate(program.roles):
         body[role.rank].append(index)
-    return _in_turn(body)
+    return _in_order(body)
 
 
-def _in_turn(bodies: Iterable[list[int]]) -> list[Arc]:
+def _in_order(bodies: Iterable[list[int]]) -> list[Arc]:
     """Arcs for roles that one thread walks through, tick by tick."""
     arcs = []
     for roles in bodies:

@@ -1,6 +1,6 @@
-"""Forest → Program: who sends which chunk to whom, in which tick (DESIGN §2).
+"""Lowering of a forest to a Program: who sends which chunk to whom, in which tick.
 
-Lowering translates and does not judge: a forest that is wrong becomes a program that the law refuses, naming
+Lowering translates and does not judge: a forest that is wrong becomes a program that the verifier refuses, naming
 rank, channel and step. Only what cannot be written down as a Program at all is an error here.
 
 **Offsets.** All shares of one slice meet in the same tick: with H the height of the highest up-tree among
@@ -40,7 +40,7 @@ def lower(forest: Forest, slots: int = 2, channels: int | None = None) -> Progra
     slots
         Messages that each queue may hold, ≥ 1.
     channels
-        How many parallel lanes; slices are dealt to them in turn. None: one lane per slice.
+        How many parallel channels; slices are dealt to them round robin. None: one channel per slice.
 
     Returns
     -------
@@ -62,14 +62,14 @@ def lower(forest: Forest, slots: int = 2, channels: int | None = None) -> Progra
         raise ScheduleError(f"slots and channels must be at least 1, got {slots} and {channels}")
     _check_paths(forest)
     slices, slice_of = _slices(forest)
-    lanes = min(channels or len(slices), max(1, len(slices)))
-    builder = _Builder(forest, lanes)
+    channel_count = min(channels or len(slices), max(1, len(slices)))
+    builder = _Builder(forest, channel_count)
     summits = _summits(forest, slice_of)
     for index, share in enumerate(forest.shares):
         builder.add(index, share, slice_of[index], summits[slice_of[index]])
-    carried: list[list[int]] = [[] for _ in range(lanes)]
+    carried: list[list[int]] = [[] for _ in range(channel_count)]
     for index in range(len(forest.shares)):
-        carried[slice_of[index] % lanes].append(index)
+        carried[slice_of[index] % channel_count].append(index)
     return Program(
         forest.collective,
         forest.ranks,
@@ -84,7 +84,7 @@ def lower(forest: Forest, slots: int = 2, channels: int | None = None) -> Progra
 
 
 def _check_paths(forest: Forest) -> None:
-    """Edges must join two vertices; everything else about trees is the law's business."""
+    """Edges must join two vertices; everything else about trees is the verifier's business."""
     for index, share in enumerate(forest.shares):
         for tree in share.trees():
             for path in tree.edges:
@@ -189,7 +189,7 @@ class _Builder:
     """Collects queues and roles share by share."""
 
     forest: Forest
-    lanes: int
+    channel_count: int
     queues: list[Queue] = field(default_factory=list)
     roles: list[Role] = field(default_factory=list)
 
@@ -218,10 +218,10 @@ class _Builder:
     def _role(self, index: int, part: int, draft: _Draft) -> Role:
         """The role of a draft that is complete, with its contributions in rank order."""
         receives = sorted(draft.receives, key=lambda queue: self.queues[queue].src)
-        turn = sum(self.queues[queue].src < draft.rank for queue in receives) if draft.contributes else 0
+        own_operand_index = sum(self.queues[queue].src < draft.rank for queue in receives) if draft.contributes else 0
         return Role(
             draft.rank,
-            part % self.lanes,
+            part % self.channel_count,
             index,
             draft.stage,
             draft.offset,
@@ -231,7 +231,7 @@ class _Builder:
             draft.completes,
             tuple(receives),
             tuple(draft.sends),
-            turn,
+            own_operand_index,
         )
 
     def _stage(self, index: int, tree: Tree, root: int, drafts: dict[int, _Draft], *, upward: bool) -> None:

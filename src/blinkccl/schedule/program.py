@@ -1,4 +1,4 @@
-"""The grammar of schedules: a size-free loop body per rank (DESIGN §2). Every engine runs this, and only this.
+"""The grammar of schedules: a size-free loop body per rank. Every engine runs this, and only this.
 
 A **role** is what one rank does for one share in one stage, for every chunk: take one message from each queue
 in ``receives``, combine them with the rank's own data, keep the result, put one message into each queue in
@@ -9,19 +9,19 @@ in the order of ``Program.roles`` and fires each for chunk ``k = t − offset`` 
 of chunks. ``offset`` is the look-ahead that makes a pipeline out of the loop: a role one hop further along has
 an offset one higher, so all hops of a tree work in the same tick on successive chunks.
 
-Firing ``k`` of a role, exactly::
+Execution ``k`` of a role, exactly::
 
     operands = the next message of each queue in receives, in this order
-    own input chunk k of the slice joins them     if contributes: as the operand number ``turn``, counted from 0
+    own input chunk k of the slice joins them     if contributes: as operands[own_operand_index]
     total = operands[0] ∘ operands[1] ∘ …         from left to right, in the accumulator of the element type
     total = total / number of contributions       if completes and the operation is avg
     value = total, rounded to the element type
     own output chunk k of the slice = value       if keeps
     for queue in sends: append value to queue     each waits while the queue holds ``slots`` messages
 
-**The order of reduction** is that of the operands: ``receives``, with the own contribution after the first ``turn``
-messages. Where the operation is premul_sum (and the collective reduces), the own contribution is multiplied by its
-rank's scalar, in the accumulator, before it joins.
+**The order of reduction** is that of the operands: ``receives``, with the own contribution after the first
+``own_operand_index`` messages. Where the operation is premul_sum (and the collective reduces), the own contribution
+is multiplied by its rank's scalar, in the accumulator, before it joins.
 
 **Rounding.** float16, bfloat16 and the 8-bit floats are widened to float32, combined and divided there, and rounded
 once, at ``value``: what a rank keeps and what it sends are the same bits. Other types are their own accumulators. An
@@ -29,8 +29,8 @@ operand that is alone, not scaled and not divided is not touched: its bits pass 
 table of all this is :mod:`blinkccl.collectives.ops`, its definition :func:`blinkccl.collectives.ops.fold`.
 
 A message's slot is free as soon as it has been received: an engine may not hold one slot while it waits for another
-message. In place the own input and output chunk of a role are the same memory; both are of the same firing, so the
-input must have been read before the value is written there, whatever ``turn`` is.
+message. In place the own input and output chunk of a role are the same memory; both are of the same execution, so the
+input must have been read before the value is written there, whatever ``own_operand_index`` is.
 
 Ranks here are positions 0 … N−1; ``ranks`` maps them to vertex ids.
 """
@@ -71,9 +71,9 @@ class Role:
     """What ``rank`` does for ``share`` in each chunk; see the module's text for the exact meaning.
 
     ``stage`` ("reduce", "root" or "broadcast") is for people and for engines that fuse; it has no meaning of
-    its own. ``slice``, ``receives`` and ``sends`` are indexes into the program's tables. ``turn`` is how many
-    received messages are combined before the rank's own contribution: 0 … ``len(receives)``, and 0 if it does not
-    contribute.
+    its own. ``slice``, ``receives`` and ``sends`` are indexes into the program's tables. ``own_operand_index`` is
+    how many received messages are combined before the rank's own contribution: 0 … ``len(receives)``, and 0 if it
+    does not contribute.
     """
 
     rank: int
@@ -87,12 +87,12 @@ class Role:
     completes: bool
     receives: tuple[int, ...]
     sends: tuple[int, ...]
-    turn: int = 0
+    own_operand_index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """One parallel lane: the shares it carries, in order, and how many messages each of its queues may hold."""
+    """One parallel channel: the shares it carries, in order, and how many messages each of its queues may hold."""
 
     shares: tuple[int, ...]
     slots: int = 2

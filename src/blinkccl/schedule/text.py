@@ -1,4 +1,4 @@
-"""How is a Program written down? As text for people and for comparing, and as JSON for other programs.
+"""Programs written down: as text for people and for comparing, and as JSON for other programs.
 
 Both are canonical: equal programs give equal bytes, in every process.
 """
@@ -6,7 +6,9 @@ Both are canonical: equal programs give equal bytes, in every process.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from fractions import Fraction
+from operator import attrgetter
 from typing import Annotated
 
 import msgspec
@@ -16,13 +18,15 @@ from blinkccl.errors import PackingError, ScheduleError
 from blinkccl.forest.fingerprint import digest
 from blinkccl.schedule.program import Channel, Program, Queue, Role, Slice
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+_READ_VERSIONS = (1, 2)
+_ROLE = attrgetter(*(field.name for field in fields(Role)))
 
 
 def to_text(program: Program) -> str:
     """One line per slice, queue, channel and role, in the program's order.
 
-    A role's line reads: rank, channel, share, stage, ``@offset``, slice, then what it does in each firing, in order.
+    A role's line reads: rank, channel, share, stage, ``@offset``, slice, then what one execution does, in order.
     """
     return "\n".join(_lines(program)) + "\n"
 
@@ -54,7 +58,7 @@ def _lines(program: Program) -> list[str]:
 
 
 def _role(role: Role) -> str:
-    early = role.turn if role.contributes else len(role.receives)
+    early = role.own_operand_index if role.contributes else len(role.receives)
     actions = []
     if role.receives[:early]:
         actions.append(f"receive {_list(role.receives[:early])}")
@@ -62,8 +66,10 @@ def _role(role: Role) -> str:
         actions.append("own input")
     if role.receives[early:]:
         actions.append(f"receive {_list(role.receives[early:])}")
-    if role.turn != (min(max(role.turn, 0), len(role.receives)) if role.contributes else 0):
-        actions.append(f"turn {role.turn}")  # the law refuses it; equal texts must still mean equal programs
+    if role.own_operand_index != (min(max(role.own_operand_index, 0), len(role.receives)) if role.contributes else 0):
+        actions.append(
+            f"own operand {role.own_operand_index}"
+        )  # the verifier refuses it; equal texts must still mean equal programs
     if role.completes:
         actions.append("complete")
     if role.keeps:
@@ -129,7 +135,8 @@ class _RoleForm(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     completes: bool
     receives: tuple[_Number, ...]
     sends: tuple[_Number, ...]
-    turn: _Number = 0  # programs written before there were turns have none
+    own_operand_index: _Number = 0
+    turn: _Number | msgspec.UnsetType = msgspec.UNSET  # its name in schema_version 1
 
 
 class _ProgramForm(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -156,23 +163,7 @@ def to_json(program: Program) -> str:
         tuple(_SliceForm(s.block, str(s.start), str(s.stop)) for s in program.slices),
         tuple(_QueueForm(q.src, q.dst, q.path) for q in program.queues),
         tuple(_ChannelForm(c.shares, c.slots, c.protocol) for c in program.channels),
-        tuple(
-            _RoleForm(
-                r.rank,
-                r.channel,
-                r.share,
-                r.stage,
-                r.offset,
-                r.slice,
-                r.contributes,
-                r.keeps,
-                r.completes,
-                r.receives,
-                r.sends,
-                r.turn,
-            )
-            for r in program.roles
-        ),
+        tuple(_RoleForm(*_ROLE(r)) for r in program.roles),
         program.forest_hash,
         program.topology_hash,
     )
@@ -180,7 +171,7 @@ def to_json(program: Program) -> str:
 
 
 def from_json(text: str | bytes) -> Program:
-    """The program that :func:`to_json` wrote. It may still break the law: that is the law's business.
+    """The program that :func:`to_json` wrote. It may still be invalid: that is the verifier's business.
 
     Raises
     ------
@@ -191,10 +182,9 @@ def from_json(text: str | bytes) -> Program:
         form = msgspec.json.decode(text, type=_ProgramForm)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise ScheduleError(f"not a program: {error}") from None
-    if form.schema_version != SCHEMA_VERSION:
+    if form.schema_version not in _READ_VERSIONS:
         raise ScheduleError(
-            f"not a program: expected schema_version {SCHEMA_VERSION}, got {form.schema_version} - at "
-            "`$.schema_version`"
+            f"not a program: expected schema_version 1 or 2, got {form.schema_version} - at `$.schema_version`"
         )
     spec = form.collective
     try:
@@ -211,26 +201,15 @@ def from_json(text: str | bytes) -> Program:
         ),
         tuple(Queue(q.src, q.dst, q.path) for q in form.queues),
         tuple(Channel(c.shares, c.slots, c.protocol) for c in form.channels),
-        tuple(
-            Role(
-                r.rank,
-                r.channel,
-                r.share,
-                r.stage,
-                r.offset,
-                r.slice,
-                r.contributes,
-                r.keeps,
-                r.completes,
-                r.receives,
-                r.sends,
-                r.turn,
-            )
-            for r in form.roles
-        ),
+        tuple(Role(*_ROLE(_current(r))) for r in form.roles),
         form.forest_hash,
         form.topology_hash,
     )
+
+
+def _current(role: _RoleForm) -> _RoleForm:
+    """A role of either schema_version with its fields as they are called today."""
+    return role if role.turn is msgspec.UNSET else msgspec.structs.replace(role, own_operand_index=role.turn)
 
 
 def _fraction(text: str, where: str) -> Fraction:

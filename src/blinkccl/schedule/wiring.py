@@ -1,4 +1,4 @@
-"""Which send meets which receive? Pairs the two ends of every queue, for any number of roles per queue.
+"""Matching of sends with receives: the two ends of every queue, for any number of roles per queue.
 
 A queue is a FIFO, so its two ends must agree on the order of messages *for every size*: roles may have
 different numbers of chunks. In the order of time, message k of role A precedes message j of role B where
@@ -18,7 +18,7 @@ from blinkccl.schedule.program import Program, Role
 
 
 class Arc(NamedTuple):
-    """Firing T of role ``head`` waits for firing T − ``tokens`` of role ``tail``, both counted in ticks.
+    """Execution T of role ``head`` waits for execution T − ``tokens`` of role ``tail``, both counted in ticks.
 
     ``kind`` is "data" (a message in ``queue``) or "credit" (its slot, given back).
     """
@@ -113,9 +113,9 @@ def _misfit(program: Program, steps: list[int], queue: int, senders: list[int], 
         return f"{named} starves: it receives from {where}, and no step of rank {src} sends to it"
     if not senders:
         return f"{where} is used by no step"
-    lanes = dict.fromkeys(sorted(roles[i].channel for i in senders + receivers))
-    if len(lanes) > 1:
-        return f"{where} is shared by channels {', '.join(map(str, lanes))}; a queue belongs to one channel"
+    channels = dict.fromkeys(sorted(roles[i].channel for i in senders + receivers))
+    if len(channels) > 1:
+        return f"{where} is shared by channels {', '.join(map(str, channels))}; a queue belongs to one channel"
     return _disorder(program, steps, where, _cycle(program, steps, senders), _cycle(program, steps, receivers))
 
 

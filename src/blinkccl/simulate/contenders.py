@@ -1,6 +1,6 @@
 """Who is timed: every algorithm of the registry on one calibration, and the baselines, each named.
 
-A contender is prepared once for a job (planned, verified by the law) and then asked for as many sizes as wanted. To add
+A contender is prepared once for a job (planned, verified) and then asked for as many sizes as wanted. To add
 one is to add a row: algorithms come from their own registry, baselines from :mod:`~blinkccl.simulate.baselines`.
 """
 
@@ -16,9 +16,9 @@ from blinkccl.algorithms.registry import ALGORITHMS, Request
 from blinkccl.errors import PackingError, TopologyError, UnsupportedError
 from blinkccl.forest.model import Forest
 from blinkccl.forest.split import split_shares
-from blinkccl.schedule.law import verify
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
+from blinkccl.schedule.verifier import verify
 from blinkccl.simulate import calibration as calibrations
 from blinkccl.simulate.calibration import Calibration
 from blinkccl.simulate.chunk_search import best_chunk, search
@@ -163,8 +163,8 @@ def planned(name: str, forest: Forest, conditions: Conditions) -> Planned:
 
     Raises
     ------
-    LawError
-        If its program breaks the law: it is wrong, incomplete, overloaded or deadlocks.
+    VerificationError
+        If its program is invalid: it is wrong, incomplete, overloaded or deadlocks.
     """
     program = lower(split_shares(forest, conditions.channels))
     verify(program, forest.topology)

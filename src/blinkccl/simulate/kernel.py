@@ -33,7 +33,7 @@ def run(workload: Workload, sharing: str = "fifo", traced: bool = False) -> Outc
     Raises
     ------
     InternalError
-        If the workload stops before its end, which one made from a lawful Program never does.
+        If the workload stops before its end, which one made from a valid Program never does.
 
     Notes
     -----

@@ -201,7 +201,7 @@ def _built(name: str, gpus: int, shares: list[Share], root: int | None = None, w
     rate = attained_rate(network, shares)
     no_claim = Cut((0,), rate, Fraction(1))
     program = lower(Forest(collective, network.ranks, "by hand", network, tuple(shares), rate, no_claim))
-    roles = (replace(r, contributes=False, turn=0) if r.rank in without else r for r in program.roles)
+    roles = (replace(r, contributes=False, own_operand_index=0) if r.rank in without else r for r in program.roles)
     return network, replace(program, roles=tuple(roles))
 
 

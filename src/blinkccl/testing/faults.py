@@ -1,4 +1,4 @@
-"""Faults to plant into a right Program, each with the cause that the law must name.
+"""Faults to plant into a right Program, each with the cause that the verifier must name.
 
 A fault returns the damaged program, or None where this program has no place for it. To add one: write a
 function and add its row to :data:`FAULTS`.
@@ -19,7 +19,7 @@ Plant = Callable[[Program, Random], Program | None]
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """``cause``: a piece of text that one of the law's sentences must hold."""
+    """``cause``: a piece of text that one of the verifier's sentences must hold."""
 
     cause: str
     plant: Plant
@@ -114,7 +114,9 @@ def missing_contribution(program: Program, random: Random) -> Program | None:
     """A rank on the way up passes on what it receives, without its own."""
     index = _pick(random, program, lambda role: role.contributes and bool(role.receives))
     return (
-        None if index is None else _with_role(program, index, replace(program.roles[index], contributes=False, turn=0))
+        None
+        if index is None
+        else _with_role(program, index, replace(program.roles[index], contributes=False, own_operand_index=0))
     )
 
 
@@ -142,16 +144,18 @@ def lost_chunk(program: Program, random: Random) -> Program | None:
         return None
     role = program.roles[index]
     left = role.receives[1:]
-    return _with_role(program, index, replace(role, receives=left, turn=min(role.turn, len(left))))
+    return _with_role(
+        program, index, replace(role, receives=left, own_operand_index=min(role.own_operand_index, len(left)))
+    )
 
 
-def beyond_turn(program: Program, random: Random) -> Program | None:
+def beyond_own_operand_index(program: Program, random: Random) -> Program | None:
     """A rank waits for more messages than it gets before it adds its own."""
     index = _pick(random, program, lambda role: role.contributes)
     if index is None:
         return None
     role = program.roles[index]
-    return _with_role(program, index, replace(role, turn=len(role.receives) + 1))
+    return _with_role(program, index, replace(role, own_operand_index=len(role.receives) + 1))
 
 
 def starving(program: Program, random: Random) -> Program | None:
@@ -241,7 +245,7 @@ FAULTS: dict[str, Fault] = {
     "stray_write": Fault("which this rank must not get", stray_write),
     "never_written": Fault("never gets slice", never_written),
     "lost_chunk": Fault("lost chunk", lost_chunk),
-    "beyond_turn": Fault("the number of messages it receives", beyond_turn),
+    "beyond_own_operand_index": Fault("its number of messages", beyond_own_operand_index),
     "starving": Fault("starves", starving),
     "wrong_order": Fault("wrong order", wrong_order),
     "overload": Fault("overload", overload),

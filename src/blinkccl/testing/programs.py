@@ -2,7 +2,7 @@
 
 Other offsets, several hops in one tick, look-aheads as deep as the slots, queues that several shares use
 in turn, relays, ranks that run ahead of or behind others, other program orders, several channels, own
-contributions at any turn of a reduction. Whoever writes an engine, a law or an exporter against the
+contributions at any place of a reduction. Whoever writes an engine, a verifier or an exporter against the
 grammar alone must serve these too.
 
 How they come out live: all roles get one global order inside a tick, such that every dependency without a
@@ -251,7 +251,7 @@ class _Draft:
                 node.role,
                 sends=tuple(sends[id(node)]),
                 receives=tuple(arriving[id(s), id(node)] for s, _ in node.above),
-                turn=self.random.randint(0, len(node.above)) if node.role.contributes else 0,
+                own_operand_index=self.random.randint(0, len(node.above)) if node.role.contributes else 0,
             )
         return order
 

@@ -1,4 +1,4 @@
-"""The audit of a plan: checker and law, and what happens when one of them cannot start."""
+"""The audit of a plan: checker and verifier, and what happens when one of them cannot start."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_plan_that_cannot_be_lowered_is_broken_not_unreadable(document):
     found = audit(document)
     assert not found.ok
     assert found.program is None
-    assert "vertex 2" in found.law[0]
+    assert "vertex 2" in found.faults[0]
 
 
 def test_the_topology_beside_it_is_used_where_it_brings_none(document):

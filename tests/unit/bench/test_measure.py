@@ -14,7 +14,7 @@ from blinkccl.bench.measure import Bench, Settings
 from blinkccl.bench.sessions import session
 from blinkccl.collectives.ops import OPS, element_type, operation
 from blinkccl.collectives.spec import COLLECTIVES, Collective
-from blinkccl.errors import LawError, UnsupportedError
+from blinkccl.errors import UnsupportedError, VerificationError
 from blinkccl.topology.spec import parse_spec
 
 QUICK = Settings(iterations=2, warmup=1)
@@ -85,10 +85,10 @@ def test_progress_counts_every_run():
     assert seen == [(i + 1, 12) for i in range(12)]
 
 
-def test_a_forest_that_breaks_the_law_is_not_run():
+def test_an_invalid_forest_is_not_run():
     forest = _forest()
     broken = replace(forest, shares=forest.shares[1:])
-    with pytest.raises(LawError):
+    with pytest.raises(VerificationError):
         Bench(broken, QUICK)
 
 

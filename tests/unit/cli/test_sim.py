@@ -42,7 +42,7 @@ def test_a_plan_file_is_timed_as_its_algorithm(blink, tmp_path: Path) -> None:
     assert from_file["sizes"] == planned["sizes"]
 
 
-def test_a_plan_that_breaks_the_law_is_a_failed_check(blink, tmp_path: Path) -> None:
+def test_a_plan_that_is_invalid_is_a_failed_check(blink, tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
     blink("plan", "allreduce", "--topo", "dgx-1v", "--gpus", "0,1,2,3", "-o", str(plan))
     document = json.loads(plan.read_text())

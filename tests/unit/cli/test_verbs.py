@@ -170,11 +170,11 @@ def test_damaged_plans_are_refused(blink, tmp_path, damage):
     found = json.loads(blink("check", path, "--json").out)
     assert found["ok"] is False
     assert found["violations"]
-    law = [entry["text"] for entry in found["violations"] if entry["by"] == "law"]
+    faults = [entry["text"] for entry in found["violations"] if entry["by"] == "verifier"]
     if damage in ("edge turned round", "doubled contribution"):
-        assert any("rank 2, channel 0, step" in text for text in law)
+        assert any("rank 2, channel 0, step" in text for text in faults)
     if damage == "lost edge":
-        assert any("rank 0 never gets slice 0" in text for text in law)
+        assert any("rank 0 never gets slice 0" in text for text in faults)
 
 
 def test_check_json(blink, tmp_path):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from fractions import Fraction
 
 from blinkccl.collectives.spec import Collective
-from blinkccl.schedule.law import violations
 from blinkccl.schedule.program import Channel, Program, Queue, Role, Slice
+from blinkccl.schedule.verifier import violations
 from blinkccl.topology.spec import parse_spec
 
 

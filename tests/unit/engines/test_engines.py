@@ -19,9 +19,9 @@ from blinkccl.engines.buffers import allocate
 from blinkccl.engines.registry import ENGINES
 from blinkccl.errors import DeadlineError, ScheduleError, UnsupportedError
 from blinkccl.schedule.chunking import bind
-from blinkccl.schedule.law import violations
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
+from blinkccl.schedule.verifier import violations
 from blinkccl.testing.execution import difference
 from blinkccl.testing.faults import FAULTS
 from blinkccl.testing.forests import random_forest

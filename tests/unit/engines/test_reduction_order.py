@@ -16,9 +16,9 @@ from blinkccl.collectives.spec import Collective
 from blinkccl.engines import reference
 from blinkccl.engines.registry import ENGINES
 from blinkccl.forest.model import Cut, Forest, Share, Tree, attained_rate
-from blinkccl.schedule.law import violations
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
+from blinkccl.schedule.verifier import violations
 from blinkccl.topology.spec import parse_spec
 
 ALL = [pytest.param(row.run, id=name) for name, row in ENGINES.items() if row.missing is None]
@@ -35,15 +35,17 @@ def lowered(collective: Collective, up: Tree, down: Tree | None) -> Program:
     return program
 
 
-def star(turn: int, name: str = "allreduce") -> Program:
-    """Four ranks reduce into rank 0, which adds its own contribution after ``turn`` messages."""
+def star(own_operand_index: int, name: str = "allreduce") -> Program:
+    """Four ranks reduce into rank 0, which adds its own contribution after ``own_operand_index`` messages."""
     up = Tree(0, ((1, 0), (2, 0), (3, 0)))
     if name == "allreduce":
         program = lowered(Collective("allreduce", 4), up, Tree(0, ((0, 1), (0, 2), (0, 3))))
     else:
         program = lowered(Collective("reduce", 4, root=0), up, None)
-    roles = tuple(replace(role, turn=turn) if role.stage == "root" else role for role in program.roles)
-    assert sum(role.turn == turn and role.stage == "root" for role in roles) == 1
+    roles = tuple(
+        replace(role, own_operand_index=own_operand_index) if role.stage == "root" else role for role in program.roles
+    )
+    assert sum(role.own_operand_index == own_operand_index and role.stage == "root" for role in roles) == 1
     turned = replace(program, roles=roles)
     assert violations(turned, parse_spec("clique:4")) == []
     return turned
@@ -56,7 +58,7 @@ def star(turn: int, name: str = "allreduce") -> Program:
     [
         # 2^24 swallows a 1 that is added to it, not a 2.
         ("sum", [1.0, 1.0, 2.0**24, -(2.0**24)], [2.0, 2.0, 0.0, 1.0]),
-        # Of two equal zeros min returns the second: this tells turn 0 from 1, which sums do not.
+        # Of two equal zeros min returns the second: this tells operand 0 from 1, which sums do not.
         ("min", [-0.0, 0.0, 0.0, 1.0], [0.0, 0.0, -0.0, -0.0]),
         ("min", [-0.0, 0.0, 1.0, 1.0], [0.0, -0.0, -0.0, -0.0]),
     ],
@@ -65,11 +67,11 @@ def test_the_own_contribution_has_its_turn(
     run: reference.Run, op: str, values: list[float], wanted: list[float], in_place: bool
 ) -> None:
     inputs = [np.full(40, value, np.float32) for value in values]
-    for turn, want in enumerate(wanted):
-        for program in (star(turn), star(turn, "reduce")):
+    for index, want in enumerate(wanted):
+        for program in (star(index), star(index, "reduce")):
             outputs = run(program, inputs, count=40, dtype="float32", op=op, in_place=in_place, chunk_bytes=64)
             assert outputs[0] is not None
-            assert outputs[0].tobytes() == np.full(40, want, np.float32).tobytes(), (turn, outputs[0][0])
+            assert outputs[0].tobytes() == np.full(40, want, np.float32).tobytes(), (index, outputs[0][0])
 
 
 @pytest.mark.parametrize("run", ALL)

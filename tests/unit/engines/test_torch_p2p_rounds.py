@@ -14,10 +14,10 @@ from blinkccl.engines.buffers import check_roles
 from blinkccl.engines.torch_p2p_actors import actors_of
 from blinkccl.engines.torch_p2p_rounds import Rounds, firing_order, plan_rounds
 from blinkccl.errors import ScheduleError, UnsupportedError
-from blinkccl.schedule.law import violations
 from blinkccl.schedule.liveness import liveness_fault
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Channel, Program, Queue, Role, Slice
+from blinkccl.schedule.verifier import violations
 from blinkccl.schedule.wiring import connect, steps_of
 from blinkccl.testing.faults import FAULTS
 from blinkccl.testing.forests import random_forest

@@ -150,7 +150,7 @@ def test_bytes_are_the_same_in_a_new_process_with_another_hash_seed() -> None:
 
 
 class TestReadableButWrong:
-    """Wrong plans become forests: the law and the checker refuse them."""
+    """Wrong plans become forests: the verifier and the checker refuse them."""
 
     @pytest.mark.parametrize(
         ("way", "value"),

@@ -11,8 +11,8 @@ from blinkccl.engines import reference
 from blinkccl.errors import ScheduleError
 from blinkccl.forest.model import attained_rate, link_use
 from blinkccl.forest.split import split_shares
-from blinkccl.schedule.law import violations
 from blinkccl.schedule.lower import lower
+from blinkccl.schedule.verifier import violations
 from blinkccl.testing.execution import difference
 from blinkccl.testing.forests import random_forest
 

@@ -80,7 +80,7 @@ def test_a_key_is_the_same_in_every_process() -> None:
     assert ended.stdout.strip() == key().digest
 
 
-def lawless(program: Program) -> Program:
+def invalid(program: Program) -> Program:
     return replace(program, roles=program.roles[:-1])
 
 
@@ -91,13 +91,13 @@ def lawless(program: Program) -> Program:
         b"\xff\xfe",
         b"{}",
         b'{"schema_version": 1',
-        to_json(lawless(plan(key()))).encode(),
+        to_json(invalid(plan(key()))).encode(),
         to_json(plan(key("allgather"))).encode(),
         to_json(replace(plan(key()), rate=plan(key()).rate * 2)).encode(),
         to_json(plan(key())).encode()[:-1],
     ],
 )
-def test_corrupt_foreign_and_lawless_files_are_no_answer_and_are_replaced(
+def test_corrupt_foreign_and_invalid_files_are_no_answer_and_are_replaced(
     directory: Path, caplog: pytest.LogCaptureFixture, content: bytes
 ) -> None:
     cache = PlanCache(directory)

@@ -19,9 +19,9 @@ from small_forests import (
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import ScheduleError
 from blinkccl.forest.model import Forest, Share, Tree
-from blinkccl.schedule.law import violations
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program, Role
+from blinkccl.schedule.verifier import violations
 from blinkccl.testing.forests import random_forest
 
 
@@ -96,7 +96,7 @@ def operands(program: Program, rank: int, stage: str) -> list[int]:
     """Ranks whose messages a role combines, in order, with its own where it contributes."""
     (role,) = (r for r in program.roles if (r.rank, r.stage) == (rank, stage))
     order = [program.queues[queue].src for queue in role.receives]
-    return [*order[: role.turn], rank, *order[role.turn :]] if role.contributes else order
+    return [*order[: role.own_operand_index], rank, *order[role.own_operand_index :]] if role.contributes else order
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
@@ -129,10 +129,10 @@ def test_ranks_are_positions_and_not_vertices_in_the_order_of_reduction() -> Non
 
 def test_a_role_that_does_not_contribute_has_turn_0() -> None:
     made = chain_allreduce()
-    assert [role.turn for role in lower(made).roles if not role.contributes] == [0, 0]
+    assert [role.own_operand_index for role in lower(made).roles if not role.contributes] == [0, 0]
     share = Share(Fraction(1), 0, None, 1, Tree(1, ((0, 1),)), Tree(1, ((1, 2),)))
     relayed = lower(forest(Collective("sendrecv", 3, src=0, dst=2), clique(3), [share]))
-    assert [(role.rank, role.turn) for role in relayed.roles] == [(2, 0), (1, 0), (0, 0)]
+    assert [(role.rank, role.own_operand_index) for role in relayed.roles] == [(2, 0), (1, 0), (0, 0)]
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_a_source_below_a_relay_root_keeps_its_own_block() -> None:
 
 @pytest.mark.parametrize("slots", [1, 2, 3])
 @pytest.mark.parametrize("channels", [None, 1, 2])
-def test_every_right_forest_becomes_a_lawful_program(slots: int, channels: int | None) -> None:
+def test_every_right_forest_becomes_a_valid_program(slots: int, channels: int | None) -> None:
     for seed in range(60):
         made = random_forest(Random(seed))
         assert violations(lower(made, slots, channels), made.topology) == []
@@ -251,7 +251,7 @@ def broken_trees() -> list[tuple[str, Tree, str]]:
 
 
 @pytest.mark.parametrize(("tree", "cause"), [pytest.param(t, c, id=n) for n, t, c in broken_trees()])
-def test_broken_up_trees_lower_and_break_the_law(tree: Tree, cause: str) -> None:
+def test_broken_up_trees_lower_and_are_invalid(tree: Tree, cause: str) -> None:
     made = chain_allreduce()
     program = lower(replace(made, shares=(replace(made.shares[0], reduce=tree),)))
     found = violations(program, made.topology)

@@ -1,4 +1,4 @@
-"""Programs written down: as text, as JSON, as single steps."""
+"""Programs written down: as text and as JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from small_forests import chain_allreduce, one_shot_allreduce, two_slices_broadc
 from blinkccl.errors import ScheduleError
 from blinkccl.forest.fingerprint import forest_hash, topology_hash
 from blinkccl.schedule.lower import lower
-from blinkccl.schedule.steps import ACTIONS, steps
 from blinkccl.schedule.text import from_json, program_hash, to_json, to_text
 from blinkccl.testing.programs import random_program
 
@@ -56,33 +55,36 @@ def test_json_round_trip() -> None:
 
 def test_json_carries_a_schema_version_and_strings_for_fractions() -> None:
     form = json.loads(to_json(lower(two_slices_broadcast())))
-    assert form["schema_version"] == 1
+    assert form["schema_version"] == 2
     assert [part["stop"] for part in form["slices"]] == ["2/3", "1"]
     assert form["collective"] == {"name": "broadcast", "root": 0, "src": None, "dst": None}
 
 
-def test_a_turn_is_written_and_may_be_left_out() -> None:
+def test_own_operand_index_is_written_and_may_be_left_out() -> None:
     form = json.loads(to_json(CHAIN))
-    assert [role["turn"] for role in form["roles"]] == [0, 0, 1, 1, 0]
+    assert [role["own_operand_index"] for role in form["roles"]] == [0, 0, 1, 1, 0]
+    for role in form["roles"]:
+        role["turn"] = role.pop("own_operand_index")  # as schema_version 1 had it
+    assert from_json(json.dumps(form | {"schema_version": 1})) == CHAIN
     for role in form["roles"]:
         del role["turn"]
     before = from_json(json.dumps(form))
-    assert before == replace(CHAIN, roles=tuple(replace(r, turn=0) for r in CHAIN.roles))
+    assert before == replace(CHAIN, roles=tuple(replace(r, own_operand_index=0) for r in CHAIN.roles))
 
 
-def test_texts_tell_turns_apart_even_wrong_ones() -> None:
+def test_texts_tell_own_operand_indexes_apart() -> None:
     star = lower(one_shot_allreduce(4))
     root = next(role for role in star.roles if role.stage == "root")
     actions = {}
     for contributes in (True, False):
-        for turn in range(-2, 6):
-            alone = replace(star, roles=(replace(root, contributes=contributes, turn=turn),))
-            actions[contributes, turn] = to_text(alone).splitlines()[-1].partition(": ")[2]
+        for index in range(-2, 6):
+            alone = replace(star, roles=(replace(root, contributes=contributes, own_operand_index=index),))
+            actions[contributes, index] = to_text(alone).splitlines()[-1].partition(": ")[2]
     assert len(set(actions.values())) == len(actions)
     assert actions[True, 0] == "own input, receive 0,1,2, complete, keep"
     assert actions[True, 2] == "receive 0,1, own input, receive 2, complete, keep"
     assert actions[True, 3] == "receive 0,1,2, own input, complete, keep"
-    assert actions[True, 4] == "receive 0,1,2, own input, turn 4, complete, keep"
+    assert actions[True, 4] == "receive 0,1,2, own input, own operand 4, complete, keep"
     assert actions[False, 0] == "receive 0,1,2, complete, keep"
 
 
@@ -101,7 +103,7 @@ def test_topology_names_take_no_part_in_its_hash() -> None:
 Change = Callable[[dict[str, Any]], object]
 
 MALFORMED: list[tuple[Change, str]] = [
-    (lambda f: f.update(schema_version=2), r"expected schema_version 1, got 2 - at `\$.schema_version`"),
+    (lambda f: f.update(schema_version=3), r"expected schema_version 1 or 2, got 3 - at `\$.schema_version`"),
     (lambda f: f.pop("rate"), "missing required field `rate`"),
     (lambda f: f.update(rate=1.5), r"Expected `str`, got `float` - at `\$.rate`"),
     (lambda f: f.update(rate="1/0"), r"divides by zero - at `\$.rate`"),
@@ -110,7 +112,10 @@ MALFORMED: list[tuple[Change, str]] = [
     (lambda f: f["roles"][2].update(rank="x"), r"Expected `int`, got `str` - at `\$.roles\[2\].rank`"),
     (lambda f: f["roles"][2].update(keeps=1), r"Expected `bool`, got `int` - at `\$.roles\[2\].keeps`"),
     (lambda f: f["roles"][0].update(offset=10**30), r"at `\$.roles\[0\].offset`"),
-    (lambda f: f["roles"][1].update(turn="first"), r"Expected `int`, got `str` - at `\$.roles\[1\].turn`"),
+    (
+        lambda f: f["roles"][1].update(own_operand_index="first"),
+        r"Expected `int`, got `str` - at `\$.roles\[1\].own_operand_index`",
+    ),
     (lambda f: f["slices"][0].update(block=[1]), r"at `\$.slices\[0\].block`"),
     (lambda f: f["slices"][0].update(block="all"), r"at `\$.slices\[0\].block`"),
     (lambda f: f["queues"][1].update(path=3), r"at `\$.queues\[1\].path`"),
@@ -141,19 +146,3 @@ def test_nonsense_is_a_schedule_error(text: str | bytes) -> None:
 def test_a_wrong_but_readable_program_can_be_read() -> None:
     wrong = replace(CHAIN, rate=Fraction(-1), roles=(replace(CHAIN.roles[0], rank=77, offset=-3),))
     assert from_json(to_json(wrong)) == wrong
-
-
-def test_steps_of_a_rank() -> None:
-    told = [(s.number, s.action, s.queue) for s in steps(CHAIN, 1)]
-    assert told == [
-        (0, "recv", 0),
-        (0, "copy_out", None),
-        (0, "send", 1),
-        (1, "recv", 2),
-        (1, "reduce", None),
-        (1, "send", 3),
-    ]
-    assert [s.action for s in steps(CHAIN, 2)] == ["recv", "reduce", "complete", "copy_out", "send"]
-    first = replace(CHAIN, roles=tuple(replace(r, turn=0) for r in CHAIN.roles))
-    assert [(s.action, s.queue) for s in steps(first, 2)][:2] == [("copy_in", None), ("reduce", 3)]
-    assert {s.action for rank in range(3) for s in steps(CHAIN, rank)} == set(ACTIONS)

@@ -8,7 +8,7 @@ from statistics import mean
 import pytest
 
 from blinkccl.errors import ScheduleError
-from blinkccl.schedule.law import violations
+from blinkccl.schedule.verifier import violations
 from blinkccl.simulate.calibration import calibration
 from blinkccl.simulate.microbenchmarks import CALIBRATION, PATTERNS, Pattern, measure, pattern, throughput_gbps
 from blinkccl.simulate.run import simulate
@@ -124,7 +124,7 @@ def test_who_reduces_what() -> None:
     ("name", "breadth"),
     [("chain-forward", 4), ("chain-reduce-broadcast", 4), ("mca", 0), ("fan-out-forward", 3)],
 )
-def test_patterns_that_are_collectives_keep_the_law(name: str, breadth: int) -> None:
+def test_patterns_that_are_collectives_are_valid(name: str, breadth: int) -> None:
     traffic = pattern(name, breadth)
     assert violations(traffic.program, traffic.network) == []
 

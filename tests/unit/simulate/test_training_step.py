@@ -1,4 +1,4 @@
-"""The training step by its definition: hand-made cases, laws, and simulations that count ticks one by one."""
+"""The training step by its definition: hand-made cases, invariants, and simulations that count ticks one by one."""
 
 from __future__ import annotations
 
@@ -266,11 +266,11 @@ def test_zero3_is_what_happens_tick_by_tick(
     assert step.total_s == pytest.approx(total)
 
 
-# laws
+# invariants
 
 
 @given(models, costs(), st.integers(1, 12), st.none() | st.integers(1, 30), st.booleans(), st.integers(0, 3))
-def test_laws_of_a_step(
+def test_invariants_of_a_step(
     model: Network, cost: Callable[[int], int], first: int, rest: int | None, overlap: bool, optimizer_s: int
 ) -> None:
     step = step_time(
@@ -289,7 +289,7 @@ def test_laws_of_a_step(
 
 
 @given(models, costs(), costs(), st.integers(0, 3), st.booleans())
-def test_laws_of_zero3(
+def test_invariants_of_zero3(
     model: Network, gather: Callable[[int], int], scatter: Callable[[int], int], ahead: int, overlap: bool
 ) -> None:
     step = zero3_step(model, times(model), 5, gather, scatter, ahead=ahead, overlap=overlap)

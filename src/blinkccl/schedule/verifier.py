@@ -1,45 +1,44 @@
-"""The law of schedules: is this Program right, complete, live and within the links' capacity?
+"""The verifier of Programs: they compute their collective, cannot deadlock, and overload no link.
 
-Everything is checked for all sizes at once, since a Program has none: chunks of a slice go the same way,
-so one symbolic pass covers who holds what (:mod:`~blinkccl.schedule.holdings`), and the folded loop
-covers finite buffers (:mod:`~blinkccl.schedule.liveness`). Engines, exporters and the simulator may rely
-on what passes here.
+Everything is checked for all sizes at once, since a Program has none: the chunks of a slice all go the same way, so
+one symbolic pass over sets of contributing ranks covers who holds what, and the folded loop covers finite buffers
+(:mod:`~blinkccl.schedule.liveness`). Engines, exporters and the simulator rely on what passes here.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import dataclass
 from fractions import Fraction
 from math import lcm
 
 from blinkccl.collectives.spec import Block
-from blinkccl.errors import LawError
-from blinkccl.schedule.chunking import placements
-from blinkccl.schedule.holdings import holding_faults
+from blinkccl.errors import VerificationError
+from blinkccl.schedule.chunking import Placement, placements
 from blinkccl.schedule.liveness import liveness_fault
-from blinkccl.schedule.program import Program
-from blinkccl.schedule.wiring import connect, name_role, steps_of
+from blinkccl.schedule.program import Program, Role
+from blinkccl.schedule.wiring import Wiring, connect, name_role, steps_of
 from blinkccl.topology.model import Topology
 
 
 def verify(program: Program, topology: Topology) -> None:
-    """Accepts a program that keeps the law.
+    """Accepts a valid program.
 
     Raises
     ------
-    LawError
+    VerificationError
         With every violation that :func:`violations` finds.
     """
     found = violations(program, topology)
     if found:
-        raise LawError(found)
+        raise VerificationError(found)
 
 
 def violations(program: Program, topology: Topology) -> list[str]:
-    """Every way in which ``program`` breaks the law on ``topology``; empty if it keeps it.
+    """Every way in which ``program`` is invalid on ``topology``; empty if it is valid.
 
-    The law: indexes and turns are valid; both ends of each queue exist and agree on the order of messages; each
+    A program is valid if its indexes are; both ends of each queue exist and agree on the order of messages; each
     contribution enters each slice exactly once, the reduction is completed exactly where all are in, every
     destination gets every slice once and nothing else is written; slices tile every block; no cycle of
     waits closes for any size (finite buffers included); where input and output share memory, no rank
@@ -63,7 +62,7 @@ def violations(program: Program, topology: Topology) -> list[str]:
     wiring = connect(program)
     found += wiring.faults
     found += _tiling_faults(program)
-    found += holding_faults(program, steps, wiring) if not wiring.faults else []
+    found += _holding_faults(program, steps, wiring) if not wiring.faults else []
     deadlock = liveness_fault(program, steps, wiring)
     if deadlock is not None:
         found.append(deadlock)
@@ -124,11 +123,12 @@ def _role_faults(program: Program, carrier: dict[int, int]) -> Iterator[str]:
                 if not 0 <= queue < queues:
                     yield f"{where}: it {verb} queue {queue}, outside the table of {queues}"
             if len(ends) > 1 and len(dict.fromkeys(ends)) != len(ends):
-                yield f"{where}: it {verb} one queue twice in a firing: {list(ends)}"
-        if not 0 <= role.turn <= len(role.receives):
-            yield f"{where}: turn {role.turn} is outside 0 … {len(role.receives)}, the number of messages it receives"
-        elif role.turn and not role.contributes:
-            yield f"{where}: turn {role.turn}, expected 0: it contributes nothing that could have a turn"
+                yield f"{where}: it {verb} one queue twice: {list(ends)}"
+        own = role.own_operand_index
+        if not 0 <= own <= len(role.receives):
+            yield f"{where}: own_operand_index {own} is outside 0 … {len(role.receives)}, its number of messages"
+        elif own and not role.contributes:
+            yield f"{where}: own_operand_index {own}, expected 0: it contributes no operand"
         if not (role.contributes or role.receives):
             yield f"{where}: it neither contributes nor receives, so it has no value to pass on"
 
@@ -150,6 +150,144 @@ def _tiling_faults(program: Program) -> Iterator[str]:
             reached = stop
         if reached != 1:
             yield f"the slices of {name} end at {reached}, expected 1: chunks are lost or outside the buffer"
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """What a message holds: contributing ranks as bits, and whether the reduction has been completed."""
+
+    ranks: int
+    completed: bool
+
+
+def _holding_faults(program: Program, steps: list[int], wiring: Wiring) -> list[str]:
+    """A sentence for every combination, completion or write that breaks the collective's definition.
+
+    Checked: a rank contributes only what it has, once; ``completes`` is set exactly once on every way,
+    exactly where all contributions are in; what is kept is complete and is kept where the collective
+    wants it, once; every destination gets every slice.
+
+    Notes
+    -----
+    Cost: O(roles + messages). Roles behind a missing message are left out: their cause is reported elsewhere.
+    """
+    return _Propagation(program, steps, wiring).faults()
+
+
+class _Propagation:
+    def __init__(self, program: Program, steps: list[int], wiring: Wiring) -> None:
+        self.program = program
+        self.steps = steps
+        self.placements = placements(program.collective)
+        self.full = {block: sum(1 << rank for rank in place.sources) for block, place in self.placements.items()}
+        self.sender = {(arc.queue, arc.head): arc.tail for arc in wiring.data}
+        self.found: list[str] = []
+        self.writer: dict[tuple[int, int], int] = {}
+        self.values: list[_Value | None] = [None] * len(program.roles)
+
+    def faults(self) -> list[str]:
+        order = self._order()
+        for index in order:
+            self.values[index] = self._fire(index)
+        if len(order) == len(self.values):  # else chunks are missing for another reason, which is reported
+            self._check_all_written()
+        return self.found
+
+    def _order(self) -> list[int]:
+        """Roles in the order of the data, senders first; those that wait for each other are left out."""
+        roles = self.program.roles
+        waiting = [len(role.receives) for role in roles]
+        followers: list[list[int]] = [[] for _ in roles]
+        for (_, head), tail in self.sender.items():
+            followers[tail].append(head)
+        order = [index for index, count in enumerate(waiting) if count == 0]
+        for index in order:
+            for head in followers[index]:
+                waiting[head] -= 1
+                if waiting[head] == 0:
+                    order.append(head)
+        return order
+
+    def _fire(self, index: int) -> _Value:
+        role = self.program.roles[index]
+        block = self.program.slices[role.slice].block
+        place = self.placements[block]
+        ranks, completed = 0, False
+        if role.contributes:
+            if role.rank not in place.sources:
+                self._fault(index, f"wrong block: it contributes its own {_block(block)}, but has none")
+            ranks = 1 << role.rank
+        for queue in role.receives:
+            message = self.values[self.sender[queue, index]]
+            assert message is not None
+            if ranks & message.ranks:
+                self._fault(
+                    index,
+                    f"double contribution: slice {role.slice} of {_block(block)} gets "
+                    f"{_ranks(ranks & message.ranks)} twice",
+                )
+            ranks |= message.ranks
+            completed = completed or message.completed
+        # A single contribution is complete from the start; dividing by one changes nothing.
+        alone = len(place.sources) == 1
+        completed = alone or self._complete(index, role, ranks, completed, self.full[block])
+        if role.keeps:
+            self._keep(index, role, ranks, completed, block, place)
+        return _Value(ranks, completed)
+
+    def _complete(self, index: int, role: Role, ranks: int, completed: bool, full: int) -> bool:
+        if role.completes and ranks != full:
+            self._fault(index, f"it completes the reduction without {_ranks(full & ~ranks)}")
+        if role.completes and completed:
+            self._fault(index, "it completes a reduction that was completed before")
+        return completed or role.completes
+
+    def _keep(self, index: int, role: Role, ranks: int, completed: bool, block: Block, place: Placement) -> None:
+        full = self.full[block]
+        if role.rank not in place.targets:
+            self._fault(
+                index,
+                f"wrong block: it keeps slice {role.slice} of {_block(block)}, which this rank must not get",
+            )
+        if full & ~ranks:
+            self._fault(
+                index,
+                f"missing contribution: it keeps slice {role.slice} of {_block(block)} without {_ranks(full & ~ranks)}",
+            )
+        elif not completed:
+            self._fault(index, "it keeps a reduction that no step has completed (avg would not be divided)")
+        first = self.writer.setdefault((role.rank, role.slice), index)
+        if first != index:
+            self._fault(
+                index,
+                f"it writes slice {role.slice} of {_block(block)}, which step {self.steps[first]} writes too",
+            )
+
+    def _check_all_written(self) -> None:
+        carriers: dict[int, set[int]] = {}
+        for role in self.program.roles:
+            carriers.setdefault(role.slice, set()).add(role.channel)
+        for index, part in enumerate(self.program.slices):
+            channels = ", ".join(map(str, sorted(carriers.get(index, ())))) or "none"
+            for rank in self.placements[part.block].targets:
+                if (rank, index) not in self.writer:
+                    self.found.append(
+                        f"rank {rank} never gets slice {index} of {_block(part.block)}, carried by channel {channels}: "
+                        "no step of this rank keeps it"
+                    )
+
+    def _fault(self, index: int, text: str) -> None:
+        self.found.append(f"{name_role(self.program.roles[index], self.steps[index])}: {text}")
+
+
+def _block(block: Block) -> str:
+    return "the buffer" if block is None else f"block {block}"
+
+
+def _ranks(bits: int) -> str:
+    ranks = [str(rank) for rank in range(bits.bit_length()) if bits >> rank & 1]
+    s = "s" if len(ranks) > 1 else ""
+    return f"the contribution{s} of rank{s} {', '.join(ranks)}"
 
 
 def _overwrite_faults(program: Program, steps: list[int]) -> Iterator[str]:

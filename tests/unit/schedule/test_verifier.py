@@ -1,4 +1,4 @@
-"""Every way to break the law, and the sentence that says so."""
+"""Every way in which a program is invalid, and the sentence that says so."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from random import Random
 import pytest
 from small_forests import chain_allreduce, clique, one_shot_allreduce, ring_allreduce
 
-from blinkccl.errors import LawError
-from blinkccl.schedule.law import verify, violations
+from blinkccl.errors import VerificationError
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Channel, Program, Queue, Role
+from blinkccl.schedule.verifier import verify, violations
 from blinkccl.testing.faults import FAULTS
 from blinkccl.testing.forests import random_forest
 
@@ -30,13 +30,13 @@ def role(program: Program, index: int, **changes: object) -> Program:
 def test_a_right_program_passes() -> None:
     verify(CHAIN, TOPOLOGY)
     assert violations(CHAIN, TOPOLOGY) == []
-    assert [r.turn for r in CHAIN.roles if r.contributes] == [1, 1, 0]
-    assert violations(role(CHAIN, 2, turn=0), TOPOLOGY) == []
+    assert [r.own_operand_index for r in CHAIN.roles if r.contributes] == [1, 1, 0]
+    assert violations(role(CHAIN, 2, own_operand_index=0), TOPOLOGY) == []
 
 
 def test_the_error_lists_every_violation() -> None:
     wrong = replace(role(CHAIN, 0, keeps=False), rate=Fraction(99))
-    with pytest.raises(LawError, match="breaks the law in 5 place") as caught:
+    with pytest.raises(VerificationError, match="is invalid in 5 place") as caught:
         verify(wrong, TOPOLOGY)
     assert caught.value.violations == violations(wrong, TOPOLOGY)
 
@@ -65,10 +65,16 @@ TABLES: list[tuple[Callable[[Program], Program], str]] = [
     (lambda p: role(p, 1, sends=(-1,)), "sends into queue -1, outside the table of 4"),
     (lambda p: role(p, 0, receives=(1, 1)), "receives from one queue twice"),
     (lambda p: role(p, 4, contributes=False), "neither contributes nor receives"),
-    (lambda p: role(p, 2, turn=2), "role 2 on rank 2, channel 0: turn 2 is outside 0 … 1, the number of messages"),
-    (lambda p: role(p, 2, turn=-1), "turn -1 is outside 0 … 1"),
-    (lambda p: role(p, 4, turn=1), "role 4 on rank 0, channel 0: turn 1 is outside 0 … 0"),
-    (lambda p: role(p, 0, turn=1), "role 0 on rank 0, channel 0: turn 1, expected 0: it contributes nothing"),
+    (
+        lambda p: role(p, 2, own_operand_index=2),
+        "role 2 on rank 2, channel 0: own_operand_index 2 is outside 0 … 1, its number of messages",
+    ),
+    (lambda p: role(p, 2, own_operand_index=-1), "own_operand_index -1 is outside 0 … 1"),
+    (lambda p: role(p, 4, own_operand_index=1), "role 4 on rank 0, channel 0: own_operand_index 1 is outside 0 … 0"),
+    (
+        lambda p: role(p, 0, own_operand_index=1),
+        "role 0 on rank 0, channel 0: own_operand_index 1, expected 0: it contributes no operand",
+    ),
 ]
 
 
@@ -76,13 +82,13 @@ TABLES: list[tuple[Callable[[Program], Program], str]] = [
 def test_tables(change: Callable[[Program], Program], message: str) -> None:
     found = violations(change(CHAIN), TOPOLOGY)
     assert found
-    with pytest.raises(LawError, match=message):
+    with pytest.raises(VerificationError, match=message):
         verify(change(CHAIN), TOPOLOGY)
 
 
 MEANING: list[tuple[Callable[[Program], Program], str]] = [
     (
-        lambda p: role(p, 3, receives=(), turn=0),
+        lambda p: role(p, 3, receives=(), own_operand_index=0),
         "lost chunk: rank 0, channel 0, step 1 (reduce of share 0) sends into queue 2 "
         "from rank 0 to rank 1, and no step of rank 1 receives it",
     ),
@@ -96,7 +102,7 @@ MEANING: list[tuple[Callable[[Program], Program], str]] = [
         "to rank 0, which does not end there",
     ),
     (
-        lambda p: role(p, 3, contributes=False, turn=0),
+        lambda p: role(p, 3, contributes=False, own_operand_index=0),
         "rank 2, channel 0, step 0 (root of share 0): it completes the reduction without the contribution of rank 1",
     ),
     (
