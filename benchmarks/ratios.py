@@ -18,9 +18,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from blinkccl.bench.bound import cores
-from blinkccl.bench.contender import Measured
+from blinkccl.bench.candidate import Measured
 from blinkccl.bench.host import check_sizes, spawned
-from blinkccl.bench.interleave import Entry, Interleaved, Runs, Settings
+from blinkccl.bench.interleave import Interleaved, Participant, ProcessSettings, Runs
 from blinkccl.bench.pattern import Work
 from blinkccl.bench.peers import registry
 from blinkccl.bench.protocol import Command, Flag
@@ -71,7 +71,7 @@ GOALS = (
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What came out at one size: medians in seconds, by contender; ratios of the same rounds."""
+    """What came out at one size: medians in seconds, by candidate; ratios of the same rounds."""
 
     collective: str
     ranks: int
@@ -113,7 +113,7 @@ def iterations(size: int) -> int:
 
 def found(
     case: tuple[str, int, str],
-    entries: Sequence[Entry],
+    participants: Sequence[Participant],
     series: Sequence[Series | None],
     floors: Sequence[float] | None,
 ) -> Found:
@@ -122,11 +122,11 @@ def found(
     assert own is not None
     assert shared is not None
     medians, ratios, shared_ratios = {"ours": own.median_s(), SHARED: shared.median_s()}, {}, {}
-    for entry, peer in zip(entries[2:], series[2:], strict=True):
+    for participant, peer in zip(participants[2:], series[2:], strict=True):
         if peer is not None and len(peer.rounds) == len(own.rounds):
-            medians[entry.title] = peer.median_s()
-            ratios[entry.title] = paired(peer.medians_s(), own.medians_s())
-            shared_ratios[entry.title] = paired(peer.medians_s(), shared.medians_s())
+            medians[participant.title] = peer.median_s()
+            ratios[participant.title] = paired(peer.medians_s(), own.medians_s())
+            shared_ratios[participant.title] = paired(peer.medians_s(), shared.medians_s())
     wrong = sum(found.wrong or 0 for found in series if found is not None)
     bounds = [None if floors is None else paired(floors, ours.medians_s()) for ours in (own, shared)]
     return Found(*case, medians, ratios, shared_ratios, bounds[0], bounds[1], wrong)
@@ -140,11 +140,11 @@ def cases(goals: Iterable[Goal], ranks: int) -> list[tuple[str, str]]:
 
 def measured(ranks: int, peers: Sequence[tuple[str, str | None]], rounds: int, largest: int) -> Iterator[Found]:
     """Run all cases of ``ranks`` ranks."""
-    settings = Settings(rounds=rounds, warmup=2, block_s=0.5)
+    settings = ProcessSettings(rounds=rounds, warmup=2, block_s=0.5)
     base = Collective("allreduce", ranks)
     with spawned(base, settings, peers, note) as run:
-        own, *others = run.interleaved.entries
-        entries = [own, Entry(SHARED, "", InSharedMemory(own.runs)), *others]
+        own, *others = run.interleaved.participants
+        participants = [own, Participant(SHARED, "", InSharedMemory(own.runs)), *others]
         for name, size in cases(GOALS, ranks):
             if parse_bytes(size) > largest:
                 continue
@@ -152,11 +152,13 @@ def measured(ranks: int, peers: Sequence[tuple[str, str | None]], rounds: int, l
             check_sizes(collective, settings, [parse_bytes(size)])
             count = block_count(collective, parse_bytes(size), 4)
             runs = iterations(parse_bytes(size))
-            for entry in entries:
-                entry.last = None  # Another collective has other times.
-            made = Interleaved(collective, replace(settings, iterations=runs), entries, run.interleaved.probe, note)
+            for participant in participants:
+                participant.last = None  # Another collective has other times.
+            made = Interleaved(
+                collective, replace(settings, iterations=runs), participants, run.interleaved.probe, note
+            )
             series, floors = made.measure(Work(collective, count, iterations=runs, warmup=2))
-            yield found((name, ranks, size), entries, series, floors)
+            yield found((name, ranks, size), participants, series, floors)
 
 
 def verdicts(goals: Iterable[Goal], results: Sequence[Found]) -> Iterator[dict[str, Any]]:
@@ -199,7 +201,7 @@ def available(text: str | None, ranks: int) -> list[tuple[str, str | None]]:
     here: list[tuple[str, str | None]] = []
     for name in registry.PEERS:
         try:
-            registry.teams(name, None, ranks, cores())
+            registry.launches(name, None, ranks, cores())
             here.append((name, None))
         except UnsupportedError as reason:
             note(f"without {name}: {reason}")

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from blinkccl.bench.bound import Weather
-from blinkccl.bench.interleave import Settings
+from blinkccl.bench.bound import MemoryBaseline
+from blinkccl.bench.interleave import ProcessSettings
 from blinkccl.bench.measure import Bench
 from blinkccl.bench.rows import ACROSS_RANKS
 from blinkccl.collectives.spec import Collective
@@ -122,10 +122,10 @@ def of_threads(bench: Bench) -> About:
 
 def of_host(
     collective: Collective,
-    settings: Settings,
+    settings: ProcessSettings,
     pids: Sequence[int],
     launcher: str | None,
-    weather: Weather | None,
+    baseline: MemoryBaseline | None,
     peers: dict[str, str],
 ) -> About:
     """Of rank processes on this host.
@@ -134,7 +134,7 @@ def of_host(
     ----------
     launcher
         Who started the ranks; None: we did.
-    weather
+    baseline
         What the probe found at the start; None: there is no probe, and no %bound.
     peers
         Names of the peers that take part, with what they say they are.
@@ -147,16 +147,20 @@ def of_host(
         f"median of {settings.rounds} round(s). %bound and ratios compare medians, paired by round; a ratio "
         "above 1 is in our favour.",
     ]
-    if weather is None:
+    if baseline is None:
         notes.append("There is no C compiler (cc) for the memory probe, so there is no %bound.")
     else:
-        trip = "" if weather.round_trip_s is None else f", {weather.round_trip_s * 1e9:.0f} ns round trip"
-        notes.append(f"Cores at the start: {weather.placement}{trip}; memory {weather.bytes_per_s / 1e9:.1f} GB/s.")
+        trip = "" if baseline.round_trip_s is None else f", {baseline.round_trip_s * 1e9:.0f} ns round trip"
+        notes.append(f"Cores at the start: {baseline.placement}{trip}; memory {baseline.bytes_per_s / 1e9:.1f} GB/s.")
     notes += [f"Peer {name}: {library}" for name, library in peers.items()]
     probe = (
         None
-        if weather is None
-        else {"bytes_per_s": weather.bytes_per_s, "round_trip_s": weather.round_trip_s, "placement": weather.placement}
+        if baseline is None
+        else {
+            "bytes_per_s": baseline.bytes_per_s,
+            "round_trip_s": baseline.round_trip_s,
+            "placement": baseline.placement,
+        }
     )
     return About(
         collective,
@@ -173,7 +177,7 @@ def of_host(
         notes,
         {"ranks": list(range(ranks)), "launcher": launcher, "probe": probe, "peers": peers},
         {"rounds": settings.rounds, "average": settings.across, "shared": settings.shared},
-        weather is not None,
+        baseline is not None,
         settings.percentiles,
         tuple(peers),
     )

@@ -1,6 +1,6 @@
 """How fast could it be at most? The least traffic of a collective, over what this host's memory does right now.
 
-A probe (``peers/probe.c``) runs on as many cores as ranks can use, between the contenders and on a working set as
+A probe (``peers/probe.c``) runs on as many cores as ranks can use, between the candidates and on a working set as
 large as theirs: ``a[i] += b[i]`` and copying. The better of both is the rate that the bound is made of. It says
 nothing about the cost of meeting, so small sizes stay far below it.
 """
@@ -17,7 +17,7 @@ from typing import Self
 
 import numpy as np
 
-from blinkccl.bench.contender import Contender, Process, Team
+from blinkccl.bench.candidate import Candidate, Launch, Process
 from blinkccl.bench.peers.build import build
 from blinkccl.bench.protocol import Command, Kind
 from blinkccl.collectives.spec import Collective
@@ -68,7 +68,7 @@ def least_traffic(collective: Collective, block_bytes: int, in_place: bool) -> i
 
 
 @dataclass(frozen=True, slots=True)
-class Weather:
+class MemoryBaseline:
     """What the probe found: bytes per second through all cores, and seconds of a round trip between two (or None)."""
 
     bytes_per_s: float
@@ -100,7 +100,7 @@ class Probe:
         def processes(path: Path, room: Path) -> Sequence[Process]:
             return [Process([str(program), str(path), str(self._size)])]
 
-        self._contender = Contender(Team("probe", self._size, processes, library="memory probe"))
+        self._candidate = Candidate(Launch("probe", self._size, processes, library="memory probe"))
 
     def rate(self, working_bytes: int) -> float:
         """Bytes per second that all cores read and write together, on ``working_bytes`` of buffers in all."""
@@ -110,14 +110,14 @@ class Probe:
         copied = self._time("probe_copy", half, iterations)
         return self._size * half * max(3 / added, 2 / copied)
 
-    def weather(self, working_bytes: int) -> Weather:
+    def baseline(self, working_bytes: int) -> MemoryBaseline:
         """Rate and round trip, now."""
         trip = None
         if self._size > 1:
             command = Command(Kind.RUN, "probe_round_trip", count=_ROUND_TRIPS, iterations=20)
-            found = self._contender.run([command] * self._size).seconds
+            found = self._candidate.run([command] * self._size).seconds
             trip = float(np.min(found.max(axis=0))) / _ROUND_TRIPS
-        return Weather(self.rate(working_bytes), trip)
+        return MemoryBaseline(self.rate(working_bytes), trip)
 
     def _time(self, name: str, size: int, iterations: int) -> float:
         """Median seconds of the slowest core, for ``size`` bytes each."""
@@ -133,11 +133,11 @@ class Probe:
             period=1024,
             fill=_ONES,
         )
-        return float(np.median(self._contender.run([command] * self._size).seconds.max(axis=0)))
+        return float(np.median(self._candidate.run([command] * self._size).seconds.max(axis=0)))
 
     def close(self) -> None:
         """End the probe's processes."""
-        self._contender.close()
+        self._candidate.close()
 
     def __enter__(self) -> Self:
         return self

@@ -1,18 +1,31 @@
-"""Who takes part in a benchmark of the host engine? Ourselves, the probe and the peers, started and named."""
+"""Who takes part in a benchmark of the host engine: ranks of ours, the probe and the peers, started and named.
+
+Ranks are started here, or by torchrun, mpirun or srun: then rank 0 leads and the others follow. Commands and replies
+are those of :mod:`blinkccl.bench.protocol`; under a launcher the communicator that is measured carries them, as rank 0
+broadcasts everybody's commands and gathers the replies.
+"""
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from blinkccl.bench.about import About, of_host
-from blinkccl.bench.bound import Probe, Weather, cores
-from blinkccl.bench.contender import Contender, Team
-from blinkccl.bench.interleave import Entry, Interleaved, Runs, Settings
+from blinkccl.bench.bound import MemoryBaseline, Probe, cores
+from blinkccl.bench.candidate import Candidate, Launch, Measured
+from blinkccl.bench.interleave import Interleaved, Participant, ProcessSettings, Runs
 from blinkccl.bench.measure import check_memory
 from blinkccl.bench.peers import registry
+from blinkccl.bench.perform import Library, Performer
+from blinkccl.bench.protocol import COMMAND, REPLY, Command, Kind, Reply, ReplyStatus, read_command, read_reply
 from blinkccl.bench.sizes import block_count
 from blinkccl.collectives.ops import element_type, operation
 from blinkccl.collectives.spec import Collective
@@ -23,20 +36,34 @@ from blinkccl.errors import CommunicationError, ScheduleError, UnsupportedError
 DEFAULT_RANKS = 2
 #: What the probe's first look at the memory uses: more than any cache.
 _LOOK_BYTES = 128 * 2**20
+#: One of these is set in a process that a launcher started (:mod:`blinkccl.runtime.environment`).
+_MARKS = (
+    "BLINK_RANK",
+    "BLINK_WORLD_SIZE",
+    "RANK",
+    "WORLD_SIZE",
+    "OMPI_COMM_WORLD_RANK",
+    "PMI_RANK",
+    "SLURM_STEP_NODELIST",
+)
+#: Bytes of a reply's text that travel.
+_TEXT = 1024
+_LENGTH = struct.Struct("<Q")
+
 _VERSION = re.compile(r"\d+\.\d+(\.\d+)*")
 
 Note = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Benchmark:
     """Everything that a benchmark needs, running."""
 
     interleaved: Interleaved
     about: About
 
 
-def check(settings: Settings) -> None:
+def check(settings: ProcessSettings) -> None:
     """Refuse what makes no sense, before anything starts.
 
     Raises
@@ -58,7 +85,7 @@ def check(settings: Settings) -> None:
             raise ScheduleError(f"{name} must be at least {least}, got {value}")
 
 
-def check_sizes(collective: Collective, settings: Settings, sizes: Sequence[int]) -> None:
+def check_sizes(collective: Collective, settings: ProcessSettings, sizes: Sequence[int]) -> None:
     """Refuse sizes that this machine has no memory for.
 
     Raises
@@ -68,14 +95,14 @@ def check_sizes(collective: Collective, settings: Settings, sizes: Sequence[int]
     """
     itemsize = element_type(settings.dtype).itemsize
     for size in sizes:
-        # One contender at a time holds buffers; what it keeps aside is small (pattern.py).
+        # One candidate at a time holds buffers; what it keeps aside is small (pattern.py).
         check_memory(collective, block_count(collective, size, itemsize) * itemsize, copies=1)
 
 
 @contextmanager
 def spawned(
-    collective: Collective, settings: Settings, peers: Sequence[tuple[str, str | None]], note: Note
-) -> Iterator[Run]:
+    collective: Collective, settings: ProcessSettings, peers: Sequence[tuple[str, str | None]], note: Note
+) -> Iterator[Benchmark]:
     """Ranks of our own on this host, beside ``peers`` (:func:`blinkccl.bench.peers.registry.parse`).
 
     Raises
@@ -88,53 +115,154 @@ def spawned(
     load()  # Refused here, it is said once and not by every rank.
     ranks = collective.world_size
     with ExitStack() as stack:
-        own = stack.enter_context(Contender(registry.own(ranks, settings.deadline_s)))
-        entries, said = [Entry("", "", own)], {}
+        own = stack.enter_context(Candidate(registry.own(ranks, settings.deadline_s)))
+        participants, said = [Participant("", "", own)], {}
         for name, prefix in peers:
-            for entry, library in _started(registry.teams(name, prefix, ranks, cores()), stack, note):
-                entries.append(entry)
-                said[entry.name] = library
-        probe, weather = _probe(ranks, stack)
-        yield Run(
-            Interleaved(collective, settings, entries, probe, note),
-            of_host(collective, settings, own.pids, None, weather, said),
+            for participant, library in _started(registry.launches(name, prefix, ranks, cores()), stack, note):
+                participants.append(participant)
+                said[participant.name] = library
+        probe, baseline = _probe(ranks, stack)
+        yield Benchmark(
+            Interleaved(collective, settings, participants, probe, note),
+            of_host(collective, settings, own.pids, None, baseline, said),
         )
 
 
 @contextmanager
 def led(
-    collective: Collective, settings: Settings, own: Runs, pids: Sequence[int], launcher: str, note: Note
-) -> Iterator[Run]:
+    collective: Collective, settings: ProcessSettings, own: Runs, pids: Sequence[int], launcher: str, note: Note
+) -> Iterator[Benchmark]:
     """Ranks that ``launcher`` started, led by this one."""
     with ExitStack() as stack:
-        probe, weather = _probe(collective.world_size, stack)
-        yield Run(
-            Interleaved(collective, settings, [Entry("", "", own)], probe, note),
-            of_host(collective, settings, pids, launcher, weather, {}),
+        probe, baseline = _probe(collective.world_size, stack)
+        yield Benchmark(
+            Interleaved(collective, settings, [Participant("", "", own)], probe, note),
+            of_host(collective, settings, pids, launcher, baseline, {}),
         )
 
 
-def _started(teams: Sequence[Team], stack: ExitStack, note: Note) -> Iterator[tuple[Entry, str]]:
+def _started(launches: Sequence[Launch], stack: ExitStack, note: Note) -> Iterator[tuple[Participant, str]]:
     """The variants of one peer that start; one that does not is reported, unless it is the last hope."""
     running, failure = 0, None
-    for team in teams:
+    for launch in launches:
         try:
-            contender = stack.enter_context(Contender(team))
+            candidate = stack.enter_context(Candidate(launch))
         except CommunicationError as error:
             failure = error
-            note(f"goes on without {team.title}: {error}")
+            note(f"goes on without {launch.title}: {error}")
             continue
         running += 1
         # gloo has no version of its own: the header says torch's.
-        version = _VERSION.search(contender.library) if team.name != "gloo" else None
-        yield Entry(f"{team.name} {version[0]}" if version else team.name, team.variant, contender), contender.library
+        version = _VERSION.search(candidate.library) if launch.name != "gloo" else None
+        yield (
+            Participant(f"{launch.name} {version[0]}" if version else launch.name, launch.variant, candidate),
+            candidate.library,
+        )
     if failure is not None and not running:
         raise failure
 
 
-def _probe(ranks: int, stack: ExitStack) -> tuple[Probe | None, Weather | None]:
+def _probe(ranks: int, stack: ExitStack) -> tuple[Probe | None, MemoryBaseline | None]:
     try:
         probe = stack.enter_context(Probe(ranks))
     except UnsupportedError:
         return None, None  # No compiler; the header says so.
-    return probe, probe.weather(_LOOK_BYTES)
+    return probe, probe.baseline(_LOOK_BYTES)
+
+
+def launcher(environ: Mapping[str, str]) -> str | None:
+    """Who started this process as a rank of several; None: nobody did.
+
+    Raises
+    ------
+    LaunchError
+        If the environment contradicts itself.
+    """
+    if not any(mark in environ for mark in _MARKS):
+        return None
+    from blinkccl.runtime.environment import launch
+
+    found = launch(environ)
+    return found.launcher if found.world_size > 1 else None
+
+
+class Leader:
+    """Rank 0: gives commands to all ranks, itself among them."""
+
+    def __init__(self, communicator: Any, library: Library) -> None:
+        self._communicator = communicator
+        self._performer = Performer(library)
+        self.pids: list[int] = _pids(communicator)
+
+    def run(self, commands: Sequence[Command]) -> Measured:
+        """As :meth:`blinkccl.bench.candidate.Candidate.run`."""
+        frames = [command.pack() for command in commands]
+        _broadcast(self._communicator, b"".join(_LENGTH.pack(len(frame)) + frame for frame in frames))
+        replies = _work(self._communicator, self._performer, frames[0])
+        size = len(replies) // len(commands)
+        rows, wrong = [], 0
+        for rank in range(len(commands)):
+            status, bad, seconds, text = _unpack(replies[rank * size : (rank + 1) * size].tobytes())
+            if status is ReplyStatus.UNSUPPORTED:
+                raise UnsupportedError(f"rank {rank}: {text}")
+            if status is ReplyStatus.FAILED:
+                raise CommunicationError(f"rank {rank}: {text}")
+            rows.append(seconds)
+            wrong += bad
+        return Measured(np.stack(rows), wrong)
+
+    def close(self) -> None:
+        """Let the followers go."""
+        frame = Command(Kind.QUIT).pack()
+        _broadcast(self._communicator, (_LENGTH.pack(len(frame)) + frame) * self._communicator.size)
+
+
+def follow(communicator: Any, library: Library) -> None:
+    """Every other rank: do what rank 0 says until it says QUIT."""
+    performer = Performer(library)
+    _pids(communicator)
+    while True:
+        data, at = _broadcast(communicator), 0
+        for _ in range(communicator.rank):
+            at += _LENGTH.size + _LENGTH.unpack_from(data, at)[0]
+        length = _LENGTH.unpack_from(data, at)[0]
+        frame = data[at + _LENGTH.size : at + _LENGTH.size + length]
+        if read_command(frame[: COMMAND.size])[0].kind is Kind.QUIT:
+            return
+        _work(communicator, performer, frame)
+
+
+def _pids(communicator: Any) -> list[int]:
+    found = np.zeros(communicator.size, np.int64)
+    communicator.allgather(np.array([os.getpid()], np.int64), found)
+    return [int(pid) for pid in found]
+
+
+def _broadcast(communicator: Any, data: bytes = b"") -> bytes:
+    """Rank 0's ``data`` on every rank."""
+    length = np.array([len(data)], np.int64)
+    communicator.broadcast(length, root=0)
+    buffer = np.frombuffer(data, np.uint8).copy() if communicator.rank == 0 else np.zeros(int(length[0]), np.uint8)
+    communicator.broadcast(buffer, root=0)
+    return buffer.tobytes()
+
+
+def _work(communicator: Any, performer: Performer, frame: bytes) -> NDArray[np.uint8]:
+    """Perform, and gather the replies at rank 0, all of one size."""
+    command, fill, expected = read_command(frame[: COMMAND.size])
+    body = frame[COMMAND.size :]
+    reply = performer.perform(command, body[:fill], body[fill : fill + expected])
+    short = Reply(reply.status, reply.wrong, reply.seconds, reply.text.encode()[:_TEXT].decode(errors="ignore"))
+    mine = np.zeros(REPLY.size + 8 * command.iterations + _TEXT, np.uint8)
+    packed = np.frombuffer(short.pack(), np.uint8)
+    mine[: packed.size] = packed
+    everybody = np.zeros(mine.size * communicator.size, np.uint8) if communicator.rank == 0 else None
+    communicator.gather(mine, everybody, root=0)
+    return everybody if everybody is not None else mine
+
+
+def _unpack(data: bytes) -> tuple[ReplyStatus, int, NDArray[np.float64], str]:
+    status, wrong, n, length = read_reply(data[: REPLY.size])
+    body = data[REPLY.size :]
+    text = body[8 * n : 8 * n + length].decode(errors="replace")
+    return status, wrong, np.frombuffer(body[: 8 * n], np.float64), text

@@ -1,7 +1,7 @@
-"""How do several contenders run on one host so that their ratios mean something? Block by block, in turns, in rounds.
+"""How do several candidates run on one host so that their ratios mean something? Block by block, in turns, in rounds.
 
-A block is one contender, one size, one placement: some runs to warm up, then the timed ones. A round gives every
-contender its block, in an order that shifts from round to round, while all others sleep; and the probe that %bound is
+A block is one candidate, one size, one placement: some runs to warm up, then the timed ones. A round gives every
+candidate its block, in an order that shifts from round to round, while all others sleep; and the probe that %bound is
 made of runs in the same round. Ratios are taken within a round, and the median of the rounds is reported
 (:func:`blinkccl.bench.rows.paired`).
 """
@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from blinkccl.bench.bound import Probe, least_traffic
-from blinkccl.bench.contender import Measured
+from blinkccl.bench.candidate import Measured
 from blinkccl.bench.pattern import Work, commands
 from blinkccl.bench.protocol import Command
-from blinkccl.bench.rows import PeerTiming, Row, Series, across_ranks, paired, timing
+from blinkccl.bench.rows import PeerTiming, Series, SizeRow, across_ranks, paired, timing
 from blinkccl.bench.sizes import block_count
 from blinkccl.collectives.ops import element_type
 from blinkccl.collectives.spec import Collective
@@ -26,24 +26,24 @@ from blinkccl.errors import CommunicationError, UnsupportedError
 LEAST_ITERATIONS = 3
 #: A peer for which one run is expected to take longer than this is left out from there on.
 HOPELESS_S = 10.0
-#: Memory that all contenders together may keep between blocks, so that pages need not be made anew.
+#: Memory that all candidates together may keep between blocks, so that pages need not be made anew.
 KEEP_BYTES = 4 * 2**30
 
 
 class Runs(Protocol):
-    """Whatever runs commands: :class:`~blinkccl.bench.contender.Contender`, or ranks that a launcher started."""
+    """Whatever runs commands: :class:`~blinkccl.bench.candidate.Candidate`, or ranks that a launcher started."""
 
     def run(self, commands: Sequence[Command], /) -> Measured: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ProcessSettings:
     """How to measure.
 
     Parameters
     ----------
     iterations, warmup, rounds
-        Timed runs per block and runs before them; blocks per contender.
+        Timed runs per block and runs before them; blocks per candidate.
     across
         A key of :data:`blinkccl.bench.rows.ACROSS_RANKS`.
     check
@@ -70,8 +70,8 @@ class Settings:
 
 
 @dataclass(slots=True)
-class Entry:
-    """A contender in the run: ``name`` is the peer that it is a variant of, "" for ourselves."""
+class Participant:
+    """A candidate in the run: ``name`` is the peer that it is a variant of, "" for ourselves."""
 
     name: str
     variant: str
@@ -95,7 +95,7 @@ class Interleaved:
 
     Parameters
     ----------
-    entries
+    participants
         Ourselves first.
     probe
         None where no bound can be had.
@@ -104,8 +104,8 @@ class Interleaved:
     """
 
     collective: Collective
-    settings: Settings
-    entries: list[Entry]
+    settings: ProcessSettings
+    participants: list[Participant]
     probe: Probe | None = None
     note: Callable[[str], None] = lambda text: None
     tick: Callable[[], None] = field(default=lambda: None)
@@ -116,9 +116,9 @@ class Interleaved:
 
     def ticks(self, sizes: Sequence[int]) -> int:
         """How often ``tick`` will be called."""
-        return len(sizes) * len(self.places()) * self.settings.rounds * len(self.entries)
+        return len(sizes) * len(self.places()) * self.settings.rounds * len(self.participants)
 
-    def rows(self, sizes: Sequence[int]) -> Iterator[Row]:
+    def rows(self, sizes: Sequence[int]) -> Iterator[SizeRow]:
         """Measure each size.
 
         Raises
@@ -134,13 +134,13 @@ class Interleaved:
             yield self._row(count, found)
 
     def measure(self, work: Work) -> tuple[list[Series | None], list[float] | None]:
-        """All rounds of one size and placement: a series per entry, and the rounds' least seconds."""
-        series: list[Series | None] = [None] * len(self.entries)
+        """All rounds of one size and placement: a series per participant, and the rounds' least seconds."""
+        series: list[Series | None] = [None] * len(self.participants)
         floors: list[float] = []
-        work = replace(work, keep=sum(work.buffer_bytes) * len(self.entries) <= KEEP_BYTES)
+        work = replace(work, keep=sum(work.buffer_bytes) * len(self.participants) <= KEEP_BYTES)
         for number in range(self.settings.rounds):
-            for turn in range(len(self.entries)):
-                at = (turn + number) % len(self.entries)
+            for turn in range(len(self.participants)):
+                at = (turn + number) % len(self.participants)
                 self._block(at, work, series)
                 self.tick()
             if self.probe is not None:
@@ -148,15 +148,15 @@ class Interleaved:
         return series, floors or None
 
     def _block(self, at: int, work: Work, series: list[Series | None]) -> None:
-        entry, own = self.entries[at], at == 0
-        if entry.left is not None:
+        participant, own = self.participants[at], at == 0
+        if participant.left is not None:
             return
         wanted = replace(work, shared=work.shared and own)
         try:
-            iterations = self.settings.iterations if own else self._affordable(entry, wanted)
+            iterations = self.settings.iterations if own else self._affordable(participant, wanted)
             if not iterations:
                 return
-            measured = entry.runs.run(commands(replace(wanted, iterations=iterations)))
+            measured = participant.runs.run(commands(replace(wanted, iterations=iterations)))
         except UnsupportedError:
             if own:
                 raise
@@ -164,27 +164,27 @@ class Interleaved:
         except CommunicationError as error:
             if own:
                 raise
-            entry.left, series[at] = str(error), None
-            self.note(f"goes on without {entry.title}: {error}")
+            participant.left, series[at] = str(error), None
+            self.note(f"goes on without {participant.title}: {error}")
             return
         values = across_ranks(measured.seconds, self.settings.across)
         kept = series[at] = series[at] or Series([], 0 if work.check else None)
         kept.rounds.append(values)
         if kept.wrong is not None:
             kept.wrong += measured.wrong
-        entry.last = (kept.median_s(), max(1, work.size))
+        participant.last = (kept.median_s(), max(1, work.size))
 
-    def _affordable(self, entry: Entry, work: Work) -> int:
-        """How many iterations ``entry`` can do in the block's time; 0 if it is to be left out."""
-        if entry.last is None:
-            pilot = entry.runs.run(commands(replace(work, warmup=1, iterations=1, check=False)))
-            entry.last = (float(pilot.seconds.max()), max(1, work.size))
-        seconds, size = entry.last
+    def _affordable(self, participant: Participant, work: Work) -> int:
+        """How many iterations ``participant`` can do in the block's time; 0 if it is to be left out."""
+        if participant.last is None:
+            pilot = participant.runs.run(commands(replace(work, warmup=1, iterations=1, check=False)))
+            participant.last = (float(pilot.seconds.max()), max(1, work.size))
+        seconds, size = participant.last
         expected = seconds * max(1.0, work.size / size)
         if expected > min(HOPELESS_S, self.settings.deadline_s / (LEAST_ITERATIONS + work.warmup + 1)):
-            if entry.spared != work.size:
-                self.note(f"leaves {entry.title} out of {work.size} bytes: it took {seconds:.1f} s for {size}")
-            entry.spared = work.size
+            if participant.spared != work.size:
+                self.note(f"leaves {participant.title} out of {work.size} bytes: it took {seconds:.1f} s for {size}")
+            participant.spared = work.size
             return 0
         return max(LEAST_ITERATIONS, min(self.settings.iterations, int(self.settings.block_s / max(expected, 1e-9))))
 
@@ -211,34 +211,34 @@ class Interleaved:
             )
         )
 
-    def _row(self, count: int, found: Sequence[tuple[list[Series | None], list[float] | None]]) -> Row:
+    def _row(self, count: int, found: Sequence[tuple[list[Series | None], list[float] | None]]) -> SizeRow:
         size = count * self.collective.total_blocks() * element_type(self.settings.dtype).itemsize
         ours = []
         for series, floors in found:
             own = series[0]
             assert own is not None
             ours.append(timing(self.collective, size, own, floors, self.settings.percentiles))
-        names = list(dict.fromkeys(entry.name for entry in self.entries[1:]))
+        names = list(dict.fromkeys(participant.name for participant in self.participants[1:]))
         peers = []
         for name in names:
             best = [self._best(name, series, size) for series, _ in found]
             peers.append((name, best[0], best[1] if len(best) > 1 else None))
-        return Row(size, count, ours[0], ours[1] if len(ours) > 1 else None, tuple(peers))
+        return SizeRow(size, count, ours[0], ours[1] if len(ours) > 1 else None, tuple(peers))
 
     def _best(self, name: str, series: Sequence[Series | None], size: int) -> PeerTiming | None:
         """The fastest variant of the peer ``name``, beside ourselves in the same rounds."""
         own = series[0]
         assert own is not None
         complete = [
-            (entry, found)
-            for entry, found in zip(self.entries, series, strict=True)
-            if entry.name == name and found is not None and len(found.rounds) == len(own.rounds)
+            (participant, found)
+            for participant, found in zip(self.participants, series, strict=True)
+            if participant.name == name and found is not None and len(found.rounds) == len(own.rounds)
         ]
         if not complete:
             return None
-        entry, found = min(complete, key=lambda pair: pair[1].median_s())
+        participant, found = min(complete, key=lambda pair: pair[1].median_s())
         return PeerTiming(
-            entry.variant,
+            participant.variant,
             timing(self.collective, size, found, None, self.settings.percentiles),
             paired(found.medians_s(), own.medians_s()),
         )

@@ -5,22 +5,22 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from blinkccl.bench.rows import Row, Timing
-from blinkccl.bench.sessions import Job, session
+from blinkccl.bench.rows import SizeRow, SizeTiming
 from blinkccl.bench.sizes import block_count
-from blinkccl.collectives.ops import DType, element_type, operation
+from blinkccl.collectives.ops import DType, Operation, element_type, operation
 from blinkccl.collectives.oracle import make_inputs, make_scales, oracle, wrong_elements
 from blinkccl.collectives.spec import Collective
 from blinkccl.engines.buffers import Array, RankBuffers, allocate
 from blinkccl.engines.registry import engine
 from blinkccl.errors import ScheduleError
 from blinkccl.forest.model import Forest
-from blinkccl.schedule.chunking import DEFAULT_CHUNK_BYTES, bind
+from blinkccl.schedule.chunking import DEFAULT_CHUNK_BYTES, Bound, bind
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.schedule.verifier import verify
@@ -28,7 +28,7 @@ from blinkccl.units import algbw_gbps, bus_factor
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ThreadSettings:
     """How to measure.
 
     Parameters
@@ -66,7 +66,7 @@ class Bench:
         If engine, operation or element type is unknown.
     """
 
-    def __init__(self, forest: Forest, settings: Settings) -> None:
+    def __init__(self, forest: Forest, settings: ThreadSettings) -> None:
         _check(settings)
         self.forest = forest
         self.settings = settings
@@ -93,7 +93,7 @@ class Bench:
 
     def rows(
         self, sizes: Sequence[int], progress: Callable[[int, int], None] = lambda done, total: None
-    ) -> Iterator[Row]:
+    ) -> Iterator[SizeRow]:
         """Measure each size, out of place and in place.
 
         Parameters
@@ -122,7 +122,7 @@ class Bench:
             inputs = make_inputs(self.collective, count, self.dtype.name, seed=size, op=self.settings.op)
             expected = self._expected(inputs) if self.settings.check else None
             timings = [self._measure(count, inputs, expected, in_place, tick) for in_place in places]
-            yield Row(
+            yield SizeRow(
                 count * self.collective.total_blocks() * self.dtype.itemsize,
                 count,
                 timings[0],
@@ -143,10 +143,10 @@ class Bench:
         expected: Sequence[Array | None] | None,
         in_place: bool,
         tick: Callable[[], None],
-    ) -> Timing:
+    ) -> SizeTiming:
         settings = self.settings
         buffers = allocate(self.collective, count, self.dtype, in_place)
-        job = Job(
+        job = BoundProgram(
             bind(self.program, count, self.dtype.itemsize, settings.chunk_bytes),
             buffers,
             self.dtype,
@@ -168,11 +168,11 @@ class Bench:
                 tick()
         return self._timing(count, seconds / settings.iterations, wrong if expected is not None else None)
 
-    def _timing(self, count: int, seconds: float, wrong: int | None) -> Timing:
+    def _timing(self, count: int, seconds: float, wrong: int | None) -> SizeTiming:
         collective = self.collective
         algbw = algbw_gbps(count * collective.total_blocks() * self.dtype.itemsize, seconds)
         factor = bus_factor(collective.name, collective.world_size)
-        return Timing(seconds, algbw, algbw * float(factor), wrong)
+        return SizeTiming(seconds, algbw, algbw * float(factor), wrong)
 
 
 def _restore(buffers: RankBuffers, inputs: Sequence[Array | None]) -> None:
@@ -185,7 +185,7 @@ def _restore(buffers: RankBuffers, inputs: Sequence[Array | None]) -> None:
             np.copyto(target, source)
 
 
-def _check(settings: Settings) -> None:
+def _check(settings: ThreadSettings) -> None:
     engine(settings.engine)
     operation(settings.op)
     for name, value, least in (
@@ -230,3 +230,61 @@ def _memory_bytes() -> int | None:
     if "SC_PHYS_PAGES" not in names or "SC_PAGE_SIZE" not in names:
         return None
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True, slots=True)
+class BoundProgram:
+    """A program bound to a size and to the buffers that it reads and writes."""
+
+    bound: Bound
+    buffers: RankBuffers
+    dtype: DType
+    operation: Operation
+    chunk_bytes: int
+    in_place: bool
+    deadline_s: float
+    scales: Sequence[float] | None = None
+
+
+#: Runs the collective once and returns each rank's output.
+Go = Callable[[], list[Array | None]]
+
+
+@contextmanager
+def session(name: str, job: BoundProgram) -> Iterator[Go]:
+    """A function that runs ``job`` on the engine ``name``, again and again.
+
+    Parameters
+    ----------
+    name
+        One of :data:`blinkccl.engines.registry.ENGINES`. ``threads`` keeps its threads and staging buffers
+        between runs; other engines are called as a whole, so that their time includes copying the inputs.
+
+    Raises
+    ------
+    UnsupportedError
+        If there is no such engine.
+    """
+    if name == "threads":
+        from blinkccl.engines.threads import Execution
+
+        with Execution(job.bound, job.buffers, job.dtype, job.operation, job.scales) as execution:
+            yield lambda: _on_threads(execution.go, job)
+        return
+    run = engine(name).run
+    yield lambda: run(
+        job.bound.program,
+        job.buffers.inputs,
+        count=job.bound.count,
+        dtype=job.dtype.name,
+        op=job.operation.name,
+        chunk_bytes=job.chunk_bytes,
+        in_place=job.in_place,
+        deadline_s=job.deadline_s,
+        scales=job.scales,
+    )
+
+
+def _on_threads(go: Callable[[float], None], job: BoundProgram) -> list[Array | None]:
+    go(job.deadline_s)
+    return list(job.buffers.outputs)

@@ -28,7 +28,7 @@ PERIOD = 4093
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What all ranks of a contender are asked to run and time.
+    """What all ranks of a candidate are asked to run and time.
 
     Parameters
     ----------

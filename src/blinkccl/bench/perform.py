@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blinkccl.bench.pattern import fill, wrong_elements
-from blinkccl.bench.protocol import Command, Flag, Reply, Status
+from blinkccl.bench.protocol import Command, Flag, Reply, ReplyStatus
 from blinkccl.errors import BlinkError, UnsupportedError
 
 Bytes = NDArray[np.uint8]
@@ -72,9 +72,9 @@ class Performer:
         try:
             return self._perform(command, pattern, expected)
         except UnsupportedError as error:
-            return Reply(Status.UNSUPPORTED, text=str(error))
+            return Reply(ReplyStatus.UNSUPPORTED, text=str(error))
         except (BlinkError, RuntimeError, OSError, ValueError) as error:
-            return Reply(Status.FAILED, text=f"{type(error).__name__}: {error}")
+            return Reply(ReplyStatus.FAILED, text=f"{type(error).__name__}: {error}")
         finally:
             signal.alarm(0)
             if not command.flags & Flag.KEEP:
@@ -90,7 +90,7 @@ class Performer:
             self._library.time(command, send, recv, 0, 1)
             if recv is not None:
                 wrong = wrong_elements(recv, expected, command.out_blocks, command.itemsize)
-        return Reply(Status.OK, wrong, np.ascontiguousarray(seconds, np.float64).tobytes())
+        return Reply(ReplyStatus.OK, wrong, np.ascontiguousarray(seconds, np.float64).tobytes())
 
     def _buffers(self, command: Command) -> tuple[Bytes | None, Bytes | None]:
         block = command.count * command.itemsize

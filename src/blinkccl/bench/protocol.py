@@ -1,7 +1,7 @@
 """What do the coordinator of a benchmark and its rank processes say to each other? The one place that says it.
 
-Every rank process of a contender connects to the coordinator's unix socket, says hello, and then blocks in recv():
-an idle contender takes no processor time, so that contenders can be interleaved. All numbers are little-endian and
+Every rank process of a candidate connects to the coordinator's unix socket, says hello, and then blocks in recv():
+an idle candidate takes no processor time, so that candidates can be interleaved. All numbers are little-endian and
 unpadded. ``peers/peer.h`` says the same in C.
 
 hello, rank → coordinator::
@@ -22,7 +22,7 @@ boundaries, in memory for which huge pages are asked; with IN_PLACE and both the
 command (see :mod:`blinkccl.bench.pattern`). ``scale`` is this rank's scalar for premul_sum.
 
 RUN is timed the same way by everybody: ``warmup`` runs, then ``iterations`` times *barrier, clock, collective, clock*
-with the contender's own barrier, in C where there is C. The time of an iteration is that of the slowest rank; the
+with the candidate's own barrier, in C where there is C. The time of an iteration is that of the slowest rank; the
 barrier itself is not in it. With CHECK the buffers are then filled again, the collective runs once more, untimed, and
 every element of the output is compared.
 
@@ -38,7 +38,7 @@ QUIT has no reply. A rank that loses its socket ends; while it works on a comman
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import IntEnum, IntFlag
 
 from blinkccl.collectives.ops import DTYPE_CODES, OP_CODES
@@ -81,7 +81,7 @@ class Kind(IntEnum):
 
 
 class Flag(IntFlag):
-    """``SHARED``: buffers in shared memory, where the contender has such; ``KEEP``: keep the memory for the next."""
+    """``SHARED``: buffers in shared memory, where the candidate has such; ``KEEP``: keep the memory for the next."""
 
     IN_PLACE = 1
     SHARED = 2
@@ -92,8 +92,8 @@ class Flag(IntFlag):
 NO_FLAGS = Flag(0)
 
 
-class Status(IntEnum):
-    """``UNSUPPORTED`` leaves the contender usable, ``FAILED`` does not."""
+class ReplyStatus(IntEnum):
+    """``UNSUPPORTED`` leaves the candidate usable, ``FAILED`` does not."""
 
     OK = 0
     UNSUPPORTED = 1
@@ -101,7 +101,7 @@ class Status(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Hello:
+class RankHello:
     """The first words of a rank; ``library`` is what it measures, with its version."""
 
     rank: int
@@ -143,34 +143,15 @@ class Command:
 
     def pack(self) -> bytes:
         """The bytes on the wire."""
-        code = (
-            FIRST_PROBE + PROBES.index(self.collective)
-            if self.collective in PROBES
-            else COLLECTIVES.index(self.collective)
-        )
-        head = COMMAND.pack(
-            MAGIC,
-            self.kind,
-            code,
-            DTYPES.index(self.dtype),
-            OPS.index(self.op),
-            self.root,
-            self.src,
-            self.dst,
-            self.flags,
-            self.warmup,
-            self.iterations,
-            self.deadline_s,
-            self.itemsize,
-            self.in_blocks,
-            self.out_blocks,
-            self.in_at,
-            self.out_at,
-            self.count,
-            self.period,
-            self.scale,
-        )
+        probe = self.collective in PROBES
+        code = FIRST_PROBE + PROBES.index(self.collective) if probe else COLLECTIVES.index(self.collective)
+        numbers = (getattr(self, name) for name in _NUMBERS)
+        head = COMMAND.pack(MAGIC, self.kind, code, DTYPES.index(self.dtype), OPS.index(self.op), *numbers)
         return head + self.fill + self.expected
+
+
+#: The fields of a command that are numbers on the wire as they are, in its order; ``flags`` is one of them.
+_NUMBERS = tuple(one.name for one in fields(Command))[4:-2]
 
 
 def read_command(head: bytes) -> tuple[Command, int, int]:
@@ -181,65 +162,26 @@ def read_command(head: bytes) -> tuple[Command, int, int]:
     CommunicationError
         If these are not the bytes of a command.
     """
-    (
-        magic,
-        kind,
-        code,
-        dtype,
-        op,
-        root,
-        src,
-        dst,
-        flags,
-        warmup,
-        iterations,
-        deadline_s,
-        itemsize,
-        in_blocks,
-        out_blocks,
-        in_at,
-        out_at,
-        count,
-        period,
-        scale,
-    ) = COMMAND.unpack(head)
+    magic, kind, code, dtype, op, *numbers = COMMAND.unpack(head)
     try:
         name = PROBES[code - FIRST_PROBE] if code >= FIRST_PROBE else COLLECTIVES[code]
-        command = Command(
-            Kind(kind),
-            name,
-            DTYPES[dtype],
-            OPS[op],
-            root,
-            src,
-            dst,
-            Flag(flags),
-            warmup,
-            iterations,
-            deadline_s,
-            itemsize,
-            in_blocks,
-            out_blocks,
-            in_at,
-            out_at,
-            count,
-            period,
-            scale,
-        )
+        given = dict(zip(_NUMBERS, numbers, strict=True))
+        given["flags"] = Flag(given["flags"])
+        command = Command(Kind(kind), name, DTYPES[dtype], OPS[op], **given)
     except (IndexError, ValueError):
         magic = 0
         command = Command(Kind.QUIT)
     if magic != MAGIC:
         raise CommunicationError(f"expected a command of protocol {VERSION}, got {head[:16].hex()}…")
-    block = period * itemsize
-    return command, in_blocks * block, out_blocks * block if command.flags & Flag.CHECK else 0
+    block = command.period * command.itemsize
+    return command, command.in_blocks * block, command.out_blocks * block if command.flags & Flag.CHECK else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
     """What came out on one rank: seconds per iteration and wrong elements; ``text`` says why not."""
 
-    status: Status
+    status: ReplyStatus
     wrong: int = 0
     seconds: bytes = b""
     text: str = ""
@@ -250,8 +192,8 @@ class Reply:
         return REPLY.pack(MAGIC, self.status, self.wrong, len(self.seconds) // 8, len(text)) + self.seconds + text
 
 
-def read_reply(head: bytes) -> tuple[Status, int, int, int]:
-    """Status, wrong elements, and how many seconds and bytes of text follow.
+def read_reply(head: bytes) -> tuple[ReplyStatus, int, int, int]:
+    """ReplyStatus, wrong elements, and how many seconds and bytes of text follow.
 
     Raises
     ------
@@ -259,12 +201,12 @@ def read_reply(head: bytes) -> tuple[Status, int, int, int]:
         If these are not the bytes of a reply.
     """
     magic, status, wrong, n, length = REPLY.unpack(head)
-    if magic != MAGIC or status > max(Status) or n > MAX_ITERATIONS or length > MAX_TEXT:
+    if magic != MAGIC or status > max(ReplyStatus) or n > MAX_ITERATIONS or length > MAX_TEXT:
         raise CommunicationError(f"expected a reply of protocol {VERSION}, got {head.hex()}")
-    return Status(status), wrong, n, length
+    return ReplyStatus(status), wrong, n, length
 
 
-def read_hello(head: bytes) -> Hello:
+def read_hello(head: bytes) -> RankHello:
     """A rank's first words.
 
     Raises
@@ -276,4 +218,4 @@ def read_hello(head: bytes) -> Hello:
     if magic != MAGIC or version != VERSION:
         raise CommunicationError(f"expected a hello of protocol {VERSION}, got {head[:16].hex()}…")
     text = library.split(b"\0")[0].decode(errors="replace")
-    return Hello(rank, size, pid, "".join(c if c.isprintable() else " " for c in text).strip())
+    return RankHello(rank, size, pid, "".join(c if c.isprintable() else " " for c in text).strip())

@@ -21,7 +21,7 @@ ACROSS_RANKS: dict[int, str] = {0: "rank 0", 1: "mean of ranks", 2: "fastest ran
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
+class SizeTiming:
     """Mean time of one run, and elements that were wrong over all ranks and checked runs; None where not checked.
 
     ``bound_percent`` is the time that memory alone would take, in percent of ours (:mod:`blinkccl.bench.bound`);
@@ -41,12 +41,12 @@ class PeerTiming:
     """A peer's time in the same run; ``ratio`` is how many times as long as ours it took, paired by round."""
 
     variant: str
-    timing: Timing
+    timing: SizeTiming
     ratio: float
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SizeRow:
     """One size: ``size`` bytes are nccl-tests' S, ``count`` elements per block.
 
     ``in_place`` is None for alltoall, whose output would overwrite what is still to be sent. ``peers`` has an entry
@@ -55,14 +55,14 @@ class Row:
 
     size: int
     count: int
-    out_of_place: Timing
-    in_place: Timing | None
+    out_of_place: SizeTiming
+    in_place: SizeTiming | None
     peers: tuple[tuple[str, PeerTiming | None, PeerTiming | None], ...] = ()
 
 
 @dataclass(slots=True)
 class Series:
-    """Times of one contender at one size: an array per round, one number per iteration."""
+    """Times of one candidate at one size: an array per round, one number per iteration."""
 
     rounds: list[Seconds]
     wrong: int | None = None
@@ -107,12 +107,12 @@ def timing(
     series: Series,
     floors_s: Sequence[float] | None = None,
     percentiles: bool = False,
-) -> Timing:
+) -> SizeTiming:
     """The table's numbers for ``series``; ``floors_s`` are the rounds' least times."""
     seconds = series.mean_s()
     algbw = algbw_gbps(size, seconds)
     bound = 100 * paired(floors_s, series.medians_s()) if floors_s is not None else None
-    return Timing(
+    return SizeTiming(
         seconds,
         algbw,
         algbw * float(bus_factor(collective.name, collective.world_size)),
@@ -122,24 +122,24 @@ def timing(
     )
 
 
-def timings(rows: Sequence[Row]) -> list[Timing]:
+def timings(rows: Sequence[SizeRow]) -> list[SizeTiming]:
     """Ours, out of place and in place, one after the other."""
     return [found for row in rows for found in (row.out_of_place, row.in_place) if found is not None]
 
 
-def failed(rows: Sequence[Row]) -> int:
+def failed(rows: Sequence[SizeRow]) -> int:
     """How many of our measurements had wrong elements: nccl-tests' "out of bounds values"."""
     return sum(1 for found in timings(rows) if found.wrong)
 
 
-def average_busbw(rows: Sequence[Row]) -> float:
+def average_busbw(rows: Sequence[SizeRow]) -> float:
     """The mean over all sizes, out of place and in place, in GB/s."""
     measured = timings(rows)
     return sum(found.busbw_gbps for found in measured) / len(measured)
 
 
-def lines(rows: Sequence[Row]) -> dict[str, list[tuple[int, float]]]:
-    """Bytes and seconds by contender, ours first; in place where there is such a thing."""
+def lines(rows: Sequence[SizeRow]) -> dict[str, list[tuple[int, float]]]:
+    """Bytes and seconds by candidate, ours first; in place where there is such a thing."""
     found: dict[str, list[tuple[int, float]]] = {"blink": []}
     for row in rows:
         found["blink"].append((row.size, (row.in_place or row.out_of_place).seconds))

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 
 from blinkccl.bench.perform import Library, Performer
-from blinkccl.bench.protocol import COMMAND, Hello, Kind, read_command
+from blinkccl.bench.protocol import COMMAND, Kind, RankHello, read_command
 from blinkccl.errors import BlinkError, CommunicationError
 
 
@@ -41,7 +41,7 @@ def serve(peer: socket.socket, library: Library, rank: int, size: int) -> None:
         If the coordinator is gone.
     """
     performer = Performer(library)
-    peer.sendall(Hello(rank, size, os.getpid(), library.title).pack())
+    peer.sendall(RankHello(rank, size, os.getpid(), library.title).pack())
     while True:
         command, pattern, expected = read_command(_receive(peer, COMMAND.size))
         if command.kind is Kind.QUIT:

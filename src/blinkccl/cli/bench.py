@@ -19,10 +19,10 @@ from blinkccl.errors import ScheduleError
 if TYPE_CHECKING:
     from blinkccl.algorithms.registry import Request
     from blinkccl.bench.about import About
-    from blinkccl.bench.host import Run
-    from blinkccl.bench.interleave import Settings
-    from blinkccl.bench.measure import Settings as ThreadSettings
-    from blinkccl.bench.rows import Row
+    from blinkccl.bench.host import Benchmark
+    from blinkccl.bench.interleave import ProcessSettings
+    from blinkccl.bench.measure import ThreadSettings
+    from blinkccl.bench.rows import SizeRow
     from blinkccl.bench.sizes import Sweep
     from blinkccl.collectives.spec import Collective
 
@@ -175,7 +175,7 @@ def bench(
                 "--rounds": rounds is not None,
             },
         )
-        from blinkccl.bench.measure import Settings as ThreadSettings
+        from blinkccl.bench.measure import ThreadSettings
 
         topology, ranks = arguments.load(spec, gpus)
         coll = arguments.collective(name, ranks, root, src, dst)
@@ -197,14 +197,14 @@ def bench(
             "--chunk": chunk != _CHUNK,
         },
     )
-    from blinkccl.bench.interleave import Settings
+    from blinkccl.bench.interleave import ProcessSettings
 
     _on_processes(
         processes,
         lambda size: arguments.collective(name, range(size), root, src, dst),
         peers or "",
         output,
-        Settings(
+        ProcessSettings(
             dtype,
             op,
             iterations,
@@ -250,7 +250,7 @@ class _Output:
             plotting.check(self.plot)
             console.check_writable(self.plot)
 
-    def report(self, about: About, rows: Iterable[Row], progress: console.Progress) -> None:
+    def report(self, about: About, rows: Iterable[SizeRow], progress: console.Progress) -> None:
         """Print the table as it grows, or the JSON at the end, and write the files.
 
         Raises
@@ -258,24 +258,23 @@ class _Output:
         typer.Exit
             With 1, if a result was wrong.
         """
-        from blinkccl.bench import record as records
-        from blinkccl.bench import table
+        from blinkccl.bench import output as printed
         from blinkccl.bench.rows import failed
         from blinkccl.forest.document import dumps
 
-        began, done = records.now(), []
+        began, done = printed.now(), []
         if not self.json:
-            console.emit(table.header(about, self.sizes))
+            console.emit(printed.header(about, self.sizes))
         try:
             for row in rows:
                 done.append(row)
                 if not self.json:
                     with progress.aside():
-                        console.emit(table.line(about, row))
+                        console.emit(printed.line(about, row))
         finally:
             progress.close()
-        recorded = records.record(about, self.sizes, done, sys.argv[1:], began, records.now())
-        console.emit(dumps(records.document(recorded, about)) if self.json else table.footer(about, done))
+        recorded = printed.record(about, self.sizes, done, sys.argv[1:], began, printed.now())
+        console.emit(dumps(printed.document(recorded, about)) if self.json else printed.footer(about, done))
         if self.record is not None:
             console.write_file(console.new_name(self.record), dumps(recorded))
         if self.plot is not None:
@@ -285,7 +284,7 @@ class _Output:
             raise typer.Exit(CHECK_FAILED)
 
 
-def _draw(path: Path, about: About, rows: Sequence[Row]) -> None:
+def _draw(path: Path, about: About, rows: Sequence[SizeRow]) -> None:
     """In place where there is such a thing: that is what training does."""
     from blinkccl.bench.rows import lines
     from blinkccl.report.bench_plot import plot
@@ -323,20 +322,19 @@ def _on_threads(request: Request, algo: str, output: _Output, settings: ThreadSe
 
 
 def _on_processes(
-    wanted: int | None, collective: Callable[[int], Collective], peers: str, output: _Output, settings: Settings
+    wanted: int | None, collective: Callable[[int], Collective], peers: str, output: _Output, settings: ProcessSettings
 ) -> None:
     """Run on processes: those of a launcher, or ours."""
     from blinkccl.bench import host
-    from blinkccl.bench.launched import launcher
     from blinkccl.bench.peers.registry import parse
 
     host.check(settings)
-    chosen, started_by = parse(peers), launcher(os.environ)
+    chosen, started_by = parse(peers), host.launcher(os.environ)
     if started_by is None:
         coll = collective(wanted or host.DEFAULT_RANKS)
         _check_sizes(output.sizes.sizes(), coll, settings)
-        with host.spawned(coll, settings, chosen, console.note) as run:
-            _interleaved(run, output)
+        with host.spawned(coll, settings, chosen, console.note) as benchmark:
+            _interleaved(benchmark, output)
         return
     _refuse(
         f"starts processes, but {started_by} has started this one already: leave it out",
@@ -345,39 +343,40 @@ def _on_processes(
     _launched(started_by, collective, output, settings)
 
 
-def _check_sizes(sizes: Sequence[int], collective: Collective, settings: Settings) -> None:
+def _check_sizes(sizes: Sequence[int], collective: Collective, settings: ProcessSettings) -> None:
     from blinkccl.bench import host
 
     host.check_sizes(collective, settings, sizes)
     _say_empty(sizes, collective, settings.dtype)
 
 
-def _launched(started_by: str, collective: Callable[[int], Collective], output: _Output, settings: Settings) -> None:
+def _launched(
+    started_by: str, collective: Callable[[int], Collective], output: _Output, settings: ProcessSettings
+) -> None:
     """This process is one rank; rank 0 measures and prints."""
     from blinkccl.bench import host
-    from blinkccl.bench.launched import Leader, follow
     from blinkccl.bench.own_rank import OwnLibrary
 
     library = OwnLibrary.join(settings.deadline_s)
     try:
         if library.rank != 0:
-            follow(library.communicator, library)
+            host.follow(library.communicator, library)
             return
-        leader = Leader(library.communicator, library)
+        leader = host.Leader(library.communicator, library)
         try:
             coll = collective(library.size)
             _check_sizes(output.sizes.sizes(), coll, settings)
-            with host.led(coll, settings, leader, leader.pids, started_by, console.note) as run:
-                _interleaved(run, output)
+            with host.led(coll, settings, leader, leader.pids, started_by, console.note) as benchmark:
+                _interleaved(benchmark, output)
         finally:
             leader.close()
     finally:
         library.close()
 
 
-def _interleaved(run: Run, output: _Output) -> None:
+def _interleaved(benchmark: Benchmark, output: _Output) -> None:
     sizes = output.sizes.sizes()
-    progress = console.Progress(run.about.collective.name)
-    steps = iter(range(1, 1 + run.interleaved.ticks(sizes)))
-    run.interleaved.tick = lambda: progress(next(steps), run.interleaved.ticks(sizes))
-    output.report(run.about, run.interleaved.rows(sizes), progress)
+    progress = console.Progress(benchmark.about.collective.name)
+    steps = iter(range(1, 1 + benchmark.interleaved.ticks(sizes)))
+    benchmark.interleaved.tick = lambda: progress(next(steps), benchmark.interleaved.ticks(sizes))
+    output.report(benchmark.about, benchmark.interleaved.rows(sizes), progress)

@@ -16,7 +16,7 @@ import time
 import numpy as np
 
 from blinkccl.bench.perform import private_memory
-from blinkccl.bench.protocol import Command, Hello
+from blinkccl.bench.protocol import Command, RankHello
 from blinkccl.bench.worker import serve
 from blinkccl.errors import CommunicationError, UnsupportedError
 
@@ -64,7 +64,7 @@ def rank_process(rank: int, path: str, size: int, shared: np.ndarray, barrier: o
             peer.sendall(b"GET / HTTP/1.1\r\n" * 100)
             time.sleep(30)
         if fault == "twice":
-            peer.sendall(Hello(0, size, os.getpid(), library.title).pack())
+            peer.sendall(RankHello(0, size, os.getpid(), library.title).pack())
             time.sleep(30)
         serve(peer, library, rank, size)
 

@@ -1,4 +1,4 @@
-"""Are contenders taken in turns, compared within rounds, and left out when they cannot go on?"""
+"""Are candidates taken in turns, compared within rounds, and left out when they cannot go on?"""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from fake_team import team
+from fake_launch import launch
 
 from blinkccl.bench import interleave
 from blinkccl.bench.bound import least_traffic
-from blinkccl.bench.contender import Contender, Measured
-from blinkccl.bench.interleave import Entry, Interleaved, Settings
+from blinkccl.bench.candidate import Candidate, Measured
+from blinkccl.bench.interleave import Interleaved, Participant, ProcessSettings
 from blinkccl.bench.protocol import Flag
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import CommunicationError, UnsupportedError
@@ -21,7 +21,7 @@ ALLREDUCE = Collective("allreduce", 2)
 
 @dataclass
 class Scripted:
-    """Ranks that take the given seconds, one entry per block (the last one for ever), and write down who ran."""
+    """Ranks that take the given seconds, one participant per block (the last one for ever), and write down who ran."""
 
     name: str
     seconds: list[float]
@@ -50,16 +50,18 @@ class Floor:
         return self.bytes_per_s
 
 
-def _run(entries, sizes=(4096,), collective=ALLREDUCE, probe=None, **settings):
+def _run(participants, sizes=(4096,), collective=ALLREDUCE, probe=None, **settings):
     notes: list[str] = []
-    made = Interleaved(collective, Settings(**{"rounds": 3, "iterations": 4, **settings}), entries, probe, notes.append)
+    made = Interleaved(
+        collective, ProcessSettings(**{"rounds": 3, "iterations": 4, **settings}), participants, probe, notes.append
+    )
     return list(made.rows(sizes)), notes
 
 
 def test_turns_shift_from_round_to_round():
     diary = []
-    entries = [Entry(name, "", Scripted(name, [1e-3], diary), last=(1e-3, 4096)) for name in ("", "a", "b")]
-    _run(entries)
+    participants = [Participant(name, "", Scripted(name, [1e-3], diary), last=(1e-3, 4096)) for name in ("", "a", "b")]
+    _run(participants)
     assert "".join(name or "-" for name, _, _ in diary) == "-abab-b-a-abab-b-a"
 
 
@@ -67,8 +69,8 @@ def test_ratios_are_those_of_one_round():
     """A host that gets slower and slower: the medians taken apart would say 3; round by round it is 2 each time."""
     own = Scripted("", [1.0, 2.0, 8.0])
     peer = Scripted("peer", [2.0, 4.0, 16.0])
-    entries = [Entry("", "", own), Entry("peer", "", peer, last=(1.0, 10**9))]
-    [row], _ = _run(entries, collective=Collective("alltoall", 2))
+    participants = [Participant("", "", own), Participant("peer", "", peer, last=(1.0, 10**9))]
+    [row], _ = _run(participants, collective=Collective("alltoall", 2))
     [(name, out, into)] = row.peers
     assert (name, into) == ("peer", None)
     assert out.ratio == 2.0
@@ -78,50 +80,52 @@ def test_ratios_are_those_of_one_round():
 
 @pytest.mark.parametrize(("across", "seconds"), [(0, 1.0), (1, 0.75), (2, 0.5), (3, 1.0)])
 def test_the_time_of_an_iteration_is_that_of_the_chosen_ranks(across, seconds):
-    [row], _ = _run([Entry("", "", Scripted("", [1.0]))], across=across)
+    [row], _ = _run([Participant("", "", Scripted("", [1.0]))], across=across)
     assert row.out_of_place.seconds == seconds
 
 
 def test_the_fastest_variant_stands_for_its_peer():
-    entries = [
-        Entry("", "", Scripted("", [1.0])),
-        Entry("mpi", "slow", Scripted("slow", [4.0])),
-        Entry("mpi", "fast", Scripted("fast", [3.0])),
+    participants = [
+        Participant("", "", Scripted("", [1.0])),
+        Participant("mpi", "slow", Scripted("slow", [4.0])),
+        Participant("mpi", "fast", Scripted("fast", [3.0])),
     ]
-    [row], _ = _run(entries)
+    [row], _ = _run(participants)
     [(_, out, into)] = row.peers
     assert (out.variant, out.ratio, into.variant) == ("fast", 3.0, "fast")
 
 
 def test_a_peer_that_fails_is_left_out_and_said():
     broken = Scripted("broken", [1.0], fails=CommunicationError("rank 1 is lost"))
-    rows, notes = _run([Entry("", "", Scripted("", [1.0])), Entry("broken", "", broken)], sizes=(4096, 8192))
+    rows, notes = _run(
+        [Participant("", "", Scripted("", [1.0])), Participant("broken", "", broken)], sizes=(4096, 8192)
+    )
     assert [row.peers for row in rows] == [(("broken", None, None),)] * 2
     assert notes == ["goes on without broken: rank 1 is lost"]
 
 
 def test_a_peer_that_cannot_do_it_is_asked_again_for_the_next():
     peer = Scripted("peer", [1.0], fails=UnsupportedError("no"))
-    [row], notes = _run([Entry("", "", Scripted("", [1.0])), Entry("peer", "", peer)])
+    [row], notes = _run([Participant("", "", Scripted("", [1.0])), Participant("peer", "", peer)])
     assert (row.peers, notes) == ((("peer", None, None),), [])
     peer.fails = None
-    [row], _ = _run([Entry("", "", Scripted("", [1.0])), Entry("peer", "", peer)])
+    [row], _ = _run([Participant("", "", Scripted("", [1.0])), Participant("peer", "", peer)])
     assert row.peers[0][1].ratio == 1.0
 
 
 @pytest.mark.parametrize("error", [CommunicationError("rank 1 is lost"), UnsupportedError("no fp4")])
 def test_our_own_failure_is_no_measurement(error):
     with pytest.raises(type(error), match=str(error)):
-        _run([Entry("", "", Scripted("", [1.0], fails=error))])
+        _run([Participant("", "", Scripted("", [1.0], fails=error))])
 
 
 def test_a_slow_peer_gets_fewer_iterations_and_a_hopeless_one_none():
     own, slow = Scripted("", [1e-3]), Scripted("slow", [0.4])
-    _run([Entry("", "", own), Entry("slow", "", slow)], iterations=100)
+    _run([Participant("", "", own), Participant("slow", "", slow)], iterations=100)
     assert {iterations for _, _, iterations in own.diary} == {100}
     assert [iterations for _, _, iterations in slow.diary] == [1] + [5] * 6
     hopeless = Scripted("hopeless", [0.9 * interleave.HOPELESS_S])
-    rows, notes = _run([Entry("", "", own), Entry("hopeless", "", hopeless)], sizes=(4096, 8192), rounds=1)
+    rows, notes = _run([Participant("", "", own), Participant("hopeless", "", hopeless)], sizes=(4096, 8192), rounds=1)
     assert rows[0].peers[0][1] is not None
     assert rows[1].peers[0][1:] == (None, None)
     assert notes[0] == "leaves hopeless out of 8192 bytes: it took 9.0 s for 4096"
@@ -130,43 +134,46 @@ def test_a_slow_peer_gets_fewer_iterations_and_a_hopeless_one_none():
 
 def test_peers_never_get_shared_buffers():
     own, peer = Scripted("", [1.0]), Scripted("peer", [1.0])
-    _run([Entry("", "", own), Entry("peer", "", peer)], shared=True)
+    _run([Participant("", "", own), Participant("peer", "", peer)], shared=True)
     assert all(command.flags & Flag.SHARED for command in own.commands)
     assert not any(command.flags & Flag.SHARED for command in peer.commands)
 
 
 def test_bound_is_the_least_traffic_at_the_probed_rate():
-    entries = [Entry("", "", Scripted("", [2e-6]))]
-    [row], _ = _run(entries, probe=Floor(16e9), check=False)
+    participants = [Participant("", "", Scripted("", [2e-6]))]
+    [row], _ = _run(participants, probe=Floor(16e9), check=False)
     least_s = 2 * 2 * 4096 / 16e9
     assert row.in_place.bound_percent == pytest.approx(100 * least_s / 2e-6)
     assert row.in_place.wrong is None
-    [row], _ = _run(entries)
+    [row], _ = _run(participants)
     assert row.in_place.bound_percent is None
 
 
 def test_percentiles_are_of_all_iterations_of_all_rounds():
-    [row], _ = _run([Entry("", "", Scripted("", [1.0, 1.0, 1.0, 3.0, 5.0, 9.0]))], percentiles=True)
+    [row], _ = _run([Participant("", "", Scripted("", [1.0, 1.0, 1.0, 3.0, 5.0, 9.0]))], percentiles=True)
     assert row.out_of_place.percentiles == (1.0, 1.0, 1.0, 1.0)
     assert row.in_place.percentiles == (3.0, 5.0, 9.0, 9.0)
 
 
 def test_wrong_elements_add_up_over_rounds():
-    [row], _ = _run([Entry("", "", Scripted("", [1.0], wrong=2))])
+    [row], _ = _run([Participant("", "", Scripted("", [1.0], wrong=2))])
     assert (row.out_of_place.wrong, row.in_place.wrong) == (6, 6)
 
 
 def test_ticks_are_as_many_as_announced():
     ticks = []
-    entries = [Entry("", "", Scripted("", [1.0])), Entry("p", "", Scripted("p", [1.0], fails=UnsupportedError("no")))]
-    made = Interleaved(ALLREDUCE, Settings(rounds=2), entries, tick=lambda: ticks.append(1))
+    participants = [
+        Participant("", "", Scripted("", [1.0])),
+        Participant("p", "", Scripted("p", [1.0], fails=UnsupportedError("no"))),
+    ]
+    made = Interleaved(ALLREDUCE, ProcessSettings(rounds=2), participants, tick=lambda: ticks.append(1))
     list(made.rows([4, 8]))
     assert len(ticks) == made.ticks([4, 8]) == 2 * 2 * 2 * 2
 
 
 def test_with_real_processes():
-    with Contender(team()) as own, Contender(team("dying", name="peer")) as peer:
-        [row], notes = _run([Entry("", "", own), Entry("peer", "", peer, last=(1e-3, 4096))], deadline_s=1)
+    with Candidate(launch()) as own, Candidate(launch("dying", name="peer")) as peer:
+        [row], notes = _run([Participant("", "", own), Participant("peer", "", peer, last=(1e-3, 4096))], deadline_s=1)
     assert (row.out_of_place.wrong, row.in_place.wrong) == (0, 0)
     assert row.peers == (("peer", None, None),)
     assert len(notes) == 1

@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from blinkccl.bench.launched import Leader, follow, launcher
+from blinkccl.bench.host import Leader, follow, launcher
 from blinkccl.bench.pattern import Work, commands
 from blinkccl.bench.perform import private_memory
 from blinkccl.collectives.spec import Collective

@@ -10,14 +10,13 @@ import pytest
 
 from blinkccl.algorithms.registry import Request, algorithm
 from blinkccl.bench import measure
-from blinkccl.bench.measure import Bench, Settings
-from blinkccl.bench.sessions import session
+from blinkccl.bench.measure import Bench, ThreadSettings, session
 from blinkccl.collectives.ops import OPS, element_type, operation
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.errors import UnsupportedError, VerificationError
 from blinkccl.topology.spec import parse_spec
 
-QUICK = Settings(iterations=2, warmup=1)
+QUICK = ThreadSettings(iterations=2, warmup=1)
 
 
 def _forest(name="allreduce", spec="ring:4"):

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from blinkccl.bench.bound import Probe
-from blinkccl.bench.contender import Contender
+from blinkccl.bench.candidate import Candidate
 from blinkccl.bench.pattern import Work, commands
-from blinkccl.bench.peers import build, mpi, oneccl, registry
+from blinkccl.bench.peers import build, registry
 from blinkccl.bench.peers.tuning import VARIANTS, variants
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.errors import UnsupportedError
@@ -22,7 +22,7 @@ C_COMPILER = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no 
 
 def _installed(peer):
     try:
-        mpi.installation(peer, None)
+        registry.installation(peer, None)
     except UnsupportedError:
         return False
     return True
@@ -36,7 +36,7 @@ def cache(tmp_path_factory, monkeypatch):
     return room
 
 
-def _right(contender, collectives, ranks):
+def _right(candidate, collectives, ranks):
     for name in collectives:
         # MPICH 4.0.2 crashes on MPI_Reduce in place at a root other than 0.
         ends = {
@@ -46,34 +46,34 @@ def _right(contender, collectives, ranks):
         for in_place in (False, True) if name != "alltoall" else (False,):
             for count in (1, 20_000):
                 work = Work(Collective(name, ranks, **ends), count, in_place=in_place, iterations=2)
-                measured = contender.run(commands(work))
+                measured = candidate.run(commands(work))
                 assert measured.wrong == 0, (name, in_place, count)
                 assert measured.seconds.shape == (ranks, 2)
                 assert (measured.seconds > 0).all()
 
 
-@pytest.mark.parametrize("peer", mpi.LIBRARIES)
+@pytest.mark.parametrize("peer", registry.LIBRARIES)
 def test_mpi_runs_every_collective(peer):
     if not _installed(peer):
         pytest.skip(f"{peer} is not on PATH")
-    [team, *_] = registry.teams(peer, None, 2, cores=2)
-    with Contender(team) as contender:
-        assert mpi.LIBRARIES[peer] in contender.library
-        _right(contender, COLLECTIVES, 2)
+    [launch, *_] = registry.launches(peer, None, 2, cores=2)
+    with Candidate(launch) as candidate:
+        assert registry.LIBRARIES[peer] in candidate.library
+        _right(candidate, COLLECTIVES, 2)
         for wanted in ({"op": "avg"}, {"dtype": "bfloat16"}, {"shared": True}):
             with pytest.raises(UnsupportedError, match="rank 0: "):
-                contender.run(commands(Work(Collective("allreduce", 2), 8, **wanted)))
+                candidate.run(commands(Work(Collective("allreduce", 2), 8, **wanted)))
         moved = Work(Collective("broadcast", 2, root=1), 5000, "bfloat16")
-        assert contender.run(commands(moved)).wrong == 0
+        assert candidate.run(commands(moved)).wrong == 0
 
 
 def test_gloo_runs_every_collective():
     pytest.importorskip("torch", reason="torch is not installed")
-    with Contender(registry.gloo(2)) as contender:
-        assert contender.library.startswith("gloo (torch ")
-        _right(contender, COLLECTIVES, 2)
+    with Candidate(registry.gloo(2)) as candidate:
+        assert candidate.library.startswith("gloo (torch ")
+        _right(candidate, COLLECTIVES, 2)
         with pytest.raises(UnsupportedError, match="gloo has no premul_sum"):
-            contender.run(commands(Work(Collective("allreduce", 2), 8, op="premul_sum")))
+            candidate.run(commands(Work(Collective("allreduce", 2), 8, op="premul_sum")))
 
 
 def test_peers_as_typed():
@@ -87,19 +87,19 @@ def test_peers_as_typed():
         registry.parse("gloo,nccl")
 
 
-@pytest.mark.parametrize("peer", [*mpi.LIBRARIES, "oneccl"])
+@pytest.mark.parametrize("peer", [*registry.LIBRARIES, "oneccl"])
 def test_a_prefix_without_the_library(peer, tmp_path):
     with pytest.raises(UnsupportedError, match=f"{peer}={tmp_path}: expected .* there"):
-        registry.teams(peer, str(tmp_path), 2, 2)
+        registry.launches(peer, str(tmp_path), 2, 2)
 
 
 def test_a_library_that_is_not_on_path(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CCL_ROOT", raising=False)
     with pytest.raises(UnsupportedError, match="mpich is not on PATH: install it, or name its prefix with --peer"):
-        mpi.installation("mpich", None)
+        registry.installation("mpich", None)
     with pytest.raises(UnsupportedError, match="oneccl is not on PATH"):
-        oneccl.teams(None, 2, 2)
+        registry.oneccl_launches(None, 2, 2)
 
 
 def _program(path: Path, text: str) -> None:
@@ -120,7 +120,7 @@ def test_launchers_are_told_apart_by_what_they_say(monkeypatch, tmp_path, said, 
         _program(tmp_path / name, "exit 0")
     _program(tmp_path / "mpirun", f"echo '{said}'")
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert {peer for peer in mpi.LIBRARIES if _installed(peer)} <= found
+    assert {peer for peer in registry.LIBRARIES if _installed(peer)} <= found
     assert "openmpi" not in found or _installed("openmpi")
 
 
@@ -163,11 +163,11 @@ def test_warnings_are_errors_in_c_too():
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="needs Linux")
 def test_the_probe_finds_a_rate_and_a_round_trip():
     with Probe(2) as probe:
-        weather = probe.weather(2**20)
-        assert 1e8 < weather.bytes_per_s < 1e13
+        baseline = probe.baseline(2**20)
+        assert 1e8 < baseline.bytes_per_s < 1e13
         assert probe.rate(0) > 0
-        if weather.round_trip_s is None:
-            assert weather.placement == "one core"
+        if baseline.round_trip_s is None:
+            assert baseline.placement == "one core"
         else:
-            assert 1e-9 < weather.round_trip_s < 1
-            assert weather.placement in ("near", "far")
+            assert 1e-9 < baseline.round_trip_s < 1
+            assert baseline.placement in ("near", "far")

@@ -17,10 +17,10 @@ from blinkccl.bench.protocol import (
     REPLY,
     Command,
     Flag,
-    Hello,
     Kind,
+    RankHello,
     Reply,
-    Status,
+    ReplyStatus,
     read_command,
     read_hello,
     read_reply,
@@ -93,8 +93,8 @@ def test_what_is_no_command_is_refused(head):
 
 def test_a_reply_arrives():
     seconds = np.array([1.5, 2.5])
-    sent = Reply(Status.FAILED, 7, seconds.tobytes(), "weil …").pack()
-    assert read_reply(sent[: REPLY.size]) == (Status.FAILED, 7, 2, len("weil …".encode()))
+    sent = Reply(ReplyStatus.FAILED, 7, seconds.tobytes(), "weil …").pack()
+    assert read_reply(sent[: REPLY.size]) == (ReplyStatus.FAILED, 7, 2, len("weil …".encode()))
     assert sent[REPLY.size : REPLY.size + 16] == seconds.tobytes()
 
 
@@ -108,7 +108,7 @@ def test_what_is_no_reply_is_refused(reply):
 
 
 def test_a_hello_arrives_without_what_a_terminal_would_obey():
-    hello = read_hello(Hello(3, 4, 99, "Open\nMPI \x1b[31m 4.1" + "x" * 200).pack())
+    hello = read_hello(RankHello(3, 4, 99, "Open\nMPI \x1b[31m 4.1" + "x" * 200).pack())
     assert (hello.rank, hello.world_size, hello.pid) == (3, 4, 99)
     assert hello.library.startswith("Open MPI  [31m 4.1xxx")
     with pytest.raises(CommunicationError, match="expected a hello"):

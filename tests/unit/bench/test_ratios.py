@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from blinkccl.bench.interleave import Entry
+from blinkccl.bench.interleave import Participant
 from blinkccl.bench.rows import Series
 from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.units import parse_bytes
@@ -30,8 +30,8 @@ def ratios():
 @pytest.fixture
 def result(ratios):
     """Ours 2, shared 1; the fastest peer takes 6, Intel's 8, gloo 40, one left after the first round."""
-    entries = [
-        Entry(name, variant, None)
+    participants = [
+        Participant(name, variant, None)
         for name, variant in (
             ("", ""),
             ("", ""),
@@ -45,7 +45,7 @@ def result(ratios):
         Series([np.array([value])] * rounds, 0)
         for value, rounds in ((2.0, 2), (1.0, 2), (6.0, 2), (8.0, 2), (40.0, 2), (0.1, 1))
     ]
-    return ratios.found(("allreduce", 2, "64M"), entries, series, [1.8, 1.8])
+    return ratios.found(("allreduce", 2, "64M"), participants, series, [1.8, 1.8])
 
 
 @pytest.mark.parametrize(

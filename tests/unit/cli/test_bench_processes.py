@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from blinkccl.bench import host
-from blinkccl.bench.bound import Weather
-from blinkccl.bench.contender import Process, Team
+from blinkccl.bench.bound import MemoryBaseline
+from blinkccl.bench.candidate import Launch, Process
 from blinkccl.bench.peers import registry
 from blinkccl.engines.native_library import load
 from blinkccl.errors import UnsupportedError
@@ -21,11 +21,11 @@ SMALL = ["-b", "1K", "-e", "4K", "-f", "4", "-n", "4", "--rounds", "2"]
 LAUNCHERS = ("RANK", "WORLD_SIZE", "BLINK_RANK", "BLINK_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
 
-def _team(name, size, fault="", variant=""):
+def _launch(name, size, fault="", variant=""):
     def processes(path, room):
         return [Process([sys.executable, str(FAKE), str(path), str(size), fault])]
 
-    return Team(name, size, processes, variant)
+    return Launch(name, size, processes, variant)
 
 
 class Floor:
@@ -43,8 +43,8 @@ class Floor:
     def rate(self, working_bytes):
         return 1e9
 
-    def weather(self, working_bytes):
-        return Weather(1e9, 100e-9)
+    def baseline(self, working_bytes):
+        return MemoryBaseline(1e9, 100e-9)
 
 
 @pytest.fixture(autouse=True)
@@ -53,8 +53,8 @@ def fakes(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(host, "load", lambda: None)
     monkeypatch.setattr(host, "Probe", Floor)
-    monkeypatch.setattr(registry, "own", lambda ranks, deadline_s: _team("blink", ranks))
-    monkeypatch.setattr(registry, "teams", lambda name, prefix, ranks, cores: [_team(name, ranks, prefix or "")])
+    monkeypatch.setattr(registry, "own", lambda ranks, deadline_s: _launch("blink", ranks))
+    monkeypatch.setattr(registry, "launches", lambda name, prefix, ranks, cores: [_launch(name, ranks, prefix or "")])
 
 
 def _rows(ended):
@@ -133,7 +133,7 @@ def test_average_of_ranks(blink):
 
 
 def test_wrong_elements_exit_with_1(blink, monkeypatch):
-    monkeypatch.setattr(registry, "own", lambda ranks, deadline_s: _team("blink", ranks, "wrong"))
+    monkeypatch.setattr(registry, "own", lambda ranks, deadline_s: _launch("blink", ranks, "wrong"))
     ended = blink("bench", "allreduce", *SMALL)
     assert ended.code == 1
     assert "# Out of bounds values : 4 FAILED" in ended.out
@@ -141,7 +141,7 @@ def test_wrong_elements_exit_with_1(blink, monkeypatch):
 
 
 def test_a_lost_rank_exits_with_4(blink, monkeypatch):
-    monkeypatch.setattr(registry, "own", lambda ranks, deadline_s: _team("blink", ranks, "dying"))
+    monkeypatch.setattr(registry, "own", lambda ranks, deadline_s: _launch("blink", ranks, "dying"))
     ended = blink("bench", "allreduce", *SMALL, "--timeout", "1")
     assert ended.code == 4
     assert "the last words of rank 1" in ended.err
@@ -159,7 +159,9 @@ def test_without_a_compiler_there_is_no_bound(blink, monkeypatch):
 
 
 def test_no_variant_of_a_peer_starts(blink, monkeypatch):
-    monkeypatch.setattr(registry, "teams", lambda *_: [_team("mpich", 2, "absent", "a"), _team("mpich", 2, "absent")])
+    monkeypatch.setattr(
+        registry, "launches", lambda *_: [_launch("mpich", 2, "absent", "a"), _launch("mpich", 2, "absent")]
+    )
     ended = blink("bench", "allreduce", *SMALL, "--peer", "mpich")
     assert ended.code == 4
     assert "there is nobody here" in ended.err
@@ -213,7 +215,7 @@ def test_refused(blink, monkeypatch, arguments, message):
     if "impi=/no/such" in arguments:
         monkeypatch.undo()
         monkeypatch.setattr(host, "load", lambda: None)
-        monkeypatch.setattr(registry, "own", lambda ranks, deadline_s: _team("blink", ranks))
+        monkeypatch.setattr(registry, "own", lambda ranks, deadline_s: _launch("blink", ranks))
     ended = blink("bench", "allreduce", *arguments)
     assert (ended.code, ended.out) == (2, "")
     assert message in ended.err

@@ -1,20 +1,44 @@
-"""Which peers are there? What was typed after ``--peer`` becomes teams."""
+"""Peers: how each library is found and how its ranks are started. What was typed after ``--peer`` becomes launches."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
+import shutil
 import socket
+import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
 from pathlib import Path
 
-from blinkccl.bench.contender import Process, Team
-from blinkccl.bench.peers import mpi, oneccl
+from blinkccl.bench.candidate import Launch, Process
+from blinkccl.bench.peers.build import build
+from blinkccl.bench.peers.tuning import Variant, variants
 from blinkccl.errors import UnsupportedError
 
-PEERS = ("gloo", *mpi.LIBRARIES, "oneccl")
+#: What each library calls itself (MPI_Get_library_version), and how Debian and its own package name its programs.
+LIBRARIES = {"openmpi": "Open MPI", "mpich": "MPICH", "impi": "Intel(R) MPI"}
+_PROGRAMS = {
+    "openmpi": (("mpirun.openmpi", "mpicc.openmpi"), ("mpirun", "mpicc")),
+    "mpich": (("mpirun.mpich", "mpicc.mpich"), ("mpirun", "mpicc")),
+    "impi": (("mpirun", "mpigcc"), ("mpirun", "mpicc")),
+}
+_OPTIONS = ("-std=gnu11", "-O2")
+#: What the static CPU library refers to: Intel's compiler run-time and hwloc.
+_CCL_LIBRARIES = (
+    "-lmpi",
+    "-l:libintlc.so.5",
+    "-l:libimf.so",
+    "-l:libsvml.so",
+    "-l:libirng.so",
+    "-l:libhwloc.so.15",
+    "-ldl",
+    "-lpthread",
+)
+PEERS = ("gloo", *LIBRARIES, "oneccl")
 
 
 def parse(text: str) -> list[tuple[str, str | None]]:
@@ -34,7 +58,7 @@ def parse(text: str) -> list[tuple[str, str | None]]:
     return found
 
 
-def teams(name: str, prefix: str | None, world_size: int, cores: int) -> list[Team]:
+def launches(name: str, prefix: str | None, world_size: int, cores: int) -> list[Launch]:
     """The variants of one peer.
 
     Raises
@@ -45,11 +69,11 @@ def teams(name: str, prefix: str | None, world_size: int, cores: int) -> list[Te
     if name == "gloo":
         return [gloo(world_size)]
     if name == "oneccl":
-        return oneccl.teams(prefix, world_size, cores)
-    return mpi.teams(name, prefix, world_size, cores)
+        return oneccl_launches(prefix, world_size, cores)
+    return mpi_launches(name, prefix, world_size, cores)
 
 
-def gloo(world_size: int) -> Team:
+def gloo(world_size: int) -> Launch:
     """gloo, in this Python.
 
     Raises
@@ -77,10 +101,10 @@ def gloo(world_size: int) -> Team:
             for rank in range(world_size)
         ]
 
-    return Team("gloo", world_size, processes, library="gloo")
+    return Launch("gloo", world_size, processes, library="gloo")
 
 
-def own(world_size: int, deadline_s: float) -> Team:
+def own(world_size: int, deadline_s: float) -> Launch:
     """Our own ranks, on the host engine."""
 
     def processes(path: Path, room: Path) -> Sequence[Process]:
@@ -99,7 +123,7 @@ def own(world_size: int, deadline_s: float) -> Team:
             for rank in range(world_size)
         ]
 
-    return Team("blink", world_size, processes, library="blink-ccl")
+    return Launch("blink", world_size, processes, library="blink-ccl")
 
 
 def _free_port() -> int:
@@ -116,3 +140,134 @@ def version_of(distribution: str) -> str:
         return installed(distribution)
     except PackageNotFoundError:
         return "?"
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """An MPI library: its launcher, and how to compile for it."""
+
+    launcher: str
+    compiler: tuple[str, ...]
+    options: tuple[str, ...]
+
+
+def installation(peer: str, prefix: str | None) -> Installation:
+    """The library ``peer`` under ``prefix``, or on PATH.
+
+    Under a prefix the plain compiler is used: the wrappers of packages made for pip name directories of the machine
+    that built them.
+
+    Raises
+    ------
+    UnsupportedError
+        If it is not there.
+    """
+    return _on_path(peer) if prefix is None else _under(peer, Path(prefix).expanduser())
+
+
+def _under(peer: str, prefix: Path) -> Installation:
+    launcher = prefix / "bin" / "mpirun"
+    libraries = [
+        path.parent
+        for pattern in ("lib*/libmpi.so*", "lib*/release/libmpi.so*")
+        for path in sorted(prefix.glob(pattern))
+    ]
+    if not launcher.exists() or not libraries or not (prefix / "include" / "mpi.h").exists():
+        raise UnsupportedError(f"{peer}={prefix}: expected bin/mpirun, include/mpi.h and lib/libmpi.so there")
+    library = libraries[0]
+    return Installation(
+        str(launcher), ("cc",), (f"-I{prefix / 'include'}", f"-L{library}", f"-Wl,-rpath,{library}", "-lmpi")
+    )
+
+
+def _on_path(peer: str) -> Installation:
+    for launcher, wrapper in _PROGRAMS[peer]:
+        at, compiler = shutil.which(launcher), shutil.which(wrapper)
+        said = _speaks(at) if at and compiler else None
+        if at and compiler and (said == peer or (said is None and peer != "openmpi")):
+            return Installation(at, (compiler,), ())
+    raise UnsupportedError(f"{peer} is not on PATH: install it, or name its prefix with --peer {peer}=/path")
+
+
+def _speaks(launcher: str) -> str | None:
+    """Which library ``launcher`` belongs to; None where its version does not tell (MPICH and its kin)."""
+    try:
+        text = subprocess.run(
+            [launcher, "--version"], capture_output=True, text=True, errors="replace", timeout=20, check=False
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return "nothing that runs"
+    return "openmpi" if "Open MPI" in text else "impi" if "Intel" in text else None
+
+
+def mpi_launches(peer: str, prefix: str | None, world_size: int, cores: int) -> list[Launch]:
+    """The variants of ``peer``, compiled and ready to start.
+
+    Raises
+    ------
+    UnsupportedError
+        If it is not installed, or cannot be compiled for.
+    """
+    found = installation(peer, prefix)
+    program = build("mpi_peer.c", found.compiler, (*_OPTIONS, *found.options))
+    rows = variants(peer, world_size, cores)
+    return [_mpi_launch(peer, found, program, world_size, row, len(rows) > 1) for row in rows]
+
+
+def _mpi_launch(peer: str, found: Installation, program: Path, world_size: int, row: Variant, named: bool) -> Launch:
+    def processes(path: Path, room: Path) -> Sequence[Process]:
+        line = [found.launcher, *_launch_options(peer), *row.options, "-n", str(world_size), str(program), str(path)]
+        # Open MPI keeps its session under TMPDIR; in a room of its own, runs side by side cannot meet.
+        return [Process(line, {**row.environment, "TMPDIR": str(room)})]
+
+    return Launch(peer, world_size, processes, row.name if named else "", LIBRARIES[peer])
+
+
+def _launch_options(peer: str) -> list[str]:
+    if peer != "openmpi":
+        return []
+    return [*(["--allow-run-as-root"] if os.geteuid() == 0 else []), "--oversubscribe"]
+
+
+def oneccl_launches(prefix: str | None, world_size: int, cores: int) -> list[Launch]:
+    """oneCCL under ``prefix``, or under ``$CCL_ROOT``.
+
+    The prefix is where pip put ``oneccl``, ``oneccl-devel``, ``impi-rt``, ``intel-cmplr-lib-rt`` and ``tcmlib``
+    (hwloc), e.g. a virtual environment of its own.
+
+    Raises
+    ------
+    UnsupportedError
+        If it is not there, or cannot be compiled for.
+    """
+    chosen = prefix or os.environ.get("CCL_ROOT")
+    if chosen is None:
+        raise UnsupportedError("oneccl is not on PATH: name its prefix with --peer oneccl=/path")
+    root = Path(chosen).expanduser()
+    archive, library = root / "lib" / "ccl" / "cpu" / "lib" / "libccl.a", root / "lib"
+    launcher = root / "bin" / "mpirun"
+    for path in (archive, launcher, root / "include" / "oneapi" / "ccl.hpp"):
+        if not path.exists():
+            raise UnsupportedError(f"oneccl={root}: expected {path.relative_to(root)} there")
+    program = build(
+        "oneccl_peer.cpp",
+        ("c++",),
+        (
+            "-std=gnu++17",
+            "-O2",
+            f"-I{root / 'include'}",
+            str(archive),
+            f"-L{library}",
+            f"-Wl,-rpath,{library}",
+            *_CCL_LIBRARIES,
+        ),
+    )
+    return [_oneccl_launch(launcher, program, world_size, row) for row in variants("oneccl", world_size, cores)]
+
+
+def _oneccl_launch(launcher: Path, program: Path, world_size: int, row: Variant) -> Launch:
+    def processes(path: Path, room: Path) -> Sequence[Process]:
+        line = [str(launcher), *row.options, "-n", str(world_size), str(program), str(path)]
+        return [Process(line, {**row.environment, "TMPDIR": str(room)})]
+
+    return Launch("oneccl", world_size, processes, row.name, "oneCCL")

@@ -1,7 +1,7 @@
-"""Who runs in a benchmark? A contender: N rank processes that wait for commands, asleep, until it is their turn.
+"""Who runs in a benchmark? A candidate: N rank processes that wait for commands, asleep, until it is their turn.
 
-A :class:`Contender` starts the processes, hears their hellos, sends commands and collects replies
-(:mod:`blinkccl.bench.protocol`). Whatever happens, each wait has a deadline, and :meth:`Contender.close` leaves no
+A :class:`Candidate` starts the processes, hears their hellos, sends commands and collects replies
+(:mod:`blinkccl.bench.protocol`). Whatever happens, each wait has a deadline, and :meth:`Candidate.close` leaves no
 process behind.
 """
 
@@ -29,9 +29,9 @@ from blinkccl.bench.protocol import (
     HELLO,
     REPLY,
     Command,
-    Hello,
     Kind,
-    Status,
+    RankHello,
+    ReplyStatus,
     read_hello,
     read_reply,
 )
@@ -53,8 +53,8 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True)
-class Team:
-    """How a contender is started.
+class Launch:
+    """How a candidate is started.
 
     Parameters
     ----------
@@ -86,8 +86,8 @@ class Measured:
     wrong: int
 
 
-class Contender:
-    """A running team.
+class Candidate:
+    """A running launch.
 
     Raises
     ------
@@ -95,11 +95,11 @@ class Contender:
         If the ranks do not all come, with what they printed; a rank that is not what it should be is refused.
     """
 
-    def __init__(self, team: Team, start_s: float = START_S) -> None:
-        self.team = team
+    def __init__(self, launch: Launch, start_s: float = START_S) -> None:
+        self.launch = launch
         self._processes: list[subprocess.Popen[bytes]] = []
         self._sockets: list[socket.socket] = []
-        self._hellos: list[Hello] = []
+        self._hellos: list[RankHello] = []
         self._directory = Path(tempfile.mkdtemp(prefix="blink-bench-"))
         self._log: IO[bytes] = (self._directory / "output").open("w+b")
         try:
@@ -124,12 +124,12 @@ class Contender:
         Raises
         ------
         UnsupportedError
-            If the library cannot do it; the contender stays usable.
+            If the library cannot do it; the candidate stays usable.
         CommunicationError
-            If a rank fails, ends, or replies later than the command's deadline; the contender is closed.
+            If a rank fails, ends, or replies later than the command's deadline; the candidate is closed.
         """
         if not self._sockets:
-            raise CommunicationError(f"{self.team.title} has left")
+            raise CommunicationError(f"{self.launch.title} has left")
         until = time.monotonic() + max(command.deadline_s for command in commands) + GRACE_S
         try:
             return self._exchange(commands, until)
@@ -147,17 +147,17 @@ class Contender:
         for rank, (peer, command) in enumerate(zip(self._sockets, commands, strict=True)):
             self._send(rank, peer, command.pack(), until)
         rows: list[NDArray[np.float64]] = []
-        wrong, worst, reason = 0, Status.OK, ""
+        wrong, worst, reason = 0, ReplyStatus.OK, ""
         for rank, peer in enumerate(self._sockets):
             status, bad, n, length = read_reply(self._receive(rank, peer, REPLY.size, until))
             rows.append(np.frombuffer(self._receive(rank, peer, 8 * n, until), np.float64))
             text = self._receive(rank, peer, length, until).decode(errors="replace")
             if status > worst:
-                worst, reason = status, f"{self.team.title}, rank {rank}: {text}"
+                worst, reason = status, f"{self.launch.title}, rank {rank}: {text}"
             wrong += bad
-        if worst is Status.UNSUPPORTED:
+        if worst is ReplyStatus.UNSUPPORTED:
             raise UnsupportedError(reason)
-        if worst is Status.FAILED:
+        if worst is ReplyStatus.FAILED:
             raise CommunicationError(reason)
         return Measured(np.stack(rows), wrong)
 
@@ -166,7 +166,7 @@ class Contender:
             peer.settimeout(max(0.01, until - time.monotonic()))
             peer.sendall(data)
         except OSError as error:
-            raise CommunicationError(f"{self.team.title}: rank {rank} takes no commands ({error})") from None
+            raise CommunicationError(f"{self.launch.title}: rank {rank} takes no commands ({error})") from None
 
     def _receive(self, rank: int, peer: socket.socket, size: int, until: float) -> bytes:
         data = bytearray()
@@ -175,11 +175,11 @@ class Contender:
                 peer.settimeout(max(0.01, until - time.monotonic()))
                 part = peer.recv(size - len(data))
             except TimeoutError:
-                raise CommunicationError(f"{self.team.title}: rank {rank} did not reply in time") from None
+                raise CommunicationError(f"{self.launch.title}: rank {rank} did not reply in time") from None
             except OSError as error:
-                raise CommunicationError(f"{self.team.title}: rank {rank} is lost ({error})") from None
+                raise CommunicationError(f"{self.launch.title}: rank {rank} is lost ({error})") from None
             if not part:
-                raise CommunicationError(f"{self.team.title}: rank {rank} ended before it replied")
+                raise CommunicationError(f"{self.launch.title}: rank {rank} ended before it replied")
             data += part
         return bytes(data)
 
@@ -187,12 +187,12 @@ class Contender:
         path = self._directory / "socket"
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             listener.bind(str(path))
-            listener.listen(self.team.world_size)
-            for process in self.team.processes(path, self._directory):
+            listener.listen(self.launch.world_size)
+            for process in self.launch.processes(path, self._directory):
                 self._spawn(process)
-            arrived: dict[int, tuple[Hello, socket.socket]] = {}
+            arrived: dict[int, tuple[RankHello, socket.socket]] = {}
             try:
-                while len(arrived) < self.team.world_size:
+                while len(arrived) < self.launch.world_size:
                     peer = self._accept(listener, arrived, until)
                     hello = self._greet(peer, arrived, until)
                     arrived[hello.rank] = (hello, peer)
@@ -220,7 +220,7 @@ class Contender:
             )  # not a session: cores are shared among sessions first, and yields would be in vain
         except OSError as error:
             raise CommunicationError(
-                f"{self.team.title}: cannot start {process.command[0]}: {error.strerror or error}"
+                f"{self.launch.title}: cannot start {process.command[0]}: {error.strerror or error}"
             ) from None
 
     def _accept(self, listener: socket.socket, arrived: Mapping[int, Any], until: float) -> socket.socket:
@@ -228,27 +228,27 @@ class Contender:
         while True:
             if select.select([listener], [], [], 0.05)[0]:
                 return listener.accept()[0]
-            missing = sorted(set(range(self.team.world_size)) - set(arrived))
+            missing = sorted(set(range(self.launch.world_size)) - set(arrived))
             names = ", ".join(map(str, missing))
             ended = [code for process in self._processes if (code := process.poll()) is not None]
             if ended:
                 raise CommunicationError(
-                    f"{self.team.title}: a process ended with {ended[0]} before ranks {names} came{self._said()}"
+                    f"{self.launch.title}: a process ended with {ended[0]} before ranks {names} came{self._said()}"
                 )
             if time.monotonic() > until:
-                raise CommunicationError(f"{self.team.title}: ranks {names} did not come in time{self._said()}")
+                raise CommunicationError(f"{self.launch.title}: ranks {names} did not come in time{self._said()}")
 
-    def _greet(self, peer: socket.socket, arrived: Mapping[int, Any], until: float) -> Hello:
+    def _greet(self, peer: socket.socket, arrived: Mapping[int, Any], until: float) -> RankHello:
         try:
             hello = read_hello(self._receive(len(arrived), peer, HELLO.size, until))
-            size = self.team.world_size
+            size = self.launch.world_size
             if hello.world_size != size or not 0 <= hello.rank < size or hello.rank in arrived:
                 raise CommunicationError(
-                    f"{self.team.title}: expected {size} ranks, each once; got rank {hello.rank} "
+                    f"{self.launch.title}: expected {size} ranks, each once; got rank {hello.rank} "
                     f"of {hello.world_size}{self._said()}"
                 )
-            if self.team.library not in hello.library:
-                raise CommunicationError(f"{self.team.title}: expected {self.team.library}, got {hello.library}")
+            if self.launch.library not in hello.library:
+                raise CommunicationError(f"{self.launch.title}: expected {self.launch.library}, got {hello.library}")
         except BaseException:
             peer.close()
             raise

@@ -1,18 +1,24 @@
-"""nccl-tests' table, as it prints it: header, columns and footer (nccl-tests 2.19, src/util.cu's formats).
+"""How a benchmark is printed and kept: nccl-tests' table and its JSON.
 
-Where we add: %bound and percentiles stand to the right of nccl-tests' columns, and peers in comment lines below the
-row that they are compared with, so that whatever reads nccl-tests' output reads ours.
+The table has nccl-tests' header, columns and footer (nccl-tests 2.19, src/util.cu's formats). %bound and percentiles
+stand to the right of its columns, and peers in comment lines below the row that they are compared with: whatever reads
+nccl-tests' output reads ours. The JSON is that of its ``-J`` file, version 3, and ours for ``--json``.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from importlib.metadata import version
+from typing import Any
 
 from blinkccl.bench.about import About, host_name
-from blinkccl.bench.rows import PERCENTILES, PeerTiming, Row, Timing, average_busbw, failed
+from blinkccl.bench.rows import PERCENTILES, PeerTiming, SizeRow, SizeTiming, average_busbw, failed
 from blinkccl.bench.sizes import Sweep
 
+SCHEMA_VERSION = 1
+NCCL_TESTS_VERSION = 3
 _PREAMBLE = "# {:>10}  {:>12}  {:>8}  {:>6}  {:>6}"
 _TIMES = "  {:>7}  {:>6}  {:>6}  {:>6}"
 _PREAMBLE_WIDTH = 52
@@ -68,7 +74,7 @@ def _more_titles(about: About) -> tuple[str, str]:
     return "".join(f"  {name}" for name in names), "".join(f"  {place}" for place in places)
 
 
-def line(about: About, row: Row) -> str:
+def line(about: About, row: SizeRow) -> str:
     """One row, and a comment line for each peer."""
     preamble = f"{row.size:12d}  {row.count:12d}  {about.type_name:>8}  {about.redop:>6}  {about.root:6d}"
     text = f"{preamble}  {_cells(row.out_of_place)}  {_cells(row.in_place)}"
@@ -92,7 +98,7 @@ def _peer_line(about: About, name: str, out: PeerTiming | None, into: PeerTiming
     return text
 
 
-def footer(about: About, rows: Sequence[Row]) -> str:
+def footer(about: About, rows: Sequence[SizeRow]) -> str:
     """What comes after the last row. Where we differ: results that were not checked (-c 0) are not "OK"."""
     bad = failed(rows)
     verdict = f"{bad} {'OK' if bad == 0 else 'FAILED'}" if about.check else "N/A"
@@ -103,19 +109,19 @@ def footer(about: About, rows: Sequence[Row]) -> str:
     )
 
 
-def _cells(timing: Timing | None) -> str:
+def _cells(timing: SizeTiming | None) -> str:
     if timing is None:
         return f"{'N/A':>7}  {'N/A':>6}  {'N/A':>6}  {'N/A':>6}"
     wrong = "N/A" if timing.wrong is None else f"{timing.wrong:g}"
     return f"{_microseconds(timing.seconds):>7}  {timing.algbw_gbps:6.2f}  {timing.busbw_gbps:6.2f}  {wrong:>6}"
 
 
-def _bound(timing: Timing | None) -> str:
+def _bound(timing: SizeTiming | None) -> str:
     percent = None if timing is None else timing.bound_percent
     return f"  {'N/A':>6}" if percent is None else f"  {percent:6.1f}"
 
 
-def _percentiles(timing: Timing | None) -> str:
+def _percentiles(timing: SizeTiming | None) -> str:
     if timing is None or timing.percentiles is None:
         return f"  {'N/A':>7}" * len(PERCENTILES)
     return "".join(f"  {_microseconds(seconds):>7}" for seconds in timing.percentiles)
@@ -125,3 +131,118 @@ def _microseconds(seconds: float) -> str:
     """Four or five digits that count, as nccl-tests prints a time."""
     micros = seconds * 1e6
     return f"{micros:.0f}" if micros >= 10_000 else f"{micros:.1f}" if micros >= 100 else f"{micros:.2f}"
+
+
+def record(
+    about: About, sweep: Sweep, rows: Sequence[SizeRow], arguments: Sequence[str], began: datetime, ended: datetime
+) -> dict[str, Any]:
+    """The object that nccl-tests writes with ``-J``.
+
+    Where we differ: ``nccl_version`` is null, as NCCL takes no part; ``blink_version``, ``algorithm`` and
+    ``engine`` are added; ``out_of_bounds`` is null where nothing was checked (-c 0); ``env`` holds this
+    program's own variables only. Results may have ``bound_percent``, ``percentiles`` (µs) and ``peers``.
+    """
+    bad = failed(rows)
+    return {
+        "version": NCCL_TESTS_VERSION,
+        "start_time": _stamp(began),
+        "args": list(arguments),
+        "env": {key: value for key, value in sorted(os.environ.items()) if key.startswith("BLINK_")},
+        "nccl_version": None,
+        "blink_version": version("blink-ccl"),
+        "algorithm": about.algorithm,
+        "engine": about.engine,
+        "config": _config_document(about, sweep),
+        "results": [_result_document(about, row) for row in rows],
+        "out_of_bounds": {"count": bad, "okay": bad == 0} if about.check else None,
+        "average_bus_bandwidth": {"bandwidth": average_busbw(rows), "okay": True},
+        "errors": [],
+        "end_time": _stamp(ended),
+    }
+
+
+def document(recorded: dict[str, Any], about: About) -> dict[str, Any]:
+    """The object of ``blink bench --json``: the same, with our schema version and what else is known."""
+    return {"schema_version": SCHEMA_VERSION, "collective": about.collective.name, **about.more, **recorded}
+
+
+def now() -> datetime:
+    """The time, with its zone."""
+    return datetime.now(UTC)
+
+
+def _stamp(moment: datetime) -> str:
+    return moment.isoformat(timespec="seconds")
+
+
+def _config_document(about: About, sweep: Sweep) -> dict[str, Any]:
+    host = host_name()
+    devices = [
+        {
+            "rank": rank,
+            "group": 0,
+            "pid": device.pid,
+            "hostname": host,
+            "device": device.number,
+            "device_name": device.name,
+        }
+        for rank, device in enumerate(about.devices)
+    ]
+    return {
+        "collective": about.collective.name,
+        "n_threads": about.n_threads,
+        "n_gpus": about.n_gpus,
+        "minimum_bytes": sweep.first,
+        "maximum_bytes": sweep.last,
+        "step_bytes": sweep.step,
+        "step_factor": sweep.factor,
+        "warmup_iters": about.warmup,
+        "iters": about.iterations,
+        "agg_iters": 1,
+        "validation": int(about.check),
+        "graph": 0,
+        "unalign": 0,
+        **about.more_config,
+        "devices": devices,
+    }
+
+
+def _result_document(about: About, row: SizeRow) -> dict[str, Any]:
+    found = {
+        "size": row.size,
+        "count": row.count,
+        "type": about.type_name,
+        "redop": about.redop,
+        "root": about.root,
+        "out_of_place": _timing_document(row.out_of_place),
+        "in_place": _timing_document(row.in_place),
+    }
+    if row.peers:
+        found["peers"] = [
+            {"name": name, "out_of_place": _peer_document(out), "in_place": _peer_document(into)}
+            for name, out, into in row.peers
+        ]
+    return found
+
+
+def _peer_document(found: PeerTiming | None) -> dict[str, Any] | None:
+    timing = None if found is None else _timing_document(found.timing)
+    return None if found is None or timing is None else {**timing, "variant": found.variant, "ratio": found.ratio}
+
+
+def _timing_document(timing: SizeTiming | None) -> dict[str, Any] | None:
+    if timing is None:
+        return None
+    found: dict[str, Any] = {
+        "time": timing.seconds * 1e6,
+        "alg_bw": timing.algbw_gbps,
+        "bus_bw": timing.busbw_gbps,
+        "nwrong": timing.wrong,
+    }
+    if timing.bound_percent is not None:
+        found["bound_percent"] = timing.bound_percent
+    if timing.percentiles is not None:
+        found["percentiles"] = {
+            f"p{q}": seconds * 1e6 for q, seconds in zip(PERCENTILES, timing.percentiles, strict=True)
+        }
+    return found

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_team import team
+from fake_launch import launch
 
-from blinkccl.bench.contender import Contender
+from blinkccl.bench.candidate import Candidate
 from blinkccl.bench.pattern import Work, commands
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import CommunicationError, UnsupportedError
@@ -36,53 +36,53 @@ def _all_gone(pids, within_s=5.0):
 
 @pytest.mark.parametrize("in_place", [False, True])
 def test_ranks_run_and_reply(in_place):
-    with Contender(team()) as contender:
-        assert contender.library == "fake 1.2.3"
-        assert len(set(contender.pids)) == 2
+    with Candidate(launch()) as candidate:
+        assert candidate.library == "fake 1.2.3"
+        assert len(set(candidate.pids)) == 2
         for count in (1000, 1, 100_000, 1000):
-            measured = contender.run(commands(replace(WORK, count=count, in_place=in_place, keep=count > 1)))
+            measured = candidate.run(commands(replace(WORK, count=count, in_place=in_place, keep=count > 1)))
             assert measured.wrong == 0
             assert np.allclose(measured.seconds, [[1e-3, 2e-3, 3e-3, 4e-3], [2e-3, 4e-3, 6e-3, 8e-3]])
-        pids, room = contender.pids, contender._directory
+        pids, room = candidate.pids, candidate._directory
     assert _all_gone(pids)
     assert not room.exists()
 
 
 def test_a_wrong_element_is_counted():
-    with Contender(team("wrong")) as contender:
-        assert contender.run(commands(WORK)).wrong == 1
-        assert contender.run(commands(replace(WORK, check=False))).wrong == 0
+    with Candidate(launch("wrong")) as candidate:
+        assert candidate.run(commands(WORK)).wrong == 1
+        assert candidate.run(commands(replace(WORK, check=False))).wrong == 0
 
 
 def test_a_refusal_leaves_it_usable():
-    with Contender(team("refusing")) as contender:
+    with Candidate(launch("refusing")) as candidate:
         with pytest.raises(UnsupportedError, match="fake, rank 0: no int8 here"):
-            contender.run(commands(replace(WORK, dtype="int8")))
-        assert contender.run(commands(WORK)).wrong == 0
+            candidate.run(commands(replace(WORK, dtype="int8")))
+        assert candidate.run(commands(WORK)).wrong == 0
 
 
 def test_a_failure_is_told_and_ends_it():
-    contender = Contender(team("failing"))
+    candidate = Candidate(launch("failing"))
     with pytest.raises(CommunicationError, match="fake, rank 0: CommunicationError: rank 0 waited for nobody"):
-        contender.run(commands(WORK))
-    assert _all_gone(contender.pids)
+        candidate.run(commands(WORK))
+    assert _all_gone(candidate.pids)
     with pytest.raises(CommunicationError, match="fake has left"):
-        contender.run(commands(WORK))
+        candidate.run(commands(WORK))
 
 
 def test_a_rank_that_dies_is_named_with_its_last_words():
-    contender = Contender(team("dying"))
-    pids = contender.pids
+    candidate = Candidate(launch("dying"))
+    pids = candidate.pids
     with pytest.raises(CommunicationError, match=r"rank \d .*\n  the last words of rank 1"):
-        contender.run(commands(replace(WORK, deadline_s=1)))
+        candidate.run(commands(replace(WORK, deadline_s=1)))
     assert _all_gone(pids)
 
 
 def test_a_rank_that_is_late_ends_by_its_own_alarm():
-    contender = Contender(team("silent"))
-    pids, began = contender.pids, time.monotonic()
+    candidate = Candidate(launch("silent"))
+    pids, began = candidate.pids, time.monotonic()
     with pytest.raises(CommunicationError, match=r"fake: rank \d "):
-        contender.run(commands(replace(WORK, deadline_s=1)))
+        candidate.run(commands(replace(WORK, deadline_s=1)))
     assert time.monotonic() - began < 15
     assert _all_gone(pids)
 
@@ -97,38 +97,38 @@ def test_a_rank_that_is_late_ends_by_its_own_alarm():
 )
 def test_who_does_not_come_properly_is_refused(fault, message):
     with pytest.raises(CommunicationError, match=message):
-        Contender(team(fault))
+        Candidate(launch(fault))
 
 
 def test_another_library_is_not_measured_under_a_wrong_name():
     with pytest.raises(CommunicationError, match=r"expected Open MPI, got fake 1\.2\.3"):
-        Contender(team(library="Open MPI"))
+        Candidate(launch(library="Open MPI"))
 
 
 def test_ranks_that_do_not_come_in_time():
     began = time.monotonic()
     with pytest.raises(CommunicationError, match="ranks 0, 1 did not come in time"):
-        Contender(team("twice"), start_s=0.0)
+        Candidate(launch("twice"), start_s=0.0)
     assert time.monotonic() - began < 20
 
 
 def test_ranks_end_when_the_coordinator_is_gone():
-    contender = Contender(team())
-    pids = contender.pids
-    for peer in contender._sockets:
+    candidate = Candidate(launch())
+    pids = candidate.pids
+    for peer in candidate._sockets:
         peer.close()
     assert _all_gone(pids)
-    contender.close()
+    candidate.close()
 
 
 def test_idle_ranks_take_no_time():
-    with Contender(team()) as contender:
-        contender.run(commands(WORK))
+    with Candidate(launch()) as candidate:
+        candidate.run(commands(WORK))
 
         def ticks():
             return sum(
                 int(part)
-                for pid in contender.pids
+                for pid in candidate.pids
                 for part in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13]
             )
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from blinkccl.bench.contender import Process, Team
+from blinkccl.bench.candidate import Launch, Process
 
 SCRIPT = Path(__file__).with_name("fake_ranks.py")
 
 
-def team(fault: str = "", size: int = 2, name: str = "fake", variant: str = "", library: str = "") -> Team:
+def launch(fault: str = "", size: int = 2, name: str = "fake", variant: str = "", library: str = "") -> Launch:
     def processes(path: Path, room: Path) -> list[Process]:
         return [Process([sys.executable, str(SCRIPT), str(path), str(size), fault])]
 
-    return Team(name, size, processes, variant, library)
+    return Launch(name, size, processes, variant, library)
