@@ -54,6 +54,7 @@ pytestmark = pytest.mark.timeout(LIMIT_S + 30)
         ("sharded", 2),
         ("sharded", 4),
         ("functional", 2),
+        ("compiled", 2),
         ("profiled", 2),
         ("over_hosts", 4),
     ],

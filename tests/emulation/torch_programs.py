@@ -688,6 +688,54 @@ def functional(rank: int, size: int) -> None:
 
 
 @program
+def compiled(rank: int, size: int) -> None:
+    """torch.compile around DDP and inside it, FSDP2, whole steps with our hook, and collectives at once and later."""
+    from torch.distributed.fsdp import fully_shard
+
+    compiled = partial(torch.compile, backend="eager")
+
+    def around(group: Any) -> list[float]:
+        return losses(compiled(DistributedDataParallel(Small(), process_group=group)), rank)
+
+    def inside(group: Any) -> list[float]:
+        return losses(DistributedDataParallel(compiled(Small()), process_group=group), rank)
+
+    def sharded(group: Any) -> list[float]:
+        model = Small()
+        for part in (model.first, model.last, model):
+            fully_shard(part, mesh=DeviceMesh.from_group(group, "cpu"))
+        return losses(compiled(model), rank)
+
+    for train in (around, inside, sharded):
+        compare(size, train)
+        torch.compiler.reset()
+
+    model = DistributedDataParallel(nn.Linear(3, 1))
+    model.register_comm_hook(hooks.group(timeout=TIMEOUT), hooks.average)
+
+    @compiled
+    def step(inputs: Tensor) -> Tensor:
+        loss = model(inputs).sum()
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        step(torch.full((2, 3), float(rank)))
+    same(model.module.weight.grad, torch.full((1, 3), 3.0 * sum(range(size)) / size * 2))
+
+    @compiled
+    def sums(tensor: Tensor) -> Tensor:
+        at_once, later = tensor + 1, tensor + 2
+        dist.all_reduce(at_once)
+        work = dist.all_reduce(later, async_op=True)
+        work.wait()
+        dist.broadcast(at_once, 0)
+        return at_once * later
+
+    same(sums(torch.ones(5)), torch.full((5,), 6.0 * size * size))
+
+
+@program
 def profiled(rank: int, size: int) -> None:
     """A profile holds our calls, with shapes."""
     with torch.profiler.profile(record_shapes=True) as profile:

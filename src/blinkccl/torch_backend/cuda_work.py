@@ -17,11 +17,13 @@ from torch import Tensor
 
 from blinkccl.errors import BlinkError, DeadlineError
 from blinkccl.torch_backend.cuda_runtime import CudaRuntime
+from blinkccl.torch_backend.eager import eager
 from blinkccl.torch_backend.failure import for_torch
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2e-5, 1e-3
 
 
+@eager
 class CudaWork(dist.Work):
     """A call that was enqueued.
 

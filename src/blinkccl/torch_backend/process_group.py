@@ -19,6 +19,7 @@ from torch.distributed import distributed_c10d
 
 from blinkccl.errors import BlinkError, UnsupportedError
 from blinkccl.torch_backend import counters
+from blinkccl.torch_backend.eager import eager
 from blinkccl.torch_backend.elsewhere import Capabilities, Elsewhere, devices
 from blinkccl.torch_backend.failure import for_torch
 from blinkccl.torch_backend.issue import Issuer, Request
@@ -63,6 +64,7 @@ def create(options: Any) -> BlinkProcessGroup:
     return BlinkProcessGroup(options.store, rank, size, timeout, transport, global_ranks)
 
 
+@eager
 class BlinkProcessGroup(dist.ProcessGroup):
     """A process group over one transport.
 

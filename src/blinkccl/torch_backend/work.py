@@ -21,9 +21,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from blinkccl.errors import DeadlineError
+from blinkccl.torch_backend.eager import eager
 from blinkccl.torch_backend.failure import for_torch
 
 
+@eager
 class DoneWork(dist.Work):
     """A call that has ended well; ``tensors`` is what it wrote. A constructor for that would double its cost."""
 
@@ -53,6 +55,7 @@ class DoneWork(dist.Work):
         return future
 
 
+@eager
 class PendingWork(dist.Work):
     """A call that runs in the background.
 
@@ -182,6 +185,7 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)
 
 
+@eager
 class AllWork(dist.Work):
     """Several calls as one: it ends when all have."""
 
