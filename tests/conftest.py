@@ -1,4 +1,4 @@
-"""What all tests share: the option that renews golden files, and the command line run in this process."""
+"""What all tests share: options, one cache for a session's plans and compiled code, doubles, and the command line."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ from pathlib import Path
 import pytest
 
 from blinkccl.cli import main
+from doubles.build import Doubles, build, have_compiler
+from support.examples import ALL_TESTS, load_profile
+
+load_profile()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -18,7 +22,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if os.environ.get("BLINK_ALL_TESTS"):
+    if ALL_TESTS:
         return
     for item in items:
         if item.get_closest_marker("slow"):
@@ -39,11 +43,22 @@ class Ended:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _own_plan_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Plans that another version of the code has left in the user's cache must not be what is tested."""
+def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """BLINK_CACHE: one for all workers of a session, and none that another version of the code has left."""
+    own = tmp_path_factory.getbasetemp()
+    directory = (own.parent if os.environ.get("PYTEST_XDIST_WORKER") else own) / "cache"
+    directory.mkdir(mode=0o700, exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("BLINK_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
+        patch.setenv("BLINK_CACHE", str(directory))
+        yield directory
+
+
+@pytest.fixture(scope="session")
+def doubles() -> Doubles:
+    """The doubles of CUDA's driver, NCCL and nvcc, built once per content."""
+    if not have_compiler():
+        pytest.skip("the test doubles need Linux, gcc and g++; none is on PATH")
+    return build()
 
 
 Blink = Callable[..., Ended]

@@ -16,7 +16,6 @@ import pytest
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-sys.path.insert(0, str(ROOT / "benchmarks"))  # cuda_driver, gpu_ranks: measured and tested is the same
 
 
 @cache

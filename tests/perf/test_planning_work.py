@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import cProfile
-import importlib.util
 import pstats
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import planning
 import pytest
-
-PLANNING = Path(__file__).parents[2] / "benchmarks/planning.py"
 
 #: Benchmark line → at most this many maximum flows, solver runs, and Python calls in all. About half is used.
 LIMITS = {
@@ -22,18 +19,6 @@ LIMITS = {
     "certificate allgather, 16x dgx-a100 (128 GPUs)": (260, 0, 1_800_000),
     "plan allgather, 2x dgx-a100 (16 GPUs)": (40, 2, 170_000),
 }
-
-
-@pytest.fixture(scope="module")
-def planning():
-    spec = importlib.util.spec_from_file_location("planning", PLANNING)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["planning"] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["planning"]
 
 
 def _work(run: Callable[[], object]) -> tuple[int, int, int]:
@@ -47,12 +32,12 @@ def _work(run: Callable[[], object]) -> tuple[int, int, int]:
     return named.get(("maxflow.py", "max_flow"), 0), named.get(("solver.py", "_new_highs"), 0), sum(calls.values())
 
 
-def test_every_in_process_benchmark_has_a_limit(planning):
+def test_every_in_process_benchmark_has_a_limit():
     assert [line.name for line in planning.LINES if not line.name.startswith("process")] == [*LIMITS]
 
 
 @pytest.mark.parametrize("name", LIMITS)
-def test_work(planning, name):
+def test_work(name):
     [line] = [line for line in planning.LINES if line.name == name]
     line.run()
     planning.clear_caches()

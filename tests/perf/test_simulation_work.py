@@ -6,15 +6,14 @@ Times are in benchmarks/simulation.py.
 from __future__ import annotations
 
 import cProfile
-import importlib.util
 import pstats
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import simulation
 
 from blinkccl.algorithms.registry import Request, algorithm
 from blinkccl.collectives.spec import Collective
@@ -28,7 +27,6 @@ from blinkccl.simulate.workload import Workload
 from blinkccl.topology.model import Topology
 from blinkccl.topology.spec import parse_spec
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks/simulation.py"
 SIZE = 1 << 24
 #: Copies and reductions cost something, and messages are signalled late: every kind of event happens.
 COSTS = calibration("v100-copy-engine")
@@ -133,26 +131,14 @@ def test_translating_takes_no_work_per_chunk(algo: str, name: str) -> None:
     assert counted[0] <= 40 * (len(program.roles) + len(program.queues))
 
 
-# The benchmark.
+# The simulation.
 
 
-@pytest.fixture(scope="module")
-def benchmark():
-    spec = importlib.util.spec_from_file_location("simulation", BENCHMARK)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["simulation"] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["simulation"]
-
-
-def test_the_benchmark_counts_hops(benchmark) -> None:
-    job = benchmark.Kernels("small", "dgx-1v", "ring", 2)
-    given = benchmark.workload(job, "fair")
-    assert benchmark.hops_per_s(kernel.run, given, "fair", 1) > 0
+def test_the_benchmark_counts_hops() -> None:
+    job = simulation.Kernels("small", "dgx-1v", "ring", 2)
+    given = simulation.workload(job, "fair")
+    assert simulation.hops_per_s(kernel.run, given, "fair", 1) > 0
     if native_kernel.available():
         assert native_kernel.run(given, "fair").transfers == given.transfers
-    assert [len(benchmark.connected_allocations(name)) for name in benchmark.MACHINES] == [46, 14]
-    assert (len(benchmark.SIZES), len(benchmark.COLLECTIVES), len(benchmark.ALGORITHMS)) == (8, 2, 3)
+    assert [len(simulation.connected_allocations(name)) for name in simulation.MACHINES] == [46, 14]
+    assert (len(simulation.SIZES), len(simulation.COLLECTIVES), len(simulation.ALGORITHMS)) == (8, 2, 3)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import os
 import subprocess
@@ -13,11 +12,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from blinkccl.native import find_library
 from blinkccl.nccl.usage import Line, read_usage
+from doubles.build import Doubles, build
 
 HERE = Path(__file__).resolve().parent
 DOUBLES = HERE.parent / "doubles"
@@ -29,24 +28,11 @@ _MARK = "BLINK_TEST_RUN"
 Environment = dict[str, str]
 
 
-def builder() -> ModuleType:
-    """tests/doubles/build.py, which is no package."""
-    name = "double_builds"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, DOUBLES / "build.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-    return sys.modules[name]
-
-
 @dataclass(frozen=True)
 class Built:
     """The files of a run: the doubles, the library under test and what generated code needs."""
 
-    doubles: Any
+    doubles: Doubles
     library: Path | None
     device_library: Path | None
     ranks: Path
@@ -55,7 +41,7 @@ class Built:
 
 def built(sanitizer: str | None = None) -> Built:
     """Doubles and ranks.c, compiled once per content; libblink.so as it is installed."""
-    doubles = builder().build(sanitizer=sanitizer)
+    doubles = build(sanitizer=sanitizer)
     flags = [f"-fsanitize={sanitizer}"] if sanitizer else []
     ranks = _compiled(doubles, "ranks", [*flags])
     library = _compiled(doubles, "libranks.so", [*flags, "-DSCENES_AS_LIBRARY", "-shared", "-fPIC"])
@@ -66,17 +52,16 @@ def _installed(name: str) -> Path | None:
     return find_library(name, "")
 
 
-def _compiled(doubles: Any, name: str, flags: Sequence[str]) -> Path:
+def _compiled(doubles: Doubles, name: str, flags: Sequence[str]) -> Path:
     source, client = HERE / "ranks.c", DOUBLES / "client"
-    nccl: Path = doubles.nccl
     command = ["gcc", "-std=c11", "-D_GNU_SOURCE", "-O1", "-g", "-Wall", "-Wextra", "-Wshadow", "-Werror", *flags]
     content = hashlib.sha256(repr(flags).encode())
     for file in (source, client / "nccl_client" / "cuda_calls.h", client / "nccl_abi.h"):
         content.update(file.read_bytes())
-    made = nccl.parent / f"{content.hexdigest()[:16]}-{name}"
+    made = doubles.nccl.parent / f"{content.hexdigest()[:16]}-{name}"
     if not made.exists():
         fresh = made.with_name(f"{made.name}.{os.getpid()}")
-        subprocess.run([*command, f"-I{client}", source, nccl, "-ldl", "-o", fresh], check=True)
+        subprocess.run([*command, f"-I{client}", source, doubles.nccl, "-ldl", "-o", fresh], check=True)
         fresh.rename(made)  # in one step: another worker may be at it as well
     return made
 

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from preloaded import DOUBLES, Built, builder, built
+from preloaded import DOUBLES, Built, built
 
 from blinkccl.runtime.card import package_version
+from doubles.build import compile_library
 
 NATIVE = DOUBLES.parents[1] / "native"
 SHIM, DEVICE = NATIVE / "shim", NATIVE / "device"
@@ -59,5 +60,4 @@ def _flags(*directories: Path) -> list[str]:
 
 
 def _built(sources: list[Path], output: Path, flags: list[str], sanitizer: str | None) -> Path:
-    made: Path = builder().compile_library(sources, output, flags=flags, sanitizer=sanitizer)
-    return made
+    return compile_library(sources, output, flags=flags, sanitizer=sanitizer)

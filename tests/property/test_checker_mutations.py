@@ -9,18 +9,19 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from blinkccl.errors import InternalError, ScheduleError
 from blinkccl.forest.check import Verdict, check_plan
 from blinkccl.forest.document import dumps, from_document, loads, to_document
 from blinkccl.forest.model import Forest, Share, Tree, attained_rate
+from support.examples import examples
 
 Json = dict[str, Any]
 FOLDER = Path(__file__).parents[1] / "unit/forest/plans"
 PLANS = [path.read_bytes() for path in sorted(FOLDER.glob("*.json"))]
-FAST = settings(max_examples=400, deadline=None)
+FAST = examples(400)
 
 raw_plans = st.sampled_from(PLANS)
 plans = raw_plans.map(json.loads)
@@ -274,7 +275,7 @@ def is_right(forest: Forest) -> bool:
     return True
 
 
-@settings(max_examples=1500, deadline=None)
+@examples(1500)
 @given(raw_plans, st.data())
 def test_a_consistent_lie_is_found_out_by_moving_the_data(raw: bytes, data: st.DataObject) -> None:
     forest = edited(data, from_document(raw))

@@ -7,7 +7,7 @@ import itertools
 from fractions import Fraction
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from blinkccl.collectives.ops import DTYPE_CODES
@@ -17,6 +17,7 @@ from blinkccl.engines.device_library import Call
 from blinkccl.engines.registry import ENGINES
 from blinkccl.schedule.chunking import Extent, bind, largest_share
 from blinkccl.schedule.program import Program, Slice
+from support.examples import examples
 
 pytestmark = pytest.mark.skipif(ENGINES["generated"].missing is not None, reason=str(ENGINES["generated"].missing))
 
@@ -55,7 +56,7 @@ def pieces(of: Program, call: Call, part: int) -> list[Extent]:
 
 
 @example(cuts=[Fraction(1, 3)], count=11, dtype="float32", groups=1, parts=1)  # a tail beyond the rounds' chunks
-@settings(max_examples=120, deadline=None, derandomize=True, database=None)
+@examples(120)
 @given(
     cuts=st.lists(st.fractions(0, 1, max_denominator=60), max_size=5),
     count=st.integers(0, 5000) | st.integers(0, 2**40),

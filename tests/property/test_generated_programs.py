@@ -13,7 +13,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from blinkccl.codegen.layout import LINE_BYTES, Geometry, Group
@@ -30,6 +30,7 @@ from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.testing.programs import random_program
 from blinkccl.topology.spec import parse_spec
+from support.examples import examples
 
 pytestmark = pytest.mark.skipif(ENGINES["generated"].missing is not None, reason=str(ENGINES["generated"].missing))
 
@@ -87,7 +88,7 @@ def alike(outputs: list[Array | None], wanted: list[Array | None]) -> bool:
     return wrong_elements([plain(x) for x in outputs], [plain(x) for x in wanted]) == 0
 
 
-@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@examples(200)
 @given(
     which=st.integers(0, PROGRAMS - 1),
     protocol=st.sampled_from(list(WIRES)),

@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from effort import examples
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from test_programs import SENSITIVE, perturbed, places, unlike, wild, wild_scales
 
@@ -34,14 +33,13 @@ from blinkccl.schedule.verifier import violations
 from blinkccl.testing.execution import difference
 from blinkccl.testing.forests import random_collective
 from blinkccl.testing.programs import random_program
+from support.examples import examples
 
 pytestmark = pytest.mark.skipif(ENGINES["host"].missing is not None, reason=str(ENGINES["host"].missing))
 
 SEEDS = st.integers(0, 2**32)
-MANY = settings(
-    max_examples=examples(200), deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
-)
-SOME = settings(MANY, max_examples=examples(60))
+MANY = examples(100)
+SOME = examples(30)
 #: How messages may go: through rings, where shared tensors lie, by the system between private ones.
 WAYS: list[dict[str, bool]] = [{}, {"shared": True}, {"cross_memory": True}]
 EVERY_WAY = pytest.mark.parametrize("way", WAYS, ids=["rings", "shared", "cross memory"])

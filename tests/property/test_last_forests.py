@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from blinkccl.algorithms.hybrid import hybrid_split
@@ -20,8 +20,9 @@ from blinkccl.schedule.lower import lower
 from blinkccl.schedule.verifier import violations
 from blinkccl.topology.assembly import exact_unit
 from blinkccl.topology.spec import load
+from support.examples import examples
 
-seldom = settings(max_examples=60, deadline=None, derandomize=True)
+seldom = examples(60)
 CLUSTERS = [
     ("2x dgx-1v @ 40Gbps", "0,1,2+0,3,4,5,6"),
     ("2x dgx-1v @ 400Gbps", "0,1,2+0,3,4,5,6"),

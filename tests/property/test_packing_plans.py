@@ -6,7 +6,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from blinkccl.algorithms.lanes import lanes_of
@@ -18,9 +18,10 @@ from blinkccl.forest.check import check_plan
 from blinkccl.forest.document import to_document
 from blinkccl.forest.model import Forest
 from blinkccl.topology.model import Link, Topology, Vertex
+from support.examples import examples
 
 UNIT_GBPS = 25.0
-seldom = settings(max_examples=40, deadline=None, derandomize=True)
+seldom = examples(40)
 
 
 @st.composite
@@ -73,7 +74,7 @@ def assert_right(forest: Forest) -> None:
     assert forest.rate <= forest.bound
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@examples(200)
 @given(requests(switch=False))
 def test_without_switches_the_optimum_is_exact(request: Request) -> None:
     forest = ALGORITHMS["optimal"].plan(request)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from fractions import Fraction
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from blinkccl.packing.bottleneck import allgather_rate, gather_rate
@@ -17,8 +17,9 @@ from blinkccl.packing.mwu import pack_multiplicative
 from blinkccl.packing.network import Arc, Network
 from blinkccl.packing.oracles import out_tree_oracle, paths_oracle, up_and_down_oracle
 from blinkccl.packing.undirected import crossing, pack_trees, strength, undirected_widths
+from support.examples import examples
 
-ordinary = settings(max_examples=150, deadline=None, derandomize=True)
+ordinary = examples(150)
 ONE = [Fraction(1)]
 
 
@@ -138,7 +139,7 @@ def test_rates_do_not_depend_on_numbers(network: Network, data: st.DataObject) -
         assert strength(network.n, undirected_widths(moved))[0] == strength(network.n, undirected_widths(network))[0]
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@examples(60)
 @given(digraphs() | switched())
 def test_columns_reach_what_prices_prove_and_no_cut_is_below(network: Network) -> None:
     roots = list(range(network.terminals))
@@ -151,7 +152,7 @@ def test_columns_reach_what_prices_prove_and_no_cut_is_below(network: Network) -
     assert gathered.rate == gathered.bound == gather_rate(network, 0)[0]
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@examples(60)
 @given(graphs(), st.fractions(Fraction(1, 20), Fraction(3, 4), max_denominator=20))
 def test_multiplicative_weights_keep_their_promise(network: Network, epsilon: Fraction) -> None:
     optimum, _ = strength(network.n, undirected_widths(network))

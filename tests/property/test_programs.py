@@ -15,8 +15,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from effort import examples
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from blinkccl.algorithms.registry import ALGORITHMS, Request
@@ -36,11 +35,10 @@ from blinkccl.testing.faults import FAULTS
 from blinkccl.testing.forests import random_collective, random_forest
 from blinkccl.testing.programs import random_program
 from blinkccl.topology.spec import parse_spec
+from support.examples import examples
 
 SEEDS = st.integers(0, 2**32)
-EASY = settings(
-    max_examples=examples(120), deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
-)
+EASY = examples(60)
 CHUNK_BYTES = 32  # eight int32
 
 
@@ -61,7 +59,7 @@ def test_lowered_forests_are_valid_and_equal_the_oracle(seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
-@settings(EASY, max_examples=examples(25))
+@examples(13)
 @given(seed=SEEDS)
 def test_programs_that_did_not_come_from_lowering(name: str, seed: int) -> None:
     random = Random(seed)
@@ -74,7 +72,7 @@ def test_programs_that_did_not_come_from_lowering(name: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("engine", [name for name, row in ENGINES.items() if row.missing is None])
-@settings(EASY, max_examples=examples(30))
+@examples(15)
 @given(seed=SEEDS)
 def test_every_engine_serves_any_valid_program(engine: str, seed: int) -> None:
     program, _ = random_program(Random(seed))
@@ -117,7 +115,7 @@ SENSITIVE = ("sum", "prod", "min", "max", "avg", "premul_sum")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float8_e5m2", "float8_e4m3fn"])
-@settings(EASY, max_examples=examples(25))
+@examples(13)
 @given(seed=SEEDS)
 def test_every_engine_gives_the_bits_of_the_reference_on_data_that_rounds(dtype: str, seed: int) -> None:
     random = Random(seed)
@@ -151,7 +149,7 @@ def without_payloads(array: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("algorithm", ["one_hop", "one_shot"])
 @pytest.mark.parametrize("spec", ["clique:5", "dgx-a100"])
-@settings(EASY, max_examples=examples(15))
+@examples(8)
 @given(seed=SEEDS)
 def test_stars_equal_the_oracle_in_every_bit_for_any_data(spec: str, algorithm: str, seed: int) -> None:
     """They reduce in rank order on every rank, in one firing."""
@@ -235,7 +233,7 @@ def perturbed(random: Random, program: Program) -> Program:
     return replace(program, roles=tuple(roles), channels=channels)
 
 
-@settings(EASY, max_examples=examples(300))
+@examples(150)
 @given(seed=SEEDS)
 def test_the_verifier_says_deadlock_exactly_where_the_reference_deadlocks(seed: int) -> None:
     random = Random(seed)
@@ -256,7 +254,7 @@ def test_the_verifier_says_deadlock_exactly_where_the_reference_deadlocks(seed: 
 
 
 @pytest.mark.parametrize("engine", [name for name, row in ENGINES.items() if row.missing is None])
-@settings(EASY, max_examples=examples(40))
+@examples(20)
 @given(seed=SEEDS)
 def test_engines_need_no_more_slots_than_the_verifier(engine: str, seed: int) -> None:
     random = Random(seed)

@@ -10,8 +10,7 @@ from functools import lru_cache
 from random import Random
 
 import pytest
-from effort import examples
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from blinkccl.algorithms.registry import ALGORITHMS, Request, algorithm
@@ -31,11 +30,10 @@ from blinkccl.testing.programs import random_program
 from blinkccl.topology.allocations import connected_allocations
 from blinkccl.topology.model import LINK_KINDS, Topology
 from blinkccl.topology.spec import parse_spec
+from support.examples import examples
 
 SEEDS = st.integers(0, 2**32)
-EASY = settings(
-    max_examples=examples(150), deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
-)
+EASY = examples(75)
 EVERY_SHARING = pytest.mark.parametrize("sharing", SHARINGS)
 
 Job = tuple[Program, Topology]
@@ -315,7 +313,7 @@ def part_of_rate(forest: Forest, sharing: str, size_bytes: int = 1 << 26) -> tup
 
 
 @pytest.mark.parametrize("algo", [*ALGORITHMS])
-@settings(EASY, max_examples=examples(12))
+@examples(6)
 @given(seed=SEEDS)
 def test_long_transfers_reach_the_rate_of_the_plan_and_never_more(algo: str, seed: int) -> None:
     """First come, first served, k chunks through d hops take (k + d) / k of the time that the plan's rate allows.

@@ -6,7 +6,7 @@ import random
 from fractions import Fraction
 
 import networkx as nx
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from blinkccl.errors import TopologyError
@@ -14,6 +14,7 @@ from blinkccl.topology.assembly import exact_unit
 from blinkccl.topology.model import Link, Topology, Vertex
 from blinkccl.topology.select import LINK_CHOICES, network_for
 from blinkccl.topology.spec import parse_spec
+from support.examples import examples
 
 SPECS = (
     "dgx-1p",
@@ -53,7 +54,7 @@ def network_or_none(topology: Topology, ranks: tuple[int, ...], links: str, rela
         return None
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@examples(300)
 @given(requests())
 def test_the_network_is_a_connected_part_of_the_topology(request: Request) -> None:
     topology, ranks, links, relays = request
@@ -76,7 +77,7 @@ def test_the_network_is_a_connected_part_of_the_topology(request: Request) -> No
     assert network_for(network, ranks, links, relays=relays).link.keys() == network.link.keys()
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@examples(60)
 @given(requests(), st.randoms(use_true_random=False))
 def test_relabelling_the_vertices_changes_nothing_else(request: Request, dice: random.Random) -> None:
     topology, ranks, links, relays = request

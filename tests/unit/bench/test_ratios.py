@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
+import ratios
 
 from blinkccl.bench.interleave import Participant
 from blinkccl.bench.rows import Series
 from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.units import parse_bytes
 
-RATIOS = Path(__file__).parents[3] / "benchmarks/ratios.py"
-
-
-@pytest.fixture(scope="module")
-def ratios():
-    spec = importlib.util.spec_from_file_location("ratios", RATIOS)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["ratios"] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["ratios"]
-
 
 @pytest.fixture
-def result(ratios):
+def result():
     """Ours 2, shared 1; the fastest peer takes 6, Intel's 8, gloo 40, one left after the first round."""
     participants = [
         Participant(name, variant, None)
@@ -60,7 +45,7 @@ def result(ratios):
         ({"factor": 5.0, "against": "oneccl"}, None, None, None),
     ],
 )
-def test_verdict(ratios, result, goal, rival, ratio, reached):
+def test_verdict(result, goal, rival, ratio, reached):
     [verdict] = ratios.verdicts([ratios.Goal("allreduce", (2,), ("64M", "256M"), **goal)], [result])
     assert (verdict["rival"], verdict["reached"]) == (rival, reached)
     assert verdict["ratio"] == (None if ratio is None else pytest.approx(ratio))
@@ -68,7 +53,7 @@ def test_verdict(ratios, result, goal, rival, ratio, reached):
     assert shown in ratios.line(verdict)
 
 
-def test_other_cases_are_not_judged(ratios, result):
+def test_other_cases_are_not_judged(result):
     goals = [
         ratios.Goal("broadcast", (2,), ("64M",), 1.0),
         ratios.Goal("allreduce", (4,), ("64M",), 1.0),
@@ -77,7 +62,7 @@ def test_other_cases_are_not_judged(ratios, result):
     assert list(ratios.verdicts(goals, [result])) == []
 
 
-def test_goals_can_be_measured(ratios):
+def test_goals_can_be_measured():
     for goal in ratios.GOALS:
         assert goal.collective in COLLECTIVES
         assert goal.factor > 0

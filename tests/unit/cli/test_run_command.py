@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
@@ -230,23 +229,16 @@ def test_the_example_ends_with_a_message_where_it_cannot_run():
     assert needed.returncode == 1
 
 
-def test_the_example_runs_on_trees_on_doubles_of_nccl_and_cuda(blink, monkeypatch, tmp_path):
+def test_the_example_runs_on_trees_on_doubles_of_nccl_and_cuda(blink, doubles, monkeypatch, tmp_path):
     """The whole road: preload, cards, planner, generated code, launch, report; only GPUs and NCCL are doubles."""
     root = Path(__file__).resolve().parents[3]
     libraries = [find_library(name, "BLINK_UNSET") for name in ("libblink.so", "libblink_device.so")]
-    spec = importlib.util.spec_from_file_location("build_doubles_for_run", root / "tests/doubles/build.py")
-    if None in libraries or spec is None or spec.loader is None:
+    if None in libraries:
         pytest.skip("installed without native libraries")
-    doubles = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, doubles)
-    spec.loader.exec_module(doubles)
-    if not doubles.have_compiler():
-        pytest.skip("no C++ compiler for the test doubles")
-    built = doubles.build()
     for name, value in {
-        "BLINK_CUDA_LIB": built.cuda,
-        "BLINK_NCCL_LIB": built.nccl,
-        "BLINK_NVCC": built.compiler,
+        "BLINK_CUDA_LIB": doubles.cuda,
+        "BLINK_NCCL_LIB": doubles.nccl,
+        "BLINK_NVCC": doubles.compiler,
         "BLINK_DOUBLE_DEVICES": 4,
         "BLINK_DOUBLE_DEVICE_LIB": libraries[1],
         "BLINK_CACHE": tmp_path / "cache",

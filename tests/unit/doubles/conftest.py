@@ -1,44 +1,18 @@
-"""What the tests of the doubles share: the built doubles, and the programs that use them in processes of their own."""
+"""What the tests of the doubles share: the programs that use them in processes of their own."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 HERE = Path(__file__).resolve().parent
 Environment = dict[str, str]
 Scene = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
-def _builder() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("double_builds", HERE.parents[1] / "doubles" / "build.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="session")
-def builder() -> ModuleType:
-    """tests/doubles/build.py; skips the test where there is no compiler."""
-    module = _builder()
-    if not module.have_compiler():
-        pytest.skip("the test doubles need Linux, gcc and g++; none is on PATH")
-    return module
-
-
-@pytest.fixture(scope="session")
-def doubles(builder: ModuleType):
-    return builder.build()
 
 
 @pytest.fixture

@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from doubles.build import Doubles, build
+
 SUPPRESSIONS = Path(__file__).resolve().parents[2] / "doubles" / "tsan.supp"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 9])
-def test_no_races(builder, environment: dict[str, str], seed: int) -> None:
-    doubles = builder.build(sanitizer="thread")
+def test_no_races(doubles: Doubles, environment: dict[str, str], seed: int) -> None:
+    doubles = build(sanitizer="thread")
     given = environment | {
         "BLINK_CUDA_LIB": str(doubles.cuda),
         "LD_LIBRARY_PATH": str(doubles.nccl.parent),

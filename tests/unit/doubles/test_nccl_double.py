@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from doubles.build import compile_library
+
 SYMBOLS = Path(__file__).resolve().parents[2] / "doubles" / "nccl" / "symbols-2.32.3.txt"
 QUICK = ("--sizes", "0,3,1000,4099")
 Environment = dict[str, str]
@@ -71,9 +73,9 @@ def test_nonblocking_calls_that_take_their_time(client) -> None:
     said(client("--mode", "threads", "--ranks", "3", "--cases", "nonblocking", processes=[variables]))
 
 
-def test_client_notices_a_collective_that_did_nothing(client, builder, doubles, tmp_path: Path) -> None:
+def test_client_notices_a_collective_that_did_nothing(client, doubles, tmp_path: Path) -> None:
     source = doubles.compiler.parents[1] / "client" / "lazy_allreduce.c"
-    lazy = builder.compile_library([source], tmp_path / "liblazy.so")
+    lazy = compile_library([source], tmp_path / "liblazy.so")
     (ended,) = client("--ranks", "2", "--cases", "sizes", *QUICK, processes=[{"LD_PRELOAD": str(lazy)}])
     assert ended.returncode == 1
     wrong = [json.loads(line) for line in ended.stdout.splitlines()]

@@ -6,7 +6,6 @@ a seed: what is not ordered happens out of order.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -14,10 +13,11 @@ import sys
 from collections.abc import Callable, Mapping
 from hashlib import sha256
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+
+from doubles.build import Doubles, compile_library
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
@@ -53,45 +53,30 @@ LONG: dict[str, Any] = {
 }
 
 
-def _doubles() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("copy_engine_doubles", ROOT / "tests/doubles/build.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def environment(doubles: Doubles, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What a process needs to run the ranks of a job: this checkout's libraries and headers, built."""
-    doubles = _doubles()
-    if not doubles.have_compiler():
-        pytest.skip("the test doubles need Linux, gcc and g++; none is on PATH")
     place = tmp_path_factory.mktemp("copies")
     headers = sorted([*NATIVE.glob("device/blink/*.h"), *NATIVE.glob("shim/*.h")])
     stamp = sha256(b"".join(header.read_bytes() for header in headers)).hexdigest()[:16]
     # The stamp makes objects of other headers other objects.
     flags = (f"-I{NATIVE / 'device'}", f"-I{NATIVE / 'shim'}", "-ffp-contract=off", f"-DHEADERS=0x{stamp}")
-    device = doubles.compile_library(
+    device = compile_library(
         sorted(NATIVE.glob("device/host/*.cpp")),
         place / "libblink_device.so",
         flags=(*flags, '-DBLINK_VERSION="test"'),
     )
     names = ("agreement", "arrivals", "board", "bundle", "copy_engine", "copy_plan", "copy_watch", "deadline", "driver")
-    harness = doubles.compile_library(
+    harness = compile_library(
         [HERE / "copy_engine_harness.cpp", *(NATIVE / "shim" / f"{name}.cpp" for name in (*names, "engine", "sha256"))],
         place / "libharness.so",
         flags=(*flags, "-ldl"),
     )
     (place / "fold.cpp").write_text('#include "blink/walk.h"\nBLINK_FOLD_ENTRY(blink_fold)\n')
-    fold = doubles.compile_library(
-        [place / "fold.cpp"], place / "fold.so", flags=(*flags, str(device), f"-Wl,-rpath,{place}")
-    )
+    fold = compile_library([place / "fold.cpp"], place / "fold.so", flags=(*flags, str(device), f"-Wl,-rpath,{place}"))
     return {
         **os.environ,
-        "BLINK_CUDA_LIB": str(doubles.build().cuda),
+        "BLINK_CUDA_LIB": str(doubles.cuda),
         "BLINK_DEVICE_INCLUDE": str(NATIVE / "device"),
         "BLINK_DEVICE_LIBRARY": str(device),
         "BLINK_DOUBLE_DEVICES": "8",

@@ -11,11 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from blinkccl.native import find_library
 from blinkccl.simulate.miad import KIB, MIB, Miad
+from support.examples import examples
 
 SHIM = Path(__file__).parents[3] / "native" / "shim"
 FUNCTION = "blink_shim_miad_observe"
@@ -97,7 +98,7 @@ throughputs = st.lists(
 )
 
 
-@settings(max_examples=600, deadline=None, derandomize=True)
+@examples(600)
 @given(miad=searches(), observed=throughputs, rising=st.booleans())
 def test_makes_the_same_moves(observe: Observe, miad: Miad, observed: list[float], rising: bool) -> None:
     if rising:  # else hardly any sequence climbs far

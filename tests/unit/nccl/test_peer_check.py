@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -165,19 +163,10 @@ def test_patterns_of_pairs_differ_everywhere():
     assert len(set(pages)) == len(pages)
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the double of CUDA's driver is for Linux")
-def test_on_the_double_of_cuda(monkeypatch):
-    spec = importlib.util.spec_from_file_location("build_doubles_for_peers", ROOT / "tests/doubles/build.py")
-    assert spec is not None
-    assert spec.loader is not None
-    doubles = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, doubles)
-    spec.loader.exec_module(doubles)
-    if not doubles.have_compiler():
-        pytest.skip("no C++ compiler for the test doubles")
+def test_on_the_double_of_cuda(doubles, monkeypatch):
     for name in [name for name in os.environ if name.startswith("BLINK_DOUBLE_")]:
         monkeypatch.delenv(name)
-    monkeypatch.setenv("BLINK_CUDA_LIB", str(doubles.build().cuda))
+    monkeypatch.setenv("BLINK_CUDA_LIB", str(doubles.cuda))
     monkeypatch.setenv("BLINK_DOUBLE_BAD_PEER", "1-2")
     monkeypatch.setenv("BLINK_DOUBLE_NO_PEER", "0-3")
     found = bad_pairs(job(4, uuid=lambda rank: (b"test-double-gpu" + bytes([rank])).hex()), None)

@@ -10,7 +10,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from random_workloads import LATENCIES, random_lowered, random_plan, random_translation, random_workload
 from workload_rows import ActorRow, HopRow, workload
@@ -19,6 +19,7 @@ from blinkccl.errors import InternalError
 from blinkccl.simulate import kernel, native_kernel
 from blinkccl.simulate.workload import SHARINGS, Outcome, Trace, Workload
 from blinkccl.testing.programs import random_program
+from support.examples import examples
 
 BITS = pytest.mark.skipif(not native_kernel.available(), reason="this installation has no native library")
 EITHER = pytest.mark.parametrize(
@@ -407,7 +408,7 @@ def test_the_holder_is_the_transfer_that_a_fifo_link_was_busy_with(run) -> None:
 
 @EITHER
 @SHARED
-@settings(max_examples=60, deadline=None, derandomize=True)
+@examples(60)
 @given(seed=st.integers(0, 2**32))
 def test_traces_hang_together(run, sharing, seed) -> None:
     given_ = random_workload(Random(seed))
@@ -514,7 +515,7 @@ def assert_same_bits(given_: Workload, sharing: str) -> None:
 
 @BITS
 @SHARED
-@settings(max_examples=300, deadline=None, derandomize=True)
+@examples(300)
 @given(seed=st.integers(0, 2**32), latencies=st.sampled_from(LATENCIES))
 def test_both_kernels_give_the_same_bits_on_layers(sharing, seed, latencies) -> None:
     assert_same_bits(random_workload(Random(seed), latencies), sharing)
@@ -522,7 +523,7 @@ def test_both_kernels_give_the_same_bits_on_layers(sharing, seed, latencies) -> 
 
 @BITS
 @SHARED
-@settings(max_examples=80, deadline=None, derandomize=True)
+@examples(80)
 @given(seed=st.integers(0, 2**32), latencies=st.sampled_from(LATENCIES))
 @pytest.mark.parametrize("made", [random_lowered, random_program, random_plan], ids=lambda made: made.__name__)
 def test_both_kernels_give_the_same_bits_on_programs(sharing, seed, latencies, made) -> None:
@@ -532,7 +533,7 @@ def test_both_kernels_give_the_same_bits_on_programs(sharing, seed, latencies, m
 
 @BITS
 @SHARED
-@settings(max_examples=150, deadline=None, derandomize=True)
+@examples(150)
 @given(seed=st.integers(0, 2**32))
 def test_both_kernels_give_the_same_bits_where_everything_happens_at_once(sharing, seed) -> None:
     """Costs of one digit: ties decide the order, and must be decided the same way."""

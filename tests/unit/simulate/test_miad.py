@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from blinkccl.algorithms.registry import Request, algorithm
@@ -21,10 +21,11 @@ from blinkccl.simulate.microbenchmarks import pattern
 from blinkccl.simulate.run import best_chunk_bytes, simulate
 from blinkccl.topology.catalog import machine
 from blinkccl.topology.model import Topology
+from support.examples import examples
 
 COSTS = calibration("v100-copy-engine")
 MB = 10**6
-often = settings(max_examples=200, deadline=None, derandomize=True)
+often = examples(200)
 
 
 def observe_all(state: Miad, throughputs: Sequence[float]) -> list[Miad]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from blinkccl.errors import UnsupportedError
@@ -37,6 +37,7 @@ from blinkccl.simulate.training import (
     zero3_step,
     zero3_volume_bytes,
 )
+from support.examples import examples
 
 
 def small(*layers: tuple[int, tuple[int, ...]]) -> Network:
@@ -244,7 +245,7 @@ def rows(step: Step) -> list[tuple[float, ...]]:
     return [(b.size_bytes, b.ready_s, b.start_s, b.end_s) for b in step.buckets]
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(models, costs(), st.integers(1, 12), st.integers(1, 20), st.booleans())
 def test_ddp_is_what_happens_tick_by_tick(
     model: Network, cost: Callable[[int], int], first: int, rest: int, overlap: bool
@@ -255,7 +256,7 @@ def test_ddp_is_what_happens_tick_by_tick(
     assert step.total_s == total
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(models, costs(), costs(), st.integers(0, 3), st.booleans())
 def test_zero3_is_what_happens_tick_by_tick(
     model: Network, gather: Callable[[int], int], scatter: Callable[[int], int], ahead: int, overlap: bool

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import pytest
 from blinkccl.codegen import device_files
 from blinkccl.errors import UnsupportedError
 from blinkccl.runtime.gpu_group import LIBRARY, LIBRARY_OVERRIDE, find_library
+from doubles.build import Doubles
 
 pytest.importorskip("torch", reason="needs PyTorch")
 
@@ -22,8 +22,8 @@ DEADLINE_S = 240
 
 
 @pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment of a rank on four GPUs that are doubles; skips where something is not built."""
+def machine(doubles: Doubles, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a rank on four GPUs that are doubles; skips where something is not doubles."""
     library = find_library(LIBRARY, LIBRARY_OVERRIDE)
     if library is None:
         pytest.skip(f"{LIBRARY} is not installed: no C++ compiler at installation")
@@ -32,20 +32,11 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         include = device_files.include_directory()
     except UnsupportedError as error:
         pytest.skip(str(error))
-    spec = spec_from_file_location("build_doubles", ROOT / "tests/doubles/build.py")
-    assert spec is not None
-    assert spec.loader is not None
-    doubles = module_from_spec(spec)
-    sys.modules[spec.name] = doubles  # dataclasses look their module up
-    spec.loader.exec_module(doubles)
-    if not doubles.have_compiler():
-        pytest.skip("no C++ compiler for the test doubles")
-    built = doubles.build()
     return {
         **os.environ,
         "BLINK_LIBRARY": str(library),
-        "BLINK_CUDA_LIB": str(built.cuda),
-        "BLINK_NVCC": str(built.compiler),
+        "BLINK_CUDA_LIB": str(doubles.cuda),
+        "BLINK_NVCC": str(doubles.compiler),
         "BLINK_DOUBLE_DEVICE_LIB": str(device),
         "BLINK_DEVICE_LIBRARY": str(device),
         "BLINK_DEVICE_INCLUDE": str(include),
