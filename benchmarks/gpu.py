@@ -89,7 +89,7 @@ def fold_verdict(row: dict[str, Any]) -> tuple[bool, str]:
     wrong = "" if row["right"] else ", WRONG BITS"
     return (
         reached,
-        f"{shape}: {row['of_copy']:.3f} of the copy ({row['gbps']:.0f} of {row['copy_gbps']:.0f} GB/s){wrong}",
+        f"{shape}: {row['of_copy']:.3f} of the copy ({row['gb_per_s']:.0f} of {row['copy_gb_per_s']:.0f} GB/s){wrong}",
     )
 
 

@@ -169,8 +169,8 @@ def measure(cuda: Cuda, nbytes: int, rounds: int, times: int) -> list[dict[str, 
                     "buffer_bytes": nbytes,
                     "blocks": blocks,
                     "right": right,
-                    "gbps": moved / statistics.median(ours for _, ours in pairs) / 1e9,
-                    "copy_gbps": 2 * nbytes / statistics.median(copy for copy, _ in pairs) / 1e9,
+                    "gb_per_s": moved / statistics.median(ours for _, ours in pairs) / 1e9,
+                    "copy_gb_per_s": 2 * nbytes / statistics.median(copy for copy, _ in pairs) / 1e9,
                     "of_copy": statistics.median(moved / ours / (2 * nbytes / copy) for copy, ours in pairs),
                 }
             )

@@ -30,7 +30,7 @@ from blinkccl.errors import CommunicationError
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.topology.spec import parse_spec
-from blinkccl.units import algbw_gbps, bus_factor, parse_bytes
+from blinkccl.units import algbw_gb_per_s, bus_factor, parse_bytes
 
 #: Options that every rank gets; the launcher would take --nproc for its own.
 PASSED = ("sizes", "backend", "chunk", "ahead", "iterations", "warmup", "timeout")
@@ -86,7 +86,7 @@ def measure(execution: TorchP2P, size_bytes: int, device: torch.device, options:
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
     dist.all_reduce(total)
     ring_s, library_s = (statistics.median(times) for times in slowest.tolist())
-    bandwidths = [algbw_gbps(count * 4, seconds) for seconds in (ring_s, library_s)]
+    bandwidths = [algbw_gb_per_s(count * 4, seconds) for seconds in (ring_s, library_s)]
     bus = float(bus_factor("allreduce", ranks))
     return Row(
         count * 4,

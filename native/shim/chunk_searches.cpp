@@ -88,12 +88,12 @@ void ChunkSearches::measure(int, Search* search) {
   timing.pending = false;
   float ms = 0;
   if (driver_.event_elapsed(&ms, timing.before, timing.after) != kCudaSuccess || !(ms > 0)) return;
-  search->gbps[static_cast<std::size_t>(search->tries++)] = static_cast<double>(timing.bytes) / (ms * 1e6);
+  search->gb_per_s[static_cast<std::size_t>(search->tries++)] = static_cast<double>(timing.bytes) / (ms * 1e6);
   if (search->tries < kTries) return;
   search->tries = 0;
-  std::sort(search->gbps.begin(), search->gbps.end());
+  std::sort(search->gb_per_s.begin(), search->gb_per_s.end());
   const std::uint64_t tried = search->miad.chunk_bytes;
-  search->miad.observe(search->gbps[kTries / 2]);
+  search->miad.observe(search->gb_per_s[kTries / 2]);
   search->miad.chunk_bytes = whole_groups(search->miad.chunk_bytes);
   search->decided = search->miad.chunk_bytes == tried;
 }

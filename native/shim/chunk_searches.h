@@ -45,7 +45,7 @@ class ChunkSearches {
     std::uint64_t used = 0;      // the chunk of the last call
     Miad miad;
     Timing timing;
-    std::array<double, kTries> gbps{};
+    std::array<double, kTries> gb_per_s{};
     int tries = 0;
   };
 

@@ -25,14 +25,14 @@ void settle(Miad* miad) {
 
 }  // namespace
 
-void Miad::observe(double throughput_gbps) {
+void Miad::observe(double throughput_gb_per_s) {
   if (steady()) return;
-  const double observed = throughput_gbps > 0.0 ? throughput_gbps : 0.0;  // no number is no throughput
-  const bool rises = last_gbps < 0.0 || observed > last_gbps * (1.0 + tolerance);
-  last_gbps = observed;
-  if (observed > best_gbps) {
+  const double observed = throughput_gb_per_s > 0.0 ? throughput_gb_per_s : 0.0;  // no number is no throughput
+  const bool rises = last_gb_per_s < 0.0 || observed > last_gb_per_s * (1.0 + tolerance);
+  last_gb_per_s = observed;
+  if (observed > best_gb_per_s) {
     best_bytes = chunk_bytes;
-    best_gbps = observed;
+    best_gb_per_s = observed;
   }
   if (phase == Phase::kIncrease && rises) {
     if (chunk_bytes >= most_bytes) return settle(this);
@@ -54,6 +54,6 @@ static_assert(std::is_standard_layout<blink::shim::Miad>::value && sizeof(blink:
               "the layout that the test declares");
 
 extern "C" __attribute__((visibility("default"))) void blink_shim_miad_observe(blink::shim::Miad* miad,
-                                                                               double throughput_gbps) {
-  miad->observe(throughput_gbps);
+                                                                               double throughput_gb_per_s) {
+  miad->observe(throughput_gb_per_s);
 }

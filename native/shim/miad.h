@@ -14,12 +14,12 @@ struct Miad {
   Phase phase = Phase::kIncrease;
   std::uint64_t chunk_bytes = 0;  // to use in the next iteration; set by start()
   std::uint64_t best_bytes = 0;
-  double best_gbps = -1.0, last_gbps = -1.0;
+  double best_gb_per_s = -1.0, last_gb_per_s = -1.0;
 
   void start() { chunk_bytes = first_bytes; }
   bool steady() const { return phase == Phase::kSteady; }
   // An iteration with chunk_bytes reached so much.
-  void observe(double throughput_gbps);
+  void observe(double throughput_gb_per_s);
 };
 
 }  // namespace blink::shim

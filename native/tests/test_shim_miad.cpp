@@ -18,9 +18,9 @@ constexpr std::uint64_t kMiB = 1 << 20;
 std::vector<double> tried(const std::vector<double>& throughputs, Miad* miad) {
   std::vector<double> chunks;
   miad->start();
-  for (const double gbps : throughputs) {
+  for (const double gb_per_s : throughputs) {
     chunks.push_back(static_cast<double>(miad->chunk_bytes) / kMiB);
-    miad->observe(gbps);
+    miad->observe(gb_per_s);
   }
   return chunks;
 }
@@ -29,9 +29,9 @@ void doubles_and_falls() {
   Miad miad;
   const auto chunks = tried({10, 20, 30, 25, 28, 31, 30}, &miad);
   expect(chunks == std::vector<double>({1, 2, 4, 8, 7, 6, 5}), "up by factors, down by steps");
-  expect(miad.steady() && miad.chunk_bytes == 6 * kMiB && miad.best_gbps == 31, "the best of all");
+  expect(miad.steady() && miad.chunk_bytes == 6 * kMiB && miad.best_gb_per_s == 31, "the best of all");
   miad.observe(1000);
-  expect(miad.chunk_bytes == 6 * kMiB && miad.best_gbps == 31, "steady is steady");
+  expect(miad.chunk_bytes == 6 * kMiB && miad.best_gb_per_s == 31, "steady is steady");
 }
 
 void stays_within_bounds() {
@@ -53,7 +53,7 @@ void stays_within_bounds() {
 void odd_numbers() {
   Miad miad;
   tried({std::nan(""), -5.0, 0.0}, &miad);
-  expect(miad.steady() && miad.chunk_bytes == kMiB && miad.best_gbps == 0, "no throughput is none");
+  expect(miad.steady() && miad.chunk_bytes == kMiB && miad.best_gb_per_s == 0, "no throughput is none");
   Miad endless;
   const double inf = std::numeric_limits<double>::infinity();
   tried({1, inf, inf, inf}, &endless);

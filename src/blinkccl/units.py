@@ -27,7 +27,7 @@ def parse_bytes(text: str) -> int:
     return int(size)
 
 
-def parse_gbit_per_s(text: str) -> Fraction:
+def parse_gb_per_s(text: str) -> Fraction:
     """GB/s (1e9 bytes per second) from ``"40Gbps"``, ``"25GB/s"`` or ``"100Gb/s"``, exactly.
 
     Raises
@@ -42,7 +42,7 @@ def parse_gbit_per_s(text: str) -> Fraction:
     return value if match.group(2).startswith("GB") else value / 8
 
 
-def algbw_gbps(size_bytes: int, seconds: float) -> float:
+def algbw_gb_per_s(size_bytes: int, seconds: float) -> float:
     """Algorithm bandwidth in GB/s: nccl-tests' S / t."""
     return size_bytes / seconds / GB
 

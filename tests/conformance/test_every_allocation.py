@@ -101,7 +101,7 @@ def test_optimal_is_never_below_a_ring(name: str, gpus: tuple[int, ...]) -> None
     for collective in one_of_each(len(gpus)):
         if collective.name in ("broadcast", "reduce", "allreduce", "allgather", "reduce_scatter"):
             request = Request(machine(name), collective, gpus)
-            ours, ring = (algorithm(each).plan(request).algbw_gbps for each in ("optimal", "ring"))
+            ours, ring = (algorithm(each).plan(request).algbw_gb_per_s for each in ("optimal", "ring"))
             assert ours >= ring, (collective, ours, ring)
 
 

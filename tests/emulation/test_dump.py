@@ -62,7 +62,7 @@ def test_a_stopped_rank_is_named_with_what_the_others_wait_for(start: Start, bli
     assert text.code == 0
     assert f"In the end ranks 0,2 wait for rank 1 (process {job.pid(1)}): a signal or a debugger stopped it" in text.out
     document = json.loads(blink("dump", job.pid(2), "--json").out)
-    assert (document["schema_version"], document["pid"]) == (1, job.pid(2))
+    assert (document["schema_version"], document["pid"]) == (2, job.pid(2))
     assert document["groups"][0]["awaited"] == [{"rank": 1, "by": [0, 2]}]
     job.signal(1, signal.SIGCONT)
     wait_until(job, 0, lambda g: g.ranks[1].calls > group.ranks[0].calls + 3)  # the job goes on

@@ -66,7 +66,7 @@ def is_claim(way: tuple[Any, ...], value: Any) -> bool:
     if top == "certificate":
         return last in ("kind", "capacity", "demand", "value", "cost", 2) and way[1] not in ("side", "blocks")
     if top == "topology":
-        return last in ("capacity", "unit_gbps", "schema_version") or (last == "gbps" and value is not None)
+        return last in ("capacity", "unit_gb_per_s", "schema_version") or (last == "gb_per_s" and value is not None)
     return top != "algorithm"
 
 

@@ -48,14 +48,14 @@ def plan_or_reason(algorithm: str, request: Request) -> Forest | str:
         return refusal.reason
 
 
-def gbps(forest: Forest) -> Fraction:
+def gb_per_s(forest: Forest) -> Fraction:
     return forest.rate * exact_unit(forest.topology)
 
 
 def assert_right_and_not_faster(forest: Forest, best: Forest) -> None:
     assert check_plan(to_document(forest)).violations == []
     assert violations(lower(forest), forest.topology) == []
-    assert gbps(forest) <= gbps(best)
+    assert gb_per_s(forest) <= gb_per_s(best)
 
 
 @pytest.mark.parametrize(("spec", "gpus"), CLUSTERS)

@@ -20,7 +20,7 @@ from blinkccl.forest.model import Forest
 from blinkccl.topology.model import Link, Topology, Vertex
 from support.examples import examples
 
-UNIT_GBPS = 25.0
+UNIT_GB_PER_S = 25.0
 seldom = examples(40)
 
 
@@ -42,11 +42,11 @@ def topologies(draw: st.DrawFn, switch: bool = True) -> Topology:
         links[u, v] = draw(width)
         if symmetric:
             links[v, u] = links[u, v]
-    return Topology("drawn", UNIT_GBPS, tuple(vertices), links_of(links))
+    return Topology("drawn", UNIT_GB_PER_S, tuple(vertices), links_of(links))
 
 
 def links_of(capacity: dict[tuple[int, int], int]) -> tuple[Link, ...]:
-    return tuple(Link(u, v, c, "nvlink", UNIT_GBPS * c, "synthetic") for (u, v), c in sorted(capacity.items()))
+    return tuple(Link(u, v, c, "nvlink", UNIT_GB_PER_S * c, "synthetic") for (u, v), c in sorted(capacity.items()))
 
 
 @st.composite
@@ -91,7 +91,9 @@ def test_every_plan_is_right_and_none_beats_the_optimum(request: Request) -> Non
         forest = plan_or_none(algorithm, request)
         if forest is not None:
             assert_right(forest)
-            assert forest.rate * Fraction(forest.topology.unit_gbps) <= best.rate * Fraction(best.topology.unit_gbps)
+            assert forest.rate * Fraction(forest.topology.unit_gb_per_s) <= best.rate * Fraction(
+                best.topology.unit_gb_per_s
+            )
 
 
 @seldom
@@ -129,7 +131,7 @@ def test_links_twice_as_wide_are_twice_as_fast(request: Request) -> None:
     doubled = {(x.src, x.dst): 2 * x.capacity for x in topology.links}
     wide = replace(request, topology=replace(topology, links=links_of(doubled)))
     before, after = ALGORITHMS["optimal"].plan(request), ALGORITHMS["optimal"].plan(wide)
-    assert after.algbw_gbps == pytest.approx(2 * before.algbw_gbps)
+    assert after.algbw_gb_per_s == pytest.approx(2 * before.algbw_gb_per_s)
 
 
 @seldom

@@ -54,7 +54,7 @@ def costs(random: Random, latencies: bool = True) -> Calibration:
         issue_us=number(random.uniform(1, 10)) if latencies else number(0.0),
         signal_us=some(1, 5),
         reduce_us=some(1, 10),
-        reduce_gbps=number(random.choice([0.0, random.uniform(10, 400)])),
+        reduce_gb_per_s=number(random.choice([0.0, random.uniform(10, 400)])),
         combining=number(random.uniform(0.5, 1)),
         copy_engines=number(float(random.choice([0, 0, 1, 3]))),
     )
@@ -266,11 +266,11 @@ def test_twice_the_rates_are_half_the_time_where_only_bytes_take_time(sharing: s
     random = Random(seed)
     program, network = any_job(random)
     calibration = costs(random, latencies=False)
-    reduce_gbps = calibration.engine.reduce_gbps.value
+    reduce_gb_per_s = calibration.engine.reduce_gb_per_s.value
     fast = faster(
         calibration,
         Engine(
-            reduce_gbps=number(2 * reduce_gbps),
+            reduce_gb_per_s=number(2 * reduce_gb_per_s),
             combining=calibration.engine.combining,
             copy_engines=calibration.engine.copy_engines,
         ),
@@ -286,7 +286,7 @@ def test_twice_the_rates_are_half_the_time_where_only_bytes_take_time(sharing: s
 
 def faster(given_: Calibration, engine: Engine, times: float) -> Calibration:
     """Another engine, and links of so many times the rate."""
-    links = (LinkClass(x.kind, 0.0, number(times * x.gbps.value), x.latency_us) for x in given_.link)
+    links = (LinkClass(x.kind, 0.0, number(times * x.gb_per_s.value), x.latency_us) for x in given_.link)
     return Calibration(1, given_.name, given_.about, engine, tuple(links))
 
 
@@ -309,7 +309,7 @@ def part_of_rate(forest: Forest, sharing: str, size_bytes: int = 1 << 26) -> tup
         settings=Settings(sharing),
     )
     depth = max(role.offset for role in program.roles) - min(role.offset for role in program.roles)
-    return timed.algbw_gbps / (float(forest.rate) * forest.topology.unit_gbps), depth
+    return timed.algbw_gb_per_s / (float(forest.rate) * forest.topology.unit_gb_per_s), depth
 
 
 @pytest.mark.parametrize("algo", [*ALGORITHMS])

@@ -140,7 +140,7 @@ def check(topology: Topology) -> None:
     assert len(topology.vertices) <= MAX_VERTICES
     assert len(topology.links) <= MAX_LINKS
     for x in topology.links:
-        assert x.gbps == pytest.approx(x.capacity * topology.unit_gbps, rel=1e-6)
+        assert x.gb_per_s == pytest.approx(x.capacity * topology.unit_gb_per_s, rel=1e-6)
 
 
 @pytest.mark.parametrize("path", samples(), ids=lambda p: p.name)

@@ -65,7 +65,7 @@ def test_the_network_is_a_connected_part_of_the_topology(request: Request) -> No
     for x in network.links:
         whole = topology.link[x.src, x.dst]
         assert x.capacity * unit == whole.capacity * exact_unit(topology)
-        assert (x.kind, x.gbps, x.provenance) == (whole.kind, whole.gbps, whole.provenance)
+        assert (x.kind, x.gb_per_s, x.provenance) == (whole.kind, whole.gb_per_s, whole.provenance)
     assert all(network.vertex[v.id] == v for v in topology.vertices if v.id in network.vertex)
     kept = set(network.vertex)
     assert set(ranks) <= kept
@@ -87,15 +87,15 @@ def test_relabelling_the_vertices_changes_nothing_else(request: Request, dice: r
     new = dict(zip(ids, shuffled, strict=True))
     moved = Topology(
         topology.name,
-        topology.unit_gbps,
+        topology.unit_gb_per_s,
         tuple(Vertex(new[v.id], v.kind, v.server, v.name) for v in topology.vertices),
-        tuple(Link(new[x.src], new[x.dst], x.capacity, x.kind, x.gbps, x.provenance) for x in topology.links),
+        tuple(Link(new[x.src], new[x.dst], x.capacity, x.kind, x.gb_per_s, x.provenance) for x in topology.links),
     )
     network = network_or_none(*request)
     other = network_or_none(moved, tuple(new[r] for r in ranks), links, relays)
     assert (network is None) == (other is None)
     if network is not None and other is not None:
-        assert Fraction(repr(network.unit_gbps)) == Fraction(repr(other.unit_gbps))
+        assert Fraction(repr(network.unit_gb_per_s)) == Fraction(repr(other.unit_gb_per_s))
         assert {(new[a], new[b]): x.capacity for (a, b), x in network.link.items()} == {
             pair: x.capacity for pair, x in other.link.items()
         }

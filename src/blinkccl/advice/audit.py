@@ -13,10 +13,10 @@ from blinkccl.forest.model import Forest
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.schedule.verifier import violations
+from blinkccl.schema import SCHEMA_VERSION, upgraded
 from blinkccl.topology.json_format import to_document
 from blinkccl.topology.model import Topology
 
-SCHEMA_VERSION = 1
 #: The links that every proof speaks of.
 LISTED = "the links that the plan lists"
 #: A document without these is no plan, and what is missing is named in its order.
@@ -39,6 +39,8 @@ class Audit:
         One sentence per violation that the verifier found, naming rank, channel and step.
     scope
         The links on which nothing is faster, if the verdict is "optimal": a proof knows no others.
+    schema_version
+        Of the document, as it was written.
     """
 
     forest: Forest
@@ -46,6 +48,7 @@ class Audit:
     program: Program | None
     faults: tuple[str, ...]
     scope: str
+    schema_version: int
 
     @property
     def ok(self) -> bool:
@@ -58,6 +61,7 @@ class Audit:
         return {
             "schema_version": SCHEMA_VERSION,
             "ok": self.ok,
+            "plan_schema_version": self.schema_version,
             "collective": self.forest.collective.name,
             "algorithm": self.forest.algorithm,
             "ranks": list(self.forest.ranks),
@@ -102,7 +106,8 @@ def audit(
     Cost: linear in the plan, plus the certificate and the liveness of the program.
     """
     try:
-        document = _with_topology(document, topology, links)
+        written_as = document.get("schema_version", SCHEMA_VERSION)
+        document = _with_topology(upgraded(document), topology, links)
         forest = from_document(document)
         verdict = check_plan(document, None if topology is None else to_document(topology))
         scope = _scope(forest, topology, links)
@@ -111,8 +116,8 @@ def audit(
     try:
         program = lower(forest)
     except ScheduleError as error:
-        return Audit(forest, verdict, None, (str(error),), scope)
-    return Audit(forest, verdict, program, tuple(violations(program, forest.topology)), scope)
+        return Audit(forest, verdict, None, (str(error),), scope, written_as)
+    return Audit(forest, verdict, program, tuple(violations(program, forest.topology)), scope, written_as)
 
 
 def _with_topology(document: dict[str, Any], machine: Topology | None, links: str | None) -> dict[str, Any]:

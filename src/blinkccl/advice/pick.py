@@ -15,21 +15,21 @@ from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.errors import PackingError, TopologyError
 from blinkccl.forest.model import Forest
 from blinkccl.report.certificate_text import bottleneck
+from blinkccl.schema import SCHEMA_VERSION
 from blinkccl.topology.assembly import exact_unit
 from blinkccl.topology.model import Topology
 from blinkccl.topology.select import network_for
 
 #: More sets than this are not tried: at some 5 ms each that is a few minutes.
 MAX_SETS = 20_000
-SCHEMA_VERSION = 1
 _NOTHING = Fraction(0)
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """What a collective reaches on a set: ``gbps`` algbw, exact, on ``links`` ("" where none join it)."""
+    """What a collective reaches on a set: ``gb_per_s`` algbw, exact, on ``links`` ("" where none join it)."""
 
-    gbps: Fraction
+    gb_per_s: Fraction
     links: str
 
 
@@ -38,13 +38,13 @@ class Pick:
     """One set: what it reaches, and what the best set of the GPUs that it leaves would reach.
 
     ``left`` is that best set: of the same size where enough GPUs remain, else all that remain; empty where
-    fewer than two do, and ``left_gbps`` 0.
+    fewer than two do, and ``left_gb_per_s`` 0.
     """
 
     ranks: tuple[int, ...]
     reach: Reach
     left: tuple[int, ...]
-    left_gbps: Fraction
+    left_gb_per_s: Fraction
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +91,13 @@ class Ranking:
         return {
             "gpus": list(pick.ranks),
             "links": pick.reach.links or None,
-            "algbw_gbps": float(pick.reach.gbps),
+            "algbw_gb_per_s": float(pick.reach.gb_per_s),
             "rate": None if forest is None else str(forest.rate),
-            "unit_gbps": None if forest is None else forest.topology.unit_gbps,
-            "ring_algbw_gbps": ring.gbps,
+            "unit_gb_per_s": None if forest is None else forest.topology.unit_gb_per_s,
+            "ring_algbw_gb_per_s": ring.gb_per_s,
             "ring_fast": ring.fast,
             "left": list(pick.left),
-            "left_algbw_gbps": float(pick.left_gbps),
+            "left_algbw_gb_per_s": float(pick.left_gb_per_s),
             "bottleneck": None if forest is None else bottleneck(forest.certificate),
         }
 
@@ -144,12 +144,12 @@ def rank_sets(
     for ranks in combinations(free, size):
         reached[ranks] = judge(ranks)
         progress(len(reached), total)
-    order = sorted(reached, key=lambda ranks: (-reached[ranks].gbps, ranks))
+    order = sorted(reached, key=lambda ranks: (-reached[ranks].gb_per_s, ranks))
     picks = []
     for ranks in order:
         left = _best_left(free, ranks, size, order, judge)
-        picks.append(Pick(ranks, reached[ranks], left, judge(left).gbps if left else _NOTHING))
-    picks.sort(key=lambda pick: (-pick.reach.gbps, -pick.left_gbps, pick.ranks))
+        picks.append(Pick(ranks, reached[ranks], left, judge(left).gb_per_s if left else _NOTHING))
+    picks.sort(key=lambda pick: (-pick.reach.gb_per_s, -pick.left_gb_per_s, pick.ranks))
     return Ranking(topology, collective, free, size, links, tuple(picks))
 
 

@@ -6,7 +6,7 @@ from blinkccl.advice.pick import Pick, Ranking
 from blinkccl.report.certificate_text import bottleneck
 from blinkccl.report.paint import Paint, plain
 from blinkccl.report.table import columns
-from blinkccl.report.units_text import count, gbps_text, ids
+from blinkccl.report.units_text import count, gb_per_s_text, ids
 
 _HEADER = ("", "GPUs", "algbw", "ring", "left for others", "", "bottleneck")
 
@@ -28,7 +28,7 @@ def ranking_text(ranking: Ranking, shown: int, paint: Paint = plain) -> str:
 
 def _row(ranking: Ranking, place: str, pick: Pick) -> list[str]:
     ring = ranking.ring(pick)
-    ring_text = "none" if ring.gbps is None else gbps_text(ring.gbps) + ("" if ring.fast else " (PCIe)")
+    ring_text = "none" if ring.gb_per_s is None else gb_per_s_text(ring.gb_per_s) + ("" if ring.fast else " (PCIe)")
     left = f"{{{ids(pick.left)}}}" if pick.left else ""
     if not pick.reach.links:
         return [
@@ -36,7 +36,7 @@ def _row(ranking: Ranking, place: str, pick: Pick) -> list[str]:
             ids(pick.ranks),
             "0 GB/s",
             ring_text,
-            gbps_text(float(pick.left_gbps)),
+            gb_per_s_text(float(pick.left_gb_per_s)),
             left,
             "no links join these",
         ]
@@ -47,9 +47,9 @@ def _row(ranking: Ranking, place: str, pick: Pick) -> list[str]:
     return [
         place,
         ids(pick.ranks),
-        gbps_text(float(pick.reach.gbps)),
+        gb_per_s_text(float(pick.reach.gb_per_s)),
         ring_text,
-        gbps_text(float(pick.left_gbps)),
+        gb_per_s_text(float(pick.left_gb_per_s)),
         left,
         where,
     ]

@@ -99,7 +99,7 @@ def _choices(machine: Topology, ranks: Sequence[int], links: str | None) -> Iter
 def _identity(network: Topology) -> tuple[float, dict[int, str], dict[tuple[int, int], tuple[int, str]]]:
     """What makes two networks the same to a planner; names and origins do not."""
     return (
-        network.unit_gbps,
+        network.unit_gb_per_s,
         {v.id: v.kind for v in network.vertices},
         {(x.src, x.dst): (x.capacity, x.kind) for x in network.links},
     )
@@ -107,7 +107,7 @@ def _identity(network: Topology) -> tuple[float, dict[int, str], dict[tuple[int,
 
 def _carries(network: Topology, document: dict[str, Any]) -> bool:
     """Whether the unit is the stated one, and every link with a load has the stated capacity."""
-    if document.get("unit_gbps") != network.unit_gbps:
+    if document.get("unit_gb_per_s") != network.unit_gb_per_s:
         return False
     rows = document.get("link_load")
     return all(_listed(network, row) for row in rows) if isinstance(rows, list) else True

@@ -8,7 +8,7 @@ from blinkccl.algorithms import ring
 from blinkccl.algorithms.registry import Request
 from blinkccl.errors import TopologyError, UnsupportedError
 from blinkccl.forest.model import Forest
-from blinkccl.report.units_text import count, gbps_text
+from blinkccl.report.units_text import count, gb_per_s_text
 from blinkccl.topology.model import FAST_KINDS
 
 
@@ -18,7 +18,7 @@ class RingBaseline:
 
     Parameters
     ----------
-    gbps
+    gb_per_s
         algbw in GB/s; None where there is no ring, for ``reason``.
     rings
         Distinct rings, in lanes where they run over fast links.
@@ -26,7 +26,7 @@ class RingBaseline:
         Whether they run over NVLink or its kin; otherwise NCCL has fallen back to PCIe.
     """
 
-    gbps: float | None
+    gb_per_s: float | None
     rings: int = 0
     fast: bool = False
     reason: str = ""
@@ -35,12 +35,12 @@ class RingBaseline:
         """A line for people, beside the rate of ``forest``; "" where there is nothing to compare."""
         if forest.algorithm == "ring" or forest.collective.name not in ring.SERVED:
             return ""
-        if self.gbps is None:
+        if self.gb_per_s is None:
             return f"ring    none: {self.reason}"
         where = count(self.rings, "ring") if self.fast else "no NVLink ring, so one over PCIe"
-        speedup = forest.algbw_gbps / self.gbps
+        speedup = forest.algbw_gb_per_s / self.gb_per_s
         than = "as fast as that" if abs(speedup - 1) < 0.005 else f"{speedup:.3g} times as fast"
-        return f"ring    {gbps_text(self.gbps)} algbw ({where}, by NCCL 2.4's rule): this plan is {than}"
+        return f"ring    {gb_per_s_text(self.gb_per_s)} algbw ({where}, by NCCL 2.4's rule): this plan is {than}"
 
 
 def ring_baseline(request: Request) -> RingBaseline:
@@ -59,4 +59,4 @@ def ring_baseline(request: Request) -> RingBaseline:
         where = "" if request.links == "pcie" else "no NVLink ring through all ranks, and "
         return RingBaseline(None, reason=f"{where}no PCIe that would close one")
     fast = any(link.kind in FAST_KINDS for link in forest.topology.links)
-    return RingBaseline(forest.algbw_gbps, ring.ring_count(request) if fast else 1, fast)
+    return RingBaseline(forest.algbw_gb_per_s, ring.ring_count(request) if fast else 1, fast)

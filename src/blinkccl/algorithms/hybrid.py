@@ -46,8 +46,8 @@ class Split:
 
 def hybrid_split(
     total_bytes: int | Fraction,
-    pcie_gbps: float | Fraction,
-    nvlink_gbps: float | Fraction,
+    pcie_gb_per_s: float | Fraction,
+    nvlink_gb_per_s: float | Fraction,
     t_dpa_s: float | Fraction,
 ) -> Split:
     """The split of D bytes for which max(T_dpa + D_PCIe / BW_PCIe, D_NVL / BW_NVL) is least.
@@ -61,7 +61,7 @@ def hybrid_split(
     ----------
     total_bytes
         D, not negative.
-    pcie_gbps, nvlink_gbps
+    pcie_gb_per_s, nvlink_gb_per_s
         BW_PCIe and BW_NVL in GB/s, positive: what all trees of a class reach together (:func:`rates`).
     t_dpa_s
         T_dpa in seconds, not negative: switching peer access off and on. The paper measures it and prints no value;
@@ -78,11 +78,11 @@ def hybrid_split(
     switched. There the part is 0 and T = D / BW_NVL. Numbers are taken as given, a float as the fraction that it is.
     """
     total, wait = Fraction(total_bytes), Fraction(t_dpa_s)
-    pcie, nvlink = Fraction(pcie_gbps) * GB, Fraction(nvlink_gbps) * GB
+    pcie, nvlink = Fraction(pcie_gb_per_s) * GB, Fraction(nvlink_gb_per_s) * GB
     if total < 0 or wait < 0 or pcie <= 0 or nvlink <= 0:
         raise PackingError(
-            f"hybrid_split of {total_bytes} bytes over PCIe at {pcie_gbps} GB/s and NVLink at {nvlink_gbps} GB/s with "
-            f"{t_dpa_s} s to switch: bytes and seconds must not be negative, rates must be positive"
+            f"hybrid_split of {total_bytes} bytes over PCIe at {pcie_gb_per_s} GB/s and NVLink at {nvlink_gb_per_s} "
+            f"GB/s with {t_dpa_s} s to switch: bytes and seconds must not be negative, rates must be positive"
         )
     over_pcie = max(Fraction(0), pcie * (total - wait * nvlink) / (pcie + nvlink))
     over_nvlink = total - over_pcie
@@ -98,7 +98,7 @@ def rates(request: Request) -> tuple[Fraction, Fraction]:
         As :func:`plan_split`.
     """
     pcie, nvlink = (class_plan(request, links) for links in ("pcie", "fast"))
-    return _gbps(pcie), _gbps(nvlink)
+    return _gb_per_s(pcie), _gb_per_s(nvlink)
 
 
 def plan(request: Request) -> Forest:
@@ -114,8 +114,8 @@ def plan(request: Request) -> Forest:
     UnsupportedError
         As :func:`plan_split`.
     """
-    pcie_gbps, nvlink_gbps = rates(request)
-    return plan_split(request, pcie_gbps / (pcie_gbps + nvlink_gbps))
+    pcie_gb_per_s, nvlink_gb_per_s = rates(request)
+    return plan_split(request, pcie_gb_per_s / (pcie_gb_per_s + nvlink_gb_per_s))
 
 
 def plan_split(request: Request, pcie_part: Fraction) -> Forest:
@@ -190,5 +190,5 @@ def class_plan(request: Request, links: str) -> Forest:
     return optimal.plan(one)
 
 
-def _gbps(forest: Forest) -> Fraction:
+def _gb_per_s(forest: Forest) -> Fraction:
     return forest.rate * exact_unit(forest.topology)

@@ -258,7 +258,7 @@ def _inside(network: Topology, members: Sequence[int]) -> Topology:
     vertices = tuple(v for v in network.vertices if v.server == server and v.kind != "nic")
     kept = {v.id for v in vertices}
     links = tuple(x for x in network.links if x.src in kept and x.dst in kept and x.kind != "net")
-    return Topology(network.name, network.unit_gbps, vertices, links)
+    return Topology(network.name, network.unit_gb_per_s, vertices, links)
 
 
 def _parts(network: Topology, members: Sequence[int]) -> list[tuple[int, ...]]:

@@ -94,13 +94,13 @@ def of_threads(bench: Bench) -> About:
     ]
     notes = [
         f"Times are of threads of this host that move real bytes along the plan for {forest.topology.name}; they say",
-        f"nothing about its links, so there is no %bound. Planned there: {forest.algbw_gbps:.4g} GB/s algbw.",
+        f"nothing about its links, so there is no %bound. Planned there: {forest.algbw_gb_per_s:.4g} GB/s algbw.",
     ]
     planned = {
         "rate": str(forest.rate),
         "bound": str(forest.bound),
-        "unit_gbps": forest.topology.unit_gbps,
-        "algbw_gbps": forest.algbw_gbps,
+        "unit_gb_per_s": forest.topology.unit_gb_per_s,
+        "algbw_gb_per_s": forest.algbw_gb_per_s,
     }
     return About(
         bench.collective,

@@ -24,7 +24,7 @@ from blinkccl.schedule.chunking import DEFAULT_CHUNK_BYTES, Bound, bind
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.schedule.verifier import verify
-from blinkccl.units import algbw_gbps, bus_factor
+from blinkccl.units import algbw_gb_per_s, bus_factor
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ class Bench:
 
     def _timing(self, count: int, seconds: float, wrong: int | None) -> SizeTiming:
         collective = self.collective
-        algbw = algbw_gbps(count * collective.total_blocks() * self.dtype.itemsize, seconds)
+        algbw = algbw_gb_per_s(count * collective.total_blocks() * self.dtype.itemsize, seconds)
         factor = bus_factor(collective.name, collective.world_size)
         return SizeTiming(seconds, algbw, algbw * float(factor), wrong)
 

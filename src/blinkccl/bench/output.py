@@ -16,8 +16,8 @@ from typing import Any
 from blinkccl.bench.about import About, host_name
 from blinkccl.bench.rows import PERCENTILES, PeerTiming, SizeRow, SizeTiming, average_busbw, failed
 from blinkccl.bench.sizes import Sweep
+from blinkccl.schema import SCHEMA_VERSION
 
-SCHEMA_VERSION = 1
 NCCL_TESTS_VERSION = 3
 _PREAMBLE = "# {:>10}  {:>12}  {:>8}  {:>6}  {:>6}"
 _TIMES = "  {:>7}  {:>6}  {:>6}  {:>6}"
@@ -113,7 +113,7 @@ def _cells(timing: SizeTiming | None) -> str:
     if timing is None:
         return f"{'N/A':>7}  {'N/A':>6}  {'N/A':>6}  {'N/A':>6}"
     wrong = "N/A" if timing.wrong is None else f"{timing.wrong:g}"
-    return f"{_microseconds(timing.seconds):>7}  {timing.algbw_gbps:6.2f}  {timing.busbw_gbps:6.2f}  {wrong:>6}"
+    return f"{_microseconds(timing.seconds):>7}  {timing.algbw_gb_per_s:6.2f}  {timing.busbw_gb_per_s:6.2f}  {wrong:>6}"
 
 
 def _bound(timing: SizeTiming | None) -> str:
@@ -235,8 +235,8 @@ def _timing_document(timing: SizeTiming | None) -> dict[str, Any] | None:
         return None
     found: dict[str, Any] = {
         "time": timing.seconds * 1e6,
-        "alg_bw": timing.algbw_gbps,
-        "bus_bw": timing.busbw_gbps,
+        "alg_bw": timing.algbw_gb_per_s,
+        "bus_bw": timing.busbw_gb_per_s,
         "nwrong": timing.wrong,
     }
     if timing.bound_percent is not None:

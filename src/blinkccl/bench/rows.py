@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blinkccl.collectives.spec import Collective
-from blinkccl.units import algbw_gbps, bus_factor
+from blinkccl.units import algbw_gb_per_s, bus_factor
 
 Seconds = NDArray[np.float64]
 #: What -I shows, in percent of the iterations.
@@ -29,8 +29,8 @@ class SizeTiming:
     """
 
     seconds: float
-    algbw_gbps: float
-    busbw_gbps: float
+    algbw_gb_per_s: float
+    busbw_gb_per_s: float
     wrong: int | None
     bound_percent: float | None = None
     percentiles: tuple[float, ...] | None = None
@@ -110,7 +110,7 @@ def timing(
 ) -> SizeTiming:
     """The table's numbers for ``series``; ``floors_s`` are the rounds' least times."""
     seconds = series.mean_s()
-    algbw = algbw_gbps(size, seconds)
+    algbw = algbw_gb_per_s(size, seconds)
     bound = 100 * paired(floors_s, series.medians_s()) if floors_s is not None else None
     return SizeTiming(
         seconds,
@@ -135,7 +135,7 @@ def failed(rows: Sequence[SizeRow]) -> int:
 def average_busbw(rows: Sequence[SizeRow]) -> float:
     """The mean over all sizes, out of place and in place, in GB/s."""
     measured = timings(rows)
-    return sum(found.busbw_gbps for found in measured) / len(measured)
+    return sum(found.busbw_gb_per_s for found in measured) / len(measured)
 
 
 def lines(rows: Sequence[SizeRow]) -> dict[str, list[tuple[int, float]]]:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from blinkccl.cli import arguments, console
+from blinkccl.schema import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from blinkccl.simulate.fit import Fit
     from blinkccl.simulate.measurements import Measurement
 
-SCHEMA_VERSION = 1
 #: Which links β is for where --kind does not say.
 _KIND = "nvlink"
 
@@ -77,7 +77,10 @@ def calibrate(
     nominal: Annotated[
         float | None,
         typer.Option(
-            "--nominal", metavar="GBPS", show_default=False, help="Nominal GB/s of one of their lanes; needed with -o."
+            "--nominal",
+            metavar="GB_PER_S",
+            show_default=False,
+            help="Nominal GB/s of one of their lanes; needed with -o.",
         ),
     ] = None,
     lanes: Annotated[
@@ -189,7 +192,7 @@ def _document(collective: str, fit: Fit, measured: Sequence[Measurement]) -> dic
         "collective": collective,
         "ranks": _ranks(collective, measured),
         "alpha_us": fit.alpha_us,
-        "beta_gbps": fit.beta_gbps,
+        "beta_gb_per_s": fit.beta_gb_per_s,
         "max_relative_error": fit.max_relative_error,
         "worst_size_bytes": fit.worst_size_bytes,
         "points": fit.points,
@@ -204,8 +207,8 @@ def _text(collective: str, fit: Fit, algo: str, ranks: Sequence[int]) -> str:
     alpha = "not determined" if fit.alpha_us is None else f"{fit.alpha_us:.4g} us {'per step' if ring else 'in all'}"
     beta = (
         "not determined"
-        if fit.beta_gbps is None
-        else f"{fit.beta_gbps:.4g} GB/s " + ("per link of the ring" if ring else "of busbw")
+        if fit.beta_gb_per_s is None
+        else f"{fit.beta_gb_per_s:.4g} GB/s " + ("per link of the ring" if ring else "of busbw")
     )
     return (
         f"{collective} on {', '.join(map(str, ranks))} ranks, {'as a ring' if ring else 'as a whole'}\n"

@@ -66,7 +66,9 @@ def check(
         from blinkccl.report.paint import painter
 
         paint = painter(console.coloured())
-        text = check_text(found.forest, found.verdict, found.program, found.faults, paint, found.scope)
+        text = check_text(
+            found.forest, found.verdict, found.program, found.faults, paint, found.scope, found.schema_version
+        )
         console.emit(fit(text, console.width()))
     if not found.ok:
         raise typer.Exit(CHECK_FAILED)

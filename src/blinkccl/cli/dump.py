@@ -27,7 +27,8 @@ def dump(
     json: arguments.Json = False,
 ) -> None:
     """Print the groups of process ``pid``."""
-    from blinkccl.runtime.dump import SCHEMA_VERSION, groups_of
+    from blinkccl.runtime.dump import groups_of
+    from blinkccl.schema import SCHEMA_VERSION
 
     groups = groups_of(pid)
     if json:

@@ -9,8 +9,7 @@ import typer
 
 from blinkccl.cli import arguments, console
 from blinkccl.cli.exits import CHECK_FAILED
-
-SCHEMA_VERSION = 1
+from blinkccl.schema import SCHEMA_VERSION
 
 HELP = """
 Examples:

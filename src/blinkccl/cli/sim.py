@@ -421,7 +421,7 @@ def _draw(path: Path, field: Field, rows: Sequence[Sequence[Estimate]]) -> None:
             path,
             f"{request.collective.name}, {len(request.ranks)} GPUs of {request.topology.name}, simulated",
             rows,
-            field.bound_gbps,
+            field.bound_gb_per_s,
         )
     except OSError as problem:
         raise typer.BadParameter(f"{path} cannot be written: {problem.strerror or problem}") from None

@@ -55,13 +55,13 @@ def _title(program: Program, forest: Forest | None) -> str:
 def _rate(program: Program, forest: Forest | None) -> str:
     if forest is None:
         return f"{program.rate} units"
-    unit = forest.topology.unit_gbps
+    unit = forest.topology.unit_gb_per_s
     text = f"{_times(program.rate, unit)}; "
     return text + ("optimal" if forest.optimal else f"at most {_times(forest.bound, unit)} can be had")
 
 
-def _times(rate: Fraction, unit_gbps: float) -> str:
-    return f"{rate} × {unit_gbps:.6g} GB/s = {float(rate) * unit_gbps:.4g} GB/s"
+def _times(rate: Fraction, unit_gb_per_s: float) -> str:
+    return f"{rate} × {unit_gb_per_s:.6g} GB/s = {float(rate) * unit_gb_per_s:.4g} GB/s"
 
 
 def _tree(program: Program, words: Words, roles: Sequence[Role]) -> str:

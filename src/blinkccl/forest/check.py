@@ -109,13 +109,13 @@ def _frame(plan: Plan, network: Network) -> Iterator[str]:
             yield f"ranks[{i}]: vertex {rank} is a {network.kinds[rank][:20]}, which cannot be a rank"
     if len(dict.fromkeys(plan.ranks)) != len(plan.ranks):
         yield "ranks: a vertex is named twice"
-    if plan.unit_gbps != network.unit_gbps:
-        yield f"unit_gbps: {plan.unit_gbps} is stated, the topology's unit is {network.unit_gbps}"
+    if plan.unit_gb_per_s != network.unit_gb_per_s:
+        yield f"unit_gb_per_s: {plan.unit_gb_per_s} is stated, the topology's unit is {network.unit_gb_per_s}"
     for (u, v), capacity in network.capacity.items():
-        if not isclose(network.gbps[u, v], capacity * network.unit_gbps, rel_tol=_RATES):
+        if not isclose(network.gb_per_s[u, v], capacity * network.unit_gb_per_s, rel_tol=_RATES):
             yield (
-                f"topology: link {u} → {v} has {network.gbps[u, v]} GB/s stated, but its capacity is "
-                f"{capacity} × the unit {network.unit_gbps}"
+                f"topology: link {u} → {v} has {network.gb_per_s[u, v]} GB/s stated, but its capacity is "
+                f"{capacity} × the unit {network.unit_gb_per_s}"
             )
 
 
@@ -127,11 +127,11 @@ def _contained(plan: Network, given: Network) -> Iterator[str]:
                 f"topology: vertex {vertex} is a {kind[:20]} in the plan, "
                 f"{given.kinds.get(vertex, 'absent')[:20]} in the topology given beside it"
             )
-    for arc, gbps in plan.gbps.items():
-        there = given.gbps.get(arc, 0.0)
-        if gbps > there * (1 + _RATES):
+    for arc, gb_per_s in plan.gb_per_s.items():
+        there = given.gb_per_s.get(arc, 0.0)
+        if gb_per_s > there * (1 + _RATES):
             yield (
-                f"topology: link {arc[0]} → {arc[1]} has {gbps} GB/s in the plan, {there} GB/s in the "
+                f"topology: link {arc[0]} → {arc[1]} has {gb_per_s} GB/s in the plan, {there} GB/s in the "
                 "topology given beside it"
             )
 
@@ -327,9 +327,9 @@ def _claims(plan: Plan, network: Network, rate: Fraction | None, bound: Fraction
         if plan.rate != rate:
             excess = "; at the stated rate a link is over its capacity" if plan.rate > rate else ""
             yield f"rate: {plan.rate} is stated, recomputed {rate}{excess}"
-        algbw = float(rate) * network.unit_gbps
-        if not isclose(plan.algbw_gbps, algbw, rel_tol=_RELATIVE):
-            yield f"algbw_gbps: {plan.algbw_gbps} is stated, rate × unit is {algbw}"
+        algbw = float(rate) * network.unit_gb_per_s
+        if not isclose(plan.algbw_gb_per_s, algbw, rel_tol=_RELATIVE):
+            yield f"algbw_gb_per_s: {plan.algbw_gb_per_s} is stated, rate × unit is {algbw}"
     if bound is not None:
         if plan.bound != bound:
             yield f"bound: {plan.bound} is stated, the certificate proves {bound}"

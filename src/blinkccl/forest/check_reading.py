@@ -15,6 +15,7 @@ from math import lcm
 from typing import Any
 
 from blinkccl.errors import ScheduleError
+from blinkccl.schema import READABLE, upgraded
 
 #: A block as the plan names it: None, a rank's vertex id, or (source, destination).
 Block = int | tuple[int, int] | None
@@ -33,10 +34,10 @@ _MAX_ID = 2**31
 class Network:
     """The topology: kind of each vertex, integer capacity and stated GB/s of each directed link."""
 
-    unit_gbps: float
+    unit_gb_per_s: float
     kinds: dict[int, str]
     capacity: dict[Arc, int]
-    gbps: dict[Arc, float]
+    gb_per_s: dict[Arc, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +70,12 @@ class Plan:
     collective: str
     ends: dict[str, int | None]
     ranks: tuple[int, ...]
-    unit_gbps: float
+    unit_gb_per_s: float
     rate: Fraction
     bound: Fraction
     optimal: bool
     certificate: Claim
-    algbw_gbps: float
+    algbw_gb_per_s: float
     depth: int | None
     trees: int | None
     shares: tuple[PlanShare, ...]
@@ -90,8 +91,7 @@ def read_plan(data: object) -> Plan:
     ScheduleError
         If a field is missing or has the wrong shape; the message starts with its JSON path.
     """
-    plan = _object(data, "plan")
-    _version(plan, "plan")
+    plan = upgraded(_versioned(data, "plan"))
     shares = tuple(_share(entry, f"shares[{i}]") for i, entry in enumerate(_list(plan, "shares", "")))
     _workable((share.weight for share in shares), "shares", "weights")
     topology = plan.get("topology")
@@ -99,12 +99,12 @@ def read_plan(data: object) -> Plan:
         collective=_text(plan, "collective", ""),
         ends={key: _optional_int(plan, key) for key in ("root", "src", "dst")},
         ranks=_ids(_list(plan, "ranks", ""), "ranks"),
-        unit_gbps=_number(plan, "unit_gbps", ""),
+        unit_gb_per_s=_number(plan, "unit_gb_per_s", ""),
         rate=_fraction(plan, "rate", ""),
         bound=_fraction(plan, "bound", ""),
         optimal=_truth(plan, "optimal"),
         certificate=_certificate(_object(_field(plan, "certificate", ""), "certificate")),
-        algbw_gbps=_number(plan, "algbw_gbps", ""),
+        algbw_gb_per_s=_number(plan, "algbw_gb_per_s", ""),
         depth=_optional_int(plan, "depth"),
         trees=_optional_int(plan, "trees"),
         shares=shares,
@@ -122,8 +122,7 @@ def read_network(data: object) -> Network:
         If a field is missing or has the wrong shape, an id or a link is given twice, a link ends at no
         vertex, or a capacity is not a positive integer.
     """
-    topology = _object(data, "topology")
-    _version(topology, "topology")
+    topology = upgraded(_versioned(data, "topology"))
     kinds: dict[int, str] = {}
     for i, entry in enumerate(_list(topology, "vertices", "topology")):
         where = f"topology.vertices[{i}]"
@@ -131,9 +130,9 @@ def read_network(data: object) -> Network:
         if vertex in kinds:
             raise ScheduleError(f"{where}: id {vertex} is given twice; vertex ids must be unique")
         kinds[vertex] = _text(entry, "kind", where)
-    unit = _number(topology, "unit_gbps", "topology")
+    unit = _number(topology, "unit_gb_per_s", "topology")
     if unit <= 0:
-        raise ScheduleError(f"topology.unit_gbps: expected a positive number of GB/s, got {unit}")
+        raise ScheduleError(f"topology.unit_gb_per_s: expected a positive number of GB/s, got {unit}")
     network = Network(unit, kinds, {}, {})
     for i, entry in enumerate(_list(topology, "links", "topology")):
         _link(network, _object(entry, f"topology.links[{i}]"), f"topology.links[{i}]")
@@ -154,8 +153,8 @@ def _link(network: Network, entry: dict[str, Any], where: str) -> None:
         raise ScheduleError(f"{where}.capacity: expected a positive integer, got {capacity}")
     network.capacity[arc] = capacity
     # A rate left out follows from the capacity, as in ``blink topo``'s own reader.
-    stated = entry.get("gbps") is not None
-    network.gbps[arc] = _number(entry, "gbps", where) if stated else capacity * network.unit_gbps
+    stated = entry.get("gb_per_s") is not None
+    network.gb_per_s[arc] = _number(entry, "gb_per_s", where) if stated else capacity * network.unit_gb_per_s
 
 
 def _share(data: object, where: str) -> PlanShare:
@@ -241,10 +240,12 @@ def _workable(numbers: Iterable[Fraction], where: str, what: str) -> None:
             )
 
 
-def _version(entry: dict[str, Any], where: str) -> None:
+def _versioned(data: object, where: str) -> dict[str, Any]:
+    entry = _object(data, where)
     version = _field(entry, "schema_version", where)
-    if type(version) is not int or version != 1:
-        raise _expected(f"{where}.schema_version", "1", version)
+    if type(version) is not int or version not in READABLE:
+        raise _expected(f"{where}.schema_version", " or ".join(map(str, READABLE)), version)
+    return entry
 
 
 def _expected(where: str, wanted: str, got: object) -> ScheduleError:

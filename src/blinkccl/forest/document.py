@@ -21,11 +21,11 @@ import msgspec
 from blinkccl.collectives.spec import COLLECTIVES, Block, Collective
 from blinkccl.errors import ScheduleError, TopologyError
 from blinkccl.forest.model import Certificate, Cut, Dual, Forest, Partition, Path, Share, Tree
+from blinkccl.schema import SCHEMA_VERSION, upgraded, version_fault
 from blinkccl.topology import json_format
 from blinkccl.topology.limits import label_fault, shortened
 from blinkccl.topology.model import Topology
 
-SCHEMA_VERSION = 1
 #: Limits that no honest plan comes near (1,024 GPUs: 2·10⁶ edges) and that keep nonsense from filling memory.
 MAX_BYTES = 256 * 2**20
 MAX_SHARES = 1_000_000
@@ -86,12 +86,12 @@ class _Plan(msgspec.Struct):
     collective: str
     algorithm: str
     ranks: Annotated[_Ids, msgspec.Meta(min_length=1)]
-    unit_gbps: _Rate
+    unit_gb_per_s: _Rate
     rate: _Number
     bound: _Number
     optimal: bool
     certificate: _Cut | _Ratio | _Partition | _Dual
-    algbw_gbps: _Rate
+    algbw_gb_per_s: _Rate
     shares: Annotated[list[_Share], msgspec.Meta(max_length=MAX_SHARES)]
     link_load: list[_Load]
     topology: json_format.TopologyRecord
@@ -125,12 +125,12 @@ def to_document(forest: Forest, plan_seconds: float | None = None) -> dict[str, 
         **{key: None if rank is None else ranks[rank] for key, rank in ends.items()},
         "algorithm": forest.algorithm,
         "ranks": list(ranks),
-        "unit_gbps": forest.topology.unit_gbps,
+        "unit_gb_per_s": forest.topology.unit_gb_per_s,
         "rate": _text(forest.rate),
         "bound": _text(forest.bound),
         "optimal": forest.optimal,
         "certificate": _certificate(forest.certificate),
-        "algbw_gbps": forest.algbw_gbps,
+        "algbw_gb_per_s": forest.algbw_gb_per_s,
         "depth": forest.depth,
         "trees": moving_shares(forest),
         "shares": [_share(share) for share in forest.shares],
@@ -154,7 +154,7 @@ def from_document(data: dict[str, Any] | bytes) -> Forest:
         If it is no JSON, a field is missing or has the wrong shape, a limit is passed, or ranks, root, src or
         dst name what is not there. The message names the place, as in ``shares[3].broadcast[1]``.
     """
-    plan = _convert(_of_our_version(loads(data) if isinstance(data, bytes) else data))
+    plan = _convert(_of_our_version(upgraded(loads(data) if isinstance(data, bytes) else data)))
     fault = label_fault(plan.algorithm)
     if fault is not None:
         raise ScheduleError(f"algorithm: {fault}")
@@ -221,7 +221,7 @@ def _of_our_version(data: dict[str, Any]) -> dict[str, Any]:
     """``data``; refused before its fields are looked at where another version wrote it."""
     topology = data.get("topology")
     for where, document in (("", data), ("topology: ", topology)):
-        fault = json_format.version_fault(document.get("schema_version")) if isinstance(document, dict) else None
+        fault = version_fault(document.get("schema_version")) if isinstance(document, dict) else None
         if fault is not None:
             raise ScheduleError(where + fault)
     return data

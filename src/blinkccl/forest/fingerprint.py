@@ -15,7 +15,7 @@ def digest(lines: list[str]) -> str:
 
 def topology_hash(topology: Topology) -> str:
     """A hash of unit, vertices and links; names, notes and provenance are for people and take no part."""
-    lines = [f"unit {topology.unit_gbps!r}"]
+    lines = [f"unit {topology.unit_gb_per_s!r}"]
     lines += [f"vertex {v.id} {v.kind} {v.server}" for v in sorted(topology.vertices, key=lambda v: v.id)]
     lines += [
         f"link {x.src} {x.dst} {x.capacity} {x.kind}" for x in sorted(topology.links, key=lambda x: (x.src, x.dst))

@@ -153,7 +153,7 @@ Certificate = Cut | Partition | Dual
 class Forest:
     """A collective as weighted trees, with the rate reached and a proof of the rate that cannot be passed.
 
-    ``rate`` and ``bound`` are S per unit of time, in units of the topology's ``unit_gbps``; a share's load
+    ``rate`` and ``bound`` are S per unit of time, in units of the topology's ``unit_gb_per_s``; a share's load
     on a link is weight × rate × the number of times its trees cross it.
     """
 
@@ -174,9 +174,9 @@ class Forest:
         return self.rate == self.bound
 
     @property
-    def algbw_gbps(self) -> float:
+    def algbw_gb_per_s(self) -> float:
         """S / time in GB/s when every link runs at its stated rate."""
-        return float(self.rate) * self.topology.unit_gbps
+        return float(self.rate) * self.topology.unit_gb_per_s
 
     @cached_property
     def position(self) -> dict[int, int]:

@@ -38,7 +38,7 @@ from blinkccl.nccl.programs import Candidate
 from blinkccl.schedule.chunking import largest_share
 from blinkccl.schedule.program import Program
 from blinkccl.simulate.calibration import Calibration, Engine, LinkClass, Number, calibration
-from blinkccl.simulate.nccl_model import BASE_US, LL_GBPS, PROTOCOLS, ROWS, STEP_US
+from blinkccl.simulate.nccl_model import BASE_US, LL_GB_PER_S, PROTOCOLS, ROWS, STEP_US
 from blinkccl.simulate.nccl_system import arch_named
 from blinkccl.simulate.run import best_chunk_bytes, bind_bytes, simulate
 from blinkccl.topology.model import LINK_KINDS, Topology
@@ -123,7 +123,7 @@ def timing(
         seconds, chunk = _by_copies(program, network, costs, size_bytes, chunk, most, seconds)
     if protocol == "ll":
         collective = program.collective
-        busbw = float(LL_GBPS[_row(arch)][0]) * 1e9
+        busbw = float(LL_GB_PER_S[_row(arch)][0]) * 1e9
         seconds = max(seconds, size_bytes * float(bus_factor(collective.name, collective.world_size)) / busbw)
     return Timing(seconds, _of_part(program, size_bytes, chunk, parts, capacity_bytes))
 
@@ -175,8 +175,8 @@ def least_copies_s(candidate: Candidate, size_bytes: int, capability: int) -> fl
     engine = costs.engine
     depth = 1 + max((role.offset for role in program.roles), default=0)
     crossed = _kinds(program, network)
-    rate = max(row.gbps.value for row in costs.link if row.kind in crossed)
-    moving_s = size_bytes / (float(program.rate) * network.unit_gbps * 1e9 * rate) if program.rate else 0.0
+    rate = max(row.gb_per_s.value for row in costs.link if row.kind in crossed)
+    moving_s = size_bytes / (float(program.rate) * network.unit_gb_per_s * 1e9 * rate) if program.rate else 0.0
     return moving_s + (engine.launch_us.value + depth * engine.issue_us.value) * 1e-6
 
 
@@ -219,7 +219,7 @@ def _calibration(protocol: str, fast: bool, arch: str) -> Calibration:
     column = PROTOCOLS.index(NCCL_NAMES[protocol])
     hop_us = STEP_US["nvlink" if fast else "pcie", "tree"][column]
     counted = arch_named(arch)
-    lane = float(counted.lane_gbps / counted.nominal_gbps)
+    lane = float(counted.lane_gb_per_s / counted.nominal_gb_per_s)
 
     def rate(kind: str) -> Number:
         left = RATE[protocol] * (lane if kind == "nvlink" else 1.0)
@@ -240,9 +240,9 @@ def _calibration(protocol: str, fast: bool, arch: str) -> Calibration:
 def _copies_calibration(arch: str) -> Calibration:
     fitted, theirs = (calibration(name) for name in (_COPY_ENGINES, _THEIR_KERNELS))
     ours, kernels = (next(row for row in one.link if row.kind == "nvlink") for one in (fitted, theirs))
-    reached = ours.gbps.value / kernels.gbps.value
+    reached = ours.gb_per_s.value / kernels.gb_per_s.value
     counted = arch_named(arch)
-    lane = float(counted.lane_gbps / counted.nominal_gbps)
+    lane = float(counted.lane_gb_per_s / counted.nominal_gb_per_s)
     call_us = float(BASE_US["tree"][PROTOCOLS.index("Simple")])
     where = f"{_COPY_ENGINES}, and what NCCL counts of a link"
     return Calibration(

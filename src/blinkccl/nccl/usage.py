@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-SCHEMA_VERSION = 1
+from blinkccl.schema import SCHEMA_VERSION
+
 #: A longer report is not read to its end.
 MAX_BYTES = 64 << 20
 

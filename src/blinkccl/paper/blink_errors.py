@@ -16,7 +16,7 @@ from blinkccl.paper.allocations import connected_allocations
 from blinkccl.paper.blink_graph import allreduce_optimum, broadcast_optimum, network, ring_allreduce, rings
 from blinkccl.paper.blink_jobs import EIGHT, MB, plan, topology_of
 from blinkccl.paper.blink_microbenchmarks import COSTS, throughput
-from blinkccl.paper.blink_protocols import PCIE_GBPS, SPLIT_BASIS, eq_8_as_printed, nvlink_gbps, t_dpa_s
+from blinkccl.paper.blink_protocols import PCIE_GB_PER_S, SPLIT_BASIS, eq_8_as_printed, nvlink_gb_per_s, t_dpa_s
 from blinkccl.paper.claim import Claim, Context, Value
 from blinkccl.units import GB
 
@@ -83,9 +83,9 @@ def _printed_weights(_: Context) -> tuple[Value, ...]:
 def _negative_part(context: Context) -> tuple[Value, ...]:
     values = []
     for ranks in (3, 8):
-        nvlink, wait_s = nvlink_gbps(context, ranks), t_dpa_s(context, ranks)
-        printed = eq_8_as_printed(MB, PCIE_GBPS, nvlink, wait_s)
-        ours = hybrid_split(MB, PCIE_GBPS, nvlink, wait_s).pcie_bytes
+        nvlink, wait_s = nvlink_gb_per_s(context, ranks), t_dpa_s(context, ranks)
+        printed = eq_8_as_printed(MB, PCIE_GB_PER_S, nvlink, wait_s)
+        ours = hybrid_split(MB, PCIE_GB_PER_S, nvlink, wait_s).pcie_bytes
         what = f"of 1 MB to {ranks} GPUs, over PCIe"
         values.append(Value(what, float(printed / MB), float(ours / MB), "MB", basis=SPLIT_BASIS))
         least = wait_s * nvlink * GB / MB
@@ -94,7 +94,7 @@ def _negative_part(context: Context) -> tuple[Value, ...]:
 
 
 def _two_answers(context: Context) -> tuple[Value, ...]:
-    lanes = [link.gbps for link in topology_of("dgx-2").links if link.kind == "nvlink"]
+    lanes = [link.gb_per_s for link in topology_of("dgx-2").links if link.kind == "nvlink"]
     return (
         *(
             Value(

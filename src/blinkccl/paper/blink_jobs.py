@@ -56,12 +56,12 @@ class Timed:
     """Algbw of both sides for one allocation, GB/s."""
 
     gpus: Gpus
-    blink_gbps: float
-    nccl_gbps: float
+    blink_gb_per_s: float
+    nccl_gb_per_s: float
 
     @property
     def speedup(self) -> float:
-        return self.blink_gbps / self.nccl_gbps
+        return self.blink_gb_per_s / self.nccl_gb_per_s
 
 
 def blink(context: Context, name: str, collective: str, gpus: Gpus | None = None, how: str = "blink") -> Planned:
@@ -74,7 +74,7 @@ def at_best_chunk(side: Planned, size_bytes: int) -> float:
     """Algbw in GB/s at the fastest chunk that a search finds."""
     costs = side.conditions.calibration
     chunk_bytes = best_chunk(side.program, side.forest.topology, costs, size_bytes)
-    return replace(side, conditions=replace(side.conditions, chunk_bytes=chunk_bytes)).at(size_bytes).algbw_gbps
+    return replace(side, conditions=replace(side.conditions, chunk_bytes=chunk_bytes)).at(size_bytes).algbw_gb_per_s
 
 
 def nccl(context: Context, asked: Request, calibration: str, baseline: str = "nccl-2.4") -> Prepared:
@@ -86,7 +86,7 @@ def nccl(context: Context, asked: Request, calibration: str, baseline: str = "nc
 def timed(context: Context, name: str, collective: str, gpus: Gpus, how: str = "blink") -> Timed:
     """Both sides at 500 MB."""
     ours = at_best_chunk(blink(context, name, collective, gpus, how), SIZE_BYTES)
-    theirs = nccl(context, request(name, collective, gpus), COPY_ENGINES[name]).at(SIZE_BYTES).algbw_gbps
+    theirs = nccl(context, request(name, collective, gpus), COPY_ENGINES[name]).at(SIZE_BYTES).algbw_gb_per_s
     return Timed(gpus, ours, theirs)
 
 

@@ -31,17 +31,17 @@ _pattern = lru_cache(maxsize=64)(pattern)
 def throughput(context: Context, name: str, breadth: int, size_bytes: int) -> float:
     """GB/s of a traffic pattern at its best chunk."""
     traffic: Pattern = _pattern(name, breadth)
-    return measure(traffic, size_bytes, context.calibration(CALIBRATION)).gbps
+    return measure(traffic, size_bytes, context.calibration(CALIBRATION)).gb_per_s
 
 
-def lane_gbps(costs: Calibration, kind: str = "nvlink") -> float:
+def lane_gb_per_s(costs: Calibration, kind: str = "nvlink") -> float:
     """What one lane reaches in one direction."""
-    return next(row.gbps.value for row in costs.link if row.kind == kind)
+    return next(row.gb_per_s.value for row in costs.link if row.kind == kind)
 
 
 def _links(context: Context) -> tuple[Value, ...]:
     def both(what: str, low: float, high: float, name: str, kind: str = "nvlink") -> tuple[Value, Value]:
-        ours = lane_gbps(context.calibration(name), kind)
+        ours = lane_gb_per_s(context.calibration(name), kind)
         return (
             Value(f"{what}, at least", low, ours, "GB/s", relation=">=", basis=f"{kind} of {name}"),
             Value(f"{what}, at most", high, ours, "GB/s", relation="<=", basis=f"{kind} of {name}"),
@@ -56,8 +56,8 @@ def _links(context: Context) -> tuple[Value, ...]:
 
 def _chain(context: Context, name: str, what: str, published: dict[int, float]) -> tuple[Value, ...]:
     return tuple(
-        Value(f"{what}, {gpus} GPUs", gbps, throughput(context, name, gpus, 1000 * MB), "GB/s", FIT, basis=COSTS)
-        for gpus, gbps in published.items()
+        Value(f"{what}, {gpus} GPUs", gb_per_s, throughput(context, name, gpus, 1000 * MB), "GB/s", FIT, basis=COSTS)
+        for gpus, gb_per_s in published.items()
     )
 
 
@@ -68,11 +68,11 @@ def _fig_7(context: Context) -> tuple[Value, ...]:
 def _fig_8(context: Context) -> tuple[Value, ...]:
     sizes = (50, 1000)
     found = {(name, size): throughput(context, name, 0, size * MB) for name in ("mimo", "mca") for size in sizes}
-    most = lane_gbps(context.calibration(CALIBRATION))
+    most = lane_gb_per_s(context.calibration(CALIBRATION))
     return (
         *(
-            Value(f"{name.upper()}, {size} MB", 18, gbps, "GB/s", FIT, basis=COSTS)
-            for (name, size), gbps in found.items()
+            Value(f"{name.upper()}, {size} MB", 18, gb_per_s, "GB/s", FIT, basis=COSTS)
+            for (name, size), gb_per_s in found.items()
         ),
         Value("MIMO's part of a lane, 1000 MB", 0.85, found["mimo", 1000] / most, tolerance=FIT, basis=COSTS),
     )
@@ -89,11 +89,11 @@ def _fig_24(context: Context) -> tuple[Value, ...]:
 def _fig_26(context: Context) -> tuple[Value, ...]:
     degrees, sizes = (1, 2, 3), (50, 500)
 
-    def gbps(name: str) -> list[float]:
+    def gb_per_s(name: str) -> list[float]:
         return [throughput(context, name, degree, size * MB) for degree in degrees for size in sizes]
 
-    fan_in, reducing, fan_out = map(gbps, ("fan-in-forward", "fan-in-reduce-forward", "fan-out-forward"))
-    most = lane_gbps(context.calibration(CALIBRATION))
+    fan_in, reducing, fan_out = map(gb_per_s, ("fan-in-forward", "fan-in-reduce-forward", "fan-out-forward"))
+    most = lane_gb_per_s(context.calibration(CALIBRATION))
     lost = [a - b for a, b in zip(fan_in, reducing, strict=True)]
     basis = f"{COSTS}; degrees 1 to 3, 50 and 500 MB"
     neighbours: dict[int, set[int]] = {}
@@ -135,9 +135,9 @@ def _fig_12(context: Context) -> tuple[Value, ...]:
             costs = side.conditions.calibration
             searches.append(search(side.program, side.forest.topology, costs, SIZE_BYTES))
     first, second = searches[0][:2]
-    best = [max(trial.gbps for trial in trials) for trials in searches]
+    best = [max(trial.gb_per_s for trial in trials) for trials in searches]
     near = [
-        next(i for i, trial in enumerate(trials, start=1) if trial.gbps >= 0.99 * most)
+        next(i for i, trial in enumerate(trials, start=1) if trial.gb_per_s >= 0.99 * most)
         for trials, most in zip(searches, best, strict=True)
     ]
     basis = "MIAD; blink plans for broadcast, all 4-GPU allocations of a DGX-1V, v100-copy-engine, 500 MB"

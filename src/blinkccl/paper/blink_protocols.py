@@ -7,7 +7,7 @@ from fractions import Fraction
 from blinkccl.algorithms.hybrid import hybrid_split
 from blinkccl.paper.blink_graph import broadcast_optimum, network
 from blinkccl.paper.blink_jobs import MB, SIZE_BYTES, nccl, plan, request, topology_of
-from blinkccl.paper.blink_microbenchmarks import lane_gbps
+from blinkccl.paper.blink_microbenchmarks import lane_gb_per_s
 from blinkccl.paper.claim import Claim, Context, Value
 from blinkccl.simulate.microbenchmarks import CALIBRATION
 from blinkccl.simulate.nccl_model import AS_WRITTEN_BYTES
@@ -15,7 +15,7 @@ from blinkccl.topology.spec import parse_gpus
 from blinkccl.units import GB
 
 #: What trees over PCIe reach. The paper prints no rate; its Fig 21 implies this one with T_dpa = 0.31 ms per GPU.
-PCIE_GBPS = Fraction(11, 2)
+PCIE_GB_PER_S = Fraction(11, 2)
 SPLIT_BASIS = f"Eq 8 with PCIe at 5.5 GB/s, minimum cuts in lanes of {CALIBRATION}, its peer_access_us"
 
 
@@ -24,26 +24,26 @@ def t_dpa_s(context: Context, ranks: int) -> Fraction:
     return Fraction(context.calibration(CALIBRATION).engine.peer_access_us.value) / 1_000_000 * ranks
 
 
-def nvlink_gbps(context: Context, ranks: int) -> Fraction:
+def nvlink_gb_per_s(context: Context, ranks: int) -> Fraction:
     """What broadcast trees among the first GPUs of a DGX-1V reach, at the calibrated rate of a lane."""
     lanes = broadcast_optimum(network("dgx-1v", tuple(range(ranks))))
-    return lanes * Fraction(lane_gbps(context.calibration(CALIBRATION)))
+    return lanes * Fraction(lane_gb_per_s(context.calibration(CALIBRATION)))
 
 
-def eq_8_as_printed(total_bytes: int, pcie_gbps: Fraction, nvlink: Fraction, wait_s: Fraction) -> Fraction:
+def eq_8_as_printed(total_bytes: int, pcie_gb_per_s: Fraction, nvlink: Fraction, wait_s: Fraction) -> Fraction:
     """D_PCIe in bytes, without the clamp."""
-    both = pcie_gbps + nvlink
-    return total_bytes * pcie_gbps / both - wait_s * pcie_gbps * nvlink * GB / both
+    both = pcie_gb_per_s + nvlink
+    return total_bytes * pcie_gb_per_s / both - wait_s * pcie_gb_per_s * nvlink * GB / both
 
 
 def _eq_8(context: Context) -> tuple[Value, ...]:
     values = []
     for ranks in (3, 8):
-        nvlink, wait_s = nvlink_gbps(context, ranks), t_dpa_s(context, ranks)
-        split = hybrid_split(SIZE_BYTES, PCIE_GBPS, nvlink, wait_s)
-        over_pcie_s = split.pcie_bytes / (PCIE_GBPS * GB) + wait_s
+        nvlink, wait_s = nvlink_gb_per_s(context, ranks), t_dpa_s(context, ranks)
+        split = hybrid_split(SIZE_BYTES, PCIE_GB_PER_S, nvlink, wait_s)
+        over_pcie_s = split.pcie_bytes / (PCIE_GB_PER_S * GB) + wait_s
         over_nvlink_s = split.nvlink_bytes / (nvlink * GB)
-        printed = eq_8_as_printed(SIZE_BYTES, PCIE_GBPS, nvlink, wait_s)
+        printed = eq_8_as_printed(SIZE_BYTES, PCIE_GB_PER_S, nvlink, wait_s)
         what = f"500 MB to {ranks} GPUs"
         values += [
             Value(f"{what}: T_PCIe + T_dpa over T_NVL", 1, float(over_pcie_s / over_nvlink_s), basis=SPLIT_BASIS),
@@ -102,7 +102,7 @@ def _three_phases(_: Context) -> tuple[Value, ...]:
         Value("fewest of these", 1, min(inward), basis=basis),
         Value("cross-server hops from each root", 1, max(outward), basis=basis),
         Value("servers that root one-hop trees, of n = 2", 2, len(roots), basis=basis),
-        Value("rate, of the network's 5 GB/s", None, forest.algbw_gbps, "GB/s", basis=basis),
+        Value("rate, of the network's 5 GB/s", None, forest.algbw_gb_per_s, "GB/s", basis=basis),
     )
 
 

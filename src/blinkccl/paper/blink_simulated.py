@@ -28,13 +28,13 @@ from blinkccl.paper.blink_jobs import (
     timed,
     topology_of,
 )
-from blinkccl.paper.blink_microbenchmarks import lane_gbps
-from blinkccl.paper.blink_protocols import FRAGMENTED, PCIE_GBPS, t_dpa_s
+from blinkccl.paper.blink_microbenchmarks import lane_gb_per_s
+from blinkccl.paper.blink_protocols import FRAGMENTED, PCIE_GB_PER_S, t_dpa_s
 from blinkccl.paper.claim import Claim, Context, Value
 from blinkccl.simulate.contenders import Conditions, contenders, planned
 from blinkccl.simulate.nccl_model import AS_WRITTEN_BYTES
 from blinkccl.topology.spec import parse_gpus
-from blinkccl.units import algbw_gbps
+from blinkccl.units import algbw_gb_per_s
 
 #: How far a simulated number may be from a measured one: calibrations are themselves known to some percent.
 TOLERANCE = 0.15
@@ -69,7 +69,7 @@ def _fig_17(context: Context) -> tuple[Value, ...]:
 def _two_sets_of_four(context: Context) -> tuple[Value, ...]:
     without, ring = (1, 4, 5, 6), (2, 3, 6, 7)
     both = timed(context, "dgx-1v", "broadcast", ring)
-    gained = both.blink_gbps - both.nccl_gbps
+    gained = both.blink_gb_per_s - both.nccl_gb_per_s
     basis, rule = basis_of("dgx-1v", "broadcast"), "NCCL 2.4's rule for rings"
     trees = len(plan("blink", "dgx-1v", "broadcast", ring).shares)
     return (
@@ -84,19 +84,29 @@ def _two_sets_of_four(context: Context) -> tuple[Value, ...]:
 def _against_broadcast(context: Context) -> tuple[Value, ...]:
     small = [gpus for gpus in connected_allocations("dgx-1v") if len(gpus) <= 4]
     lost = [
-        timed(context, "dgx-1v", "broadcast", gpus).blink_gbps - timed(context, "dgx-1v", "allreduce", gpus).blink_gbps
+        timed(context, "dgx-1v", "broadcast", gpus).blink_gb_per_s
+        - timed(context, "dgx-1v", "allreduce", gpus).blink_gb_per_s
         for gpus in small
     ]
     one, both = (timed(context, "dgx-1v", collective, EIGHT) for collective in ("broadcast", "allreduce"))
     basis = basis_of("dgx-1v", "allreduce and broadcast")
     lanes = [broadcast_optimum(network("dgx-1v", gpus)) - allreduce_optimum("dgx-1v", gpus) for gpus in small]
-    least = float(sum(lanes) / len(lanes)) * lane_gbps(context.calibration(COPY_ENGINES["dgx-1v"]))
+    least = float(sum(lanes) / len(lanes)) * lane_gb_per_s(context.calibration(COPY_ENGINES["dgx-1v"]))
     return (
         Value("3 and 4 GPUs: mean difference, at least", 20, sum(lost) / len(lost), "GB/s", TOLERANCE, ">=", basis),
         Value("3 and 4 GPUs: mean difference of optima", None, least, "GB/s", basis="cuts, partitions, a lane's rate"),
         Value("3 and 4 GPUs: largest difference", None, max(lost), "GB/s", basis=basis),
-        Value("8 GPUs: Blink's part of broadcast", 0.5, both.blink_gbps / one.blink_gbps, "", TOLERANCE, basis=basis),
-        Value("8 GPUs: NCCL's part of broadcast", 0.5, both.nccl_gbps / one.nccl_gbps, "", TOLERANCE, basis=basis),
+        Value(
+            "8 GPUs: Blink's part of broadcast",
+            0.5,
+            both.blink_gb_per_s / one.blink_gb_per_s,
+            "",
+            TOLERANCE,
+            basis=basis,
+        ),
+        Value(
+            "8 GPUs: NCCL's part of broadcast", 0.5, both.nccl_gb_per_s / one.nccl_gb_per_s, "", TOLERANCE, basis=basis
+        ),
     )
 
 
@@ -107,7 +117,8 @@ def dgx_2_speedups(context: Context, baselines: Iterable[str], sizes: Iterable[i
     asked = request("dgx-2", "allreduce")
     theirs = {name: nccl(context, asked, "nccl-2.4-v100", name) for name in baselines}
     return {
-        name: [gbps / prepared.at(size).algbw_gbps for size, gbps in ours.items()] for name, prepared in theirs.items()
+        name: [gb_per_s / prepared.at(size).algbw_gb_per_s for size, gb_per_s in ours.items()]
+        for name, prepared in theirs.items()
     }
 
 
@@ -135,16 +146,16 @@ def _fig_21(context: Context) -> tuple[Value, ...]:
     published = {3: 5.0, 4: 5.0, 5: None, 6: None, 7: 2.0, 8: 2.0}
     split = "Eq 8 at 500 MB: PCIe at 5.5 GB/s, T_dpa of v100-copy-engine, NVLink as blink plans are timed on it"
     values = []
-    for ranks, gbps in published.items():
+    for ranks, gb_per_s in published.items():
         nvlink = at_best_chunk(blink(context, "dgx-1v", "broadcast", tuple(range(ranks))), SIZE_BYTES)
-        seconds = float(hybrid_split(SIZE_BYTES, PCIE_GBPS, nvlink, t_dpa_s(context, ranks)).seconds)
-        gained = algbw_gbps(SIZE_BYTES, seconds) - nvlink
-        values.append(Value(f"gain for {ranks} GPUs", gbps, gained, "GB/s", TOLERANCE, basis=split))
+        seconds = float(hybrid_split(SIZE_BYTES, PCIE_GB_PER_S, nvlink, t_dpa_s(context, ranks)).seconds)
+        gained = algbw_gb_per_s(SIZE_BYTES, seconds) - nvlink
+        values.append(Value(f"gain for {ranks} GPUs", gb_per_s, gained, "GB/s", TOLERANCE, basis=split))
     conditions = Conditions(context.calibration(COPY_ENGINES["dgx-1v"]), named=context.calibration)
     for ranks in (3, 8):
         asked = request("dgx-1v", "broadcast", tuple(range(ranks)))
         hybrid, alone = (
-            contenders()[how].prepare(asked, conditions).at(SIZE_BYTES).algbw_gbps for how in ("hybrid", "optimal")
+            contenders()[how].prepare(asked, conditions).at(SIZE_BYTES).algbw_gb_per_s for how in ("hybrid", "optimal")
         )
         basis = "hybrid and optimal plans, all trees timed on v100-copy-engine, 500 MB"
         values.append(Value(f"gain for {ranks} GPUs, PCIe trees timed, too", None, hybrid - alone, "GB/s", basis=basis))
@@ -159,9 +170,9 @@ NETWORKS_GBIT = (40, 100, 200, 300, 400, 600, 800)
 class Crossing:
     """AllReduce of 100 MB over two servers, GB/s."""
 
-    network_gbps: float
-    blink_gbps: float
-    nccl_gbps: float
+    network_gb_per_s: float
+    blink_gb_per_s: float
+    nccl_gb_per_s: float
 
 
 def crossings(context: Context) -> list[Crossing]:
@@ -174,17 +185,17 @@ def crossings(context: Context) -> list[Crossing]:
         conditions = Conditions(context.calibration(costs), named=context.calibration)
         side = planned("three_phase", plan("three_phase", spec, "allreduce", gpus), conditions)
         theirs = nccl(context, request(spec, "allreduce", gpus), costs).at(100 * MB)
-        found.append(Crossing(rate / 8, at_best_chunk(side, 100 * MB), theirs.algbw_gbps))
+        found.append(Crossing(rate / 8, at_best_chunk(side, 100 * MB), theirs.algbw_gb_per_s))
     return found
 
 
 def _fig_22b(context: Context) -> tuple[Value, ...]:
     found = crossings(context)
-    kept_up = min(one.blink_gbps / one.network_gbps for one in found if one.network_gbps <= 300 / 8)
-    most = max(one.blink_gbps for one in found)
+    kept_up = min(one.blink_gb_per_s / one.network_gb_per_s for one in found if one.network_gb_per_s <= 300 / 8)
+    most = max(one.blink_gb_per_s for one in found)
     basis = f"three_phase plans, v100-copy-engine, best chunk; GPUs {FRAGMENTED}, 100 MB"
-    theirs = {one.network_gbps * 8: one.nccl_gbps for one in found}
-    pcie = min(lane_gbps(context.calibration("nccl-2.4-v100"), kind) for kind in ("pcie", "smp"))
+    theirs = {one.network_gb_per_s * 8: one.nccl_gb_per_s for one in found}
+    pcie = min(lane_gb_per_s(context.calibration("nccl-2.4-v100"), kind) for kind in ("pcie", "smp"))
     return (
         Value("Blink's part of the network, 40 to 300 Gb/s", 1, kept_up, "", TOLERANCE, basis=basis),
         Value("where Blink stops", 300, most * 8, "Gb/s", TOLERANCE, basis=basis),

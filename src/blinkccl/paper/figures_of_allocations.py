@@ -22,15 +22,15 @@ from blinkccl.paper.blink_jobs import (
     nccl,
     request,
 )
-from blinkccl.paper.blink_protocols import PCIE_GBPS, t_dpa_s
+from blinkccl.paper.blink_protocols import PCIE_GB_PER_S, t_dpa_s
 from blinkccl.paper.claim import Context
 from blinkccl.paper.figures import Figure
 from blinkccl.simulate.contenders import Conditions, contenders
-from blinkccl.units import algbw_gbps
+from blinkccl.units import algbw_gb_per_s
 
 #: Sizes at the ends of the error bars of Figs 15 to 17 (§5.2.1).
 _ENDS = (50 * MB, 1000 * MB)
-_GBPS = "throughput (GB/s)"
+_GB_PER_S = "throughput (GB/s)"
 _MACHINES = {"dgx-1p": "P100", "dgx-1v": "V100"}
 
 
@@ -73,7 +73,7 @@ def _sides(context: Context, name: str, collective: str, gpus: Gpus, how: str) -
     """Algbw over size, GB/s, of a plan at its best chunk and of NCCL 2.4."""
     ours = blink(context, name, collective, gpus, how)
     theirs = nccl(context, request(name, collective, gpus), COPY_ENGINES[name])
-    return lambda size: at_best_chunk(ours, size), lambda size: theirs.at(size).algbw_gbps
+    return lambda size: at_best_chunk(ours, size), lambda size: theirs.at(size).algbw_gb_per_s
 
 
 def _per_allocation(name: str, collective: str, most: float, mean: float) -> Callable[[Any, Context], str]:
@@ -92,7 +92,7 @@ def _per_allocation(name: str, collective: str, most: float, mean: float) -> Cal
             ends = [[side[i](size) for side in sides] for size in _ENDS]
             named = "50 to 1000 MB" if i else "_"
             above.vlines(places, *ends, color=drawing.BLACK, linewidth=1, zorder=3, label=named)
-        drawing.finish(above, ylabel=_GBPS, legend="upper left", columns=3, grid="y")
+        drawing.finish(above, ylabel=_GB_PER_S, legend="upper left", columns=3, grid="y")
         speedups = [a / b for a, b in zip(*heights, strict=True)]
         exact = [_sides(context, name, collective, gpus, "optimal")[0](SIZE_BYTES) for gpus in allocations]
         best = [a / b for a, b in zip(exact, heights[1], strict=True)]
@@ -124,17 +124,17 @@ def _fig_21(figure: Any, context: Context) -> str:
     for ranks in counts:
         gpus = tuple(range(ranks))
         nvlink = at_best_chunk(blink(context, "dgx-1v", "broadcast", gpus), SIZE_BYTES)
-        split = hybrid_split(SIZE_BYTES, PCIE_GBPS, nvlink, t_dpa_s(context, ranks))
+        split = hybrid_split(SIZE_BYTES, PCIE_GB_PER_S, nvlink, t_dpa_s(context, ranks))
         alone.append(nvlink)
-        both.append(algbw_gbps(SIZE_BYTES, float(split.seconds)))
+        both.append(algbw_gb_per_s(SIZE_BYTES, float(split.seconds)))
         gained.append(both[-1] - nvlink)
         asked = request("dgx-1v", "broadcast", gpus)
         hybrid, optimal = (contenders()[how].prepare(asked, conditions).at(SIZE_BYTES) for how in ("hybrid", "optimal"))
-        timed.append(hybrid.algbw_gbps - optimal.algbw_gbps)
+        timed.append(hybrid.algbw_gb_per_s - optimal.algbw_gb_per_s)
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     groups = [str(ranks) for ranks in counts]
     drawing.bars(left, groups, {"NVLink only": alone, "hybrid": both}, (drawing.THEIRS, drawing.OURS))
-    drawing.finish(left, "broadcast of 500 MB", _GBPS, legend="upper left", grid="y")
+    drawing.finish(left, "broadcast of 500 MB", _GB_PER_S, legend="upper left", grid="y")
     drawing.lines(
         right,
         {

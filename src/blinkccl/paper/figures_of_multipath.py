@@ -68,8 +68,8 @@ def _copies(window: int, printed: Mapping[str, tuple[float, float, int]]) -> Cal
             # The article looks the number of streams up in a table by size; here the fastest is taken.
             both = [copy_of(context, machine, None, streams, window) for streams in _STREAMS]
             curves = {
-                "direct": [(size, direct.at(size).algbw_gbps) for size in _COPIES],
-                "two paths": [(size, max(side.at(size).algbw_gbps for side in both)) for size in _COPIES],
+                "direct": [(size, direct.at(size).algbw_gb_per_s) for size in _COPIES],
+                "two paths": [(size, max(side.at(size).algbw_gb_per_s for side in both)) for size in _COPIES],
             }
             drawing.lines(axes, curves, (drawing.THEIRS, drawing.OURS))
             drawing.published_level(axes, peak, f"published: two paths, peak {peak:g}")

@@ -11,7 +11,7 @@ from blinkccl.paper.figures import Figure
 from blinkccl.paper.jobs_of_others import GIB, KIB, MIB, channels, conditions, request, seconds
 from blinkccl.paper.notes import (
     GRADIENT_BYTES,
-    LINK_GBPS,
+    LINK_GB_PER_S,
     MACHINE,
     MEASURED,
     PARAMETERS,
@@ -23,18 +23,18 @@ from blinkccl.paper.notes import RANKS as EIGHT
 from blinkccl.paper.ring_vs_tree import BUSBW, CLUSTER, RANKS, SERVERS, TABLE
 from blinkccl.simulate.models import compute_at, peak_flops_per_s, transformer
 from blinkccl.simulate.nccl_model import ALGORITHMS, PROTOCOLS, Prediction, choose, crossover, predict
-from blinkccl.simulate.staged import PLAIN_NET_GBPS, PLAIN_STEP_US, prepare_plain_ring
+from blinkccl.simulate.staged import PLAIN_NET_GB_PER_S, PLAIN_STEP_US, prepare_plain_ring
 from blinkccl.simulate.training import Seconds, roofline_seconds, step_time
-from blinkccl.units import algbw_gbps, bus_factor
+from blinkccl.units import algbw_gb_per_s, bus_factor
 
 _SIZES = tuple(4 * KIB << power for power in range(22))
 _RING, _NCCL = "ring in Python, simulated", "NCCL 2.30's own model"
 #: The post's last column.
 _SPEEDUPS = (34, 17, 8, 6, 7, 7)
 #: GB/s beside the three large sizes of the post's table; they are busbw, of the ring and of NCCL.
-_PRINTED_GBPS = {64 * MIB: (18, 104), 512 * MIB: (20, 136), 8 * GIB: (20, 140)}
+_PRINTED_GB_PER_S = {64 * MIB: (18, 104), 512 * MIB: (20, 136), 8 * GIB: (20, 140)}
 _POST_BASIS = (
-    f"Plain-ring on h100, with {PLAIN_STEP_US.value:g} µs a step and {PLAIN_NET_GBPS.value:g} GB/s between servers "
+    f"Plain-ring on h100, with {PLAIN_STEP_US.value:g} µs a step and {PLAIN_NET_GB_PER_S.value:g} GB/s between servers "
     "fitted to the table's first and last row; NCCL 2.30's cost model of rings and trees, without a calibration; both "
     f"on {CLUSTER}"
 )
@@ -73,12 +73,12 @@ def _bandwidth(figure: Any, context: Context) -> str:
     axes = figure.subplots()
     factor = float(bus_factor("allreduce", RANKS))
     found = {
-        name: [factor * algbw_gbps(size, s) for size, s in zip(_SIZES, taken, strict=True)]
+        name: [factor * algbw_gb_per_s(size, s) for size, s in zip(_SIZES, taken, strict=True)]
         for name, taken in _post(context).items()
     }
     _both(axes, found)
     for number, (name, colour) in enumerate((("ring in Python", drawing.OURS), ("NCCL", drawing.THEIRS))):
-        marks = [(size, gbps[number]) for size, gbps in _PRINTED_GBPS.items()]
+        marks = [(size, gb_per_s[number]) for size, gb_per_s in _PRINTED_GB_PER_S.items()]
         drawing.published(axes, marks, f"{name}, published", colour)
     drawing.published(axes, [(8 * GIB, BUSBW)], "nccl-tests, published", drawing.THEIRS, "D")
     axes.set_ylim(bottom=0)
@@ -105,7 +105,7 @@ def _predicted(size_bytes: int) -> tuple[Prediction, ...]:
 
 def _roofline(figure: Any, context: Context) -> str:
     axes = figure.subplots()
-    by_size = {size: {(p.algorithm, p.protocol): p.busbw_gbps for p in _predicted(size)} for size in _SIZES}
+    by_size = {size: {(p.algorithm, p.protocol): p.busbw_gb_per_s for p in _predicted(size)} for size in _SIZES}
     colours = dict(zip(PROTOCOLS, (drawing.SKY, drawing.GREEN, drawing.ORANGE), strict=True))
     for algorithm in ALGORITHMS:
         for protocol in PROTOCOLS:
@@ -121,9 +121,9 @@ def _roofline(figure: Any, context: Context) -> str:
     axes.plot(*zip(*chosen, strict=True), color=drawing.BLACK, linewidth=4, alpha=0.25, label="what NCCL 2.30 chooses")
     factor = float(bus_factor("allreduce", EIGHT))
     sizes = _SIZES[::3]
-    timed = [(size, factor * algbw_gbps(size, seconds(context, ring(MACHINE), "h100", size))) for size in sizes]
+    timed = [(size, factor * algbw_gb_per_s(size, seconds(context, ring(MACHINE), "h100", size))) for size in sizes]
     axes.plot(*zip(*timed, strict=True), "o", color=drawing.OURS, label="rings, simulated on h100")
-    drawing.published_level(axes, LINK_GBPS, f"roofline of §6: a GPU's {LINK_GBPS} GB/s", "--")
+    drawing.published_level(axes, LINK_GB_PER_S, f"roofline of §6: a GPU's {LINK_GB_PER_S} GB/s", "--")
     drawing.published(axes, [(size * GIB, busbw) for size, _, busbw in MEASURED], "published, §5")
     drawing.published(axes, [(size, busbw) for size, _, _, busbw in SAMPLE], "published, §9", drawing.VERMILION, "X")
     drawing.over_sizes(axes, _SIZES, every=3)
@@ -140,7 +140,7 @@ def _roofline(figure: Any, context: Context) -> str:
 
 def _step(figure: Any, context: Context) -> str:
     def roofline(size_bytes: int) -> float:
-        return roofline_seconds(size_bytes, EIGHT, LINK_GBPS)
+        return roofline_seconds(size_bytes, EIGHT, LINK_GB_PER_S)
 
     def nccl(size_bytes: int) -> float:
         return _predicted(size_bytes)[0].seconds
@@ -179,7 +179,7 @@ def _step(figure: Any, context: Context) -> str:
     drawing.finish(axes, legend="upper right", grid="x")
     return (
         "6 FLOPs per parameter and token at the data sheet's peaks of an H200; 2(n-1)/n of the gradients over "
-        f"{LINK_GBPS} GB/s, NCCL 2.30's cost model, or ring plans on h100. With overlap each block's gradients go "
+        f"{LINK_GB_PER_S} GB/s, NCCL 2.30's cost model, or ring plans on h100. With overlap each block's gradients go "
         "while the ones before it are computed; the printed row is the larger of its numbers."
     )
 

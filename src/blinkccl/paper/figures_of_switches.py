@@ -30,7 +30,7 @@ def _dgx_2(context: Context, sizes: Sequence[int]) -> dict[str, list[float]]:
     found = {"Blink, one-hop trees": [at_best_chunk(side, size) for size in sizes]}
     for baseline, name in _BASELINES.items():
         theirs = nccl(context, asked, "nccl-2.4-v100", baseline)
-        found[name] = [theirs.at(size).algbw_gbps for size in sizes]
+        found[name] = [theirs.at(size).algbw_gb_per_s for size in sizes]
     return found
 
 
@@ -44,8 +44,8 @@ def _ratios(axes: Any, sizes: Sequence[int], found: dict[str, list[float]], most
     """How many times as fast as each baseline Blink is."""
     ours, *theirs = found.values()
     curves = {
-        f"_{number}": [(size, a / b) for size, a, b in zip(sizes, ours, gbps, strict=True)]
-        for number, gbps in enumerate(theirs)
+        f"_{number}": [(size, a / b) for size, a, b in zip(sizes, ours, gb_per_s, strict=True)]
+        for number, gb_per_s in enumerate(theirs)
     }
     drawing.lines(axes, curves, _COLOURS[1:], _STYLES[1:])
     drawing.published_level(axes, most, f"published: up to {most:g}×")
@@ -56,7 +56,7 @@ def _ratios(axes: Any, sizes: Sequence[int], found: dict[str, list[float]], most
 def _fig_19(figure: Any, context: Context) -> str:
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     found = _dgx_2(context, LARGE)
-    curves = {name: list(zip(LARGE, gbps, strict=True)) for name, gbps in found.items()}
+    curves = {name: list(zip(LARGE, gb_per_s, strict=True)) for name, gb_per_s in found.items()}
     drawing.lines(above, curves, _COLOURS, _STYLES)
     above.set_yscale("log")
     drawing.plain_numbers(above.yaxis)
@@ -70,8 +70,8 @@ def _fig_20(figure: Any, context: Context) -> str:
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     found = _dgx_2(context, _SMALL)
     curves = {
-        name: [(size, 1e6 * size / (one * GB)) for size, one in zip(_SMALL, gbps, strict=True)]
-        for name, gbps in found.items()
+        name: [(size, 1e6 * size / (one * GB)) for size, one in zip(_SMALL, gb_per_s, strict=True)]
+        for name, gb_per_s in found.items()
     }
     drawing.lines(above, curves, _COLOURS, _STYLES)
     above.set_ylim(0, 1.5 * max(us for points in curves.values() for _, us in points))
@@ -87,17 +87,17 @@ def _fig_22b(figure: Any, context: Context) -> str:
     drawing.lines(
         axes,
         {
-            "Blink, three phases": list(zip(NETWORKS_GBIT, (one.blink_gbps for one in found), strict=True)),
-            "NCCL 2.4": list(zip(NETWORKS_GBIT, (one.nccl_gbps for one in found), strict=True)),
+            "Blink, three phases": list(zip(NETWORKS_GBIT, (one.blink_gb_per_s for one in found), strict=True)),
+            "NCCL 2.4": list(zip(NETWORKS_GBIT, (one.nccl_gb_per_s for one in found), strict=True)),
         },
         (drawing.OURS, drawing.THEIRS),
     )
-    rates = [one.network_gbps for one in found]
+    rates = [one.network_gb_per_s for one in found]
     axes.plot(NETWORKS_GBIT, rates, "--", color=drawing.GREY, label="the network's rate")
     axes.axvline(300, color=drawing.BLACK, linestyle=":", label="published: Blink keeps up to about 300 Gb/s")
     axes.set_xlabel("network of a server (Gb/s)")
     axes.set_xticks(NETWORKS_GBIT)
-    axes.set_ylim(0, 1.6 * max(one.blink_gbps for one in found))
+    axes.set_ylim(0, 1.6 * max(one.blink_gb_per_s for one in found))
     drawing.finish(axes, ylabel="algbw (GB/s)", legend="lower right")
     return (
         f"Three_phase plans on v100-copy-engine at the best chunk, baseline nccl-2.4; GPUs {FRAGMENTED} of two "

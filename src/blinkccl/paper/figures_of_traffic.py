@@ -12,7 +12,7 @@ from blinkccl.forest.model import Forest, link_use
 from blinkccl.paper import drawing
 from blinkccl.paper.allocations import Gpus, connected_allocations
 from blinkccl.paper.blink_jobs import COPY_ENGINES, MB, SIZE_BYTES, blink, plan
-from blinkccl.paper.blink_microbenchmarks import lane_gbps, throughput
+from blinkccl.paper.blink_microbenchmarks import lane_gb_per_s, throughput
 from blinkccl.paper.claim import Context
 from blinkccl.paper.figures import Figure
 from blinkccl.simulate.chunk_search import search
@@ -23,7 +23,7 @@ from blinkccl.simulate.translate import Settings
 _SIZES = tuple(MB * size for size in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000))
 _FROM_TEN = tuple(size for size in _SIZES if size >= 10 * MB)
 _LARGEST = 1000 * MB
-_GBPS = "throughput (GB/s)"
+_GB_PER_S = "throughput (GB/s)"
 _BASIS = (
     f"Traffic patterns on single lanes, timed on {CALIBRATION} at the best chunk of each size; that calibration is "
     "fitted to this figure's printed numbers"
@@ -52,7 +52,7 @@ def _fig_7(figure: Any, context: Context) -> str:
     drawing.published(axes, [(_LARGEST, 21)], "published: around 21, 3 GPUs", drawing.BLUE)
     drawing.published(axes, [(_LARGEST, 19)], "published: around 19, 8 GPUs", drawing.SKY)
     axes.set_ylim(8, 22)
-    drawing.finish(axes, ylabel=_GBPS, legend="lower right", columns=2)
+    drawing.finish(axes, ylabel=_GB_PER_S, legend="lower right", columns=2)
     return f"{_BASIS}."
 
 
@@ -66,11 +66,11 @@ def _fig_8(figure: Any, context: Context) -> str:
     )
     above = [size for size in _SIZES if size > 10 * MB]
     axes.plot(above, [18] * len(above), ":", color=drawing.BLACK, label="published: around 18, above 10 MB")
-    lane = lane_gbps(context.calibration(CALIBRATION))
+    lane = lane_gb_per_s(context.calibration(CALIBRATION))
     drawing.published_level(axes, lane, f"a lane in one direction: {lane:.3g}", "--")
     drawing.over_sizes(axes, _SIZES)
     axes.set_ylim(0, 1.12 * lane)
-    drawing.finish(axes, ylabel=_GBPS, legend="lower right")
+    drawing.finish(axes, ylabel=_GB_PER_S, legend="lower right")
     return f"{_BASIS}."
 
 
@@ -84,9 +84,9 @@ def _fig_24(figure: Any, context: Context) -> str:
     for axes, (name, title, printed) in zip(panels, rows, strict=True):
         _patterns(axes, context, name, "GPUs", _SIZES)
         drawing.over_sizes(axes, _SIZES, every=3)
-        for (gpus, gbps), colour in zip(printed.items(), (drawing.BLUE, drawing.SKY), strict=True):
-            drawing.published(axes, [(_LARGEST, gbps)], f"published, {gpus} GPUs", colour)
-        drawing.finish(axes, title, _GBPS if axes is panels[0] else "", legend="")
+        for (gpus, gb_per_s), colour in zip(printed.items(), (drawing.BLUE, drawing.SKY), strict=True):
+            drawing.published(axes, [(_LARGEST, gb_per_s)], f"published, {gpus} GPUs", colour)
+        drawing.finish(axes, title, _GB_PER_S if axes is panels[0] else "", legend="")
     panels[0].set_ylim(bottom=0)
     drawing.legend_below(figure, panels[0], 8)
     return f"{_BASIS}, but for reduce+forward, for which Figs 7 and 24 contradict each other (E6)."
@@ -99,12 +99,12 @@ def _fig_26(figure: Any, context: Context) -> str:
         "fan-in-reduce-forward": "fan-in reduce+forward",
         "fan-out-forward": "fan-out forward",
     }
-    lane = lane_gbps(context.calibration(CALIBRATION))
+    lane = lane_gb_per_s(context.calibration(CALIBRATION))
     for axes, (name, title) in zip(panels, rows.items(), strict=True):
         _patterns(axes, context, name, "sources or destinations", _SIZES, ("-", "--", ":"))
         drawing.over_sizes(axes, _SIZES, every=3)
         drawing.published_level(axes, lane, f"a lane in one direction: {lane:.3g} GB/s", "--")
-        drawing.finish(axes, title, _GBPS if axes is panels[0] else "", legend="")
+        drawing.finish(axes, title, _GB_PER_S if axes is panels[0] else "", legend="")
     panels[0].set_ylim(bottom=0)
     drawing.legend_below(figure, panels[0], 4)
     return f"{_BASIS}: near the maximum from 50 MB on, and 1 to 2 GB/s less with a reduction."
@@ -121,7 +121,7 @@ def _fig_12(figure: Any, context: Context) -> str:
     for gpus in allocations:
         side = blink(context, "dgx-1v", "broadcast", gpus)
         trials = search(side.program, side.forest.topology, side.conditions.calibration, SIZE_BYTES)
-        most = max(trial.gbps for trial in trials)
+        most = max(trial.gb_per_s for trial in trials)
         if gpus == _SHOWN:
             name = f"GPUs {', '.join(map(str, gpus))}: best {most:.3g} GB/s"
             style = {"color": drawing.OURS, "linewidth": 2.2, "marker": "o", "markersize": 4, "zorder": 5}
@@ -131,7 +131,7 @@ def _fig_12(figure: Any, context: Context) -> str:
             style = {"color": drawing.GREY, "linewidth": 0.8, "alpha": 0.6}
         iterations = range(1, len(trials) + 1)
         above.plot(iterations, [trial.chunk_bytes / (1 << 20) for trial in trials], label=name, **style)
-        below.plot(iterations, [100 * trial.gbps / most for trial in trials], **style)
+        below.plot(iterations, [100 * trial.gb_per_s / most for trial in trials], **style)
     above.plot(
         range(1, 5), [1, 2, 4, 8], "*", color=drawing.BLACK, markersize=9, zorder=10, label="published: 1 MB, doubling"
     )
@@ -158,9 +158,9 @@ def _fig_13(figure: Any, context: Context) -> str:
         if not _share_a_link(plan("blink", "dgx-1v", "broadcast", gpus)):
             continue
         side = blink(context, "dgx-1v", "broadcast", gpus)
-        fair = _gbps(side, Settings("fair"))
+        fair = _gb_per_s(side, Settings("fair"))
         for name, settings in ways.items():
-            found[name].append(100 * _gbps(side, settings) / fair)
+            found[name].append(100 * _gb_per_s(side, settings) / fair)
         names.append(",".join(map(str, gpus)))
     axes = figure.subplots()
     drawing.bars(axes, names, found, (drawing.VERMILION, drawing.OURS))
@@ -175,8 +175,8 @@ def _fig_13(figure: Any, context: Context) -> str:
     )
 
 
-def _gbps(side: Planned, settings: Settings) -> float:
-    return replace(side, conditions=replace(side.conditions, settings=settings)).at(SIZE_BYTES).algbw_gbps
+def _gb_per_s(side: Planned, settings: Settings) -> float:
+    return replace(side, conditions=replace(side.conditions, settings=settings)).at(SIZE_BYTES).algbw_gb_per_s
 
 
 def _share_a_link(forest: Forest) -> bool:

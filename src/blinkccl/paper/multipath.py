@@ -9,7 +9,7 @@ from blinkccl.paper.claim import Claim, Context, Value
 from blinkccl.paper.jobs_of_others import MIB, conditions, plan, request, seconds
 from blinkccl.simulate.baselines import prepare_nccl_24
 from blinkccl.simulate.calibration import link_cost
-from blinkccl.simulate.staged import HOST_COMBINE_GBPS, STREAMS, WholeShares, multi_path, prepare_host_staged
+from blinkccl.simulate.staged import HOST_COMBINE_GB_PER_S, STREAMS, WholeShares, multi_path, prepare_host_staged
 from blinkccl.units import bus_factor
 
 #: Two GPUs of one socket.
@@ -37,9 +37,9 @@ def copy_of(
     return multi_path(request(machine, "sendrecv", PAIR), conditions(context, machine), host_part, streams, window)
 
 
-def copy_gbps(context: Context, machine: str, host_part: Fraction | None, window: int = 1) -> float:
+def copy_gb_per_s(context: Context, machine: str, host_part: Fraction | None, window: int = 1) -> float:
     """Its bandwidth for a large message."""
-    return copy_of(context, machine, host_part, window=window).at(LARGE_BYTES).algbw_gbps
+    return copy_of(context, machine, host_part, window=window).at(LARGE_BYTES).algbw_gb_per_s
 
 
 def _basis(machine: str, what: str) -> str:
@@ -53,8 +53,8 @@ def _put_bandwidth(context: Context) -> tuple[Value, ...]:
         ("mist", 120.0, 120 / 1.67, 1.67, MIST_THEORY, 80),
         ("cedar", 54.0, 45.0, 1.18, CEDAR_THEORY, 82),
     ):
-        one = copy_gbps(context, machine, Fraction(0))
-        both = copy_gbps(context, machine, None)
+        one = copy_gb_per_s(context, machine, Fraction(0))
+        both = copy_gb_per_s(context, machine, None)
         found += [
             Value(f"{machine}, direct", direct, one, "GB/s", READ_OFF, basis=_basis(machine, "direct copy")),
             Value(f"{machine}, two paths", peak, both, "GB/s", READ_OFF, basis=_basis(machine, "multi-path")),
@@ -67,7 +67,7 @@ def _put_bandwidth(context: Context) -> tuple[Value, ...]:
 def _window_bandwidth(context: Context) -> tuple[Value, ...]:
     found = []
     for machine, peak, times in (("mist", 134.0, 1.84), ("cedar", 60.0, 1.23)):
-        one, both = (copy_gbps(context, machine, part, window=64) for part in (Fraction(0), None))
+        one, both = (copy_gb_per_s(context, machine, part, window=64) for part in (Fraction(0), None))
         basis = _basis(machine, "multi-path, window 64")
         found += [
             Value(f"{machine}, direct", peak / times, one, "GB/s", READ_OFF, basis=basis),
@@ -80,7 +80,7 @@ def _window_bandwidth(context: Context) -> tuple[Value, ...]:
 def _host_parts(context: Context) -> tuple[Value, ...]:
     found = []
     for part in MIST_HOST_PARTS:
-        cap = copy_of(context, "mist", part).forest.algbw_gbps
+        cap = copy_of(context, "mist", part).forest.algbw_gb_per_s
         basis = f"rate of multi-path with {float(part):.0%} through the host, mist's nominal links".replace("%", " %")
         found.append(Value(f"mist, the most with {int(100 * part)} % that way", 120, cap, "GB/s", 0.05, ">=", basis))
     most = 100 * float(MIST_HOST_PARTS[-1])
@@ -94,7 +94,9 @@ def _host_parts(context: Context) -> tuple[Value, ...]:
 def _streams(context: Context) -> tuple[Value, ...]:
     found = []
     for machine in ("mist", "cedar"):
-        many, one = (copy_of(context, machine, None, streams).at(LARGE_BYTES).algbw_gbps for streams in (STREAMS, 1))
+        many, one = (
+            copy_of(context, machine, None, streams).at(LARGE_BYTES).algbw_gb_per_s for streams in (STREAMS, 1)
+        )
         basis = f"multi-path with the best split on {machine}, a chunk per stream; the host passes on whole chunks"
         found.append(Value(f"{machine}, 8 streams over one", 1, many / one, "times", relation=">=", basis=basis))
     return tuple(found)
@@ -228,8 +230,8 @@ CLAIMS: tuple[Claim, ...] = (
         "14.33, 1.09, 1.26 and 1.25 times at 64 MB; 12.25, 15.63, -, 1.47 and 1.38 times at 1 GB.",
         _hierarchical,
         "How fast the two MPIs copy and add on a POWER9 is not published. The rates assumed are those of x86 servers "
-        f"({HOST_COMBINE_GBPS.value:g} GB/s for the sum), one model stands for both, and what it says is an order of "
-        "magnitude. HPC-X and MVAPICH2-GDR reduce on the GPUs in ways that the article does not give. NCCL's rings "
+        f"({HOST_COMBINE_GB_PER_S.value:g} GB/s for the sum), one model stands for both, and what it says is an order "
+        "of magnitude. HPC-X and MVAPICH2-GDR reduce on the GPUs in ways that the article does not give. NCCL's rings "
         "send 1.5 S over the bus between the sockets, the leaders S.",
     ),
     Claim(

@@ -18,7 +18,7 @@ from blinkccl.simulate.training import (
     zero3_volume_bytes,
 )
 from blinkccl.topology.assembly import exact_unit
-from blinkccl.units import GB, algbw_gbps, bus_factor
+from blinkccl.units import GB, algbw_gb_per_s, bus_factor
 
 MACHINE, RANKS = "hgx-h200", 8
 #: §5: GB, algbw and busbw in GB/s.
@@ -27,7 +27,7 @@ MEASURED = ((1, 257, 449), (4, 280, 490), (8, 291, 509))
 SAMPLE = ((MIB, 382.1, 2.75, 4.81), (64 * MIB, 2431.6, 27.60, 48.30), (512 * MIB, 14985.5, 358.28, 626.98))
 #: §10: parameters, tokens of a step, bytes of gradients.
 PARAMETERS, TOKENS, GRADIENT_BYTES = 70 * 10**9, 4 * 2048, 140 * 10**9
-LINK_GBPS = 450
+LINK_GB_PER_S = 450
 #: §2: what ranks 0 to 3 hold after step 1, and after the last step of phase 1, as chunk and contributors.
 FIRST_STEP, LAST_STEP = ("C23", "D01", "A12", "B23"), ("D0123", "A0123", "B0123", "C0123")
 #: §4: the two trees, child to parent.
@@ -53,10 +53,10 @@ def out_of(forest: Forest, rank: int) -> int:
 def _links(context: Context) -> tuple[Value, ...]:
     topology = job().topology
     nvlinks = [link for link in topology.links if link.kind == "nvlink"]
-    out = sum(link.gbps for link in nvlinks if link.src == 0)
-    back = sum(link.gbps for link in nvlinks if link.dst == 0)
+    out = sum(link.gb_per_s for link in nvlinks if link.src == 0)
+    back = sum(link.gb_per_s for link in nvlinks if link.dst == 0)
     everyone = plan("optimal", MACHINE, "alltoall")
-    each = everyone.algbw_gbps / RANKS
+    each = everyone.algbw_gb_per_s / RANKS
     return (
         Value("out of a GPU", 450, out, "GB/s", basis="catalog's hgx-h200"),
         Value("both directions", 900, out + back, "GB/s", basis="catalog's hgx-h200"),
@@ -78,8 +78,8 @@ def _nine_hundred(context: Context) -> tuple[Value, ...]:
     *_, (size, _, most) = MEASURED
     best = plan("optimal", MACHINE, "allreduce")
     bound = float(best.bound * exact * exact_unit(best.topology))
-    simulated = algbw_gbps(size * GIB, seconds(context, ring(MACHINE), "h100", size * GIB)) * factor
-    model = choose(channels(MACHINE), "allreduce", size * GIB, ranks=RANKS, servers=1, arch="hopper").busbw_gbps
+    simulated = algbw_gb_per_s(size * GIB, seconds(context, ring(MACHINE), "h100", size * GIB)) * factor
+    model = choose(channels(MACHINE), "allreduce", size * GIB, ranks=RANKS, servers=1, arch="hopper").busbw_gb_per_s
     return (
         *found,
         Value("8 GB, the most that links carry", most, bound, "GB/s", basis=f"proved bound of optimal on {MACHINE}"),
@@ -101,7 +101,7 @@ def _fraction_of_peak(context: Context) -> tuple[Value, ...]:
 
 
 def _roofline(context: Context) -> tuple[Value, ...]:
-    least = 1e3 * roofline_seconds(GB, RANKS, LINK_GBPS)
+    least = 1e3 * roofline_seconds(GB, RANKS, LINK_GB_PER_S)
     rings = 1e3 * seconds(context, ring(MACHINE), "h100", GB)
     return (
         Value("1 GB at 450 GB/s", 3.9, least, "ms", 0.005, basis="2(n-1)/n · S over the rate"),
@@ -129,7 +129,7 @@ def _thresholds(context: Context) -> tuple[Value, ...]:
 def _sample_output(context: Context) -> tuple[Value, ...]:
     found = []
     for size, us, algbw, busbw in SAMPLE:
-        true = algbw_gbps(size, us * 1e-6)
+        true = algbw_gb_per_s(size, us * 1e-6)
         name, basis = f"{size // MIB} MB", "size over the printed time"
         found += [
             Value(f"{name}, algbw", algbw, true, "GB/s", 0.005, basis=basis),
@@ -141,7 +141,7 @@ def _sample_output(context: Context) -> tuple[Value, ...]:
 def _gradients(context: Context) -> tuple[Value, ...]:
     work = transformer_step_flops(PARAMETERS, TOKENS)
     compute, dense = (1e3 * work / peak_flops_per_s("h200", sparse) for sparse in (True, False))
-    least = 1e3 * roofline_seconds(GRADIENT_BYTES, RANKS, LINK_GBPS)
+    least = 1e3 * roofline_seconds(GRADIENT_BYTES, RANKS, LINK_GB_PER_S)
     return (
         Value("compute at 1979 TFLOPS", 1.7, compute, "ms", 0.05, basis="6 · parameters · tokens"),
         Value("compute at the dense peak, 989 TFLOPS", None, dense, "ms", basis="6 · parameters · tokens"),
@@ -163,7 +163,7 @@ def _zero3(context: Context) -> tuple[Value, ...]:
 
 def _protocols(context: Context) -> tuple[Value, ...]:
     lines = cost_lines(channels("mist"), "allreduce", ranks=4, servers=1, arch="volta")
-    rings = {line.protocol: line.gbps for line in lines if line.algorithm == "ring"}
+    rings = {line.protocol: line.gb_per_s for line in lines if line.algorithm == "ring"}
     each = float(4 * rings["Simple"] / rings["LL"])
     return (Value("LL, bytes sent for 4 of data", 8, each, "bytes", basis="NCCL 2.30's cost model of rings on mist"),)
 

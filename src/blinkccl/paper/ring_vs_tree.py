@@ -12,7 +12,7 @@ from blinkccl.forest.model import Forest, link_use, tree_depth
 from blinkccl.paper.claim import Claim, Context, Value
 from blinkccl.paper.jobs_of_others import GIB, KIB, MIB, channels, conditions, plan, request, wrong_elements
 from blinkccl.simulate.nccl_model import choose, crossover
-from blinkccl.simulate.staged import PLAIN_NET_GBPS, PLAIN_STEP_US, plain_ring, prepare_plain_ring
+from blinkccl.simulate.staged import PLAIN_NET_GB_PER_S, PLAIN_STEP_US, plain_ring, prepare_plain_ring
 from blinkccl.units import GB, bus_factor
 
 CLUSTER, SERVERS, RANKS = "2x hgx-h100", 2, 16
@@ -28,7 +28,7 @@ TABLE = (
 )
 #: nccl-tests at 8 GB, GB/s: algbw and busbw on two and on three servers; and what the post's NCCL column says.
 ALGBW, BUSBW, ALGBW_THREE, BUSBW_THREE, PYTORCH = 257, 482, 204, 392, 140
-NIC_GBPS, NICS = 50, 8
+NIC_GB_PER_S, NICS = 50, 8
 #: The traces of phase 1 as printed: per step what ranks 0 to 3 hold of which chunk, as chunk and contributors.
 TRACE = (("D03", "A01", "B12", "C23"), ("C230", "D031", "A012", "B123"), ("B1230", "C2301", "D0312", "A0123"))
 CONTAINER, NCCL_2_28_9 = date(2024, 12, 1), date(2025, 11, 18)
@@ -105,7 +105,7 @@ def _code(context: Context) -> tuple[Value, ...]:
 def _table(context: Context) -> tuple[Value, ...]:
     ring = prepare_plain_ring(request(CLUSTER, "allreduce"), conditions(context, "h100"))
     basis = f"plain-ring on h100; {PLAIN_STEP_US.value:g} µs a step is fitted to 4 KB and "
-    basis += f"{PLAIN_NET_GBPS.value:g} GB/s between servers to 8 GB"
+    basis += f"{PLAIN_NET_GB_PER_S.value:g} GB/s between servers to 8 GB"
     how = f"NCCL 2.30's cost model on {CLUSTER}, rings and trees"
     found = []
     for name, size, ms, _ in TABLE:
@@ -147,8 +147,12 @@ def _nics(context: Context) -> tuple[Value, ...]:
     rings, least = (nic_use(plan(how, CLUSTER, "allreduce")) for how in ("ring", "three_phase"))
     return (
         Value("busbw over 8 NICs", 49, BUSBW / NICS, "GB/s", 0.01, basis="482 / 8"),
-        Value("rings at 257 GB/s, per NIC", NIC_GBPS, ALGBW * rings, "GB/s", relation="<=", basis=f"ring on {CLUSTER}"),
-        Value("part of line rate", 98, 100 * ALGBW * least / NIC_GBPS, "%", 0.01, basis=f"three_phase on {CLUSTER}"),
+        Value(
+            "rings at 257 GB/s, per NIC", NIC_GB_PER_S, ALGBW * rings, "GB/s", relation="<=", basis=f"ring on {CLUSTER}"
+        ),
+        Value(
+            "part of line rate", 98, 100 * ALGBW * least / NIC_GB_PER_S, "%", 0.01, basis=f"three_phase on {CLUSTER}"
+        ),
     )
 
 

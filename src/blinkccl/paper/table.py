@@ -9,8 +9,8 @@ from typing import Any
 
 from blinkccl.paper.claim import DOCUMENTS, VERDICTS, Row, Value
 from blinkccl.report.paint import Paint
+from blinkccl.schema import SCHEMA_VERSION
 
-SCHEMA_VERSION = 1
 _STYLES = dict(zip(VERDICTS, ("green", "cyan", "yellow", "magenta", "dim"), strict=True))
 _RELATIONS = {"=": "", "<=": "≤ ", ">=": "≥ "}
 #: What a verdict means, for the head of a table.

@@ -10,6 +10,7 @@ from blinkccl.report.paint import Paint, plain
 from blinkccl.report.plan_text import headline
 from blinkccl.report.units_text import count, rate_text
 from blinkccl.schedule.program import Program
+from blinkccl.schema import SCHEMA_VERSION
 
 SHOWN = 20
 
@@ -21,6 +22,7 @@ def check_text(
     faults: Sequence[str],
     paint: Paint = plain,
     scope: str = "the links that the plan lists",
+    schema_version: int = SCHEMA_VERSION,
 ) -> str:
     """One line per thing that was checked, then the violations.
 
@@ -32,8 +34,12 @@ def check_text(
         The lowered plan, and what the verifier found in it.
     scope
         The links that the proof speaks of.
+    schema_version
+        Of the plan's document.
     """
     lines = [headline(forest)]
+    if schema_version != SCHEMA_VERSION:
+        lines.append(f"        schema_version {schema_version}, of an earlier blink: its gbps are GB/s")
     lines += _checker(forest, verdict, paint, scope)
     lines += _program(program, faults, paint)
     if verdict.violations or faults:

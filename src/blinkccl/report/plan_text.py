@@ -9,7 +9,7 @@ from blinkccl.report.certificate_text import certificate_lines
 from blinkccl.report.fit import fit
 from blinkccl.report.paint import Paint, plain
 from blinkccl.report.tree_text import share_drawing
-from blinkccl.report.units_text import count, gbps_text, ids, rate_text
+from blinkccl.report.units_text import count, gb_per_s_text, ids, rate_text
 from blinkccl.topology.model import Topology
 from blinkccl.units import bus_factor
 
@@ -63,15 +63,15 @@ def _summary(forest: Forest, paint: Paint) -> list[str]:
         kinds[link.kind] = kinds.get(link.kind, 0) + 1
     links = ", ".join(f"{number} {kind}" for kind, number in kinds.items())
     factor = bus_factor(forest.collective.name, len(forest.ranks))
-    busbw = float(forest.rate * factor) * topology.unit_gbps
+    busbw = float(forest.rate * factor) * topology.unit_gb_per_s
     if forest.optimal:
         verdict = paint("optimal", "bold green")
     else:
         verdict = paint(f"{float(forest.rate / forest.bound):.1%} of the bound", "bold yellow")
     return [
         paint(headline(forest), "bold"),
-        f"links   {links} (directed), in units of {gbps_text(topology.unit_gbps)}",
-        f"rate    {rate_text(forest.rate, topology)} algbw, {gbps_text(busbw)} busbw",
+        f"links   {links} (directed), in units of {gb_per_s_text(topology.unit_gb_per_s)}",
+        f"rate    {rate_text(forest.rate, topology)} algbw, {gb_per_s_text(busbw)} busbw",
         f"bound   {rate_text(forest.bound, topology)}: {verdict}",
     ]
 
@@ -121,10 +121,10 @@ def _load_line(topology: Topology, arc: tuple[int, int], load: Fraction, paint: 
     """How full a link is, with a bar where there is a paint for it."""
     link = topology.link[arc]
     part = load / link.capacity
-    gbps = float(load) * topology.unit_gbps
+    gb_per_s = float(load) * topology.unit_gb_per_s
     bar = f"{'█' * int(part * _BAR):<{_BAR}}"
     shown = "" if paint is None else paint(bar, "green" if part == 1 else "yellow") + " "
     return (
         f"  {arc[0]:>4} → {arc[1]:<4} {link.kind:<6} {load!s:>7} of {link.capacity:<4} {shown}"
-        f"{float(part):4.0%}  {gbps_text(gbps)}"
+        f"{float(part):4.0%}  {gb_per_s_text(gb_per_s)}"
     )

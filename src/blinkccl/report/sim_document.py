@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from blinkccl.schema import SCHEMA_VERSION
 from blinkccl.simulate.contenders import Conditions, Estimate, Field, wins
 from blinkccl.simulate.summary import Summary
 from blinkccl.simulate.training import Step
 
-SCHEMA_VERSION = 1
 #: Links and hops that are listed.
 _LISTED = 16
 
@@ -23,7 +23,7 @@ def sim_document(
     steps: Mapping[str, Step],
 ) -> dict[str, Any]:
     """The object; ``best`` is the plan that ``summary`` is of, ``steps`` are those of training."""
-    request, bound = field.request, field.bound_gbps
+    request, bound = field.request, field.bound_gb_per_s
     document: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "collective": request.collective.name,
@@ -32,7 +32,7 @@ def sim_document(
         "calibration": conditions.calibration.name,
         "sharing": conditions.settings.sharing,
         "streams": conditions.settings.streams,
-        "bound_gbps": bound,
+        "bound_gb_per_s": bound,
         "sizes": [
             {"size_bytes": row[0].size_bytes, "algorithms": [_row(estimate, bound) for estimate in row]} for row in rows
         ],
@@ -58,7 +58,7 @@ def sim_document(
             "seconds": dict(summary.parts),
             "hops": [{"src": h.src, "dst": h.dst, "seconds": h.seconds} for h in summary.hops[:_LISTED]],
             "links": [
-                {"src": use.src, "dst": use.dst, "bytes": use.bytes, "gbps": use.gbps, "busy": use.busy}
+                {"src": use.src, "dst": use.dst, "bytes": use.bytes, "gb_per_s": use.gb_per_s, "busy": use.busy}
                 for use in summary.links[:_LISTED]
             ],
         }
@@ -70,9 +70,9 @@ def _row(estimate: Estimate, bound: float) -> dict[str, Any]:
     return {
         "algorithm": estimate.name,
         "seconds": estimate.seconds,
-        "algbw_gbps": estimate.algbw_gbps,
-        "busbw_gbps": estimate.busbw_gbps,
-        "percent_bound": 100 * estimate.algbw_gbps / bound,
+        "algbw_gb_per_s": estimate.algbw_gb_per_s,
+        "busbw_gb_per_s": estimate.busbw_gb_per_s,
+        "percent_bound": 100 * estimate.algbw_gb_per_s / bound,
         "chunk_bytes": estimate.chunk_bytes or None,
         "transfers": None if simulation is None else simulation.outcome.transfers,
         "aggregated": None if simulation is None else simulation.aggregated,

@@ -11,7 +11,7 @@ from blinkccl.report.sim_text import bytes_text
 from blinkccl.simulate.contenders import Estimate
 
 
-def plot(path: Path, title: str, rows: Sequence[Sequence[Estimate]], bound_gbps: float) -> None:
+def plot(path: Path, title: str, rows: Sequence[Sequence[Estimate]], bound_gb_per_s: float) -> None:
     """Draw algbw over size into ``path``; ``rows`` by size, ascending. Who moves nothing is left out.
 
     Raises
@@ -29,12 +29,12 @@ def plot(path: Path, title: str, rows: Sequence[Sequence[Estimate]], bound_gbps:
     markers = "osD^vP*X<>hd"
     for number, (name, points) in enumerate(lines.items()):
         axes.plot(*zip(*points, strict=True), marker=markers[number % len(markers)], markersize=4, label=name)
-    axes.axhline(bound_gbps, color="black", linestyle="--", linewidth=1, label="proved bound (nominal rates)")
+    axes.axhline(bound_gb_per_s, color="black", linestyle="--", linewidth=1, label="proved bound (nominal rates)")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks([row[0].size_bytes for row in rows if row[0].size_bytes > 0])
     axes.xaxis.set_major_formatter(lambda size, _: bytes_text(int(size)))
-    axes.yaxis.set_major_formatter(lambda gbps, _: f"{gbps:g}")
+    axes.yaxis.set_major_formatter(lambda gb_per_s, _: f"{gb_per_s:g}")
     axes.set(title=title, xlabel="size", ylabel="algbw (GB/s)")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
@@ -44,7 +44,7 @@ def plot(path: Path, title: str, rows: Sequence[Sequence[Estimate]], bound_gbps:
 def _lines(rows: Sequence[Sequence[Estimate]]) -> dict[str, list[tuple[int, float]]]:
     """Bytes and GB/s by contender, of those that have any: a logarithmic axis has no 0."""
     found = {
-        first.name: [(row[n].size_bytes, row[n].algbw_gbps) for row in rows if row[n].algbw_gbps > 0]
+        first.name: [(row[n].size_bytes, row[n].algbw_gb_per_s) for row in rows if row[n].algbw_gb_per_s > 0]
         for n, first in enumerate(rows[0])
     }
     drawn = {name: points for name, points in found.items() if points}

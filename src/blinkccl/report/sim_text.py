@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from blinkccl.report.paint import Paint
 from blinkccl.report.table import columns
-from blinkccl.report.units_text import gbps_text, ids
+from blinkccl.report.units_text import gb_per_s_text, ids
 from blinkccl.simulate.contenders import Conditions, Estimate, Field, moves_nothing, wins
 from blinkccl.simulate.summary import Summary
 from blinkccl.simulate.training import Step
@@ -24,7 +24,7 @@ def head_text(field: Field, conditions: Conditions) -> str:
     lines = [
         f"{request.collective.name} among GPUs {ids(request.ranks)} of {request.topology.name}",
         f"calibration {calibration.name}: {calibration.about}; links {settings.sharing}, {streams}",
-        f"no schedule of trees on {links} is faster than {gbps_text(field.bound_gbps)} (nominal rates)",
+        f"no schedule of trees on {links} is faster than {gb_per_s_text(field.bound_gb_per_s)} (nominal rates)",
     ]
     return "\n".join(lines) + "\n"
 
@@ -36,9 +36,9 @@ def size_table(field: Field, row: Sequence[Estimate], paint: Paint) -> str:
         [
             estimate.name,
             seconds_text(estimate.seconds),
-            f"{estimate.algbw_gbps:.2f}",
-            f"{estimate.busbw_gbps:.2f}",
-            _percent(estimate, field.bound_gbps),
+            f"{estimate.algbw_gb_per_s:.2f}",
+            f"{estimate.busbw_gb_per_s:.2f}",
+            _percent(estimate, field.bound_gb_per_s),
             bytes_text(estimate.chunk_bytes) if estimate.chunk_bytes else "-",
             estimate.detail,
         ]
@@ -77,7 +77,8 @@ def summary_text(name: str, topology: Topology, summary: Summary, seconds: float
         return ""
     label = {v.id: v.label for v in topology.vertices}
     full = ", ".join(
-        f"{label[use.src]} → {label[use.dst]} {use.busy:.0%} of {gbps_text(use.gbps)}" for use in summary.links[:_SHOWN]
+        f"{label[use.src]} → {label[use.dst]} {use.busy:.0%} of {gb_per_s_text(use.gb_per_s)}"
+        for use in summary.links[:_SHOWN]
     )
     parts = ", ".join(f"{what} {part / seconds:.0%}" for what, part in summary.parts.items())
     hops = ", ".join(
@@ -117,8 +118,8 @@ def absent_text(field: Field) -> str:
     return "\nnot here:\n" + "".join(f"  {name}: {why}\n" for name, why in field.absent.items())
 
 
-def _percent(estimate: Estimate, bound_gbps: float) -> str:
-    return f"{100 * estimate.algbw_gbps / bound_gbps:.0f}"
+def _percent(estimate: Estimate, bound_gb_per_s: float) -> str:
+    return f"{100 * estimate.algbw_gb_per_s / bound_gb_per_s:.0f}"
 
 
 def seconds_text(seconds: float) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import ceil, cos, pi, sin, sqrt
 from xml.sax.saxutils import escape
 
-from blinkccl.report.units_text import gbps_text
+from blinkccl.report.units_text import gb_per_s_text
 from blinkccl.topology.model import Link, Topology, Vertex
 
 _COLOURS = {
@@ -36,7 +36,7 @@ def topology_svg(topology: Topology) -> str:
     A line stands for both directions of a link, and says so where they differ. Cost: O(vertices + links).
     """
     places, size = _layout(topology)
-    fastest = max((link.gbps for link in topology.links), default=1.0)
+    fastest = max((link.gb_per_s for link in topology.links), default=1.0)
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size.x:.0f} {size.y:.0f}" '
         'font-family="sans-serif" font-size="11" text-anchor="middle">',
@@ -86,16 +86,16 @@ def _orbit(centre: _Place, radius: float, members: list[int]) -> dict[int, _Plac
 
 def _line(topology: Topology, link: Link, back: Link | None, places: dict[int, _Place], fastest: float) -> str:
     a, b = places[link.src], places[link.dst]
-    forth = f"{topology.vertex[link.src].label} → {topology.vertex[link.dst].label}: {gbps_text(link.gbps)}"
+    forth = f"{topology.vertex[link.src].label} → {topology.vertex[link.dst].label}: {gb_per_s_text(link.gb_per_s)}"
     if back is None:
         title, dash = f"{forth}, one way", ' stroke-dasharray="5 3"'
-    elif back.gbps == link.gbps:
+    elif back.gb_per_s == link.gb_per_s:
         title, dash = f"{forth} each way", ""
     else:
-        title, dash = f"{forth}, back {gbps_text(back.gbps)}", ' stroke-dasharray="9 2"'
+        title, dash = f"{forth}, back {gb_per_s_text(back.gb_per_s)}", ' stroke-dasharray="9 2"'
     return (
         f'<line x1="{a.x:.1f}" y1="{a.y:.1f}" x2="{b.x:.1f}" y2="{b.y:.1f}" '
-        f'stroke="{_COLOURS[link.kind]}" stroke-width="{1 + 4 * link.gbps / fastest:.2f}" '
+        f'stroke="{_COLOURS[link.kind]}" stroke-width="{1 + 4 * link.gb_per_s / fastest:.2f}" '
         f'stroke-opacity="0.75"{dash}>'
         f"<title>{escape(f'{title} ({link.kind}, {link.provenance})')}</title></line>"
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from blinkccl.report.paint import Paint, plain
-from blinkccl.report.units_text import count, gbps_text, ids
+from blinkccl.report.units_text import count, gb_per_s_text, ids
 from blinkccl.topology.matrix import LEGEND, matrix
 from blinkccl.topology.model import TRANSIT_KINDS, Link, Topology
 
@@ -81,9 +81,9 @@ def _links(topology: Topology) -> list[str]:
     groups: dict[tuple[str, str], list[Link]] = {}
     for link in topology.links:
         groups.setdefault((link.kind, link.provenance), []).append(link)
-    lines = [f"unit    {gbps_text(topology.unit_gbps)} per unit of capacity"]
+    lines = [f"unit    {gb_per_s_text(topology.unit_gb_per_s)} per unit of capacity"]
     for (kind, provenance), links in groups.items():
-        rates = sorted({link.gbps for link in links})
+        rates = sorted({link.gb_per_s for link in links})
         shown = " or ".join(f"{rate:g}" for rate in rates[:3])
         if len(rates) > 3:
             shown = f"{rates[0]:g} to {rates[-1]:g}"

@@ -7,24 +7,24 @@ from fractions import Fraction
 
 from blinkccl.topology.model import Topology
 
-_LANE_GBPS = {"nvlink": (20.0, 25.0, 50.0), "xgmi": (50.0,)}
+_LANE_GB_PER_S = {"nvlink": (20.0, 25.0, 50.0), "xgmi": (50.0,)}
 
 
-def gbps_text(gbps: float) -> str:
+def gb_per_s_text(gb_per_s: float) -> str:
     """GB/s with as many digits as matter: ``85.7 GB/s``."""
-    return f"{gbps:.4g} GB/s" if gbps < 1000 else f"{gbps:.0f} GB/s"
+    return f"{gb_per_s:.4g} GB/s" if gb_per_s < 1000 else f"{gb_per_s:.0f} GB/s"
 
 
 def rate_text(rate: Fraction, topology: Topology) -> str:
     """A rate in the topology's units and in GB/s: ``24/7 lanes = 85.71 GB/s``."""
     unit = unit_name(topology)
-    return f"{rate} {unit if rate == 1 else unit + 's'} = {gbps_text(float(rate) * topology.unit_gbps)}"
+    return f"{rate} {unit if rate == 1 else unit + 's'} = {gb_per_s_text(float(rate) * topology.unit_gb_per_s)}"
 
 
 def unit_name(topology: Topology) -> str:
     """``lane`` where one unit of capacity is one lane of the only kind of links, else ``unit``."""
     kinds = list(dict.fromkeys(link.kind for link in topology.links))
-    lane = len(kinds) == 1 and topology.unit_gbps in _LANE_GBPS.get(kinds[0], ())
+    lane = len(kinds) == 1 and topology.unit_gb_per_s in _LANE_GB_PER_S.get(kinds[0], ())
     return "lane" if lane else "unit"
 
 

@@ -27,7 +27,6 @@ from blinkccl.engines.host_plan import STAGES
 from blinkccl.errors import CommunicationError, UnsupportedError
 from blinkccl.runtime.process import PROC, stat
 
-SCHEMA_VERSION = 1
 #: The name of a segment's memory file, as /proc shows it.
 _SEGMENT = "/memfd:blink-segment"
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length, process

@@ -126,7 +126,7 @@ class Modelled:
             servers=channels.servers,
             arch=channels.arch,
         )
-        busbw = f"{channels.count} × {channels.gbps_per_channel:g} GB/s over {channels.kind}"
+        busbw = f"{channels.count} × {channels.gb_per_s_per_channel:g} GB/s over {channels.kind}"
         detail = f"{chosen.algorithm}, {chosen.protocol}; {busbw} (NCCL's own model)"
         return modelled(self.name, request, size_bytes, chosen.seconds, detail)
 

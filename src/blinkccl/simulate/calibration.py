@@ -2,7 +2,7 @@
 
 A calibration is a TOML file. Every number is a table ``{ value = …, source = "…" }``::
 
-    schema_version = 1
+    schema_version = 2
     name = "v100-copy-engine"
     about = "a copy, an event and a reduction kernel per chunk"
     machines = ["dgx-1v"]
@@ -13,12 +13,12 @@ A calibration is a TOML file. Every number is a table ``{ value = …, source = 
 
     [[link]]
     kind = "nvlink"
-    nominal_gbps = 25.0
-    gbps = { value = 22.0, source = "…" }
+    nominal_gb_per_s = 25.0
+    gb_per_s = { value = 22.0, source = "…" }
     latency_us = { value = 0.0, source = "…" }
 
-A link class serves all links of its kind whose nominal rate is a multiple of ``nominal_gbps`` (its lanes), and scales
-with it: two lanes reach twice ``gbps``.
+A link class serves all links of its kind whose nominal rate is a multiple of ``nominal_gb_per_s`` (its lanes), and
+scales with it: two lanes reach twice ``gb_per_s``.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from pathlib import Path
 import msgspec
 
 from blinkccl.errors import TopologyError
+from blinkccl.schema import upgraded, version_fault
 from blinkccl.topology.limits import MAX_FILE_BYTES, check_labels
 from blinkccl.topology.model import LINK_KINDS, Link, Topology
 
-SCHEMA_VERSION = 1
 #: What is used where no calibration knows the machine: links as they are sold.
 FALLBACK = "nominal"
 #: GB/s that a file may say: below, times overflow; above, there is no hardware.
-LEAST_NOMINAL_GBPS, LEAST_GBPS, MOST_GBPS = 1e-3, 1e-6, 1e6
+LEAST_NOMINAL_GB_PER_S, LEAST_GB_PER_S, MOST_GB_PER_S = 1e-3, 1e-6, 1e6
 
 
 class Number(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -56,21 +56,21 @@ class LinkClass(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ----------
     kind
         One of the topology's kinds of links.
-    nominal_gbps
+    nominal_gb_per_s
         Nominal rate of one lane, GB/s per direction: what the topology says of a link is a multiple of it. 0 takes
-        any rate, and ``gbps`` is then what part of it a link reaches.
-    gbps
+        any rate, and ``gb_per_s`` is then what part of it a link reaches.
+    gb_per_s
         What one lane reaches with nothing in the other direction.
     latency_us
         What each such link adds to the latency of a transfer.
     duplex
-        What part of ``gbps`` remains where the plan uses both directions and one of the two GPUs combines messages;
+        What part of ``gb_per_s`` remains where the plan uses both directions and one of the two GPUs combines messages;
         copies alone pass each other at full rate.
     """
 
     kind: str
-    nominal_gbps: float
-    gbps: Number
+    nominal_gb_per_s: float
+    gb_per_s: Number
     latency_us: Number
     duplex: Number = Number(1.0, "full duplex")
 
@@ -91,7 +91,7 @@ class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Before each transfer, in its stream: issuing the copy and waiting for what it depends on.
     signal_us
         From the end of a transfer until the receiver knows.
-    reduce_us, reduce_gbps
+    reduce_us, reduce_gb_per_s
         Per firing that combines messages, and the rate of combining two operands (0: no limit). A kernel reads every
         operand and writes once, so that n of them take (n + 1) / 3 as long.
     combining
@@ -107,7 +107,7 @@ class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     issue_us: Number = _NOTHING
     signal_us: Number = _NOTHING
     reduce_us: Number = _NOTHING
-    reduce_gbps: Number = _NOTHING
+    reduce_gb_per_s: Number = _NOTHING
     combining: Number = _WHOLE
     peer_access_us: Number = _PEER_ACCESS
     copy_engines: Number = _NOTHING
@@ -133,19 +133,19 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """
         of_kind = [row for row in self.link if row.kind == link.kind]
         for row in of_kind:
-            if _is_multiple(link.gbps, row.nominal_gbps):
+            if _is_multiple(link.gb_per_s, row.nominal_gb_per_s):
                 return row
         where = f"calibration {self.name}"
         if not of_kind:
             has = ", ".join(dict.fromkeys(row.kind for row in self.link)) or "none"
             raise TopologyError(
-                f"{where} has no link class for {link.kind} (link {link.src} → {link.dst}, {link.gbps:g} GB/s); it has "
-                f'{has}. Add a [[link]] with kind = "{link.kind}", or take --calibration {FALLBACK}'
+                f"{where} has no link class for {link.kind} (link {link.src} → {link.dst}, {link.gb_per_s:g} GB/s); it "
+                f'has {has}. Add a [[link]] with kind = "{link.kind}", or take --calibration {FALLBACK}'
             )
-        lanes = ", ".join(f"{row.nominal_gbps:g}" for row in of_kind)
+        lanes = ", ".join(f"{row.nominal_gb_per_s:g}" for row in of_kind)
         raise TopologyError(
-            f"{where}: the {link.kind} link {link.src} → {link.dst} has {link.gbps:g} GB/s, no multiple of the lanes "
-            f"that it knows ({lanes} GB/s); add a [[link]] for that rate, or take --calibration {FALLBACK}"
+            f"{where}: the {link.kind} link {link.src} → {link.dst} has {link.gb_per_s:g} GB/s, no multiple of the "
+            f"lanes that it knows ({lanes} GB/s); add a [[link]] for that rate, or take --calibration {FALLBACK}"
         )
 
     def serves(self, topology: Topology) -> bool:
@@ -170,17 +170,17 @@ class LinkCost:
 def link_cost(calibration: Calibration, link: Link) -> LinkCost:
     """The cost of ``link``; raises as :meth:`Calibration.link_class`."""
     row = calibration.link_class(link)
-    if row.nominal_gbps:
-        rate = link.gbps / row.nominal_gbps * row.gbps.value * 1e9
+    if row.nominal_gb_per_s:
+        rate = link.gb_per_s / row.nominal_gb_per_s * row.gb_per_s.value * 1e9
     else:
-        rate = link.gbps * row.gbps.value * 1e9
+        rate = link.gb_per_s * row.gb_per_s.value * 1e9
     return LinkCost(rate, rate * row.duplex.value, row.latency_us.value * 1e-6)
 
 
-def _is_multiple(gbps: float, lane: float) -> bool:
+def _is_multiple(gb_per_s: float, lane: float) -> bool:
     if lane == 0:
         return True
-    lanes = gbps / lane
+    lanes = gb_per_s / lane
     return lanes > 0.5 and abs(lanes - round(lanes)) < 1e-6 * lanes
 
 
@@ -227,15 +227,16 @@ def parse_calibration(text: str, name: str) -> Calibration:
         If it is no TOML, or not of the form in this module's text.
     """
     try:
-        read = msgspec.convert(tomllib.loads(text), Calibration)
+        read = msgspec.convert(upgraded(tomllib.loads(text)), Calibration)
     except tomllib.TOMLDecodeError as error:
         raise TopologyError(f"{name}: not a TOML file: {error}") from None
     except msgspec.ValidationError as error:
         raise TopologyError(f"{name}: {error}; see blinkccl/simulate/calibrations for examples") from None
     except (RecursionError, ValueError):
         raise TopologyError(f"{name}: not a calibration: nested too deeply, or a number of too many digits") from None
-    if read.schema_version != SCHEMA_VERSION:
-        raise TopologyError(f"{name}: schema_version {read.schema_version}; this version reads {SCHEMA_VERSION}")
+    fault = version_fault(read.schema_version)
+    if fault is not None:
+        raise TopologyError(f"{name}: {fault}")
     check_labels(name, [("name", read.name), ("about", read.about), *(("machines:", each) for each in read.machines)])
     for fault in _faults(read):
         raise TopologyError(f"{name}: {fault}")
@@ -249,28 +250,37 @@ def _faults(read: Calibration) -> list[str]:
         where = f"link {number} ({row.kind})"
         if row.kind not in LINK_KINDS:
             found.append(f"{where}: unknown kind; expected one of {', '.join(LINK_KINDS)}")
-        if row.nominal_gbps != 0 and not LEAST_NOMINAL_GBPS <= row.nominal_gbps < MOST_GBPS:
+        if row.nominal_gb_per_s != 0 and not LEAST_NOMINAL_GB_PER_S <= row.nominal_gb_per_s < MOST_GB_PER_S:
             found.append(
-                f"{where}: nominal_gbps must be 0 (any rate), or from {LEAST_NOMINAL_GBPS:g} to below {MOST_GBPS:g} "
-                f"GB/s, got {row.nominal_gbps:g}"
+                f"{where}: nominal_gb_per_s must be 0 (any rate), or from {LEAST_NOMINAL_GB_PER_S:g} to below "
+                f"{MOST_GB_PER_S:g} GB/s, got {row.nominal_gb_per_s:g}"
             )
-        if not LEAST_GBPS <= row.gbps.value < MOST_GBPS:
+        if not LEAST_GB_PER_S <= row.gb_per_s.value < MOST_GB_PER_S:
             found.append(
-                f"{where}: gbps must be from {LEAST_GBPS:g} to below {MOST_GBPS:g} GB/s, got {row.gbps.value:g}"
+                f"{where}: gb_per_s must be from {LEAST_GB_PER_S:g} to below {MOST_GB_PER_S:g} GB/s, got "
+                f"{row.gb_per_s.value:g}"
             )
         if not 0 <= row.latency_us.value < 1e9:
             found.append(f"{where}: latency_us must not be negative, got {row.latency_us.value:g}")
         if not 0 < row.duplex.value <= 1:
             found.append(f"{where}: duplex must be in (0, 1], got {row.duplex.value:g}")
     engine = read.engine
-    for field in ("launch_us", "issue_us", "signal_us", "reduce_us", "reduce_gbps", "peer_access_us", "copy_engines"):
+    for field in (
+        "launch_us",
+        "issue_us",
+        "signal_us",
+        "reduce_us",
+        "reduce_gb_per_s",
+        "peer_access_us",
+        "copy_engines",
+    ):
         value = getattr(engine, field).value
         if not 0 <= value < 1e9:
             found.append(f"engine: {field} must not be negative, got {value:g}")
-    if 0 < engine.reduce_gbps.value < LEAST_GBPS:
+    if 0 < engine.reduce_gb_per_s.value < LEAST_GB_PER_S:
         found.append(
-            f"engine: reduce_gbps must be 0 (no limit), or at least {LEAST_GBPS:g} GB/s, got "
-            f"{engine.reduce_gbps.value:g}"
+            f"engine: reduce_gb_per_s must be 0 (no limit), or at least {LEAST_GB_PER_S:g} GB/s, got "
+            f"{engine.reduce_gb_per_s.value:g}"
         )
     if not engine.copy_engines.value.is_integer():
         found.append(f"engine: copy_engines must be a whole number (0: no limit), got {engine.copy_engines.value:g}")

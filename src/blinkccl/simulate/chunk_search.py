@@ -39,7 +39,7 @@ class Trial:
     """One iteration: the chunk and the throughput that it gave, which is algbw where nothing else is said."""
 
     chunk_bytes: int
-    gbps: float
+    gb_per_s: float
 
 
 def search(
@@ -92,10 +92,10 @@ def search(
             budget=budget,
             coarser=coarser,
         )
-        trials.append(Trial(state.chunk_bytes, timed.algbw_gbps))
+        trials.append(Trial(state.chunk_bytes, timed.algbw_gb_per_s))
         if state.steady:
             return tuple(trials)
-        state = state.observe(timed.algbw_gbps)
+        state = state.observe(timed.algbw_gb_per_s)
 
 
 def best_chunk(

@@ -27,7 +27,7 @@ from blinkccl.simulate.run import EVENT_BUDGET, Simulation, simulate
 from blinkccl.simulate.training import Step, step_time
 from blinkccl.simulate.translate import Settings
 from blinkccl.topology.assembly import exact_unit
-from blinkccl.units import algbw_gbps, bus_factor
+from blinkccl.units import algbw_gb_per_s, bus_factor
 
 #: How a chunk is chosen where none is given.
 CHUNK_CHOICES = ("model", "best", "miad")
@@ -75,8 +75,8 @@ class Estimate:
     name: str
     size_bytes: int
     seconds: float
-    algbw_gbps: float
-    busbw_gbps: float
+    algbw_gb_per_s: float
+    busbw_gb_per_s: float
     detail: str
     chunk_bytes: int = 0
     simulation: Simulation | None = None
@@ -143,8 +143,8 @@ class Planned:
             self.name,
             size_bytes,
             simulation.seconds,
-            simulation.algbw_gbps,
-            simulation.busbw_gbps,
+            simulation.algbw_gb_per_s,
+            simulation.busbw_gb_per_s,
             self.detail,
             simulation.chunk_bytes,
             simulation,
@@ -153,7 +153,7 @@ class Planned:
 
 def modelled(name: str, request: Request, size_bytes: int, seconds: float, detail: str) -> Estimate:
     """The estimate of a contender that is a formula."""
-    algbw = algbw_gbps(size_bytes, seconds) if seconds > 0 else 0.0
+    algbw = algbw_gb_per_s(size_bytes, seconds) if seconds > 0 else 0.0
     factor = float(bus_factor(request.collective.name, request.collective.world_size))
     return Estimate(name, size_bytes, seconds, algbw, algbw * factor, detail)
 
@@ -213,7 +213,7 @@ class Field:
     of_plan: bool = False
 
     @cached_property
-    def bound_gbps(self) -> float:
+    def bound_gb_per_s(self) -> float:
         """The proved bound on algbw at nominal rates of the links asked for; plans that add other links may pass it."""
         stated = "optimal" if not self.of_plan else self.prepared[0].name
         optimal = next((one.forest for one in self.prepared if one.name == stated), None)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from blinkccl.errors import UnsupportedError
-from blinkccl.simulate.calibration import SCHEMA_VERSION, Calibration, Engine, LinkClass, Number
+from blinkccl.schema import SCHEMA_VERSION
+from blinkccl.simulate.calibration import Calibration, Engine, LinkClass, Number
 from blinkccl.simulate.measurements import Measurement
 from blinkccl.topology.limits import label_fault
 from blinkccl.topology.model import LINK_KINDS
@@ -40,7 +41,7 @@ class Fit:
     ----------
     model
         One of :data:`MODELS`: what steps and bytes are.
-    alpha_us, beta_gbps
+    alpha_us, beta_gb_per_s
         None where the measurements do not determine it; ``warnings`` says why, and what to measure.
     max_relative_error
         Of the line: the largest |t_line − t| / t, at ``worst_size_bytes``.
@@ -50,7 +51,7 @@ class Fit:
 
     model: str
     alpha_us: float | None
-    beta_gbps: float | None
+    beta_gb_per_s: float | None
     max_relative_error: float
     points: int
     sizes: int
@@ -60,7 +61,7 @@ class Fit:
     @property
     def determined(self) -> bool:
         """Whether both numbers are there."""
-        return self.alpha_us is not None and self.beta_gbps is not None
+        return self.alpha_us is not None and self.beta_gb_per_s is not None
 
 
 def cost(model: str, collective: str, ranks: int) -> tuple[int, float]:
@@ -188,7 +189,7 @@ def fits(measurements: Sequence[Measurement], model: str = "ring") -> dict[str, 
 
 
 def fitted_calibration(
-    found: Fit, name: str, kind: str, nominal_gbps: float, source: str, lanes: int = 1
+    found: Fit, name: str, kind: str, nominal_gb_per_s: float, source: str, lanes: int = 1
 ) -> Calibration:
     """The calibration that a fit amounts to: β for the links of one kind, α before each transfer, or once for a whole.
 
@@ -196,7 +197,7 @@ def fitted_calibration(
 
     Parameters
     ----------
-    nominal_gbps
+    nominal_gb_per_s
         Of one lane, GB/s; positive.
     source
         Where the measurements are from, e.g. ``"out.log"``.
@@ -208,15 +209,15 @@ def fitted_calibration(
     UnsupportedError
         If α or β was not determined, or another argument is out of range.
     """
-    if found.alpha_us is None or found.beta_gbps is None:
+    if found.alpha_us is None or found.beta_gb_per_s is None:
         raise UnsupportedError(f"no calibration can be written: {'; '.join(found.warnings)}")
     fault = label_fault(name)
     if fault is not None or not name:
         raise UnsupportedError(f"the calibration's name {fault or 'is empty'}")
     if kind not in LINK_KINDS:
         raise UnsupportedError(f"unknown kind of links {kind!r}; expected one of {', '.join(LINK_KINDS)}")
-    if not 0 < nominal_gbps < 1e6:
-        raise UnsupportedError(f"the nominal rate of a lane must be above 0 GB/s, got {nominal_gbps:g}")
+    if not 0 < nominal_gb_per_s < 1e6:
+        raise UnsupportedError(f"the nominal rate of a lane must be above 0 GB/s, got {nominal_gb_per_s:g}")
     if not 0 < lanes <= 1000:
         raise UnsupportedError(f"expected β to be that of 1 to 1000 lanes, got {lanes}")
     shown = "".join(c if c.isprintable() else "?" for c in source)
@@ -231,8 +232,8 @@ def fitted_calibration(
         (
             LinkClass(
                 kind,
-                nominal_gbps,
-                Number(_rounded(found.beta_gbps / lanes), where + over),
+                nominal_gb_per_s,
+                Number(_rounded(found.beta_gb_per_s / lanes), where + over),
                 Number(0.0, "contained in the engine's numbers"),
             ),
         ),
@@ -251,7 +252,13 @@ def calibration_text(written: Calibration) -> str:
         *_numbers(written.engine),
     ]
     for row in written.link:
-        lines += ["", "[[link]]", f"kind = {_quoted(row.kind)}", f"nominal_gbps = {row.nominal_gbps!r}", *_numbers(row)]
+        lines += [
+            "",
+            "[[link]]",
+            f"kind = {_quoted(row.kind)}",
+            f"nominal_gb_per_s = {row.nominal_gb_per_s!r}",
+            *_numbers(row),
+        ]
     return "\n".join(lines) + "\n"
 
 

@@ -36,9 +36,9 @@ class HybridJob:
     def split(self, size_bytes: int, over_pcie: int) -> Split | None:
         """Eq 8 at the rates that each set reaches with its part of a split; None where nothing moves."""
         pcie, nvlink = self.pcie.at(over_pcie), self.nvlink.at(size_bytes - over_pcie)
-        if not pcie.algbw_gbps or not nvlink.algbw_gbps:
+        if not pcie.algbw_gb_per_s or not nvlink.algbw_gb_per_s:
             return None
-        return hybrid_split(size_bytes, pcie.algbw_gbps, nvlink.algbw_gbps, self.t_dpa_s)
+        return hybrid_split(size_bytes, pcie.algbw_gb_per_s, nvlink.algbw_gb_per_s, self.t_dpa_s)
 
     def at(self, size_bytes: int) -> Estimate:
         """The later end of both sets at the best of a few splits: rates depend on parts, and parts on rates."""

@@ -18,7 +18,7 @@ from typing import Any
 
 from blinkccl.errors import TopologyError
 from blinkccl.topology.limits import at, shortened
-from blinkccl.units import algbw_gbps, bus_factor
+from blinkccl.units import algbw_gb_per_s, bus_factor
 
 #: nccl-tests' names of what it measures, and ours.
 _TESTS = {
@@ -35,7 +35,7 @@ _DIGITS = re.compile(r"[0-9]+")
 _RATES = ("algbw", "busbw")
 _MAX_RANKS = 2**20
 #: Bandwidths are printed with two digits after the point, so that their ratio says little below 1 GB/s.
-_LEAST_GBPS, _TOLERANCE = 1.0, 0.02
+_LEAST_GB_PER_S, _TOLERANCE = 1.0, 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +99,8 @@ class _Timing:
     where: str
     size_bytes: int
     seconds: float
-    algbw_gbps: float | None
-    busbw_gbps: float | None
+    algbw_gb_per_s: float | None
+    busbw_gb_per_s: float | None
     wrong: float | None
     in_place: bool
 
@@ -116,15 +116,15 @@ def _measurement(timing: _Timing, collective: str, ranks: int, source: str) -> M
         raise TopologyError(
             f"{where}: {timing.size_bytes} bytes in {timing.seconds * 1e6:g} us; expected a positive size and time"
         )
-    if timing.algbw_gbps is not None and timing.algbw_gbps >= _LEAST_GBPS:
-        follows = algbw_gbps(timing.size_bytes, timing.seconds)
-        if abs(follows / timing.algbw_gbps - 1) > _TOLERANCE:
+    if timing.algbw_gb_per_s is not None and timing.algbw_gb_per_s >= _LEAST_GB_PER_S:
+        follows = algbw_gb_per_s(timing.size_bytes, timing.seconds)
+        if abs(follows / timing.algbw_gb_per_s - 1) > _TOLERANCE:
             raise TopologyError(
                 f"{where}: {timing.size_bytes} bytes in {timing.seconds * 1e6:g} us are {follows:.2f} GB/s, but algbw "
-                f"is {timing.algbw_gbps:g}"
+                f"is {timing.algbw_gb_per_s:g}"
             )
         factor = float(bus_factor(collective, ranks))
-        ratio = factor if timing.busbw_gbps is None else timing.busbw_gbps / timing.algbw_gbps
+        ratio = factor if timing.busbw_gb_per_s is None else timing.busbw_gb_per_s / timing.algbw_gb_per_s
         if abs(ratio - factor) > _TOLERANCE * factor:
             raise TopologyError(
                 f"{where}: busbw / algbw is {ratio:.3f}, but for {collective} on {ranks} ranks it is {factor:.3f}; "

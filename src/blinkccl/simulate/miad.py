@@ -45,7 +45,7 @@ class Miad:
         No chunk lies outside; 1 ≤ least ≤ first ≤ most.
     tolerance
         By which part throughput must rise to count as rising, 0 ≤ tolerance < 1.
-    phase, chunk_bytes, best_bytes, best_gbps, last_gbps
+    phase, chunk_bytes, best_bytes, best_gb_per_s, last_gb_per_s
         The state, set by :meth:`observe`. ``chunk_bytes`` is the chunk to use in the next iteration.
 
     Raises
@@ -71,8 +71,8 @@ class Miad:
     phase: str = "increase"
     chunk_bytes: int = 0
     best_bytes: int = 0
-    best_gbps: float = -1.0
-    last_gbps: float = -1.0
+    best_gb_per_s: float = -1.0
+    last_gb_per_s: float = -1.0
 
     def __post_init__(self) -> None:
         if not 1 <= self.least_bytes <= self.first_bytes <= self.most_bytes:
@@ -105,18 +105,18 @@ class Miad:
             increases += 1
         return increases + -(-(self.most_bytes - self.least_bytes) // self.step_bytes)
 
-    def observe(self, throughput_gbps: float) -> Miad:
-        """The search after an iteration with ``chunk_bytes`` reached ``throughput_gbps``.
+    def observe(self, throughput_gb_per_s: float) -> Miad:
+        """The search after an iteration with ``chunk_bytes`` reached ``throughput_gb_per_s``.
 
         A number below zero or no number counts as no throughput. Observations of a steady search change nothing.
         """
         if self.steady:
             return self
-        observed = throughput_gbps if throughput_gbps > 0.0 else 0.0
-        rises = self.last_gbps < 0.0 or observed > self.last_gbps * (1.0 + self.tolerance)
-        after = replace(self, last_gbps=observed)
-        if observed > self.best_gbps:
-            after = replace(after, best_bytes=self.chunk_bytes, best_gbps=observed)
+        observed = throughput_gb_per_s if throughput_gb_per_s > 0.0 else 0.0
+        rises = self.last_gb_per_s < 0.0 or observed > self.last_gb_per_s * (1.0 + self.tolerance)
+        after = replace(self, last_gb_per_s=observed)
+        if observed > self.best_gb_per_s:
+            after = replace(after, best_bytes=self.chunk_bytes, best_gb_per_s=observed)
         if self.phase == "increase" and rises:
             if self.chunk_bytes == self.most_bytes:
                 return after._settled()

@@ -40,8 +40,8 @@ from blinkccl.simulate.run import simulate
 from blinkccl.simulate.translate import Settings
 from blinkccl.topology.assembly import Assembly
 from blinkccl.topology.model import Topology
-from blinkccl.topology.synthetic import LANE_GBPS
-from blinkccl.units import algbw_gbps
+from blinkccl.topology.synthetic import LANE_GB_PER_S
+from blinkccl.units import algbw_gb_per_s
 
 #: What the patterns ran on.
 CALIBRATION = "v100-copy-engine"
@@ -108,12 +108,12 @@ def measure(
     chunk_bytes = best_chunk(program, network, costs, whole, settings)
     timed = simulate(program, network, costs, whole, chunk_bytes=chunk_bytes, settings=settings)
     carried = int(timed.translation.workload.link_bytes.max())
-    return Trial(chunk_bytes, algbw_gbps(carried, timed.seconds) if timed.seconds else 0.0)
+    return Trial(chunk_bytes, algbw_gb_per_s(carried, timed.seconds) if timed.seconds else 0.0)
 
 
-def throughput_gbps(traffic: Pattern, size_bytes: int) -> float:
+def throughput_gb_per_s(traffic: Pattern, size_bytes: int) -> float:
     """The throughput of :func:`measure` in GB/s."""
-    return measure(traffic, size_bytes).gbps
+    return measure(traffic, size_bytes).gb_per_s
 
 
 Built = tuple[Topology, Program]
@@ -196,7 +196,7 @@ def _built(name: str, gpus: int, shares: list[Share], root: int | None = None, w
     box.add_many("gpu", gpus, "GPU")
     pairs = {(min(edge), max(edge)): None for share in shares for tree in share.trees() for edge in tree.edges}
     for a, b in pairs:
-        box.join(a, b, LANE_GBPS, "nvlink")
+        box.join(a, b, LANE_GB_PER_S, "nvlink")
     network = box.finish()
     rate = attained_rate(network, shares)
     no_claim = Cut((0,), rate, Fraction(1))

@@ -30,7 +30,7 @@ from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.errors import ScheduleError, UnsupportedError
 from blinkccl.simulate.nccl_search import Channels
 from blinkccl.simulate.nccl_system import KINDS, NVB, PXB, PXN, arch_named
-from blinkccl.units import algbw_gbps, bus_factor
+from blinkccl.units import algbw_gb_per_s, bus_factor
 
 PROTOCOLS = ("LL", "LL128", "Simple")
 #: In NCCL's order, which decides between equal times: the first wins.
@@ -58,11 +58,11 @@ STEP_US = {
 #: Least compute capability of each row of the tables below: volta (and older), ampere, hopper, blackwell.
 ROWS = (0, 80, 90, 100)
 #: GB/s of LL at most, on one server by architecture, on 2 and on more by the maker: row 0 for Intel, row 1 for AMD.
-LL_GBPS = (_row("39 39 20.4"), _row("87.7 22.5 19"), _row("141 45 35"), _row("282 90 70"))
+LL_GB_PER_S = (_row("39 39 20.4"), _row("87.7 22.5 19"), _row("141 45 35"), _row("282 90 70"))
 #: GB/s of one channel at most, on 1, 2 and more servers.
-RING_LL128_GBPS = (_row("20 20 20"), _row("20 20 20"), _row("36.7 36.7 36.7"), _row("40 40 40"))
-TREE_LL128_GBPS = (_row("20 20 20"), _row("20 20 20"), _row("36.7 36.7 29"), _row("55.6 31.67 20"))
-TREE_GBPS = (_row("26.5 18.5 10"), _row("24 23.6 17.8"), _row("38.7 41.4 36"), _row("70 42.8 24"))
+RING_LL128_GB_PER_S = (_row("20 20 20"), _row("20 20 20"), _row("36.7 36.7 36.7"), _row("40 40 40"))
+TREE_LL128_GB_PER_S = (_row("20 20 20"), _row("20 20 20"), _row("36.7 36.7 29"), _row("55.6 31.67 20"))
+TREE_GB_PER_S = (_row("26.5 18.5 10"), _row("24 23.6 17.8"), _row("38.7 41.4 36"), _row("70 42.8 24"))
 #: By what trees fall short of the model at 64 B, 128 B, … 256 MiB, up to the next of these.
 TREE_CORRECTION = {
     "LL": _row("1 1 1 1 .9 .8 .7 .7 .7 .7 .6 .5 .4 .4 .5 .6 .7 .8 .9 1 1 1 1"),
@@ -96,8 +96,8 @@ class Prediction:
     protocol: str
     channels: int
     seconds: float
-    algbw_gbps: float
-    busbw_gbps: float
+    algbw_gb_per_s: float
+    busbw_gb_per_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,16 +111,16 @@ class Winner:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The time of one algorithm and protocol: ``latency_us + bytes / (1000 · gbps)`` with two corrections.
+    """The time of one algorithm and protocol: ``latency_us + bytes / (1000 · gb_per_s)`` with two corrections.
 
-    ``gbps`` is algbw at large sizes; ``correction`` is what is left of it per power of two from 64 bytes on. From
+    ``gb_per_s`` is algbw at large sizes; ``correction`` is what is left of it per power of two from 64 bytes on. From
     ``plateau_bytes`` on the latency is ``plateau`` times as long.
     """
 
     algorithm: str
     protocol: str
     latency_us: Fraction
-    gbps: Fraction
+    gb_per_s: Fraction
     correction: tuple[Fraction, ...] = ()
     plateau: Fraction = Fraction(1)
     plateau_bytes: int = 0
@@ -130,7 +130,7 @@ class Line:
         latency = self.latency_us * (self.plateau if size_bytes >= self.plateau_bytes else 1)
         octave = (size_bytes // CORRECTED_FROM_BYTES).bit_length() - 1
         factor = self.correction[octave] if 0 <= octave < len(self.correction) else Fraction(1)
-        return latency, 1 / (1000 * self.gbps * factor)
+        return latency, 1 / (1000 * self.gb_per_s * factor)
 
     def time_us(self, size_bytes: int) -> Fraction:
         latency, per_byte = self.at(size_bytes)
@@ -302,9 +302,9 @@ class _Job:
         )
 
     @property
-    def _ll_gbps(self) -> Fraction:
+    def _ll_gb_per_s(self) -> Fraction:
         row = self._row if self.servers == 1 else int(self.channels.vendor == "AuthenticAMD")
-        return LL_GBPS[row][self._column]
+        return LL_GB_PER_S[row][self._column]
 
     def has_ll128(self, algorithm: str) -> bool:
         """Whether LL128 may be used: it needs stores of 128 bytes in one piece all the way."""
@@ -317,18 +317,18 @@ class _Job:
     def ring(self, protocol: str) -> Line:
         """A ring: every rank sends to the next, ``ranks`` / steps of the channels' rate."""
         found, p = self.channels, PROTOCOLS.index(protocol)
-        each = Fraction(str(found.gbps_per_channel if self.servers <= 2 else found.net_gbps_per_channel))
+        each = Fraction(str(found.gb_per_s_per_channel if self.servers <= 2 else found.net_gb_per_s_per_channel))
         busbw = each * found.count
         if protocol == "LL":
-            busbw = min(self._ll_gbps, busbw / 2)
+            busbw = min(self._ll_gb_per_s, busbw / 2)
         elif protocol == "LL128":
-            busbw = min(busbw * Fraction(92, 100), found.count * RING_LL128_GBPS[self._row][self._column])
-        gbps = busbw * self.ranks / self._ring_steps
+            busbw = min(busbw * Fraction(92, 100), found.count * RING_LL128_GB_PER_S[self._row][self._column])
+        gb_per_s = busbw * self.ranks / self._ring_steps
         latency = BASE_US["ring"][p] + self._ring_us(p)
         if self.servers == 1 or self.name != "allreduce" or protocol != "Simple":
-            return Line("ring", protocol, latency, gbps)
+            return Line("ring", protocol, latency, gb_per_s)
         plateau_bytes = 64 * _all_channels(found, self.sm) * self.ranks
-        return Line("ring", protocol, latency, gbps, (), PLATEAU[self.sm >= 80], plateau_bytes)
+        return Line("ring", protocol, latency, gb_per_s, (), PLATEAU[self.sm >= 80], plateau_bytes)
 
     def _ring_us(self, p: int) -> Fraction:
         inside = "nvlink" if self.channels.kind == "NVL" else "pcie"
@@ -355,13 +355,13 @@ class _Job:
         found, p = self.channels.tree, PROTOCOLS.index(protocol)
         assert found is not None
         count = min(len(found.orders), self.channels.count)
-        each = Fraction(str(found.gbps_per_channel if self.servers <= 2 else found.net_gbps_per_channel))
-        busbw = min(each * count * Fraction(92, 100), count * TREE_GBPS[self._row][self._column])
+        each = Fraction(str(found.gb_per_s_per_channel if self.servers <= 2 else found.net_gb_per_s_per_channel))
+        busbw = min(each * count * Fraction(92, 100), count * TREE_GB_PER_S[self._row][self._column])
         if protocol == "LL":
-            busbw = min(busbw * Fraction(10, 38), self._ll_gbps)
+            busbw = min(busbw * Fraction(10, 38), self._ll_gb_per_s)
         elif protocol == "LL128":
             left = Fraction(7, 9) if self.servers == 1 else Fraction(120, 128)
-            busbw = min(busbw * left, count * TREE_LL128_GBPS[self._row][self._column])
+            busbw = min(busbw * left, count * TREE_LL128_GB_PER_S[self._row][self._column])
         if self.servers > 1 and self.sm >= 90:
             # There the first GPU of a chain alone speaks to the network, which costs it something.
             busbw *= Fraction(85, 100)
@@ -377,12 +377,14 @@ class _Job:
 def _all_channels(channels: Channels, sm: int) -> int:
     """How many channels a communicator has: two on each that was found, and more for fast networks of Hopper."""
     count = min(MOST_CHANNELS, 2 * channels.count)
-    return 2 * count if sm >= 90 and channels.servers > 1 and channels.gbps_per_channel > 45 and count < 16 else count
+    return (
+        2 * count if sm >= 90 and channels.servers > 1 and channels.gb_per_s_per_channel > 45 and count < 16 else count
+    )
 
 
 def _prediction(line: Line, channels: Channels, name: str, size_bytes: int, ranks: int, arch: str) -> Prediction:
     seconds = float(line.time_us(size_bytes) / 1_000_000)
-    algbw = algbw_gbps(size_bytes, seconds)
+    algbw = algbw_gb_per_s(size_bytes, seconds)
     launched = _launched(line, channels, size_bytes, ranks, arch_named(arch).sm)
     return Prediction(line.algorithm, line.protocol, launched, seconds, algbw, algbw * float(bus_factor(name, ranks)))
 
@@ -390,7 +392,7 @@ def _prediction(line: Line, channels: Channels, name: str, size_bytes: int, rank
 def _launched(line: Line, channels: Channels, size_bytes: int, ranks: int, sm: int) -> int:
     """As many channels as have enough bytes for all their threads, at least one (src/enqueue.cc)."""
     threads, each = THREADS[line.protocol], BYTES_PER_THREAD[line.protocol]
-    if line.algorithm == "ring" and line.protocol == "Simple" and channels.gbps_per_channel * channels.count <= 12:
+    if line.algorithm == "ring" and line.protocol == "Simple" and channels.gb_per_s_per_channel * channels.count <= 12:
         threads = 256
     if line.algorithm == "ring" and line.protocol == "LL":
         each *= ranks
@@ -431,14 +433,14 @@ def nccl_24_choice(
             f"NCCL 2.4 on {servers} servers: got ranks={ranks} and channels={channels}; expected at least one rank per "
             "server and one channel"
         )
-    ring_gbps = Fraction(5 * channels if nvlink else 5)
-    tree_gbps = ring_gbps * (Fraction(3, 4) * (2 if servers == 2 else 1) if nvlink else Fraction(2, 3))
+    ring_gb_per_s = Fraction(5 * channels if nvlink else 5)
+    tree_gb_per_s = ring_gb_per_s * (Fraction(3, 4) * (2 if servers == 2 else 1) if nvlink else Fraction(2, 3))
     sooner_us = 6 * (ranks - 1) - 15 * (servers.bit_length() - 1) - 4 * (ranks // servers - 1)
     if sooner_us <= 0:
         return "ring"
-    if tree_gbps > ring_gbps:
+    if tree_gb_per_s > ring_gb_per_s:
         return "double_binary_tree"
-    threshold = floor(1000 * ring_gbps * tree_gbps / (ring_gbps - tree_gbps) * sooner_us)
+    threshold = floor(1000 * ring_gb_per_s * tree_gb_per_s / (ring_gb_per_s - tree_gb_per_s) * sooner_us)
     return "double_binary_tree" if size_bytes <= threshold else "ring"
 
 

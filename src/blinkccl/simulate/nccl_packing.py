@@ -71,15 +71,15 @@ class Packing:
     tree
         Chains rather than rings. Across servers a chain leaves by the card that it came in by: half of its data each
         from its first two GPUs; from Hopper on, all from the first.
-    gbps, net_gbps
+    gb_per_s, net_gb_per_s
         Speed of a channel inside the server, and towards the network.
     """
 
     server: Server
     stage: Stage
     tree: bool
-    gbps: Fraction
-    net_gbps: Fraction = field(default=Fraction(0))
+    gb_per_s: Fraction
+    net_gb_per_s: Fraction = field(default=Fraction(0))
 
     def most(self, least: int, most: int = MOST_CHANNELS) -> tuple[Way, ...]:
         """As many channels as fit, at most ``most``; none where fewer than ``least`` ≥ 1 do.
@@ -117,7 +117,9 @@ class Packing:
     @cached_property
     def _hops(self) -> dict[Arc, Hop]:
         return {
-            pair: hop for pair, hop in self.server.hops.items() if hop.kind <= self.stage.kind and hop.gbps >= self.gbps
+            pair: hop
+            for pair, hop in self.server.hops.items()
+            if hop.kind <= self.stage.kind and hop.gb_per_s >= self.gb_per_s
         }
 
     def _bound(self) -> int:
@@ -127,9 +129,9 @@ class Packing:
         """
         limit = MOST_CHANNELS
         if self._across:
-            limit = min(limit, sum(int(nic.gbps / self.net_gbps) for nic in self._cards))
+            limit = min(limit, sum(int(nic.gb_per_s / self.net_gb_per_s) for nic in self._cards))
         arcs = sorted({arc for hop in self._hops.values() for arc, _ in hop.load})
-        fits = {arc: int(self.server.capacity[arc] / self.gbps) for arc in arcs}
+        fits = {arc: int(self.server.capacity[arc] / self.gb_per_s) for arc in arcs}
         lanes = [[sum(fits[arc] for arc in arcs if arc[end] == gpu) for gpu in self.server.gpus] for end in (0, 1)]
         spared = 1 if self.tree or self._across else 0
         while limit and any(sum(max(0, limit - lane) for lane in side) > spared * limit for side in lanes):
@@ -171,18 +173,18 @@ class Packing:
         cards = [hop for nic in self.server.nics for way in (nic.enter, nic.leave) for hop in way.values()]
         hops = [*self.server.hops.values(), *cards]
         of_shares = 2 * lcm(1, *(share.denominator for hop in hops for _, share in hop.load))
-        of_speeds = lcm(self.gbps.denominator, self.net_gbps.denominator)
-        return lcm(of_shares * of_speeds, *(gbps.denominator for gbps in self.server.capacity.values()))
+        of_speeds = lcm(self.gb_per_s.denominator, self.net_gb_per_s.denominator)
+        return lcm(of_shares * of_speeds, *(gb_per_s.denominator for gb_per_s in self.server.capacity.values()))
 
     @cached_property
     def _room(self) -> dict[Arc, int]:
-        return {arc: int(gbps * self._scale) for arc, gbps in self.server.capacity.items()}
+        return {arc: int(gb_per_s * self._scale) for arc, gb_per_s in self.server.capacity.items()}
 
     @cached_property
     def _taken(self) -> dict[Arc, tuple[tuple[Arc, int], ...]]:
         """Units that one channel takes by each hop between two GPUs."""
         return {
-            pair: tuple((arc, int(share * self.gbps * self._scale)) for arc, share in hop.load)
+            pair: tuple((arc, int(share * self.gb_per_s * self._scale)) for arc, share in hop.load)
             for pair, hop in self._hops.items()
         }
 
@@ -194,7 +196,7 @@ class Packing:
                 load[arc] = load.get(arc, 0) + units
         for hop, part in way.net:
             for arc, share in hop.load:
-                load[arc] = load.get(arc, 0) + int(share * part * self.net_gbps * self._scale)
+                load[arc] = load.get(arc, 0) + int(share * part * self.net_gb_per_s * self._scale)
         return load
 
     def _fits(self, ways: Sequence[Way], count: int) -> bool:
@@ -283,11 +285,11 @@ class Packing:
             return None
         if hop.kind == NVL:
             return hop
-        return Hop(hop.path, hop.kind, hop.gbps, tuple(x for x in hop.load if x[0] != (hop.path[-2], beside)))
+        return Hop(hop.path, hop.kind, hop.gb_per_s, tuple(x for x in hop.load if x[0] != (hop.path[-2], beside)))
 
     def _on_nvswitch(self, least: int, most: int) -> tuple[Way, ...]:
         """Turns of the GPUs' own order. A chain spares its last GPU a link out: that is the one more that may fit."""
-        lanes = int(min(hop.gbps for hop in self.server.hops.values()) / self.gbps)
+        lanes = int(min(hop.gb_per_s for hop in self.server.hops.values()) / self.gb_per_s)
         for count in range(min(most, lanes + lanes // (len(self.server.gpus) - 1) + 1), least - 1, -1):
             ways = self._turns(count)
             if len(ways) == count and self._fits(ways, 1):
@@ -310,7 +312,7 @@ class Packing:
 
         All cards in turn, as often as they can; the GPUs beside a card in turn too.
         """
-        rounds = [int(nic.gbps / self.net_gbps) for nic in self._cards]
+        rounds = [int(nic.gb_per_s / self.net_gb_per_s) for nic in self._cards]
         cards = [nic for r in range(max(rounds)) for nic, n in zip(self._cards, rounds, strict=True) if n > r]
         if self.stage.same:
             cards = [nic for nic in cards if cards[0].gpus[0] in nic.gpus]

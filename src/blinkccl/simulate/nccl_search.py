@@ -41,7 +41,7 @@ LADDERS = (
      _ladder("48 30 28 24 20 18 15 12 10 9 7 6 5 4 3 2.4 1.2 0.24 0.12")),
 )  # fmt: skip
 #: What NCCL takes a ring in the order of the ranks to do where it finds no channel at any speed.
-LAST_RESORT_GBPS = Fraction(1, 10)
+LAST_RESORT_GB_PER_S = Fraction(1, 10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +60,15 @@ class Chains:
     ----------
     orders
         By channel, by server: ranks, beginning with the one that speaks to other servers.
-    gbps_per_channel
-        GB/s inside a server, and ``net_gbps_per_channel`` towards the network.
+    gb_per_s_per_channel
+        GB/s inside a server, and ``net_gb_per_s_per_channel`` towards the network.
     kind, net_kind
         The farthest path of :data:`~blinkccl.simulate.nccl_system.KINDS`; ``net_kind`` is "" on one server.
     """
 
     orders: tuple[tuple[tuple[int, ...], ...], ...]
-    gbps_per_channel: float
-    net_gbps_per_channel: float
+    gb_per_s_per_channel: float
+    net_gb_per_s_per_channel: float
     kind: str
     net_kind: str
 
@@ -81,7 +81,7 @@ class Channels:
     ----------
     rings
         One per channel; equal ones are listed as often as they are used.
-    gbps_per_channel, net_gbps_per_channel, kind, net_kind
+    gb_per_s_per_channel, net_gb_per_s_per_channel, kind, net_kind
         As of :class:`Chains`.
     same
         Whether all rings have one order.
@@ -94,8 +94,8 @@ class Channels:
     """
 
     rings: tuple[Ring, ...]
-    gbps_per_channel: float
-    net_gbps_per_channel: float
+    gb_per_s_per_channel: float
+    net_gb_per_s_per_channel: float
     kind: str
     net_kind: str
     same: bool
@@ -110,13 +110,13 @@ class Channels:
         return len(self.rings)
 
     @property
-    def busbw_gbps(self) -> float:
+    def busbw_gb_per_s(self) -> float:
         """All rings together, in GB/s: what NCCL takes for its busbw at large sizes."""
-        return self.count * (self.gbps_per_channel if self.servers <= 2 else self.net_gbps_per_channel)
+        return self.count * (self.gb_per_s_per_channel if self.servers <= 2 else self.net_gb_per_s_per_channel)
 
 
 def search(
-    topology: Topology, ranks: Sequence[int], *, arch: str | None = None, smp_gbps: int | None = None
+    topology: Topology, ranks: Sequence[int], *, arch: str | None = None, smp_gb_per_s: int | None = None
 ) -> Channels:
     """The channels that NCCL 2.30 would set up for a job.
 
@@ -126,7 +126,7 @@ def search(
         Vertex ids of at least two GPUs.
     arch
         pascal, volta, ampere, hopper or blackwell; None takes what the machine's links tell.
-    smp_gbps
+    smp_gb_per_s
         What NCCL counts between processors; None takes the topology's links (see
         :func:`~blinkccl.simulate.nccl_system.see`).
 
@@ -149,7 +149,7 @@ def search(
     if len(ranks) < 2:
         raise UnsupportedError(f"NCCL needs no channels for {len(ranks)} rank; give at least two GPUs")
     arch = guess_arch(topology) if arch is None else arch
-    servers = see(topology, ranks, arch, smp_gbps)
+    servers = see(topology, ranks, arch, smp_gb_per_s)
     for server in servers:
         if len(servers) > 1 and not server.nics:
             at = topology.vertex[server.gpus[0]].server
@@ -159,8 +159,8 @@ def search(
     trees = [_best_chains(server, len(servers) > 1, count) for server in servers]
     return Channels(
         _joined_rings(topology, rings, count),
-        float(min(found.gbps for found in rings)),
-        float(min(found.net_gbps for found in rings)),
+        float(min(found.gb_per_s for found in rings)),
+        float(min(found.net_gb_per_s for found in rings)),
         KINDS[max(found.stage.kind for found in rings)],
         _net_kind(rings),
         all(found.stage.same for found in rings),
@@ -177,21 +177,21 @@ class _Found:
 
     ways: tuple[Way, ...]
     stage: Stage
-    gbps: Fraction
-    net_gbps: Fraction
+    gb_per_s: Fraction
+    net_gb_per_s: Fraction
 
     @property
-    def total_gbps(self) -> Fraction:
-        return len(self.ways) * self.gbps
+    def total_gb_per_s(self) -> Fraction:
+        return len(self.ways) * self.gb_per_s
 
 
 def _ladder_of(server: Server, across: bool) -> tuple[Fraction, ...]:
     """The speeds to try, without those above what any path of the server carries."""
     inside, between = next(row[1:] for row in LADDERS if server.arch.sm >= row[0])
     if across:
-        widest = max((nic.gbps for nic in server.nics), default=Fraction(0))
-        return tuple(gbps for gbps in between[:-1] if gbps <= widest) + between[-1:]
-    return tuple(gbps for gbps in inside[:-1] if gbps <= server.max_gbps) + inside[-1:]
+        widest = max((nic.gb_per_s for nic in server.nics), default=Fraction(0))
+        return tuple(gb_per_s for gb_per_s in between[:-1] if gb_per_s <= widest) + between[-1:]
+    return tuple(gb_per_s for gb_per_s in inside[:-1] if gb_per_s <= server.max_gb_per_s) + inside[-1:]
 
 
 def _stages(server: Server, across: bool, tree: bool) -> Iterator[Stage]:
@@ -217,47 +217,47 @@ def _best_rings(server: Server, across: bool) -> _Found:
     """NCCL's search on one server."""
     least = 2 if server.split else 1
     ladder = _ladder_of(server, across)
-    ladder = tuple(gbps for gbps in ladder[:-1] if gbps * least <= server.total_gbps) + ladder[-1:]
+    ladder = tuple(gb_per_s for gb_per_s in ladder[:-1] if gb_per_s * least <= server.total_gb_per_s) + ladder[-1:]
     best: _Found | None = None
-    for gbps, slower in zip(ladder, (*ladder[1:], Fraction(0)), strict=True):
-        best = _tried(server, across, gbps, least, best)
-        if best is not None and (_enough(server, best) or slower / best.gbps <= Fraction(49, 100)):
+    for gb_per_s, slower in zip(ladder, (*ladder[1:], Fraction(0)), strict=True):
+        best = _tried(server, across, gb_per_s, least, best)
+        if best is not None and (_enough(server, best) or slower / best.gb_per_s <= Fraction(49, 100)):
             break
     if best is None:
         return _last_resort(server, across)
     best = _doubled(server, best)
     at_least = len(best.ways)
-    for gbps in (x for x in reversed(_ladder_of(server, across)) if x > best.gbps):
-        ways = Packing(server, best.stage, False, gbps, gbps).most(at_least)
-        if len(ways) * gbps > best.total_gbps:
-            best = _Found(ways, best.stage, gbps, gbps)
+    for gb_per_s in (x for x in reversed(_ladder_of(server, across)) if x > best.gb_per_s):
+        ways = Packing(server, best.stage, False, gb_per_s, gb_per_s).most(at_least)
+        if len(ways) * gb_per_s > best.total_gb_per_s:
+            best = _Found(ways, best.stage, gb_per_s, gb_per_s)
     return best
 
 
 def _enough(server: Server, found: _Found) -> bool:
-    return found.total_gbps >= server.total_gbps or len(found.ways) == MOST_CHANNELS
+    return found.total_gb_per_s >= server.total_gb_per_s or len(found.ways) == MOST_CHANNELS
 
 
-def _tried(server: Server, across: bool, gbps: Fraction, least: int, best: _Found | None) -> _Found | None:
+def _tried(server: Server, across: bool, gb_per_s: Fraction, least: int, best: _Found | None) -> _Found | None:
     """The best after all stages at one speed; farther paths are tried only while nearer ones have given nothing."""
-    for packing in _asked_once(server, across, False, gbps):
+    for packing in _asked_once(server, across, False, gb_per_s):
         stage = packing.stage
         if best is not None and (stage.kind > best.stage.kind or _too_far(stage, best.stage)):
             continue
-        needed = least if best is None else max(least, int(best.total_gbps / gbps) + 1)
+        needed = least if best is None else max(least, int(best.total_gb_per_s / gb_per_s) + 1)
         ways = packing.most(needed)
         if ways:
-            best = _Found(ways, stage, gbps, gbps)
+            best = _Found(ways, stage, gb_per_s, gb_per_s)
             if _enough(server, best):
                 break
     return best
 
 
-def _asked_once(server: Server, across: bool, tree: bool, gbps: Fraction) -> Iterator[Packing]:
+def _asked_once(server: Server, across: bool, tree: bool, gb_per_s: Fraction) -> Iterator[Packing]:
     """The stages at one speed, without those that ask what an earlier one has asked."""
     asked: set[tuple[object, ...]] = set()
     for stage in _stages(server, across, tree):
-        packing = Packing(server, stage, tree, gbps, gbps)
+        packing = Packing(server, stage, tree, gb_per_s, gb_per_s)
         if packing.question not in asked:
             asked.add(packing.question)
             yield packing
@@ -270,11 +270,11 @@ def _too_far(stage: Stage, best: Stage) -> bool:
 
 def _doubled(server: Server, found: _Found) -> _Found:
     """Two of each channel at half its speed, where one is fast enough to keep two busy."""
-    if found.gbps < 25 or (server.arch.sm > 80 and found.gbps < 50 and len(found.ways) > 4):
+    if found.gb_per_s < 25 or (server.arch.sm > 80 and found.gb_per_s < 50 and len(found.ways) > 4):
         return found
     ways = (found.ways * 2)[:MOST_CHANNELS]
     share = -(-len(ways) // len(found.ways))
-    return _Found(ways, found.stage, found.gbps / share, found.net_gbps / share)
+    return _Found(ways, found.stage, found.gb_per_s / share, found.net_gb_per_s / share)
 
 
 def _last_resort(server: Server, across: bool) -> _Found:
@@ -299,7 +299,7 @@ def _last_resort(server: Server, across: bool) -> _Found:
         net = [card.enter[order[0]], *([] if direct else [hops.pop()]), card.leave[last]]
     way = Way(order, tuple(hops), tuple((hop, Fraction(1)) for hop in net))
     stage = Stage(SYS, True, SYS if across else None)
-    return _Found((way,), stage, LAST_RESORT_GBPS, LAST_RESORT_GBPS)
+    return _Found((way,), stage, LAST_RESORT_GB_PER_S, LAST_RESORT_GB_PER_S)
 
 
 def _best_chains(server: Server, across: bool, count: int) -> _Found | None:
@@ -307,13 +307,13 @@ def _best_chains(server: Server, across: bool, count: int) -> _Found | None:
     if len(server.gpus) > 1 or across:
         size = Fraction(len(server.gpus))
         # A chain leaves one GPU of a ring's out, so that it may be faster by as much.
-        total = server.total_gbps * (size / (size - 1) if size > 1 else 1)
+        total = server.total_gb_per_s * (size / (size - 1) if size > 1 else 1)
         ladder = _ladder_of(server, across)
-        for gbps in (*(x for x in ladder[:-1] if x * count <= total), ladder[-1]):
-            for packing in _asked_once(server, across, True, gbps):
+        for gb_per_s in (*(x for x in ladder[:-1] if x * count <= total), ladder[-1]):
+            for packing in _asked_once(server, across, True, gb_per_s):
                 ways = packing.most(count, count)
                 if ways:
-                    found = _Found(ways, packing.stage, gbps, gbps)
+                    found = _Found(ways, packing.stage, gb_per_s, gb_per_s)
                     return _faster_inside(server, found) if across else found
     return None
 
@@ -321,13 +321,13 @@ def _best_chains(server: Server, across: bool, count: int) -> _Found | None:
 def _faster_inside(server: Server, found: _Found) -> _Found:
     """Chains that run up to twice as fast inside the server as towards the network."""
     ladder = next(row[2] for row in LADDERS if server.arch.sm >= row[0])
-    for gbps in (x for x in reversed(ladder) if x > found.gbps):
-        if found.gbps >= 2 * found.net_gbps:
+    for gb_per_s in (x for x in reversed(ladder) if x > found.gb_per_s):
+        if found.gb_per_s >= 2 * found.net_gb_per_s:
             break
-        ways = Packing(server, found.stage, True, gbps, found.net_gbps).most(len(found.ways), len(found.ways))
+        ways = Packing(server, found.stage, True, gb_per_s, found.net_gb_per_s).most(len(found.ways), len(found.ways))
         if not ways:
             break
-        found = _Found(ways, found.stage, gbps, found.net_gbps)
+        found = _Found(ways, found.stage, gb_per_s, found.net_gb_per_s)
     return found
 
 
@@ -393,8 +393,8 @@ class _Network:
 def _joined_chains(found: Sequence[_Found], count: int) -> Chains:
     return Chains(
         tuple(tuple(x.ways[channel].order for x in found) for channel in range(count)),
-        float(min(x.gbps for x in found)),
-        float(min(x.net_gbps for x in found)),
+        float(min(x.gb_per_s for x in found)),
+        float(min(x.net_gb_per_s for x in found)),
         KINDS[max(x.stage.kind for x in found)],
         _net_kind(found),
     )

@@ -29,7 +29,7 @@ KINDS = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
 LOC, NVL, NVB, C2C, PIX, PXB, _P2C, PXN, PHB, SYS = range(len(KINDS))
 
 #: GB/s that NCCL counts between Broadwell processors. The catalogue gives all Xeons the 10 of the later ones.
-BROADWELL_GBPS = 6
+BROADWELL_GB_PER_S = 6
 #: Machines of the catalogue whose processors are Broadwells (NVIDIA DGX-1 User Guide).
 BROADWELLS = ("dgx-1p", "dgx-1v")
 
@@ -43,8 +43,8 @@ class Arch:
     """A GPU architecture: compute capability, GB/s of an NVLink as NCCL counts it, and nominal (topo.h)."""
 
     sm: int
-    lane_gbps: Fraction
-    nominal_gbps: Fraction
+    lane_gb_per_s: Fraction
+    nominal_gb_per_s: Fraction
 
 
 #: By the names that :mod:`blinkccl.simulate.nccl_model` takes too.
@@ -88,7 +88,7 @@ def guess_arch(topology: Topology) -> str:
     if most <= 80 and all(rate % 20 == 0 for rate in lanes) and any(rate % 25 for rate in lanes):
         return "pascal"
     upto = (("volta", 150), ("ampere", 300), ("hopper", 450))
-    return next((name for name, gbps in upto if most <= gbps), "blackwell")
+    return next((name for name, gb_per_s in upto if most <= gb_per_s), "blackwell")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Hop:
 
     path: Path
     kind: int
-    gbps: Fraction
+    gb_per_s: Fraction
     load: tuple[tuple[Arc, Fraction], ...]
 
 
@@ -114,7 +114,7 @@ class Nic:
     """
 
     vertex: int
-    gbps: Fraction
+    gb_per_s: Fraction
     kind: int
     gpus: tuple[int, ...]
     enter: Mapping[int, Hop]
@@ -135,7 +135,7 @@ class Server:
         GB/s of each link that a hop crosses, by NCCL's constants.
     hops
         One per ordered pair of GPUs that is joined at all.
-    pcie_gbps, nvlink_gbps
+    pcie_gb_per_s, nvlink_gb_per_s
         The PCIe link of each GPU, and all its NVLinks together; GPUs without PCIe are absent from the first.
     nics
         The network cards joined to these GPUs.
@@ -146,19 +146,19 @@ class Server:
     vendor: str
     capacity: Mapping[Arc, Fraction]
     hops: Mapping[Arc, Hop]
-    pcie_gbps: Mapping[int, Fraction]
-    nvlink_gbps: Mapping[int, Fraction]
+    pcie_gb_per_s: Mapping[int, Fraction]
+    nvlink_gb_per_s: Mapping[int, Fraction]
     nics: tuple[Nic, ...] = field(default=())
 
     @cached_property
-    def max_gbps(self) -> Fraction:
+    def max_gb_per_s(self) -> Fraction:
         """The widest path between two GPUs: no channel is faster."""
-        return max((hop.gbps for hop in self.hops.values()), default=Fraction(0))
+        return max((hop.gb_per_s for hop in self.hops.values()), default=Fraction(0))
 
     @cached_property
-    def total_gbps(self) -> Fraction:
+    def total_gb_per_s(self) -> Fraction:
         """What the best-linked GPU can send by its PCIe link or by all its NVLinks: the channels need no more."""
-        return max(max(self.pcie_gbps.get(g, Fraction(0)), self.nvlink_gbps[g]) for g in self.gpus)
+        return max(max(self.pcie_gb_per_s.get(g, Fraction(0)), self.nvlink_gb_per_s[g]) for g in self.gpus)
 
     @cached_property
     def switched(self) -> bool:
@@ -192,7 +192,7 @@ class Server:
         return (min(found), max(found)) if found else (LOC, LOC)
 
 
-def see(topology: Topology, ranks: Sequence[int], arch: str, smp_gbps: int | None = None) -> tuple[Server, ...]:
+def see(topology: Topology, ranks: Sequence[int], arch: str, smp_gb_per_s: int | None = None) -> tuple[Server, ...]:
     """The servers of a job as NCCL sees them.
 
     Parameters
@@ -201,7 +201,7 @@ def see(topology: Topology, ranks: Sequence[int], arch: str, smp_gbps: int | Non
         Vertex ids of GPUs; others are gone, with the links that end in them.
     arch
         A name of :data:`ARCHS`.
-    smp_gbps
+    smp_gb_per_s
         What NCCL counts between processors, which also tells their maker: 6, 10, 22, 40 for Xeons from Broadwell to
         Emerald Rapids, 16 for AMD, 32 for POWER9. None takes the topology's links, and 6 for a DGX-1 of the catalogue.
 
@@ -210,16 +210,16 @@ def see(topology: Topology, ranks: Sequence[int], arch: str, smp_gbps: int | Non
     TopologyError
         If a rank is no vertex that can be one, or is given twice.
     UnsupportedError
-        If the job has no NVIDIA GPUs, or ``arch`` or ``smp_gbps`` is none that NCCL knows.
+        If the job has no NVIDIA GPUs, or ``arch`` or ``smp_gb_per_s`` is none that NCCL knows.
     """
     check_ranks(topology, ranks)
     check_nvidia(topology, ranks)
-    if smp_gbps is not None and smp_gbps not in PROCESSORS:
+    if smp_gb_per_s is not None and smp_gb_per_s not in PROCESSORS:
         known = ", ".join(map(str, sorted(PROCESSORS)))
-        raise UnsupportedError(f"NCCL knows no processors joined at {smp_gbps} GB/s; expected one of {known}")
-    if smp_gbps is None and any(word in BROADWELLS for word in topology.name.split()):
-        smp_gbps = BROADWELL_GBPS
-    sight = _Sight(topology, frozenset(ranks), arch_named(arch), smp_gbps)
+        raise UnsupportedError(f"NCCL knows no processors joined at {smp_gb_per_s} GB/s; expected one of {known}")
+    if smp_gb_per_s is None and any(word in BROADWELLS for word in topology.name.split()):
+        smp_gb_per_s = BROADWELL_GB_PER_S
+    sight = _Sight(topology, frozenset(ranks), arch_named(arch), smp_gb_per_s)
     return tuple(sight.server(gpus) for gpus in sight.domains())
 
 
@@ -235,8 +235,8 @@ def check_nvidia(topology: Topology, ranks: Sequence[int]) -> None:
 class _Sight:
     """A topology cut down to a job, in NCCL's constants."""
 
-    def __init__(self, topology: Topology, ranks: frozenset[int], arch: Arch, smp_gbps: int | None) -> None:
-        self.topology, self.ranks, self.arch, self.smp_gbps = topology, ranks, arch, smp_gbps
+    def __init__(self, topology: Topology, ranks: frozenset[int], arch: Arch, smp_gb_per_s: int | None) -> None:
+        self.topology, self.ranks, self.arch, self.smp_gb_per_s = topology, ranks, arch, smp_gb_per_s
         self.unit = exact_unit(topology)
         here = {v.id for v in topology.vertices if v.id in ranks or topology.is_transit(v.id)}
         links = [x for x in topology.links if x.src in here and x.dst in here]
@@ -256,9 +256,9 @@ class _Sight:
 
     def _counted(self, link: Link) -> Fraction:
         if link.kind == "nvlink":
-            return link.capacity * self.unit / self.arch.nominal_gbps * self.arch.lane_gbps
-        if link.kind == "smp" and self.smp_gbps is not None:
-            return Fraction(self.smp_gbps)
+            return link.capacity * self.unit / self.arch.nominal_gb_per_s * self.arch.lane_gb_per_s
+        if link.kind == "smp" and self.smp_gb_per_s is not None:
+            return Fraction(self.smp_gb_per_s)
         return link.capacity * self.unit
 
     def domains(self) -> list[tuple[int, ...]]:
@@ -292,7 +292,7 @@ class _Sight:
         crossed = [*hops.values(), *(hop for nic in nics for way in (nic.enter, nic.leave) for hop in way.values())]
         capacity = {arc: self.rate[arc] for hop in crossed for arc, _ in hop.load if NETWORK not in arc}
         for nic in nics:
-            capacity[nic.vertex, NETWORK] = capacity[NETWORK, nic.vertex] = nic.gbps
+            capacity[nic.vertex, NETWORK] = capacity[NETWORK, nic.vertex] = nic.gb_per_s
         return Server(gpus, self.arch, self._vendor(gpus[0]), capacity, hops, pcie, nvlink, nics)
 
     def _vendor(self, vertex: int) -> str:
@@ -301,8 +301,8 @@ class _Sight:
         Intel where there is none.
         """
         server = self.topology.vertex[vertex].server
-        gbps = self.smp.get(server, Fraction(self.smp_gbps or 10))
-        return PROCESSORS.get(int(gbps), PROCESSORS[10])[1]
+        gb_per_s = self.smp.get(server, Fraction(self.smp_gb_per_s or 10))
+        return PROCESSORS.get(int(gb_per_s), PROCESSORS[10])[1]
 
     def _paths_to(self, target: int, gpus: tuple[int, ...]) -> dict[int, Hop]:
         """NCCL's path from every GPU of ``gpus`` to ``target``: rounds of improvement outward from the target."""
@@ -320,7 +320,7 @@ class _Sight:
         return {gpu: self._hop(*best[gpu]) for gpu in gpus if gpu in best and gpu != target}
 
     def _extended(self, label: tuple[int, Fraction, Path], above: int) -> tuple[int, Fraction, Path] | None:
-        kind, gbps, path = label
+        kind, gb_per_s, path = label
         arc = above, path[0]
         if above in path or self.kind[arc] == "net":
             return None
@@ -330,7 +330,7 @@ class _Sight:
             if len(path) > 2 or kind != NVL or step != NVL or above not in self.ranks:
                 return None
             step = NVB
-        return max(kind, step), min(gbps, self.rate[arc]), (above, *path)
+        return max(kind, step), min(gb_per_s, self.rate[arc]), (above, *path)
 
     def _step(self, src: int, dst: int) -> int:
         """The kind of a path that is this link alone."""
@@ -340,14 +340,14 @@ class _Sight:
         ends = {self.topology.vertex[src].kind, self.topology.vertex[dst].kind}
         return PHB if "host" in ends else PXB if ends == {"switch"} else PIX
 
-    def _hop(self, kind: int, gbps: Fraction, path: Path) -> Hop:
+    def _hop(self, kind: int, gb_per_s: Fraction, path: Path) -> Hop:
         load: dict[Arc, Fraction] = {}
         for a, b in pairwise(path):
             share = self._more(kind, path) if self.kind[a, b] == "pcie" else Fraction(1)
             load[a, b] = load.get((a, b), Fraction(0)) + share
             if self.kind[a, b] == "nvlink" and self.topology.vertex[b].kind == "host":
                 load[b, a] = load.get((b, a), Fraction(0)) + 1
-        return Hop(path, kind, gbps, tuple(sorted(load.items())))
+        return Hop(path, kind, gb_per_s, tuple(sorted(load.items())))
 
     def _more(self, kind: int, path: Path) -> Fraction:
         """What a GB/s takes of PCIe: an Intel processor splits what GPUs send through it, which takes a fifth more."""
@@ -375,16 +375,16 @@ class _Sight:
             siblings = [g for g in gpus if g not in joined and at in self._switches(g)]
         # Its own PCIe link is taken to be as wide as a GPU's, and to carry the small packets of an Intel processor too.
         more = self._more(kind, gpus)
-        gbps = min([self.rate[vertex, joined[0]], *(pcie[g] / more for g in joined if g in pcie)])
-        hops = {gpu: self._net_hops((vertex, joined[0]), gpu, kind, gbps, at) for gpu in (*joined, *siblings)}
+        gb_per_s = min([self.rate[vertex, joined[0]], *(pcie[g] / more for g in joined if g in pcie)])
+        hops = {gpu: self._net_hops((vertex, joined[0]), gpu, kind, gb_per_s, at) for gpu in (*joined, *siblings)}
         enter, leave = {g: x[0] for g, x in hops.items()}, {g: x[1] for g, x in hops.items()}
-        return Nic(vertex, gbps, kind, tuple(hops), enter, leave)
+        return Nic(vertex, gb_per_s, kind, tuple(hops), enter, leave)
 
     def _switches(self, gpu: int) -> tuple[int, ...]:
         """The PCIe switches above ``gpu``, nearest first."""
         return tuple(arc[1] for arc in self._way_up(gpu) if self.topology.vertex[arc[1]].kind == "switch")
 
-    def _net_hops(self, card: Arc, gpu: int, kind: int, gbps: Fraction, at: int | None) -> tuple[Hop, Hop]:
+    def _net_hops(self, card: Arc, gpu: int, kind: int, gb_per_s: Fraction, at: int | None) -> tuple[Hop, Hop]:
         """From the card (with a GPU it is joined to) to ``gpu`` and back, over the PCIe links between them."""
         vertex, joined = card
         way = self._way_up(gpu)
@@ -401,8 +401,8 @@ class _Sight:
             down = theirs[: theirs.index(at)]
             path = (*(arc[0] for arc in up), at, *reversed(down), joined, vertex)
         return (
-            Hop(path[::-1], kind, gbps, tuple(sorted(enter.items()))),
-            Hop(path, kind, gbps, tuple(sorted(leave.items()))),
+            Hop(path[::-1], kind, gb_per_s, tuple(sorted(enter.items()))),
+            Hop(path, kind, gb_per_s, tuple(sorted(leave.items()))),
         )
 
     def _way_up(self, gpu: int) -> list[Arc]:

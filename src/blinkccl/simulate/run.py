@@ -15,7 +15,7 @@ from blinkccl.simulate.calibration import Calibration, link_cost
 from blinkccl.simulate.translate import Settings, Translation, translate
 from blinkccl.simulate.workload import Outcome, Workload
 from blinkccl.topology.model import Topology
-from blinkccl.units import algbw_gbps, bus_factor, parse_bytes
+from blinkccl.units import algbw_gb_per_s, bus_factor, parse_bytes
 
 #: Elements are floats of this size where only bytes matter.
 ITEMSIZE = 4
@@ -46,15 +46,15 @@ class Simulation:
         return self.outcome.seconds
 
     @property
-    def algbw_gbps(self) -> float:
+    def algbw_gb_per_s(self) -> float:
         """S / t in GB/s; 0 where nothing moves."""
-        return algbw_gbps(self.size_bytes, self.seconds) if self.seconds else 0.0
+        return algbw_gb_per_s(self.size_bytes, self.seconds) if self.seconds else 0.0
 
     @cached_property
-    def busbw_gbps(self) -> float:
+    def busbw_gb_per_s(self) -> float:
         """nccl-tests' bus bandwidth."""
         collective = self.translation.bound.program.collective
-        return self.algbw_gbps * float(bus_factor(collective.name, collective.world_size))
+        return self.algbw_gb_per_s * float(bus_factor(collective.name, collective.world_size))
 
     def traced(self) -> Simulation:
         """The same run once more, with its trace."""
@@ -199,7 +199,7 @@ def best_chunk_bytes(program: Program, network: Topology, calibration: Calibrati
         return LEAST_CHUNK_BYTES
     largest = max(slices) * size_bytes
     depth = max(role.offset for role in program.roles)
-    seconds_per_s = 1.0 / (float(program.rate) * network.unit_gbps * 1e9) if program.rate else 0.0
+    seconds_per_s = 1.0 / (float(program.rate) * network.unit_gb_per_s * 1e9) if program.rate else 0.0
     beta = max(slices) / seconds_per_s if seconds_per_s else 1e9
     used = dict.fromkeys(pair for queue in program.queues for pair in pairwise(queue.path))
     slowest_s = max((link_cost(calibration, network.link[pair]).latency_s for pair in used), default=0.0)

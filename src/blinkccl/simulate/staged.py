@@ -35,11 +35,11 @@ from blinkccl.topology.model import RANK_KINDS, Link, Topology
 from blinkccl.units import GB
 
 #: A copy between a GPU and memory that malloc gave, by one process: the driver copies once more, into locked memory.
-PAGEABLE_GBPS = Number(5.5, "5 to 6 GB/s on servers with V100s: pull request 98 of dask-cuda")
+PAGEABLE_GB_PER_S = Number(5.5, "5 to 6 GB/s on servers with V100s: pull request 98 of dask-cuda")
 #: What one core reads of what another wrote.
-HOST_COPY_GBPS = Number(10.0, "measured: 10 to 16 GB/s on a Xeon host (benchmarks/README.md)")
+HOST_COPY_GB_PER_S = Number(10.0, "measured: 10 to 16 GB/s on a Xeon host (benchmarks/README.md)")
 #: Adding one float32 message into another, by one core. Nobody published what MPI reaches on Mist or Cedar.
-HOST_COMBINE_GBPS = Number(8.0, "assumed: a third of the 24 GB/s at which a core moves its own memory there")
+HOST_COMBINE_GB_PER_S = Number(8.0, "assumed: a third of the 24 GB/s at which a core moves its own memory there")
 
 #: Chunks of the part through the host, each on a stream of its own.
 STREAMS = 8
@@ -48,7 +48,7 @@ STREAMS = 8
 HOST_STEP_US = Number(1.0, "assumed: a hand-over between two processes of a host, ours takes 0.3 to 1 us")
 PLAIN_STEP_US = Number(60.3, "fitted: NCCL ring vs tree, 4 KB: 1.81 ms, and the code's 2 * 15 steps")
 #: What a step moves to the next rank on another server, at most.
-PLAIN_NET_GBPS = Number(20.0, "fitted: NCCL ring vs tree, 8 GB: 30 steps of 512 MiB in 806 ms")
+PLAIN_NET_GB_PER_S = Number(20.0, "fitted: NCCL ring vs tree, 8 GB: 30 steps of 512 MiB in 806 ms")
 
 
 @dataclass(frozen=True)
@@ -111,8 +111,8 @@ class WholeShares(Planned):
             self.name,
             size_bytes,
             simulation.seconds / self.window,
-            simulation.algbw_gbps,
-            simulation.busbw_gbps,
+            simulation.algbw_gb_per_s,
+            simulation.busbw_gb_per_s,
             self.detail,
             simulation.chunk_bytes,
             simulation,
@@ -133,9 +133,9 @@ def prepare_host_staged(request: Request, conditions: Conditions) -> Prepared:
 
     Notes
     -----
-    The three rates of the processor are :data:`PAGEABLE_GBPS`, :data:`HOST_COPY_GBPS` and :data:`HOST_COMBINE_GBPS`:
-    not those of Mist or Cedar, which nobody published. Left out: page faults of the buffer that each call allocates,
-    and that four processes share their socket's memory.
+    The three rates of the processor are :data:`PAGEABLE_GB_PER_S`, :data:`HOST_COPY_GB_PER_S` and
+    :data:`HOST_COMBINE_GB_PER_S`: not those of Mist or Cedar, which nobody published. Left out: page
+    faults of the buffer that each call allocates, and that four processes share their socket's memory.
     """
     require_collective(request, "mpi-host-staged", ("allreduce",), "take another algorithm")
     if len(by_server(request.topology, request.ranks)) > 1:
@@ -146,21 +146,21 @@ def prepare_host_staged(request: Request, conditions: Conditions) -> Prepared:
     for way in ways:
         for pair in pairwise(way):
             used[pair] = used.get(pair, 0) + 1
-    slowest = 1 / (PAGEABLE_GBPS.value * GB)
+    slowest = 1 / (PAGEABLE_GB_PER_S.value * GB)
     for pair, ranks in used.items():
         for direction in (pair, pair[::-1]):
             slowest = max(slowest, ranks / _rate(conditions.calibration, request.topology.link[direction]))
     n = len(request.ranks)
     fixed_s = 2 * _before_first_byte_s(request.topology, conditions.calibration, ways)
     fixed_s += 2 * (n - 1) * HOST_STEP_US.value * 1e-6
-    shared, combined = 2 * (n - 1) / n / HOST_COPY_GBPS.value, (n - 1) / n / HOST_COMBINE_GBPS.value
+    shared, combined = 2 * (n - 1) / n / HOST_COPY_GB_PER_S.value, (n - 1) / n / HOST_COMBINE_GB_PER_S.value
     return HostStaged(
         "mpi-host-staged",
         request,
         2 * slowest,
         (shared + combined) / GB,
         fixed_s,
-        f"copies at {1 / slowest / GB:.3g} GB/s, processors reduce at an assumed {HOST_COMBINE_GBPS.value:g} GB/s",
+        f"copies at {1 / slowest / GB:.3g} GB/s, processors reduce at an assumed {HOST_COMBINE_GB_PER_S.value:g} GB/s",
     )
 
 
@@ -331,8 +331,8 @@ def prepare_plain_ring(request: Request, conditions: Conditions) -> Prepared:
 
     Notes
     -----
-    The job's calibration gives the rates, but between servers at most :data:`PLAIN_NET_GBPS`. Both constants are fitted
-    to the first and the last row of that document's table; only the rows between are predictions.
+    The job's calibration gives the rates, but between servers at most :data:`PLAIN_NET_GB_PER_S`. Both constants are
+    fitted to the first and the last row of that document's table; only the rows between are predictions.
     """
     require_collective(request, "plain-ring", ("allreduce",), "use --algo ring")
     forest = plain_ring(request)
@@ -371,12 +371,17 @@ def plain_ring(request: Request) -> Forest:
 
 def step_by_step(calibration: Calibration, network: Topology) -> Calibration:
     """A calibration with the cost of a script's step before each transfer, and a send's rate between servers."""
-    rates = sorted({link.gbps for link in network.links if link.kind == "net"}, reverse=True)
-    fastest = {link.gbps: link_cost(calibration, link).rate / GB for link in network.links if link.kind == "net"}
+    rates = sorted({link.gb_per_s for link in network.links if link.kind == "net"}, reverse=True)
+    fastest = {link.gb_per_s: link_cost(calibration, link).rate / GB for link in network.links if link.kind == "net"}
     contained = Number(0.0, "contained in the step")
     net = [
-        LinkClass("net", gbps, Number(min(fastest[gbps], PLAIN_NET_GBPS.value), PLAIN_NET_GBPS.source), contained)
-        for gbps in rates
+        LinkClass(
+            "net",
+            gb_per_s,
+            Number(min(fastest[gb_per_s], PLAIN_NET_GB_PER_S.value), PLAIN_NET_GB_PER_S.source),
+            contained,
+        )
+        for gb_per_s in rates
     ]
     others = [msgspec.structs.replace(row, latency_us=contained) for row in calibration.link if row.kind != "net"]
     # One send at a time, so that a step begins when the one before it is over.

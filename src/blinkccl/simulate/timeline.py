@@ -43,7 +43,7 @@ class LinkUse:
     src: int
     dst: int
     bytes: float
-    gbps: float
+    gb_per_s: float
     busy: float
 
 

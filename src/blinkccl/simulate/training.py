@@ -297,13 +297,13 @@ def transformer_step_flops(parameters: int, tokens: int) -> int:
     return 6 * parameters * tokens
 
 
-def roofline_seconds(size_bytes: int, world_size: int, gbps: float, collective: str = "allreduce") -> float:
-    """The least time of a collective of S bytes on links of ``gbps`` GB/s per rank and direction, without latency.
+def roofline_seconds(size_bytes: int, world_size: int, gb_per_s: float, collective: str = "allreduce") -> float:
+    """The least time of a collective of S bytes on links of ``gb_per_s`` GB/s per rank and direction, without latency.
 
     S times the busbw factor over the rate: 2 (N-1)/N · S / B for AllReduce. The NCCL notes, §10, divide by (N-1)/N
     instead and leave out the 2.
     """
-    return float(bus_factor(collective, world_size) * size_bytes) / (gbps * GB)
+    return float(bus_factor(collective, world_size) * size_bytes) / (gb_per_s * GB)
 
 
 @dataclass(frozen=True, slots=True)

@@ -215,7 +215,7 @@ def _actors(
     last = [(x.length - (x.chunks - 1) * x.chunk_elements) * bound.itemsize if x.chunks else 0 for x in extents]
     # A kernel reads every operand once and writes once: the rate is that of two operands.
     combined = np.asarray([(operands(role) + 1) / 3 if operands(role) > 1 else 0.0 for role in program.roles])
-    pace = 1e-9 / engine.reduce_gbps.value if engine.reduce_gbps.value else 0.0
+    pace = 1e-9 / engine.reduce_gb_per_s.value if engine.reduce_gb_per_s.value else 0.0
     start_s = settings.start_s or (0.0,) * len(program.ranks)
     stream = np.asarray(streams.of_actor, np.int32)
     if pace == 0.0 and engine.reduce_us.value == 0.0:

@@ -298,7 +298,7 @@ def _wide_enough(random: Random, topology: Topology, program: Program) -> Topolo
             x.dst,
             max(1, -(-load[x.src, x.dst] // 1)) + random.choice([0, 0, 1]),
             x.kind,
-            x.gbps,
+            x.gb_per_s,
             x.provenance,
         )
         for x in topology.links

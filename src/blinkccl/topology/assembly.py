@@ -19,7 +19,7 @@ MAX_LINKS = 100_000
 class Rated:
     """What is known of one direction of a link before a unit is chosen: exact GB/s instead of a capacity."""
 
-    gbps: Fraction
+    gb_per_s: Fraction
     kind: str
     provenance: str
 
@@ -60,7 +60,7 @@ class Assembly:
         """Add ``count`` vertices named ``name0``, ``name1``, …, and return their ids."""
         return [self.add(kind, f"{name}{i}", server) for i in range(count)]
 
-    def arc(self, src: int, dst: int, gbps: Fraction | int, kind: str, provenance: str | None = None) -> None:
+    def arc(self, src: int, dst: int, gb_per_s: Fraction | int, kind: str, provenance: str | None = None) -> None:
         """Add one direction of a link; parallel links of one kind add up.
 
         Raises
@@ -68,9 +68,9 @@ class Assembly:
         TopologyError
             If the rate is not positive, or the pair is joined by another kind already.
         """
-        rate = Rated(Fraction(gbps), kind, provenance or self.provenance)
-        if rate.gbps <= 0:
-            raise TopologyError(f"{self.name}: link {src} → {dst}: rate must be positive, got {gbps} GB/s")
+        rate = Rated(Fraction(gb_per_s), kind, provenance or self.provenance)
+        if rate.gb_per_s <= 0:
+            raise TopologyError(f"{self.name}: link {src} → {dst}: rate must be positive, got {gb_per_s} GB/s")
         known = self.links.get((src, dst))
         if known is not None:
             if known.kind != kind:
@@ -79,20 +79,20 @@ class Assembly:
                     "route "
                     "one of them through a switch or host vertex of its own"
                 )
-            rate = Rated(known.gbps + rate.gbps, kind, known.provenance)
+            rate = Rated(known.gb_per_s + rate.gb_per_s, kind, known.provenance)
         self.links[src, dst] = rate
         if len(self.links) > MAX_LINKS:
             raise TopologyError(f"{self.name}: more than {MAX_LINKS} links, the most we take")
 
-    def join(self, a: int, b: int, gbps: Fraction | int, kind: str, provenance: str | None = None) -> None:
-        """Add both directions of a link, ``gbps`` GB/s each."""
-        self.arc(a, b, gbps, kind, provenance)
-        self.arc(b, a, gbps, kind, provenance)
+    def join(self, a: int, b: int, gb_per_s: Fraction | int, kind: str, provenance: str | None = None) -> None:
+        """Add both directions of a link, ``gb_per_s`` GB/s each."""
+        self.arc(a, b, gb_per_s, kind, provenance)
+        self.arc(b, a, gb_per_s, kind, provenance)
 
-    def join_all(self, many: Iterable[int], hub: int, gbps: Fraction | int, kind: str) -> None:
+    def join_all(self, many: Iterable[int], hub: int, gb_per_s: Fraction | int, kind: str) -> None:
         """Join every vertex of ``many`` with ``hub``."""
         for vertex in many:
-            self.join(vertex, hub, gbps, kind)
+            self.join(vertex, hub, gb_per_s, kind)
 
     def finish(self) -> Topology:
         """The topology; its unit is the largest rate of which every link is a whole multiple.
@@ -102,14 +102,14 @@ class Assembly:
         TopologyError
             As :class:`~blinkccl.topology.model.Topology`.
         """
-        unit = common_unit(rate.gbps for rate in self.links.values())
+        unit = common_unit(rate.gb_per_s for rate in self.links.values())
         links = tuple(
-            Link(src, dst, int(rate.gbps / unit), rate.kind, float(rate.gbps), rate.provenance)
+            Link(src, dst, int(rate.gb_per_s / unit), rate.kind, float(rate.gb_per_s), rate.provenance)
             for (src, dst), rate in sorted(self.links.items())
         )
         return Topology(self.name, float(unit), tuple(self.vertices), links, tuple(self.notes))
 
 
 def exact_unit(topology: Topology) -> Fraction:
-    """``unit_gbps`` as the decimal number that was meant, so that 0.1 stays one tenth."""
-    return Fraction(repr(topology.unit_gbps))
+    """``unit_gb_per_s`` as the decimal number that was meant, so that 0.1 stays one tenth."""
+    return Fraction(repr(topology.unit_gb_per_s))

@@ -54,7 +54,7 @@ class Machine:
 class _Pcie:
     """A PCIe tree: GPUs in order fill switches, switches fill hosts; ``upper`` adds a second switch level."""
 
-    gbps: int
+    gb_per_s: int
     smp: int
     gpus_per_switch: int = 2
     switches_per_host: int = 2
@@ -62,20 +62,20 @@ class _Pcie:
 
     def attach(self, box: Assembly, gpus: Sequence[int]) -> None:
         """Add the tree over ``gpus`` and join its hosts pairwise."""
-        leaves = _level(box, gpus, self.gpus_per_switch, "switch", "PCIe", self.gbps)
+        leaves = _level(box, gpus, self.gpus_per_switch, "switch", "PCIe", self.gb_per_s)
         if self.upper:
-            leaves = _level(box, leaves, self.upper, "switch", "PCIe-up", self.gbps)
-        hosts = _level(box, leaves, self.switches_per_host, "host", "CPU", self.gbps)
+            leaves = _level(box, leaves, self.upper, "switch", "PCIe-up", self.gb_per_s)
+        hosts = _level(box, leaves, self.switches_per_host, "host", "CPU", self.gb_per_s)
         for i, a in enumerate(hosts):
             for b in hosts[i + 1 :]:
                 box.join(a, b, self.smp, "smp")
 
 
-def _level(box: Assembly, below: Sequence[int], width: int, kind: str, name: str, gbps: int) -> list[int]:
+def _level(box: Assembly, below: Sequence[int], width: int, kind: str, name: str, gb_per_s: int) -> list[int]:
     """One parent for every ``width`` vertices of ``below``."""
     parents = box.add_many(kind, -(-len(below) // width), name)
     for i, child in enumerate(below):
-        box.join(child, parents[i // width], gbps, "pcie")
+        box.join(child, parents[i // width], gb_per_s, "pcie")
     return parents
 
 
@@ -88,15 +88,15 @@ def _hybrid_cube_mesh(name: str, lane: int, doubled: bool) -> Topology:
     return box.finish()
 
 
-def _nvswitch_box(name: str, gpu_count: int, lanes: int, pcie: _Pcie, nic_gbps: int = 0) -> Topology:
+def _nvswitch_box(name: str, gpu_count: int, lanes: int, pcie: _Pcie, nic_gb_per_s: int = 0) -> Topology:
     """GPUs on one NVSwitch vertex: its switch chips are one non-blocking plane, as NCCL takes them."""
     box = Assembly(name, "catalog")
     gpus = box.add_many("gpu", gpu_count, "GPU")
     box.join_all(gpus, box.add("switch", "NVSwitch"), lanes * NVLINK, "nvlink")
     pcie.attach(box, gpus)
-    if nic_gbps:
+    if nic_gb_per_s:
         for gpu, nic in zip(gpus, box.add_many("nic", gpu_count, "NIC"), strict=True):
-            box.join(gpu, nic, nic_gbps, "net")
+            box.join(gpu, nic, nic_gb_per_s, "net")
     return box.finish()
 
 
@@ -171,15 +171,15 @@ CATALOG: dict[str, Machine] = {
     ),
     "dgx-a100": Machine(
         "8×A100 on NVSwitch, 12 lanes and a 200 Gb/s NIC each",
-        lambda: _nvswitch_box("dgx-a100", 8, 12, _Pcie(PCIE4, AMD_FABRIC), nic_gbps=25),
+        lambda: _nvswitch_box("dgx-a100", 8, 12, _Pcie(PCIE4, AMD_FABRIC), nic_gb_per_s=25),
     ),
     "hgx-h100": Machine(
         "8×H100 on NVSwitch, 18 lanes and a 400 Gb/s NIC each",
-        lambda: _nvswitch_box("hgx-h100", 8, 18, _Pcie(PCIE5, SPR_UPI, 1, 4), nic_gbps=50),
+        lambda: _nvswitch_box("hgx-h100", 8, 18, _Pcie(PCIE5, SPR_UPI, 1, 4), nic_gb_per_s=50),
     ),
     "hgx-h200": Machine(
         "8×H200 on NVSwitch, 18 lanes and a 400 Gb/s NIC each",
-        lambda: _nvswitch_box("hgx-h200", 8, 18, _Pcie(PCIE5, SPR_UPI, 1, 4), nic_gbps=50),
+        lambda: _nvswitch_box("hgx-h200", 8, 18, _Pcie(PCIE5, SPR_UPI, 1, 4), nic_gb_per_s=50),
     ),
     "mist": Machine("IBM AC922: 4×V100, NVLink to each other and to the POWER9s", _mist),
     "cedar": Machine("Dell C4140: 4×V100, every pair by two NVLinks", _cedar),

@@ -9,7 +9,7 @@ from blinkccl.topology.assembly import MAX_LINKS, MAX_VERTICES, Assembly, exact_
 from blinkccl.topology.model import Topology, Vertex
 
 
-def compose(machine: Topology, servers: int, nic_gbps: Fraction | None = None) -> Topology:
+def compose(machine: Topology, servers: int, nic_gb_per_s: Fraction | None = None) -> Topology:
     """``servers`` copies of ``machine`` on one non-blocking network switch.
 
     GPU ``j`` of server ``s`` gets the id ``s·G + j`` (G GPUs a server, in ascending order of their ids in
@@ -22,7 +22,7 @@ def compose(machine: Topology, servers: int, nic_gbps: Fraction | None = None) -
         One server.
     servers
         How many, at least 1.
-    nic_gbps
+    nic_gb_per_s
         GB/s per direction of every NIC, on its GPU side and on its network side. Without it the NICs keep
         the rate that the machine gives them. A machine that has no NIC gets one per server, joined to each of
         its GPUs: then the rate must be given.
@@ -32,19 +32,19 @@ def compose(machine: Topology, servers: int, nic_gbps: Fraction | None = None) -
     TopologyError
         If the machine spans servers already, has no NIC and no rate is given, or the cluster is too large.
     """
-    _check(machine, servers, nic_gbps)
+    _check(machine, servers, nic_gb_per_s)
     count = f"{servers}x {machine.name}"
-    box = Assembly(count if nic_gbps is None else f"{count} @ {float(nic_gbps * 8):g}Gbps", "declared")
+    box = Assembly(count if nic_gb_per_s is None else f"{count} @ {float(nic_gb_per_s * 8):g}Gbps", "declared")
     box.notes.extend(machine.notes)
     ids = _copy_vertices(box, machine, servers)
     for number in ids:
-        _copy_links(box, machine, number, nic_gbps)
-    if servers > 1 or nic_gbps is not None:
-        _join_network(box, machine, ids, nic_gbps)
+        _copy_links(box, machine, number, nic_gb_per_s)
+    if servers > 1 or nic_gb_per_s is not None:
+        _join_network(box, machine, ids, nic_gb_per_s)
     return box.finish()
 
 
-def _check(machine: Topology, servers: int, nic_gbps: Fraction | None) -> None:
+def _check(machine: Topology, servers: int, nic_gb_per_s: Fraction | None) -> None:
     if servers < 1:
         raise TopologyError(f"{servers}x {machine.name}: give at least one server")
     if len({machine.vertex[r].server for r in machine.ranks}) > 1:
@@ -54,13 +54,13 @@ def _check(machine: Topology, servers: int, nic_gbps: Fraction | None) -> None:
             f"{servers}x {machine.name}: {servers * len(machine.vertices)} vertices and "
             f"{servers * len(machine.links)} links; at most {MAX_VERTICES} and {MAX_LINKS}"
         )
-    if servers > 1 and nic_gbps is None and not _nics(machine):
+    if servers > 1 and nic_gb_per_s is None and not _nics(machine):
         raise TopologyError(
             f"{servers}x {machine.name}: {machine.name} has no NIC, so say how fast the "
             f'network is: "{servers}x {machine.name} @ 40Gbps"'
         )
-    if nic_gbps is not None and nic_gbps <= 0:
-        raise TopologyError(f"{servers}x {machine.name}: the network rate must be positive, got {nic_gbps}")
+    if nic_gb_per_s is not None and nic_gb_per_s <= 0:
+        raise TopologyError(f"{servers}x {machine.name}: the network rate must be positive, got {nic_gb_per_s}")
 
 
 def _nics(machine: Topology) -> list[int]:
@@ -82,37 +82,37 @@ def _name(vertex: Vertex, server: int) -> str:
     return f"{server}/{vertex.label}"
 
 
-def _copy_links(box: Assembly, machine: Topology, number: dict[int, int], nic_gbps: Fraction | None) -> None:
+def _copy_links(box: Assembly, machine: Topology, number: dict[int, int], nic_gb_per_s: Fraction | None) -> None:
     unit = exact_unit(machine)
     for x in machine.links:
-        if x.kind == "net" and nic_gbps is not None:
-            box.arc(number[x.src], number[x.dst], nic_gbps, "net", "declared")
+        if x.kind == "net" and nic_gb_per_s is not None:
+            box.arc(number[x.src], number[x.dst], nic_gb_per_s, "net", "declared")
         else:
             box.arc(number[x.src], number[x.dst], x.capacity * unit, x.kind, x.provenance)
 
 
-def _join_network(box: Assembly, machine: Topology, ids: list[dict[int, int]], nic_gbps: Fraction | None) -> None:
+def _join_network(box: Assembly, machine: Topology, ids: list[dict[int, int]], nic_gb_per_s: Fraction | None) -> None:
     nics = _nics(machine)
     ends: list[tuple[int, Fraction, str]] = []
     for server, number in enumerate(ids):
         if nics:
             for nic in nics:
-                gbps, source = _nic_rate(machine, nic, nic_gbps)
-                ends.append((number[nic], gbps, source))
-        elif nic_gbps is not None:
+                gb_per_s, source = _nic_rate(machine, nic, nic_gb_per_s)
+                ends.append((number[nic], gb_per_s, source))
+        elif nic_gb_per_s is not None:
             nic = box.add("nic", f"{server}/NIC", server)
             for old in machine.ranks:
-                box.join(number[old], nic, nic_gbps, "net")
-            ends.append((nic, nic_gbps, "declared"))
+                box.join(number[old], nic, nic_gb_per_s, "net")
+            ends.append((nic, nic_gb_per_s, "declared"))
     network = box.add("switch", "NETWORK", len(ids))
-    for nic, gbps, source in ends:
-        box.join(nic, network, gbps, "net", source)
+    for nic, gb_per_s, source in ends:
+        box.join(nic, network, gb_per_s, "net", source)
 
 
-def _nic_rate(machine: Topology, nic: int, nic_gbps: Fraction | None) -> tuple[Fraction, str]:
+def _nic_rate(machine: Topology, nic: int, nic_gb_per_s: Fraction | None) -> tuple[Fraction, str]:
     """The rate of the network side of a NIC: as given, else that of its widest link."""
-    if nic_gbps is not None:
-        return nic_gbps, "declared"
+    if nic_gb_per_s is not None:
+        return nic_gb_per_s, "declared"
     widest = max((x for x in machine.links if x.src == nic), key=lambda x: x.capacity, default=None)
     if widest is None:
         raise TopologyError(

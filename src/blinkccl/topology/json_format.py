@@ -8,11 +8,11 @@ import re
 import msgspec
 
 from blinkccl.errors import TopologyError
+from blinkccl.schema import SCHEMA_VERSION, upgraded, version_fault
 from blinkccl.topology.assembly import MAX_LINKS, MAX_VERTICES
-from blinkccl.topology.limits import MAX_GBPS, MAX_NOTE, check_labels, shortened
+from blinkccl.topology.limits import MAX_GB_PER_S, MAX_NOTE, check_labels, shortened
 from blinkccl.topology.model import RANK_KINDS, Link, Topology, Vertex
 
-SCHEMA_VERSION = 1
 MAX_ID = 2**31 - 1
 MAX_CAPACITY = 10**15
 
@@ -33,8 +33,14 @@ class LinkRecord(msgspec.Struct, forbid_unknown_fields=True):
     dst: int
     capacity: int
     kind: str
-    gbps: float | None = None
+    gb_per_s: float | None = None
     provenance: str = "declared"
+
+
+class _Version(msgspec.Struct):
+    """All that is read of a document before its version is known."""
+
+    schema_version: object = SCHEMA_VERSION
 
 
 class TopologyRecord(msgspec.Struct, forbid_unknown_fields=True):
@@ -42,16 +48,10 @@ class TopologyRecord(msgspec.Struct, forbid_unknown_fields=True):
 
     schema_version: int
     name: str
-    unit_gbps: float
+    unit_gb_per_s: float
     vertices: list[VertexRecord]
     links: list[LinkRecord]
     notes: list[str] = []
-
-
-class _Version(msgspec.Struct):
-    """All that is read of a document before its version is known."""
-
-    schema_version: object = SCHEMA_VERSION
 
 
 def looks_like(text: str) -> bool:
@@ -64,9 +64,9 @@ def to_record(topology: Topology) -> TopologyRecord:
     return TopologyRecord(
         SCHEMA_VERSION,
         topology.name,
-        topology.unit_gbps,
+        topology.unit_gb_per_s,
         [VertexRecord(v.id, v.kind, v.server, v.name) for v in topology.vertices],
-        [LinkRecord(x.src, x.dst, x.capacity, x.kind, x.gbps, x.provenance) for x in topology.links],
+        [LinkRecord(x.src, x.dst, x.capacity, x.kind, x.gb_per_s, x.provenance) for x in topology.links],
         list(topology.notes),
     )
 
@@ -82,7 +82,7 @@ def write(topology: Topology) -> str:
     record = to_record(topology)
     encode = msgspec.json.Encoder().encode
     head = ", ".join(
-        f'"{key}": {encode(getattr(record, key)).decode()}' for key in ("schema_version", "name", "unit_gbps")
+        f'"{key}": {encode(getattr(record, key)).decode()}' for key in ("schema_version", "name", "unit_gb_per_s")
     )
     parts = [f"{{{head}"]
     for key in ("vertices", "links", "notes"):
@@ -103,8 +103,7 @@ def parse(text: str, source: str = "JSON") -> Topology:
     """
     raw = text.encode()
     try:
-        _check_version(msgspec.json.decode(raw, type=_Version).schema_version, source)
-        record = msgspec.json.decode(raw, type=TopologyRecord)
+        record = _decoded(raw, source)
     except msgspec.ValidationError as error:
         raise TopologyError(f"{source}: {shortened(str(error))}{_hint(text)}") from None
     except msgspec.DecodeError as error:
@@ -126,25 +125,23 @@ def from_record(record: TopologyRecord, source: str) -> Topology:
     _check_size(record, source)
     _check_texts(record, source)
     links = tuple(
-        Link(x.src, x.dst, x.capacity, x.kind, _gbps(record, i, source), x.provenance)
+        Link(x.src, x.dst, x.capacity, x.kind, _gb_per_s(record, i, source), x.provenance)
         for i, x in enumerate(record.links)
     )
     vertices = tuple(Vertex(v.id, v.kind, v.server, v.name) for v in record.vertices)
     try:
-        return Topology(record.name, record.unit_gbps, vertices, links, tuple(record.notes))
+        return Topology(record.name, record.unit_gb_per_s, vertices, links, tuple(record.notes))
     except TopologyError as error:
         raise TopologyError(f"{source}: {error}") from None
 
 
-def version_fault(version: object) -> str | None:
-    """What to say of a document of another schema version; None for ours, and for what is no version."""
-    if type(version) is not int or version == SCHEMA_VERSION:
-        return None
-    shown = version if abs(version) < 10**9 else "of a bigger number"
-    return (
-        f"schema_version {shown}; this blink reads {SCHEMA_VERSION}: the file was written by another "
-        "version of this program"
-    )
+def _decoded(raw: bytes, source: str) -> TopologyRecord:
+    """The record in ``raw``; one of version 1 is read as version 2 says it."""
+    version = msgspec.json.decode(raw, type=_Version).schema_version
+    _check_version(version, source)
+    if version == SCHEMA_VERSION:
+        return msgspec.json.decode(raw, type=TopologyRecord)
+    return msgspec.convert(upgraded(msgspec.json.decode(raw, type=dict[str, object])), TopologyRecord)
 
 
 def _check_version(version: object, source: str) -> None:
@@ -167,8 +164,10 @@ def _check_size(record: TopologyRecord, source: str) -> None:
             "most "
             f"{MAX_VERTICES} and {MAX_LINKS}"
         )
-    if not (math.isfinite(record.unit_gbps) and 0 < record.unit_gbps <= MAX_GBPS):
-        raise TopologyError(f"{source}: unit_gbps must be above 0 and at most {MAX_GBPS}, got {record.unit_gbps!r}")
+    if not (math.isfinite(record.unit_gb_per_s) and 0 < record.unit_gb_per_s <= MAX_GB_PER_S):
+        raise TopologyError(
+            f"{source}: unit_gb_per_s must be above 0 and at most {MAX_GB_PER_S}, got {record.unit_gb_per_s!r}"
+        )
     if not any(v.kind in RANK_KINDS for v in record.vertices):
         raise TopologyError(f"{source}: no vertex is of kind {' or '.join(RANK_KINDS)}, so there are no ranks")
     for v in record.vertices:
@@ -176,23 +175,23 @@ def _check_size(record: TopologyRecord, source: str) -> None:
             raise TopologyError(f"{source}: vertex {v.id} on server {v.server}: ids are 0 … {MAX_ID}")
 
 
-def _gbps(record: TopologyRecord, index: int, source: str) -> float:
+def _gb_per_s(record: TopologyRecord, index: int, source: str) -> float:
     """The rate of a link, checked against its capacity."""
     link = record.links[index]
     where = f"{source}: links[{index}], {link.src} → {link.dst}"
     if not 0 < link.capacity <= MAX_CAPACITY:
         raise TopologyError(f"{where}: capacity must be a positive integer, got {link.capacity}")
-    expected = link.capacity * record.unit_gbps
-    if expected > MAX_GBPS:
-        raise TopologyError(f"{where}: {expected:g} GB/s is no rate of a link; at most {MAX_GBPS}")
-    if link.gbps is None:
+    expected = link.capacity * record.unit_gb_per_s
+    if expected > MAX_GB_PER_S:
+        raise TopologyError(f"{where}: {expected:g} GB/s is no rate of a link; at most {MAX_GB_PER_S}")
+    if link.gb_per_s is None:
         return expected
-    if not math.isclose(link.gbps, expected, rel_tol=1e-6):
+    if not math.isclose(link.gb_per_s, expected, rel_tol=1e-6):
         raise TopologyError(
-            f"{where}: gbps {link.gbps:g}, but capacity {link.capacity} × unit_gbps "
-            f"{record.unit_gbps:g} is {expected:g}"
+            f"{where}: gb_per_s {link.gb_per_s:g}, but capacity {link.capacity} × unit_gb_per_s "
+            f"{record.unit_gb_per_s:g} is {expected:g}"
         )
-    return link.gbps
+    return link.gb_per_s
 
 
 def place_of(message: str, raw: bytes) -> str:

@@ -17,7 +17,7 @@ MAX_XML_DEPTH = 64
 MAX_LABEL = 200
 MAX_NOTE = 2000
 #: GB/s of one link: beyond any hardware, and safe to multiply.
-MAX_GBPS = 1_000_000
+MAX_GB_PER_S = 1_000_000
 
 
 def label_fault(text: str, most: int = MAX_LABEL) -> str | None:

@@ -22,7 +22,7 @@ LEGEND = (
     ("NET", "a network"),
     ("-", "no way"),
 )
-_LANE_GBPS = {"xgmi": (50,), "nvlink": (25, 20)}
+_LANE_GB_PER_S = {"xgmi": (50,), "nvlink": (25, 20)}
 _MARK = {"nvlink": "NV", "xgmi": "XGMI"}
 #: Kinds from near to far: a way through transit vertices is classed by its farthest link.
 _NEARNESS = {"nvlink": 0, "xgmi": 0, "c2c": 0, "shm": 1, "pcie": 2, "smp": 3, "net": 4}
@@ -43,7 +43,7 @@ class _Way:
     far: int
     hosts: int
     switches: int
-    gbps: Fraction
+    gb_per_s: Fraction
     kind: str
 
 
@@ -79,7 +79,7 @@ def _name(vertex: Vertex) -> str:
 def _lane(topology: Topology, kind: str, unit: Fraction) -> Fraction:
     """GB/s of a lane: the nominal rate that divides all links of the kind, else the smallest of them."""
     rates = [x.capacity * unit for x in topology.links if x.kind == kind]
-    for lane in _LANE_GBPS[kind]:
+    for lane in _LANE_GB_PER_S[kind]:
         if all((rate / lane).denominator == 1 for rate in rates):
             return Fraction(lane)
     return min(rates)
@@ -95,17 +95,17 @@ def _ways(topology: Topology, source: int, ahead: dict[int, list[tuple[int, Frac
             for vertex in level:
                 if vertex != source and not topology.is_transit(vertex):
                     continue
-                for other, gbps, kind in ahead.get(vertex, ()):
+                for other, gb_per_s, kind in ahead.get(vertex, ()):
                     if _NEARNESS[kind] <= far and other not in best:
-                        best[other] = _extended(topology, best[vertex], vertex, source, gbps, kind)
+                        best[other] = _extended(topology, best[vertex], vertex, source, gb_per_s, kind)
                         following.append(other)
             level = following
     return best
 
 
-def _extended(topology: Topology, way: _Way, vertex: int, source: int, gbps: Fraction, kind: str) -> _Way:
+def _extended(topology: Topology, way: _Way, vertex: int, source: int, gb_per_s: Fraction, kind: str) -> _Way:
     crossed = "" if vertex == source else topology.vertex[vertex].kind
-    narrowest = min(way.gbps, gbps) if way.gbps else gbps
+    narrowest = min(way.gb_per_s, gb_per_s) if way.gb_per_s else gb_per_s
     return _Way(
         max(way.far, _NEARNESS[kind]),
         way.hosts + (crossed == "host"),
@@ -119,7 +119,7 @@ def _cell(way: _Way | None, lanes: dict[str, Fraction]) -> str:
     if way is None:
         return "-"
     if way.far == 0 and way.hosts == 0:
-        return f"{_MARK[way.kind]}{int(way.gbps / lanes[way.kind])}" if way.kind in _MARK else "C2C"
+        return f"{_MARK[way.kind]}{int(way.gb_per_s / lanes[way.kind])}" if way.kind in _MARK else "C2C"
     if way.far == _NEARNESS["shm"]:
         return "SHM"
     if way.far <= _NEARNESS["pcie"]:

@@ -1,6 +1,6 @@
 """What is connected to what, how fast: a directed graph of vertices and links.
 
-The model holds no opinion about algorithms. Capacities are integers in units of ``unit_gbps``, so that
+The model holds no opinion about algorithms. Capacities are integers in units of ``unit_gb_per_s``, so that
 everything proved about rates stays exact; on a machine with one class of links the unit is one lane.
 """
 
@@ -41,13 +41,13 @@ class Vertex:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One direction of a link: ``capacity`` in units of the topology, ``gbps`` = capacity × unit."""
+    """One direction of a link: ``capacity`` in units of the topology, ``gb_per_s`` = capacity × unit."""
 
     src: int
     dst: int
     capacity: int
     kind: str
-    gbps: float
+    gb_per_s: float
     provenance: str
 
 
@@ -59,7 +59,7 @@ class Topology:
     ----------
     name
         For people; takes no part in equality of plans.
-    unit_gbps
+    unit_gb_per_s
         GB/s (1e9 bytes per second) of one unit of capacity.
     vertices
         With unique ids; vertices of a kind in :data:`RANK_KINDS` can be ranks.
@@ -76,7 +76,7 @@ class Topology:
     """
 
     name: str
-    unit_gbps: float
+    unit_gb_per_s: float
     vertices: tuple[Vertex, ...]
     links: tuple[Link, ...]
     notes: tuple[str, ...] = field(default=(), compare=False)
@@ -85,8 +85,8 @@ class Topology:
         ids = {v.id for v in self.vertices}
         if len(ids) != len(self.vertices):
             raise TopologyError(f"{self.name}: vertex ids are not unique")
-        if not 0 < self.unit_gbps < inf:
-            raise TopologyError(f"{self.name}: unit_gbps must be a positive number, got {self.unit_gbps!r}")
+        if not 0 < self.unit_gb_per_s < inf:
+            raise TopologyError(f"{self.name}: unit_gb_per_s must be a positive number, got {self.unit_gb_per_s!r}")
         for v in self.vertices:
             if v.kind not in VERTEX_KINDS:
                 raise TopologyError(
@@ -135,8 +135,8 @@ def _fault(link: Link, ids: set[int], seen: set[tuple[int, int]]) -> str | None:
         return " is given twice; sum parallel links into one capacity"
     if not isinstance(link.capacity, int) or isinstance(link.capacity, bool) or link.capacity <= 0:
         return f": capacity must be a positive integer, got {link.capacity!r}"
-    if not 0 < link.gbps < inf:
-        return f": gbps must be a positive number, got {link.gbps!r}"
+    if not 0 < link.gb_per_s < inf:
+        return f": gb_per_s must be a positive number, got {link.gb_per_s!r}"
     if link.kind not in LINK_KINDS:
         return f": unknown kind {link.kind!r}; expected one of {', '.join(LINK_KINDS)}"
     if link.provenance not in PROVENANCES:

@@ -17,19 +17,19 @@ HIDDEN_NVSWITCH = ("fffffff:ffff:ff", "fffffff:ff:ff.0")
 CLASS_GPU, CLASS_NVSWITCH, CLASS_IBM_CPU, CLASS_NIC = "0x03", "0x068000", "0x068001", "0x02"
 
 
-def pcie_gbps(speed: int, width: int) -> Fraction:
+def pcie_gb_per_s(speed: int, width: int) -> Fraction:
     """GB/s per direction of a PCIe link: 12, 24, 48 for ×16 of generation 3, 4, 5."""
     return Fraction(speed * width, 80)
 
 
-def nvlink_lane_gbps(sm: int) -> int:
+def nvlink_lane_gb_per_s(sm: int) -> int:
     """Nominal GB/s per direction of one NVLink of a GPU with compute capability ``sm`` (70 for 7.0)."""
     if sm < 70:
         return 20
     return 25 if sm < 100 else 50
 
 
-def smp_gbps(arch: str, vendor: str, model: int) -> int:
+def smp_gb_per_s(arch: str, vendor: str, model: int) -> int:
     """GB/s between two processors, by NCCL's table."""
     if arch == "ppc64":
         return 32
@@ -38,11 +38,11 @@ def smp_gbps(arch: str, vendor: str, model: int) -> int:
     if vendor == "AuthenticAMD":
         return 16
     if vendor == "GenuineIntel":
-        return next(gbps for least, gbps in ((0xCF, 40), (0x8F, 22), (0x55, 10), (0, 6)) if model >= least)
+        return next(gb_per_s for least, gb_per_s in ((0xCF, 40), (0x8F, 22), (0x55, 10), (0, 6)) if model >= least)
     return 10
 
 
-#: The processor attributes that :func:`smp_gbps` turns into each rate, for writing.
+#: The processor attributes that :func:`smp_gb_per_s` turns into each rate, for writing.
 PROCESSORS = {
     6: ("x86_64", "GenuineIntel", 6, 79),
     10: ("x86_64", "GenuineIntel", 6, 85),

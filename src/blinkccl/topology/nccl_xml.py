@@ -13,7 +13,7 @@ from fractions import Fraction
 from blinkccl.errors import TopologyError
 from blinkccl.topology import nccl_constants as nccl
 from blinkccl.topology.assembly import Assembly
-from blinkccl.topology.limits import MAX_GBPS, at
+from blinkccl.topology.limits import MAX_GB_PER_S, at
 from blinkccl.topology.model import Topology
 from blinkccl.topology.xml_tree import Element, parse_xml
 
@@ -236,13 +236,13 @@ def _pcie_rate(reading: _Reading, pci: Element) -> Fraction:
         speed = nccl.PCI_SPEED[key]
     if width > 64:
         raise at(reading.source, pci.line, f"<pci> link_width {width}, expected at most 64")
-    return nccl.pcie_gbps(speed, width or nccl.PCI_DEFAULT_WIDTH)
+    return nccl.pcie_gb_per_s(speed, width or nccl.PCI_DEFAULT_WIDTH)
 
 
 def _join_hosts(reading: _Reading, hosts: list[Element]) -> None:
     """The bus between the processors of a server, at the rate of the slower one."""
     rates = [
-        nccl.smp_gbps(
+        nccl.smp_gb_per_s(
             cpu.attributes.get("arch", ""),
             cpu.attributes.get("vendor", ""),
             reading.number(cpu, "modelid", 0) if cpu.attributes.get("modelid") else 0,
@@ -259,7 +259,7 @@ def _add_nvlinks(reading: _Reading) -> None:
     direct: dict[tuple[Element, Element], tuple[int, Element]] = {}
     switch: int | None = None
     for gpu in reading.gpus:
-        lane = nccl.nvlink_lane_gbps(reading.number(gpu, "sm")) if gpu.all("nvlink") else 0
+        lane = nccl.nvlink_lane_gb_per_s(reading.number(gpu, "sm")) if gpu.all("nvlink") else 0
         for link in gpu.all("nvlink"):
             count = _lanes(reading, link)
             target = _target(reading, gpu, link)
@@ -318,7 +318,7 @@ def _add_direct(reading: _Reading, direct: dict[tuple[Element, Element], tuple[i
                 f"{other} the other way; NVLinks "
                 "run both ways",
             )
-        slower = min(nccl.nvlink_lane_gbps(reading.number(x, "sm")) for x in (a, b))
+        slower = min(nccl.nvlink_lane_gb_per_s(reading.number(x, "sm")) for x in (a, b))
         reading.box.arc(reading.vertex[a], reading.vertex[b], count * slower, "nvlink")
 
 
@@ -326,10 +326,10 @@ def _add_c2c(reading: _Reading) -> None:
     """Chip-to-chip links between a GPU and its processor: ``bw`` × ``count`` in MB/s."""
     for gpu in reading.gpus:
         for link in gpu.all("c2c"):
-            gbps = Fraction(reading.number(link, "bw") * _lanes(reading, link), 1000)
-            if not 0 < gbps <= MAX_GBPS:
-                raise at(reading.source, link.line, f"<c2c> of {float(gbps):g} GB/s; expected more than 0")
-            reading.box.join(reading.vertex[gpu], reading.vertex[_above(gpu, "cpu")[0]], gbps, "c2c")
+            gb_per_s = Fraction(reading.number(link, "bw") * _lanes(reading, link), 1000)
+            if not 0 < gb_per_s <= MAX_GB_PER_S:
+                raise at(reading.source, link.line, f"<c2c> of {float(gb_per_s):g} GB/s; expected more than 0")
+            reading.box.join(reading.vertex[gpu], reading.vertex[_above(gpu, "cpu")[0]], gb_per_s, "c2c")
 
 
 def _add_nics(reading: _Reading, root: Element) -> None:
@@ -354,8 +354,8 @@ def _add_nics(reading: _Reading, root: Element) -> None:
 def _speed(reading: _Reading, port: Element) -> int:
     """Mbit/s of a port; 0 where it does not say."""
     speed = reading.number(port, "speed", 0)
-    if speed > 8000 * MAX_GBPS:
-        raise at(reading.source, port.line, f"<net> speed {speed} Mbit/s; expected at most {8000 * MAX_GBPS}")
+    if speed > 8000 * MAX_GB_PER_S:
+        raise at(reading.source, port.line, f"<net> speed {speed} Mbit/s; expected at most {8000 * MAX_GB_PER_S}")
     return speed
 
 

@@ -94,7 +94,7 @@ def _refined(topology: Topology, colours: _Colours, numbers: dict[object, int]) 
     """Each vertex with the number of (its colour, the links at it with the colours at their other ends)."""
     around: dict[int, list[tuple[str, float, bool, int]]] = {v.id: [] for v in topology.vertices}
     for x in topology.links:
-        around[x.src].append((x.kind, x.gbps, True, colours[x.dst]))
-        around[x.dst].append((x.kind, x.gbps, False, colours[x.src]))
+        around[x.src].append((x.kind, x.gb_per_s, True, colours[x.dst]))
+        around[x.dst].append((x.kind, x.gb_per_s, False, colours[x.src]))
     for vertex, links in around.items():
         yield vertex, numbers.setdefault((colours[vertex], tuple(sorted(links))), len(numbers))

@@ -197,20 +197,22 @@ def _rate_above(plan: _Plan, vertex: int) -> Fraction:
     link = plan.topology.link.get((vertex, plan.parent[vertex]))
     if link is not None and link.kind == "pcie":
         return plan.rate[vertex, plan.parent[vertex]]
-    return nccl.pcie_gbps(480 if plan.topology.vertex[vertex].kind == "nic" else 60, 16)
+    return nccl.pcie_gb_per_s(480 if plan.topology.vertex[vertex].kind == "nic" else 60, 16)
 
 
 def _busid(vertex: int) -> str:
     return f"{vertex >> 8 & 0xFFFF:04x}:{vertex & 0xFF:02x}:00.0"
 
 
-def _pcie_attributes(plan: _Plan, vertex: int, gbps: Fraction) -> dict[str, str]:
-    """A speed and a width that NCCL turns into ``gbps``; ×16 where there is a choice."""
+def _pcie_attributes(plan: _Plan, vertex: int, gb_per_s: Fraction) -> dict[str, str]:
+    """A speed and a width that NCCL turns into ``gb_per_s``; ×16 where there is a choice."""
     for width in (16, 8, 4, 2, 1, *range(32, 0, -1)):
         for name, text in _SPEEDS.items():
-            if nccl.pcie_gbps(nccl.PCI_SPEED[name], width) == gbps:
+            if nccl.pcie_gb_per_s(nccl.PCI_SPEED[name], width) == gb_per_s:
                 return {"link_speed": text, "link_width": str(width)}
-    raise UnsupportedError(f"{plan.topology.name}: no PCIe link has {float(gbps):g} GB/s (vertex {vertex}); write JSON")
+    raise UnsupportedError(
+        f"{plan.topology.name}: no PCIe link has {float(gb_per_s):g} GB/s (vertex {vertex}); write JSON"
+    )
 
 
 def _gpu(plan: _Plan, gpu: int, depth: int) -> Iterator[str]:
@@ -222,7 +224,7 @@ def _gpu(plan: _Plan, gpu: int, depth: int) -> Iterator[str]:
         if x.src != gpu:
             continue
         if x.kind == "nvlink":
-            count = str(int(plan.rate[x.src, x.dst] / nccl.nvlink_lane_gbps(sm)))
+            count = str(int(plan.rate[x.src, x.dst] / nccl.nvlink_lane_gb_per_s(sm)))
             kind = {"gpu": "0x030200", "switch": "0x068000"}.get(plan.topology.vertex[x.dst].kind, "0x068001")
             yield f"{pad}  <nvlink{_attributes({'target': _busid(x.dst), 'count': count, 'tclass': kind})}/>"
         elif x.kind == "c2c":
@@ -235,20 +237,20 @@ def _compute_capability(topology: Topology, rate: dict[tuple[int, int], Fraction
     """An ``sm`` whose lane divides every NVLink of the topology."""
     rates = [rate[x.src, x.dst] for x in topology.links if x.kind == "nvlink"]
     for sm in (70, 60):
-        if all((r / nccl.nvlink_lane_gbps(sm)).denominator == 1 for r in rates):
+        if all((r / nccl.nvlink_lane_gb_per_s(sm)).denominator == 1 for r in rates):
             return sm
     raise UnsupportedError(f"{topology.name}: its NVLinks are no whole number of lanes of 25 or 20 GB/s; write JSON")
 
 
 def _nic(plan: _Plan, nic: int, depth: int) -> Iterator[str]:
     pad = "  " * depth
-    gbps = max((plan.rate[x.src, x.dst] for x in plan.topology.links if x.src == nic), default=Fraction(0))
+    gb_per_s = max((plan.rate[x.src, x.dst] for x in plan.topology.links if x.src == nic), default=Fraction(0))
     name = plan.topology.vertex[nic].label
     dev = [v.id for v in plan.topology.vertices if v.kind == "nic"].index(nic)
     net = {
         "name": name,
         "dev": str(dev),
-        "speed": str(int(gbps * 8000)),
+        "speed": str(int(gb_per_s * 8000)),
         "port": "1",
         "latency": "0.000000",
         "guid": hex(nic),

@@ -18,8 +18,8 @@ from blinkccl.topology.model import Topology
 from blinkccl.topology.select import ids_text
 
 #: nvidia-smi names neither the generation of NVLink nor that of PCIe.
-LANE_GBPS, NVLINK1_LANE_GBPS = 25, 20
-PCIE_GBPS, SMP_GBPS = 12, 10
+LANE_GB_PER_S, NVLINK1_LANE_GB_PER_S = 25, 20
+PCIE_GB_PER_S, SMP_GB_PER_S = 12, 10
 #: No GPU up to Blackwell has more NVLinks; a matrix that needs more shows an NVSwitch.
 MAX_LANES_PER_GPU = 18
 NVLINK1_LANES_PER_GPU = 4
@@ -223,7 +223,7 @@ def _add_nvlinks(box: Assembly, matrix: Cells) -> None:
     lanes = [[matrix.lanes(a, b) for b in gpus] for a in gpus]
     if not any(map(any, lanes)):
         return
-    lane = _lane_gbps(box, matrix, max(sum(row) for row in lanes))
+    lane = _lane_gb_per_s(box, matrix, max(sum(row) for row in lanes))
     for group in _nvlink_groups(lanes):
         first = lanes[group[0]][group[1]]
         needed = max(sum(lanes[a]) for a in group)
@@ -246,10 +246,10 @@ def _add_nvlinks(box: Assembly, matrix: Cells) -> None:
             )
 
 
-def _lane_gbps(box: Assembly, matrix: Cells, most_lanes: int) -> int:
+def _lane_gb_per_s(box: Assembly, matrix: Cells, most_lanes: int) -> int:
     """Nominal rate of a lane: drivers that say SOC date from the P100, whose GPUs have four NVLinks 1."""
     old = any("SOC" in row for row in matrix.cells) and most_lanes <= NVLINK1_LANES_PER_GPU
-    lane = NVLINK1_LANE_GBPS if old else LANE_GBPS
+    lane = NVLINK1_LANE_GB_PER_S if old else LANE_GB_PER_S
     which = "NVLink 1, as the driver is that old" if old else "NVLink 2 to 4"
     box.notes.append(f"an NVLink lane is taken as {lane} GB/s ({which}); nvidia-smi does not say")
     return lane
@@ -271,11 +271,11 @@ def _add_pcie(box: Assembly, matrix: Cells) -> None:
             raise _contradiction(matrix, groups)
         levels.append(groups)
     hosts = pcie_tree.merge_by_affinity(levels[2], distances, matrix.affinity)
-    pcie_tree.attach(box, hosts, levels[1], levels[0], matrix.gpu_count, PCIE_GBPS, SMP_GBPS)
+    pcie_tree.attach(box, hosts, levels[1], levels[0], matrix.gpu_count, PCIE_GB_PER_S, SMP_GB_PER_S)
     box.notes.append(
-        f"PCIe is taken as generation 3 ×16, {PCIE_GBPS} GB/s, and the bus between processors "
+        f"PCIe is taken as generation 3 ×16, {PCIE_GB_PER_S} GB/s, and the bus between processors "
         "as "
-        f"{SMP_GBPS} GB/s; nvidia-smi does not say"
+        f"{SMP_GB_PER_S} GB/s; nvidia-smi does not say"
     )
 
 

@@ -87,8 +87,8 @@ def attach(
     pxb: list[list[int]],
     pix: list[list[int]],
     gpu_count: int,
-    pcie_gbps: Fraction | int,
-    smp_gbps: int,
+    pcie_gb_per_s: Fraction | int,
+    smp_gb_per_s: int,
 ) -> None:
     """Add hosts and switches over the GPUs (devices 0 … ``gpu_count`` − 1, with the same vertex ids).
 
@@ -106,10 +106,10 @@ def attach(
             leaves = _within(pix, below)
             upper = box.add("switch", f"PCIe{len(box.vertices)}") if len(leaves) > 1 else None
             if upper is not None:
-                box.join(upper, host, pcie_gbps, "pcie")
+                box.join(upper, host, pcie_gb_per_s, "pcie")
             for leaf in leaves:
-                _attach_leaf(box, leaf, host if upper is None else upper, pcie_gbps)
-    _join_hosts(box, vertices, smp_gbps)
+                _attach_leaf(box, leaf, host if upper is None else upper, pcie_gb_per_s)
+    _join_hosts(box, vertices, smp_gb_per_s)
 
 
 def _within(groups: list[list[int]], wanted: list[int]) -> list[list[int]]:
@@ -118,17 +118,17 @@ def _within(groups: list[list[int]], wanted: list[int]) -> list[list[int]]:
     return [part for part in parts if part]
 
 
-def _attach_leaf(box: Assembly, gpus: list[int], parent: int, pcie_gbps: Fraction | int) -> None:
+def _attach_leaf(box: Assembly, gpus: list[int], parent: int, pcie_gb_per_s: Fraction | int) -> None:
     if len(gpus) == 1:
-        box.join(gpus[0], parent, pcie_gbps, "pcie")
+        box.join(gpus[0], parent, pcie_gb_per_s, "pcie")
         return
     switch = box.add("switch", f"PCIe{len(box.vertices)}")
-    box.join(switch, parent, pcie_gbps, "pcie")
-    box.join_all(gpus, switch, pcie_gbps, "pcie")
+    box.join(switch, parent, pcie_gb_per_s, "pcie")
+    box.join_all(gpus, switch, pcie_gb_per_s, "pcie")
 
 
-def _join_hosts(box: Assembly, hosts: list[int], smp_gbps: int) -> None:
+def _join_hosts(box: Assembly, hosts: list[int], smp_gb_per_s: int) -> None:
     if len(hosts) == 2:
-        box.join(hosts[0], hosts[1], smp_gbps, "smp")
+        box.join(hosts[0], hosts[1], smp_gb_per_s, "smp")
     elif len(hosts) > 2:
-        box.join_all(hosts, box.add("switch", "SMP"), smp_gbps, "smp")
+        box.join_all(hosts, box.add("switch", "SMP"), smp_gb_per_s, "smp")

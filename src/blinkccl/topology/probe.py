@@ -25,8 +25,8 @@ from blinkccl.topology.nvml_errors import NO_GPUS, NOT_TOLD, nvml_error
 from blinkccl.topology.select import ids_text
 
 #: One core copying from memory to memory; nobody measured it on this host.
-SHM_GBPS = 10
-SMP_GBPS = 10
+SHM_GB_PER_S = 10
+SMP_GB_PER_S = 10
 #: With more CPUs than this, NUMA nodes become the ranks.
 MAX_CPU_RANKS = 16
 #: nvml.h. nvidia-ml-py's constant for the first of these is a tuple by mistake, so they stand here.
@@ -102,7 +102,7 @@ class _Gpus:
     busids: list[str] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     capability: list[int] = field(default_factory=list)
-    pcie_gbps: list[Fraction] = field(default_factory=list)
+    pcie_gb_per_s: list[Fraction] = field(default_factory=list)
     #: Per GPU: active NVLinks by the bus id of the GPU at the other end, and those to anything else.
     direct: list[dict[str, int]] = field(default_factory=list)
     switched: list[int] = field(default_factory=list)
@@ -128,7 +128,7 @@ class _Gpus:
         self.names.append(name.decode() if isinstance(name, bytes) else str(name))
         major, minor = driver.ask(f"capability of GPU {i}", "nvmlDeviceGetCudaComputeCapability", handle)
         self.capability.append(10 * major + minor)
-        self.pcie_gbps.append(_pcie(driver, i, handle))
+        self.pcie_gb_per_s.append(_pcie(driver, i, handle))
         direct, switched = _nvlinks(driver, i, handle)
         self.direct.append(direct)
         self.switched.append(switched)
@@ -145,7 +145,7 @@ class _Gpus:
         return box.finish()
 
     def _lane(self, a: int) -> int:
-        return nccl.nvlink_lane_gbps(self.capability[a])
+        return nccl.nvlink_lane_gb_per_s(self.capability[a])
 
     def _lanes(self, a: int, b: int) -> int:
         return min(self.direct[a].get(self.busids[b], 0), self.direct[b].get(self.busids[a], 0))
@@ -192,12 +192,12 @@ class _Gpus:
                     "of the other GPUs; give the topology as a file with --topo"
                 )
             levels.append(groups)
-        slowest = min(self.pcie_gbps)
-        pcie_tree.attach(box, levels[2], levels[1], levels[0], len(self.busids), slowest, SMP_GBPS)
+        slowest = min(self.pcie_gb_per_s)
+        pcie_tree.attach(box, levels[2], levels[1], levels[0], len(self.busids), slowest, SMP_GB_PER_S)
         box.notes.append(
             f"PCIe is {float(slowest):g} GB/s by generation and width; the bus between "
             "processors is "
-            f"taken as {SMP_GBPS} GB/s, as NVML does not say"
+            f"taken as {SMP_GB_PER_S} GB/s, as NVML does not say"
         )
 
 
@@ -226,7 +226,7 @@ def _pcie(driver: _Driver, i: int, handle: Any) -> Fraction:
     generation = driver.ask_if_told(f"PCIe generation of GPU {i}", "nvmlDeviceGetMaxPcieLinkGeneration", handle)
     width = driver.ask_if_told(f"PCIe width of GPU {i}", "nvmlDeviceGetMaxPcieLinkWidth", handle)
     speed = nccl.PCI_SPEED[_PCIE_GENERATION.get(generation or 3, "8")]
-    return nccl.pcie_gbps(speed, width or nccl.PCI_DEFAULT_WIDTH)
+    return nccl.pcie_gb_per_s(speed, width or nccl.PCI_DEFAULT_WIDTH)
 
 
 def _nvlinks(driver: _Driver, i: int, handle: Any) -> tuple[dict[str, int], int]:
@@ -268,8 +268,8 @@ def this_host(cpus: Sequence[int] | None = None, nodes: Sequence[int] | None = N
         ranks = [box.add("cpu", f"CPU{cpu}") for cpu in cpus[:MAX_CPU_RANKS]]
         if len(cpus) > len(ranks):
             box.notes.append(f"{len(cpus)} CPUs: the first {len(ranks)} are ranks")
-    box.join_all(ranks, box.add("switch", "SHM"), SHM_GBPS, "shm")
-    box.notes.append(f"no NVIDIA GPUs here: CPUs over shared memory, {SHM_GBPS} GB/s each by assumption")
+    box.join_all(ranks, box.add("switch", "SHM"), SHM_GB_PER_S, "shm")
+    box.notes.append(f"no NVIDIA GPUs here: CPUs over shared memory, {SHM_GB_PER_S} GB/s each by assumption")
     return box.finish()
 
 

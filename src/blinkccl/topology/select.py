@@ -177,7 +177,7 @@ def _rebuilt(topology: Topology, kept: set[int], links: list[Link]) -> Topology:
     """The kept part with capacities in the unit of its kinds (see :func:`network_for`)."""
     kinds = {x.kind for x in links}
     unit = gcd(*(x.capacity for x in topology.links if x.kind in kinds)) or 1
-    scaled = tuple(Link(x.src, x.dst, x.capacity // unit, x.kind, x.gbps, x.provenance) for x in links)
+    scaled = tuple(Link(x.src, x.dst, x.capacity // unit, x.kind, x.gb_per_s, x.provenance) for x in links)
     return Topology(
         topology.name,
         float(exact_unit(topology) * unit),

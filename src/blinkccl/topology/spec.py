@@ -13,7 +13,7 @@ from blinkccl.topology.compose import compose
 from blinkccl.topology.model import Topology
 from blinkccl.topology.select import check_ranks, ids_text
 from blinkccl.topology.synthetic import FAMILIES, synthetic
-from blinkccl.units import parse_gbit_per_s
+from blinkccl.units import parse_gb_per_s
 
 _COMPOSED = re.compile(r"(?:(?P<count>[0-9]+)\s*x\s*)?(?P<machine>.+?)\s*(?:@\s*(?P<rate>[^@]+))?", re.DOTALL)
 
@@ -98,14 +98,14 @@ def _rate(text: str, rate: str | None) -> Fraction | None:
     if rate is None:
         return None
     try:
-        gbps = parse_gbit_per_s(rate)
+        gb_per_s = parse_gb_per_s(rate)
     except ValueError as error:
         raise TopologyError(f"{text!r}: {error}") from None
-    if not 0 < gbps <= 100_000:
+    if not 0 < gb_per_s <= 100_000:
         raise TopologyError(
             f"{text!r}: {rate.strip()} is no rate of a network; expected more than 0 and at most 800000Gbps"
         )
-    return gbps
+    return gb_per_s
 
 
 def parse_gpus(text: str | None, topology: Topology, option: str = "--gpus") -> tuple[int, ...]:

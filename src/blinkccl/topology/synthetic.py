@@ -15,7 +15,7 @@ from blinkccl.errors import TopologyError
 from blinkccl.topology.assembly import Assembly
 from blinkccl.topology.model import Topology
 
-LANE_GBPS = 25
+LANE_GB_PER_S = 25
 MAX_RANKS = 1024
 #: Families with a link for nearly every pair.
 MAX_DENSE_RANKS = 256
@@ -70,7 +70,7 @@ def _size(box: Assembly, text: str, least: int = 2, most: int = MAX_RANKS, what:
 
 
 def _lane(box: Assembly, a: int, b: int, lanes: int = 1) -> None:
-    box.join(a, b, lanes * LANE_GBPS, "nvlink")
+    box.join(a, b, lanes * LANE_GB_PER_S, "nvlink")
 
 
 def _ring(box: Assembly, text: str) -> None:
@@ -84,7 +84,7 @@ def _oneway(box: Assembly, text: str) -> None:
     n = _size(box, text)
     box.add_many("gpu", n, "GPU")
     for i in range(n):
-        box.arc(i, (i + 1) % n, LANE_GBPS, "nvlink")
+        box.arc(i, (i + 1) % n, LANE_GB_PER_S, "nvlink")
 
 
 def _chain(box: Assembly, text: str) -> None:
@@ -104,7 +104,7 @@ def _clique(box: Assembly, text: str) -> None:
 
 def _star(box: Assembly, text: str) -> None:
     gpus = box.add_many("gpu", _size(box, text), "GPU")
-    box.join_all(gpus, box.add("switch", "SWITCH"), LANE_GBPS, "nvlink")
+    box.join_all(gpus, box.add("switch", "SWITCH"), LANE_GB_PER_S, "nvlink")
 
 
 def _torus(box: Assembly, text: str) -> None:
@@ -171,11 +171,11 @@ def _random_links(box: Assembly, dice: random.Random, order: list[int]) -> None:
 def _random_arcs(box: Assembly, dice: random.Random, order: list[int]) -> None:
     n = len(order)
     for i in range(n):
-        box.arc(order[i], order[(i + 1) % n], dice.randint(1, 3) * LANE_GBPS, "nvlink")
+        box.arc(order[i], order[(i + 1) % n], dice.randint(1, 3) * LANE_GB_PER_S, "nvlink")
     for a in range(n):
         for b in range(n):
             if a != b and (a, b) not in box.links and dice.random() < 0.3:
-                box.arc(a, b, dice.randint(1, 3) * LANE_GBPS, "nvlink")
+                box.arc(a, b, dice.randint(1, 3) * LANE_GB_PER_S, "nvlink")
 
 
 #: The registry, in the order in which it is listed.

@@ -30,9 +30,9 @@ def _optimum(topology, ranks):
 def test_every_set_has_its_own_optimum(spec, size):
     topology = parse_spec(spec)
     ranking = rank_sets(topology, topology.ranks, size)
-    rates = {pick.ranks: pick.reach.gbps for pick in ranking.picks}
+    rates = {pick.ranks: pick.reach.gb_per_s for pick in ranking.picks}
     assert rates == {ranks: _optimum(topology, ranks) for ranks in combinations(topology.ranks, size)}
-    order = [(-pick.reach.gbps, -pick.left_gbps, pick.ranks) for pick in ranking.picks]
+    order = [(-pick.reach.gb_per_s, -pick.left_gb_per_s, pick.ranks) for pick in ranking.picks]
     assert order == sorted(order)
 
 
@@ -41,15 +41,17 @@ def test_what_is_left_is_the_best_that_is_left():
     for pick in rank_sets(topology, topology.ranks, 4).picks:
         [rest] = [tuple(v for v in topology.ranks if v not in pick.ranks)]
         assert pick.left == rest
-        assert pick.left_gbps == _optimum(topology, rest)
+        assert pick.left_gb_per_s == _optimum(topology, rest)
     for pick in rank_sets(topology, topology.ranks, 3).picks[:5]:
         rest = [v for v in topology.ranks if v not in pick.ranks]
-        assert pick.left_gbps == max(_optimum(topology, ranks) for ranks in combinations(rest, 3))
+        assert pick.left_gb_per_s == max(_optimum(topology, ranks) for ranks in combinations(rest, 3))
 
 
 def test_too_few_left_count_for_nothing():
     topology = parse_spec("ring:4")
-    assert {(pick.left, pick.left_gbps) for pick in rank_sets(topology, topology.ranks, 3).picks} == {((), Fraction(0))}
+    assert {(pick.left, pick.left_gb_per_s) for pick in rank_sets(topology, topology.ranks, 3).picks} == {
+        ((), Fraction(0))
+    }
 
 
 def test_sets_alike_are_planned_once(monkeypatch):
@@ -70,7 +72,7 @@ def test_sets_alike_are_planned_once(monkeypatch):
 
 def test_gpus_that_nothing_joins():
     ranking = rank_sets(parse_spec("chain:4"), (0, 1, 3), 2)
-    assert [float(pick.reach.gbps) for pick in ranking.picks] == [25.0, 0.0, 0.0]
+    assert [float(pick.reach.gb_per_s) for pick in ranking.picks] == [25.0, 0.0, 0.0]
     assert "no links join these" in ranking_text(ranking, 5)
     assert ranking.document(5)["best"][2]["links"] is None
 
@@ -95,11 +97,11 @@ def _request(spec, ranks, name="allreduce", **ends):
 
 def test_the_ring_beside_a_plan():
     fast = ring_baseline(_request("dgx-1v", tuple(range(8))))
-    assert (fast.fast, fast.rings, fast.gbps) == (True, 6, pytest.approx(6 * 25 * 8 / 14))
+    assert (fast.fast, fast.rings, fast.gb_per_s) == (True, 6, pytest.approx(6 * 25 * 8 / 14))
     slow = ring_baseline(_request("dgx-1v", (1, 4, 5, 6)))
-    assert (slow.fast, slow.gbps) == (False, pytest.approx(20 / 3))
+    assert (slow.fast, slow.gb_per_s) == (False, pytest.approx(20 / 3))
     none = ring_baseline(_request("dgx-1v", (0, 1, 2, 3), "alltoall"))
-    assert none.gbps is None
+    assert none.gb_per_s is None
     assert "alltoall" in none.reason
     unjoined = ring_baseline(_request("chain:4", (0, 1, 2, 3)))
     assert unjoined.reason == "no NVLink ring through all ranks, and no PCIe that would close one"

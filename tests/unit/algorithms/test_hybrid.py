@@ -17,7 +17,7 @@ from blinkccl.topology.assembly import Assembly
 
 #: T_dpa per GPU and BW_PCIe that reproduce Fig 21 with lanes of 22 GB/s.
 T_DPA_S = Fraction("0.00031")
-PCIE_GBPS = Fraction("5.5")
+PCIE_GB_PER_S = Fraction("5.5")
 MB = 10**6
 
 
@@ -26,29 +26,31 @@ def kinds_used(forest: Forest) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "nvlink_gbps", "gain_gbps"), [(3, 44, 5.0), (4, 44, 4.8), (7, 88, 3.3), (8, 132, 1.85)]
+    ("gpus", "nvlink_gb_per_s", "gain_gb_per_s"), [(3, 44, 5.0), (4, 44, 4.8), (7, 88, 3.3), (8, 132, 1.85)]
 )
-def test_the_gain_of_fig_21(gpus: int, nvlink_gbps: int, gain_gbps: float) -> None:
+def test_the_gain_of_fig_21(gpus: int, nvlink_gb_per_s: int, gain_gb_per_s: float) -> None:
     """500 MB; the cost of switching grows with the GPUs, the gain shrinks."""
-    split = hybrid_split(500 * MB, PCIE_GBPS, nvlink_gbps, gpus * T_DPA_S)
-    assert 0.5 / float(split.seconds) - nvlink_gbps == pytest.approx(gain_gbps, abs=0.05)
+    split = hybrid_split(500 * MB, PCIE_GB_PER_S, nvlink_gb_per_s, gpus * T_DPA_S)
+    assert 0.5 / float(split.seconds) - nvlink_gb_per_s == pytest.approx(gain_gb_per_s, abs=0.05)
 
 
 def test_equation_8_by_hand() -> None:
-    split = hybrid_split(500 * MB, PCIE_GBPS, 44, 3 * T_DPA_S)
+    split = hybrid_split(500 * MB, PCIE_GB_PER_S, 44, 3 * T_DPA_S)
     assert split.pcie_bytes == Fraction(459_080_000, 9)
     assert split.nvlink_bytes == 500 * MB - Fraction(459_080_000, 9)
     assert split.seconds == 3 * T_DPA_S + split.pcie_bytes / Fraction(5_500_000_000)
     assert split.seconds == split.nvlink_bytes / 44_000_000_000
 
 
-@pytest.mark.parametrize(("gpus", "nvlink_gbps", "least_bytes"), [(3, 44, 40_920_000), (8, 132, 327_360_000)])
-def test_pcie_gets_nothing_until_nvlink_outlasts_the_switching(gpus: int, nvlink_gbps: int, least_bytes: int) -> None:
+@pytest.mark.parametrize(("gpus", "nvlink_gb_per_s", "least_bytes"), [(3, 44, 40_920_000), (8, 132, 327_360_000)])
+def test_pcie_gets_nothing_until_nvlink_outlasts_the_switching(
+    gpus: int, nvlink_gb_per_s: int, least_bytes: int
+) -> None:
     for total in (0, 1, least_bytes - 1, least_bytes):
-        split = hybrid_split(total, PCIE_GBPS, nvlink_gbps, gpus * T_DPA_S)
-        assert split == Split(Fraction(0), Fraction(total), Fraction(total, nvlink_gbps * 10**9))
+        split = hybrid_split(total, PCIE_GB_PER_S, nvlink_gb_per_s, gpus * T_DPA_S)
+        assert split == Split(Fraction(0), Fraction(total), Fraction(total, nvlink_gb_per_s * 10**9))
         assert split.pcie_part == 0
-    assert hybrid_split(least_bytes + 1, PCIE_GBPS, nvlink_gbps, gpus * T_DPA_S).pcie_bytes > 0
+    assert hybrid_split(least_bytes + 1, PCIE_GB_PER_S, nvlink_gb_per_s, gpus * T_DPA_S).pcie_bytes > 0
 
 
 def test_floats_are_taken_as_they_are() -> None:
@@ -68,14 +70,14 @@ def test_numbers_out_of_range_are_refused(numbers: tuple[int, int, int, int]) ->
 )
 def test_both_classes_together_reach_the_sum_of_their_rates(spec: str, gpus: str, collective: str) -> None:
     forest = plan("hybrid", spec, gpus, collective, root=1)
-    pcie_gbps, nvlink_gbps = rates(request(spec, gpus, collective, root=1))
-    assert pcie_gbps > 0
-    assert forest.algbw_gbps == pytest.approx(float(pcie_gbps + nvlink_gbps))
+    pcie_gb_per_s, nvlink_gb_per_s = rates(request(spec, gpus, collective, root=1))
+    assert pcie_gb_per_s > 0
+    assert forest.algbw_gb_per_s == pytest.approx(float(pcie_gb_per_s + nvlink_gb_per_s))
     assert "nvlink" in kinds_used(forest)
     assert "pcie" in kinds_used(forest)
 
 
-def test_a_dgx_1v_broadcasts_10_gbps_faster() -> None:
+def test_a_dgx_1v_broadcasts_10_gb_per_s_faster() -> None:
     """Six lanes of 25 GB/s, and PCIe, whose one bus between the sockets is the bottleneck."""
     assert rates(request("dgx-1v", None, "broadcast")) == (10, 150)
     assert plan("hybrid", "dgx-1v", None, "broadcast").rate == 160
@@ -84,7 +86,7 @@ def test_a_dgx_1v_broadcasts_10_gbps_faster() -> None:
 @pytest.mark.parametrize("collective", ["broadcast", "reduce", "allreduce"])
 def test_any_part_may_go_over_pcie(collective: str) -> None:
     asked_ = request("dgx-1v", "0-3", collective)
-    pcie_gbps, nvlink_gbps = rates(asked_)
+    pcie_gb_per_s, nvlink_gb_per_s = rates(asked_)
     for part in (Fraction(0), Fraction(1, 100), Fraction(1, 3), Fraction(1)):
         forest = plan_split(asked_, part)
         assert_sound(forest)
@@ -93,7 +95,7 @@ def test_any_part_may_go_over_pcie(collective: str) -> None:
             Fraction(0),
         )
         assert over_pcie == part, "hops of a DGX-1V are direct on NVLink and through switches on PCIe"
-        times = [part / pcie_gbps, (1 - part) / nvlink_gbps]
+        times = [part / pcie_gb_per_s, (1 - part) / nvlink_gb_per_s]
         assert forest.rate == 1 / max(times)
     assert kinds_used(plan_split(asked_, Fraction(0))) == {"nvlink"}
     assert kinds_used(plan_split(asked_, Fraction(1))) <= {"pcie", "smp"}
@@ -101,12 +103,12 @@ def test_any_part_may_go_over_pcie(collective: str) -> None:
 
 def test_the_split_for_a_size_takes_the_time_that_it_says() -> None:
     asked_ = request("dgx-1v", "0-3", "broadcast")
-    pcie_gbps, nvlink_gbps = rates(asked_)
+    pcie_gb_per_s, nvlink_gb_per_s = rates(asked_)
     for total in (MB, 100 * MB, 10**10):
-        split = hybrid_split(total, pcie_gbps, nvlink_gbps, 4 * T_DPA_S)
+        split = hybrid_split(total, pcie_gb_per_s, nvlink_gb_per_s, 4 * T_DPA_S)
         forest = plan_split(asked_, split.pcie_part)
         assert total / (forest.rate * 10**9) == split.seconds, "NVLink is busy to the end"
-    assert plan_split(asked_, hybrid_split(1, pcie_gbps, nvlink_gbps, 0).pcie_part) == plan(
+    assert plan_split(asked_, hybrid_split(1, pcie_gb_per_s, nvlink_gb_per_s, 0).pcie_part) == plan(
         "hybrid", "dgx-1v", "0-3", "broadcast"
     )
 
@@ -132,8 +134,8 @@ def test_one_forest_over_both_classes_is_never_slower(
     """A tree that uses both classes can be worth more than two that use one each."""
     apart = plan("hybrid", spec, gpus, collective)
     together = plan("optimal", spec, gpus, collective, links="all")
-    gbps = [round(forest.algbw_gbps * 10**6) for forest in (apart, together)]
-    assert gbps == [round(float(Fraction(rate)) * 10**6) for rate in (hybrid, optimal)]
+    gb_per_s = [round(forest.algbw_gb_per_s * 10**6) for forest in (apart, together)]
+    assert gb_per_s == [round(float(Fraction(rate)) * 10**6) for rate in (hybrid, optimal)]
     assert (apart.bound, apart.topology) == (together.bound, together.topology)
 
 
@@ -149,7 +151,7 @@ def test_a_bus_that_both_classes_want_carries_both() -> None:
     asked_ = asked(box.finish(), "broadcast")
     assert rates(asked_) == (10, 30)
     forest = planned("hybrid", asked_)
-    assert forest.algbw_gbps == pytest.approx(30)
+    assert forest.algbw_gb_per_s == pytest.approx(30)
     assert forest.optimal
 
 

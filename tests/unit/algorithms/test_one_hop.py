@@ -25,7 +25,7 @@ def test_sixteen_stars_on_dgx_2() -> None:
     assert [share.root for share in forest.shares] == list(range(16))
     assert {share.weight for share in forest.shares} == {Fraction(1, 16)}
     assert all(len(tree.edges) == 15 for share in forest.shares for tree in share.trees())
-    assert forest.algbw_gbps == pytest.approx(80.0)
+    assert forest.algbw_gb_per_s == pytest.approx(80.0)
 
 
 def test_stars_begin_with_different_leaves() -> None:

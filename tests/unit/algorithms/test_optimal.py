@@ -10,7 +10,7 @@ from itertools import permutations
 from random import Random
 
 import pytest
-from reference import IN_GBPS, IN_LANES, asked, digraph, planned
+from reference import IN_GB_PER_S, IN_LANES, asked, digraph, planned
 
 from blinkccl.algorithms.registry import OBJECTIVES
 from blinkccl.collectives.spec import COLLECTIVES
@@ -28,19 +28,19 @@ def test_reference_values_in_lanes(spec: str, gpus: str | None) -> None:
         for name in names:
             forest = planned("optimal", asked(spec, name, gpus))
             assert forest.rate == forest.bound == Fraction(value)
-            assert forest.topology.unit_gbps == (25 if spec == "dgx-1v" else 20)
+            assert forest.topology.unit_gb_per_s == (25 if spec == "dgx-1v" else 20)
             numerator = forest.rate.numerator
             size = len(forest.ranks) if name in ROWS["allgather"] else 1
             assert all((share.weight * numerator * size).denominator == 1 for share in forest.shares)
 
 
-@pytest.mark.parametrize("spec", IN_GBPS)
-def test_reference_values_in_gbps(spec: str) -> None:
-    for names, value in zip(ROWS.values(), IN_GBPS[spec], strict=True):
+@pytest.mark.parametrize("spec", IN_GB_PER_S)
+def test_reference_values_in_gb_per_s(spec: str) -> None:
+    for names, value in zip(ROWS.values(), IN_GB_PER_S[spec], strict=True):
         if value is not None:
             forest = planned("optimal", asked(spec, names[0]))
             assert forest.optimal
-            assert forest.algbw_gbps == pytest.approx(float(Fraction(value)))
+            assert forest.algbw_gb_per_s == pytest.approx(float(Fraction(value)))
 
 
 def test_a_one_way_ring_needs_several_roots() -> None:

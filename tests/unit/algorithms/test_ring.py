@@ -89,11 +89,11 @@ def test_allreduce_rates(spec: str, gpus: str | None, rate: str) -> None:
     assert plan("ring", spec, gpus, "allreduce").rate == Fraction(rate)
 
 
-@pytest.mark.parametrize(("spec", "gbps"), [("dgx-2", 80.0), ("dgx-a100", 1200 / 7), ("star:5", 125 / 8)])
-def test_rings_through_a_switch_fill_the_ports_both_ways_round(spec: str, gbps: float) -> None:
+@pytest.mark.parametrize(("spec", "gb_per_s"), [("dgx-2", 80.0), ("dgx-a100", 1200 / 7), ("star:5", 125 / 8)])
+def test_rings_through_a_switch_fill_the_ports_both_ways_round(spec: str, gb_per_s: float) -> None:
     forest = plan("ring", spec, None, "allreduce")
     assert forest.optimal
-    assert forest.algbw_gbps == pytest.approx(gbps)
+    assert forest.algbw_gb_per_s == pytest.approx(gb_per_s)
     assert len(forest.shares) == 2 * len(forest.ranks)
     assert all(load == forest.topology.link[arc].capacity for arc, load in forest.link_load.items())
 
@@ -128,7 +128,7 @@ def test_without_an_nvlink_ring_it_falls_back_to_one_pcie_ring(gpus: str) -> Non
     forest = plan("ring", "dgx-1v", gpus, "allreduce")
     assert {link.kind for link in forest.topology.links} <= {"pcie", "smp"}
     assert len(forest.shares) == len(forest.ranks)
-    assert forest.algbw_gbps < 12
+    assert forest.algbw_gb_per_s < 12
 
 
 def test_fall_back_is_in_rank_order_if_every_gpu_has_nvlink_and_by_nearness_if_not() -> None:
@@ -156,9 +156,9 @@ def test_relays_are_not_used() -> None:
 def test_several_servers_are_lines_joined_by_the_network() -> None:
     assert plan("ring", "2x dgx-1v @ 40Gbps", None, "broadcast").rate == 1
     forest = plan("ring", "2x dgx-1v @ 40Gbps", None, "allreduce")
-    assert forest.algbw_gbps == pytest.approx(5 * 16 / 30)
+    assert forest.algbw_gb_per_s == pytest.approx(5 * 16 / 30)
     many = plan("ring", "2x dgx-a100", "0-3+0-3", "allgather")
-    assert many.algbw_gbps == pytest.approx(4 * 25 * 8 / 7), "each of the four NICs per server is filled"
+    assert many.algbw_gb_per_s == pytest.approx(4 * 25 * 8 / 7), "each of the four NICs per server is filled"
 
 
 @pytest.mark.parametrize("collective", sorted(COLLECTIVES))

@@ -35,7 +35,7 @@ def server_of(forest: Forest, rank: int) -> int:
     return forest.topology.vertex[rank].server
 
 
-def clique_with_nics(gpus: int, nic_gbps: int, *, chain: bool = False) -> Topology:
+def clique_with_nics(gpus: int, nic_gb_per_s: int, *, chain: bool = False) -> Topology:
     """GPUs with a link of 25 GB/s for every pair (or in a row), and a NIC each."""
     box = Assembly("drawn", "synthetic")
     ids = box.add_many("gpu", gpus, "GPU")
@@ -43,7 +43,7 @@ def clique_with_nics(gpus: int, nic_gbps: int, *, chain: bool = False) -> Topolo
         for j in ids[i + 1 : i + 2 if chain else None]:
             box.join(i, j, 25, "nvlink")
     for gpu, nic in zip(ids, box.add_many("nic", gpus, "NIC"), strict=True):
-        box.join(gpu, nic, nic_gbps, "net")
+        box.join(gpu, nic, nic_gb_per_s, "net")
     return box.finish()
 
 
@@ -72,7 +72,7 @@ def test_the_example_of_fig_10() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "gpus", "gbps", "shares", "roots"),
+    ("spec", "gpus", "gb_per_s", "shares", "roots"),
     [
         ("2x dgx-1v @ 40Gbps", "0,1,2+0,3,4,5,6", "5", 4, 4),
         ("2x dgx-1v @ 40Gbps", "3+0-6", "5", 6, 4),
@@ -85,9 +85,9 @@ def test_the_example_of_fig_10() -> None:
         ("2x mi250", "0-2+0-4", "48", 14, 8),
     ],
 )
-def test_even_and_uneven_servers(spec: str, gpus: str | None, gbps: str, shares: int, roots: int) -> None:
+def test_even_and_uneven_servers(spec: str, gpus: str | None, gb_per_s: str, shares: int, roots: int) -> None:
     forest = plan("three_phase", spec, gpus, "allreduce")
-    assert forest.algbw_gbps == pytest.approx(float(Fraction(gbps)))
+    assert forest.algbw_gb_per_s == pytest.approx(float(Fraction(gb_per_s)))
     assert (len(forest.shares), len({share.root for share in forest.shares})) == (shares, roots)
 
 
@@ -112,13 +112,13 @@ def test_each_part_has_a_root_and_a_one_hop_tree_per_server(spec: str, gpus: str
 def test_three_and_five_gpus_follow_the_network_until_nvlink_is_full(rate_gbit: int) -> None:
     """The paper's Fig 22(b): two lanes bound the local trees of GPUs 0,1,2 and of 0,3,4,5,6."""
     forest = plan("three_phase", f"2x dgx-1v @ {rate_gbit}Gbps", "0,1,2+0,3,4,5,6", "allreduce")
-    assert forest.algbw_gbps == pytest.approx(min(rate_gbit / 8, 50))
+    assert forest.algbw_gb_per_s == pytest.approx(min(rate_gbit / 8, 50))
 
 
 def test_a_single_tree_is_cut_so_that_every_nic_is_used() -> None:
     """One chain of three GPUs is one tree; with one root its NIC would bound the rate at 4 GB/s."""
     forest = planned("three_phase", asked(compose(clique_with_nics(3, 4, chain=True), 2), "allreduce"))
-    assert forest.algbw_gbps == pytest.approx(12)
+    assert forest.algbw_gb_per_s == pytest.approx(12)
     assert [share.root for share in forest.shares] == [1, 4, 0, 3, 2, 5]
     assert {share.weight for share in forest.shares} == {Fraction(1, 6)}
 
@@ -126,7 +126,7 @@ def test_a_single_tree_is_cut_so_that_every_nic_is_used() -> None:
 def test_trees_are_left_whole_where_that_is_as_fast() -> None:
     """Behind one NIC per server more roots gain nothing."""
     forest = plan("three_phase", "2x chain:3 @ 32Gbps", None, "allreduce")
-    assert forest.algbw_gbps == pytest.approx(4)
+    assert forest.algbw_gb_per_s == pytest.approx(4)
     assert [(share.weight, share.root) for share in forest.shares] == [(Fraction(1, 2), 1), (Fraction(1, 2), 4)]
 
 
@@ -212,7 +212,7 @@ def test_rails_without_a_common_switch() -> None:
 
 def test_ranks_may_be_given_in_any_order() -> None:
     mixed = plan("three_phase", "2x dgx-1v @ 40Gbps", "9,0,2,8,1,10", "allreduce")
-    assert mixed.algbw_gbps == pytest.approx(5)
+    assert mixed.algbw_gb_per_s == pytest.approx(5)
     assert [server for server, _ in groupby(server_of(mixed, share.root) for share in mixed.shares[:2])] == [1, 0]
 
 

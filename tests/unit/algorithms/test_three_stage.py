@@ -31,7 +31,7 @@ def test_sockets(spec: str, gpus: str | None, groups: tuple[tuple[int, ...], ...
 def test_mist_fills_the_bus_between_its_sockets() -> None:
     forest = plan("three_stage", "mist", None, "allreduce")
     assert forest.optimal
-    assert forest.algbw_gbps == pytest.approx(32.0)
+    assert forest.algbw_gb_per_s == pytest.approx(32.0)
     first, second = forest.shares
     assert (first.weight, second.weight) == (Fraction(1, 2), Fraction(1, 2))
     assert first.broadcast is not None

@@ -128,7 +128,7 @@ def test_json_file_in_nccl_tests_shape(blink, tmp_path):
 
 def test_json_on_stdout_is_one_object(blink):
     run = json.loads(blink("bench", "alltoall", "--topo", "ring:3", *SMALL, "--json").out)
-    assert run["schema_version"] == 1
+    assert run["schema_version"] == 2
     assert run["collective"] == "alltoall"
     assert run["results"][0]["in_place"] is None
     assert run["planned"]["rate"] == "3"

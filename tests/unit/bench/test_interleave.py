@@ -75,7 +75,7 @@ def test_ratios_are_those_of_one_round():
     assert (name, into) == ("peer", None)
     assert out.ratio == 2.0
     assert (row.out_of_place.seconds, out.timing.seconds) == (2.0, 4.0)
-    assert row.out_of_place.algbw_gbps == pytest.approx(4096 / 2.0 / 1e9)
+    assert row.out_of_place.algbw_gb_per_s == pytest.approx(4096 / 2.0 / 1e9)
 
 
 @pytest.mark.parametrize(("across", "seconds"), [(0, 1.0), (1, 0.75), (2, 0.5), (3, 1.0)])

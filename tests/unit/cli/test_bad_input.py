@@ -92,7 +92,7 @@ def test_the_other_end_of_sendrecv_is_another_rank(blink, typed, ends, said):
         (b"", "the file is empty"),
         (b"\xff\xfe\x00", "no UTF-8"),
         (b"hello, world\n", "the content is none of these"),
-        (b'{"schema_version": 1, "name": "x", "unit_gbps": 1.0, "vertices": [', "no JSON"),
+        (b'{"schema_version": 2, "name": "x", "unit_gb_per_s": 1.0, "vertices": [', "no JSON"),
         (b'<!DOCTYPE s [<!ENTITY a "b">]><system version="1"/>', "not expanded"),
         (b"<system>" * 400, ""),
     ],
@@ -110,7 +110,7 @@ def test_files_that_are_no_topology(blink, tmp_path, content, message):
 def test_capacities_that_are_none(blink, tmp_path, value):
     path = tmp_path / "given.json"
     path.write_text(
-        '{"schema_version": 1, "name": "x", "unit_gbps": 1.0, "vertices": [{"id": 0, "kind": '
+        '{"schema_version": 2, "name": "x", "unit_gb_per_s": 1.0, "vertices": [{"id": 0, "kind": '
         '"gpu"}, {"id": 1, "kind": "gpu"}], "links": [{"src": 0, "dst": 1, "kind": "nvlink", '
         f'"capacity": {value}}}]}}'
     )
@@ -123,7 +123,7 @@ def _topology_json(**changes):
     vertices = [{"id": 0, "kind": "gpu"}, {"id": 1, "kind": "gpu"}]
     links = [{"src": s, "dst": 1 - s, "kind": "nvlink", "capacity": 1} for s in (0, 1)]
     return json.dumps(
-        {"schema_version": 1, "name": "x", "unit_gbps": 25.0, "vertices": vertices, "links": links, **changes}
+        {"schema_version": 2, "name": "x", "unit_gb_per_s": 25.0, "vertices": vertices, "links": links, **changes}
     )
 
 
@@ -137,7 +137,7 @@ def _topology_json(**changes):
             {"vertices": [{"id": 0, "kind": "gpu", "name": "G\u202e"}, {"id": 1, "kind": "gpu"}]},
             "vertices[0].name has the control character U+202E",
         ),
-        ({"schema_version": 99, "new": True}, "schema_version 99; this blink reads 1"),
+        ({"schema_version": 99, "new": True}, "schema_version 99; this blink reads 1 and 2"),
         ({"\x1b[31m": 1}, "unknown field"),
         ({"x" * 100_000: 1}, "unknown field `xxx"),
     ],
@@ -210,14 +210,14 @@ def test_sample_files_that_must_be_refused(blink, name):
     ("content", "message"),
     [
         (b"", "plan.json: the file is empty"),
-        (b'{"schema_version": 1,\n "ranks": [1,]}', "plan.json, line 2, column 14: not JSON"),
-        (b'{"schema_version": 1,\n "ranks": [1', "plan.json, line 2, column 13: not JSON: Input data was truncated"),
-        (b'{"schema_version": 1, "\xff": 2}', "plan.json"),
-        (b'{"schema_version": 1, "ranks": [0, 1], "shares": []}', "give --topo SPEC, the machine"),
+        (b'{"schema_version": 2,\n "ranks": [1,]}', "plan.json, line 2, column 14: not JSON"),
+        (b'{"schema_version": 2,\n "ranks": [1', "plan.json, line 2, column 13: not JSON: Input data was truncated"),
+        (b'{"schema_version": 2, "\xff": 2}', "plan.json"),
+        (b'{"schema_version": 2, "ranks": [0, 1], "shares": []}', "give --topo SPEC, the machine"),
         (b"[]", "expected an object"),
         (b"{}", "schema_version"),
-        (b'{"schema_version": 99}', "plan.json: schema_version 99; this blink reads 1"),
-        (b'{"schema_version": 1, "topology": {"schema_version": 99}}', "topology: schema_version 99; this blink"),
+        (b'{"schema_version": 99}', "plan.json: schema_version 99; this blink reads 1 and 2"),
+        (b'{"schema_version": 2, "topology": {"schema_version": 99}}', "topology: schema_version 99; this blink"),
         (b"\x00\xff", "not JSON"),
         (b"[" * 100_000, "nested too deeply"),
     ],

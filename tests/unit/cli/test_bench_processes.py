@@ -121,7 +121,7 @@ def test_percentiles_and_json(blink, tmp_path):
 
 def test_json_on_stdout_is_one_object(blink):
     run = json.loads(blink("bench", "allreduce", *SMALL, "-g", "3", "--json").out)
-    assert (run["schema_version"], run["ranks"], run["launcher"]) == (1, [0, 1, 2], None)
+    assert (run["schema_version"], run["ranks"], run["launcher"]) == (2, [0, 1, 2], None)
     assert run["probe"] == {"bytes_per_s": 1e9, "round_trip_s": 100e-9, "placement": "near"}
     assert len({device["pid"] for device in run["config"]["devices"]}) == 3
 

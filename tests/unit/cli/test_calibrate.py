@@ -45,11 +45,11 @@ def test_as_a_ring_and_as_a_whole(blink, log):
 
 def test_json_has_what_is_promised(blink, log):
     found = json.loads(blink("calibrate", log, "--json").out)
-    assert (found["schema_version"], found["files"], found["algorithm"]) == (1, [str(log)], "ring")
+    assert (found["schema_version"], found["files"], found["algorithm"]) == (2, [str(log)], "ring")
     (only,) = found["fits"]
     assert (only["collective"], only["ranks"], only["points"], only["sizes"]) == ("allreduce", [2], 8, 4)
     assert only["alpha_us"] == pytest.approx(10.45, rel=1e-3)
-    assert only["beta_gbps"] == pytest.approx(22.75, rel=1e-3)
+    assert only["beta_gb_per_s"] == pytest.approx(22.75, rel=1e-3)
     assert only["max_relative_error"] < 1e-3
     assert only["worst_size_bytes"] in (4096, 65536, 1048576, 134217728)
     assert only["warnings"] == []
@@ -60,7 +60,7 @@ def test_what_is_written_is_read_and_simulated_with(blink, log, tmp_path):
     ended = blink("calibrate", log, "--nominal", "25", "-o", path)
     assert ended.err == f"blink: wrote {path}\n"
     written = parse_calibration(path.read_text(), "x")
-    assert (written.name, written.link[0].kind, written.link[0].nominal_gbps) == ("mine", "nvlink", 25.0)
+    assert (written.name, written.link[0].kind, written.link[0].nominal_gb_per_s) == ("mine", "nvlink", 25.0)
     assert written.engine.issue_us.source == f"measured: {log}, 4 sizes"
     job = ["allreduce", "--topo", "dgx-1v", "--gpus", "0,1", "--algo", "ring", "--size", "128M", "--calibration", path]
     assert "calibration mine:" in blink("sim", *job).out
@@ -118,7 +118,7 @@ def test_what_blink_bench_wrote(blink, tmp_path):
         (["-o", "x.toml"], "-o needs --nominal"),
         (["-o", "no/such/folder/x.toml", "--nominal", "25"], "no/such/folder/x.toml cannot be written"),
         (["-o", "x.toml", "--nominal", "-1"], "the nominal rate of a lane must be above 0 GB/s, got -1"),
-        (["-o", "x.toml", "--nominal", "1e-4"], "nominal_gbps must be 0 (any rate), or from 0.001"),
+        (["-o", "x.toml", "--nominal", "1e-4"], "nominal_gb_per_s must be 0 (any rate), or from 0.001"),
         (["-o", "x.toml", "--nominal", "25", "--kind", "wire"], "unknown kind of links 'wire'; expected one of nvlink"),
         (["--kind", "wire"], "unknown kind of links 'wire'; expected one of nvlink"),
         (["--kind", "pcie"], "--kind: of the calibration that -o writes; give -o"),

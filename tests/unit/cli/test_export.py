@@ -36,7 +36,7 @@ def test_the_code_is_printed_written_and_in_the_json(blink, plan, tmp_path) -> N
     found = json.loads(blink("export", plan, "--to", "cuda", "--json").out)
     assert list(found) == ["schema_version", "format", "collective", "ranks", "program", "files"]
     assert found["files"] == [{"name": "allreduce.cu", "text": printed.out}]
-    assert (found["schema_version"], found["format"], found["ranks"]) == (1, "cuda", [1, 4, 5, 6])
+    assert (found["schema_version"], found["format"], found["ranks"]) == (2, "cuda", [1, 4, 5, 6])
 
 
 def test_a_plan_comes_from_standard_input_too(blink, plan, monkeypatch) -> None:

@@ -16,7 +16,7 @@ from blinkccl.paper.table import published_number
 
 def test_json_has_every_number_with_its_basis(blink) -> None:
     found = json.loads(blink("paper", "R1", "N5", "--json").out)
-    assert found["schema_version"] == 1
+    assert found["schema_version"] == 2
     assert [claim["id"] for claim in found["claims"]] == ["R1", "N5"]
     assert sum(found["verdicts"].values()) == 2
     for claim in found["claims"]:

@@ -18,13 +18,13 @@ def test_one_size_prints_every_contender_and_what_decided(blink) -> None:
 def test_json_is_one_object_with_all_numbers(blink) -> None:
     ended = blink("sim", "broadcast", "--topo", "dgx-1p", "--sweep", "-e", "1M", "--algo", "optimal,ring", "--json")
     found = json.loads(ended.out)
-    assert found["schema_version"] == 1
+    assert found["schema_version"] == 2
     assert [row["size_bytes"] for row in found["sizes"]] == [4096 * 4**k for k in range(5)]
     for row in found["sizes"]:
         assert [one["algorithm"] for one in row["algorithms"]] == ["optimal", "ring"]
         for one in row["algorithms"]:
-            assert one["algbw_gbps"] == pytest.approx(row["size_bytes"] / one["seconds"] / 1e9)
-            assert one["percent_bound"] == pytest.approx(100 * one["algbw_gbps"] / found["bound_gbps"])
+            assert one["algbw_gb_per_s"] == pytest.approx(row["size_bytes"] / one["seconds"] / 1e9)
+            assert one["percent_bound"] == pytest.approx(100 * one["algbw_gb_per_s"] / found["bound_gb_per_s"])
     assert found["wins"][-1]["last_bytes"] == 2**20
     assert set(found["decided_by"]) == {"algorithm", "size_bytes", "seconds", "hops", "links"}
 
@@ -132,8 +132,8 @@ def test_what_is_refused(blink, arguments: list[str], says: str) -> None:
 def test_a_calibration_without_the_links_class_says_so(blink, tmp_path: Path) -> None:
     path = tmp_path / "c.toml"
     path.write_text(
-        'schema_version = 1\nname = "mine"\nabout = "x"\n[engine]\n[[link]]\nkind = "pcie"\nnominal_gbps = 12.0\n'
-        'gbps = { value = 9.0, source = "x" }\nlatency_us = { value = 1.0, source = "x" }\n'
+        'schema_version = 2\nname = "mine"\nabout = "x"\n[engine]\n[[link]]\nkind = "pcie"\nnominal_gb_per_s = 12.0\n'
+        'gb_per_s = { value = 9.0, source = "x" }\nlatency_us = { value = 1.0, source = "x" }\n'
     )
     ended = blink("sim", "allreduce", "--topo", "dgx-1v", "--algo", "optimal", "--calibration", str(path))
     assert ended.code == 2

@@ -26,12 +26,12 @@ PLAN_KEYS = {
     "collective",
     "algorithm",
     "ranks",
-    "unit_gbps",
+    "unit_gb_per_s",
     "rate",
     "bound",
     "optimal",
     "certificate",
-    "algbw_gbps",
+    "algbw_gb_per_s",
     "shares",
     "link_load",
     "plan_seconds",
@@ -42,9 +42,9 @@ PLAN_KEYS = {
 def test_plan_json_has_what_is_promised(blink, name):
     plan = json.loads(blink("plan", name, "--topo", "dgx-1v", "--gpus", "1,4,5,6", "--json").out)
     assert set(plan) >= PLAN_KEYS
-    assert plan["schema_version"] == 1
+    assert plan["schema_version"] == 2
     assert plan["ranks"] == [1, 4, 5, 6]
-    assert plan["unit_gbps"] == 25.0
+    assert plan["unit_gb_per_s"] == 25.0
     assert plan["optimal"] is True
     assert set(plan["shares"][0]) == {"weight", "slice", "block", "root", "reduce", "broadcast"}
     assert set(plan["link_load"][0]) == {"src", "dst", "load", "capacity"}
@@ -182,7 +182,7 @@ def test_check_json(blink, tmp_path):
     blink("plan", "reduce_scatter", "--topo", "ring:4", "-o", path)
     found = json.loads(blink("check", path, "--json").out)
     assert found == {
-        "schema_version": 1,
+        "schema_version": 2,
         "ok": True,
         "collective": "reduce_scatter",
         "algorithm": "optimal",
@@ -197,11 +197,11 @@ def test_check_json(blink, tmp_path):
 
 def test_topo_json_is_what_a_plan_sees(blink):
     topology = json.loads(blink("topo", "dgx-1v", "--json").out)
-    assert topology["schema_version"] == 1
-    assert topology["unit_gbps"] == 25.0
+    assert topology["schema_version"] == 2
+    assert topology["unit_gb_per_s"] == 25.0
     assert [vertex["kind"] for vertex in topology["vertices"]] == ["gpu"] * 8
     assert len(topology["links"]) == 32
-    assert sorted(topology["links"][0]) == ["capacity", "dst", "gbps", "kind", "provenance", "src"]
+    assert sorted(topology["links"][0]) == ["capacity", "dst", "gb_per_s", "kind", "provenance", "src"]
     everything = json.loads(blink("topo", "dgx-1v", "--links", "all", "--json").out)
     assert {link["kind"] for link in everything["links"]} == {"nvlink", "pcie", "smp"}
 
@@ -237,12 +237,12 @@ def test_this_machine(blink):
 
 def test_pick_prefers_what_leaves_more(blink):
     found = json.loads(blink("pick", "-k", "3", "--topo", "dgx-1v", "--free", "0,1,4,6,7", "--json").out)
-    assert found["schema_version"] == 1
+    assert found["schema_version"] == 2
     assert found["sets"] == 10
     best = found["best"][0]
     assert best["gpus"] == [4, 6, 7]
-    assert best["algbw_gbps"] == 62.5
-    assert best["algbw_gbps"] > best["ring_algbw_gbps"]
+    assert best["algbw_gb_per_s"] == 62.5
+    assert best["algbw_gb_per_s"] > best["ring_algbw_gb_per_s"]
     assert found["worst"][0]["links"] == "pcie"
 
 

@@ -113,8 +113,8 @@ DAMAGE: dict[str, tuple[str, Callable[[Json], None], str]] = {
     "root no rank": (B, put("root", 7), "root: 7 is none of the ranks"),
     "root superfluous": (A, put("root", 1), "allreduce takes none, got 1"),
     "src is dst": (SEND, put("dst", 0), "two different ranks"),
-    "wrong unit": (A, put("unit_gbps", 20.0), "the topology's unit is 25.0"),
-    "link rate against capacity": (A, put("topology", "links", 0, "gbps", 25.0), "capacity is 2 × the unit"),
+    "wrong unit": (A, put("unit_gb_per_s", 20.0), "the topology's unit is 25.0"),
+    "link rate against capacity": (A, put("topology", "links", 0, "gb_per_s", 25.0), "capacity is 2 × the unit"),
     "missing link": (A, put("shares", 0, "broadcast", 2, [1, 6]), "broadcast[2]: there is no link 1 → 6"),
     "hop through a rank": (A, put("shares", 0, "broadcast", 2, [5, 6, 4]), "runs through rank 6"),
     "hop ends at a switch": (D, put("shares", 0, "broadcast", 0, [0, 4]), "ends at 4, which is no rank"),
@@ -160,7 +160,7 @@ DAMAGE: dict[str, tuple[str, Callable[[Json], None], str]] = {
     "idle sender": (R, put("collective", "broadcast"), "has nothing to contribute"),
     "rate too high": (A, put("rate", "3"), "at the stated rate a link is over its capacity"),
     "rate too low": (A, put("rate", "1"), "rate: 1 is stated, recomputed 2"),
-    "algbw": (A, put("algbw_gbps", 51.0), "algbw_gbps: 51.0 is stated"),
+    "algbw": (A, put("algbw_gb_per_s", 51.0), "algbw_gb_per_s: 51.0 is stated"),
     "bound": (A, put("bound", "5/2"), "bound: 5/2 is stated, the certificate proves 2"),
     "falsely optimal": (SHOT, put("optimal", True), "optimal: true is stated"),
     "falsely modest": (A, put("optimal", False), "optimal: false is stated"),
@@ -244,7 +244,7 @@ class TestTopologyBesideThePlan:
         machine = copy.deepcopy(plan["topology"])
         machine["vertices"].append({"id": 7, "kind": "gpu", "server": 0})
         machine["links"].append(
-            {"src": 7, "dst": 1, "capacity": 1, "kind": "nvlink", "gbps": 25.0, "provenance": "catalog"}
+            {"src": 7, "dst": 1, "capacity": 1, "kind": "nvlink", "gb_per_s": 25.0, "provenance": "catalog"}
         )
         assert check_plan(plan, machine).optimal
 
@@ -256,7 +256,7 @@ class TestTopologyBesideThePlan:
     def test_a_plan_on_links_that_the_machine_lacks_is_refused(self) -> None:
         plan = load(A)
         machine = copy.deepcopy(plan["topology"])
-        machine["links"][0]["gbps"] = 25.0
+        machine["links"][0]["gb_per_s"] = 25.0
         machine["vertices"][1]["kind"] = "switch"
         assert [text.split(" in the plan")[0] for text in check_plan(plan, machine).violations] == [
             "topology: vertex 4 is a gpu",
@@ -273,13 +273,13 @@ class TestTopologyBesideThePlan:
 #: JSON path → damage to the shape of a plan: unreadable, which is not the same as wrong.
 SHAPES: list[tuple[Callable[[Json], None], str]] = [
     (drop("rate"), "rate: missing"),
-    (put("schema_version", 2), "plan.schema_version: expected 1, got 2"),
+    (put("schema_version", 3), "plan.schema_version: expected 1 or 2, got 3"),
     (put("collective", "allsum"), "collective: expected one of broadcast, "),
     (put("ranks", "1,4"), "ranks: expected an array, got '1,4'"),
     (put("ranks", 1, True), "ranks[1]: expected a vertex id, got True"),
     (put("root", "5"), "root: expected an integer from 0"),
-    (put("unit_gbps", "25"), "unit_gbps: expected a finite number"),
-    (put("algbw_gbps", 10**400), "algbw_gbps: expected a finite number, got an integer of"),
+    (put("unit_gb_per_s", "25"), "unit_gb_per_s: expected a finite number"),
+    (put("algbw_gb_per_s", 10**400), "algbw_gb_per_s: expected a finite number, got an integer of"),
     (put("rate", "2.0"), 'rate: expected a fraction like "24/7"'),
     (put("rate", "1/0"), 'rate: expected a fraction like "24/7"'),
     (put("rate", "1" * 201), "at most 200 digits"),
@@ -304,7 +304,7 @@ SHAPES: list[tuple[Callable[[Json], None], str]] = [
     (put("topology", "links", 1, {"src": 1, "dst": 5, "capacity": 1}), "link 1 → 5 is given twice"),
     (put("topology", "links", 1, "src", 99), "topology.links[1]: ends at 99"),
     (put("topology", "links", 1, "capacity", 0), "topology.links[1].capacity: expected a positive integer"),
-    (put("topology", "unit_gbps", 0), "topology.unit_gbps: expected a positive number"),
+    (put("topology", "unit_gb_per_s", 0), "topology.unit_gb_per_s: expected a positive number"),
 ]
 
 
@@ -349,15 +349,15 @@ def allgather_in_pairs_of_stars(servers: int, local: int) -> Json:
         for r in range(count)
     ]
     return {
-        "schema_version": 1,
+        "schema_version": 2,
         "collective": "allgather",
         "algorithm": "by-hand",
         "ranks": list(range(count)),
-        "unit_gbps": 1.0,
+        "unit_gb_per_s": 1.0,
         "rate": "0",
         "bound": "0",
         "optimal": False,
-        "algbw_gbps": 0.0,
+        "algbw_gb_per_s": 0.0,
         "shares": shares,
         "link_load": [],
         "certificate": {
@@ -367,11 +367,11 @@ def allgather_in_pairs_of_stars(servers: int, local: int) -> Json:
             "prices": [[u, v, f"{1 + u % 3}/7"] for u, v, _ in links],
         },
         "topology": {
-            "schema_version": 1,
+            "schema_version": 2,
             "name": "pods",
-            "unit_gbps": 1.0,
+            "unit_gb_per_s": 1.0,
             "vertices": [{"id": v, "kind": "gpu" if v < count else "switch"} for v in range(network + 1)],
-            "links": [{"src": u, "dst": v, "capacity": c, "gbps": float(c)} for u, v, c in links],
+            "links": [{"src": u, "dst": v, "capacity": c, "gb_per_s": float(c)} for u, v, c in links],
         },
     }
 
@@ -397,5 +397,5 @@ def test_the_checker_imports_only_itself_the_errors_and_the_standard_library() -
                 else ([alias.name for alias in node.names] if isinstance(node, ast.Import) else [])
             )
             for name in names:
-                ours = name == "blinkccl.errors" or name.startswith("blinkccl.forest.check_")
+                ours = name in ("blinkccl.errors", "blinkccl.schema") or name.startswith("blinkccl.forest.check_")
                 assert ours or name.split(".")[0] in sys.stdlib_module_names, f"{path.name} imports {name}"

@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
+from blinkccl.advice.audit import audit
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import ScheduleError
 from blinkccl.forest import document
+from blinkccl.forest.check import check_plan
 from blinkccl.forest.document import (
     dumps,
     from_document,
@@ -48,12 +50,12 @@ def test_the_schema_of_the_design() -> None:
         "dst",
         "algorithm",
         "ranks",
-        "unit_gbps",
+        "unit_gb_per_s",
         "rate",
         "bound",
         "optimal",
         "certificate",
-        "algbw_gbps",
+        "algbw_gb_per_s",
         "depth",
         "trees",
         "shares",
@@ -61,7 +63,7 @@ def test_the_schema_of_the_design() -> None:
         "topology",
         "plan_seconds",
     ]
-    assert (plan["rate"], plan["bound"], plan["optimal"], plan["algbw_gbps"]) == ("2", "2", True, 50.0)
+    assert (plan["rate"], plan["bound"], plan["optimal"], plan["algbw_gb_per_s"]) == ("2", "2", True, 50.0)
     assert plan["certificate"] == {"kind": "partition", "blocks": [[1], [4, 5, 6]], "capacity": "2"}
     assert plan["link_load"][0] == {"src": 1, "dst": 5, "load": "2", "capacity": "2"}
     assert plan["shares"][0] == {
@@ -112,7 +114,7 @@ def test_a_share_is_one_line_however_many_edges_it_has() -> None:
 def test_hashes_do_not_depend_on_names_notes_or_order() -> None:
     forest = from_document(GOOD)
     topology = forest.topology
-    renamed = Topology("other", topology.unit_gbps, topology.vertices[::-1], topology.links[::-1], ("note",))
+    renamed = Topology("other", topology.unit_gb_per_s, topology.vertices[::-1], topology.links[::-1], ("note",))
     same = Forest(
         forest.collective, forest.ranks, forest.algorithm, renamed, forest.shares, forest.rate, forest.certificate
     )
@@ -167,8 +169,8 @@ class TestReadableButWrong:
             (("link_load",), []),
             (("depth",), 40),
             (("certificate", "blocks"), [[1], [1]]),
-            (("unit_gbps",), 1.0),
-            (("algbw_gbps",), -3.0),
+            (("unit_gb_per_s",), 1.0),
+            (("algbw_gb_per_s",), -3.0),
         ],
     )
     def test_it_is_read_and_can_be_written_again(self, way: tuple[Any, ...], value: Any) -> None:
@@ -181,7 +183,7 @@ class TestReadableButWrong:
 
     def test_unknown_statements_at_the_top_are_let_through(self) -> None:
         plan = json.loads(GOOD)
-        plan["ring_gbps"] = 0.0
+        plan["ring_gb_per_s"] = 0.0
         assert from_document(plan) == from_document(GOOD)
 
 
@@ -203,7 +205,7 @@ SHAPES: list[tuple[tuple[Any, ...], Any, str]] = [
     (("shares", 1, "weight"), 0.5, "shares[1].weight: expected `str`, got `float`"),
     (("shares", 1, "block"), [1, 2, 3], "shares[1].block: expected `array` of length"),
     (("shares", 1, "share"), 1, "shares[1]: object contains unknown field `share`"),
-    (("schema_version",), 2, "schema_version 2; this blink reads 1"),
+    (("schema_version",), 3, "schema_version 3; this blink reads 1 and 2"),
     (("ranks", 0), 2**70, "ranks[0]: expected `int` <= 2147483647, got a bigger number"),
     (("ranks", 0), -1, "ranks[0]: expected `int` >= 0, got -1"),
     (("ranks", 0), 9, "ranks[0]: 9 is no vertex of the topology"),
@@ -213,8 +215,8 @@ SHAPES: list[tuple[tuple[Any, ...], Any, str]] = [
     (("root",), 9, "root: allreduce takes none, got 9"),
     (("collective",), "allsum", "collective: expected one of broadcast, reduce"),
     (("collective",), "reduce", "root: reduce needs one of the ranks [1, 4, 5, 6], got null"),
-    (("unit_gbps",), float("nan"), "unit_gbps: expected `float`"),
-    (("algbw_gbps",), float("inf"), "algbw_gbps: expected `float`"),
+    (("unit_gb_per_s",), float("nan"), "unit_gb_per_s: expected `float`"),
+    (("algbw_gb_per_s",), float("inf"), "algbw_gb_per_s: expected `float`"),
     (("certificate", "kind"), "faith", "certificate.kind: invalid value 'faith'"),
     (("certificate", "blocks"), [[1, 4, 5, 6]], "certificate.blocks: expected `array` of length >= 2"),
     (
@@ -229,7 +231,7 @@ SHAPES: list[tuple[tuple[Any, ...], Any, str]] = [
     ),
     (("topology", "links", 0, "dst"), 99, "topology: dgx-1v: link 1 → 99 names a vertex that is not there"),
     (("topology", "links", 0, "capacity"), 0, "topology: links[0], 1 → 5: capacity must be a positive"),
-    (("topology", "unit_gbps"), float("nan"), "topology: unit_gbps must be above 0"),
+    (("topology", "unit_gb_per_s"), float("nan"), "topology: unit_gb_per_s must be above 0"),
     (("topology",), None, "topology: expected `object`, got `null`"),
 ]
 
@@ -301,3 +303,26 @@ def test_a_number_that_no_reader_would_take_back_is_not_written() -> None:
     )
     with pytest.raises(ScheduleError, match="more than 200 digits"):
         to_document(huge)
+
+
+def as_version_1(document: object) -> object:
+    """A document as blink 0.1 wrote it."""
+    if isinstance(document, list):
+        return [as_version_1(entry) for entry in document]
+    if not isinstance(document, dict):
+        return document
+    old = {key.replace("gb_per_s", "gbps"): as_version_1(value) for key, value in document.items()}
+    return {**old, "schema_version": 1} if "schema_version" in document else old
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_plans_of_schema_version_1_are_read(path: Path) -> None:
+    now = json.loads(path.read_text())
+    old = as_version_1(now)
+    assert isinstance(old, dict)
+    assert "gb_per_s" not in json.dumps(old)
+    before = json.dumps(old)
+    assert from_document(old) == from_document(now)
+    assert check_plan(old) == check_plan(now)
+    assert audit(old).document() == {**audit(now).document(), "plan_schema_version": 1}
+    assert json.dumps(old) == before

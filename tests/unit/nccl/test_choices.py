@@ -213,7 +213,7 @@ def test_plans_promise_what_stores_can_have():
     where = on_machine("mist", (0, 1))
     for one in candidates(where, DEFAULT, 8, {}).every:
         assert all(len(queue.path) == 2 for queue in one.program.queues)
-        assert one.program.rate * one.network.unit_gbps * bus_factor(one.collective.name, 2) <= 75
+        assert one.program.rate * one.network.unit_gb_per_s * bus_factor(one.collective.name, 2) <= 75
     last = rows(table(where, rival=False), "allreduce")[-1]
     assert "blink optimal simple 59.9 GB/s" in last.why
 

@@ -36,8 +36,8 @@ class State(ctypes.Structure):
         ("phase", ctypes.c_int),
         ("chunk_bytes", ctypes.c_uint64),
         ("best_bytes", ctypes.c_uint64),
-        ("best_gbps", ctypes.c_double),
-        ("last_gbps", ctypes.c_double),
+        ("best_gb_per_s", ctypes.c_double),
+        ("last_gb_per_s", ctypes.c_double),
     ]
 
 
@@ -60,7 +60,7 @@ def observe(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         subprocess.run([compiler, *flags, str(SHIM / "miad.cpp"), "-o", str(path)], check=True)
     function = getattr(ctypes.CDLL(str(path)), FUNCTION)
     function.restype, function.argtypes = None, [ctypes.POINTER(State), ctypes.c_double]
-    return lambda state, gbps: function(ctypes.byref(state), gbps)
+    return lambda state, gb_per_s: function(ctypes.byref(state), gb_per_s)
 
 
 def native(miad: Miad) -> State:
@@ -72,7 +72,7 @@ def native(miad: Miad) -> State:
 
 def assert_equal(state: State, miad: Miad) -> None:
     assert PHASES[state.phase] == miad.phase
-    for name in ("chunk_bytes", "best_bytes", "best_gbps", "last_gbps"):
+    for name in ("chunk_bytes", "best_bytes", "best_gb_per_s", "last_gb_per_s"):
         assert getattr(state, name) == getattr(miad, name), name
 
 
@@ -104,9 +104,9 @@ def test_makes_the_same_moves(observe: Observe, miad: Miad, observed: list[float
     if rising:  # else hardly any sequence climbs far
         observed = sorted(observed, key=lambda x: (math.isnan(x), x))
     state = native(miad)
-    for gbps in observed:
-        observe(state, gbps)
-        miad = miad.observe(gbps)
+    for gb_per_s in observed:
+        observe(state, gb_per_s)
+        miad = miad.observe(gb_per_s)
         assert_equal(state, miad)
 
 
@@ -116,9 +116,9 @@ def test_every_search_ends_alike(observe: Observe) -> None:
         miad = Miad()
         state = native(miad)
         while not miad.steady:
-            gbps = 100.0 / (1 + abs(miad.chunk_bytes / peak - 1))
-            observe(state, gbps)
-            miad = miad.observe(gbps)
+            gb_per_s = 100.0 / (1 + abs(miad.chunk_bytes / peak - 1))
+            observe(state, gb_per_s)
+            miad = miad.observe(gb_per_s)
             assert_equal(state, miad)
         assert miad.chunk_bytes == state.chunk_bytes > 0
         observe(state, 1e9)

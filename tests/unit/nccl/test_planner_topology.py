@@ -100,7 +100,7 @@ def test_nccls_topology_file_keeps_its_meaning(tmp_path):
     notes = []
     found = place(job(2, bus_id=buses, settings=settings(nccl_topo_file=str(file))), notes.append)
     assert found.ranks == (1, 0)
-    assert found.topology.link[0, 1].gbps == 50
+    assert found.topology.link[0, 1].gb_per_s == 50
     assert notes == []
 
 
@@ -118,7 +118,7 @@ def test_probed_gpus_are_found_by_bus_id_or_uuid():
     assert place(job(2, bus_id=buses), nvml=nvml()).ranks == (1, 0)
     by_uuid = job(2, uuid=lambda rank: f"{8 - rank:032x}")
     assert place(by_uuid, nvml=nvml()).ranks == (1, 0)
-    assert place(by_uuid, nvml=nvml()).topology.link[0, 1].gbps == 100
+    assert place(by_uuid, nvml=nvml()).topology.link[0, 1].gb_per_s == 100
 
 
 def test_a_gpu_that_rank_0_does_not_see_is_refused():

@@ -160,5 +160,5 @@ def test_128_gpus_take_hardly_more_flows_than_there_are_ranks(monkeypatch: pytes
 
     monkeypatch.setattr(FlowGraph, "max_flow", counted)
     rate, _ = allgather_rate(network)
-    assert float(128 * rate) * links.unit_gbps == pytest.approx(640 / 3)
+    assert float(128 * rate) * links.unit_gb_per_s == pytest.approx(640 / 3)
     assert 128 <= calls <= 128 + 8

@@ -15,7 +15,7 @@ from blinkccl.paper import blink, blink_errors, blink_graph
 from blinkccl.paper.allocations import connected_allocations
 from blinkccl.paper.blink_graph import FIG_14, MACHINES, PCIE_LANES, fig_14_speedup, fig_14_speedups, rings
 from blinkccl.paper.blink_jobs import COPY_ENGINES, SIZE_BYTES
-from blinkccl.paper.blink_protocols import PCIE_GBPS, eq_8_as_printed
+from blinkccl.paper.blink_protocols import PCIE_GB_PER_S, eq_8_as_printed
 from blinkccl.paper.blink_simulated import NETWORKS_GBIT, crossings, dgx_2_speedups
 from blinkccl.paper.blink_training import chosen_allocations, nccl_overheads, trained
 from blinkccl.paper.claim import (
@@ -147,17 +147,20 @@ def test_fig_18s_allocations_are_one_of_each_speed_up() -> None:
 def test_eq_8_as_printed_is_the_split_for_much_data_and_negative_for_little() -> None:
     wait_s, nvlink = Fraction(248, 100_000), Fraction(132)
     much, little = SIZE_BYTES, 1_000_000
-    assert eq_8_as_printed(much, PCIE_GBPS, nvlink, wait_s) == hybrid_split(much, PCIE_GBPS, nvlink, wait_s).pcie_bytes
-    assert eq_8_as_printed(little, PCIE_GBPS, nvlink, wait_s) < 0
+    assert (
+        eq_8_as_printed(much, PCIE_GB_PER_S, nvlink, wait_s)
+        == hybrid_split(much, PCIE_GB_PER_S, nvlink, wait_s).pcie_bytes
+    )
+    assert eq_8_as_printed(little, PCIE_GB_PER_S, nvlink, wait_s) < 0
 
 
 def test_a_faster_network_makes_nobody_slower() -> None:
     found = crossings(Context())
-    assert [one.network_gbps * 8 for one in found] == list(NETWORKS_GBIT)
+    assert [one.network_gb_per_s * 8 for one in found] == list(NETWORKS_GBIT)
     for before, after in pairwise(found):
-        assert after.blink_gbps >= 0.999 * before.blink_gbps
-        assert after.nccl_gbps >= 0.999 * before.nccl_gbps
-    assert all(one.blink_gbps <= one.network_gbps for one in found)
+        assert after.blink_gb_per_s >= 0.999 * before.blink_gb_per_s
+        assert after.nccl_gb_per_s >= 0.999 * before.nccl_gb_per_s
+    assert all(one.blink_gb_per_s <= one.network_gb_per_s for one in found)
 
 
 def test_both_baselines_are_the_same_where_both_take_rings() -> None:
@@ -181,7 +184,9 @@ def test_communication_after_the_backward_pass_takes_longer_than_beside_it() -> 
 def with_links(costs: Calibration, factor: float, *kinds: str) -> Calibration:
     """Every link of these kinds at another rate."""
     links = (
-        msgspec.structs.replace(link, gbps=Number(factor * link.gbps.value, "a test")) if link.kind in kinds else link
+        msgspec.structs.replace(link, gb_per_s=Number(factor * link.gb_per_s.value, "a test"))
+        if link.kind in kinds
+        else link
         for link in costs.link
     )
     return msgspec.structs.replace(costs, link=tuple(links))

@@ -133,7 +133,9 @@ def test_where_a_document_is_wrong_some_number_of_its_own_is() -> None:
 
 def slower(found: Calibration) -> Calibration:
     """Links at three tenths of their rate: beyond any other limit."""
-    links = tuple(msgspec.structs.replace(link, gbps=Number(link.gbps.value * 0.3, "test")) for link in found.link)
+    links = tuple(
+        msgspec.structs.replace(link, gb_per_s=Number(link.gb_per_s.value * 0.3, "test")) for link in found.link
+    )
     return msgspec.structs.replace(found, link=links)
 
 

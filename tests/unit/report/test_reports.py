@@ -17,7 +17,7 @@ from blinkccl.report.plan_text import plan_text
 from blinkccl.report.table import columns
 from blinkccl.report.topology_svg import topology_svg
 from blinkccl.report.topology_text import topology_text
-from blinkccl.report.units_text import count, gbps_text, ids, rate_text, unit_name
+from blinkccl.report.units_text import count, gb_per_s_text, ids, rate_text, unit_name
 from blinkccl.topology.catalog import CATALOG
 from blinkccl.topology.model import Topology, Vertex
 from blinkccl.topology.spec import parse_spec
@@ -112,10 +112,10 @@ def test_units():
     lanes = parse_spec("ring:4")
     assert unit_name(lanes) == "lane"
     assert unit_name(parse_spec("dgx-1v")) == "unit"
-    assert unit_name(replace(lanes, unit_gbps=12.5)) == "unit"
+    assert unit_name(replace(lanes, unit_gb_per_s=12.5)) == "unit"
     assert rate_text(Fraction(24, 7), lanes) == "24/7 lanes = 85.71 GB/s"
     assert rate_text(Fraction(1), lanes) == "1 lane = 25 GB/s"
-    assert gbps_text(12345.6) == "12346 GB/s"
+    assert gb_per_s_text(12345.6) == "12346 GB/s"
     assert (count(1, "share"), count(2, "switch"), count(0, "link")) == ("1 share", "2 switches", "0 links")
     assert ids((1, 4, 5, 6, 2, 3)) == "1,4-6,2,3"
 

@@ -97,7 +97,7 @@ def test_hashes_tell_programs_apart() -> None:
 def test_topology_names_take_no_part_in_its_hash() -> None:
     topology = chain_allreduce().topology
     assert topology_hash(replace(topology, name="other").noted("note")) == topology_hash(topology)
-    assert topology_hash(replace(topology, unit_gbps=50.0)) != topology_hash(topology)
+    assert topology_hash(replace(topology, unit_gb_per_s=50.0)) != topology_hash(topology)
 
 
 Change = Callable[[dict[str, Any]], object]

@@ -120,7 +120,7 @@ def random_calibration(random: Random, link_latency: bool = True) -> Calibration
         issue_us=number(0.5, 20),
         signal_us=sometimes(0.1, 5),
         reduce_us=sometimes(0.1, 10),
-        reduce_gbps=sometimes(20, 400),
+        reduce_gb_per_s=sometimes(20, 400),
         combining=number(0.5, 1),
         copy_engines=Number(float(random.choice([0, 0, 1, 2])), "random"),
     )
@@ -134,7 +134,7 @@ def random_calibration(random: Random, link_latency: bool = True) -> Calibration
 def random_translation(random: Random, made: Made, latencies: str = "any") -> Workload:
     """The workload of a program for a random size, on links of random rates."""
     program, topology = made
-    network = replace(topology, links=tuple(replace(link, gbps=random.uniform(2, 50)) for link in topology.links))
+    network = replace(topology, links=tuple(replace(link, gb_per_s=random.uniform(2, 50)) for link in topology.links))
     settings = Settings(
         "rtt-weighted" if latencies == "weighted" else "fair",
         random.choice([STREAMS[0], *STREAMS[:1] * 2, STREAMS[1]]),

@@ -25,7 +25,7 @@ from blinkccl.topology.catalog import CATALOG, machine
 from blinkccl.topology.spec import parse_spec
 
 GOOD = """
-schema_version = 1
+schema_version = 2
 name = "good"
 about = "a test"
 
@@ -34,8 +34,8 @@ issue_us = { value = 5, source = "a test" }
 
 [[link]]
 kind = "nvlink"
-nominal_gbps = 25.0
-gbps = { value = 22.0, source = "a test" }
+nominal_gb_per_s = 25.0
+gb_per_s = { value = 22.0, source = "a test" }
 latency_us = { value = 0.0, source = "a test" }
 """
 
@@ -70,7 +70,7 @@ def test_every_machine_has_one_that_knows_all_its_links(name):
     assert name in found.machines
     for link in topology.links:
         cost = link_cost(found, link)
-        assert 0.5 * link.gbps < cost.rate / 1e9 < 1.15 * link.gbps, link
+        assert 0.5 * link.gb_per_s < cost.rate / 1e9 < 1.15 * link.gb_per_s, link
         assert cost.duplex_rate <= cost.rate
 
 
@@ -106,7 +106,7 @@ def busbw(spec, gpus, collective, name=None, links="fast"):
     request = Request(topology, Collective(collective, len(ranks), root=root), ranks, links)
     conditions = Conditions(calibration(name), chunk_bytes=NCCL_SLICE_BYTES) if name else Conditions(
         calibration_for(topology))  # fmt: skip
-    return planned("ring", ALGORITHMS["ring"].plan(request), conditions).at(1 << 30).busbw_gbps
+    return planned("ring", ALGORITHMS["ring"].plan(request), conditions).at(1 << 30).busbw_gb_per_s
 
 
 @pytest.mark.parametrize(
@@ -156,29 +156,38 @@ def test_a_number_may_be_whole():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("schema_version = 1", "schema_version = 2"), "schema_version 2; this version reads 1"),
-        (("schema_version = 1", ""), "missing required field `schema_version`"),
+        (("schema_version = 2", "schema_version = 3"), "schema_version 3; this blink reads 1 and 2"),
+        (("schema_version = 2", ""), "missing required field `schema_version`"),
         (("[engine]", "[engine"), "not a TOML file"),
         (("issue_us", "isue_us"), "unknown field `isue_us`"),
         (("value = 22.0, ", ""), "missing required field `value`"),
         ((', source = "a test" }\nlatency', " }\nlatency"), "missing required field `source`"),
-        (("value = 22.0", "value = -22.0"), "gbps must be from 1e-06 to below 1e+06 GB/s, got -22"),
-        (("value = 22.0", "value = 9e-7"), "gbps must be from 1e-06 to below 1e+06 GB/s, got 9e-07"),
-        (("value = 22.0", "value = 1e6"), "gbps must be from 1e-06 to below 1e+06 GB/s, got 1e+06"),
+        (("value = 22.0", "value = -22.0"), "gb_per_s must be from 1e-06 to below 1e+06 GB/s, got -22"),
+        (("value = 22.0", "value = 9e-7"), "gb_per_s must be from 1e-06 to below 1e+06 GB/s, got 9e-07"),
+        (("value = 22.0", "value = 1e6"), "gb_per_s must be from 1e-06 to below 1e+06 GB/s, got 1e+06"),
         (("value = 22.0", 'value = "fast"'), "Expected `float`, got `str`"),
-        (("value = 22.0", "value = nan"), "gbps must be from 1e-06"),
-        (("nominal_gbps = 25.0", "nominal_gbps = -25.0"), "nominal_gbps must be 0 (any rate), or from 0.001"),
-        (("nominal_gbps = 25.0", "nominal_gbps = 1e-4"), "nominal_gbps must be 0 (any rate), or from 0.001"),
-        (("nominal_gbps = 25.0", "nominal_gbps = nan"), "nominal_gbps must be 0 (any rate), or from 0.001"),
-        (("nominal_gbps = 25.0", "nominal_gbps = 1e6"), "to below 1e+06 GB/s, got 1e+06"),
+        (("value = 22.0", "value = nan"), "gb_per_s must be from 1e-06"),
+        (
+            ("nominal_gb_per_s = 25.0", "nominal_gb_per_s = -25.0"),
+            "nominal_gb_per_s must be 0 (any rate), or from 0.001",
+        ),
+        (
+            ("nominal_gb_per_s = 25.0", "nominal_gb_per_s = 1e-4"),
+            "nominal_gb_per_s must be 0 (any rate), or from 0.001",
+        ),
+        (("nominal_gb_per_s = 25.0", "nominal_gb_per_s = nan"), "nominal_gb_per_s must be 0 (any rate), or from 0.001"),
+        (("nominal_gb_per_s = 25.0", "nominal_gb_per_s = 1e6"), "to below 1e+06 GB/s, got 1e+06"),
         (("issue_us = { value = 5", "copy_engines = { value = 0.5"), "copy_engines must be a whole number"),
         (("issue_us = { value = 5", "copy_engines = { value = -1"), "copy_engines must not be negative, got -1"),
-        (("issue_us = { value = 5", "reduce_gbps = { value = 1e-7"), "reduce_gbps must be 0 (no limit), or at least"),
+        (
+            ("issue_us = { value = 5", "reduce_gb_per_s = { value = 1e-7"),
+            "reduce_gb_per_s must be 0 (no limit), or at least",
+        ),
         (('name = "good"', r'name = "go\u001bod"'), "name has the control character U+001B"),
         (('about = "a test"', f'about = "{"a" * 201}"'), "about has 201 characters, expected at most 200"),
         (('about = "a test"', r'about = "a"' + "\n" + r'machines = ["dgx\u009b"]'), "machines: has the control"),
         (('about = "a test"', "about = " + "[" * 100_000), "nested too deeply"),
-        (("nominal_gbps = 25.0", "nominal_gbps = " + "9" * 5000), "a number of too many digits"),
+        (("nominal_gb_per_s = 25.0", "nominal_gb_per_s = " + "9" * 5000), "a number of too many digits"),
         (("value = 0.0", "value = -0.5"), "latency_us must not be negative, got -0.5"),
         (("value = 5", "value = -5"), "issue_us must not be negative, got -5"),
         (('kind = "nvlink"', 'kind = "nvlinc"'), "link 0 (nvlinc): unknown kind; expected one of nvlink"),
@@ -197,12 +206,12 @@ def test_bad_files_are_refused_with_their_fault(change, message):
 @pytest.mark.parametrize(
     "change",
     [
-        ("nominal_gbps = 25.0", "nominal_gbps = 0"),
-        ("nominal_gbps = 25.0", "nominal_gbps = 1e-3"),
+        ("nominal_gb_per_s = 25.0", "nominal_gb_per_s = 0"),
+        ("nominal_gb_per_s = 25.0", "nominal_gb_per_s = 1e-3"),
         ("value = 22.0", "value = 1e-6"),
         ("issue_us = { value = 5", "copy_engines = { value = 2"),
-        ("issue_us = { value = 5", "reduce_gbps = { value = 1e-6"),
-        ("issue_us = { value = 5", "reduce_gbps = { value = 0"),
+        ("issue_us = { value = 5", "reduce_gb_per_s = { value = 1e-6"),
+        ("issue_us = { value = 5", "reduce_gb_per_s = { value = 0"),
     ],
 )
 def test_the_ends_of_ranges_are_read(change):

@@ -44,7 +44,7 @@ def test_all_enter_who_can_and_the_others_say_why() -> None:
     assert {one.name for one in field.prepared} | set(field.absent) == set(contenders())
     assert "one hop apart" in field.absent["flat"]
     assert {"optimal", "blink", "ring", "hybrid", "nccl-2.4"} <= {one.name for one in field.prepared}
-    assert field.bound_gbps == 50.0
+    assert field.bound_gb_per_s == 50.0
 
 
 def test_a_named_contender_that_cannot_serve_is_an_error() -> None:
@@ -61,7 +61,7 @@ def test_auto_is_the_optimum_and_names_count_once() -> None:
 
 def test_the_bound_without_the_optimum_is_the_same() -> None:
     alone = enter(request("dgx-1v", gpus="0,1,2,4,5,6"), NOMINAL, ["ring"])
-    assert alone.bound_gbps == pytest.approx(25 * 13 / 5)
+    assert alone.bound_gb_per_s == pytest.approx(25 * 13 / 5)
 
 
 def test_wins_are_runs_of_sizes_and_ties_go_to_the_first() -> None:
@@ -90,8 +90,8 @@ def test_nccl_24_falls_back_to_pcie_where_no_ring_exists() -> None:
     assert found.chunk_bytes == NCCL_SLICE_BYTES
     assert "pcie" in found.detail
     # What its calibration says of a PCIe ring, less the pipeline's filling.
-    rate = next(row.gbps.value for row in calibration("nccl-2.4-v100").link if row.kind == "smp")
-    assert 0.97 * rate < found.algbw_gbps <= rate
+    rate = next(row.gb_per_s.value for row in calibration("nccl-2.4-v100").link if row.kind == "smp")
+    assert 0.97 * rate < found.algbw_gb_per_s <= rate
 
 
 def test_nccl_24_between_servers_takes_the_faster_of_rings_and_trees() -> None:
@@ -130,7 +130,7 @@ def test_hybrid_is_nvlink_alone_until_pcie_pays() -> None:
 
 def test_hybrid_splits_by_eq_8_at_the_simulated_rates() -> None:
     job, size = hybrid_of("0,1,2,3"), 500 * MIB
-    pcie, nvlink = job.pcie.at(50 * MIB).algbw_gbps, job.nvlink.at(450 * MIB).algbw_gbps
+    pcie, nvlink = job.pcie.at(50 * MIB).algbw_gb_per_s, job.nvlink.at(450 * MIB).algbw_gb_per_s
     split = job.split(size, 50 * MIB)
     assert split == hybrid_split(size, pcie, nvlink, job.t_dpa_s)
     assert split is not None

@@ -20,12 +20,12 @@ from blinkccl.topology.synthetic import synthetic
 SIZES = [1 << power for power in range(12, 31, 3)]
 
 
-def made(collective, ranks, alpha_us, beta_gbps, sizes=SIZES, model="ring", noise=lambda: 0.0):
+def made(collective, ranks, alpha_us, beta_gb_per_s, sizes=SIZES, model="ring", noise=lambda: 0.0):
     """Times that are what the model says, up to ``noise``."""
     steps, factor = cost(model, collective, ranks)
     return [
         Measurement(collective, ranks, size,
-                    (alpha_us * 1e-6 * steps + factor * size / (beta_gbps * 1e9)) * (1 + noise()))
+                    (alpha_us * 1e-6 * steps + factor * size / (beta_gb_per_s * 1e9)) * (1 + noise()))
         for size in sizes
     ]  # fmt: skip
 
@@ -48,12 +48,12 @@ def test_what_a_collective_costs(model, collective, ranks, steps, factor):
 
 
 @pytest.mark.parametrize("model", ["ring", "whole"])
-@pytest.mark.parametrize(("alpha_us", "beta_gbps"), [(9.84, 18.37), (20.9, 22.75), (0.3, 370.0), (300.0, 0.5)])
-def test_what_times_were_made_of_is_found(model, alpha_us, beta_gbps):
-    sizes = [round(alpha_us * beta_gbps * 1e3 * 10.0**power) for power in range(-3, 4)]  # around α · β
-    found = fit(made("allreduce", 8, alpha_us, beta_gbps, sizes, model), model)
+@pytest.mark.parametrize(("alpha_us", "beta_gb_per_s"), [(9.84, 18.37), (20.9, 22.75), (0.3, 370.0), (300.0, 0.5)])
+def test_what_times_were_made_of_is_found(model, alpha_us, beta_gb_per_s):
+    sizes = [round(alpha_us * beta_gb_per_s * 1e3 * 10.0**power) for power in range(-3, 4)]  # around α · β
+    found = fit(made("allreduce", 8, alpha_us, beta_gb_per_s, sizes, model), model)
     assert found.alpha_us == pytest.approx(alpha_us, rel=1e-9)
-    assert found.beta_gbps == pytest.approx(beta_gbps, rel=1e-9)
+    assert found.beta_gb_per_s == pytest.approx(beta_gb_per_s, rel=1e-9)
     assert found.max_relative_error < 1e-9
     assert (found.points, found.sizes, found.warnings) == (7, 7, ())
 
@@ -62,7 +62,7 @@ def test_all_errors_count_alike():
     draw = random.Random(5)
     found = fit(made("allgather", 4, 12.0, 40.0, SIZES * 20, noise=lambda: draw.uniform(-0.1, 0.1)))
     assert found.alpha_us == pytest.approx(12.0, rel=0.03)
-    assert found.beta_gbps == pytest.approx(40.0, rel=0.03)
+    assert found.beta_gb_per_s == pytest.approx(40.0, rel=0.03)
     assert 0.05 < found.max_relative_error < 0.15
     assert found.sizes == len(SIZES)
 
@@ -80,33 +80,33 @@ def test_the_worst_size_is_named():
 def test_collectives_and_ranks_may_be_mixed():
     mixed = made("allreduce", 2, 7.0, 30.0) + made("allreduce", 16, 7.0, 30.0) + made("broadcast", 4, 7.0, 30.0)
     found = fit(mixed)
-    assert (found.alpha_us, found.beta_gbps) == (pytest.approx(7.0), pytest.approx(30.0))
+    assert (found.alpha_us, found.beta_gb_per_s) == (pytest.approx(7.0), pytest.approx(30.0))
 
 
 def test_one_fit_for_each_collective():
     found = fits(made("broadcast", 4, 5.0, 10.0) + made("allreduce", 4, 7.0, 30.0))
     assert list(found) == ["broadcast", "allreduce"]
-    assert [one.beta_gbps for one in found.values()] == [pytest.approx(10.0), pytest.approx(30.0)]
+    assert [one.beta_gb_per_s for one in found.values()] == [pytest.approx(10.0), pytest.approx(30.0)]
 
 
 @pytest.mark.parametrize("sizes", [[4096], [4096, 1 << 30], [4096, 4096, 1 << 30]])
 def test_two_sizes_determine_nothing(sizes):
     found = fit(made("allreduce", 2, 10.0, 20.0, sizes))
-    assert (found.alpha_us, found.beta_gbps, found.determined) == (None, None, False)
+    assert (found.alpha_us, found.beta_gb_per_s, found.determined) == (None, None, False)
     assert "neither α nor β is determined; measure at least 3" in found.warnings[0]
 
 
 def test_large_sizes_do_not_determine_the_latency():
     found = fit(made("allreduce", 2, 10.0, 20.0, [1 << 24, 1 << 26, 1 << 28]))
     assert found.alpha_us is None
-    assert found.beta_gbps == pytest.approx(20.0)
+    assert found.beta_gb_per_s == pytest.approx(20.0)
     assert found.warnings[0].startswith("from 16,777,216 bytes on the bytes take longer")
     assert not found.determined
 
 
 def test_small_sizes_do_not_determine_the_bandwidth():
     found = fit(made("allreduce", 2, 10.0, 20.0, [64, 512, 4096]))
-    assert found.beta_gbps is None
+    assert found.beta_gb_per_s is None
     assert found.alpha_us == pytest.approx(10.0)
     assert found.warnings[0].startswith("up to 4,096 bytes the steps take longer")
 
@@ -117,10 +117,10 @@ def test_no_number_is_negative():
     rising = fit([Measurement("broadcast", 2, size, size**1.5 * 1e-12) for size in sizes])
     slopes = np.asarray([size**-0.5 * 1e12 for size in sizes])  # bytes per second at each size
     assert rising.alpha_us is None
-    assert rising.beta_gbps == pytest.approx(np.sum(slopes**2) / np.sum(slopes) * 1e-9)
+    assert rising.beta_gb_per_s == pytest.approx(np.sum(slopes**2) / np.sum(slopes) * 1e-9)
     times = np.asarray([1e-3 / (n + 1) for n in range(len(sizes))])
     falling = fit([Measurement("broadcast", 2, size, second) for size, second in zip(sizes, times, strict=True)])
-    assert falling.beta_gbps is None
+    assert falling.beta_gb_per_s is None
     assert falling.alpha_us == pytest.approx(np.sum(1 / times) / np.sum(1 / times**2) * 1e6)
 
 
@@ -137,8 +137,8 @@ def test_no_other_line_is_closer(seed):
         return float(np.sum(((alpha_s + s_per_byte * size) / seconds - 1) ** 2))
 
     assert found.alpha_us is not None
-    assert found.beta_gbps is not None
-    alpha_s, s_per_byte = found.alpha_us * 1e-6, 1e-9 / found.beta_gbps
+    assert found.beta_gb_per_s is not None
+    alpha_s, s_per_byte = found.alpha_us * 1e-6, 1e-9 / found.beta_gb_per_s
     least = distance(alpha_s, s_per_byte)
     for _ in range(200):
         assert distance(alpha_s * draw.uniform(0, 2), s_per_byte * draw.uniform(0, 2)) >= least
@@ -171,8 +171,8 @@ def test_texts_survive_writing():
 def test_a_fit_becomes_a_calibration():
     written = fitted_calibration(fit(made("allreduce", 8, 10.0, 120.0)), "mine", "nvlink", 25.0, "x.log", lanes=6)
     assert written.engine.issue_us.value == pytest.approx(10.0)
-    assert written.link[0].gbps.value == pytest.approx(20.0)
-    assert written.link[0].gbps.source == "measured: x.log, 7 sizes, over 6 lanes"
+    assert written.link[0].gb_per_s.value == pytest.approx(20.0)
+    assert written.link[0].gb_per_s.source == "measured: x.log, 7 sizes, over 6 lanes"
 
 
 @pytest.mark.parametrize("model", ["ring", "whole"])

@@ -177,8 +177,8 @@ def test_bad_logs_are_refused_with_the_line(text, message):
     assert message in str(refused.value)
 
 
-def timing(micros, gbps):
-    return {"time": micros, "alg_bw": gbps, "bus_bw": gbps, "nwrong": 0}
+def timing(micros, gb_per_s):
+    return {"time": micros, "alg_bw": gb_per_s, "bus_bw": gb_per_s, "nwrong": 0}
 
 
 RESULTS = [

@@ -31,10 +31,10 @@ often = examples(200)
 def observe_all(state: Miad, throughputs: Sequence[float]) -> list[Miad]:
     """The states one after the other, until it is steady or there is nothing more to observe."""
     states = [state]
-    for gbps in throughputs:
+    for gb_per_s in throughputs:
         if states[-1].steady:
             break
-        states.append(states[-1].observe(gbps))
+        states.append(states[-1].observe(gb_per_s))
     return states
 
 
@@ -61,7 +61,7 @@ def test_steady_is_the_best_chunk_of_all_not_the_last() -> None:
     states = observe_all(Miad(), [10, 15, 14, 13])
     assert chunks(states) == [1, 2, 4, 3, 2]
     assert states[-1].steady
-    assert states[-1].best_gbps == 15
+    assert states[-1].best_gb_per_s == 15
 
 
 def test_a_plateau_is_no_rise() -> None:
@@ -208,10 +208,10 @@ def test_a_broadcast_over_four_gpus_is_near_its_best_after_four_iterations(gpus:
     program, network = planned("broadcast", gpus)
     trials = search(program, network, COSTS, 1000 * MB)
     assert [trial.chunk_bytes // MIB for trial in trials[:4]] == [1, 2, 4, 8]
-    best = max(trial.gbps for trial in trials)
-    assert trials[0].gbps < 0.92 * best
-    assert max(trial.gbps for trial in trials[:4]) > 0.99 * best
-    assert trials[-1].gbps == best
+    best = max(trial.gb_per_s for trial in trials)
+    assert trials[0].gb_per_s < 0.92 * best
+    assert max(trial.gb_per_s for trial in trials[:4]) > 0.99 * best
+    assert trials[-1].gb_per_s == best
     closed = best_chunk_bytes(program, network, COSTS, 1000 * MB)
     assert 5 * MB < closed < 14 * MB
     assert closed / 1.5 < trials[-1].chunk_bytes < closed * 1.5
@@ -222,7 +222,7 @@ def test_a_search_ends_with_the_best_of_its_trials() -> None:
     start = Miad(first_bytes=256 * KIB, step_bytes=256 * KIB)
     trials = search(program, network, COSTS, 20 * MB, start)
     assert trials[0].chunk_bytes == 256 * KIB
-    assert trials[-1].gbps == max(trial.gbps for trial in trials)
+    assert trials[-1].gb_per_s == max(trial.gb_per_s for trial in trials)
     assert len(trials) <= start.most_observations + 1
     assert trials == search(program, network, COSTS, 20 * MB, start)
 

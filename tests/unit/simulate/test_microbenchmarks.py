@@ -10,7 +10,7 @@ import pytest
 from blinkccl.errors import ScheduleError
 from blinkccl.schedule.verifier import violations
 from blinkccl.simulate.calibration import calibration
-from blinkccl.simulate.microbenchmarks import CALIBRATION, PATTERNS, Pattern, measure, pattern, throughput_gbps
+from blinkccl.simulate.microbenchmarks import CALIBRATION, PATTERNS, Pattern, measure, pattern, throughput_gb_per_s
 from blinkccl.simulate.run import simulate
 
 MB = 10**6
@@ -20,8 +20,8 @@ EVERY = [(name, breadth) for name, row in PATTERNS.items() for breadth in row.br
 
 
 @cache
-def gbps(name: str, breadth: int, megabytes: int) -> float:
-    return throughput_gbps(pattern(name, breadth), megabytes * MB)
+def gb_per_s(name: str, breadth: int, megabytes: int) -> float:
+    return throughput_gb_per_s(pattern(name, breadth), megabytes * MB)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def gbps(name: str, breadth: int, megabytes: int) -> float:
     ],
 )
 def test_numbers_of_the_text(figure: str, name: str, breadth: int, megabytes: int, published: float) -> None:
-    assert gbps(name, breadth, megabytes) == pytest.approx(published, rel=WITHIN), f"Fig {figure}"
+    assert gb_per_s(name, breadth, megabytes) == pytest.approx(published, rel=WITHIN), f"Fig {figure}"
 
 
 #: §2.2: 18 GB/s is "around 15 % lower than maximum throughput on NVLink Gen2".
@@ -48,13 +48,13 @@ MAXIMUM = 18.0 / 0.85
 @pytest.mark.parametrize("degree", DEGREES)
 @pytest.mark.parametrize("megabytes", [100, 500, 1000])
 def test_fans_forward_near_the_maximum(name: str, degree: int, megabytes: int) -> None:
-    assert gbps(name, degree, megabytes) == pytest.approx(MAXIMUM, rel=WITHIN)
+    assert gb_per_s(name, degree, megabytes) == pytest.approx(MAXIMUM, rel=WITHIN)
 
 
 @pytest.mark.parametrize("megabytes", [100, 500, 1000])
-def test_a_fan_in_that_reduces_is_one_to_two_gbps_slower_on_average(megabytes: int) -> None:
-    forward = mean(gbps("fan-in-forward", degree, megabytes) for degree in DEGREES)
-    reduced = mean(gbps("fan-in-reduce-forward", degree, megabytes) for degree in DEGREES)
+def test_a_fan_in_that_reduces_is_one_to_two_gb_per_s_slower_on_average(megabytes: int) -> None:
+    forward = mean(gb_per_s("fan-in-forward", degree, megabytes) for degree in DEGREES)
+    reduced = mean(gb_per_s("fan-in-reduce-forward", degree, megabytes) for degree in DEGREES)
     assert reduced == pytest.approx(forward - 1.5, rel=WITHIN)
     assert reduced < forward - 1.0
 
@@ -62,14 +62,14 @@ def test_a_fan_in_that_reduces_is_one_to_two_gbps_slower_on_average(megabytes: i
 @pytest.mark.parametrize("name", ["chain-forward", "chain-reduce-forward", "chain-reduce-broadcast"])
 @pytest.mark.parametrize("megabytes", [10, 1000])
 def test_longer_chains_are_slower(name: str, megabytes: int) -> None:
-    found = [gbps(name, gpus, megabytes) for gpus in PATTERNS[name].breadths]
+    found = [gb_per_s(name, gpus, megabytes) for gpus in PATTERNS[name].breadths]
     assert found == sorted(found, reverse=True)
     assert found[0] > found[-1] + 0.5
 
 
 @pytest.mark.parametrize(("name", "breadth"), EVERY)
 def test_smaller_data_is_slower(name: str, breadth: int) -> None:
-    found = [gbps(name, breadth, megabytes) for megabytes in (1, 10, 100, 1000)]
+    found = [gb_per_s(name, breadth, megabytes) for megabytes in (1, 10, 100, 1000)]
     assert found == sorted(found)
     assert found[0] < 0.75 * found[-1]
 
@@ -77,8 +77,8 @@ def test_smaller_data_is_slower(name: str, breadth: int) -> None:
 @pytest.mark.parametrize(("name", "breadth"), EVERY)
 def test_every_link_is_one_lane_and_none_is_faster_than_its_calibration(name: str, breadth: int) -> None:
     traffic = pattern(name, breadth)
-    assert {(link.kind, link.gbps, link.capacity) for link in traffic.network.links} == {("nvlink", 25.0, 1)}
-    assert gbps(name, breadth, 1000) < calibration(CALIBRATION).link[0].gbps.value
+    assert {(link.kind, link.gb_per_s, link.capacity) for link in traffic.network.links} == {("nvlink", 25.0, 1)}
+    assert gb_per_s(name, breadth, 1000) < calibration(CALIBRATION).link[0].gb_per_s.value
 
 
 def bytes_over_links(traffic: Pattern, size_bytes: int) -> dict[tuple[int, int], float]:
@@ -134,7 +134,7 @@ def test_measuring_twice_gives_the_same() -> None:
 
 
 def test_nothing_moves_nothing() -> None:
-    assert throughput_gbps(pattern("chain-forward", 3), 0) == 0.0
+    assert throughput_gb_per_s(pattern("chain-forward", 3), 0) == 0.0
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def _choose(job: Job, collective: str, size_bytes: int) -> Prediction:
 
 
 @pytest.mark.parametrize(
-    ("job", "collective", "pair", "latency_us", "gbps"),
+    ("job", "collective", "pair", "latency_us", "gb_per_s"),
     [
         (DGX, "broadcast", ("ring", "LL"), 11.4, 39),
         (DGX, "broadcast", ("ring", "LL128"), 29.2, 110.4),
@@ -106,11 +106,11 @@ def _choose(job: Job, collective: str, size_bytes: int) -> Prediction:
     ],
 )
 def test_latencies_and_bandwidths(
-    job: Job, collective: str, pair: tuple[str, str], latency_us: float, gbps: float
+    job: Job, collective: str, pair: tuple[str, str], latency_us: float, gb_per_s: float
 ) -> None:
     line = _lines(job, collective)[pair]
     assert float(line.latency_us) == pytest.approx(latency_us, rel=1e-6)
-    assert float(line.gbps) == pytest.approx(gbps, rel=1e-6)
+    assert float(line.gb_per_s) == pytest.approx(gb_per_s, rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_busbw_nears_the_channels() -> None:
             predictions = predict(_channels(job), collective, 1 << 40, ranks=len(job[1]) * job[2], servers=job[2],
                                   arch=_channels(job).arch)  # fmt: skip
             ring = next(p for p in predictions if (p.algorithm, p.protocol) == ("ring", "Simple"))
-            assert ring.busbw_gbps == pytest.approx(_channels(job).busbw_gbps, rel=0.001)
+            assert ring.busbw_gb_per_s == pytest.approx(_channels(job).busbw_gb_per_s, rel=0.001)
 
 
 def test_trees_serve_allreduce_alone() -> None:
@@ -195,9 +195,9 @@ def test_caps() -> None:
     """LL's cap on one server by architecture, and that of a tree's channels."""
     found = _channels(("hgx-h100", ALL, 1))
     ring = {arch: cost_lines(found, "broadcast", ranks=8, servers=1, arch=arch)[0] for arch in ("volta", "hopper")}
-    assert [ring["volta"].gbps, ring["hopper"].gbps] == [39, 141]
+    assert [ring["volta"].gb_per_s, ring["hopper"].gb_per_s] == [39, 141]
     tree = next(x for x in cost_lines(found, "allreduce", ranks=8, servers=1, arch="volta") if x.protocol == "Simple")
-    assert tree.gbps == Fraction("26.5") * 12 / 2
+    assert tree.gb_per_s == Fraction("26.5") * 12 / 2
 
 
 def _neighbours(job: Job, collective: str) -> Iterator[tuple[int, tuple[str, str], tuple[str, str]]]:
@@ -237,7 +237,7 @@ def test_who_wins_on_a_dgx_1v() -> None:
     winners = crossover(found, "allgather", ranks=8, servers=1, arch="volta")
     assert [(w.algorithm, w.protocol) for w in winners] == [("ring", "LL"), ("ring", "LL128"), ("ring", "Simple")]
     # Lines 10.8 + b/44571 and 27.3 + b/126171 meet at 16.5 / (1/44571 − 1/126171) bytes, and so on.
-    rates = [1000 * Fraction(gbps) * 8 / 7 for gbps in ("39", "110.4", "120")]
+    rates = [1000 * Fraction(gb_per_s) * 8 / 7 for gb_per_s in ("39", "110.4", "120")]
     meet = [Fraction("16.5") / (1 / rates[0] - 1 / rates[1]), Fraction("4.9") / (1 / rates[1] - 1 / rates[2])]
     assert [w.from_bytes for w in winners] == [0, int(meet[0]) + 1, int(meet[1]) + 1]
 

@@ -33,7 +33,7 @@ def _on(spec: str, gpus: tuple[int, ...] | None = None, **options: str | int) ->
 
 
 def _summary(found: Channels) -> tuple[int, float, str, bool]:
-    return found.count, found.gbps_per_channel, found.kind, found.same
+    return found.count, found.gb_per_s_per_channel, found.kind, found.same
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_busbw_on_all_connected_allocations_of_a_dgx_1(name: str, allowed: dict[
     """Every value that NCCL's search gives, and no other; with 7 P100s the best of those that it gives."""
     found: dict[int, set[float]] = {}
     for gpus in connected_allocations(name):
-        found.setdefault(len(gpus), set()).add(search(machine(name), gpus).busbw_gbps)
+        found.setdefault(len(gpus), set()).add(search(machine(name), gpus).busbw_gb_per_s)
     assert found == allowed
 
 
@@ -55,7 +55,7 @@ def test_how_often_each_kind_of_ring_is_found() -> None:
     """All sets of 3 to 8 GPUs of a DGX-1V, those in parts too: 6 GB/s come from these alone."""
     topology = machine("dgx-1v")
     found = Counter(
-        (len(gpus), search(topology, gpus).busbw_gbps) for n in (3, 4, 8) for gpus in combinations(range(8), n)
+        (len(gpus), search(topology, gpus).busbw_gb_per_s) for n in (3, 4, 8) for gpus in combinations(range(8), n)
     )
     assert found == {
         (3, 6): 24, (3, 20): 20, (3, 40): 12,
@@ -100,7 +100,7 @@ def test_channels_of_nccls_own_search(
     found = _on(spec, gpus)
     assert _summary(found) == expected
     assert found.tree is not None
-    assert (found.tree.gbps_per_channel, found.tree.kind) == chains
+    assert (found.tree.gb_per_s_per_channel, found.tree.kind) == chains
     _check(load(spec)[0], found)
 
 
@@ -117,9 +117,9 @@ def _check(topology: Topology, found: Channels) -> None:
             assert all(arc in topology.link for arc in pairwise(hop))
             assert all(topology.is_transit(v) or v in ranks for v in hop)
             used.update(pairwise(hop))
-    capacity = {arc: gbps for server in servers for arc, gbps in server.capacity.items()}
+    capacity = {arc: gb_per_s for server in servers for arc, gb_per_s in server.capacity.items()}
     for arc, times in used.items():
-        assert times * Fraction(str(found.gbps_per_channel)) <= capacity.get(arc, Fraction(1000)), arc
+        assert times * Fraction(str(found.gb_per_s_per_channel)) <= capacity.get(arc, Fraction(1000)), arc
 
 
 def test_rings_fit_the_links_on_all_allocations() -> None:
@@ -135,11 +135,11 @@ def test_rings_over_nvlink_are_as_many_as_disjoint_cycles() -> None:
         network = network_for(machine("dgx-1v"), gpus, "fast")
         cycles = max_disjoint_cycles({(x.src, x.dst): x.capacity for x in network.links}, gpus)
         lanes = sum(times for _, times in cycles)
-        if found.kind == "NVL" and found.gbps_per_channel == 20:
+        if found.kind == "NVL" and found.gb_per_s_per_channel == 20:
             assert found.count == lanes
         else:
             assert found.kind == "NVB"
-            assert lanes * 20 < found.busbw_gbps
+            assert lanes * 20 < found.busbw_gb_per_s
 
 
 def test_a_ring_through_another_gpu_takes_both_links() -> None:
@@ -150,10 +150,10 @@ def test_a_ring_through_another_gpu_takes_both_links() -> None:
 
 
 def test_what_nccl_counts_between_processors() -> None:
-    assert _on("dgx-1v", (0, 5)).busbw_gbps == 6
-    assert _on("dgx-1v", (0, 5), smp_gbps=10).busbw_gbps == 10
+    assert _on("dgx-1v", (0, 5)).busbw_gb_per_s == 6
+    assert _on("dgx-1v", (0, 5), smp_gb_per_s=10).busbw_gb_per_s == 10
     assert _on("2x dgx-1v @ 40Gbps", (0, 5, 8, 13)).vendor == "GenuineIntel"
-    assert _on("pcie-4gpu-nvlink-pairs", smp_gbps=10).vendor == "GenuineIntel"
+    assert _on("pcie-4gpu-nvlink-pairs", smp_gb_per_s=10).vendor == "GenuineIntel"
     assert _on("pcie-4gpu-nvlink-pairs").vendor == "AuthenticAMD"
 
 
@@ -187,9 +187,15 @@ def test_channels_across_servers(
     topology = load(spec)[0]
     per_server = len(topology.ranks) // 2
     found = search(topology, [*gpus, *(per_server + gpu for gpu in gpus)])
-    assert (found.count, found.gbps_per_channel, found.net_gbps_per_channel, found.kind, found.net_kind) == rings
+    assert (
+        found.count,
+        found.gb_per_s_per_channel,
+        found.net_gb_per_s_per_channel,
+        found.kind,
+        found.net_kind,
+    ) == rings
     assert found.tree is not None
-    assert (found.tree.gbps_per_channel, found.tree.net_gbps_per_channel) == chains
+    assert (found.tree.gb_per_s_per_channel, found.tree.net_gb_per_s_per_channel) == chains
     assert found.servers == 2
     _check(topology, found)
 
@@ -215,7 +221,7 @@ def test_servers_that_differ_take_the_slower_ones_speed() -> None:
     """3 GPUs of one DGX-1V and 5 of the other, as in Blink (MLSys 2020, Fig 22a)."""
     topology = load("2x dgx-1v @ 40Gbps")[0]
     found = search(topology, (0, 1, 2, 8, 9, 10, 11, 12))
-    assert (found.count, found.busbw_gbps) == (1, 5)
+    assert (found.count, found.busbw_gb_per_s) == (1, 5)
     _check(topology, found)
     assert found.tree is not None
     assert [sorted(order) for order in found.tree.orders[0]] == [[0, 1, 2], [8, 9, 10, 11, 12]]
@@ -225,7 +231,7 @@ def test_one_gpu_per_server() -> None:
     topology = load("4x hgx-h100")[0]
     found = search(topology, (0, 8, 16, 24))
     assert (found.servers, found.kind) == (4, "LOC")
-    assert found.busbw_gbps == 48
+    assert found.busbw_gb_per_s == 48
     _check(topology, found)
 
 
@@ -256,7 +262,7 @@ def test_the_last_resort_of_nccl() -> None:
     gpus = box.add_many("gpu", 3, "GPU")
     box.join_all(gpus, box.add("host", "CPU"), Fraction(1, 4), "pcie")
     found = search(box.finish(), gpus)
-    assert (found.count, found.busbw_gbps) == (1, 0.1)
+    assert (found.count, found.busbw_gb_per_s) == (1, 0.1)
     assert found.rings[0].order == (0, 1, 2)
 
 
@@ -265,7 +271,7 @@ def test_the_last_resort_across_servers(spec: str) -> None:
     """A network of 0.1 GB/s, with a card for all GPUs of a server and with one for each."""
     topology = load(spec)[0]
     found = search(topology, topology.ranks)
-    assert (found.count, found.busbw_gbps) == (1, 0.1)
+    assert (found.count, found.busbw_gb_per_s) == (1, 0.1)
     _check(topology, found)
 
 
@@ -283,8 +289,8 @@ def test_more_nvlink_than_hoppers_is_a_blackwell() -> None:
     topology = box.finish()
     assert guess_arch(topology) == "blackwell"
     found = search(topology, gpus)
-    assert found.busbw_gbps <= ARCHS["blackwell"].lane_gbps * 18
-    assert found.busbw_gbps > 0.9 * float(ARCHS["blackwell"].lane_gbps * 18)
+    assert found.busbw_gb_per_s <= ARCHS["blackwell"].lane_gb_per_s * 18
+    assert found.busbw_gb_per_s > 0.9 * float(ARCHS["blackwell"].lane_gb_per_s * 18)
 
 
 def test_the_same_job_has_the_same_channels() -> None:
@@ -302,7 +308,7 @@ def test_jobs_that_nccl_cannot_have() -> None:
     with pytest.raises(UnsupportedError, match="unknown GPU architecture 'turing'; expected one of pascal"):
         search(dgx, (0, 1), arch="turing")
     with pytest.raises(UnsupportedError, match="no processors joined at 7 GB/s"):
-        search(dgx, (0, 1), smp_gbps=7)
+        search(dgx, (0, 1), smp_gb_per_s=7)
     with pytest.raises(TopologyError, match="given twice"):
         search(dgx, (0, 0))
 

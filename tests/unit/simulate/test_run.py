@@ -84,7 +84,7 @@ def chain(ranks: int = 2) -> tuple[Program, Topology]:
 def test_a_copy_takes_its_bytes_over_the_rate() -> None:
     timed = simulate(*chain(), free(), 100 * MB, chunk_bytes=1 * MB)
     assert timed.seconds == pytest.approx(100e6 / 25e9)
-    assert timed.algbw_gbps == pytest.approx(25.0)
+    assert timed.algbw_gb_per_s == pytest.approx(25.0)
     assert (timed.size_bytes, timed.chunk_bytes, timed.aggregated) == (100 * MB, 1 * MB, 1)
     assert timed.outcome.transfers == 100
     assert timed.outcome.trace is None
@@ -99,13 +99,13 @@ def test_a_chain_is_a_pipeline() -> None:
 @pytest.mark.parametrize(("name", "factor"), [("allreduce", 14 / 8), ("broadcast", 1.0), ("allgather", 7 / 8)])
 def test_bandwidths_are_those_of_nccl_tests(name: str, factor: float) -> None:
     timed = simulate(*planned("optimal", "dgx-1v", name), NOMINAL, 64 * MB)
-    assert timed.algbw_gbps == pytest.approx(64e6 / timed.seconds / 1e9)
-    assert timed.busbw_gbps == pytest.approx(timed.algbw_gbps * factor)
+    assert timed.algbw_gb_per_s == pytest.approx(64e6 / timed.seconds / 1e9)
+    assert timed.busbw_gb_per_s == pytest.approx(timed.algbw_gb_per_s * factor)
 
 
 def test_nothing_takes_no_time() -> None:
     timed = simulate(*planned("optimal", "dgx-1v", "allreduce"), NOMINAL, 0)
-    assert (timed.seconds, timed.algbw_gbps, timed.busbw_gbps) == (0.0, 0.0, 0.0)
+    assert (timed.seconds, timed.algbw_gb_per_s, timed.busbw_gb_per_s) == (0.0, 0.0, 0.0)
     assert timed.outcome.transfers == 0
 
 
@@ -235,7 +235,7 @@ def test_a_budget_below_a_chunk_per_share_is_refused() -> None:
 
 def test_the_largest_size_can_be_timed_coarsely() -> None:
     timed = simulate(*chain(4), free(), MAX_SIZE_BYTES, chunk_bytes=4096, budget=100_000, coarser=True)
-    assert timed.algbw_gbps == pytest.approx(25.0, rel=1e-3)
+    assert timed.algbw_gb_per_s == pytest.approx(25.0, rel=1e-3)
 
 
 # The chunk.

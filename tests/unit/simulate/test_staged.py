@@ -14,11 +14,11 @@ from blinkccl.errors import UnsupportedError
 from blinkccl.simulate.calibration import Calibration, Engine, LinkClass, Number
 from blinkccl.simulate.contenders import Conditions, Planned
 from blinkccl.simulate.staged import (
-    HOST_COMBINE_GBPS,
-    HOST_COPY_GBPS,
+    HOST_COMBINE_GB_PER_S,
+    HOST_COPY_GB_PER_S,
     HOST_STEP_US,
-    PAGEABLE_GBPS,
-    PLAIN_NET_GBPS,
+    PAGEABLE_GB_PER_S,
+    PLAIN_NET_GB_PER_S,
     PLAIN_STEP_US,
     multi_path,
     plain_ring,
@@ -43,8 +43,8 @@ def ideal(*links: LinkClass, engine: Engine | None = None) -> Conditions:
     return Conditions(Calibration(1, "ideal", "links without latency", engine or Engine(), links))
 
 
-def link(kind: str, nominal_gbps: float, gbps: float) -> LinkClass:
-    return LinkClass(kind, nominal_gbps, Number(gbps, "test"), Number(0.0, "test"))
+def link(kind: str, nominal_gb_per_s: float, gb_per_s: float) -> LinkClass:
+    return LinkClass(kind, nominal_gb_per_s, Number(gb_per_s, "test"), Number(0.0, "test"))
 
 
 MIST = ideal(link("nvlink", 25.0, 25.0), link("smp", 32.0, 32.0))
@@ -54,11 +54,13 @@ H100 = ideal(link("nvlink", 25.0, 25.0), link("net", 0.0, 1.0))
 
 def test_the_host_takes_two_copies_a_ring_of_messages_and_the_sums() -> None:
     at = prepare_host_staged(request("mist"), MIST).at(1_000_000_000)
-    copies = 2 / PAGEABLE_GBPS.value
+    copies = 2 / PAGEABLE_GB_PER_S.value
     steps_s = 6 * HOST_STEP_US.value * 1e-6
-    assert at.seconds == pytest.approx(copies + 1.5 / HOST_COPY_GBPS.value + 0.75 / HOST_COMBINE_GBPS.value + steps_s)
+    assert at.seconds == pytest.approx(
+        copies + 1.5 / HOST_COPY_GB_PER_S.value + 0.75 / HOST_COMBINE_GB_PER_S.value + steps_s
+    )
     assert prepare_host_staged(request("mist"), MIST).at(0).seconds == pytest.approx(steps_s)
-    assert at.algbw_gbps == pytest.approx(1 / at.seconds)
+    assert at.algbw_gb_per_s == pytest.approx(1 / at.seconds)
     assert at.simulation is None
 
 
@@ -66,7 +68,7 @@ def test_a_slow_link_to_the_host_counts_and_is_shared_by_its_gpus() -> None:
     fast = prepare_host_staged(request("cedar"), CEDAR).at(MIB).seconds
     slow = ideal(link("nvlink", 25.0, 25.0), link("pcie", 12.0, 2.0), link("smp", 10.0, 10.0))
     assert prepare_host_staged(request("cedar"), slow).at(MIB).seconds - fast == pytest.approx(
-        2 * MIB / 1e9 * (1 / 2.0 - 1 / PAGEABLE_GBPS.value)
+        2 * MIB / 1e9 * (1 / 2.0 - 1 / PAGEABLE_GB_PER_S.value)
     )
     # On a DGX-1 two GPUs share the link from their switch to the host; one alone has it to itself.
     narrow = ideal(link("nvlink", 25.0, 25.0), link("pcie", 12.0, 2.0), link("smp", 10.0, 10.0))
@@ -84,7 +86,7 @@ def test_copies_down_and_up_overlap_with_several_chunks() -> None:
 
 def test_without_a_part_for_the_host_a_copy_is_direct() -> None:
     at = multi_path(request("mist", "sendrecv", (0, 1)), MIST, Fraction(0)).at(64 * MIB)
-    assert at.algbw_gbps == pytest.approx(75, rel=1e-6)
+    assert at.algbw_gb_per_s == pytest.approx(75, rel=1e-6)
 
 
 @pytest.mark.parametrize(("machine", "conditions"), [("mist", MIST), ("cedar", CEDAR)])
@@ -100,7 +102,7 @@ def test_the_split_chosen_is_faster_than_those_beside_it(machine: str, condition
 
 def test_a_window_fills_both_paths() -> None:
     asked = request("cedar", "sendrecv", (0, 1))
-    rates = [multi_path(asked, CEDAR, None, window=window).at(64 * MIB).algbw_gbps for window in (1, 4, 64)]
+    rates = [multi_path(asked, CEDAR, None, window=window).at(64 * MIB).algbw_gb_per_s for window in (1, 4, 64)]
     assert rates == sorted(rates)
     assert rates[-1] == pytest.approx(60, rel=0.01)
     assert rates[-1] <= 60
@@ -124,7 +126,7 @@ def test_a_plain_ring_takes_a_fixed_time_per_step(size: int) -> None:
 def test_between_servers_a_step_goes_at_the_rate_of_a_send() -> None:
     size = 512 * MIB
     at = prepare_plain_ring(request("2x hgx-h100"), H100).at(size)
-    least = 30 * (PLAIN_STEP_US.value * 1e-6 + size / 16 / (PLAIN_NET_GBPS.value * 1e9))
+    least = 30 * (PLAIN_STEP_US.value * 1e-6 + size / 16 / (PLAIN_NET_GB_PER_S.value * 1e9))
     assert least <= at.seconds < 1.02 * least
     slow = prepare_plain_ring(request("2x hgx-h100 @ 5GB/s"), H100).at(size)
     assert slow.seconds > 30 * size / 16 / 5e9

@@ -74,7 +74,7 @@ def test_busy_shares_are_bytes_over_rate_and_time() -> None:
     uses = link_use(simulation)
     assert [use.busy for use in uses] == sorted((use.busy for use in uses), reverse=True)
     for use in uses:
-        assert use.busy == pytest.approx(use.bytes / (use.gbps * 1e9) / simulation.seconds)
+        assert use.busy == pytest.approx(use.bytes / (use.gb_per_s * 1e9) / simulation.seconds)
         assert 0 < use.busy <= 1 + 1e-9
 
 

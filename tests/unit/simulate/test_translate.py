@@ -226,7 +226,7 @@ def combining(made: Translation) -> list[int]:
 
 
 def test_a_role_combines_in_the_stream_of_its_first_send() -> None:
-    made = translated(chain_reduce(), costs(reduce_us=4, reduce_gbps=100))
+    made = translated(chain_reduce(), costs(reduce_us=4, reduce_gb_per_s=100))
     roles, actors = made.bound.program.roles, made.workload.actors
     assert [roles[number].rank for number in combining(made)] == [0, 1]
     for number in combining(made):
@@ -241,26 +241,26 @@ def test_a_role_combines_in_the_stream_of_its_first_send() -> None:
 
 
 def test_roles_that_only_pass_on_have_no_firing() -> None:
-    assert combining(translated(chain_broadcast(), costs(reduce_us=4, reduce_gbps=100))) == []
+    assert combining(translated(chain_broadcast(), costs(reduce_us=4, reduce_gb_per_s=100))) == []
 
 
 def test_combinations_that_cost_nothing_need_no_turn() -> None:
     assert combining(translated(chain_reduce(), costs())) == []
     assert len(combining(translated(chain_reduce(), costs(reduce_us=4)))) == 2
-    assert len(combining(translated(chain_reduce(), costs(reduce_gbps=100)))) == 2
+    assert len(combining(translated(chain_reduce(), costs(reduce_gb_per_s=100)))) == 2
 
 
 def test_n_operands_take_as_long_as_they_are_read_and_written() -> None:
     """Two children and the own data: three reads and a write, against two and one."""
     fan_in = Share(Fraction(1), 0, None, 0, Tree(0, ((1, 0), (2, 0))), None)
-    made = translated(job(synthetic("clique:3"), Collective("reduce", 3, root=0), fan_in), costs(reduce_gbps=100))
+    made = translated(job(synthetic("clique:3"), Collective("reduce", 3, root=0), fan_in), costs(reduce_gb_per_s=100))
     [root] = combining(made)
     assert made.workload.actors.pace_s_per_byte[root] == pytest.approx(1e-11 * 4 / 3)
 
 
 def test_a_chain_of_copies_and_reductions_takes_what_the_module_says() -> None:
     """Per stage issue + bytes/rate (+ reduce): the sum, and (k − 1) times the longest."""
-    made = translated(chain_reduce(), costs(issue_us=5, reduce_us=4, reduce_gbps=100), count=1200)
+    made = translated(chain_reduce(), costs(issue_us=5, reduce_us=4, reduce_gb_per_s=100), count=1200)
     copy_s = 7e-6 + 1600 / 20e9
     combine_s = 4e-6 + 1600 / 100e9
     for sharing in ("fifo", "fair"):

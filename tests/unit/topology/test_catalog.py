@@ -14,7 +14,7 @@ from blinkccl.topology.select import network_for
 
 
 def lanes(topology: Topology, kind: str = "nvlink") -> dict[tuple[int, int], float]:
-    return {(x.src, x.dst): x.gbps for x in topology.links if x.kind == kind}
+    return {(x.src, x.dst): x.gb_per_s for x in topology.links if x.kind == kind}
 
 
 @pytest.mark.parametrize("name", CATALOG)
@@ -24,7 +24,7 @@ def test_every_machine_is_symmetric_connected_and_of_the_catalog(name: str) -> N
     assert {x.provenance for x in topology.links} == {"catalog"}
     for x in topology.links:
         assert topology.link[x.dst, x.src].capacity == x.capacity
-        assert x.gbps == pytest.approx(x.capacity * topology.unit_gbps)
+        assert x.gb_per_s == pytest.approx(x.capacity * topology.unit_gb_per_s)
     assert len(network_for(topology, topology.ranks, "all").links) > 0
     assert machine(name) is topology, "built once"
 
@@ -45,7 +45,7 @@ def test_dgx_1p_has_four_lanes_per_gpu_on_the_same_pairs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "gpus", "gbps", "nic"),
+    ("name", "gpus", "gb_per_s", "nic"),
     [
         ("dgx-2", 16, 150.0, None),
         ("dgx-a100", 8, 300.0, 25.0),
@@ -54,12 +54,12 @@ def test_dgx_1p_has_four_lanes_per_gpu_on_the_same_pairs() -> None:
     ],
 )
 def test_nvswitch_servers_have_one_switch_and_a_nic_per_gpu(
-    name: str, gpus: int, gbps: float, nic: float | None
+    name: str, gpus: int, gb_per_s: float, nic: float | None
 ) -> None:
     topology = machine(name)
     rates = lanes(topology)
     assert len(topology.ranks) == gpus
-    assert set(rates.values()) == {gbps}
+    assert set(rates.values()) == {gb_per_s}
     assert len(rates) == 2 * gpus
     assert set(lanes(topology, "net").values()) == ({nic} if nic else set())
     assert sum(v.kind == "nic" for v in topology.vertices) == (gpus if nic else 0)
@@ -101,8 +101,8 @@ def test_an_unknown_machine_lists_those_there_are() -> None:
 def test_the_papers_count_of_allocations(name: str, connected: int, with_disconnected: int) -> None:
     """46 and 14 connected allocations of 3 to 8 GPUs up to isomorphism (53 and 17 with the others)."""
     whole = nx.Graph()
-    for (a, b), gbps in lanes(machine(name)).items():
-        whole.add_edge(a, b, gbps=gbps)
+    for (a, b), gb_per_s in lanes(machine(name)).items():
+        whole.add_edge(a, b, gb_per_s=gb_per_s)
     kept: list[nx.Graph] = []
     for size in range(3, 9):
         for gpus in combinations(range(8), size):
@@ -114,6 +114,6 @@ def test_the_papers_count_of_allocations(name: str, connected: int, with_disconn
 
 
 def _same(a: nx.Graph, b: nx.Graph) -> bool:
-    if sorted(d for _, d in a.degree(weight="gbps")) != sorted(d for _, d in b.degree(weight="gbps")):
+    if sorted(d for _, d in a.degree(weight="gb_per_s")) != sorted(d for _, d in b.degree(weight="gb_per_s")):
         return False
-    return bool(nx.is_isomorphic(a, b, edge_match=lambda x, y: x["gbps"] == y["gbps"]))
+    return bool(nx.is_isomorphic(a, b, edge_match=lambda x, y: x["gb_per_s"] == y["gb_per_s"]))

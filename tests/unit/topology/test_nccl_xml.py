@@ -35,7 +35,7 @@ def same(a: Topology, b: Topology) -> bool:
     def graph(t: Topology) -> nx.DiGraph:
         made = nx.DiGraph()
         made.add_nodes_from((v.id, {"what": (v.kind, v.id if v.kind == "gpu" else None)}) for v in t.vertices)
-        made.add_edges_from((x.src, x.dst, {"what": (x.kind, x.gbps)}) for x in t.links)
+        made.add_edges_from((x.src, x.dst, {"what": (x.kind, x.gb_per_s)}) for x in t.links)
         return made
 
     return bool(
@@ -86,8 +86,8 @@ def test_what_we_write_we_read_back(name: str) -> None:
 def test_what_has_only_part_of_a_place_keeps_its_nvlinks(name: str) -> None:
     topology = parse_spec(name)
     again = nccl_xml.parse(nccl_xml_write.write(topology), name)
-    assert sorted(x.gbps for x in again.links if x.kind == "nvlink") == sorted(
-        x.gbps for x in topology.links if x.kind == "nvlink"
+    assert sorted(x.gb_per_s for x in again.links if x.kind == "nvlink") == sorted(
+        x.gb_per_s for x in topology.links if x.kind == "nvlink"
     )
     assert same(network_for(again, again.ranks), network_for(topology, topology.ranks))
 
@@ -158,16 +158,16 @@ def test_links_of_another_shape_are_told_apart() -> None:
 def test_a_virtual_machine_that_hides_its_nvswitch() -> None:
     topology = ours("hgx-h100-vm.nccl.xml")
     network = network_for(topology, topology.ranks)
-    assert {x.gbps for x in network.links} == {450.0}
-    assert {x.gbps for x in topology.links if x.kind == "pcie"} == {12.0}, "unknown speed is generation 3"
-    assert {x.gbps for x in topology.links if x.kind == "net"} == {12.5}
+    assert {x.gb_per_s for x in network.links} == {450.0}
+    assert {x.gb_per_s for x in topology.links if x.kind == "pcie"} == {12.0}, "unknown speed is generation 3"
+    assert {x.gb_per_s for x in topology.links if x.kind == "net"} == {12.5}
 
 
 def test_host_hash_tells_servers_apart_and_one_nvswitch_spans_them() -> None:
     topology = ours("two-grace-hopper.nccl.xml")
     assert [topology.vertex[g].server for g in topology.ranks] == [0, 1]
     assert sum(v.label == "NVSwitch" for v in topology.vertices) == 1
-    assert {x.gbps for x in topology.links if x.kind == "c2c"} == {450.0}
+    assert {x.gb_per_s for x in topology.links if x.kind == "c2c"} == {450.0}
     assert {x.kind for x in network_for(topology, topology.ranks).links} == {"nvlink"}
 
 
@@ -192,9 +192,9 @@ def test_a_graph_file_is_no_topology() -> None:
 
 
 def test_lane_rates_follow_the_compute_capability() -> None:
-    for sm, gbps in ((60, 80.0), (70, 100.0), (86, 100.0), (90, 100.0), (100, 200.0)):
+    for sm, gb_per_s in ((60, 80.0), (70, 100.0), (86, 100.0), (90, 100.0), (100, 200.0)):
         text = system(gpu(1, nvlink(2)), gpu(2, nvlink(1))).replace('sm="80"', f'sm="{sm}"')
-        assert nccl_xml.parse(text).link[0, 1].gbps == gbps
+        assert nccl_xml.parse(text).link[0, 1].gb_per_s == gb_per_s
 
 
 def test_gpus_without_rank_are_left_out_as_in_nccl() -> None:
@@ -254,15 +254,15 @@ def test_bad_files(text: str, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "gbps", "nics", "net"), [("hgx-h100-oci", 450.0, 8, 45.0), ("hgx-a100-oci", 300.0, 8, 24.0)]
+    ("name", "gb_per_s", "nics", "net"), [("hgx-h100-oci", 450.0, 8, 45.0), ("hgx-a100-oci", 300.0, 8, 24.0)]
 )
-def test_shared_dumps_of_nvswitch_servers(name: str, gbps: float, nics: int, net: float) -> None:
+def test_shared_dumps_of_nvswitch_servers(name: str, gb_per_s: float, nics: int, net: float) -> None:
     topology = shared(f"{name}.nccl.xml")
     network = network_for(topology, topology.ranks)
     assert len(network.links) == 16
-    assert {x.gbps for x in network.links} == {gbps}
+    assert {x.gb_per_s for x in network.links} == {gb_per_s}
     assert sum(v.kind == "nic" for v in topology.vertices) == nics
-    assert {x.gbps for x in topology.links if x.kind == "net"} == {net}
+    assert {x.gb_per_s for x in topology.links if x.kind == "net"} == {net}
 
 
 def test_shared_azure_pcie_file_plans_over_pcie() -> None:

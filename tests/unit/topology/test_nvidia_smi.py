@@ -28,7 +28,7 @@ def shared(name: str) -> Topology:
 
 
 def nvlinks(topology: Topology) -> dict[tuple[int, int], float]:
-    return {(x.src, x.dst): x.gbps for x in topology.links if x.kind == "nvlink"}
+    return {(x.src, x.dst): x.gb_per_s for x in topology.links if x.kind == "nvlink"}
 
 
 def small(*rows: str, header: str = "\tGPU0\tGPU1\tCPU Affinity") -> str:
@@ -38,7 +38,7 @@ def small(*rows: str, header: str = "\tGPU0\tGPU1\tCPU Affinity") -> str:
 def test_the_newest_vintage_is_the_catalogs_dgx_1v() -> None:
     topology = nvidia_smi.parse(ours("dgx-1v.nvidia-smi.txt"))
     assert nvlinks(topology) == nvlinks(machine("dgx-1v"))
-    assert sorted(x.gbps for x in topology.links) == sorted(x.gbps for x in machine("dgx-1v").links)
+    assert sorted(x.gb_per_s for x in topology.links) == sorted(x.gb_per_s for x in machine("dgx-1v").links)
     assert {x.provenance for x in topology.links} == {"nvidia-smi"}
     assert any("NIC0, NIC1, NIC2, NIC3" in note for note in topology.notes)
 
@@ -158,7 +158,7 @@ def test_shared_dgx_1_files_are_the_catalogs(name: str, catalog: str) -> None:
     assert nvlinks(topology) == nvlinks(machine(catalog))
     network = network_for(topology, (1, 4, 5, 6))
     lane = 25.0 if catalog == "dgx-1v" else 20.0
-    assert network.unit_gbps == lane
+    assert network.unit_gb_per_s == lane
     assert len(network.links) == 8
     assert all((a, b) in {(x, y) for x, y, _ in CUBE_MESH} for a, b in network.link if a < b)
 

@@ -131,11 +131,11 @@ def test_a_live_dgx_1v_is_the_catalogs() -> None:
     topology = probe(nvml)
     assert nvml.closed == 1
     live, known = (network_for(t, t.ranks) for t in (topology, machine("dgx-1v")))
-    assert {k: (x.capacity, x.gbps) for k, x in live.link.items()} == {
-        k: (x.capacity, x.gbps) for k, x in known.link.items()
+    assert {k: (x.capacity, x.gb_per_s) for k, x in live.link.items()} == {
+        k: (x.capacity, x.gb_per_s) for k, x in known.link.items()
     }
     assert {x.provenance for x in topology.links} == {"nvml"}
-    assert {x.gbps for x in topology.links if x.kind == "pcie"} == {24.0}
+    assert {x.gb_per_s for x in topology.links if x.kind == "pcie"} == {24.0}
     assert sum(v.kind == "host" for v in topology.vertices) == 2
     assert sum(v.kind == "switch" for v in topology.vertices) == 4
 
@@ -153,14 +153,14 @@ def test_links_to_switches_become_one_switch() -> None:
     topology = probe(FakeNvml(8, switch_lanes=18, capability=(9, 0)))
     network = network_for(topology, topology.ranks)
     assert len(network.links) == 16
-    assert {x.gbps for x in network.links} == {450.0}
+    assert {x.gb_per_s for x in network.links} == {450.0}
 
 
 def test_hidden_nvlinks_count_as_one_lane() -> None:
     nvml = FakeNvml(4, switch_lanes=2)
     nvml.fails["nvmlDeviceGetNvLinkState"] = 3
     topology = probe(nvml)
-    assert {x.gbps for x in topology.links if x.kind == "nvlink"} == {25.0}
+    assert {x.gb_per_s for x in topology.links if x.kind == "nvlink"} == {25.0}
     assert any("hidden: taken as one lane" in note for note in topology.notes)
 
 
@@ -182,7 +182,7 @@ def test_a_driver_that_does_not_tell_leaves_pcie_through_the_processor() -> None
     ):
         nvml.fails[name] = 3
     topology = probe(nvml)
-    assert [(x.src, x.dst, x.gbps) for x in topology.links if x.src < x.dst] == [(0, 2, 12.0), (1, 2, 12.0)]
+    assert [(x.src, x.dst, x.gb_per_s) for x in topology.links if x.src < x.dst] == [(0, 2, 12.0), (1, 2, 12.0)]
 
 
 def test_contradicting_ancestors_are_refused() -> None:

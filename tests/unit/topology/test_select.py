@@ -21,10 +21,10 @@ def test_fast_links_of_a_dgx_1v_are_lanes_whatever_the_allocation() -> None:
     topology = parse_spec("dgx-1v")
     for gpus in ((0, 1, 2, 3, 4, 5, 6, 7), (0, 3), (0, 3, 4), (1, 4, 5, 6)):
         network = network_for(topology, gpus)
-        assert network.unit_gbps == 25.0
+        assert network.unit_gb_per_s == 25.0
         assert kinds(network) == {"nvlink"}
         assert {v.id for v in network.vertices} == set(gpus)
-        assert all(x.gbps == 25.0 * x.capacity for x in network.links)
+        assert all(x.gb_per_s == 25.0 * x.capacity for x in network.links)
     assert network_for(topology, (0, 3)).link[0, 3].capacity == 2
 
 
@@ -41,7 +41,7 @@ def test_the_allocation_where_rings_fail_has_four_nvlinks() -> None:
 def test_gpus_without_nvlinks_fall_to_pcie() -> None:
     network = network_for(parse_spec("dgx-1v"), (0, 5))
     assert kinds(network) == {"pcie", "smp"}
-    assert network.unit_gbps == 2.0
+    assert network.unit_gb_per_s == 2.0
     assert [v.kind for v in network.vertices if v.id not in (0, 5)] == ["switch", "switch", "host", "host"]
 
 

@@ -38,7 +38,7 @@ def graph(topology: Topology) -> nx.DiGraph:
 def test_sizes(spec: str, ranks: int, links: int) -> None:
     topology = synthetic(spec)
     assert (len(topology.ranks), len(topology.links)) == (ranks, links)
-    assert topology.unit_gbps == 25.0
+    assert topology.unit_gb_per_s == 25.0
     assert {x.capacity for x in topology.links} == {1}
     assert {(x.kind, x.provenance) for x in topology.links} == {("nvlink", "synthetic")}
     assert nx.is_strongly_connected(graph(topology))
@@ -49,7 +49,7 @@ def test_random_topologies_are_connected_symmetric_and_small(seed: int) -> None:
     topology = synthetic(f"random:{3 + seed % 8}:seed={seed}")
     assert nx.is_strongly_connected(graph(topology))
     assert all(topology.link[x.dst, x.src].capacity == x.capacity for x in topology.links)
-    assert all(1 <= x.gbps / 25 <= 3 for x in topology.links)
+    assert all(1 <= x.gb_per_s / 25 <= 3 for x in topology.links)
 
 
 @pytest.mark.parametrize("seed", range(10))

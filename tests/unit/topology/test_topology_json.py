@@ -11,10 +11,10 @@ from blinkccl.topology import json_format
 from blinkccl.topology.catalog import CATALOG
 from blinkccl.topology.spec import parse_spec
 
-SMALL = """{"schema_version": 1, "name": "pair", "unit_gbps": 25.0,
+SMALL = """{"schema_version": 2, "name": "pair", "unit_gb_per_s": 25.0,
  "vertices": [{"id": 0, "kind": "gpu"}, {"id": 1, "kind": "gpu", "server": 0}],
  "links": [{"src": 0, "dst": 1, "capacity": 2, "kind": "nvlink"},
-           {"src": 1, "dst": 0, "capacity": 2, "kind": "nvlink", "gbps": 50.0, "provenance": "measured"}]}"""
+           {"src": 1, "dst": 0, "capacity": 2, "kind": "nvlink", "gb_per_s": 50.0, "provenance": "measured"}]}"""
 
 
 @pytest.mark.parametrize("spec", [*CATALOG, "2x dgx-a100 @ 200Gbps", "random:9:seed=4", "2x dgx-1v @ 40Gbps"])
@@ -30,21 +30,21 @@ def test_round_trip_is_exact(spec: str) -> None:
 
 def test_the_schema_is_that_of_the_design() -> None:
     document = json_format.to_document(parse_spec("clique:2"))
-    assert document["schema_version"] == 1
-    assert document["unit_gbps"] == 25.0
+    assert document["schema_version"] == 2
+    assert document["unit_gb_per_s"] == 25.0
     assert document["vertices"] == [
         {"id": 0, "kind": "gpu", "server": 0, "name": "GPU0"},
         {"id": 1, "kind": "gpu", "server": 0, "name": "GPU1"},
     ]
     assert document["links"] == [
-        {"src": a, "dst": 1 - a, "capacity": 1, "kind": "nvlink", "gbps": 25.0, "provenance": "synthetic"}
+        {"src": a, "dst": 1 - a, "capacity": 1, "kind": "nvlink", "gb_per_s": 25.0, "provenance": "synthetic"}
         for a in (0, 1)
     ]
 
 
 def test_people_may_leave_out_what_follows() -> None:
     topology = json_format.parse(SMALL)
-    assert topology.link[0, 1].gbps == 50.0
+    assert topology.link[0, 1].gb_per_s == 50.0
     assert topology.link[0, 1].provenance == "declared"
     assert topology.link[1, 0].provenance == "measured"
 
@@ -61,15 +61,19 @@ def test_people_may_leave_out_what_follows() -> None:
         ('"capacity": 2, "kind": "nvlink"}', '"capacity": 2.5, "kind": "nvlink"}', r"\$\.links\[0\]\.capacity"),
         ('"capacity": 2, "kind": "nvlink"}', '"capacity": NaN, "kind": "nvlink"}', "line 3, column 45: no JSON"),
         ('"capacity": 2, "kind": "nvlink"}', '"capacity": 99999999999999999999, "kind": "nvlink"}', "capacity"),
-        ('"unit_gbps": 25.0', '"unit_gbps": NaN', "line 1, column 52: no JSON"),
-        ('"unit_gbps": 25.0', '"unit_gbps": Infinity', "no JSON"),
-        ('"unit_gbps": 25.0', '"unit_gbps": 1e999', "bad.json"),
-        ('"unit_gbps": 25.0', '"unit_gbps": -1', "unit_gbps must be above 0"),
-        ('"unit_gbps": 25.0', '"unit_gbps": 0', "unit_gbps must be above 0"),
-        ('"unit_gbps": 25.0', '"unit_gbps": 1e-300', "gbps 50, but capacity 2"),
-        ('"unit_gbps": 25.0', '"unit_gbps": 900000', "no rate of a link"),
-        ('"gbps": 50.0', '"gbps": 51.0', r"links\[1\], 1 → 0: gbps 51, but capacity 2 × unit_gbps 25 is 50"),
-        ('"gbps": 50.0', '"gbps": -50.0', "gbps -50"),
+        ('"unit_gb_per_s": 25.0', '"unit_gb_per_s": NaN', "line 1, column 56: no JSON"),
+        ('"unit_gb_per_s": 25.0', '"unit_gb_per_s": Infinity', "no JSON"),
+        ('"unit_gb_per_s": 25.0', '"unit_gb_per_s": 1e999', "bad.json"),
+        ('"unit_gb_per_s": 25.0', '"unit_gb_per_s": -1', "unit_gb_per_s must be above 0"),
+        ('"unit_gb_per_s": 25.0', '"unit_gb_per_s": 0', "unit_gb_per_s must be above 0"),
+        ('"unit_gb_per_s": 25.0', '"unit_gb_per_s": 1e-300', "gb_per_s 50, but capacity 2"),
+        ('"unit_gb_per_s": 25.0', '"unit_gb_per_s": 900000', "no rate of a link"),
+        (
+            '"gb_per_s": 50.0',
+            '"gb_per_s": 51.0',
+            r"links\[1\], 1 → 0: gb_per_s 51, but capacity 2 × unit_gb_per_s 25 is 50",
+        ),
+        ('"gb_per_s": 50.0', '"gb_per_s": -50.0', "gb_per_s -50"),
         ('"dst": 1', '"dst": 7', "names a vertex that is not there"),
         ('"dst": 1', '"dst": 0', "joins a vertex to itself"),
         ('"src": 1, "dst": 0', '"src": 0, "dst": 1', "is given twice"),
@@ -79,7 +83,7 @@ def test_people_may_leave_out_what_follows() -> None:
         ('"measured"', '"hearsay"', "unknown provenance 'hearsay'"),
         ('"vertices": [{"id": 0, "kind": "gpu"}, {"id": 1, "kind": "gpu", "server": 0}]', '"vertices": []', "no ranks"),
         ('"name": "pair"', '"nane": "pair"', "nane"),
-        ('"schema_version": 1', '"schema_version": 2', "schema_version 2; this blink reads 1"),
+        ('"schema_version": 2', '"schema_version": 3', "schema_version 3; this blink reads 1 and 2"),
         ('"links"', '"shares": [], "links"', "looks like a plan"),
         ("]}", "", "no JSON"),
     ],

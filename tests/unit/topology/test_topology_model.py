@@ -21,7 +21,7 @@ def one_link(**changes: Any) -> Topology:
         "dst": 1,
         "capacity": 1,
         "kind": "nvlink",
-        "gbps": 25.0,
+        "gb_per_s": 25.0,
         "provenance": "declared",
     }
     return Topology("pair", 25.0, PAIR, (Link(**(fields | changes)),))
@@ -39,9 +39,9 @@ def one_link(**changes: Any) -> Topology:
         ({"capacity": True}, "got True"),
         ({"kind": "string"}, "unknown kind 'string'"),
         ({"provenance": "rumour"}, "unknown provenance"),
-        ({"gbps": float("nan")}, "gbps must be a positive number"),
-        ({"gbps": -1.0}, "gbps must be"),
-        ({"gbps": float("inf")}, "gbps must be"),
+        ({"gb_per_s": float("nan")}, "gb_per_s must be a positive number"),
+        ({"gb_per_s": -1.0}, "gb_per_s must be"),
+        ({"gb_per_s": float("inf")}, "gb_per_s must be"),
     ],
 )
 def test_bad_links(changes: dict[str, Any], message: str) -> None:
@@ -51,7 +51,7 @@ def test_bad_links(changes: dict[str, Any], message: str) -> None:
 
 @pytest.mark.parametrize("unit", [0.0, -1.0, float("nan"), float("inf")])
 def test_bad_units(unit: float) -> None:
-    with pytest.raises(TopologyError, match="unit_gbps must be a positive number"):
+    with pytest.raises(TopologyError, match="unit_gb_per_s must be a positive number"):
         Topology("x", unit, PAIR, ())
 
 
@@ -75,7 +75,7 @@ def test_the_unit_divides_every_rate() -> None:
     box.join(one, other, Fraction(50), "nvlink")
     box.join(other, third, Fraction(75), "nvlink")
     topology = box.finish()
-    assert (topology.unit_gbps, topology.link[0, 1].capacity, topology.link[1, 2].capacity) == (25.0, 2, 3)
+    assert (topology.unit_gb_per_s, topology.link[0, 1].capacity, topology.link[1, 2].capacity) == (25.0, 2, 3)
 
 
 def test_parallel_links_of_one_kind_add_up_and_kinds_do_not_mix() -> None:
@@ -83,7 +83,7 @@ def test_parallel_links_of_one_kind_add_up_and_kinds_do_not_mix() -> None:
     a, b = box.add_many("gpu", 2, "GPU")
     box.join(a, b, 25, "nvlink")
     box.join(a, b, 25, "nvlink")
-    assert box.finish().link[0, 1].gbps == 50.0
+    assert box.finish().link[0, 1].gb_per_s == 50.0
     with pytest.raises(TopologyError, match="joined by nvlink and by pcie"):
         box.join(a, b, 12, "pcie")
     with pytest.raises(TopologyError, match="rate must be positive"):

@@ -22,22 +22,22 @@ def test_composition_numbers_gpus_first_then_transit_then_the_network() -> None:
     topology = parse_spec("2x dgx-1v @ 40Gbps")
     assert topology.ranks == tuple(range(16))
     assert [topology.vertex[g].server for g in topology.ranks] == [0] * 8 + [1] * 8
-    assert topology.link[0, 3].gbps == topology.link[8, 11].gbps == 50.0
+    assert topology.link[0, 3].gb_per_s == topology.link[8, 11].gb_per_s == 50.0
     assert topology.vertices[-1].label == "NETWORK"
     assert topology.vertices[-1].server == 2
     nics = [v.id for v in topology.vertices if v.kind == "nic"]
     assert len(nics) == 2
     net = topology.vertices[-1].id
-    assert {topology.link[nic, net].gbps for nic in nics} == {5.0}
-    assert {topology.link[g, nics[0]].gbps for g in range(8)} == {5.0}
+    assert {topology.link[nic, net].gb_per_s for nic in nics} == {5.0}
+    assert {topology.link[g, nics[0]].gb_per_s for g in range(8)} == {5.0}
     assert {x.provenance for x in topology.links if x.kind == "net"} == {"declared"}
 
 
 def test_nics_of_a_machine_keep_their_rate_or_take_the_one_given() -> None:
     own, given = parse_spec("2x dgx-a100"), parse_spec("2x dgx-a100 @ 400Gbps")
-    assert {x.gbps for x in own.links if x.kind == "net"} == {25.0}
+    assert {x.gb_per_s for x in own.links if x.kind == "net"} == {25.0}
     assert {x.provenance for x in own.links if x.kind == "net"} == {"catalog"}
-    assert {x.gbps for x in given.links if x.kind == "net"} == {50.0}
+    assert {x.gb_per_s for x in given.links if x.kind == "net"} == {50.0}
     assert sum(v.kind == "nic" for v in given.vertices) == 16
 
 

@@ -1,0 +1,52 @@
+"""The version of the JSON and TOML documents that Blink writes, and how documents of version 1 are read.
+
+Version 1 called gigabytes per second ``gbps``, which everybody else reads as gigabits; since version 2 they are
+``gb_per_s``. Nothing else differs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+SCHEMA_VERSION = 2
+#: What readers take.
+READABLE = (1, SCHEMA_VERSION)
+
+
+def upgraded(document: dict[str, Any]) -> dict[str, Any]:
+    """A plan, topology or calibration of version 1 as version 2 says it; any other document as it is.
+
+    Only fields that have changed are looked at, so a document of wrong shape stays one. ``document`` is not changed.
+    """
+    topology = document.get("topology")
+    if isinstance(topology, dict):
+        document = {**document, "topology": _upgraded(topology)}
+    return _upgraded(document)
+
+
+def version_fault(version: object) -> str | None:
+    """What to say of a document of a version that nobody here reads; None for others, and for what is no version."""
+    if type(version) is not int or version in READABLE:
+        return None
+    shown = version if abs(version) < 10**9 else "of a bigger number"
+    return (
+        f"schema_version {shown}; this blink reads {' and '.join(map(str, READABLE))}: the file was written by "
+        "another version of this program"
+    )
+
+
+def _upgraded(document: dict[str, Any]) -> dict[str, Any]:
+    version = document.get("schema_version")
+    if type(version) is not int or version != 1:
+        return document
+    now = {**_renamed(document), "schema_version": SCHEMA_VERSION}
+    for table in ("links", "link"):  # of a topology; of a calibration
+        rows = now.get(table)
+        if isinstance(rows, list):
+            now[table] = [_renamed(row) if isinstance(row, dict) else row for row in rows]
+    engine = now.get("engine")
+    return {**now, "engine": _renamed(engine)} if isinstance(engine, dict) else now
+
+
+def _renamed(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name.replace("gbps", "gb_per_s"): value for name, value in fields.items()}
