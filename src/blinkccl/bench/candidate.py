@@ -1,8 +1,8 @@
-"""Who runs in a benchmark? A candidate: N rank processes that wait for commands, asleep, until it is their turn.
+"""Candidates of a benchmark: N rank processes each, which wait for commands, asleep, until it is their turn.
 
 A :class:`Candidate` starts the processes, hears their hellos, sends commands and collects replies
-(:mod:`blinkccl.bench.protocol`). Whatever happens, each wait has a deadline, and :meth:`Candidate.close` leaves no
-process behind.
+(:mod:`blinkccl.bench.protocol`). Whatever happens, each wait has a deadline, and :meth:`Candidate.close` leaves neither
+a process nor a folder behind; :func:`ended_by_signals` makes SIGTERM and SIGHUP end in it, too.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import shutil
 import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Any, NoReturn, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from blinkccl.bench.protocol import (
     HELLO,
     REPLY,
+    UNSUPPORTED_CODE,
     Command,
     Kind,
     RankHello,
@@ -40,6 +41,8 @@ from blinkccl.errors import CommunicationError, UnsupportedError
 #: Seconds that all ranks together have to start, and to end once they were told to.
 START_S = 60.0
 END_S = 3.0
+#: Seconds that processes have after SIGTERM, and after SIGKILL.
+KILL_S = 2.0
 #: Seconds that a reply may take beyond the deadline that the rank itself keeps.
 GRACE_S = 5.0
 
@@ -64,6 +67,8 @@ class Launch:
         Given the socket's path and a directory of its own, the processes to start; they make ``world_size`` ranks.
     library
         What must stand in the ranks' hello, so that nobody is measured under another's name; "" accepts all.
+    ours
+        Whether the processes are ranks of ours, whose exit codes mean something.
     """
 
     name: str
@@ -71,6 +76,7 @@ class Launch:
     processes: Callable[[Path, Path], Sequence[Process]]
     variant: str = ""
     library: str = ""
+    ours: bool = False
 
     @property
     def title(self) -> str:
@@ -93,6 +99,8 @@ class Candidate:
     ------
     CommunicationError
         If the ranks do not all come, with what they printed; a rank that is not what it should be is refused.
+    UnsupportedError
+        If a rank of ours says that it cannot run here.
     """
 
     def __init__(self, launch: Launch, start_s: float = START_S) -> None:
@@ -100,7 +108,8 @@ class Candidate:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._sockets: list[socket.socket] = []
         self._hellos: list[RankHello] = []
-        self._directory = Path(tempfile.mkdtemp(prefix="blink-bench-"))
+        self._room = tempfile.TemporaryDirectory(prefix="blink-bench-", ignore_cleanup_errors=True)
+        self._directory = Path(self._room.name)
         self._log: IO[bytes] = (self._directory / "output").open("w+b")
         try:
             self._start(time.monotonic() + start_s)
@@ -231,6 +240,8 @@ class Candidate:
             missing = sorted(set(range(self.launch.world_size)) - set(arrived))
             names = ", ".join(map(str, missing))
             ended = [code for process in self._processes if (code := process.poll()) is not None]
+            if UNSUPPORTED_CODE in ended and self.launch.ours:
+                raise UnsupportedError(f"ranks cannot run here{self._said()}")
             if ended:
                 raise CommunicationError(
                     f"{self.launch.title}: a process ended with {ended[0]} before ranks {names} came{self._said()}"
@@ -270,27 +281,26 @@ class Candidate:
                 peer.settimeout(0.1)
                 peer.sendall(Command(Kind.QUIT).pack())
             peer.close()
-        until = time.monotonic() + (END_S if self._sockets else 0.0)
+        patience_s = END_S if self._sockets else 0.0
         self._sockets = []
-        for process in self._processes:
-            self._end(process, until)
+        self._end_processes(patience_s)
         for pid in self.pids:
             self._end_rank(pid)  # A launcher that was killed may have left it behind.
         self._processes, self._hellos = [], self._hellos[:1]
         self._log.close()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._room.cleanup()
 
-    @staticmethod
-    def _end(process: subprocess.Popen[bytes], until: float) -> None:
-        """Wait; then ask a launcher to clean up; then kill it with its process group."""
-        for how in (None, signal.SIGTERM, signal.SIGKILL):
-            if how is not None:
-                until = time.monotonic() + 2.0
+    def _end_processes(self, patience_s: float) -> None:
+        """Wait; then ask launchers to clean up; then kill what is left with its process groups. All of them at once."""
+        for how, wait_s in ((0, patience_s), (signal.SIGTERM, KILL_S), (signal.SIGKILL, KILL_S)):
+            left = [process for process in self._processes if process.poll() is None]
+            for process in left:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, how)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, until - time.monotonic()))
-                return
+            until = time.monotonic() + wait_s
+            for process in left:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.0, until - time.monotonic()))
 
     def _end_rank(self, pid: int) -> None:
         """Kill ``pid`` if it is still a rank of ours: our socket's name is in its command line."""
@@ -305,3 +315,25 @@ class Candidate:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP raise SystemExit inside, so that candidates are closed on the way out.
+
+    The exit code is 128 + the signal's number, as a shell has it. What is ignored already (nohup) stays ignored.
+    """
+
+    def end(number: int, frame: object) -> NoReturn:
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)  # Once is enough: nothing may disturb the cleaning up.
+        raise SystemExit(128 + number)
+
+    here = threading.current_thread() is threading.main_thread()
+    signals = [one for one in (signal.SIGTERM, signal.SIGHUP) if here and signal.getsignal(one) is signal.SIG_DFL]
+    before = {one: signal.signal(one, end) for one in signals}
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)

@@ -20,20 +20,33 @@ from numpy.typing import NDArray
 
 from blinkccl.bench.about import About, of_host
 from blinkccl.bench.bound import MemoryBaseline, Probe, cores
-from blinkccl.bench.candidate import Candidate, Launch, Measured
+from blinkccl.bench.candidate import Candidate, Launch, Measured, ended_by_signals
 from blinkccl.bench.interleave import Interleaved, Participant, ProcessSettings, Runs
-from blinkccl.bench.measure import check_memory
+from blinkccl.bench.measure import check_memory, check_range
 from blinkccl.bench.peers import registry
 from blinkccl.bench.perform import Library, Performer
-from blinkccl.bench.protocol import COMMAND, REPLY, Command, Kind, Reply, ReplyStatus, read_command, read_reply
+from blinkccl.bench.protocol import (
+    COMMAND,
+    MAX_DEADLINE_S,
+    MAX_ITERATIONS,
+    REPLY,
+    Command,
+    Kind,
+    Reply,
+    ReplyStatus,
+    read_command,
+    read_reply,
+)
 from blinkccl.bench.sizes import block_count
 from blinkccl.collectives.ops import element_type, operation
 from blinkccl.collectives.spec import Collective
 from blinkccl.engines.native_library import load
-from blinkccl.errors import CommunicationError, ScheduleError, UnsupportedError
+from blinkccl.errors import CommunicationError, UnsupportedError
 
 #: Without -g, and without a launcher.
 DEFAULT_RANKS = 2
+#: Ranks per core from which on times say more of the scheduler than of the library.
+CROWDED = 4
 #: What the probe's first look at the memory uses: more than any cache.
 _LOOK_BYTES = 128 * 2**20
 #: One of these is set in a process that a launcher started (:mod:`blinkccl.runtime.environment`).
@@ -75,14 +88,10 @@ def check(settings: ProcessSettings) -> None:
     """
     operation(settings.op)
     element_type(settings.dtype)
-    for name, value, least in (
-        ("-n", settings.iterations, 1),
-        ("-w", settings.warmup, 0),
-        ("--rounds", settings.rounds, 1),
-        ("--timeout", settings.deadline_s, 1),
-    ):
-        if value < least:
-            raise ScheduleError(f"{name} must be at least {least}, got {value}")
+    check_range("-n", settings.iterations, 1, MAX_ITERATIONS)
+    check_range("-w", settings.warmup, 0, MAX_ITERATIONS)
+    check_range("--rounds", settings.rounds, 1, MAX_ITERATIONS)
+    check_range("--timeout", settings.deadline_s, 1, MAX_DEADLINE_S)
 
 
 def check_sizes(collective: Collective, settings: ProcessSettings, sizes: Sequence[int]) -> None:
@@ -108,13 +117,15 @@ def spawned(
     Raises
     ------
     UnsupportedError
-        If the native library or a peer is not installed.
+        If the native library or a peer is not installed, or our ranks cannot run here.
     CommunicationError
-        If our ranks, or all variants of a peer, do not start.
+        If our ranks do not start. Peers that do not are left out.
     """
     load()  # Refused here, it is said once and not by every rank.
     ranks = collective.world_size
-    with ExitStack() as stack:
+    if ranks > CROWDED * cores():
+        note(f"{ranks} ranks share {cores()} cores: starting takes long, and times are mostly waits for a core")
+    with ended_by_signals(), ExitStack() as stack:
         own = stack.enter_context(Candidate(registry.own(ranks, settings.deadline_s)))
         participants, said = [Participant("", "", own)], {}
         for name, prefix in peers:
@@ -142,24 +153,19 @@ def led(
 
 
 def _started(launches: Sequence[Launch], stack: ExitStack, note: Note) -> Iterator[tuple[Participant, str]]:
-    """The variants of one peer that start; one that does not is reported, unless it is the last hope."""
-    running, failure = 0, None
+    """The variants of one peer that start; one that does not is reported."""
     for launch in launches:
         try:
             candidate = stack.enter_context(Candidate(launch))
         except CommunicationError as error:
-            failure = error
             note(f"goes on without {launch.title}: {error}")
             continue
-        running += 1
         # gloo has no version of its own: the header says torch's.
         version = _VERSION.search(candidate.library) if launch.name != "gloo" else None
         yield (
             Participant(f"{launch.name} {version[0]}" if version else launch.name, launch.variant, candidate),
             candidate.library,
         )
-    if failure is not None and not running:
-        raise failure
 
 
 def _probe(ranks: int, stack: ExitStack) -> tuple[Probe | None, MemoryBaseline | None]:

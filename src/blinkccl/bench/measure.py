@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from blinkccl.bench.protocol import MAX_ITERATIONS
 from blinkccl.bench.rows import SizeRow, SizeTiming
-from blinkccl.bench.sizes import block_count
+from blinkccl.bench.sizes import MAX_BYTES, block_count
 from blinkccl.collectives.ops import DType, Operation, element_type, operation
 from blinkccl.collectives.oracle import make_inputs, make_scales, oracle, wrong_elements
 from blinkccl.collectives.spec import Collective
@@ -188,15 +189,25 @@ def _restore(buffers: RankBuffers, inputs: Sequence[Array | None]) -> None:
 def _check(settings: ThreadSettings) -> None:
     engine(settings.engine)
     operation(settings.op)
-    for name, value, least in (
-        ("-n", settings.iterations, 1),
-        ("-w", settings.warmup, 0),
-        ("--chunk", settings.chunk_bytes, 1),
-    ):
-        if value < least:
-            raise ScheduleError(f"{name} must be at least {least}, got {value}")
+    check_range("-n", settings.iterations, 1, MAX_ITERATIONS)
+    check_range("-w", settings.warmup, 0, MAX_ITERATIONS)
+    check_range("--chunk", settings.chunk_bytes, 1, MAX_BYTES)
     if not 0 < settings.deadline_s < float("inf"):
         raise ScheduleError(f"--timeout must be a positive number of seconds, got {settings.deadline_s}")
+
+
+def check_range(option: str, value: int, least: int, most: int) -> None:
+    """Refuse a number that is out of range.
+
+    Raises
+    ------
+    ScheduleError
+        Naming the limit that it is beyond.
+    """
+    if value < least:
+        raise ScheduleError(f"{option} must be at least {least}, got {value}")
+    if value > most:
+        raise ScheduleError(f"{option} must be at most {most:,}, got {value}")
 
 
 def check_memory(collective: Collective, block_bytes: int, copies: int = 2) -> None:

@@ -51,6 +51,10 @@ COMMAND = struct.Struct("<IIIIIiiiIIIIIIIIIQQd")
 REPLY = struct.Struct("<IIQII")
 #: More than any rank of ours has to say; what claims more is not one of them.
 MAX_ITERATIONS = 1_000_000
+#: Seconds of a command; 11 days.
+MAX_DEADLINE_S = 1_000_000
+#: What a rank of ours ends with where this machine or installation cannot run it.
+UNSUPPORTED_CODE = 3
 MAX_TEXT = 65_536
 
 #: Numbers of collectives, types and operations on the wire; names are those of :mod:`blinkccl.collectives`.

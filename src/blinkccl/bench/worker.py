@@ -11,8 +11,8 @@ import sys
 from collections.abc import Callable
 
 from blinkccl.bench.perform import Library, Performer
-from blinkccl.bench.protocol import COMMAND, Kind, RankHello, read_command
-from blinkccl.errors import BlinkError, CommunicationError
+from blinkccl.bench.protocol import COMMAND, UNSUPPORTED_CODE, Kind, RankHello, read_command
+from blinkccl.errors import BlinkError, CommunicationError, UnsupportedError
 
 
 def _blink() -> tuple[Library, int, int, Callable[[], None]]:
@@ -62,7 +62,7 @@ def _receive(peer: socket.socket, size: int) -> bytes:
 
 
 def main() -> int:
-    """Join, serve, leave; the exit code is 0 unless something failed."""
+    """Join, serve, leave; the exit code is 0 unless something failed, and 3 if this cannot run here."""
     if len(sys.argv) != 3 or sys.argv[1] not in LIBRARIES:
         print(f"usage: python -m blinkccl.bench.worker {'|'.join(LIBRARIES)} SOCKET", file=sys.stderr)
         return 2
@@ -76,7 +76,7 @@ def main() -> int:
             leave()
     except (BlinkError, OSError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 1
+        return UNSUPPORTED_CODE if isinstance(error, UnsupportedError) else 1
     return 0
 
 

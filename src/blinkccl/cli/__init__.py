@@ -10,16 +10,20 @@ import sys
 
 from blinkccl.errors import BlinkError
 
+#: The exit code after Ctrl-C, as shells have it.
+INTERRUPTED = 130
 #: Files are read and written under messages of their own; what is left is typer printing a help page.
 _OUTPUT_TROUBLE = (errno.ENOSPC, errno.EBADF, errno.EIO, errno.EFBIG, errno.EDQUOT)
 
 
 def main() -> None:
     """Run the command line, and exit with a code of :mod:`blinkccl.cli.exits`."""
-    from blinkccl.cli import console
-    from blinkccl.cli.app import app
-    from blinkccl.cli.exits import exit_code
-
+    try:
+        from blinkccl.cli import console
+        from blinkccl.cli.app import app
+        from blinkccl.cli.exits import exit_code
+    except KeyboardInterrupt:  # Later ones are typer's.
+        sys.exit(INTERRUPTED)
     console.make_printable()
     try:
         app(prog_name="blink")

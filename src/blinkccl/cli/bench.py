@@ -151,7 +151,13 @@ def bench(
     ] = None,
     record: Annotated[
         Path | None,
-        typer.Option("-J", "--json-file", metavar="FILE", show_default=False, help="Also write nccl-tests' JSON."),
+        typer.Option(
+            "-J",
+            "--json-file",
+            metavar="FILE",
+            show_default=False,
+            help="Also write nccl-tests' JSON; an earlier FILE is kept as FILE.1.",
+        ),
     ] = None,
     json: arguments.Json = False,
 ) -> None:
@@ -226,8 +232,12 @@ def _refuse(why: str, given: dict[str, bool]) -> None:
 
 
 def _whole_seconds(timeout_s: float) -> int:
-    if not 0 < timeout_s < 1e6:
-        raise ScheduleError(f"--timeout must be a positive number of seconds, got {timeout_s}")
+    from blinkccl.bench.protocol import MAX_DEADLINE_S
+
+    if not 0 < timeout_s <= MAX_DEADLINE_S:
+        raise ScheduleError(f"--timeout must be a positive number of seconds up to {MAX_DEADLINE_S:,}, got {timeout_s}")
+    if timeout_s < 1:
+        raise ScheduleError(f"--timeout must be at least 1 for processes, which count whole seconds, got {timeout_s}")
     return math.ceil(timeout_s)
 
 
@@ -243,7 +253,7 @@ class _Output:
     def check(self) -> None:
         """Refuse what could not be written, before any work."""
         if self.record is not None:
-            console.check_writable(console.new_name(self.record))
+            console.check_writable(self.record)
         if self.plot is not None:
             from blinkccl.report import plotting
 
@@ -276,7 +286,8 @@ class _Output:
         recorded = printed.record(about, self.sizes, done, sys.argv[1:], began, printed.now())
         console.emit(dumps(printed.document(recorded, about)) if self.json else printed.footer(about, done))
         if self.record is not None:
-            console.write_file(console.new_name(self.record), dumps(recorded))
+            console.keep_earlier(self.record)
+            console.write_file(self.record, dumps(recorded))
         if self.plot is not None:
             _draw(self.plot, about, done)
         if failed(done):

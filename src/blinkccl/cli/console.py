@@ -136,22 +136,22 @@ def write_file(path: Path, text: str) -> None:
     note(f"wrote {path}")
 
 
-def new_name(path: Path) -> Path:
-    """``path``, or the first of path.1, path.2, … that does not exist yet.
+def keep_earlier(path: Path) -> None:
+    """Give the file ``path``, if there is one, the first name of path.1, path.2, … that is free.
 
     Raises
     ------
     typer.BadParameter
-        If the system cannot say what exists there.
+        If the file cannot be renamed.
     """
-    target, suffix = path, 0
+    suffix = 1
     try:
-        while target.exists():
+        while path.with_name(f"{path.name}.{suffix}").exists():
             suffix += 1
-            target = path.with_name(f"{path.name}.{suffix}")
-    except (OSError, ValueError):
-        raise typer.BadParameter(f"{path} cannot be written: expected the name of a file") from None
-    return target
+        if path.is_file():
+            path.rename(path.with_name(f"{path.name}.{suffix}"))
+    except OSError as problem:
+        raise _unwritten(path, problem) from None
 
 
 def read_file(path: Path, limit: int) -> bytes:

@@ -122,8 +122,11 @@ def test_json_file_in_nccl_tests_shape(blink, tmp_path):
     assert set(run["results"][0]["in_place"]) == {"time", "alg_bw", "bus_bw", "nwrong"}
     assert run["out_of_bounds"] == {"count": 0, "okay": True}
     assert len(run["config"]["devices"]) == 3
-    blink("bench", "allreduce", "--topo", "ring:3", *SMALL, "-J", path)
-    assert (tmp_path / "run.json.1").exists()
+    blink("bench", "allreduce", "--topo", "ring:3", *SMALL, "-n", "3", "-J", path)
+    assert [json.loads((tmp_path / name).read_text())["config"]["iters"] for name in ("run.json", "run.json.1")] == [
+        3,
+        2,
+    ]
 
 
 def test_json_on_stdout_is_one_object(blink):

@@ -124,6 +124,21 @@ def test_launchers_are_told_apart_by_what_they_say(monkeypatch, tmp_path, said, 
     assert "openmpi" not in found or _installed("openmpi")
 
 
+def test_a_prefix_need_not_be_on_path(monkeypatch, tmp_path):
+    """A launcher under a prefix finds the other programs of its package."""
+    for name in ("bin", "lib", "include"):
+        (tmp_path / name).mkdir()
+    for name in ("lib/libmpi.so", "include/mpi.h"):
+        (tmp_path / name).touch()
+    _program(tmp_path / "bin/mpirun", "exit 0")
+    monkeypatch.setattr(registry, "build", lambda *_: Path("peer"))
+    [launch] = registry.launches("impi", str(tmp_path), 2, cores=2)
+    [process] = launch.processes(Path("socket"), tmp_path)
+    assert process.command[0] == str(tmp_path / "bin/mpirun")
+    assert process.environment["PATH"] == f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    assert process.environment["I_MPI_ROOT"] == str(tmp_path)
+
+
 @pytest.mark.parametrize("peer", VARIANTS)
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_every_peer_has_a_variant_for_free_and_for_crowded_cores(peer, ranks):

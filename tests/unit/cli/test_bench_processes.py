@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -159,12 +163,64 @@ def test_without_a_compiler_there_is_no_bound(blink, monkeypatch):
 
 
 def test_no_variant_of_a_peer_starts(blink, monkeypatch):
-    monkeypatch.setattr(
-        registry, "launches", lambda *_: [_launch("mpich", 2, "absent", "a"), _launch("mpich", 2, "absent")]
-    )
+    variants = [_launch("mpich", 2, "absent", "a"), _launch("mpich", 2, "absent")]
+    monkeypatch.setattr(registry, "launches", lambda *_: variants)
     ended = blink("bench", "allreduce", *SMALL, "--peer", "mpich")
-    assert ended.code == 4
+    assert ended.code == 0
+    assert ended.err.count("goes on without mpich") == 2
     assert "there is nobody here" in ended.err
+
+
+def test_ranks_that_cannot_run_here_are_a_usage_error(blink, monkeypatch):
+    def processes(path, room):
+        return [Process(["sh", "-c", "echo look at the limit on address space >&2; exit 3"])]
+
+    monkeypatch.setattr(registry, "own", lambda ranks, deadline_s: Launch("blink", ranks, processes, ours=True))
+    ended = blink("bench", "allreduce", *SMALL)
+    assert (ended.code, ended.out) == (2, "")
+    assert "ranks cannot run here; it printed:\n  look at the limit on address space" in ended.err
+
+
+def test_many_ranks_on_few_cores_are_said(blink, monkeypatch):
+    monkeypatch.setattr(host, "cores", lambda: 1)
+    assert "5 ranks share 1 cores" in blink("bench", "allreduce", *SMALL, "-g", "5").err
+    assert blink("bench", "allreduce", *SMALL, "-g", "4").err == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_neither_ranks_nor_folders(number, tmp_path):
+    """While ranks start: the fake ones never come."""
+    code = (
+        "import sys; from blinkccl.bench import host; from blinkccl.bench.candidate import Launch, Process\n"
+        "from blinkccl.bench.peers import registry; from blinkccl.cli import main\n"
+        "host.load = lambda: None\n"
+        "start = lambda path, room: [Process(['sleep', '60']) for _ in range(30)]\n"
+        "registry.own = lambda ranks, deadline_s: Launch('blink', ranks, start)\n"
+        "sys.argv = ['blink', 'bench', 'allreduce', '-g', '30']; main()"
+    )
+    environment = {**{k: v for k, v in os.environ.items() if k not in LAUNCHERS}, "TMPDIR": str(tmp_path)}
+    run = subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE, text=True)
+    try:
+        _until(lambda: len(_children(run.pid)) == 30)
+        ranks = _children(run.pid)
+        run.send_signal(number)
+        _, said = run.communicate(timeout=30)
+    finally:
+        run.kill()
+    assert (run.returncode, "Traceback" in said) == (128 + number, False)
+    _until(lambda: not any(Path(f"/proc/{rank}").exists() for rank in ranks))
+    assert list(tmp_path.iterdir()) == []
+
+
+def _children(pid):
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+def _until(done, within_s=60.0):
+    end = time.monotonic() + within_s
+    while not done():
+        assert time.monotonic() < end, "it takes too long"
+        time.sleep(0.02)
 
 
 def test_a_picture(blink, tmp_path):
@@ -197,12 +253,17 @@ def test_a_picture_of_an_unknown_kind(blink, tmp_path):
         (["--peer", "nccl"], "--peer nccl: expected some of gloo, openmpi, mpich, impi, oneccl"),
         (["--rounds", "0"], "--rounds must be at least 1"),
         (["-n", "0"], "-n must be at least 1"),
+        (["-n", "4294967296"], "-n must be at most 1,000,000, got 4294967296"),
+        (["-w", "99999999999"], "-w must be at most 1,000,000, got 99999999999"),
+        (["--topo", "ring:4", "-w", "99999999999"], "-w must be at most 1,000,000, got 99999999999"),
+        (["--timeout", "0.001"], "--timeout must be at least 1 for processes, which count whole seconds, got 0.001"),
+        (["-J", "/"], "/ cannot be written: Is a directory"),
         (["-d", "complex64"], "element type 'complex64'"),
         (["-o", "xor"], "operation 'xor'"),
         (["-b", "900G"], "of memory for 2 ranks"),
         (["-a", "4"], "-a"),
         (["-I", "2"], "-I"),
-        (["--timeout", "nan"], "--timeout must be a positive number"),
+        (["--timeout", "nan"], "--timeout must be a positive number of seconds up to 1,000,000"),
         (["--algo", "ring"], "--algo is for plans that run on threads; give --topo SPEC with it"),
         (["--engine", "host", "--topo", "ring:4"], "--topo is for plans"),
         (["--topo", "ring:4", "--peer", "gloo"], "--peer is for processes"),
@@ -255,8 +316,6 @@ def test_real_ranks(blink, monkeypatch):
 
 def test_real_ranks_of_a_launcher(monkeypatch, tmp_path):
     """Each process is one rank, as under torchrun; rank 0 alone prints."""
-    import subprocess
-
     try:
         load()
     except UnsupportedError as reason:

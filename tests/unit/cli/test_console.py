@@ -6,6 +6,7 @@ import io
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -127,11 +128,14 @@ def test_an_encoding_that_lacks_the_arrows_does_no_harm():
     assert b"reduce" in ended.stdout
 
 
-def test_what_exists_is_not_overwritten(tmp_path, capsys):
+def test_earlier_files_are_kept_and_the_newest_has_the_name(tmp_path, capsys):
     path = tmp_path / "run.json"
     for text in ("a", "b", "c"):
-        console.write_file(console.new_name(path), text)
-    assert [(tmp_path / name).read_text() for name in ("run.json", "run.json.1", "run.json.2")] == ["a", "b", "c"]
+        console.keep_earlier(path)
+        console.write_file(path, text)
+    assert [(tmp_path / name).read_text() for name in ("run.json.1", "run.json.2", "run.json")] == ["a", "b", "c"]
+    console.keep_earlier(Path("/dev/null"))
+    assert Path("/dev/null").exists()
 
 
 def test_help_loads_neither_numpy_nor_solver_nor_rich():
@@ -141,3 +145,16 @@ def test_help_loads_neither_numpy_nor_solver_nor_rich():
     )
     ended = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert ended.stdout == "[]\n"
+
+
+def test_ctrl_c_while_the_command_line_is_loaded():
+    code = (
+        "import sys\n"
+        "class Interrupted:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'blinkccl.cli.app': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupted())\n"
+        "from blinkccl.cli import main; main()"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")

@@ -8,8 +8,8 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
 from pathlib import Path
@@ -123,7 +123,7 @@ def own(world_size: int, deadline_s: float) -> Launch:
             for rank in range(world_size)
         ]
 
-    return Launch("blink", world_size, processes, library="blink-ccl")
+    return Launch("blink", world_size, processes, library="blink-ccl", ours=True)
 
 
 def _free_port() -> int:
@@ -144,11 +144,12 @@ def version_of(distribution: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """An MPI library: its launcher, and how to compile for it."""
+    """An MPI library: its launcher with the environment that it needs, and how to compile for it."""
 
     launcher: str
     compiler: tuple[str, ...]
-    options: tuple[str, ...]
+    options: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 def installation(peer: str, prefix: str | None) -> Installation:
@@ -175,9 +176,12 @@ def _under(peer: str, prefix: Path) -> Installation:
     if not launcher.exists() or not libraries or not (prefix / "include" / "mpi.h").exists():
         raise UnsupportedError(f"{peer}={prefix}: expected bin/mpirun, include/mpi.h and lib/libmpi.so there")
     library = libraries[0]
-    return Installation(
-        str(launcher), ("cc",), (f"-I{prefix / 'include'}", f"-L{library}", f"-Wl,-rpath,{library}", "-lmpi")
-    )
+    # A launcher starts further programs of its package, and looks for them on PATH.
+    environment = {"PATH": os.pathsep.join((str(launcher.parent), os.environ.get("PATH", os.defpath)))}
+    if peer == "impi":
+        environment["I_MPI_ROOT"] = str(prefix)
+    options = (f"-I{prefix / 'include'}", f"-L{library}", f"-Wl,-rpath,{library}", "-lmpi")
+    return Installation(str(launcher), ("cc",), options, environment)
 
 
 def _on_path(peer: str) -> Installation:
@@ -185,7 +189,7 @@ def _on_path(peer: str) -> Installation:
         at, compiler = shutil.which(launcher), shutil.which(wrapper)
         said = _speaks(at) if at and compiler else None
         if at and compiler and (said == peer or (said is None and peer != "openmpi")):
-            return Installation(at, (compiler,), ())
+            return Installation(at, (compiler,))
     raise UnsupportedError(f"{peer} is not on PATH: install it, or name its prefix with --peer {peer}=/path")
 
 
@@ -218,7 +222,7 @@ def _mpi_launch(peer: str, found: Installation, program: Path, world_size: int, 
     def processes(path: Path, room: Path) -> Sequence[Process]:
         line = [found.launcher, *_launch_options(peer), *row.options, "-n", str(world_size), str(program), str(path)]
         # Open MPI keeps its session under TMPDIR; in a room of its own, runs side by side cannot meet.
-        return [Process(line, {**row.environment, "TMPDIR": str(room)})]
+        return [Process(line, {**found.environment, **row.environment, "TMPDIR": str(room)})]
 
     return Launch(peer, world_size, processes, row.name if named else "", LIBRARIES[peer])
 
