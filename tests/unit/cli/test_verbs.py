@@ -190,6 +190,7 @@ def test_check_json(blink, tmp_path):
         "rate": found["bound"],
         "bound": found["bound"],
         "optimal": True,
+        "plan_schema_version": 2,
         "optimal_on": "the links that the plan lists",
         "violations": [],
     }
