@@ -1,6 +1,7 @@
 # Two commands on a fresh machine with Python 3.11 or newer and nothing else:
 #   make run     own environment, install, plan and run an AllReduce where rings fail, then one between processes
-#   make test    own environment, linters, types, layers, native tests, tests
+#   make test    own environment, linters, types, layers, native tests, tests: what a merge must pass
+# and `make test-all`, which leaves nothing out.
 # With a C++ compiler the native library is built too; `make native` builds it again after a change in native/.
 
 PYTHON ?= python3
@@ -14,7 +15,7 @@ COMPILER := $(shell command -v "$${CXX:-c++}" || command -v g++ || command -v cl
 export BLINK_REQUIRE_NATIVE := $(if $(COMPILER),1)
 SAY_WITHOUT := $(if $(COMPILER),,echo "No C++ compiler: no native library. Once there is one: make clean, and again.")
 
-.PHONY: run test lint types layers unit native native-test bench clean
+.PHONY: run test test-all lint types layers unit native native-test bench clean
 
 run: $(VENV)/.installed
 	$(BIN)/blink topo dgx-1v
@@ -25,10 +26,14 @@ run: $(VENV)/.installed
 	@echo
 	$(BIN)/blink bench allreduce -g 2 -b 4K -e 16M
 
-# What takes one core side by side; the tests take all of them.
+# What one core does in a minute first; then compilers and tests side by side, so that no core waits.
 test: $(VENV)/.dev
-	@$(MAKE) --no-print-directory -j 2 native-test lint types layers
-	@$(MAKE) --no-print-directory unit
+	@$(MAKE) --no-print-directory -j 2 types lint layers
+	@$(MAKE) --no-print-directory -j 2 native-test unit
+
+# Slow tests, more random examples, sanitized and faulty builds of libblink.so, all of PyTorch's suite: an hour or two.
+test-all: export BLINK_ALL_TESTS = 1
+test-all: test
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -1,9 +1,9 @@
-"""Programs on backend "blink", one function each, that ranks run; test_torch_backend.py starts them as
+"""Programs on backend "blink", one function each, that ranks run. By hand:
 
-    python torch_programs.py NAME WORLD_SIZE
+    echo NAME WORLD_SIZE | python torch_programs.py
 
-The ranks are forked from this process once it has imported torch. Its exit status is 0 if all of them ended well; a
-rank that fails prints why.
+The ranks of each line are forked from this process, which has imported torch once. It answers with a line, ``right`` or
+``wrong``; a rank that fails prints why.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # once here, and not in every rank that trains
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -818,10 +819,9 @@ def _rank(name: str, rank: int, size: int) -> None:
     os._exit(0)
 
 
-def main() -> int:
-    """Forks the ranks; the exit status."""
+def ran_well(name: str, size: int) -> bool:
+    """Forks the ranks and waits for them, 100 s at most."""
     global _place
-    name, size = sys.argv[1], int(sys.argv[2])
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as directory:
         _place = Path(directory)
@@ -837,9 +837,11 @@ def main() -> int:
             process.join()
     if stuck:
         print(f"ranks {stuck} did not end", file=sys.stderr)
-    return int(bool(stuck) or any(process.exitcode != 0 for process in ranks))
+    return not stuck and all(process.exitcode == 0 for process in ranks)
 
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    sys.exit(main())
+    for line in sys.stdin:
+        asked, ranks_of_it = line.split()
+        print("right" if ran_well(asked, int(ranks_of_it)) else "wrong", flush=True)

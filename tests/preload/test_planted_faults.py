@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import pytest
 from preloaded import Preloaded
 from variants import with_fault
 
-WANTED = "BLINK_TEST_PLANTED"
 #: What is planted: the client's case, and file of native/shim → what is there once, and what it becomes.
 FAULTS = {
     "launches do not follow each other": (
@@ -65,7 +63,7 @@ FAULTS = {
 SEEDS = range(6)
 
 
-@pytest.mark.skipif(not os.environ.get(WANTED), reason=f"minutes: only with {WANTED}=1")
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_missing_event_is_noticed(preloaded: Preloaded, tmp_path: Path, fault: str) -> None:

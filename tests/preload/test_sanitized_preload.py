@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,6 @@ import pytest
 from preloaded import HERE, Preloaded
 from variants import with_sanitizer
 
-WANTED = "BLINK_TEST_SANITIZED"
 CASES = (
     "types,sizes,scaled,groups,streams,legacy_stream,several,graph,graph_fork,graph_order,graph_lost,split,nonblocking,"
     "finalize,abort"
@@ -32,7 +30,7 @@ def _preload(sanitizer: str, library: Path) -> str:
     return f"{found.stdout.strip()}:{library}"
 
 
-@pytest.mark.skipif(not os.environ.get(WANTED), reason=f"minutes: only with {WANTED}=1")
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("sanitizer", ["thread", "address", "undefined"])
 @pytest.mark.parametrize(("mode", "seed"), [("threads", 0), ("threads", 9), ("process", 4), ("all", 2)])
