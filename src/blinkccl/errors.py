@@ -1,4 +1,4 @@
-"""Errors, by who must act: the caller, another rank, or us (DESIGN §4)."""
+"""Errors, by who must act: the caller, another rank, or us."""
 
 from __future__ import annotations
 
@@ -13,16 +13,20 @@ class BlinkError(Exception):
     """
 
 
+class UsageError(BlinkError):
+    """What the caller asked for makes no sense: an unknown name, or a count, root or buffer that does not fit."""
+
+
 class TopologyError(BlinkError):
     """A topology, a specification of one, or an allocation on one is unreadable or inconsistent."""
 
 
 class PackingError(BlinkError):
-    """A packing problem has no answer: a root outside the set, parts that no link joins, a bad capacity."""
+    """A packing problem has no answer: parts that no link joins, a demand that does not fit, a bad capacity."""
 
 
 class ScheduleError(BlinkError):
-    """A plan, forest or program cannot be read or cannot be bound to these buffers."""
+    """A plan, forest or program cannot be read or cannot be run."""
 
 
 class VerificationError(ScheduleError):

@@ -13,7 +13,7 @@ from rank_processes import RankProcess, outcomes
 import blinkccl
 from blinkccl.algorithms.registry import Request, algorithm
 from blinkccl.collectives.spec import Collective
-from blinkccl.errors import BlinkError, CommunicationError, PackingError, PeerLostError, ScheduleError, UnsupportedError
+from blinkccl.errors import BlinkError, CommunicationError, PeerLostError, UnsupportedError, UsageError
 from blinkccl.runtime import host_group
 from blinkccl.runtime.communicator import Communicator
 from blinkccl.schedule.lower import lower
@@ -140,7 +140,7 @@ def makes_no_sense(comm: Communicator) -> list[tuple[str, str]]:
     for what, mistake in mistakes.items():
         try:
             mistake()
-        except (UnsupportedError, ScheduleError, PackingError) as error:
+        except (UnsupportedError, UsageError) as error:
             said.append((what, str(error)))
         else:
             said.append((what, "NOT REFUSED"))
@@ -162,7 +162,7 @@ def refuses_alone(comm: Communicator) -> Failure:
     try:
         comm.broadcast(np.ones(3), 5 if comm.rank == 1 else 0)
         comm.barrier()
-    except PackingError:
+    except UsageError:
         raise
     except CommunicationError as error:
         return type(error).__name__, str(error)
@@ -172,7 +172,7 @@ def refuses_alone(comm: Communicator) -> Failure:
 def test_a_wrong_root_on_one_rank_keeps_nobody_waiting(start: Start) -> None:
     job = start(3, refuses_alone)
     (error,) = job.errors(1)
-    assert isinstance(error, PackingError)
+    assert isinstance(error, UsageError)
     for kind, text in job.values(0, 2):
         assert kind == "PeerLostError"
         assert "rank 1" in text

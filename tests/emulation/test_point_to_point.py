@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from job import PATIENT_S, Ran
 
-from blinkccl.errors import ScheduleError
+from blinkccl.errors import UsageError
 from blinkccl.runtime.communicator import Communicator
 
 #: Bytes: none, few, the whole of a ring and its neighbours, many rings.
@@ -144,7 +144,7 @@ def too_small(comm: Communicator) -> str:
                 comm.recv(marker, 0, tag=3)  # passes the other, which is kept
             try:
                 comm.recv(np.zeros(5, np.uint8), 0, tag=2)
-            except ScheduleError as error:
+            except UsageError as error:
                 said = str(error)
             else:
                 return "not refused"

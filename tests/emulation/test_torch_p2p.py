@@ -26,8 +26,8 @@ from blinkccl.errors import (
     DeadlineError,
     PeerLostError,
     PlanMismatchError,
-    ScheduleError,
     UnsupportedError,
+    UsageError,
 )
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
@@ -204,12 +204,12 @@ def test_ranks_with_different_programs(four: LocalGroup) -> None:
 
 
 def test_a_program_for_another_number_of_ranks(four: LocalGroup) -> None:
-    with pytest.raises(ScheduleError, match="the program has 3 ranks, the process group 4"):
+    with pytest.raises(UsageError, match="the program has 3 ranks, the process group 4"):
         four.call(ranks.prepare, [([ring(3)] * 4,)] * 4, 20)
 
 
 def test_a_process_that_is_not_in_the_group(four: LocalGroup) -> None:
-    with pytest.raises(ScheduleError, match="rank 3 is not in this process group"):
+    with pytest.raises(UsageError, match="rank 3 is not in this process group"):
         four.call(ranks.not_a_member, [(ring(3),)] * 4, 20)
 
 

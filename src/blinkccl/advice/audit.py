@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from blinkccl.advice.plan_links import Choice, links_of, same_links
-from blinkccl.errors import ScheduleError, TopologyError
+from blinkccl.errors import ScheduleError, TopologyError, UsageError
 from blinkccl.forest.check import Verdict, check_plan
 from blinkccl.forest.document import from_document
 from blinkccl.forest.model import Forest
@@ -96,8 +96,9 @@ def audit(
     Raises
     ------
     ScheduleError
-        If it is no plan: a field is missing or has the wrong shape, or neither it nor ``topology`` says which
-        links there are.
+        If it is no plan: a field is missing or has the wrong shape.
+    UsageError
+        If neither it nor ``topology`` says which links there are.
     TopologyError
         If the plan brings no topology and its ranks are not connected on ``links``.
 
@@ -125,7 +126,7 @@ def _with_topology(document: dict[str, Any], machine: Topology | None, links: st
     if document.get("topology") is not None or not document.keys() >= _PLAN_MARKS:
         return document
     if machine is None:
-        raise ScheduleError("the plan brings no topology: give --topo SPEC, the machine that it was made for")
+        raise UsageError("the plan brings no topology: give --topo SPEC, the machine that it was made for")
     return {**document, "topology": to_document(links_of(document, machine, links).network)}
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from blinkccl.advice.ring_baseline import RingBaseline, ring_baseline
 from blinkccl.algorithms.registry import Request, algorithm
 from blinkccl.collectives.spec import COLLECTIVES, Collective
-from blinkccl.errors import PackingError, TopologyError
+from blinkccl.errors import TopologyError, UsageError
 from blinkccl.forest.model import Forest
 from blinkccl.report.certificate_text import bottleneck
 from blinkccl.schema import SCHEMA_VERSION
@@ -127,7 +127,7 @@ def rank_sets(
 
     Raises
     ------
-    PackingError
+    UsageError
         If ``size`` is below 2 or above the number of free GPUs, the collective is unknown, or there are more
         than :data:`MAX_SETS` sets.
 
@@ -155,11 +155,11 @@ def rank_sets(
 
 def _check(free: Sequence[int], size: int, collective: str) -> None:
     if collective not in COLLECTIVES:
-        raise PackingError(f"unknown collective {collective!r}; expected one of {', '.join(COLLECTIVES)}")
+        raise UsageError(f"unknown collective {collective!r}; expected one of {', '.join(COLLECTIVES)}")
     if not 2 <= size <= len(free):
-        raise PackingError(f"-k {size}: expected at least 2 GPUs and at most the {len(free)} that are free")
+        raise UsageError(f"-k {size}: expected at least 2 GPUs and at most the {len(free)} that are free")
     if comb(len(free), size) > MAX_SETS:
-        raise PackingError(
+        raise UsageError(
             f"-k {size} of {len(free)} free GPUs are {comb(len(free), size):,} sets, more "
             f"than the {MAX_SETS:,} that are tried; name fewer with --free"
         )

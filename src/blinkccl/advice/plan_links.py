@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from blinkccl.errors import ScheduleError, TopologyError
+from blinkccl.errors import TopologyError, UsageError
 from blinkccl.topology.model import Topology
 from blinkccl.topology.select import LINK_CHOICES, check_ranks, network_for
 
@@ -58,7 +58,7 @@ def links_of(document: dict[str, Any], machine: Topology, links: str | None) -> 
 
     Raises
     ------
-    ScheduleError
+    UsageError
         If the plan was made for other links than those typed.
     TopologyError
         If the machine has no such ranks, or nothing joins them.
@@ -72,7 +72,7 @@ def links_of(document: dict[str, Any], machine: Topology, links: str | None) -> 
         return found
     other = None if links is None else _first(machine, ranks, None, lambda network: _carries(network, document))
     if other is not None:
-        raise ScheduleError(f"its unit and capacities are those of {other.typed}, not of --links {links}")
+        raise UsageError(f"its unit and capacities are those of {other.typed}, not of --links {links}")
     fallback = _first(machine, ranks, links, lambda network: True)
     if fallback is None or fallback.relays:
         return Choice(links or "fast", False, network_for(machine, ranks, links or "fast"))

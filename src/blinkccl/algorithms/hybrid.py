@@ -20,7 +20,7 @@ from fractions import Fraction
 from blinkccl.algorithms import optimal
 from blinkccl.algorithms.registry import Request
 from blinkccl.algorithms.servers import require_one_server
-from blinkccl.errors import PackingError, TopologyError, UnsupportedError
+from blinkccl.errors import TopologyError, UnsupportedError, UsageError
 from blinkccl.forest.model import Forest, Share, attained_rate
 from blinkccl.topology.assembly import exact_unit
 from blinkccl.topology.model import FAST_KINDS
@@ -69,7 +69,7 @@ def hybrid_split(
 
     Raises
     ------
-    PackingError
+    UsageError
         If a number is out of its range.
 
     Notes
@@ -80,7 +80,7 @@ def hybrid_split(
     total, wait = Fraction(total_bytes), Fraction(t_dpa_s)
     pcie, nvlink = Fraction(pcie_gb_per_s) * GB, Fraction(nvlink_gb_per_s) * GB
     if total < 0 or wait < 0 or pcie <= 0 or nvlink <= 0:
-        raise PackingError(
+        raise UsageError(
             f"hybrid_split of {total_bytes} bytes over PCIe at {pcie_gb_per_s} GB/s and NVLink at {nvlink_gb_per_s} "
             f"GB/s with {t_dpa_s} s to switch: bytes and seconds must not be negative, rates must be positive"
         )
@@ -136,7 +136,7 @@ def plan_split(request: Request, pcie_part: Fraction) -> Forest:
 
     Raises
     ------
-    PackingError
+    UsageError
         If ``pcie_part`` is not between 0 and 1.
     UnsupportedError
         If the ranks are on several servers, PCIe alone was asked for, or one of the classes does not join the ranks.
@@ -148,7 +148,7 @@ def plan_split(request: Request, pcie_part: Fraction) -> Forest:
     want the bus between sockets; its load counts both, and the rate is then less than the sum.
     """
     if not 0 <= pcie_part <= 1:
-        raise PackingError(f"hybrid: the part for PCIe must be between 0 and 1, got {pcie_part}")
+        raise UsageError(f"hybrid: the part for PCIe must be between 0 and 1, got {pcie_part}")
     both = replace(request, links="all")
     parts = {"fast": 1 - pcie_part, "pcie": pcie_part}
     halves = [(part, class_plan(request, links).shares) for links, part in parts.items()]

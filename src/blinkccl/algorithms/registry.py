@@ -13,7 +13,7 @@ from functools import cached_property
 from importlib import import_module
 
 from blinkccl.collectives.spec import Collective
-from blinkccl.errors import PackingError, UnsupportedError
+from blinkccl.errors import UnsupportedError, UsageError
 from blinkccl.forest.model import Forest
 from blinkccl.topology.model import Topology
 from blinkccl.topology.select import network_for
@@ -55,13 +55,13 @@ class Request:
 
     def __post_init__(self) -> None:
         if self.collective.world_size != len(self.ranks):
-            raise PackingError(
+            raise UsageError(
                 f"{self.collective.name} for {self.collective.world_size} ranks, but {len(self.ranks)} are given"
             )
         if len(self.ranks) < 2:
-            raise PackingError("a collective among fewer than two ranks moves nothing: give at least two GPUs")
+            raise UsageError("a collective among fewer than two ranks moves nothing: give at least two GPUs")
         if self.objective not in OBJECTIVES:
-            raise PackingError(f"unknown objective {self.objective!r}; expected one of {', '.join(OBJECTIVES)}")
+            raise UsageError(f"unknown objective {self.objective!r}; expected one of {', '.join(OBJECTIVES)}")
 
     @cached_property
     def network(self) -> Topology:
@@ -160,11 +160,11 @@ def algorithm(name: str) -> Algorithm:
 
     Raises
     ------
-    PackingError
+    UsageError
         If there is no such algorithm; the message lists those there are.
     """
     try:
         return ALGORITHMS[ALIASES.get(name, name)]
     except KeyError:
         known = ", ".join([*ALIASES, *ALGORITHMS])
-        raise PackingError(f"unknown algorithm {name!r}; expected one of {known}") from None
+        raise UsageError(f"unknown algorithm {name!r}; expected one of {known}") from None

@@ -81,7 +81,7 @@ def check(settings: ProcessSettings) -> None:
 
     Raises
     ------
-    ScheduleError
+    UsageError
         If a number is out of range.
     UnsupportedError
         If operation or element type is unknown.
@@ -99,7 +99,7 @@ def check_sizes(collective: Collective, settings: ProcessSettings, sizes: Sequen
 
     Raises
     ------
-    ScheduleError
+    UsageError
         Naming what is needed and what there is.
     """
     itemsize = element_type(settings.dtype).itemsize

@@ -19,7 +19,7 @@ from blinkccl.collectives.oracle import make_inputs, make_scales, oracle, wrong_
 from blinkccl.collectives.spec import Collective
 from blinkccl.engines.buffers import Array, RankBuffers, allocate
 from blinkccl.engines.registry import engine
-from blinkccl.errors import ScheduleError
+from blinkccl.errors import UsageError
 from blinkccl.forest.model import Forest
 from blinkccl.schedule.chunking import DEFAULT_CHUNK_BYTES, Bound, bind
 from blinkccl.schedule.lower import lower
@@ -59,7 +59,7 @@ class Bench:
 
     Raises
     ------
-    ScheduleError
+    UsageError
         If a setting is out of range.
     VerificationError
         If the program is invalid.
@@ -85,7 +85,7 @@ class Bench:
 
         Raises
         ------
-        ScheduleError
+        UsageError
             Naming what is needed and what there is.
         """
         for size in sizes:
@@ -193,7 +193,7 @@ def _check(settings: ThreadSettings) -> None:
     check_range("-w", settings.warmup, 0, MAX_ITERATIONS)
     check_range("--chunk", settings.chunk_bytes, 1, MAX_BYTES)
     if not 0 < settings.deadline_s < float("inf"):
-        raise ScheduleError(f"--timeout must be a positive number of seconds, got {settings.deadline_s}")
+        raise UsageError(f"--timeout must be a positive number of seconds, got {settings.deadline_s}")
 
 
 def check_range(option: str, value: int, least: int, most: int) -> None:
@@ -201,13 +201,13 @@ def check_range(option: str, value: int, least: int, most: int) -> None:
 
     Raises
     ------
-    ScheduleError
+    UsageError
         Naming the limit that it is beyond.
     """
     if value < least:
-        raise ScheduleError(f"{option} must be at least {least}, got {value}")
+        raise UsageError(f"{option} must be at least {least}, got {value}")
     if value > most:
-        raise ScheduleError(f"{option} must be at most {most:,}, got {value}")
+        raise UsageError(f"{option} must be at most {most:,}, got {value}")
 
 
 def check_memory(collective: Collective, block_bytes: int, copies: int = 2) -> None:
@@ -220,7 +220,7 @@ def check_memory(collective: Collective, block_bytes: int, copies: int = 2) -> N
 
     Raises
     ------
-    ScheduleError
+    UsageError
         Naming what is needed and what there is.
     """
     blocks = sum(
@@ -228,7 +228,7 @@ def check_memory(collective: Collective, block_bytes: int, copies: int = 2) -> N
     )
     needed, there = copies * blocks * block_bytes, _memory_bytes()
     if there is not None and needed > there:
-        raise ScheduleError(
+        raise UsageError(
             f"{collective.name} of {block_bytes} bytes a block needs about "
             f"{needed / 1e9:.1f} GB of memory for {collective.world_size} ranks; this "
             f"machine has {there / 1e9:.1f} GB: lower -e, or take fewer GPUs"

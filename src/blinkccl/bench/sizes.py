@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from blinkccl.collectives.ops import element_type
 from blinkccl.collectives.spec import Collective
-from blinkccl.errors import ScheduleError
+from blinkccl.errors import UsageError
 from blinkccl.schedule.chunking import ALIGNMENT_BYTES
 from blinkccl.units import parse_bytes
 
@@ -34,7 +34,7 @@ class Sweep:
             if following > self.last or following == found[-1]:
                 return found
             if len(found) == MAX_SIZES:
-                raise ScheduleError(
+                raise UsageError(
                     f"from {self.first} to {self.last} bytes are more than {MAX_SIZES} "
                     "sizes; take a larger step (-i) or a factor (-f)"
                 )
@@ -57,20 +57,20 @@ def sweep(begin: str, end: str | None, factor: int | None, step: str | None) -> 
 
     Raises
     ------
-    ScheduleError
+    UsageError
         If a text is no size, the last is below the first, or factor or step make no progress.
     """
     first = size_in_bytes("-b", begin)
     last = first if end is None else size_in_bytes("-e", end)
     if last < first:
-        raise ScheduleError(f"-e {end} is below -b {begin}; expected sizes from the smaller to the larger")
+        raise UsageError(f"-e {end} is below -b {begin}; expected sizes from the smaller to the larger")
     if factor is not None and step is not None:
-        raise ScheduleError("-f and -i exclude each other: give the factor or the step")
+        raise UsageError("-f and -i exclude each other: give the factor or the step")
     if factor is not None and factor < 2:
-        raise ScheduleError(f"-f {factor}: expected a factor of at least 2")
+        raise UsageError(f"-f {factor}: expected a factor of at least 2")
     increment = 0 if step is None else size_in_bytes("-i", step)
     if step is not None and increment == 0:
-        raise ScheduleError(f"-i {step}: expected a step of at least one byte")
+        raise UsageError(f"-i {step}: expected a step of at least one byte")
     return Sweep(first, last, None if step is not None else factor or 2, increment)
 
 
@@ -79,15 +79,15 @@ def size_in_bytes(option: str, text: str) -> int:
 
     Raises
     ------
-    ScheduleError
+    UsageError
         If it is no size, or more than :data:`MAX_BYTES`.
     """
     try:
         size = parse_bytes(text)
     except ValueError as error:
-        raise ScheduleError(f"{option}: {error}") from None
+        raise UsageError(f"{option}: {error}") from None
     if size > MAX_BYTES:
-        raise ScheduleError(f"{option} {text}: expected at most {MAX_BYTES >> 40} TiB")
+        raise UsageError(f"{option} {text}: expected at most {MAX_BYTES >> 40} TiB")
     return size
 
 

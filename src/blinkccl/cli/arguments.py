@@ -12,7 +12,7 @@ import typer
 
 from blinkccl.cli import console
 from blinkccl.cli.exits import HardwareError
-from blinkccl.errors import PackingError, TopologyError, UnsupportedError
+from blinkccl.errors import TopologyError, UnsupportedError, UsageError
 
 if TYPE_CHECKING:
     from blinkccl.algorithms.registry import Request
@@ -133,7 +133,7 @@ def collective(
 
     Raises
     ------
-    PackingError
+    UsageError
         If the name is unknown, an end is none of ``ranks``, or the collective has no such end.
     """
     from blinkccl.collectives.spec import COLLECTIVES, Collective
@@ -146,9 +146,9 @@ def collective(
         if vertex is None:
             ends[key] = 0 if key in wanted else None
         elif name in COLLECTIVES and key not in wanted:
-            raise PackingError(f"{name} has no {key}: leave --{key} {vertex} out")
+            raise UsageError(f"{name} has no {key}: leave --{key} {vertex} out")
         elif vertex not in ranks:
-            raise PackingError(
+            raise UsageError(
                 f"--{key} {vertex} is not among the GPUs of the job: expected one of {', '.join(map(str, ranks))}"
             )
         else:
@@ -159,9 +159,9 @@ def collective(
 def _two_ends(ranks: Sequence[int], src: int | None, dst: int | None) -> tuple[int, int]:
     """Both ends of sendrecv; where one was typed and the other was not, what that one is, is said."""
     if len(ranks) < 2:
-        raise PackingError("sendrecv among fewer than two ranks moves nothing: give at least two GPUs")
+        raise UsageError("sendrecv among fewer than two ranks moves nothing: give at least two GPUs")
     if src is not None and src == dst:
-        raise PackingError(f"--src {src} --dst {dst}: sendrecv needs two different ranks")
+        raise UsageError(f"--src {src} --dst {dst}: sendrecv needs two different ranks")
     sender = next(rank for rank in ranks if rank != dst) if src is None else src
     receiver = next(rank for rank in reversed(ranks) if rank != sender) if dst is None else dst
     if src is None and dst is not None:
@@ -185,7 +185,7 @@ def request(
 
     Raises
     ------
-    PackingError
+    UsageError
         If a number is out of range, or there are fewer than two ranks.
     """
     from blinkccl.algorithms.registry import Request
@@ -198,8 +198,8 @@ def request(
 def _part(option: str, text: str) -> Fraction:
     """A number below 1, as ``0.05`` or ``1/20``; a threshold may be 0."""
     if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?|[0-9]{1,9}/0*[1-9][0-9]{0,8}", text):
-        raise PackingError(f"{option} {text}: expected a number like 0.05 or 1/20")
+        raise UsageError(f"{option} {text}: expected a number like 0.05 or 1/20")
     part, least = Fraction(text), MIN_EPSILON if option == "--epsilon" else Fraction(0)
     if not least <= part < 1:
-        raise PackingError(f"{option} {text}: expected a number of at least {least} and below 1")
+        raise UsageError(f"{option} {text}: expected a number of at least {least} and below 1")
     return part

@@ -14,7 +14,7 @@ import typer
 
 from blinkccl.cli import arguments, console
 from blinkccl.cli.exits import CHECK_FAILED
-from blinkccl.errors import ScheduleError
+from blinkccl.errors import UsageError
 
 if TYPE_CHECKING:
     from blinkccl.algorithms.registry import Request
@@ -228,16 +228,16 @@ def bench(
 def _refuse(why: str, given: dict[str, bool]) -> None:
     for option, used in given.items():
         if used:
-            raise ScheduleError(f"{option} {why}")
+            raise UsageError(f"{option} {why}")
 
 
 def _whole_seconds(timeout_s: float) -> int:
     from blinkccl.bench.protocol import MAX_DEADLINE_S
 
     if not 0 < timeout_s <= MAX_DEADLINE_S:
-        raise ScheduleError(f"--timeout must be a positive number of seconds up to {MAX_DEADLINE_S:,}, got {timeout_s}")
+        raise UsageError(f"--timeout must be a positive number of seconds up to {MAX_DEADLINE_S:,}, got {timeout_s}")
     if timeout_s < 1:
-        raise ScheduleError(f"--timeout must be at least 1 for processes, which count whole seconds, got {timeout_s}")
+        raise UsageError(f"--timeout must be at least 1 for processes, which count whole seconds, got {timeout_s}")
     return math.ceil(timeout_s)
 
 

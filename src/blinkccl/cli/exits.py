@@ -18,6 +18,7 @@ class HardwareError(errors.BlinkError):
 #: The most specific class decides. A mistake of ours is a failed check: an exact re-check refused a result.
 EXIT_CODES: dict[type[errors.BlinkError], int] = {
     errors.BlinkError: CHECK_FAILED,
+    errors.UsageError: USAGE,
     errors.TopologyError: USAGE,
     errors.PackingError: USAGE,
     errors.ScheduleError: USAGE,

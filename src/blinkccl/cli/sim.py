@@ -11,7 +11,7 @@ import typer
 
 from blinkccl.cli import arguments, console
 from blinkccl.cli.exits import CHECK_FAILED
-from blinkccl.errors import ScheduleError
+from blinkccl.errors import UsageError
 
 if TYPE_CHECKING:
     from blinkccl.algorithms.registry import Request
@@ -191,7 +191,7 @@ def sim(
     """Prepare, simulate, print."""
     _check_files(timeline, plot)
     if model is None and not overlap:
-        raise ScheduleError("--no-overlap says how --model's step reduces gradients: give --model, or leave it out")
+        raise UsageError("--no-overlap says how --model's step reduces gradients: give --model, or leave it out")
     swept = sweep or any(given is not None for given in (plot, begin, end, factor))
     sizes = _sizes(size, swept, begin, end, factor)
     from blinkccl.simulate.contenders import Conditions, Field, enter, planned, time_all
@@ -238,7 +238,7 @@ def sim(
         else:
             field = enter(request, conditions, [part.strip() for part in algo.split(",")] if algo else [], progress)
         if timeline is not None and all(one.forest is None for one in field.prepared):
-            raise ScheduleError(_NO_TIMELINE)
+            raise UsageError(_NO_TIMELINE)
         field, rows = time_all(field, sizes, progress)
         steps = None if model is None or gpu is None else _steps(field, model, gpu, overlap)
     finally:
@@ -266,11 +266,11 @@ def _sizes(size: str | None, swept: bool, begin: str | None, end: str | None, fa
     if not swept:
         return [parse_size("--size", size or "64M")]
     if size is not None:
-        raise ScheduleError("--size is one size, --sweep, --plot, -b, -e and -f take several: give one of them")
+        raise UsageError("--size is one size, --sweep, --plot, -b, -e and -f take several: give one of them")
     begin, end = _BEGIN if begin is None else begin, _END if end is None else end
     first, last = parse_size("-b", begin), parse_size("-e", end)
     if not 0 < first <= last:
-        raise ScheduleError(f"-b {begin} -e {end}: expected a positive size and one that is not below it")
+        raise UsageError(f"-b {begin} -e {end}: expected a positive size and one that is not below it")
     sizes, step = [first], factor or _FACTOR
     while sizes[-1] * step <= last:
         sizes.append(sizes[-1] * step)
@@ -286,7 +286,7 @@ def _chunk(text: str) -> tuple[int | None, str]:
         return None, text
     chunk = parse_size("--chunk", text)
     if chunk < 1:
-        raise ScheduleError("--chunk 0: expected at least one byte")
+        raise UsageError("--chunk 0: expected at least one byte")
     return chunk, "model"
 
 
@@ -296,13 +296,13 @@ def _skew(text: str | None) -> tuple[float, ...]:
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
-        raise ScheduleError(f"--skew {text}: expected seconds separated by commas, one number per rank") from None
+        raise UsageError(f"--skew {text}: expected seconds separated by commas, one number per rank") from None
 
 
 def _refuse_beside_plan(name: str | None, given: dict[str, object]) -> None:
     used = [option for option, value in {"COLLECTIVE": name, **given}.items() if value is not None]
     if used:
-        raise ScheduleError(f"--plan brings its own collective, links and ranks: leave {', '.join(used)} out")
+        raise UsageError(f"--plan brings its own collective, links and ranks: leave {', '.join(used)} out")
 
 
 def _named(calibration: str | None, topology: Topology) -> Calibration:
@@ -348,7 +348,7 @@ def _gpu(topology: Topology) -> str:
 
     arch = guess_arch(topology)
     if arch not in _GPUS:
-        raise ScheduleError(
+        raise UsageError(
             f"--model: no published throughputs for {arch} GPUs; there are some for "
             f"{' and '.join(_GPUS)}, as dgx-1p and dgx-1v have"
         )
@@ -407,7 +407,7 @@ def _write_timeline(path: Path, row: Sequence[Estimate]) -> None:
 
     best = _fastest_plan(row)
     if best is None or best.simulation is None:
-        raise ScheduleError(_NO_TIMELINE)
+        raise UsageError(_NO_TIMELINE)
     console.write_file(path, json.dumps(chrome_trace(best.simulation.traced())) + "\n")
     console.note(f"it shows {best.name} at {best.size_bytes:,} bytes: open it in chrome://tracing or ui.perfetto.dev")
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from blinkccl.errors import ScheduleError
+from blinkccl.errors import UsageError
 from blinkccl.schedule.program import Program
 
 #: Everything begins on a line of this many bytes; the counters of two parts lie this far apart (kStride in call.h).
@@ -39,7 +39,7 @@ class Geometry:
 
     Raises
     ------
-    ScheduleError
+    UsageError
         If a number is out of range.
     """
 
@@ -54,14 +54,14 @@ class Geometry:
         for name, unit in (("parts", 1), ("slots", 1), ("slot_bytes", LINE_BYTES), ("line_bytes", LINE_BYTES)):
             value = getattr(self, name)
             if value < unit or value % unit:
-                raise ScheduleError(f"{name}: expected a positive multiple of {unit}, got {value}")
+                raise UsageError(f"{name}: expected a positive multiple of {unit}, got {value}")
         if min(self.copy_slots, self.copy_slot_bytes) < 0 or self.copy_slot_bytes % LINE_BYTES:
-            raise ScheduleError(
+            raise UsageError(
                 f"copy_slots and copy_slot_bytes: expected a number and a multiple of {LINE_BYTES}, got "
                 f"{self.copy_slots} and {self.copy_slot_bytes}"
             )
         if (self.copy_slots == 0) != (self.copy_slot_bytes == 0):
-            raise ScheduleError(
+            raise UsageError(
                 f"copy_slots and copy_slot_bytes are both 0 or neither is, got {self.copy_slots} and "
                 f"{self.copy_slot_bytes}"
             )
@@ -119,17 +119,17 @@ class Group:
 
     Raises
     ------
-    ScheduleError
+    UsageError
         If there is none, or they are not on the same ranks.
     """
 
     def __init__(self, programs: Sequence[Program]) -> None:
         if not programs:
-            raise ScheduleError("a group needs at least one program, got none")
+            raise UsageError("a group needs at least one program, got none")
         self.ranks = programs[0].ranks
         for program in programs:
             if program.ranks != self.ranks:
-                raise ScheduleError(
+                raise UsageError(
                     f"programs that share connections run on the same ranks: expected {list(self.ranks)}, got "
                     f"{list(program.ranks)}"
                 )

@@ -22,7 +22,7 @@ from blinkccl.codegen.header import header
 from blinkccl.codegen.lanes import Firing, Lane, Piece, lanes_of
 from blinkccl.codegen.layout import Group
 from blinkccl.codegen.words import Words
-from blinkccl.errors import ScheduleError
+from blinkccl.errors import UsageError
 from blinkccl.forest.model import Forest
 from blinkccl.schedule.chunking import largest_share
 from blinkccl.schedule.program import Program
@@ -53,7 +53,7 @@ class Kernel:
 
     Raises
     ------
-    ScheduleError
+    UsageError
         If the name is none.
     """
 
@@ -64,7 +64,7 @@ class Kernel:
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z][a-z0-9_]*", self.name):
-            raise ScheduleError(f"a kernel's name is of lower-case letters, digits and _, got {self.name!r}")
+            raise UsageError(f"a kernel's name is of lower-case letters, digits and _, got {self.name!r}")
 
     def entry(self, protocol: str) -> str:
         """The symbol of the kernel for ``protocol``, a key of :data:`WIRES`, or of the entry for :data:`COPIES`."""
@@ -88,7 +88,7 @@ def cuda_text(kernels: Sequence[Kernel], group: Group | None = None) -> str:
     ------
     UnsupportedError
         If GPU blocks cannot run a program: see :func:`blinkccl.codegen.lanes.lanes_of`.
-    ScheduleError
+    UsageError
         If there is no kernel, two have one name, or they run on different ranks.
 
     Notes
@@ -97,7 +97,7 @@ def cuda_text(kernels: Sequence[Kernel], group: Group | None = None) -> str:
     """
     names = [kernel.name for kernel in kernels]
     if len(dict.fromkeys(names)) != len(names):
-        raise ScheduleError(f"kernels of one file need different names, got {', '.join(names)}")
+        raise UsageError(f"kernels of one file need different names, got {', '.join(names)}")
     group = group or Group([kernel.program for kernel in kernels])
     single = len(kernels) == 1
     parts = [header(kernel.program, kernel.forest) for kernel in kernels] if single else []

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from blinkccl.errors import ScheduleError, UnsupportedError
+from blinkccl.errors import UnsupportedError, UsageError
 
 Array = NDArray[Any]
 #: A rank's scalar of ``premul_sum``, in the accumulator type; None where nothing is scaled.
@@ -135,7 +135,7 @@ class DType:
 
         Raises
         ------
-        ScheduleError
+        UsageError
             If an integer type cannot hold it.
         """
         if self.kind == "float":
@@ -144,7 +144,7 @@ class DType:
         limits = np.iinfo(self.storage)
         whole = math.trunc(value) if math.isfinite(value) else None
         if whole is None or not int(limits.min) <= whole <= int(limits.max):
-            raise ScheduleError(
+            raise UsageError(
                 f"scale {value!r} is outside {self.name}'s range {limits.min} … {limits.max}; give one that fits"
             )
         return self.storage.type(whole)
@@ -211,17 +211,17 @@ def scalars(
 
     Raises
     ------
-    ScheduleError
+    UsageError
         If ``premul_sum`` has no scales, another operation has some, there is not one for every rank, or an integer
         type cannot hold one.
     """
     if not operation.scales:
         if scales is not None:
-            raise ScheduleError(f"{operation.name} takes no scales, got {len(scales)}; only premul_sum has them")
+            raise UsageError(f"{operation.name} takes no scales, got {len(scales)}; only premul_sum has them")
         return None
     got = "none" if scales is None else str(len(scales))
     if scales is None or len(scales) != world_size:
-        raise ScheduleError(f"{operation.name} needs one scale per rank: expected {world_size}, got {got}")
+        raise UsageError(f"{operation.name} needs one scale per rank: expected {world_size}, got {got}")
     return tuple(dtype.scalar(value) for value in scales)
 
 

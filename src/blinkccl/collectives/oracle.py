@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from blinkccl.collectives.exact import exact_values
 from blinkccl.collectives.ops import DType, element_type, fold, operation, scalars
 from blinkccl.collectives.spec import Collective
-from blinkccl.errors import ScheduleError
+from blinkccl.errors import UsageError
 
 Array = NDArray[Any]
 #: One entry per rank; None where the collective gives the rank no such buffer.
@@ -29,12 +29,12 @@ def check_inputs(collective: Collective, inputs: Sequence[Array | None], count: 
 
     Raises
     ------
-    ScheduleError
+    UsageError
         If a rank's buffer is missing, superfluous, not one-dimensional, of another type, or not the wanted
         number of whole blocks of ``count`` elements; the message names the rank.
     """
     if len(inputs) != collective.world_size:
-        raise ScheduleError(
+        raise UsageError(
             f"{collective.name} on {collective.world_size} ranks needs as many input buffers, "
             f"got {len(inputs)}; give None for a rank without input"
         )
@@ -43,22 +43,22 @@ def check_inputs(collective: Collective, inputs: Sequence[Array | None], count: 
         blocks = collective.input_blocks(rank)
         if (buffer is None) != (blocks == 0):
             wanted, got = ("none", "one") if blocks == 0 else (f"{blocks} block(s)", "none")
-            raise ScheduleError(f"{collective.name}: rank {rank}'s input: expected {wanted}, got {got}")
+            raise UsageError(f"{collective.name}: rank {rank}'s input: expected {wanted}, got {got}")
         if buffer is None:
             continue
         if buffer.ndim != 1:
-            raise ScheduleError(f"rank {rank}'s input has shape {buffer.shape}; flatten it to one dimension")
+            raise UsageError(f"rank {rank}'s input has shape {buffer.shape}; flatten it to one dimension")
         count = buffer.size // blocks if count is None else count
         found = element_type(buffer.dtype) if found is None else found
         if buffer.size != count * blocks:
-            raise ScheduleError(
+            raise UsageError(
                 f"{collective.name}: rank {rank}'s input has {buffer.size} elements, expected "
                 f"{blocks} block(s) of {count}"
             )
         if buffer.dtype != found.storage:
-            raise ScheduleError(f"rank {rank}'s input is {buffer.dtype}, the ranks before it have {found.name}")
+            raise UsageError(f"rank {rank}'s input is {buffer.dtype}, the ranks before it have {found.name}")
     if count is None or found is None:
-        raise ScheduleError(f"{collective.name}: no rank has an input")
+        raise UsageError(f"{collective.name}: no rank has an input")
     return count, found
 
 
@@ -87,7 +87,7 @@ def oracle(
 
     Raises
     ------
-    ScheduleError
+    UsageError
         As :func:`check_inputs` and :func:`blinkccl.collectives.ops.scalars`.
     UnsupportedError
         If operation or element type is unknown, or the type has no such operation.

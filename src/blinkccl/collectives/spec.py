@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-from blinkccl.errors import PackingError
+from blinkccl.errors import UsageError
 
 #: Names an item: None (the whole buffer), a rank's block, or (source, destination) for alltoall.
 Block = int | tuple[int, int] | None
@@ -41,7 +41,7 @@ class Collective:
 
     Raises
     ------
-    PackingError
+    UsageError
         If the name is unknown, there is no rank, or a root or end is missing, superfluous or out of range.
     """
 
@@ -53,20 +53,20 @@ class Collective:
 
     def __post_init__(self) -> None:
         if self.name not in COLLECTIVES:
-            raise PackingError(f"unknown collective {self.name!r}; expected one of {', '.join(COLLECTIVES)}")
+            raise UsageError(f"unknown collective {self.name!r}; expected one of {', '.join(COLLECTIVES)}")
         if self.world_size < 1:
-            raise PackingError(f"{self.name}: world_size must be at least 1, got {self.world_size}")
+            raise UsageError(f"{self.name}: world_size must be at least 1, got {self.world_size}")
         wanted = COLLECTIVES[self.name].parameters
         for key in ("root", "src", "dst"):
             value = getattr(self, key)
             if key in wanted and value is None:
-                raise PackingError(f"{self.name} needs {key}: a rank in 0 … {self.world_size - 1}")
+                raise UsageError(f"{self.name} needs {key}: a rank in 0 … {self.world_size - 1}")
             if key not in wanted and value is not None:
-                raise PackingError(f"{self.name} takes no {key}, got {value}")
+                raise UsageError(f"{self.name} takes no {key}, got {value}")
             if value is not None and not 0 <= value < self.world_size:
-                raise PackingError(f"{self.name}: {key} {value} is outside 0 … {self.world_size - 1}")
+                raise UsageError(f"{self.name}: {key} {value} is outside 0 … {self.world_size - 1}")
         if self.name == "sendrecv" and self.src == self.dst:
-            raise PackingError(f"sendrecv needs two different ranks, got {self.src} twice")
+            raise UsageError(f"sendrecv needs two different ranks, got {self.src} twice")
 
     @property
     def reduces(self) -> bool:

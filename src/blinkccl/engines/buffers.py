@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from blinkccl.collectives.ops import DType, Operation, Scale, element_type
 from blinkccl.collectives.oracle import check_inputs
 from blinkccl.collectives.spec import Collective
-from blinkccl.errors import ScheduleError, UnsupportedError
+from blinkccl.errors import ScheduleError, UnsupportedError, UsageError
 from blinkccl.schedule.chunking import Bound, placements
 from blinkccl.schedule.program import Program, Role
 
@@ -75,7 +75,7 @@ def filled(
 
     Raises
     ------
-    ScheduleError
+    UsageError
         If a buffer does not fit the collective, ``count`` or ``dtype``.
     UnsupportedError
         As :func:`allocate`, or if the element type is unknown.
@@ -83,7 +83,7 @@ def filled(
     row = element_type(dtype)
     _, found = check_inputs(collective, inputs, count)
     if found is not row:
-        raise ScheduleError(f"the inputs are {found.name}, but the call says {row.name}")
+        raise UsageError(f"the inputs are {found.name}, but the call says {row.name}")
     buffers = allocate(collective, count, row, in_place)
     for target, source in zip(buffers.inputs, inputs, strict=True):
         if target is not None and source is not None:

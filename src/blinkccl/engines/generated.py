@@ -26,7 +26,7 @@ from blinkccl.collectives.ops import DTYPE_CODES, OP_CODES, DType, Operation, Sc
 from blinkccl.engines import device_library
 from blinkccl.engines.buffers import check_roles, filled
 from blinkccl.engines.device_library import SCALE_GIVEN, Call, Connection, Status
-from blinkccl.errors import DeadlineError, ScheduleError, UnsupportedError
+from blinkccl.errors import DeadlineError, UnsupportedError, UsageError
 from blinkccl.forest.fingerprint import digest
 from blinkccl.schedule.chunking import DEFAULT_CHUNK_BYTES
 from blinkccl.schedule.program import Program
@@ -115,7 +115,7 @@ class Session:
     ------
     UnsupportedError
         If there is no compiler, or GPU blocks cannot run one of the programs.
-    ScheduleError
+    UsageError
         If the programs are not of the same ranks.
     """
 
@@ -160,7 +160,7 @@ class Session:
 
         Raises
         ------
-        ScheduleError
+        UsageError
             Also if a message of ``chunk_bytes`` does not fit the connections.
         """
         if protocol not in WIRES:
@@ -168,9 +168,9 @@ class Session:
         chunk = _chunk(chunk_bytes)
         if chunk > self._geometry.capacity_bytes(protocol):
             capacity = self._geometry.capacity_bytes(protocol)
-            raise ScheduleError(f"chunk_bytes: a message of {protocol} carries at most {capacity} bytes, got {chunk}")
+            raise UsageError(f"chunk_bytes: a message of {protocol} carries at most {capacity} bytes, got {chunk}")
         if deadline_s <= 0:
-            raise ScheduleError(f"deadline_s must be positive, got {deadline_s}")
+            raise UsageError(f"deadline_s must be positive, got {deadline_s}")
         buffers, row = filled(program.collective, inputs, count, dtype, in_place)
         chosen = operation(op)
         row.combine(chosen)  # refuses what the type has not

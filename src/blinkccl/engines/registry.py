@@ -51,7 +51,7 @@ class Run(Protocol):
 
     Raises
     ------
-    ScheduleError
+    UsageError
         If program, sizes, buffers and scales do not fit.
     UnsupportedError
         If operation, type or placement is not served.

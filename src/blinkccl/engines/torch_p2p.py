@@ -23,7 +23,7 @@ from blinkccl.engines.torch_p2p_exchange import TAGS, Exchange
 from blinkccl.engines.torch_p2p_rounds import plan_rounds
 from blinkccl.engines.torch_p2p_run import Memory, Run
 from blinkccl.engines.torch_p2p_tensors import bound_tensors
-from blinkccl.errors import CommunicationError, ScheduleError
+from blinkccl.errors import CommunicationError, UsageError
 from blinkccl.schedule.chunking import DEFAULT_CHUNK_BYTES, bind
 from blinkccl.schedule.program import Program
 from blinkccl.schedule.text import program_hash
@@ -48,7 +48,7 @@ class TorchP2P:
 
     Raises
     ------
-    ScheduleError
+    UsageError
         If group and program do not fit.
     UnsupportedError
         If the program cannot run in rounds.
@@ -75,7 +75,7 @@ class TorchP2P:
         self._program = program
         self._exchange = Exchange(group, torch.device(device))
         if self._exchange.size != len(program.ranks):
-            raise ScheduleError(
+            raise UsageError(
                 f"the program has {len(program.ranks)} ranks, the process group {self._exchange.size}; plan for these"
             )
         check_roles(program)
@@ -126,7 +126,7 @@ class TorchP2P:
 
         Raises
         ------
-        ScheduleError, UnsupportedError
+        UsageError, UnsupportedError
             If tensors, count, type or operation do not fit; nothing has been sent then.
         DeadlineError
             If a message does not come in time: rank, chunk, channel and peer.
@@ -147,7 +147,7 @@ class TorchP2P:
         row = element_type(str(tensors.dtype).removeprefix("torch."))
         if chosen.scales != (scale is not None):
             wanted = "needs a scale" if chosen.scales else "takes no scale"
-            raise ScheduleError(f"{op} {wanted}, got {scale}; scales are for premul_sum")
+            raise UsageError(f"{op} {wanted}, got {scale}; scales are for premul_sum")
         memory = self._memory(row, chosen, count, chunk_bytes)
         factor = memory.fold.scalar(scale) if scale is not None and collective.reduces else None
         self._calls += 1

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from blinkccl.errors import CommunicationError, DeadlineError, PeerLostError, PlanMismatchError, ScheduleError
+from blinkccl.errors import CommunicationError, DeadlineError, PeerLostError, PlanMismatchError, UsageError
 from blinkccl.schedule.program import Role
 
 #: What MPI promises at least; tags only keep calls that do not belong together from being matched.
@@ -59,17 +59,17 @@ class Exchange:
 
     Raises
     ------
-    ScheduleError
+    UsageError
         If there is no such group, or this process is not in it.
     """
 
     def __init__(self, group: dist.ProcessGroup | None, device: torch.device) -> None:
         if not dist.is_initialized():
-            raise ScheduleError("torch.distributed is not initialised: call init_process_group() first")
+            raise UsageError("torch.distributed is not initialised: call init_process_group() first")
         self.group: Any = dist.group.WORLD if group is None else group
         self.rank = dist.get_rank(self.group)
         if self.rank < 0:
-            raise ScheduleError(f"rank {dist.get_rank()} is not in this process group; only its members may use it")
+            raise UsageError(f"rank {dist.get_rank()} is not in this process group; only its members may use it")
         self.size = dist.get_world_size(self.group)
         self.device = device
 

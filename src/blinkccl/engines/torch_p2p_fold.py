@@ -57,7 +57,7 @@ class Fold:
 
         Raises
         ------
-        ScheduleError
+        UsageError
             If an integer type cannot hold it.
         """
         number = self._row.scalar(value).item()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from blinkccl.collectives.spec import Collective
-from blinkccl.errors import ScheduleError, UnsupportedError
+from blinkccl.errors import UnsupportedError, UsageError
 from blinkccl.schedule.chunking import placements
 
 
@@ -44,7 +44,7 @@ def bound_tensors(
 
     Raises
     ------
-    ScheduleError
+    UsageError
         If a tensor is missing or superfluous, on another device, of another type, or does not
         have the collective's number of blocks of ``count`` elements; or if the two overlap other than in place.
     UnsupportedError
@@ -58,9 +58,9 @@ def bound_tensors(
     types = [tensor.dtype for tensor in (input_tensor, output_tensor) if tensor is not None]
     types += [dtype] if dtype is not None else []
     if not types:
-        raise ScheduleError(f"{collective.name}: rank {rank} has neither input nor output: give the dtype")
+        raise UsageError(f"{collective.name}: rank {rank} has neither input nor output: give the dtype")
     if types.count(types[0]) != len(types):
-        raise ScheduleError(f"rank {rank}: input, output and dtype are {', '.join(map(str, types))}; give one type")
+        raise UsageError(f"rank {rank}: input, output and dtype are {', '.join(map(str, types))}; give one type")
     flat = None if input_tensor is None else input_tensor.detach().contiguous().view(-1)
     if output_tensor is None:
         return Tensors(types[0], flat, None)
@@ -84,16 +84,16 @@ def _check(
 ) -> None:
     if (tensor is None) != (blocks == 0):
         wanted, got = ("none", "one") if blocks == 0 else (f"{blocks} block(s)", "none")
-        raise ScheduleError(f"{collective.name}: rank {rank}'s {side}: expected {wanted}, got {got}")
+        raise UsageError(f"{collective.name}: rank {rank}'s {side}: expected {wanted}, got {got}")
     if tensor is None:
         return
     if tensor.layout != torch.strided or tensor.is_complex():
         kind = "sparse" if tensor.layout != torch.strided else "complex"
         raise UnsupportedError(f"rank {rank}'s {side} is {kind}: give its values, or view it as real numbers")
     if tensor.device.type != device.type or (device.index is not None and tensor.device != device):
-        raise ScheduleError(f"rank {rank}'s {side} is on {tensor.device}, expected {device}")
+        raise UsageError(f"rank {rank}'s {side} is on {tensor.device}, expected {device}")
     if tensor.numel() != blocks * count:
-        raise ScheduleError(
+        raise UsageError(
             f"{collective.name}: rank {rank}'s {side} has {tensor.numel()} elements, "
             f"expected {blocks} block(s) of {count}"
         )
@@ -113,7 +113,7 @@ def _check_overlap(collective: Collective, rank: int, source: torch.Tensor, targ
     ]
     block = count * source.element_size()
     if not shared or any(first + s * block != other + t * block for s, t in shared):
-        raise ScheduleError(
+        raise UsageError(
             f"{collective.name}: rank {rank}'s input and output overlap, but not as in place: an item's input and "
             "output block must be the same memory"
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from blinkccl.errors import ScheduleError
+from blinkccl.errors import UsageError
 from blinkccl.forest.model import Forest
 
 #: More copies of a tree than this hide nothing that fewer do not.
@@ -20,11 +20,11 @@ def split_shares(forest: Forest, parts: int) -> Forest:
 
     Raises
     ------
-    ScheduleError
+    UsageError
         If ``parts`` is not 1 to :data:`MOST_PARTS`.
     """
     if not 1 <= parts <= MOST_PARTS:
-        raise ScheduleError(f"{parts} channels per tree; expected 1 to {MOST_PARTS}")
+        raise UsageError(f"{parts} channels per tree; expected 1 to {MOST_PARTS}")
     if parts == 1:
         return forest
     shares = tuple(

@@ -9,7 +9,7 @@ from blinkccl.algorithms.registry import Request, algorithm
 from blinkccl.codegen.lanes import lanes_of
 from blinkccl.codegen.stores import require_direct_stores
 from blinkccl.collectives.spec import COLLECTIVES, Collective
-from blinkccl.errors import PackingError, ScheduleError, TopologyError, UnsupportedError
+from blinkccl.errors import PackingError, ScheduleError, TopologyError, UnsupportedError, UsageError
 from blinkccl.forest.model import Forest
 from blinkccl.nccl.topology_of_job import Place
 from blinkccl.schedule.lower import lower
@@ -90,7 +90,7 @@ def wanted(setting: str) -> tuple[str, ...]:
 
     Raises
     ------
-    PackingError
+    UsageError
         If there is none of this name; the message lists those there are.
     """
     if setting in ("", AUTO, BEST):
@@ -180,7 +180,7 @@ def candidates(
         for name in algorithms:
             try:
                 one = _candidate(request, name, lanes, bad)
-            except (UnsupportedError, PackingError, ScheduleError) as error:
+            except (PackingError, ScheduleError, UnsupportedError, UsageError) as error:
                 text = " ".join(str(error).split())
                 result.absent.setdefault(key, []).append(text)
                 missing.setdefault(text, {})[collective.name] = None

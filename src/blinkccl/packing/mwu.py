@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import log
 
-from blinkccl.errors import InternalError, PackingError
+from blinkccl.errors import InternalError, UsageError
 from blinkccl.packing.columns import Column, Oracle
 from blinkccl.packing.network import Arc
 
@@ -43,13 +43,13 @@ def pack_multiplicative(capacity: Mapping[Arc, int], oracle: Oracle, epsilon: Fr
 
     Raises
     ------
-    PackingError
+    UsageError
         If ``epsilon`` is out of range.
     InternalError
         If the guarantee is not reached within twice the theoretical number of iterations.
     """
     if not 0 < epsilon < 1:
-        raise PackingError(f"epsilon must lie between 0 and 1, got {epsilon}")
+        raise UsageError(f"epsilon must lie between 0 and 1, got {epsilon}")
     step = float(epsilon) / 2
     scale = _fine_enough(capacity, oracle)
     capacity = {arc: c * scale for arc, c in capacity.items()}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from blinkccl.errors import ScheduleError
+from blinkccl.errors import UsageError
 from blinkccl.paper.claim import Context
 from blinkccl.report.plotting import pyplot
 
@@ -80,7 +80,7 @@ def save(folder: Path, drawn: Collection[Drawn]) -> None:
 
     Raises
     ------
-    ScheduleError
+    UsageError
         If the folder cannot be made or written.
     """
     try:
@@ -88,4 +88,4 @@ def save(folder: Path, drawn: Collection[Drawn]) -> None:
         for one in drawn:
             (folder / f"{one.name}.png").write_bytes(one.png)
     except OSError as error:
-        raise ScheduleError(f"{folder} cannot be written: {error.strerror or error}") from None
+        raise UsageError(f"{folder} cannot be written: {error.strerror or error}") from None

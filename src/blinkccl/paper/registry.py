@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from blinkccl.errors import PackingError
+from blinkccl.errors import UsageError
 from blinkccl.paper.claim import Claim
 
 
@@ -21,7 +21,7 @@ def chosen(names: list[str]) -> tuple[Claim, ...]:
 
     Raises
     ------
-    PackingError
+    UsageError
         If a name is none.
     """
     if not names:
@@ -29,6 +29,6 @@ def chosen(names: list[str]) -> tuple[Claim, ...]:
     wanted = {name.upper() for name in names}
     known = {claim.id for claim in claims()} | {claim.document for claim in claims()}
     for name in sorted(wanted - known):
-        raise PackingError(f"no claim {name!r}; expected a document (A, B, C, D, E) or an id like B6, P1, U1, R1, N1")
+        raise UsageError(f"no claim {name!r}; expected a document (A, B, C, D, E) or an id like B6, P1, U1, R1, N1")
     # A claim's id may begin with another document's letter (B6 is of document A), so the whole name counts.
     return tuple(claim for claim in claims() if claim.id in wanted or claim.document in wanted)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from blinkccl.errors import ScheduleError
+from blinkccl.errors import UsageError
 from blinkccl.report.plotting import pyplot, save
 from blinkccl.report.sim_text import bytes_text
 from blinkccl.simulate.contenders import Estimate
@@ -16,7 +16,7 @@ def plot(path: Path, title: str, rows: Sequence[Sequence[Estimate]], bound_gb_pe
 
     Raises
     ------
-    ScheduleError
+    UsageError
         If nobody moves anything at any size.
     UnsupportedError
         If matplotlib is not installed.
@@ -49,5 +49,5 @@ def _lines(rows: Sequence[Sequence[Estimate]]) -> dict[str, list[tuple[int, floa
     }
     drawn = {name: points for name, points in found.items() if points}
     if not drawn:
-        raise ScheduleError("no size moves any data; take larger ones (-b)")
+        raise UsageError("no size moves any data; take larger ones (-b)")
     return drawn

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from blinkccl.collectives.ops import element_type
 from blinkccl.engines.host_plan import HostPlan
-from blinkccl.errors import ScheduleError
+from blinkccl.errors import UsageError
 from blinkccl.runtime.environment import launch, store_of
 from blinkccl.runtime.host_group import HostGroup
 from blinkccl.runtime.store import open_store
@@ -309,19 +309,19 @@ class Communicator(HostGroup):
         ):
             if array is None:
                 if blocks:
-                    raise ScheduleError(f"{name}: rank {self.rank} needs {what}, got None")
+                    raise UsageError(f"{name}: rank {self.rank} needs {what}, got None")
                 continue
             _check_memory(name, what, array, written=what == "recv" and blocks > 0)
             row = element_type(array.dtype).name
             if dtype not in (None, row):
-                raise ScheduleError(f"{name}: send is {dtype}, recv is {row}; expected one type")
+                raise UsageError(f"{name}: send is {dtype}, recv is {row}; expected one type")
             dtype = row
             if not blocks:
                 continue
             if array.size % blocks:
-                raise ScheduleError(f"{name}: {what} has {array.size} elements, which are not {blocks} equal blocks")
+                raise UsageError(f"{name}: {what} has {array.size} elements, which are not {blocks} equal blocks")
             if count not in (None, array.size // blocks):
-                raise ScheduleError(
+                raise UsageError(
                     f"{name}: {what} has {array.size} elements, {blocks} block(s) of {array.size // blocks}; the other "
                     f"buffer has blocks of {count}"
                 )
@@ -329,7 +329,7 @@ class Communicator(HostGroup):
         if count is None:  # a rank that only looks on: it must still make the same call
             count = 0 if recv is None else recv.size
         if dtype is None:
-            raise ScheduleError(f"{name}: rank {self.rank} passes no buffer; pass its recv, for size and type")
+            raise UsageError(f"{name}: rank {self.rank} passes no buffer; pass its recv, for size and type")
         return count, dtype
 
 
@@ -373,11 +373,11 @@ def init(
 def _check_memory(name: str, what: str, array: Array, *, written: bool = False) -> None:
     """Refuses what cannot be taken as it lies there."""
     if not array.flags.c_contiguous:
-        raise ScheduleError(f"{name}: {what} is not contiguous; pass a contiguous copy")
+        raise UsageError(f"{name}: {what} is not contiguous; pass a contiguous copy")
     if not array.dtype.isnative:
-        raise ScheduleError(f"{name}: {what} is {array.dtype}, in the other byte order; pass array.astype(…) of it")
+        raise UsageError(f"{name}: {what} is {array.dtype}, in the other byte order; pass array.astype(…) of it")
     if written and not array.flags.writeable:
-        raise ScheduleError(f"{name}: {what} is read-only, and a result goes there; pass a copy")
+        raise UsageError(f"{name}: {what} is read-only, and a result goes there; pass a copy")
 
 
 def _keep(future: Future[_Result], *arrays: Array | None) -> Future[_Result]:

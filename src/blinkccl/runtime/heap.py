@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blinkccl.collectives.ops import element_type
-from blinkccl.errors import CommunicationError, ScheduleError, UnsupportedError
+from blinkccl.errors import CommunicationError, UnsupportedError, UsageError
 
 PAGE = mmap.PAGESIZE
 #: Large blocks begin where huge pages do.
@@ -168,12 +168,12 @@ def empty(shape: int | Sequence[int], dtype: Any = np.float32) -> Any:
         If there is no such element type, or no shared memory here.
     CommunicationError
         If there is not enough.
-    ScheduleError
+    UsageError
         If a dimension is negative.
     """
     dimensions = (shape,) if isinstance(shape, int) else tuple(shape)
     if any(size < 0 for size in dimensions):
-        raise ScheduleError(f"shape {dimensions} has a negative dimension")
+        raise UsageError(f"shape {dimensions} has a negative dimension")
     if type(dtype).__module__ == "torch":
         import torch
 

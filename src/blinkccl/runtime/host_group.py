@@ -40,7 +40,13 @@ from blinkccl.engines.host import (
     statuses,
 )
 from blinkccl.engines.host_plan import Area, HostPlan
-from blinkccl.errors import CommunicationError, PeerLostError, RendezvousTimeout, ScheduleError, UnsupportedError
+from blinkccl.errors import (
+    CommunicationError,
+    PeerLostError,
+    RendezvousTimeout,
+    UnsupportedError,
+    UsageError,
+)
 from blinkccl.runtime import cross_memory
 from blinkccl.runtime.card import Card, decode, encode, own_card, same_host
 from blinkccl.runtime.descriptors import Descriptors
@@ -114,7 +120,7 @@ class HostGroup:
         known: Sequence[Card] = (),
     ) -> None:
         if not 0 <= rank < size:
-            raise ScheduleError(f"rank {rank} is outside 0 … {size - 1}")
+            raise UsageError(f"rank {rank} is outside 0 … {size - 1}")
         self.rank, self.size, self.prefix, self.store = rank, size, prefix, store
         self.timeout_s = default_timeout_s() if deadline_s is None else deadline_s
         self._timeout_us = microseconds(self.timeout_s)
@@ -187,7 +193,7 @@ class HostGroup:
         CommunicationError
             Or a subclass: a peer was lost, calls something else, or the deadline passed. The group is then of no
             more use to any rank.
-        UnsupportedError, ScheduleError, PackingError
+        UnsupportedError, UsageError
             If the call itself makes no sense; nothing has happened then.
         """
         call = self._calls.get((name, dtype, count, op, root, dst))
@@ -258,7 +264,7 @@ class HostGroup:
         name, dtype, count, op, root, dst = key
         row, chosen = element_type(dtype), operation(op)
         if count < 0:
-            raise ScheduleError(f"{name}: count must be at least 0, got {count}")
+            raise UsageError(f"{name}: count must be at least 0, got {count}")
         collective = self.collective(name, root, dst)
         if self.size == 1:
             call: NativeOp | _Alone = _Alone(collective, count, dtype, op)
@@ -288,7 +294,7 @@ class HostGroup:
         """
         self._check_open()
         if len(plan.program.ranks) != self.size:
-            raise ScheduleError(f"the program is for {len(plan.program.ranks)} ranks, this group has {self.size}")
+            raise UsageError(f"the program is for {len(plan.program.ranks)} ranks, this group has {self.size}")
         row = element_type(dtype)
         bound = plan.bind(count, row.itemsize, chunk_bytes)
         return NativeOp(self._endpoint, plan, bound, row, operation(op), cross_memory)
@@ -322,10 +328,10 @@ class HostGroup:
     def _factor(self, call: NativeOp | _Alone, scale: float | None) -> float | None:
         if not call.scales:
             if scale is not None and call.reduces:
-                raise ScheduleError(f"{call.call} takes no scale, got {scale}; only premul_sum has one")
+                raise UsageError(f"{call.call} takes no scale, got {scale}; only premul_sum has one")
             return None
         if scale is None:
-            raise ScheduleError(f"{call.call} needs this rank's scale")
+            raise UsageError(f"{call.call} needs this rank's scale")
         return native_scale(element_type(call.call.dtype).scalar(scale))
 
     # ---- point to point

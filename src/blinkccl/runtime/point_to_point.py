@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from blinkccl.engines import native_library as native
 from blinkccl.engines.host import Endpoint
-from blinkccl.errors import CommunicationError, DeadlineError, ScheduleError
+from blinkccl.errors import CommunicationError, DeadlineError, UsageError
 from blinkccl.runtime.matching import Matching, Receive
 from blinkccl.runtime.timeouts import microseconds
 
@@ -242,7 +242,7 @@ class PointToPoint:
         if nbytes <= posted.nbytes:
             return True
         posted.future.set_exception(
-            ScheduleError(
+            UsageError(
                 f"rank {self._rank} has room for {posted.nbytes} bytes, rank {src} sent {nbytes} "
                 f"with tag {posted.tag}: sizes must agree"
             )
@@ -337,7 +337,7 @@ class PointToPoint:
 
     def _check_peer(self, what: str, peer: int) -> None:
         if not 0 <= peer < self._size or peer == self._rank:
-            raise ScheduleError(
+            raise UsageError(
                 f"rank {self._rank} cannot {what} rank {peer}: expected another rank in 0 … {self._size - 1}"
             )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 
-from blinkccl.errors import LaunchError, ScheduleError
+from blinkccl.errors import LaunchError, UsageError
 
 DEFAULT_TIMEOUT_S = 300.0
 _VARIABLE = "BLINK_TIMEOUT"
@@ -36,9 +36,9 @@ def microseconds(seconds: float) -> int:
 
     Raises
     ------
-    ScheduleError
+    UsageError
         If it is no positive number.
     """
     if not 0 < seconds < math.inf:
-        raise ScheduleError(f"a deadline must be a positive number of seconds, got {seconds}")
+        raise UsageError(f"a deadline must be a positive number of seconds, got {seconds}")
     return max(1, int(min(seconds, 1e9) * 1e6))

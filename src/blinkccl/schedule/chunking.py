@@ -14,7 +14,7 @@ from fractions import Fraction
 from functools import cached_property, lru_cache
 
 from blinkccl.collectives.spec import Block, Collective
-from blinkccl.errors import ScheduleError
+from blinkccl.errors import ScheduleError, UsageError
 from blinkccl.schedule.program import Program
 
 #: Vector loads and stores are 16 bytes wide on every GPU and CPU we know.
@@ -111,7 +111,9 @@ def bind(
     Raises
     ------
     ScheduleError
-        If a number is out of range, or a slice names a block that the collective does not have.
+        If a slice names a block that the collective does not have.
+    UsageError
+        If a number is out of range.
 
     Notes
     -----
@@ -123,7 +125,7 @@ def bind(
         ("chunk_bytes", chunk_bytes, 1),
     ):
         if value < least:
-            raise ScheduleError(f"{name} must be at least {least}, got {value}")
+            raise UsageError(f"{name} must be at least {least}, got {value}")
     known = placements(program.collective)
     group = max(1, ALIGNMENT_BYTES // itemsize)
     chunk_elements = max(1, chunk_bytes // itemsize)

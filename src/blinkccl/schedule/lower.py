@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from blinkccl.collectives.spec import Block
-from blinkccl.errors import ScheduleError
+from blinkccl.errors import ScheduleError, UsageError
 from blinkccl.forest.fingerprint import forest_hash, topology_hash
 from blinkccl.forest.model import Forest, Path, Share, Tree
 from blinkccl.schedule.chunking import placements
@@ -50,16 +50,18 @@ def lower(forest: Forest, slots: int = 2, channels: int | None = None) -> Progra
     Raises
     ------
     ScheduleError
-        If ``slots`` or ``channels`` is not positive, a share's block is none of the collective's, a tree
+        If a share's block is none of the collective's, a tree
         visits a vertex that is no rank of the job, an edge has fewer than two vertices, or two shares of
         one slice disagree on its weight.
+    UsageError
+        If ``slots`` or ``channels`` is not positive.
 
     Notes
     -----
     Cost: O(edges · log edges).
     """
     if slots < 1 or (channels is not None and channels < 1):
-        raise ScheduleError(f"slots and channels must be at least 1, got {slots} and {channels}")
+        raise UsageError(f"slots and channels must be at least 1, got {slots} and {channels}")
     _check_paths(forest)
     slices, slice_of = _slices(forest)
     channel_count = min(channels or len(slices), max(1, len(slices)))

@@ -14,7 +14,7 @@ from typing import Annotated
 import msgspec
 
 from blinkccl.collectives.spec import Block, Collective
-from blinkccl.errors import PackingError, ScheduleError
+from blinkccl.errors import ScheduleError, UsageError
 from blinkccl.forest.fingerprint import digest
 from blinkccl.schedule.program import Channel, Program, Queue, Role, Slice
 
@@ -189,7 +189,7 @@ def from_json(text: str | bytes) -> Program:
     spec = form.collective
     try:
         collective = Collective(spec.name, len(form.ranks), spec.root, spec.src, spec.dst)
-    except PackingError as error:
+    except UsageError as error:
         raise ScheduleError(f"not a program: {error} - at `$.collective`") from None
     return Program(
         collective,

@@ -71,7 +71,7 @@ def search(
 
     Raises
     ------
-    ScheduleError, TopologyError
+    UsageError, TopologyError
         As :func:`~blinkccl.simulate.run.simulate`.
 
     Notes
@@ -120,7 +120,7 @@ def best_chunk(
 
     Raises
     ------
-    ScheduleError, TopologyError
+    UsageError, TopologyError
         As :func:`~blinkccl.simulate.run.simulate`.
 
     Notes

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from blinkccl.algorithms.bounds import certificate_for
 from blinkccl.algorithms.registry import ALGORITHMS, Request
-from blinkccl.errors import PackingError, TopologyError, UnsupportedError
+from blinkccl.errors import TopologyError, UnsupportedError, UsageError
 from blinkccl.forest.model import Forest
 from blinkccl.forest.split import split_shares
 from blinkccl.schedule.lower import lower
@@ -241,7 +241,7 @@ def enter(
 
     Raises
     ------
-    PackingError
+    UsageError
         If a name is unknown, or no contender can serve the job.
     UnsupportedError
         If a named one cannot serve it.
@@ -249,7 +249,7 @@ def enter(
     known = contenders()
     for name in names:
         if name not in known and name != "auto":
-            raise PackingError(f"unknown algorithm {name!r}; expected one of auto, {', '.join(known)}")
+            raise UsageError(f"unknown algorithm {name!r}; expected one of auto, {', '.join(known)}")
     wanted = list(dict.fromkeys("optimal" if name == "auto" else name for name in names)) or list(known)
     ready: list[Prepared] = []
     absent: dict[str, str] = {}
@@ -262,7 +262,7 @@ def enter(
             absent[name] = str(error)
         tick(done + 1, len(wanted))
     if not ready:
-        raise PackingError(f"nothing can serve this job: {next(iter(absent.values()))}")
+        raise UsageError(f"nothing can serve this job: {next(iter(absent.values()))}")
     return Field(request, tuple(ready), absent, named=bool(names))
 
 
@@ -302,7 +302,7 @@ def time_all(
     ------
     TopologyError, UnsupportedError
         What a named contender raises, or the first where none can be timed.
-    ScheduleError
+    UsageError
         As :func:`~blinkccl.simulate.run.simulate`: above all, more tasks than the budget.
     """
     columns: list[list[Estimate]] = []

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from blinkccl.errors import ScheduleError
+from blinkccl.errors import UsageError
 
 KIB, MIB = 1024, 1024 * 1024
 
@@ -50,7 +50,7 @@ class Miad:
 
     Raises
     ------
-    ScheduleError
+    UsageError
         If a number is out of range.
 
     Notes
@@ -76,18 +76,18 @@ class Miad:
 
     def __post_init__(self) -> None:
         if not 1 <= self.least_bytes <= self.first_bytes <= self.most_bytes:
-            raise ScheduleError(
+            raise UsageError(
                 f"chunks start at {self.first_bytes} bytes within {self.least_bytes} to {self.most_bytes}; expected "
                 "1 <= least <= first <= most"
             )
         if not 1.1 <= self.factor <= 16:
-            raise ScheduleError(f"chunks grow by a factor of {self.factor}; expected 1.1 to 16")
+            raise UsageError(f"chunks grow by a factor of {self.factor}; expected 1.1 to 16")
         if self.step_bytes < 1:
-            raise ScheduleError(f"chunks shrink by {self.step_bytes} bytes; expected at least 1")
+            raise UsageError(f"chunks shrink by {self.step_bytes} bytes; expected at least 1")
         if not 0 <= self.tolerance < 1:
-            raise ScheduleError(f"a tolerance of {self.tolerance}; expected 0 <= tolerance < 1")
+            raise UsageError(f"a tolerance of {self.tolerance}; expected 0 <= tolerance < 1")
         if self.phase not in _PHASES:
-            raise ScheduleError(f"unknown phase {self.phase!r}; expected one of {', '.join(_PHASES)}")
+            raise UsageError(f"unknown phase {self.phase!r}; expected one of {', '.join(_PHASES)}")
         if self.chunk_bytes == 0:
             object.__setattr__(self, "chunk_bytes", self.first_bytes)
 

@@ -30,7 +30,7 @@ from fractions import Fraction
 from itertools import pairwise
 
 from blinkccl.collectives.spec import Block, Collective
-from blinkccl.errors import ScheduleError
+from blinkccl.errors import UsageError
 from blinkccl.forest.model import Cut, Forest, Path, Share, Tree, attained_rate
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
@@ -69,16 +69,16 @@ def pattern(name: str, breadth: int = 0) -> Pattern:
 
     Raises
     ------
-    ScheduleError
+    UsageError
         If there is no such pattern, or not of this breadth.
     """
     row = PATTERNS.get(name)
     if row is None:
-        raise ScheduleError(f"unknown pattern {name!r}; expected one of {', '.join(PATTERNS)}")
+        raise UsageError(f"unknown pattern {name!r}; expected one of {', '.join(PATTERNS)}")
     if breadth not in row.breadths:
         *first, last = map(str, row.breadths)
         known = f"{', '.join(first)} or {last} {row.counts}" if first else "no breadth"
-        raise ScheduleError(f"the pattern {name} comes with {known}, got {breadth}")
+        raise UsageError(f"the pattern {name} comes with {known}, got {breadth}")
     network, program = row.build(breadth)
     return Pattern(name, breadth, program, network)
 

@@ -27,7 +27,7 @@ from fractions import Fraction
 from math import ceil, floor
 
 from blinkccl.collectives.spec import COLLECTIVES, Collective
-from blinkccl.errors import ScheduleError, UnsupportedError
+from blinkccl.errors import UnsupportedError, UsageError
 from blinkccl.simulate.nccl_search import Channels
 from blinkccl.simulate.nccl_system import KINDS, NVB, PXB, PXN, arch_named
 from blinkccl.units import algbw_gb_per_s, bus_factor
@@ -163,12 +163,12 @@ def predict(
     ------
     UnsupportedError
         If NCCL has no ring for the collective, or the architecture is unknown.
-    ScheduleError
+    UsageError
         If a number is out of range, or ``channels`` are for one server and the job is on several, or the reverse.
     """
     name = _name_of(collective, ranks)
     if not 0 <= size_bytes <= MAX_SIZE_BYTES:
-        raise ScheduleError(f"a size of {size_bytes} bytes; expected 0 to 2^63 - 1")
+        raise UsageError(f"a size of {size_bytes} bytes; expected 0 to 2^63 - 1")
     lines = cost_lines(channels, collective, ranks=ranks, servers=servers, arch=arch)
     ordered = sorted(lines, key=lambda line: line.time_us(size_bytes))
     return tuple(_prediction(line, channels, name, size_bytes, ranks, arch) for line in ordered)
@@ -199,7 +199,7 @@ def crossover(
 
     Raises
     ------
-    UnsupportedError, ScheduleError
+    UnsupportedError, UsageError
         As :func:`predict`.
 
     Notes
@@ -208,7 +208,7 @@ def crossover(
     """
     lines = cost_lines(channels, collective, ranks=ranks, servers=servers, arch=arch)
     if not 0 <= up_to_bytes <= MAX_SIZE_BYTES:
-        raise ScheduleError(f"sizes up to {up_to_bytes} bytes; expected 0 to 2^63 - 1")
+        raise UsageError(f"sizes up to {up_to_bytes} bytes; expected 0 to 2^63 - 1")
     bends = sorted({0, *(size for line in lines for size in line.bends() if size <= up_to_bytes)})
     winners: list[Winner] = []
     for begin, end in zip(bends, (*bends[1:], up_to_bytes + 1), strict=True):
@@ -243,7 +243,7 @@ def cost_lines(
 
     Raises
     ------
-    UnsupportedError, ScheduleError
+    UnsupportedError, UsageError
         As :func:`predict`.
     """
     name = _name_of(collective, ranks)
@@ -261,7 +261,7 @@ def cost_lines(
 def _name_of(collective: Collective | str, ranks: int) -> str:
     name = collective if isinstance(collective, str) else collective.name
     if isinstance(collective, Collective) and collective.world_size != ranks:
-        raise ScheduleError(f"{name} on {collective.world_size} ranks, but the job has {ranks}")
+        raise UsageError(f"{name} on {collective.world_size} ranks, but the job has {ranks}")
     if name not in SERVED:
         why = "sends and receives for it" if name in COLLECTIVES else "never heard of it"
         raise UnsupportedError(f"NCCL has no ring for {name!r} ({why}); expected one of {', '.join(SERVED)}")
@@ -270,9 +270,9 @@ def _name_of(collective: Collective | str, ranks: int) -> str:
 
 def _check_job(channels: Channels, ranks: int, servers: int) -> None:
     if servers < 1 or ranks < max(2, servers):
-        raise ScheduleError(f"{ranks} ranks on {servers} servers; expected at least two ranks, and one per server")
+        raise UsageError(f"{ranks} ranks on {servers} servers; expected at least two ranks, and one per server")
     if (servers > 1) != (channels.servers > 1):
-        raise ScheduleError(
+        raise UsageError(
             f"channels found for {channels.servers} server(s) say nothing of {servers}; search with the ranks of all"
         )
 
@@ -422,14 +422,14 @@ def nccl_24_choice(
 
     Raises
     ------
-    ScheduleError
+    UsageError
         If a number is out of range, or ``ranks`` is missing on several servers.
     """
     _check_24(servers, size_bytes)
     if servers == 1:
         return "ring"
     if ranks is None or ranks < servers or channels < 1:
-        raise ScheduleError(
+        raise UsageError(
             f"NCCL 2.4 on {servers} servers: got ranks={ranks} and channels={channels}; expected at least one rank per "
             "server and one channel"
         )
@@ -452,7 +452,7 @@ def nccl_24_as_written(servers: int, size_bytes: int) -> str:
 
     Raises
     ------
-    ScheduleError
+    UsageError
         If a number is out of range.
     """
     _check_24(servers, size_bytes)
@@ -461,4 +461,4 @@ def nccl_24_as_written(servers: int, size_bytes: int) -> str:
 
 def _check_24(servers: int, size_bytes: int) -> None:
     if servers < 1 or not 0 <= size_bytes <= MAX_SIZE_BYTES:
-        raise ScheduleError(f"{size_bytes} bytes on {servers} servers; expected 0 to 2^63 - 1 bytes on at least one")
+        raise UsageError(f"{size_bytes} bytes on {servers} servers; expected 0 to 2^63 - 1 bytes on at least one")

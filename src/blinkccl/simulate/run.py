@@ -7,7 +7,7 @@ from functools import cached_property
 from itertools import pairwise
 from math import ceil, sqrt
 
-from blinkccl.errors import ScheduleError
+from blinkccl.errors import UsageError
 from blinkccl.schedule.chunking import ALIGNMENT_BYTES, Bound, bind
 from blinkccl.schedule.program import Program
 from blinkccl.simulate import kernel, native_kernel
@@ -95,7 +95,7 @@ def simulate(
 
     Raises
     ------
-    ScheduleError
+    UsageError
         If a number is out of range, the program cannot be bound, or it would take more tasks than ``budget``.
     TopologyError
         If a link is missing in the network or its class in the calibration.
@@ -106,16 +106,16 @@ def simulate(
     by at most the depth times the larger chunk.
     """
     if not 0 <= size_bytes <= MAX_SIZE_BYTES:
-        raise ScheduleError(f"a size of {size_bytes} bytes; expected 0 to 2^63 - 1")
+        raise UsageError(f"a size of {size_bytes} bytes; expected 0 to 2^63 - 1")
     if not 1 <= budget <= MAX_BUDGET:
-        raise ScheduleError(f"a budget of {budget:,} tasks; expected 1 to {MAX_BUDGET:,}, what a kernel can number")
+        raise UsageError(f"a budget of {budget:,} tasks; expected 1 to {MAX_BUDGET:,}, what a kernel can number")
     chunk = best_chunk_bytes(program, network, calibration, size_bytes) if chunk_bytes is None else chunk_bytes
     bound = bind_bytes(program, size_bytes, chunk, even_chunks)
     together = 1
     tasks = count_tasks(bound)
     if tasks > budget:
         if not coarser:
-            raise ScheduleError(
+            raise UsageError(
                 f"{size_bytes:,} bytes in chunks of {chunk:,} are {tasks:,} transfers and reductions, more than the "
                 f"budget of {budget:,}; take larger chunks (--chunk), a larger --budget, or --coarser, which times "
                 "several chunks as one"
@@ -140,7 +140,7 @@ def _coarser(fine: Bound, size_bytes: int, even_chunks: bool, budget: int) -> tu
         bound = bind_bytes(fine.program, size_bytes, chunk_bytes * times, even_chunks)
         tasks = count_tasks(bound)
         if tasks > budget and all(extent.chunks <= 1 for extent in bound.extents):
-            raise ScheduleError(
+            raise UsageError(
                 f"one chunk per share is {tasks:,} transfers and reductions already, more than the budget of "
                 f"{budget:,}; take a larger --budget"
             )
@@ -157,15 +157,15 @@ def parse_size(option: str, text: str) -> int:
 
     Raises
     ------
-    ScheduleError
+    UsageError
         If it is no size, or beyond 2^63 − 1.
     """
     try:
         size = parse_bytes(text)
     except ValueError as error:
-        raise ScheduleError(f"{option}: {error}") from None
+        raise UsageError(f"{option}: {error}") from None
     if size > MAX_SIZE_BYTES:
-        raise ScheduleError(f"{option} {text}: expected at most 2^63 - 1 bytes")
+        raise UsageError(f"{option} {text}: expected at most 2^63 - 1 bytes")
     return size
 
 

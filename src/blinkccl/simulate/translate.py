@@ -19,7 +19,7 @@ from math import fsum
 
 import numpy as np
 
-from blinkccl.errors import ScheduleError, TopologyError, UnsupportedError
+from blinkccl.errors import ScheduleError, TopologyError, UnsupportedError, UsageError
 from blinkccl.schedule.chunking import Bound
 from blinkccl.schedule.program import Program, Role
 from blinkccl.schedule.wiring import Arc, connect
@@ -57,10 +57,10 @@ class Settings:
     def __post_init__(self) -> None:
         for name, value, known in (("sharing", self.sharing, SHARINGS), ("streams", self.streams, STREAMS)):
             if value not in known:
-                raise ScheduleError(f"unknown {name} {value!r}; expected one of {', '.join(known)}")
+                raise UsageError(f"unknown {name} {value!r}; expected one of {', '.join(known)}")
         for rank, start_s in enumerate(self.start_s):
             if not 0 <= start_s < 1e6:
-                raise ScheduleError(f"rank {rank} starts at {start_s} s; expected a time from 0 to 1,000,000 s")
+                raise UsageError(f"rank {rank} starts at {start_s} s; expected a time from 0 to 1,000,000 s")
 
     @property
     def kernel_sharing(self) -> str:
@@ -98,9 +98,11 @@ def translate(
     Raises
     ------
     ScheduleError
-        If both ends of a queue do not fit, or the start times are not one per rank.
+        If both ends of a queue do not fit.
     TopologyError
         If a path uses a link that is not there, or the calibration has no class for it.
+    UsageError
+        If the start times are not one per rank.
     UnsupportedError
         If links are to be shared by latencies and some paths have none.
 
@@ -111,7 +113,7 @@ def translate(
     settings = settings or Settings()
     program = bound.program
     if settings.start_s and len(settings.start_s) != len(program.ranks):
-        raise ScheduleError(f"{len(settings.start_s)} start times for {len(program.ranks)} ranks; give one per rank")
+        raise UsageError(f"{len(settings.start_s)} start times for {len(program.ranks)} ranks; give one per rank")
     wiring = connect(program)
     if wiring.faults:
         raise ScheduleError(f"the program cannot be timed: {wiring.faults[0]}")

@@ -7,7 +7,7 @@ import pytest
 from blinkccl.advice.audit import audit
 from blinkccl.algorithms.registry import Request, algorithm
 from blinkccl.collectives.spec import Collective
-from blinkccl.errors import ScheduleError, TopologyError
+from blinkccl.errors import ScheduleError, TopologyError, UsageError
 from blinkccl.forest.document import to_document
 from blinkccl.topology.spec import parse_spec
 
@@ -37,7 +37,7 @@ def test_a_plan_that_cannot_be_lowered_is_broken_not_unreadable(document):
 def test_the_topology_beside_it_is_used_where_it_brings_none(document):
     del document["topology"]
     assert audit(document, parse_spec("dgx-1v")).ok
-    with pytest.raises(ScheduleError, match="topology"):
+    with pytest.raises(UsageError, match="topology"):
         audit(document)
     with pytest.raises(TopologyError):
         audit(document, parse_spec("chain:8"))

@@ -12,7 +12,7 @@ from blinkccl.advice.pick_text import ranking_text
 from blinkccl.advice.ring_baseline import ring_baseline
 from blinkccl.algorithms.registry import Request, algorithm
 from blinkccl.collectives.spec import Collective
-from blinkccl.errors import PackingError, TopologyError
+from blinkccl.errors import TopologyError, UsageError
 from blinkccl.topology.assembly import exact_unit
 from blinkccl.topology.spec import parse_spec
 
@@ -79,9 +79,9 @@ def test_gpus_that_nothing_joins():
 
 def test_limits():
     topology = parse_spec("8x dgx-a100")
-    with pytest.raises(PackingError, match="name fewer with --free"):
+    with pytest.raises(UsageError, match="name fewer with --free"):
         rank_sets(topology, topology.ranks, 20)
-    with pytest.raises(PackingError, match="at least 2 GPUs"):
+    with pytest.raises(UsageError, match="at least 2 GPUs"):
         rank_sets(topology, (0, 1), 1)
 
 

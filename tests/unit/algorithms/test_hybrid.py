@@ -11,7 +11,7 @@ from reference import asked, planned
 from blinkccl.algorithms.hybrid import Split, hybrid_split, plan_split, rates
 from blinkccl.algorithms.registry import ALGORITHMS
 from blinkccl.collectives.spec import COLLECTIVES
-from blinkccl.errors import PackingError, UnsupportedError
+from blinkccl.errors import UnsupportedError, UsageError
 from blinkccl.forest.model import Forest
 from blinkccl.topology.assembly import Assembly
 
@@ -60,7 +60,7 @@ def test_floats_are_taken_as_they_are() -> None:
 
 @pytest.mark.parametrize("numbers", [(-1, 1, 1, 0), (1, 0, 1, 0), (1, 1, -1, 0), (1, 1, 1, -1)])
 def test_numbers_out_of_range_are_refused(numbers: tuple[int, int, int, int]) -> None:
-    with pytest.raises(PackingError, match="rates must be positive"):
+    with pytest.raises(UsageError, match="rates must be positive"):
         hybrid_split(*numbers)
 
 
@@ -115,7 +115,7 @@ def test_the_split_for_a_size_takes_the_time_that_it_says() -> None:
 
 @pytest.mark.parametrize("part", [Fraction(-1, 9), Fraction(10, 9)])
 def test_a_part_is_between_0_and_1(part: Fraction) -> None:
-    with pytest.raises(PackingError, match="must be between 0 and 1"):
+    with pytest.raises(UsageError, match="must be between 0 and 1"):
         plan_split(request("dgx-1v", "0-3", "broadcast"), part)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from blinkccl.codegen.layout import Geometry, Group, Layout
 from blinkccl.collectives.spec import Collective
-from blinkccl.errors import ScheduleError
+from blinkccl.errors import UsageError
 from blinkccl.schedule.program import Program
 from blinkccl.testing.programs import random_program
 
@@ -77,9 +77,9 @@ def test_programs_share_as_many_connections_as_the_widest_needs() -> None:
 
 
 def test_what_is_no_group_is_refused() -> None:
-    with pytest.raises(ScheduleError, match="at least one program"):
+    with pytest.raises(UsageError, match="at least one program"):
         Group([])
-    with pytest.raises(ScheduleError, match="same ranks"):
+    with pytest.raises(UsageError, match="same ranks"):
         Group([a_program(1), a_program(1, ranks=3)])
 
 
@@ -88,7 +88,7 @@ def test_what_is_no_group_is_refused() -> None:
     [({"parts": 0}, "parts"), ({"slots": 0}, "slots"), ({"slot_bytes": 100}, "128"), ({"line_bytes": 0}, "line_bytes")],
 )
 def test_geometries_out_of_range_are_refused(wrong: dict[str, int], said: str) -> None:
-    with pytest.raises(ScheduleError, match=said):
+    with pytest.raises(UsageError, match=said):
         Geometry(**wrong)
 
 

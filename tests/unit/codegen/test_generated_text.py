@@ -18,7 +18,7 @@ from blinkccl.codegen.lanes import lanes_of
 from blinkccl.codegen.layout import Group
 from blinkccl.codegen.text import WIRES, Kernel, cuda_text
 from blinkccl.collectives.spec import COLLECTIVES, Collective
-from blinkccl.errors import ScheduleError
+from blinkccl.errors import UsageError
 from blinkccl.forest.model import Cut, Forest, Share, Tree
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
@@ -168,12 +168,12 @@ def test_a_file_of_several_programs_shares_connections() -> None:
     assert max(int(number) for ids in re.findall(r"walk\.open\((.+?)\)", text) for number in ids.split(",")) < len(
         group.pairs
     )
-    with pytest.raises(ScheduleError, match="different names, got a, a"):
+    with pytest.raises(UsageError, match="different names, got a, a"):
         cuda_text([Kernel("a", up), Kernel("a", down)])
     for name in ("", "Allreduce", "a-b", "1a", "a b", "a{"):
-        with pytest.raises(ScheduleError, match="lower-case letters"):
+        with pytest.raises(UsageError, match="lower-case letters"):
             Kernel(name, up)
-    with pytest.raises(ScheduleError, match="at least one program"):
+    with pytest.raises(UsageError, match="at least one program"):
         cuda_text([])
 
 

@@ -20,7 +20,7 @@ from blinkccl.collectives.ops import (
     operation,
     scalars,
 )
-from blinkccl.errors import ScheduleError, UnsupportedError
+from blinkccl.errors import UnsupportedError, UsageError
 
 FLOATS = [name for name, row in DTYPES.items() if row.kind == "float"]
 INTEGERS = [name for name, row in DTYPES.items() if row.kind in ("signed", "unsigned")]
@@ -280,7 +280,7 @@ def test_scalars_in_the_accumulator_type() -> None:
     ],
 )
 def test_wrong_scales(op: str, dtype: str, scales: list[float] | None, message: str) -> None:
-    with pytest.raises(ScheduleError, match=message):
+    with pytest.raises(UsageError, match=message):
         scalars(operation(op), element_type(dtype), scales, 3)
 
 

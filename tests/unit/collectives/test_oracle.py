@@ -19,7 +19,7 @@ from blinkccl.collectives.oracle import (
     wrong_elements,
 )
 from blinkccl.collectives.spec import COLLECTIVES, Collective
-from blinkccl.errors import ScheduleError, UnsupportedError
+from blinkccl.errors import UnsupportedError, UsageError
 
 N = 3
 
@@ -90,9 +90,9 @@ def test_scales_belong_to_ranks_and_mean_nothing_where_nothing_is_reduced() -> N
         coll = Collective(name, 3, root=root)
         given = inputs if name == "broadcast" else rows(None, [1, 2, 3], None)
         assert mismatch(oracle(coll, given, "premul_sum", [9, 9, 9]), oracle(coll, given), 1) is None
-    with pytest.raises(ScheduleError, match="needs one scale per rank: expected 3, got 2"):
+    with pytest.raises(UsageError, match="needs one scale per rank: expected 3, got 2"):
         oracle(a_collective("allreduce"), rows([1], [1], [1]), "premul_sum", [1, 2])
-    with pytest.raises(ScheduleError, match="sum takes no scales"):
+    with pytest.raises(UsageError, match="sum takes no scales"):
         oracle(a_collective("allreduce"), rows([1], [1], [1]), "sum", [1, 2, 3])
     with pytest.raises(UnsupportedError, match="band is not defined for float32"):
         oracle(a_collective("allreduce"), [np.ones(1, np.float32)] * 3, "band")
@@ -184,12 +184,12 @@ def test_count_zero() -> None:
     ],
 )
 def test_wrong_inputs_name_the_rank(inputs: list[np.ndarray | None], message: str) -> None:
-    with pytest.raises(ScheduleError, match=message):
+    with pytest.raises(UsageError, match=message):
         oracle(a_collective("allreduce"), inputs)
 
 
 def test_superfluous_input_is_refused() -> None:
-    with pytest.raises(ScheduleError, match="rank 0's input: expected none, got one"):
+    with pytest.raises(UsageError, match="rank 0's input: expected none, got one"):
         check_inputs(a_collective("broadcast"), rows([1], [1], None))
 
 

@@ -17,7 +17,7 @@ from blinkccl.collectives.spec import Collective
 from blinkccl.engines import reference, threads
 from blinkccl.engines.buffers import allocate
 from blinkccl.engines.registry import ENGINES
-from blinkccl.errors import DeadlineError, ScheduleError, UnsupportedError
+from blinkccl.errors import DeadlineError, ScheduleError, UnsupportedError, UsageError
 from blinkccl.schedule.chunking import bind
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
@@ -97,7 +97,7 @@ def test_scales_are_wanted_exactly_for_premul_sum(run: reference.Run) -> None:
         ("premul_sum", [1.0, 2.0], "one scale per rank: expected 4, got 2"),
         ("sum", [1.0] * 4, "sum takes no scales"),
     ):
-        with pytest.raises(ScheduleError, match=message):
+        with pytest.raises(UsageError, match=message):
             run(program, inputs, count=10, dtype="int32", op=op, scales=scales)
 
 

@@ -12,7 +12,7 @@ from blinkccl.codegen.text import WIRES
 from blinkccl.collectives.oracle import make_inputs
 from blinkccl.engines import device_library, generated
 from blinkccl.engines.registry import ENGINES
-from blinkccl.errors import DeadlineError, ScheduleError, UnsupportedError
+from blinkccl.errors import DeadlineError, UnsupportedError, UsageError
 from blinkccl.schedule.program import Program
 from blinkccl.testing.execution import difference
 
@@ -53,13 +53,13 @@ def test_what_cannot_be_asked_is_refused() -> None:
     inputs = make_inputs(program.collective, 10, "int32")
     with pytest.raises(UnsupportedError, match="protocol 'll256' is not one of simple, ll, ll128"):
         generated.run(program, inputs, count=10, dtype="int32", protocol="ll256")
-    with pytest.raises(ScheduleError, match="deadline_s must be positive"):
+    with pytest.raises(UsageError, match="deadline_s must be positive"):
         generated.run(program, inputs, count=10, dtype="int32", deadline_s=0)
-    with pytest.raises(ScheduleError, match="parts: expected a positive multiple of 1, got 0"):
+    with pytest.raises(UsageError, match="parts: expected a positive multiple of 1, got 0"):
         generated.run(program, inputs, count=10, dtype="int32", parts=0)
     session = generated.Session([program], Geometry(1, 2, 128, 128))
     for protocol, capacity in (("simple", 128), ("ll", 64), ("ll128", 120)):
-        with pytest.raises(ScheduleError, match=f"a message of {protocol} carries at most {capacity} bytes, got 256"):
+        with pytest.raises(UsageError, match=f"a message of {protocol} carries at most {capacity} bytes, got 256"):
             session.run(program, inputs, count=10, dtype="int32", chunk_bytes=256, protocol=protocol)
 
 

@@ -9,7 +9,7 @@ from blinkccl.collectives.ops import element_type
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.engines.buffers import allocate, filled
 from blinkccl.engines.registry import ENGINES, engine
-from blinkccl.errors import ScheduleError, UnsupportedError
+from blinkccl.errors import UnsupportedError, UsageError
 
 INT32 = element_type("int32")
 
@@ -67,9 +67,9 @@ def test_inputs_are_copied_and_checked() -> None:
     assert source is not None
     source[:] = 0
     assert mine[0].tolist() == [0, 1, 2, 3]
-    with pytest.raises(ScheduleError, match="inputs are int32, but the call says float32"):
+    with pytest.raises(UsageError, match="inputs are int32, but the call says float32"):
         filled(collective("allreduce"), mine, 4, "float32", in_place=False)
-    with pytest.raises(ScheduleError, match="rank 0's input has 4 elements, expected 1 block"):
+    with pytest.raises(UsageError, match="rank 0's input has 4 elements, expected 1 block"):
         filled(collective("allreduce"), mine, 5, "int32", in_place=False)
 
 

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from blinkccl.collectives.ops import DTYPES, OPS, DType, fold
-from blinkccl.errors import ScheduleError, UnsupportedError
+from blinkccl.errors import UnsupportedError, UsageError
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
@@ -97,7 +97,7 @@ def test_averages_of_many_ranks(name: str) -> None:
 
 
 def test_a_scale_that_an_integer_cannot_hold() -> None:
-    with pytest.raises(ScheduleError, match="outside uint8's range"):
+    with pytest.raises(UsageError, match="outside uint8's range"):
         Fold(DTYPES["uint8"], OPS["premul_sum"], 8, CPU).scalar(256)
     biggest = Fold(DTYPES["uint64"], OPS["premul_sum"], 8, CPU).scalar(2**63)
     assert biggest.item() == -(2**63)  # the same 64 bits

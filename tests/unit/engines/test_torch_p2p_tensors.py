@@ -7,7 +7,7 @@ from importlib import import_module
 import pytest
 
 from blinkccl.collectives.spec import Collective
-from blinkccl.errors import ScheduleError, UnsupportedError
+from blinkccl.errors import UnsupportedError, UsageError
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
@@ -47,7 +47,7 @@ def test_in_place_as_in_nccl() -> None:
 def test_a_rank_that_only_passes_on_names_the_type() -> None:
     relayed = Collective("sendrecv", 3, src=0, dst=2)
     assert bound_tensors(relayed, 1, None, None, 10, torch.bool, CPU).dtype == torch.bool
-    with pytest.raises(ScheduleError, match="rank 1 has neither input nor output: give the dtype"):
+    with pytest.raises(UsageError, match="rank 1 has neither input nor output: give the dtype"):
         bound_tensors(relayed, 1, None, None, 10, None, CPU)
 
 
@@ -62,21 +62,21 @@ def test_a_rank_that_only_passes_on_names_the_type() -> None:
     ],
 )
 def test_what_does_not_fit(given: torch.Tensor | None, output: torch.Tensor, message: str) -> None:
-    with pytest.raises(ScheduleError, match=message):
+    with pytest.raises(UsageError, match=message):
         bound_tensors(GATHERED, 2, given, output, 10, None, CPU)
 
 
 def test_what_is_superfluous() -> None:
-    with pytest.raises(ScheduleError, match="rank 1's input: expected none, got one"):
+    with pytest.raises(UsageError, match="rank 1's input: expected none, got one"):
         bound_tensors(Collective("broadcast", 4, root=0), 1, torch.zeros(10), torch.zeros(10), 10, None, CPU)
 
 
 @pytest.mark.parametrize("shift", [-1, 1, 5])
 def test_other_overlaps_are_refused(shift: int) -> None:
     memory = torch.zeros(40)
-    with pytest.raises(ScheduleError, match="overlap, but not as in place"):
+    with pytest.raises(UsageError, match="overlap, but not as in place"):
         bound_tensors(ALLREDUCE, 0, memory[10:20], memory[10 + shift : 20 + shift], 10, None, CPU)
-    with pytest.raises(ScheduleError, match="overlap, but not as in place"):
+    with pytest.raises(UsageError, match="overlap, but not as in place"):
         bound_tensors(GATHERED, 2, memory[20 + shift : 30 + shift], memory, 10, None, CPU)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from blinkccl.collectives.spec import Collective
 from blinkccl.engines import reference
-from blinkccl.errors import ScheduleError
+from blinkccl.errors import UsageError
 from blinkccl.forest.model import attained_rate, link_use
 from blinkccl.forest.split import split_shares
 from blinkccl.schedule.lower import lower
@@ -32,5 +32,5 @@ def test_a_split_forest_does_the_same(collective: str, parts: int) -> None:
 
 @pytest.mark.parametrize("parts", [0, -1, 65])
 def test_how_many_channels_there_may_be(parts: int) -> None:
-    with pytest.raises(ScheduleError, match=rf"{parts} channels per tree; expected 1 to 64"):
+    with pytest.raises(UsageError, match=rf"{parts} channels per tree; expected 1 to 64"):
         split_shares(random_forest(Random(3)), parts)

@@ -10,7 +10,7 @@ from jobs_by_hand import job, on
 from blinkccl.codegen.lanes import Firing, Lane
 from blinkccl.codegen.layout import Group
 from blinkccl.collectives.spec import Collective
-from blinkccl.errors import LaunchError, PackingError, TopologyError, UnsupportedError
+from blinkccl.errors import LaunchError, TopologyError, UnsupportedError, UsageError
 from blinkccl.nccl import choices
 from blinkccl.nccl.choices import PROTOCOLS, Terms, wanted_protocol
 from blinkccl.nccl.copies import MOST_OPERANDS, fault_of_job, fault_of_lanes, fault_of_program
@@ -231,7 +231,7 @@ def test_a_forced_algorithm_whose_hops_are_none_is_left_to_nccl_with_the_reason(
 
 def test_an_unknown_algorithm_is_refused_with_those_there_are():
     assert wanted("") == wanted("auto") == wanted("best") == DEFAULT
-    with pytest.raises(PackingError, match="unknown algorithm 'fastest'; expected one of auto, optimal"):
+    with pytest.raises(UsageError, match="unknown algorithm 'fastest'; expected one of auto, optimal"):
         wanted("fastest")
 
 

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 from small_networks import dgx_1v, random_digraph, random_graph, random_switched
 
-from blinkccl.errors import PackingError
+from blinkccl.errors import UsageError
 from blinkccl.packing.bottleneck import gather_rate
 from blinkccl.packing.columns import Oracle, check_loads, pack_columns
 from blinkccl.packing.maxflow import broadcast_rate
@@ -84,5 +84,5 @@ def test_the_same_input_gives_the_same_packing() -> None:
 
 @pytest.mark.parametrize("epsilon", [Fraction(0), Fraction(1), Fraction(-1, 2), Fraction(2)])
 def test_an_epsilon_out_of_range_is_refused(epsilon: Fraction) -> None:
-    with pytest.raises(PackingError, match="between 0 and 1"):
+    with pytest.raises(UsageError, match="between 0 and 1"):
         pack_multiplicative({(0, 1): 1}, out_tree_oracle(Network(2, 2, ((0, 1, 1),)), [0]), epsilon)

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from blinkccl.errors import ScheduleError, UnsupportedError
+from blinkccl.errors import UnsupportedError, UsageError
 from blinkccl.paper import drawing, figures
 from blinkccl.paper.claim import DOCUMENTS, Context, judge
 from blinkccl.paper.page import page
@@ -166,7 +166,7 @@ def test_pictures_are_files_by_their_names(draw, tmp_path: Path) -> None:
 def test_a_folder_that_is_a_file_is_an_error_that_says_so(tmp_path: Path) -> None:
     taken = tmp_path / "taken"
     taken.write_text("")
-    with pytest.raises(ScheduleError, match="taken cannot be written"):
+    with pytest.raises(UsageError, match="taken cannot be written"):
         figures.save(taken, [])
 
 

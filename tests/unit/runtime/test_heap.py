@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from blinkccl.collectives.ops import DTYPES
-from blinkccl.errors import CommunicationError, ScheduleError, UnsupportedError
+from blinkccl.errors import CommunicationError, UnsupportedError, UsageError
 from blinkccl.runtime.heap import HUGE, PAGE, Heap, empty, memory_file, process_heap
 
 
@@ -169,7 +169,7 @@ def test_shapes_are_numpys(shape: Any) -> None:
 
 
 def test_what_makes_no_sense_is_refused() -> None:
-    with pytest.raises(ScheduleError, match="negative"):
+    with pytest.raises(UsageError, match="negative"):
         empty((3, -1))
     with pytest.raises(UnsupportedError, match="complex64"):
         empty(3, np.complex64)

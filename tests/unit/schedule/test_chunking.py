@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blinkccl.collectives.spec import Collective
-from blinkccl.errors import ScheduleError
+from blinkccl.errors import ScheduleError, UsageError
 from blinkccl.schedule.chunking import Bound, bind, boundary
 from blinkccl.schedule.program import Program, Slice
 
@@ -109,7 +109,7 @@ def test_boundaries_never_leave_the_block() -> None:
     ],
 )
 def test_numbers_out_of_range(arguments: tuple[int, int, int], message: str) -> None:
-    with pytest.raises(ScheduleError, match=message):
+    with pytest.raises(UsageError, match=message):
         bind(program(), *arguments)
 
 

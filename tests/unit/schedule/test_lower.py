@@ -17,7 +17,7 @@ from small_forests import (
 )
 
 from blinkccl.collectives.spec import Collective
-from blinkccl.errors import ScheduleError
+from blinkccl.errors import ScheduleError, UsageError
 from blinkccl.forest.model import Forest, Share, Tree
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program, Role
@@ -233,7 +233,7 @@ def test_shares_of_one_slice_have_one_weight() -> None:
 
 @pytest.mark.parametrize(("slots", "channels"), [(0, None), (1, 0), (-1, 2)])
 def test_numbers_out_of_range(slots: int, channels: int | None) -> None:
-    with pytest.raises(ScheduleError, match="at least 1"):
+    with pytest.raises(UsageError, match="at least 1"):
         lower(chain_allreduce(), slots, channels)
 
 

@@ -11,7 +11,7 @@ from timed_jobs import plan, request
 from blinkccl.algorithms.hybrid import hybrid_split
 from blinkccl.algorithms.registry import ALGORITHMS, Request
 from blinkccl.collectives.spec import Collective
-from blinkccl.errors import PackingError, TopologyError, UnsupportedError
+from blinkccl.errors import TopologyError, UnsupportedError, UsageError
 from blinkccl.simulate.baselines import BASELINES, NCCL_SLICE_BYTES
 from blinkccl.simulate.calibration import (
     Calibration,
@@ -50,7 +50,7 @@ def test_all_enter_who_can_and_the_others_say_why() -> None:
 def test_a_named_contender_that_cannot_serve_is_an_error() -> None:
     with pytest.raises(UnsupportedError, match="several servers"):
         enter(request("dgx-1v"), NOMINAL, ["optimal", "three_phase"])
-    with pytest.raises(PackingError, match=r"unknown algorithm 'rings'; expected one of auto, optimal, .*nccl-2\.4"):
+    with pytest.raises(UsageError, match=r"unknown algorithm 'rings'; expected one of auto, optimal, .*nccl-2\.4"):
         enter(request("dgx-1v"), NOMINAL, ["rings"])
 
 

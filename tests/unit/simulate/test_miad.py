@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from blinkccl.algorithms.registry import Request, algorithm
 from blinkccl.collectives.spec import Collective
-from blinkccl.errors import ScheduleError
+from blinkccl.errors import UsageError
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.simulate.calibration import calibration
@@ -192,7 +192,7 @@ def test_on_pipelines_the_time_is_within_six_percent(peak: float, constant: floa
     ],
 )
 def test_numbers_out_of_range_are_refused(arguments: dict[str, float], message: str) -> None:
-    with pytest.raises(ScheduleError, match=message):
+    with pytest.raises(UsageError, match=message):
         Miad(**arguments)  # type: ignore[arg-type]
 
 

@@ -7,7 +7,7 @@ from statistics import mean
 
 import pytest
 
-from blinkccl.errors import ScheduleError
+from blinkccl.errors import UsageError
 from blinkccl.schedule.verifier import violations
 from blinkccl.simulate.calibration import calibration
 from blinkccl.simulate.microbenchmarks import CALIBRATION, PATTERNS, Pattern, measure, pattern, throughput_gb_per_s
@@ -147,5 +147,5 @@ def test_nothing_moves_nothing() -> None:
     ],
 )
 def test_patterns_that_there_are_not(name: str, breadth: int, message: str) -> None:
-    with pytest.raises(ScheduleError, match=message):
+    with pytest.raises(UsageError, match=message):
         pattern(name, breadth)

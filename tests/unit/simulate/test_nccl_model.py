@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blinkccl.collectives.spec import Collective
-from blinkccl.errors import ScheduleError, UnsupportedError
+from blinkccl.errors import UnsupportedError, UsageError
 from blinkccl.simulate.nccl_model import (
     CORRECTED_FROM_BYTES,
     SERVED,
@@ -294,15 +294,15 @@ def test_what_the_model_refuses() -> None:
         crossover(found, "barrier", ranks=8, servers=1, arch="volta")
     with pytest.raises(UnsupportedError, match="unknown GPU architecture 'turing'"):
         choose(found, "allreduce", 1, ranks=8, servers=1, arch="turing")
-    with pytest.raises(ScheduleError, match="a size of -1 bytes"):
+    with pytest.raises(UsageError, match="a size of -1 bytes"):
         predict(found, "allreduce", -1, ranks=8, servers=1, arch="volta")
-    with pytest.raises(ScheduleError, match="sizes up to -1 bytes"):
+    with pytest.raises(UsageError, match="sizes up to -1 bytes"):
         crossover(found, "allreduce", ranks=8, servers=1, arch="volta", up_to_bytes=-1)
-    with pytest.raises(ScheduleError, match="1 ranks on 1 servers"):
+    with pytest.raises(UsageError, match="1 ranks on 1 servers"):
         predict(found, "allreduce", 1, ranks=1, servers=1, arch="volta")
-    with pytest.raises(ScheduleError, match=r"found for 1 server\(s\) say nothing of 2"):
+    with pytest.raises(UsageError, match=r"found for 1 server\(s\) say nothing of 2"):
         predict(found, "allreduce", 1, ranks=16, servers=2, arch="volta")
-    with pytest.raises(ScheduleError, match="allreduce on 4 ranks, but the job has 8"):
+    with pytest.raises(UsageError, match="allreduce on 4 ranks, but the job has 8"):
         predict(found, Collective("allreduce", 4), 1, ranks=8, servers=1, arch="volta")
 
 
@@ -330,11 +330,11 @@ def test_nccl_24_between_servers() -> None:
 
 
 def test_what_nccl_24_must_be_told() -> None:
-    with pytest.raises(ScheduleError, match="expected at least one rank per server"):
+    with pytest.raises(UsageError, match="expected at least one rank per server"):
         nccl_24_choice(2, 8)
-    with pytest.raises(ScheduleError, match="got ranks=16 and channels=0"):
+    with pytest.raises(UsageError, match="got ranks=16 and channels=0"):
         nccl_24_choice(2, 8, ranks=16, channels=0)
-    with pytest.raises(ScheduleError, match="-1 bytes on 1 servers"):
+    with pytest.raises(UsageError, match="-1 bytes on 1 servers"):
         nccl_24_choice(1, -1)
-    with pytest.raises(ScheduleError, match="on 0 servers"):
+    with pytest.raises(UsageError, match="on 0 servers"):
         nccl_24_as_written(0, 8)

@@ -12,7 +12,7 @@ import pytest
 
 from blinkccl.algorithms.registry import Request, algorithm
 from blinkccl.collectives.spec import Collective
-from blinkccl.errors import ScheduleError, TopologyError, UnsupportedError
+from blinkccl.errors import TopologyError, UnsupportedError, UsageError
 from blinkccl.forest.model import Cut, Forest, Share, Tree, attained_rate
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
@@ -127,7 +127,7 @@ def test_settings_reach_the_kernel() -> None:
 
 @pytest.mark.parametrize("size_bytes", [-1, MAX_SIZE_BYTES + 1])
 def test_sizes_out_of_range_are_refused(size_bytes: int) -> None:
-    with pytest.raises(ScheduleError, match=rf"a size of {size_bytes} bytes; expected 0 to 2\^63 - 1"):
+    with pytest.raises(UsageError, match=rf"a size of {size_bytes} bytes; expected 0 to 2\^63 - 1"):
         simulate(*chain(), free(), size_bytes)
 
 
@@ -179,7 +179,7 @@ def test_tasks_are_counted_before_a_run(algo: str, spec: str, name: str) -> None
 
 
 def test_more_tasks_than_the_budget_are_refused_with_a_way_out() -> None:
-    with pytest.raises(ScheduleError) as raised:
+    with pytest.raises(UsageError) as raised:
         simulate(*chain(), free(), 100 * MB, chunk_bytes=1 * MB, budget=150)
     assert str(raised.value) == (
         "100,000,000 bytes in chunks of 1,000,000 are 200 transfers and reductions, more than the budget of 150; take "
@@ -223,13 +223,13 @@ def test_no_more_chunks_are_timed_as_one_than_there_are() -> None:
 
 @pytest.mark.parametrize("budget", [-1, 0, MAX_BUDGET + 1])
 def test_budgets_out_of_range_are_refused(budget: int) -> None:
-    with pytest.raises(ScheduleError, match=r"a budget of .* tasks; expected 1 to 2,147,483,647"):
+    with pytest.raises(UsageError, match=r"a budget of .* tasks; expected 1 to 2,147,483,647"):
         simulate(*chain(), free(), MB, budget=budget)
     assert simulate(*chain(), free(), MB, budget=MAX_BUDGET).aggregated == 1
 
 
 def test_a_budget_below_a_chunk_per_share_is_refused() -> None:
-    with pytest.raises(ScheduleError, match="one chunk per share is 6 transfers and reductions already, more than the"):
+    with pytest.raises(UsageError, match="one chunk per share is 6 transfers and reductions already, more than the"):
         simulate(*chain(4), free(), 100 * MB, chunk_bytes=1 * MB, budget=5, coarser=True)
 
 
@@ -336,6 +336,6 @@ def test_sizes_are_typed_with_suffixes() -> None:
     [("many", "--size: "), ("-1", "--size: "), ("9223372036854775808", "--size 9223372036854775808: expected at most")],
 )
 def test_what_is_no_size_is_refused_by_the_name_of_the_option(text: str, message: str) -> None:
-    with pytest.raises(ScheduleError) as raised:
+    with pytest.raises(UsageError) as raised:
         parse_size("--size", text)
     assert str(raised.value).startswith(message)

@@ -11,7 +11,7 @@ import pytest
 
 from blinkccl.algorithms.registry import Request, algorithm
 from blinkccl.collectives.spec import Collective
-from blinkccl.errors import ScheduleError, TopologyError, UnsupportedError
+from blinkccl.errors import ScheduleError, TopologyError, UnsupportedError, UsageError
 from blinkccl.forest.model import Cut, Forest, Share, Tree, attained_rate
 from blinkccl.schedule.chunking import bind
 from blinkccl.schedule.lower import lower
@@ -359,13 +359,13 @@ def test_roles_start_with_their_rank_after_its_launch() -> None:
 
 
 def test_start_times_are_one_per_rank() -> None:
-    with pytest.raises(ScheduleError, match="2 start times for 3 ranks; give one per rank"):
+    with pytest.raises(UsageError, match="2 start times for 3 ranks; give one per rank"):
         translated(chain_broadcast(), costs(), Settings(start_s=(0.0, 0.0)))
 
 
 @pytest.mark.parametrize("start_s", [-1.0, 1e6, float("nan"), float("inf")])
 def test_start_times_out_of_range_are_refused(start_s: float) -> None:
-    with pytest.raises(ScheduleError, match=r"rank 1 starts at .*; expected a time from 0 to 1,000,000 s"):
+    with pytest.raises(UsageError, match=r"rank 1 starts at .*; expected a time from 0 to 1,000,000 s"):
         Settings(start_s=(0.0, start_s))
 
 
@@ -377,7 +377,7 @@ def test_start_times_out_of_range_are_refused(start_s: float) -> None:
     ],
 )
 def test_unknown_settings_are_refused(fields: dict[str, str], message: str) -> None:
-    with pytest.raises(ScheduleError) as raised:
+    with pytest.raises(UsageError) as raised:
         Settings(**fields)
     assert str(raised.value) == message
 
