@@ -27,7 +27,7 @@ BLOCKS_PER_MULTIPROCESSOR = (1, 2, 4)
 FORMATS = {"float32": "Float32", "bfloat16": "Bfloat16"}
 
 TEXT = f"""
-#include "blink/walk.h"
+#include "blink/context.h"
 #include "blink/fold.h"
 
 namespace blink {{

@@ -245,7 +245,7 @@ class Tree final : public Communicator {
       warn("rank " + std::to_string(place_.rank) + " of " + key_.substr(0, 8) + ": " +
            (status.code == kTimedOut ? "waited " + seconds_text(timeout_s_) + " s" : std::string("gave up waiting")) +
            " for " + (status.sending != 0 ? "room for " : "") + "message " + std::to_string(status.position) +
-           " on connection " + connection_text(status.connection) + ", lane " + std::to_string(status.lane));
+           " on connection " + connection_text(status.connection) + ", channel " + std::to_string(status.channel));
       tell_peers();
     }
     return ncclRemoteError;

@@ -159,10 +159,11 @@ Slice CopyEngineRun::slice(Word source_block, Word target_block, Word start_num,
   return device::cut(state_, source_block, target_block, start_num, start_den, stop_num, stop_den, rounds);
 }
 
-bool CopyEngineRun::fire(const Slice& slice, Word k, const CopyFiring& firing) {
-  Role& role = program_->roles[program_->first[firing.lane] + firing.ordinal];
-  const std::uint32_t divisor = call_->average != 0 ? firing.what.divisor : 1;
-  steps_.push_back({k, &role, device::chunk_of(state_, slice, k), firing.what.turn, divisor, firing.what.keeps != 0});
+bool CopyEngineRun::execute(const Slice& slice, Word k, const CopyExecution& execution) {
+  Role& role = program_->roles[program_->first[execution.channel] + execution.ordinal];
+  const std::uint32_t divisor = call_->average != 0 ? execution.what.divisor : 1;
+  steps_.push_back({k, &role, device::chunk_of(state_, slice, k), execution.what.own_operand_index, divisor,
+                    execution.what.keeps != 0});
   return true;
 }
 
@@ -173,8 +174,8 @@ CUresult CopyEngineRun::launch(int program, const Call& call, CUstream stream) {
   call_ = &call;
   describe(call);
   steps_.clear();
-  for (std::uint32_t lane = 0; lane < bundle_.programs[static_cast<std::size_t>(program)].lanes; ++lane) {
-    program_->entry(this, lane);
+  for (std::uint32_t channel = 0; channel < bundle_.programs[static_cast<std::size_t>(program)].lanes; ++channel) {
+    program_->entry(this, channel);
   }
   std::stable_sort(steps_.begin(), steps_.end(), [](const Step& a, const Step& b) {
     return a.chunk_number != b.chunk_number ? a.chunk_number < b.chunk_number
@@ -254,7 +255,8 @@ void CopyEngineRun::fold(Stream& stream, const Step& step, CUdeviceptr target) {
   reduction.bytes = step.chunk.bytes;
   reduction.divisor = step.divisor;
   reduction.receives = static_cast<std::uint8_t>(receives.size());
-  reduction.turn = step.turn == kNoTurn ? kOwnStaysOut : static_cast<std::uint8_t>(step.turn);
+  reduction.own_operand_index =
+      step.own_operand_index == kNoOwnOperand ? kOwnStaysOut : static_cast<std::uint8_t>(step.own_operand_index);
   reduction.dtype = static_cast<std::uint8_t>(call_->dtype);
   reduction.op = static_cast<std::uint8_t>(call_->op);
   for (std::size_t i = 0; i < receives.size(); ++i) {
@@ -270,7 +272,7 @@ void CopyEngineRun::fold(Stream& stream, const Step& step, CUdeviceptr target) {
 
 CopyEngineRun::Result CopyEngineRun::combine(const Step& step) {
   const std::vector<std::uint32_t>& receives = step.role->role.receives;
-  const bool joins = step.turn != kNoTurn;
+  const bool joins = step.own_operand_index != kNoOwnOperand;
   const bool touched = receives.size() + (joins ? 1 : 0) > 1 || (joins && call_->scale_kind != kUnscaled) ||
                        step.divisor > 1;
   Stream& main = *step.role->main;

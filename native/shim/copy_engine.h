@@ -1,12 +1,12 @@
 // How do copy engines run a program? The third protocol, `copies`, beside Simple and LL: the way of Blink (MLSys 2020,
-// §4.1). A generated loop is run on the host, and every firing becomes copies, waits and reduce kernels in streams.
+// §4.1). A generated loop is run on the host, and every execution becomes copies, waits and reduce kernels in streams.
 //
 // A message: the sender's stream waits until the receiver has given a slot back (`head`, in the sender's own memory),
 // copies into the slot, and counts it in `tail`, in the receiver's memory; the receiver's stream waits for that. Both
 // are stream memory operations, so ranks in other processes need no event of each other.
 //
 // Streams: one per link, and one for all trees that use the link at the same level (§4.2.2), in which they take turns
-// chunk by chunk. A firing works in the stream of its first send; its other sends follow it by events. All of its
+// chunk by chunk. An execution works in the stream of its first send; its other sends follow it by events. All of its
 // operands are combined by one kernel (blink_fold), into the own output if the result is kept, else in the place of its
 // first message, whose slot is given back when the copies from there are done. So there is no memory but the slots.
 //
@@ -87,14 +87,14 @@ class CopyEngineRun final : private Copies {
     CopyEntry entry = nullptr;
     CUfunction fold = nullptr;
     std::vector<Role> roles;
-    std::vector<std::size_t> first;  // role of each lane
+    std::vector<std::size_t> first;  // role of each channel
   };
-  // A firing, remembered until all are in order.
+  // An execution, remembered until all are in order.
   struct Step {
     Word chunk_number;
     Role* role;
     device::Chunk chunk;
-    std::uint32_t turn, divisor;
+    std::uint32_t own_operand_index, divisor;
     bool keeps;
   };
 
@@ -106,7 +106,7 @@ class CopyEngineRun final : private Copies {
   Word rounds(Word num, Word den) const override { return device::rounds_of(state_, num, den); }
   Slice slice(Word source_block, Word target_block, Word start_num, Word start_den, Word stop_num, Word stop_den,
               Word rounds) const override;
-  bool fire(const Slice& slice, Word k, const CopyFiring& firing) override;
+  bool execute(const Slice& slice, Word k, const CopyExecution& execution) override;
 
   // --- preparing
   bool prepare(std::string* why);

@@ -27,18 +27,19 @@ class Surveyor final : public Copies {
     const Cut cut{source_block, target_block, start_num, start_den, stop_num, stop_den};
     return {slices_.emplace(cut, slices_.size()).first->second, 0, 1, 1, 1};
   }
-  bool fire(const Slice& slice, Word, const CopyFiring& firing) override {
+  bool execute(const Slice& slice, Word, const CopyExecution& execution) override {
     CopyRole role;
     role.rank = rank_;
-    role.lane = firing.lane;
-    role.ordinal = firing.ordinal;
+    role.channel = execution.channel;
+    role.ordinal = execution.ordinal;
     role.slice = slice.source;
-    role.reads = firing.what.turn != kNoTurn;
-    role.keeps = firing.what.keeps != 0;
-    for (std::uint32_t i = 0; i < firing.what.receives; ++i) {
-      role.receives.push_back(connections_.at(firing.what.from[i]));
+    role.reads = execution.what.own_operand_index != kNoOwnOperand;
+    role.keeps = execution.what.keeps != 0;
+    for (std::uint32_t i = 0; i < execution.what.receives; ++i) {
+      role.receives.push_back(connections_.at(execution.what.from[i]));
     }
-    for (std::uint32_t i = 0; i < firing.what.sends; ++i) role.sends.push_back(connections_.at(firing.what.to[i]));
+    for (std::uint32_t i = 0; i < execution.what.sends; ++i)
+      role.sends.push_back(connections_.at(execution.what.to[i]));
     roles_.push_back(std::move(role));
     return true;
   }
@@ -86,13 +87,13 @@ bool find_uses(const Bundle& bundle, const std::vector<CopyRole>& roles, Uses* u
 }
 
 // Who comes after whom, by role: messages, and own data that are read before the result takes their place. Roles are in
-// the order of ranks, lanes and ticks.
+// the order of ranks, channels and ticks.
 std::vector<std::vector<std::size_t>> find_followers(const Uses& uses, const std::vector<CopyRole>& roles) {
   std::vector<std::vector<std::size_t>> followers(roles.size());
-  std::map<std::size_t, std::vector<std::size_t>> readers;  // of the lane's slices
+  std::map<std::size_t, std::vector<std::size_t>> readers;  // of the channel's slices
   for (std::size_t i = 0; i < roles.size(); ++i) {
     const CopyRole& role = roles[i];
-    if (i > 0 && (roles[i - 1].rank != role.rank || roles[i - 1].lane != role.lane)) readers.clear();
+    if (i > 0 && (roles[i - 1].rank != role.rank || roles[i - 1].channel != role.channel)) readers.clear();
     for (const std::uint32_t connection : role.sends) {
       followers[i].push_back(uses.receiver[connection]);
     }
@@ -133,22 +134,22 @@ bool survey(const Bundle& bundle, const Bundle::Program& program, int rank, Copy
   std::vector<CopyRole> all;
   for (int one = 0; one < bundle.nranks; ++one) {
     Surveyor surveyor(&all, static_cast<std::uint32_t>(one));
-    for (std::uint32_t lane = 0; lane < program.lanes; ++lane) entry(&surveyor, lane);
+    for (std::uint32_t channel = 0; channel < program.lanes; ++channel) entry(&surveyor, channel);
   }
   Uses uses;
   if (!find_uses(bundle, all, &uses, why) || !find_levels(uses, &all, why)) return false;
   first->assign(program.lanes, 0);
   roles->clear();
-  for (std::uint32_t lane = 0; lane < program.lanes; ++lane) {
-    (*first)[lane] = roles->size();
+  for (std::uint32_t channel = 0; channel < program.lanes; ++channel) {
+    (*first)[channel] = roles->size();
     std::vector<CopyRole> own;
     for (const CopyRole& role : all) {
-      if (role.rank == static_cast<std::uint32_t>(rank) && role.lane == lane) own.push_back(role);
+      if (role.rank == static_cast<std::uint32_t>(rank) && role.channel == channel) own.push_back(role);
     }
     // They fired in the order of their ticks, and have their place by the order within one.
     std::sort(own.begin(), own.end(), [](const CopyRole& a, const CopyRole& b) { return a.ordinal < b.ordinal; });
     if (!own.empty() && own.back().ordinal + 1 != own.size()) {
-      *why = "lane " + std::to_string(lane) + " does not go through all its roles";
+      *why = "channel " + std::to_string(channel) + " does not go through all its roles";
       return false;
     }
     roles->insert(roles->end(), own.begin(), own.end());

@@ -1,6 +1,6 @@
-// One firing against the definition, bit for bit: every type and operation, every wire, one to four sources with the
-// own data in every turn, scaled and divided, at every alignment, for ragged lengths, in place and apart. The peers are
-// played in turn by the same thread: some send, one folds, one receives.
+// One execution against the definition, bit for bit: every type and operation, every wire, one to four sources with the
+// own data at every place among the operands, scaled and divided, at every alignment, for ragged lengths, in place and
+// apart. The peers are played in turn by the same thread: some send, one folds, one receives.
 #include <algorithm>
 #include <cinttypes>
 #include <cstdio>
@@ -15,7 +15,7 @@
 namespace {
 
 using blink::ends;
-using blink::Walk;
+using blink::KernelContext;
 using blink_test::expect;
 
 constexpr std::uint32_t kSenders = 3;
@@ -44,7 +44,7 @@ struct Case {
   const Definition& of;
   Op op;
   std::uint32_t messages;  // from the senders
-  std::uint32_t turn;      // of the own data, or kNoTurn
+  std::uint32_t own_operand;      // of the own data, or kNoOwnOperand
   std::size_t count;
   std::size_t skew;        // elements
   std::uint32_t scale_kind;
@@ -56,37 +56,37 @@ struct Case {
 
 std::string describe(const Case& at, std::uint32_t wire) {
   char text[240];
-  std::snprintf(text, sizeof text, "wire %u %s %s messages %u turn %d count %zu skew %zu scale %u:%g divisor %u%s%s",
-                wire, at.of.type.name, kOpNames[static_cast<int>(at.op)], at.messages, static_cast<int>(at.turn),
-                at.count, at.skew, at.scale_kind, at.scale, at.divisor, at.in_place ? " in place" : "",
-                at.passes_on ? " on" : "");
+  std::snprintf(
+      text, sizeof text, "wire %u %s %s messages %u own_operand %d count %zu skew %zu scale %u:%g divisor %u%s%s", wire,
+      at.of.type.name, kOpNames[static_cast<int>(at.op)], at.messages, static_cast<int>(at.own_operand), at.count,
+      at.skew, at.scale_kind, at.scale, at.divisor, at.in_place ? " in place" : "", at.passes_on ? " on" : "");
   return text;
 }
 
 template <class Wire>
-blink::Slice whole(Walk<Wire>& walk) {
-  return walk.slice(0, 0, 0, 1, 1, 1);
+blink::Slice whole(KernelContext<Wire>& context) {
+  return context.slice(0, 0, 0, 1, 1, 1);
 }
 
 template <class Wire>
 void send_own(const Call& call, std::uint32_t connection) {
-  Walk<Wire> walk(call, 0, 0);
-  walk.open(connection);
-  walk.send(whole(walk), 0, ends(0));
-  walk.close();
+  KernelContext<Wire> context(call, 0, 0);
+  context.open(connection);
+  context.send(whole(context), 0, ends(0));
+  context.close();
 }
 
 template <class Wire>
 void fold(const Call& call, const Case& at) {
-  Walk<Wire> walk(call, 0, 0);
-  walk.open(0, 1, 2, 3);
-  walk.contributors(at.divisor);
-  const blink::Slice slice = whole(walk);
+  KernelContext<Wire> context(call, 0, 0);
+  context.open(0, 1, 2, 3);
+  context.contributors(at.divisor);
+  const blink::Slice slice = whole(context);
   const auto go = [&](auto from) {
     if (at.passes_on) {
-      walk.recv_reduce_copy_send(slice, 0, from, at.turn, ends(3), blink::complete);
+      context.recv_reduce_copy_send(slice, 0, from, at.own_operand, ends(3), blink::complete);
     } else {
-      walk.recv_reduce_copy(slice, 0, from, at.turn, blink::complete);
+      context.recv_reduce_copy(slice, 0, from, at.own_operand, blink::complete);
     }
   };
   switch (at.messages) {
@@ -95,15 +95,15 @@ void fold(const Call& call, const Case& at) {
     case 2: go(ends(0, 1)); break;
     default: go(ends(0, 1, 2)); break;
   }
-  walk.close();
+  context.close();
 }
 
 template <class Wire>
 void receive(const Call& call) {
-  Walk<Wire> walk(call, 0, 0);
-  walk.open(3);
-  walk.recv(whole(walk), 0, 0);
-  walk.close();
+  KernelContext<Wire> context(call, 0, 0);
+  context.open(3);
+  context.recv(whole(context), 0, 0);
+  context.close();
 }
 
 Word scale_bits(const Case& at) {
@@ -152,7 +152,7 @@ void Bench::run(const Case& at, const std::vector<Elements>& inputs) {
   std::uint32_t operand = 0;
   Buffer own(bytes, at.skew * type.size);
   for (std::uint32_t message = 0; message <= at.messages; ++message) {
-    if (operand == at.turn) std::memcpy(own.data(), bytes_of(inputs[operand++], type).data(), bytes);
+    if (operand == at.own_operand) std::memcpy(own.data(), bytes_of(inputs[operand++], type).data(), bytes);
     if (message == at.messages) break;
     const std::vector<unsigned char> theirs = bytes_of(inputs[operand++], type);
     send_own<Wire>(call(message, at, reinterpret_cast<const char*>(theirs.data()), nullptr), message);
@@ -169,9 +169,9 @@ void Bench::run(const Case& at, const std::vector<Elements>& inputs) {
   fold<Wire>(folding, at);
   if (at.passes_on) receive<Wire>(call(kSink, at, nullptr, passed.data()));
 
-  const bool scaled = at.scale_kind != blink::kUnscaled && at.turn != blink::kNoTurn;
+  const bool scaled = at.scale_kind != blink::kUnscaled && at.own_operand != blink::kNoOwnOperand;
   Finish finish;
-  finish.own = scaled ? static_cast<std::int32_t>(at.turn) : -1;
+  finish.own = scaled ? static_cast<std::int32_t>(at.own_operand) : -1;
   finish.scale = at.scale_kind == blink::kScaleStored && type.is_float() ? at.of.widen(stored) : at.scale;
   finish.divisor = at.divisor;
   Elements from(inputs.size());
@@ -205,7 +205,7 @@ std::uint64_t random_element(const Definition& of, std::mt19937_64& random) {
 
 void run_everywhere(Bench& bench, const Case& at, std::mt19937_64& random) {
   if (blink_test::failures >= 5) return;
-  std::vector<Elements> inputs(at.messages + (at.turn == blink::kNoTurn ? 0 : 1));
+  std::vector<Elements> inputs(at.messages + (at.own_operand == blink::kNoOwnOperand ? 0 : 1));
   for (Elements& input : inputs) {
     for (std::size_t i = 0; i < at.count; ++i) input.push_back(random_element(at.of, random));
   }
@@ -214,16 +214,16 @@ void run_everywhere(Bench& bench, const Case& at, std::mt19937_64& random) {
   bench.run<blink::LL128>(at, inputs);
 }
 
-// All turns, with what an operation of ops.py can ask for besides: nothing, a scale, a divisor.
+// Every place of the own data, with what an operation of ops.py can ask for besides: nothing, a scale, a divisor.
 void test_operation(Bench& bench, const Definition& of, Op op, std::mt19937_64& random) {
   const Type& type = of.type;
   const std::size_t most = Bench::kSlotBytes / type.size * 15 / 16;
   const std::size_t group = 16 / type.size;
   const std::size_t counts[] = {1, group - 1, group, 5 * group + 1, 37 * group + group / 2, 300 / type.size, most};
   for (std::uint32_t messages = 0; messages <= kSenders; ++messages) {
-    for (std::uint32_t turn = 0; turn <= messages + 1; ++turn) {
-      if (messages == 0 && turn > 0) continue;
-      const bool joins = turn <= messages;
+    for (std::uint32_t own_operand = 0; own_operand <= messages + 1; ++own_operand) {
+      if (messages == 0 && own_operand > 0) continue;
+      const bool joins = own_operand <= messages;
       for (int extra = 0; extra < (type.kind == Kind::kBool ? 1 : 4); ++extra) {
         for (int effort = 0; effort < blink_test::kEffort / 2; ++effort) {
           const std::uint64_t dice = random();
@@ -231,9 +231,19 @@ void test_operation(Bench& bench, const Definition& of, Op op, std::mt19937_64& 
           if (count == 0) continue;
           const std::uint32_t kind = joins ? static_cast<std::uint32_t>(extra % 3) : 0;
           const double scale = type.is_float() ? 0.37 + static_cast<double>(dice >> 8 & 7) : 3.0;
-          const Case at = {of, op, messages, joins ? turn : blink::kNoTurn, count, dice >> 16 & 3, kind, scale,
-                           extra == 0 || (extra == 1 && effort > 0) ? 1u : extra == 3 ? 200u : 3u,
-                           joins && (dice >> 24 & 1) != 0, (dice >> 25 & 3) != 0};
+          const Case at = {of,
+                           op,
+                           messages,
+                           joins ? own_operand : blink::kNoOwnOperand,
+                           count,
+                           dice >> 16 & 3,
+                           kind,
+                           scale,
+                           extra == 0 || (extra == 1 && effort > 0) ? 1u
+                           : extra == 3                             ? 200u
+                                                                    : 3u,
+                           joins && (dice >> 24 & 1) != 0,
+                           (dice >> 25 & 3) != 0};
           run_everywhere(bench, at, random);
         }
       }

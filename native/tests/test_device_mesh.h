@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "blink/walk.h"
+#include "blink/context.h"
 
 namespace {
 

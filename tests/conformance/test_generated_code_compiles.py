@@ -10,9 +10,8 @@ import pytest
 from blinkccl.algorithms.registry import ALGORITHMS, Request
 from blinkccl.codegen.command import compiled
 from blinkccl.codegen.device_files import INCLUDE_OVERRIDE, include_directory
+from blinkccl.codegen.gpu_compiler import find_nvcc, find_nvrtc, nvcc_architectures, nvrtc, nvrtc_facts
 from blinkccl.codegen.layout import Group
-from blinkccl.codegen.nvcc import find_nvcc, nvcc_architectures
-from blinkccl.codegen.nvrtc import find_nvrtc, nvrtc, nvrtc_facts
 from blinkccl.codegen.text import INCLUDE, WIRES, Kernel, code
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.errors import UnsupportedError

@@ -21,7 +21,7 @@ from support.examples import examples
 
 pytestmark = pytest.mark.skipif(ENGINES["generated"].missing is not None, reason=str(ENGINES["generated"].missing))
 
-#: More than kRoomBytes of walk_host.h.
+#: More than kRoomBytes of context_host.h.
 ROOM_BYTES = 1 << 15
 ITEMSIZE = {"int8": 1, "float16": 2, "float32": 4, "float64": 8}
 
@@ -39,17 +39,17 @@ def program(cuts: list[Fraction]) -> Program:
 
 
 def pieces(of: Program, call: Call, part: int) -> list[Extent]:
-    """What the walk of one part gets, as the generated text asks for it."""
+    """What the context of one part gets, as the generated text asks for it."""
     library = device_library.load()
-    library.blink_walk_rounds.restype = c.c_uint64
+    library.blink_context_rounds.restype = c.c_uint64
     room, piece, found = (c.c_uint64 * (ROOM_BYTES // 8))(), Piece(), []
-    library.blink_walk_begin(room, c.byref(call), 0, 0, part)
+    library.blink_context_begin(room, c.byref(call), 0, 0, part)
     share, rounds = largest_share(of), 0
     if share is not None:
-        rounds = library.blink_walk_rounds(room, c.c_uint64(share.numerator), c.c_uint64(share.denominator))
+        rounds = library.blink_context_rounds(room, c.c_uint64(share.numerator), c.c_uint64(share.denominator))
     for one in of.slices:
         numbers = (0, 0, *one.start.as_integer_ratio(), *one.stop.as_integer_ratio(), rounds)
-        library.blink_walk_slice(room, *map(c.c_uint64, numbers), c.byref(piece))
+        library.blink_context_slice(room, *map(c.c_uint64, numbers), c.byref(piece))
         assert piece.source == piece.target
         found.append(Extent(piece.source, piece.length, piece.chunks, piece.chunk))
     return found

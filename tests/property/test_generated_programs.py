@@ -192,7 +192,7 @@ def test_shares_of_any_size_take_the_same_rounds(protocol: str, monkeypatch: pyt
         (", complete)", ", partial)"),
         ("from_gpu1, from_gpu2)", "from_gpu2, from_gpu1)"),
         ("from_gpu0);", "from_gpu0, ends());"),
-        ("walk.slice(0, 0, 0, 1, 1, 1)", "walk.slice(0, 0, 0, 1, 1, 2)"),
+        ("context.slice(0, 0, 0, 1, 1, 1)", "context.slice(0, 0, 0, 1, 1, 2)"),
     ],
 )
 def test_another_text_gives_another_result(monkeypatch: pytest.MonkeyPatch, part: str, other: str) -> None:
@@ -213,7 +213,7 @@ def test_another_text_gives_another_result(monkeypatch: pytest.MonkeyPatch, part
         text = whole(kernel, group)
         assert part in text
         text = text.replace(part, other)
-        return text.replace("walk.recv(", "walk.recv_send(") if other.endswith("ends());") else text
+        return text.replace("context.recv(", "context.recv_send(") if other.endswith("ends());") else text
 
     monkeypatch.setattr(generated, "code", changed)
     monkeypatch.setattr(generated, "_libraries", {})

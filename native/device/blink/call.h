@@ -1,7 +1,7 @@
-// What is one launch told? Plain data with one layout on the GPU, on this CPU, in libblink.so and in Python's ctypes.
+// The arguments of a launch: plain data with one layout on the GPU, on this CPU, in libblink.so and in Python.
 //
-// A rank runs a program as `lanes × parts` blocks. A lane walks through the roles of some channels, tick by tick; its
-// parts do so side by side, each for its own piece of every slice, with messages and counters of its own.
+// A rank runs a program as `channels × parts` blocks. The blocks of a channel go through its roles tick by tick, side
+// by side: each has its own part of every slice, with messages and counters of its own.
 #pragma once
 
 #ifdef __CUDACC_RTC__  // NVRTC brings no headers
@@ -43,7 +43,7 @@ struct Status {
   uint32_t code;        // a StatusCode
   uint32_t connection;  // it waited there
   uint32_t sending;     // 1: for a free slot; 0: for a message
-  uint32_t lane;
+  uint32_t channel;
   Word position;        // the message that did not come, or did not fit
 };
 

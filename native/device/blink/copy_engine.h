@@ -1,6 +1,6 @@
-// How can generated text move data without a kernel? On the host: the same lane functions are run there, once per call,
-// and a walk over the wire CopyEngine moves nothing itself. It names each firing to libblink.so, which puts copies,
-// waits and reduce kernels into streams (native/shim/copy_engine.h; Blink, MLSys 2020, §4.1 and §4.2.2).
+// The kernel context of copy engines, which move data without a kernel. The same channel functions are run on the host,
+// once per call, and the context moves nothing itself: it names each execution to libblink.so, which puts copies, waits
+// and reduce kernels into streams (native/shim/copy_engine.h; Blink, MLSys 2020, §4.1 and §4.2.2).
 //
 // Where BLINK_COPIES is defined a file is compiled for this and nothing else: kernels' entries become nothing, and the
 // object needs no library. Elsewhere, and for GPUs, the copy entries become nothing.
@@ -8,54 +8,55 @@
 
 #if !defined(__CUDACC__) && !defined(__CUDACC_RTC__)
 
-#include "blink/walk.h"
+#include "blink/context.h"
 
 namespace blink {
 
 // The wire of messages that copy engines carry.
 struct CopyEngine {};
 
-// One firing of a lane. `ordinal` counts the lane's firings within a tick: with the lane it names the role.
-struct CopyFiring {
-  uint32_t lane, ordinal;
-  Firing what;  // ends are numbers of the lane's open(); the divisor is that of an average, whatever the operation
+// One execution. `ordinal` counts the channel's executions within a tick: with the channel it names the role.
+struct CopyExecution {
+  uint32_t channel, ordinal;
+  Execution
+      what;  // ends are numbers of the channel's open(); the divisor is that of an average, whatever the operation
 };
 
-// What takes the firings. Its calls are made in the order of the generated loops, lane by lane.
+// What takes the executions. Its calls are made in the order of the generated loops, channel by channel.
 class Copies {
  public:
   virtual uint32_t rank() const = 0;
-  // The lane's connections, which ends count from 0.
-  virtual void open(uint32_t lane, const uint32_t* connections, uint32_t count) = 0;
+  // The channel's connections, which ends count from 0.
+  virtual void open(uint32_t channel, const uint32_t* connections, uint32_t count) = 0;
   // rounds_of and cut, of cut.h.
   virtual Word rounds(Word num, Word den) const = 0;
   virtual Slice slice(Word source_block, Word target_block, Word start_num, Word start_den, Word stop_num,
                       Word stop_den, Word rounds) const = 0;
-  // Chunk k of the slice is there. Whether the walk goes on.
-  virtual bool fire(const Slice& slice, Word k, const CopyFiring& firing) = 0;
+  // Chunk k of the slice is there. False: given up.
+  virtual bool execute(const Slice& slice, Word k, const CopyExecution& execution) = 0;
 
  protected:
   ~Copies() = default;
 };
 
 template <>
-class WalkBase<CopyEngine> {
+class ContextBase<CopyEngine> {
  public:
-  WalkBase(Copies& copies, uint32_t lane) : copies_(copies) { firing_.lane = lane; }
-  WalkBase(const WalkBase&) = delete;
-  WalkBase& operator=(const WalkBase&) = delete;
+  ContextBase(Copies& copies, uint32_t channel) : copies_(copies) { execution_.channel = channel; }
+  ContextBase(const ContextBase&) = delete;
+  ContextBase& operator=(const ContextBase&) = delete;
 
   template <class... Id>
   void open(Id... connections) {
-    static_assert(sizeof...(Id) <= kMostEnds, "a lane opens at most 128 connections");
+    static_assert(sizeof...(Id) <= kMostEnds, "a channel opens at most 128 connections");
     const uint32_t list[] = {0, static_cast<uint32_t>(connections)...};
-    copies_.open(firing_.lane, list + 1, static_cast<uint32_t>(sizeof...(Id)));
+    copies_.open(execution_.channel, list + 1, static_cast<uint32_t>(sizeof...(Id)));
   }
   void close() {}
   void contributors(uint32_t count) { contributors_ = count; }
   // The loop asks once per tick.
   bool running() {
-    firing_.ordinal = 0;
+    execution_.ordinal = 0;
     return running_;
   }
 
@@ -67,18 +68,19 @@ class WalkBase<CopyEngine> {
 
  protected:
   template <uint32_t kFrom, uint32_t kTo>
-  void fire(const Slice& slice, Word k, const Ends<kFrom>& from, uint32_t turn, const Ends<kTo>& to, bool keeps,
-            Completion completion) {
+  void execute(const Slice& slice, Word k, const Ends<kFrom>& from, uint32_t own_operand_index, const Ends<kTo>& to,
+               bool keeps, Completion completion) {
     if (k < slice.chunks && running_) {
-      firing_.what = {from.at, to.at, kFrom, kTo, turn, keeps, completion == complete ? contributors_ : 1};
-      running_ = copies_.fire(slice, k, firing_);
+      execution_.what = {
+          from.at, to.at, kFrom, kTo, own_operand_index, keeps, completion == complete ? contributors_ : 1};
+      running_ = copies_.execute(slice, k, execution_);
     }
-    ++firing_.ordinal;
+    ++execution_.ordinal;
   }
 
  private:
   Copies& copies_;
-  CopyFiring firing_ = {};
+  CopyExecution execution_ = {};
   Word rounds_ = 0;
   uint32_t contributors_ = 1;
   bool running_ = true;
@@ -91,9 +93,9 @@ class WalkBase<CopyEngine> {
 #ifdef BLINK_COPIES
 
 #define BLINK_COPY_ENTRY(name, function)                                                                          \
-  extern "C" __attribute__((visibility("default"))) void name(::blink::Copies* copies, uint32_t lane) {           \
-    ::blink::Walk<::blink::CopyEngine> walk(*copies, lane);                                                       \
-    function(walk, copies->rank(), lane);                                                                         \
+  extern "C" __attribute__((visibility("default"))) void name(::blink::Copies* copies, uint32_t channel) {        \
+    ::blink::KernelContext<::blink::CopyEngine> context(*copies, channel);                                        \
+    function(context, copies->rank(), channel);                                                                   \
   }
 
 #undef BLINK_ENTRY

@@ -1,4 +1,4 @@
-// Which elements are a part's own, and in which chunks? The boundaries of blinkccl/schedule/chunking.py, cut once more
+// Which elements are a part's own, and in which chunks: the boundaries of blinkccl/schedule/chunking.py, cut once more
 // into parts; and its even chunks.
 #pragma once
 
@@ -50,7 +50,7 @@ BLINK_OUTLINE Slice cut(const State& state, Word source_block, Word target_block
   return slice;
 }
 
-// Where the data of one firing are: elements of the input and of the output, and how many bytes.
+// Where the data of one execution are: elements of the input and of the output, and how many bytes.
 struct Chunk {
   const char* source;
   char* target;

@@ -1,4 +1,4 @@
-// What are elements, and what is a ∘ b? Formats say how 8 bytes become accumulators and how they come back; the meaning
+// Element types and operations. Formats say how 8 bytes become accumulators and how they come back; the meaning
 // is that of blinkccl/collectives/ops.py, bit for bit: narrow floats are combined as float32 and rounded once, to the
 // nearest and ties to even; integers wrap; products are never contracted with sums.
 #pragma once

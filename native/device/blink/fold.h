@@ -1,4 +1,4 @@
-// What does a firing do to the data? It combines its messages and the rank's own data, in order, and writes the result
+// What an execution does to the data: it combines its messages and the rank's own data, in order, and writes the result
 // to all its destinations, in one pass: every thread takes units of 16 bytes through all operands.
 #pragma once
 
@@ -9,24 +9,24 @@ namespace device {
 
 // The same for all threads of a block.
 struct Job {
-  const char* own;  // joins as operand number `turn`
+  const char* own;  // joins as operand number `own_operand_index`
   char* kept;       // nullptr: not kept
   uint32_t bytes;
   uint32_t receives, sends;
-  uint32_t turn;    // kNoTurn: the own data do not join
+  uint32_t own_operand_index;    // kNoOwnOperand: the own data do not join
   uint32_t divisor;
   uint32_t units;   // of the message
   uint32_t whole;   // so many of them, the first ones, are whole words of the own data
 
-  BLINK_INLINE bool joins() const { return turn != kNoTurn; }
+  BLINK_INLINE bool joins() const { return own_operand_index != kNoOwnOperand; }
   BLINK_INLINE uint32_t operands() const { return receives + (joins() ? 1 : 0); }
-  BLINK_INLINE uint32_t message(uint32_t operand) const { return operand > turn ? operand - 1 : operand; }
+  BLINK_INLINE uint32_t message(uint32_t operand) const { return operand > own_operand_index ? operand - 1 : operand; }
 };
 
 template <class Wire>
-BLINK_INLINE Job job_of(const char* own, char* kept, uint32_t bytes, uint32_t receives, uint32_t sends, uint32_t turn,
-                        uint32_t divisor) {
-  Job job = {own, kept, bytes, receives, sends, turn, divisor, Units<Wire>::count(bytes), 0};
+BLINK_INLINE Job job_of(const char* own, char* kept, uint32_t bytes, uint32_t receives, uint32_t sends,
+                        uint32_t own_operand_index, uint32_t divisor) {
+  Job job = {own, kept, bytes, receives, sends, own_operand_index, divisor, Units<Wire>::count(bytes), 0};
   Word addresses = 0;
   if (job.joins()) addresses |= reinterpret_cast<Word>(own);
   if (kept != nullptr) addresses |= reinterpret_cast<Word>(kept);
@@ -60,14 +60,14 @@ struct Batch {
 
   // Begins to read an operand. Whether all of it is there.
   BLINK_INLINE bool fetch(uint32_t operand, Pair (&raw)[kBatch]) const {
-    if (operand == job.turn) {
+    if (operand == job.own_operand_index) {
       load_own(raw);
       return true;
     }
     const char* const message = state.message[job.message(operand)];
     const Word position = Units<Wire>::kFlagged ? state.position[job.message(operand)] : 0;
     bool ready = true;
-    Units<Wire>::meet();
+    Units<Wire>::warp_sync();
     BLINK_UNROLL
     for (uint32_t n = 0; n < kBatch; ++n) {
       if (live(n)) ready = Units<Wire>::read(message, unit(n), position, raw[n]) && ready;
@@ -77,11 +77,11 @@ struct Batch {
 
   // Waits until it is there, and takes the flags away. False: given up.
   BLINK_INLINE bool accept(uint32_t operand, bool ready, Pair (&raw)[kBatch]) const {
-    if (!Units<Wire>::kFlagged || operand == job.turn) return true;
+    if (!Units<Wire>::kFlagged || operand == job.own_operand_index) return true;
     Patience patience;
     BLINK_NO_UNROLL
-    while (!Units<Wire>::agreed(ready)) {
-      if (Units<Wire>::either(lost(state, patience, job.message(operand), false))) return false;
+    while (!Units<Wire>::warp_all(ready)) {
+      if (Units<Wire>::warp_any(should_give_up(state, patience, job.message(operand), false))) return false;
       ready = fetch(operand, raw);
     }
     BLINK_UNROLL
@@ -97,7 +97,7 @@ struct Batch {
     for (uint32_t send = job.receives; send < job.receives + job.sends; ++send) {
       char* const message = state.message[send];
       const Word position = Units<Wire>::kFlagged ? state.position[send] : 0;
-      Units<Wire>::meet();
+      Units<Wire>::warp_sync();
       BLINK_UNROLL
       for (uint32_t n = 0; n < kBatch; ++n) {
         if (live(n)) Units<Wire>::write(message, unit(n), position, data[n]);
@@ -187,7 +187,7 @@ BLINK_INLINE bool combine_batch(const Batch<Wire, kBatch>& batch) {
   const State& state = batch.state;
   const Job& job = batch.job;
   const uint32_t operands = job.operands();
-  const uint32_t scaled = state.scale_kind != kUnscaled ? job.turn : kNoTurn;
+  const uint32_t scaled = state.scale_kind != kUnscaled ? job.own_operand_index : kNoOwnOperand;
   Pair a[kBatch] = {};
   Pair b[kBatch] = {};
   typename S::Accs sums;

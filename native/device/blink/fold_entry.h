@@ -1,9 +1,9 @@
-// Where does a file of generated code get its reduce kernel? From one line, BLINK_FOLD_ENTRY(name): block b of a launch
-// does piece b of a Reduction.
+// The reduce kernel of a file of generated code, by one line, BLINK_FOLD_ENTRY(name): block b of a launch does piece b
+// of a Reduction.
 #pragma once
 
 #include "blink/reduction.h"
-#include "blink/walk.h"
+#include "blink/context.h"
 
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
 

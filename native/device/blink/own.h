@@ -1,5 +1,5 @@
-// How are the rank's own data read and written where they do not lie on whole words, or end within one? By the widest
-// pieces that their address allows; the elements themselves are aligned.
+// The rank's own data where they do not lie on whole words, or end within one: read and written by the widest pieces
+// that their address allows; the elements themselves are aligned.
 #pragma once
 
 #include "blink/wires.h"

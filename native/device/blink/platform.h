@@ -1,4 +1,4 @@
-// What does the device layer need from the machine under it? A block of threads, loads and stores that other ranks
+// What the device layer needs from the machine under it: a block of threads, loads and stores that other ranks
 // see in order, a clock. On the GPU by PTX; on this CPU a block is one thread, and the same is said with atomics.
 //
 // Whatever is ordered is ordered by acquire and release at system scope, never by bare fences: compilers, the PTX
@@ -113,8 +113,8 @@ template <class T>
 BLINK_INLINE void store(char* at, T value) {
   *reinterpret_cast<T*>(at) = value;
 }
-BLINK_INLINE uint32_t peek(const uint32_t& shared) { return *static_cast<const volatile uint32_t*>(&shared); }
-BLINK_INLINE void poke(uint32_t& shared, uint32_t value) { *static_cast<volatile uint32_t*>(&shared) = value; }
+BLINK_INLINE uint32_t load_shared(const uint32_t& shared) { return *static_cast<const volatile uint32_t*>(&shared); }
+BLINK_INLINE void store_shared(uint32_t& shared, uint32_t value) { *static_cast<volatile uint32_t*>(&shared) = value; }
 
 // ---- time
 
@@ -183,8 +183,8 @@ BLINK_INLINE void store(char* at, T value) {
 }
 BLINK_INLINE Pair load_pair(const char* at) { return load<Pair>(at); }
 BLINK_INLINE void store_pair(char* at, const Pair& pair) { store(at, pair); }
-BLINK_INLINE uint32_t peek(const uint32_t& shared) { return shared; }
-BLINK_INLINE void poke(uint32_t& shared, uint32_t value) { shared = value; }
+BLINK_INLINE uint32_t load_shared(const uint32_t& shared) { return shared; }
+BLINK_INLINE void store_shared(uint32_t& shared, uint32_t value) { shared = value; }
 
 BLINK_INLINE Word now_ns() {
   timespec now;

@@ -1,5 +1,5 @@
-// How does a reduce kernel do its part? As a firing combines its operands (fold.h), without anything to wait for: each
-// block takes a piece of the chunk.
+// A reduce kernel's block: it combines operands as an execution does (fold.h), without anything to wait for. Each block
+// takes a piece of the chunk.
 #pragma once
 
 #include "blink/fold.h"
@@ -12,7 +12,7 @@ BLINK_INLINE void reduce(State& state, const Reduction& reduction, uint32_t bloc
   const Word first = static_cast<Word>(block) * reduction.piece_bytes;
   if (first >= reduction.bytes) return;
   const uint32_t left = reduction.bytes - static_cast<uint32_t>(first);
-  const bool joins = reduction.turn != kOwnStaysOut;
+  const bool joins = reduction.own_operand_index != kOwnStaysOut;
   if (thread_index() == 0) {
     state.dtype = reduction.dtype;
     state.op = reduction.dtype == kBool ? op_of_bools(reduction.op) : reduction.op;
@@ -28,8 +28,9 @@ BLINK_INLINE void reduce(State& state, const Reduction& reduction, uint32_t bloc
   }
   barrier();
   const uint32_t bytes = left < reduction.piece_bytes ? left : reduction.piece_bytes;
-  const Job job = job_of<Simple>(joins ? reduction.own + first : nullptr, reduction.target + first, bytes,
-                                 reduction.receives, 0, joins ? reduction.turn : kNoTurn, reduction.divisor);
+  const Job job =
+      job_of<Simple>(joins ? reduction.own + first : nullptr, reduction.target + first, bytes, reduction.receives, 0,
+                     joins ? reduction.own_operand_index : kNoOwnOperand, reduction.divisor);
   fold<Simple>(state, job);
 }
 

@@ -1,5 +1,5 @@
-// What is a fused reduce kernel told? It combines messages that lie in the rank's own memory, and the rank's own data,
-// into one place. It waits for nothing: the stream that it runs in has.
+// The arguments of a fused reduce kernel. It combines messages that lie in the rank's own memory, and the rank's own
+// data, into one place. It waits for nothing: the stream that it runs in has.
 #pragma once
 
 #include "blink/call.h"
@@ -12,7 +12,7 @@ constexpr uint32_t kLineBytes = 128;
 
 // As long as a Call: whoever passes on one can pass on the other.
 struct Reduction {
-  const char* own;       // joins the messages as operand number `turn`
+  const char* own;       // joins the messages as operand number `own_operand_index`
   char* target;          // may be one of the messages, or where the own data are
   const char* messages;  // message i lies lines[i] lines from here
   Word scale;            // as scale_kind says: bits, or where they are
@@ -20,7 +20,7 @@ struct Reduction {
   uint32_t piece_bytes;  // of each block, a multiple of 16
   uint32_t divisor;      // > 1: ends an average
   uint8_t receives;
-  uint8_t turn;          // kOwnStaysOut: the own data do not join
+  uint8_t own_operand_index;          // kOwnStaysOut: the own data do not join
   uint8_t dtype, op;
   uint8_t scale_kind;
   uint8_t reserved[3];

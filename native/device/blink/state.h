@@ -1,11 +1,11 @@
-// What does a block remember while it walks? Its lane's connections with their positions, and what the firing at hand
-// reads and writes. And how does a block stop waiting?
+// The state of a block: its channel's connections with their positions, and what the current execution reads and
+// writes; and how a block gives up waiting.
 //
 // On the GPU the state is in shared memory: between two barriers an entry is written by one thread, or read by all.
 #pragma once
 
 #include "blink/elements.h"
-#include "blink/walk.h"
+#include "blink/context.h"
 
 namespace blink {
 namespace device {
@@ -33,12 +33,12 @@ struct State {
   Word count;
   Word chunk_bytes, slot_bytes, line_bytes;
   Word timeout_ns;
-  uint32_t slots, parts, part, lane;
+  uint32_t slots, parts, part, channel;
   uint32_t dtype, op, item_bytes, scale_kind;
   uint32_t ends;
   uint32_t stopped;  // given up
 
-  // The firing at hand: its receives, then its sends.
+  // The current execution: its receives, then its sends.
   End at[kMostEnds];
   char* message[kMostEnds];
   Word position[kMostEnds];
@@ -55,7 +55,7 @@ BLINK_INLINE Word load_item(const char* at, uint32_t bytes) {
   return load<Word>(at);
 }
 
-BLINK_INLINE void begin(State& state, const Call& call, uint32_t lane, uint32_t part) {
+BLINK_INLINE void begin(State& state, const Call& call, uint32_t channel, uint32_t part) {
   if (thread_index() == 0) {
     state.input = call.input;
     state.output = call.output;
@@ -70,7 +70,7 @@ BLINK_INLINE void begin(State& state, const Call& call, uint32_t lane, uint32_t 
     state.slots = call.slots;
     state.parts = call.parts;
     state.part = part;
-    state.lane = lane;
+    state.channel = channel;
     state.dtype = call.dtype;
     state.op = call.dtype == kBool ? op_of_bools(call.op) : call.op;
     state.item_bytes = item_bytes(call.dtype);
@@ -105,7 +105,7 @@ BLINK_OUTLINE void open(State& state, uint32_t ends) {
   barrier();
 }
 
-// Also after the block has given up: then without the firing that was not completed.
+// Also after the block has given up: then without the execution that was not completed.
 BLINK_INLINE void close(State& state) {
   barrier();
   for (uint32_t end = thread_index(); end < state.ends; end += threads()) {
@@ -118,13 +118,13 @@ BLINK_INLINE void close(State& state) {
 // The first block of the rank that gives up says why. `code` and `connection` are one word: a sign in the connection
 // claims the record while the code is still 0, and both are stored at once when the rest is there.
 BLINK_OUTLINE void give_up(State& state, uint32_t code, uint32_t connection, bool sending, Word position) {
-  poke(state.stopped, code);
+  store_shared(state.stopped, code);
   Status* const status = state.status;
   if (status == nullptr) return;
   AnyWord* const first = reinterpret_cast<AnyWord*>(status);
   if (!claim(first, static_cast<Word>(connection | 0x80000000u) << 32)) return;
   status->sending = sending ? 1 : 0;
-  status->lane = state.lane;
+  status->channel = state.channel;
   status->position = position;
   store_release(first, code | static_cast<Word>(connection) << 32);
 #ifdef BLINK_CUDA
@@ -140,11 +140,11 @@ struct Patience {
   bool looked = false;
 };
 
-// To be asked between two looks at what is awaited: whether to give up, as message number i of the firing.
-BLINK_INLINE bool lost(State& state, Patience& patience, uint32_t i, bool sending) {
+// To be asked between two looks at what is awaited: whether to give up, as message number i of the execution.
+BLINK_INLINE bool should_give_up(State& state, Patience& patience, uint32_t i, bool sending) {
   pause(patience.spins);
   if (++patience.spins % kSpinsPerLook != 0) return false;
-  if (peek(state.stopped) != 0) return true;
+  if (load_shared(state.stopped) != 0) return true;
   uint32_t code = kRunning;
   if (state.abort != nullptr && load_relaxed(state.abort) != 0) code = kAborted;
   if (code == kRunning && state.timeout_ns != 0) {

@@ -1,4 +1,4 @@
-// How do data lie in a message, and how does the receiver know that they are there? A message is a row of units of 16
+// Layout and arrival of messages. A message is a row of units of 16
 // bytes, one thread's work each; a wire says what is in a unit and when it has arrived.
 //
 //   Simple   16 bytes of data. The sender counts messages in `tail` when all of one is there.
@@ -12,7 +12,7 @@
 //    upper half of where LL128 looks, is no LL128 flag.
 //  - LL128 has data where LL has flags. Its receiver zeroes what it has read, before it lets the slot be written again.
 //  - LL's flags come round after 2^31 messages. Every 2^30 messages the sender wipes what the message leaves of its
-//    slot's lines (firing.h), whatever the wire.
+//    slot's lines (execute.h), whatever the wire.
 #pragma once
 
 #include "blink/state.h"
@@ -45,11 +45,11 @@ struct Units<Simple> {
     raw = load_pair(message + unit * 16);
     return true;
   }
-  BLINK_INLINE static bool agreed(bool ready) { return ready; }
-  BLINK_INLINE static bool either(bool yes) { return yes; }
+  BLINK_INLINE static bool warp_all(bool ready) { return ready; }
+  BLINK_INLINE static bool warp_any(bool yes) { return yes; }
   BLINK_INLINE static Pair data(const Pair& raw) { return raw; }
   BLINK_INLINE static void clear(char*, uint32_t) {}
-  BLINK_INLINE static void meet() {}
+  BLINK_INLINE static void warp_sync() {}
   BLINK_INLINE static void write(char* message, uint32_t unit, Word, const Pair& data) {
     store_pair(message + unit * 16, data);
   }
@@ -79,11 +79,11 @@ struct Units<LL> {
     const Word wanted = flag(position) >> 32;
     return raw.low >> 32 == wanted && raw.high >> 32 == wanted;
   }
-  BLINK_INLINE static bool agreed(bool ready) { return ready; }
-  BLINK_INLINE static bool either(bool yes) { return yes; }
+  BLINK_INLINE static bool warp_all(bool ready) { return ready; }
+  BLINK_INLINE static bool warp_any(bool yes) { return yes; }
   BLINK_INLINE static Pair data(const Pair& raw) { return {(raw.low & 0xffffffffu) | raw.high << 32, 0}; }
   BLINK_INLINE static void clear(char*, uint32_t) {}
-  BLINK_INLINE static void meet() {}
+  BLINK_INLINE static void warp_sync() {}
   BLINK_INLINE static void write(char* message, uint32_t unit, Word position, const Pair& data) {
     const Word sign = flag(position);
     store_halves(message + unit * 16, {(data.low & 0xffffffffu) | sign, data.low >> 32 | sign});
@@ -117,10 +117,10 @@ struct Units<LL128> {
   BLINK_INLINE static Word flag(Word position) { return position + 1; }
   BLINK_INLINE static Pair data(const Pair& raw) { return raw; }
   BLINK_INLINE static void clear(char* message, uint32_t unit) { store_halves(message + unit * 16, {0, 0}); }
-  BLINK_INLINE static bool agreed(bool ready) { return all_of_warp(ready); }
-  BLINK_INLINE static bool either(bool yes) { return any_of_warp(yes); }
+  BLINK_INLINE static bool warp_all(bool ready) { return all_of_warp(ready); }
+  BLINK_INLINE static bool warp_any(bool yes) { return any_of_warp(yes); }
   // Whatever parted the threads of a line: they read and write it by one instruction.
-  BLINK_INLINE static void meet() { converge(); }
+  BLINK_INLINE static void warp_sync() { converge(); }
 #ifdef BLINK_CUDA
   BLINK_INLINE static bool read(const char* message, uint32_t unit, Word position, Pair& raw) {
     raw = load_halves(message + unit * 16);

@@ -1,4 +1,4 @@
-// Blocks as threads.
+// Runs every block as a thread.
 #include "host/launch.h"
 
 #include <chrono>

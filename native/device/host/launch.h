@@ -1,4 +1,4 @@
-// What does Python call to run generated kernels on this CPU?
+// What Python calls to run generated kernels on this CPU.
 #pragma once
 
 #include "blink/call.h"

@@ -38,7 +38,7 @@ class Compiler(Protocol):
 
     @property
     def include(self) -> Path:
-        """Where it finds ``blink/walk.h``."""
+        """Where it finds ``blink/context.h``."""
 
     def fingerprint(self) -> str:
         """What its output depends on besides text and headers: version, flags, targets."""

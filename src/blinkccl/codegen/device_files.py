@@ -14,12 +14,12 @@ from blinkccl.native import find_library
 LIBRARY = "libblink_device.so"
 #: Names another library file; for people who work on it.
 LIBRARY_OVERRIDE = "BLINK_DEVICE_LIBRARY"
-#: Names another directory that holds ``blink/walk.h``.
+#: Names another directory that holds ``blink/context.h``.
 INCLUDE_OVERRIDE = "BLINK_DEVICE_INCLUDE"
 
 
 def include_directory() -> Path:
-    """The directory of ``blink/walk.h``: what ``BLINK_DEVICE_INCLUDE`` names, or what came with the package.
+    """The directory of ``blink/context.h``: what ``BLINK_DEVICE_INCLUDE`` names, or what came with the package.
 
     Raises
     ------
@@ -28,10 +28,10 @@ def include_directory() -> Path:
     """
     named = os.environ.get(INCLUDE_OVERRIDE)
     path = Path(named) if named else Path(str(files("blinkccl").joinpath("_native").joinpath("device")))
-    if not (path / "blink" / "walk.h").is_file():
+    if not (path / "blink" / "context.h").is_file():
         raise UnsupportedError(
-            f"{path} does not hold blink/walk.h, which generated code includes: the package was installed without its "
-            "native part; install a C++17 compiler (Debian: apt install g++) and reinstall blink-ccl"
+            f"{path} does not hold blink/context.h, which generated code includes: the package was installed without "
+            "its native part; install a C++17 compiler (Debian: apt install g++) and reinstall blink-ccl"
         )
     return path
 

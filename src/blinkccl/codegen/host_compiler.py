@@ -1,11 +1,16 @@
-"""Generated code for this CPU: any C++17 compiler makes a shared library of it."""
+"""Generated code compiled for this host by any C++17 compiler: kernels that run here, or entries of copy engines.
+
+Kernels become a shared library, whose work is done in ``libblink_device.so``. The entries of copy engines put a
+schedule into streams; ``libblink.so`` opens them beside the kernels' image. They need no other library, and no GPU's
+compiler.
+"""
 
 from __future__ import annotations
 
 import os
 import shlex
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from blinkccl.codegen.command import compiled, version_of
@@ -14,6 +19,8 @@ from blinkccl.errors import UnsupportedError
 
 #: The work is done in the library; optimizing what calls it would take longer than it saves.
 FLAGS = ("-std=c++17", "-O0", "-fPIC", "-shared")
+#: BLINK_COPIES: kernels' entries are left out (native/device/blink/copy_engine.h).
+COPIES_FLAGS = ("-std=c++17", "-O1", "-fPIC", "-shared", "-DBLINK_COPIES")
 
 
 @dataclass(frozen=True)
@@ -24,29 +31,33 @@ class HostCompiler:
     ----------
     command
         How it is called, e.g. ``ccache g++``.
+    library
+        What the code is linked with; None: nothing.
     flags
         What is given to it.
     """
 
     command: str
     include: Path
-    library: Path
+    library: Path | None
     flags: tuple[str, ...] = FLAGS
     suffix: str = ".so"
 
     def fingerprint(self) -> str:
-        return "\n".join([version_of(self.command), *self.flags, str(self.library)])
+        linked = [] if self.library is None else [str(self.library)]
+        return "\n".join([version_of(self.command), *self.flags, *linked])
 
     def compile(self, text: str, deadline_s: float) -> bytes:
         def command(source: Path, output: Path) -> list[str]:
             start = [*shlex.split(self.command), *self.flags, f"-I{self.include}", "-x", "c++", str(source)]
-            return [*start, "-x", "none", str(self.library), "-o", str(output)]
+            linked = [] if self.library is None else ["-x", "none", str(self.library)]
+            return [*start, *linked, "-o", str(output)]
 
         return compiled(text, ".cpp", command, deadline_s)
 
 
 def host_compiler() -> HostCompiler:
-    """The compiler that ``CXX`` names, or the first of c++, g++ and clang++ on PATH.
+    """The compiler of kernels: what ``CXX`` names, or the first of c++, g++ and clang++ on PATH.
 
     Raises
     ------
@@ -59,3 +70,14 @@ def host_compiler() -> HostCompiler:
             return HostCompiler(command, include_directory(), host_library())
     looked = f"CXX names {named!r}, which is not there" if named else "none of c++, g++ and clang++ is on PATH"
     raise UnsupportedError(f"generated code needs a C++17 compiler, and {looked}; on Debian: apt install g++")
+
+
+def copies_compiler() -> HostCompiler:
+    """The same for the entries of copy engines.
+
+    Raises
+    ------
+    UnsupportedError
+        If there is none, or the package has no native part.
+    """
+    return replace(host_compiler(), library=None, flags=COPIES_FLAGS)

@@ -26,7 +26,7 @@ class Geometry:
     Parameters
     ----------
     parts
-        Blocks that share a lane's work, each with rings and counters of its own.
+        Blocks that share a channel's work, each with rings and counters of its own.
     slots
         Messages that each ring holds.
     slot_bytes

@@ -2,40 +2,44 @@
 
 The text is the schedule and nothing else: which rank waits for whom, combines what and sends it where, with ranks,
 connections and fractions as constants. How messages are moved is in the headers that it includes
-(``native/device/blink/walk.h``). Per rank and lane there is one function, a loop over ticks; what is in it is one line
-per role. The same program gives the same bytes.
+(``native/device/blink/context.h``). Per rank and channel there is one function, a loop over ticks; what is in it is one
+line per role. The same program gives the same bytes.
 
 Three kernels come out of each program, one per protocol: ``blink_<name>_simple``, ``…_ll`` and ``…_ll128``; and, where
 the text is compiled for copy engines (:mod:`blinkccl.codegen.copies_compiler`), ``blink_<name>_copies``, which a
 process calls to put the same schedule into streams. A file has one kernel more that reduces for these, ``blink_fold``.
+Comments say what each kernel was made from and what each function does; GPUs are named by vertex id, shares and slices
+by their place in the collective.
 """
 
 from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from blinkccl.codegen.header import header
-from blinkccl.codegen.lanes import Firing, Lane, Piece, lanes_of
+from blinkccl.codegen.channels import ChannelLoop, Execution, Piece, channel_loops
 from blinkccl.codegen.layout import Group
-from blinkccl.codegen.words import Words
+from blinkccl.collectives.spec import Block
 from blinkccl.errors import UsageError
 from blinkccl.forest.model import Forest
 from blinkccl.schedule.chunking import largest_share
-from blinkccl.schedule.program import Program
+from blinkccl.schedule.program import Program, Role
+from blinkccl.schedule.text import program_hash
 
-#: Protocol → the type of its wire in ``walk.h``.
+#: Protocol → the type of its wire in ``context.h``.
 WIRES = {"simple": "Simple", "ll": "LL", "ll128": "LL128"}
 #: The line that functions need before them.
-INCLUDE = '#include "blink/walk.h"\n'
+INCLUDE = '#include "blink/context.h"\n'
 #: Before it, where no program of a file reduces: the headers then leave out all arithmetic, most of a compiler's work.
 MOVES_ONLY = "#define BLINK_MOVES_ONLY  // nothing is combined\n"
 #: The protocol of copy engines, which is no kernel, and the kernel that reduces for it.
 COPIES, FOLD = "copies", "blink_fold"
-_COLUMNS = 118
+_COLUMNS, _HEADER_COLUMNS = 118, 110
+#: People look at a few trees; who wants all of them prints the plan.
+TREES_SHOWN = 64
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,7 @@ def cuda_text(kernels: Sequence[Kernel], group: Group | None = None) -> str:
     Raises
     ------
     UnsupportedError
-        If GPU blocks cannot run a program: see :func:`blinkccl.codegen.lanes.lanes_of`.
+        If GPU blocks cannot run a program: see :func:`blinkccl.codegen.channels.channel_loops`.
     UsageError
         If there is no kernel, two have one name, or they run on different ranks.
 
@@ -116,9 +120,9 @@ def code(kernel: Kernel, group: Group) -> str:
     """The functions of one kernel, in a namespace of its name, and its entries; without comment and include."""
     program = kernel.program
     words, connections = Words(program), group.connections_of(program)
-    lanes, largest = lanes_of(program, kernel.slots), largest_share(program)
-    functions = [_function(words, connections, lane, largest) for lane in lanes]
-    body = "\n".join([*functions, _dispatch(lanes, len(program.channels))])
+    loops, largest = channel_loops(program, kernel.slots), largest_share(program)
+    functions = [_function(words, connections, loop, largest) for loop in loops]
+    body = "\n".join([*functions, _dispatch(loops, len(program.channels))])
     entries = [
         f"BLINK_ENTRY({kernel.entry(protocol)}, {wire}, {kernel.name}::run)\n" for protocol, wire in WIRES.items()
     ]
@@ -129,27 +133,30 @@ def code(kernel: Kernel, group: Group) -> str:
     )
 
 
-def _function(words: Words, connections: tuple[int, ...], lane: Lane, largest: Fraction | None) -> str:
-    received, sent = words.ends(lane)
+def _function(words: Words, connections: tuple[int, ...], loop: ChannelLoop, largest: Fraction | None) -> str:
+    received, sent = words.ends(loop)
     names = [*received.values(), *sent.values()]
     ids = [str(connections[queue]) for queue in (*received, *sent)]
-    lines = [f"// {words.gpu(lane.rank)}, lane {lane.channel}."]
-    for firing in lane.firings:
-        lines += textwrap.wrap(f"{words.deed(firing)}.", _COLUMNS, initial_indent="//   ", subsequent_indent="//     ")
-    lines += ["template <class Wire>", f"BLINK_DEVICE void {_name(lane)}(Walk<Wire>& walk) {{"]
+    lines = [f"// {words.gpu(loop.rank)}, channel {loop.channel}."]
+    for execution in loop.executions:
+        lines += textwrap.wrap(
+            f"{words.action(execution)}.", _COLUMNS, initial_indent="//   ", subsequent_indent="//     "
+        )
+    lines += ["template <class Wire>", f"BLINK_DEVICE void {_name(loop)}(KernelContext<Wire>& context) {{"]
     if names:
         lines.append(_broken("  enum : End { ", names, " };"))
-    lines.append(_broken("  walk.open(", ids, ");"))
-    if lane.contributors > 1:
-        lines.append(f"  walk.contributors({lane.contributors});")
+    lines.append(_broken("  context.open(", ids, ");"))
+    if loop.contributors > 1:
+        lines.append(f"  context.contributors({loop.contributors});")
     if largest is not None:
         numbers = f"{largest.numerator}, {largest.denominator}"
-        lines.append(f"  walk.largest({numbers});  // shares have as many chunks as one of {_of_block(largest)}")
-    lines += [_slice(words, piece) for piece in lane.pieces]
-    lines.append(_broken("  const Word end = latest(", [_end(words, lane, piece) for piece in lane.pieces], ");"))
-    lines.append(f"  for (Word tick = {lane.first_tick}; tick < end && walk.running(); ++tick) {{")
-    lines += [_broken(f"    walk.{f.method}(", _arguments(words, f, received, sent), ");") for f in lane.firings]
-    lines += ["  }", "  walk.close();", "}", ""]
+        lines.append(f"  context.largest({numbers});  // shares have as many chunks as one of {_of_block(largest)}")
+    lines += [_slice(words, piece) for piece in loop.pieces]
+    lines.append(_broken("  const Word end = latest(", [_end(words, loop, piece) for piece in loop.pieces], ");"))
+    lines.append(f"  for (Word tick = {loop.first_tick}; tick < end && context.running(); ++tick) {{")
+    for each in loop.executions:
+        lines.append(_broken(f"    context.{each.method}(", _arguments(words, each, received, sent), ");"))
+    lines += ["  }", "  context.close();", "}", ""]
     return "\n".join(lines)
 
 
@@ -163,25 +170,28 @@ def _slice(words: Words, piece: Piece) -> str:
         piece.stop.denominator,
     )
     part = "the whole block" if piece.stop - piece.start == 1 else f"{piece.start} … {piece.stop} of the block"
-    return f"  const Slice {words.slice(piece.slice)} = walk.slice({', '.join(map(str, numbers))});  // {part}"
+    return f"  const Slice {words.slice(piece.slice)} = context.slice({', '.join(map(str, numbers))});  // {part}"
 
 
 def _of_block(share: Fraction) -> str:
     return "the whole block" if share == 1 else f"{share} of the block"
 
 
-def _end(words: Words, lane: Lane, piece: Piece) -> str:
-    last = lane.last_offset(piece)
+def _end(words: Words, loop: ChannelLoop, piece: Piece) -> str:
+    last = loop.last_offset(piece)
     return f"{words.slice(piece.slice)}.chunks" + (f" + {last}" if last else "")
 
 
-def _arguments(words: Words, firing: Firing, received: dict[int, str], sent: dict[int, str]) -> list[str]:
-    """What the method is given, as ``walk.h`` has it."""
-    role, method = firing.role, firing.method
+def _arguments(words: Words, execution: Execution, received: dict[int, str], sent: dict[int, str]) -> list[str]:
+    """The arguments of the method, as ``context.h`` has them."""
+    role, method = execution.role, execution.method
     arguments = [words.slice(role.slice), f"tick - {role.offset}" if role.offset else "tick"]
     reduces = "reduce" in method
     if reduces:
-        arguments += [_ends(received, role.receives), str(role.own_operand_index) if role.contributes else "kNoTurn"]
+        arguments += [
+            _ends(received, role.receives),
+            str(role.own_operand_index) if role.contributes else "kNoOwnOperand",
+        ]
     elif role.receives:
         arguments.append(received[role.receives[0]])
     if "send" in method:
@@ -195,15 +205,15 @@ def _ends(names: dict[int, str], queues: tuple[int, ...]) -> str:
     return f"ends({', '.join(names[queue] for queue in queues)})"
 
 
-def _dispatch(lanes: Sequence[Lane], channels: int) -> str:
-    cases = [f"    case {lane.rank * channels + lane.channel}: return {_name(lane)}(walk);" for lane in lanes]
+def _dispatch(loops: Sequence[ChannelLoop], channels: int) -> str:
+    cases = [f"    case {loop.rank * channels + loop.channel}: return {_name(loop)}(context);" for loop in loops]
     return "\n".join(
         [
-            f"constexpr uint32_t kLanes = {channels};",
+            f"constexpr uint32_t kChannels = {channels};",
             "",
             "template <class Wire>",
-            "BLINK_DEVICE void run(Walk<Wire>& walk, uint32_t rank, uint32_t lane) {",
-            "  switch (rank * kLanes + lane) {",
+            "BLINK_DEVICE void run(KernelContext<Wire>& context, uint32_t rank, uint32_t channel) {",
+            "  switch (rank * kChannels + channel) {",
             *cases,
             "  }",
             "}",
@@ -212,8 +222,8 @@ def _dispatch(lanes: Sequence[Lane], channels: int) -> str:
     )
 
 
-def _name(lane: Lane) -> str:
-    return f"rank{lane.rank}_lane{lane.channel}"
+def _name(loop: ChannelLoop) -> str:
+    return f"rank{loop.rank}_channel{loop.channel}"
 
 
 def _broken(head: str, items: Sequence[str], tail: str) -> str:
@@ -226,3 +236,180 @@ def _broken(head: str, items: Sequence[str], tail: str) -> str:
             glue = ""
         lines[-1] += glue + word
     return "\n".join(lines)
+
+
+class Words:
+    """The names of one program's things."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        items = program.collective.items()
+        #: Whether every item goes from one rank to one other, so that shares are paths and no trees.
+        self.paths = not any(len(item.contributions) > 1 or len(item.destinations) > 1 for item in items)
+        self._shares: dict[int, list[int]] = {}
+        for role in program.roles:
+            carried = self._shares.setdefault(role.slice, [])
+            if role.share not in carried:
+                carried.append(role.share)
+
+    def gpu(self, rank: int) -> str:
+        """``GPU 5``."""
+        return f"GPU {self._program.ranks[rank]}"
+
+    def share(self, share: int) -> str:
+        """``tree 0`` or ``path 0``."""
+        return f"{'path' if self.paths else 'tree'} {share}"
+
+    def slice(self, index: int) -> str:
+        """The variable of a slice: ``tree0`` where one share carries it, ``slice0`` where several do."""
+        carried = self._shares[index]
+        return self.share(carried[0]).replace(" ", "") if len(carried) == 1 else f"slice{index}"
+
+    def ends(self, loop: ChannelLoop) -> tuple[dict[int, str], dict[int, str]]:
+        """Queue → name, of those that ``loop`` receives from and of those that it sends to.
+
+        ``from_gpu4``, ``to_gpu1``; a second connection with the same GPU is ``from_gpu4_b``.
+        """
+        queues, ranks = self._program.queues, self._program.ranks
+        received = _named((queue, f"from_gpu{ranks[queues[queue].src]}") for queue in loop.receives)
+        return received, _named((queue, f"to_gpu{ranks[queues[queue].dst]}") for queue in loop.sends)
+
+    def action(self, execution: Execution) -> str:
+        """What an execution does: ``tree 0, root: combines GPU 1's, its own and GPU 6's, keeps it, sends it to …``."""
+        role = execution.role
+        where = self.share(execution.shares[0]) + (", root" if role.stage == "root" and not self.paths else "")
+        if len(execution.shares) > 1:
+            where = f"{self.share(0)[:4]}s {listed(list(map(str, execution.shares)))}"
+        sources = [self.gpu(self._program.queues[queue].src) for queue in role.receives]
+        receivers = listed([self.gpu(self._program.queues[queue].dst) for queue in role.sends])
+        if len(sources) + role.contributes > 1:
+            values = [f"{source}'s" for source in sources]
+            if role.contributes:
+                values.insert(role.own_operand_index, "its own")
+            done = ["keeps the result"] if role.keeps else []
+            done += [f"sends {'it' if done else 'the result'} to {receivers}"] if receivers else []
+            return f"{where}: {listed([f'combines {listed(values)}', *done])}"
+        value = f"what {sources[0]} sends" if sources else "its own"
+        if role.keeps:
+            return f"{where}: keeps {value}" + (f" and sends it to {receivers}" if receivers else "")
+        if not receivers:
+            return f"{where}: takes {value}"
+        return f"{where}: passes {value} on to {receivers}" if sources else f"{where}: sends {value} to {receivers}"
+
+
+def listed(items: Sequence[str]) -> str:
+    """``A, B and C``."""
+    return " and ".join([", ".join(items[:-1]), items[-1]]) if len(items) > 1 else "".join(items)
+
+
+def _named(ends: Iterable[tuple[int, str]]) -> dict[int, str]:
+    """Names made different by ``_b``, ``_c`` …, after ``_z`` by ``_26`` …"""
+    names: dict[int, str] = {}
+    seen: dict[str, int] = {}
+    for queue, name in ends:
+        again = seen.setdefault(name, 0)
+        seen[name] += 1
+        suffix = chr(ord("a") + again) if again < 26 else str(again)
+        names[queue] = f"{name}_{suffix}" if again else name
+    return names
+
+
+def header(program: Program, forest: Forest | None = None) -> str:
+    """Comment lines: collective, ranks, rate, bound, trees, and the hashes of program, forest and topology.
+
+    Parameters
+    ----------
+    forest
+        What the program was lowered from, which adds its algorithm, its bound and GB/s; None: nobody knows.
+    """
+    words = Words(program)
+    lines = [_title(program, forest)]
+    ranks = (f"{rank} = GPU {vertex}" for rank, vertex in enumerate(program.ranks))
+    lines += _wrapped("ranks  ", ", ".join(ranks))
+    lines += _wrapped("rate   ", _rate(program, forest))
+    hashes = [("program", program_hash(program)), ("forest", program.forest_hash), ("topology", program.topology_hash)]
+    lines += _wrapped("from   ", ", ".join(f"{what} {name}" for what, name in hashes if name))
+    roles: dict[int, list[Role]] = {}
+    for role in program.roles:
+        roles.setdefault(role.share, []).append(role)
+    for share in sorted(roles)[:TREES_SHOWN]:
+        lines += _wrapped(f"{words.share(share)}: ", _tree(program, words, roles[share]))
+    if len(roles) > TREES_SHOWN:
+        lines.append(f"… and {len(roles) - TREES_SHOWN} more")
+    return "".join(f"// {line}".rstrip() + "\n" for line in lines)
+
+
+def _title(program: Program, forest: Forest | None) -> str:
+    coll = program.collective
+    ends = [
+        f"{key} GPU {program.ranks[rank]}" for key in ("root", "src", "dst") if (rank := getattr(coll, key)) is not None
+    ]
+    name = coll.name + (f" ({', '.join(ends)})" if ends else "")
+    source = "" if forest is None else f" of {_harmless(forest.topology.name)}, by {_harmless(forest.algorithm)}"
+    return f"{name} among {len(program.ranks)} GPUs{source}. Made by Blink; a change is lost when it is made again."
+
+
+def _rate(program: Program, forest: Forest | None) -> str:
+    if forest is None:
+        return f"{program.rate} units"
+    unit = forest.topology.unit_gb_per_s
+    text = f"{_times(program.rate, unit)}; "
+    return text + ("optimal" if forest.optimal else f"at most {_times(forest.bound, unit)} can be had")
+
+
+def _times(rate: Fraction, unit_gb_per_s: float) -> str:
+    return f"{rate} × {unit_gb_per_s:.6g} GB/s = {float(rate) * unit_gb_per_s:.4g} GB/s"
+
+
+def _tree(program: Program, words: Words, roles: Sequence[Role]) -> str:
+    """Size, root and edges of a share, in the direction of the data."""
+    part = program.slices[roles[0].slice]
+    weight = (part.stop - part.start) * next(
+        item.weight for item in program.collective.items() if item.block == part.block
+    )
+    said = [f"{weight} of S" + _block(words, part.block)]
+    up, down = _edges(program, roles, up=True), _edges(program, roles, up=False)
+    root = next((role.rank for role in roles if role.stage == "root"), None)
+    if root is not None and not words.paths:
+        said.append(f"root {words.gpu(root)}")
+    if words.paths:
+        return "; ".join([", ".join(said), _chains([*up, *down]) or "stays where it is"])
+    edges = [f"{way} {_chains(found)}" for way, found in (("up", up), ("down", down)) if found]
+    return "; ".join([", ".join(said), *edges])
+
+
+def _block(words: Words, block: Block) -> str:
+    if block is None:
+        return ""
+    if isinstance(block, int):
+        return f", block of {words.gpu(block)}"
+    return f", from {words.gpu(block[0])} for {words.gpu(block[1])}"
+
+
+def _edges(program: Program, roles: Iterable[Role], *, up: bool) -> list[tuple[int, int]]:
+    """Sender and receiver (vertex ids) of the share's messages in one stage, first senders first."""
+    senders = sorted((role for role in roles if (role.stage == "reduce") == up), key=lambda role: role.offset)
+    queues = (program.queues[queue] for role in senders for queue in role.sends)
+    return [(program.ranks[queue.src], program.ranks[queue.dst]) for queue in queues]
+
+
+def _chains(edges: Iterable[tuple[int, int]]) -> str:
+    """``1→5→6 4→6``: edges, joined where one begins at the end of the last."""
+    chains: list[list[int]] = []
+    for src, dst in edges:
+        if chains and chains[-1][-1] == src:
+            chains[-1].append(dst)
+        else:
+            chains.append([src, dst])
+    return " ".join("→".join(map(str, chain)) for chain in chains)
+
+
+def _wrapped(label: str, text: str) -> list[str]:
+    return textwrap.wrap(
+        text, _HEADER_COLUMNS, initial_indent=label, subsequent_indent=" " * len(label), break_on_hyphens=False
+    ) or [label]
+
+
+def _harmless(name: str) -> str:
+    """A name out of a file, without what would end or continue a comment: no new line, no backslash."""
+    return "".join(c if c.isprintable() and c != "\\" else "?" for c in name)

@@ -24,7 +24,7 @@ class Connection(c.Structure):
 class Status(c.Structure):
     """``blink::Status``."""
 
-    _fields_ = [*((name, u32) for name in ("code", "connection", "sending", "lane")), ("position", u64)]
+    _fields_ = [*((name, u32) for name in ("code", "connection", "sending", "channel")), ("position", u64)]
 
 
 class Call(c.Structure):
@@ -75,6 +75,6 @@ def launch(entry: int, calls: c.Array[Call], blocks: int, timeout_s: float) -> N
     """
     if load().blink_launch(entry, c.addressof(calls), len(calls), blocks, timeout_s) < 0:
         raise UnsupportedError(
-            f"the system refuses {len(calls) * blocks} threads, one per rank, lane and part; lower the plan to fewer "
-            "channels, or raise the limit (ulimit -u)"
+            f"the system refuses {len(calls) * blocks} threads, one per rank, channel and part; lower the plan to "
+            "fewer channels, or raise the limit (ulimit -u)"
         )

@@ -1,4 +1,4 @@
-"""Runs a Program as the code that GPUs run, compiled for this CPU: a thread per rank, lane and part.
+"""Runs a Program as the code that GPUs run, compiled for this CPU: a thread per rank, channel and part.
 
 What is tested here is what runs there: the same generated text, the same headers, the same layout of connections; only
 a block is one thread. So this engine is no way to be fast, but the proof that the code is right.
@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blinkccl.codegen.build import build
+from blinkccl.codegen.channels import channel_loops
 from blinkccl.codegen.host_compiler import host_compiler
-from blinkccl.codegen.lanes import lanes_of
 from blinkccl.codegen.layout import LINE_BYTES, Geometry, Group
 from blinkccl.codegen.layout import Connection as Place
 from blinkccl.codegen.text import INCLUDE, WIRES, Kernel, code, entry_name
@@ -62,17 +62,18 @@ def run(
     protocol
         How messages travel: "simple", "ll" or "ll128".
     parts
-        Blocks that share a lane's work.
+        Blocks that share a channel's work.
 
     Raises
     ------
     UnsupportedError
-        Also if there is no compiler, or GPU blocks cannot run the program (:func:`blinkccl.codegen.lanes.lanes_of`).
+        Also if there is no compiler, or GPU blocks cannot run the program: see
+        :func:`blinkccl.codegen.channels.channel_loops`.
 
     Notes
     -----
     Cost: a compilation where the program is new here (:func:`prepare` compiles many at once), a thread per rank,
-    lane and part, and connections · parts · slots · three times ``chunk_bytes`` of memory.
+    channel and part, and connections · parts · slots · three times ``chunk_bytes`` of memory.
     """
     chunk = _chunk(chunk_bytes)
     geometry = Geometry(parts, _slots(program), _lines(chunk), _lines(max(2 * chunk, -(-chunk // 120) * LINE_BYTES)))
@@ -127,7 +128,7 @@ class Session:
             if len(programs) == 1 and geometry.slots == _slots(program):
                 self._names[program] = _name(program)  # known from the last time
             else:
-                lanes_of(program, geometry.slots)
+                channel_loops(program, geometry.slots)
                 self._names[program] = _name_in(program, self._group)
         _compile((Kernel(name, each, slots=geometry.slots), self._group) for each, name in self._names.items())
         self._layout = self._group.layout(geometry)
@@ -207,7 +208,7 @@ class Session:
         at = self._layout.connections[status.connection]
         what = f"a free slot to rank {at.dst}" if status.sending else f"a message from rank {at.src}"
         return (
-            f"rank {rank} waited longer than {deadline_s:g} s in channel {status.lane} for {what} (its number "
+            f"rank {rank} waited longer than {deadline_s:g} s in channel {status.channel} for {what} (its number "
             f"{status.position}); is the program verified, or the deadline too short for this size?"
         )
 
@@ -236,7 +237,7 @@ def _name(program: Program) -> str:
     UnsupportedError
         If GPU blocks cannot run the program with the slots that its channels have.
     """
-    lanes_of(program, _slots(program))
+    channel_loops(program, _slots(program))
     return _name_in(program, Group([program]))
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from graphlib import CycleError, TopologicalSorter
 
-from blinkccl.codegen.copies_compiler import copies_compiler
-from blinkccl.codegen.lanes import Lane, lanes_of
+from blinkccl.codegen.channels import ChannelLoop, channel_loops
+from blinkccl.codegen.host_compiler import copies_compiler
 from blinkccl.errors import UnsupportedError
 from blinkccl.nccl.cards import Job
 from blinkccl.nccl.programs import SLOTS
@@ -19,7 +19,7 @@ from blinkccl.schedule.program import Program
 #: Messages that one reduce kernel takes: kMostOperands of reduction.h.
 MOST_OPERANDS = 19
 
-#: A firing: rank, lane, place in it.
+#: An execution: rank, channel, place in its loop.
 _Node = tuple[int, int, int]
 
 
@@ -47,20 +47,20 @@ def fault_of_program(program: Program) -> str | None:
     -----
     Cost: linear in roles and messages.
     """
-    return fault_of_lanes(lanes_of(program, SLOTS))
+    return fault_of_loops(channel_loops(program, SLOTS))
 
 
-def fault_of_lanes(lanes: Sequence[Lane]) -> str | None:
+def fault_of_loops(loops: Sequence[ChannelLoop]) -> str | None:
     """As :func:`fault_of_program`, for the loops that are run."""
     senders: dict[int, _Node] = {}
     receivers: dict[int, _Node] = {}
     before: TopologicalSorter[_Node] = TopologicalSorter()
-    for lane in lanes:
-        for place, firing in enumerate(lane.firings):
-            role, node = firing.role, (lane.rank, lane.channel, place)
+    for loop in loops:
+        for place, execution in enumerate(loop.executions):
+            role, node = execution.role, (loop.rank, loop.channel, place)
             if len(role.receives) > MOST_OPERANDS:
                 return (
-                    f"rank {lane.rank} combines {len(role.receives)} messages at once, copy engines at most "
+                    f"rank {loop.rank} combines {len(role.receives)} messages at once, copy engines at most "
                     f"{MOST_OPERANDS}"
                 )
             for used, queues in ((senders, role.sends), (receivers, role.receives)):
@@ -68,7 +68,7 @@ def fault_of_lanes(lanes: Sequence[Lane]) -> str | None:
                     if queue in used:
                         return f"several roles at one end use queue {queue}, of which copy engines serve one"
                     used[queue] = node
-        _order_own_data(lane, before)
+        _order_own_data(loop, before)
     for queue, sender in senders.items():
         before.add(receivers[queue], sender)
     try:
@@ -78,11 +78,11 @@ def fault_of_lanes(lanes: Sequence[Lane]) -> str | None:
     return None
 
 
-def _order_own_data(lane: Lane, before: TopologicalSorter[_Node]) -> None:
+def _order_own_data(loop: ChannelLoop, before: TopologicalSorter[_Node]) -> None:
     """In place, what is kept comes after all that read the own data; both in the order of time."""
     readers: dict[int, list[_Node]] = {}
-    for place, firing in sorted(enumerate(lane.firings), key=lambda numbered: numbered[1].role.offset):
-        role, node = firing.role, (lane.rank, lane.channel, place)
+    for place, execution in sorted(enumerate(loop.executions), key=lambda numbered: numbered[1].role.offset):
+        role, node = execution.role, (loop.rank, loop.channel, place)
         before.add(node, *(readers.get(role.slice, []) if role.keeps else []))
         if role.contributes:
             readers.setdefault(role.slice, []).append(node)

@@ -22,11 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from blinkccl.codegen.build import Compiler, build
-from blinkccl.codegen.copies_compiler import copies_compiler
-from blinkccl.codegen.gpu_compiler import gpu_compiler
+from blinkccl.codegen.gpu_compiler import NVCC, gpu_compiler, nvcc
+from blinkccl.codegen.host_compiler import copies_compiler
 from blinkccl.codegen.layout import Group
-from blinkccl.codegen.nvcc import OVERRIDE as NVCC
-from blinkccl.codegen.nvcc import nvcc
 from blinkccl.codegen.text import COPIES, FOLD, WIRES, Kernel, cuda_text
 from blinkccl.errors import UnsupportedError
 from blinkccl.nccl.cards import Job

@@ -25,9 +25,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from blinkccl.codegen.device_files import headers_digest, include_directory
+from blinkccl.codegen.gpu_compiler import NVCC, NVRTC
 from blinkccl.codegen.layout import Group
-from blinkccl.codegen.nvcc import OVERRIDE as NVCC
-from blinkccl.codegen.nvrtc import OVERRIDE as NVRTC
 from blinkccl.errors import BlinkError, LaunchError, UnsupportedError
 from blinkccl.forest.fingerprint import topology_hash
 from blinkccl.nccl import choices

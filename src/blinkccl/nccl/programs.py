@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from blinkccl.algorithms.registry import Request, algorithm
-from blinkccl.codegen.lanes import lanes_of
+from blinkccl.codegen.channels import channel_loops
 from blinkccl.codegen.stores import require_direct_stores
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.errors import PackingError, ScheduleError, TopologyError, UnsupportedError, UsageError
@@ -204,7 +204,7 @@ def _candidate(request: Request, name: str, lanes: int, bad: Mapping[tuple[int, 
             )
     require_direct_stores(program, forest.topology)
     verify(program, forest.topology)
-    lanes_of(program, SLOTS)
+    channel_loops(program, SLOTS)
     return Candidate(name, forest, program)
 
 

@@ -14,767 +14,767 @@
 // tree 9: 1/10 of S, block of GPU 4, root GPU 4; down 4→3→2→1→0
 
 #define BLINK_MOVES_ONLY  // nothing is combined
-#include "blink/walk.h"
+#include "blink/context.h"
 
 namespace {
 namespace allgather {
 using namespace blink;
 
-// GPU 0, lane 0.
+// GPU 0, channel 0.
 //   tree 0, root: keeps its own and sends it to GPU 1.
 template <class Wire>
-BLINK_DEVICE void rank0_lane0(Walk<Wire>& walk) {
+BLINK_DEVICE void rank0_channel0(KernelContext<Wire>& context) {
   enum : End { to_gpu1 };
-  walk.open(0);
-  const Slice tree0 = walk.slice(0, 0, 0, 1, 1, 2);  // 0 … 1/2 of the block
+  context.open(0);
+  const Slice tree0 = context.slice(0, 0, 0, 1, 1, 2);  // 0 … 1/2 of the block
   const Word end = latest(tree0.chunks);
-  for (Word tick = 0; tick < end && walk.running(); ++tick) {
-    walk.copy_send(tree0, tick, ends(to_gpu1));
+  for (Word tick = 0; tick < end && context.running(); ++tick) {
+    context.copy_send(tree0, tick, ends(to_gpu1));
   }
-  walk.close();
+  context.close();
 }
 
-// GPU 0, lane 1.
+// GPU 0, channel 1.
 //   tree 5, root: keeps its own and sends it to GPU 4.
 template <class Wire>
-BLINK_DEVICE void rank0_lane1(Walk<Wire>& walk) {
+BLINK_DEVICE void rank0_channel1(KernelContext<Wire>& context) {
   enum : End { to_gpu4 };
-  walk.open(4);
-  const Slice tree5 = walk.slice(0, 0, 1, 2, 1, 1);  // 1/2 … 1 of the block
+  context.open(4);
+  const Slice tree5 = context.slice(0, 0, 1, 2, 1, 1);  // 1/2 … 1 of the block
   const Word end = latest(tree5.chunks);
-  for (Word tick = 0; tick < end && walk.running(); ++tick) {
-    walk.copy_send(tree5, tick, ends(to_gpu4));
+  for (Word tick = 0; tick < end && context.running(); ++tick) {
+    context.copy_send(tree5, tick, ends(to_gpu4));
   }
-  walk.close();
+  context.close();
 }
 
-// GPU 0, lane 2.
+// GPU 0, channel 2.
 //   tree 1: keeps what GPU 4 sends.
 template <class Wire>
-BLINK_DEVICE void rank0_lane2(Walk<Wire>& walk) {
+BLINK_DEVICE void rank0_channel2(KernelContext<Wire>& context) {
   enum : End { from_gpu4 };
-  walk.open(32);
-  const Slice tree1 = walk.slice(0, 1, 0, 1, 1, 2);  // 0 … 1/2 of the block
+  context.open(32);
+  const Slice tree1 = context.slice(0, 1, 0, 1, 1, 2);  // 0 … 1/2 of the block
   const Word end = latest(tree1.chunks + 4);
-  for (Word tick = 4; tick < end && walk.running(); ++tick) {
-    walk.recv(tree1, tick - 4, from_gpu4);
+  for (Word tick = 4; tick < end && context.running(); ++tick) {
+    context.recv(tree1, tick - 4, from_gpu4);
   }
-  walk.close();
+  context.close();
 }
 
-// GPU 0, lane 3.
+// GPU 0, channel 3.
 //   tree 6: keeps what GPU 1 sends and sends it to GPU 4.
 template <class Wire>
-BLINK_DEVICE void rank0_lane3(Walk<Wire>& walk) {
+BLINK_DEVICE void rank0_channel3(KernelContext<Wire>& context) {
   enum : End { from_gpu1, to_gpu4 };
-  walk.open(8, 5);
-  const Slice tree6 = walk.slice(0, 1, 1, 2, 1, 1);  // 1/2 … 1 of the block
+  context.open(8, 5);
+  const Slice tree6 = context.slice(0, 1, 1, 2, 1, 1);  // 1/2 … 1 of the block
   const Word end = latest(tree6.chunks + 1);
-  for (Word tick = 1; tick < end && walk.running(); ++tick) {
-    walk.recv_copy_send(tree6, tick - 1, from_gpu1, ends(to_gpu4));
+  for (Word tick = 1; tick < end && context.running(); ++tick) {
+    context.recv_copy_send(tree6, tick - 1, from_gpu1, ends(to_gpu4));
   }
-  walk.close();
+  context.close();
 }
 
-// GPU 0, lane 4.
+// GPU 0, channel 4.
 //   tree 2: keeps what GPU 4 sends and sends it to GPU 1.
 template <class Wire>
-BLINK_DEVICE void rank0_lane4(Walk<Wire>& walk) {
+BLINK_DEVICE void rank0_channel4(KernelContext<Wire>& context) {
   enum : End { from_gpu4, to_gpu1 };
-  walk.open(33, 1);
-  const Slice tree2 = walk.slice(0, 2, 0, 1, 1, 2);  // 0 … 1/2 of the block
+  context.open(33, 1);
+  const Slice tree2 = context.slice(0, 2, 0, 1, 1, 2);  // 0 … 1/2 of the block
   const Word end = latest(tree2.chunks + 3);
-  for (Word tick = 3; tick < end && walk.running(); ++tick) {
-    walk.recv_copy_send(tree2, tick - 3, from_gpu4, ends(to_gpu1));
+  for (Word tick = 3; tick < end && context.running(); ++tick) {
+    context.recv_copy_send(tree2, tick - 3, from_gpu4, ends(to_gpu1));
   }
-  walk.close();
+  context.close();
 }
 
-// GPU 0, lane 5.
+// GPU 0, channel 5.
 //   tree 7: keeps what GPU 1 sends and sends it to GPU 4.
 template <class Wire>
-BLINK_DEVICE void rank0_lane5(Walk<Wire>& walk) {
+BLINK_DEVICE void rank0_channel5(KernelContext<Wire>& context) {
   enum : End { from_gpu1, to_gpu4 };
-  walk.open(9, 6);
-  const Slice tree7 = walk.slice(0, 2, 1, 2, 1, 1);  // 1/2 … 1 of the block
+  context.open(9, 6);
+  const Slice tree7 = context.slice(0, 2, 1, 2, 1, 1);  // 1/2 … 1 of the block
   const Word end = latest(tree7.chunks + 2);
-  for (Word tick = 2; tick < end && walk.running(); ++tick) {
-    walk.recv_copy_send(tree7, tick - 2, from_gpu1, ends(to_gpu4));
+  for (Word tick = 2; tick < end && context.running(); ++tick) {
+    context.recv_copy_send(tree7, tick - 2, from_gpu1, ends(to_gpu4));
   }
-  walk.close();
+  context.close();
 }
 
-// GPU 0, lane 6.
+// GPU 0, channel 6.
 //   tree 3: keeps what GPU 4 sends and sends it to GPU 1.
 template <class Wire>
-BLINK_DEVICE void rank0_lane6(Walk<Wire>& walk) {
+BLINK_DEVICE void rank0_channel6(KernelContext<Wire>& context) {
   enum : End { from_gpu4, to_gpu1 };
-  walk.open(34, 2);
-  const Slice tree3 = walk.slice(0, 3, 0, 1, 1, 2);  // 0 … 1/2 of the block
+  context.open(34, 2);
+  const Slice tree3 = context.slice(0, 3, 0, 1, 1, 2);  // 0 … 1/2 of the block
   const Word end = latest(tree3.chunks + 2);
-  for (Word tick = 2; tick < end && walk.running(); ++tick) {
-    walk.recv_copy_send(tree3, tick - 2, from_gpu4, ends(to_gpu1));
+  for (Word tick = 2; tick < end && context.running(); ++tick) {
+    context.recv_copy_send(tree3, tick - 2, from_gpu4, ends(to_gpu1));
   }
-  walk.close();
+  context.close();
 }
 
-// GPU 0, lane 7.
+// GPU 0, channel 7.
 //   tree 8: keeps what GPU 1 sends and sends it to GPU 4.
 template <class Wire>
-BLINK_DEVICE void rank0_lane7(Walk<Wire>& walk) {
+BLINK_DEVICE void rank0_channel7(KernelContext<Wire>& context) {
   enum : End { from_gpu1, to_gpu4 };
-  walk.open(10, 7);
-  const Slice tree8 = walk.slice(0, 3, 1, 2, 1, 1);  // 1/2 … 1 of the block
+  context.open(10, 7);
+  const Slice tree8 = context.slice(0, 3, 1, 2, 1, 1);  // 1/2 … 1 of the block
   const Word end = latest(tree8.chunks + 3);
-  for (Word tick = 3; tick < end && walk.running(); ++tick) {
-    walk.recv_copy_send(tree8, tick - 3, from_gpu1, ends(to_gpu4));
+  for (Word tick = 3; tick < end && context.running(); ++tick) {
+    context.recv_copy_send(tree8, tick - 3, from_gpu1, ends(to_gpu4));
   }
-  walk.close();
+  context.close();
 }
 
-// GPU 0, lane 8.
+// GPU 0, channel 8.
 //   tree 4: keeps what GPU 4 sends and sends it to GPU 1.
 template <class Wire>
-BLINK_DEVICE void rank0_lane8(Walk<Wire>& walk) {
+BLINK_DEVICE void rank0_channel8(KernelContext<Wire>& context) {
   enum : End { from_gpu4, to_gpu1 };
-  walk.open(35, 3);
-  const Slice tree4 = walk.slice(0, 4, 0, 1, 1, 2);  // 0 … 1/2 of the block
+  context.open(35, 3);
+  const Slice tree4 = context.slice(0, 4, 0, 1, 1, 2);  // 0 … 1/2 of the block
   const Word end = latest(tree4.chunks + 1);
-  for (Word tick = 1; tick < end && walk.running(); ++tick) {
-    walk.recv_copy_send(tree4, tick - 1, from_gpu4, ends(to_gpu1));
+  for (Word tick = 1; tick < end && context.running(); ++tick) {
+    context.recv_copy_send(tree4, tick - 1, from_gpu4, ends(to_gpu1));
   }
-  walk.close();
+  context.close();
 }
 
-// GPU 0, lane 9.
+// GPU 0, channel 9.
 //   tree 9: keeps what GPU 1 sends.
 template <class Wire>
-BLINK_DEVICE void rank0_lane9(Walk<Wire>& walk) {
+BLINK_DEVICE void rank0_channel9(KernelContext<Wire>& context) {
   enum : End { from_gpu1 };
-  walk.open(11);
-  const Slice tree9 = walk.slice(0, 4, 1, 2, 1, 1);  // 1/2 … 1 of the block
+  context.open(11);
+  const Slice tree9 = context.slice(0, 4, 1, 2, 1, 1);  // 1/2 … 1 of the block
   const Word end = latest(tree9.chunks + 4);
-  for (Word tick = 4; tick < end && walk.running(); ++tick) {
-    walk.recv(tree9, tick - 4, from_gpu1);
+  for (Word tick = 4; tick < end && context.running(); ++tick) {
+    context.recv(tree9, tick - 4, from_gpu1);
   }
-  walk.close();
+  context.close();
 }
 
-// GPU 1, lane 0.
+// GPU 1, channel 0.
 //   tree 0: keeps what GPU 0 sends and sends it to GPU 2.
 template <class Wire>
-BLINK_DEVICE void rank1_lane0(Walk<Wire>& walk) {
+BLINK_DEVICE void rank1_channel0(KernelContext<Wire>& context) {
   enum : End { from_gpu0, to_gpu2 };
-  walk.open(0, 12);
-  const Slice tree0 = walk.slice(0, 0, 0, 1, 1, 2);  // 0 … 1/2 of the block
+  context.open(0, 12);
+  const Slice tree0 = context.slice(0, 0, 0, 1, 1, 2);  // 0 … 1/2 of the block
   const Word end = latest(tree0.chunks + 1);
-  for (Word tick = 1; tick < end && walk.running(); ++tick) {
-    walk.recv_copy_send(tree0, tick - 1, from_gpu0, ends(to_gpu2));
+  for (Word tick = 1; tick < end && context.running(); ++tick) {
+    context.recv_copy_send(tree0, tick - 1, from_gpu0, ends(to_gpu2));
   }
-  walk.close();
+  context.close();
 }
 
-// GPU 1, lane 1.
+// GPU 1, channel 1.
 //   tree 5: keeps what GPU 2 sends.
 template <class Wire>
-BLINK_DEVICE void rank1_lane1(Walk<Wire>& walk) {
+BLINK_DEVICE void rank1_channel1(KernelContext<Wire>& context) {
   enum : End { from_gpu2 };
-  walk.open(16);
-  const Slice tree5 = walk.slice(0, 0, 1, 2, 1, 1);  // 1/2 … 1 of the block
+  context.open(16);
+  const Slice tree5 = context.slice(0, 0, 1, 2, 1, 1);  // 1/2 … 1 of the block
   const Word end = latest(tree5.chunks + 4);
-  for (Word tick = 4; tick < end && walk.running(); ++tick) {
-    walk.recv(tree5, tick - 4, from_gpu2);
+  for (Word tick = 4; tick < end && context.running(); ++tick) {
+    context.recv(tree5, tick - 4, from_gpu2);
   }
-  walk.close();
+  context.close();
 }
 
-// GPU 1, lane 2.
+// GPU 1, channel 2.
 //   tree 1, root: keeps its own and sends it to GPU 2.
 template <class Wire>
-BLINK_DEVICE void rank1_lane2(Walk<Wire>& walk) {
+BLINK_DEVICE void rank1_channel2(KernelContext<Wire>& context) {
   enum : End { to_gpu2 };
-  walk.open(13);
-  const Slice tree1 = walk.slice(0, 1, 0, 1, 1, 2);  // 0 … 1/2 of the block
+  context.open(13);
+  const Slice tree1 = context.slice(0, 1, 0, 1, 1, 2);  // 0 … 1/2 of the block
   const Word end = latest(tree1.chunks);
-  for (Word tick = 0; tick < end && walk.running(); ++tick) {
-    walk.copy_send(tree1, tick, ends(to_gpu2));
+  for (Word tick = 0; tick < end && context.running(); ++tick) {
+    context.copy_send(tree1, tick, ends(to_gpu2));
   }
-  walk.close();
+  context.close();
 }
 
-// GPU 1, lane 3.
+// GPU 1, channel 3.
 //   tree 6, root: keeps its own and sends it to GPU 0.
 template <class Wire>
-BLINK_DEVICE void rank1_lane3(Walk<Wire>& walk) {
+BLINK_DEVICE void rank1_channel3(KernelContext<Wire>& context) {
   enum : End { to_gpu0 };
-  walk.open(8);
-  const Slice tree6 = walk.slice(0, 1, 1, 2, 1, 1);  // 1/2 … 1 of the block
+  context.open(8);
+  const Slice tree6 = context.slice(0, 1, 1, 2, 1, 1);  // 1/2 … 1 of the block
   const Word end = latest(tree6.chunks);
-  for (Word tick = 0; tick < end && walk.running(); ++tick) {
-    walk.copy_send(tree6, tick, ends(to_gpu0));
+  for (Word tick = 0; tick < end && context.running(); ++tick) {
+    context.copy_send(tree6, tick, ends(to_gpu0));
   }
-  walk.close();
+  context.close();
 }
 
-// GPU 1, lane 4.
+// GPU 1, channel 4.
 //   tree 2: keeps what GPU 0 sends.
 template <class Wire>
-BLINK_DEVICE void rank1_lane4(Walk<Wire>& walk) {
+BLINK_DEVICE void rank1_channel4(KernelContext<Wire>& context) {
   enum : End { from_gpu0 };
-  walk.open(1);
-  const Slice tree2 = walk.slice(0, 2, 0, 1, 1, 2);  // 0 … 1/2 of the block
+  context.open(1);
+  const Slice tree2 = context.slice(0, 2, 0, 1, 1, 2);  // 0 … 1/2 of the block
   const Word end = latest(tree2.chunks + 4);
-  for (Word tick = 4; tick < end && walk.running(); ++tick) {
-    walk.recv(tree2, tick - 4, from_gpu0);
+  for (Word tick = 4; tick < end && context.running(); ++tick) {
+    context.recv(tree2, tick - 4, from_gpu0);
   }
-  walk.close();
+  context.close();
 }
 
-// GPU 1, lane 5.
+// GPU 1, channel 5.
 //   tree 7: keeps what GPU 2 sends and sends it to GPU 0.
 template <class Wire>
-BLINK_DEVICE void rank1_lane5(Walk<Wire>& walk) {
+BLINK_DEVICE void rank1_channel5(KernelContext<Wire>& context) {
   enum : End { from_gpu2, to_gpu0 };
-  walk.open(17, 9);
-  const Slice tree7 = walk.slice(0, 2, 1, 2, 1, 1);  // 1/2 … 1 of the block
+  context.open(17, 9);
+  const Slice tree7 = context.slice(0, 2, 1, 2, 1, 1);  // 1/2 … 1 of the block
   const Word end = latest(tree7.chunks + 1);
-  for (Word tick = 1; tick < end && walk.running(); ++tick) {
-    walk.recv_copy_send(tree7, tick - 1, from_gpu2, ends(to_gpu0));
+  for (Word tick = 1; tick < end && context.running(); ++tick) {
+    context.recv_copy_send(tree7, tick - 1, from_gpu2, ends(to_gpu0));
   }
-  walk.close();
+  context.close();
 }
 
-// GPU 1, lane 6.
+// GPU 1, channel 6.
 //   tree 3: keeps what GPU 0 sends and sends it to GPU 2.
 template <class Wire>
-BLINK_DEVICE void rank1_lane6(Walk<Wire>& walk) {
+BLINK_DEVICE void rank1_channel6(KernelContext<Wire>& context) {
   enum : End { from_gpu0, to_gpu2 };
-  walk.open(2, 14);
-  const Slice tree3 = walk.slice(0, 3, 0, 1, 1, 2);  // 0 … 1/2 of the block
+  context.open(2, 14);
+  const Slice tree3 = context.slice(0, 3, 0, 1, 1, 2);  // 0 … 1/2 of the block
   const Word end = latest(tree3.chunks + 3);
-  for (Word tick = 3; tick < end && walk.running(); ++tick) {
-    walk.recv_copy_send(tree3, tick - 3, from_gpu0, ends(to_gpu2));
+  for (Word tick = 3; tick < end && context.running(); ++tick) {
+    context.recv_copy_send(tree3, tick - 3, from_gpu0, ends(to_gpu2));
   }
-  walk.close();
+  context.close();
 }
 
-// GPU 1, lane 7.
+// GPU 1, channel 7.
 //   tree 8: keeps what GPU 2 sends and sends it to GPU 0.
 template <class Wire>
-BLINK_DEVICE void rank1_lane7(Walk<Wire>& walk) {
+BLINK_DEVICE void rank1_channel7(KernelContext<Wire>& context) {
   enum : End { from_gpu2, to_gpu0 };
-  walk.open(18, 10);
-  const Slice tree8 = walk.slice(0, 3, 1, 2, 1, 1);  // 1/2 … 1 of the block
+  context.open(18, 10);
+  const Slice tree8 = context.slice(0, 3, 1, 2, 1, 1);  // 1/2 … 1 of the block
   const Word end = latest(tree8.chunks + 2);
-  for (Word tick = 2; tick < end && walk.running(); ++tick) {
-    walk.recv_copy_send(tree8, tick - 2, from_gpu2, ends(to_gpu0));
+  for (Word tick = 2; tick < end && context.running(); ++tick) {
+    context.recv_copy_send(tree8, tick - 2, from_gpu2, ends(to_gpu0));
   }
-  walk.close();
+  context.close();
 }
 
-// GPU 1, lane 8.
+// GPU 1, channel 8.
 //   tree 4: keeps what GPU 0 sends and sends it to GPU 2.
 template <class Wire>
-BLINK_DEVICE void rank1_lane8(Walk<Wire>& walk) {
+BLINK_DEVICE void rank1_channel8(KernelContext<Wire>& context) {
   enum : End { from_gpu0, to_gpu2 };
-  walk.open(3, 15);
-  const Slice tree4 = walk.slice(0, 4, 0, 1, 1, 2);  // 0 … 1/2 of the block
+  context.open(3, 15);
+  const Slice tree4 = context.slice(0, 4, 0, 1, 1, 2);  // 0 … 1/2 of the block
   const Word end = latest(tree4.chunks + 2);
-  for (Word tick = 2; tick < end && walk.running(); ++tick) {
-    walk.recv_copy_send(tree4, tick - 2, from_gpu0, ends(to_gpu2));
+  for (Word tick = 2; tick < end && context.running(); ++tick) {
+    context.recv_copy_send(tree4, tick - 2, from_gpu0, ends(to_gpu2));
   }
-  walk.close();
+  context.close();
 }
 
-// GPU 1, lane 9.
+// GPU 1, channel 9.
 //   tree 9: keeps what GPU 2 sends and sends it to GPU 0.
 template <class Wire>
-BLINK_DEVICE void rank1_lane9(Walk<Wire>& walk) {
+BLINK_DEVICE void rank1_channel9(KernelContext<Wire>& context) {
   enum : End { from_gpu2, to_gpu0 };
-  walk.open(19, 11);
-  const Slice tree9 = walk.slice(0, 4, 1, 2, 1, 1);  // 1/2 … 1 of the block
+  context.open(19, 11);
+  const Slice tree9 = context.slice(0, 4, 1, 2, 1, 1);  // 1/2 … 1 of the block
   const Word end = latest(tree9.chunks + 3);
-  for (Word tick = 3; tick < end && walk.running(); ++tick) {
-    walk.recv_copy_send(tree9, tick - 3, from_gpu2, ends(to_gpu0));
+  for (Word tick = 3; tick < end && context.running(); ++tick) {
+    context.recv_copy_send(tree9, tick - 3, from_gpu2, ends(to_gpu0));
   }
-  walk.close();
+  context.close();
 }
 
-// GPU 2, lane 0.
+// GPU 2, channel 0.
 //   tree 0: keeps what GPU 1 sends and sends it to GPU 3.
 template <class Wire>
-BLINK_DEVICE void rank2_lane0(Walk<Wire>& walk) {
+BLINK_DEVICE void rank2_channel0(KernelContext<Wire>& context) {
   enum : End { from_gpu1, to_gpu3 };
-  walk.open(12, 20);
-  const Slice tree0 = walk.slice(0, 0, 0, 1, 1, 2);  // 0 … 1/2 of the block
+  context.open(12, 20);
+  const Slice tree0 = context.slice(0, 0, 0, 1, 1, 2);  // 0 … 1/2 of the block
   const Word end = latest(tree0.chunks + 2);
-  for (Word tick = 2; tick < end && walk.running(); ++tick) {
-    walk.recv_copy_send(tree0, tick - 2, from_gpu1, ends(to_gpu3));
+  for (Word tick = 2; tick < end && context.running(); ++tick) {
+    context.recv_copy_send(tree0, tick - 2, from_gpu1, ends(to_gpu3));
   }
-  walk.close();
+  context.close();
 }
 
-// GPU 2, lane 1.
+// GPU 2, channel 1.
 //   tree 5: keeps what GPU 3 sends and sends it to GPU 1.
 template <class Wire>
-BLINK_DEVICE void rank2_lane1(Walk<Wire>& walk) {
+BLINK_DEVICE void rank2_channel1(KernelContext<Wire>& context) {
   enum : End { from_gpu3, to_gpu1 };
-  walk.open(24, 16);
-  const Slice tree5 = walk.slice(0, 0, 1, 2, 1, 1);  // 1/2 … 1 of the block
+  context.open(24, 16);
+  const Slice tree5 = context.slice(0, 0, 1, 2, 1, 1);  // 1/2 … 1 of the block
   const Word end = latest(tree5.chunks + 3);
-  for (Word tick = 3; tick < end && walk.running(); ++tick) {
-    walk.recv_copy_send(tree5, tick - 3, from_gpu3, ends(to_gpu1));
+  for (Word tick = 3; tick < end && context.running(); ++tick) {
+    context.recv_copy_send(tree5, tick - 3, from_gpu3, ends(to_gpu1));
   }
-  walk.close();
+  context.close();
 }
 
-// GPU 2, lane 2.
+// GPU 2, channel 2.
 //   tree 1: keeps what GPU 1 sends and sends it to GPU 3.
 template <class Wire>
-BLINK_DEVICE void rank2_lane2(Walk<Wire>& walk) {
+BLINK_DEVICE void rank2_channel2(KernelContext<Wire>& context) {
   enum : End { from_gpu1, to_gpu3 };
-  walk.open(13, 21);
-  const Slice tree1 = walk.slice(0, 1, 0, 1, 1, 2);  // 0 … 1/2 of the block
+  context.open(13, 21);
+  const Slice tree1 = context.slice(0, 1, 0, 1, 1, 2);  // 0 … 1/2 of the block
   const Word end = latest(tree1.chunks + 1);
-  for (Word tick = 1; tick < end && walk.running(); ++tick) {
-    walk.recv_copy_send(tree1, tick - 1, from_gpu1, ends(to_gpu3));
+  for (Word tick = 1; tick < end && context.running(); ++tick) {
+    context.recv_copy_send(tree1, tick - 1, from_gpu1, ends(to_gpu3));
   }
-  walk.close();
+  context.close();
 }
 
-// GPU 2, lane 3.
+// GPU 2, channel 3.
 //   tree 6: keeps what GPU 3 sends.
 template <class Wire>
-BLINK_DEVICE void rank2_lane3(Walk<Wire>& walk) {
+BLINK_DEVICE void rank2_channel3(KernelContext<Wire>& context) {
   enum : End { from_gpu3 };
-  walk.open(25);
-  const Slice tree6 = walk.slice(0, 1, 1, 2, 1, 1);  // 1/2 … 1 of the block
+  context.open(25);
+  const Slice tree6 = context.slice(0, 1, 1, 2, 1, 1);  // 1/2 … 1 of the block
   const Word end = latest(tree6.chunks + 4);
-  for (Word tick = 4; tick < end && walk.running(); ++tick) {
-    walk.recv(tree6, tick - 4, from_gpu3);
+  for (Word tick = 4; tick < end && context.running(); ++tick) {
+    context.recv(tree6, tick - 4, from_gpu3);
   }
-  walk.close();
+  context.close();
 }
 
-// GPU 2, lane 4.
+// GPU 2, channel 4.
 //   tree 2, root: keeps its own and sends it to GPU 3.
 template <class Wire>
-BLINK_DEVICE void rank2_lane4(Walk<Wire>& walk) {
+BLINK_DEVICE void rank2_channel4(KernelContext<Wire>& context) {
   enum : End { to_gpu3 };
-  walk.open(22);
-  const Slice tree2 = walk.slice(0, 2, 0, 1, 1, 2);  // 0 … 1/2 of the block
+  context.open(22);
+  const Slice tree2 = context.slice(0, 2, 0, 1, 1, 2);  // 0 … 1/2 of the block
   const Word end = latest(tree2.chunks);
-  for (Word tick = 0; tick < end && walk.running(); ++tick) {
-    walk.copy_send(tree2, tick, ends(to_gpu3));
+  for (Word tick = 0; tick < end && context.running(); ++tick) {
+    context.copy_send(tree2, tick, ends(to_gpu3));
   }
-  walk.close();
+  context.close();
 }
 
-// GPU 2, lane 5.
+// GPU 2, channel 5.
 //   tree 7, root: keeps its own and sends it to GPU 1.
 template <class Wire>
-BLINK_DEVICE void rank2_lane5(Walk<Wire>& walk) {
+BLINK_DEVICE void rank2_channel5(KernelContext<Wire>& context) {
   enum : End { to_gpu1 };
-  walk.open(17);
-  const Slice tree7 = walk.slice(0, 2, 1, 2, 1, 1);  // 1/2 … 1 of the block
+  context.open(17);
+  const Slice tree7 = context.slice(0, 2, 1, 2, 1, 1);  // 1/2 … 1 of the block
   const Word end = latest(tree7.chunks);
-  for (Word tick = 0; tick < end && walk.running(); ++tick) {
-    walk.copy_send(tree7, tick, ends(to_gpu1));
+  for (Word tick = 0; tick < end && context.running(); ++tick) {
+    context.copy_send(tree7, tick, ends(to_gpu1));
   }
-  walk.close();
+  context.close();
 }
 
-// GPU 2, lane 6.
+// GPU 2, channel 6.
 //   tree 3: keeps what GPU 1 sends.
 template <class Wire>
-BLINK_DEVICE void rank2_lane6(Walk<Wire>& walk) {
+BLINK_DEVICE void rank2_channel6(KernelContext<Wire>& context) {
   enum : End { from_gpu1 };
-  walk.open(14);
-  const Slice tree3 = walk.slice(0, 3, 0, 1, 1, 2);  // 0 … 1/2 of the block
+  context.open(14);
+  const Slice tree3 = context.slice(0, 3, 0, 1, 1, 2);  // 0 … 1/2 of the block
   const Word end = latest(tree3.chunks + 4);
-  for (Word tick = 4; tick < end && walk.running(); ++tick) {
-    walk.recv(tree3, tick - 4, from_gpu1);
+  for (Word tick = 4; tick < end && context.running(); ++tick) {
+    context.recv(tree3, tick - 4, from_gpu1);
   }
-  walk.close();
+  context.close();
 }
 
-// GPU 2, lane 7.
+// GPU 2, channel 7.
 //   tree 8: keeps what GPU 3 sends and sends it to GPU 1.
 template <class Wire>
-BLINK_DEVICE void rank2_lane7(Walk<Wire>& walk) {
+BLINK_DEVICE void rank2_channel7(KernelContext<Wire>& context) {
   enum : End { from_gpu3, to_gpu1 };
-  walk.open(26, 18);
-  const Slice tree8 = walk.slice(0, 3, 1, 2, 1, 1);  // 1/2 … 1 of the block
+  context.open(26, 18);
+  const Slice tree8 = context.slice(0, 3, 1, 2, 1, 1);  // 1/2 … 1 of the block
   const Word end = latest(tree8.chunks + 1);
-  for (Word tick = 1; tick < end && walk.running(); ++tick) {
-    walk.recv_copy_send(tree8, tick - 1, from_gpu3, ends(to_gpu1));
+  for (Word tick = 1; tick < end && context.running(); ++tick) {
+    context.recv_copy_send(tree8, tick - 1, from_gpu3, ends(to_gpu1));
   }
-  walk.close();
+  context.close();
 }
 
-// GPU 2, lane 8.
+// GPU 2, channel 8.
 //   tree 4: keeps what GPU 1 sends and sends it to GPU 3.
 template <class Wire>
-BLINK_DEVICE void rank2_lane8(Walk<Wire>& walk) {
+BLINK_DEVICE void rank2_channel8(KernelContext<Wire>& context) {
   enum : End { from_gpu1, to_gpu3 };
-  walk.open(15, 23);
-  const Slice tree4 = walk.slice(0, 4, 0, 1, 1, 2);  // 0 … 1/2 of the block
+  context.open(15, 23);
+  const Slice tree4 = context.slice(0, 4, 0, 1, 1, 2);  // 0 … 1/2 of the block
   const Word end = latest(tree4.chunks + 3);
-  for (Word tick = 3; tick < end && walk.running(); ++tick) {
-    walk.recv_copy_send(tree4, tick - 3, from_gpu1, ends(to_gpu3));
+  for (Word tick = 3; tick < end && context.running(); ++tick) {
+    context.recv_copy_send(tree4, tick - 3, from_gpu1, ends(to_gpu3));
   }
-  walk.close();
+  context.close();
 }
 
-// GPU 2, lane 9.
+// GPU 2, channel 9.
 //   tree 9: keeps what GPU 3 sends and sends it to GPU 1.
 template <class Wire>
-BLINK_DEVICE void rank2_lane9(Walk<Wire>& walk) {
+BLINK_DEVICE void rank2_channel9(KernelContext<Wire>& context) {
   enum : End { from_gpu3, to_gpu1 };
-  walk.open(27, 19);
-  const Slice tree9 = walk.slice(0, 4, 1, 2, 1, 1);  // 1/2 … 1 of the block
+  context.open(27, 19);
+  const Slice tree9 = context.slice(0, 4, 1, 2, 1, 1);  // 1/2 … 1 of the block
   const Word end = latest(tree9.chunks + 2);
-  for (Word tick = 2; tick < end && walk.running(); ++tick) {
-    walk.recv_copy_send(tree9, tick - 2, from_gpu3, ends(to_gpu1));
+  for (Word tick = 2; tick < end && context.running(); ++tick) {
+    context.recv_copy_send(tree9, tick - 2, from_gpu3, ends(to_gpu1));
   }
-  walk.close();
+  context.close();
 }
 
-// GPU 3, lane 0.
+// GPU 3, channel 0.
 //   tree 0: keeps what GPU 2 sends and sends it to GPU 4.
 template <class Wire>
-BLINK_DEVICE void rank3_lane0(Walk<Wire>& walk) {
+BLINK_DEVICE void rank3_channel0(KernelContext<Wire>& context) {
   enum : End { from_gpu2, to_gpu4 };
-  walk.open(20, 28);
-  const Slice tree0 = walk.slice(0, 0, 0, 1, 1, 2);  // 0 … 1/2 of the block
+  context.open(20, 28);
+  const Slice tree0 = context.slice(0, 0, 0, 1, 1, 2);  // 0 … 1/2 of the block
   const Word end = latest(tree0.chunks + 3);
-  for (Word tick = 3; tick < end && walk.running(); ++tick) {
-    walk.recv_copy_send(tree0, tick - 3, from_gpu2, ends(to_gpu4));
+  for (Word tick = 3; tick < end && context.running(); ++tick) {
+    context.recv_copy_send(tree0, tick - 3, from_gpu2, ends(to_gpu4));
   }
-  walk.close();
+  context.close();
 }
 
-// GPU 3, lane 1.
+// GPU 3, channel 1.
 //   tree 5: keeps what GPU 4 sends and sends it to GPU 2.
 template <class Wire>
-BLINK_DEVICE void rank3_lane1(Walk<Wire>& walk) {
+BLINK_DEVICE void rank3_channel1(KernelContext<Wire>& context) {
   enum : End { from_gpu4, to_gpu2 };
-  walk.open(36, 24);
-  const Slice tree5 = walk.slice(0, 0, 1, 2, 1, 1);  // 1/2 … 1 of the block
+  context.open(36, 24);
+  const Slice tree5 = context.slice(0, 0, 1, 2, 1, 1);  // 1/2 … 1 of the block
   const Word end = latest(tree5.chunks + 2);
-  for (Word tick = 2; tick < end && walk.running(); ++tick) {
-    walk.recv_copy_send(tree5, tick - 2, from_gpu4, ends(to_gpu2));
+  for (Word tick = 2; tick < end && context.running(); ++tick) {
+    context.recv_copy_send(tree5, tick - 2, from_gpu4, ends(to_gpu2));
   }
-  walk.close();
+  context.close();
 }
 
-// GPU 3, lane 2.
+// GPU 3, channel 2.
 //   tree 1: keeps what GPU 2 sends and sends it to GPU 4.
 template <class Wire>
-BLINK_DEVICE void rank3_lane2(Walk<Wire>& walk) {
+BLINK_DEVICE void rank3_channel2(KernelContext<Wire>& context) {
   enum : End { from_gpu2, to_gpu4 };
-  walk.open(21, 29);
-  const Slice tree1 = walk.slice(0, 1, 0, 1, 1, 2);  // 0 … 1/2 of the block
+  context.open(21, 29);
+  const Slice tree1 = context.slice(0, 1, 0, 1, 1, 2);  // 0 … 1/2 of the block
   const Word end = latest(tree1.chunks + 2);
-  for (Word tick = 2; tick < end && walk.running(); ++tick) {
-    walk.recv_copy_send(tree1, tick - 2, from_gpu2, ends(to_gpu4));
+  for (Word tick = 2; tick < end && context.running(); ++tick) {
+    context.recv_copy_send(tree1, tick - 2, from_gpu2, ends(to_gpu4));
   }
-  walk.close();
+  context.close();
 }
 
-// GPU 3, lane 3.
+// GPU 3, channel 3.
 //   tree 6: keeps what GPU 4 sends and sends it to GPU 2.
 template <class Wire>
-BLINK_DEVICE void rank3_lane3(Walk<Wire>& walk) {
+BLINK_DEVICE void rank3_channel3(KernelContext<Wire>& context) {
   enum : End { from_gpu4, to_gpu2 };
-  walk.open(37, 25);
-  const Slice tree6 = walk.slice(0, 1, 1, 2, 1, 1);  // 1/2 … 1 of the block
+  context.open(37, 25);
+  const Slice tree6 = context.slice(0, 1, 1, 2, 1, 1);  // 1/2 … 1 of the block
   const Word end = latest(tree6.chunks + 3);
-  for (Word tick = 3; tick < end && walk.running(); ++tick) {
-    walk.recv_copy_send(tree6, tick - 3, from_gpu4, ends(to_gpu2));
+  for (Word tick = 3; tick < end && context.running(); ++tick) {
+    context.recv_copy_send(tree6, tick - 3, from_gpu4, ends(to_gpu2));
   }
-  walk.close();
+  context.close();
 }
 
-// GPU 3, lane 4.
+// GPU 3, channel 4.
 //   tree 2: keeps what GPU 2 sends and sends it to GPU 4.
 template <class Wire>
-BLINK_DEVICE void rank3_lane4(Walk<Wire>& walk) {
+BLINK_DEVICE void rank3_channel4(KernelContext<Wire>& context) {
   enum : End { from_gpu2, to_gpu4 };
-  walk.open(22, 30);
-  const Slice tree2 = walk.slice(0, 2, 0, 1, 1, 2);  // 0 … 1/2 of the block
+  context.open(22, 30);
+  const Slice tree2 = context.slice(0, 2, 0, 1, 1, 2);  // 0 … 1/2 of the block
   const Word end = latest(tree2.chunks + 1);
-  for (Word tick = 1; tick < end && walk.running(); ++tick) {
-    walk.recv_copy_send(tree2, tick - 1, from_gpu2, ends(to_gpu4));
+  for (Word tick = 1; tick < end && context.running(); ++tick) {
+    context.recv_copy_send(tree2, tick - 1, from_gpu2, ends(to_gpu4));
   }
-  walk.close();
+  context.close();
 }
 
-// GPU 3, lane 5.
+// GPU 3, channel 5.
 //   tree 7: keeps what GPU 4 sends.
 template <class Wire>
-BLINK_DEVICE void rank3_lane5(Walk<Wire>& walk) {
+BLINK_DEVICE void rank3_channel5(KernelContext<Wire>& context) {
   enum : End { from_gpu4 };
-  walk.open(38);
-  const Slice tree7 = walk.slice(0, 2, 1, 2, 1, 1);  // 1/2 … 1 of the block
+  context.open(38);
+  const Slice tree7 = context.slice(0, 2, 1, 2, 1, 1);  // 1/2 … 1 of the block
   const Word end = latest(tree7.chunks + 4);
-  for (Word tick = 4; tick < end && walk.running(); ++tick) {
-    walk.recv(tree7, tick - 4, from_gpu4);
+  for (Word tick = 4; tick < end && context.running(); ++tick) {
+    context.recv(tree7, tick - 4, from_gpu4);
   }
-  walk.close();
+  context.close();
 }
 
-// GPU 3, lane 6.
+// GPU 3, channel 6.
 //   tree 3, root: keeps its own and sends it to GPU 4.
 template <class Wire>
-BLINK_DEVICE void rank3_lane6(Walk<Wire>& walk) {
+BLINK_DEVICE void rank3_channel6(KernelContext<Wire>& context) {
   enum : End { to_gpu4 };
-  walk.open(31);
-  const Slice tree3 = walk.slice(0, 3, 0, 1, 1, 2);  // 0 … 1/2 of the block
+  context.open(31);
+  const Slice tree3 = context.slice(0, 3, 0, 1, 1, 2);  // 0 … 1/2 of the block
   const Word end = latest(tree3.chunks);
-  for (Word tick = 0; tick < end && walk.running(); ++tick) {
-    walk.copy_send(tree3, tick, ends(to_gpu4));
+  for (Word tick = 0; tick < end && context.running(); ++tick) {
+    context.copy_send(tree3, tick, ends(to_gpu4));
   }
-  walk.close();
+  context.close();
 }
 
-// GPU 3, lane 7.
+// GPU 3, channel 7.
 //   tree 8, root: keeps its own and sends it to GPU 2.
 template <class Wire>
-BLINK_DEVICE void rank3_lane7(Walk<Wire>& walk) {
+BLINK_DEVICE void rank3_channel7(KernelContext<Wire>& context) {
   enum : End { to_gpu2 };
-  walk.open(26);
-  const Slice tree8 = walk.slice(0, 3, 1, 2, 1, 1);  // 1/2 … 1 of the block
+  context.open(26);
+  const Slice tree8 = context.slice(0, 3, 1, 2, 1, 1);  // 1/2 … 1 of the block
   const Word end = latest(tree8.chunks);
-  for (Word tick = 0; tick < end && walk.running(); ++tick) {
-    walk.copy_send(tree8, tick, ends(to_gpu2));
+  for (Word tick = 0; tick < end && context.running(); ++tick) {
+    context.copy_send(tree8, tick, ends(to_gpu2));
   }
-  walk.close();
+  context.close();
 }
 
-// GPU 3, lane 8.
+// GPU 3, channel 8.
 //   tree 4: keeps what GPU 2 sends.
 template <class Wire>
-BLINK_DEVICE void rank3_lane8(Walk<Wire>& walk) {
+BLINK_DEVICE void rank3_channel8(KernelContext<Wire>& context) {
   enum : End { from_gpu2 };
-  walk.open(23);
-  const Slice tree4 = walk.slice(0, 4, 0, 1, 1, 2);  // 0 … 1/2 of the block
+  context.open(23);
+  const Slice tree4 = context.slice(0, 4, 0, 1, 1, 2);  // 0 … 1/2 of the block
   const Word end = latest(tree4.chunks + 4);
-  for (Word tick = 4; tick < end && walk.running(); ++tick) {
-    walk.recv(tree4, tick - 4, from_gpu2);
+  for (Word tick = 4; tick < end && context.running(); ++tick) {
+    context.recv(tree4, tick - 4, from_gpu2);
   }
-  walk.close();
+  context.close();
 }
 
-// GPU 3, lane 9.
+// GPU 3, channel 9.
 //   tree 9: keeps what GPU 4 sends and sends it to GPU 2.
 template <class Wire>
-BLINK_DEVICE void rank3_lane9(Walk<Wire>& walk) {
+BLINK_DEVICE void rank3_channel9(KernelContext<Wire>& context) {
   enum : End { from_gpu4, to_gpu2 };
-  walk.open(39, 27);
-  const Slice tree9 = walk.slice(0, 4, 1, 2, 1, 1);  // 1/2 … 1 of the block
+  context.open(39, 27);
+  const Slice tree9 = context.slice(0, 4, 1, 2, 1, 1);  // 1/2 … 1 of the block
   const Word end = latest(tree9.chunks + 1);
-  for (Word tick = 1; tick < end && walk.running(); ++tick) {
-    walk.recv_copy_send(tree9, tick - 1, from_gpu4, ends(to_gpu2));
+  for (Word tick = 1; tick < end && context.running(); ++tick) {
+    context.recv_copy_send(tree9, tick - 1, from_gpu4, ends(to_gpu2));
   }
-  walk.close();
+  context.close();
 }
 
-// GPU 4, lane 0.
+// GPU 4, channel 0.
 //   tree 0: keeps what GPU 3 sends.
 template <class Wire>
-BLINK_DEVICE void rank4_lane0(Walk<Wire>& walk) {
+BLINK_DEVICE void rank4_channel0(KernelContext<Wire>& context) {
   enum : End { from_gpu3 };
-  walk.open(28);
-  const Slice tree0 = walk.slice(0, 0, 0, 1, 1, 2);  // 0 … 1/2 of the block
+  context.open(28);
+  const Slice tree0 = context.slice(0, 0, 0, 1, 1, 2);  // 0 … 1/2 of the block
   const Word end = latest(tree0.chunks + 4);
-  for (Word tick = 4; tick < end && walk.running(); ++tick) {
-    walk.recv(tree0, tick - 4, from_gpu3);
+  for (Word tick = 4; tick < end && context.running(); ++tick) {
+    context.recv(tree0, tick - 4, from_gpu3);
   }
-  walk.close();
+  context.close();
 }
 
-// GPU 4, lane 1.
+// GPU 4, channel 1.
 //   tree 5: keeps what GPU 0 sends and sends it to GPU 3.
 template <class Wire>
-BLINK_DEVICE void rank4_lane1(Walk<Wire>& walk) {
+BLINK_DEVICE void rank4_channel1(KernelContext<Wire>& context) {
   enum : End { from_gpu0, to_gpu3 };
-  walk.open(4, 36);
-  const Slice tree5 = walk.slice(0, 0, 1, 2, 1, 1);  // 1/2 … 1 of the block
+  context.open(4, 36);
+  const Slice tree5 = context.slice(0, 0, 1, 2, 1, 1);  // 1/2 … 1 of the block
   const Word end = latest(tree5.chunks + 1);
-  for (Word tick = 1; tick < end && walk.running(); ++tick) {
-    walk.recv_copy_send(tree5, tick - 1, from_gpu0, ends(to_gpu3));
+  for (Word tick = 1; tick < end && context.running(); ++tick) {
+    context.recv_copy_send(tree5, tick - 1, from_gpu0, ends(to_gpu3));
   }
-  walk.close();
+  context.close();
 }
 
-// GPU 4, lane 2.
+// GPU 4, channel 2.
 //   tree 1: keeps what GPU 3 sends and sends it to GPU 0.
 template <class Wire>
-BLINK_DEVICE void rank4_lane2(Walk<Wire>& walk) {
+BLINK_DEVICE void rank4_channel2(KernelContext<Wire>& context) {
   enum : End { from_gpu3, to_gpu0 };
-  walk.open(29, 32);
-  const Slice tree1 = walk.slice(0, 1, 0, 1, 1, 2);  // 0 … 1/2 of the block
+  context.open(29, 32);
+  const Slice tree1 = context.slice(0, 1, 0, 1, 1, 2);  // 0 … 1/2 of the block
   const Word end = latest(tree1.chunks + 3);
-  for (Word tick = 3; tick < end && walk.running(); ++tick) {
-    walk.recv_copy_send(tree1, tick - 3, from_gpu3, ends(to_gpu0));
+  for (Word tick = 3; tick < end && context.running(); ++tick) {
+    context.recv_copy_send(tree1, tick - 3, from_gpu3, ends(to_gpu0));
   }
-  walk.close();
+  context.close();
 }
 
-// GPU 4, lane 3.
+// GPU 4, channel 3.
 //   tree 6: keeps what GPU 0 sends and sends it to GPU 3.
 template <class Wire>
-BLINK_DEVICE void rank4_lane3(Walk<Wire>& walk) {
+BLINK_DEVICE void rank4_channel3(KernelContext<Wire>& context) {
   enum : End { from_gpu0, to_gpu3 };
-  walk.open(5, 37);
-  const Slice tree6 = walk.slice(0, 1, 1, 2, 1, 1);  // 1/2 … 1 of the block
+  context.open(5, 37);
+  const Slice tree6 = context.slice(0, 1, 1, 2, 1, 1);  // 1/2 … 1 of the block
   const Word end = latest(tree6.chunks + 2);
-  for (Word tick = 2; tick < end && walk.running(); ++tick) {
-    walk.recv_copy_send(tree6, tick - 2, from_gpu0, ends(to_gpu3));
+  for (Word tick = 2; tick < end && context.running(); ++tick) {
+    context.recv_copy_send(tree6, tick - 2, from_gpu0, ends(to_gpu3));
   }
-  walk.close();
+  context.close();
 }
 
-// GPU 4, lane 4.
+// GPU 4, channel 4.
 //   tree 2: keeps what GPU 3 sends and sends it to GPU 0.
 template <class Wire>
-BLINK_DEVICE void rank4_lane4(Walk<Wire>& walk) {
+BLINK_DEVICE void rank4_channel4(KernelContext<Wire>& context) {
   enum : End { from_gpu3, to_gpu0 };
-  walk.open(30, 33);
-  const Slice tree2 = walk.slice(0, 2, 0, 1, 1, 2);  // 0 … 1/2 of the block
+  context.open(30, 33);
+  const Slice tree2 = context.slice(0, 2, 0, 1, 1, 2);  // 0 … 1/2 of the block
   const Word end = latest(tree2.chunks + 2);
-  for (Word tick = 2; tick < end && walk.running(); ++tick) {
-    walk.recv_copy_send(tree2, tick - 2, from_gpu3, ends(to_gpu0));
+  for (Word tick = 2; tick < end && context.running(); ++tick) {
+    context.recv_copy_send(tree2, tick - 2, from_gpu3, ends(to_gpu0));
   }
-  walk.close();
+  context.close();
 }
 
-// GPU 4, lane 5.
+// GPU 4, channel 5.
 //   tree 7: keeps what GPU 0 sends and sends it to GPU 3.
 template <class Wire>
-BLINK_DEVICE void rank4_lane5(Walk<Wire>& walk) {
+BLINK_DEVICE void rank4_channel5(KernelContext<Wire>& context) {
   enum : End { from_gpu0, to_gpu3 };
-  walk.open(6, 38);
-  const Slice tree7 = walk.slice(0, 2, 1, 2, 1, 1);  // 1/2 … 1 of the block
+  context.open(6, 38);
+  const Slice tree7 = context.slice(0, 2, 1, 2, 1, 1);  // 1/2 … 1 of the block
   const Word end = latest(tree7.chunks + 3);
-  for (Word tick = 3; tick < end && walk.running(); ++tick) {
-    walk.recv_copy_send(tree7, tick - 3, from_gpu0, ends(to_gpu3));
+  for (Word tick = 3; tick < end && context.running(); ++tick) {
+    context.recv_copy_send(tree7, tick - 3, from_gpu0, ends(to_gpu3));
   }
-  walk.close();
+  context.close();
 }
 
-// GPU 4, lane 6.
+// GPU 4, channel 6.
 //   tree 3: keeps what GPU 3 sends and sends it to GPU 0.
 template <class Wire>
-BLINK_DEVICE void rank4_lane6(Walk<Wire>& walk) {
+BLINK_DEVICE void rank4_channel6(KernelContext<Wire>& context) {
   enum : End { from_gpu3, to_gpu0 };
-  walk.open(31, 34);
-  const Slice tree3 = walk.slice(0, 3, 0, 1, 1, 2);  // 0 … 1/2 of the block
+  context.open(31, 34);
+  const Slice tree3 = context.slice(0, 3, 0, 1, 1, 2);  // 0 … 1/2 of the block
   const Word end = latest(tree3.chunks + 1);
-  for (Word tick = 1; tick < end && walk.running(); ++tick) {
-    walk.recv_copy_send(tree3, tick - 1, from_gpu3, ends(to_gpu0));
+  for (Word tick = 1; tick < end && context.running(); ++tick) {
+    context.recv_copy_send(tree3, tick - 1, from_gpu3, ends(to_gpu0));
   }
-  walk.close();
+  context.close();
 }
 
-// GPU 4, lane 7.
+// GPU 4, channel 7.
 //   tree 8: keeps what GPU 0 sends.
 template <class Wire>
-BLINK_DEVICE void rank4_lane7(Walk<Wire>& walk) {
+BLINK_DEVICE void rank4_channel7(KernelContext<Wire>& context) {
   enum : End { from_gpu0 };
-  walk.open(7);
-  const Slice tree8 = walk.slice(0, 3, 1, 2, 1, 1);  // 1/2 … 1 of the block
+  context.open(7);
+  const Slice tree8 = context.slice(0, 3, 1, 2, 1, 1);  // 1/2 … 1 of the block
   const Word end = latest(tree8.chunks + 4);
-  for (Word tick = 4; tick < end && walk.running(); ++tick) {
-    walk.recv(tree8, tick - 4, from_gpu0);
+  for (Word tick = 4; tick < end && context.running(); ++tick) {
+    context.recv(tree8, tick - 4, from_gpu0);
   }
-  walk.close();
+  context.close();
 }
 
-// GPU 4, lane 8.
+// GPU 4, channel 8.
 //   tree 4, root: keeps its own and sends it to GPU 0.
 template <class Wire>
-BLINK_DEVICE void rank4_lane8(Walk<Wire>& walk) {
+BLINK_DEVICE void rank4_channel8(KernelContext<Wire>& context) {
   enum : End { to_gpu0 };
-  walk.open(35);
-  const Slice tree4 = walk.slice(0, 4, 0, 1, 1, 2);  // 0 … 1/2 of the block
+  context.open(35);
+  const Slice tree4 = context.slice(0, 4, 0, 1, 1, 2);  // 0 … 1/2 of the block
   const Word end = latest(tree4.chunks);
-  for (Word tick = 0; tick < end && walk.running(); ++tick) {
-    walk.copy_send(tree4, tick, ends(to_gpu0));
+  for (Word tick = 0; tick < end && context.running(); ++tick) {
+    context.copy_send(tree4, tick, ends(to_gpu0));
   }
-  walk.close();
+  context.close();
 }
 
-// GPU 4, lane 9.
+// GPU 4, channel 9.
 //   tree 9, root: keeps its own and sends it to GPU 3.
 template <class Wire>
-BLINK_DEVICE void rank4_lane9(Walk<Wire>& walk) {
+BLINK_DEVICE void rank4_channel9(KernelContext<Wire>& context) {
   enum : End { to_gpu3 };
-  walk.open(39);
-  const Slice tree9 = walk.slice(0, 4, 1, 2, 1, 1);  // 1/2 … 1 of the block
+  context.open(39);
+  const Slice tree9 = context.slice(0, 4, 1, 2, 1, 1);  // 1/2 … 1 of the block
   const Word end = latest(tree9.chunks);
-  for (Word tick = 0; tick < end && walk.running(); ++tick) {
-    walk.copy_send(tree9, tick, ends(to_gpu3));
+  for (Word tick = 0; tick < end && context.running(); ++tick) {
+    context.copy_send(tree9, tick, ends(to_gpu3));
   }
-  walk.close();
+  context.close();
 }
 
-constexpr uint32_t kLanes = 10;
+constexpr uint32_t kChannels = 10;
 
 template <class Wire>
-BLINK_DEVICE void run(Walk<Wire>& walk, uint32_t rank, uint32_t lane) {
-  switch (rank * kLanes + lane) {
-    case 0: return rank0_lane0(walk);
-    case 1: return rank0_lane1(walk);
-    case 2: return rank0_lane2(walk);
-    case 3: return rank0_lane3(walk);
-    case 4: return rank0_lane4(walk);
-    case 5: return rank0_lane5(walk);
-    case 6: return rank0_lane6(walk);
-    case 7: return rank0_lane7(walk);
-    case 8: return rank0_lane8(walk);
-    case 9: return rank0_lane9(walk);
-    case 10: return rank1_lane0(walk);
-    case 11: return rank1_lane1(walk);
-    case 12: return rank1_lane2(walk);
-    case 13: return rank1_lane3(walk);
-    case 14: return rank1_lane4(walk);
-    case 15: return rank1_lane5(walk);
-    case 16: return rank1_lane6(walk);
-    case 17: return rank1_lane7(walk);
-    case 18: return rank1_lane8(walk);
-    case 19: return rank1_lane9(walk);
-    case 20: return rank2_lane0(walk);
-    case 21: return rank2_lane1(walk);
-    case 22: return rank2_lane2(walk);
-    case 23: return rank2_lane3(walk);
-    case 24: return rank2_lane4(walk);
-    case 25: return rank2_lane5(walk);
-    case 26: return rank2_lane6(walk);
-    case 27: return rank2_lane7(walk);
-    case 28: return rank2_lane8(walk);
-    case 29: return rank2_lane9(walk);
-    case 30: return rank3_lane0(walk);
-    case 31: return rank3_lane1(walk);
-    case 32: return rank3_lane2(walk);
-    case 33: return rank3_lane3(walk);
-    case 34: return rank3_lane4(walk);
-    case 35: return rank3_lane5(walk);
-    case 36: return rank3_lane6(walk);
-    case 37: return rank3_lane7(walk);
-    case 38: return rank3_lane8(walk);
-    case 39: return rank3_lane9(walk);
-    case 40: return rank4_lane0(walk);
-    case 41: return rank4_lane1(walk);
-    case 42: return rank4_lane2(walk);
-    case 43: return rank4_lane3(walk);
-    case 44: return rank4_lane4(walk);
-    case 45: return rank4_lane5(walk);
-    case 46: return rank4_lane6(walk);
-    case 47: return rank4_lane7(walk);
-    case 48: return rank4_lane8(walk);
-    case 49: return rank4_lane9(walk);
+BLINK_DEVICE void run(KernelContext<Wire>& context, uint32_t rank, uint32_t channel) {
+  switch (rank * kChannels + channel) {
+    case 0: return rank0_channel0(context);
+    case 1: return rank0_channel1(context);
+    case 2: return rank0_channel2(context);
+    case 3: return rank0_channel3(context);
+    case 4: return rank0_channel4(context);
+    case 5: return rank0_channel5(context);
+    case 6: return rank0_channel6(context);
+    case 7: return rank0_channel7(context);
+    case 8: return rank0_channel8(context);
+    case 9: return rank0_channel9(context);
+    case 10: return rank1_channel0(context);
+    case 11: return rank1_channel1(context);
+    case 12: return rank1_channel2(context);
+    case 13: return rank1_channel3(context);
+    case 14: return rank1_channel4(context);
+    case 15: return rank1_channel5(context);
+    case 16: return rank1_channel6(context);
+    case 17: return rank1_channel7(context);
+    case 18: return rank1_channel8(context);
+    case 19: return rank1_channel9(context);
+    case 20: return rank2_channel0(context);
+    case 21: return rank2_channel1(context);
+    case 22: return rank2_channel2(context);
+    case 23: return rank2_channel3(context);
+    case 24: return rank2_channel4(context);
+    case 25: return rank2_channel5(context);
+    case 26: return rank2_channel6(context);
+    case 27: return rank2_channel7(context);
+    case 28: return rank2_channel8(context);
+    case 29: return rank2_channel9(context);
+    case 30: return rank3_channel0(context);
+    case 31: return rank3_channel1(context);
+    case 32: return rank3_channel2(context);
+    case 33: return rank3_channel3(context);
+    case 34: return rank3_channel4(context);
+    case 35: return rank3_channel5(context);
+    case 36: return rank3_channel6(context);
+    case 37: return rank3_channel7(context);
+    case 38: return rank3_channel8(context);
+    case 39: return rank3_channel9(context);
+    case 40: return rank4_channel0(context);
+    case 41: return rank4_channel1(context);
+    case 42: return rank4_channel2(context);
+    case 43: return rank4_channel3(context);
+    case 44: return rank4_channel4(context);
+    case 45: return rank4_channel5(context);
+    case 46: return rank4_channel6(context);
+    case 47: return rank4_channel7(context);
+    case 48: return rank4_channel8(context);
+    case 49: return rank4_channel9(context);
   }
 }
 

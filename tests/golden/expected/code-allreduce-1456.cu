@@ -5,153 +5,153 @@
 // tree 0: 1/2 of S, root GPU 5; up 1→5 4→5 6→5; down 5→1 5→4 5→6
 // tree 1: 1/2 of S, root GPU 5; up 4→6 1→5 6→5; down 5→1 5→6→4
 
-#include "blink/walk.h"
+#include "blink/context.h"
 
 namespace {
 namespace allreduce {
 using namespace blink;
 
-// GPU 1, lane 0.
+// GPU 1, channel 0.
 //   tree 0: keeps what GPU 5 sends.
 //   tree 0: sends its own to GPU 5.
 template <class Wire>
-BLINK_DEVICE void rank0_lane0(Walk<Wire>& walk) {
+BLINK_DEVICE void rank0_channel0(KernelContext<Wire>& context) {
   enum : End { from_gpu5, to_gpu5 };
-  walk.open(4, 0);
-  const Slice tree0 = walk.slice(0, 0, 0, 1, 1, 2);  // 0 … 1/2 of the block
+  context.open(4, 0);
+  const Slice tree0 = context.slice(0, 0, 0, 1, 1, 2);  // 0 … 1/2 of the block
   const Word end = latest(tree0.chunks + 2);
-  for (Word tick = 0; tick < end && walk.running(); ++tick) {
-    walk.recv(tree0, tick - 2, from_gpu5);
-    walk.send(tree0, tick, ends(to_gpu5));
+  for (Word tick = 0; tick < end && context.running(); ++tick) {
+    context.recv(tree0, tick - 2, from_gpu5);
+    context.send(tree0, tick, ends(to_gpu5));
   }
-  walk.close();
+  context.close();
 }
 
-// GPU 1, lane 1.
+// GPU 1, channel 1.
 //   tree 1: keeps what GPU 5 sends.
 //   tree 1: sends its own to GPU 5.
 template <class Wire>
-BLINK_DEVICE void rank0_lane1(Walk<Wire>& walk) {
+BLINK_DEVICE void rank0_channel1(KernelContext<Wire>& context) {
   enum : End { from_gpu5, to_gpu5 };
-  walk.open(5, 1);
-  const Slice tree1 = walk.slice(0, 0, 1, 2, 1, 1);  // 1/2 … 1 of the block
+  context.open(5, 1);
+  const Slice tree1 = context.slice(0, 0, 1, 2, 1, 1);  // 1/2 … 1 of the block
   const Word end = latest(tree1.chunks + 3);
-  for (Word tick = 1; tick < end && walk.running(); ++tick) {
-    walk.recv(tree1, tick - 3, from_gpu5);
-    walk.send(tree1, tick - 1, ends(to_gpu5));
+  for (Word tick = 1; tick < end && context.running(); ++tick) {
+    context.recv(tree1, tick - 3, from_gpu5);
+    context.send(tree1, tick - 1, ends(to_gpu5));
   }
-  walk.close();
+  context.close();
 }
 
-// GPU 4, lane 0.
+// GPU 4, channel 0.
 //   tree 0: keeps what GPU 5 sends.
 //   tree 0: sends its own to GPU 5.
 template <class Wire>
-BLINK_DEVICE void rank1_lane0(Walk<Wire>& walk) {
+BLINK_DEVICE void rank1_channel0(KernelContext<Wire>& context) {
   enum : End { from_gpu5, to_gpu5 };
-  walk.open(6, 2);
-  const Slice tree0 = walk.slice(0, 0, 0, 1, 1, 2);  // 0 … 1/2 of the block
+  context.open(6, 2);
+  const Slice tree0 = context.slice(0, 0, 0, 1, 1, 2);  // 0 … 1/2 of the block
   const Word end = latest(tree0.chunks + 2);
-  for (Word tick = 0; tick < end && walk.running(); ++tick) {
-    walk.recv(tree0, tick - 2, from_gpu5);
-    walk.send(tree0, tick, ends(to_gpu5));
+  for (Word tick = 0; tick < end && context.running(); ++tick) {
+    context.recv(tree0, tick - 2, from_gpu5);
+    context.send(tree0, tick, ends(to_gpu5));
   }
-  walk.close();
+  context.close();
 }
 
-// GPU 4, lane 1.
+// GPU 4, channel 1.
 //   tree 1: keeps what GPU 6 sends.
 //   tree 1: sends its own to GPU 6.
 template <class Wire>
-BLINK_DEVICE void rank1_lane1(Walk<Wire>& walk) {
+BLINK_DEVICE void rank1_channel1(KernelContext<Wire>& context) {
   enum : End { from_gpu6, to_gpu6 };
-  walk.open(9, 3);
-  const Slice tree1 = walk.slice(0, 0, 1, 2, 1, 1);  // 1/2 … 1 of the block
+  context.open(9, 3);
+  const Slice tree1 = context.slice(0, 0, 1, 2, 1, 1);  // 1/2 … 1 of the block
   const Word end = latest(tree1.chunks + 4);
-  for (Word tick = 0; tick < end && walk.running(); ++tick) {
-    walk.recv(tree1, tick - 4, from_gpu6);
-    walk.send(tree1, tick, ends(to_gpu6));
+  for (Word tick = 0; tick < end && context.running(); ++tick) {
+    context.recv(tree1, tick - 4, from_gpu6);
+    context.send(tree1, tick, ends(to_gpu6));
   }
-  walk.close();
+  context.close();
 }
 
-// GPU 5, lane 0.
+// GPU 5, channel 0.
 //   tree 0, root: combines GPU 1's, GPU 4's, its own and GPU 6's, keeps the result and sends it to GPU 1, GPU 4 and
 //     GPU 6.
 template <class Wire>
-BLINK_DEVICE void rank2_lane0(Walk<Wire>& walk) {
+BLINK_DEVICE void rank2_channel0(KernelContext<Wire>& context) {
   enum : End { from_gpu1, from_gpu4, from_gpu6, to_gpu1, to_gpu4, to_gpu6 };
-  walk.open(0, 2, 10, 4, 6, 7);
-  walk.contributors(4);
-  const Slice tree0 = walk.slice(0, 0, 0, 1, 1, 2);  // 0 … 1/2 of the block
+  context.open(0, 2, 10, 4, 6, 7);
+  context.contributors(4);
+  const Slice tree0 = context.slice(0, 0, 0, 1, 1, 2);  // 0 … 1/2 of the block
   const Word end = latest(tree0.chunks + 1);
-  for (Word tick = 1; tick < end && walk.running(); ++tick) {
-    walk.recv_reduce_copy_send(tree0, tick - 1, ends(from_gpu1, from_gpu4, from_gpu6), 2, ends(to_gpu1, to_gpu4,
+  for (Word tick = 1; tick < end && context.running(); ++tick) {
+    context.recv_reduce_copy_send(tree0, tick - 1, ends(from_gpu1, from_gpu4, from_gpu6), 2, ends(to_gpu1, to_gpu4,
         to_gpu6), complete);
   }
-  walk.close();
+  context.close();
 }
 
-// GPU 5, lane 1.
+// GPU 5, channel 1.
 //   tree 1, root: combines GPU 1's, its own and GPU 6's, keeps the result and sends it to GPU 1 and GPU 6.
 template <class Wire>
-BLINK_DEVICE void rank2_lane1(Walk<Wire>& walk) {
+BLINK_DEVICE void rank2_channel1(KernelContext<Wire>& context) {
   enum : End { from_gpu1, from_gpu6, to_gpu1, to_gpu6 };
-  walk.open(1, 11, 5, 8);
-  walk.contributors(4);
-  const Slice tree1 = walk.slice(0, 0, 1, 2, 1, 1);  // 1/2 … 1 of the block
+  context.open(1, 11, 5, 8);
+  context.contributors(4);
+  const Slice tree1 = context.slice(0, 0, 1, 2, 1, 1);  // 1/2 … 1 of the block
   const Word end = latest(tree1.chunks + 2);
-  for (Word tick = 2; tick < end && walk.running(); ++tick) {
-    walk.recv_reduce_copy_send(tree1, tick - 2, ends(from_gpu1, from_gpu6), 1, ends(to_gpu1, to_gpu6), complete);
+  for (Word tick = 2; tick < end && context.running(); ++tick) {
+    context.recv_reduce_copy_send(tree1, tick - 2, ends(from_gpu1, from_gpu6), 1, ends(to_gpu1, to_gpu6), complete);
   }
-  walk.close();
+  context.close();
 }
 
-// GPU 6, lane 0.
+// GPU 6, channel 0.
 //   tree 0: keeps what GPU 5 sends.
 //   tree 0: sends its own to GPU 5.
 template <class Wire>
-BLINK_DEVICE void rank3_lane0(Walk<Wire>& walk) {
+BLINK_DEVICE void rank3_channel0(KernelContext<Wire>& context) {
   enum : End { from_gpu5, to_gpu5 };
-  walk.open(7, 10);
-  const Slice tree0 = walk.slice(0, 0, 0, 1, 1, 2);  // 0 … 1/2 of the block
+  context.open(7, 10);
+  const Slice tree0 = context.slice(0, 0, 0, 1, 1, 2);  // 0 … 1/2 of the block
   const Word end = latest(tree0.chunks + 2);
-  for (Word tick = 0; tick < end && walk.running(); ++tick) {
-    walk.recv(tree0, tick - 2, from_gpu5);
-    walk.send(tree0, tick, ends(to_gpu5));
+  for (Word tick = 0; tick < end && context.running(); ++tick) {
+    context.recv(tree0, tick - 2, from_gpu5);
+    context.send(tree0, tick, ends(to_gpu5));
   }
-  walk.close();
+  context.close();
 }
 
-// GPU 6, lane 1.
+// GPU 6, channel 1.
 //   tree 1: keeps what GPU 5 sends and sends it to GPU 4.
 //   tree 1: combines GPU 4's and its own and sends the result to GPU 5.
 template <class Wire>
-BLINK_DEVICE void rank3_lane1(Walk<Wire>& walk) {
+BLINK_DEVICE void rank3_channel1(KernelContext<Wire>& context) {
   enum : End { from_gpu5, from_gpu4, to_gpu4, to_gpu5 };
-  walk.open(8, 3, 9, 11);
-  const Slice tree1 = walk.slice(0, 0, 1, 2, 1, 1);  // 1/2 … 1 of the block
+  context.open(8, 3, 9, 11);
+  const Slice tree1 = context.slice(0, 0, 1, 2, 1, 1);  // 1/2 … 1 of the block
   const Word end = latest(tree1.chunks + 3);
-  for (Word tick = 1; tick < end && walk.running(); ++tick) {
-    walk.recv_copy_send(tree1, tick - 3, from_gpu5, ends(to_gpu4));
-    walk.recv_reduce_send(tree1, tick - 1, ends(from_gpu4), 1, ends(to_gpu5), partial);
+  for (Word tick = 1; tick < end && context.running(); ++tick) {
+    context.recv_copy_send(tree1, tick - 3, from_gpu5, ends(to_gpu4));
+    context.recv_reduce_send(tree1, tick - 1, ends(from_gpu4), 1, ends(to_gpu5), partial);
   }
-  walk.close();
+  context.close();
 }
 
-constexpr uint32_t kLanes = 2;
+constexpr uint32_t kChannels = 2;
 
 template <class Wire>
-BLINK_DEVICE void run(Walk<Wire>& walk, uint32_t rank, uint32_t lane) {
-  switch (rank * kLanes + lane) {
-    case 0: return rank0_lane0(walk);
-    case 1: return rank0_lane1(walk);
-    case 2: return rank1_lane0(walk);
-    case 3: return rank1_lane1(walk);
-    case 4: return rank2_lane0(walk);
-    case 5: return rank2_lane1(walk);
-    case 6: return rank3_lane0(walk);
-    case 7: return rank3_lane1(walk);
+BLINK_DEVICE void run(KernelContext<Wire>& context, uint32_t rank, uint32_t channel) {
+  switch (rank * kChannels + channel) {
+    case 0: return rank0_channel0(context);
+    case 1: return rank0_channel1(context);
+    case 2: return rank1_channel0(context);
+    case 3: return rank1_channel1(context);
+    case 4: return rank2_channel0(context);
+    case 5: return rank2_channel1(context);
+    case 6: return rank3_channel0(context);
+    case 7: return rank3_channel1(context);
   }
 }
 

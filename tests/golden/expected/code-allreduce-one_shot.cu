@@ -7,89 +7,89 @@
 // tree 2: 1 of S, root GPU 5; up 0→5 3→5 6→5
 // tree 3: 1 of S, root GPU 6; up 0→6 3→6 5→6
 
-#include "blink/walk.h"
+#include "blink/context.h"
 
 namespace {
 namespace allreduce {
 using namespace blink;
 
-// GPU 0, lane 0.
+// GPU 0, channel 0.
 //   tree 0, root: combines its own, GPU 3's, GPU 5's and GPU 6's and keeps the result.
 //   trees 1, 2 and 3: sends its own to GPU 3, GPU 5 and GPU 6.
 template <class Wire>
-BLINK_DEVICE void rank0_lane0(Walk<Wire>& walk) {
+BLINK_DEVICE void rank0_channel0(KernelContext<Wire>& context) {
   enum : End { from_gpu3, from_gpu5, from_gpu6, to_gpu3, to_gpu5, to_gpu6 };
-  walk.open(3, 6, 9, 0, 1, 2);
-  walk.contributors(4);
-  const Slice slice0 = walk.slice(0, 0, 0, 1, 1, 1);  // the whole block
+  context.open(3, 6, 9, 0, 1, 2);
+  context.contributors(4);
+  const Slice slice0 = context.slice(0, 0, 0, 1, 1, 1);  // the whole block
   const Word end = latest(slice0.chunks + 1);
-  for (Word tick = 0; tick < end && walk.running(); ++tick) {
-    walk.recv_reduce_copy(slice0, tick - 1, ends(from_gpu3, from_gpu5, from_gpu6), 0, complete);
-    walk.send(slice0, tick, ends(to_gpu3, to_gpu5, to_gpu6));
+  for (Word tick = 0; tick < end && context.running(); ++tick) {
+    context.recv_reduce_copy(slice0, tick - 1, ends(from_gpu3, from_gpu5, from_gpu6), 0, complete);
+    context.send(slice0, tick, ends(to_gpu3, to_gpu5, to_gpu6));
   }
-  walk.close();
+  context.close();
 }
 
-// GPU 3, lane 0.
+// GPU 3, channel 0.
 //   tree 1, root: combines GPU 0's, its own, GPU 5's and GPU 6's and keeps the result.
 //   trees 0, 2 and 3: sends its own to GPU 0, GPU 5 and GPU 6.
 template <class Wire>
-BLINK_DEVICE void rank1_lane0(Walk<Wire>& walk) {
+BLINK_DEVICE void rank1_channel0(KernelContext<Wire>& context) {
   enum : End { from_gpu0, from_gpu5, from_gpu6, to_gpu0, to_gpu5, to_gpu6 };
-  walk.open(0, 7, 10, 3, 4, 5);
-  walk.contributors(4);
-  const Slice slice0 = walk.slice(0, 0, 0, 1, 1, 1);  // the whole block
+  context.open(0, 7, 10, 3, 4, 5);
+  context.contributors(4);
+  const Slice slice0 = context.slice(0, 0, 0, 1, 1, 1);  // the whole block
   const Word end = latest(slice0.chunks + 1);
-  for (Word tick = 0; tick < end && walk.running(); ++tick) {
-    walk.recv_reduce_copy(slice0, tick - 1, ends(from_gpu0, from_gpu5, from_gpu6), 1, complete);
-    walk.send(slice0, tick, ends(to_gpu0, to_gpu5, to_gpu6));
+  for (Word tick = 0; tick < end && context.running(); ++tick) {
+    context.recv_reduce_copy(slice0, tick - 1, ends(from_gpu0, from_gpu5, from_gpu6), 1, complete);
+    context.send(slice0, tick, ends(to_gpu0, to_gpu5, to_gpu6));
   }
-  walk.close();
+  context.close();
 }
 
-// GPU 5, lane 0.
+// GPU 5, channel 0.
 //   tree 2, root: combines GPU 0's, GPU 3's, its own and GPU 6's and keeps the result.
 //   trees 0, 1 and 3: sends its own to GPU 0, GPU 3 and GPU 6.
 template <class Wire>
-BLINK_DEVICE void rank2_lane0(Walk<Wire>& walk) {
+BLINK_DEVICE void rank2_channel0(KernelContext<Wire>& context) {
   enum : End { from_gpu0, from_gpu3, from_gpu6, to_gpu0, to_gpu3, to_gpu6 };
-  walk.open(1, 4, 11, 6, 7, 8);
-  walk.contributors(4);
-  const Slice slice0 = walk.slice(0, 0, 0, 1, 1, 1);  // the whole block
+  context.open(1, 4, 11, 6, 7, 8);
+  context.contributors(4);
+  const Slice slice0 = context.slice(0, 0, 0, 1, 1, 1);  // the whole block
   const Word end = latest(slice0.chunks + 1);
-  for (Word tick = 0; tick < end && walk.running(); ++tick) {
-    walk.recv_reduce_copy(slice0, tick - 1, ends(from_gpu0, from_gpu3, from_gpu6), 2, complete);
-    walk.send(slice0, tick, ends(to_gpu0, to_gpu3, to_gpu6));
+  for (Word tick = 0; tick < end && context.running(); ++tick) {
+    context.recv_reduce_copy(slice0, tick - 1, ends(from_gpu0, from_gpu3, from_gpu6), 2, complete);
+    context.send(slice0, tick, ends(to_gpu0, to_gpu3, to_gpu6));
   }
-  walk.close();
+  context.close();
 }
 
-// GPU 6, lane 0.
+// GPU 6, channel 0.
 //   tree 3, root: combines GPU 0's, GPU 3's, GPU 5's and its own and keeps the result.
 //   trees 0, 1 and 2: sends its own to GPU 0, GPU 3 and GPU 5.
 template <class Wire>
-BLINK_DEVICE void rank3_lane0(Walk<Wire>& walk) {
+BLINK_DEVICE void rank3_channel0(KernelContext<Wire>& context) {
   enum : End { from_gpu0, from_gpu3, from_gpu5, to_gpu0, to_gpu3, to_gpu5 };
-  walk.open(2, 5, 8, 9, 10, 11);
-  walk.contributors(4);
-  const Slice slice0 = walk.slice(0, 0, 0, 1, 1, 1);  // the whole block
+  context.open(2, 5, 8, 9, 10, 11);
+  context.contributors(4);
+  const Slice slice0 = context.slice(0, 0, 0, 1, 1, 1);  // the whole block
   const Word end = latest(slice0.chunks + 1);
-  for (Word tick = 0; tick < end && walk.running(); ++tick) {
-    walk.recv_reduce_copy(slice0, tick - 1, ends(from_gpu0, from_gpu3, from_gpu5), 3, complete);
-    walk.send(slice0, tick, ends(to_gpu0, to_gpu3, to_gpu5));
+  for (Word tick = 0; tick < end && context.running(); ++tick) {
+    context.recv_reduce_copy(slice0, tick - 1, ends(from_gpu0, from_gpu3, from_gpu5), 3, complete);
+    context.send(slice0, tick, ends(to_gpu0, to_gpu3, to_gpu5));
   }
-  walk.close();
+  context.close();
 }
 
-constexpr uint32_t kLanes = 1;
+constexpr uint32_t kChannels = 1;
 
 template <class Wire>
-BLINK_DEVICE void run(Walk<Wire>& walk, uint32_t rank, uint32_t lane) {
-  switch (rank * kLanes + lane) {
-    case 0: return rank0_lane0(walk);
-    case 1: return rank1_lane0(walk);
-    case 2: return rank2_lane0(walk);
-    case 3: return rank3_lane0(walk);
+BLINK_DEVICE void run(KernelContext<Wire>& context, uint32_t rank, uint32_t channel) {
+  switch (rank * kChannels + channel) {
+    case 0: return rank0_channel0(context);
+    case 1: return rank1_channel0(context);
+    case 2: return rank2_channel0(context);
+    case 3: return rank3_channel0(context);
   }
 }
 

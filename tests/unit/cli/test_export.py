@@ -74,7 +74,7 @@ def test_a_false_plan_is_not_exported(blink, plan, tmp_path) -> None:
 
 
 def test_what_the_code_cannot_say_is_refused_with_the_reason(blink, plan, monkeypatch) -> None:
-    monkeypatch.setattr("blinkccl.codegen.lanes.MAX_ENDS", 5)
+    monkeypatch.setattr("blinkccl.codegen.channels.MAX_ENDS", 5)
     ended = blink("export", plan, "--to", "cuda")
     assert (ended.code, ended.out) == (2, "")
     assert "(root of share 0) receives from 3 and sends to 3 ranks at once: generated code serves 5 ends" in ended.err

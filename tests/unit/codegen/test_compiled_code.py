@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from blinkccl.codegen import build as builds
-from blinkccl.codegen import device_files, nvrtc
+from blinkccl.codegen import device_files
+from blinkccl.codegen import gpu_compiler as gpu_compilers
 from blinkccl.codegen.build import build
 from blinkccl.codegen.command import _Failures, compiled, run
-from blinkccl.codegen.gpu_compiler import gpu_compiler
+from blinkccl.codegen.gpu_compiler import Nvcc, gpu_compiler, nvcc
 from blinkccl.codegen.host_compiler import HostCompiler
-from blinkccl.codegen.nvcc import Nvcc, nvcc
 from blinkccl.errors import InternalError, UnsupportedError
 
 
@@ -41,7 +41,7 @@ class Counting:
 @pytest.fixture
 def compiler(tmp_path: Path) -> Counting:
     (tmp_path / "include" / "blink").mkdir(parents=True)
-    (tmp_path / "include" / "blink" / "walk.h").write_text("// one\n")
+    (tmp_path / "include" / "blink" / "context.h").write_text("// one\n")
     return Counting(tmp_path / "include")
 
 
@@ -64,7 +64,7 @@ def test_the_same_is_compiled_once_and_anything_else_again(compiler: Counting, c
     assert build("a", compiler) != first
     other = Counting(compiler.include.parent / "other", "2")
     (other.include / "blink").mkdir(parents=True)
-    (other.include / "blink" / "walk.h").write_text("// two\n")
+    (other.include / "blink" / "context.h").write_text("// two\n")
     assert build("a", other) != build("a", compiler)
     assert (compiler.calls, other.calls) == (3, 1)
     assert sorted(path.name[0] for path in cache.iterdir()) != ["."]
@@ -169,27 +169,27 @@ def test_wrong_code_is_refused_by_the_host_compiler(tmp_path: Path) -> None:
 
 def test_without_headers_it_says_how_to_get_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(device_files.INCLUDE_OVERRIDE, str(tmp_path))
-    with pytest.raises(UnsupportedError, match=r"does not hold blink/walk.h.*reinstall blink-ccl"):
+    with pytest.raises(UnsupportedError, match=r"does not hold blink/context.h.*reinstall blink-ccl"):
         device_files.include_directory()
 
 
 def test_without_gpu_compilers_it_says_what_was_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvrtc, "find_nvrtc", lambda: None)
-    monkeypatch.setattr("blinkccl.codegen.nvcc.find_nvcc", lambda: None)
+    monkeypatch.setattr(gpu_compilers, "find_nvrtc", lambda: None)
+    monkeypatch.setattr("blinkccl.codegen.gpu_compiler.find_nvcc", lambda: None)
     with pytest.raises(UnsupportedError, match=r"no compiler for sm_90: there is no libnvrtc: .*; there is no nvcc: "):
         gpu_compiler("sm_90")
 
 
 def test_the_newest_nvrtc_of_a_directory_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(nvrtc.OVERRIDE, raising=False)
+    monkeypatch.delenv(gpu_compilers.NVRTC, raising=False)
     wheel = tmp_path / "nvidia" / "cuda_nvrtc" / "lib"
     wheel.mkdir(parents=True)
     for name in ("libnvrtc.so.9", "libnvrtc.so.12", "libnvrtc.alt.so.13", "libnvrtc-builtins.so.12.9"):
         (wheel / name).touch()
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert nvrtc.find_nvrtc() == wheel / "libnvrtc.so.12"
+    assert gpu_compilers.find_nvrtc() == wheel / "libnvrtc.so.12"
     with pytest.raises(UnsupportedError, match=r"libnvrtc.so.12 cannot be used"):
-        nvrtc.nvrtc_facts(wheel / "libnvrtc.so.12")
+        gpu_compilers.nvrtc_facts(wheel / "libnvrtc.so.12")
 
 
 def test_nvcc_makes_a_cubin_for_one_gpu_and_a_fatbin_for_several(tmp_path: Path) -> None:

@@ -13,10 +13,9 @@ from random import Random
 import pytest
 
 from blinkccl.algorithms.registry import ALGORITHMS, Request
-from blinkccl.codegen.header import TREES_SHOWN, header
-from blinkccl.codegen.lanes import lanes_of
+from blinkccl.codegen.channels import channel_loops
 from blinkccl.codegen.layout import Group
-from blinkccl.codegen.text import WIRES, Kernel, cuda_text
+from blinkccl.codegen.text import TREES_SHOWN, WIRES, Kernel, cuda_text, header
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.errors import UsageError
 from blinkccl.forest.model import Cut, Forest, Share, Tree
@@ -37,30 +36,30 @@ def text_of(program: Program, forest: Forest | None = None) -> str:
 
 
 def function(text: str, name: str) -> list[str]:
-    """The lines of a lane's function, with the comment above it."""
+    """The lines of a channel's function, with the comment above it."""
     lines = text.splitlines()
-    start = next(i for i, line in enumerate(lines) if f" {name}(Walk<Wire>& walk) {{" in line)
+    start = next(i for i, line in enumerate(lines) if f" {name}(KernelContext<Wire>& context) {{" in line)
     first = next(i for i in range(start, 0, -1) if not lines[i - 1])
     return lines[first : lines.index("}", start) + 1]
 
 
 def test_the_root_of_a_tree() -> None:
     text = text_of(lower(plan("allreduce")))
-    assert function(text, "rank2_lane1") == [
-        "// GPU 5, lane 1.",
+    assert function(text, "rank2_channel1") == [
+        "// GPU 5, channel 1.",
         "//   tree 1, root: combines GPU 1's, its own and GPU 6's, keeps the result and sends it to GPU 1 and GPU 6.",
         "template <class Wire>",
-        "BLINK_DEVICE void rank2_lane1(Walk<Wire>& walk) {",
+        "BLINK_DEVICE void rank2_channel1(KernelContext<Wire>& context) {",
         "  enum : End { from_gpu1, from_gpu6, to_gpu1, to_gpu6 };",
-        "  walk.open(1, 11, 5, 8);",
-        "  walk.contributors(4);",
-        "  const Slice tree1 = walk.slice(0, 0, 1, 2, 1, 1);  // 1/2 … 1 of the block",
+        "  context.open(1, 11, 5, 8);",
+        "  context.contributors(4);",
+        "  const Slice tree1 = context.slice(0, 0, 1, 2, 1, 1);  // 1/2 … 1 of the block",
         "  const Word end = latest(tree1.chunks + 2);",
-        "  for (Word tick = 2; tick < end && walk.running(); ++tick) {",
-        "    walk.recv_reduce_copy_send(tree1, tick - 2, ends(from_gpu1, from_gpu6), 1, ends(to_gpu1, to_gpu6), "
+        "  for (Word tick = 2; tick < end && context.running(); ++tick) {",
+        "    context.recv_reduce_copy_send(tree1, tick - 2, ends(from_gpu1, from_gpu6), 1, ends(to_gpu1, to_gpu6), "
         "complete);",
         "  }",
-        "  walk.close();",
+        "  context.close();",
         "}",
     ]
 
@@ -69,24 +68,24 @@ def test_the_largest_share_is_named_where_shares_differ() -> None:
     uneven = lower(plan("allgather"))
     assert sorted({part.stop - part.start for part in uneven.slices}) == [Fraction(1, 2), Fraction(1)]
     text = text_of(uneven)
-    line = "  walk.largest(1, 1);  // shares have as many chunks as one of the whole block"
-    assert text.count(line) == text.count("walk.largest(") == text.count("walk.open(")
-    lines = function(text, "rank0_lane0")
-    assert lines.index(line) == min(n for n, said in enumerate(lines) if "walk.slice(" in said) - 1
+    line = "  context.largest(1, 1);  // shares have as many chunks as one of the whole block"
+    assert text.count(line) == text.count("context.largest(") == text.count("context.open(")
+    lines = function(text, "rank0_channel0")
+    assert lines.index(line) == min(n for n, said in enumerate(lines) if "context.slice(" in said) - 1
     six = text_of(lower(plan("allreduce", ranks=tuple(range(8)))))
-    assert "  walk.largest(1, 6);  // shares have as many chunks as one of 1/6 of the block\n" in six
-    assert "walk.largest(" not in text_of(lower(plan("allreduce")))
+    assert "  context.largest(1, 6);  // shares have as many chunks as one of 1/6 of the block\n" in six
+    assert "context.largest(" not in text_of(lower(plan("allreduce")))
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
-def test_every_role_is_one_call_and_every_lane_one_function(name: str) -> None:
+def test_every_role_is_one_call_and_every_loop_one_function(name: str) -> None:
     program = lower(plan(name))
-    text, lanes = text_of(program), lanes_of(program)
-    assert text.count("BLINK_DEVICE void rank") == len(lanes)
-    assert len(re.findall(r"^    walk\.\w+\(", text, re.MULTILINE)) == sum(len(lane.firings) for lane in lanes)
-    for lane in lanes:
-        number = lane.rank * len(program.channels) + lane.channel
-        assert f"    case {number}: return rank{lane.rank}_lane{lane.channel}(walk);" in text
+    text, loops = text_of(program), channel_loops(program)
+    assert text.count("BLINK_DEVICE void rank") == len(loops)
+    assert len(re.findall(r"^    context\.\w+\(", text, re.MULTILINE)) == sum(len(loop.executions) for loop in loops)
+    for loop in loops:
+        number = loop.rank * len(program.channels) + loop.channel
+        assert f"    case {number}: return rank{loop.rank}_channel{loop.channel}(context);" in text
     for protocol, wire in WIRES.items():
         assert f"BLINK_ENTRY(blink_x_{protocol}, {wire}, x::run)" in text
     if not COLLECTIVES[name].reduces:
@@ -152,7 +151,7 @@ def test_two_connections_with_one_gpu_have_two_names() -> None:
         program, _ = random_program(Random(seed))
         text = text_of(program)
         named += "_b" in text
-        for found in re.findall(r"enum : End \{ (.*?) \};\n +walk\.open\((.*?)\);", text, re.DOTALL):
+        for found in re.findall(r"enum : End \{ (.*?) \};\n +context\.open\((.*?)\);", text, re.DOTALL):
             names, ids = ([item.strip() for item in part.split(",")] for part in found)
             assert len(dict.fromkeys(names)) == len(names) == len(ids)
     assert named >= 5
@@ -165,7 +164,7 @@ def test_a_file_of_several_programs_shares_connections() -> None:
     assert text.count("#include") == 1
     assert text.index("namespace allreduce {") < text.index("namespace broadcast_1 {")
     assert text.count("BLINK_ENTRY(") == 6
-    assert max(int(number) for ids in re.findall(r"walk\.open\((.+?)\)", text) for number in ids.split(",")) < len(
+    assert max(int(number) for ids in re.findall(r"context\.open\((.+?)\)", text) for number in ids.split(",")) < len(
         group.pairs
     )
     with pytest.raises(UsageError, match="different names, got a, a"):

@@ -22,8 +22,8 @@ import numpy as np
 
 from blinkccl.algorithms.registry import ALGORITHMS, Request
 from blinkccl.codegen.build import build
-from blinkccl.codegen.copies_compiler import copies_compiler
-from blinkccl.codegen.lanes import lanes_of
+from blinkccl.codegen.channels import channel_loops
+from blinkccl.codegen.host_compiler import copies_compiler
 from blinkccl.codegen.layout import Geometry, Group
 from blinkccl.codegen.text import COPIES, Kernel, cuda_text
 from blinkccl.collectives.ops import DTYPE_CODES, OP_CODES, operation, scalars
@@ -120,7 +120,7 @@ class Job:
 
     def __init__(self, program: Program, trouble: int = 0, rank: int = -1, meeting: Path | None = None) -> None:
         kernel = Kernel("job", program, slots=SLOTS)
-        lanes_of(program, SLOTS)
+        channel_loops(program, SLOTS)
         self.program = program
         self.library = c.CDLL(os.environ[HARNESS])
         self.library.job_open.restype = c.c_void_p

@@ -7,13 +7,13 @@ from itertools import pairwise
 import pytest
 from jobs_by_hand import job, on
 
-from blinkccl.codegen.lanes import Firing, Lane
+from blinkccl.codegen.channels import ChannelLoop, Execution
 from blinkccl.codegen.layout import Group
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import LaunchError, TopologyError, UnsupportedError, UsageError
 from blinkccl.nccl import choices
 from blinkccl.nccl.choices import PROTOCOLS, Terms, wanted_protocol
-from blinkccl.nccl.copies import MOST_OPERANDS, fault_of_job, fault_of_lanes, fault_of_program
+from blinkccl.nccl.copies import MOST_OPERANDS, fault_of_job, fault_of_loops, fault_of_program
 from blinkccl.nccl.costs import Timing, architecture, least_copies_s, protocols_of, timing
 from blinkccl.nccl.geometry import Budget, budget, geometry, largest
 from blinkccl.nccl.programs import DEFAULT, SERVED, candidates, collectives, links_for, wanted
@@ -420,30 +420,30 @@ def test_copy_engines_combine_a_number_of_messages():
     assert fault_of_program(one.program) is None
 
 
-def lane(rank, *roles):
+def loop(rank, *roles):
     """A loop of roles given as (offset, receives, sends, reads the own data, keeps the result)."""
-    firings = []
+    executions = []
     for offset, receives, sends, reads, keeps in roles:
         role = Role(rank, 0, 0, "reduce", offset, 0, reads, keeps, False, receives, sends)
-        firings.append(Firing(role, (0,), ""))
-    return Lane(rank, 0, (), (), (), tuple(firings), 1)
+        executions.append(Execution(role, (0,), ""))
+    return ChannelLoop(rank, 0, (), (), (), tuple(executions), 1)
 
 
 def test_copy_engines_need_an_order_of_all_messages():
     # Rank 0 keeps what it got back for its own data: after it has read these.
-    there = lane(0, (0, (), (0,), True, False), (2, (1,), (), False, True))
-    back = lane(1, (1, (0,), (1,), True, False))
-    assert fault_of_lanes([there, back]) is None
-    circle = lane(0, (0, (1,), (0,), True, False))
-    assert fault_of_lanes([circle, back]) == "its messages go in a circle, which copy engines cannot run"
+    there = loop(0, (0, (), (0,), True, False), (2, (1,), (), False, True))
+    back = loop(1, (1, (0,), (1,), True, False))
+    assert fault_of_loops([there, back]) is None
+    circle = loop(0, (0, (1,), (0,), True, False))
+    assert fault_of_loops([circle, back]) == "its messages go in a circle, which copy engines cannot run"
     # Rank 0 puts the answer to what it sends later where that is to be read from.
-    early = lane(0, (1, (1,), (), False, True), (0, (), (2,), True, False), (0, (), (0,), True, False))
-    assert fault_of_lanes([early, back, lane(2, (1, (2,), (), False, True))]) is None
+    early = loop(0, (1, (1,), (), False, True), (0, (), (2,), True, False), (0, (), (0,), True, False))
+    assert fault_of_loops([early, back, loop(2, (1, (2,), (), False, True))]) is None
 
 
 def test_copy_engines_need_one_role_at_each_end():
-    twice = lane(0, (0, (), (0,), True, False), (1, (), (0,), True, False))
-    assert fault_of_lanes([twice, lane(1, (1, (0,), (), False, True))]) == (
+    twice = loop(0, (0, (), (0,), True, False), (1, (), (0,), True, False))
+    assert fault_of_loops([twice, loop(1, (1, (0,), (), False, True))]) == (
         "several roles at one end use queue 0, of which copy engines serve one"
     )
 

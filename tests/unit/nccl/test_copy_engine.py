@@ -72,7 +72,7 @@ def environment(doubles: Doubles, tmp_path_factory: pytest.TempPathFactory) -> d
         place / "libharness.so",
         flags=(*flags, "-ldl"),
     )
-    (place / "fold.cpp").write_text('#include "blink/walk.h"\nBLINK_FOLD_ENTRY(blink_fold)\n')
+    (place / "fold.cpp").write_text('#include "blink/context.h"\nBLINK_FOLD_ENTRY(blink_fold)\n')
     fold = compile_library([place / "fold.cpp"], place / "fold.so", flags=(*flags, str(device), f"-Wl,-rpath,{place}"))
     return {
         **os.environ,

@@ -1,5 +1,5 @@
-// Whole walks of several ranks, each block a thread: chains, stars, rings and any tree, all wires by turns on the same
-// connections, for every count of slots and parts, launch after launch; and how launches end that cannot go on.
+// Whole programs of several ranks, each block a thread: chains, stars, rings and any tree, all wires by turns on the
+// same connections, for every count of slots and parts, launch after launch; and how launches end that cannot go on.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -17,20 +17,20 @@
 namespace {
 
 using blink::ends;
-using blink::kNoTurn;
+using blink::kNoOwnOperand;
 using blink::Slice;
-using blink::Walk;
+using blink::KernelContext;
 using blink_test::expect;
 
 constexpr std::uint32_t kNobody = 0xffffffff;
 
 enum class Kind { kAllReduce, kReduce, kBroadcast };
 
-// What one rank does in one tree. Connections 2·child upward, 2·child + 1 downward, of each lane.
+// What one rank does in one tree. Connections 2·child upward, 2·child + 1 downward, of each channel.
 struct Node {
   std::uint32_t parent = kNobody;
   std::vector<std::uint32_t> children;
-  std::uint32_t turn = 0;  // kNoTurn: a relay, which neither contributes nor keeps
+  std::uint32_t own_operand = 0;  // kNoOwnOperand: a relay, which neither contributes nor keeps
   std::uint32_t up = 0, down = 0;  // ticks of chunk 0
 };
 
@@ -44,12 +44,12 @@ struct Share {
 struct Plan {
   Kind kind;
   std::uint32_t ranks;
-  std::vector<Share> lanes;  // one share each
+  std::vector<Share> channels;  // one share each
   std::uint32_t contributors;
   Word largest_num = 0, largest_den = 1;  // share, where they differ
 
-  std::uint32_t up(std::uint32_t lane, std::uint32_t child) const { return (lane * ranks + child) * 2; }
-  std::uint32_t down(std::uint32_t lane, std::uint32_t child) const { return up(lane, child) + 1; }
+  std::uint32_t up(std::uint32_t channel, std::uint32_t child) const { return (channel * ranks + child) * 2; }
+  std::uint32_t down(std::uint32_t channel, std::uint32_t child) const { return up(channel, child) + 1; }
 };
 
 // The launch at hand; entries get a call and a block only.
@@ -57,12 +57,12 @@ const Plan* plan = nullptr;
 std::vector<std::uint32_t> delay_ms;  // of ranks; kNobody: does not come at all
 
 template <class Wire>
-struct Lane {
-  Walk<Wire>& walk;
+struct Channel {
+  KernelContext<Wire>& context;
   const Node& node;
   Slice slice;
 
-  bool relays() const { return node.turn == kNoTurn; }
+  bool relays() const { return node.own_operand == kNoOwnOperand; }
   bool leads() const { return node.parent == kNobody; }
 
   // Ends: 0 … children − 1 from them upward, then as many to them downward, then to and from the parent.
@@ -73,12 +73,12 @@ struct Lane {
   void reduce(Word k, const From& from, const To& to) {
     if (leads()) {
       if (plan->kind == Kind::kReduce) {
-        walk.recv_reduce_copy(slice, k, from, node.turn, blink::complete);
+        context.recv_reduce_copy(slice, k, from, node.own_operand, blink::complete);
       } else {
-        walk.recv_reduce_copy_send(slice, k, from, node.turn, to, blink::complete);
+        context.recv_reduce_copy_send(slice, k, from, node.own_operand, to, blink::complete);
       }
     } else {
-      walk.recv_reduce_send(slice, k, from, node.turn, ends(to_parent()), blink::partial);
+      context.recv_reduce_send(slice, k, from, node.own_operand, ends(to_parent()), blink::partial);
     }
   }
 
@@ -86,11 +86,11 @@ struct Lane {
     switch (children()) {
       case 0:
         if (!leads()) {
-          walk.send(slice, k, ends(to_parent()));
+          context.send(slice, k, ends(to_parent()));
         } else if (plan->kind == Kind::kReduce) {
-          walk.copy(slice, k);
+          context.copy(slice, k);
         } else {
-          walk.copy_send(slice, k, ends());
+          context.copy_send(slice, k, ends());
         }
         break;
       case 1: reduce(k, ends(0), ends(1)); break;
@@ -103,11 +103,11 @@ struct Lane {
   template <class To>
   void pass(Word k, const To& to) {
     if (leads()) {
-      walk.copy_send(slice, k, to);
+      context.copy_send(slice, k, to);
     } else if (relays()) {
-      walk.recv_send(slice, k, to_parent() + 1, to);
+      context.recv_send(slice, k, to_parent() + 1, to);
     } else {
-      walk.recv_copy_send(slice, k, to_parent() + 1, to);
+      context.recv_copy_send(slice, k, to_parent() + 1, to);
     }
   }
 
@@ -115,11 +115,11 @@ struct Lane {
     switch (children()) {
       case 0:
         if (leads()) {
-          walk.copy(slice, k);
+          context.copy(slice, k);
         } else if (relays()) {
-          walk.recv_send(slice, k, to_parent() + 1, ends());
+          context.recv_send(slice, k, to_parent() + 1, ends());
         } else {
-          walk.recv(slice, k, to_parent() + 1);
+          context.recv(slice, k, to_parent() + 1);
         }
         break;
       case 1: pass(k, ends(1)); break;
@@ -131,55 +131,56 @@ struct Lane {
 };
 
 template <class Wire>
-void open(Walk<Wire>& walk, std::uint32_t lane, const Node& node, std::uint32_t rank) {
-  const auto up = [&](std::size_t i) { return plan->up(lane, node.children[i]); };
-  const auto down = [&](std::size_t i) { return plan->down(lane, node.children[i]); };
-  const std::uint32_t to = plan->up(lane, rank);
-  const std::uint32_t from = plan->down(lane, rank);
+void open(KernelContext<Wire>& context, std::uint32_t channel, const Node& node, std::uint32_t rank) {
+  const auto up = [&](std::size_t i) { return plan->up(channel, node.children[i]); };
+  const auto down = [&](std::size_t i) { return plan->down(channel, node.children[i]); };
+  const std::uint32_t to = plan->up(channel, rank);
+  const std::uint32_t from = plan->down(channel, rank);
   const bool leads = node.parent == kNobody;
   switch (node.children.size()) {
-    case 0: return leads ? walk.open() : walk.open(to, from);
-    case 1: return leads ? walk.open(up(0), down(0)) : walk.open(up(0), down(0), to, from);
+    case 0: return leads ? context.open() : context.open(to, from);
+    case 1: return leads ? context.open(up(0), down(0)) : context.open(up(0), down(0), to, from);
     case 2:
-      return leads ? walk.open(up(0), up(1), down(0), down(1)) : walk.open(up(0), up(1), down(0), down(1), to, from);
+      return leads ? context.open(up(0), up(1), down(0), down(1))
+                   : context.open(up(0), up(1), down(0), down(1), to, from);
     case 3:
-      return leads ? walk.open(up(0), up(1), up(2), down(0), down(1), down(2))
-                   : walk.open(up(0), up(1), up(2), down(0), down(1), down(2), to, from);
-    default: return walk.open(up(0), up(1), up(2), up(3), down(0), down(1), down(2), down(3));
+      return leads ? context.open(up(0), up(1), up(2), down(0), down(1), down(2))
+                   : context.open(up(0), up(1), up(2), down(0), down(1), down(2), to, from);
+    default: return context.open(up(0), up(1), up(2), up(3), down(0), down(1), down(2), down(3));
   }
 }
 
 template <class Wire>
-void run(Walk<Wire>& walk, std::uint32_t rank, std::uint32_t number) {
+void run(KernelContext<Wire>& context, std::uint32_t rank, std::uint32_t number) {
   if (delay_ms[rank] == kNobody) return;
   if (delay_ms[rank] > 0) std::this_thread::sleep_for(std::chrono::milliseconds(delay_ms[rank]));
-  const Share& share = plan->lanes[number];
+  const Share& share = plan->channels[number];
   const Node& node = share.nodes[rank];
-  open(walk, number, node, rank);
-  walk.contributors(plan->contributors);
-  if (plan->largest_num != 0) walk.largest(plan->largest_num, plan->largest_den);
-  const Slice slice = walk.slice(0, 0, share.start_num, share.start_den, share.stop_num, share.stop_den);
-  Lane<Wire> lane = {walk, node, slice};
+  open(context, number, node, rank);
+  context.contributors(plan->contributors);
+  if (plan->largest_num != 0) context.largest(plan->largest_num, plan->largest_den);
+  const Slice slice = context.slice(0, 0, share.start_num, share.start_den, share.stop_num, share.stop_den);
+  Channel<Wire> channel = {context, node, slice};
   const bool upward = plan->kind != Kind::kBroadcast;
-  const bool downward = plan->kind == Kind::kBroadcast || (plan->kind == Kind::kAllReduce && !lane.leads());
+  const bool downward = plan->kind == Kind::kBroadcast || (plan->kind == Kind::kAllReduce && !channel.leads());
   const Word end = blink::latest(slice.chunks + node.up, slice.chunks + node.down);
-  for (Word tick = 0; tick < end && walk.running(); ++tick) {
-    if (upward) lane.upward(tick - node.up);
-    if (downward) lane.downward(tick - node.down);
+  for (Word tick = 0; tick < end && context.running(); ++tick) {
+    if (upward) channel.upward(tick - node.up);
+    if (downward) channel.downward(tick - node.down);
   }
-  walk.close();
+  context.close();
 }
 
 }  // namespace
 
-BLINK_ENTRY(walk_simple, Simple, run)
-BLINK_ENTRY(walk_ll, LL, run)
-BLINK_ENTRY(walk_ll128, LL128, run)
+BLINK_ENTRY(context_simple, Simple, run)
+BLINK_ENTRY(context_ll, LL, run)
+BLINK_ENTRY(context_ll128, LL128, run)
 
 namespace {
 
 using Entry = void (*)(const Call*, std::uint32_t);
-const Entry kEntries[] = {walk_simple, walk_ll, walk_ll128};
+const Entry kEntries[] = {context_simple, context_ll, context_ll128};
 
 // ---- plans
 
@@ -203,8 +204,9 @@ Share share_of(const std::vector<std::uint32_t>& parents, Kind kind, std::mt1993
   for (std::uint32_t rank = 0; rank < parents.size(); ++rank) {
     Node& node = share.nodes[rank];
     std::shuffle(node.children.begin(), node.children.end(), random);
-    node.turn = static_cast<std::uint32_t>(random() % (node.children.size() + 1));
-    if (with_relay && node.parent != kNobody && !node.children.empty() && random() % 2 == 0) node.turn = kNoTurn;
+    node.own_operand = static_cast<std::uint32_t>(random() % (node.children.size() + 1));
+    if (with_relay && node.parent != kNobody && !node.children.empty() && random() % 2 == 0)
+      node.own_operand = kNoOwnOperand;
     node.up = deepest - depth(share, rank);
     node.down = depth(share, rank) + (kind == Kind::kBroadcast ? 0 : deepest);
   }
@@ -231,8 +233,8 @@ Plan ring(std::uint32_t ranks, std::mt19937& random) {
     for (std::uint32_t hop = 1; hop < ranks; ++hop) {
       parents[(root + ranks - hop) % ranks] = (root + ranks - hop + 1) % ranks;
     }
-    made.lanes.push_back(share_of(parents, made.kind, random, false));
-    Share& share = made.lanes.back();
+    made.channels.push_back(share_of(parents, made.kind, random, false));
+    Share& share = made.channels.back();
     share.start_num = root;
     share.stop_num = root + 1;
     share.start_den = share.stop_den = ranks;
@@ -243,13 +245,13 @@ Plan ring(std::uint32_t ranks, std::mt19937& random) {
 Plan trees(Kind kind, std::uint32_t ranks, std::uint32_t shape, std::mt19937& random, bool with_relay) {
   Plan made = {kind, ranks, {}, 0, 0, 1};
   const Word middle = 1 + random() % 5;
-  for (Word lane = 0; lane < 2; ++lane) {
-    made.lanes.push_back(share_of(tree_parents(ranks, shape, random), kind, random, with_relay && lane == 0));
-    Share& share = made.lanes.back();
-    share.start_num = lane == 0 ? 0 : middle;
-    share.start_den = lane == 0 ? 1 : 6;
-    share.stop_num = lane == 0 ? middle : 1;
-    share.stop_den = lane == 0 ? 6 : 1;
+  for (Word channel = 0; channel < 2; ++channel) {
+    made.channels.push_back(share_of(tree_parents(ranks, shape, random), kind, random, with_relay && channel == 0));
+    Share& share = made.channels.back();
+    share.start_num = channel == 0 ? 0 : middle;
+    share.start_den = channel == 0 ? 1 : 6;
+    share.stop_num = channel == 0 ? middle : 1;
+    share.stop_den = channel == 0 ? 6 : 1;
   }
   if (middle != 3) {
     made.largest_num = std::max(middle, 6 - middle);
@@ -261,7 +263,7 @@ Plan trees(Kind kind, std::uint32_t ranks, std::uint32_t shape, std::mt19937& ra
 
 Mesh mesh_of(const Plan& of, const Geometry& geometry) {
   Mesh::Pairs pairs;
-  for (const Share& share : of.lanes) {
+  for (const Share& share : of.channels) {
     for (std::uint32_t child = 0; child < of.ranks; ++child) {
       // A root's own connections join nobody, and are not opened.
       const std::uint32_t parent = share.nodes[child].parent == kNobody ? child : share.nodes[child].parent;
@@ -335,8 +337,8 @@ std::vector<char> value_of(const Share& share, std::uint32_t rank, const Job& jo
   std::vector<const void*> operands;
   for (const auto& message : messages) operands.push_back(message.data());
   std::int32_t own = -1;
-  if (node.turn != kNoTurn) {
-    own = static_cast<std::int32_t>(node.turn);
+  if (node.own_operand != kNoOwnOperand) {
+    own = static_cast<std::int32_t>(node.own_operand);
     operands.insert(operands.begin() + own, inputs.of(rank));
   }
   std::vector<char> result(job.count * job.itemsize);
@@ -365,7 +367,7 @@ struct Run {
 };
 
 void Run::check(const Job& job, Buffers& inputs, Buffers& outputs) {
-  for (const Share& share : plan.lanes) {
+  for (const Share& share : plan.channels) {
     std::vector<char> wanted;
     if (plan.kind == Kind::kBroadcast) {
       const char* const from = inputs.of(share.root);
@@ -376,8 +378,9 @@ void Run::check(const Job& job, Buffers& inputs, Buffers& outputs) {
     const Word start = boundary(share.start_num, share.start_den, job) * job.itemsize;
     const Word stop = boundary(share.stop_num, share.stop_den, job) * job.itemsize;
     for (std::uint32_t rank = 0; rank < plan.ranks; ++rank) {
-      const bool keeps = plan.kind == Kind::kReduce ? rank == share.root : share.nodes[rank].turn != kNoTurn;
-      if (plan.kind == Kind::kAllReduce && share.nodes[rank].turn == kNoTurn) continue;
+      const bool keeps =
+          plan.kind == Kind::kReduce ? rank == share.root : share.nodes[rank].own_operand != kNoOwnOperand;
+      if (plan.kind == Kind::kAllReduce && share.nodes[rank].own_operand == kNoOwnOperand) continue;
       for (Word at = start; at < stop; ++at) {
         const char expected = keeps ? wanted[at] : '\x11';
         if (job.in_place && !keeps) break;
@@ -416,7 +419,7 @@ void Run::launch(std::uint32_t wire, const Job& job, std::mt19937& random, Word 
     calls.push_back(call);
   }
   ::plan = &plan;
-  const auto blocks = static_cast<std::uint32_t>(plan.lanes.size()) * mesh.geometry.parts;
+  const auto blocks = static_cast<std::uint32_t>(plan.channels.size()) * mesh.geometry.parts;
   code = blink_launch(kEntries[wire], calls.data(), plan.ranks, blocks, 100);
   if (!expect(code == 0, "%s: the launch returned %d", name.c_str(), code)) return;
   check(job, inputs, job.in_place ? given : outputs);
@@ -440,11 +443,12 @@ void run_many(const Plan& of, const Geometry& geometry, std::mt19937& random, Wo
       job.scale = random() % 2 == 0 ? 2.5 : 0.0;
     }
     if (random() % 5 == 0) delay_ms[random() % of.ranks] = 2;
-    const Word now = run.mesh.end(of.lanes[0].root == 0 ? 1 : 0, of.up(0, of.lanes[0].root == 0 ? 1 : 0)).position[0];
+    const Word now =
+        run.mesh.end(of.channels[0].root == 0 ? 1 : 0, of.up(0, of.channels[0].root == 0 ? 1 : 0)).position[0];
     char text[200];
     std::snprintf(text, sizeof text,
-                  "kind %d ranks %u lanes %zu wire %u parts %u slots %u dtype %u op %u count %u chunk %u launch %d",
-                  static_cast<int>(of.kind), of.ranks, of.lanes.size(), wire, geometry.parts, geometry.slots, dtype,
+                  "kind %d ranks %u channels %zu wire %u parts %u slots %u dtype %u op %u count %u chunk %u launch %d",
+                  static_cast<int>(of.kind), of.ranks, of.channels.size(), wire, geometry.parts, geometry.slots, dtype,
                   job.op, static_cast<unsigned>(job.count), static_cast<unsigned>(job.chunk_bytes), launch);
     run.name = text;
     run.launch(wire, job, random, now);
@@ -495,7 +499,7 @@ void test_stale_flags(std::mt19937& random) {
     run.name = "sweeps";
     run.launch(wire, job, random, 0);
     run.mesh.pretend(later);
-    delay_ms[run.plan.lanes[0].root] = delay_ms[run.plan.lanes[1].root] = 20;
+    delay_ms[run.plan.channels[0].root] = delay_ms[run.plan.channels[1].root] = 20;
     run.name = "after a round of flags";
     job.chunk_bytes = 192;
     run.launch(1, job, random, 0);
@@ -503,13 +507,13 @@ void test_stale_flags(std::mt19937& random) {
   }
 }
 
-// 0 → 1 → 2, one lane.
+// 0 → 1 → 2, one channel.
 Plan chain() {
   Plan of = {Kind::kBroadcast, 3, {}, 3, 0, 1};
   std::mt19937 random(1);
-  of.lanes.push_back(share_of({kNobody, 0, 1}, of.kind, random, false));
-  of.lanes[0].start_num = 0;
-  of.lanes[0].start_den = of.lanes[0].stop_num = of.lanes[0].stop_den = 1;
+  of.channels.push_back(share_of({kNobody, 0, 1}, of.kind, random, false));
+  of.channels[0].start_num = 0;
+  of.channels[0].start_den = of.channels[0].stop_num = of.channels[0].stop_den = 1;
   return of;
 }
 
@@ -621,9 +625,9 @@ void test_missing(std::uint32_t wire, std::uint32_t missing, bool by_abort) {
     const std::uint32_t connection = sending ? of.down(0, rank + 1) : of.down(0, rank);
     const bool behind = missing == 1 && rank == 2;
     const Word passed = kPassed + (sending ? kSlots * (missing - rank) : 0);
-    expect(status.code == reason && status.sending == (sending ? 1u : 0u) && status.lane == 0,
-           "wire %u without %u: rank %u says code %u sending %u lane %u", wire, missing, rank, status.code,
-           status.sending, status.lane);
+    expect(status.code == reason && status.sending == (sending ? 1u : 0u) && status.channel == 0,
+           "wire %u without %u: rank %u says code %u sending %u channel %u", wire, missing, rank, status.code,
+           status.sending, status.channel);
     expect(status.connection == connection && status.position == passed,
            "wire %u without %u: rank %u says connection %u position %" PRIu64 ", expected %u and %" PRIu64 "%s", wire,
            missing, rank, status.connection, static_cast<std::uint64_t>(status.position), connection,
@@ -648,16 +652,16 @@ void test_one_status(std::mt19937& random) {
     call.timeout_ns = 20000000;
     calls.push_back(call);
   }
-  const std::uint32_t root = of.lanes[0].root;
+  const std::uint32_t root = of.channels[0].root;
   calls[root].count = 16384;
   ::plan = &run.plan;
   delay_ms.assign(3, kNobody);
   delay_ms[root] = 0;
-  expect(blink_launch(walk_simple, calls.data(), 3, 6, 50) == 1, "the root gave up");
+  expect(blink_launch(context_simple, calls.data(), 3, 6, 50) == 1, "the root gave up");
   delay_ms.assign(3, 0);
   const blink::Status& status = run.mesh.statuses[root];
   const bool known = status.connection < 12 && run.mesh.end(root, status.connection).ring != nullptr;
-  expect(status.code == blink::kTimedOut && known && status.lane < 2, "the status is whole: code %u connection %u",
+  expect(status.code == blink::kTimedOut && known && status.channel < 2, "the status is whole: code %u connection %u",
          status.code, status.connection);
 }
 
@@ -675,8 +679,8 @@ void test_slices() {
       Word next = 5 * count;
       for (int cut = 0; cut < 4; ++cut) {
         for (std::uint32_t part = 0; part < parts; ++part) {
-          const Walk<blink::Simple> walk(call, 0, part);
-          const Slice slice = walk.slice(5, 7, cuts[cut], den, cuts[cut + 1], den);
+          const KernelContext<blink::Simple> context(call, 0, part);
+          const Slice slice = context.slice(5, 7, cuts[cut], den, cuts[cut + 1], den);
           const bool whole = slice.length == 0 || next == slice.source;
           expect(whole && slice.target == slice.source + 2 * count && slice.chunks == (slice.length + 63) / 64,
                  "count %" PRIu64 " cut %d part %u of %u", static_cast<std::uint64_t>(count), cut, part, parts);
@@ -694,10 +698,10 @@ void test_slices() {
 // With `largest` of den known, a share is cut into as many chunks as that one, in whole groups that fit into a message.
 void check_even(const Call& call, std::uint32_t part, Word largest, Word share, Word den) {
   constexpr Word kGroup = 4, kChunk = 64;  // elements
-  Walk<blink::Simple> walk(call, 0, part);
-  const Slice plain = walk.slice(0, 0, 0, 1, share, den);
-  walk.largest(largest, den);
-  const Slice slice = walk.slice(0, 0, 0, 1, share, den);
+  KernelContext<blink::Simple> context(call, 0, part);
+  const Slice plain = context.slice(0, 0, 0, 1, share, den);
+  context.largest(largest, den);
+  const Slice slice = context.slice(0, 0, 0, 1, share, den);
   const auto product = static_cast<unsigned __int128>(largest) * call.count;
   const auto groups = static_cast<Word>((product + den * kGroup - 1) / (den * kGroup));
   const Word rounds = ((groups + call.parts - 1) / call.parts * kGroup + kChunk - 1) / kChunk;

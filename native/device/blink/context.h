@@ -1,11 +1,11 @@
-// What does generated text say? A walk: the loop of one lane of one rank through its firings, for one part.
+// The interface of generated text: a kernel context runs the loop of one rank and channel, for one part.
 //
-//   walk.open(…)            the lane's connections; each becomes an End, counted from 0
-//   walk.largest(…)         the largest share, where they differ: all are cut into as many chunks, so that trees which
+//   context.open(…)         the channel's connections; each becomes an End, counted from 0
+//   context.largest(…)      the largest share, where they differ: all are cut into as many chunks, so that trees which
 //                           take turns on a link get it by their weights
-//   walk.slice(…)           the part's own piece of a share
-//   walk.recv_reduce_…      one firing each (blinkccl/schedule/program.py says what one does)
-//   walk.close()
+//   context.slice(…)        the part's own piece of a share
+//   context.recv_reduce_…   the execution of one role each (blinkccl/schedule/program.py says what one does)
+//   context.close()
 //
 // The same text is compiled by nvcc or NVRTC, and then everything is in these headers; and by any C++17 compiler, and
 // then the bodies are in libblink_device.so, a block is one thread, and the text compiles in a moment.
@@ -33,12 +33,12 @@ struct LL128 {
   static constexpr uint32_t kNumber = 2;
 };
 
-// A connection of the lane, in the order of open().
+// A connection of the channel, in the order of open().
 typedef uint32_t End;
-// As many as a lane may open.
+// As many as a channel may open.
 constexpr uint32_t kMostEnds = 128;
 // The own data do not join a reduction.
-constexpr uint32_t kNoTurn = 0xffffffffu;
+constexpr uint32_t kNoOwnOperand = 0xffffffffu;
 // The most threads of a block on a GPU, a multiple of 32.
 constexpr uint32_t kMostThreads = 512;
 
@@ -76,55 +76,56 @@ BLINK_DEVICE constexpr Word latest(Word first, Word second, More... more) {
 }  // namespace blink
 
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
-#include "blink/walk_cuda.h"
+#include "blink/context_cuda.h"
 #else
-#include "blink/walk_host.h"
+#include "blink/context_host.h"
 #endif
 
 namespace blink {
 
-// A lane's way through its firings.
+// What a channel's loop calls.
 template <class Wire>
-class Walk : public WalkBase<Wire> {
+class KernelContext : public ContextBase<Wire> {
  public:
-  using WalkBase<Wire>::WalkBase;
+  using ContextBase<Wire>::ContextBase;
 
-  // The firings, each for chunk k of a slice. Where there is no such chunk nothing happens; k may have wrapped below 0.
+  // Executions, each for chunk k of a slice. Where there is no such chunk nothing happens; k may have wrapped below 0.
   template <uint32_t kTo>
   BLINK_DEVICE void send(const Slice& slice, Word k, const Ends<kTo>& to) {
-    this->fire(slice, k, ends(), 0, to, false, partial);
+    this->execute(slice, k, ends(), 0, to, false, partial);
   }
-  BLINK_DEVICE void copy(const Slice& slice, Word k) { this->fire(slice, k, ends(), 0, ends(), true, partial); }
+  BLINK_DEVICE void copy(const Slice& slice, Word k) { this->execute(slice, k, ends(), 0, ends(), true, partial); }
   template <uint32_t kTo>
   BLINK_DEVICE void copy_send(const Slice& slice, Word k, const Ends<kTo>& to) {
-    this->fire(slice, k, ends(), 0, to, true, partial);
+    this->execute(slice, k, ends(), 0, to, true, partial);
   }
   BLINK_DEVICE void recv(const Slice& slice, Word k, End from) {
-    this->fire(slice, k, ends(from), kNoTurn, ends(), true, partial);
+    this->execute(slice, k, ends(from), kNoOwnOperand, ends(), true, partial);
   }
   template <uint32_t kTo>
   BLINK_DEVICE void recv_send(const Slice& slice, Word k, End from, const Ends<kTo>& to) {
-    this->fire(slice, k, ends(from), kNoTurn, to, false, partial);
+    this->execute(slice, k, ends(from), kNoOwnOperand, to, false, partial);
   }
   template <uint32_t kTo>
   BLINK_DEVICE void recv_copy_send(const Slice& slice, Word k, End from, const Ends<kTo>& to) {
-    this->fire(slice, k, ends(from), kNoTurn, to, true, partial);
+    this->execute(slice, k, ends(from), kNoOwnOperand, to, true, partial);
   }
-  // The own data are operand number `turn` of the reduction, after as many messages; kNoTurn: they do not join.
+  // The own data are operand number `own_operand_index` of the reduction, after as many messages; kNoOwnOperand: they
+  // do not join.
   template <uint32_t kFrom, uint32_t kTo>
-  BLINK_DEVICE void recv_reduce_send(const Slice& slice, Word k, const Ends<kFrom>& from, uint32_t turn,
+  BLINK_DEVICE void recv_reduce_send(const Slice& slice, Word k, const Ends<kFrom>& from, uint32_t own_operand_index,
                                      const Ends<kTo>& to, Completion completion) {
-    this->fire(slice, k, from, turn, to, false, completion);
+    this->execute(slice, k, from, own_operand_index, to, false, completion);
   }
   template <uint32_t kFrom>
-  BLINK_DEVICE void recv_reduce_copy(const Slice& slice, Word k, const Ends<kFrom>& from, uint32_t turn,
+  BLINK_DEVICE void recv_reduce_copy(const Slice& slice, Word k, const Ends<kFrom>& from, uint32_t own_operand_index,
                                      Completion completion) {
-    this->fire(slice, k, from, turn, ends(), true, completion);
+    this->execute(slice, k, from, own_operand_index, ends(), true, completion);
   }
   template <uint32_t kFrom, uint32_t kTo>
-  BLINK_DEVICE void recv_reduce_copy_send(const Slice& slice, Word k, const Ends<kFrom>& from, uint32_t turn,
-                                          const Ends<kTo>& to, Completion completion) {
-    this->fire(slice, k, from, turn, to, true, completion);
+  BLINK_DEVICE void recv_reduce_copy_send(const Slice& slice, Word k, const Ends<kFrom>& from,
+                                          uint32_t own_operand_index, const Ends<kTo>& to, Completion completion) {
+    this->execute(slice, k, from, own_operand_index, to, true, completion);
   }
 };
 

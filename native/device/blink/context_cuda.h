@@ -1,8 +1,8 @@
-// How is a walk done on a GPU? The block's state lies in shared memory; what differs between threads, in registers.
+// The kernel context on a GPU. The block's state lies in shared memory; what differs between threads, in registers.
 #pragma once
 
-#include "blink/firing.h"
-#include "blink/walk.h"
+#include "blink/execute.h"
+#include "blink/context.h"
 
 namespace blink {
 namespace device {
@@ -10,17 +10,17 @@ namespace device {
 // So many ends of either kind fit into a word.
 constexpr uint32_t kPacked = 8;
 
-// One firing as generated text orders it.
+// One execution as generated text asks for it.
 struct Order {
   Word from = 0, to = 0;  // ends, 8 bits each
   uint32_t receives = 0, sends = 0;
-  uint32_t turn = 0;
+  uint32_t own_operand_index = 0;
   uint32_t divisor = 1;
   bool keeps = false;
   bool noted = false;     // the ends are in the state, as there are too many of them
 };
 
-// Once per kernel and not once per firing: what a plan says is only numbers, so its code stays small.
+// Once per kernel and not once per execution: what a plan says is only numbers, so its code stays small.
 template <class Wire>
 BLINK_OUTLINE bool carry_out(State& state, const Slice slice, const Word k, const Order order) {
   bool ready = true;
@@ -30,26 +30,26 @@ BLINK_OUTLINE bool carry_out(State& state, const Slice slice, const Word k, cons
     const End end = order.noted ? state.at[i] : static_cast<End>(packed & 255);
     ready = await_end<Wire>(state, i, end, sending) && ready;
   }
-  return fire<Wire>(state, ready, chunk_of(state, slice, k), order.receives, order.sends, order.turn, order.keeps,
-                    order.divisor);
+  return execute<Wire>(state, ready, chunk_of(state, slice, k), order.receives, order.sends, order.own_operand_index,
+                       order.keeps, order.divisor);
 }
 
 }  // namespace device
 
 template <class Wire>
-class WalkBase {
+class ContextBase {
  public:
-  BLINK_DEVICE WalkBase(device::State& state, const Call& call, uint32_t lane, uint32_t part)
+  BLINK_DEVICE ContextBase(device::State& state, const Call& call, uint32_t channel, uint32_t part)
       : state_(state), average_(call.average) {
-    device::begin(state, call, lane, part);
+    device::begin(state, call, channel, part);
   }
-  WalkBase(const WalkBase&) = delete;
-  WalkBase& operator=(const WalkBase&) = delete;
+  ContextBase(const ContextBase&) = delete;
+  ContextBase& operator=(const ContextBase&) = delete;
 
   template <class... Id>
   BLINK_DEVICE void open(Id... connections) {
     constexpr int kCount = sizeof...(Id);
-    static_assert(kCount <= static_cast<int>(kMostEnds), "a lane opens at most 128 connections");
+    static_assert(kCount <= static_cast<int>(kMostEnds), "a channel opens at most 128 connections");
     uint32_t end = 0;
     if (device::thread_index() == 0) ((state_.at[end++] = connections), ...);
     device::open(state_, kCount);
@@ -66,13 +66,13 @@ class WalkBase {
 
  protected:
   template <uint32_t kFrom, uint32_t kTo>
-  BLINK_DEVICE void fire(const Slice& slice, Word k, const Ends<kFrom>& from, uint32_t turn, const Ends<kTo>& to,
-                         bool keeps, Completion completion) {
+  BLINK_DEVICE void execute(const Slice& slice, Word k, const Ends<kFrom>& from, uint32_t own_operand_index,
+                            const Ends<kTo>& to, bool keeps, Completion completion) {
     if (k >= slice.chunks || !running_) return;
     device::Order order;
     order.receives = kFrom;
     order.sends = kTo;
-    order.turn = turn;
+    order.own_operand_index = own_operand_index;
     order.divisor = completion == complete && average_ != 0 ? contributors_ : 1;
     order.keeps = keeps;
     order.noted = kFrom > device::kPacked || kTo > device::kPacked;
@@ -119,12 +119,12 @@ class WalkBase {
 
 }  // namespace blink
 
-// One block of a rank: lane blockIdx.x / parts, part blockIdx.x % parts.
+// One block of a rank: channel blockIdx.x / parts, part blockIdx.x % parts.
 #define BLINK_ENTRY(name, Wire, function)                                                                         \
   extern "C" __global__ void __launch_bounds__(::blink::kMostThreads)                                             \
       name(const __grid_constant__ ::blink::Call call) {                                                          \
     __shared__ ::blink::device::State state;                                                                      \
-    const uint32_t lane = blockIdx.x / call.parts;                                                                \
-    ::blink::Walk<::blink::Wire> walk(state, call, lane, blockIdx.x % call.parts);                                \
-    function(walk, call.rank, lane);                                                                              \
+    const uint32_t channel = blockIdx.x / call.parts;                                                             \
+    ::blink::KernelContext<::blink::Wire> context(state, call, channel, blockIdx.x % call.parts);                 \
+    function(context, call.rank, channel);                                                                        \
   }

@@ -1,12 +1,16 @@
-"""What does each rank do in each lane? A Program cut into the loops that GPU blocks run.
+"""A Program cut into the loops that GPU blocks run: one per rank and channel.
 
-A lane is a channel of the Program: on every rank one block (and one per part of the data) walks through that rank's
-roles of the channel, tick by tick. A queue belongs to one channel, so to one lane at each end.
+On every rank one block of a channel (and one per part of the data) goes through that rank's roles of the channel, tick
+by tick. A queue belongs to one channel, so to one loop at each end.
 
 What differs from the grammar (:mod:`blinkccl.schedule.program`): a block waits for *all* messages and *all* free slots
-of a firing before it moves anything. That is one pass over the data and two barriers, but a program that counts on
-a slot being given back in the middle of a firing would deadlock: :func:`lanes_of` refuses it. The proof holds for any
+of a role before it moves anything. That is one pass over the data and two barriers, but a program that counts on a slot
+being given back in the middle of an execution would deadlock: :func:`channel_loops` refuses it. The proof holds for any
 number of chunks of each slice, however it is cut, as long as all ranks cut it alike.
+
+Roles that send the same own chunk in the same tick are executed as one. In a one-shot AllReduce each rank sends its
+data to every other, a tree each: as one execution they read the data once, and a block has two barriers instead of two
+per receiver.
 """
 
 from __future__ import annotations
@@ -14,7 +18,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from blinkccl.codegen.merge import merged
 from blinkccl.collectives.spec import Block
 from blinkccl.errors import UnsupportedError
 from blinkccl.schedule.chunking import placements
@@ -22,10 +25,10 @@ from blinkccl.schedule.liveness import atomic_liveness_fault
 from blinkccl.schedule.program import Program, Role
 from blinkccl.schedule.wiring import connect, name_role, steps_of
 
-#: A warp looks after the counters of a firing: a thread for each end.
+#: A warp looks after the counters of an execution: a thread for each end.
 MAX_ENDS = 32
-#: kMostEnds of walk.h: a block keeps the counters of its connections in shared memory.
-MAX_LANE_ENDS = 128
+#: kMostEnds of context.h: a block keeps the counters of its connections in shared memory.
+MAX_CHANNEL_ENDS = 128
 #: Up to here numerator · count does not overflow 64 bits for any buffer of a GPU.
 MAX_DENOMINATOR = 2**28
 
@@ -43,8 +46,8 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Firing:
-    """A role, the shares that it serves, and the method of ``Walk`` that does it."""
+class Execution:
+    """A role, the shares that it serves, and the method of ``KernelContext`` that executes it."""
 
     role: Role
     shares: tuple[int, ...]
@@ -52,7 +55,7 @@ class Firing:
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class ChannelLoop:
     """The loop of rank ``rank`` in channel ``channel``.
 
     Parameters
@@ -61,10 +64,10 @@ class Lane:
         The queues it reads and writes, in the order in which they are first used.
     pieces
         The slices it works on, in the order of first use.
-    firings
+    executions
         What it does in a tick, in order.
     contributors
-        What an average is divided by where the lane completes reductions; else 1.
+        What an average is divided by where the loop completes reductions; else 1.
     """
 
     rank: int
@@ -72,20 +75,20 @@ class Lane:
     receives: tuple[int, ...]
     sends: tuple[int, ...]
     pieces: tuple[Piece, ...]
-    firings: tuple[Firing, ...]
+    executions: tuple[Execution, ...]
     contributors: int
 
     @property
     def first_tick(self) -> int:
-        return min(firing.role.offset for firing in self.firings)
+        return min(each.role.offset for each in self.executions)
 
     def last_offset(self, piece: Piece) -> int:
-        """The largest offset at which the slice of ``piece`` is fired."""
-        return max(firing.role.offset for firing in self.firings if firing.role.slice == piece.slice)
+        """The largest offset at which the slice of ``piece`` is used."""
+        return max(each.role.offset for each in self.executions if each.role.slice == piece.slice)
 
 
-def lanes_of(program: Program, slots: int | None = None) -> tuple[Lane, ...]:
-    """The lanes in which there is something to do, by rank and channel.
+def channel_loops(program: Program, slots: int | None = None) -> tuple[ChannelLoop, ...]:
+    """The loops in which there is something to do, by rank and channel.
 
     Parameters
     ----------
@@ -97,8 +100,8 @@ def lanes_of(program: Program, slots: int | None = None) -> tuple[Lane, ...]:
     Raises
     ------
     UnsupportedError
-        If blocks that fire at once would deadlock, a firing has more than :data:`MAX_ENDS` ends or a lane more than
-        :data:`MAX_LANE_ENDS`, or a fraction is too fine; the message names the roles.
+        If blocks that wait for all ends at once would deadlock, a role has more than :data:`MAX_ENDS` ends or a loop
+        more than :data:`MAX_CHANNEL_ENDS`, or a fraction is too fine; the message names the roles.
 
     Notes
     -----
@@ -109,26 +112,59 @@ def lanes_of(program: Program, slots: int | None = None) -> tuple[Lane, ...]:
     fault = _deadlock(program, slots)
     if fault is not None:
         raise UnsupportedError(
-            "generated code waits for all messages and slots of a firing before it moves any, and so this program "
+            "generated code waits for all messages and slots of a role before it moves any, and so this program "
             f"would deadlock: {fault}; give its queues more slots"
         )
     joined, shares = merged(program, MAX_ENDS)
     if _deadlock(joined, 1) is not None:  # with one slot, so that the code does not depend on their number
         joined, shares = program, tuple((role.share,) for role in program.roles)
-    bodies: dict[tuple[int, int], list[Firing]] = {}
+    bodies: dict[tuple[int, int], list[Execution]] = {}
     for role, served in zip(joined.roles, shares, strict=True):
         method = _method(role, _contributions(program, role))
         if method is not None:
-            bodies.setdefault((role.rank, role.channel), []).append(Firing(role, served, method))
-    lanes = tuple(_lane(program, *key, bodies[key]) for key in sorted(bodies))
-    for lane in lanes:
-        ends = len(lane.receives) + len(lane.sends)
-        if ends > MAX_LANE_ENDS:
+            bodies.setdefault((role.rank, role.channel), []).append(Execution(role, served, method))
+    loops = tuple(_loop(program, *key, bodies[key]) for key in sorted(bodies))
+    for loop in loops:
+        ends = len(loop.receives) + len(loop.sends)
+        if ends > MAX_CHANNEL_ENDS:
             raise UnsupportedError(
-                f"rank {lane.rank} has {ends} connections in channel {lane.channel}: generated code serves "
-                f"{MAX_LANE_ENDS} per lane; lower the plan to more channels"
+                f"rank {loop.rank} has {ends} connections in channel {loop.channel}: generated code serves "
+                f"{MAX_CHANNEL_ENDS} per channel; lower the plan to more channels"
             )
-    return lanes
+    return loops
+
+
+def merged(program: Program, most_ends: int) -> tuple[Program, tuple[tuple[int, ...], ...]]:
+    """``program`` with such roles as one, and for every role of the result the shares that it serves.
+
+    Roles are merged that follow each other on their rank in their channel, receive nothing and have one slice and one
+    offset; none gets more than ``most_ends`` sends. The result does the same, but a role that sends to more ranks waits
+    for more slots: whoever takes it must see that it is live.
+    """
+    roles: list[Role] = []
+    shares: list[list[int]] = []
+    last: dict[tuple[int, int], int] = {}
+    for role in program.roles:
+        loop = role.rank, role.channel
+        before = last.get(loop)
+        if before is not None and _fit(roles[before], role, most_ends):
+            into = roles[before]
+            roles[before] = replace(into, keeps=into.keeps or role.keeps, sends=into.sends + role.sends)
+            shares[before].append(role.share)
+        else:
+            last[loop] = len(roles)
+            roles.append(role)
+            shares.append([role.share])
+    return replace(program, roles=tuple(roles)), tuple(map(tuple, shares))
+
+
+def _fit(first: Role, second: Role, most_ends: int) -> bool:
+    return (
+        not (first.receives or second.receives)
+        and (first.slice, first.offset) == (second.slice, second.offset)
+        and len(first.sends) + len(second.sends) <= most_ends
+        and not any(queue in first.sends for queue in second.sends)
+    )
 
 
 def _refuse(program: Program) -> None:
@@ -145,7 +181,7 @@ def _refuse(program: Program) -> None:
         if ends > MAX_ENDS:
             raise UnsupportedError(
                 f"{name_role(role, steps[index])} receives from {len(role.receives)} and sends to {len(role.sends)} "
-                f"ranks at once: generated code serves {MAX_ENDS} ends per firing; plan trees with fewer branches"
+                f"ranks at once: generated code serves {MAX_ENDS} ends per role; plan trees with fewer branches"
             )
 
 
@@ -161,7 +197,7 @@ def _contributions(program: Program, role: Role) -> int:
 
 
 def _method(role: Role, contributions: int) -> str | None:
-    """The name in ``Walk``; None where nothing is to be done."""
+    """The name in ``KernelContext``; None where nothing is to be done."""
     verbs = [verb for verb, wanted in (("copy", role.keeps), ("send", bool(role.sends))) if wanted]
     if not role.receives:
         return "_".join(verbs) or None
@@ -171,20 +207,20 @@ def _method(role: Role, contributions: int) -> str | None:
     return "recv" if verbs == ["copy"] else "_".join(["recv", *(verbs or ["send"])])
 
 
-def _lane(program: Program, rank: int, channel: int, firings: list[Firing]) -> Lane:
-    roles = [firing.role for firing in firings]
+def _loop(program: Program, rank: int, channel: int, executions: list[Execution]) -> ChannelLoop:
+    roles = [each.role for each in executions]
     places = placements(program.collective)
     pieces: dict[int, Piece] = {}
     for role in roles:
         part = program.slices[role.slice]
         source, target = (side.get(rank, 0) for side in (places[part.block].sources, places[part.block].targets))
         pieces.setdefault(role.slice, Piece(role.slice, part.block, source, target, part.start, part.stop))
-    return Lane(
+    return ChannelLoop(
         rank,
         channel,
         tuple(dict.fromkeys(queue for role in roles for queue in role.receives)),
         tuple(dict.fromkeys(queue for role in roles for queue in role.sends)),
         tuple(pieces.values()),
-        tuple(firings),
+        tuple(executions),
         max((_contributions(program, role) for role in roles if role.completes), default=1),
     )

@@ -9,8 +9,7 @@ from random import Random
 
 import pytest
 
-from blinkccl.codegen.lanes import MAX_DENOMINATOR, MAX_ENDS, MAX_LANE_ENDS, Lane, lanes_of
-from blinkccl.codegen.merge import merged
+from blinkccl.codegen.channels import MAX_CHANNEL_ENDS, MAX_DENOMINATOR, MAX_ENDS, ChannelLoop, channel_loops, merged
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Cut, Forest, Share, Tree
@@ -30,19 +29,19 @@ def forest_of(name: str, spec: str, shares: tuple[Share, ...], **ends: int) -> F
 
 
 def bodies(program: Program) -> list[list[Role]]:
-    """The roles of each rank and channel, one firing each."""
+    """The roles of each rank and channel, one execution each."""
     found: dict[tuple[int, int], list[Role]] = {}
     for role in program.roles:
         found.setdefault((role.rank, role.channel), []).append(role)
     return list(found.values())
 
 
-def of_lanes(lanes: tuple[Lane, ...]) -> list[list[Role]]:
-    return [[firing.role for firing in lane.firings] for lane in lanes]
+def roles_of(loops: tuple[ChannelLoop, ...]) -> list[list[Role]]:
+    return [[execution.role for execution in loop.executions] for loop in loops]
 
 
 def gets_stuck(program: Program, blocks: list[list[Role]], chunks: list[int], seed: int = 0) -> bool:
-    """Blocks in random order: a firing waits for all its messages and slots, then does everything at once."""
+    """Blocks in random order: a role waits for all its messages and slots, then does everything at once."""
     ticks = max(chunks) + max(role.offset for role in program.roles) + 1
     todo = [
         [role for tick in range(ticks) for role in roles if 0 <= tick - role.offset < chunks[role.slice]]
@@ -79,34 +78,34 @@ def test_what_is_accepted_is_live_and_what_is_refused_is_not() -> None:
             if gets_stuck(program, bodies(program), many):
                 refused += 1
                 with pytest.raises(UnsupportedError, match=r"would deadlock: .*rank \d+, channel \d+, step \d+"):
-                    lanes_of(program)
+                    channel_loops(program)
                 continue
-            lanes = lanes_of(program)
-            assert not gets_stuck(program, of_lanes(lanes), many, seed), (seed, slots)
+            loops = channel_loops(program)
+            assert not gets_stuck(program, roles_of(loops), many, seed), (seed, slots)
             for other in range(3):
                 few = [random.randint(0, 5) for _ in many]
-                assert not gets_stuck(program, of_lanes(lanes), few, other), (seed, slots, few)
+                assert not gets_stuck(program, roles_of(loops), few, other), (seed, slots, few)
     assert refused > 10, refused
 
 
 def test_every_role_with_something_to_do_is_done_once() -> None:
     for seed in SEEDS:
         program, _ = random_program(Random(seed))
-        lanes = lanes_of(program)
-        assert len({(lane.rank, lane.channel) for lane in lanes}) == len(lanes)
-        served = Counter(share for lane in lanes for firing in lane.firings for share in firing.shares)
+        loops = channel_loops(program)
+        assert len({(loop.rank, loop.channel) for loop in loops}) == len(loops)
+        served = Counter(share for loop in loops for execution in loop.executions for share in execution.shares)
         wanted = Counter(role.share for role in program.roles if role.receives or role.sends or role.keeps)
         assert served == wanted
-        for lane in lanes:
-            assert len(lane.receives) + len(lane.sends) <= MAX_LANE_ENDS
-            for firing in lane.firings:
-                role = firing.role
-                assert (role.rank, role.channel) == (lane.rank, lane.channel)
-                assert (firing.method == "recv" or "copy" in firing.method) == role.keeps
-                assert ("recv" in firing.method) == bool(role.receives)
-                assert set(role.receives) <= set(lane.receives)
-                assert set(role.sends) <= set(lane.sends)
-                if "reduce" not in firing.method:
+        for loop in loops:
+            assert len(loop.receives) + len(loop.sends) <= MAX_CHANNEL_ENDS
+            for execution in loop.executions:
+                role = execution.role
+                assert (role.rank, role.channel) == (loop.rank, loop.channel)
+                assert (execution.method == "recv" or "copy" in execution.method) == role.keeps
+                assert ("recv" in execution.method) == bool(role.receives)
+                assert set(role.receives) <= set(loop.receives)
+                assert set(role.sends) <= set(loop.sends)
+                if "reduce" not in execution.method:
                     assert len(role.receives) + role.contributes == 1
 
 
@@ -117,7 +116,7 @@ def star(root: int, ranks: int, copies: int = 1) -> tuple[Share, ...]:
     return tuple(Share(Fraction(1, copies), index, None, root, up, up.reversed()) for index in range(copies))
 
 
-def test_sends_of_one_chunk_in_one_tick_are_one_firing() -> None:
+def test_sends_of_one_chunk_in_one_tick_are_one_execution() -> None:
     """One-shot: every rank sends its data to all others, and reduces what it gets."""
     shares = tuple(
         Share(Fraction(1), 0, None, root, Tree(root, tuple((r, root) for r in range(4) if r != root)), None)
@@ -125,10 +124,10 @@ def test_sends_of_one_chunk_in_one_tick_are_one_firing() -> None:
     )
     program = lower(forest_of("allreduce", "clique:4", shares), slots=1)
     assert len(program.roles) == 16
-    for lane in lanes_of(program):
-        assert sorted(firing.method for firing in lane.firings) == ["recv_reduce_copy", "send"]
-        assert [len(firing.role.sends) for firing in lane.firings if firing.method == "send"] == [3]
-        assert sorted(share for firing in lane.firings for share in firing.shares) == [0, 1, 2, 3]
+    for loop in channel_loops(program):
+        assert sorted(execution.method for execution in loop.executions) == ["recv_reduce_copy", "send"]
+        assert [len(execution.role.sends) for execution in loop.executions if execution.method == "send"] == [3]
+        assert sorted(share for execution in loop.executions for share in execution.shares) == [0, 1, 2, 3]
     joined, served = merged(program, most_ends=2)
     assert sorted(len(role.sends) for role in joined.roles if role.sends) == [1, 1, 1, 1, 2, 2, 2, 2]
     assert sum(map(len, served)) == 16
@@ -137,13 +136,13 @@ def test_sends_of_one_chunk_in_one_tick_are_one_firing() -> None:
 def test_too_many_ends_and_too_fine_fractions_are_refused_by_name() -> None:
     wide = lower(forest_of("allreduce", f"clique:{MAX_ENDS}", star(0, MAX_ENDS)))
     with pytest.raises(UnsupportedError, match=r"root of share 0.* receives from 31 and sends to 31 .*32 ends"):
-        lanes_of(wide)
+        channel_loops(wide)
     many = lower(forest_of("allreduce", "clique:15", star(0, 15, copies=6)), channels=1)
-    with pytest.raises(UnsupportedError, match=r"rank 0 has 168 connections in channel 0.*128 per lane"):
-        lanes_of(many)
-    assert lanes_of(lower(forest_of("allreduce", "clique:15", star(0, 15, copies=6)), channels=2))
+    with pytest.raises(UnsupportedError, match=r"rank 0 has 168 connections in channel 0.*128 per channel"):
+        channel_loops(many)
+    assert channel_loops(lower(forest_of("allreduce", "clique:15", star(0, 15, copies=6)), channels=2))
     program = lower(forest_of("allreduce", "clique:3", star(0, 3)))
     cut = Fraction(1, MAX_DENOMINATOR)
     fine = replace(program, slices=(Slice(None, Fraction(0), cut), Slice(None, cut, Fraction(1))))
     with pytest.raises(UnsupportedError, match=r"slice 0 goes from 0 to 1/268435456.*below 2\^28"):
-        lanes_of(fine)
+        channel_loops(fine)

@@ -1,5 +1,5 @@
-// When does a firing happen, and who is told? It waits for all its ends, then moves the data, then moves the counters
-// on: heads of what it read, tails of what it wrote. Three steps with a barrier between them.
+// The execution of a role for one chunk: it waits for all its ends, then moves the data, then moves the counters on
+// (heads of what it read, tails of what it wrote). Three steps with a barrier between them.
 #pragma once
 
 #include "blink/cut.h"
@@ -8,8 +8,8 @@
 namespace blink {
 namespace device {
 
-// End number i of the firing, `end` of the lane: notes where its message lies, and waits until there is one, or room
-// for one. Of one thread. False: given up.
+// End number i of the execution, `end` of the channel: notes where its message lies, and waits until there is one, or
+// room for one. Of one thread. False: given up.
 template <class Wire>
 BLINK_INLINE bool await_end(State& state, uint32_t i, End end, bool sending) {
   Side& side = state.sides[end];
@@ -25,7 +25,7 @@ BLINK_INLINE bool await_end(State& state, uint32_t i, End end, bool sending) {
   Patience patience;
   // An acquire empties the first-level cache, so it comes when the wait is over.
   while (load_relaxed(counter) + room < position + 1) {
-    if (lost(state, patience, i, sending)) return false;
+    if (should_give_up(state, patience, i, sending)) return false;
   }
   const Word seen = load_acquire(counter);
   if (sending) side.seen_head = seen;
@@ -57,13 +57,13 @@ BLINK_INLINE void step_back(const State& state, Side& side) {
   side.slot = (side.slot == 0 ? state.slots : side.slot) - 1;
 }
 
-// One firing; `ready`: this thread's ends are. Whether the walk goes on.
+// `ready`: this thread's ends are. False: given up.
 template <class Wire>
-BLINK_INLINE bool fire(State& state, bool ready, const Chunk& chunk, uint32_t receives, uint32_t sends, uint32_t turn,
-                        bool keeps, uint32_t divisor) {
+BLINK_INLINE bool execute(State& state, bool ready, const Chunk& chunk, uint32_t receives, uint32_t sends,
+                          uint32_t own_operand_index, bool keeps, uint32_t divisor) {
   if (any_of_block(!ready)) return false;
   char* const kept = keeps ? chunk.target : nullptr;
-  const Job job = job_of<Wire>(chunk.source, kept, chunk.bytes, receives, sends, turn, divisor);
+  const Job job = job_of<Wire>(chunk.source, kept, chunk.bytes, receives, sends, own_operand_index, divisor);
   const bool moved = fold<Wire>(state, job);
   sweep<Wire>(state, job);
   // Before the barrier, so that whoever waits for an end next sees it.
