@@ -1,4 +1,4 @@
-"""A forest as the JSON of ``blink plan --json``, and back (DESIGN §5).
+"""A forest as the JSON of ``blink plan --json``, and back.
 
 Writing is canonical: the same forest gives the same bytes in any process. Reading judges shapes only. A plan
 that is readable but wrong (a tree that is none, weights that do not add up, a stated rate that is false)

@@ -1,4 +1,4 @@
-"""What a forest is: weighted shares of the data, each with the trees it travels (DESIGN §2).
+"""Forests: weighted shares of the data, each with the trees it travels.
 
 One type carries Blink, every baseline and everything beyond. A share is a slice of the data that first goes
 up a tree to its root, combining, and then down a tree, copying; either stage may be absent:

@@ -25,8 +25,9 @@ from blinkccl.forest.fingerprint import topology_hash
 from blinkccl.private_files import cache_directory, file_fault, private_directory, throw_out, write_at_once
 from blinkccl.runtime.card import package_version
 from blinkccl.schedule.program import Program
-from blinkccl.schedule.text import SCHEMA_VERSION, from_json, to_json
+from blinkccl.schedule.text import from_json, to_json
 from blinkccl.schedule.verifier import violations
+from blinkccl.schema import SCHEMA_VERSION
 from blinkccl.topology.model import Topology
 
 MAX_BYTES = 64 << 20

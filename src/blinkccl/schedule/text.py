@@ -17,9 +17,8 @@ from blinkccl.collectives.spec import Block, Collective
 from blinkccl.errors import ScheduleError, UsageError
 from blinkccl.forest.fingerprint import digest
 from blinkccl.schedule.program import Channel, Program, Queue, Role, Slice
+from blinkccl.schema import READABLE, SCHEMA_VERSION
 
-SCHEMA_VERSION = 2
-_READ_VERSIONS = (1, 2)
 _ROLE = attrgetter(*(field.name for field in fields(Role)))
 
 
@@ -182,9 +181,10 @@ def from_json(text: str | bytes) -> Program:
         form = msgspec.json.decode(text, type=_ProgramForm)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise ScheduleError(f"not a program: {error}") from None
-    if form.schema_version not in _READ_VERSIONS:
+    if form.schema_version not in READABLE:
+        versions = " or ".join(map(str, READABLE))
         raise ScheduleError(
-            f"not a program: expected schema_version 1 or 2, got {form.schema_version} - at `$.schema_version`"
+            f"not a program: expected schema_version {versions}, got {form.schema_version} - at `$.schema_version`"
         )
     spec = form.collective
     try:

@@ -1,4 +1,4 @@
-"""Rates that are known beforehand (facts/theory.md), and plans with every choice a request has."""
+"""Rates that are known beforehand, and plans with every choice a request has."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from random import Random
 from blinkccl.packing.integral import Arborescence
 from blinkccl.packing.network import Arc, Network
 
-#: Undirected widths of a DGX-1V (facts/machines.md); a DGX-1P has the same pairs, all of width 1.
+#: Undirected widths of a DGX-1V; a DGX-1P has the same pairs, all of width 1.
 DGX_1V = {
     (0, 1): 1, (0, 2): 1, (0, 3): 2, (0, 4): 2, (1, 2): 2, (1, 3): 1, (1, 5): 2, (2, 3): 2,
     (2, 6): 1, (3, 7): 1, (4, 5): 1, (4, 6): 1, (4, 7): 2, (5, 6): 2, (5, 7): 1, (6, 7): 2,

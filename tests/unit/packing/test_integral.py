@@ -44,7 +44,7 @@ def test_few_trees_are_a_packing_too(seed: int) -> None:
 
 
 def test_few_trees_are_fewer_where_it_matters() -> None:
-    """theory.md: 14 trees serve the AllGather of a DGX-1V at 48/7."""
+    """14 trees serve the AllGather of a DGX-1V at 48/7."""
     scaled, demand = dgx_1v().scaled(7), dict.fromkeys(range(8), 6)
     few = pack_arborescences(scaled, demand, few=True)
     assert len(few) <= 14 < len(pack_arborescences(scaled, demand))

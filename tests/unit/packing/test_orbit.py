@@ -61,7 +61,7 @@ def test_a_symmetric_ring_without_a_switch() -> None:
     ("servers", "gb_per_s"), [(2, Fraction(1040, 3)), (8, Fraction(1600, 7)), (16, Fraction(640, 3))]
 )
 def test_clusters_of_dgx_a100_reach_their_reference_value(servers: int, gb_per_s: Fraction) -> None:
-    """facts/theory.md: 346.67, then what 8 NICs of 25 GB/s let into a server of n: 200·n/(n−1), to 213.33."""
+    """346.67, then what 8 NICs of 25 GB/s let into a server of n: 200·n/(n−1), to 213.33."""
     topology, ranks = load(f"{servers}x dgx-a100 @ 200Gbps")
     links = network_for(topology, ranks)
     lanes = lanes_of(links, ranks)

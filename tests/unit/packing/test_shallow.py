@@ -96,7 +96,7 @@ def test_depth_2_serves_the_allgather_of_a_dgx_1v_at_its_optimum() -> None:
     scaled, demand = dgx_1v().scaled(7), dict.fromkeys(range(8), 6)
     columns = rooted_columns(scaled, demand, 2)
     assert columns is not None
-    assert len(columns) == 304  # 38 per root; the column of the rate makes theory.md's 305
+    assert len(columns) == 304  # 38 per root; the column of the rate makes it 305
     trees = choose(columns, scaled.capacity, demand)
     assert trees is not None
     assert_packing(scaled, trees, demand)
@@ -112,7 +112,7 @@ def test_depth_3_does_not_serve_the_broadcast_of_a_dgx_1v_and_depth_4_does() -> 
 
 @pytest.mark.parametrize("root", range(8))
 def test_how_fast_depth_4_can_be_depends_on_the_root(root: int) -> None:
-    """6 from GPUs 0, 1, 4 and 5, and 23/4 from the others, in any fractions: theory.md speaks of the former."""
+    """6 from GPUs 0, 1, 4 and 5, and 23/4 from the others, in any fractions."""
     network = dgx_1v()
     columns = rooted_columns(network, {root: 6}, 4)
     assert columns is not None

@@ -1,0 +1,61 @@
+"""The words that docs/glossary.md replaced stay away, and every page that a text names exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+#: A word that was struck out, as it stands in prose and in identifiers (any case, singular), and what to say instead.
+STRUCK = {
+    "law": "verifier",
+    "laws": "verifier",
+    "lawful": "valid",
+    "lawless": "invalid",
+    "gbps": "gb_per_s (bytes) or gbit_per_s (bits)",
+}
+#: Where a struck word is a name that others gave, or says what files of an earlier version hold.
+ALLOWED = {
+    "gbps": re.compile(r"Gbps\b|of an earlier blink|since version 2|Version 1 called|_renamed|\.replace\("),
+}
+_SUFFIXES = {".py", ".cpp", ".h", ".c", ".md", ".toml", ".txt", ".cmake", ".cu"}
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+
+
+def texts() -> list[Path]:
+    """What a reader of the project reads: sources, native sources, pages."""
+    folders = [path for folder in ("src", "native", "docs") for path in (ROOT / folder).rglob("*")]
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks/README.md"]
+    return sorted(path for path in [*folders, *pages] if path.suffix in _SUFFIXES and path.name != "glossary.md")
+
+
+def test_struck_words_stay_away() -> None:
+    found = []
+    for path in texts():
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            for word in dict.fromkeys(word.lower() for word in _WORD.findall(line)):
+                if word in STRUCK and not (word in ALLOWED and ALLOWED[word].search(line)):
+                    found.append(f"{path.relative_to(ROOT)}:{number}: {word!r}: say {STRUCK[word]}")
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("line", ["law_faults", "LawError", "the law.", "keepsLaw", "KEEP_LAW"])
+def test_words_are_found_inside_identifiers(line: str) -> None:
+    assert "law" in [word.lower() for word in _WORD.findall(line)]
+
+
+def test_pages_that_are_named_exist() -> None:
+    missing = []
+    for path in [*texts(), *sorted((ROOT / "tests").rglob("*.py")), *sorted((ROOT / "examples").rglob("*.py"))]:
+        text = path.read_text(encoding="utf-8")
+        links = re.findall(r"\]\((?!https?:)([^)#\s]+)", text) if path.suffix == ".md" else []
+        pages = re.findall(r"(?<![\w/.-])((?:docs|benchmarks)/[\w./-]+\.md)", text)
+        for name, folder in [*((link, path.parent) for link in links), *((page, ROOT) for page in pages)]:
+            if not (folder / name).exists():
+                missing.append(f"{path.relative_to(ROOT)}: {name}")
+        if re.search(r"\bDESIGN\b|\bfacts/|\btheory\.md\b", text) and path != Path(__file__):
+            missing.append(f"{path.relative_to(ROOT)}: a page that is not in this repository")
+    assert not missing, "\n".join(missing)
