@@ -22,8 +22,8 @@ void trace(int choice, const char* what, std::uint64_t chunk_bytes, std::uint64_
 
 }  // namespace
 
-ChunkSearches::ChunkSearches(const Driver& driver, const Bundle& bundle, Board* board, bool decides)
-    : driver_(driver), bundle_(bundle), board_(board), decides_(decides), searches_(bundle.choices.size()) {
+ChunkSearches::ChunkSearches(const Driver& driver, const Bundle& bundle, SharedPage* page, bool decides)
+    : driver_(driver), bundle_(bundle), page_(page), decides_(decides), searches_(bundle.choices.size()) {
   for (std::size_t i = 0; i < searches_.size(); ++i) {
     Miad& miad = searches_[i].miad;
     const std::uint64_t capacity = bundle.capacity(bundle.choices[i].protocol);
@@ -55,7 +55,7 @@ bool ChunkSearches::next(int choice, bool captured, Use* use) {
     measure(choice, &search);
     decide(choice, &search);
   }
-  if (!board_->chunk_for(choice, call, search.miad.first_bytes, &use->chunk_bytes)) return false;
+  if (!page_->chunk_for(choice, call, search.miad.first_bytes, &use->chunk_bytes)) return false;
   if (use->chunk_bytes != search.used) {
     search.used = use->chunk_bytes;
     trace(choice, "uses chunks of", search.used, call);
@@ -100,7 +100,7 @@ void ChunkSearches::measure(int, Search* search) {
 
 void ChunkSearches::decide(int choice, Search* search) {
   if (search->decided) return;
-  const std::uint64_t from = board_->decide(choice, search->miad.chunk_bytes);
+  const std::uint64_t from = page_->decide(choice, search->miad.chunk_bytes);
   if (from == 0) return;  // somebody was just passing; the next call tries again
   search->in_force = from;
   search->decided = true;

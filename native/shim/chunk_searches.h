@@ -1,4 +1,4 @@
-// Which chunk does this call use? Rank 0 times calls, asks MIAD, and says on the board from which call on the next size
+// Which chunk does this call use? Rank 0 times calls, asks MIAD, and says on the page from which call on the next size
 // is in force; every rank looks it up by the number of its call.
 #pragma once
 
@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "board.h"
+#include "shared_page.h"
 #include "bundle.h"
 #include "driver.h"
 #include "miad.h"
@@ -15,7 +15,7 @@ namespace blink::shim {
 
 class ChunkSearches {
  public:
-  ChunkSearches(const Driver& driver, const Bundle& bundle, Board* board, bool decides);
+  ChunkSearches(const Driver& driver, const Bundle& bundle, SharedPage* page, bool decides);
   ~ChunkSearches();
   ChunkSearches(const ChunkSearches&) = delete;
   ChunkSearches& operator=(const ChunkSearches&) = delete;
@@ -41,7 +41,7 @@ class ChunkSearches {
   struct Search {
     std::uint64_t calls = 0;
     std::uint64_t in_force = 0;  // the call from which the chunk that is being tried is used
-    bool decided = true;         // it has been said on the board
+    bool decided = true;         // it has been said on the page
     std::uint64_t used = 0;      // the chunk of the last call
     Miad miad;
     Timing timing;
@@ -54,7 +54,7 @@ class ChunkSearches {
 
   const Driver& driver_;
   const Bundle& bundle_;
-  Board* board_;
+  SharedPage* page_;
   bool decides_;
   std::vector<Search> searches_;
 };

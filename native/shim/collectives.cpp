@@ -1,7 +1,7 @@
 // The collectives: ours where the communicator takes them, else NCCL's. In a group ours wait for its end.
 
 #include "arguments.h"
-#include "births.h"
+#include "pending_communicators.h"
 #include "boundary.h"
 #include "exports.h"
 #include "groups.h"

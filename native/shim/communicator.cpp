@@ -9,17 +9,17 @@
 #include <unordered_map>
 
 #include "chunk_searches.h"
-#include "decisions.h"
+#include "call_arguments.h"
 #include "log.h"
 #include "real_nccl.h"
-#include "retired.h"
+#include "deferred_release.h"
 #include "setup.h"
-#include "usage.h"
+#include "call_report.h"
 
 namespace blink::shim {
 namespace {
 
-// An abort waits so long for kernels to give up, and no longer: what then still runs is left to retired.cpp.
+// An abort waits so long for kernels to give up, and no longer: what then still runs is left to deferred_release.cpp.
 constexpr double kAbortSeconds = 1;
 
 // "1800", "0.5".
@@ -47,7 +47,7 @@ class Tree final : public Communicator {
   std::string why_not() override {
     settle();
     const std::lock_guard<std::mutex> lock(mutex_);
-    return live_ != nullptr ? "" : why_not_;
+    return resources_ != nullptr ? "" : why_not_;
   }
 
   void begin(ncclComm_t, int nranks, int rank, int device, double grace_s) override {
@@ -55,7 +55,7 @@ class Tree final : public Communicator {
     place_.rank = rank;
     place_.device = device;
     place_.nccl_version = place_.algorithm.empty() ? real_version() : 0;
-    usage_ = std::make_unique<Usage>(key_, rank, nranks);
+    report_ = std::make_unique<CallReport>(key_, rank, nranks);
     if (meeting_ == nullptr || nranks < 2) {
       if (meeting_ == nullptr) say("NCCL runs everything: " + why_not_);
       return;
@@ -74,33 +74,33 @@ class Tree final : public Communicator {
   bool takes(const Operation& operation) override {
     settle();
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (usage_ == nullptr) return false;  // begin() was never reached
+    if (report_ == nullptr) return false;  // begin() was never reached
     const std::uint64_t bytes =
         total_bytes(operation.collective, operation.count, operation.dtype, place_.nranks);
     // What was ours and failed must not go to NCCL now: other ranks may be inside it as ours.
     if (given_up_) return true;
-    if (live_ == nullptr) {
-      usage_->count(operation, bytes, nullptr, -1, why_not_);
+    if (resources_ == nullptr) {
+      report_->count(operation, bytes, nullptr, -1, why_not_);
       return false;
     }
     const int choice = decide(operation, bytes);
-    usage_->count(operation, bytes, &live_->bundle, choice, why_of(operation, bytes, choice));
+    report_->count(operation, bytes, &resources_->bundle, choice, why_of(operation, bytes, choice));
     return choice >= 0;
   }
 
   ncclResult_t enqueue(const Operation& operation) override {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (given_up_ || live_ == nullptr) return ncclRemoteError;
+    if (given_up_ || resources_ == nullptr) return ncclRemoteError;
     if (operation.count == 0) return ncclSuccess;
     const ncclResult_t before = trouble();
     if (before != ncclSuccess) return before;
     const std::uint64_t bytes =
         total_bytes(operation.collective, operation.count, operation.dtype, place_.nranks);
     const int choice = decide(operation, bytes);
-    InContext context(live_->engine->driver(), live_->engine->context());
+    InContext context(resources_->engine->driver(), resources_->engine->context());
     if (!context) return ncclUnhandledCudaError;
     Engine::Capture capture;
-    CUresult result = live_->engine->capture_of(operation.stream, &capture);
+    CUresult result = resources_->engine->capture_of(operation.stream, &capture);
     ChunkSearches::Use use;
     // A call that cannot be captured counts, too: on other ranks it may have been.
     if (result == kCudaSuccess && !searches_->next(choice, capture.any(), &use)) {
@@ -115,11 +115,11 @@ class Tree final : public Communicator {
     if (capture.any()) {
       // All ranks capture a call, or none does: nothing was launched anywhere, and the communicator is as it was.
       warn("rank " + std::to_string(place_.rank) + " of " + key_.substr(0, 8) + ": a call cannot be captured: " +
-           describe(live_->engine->driver(), result, "its capture"));
+           describe(resources_->engine->driver(), result, "its capture"));
       return ncclUnhandledCudaError;
     }
     // Peers that have launched wait for this rank: they are told.
-    give_up(describe(live_->engine->driver(), result, "a launch"));
+    give_up(describe(resources_->engine->driver(), result, "a launch"));
     return ncclUnhandledCudaError;
   }
 
@@ -138,7 +138,7 @@ class Tree final : public Communicator {
     if (!settled_) return ncclInProgress;
     const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
     if (!lock) return aborted() ? ncclRemoteError : ncclSuccess;
-    return live_ == nullptr ? static_cast<ncclResult_t>(ncclSuccess) : trouble();
+    return resources_ == nullptr ? static_cast<ncclResult_t>(ncclSuccess) : trouble();
   }
 
   void abort() override {
@@ -152,7 +152,7 @@ class Tree final : public Communicator {
     }
     // Who has nothing under way leaves quietly: peers may still finish a call without this rank, which programs abort
     // at their end. Who may have replays that are not seen is taken to have something under way.
-    if (live_ != nullptr && (live_->engine->has_unseen_replays() || !live_->engine->drain(0))) {
+    if (resources_ != nullptr && (resources_->engine->has_unseen_replays() || !resources_->engine->drain(0))) {
       give_up("aborted on rank " + std::to_string(place_.rank), Level::kInfo);
     }
     release(kAbortSeconds);
@@ -163,7 +163,7 @@ class Tree final : public Communicator {
     const std::lock_guard<std::mutex> lock(mutex_);
     release(timeout_s_ + kAbortSeconds);  // kernels wait for peers that long, so do their owners, as NCCL's do
     meeting_.reset();
-    if (usage_ != nullptr) usage_->tell();
+    if (report_ != nullptr) report_->tell();
   }
 
  private:
@@ -174,38 +174,38 @@ class Tree final : public Communicator {
 
   void prepare(double grace_s) {
     std::string why;
-    std::unique_ptr<Live> live;
+    std::unique_ptr<Resources> resources;
     try {
-      live = set_up(meeting_.get(), place_, grace_s, cancelled_, &why);
+      resources = set_up(meeting_.get(), place_, grace_s, cancelled_, &why);
     } catch (const std::exception& error) {
       why = error.what();
     }
     meeting_.reset();  // nobody asks for this rank any more
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (live != nullptr) {
-      InContext context(live->engine->driver(), live->engine->context());
-      searches_ = std::make_unique<ChunkSearches>(live->engine->driver(), live->bundle, live->board.get(),
+    if (resources != nullptr) {
+      InContext context(resources->engine->driver(), resources->engine->context());
+      searches_ = std::make_unique<ChunkSearches>(resources->engine->driver(), resources->bundle, resources->page.get(),
                                                   place_.rank == 0);
-      say("trees are ready, plan " + live->bundle.plan.substr(0, 8));
+      say("trees are ready, plan " + resources->bundle.plan.substr(0, 8));
     } else {
       why_not_ = cancelled_ ? "aborted before the trees were ready" : why;
       // Rank 0 says it for all, unless it is not with us.
       const bool without_rank_0 = why_not_.compare(0, 7, "rank 0 ") == 0;
       say("NCCL runs everything: " + why_not_, without_rank_0);
     }
-    if (live != nullptr) share_board(live->board);
-    live_ = std::move(live);
+    if (resources != nullptr) share_page(resources->page);
+    resources_ = std::move(resources);
     settled_ = true;
   }
 
   int decide(const Operation& operation, std::uint64_t bytes) const {
     if (operation.op >= kRedOps && scalars_.find(operation.op) == scalars_.end()) return -1;
-    return choice_of(live_->bundle, operation.collective, operation.root, bytes);
+    return choice_of(resources_->bundle, operation.collective, operation.root, bytes);
   }
 
   std::string why_of(const Operation& operation, std::uint64_t bytes, int choice) const {
-    if (choice >= 0) return live_->bundle.choices[static_cast<std::size_t>(choice)].why;
-    for (const Bundle::Choice& row : live_->bundle.choices) {
+    if (choice >= 0) return resources_->bundle.choices[static_cast<std::size_t>(choice)].why;
+    for (const Bundle::Choice& row : resources_->bundle.choices) {
       if (row.collective == operation.collective && (row.root < 0 || row.root == operation.root) &&
           row.least <= bytes && bytes <= row.most) {
         return row.why;
@@ -216,7 +216,7 @@ class Tree final : public Communicator {
 
   CUresult launch(const Operation& operation, int choice, const ChunkSearches::Use& use,
                   const Engine::Capture& capture) {
-    const Bundle::Choice& row = live_->bundle.choices[static_cast<std::size_t>(choice)];
+    const Bundle::Choice& row = resources_->bundle.choices[static_cast<std::size_t>(choice)];
     const auto scalar = scalars_.find(operation.op);
     Call call = call_of(operation, operation.op >= kRedOps ? &scalar->second : nullptr);
     call.chunk_bytes = use.chunk_bytes;
@@ -225,16 +225,16 @@ class Tree final : public Communicator {
     if (capture.any() && protocol == Bundle::kCopies) {
       // Copy engines do not serve graphs. All ranks capture a call, or none does.
       protocol = Bundle::kSimple;
-      call.chunk_bytes = std::min<Word>(call.chunk_bytes, live_->bundle.slot_bytes);
+      call.chunk_bytes = std::min<Word>(call.chunk_bytes, resources_->bundle.slot_bytes);
     }
-    return live_->engine->launch(row.program, protocol, call, operation.stream, capture, use.before, use.after);
+    return resources_->engine->launch(row.program, protocol, call, operation.stream, capture, use.before, use.after);
   }
 
   // What the kernels have said, once; peers are told at once.
   ncclResult_t trouble() {
-    const Status status = live_->engine->status();
+    const Status status = resources_->engine->status();
     if (status.code == kRunning) {
-      if (*live_->board->abort_word() == 0) return ncclSuccess;
+      if (*resources_->page->abort_word() == 0) return ncclSuccess;
       // No call of this communicator comes to an end any more.
       if (!told_) warn("rank " + std::to_string(place_.rank) + " of " + key_.substr(0, 8) + ": another rank has given up");
       told_ = true;
@@ -252,26 +252,26 @@ class Tree final : public Communicator {
   }
 
   std::string connection_text(std::uint32_t index) const {
-    if (index >= live_->bundle.connections.size()) return std::to_string(index);
-    const Bundle::Connection& connection = live_->bundle.connections[index];
+    if (index >= resources_->bundle.connections.size()) return std::to_string(index);
+    const Bundle::Connection& connection = resources_->bundle.connections[index];
     return "from rank " + std::to_string(connection.src) + " to rank " + std::to_string(connection.dst);
   }
 
   // Whatever waits for this rank gives up: kernels that poll the word, and threads that look after copies.
-  void share_board(std::shared_ptr<Board> board) {
-    const std::lock_guard<std::mutex> lock(board_mutex_);
-    board_ = std::move(board);
+  void share_page(std::shared_ptr<SharedPage> page) {
+    const std::lock_guard<std::mutex> lock(page_mutex_);
+    page_ = std::move(page);
   }
   bool aborted() {
-    const std::lock_guard<std::mutex> lock(board_mutex_);
-    return board_ != nullptr && __atomic_load_n(board_->abort_word(), __ATOMIC_RELAXED) != 0;
+    const std::lock_guard<std::mutex> lock(page_mutex_);
+    return page_ != nullptr && __atomic_load_n(page_->abort_word(), __ATOMIC_RELAXED) != 0;
   }
   void raise_abort() {
-    const std::lock_guard<std::mutex> lock(board_mutex_);
-    if (board_ != nullptr) __atomic_store_n(board_->abort_word(), 1u, __ATOMIC_RELAXED);
+    const std::lock_guard<std::mutex> lock(page_mutex_);
+    if (page_ != nullptr) __atomic_store_n(page_->abort_word(), 1u, __ATOMIC_RELAXED);
   }
 
-  void tell_peers() { __atomic_store_n(live_->board->abort_word(), 1u, __ATOMIC_RELAXED); }
+  void tell_peers() { __atomic_store_n(resources_->page->abort_word(), 1u, __ATOMIC_RELAXED); }
 
   void give_up(const std::string& why, Level level = Level::kWarn) {
     if (given_up_) return;
@@ -282,19 +282,19 @@ class Tree final : public Communicator {
   }
 
   void release(double patience_s) {
-    if (live_ == nullptr) return;
-    if (!live_->engine->drain(patience_s)) {
+    if (resources_ == nullptr) return;
+    if (!resources_->engine->drain(patience_s)) {
       if (!given_up_) warn("launches of " + key_.substr(0, 8) + " have not ended; they are told to give up");
       tell_peers();
-      live_->engine->drain(kAbortSeconds);
+      resources_->engine->drain(kAbortSeconds);
     }
-    share_board(nullptr);
+    share_page(nullptr);
     {
-      InContext context(live_->engine->driver(), live_->engine->context());
+      InContext context(resources_->engine->driver(), resources_->engine->context());
       searches_.reset();
     }
-    retire(std::move(live_));
-    live_ = nullptr;
+    release_when_unmapped(std::move(resources_));
+    resources_ = nullptr;
   }
 
   const std::string key_;
@@ -306,12 +306,12 @@ class Tree final : public Communicator {
   std::atomic<bool> settled_{true}, cancelled_{false};
   std::mutex joining_, mutex_;
   std::thread setup_;
-  std::unique_ptr<Usage> usage_;
-  std::unique_ptr<Live> live_;
+  std::unique_ptr<CallReport> report_;
+  std::unique_ptr<Resources> resources_;
   std::unique_ptr<ChunkSearches> searches_;
   std::unordered_map<int, PremulSum> scalars_;
-  std::mutex board_mutex_;
-  std::shared_ptr<Board> board_;  // live_'s, for those who cannot wait for mutex_
+  std::mutex page_mutex_;
+  std::shared_ptr<SharedPage> page_;  // resources_'s, for those who cannot wait for mutex_
   bool given_up_ = false, told_ = false;
 };
 

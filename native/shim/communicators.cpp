@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "births.h"
+#include "pending_communicators.h"
 #include "boundary.h"
 #include "exports.h"
 #include "groups.h"
@@ -41,21 +41,21 @@ struct Newcomer {
 
 template <class Call>
 ncclResult_t join(const Newcomer& newcomer, Call call) {
-  Birth birth;
+  PendingCommunicator pending;
   beside([&] {
     if (!newcomer.sensible()) return;
     const std::string key = key_of(newcomer.ids, newcomer.bytes);
     if (newcomer.nranks > 1) {
-      birth = announced(key, newcomer.nranks, newcomer.rank);
+      pending = announced(key, newcomer.nranks, newcomer.rank);
     } else {
-      birth.nranks = 1;
-      birth.rank = 0;
+      pending.nranks = 1;
+      pending.rank = 0;
     }
-    birth.slot = newcomer.slot;
-    birth.blocking = blocking(newcomer.config, true);
+    pending.slot = newcomer.slot;
+    pending.blocking = blocking(newcomer.config, true);
   });
   const ncclResult_t result = call();
-  if (birth.slot != nullptr) deliver_or_keep(std::move(birth), result);
+  if (pending.slot != nullptr) begin_or_defer(std::move(pending), result);
   return result;
 }
 
@@ -68,22 +68,22 @@ std::string own_key() {
 }
 
 ncclResult_t init_all(ncclComm_t* comms, int ndev, const int* devlist) {
-  std::vector<Birth> births;
+  std::vector<PendingCommunicator> all;
   beside([&] {
     if (comms == nullptr || ndev < 2) return;
     const std::string key = own_key();
     for (int rank = 0; rank < ndev; ++rank) {
-      births.push_back(announced(key, ndev, rank));
-      births.back().slot = comms + rank;
-      births.back().blocking = blocking(nullptr, true);
+      all.push_back(announced(key, ndev, rank));
+      all.back().slot = comms + rank;
+      all.back().blocking = blocking(nullptr, true);
     }
   });
   const ncclResult_t result = real::ncclCommInitAll(comms, ndev, devlist);
   if (Group* const group = Group::current(); group == nullptr) {
-    deliver(std::move(births), result);
+    begin_all(std::move(all), result);
   } else if (!failed(result)) {
     beside([&] {
-      for (Birth& birth : births) group->add(std::move(birth));
+      for (PendingCommunicator& pending : all) group->add(std::move(pending));
     });
   }
   return result;
@@ -91,17 +91,17 @@ ncclResult_t init_all(ncclComm_t* comms, int ndev, const int* devlist) {
 
 // The numbers of children are drawn on all ranks of the parent, whether or not they are in one.
 ncclResult_t split(ncclComm_t comm, int color, int key, ncclComm_t* newcomm, ncclConfig_t* config) {
-  Birth birth;
+  PendingCommunicator pending;
   beside([&] {
     const auto parent = find_member(comm);
     if (parent == nullptr) return;
     const std::string number = std::to_string(parent->communicator->next_child());
     if (color == kSplitNoColor || newcomm == nullptr) return;
-    birth = child_of(*parent, "split:" + number + ":" + std::to_string(color), newcomm);
-    birth.blocking = blocking(config, parent->blocking);
+    pending = child_of(*parent, "split:" + number + ":" + std::to_string(color), newcomm);
+    pending.blocking = blocking(config, parent->blocking);
   });
   const ncclResult_t result = real::ncclCommSplit(comm, color, key, newcomm, config);
-  if (birth.slot != nullptr) deliver_or_keep(std::move(birth), result);
+  if (pending.slot != nullptr) begin_or_defer(std::move(pending), result);
   return result;
 }
 
@@ -117,7 +117,7 @@ std::string shrink_text(Member& parent, const int* excluded, int count) {
 }
 
 ncclResult_t shrink(ncclComm_t comm, int* excluded, int count, ncclComm_t* newcomm, ncclConfig_t* config, int flags) {
-  Birth birth;
+  PendingCommunicator pending;
   beside([&] {
     const auto parent = find_member(comm);
     if (parent == nullptr) return;
@@ -126,11 +126,11 @@ ncclResult_t shrink(ncclComm_t comm, int* excluded, int count, ncclComm_t* newco
       parent->communicator->abort();
     }
     if (newcomm == nullptr || excluded == nullptr || count < 1 || count >= parent->nranks) return;
-    birth = child_of(*parent, shrink_text(*parent, excluded, count), newcomm);
-    birth.blocking = blocking(config, parent->blocking);
+    pending = child_of(*parent, shrink_text(*parent, excluded, count), newcomm);
+    pending.blocking = blocking(config, parent->blocking);
   });
   const ncclResult_t result = real::ncclCommShrink(comm, excluded, count, newcomm, config, flags);
-  if (birth.slot != nullptr) deliver_or_keep(std::move(birth), result);
+  if (pending.slot != nullptr) begin_or_defer(std::move(pending), result);
   return result;
 }
 
@@ -253,7 +253,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* asyncError) {
   const ncclResult_t result = real::ncclCommGetAsyncError(comm, asyncError);
   if (passes(BLINK_CALLER) || result != ncclSuccess || asyncError == nullptr) return result;
   return guarded([&] {
-    advance(comm, *asyncError);
+    begin_completed(comm, *asyncError);
     if (*asyncError == ncclSuccess) {
       if (const auto member = table().find(comm)) *asyncError = member->communicator->async_error();
     }

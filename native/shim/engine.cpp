@@ -92,7 +92,7 @@ bool Engine::ok(CUresult result, const char* what, std::string* why) const {
 }
 
 std::unique_ptr<Engine> Engine::open(const Driver& driver, const Bundle& bundle, int rank, int device, int sharing,
-                                     Board* board, std::string* why) {
+                                     SharedPage* page, std::string* why) {
   std::unique_ptr<Engine> engine(new Engine(driver, bundle, rank));
   engine->ordinal_ = device;
   int major = 0;
@@ -110,7 +110,7 @@ std::unique_ptr<Engine> Engine::open(const Driver& driver, const Bundle& bundle,
     return nullptr;
   }
   if (!engine->allocate(why) || !engine->load(why) || !engine->reserve_blocks(sharing, why) ||
-      !engine->share_host_memory(board, why)) {
+      !engine->share_host_memory(page, why)) {
     return nullptr;
   }
   return engine;
@@ -120,7 +120,7 @@ bool Engine::allocate(std::string* why) {
   const std::size_t needed = std::max<std::size_t>(bundle_.segments[static_cast<std::size_t>(rank_)], 1);
   const std::size_t bytes = (needed + kBlock - 1) / kBlock * kBlock;
   const std::size_t table =
-      std::max<std::size_t>(bundle_.connections.size(), 1) * (sizeof(Connection) + Arrivals::kMarkBytes);
+      std::max<std::size_t>(bundle_.connections.size(), 1) * (sizeof(Connection) + PeerWriteProbe::kProbeBytes);
   return ok(driver_.stream_create(&setup_stream_, kStreamNonBlocking), "cuStreamCreate", why) &&
          ok(driver_.event_create(&last_event_, kEventDisableTiming), "cuEventCreate", why) &&
          ok(driver_.mem_alloc(&segment_, bytes), "cuMemAlloc_v2 of the staging segment", why) &&
@@ -206,29 +206,29 @@ bool Engine::reserve_blocks(int sharing, std::string* why) {
   return true;
 }
 
-bool Engine::share_host_memory(Board* board, std::string* why) {
-  board_ = board;
+bool Engine::share_host_memory(SharedPage* page, std::string* why) {
+  page_ = page;
   // Shared: a fork must not part this process from the page that the GPU writes.
-  void* page = mmap(nullptr, page_bytes(), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  if (page == MAP_FAILED) {
+  void* status = mmap(nullptr, page_bytes(), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (status == MAP_FAILED) {
     *why = std::string("mmap: ") + std::strerror(errno);
     return false;
   }
   const unsigned flags = kHostRegisterPortable | kHostRegisterDeviceMap;
-  CUdeviceptr board_device = 0;
-  if (!ok(driver_.host_register(page, page_bytes(), flags), "cuMemHostRegister of the status page", why)) {
-    munmap(page, page_bytes());
+  CUdeviceptr page_device = 0;
+  if (!ok(driver_.host_register(status, page_bytes(), flags), "cuMemHostRegister of the status page", why)) {
+    munmap(status, page_bytes());
     return false;
   }
-  status_ = static_cast<Status*>(page);
-  if (!ok(driver_.host_device_pointer(&status_device_, page, 0), "cuMemHostGetDevicePointer", why) ||
-      !ok(driver_.host_register(board->memory(), board->bytes(), flags), "cuMemHostRegister of the board", why)) {
+  status_ = static_cast<Status*>(status);
+  if (!ok(driver_.host_device_pointer(&status_device_, status, 0), "cuMemHostGetDevicePointer", why) ||
+      !ok(driver_.host_register(page->memory(), page->bytes(), flags), "cuMemHostRegister of the shared page", why)) {
     return false;
   }
-  registered_ = board->memory();
-  if (!ok(driver_.host_device_pointer(&board_device, registered_, 0), "cuMemHostGetDevicePointer", why)) return false;
-  const char* word = reinterpret_cast<const char*>(const_cast<const std::uint32_t*>(board->abort_word()));
-  abort_device_ = board_device + static_cast<CUdeviceptr>(word - static_cast<const char*>(registered_));
+  registered_ = page->memory();
+  if (!ok(driver_.host_device_pointer(&page_device, registered_, 0), "cuMemHostGetDevicePointer", why)) return false;
+  const char* word = reinterpret_cast<const char*>(const_cast<const std::uint32_t*>(page->abort_word()));
+  abort_device_ = page_device + static_cast<CUdeviceptr>(word - static_cast<const char*>(registered_));
   return true;
 }
 
@@ -316,7 +316,7 @@ bool Engine::connect(const std::vector<std::string>& addresses, std::string* why
   std::vector<CUdeviceptr> segments;
   for (const Peer& peer : peers_) segments.push_back(peer.base);
   const CUdeviceptr behind_table = table_ + table.size() * sizeof(Connection);
-  arrivals_ = std::make_unique<Arrivals>(driver_, bundle_, rank_, segments, behind_table);
+  probe_ = std::make_unique<PeerWriteProbe>(driver_, bundle_, rank_, segments, behind_table);
   return written && open_copies(addresses, why);
 }
 
@@ -334,18 +334,18 @@ bool Engine::wait_for_setup(const Deadline& deadline, const char* what, std::str
   return ok(result, what, why);
 }
 
-bool Engine::write_marks(const Deadline& deadline, std::string* why) {
+bool Engine::write_probes(const Deadline& deadline, std::string* why) {
   InContext context(driver_, context_);
-  return ok(context ? arrivals_->write(setup_stream_) : kInvalidContext, "cuMemcpyDtoDAsync to the peers", why) &&
+  return ok(context ? probe_->write(setup_stream_) : kInvalidContext, "cuMemcpyDtoDAsync to the peers", why) &&
          wait_for_setup(deadline, "writing into the peers' memory", why);
 }
 
-bool Engine::find_marks(const Deadline& deadline, std::string* why) {
+bool Engine::check_probes(const Deadline& deadline, std::string* why) {
   InContext context(driver_, context_);
   std::vector<int> missing;
-  if (!ok(context ? arrivals_->gather(setup_stream_) : kInvalidContext, "cuMemcpyDtoDAsync of what peers wrote", why) ||
+  if (!ok(context ? probe_->gather(setup_stream_) : kInvalidContext, "cuMemcpyDtoDAsync of what peers wrote", why) ||
       !wait_for_setup(deadline, "reading what peers wrote", why) ||
-      !ok(arrivals_->missing(setup_stream_, &missing), "cuMemcpyDtoHAsync of what peers wrote", why)) {
+      !ok(probe_->missing(setup_stream_, &missing), "cuMemcpyDtoHAsync of what peers wrote", why)) {
     return false;
   }
   if (missing.empty()) return true;
@@ -385,7 +385,7 @@ bool Engine::open_copies(const std::vector<std::string>& addresses, std::string*
       for (const Peer& peer : peers_) place.segments.push_back(peer.base);
       place.words = reinterpret_cast<CopyWatch::Words*>(reinterpret_cast<char*>(status_) + kWordsOfCopies);
       place.words_device = status_device_ + kWordsOfCopies;
-      place.abort = board_->abort_word();
+      place.abort = page_->abort_word();
       copies_ = CopyEngineRun::open(driver_, bundle_, place, why);
     }
     if (copies_ == nullptr || !copies_->add(static_cast<int>(i), kernels_[i].fold, why)) return false;

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "arrivals.h"
+#include "peer_write_probe.h"
 #include "blink/call.h"
-#include "board.h"
+#include "shared_page.h"
 #include "bundle.h"
 #include "copy_engine.h"
 #include "deadline.h"
@@ -24,7 +24,7 @@ class Engine {
   // nullptr and `why`: no memory, no image for this GPU, a kernel that is missing, no room for the blocks.
   // `sharing`: how many ranks of the communicator use this GPU.
   static std::unique_ptr<Engine> open(const Driver& driver, const Bundle& bundle, int rank, int device, int sharing,
-                                      Board* board, std::string* why);
+                                      SharedPage* page, std::string* why);
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -33,10 +33,10 @@ class Engine {
   std::string address() const;
   // Maps the segments of all peers that a connection leads to, and writes this rank's table of connections.
   bool connect(const std::vector<std::string>& addresses, std::string* why);
-  // Writes marks into the memory of those peers; and, when all ranks have, whether theirs have arrived here. False and
+  // Writes probes into the memory of those peers; and, when all ranks have, whether theirs have arrived here. False and
   // `why` also where that is not over by the deadline: then this engine is never drained.
-  bool write_marks(const Deadline& deadline, std::string* why);
-  bool find_marks(const Deadline& deadline, std::string* why);
+  bool write_probes(const Deadline& deadline, std::string* why);
+  bool check_probes(const Deadline& deadline, std::string* why);
 
   // The capture that a stream takes part in. `id` 0: none. `lost`: it has failed, and the stream takes nothing until
   // the program ends it.
@@ -73,7 +73,7 @@ class Engine {
   bool allocate(std::string* why);
   bool load(std::string* why);
   bool reserve_blocks(int sharing, std::string* why);
-  bool share_host_memory(Board* board, std::string* why);
+  bool share_host_memory(SharedPage* page, std::string* why);
   bool map_peer(int peer, const std::string& address, std::string* why);
   bool open_copies(const std::vector<std::string>& addresses, std::string* why);
   bool wait_for_setup(const Deadline& deadline, const char* what, std::string* why);
@@ -113,10 +113,10 @@ class Engine {
   std::vector<Kernels> kernels_;
   std::uint32_t reserved_blocks_ = 0;
   Status* status_ = nullptr;  // a page that the GPU sees; the words of copies_ are in it, too
-  Board* board_ = nullptr;
-  std::unique_ptr<Arrivals> arrivals_;  // since connect()
+  SharedPage* page_ = nullptr;
+  std::unique_ptr<PeerWriteProbe> probe_;  // since connect()
   std::unique_ptr<CopyEngineRun> copies_;  // where a program is for copy engines
-  void* registered_ = nullptr;  // the board's memory
+  void* registered_ = nullptr;  // the page's memory
   CUdeviceptr status_device_ = 0, abort_device_ = 0;
   CUstream setup_stream_ = nullptr;
   // Calls of one communicator follow each other, on whatever streams they come, and so do replays: all wait for this

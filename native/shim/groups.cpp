@@ -50,7 +50,7 @@ bool Group::keeps(const std::shared_ptr<Member>& member, int number) {
 }
 
 ncclResult_t Group::end(ncclResult_t result, bool runs) {
-  deliver(std::move(births_), result);
+  begin_all(std::move(pending_), result);
   // A group with an error runs nothing, neither NCCL's part nor ours.
   if (runs && !failed(result)) {
     if (result == ncclInProgress) settle_real();
@@ -81,17 +81,17 @@ void Group::settle_real() {
   }
 }
 
-void deliver_or_keep(Birth birth, ncclResult_t result) {
+void begin_or_defer(PendingCommunicator pending, ncclResult_t result) {
   if (failed(result)) return;
   const ncclResult_t ours = guarded([&] {
-    birth.blocking = birth.blocking && result == ncclSuccess;
+    pending.blocking = pending.blocking && result == ncclSuccess;
     if (group != nullptr) {
-      group->add(std::move(birth));
+      group->add(std::move(pending));
       return ncclSuccess;
     }
-    std::vector<Birth> one;
-    one.push_back(std::move(birth));
-    deliver(std::move(one), result);
+    std::vector<PendingCommunicator> one;
+    one.push_back(std::move(pending));
+    begin_all(std::move(one), result);
     return ncclSuccess;
   });
   if (ours != ncclSuccess) warn("a communicator could not be made: NCCL runs everything of it");

@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "births.h"
+#include "pending_communicators.h"
 #include "communicator.h"
 #include "table.h"
 
@@ -19,7 +19,7 @@ class Group {
   void add(std::shared_ptr<Member> member, const Operation& operation) {
     calls_.push_back({std::move(member), operation});
   }
-  void add(Birth birth) { births_.push_back(std::move(birth)); }
+  void add(PendingCommunicator pending) { pending_.push_back(std::move(pending)); }
 
   // Whether a call that waits means premul_sum `number`, which is being destroyed: then it lives until the end.
   bool keeps(const std::shared_ptr<Member>& member, int number);
@@ -39,11 +39,11 @@ class Group {
   void settle_real();
 
   std::vector<Call> calls_;
-  std::vector<Birth> births_;
+  std::vector<PendingCommunicator> pending_;
   std::vector<Scalar> lingering_;
 };
 
-// Into the group of this thread, or right away: what deliver() does.
-void deliver_or_keep(Birth birth, ncclResult_t result);
+// Into the group of this thread, or right away: what begin_all() does.
+void begin_or_defer(PendingCommunicator pending, ncclResult_t result);
 
 }  // namespace blink::shim

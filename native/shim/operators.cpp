@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "births.h"
+#include "pending_communicators.h"
 #include "boundary.h"
 #include "exports.h"
 #include "groups.h"

@@ -82,12 +82,12 @@ std::string trouble(const Ended& ended, std::string* directory) {
 
 }  // namespace
 
-bool run_planner(const std::vector<std::string>& cards, const Deadline& deadline, std::string* directory,
+bool run_planner(const std::vector<std::string>& infos, const Deadline& deadline, std::string* directory,
                  std::string* why) {
   const char* named = std::getenv("BLINK_PYTHON");
   const std::string python = named != nullptr && *named != '\0' ? named : "python3";
   std::string input = "[";
-  for (const std::string& card : cards) input += (input.size() == 1 ? "" : ",\n") + card;
+  for (const std::string& info : infos) input += (input.size() == 1 ? "" : ",\n") + info;
   input += "]\n";
 
   const std::string planner = "the planner (" + python + " -m " + kModule + ") ";

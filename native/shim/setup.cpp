@@ -13,15 +13,15 @@
 #include "deadline.h"
 #include "log.h"
 #include "planner.h"
-#include "retired.h"
+#include "deferred_release.h"
 
 extern "C" const char* blink_shim_version();
 
 namespace blink::shim {
 namespace {
 
-// Cards begin with one of these words.
-const char kCard[] = "card ";
+// Messages begin with one of these words.
+const char kInfo[] = "info ";
 const char kReady[] = "ready ";
 const char kRefused[] = "refused ";
 
@@ -48,7 +48,7 @@ std::string hex_of(const CUuuid& uuid) {
   return text.str();
 }
 
-// What this rank tells of itself: "card UUID JSON", as blinkccl.nccl.cards reads it, or "refused WHY".
+// What this rank tells of itself: "info UUID JSON", as blinkccl.nccl.peer_info reads it, or "refused WHY".
 std::string describe_rank(const Driver* cuda, const Place& place, const std::string& trouble) {
   if (cuda == nullptr) return kRefused + trouble;
   CUdevice device = 0;
@@ -68,8 +68,8 @@ std::string describe_rank(const Driver* cuda, const Place& place, const std::str
                     cuda->device_attribute(&multiprocessors, kAttributeMultiprocessors, device) == kCudaSuccess &&
                     cuda->driver_version(&version) == kCudaSuccess;
   if (!told) return kRefused + std::string("CUDA does not describe GPU ") + std::to_string(place.device);
-  std::ostringstream card;
-  card << kCard << hex_of(uuid) << " {\"rank\":" << place.rank << ",\"boot_id\":" << quoted(boot_id())
+  std::ostringstream info;
+  info << kInfo << hex_of(uuid) << " {\"rank\":" << place.rank << ",\"boot_id\":" << quoted(boot_id())
        << ",\"pid\":" << getpid() << ",\"device\":" << place.device << ",\"uuid\":" << quoted(hex_of(uuid))
        << ",\"bus_id\":" << quoted(bus_id) << ",\"name\":" << quoted(name) << ",\"major\":" << major
        << ",\"minor\":" << minor << ",\"multiprocessors\":" << multiprocessors << ",\"driver_version\":" << version
@@ -79,15 +79,15 @@ std::string describe_rank(const Driver* cuda, const Place& place, const std::str
        << (place.algorithm.empty() ? setting("BLINK_ALGO") : quoted(place.algorithm))
        << ",\"protocol\":" << setting("BLINK_PROTOCOL") << ",\"topo\":" << setting("BLINK_TOPO")
        << ",\"nccl_topo_file\":" << setting("NCCL_TOPO_FILE") << "}}";
-  return card.str();
+  return info.str();
 }
 
-std::string uuid_of(const std::string& card) {
-  const std::size_t begin = std::strlen(kCard);
-  return card.substr(begin, card.find(' ', begin) - begin);
+std::string uuid_of(const std::string& info) {
+  const std::size_t begin = std::strlen(kInfo);
+  return info.substr(begin, info.find(' ', begin) - begin);
 }
 
-std::string json_of(const std::string& card) { return card.substr(card.find(' ', std::strlen(kCard)) + 1); }
+std::string json_of(const std::string& info) { return info.substr(info.find(' ', std::strlen(kInfo)) + 1); }
 
 // One round: everybody's words, and false with the first refusal if there is one.
 class Rounds {
@@ -119,30 +119,30 @@ class Rounds {
 };
 
 // Rank 0's word on where the plan is.
-std::string planned(const std::vector<std::string>& cards, const Deadline& deadline) {
+std::string planned(const std::vector<std::string>& infos, const Deadline& deadline) {
   std::vector<std::string> json;
-  for (const std::string& card : cards) json.push_back(json_of(card));
+  for (const std::string& info : infos) json.push_back(json_of(info));
   std::string directory;
   std::string why;
   return run_planner(json, deadline, &directory, &why) ? kReady + directory : kRefused + why;
 }
 
-int ranks_on_gpu_of(int rank, const std::vector<std::string>& cards) {
-  const std::string here = uuid_of(cards[static_cast<std::size_t>(rank)]);
+int ranks_on_gpu_of(int rank, const std::vector<std::string>& infos) {
+  const std::string here = uuid_of(infos[static_cast<std::size_t>(rank)]);
   return static_cast<int>(
-      std::count_if(cards.begin(), cards.end(), [&here](const std::string& card) { return uuid_of(card) == here; }));
+      std::count_if(infos.begin(), infos.end(), [&here](const std::string& info) { return uuid_of(info) == here; }));
 }
 
 // Reads the plan, loads its code and allocates; what this rank then tells the others: the plan's hash and its address.
-std::string load(const Driver& cuda, const Place& place, int sharing, const std::string& directory, Live* live) {
+std::string load(const Driver& cuda, const Place& place, int sharing, const std::string& directory, Resources* resources) {
   std::string trouble;
-  if (!read_bundle(directory, &live->bundle, &trouble)) return kRefused + trouble;
-  if (live->bundle.nranks != place.nranks) {
-    return kRefused + std::string("the plan is for ") + std::to_string(live->bundle.nranks) +
+  if (!read_bundle(directory, &resources->bundle, &trouble)) return kRefused + trouble;
+  if (resources->bundle.nranks != place.nranks) {
+    return kRefused + std::string("the plan is for ") + std::to_string(resources->bundle.nranks) +
            " ranks, the communicator has " + std::to_string(place.nranks);
   }
-  live->engine = Engine::open(cuda, live->bundle, place.rank, place.device, sharing, live->board.get(), &trouble);
-  return live->engine == nullptr ? kRefused + trouble : kReady + live->bundle.plan + " " + live->engine->address();
+  resources->engine = Engine::open(cuda, resources->bundle, place.rank, place.device, sharing, resources->page.get(), &trouble);
+  return resources->engine == nullptr ? kRefused + trouble : kReady + resources->bundle.plan + " " + resources->engine->address();
 }
 
 // What each rank has told after load() without the plan's hash; false where a hash is not this rank's.
@@ -162,22 +162,22 @@ bool addresses_of(const std::vector<std::string>& words, const std::string& plan
 
 // The rounds after the plan is known.
 bool connect_all(const Driver& cuda, const Place& place, int sharing, const std::string& directory, Rounds* rounds,
-                 Live* live, std::string* why) {
+                 Resources* resources, std::string* why) {
   std::vector<std::string> words;
   std::vector<std::string> addresses;
-  if (!rounds->round(load(cuda, place, sharing, directory, live), &words, why)) return false;
+  if (!rounds->round(load(cuda, place, sharing, directory, resources), &words, why)) return false;
   std::string trouble;
-  const bool written = addresses_of(words, live->bundle.plan, &addresses, &trouble) &&
-                       live->engine->connect(addresses, &trouble) &&
-                       live->engine->write_marks(rounds->trying(), &trouble);
+  const bool written = addresses_of(words, resources->bundle.plan, &addresses, &trouble) &&
+                       resources->engine->connect(addresses, &trouble) &&
+                       resources->engine->write_probes(rounds->trying(), &trouble);
   if (!rounds->round(written ? kReady : kRefused + trouble, &words, why)) return false;
-  const bool arrived = live->engine->find_marks(rounds->trying(), &trouble);
+  const bool arrived = resources->engine->check_probes(rounds->trying(), &trouble);
   return rounds->round(arrived ? kReady : kRefused + trouble, &words, why);
 }
 
 }  // namespace
 
-std::unique_ptr<Live> set_up(Meeting* meeting, const Place& place, double grace_s, const std::atomic<bool>& cancelled,
+std::unique_ptr<Resources> set_up(Meeting* meeting, const Place& place, double grace_s, const std::atomic<bool>& cancelled,
                              std::string* why) {
   const double planning_s = seconds_from("BLINK_PLAN_TIMEOUT", 120);
   const Deadline planning(planning_s, &cancelled);
@@ -187,26 +187,26 @@ std::unique_ptr<Live> set_up(Meeting* meeting, const Place& place, double grace_
 
   std::string trouble;
   const Driver* cuda = driver(&trouble);
-  std::vector<std::string> cards;
-  if (!rounds.round(describe_rank(cuda, place, trouble), &cards, why)) return nullptr;
+  std::vector<std::string> infos;
+  if (!rounds.round(describe_rank(cuda, place, trouble), &infos, why)) return nullptr;
 
-  const int board_here = place.rank == 0 ? Board::create(place.nranks, &trouble) : -1;
-  const int descriptor = meeting->share_descriptor(board_here, deadline, why);
-  if (board_here >= 0) close(board_here);
+  const int page_here = place.rank == 0 ? SharedPage::create(place.nranks, &trouble) : -1;
+  const int descriptor = meeting->share_descriptor(page_here, deadline, why);
+  if (page_here >= 0) close(page_here);
   if (descriptor < 0) return nullptr;
-  auto live = std::make_unique<Live>();
-  live->board = Board::map(descriptor, place.nranks, place.rank, &trouble);
+  auto resources = std::make_unique<Resources>();
+  resources->page = SharedPage::map(descriptor, place.nranks, place.rank, &trouble);
 
   std::vector<std::string> words;
-  const std::string plan = place.rank == 0 ? planned(cards, planning) : kReady;
-  if (rounds.round(live->board ? plan : kRefused + trouble, &words, why) &&
-      connect_all(*cuda, place, ranks_on_gpu_of(place.rank, cards), words[0].substr(std::strlen(kReady)), &rounds,
-                  live.get(), why)) {
-    return live;
+  const std::string plan = place.rank == 0 ? planned(infos, planning) : kReady;
+  if (rounds.round(resources->page ? plan : kRefused + trouble, &words, why) &&
+      connect_all(*cuda, place, ranks_on_gpu_of(place.rank, infos), words[0].substr(std::strlen(kReady)), &rounds,
+                  resources.get(), why)) {
+    return resources;
   }
   // Whatever this rank knows of the last round, a peer may have gone on and have its segment mapped: that is given back
   // as if the communicator had run.
-  if (live->board != nullptr) retire(std::move(live));
+  if (resources->page != nullptr) release_when_unmapped(std::move(resources));
   return nullptr;
 }
 

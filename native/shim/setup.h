@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "board.h"
+#include "shared_page.h"
 #include "bundle.h"
 #include "engine.h"
 #include "meeting.h"
@@ -14,9 +14,9 @@
 namespace blink::shim {
 
 // What a communicator has that runs on trees.
-struct Live {
+struct Resources {
   Bundle bundle;
-  std::shared_ptr<Board> board;
+  std::shared_ptr<SharedPage> page;
   std::unique_ptr<Engine> engine;  // goes first: it uses the other two
 };
 
@@ -28,7 +28,7 @@ struct Place {
 
 // The same outcome on all ranks: an object, or nullptr and why. Every wait ends by BLINK_PLAN_TIMEOUT (120 s) and some,
 // or when `cancelled` is raised, which the other ranks see as a rank that has gone.
-std::unique_ptr<Live> set_up(Meeting* meeting, const Place& place, double grace_s, const std::atomic<bool>& cancelled,
+std::unique_ptr<Resources> set_up(Meeting* meeting, const Place& place, double grace_s, const std::atomic<bool>& cancelled,
                              std::string* why);
 
 }  // namespace blink::shim

@@ -1,6 +1,6 @@
 # libblink.so, which is preloaded under programs that use NCCL. The outer half has NCCL's functions and rules, the inner
 # half plans and runs; a test can take one of them and stand in for the other.
-set(shim_outer arguments births collectives communicators deadline forwards groups nccl_types operators real_nccl table version)
+set(shim_outer arguments pending_communicators collectives communicators deadline forwards groups nccl_types operators real_nccl table version)
 list(TRANSFORM shim_outer REPLACE "(.+)" "${CMAKE_CURRENT_LIST_DIR}/\\1.cpp")
 file(GLOB shim_inner CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/*.cpp)
 list(REMOVE_ITEM shim_inner ${shim_outer})

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from blinkccl.native import find_library
-from blinkccl.nccl.usage import Line, read_usage
+from blinkccl.nccl.call_report import Line, read_call_report
 from doubles.build import Doubles, build
 
 HERE = Path(__file__).resolve().parent
@@ -229,7 +229,7 @@ class Preloaded:
         assert not late, f"not ended after {timeout_s} s:\n{said}"
         found = report.read_bytes()
         lines = [line.split() for line in journal.read_text().splitlines()] if journal.exists() else []
-        return Outcome(ended, _lines(found), lines, seconds, read_usage(found).unread, left)
+        return Outcome(ended, _lines(found), lines, seconds, read_call_report(found).unread, left)
 
     def client(
         self,
@@ -292,7 +292,7 @@ def _lines(report: bytes) -> list[Line]:
         try:
             lines.append(msgspec.json.decode(text, type=Line))
         except msgspec.DecodeError:
-            continue  # counted by read_usage()
+            continue  # counted by read_call_report()
     return lines
 
 

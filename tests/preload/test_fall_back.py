@@ -169,7 +169,7 @@ def test_algorithm_that_is_none(fallen) -> None:
         (0, "cuModuleLoadData:1:200", "rank 0: CUDA_ERROR_INVALID_IMAGE"),
         (1, "cuModuleGetFunction:1:500", "rank 1: CUDA_ERROR_NOT_FOUND"),
         (1, "cuMemHostRegister_v2:1:1", "cuMemHostRegister of the status page"),
-        (2, "cuMemHostRegister_v2:2:1", "cuMemHostRegister of the board"),
+        (2, "cuMemHostRegister_v2:2:1", "cuMemHostRegister of the shared page"),
         (0, "cuDeviceGetUuid_v2:*:1", "rank 0: CUDA does not describe GPU 0"),
     ],
 )

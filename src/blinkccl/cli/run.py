@@ -18,7 +18,7 @@ from blinkccl.cli.exits import CHECK_FAILED, HardwareError
 from blinkccl.errors import LaunchError
 
 if TYPE_CHECKING:
-    from blinkccl.nccl.usage import Group, Row, Usage
+    from blinkccl.nccl.call_report import CallReport, Group, Row
 
 HELP = """
 Examples:
@@ -93,9 +93,9 @@ def run(
     with tempfile.TemporaryDirectory(prefix="blink-run-") as directory:
         lines = Path(directory, "report")
         code = execute(command, environment(os.environ, library, lines, settings))
-        from blinkccl.nccl.usage import MAX_BYTES, read_usage
+        from blinkccl.nccl.call_report import MAX_BYTES, read_call_report
 
-        usage = read_usage(console.read_file(lines, MAX_BYTES)[:MAX_BYTES] if lines.exists() else b"")
+        usage = read_call_report(console.read_file(lines, MAX_BYTES)[:MAX_BYTES] if lines.exists() else b"")
     _tell(usage, library)
     if report is not None:
         from blinkccl.forest.document import dumps
@@ -183,7 +183,7 @@ def execute(command: Sequence[str], env: Mapping[str, str]) -> int:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _tell(usage: Usage, library: Path) -> None:
+def _tell(usage: CallReport, library: Path) -> None:
     if not usage.groups:
         console.note(_UNUSED.format(library=library))
         return

@@ -128,7 +128,7 @@ class Bundle:
         )
 
 
-class Shelf:
+class BundleCache:
     """Where bundles lie.
 
     Parameters

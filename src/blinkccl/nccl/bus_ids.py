@@ -25,7 +25,7 @@ def canonical(bus_id: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A GPU as NVML knows it; ``uuid`` in 32 hexadecimal digits, as on a rank's card, and ``mig`` its mode."""
+    """A GPU as NVML knows it; ``uuid`` in 32 hexadecimal digits, as in PeerInfo, and ``mig`` its mode."""
 
     bus_id: str
     uuid: str

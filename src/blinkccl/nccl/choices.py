@@ -3,9 +3,9 @@
 S, as nccl-tests counts it, is looked at in classes of a power of two from 1 KiB to 4 GiB; smaller and larger sizes go
 with the first and the last class. In each class the program and the protocol that are predicted fastest
 (:mod:`~blinkccl.nccl.costs`) are taken if that is faster than what NCCL is predicted to do
-(:mod:`~blinkccl.nccl.rival`), by :data:`MARGIN` at least and both at the class's smallest size; else the call is
-NCCL's. BLINK_ALGO=<name> takes all calls that this algorithm serves, BLINK_PROTOCOL=<name> all that can run with this
-protocol.
+(:mod:`~blinkccl.nccl.nccl_predictor`), by :data:`MARGIN` at least and both at the class's smallest size; else the
+call is NCCL's. BLINK_ALGO=<name> takes all calls that this algorithm serves, BLINK_PROTOCOL=<name> all that can run
+with this protocol.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from blinkccl.nccl.costs import (
     protocols_of,
     timing,
 )
+from blinkccl.nccl.nccl_predictor import NcclPredictor, Prediction
 from blinkccl.nccl.programs import Candidate, Candidates, collectives, key_of
-from blinkccl.nccl.rival import Prediction, Rival
 
 #: What BLINK_PROTOCOL may be; "" leaves the choice to the predictions.
 PROTOCOLS = ("simple", "ll", "ll128", COPIES)
@@ -152,14 +152,14 @@ class Terms:
         return self.no_copies or fault_of_program(candidate.program)
 
 
-def table(planned: Candidates, size: int, terms: Terms, rival: Rival | None) -> Table:
+def table(planned: Candidates, size: int, terms: Terms, nccl: NcclPredictor | None) -> Table:
     """The rows of all collectives.
 
     Parameters
     ----------
     size
         Ranks.
-    rival
+    nccl
         None: there is no NCCL, so the fastest of ours is taken at any size.
 
     Notes
@@ -177,24 +177,24 @@ def table(planned: Candidates, size: int, terms: Terms, rival: Rival | None) -> 
             rows.append(Choice(*key, 0, MOST_SIZE, None, "-", 0, False, why))
             continue
         verdicts = [
-            _verdict(collective, timed, 1 << k, rival, bool(terms.forced)) for k in range(FIRST_CLASS, LAST_CLASS + 1)
+            _verdict(collective, timed, 1 << k, nccl, bool(terms.forced)) for k in range(FIRST_CLASS, LAST_CLASS + 1)
         ]
-        rows += _merged(key, verdicts, rival, terms.forced)
+        rows += _merged(key, verdicts, nccl, terms.forced)
     return Table(tuple(rows))
 
 
 def _verdict(
-    collective: Collective, timed: Sequence[_Timed], size_bytes: int, rival: Rival | None, forced: bool
+    collective: Collective, timed: Sequence[_Timed], size_bytes: int, nccl: NcclPredictor | None, forced: bool
 ) -> _Verdict:
     ours = _fastest(timed, size_bytes)
     theirs = None
-    if rival is not None:
+    if nccl is not None:
         try:
-            theirs = rival.at(collective, size_bytes)
+            theirs = nccl.at(collective, size_bytes)
         except UnsupportedError:
             theirs = None
     faster = ours is not None and theirs is not None and ours[2].seconds * MARGIN < theirs.seconds
-    return _Verdict(size_bytes, ours, theirs, ours is not None and (forced or rival is None or faster))
+    return _Verdict(size_bytes, ours, theirs, ours is not None and (forced or nccl is None or faster))
 
 
 def _fastest(timed: Sequence[_Timed], size_bytes: int) -> Ours | None:
@@ -256,7 +256,9 @@ class _Timed:
         return timing(self._candidate, protocol, size_bytes, self._terms.capability, parts, capacity)
 
 
-def _merged(key: tuple[str, int], verdicts: Sequence[_Verdict], rival: Rival | None, forced: str) -> Iterator[Choice]:
+def _merged(
+    key: tuple[str, int], verdicts: Sequence[_Verdict], nccl: NcclPredictor | None, forced: str
+) -> Iterator[Choice]:
     """Runs of equal classes, as rows.
 
     A row whose chunk is searched stays one class: a search compares the throughput of calls, which must be alike.
@@ -271,7 +273,7 @@ def _merged(key: tuple[str, int], verdicts: Sequence[_Verdict], rival: Rival | N
     for index, (run, row) in enumerate(rows):
         least = 0 if index == 0 else run[0].size
         most = MOST_SIZE if index == len(rows) - 1 else 2 * run[-1].size - 1
-        yield replace(row, least=least, most=most, why=_why(run, rival, forced))
+        yield replace(row, least=least, most=most, why=_why(run, nccl, forced))
 
 
 def _row(key: tuple[str, int], verdict: _Verdict) -> Choice:
@@ -287,15 +289,15 @@ def _equal(a: Choice, b: Choice) -> bool:
     return a.candidate is b.candidate and same
 
 
-def _why(run: Sequence[_Verdict], rival: Rival | None, forced: str) -> str:
+def _why(run: Sequence[_Verdict], nccl: NcclPredictor | None, forced: str) -> str:
     """In words: "blink optimal simple 63 GB/s, NCCL ring Simple 13 GB/s predicted at 16 MiB"."""
     ends = [run[0]] if len(run) == 1 else [run[0], run[-1]]
     said = "; ".join(_at(verdict) for verdict in ends)
     if forced:
         return f"{forced}; {said}"
-    if rival is None:
+    if nccl is None:
         return f"no NCCL to compare with; {said}"
-    return f"{said} (no model of NCCL here: {rival.caveat})" if rival.caveat else said
+    return f"{said} (no model of NCCL here: {nccl.caveat})" if nccl.caveat else said
 
 
 def _at(verdict: _Verdict) -> str:

@@ -12,7 +12,7 @@ from graphlib import CycleError, TopologicalSorter
 from blinkccl.codegen.channels import ChannelLoop, channel_loops
 from blinkccl.codegen.host_compiler import copies_compiler
 from blinkccl.errors import UnsupportedError
-from blinkccl.nccl.cards import Job
+from blinkccl.nccl.peer_info import Job
 from blinkccl.nccl.programs import SLOTS
 from blinkccl.schedule.program import Program
 
@@ -26,12 +26,12 @@ _Node = tuple[int, int, int]
 def fault_of_job(job: Job) -> str | None:
     """Why copy engines run nothing of this job; a sentence without full stop. None: they may."""
     first: dict[tuple[int, str], int] = {}
-    for card in job.cards:
-        other = first.setdefault((card.pid, card.uuid), card.rank)
-        if other != card.rank:
+    for peer in job.peers:
+        other = first.setdefault((peer.pid, peer.uuid), peer.rank)
+        if other != peer.rank:
             return (
-                f"copy engines serve one rank per GPU of a process, and ranks {other} and {card.rank} share the GPU "
-                f"{card.bus_id}"
+                f"copy engines serve one rank per GPU of a process, and ranks {other} and {peer.rank} share the GPU "
+                f"{peer.bus_id}"
             )
     try:
         copies_compiler()

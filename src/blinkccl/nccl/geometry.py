@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from blinkccl.codegen.layout import LINE_BYTES, Geometry, Group
 from blinkccl.errors import LaunchError, UnsupportedError
-from blinkccl.nccl.cards import Job
+from blinkccl.nccl.peer_info import Job
 from blinkccl.nccl.programs import SLOTS
 from blinkccl.units import parse_bytes
 
@@ -55,7 +55,7 @@ def budget(job: Job, environ: Mapping[str, str]) -> Budget:
     LaunchError
         If BLINK_MAX_BLOCKS or BLINK_STAGING_BYTES is no positive number.
     """
-    multiprocessors = min(card.multiprocessors for card in job.cards)
+    multiprocessors = min(peer.multiprocessors for peer in job.peers)
     default = min(MOST_BLOCKS, max(1, multiprocessors // 4 // job.shared))
     blocks = _number(environ, "BLINK_MAX_BLOCKS", default, 1024)
     return Budget(blocks, _number(environ, "BLINK_STAGING_BYTES", STAGING_BYTES, 1 << 40))

@@ -27,7 +27,7 @@ from blinkccl.codegen.host_compiler import copies_compiler
 from blinkccl.codegen.layout import Group
 from blinkccl.codegen.text import COPIES, FOLD, WIRES, Kernel, cuda_text
 from blinkccl.errors import UnsupportedError
-from blinkccl.nccl.cards import Job
+from blinkccl.nccl.peer_info import Job
 from blinkccl.nccl.programs import SERVED, SLOTS, Candidate
 
 #: From so many cores on, every kernel is a file of its own: 108 s on 8 cores is less than the longest file's 23 s.
@@ -174,7 +174,7 @@ def compile_all(
     """
     ends = time.monotonic() + within_s
     compilers: dict[str, Compiler] = {
-        arch: compiler_for(arch, job.cards[0].driver_version) for arch in job.architectures
+        arch: compiler_for(arch, job.peers[0].driver_version) for arch in job.architectures
     }
     for arch, compiler in compilers.items():
         tell(f"{len(written)} files for {arch} by {compiler.fingerprint().splitlines()[0]}, {cores()} at once")

@@ -27,7 +27,7 @@ from pathlib import Path
 import msgspec
 
 from blinkccl.errors import LaunchError, UnsupportedError
-from blinkccl.nccl.cards import Job
+from blinkccl.nccl.peer_info import Job
 from blinkccl.private_files import private_directory, write_at_once
 from blinkccl.runtime.card import package_version
 
@@ -74,7 +74,7 @@ def bad_pairs(
     Ranks that share a GPU reach each other always. Cost: where nothing is kept, a process and a context per GPU,
     then 10 ms per pair.
     """
-    gpus, uuids = job.gpus, [card.uuid for card in job.cards]
+    gpus, uuids = job.gpus, [peer.uuid for peer in job.peers]
     pairs = [(a, b) for a in gpus for b in gpus if a != b]
     path = None if directory is None else directory / f"{_digest(job)}.json"
     found = _kept(path) if pairs else {}
@@ -95,8 +95,8 @@ def bad_pairs(
 
 
 def _digest(job: Job) -> str:
-    card = job.cards[0]
-    about = [package_version(), card.boot_id, card.driver_version, os.environ.get("BLINK_CUDA_LIB", "")]
+    peer = job.peers[0]
+    about = [package_version(), peer.boot_id, peer.driver_version, os.environ.get("BLINK_CUDA_LIB", "")]
     return sha256(json.dumps(about).encode()).hexdigest()[:32]
 
 

@@ -1,13 +1,14 @@
 """``python -m blinkccl.nccl.planner``: which of a communicator's calls run on trees, and how?
 
-libblink.so runs it once per communicator, on rank 0. It reads the ranks' cards (:mod:`~blinkccl.nccl.cards`) from
-standard input and writes one line to standard output, ``bundle DIRECTORY`` or ``refused REASON``; all else goes to
-standard error. It exits with 0 in both cases: a refusal means that NCCL runs everything.
+libblink.so runs it once per communicator, on rank 0. It reads what each rank says of itself
+(:mod:`~blinkccl.nccl.peer_info`) from standard input and writes one line to standard output, ``bundle DIRECTORY`` or
+``refused REASON``; all else goes to standard error. It exits with 0 in both cases: a refusal means that NCCL runs
+everything.
 
 Environment: BLINK_CACHE, BLINK_NVCC, BLINK_NVRTC_LIB, BLINK_CUDA_LIB, BLINK_STAGING_BYTES, BLINK_MAX_BLOCKS,
 BLINK_PLAN_TIMEOUT, BLINK_PEER_TIMEOUT, and BLINK_DEBUG for how long everything took; CXX where copy engines run
-something. BLINK_ALGO, BLINK_PROTOCOL, BLINK_TOPO and NCCL_TOPO_FILE are taken from the cards, which is what the ranks
-have agreed on.
+something. BLINK_ALGO, BLINK_PROTOCOL, BLINK_TOPO and NCCL_TOPO_FILE are taken from the peer info, on which the ranks
+have agreed.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ from blinkccl.codegen.layout import Group
 from blinkccl.errors import BlinkError, LaunchError, UnsupportedError
 from blinkccl.forest.fingerprint import topology_hash
 from blinkccl.nccl import choices
-from blinkccl.nccl.bundle import Bundle, Shelf, digest_of
-from blinkccl.nccl.cards import MAX_CARDS_BYTES, Job, read_cards
+from blinkccl.nccl.bundle import Bundle, BundleCache, digest_of
 from blinkccl.nccl.copies import fault_of_job
 from blinkccl.nccl.geometry import Budget, budget, geometry, largest
 from blinkccl.nccl.images import architectures_of, compile_all, texts
+from blinkccl.nccl.nccl_predictor import NcclPredictor
 from blinkccl.nccl.peer_check import DEADLINE_S as PEER_DEADLINE_S
 from blinkccl.nccl.peer_check import bad_pairs
+from blinkccl.nccl.peer_info import MAX_PEER_INFO_BYTES, Job, read_peer_info
 from blinkccl.nccl.programs import AUTO, BEST, candidates, wanted
-from blinkccl.nccl.rival import Rival
 from blinkccl.nccl.topology_of_job import Place, place, without
 from blinkccl.private_files import cache_directory
 from blinkccl.runtime.card import package_version
@@ -73,8 +74,8 @@ class Log:
         return max(1.0, timeout_s * 0.9 - 1.0 - (time.monotonic() - self.began))
 
 
-def plan(cards: bytes, environ: Mapping[str, str], log: Log) -> Path:
-    """The directory of the bundle for the job of ``cards``.
+def plan(peers: bytes, environ: Mapping[str, str], log: Log) -> Path:
+    """The directory of the bundle for the job that ``peers`` describes.
 
     Raises
     ------
@@ -87,7 +88,7 @@ def plan(cards: bytes, environ: Mapping[str, str], log: Log) -> Path:
     -----
     Cost: half a second where an earlier job had the same question. Else 1 to 4 s for 8 GPUs, and the compiler's time.
     """
-    job = read_cards(cards)
+    job = read_peer_info(peers)
     algo = job.setting("algo")
     if algo == "nccl":
         raise UnsupportedError("BLINK_ALGO=nccl")
@@ -102,15 +103,15 @@ def plan(cards: bytes, environ: Mapping[str, str], log: Log) -> Path:
         log.say(f"rank {a} cannot write to rank {b}: {why}")
     log.step("peers checked")
     limits = budget(job, environ)
-    shelf = Shelf(cache_directory(environ, "bundles"))
+    cache = BundleCache(cache_directory(environ, "bundles"))
     no_copies = fault_of_job(job)
     digest = _digest(job, where, bad, limits, no_copies)
-    found = shelf.find(digest)
+    found = cache.find(digest)
     if found is not None:
         log.step(f"bundle of an earlier job found, {found},")
         return found
     bundle, whole = _made(job, where, bad, names, limits, no_copies, environ, log)
-    path = shelf.put(digest if whole else None, bundle)
+    path = cache.put(digest if whole else None, bundle)
     log.step(f"bundle written, {path},")
     return path
 
@@ -130,13 +131,13 @@ def _made(
     log.step(f"{len(planned.every)} programs planned")
     algo = job.setting("algo")
     forced = "" if algo in ("", AUTO, BEST) else algo
-    rival = Rival(where, job.capability) if job.has_nccl and algo != BEST else None
+    nccl = NcclPredictor(where, job.capability) if job.has_nccl and algo != BEST else None
     widest = max((one.lanes for one in planned.every), default=1)
     sizes, protocol = largest(limits.parts(widest)), job.setting("protocol")
     terms = choices.Terms(job.capability, sizes, forced, protocol, no_copies)
     if no_copies is not None:
         log.say(f"nothing is left to copy engines: {no_copies}")
-    rows = choices.table(planned, job.size, terms, rival)
+    rows = choices.table(planned, job.size, terms, nccl)
     log.step(f"{len(rows.taken)} of {len(rows.choices)} rows taken")
     if not rows.taken:
         raise UnsupportedError(choices.nothing_taken(rows, terms, job.has_nccl))
@@ -165,7 +166,7 @@ def _digest(job: Job, where: Place, bad: Mapping[tuple[int, int], str], limits: 
             where.topology.name,
             repr(where.ranks),
             repr((where.real, sorted(bad))),
-            repr((job.shared, job.capability, job.architectures, job.has_nccl, job.cards[0].driver_version // 1000)),
+            repr((job.shared, job.capability, job.architectures, job.has_nccl, job.peers[0].driver_version // 1000)),
             job.setting("algo"),
             job.setting("protocol"),
             repr((limits, no_copies)),
@@ -188,12 +189,12 @@ def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
     return value
 
 
-def answer(cards: bytes, environ: Mapping[str, str]) -> str:
+def answer(peers: bytes, environ: Mapping[str, str]) -> str:
     """The line for libblink.so."""
     level = environ.get("BLINK_DEBUG") or environ.get("NCCL_DEBUG", "")
     log = Log(level.upper() not in ("", "0", "NONE", "VERSION", "WARN"))
     try:
-        line = f"bundle {plan(cards, environ, log)}"
+        line = f"bundle {plan(peers, environ, log)}"
     except BlinkError as error:
         line = f"refused {_one_line(error)}"
     except OSError as error:
@@ -222,7 +223,7 @@ def main() -> None:
     logging.basicConfig(format="blink planner: %(message)s", stream=sys.stderr)
     answers = os.dup(1)
     os.dup2(2, 1)  # what compilers and libraries print is for people
-    line = answer(sys.stdin.buffer.read(MAX_CARDS_BYTES + 1), os.environ)
+    line = answer(sys.stdin.buffer.read(MAX_PEER_INFO_BYTES + 1), os.environ)
     os.write(answers, f"{line}\n".encode())
 
 

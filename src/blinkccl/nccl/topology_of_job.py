@@ -13,7 +13,7 @@ from typing import Any
 
 from blinkccl.errors import TopologyError, UnsupportedError
 from blinkccl.nccl.bus_ids import bus_ids_of_xml, canonical, seen_by_nvml
-from blinkccl.nccl.cards import Job
+from blinkccl.nccl.peer_info import Job
 from blinkccl.topology import nccl_xml
 from blinkccl.topology.limits import MAX_FILE_BYTES
 from blinkccl.topology.model import Topology
@@ -67,11 +67,11 @@ def place(job: Job, note: Note = lambda text: None, nvml: Any = None) -> Place:
 def _refuse_instances(job: Job) -> None:
     """Instances of one GPU have its bus id and UUIDs of their own; nothing joins them."""
     first: dict[str, tuple[int, str]] = {}
-    for card in job.cards:
-        rank, uuid = first.setdefault(canonical(card.bus_id), (card.rank, card.uuid))
-        if uuid != card.uuid:
+    for peer in job.peers:
+        rank, uuid = first.setdefault(canonical(peer.bus_id), (peer.rank, peer.uuid))
+        if uuid != peer.uuid:
             raise UnsupportedError(
-                f"ranks {rank} and {card.rank} are on two MIG instances of the GPU {card.bus_id}, which cannot reach "
+                f"ranks {rank} and {peer.rank} are on two MIG instances of the GPU {peer.bus_id}, which cannot reach "
                 "each other's memory"
             )
 
@@ -84,15 +84,15 @@ def _given(job: Job, note: Note) -> Place:
     ids = _bus_ids_of_file(spec, topology)
     if ids:
         return Place(topology, _by_bus_id(job, topology, ids, f"BLINK_TOPO={spec}"))
-    devices = [card.device for card in job.cards]
+    devices = [peer.device for peer in job.peers]
     by_device = len(set(devices)) == len(devices)
-    numbers = devices if by_device else [card.rank for card in job.cards]
+    numbers = devices if by_device else [peer.rank for peer in job.peers]
     what = "device" if by_device else "rank"
-    for card, number in zip(job.cards, numbers, strict=True):
+    for peer, number in zip(job.peers, numbers, strict=True):
         if number >= len(topology.ranks):
             raise TopologyError(
                 f"BLINK_TOPO={spec} has {len(topology.ranks)} GPUs: expected {what} numbers below that, but rank "
-                f"{card.rank} has {what} {number}"
+                f"{peer.rank} has {what} {number}"
             )
     note(f"BLINK_TOPO={spec}: GPUs are taken by the ranks' {what} numbers")
     return Place(topology, tuple(topology.ranks[number] for number in numbers))
@@ -110,11 +110,11 @@ def _bus_ids_of_file(spec: str, topology: Topology) -> dict[str, int]:
 
 def _by_bus_id(job: Job, topology: Topology, vertices: Mapping[str, int], who: str) -> tuple[int, ...]:
     ranks = []
-    for card in job.cards:
-        vertex = vertices.get(canonical(card.bus_id))
+    for peer in job.peers:
+        vertex = vertices.get(canonical(peer.bus_id))
         if vertex is None:
             known = ", ".join(sorted(vertices)) or "none"
-            raise TopologyError(f"{who} knows no GPU {card.bus_id}, which is rank {card.rank}'s; it knows {known}")
+            raise TopologyError(f"{who} knows no GPU {peer.bus_id}, which is rank {peer.rank}'s; it knows {known}")
         ranks.append(vertex)
     if len(set(ranks)) < len(ranks):
         raise TopologyError(f"{who}: several ranks are on one GPU; expected one each")
@@ -122,7 +122,7 @@ def _by_bus_id(job: Job, topology: Topology, vertices: Mapping[str, int], who: s
 
 
 def _on_one_gpu(job: Job, note: Note) -> Place:
-    together = ids_text(card.rank for card in job.cards if _neighbours(job, card.uuid) > 1)
+    together = ids_text(peer.rank for peer in job.peers if _neighbours(job, peer.uuid) > 1)
     topology = parse_spec(f"clique:{job.size}").noted(
         f"ranks {together} share GPUs: every rank is taken to reach every other alike"
     )
@@ -131,7 +131,7 @@ def _on_one_gpu(job: Job, note: Note) -> Place:
 
 
 def _neighbours(job: Job, uuid: str) -> int:
-    return sum(card.uuid == uuid for card in job.cards)
+    return sum(peer.uuid == uuid for peer in job.peers)
 
 
 def _from_nccl_file(job: Job, file: str, note: Note) -> Place | None:
@@ -150,16 +150,16 @@ def _probed(job: Job, nvml: Any) -> Place:
     by_bus = {gpu.bus_id: vertex for vertex, gpu in enumerate(seen)}
     by_uuid = {gpu.uuid: vertex for vertex, gpu in enumerate(seen)}
     ranks = []
-    for card in job.cards:
-        vertex = by_bus.get(canonical(card.bus_id), by_uuid.get(card.uuid))
+    for peer in job.peers:
+        vertex = by_bus.get(canonical(peer.bus_id), by_uuid.get(peer.uuid))
         if vertex is None:
             known = ", ".join(gpu.bus_id for gpu in seen)
             raise UnsupportedError(
-                f"NVML of rank 0's process knows no GPU {card.bus_id}, which is rank {card.rank}'s; it knows {known}. "
+                f"NVML of rank 0's process knows no GPU {peer.bus_id}, which is rank {peer.rank}'s; it knows {known}. "
                 "Containers must share their GPUs for Blink"
             )
         if seen[vertex].mig:
-            raise UnsupportedError(f"the GPU {card.bus_id} of rank {card.rank} is in MIG mode, which has no P2P")
+            raise UnsupportedError(f"the GPU {peer.bus_id} of rank {peer.rank} is in MIG mode, which has no P2P")
         ranks.append(vertex)
     topology = probe(nvml)
     if len(topology.ranks) != len(seen) or len(set(ranks)) < len(ranks):

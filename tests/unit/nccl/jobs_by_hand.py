@@ -1,4 +1,4 @@
-"""Jobs for tests of the planner: cards of ranks, and a driver that misbehaves on chosen pairs of GPUs."""
+"""Jobs for tests of the planner: peer info of ranks, and a driver that misbehaves on chosen pairs of GPUs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from blinkccl.nccl.cards import Job, read_cards
+from blinkccl.nccl.peer_info import Job, read_peer_info
 
 #: A CUDA driver of eight GPUs whose copies are memcpy. FAKE_PAIRS="1-2:hang,0-1:crash,2-0:lose,3-1:deny,2-1:full"
 #: spoils some.
@@ -80,7 +80,7 @@ int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t n, void *s) {
 """
 
 
-def card(rank: int, **changes: Any) -> dict[str, Any]:
+def peer(rank: int, **changes: Any) -> dict[str, Any]:
     """Rank ``rank`` on GPU ``rank`` of a host."""
     device = changes.get("device", rank)
     return {
@@ -102,10 +102,10 @@ def card(rank: int, **changes: Any) -> dict[str, Any]:
     } | changes
 
 
-def cards(size: int, **changes: Any) -> list[dict[str, Any]]:
+def peers(size: int, **changes: Any) -> list[dict[str, Any]]:
     """Ranks 0 … size − 1; ``changes`` may hold functions of the rank."""
     return [
-        card(rank, **{key: value(rank) if callable(value) else value for key, value in changes.items()})
+        peer(rank, **{key: value(rank) if callable(value) else value for key, value in changes.items()})
         for rank in range(size)
     ]
 
@@ -115,7 +115,7 @@ def settings(**chosen: str) -> dict[str, str]:
 
 
 def job(size: int, **changes: Any) -> Job:
-    return read_cards(json.dumps(cards(size, **changes)).encode())
+    return read_peer_info(json.dumps(peers(size, **changes)).encode())
 
 
 def on(topo: str, devices: Sequence[int], **changes: Any) -> Job:

@@ -1,4 +1,4 @@
-"""The text that libblink.so reads, and the shelf on which the next job finds it."""
+"""The text that libblink.so reads, and the cache on which the next job finds it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jobs_by_hand import on
 
 from blinkccl.codegen.layout import Geometry, Group
 from blinkccl.nccl import bundle as bundles
-from blinkccl.nccl.bundle import Bundle, Shelf, digest_of
+from blinkccl.nccl.bundle import Bundle, BundleCache, digest_of
 from blinkccl.nccl.choices import SEARCH_FROM_BYTES, Choice, Table, Terms, clamped, table
 from blinkccl.nccl.geometry import largest
 from blinkccl.nccl.images import Image, texts
@@ -186,33 +186,33 @@ def test_libblink_reads_it(tmp_path, protocol):
     command = ["g++", "-std=c++17", f"-I{shim}", str(source), str(shim / "bundle.cpp"), "-o", str(reader)]
     subprocess.run(command, check=True)
     made = bundle(tmp_path, protocol=protocol)
-    path = Shelf(tmp_path / "bundles").put("0" * 40, made)
+    path = BundleCache(tmp_path / "bundles").put("0" * 40, made)
     read = subprocess.run([str(reader), str(path)], capture_output=True, text=True)
     expected = [4, len(made.layout.connections), len(made.programs), len(made.table.choices)]
     assert (read.returncode, read.stdout.split()) == (0, [str(number) for number in expected])
 
 
 def test_what_was_put_is_found_and_only_if_it_is_whole(tmp_path):
-    shelf = Shelf(tmp_path / "bundles")
+    cache = BundleCache(tmp_path / "bundles")
     digest = digest_of(["a question"])
-    assert shelf.find(digest) is None
-    path = shelf.put(digest, bundle(tmp_path))
-    assert shelf.find(digest) == path
+    assert cache.find(digest) is None
+    path = cache.put(digest, bundle(tmp_path))
+    assert cache.find(digest) == path
     assert path.stat().st_mode & 0o077 == 0
     assert [one.name for one in (tmp_path / "bundles").iterdir()] == [digest]
     next(path.glob("*.cubin")).unlink()
-    assert shelf.find(digest) is None
-    assert shelf.put(digest, bundle(tmp_path)) == path
-    assert shelf.find(digest) == path
+    assert cache.find(digest) is None
+    assert cache.put(digest, bundle(tmp_path)) == path
+    assert cache.find(digest) == path
     (path / bundles.TEXT).write_text("")
-    assert shelf.find(digest) is None
+    assert cache.find(digest) is None
 
 
 def test_a_job_that_was_slower_finds_that_of_the_faster(tmp_path):
-    shelf = Shelf(tmp_path / "bundles")
-    first = shelf.put("0" * 40, bundle(tmp_path))
+    cache = BundleCache(tmp_path / "bundles")
+    first = cache.put("0" * 40, bundle(tmp_path))
     before = (first / bundles.TEXT).stat().st_ino
-    assert shelf.put("0" * 40, bundle(tmp_path)) == first
+    assert cache.put("0" * 40, bundle(tmp_path)) == first
     assert (first / bundles.TEXT).stat().st_ino == before
 
 
@@ -222,25 +222,25 @@ def test_a_directory_of_others_is_not_used(tmp_path, monkeypatch):
     directory = tmp_path / "bundles"
     directory.mkdir(mode=0o777)
     directory.chmod(0o777)
-    path = Shelf(directory).put("0" * 40, bundle(tmp_path))
+    path = BundleCache(directory).put("0" * 40, bundle(tmp_path))
     assert path.parent == tmp_path
     assert (path / bundles.TEXT).read_text().startswith("blink-bundle 1")
-    assert Shelf(directory).find("0" * 40) is None
+    assert BundleCache(directory).find("0" * 40) is None
 
 
 def test_what_lacks_something_is_not_found_again(tmp_path):
-    shelf = Shelf(tmp_path / "bundles")
-    path = shelf.put(None, bundle(tmp_path))
+    cache = BundleCache(tmp_path / "bundles")
+    path = cache.put(None, bundle(tmp_path))
     assert (path / bundles.TEXT).is_file()
     assert not (tmp_path / "bundles").exists()
 
 
 def test_old_bundles_go_when_there_are_too_many(tmp_path, monkeypatch):
     monkeypatch.setattr(bundles, "MOST_BUNDLES", 2)
-    shelf = Shelf(tmp_path / "bundles")
+    cache = BundleCache(tmp_path / "bundles")
     made = bundle(tmp_path)
     for number in range(3):
-        path = shelf.put(f"{number:040d}", made)
+        path = cache.put(f"{number:040d}", made)
         if number < 2:
             os.utime(path, (number, number))
     left = sorted(one.name for one in (tmp_path / "bundles").iterdir())

@@ -16,8 +16,8 @@ from blinkccl.nccl.choices import PROTOCOLS, Terms, wanted_protocol
 from blinkccl.nccl.copies import MOST_OPERANDS, fault_of_job, fault_of_loops, fault_of_program
 from blinkccl.nccl.costs import Timing, architecture, least_copies_s, protocols_of, timing
 from blinkccl.nccl.geometry import Budget, budget, geometry, largest
+from blinkccl.nccl.nccl_predictor import NcclPredictor
 from blinkccl.nccl.programs import DEFAULT, SERVED, candidates, collectives, links_for, wanted
-from blinkccl.nccl.rival import Rival
 from blinkccl.nccl.topology_of_job import Place, place, without
 from blinkccl.schedule.program import Role
 from blinkccl.topology.select import network_for
@@ -32,9 +32,9 @@ def on_machine(spec, ranks=None):
     return Place(topology, topology.ranks if ranks is None else ranks)
 
 
-def table(where, capability=70, algorithms=DEFAULT, forced="", rival=True, **terms):
+def table(where, capability=70, algorithms=DEFAULT, forced="", predictor=True, **terms):
     planned = candidates(where, algorithms, 8, {})
-    against = Rival(where, capability) if rival else None
+    against = NcclPredictor(where, capability) if predictor else None
     return choices.table(planned, len(where.ranks), Terms(capability, largest(4), forced, **terms), against)
 
 
@@ -82,14 +82,14 @@ def test_allreduce_on_half_a_dgx1_is_taken_by_trees_and_says_why(four):
 
 def test_only_what_is_faster_by_the_margin_is_taken(four):
     where = on_machine("dgx-1v", (1, 4, 5, 6))
-    rival = Rival(where, 70)
+    predictor = NcclPredictor(where, 70)
     checked = 0
     for row in four.choices:
         if row.candidate is None or row.least == 0:
             continue
         size = row.least
         ours = timing(row.candidate, row.protocol, size, 70, 4, largest(4).capacity_bytes(row.protocol)).seconds
-        theirs = rival.at(row.candidate.collective, size).seconds
+        theirs = predictor.at(row.candidate.collective, size).seconds
         assert ours * choices.MARGIN < theirs
         checked += 1
     assert checked > 50
@@ -135,7 +135,7 @@ def test_a_forced_algorithm_takes_all_that_it_serves_and_nothing_else():
 
 
 def test_where_there_is_no_nccl_the_fastest_of_ours_is_taken_everywhere():
-    found = table(on_machine("star:4"), 90, rival=False)
+    found = table(on_machine("star:4"), 90, predictor=False)
     assert len(found.taken) == len(found.choices)
     small, large = rows(found, "allreduce")[0], rows(found, "allreduce")[-1]
     assert (small.candidate.algorithm, small.protocol) == ("one_shot", "ll")
@@ -160,10 +160,10 @@ def test_ranks_on_one_gpu_are_compared_with_a_ring_and_that_is_said():
 
 def test_sends_of_nccl_take_their_own_paths_only():
     where = on_machine("dgx-1v")
-    rival = Rival(where, 70)
+    predictor = NcclPredictor(where, 70)
     # Into one GPU of a DGX-1V lead six lanes, 20 GB/s each as NCCL counts them; four GPUs are joined by them directly,
     # the other three come over PCIe.
-    found = rival.at(Collective("gather", 8, root=0), 1 << 30)
+    found = predictor.at(Collective("gather", 8, root=0), 1 << 30)
     assert found.words == "NCCL send/recv Simple"
     assert 60e9 < (1 << 30) / found.seconds < 100e9
 
@@ -214,7 +214,7 @@ def test_plans_promise_what_stores_can_have():
     for one in candidates(where, DEFAULT, 8, {}).every:
         assert all(len(queue.path) == 2 for queue in one.program.queues)
         assert one.program.rate * one.network.unit_gb_per_s * bus_factor(one.collective.name, 2) <= 75
-    last = rows(table(where, rival=False), "allreduce")[-1]
+    last = rows(table(where, predictor=False), "allreduce")[-1]
     assert "blink optimal simple 59.9 GB/s" in last.why
 
 
@@ -332,7 +332,7 @@ def test_algorithm_and_protocol_are_forced_together():
 )
 def test_ll128_is_not_forced_where_lines_may_be_torn(spec, capability, said):
     where = on_machine(spec)
-    found = table(where, capability, ("optimal",), rival=False, protocol="ll128")
+    found = table(where, capability, ("optimal",), predictor=False, protocol="ll128")
     assert not found.taken
     assert all(row.why.startswith("BLINK_PROTOCOL=ll128; ") and said in row.why for row in found.choices)
     terms = Terms(capability, largest(4), protocol="ll128")
@@ -341,7 +341,7 @@ def test_ll128_is_not_forced_where_lines_may_be_torn(spec, capability, said):
 
 
 def test_copies_are_not_forced_where_they_cannot_run():
-    found = table(on_machine("ring:2"), 90, ("ring",), rival=False, protocol="copies", no_copies="no compiler")
+    found = table(on_machine("ring:2"), 90, ("ring",), predictor=False, protocol="copies", no_copies="no compiler")
     assert not found.taken
     assert rows(found, "allreduce")[0].why == "BLINK_PROTOCOL=copies; no compiler"
 
@@ -388,13 +388,13 @@ def test_copies_are_taken_where_they_are_predicted_faster(monkeypatch):
 
     monkeypatch.setattr("blinkccl.nccl.choices.timing", slow_kernels)
     where = on_machine("dgx-1v", (1, 4, 5, 6))
-    found = table(where, algorithms=("optimal",), rival=False)
+    found = table(where, algorithms=("optimal",), predictor=False)
     own = rows(found, "allreduce")
     assert own[0].protocol == "ll"
     assert (own[-1].protocol, own[-1].search) == ("copies", True)
     assert "blink optimal copies" in own[-1].why
     assert "simple" in found.protocols(own[-1].candidate)
-    assert not table(where, algorithms=("optimal",), rival=False, no_copies="none here").copies
+    assert not table(where, algorithms=("optimal",), predictor=False, no_copies="none here").copies
 
 
 def test_copy_engines_serve_one_rank_per_gpu_of_a_process():

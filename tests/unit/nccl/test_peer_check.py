@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from jobs_by_hand import cards, fake_driver, job
+from jobs_by_hand import fake_driver, job, peers
 
 from blinkccl.errors import UnsupportedError
 from blinkccl.nccl import peer_check
@@ -84,7 +84,7 @@ def test_what_was_found_is_kept_until_the_host_boots_again(driver, tmp_path, mon
     assert bad_pairs(job(2, boot_id="after"), directory) == {}
     assert len(list(directory.iterdir())) == 2
     # What was kept is by GPU, in whatever order and company they come; only pairs that are new are tried.
-    swapped = job(2, uuid=lambda rank: cards(2)[1 - rank]["uuid"])
+    swapped = job(2, uuid=lambda rank: peers(2)[1 - rank]["uuid"])
     assert set(bad_pairs(swapped, directory)) == {(0, 1)}
     driver("0-1:lose,2-1:lose")
     assert set(bad_pairs(job(3), directory)) == {(1, 0), (2, 1)}

@@ -1,4 +1,4 @@
-"""The planner as libblink.so runs it: cards on standard input, one line on standard output, exit code 0."""
+"""The planner as libblink.so runs it: peers on standard input, one line on standard output, exit code 0."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from jobs_by_hand import cards, fake_driver, settings
+from jobs_by_hand import fake_driver, peers, settings
 
 from blinkccl.codegen.device_files import host_library
 from blinkccl.codegen.host_compiler import COPIES_FLAGS
@@ -60,7 +60,7 @@ def ask(surroundings, rows, **changes):
 @pytest.fixture(scope="module")
 def planned(surroundings):
     """The answer for three ranks of an NVSwitch, and what was said on the way."""
-    return ask(surroundings, cards(3, settings=settings(topo="hgx-h100", algo="one_hop")))
+    return ask(surroundings, peers(3, settings=settings(topo="hgx-h100", algo="one_hop")))
 
 
 def test_a_job_gets_a_bundle(planned):
@@ -78,7 +78,7 @@ def test_a_job_gets_a_bundle(planned):
 
 
 def test_the_same_job_again_neither_plans_nor_compiles(planned, surroundings):
-    rows = cards(3, settings=settings(topo="hgx-h100", algo="one_hop"), pid=lambda rank: 99 + rank)
+    rows = peers(3, settings=settings(topo="hgx-h100", algo="one_hop"), pid=lambda rank: 99 + rank)
     line, said = ask(surroundings, rows, BLINK_DOUBLE_NVCC_FAIL="must not be called")
     assert line == planned[0]
     assert "found" in said
@@ -89,13 +89,13 @@ def test_the_same_job_again_neither_plans_nor_compiles(planned, surroundings):
     "change", [{"BLINK_STAGING_BYTES": "32M"}, {"BLINK_MAX_BLOCKS": "2"}, {"BLINK_NVCC": "/nothing/nvcc"}]
 )
 def test_another_question_has_another_answer(planned, surroundings, change):
-    line, said = ask(surroundings, cards(3, settings=settings(topo="hgx-h100", algo="one_hop")), **change)
+    line, said = ask(surroundings, peers(3, settings=settings(topo="hgx-h100", algo="one_hop")), **change)
     assert line != planned[0]
     assert "programs planned" in said
 
 
 def test_another_protocol_has_another_answer(planned, surroundings):
-    rows = cards(3, settings=settings(topo="hgx-h100", algo="one_hop", protocol="copies"))
+    rows = peers(3, settings=settings(topo="hgx-h100", algo="one_hop", protocol="copies"))
     line, said = ask(surroundings, rows)
     assert line != planned[0]
     assert "programs planned" in said
@@ -109,7 +109,7 @@ def test_another_protocol_has_another_answer(planned, surroundings):
 
 
 def test_copies_that_are_forced_need_a_compiler_for_this_host(surroundings):
-    rows = cards(2, settings=settings(topo="ring:2", algo="ring", protocol="copies"))
+    rows = peers(2, settings=settings(topo="ring:2", algo="ring", protocol="copies"))
     line, _ = ask(surroundings, rows, CXX="no-such-compiler")
     assert line.startswith("refused nothing can run with BLINK_ALGO=ring BLINK_PROTOCOL=copies (allreduce: ")
     assert "CXX names 'no-such-compiler'" in line
@@ -118,19 +118,19 @@ def test_copies_that_are_forced_need_a_compiler_for_this_host(surroundings):
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        ("", "no ranks' cards"),
+        ("", "no peer info"),
         ("[]", r"0 rank(s)"),
-        (cards(2, boot_id=lambda rank: "ab"[rank]), "different hosts (rank 0: a; rank 1: b)"),
-        (cards(2, settings=settings(algo="nccl")), "BLINK_ALGO=nccl"),
-        (cards(2, settings=settings(algo="fastest")), "unknown algorithm 'fastest'"),
+        (peers(2, boot_id=lambda rank: "ab"[rank]), "different hosts (rank 0: a; rank 1: b)"),
+        (peers(2, settings=settings(algo="nccl")), "BLINK_ALGO=nccl"),
+        (peers(2, settings=settings(algo="fastest")), "unknown algorithm 'fastest'"),
         (
-            cards(2, settings=settings(protocol="fast")),
+            peers(2, settings=settings(protocol="fast")),
             "refused BLINK_PROTOCOL=fast: expected one of simple, ll, ll128, copies",
         ),
-        (cards(2, settings=settings(topo="/no/such/file.xml")), "there is no such file"),
-        (cards(2, settings=settings(topo="chain:1")), "chain:1"),
-        (cards(9, settings=settings(topo="hgx-h100")), "has 8 GPUs"),
-        (cards(2, arch="sm_33", settings=settings(topo="ring:2", algo="ring")), "sm_33"),
+        (peers(2, settings=settings(topo="/no/such/file.xml")), "there is no such file"),
+        (peers(2, settings=settings(topo="chain:1")), "chain:1"),
+        (peers(9, settings=settings(topo="hgx-h100")), "has 8 GPUs"),
+        (peers(2, arch="sm_33", settings=settings(topo="ring:2", algo="ring")), "sm_33"),
     ],
 )
 def test_trouble_that_is_expected_is_one_line(surroundings, rows, said):
@@ -141,13 +141,13 @@ def test_trouble_that_is_expected_is_one_line(surroundings, rows, said):
 
 
 def test_a_driver_that_is_missing_is_a_reason(surroundings):
-    line, _ = ask(surroundings, cards(2, settings=settings(topo="ring:2")), BLINK_CUDA_LIB="/nothing.so")
+    line, _ = ask(surroundings, peers(2, settings=settings(topo="ring:2")), BLINK_CUDA_LIB="/nothing.so")
     assert line.startswith("refused P2P could not be checked: /nothing.so cannot be used")
 
 
 def test_settings_that_are_no_numbers_are_reasons(surroundings):
     for name in ("BLINK_STAGING_BYTES", "BLINK_MAX_BLOCKS", "BLINK_PEER_TIMEOUT"):
-        line, _ = ask(surroundings, cards(2, settings=settings(topo="ring:2")), **{name: "lots"})
+        line, _ = ask(surroundings, peers(2, settings=settings(topo="ring:2")), **{name: "lots"})
         assert line.startswith(f"refused {name}=lots: expected")
 
 
@@ -155,7 +155,7 @@ def test_a_compiler_that_is_too_slow_leaves_all_to_nccl(surroundings, tmp_path):
     slow = tmp_path / "nvcc"
     slow.write_text(f'#!/bin/sh\ncase "$*" in *cubin*) sleep 60;; *) exec {sys.executable} {NVCC} "$@";; esac\n')
     slow.chmod(0o755)
-    rows = cards(2, settings=settings(topo="ring:2", algo="ring"))
+    rows = peers(2, settings=settings(topo="ring:2", algo="ring"))
     line, said = ask(surroundings, rows, BLINK_NVCC=str(slow), BLINK_PLAN_TIMEOUT="4", BLINK_CACHE=str(tmp_path / "c"))
     assert line.startswith("refused no code was compiled within ")
     assert "is left to NCCL" in said
@@ -190,7 +190,7 @@ def rows_of(line):
 
 def test_what_is_not_compiled_in_time_is_left_to_nccl_and_the_next_job_tries_again(compiled, tmp_path):
     environ = {"BLINK_CACHE": str(tmp_path / "cache")}
-    data = json.dumps(cards(2, device=0, uuid="0" * 32, settings=settings(algo="one_hop"))).encode()
+    data = json.dumps(peers(2, device=0, uuid="0" * 32, settings=settings(algo="one_hop"))).encode()
     compiled.add("blink_broadcast_")
     first = answer(data, environ)
     rows, text = rows_of(first)
@@ -215,7 +215,7 @@ def test_copies_without_their_object_for_this_host_are_left_to_nccl(compiled, mo
 
     monkeypatch.setattr("blinkccl.nccl.images.build", build)
     chosen = settings(algo="one_hop", protocol="copies")
-    data = json.dumps(cards(2, device=0, uuid="0" * 32, settings=chosen)).encode()
+    data = json.dumps(peers(2, device=0, uuid="0" * 32, settings=chosen)).encode()
     rows, text = rows_of(answer(data, {"BLINK_CACHE": str(tmp_path / "cache")}))
     assert {row[12] for row in rows if row[2] == "broadcast"} == {"-"}
     assert {row[12] for row in rows if row[2] == "allreduce"} == {"copies"}
@@ -225,14 +225,14 @@ def test_copies_without_their_object_for_this_host_are_left_to_nccl(compiled, mo
 
 
 def test_without_nccl_all_calls_are_ours(compiled, tmp_path):
-    data = json.dumps(cards(2, device=0, uuid="0" * 32, nccl_version=0, settings=settings(algo="best"))).encode()
+    data = json.dumps(peers(2, device=0, uuid="0" * 32, nccl_version=0, settings=settings(algo="best"))).encode()
     rows, text = rows_of(answer(data, {"BLINK_CACHE": ""}))
     assert "-1" not in {row[10] for row in rows}
     assert "why no NCCL to compare with; blink one_shot ll" in text
 
 
 def test_an_algorithm_that_serves_nothing_is_a_reason(compiled):
-    data = json.dumps(cards(2, device=0, uuid="0" * 32, nccl_version=0, settings=settings(algo="three_phase"))).encode()
+    data = json.dumps(peers(2, device=0, uuid="0" * 32, nccl_version=0, settings=settings(algo="three_phase"))).encode()
     line = answer(data, {"BLINK_CACHE": ""})
     assert line.startswith("refused nothing can run with BLINK_ALGO=three_phase (allreduce: three_phase is for ")
 
@@ -242,6 +242,6 @@ def test_a_mistake_of_ours_is_a_refusal_too(monkeypatch, capsys):
         raise ZeroDivisionError("on purpose")
 
     monkeypatch.setattr("blinkccl.nccl.planner.place", broken)
-    line = answer(json.dumps(cards(2)).encode(), {})
+    line = answer(json.dumps(peers(2)).encode(), {})
     assert line == "refused a mistake in the planner, of which standard error has more: on purpose"
     assert "Traceback" in capsys.readouterr().err

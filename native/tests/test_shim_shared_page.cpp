@@ -1,4 +1,4 @@
-// Do all ranks use the same chunk for the same call, however far apart they run? And what else the board tells.
+// Do all ranks use the same chunk for the same call, however far apart they run? And what else the page tells.
 //
 // Ranks are threads that run apart at random while rank 0 decides again and again. What each rank was told for each
 // call is compared with the list of decisions afterwards. The same test must notice planted faults: a rank 0 that does
@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "agreement.h"
-#include "board.h"
+#include "shared_page.h"
 #include "check.h"
 
 namespace {
@@ -182,23 +182,23 @@ void faults_are_noticed() {
   }
 }
 
-// Through the board, each rank with a mapping of its own.
+// Through the page, each rank with a mapping of its own.
 void ranks_agree_through_boards() {
   constexpr int kRanks = 3, kSlot = 200;
   for (unsigned seed = 1; seed <= kEffort; ++seed) {
     std::string why;
-    const int descriptor = Board::create(kRanks, &why);
-    std::vector<std::unique_ptr<Board>> boards;
+    const int descriptor = SharedPage::create(kRanks, &why);
+    std::vector<std::unique_ptr<SharedPage>> boards;
     for (int rank = 0; rank < kRanks; ++rank) {
-      boards.push_back(Board::map(dup(descriptor), kRanks, rank, &why));
-      if (!expect(boards.back() != nullptr, "rank %d has a board: %s", rank, why.c_str())) return;
+      boards.push_back(SharedPage::map(dup(descriptor), kRanks, rank, &why));
+      if (!expect(boards.back() != nullptr, "rank %d has a page: %s", rank, why.c_str())) return;
     }
     close(descriptor);
     const auto ask = [&](int rank, std::uint64_t call, std::uint64_t* chunk) {
-      Board& board = *boards[static_cast<std::size_t>(rank)];
+      SharedPage& page = *boards[static_cast<std::size_t>(rank)];
       std::uint64_t other = 0;  // another search is not touched by this one
-      expect(board.chunk_for(kSlot + 1, call, 5, &other) && other == 5, "another search has its own chunk");
-      return board.chunk_for(kSlot, call, kInitial, chunk);
+      expect(page.chunk_for(kSlot + 1, call, 5, &other) && other == 5, "another search has its own chunk");
+      return page.chunk_for(kSlot, call, kInitial, chunk);
     };
     const auto decide = [&](std::uint64_t chunk, std::mt19937*) { return boards[0]->decide(kSlot, chunk); };
     const Told told = run_apart(kRanks, 6000, seed, ask, decide);
@@ -269,11 +269,11 @@ void nobody_waits_for_the_dead() {
 void boards_tell() {
   constexpr int kRanks = 3;
   std::string why;
-  const int descriptor = Board::create(kRanks, &why);
-  expect(descriptor >= 0 && (fcntl(descriptor, F_GETFD) & FD_CLOEXEC) != 0, "a board: %s", why.c_str());
+  const int descriptor = SharedPage::create(kRanks, &why);
+  expect(descriptor >= 0 && (fcntl(descriptor, F_GETFD) & FD_CLOEXEC) != 0, "a page: %s", why.c_str());
   expect(ftruncate(descriptor, 0) != 0, "its memory cannot be taken away");
-  const auto first = Board::map(dup(descriptor), kRanks, 0, &why);
-  const auto second = Board::map(dup(descriptor), kRanks, 1, &why);
+  const auto first = SharedPage::map(dup(descriptor), kRanks, 0, &why);
+  const auto second = SharedPage::map(dup(descriptor), kRanks, 1, &why);
   if (!expect(first != nullptr && second != nullptr, "mapped: %s", why.c_str())) return;
   const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
   const auto at = reinterpret_cast<std::uintptr_t>(first->memory());
@@ -287,7 +287,7 @@ void boards_tell() {
   // The third rank is another process.
   const pid_t pid = fork();
   if (pid == 0) {
-    const auto third = Board::map(dup(descriptor), kRanks, 2, &why);
+    const auto third = SharedPage::map(dup(descriptor), kRanks, 2, &why);
     if (third == nullptr || *third->abort_word() != 1 || third->all_done()) _exit(1);
     third->done();
     third->closed();
@@ -295,7 +295,7 @@ void boards_tell() {
   }
   int status = -1;
   waitpid(pid, &status, 0);
-  expect(status == 0, "a board in another process");
+  expect(status == 0, "a page in another process");
   first->done();
   expect(!first->all_done() && !second->all_done(), "one is not done");
   second->done();
@@ -313,27 +313,27 @@ void bad_descriptors() {
   std::string why;
   const auto refused = [&](int descriptor, int nranks, int rank, const char* part) {
     why.clear();
-    const bool is_null = Board::map(descriptor, nranks, rank, &why) == nullptr;
+    const bool is_null = SharedPage::map(descriptor, nranks, rank, &why) == nullptr;
     expect(is_null && why.find(part) != std::string::npos, "expected '%s', got '%s'", part, why.c_str());
     expect(descriptor < 0 || fcntl(descriptor, F_GETFD) < 0, "the descriptor is taken all the same");
   };
-  expect(Board::create(0, &why) < 0 && Board::create(5000, &why) < 0, "from 1 to 4096 ranks");
-  const int board = Board::create(4, &why);
-  refused(dup(board), 400, 0, "expected");
-  refused(dup(board), 4, 4, "rank 4");
-  refused(dup(board), 5, 0, "5 ranks");
+  expect(SharedPage::create(0, &why) < 0 && SharedPage::create(5000, &why) < 0, "from 1 to 4096 ranks");
+  const int page = SharedPage::create(4, &why);
+  refused(dup(page), 400, 0, "expected");
+  refused(dup(page), 4, 4, "rank 4");
+  refused(dup(page), 5, 0, "5 ranks");
   refused(-1, 4, 0, "fstat");
   refused(memfd_create("other", MFD_CLOEXEC), 4, 0, "expected");
   struct Size {
     off_t bytes;
   };
-  const Size size{lseek(board, 0, SEEK_END)};
+  const Size size{lseek(page, 0, SEEK_END)};
   const int loose = memfd_create("loose", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  expect(ftruncate(loose, size.bytes) == 0, "as large as a board");
+  expect(ftruncate(loose, size.bytes) == 0, "as large as a page");
   refused(dup(loose), 4, 0, "taken away");
   expect(fcntl(loose, F_ADD_SEALS, F_SEAL_SHRINK) == 0, "sealed");
   refused(loose, 4, 0, "not one for 4 ranks");
-  close(board);
+  close(page);
 }
 
 }  // namespace

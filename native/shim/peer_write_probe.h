@@ -1,7 +1,7 @@
 // Does what a rank stores into its peers' memory arrive there? Tried through the very mappings that kernels store
 // through, before anything runs: IOMMUs and access control on PCIe have been seen to lose such stores silently.
 //
-// Each end of a connection writes a mark behind the counter that it raises in the other end's memory, where its line is
+// Each end of a connection writes a probe behind the counter that it raises in the other end's memory, where its line is
 // empty, and that rank looks for it. Nothing reads these bytes afterwards.
 #pragma once
 
@@ -13,33 +13,33 @@
 
 namespace blink::shim {
 
-class Arrivals {
+class PeerWriteProbe {
  public:
-  static constexpr std::size_t kMarkBytes = 64;
+  static constexpr std::size_t kProbeBytes = 64;
 
   // `segments`: of each rank that a connection leads to, as this rank has it mapped. `scratch`: memory of this rank for
-  // bundle.connections.size() marks. Both methods only enqueue copies, and return what the driver says.
-  Arrivals(const Driver& driver, const Bundle& bundle, int rank, const std::vector<CUdeviceptr>& segments,
+  // bundle.connections.size() probes. Both methods only enqueue copies, and return what the driver says.
+  PeerWriteProbe(const Driver& driver, const Bundle& bundle, int rank, const std::vector<CUdeviceptr>& segments,
            CUdeviceptr scratch);
 
   CUresult write(CUstream stream) const;
   // When all ranks' write() has ended: gathers what has arrived in `scratch`.
   CUresult gather(CUstream stream) const;
-  // When gather() has ended: the ranks whose marks are not there, each once.
+  // When gather() has ended: the ranks whose probes are not there, each once.
   CUresult missing(CUstream stream, std::vector<int>* ranks) const;
 
  private:
-  struct Mark {
+  struct Probe {
     int from;        // who writes it
     CUdeviceptr at;  // as this rank has it mapped
     std::string text;
   };
 
-  CUdeviceptr scratch(std::size_t index) const { return scratch_ + index * kMarkBytes; }
+  CUdeviceptr scratch(std::size_t index) const { return scratch_ + index * kProbeBytes; }
 
   const Driver& driver_;
   const CUdeviceptr scratch_;
-  std::vector<Mark> mine_, theirs_;  // one of each per connection of this rank
+  std::vector<Probe> mine_, theirs_;  // one of each per connection of this rank
 };
 
 }  // namespace blink::shim

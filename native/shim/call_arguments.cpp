@@ -1,4 +1,4 @@
-#include "decisions.h"
+#include "call_arguments.h"
 
 #include <cmath>
 #include <cstring>

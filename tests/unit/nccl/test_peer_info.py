@@ -6,20 +6,20 @@ import json
 import re
 
 import pytest
-from jobs_by_hand import card, cards, job, settings
+from jobs_by_hand import job, peer, peers, settings
 
 from blinkccl.errors import LaunchError, UnsupportedError
-from blinkccl.nccl.cards import MAX_CARDS_BYTES, read_cards
+from blinkccl.nccl.peer_info import MAX_PEER_INFO_BYTES, read_peer_info
 
 
 def read(rows):
-    return read_cards(json.dumps(rows).encode())
+    return read_peer_info(json.dumps(rows).encode())
 
 
 def test_cards_come_in_any_order():
-    rows = cards(4)
+    rows = peers(4)
     found = read(rows[::-1])
-    assert [one.rank for one in found.cards] == [0, 1, 2, 3]
+    assert [one.rank for one in found.peers] == [0, 1, 2, 3]
     assert (found.size, found.shared, found.architectures, found.capability) == (4, 1, ("sm_90",), 90)
     assert found.has_nccl
 
@@ -63,7 +63,7 @@ def test_minor_versions_of_drivers_may_differ():
 
 
 def test_a_library_of_another_blink_is_refused(monkeypatch):
-    monkeypatch.setattr("blinkccl.nccl.cards.package_version", lambda: "2.0")
+    monkeypatch.setattr("blinkccl.nccl.peer_info.package_version", lambda: "2.0")
     said = r"libblink.so is of Blink 1.9, the planner's Python of 2.0; .*BLINK_PYTHON"
     with pytest.raises(UnsupportedError, match=said):
         job(2, blink_version="1.9")
@@ -72,7 +72,7 @@ def test_a_library_of_another_blink_is_refused(monkeypatch):
 @pytest.mark.parametrize("ranks", [[0, 2], [0, 0], [1, 2]])
 def test_every_rank_is_there_once(ranks):
     with pytest.raises(LaunchError, match="expected each of 0 … 1 once"):
-        read([card(rank) for rank in ranks])
+        read([peer(rank) for rank in ranks])
 
 
 def test_one_rank_needs_no_trees():
@@ -98,17 +98,17 @@ def test_one_rank_needs_no_trees():
     ],
 )
 def test_values_out_of_range_are_refused_by_place(key, value):
-    with pytest.raises(LaunchError, match=rf"card 1: .*{'topo' if key == 'settings' else key}") as refused:
-        read([card(0), card(1, **{key: value})])
+    with pytest.raises(LaunchError, match=rf"peer 1: .*{'topo' if key == 'settings' else key}") as refused:
+        read([peer(0), peer(1, **{key: value})])
     assert "\x1b" not in str(refused.value)
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[1]", b"[", b"\xff", b"[" * 5000, b'[{"rank": "0"}]', b"null"])
 def test_what_is_no_array_of_cards_is_refused(data):
-    with pytest.raises(LaunchError, match="no ranks' cards"):
-        read_cards(data)
+    with pytest.raises(LaunchError, match="no peer info"):
+        read_peer_info(data)
 
 
 def test_cards_have_an_end():
-    with pytest.raises(LaunchError, match=re.escape(str(MAX_CARDS_BYTES))):
-        read_cards(b" " * (MAX_CARDS_BYTES + 1))
+    with pytest.raises(LaunchError, match=re.escape(str(MAX_PEER_INFO_BYTES))):
+        read_peer_info(b" " * (MAX_PEER_INFO_BYTES + 1))

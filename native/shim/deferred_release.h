@@ -9,10 +9,10 @@
 
 namespace blink::shim {
 
-// Takes what a communicator had; where its setup failed there may be no engine, but the board waits for this rank's
-// word all the same. Says Board::done() when its own launches have ended, Board::closed() when it has closed its peers'
+// Takes what a communicator had; where its setup failed there may be no engine, but the page waits for this rank's
+// word all the same. Says SharedPage::done() when its own launches have ended, SharedPage::closed() when it has closed its peers'
 // memory, and frees its own when everybody has said so: in this call, or later in a thread of its own. What a peer has
 // mapped is never freed: where one has died, or its process has ended before it closed, it stays with this process.
-void retire(std::unique_ptr<Live> live);
+void release_when_unmapped(std::unique_ptr<Resources> resources);
 
 }  // namespace blink::shim

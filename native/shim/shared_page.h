@@ -11,14 +11,14 @@ namespace blink::shim {
 // Chunk sizes are searched for so many (collective, size class) pairs at once.
 constexpr int kSearches = 256;
 
-class Board {
+class SharedPage {
  public:
-  virtual ~Board() = default;
+  virtual ~SharedPage() = default;
 
-  // A new board as a memory file without a name; its descriptor is to be shared by Meeting::share_descriptor.
+  // A new page as a memory file without a name; its descriptor is to be shared by Meeting::share_descriptor.
   static int create(int nranks, std::string* why);
   // Maps it; takes the descriptor.
-  static std::unique_ptr<Board> map(int descriptor, int nranks, int rank, std::string* why);
+  static std::unique_ptr<SharedPage> map(int descriptor, int nranks, int rank, std::string* why);
 
   // Abort: anybody may raise it, everybody sees it. The word can be registered with the GPU, whose kernels poll it.
   virtual volatile std::uint32_t* abort_word() = 0;

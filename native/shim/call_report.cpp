@@ -1,4 +1,4 @@
-#include "usage.h"
+#include "call_report.h"
 
 #include <unistd.h>
 
@@ -7,7 +7,7 @@
 #include <set>
 #include <sstream>
 
-#include "decisions.h"
+#include "call_arguments.h"
 #include "log.h"
 
 namespace blink::shim {
@@ -17,14 +17,14 @@ const char* const kProtocols[] = {"simple", "ll", "ll128", "copies"};  // in the
 
 struct Living {
   std::mutex mutex;
-  std::set<Usage*> usages;
+  std::set<CallReport*> reports;
 };
 
 Living& living() {
   static Living* living = [] {
     static const pid_t owner = getpid();
     std::atexit([] {
-      if (getpid() == owner) Usage::tell_all();  // a forked child has made none of these calls
+      if (getpid() == owner) CallReport::tell_all();  // a forked child has made none of these calls
     });
     return new Living;  // never destroyed: communicators may go at the very end of the process
   }();
@@ -45,22 +45,22 @@ std::string size_text(std::uint64_t bytes) {
 
 }  // namespace
 
-Usage::Usage(std::string key, int rank, int nranks) : key_(std::move(key)), rank_(rank), nranks_(nranks) {
+CallReport::CallReport(std::string key, int rank, int nranks) : key_(std::move(key)), rank_(rank), nranks_(nranks) {
   Living& all = living();
   const std::lock_guard<std::mutex> lock(all.mutex);
-  all.usages.insert(this);
+  all.reports.insert(this);
 }
 
-Usage::~Usage() {
+CallReport::~CallReport() {
   Living& all = living();
   {
     const std::lock_guard<std::mutex> lock(all.mutex);
-    all.usages.erase(this);
+    all.reports.erase(this);
   }
   tell();
 }
 
-void Usage::count(const Operation& operation, std::uint64_t bytes, const Bundle* bundle, int choice,
+void CallReport::count(const Operation& operation, std::uint64_t bytes, const Bundle* bundle, int choice,
                   const std::string& why) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const Row row(static_cast<int>(operation.collective), size_class(bytes), operation.dtype, operation.op, choice);
@@ -88,7 +88,7 @@ void Usage::count(const Operation& operation, std::uint64_t bytes, const Bundle*
   }
 }
 
-void Usage::tell() {
+void CallReport::tell() {
   const std::lock_guard<std::mutex> lock(mutex_);
   for (const auto& [row, count] : counts_) {
     const auto& [collective, unused, dtype, op, choice] = row;
@@ -107,10 +107,10 @@ void Usage::tell() {
   counts_.clear();
 }
 
-void Usage::tell_all() {
+void CallReport::tell_all() {
   Living& all = living();
   const std::lock_guard<std::mutex> lock(all.mutex);
-  for (Usage* usage : all.usages) usage->tell();
+  for (CallReport* report : all.reports) report->tell();
 }
 
 }  // namespace blink::shim

@@ -67,7 +67,7 @@ class Group(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Usage:
+class CallReport:
     """A whole report. ``unread``: lines that are none."""
 
     groups: tuple[Group, ...]
@@ -94,7 +94,7 @@ class Usage:
         }
 
 
-def read_usage(data: bytes) -> Usage:
+def read_call_report(data: bytes) -> CallReport:
     """The report in ``data``; lines that are none, as of a process that was killed while it wrote, are counted."""
     found: dict[str, list[Line]] = {}
     unread = 0
@@ -107,7 +107,7 @@ def read_usage(data: bytes) -> Usage:
             unread += 1
             continue
         found.setdefault(line.comm, []).append(line)
-    return Usage(tuple(_group(comm, lines) for comm, lines in found.items()), unread)
+    return CallReport(tuple(_group(comm, lines) for comm, lines in found.items()), unread)
 
 
 def _group(comm: str, lines: Sequence[Line]) -> Group:

@@ -27,14 +27,14 @@ from blinkccl.topology.select import ids_text
 
 #: More ranks than any host has GPUs, several on each included.
 MAX_RANKS = 64
-#: An array of so many cards has some 100 KB.
-MAX_CARDS_BYTES = 1 << 20
+#: The array of so many ranks has some 100 KB.
+MAX_PEER_INFO_BYTES = 1 << 20
 #: The settings that plans depend on; a path may be long.
 SETTINGS = ("algo", "protocol", "topo", "nccl_topo_file")
 _MOST_SETTING = 4096
 
 
-class Card(msgspec.Struct, frozen=True):
+class PeerInfo(msgspec.Struct, frozen=True):
     """One rank; the module's text says what is what. ``settings`` holds environment variables, "" where not set."""
 
     rank: int
@@ -61,47 +61,47 @@ class Card(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Job:
-    """The ranks of a communicator, all of this host: ``cards[i]`` is rank i's."""
+    """The ranks of a communicator, all of this host: ``peers[i]`` is rank i's."""
 
-    cards: tuple[Card, ...]
+    peers: tuple[PeerInfo, ...]
 
     @property
     def size(self) -> int:
-        return len(self.cards)
+        return len(self.peers)
 
     @cached_property
     def gpus(self) -> tuple[str, ...]:
         """The UUIDs of the GPUs, each once, in the order of the ranks."""
-        return tuple(dict.fromkeys(card.uuid for card in self.cards))
+        return tuple(dict.fromkeys(peer.uuid for peer in self.peers))
 
     @property
     def shared(self) -> int:
         """The most ranks that one GPU has."""
-        uuids = [card.uuid for card in self.cards]
+        uuids = [peer.uuid for peer in self.peers]
         return max(map(uuids.count, self.gpus))
 
     @property
     def architectures(self) -> tuple[str, ...]:
         """What code must be compiled for, each once, in order."""
-        return tuple(sorted({card.arch for card in self.cards}))
+        return tuple(sorted({peer.arch for peer in self.peers}))
 
     @property
     def capability(self) -> int:
         """Compute capability of the oldest GPU: 90 for 9.0."""
-        return min(10 * card.major + card.minor for card in self.cards)
+        return min(10 * peer.major + peer.minor for peer in self.peers)
 
     @property
     def has_nccl(self) -> bool:
         """Whether calls can be left to NCCL."""
-        return self.cards[0].nccl_version > 0
+        return self.peers[0].nccl_version > 0
 
     def setting(self, name: str) -> str:
         """One of :data:`SETTINGS`, which all ranks agree on."""
-        return self.cards[0].settings.get(name, "")
+        return self.peers[0].settings.get(name, "")
 
 
-def read_cards(data: bytes) -> Job:
-    """The job whose cards ``data`` holds, as a JSON array.
+def read_peer_info(data: bytes) -> Job:
+    """The job whose peers ``data`` holds, as a JSON array.
 
     Raises
     ------
@@ -110,20 +110,20 @@ def read_cards(data: bytes) -> Job:
     UnsupportedError
         If the ranks do not fit together, or there is one alone: which ranks, and what each of them has.
     """
-    if len(data) > MAX_CARDS_BYTES:
-        raise LaunchError(f"the ranks' cards have {len(data)} bytes, expected at most {MAX_CARDS_BYTES}")
+    if len(data) > MAX_PEER_INFO_BYTES:
+        raise LaunchError(f"the ranks' peer info has {len(data)} bytes, expected at most {MAX_PEER_INFO_BYTES}")
     try:
-        cards = msgspec.json.decode(data, type=list[Card])
+        peers = msgspec.json.decode(data, type=list[PeerInfo])
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise LaunchError(f"no ranks' cards: {error}; expected a JSON array of libblink.so's cards") from None
-    for position, card in enumerate(cards):
-        fault = _fault(card)
+        raise LaunchError(f"no peer info: {error}; expected the JSON array that libblink.so writes") from None
+    for position, peer in enumerate(peers):
+        fault = _fault(peer)
         if fault is not None:
-            raise LaunchError(f"card {position}: {fault}")
-    ordered = tuple(sorted(cards, key=lambda card: card.rank))
-    if [card.rank for card in ordered] != list(range(len(ordered))):
-        got = ids_text(card.rank for card in ordered)
-        raise LaunchError(f"cards of ranks {got}: expected each of 0 … {len(ordered) - 1} once")
+            raise LaunchError(f"peer {position}: {fault}")
+    ordered = tuple(sorted(peers, key=lambda peer: peer.rank))
+    if [peer.rank for peer in ordered] != list(range(len(ordered))):
+        got = ids_text(peer.rank for peer in ordered)
+        raise LaunchError(f"peer info of ranks {got}: expected each of 0 … {len(ordered) - 1} once")
     if not 2 <= len(ordered) <= MAX_RANKS:
         raise UnsupportedError(f"{len(ordered)} rank(s): trees are for 2 to {MAX_RANKS} ranks of a host")
     _agree(ordered)
@@ -149,24 +149,24 @@ _TEXTS = {
 }
 
 
-def _fault(card: Card) -> str | None:
-    """What is wrong with one card; texts that a terminal would obey are not repeated."""
+def _fault(peer: PeerInfo) -> str | None:
+    """What is wrong with one peer; texts that a terminal would obey are not repeated."""
     for name, (least, most) in _NUMBERS.items():
-        value = getattr(card, name)
+        value = getattr(peer, name)
         if not least <= value <= most:
             return f"{name} is {value}, expected {least} to {most}"
     for name, pattern in _TEXTS.items():
-        if not re.fullmatch(pattern, getattr(card, name)):
-            return f"{name} is {getattr(card, name)[:80]!r}, expected text like {pattern}"
-    for name, value in (("name", card.name), *card.settings.items()):
+        if not re.fullmatch(pattern, getattr(peer, name)):
+            return f"{name} is {getattr(peer, name)[:80]!r}, expected text like {pattern}"
+    for name, value in (("name", peer.name), *peer.settings.items()):
         fault = label_fault(name) or label_fault(value, _MOST_SETTING)
         if fault is not None:
             return f"{name[:80]!r} {fault}"
     return None
 
 
-#: What must be the same: what it is called, what it is of a card, how it is shown, and what to do.
-_AGREED: tuple[tuple[str, Callable[[Card], Hashable], Callable[[Card], str], str], ...] = (
+#: What must be the same: what it is called, what it is of a peer, how it is shown, and what to do.
+_AGREED: tuple[tuple[str, Callable[[PeerInfo], Hashable], Callable[[PeerInfo], str], str], ...] = (
     ("hosts", lambda c: c.boot_id, lambda c: c.boot_id, "trees serve the ranks of one host"),
     ("Blink versions", lambda c: c.blink_version, lambda c: c.blink_version, "install one version everywhere"),
     (
@@ -190,15 +190,15 @@ _AGREED: tuple[tuple[str, Callable[[Card], Hashable], Callable[[Card], str], str
 )
 
 
-def _agree(cards: Sequence[Card]) -> None:
+def _agree(peers: Sequence[PeerInfo]) -> None:
     for what, key, show, advice in _AGREED:
-        groups: dict[Hashable, list[Card]] = {}
-        for card in cards:
-            groups.setdefault(key(card), []).append(card)
+        groups: dict[Hashable, list[PeerInfo]] = {}
+        for peer in peers:
+            groups.setdefault(key(peer), []).append(peer)
         if len(groups) > 1:
             named = (f"rank {ids_text(c.rank for c in group)}: {show(group[0])}" for group in groups.values())
             raise UnsupportedError(f"the ranks have different {what} ({'; '.join(named)}); {advice}")
-    ours, theirs = package_version(), cards[0].blink_version
+    ours, theirs = package_version(), peers[0].blink_version
     if "unknown" not in (ours, theirs) and ours != theirs:
         raise UnsupportedError(
             f"libblink.so is of Blink {theirs}, the planner's Python of {ours}; let BLINK_PYTHON name the Python "

@@ -14,18 +14,18 @@
 
 namespace blink::shim {
 
-class Usage {
+class CallReport {
  public:
-  Usage(std::string key, int rank, int nranks);
-  ~Usage();
-  Usage(const Usage&) = delete;
-  Usage& operator=(const Usage&) = delete;
+  CallReport(std::string key, int rank, int nranks);
+  ~CallReport();
+  CallReport(const CallReport&) = delete;
+  CallReport& operator=(const CallReport&) = delete;
 
   // One call. `bundle` is null where nothing is ours; `choice` −1: NCCL's, for the reason `why`.
   void count(const Operation& operation, std::uint64_t bytes, const Bundle* bundle, int choice, const std::string& why);
   // Writes the report's lines for all calls since the last time.
   void tell();
-  // The same for all communicators of the process that still live; at its exit.
+  // The same for all communicators of the process that still resources; at its exit.
   static void tell_all();
 
  private:

@@ -13,7 +13,7 @@
 namespace blink::shim {
 
 // A communicator that the real NCCL is making.
-struct Birth {
+struct PendingCommunicator {
   std::string key;
   ncclComm_t* slot = nullptr;    // where the real NCCL writes the handle
   ncclComm_t parent = nullptr;   // its state says whether it has done so; nullptr: it has when the call returns
@@ -25,17 +25,17 @@ struct Birth {
 };
 
 // For ranks that all know nranks and rank: to be called before the real NCCL makes sure that all have got here.
-Birth announced(std::string key, int nranks, int rank);
+PendingCommunicator announced(std::string key, int nranks, int rank);
 // For children: their ranks are announced when NCCL has said who they are.
-Birth child_of(const Member& parent, const std::string& what, ncclComm_t* slot);
+PendingCommunicator child_of(const Member& parent, const std::string& what, ncclComm_t* slot);
 
 // The real NCCL has returned `result` for all of these: makes ours, begins all, then waits for those that block.
 // A communicator that fails here is NCCL's alone; the other ranks find nobody, and it is theirs alone too.
-void deliver(std::vector<Birth> births, ncclResult_t result);
+void begin_all(std::vector<PendingCommunicator> pending, ncclResult_t result);
 
 // Begins what is complete by now among those that do not block. `comm` was just asked for its state, and says `state`:
 // a parent, or a child whose parent nobody asks. nullptr: nobody was asked.
-void advance(ncclComm_t comm, ncclResult_t state);
+void begin_completed(ncclComm_t comm, ncclResult_t state);
 
 // The member of this handle; one that was just completed and not yet asked for its state is begun here: before its first
 // call, so that all ranks take the same road in it.

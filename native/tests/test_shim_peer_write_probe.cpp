@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "arrivals.h"
+#include "peer_write_probe.h"
 #include "check.h"
 
 namespace {
@@ -14,7 +14,7 @@ using namespace blink_test;
 using namespace blink::shim;
 
 constexpr std::size_t kSegment = 4096, kTail = 1024, kPosition = 1152, kHead = 2048;
-unsigned char segments[2][kSegment], scratch[2][Arrivals::kMarkBytes];
+unsigned char segments[2][kSegment], scratch[2][PeerWriteProbe::kProbeBytes];
 int lost_at = -1;  // copies into that rank's segment go nowhere
 
 CUdeviceptr address(const void* memory) { return reinterpret_cast<CUdeviceptr>(memory); }
@@ -56,9 +56,9 @@ std::pair<std::vector<int>, std::vector<int>> missing_where_lost(int segment) {
   std::memset(scratch, 0, sizeof scratch);
   lost_at = segment;
   const std::vector<CUdeviceptr> mapped{address(segments[0]), address(segments[1])};
-  std::vector<Arrivals> ranks;
+  std::vector<PeerWriteProbe> ranks;
   for (int rank = 0; rank < 2; ++rank) ranks.emplace_back(driver, bundle, rank, mapped, address(scratch[rank]));
-  for (const Arrivals& rank : ranks) expect(rank.write(nullptr) == kCudaSuccess, "written");
+  for (const PeerWriteProbe& rank : ranks) expect(rank.write(nullptr) == kCudaSuccess, "written");
   std::vector<int> missing[2];
   for (std::size_t rank = 0; rank < 2; ++rank) {
     expect(ranks[rank].gather(nullptr) == kCudaSuccess, "gathered");

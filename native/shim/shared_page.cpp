@@ -1,4 +1,4 @@
-#include "board.h"
+#include "shared_page.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -50,15 +50,15 @@ struct Layout {
 };
 
 std::string failed(const char* what) {
-  return std::string("the board of the ranks: ") + what + ": " + std::strerror(errno);
+  return std::string("the page of the ranks: ") + what + ": " + std::strerror(errno);
 }
 
-class SharedBoard : public Board {
+class MappedPage : public SharedPage {
  public:
-  SharedBoard(unsigned char* memory, int nranks, int rank) : memory_(memory), nranks_(nranks), rank_(rank) {}
-  ~SharedBoard() override { munmap(memory_, layout_.bytes); }
-  SharedBoard(const SharedBoard&) = delete;
-  SharedBoard& operator=(const SharedBoard&) = delete;
+  MappedPage(unsigned char* memory, int nranks, int rank) : memory_(memory), nranks_(nranks), rank_(rank) {}
+  ~MappedPage() override { munmap(memory_, layout_.bytes); }
+  MappedPage(const MappedPage&) = delete;
+  MappedPage& operator=(const MappedPage&) = delete;
 
   volatile std::uint32_t* abort_word() override {
     return reinterpret_cast<volatile std::uint32_t*>(&reinterpret_cast<Header*>(memory_)->abort);
@@ -109,7 +109,7 @@ unsigned char* mapped(int descriptor, const Layout& layout, std::string* why) {
   }
   const int seals = fcntl(descriptor, F_GET_SEALS);
   if (about.st_size != static_cast<off_t>(layout.bytes) || seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
-    *why = "the board of the ranks: expected " + std::to_string(layout.bytes) +
+    *why = "the page of the ranks: expected " + std::to_string(layout.bytes) +
            " bytes that cannot be taken away, got " + std::to_string(about.st_size) + " bytes" +
            (seals < 0 ? " of another kind of file" : "");
     return nullptr;
@@ -124,18 +124,18 @@ unsigned char* mapped(int descriptor, const Layout& layout, std::string* why) {
 
 bool is_sensible(int nranks, std::string* why) {
   if (nranks >= 1 && nranks <= kMostRanks) return true;
-  *why = "a board for " + std::to_string(nranks) + " ranks; expected 1 to " + std::to_string(kMostRanks);
+  *why = "a page for " + std::to_string(nranks) + " ranks; expected 1 to " + std::to_string(kMostRanks);
   return false;
 }
 
 }  // namespace
 
-int Board::create(int nranks, std::string* why) {
+int SharedPage::create(int nranks, std::string* why) {
   if (!is_sensible(nranks, why)) return -1;
   const Layout layout(nranks);
   // Some systems insist on memory files that can never be run; older ones do not know that flag.
-  int descriptor = memfd_create("blink-board", MFD_CLOEXEC | MFD_ALLOW_SEALING | kNeverRun);
-  if (descriptor < 0 && errno == EINVAL) descriptor = memfd_create("blink-board", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  int descriptor = memfd_create("blink-page", MFD_CLOEXEC | MFD_ALLOW_SEALING | kNeverRun);
+  if (descriptor < 0 && errno == EINVAL) descriptor = memfd_create("blink-page", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (descriptor < 0) {
     *why = failed("memfd_create");
     return -1;
@@ -155,23 +155,23 @@ int Board::create(int nranks, std::string* why) {
   return descriptor;
 }
 
-std::unique_ptr<Board> Board::map(int descriptor, int nranks, int rank, std::string* why) {
-  std::unique_ptr<Board> board;
+std::unique_ptr<SharedPage> SharedPage::map(int descriptor, int nranks, int rank, std::string* why) {
+  std::unique_ptr<SharedPage> page;
   unsigned char* memory = nullptr;
   if (rank < 0 || rank >= nranks) {
-    *why = "rank " + std::to_string(rank) + " of a board for " + std::to_string(nranks) + " ranks";
+    *why = "rank " + std::to_string(rank) + " of a page for " + std::to_string(nranks) + " ranks";
   } else if (is_sensible(nranks, why)) {
     memory = mapped(descriptor, Layout(nranks), why);
   }
   if (descriptor >= 0) close(descriptor);
   if (memory == nullptr) return nullptr;
-  board = std::make_unique<SharedBoard>(memory, nranks, rank);
+  page = std::make_unique<MappedPage>(memory, nranks, rank);
   const auto* header = reinterpret_cast<const Header*>(memory);
   if (header->magic == kMagic && header->nranks == static_cast<std::uint32_t>(nranks) &&
       header->searches == kSearches) {
-    return board;
+    return page;
   }
-  *why = "the board of the ranks is not one for " + std::to_string(nranks) + " ranks of this version of Blink";
+  *why = "the page of the ranks is not one for " + std::to_string(nranks) + " ranks of this version of Blink";
   return nullptr;
 }
 

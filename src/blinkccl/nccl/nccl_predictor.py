@@ -48,7 +48,7 @@ class Prediction:
     words: str
 
 
-class Rival:
+class NcclPredictor:
     """NCCL on a job.
 
     Parameters
