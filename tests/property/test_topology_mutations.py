@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 
 from blinkccl.errors import TopologyError
-from blinkccl.topology import read
+from blinkccl.topology import formats
 from blinkccl.topology.assembly import MAX_LINKS, MAX_VERTICES
+from blinkccl.topology.formats import parse_topology
 from blinkccl.topology.model import Topology
-from blinkccl.topology.read import parse_topology
 from blinkccl.topology.select import network_for
 
 MUTATIONS = 2000
-OURS = Path(read.__file__).parent / "fixtures"
+OURS = Path(formats.__file__).parent / "fixtures"
 SHARED = Path(__file__).parents[2] / "../shared" / "topologies"
 NUMBERS = (
     b"0",

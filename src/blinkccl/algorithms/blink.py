@@ -25,8 +25,7 @@ from blinkccl.forest.model import Forest
 from blinkccl.packing.bottleneck import gather_rate
 from blinkccl.packing.columns import Column, Oracle, pack_columns
 from blinkccl.packing.maxflow import broadcast_rate
-from blinkccl.packing.minimize import minimize_trees
-from blinkccl.packing.mwu import pack_multiplicative
+from blinkccl.packing.mwu import minimize_trees, pack_multiplicative
 from blinkccl.packing.network import Network
 from blinkccl.packing.oracles import Hops, out_tree_oracle, paths_oracle, relay_oracle, up_and_down_oracle
 from blinkccl.packing.undirected import most_central, strength, undirected_widths

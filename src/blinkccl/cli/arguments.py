@@ -101,8 +101,8 @@ def load(spec: str | None, gpus: str | None = None, option: str = "--gpus") -> t
 
 
 def _standard_input() -> Topology:
+    from blinkccl.topology.formats import parse_topology
     from blinkccl.topology.limits import MAX_FILE_BYTES
-    from blinkccl.topology.read import parse_topology
 
     path = Path("-")
     return parse_topology(console.read_file(path, MAX_FILE_BYTES), console.source_name(path), "stdin")

@@ -61,9 +61,9 @@ def check(
     if json:
         console.emit(dumps(found.document()))
     else:
-        from blinkccl.report.check_text import check_text
         from blinkccl.report.fit import fit
         from blinkccl.report.paint import painter
+        from blinkccl.report.plan_text import check_text
 
         paint = painter(console.coloured())
         text = check_text(

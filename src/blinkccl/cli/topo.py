@@ -84,7 +84,7 @@ def _check_output(path: Path) -> None:
 
 def _formats() -> dict[str, Callable[[Topology], str]]:
     from blinkccl.report.topology_svg import topology_svg
-    from blinkccl.topology.write import WRITERS
+    from blinkccl.topology.formats import WRITERS
 
     return {**WRITERS, ".svg": topology_svg}
 
@@ -93,7 +93,7 @@ def _rendered(topology: Topology, path: Path) -> str:
     """The text of the file ``path``, in the format that its suffix names; what it does not keep is said."""
     text = _formats()[path.suffix](topology)
     if path.suffix == ".xml":
-        from blinkccl.topology.nccl_xml_kept import differences
+        from blinkccl.topology.nccl_xml_write import differences
 
         for difference in differences(topology, text):
             console.note(f"{path} does not keep everything, JSON would: read back, {difference}")

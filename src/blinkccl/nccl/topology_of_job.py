@@ -15,10 +15,10 @@ from blinkccl.errors import TopologyError, UnsupportedError
 from blinkccl.nccl.bus_ids import bus_ids_of_xml, canonical, seen_by_nvml
 from blinkccl.nccl.peer_info import Job
 from blinkccl.topology import nccl_xml
+from blinkccl.topology.formats import read_topology
 from blinkccl.topology.limits import MAX_FILE_BYTES
 from blinkccl.topology.model import Topology
 from blinkccl.topology.probe import probe
-from blinkccl.topology.read import read_topology
 from blinkccl.topology.select import ids_text
 from blinkccl.topology.spec import parse_spec
 

@@ -1,15 +1,18 @@
-"""A forest as text: its rate, its trees, its proof, and the load of every link."""
+"""A forest as text: its rate, its trees, its proof, the load of every link; and the verdict of a check of it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 
-from blinkccl.forest.model import Forest, Share, tree_depth
+from blinkccl.forest.check import Verdict
+from blinkccl.forest.model import Forest, Path, Share, Tree, tree_depth
 from blinkccl.report.certificate_text import certificate_lines
 from blinkccl.report.fit import fit
 from blinkccl.report.paint import Paint, plain
-from blinkccl.report.tree_text import share_drawing
 from blinkccl.report.units_text import count, gb_per_s_text, ids, rate_text
+from blinkccl.schedule.program import Program
+from blinkccl.schema import SCHEMA_VERSION
 from blinkccl.topology.model import Topology
 from blinkccl.units import bus_factor
 
@@ -128,3 +131,138 @@ def _load_line(topology: Topology, arc: tuple[int, int], load: Fraction, paint: 
         f"  {arc[0]:>4} → {arc[1]:<4} {link.kind:<6} {load!s:>7} of {link.capacity:<4} {shown}"
         f"{float(part):4.0%}  {gb_per_s_text(gb_per_s)}"
     )
+
+
+# The trees of a share as small drawings.
+def share_drawing(share: Share, down_title: str = "broadcast") -> list[str]:
+    """The up-tree and the down-tree, indented; one drawing where both are the same tree."""
+    up, down = share.reduce, share.broadcast
+    if up is not None and down is not None and sorted(up.edges) == sorted(down.reversed().edges):
+        return _titled("reduce up, then broadcast down", up, upward=True)
+    lines: list[str] = []
+    if up is not None:
+        lines += _titled("reduce", up, upward=True)
+    if down is not None:
+        lines += _titled(down_title, down, upward=False)
+    return lines
+
+
+def _titled(title: str, tree: Tree, upward: bool) -> list[str]:
+    below = children(tree, upward)
+    if not tree.edges:
+        return [f"  {title}: {tree.root} alone"]
+    if all(len(paths) == 1 for paths in below.values()):
+        return [f"  {title}: {_chain(tree, below, upward)}"]
+    return [f"  {title}:", *(f"    {line}" for line in tree_lines(tree, upward))]
+
+
+def children(tree: Tree, upward: bool) -> dict[int, list[Path]]:
+    """Per parent its edges, in the order of reduction or sending."""
+    below: dict[int, list[Path]] = {}
+    for path in tree.edges:
+        below.setdefault(path[-1] if upward else path[0], []).append(path)
+    return below
+
+
+def _chain(tree: Tree, below: dict[int, list[Path]], upward: bool) -> str:
+    """A tree without branches, in the direction of the data."""
+    hops = []
+    vertex = tree.root
+    while vertex in below:
+        path = below[vertex][0]
+        hops.append(path)
+        vertex = path[0] if upward else path[-1]
+    if upward:
+        hops.reverse()
+    return str(hops[0][0]) + "".join(f" →{_via(path)} {path[-1]}" for path in hops)
+
+
+def tree_lines(tree: Tree, upward: bool) -> list[str]:
+    """A tree as lines, root first, children in order. Depth first without recursion: chains can be long."""
+    below = children(tree, upward)
+    lines = [str(tree.root)]
+    stack = [(path, "", i == 0) for i, path in enumerate(below.get(tree.root, [])[::-1])]
+    while stack:
+        path, indent, last = stack.pop()
+        child = path[0] if upward else path[-1]
+        lines.append(f"{indent}{'└─' if last else '├─'}{_via(path)} {child}")
+        deeper = indent + ("   " if last else "│  ")
+        stack += [(edge, deeper, i == 0) for i, edge in enumerate(below.get(child, [])[::-1])]
+    return lines
+
+
+def _via(path: Path) -> str:
+    """What a hop crosses: `` (8,9)`` for switches 8 and 9."""
+    return f" ({','.join(map(str, path[1:-1]))})" if len(path) > 2 else ""
+
+
+# What a check of a plan proved, or what is false in it.
+SHOWN = 20
+
+
+def check_text(
+    forest: Forest,
+    verdict: Verdict,
+    program: Program | None,
+    faults: Sequence[str],
+    paint: Paint = plain,
+    scope: str = "the links that the plan lists",
+    schema_version: int = SCHEMA_VERSION,
+) -> str:
+    """One line per thing that was checked, then the violations.
+
+    Parameters
+    ----------
+    verdict
+        Of the independent checker.
+    program, faults
+        The lowered plan, and what the verifier found in it.
+    scope
+        The links that the proof speaks of.
+    schema_version
+        Of the plan's document.
+    """
+    lines = [headline(forest)]
+    if schema_version != SCHEMA_VERSION:
+        lines.append(f"        schema_version {schema_version}, of an earlier blink: its gbps are GB/s")
+    lines += _checker(forest, verdict, paint, scope)
+    lines += _program(program, faults, paint)
+    if verdict.violations or faults:
+        lines.append(paint(f"refused: {count(len(verdict.violations) + len(faults), 'violation')}", "bold red"))
+    else:
+        proved = "proved" if verdict.optimal else "proved, but not optimal: see the bound"
+        lines.append(paint(proved, "bold green"))
+    return "\n".join(lines) + "\n"
+
+
+def _checker(forest: Forest, verdict: Verdict, paint: Paint, scope: str) -> list[str]:
+    if verdict.violations:
+        return [*_listed("the plan is not what it says", verdict.violations, paint)]
+    ok = paint("  ok  ", "green")
+    assert verdict.rate is not None  # A plan without violations has a rate and a bound.
+    assert verdict.bound is not None
+    unit = forest.topology
+    shares = count(len(forest.shares), "share")
+    lines = [
+        f"{ok}trees: {shares}; every contribution once, every destination served",
+        f"{ok}rate: {rate_text(verdict.rate, unit)}, recomputed from the loads of "
+        f"{count(len(forest.link_load), 'link')}",
+    ]
+    proof = f"{ok}bound: {rate_text(verdict.bound, unit)}, by the {forest.certificate.kind} in the plan"
+    optimal = [f"{ok}optimal on {scope}"] if verdict.optimal else []
+    return [*lines, proof, *optimal]
+
+
+def _program(program: Program | None, faults: Sequence[str], paint: Paint) -> list[str]:
+    if faults or program is None:
+        return _listed("the program is invalid", faults, paint)
+    size = (
+        f"{count(len(program.roles), 'role')}, {count(len(program.queues), 'queue')}, "
+        f"{count(len(program.channels), 'channel')}"
+    )
+    return [f"{paint('  ok  ', 'green')}program: {size}; complete, live with finite buffers, no link overloaded"]
+
+
+def _listed(what: str, texts: Sequence[str], paint: Paint) -> list[str]:
+    more = [f"        … and {len(texts) - SHOWN} more"] if len(texts) > SHOWN else []
+    return [f"{paint('  no  ', 'red')}{what}:", *(f"        {text}" for text in texts[:SHOWN]), *more]

@@ -14,8 +14,7 @@ from typing import Protocol
 from blinkccl.algorithms.bounds import certificate_for
 from blinkccl.algorithms.registry import ALGORITHMS, Request
 from blinkccl.errors import TopologyError, UnsupportedError, UsageError
-from blinkccl.forest.model import Forest
-from blinkccl.forest.split import split_shares
+from blinkccl.forest.model import Forest, split_shares
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.schedule.verifier import verify

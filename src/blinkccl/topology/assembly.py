@@ -1,4 +1,4 @@
-"""Putting a machine together, vertex by vertex and link by link, before a unit of capacity is chosen."""
+"""Putting a machine together, link by link, before a unit of capacity is chosen; and several of them."""
 
 from __future__ import annotations
 
@@ -113,3 +113,117 @@ class Assembly:
 def exact_unit(topology: Topology) -> Fraction:
     """``unit_gb_per_s`` as the decimal number that was meant, so that 0.1 stays one tenth."""
     return Fraction(repr(topology.unit_gb_per_s))
+
+
+# Several servers of one kind, joined by a network: ``2x dgx-1v @ 40Gbps``.
+def compose(machine: Topology, servers: int, nic_gb_per_s: Fraction | None = None) -> Topology:
+    """``servers`` copies of ``machine`` on one non-blocking network switch.
+
+    GPU ``j`` of server ``s`` gets the id ``s·G + j`` (G GPUs a server, in ascending order of their ids in
+    ``machine``); switches, hosts and NICs follow, server by server; the network switch comes last and forms a
+    group of its own, ``server = servers``.
+
+    Parameters
+    ----------
+    machine
+        One server.
+    servers
+        How many, at least 1.
+    nic_gb_per_s
+        GB/s per direction of every NIC, on its GPU side and on its network side. Without it the NICs keep
+        the rate that the machine gives them. A machine that has no NIC gets one per server, joined to each of
+        its GPUs: then the rate must be given.
+
+    Raises
+    ------
+    TopologyError
+        If the machine spans servers already, has no NIC and no rate is given, or the cluster is too large.
+    """
+    _check(machine, servers, nic_gb_per_s)
+    count = f"{servers}x {machine.name}"
+    box = Assembly(count if nic_gb_per_s is None else f"{count} @ {float(nic_gb_per_s * 8):g}Gbps", "declared")
+    box.notes.extend(machine.notes)
+    ids = _copy_vertices(box, machine, servers)
+    for number in ids:
+        _copy_links(box, machine, number, nic_gb_per_s)
+    if servers > 1 or nic_gb_per_s is not None:
+        _join_network(box, machine, ids, nic_gb_per_s)
+    return box.finish()
+
+
+def _check(machine: Topology, servers: int, nic_gb_per_s: Fraction | None) -> None:
+    if servers < 1:
+        raise TopologyError(f"{servers}x {machine.name}: give at least one server")
+    if len({machine.vertex[r].server for r in machine.ranks}) > 1:
+        raise TopologyError(f"{machine.name} spans several servers already; compose single servers")
+    if servers * len(machine.vertices) > MAX_VERTICES or servers * len(machine.links) > MAX_LINKS:
+        raise TopologyError(
+            f"{servers}x {machine.name}: {servers * len(machine.vertices)} vertices and "
+            f"{servers * len(machine.links)} links; at most {MAX_VERTICES} and {MAX_LINKS}"
+        )
+    if servers > 1 and nic_gb_per_s is None and not _nics(machine):
+        raise TopologyError(
+            f"{servers}x {machine.name}: {machine.name} has no NIC, so say how fast the "
+            f'network is: "{servers}x {machine.name} @ 40Gbps"'
+        )
+    if nic_gb_per_s is not None and nic_gb_per_s <= 0:
+        raise TopologyError(f"{servers}x {machine.name}: the network rate must be positive, got {nic_gb_per_s}")
+
+
+def _nics(machine: Topology) -> list[int]:
+    return sorted(v.id for v in machine.vertices if v.kind == "nic")
+
+
+def _copy_vertices(box: Assembly, machine: Topology, servers: int) -> list[dict[int, int]]:
+    """Per server, the new id of each of the machine's vertices."""
+    transit = sorted(v.id for v in machine.vertices if machine.is_transit(v.id))
+    ids: list[dict[int, int]] = [{} for _ in range(servers)]
+    for group in (machine.ranks, transit):
+        for server, number in enumerate(ids):
+            for old in group:
+                number[old] = box.add(machine.vertex[old].kind, _name(machine.vertex[old], server), server)
+    return ids
+
+
+def _name(vertex: Vertex, server: int) -> str:
+    return f"{server}/{vertex.label}"
+
+
+def _copy_links(box: Assembly, machine: Topology, number: dict[int, int], nic_gb_per_s: Fraction | None) -> None:
+    unit = exact_unit(machine)
+    for x in machine.links:
+        if x.kind == "net" and nic_gb_per_s is not None:
+            box.arc(number[x.src], number[x.dst], nic_gb_per_s, "net", "declared")
+        else:
+            box.arc(number[x.src], number[x.dst], x.capacity * unit, x.kind, x.provenance)
+
+
+def _join_network(box: Assembly, machine: Topology, ids: list[dict[int, int]], nic_gb_per_s: Fraction | None) -> None:
+    nics = _nics(machine)
+    ends: list[tuple[int, Fraction, str]] = []
+    for server, number in enumerate(ids):
+        if nics:
+            for nic in nics:
+                gb_per_s, source = _nic_rate(machine, nic, nic_gb_per_s)
+                ends.append((number[nic], gb_per_s, source))
+        elif nic_gb_per_s is not None:
+            nic = box.add("nic", f"{server}/NIC", server)
+            for old in machine.ranks:
+                box.join(number[old], nic, nic_gb_per_s, "net")
+            ends.append((nic, nic_gb_per_s, "declared"))
+    network = box.add("switch", "NETWORK", len(ids))
+    for nic, gb_per_s, source in ends:
+        box.join(nic, network, gb_per_s, "net", source)
+
+
+def _nic_rate(machine: Topology, nic: int, nic_gb_per_s: Fraction | None) -> tuple[Fraction, str]:
+    """The rate of the network side of a NIC: as given, else that of its widest link."""
+    if nic_gb_per_s is not None:
+        return nic_gb_per_s, "declared"
+    widest = max((x for x in machine.links if x.src == nic), key=lambda x: x.capacity, default=None)
+    if widest is None:
+        raise TopologyError(
+            f"{machine.name}: {machine.vertex[nic].label} has no link, so its rate is "
+            'unknown; give the network\'s rate with "@ 40Gbps"'
+        )
+    return widest.capacity * exact_unit(machine), widest.provenance

@@ -7,9 +7,8 @@ from fractions import Fraction
 from pathlib import Path
 
 from blinkccl.errors import TopologyError
-from blinkccl.topology.assembly import MAX_VERTICES
+from blinkccl.topology.assembly import MAX_VERTICES, compose
 from blinkccl.topology.catalog import CATALOG, machine
-from blinkccl.topology.compose import compose
 from blinkccl.topology.model import Topology
 from blinkccl.topology.select import check_ranks, ids_text
 from blinkccl.topology.synthetic import FAMILIES, synthetic
@@ -62,7 +61,7 @@ def _single(text: str) -> Topology | None:
         return machine(text)
     if _is_path(text):
         # Read on demand: a catalog name needs no parser.
-        from blinkccl.topology.read import read_topology
+        from blinkccl.topology.formats import read_topology
 
         return read_topology(Path(text), text)
     return synthetic(text) if text.partition(":")[0] in FAMILIES else None

@@ -15,8 +15,7 @@ from blinkccl.algorithms.three_phase import LocalTree, cut_trees, local_trees, o
 from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Forest, Share, Tree
-from blinkccl.topology.assembly import Assembly
-from blinkccl.topology.compose import compose
+from blinkccl.topology.assembly import Assembly, compose
 from blinkccl.topology.model import Topology
 
 

@@ -9,8 +9,7 @@ import pytest
 from blinkccl.collectives.spec import Collective
 from blinkccl.engines import reference
 from blinkccl.errors import UsageError
-from blinkccl.forest.model import attained_rate, link_use
-from blinkccl.forest.split import split_shares
+from blinkccl.forest.model import attained_rate, link_use, split_shares
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.verifier import violations
 from blinkccl.testing.execution import difference

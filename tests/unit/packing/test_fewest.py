@@ -8,11 +8,10 @@ from random import Random
 import pytest
 from small_networks import assert_packing, depth_of, dgx_1p, dgx_1v, random_digraph
 
-from blinkccl.packing.fewest import fewest_arborescences, fewest_bound
 from blinkccl.packing.integral import pack_arborescences
 from blinkccl.packing.maxflow import broadcast_rate
 from blinkccl.packing.network import Arc, Network
-from blinkccl.packing.shallow import out_trees
+from blinkccl.packing.shallow import fewest_arborescences, fewest_bound, out_trees
 
 
 def least_by_exhaustion(network: Network, root: int, demand: int) -> int:

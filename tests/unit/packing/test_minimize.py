@@ -12,9 +12,8 @@ from small_networks import dgx_1v, random_digraph, random_graph, random_switched
 from blinkccl.packing.bottleneck import allgather_rate
 from blinkccl.packing.columns import Column, check_loads, pack_columns
 from blinkccl.packing.maxflow import broadcast_rate
-from blinkccl.packing.minimize import minimize_trees
 from blinkccl.packing.multiplicities import MULTIPLES, whole_weights
-from blinkccl.packing.mwu import pack_multiplicative
+from blinkccl.packing.mwu import minimize_trees, pack_multiplicative
 from blinkccl.packing.network import Network
 from blinkccl.packing.oracles import out_tree_oracle, up_and_down_oracle
 from blinkccl.packing.undirected import strength, undirected_widths

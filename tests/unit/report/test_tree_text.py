@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from blinkccl.forest.model import Share, Tree
-from blinkccl.report.tree_text import share_drawing, tree_lines
+from blinkccl.report.plan_text import share_drawing, tree_lines
 
 DOWN = Tree(0, ((0, 1), (0, 9, 2), (1, 3), (2, 4)))
 

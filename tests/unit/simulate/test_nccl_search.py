@@ -19,9 +19,8 @@ from blinkccl.errors import TopologyError, UnsupportedError
 from blinkccl.simulate.nccl_search import Channels, search
 from blinkccl.simulate.nccl_system import ARCHS, guess_arch, see
 from blinkccl.topology.allocations import connected_allocations
-from blinkccl.topology.assembly import Assembly
+from blinkccl.topology.assembly import Assembly, compose
 from blinkccl.topology.catalog import CATALOG, machine
-from blinkccl.topology.compose import compose
 from blinkccl.topology.model import Topology
 from blinkccl.topology.select import network_for
 from blinkccl.topology.spec import load

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from blinkccl.report.topology_text import LEGEND, Matrix, matrix
 from blinkccl.topology import nvidia_smi
-from blinkccl.topology.matrix import LEGEND, Matrix, matrix
 from blinkccl.topology.model import Link, Topology, Vertex
 from blinkccl.topology.probe import this_host
 from blinkccl.topology.spec import parse_spec

@@ -9,8 +9,8 @@ import pytest
 from blinkccl.errors import TopologyError
 from blinkccl.topology import nvidia_smi
 from blinkccl.topology.catalog import CUBE_MESH, machine
+from blinkccl.topology.formats import read_topology
 from blinkccl.topology.model import Topology
-from blinkccl.topology.read import read_topology
 from blinkccl.topology.select import network_for
 
 OURS = Path(nvidia_smi.__file__).parent / "fixtures"

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from blinkccl.errors import TopologyError
-from blinkccl.topology import read
-from blinkccl.topology.read import parse_topology, read_topology
+from blinkccl.topology import formats
+from blinkccl.topology.formats import parse_topology, read_topology
 
-OURS = Path(read.__file__).parent / "fixtures"
+OURS = Path(formats.__file__).parent / "fixtures"
 REFUSED = {"dgx-2-truncated.nvidia-smi.txt", "no-gpu-tags.nccl.xml", "rings.nccl-graph.xml", "README.md"}
 FILES = sorted(p.name for p in OURS.iterdir())
 

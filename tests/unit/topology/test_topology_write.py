@@ -10,15 +10,14 @@ from pathlib import Path
 import pytest
 
 from blinkccl.errors import TopologyError
-from blinkccl.topology.read import read_topology
+from blinkccl.topology.formats import read_topology, write_topology
 from blinkccl.topology.spec import parse_spec
-from blinkccl.topology.write import write_topology
 
 SCRIPT = """
 from pathlib import Path
 from blinkccl.errors import TopologyError
-from blinkccl.topology import json_format, nccl_xml_write, read, spec
-from blinkccl.topology.matrix import matrix
+from blinkccl.topology import json_format, nccl_xml_write, formats, spec
+from blinkccl.report.topology_text import matrix
 from blinkccl.topology.select import network_for
 for name in ("dgx-1v", "mist", "2x dgx-a100", "random:9:seed=1", "random:7:seed=1:directed"):
     topology = spec.parse_spec(name)
@@ -30,9 +29,9 @@ for name in ("dgx-1v", "mist", "2x dgx-a100", "random:9:seed=1", "random:7:seed=
         except TopologyError as error:
             print(error)
 print(nccl_xml_write.write(spec.parse_spec("dgx-a100")))
-for path in sorted((Path(read.__file__).parent / "fixtures").iterdir()):
+for path in sorted((Path(formats.__file__).parent / "fixtures").iterdir()):
     try:
-        print(json_format.write(read.read_topology(path)))
+        print(json_format.write(formats.read_topology(path)))
     except TopologyError as error:
         print(error)
 """

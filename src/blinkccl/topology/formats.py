@@ -1,6 +1,7 @@
-"""Topology files, recognised by what is in them.
+"""Topology files: recognised by what is in them, written in the format that the file's name asks for.
 
-To read another format: write its parser beside this file, and add its row to :data:`FORMATS`.
+To read another format: write its parser beside this file, and add its row to :data:`FORMATS`. To write one: its writer,
+and a row in :data:`WRITERS`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from blinkccl.errors import TopologyError
-from blinkccl.topology import json_format, nccl_xml, nvidia_smi
+from blinkccl.topology import json_format, nccl_xml, nccl_xml_write, nvidia_smi
 from blinkccl.topology.limits import MAX_FILE_BYTES, MAX_NOTE, check_labels, label_fault
 from blinkccl.topology.model import Topology
 
@@ -91,3 +92,33 @@ def _named(topology: Topology, source: str, name: str) -> Topology:
     if topology.name != source:
         return topology
     return replace(topology, name=name if label_fault(name) is None else "topology file")
+
+
+#: The registry, by suffix.
+WRITERS: dict[str, Callable[[Topology], str]] = {
+    ".json": json_format.write,
+    ".xml": nccl_xml_write.write,
+}
+
+
+def write_topology(topology: Topology, path: Path) -> None:
+    """Write ``topology`` to ``path``: our JSON for ``.json``, NCCL's topology XML for ``.xml``.
+
+    Raises
+    ------
+    TopologyError
+        If the suffix is none of these or the file cannot be written.
+    UnsupportedError
+        If the format has no place for some part of the topology.
+    """
+    writer = WRITERS.get(path.suffix)
+    if writer is None:
+        raise TopologyError(
+            f"{path}: do not know how to write {path.suffix or 'a file without suffix'!r}; "
+            "expected " + ", ".join(WRITERS)
+        )
+    text = writer(topology)
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise TopologyError(f"{path}: cannot be written: {error.strerror or error}") from error
