@@ -62,7 +62,7 @@ def test_the_same_text_gives_the_same_bytes_for_ever() -> None:
     specs = ("random:12:seed=3", "random:7:seed=5:directed")
     text = "".join(json_format.write(synthetic(spec)) for spec in specs)
     digest = hashlib.sha256(text.encode()).hexdigest()
-    assert digest.startswith("d1d35a240a218ad3"), digest
+    assert digest.startswith("840a4fd129fa61db"), digest
 
 
 def test_different_seeds_differ() -> None:
