@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-#: Forks from a server process that has no threads and nothing of the test, so a rank starts in milliseconds.
+#: Forks from a server process that has no threads (numpy's library would start some) and nothing of the test but what
+#: every rank imports, so a rank starts in milliseconds.
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["blinkccl.runtime.store", "blinkccl.runtime.rendezvous", "blinkccl.runtime.handover"])
+CONTEXT.set_forkserver_preload(
+    ["pytest", "blinkccl.runtime.communicator", "blinkccl.algorithms.registry", "blinkccl.schedule.lower"]
+)
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,8 @@ def test_every_in_process_benchmark_has_a_limit():
 @pytest.mark.parametrize("name", LIMITS)
 def test_work(name):
     [line] = [line for line in planning.LINES if line.name == name]
-    line.run()
+    if not name.startswith("certificate"):
+        line.run()  # imports what it needs
     planning.clear_caches()
     first = _work(line.run)
     assert all(used <= limit for used, limit in zip(first, LIMITS[name], strict=True)), first

@@ -27,7 +27,7 @@ from blinkccl.simulate.workload import Workload
 from blinkccl.topology.model import Topology
 from blinkccl.topology.spec import parse_spec
 
-SIZE = 1 << 24
+SIZE = 1 << 22
 #: Copies and reductions cost something, and messages are signalled late: every kind of event happens.
 COSTS = calibration("v100-copy-engine")
 JOBS = [("optimal", "allreduce"), ("blink", "broadcast"), ("ring", "allreduce"), ("optimal", "alltoall")]
@@ -94,7 +94,7 @@ def test_an_event_or_three_per_task(algo: str, name: str, sharing: str, late: bo
 
     Where links are shared anew, the ends of the transfers on the same link are told again.
     """
-    given = workload(algo, name, 16, sharing, late)
+    given = workload(algo, name, 6, sharing, late)
     counted = calls(lambda: kernel.run(given, sharing))
     events = counted["kernel.py", "schedule"]
     actors = int((given.actors.chunks > 0).sum())
@@ -113,7 +113,7 @@ def test_an_event_or_three_per_task(algo: str, name: str, sharing: str, late: bo
 @EVERY_JOB
 def test_work_grows_with_the_chunks(algo: str, name: str, sharing: str) -> None:
     """Four times the chunks: about four times the calls."""
-    few, many = (workload(algo, name, chunks, sharing) for chunks in (8, 32))
+    few, many = (workload(algo, name, chunks, sharing) for chunks in (4, 16))
     counted = [sum(calls(lambda given=given: kernel.run(given, sharing)).values()) for given in (few, many)]
     per_task = [count / given.tasks for count, given in zip(counted, (few, many), strict=True)]
     assert per_task[0] < {"fifo": 60, "fair": 160}[sharing]
