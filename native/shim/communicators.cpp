@@ -28,6 +28,14 @@ void beside(Body body) {
   if (result != ncclSuccess) warn("a communicator could not be made: NCCL runs everything of it");
 }
 
+// Nobody to meet; but NCCL may give it the handle of one that it has freed without our knowing.
+PendingCommunicator single_rank() {
+  PendingCommunicator pending;
+  pending.nranks = 1;
+  pending.rank = 0;
+  return pending;
+}
+
 // Every rank knows its rank and the unique ids, which make the key.
 struct Newcomer {
   ncclComm_t* slot;
@@ -45,12 +53,7 @@ ncclResult_t join(const Newcomer& newcomer, Call call) {
   beside([&] {
     if (!newcomer.sensible()) return;
     const std::string key = key_of(newcomer.ids, newcomer.bytes);
-    if (newcomer.nranks > 1) {
-      pending = announced(key, newcomer.nranks, newcomer.rank);
-    } else {
-      pending.nranks = 1;
-      pending.rank = 0;
-    }
+    pending = newcomer.nranks > 1 ? announced(key, newcomer.nranks, newcomer.rank) : single_rank();
     pending.slot = newcomer.slot;
     pending.blocking = blocking(newcomer.config, true);
   });
@@ -70,10 +73,10 @@ std::string own_key() {
 ncclResult_t init_all(ncclComm_t* comms, int ndev, const int* devlist) {
   std::vector<PendingCommunicator> all;
   beside([&] {
-    if (comms == nullptr || ndev < 2) return;
-    const std::string key = own_key();
+    if (comms == nullptr || ndev < 1) return;
+    const std::string key = ndev > 1 ? own_key() : "";
     for (int rank = 0; rank < ndev; ++rank) {
-      all.push_back(announced(key, ndev, rank));
+      all.push_back(ndev > 1 ? announced(key, ndev, rank) : single_rank());
       all.back().slot = comms + rank;
       all.back().blocking = blocking(nullptr, true);
     }

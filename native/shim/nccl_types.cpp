@@ -29,7 +29,7 @@ const char* text_of(ncclResult_t result) {
     case ncclSystemError: return "a call to the system failed, or there is no NCCL library";
     case ncclInternalError: return "internal error";
     case ncclInvalidArgument: return "invalid argument";
-    case ncclInvalidUsage: return "invalid report";
+    case ncclInvalidUsage: return "invalid usage";
     case ncclRemoteError: return "another rank failed or has gone";
     case ncclInProgress: return "in progress";
     case ncclTimeout: return "timed out";

@@ -1,24 +1,10 @@
-# libblink.so, which is preloaded under programs that use NCCL. The outer half has NCCL's functions and rules, the inner
-# half plans and runs; a test can take one of them and stand in for the other.
-set(shim_outer arguments pending_communicators collectives communicators deadline forwards groups nccl_types operators real_nccl table version)
-list(TRANSFORM shim_outer REPLACE "(.+)" "${CMAKE_CURRENT_LIST_DIR}/\\1.cpp")
-file(GLOB shim_inner CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/*.cpp)
-list(REMOVE_ITEM shim_inner ${shim_outer})
+# libblink.so, which is preloaded under programs that use NCCL.
+file(GLOB shim_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/*.cpp)
 set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/version.cpp PROPERTIES
   COMPILE_DEFINITIONS "BLINK_VERSION=\"${version}\"")
-
-# All of it: what links shim_objects gets both halves.
-add_library(shim_objects INTERFACE)
-target_link_libraries(shim_objects INTERFACE Threads::Threads ${CMAKE_DL_LIBS})
-foreach(half IN ITEMS outer inner)
-  if(shim_${half})
-    add_library(shim_${half}_objects OBJECT ${shim_${half}})
-    target_include_directories(shim_${half}_objects PUBLIC ${CMAKE_CURRENT_LIST_DIR} ${CMAKE_CURRENT_LIST_DIR}/../device)
-    target_link_libraries(shim_${half}_objects PUBLIC Threads::Threads ${CMAKE_DL_LIBS})
-    target_sources(shim_objects INTERFACE $<TARGET_OBJECTS:shim_${half}_objects>)
-  endif()
-endforeach()
-target_include_directories(shim_objects INTERFACE ${CMAKE_CURRENT_LIST_DIR} ${CMAKE_CURRENT_LIST_DIR}/../device)
+add_library(shim_objects OBJECT ${shim_sources})
+target_include_directories(shim_objects PUBLIC ${CMAKE_CURRENT_LIST_DIR} ${CMAKE_CURRENT_LIST_DIR}/../device)
+target_link_libraries(shim_objects PUBLIC Threads::Threads ${CMAKE_DL_LIBS})
 
 if(NOT BLINK_TESTS)
   set(shim_exports ${CMAKE_CURRENT_LIST_DIR}/blink_shim_exports.map)

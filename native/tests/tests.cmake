@@ -1,6 +1,5 @@
 # Each tests/test_*.cpp is a program of its own: 0 is success. It may fork or start threads.
 file(GLOB tests CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/test_*.cpp)
-list(FILTER tests EXCLUDE REGEX "test_shim_outer_")  # shim_outer.cmake
 
 # ThreadSanitizer of GCC 12 and 13 does not start where the kernel puts memory at more than 2^28 random places.
 set(launcher)
@@ -30,4 +29,3 @@ foreach(file IN LISTS tests)
   add_test(NAME ${name} COMMAND ${launcher} $<TARGET_FILE:${name}>)
   set_tests_properties(${name} PROPERTIES TIMEOUT 300 ENVIRONMENT "${test_environment}")
 endforeach()
-include(${CMAKE_CURRENT_LIST_DIR}/shim_outer.cmake)

@@ -1,4 +1,5 @@
 // Which collectives and messages are there? Each checks its arguments as NCCL does and becomes a task.
+#include <algorithm>
 #include <cstring>
 
 #include "group.h"
@@ -124,8 +125,14 @@ NCCL_API(ncclResult_t, ncclRedOpCreatePreMulSum,
   }
   ncclComm::Scale scale{dtype, residence == 0, scalar, {}, true};
   if (residence == 1) std::memcpy(scale.value, scalar, size_of(dtype));
-  comm->scales.push_back(scale);
-  *op = kBuiltInOps + static_cast<int>(comm->scales.size()) - 1;
+  // As NCCL does, numbers of operations that were destroyed are given out again.
+  const auto free = std::find_if(comm->scales.begin(), comm->scales.end(), [](const auto& one) { return !one.alive; });
+  *op = kBuiltInOps + static_cast<int>(free - comm->scales.begin());
+  if (free != comm->scales.end()) {
+    *free = scale;
+  } else {
+    comm->scales.push_back(scale);
+  }
   return ncclSuccess;
 }
 

@@ -76,6 +76,10 @@ ncclResult_t launch_all(const std::vector<std::pair<std::shared_ptr<ncclComm>, s
 
 bool in_group() { return group.depth > 0; }
 
+void fail_group(ncclResult_t error) {
+  if (in_group() && group.error == ncclSuccess) group.error = error;
+}
+
 ncclResult_t add_job(const std::shared_ptr<ncclComm>& comm, Job job) {
   if (!in_group()) return run_jobs({{comm, std::move(job)}});
   group.jobs.emplace_back(comm, std::move(job));
@@ -98,7 +102,9 @@ ncclResult_t end_group() {
   if (--group.depth > 0) return ncclSuccess;
   const auto jobs = std::move(group.jobs);
   const auto tasks = std::move(group.tasks);
+  const ncclResult_t refused = group.error;
   group = Group();
+  if (refused != ncclSuccess) return refused;
   const ncclResult_t made = run_jobs(jobs);
   if (made != ncclSuccess && made != ncclInProgress) return made;
   const ncclResult_t launched = launch_all(tasks);

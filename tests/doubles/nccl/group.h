@@ -27,6 +27,8 @@ struct Task {
 typedef std::function<ncclResult_t()> Job;
 
 bool in_group();
+// A call was refused: the group's end returns its error, and runs nothing.
+void fail_group(ncclResult_t error);
 void start_group();
 ncclResult_t end_group();
 // Runs at once, or at the end of the group of the calling thread.

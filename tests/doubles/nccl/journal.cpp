@@ -11,6 +11,7 @@
 #include <string>
 
 #include "communicator.h"
+#include "group.h"
 
 namespace nccl_double {
 namespace {
@@ -52,6 +53,7 @@ void note(const char* function, ncclComm_t comm, std::size_t count) {
 }
 
 ncclResult_t fail(ncclResult_t code, const char* format, ...) {
+  fail_group(code);
   std::lock_guard<std::mutex> lock(last().mutex);
   va_list arguments;
   va_start(arguments, format);

@@ -1,0 +1,79 @@
+"""Does each call go where it belongs, to Blink or to NCCL? And what if NCCL lacks a function, or is not there?"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from preloaded import DOUBLES, HERE, Built, Ended, Preloaded
+
+SYMBOLS = DOUBLES / "nccl" / "symbols-2.32.3.txt"
+
+
+def test_calls_that_few_programs_make(preloaded: Preloaded, files: Built) -> None:
+    command = [sys.executable, HERE / "nccl_roads.py", files.library]
+    journal = {"BLINK_DOUBLE_JOURNAL": preloaded.directory / "driver", "NCCL_SYMBOLS": SYMBOLS}
+    variables = {"LD_PRELOAD": None, "BLINK_NCCL_LIB": files.doubles.nccl, "BLINK_TOPO": "clique:2"}
+    outcome = preloaded.run([command], **variables, **journal)
+    (ended,) = outcome.ended
+    assert [line for line in ended.said if not line["ok"]] == []
+    assert ended.code == 0, ended.err[-2000:]
+    assert len(ended.said) > 50
+
+
+#: NCCL's functions through ctypes: prints what each of some gives.
+ASK = """
+import ctypes as c, sys
+nccl = c.CDLL(sys.argv[1])
+number, comm = c.c_int(-1), c.c_void_p()
+codes = [nccl.ncclGetVersion(c.byref(number)), nccl.ncclCommInitAll(c.byref(comm), 2, None)]
+codes += [nccl.ncclAllReduce(None, None, c.c_size_t(1), 7, 0, None, None), nccl.ncclGroupStart(), nccl.ncclGroupEnd()]
+codes += [nccl.ncclMemFree(None), nccl.ncclCommDestroy(None), nccl.ncclCommWindowDeregister(None, None)]
+codes += [nccl.ncclCommWindowDeregister(None, None), nccl.ncclLLA2ACalcSlots(1, 1)]
+nccl.ncclGetErrorString.restype = nccl.ncclGetLastError.restype = c.c_char_p
+print(codes, number.value, min(len(nccl.ncclGetErrorString(code)) for code in range(-1, 12)))
+print(nccl.ncclGetLastError(None).decode())
+"""
+
+
+def ask(preloaded: Preloaded, files: Built, nccl: object) -> Ended:
+    empty = preloaded.directory / "empty"
+    empty.mkdir(exist_ok=True)
+    variables = {"LD_PRELOAD": None, "LD_LIBRARY_PATH": empty, "BLINK_NCCL_LIB": nccl}
+    (ended,) = preloaded.run([[sys.executable, "-c", ASK, files.library]], **variables).ended
+    assert ended.code == 0, ended.err
+    return ended
+
+
+@pytest.mark.parametrize(
+    ("nccl", "why"),
+    [
+        (None, "no libnccl.so.2 is loaded; BLINK_NCCL_LIB is not set; no library after libblink.so"),
+        ("/nonexistent/libnccl.so.2", "BLINK_NCCL_LIB cannot be opened: /nonexistent/libnccl.so.2"),
+        ("libc.so.6", "BLINK_NCCL_LIB=libc.so.6 is Blink or has no ncclGetVersion"),
+        ("libblink.so", "is Blink or has no ncclGetVersion"),
+    ],
+)
+def test_without_nccl_every_call_fails_and_one_line_says_why(
+    preloaded: Preloaded, files: Built, nccl: str | None, why: str
+) -> None:
+    ended = ask(preloaded, files, files.library if nccl == "libblink.so" else nccl)
+    codes, last = ended.out.splitlines()
+    assert codes == "[2, 2, 2, 2, 2, 2, 2, 2, 2, 0] -1 8"  # ncclSystemError, and no text of less than 8 characters
+    assert "there is no NCCL library" in last
+    (line,) = ended.err.splitlines()
+    assert why in line
+    assert "Set BLINK_NCCL_LIB to the file" in line
+
+
+def test_function_that_this_nccl_lacks(preloaded: Preloaded, files: Built, tmp_path: Path) -> None:
+    """Its call is an error, which is said once."""
+    source, old = tmp_path / "old.c", tmp_path / "libnccl_old.so"
+    source.write_text("int ncclGetVersion(int *version) { *version = 21000; return 0; }\n")
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", old, source], check=True)
+    ended = ask(preloaded, files, old)
+    assert ended.out.startswith("[0, 5, 5, 5, 5, 5, 5, 5, 5, 0] 21000 ")
+    said = [line for line in ended.blink if "ncclCommWindowDeregister" in line]
+    assert said == ["WARN this NCCL (version code 21000) has no ncclCommWindowDeregister: the call returns an error"]
