@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import subprocess
 import sys
 from dataclasses import fields, replace
@@ -21,7 +22,7 @@ from blinkccl.schedule.chunking import bind
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.simulate.bounds import least_s, serial_s
-from blinkccl.simulate.calibration import Calibration, Engine, LinkClass, Number
+from blinkccl.simulate.calibration import Calibration, EngineCosts, LinkClass, Number
 from blinkccl.simulate.run import bind_bytes, run, simulate
 from blinkccl.simulate.translate import SHARINGS, STREAMS, Settings, translate
 from blinkccl.simulate.workload import Outcome, Trace, Workload
@@ -49,7 +50,7 @@ def costs(random: Random, latencies: bool = True) -> Calibration:
     def some(least: float, most: float) -> Number:
         return number(random.choice([0.0, random.uniform(least, most)]) if latencies else 0.0)
 
-    engine = Engine(
+    engine = EngineCosts(
         launch_us=some(1, 10),
         issue_us=number(random.uniform(1, 10)) if latencies else number(0.0),
         signal_us=some(1, 5),
@@ -65,7 +66,7 @@ def costs(random: Random, latencies: bool = True) -> Calibration:
 def ideal() -> Calibration:
     """Links at the rate that plans count on, and nothing else costs time."""
     links = (LinkClass(kind, 0.0, number(1.0), number(0.0)) for kind in LINK_KINDS)
-    return Calibration(1, "ideal", "a test", Engine(), tuple(links))
+    return Calibration(1, "ideal", "a test", EngineCosts(), tuple(links))
 
 
 SPECS = ("star:5", "torus:2x3", "random:6:seed=1", "random:6:seed=2:directed", "dgx-a100", "2x dgx-1p @ 100Gbps")
@@ -228,7 +229,7 @@ def test_the_same_question_has_the_same_answer(sharing: str, seed: int) -> None:
 
 HASHES = """
 import hashlib, sys
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = sys.argv[1:]
 from random import Random
 from test_simulation import any_workload, bits, kernel_sharing
 from blinkccl.simulate.run import run
@@ -243,7 +244,7 @@ print(told.hexdigest())
 def test_the_same_question_has_the_same_answer_in_any_process() -> None:
     said = [
         subprocess.run(
-            [sys.executable, "-c", HASHES, os.path.dirname(__file__)],
+            [sys.executable, "-c", HASHES, *map(str, pathlib.Path(__file__).parents[:2])],
             env={**os.environ, "PYTHONHASHSEED": str(seed)},
             capture_output=True,
             text=True,
@@ -269,7 +270,7 @@ def test_twice_the_rates_are_half_the_time_where_only_bytes_take_time(sharing: s
     reduce_gb_per_s = calibration.engine.reduce_gb_per_s.value
     fast = faster(
         calibration,
-        Engine(
+        EngineCosts(
             reduce_gb_per_s=number(2 * reduce_gb_per_s),
             combining=calibration.engine.combining,
             copy_engines=calibration.engine.copy_engines,
@@ -284,7 +285,7 @@ def test_twice_the_rates_are_half_the_time_where_only_bytes_take_time(sharing: s
     assert twice == once / 2
 
 
-def faster(given_: Calibration, engine: Engine, times: float) -> Calibration:
+def faster(given_: Calibration, engine: EngineCosts, times: float) -> Calibration:
     """Another engine, and links of so many times the rate."""
     links = (LinkClass(x.kind, 0.0, number(times * x.gb_per_s.value), x.latency_us) for x in given_.link)
     return Calibration(1, given_.name, given_.about, engine, tuple(links))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,10 +14,11 @@ from blinkccl.errors import UsageError
 
 if TYPE_CHECKING:
     from blinkccl.algorithms.registry import Request
+    from blinkccl.baselines.candidate import Conditions, Estimate
+    from blinkccl.baselines.registry import Field
     from blinkccl.forest.model import Forest
+    from blinkccl.paper.training import StepTable
     from blinkccl.simulate.calibration import Calibration
-    from blinkccl.simulate.contenders import Conditions, Estimate, Field
-    from blinkccl.simulate.training import Step
     from blinkccl.topology.model import Topology
 
 #: What a sweep takes where -b, -e and -f do not say.
@@ -157,7 +157,7 @@ def sim(
             min=1,
             max=2**31 - 1,
             show_default=False,
-            help="The most transfers and reductions of one run; default: fifty million.",
+            help="The most transfers and reductions of one run; default: twenty million.",
         ),
     ] = None,
     coarser: Annotated[bool, typer.Option("--coarser", help="Beyond the budget, time several chunks as one.")] = False,
@@ -194,11 +194,12 @@ def sim(
         raise UsageError("--no-overlap says how --model's step reduces gradients: give --model, or leave it out")
     swept = sweep or any(given is not None for given in (plot, begin, end, factor))
     sizes = _sizes(size, swept, begin, end, factor)
-    from blinkccl.simulate.contenders import Conditions, Field, enter, planned, time_all
-    from blinkccl.simulate.run import EVENT_BUDGET
+    from blinkccl.baselines.candidate import Conditions, planned
+    from blinkccl.baselines.registry import Field, enter, time_all
+    from blinkccl.paper.training import training_steps
     from blinkccl.simulate.translate import Settings
 
-    settings = Settings(sharing, streams, _skew(skew))
+    settings = Settings(sharing, streams, _skew(skew), not equal_chunks, budget, coarser)
     progress = console.Progress("simulating")
     try:
         if plan is not None:
@@ -224,15 +225,7 @@ def sim(
                 arguments.collective(name, ranks, root, src, dst), topology, ranks, links, relays
             )
         gpu = None if model is None else _gpu(request.topology)
-        conditions = Conditions(
-            _named(calibration, request.topology),
-            settings,
-            *_chunk(chunk),
-            channels,
-            not equal_chunks,
-            budget or EVENT_BUDGET,
-            coarser,
-        )
+        conditions = Conditions(_named(calibration, request.topology), settings, *_chunk(chunk), channels)
         if plan is not None:
             field = Field(request, (planned(forest.algorithm, forest, conditions),), {}, named=True, of_plan=True)
         else:
@@ -240,7 +233,7 @@ def sim(
         if timeline is not None and all(one.forest is None for one in field.prepared):
             raise UsageError(_NO_TIMELINE)
         field, rows = time_all(field, sizes, progress)
-        steps = None if model is None or gpu is None else _steps(field, model, gpu, overlap)
+        steps = None if model is None or gpu is None else training_steps(field, model, gpu, overlap)
     finally:
         progress.close()
     _report(field, conditions, rows, swept, json, steps)
@@ -279,7 +272,7 @@ def _sizes(size: str | None, swept: bool, begin: str | None, end: str | None, fa
 
 def _chunk(text: str) -> tuple[int | None, str]:
     """Its size, or None and how it is chosen."""
-    from blinkccl.simulate.contenders import CHUNK_CHOICES
+    from blinkccl.baselines.candidate import CHUNK_CHOICES
     from blinkccl.simulate.run import parse_size
 
     if text in CHUNK_CHOICES:
@@ -332,19 +325,9 @@ def _field_of_plan(path: Path) -> tuple[Request, Forest]:
     return Request(found.forest.topology, found.forest.collective, found.forest.ranks), found.forest
 
 
-@dataclass(frozen=True)
-class _Steps:
-    """Training steps of a model, by contender."""
-
-    model: str
-    gpu: str
-    overlap: bool
-    by_name: dict[str, Step]
-
-
 def _gpu(topology: Topology) -> str:
     """Whose throughputs --model takes."""
-    from blinkccl.simulate.nccl_system import guess_arch
+    from blinkccl.baselines.nccl_system import guess_arch
 
     arch = guess_arch(topology)
     if arch not in _GPUS:
@@ -355,21 +338,15 @@ def _gpu(topology: Topology) -> str:
     return _GPUS[arch]
 
 
-def _steps(field: Field, model: str, gpu: str, overlap: bool) -> _Steps:
-    from blinkccl.simulate.contenders import training_steps
-
-    return _Steps(model, gpu, overlap, training_steps(field, model, gpu, overlap))
-
-
 def _report(
     field: Field,
     conditions: Conditions,
     rows: Sequence[Sequence[Estimate]],
     swept: bool,
     json: bool,
-    steps: _Steps | None,
+    steps: StepTable | None,
 ) -> None:
-    from blinkccl.simulate.summary import summarise
+    from blinkccl.simulate.timeline import summarise
 
     best = _fastest_plan(rows[-1])
     # A table over sizes does not show it, and it takes one more run.
@@ -377,9 +354,9 @@ def _report(
     summary = None if wanted is None else summarise(wanted.traced())
     if json:
         from blinkccl.forest.document import dumps
-        from blinkccl.report.sim_document import sim_document
+        from blinkccl.report.sim_text import sim_document
 
-        console.emit(dumps(sim_document(field, conditions, rows, best, summary, steps.by_name if steps else {})))
+        console.emit(dumps(sim_document(field, conditions, rows, best, summary, steps.document() if steps else [])))
         return
     from blinkccl.report import sim_text
     from blinkccl.report.fit import fit
@@ -391,7 +368,7 @@ def _report(
     if best is not None and summary is not None:
         text += fit(sim_text.summary_text(best.name, field.request.topology, summary, best.seconds), width)
     if steps is not None:
-        text += sim_text.steps_table(steps.model, steps.gpu, steps.overlap, steps.by_name, paint)
+        text += steps.text(paint)
     console.emit(text + fit(sim_text.absent_text(field), width))
 
 
@@ -413,11 +390,11 @@ def _write_timeline(path: Path, row: Sequence[Estimate]) -> None:
 
 
 def _draw(path: Path, field: Field, rows: Sequence[Sequence[Estimate]]) -> None:
-    from blinkccl.report.sim_plot import plot
+    from blinkccl.report.sim_text import sim_plot
 
     request = field.request
     try:
-        plot(
+        sim_plot(
             path,
             f"{request.collective.name}, {len(request.ranks)} GPUs of {request.topology.name}, simulated",
             rows,

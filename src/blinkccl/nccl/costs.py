@@ -1,7 +1,7 @@
 """How long would a program take on these GPUs, in the kernels that are generated from it?
 
 The simulator times it, on a calibration that gives our kernels the costs that NCCL's own model gives NCCL's trees
-(NCCL 2.30, src/graph/tuning.cc; the tables are those of :mod:`blinkccl.simulate.nccl_model`):
+(NCCL 2.30, src/graph/tuning.cc; the tables are those of :mod:`blinkccl.baselines.nccl_model`):
 
 =============================  ======  ======  ======  ================================================================
 µs                             LL      LL128   Simple
@@ -33,14 +33,15 @@ from itertools import pairwise
 
 from msgspec.structs import replace
 
+from blinkccl.baselines.nccl_model import BASE_US, LL_GB_PER_S, PROTOCOLS, ROWS, STEP_US
+from blinkccl.baselines.nccl_system import arch_named
 from blinkccl.codegen.text import COPIES
 from blinkccl.nccl.programs import Candidate
 from blinkccl.schedule.chunking import largest_share
 from blinkccl.schedule.program import Program
-from blinkccl.simulate.calibration import Calibration, Engine, LinkClass, Number, calibration
-from blinkccl.simulate.nccl_model import BASE_US, LL_GB_PER_S, PROTOCOLS, ROWS, STEP_US
-from blinkccl.simulate.nccl_system import arch_named
+from blinkccl.simulate.calibration import Calibration, EngineCosts, LinkClass, Number, calibration
 from blinkccl.simulate.run import best_chunk_bytes, bind_bytes, simulate
+from blinkccl.simulate.translate import Settings
 from blinkccl.topology.model import LINK_KINDS, Topology
 from blinkccl.units import bus_factor
 
@@ -135,9 +136,7 @@ def _simulated_s(program: Program, network: Topology, costs: Calibration, size_b
         costs,
         size_bytes,
         chunk_bytes=chunk_bytes,
-        even_chunks=_evenly(program),
-        budget=BUDGET,
-        coarser=True,
+        settings=Settings(even_chunks=_evenly(program), budget=BUDGET, coarser=True),
     )
     return timed.seconds
 
@@ -229,7 +228,7 @@ def _calibration(protocol: str, fast: bool, arch: str) -> Calibration:
         1,
         f"kernels-{protocol}",
         "generated kernels, at the costs of NCCL's own",
-        Engine(
+        EngineCosts(
             launch_us=Number(float(BASE_US["tree"][column]), "NCCL 2.30: a call of a tree"),
             signal_us=Number(float(hop_us), "NCCL 2.30: a step of a tree"),
         ),

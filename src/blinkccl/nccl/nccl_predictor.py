@@ -1,6 +1,6 @@
 """What would NCCL take for the same call? The time that a plan must beat.
 
-- *Rings and trees*: NCCL 2.30's own channel search and cost model (:mod:`blinkccl.simulate.nccl_model`), for the five
+- *Rings and trees*: NCCL 2.30's own channel search and cost model (:mod:`blinkccl.baselines.nccl_model`), for the five
   collectives that it has algorithms for.
 - *Sends and receives*: AllToAll, Gather and Scatter. All messages go at once on NCCL's paths, and the busiest link
   says how long that takes: less than it would be, as NCCL's channels per peer are not counted.
@@ -16,15 +16,15 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from blinkccl.algorithms.registry import Request, algorithm
+from blinkccl.baselines.nccl_model import BASE_US, PROTOCOLS, SERVED, STEP_US, choose
+from blinkccl.baselines.nccl_search import Channels, search
+from blinkccl.baselines.nccl_system import NVL, Server, see
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import BlinkError, UnsupportedError
 from blinkccl.nccl.costs import RATE, architecture, protocols_of, timing
 from blinkccl.nccl.programs import SLOTS, Candidate, links_for
 from blinkccl.nccl.topology_of_job import Place
 from blinkccl.schedule.lower import lower
-from blinkccl.simulate.nccl_model import BASE_US, PROTOCOLS, SERVED, STEP_US, choose
-from blinkccl.simulate.nccl_search import Channels, search
-from blinkccl.simulate.nccl_system import NVL, Server, see
 from blinkccl.topology.assembly import exact_unit
 from blinkccl.units import bus_factor
 

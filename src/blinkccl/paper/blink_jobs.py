@@ -13,13 +13,13 @@ from functools import lru_cache
 from math import exp, log
 
 from blinkccl.algorithms.registry import Request, algorithm
+from blinkccl.baselines.candidate import Conditions, Planned, Prepared, planned
+from blinkccl.baselines.registry import BASELINES
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.forest.model import Forest
 from blinkccl.paper.allocations import Gpus, connected_allocations
 from blinkccl.paper.claim import Context
-from blinkccl.simulate.baselines import BASELINES
 from blinkccl.simulate.chunk_search import best_chunk
-from blinkccl.simulate.contenders import Conditions, Planned, Prepared, planned
 from blinkccl.topology.model import Topology
 from blinkccl.topology.spec import parse_spec
 

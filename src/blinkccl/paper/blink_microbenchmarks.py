@@ -14,10 +14,10 @@ from blinkccl.forest.model import Forest, link_use
 from blinkccl.paper.allocations import connected_allocations
 from blinkccl.paper.blink_jobs import COPY_ENGINES, MB, SIZE_BYTES, blink, plan, topology_of
 from blinkccl.paper.claim import Claim, Context, Value
+from blinkccl.paper.traffic import CALIBRATION, Pattern, measure, pattern
 from blinkccl.schedule.lower import lower
-from blinkccl.simulate.calibration import Calibration, Engine, LinkClass, Number
+from blinkccl.simulate.calibration import Calibration, EngineCosts, LinkClass, Number
 from blinkccl.simulate.chunk_search import search
-from blinkccl.simulate.microbenchmarks import CALIBRATION, Pattern, measure, pattern
 from blinkccl.simulate.run import simulate
 from blinkccl.simulate.translate import Settings
 
@@ -113,7 +113,7 @@ def _fig_26(context: Context) -> tuple[Value, ...]:
 def _fig_11(_: Context) -> tuple[Value, ...]:
     """On links that cost nothing but their bytes."""
     nothing, whole = Number(0.0, "none"), Number(1.0, "nominal")
-    free = Calibration(1, "bytes only", "no latency", Engine(), (LinkClass("nvlink", 0.0, whole, nothing),))
+    free = Calibration(1, "bytes only", "no latency", EngineCosts(), (LinkClass("nvlink", 0.0, whole, nothing),))
     forest = plan("optimal", "chain:4", "broadcast")
     program, size_bytes = lower(forest), 1 << 30
 

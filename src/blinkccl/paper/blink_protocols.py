@@ -5,12 +5,12 @@ from __future__ import annotations
 from fractions import Fraction
 
 from blinkccl.algorithms.hybrid import hybrid_split
+from blinkccl.baselines.nccl_model import AS_WRITTEN_BYTES
 from blinkccl.paper.blink_graph import broadcast_optimum, network
 from blinkccl.paper.blink_jobs import MB, SIZE_BYTES, nccl, plan, request, topology_of
 from blinkccl.paper.blink_microbenchmarks import lane_gb_per_s
 from blinkccl.paper.claim import Claim, Context, Value
-from blinkccl.simulate.microbenchmarks import CALIBRATION
-from blinkccl.simulate.nccl_model import AS_WRITTEN_BYTES
+from blinkccl.paper.traffic import CALIBRATION
 from blinkccl.topology.spec import parse_gpus
 from blinkccl.units import GB
 

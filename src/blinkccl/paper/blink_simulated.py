@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from blinkccl.algorithms.hybrid import hybrid_split
+from blinkccl.baselines.candidate import Conditions, planned
+from blinkccl.baselines.nccl_model import AS_WRITTEN_BYTES
+from blinkccl.baselines.registry import candidates
 from blinkccl.paper.allocations import connected_allocations
 from blinkccl.paper.blink_graph import allreduce_optimum, broadcast_optimum, network, ring_allreduce, rings
 from blinkccl.paper.blink_jobs import (
@@ -31,8 +34,6 @@ from blinkccl.paper.blink_jobs import (
 from blinkccl.paper.blink_microbenchmarks import lane_gb_per_s
 from blinkccl.paper.blink_protocols import FRAGMENTED, PCIE_GB_PER_S, t_dpa_s
 from blinkccl.paper.claim import Claim, Context, Value
-from blinkccl.simulate.contenders import Conditions, contenders, planned
-from blinkccl.simulate.nccl_model import AS_WRITTEN_BYTES
 from blinkccl.topology.spec import parse_gpus
 from blinkccl.units import algbw_gb_per_s
 
@@ -155,7 +156,7 @@ def _fig_21(context: Context) -> tuple[Value, ...]:
     for ranks in (3, 8):
         asked = request("dgx-1v", "broadcast", tuple(range(ranks)))
         hybrid, alone = (
-            contenders()[how].prepare(asked, conditions).at(SIZE_BYTES).algbw_gb_per_s for how in ("hybrid", "optimal")
+            candidates()[how].prepare(asked, conditions).at(SIZE_BYTES).algbw_gb_per_s for how in ("hybrid", "optimal")
         )
         basis = "hybrid and optimal plans, all trees timed on v100-copy-engine, 500 MB"
         values.append(Value(f"gain for {ranks} GPUs, PCIe trees timed, too", None, hybrid - alone, "GB/s", basis=basis))

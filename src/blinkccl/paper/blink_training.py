@@ -1,6 +1,6 @@
 """What Blink saves of a training step (§2.1, §5.4): four CNNs with the simulator's collectives.
 
-The model of a step (:mod:`blinkccl.simulate.training`) sends gradients in buckets of 25 MiB, as PyTorch does, while the
+The model of a step (:mod:`blinkccl.paper.training`) sends gradients in buckets of 25 MiB, as PyTorch does, while the
 backward pass goes on: overlap is modelled. Where a row says "no overlap", all is sent after the backward pass. Times of
 arithmetic are published throughputs of one GPU; reading images costs nothing.
 """
@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from blinkccl.baselines.candidate import Conditions, Prepared, planned
 from blinkccl.paper.allocations import Gpus, connected_allocations
 from blinkccl.paper.blink_graph import fig_14_speedup
 from blinkccl.paper.blink_jobs import COPY_ENGINES, blink, geometric_mean, nccl, plan, request, topology_of
 from blinkccl.paper.blink_protocols import FRAGMENTED
 from blinkccl.paper.claim import Claim, Context, Value
-from blinkccl.simulate.contenders import Conditions, Prepared, planned
-from blinkccl.simulate.models import NETWORKS, network
-from blinkccl.simulate.training import Comparison, Seconds, compare, step_time
+from blinkccl.paper.models import NETWORKS, network
+from blinkccl.paper.training import Comparison, GradientExchange, Seconds, compare, step_time
 from blinkccl.topology.spec import parse_gpus
 
 TOLERANCE = 0.15
@@ -54,7 +54,8 @@ def trained(context: Context, allocations: Iterable[Gpus]) -> Iterator[Trained]:
         theirs = _seconds(nccl(context, request("dgx-1v", "allreduce", gpus), V100))
         for name in NETWORKS:
             overlapped, late = (
-                compare(network(name), "v100", len(gpus), ours, theirs, overlap=overlap) for overlap in (True, False)
+                compare(network(name), "v100", len(gpus), ours, theirs, GradientExchange(overlap=overlap))
+                for overlap in (True, False)
             )
             yield Trained(name, gpus, overlapped, late)
 
@@ -65,7 +66,7 @@ def nccl_overheads(context: Context) -> Iterator[tuple[str, float, float]]:
         seconds = _seconds(nccl(context, request("dgx-1v", "allreduce", gpus), V100))
         for name in NETWORKS:
             overlapped, late = (
-                step_time(network(name), "v100", len(gpus), seconds, overlap=overlap).overhead_percent
+                step_time(network(name), "v100", len(gpus), seconds, GradientExchange(overlap=overlap)).overhead_percent
                 for overlap in (True, False)
             )
             yield name, overlapped, late

@@ -1,7 +1,8 @@
 """The documents' figures, drawn anew from computations of now.
 
 To add a figure: write a function ``(figure, context) -> basis`` in the document's file of figures, and add its row
-to that file's FIGURES.
+to that file's FIGURES. Of Blink, Fig 1 to 4, 6, 9 to 11, 23 and 25 are drawings of machines and ideas, or of data that
+is not published; the poster's are drawings of its protocol, and bars without numbers.
 """
 
 from __future__ import annotations
@@ -10,27 +11,19 @@ import io
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from blinkccl.errors import UsageError
+from blinkccl.paper import (
+    figures_of_allocations,
+    figures_of_multipath,
+    figures_of_nccl,
+    figures_of_switches,
+    figures_of_traffic,
+    figures_of_training,
+)
 from blinkccl.paper.claim import Context
+from blinkccl.paper.drawing import Figure
 from blinkccl.report.plotting import pyplot
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """A registry row.
-
-    ``draw(figure, context)`` draws into a matplotlib figure and returns in a sentence what it was computed with.
-    ``name`` becomes the file's, like ``A-fig-15``.
-    """
-
-    name: str
-    document: str
-    title: str
-    draw: Callable[[Any, Context], str]
-    width_in: float = 8.0
-    height_in: float = 4.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +37,20 @@ class Drawn:
     png: bytes
 
 
-def figures() -> tuple[Figure, ...]:
-    """All figures, in the order of their documents."""
-    from blinkccl.paper import figures_of_blink, figures_of_others
-
-    return (*figures_of_blink.FIGURES, *figures_of_others.FIGURES)
+#: All figures, in the order of their documents; Blink's by number, which has two digits.
+FIGURES: tuple[Figure, ...] = (
+    *sorted(
+        (
+            *figures_of_allocations.FIGURES,
+            *figures_of_switches.FIGURES,
+            *figures_of_traffic.FIGURES,
+            *figures_of_training.FIGURES,
+        ),
+        key=lambda figure: figure.name,
+    ),
+    *figures_of_multipath.FIGURES,
+    *figures_of_nccl.FIGURES,
+)
 
 
 def draw(
@@ -61,7 +63,7 @@ def draw(
     UnsupportedError
         If matplotlib is not installed.
     """
-    wanted = [figure for figure in figures() if figure.document in documents]
+    wanted = [figure for figure in FIGURES if figure.document in documents]
     drawn = []
     for done, figure in enumerate(wanted):
         canvas = pyplot().figure(figsize=(figure.width_in, figure.height_in), layout="constrained")

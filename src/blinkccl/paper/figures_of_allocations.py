@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from blinkccl.algorithms.hybrid import hybrid_split
+from blinkccl.baselines.candidate import Conditions
+from blinkccl.baselines.registry import candidates
 from blinkccl.paper import drawing
 from blinkccl.paper.allocations import Gpus, connected_allocations
 from blinkccl.paper.blink_graph import FIG_14, fig_14_speedups
@@ -24,8 +26,7 @@ from blinkccl.paper.blink_jobs import (
 )
 from blinkccl.paper.blink_protocols import PCIE_GB_PER_S, t_dpa_s
 from blinkccl.paper.claim import Context
-from blinkccl.paper.figures import Figure
-from blinkccl.simulate.contenders import Conditions, contenders
+from blinkccl.paper.drawing import Figure
 from blinkccl.units import algbw_gb_per_s
 
 #: Sizes at the ends of the error bars of Figs 15 to 17 (§5.2.1).
@@ -129,7 +130,7 @@ def _fig_21(figure: Any, context: Context) -> str:
         both.append(algbw_gb_per_s(SIZE_BYTES, float(split.seconds)))
         gained.append(both[-1] - nvlink)
         asked = request("dgx-1v", "broadcast", gpus)
-        hybrid, optimal = (contenders()[how].prepare(asked, conditions).at(SIZE_BYTES) for how in ("hybrid", "optimal"))
+        hybrid, optimal = (candidates()[how].prepare(asked, conditions).at(SIZE_BYTES) for how in ("hybrid", "optimal"))
         timed.append(hybrid.algbw_gb_per_s - optimal.algbw_gb_per_s)
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     groups = [str(ranks) for ranks in counts]

@@ -7,15 +7,15 @@ from fractions import Fraction
 from functools import partial
 from typing import Any
 
+from blinkccl.baselines.candidate import Prepared
+from blinkccl.baselines.nccl import prepare_nccl_24, prepare_nccl_230
+from blinkccl.baselines.staged import STREAMS, prepare_host_staged
 from blinkccl.paper import drawing
 from blinkccl.paper.claim import Context
-from blinkccl.paper.figures import Figure
+from blinkccl.paper.drawing import Figure
 from blinkccl.paper.jobs_of_others import MIB, conditions, plan, request, seconds
 from blinkccl.paper.multipath import CEDAR_THEORY, MIST_THEORY, cluster, copy_of
-from blinkccl.simulate.baselines import prepare_nccl_24, prepare_nccl_230
 from blinkccl.simulate.calibration import link_cost
-from blinkccl.simulate.contenders import Prepared
-from blinkccl.simulate.staged import STREAMS, prepare_host_staged
 from blinkccl.units import bus_factor
 
 _COPIES = tuple(MIB << power for power in range(10))

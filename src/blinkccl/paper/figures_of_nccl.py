@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from blinkccl.baselines.nccl_model import ALGORITHMS, PROTOCOLS, NcclEstimate, choose, crossover, predict
+from blinkccl.baselines.staged import PLAIN_NET_GB_PER_S, PLAIN_STEP_US, prepare_plain_ring
 from blinkccl.paper import drawing
 from blinkccl.paper.claim import Context
-from blinkccl.paper.figures import Figure
+from blinkccl.paper.drawing import Figure
 from blinkccl.paper.jobs_of_others import GIB, KIB, MIB, channels, conditions, request, seconds
+from blinkccl.paper.models import compute_at, peak_flops_per_s, transformer
 from blinkccl.paper.notes import (
     GRADIENT_BYTES,
     LINK_GB_PER_S,
@@ -21,10 +24,7 @@ from blinkccl.paper.notes import (
 )
 from blinkccl.paper.notes import RANKS as EIGHT
 from blinkccl.paper.ring_vs_tree import BUSBW, CLUSTER, RANKS, SERVERS, TABLE
-from blinkccl.simulate.models import compute_at, peak_flops_per_s, transformer
-from blinkccl.simulate.nccl_model import ALGORITHMS, PROTOCOLS, Prediction, choose, crossover, predict
-from blinkccl.simulate.staged import PLAIN_NET_GB_PER_S, PLAIN_STEP_US, prepare_plain_ring
-from blinkccl.simulate.training import Seconds, roofline_seconds, step_time
+from blinkccl.paper.training import Seconds, roofline_seconds, step_time
 from blinkccl.units import algbw_gb_per_s, bus_factor
 
 _SIZES = tuple(4 * KIB << power for power in range(22))
@@ -99,7 +99,7 @@ def _speedup(figure: Any, context: Context) -> str:
     return f"{_POST_BASIS}."
 
 
-def _predicted(size_bytes: int) -> tuple[Prediction, ...]:
+def _predicted(size_bytes: int) -> tuple[NcclEstimate, ...]:
     return predict(channels(MACHINE), "allreduce", size_bytes, ranks=EIGHT, servers=1, arch="hopper")
 
 

@@ -10,7 +10,7 @@ from blinkccl.paper.blink_jobs import at_best_chunk, blink, nccl, request
 from blinkccl.paper.blink_protocols import FRAGMENTED
 from blinkccl.paper.blink_simulated import LARGE, NETWORKS_GBIT, crossings
 from blinkccl.paper.claim import Context
-from blinkccl.paper.figures import Figure
+from blinkccl.paper.drawing import Figure
 from blinkccl.units import GB
 
 #: Where latency counts.

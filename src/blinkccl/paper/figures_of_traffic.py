@@ -8,16 +8,16 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from blinkccl.baselines.candidate import Planned
 from blinkccl.forest.model import Forest, link_use
 from blinkccl.paper import drawing
 from blinkccl.paper.allocations import Gpus, connected_allocations
 from blinkccl.paper.blink_jobs import COPY_ENGINES, MB, SIZE_BYTES, blink, plan
 from blinkccl.paper.blink_microbenchmarks import lane_gb_per_s, throughput
 from blinkccl.paper.claim import Context
-from blinkccl.paper.figures import Figure
+from blinkccl.paper.drawing import Figure
+from blinkccl.paper.traffic import CALIBRATION, PATTERNS
 from blinkccl.simulate.chunk_search import search
-from blinkccl.simulate.contenders import Planned
-from blinkccl.simulate.microbenchmarks import CALIBRATION, PATTERNS
 from blinkccl.simulate.translate import Settings
 
 _SIZES = tuple(MB * size for size in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000))

@@ -5,16 +5,16 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+from blinkccl.baselines.candidate import Conditions, Prepared, planned
 from blinkccl.paper import drawing
 from blinkccl.paper.allocations import connected_allocations
 from blinkccl.paper.blink_jobs import COPY_ENGINES, nccl, plan, request, topology_of
 from blinkccl.paper.blink_protocols import FRAGMENTED
 from blinkccl.paper.blink_training import chosen_allocations, trained
 from blinkccl.paper.claim import Context
-from blinkccl.paper.figures import Figure
-from blinkccl.simulate.contenders import Conditions, Prepared, planned
-from blinkccl.simulate.models import NETWORKS, network
-from blinkccl.simulate.training import Seconds, compare, step_time
+from blinkccl.paper.drawing import Figure
+from blinkccl.paper.models import NETWORKS, network
+from blinkccl.paper.training import Seconds, compare, step_time
 from blinkccl.topology.spec import parse_gpus
 
 _NAMES = {"alexnet": "AlexNet", "resnet18": "ResNet18", "resnet50": "ResNet50", "vgg16": "VGG16"}

@@ -9,6 +9,8 @@ from dataclasses import replace
 from functools import lru_cache
 
 from blinkccl.algorithms.registry import Request, algorithm
+from blinkccl.baselines.candidate import Conditions, planned
+from blinkccl.baselines.nccl_search import Channels, search
 from blinkccl.collectives.oracle import make_inputs, oracle
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.engines import reference
@@ -18,8 +20,6 @@ from blinkccl.paper.claim import Context
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.verifier import violations
 from blinkccl.simulate.chunk_search import best_chunk
-from blinkccl.simulate.contenders import Conditions, planned
-from blinkccl.simulate.nccl_search import Channels, search
 from blinkccl.topology.spec import parse_spec
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30

@@ -5,11 +5,11 @@ from __future__ import annotations
 from fractions import Fraction
 
 from blinkccl.algorithms.registry import Request
+from blinkccl.baselines.nccl import prepare_nccl_24
+from blinkccl.baselines.staged import HOST_COMBINE_GB_PER_S, STREAMS, WholeShares, multi_path, prepare_host_staged
 from blinkccl.paper.claim import Claim, Context, Value
 from blinkccl.paper.jobs_of_others import MIB, conditions, plan, request, seconds
-from blinkccl.simulate.baselines import prepare_nccl_24
 from blinkccl.simulate.calibration import link_cost
-from blinkccl.simulate.staged import HOST_COMBINE_GB_PER_S, STREAMS, WholeShares, multi_path, prepare_host_staged
 from blinkccl.units import bus_factor
 
 #: Two GPUs of one socket.

@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import lru_cache
 
 from blinkccl.algorithms.registry import Request
+from blinkccl.baselines.nccl_model import choose, cost_lines, crossover
 from blinkccl.forest.model import Forest, link_use
 from blinkccl.paper.claim import Claim, Context, Value
 from blinkccl.paper.jobs_of_others import GIB, KIB, MIB, channels, plan, request, seconds
+from blinkccl.paper.models import peak_flops_per_s
 from blinkccl.paper.ring_vs_tree import agreeing, traced
-from blinkccl.simulate.models import peak_flops_per_s
-from blinkccl.simulate.nccl_model import choose, cost_lines, crossover
-from blinkccl.simulate.training import (
+from blinkccl.paper.training import (
     ddp_volume_bytes,
     roofline_seconds,
     transformer_step_flops,

@@ -8,11 +8,11 @@ from functools import lru_cache
 from itertools import pairwise
 from math import ceil
 
+from blinkccl.baselines.nccl_model import choose, crossover
+from blinkccl.baselines.staged import PLAIN_NET_GB_PER_S, PLAIN_STEP_US, plain_ring, prepare_plain_ring
 from blinkccl.forest.model import Forest, link_use, tree_depth
 from blinkccl.paper.claim import Claim, Context, Value
 from blinkccl.paper.jobs_of_others import GIB, KIB, MIB, channels, conditions, plan, request, wrong_elements
-from blinkccl.simulate.nccl_model import choose, crossover
-from blinkccl.simulate.staged import PLAIN_NET_GB_PER_S, PLAIN_STEP_US, plain_ring, prepare_plain_ring
 from blinkccl.units import GB, bus_factor
 
 CLUSTER, SERVERS, RANKS = "2x hgx-h100", 2, 16

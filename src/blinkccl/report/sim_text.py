@@ -1,19 +1,26 @@
-"""Simulated times as people read them: a table per size, or one over sizes, and what decided."""
+"""Simulated times as people read them: tables, and what decided; as JSON; and as a picture."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
+from blinkccl.baselines.candidate import Conditions, Estimate
+from blinkccl.baselines.registry import Field, moves_nothing, wins
+from blinkccl.errors import UsageError
 from blinkccl.report.paint import Paint
+from blinkccl.report.plotting import pyplot, save
 from blinkccl.report.table import columns
 from blinkccl.report.units_text import gb_per_s_text, ids
-from blinkccl.simulate.contenders import Conditions, Estimate, Field, moves_nothing, wins
-from blinkccl.simulate.summary import Summary
-from blinkccl.simulate.training import Step
+from blinkccl.schema import SCHEMA_VERSION
+from blinkccl.simulate.timeline import Summary
 from blinkccl.topology.model import Topology
 
 #: Links and hops that are shown.
 _SHOWN = 4
+#: Links and hops that are listed.
+_LISTED = 16
 
 
 def head_text(field: Field, conditions: Conditions) -> str:
@@ -30,7 +37,7 @@ def head_text(field: Field, conditions: Conditions) -> str:
 
 
 def size_table(field: Field, row: Sequence[Estimate], paint: Paint) -> str:
-    """One size: every contender, the fastest first."""
+    """One size: every candidate, the fastest first."""
     nothing, size = moves_nothing(row), row[0].size_bytes
     table = [
         [
@@ -53,7 +60,7 @@ def size_table(field: Field, row: Sequence[Estimate], paint: Paint) -> str:
 
 
 def sweep_table(rows: Sequence[Sequence[Estimate]], paint: Paint) -> str:
-    """All sizes: the time of every contender, the fastest marked, and who wins from which size."""
+    """All sizes: the time of every candidate, the fastest marked, and who wins from which size."""
     names = [estimate.name for estimate in rows[0]]
     table = []
     for row in rows:
@@ -72,7 +79,7 @@ def sweep_table(rows: Sequence[Sequence[Estimate]], paint: Paint) -> str:
 
 
 def summary_text(name: str, topology: Topology, summary: Summary, seconds: float) -> str:
-    """Which links were full, and what the time was spent on, for one contender."""
+    """Which links were full, and what the time was spent on, for one candidate."""
     if not summary.links or not seconds:
         return ""
     label = {v.id: v.label for v in topology.vertices}
@@ -88,27 +95,6 @@ def summary_text(name: str, topology: Topology, summary: Summary, seconds: float
         for hop in summary.hops[:_SHOWN]
     )
     return f"\n{name}: fullest links  {full}\ncritical path   {parts}\ndecided by      {hops}\n"
-
-
-def steps_table(model: str, gpu: str, overlap: bool, steps: Mapping[str, Step], paint: Paint) -> str:
-    """A training step with each contender, the shortest first."""
-    ordered = sorted(steps.items(), key=lambda item: item[1].total_s)
-    table = [
-        [
-            name,
-            seconds_text(step.total_s),
-            seconds_text(step.exposed_s),
-            seconds_text(step.communication_s),
-            f"{step.overhead_percent:.1f}",
-        ]
-        for name, step in ordered
-    ]
-    lines = columns(("algorithm", "step", "exposed", "allreduce", "overhead %"), table, left=(0,))
-    lines = [paint(line, "bold") if n == 1 else line for n, line in enumerate(lines)]
-    compute = seconds_text(ordered[0][1].compute_s)
-    how = "while the backward pass goes on" if overlap else "after the backward pass"
-    head = f"a step of {model} on {gpu.upper()}s: {compute} of compute, gradients reduced in buckets of 25 MiB {how}"
-    return f"\n{head}\n\n" + "\n".join(lines) + "\n"
 
 
 def absent_text(field: Field) -> str:
@@ -135,3 +121,102 @@ def bytes_text(size: int) -> str:
         if size >= 2**power:
             return f"{size / 2**power:.3g}{unit}" if size < 1000 * 2**power else f"{size / 2**power:.0f}{unit}"
     return f"{size}"
+
+
+def sim_document(
+    field: Field,
+    conditions: Conditions,
+    rows: Sequence[Sequence[Estimate]],
+    best: Estimate | None,
+    summary: Summary | None,
+    steps: Sequence[dict[str, Any]],
+) -> dict[str, Any]:
+    """The object; ``best`` is the plan that ``summary`` is of, ``steps`` are training's, if any."""
+    request, bound = field.request, field.bound_gb_per_s
+    document: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "collective": request.collective.name,
+        "topology": request.topology.name,
+        "ranks": list(request.ranks),
+        "calibration": conditions.calibration.name,
+        "sharing": conditions.settings.sharing,
+        "streams": conditions.settings.streams,
+        "bound_gb_per_s": bound,
+        "sizes": [
+            {"size_bytes": row[0].size_bytes, "algorithms": [_row_document(estimate, bound) for estimate in row]}
+            for row in rows
+        ],
+        "wins": [{"algorithm": w.name, "first_bytes": w.first_bytes, "last_bytes": w.last_bytes} for w in wins(rows)],
+        "absent": dict(field.absent),
+    }
+    if steps:
+        document["steps"] = list(steps)
+    if best is not None and summary is not None:
+        document["decided_by"] = {
+            "algorithm": best.name,
+            "size_bytes": best.size_bytes,
+            "seconds": dict(summary.parts),
+            "hops": [{"src": h.src, "dst": h.dst, "seconds": h.seconds} for h in summary.hops[:_LISTED]],
+            "links": [
+                {"src": use.src, "dst": use.dst, "bytes": use.bytes, "gb_per_s": use.gb_per_s, "busy": use.busy}
+                for use in summary.links[:_LISTED]
+            ],
+        }
+    return document
+
+
+def _row_document(estimate: Estimate, bound: float) -> dict[str, Any]:
+    simulation = estimate.simulation
+    return {
+        "algorithm": estimate.name,
+        "seconds": estimate.seconds,
+        "algbw_gb_per_s": estimate.algbw_gb_per_s,
+        "busbw_gb_per_s": estimate.busbw_gb_per_s,
+        "percent_bound": 100 * estimate.algbw_gb_per_s / bound,
+        "chunk_bytes": estimate.chunk_bytes or None,
+        "transfers": None if simulation is None else simulation.outcome.transfers,
+        "aggregated": None if simulation is None else simulation.aggregated,
+        "how": estimate.detail,
+    }
+
+
+def sim_plot(path: Path, title: str, rows: Sequence[Sequence[Estimate]], bound_gb_per_s: float) -> None:
+    """Draw algbw over size into ``path``; ``rows`` by size, ascending. Who moves nothing is left out.
+
+    Raises
+    ------
+    UsageError
+        If nobody moves anything at any size.
+    UnsupportedError
+        If matplotlib is not installed.
+    OSError
+        If the file cannot be written.
+    """
+    lines = _lines(rows)
+    drawing = pyplot()
+    figure, axes = drawing.subplots(figsize=(9, 5.5), layout="constrained")
+    markers = "osD^vP*X<>hd"
+    for number, (name, points) in enumerate(lines.items()):
+        axes.plot(*zip(*points, strict=True), marker=markers[number % len(markers)], markersize=4, label=name)
+    axes.axhline(bound_gb_per_s, color="black", linestyle="--", linewidth=1, label="proved bound (nominal rates)")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks([row[0].size_bytes for row in rows if row[0].size_bytes > 0])
+    axes.xaxis.set_major_formatter(lambda size, _: bytes_text(int(size)))
+    axes.yaxis.set_major_formatter(lambda gb_per_s, _: f"{gb_per_s:g}")
+    axes.set(title=title, xlabel="size", ylabel="algbw (GB/s)")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    save(figure, path)
+
+
+def _lines(rows: Sequence[Sequence[Estimate]]) -> dict[str, list[tuple[int, float]]]:
+    """Bytes and GB/s by candidate, of those that have any: a logarithmic axis has no 0."""
+    found = {
+        first.name: [(row[n].size_bytes, row[n].algbw_gb_per_s) for row in rows if row[n].algbw_gb_per_s > 0]
+        for n, first in enumerate(rows[0])
+    }
+    drawn = {name: points for name, points in found.items() if points}
+    if not drawn:
+        raise UsageError("no size moves any data; take larger ones (-b)")
+    return drawn

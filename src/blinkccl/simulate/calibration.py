@@ -80,7 +80,7 @@ _WHOLE = Number(1.0, "not modelled")
 _PEER_ACCESS = Number(310.0, "assumed: what Blink, MLSys 2020, Fig 21 implies for V100s")
 
 
-class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class EngineCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a GPU's side of each operation costs.
 
     Parameters
@@ -119,7 +119,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     schema_version: int
     name: str
     about: str
-    engine: Engine
+    engine: EngineCosts
     link: tuple[LinkClass, ...]
     machines: tuple[str, ...] = ()
 

@@ -1,22 +1,36 @@
-"""Which chunk is fastest for a program and a size? Found by simulating it.
+"""The fastest chunk for a program and a size, found by trying.
 
-:func:`search` is what a job does that has nothing but its own iterations (:mod:`~blinkccl.simulate.miad`).
 :func:`best_chunk` is for who may simulate as often as they like: it starts from the closed form of
-:func:`~blinkccl.simulate.run.best_chunk_bytes` and looks around it.
+:func:`~blinkccl.simulate.run.best_chunk_bytes` and looks around it. :func:`search` is what a job does that has nothing
+but its own iterations: multiplicative increase, additive decrease (Blink, MLSys 2020, §4.2.1). :class:`Miad` is that
+search as a pure state machine: it is told a throughput and says the next chunk, without a clock or I/O.
+
+What Blink says: start small, multiply the chunk "as long as the measured throughput is increasing", and "if the
+throughput decreases we additively decrease the chunk size until we reach a steady state". Fig 12 starts at 1 MB,
+doubles, and is steady after four iterations. Where it is silent we chose:
+
+- *Increasing* means more than the observation before, by more than the part ``tolerance`` of it. The default of 0 is
+  for simulated times, which have no noise; who measures should give the noise of one measurement.
+- What does not increase counts as a decrease: a plateau is not climbed.
+- *The step* of the decrease is 1 MiB, as large as the first chunk. Blink gives none.
+- *The decrease* starts from the first chunk that was too large and goes on while every step raises the throughput.
+  It may pass the largest chunk that was still good: the best may lie below it.
+- *The steady state* is the best chunk of all observed, not the last one.
+- Nothing is tried again later. A job whose links change starts a new search.
+- Where throughput still rises at ``most_bytes``, that chunk is taken.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
+from blinkccl.errors import UsageError
 from blinkccl.schedule.chunking import ALIGNMENT_BYTES
 from blinkccl.schedule.program import Program
 from blinkccl.simulate.calibration import Calibration
-from blinkccl.simulate.miad import Miad
 from blinkccl.simulate.run import (
-    EVENT_BUDGET,
     ITEMSIZE,
     LEAST_CHUNK_BYTES,
     MOST_CHUNK_BYTES,
@@ -28,10 +42,119 @@ from blinkccl.simulate.run import (
 from blinkccl.simulate.translate import Settings
 from blinkccl.topology.model import Topology
 
+KIB, MIB = 1024, 1024 * 1024
+
+_PHASES = ("increase", "decrease", "steady")
 #: Chunks that would make a run of more tasks than this are not tried: a trial takes less than half a second.
 TRIAL_BUDGET = 1_000_000
 #: How far the climb goes at a time, from coarse to fine.
 _STRIDES = (2.0, 2.0**0.5, 2.0**0.25)
+
+
+@dataclass(frozen=True, slots=True)
+class Miad:
+    """A chunk-size search at one point; :meth:`observe` gives the next.
+
+    Parameters
+    ----------
+    first_bytes
+        The chunk to start with.
+    factor
+        What a chunk is multiplied by, 1.1 to 16.
+    step_bytes
+        What it is lowered by, ≥ 1.
+    least_bytes, most_bytes
+        No chunk lies outside; 1 ≤ least ≤ first ≤ most.
+    tolerance
+        By which part throughput must rise to count as rising, 0 ≤ tolerance < 1.
+    phase, chunk_bytes, best_bytes, best_gb_per_s, last_gb_per_s
+        The state, set by :meth:`observe`. ``chunk_bytes`` is the chunk to use in the next iteration.
+
+    Raises
+    ------
+    UsageError
+        If a number is out of range.
+
+    Notes
+    -----
+    At most :attr:`most_observations` observations, whatever they are. Let tolerance be 0, and let throughput first rise
+    and then fall with the chunk, never by more than the chunk changes (r times the chunk is at most r times as fast or
+    as slow). Then the chunk found reaches at least 1/√factor of the best throughput in [first, most], since one of the
+    multiples is within √factor of the best chunk. Where time is A/s + B·s + C in the chunk s, as in the chunk pipeline
+    model, it takes at most (√factor + 1/√factor)/2 times as long, 1.061 for 2.
+    """
+
+    first_bytes: int = MIB
+    factor: float = 2.0
+    step_bytes: int = MIB
+    least_bytes: int = 64 * KIB
+    most_bytes: int = 64 * MIB
+    tolerance: float = 0.0
+    phase: str = "increase"
+    chunk_bytes: int = 0
+    best_bytes: int = 0
+    best_gb_per_s: float = -1.0
+    last_gb_per_s: float = -1.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.least_bytes <= self.first_bytes <= self.most_bytes:
+            raise UsageError(
+                f"chunks start at {self.first_bytes} bytes within {self.least_bytes} to {self.most_bytes}; expected "
+                "1 <= least <= first <= most"
+            )
+        if not 1.1 <= self.factor <= 16:
+            raise UsageError(f"chunks grow by a factor of {self.factor}; expected 1.1 to 16")
+        if self.step_bytes < 1:
+            raise UsageError(f"chunks shrink by {self.step_bytes} bytes; expected at least 1")
+        if not 0 <= self.tolerance < 1:
+            raise UsageError(f"a tolerance of {self.tolerance}; expected 0 <= tolerance < 1")
+        if self.phase not in _PHASES:
+            raise UsageError(f"unknown phase {self.phase!r}; expected one of {', '.join(_PHASES)}")
+        if self.chunk_bytes == 0:
+            object.__setattr__(self, "chunk_bytes", self.first_bytes)
+
+    @property
+    def steady(self) -> bool:
+        """Whether the search is over; then ``chunk_bytes`` is the best chunk observed and stays."""
+        return self.phase == "steady"
+
+    @property
+    def most_observations(self) -> int:
+        """A new search is steady after so many observations at the latest."""
+        increases, chunk = 1, self.first_bytes
+        while chunk < self.most_bytes:
+            chunk = self._larger(chunk)
+            increases += 1
+        return increases + -(-(self.most_bytes - self.least_bytes) // self.step_bytes)
+
+    def observe(self, throughput_gb_per_s: float) -> Miad:
+        """The search after an iteration with ``chunk_bytes`` reached ``throughput_gb_per_s``.
+
+        A number below zero or no number counts as no throughput. Observations of a steady search change nothing.
+        """
+        if self.steady:
+            return self
+        observed = throughput_gb_per_s if throughput_gb_per_s > 0.0 else 0.0
+        rises = self.last_gb_per_s < 0.0 or observed > self.last_gb_per_s * (1.0 + self.tolerance)
+        after = replace(self, last_gb_per_s=observed)
+        if observed > self.best_gb_per_s:
+            after = replace(after, best_bytes=self.chunk_bytes, best_gb_per_s=observed)
+        if self.phase == "increase" and rises:
+            if self.chunk_bytes == self.most_bytes:
+                return after._settled()
+            return replace(after, chunk_bytes=self._larger(self.chunk_bytes))
+        if self.phase == "increase" or rises:
+            if self.chunk_bytes == self.least_bytes:
+                return after._settled()
+            smaller = max(self.least_bytes, self.chunk_bytes - self.step_bytes)
+            return replace(after, phase="decrease", chunk_bytes=smaller)
+        return after._settled()
+
+    def _larger(self, chunk_bytes: int) -> int:
+        return min(self.most_bytes, max(chunk_bytes + 1, int(chunk_bytes * self.factor)))
+
+    def _settled(self) -> Miad:
+        return replace(self, phase="steady", chunk_bytes=self.best_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +172,6 @@ def search(
     size_bytes: int,
     start: Miad | None = None,
     settings: Settings | None = None,
-    even_chunks: bool = True,
-    budget: int = EVENT_BUDGET,
-    coarser: bool = False,
 ) -> tuple[Trial, ...]:
     """Blink's chunk-size search, an iteration of the collective per trial (MLSys 2020, §4.2.1, Fig 12).
 
@@ -61,7 +181,7 @@ def search(
         S, as nccl-tests counts it.
     start
         The search before its first iteration; None for ``Miad()``, which starts at 1 MiB.
-    settings, even_chunks, budget, coarser
+    settings
         As of :func:`~blinkccl.simulate.run.simulate`.
 
     Returns
@@ -87,10 +207,7 @@ def search(
             calibration,
             size_bytes,
             chunk_bytes=state.chunk_bytes,
-            even_chunks=even_chunks,
             settings=settings,
-            budget=budget,
-            coarser=coarser,
         )
         trials.append(Trial(state.chunk_bytes, timed.algbw_gb_per_s))
         if state.steady:
@@ -105,7 +222,6 @@ def best_chunk(
     size_bytes: int,
     settings: Settings | None = None,
     budget: int = TRIAL_BUDGET,
-    even_chunks: bool = True,
 ) -> int:
     """The fastest chunk found, in bytes.
 
@@ -128,21 +244,14 @@ def best_chunk(
     Never slower than the closed form. Cost: 10 to 20 simulations. Over the 46 allocations of a DGX-1V it saves about
     1 % of the closed form's time up to 16 MB and less above, and up to a tenth in single cases.
     """
+    settings = settings or Settings()
     seconds_of: dict[int, float] = {}
 
     def seconds(chunk_bytes: int) -> float:
         if chunk_bytes not in seconds_of:
             seconds_of[chunk_bytes] = inf
-            if count_tasks(bind_bytes(program, size_bytes, chunk_bytes, even_chunks)) <= budget:
-                timed = simulate(
-                    program,
-                    network,
-                    calibration,
-                    size_bytes,
-                    chunk_bytes=chunk_bytes,
-                    even_chunks=even_chunks,
-                    settings=settings,
-                )
+            if count_tasks(bind_bytes(program, size_bytes, chunk_bytes, settings.even_chunks)) <= budget:
+                timed = simulate(program, network, calibration, size_bytes, chunk_bytes=chunk_bytes, settings=settings)
                 seconds_of[chunk_bytes] = timed.seconds
         return seconds_of[chunk_bytes]
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from blinkccl.errors import UnsupportedError
 from blinkccl.schema import SCHEMA_VERSION
-from blinkccl.simulate.calibration import Calibration, Engine, LinkClass, Number
+from blinkccl.simulate.calibration import Calibration, EngineCosts, LinkClass, Number
 from blinkccl.simulate.measurements import Measurement
 from blinkccl.topology.limits import label_fault
 from blinkccl.topology.model import LINK_KINDS
@@ -228,7 +228,7 @@ def fitted_calibration(
         SCHEMA_VERSION,
         name,
         f"fitted to {found.points} timings, right to {found.max_relative_error:.1%}",
-        Engine(issue_us=alpha) if found.model == "ring" else Engine(launch_us=alpha),
+        EngineCosts(issue_us=alpha) if found.model == "ring" else EngineCosts(launch_us=alpha),
         (
             LinkClass(
                 kind,
@@ -262,7 +262,7 @@ def calibration_text(written: Calibration) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _numbers(table: Engine | LinkClass) -> list[str]:
+def _numbers(table: EngineCosts | LinkClass) -> list[str]:
     fields = [(name, getattr(table, name)) for name in table.__struct_fields__]
     return [
         f"{name} = {{ value = {found.value!r}, source = {_quoted(found.source)} }}"

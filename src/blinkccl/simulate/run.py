@@ -1,4 +1,4 @@
-"""Times a program: the room's front door."""
+"""A program timed for a size: its chunks chosen, its tasks counted against the budget, its workload run."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from blinkccl.units import algbw_gb_per_s, bus_factor, parse_bytes
 
 #: Elements are floats of this size where only bytes matter.
 ITEMSIZE = 4
-#: More tasks than this take minutes and gigabytes.
-EVENT_BUDGET = 50_000_000
-#: Kernels number tasks in 32 bits.
-MAX_BUDGET = 2**31 - 1
+#: Tasks of a run where nobody says: with a timeline 90 bytes each, and a second or two per million on a busy core.
+EVENT_BUDGET = 20_000_000
+#: The same in plain Python, which is 20 times as slow and keeps more.
+PYTHON_EVENT_BUDGET = 1_000_000
 MAX_SIZE_BYTES = 2**63 - 1
 #: No chunk is chosen below or above these.
 LEAST_CHUNK_BYTES, MOST_CHUNK_BYTES = 16 * 1024, 64 * 1024 * 1024
@@ -70,11 +70,8 @@ def simulate(
     size_bytes: int,
     *,
     chunk_bytes: int | None = None,
-    even_chunks: bool = True,
     settings: Settings | None = None,
     traced: bool = False,
-    budget: int = EVENT_BUDGET,
-    coarser: bool = False,
 ) -> Simulation:
     """Times ``program`` for ``size_bytes``.
 
@@ -84,19 +81,14 @@ def simulate(
         S, as nccl-tests counts it; 0 to 2^63 − 1.
     chunk_bytes
         Size of a chunk; None takes :func:`best_chunk_bytes`.
-    even_chunks
-        As of :func:`~blinkccl.schedule.chunking.bind`: trees share links by their weights.
     traced
         Keep what was done when.
-    budget
-        The most tasks (transfers and firings) that a run may have; 1 to :data:`MAX_BUDGET`.
-    coarser
-        Where the budget does not suffice, time several chunks as one that costs as much as all of them.
 
     Raises
     ------
     UsageError
-        If a number is out of range, the program cannot be bound, or it would take more tasks than ``budget``.
+        If the size is out of range, the program cannot be bound, or it would take more tasks than the budget of
+        ``settings``. They are counted before anything is made of them.
     TopologyError
         If a link is missing in the network or its class in the calibration.
 
@@ -107,20 +99,20 @@ def simulate(
     """
     if not 0 <= size_bytes <= MAX_SIZE_BYTES:
         raise UsageError(f"a size of {size_bytes} bytes; expected 0 to 2^63 - 1")
-    if not 1 <= budget <= MAX_BUDGET:
-        raise UsageError(f"a budget of {budget:,} tasks; expected 1 to {MAX_BUDGET:,}, what a kernel can number")
+    settings = settings or Settings()
+    budget = settings.budget or (EVENT_BUDGET if native_kernel.available() else PYTHON_EVENT_BUDGET)
     chunk = best_chunk_bytes(program, network, calibration, size_bytes) if chunk_bytes is None else chunk_bytes
-    bound = bind_bytes(program, size_bytes, chunk, even_chunks)
+    bound = bind_bytes(program, size_bytes, chunk, settings.even_chunks)
     together = 1
     tasks = count_tasks(bound)
     if tasks > budget:
-        if not coarser:
+        if not settings.coarser:
             raise UsageError(
                 f"{size_bytes:,} bytes in chunks of {chunk:,} are {tasks:,} transfers and reductions, more than the "
                 f"budget of {budget:,}; take larger chunks (--chunk), a larger --budget, or --coarser, which times "
                 "several chunks as one"
             )
-        together, bound = _coarser(bound, size_bytes, even_chunks, budget)
+        together, bound = _coarser(bound, size_bytes, settings.even_chunks, budget)
     translation = translate(bound, network, calibration, settings)
     if together > 1:
         translation = _times(translation, together)

@@ -18,6 +18,8 @@ from blinkccl.simulate.translate import Translation
 from blinkccl.simulate.workload import Trace
 
 _NS = 1e9
+#: The order in which parts of a critical path are listed.
+PARTS = ("move", "issue", "reduce", "signal", "start")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +100,14 @@ def critical_path(simulation: Simulation) -> list[Decider]:
     hops = translation.workload.hops
     if len(trace.end_s) == 0:
         return []
-    signal_s = [0.0 if hop < 0 else float(hops.signal_s[hop]) for hop in trace.hop.tolist()]
-    there_s = [end + more for end, more in zip(trace.end_s.tolist(), signal_s, strict=True)]
-    task = max(range(len(there_s)), key=lambda number: (there_s[number], -number))
-    if simulation.seconds > there_s[task]:
+    there_s = trace.end_s.copy()
+    sent = trace.hop >= 0
+    there_s[sent] += hops.signal_s[trace.hop[sent]]
+    task = int(there_s.argmax())
+    until = float(there_s[task])
+    if simulation.seconds > until:
         return [_last_to_start(simulation)]
     found: list[Decider] = []
-    until = there_s[task]
     while True:
         pieces, until, task = _pieces(translation, trace, task, until)
         found += pieces
@@ -218,3 +221,36 @@ def _trace(simulation: Simulation) -> Trace:
     if simulation.outcome.trace is None:
         raise InternalError("this simulation kept no trace; simulate with traced=True")
     return simulation.outcome.trace
+
+
+@dataclass(frozen=True)
+class HopTime:
+    """What one ordered pair of vertices adds to the critical path."""
+
+    src: int
+    dst: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Summary:
+    """``links``: the fullest first. ``parts``, ``hops``: seconds of the critical path, by what and by where."""
+
+    links: tuple[LinkUse, ...]
+    parts: dict[str, float]
+    hops: tuple[HopTime, ...]
+
+
+def summarise(simulation: Simulation) -> Summary:
+    """The summary of a simulation that kept its trace."""
+    path = critical_path(simulation)
+    parts = {name: sum(piece.end_s - piece.begin_s for piece in path if piece.what == name) for name in PARTS}
+    return Summary(tuple(link_use(simulation)), {k: v for k, v in parts.items() if v > 0.0}, _by_hop(path))
+
+
+def _by_hop(path: Sequence[Decider]) -> tuple[HopTime, ...]:
+    seconds: dict[tuple[int, int], float] = {}
+    for piece in path:
+        ends = piece.src, piece.dst
+        seconds[ends] = seconds.get(ends, 0.0) + piece.end_s - piece.begin_s
+    return tuple(HopTime(*ends, s) for ends, s in sorted(seconds.items(), key=lambda item: (-item[1], item[0])))

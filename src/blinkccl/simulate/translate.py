@@ -31,6 +31,8 @@ from blinkccl.topology.model import Topology
 STREAMS = ("per-tree", "reused")
 #: fifo, fair: see the workload. rtt-weighted: in proportion to 1/latency, as TCP flows. unfair: the first tree first.
 SHARINGS = ("fifo", "fair", "rtt-weighted", "unfair")
+#: Kernels number tasks in 32 bits.
+MAX_BUDGET = 2**31 - 1
 #: How much more of a link the stream that came first gets than the next, where sharing is unfair.
 UNFAIRNESS = 64.0
 
@@ -48,13 +50,32 @@ class Settings:
         (Blink §4.2.2).
     start_s
         When each rank enters the collective; empty for all at once.
+    even_chunks
+        As of :func:`~blinkccl.schedule.chunking.bind`: trees share links by their weights.
+    budget
+        The most tasks (transfers and reductions) that a run may have, 1 to :data:`MAX_BUDGET`; None for what the kernel
+        does in half a minute and two gigabytes (:data:`~blinkccl.simulate.run.EVENT_BUDGET`).
+    coarser
+        Where the budget does not suffice, time several chunks as one that costs as much as all of them.
+
+    Raises
+    ------
+    UsageError
+        If there is no such sharing or streams, or a number is out of range.
     """
 
     sharing: str = "fifo"
     streams: str = "per-tree"
     start_s: tuple[float, ...] = ()
+    even_chunks: bool = True
+    budget: int | None = None
+    coarser: bool = False
 
     def __post_init__(self) -> None:
+        if self.budget is not None and not 1 <= self.budget <= MAX_BUDGET:
+            raise UsageError(
+                f"a budget of {self.budget:,} tasks; expected 1 to {MAX_BUDGET:,}, what a kernel can number"
+            )
         for name, value, known in (("sharing", self.sharing, SHARINGS), ("streams", self.streams, STREAMS)):
             if value not in known:
                 raise UsageError(f"unknown {name} {value!r}; expected one of {', '.join(known)}")

@@ -106,6 +106,10 @@ def test_a_picture_is_drawn(blink, tmp_path: Path) -> None:
         (["--sweep", "-b", "1M", "-e", "4K"], "expected a positive size and one that is not below it"),
         (["--chunk", "0"], "at least one byte"),
         (["--size", "1G", "--chunk", "4", "--budget", "1000"], "more than the budget of 1,000"),
+        (
+            ["--gpus", "0-3", "--size", "8M", "--chunk", "4", "--algo", "optimal"],
+            "more than the budget of 20,000,000; take",
+        ),
         (["--sharing", "equal"], "unknown sharing 'equal'; expected one of fifo, fair, rtt-weighted, unfair"),
         (["--streams", "one"], "unknown streams 'one'"),
         (["--skew", "0,1"], "2 start times for 8 ranks"),

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blinkccl.native import find_library
-from blinkccl.simulate.miad import KIB, MIB, Miad
+from blinkccl.simulate.chunk_search import KIB, MIB, Miad
 from support.examples import examples
 
 SHIM = Path(__file__).parents[3] / "native" / "shim"

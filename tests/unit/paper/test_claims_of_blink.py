@@ -30,10 +30,10 @@ from blinkccl.paper.claim import (
     Value,
     judge,
 )
+from blinkccl.paper.models import NETWORKS
 from blinkccl.paper.table import markdown_row
 from blinkccl.simulate import native_kernel
 from blinkccl.simulate.calibration import Calibration, Number, calibration
-from blinkccl.simulate.models import NETWORKS
 
 IDS = [*(f"B{i}" for i in range(1, 37)), *(f"E{i}" for i in (1, 3, 4, 5, 6, 8))]
 NOT_REPRODUCED = {

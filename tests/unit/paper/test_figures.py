@@ -20,7 +20,7 @@ from blinkccl.report.plotting import pyplot
 from blinkccl.simulate.calibration import Number, calibration
 from blinkccl.units import parse_bytes
 
-FIGURES = {figure.name: figure for figure in figures.figures()}
+FIGURES = {figure.name: figure for figure in figures.FIGURES}
 #: Of each file and each kind of picture those that are computed quickly.
 SAMPLE = (
     "A-fig-08",
@@ -54,7 +54,7 @@ def draw(monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed: no figure can be drawn")
 
     def one(name: str, context: Context | None = None) -> figures.Drawn:
-        monkeypatch.setattr(figures, "figures", lambda: (FIGURES[name],))
+        monkeypatch.setattr(figures, "FIGURES", (FIGURES[name],))
         (drawn,) = figures.draw({name[0]}, context or Context())
         return drawn
 
@@ -62,7 +62,7 @@ def draw(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_names_are_unique_and_begin_with_their_document() -> None:
-    assert len(FIGURES) == len(figures.figures())
+    assert len(FIGURES) == len(figures.FIGURES)
     assert all(figure.name.startswith(f"{figure.document}-") for figure in FIGURES.values())
     assert {figure.document for figure in FIGURES.values()} <= set(DOCUMENTS)
     assert len({figure.title for figure in FIGURES.values()}) == len(FIGURES)

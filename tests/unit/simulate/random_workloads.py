@@ -18,7 +18,7 @@ from blinkccl.collectives.spec import Collective
 from blinkccl.schedule.chunking import bind
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
-from blinkccl.simulate.calibration import Calibration, Engine, LinkClass, Number
+from blinkccl.simulate.calibration import Calibration, EngineCosts, LinkClass, Number
 from blinkccl.simulate.translate import STREAMS, Settings, translate
 from blinkccl.simulate.workload import Workload
 from blinkccl.testing.forests import random_forest
@@ -116,7 +116,7 @@ def random_calibration(random: Random, link_latency: bool = True) -> Calibration
     def sometimes(least: float, most: float) -> Number:
         return number(least, most) if random.random() < 0.5 else Number(0.0, "none")
 
-    engine = Engine(
+    engine = EngineCosts(
         issue_us=number(0.5, 20),
         signal_us=sometimes(0.1, 5),
         reduce_us=sometimes(0.1, 10),

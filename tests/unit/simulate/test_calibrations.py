@@ -8,9 +8,10 @@ import msgspec
 import pytest
 
 from blinkccl.algorithms.registry import ALGORITHMS, Request
+from blinkccl.baselines.candidate import Conditions, planned
+from blinkccl.baselines.nccl import NCCL_SLICE_BYTES
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import TopologyError
-from blinkccl.simulate.baselines import NCCL_SLICE_BYTES
 from blinkccl.simulate.calibration import (
     FALLBACK,
     Number,
@@ -20,7 +21,6 @@ from blinkccl.simulate.calibration import (
     link_cost,
     parse_calibration,
 )
-from blinkccl.simulate.contenders import Conditions, planned
 from blinkccl.topology.catalog import CATALOG, machine
 from blinkccl.topology.spec import parse_spec
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from blinkccl.algorithms.registry import ALGORITHMS, Request
+from blinkccl.baselines.candidate import Conditions, planned
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import UnsupportedError
 from blinkccl.simulate.calibration import calibration, calibration_names, parse_calibration
-from blinkccl.simulate.contenders import Conditions, planned
 from blinkccl.simulate.fit import calibration_text, cost, fit, fits, fitted_calibration
 from blinkccl.simulate.measurements import Measurement
 from blinkccl.topology.synthetic import synthetic

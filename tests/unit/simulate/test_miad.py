@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 from blinkccl.algorithms.registry import Request, algorithm
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import UsageError
+from blinkccl.paper.traffic import pattern
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.simulate.calibration import calibration
-from blinkccl.simulate.chunk_search import best_chunk, search
-from blinkccl.simulate.miad import KIB, MIB, Miad
-from blinkccl.simulate.microbenchmarks import pattern
+from blinkccl.simulate.chunk_search import KIB, MIB, Miad, best_chunk, search
 from blinkccl.simulate.run import best_chunk_bytes, simulate
 from blinkccl.topology.catalog import machine
 from blinkccl.topology.model import Topology

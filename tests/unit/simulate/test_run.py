@@ -17,10 +17,9 @@ from blinkccl.forest.model import Cut, Forest, Share, Tree, attained_rate
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.simulate import kernel, native_kernel
-from blinkccl.simulate.calibration import Calibration, Engine, LinkClass, Number, calibration
+from blinkccl.simulate.calibration import Calibration, EngineCosts, LinkClass, Number, calibration
 from blinkccl.simulate.run import (
     LEAST_CHUNK_BYTES,
-    MAX_BUDGET,
     MAX_SIZE_BYTES,
     MOST_CHUNK_BYTES,
     best_chunk_bytes,
@@ -30,7 +29,7 @@ from blinkccl.simulate.run import (
     run,
     simulate,
 )
-from blinkccl.simulate.translate import Settings, translate
+from blinkccl.simulate.translate import MAX_BUDGET, Settings, translate
 from blinkccl.simulate.workload import Outcome
 from blinkccl.topology.model import Topology
 from blinkccl.topology.spec import parse_spec
@@ -50,7 +49,7 @@ JOBS = [
 def free(issue_us: float = 0.0, latency_us: float = 0.0) -> Calibration:
     """A lane of NVLink reaches its 25 GB/s; a copy costs only what is said."""
     link = LinkClass("nvlink", 25.0, Number(25.0, "test"), Number(latency_us, "test"))
-    return Calibration(1, "free", "a test", Engine(issue_us=Number(issue_us, "test")), (link,))
+    return Calibration(1, "free", "a test", EngineCosts(issue_us=Number(issue_us, "test")), (link,))
 
 
 def planned(algo: str, spec: str, name: str) -> tuple[Program, Topology]:
@@ -180,7 +179,7 @@ def test_tasks_are_counted_before_a_run(algo: str, spec: str, name: str) -> None
 
 def test_more_tasks_than_the_budget_are_refused_with_a_way_out() -> None:
     with pytest.raises(UsageError) as raised:
-        simulate(*chain(), free(), 100 * MB, chunk_bytes=1 * MB, budget=150)
+        simulate(*chain(), free(), 100 * MB, chunk_bytes=1 * MB, settings=Settings(budget=150))
     assert str(raised.value) == (
         "100,000,000 bytes in chunks of 1,000,000 are 200 transfers and reductions, more than the budget of 150; take "
         "larger chunks (--chunk), a larger --budget, or --coarser, which times several chunks as one"
@@ -192,7 +191,14 @@ def test_coarser_runs_keep_to_the_budget(budget: int) -> None:
     """600 tasks in chunks of 1 MB: several are timed as one, with the fixed costs of all of them."""
     program, network = chain(4)
     exact = simulate(program, network, free(issue_us=5.0), 100 * MB, chunk_bytes=1 * MB)
-    timed = simulate(program, network, free(issue_us=5.0), 100 * MB, chunk_bytes=1 * MB, budget=budget, coarser=True)
+    timed = simulate(
+        program,
+        network,
+        free(issue_us=5.0),
+        100 * MB,
+        chunk_bytes=1 * MB,
+        settings=Settings(budget=budget, coarser=True),
+    )
     assert count_tasks(timed.translation.bound) <= budget
     assert timed.aggregated > 1
     assert timed.chunk_bytes == exact.chunk_bytes == 1 * MB
@@ -201,7 +207,9 @@ def test_coarser_runs_keep_to_the_budget(budget: int) -> None:
 
 
 def test_a_budget_that_suffices_changes_nothing() -> None:
-    exact, timed = (simulate(*chain(4), free(), 100 * MB, chunk_bytes=1 * MB, coarser=x) for x in (False, True))
+    exact, timed = (
+        simulate(*chain(4), free(), 100 * MB, chunk_bytes=1 * MB, settings=Settings(coarser=x)) for x in (False, True)
+    )
     assert timed.aggregated == 1
     assert timed.seconds == exact.seconds
 
@@ -211,30 +219,50 @@ def test_what_is_timed_as_one_is_counted_in_real_chunks(chunk_bytes: int) -> Non
     """Binding rounds a chunk to 4 or 16 bytes: an estimate costs what the run of all of those chunks does."""
     program, network = chain(4)
     exact = simulate(program, network, free(issue_us=5.0), 1 << 16, chunk_bytes=chunk_bytes)
-    timed = simulate(program, network, free(issue_us=5.0), 1 << 16, chunk_bytes=chunk_bytes, budget=2000, coarser=True)
+    timed = simulate(
+        program,
+        network,
+        free(issue_us=5.0),
+        1 << 16,
+        chunk_bytes=chunk_bytes,
+        settings=Settings(budget=2000, coarser=True),
+    )
     assert timed.aggregated > 1
     assert timed.seconds == pytest.approx(exact.seconds, rel=0.03)
 
 
 def test_no_more_chunks_are_timed_as_one_than_there_are() -> None:
-    timed = simulate(*chain(4), free(issue_us=5.0), 100 * MB, chunk_bytes=1 * MB, budget=7, coarser=True)
+    timed = simulate(
+        *chain(4), free(issue_us=5.0), 100 * MB, chunk_bytes=1 * MB, settings=Settings(budget=7, coarser=True)
+    )
     assert timed.aggregated == 100
+
+
+def test_tasks_are_counted_before_anything_is_made_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blinkccl.simulate.run.translate", lambda *_: pytest.fail("the program was translated"))
+    with pytest.raises(UsageError, match="are 50,000,000 transfers and reductions, more than the budget of 20,000,000"):
+        simulate(*chain(), free(), 100 * MB, chunk_bytes=4)
+    monkeypatch.setattr(native_kernel, "available", lambda: False)
+    with pytest.raises(UsageError, match="more than the budget of 1,000,000; take"):
+        simulate(*chain(), free(), 100 * MB, chunk_bytes=100)
 
 
 @pytest.mark.parametrize("budget", [-1, 0, MAX_BUDGET + 1])
 def test_budgets_out_of_range_are_refused(budget: int) -> None:
     with pytest.raises(UsageError, match=r"a budget of .* tasks; expected 1 to 2,147,483,647"):
-        simulate(*chain(), free(), MB, budget=budget)
-    assert simulate(*chain(), free(), MB, budget=MAX_BUDGET).aggregated == 1
+        Settings(budget=budget)
+    assert simulate(*chain(), free(), MB, settings=Settings(budget=MAX_BUDGET)).aggregated == 1
 
 
 def test_a_budget_below_a_chunk_per_share_is_refused() -> None:
     with pytest.raises(UsageError, match="one chunk per share is 6 transfers and reductions already, more than the"):
-        simulate(*chain(4), free(), 100 * MB, chunk_bytes=1 * MB, budget=5, coarser=True)
+        simulate(*chain(4), free(), 100 * MB, chunk_bytes=1 * MB, settings=Settings(budget=5, coarser=True))
 
 
 def test_the_largest_size_can_be_timed_coarsely() -> None:
-    timed = simulate(*chain(4), free(), MAX_SIZE_BYTES, chunk_bytes=4096, budget=100_000, coarser=True)
+    timed = simulate(
+        *chain(4), free(), MAX_SIZE_BYTES, chunk_bytes=4096, settings=Settings(budget=100_000, coarser=True)
+    )
     assert timed.algbw_gb_per_s == pytest.approx(25.0, rel=1e-3)
 
 

@@ -10,8 +10,7 @@ from timed_jobs import plan
 
 from blinkccl.errors import InternalError
 from blinkccl.simulate.run import Simulation
-from blinkccl.simulate.summary import summarise
-from blinkccl.simulate.timeline import chrome_trace, critical_path, link_use, spans
+from blinkccl.simulate.timeline import chrome_trace, critical_path, link_use, spans, summarise
 from blinkccl.simulate.translate import Settings
 
 JOBS = [

@@ -17,7 +17,7 @@ from blinkccl.schedule.chunking import bind
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.simulate import kernel
-from blinkccl.simulate.calibration import Calibration, Engine, LinkClass, Number
+from blinkccl.simulate.calibration import Calibration, EngineCosts, LinkClass, Number
 from blinkccl.simulate.translate import UNFAIRNESS, Settings, Translation, translate
 from blinkccl.topology.assembly import Assembly
 from blinkccl.topology.model import Topology
@@ -30,7 +30,7 @@ NVLINK = LinkClass("nvlink", 25.0, Number(20.0, "test"), Number(2.0, "test"), Nu
 def costs(*links: LinkClass, **engine: float) -> Calibration:
     """A calibration for a test: a lane of NVLink reaches 20 GB/s, half of it where both directions are used."""
     numbers = {name: Number(float(value), "test") for name, value in engine.items()}
-    return Calibration(1, "test", "a test", Engine(**numbers), links or (NVLINK,))
+    return Calibration(1, "test", "a test", EngineCosts(**numbers), links or (NVLINK,))
 
 
 def job(topology: Topology, collective: Collective, *shares: Share, slots: int = 2) -> tuple[Program, Topology]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from blinkccl.algorithms.registry import Request
+from blinkccl.baselines.candidate import Conditions, Planned
+from blinkccl.baselines.registry import candidates
 from blinkccl.collectives.spec import Collective
 from blinkccl.simulate.calibration import calibration
-from blinkccl.simulate.contenders import Conditions, Planned, contenders
 from blinkccl.simulate.translate import Settings
 from blinkccl.topology.spec import parse_gpus, parse_spec
 
@@ -26,8 +27,8 @@ def plan(
     named: str = "nominal",
     settings: Settings | None = None,
 ) -> Planned:
-    """A contender that is a plan."""
+    """A candidate that is a plan."""
     conditions = Conditions(calibration(named), settings or Settings())
-    found = contenders()[algorithm].prepare(request(spec, collective, gpus), conditions)
+    found = candidates()[algorithm].prepare(request(spec, collective, gpus), conditions)
     assert isinstance(found, Planned)
     return found

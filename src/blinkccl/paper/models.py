@@ -2,7 +2,7 @@
 
 The four networks are those of Blink, MLSys 2020, §5.4, as torchvision defines them, since Blink trains with PyTorch.
 Their shapes are written down here and all counts follow from these. Times come from published throughputs, which
-``data/models.toml`` lists with their sources; a number for which none was found is marked ``assumed`` there.
+``models.toml`` lists with their sources; a number for which none was found is marked ``assumed`` there.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Network:
+class NeuralNetwork:
     """Layers in forward order. ``element_bytes`` is the size of a parameter and of its gradient as they are sent."""
 
     name: str
@@ -143,7 +143,7 @@ class _Tables(msgspec.Struct, frozen=True):
 
 @cache
 def _tables() -> _Tables:
-    data = (files("blinkccl.simulate") / "data" / "models.toml").read_bytes()
+    data = (files("blinkccl.paper") / "models.toml").read_bytes()
     return msgspec.toml.decode(data, type=_Tables)
 
 
@@ -166,7 +166,7 @@ def _linear(name: str, features_in: int, features: int) -> Layer:
     return Layer(name, (Tensor(f"{name}.weight", weight), Tensor(f"{name}.bias", features)), 2 * weight)
 
 
-def _alexnet() -> Network:
+def _alexnet() -> NeuralNetwork:
     """Krizhevsky 2014 (arXiv 1404.5997), the one-tower AlexNet; 224 × 224 images, 1000 classes."""
     convolutions = ((3, 64, 11, 55), (64, 192, 5, 27), (192, 384, 3, 13), (384, 256, 3, 13), (256, 256, 3, 13))
     matrices = ((256 * 6 * 6, 4096), (4096, 4096), (4096, 1000))
@@ -174,10 +174,10 @@ def _alexnet() -> Network:
         _convolution(f"conv{i}", *shape, bias=True, image=i == 1) for i, shape in enumerate(convolutions, start=1)
     ]
     layers += [_linear(f"fc{i}", *shape) for i, shape in enumerate(matrices, start=6)]
-    return Network("alexnet", tuple(layers))
+    return NeuralNetwork("alexnet", tuple(layers))
 
 
-def _vgg16() -> Network:
+def _vgg16() -> NeuralNetwork:
     """Simonyan, Zisserman 2015, configuration D, without batch normalisation."""
     layers: list[Layer] = []
     channels_in = 3
@@ -190,7 +190,7 @@ def _vgg16() -> Network:
             channels_in = channels
     matrices = ((512 * 7 * 7, 4096), (4096, 4096), (4096, 1000))
     layers += [_linear(f"fc{i}", *shape) for i, shape in enumerate(matrices, start=6)]
-    return Network("vgg16", tuple(layers))
+    return NeuralNetwork("vgg16", tuple(layers))
 
 
 def _basic_block(name: str, channels_in: int, width: int, side_in: int, side: int) -> Iterator[Layer]:
@@ -216,7 +216,7 @@ def _resnet(
     depths: tuple[int, ...],
     block: Callable[[str, int, int, int, int], Iterator[Layer]],
     expansion: int,
-) -> Network:
+) -> NeuralNetwork:
     """He et al. 2016, table 1: a 7 × 7 convolution, four stages of blocks, one matrix."""
     layers = [_convolution("conv1", 3, 64, 7, 112, image=True), _normalisation("bn1", 64)]
     channels_in, side_in = 64, 56
@@ -229,10 +229,10 @@ def _resnet(
                 layers.append(_normalisation(f"{prefix}.downsample.bn", width * expansion))
             channels_in, side_in = width * expansion, side
     layers.append(_linear("fc", channels_in, 1000))
-    return Network(name, tuple(layers))
+    return NeuralNetwork(name, tuple(layers))
 
 
-_NETWORKS: dict[str, Callable[[], Network]] = {
+_NETWORKS: dict[str, Callable[[], NeuralNetwork]] = {
     "alexnet": _alexnet,
     "resnet18": lambda: _resnet("resnet18", (2, 2, 2, 2), _basic_block, 1),
     "resnet50": lambda: _resnet("resnet50", (3, 4, 6, 3), _bottleneck, 4),
@@ -243,7 +243,7 @@ NETWORKS = tuple(_NETWORKS)
 
 
 @cache
-def network(name: str) -> Network:
+def network(name: str) -> NeuralNetwork:
     """The network called ``name``, one of :data:`NETWORKS`, with 4-byte parameters.
 
     Raises
@@ -256,7 +256,7 @@ def network(name: str) -> Network:
     return _NETWORKS[name]()
 
 
-def transformer(parameters: int, layers: int = 80, element_bytes: int = 2) -> Network:
+def transformer(parameters: int, layers: int = 80, element_bytes: int = 2) -> NeuralNetwork:
     """A transformer of ``parameters`` parameters in ``layers`` equal blocks; a sample is a token.
 
     Each block has its four matrices as 3 : 1 : 4 : 4. The work is 2 FLOPs per parameter and token forward and 4
@@ -274,7 +274,7 @@ def transformer(parameters: int, layers: int = 80, element_bytes: int = 2) -> Ne
             f"got {parameters} parameters, {layers} blocks, {element_bytes} bytes"
         )
     bounds = [parameters * i // layers for i in range(layers + 1)]
-    return Network(
+    return NeuralNetwork(
         f"transformer-{parameters}",
         tuple(_transformer_block(f"block{i}", bounds[i + 1] - bounds[i]) for i in range(layers)),
         element_bytes,
@@ -369,7 +369,7 @@ def peak_flops_per_s(gpu: str, sparse: bool = False) -> float:
     return (table[gpu].sparse_tflops if sparse else table[gpu].dense_tflops) * 1e12
 
 
-def compute_at(model: Network, samples: int, flops_per_s: float) -> Compute:
+def compute_at(model: NeuralNetwork, samples: int, flops_per_s: float) -> Compute:
     """The time of ``samples`` at ``flops_per_s``: for networks that nobody measured, such as transformers.
 
     Raises

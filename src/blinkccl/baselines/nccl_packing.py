@@ -19,9 +19,9 @@ from functools import cached_property
 from itertools import islice, pairwise
 from math import lcm
 
+from blinkccl.baselines.nccl_system import NVL, PHB, PXN, Arc, Hop, Nic, Server
 from blinkccl.errors import InternalError
 from blinkccl.packing.solver import Model, solve, whole
-from blinkccl.simulate.nccl_system import NVL, PHB, PXN, Arc, Hop, Nic, Server
 
 #: Channels at most: half of those that NCCL can run, as it runs two on each that it finds (device.h, init.cc).
 MOST_CHANNELS = 32

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blinkccl.errors import UnsupportedError
-from blinkccl.simulate.models import (
+from blinkccl.paper.models import (
     NETWORKS,
     Compute,
     compute_at,

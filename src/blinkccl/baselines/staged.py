@@ -24,12 +24,12 @@ from blinkccl.algorithms.paths import transit_paths
 from blinkccl.algorithms.registry import ALGORITHMS, Request
 from blinkccl.algorithms.servers import by_server
 from blinkccl.algorithms.shapes import chain_down, chain_up, cyclic, forest_on, require_collective
+from blinkccl.baselines.candidate import Conditions, Estimate, Planned, Prepared, modelled, planned
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import TopologyError, UnsupportedError
 from blinkccl.forest.model import Forest, Path, Share, Tree, attained_rate
 from blinkccl.schedule.chunking import ALIGNMENT_BYTES
-from blinkccl.simulate.calibration import Calibration, Engine, LinkClass, Number, link_cost
-from blinkccl.simulate.contenders import Conditions, Estimate, Planned, Prepared, modelled, planned
+from blinkccl.simulate.calibration import Calibration, EngineCosts, LinkClass, Number, link_cost
 from blinkccl.simulate.run import Simulation, simulate
 from blinkccl.topology.model import RANK_KINDS, Link, Topology
 from blinkccl.units import GB
@@ -100,8 +100,6 @@ class WholeShares(Planned):
             chunk_bytes=ceil(largest * size_bytes / ALIGNMENT_BYTES + 1) * ALIGNMENT_BYTES,
             settings=self.conditions.settings,
             traced=traced,
-            budget=self.conditions.budget,
-            coarser=self.conditions.coarser,
         )
 
     def at(self, size_bytes: int) -> Estimate:
@@ -385,6 +383,6 @@ def step_by_step(calibration: Calibration, network: Topology) -> Calibration:
     ]
     others = [msgspec.structs.replace(row, latency_us=contained) for row in calibration.link if row.kind != "net"]
     # One send at a time, so that a step begins when the one before it is over.
-    engine = Engine(issue_us=PLAIN_STEP_US, copy_engines=Number(1.0, "the script waits for each send"))
+    engine = EngineCosts(issue_us=PLAIN_STEP_US, copy_engines=Number(1.0, "the script waits for each send"))
     name = f"{calibration.name}, step by step"
     return msgspec.structs.replace(calibration, name=name, engine=engine, link=(*net, *others))

@@ -8,9 +8,9 @@ from statistics import mean
 import pytest
 
 from blinkccl.errors import UsageError
+from blinkccl.paper.traffic import CALIBRATION, PATTERNS, Pattern, measure, pattern, throughput_gb_per_s
 from blinkccl.schedule.verifier import violations
 from blinkccl.simulate.calibration import calibration
-from blinkccl.simulate.microbenchmarks import CALIBRATION, PATTERNS, Pattern, measure, pattern, throughput_gb_per_s
 from blinkccl.simulate.run import simulate
 
 MB = 10**6

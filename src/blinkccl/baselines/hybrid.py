@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 from blinkccl.algorithms.hybrid import Split, class_plan, hybrid_split
 from blinkccl.algorithms.registry import Request
+from blinkccl.baselines.candidate import Conditions, Estimate, Planned, modelled, planned
 from blinkccl.forest.model import Forest
-from blinkccl.simulate.contenders import Conditions, Estimate, Planned, modelled, planned
 
 NAME = "hybrid"
 #: How often the split is found anew with the rates that the parts before reached.

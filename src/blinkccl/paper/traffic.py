@@ -120,7 +120,7 @@ Built = tuple[Topology, Program]
 
 
 @dataclass(frozen=True, slots=True)
-class Definition:
+class PatternDefinition:
     """A registry row: what ``breadths`` count, and how one is built."""
 
     build: Callable[[int], Built]
@@ -208,13 +208,13 @@ def _built(name: str, gpus: int, shares: list[Share], root: int | None = None, w
 _CHAINS, _DEGREES, _ONE = (3, 4, 5, 6, 7, 8), (1, 2, 3), (0,)
 
 #: The registry: to add a pattern is to add one row.
-PATTERNS: dict[str, Definition] = {
-    "chain-forward": Definition(_chain_forward, _CHAINS, "GPUs", "Figs 23a, 24"),
-    "chain-reduce-forward": Definition(_chain_reduce_forward, _CHAINS, "GPUs", "Figs 6, 7, 23b, 24"),
-    "chain-reduce-broadcast": Definition(_chain_reduce_broadcast, _CHAINS, "GPUs", "Figs 23c, 24"),
-    "mimo": Definition(_mimo, _ONE, "", "Fig 8a, c: two streams through one GPU, each reduced there"),
-    "mca": Definition(_mca, _ONE, "", "Fig 8b, c: two reduce+forward chains into one GPU"),
-    "fan-in-forward": Definition(_fan_in_forward, _DEGREES, "sources", "Figs 25a, 26"),
-    "fan-in-reduce-forward": Definition(_fan_in_reduce_forward, _DEGREES, "sources", "Figs 25b, 26"),
-    "fan-out-forward": Definition(_fan_out_forward, _DEGREES, "destinations", "Figs 25c, 26"),
+PATTERNS: dict[str, PatternDefinition] = {
+    "chain-forward": PatternDefinition(_chain_forward, _CHAINS, "GPUs", "Figs 23a, 24"),
+    "chain-reduce-forward": PatternDefinition(_chain_reduce_forward, _CHAINS, "GPUs", "Figs 6, 7, 23b, 24"),
+    "chain-reduce-broadcast": PatternDefinition(_chain_reduce_broadcast, _CHAINS, "GPUs", "Figs 23c, 24"),
+    "mimo": PatternDefinition(_mimo, _ONE, "", "Fig 8a, c: two streams through one GPU, each reduced there"),
+    "mca": PatternDefinition(_mca, _ONE, "", "Fig 8b, c: two reduce+forward chains into one GPU"),
+    "fan-in-forward": PatternDefinition(_fan_in_forward, _DEGREES, "sources", "Figs 25a, 26"),
+    "fan-in-reduce-forward": PatternDefinition(_fan_in_reduce_forward, _DEGREES, "sources", "Figs 25b, 26"),
+    "fan-out-forward": PatternDefinition(_fan_out_forward, _DEGREES, "destinations", "Figs 25c, 26"),
 }

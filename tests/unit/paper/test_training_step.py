@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blinkccl.errors import UnsupportedError
-from blinkccl.simulate.models import (
+from blinkccl.paper.models import (
     NETWORKS,
     Compute,
     Layer,
-    Network,
+    NeuralNetwork,
     Tensor,
     compute_at,
     compute_time,
@@ -25,24 +25,24 @@ from blinkccl.simulate.models import (
     peak_flops_per_s,
     transformer,
 )
-from blinkccl.simulate.training import (
+from blinkccl.paper.training import (
     DDP_BUCKET_BYTES,
     DDP_FIRST_BUCKET_BYTES,
-    Step,
+    GradientExchange,
+    TrainingStep,
     compare,
     ddp_volume_bytes,
     roofline_seconds,
     step_time,
     transformer_step_flops,
-    zero3_step,
     zero3_volume_bytes,
 )
 from support.examples import examples
 
 
-def small(*layers: tuple[int, tuple[int, ...]]) -> Network:
+def small(*layers: tuple[int, tuple[int, ...]]) -> NeuralNetwork:
     """Layers as (work, sizes of its tensors in bytes); the backward pass has twice the work."""
-    return Network(
+    return NeuralNetwork(
         "small",
         tuple(
             Layer(f"l{i}", tuple(Tensor(f"l{i}.{j}", size) for j, size in enumerate(sizes)), work)
@@ -52,7 +52,7 @@ def small(*layers: tuple[int, tuple[int, ...]]) -> Network:
     )
 
 
-def times(model: Network) -> Compute:
+def times(model: NeuralNetwork) -> Compute:
     """A unit of work takes a second."""
     return Compute(float(model.forward_flops), float(model.backward_flops))
 
@@ -69,7 +69,7 @@ THREE = small((1, (5,)), (2, (10, 20)), (3, (40,)))
 
 
 def test_three_layers_by_hand() -> None:
-    step = step_time(THREE, times(THREE), 2, lambda size: size / 10, 30, first_bucket_bytes=40)
+    step = step_time(THREE, times(THREE), 2, lambda size: size / 10, GradientExchange(30, 40))
     assert [(b.tensors, b.size_bytes, b.ready_s, b.start_s, b.end_s) for b in step.buckets] == [
         (("l2.0",), 40, 12.0, 12.0, 16.0),
         (("l1.1", "l1.0"), 30, 16.0, 16.0, 19.0),
@@ -80,7 +80,7 @@ def test_three_layers_by_hand() -> None:
 
 
 def test_without_overlap_sending_begins_when_computing_ends() -> None:
-    step = step_time(THREE, times(THREE), 2, lambda size: size / 10, 30, overlap=False, first_bucket_bytes=40)
+    step = step_time(THREE, times(THREE), 2, lambda size: size / 10, GradientExchange(30, 40, False))
     assert [(b.ready_s, b.start_s, b.end_s) for b in step.buckets] == [
         (12.0, 18.0, 22.0),
         (16.0, 22.0, 25.0),
@@ -90,32 +90,15 @@ def test_without_overlap_sending_begins_when_computing_ends() -> None:
 
 
 def test_wait_free_backpropagation_sends_each_tensor_by_itself() -> None:
-    step = step_time(THREE, times(THREE), 2, nothing, None)
+    step = step_time(THREE, times(THREE), 2, nothing, GradientExchange(None))
     assert [b.tensors for b in step.buckets] == [("l2.0",), ("l1.1",), ("l1.0",), ("l0.0",)]
 
 
 def test_the_optimizer_waits_for_the_last_bucket() -> None:
-    step = step_time(THREE, times(THREE), 2, lambda size: 100.0, None, optimizer_s=2.0)
+    step = step_time(THREE, times(THREE), 2, lambda size: 100.0, GradientExchange(None, optimizer_s=2.0))
     assert step.total_s == 12.0 + 4 * 100.0 + 2.0
     assert step.optimizer_s == 2.0
     assert step.exposed_s == 412.0 - 18.0
-
-
-def test_zero3_by_hand() -> None:
-    """Two equal units; a gather takes 3, a forward pass 1, a backward pass 2, a reduce-scatter 5."""
-    model = small((1, (8,)), (1, (8,)))
-    step = zero3_step(model, times(model), 4, lambda size: 3.0, lambda size: 5.0)
-    assert [(b.collective, b.tensors[0], b.ready_s, b.start_s, b.end_s) for b in step.buckets] == [
-        ("allgather", "l0.0", 0.0, 0.0, 3.0),
-        ("allgather", "l1.0", 0.0, 3.0, 6.0),
-        # l0 computes from 3 to 4, and makes room for the next gather; l1 from 6 to 7.
-        ("allgather", "l1.0", 4.0, 6.0, 9.0),
-        ("allgather", "l0.0", 7.0, 9.0, 12.0),
-        # Backward: l1 from 9 to 11, l0 from 12 to 14.
-        ("reduce_scatter", "l1.0", 11.0, 12.0, 17.0),
-        ("reduce_scatter", "l0.0", 14.0, 17.0, 22.0),
-    ]
-    assert (step.compute_s, step.communication_s, step.exposed_s, step.total_s) == (6.0, 22.0, 16.0, 22.0)
 
 
 # the definition, tick by tick
@@ -160,7 +143,7 @@ class Wire:
 
 
 def ddp_ticks(
-    model: Network, cost: Callable[[int], int], first: int, rest: int, overlap: bool
+    model: NeuralNetwork, cost: Callable[[int], int], first: int, rest: int, overlap: bool
 ) -> tuple[list[tuple[int, int, int, int]], int]:
     """A step as it happens: one unit of work per tick, gradients put into an open bucket, buckets sent in turn."""
     wire, closed = Wire(), []
@@ -193,40 +176,6 @@ def ddp_ticks(
         now += 1
 
 
-def zero3_ticks(
-    model: Network, gather: Callable[[int], int], scatter: Callable[[int], int], ahead: int, overlap: bool
-) -> tuple[list[tuple[int, int, int, int]], int]:
-    """ZeRO-3 as it happens, every layer a unit. Passes are numbered 0 … 2U - 1, forward and then backward."""
-    wire, now = Wire(), 0
-    sizes = [layer.parameters for layer in model.layers]
-    work = [layer.forward_flops for layer in model.layers] + [layer.backward_flops for layer in model.layers[::-1]]
-    sizes += sizes[::-1]
-    count = len(work)
-    arrivals = [wire.add(sizes[i], 0, gather(sizes[i])) for i in range(min(count, ahead + 1))]
-    current, running = 0, False
-    while True:
-        moved = True
-        while moved:
-            moved = False
-            wire.settle(now)
-            free = overlap or not wire.queue
-            if current < count and not running and arrivals[current].end is not None and free:
-                running = moved = True
-            if current < count and running and work[current] == 0:
-                if current + ahead + 1 < count:
-                    coming = sizes[current + ahead + 1]
-                    arrivals.append(wire.add(coming, now, gather(coming)))
-                if current >= count // 2:
-                    wire.add(sizes[current], now, scatter(sizes[current]))
-                current, running, moved = current + 1, False, True
-        if current == count and not wire.queue:
-            return [(job.size, job.ready, job.start or 0, job.end or 0) for job in wire.done], now
-        wire.tick()
-        if running:
-            work[current] -= 1
-        now += 1
-
-
 tensors = st.lists(st.integers(1, 9), min_size=1, max_size=3).map(tuple)
 layer_lists = st.lists(st.tuples(st.integers(0, 4), tensors), min_size=1, max_size=6).filter(
     lambda layers: any(work for work, _ in layers)
@@ -241,30 +190,19 @@ def costs(draw: st.DrawFn) -> Callable[[int], int]:
     return lambda size: latency + per_byte * size + (bump if size >= at else 0)
 
 
-def rows(step: Step) -> list[tuple[float, ...]]:
+def rows(step: TrainingStep) -> list[tuple[float, ...]]:
     return [(b.size_bytes, b.ready_s, b.start_s, b.end_s) for b in step.buckets]
 
 
 @examples(300)
 @given(models, costs(), st.integers(1, 12), st.integers(1, 20), st.booleans())
 def test_ddp_is_what_happens_tick_by_tick(
-    model: Network, cost: Callable[[int], int], first: int, rest: int, overlap: bool
+    model: NeuralNetwork, cost: Callable[[int], int], first: int, rest: int, overlap: bool
 ) -> None:
-    step = step_time(model, times(model), 3, cost, rest, overlap, first_bucket_bytes=first)
+    step = step_time(model, times(model), 3, cost, GradientExchange(rest, first, overlap))
     buckets, total = ddp_ticks(model, cost, first, rest, overlap)
     assert rows(step) == buckets
     assert step.total_s == total
-
-
-@examples(300)
-@given(models, costs(), costs(), st.integers(0, 3), st.booleans())
-def test_zero3_is_what_happens_tick_by_tick(
-    model: Network, gather: Callable[[int], int], scatter: Callable[[int], int], ahead: int, overlap: bool
-) -> None:
-    step = zero3_step(model, times(model), 3, gather, scatter, ahead=ahead, overlap=overlap)
-    buckets, total = zero3_ticks(model, gather, scatter, ahead if overlap else 0, overlap)
-    assert [value for row in rows(step) for value in row] == pytest.approx([value for row in buckets for value in row])
-    assert step.total_s == pytest.approx(total)
 
 
 # invariants
@@ -272,11 +210,9 @@ def test_zero3_is_what_happens_tick_by_tick(
 
 @given(models, costs(), st.integers(1, 12), st.none() | st.integers(1, 30), st.booleans(), st.integers(0, 3))
 def test_invariants_of_a_step(
-    model: Network, cost: Callable[[int], int], first: int, rest: int | None, overlap: bool, optimizer_s: int
+    model: NeuralNetwork, cost: Callable[[int], int], first: int, rest: int | None, overlap: bool, optimizer_s: int
 ) -> None:
-    step = step_time(
-        model, times(model), 5, cost, rest, overlap, first_bucket_bytes=first, optimizer_s=float(optimizer_s)
-    )
+    step = step_time(model, times(model), 5, cost, GradientExchange(rest, first, overlap, float(optimizer_s)))
     busy = step.total_s - optimizer_s
     assert max(step.compute_s, step.communication_s) <= busy <= step.compute_s + step.communication_s
     assert step.total_s == step.compute_s + step.exposed_s + optimizer_s
@@ -289,48 +225,23 @@ def test_invariants_of_a_step(
     assert all(a.end_s <= b.start_s for a, b in zip(step.buckets, step.buckets[1:], strict=False))
 
 
-@given(models, costs(), costs(), st.integers(0, 3), st.booleans())
-def test_invariants_of_zero3(
-    model: Network, gather: Callable[[int], int], scatter: Callable[[int], int], ahead: int, overlap: bool
-) -> None:
-    step = zero3_step(model, times(model), 5, gather, scatter, ahead=ahead, overlap=overlap)
-    both = step.compute_s + step.communication_s
-    assert max(step.compute_s, step.communication_s) <= step.total_s <= both + 1e-9
-    if not overlap:
-        assert step.total_s == pytest.approx(both)
-    every = sorted(tensor.name for tensor in model.tensors)
-    for collective, often in (("allgather", 2), ("reduce_scatter", 1)):
-        moved = [name for b in step.buckets if b.collective == collective for name in b.tensors]
-        assert sorted(moved) == sorted(every * often)
-
-
 @given(models, costs(), costs(), st.booleans(), st.none() | st.integers(1, 30))
 def test_slower_communication_never_makes_a_faster_step(
-    model: Network, cost: Callable[[int], int], more: Callable[[int], int], overlap: bool, rest: int | None
+    model: NeuralNetwork, cost: Callable[[int], int], more: Callable[[int], int], overlap: bool, rest: int | None
 ) -> None:
-    fast = step_time(model, times(model), 2, cost, rest, overlap)
-    slow = step_time(model, times(model), 2, lambda size: cost(size) + more(size), rest, overlap)
+    fast = step_time(model, times(model), 2, cost, GradientExchange(rest, overlap=overlap))
+    slow = step_time(
+        model, times(model), 2, lambda size: cost(size) + more(size), GradientExchange(rest, overlap=overlap)
+    )
     assert slow.total_s >= fast.total_s
     assert slow.communication_s >= fast.communication_s
-    fast = zero3_step(model, times(model), 2, cost, cost, overlap=overlap)
-    slow = zero3_step(model, times(model), 2, lambda size: cost(size) + more(size), cost, overlap=overlap)
-    assert slow.total_s >= fast.total_s - 1e-9
-
-
-@given(models, costs(), costs(), st.integers(0, 3))
-def test_gathering_further_ahead_never_loses_while_gradients_are_free(
-    model: Network, gather: Callable[[int], int], more: Callable[[int], int], ahead: int
-) -> None:
-    near = zero3_step(model, times(model), 2, gather, nothing, ahead=ahead)
-    far = zero3_step(model, times(model), 2, gather, nothing, ahead=ahead + 1)
-    assert far.total_s <= near.total_s + 1e-9
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("bucket_bytes", [None, 2**20, DDP_BUCKET_BYTES, 2**40])
 def test_buckets_hold_every_gradient_once_last_layer_first(name: str, bucket_bytes: int | None) -> None:
     model = network(name)
-    step = step_time(model, "v100", 8, nothing, bucket_bytes)
+    step = step_time(model, "v100", 8, nothing, GradientExchange(bucket_bytes))
     sent = [tensor for bucket in step.buckets for tensor in bucket.tensors]
     assert sent == [tensor.name for tensor in reversed(model.tensors)]
     assert sum(bucket.size_bytes for bucket in step.buckets) == model.gradient_bytes
@@ -364,8 +275,6 @@ def test_infinite_bandwidth_leaves_compute(name: str, gpu: str) -> None:
     step = step_time(network(name), gpu, 8, nothing)
     assert step.total_s == step.compute_s == compute_time(name, gpu).total_s
     assert (step.communication_s, step.exposed_s, step.overhead_percent) == (0.0, 0.0, 0.0)
-    sharded = zero3_step(network(name), gpu, 8, nothing, nothing)
-    assert sharded.total_s == pytest.approx(step.compute_s)
 
 
 def test_one_rank_sends_nothing() -> None:
@@ -375,12 +284,11 @@ def test_one_rank_sends_nothing() -> None:
     step = step_time(network("resnet18"), "v100", 1, never)
     assert step.total_s == step.compute_s
     assert step.volume_bytes == 0
-    assert zero3_step(network("resnet18"), "v100", 1, never, never).communication_s == 0
 
 
 def test_a_time_is_asked_once_per_size() -> None:
     asked: list[int] = []
-    step = step_time(network("resnet50"), "v100", 8, lambda size: asked.append(size) or 1e-4, None)
+    step = step_time(network("resnet50"), "v100", 8, lambda size: asked.append(size) or 1e-4, GradientExchange(None))
     assert len(asked) == len(set(asked)) == len({bucket.size_bytes for bucket in step.buckets})
     assert step.communication_s == pytest.approx(161e-4)
 
@@ -388,35 +296,12 @@ def test_a_time_is_asked_once_per_size() -> None:
 # volumes
 
 
-@given(models, st.integers(1, 64), st.integers(1, 40), st.integers(1, 40))
-def test_volumes_are_those_of_the_formulas(model: Network, world_size: int, bucket_bytes: int, unit_bytes: int) -> None:
+@given(models, st.integers(1, 64), st.integers(1, 40))
+def test_volumes_are_those_of_the_formulas(model: NeuralNetwork, world_size: int, bucket_bytes: int) -> None:
     size = model.gradient_bytes
-    ddp = step_time(model, times(model), world_size, nothing, bucket_bytes).volume_bytes
-    zero3 = zero3_step(model, times(model), world_size, nothing, nothing, unit_bytes).volume_bytes
+    ddp = step_time(model, times(model), world_size, nothing, GradientExchange(bucket_bytes)).volume_bytes
     assert ddp == ddp_volume_bytes(size, world_size) == Fraction(2 * (world_size - 1), world_size) * size
-    assert zero3 == zero3_volume_bytes(size, world_size) == Fraction(3 * (world_size - 1), world_size) * size
-    assert 2 * zero3 == 3 * ddp
-
-
-def test_a_reduce_scatter_moves_far_more_than_one_nth() -> None:
-    """The NCCL notes, §10, say that ZeRO-3 sends S / N; its ReduceScatter alone sends N - 1 times that."""
-    size, ranks = 140 * 10**9, 8
-    step = zero3_step(transformer(70 * 10**9), Compute(1.0, 2.0), ranks, nothing, nothing)
-    scattered = sum(b.size_bytes for b in step.buckets if b.collective == "reduce_scatter")
-    assert scattered == size
-    assert Fraction(ranks - 1, ranks) * scattered == (ranks - 1) * Fraction(size, ranks)
-
-
-def test_layers_are_gathered_together_until_a_unit_is_full() -> None:
-    step = zero3_step(THREE, times(THREE), 2, nothing, nothing, unit_bytes=35)
-    assert [(b.collective, b.tensors) for b in step.buckets] == [
-        ("allgather", ("l0.0", "l1.0", "l1.1")),
-        ("allgather", ("l2.0",)),
-        ("allgather", ("l2.0",)),
-        ("allgather", ("l0.0", "l1.0", "l1.1")),
-        ("reduce_scatter", ("l2.0",)),
-        ("reduce_scatter", ("l0.0", "l1.0", "l1.1")),
-    ]
+    assert zero3_volume_bytes(size, world_size) == Fraction(3, 2) * ddp
 
 
 # the notes' example
@@ -436,7 +321,7 @@ def test_the_notes_example_in_seconds() -> None:
     step = step_time(model, compute, 8, lambda size: roofline_seconds(size, 8, 450.0))
     assert step.communication_s == pytest.approx(0.544, abs=0.0005)
     assert step.exposed_s < 0.02 * step.communication_s
-    alone = step_time(model, compute, 8, lambda size: roofline_seconds(size, 8, 450.0), overlap=False)
+    alone = step_time(model, compute, 8, lambda size: roofline_seconds(size, 8, 450.0), GradientExchange(overlap=False))
     assert alone.overhead_percent == pytest.approx(100 * 0.5444 / (3.479 + 0.5444), abs=0.02)
 
 
@@ -454,9 +339,8 @@ def test_roofline_of_zero3_is_one_and_a_half_of_ddps(size: int, world_size: int)
 def test_an_eightfold_allreduce_saves_seven_eighths_of_communication() -> None:
     theirs_s = 1e-10
     for overlap in (True, False):
-        both = compare(
-            network("vgg16"), "v100", 8, lambda size: size * theirs_s / 8, lambda size: size * theirs_s, overlap=overlap
-        )
+        sides = (lambda size: size * theirs_s / 8), (lambda size: size * theirs_s)
+        both = compare(network("vgg16"), "v100", 8, *sides, GradientExchange(overlap=overlap))
         assert both.communication_reduction == pytest.approx(0.875)
     seconds = network("vgg16").gradient_bytes * theirs_s
     compute_s = compute_time("vgg16", "v100").total_s
@@ -487,12 +371,9 @@ def test_a_reduction_of_nothing_is_none() -> None:
 
 
 def test_options_reach_both_steps() -> None:
-    both = compare(
-        THREE, times(THREE), 2, nothing, lambda size: size / 10, 30, False, first_bucket_bytes=40, optimizer_s=1.0
-    )
-    assert both.theirs == step_time(
-        THREE, times(THREE), 2, lambda size: size / 10, 30, False, first_bucket_bytes=40, optimizer_s=1.0
-    )
+    exchange = GradientExchange(30, 40, False, 1.0)
+    both = compare(THREE, times(THREE), 2, nothing, lambda size: size / 10, exchange)
+    assert both.theirs == step_time(THREE, times(THREE), 2, lambda size: size / 10, exchange)
     assert both.ours.buckets[0].tensors == both.theirs.buckets[0].tensors
     assert both.ours.total_s == 19.0
 
@@ -504,9 +385,18 @@ def test_options_reach_both_steps() -> None:
     ("call", "message"),
     [
         (lambda: step_time(THREE, times(THREE), 0, nothing), "at least one rank, got 0"),
-        (lambda: step_time(THREE, times(THREE), 2, nothing, 0), "at least one byte, got 1048576 and then 0"),
-        (lambda: step_time(THREE, times(THREE), 2, nothing, first_bucket_bytes=0), "at least one byte, got 0"),
-        (lambda: step_time(THREE, times(THREE), 2, nothing, optimizer_s=-1.0), "optimizer takes -1.0 s"),
+        (
+            lambda: step_time(THREE, times(THREE), 2, nothing, GradientExchange(0)),
+            "at least one byte, got 1048576 and then 0",
+        ),
+        (
+            lambda: step_time(THREE, times(THREE), 2, nothing, GradientExchange(first_bucket_bytes=0)),
+            "at least one byte, got 0",
+        ),
+        (
+            lambda: step_time(THREE, times(THREE), 2, nothing, GradientExchange(optimizer_s=-1.0)),
+            "optimizer takes -1.0 s",
+        ),
         (lambda: step_time(THREE, times(THREE), 2, lambda size: -1.0), "collective of 75 bytes is -1.0 s"),
         (lambda: step_time(THREE, times(THREE), 2, lambda size: math.inf), "collective of 75 bytes is inf s"),
         (lambda: step_time(THREE, times(THREE), 2, lambda size: math.nan), "collective of 75 bytes is nan s"),
@@ -516,21 +406,14 @@ def test_options_reach_both_steps() -> None:
         (lambda: step_time(network("vgg16"), "k80", 2, nothing), "no training throughput is listed"),
         (lambda: step_time(small((0, (4,))), Compute(1.0, 2.0), 2, nothing), "'small' has no work or no parameters"),
         (lambda: step_time(small((1, ())), Compute(1.0, 2.0), 2, nothing), "'small' has no work or no parameters"),
-        (lambda: zero3_step(THREE, times(THREE), 0, nothing, nothing), "at least one rank, got 0"),
-        (lambda: zero3_step(THREE, times(THREE), 2, nothing, nothing, 0), "units of at least one byte"),
-        (lambda: zero3_step(THREE, times(THREE), 2, nothing, nothing, ahead=-1), "ahead >= 0, got 1 and -1"),
-        (lambda: zero3_step(THREE, times(THREE), 2, nothing, lambda size: -1.0), "expected a finite time >= 0"),
     ],
 )
-def test_mistakes_are_said(call: Callable[[], Step], message: str) -> None:
+def test_mistakes_are_said(call: Callable[[], TrainingStep], message: str) -> None:
     with pytest.raises(UnsupportedError, match=message):
         call()
 
 
 def test_layers_without_parameters_and_without_work_are_no_obstacle() -> None:
     model = small((0, (4,)), (2, ()), (3, (8,)), (1, ()))
-    step = step_time(model, times(model), 2, lambda size: float(size), None)
+    step = step_time(model, times(model), 2, lambda size: float(size), GradientExchange(None))
     assert [(b.size_bytes, b.ready_s) for b in step.buckets] == [(8, 6.0 + 8.0), (4, 6.0 + 12.0)]
-    sharded = zero3_step(model, times(model), 2, lambda size: float(size), lambda size: float(size))
-    assert sharded.communication_s == 3 * 12.0
-    assert sharded.volume_bytes == zero3_volume_bytes(12, 2)

@@ -10,20 +10,21 @@ from timed_jobs import plan, request
 
 from blinkccl.algorithms.hybrid import hybrid_split
 from blinkccl.algorithms.registry import ALGORITHMS, Request
+from blinkccl.baselines.candidate import Conditions, Estimate
+from blinkccl.baselines.hybrid import HybridJob
+from blinkccl.baselines.nccl import NCCL_SLICE_BYTES
+from blinkccl.baselines.registry import BASELINES, candidates, enter, time_all, wins
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import TopologyError, UnsupportedError, UsageError
-from blinkccl.simulate.baselines import BASELINES, NCCL_SLICE_BYTES
 from blinkccl.simulate.calibration import (
     Calibration,
-    Engine,
+    EngineCosts,
     LinkClass,
     Number,
     calibration,
     calibration_for,
     machine_name,
 )
-from blinkccl.simulate.contenders import Conditions, Estimate, contenders, enter, time_all, wins
-from blinkccl.simulate.hybrid_job import HybridJob
 from blinkccl.simulate.translate import Settings
 from blinkccl.topology.spec import parse_spec
 
@@ -36,12 +37,12 @@ def estimate(name: str, size: int, seconds: float) -> Estimate:
 
 
 def test_every_algorithm_and_baseline_is_a_contender() -> None:
-    assert set(contenders()) == set(ALGORITHMS) | set(BASELINES)
+    assert set(candidates()) == set(ALGORITHMS) | set(BASELINES)
 
 
 def test_all_enter_who_can_and_the_others_say_why() -> None:
     field = enter(request("dgx-1v", gpus="1,4,5,6"), NOMINAL)
-    assert {one.name for one in field.prepared} | set(field.absent) == set(contenders())
+    assert {one.name for one in field.prepared} | set(field.absent) == set(candidates())
     assert "one hop apart" in field.absent["flat"]
     assert {"optimal", "blink", "ring", "hybrid", "nccl-2.4"} <= {one.name for one in field.prepared}
     assert field.bound_gb_per_s == 50.0
@@ -112,7 +113,7 @@ def test_nccl_24_as_blink_describes_it_switches_at_16_kb() -> None:
 
 def hybrid_of(gpus: str) -> HybridJob:
     conditions = Conditions(calibration("v100-copy-engine"))
-    found = contenders()["hybrid"].prepare(request("dgx-1v", "broadcast", gpus), conditions)
+    found = candidates()["hybrid"].prepare(request("dgx-1v", "broadcast", gpus), conditions)
     assert isinstance(found, HybridJob)
     return found
 
@@ -161,7 +162,7 @@ def test_multi_path_takes_the_two_ends_only(spec: str) -> None:
         1,
         *(v.id for v in topology.vertices if v.kind in ("host", "switch")),
     }
-    direct = contenders()["one_hop"].prepare(asked, conditions).at(256 * MIB).seconds
+    direct = candidates()["one_hop"].prepare(asked, conditions).at(256 * MIB).seconds
     assert both.at(256 * MIB).seconds < direct
 
 
@@ -170,7 +171,7 @@ ONE_CLASS = LinkClass("nvlink", 25.0, Number(25.0, "test"), Number(0.0, "test"))
 
 def test_who_cannot_be_timed_is_left_out_unless_it_was_named() -> None:
     """A calibration of NVLink alone: what falls back to PCIe or goes to the host has no class."""
-    mine = Conditions(Calibration(1, "mine", "test", Engine(), (ONE_CLASS,)))
+    mine = Conditions(Calibration(1, "mine", "test", EngineCosts(), (ONE_CLASS,)))
     asked = request("dgx-1v", gpus="1,4,5,6")
     field, rows = time_all(enter(asked, mine), [MIB, 16 * MIB])
     assert "no link class for pcie" in field.absent["ring"]
@@ -183,7 +184,9 @@ def test_who_cannot_be_timed_is_left_out_unless_it_was_named() -> None:
 
 
 def test_where_nobody_can_be_timed_the_first_reason_is_the_error() -> None:
-    nothing = Conditions(Calibration(1, "mine", "test", Engine(), (msgspec.structs.replace(ONE_CLASS, kind="net"),)))
+    nothing = Conditions(
+        Calibration(1, "mine", "test", EngineCosts(), (msgspec.structs.replace(ONE_CLASS, kind="net"),))
+    )
     with pytest.raises(TopologyError, match="no link class for nvlink"):
         time_all(enter(request("dgx-1v", "gather"), nothing), [MIB])
 

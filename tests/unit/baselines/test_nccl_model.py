@@ -15,13 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blinkccl.collectives.spec import Collective
-from blinkccl.errors import UnsupportedError, UsageError
-from blinkccl.simulate.nccl_model import (
+from blinkccl.baselines.nccl_model import (
     CORRECTED_FROM_BYTES,
     SERVED,
-    Line,
-    Prediction,
+    CostLine,
+    NcclEstimate,
     choose,
     cost_lines,
     crossover,
@@ -29,7 +27,9 @@ from blinkccl.simulate.nccl_model import (
     nccl_24_choice,
     predict,
 )
-from blinkccl.simulate.nccl_search import Channels, search
+from blinkccl.baselines.nccl_search import Channels, search
+from blinkccl.collectives.spec import Collective
+from blinkccl.errors import UnsupportedError, UsageError
 from blinkccl.topology.spec import load
 
 #: spec, GPUs of a server, servers.
@@ -52,13 +52,13 @@ def _channels(job: Job) -> Channels:
     return search(topology, [server * per_server + gpu for server in range(servers) for gpu in gpus])
 
 
-def _lines(job: Job, collective: str) -> dict[tuple[str, str], Line]:
+def _lines(job: Job, collective: str) -> dict[tuple[str, str], CostLine]:
     found = _channels(job)
     lines = cost_lines(found, collective, ranks=len(job[1]) * job[2], servers=job[2], arch=found.arch)
     return {(line.algorithm, line.protocol): line for line in lines}
 
 
-def _choose(job: Job, collective: str, size_bytes: int) -> Prediction:
+def _choose(job: Job, collective: str, size_bytes: int) -> NcclEstimate:
     found = _channels(job)
     return choose(found, collective, size_bytes, ranks=len(job[1]) * job[2], servers=job[2], arch=found.arch)
 

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 
+from blinkccl.baselines.nccl_packing import MOST_CHANNELS, Packing, Stage, Way
+from blinkccl.baselines.nccl_system import KINDS, PHB, PIX, PXB, PXN, SYS, Hop, Server, guess_arch, see
 from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Path
-from blinkccl.simulate.nccl_packing import MOST_CHANNELS, Packing, Stage, Way
-from blinkccl.simulate.nccl_system import KINDS, PHB, PIX, PXB, PXN, SYS, Hop, Server, guess_arch, see
 from blinkccl.topology.model import Topology
 
 
@@ -45,7 +45,7 @@ LAST_RESORT_GB_PER_S = Fraction(1, 10)
 
 
 @dataclass(frozen=True, slots=True)
-class Ring:
+class RingChannel:
     """One channel's ring: ranks (vertex ids) in the direction of the data, and the path to the next one of each."""
 
     order: tuple[int, ...]
@@ -63,7 +63,7 @@ class Chains:
     gb_per_s_per_channel
         GB/s inside a server, and ``net_gb_per_s_per_channel`` towards the network.
     kind, net_kind
-        The farthest path of :data:`~blinkccl.simulate.nccl_system.KINDS`; ``net_kind`` is "" on one server.
+        The farthest path of :data:`~blinkccl.baselines.nccl_system.KINDS`; ``net_kind`` is "" on one server.
     """
 
     orders: tuple[tuple[tuple[int, ...], ...], ...]
@@ -93,7 +93,7 @@ class Channels:
         Of the GPUs and of the processors, which NCCL's cost model asks for.
     """
 
-    rings: tuple[Ring, ...]
+    rings: tuple[RingChannel, ...]
     gb_per_s_per_channel: float
     net_gb_per_s_per_channel: float
     kind: str
@@ -128,7 +128,7 @@ def search(
         pascal, volta, ampere, hopper or blackwell; None takes what the machine's links tell.
     smp_gb_per_s
         What NCCL counts between processors; None takes the topology's links (see
-        :func:`~blinkccl.simulate.nccl_system.see`).
+        :func:`~blinkccl.baselines.nccl_system.see`).
 
     Raises
     ------
@@ -335,8 +335,8 @@ def _net_kind(found: Sequence[_Found]) -> str:
     return "" if found[0].stage.net_kind is None else KINDS[max(x.stage.net_kind or 0 for x in found)]
 
 
-def _joined_rings(topology: Topology, found: Sequence[_Found], count: int) -> tuple[Ring, ...]:
-    """Ring by ring, the way through each server and from there to the next."""
+def _joined_rings(topology: Topology, found: Sequence[_Found], count: int) -> tuple[RingChannel, ...]:
+    """RingChannel by ring, the way through each server and from there to the next."""
     network = _Network(topology)
     rings = []
     for channel in range(count):
@@ -347,7 +347,7 @@ def _joined_rings(topology: Topology, found: Sequence[_Found], count: int) -> tu
             hops += [hop.path for hop in way.hops]
             if way.net:
                 hops.append(network.between(way, onward))
-        rings.append(Ring(order, tuple(hops)))
+        rings.append(RingChannel(order, tuple(hops)))
     return tuple(rings)
 
 

@@ -47,7 +47,7 @@ class Arch:
     nominal_gb_per_s: Fraction
 
 
-#: By the names that :mod:`blinkccl.simulate.nccl_model` takes too.
+#: By the names that :mod:`blinkccl.baselines.nccl_model` takes too.
 ARCHS = {
     "pascal": Arch(60, Fraction(18), Fraction(20)),
     "volta": Arch(70, Fraction(20), Fraction(25)),

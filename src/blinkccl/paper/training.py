@@ -14,14 +14,20 @@ their FLOPs, which gives too little to layers that wait for memory.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate
+from typing import Any
 
+from blinkccl.baselines.candidate import Prepared
+from blinkccl.baselines.registry import Field
 from blinkccl.errors import UnsupportedError
-from blinkccl.simulate.models import Compute, Network, Tensor, compute_time
+from blinkccl.paper.models import Compute, NeuralNetwork, Tensor, compute_time, network
+from blinkccl.report.paint import Paint
+from blinkccl.report.sim_text import seconds_text
+from blinkccl.report.table import columns
 from blinkccl.units import GB, bus_factor
 
 Seconds = Callable[[int], float]
@@ -35,8 +41,7 @@ DDP_FIRST_BUCKET_BYTES = 2**20
 class Bucket:
     """Tensors that one collective moves. It may begin at ``ready_s`` and ran from ``start_s`` to ``end_s``.
 
-    Times count from the beginning of the step. ``size_bytes`` is S: for AllGather and ReduceScatter all ranks' blocks
-    together.
+    Times count from the beginning of the step.
     """
 
     collective: str
@@ -48,7 +53,7 @@ class Bucket:
 
 
 @dataclass(frozen=True)
-class Step:
+class TrainingStep:
     """One step of one rank.
 
     ``compute_s`` is forward and backward alone, ``communication_s`` the time for which the communicator is busy,
@@ -85,8 +90,8 @@ class Comparison:
     Reductions are fractions of theirs: below 0 ours is slower, and None where theirs is 0.
     """
 
-    ours: Step
-    theirs: Step
+    ours: TrainingStep
+    theirs: TrainingStep
 
     @property
     def step_reduction(self) -> float | None:
@@ -112,40 +117,65 @@ class Comparison:
         return self.ours.overhead_percent, self.theirs.overhead_percent
 
 
+@dataclass(frozen=True, slots=True)
+class GradientExchange:
+    """How a step exchanges its gradients; the defaults are DistributedDataParallel's.
+
+    Parameters
+    ----------
+    bucket_bytes
+        Gradients are sent together as soon as they are so many bytes. None sends every tensor by itself, which is
+        wait-free backpropagation as first described.
+    first_bucket_bytes
+        Size of the bucket that is sent first. PyTorch takes ``bucket_bytes`` for it if a user sets that.
+    overlap
+        False sends nothing before the backward pass is over.
+    optimizer_s
+        On top of compute. Leave it out with published throughputs, which contain it.
+
+    Raises
+    ------
+    UnsupportedError
+        If a number is out of range.
+    """
+
+    bucket_bytes: int | None = DDP_BUCKET_BYTES
+    first_bucket_bytes: int = DDP_FIRST_BUCKET_BYTES
+    overlap: bool = True
+    optimizer_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        first, then = self.first_bucket_bytes, self.bucket_bytes
+        if first < 1 or (then is not None and then < 1):
+            raise UnsupportedError(f"a bucket has at least one byte, got {first} and then {then}")
+        if not (math.isfinite(self.optimizer_s) and self.optimizer_s >= 0):
+            raise UnsupportedError(f"the optimizer takes {self.optimizer_s} s; expected a finite time >= 0")
+
+
 def step_time(
-    model: Network,
+    model: NeuralNetwork,
     gpu: str | Compute,
     world_size: int,
     allreduce_seconds: Seconds,
-    bucket_bytes: int | None = DDP_BUCKET_BYTES,
-    overlap: bool = True,
-    *,
-    first_bucket_bytes: int = DDP_FIRST_BUCKET_BYTES,
-    optimizer_s: float = 0.0,
-) -> Step:
+    exchange: GradientExchange | None = None,
+) -> TrainingStep:
     """A step of data-parallel training: forward, backward, and an AllReduce of every bucket of gradients.
 
     Gradients come in the reverse order of the parameters, a layer's all at once. A bucket is full as soon as it holds
-    ``bucket_bytes`` or more; it is ready when its last gradient is. Buckets are reduced one after another, and the
-    optimizer waits for the last.
+    its bytes or more; it is ready when its last gradient is. Buckets are reduced one after another, and the optimizer
+    waits for the last.
 
     Parameters
     ----------
     gpu
-        ``"p100"`` or ``"v100"`` for a network of :data:`~blinkccl.simulate.models.NETWORKS` at the original paper's
+        ``"p100"`` or ``"v100"`` for a network of :data:`~blinkccl.paper.models.NETWORKS` at the original paper's
         minibatch, or the times themselves.
     world_size
         Ranks, ≥ 1. One rank sends nothing.
     allreduce_seconds
         Time of an AllReduce of so many bytes; asked once per size.
-    bucket_bytes
-        None sends every tensor by itself, which is wait-free backpropagation as first described.
-    overlap
-        False sends nothing before the backward pass is over.
-    first_bucket_bytes
-        Size of the bucket that is sent first. PyTorch takes ``bucket_bytes`` for it if a user sets that.
-    optimizer_s
-        On top of compute. Leave it out with published throughputs, which contain it.
+    exchange
+        None for :class:`GradientExchange` as it is.
 
     Raises
     ------
@@ -158,128 +188,39 @@ def step_time(
     Cost: one pass over the tensors. The buckets are those that PyTorch has from its second iteration on, when it has
     seen in which order gradients come.
     """
+    exchange = exchange or GradientExchange()
+    if world_size < 1:
+        raise UnsupportedError(f"a job has at least one rank, got {world_size}")
     compute = _compute(model, gpu)
-    _check_numbers(world_size, optimizer_s)
-    if first_bucket_bytes < 1 or (bucket_bytes is not None and bucket_bytes < 1):
-        raise UnsupportedError(f"a bucket has at least one byte, got {first_bucket_bytes} and then {bucket_bytes}")
     seconds = _Price(allreduce_seconds, world_size)
     gradients = list(_gradients(model, compute))
     sizes = [tensor.elements * model.element_bytes for tensor, _ in gradients]
-    limits = (1, 1) if bucket_bytes is None else (first_bucket_bytes, bucket_bytes)
-    communicator = _Communicator(0.0 if overlap else compute.total_s)
+    whole = exchange.bucket_bytes
+    limits = (1, 1) if whole is None else (exchange.first_bucket_bytes, whole)
+    communicator = _Communicator(0.0 if exchange.overlap else compute.total_s)
     for begin, end in _cut(sizes, *limits):
         size_bytes = sum(sizes[begin:end])
         names = tuple(tensor.name for tensor, _ in gradients[begin:end])
         communicator.run("allreduce", names, size_bytes, gradients[end - 1][1], seconds(size_bytes))
-    return communicator.step(world_size, compute, compute.total_s, optimizer_s)
-
-
-def zero3_step(
-    model: Network,
-    gpu: str | Compute,
-    world_size: int,
-    allgather_seconds: Seconds,
-    reduce_scatter_seconds: Seconds,
-    unit_bytes: int = 1,
-    overlap: bool = True,
-    *,
-    ahead: int = 1,
-    optimizer_s: float = 0.0,
-) -> Step:
-    """A step of ZeRO stage 3, or of fully sharded data parallelism: every rank keeps 1 / N of the parameters.
-
-    Each unit's parameters are gathered before its forward pass, dropped, gathered again before its backward pass, and
-    its gradients reduce-scattered after it. That moves 3 (N-1)/N · S per rank, 3/2 of an AllReduce's 2 (N-1)/N · S:
-    what it saves is memory, not traffic (ZeRO, SC 2020, §7.2.2; the NCCL notes, §10, have ReduceScatter move S / N).
-
-    Parameters
-    ----------
-    gpu, world_size, optimizer_s
-        As for :func:`step_time`.
-    allgather_seconds, reduce_scatter_seconds
-        Time for so many bytes S, all ranks' blocks together.
-    unit_bytes
-        Layers are gathered together, in forward order, until they have so many bytes. With 1 each is a unit, which
-        for :func:`~blinkccl.simulate.models.transformer` is a block.
-    overlap
-        False does one thing at a time.
-    ahead
-        Units that are gathered while an earlier one computes, ≥ 0; memory limits it.
-
-    Raises
-    ------
-    UnsupportedError
-        As for :func:`step_time`.
-    """
-    compute = _compute(model, gpu)
-    _check_numbers(world_size, optimizer_s)
-    if unit_bytes < 1 or ahead < 0:
-        raise UnsupportedError(f"needs units of at least one byte and ahead >= 0, got {unit_bytes} and {ahead}")
-    gather = _Price(allgather_seconds, world_size)
-    scatter = _Price(reduce_scatter_seconds, world_size)
-    units = list(_units(model, compute, unit_bytes))
-    passes = [(unit, unit.forward_s, False) for unit in units]
-    passes += [(unit, unit.backward_s, True) for unit in reversed(units)]
-    ahead = ahead if overlap else 0
-    communicator = _Communicator(0.0)
-    gathered = [
-        communicator.run("allgather", unit.tensors, unit.size_bytes, 0.0, gather(unit.size_bytes))
-        for unit, _, _ in passes[: ahead + 1]
-    ]
-    now = 0.0
-    for i, (unit, busy_s, backward) in enumerate(passes):
-        now = max(now, gathered[i]) + busy_s
-        if i + ahead + 1 < len(passes):
-            # Before the gradients: arithmetic waits for parameters, and only the optimizer for gradients.
-            after = passes[i + ahead + 1][0]
-            seconds = gather(after.size_bytes)
-            gathered.append(communicator.run("allgather", after.tensors, after.size_bytes, now, seconds))
-        if backward:
-            seconds = scatter(unit.size_bytes)
-            communicator.run("reduce_scatter", unit.tensors, unit.size_bytes, now, seconds)
-        if not overlap:
-            now = max(now, communicator.free_s)
-    return communicator.step(world_size, compute, now, optimizer_s)
+    return communicator.step(world_size, compute, exchange.optimizer_s)
 
 
 def compare(
-    model: Network,
+    model: NeuralNetwork,
     gpu: str | Compute,
     world_size: int,
     ours: Seconds,
     theirs: Seconds,
-    bucket_bytes: int | None = DDP_BUCKET_BYTES,
-    overlap: bool = True,
-    *,
-    first_bucket_bytes: int = DDP_FIRST_BUCKET_BYTES,
-    optimizer_s: float = 0.0,
+    exchange: GradientExchange | None = None,
 ) -> Comparison:
-    """The same step with two AllReduces, as Blink's Fig 18 compares Blink and NCCL.
+    """The same step with two AllReduces, as Blink's Fig 18 compares Blink and NCCL; raises as :func:`step_time`.
 
     Parameters
     ----------
     ours, theirs
         Time of an AllReduce of so many bytes. The others are those of :func:`step_time`.
-
-    Raises
-    ------
-    UnsupportedError
-        As for :func:`step_time`.
     """
-
-    def step(seconds: Seconds) -> Step:
-        return step_time(
-            model,
-            gpu,
-            world_size,
-            seconds,
-            bucket_bytes,
-            overlap,
-            first_bucket_bytes=first_bucket_bytes,
-            optimizer_s=optimizer_s,
-        )
-
-    return Comparison(step(ours), step(theirs))
+    return Comparison(*(step_time(model, gpu, world_size, seconds, exchange) for seconds in (ours, theirs)))
 
 
 def ddp_volume_bytes(size_bytes: int, world_size: int) -> Fraction:
@@ -306,14 +247,6 @@ def roofline_seconds(size_bytes: int, world_size: int, gb_per_s: float, collecti
     return float(bus_factor(collective, world_size) * size_bytes) / (gb_per_s * GB)
 
 
-@dataclass(frozen=True, slots=True)
-class _Unit:
-    tensors: tuple[str, ...]
-    size_bytes: int
-    forward_s: float
-    backward_s: float
-
-
 class _Communicator:
     """Runs one collective after another, in the order in which they are given to it."""
 
@@ -330,17 +263,16 @@ class _Communicator:
         self._buckets.append(Bucket(collective, tensors, size_bytes, ready_s, start_s, self.free_s))
         return self.free_s
 
-    def step(self, world_size: int, compute: Compute, computed_s: float, optimizer_s: float) -> Step:
-        """The step whose arithmetic ended at ``computed_s``, and which ends when the last collective has, too."""
-        done_s = max(computed_s, self.free_s)
-        return Step(
+    def step(self, world_size: int, compute: Compute, optimizer_s: float) -> TrainingStep:
+        """The step, which ends when both arithmetic and the last collective have."""
+        done_s = max(compute.total_s, self.free_s)
+        return TrainingStep(
             world_size=world_size,
             compute_s=compute.total_s,
             communication_s=math.fsum(self._busy),
-            # A sum of many units may come out a rounding below the whole.
-            exposed_s=max(0.0, done_s - compute.total_s),
+            exposed_s=done_s - compute.total_s,
             optimizer_s=optimizer_s,
-            total_s=max(done_s, compute.total_s) + optimizer_s,
+            total_s=done_s + optimizer_s,
             buckets=tuple(self._buckets),
         )
 
@@ -366,7 +298,7 @@ class _Price:
         return self._known[size_bytes]
 
 
-def _compute(model: Network, gpu: str | Compute) -> Compute:
+def _compute(model: NeuralNetwork, gpu: str | Compute) -> Compute:
     compute = compute_time(model.name, gpu) if isinstance(gpu, str) else gpu
     if model.forward_flops < 1 or model.parameters < 1:
         raise UnsupportedError(f"network {model.name!r} has no work or no parameters; expected both")
@@ -376,14 +308,7 @@ def _compute(model: Network, gpu: str | Compute) -> Compute:
     return compute
 
 
-def _check_numbers(world_size: int, optimizer_s: float) -> None:
-    if world_size < 1:
-        raise UnsupportedError(f"a job has at least one rank, got {world_size}")
-    if not (math.isfinite(optimizer_s) and optimizer_s >= 0):
-        raise UnsupportedError(f"the optimizer takes {optimizer_s} s; expected a finite time >= 0")
-
-
-def _gradients(model: Network, compute: Compute) -> Iterator[tuple[Tensor, float]]:
+def _gradients(model: NeuralNetwork, compute: Compute) -> Iterator[tuple[Tensor, float]]:
     """Every tensor, last first, with the time at which its gradient is there."""
     layers = model.layers[::-1]
     for layer, done in zip(layers, accumulate(layer.backward_flops for layer in layers), strict=True):
@@ -391,18 +316,6 @@ def _gradients(model: Network, compute: Compute) -> Iterator[tuple[Tensor, float
         ready_s = float(Fraction(compute.forward_s) + Fraction(compute.backward_s) * done / model.backward_flops)
         for tensor in reversed(layer.tensors):
             yield tensor, ready_s
-
-
-def _units(model: Network, compute: Compute, unit_bytes: int) -> Iterator[_Unit]:
-    sizes = [layer.parameters * model.element_bytes for layer in model.layers]
-    for begin, end in _cut(sizes, unit_bytes, unit_bytes):
-        layers = model.layers[begin:end]
-        yield _Unit(
-            tuple(tensor.name for layer in layers for tensor in layer.tensors),
-            sum(sizes[begin:end]),
-            compute.forward_s * (sum(layer.forward_flops for layer in layers) / model.forward_flops),
-            compute.backward_s * (sum(layer.backward_flops for layer in layers) / model.backward_flops),
-        )
 
 
 def _cut(sizes: list[int], first_bytes: int, then_bytes: int) -> Iterator[tuple[int, int]]:
@@ -419,3 +332,70 @@ def _cut(sizes: list[int], first_bytes: int, then_bytes: int) -> Iterator[tuple[
 
 def _reduction(ours: float, theirs: float) -> float | None:
     return 1.0 - ours / theirs if theirs > 0 else None
+
+
+@dataclass(frozen=True)
+class StepTable:
+    """A training step of ``model`` on ``gpu`` with each candidate's AllReduce."""
+
+    model: str
+    gpu: str
+    overlap: bool
+    by_name: Mapping[str, TrainingStep]
+
+    def document(self) -> list[dict[str, Any]]:
+        """For the JSON of ``blink sim --model``."""
+        return [
+            {
+                "algorithm": name,
+                "step_s": step.total_s,
+                "compute_s": step.compute_s,
+                "communication_s": step.communication_s,
+                "exposed_s": step.exposed_s,
+                "overhead_percent": step.overhead_percent,
+            }
+            for name, step in self.by_name.items()
+        ]
+
+    def text(self, paint: Paint) -> str:
+        """For people, the shortest step first."""
+        ordered = sorted(self.by_name.items(), key=lambda item: item[1].total_s)
+        table = [
+            [
+                name,
+                *(seconds_text(part) for part in (step.total_s, step.exposed_s, step.communication_s)),
+                f"{step.overhead_percent:.1f}",
+            ]
+            for name, step in ordered
+        ]
+        lines = columns(("algorithm", "step", "exposed", "allreduce", "overhead %"), table, left=(0,))
+        lines = [paint(line, "bold") if n == 1 else line for n, line in enumerate(lines)]
+        compute = seconds_text(ordered[0][1].compute_s)
+        how = "while the backward pass goes on" if self.overlap else "after the backward pass"
+        head = f"a step of {self.model} on {self.gpu.upper()}s: {compute} of compute, "
+        return f"\n{head}gradients reduced in buckets of 25 MiB {how}\n\n" + "\n".join(lines) + "\n"
+
+
+def training_steps(field: Field, model: str, gpu: str, overlap: bool = True) -> StepTable:
+    """A data-parallel training step of ``model`` with each candidate's AllReduce.
+
+    Parameters
+    ----------
+    model, gpu
+        Names of networks and GPUs whose throughput was published.
+
+    Raises
+    ------
+    UnsupportedError
+        If the collective is not AllReduce, or nothing is known of the model on that GPU.
+    """
+    name, size = field.request.collective.name, len(field.request.ranks)
+    if name != "allreduce":
+        raise UnsupportedError(f"a data-parallel step reduces gradients by allreduce, not by {name}")
+    chosen, exchange = network(model), GradientExchange(overlap=overlap)
+
+    def seconds(one: Prepared) -> Seconds:
+        return lambda size_bytes: one.at(size_bytes).seconds
+
+    steps = {one.name: step_time(chosen, gpu, size, seconds(one), exchange) for one in field.prepared}
+    return StepTable(model, gpu, overlap, steps)

@@ -15,9 +15,9 @@ from itertools import combinations, pairwise
 import pytest
 
 from blinkccl.algorithms.cycles import max_disjoint_cycles
+from blinkccl.baselines.nccl_search import Channels, search
+from blinkccl.baselines.nccl_system import ARCHS, guess_arch, see
 from blinkccl.errors import TopologyError, UnsupportedError
-from blinkccl.simulate.nccl_search import Channels, search
-from blinkccl.simulate.nccl_system import ARCHS, guess_arch, see
 from blinkccl.topology.allocations import connected_allocations
 from blinkccl.topology.assembly import Assembly, compose
 from blinkccl.topology.catalog import CATALOG, machine

@@ -2,7 +2,7 @@
 
 NCCL 2.30 (src/graph/tuning.cc) gives every pair of algorithm and protocol a latency and a bandwidth when a communicator
 is set up, and takes for each call the pair with the least ``latency + bytes / bandwidth``. Here are its tables and
-rules for rings and trees; the channels come from :mod:`~blinkccl.simulate.nccl_search`.
+rules for rings and trees; the channels come from :mod:`~blinkccl.baselines.nccl_search`.
 
 - *Latency*: a base, and per step one that depends on the link. A ring has 2(n−1) steps for AllReduce, n−1 for AllGather
   and ReduceScatter. A tree is a chain inside a server, and 2·((n/servers − 1)·inside + ⌊log₂ servers⌋·between).
@@ -26,10 +26,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, floor
 
+from blinkccl.baselines.nccl_search import Channels
+from blinkccl.baselines.nccl_system import KINDS, NVB, PXB, PXN, arch_named
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.errors import UnsupportedError, UsageError
-from blinkccl.simulate.nccl_search import Channels
-from blinkccl.simulate.nccl_system import KINDS, NVB, PXB, PXN, arch_named
 from blinkccl.units import algbw_gb_per_s, bus_factor
 
 PROTOCOLS = ("LL", "LL128", "Simple")
@@ -79,7 +79,7 @@ MOST_CHANNELS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
+class NcclEstimate:
     """NCCL's estimate for one algorithm and protocol.
 
     Parameters
@@ -110,7 +110,7 @@ class Winner:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class CostLine:
     """The time of one algorithm and protocol: ``latency_us + bytes / (1000 · gb_per_s)`` with two corrections.
 
     ``gb_per_s`` is algbw at large sizes; ``correction`` is what is left of it per power of two from 64 bytes on. From
@@ -145,13 +145,13 @@ class Line:
 
 def predict(
     channels: Channels, collective: Collective | str, size_bytes: int, *, ranks: int, servers: int, arch: str
-) -> tuple[Prediction, ...]:
+) -> tuple[NcclEstimate, ...]:
     """NCCL's estimate for every algorithm and protocol that it would consider, fastest first.
 
     Parameters
     ----------
     channels
-        From :func:`~blinkccl.simulate.nccl_search.search`; those of two servers serve for any number of equal ones.
+        From :func:`~blinkccl.baselines.nccl_search.search`; those of two servers serve for any number of equal ones.
     collective
         One of :data:`SERVED`, or its name.
     size_bytes
@@ -176,7 +176,7 @@ def predict(
 
 def choose(
     channels: Channels, collective: Collective | str, size_bytes: int, *, ranks: int, servers: int, arch: str
-) -> Prediction:
+) -> NcclEstimate:
     """What NCCL chooses: the first of :func:`predict`, which says what is raised."""
     return predict(channels, collective, size_bytes, ranks=ranks, servers=servers, arch=arch)[0]
 
@@ -218,7 +218,7 @@ def crossover(
     return tuple(winners)
 
 
-def _envelope(lines: tuple[Line, ...], begin: int, end: int) -> Iterator[tuple[int, Line]]:
+def _envelope(lines: tuple[CostLine, ...], begin: int, end: int) -> Iterator[tuple[int, CostLine]]:
     """The fastest line at ``begin``, and each that takes over before ``end``, with the first size where it is ahead."""
     size = begin
     while size < end:
@@ -227,7 +227,7 @@ def _envelope(lines: tuple[Line, ...], begin: int, end: int) -> Iterator[tuple[i
         size = min((_overtaken(lines, best, i, size) for i in range(len(lines)) if i != best), default=end)
 
 
-def _overtaken(lines: tuple[Line, ...], best: int, other: int, size: int) -> int:
+def _overtaken(lines: tuple[CostLine, ...], best: int, other: int, size: int) -> int:
     """The first whole size above ``size`` at which ``other`` is chosen over ``best``; 2^64 if never."""
     (latency, slope), (latency_other, slope_other) = lines[best].at(size), lines[other].at(size)
     if slope_other >= slope:
@@ -238,7 +238,7 @@ def _overtaken(lines: tuple[Line, ...], best: int, other: int, size: int) -> int
 
 def cost_lines(
     channels: Channels, collective: Collective | str, *, ranks: int, servers: int, arch: str
-) -> tuple[Line, ...]:
+) -> tuple[CostLine, ...]:
     """The times of all algorithms and protocols that NCCL would consider, in its order.
 
     Raises
@@ -314,7 +314,7 @@ class _Job:
         near = not found.net_kind or KINDS.index(found.net_kind) <= farthest
         return self.sm >= 70 and near and KINDS.index(found.kind) <= NVB
 
-    def ring(self, protocol: str) -> Line:
+    def ring(self, protocol: str) -> CostLine:
         """A ring: every rank sends to the next, ``ranks`` / steps of the channels' rate."""
         found, p = self.channels, PROTOCOLS.index(protocol)
         each = Fraction(str(found.gb_per_s_per_channel if self.servers <= 2 else found.net_gb_per_s_per_channel))
@@ -326,9 +326,9 @@ class _Job:
         gb_per_s = busbw * self.ranks / self._ring_steps
         latency = BASE_US["ring"][p] + self._ring_us(p)
         if self.servers == 1 or self.name != "allreduce" or protocol != "Simple":
-            return Line("ring", protocol, latency, gb_per_s)
+            return CostLine("ring", protocol, latency, gb_per_s)
         plateau_bytes = 64 * _all_channels(found, self.sm) * self.ranks
-        return Line("ring", protocol, latency, gb_per_s, (), PLATEAU[self.sm >= 80], plateau_bytes)
+        return CostLine("ring", protocol, latency, gb_per_s, (), PLATEAU[self.sm >= 80], plateau_bytes)
 
     def _ring_us(self, p: int) -> Fraction:
         inside = "nvlink" if self.channels.kind == "NVL" else "pcie"
@@ -350,7 +350,7 @@ class _Job:
         """A step between servers; with one rank per server nothing hides it, so that a tree's holds."""
         return STEP_US["net", "tree" if self.ranks == self.servers else algorithm][p]
 
-    def tree(self, protocol: str) -> Line:
+    def tree(self, protocol: str) -> CostLine:
         """Up and down a chain in each server, and a double binary tree of the servers."""
         found, p = self.channels.tree, PROTOCOLS.index(protocol)
         assert found is not None
@@ -371,7 +371,7 @@ class _Job:
         step = STEP_US[inside, "ring" if power else "tree"][p]
         levels = self.servers.bit_length() - 1
         latency = 2 * ((self.ranks // self.servers - 1) * step + levels * self._net_us("tree", p))
-        return Line("tree", protocol, BASE_US["tree"][p] + latency, busbw / 2, TREE_CORRECTION[protocol])
+        return CostLine("tree", protocol, BASE_US["tree"][p] + latency, busbw / 2, TREE_CORRECTION[protocol])
 
 
 def _all_channels(channels: Channels, sm: int) -> int:
@@ -382,14 +382,14 @@ def _all_channels(channels: Channels, sm: int) -> int:
     )
 
 
-def _prediction(line: Line, channels: Channels, name: str, size_bytes: int, ranks: int, arch: str) -> Prediction:
+def _prediction(line: CostLine, channels: Channels, name: str, size_bytes: int, ranks: int, arch: str) -> NcclEstimate:
     seconds = float(line.time_us(size_bytes) / 1_000_000)
     algbw = algbw_gb_per_s(size_bytes, seconds)
     launched = _launched(line, channels, size_bytes, ranks, arch_named(arch).sm)
-    return Prediction(line.algorithm, line.protocol, launched, seconds, algbw, algbw * float(bus_factor(name, ranks)))
+    return NcclEstimate(line.algorithm, line.protocol, launched, seconds, algbw, algbw * float(bus_factor(name, ranks)))
 
 
-def _launched(line: Line, channels: Channels, size_bytes: int, ranks: int, sm: int) -> int:
+def _launched(line: CostLine, channels: Channels, size_bytes: int, ranks: int, sm: int) -> int:
     """As many channels as have enough bytes for all their threads, at least one (src/enqueue.cc)."""
     threads, each = THREADS[line.protocol], BYTES_PER_THREAD[line.protocol]
     if line.algorithm == "ring" and line.protocol == "Simple" and channels.gb_per_s_per_channel * channels.count <= 12:

@@ -9,11 +9,8 @@ import msgspec
 import pytest
 
 from blinkccl.algorithms.registry import Request
-from blinkccl.collectives.spec import COLLECTIVES, Collective
-from blinkccl.errors import UnsupportedError
-from blinkccl.simulate.calibration import Calibration, Engine, LinkClass, Number
-from blinkccl.simulate.contenders import Conditions, Planned
-from blinkccl.simulate.staged import (
+from blinkccl.baselines.candidate import Conditions, Planned
+from blinkccl.baselines.staged import (
     HOST_COMBINE_GB_PER_S,
     HOST_COPY_GB_PER_S,
     HOST_STEP_US,
@@ -26,6 +23,9 @@ from blinkccl.simulate.staged import (
     prepare_multi_path,
     prepare_plain_ring,
 )
+from blinkccl.collectives.spec import COLLECTIVES, Collective
+from blinkccl.errors import UnsupportedError
+from blinkccl.simulate.calibration import Calibration, EngineCosts, LinkClass, Number
 from blinkccl.topology.spec import parse_spec
 
 MIB = 2**20
@@ -39,8 +39,8 @@ def request(spec: str, name: str = "allreduce", gpus: tuple[int, ...] | None = N
     return Request(topology, Collective(name, len(ranks), **{key: given[key] for key in wanted}), ranks)
 
 
-def ideal(*links: LinkClass, engine: Engine | None = None) -> Conditions:
-    return Conditions(Calibration(1, "ideal", "links without latency", engine or Engine(), links))
+def ideal(*links: LinkClass, engine: EngineCosts | None = None) -> Conditions:
+    return Conditions(Calibration(1, "ideal", "links without latency", engine or EngineCosts(), links))
 
 
 def link(kind: str, nominal_gb_per_s: float, gb_per_s: float) -> LinkClass:

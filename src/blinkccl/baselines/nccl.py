@@ -1,12 +1,10 @@
-"""The baselines, each named: what other libraries would do with the same job.
+"""NCCL as a baseline: version 2.4, whose rings and trees are timed as plans, and 2.30 as it sees itself.
 
 ``nccl-2.4`` is the paper's: its rings, with the fall-back to PCIe, timed by the kernel as a plan on the links they use;
 between servers the faster of rings and double binary trees. (Its own threshold takes trees on two servers whatever the
 size, a pair per channel; the plan here is one pair.) ``nccl-2.4-as-written`` adds what Blink (MLSys 2020, §3.5) says
 of a DGX-2, double binary trees below 16 KB; NCCL 2.4.2 itself never takes them inside a server.
-``nccl-2.30`` is today's NCCL as it sees itself: its channel search and its cost model, no plan and no kernel.
-``plain-ring``, ``mpi-host-staged`` and ``multi-path`` are those of the articles on a ring over send and recv and on
-multi-path copies.
+``nccl-2.30`` is today's NCCL: its channel search and its cost model, no plan and no kernel.
 """
 
 from __future__ import annotations
@@ -17,14 +15,13 @@ from functools import partial
 
 from blinkccl.algorithms.registry import ALGORITHMS, Request
 from blinkccl.algorithms.servers import by_server
+from blinkccl.baselines.candidate import Conditions, Estimate, Planned, Prepared, modelled, planned
+from blinkccl.baselines.nccl_model import SERVED, choose, nccl_24_as_written
+from blinkccl.baselines.nccl_search import Channels, search
+from blinkccl.baselines.nccl_system import check_nvidia
 from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Forest
 from blinkccl.simulate.calibration import machine_name
-from blinkccl.simulate.contenders import Conditions, Contender, Estimate, Planned, Prepared, modelled, planned
-from blinkccl.simulate.nccl_model import SERVED, choose, nccl_24_as_written
-from blinkccl.simulate.nccl_search import Channels, search
-from blinkccl.simulate.nccl_system import check_nvidia
-from blinkccl.simulate.staged import prepare_host_staged, prepare_multi_path, prepare_plain_ring
 
 #: NCCL 2.4 moves data in slices: a buffer of 4 MiB has 8.
 NCCL_SLICE_BYTES = 512 * 1024
@@ -37,7 +34,7 @@ NCCL_24_PROTOCOLS = {
 
 
 @dataclass(frozen=True)
-class Choice:
+class Alternatives:
     """Plans of one library by algorithm, each in several protocols.
 
     For each size it takes the fastest protocol of the algorithm that ``choose`` names, or the fastest of all.
@@ -68,7 +65,7 @@ def prepare_nccl_24(request: Request, conditions: Conditions) -> Prepared:
     """
     alone = len(by_server(request.topology, request.ranks)) == 1 or request.collective.name != "allreduce"
     algorithms = ("ring",) if alone else ("ring", "double_binary_tree")
-    return Choice("nccl-2.4", {how: _nccl_24(how, request, conditions, "nccl-2.4") for how in algorithms})
+    return Alternatives("nccl-2.4", {how: _nccl_24(how, request, conditions, "nccl-2.4") for how in algorithms})
 
 
 def prepare_nccl_24_as_written(request: Request, conditions: Conditions) -> Prepared:
@@ -83,7 +80,7 @@ def prepare_nccl_24_as_written(request: Request, conditions: Conditions) -> Prep
     if request.collective.name != "allreduce":
         raise UnsupportedError(f"{name} differs from nccl-2.4 for allreduce only")
     plans = {how: _nccl_24(how, request, conditions, name) for how in ("ring", "double_binary_tree")}
-    return Choice(name, plans, partial(nccl_24_as_written, len(by_server(request.topology, request.ranks))))
+    return Alternatives(name, plans, partial(nccl_24_as_written, len(by_server(request.topology, request.ranks))))
 
 
 def _nccl_24(algorithm: str, request: Request, conditions: Conditions, name: str) -> tuple[Planned, ...]:
@@ -91,7 +88,8 @@ def _nccl_24(algorithm: str, request: Request, conditions: Conditions, name: str
     check_nvidia(request.topology, request.ranks)
     forest = ALGORITHMS[algorithm].plan(request)
     what = ("rings" if algorithm == "ring" else "double binary trees") + f" over {_kinds(forest)}"
-    own = replace(conditions, chunk_bytes=NCCL_SLICE_BYTES, channels=1, even_chunks=False)
+    settings = replace(conditions.settings, even_chunks=False)
+    own = replace(conditions, chunk_bytes=NCCL_SLICE_BYTES, channels=1, settings=settings)
     protocols = NCCL_24_PROTOCOLS.get(machine_name(request.topology))
     if protocols is None:
         return (replace(planned(name, forest, own), detail=f"{what}, {own.calibration.name}"),)
@@ -146,32 +144,3 @@ def prepare_nccl_230(request: Request, conditions: Conditions) -> Prepared:
     if conditions.settings.start_s:
         raise UnsupportedError("nccl-2.30 is a model, which knows no start skew: leave --skew out")
     return Modelled(request, search(request.topology, request.ranks))
-
-
-#: The registry.
-BASELINES: dict[str, Contender] = {
-    "nccl-2.4": Contender("NCCL 2.4: rings, PCIe fall-back", "NCCL 2.4; Blink, MLSys 2020, §2.1", prepare_nccl_24),
-    "nccl-2.4-as-written": Contender(
-        "NCCL 2.4 as Blink describes it: double binary trees below 16 KB",
-        "Blink, MLSys 2020, §3.5",
-        prepare_nccl_24_as_written,
-    ),
-    "nccl-2.30": Contender(
-        "NCCL 2.30: relaying rings, LL, LL128 and Simple, ring or tree",
-        "NCCL 2.30, src/graph/search.cc and tuning.cc",
-        prepare_nccl_230,
-    ),
-    "plain-ring": Contender(
-        "a ring over send and recv, step by step, without pipelining", "NCCL ring vs tree", prepare_plain_ring
-    ),
-    "mpi-host-staged": Contender(
-        "AllReduce through host memory, reduced by the CPU",
-        "multi-path GPU-to-GPU copies with UCX",
-        prepare_host_staged,
-    ),
-    "multi-path": Contender(
-        "sendrecv over the direct links and through host memory, striped and pipelined",
-        "multi-path GPU-to-GPU copies with UCX",
-        prepare_multi_path,
-    ),
-}

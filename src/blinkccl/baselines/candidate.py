@@ -1,0 +1,161 @@
+"""A candidate: what is prepared once for a job (planned, verified) and then timed for as many sizes as wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from blinkccl.algorithms.registry import Request
+from blinkccl.forest.model import Forest, split_shares
+from blinkccl.schedule.lower import lower
+from blinkccl.schedule.program import Program
+from blinkccl.schedule.verifier import verify
+from blinkccl.simulate import calibration as calibrations
+from blinkccl.simulate.calibration import Calibration
+from blinkccl.simulate.chunk_search import best_chunk, search
+from blinkccl.simulate.run import Simulation, simulate
+from blinkccl.simulate.translate import Settings
+from blinkccl.units import algbw_gb_per_s, bus_factor
+
+#: How a chunk is chosen where none is given.
+CHUNK_CHOICES = ("model", "best", "miad")
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """How a job is timed.
+
+    Parameters
+    ----------
+    calibration
+        For the algorithms, and for baselines that bring none of their own for the machine.
+    chunk_bytes
+        Size of a chunk; None: as ``chunk_choice`` says, for each plan and size.
+    chunk_choice
+        One of :data:`CHUNK_CHOICES`: the pipeline model's closed form, the fastest that simulations find, or what
+        Blink's search (MIAD) ends with.
+    channels
+        Channels for each tree of an algorithm, each with streams of its own.
+    named
+        Where baselines find their calibrations by name.
+    """
+
+    calibration: Calibration
+    settings: Settings = field(default_factory=Settings)
+    chunk_bytes: int | None = None
+    chunk_choice: str = "model"
+    channels: int = 1
+    named: Callable[[str], Calibration] = calibrations.calibration
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What one candidate takes for one size.
+
+    ``detail`` says how, for people. ``simulation`` is None where a model gave the time. ``chunk_bytes`` is 0 there.
+    """
+
+    name: str
+    size_bytes: int
+    seconds: float
+    algbw_gb_per_s: float
+    busbw_gb_per_s: float
+    detail: str
+    chunk_bytes: int = 0
+    simulation: Simulation | None = None
+
+
+class Prepared(Protocol):
+    """A candidate that is ready for a job."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def forest(self) -> Forest | None:
+        """Its plan; None where it is a model without one."""
+        ...
+
+    def at(self, size_bytes: int) -> Estimate:
+        """What it takes for S bytes."""
+        ...
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan, timed by the kernel."""
+
+    name: str
+    forest: Forest
+    program: Program
+    conditions: Conditions
+    detail: str
+
+    def simulate(self, size_bytes: int, traced: bool = False) -> Simulation:
+        """The kernel's answer for S bytes; raises as :func:`~blinkccl.simulate.run.simulate`."""
+        conditions = self.conditions
+        return simulate(
+            self.program,
+            self.forest.topology,
+            conditions.calibration,
+            size_bytes,
+            chunk_bytes=self._chunk_bytes(size_bytes),
+            settings=conditions.settings,
+            traced=traced,
+        )
+
+    def _chunk_bytes(self, size_bytes: int) -> int | None:
+        """The chunk for this size; None leaves it to the pipeline model."""
+        conditions = self.conditions
+        if conditions.chunk_bytes is not None or conditions.chunk_choice == "model":
+            return conditions.chunk_bytes
+        job = self.program, self.forest.topology, conditions.calibration, size_bytes
+        if conditions.chunk_choice == "best":
+            return best_chunk(*job, settings=conditions.settings)
+        return search(*job, settings=conditions.settings)[-1].chunk_bytes
+
+    def at(self, size_bytes: int) -> Estimate:
+        """What the plan takes for S bytes; raises as :meth:`simulate`."""
+        simulation = self.simulate(size_bytes)
+        return Estimate(
+            self.name,
+            size_bytes,
+            simulation.seconds,
+            simulation.algbw_gb_per_s,
+            simulation.busbw_gb_per_s,
+            self.detail,
+            simulation.chunk_bytes,
+            simulation,
+        )
+
+
+def modelled(name: str, request: Request, size_bytes: int, seconds: float, detail: str) -> Estimate:
+    """The estimate of a candidate that is a formula."""
+    algbw = algbw_gb_per_s(size_bytes, seconds) if seconds > 0 else 0.0
+    factor = float(bus_factor(request.collective.name, request.collective.world_size))
+    return Estimate(name, size_bytes, seconds, algbw, algbw * factor, detail)
+
+
+def planned(name: str, forest: Forest, conditions: Conditions) -> Planned:
+    """A forest as a candidate.
+
+    Raises
+    ------
+    VerificationError
+        If its program is invalid: it is wrong, incomplete, overloaded or deadlocks.
+    """
+    program = lower(split_shares(forest, conditions.channels))
+    verify(program, forest.topology)
+    trees = len(forest.shares) * conditions.channels
+    detail = f"{trees} share{'' if trees == 1 else 's'}, depth {max((r.offset for r in program.roles), default=0)}"
+    return Planned(name, forest, program, conditions, detail)
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """A registry row."""
+
+    about: str
+    source: str
+    prepare: Callable[[Request, Conditions], Prepared]
