@@ -55,7 +55,7 @@ class open_communicator:  # noqa: N801
 
 def tell(comm: Communicator, word: str) -> None:
     """Lets the test know that this rank has come so far; see :meth:`Job.hear`."""
-    comm.store.set(f"said/{word}/{comm.rank}", b"")
+    comm.group.store.set(f"said/{word}/{comm.rank}", b"")
 
 
 class Job:

@@ -15,6 +15,7 @@ from job import Ran
 
 import blinkccl
 from blinkccl.algorithms.registry import Request, algorithm
+from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import DTYPES, OPS, element_type
 from blinkccl.collectives.oracle import make_inputs, make_scales, mismatch, oracle
 from blinkccl.collectives.spec import COLLECTIVES, Collective
@@ -283,7 +284,7 @@ def threads_as_ranks(comm: Communicator) -> list[int]:
     done: list[int] = []
 
     def work(rank: int) -> None:
-        with_store = Communicator.create(comm.store, rank, 3, prefix="threads", deadline_s=20)
+        with_store = Communicator.create(comm.group.store, rank, 3, prefix="threads", deadline_s=20)
         random_calls(with_store, 5, 20)
         sent = with_store.send(np.full(3, rank), (rank + 1) % 3, wait=False)
         got = np.zeros(3, int)
@@ -309,7 +310,7 @@ def alone(comm: Communicator) -> bool:
     for name in COLLECTIVES:
         if name == "sendrecv":
             continue
-        collective = comm.collective(name)
+        collective = CollectiveCall(name, "float32", 5).among(1)
         send, recv = make_inputs(collective, 5, "float32")[0], np.zeros(5, np.float32)
         comm._call(name, send, recv)
         (expected,) = oracle(collective, [send])
@@ -327,7 +328,7 @@ def drops_its_arrays(comm: Communicator) -> tuple[bool, bool] | None:
     """Whether arrays that only calls under way know of are there during the calls, and whether after them."""
     send, recv, message, room = (np.ones(70_000) for _ in range(4))
     if comm.rank == 1:
-        comm.store.get("go", time.monotonic() + 20)  # till then no call of rank 0 can end
+        comm.group.store.get("go", time.monotonic() + 20)  # till then no call of rank 0 can end
         comm.allreduce(send, recv)
         comm.recv(room, 0, tag=1)
         comm.send(message, 0, tag=2)
@@ -341,7 +342,7 @@ def drops_its_arrays(comm: Communicator) -> tuple[bool, bool] | None:
     del send, recv, message, room
     gc.collect()
     during = all(array() is not None for array in watched)
-    comm.store.set("go", b"")
+    comm.group.store.set("go", b"")
     for future in futures:
         future.result(20)
     del future, futures

@@ -70,7 +70,7 @@ def possible(ran: Ran) -> None:
 
 def can_cross(comm: Communicator) -> bool:
     """On a 64-bit Linux nearly always; some containers and settings forbid it."""
-    found = comm.can_cross()
+    found = comm.group.can_cross()
     comm.barrier()  # until here the other one is there to be read
     return found
 

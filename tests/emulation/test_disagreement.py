@@ -12,6 +12,7 @@ from rank_processes import RankProcess, outcomes
 
 import blinkccl
 from blinkccl.algorithms.registry import Request, algorithm
+from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import BlinkError, CommunicationError, PeerLostError, UnsupportedError, UsageError
 from blinkccl.runtime import host_group
@@ -26,7 +27,7 @@ Failure = tuple[str, str]
 
 def call(comm: Communicator, words: Words, shared: bool) -> None:
     name, count, dtype, op, root = words
-    collective = comm.collective(name, root, dst=1)
+    collective = CollectiveCall(name, dtype, count, op, root, 1).among(comm.size)
     into, out = collective.input_blocks(comm.rank), collective.output_blocks(comm.rank)
 
     def new(blocks: int) -> Any:

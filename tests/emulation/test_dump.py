@@ -159,12 +159,12 @@ def waits_for_messages(comm: Communicator) -> None:
         comm.recv(array, tag=5, deadline_s=20)
     elif comm.rank == 1:
         comm.send(array, 2, tag=6)
-    comm.store.get("go", time.monotonic() + 20)
+    comm.group.store.get("go", time.monotonic() + 20)
     if comm.rank == 2:
         comm.recv(array, 1, tag=6)
         comm.send(array, 0, tag=5)
-    comm.store.set(f"done/{comm.rank}", b"")
-    comm.store.get("end", time.monotonic() + 20)
+    comm.group.store.set(f"done/{comm.rank}", b"")
+    comm.group.store.get("end", time.monotonic() + 20)
 
 
 def test_waits_for_messages_are_shown_until_they_end(start: Start) -> None:
@@ -241,7 +241,7 @@ def dumps_itself(comm: Communicator) -> str:
     comm.barrier()
     tell(comm, "ready")
     reasons = []
-    for card in comm.cards:
+    for card in comm.group.cards:
         try:
             groups_of(card.pid)
         except UnsupportedError as error:

@@ -252,14 +252,14 @@ def works_without_the_one_that_left(comm: Communicator) -> int:
         comm.send(np.full(3, 7), 0, tag=5)
         return 0
     if comm.rank == 1:
-        comm.store.get("go", time.monotonic() + PATIENT_S)
+        comm.group.store.get("go", time.monotonic() + PATIENT_S)
         comm.send(np.full(3, 8), 0, tag=6)
         return int(_lost_rank(lambda: comm.recv(np.empty(3), 2)) == 2)
     array = np.zeros(3, int)
     anybody = comm.recv(np.zeros(3, int), tag=6, wait=False)  # rank 2 is among those who might send it
     assert comm.recv(array, 2, tag=5) == 2
     time.sleep(0.3)
-    comm.store.set("go", b"")
+    comm.group.store.set("go", b"")
     assert anybody.result(PATIENT_S) == 1
     assert _lost_rank(lambda: comm.recv(array, 2)) == 2
     assert _lost_rank(lambda: comm.recv(array, 2, tag=9)) == 2  # also the second time
@@ -345,7 +345,7 @@ def test_messages_of_a_stopped_rank_have_a_deadline(start: Start) -> None:
 def waits_for_nobody(comm: Communicator) -> list[float]:
     """Deadlines of calls that name one, of calls that do not, and of both kinds of messages."""
     if comm.rank == 1:
-        comm.store.get("done", time.monotonic() + PATIENT_S)
+        comm.group.store.get("done", time.monotonic() + PATIENT_S)
         return []
     waits = []
     for call in (
@@ -359,7 +359,7 @@ def waits_for_nobody(comm: Communicator) -> list[float]:
             call()
         except DeadlineError:
             waits.append(time.monotonic() - began)
-    comm.store.set("done", b"")
+    comm.group.store.set("done", b"")
     return waits
 
 
@@ -436,7 +436,7 @@ def is_interrupted(comm: Communicator, wait: str) -> tuple[str, float, str]:
     tell(comm, "ready")
     try:
         if comm.rank == 1:
-            comm.store.get("interrupted", time.monotonic() + PATIENT_S)
+            comm.group.store.get("interrupted", time.monotonic() + PATIENT_S)
             comm.allreduce(np.ones(5))
         elif wait == "call":
             comm.allreduce(np.ones(5))
@@ -449,7 +449,7 @@ def is_interrupted(comm: Communicator, wait: str) -> tuple[str, float, str]:
             comm.recv(np.ones(5), 1)
     except KeyboardInterrupt:
         at = time.monotonic()
-        comm.store.set("interrupted", b"")
+        comm.group.store.set("interrupted", b"")
         return "KeyboardInterrupt", at, ""
     except CommunicationError as error:
         return type(error).__name__, time.monotonic(), str(error)
@@ -495,9 +495,9 @@ def handles_signals(comm: Communicator) -> list[str]:
     signal.signal(signal.SIGTERM, give_up)
     tell(comm, "ready")
     if comm.rank == 1:
-        comm.store.get("go", time.monotonic() + PATIENT_S)
+        comm.group.store.get("go", time.monotonic() + PATIENT_S)
         comm.barrier()
-        comm.store.get("done", time.monotonic() + PATIENT_S)
+        comm.group.store.get("done", time.monotonic() + PATIENT_S)
         return said
     try:
         while True:
@@ -505,7 +505,7 @@ def handles_signals(comm: Communicator) -> list[str]:
             said.append("passed")
     except Impatient as error:
         said.append(f"Impatient: {error}")
-    comm.store.set("done", b"")
+    comm.group.store.set("done", b"")
     return said
 
 

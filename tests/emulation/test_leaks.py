@@ -14,6 +14,7 @@ import numpy as np
 from job import PATIENT_S, Ran
 
 import blinkccl
+from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.runtime.communicator import Communicator
 
@@ -39,7 +40,7 @@ def many_calls(comm: Communicator, calls: int, warm: int) -> dict[str, int]:
             before = resources()
         count = int(2 ** plan.uniform(0, 15))
         name = plan.choice([name for name in COLLECTIVES if name != "sendrecv"])
-        collective = comm.collective(name, plan.randrange(comm.size))
+        collective = CollectiveCall(name, "float32", count, root=plan.randrange(comm.size)).among(comm.size)
         into, out = collective.input_blocks(comm.rank), collective.output_blocks(comm.rank)
         send = shared[: into * count] if plan.random() < 0.3 else np.ones(into * count, np.float32)
         recv = np.empty(out * count, np.float32) if out else None

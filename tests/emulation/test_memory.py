@@ -60,7 +60,7 @@ def shows_its_memory(comm: Communicator) -> dict[int, tuple[str, int]]:
     comm.allreduce(array)
     found = own_memory()
     tell(comm, "ready")
-    comm.store.get("seen", time.monotonic() + PATIENT_S)
+    comm.group.store.get("seen", time.monotonic() + PATIENT_S)
     return found
 
 
@@ -84,7 +84,7 @@ def waits_for_its_end(comm: Communicator) -> None:
     array = blinkccl.empty(3_000_000)
     array[:] = 1
     inodes = ",".join(map(str, own_memory()))
-    comm.store.set(f"inodes/{comm.rank}", inodes.encode())
+    comm.group.store.set(f"inodes/{comm.rank}", inodes.encode())
     tell(comm, "working")
     while True:
         comm.allreduce(array)

@@ -33,7 +33,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import blinkccl
 from blinkccl.errors import BlinkError, CommunicationError, DeadlineError, PlanMismatchError
-from blinkccl.runtime.communicator import Communicator
+from blinkccl.runtime.host_group import HostGroup
 from blinkccl.torch_backend import hooks, stats
 from blinkccl.torch_backend.process_group import BlinkProcessGroup
 
@@ -462,7 +462,7 @@ def groups(rank: int, size: int) -> None:
         dist.barrier(group=group)
     world = dist.group.WORLD
     assert isinstance(world, BlinkProcessGroup)
-    assert isinstance(world._transport, Communicator)
+    assert isinstance(world._transport, HostGroup)
     calls = stats()["calls"]
     dist.destroy_process_group()
     assert stats()["calls"] == calls, "counters outlive their groups"

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from cuda_driver import Cuda
 
+from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import DTYPES
 from blinkccl.collectives.oracle import make_inputs, mismatch, oracle
 from blinkccl.collectives.spec import Collective
@@ -63,7 +64,7 @@ class Rank:
         if expected is not None:
             self.cuda.write(self.recv, np.full(expected.nbytes, 0xA5, np.uint8))
         send, recv = None if mine is None else self.send, None if expected is None else self.recv
-        self.group.run(collective.name, send, recv, count, dtype, op, collective.root or 0, stream=self.stream)
+        self.group.run(CollectiveCall.of(collective, dtype, count, op), send, recv, stream=self.stream)
         self.cuda.synchronize(self.stream)
         if expected is None:
             return None

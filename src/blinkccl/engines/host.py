@@ -26,10 +26,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import (
     DTYPE_CODES,
     OP_CODES,
-    OPS,
     DType,
     Operation,
     Scale,
@@ -37,7 +37,7 @@ from blinkccl.collectives.ops import (
     operation,
     scalars,
 )
-from blinkccl.collectives.spec import COLLECTIVES, Collective
+from blinkccl.collectives.spec import Collective
 from blinkccl.engines import native_library as native
 from blinkccl.engines.buffers import RankBuffers, filled
 from blinkccl.engines.host_plan import STAGES, Area, HostPlan
@@ -75,46 +75,6 @@ def format_segment(address: int, size: int, shape: native.Shape, token: bytes) -
     code = native.load().blink_segment_format(address, size, c.byref(shape), token, len(os.sched_getaffinity(0)))
     if code != native.OK:
         raise UnsupportedError(f"a segment of {size} bytes cannot be made for {shape.ranks} ranks")
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """What a rank calls, in words that fit into a number: for messages about ranks that differ, and live jobs."""
-
-    name: str
-    count: int
-    dtype: str
-    op: str
-    root: int
-
-    def __str__(self) -> str:
-        reduces = self.name in COLLECTIVES and COLLECTIVES[self.name].reduces
-        rooted = self.name in COLLECTIVES and "root" in COLLECTIVES[self.name].parameters
-        return (
-            f"{self.name} of {self.count} × {self.dtype}"
-            + (f", {self.op}" if reduces else "")
-            + (f", root {self.root}" if rooted else "")
-        )
-
-    def number(self) -> int:
-        """Everything but the count, in 64 bits."""
-        fields = (list(COLLECTIVES).index(self.name) + 1, list(DTYPE_CODES).index(self.dtype), list(OPS).index(self.op))
-        return fields[0] | fields[1] << 8 | fields[2] << 16 | (self.root & 0xFFFFFFFF) << 24
-
-    @classmethod
-    def from_number(cls, number: int, count: int) -> Call:
-        """The inverse of :meth:`number`; fields of a newer version come out as "?"."""
-
-        def name(table: list[str], index: int) -> str:
-            return table[index] if 0 <= index < len(table) else "?"
-
-        return cls(
-            name(["nothing yet", *COLLECTIVES], number & 0xFF),
-            count,
-            name(list(DTYPE_CODES), number >> 8 & 0xFF),
-            name(list(OPS), number >> 16 & 0xFF),
-            number >> 24 & 0xFFFFFFFF,
-        )
 
 
 class Endpoint:
@@ -250,7 +210,7 @@ def to_exception(error: native.Error, rank: int, describe: str = "") -> BlinkErr
         return PeerLostError(error.peer, f"{what} during {where}{found}")
     if error.code == native.MISMATCH:
         sides = [
-            f"rank {r} calls {Call.from_number(w, n)}"
+            f"rank {r} calls {CollectiveCall.from_number(w, n)}"
             for r, w, n in zip((error.rank, error.peer), error.what, error.count, strict=True)
         ]
         return PlanMismatchError(
@@ -313,10 +273,8 @@ class NativeOp:
     ) -> None:
         tables = plan.tables(bound, endpoint.rank, chosen.averages)
         collective = bound.program.collective
-        root = collective.root if collective.root is not None else collective.src or 0
-        self.call = Call(collective.name, bound.count, dtype.name, chosen.name, root)
+        self.call = CollectiveCall.of(collective, dtype.name, bound.count, chosen.name)
         dtype.combine(chosen)
-        self.reduces = collective.reduces
         self.scales = chosen.scales and collective.reduces
         self.endpoint = endpoint
         self._library = native.load()
@@ -397,7 +355,7 @@ class NativeOp:
         self._destroy()
 
 
-def _signature(plan: HostPlan, bound: Bound, call: Call, cross_memory: bool) -> int:
+def _signature(plan: HostPlan, bound: Bound, call: CollectiveCall, cross_memory: bool) -> int:
     """Equal on all ranks that do the same, different otherwise; its low half goes into small messages."""
     whole = f"{plan.digest} {call} {bound.itemsize} {bound.chunk_elements} {plan.area} {cross_memory}"
     return int.from_bytes(hashlib.blake2b(whole.encode(), digest_size=8).digest(), "big")

@@ -15,7 +15,9 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import element_type
+from blinkccl.collectives.spec import Collective
 from blinkccl.engines.host_plan import HostPlan
 from blinkccl.errors import UsageError
 from blinkccl.runtime.environment import launch, store_of
@@ -33,10 +35,15 @@ _KEPT_FORMS = 4096
 _Result = TypeVar("_Result")
 
 
-class Communicator(HostGroup):
+class Communicator:
     """A group of ranks on one host. Make one with :func:`init` or :meth:`create`, parts of it with :meth:`split`.
 
     All ranks call the same collectives in the same order. With ``wait=False`` a collective returns a future at once.
+
+    Parameters
+    ----------
+    group
+        Moves the bytes.
 
     Examples
     --------
@@ -46,20 +53,19 @@ class Communicator(HostGroup):
     array([2., 2., 2., 2.], dtype=float32)
     """
 
-    _splits = 0
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        self._fitting: dict[tuple[Any, ...], tuple[int, str]] = {}
-        super().__init__(*arguments, **options)
+    def __init__(self, group: HostGroup) -> None:
+        self.group = group
+        self.rank, self.size = group.rank, group.size
+        self._calls: dict[tuple[Any, ...], CollectiveCall] = {}
+        self._splits = 0
 
     @classmethod
     def create(
         cls, store: Any, rank: int, size: int, *, prefix: str = "blink", deadline_s: float | None = None
     ) -> Communicator:
         """A communicator among ``size`` ranks that meet in ``store``: ours, or one of torch's."""
-        return cls(
-            store if isinstance(store, Store) else TorchStore(store), rank, size, prefix=prefix, deadline_s=deadline_s
-        )
+        ours = store if isinstance(store, Store) else TorchStore(store)
+        return cls(HostGroup(ours, rank, size, prefix=prefix, deadline_s=deadline_s))
 
     # ---- collectives on arrays
 
@@ -195,12 +201,12 @@ class Communicator(HostGroup):
         scale: float | None = None,
     ) -> Array | None:
         """Any Program for ``size`` ranks, as it is: its rank i is this communicator's."""
-        count, row = self._sizes(program.collective.name, program.collective, send, recv)
-        call = self.prepare(HostPlan(program, self._area), count, row, op, chunk_bytes)
+        call = self._fitting(program.collective, op, send, recv)
+        prepared = self.group.prepare(HostPlan(program), call.elements, call.dtype, op, chunk_bytes)
         try:
-            self.run_prepared(call, _pointer(send), _pointer(recv), scale)
+            self.group.run_prepared(prepared, _pointer(send), _pointer(recv), scale)
         finally:
-            call.close()
+            prepared.close()
         return recv
 
     def time(
@@ -216,27 +222,26 @@ class Communicator(HostGroup):
         iterations: int = 1,
     ) -> NDArray[np.float64]:
         """Seconds of ``iterations`` calls after ``warmup`` others; each follows a barrier; the loop is in C."""
-        count, dtype = self._sizes(name, self.collective(name, root, dst), send, recv)
-        arguments = (name, _pointer(send), _pointer(recv), count, dtype, op, root)
+        call = self._fitting(CollectiveCall(name, "", 0, op, root, dst).among(self.size), op, send, recv)
         if warmup:
-            self.time_raw(*arguments, iterations=warmup, dst=dst)
-        return self.time_raw(*arguments, iterations=iterations, dst=dst)
+            self.group.time(call, _pointer(send), _pointer(recv), warmup)
+        return self.group.time(call, _pointer(send), _pointer(recv), iterations)
 
     # ---- point to point on arrays
 
     def send(self, array: Array, dst: int, tag: int = 0, *, deadline_s: float | None = None, wait: bool = True) -> Any:
         """Sends to rank ``dst``, which receives with the same tag."""
         _check_memory("send", "the array", array)
-        future = _keep(self.isend_raw(_address(array), array.nbytes, dst, tag, deadline_s), array)
-        return self.result(future) if wait else future
+        future = _keep(self.group.isend(_address(array), array.nbytes, dst, tag, deadline_s), array)
+        return self.group.result(future) if wait else future
 
     def recv(
         self, array: Array, src: int | None = None, tag: int = 0, *, deadline_s: float | None = None, wait: bool = True
     ) -> Any:
         """Receives from rank ``src``, or from any; returns the source, or a future of it."""
         _check_memory("recv", "the array", array, written=True)
-        future = _keep(self.irecv_raw(_address(array), array.nbytes, src, tag, deadline_s), array)
-        return self.result(future) if wait else future
+        future = _keep(self.group.irecv(_address(array), array.nbytes, src, tag, deadline_s), array)
+        return self.group.result(future) if wait else future
 
     # ---- parts
 
@@ -253,13 +258,37 @@ class Communicator(HostGroup):
         members = sorted((int(row[2]), rank) for rank, row in enumerate(rows) if row[0] and row[1] == color)
         ranks = [rank for _, rank in members]
         return Communicator(
-            self.store,
-            ranks.index(self.rank),
-            len(ranks),
-            prefix=f"{self.prefix}/{self._splits}.{color}",
-            deadline_s=self.timeout_s,
-            known=[self.cards[rank] for rank in ranks],
+            HostGroup(
+                self.group.store,
+                ranks.index(self.rank),
+                len(ranks),
+                prefix=f"{self.group.prefix}/{self._splits}.{color}",
+                deadline_s=self.group.timeout_s,
+                known=[self.group.cards[rank] for rank in ranks],
+            )
         )
+
+    # ---- the group itself
+
+    def barrier(self, deadline_s: float | None = None) -> None:
+        """Returns when every rank has called it."""
+        self.group.barrier(deadline_s)
+
+    def stats(self) -> dict[str, int]:
+        """Counters since the group was made: calls, messages and their bytes by the way they took, waits."""
+        return self.group.stats()
+
+    def memory_bytes(self) -> dict[str, int]:
+        """See :meth:`HostGroup.memory_bytes`."""
+        return self.group.memory_bytes()
+
+    def abort(self, why: str = "abort() was called") -> None:
+        """Ends the group for all ranks: whatever they wait for raises CommunicationError with ``why``."""
+        self.group.abort(why)
+
+    def close(self) -> None:
+        """Leaves the group, in order, when the calls under way have ended; see :meth:`HostGroup.close`."""
+        self.group.close()
 
     # ---- how arrays become addresses
 
@@ -276,17 +305,15 @@ class Communicator(HostGroup):
         deadline_s: float | None = None,
         wait: bool = True,
     ) -> Any:
-        form = (name, root, dst, _form(send), None if recv is send else _form(recv), recv is send)
-        fitting = self._fitting.get(form)
-        if fitting is None:
-            fitting = self._sizes(name, self.collective(name, root, dst), send, recv)
-            if len(self._fitting) >= _KEPT_FORMS:
-                self._fitting.clear()
-            self._fitting[form] = fitting
-        count, dtype = fitting
-        arguments = (name, _pointer(send), _pointer(recv), count, dtype, op, root, scale, deadline_s, dst)
+        form = (name, op, root, dst, _form(send), None if recv is send else _form(recv), recv is send)
+        call = self._calls.get(form)
+        if call is None:
+            call = self._fitting(CollectiveCall(name, "", 0, op, root, dst).among(self.size), op, send, recv)
+            if len(self._calls) >= _KEPT_FORMS:
+                self._calls.clear()
+            self._calls[form] = call
         if wait:
-            self.run_raw(*arguments)
+            self.group.run(call, _pointer(send), _pointer(recv), scale, deadline_s)
             return recv
         done: Future[Array | None] = Future()
 
@@ -294,13 +321,14 @@ class Communicator(HostGroup):
             error = future.exception()
             done.set_result(recv) if error is None else done.set_exception(error)
 
-        future = self.submit_raw(*arguments)
+        future = self.group.submit(call, _pointer(send), _pointer(recv), scale, deadline_s)
         _keep(future, send, recv)
         future.add_done_callback(finish)
         return done
 
-    def _sizes(self, name: str, collective: Any, send: Array | None, recv: Array | None) -> tuple[int, str]:
-        """Elements per block and the element type; buffers that do not fit are refused before anything happens."""
+    def _fitting(self, collective: Collective, op: str, send: Array | None, recv: Array | None) -> CollectiveCall:
+        """The call that these buffers fit; those that fit none are refused before anything happens."""
+        name = collective.name
         count: int | None = None
         dtype: str | None = None
         for what, array, blocks in (
@@ -330,7 +358,7 @@ class Communicator(HostGroup):
             count = 0 if recv is None else recv.size
         if dtype is None:
             raise UsageError(f"{name}: rank {self.rank} passes no buffer; pass its recv, for size and type")
-        return count, dtype
+        return CollectiveCall.of(collective, dtype, count, op)
 
 
 def init(
@@ -367,7 +395,7 @@ def init(
     seconds = default_timeout_s() if deadline_s is None else deadline_s
     opened = store if isinstance(store, Store) else open_store(store_of(place), place.rank, time.monotonic() + seconds)
     prefix = f"blink/{place.job_id}" if place.job_id else "blink"
-    return Communicator(opened, place.rank, place.world_size, prefix=prefix, deadline_s=deadline_s)
+    return Communicator(HostGroup(opened, place.rank, place.world_size, prefix=prefix, deadline_s=deadline_s))
 
 
 def _check_memory(name: str, what: str, array: Array, *, written: bool = False) -> None:

@@ -17,6 +17,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from blinkccl.collectives.call import CollectiveCall
 from blinkccl.engines.host import NativeOp
 from blinkccl.engines.host_plan import HostPlan
 from blinkccl.errors import LaunchError
@@ -37,7 +38,7 @@ class Group(Protocol):
     def can_cross(self) -> bool:
         """Whether this rank may copy from every other rank's own memory."""
 
-    def run_raw(self, name: str, send: int | None, recv: int | None, count: int, dtype: str, op: str = "sum") -> None:
+    def run(self, call: CollectiveCall, send: int | None, recv: int | None) -> None:
         """A collective on raw addresses."""
 
     def barrier(self) -> None:
@@ -90,11 +91,11 @@ def pays(group: Group, wanted: Wish, gather: HostPlan) -> bool:
     if group.size != 2:
         return False
     agreed = np.array([wanted if group.can_cross() else Wish.NEVER], np.int32)
-    group.run_raw("allreduce", agreed.ctypes.data, agreed.ctypes.data, 1, "int32", "min")
+    group.run(CollectiveCall("allreduce", "int32", 1, "min"), agreed.ctypes.data, agreed.ctypes.data)
     if agreed[0] != Wish.MEASURED:
         return bool(agreed[0] == Wish.WHEREVER_POSSIBLE)
     seconds = _measured(group, gather)
-    group.run_raw("allreduce", seconds.ctypes.data, seconds.ctypes.data, 2, "float64", "max")
+    group.run(CollectiveCall("allreduce", "float64", 2, "max"), seconds.ctypes.data, seconds.ctypes.data)
     return bool(seconds[1] < seconds[0])
 
 

@@ -21,8 +21,9 @@ from typing import Any
 
 import numpy as np
 
+from blinkccl.collectives.call import CollectiveCall
 from blinkccl.engines import native_library as native
-from blinkccl.engines.host import Call, awaited, failure_of, statuses
+from blinkccl.engines.host import awaited, failure_of, statuses
 from blinkccl.engines.host_plan import STAGES
 from blinkccl.errors import CommunicationError, UnsupportedError
 from blinkccl.runtime.process import PROC, stat
@@ -177,7 +178,7 @@ def _lives(fd: int, rank: int, rows: list[native.Status]) -> bool:
 
 def _rank(rank: int, row: native.Status, lives: bool) -> RankState:
     state = _state(row, lives)
-    call = str(Call.from_number(row.what, row.count)) if row.sequence else None
+    call = str(CollectiveCall.from_number(row.what, row.count)) if row.sequence else None
     found = RankState(rank, row.pid, state, row.sequence, call)
     if state != "waiting":
         return found

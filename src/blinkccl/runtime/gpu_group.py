@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import DTYPES
 from blinkccl.errors import BlinkError, CommunicationError, DeadlineError, InternalError, UnsupportedError
 from blinkccl.native import find_library
@@ -156,13 +157,9 @@ class GpuGroup:
 
     def run(
         self,
-        name: str,
+        call: CollectiveCall,
         send: int | None,
         recv: int | None,
-        count: int,
-        dtype: str = "uint8",
-        op: str = "sum",
-        root: int = 0,
         scale: float | None = None,
         stream: int | None = None,
     ) -> None:
@@ -170,12 +167,10 @@ class GpuGroup:
 
         Parameters
         ----------
-        name
-            One of :data:`COLLECTIVES`.
+        call
+            One of :data:`COLLECTIVES`; of any type where nothing is reduced.
         send, recv
             Addresses on this rank's GPU; None for a buffer that the rank does not have. In place as in nccl.h.
-        count
-            Elements of one block, as in nccl.h: AllGather receives ``size`` blocks, ReduceScatter sends so many.
         scale
             The factor of a premul_sum, rounded to ``dtype``: the interface takes an element, as NCCL's does.
         stream
@@ -188,25 +183,26 @@ class GpuGroup:
         CommunicationError
             If a kernel has given up, this group was aborted or closed, or CUDA fails.
         """
-        number, operation = _numbers(name, dtype, op)
-        at_root = root if name in ("broadcast", "reduce", "gather", "scatter") else -1
+        name = call.collective
+        number, operation = _numbers(name, call.dtype, call.op)
+        at_root = call.root if name in ("broadcast", "reduce", "gather", "scatter") else -1
         with self._lock:
             comm = self._open()
             if operation == OP_NUMBERS["premul_sum"]:
-                element = _element(dtype, scale)
+                element = _element(call.dtype, scale)
                 self._check(self._library.blink_shim_comm_premul_sum(comm, operation, number, element), name)
             result = self._library.blink_shim_comm_run(
-                comm, COLLECTIVES.index(name), send, recv, count, number, operation, at_root, stream
+                comm, COLLECTIVES.index(name), send, recv, call.elements, number, operation, at_root, stream
             )
             if result == _INVALID_USAGE:
                 raise UnsupportedError(
-                    f"no program of the plan serves {name} of {count} x {dtype}"
-                    + (f" ({op})" if name in REDUCING else f" from root {root}" if at_root >= 0 else "")
+                    f"no program of the plan serves {name} of {call.elements} x {call.dtype}"
+                    + (f" ({call.op})" if name in REDUCING else f" from root {call.root}" if at_root >= 0 else "")
                     + f" on {self.size} ranks; with NCCL_DEBUG=INFO libblink.so says why"
                 )
             self._check(result, name)
             self._counts[f"gpu_{name}"] += 1
-            self._counts["gpu_bytes"] += count * DTYPES[dtype].itemsize
+            self._counts["gpu_bytes"] += call.elements * DTYPES[call.dtype].itemsize
 
     def error(self) -> BlinkError | None:
         """What kernels have said since: None, or why one gave up. Looks at the host's memory, never at CUDA.

@@ -26,11 +26,11 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import element_type, fold, operation
-from blinkccl.collectives.spec import COLLECTIVES, Collective
+from blinkccl.collectives.spec import Collective
 from blinkccl.engines.host import (
     STREAM_BYTES,
-    Call,
     Endpoint,
     NativeOp,
     format_segment,
@@ -52,11 +52,11 @@ from blinkccl.runtime.card import Card, decode, encode, own_card, same_host
 from blinkccl.runtime.descriptors import Descriptors
 from blinkccl.runtime.handover import share
 from blinkccl.runtime.heap import memory_file, process_heap
-from blinkccl.runtime.in_turn import InTurn
 from blinkccl.runtime.lookout import Lookout
 from blinkccl.runtime.plans import host_plan
 from blinkccl.runtime.point_to_point import PointToPoint
 from blinkccl.runtime.rendezvous import meet
+from blinkccl.runtime.serial_executor import SerialExecutor
 from blinkccl.runtime.store_contract import Pauses, Store
 from blinkccl.runtime.timeouts import default_timeout_s, microseconds
 from blinkccl.runtime.tuner import choose
@@ -64,8 +64,6 @@ from blinkccl.runtime.tuner import choose
 _TOKEN_BYTES = 16
 #: Prepared calls that are kept; the oldest goes first.
 _KEPT_CALLS = 1024
-#: What a prepared call is found by: name, element type, count, operation, root, source and destination.
-_Key = tuple[str, str, int, str, int, int]
 
 _Result = TypeVar("_Result")
 _groups: weakref.WeakSet[HostGroup] = weakref.WeakSet()
@@ -139,8 +137,8 @@ class HostGroup:
             joined.endpoint,
         )
         self._cores = min(int(card.payload[_TOKEN_BYTES:].decode() or 1) for card in self.cards)
-        self._calls: dict[_Key, NativeOp | _Alone] = {}
-        self._in_turn = InTurn(f"blink-{self.prefix}")
+        self._calls: dict[CollectiveCall, NativeOp | _SingleRankOp] = {}
+        self._executor = SerialExecutor(f"blink-{self.prefix}")
         self._streams = PointToPoint(self._endpoint, self.rank, self.size, self.timeout_s)
         self._pid = os.getpid()
         self._closed = False
@@ -148,7 +146,7 @@ class HostGroup:
         try:
             self.barrier()
             if self.size > 1:
-                gather = host_plan(self.collective("allgather"), "one_hop", False, self._area)
+                gather = host_plan(Collective("allgather", self.size), "one_hop", False, self._area)
                 self._crosses = cross_memory.pays(self, wanted, gather)
         except BaseException as error:
             self.close()
@@ -158,31 +156,22 @@ class HostGroup:
 
     # ---- collectives
 
-    def run_raw(
+    def run(
         self,
-        name: str,
+        call: CollectiveCall,
         send: int | None,
         recv: int | None,
-        count: int,
-        dtype: str,
-        op: str = "sum",
-        root: int = 0,
         scale: float | None = None,
         deadline_s: float | None = None,
-        dst: int = 0,
     ) -> None:
         """A collective on raw addresses; returns when this rank's buffers are the caller's again.
 
         Parameters
         ----------
-        name
-            Of :data:`blinkccl.collectives.spec.COLLECTIVES`. For ``sendrecv`` ``root`` is the source.
+        call
+            The same on all ranks.
         send, recv
             Addresses, or None where the collective gives this rank no such buffer. In place as in nccl.h.
-        count
-            Elements per block.
-        dtype, op
-            Names in :mod:`blinkccl.collectives.ops`.
         scale
             This rank's scalar of ``premul_sum``.
         deadline_s
@@ -196,89 +185,73 @@ class HostGroup:
         UnsupportedError, UsageError
             If the call itself makes no sense; nothing has happened then.
         """
-        call = self._calls.get((name, dtype, count, op, root, dst))
-        if call is None:
-            call = self._prepare((name, dtype, count, op, root, dst))
-        timeout_us = self._timeout_us if deadline_s is None else microseconds(deadline_s)
-        if scale is not None or call.scales:
-            scale = self._factor(call, scale)
-        if self._in_turn.idle:
-            with self._in_turn.lock:
-                call.run(send, recv, timeout_us, scale)
-        else:
-            self.result(self._in_turn.submit(lambda: call.run(send, recv, timeout_us, scale)))
+        self._run(self._calls.get(call) or self._prepare(call), send, recv, scale, deadline_s)
 
-    def submit_raw(
+    def submit(
         self,
-        name: str,
+        call: CollectiveCall,
         send: int | None,
         recv: int | None,
-        count: int,
-        dtype: str,
-        op: str = "sum",
-        root: int = 0,
         scale: float | None = None,
         deadline_s: float | None = None,
-        dst: int = 0,
     ) -> Future[None]:
-        """As :meth:`run_raw`, but returns at once; the future is done when the buffers are the caller's again."""
-        call = self._calls.get((name, dtype, count, op, root, dst)) or self._prepare(
-            (name, dtype, count, op, root, dst)
-        )
+        """As :meth:`run`, but returns at once; the future is done when the buffers are the caller's again."""
+        prepared = self._calls.get(call) or self._prepare(call)
         timeout_us = self._timeout_us if deadline_s is None else microseconds(deadline_s)
-        factor = self._factor(call, scale) if scale is not None or call.scales else None
-        return self._in_turn.submit(lambda: call.run(send, recv, timeout_us, factor))
+        factor = self._factor(prepared, scale)
+        return self._executor.submit(lambda: prepared.run(send, recv, timeout_us, factor))
 
     def barrier(self, deadline_s: float | None = None) -> None:
         """Returns when every rank has called it."""
-        name, dtype, count, op, root, dst = _BARRIER
         word = _address(_BARRIER_WORD)
-        self.run_raw(name, word, word, count, dtype, op, root, deadline_s=deadline_s, dst=dst)
+        self.run(_BARRIER, word, word, deadline_s=deadline_s)
 
-    def time_raw(
-        self,
-        name: str,
-        send: int | None,
-        recv: int | None,
-        count: int,
-        dtype: str,
-        op: str = "sum",
-        root: int = 0,
-        iterations: int = 1,
-        dst: int = 0,
+    def time(
+        self, call: CollectiveCall, send: int | None, recv: int | None, iterations: int = 1
     ) -> NDArray[np.float64]:
         """Seconds of each of ``iterations`` calls, each after a barrier, in a loop in C."""
-        call = self._calls.get((name, dtype, count, op, root, dst)) or self._prepare(
-            (name, dtype, count, op, root, dst)
-        )
-        barrier = self._prepare(_BARRIER)
-        if not isinstance(call, NativeOp) or not isinstance(barrier, NativeOp):
+        prepared, barrier = (self._calls.get(each) or self._prepare(each) for each in (call, _BARRIER))
+        if not isinstance(prepared, NativeOp) or not isinstance(barrier, NativeOp):
             raise UnsupportedError("there is nothing to time in a group of one rank")
-        with self._in_turn.lock:
-            return call.time(barrier, send, recv, iterations, self._timeout_us)
+        with self._executor.lock:
+            return prepared.time(barrier, send, recv, iterations, self._timeout_us)
 
-    def _prepare(self, key: _Key) -> NativeOp | _Alone:
-        self._check_open()
-        if key in self._calls:
-            return self._calls[key]
-        name, dtype, count, op, root, dst = key
-        row, chosen = element_type(dtype), operation(op)
-        if count < 0:
-            raise UsageError(f"{name}: count must be at least 0, got {count}")
-        collective = self.collective(name, root, dst)
-        if self.size == 1:
-            call: NativeOp | _Alone = _Alone(collective, count, dtype, op)
+    def _run(
+        self,
+        prepared: NativeOp | _SingleRankOp,
+        send: int | None,
+        recv: int | None,
+        scale: float | None,
+        deadline_s: float | None,
+    ) -> None:
+        timeout_us = self._timeout_us if deadline_s is None else microseconds(deadline_s)
+        if scale is not None or prepared.scales:
+            scale = self._factor(prepared, scale)
+        if self._executor.idle:
+            with self._executor.lock:
+                prepared.run(send, recv, timeout_us, scale)
         else:
-            nbytes = count * row.itemsize * collective.total_blocks()
+            self.result(self._executor.submit(lambda: prepared.run(send, recv, timeout_us, scale)))
+
+    def _prepare(self, call: CollectiveCall) -> NativeOp | _SingleRankOp:
+        self._check_open()
+        row, chosen = element_type(call.dtype), operation(call.op)
+        if call.elements < 0:
+            raise UsageError(f"{call.collective}: count must be at least 0, got {call.elements}")
+        collective = call.among(self.size)
+        if self.size == 1:
+            prepared: NativeOp | _SingleRankOp = _SingleRankOp(call)
+        else:
+            nbytes = call.elements * row.itemsize * collective.total_blocks()
             crosses = self._crosses and not chosen.scales  # scaled contributions are not what lies in a buffer
-            choice = choose(name, nbytes, self.size, self._cores, crosses)
+            choice = choose(call.collective, nbytes, self.size, self._cores, crosses)
             plan = host_plan(collective, choice.algorithm, choice.inline, self._area)
-            bound = plan.bind(count, row.itemsize, choice.chunk_bytes)
-            call = NativeOp(self._endpoint, plan, bound, row, chosen, choice.cross_memory)
+            bound = plan.bind(call.elements, row.itemsize, choice.chunk_bytes)
+            prepared = NativeOp(self._endpoint, plan, bound, row, chosen, choice.cross_memory)
         while len(self._calls) >= _KEPT_CALLS:
             self._calls.pop(next(iter(self._calls)), None)  # gone when the last that is under way has ended
-        self._calls[key] = call
-        return call
+        self._calls[call] = prepared
+        return prepared
 
     def can_cross(self) -> bool:
         """Whether this rank may copy from every other rank's own memory; none of them may have left."""
@@ -299,15 +272,10 @@ class HostGroup:
         bound = plan.bind(count, row.itemsize, chunk_bytes)
         return NativeOp(self._endpoint, plan, bound, row, operation(op), cross_memory)
 
-    def run_prepared(self, call: NativeOp, send: int | None, recv: int | None, scale: float | None = None) -> None:
+    def run_prepared(self, prepared: NativeOp, send: int | None, recv: int | None, scale: float | None = None) -> None:
         """Runs what :meth:`prepare` returned."""
         self._check_open()
-        factor = self._factor(call, scale) if scale is not None or call.scales else None
-        if self._in_turn.idle:
-            with self._in_turn.lock:
-                call.run(send, recv, self._timeout_us, factor)
-        else:
-            self.result(self._in_turn.submit(lambda: call.run(send, recv, self._timeout_us, factor)))
+        self._run(prepared, send, recv, scale, None)
 
     def result(self, future: Future[_Result]) -> _Result:
         """Waits for what was submitted; where a signal (Ctrl-C) ends the wait, the group ends too, on all ranks."""
@@ -319,31 +287,23 @@ class HostGroup:
                 wait([future])  # its buffers may be the caller's, who does not wait any longer
             raise
 
-    def collective(self, name: str, root: int = 0, dst: int = 0) -> Collective:
-        """The collective among this group's ranks."""
-        parameters = COLLECTIVES[name].parameters if name in COLLECTIVES else ()
-        values = {"root": root, "src": root, "dst": dst}
-        return Collective(name, self.size, **{key: values[key] for key in parameters})
-
-    def _factor(self, call: NativeOp | _Alone, scale: float | None) -> float | None:
-        if not call.scales:
-            if scale is not None and call.reduces:
-                raise UsageError(f"{call.call} takes no scale, got {scale}; only premul_sum has one")
+    def _factor(self, prepared: NativeOp | _SingleRankOp, scale: float | None) -> float | None:
+        if not prepared.scales:
+            if scale is not None and prepared.call.reduces:
+                raise UsageError(f"{prepared.call} takes no scale, got {scale}; only premul_sum has one")
             return None
         if scale is None:
-            raise UsageError(f"{call.call} needs this rank's scale")
-        return native_scale(element_type(call.call.dtype).scalar(scale))
+            raise UsageError(f"{prepared.call} needs this rank's scale")
+        return native_scale(element_type(prepared.call.dtype).scalar(scale))
 
     # ---- point to point
 
-    def isend_raw(
-        self, address: int, nbytes: int, dst: int, tag: int = 0, deadline_s: float | None = None
-    ) -> Future[None]:
+    def isend(self, address: int, nbytes: int, dst: int, tag: int = 0, deadline_s: float | None = None) -> Future[None]:
         """Sends bytes; the future is done when the buffer is the caller's again. FIFO per destination and tag."""
         self._check_open()
         return self._streams.send(address, nbytes, dst, tag, deadline_s)
 
-    def irecv_raw(
+    def irecv(
         self, address: int, nbytes: int, src: int | None, tag: int = 0, deadline_s: float | None = None
     ) -> Future[int]:
         """Receives at most ``nbytes`` from ``src``, or (None) from any rank; the future's result is the source."""
@@ -388,10 +348,10 @@ class HostGroup:
         _ = self._endpoint.handle
         self._closed = True
         self._streams.close()
-        self._in_turn.close()
-        with self._in_turn.lock:
-            for call in self._calls.values():
-                call.close()
+        self._executor.close()
+        with self._executor.lock:
+            for prepared in self._calls.values():
+                prepared.close()
             self._calls.clear()
             self._endpoint.close()
         self._descriptors.close()
@@ -408,7 +368,7 @@ class HostGroup:
 
 
 #: A barrier is the least that no rank can finish before all have begun. Its word stays 0.
-_BARRIER: _Key = ("allreduce", "int32", 1, "bor", 0, 0)
+_BARRIER = CollectiveCall("allreduce", "int32", 1, "bor")
 _BARRIER_WORD = np.zeros(1, np.int32)
 
 
@@ -515,20 +475,18 @@ def _share_process(cards: tuple[Card, ...]) -> bool:
     return len({(card.host, card.processes, card.pid, card.start) for card in cards}) < len(cards)
 
 
-class _Alone:
+class _SingleRankOp:
     """A collective among one rank: its output is its input, scaled."""
 
-    def __init__(self, collective: Collective, count: int, dtype: str, op: str) -> None:
-        self._row, self._chosen = element_type(dtype), operation(op)
+    def __init__(self, call: CollectiveCall) -> None:
+        self._row, self._chosen = element_type(call.dtype), operation(call.op)
         self._row.combine(self._chosen)
-        self.reduces = collective.reduces
-        self.scales = self._chosen.scales and self.reduces
-        self.call = Call(collective.name, count, dtype, op, 0)
-        self._count = count
+        self.call = call
+        self.scales = self._chosen.scales and call.reduces
 
     def run(self, send: int | None, recv: int | None, timeout_us: int, scale: float | None = None) -> None:
         """Copies, and multiplies where asked to."""
-        nbytes = self._count * self._row.itemsize
+        nbytes = self.call.elements * self._row.itemsize
         if send is None or recv is None or not nbytes:
             return
         if scale is None:
@@ -548,7 +506,7 @@ def _close_all() -> None:
     error = getattr(sys, "last_type", None)
     for group in list(_groups):
         with suppress(CommunicationError):
-            if error is not None and group._in_turn.busy:
+            if error is not None and group._executor.busy:
                 group.abort(f"rank {group.rank} ended with {error.__name__}")
             group.close()
 

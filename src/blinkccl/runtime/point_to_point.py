@@ -75,7 +75,7 @@ class PointToPoint:
         self._closed = False
 
     def send(self, address: int, nbytes: int, dst: int, tag: int, deadline_s: float | None) -> Future[None]:
-        """See :meth:`blinkccl.runtime.host_group.HostGroup.isend_raw`."""
+        """See :meth:`blinkccl.runtime.host_group.HostGroup.isend`."""
         self._check_peer("send to", dst)
         future: Future[None] = Future()
         future.set_running_or_notify_cancel()
@@ -86,7 +86,7 @@ class PointToPoint:
         return future
 
     def receive(self, address: int, nbytes: int, src: int | None, tag: int, deadline_s: float | None) -> Future[int]:
-        """See :meth:`blinkccl.runtime.host_group.HostGroup.irecv_raw`."""
+        """See :meth:`blinkccl.runtime.host_group.HostGroup.irecv`."""
         if src is not None:
             self._check_peer("receive from", src)
         posted = _Posted(src, tag, address, nbytes, self._deadline(deadline_s))

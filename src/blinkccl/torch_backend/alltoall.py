@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from blinkccl.errors import PlanMismatchError
-from blinkccl.torch_backend.issue import Request, Step
+from blinkccl.torch_backend.issue import Request, moved
 from blinkccl.torch_backend.memory import copy
 from blinkccl.torch_backend.transport import Transport
 
@@ -54,7 +54,7 @@ class AllToAll(Request):
         longest, total = int(sizes.max()), int(sizes.sum())
         if (sizes == longest).all():
             source, target = self.memory.reads_all(self.inputs), self.memory.writes_all(self.outputs)
-            Step("alltoall", source, target, longest).run(transport, timeout_s)
+            moved("alltoall", source, target, longest).run(transport, timeout_s)
         elif longest * sizes.size <= PADDING * total:
             self._padded(longest, transport, timeout_s)
         else:
@@ -64,7 +64,7 @@ class AllToAll(Request):
         """Bytes from rank to rank."""
         own = np.array([[tensor.nbytes for tensor in side] for side in (self.inputs, self.outputs)])
         everybodys = np.empty((len(self.inputs), *own.shape), np.int64)
-        Step("allgather", own.ctypes.data, everybodys.ctypes.data, own.nbytes).run(transport, timeout_s)
+        moved("allgather", own.ctypes.data, everybodys.ctypes.data, own.nbytes).run(transport, timeout_s)
         sent, expected = everybodys[:, 0], everybodys[:, 1].T
         for source, target in np.argwhere(sent != expected):
             raise PlanMismatchError(
@@ -78,7 +78,7 @@ class AllToAll(Request):
         sent, received = (self.memory.room(ranks * block).view(ranks, block) for _ in range(2))
         for row, tensor in zip(sent, self.inputs, strict=True):
             copy(_as(row, tensor), tensor)
-        Step("alltoall", sent.data_ptr(), received.data_ptr(), block).run(transport, timeout_s)
+        moved("alltoall", sent.data_ptr(), received.data_ptr(), block).run(transport, timeout_s)
         for row, tensor in zip(received, self.outputs, strict=True):
             copy(tensor, _as(row, tensor))
 
@@ -87,12 +87,12 @@ class AllToAll(Request):
         # Starting with the next rank keeps all ranks from sending to the same one at once.
         peers = [(self.rank + step) % ranks for step in range(1, ranks)]
         receives = [
-            transport.irecv_raw(self.memory.writes(tensor), tensor.nbytes, peer, TAG, timeout_s)
+            transport.irecv(self.memory.writes(tensor), tensor.nbytes, peer, TAG, timeout_s)
             for peer in peers
             if (tensor := self.outputs[peer]).nbytes
         ]
         sends = [
-            transport.isend_raw(self.memory.reads(tensor), tensor.nbytes, peer, TAG, timeout_s)
+            transport.isend(self.memory.reads(tensor), tensor.nbytes, peer, TAG, timeout_s)
             for peer in peers
             if (tensor := self.inputs[peer]).nbytes
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import DTYPES
 from blinkccl.errors import BlinkError, UnsupportedError
 from blinkccl.torch_backend.cuda_runtime import CudaRuntime
@@ -16,22 +17,20 @@ class Alone:
 
     def run(
         self,
-        name: str,
+        call: CollectiveCall,
         send: int | None,
         recv: int | None,
-        count: int,
-        dtype: str = "uint8",
-        op: str = "sum",
-        root: int = 0,
         scale: float | None = None,
         stream: int | None = None,
     ) -> None:
         """Copies the block, where it is not in place."""
-        if op == "premul_sum":
-            raise UnsupportedError(f"{name} with PREMUL_SUM in a group of one rank: multiply the tensor instead")
+        if call.op == "premul_sum":
+            raise UnsupportedError(
+                f"{call.collective} with PREMUL_SUM in a group of one rank: multiply the tensor instead"
+            )
         self._calls += 1
         if send is not None and recv is not None and send != recv:
-            self._runtime.copy_bytes(recv, send, count * DTYPES[dtype].itemsize, stream)
+            self._runtime.copy_bytes(recv, send, call.elements * DTYPES[call.dtype].itemsize, stream)
 
     def error(self) -> BlinkError | None:
         return None

@@ -20,6 +20,7 @@ import torch
 import torch.autograd.profiler as profiler
 import torch.distributed as dist
 
+from blinkccl.collectives.call import CollectiveCall
 from blinkccl.errors import BlinkError, CommunicationError, UnsupportedError
 from blinkccl.runtime.gpu_group import open_gpu_group
 from blinkccl.torch_backend.cuda_alone import Alone
@@ -38,13 +39,9 @@ class Engine(Protocol):
 
     def run(
         self,
-        name: str,
+        call: CollectiveCall,
         send: int | None,
         recv: int | None,
-        count: int,
-        dtype: str = "uint8",
-        op: str = "sum",
-        root: int = 0,
         scale: float | None = None,
         stream: int | None = None,
     ) -> None: ...
@@ -230,10 +227,8 @@ class CudaGroup:
             return self._run(on, request, handle)
 
     def _run(self, on: _OnDevice, request: Request, handle: int) -> Request:
-        for step in request.steps:
-            if step.count:
-                on.engine.run(
-                    step.name, step.send, step.recv, step.count, step.dtype, step.op, step.root, step.scale, handle
-                )
+        for each in request.calls:
+            if each.call.elements:
+                on.engine.run(each.call, each.send, each.recv, each.scale, handle)
         request.memory.finish(succeeded=True)
         return request

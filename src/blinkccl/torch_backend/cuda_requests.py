@@ -1,4 +1,4 @@
-"""torch's collectives on CUDA tensors as steps: the same table as for the CPU, where a GPU can do the same."""
+"""torch's collectives on CUDA tensors as calls: the same table as for the CPU, where a GPU can do the same."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from blinkccl.collectives.call import CollectiveCall
 from blinkccl.errors import UnsupportedError
 from blinkccl.torch_backend.cuda_memory import CudaMemory
 from blinkccl.torch_backend.cuda_runtime import CudaRuntime
-from blinkccl.torch_backend.issue import Request, Step
+from blinkccl.torch_backend.issue import AddressedCall, Request, moved
 from blinkccl.torch_backend.requests import Requests
 
 
@@ -55,14 +56,16 @@ class CudaRequests(Requests):
         targets = {output.data_ptr() for output in outputs if output.numel()}
         if any(tensor.data_ptr() in targets for tensor in tensors):
             tensors = [self._copied(memory, tensor) for tensor in tensors]
-        step = Step("alltoall", memory.reads_all(tensors), memory.writes_all(outputs), sizes[0])
-        return Request("all_to_all", list(outputs), memory, [step], shown=tensors)
+        call = moved("alltoall", memory.reads_all(tensors), memory.writes_all(outputs), sizes[0])
+        return Request("all_to_all", list(outputs), memory, [call], shown=tensors)
 
     def barrier(self) -> Request:
         """Ends, on the GPU, when all ranks have begun it."""
         memory = self.memory()
         token = memory.room(1).data_ptr()
-        return Request("barrier", [], memory, [Step("allreduce", token, token, 1, op="max")])
+        return Request(
+            "barrier", [], memory, [AddressedCall(CollectiveCall("allreduce", "uint8", 1, "max"), token, token)]
+        )
 
     def _copied(self, memory: CudaMemory, tensor: Tensor) -> Any:
         """A copy that the request holds."""

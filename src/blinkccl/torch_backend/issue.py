@@ -21,8 +21,9 @@ import torch.autograd.profiler as profiler
 import torch.distributed as dist
 from torch import Tensor
 
+from blinkccl.collectives.call import CollectiveCall
 from blinkccl.errors import BlinkError
-from blinkccl.runtime.in_turn import InTurn
+from blinkccl.runtime.serial_executor import SerialExecutor
 from blinkccl.torch_backend.failure import for_torch
 from blinkccl.torch_backend.memory import Memory
 from blinkccl.torch_backend.transport import Transport
@@ -30,24 +31,23 @@ from blinkccl.torch_backend.work import AllWork, DoneWork, PendingWork
 
 
 @dataclass(slots=True)
-class Step:
-    """One collective on flat memory: the arguments of :meth:`Transport.run_raw`."""
+class AddressedCall:
+    """One collective on flat memory: the arguments of :meth:`Transport.run`."""
 
-    name: str
+    call: CollectiveCall
     send: int | None
     recv: int | None
-    count: int
-    dtype: str = "uint8"
-    op: str = "sum"
-    root: int = 0
     scale: float | None = None
 
     def run(self, transport: Transport, timeout_s: float) -> None:
         """Runs it, and waits for its end."""
-        if self.count:  # all ranks agree on what is empty; and the memory of an empty tensor may have no address
-            transport.run_raw(
-                self.name, self.send, self.recv, self.count, self.dtype, self.op, self.root, self.scale, timeout_s
-            )
+        if self.call.elements:  # all ranks agree on what is empty; and the memory of an empty tensor has no address
+            transport.run(self.call, self.send, self.recv, self.scale, timeout_s)
+
+
+def moved(name: str, send: int | None, recv: int | None, nbytes: int, root: int = 0) -> AddressedCall:
+    """A collective that only moves data, in bytes."""
+    return AddressedCall(CollectiveCall(name, "uint8", nbytes, "sum", root), send, recv)
 
 
 @dataclass(slots=True)
@@ -73,7 +73,7 @@ class Request:
         The tensors that it writes.
     memory
         What its addresses point into.
-    steps
+    calls
         What is to be run, in this order.
     messages
         Or: what is to be sent and received, all at once.
@@ -84,14 +84,14 @@ class Request:
     title: str
     result: list[Tensor]
     memory: Memory
-    steps: list[Step] = field(default_factory=list)
+    calls: list[AddressedCall] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
     shown: Sequence[Tensor] = ()
 
     def run(self, transport: Transport, timeout_s: float) -> None:
-        """Runs the steps, and waits for their end."""
-        for step in self.steps:
-            step.run(transport, timeout_s)
+        """Runs the calls, and waits for their end."""
+        for call in self.calls:
+            call.run(transport, timeout_s)
 
 
 class Issuer:
@@ -99,20 +99,20 @@ class Issuer:
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        self._turn = InTurn("blink-torch")
+        self._executor = SerialExecutor("blink-torch")
         self._coalesced: list[dist.Work] | None = None
 
-    def sum_now(self, address: int, count: int, dtype: str, timeout_s: float) -> bool:
-        """Sums in place in this thread; False if that is not possible now.
+    def run_now(self, call: CollectiveCall, address: int, timeout_s: float) -> bool:
+        """Runs an AllReduce in place in this thread; False if that is not possible now.
 
         The short way for small calls: no objects are made.
         """
-        turn = self._turn
-        if self._coalesced is not None or profiler._is_profiler_enabled or not turn.idle:
+        executor = self._executor
+        if self._coalesced is not None or profiler._is_profiler_enabled or not executor.idle:
             return False
         try:
-            with turn.lock:
-                self._transport.run_raw("allreduce", address, address, count, dtype, "sum", 0, None, timeout_s)
+            with executor.lock:
+                self._transport.run(call, address, address, None, timeout_s)
         except BlinkError as error:
             raise for_torch(error, "all_reduce") from error
         return True
@@ -141,12 +141,12 @@ class Issuer:
 
     def close(self) -> None:
         """Lets what is queued run, and takes nothing more."""
-        self._turn.close()
+        self._executor.close()
 
     def _issue(self, request: Request, asynchronous: bool, timeout_s: float) -> dist.Work:
         coalesced = self._coalesced
-        if not asynchronous and coalesced is None and not request.messages and self._turn.idle:
-            with self._turn.lock:
+        if not asynchronous and coalesced is None and not request.messages and self._executor.idle:
+            with self._executor.lock:
                 self._run(request, timeout_s)
             done = DoneWork()
             done.tensors = request.result
@@ -174,7 +174,7 @@ class Issuer:
                 for message in request.messages:
                     self._post(message, timeout_s).add_done_callback(ending)
             else:
-                future = self._turn.submit(lambda: self._run(request, timeout_s))
+                future = self._executor.submit(lambda: self._run(request, timeout_s))
                 future.add_done_callback(lambda ended: work.end(ended.exception()))
         except BlinkError as error:
             raise for_torch(error, request.title) from error
@@ -182,9 +182,9 @@ class Issuer:
 
     def _post(self, message: Message, timeout_s: float) -> Future[Any]:
         if message.receives:
-            return self._transport.irecv_raw(message.address, message.nbytes, message.peer, message.tag, timeout_s)
+            return self._transport.irecv(message.address, message.nbytes, message.peer, message.tag, timeout_s)
         assert message.peer is not None  # only a receive may leave it open
-        return self._transport.isend_raw(message.address, message.nbytes, message.peer, message.tag, timeout_s)
+        return self._transport.isend(message.address, message.nbytes, message.peer, message.tag, timeout_s)
 
 
 class _Ending:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d
 
+from blinkccl.collectives.call import CollectiveCall
 from blinkccl.errors import BlinkError, UnsupportedError
 from blinkccl.torch_backend import counters
 from blinkccl.torch_backend.eager import eager
@@ -39,6 +40,8 @@ _SUM = dist.ReduceOp.SUM
 _STRIDED = torch.strided
 #: Options of a call say "none" by a negative timeout.
 _NO_TIME = timedelta(0)
+#: Sums whose calls are kept: small ones spend no time on making them again.
+_KEPT_SUMS = 4096
 #: The devices whose tensors we can serve.
 _OURS = ("cpu", "cuda")
 _NO_MESSAGES = (
@@ -102,6 +105,7 @@ class BlinkProcessGroup(dist.ProcessGroup):
         self._cuda: CudaGroup | None = None
         self._named: dict[str, str] = {}  # what devices() said, once it knew
         self._name = self._description = ""
+        self._sums: dict[tuple[str, int], CollectiveCall] = {}
         counters.watch(transport)
 
     # Collectives
@@ -316,7 +320,12 @@ class BlinkProcessGroup(dist.ProcessGroup):
             return False
         address = tensor.data_ptr()
         timeout_s = self._timeout_s if timeout < _NO_TIME else timeout.total_seconds()
-        return self._issuer.sum_now(address, count, dtype, timeout_s)
+        call = self._sums.get((dtype, count))
+        if call is None:
+            if len(self._sums) >= _KEPT_SUMS:
+                self._sums.clear()
+            call = self._sums[dtype, count] = CollectiveCall("allreduce", dtype, count)
+        return self._issuer.run_now(call, address, timeout_s)
 
     def _serves(self, tensor: Tensor) -> bool:
         return self._serves_on(_kind(tensor))

@@ -1,4 +1,4 @@
-"""torch's collectives as steps of ours, one function each: the table behind both generations of method names.
+"""torch's collectives as calls of ours, one function each: the table behind both generations of method names.
 
 Collectives that only move data do so in bytes, so that any element type will do. What torch leaves to each rank
 (how a list of tensors lies in memory) never changes what the group runs; what all ranks must agree on anyway (sizes)
@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from blinkccl.collectives.call import CollectiveCall
 from blinkccl.torch_backend.alltoall import AllToAll
-from blinkccl.torch_backend.issue import Message, Request, Step
+from blinkccl.torch_backend.issue import AddressedCall, Message, Request, moved
 from blinkccl.torch_backend.memory import Memory, Scratch
 from blinkccl.torch_backend.types import element_type, reduction
 
@@ -41,12 +42,16 @@ class Requests:
         """Each tensor on its own, in place."""
         memory = self.memory()
         name, scale = reduction(operation)
-        steps = []
+        calls = []
         for tensor in tensors:
             real = _real(tensor)
             address = memory.updates(real)
-            steps.append(Step("allreduce", address, address, real.numel(), element_type(real), name, 0, scale))
-        return Request("all_reduce", list(tensors), memory, steps, shown=tensors)
+            calls.append(
+                AddressedCall(
+                    CollectiveCall("allreduce", element_type(real), real.numel(), name), address, address, scale
+                )
+            )
+        return Request("all_reduce", list(tensors), memory, calls, shown=tensors)
 
     def reduce(self, tensor: Tensor, operation: Any, root: int) -> Request:
         """The root's tensor is replaced by the result; the others' stay."""
@@ -55,17 +60,17 @@ class Requests:
         real = _real(tensor)
         send = memory.updates(real) if self.rank == root else memory.reads(real)
         recv = send if self.rank == root else None
-        step = Step("reduce", send, recv, real.numel(), element_type(real), name, root, scale)
-        return Request("reduce", [tensor], memory, [step], shown=[tensor])
+        call = AddressedCall(CollectiveCall("reduce", element_type(real), real.numel(), name, root), send, recv, scale)
+        return Request("reduce", [tensor], memory, [call], shown=[tensor])
 
     def broadcast(self, tensors: Sequence[Tensor], root: int) -> Request:
         """Each tensor on its own, in place."""
         memory = self.memory()
-        steps = []
+        calls = []
         for tensor in tensors:
             address = memory.updates(tensor) if self.rank == root else memory.writes(tensor)
-            steps.append(Step("broadcast", address, address, tensor.nbytes, root=root))
-        return Request("broadcast", list(tensors), memory, steps, shown=tensors)
+            calls.append(moved("broadcast", address, address, tensor.nbytes, root))
+        return Request("broadcast", list(tensors), memory, calls, shown=tensors)
 
     def all_gather(self, outputs: Sequence[Tensor], tensor: Tensor) -> Request:
         """Rank r's ``tensor`` into everybody's ``outputs[r]``. Ranks' sizes may differ: then by broadcasts."""
@@ -79,39 +84,39 @@ class Requests:
             )
         source = memory.reads(tensor)
         if len(set(sizes)) == 1:
-            steps = [Step("allgather", source, memory.writes_all(outputs), tensor.nbytes)]
+            calls = [moved("allgather", source, memory.writes_all(outputs), tensor.nbytes)]
         else:
-            steps = [
-                Step("broadcast", source if peer == self.rank else None, memory.writes(output), sizes[peer], root=peer)
+            calls = [
+                moved("broadcast", source if peer == self.rank else None, memory.writes(output), sizes[peer], peer)
                 for peer, output in enumerate(outputs)
             ]
-        return Request("all_gather", list(outputs), memory, steps, shown=[tensor])
+        return Request("all_gather", list(outputs), memory, calls, shown=[tensor])
 
     def all_gather_single(self, outputs: Sequence[Tensor], tensors: Sequence[Tensor]) -> Request:
         """Each pair on its own: all ranks' ``tensors[i]`` one after the other into ``outputs[i]``."""
         memory = self.memory()
-        steps = []
+        calls = []
         for output, tensor in _pairs("all_gather_single", outputs, tensors):
             if output.numel() != tensor.numel() * self.size:
                 raise ValueError(
                     f"all_gather_single: expected an output of {self.size} x {tensor.numel()} elements, "
                     f"got {output.numel()}"
                 )
-            steps.append(Step("allgather", memory.reads(tensor), memory.writes(output), tensor.nbytes))
-        return Request("_allgather_base", list(outputs), memory, steps, shown=tensors)
+            calls.append(moved("allgather", memory.reads(tensor), memory.writes(output), tensor.nbytes))
+        return Request("_allgather_base", list(outputs), memory, calls, shown=tensors)
 
     def all_gather_coalesced(self, outputs: Sequence[Sequence[Tensor]], tensors: Sequence[Tensor]) -> Request:
         """Each tensor on its own: rank r's ``tensors[i]`` into everybody's ``outputs[r][i]``; equal sizes."""
         self._check_length("all_gather_coalesced", "output list", outputs)
         memory = self.memory()
-        steps = []
+        calls = []
         for index, tensor in enumerate(tensors):
             targets = [of_rank[index] for of_rank in outputs]
             self._check_list("all_gather_coalesced", "output", targets, tensor)
             self._check_equal("all_gather_coalesced", "output", targets, tensor)
-            steps.append(Step("allgather", memory.reads(tensor), memory.writes_all(targets), tensor.nbytes))
+            calls.append(moved("allgather", memory.reads(tensor), memory.writes_all(targets), tensor.nbytes))
         result = [tensor for of_rank in outputs for tensor in of_rank]
-        return Request("all_gather", result, memory, steps, shown=tensors)
+        return Request("all_gather", result, memory, calls, shown=tensors)
 
     def reduce_scatter(self, output: Tensor, tensors: Sequence[Tensor], operation: Any) -> Request:
         """Everybody's ``tensors[r]`` combined into rank r's ``output``. Sizes may differ: then by reduces."""
@@ -127,19 +132,25 @@ class Requests:
             )
         if len({real.numel() for real in reals}) == 1:
             source = memory.reads_all(reals)
-            steps = [Step("reduce_scatter", source, target, output_real.numel(), dtype, name, 0, scale)]
+            calls = [
+                AddressedCall(CollectiveCall("reduce_scatter", dtype, output_real.numel(), name), source, target, scale)
+            ]
         else:
-            steps = []
+            calls = []
             for root, real in enumerate(reals):
                 recv = target if root == self.rank else None
-                steps.append(Step("reduce", memory.reads(real), recv, real.numel(), dtype, name, root, scale))
-        return Request("reduce_scatter", [output], memory, steps, shown=tensors)
+                calls.append(
+                    AddressedCall(
+                        CollectiveCall("reduce", dtype, real.numel(), name, root), memory.reads(real), recv, scale
+                    )
+                )
+        return Request("reduce_scatter", [output], memory, calls, shown=tensors)
 
     def reduce_scatter_single(self, outputs: Sequence[Tensor], tensors: Sequence[Tensor], operation: Any) -> Request:
         """Each pair on its own: block r of everybody's ``tensors[i]`` combined into rank r's ``outputs[i]``."""
         memory = self.memory()
         name, scale = reduction(operation)
-        steps = []
+        calls = []
         for output, tensor in _pairs("reduce_scatter_single", outputs, tensors):
             if tensor.numel() != output.numel() * self.size:
                 raise ValueError(
@@ -148,8 +159,12 @@ class Requests:
                 )
             target, source = _real(output), _real(tensor)
             send, recv = memory.reads(source), memory.writes(target)
-            steps.append(Step("reduce_scatter", send, recv, target.numel(), element_type(target), name, 0, scale))
-        return Request("_reduce_scatter_base", list(outputs), memory, steps, shown=tensors)
+            calls.append(
+                AddressedCall(
+                    CollectiveCall("reduce_scatter", element_type(target), target.numel(), name), send, recv, scale
+                )
+            )
+        return Request("_reduce_scatter_base", list(outputs), memory, calls, shown=tensors)
 
     def gather(self, outputs: Sequence[Tensor], tensor: Tensor, root: int) -> Request:
         """Rank r's ``tensor`` into the root's ``outputs[r]``; equal sizes."""
@@ -159,8 +174,8 @@ class Requests:
             self._check_list("gather", "output", outputs, tensor)
             self._check_equal("gather", "output", outputs, tensor)
             target = memory.writes_all(outputs)
-        step = Step("gather", memory.reads(tensor), target, tensor.nbytes, root=root)
-        return Request("gather", list(outputs), memory, [step], shown=[tensor])
+        call = moved("gather", memory.reads(tensor), target, tensor.nbytes, root)
+        return Request("gather", list(outputs), memory, [call], shown=[tensor])
 
     def scatter(self, output: Tensor, tensors: Sequence[Tensor], root: int) -> Request:
         """The root's ``tensors[r]`` into rank r's ``output``; equal sizes."""
@@ -170,8 +185,8 @@ class Requests:
             self._check_list("scatter", "input", tensors, output)
             self._check_equal("scatter", "input", tensors, output)
             source = memory.reads_all(tensors)
-        step = Step("scatter", source, memory.writes(output), output.nbytes, root=root)
-        return Request("scatter", [output], memory, [step], shown=tensors or [output])
+        call = moved("scatter", source, memory.writes(output), output.nbytes, root)
+        return Request("scatter", [output], memory, [call], shown=tensors or [output])
 
     def all_to_all(self, outputs: Sequence[Tensor], tensors: Sequence[Tensor]) -> Request:
         """``tensors[r]`` to rank r's ``outputs[our rank]``; only the two ends know a block's size."""
@@ -196,7 +211,9 @@ class Requests:
         """Ends when all ranks have begun it."""
         memory = self.memory()
         token = memory.updates(torch.ones(1, dtype=torch.uint8))
-        return Request("barrier", [], memory, [Step("allreduce", token, token, 1, op="max")])
+        return Request(
+            "barrier", [], memory, [AddressedCall(CollectiveCall("allreduce", "uint8", 1, "max"), token, token)]
+        )
 
     def send(self, tensor: Tensor, peer: int, tag: int) -> Request:
         """The elements of ``tensor``, as one message."""

@@ -21,8 +21,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d
 
+from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import element_type
-from blinkccl.collectives.spec import COLLECTIVES, Collective
+from blinkccl.collectives.spec import Collective
 from blinkccl.engines.torch_p2p import TorchP2P
 from blinkccl.errors import CommunicationError, DeadlineError
 from blinkccl.runtime.plan_cache import PlanCache
@@ -67,42 +68,36 @@ class SpanningTransport:
             global_rank: index for index, global_rank in enumerate(self._global_ranks)
         }
 
-    def run_raw(
+    def run(
         self,
-        name: str,
+        call: CollectiveCall,
         send: int | None,
         recv: int | None,
-        count: int,
-        dtype: str,
-        op: str = "sum",
-        root: int = 0,
         scale: float | None = None,
         deadline_s: float | None = None,
     ) -> None:
         """See :class:`~blinkccl.torch_backend.transport.Transport`."""
-        collective = Collective(name, self.size, root=root if "root" in COLLECTIVES[name].parameters else None)
+        collective = call.among(self.size)
         seconds = self._timeout_s if deadline_s is None else deadline_s
         execution = self._executions.get(collective)
         if execution is None:
             execution = TorchP2P(self._program(collective), self._collectives, deadline_s=seconds)
             self._executions[collective] = execution
-        kind = getattr(torch, dtype)
+        kind = getattr(torch, call.dtype)
         inputs, outputs = collective.input_blocks(self.rank), collective.output_blocks(self.rank)
-        self._count(name, count * element_type(dtype).itemsize)
+        self._count(call.collective, call.elements * element_type(call.dtype).itemsize)
         execution.run(
-            _at(send, count * inputs, kind) if send and inputs else None,
-            _at(recv, count * outputs, kind) if recv and outputs else None,
-            count,
-            op if collective.reduces else "sum",
+            _at(send, call.elements * inputs, kind) if send and inputs else None,
+            _at(recv, call.elements * outputs, kind) if recv and outputs else None,
+            call.elements,
+            call.op if collective.reduces else "sum",
             CHUNK_BYTES,
             scale=scale,
             dtype=kind,
             deadline_s=seconds,
         )
 
-    def isend_raw(
-        self, address: int, nbytes: int, dst: int, tag: int = 0, deadline_s: float | None = None
-    ) -> Future[None]:
+    def isend(self, address: int, nbytes: int, dst: int, tag: int = 0, deadline_s: float | None = None) -> Future[None]:
         """See :class:`~blinkccl.torch_backend.transport.Transport`."""
         work = self._messages.send([_at(address, nbytes, torch.uint8)], dst, tag + 1)  # AllToAll's own tag is -1
         self._count("sends", nbytes)
@@ -110,7 +105,7 @@ class SpanningTransport:
         self._wait(work, future, f"send {nbytes} bytes to rank {dst}", lambda: None, deadline_s)
         return future
 
-    def irecv_raw(
+    def irecv(
         self, address: int, nbytes: int, src: int | None, tag: int = 0, deadline_s: float | None = None
     ) -> Future[int]:
         """See :class:`~blinkccl.torch_backend.transport.Transport`. Gloo ends the process if a message is longer."""

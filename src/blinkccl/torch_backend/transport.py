@@ -1,6 +1,6 @@
 """Who moves the bytes of a process group: what we ask of them, and which one a group gets.
 
-A group whose ranks can share memory gets a :class:`blinkccl.runtime.communicator.Communicator`. One that spans hosts
+A group whose ranks can share memory gets a :class:`blinkccl.runtime.host_group.HostGroup`. One that spans hosts
 gets the same plans over gloo's send and receive (:mod:`~blinkccl.torch_backend.spanning`). That is decided per
 group, from what its ranks say in the store about where they are: environment variables of launchers describe the
 whole job, and a group may lie across its hosts in another way.
@@ -17,8 +17,10 @@ from functools import cache, partial
 from threading import Lock
 from typing import Any, Protocol
 
+from blinkccl.collectives.call import CollectiveCall
 from blinkccl.errors import RendezvousTimeout
 from blinkccl.runtime.card import own_card
+from blinkccl.runtime.torch_store import TorchStore
 
 logger = logging.getLogger(__name__)
 
@@ -26,31 +28,24 @@ logger = logging.getLogger(__name__)
 class Transport(Protocol):
     """Collectives and messages on flat memory; all numbers are bytes, elements or addresses.
 
-    ``count`` is the elements of one block (nccl.h): AllGather receives ``size`` blocks, ReduceScatter sends so many.
     In place is ``send == recv``, for AllGather ``send == recv + rank * block``, for ReduceScatter
     ``recv == send + rank * block``. A buffer that a rank does not have is None.
     """
 
-    def run_raw(
+    def run(
         self,
-        name: str,
+        call: CollectiveCall,
         send: int | None,
         recv: int | None,
-        count: int,
-        dtype: str,
-        op: str = "sum",
-        root: int = 0,
         scale: float | None = None,
         deadline_s: float | None = None,
     ) -> None:
         """Runs a collective in this thread; never called by two threads at once."""
 
-    def isend_raw(
-        self, address: int, nbytes: int, dst: int, tag: int = 0, deadline_s: float | None = None
-    ) -> Future[None]:
+    def isend(self, address: int, nbytes: int, dst: int, tag: int = 0, deadline_s: float | None = None) -> Future[None]:
         """Sends a message, independently of collectives."""
 
-    def irecv_raw(
+    def irecv(
         self, address: int, nbytes: int, src: int | None, tag: int = 0, deadline_s: float | None = None
     ) -> Future[int]:
         """Receives one, from anybody where ``src`` is None; the result is the source rank."""
@@ -84,9 +79,9 @@ def open_transport(store: Any, rank: int, size: int, global_ranks: list[int], ti
     """
     hosts = _hosts(store, rank, size, timeout_s)
     if len(set(hosts)) == 1:
-        from blinkccl.runtime.communicator import Communicator
+        from blinkccl.runtime.host_group import HostGroup
 
-        return Communicator.create(store, rank, size, prefix="blink", deadline_s=timeout_s)
+        return HostGroup(TorchStore(store), rank, size, prefix="blink", deadline_s=timeout_s)
     from blinkccl.torch_backend.spanning import SpanningTransport
 
     if rank == 0:
@@ -120,14 +115,14 @@ class Deferred:
         self._transport: Transport | None = None
         self._lock = Lock()
 
-    def run_raw(self, *call: Any) -> None:
-        self._made().run_raw(*call)
+    def run(self, *call: Any) -> None:
+        self._made().run(*call)
 
-    def isend_raw(self, *call: Any) -> Future[None]:
-        return self._made().isend_raw(*call)
+    def isend(self, *call: Any) -> Future[None]:
+        return self._made().isend(*call)
 
-    def irecv_raw(self, *call: Any) -> Future[int]:
-        return self._made().irecv_raw(*call)
+    def irecv(self, *call: Any) -> Future[int]:
+        return self._made().irecv(*call)
 
     def stats(self) -> Mapping[str, int]:
         return {} if self._transport is None else self._transport.stats()

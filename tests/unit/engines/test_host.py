@@ -20,11 +20,11 @@ import pytest
 from programs_by_hand import one_message_held_back
 
 from blinkccl.algorithms.registry import ALGORITHMS, Request
-from blinkccl.collectives.ops import DTYPES, OPS, element_type, operation
+from blinkccl.collectives.ops import element_type, operation
 from blinkccl.collectives.oracle import make_inputs
-from blinkccl.collectives.spec import COLLECTIVES, Collective
+from blinkccl.collectives.spec import Collective
 from blinkccl.engines import host, native_library
-from blinkccl.engines.host import Call, Endpoint, NativeOp, local_endpoints, to_exception
+from blinkccl.engines.host import Endpoint, NativeOp, local_endpoints, to_exception
 from blinkccl.engines.host_plan import Area, HostPlan
 from blinkccl.engines.registry import ENGINES
 from blinkccl.errors import (
@@ -225,24 +225,6 @@ def test_a_segment_lets_in_only_who_knows_it() -> None:
 
 
 # ---- words
-
-
-@pytest.mark.parametrize("name", COLLECTIVES)
-def test_a_call_fits_into_a_number(name: str) -> None:
-    for dtype, op, root in itertools.product(DTYPES, OPS, (0, 3, 2**31)):
-        call = Call(name, 12345, dtype, op, root)
-        assert call.number() < 2**64
-        assert Call.from_number(call.number(), 12345) == call
-
-
-def test_a_call_of_another_version_reads_as_a_question_mark() -> None:
-    assert str(Call.from_number(0xFFFFFF, 9)) == "? of 9 × ?"
-    assert Call.from_number(0, 0).name == "nothing yet"
-
-
-def test_calls_say_only_what_they_have() -> None:
-    assert str(Call("allgather", 5, "int8", "sum", 2)) == "allgather of 5 × int8"
-    assert str(Call("reduce", 5, "int8", "max", 2)) == "reduce of 5 × int8, max, root 2"
 
 
 def error(code: int, **fields: object) -> native_library.Error:

@@ -98,7 +98,7 @@ class ScriptedEngine:
     def run(self, *call: Any) -> None:
         if self.fails is not None:
             raise self.fails
-        self.runtime.log.append(("run", call[0], call[-1]))
+        self.runtime.log.append(("run", call[0].collective, call[-1]))
         self.calls.append(call)
 
     def error(self) -> BlinkError | None:

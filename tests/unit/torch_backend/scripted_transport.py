@@ -25,20 +25,20 @@ class Scripted:
         self.fails: BlinkError | None = None
         self.fill = 0  # what collectives on bytes write
 
-    def run_raw(self, *arguments: Any) -> None:
+    def run(self, *arguments: Any) -> None:
         self.calls.append(arguments)
         self.threads.append(threading.current_thread().name)
         assert self.free.wait(20)
         if self.fails is not None:
             raise self.fails
-        _, _, recv, count, dtype = arguments[:5]
-        if self.fill and recv and dtype == "uint8":
-            ctypes.memset(recv, self.fill, count)
+        call, _, recv = arguments[:3]
+        if self.fill and recv and call.dtype == "uint8":
+            ctypes.memset(recv, self.fill, call.elements)
 
-    def isend_raw(self, *arguments: Any) -> Future[None]:
+    def isend(self, *arguments: Any) -> Future[None]:
         return self._later("isend", *arguments)
 
-    def irecv_raw(self, *arguments: Any) -> Future[int]:
+    def irecv(self, *arguments: Any) -> Future[int]:
         return self._later("irecv", *arguments)
 
     def stats(self) -> dict[str, int]:
@@ -59,7 +59,7 @@ class Scripted:
 
     def names(self) -> list[str]:
         """The collectives that were run."""
-        return [call[0] for call in self.calls]
+        return [call[0].collective for call in self.calls]
 
     def _later(self, *call: Any) -> Future[Any]:
         self.calls.append(call)

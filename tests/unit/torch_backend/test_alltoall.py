@@ -35,7 +35,8 @@ class End:
     def __init__(self, memory, rank):
         self.memory, self.rank = memory, rank
 
-    def run_raw(self, name, send, recv, count, *_):
+    def run(self, call, send, recv, *_):
+        name, count = call.collective, call.elements
         size = self.memory.size
         if self.rank == 0:
             self.memory.used.append((name, count))
@@ -47,14 +48,14 @@ class End:
         self.memory.barrier.wait()
         ctypes.memmove(recv, received, len(received))
 
-    def isend_raw(self, address, nbytes, dst, tag, _):
+    def isend(self, address, nbytes, dst, tag, _):
         self._message((self.rank, dst, tag)).set_result(ctypes.string_at(address, nbytes))
         self.memory.used.append(("message", nbytes))
         sent = Future()
         sent.set_result(None)
         return sent
 
-    def irecv_raw(self, address, nbytes, src, tag, _):
+    def irecv(self, address, nbytes, src, tag, _):
         received = Future()
         self._message((src, self.rank, tag)).add_done_callback(
             lambda message: received.set_result(ctypes.memmove(address, message.result(), nbytes))

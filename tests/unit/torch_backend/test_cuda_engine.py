@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from blinkccl.collectives.call import CollectiveCall
 from blinkccl.errors import CommunicationError, DeadlineError, InternalError, UnsupportedError
 from blinkccl.runtime import gpu_group
 from blinkccl.runtime.file_store import FileStore
@@ -76,9 +77,9 @@ def test_it_is_created_with_its_place_and_plans_with_this_python(group, library)
 
 
 def test_calls_have_nccls_numbers(group, library):
-    group.run("allreduce", 16, 32, 5, "float32", "max", stream=9)
-    group.run("broadcast", None, 32, 5, root=3, stream=9)
-    group.run("allgather", 16, 32, 5, "bfloat16")
+    group.run(CollectiveCall("allreduce", "float32", 5, "max"), 16, 32, stream=9)
+    group.run(CollectiveCall("broadcast", "uint8", 5, root=3), None, 32, stream=9)
+    group.run(CollectiveCall("allgather", "bfloat16", 5), 16, 32)
     assert library.calls[1:] == [
         ("run", 2, 16, 32, 5, 7, 2, -1, 9),
         ("run", 0, None, 32, 5, 1, 0, 3, 9),
@@ -105,7 +106,7 @@ def test_collectives_have_the_numbers_of_the_c_header(name, number):
     ],
 )
 def test_a_premul_sum_is_told_its_factor_as_an_element(group, library, dtype, element):
-    group.run("allreduce", 16, 16, 5, dtype, "premul_sum", scale=0.1)
+    group.run(CollectiveCall("allreduce", dtype, 5, "premul_sum"), 16, 16, scale=0.1)
     number = gpu_group.DTYPE_NUMBERS[dtype]
     assert library.calls[1:] == [("premul_sum", 5, number), ("run", 2, 16, 16, 5, number, 5, -1, None)]
     assert library.scalars == [element]
@@ -113,25 +114,25 @@ def test_a_premul_sum_is_told_its_factor_as_an_element(group, library, dtype, el
 
 def test_bools_are_bytes_that_or_and_and(group, library):
     for op in ("sum", "max", "prod", "min"):
-        group.run("allreduce", 16, 16, 5, "bool", op)
+        group.run(CollectiveCall("allreduce", "bool", 5, op), 16, 16)
     assert [call[5:7] for call in library.calls[1:]] == [(1, 2), (1, 2), (1, 3), (1, 3)]
     with pytest.raises(UnsupportedError, match="GPUs have no avg of bool"):
-        group.run("allreduce", 16, 16, 5, "bool", "avg")
+        group.run(CollectiveCall("allreduce", "bool", 5, "avg"), 16, 16)
 
 
 def test_what_gpus_do_not_have_is_refused_before_the_library(group, library):
     for dtype, op in (("int16", "sum"), ("float32", "bxor"), ("int32", "band")):
         with pytest.raises(UnsupportedError, match="GPUs"):
-            group.run("reduce", 16, 16, 5, dtype, op)
+            group.run(CollectiveCall("reduce", dtype, 5, op), 16, 16)
     assert len(library.calls) == 1
 
 
 def test_no_program_is_an_unsupported_call(group, library):
     library.results["run"] = 5
     with pytest.raises(UnsupportedError, match=r"serves allreduce of 5 x float32 \(avg\) on 4 ranks"):
-        group.run("allreduce", 16, 16, 5, "float32", "avg")
+        group.run(CollectiveCall("allreduce", "float32", 5, "avg"), 16, 16)
     with pytest.raises(UnsupportedError, match="serves gather of 7 x uint8 from root 2 on 4 ranks"):
-        group.run("gather", 16, 16, 7, root=2)
+        group.run(CollectiveCall("gather", "uint8", 7, root=2), 16, 16)
     assert group.stats() == {}
 
 
@@ -142,7 +143,7 @@ def test_no_program_is_an_unsupported_call(group, library):
 def test_results_are_errors(group, library, result, kind):
     library.results["run"] = result
     with pytest.raises(kind, match="rank 1 of 4, GPU 2: allreduce: "):
-        group.run("allreduce", 16, 16, 5)
+        group.run(CollectiveCall("allreduce", "uint8", 5), 16, 16)
 
 
 def test_what_kernels_say(group, library):
@@ -165,7 +166,7 @@ def test_the_end_comes_once(group, library):
     assert library.calls[1:] == [("abort",), ("destroy",)]
     assert group.error() is None
     with pytest.raises(CommunicationError, match="closed"):
-        group.run("allreduce", 16, 16, 5)
+        group.run(CollectiveCall("allreduce", "uint8", 5), 16, 16)
 
 
 def opened(tmp_path, size):

@@ -10,6 +10,7 @@ from importlib import import_module
 
 import pytest
 
+from blinkccl.collectives.call import CollectiveCall
 from blinkccl.errors import CommunicationError, DeadlineError, UnsupportedError
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
@@ -63,7 +64,7 @@ def test_a_synchronous_call_goes_to_the_current_stream(group, engine, runtime):
     tensor = torch.ones(3)
     work = sum_of(group, tensor, False)
     address = tensor.data_ptr()
-    assert engine.calls == [("allreduce", address, address, 3, "float32", "sum", 0, None, 1)]
+    assert engine.calls == [(CollectiveCall("allreduce", "float32", 3), address, address, None, 1)]
     assert runtime.log == [("run", "allreduce", 1), ("record", "current")]
     assert work.wait()
     assert runtime.log[2:] == [("wait", "current", "current")]
@@ -115,13 +116,16 @@ def test_what_is_empty_is_not_run(group, engine):
 def test_complex_numbers_are_pairs_and_moves_are_bytes(group, engine):
     sum_of(group, torch.zeros(3, dtype=torch.complex64), False)
     group.issue(DEVICE, lambda table: table.broadcast([torch.zeros(3, dtype=torch.int16)], 1), False, 5.0)
-    assert [call[3:7] for call in engine.calls] == [(6, "float32", "sum", 0), (6, "uint8", "sum", 1)]
+    assert [call[0] for call in engine.calls] == [
+        CollectiveCall("allreduce", "float32", 6),
+        CollectiveCall("broadcast", "uint8", 6, root=1),
+    ]
 
 
 def test_all_to_all_takes_equal_blocks_only(group, engine):
     outputs, inputs = torch.zeros(4), torch.arange(4.0)
     group.issue(DEVICE, lambda table: table.all_to_all_single(outputs, inputs, [], []), False, 5.0)
-    assert engine.calls[0][:5] == ("alltoall", inputs.data_ptr(), outputs.data_ptr(), 8, "uint8")
+    assert engine.calls[0][:3] == (CollectiveCall("alltoall", "uint8", 8), inputs.data_ptr(), outputs.data_ptr())
     with pytest.raises(UnsupportedError, match="blocks of 4 to 12 bytes"):
         group.issue(DEVICE, lambda table: table.all_to_all_single(outputs, inputs, [1, 3], [2, 2]), False, 5.0)
     assert len(engine.calls) == 1

@@ -8,12 +8,14 @@ from importlib import import_module
 import pytest
 from scripted_transport import Scripted
 
+from blinkccl.collectives.call import CollectiveCall
 from blinkccl.errors import BlinkError, CommunicationError, DeadlineError
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 issue = import_module("blinkccl.torch_backend.issue")
 requests = import_module("blinkccl.torch_backend.requests")
 
+SUM = CollectiveCall("allreduce", "float32", 1)
 BACKGROUND = "blink-torch"
 
 
@@ -41,7 +43,7 @@ def test_a_synchronous_call_runs_at_once(issuer, transport, table):
     work = issuer.issue(table.broadcast([tensor], root=1), False, 5.0)
     assert work.is_completed()
     address = tensor.data_ptr()
-    assert transport.calls == [("broadcast", address, address, 3, "uint8", "sum", 1, None, 5.0)]
+    assert transport.calls == [(CollectiveCall("broadcast", "uint8", 3, root=1), address, address, None, 5.0)]
     assert transport.threads == [threading.current_thread().name]
     assert tensor.tolist() == [7, 7, 7]
 
@@ -62,14 +64,14 @@ def test_an_asynchronous_call_does_not(issuer, transport, table):
 def test_a_synchronous_call_waits_for_its_turn(issuer, transport, table):
     transport.free.clear()
     first = issuer.issue(table.broadcast([torch.ones(1)], root=1), True, 5.0)
-    assert not issuer.sum_now(8, 1, "float32", 5.0)
+    assert not issuer.run_now(SUM, 8, 5.0)
     threading.Timer(0.05, transport.free.set).start()
     second = issuer.issue(table.barrier(), False, 5.0)
     assert first.is_completed()
     assert second.is_completed()
     assert transport.names() == ["broadcast", "allreduce"]
     assert transport.threads == [BACKGROUND] * 2
-    assert issuer.sum_now(8, 1, "float32", 5.0), "afterwards calls run at once again"
+    assert issuer.run_now(SUM, 8, 5.0), "afterwards calls run at once again"
     assert transport.threads[-1] == threading.current_thread().name
 
 
@@ -138,24 +140,24 @@ def test_coalesced_calls_are_one_work(issuer, transport, table):
     for number in range(3):
         request = table.broadcast([torch.full((1,), float(number))], root=1)
         assert not issuer.issue(request, False, 5.0).is_completed()
-    assert not issuer.sum_now(8, 1, "float32", 5.0)
+    assert not issuer.run_now(SUM, 8, 5.0)
     together = issuer.end_coalescing()
     assert not together.is_completed()
     transport.free.set()
     assert together.wait()
     assert transport.names() == ["broadcast"] * 3
-    assert issuer.sum_now(8, 1, "float32", 5.0), "coalescing has ended"
+    assert issuer.run_now(SUM, 8, 5.0), "coalescing has ended"
 
 
 def test_the_short_way_fails_as_the_long_one(issuer, transport):
     transport.fails = DeadlineError("waited")
     with pytest.raises(RuntimeError, match="all_reduce: Timed out - waited"):
-        issuer.sum_now(8, 1, "float32", 5.0)
+        issuer.run_now(SUM, 8, 5.0)
 
 
 def test_while_a_profiler_runs_calls_are_recorded(issuer, transport, table):
     with torch.profiler.profile(record_shapes=True) as profile:
-        assert not issuer.sum_now(8, 1, "float32", 5.0)
+        assert not issuer.run_now(SUM, 8, 5.0)
         issuer.issue(table.broadcast([torch.ones(2, 3)], root=1), True, 5.0).wait()
     found = [(event.name, event.input_shapes) for event in profile.events() if event.name.startswith("blink")]
     assert found == [("blink:broadcast", [[2, 3]])]

@@ -6,12 +6,13 @@ from importlib import import_module
 
 import pytest
 
+from blinkccl.collectives.call import CollectiveCall
 from blinkccl.errors import UnsupportedError
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 SUM = pytest.importorskip("torch.distributed").ReduceOp.SUM
 requests = import_module("blinkccl.torch_backend.requests")
-Step = import_module("blinkccl.torch_backend.issue").Step
+issue = import_module("blinkccl.torch_backend.issue")
 
 
 def table(rank: int = 1, size: int = 3):
@@ -19,30 +20,32 @@ def table(rank: int = 1, size: int = 3):
 
 
 def names(request) -> list[tuple[str, int, str]]:
-    return [(step.name, step.count, step.dtype) for step in request.steps if step.count]
+    return [(each.call.collective, each.call.elements, each.call.dtype) for each in request.calls if each.call.elements]
 
 
 def test_a_reduction_keeps_its_type_and_data_that_only_moves_are_bytes():
     tensor = torch.zeros(5, dtype=torch.bfloat16)
     address = tensor.data_ptr()
-    assert table().all_reduce([tensor], SUM).steps == [Step("allreduce", address, address, 5, "bfloat16")]
-    assert table().broadcast([tensor], 2).steps == [Step("broadcast", address, address, 10, root=2)]
+    assert table().all_reduce([tensor], SUM).calls == [
+        issue.AddressedCall(CollectiveCall("allreduce", "bfloat16", 5), address, address)
+    ]
+    assert table().broadcast([tensor], 2).calls == [issue.moved("broadcast", address, address, 10, 2)]
 
 
 def test_a_scaled_reduction_carries_its_factor():
-    [step] = table().reduce(torch.zeros(5), torch.distributed._make_nccl_premul_sum(0.5), 1).steps
-    assert (step.op, step.scale, step.root) == ("premul_sum", 0.5, 1)
+    [each] = table().reduce(torch.zeros(5), torch.distributed._make_nccl_premul_sum(0.5), 1).calls
+    assert (each.call.op, each.scale, each.call.root) == ("premul_sum", 0.5, 1)
 
 
 @pytest.mark.parametrize("root", [0, 1])
 def test_only_the_root_has_both_buffers(root):
     tensor, parts = torch.zeros(4), [torch.zeros(4) for _ in range(3)]
     at_root = root == 1
-    [reduced] = table().reduce(tensor, SUM, root).steps
+    [reduced] = table().reduce(tensor, SUM, root).calls
     assert (reduced.send, reduced.recv) == (tensor.data_ptr(), tensor.data_ptr() if at_root else None)
-    [gathered] = table().gather(parts if at_root else [], tensor, root).steps
+    [gathered] = table().gather(parts if at_root else [], tensor, root).calls
     assert (gathered.send, gathered.recv is None) == (tensor.data_ptr(), not at_root)
-    [scattered] = table().scatter(tensor, parts if at_root else [], root).steps
+    [scattered] = table().scatter(tensor, parts if at_root else [], root).calls
     assert (scattered.send is None, scattered.recv) == (not at_root, tensor.data_ptr())
 
 
@@ -51,7 +54,7 @@ def test_equal_blocks_are_one_collective_unequal_ones_several():
     assert names(equal) == [("allgather", 8, "uint8")]
     unequal = table().all_gather([torch.zeros(size) for size in (1, 2, 0)], torch.zeros(2))
     assert names(unequal) == [("broadcast", 4, "uint8"), ("broadcast", 8, "uint8")]  # nothing to do for the empty one
-    assert [step.send is None for step in unequal.steps] == [True, False, True]
+    assert [each.send is None for each in unequal.calls] == [True, False, True]
     equal = table().reduce_scatter(torch.zeros(2), [torch.zeros(2)] * 3, SUM)
     assert names(equal) == [("reduce_scatter", 2, "float32")]
     parts = [torch.zeros(size) for size in (1, 2, 4)]
@@ -63,7 +66,7 @@ def test_complex_sums_are_sums_of_pairs():
     assert names(table().all_reduce([tensor], SUM)) == [("allreduce", 10, "float32")]
 
 
-def test_calls_of_many_tensors_are_many_steps():
+def test_calls_of_many_tensors_are_many_collectives():
     outputs = [[torch.zeros(2), torch.zeros(3)] for _ in range(3)]
     assert names(table().all_gather_coalesced(outputs, [torch.zeros(2), torch.zeros(3)])) == [
         ("allgather", 8, "uint8"),

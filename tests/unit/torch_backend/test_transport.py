@@ -18,8 +18,8 @@ transport = import_module("blinkccl.torch_backend.transport")
 @pytest.fixture
 def made(monkeypatch):
     """What each rank's transport would have been made of."""
-    one = import_module("blinkccl.runtime.communicator").Communicator
-    monkeypatch.setattr(one, "create", lambda store, rank, size, **_: ("one host", rank, size))
+    one = import_module("blinkccl.runtime.host_group")
+    monkeypatch.setattr(one, "HostGroup", lambda store, rank, size, **_: ("one host", rank, size))
     spanning = import_module("blinkccl.torch_backend.spanning")
     monkeypatch.setattr(spanning, "SpanningTransport", lambda store, rank, hosts, *_: ("hosts", rank, hosts))
     transport._say_once.cache_clear()

@@ -1,4 +1,4 @@
-"""Work in the order in which it was handed in, on one thread that is started when it is first needed."""
+"""A serial executor: calls in the order in which they were handed in, on one thread, started when first needed."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from blinkccl.errors import CommunicationError
 _Task = tuple[Callable[[], None], "Future[None]"]
 
 
-class InTurn:
-    """A queue of calls and the thread that makes them.
+class SerialExecutor:
+    """A queue of calls and the thread that makes them, one after another.
 
     A caller may make a call itself, holding :attr:`lock`, as long as the queue is :attr:`idle`.
 

@@ -1,0 +1,102 @@
+"""A collective call: what is called, on which type and how much of it, as all ranks of a group must agree on it.
+
+It passes through every layer, from what a program calls to the engines. What varies from one call to the next of the
+same kind and is each rank's own (addresses, its scale, a deadline) goes beside it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from blinkccl.collectives.ops import DTYPE_CODES, OPS
+from blinkccl.collectives.spec import COLLECTIVES, Collective
+
+
+class CollectiveCall(NamedTuple):
+    """One collective on ``elements`` per block. Prepared calls are found by it.
+
+    A named tuple: it is made and hashed for small calls too, for which a frozen dataclass takes four times as long.
+
+    Parameters
+    ----------
+    collective
+        Of :data:`blinkccl.collectives.spec.COLLECTIVES`.
+    dtype
+        Of :data:`blinkccl.collectives.ops.DTYPES`.
+    elements
+        In one block: nccl.h's ``count``. AllGather receives a block per rank, ReduceScatter sends so many.
+    op
+        Of :data:`blinkccl.collectives.ops.OPS`; without effect where nothing is reduced.
+    root
+        Where there is one; of ``sendrecv`` the source.
+    dst
+        Of ``sendrecv``.
+
+    Examples
+    --------
+    >>> print(CollectiveCall("reduce", "int8", 5, "max", root=2))
+    reduce of 5 × int8, max, root 2
+    """
+
+    collective: str
+    dtype: str
+    elements: int
+    op: str = "sum"
+    root: int = 0
+    dst: int = 0
+
+    @classmethod
+    def of(cls, collective: Collective, dtype: str, elements: int, op: str = "sum") -> CollectiveCall:
+        """The call of this collective."""
+        root = collective.src if collective.root is None else collective.root
+        return cls(collective.name, dtype, elements, op, root or 0, collective.dst or 0)
+
+    def among(self, world_size: int) -> Collective:
+        """The collective among so many ranks.
+
+        Raises
+        ------
+        UsageError
+            If there is none of this name, or its root or ends are not among the ranks.
+        """
+        known = COLLECTIVES.get(self.collective)
+        values = {"root": self.root, "src": self.root, "dst": self.dst}
+        parameters = known.parameters if known else ()
+        return Collective(self.collective, world_size, **{key: values[key] for key in parameters})
+
+    @property
+    def reduces(self) -> bool:
+        """Whether an operation combines contributions."""
+        return self.collective in COLLECTIVES and COLLECTIVES[self.collective].reduces
+
+    def __str__(self) -> str:
+        rooted = self.collective in COLLECTIVES and "root" in COLLECTIVES[self.collective].parameters
+        return (
+            f"{self.collective} of {self.elements} × {self.dtype}"
+            + (f", {self.op}" if self.reduces else "")
+            + (f", root {self.root}" if rooted else "")
+        )
+
+    def number(self) -> int:
+        """Everything but the elements and ``dst``, in 64 bits: native code shows it to other ranks."""
+        kind, dtype, op = (
+            list(COLLECTIVES).index(self.collective) + 1,
+            list(DTYPE_CODES).index(self.dtype),
+            list(OPS).index(self.op),
+        )
+        return kind | dtype << 8 | op << 16 | (self.root & 0xFFFFFFFF) << 24
+
+    @classmethod
+    def from_number(cls, number: int, elements: int) -> CollectiveCall:
+        """The inverse of :meth:`number`; fields of a newer version come out as "?"."""
+
+        def name(table: list[str], index: int) -> str:
+            return table[index] if 0 <= index < len(table) else "?"
+
+        return cls(
+            name(["nothing yet", *COLLECTIVES], number & 0xFF),
+            name(list(DTYPE_CODES), number >> 8 & 0xFF),
+            elements,
+            name(list(OPS), number >> 16 & 0xFF),
+            number >> 24 & 0xFFFFFFFF,
+        )

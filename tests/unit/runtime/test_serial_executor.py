@@ -1,0 +1,115 @@
+"""Calls in the order in which they were handed in, on one thread."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from blinkccl.errors import CommunicationError
+from blinkccl.runtime.serial_executor import SerialExecutor
+
+WAIT_S = 10.0
+
+
+@pytest.fixture
+def executor() -> Iterator[SerialExecutor]:
+    made = SerialExecutor("test")
+    yield made
+    made.close()
+
+
+def test_no_thread_before_there_is_work_and_one_afterwards(executor: SerialExecutor) -> None:
+    before = threading.active_count()
+    assert executor.idle
+    for _ in range(5):
+        executor.submit(lambda: None).result(WAIT_S)
+    assert threading.active_count() == before + 1
+
+
+def test_calls_are_made_in_order_by_one_thread(executor: SerialExecutor) -> None:
+    made: list[tuple[int, int]] = []
+    futures = [executor.submit(lambda n=n: made.append((n, threading.get_ident()))) for n in range(100)]
+    for future in futures:
+        future.result(WAIT_S)
+    assert [n for n, _ in made] == list(range(100))
+    assert len({thread for _, thread in made}) == 1
+    assert made[0][1] != threading.get_ident()
+
+
+def test_idle_and_busy_say_whether_something_is_under_way(executor: SerialExecutor) -> None:
+    go = threading.Event()
+    future = executor.submit(lambda: go.wait(WAIT_S) and None)
+    assert not executor.idle
+    assert executor.busy
+    go.set()
+    future.result(WAIT_S)
+    assert executor.idle
+    assert not executor.busy
+
+
+def test_busy_while_a_caller_makes_a_call_itself(executor: SerialExecutor) -> None:
+    inside, go = threading.Event(), threading.Event()
+
+    def call() -> None:
+        with executor.lock:
+            inside.set()
+            go.wait(WAIT_S)
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    assert inside.wait(WAIT_S)
+    assert executor.idle
+    assert executor.busy
+    go.set()
+    caller.join(WAIT_S)
+    assert not executor.busy
+
+
+def test_an_error_is_its_calls_own_and_the_next_is_made(executor: SerialExecutor) -> None:
+    def fail() -> None:
+        raise KeyboardInterrupt("so")
+
+    failed, next_one = executor.submit(fail), executor.submit(lambda: None)
+    with pytest.raises(KeyboardInterrupt, match="so"):
+        failed.result(WAIT_S)
+    assert next_one.result(WAIT_S) is None
+    assert executor.idle
+
+
+def test_close_lets_queued_calls_be_made_and_takes_no_more() -> None:
+    executor = SerialExecutor("test")
+    go = threading.Event()
+    made: list[int] = []
+    executor.submit(lambda: go.wait(WAIT_S) and None)
+    for n in range(3):
+        executor.submit(lambda n=n: made.append(n))
+    threading.Timer(0.05, go.set).start()
+    executor.close()
+    assert made == [0, 1, 2]
+    with pytest.raises(CommunicationError, match="closed"):
+        executor.submit(lambda: None)
+    executor.close()
+
+
+def test_close_without_work_and_from_its_own_thread() -> None:
+    SerialExecutor("test").close()
+    executor = SerialExecutor("test")
+    executor.submit(executor.close).result(WAIT_S)
+    executor.close()
+
+
+def test_nothing_of_a_call_is_kept_once_it_is_done(executor: SerialExecutor) -> None:
+    class Large:
+        pass
+
+    held = Large()
+    watched = weakref.ref(held)
+    executor.submit(lambda held=held: None).result(WAIT_S)
+    del held
+    executor.submit(lambda: None).result(WAIT_S)  # the thread is past the first by now
+    gc.collect()
+    assert watched() is None
