@@ -6,7 +6,7 @@ import re
 from fractions import Fraction
 
 GB = 1_000_000_000
-_SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*$", re.IGNORECASE)
+_SIZE = re.compile(r"^\s*(\d{1,30}(?:\.\d{1,30})?)\s*([KMGT]?)(i?)B?\s*$", re.IGNORECASE)
 _POWER = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
@@ -35,7 +35,7 @@ def parse_gb_per_s(text: str) -> Fraction:
     ValueError
         If the text has no rate, or no unit that tells bits from bytes.
     """
-    match = re.match(r"^\s*(\d+(?:\.\d+)?)\s*(Gbps|Gb/s|Gbit/s|GB/s|GBps)\s*$", text)
+    match = re.match(r"^\s*(\d{1,30}(?:\.\d{1,30})?)\s*(Gbps|Gb/s|Gbit/s|GB/s|GBps)\s*$", text)
     if match is None:
         raise ValueError(f"not a rate: {text!r} (expected e.g. '40Gbps' or '25GB/s')")
     value = Fraction(match.group(1))

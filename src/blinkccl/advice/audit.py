@@ -112,7 +112,7 @@ def audit(
         forest = from_document(document)
         verdict = check_plan(document, None if topology is None else to_document(topology))
         scope = _scope(forest, topology, links)
-    except (ScheduleError, TopologyError) as error:
+    except (ScheduleError, TopologyError, UsageError) as error:
         raise type(error)(f"{source}: {error}") from None
     try:
         program = lower(forest)

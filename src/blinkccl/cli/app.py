@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from blinkccl.cli import bench, calibrate, check, dump, export, paper, pick, plan, run, sim, topo
+from blinkccl.cli import bench, calibrate, check, console, dump, export, paper, pick, plan, run, sim, topo
 
 HELP = """
 Examples:
@@ -39,8 +40,25 @@ Exit codes: 0 ok; 1 a check failed; 2 usage or unreadable input; 3 hardware or d
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
+
+#: The class above BadParameter, of click, which typer has inside or beside it and does not export.
+_CLICK_USAGE_ERROR: Any = typer.BadParameter.__base__
+
+
+class _ShortMessages(TyperGroup):
+    """The verbs, whose usage errors do not quote an argument of a hundred thousand characters whole."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except _CLICK_USAGE_ERROR as error:
+            error.message = console.shortened(error.message)
+            raise
+
+
 app = typer.Typer(
     name="blink",
+    cls=_ShortMessages,
     help=HELP,
     add_completion=False,
     rich_markup_mode=None,

@@ -164,10 +164,12 @@ def bench(
     """Run, and print the table; exit with 1 if a result was wrong."""
     from blinkccl.bench.about import DTYPE_OF, OP_OF
     from blinkccl.bench.sizes import size_in_bytes, sweep
+    from blinkccl.collectives.ops import DTYPES, OPS
 
     output = _Output(sweep(begin, end, factor, step), json, record, plot)
     output.check()
-    dtype, op, chunk_bytes = DTYPE_OF.get(dtype, dtype), OP_OF.get(op, op), size_in_bytes("--chunk", chunk)
+    dtype, op = _known("-d", dtype, DTYPE_OF, DTYPES), _known("--op", op, OP_OF, OPS)
+    chunk_bytes = size_in_bytes("--chunk", chunk)
     on_threads = engine != "host" if engine is not None else spec is not None or gpus is not None
     if on_threads:
         _refuse(
@@ -193,7 +195,9 @@ def bench(
         )
         return
     _refuse(
-        "is for plans that run on threads; give --topo SPEC with it, or leave it out",
+        "is for plans that run on threads, and --engine host runs processes; leave one of them out"
+        if engine == "host"
+        else "is for plans that run on threads; give --topo SPEC with it, or leave it out",
         {
             "--topo": spec is not None,
             "--gpus": gpus is not None,
@@ -229,6 +233,14 @@ def _refuse(why: str, given: dict[str, bool]) -> None:
     for option, used in given.items():
         if used:
             raise UsageError(f"{option} {why}")
+
+
+def _known(option: str, typed: str, theirs: dict[str, str], ours: Iterable[str]) -> str:
+    """Our name of what was typed, which is that or nccl-tests' name."""
+    if typed not in theirs and typed not in ours:
+        shown = {name: other for other, name in theirs.items()}
+        raise UsageError(f"{option} {typed}: expected one of {', '.join(shown.get(name, name) for name in ours)}")
+    return theirs.get(typed, typed)
 
 
 def _whole_seconds(timeout_s: float) -> int:

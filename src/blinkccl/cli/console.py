@@ -18,6 +18,8 @@ from blinkccl.cli.exits import USAGE
 
 #: Nobody needs a bar for less than this.
 PROGRESS_AFTER_S = 2.0
+#: Of a line of a message.
+MOST_CHARACTERS = 1000
 
 
 def make_printable() -> None:
@@ -80,9 +82,18 @@ def note(text: str) -> None:
     """
     if sys.stderr is None:
         return  # print() would take None for standard output.
-    shown = "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+    shown = "\n".join(map(shortened, text.split("\n")))
+    shown = "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in shown)
     with suppress(OSError):
         print(f"blink: {shown}", file=sys.stderr, flush=True)
+
+
+def shortened(line: str) -> str:
+    """A line of a message without the middle, where it is too long for anybody to read: it may quote an argument."""
+    if len(line) <= MOST_CHARACTERS:
+        return line
+    half = MOST_CHARACTERS // 2
+    return f"{line[:half]} … ({len(line) - 2 * half} characters) … {line[-half:]}"
 
 
 def error(text: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -58,7 +59,7 @@ def plan(
     if fewest_trees and least_depth:
         raise typer.BadParameter("--fewest-trees and --least-depth exclude each other: give one")
     if output is not None:
-        console.check_writable(output)
+        _check_output(output)
     from blinkccl.algorithms.registry import algorithm
     from blinkccl.forest.document import dumps, to_document
     from blinkccl.packing.solver import loading_seconds
@@ -72,10 +73,12 @@ def plan(
     began = time.perf_counter() - loading_seconds()
     forest = row.plan(wanted)
     seconds = time.perf_counter() - loading_seconds() - began
-    if output is not None:
+    if str(output) == "-":
+        json = True
+    elif output is not None:
         console.write_file(output, dumps(to_document(forest)))
     if json:
-        console.emit(dumps(to_document(forest, seconds)))
+        console.emit(dumps(to_document(forest, None if str(output) == "-" else seconds)))
         return
     from blinkccl.advice.ring_baseline import ring_baseline
     from blinkccl.report.fit import fit
@@ -86,3 +89,13 @@ def plan(
     ring = ring_baseline(wanted).sentence(forest)
     width = console.width()
     console.emit(plan_text(forest, paint, width) + (fit(f"\n{ring}\n", width) if ring else ""))
+
+
+def _check_output(path: Path) -> None:
+    """Refuse a file that is not to be JSON or could not be written, before any work; ``-`` is standard output."""
+    if path.suffix not in ("", ".json"):
+        raise typer.BadParameter(
+            f"-o {path}: a plan is written as JSON; expected a name that ends in .json, or - for standard output"
+        )
+    if str(path) != "-":
+        console.check_writable(path)

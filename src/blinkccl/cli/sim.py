@@ -257,7 +257,7 @@ def _sizes(size: str | None, swept: bool, begin: str | None, end: str | None, fa
     from blinkccl.simulate.run import parse_size
 
     if not swept:
-        return [parse_size("--size", size or "64M")]
+        return [parse_size("--size", "64M" if size is None else size)]
     if size is not None:
         raise UsageError("--size is one size, --sweep, --plot, -b, -e and -f take several: give one of them")
     begin, end = _BEGIN if begin is None else begin, _END if end is None else end

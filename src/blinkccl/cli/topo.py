@@ -23,7 +23,7 @@ Examples:
   blink topo node7.txt --json                from "nvidia-smi topo -m" text, as a plan would see it
   blink topo dgx-1v --links all -o x.xml     as NCCL topology XML (x.json, x.svg)
 
-Show a topology as the matrix that nvidia-smi prints, with the origin of every link.
+Show a topology as a matrix like nvidia-smi's (its NODE is a PHB here), with the origin of every link.
 
 Text and files show all links unless --links is given; --json shows what a plan would use (--links fast).
 """

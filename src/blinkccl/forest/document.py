@@ -9,6 +9,7 @@ is refused here.
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from collections.abc import Iterable
@@ -205,7 +206,7 @@ def loads(raw: bytes, source: str = "plan") -> dict[str, Any]:
     if not raw.strip():
         raise ScheduleError(f'{source}: the file is empty; expected what "blink plan -o" writes')
     try:
-        data = msgspec.json.decode(raw)
+        data = msgspec.json.decode(raw.removeprefix(codecs.BOM_UTF8))
     except UnicodeDecodeError as error:
         raise ScheduleError(f"{source}: not JSON: {error.reason} (UTF-8 is expected)") from None
     except msgspec.DecodeError as error:

@@ -1,4 +1,4 @@
-"""A topology as the matrix that ``nvidia-smi topo -m`` prints, coloured by nearness, and a summary."""
+"""A topology as a matrix like that of ``nvidia-smi topo -m``, coloured by nearness, and a summary."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ _STYLES = {
     "NET": "magenta",
     "-": "dim",
 }
+#: A host vertex is a PCIe root complex: a processor may have several.
+_TRANSIT = {"switch": "switch", "nic": "NIC", "host": "host bridge"}
 
 
 def topology_text(topology: Topology, paint: Paint = plain) -> str:
@@ -49,9 +51,7 @@ def _title(topology: Topology) -> str:
     for vertex in topology.vertices:
         kinds[vertex.kind] = kinds.get(vertex.kind, 0) + 1
     ranks = [count(number, kind.upper()) for kind, number in kinds.items() if kind not in TRANSIT_KINDS]
-    transit = [
-        count(number, kind if kind != "nic" else "NIC") for kind, number in kinds.items() if kind in TRANSIT_KINDS
-    ]
+    transit = [count(number, _TRANSIT[kind]) for kind, number in kinds.items() if kind in TRANSIT_KINDS]
     servers = len({topology.vertex[rank].server for rank in topology.ranks})
     where = f" on {servers} servers" if servers > 1 else ""
     return f"{topology.name}: {', '.join([*ranks, *transit])}{where}"
@@ -105,7 +105,7 @@ LEGEND = (
     ("SHM", "shared memory of one host"),
     ("PIX", "one PCIe switch"),
     ("PXB", "several PCIe switches, but no processor"),
-    ("PHB", "PCIe and a processor"),
+    ("PHB", "PCIe and a host bridge; nvidia-smi tells those of one NUMA node apart (NODE)"),
     ("SYS", "the bus between processors"),
     ("NET", "a network"),
     ("-", "no way"),

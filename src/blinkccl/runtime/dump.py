@@ -117,9 +117,8 @@ def _segments(pid: int) -> list[Path]:
     except FileNotFoundError:
         raise UnsupportedError(f"there is no process {pid} on this machine") from None
     except PermissionError:
-        raise UnsupportedError(
-            f"process {pid} belongs to another user, or has ended; run this as the job's user, or as root"
-        ) from None
+        who = "as the job's user, or as root" if os.geteuid() else "in the job's container: this root may not see it"
+        raise UnsupportedError(f"process {pid} belongs to another user, or has ended; run this {who}") from None
     if not found:
         raise UnsupportedError(
             f"process {pid} is in no group of Blink: it is no rank, has not met the others yet, or has closed its group"

@@ -27,9 +27,9 @@ class Format:
 
 #: The registry; the first that recognises the text reads it.
 FORMATS = (
+    Format("nvidia-smi topo -m", nvidia_smi.looks_like, nvidia_smi.parse),  # first: a prompt may begin with [ or <
     Format("our JSON", json_format.looks_like, json_format.parse),
     Format("NCCL topology XML", nccl_xml.looks_like, nccl_xml.parse),
-    Format("nvidia-smi topo -m", nvidia_smi.looks_like, nvidia_smi.parse),
 )
 
 

@@ -34,13 +34,17 @@ class _Reading:
     server: dict[Element, int] = field(default_factory=dict)
 
     def number(self, element: Element, key: str, default: int | None = None) -> int:
-        """An attribute that is a whole number ≥ 0."""
+        """An attribute that is a whole number of at most nine digits."""
         text = element.attributes.get(key)
         if text is None and default is not None:
             return default
         if text is None or not re.fullmatch(r"[0-9]{1,9}", text):
             got = "nothing" if text is None else repr(text)
-            raise at(self.source, element.line, f"<{element.tag}> {key} is {got}, expected a whole number ≥ 0")
+            raise at(
+                self.source,
+                element.line,
+                f"<{element.tag}> {key} is {got}, expected a number from 0 to 999999999",
+            )
         return int(text)
 
 

@@ -28,6 +28,9 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _TRAILING = re.compile(r"CPU Affinity|NUMA Affinity|GPU NUMA ID")
 _HEADER = re.compile(r"\s*GPU0(?:\s*GPU1|\s+(?!X\b)|$|\s*CPU)")
 _GPU = re.compile(r"GPU([0-9]{1,4})")
+#: What srun -l and pdsh put before every line: a task's number or a node's name.
+_LABELLED = re.compile(r" *([\w.-]{1,64}): ?(.*)")
+_ROCM = re.compile(r"ROCm System Management Interface|(?:Weight|Hops|Link Type) between two GPUs")
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,8 @@ class Cells:
 
 def looks_like(text: str) -> bool:
     """Whether ``text`` has a header of such a matrix."""
-    return any(_HEADER.match(_ESCAPES.sub("", line)) for line in text.splitlines()[:200])
+    lines = _ESCAPES.sub("", text).splitlines()[:200]
+    return any(map(_is_header, lines)) or any(_label(line) for line in lines)
 
 
 def parse(text: str, source: str = "nvidia-smi") -> Topology:
@@ -91,12 +95,20 @@ def read_cells(text: str, source: str) -> Cells:
     TopologyError
         As :func:`parse`, except for what concerns the machine behind it.
     """
-    lines = _ESCAPES.sub("", text).splitlines()
-    start = next((i for i, line in enumerate(lines) if _HEADER.match(line)), None)
-    if start is None:
+    lines = _of_one_node(_ESCAPES.sub("", text).splitlines(), source)
+    if _ROCM.search(text):
+        raise TopologyError(
+            f"{source}: rocm-smi --showtopo is not read: name the machine (mi250), or describe it in our JSON"
+        )
+    headers = [i for i, line in enumerate(lines) if _is_header(line)]
+    if not headers:
         raise TopologyError(
             f'{source}: no header line "GPU0 GPU1 …" found; expected the output of "nvidia-smi topo -m"'
         )
+    start = headers[0]
+    if len(headers) > 1:
+        again = f"a second matrix begins here, the first in line {start + 1}; give one per file"
+        raise at(source, headers[1] + 1, again)
     names = _columns(lines[start], source, start + 1)
     rows = _rows(lines, start + 1, names, source)
     _check_complete(rows, names, source)
@@ -112,6 +124,31 @@ def read_cells(text: str, source: str) -> Cells:
     )
     _check_cells(matrix)
     return matrix
+
+
+def _is_header(line: str) -> bool:
+    """Whether a matrix begins here; a row of one has its X."""
+    return _HEADER.match(line) is not None and "X" not in line.split()
+
+
+def _label(line: str) -> str:
+    """The label before a header line, or nothing."""
+    match = _LABELLED.match(line)
+    return match[1] if match is not None and _is_header(match[2]) else ""
+
+
+def _of_one_node(lines: list[str], source: str) -> list[str]:
+    """The lines without what ``srun -l`` or ``pdsh`` put before them."""
+    labels = list(dict.fromkeys(label for line in lines if (label := _label(line))))
+    if not labels:
+        return lines
+    if len(labels) > 1:
+        raise TopologyError(f"{source}: matrices of several nodes: {', '.join(labels[:8])}; give the lines of one")
+    matches = [_LABELLED.match(line) for line in lines]
+    return [
+        match[2] if match is not None and match[1] == labels[0] else line
+        for match, line in zip(matches, lines, strict=True)
+    ]
 
 
 def _columns(header: str, source: str, line: int) -> list[str]:

@@ -41,6 +41,10 @@ SHARED = Path(__file__).parents[3] / "../shared/topologies"
         (["--topo", "missing.xml"], "missing.xml: there is no such file"),
         (["--topo", ""], "no topology given"),
         (["--topo", "dgx-1v", "--fewest-trees", "--least-depth"], "exclude each other"),
+        (
+            ["--topo", "dgx-1v", "-o", "p.svg"],
+            "a plan is written as JSON; expected a name that ends in .json",
+        ),
     ],
 )
 def test_plan(blink, arguments, message):
@@ -95,6 +99,10 @@ def test_the_other_end_of_sendrecv_is_another_rank(blink, typed, ends, said):
         (b'{"schema_version": 2, "name": "x", "unit_gb_per_s": 1.0, "vertices": [', "no JSON"),
         (b'<!DOCTYPE s [<!ENTITY a "b">]><system version="1"/>', "not expanded"),
         (b"<system>" * 400, ""),
+        (
+            b'<system><cpu><pci busid="0"><gpu dev="1000000000"/></pci></cpu></system>',
+            "expected a whole number from 0 to",
+        ),
     ],
 )
 def test_files_that_are_no_topology(blink, tmp_path, content, message):
@@ -248,6 +256,29 @@ def test_files_that_cannot_be_written(blink, output):
     assert "cannot be written" in ended.err
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["plan", "allreduce", "--topo", "dgx-1v", "--gpus", "0," * 50_000],
+        ["plan", "allreduce", "--topo", "dgx-1v", "--root", "x" * 100_000],
+        ["plan", "x" * 100_000, "--topo", "dgx-1v"],
+        ["x" * 100_000],
+        ["sim", "allreduce", "--topo", "dgx-1v", "--size", "9" * 5_000],
+    ],
+)
+def test_messages_do_not_quote_an_argument_of_any_length(blink, arguments):
+    ended = blink(*arguments)
+    assert ended.code == 2
+    assert len(ended.err) < 2_500
+    assert "set_int_max_str_digits" not in ended.err
+
+
+def test_an_empty_size_is_none(blink):
+    ended = blink("sim", "allreduce", "--topo", "dgx-1v", "--size", "")
+    assert (ended.code, ended.out) == (2, "")
+    assert "--size: not a size in bytes: ''" in ended.err
+
+
 def test_an_output_format_that_there_is_not(blink, tmp_path):
     ended = blink("topo", "ring:4", "-o", tmp_path / "x.png")
     assert ended.code == 2
@@ -282,8 +313,10 @@ def test_xml_that_does_not_keep_everything_says_so(blink, tmp_path):
         (["-b", "900G"], "of memory for 4 ranks"),
         (["-n", "0"], "-n must be at least 1"),
         (["-w", "-1"], "-w must be at least 0"),
-        (["-d", "complex64"], "element type 'complex64'"),
-        (["-o", "xor"], "operation 'xor'"),
+        (["-d", "complex64"], "-d complex64: expected one of int8, uint8"),
+        (["-d", "float99"], "half, bfloat16, float, double, f8e4m3"),
+        (["-o", "xor"], "--op xor: expected one of sum, prod, min, max, avg, mulsum, band"),
+        (["--engine", "host"], "--engine host runs processes; leave one of them out"),
         (["--engine", "warp"], "engine 'warp'"),
         (["--chunk", "0"], "--chunk must be at least 1"),
         (["--timeout", "nan"], "--timeout must be a positive number"),

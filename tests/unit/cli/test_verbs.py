@@ -50,6 +50,17 @@ def test_plan_json_has_what_is_promised(blink, name):
     assert set(plan["link_load"][0]) == {"src", "dst", "load", "capacity"}
 
 
+def test_a_plan_goes_to_standard_output_and_is_read_with_a_byte_order_mark(blink, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    asked = ("plan", "allreduce", "--topo", "dgx-1v", "--gpus", "0-3", "-o")
+    written = blink(*asked, "-")
+    assert (written.code, list(tmp_path.iterdir())) == (0, [])
+    blink(*asked, "plan.json")
+    assert Path("plan.json").read_text() == written.out
+    Path("plan.json").write_text("\ufeff" + written.out)
+    assert "proved" in blink("check", "plan.json").out
+
+
 def test_plan_gives_the_numbers_of_the_paper(blink):
     plan = json.loads(blink("plan", "allreduce", "--topo", "dgx-1v", "--json").out)
     assert (plan["rate"], plan["bound"], plan["certificate"]["kind"]) == ("24/7", "24/7", "partition")

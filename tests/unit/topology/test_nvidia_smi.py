@@ -179,3 +179,44 @@ def test_shared_4090_box_is_pcie_alone_and_believes_sys_over_affinity() -> None:
 def test_shared_truncated_dgx_2_is_refused() -> None:
     with pytest.raises(TopologyError, match="13 of 16 GPU rows are missing"):
         shared("dgx2-truncated.nvidia-smi.txt")
+
+
+@pytest.mark.parametrize("label", ["0: ", " 3: ", "node7.cluster: ", "gpu-04: "])
+def test_labels_of_srun_and_pdsh_are_passed_over(label: str) -> None:
+    text = ours("dgx-1v.nvidia-smi.txt")
+    labelled = "".join(label + line + "\n" for line in text.splitlines())
+    assert nvidia_smi.parse(labelled, "x") == nvidia_smi.parse(text, "x")
+
+
+def test_a_prompt_before_the_matrix_may_begin_with_a_bracket(tmp_path: Path) -> None:
+    text = ours("dgx-1v.nvidia-smi.txt")
+    (tmp_path / "x.txt").write_text("[me@node ~]$ nvidia-smi topo -m\n" + text)
+    assert read_topology(tmp_path / "x.txt").links == nvidia_smi.parse(text).links
+
+
+ROCM = """
+===================== ROCm System Management Interface =====================
+=========================== Weight between two GPUs ========================
+       GPU0         GPU1
+GPU0   0            15
+GPU1   15           0
+"""
+
+
+def of_two_nodes(text: str) -> str:
+    return "".join(f"n{node}: {line}\n" for node in (1, 2) for line in text.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (ours("dgx-1v.nvidia-smi.txt") * 2, r"line \d+: a second matrix begins here, the first in line 1; give one"),
+        (of_two_nodes(ours("dgx-1v.nvidia-smi.txt")), "matrices of several nodes: n1, n2; give the lines of one"),
+        (ROCM, r"rocm-smi --showtopo is not read: name the machine \(mi250\)"),
+    ],
+    ids=["two matrices", "two nodes", "rocm"],
+)
+def test_what_is_not_one_matrix_of_nvidia_smi(text: str, message: str) -> None:
+    assert nvidia_smi.looks_like(text)
+    with pytest.raises(TopologyError, match=message):
+        nvidia_smi.parse(text, "x")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from blinkccl.report.topology_text import LEGEND, Matrix, matrix
+from blinkccl.report.topology_text import LEGEND, Matrix, matrix, topology_text
 from blinkccl.topology import nvidia_smi
 from blinkccl.topology.model import Link, Topology, Vertex
 from blinkccl.topology.probe import this_host
@@ -75,3 +75,10 @@ def test_every_cell_is_in_the_legend() -> None:
         shown = matrix(parse_spec(spec))
         cells = [c for row in shown.rows for c in row[1 : len(shown.rows) + 1]]
         assert all(c.rstrip("0123456789") in marks for c in cells)
+
+
+def test_the_legend_says_that_node_is_among_phb_and_the_title_counts_host_bridges() -> None:
+    text = "\tGPU0\tGPU1\nGPU0\t X \tNODE\nGPU1\tNODE\t X \n"
+    shown = topology_text(nvidia_smi.parse(text, "two"))
+    assert "two: 2 GPUs, 1 host bridge" in shown
+    assert "PHB    PCIe and a host bridge; nvidia-smi tells those of one NUMA node apart (NODE)" in shown
