@@ -43,7 +43,7 @@ class _Reading:
             raise at(
                 self.source,
                 element.line,
-                f"<{element.tag}> {key} is {got}, expected a number from 0 to 999999999",
+                f"<{element.tag}> {key} is {got}, expected a whole number from 0 to 999999999",
             )
         return int(text)
 
