@@ -275,7 +275,7 @@ def is_right(forest: Forest) -> bool:
     return True
 
 
-@examples(1500)
+@examples(750)
 @given(raw_plans, st.data())
 def test_a_consistent_lie_is_found_out_by_moving_the_data(raw: bytes, data: st.DataObject) -> None:
     forest = edited(data, from_document(raw))

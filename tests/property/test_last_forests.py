@@ -22,7 +22,7 @@ from blinkccl.topology.assembly import exact_unit
 from blinkccl.topology.spec import load
 from support.examples import examples
 
-seldom = examples(60)
+seldom = examples(30)
 CLUSTERS = [
     ("2x dgx-1v @ 40Gbps", "0,1,2+0,3,4,5,6"),
     ("2x dgx-1v @ 400Gbps", "0,1,2+0,3,4,5,6"),

@@ -34,7 +34,7 @@ from blinkccl.topology.spec import parse_spec
 from support.examples import examples
 
 SEEDS = st.integers(0, 2**32)
-EASY = examples(75)
+EASY = examples(40)
 EVERY_SHARING = pytest.mark.parametrize("sharing", SHARINGS)
 
 Job = tuple[Program, Topology]

@@ -1,7 +1,8 @@
 """Whatever happens to a topology file, it reads as a valid topology or is refused by TopologyError.
 
-Every sample, ours and (where it is there) the shared folder's, is damaged 2,000 times: bytes deleted, doubled
-or flipped, text cut off, lines swapped, dropped or doubled, numbers and words replaced.
+Every sample, ours and (where it is there) the shared folder's, is damaged 500 times, and 2,000 times with
+BLINK_ALL_TESTS=1: bytes deleted, doubled or flipped, text cut off, lines swapped, dropped or doubled, numbers and
+words replaced.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from blinkccl.topology.assembly import MAX_LINKS, MAX_VERTICES
 from blinkccl.topology.formats import parse_topology
 from blinkccl.topology.model import Topology
 from blinkccl.topology.select import network_for
+from support.examples import ALL_TESTS
 
-MUTATIONS = 2000
+MUTATIONS = 2000 if ALL_TESTS else 500
 OURS = Path(formats.__file__).parent / "fixtures"
 SHARED = Path(__file__).parents[2] / "../shared" / "topologies"
 NUMBERS = (
