@@ -1,11 +1,12 @@
-"""A ring AllReduce over send and recv against the library's own: gloo on CPUs, NCCL on GPUs.
+"""AllReduce by a ring and by two trees, over send and recv, against the library's own: gloo on CPUs, NCCL on GPUs.
 
     python benchmarks/ring_against_library.py [--nproc 4] [--sizes 4K,256K,4M,64M] [--chunk 1M] [--json]
     torchrun --nproc-per-node 8 benchmarks/ring_against_library.py --backend nccl
 
-The first form starts the processes itself. Ours is a Program like any other (the ring's forest, lowered), run by
-``engines/torch_p2p``. Both results are checked in every element, on data whose sum is exact in any order. A time is the
-median over the iterations of the slowest rank's; ring and library take turns. Exit 1 if anything was wrong.
+The first form starts the processes itself. Ours are Programs like any other (a ring's forest and that of double binary
+trees, lowered), run by ``engines/torch_p2p``. All results are checked in every element, on data whose sum is exact in
+any order. A time is the median over the iterations of the slowest rank's; plans and library take turns. Exit 1 if
+anything was wrong.
 """
 
 from __future__ import annotations
@@ -32,32 +33,38 @@ from blinkccl.schedule.program import Program
 from blinkccl.topology.spec import parse_spec
 from blinkccl.units import algbw_gb_per_s, bus_factor, parse_bytes
 
+#: What is sent: a name, the algorithm, and what it is planned on.
+PLANS = {"ring": ("ring", "ring"), "trees": ("double_binary_tree", "clique")}
 #: Options that every rank gets; the launcher would take --nproc for its own.
 PASSED = ("sizes", "backend", "chunk", "ahead", "iterations", "warmup", "timeout")
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One size; bandwidths in GB/s, ``ratio`` is ring time / library time, ``wrong`` counts elements of both."""
+    """One plan at one size, or the library ("library"); bandwidths in GB/s.
+
+    ``ratio`` is its time over the library's; ``wrong`` counts elements over all ranks and runs.
+    """
 
     size_bytes: int
-    ring_ms: float
-    library_ms: float
-    ring_algbw: float
-    ring_busbw: float
-    library_algbw: float
-    library_busbw: float
+    plan: str
+    ms: float
+    algbw: float
+    busbw: float
     ratio: float
     wrong: int
 
 
-def ring_program(ranks: int) -> Program:
-    """The ring in one direction through ``ranks`` ranks."""
-    topology = parse_spec(f"ring:{ranks}" if ranks > 2 else f"chain:{ranks}")
-    return lower(algorithm("ring").plan(Request(topology, Collective("allreduce", ranks), topology.ranks)))
+def program(name: str, ranks: int) -> Program:
+    """A plan of :data:`PLANS` for ``ranks`` ranks."""
+    how, family = PLANS[name]
+    topology = parse_spec(f"{family}:{ranks}" if ranks > 2 else f"chain:{ranks}")
+    return lower(algorithm(how).plan(Request(topology, Collective("allreduce", ranks), topology.ranks)))
 
 
-def measure(execution: TorchP2P, size_bytes: int, device: torch.device, options: argparse.Namespace) -> Row:
+def measure(
+    executions: dict[str, TorchP2P], size_bytes: int, device: torch.device, options: argparse.Namespace
+) -> list[Row]:
     """Checks and times one size, on all ranks at once."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     count = size_bytes // 4
@@ -65,14 +72,16 @@ def measure(execution: TorchP2P, size_bytes: int, device: torch.device, options:
     given = (pattern + rank).to(torch.float32)
     expected = (ranks * pattern + ranks * (ranks - 1) // 2).to(torch.float32)
     tensor = torch.empty_like(given)
-    calls: list[Callable[[], object]] = [
-        lambda: execution.run(tensor, tensor, count, "sum", options.chunk_bytes, deadline_s=options.timeout),
-        lambda: dist.all_reduce(tensor),
-    ]
-    wrong = 0
-    taken = torch.zeros(2, options.iterations, dtype=torch.float64)
+
+    def ours(execution: TorchP2P) -> Callable[[], object]:
+        return lambda: execution.run(tensor, tensor, count, "sum", options.chunk_bytes, deadline_s=options.timeout)
+
+    calls = {name: ours(execution) for name, execution in executions.items()}
+    calls["library"] = lambda: dist.all_reduce(tensor)
+    wrong = torch.zeros(len(calls), dtype=torch.int64, device=device)
+    taken = torch.zeros(len(calls), options.iterations, dtype=torch.float64)
     for iteration in range(-options.warmup, options.iterations):
-        for which, call in enumerate(calls):
+        for which, call in enumerate(calls.values()):
             tensor.copy_(given)
             settle(device)
             began = time.perf_counter()
@@ -81,24 +90,17 @@ def measure(execution: TorchP2P, size_bytes: int, device: torch.device, options:
                 torch.cuda.synchronize(device)
             if iteration >= 0:
                 taken[which, iteration] = time.perf_counter() - began
-            wrong += int((tensor != expected).sum())
-    slowest, total = taken.to(device), torch.tensor(wrong, device=device)
+            wrong[which] += (tensor != expected).sum()
+    slowest = taken.to(device)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
-    dist.all_reduce(total)
-    ring_s, library_s = (statistics.median(times) for times in slowest.tolist())
-    bandwidths = [algbw_gb_per_s(count * 4, seconds) for seconds in (ring_s, library_s)]
-    bus = float(bus_factor("allreduce", ranks))
-    return Row(
-        count * 4,
-        ring_s * 1e3,
-        library_s * 1e3,
-        bandwidths[0],
-        bandwidths[0] * bus,
-        bandwidths[1],
-        bandwidths[1] * bus,
-        ring_s / library_s,
-        int(total),
-    )
+    dist.all_reduce(wrong)
+    seconds = [statistics.median(times) for times in slowest.tolist()]
+    factor = float(bus_factor("allreduce", ranks))
+    algbw = [algbw_gb_per_s(count * 4, one) for one in seconds]
+    return [
+        Row(count * 4, name, one * 1e3, reached, reached * factor, one / seconds[-1], int(bad))
+        for name, one, reached, bad in zip(calls, seconds, algbw, wrong.tolist(), strict=True)
+    ]
 
 
 def settle(device: torch.device) -> None:
@@ -114,21 +116,20 @@ def report(rows: list[Row], options: argparse.Namespace) -> None:
     if options.json:
         settings = {"backend": options.backend, "ranks": ranks, "chunk_bytes": options.chunk_bytes}
         lines = [asdict(row) for row in rows]
-        print(json.dumps({"schema_version": 1, **settings, "torch": torch.__version__, "rows": lines}, indent=1))
+        print(json.dumps({"schema_version": 2, **settings, "torch": torch.__version__, "rows": lines}, indent=1))
         return
     print(f"allreduce float32 sum, {ranks} ranks, {options.backend}, torch {torch.__version__}; bandwidths in GB/s")
-    print(f"{'':>12}  {'ring over send/recv':^29}  {'library':^29}  {'ring /':>8}")
-    columns = f"{'ms':>11} {'algbw':>8} {'busbw':>8}"
-    print(f"{'bytes':>12}  {columns}  {columns}  {'library':>8}  wrong")
+    print(f"{'bytes':>12}  {'plan':<8} {'ms':>11} {'algbw':>8} {'busbw':>8}  {'/ library':>9}  wrong")
     for row in rows:
-        ring = f"{row.ring_ms:11.3f} {row.ring_algbw:8.3f} {row.ring_busbw:8.3f}"
-        library = f"{row.library_ms:11.3f} {row.library_algbw:8.3f} {row.library_busbw:8.3f}"
-        print(f"{row.size_bytes:12}  {ring}  {library}  {row.ratio:8.2f}  {row.wrong}")
+        bandwidths = f"{row.ms:11.3f} {row.algbw:8.3f} {row.busbw:8.3f}"
+        print(f"{row.size_bytes:12}  {row.plan:<8} {bandwidths}  {row.ratio:9.2f}  {row.wrong}")
 
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description="Ring AllReduce over send and recv against the library's own.")
+    parser = argparse.ArgumentParser(
+        description="AllReduce by ring and trees over send and recv against the library's own."
+    )
     parser.add_argument("--nproc", type=int, default=4, help="processes to start, without torchrun (default 4)")
     parser.add_argument("--sizes", default="4K,256K,4M,64M", help="bytes, comma-separated (default %(default)s)")
     parser.add_argument("--backend", default="gloo", help="gloo or nccl (default gloo)")
@@ -168,8 +169,9 @@ def main() -> int:
         torch.cuda.set_device(device)
     dist.init_process_group(options.backend)
     try:
-        execution = TorchP2P(ring_program(dist.get_world_size()), device=device, ahead=options.ahead)
-        rows = [measure(execution, size, device, options) for size in options.bytes]
+        ranks = dist.get_world_size()
+        sides = {name: TorchP2P(program(name, ranks), device=device, ahead=options.ahead) for name in PLANS}
+        rows = [row for size in options.bytes for row in measure(sides, size, device, options)]
     except CommunicationError as error:
         print(f"rank {dist.get_rank()}: {error}", file=sys.stderr)
         return 4

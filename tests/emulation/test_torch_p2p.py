@@ -281,9 +281,11 @@ def test_the_experiment_of_ring_against_library() -> None:
     done = subprocess.run([sys.executable, script, *options], capture_output=True, text=True, timeout=55)
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)["rows"]
-    assert [row["size_bytes"] for row in rows] == [4096, 1 << 20]
-    assert [row["wrong"] for row in rows] == [0, 0]
-    assert all(row["ratio"] == pytest.approx(row["ring_ms"] / row["library_ms"]) for row in rows)
+    assert [(row["size_bytes"], row["plan"]) for row in rows] == [
+        (size, plan) for size in (4096, 1 << 20) for plan in ("ring", "trees", "library")
+    ]
+    assert [row["wrong"] for row in rows] == [0] * 6
+    assert all(row["ratio"] == pytest.approx(row["ms"] / rows[i // 3 * 3 + 2]["ms"]) for i, row in enumerate(rows))
 
 
 def test_importing_the_package_loads_no_torch() -> None:

@@ -23,11 +23,13 @@ DOCUMENTS = {
 
 REPRODUCED = "reproduced"
 CLOSE = "close"
+FITTED = "fitted"
+BY_CONSTRUCTION = "by construction"
 DIFFERS = "differs"
 CONTRADICTED = "contradicted"
 UNCHECKABLE = "cannot be checked"
 #: From best to worst, as tables count them.
-VERDICTS = (REPRODUCED, CLOSE, DIFFERS, CONTRADICTED, UNCHECKABLE)
+VERDICTS = (REPRODUCED, CLOSE, FITTED, BY_CONSTRUCTION, DIFFERS, CONTRADICTED, UNCHECKABLE)
 #: Beyond its tolerance, but within this relative error, a number is close.
 CLOSE_WITHIN = 0.20
 
@@ -114,6 +116,9 @@ class Claim:
     wrong
         The document contradicts itself, arithmetic or a theorem here; ``why`` says which. Numbers of ours that differ
         are then the right ones.
+    agrees
+        What agreement is called where it confirms nothing: :data:`FITTED` if our constants were chosen to meet these
+        numbers, :data:`BY_CONSTRUCTION` if our model or package was made to do what the document says.
     """
 
     id: str
@@ -123,6 +128,7 @@ class Claim:
     compute: Callable[[Context], tuple[Value, ...]] | None
     why: str = ""
     wrong: bool = False
+    agrees: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +143,8 @@ class Row:
 def judge(claim: Claim, context: Context | None = None) -> Row:
     """Computes a claim's numbers and compares.
 
-    The verdict is the worst of its numbers'; where the document is known to be wrong, other numbers contradict it.
+    The verdict is the worst of its numbers'. Where the document is known to be wrong, other numbers contradict it;
+    where ours could not but agree, agreement is called what it is.
     """
     if claim.compute is None:
         return Row(claim, (), UNCHECKABLE)
@@ -145,4 +152,6 @@ def judge(claim: Claim, context: Context | None = None) -> Row:
     worst = max((value.verdict for value in values), key=VERDICTS.index, default=REPRODUCED)
     if claim.wrong and worst != REPRODUCED:
         worst = CONTRADICTED
+    if claim.agrees and worst in (REPRODUCED, CLOSE):
+        worst = claim.agrees
     return Row(claim, values, worst)

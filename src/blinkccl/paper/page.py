@@ -18,8 +18,8 @@ table { border-collapse: collapse; width: 100%; }
 th, td { border-bottom: 1px solid #8884; padding: .4rem .5rem; text-align: left; vertical-align: top; }
 td.numbers { white-space: nowrap; } .basis, .why { color: #777; font-size: .85em; }
 .verdict { border-radius: .6em; padding: .1em .6em; white-space: nowrap; color: #fff; }
-.v0 { background: #2a7d3f; } .v1 { background: #2b7a8c; } .v2 { background: #b07d12; }
-.v3 { background: #8a3b8f; } .v4 { background: #777; }
+.v0 { background: #2a7d3f; } .v1 { background: #2b7a8c; } .v2, .v3 { background: #47679b; }
+.v4 { background: #b07d12; } .v5 { background: #8a3b8f; } .v6 { background: #777; }
 figure { margin: 1.5rem 0; background: #fff; color: #000; padding: .5rem; border-radius: .4rem; }
 figure img { max-width: 100%; height: auto; } figcaption { padding: .3rem .5rem; }
 nav a { margin-right: 1rem; }

@@ -11,12 +11,14 @@ from blinkccl.paper.claim import DOCUMENTS, VERDICTS, Row, Value
 from blinkccl.report.paint import Paint
 from blinkccl.schema import SCHEMA_VERSION
 
-_STYLES = dict(zip(VERDICTS, ("green", "cyan", "yellow", "magenta", "dim"), strict=True))
+_STYLES = dict(zip(VERDICTS, ("green", "cyan", "blue", "blue", "yellow", "magenta", "dim"), strict=True))
 _RELATIONS = {"=": "", "<=": "≤ ", ">=": "≥ "}
 #: What a verdict means, for the head of a table.
 MEANINGS = {
     "reproduced": "our number is the published one, within the tolerance given",
     "close": "beyond that tolerance, but within 20 %",
+    "fitted": "our numbers agree, as constants of ours were chosen so that they do: it confirms nothing",
+    "by construction": "true of our model or package because it was made so: it confirms nothing",
     "differs": "further off; the reason is given",
     "contradicted": "the document is wrong here, by its own numbers or by a theorem; our number is the right one",
     "cannot be checked": "raw data were not published, or it needs machines that are not here",

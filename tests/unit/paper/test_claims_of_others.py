@@ -13,12 +13,15 @@ import pytest
 
 from blinkccl.paper import multipath, notes, poster, ring_vs_tree
 from blinkccl.paper.claim import (
+    BY_CONSTRUCTION,
     CLOSE,
     CONTRADICTED,
     DIFFERS,
     DOCUMENTS,
+    FITTED,
     REPRODUCED,
     UNCHECKABLE,
+    Claim,
     Context,
     Row,
     Value,
@@ -103,6 +106,23 @@ def test_every_claim_is_there_once_and_in_its_document() -> None:
     for claim in CLAIMS:
         assert claim.document == errors.get(claim.id, letters.get(claim.id[0]))
         assert claim.document in DOCUMENTS
+
+
+@pytest.mark.parametrize(
+    ("ours", "agrees", "wrong", "verdict"),
+    [
+        (10.0, "", False, REPRODUCED),
+        (11.0, "", False, CLOSE),
+        (10.0, FITTED, False, FITTED),
+        (11.0, FITTED, False, FITTED),
+        (10.0, BY_CONSTRUCTION, False, BY_CONSTRUCTION),
+        (20.0, FITTED, False, DIFFERS),
+        (20.0, "", True, CONTRADICTED),
+    ],
+)
+def test_agreement_that_confirms_nothing_is_called_so(ours: float, agrees: str, wrong: bool, verdict: str) -> None:
+    claim = Claim("X1", "A", "§1", "It is 10.", lambda _: (Value("it", 10.0, ours),), wrong=wrong, agrees=agrees)
+    assert judge(claim).verdict == verdict
 
 
 @pytest.mark.parametrize("claim", VERDICTS)
