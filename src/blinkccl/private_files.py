@@ -1,4 +1,4 @@
-"""Where may this user's processes leave files for each other, with nobody else in between?"""
+"""Files that this user's processes leave for each other, in directories of this user's alone."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 
 from blinkccl.algorithms.blink import one_root_optimum
-from blinkccl.algorithms.lanes import lanes_of
+from blinkccl.algorithms.rank_network import rank_network_of
 from blinkccl.algorithms.registry import Request, algorithm
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.engines import reference
@@ -52,7 +52,7 @@ def test_every_root_and_pair_is_optimal_checked_and_valid(name: str, gpus: tuple
         assert verdict.rate == verdict.bound == forest.rate
         assert all((share.weight * units(forest)).denominator == 1 for share in forest.shares), collective
         if collective.name in ("allgather", "reduce_scatter"):
-            network = lanes_of(forest.topology, gpus).network
+            network = rank_network_of(forest.topology, gpus).network
             assert forest.depth <= max(map(network.eccentricity, range(network.n))) + 1
         for slots in (1, 2):
             assert violations(lower(forest, slots=slots), forest.topology) == [], (collective, slots)
@@ -116,7 +116,7 @@ def test_blink_is_within_five_percent(name: str, gpus: tuple[int, ...]) -> None:
         forest = algorithm("blink").plan(request)
         reachable = algorithm("optimal").plan(request).rate
         if collective.name in ("allgather", "reduce_scatter"):
-            network = lanes_of(request.network, gpus).network
+            network = rank_network_of(request.network, gpus).network
             reachable = one_root_optimum(network, most_central(network)) * len(gpus)
         assert Fraction(95, 100) * reachable <= forest.rate <= reachable, (collective, forest.rate, reachable)
         assert check_plan(to_document(forest)).violations == [], collective

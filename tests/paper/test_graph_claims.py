@@ -17,7 +17,7 @@ import pytest
 from machines import nvlinks, plan, request, ring_allreduce, rings, settings
 
 from blinkccl.algorithms.cycles import max_disjoint_cycles
-from blinkccl.algorithms.lanes import lanes_of
+from blinkccl.algorithms.rank_network import rank_network_of
 from blinkccl.forest.model import Forest, link_use, tree_depth
 from blinkccl.packing.maxflow import broadcast_rate
 from blinkccl.packing.mwu import pack_multiplicative
@@ -32,7 +32,7 @@ PCIE_LANES = Fraction(1, 2)
 
 def network(machine: str, gpus: tuple[int, ...]) -> Network:
     asked = request(machine, "allreduce", gpus)
-    return lanes_of(asked.network, asked.ranks).network
+    return rank_network_of(asked.network, asked.ranks).network
 
 
 def tau(machine: str, gpus: tuple[int, ...]) -> Fraction:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blinkccl.algorithms.lanes import lanes_of
 from blinkccl.algorithms.optimal import FLOWS
+from blinkccl.algorithms.rank_network import rank_network_of
 from blinkccl.algorithms.registry import ALGORITHMS, Request
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.errors import UnsupportedError
@@ -153,9 +153,9 @@ def test_objectives_choose_among_optima(request: Request, objective: str) -> Non
     plain = ALGORITHMS["optimal"].plan(request)
     chosen = plan_or_none("optimal", replace(request, objective=objective))
     if chosen is None:
-        lanes = lanes_of(request.network, request.ranks).network
-        one_way = request.collective.name == "allreduce" and not lanes.symmetric
-        assert request.collective.name in FLOWS or one_way or not lanes.switchless
+        view = rank_network_of(request.network, request.ranks).network
+        one_way = request.collective.name == "allreduce" and not view.symmetric
+        assert request.collective.name in FLOWS or one_way or not view.switchless
         return
     assert_right(chosen)
     assert chosen.rate == plain.rate

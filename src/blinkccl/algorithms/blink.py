@@ -17,8 +17,8 @@ from functools import lru_cache
 
 from blinkccl.algorithms.bounds import certificate_for, reverse_of, tree_packing
 from blinkccl.algorithms.forests import Draft, backward, forest_of, ordered
-from blinkccl.algorithms.lanes import lanes_of
 from blinkccl.algorithms.optimal import hops_of
+from blinkccl.algorithms.rank_network import rank_network_of
 from blinkccl.algorithms.registry import Request
 from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Forest
@@ -49,9 +49,9 @@ def plan(request: Request) -> Forest:
         raise UnsupportedError(
             f"blink has no trees for {name}: the paper treats collectives with one root; use --algo optimal"
         )
-    lanes = lanes_of(request.network, request.ranks)
-    certificate = certificate_for(request.collective, request.ranks, lanes.topology)
-    return forest_of(request, lanes, "blink", DRAFTS[name](request, lanes.network), certificate)
+    view = rank_network_of(request.network, request.ranks)
+    certificate = certificate_for(request.collective, request.ranks, view.topology)
+    return forest_of(request, view, "blink", DRAFTS[name](request, view.network), certificate)
 
 
 def tree_gen(request: Request, network: Network, oracle: Oracle, optimum: Fraction | None) -> Parts:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-from blinkccl.algorithms.lanes import Lanes, lanes_of
+from blinkccl.algorithms.rank_network import RankNetwork, rank_network_of
 from blinkccl.collectives.spec import Collective
 from blinkccl.forest.model import Certificate, Cut, Dual, Partition
 from blinkccl.packing.bottleneck import allgather_rate, gather_rate
@@ -37,16 +37,16 @@ def certificate_for(collective: Collective, ranks: tuple[int, ...], topology: To
     PackingError
         If the links do not connect the ranks.
     """
-    return PROOFS[collective.name](collective, lanes_of(topology, ranks))
+    return PROOFS[collective.name](collective, rank_network_of(topology, ranks))
 
 
-def cut_certificate(collective: Collective, lanes: Lanes, side: tuple[int, ...]) -> Cut:
+def cut_certificate(collective: Collective, view: RankNetwork, side: tuple[int, ...]) -> Cut:
     """The cut with this side (network vertices): its capacity, and how much of S must cross it.
 
     Demand by the universal rule: an item crosses if somebody inside contributes and somebody outside needs it.
     """
-    real = lanes.side(side)
-    inside = frozenset(v for v in side if v < lanes.network.terminals)
+    real = view.side(side)
+    inside = frozenset(v for v in side if v < view.network.terminals)
     demand = sum(
         (
             item.weight
@@ -56,7 +56,7 @@ def cut_certificate(collective: Collective, lanes: Lanes, side: tuple[int, ...])
         Fraction(0),
     )
     held = frozenset(real)
-    capacity = sum(link.capacity for link in lanes.topology.links if link.src in held and link.dst not in held)
+    capacity = sum(link.capacity for link in view.topology.links if link.src in held and link.dst not in held)
     return Cut(real, Fraction(capacity), demand)
 
 
@@ -66,80 +66,80 @@ def rest(network: Network, side: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(v for v in range(network.n) if v not in held)
 
 
-def price_certificate(lanes: Lanes, prices: Mapping[Arc, Fraction | int], bound: Fraction) -> Dual:
+def price_certificate(view: RankNetwork, prices: Mapping[Arc, Fraction | int], bound: Fraction) -> Dual:
     """Prices in network arcs that prove ``bound``, as a certificate on real links."""
-    real = lanes.prices(prices)
-    value = sum((lanes.topology.link[arc].capacity * price for arc, price in real.items()), Fraction(0))
+    real = view.prices(prices)
+    value = sum((view.topology.link[arc].capacity * price for arc, price in real.items()), Fraction(0))
     return Dual(tuple((u, v, price) for (u, v), price in sorted(real.items())), value, value / bound)
 
 
-def _broadcast(collective: Collective, lanes: Lanes) -> Certificate:
+def _broadcast(collective: Collective, view: RankNetwork) -> Certificate:
     assert collective.root is not None
-    _, side = broadcast_rate(lanes.network, collective.root)
-    return cut_certificate(collective, lanes, side)
+    _, side = broadcast_rate(view.network, collective.root)
+    return cut_certificate(collective, view, side)
 
 
-def _reduce(collective: Collective, lanes: Lanes) -> Certificate:
+def _reduce(collective: Collective, view: RankNetwork) -> Certificate:
     assert collective.root is not None
-    _, side = broadcast_rate(reverse_of(lanes.network), collective.root)
-    return cut_certificate(collective, lanes, rest(lanes.network, side))
+    _, side = broadcast_rate(reverse_of(view.network), collective.root)
+    return cut_certificate(collective, view, rest(view.network, side))
 
 
-def _allgather(collective: Collective, lanes: Lanes) -> Certificate:
-    return cut_certificate(collective, lanes, allgather_bottleneck(lanes.network)[1])
+def _allgather(collective: Collective, view: RankNetwork) -> Certificate:
+    return cut_certificate(collective, view, allgather_bottleneck(view.network)[1])
 
 
-def _reduce_scatter(collective: Collective, lanes: Lanes) -> Certificate:
-    side = allgather_bottleneck(reverse_of(lanes.network))[1]
-    return cut_certificate(collective, lanes, rest(lanes.network, side))
+def _reduce_scatter(collective: Collective, view: RankNetwork) -> Certificate:
+    side = allgather_bottleneck(reverse_of(view.network))[1]
+    return cut_certificate(collective, view, rest(view.network, side))
 
 
-def _gather(collective: Collective, lanes: Lanes) -> Certificate:
+def _gather(collective: Collective, view: RankNetwork) -> Certificate:
     assert collective.root is not None
-    return cut_certificate(collective, lanes, gather_rate(lanes.network, collective.root)[1])
+    return cut_certificate(collective, view, gather_rate(view.network, collective.root)[1])
 
 
-def _scatter(collective: Collective, lanes: Lanes) -> Certificate:
+def _scatter(collective: Collective, view: RankNetwork) -> Certificate:
     assert collective.root is not None
-    _, side, _ = gather_rate(reverse_of(lanes.network), collective.root)
-    return cut_certificate(collective, lanes, rest(lanes.network, side))
+    _, side, _ = gather_rate(reverse_of(view.network), collective.root)
+    return cut_certificate(collective, view, rest(view.network, side))
 
 
-def _sendrecv(collective: Collective, lanes: Lanes) -> Certificate:
+def _sendrecv(collective: Collective, view: RankNetwork) -> Certificate:
     assert collective.src is not None
     assert collective.dst is not None
-    return cut_certificate(collective, lanes, min_cut(lanes.network, collective.src, collective.dst)[1])
+    return cut_certificate(collective, view, min_cut(view.network, collective.src, collective.dst)[1])
 
 
-def _alltoall(collective: Collective, lanes: Lanes) -> Certificate:
-    flow = all_pairs_flow(lanes.network)
-    return price_certificate(lanes, flow.prices, flow.rate * collective.world_size)
+def _alltoall(collective: Collective, view: RankNetwork) -> Certificate:
+    flow = all_pairs_flow(view.network)
+    return price_certificate(view, flow.prices, flow.rate * collective.world_size)
 
 
-def _allreduce(collective: Collective, lanes: Lanes) -> Certificate:
-    network = lanes.network
+def _allreduce(collective: Collective, view: RankNetwork) -> Certificate:
+    network = view.network
     if network.switchless and network.symmetric:
         _, blocks = strength(network.n, undirected_widths(network))
-        return partition_certificate(lanes, blocks)
+        return partition_certificate(view, blocks)
     proof = halves_proof(network) or reduce_broadcast_packing(network)
-    return price_certificate(lanes, proof.prices, proof.bound)
+    return price_certificate(view, proof.prices, proof.bound)
 
 
-def partition_certificate(lanes: Lanes, blocks: tuple[tuple[int, ...], ...]) -> Certificate:
+def partition_certificate(view: RankNetwork, blocks: tuple[tuple[int, ...], ...]) -> Certificate:
     """The partition (of network vertices) as a certificate.
 
     Where contracted chains are narrower one way at another link than the other way, a partition of real
     vertices would prove less; then the same proof is written as prices: 1 on every arc between blocks.
     """
     home = {v: i for i, block in enumerate(blocks) for v in block}
-    crossing = {(u, v): Fraction(1) for u, v, _ in lanes.network.arcs if home[u] != home[v]}
-    capacity = Fraction(sum(lanes.network.capacity[arc] for arc in crossing), 2)
-    real = lanes.blocks(blocks)
+    crossing = {(u, v): Fraction(1) for u, v, _ in view.network.arcs if home[u] != home[v]}
+    capacity = Fraction(sum(view.network.capacity[arc] for arc in crossing), 2)
+    real = view.blocks(blocks)
     block_of = {vertex: i for i, block in enumerate(real) for vertex in block}
-    across = sum(link.capacity for link in lanes.topology.links if block_of[link.src] != block_of[link.dst])
+    across = sum(link.capacity for link in view.topology.links if block_of[link.src] != block_of[link.dst])
     if Fraction(across, 2) == capacity:
         return Partition(real, capacity)
-    return price_certificate(lanes, crossing, capacity / (len(blocks) - 1))
+    return price_certificate(view, crossing, capacity / (len(blocks) - 1))
 
 
 @lru_cache(maxsize=256)

@@ -1,4 +1,4 @@
-"""How many link-disjoint directed Hamiltonian cycles do these links hold? The question behind every ring.
+"""Link-disjoint directed Hamiltonian cycles, as many as the links hold: what every ring is made of.
 
 Branch and bound for up to :data:`EXACT_VERTICES` GPUs, which proves the maximum on every allocation of a
 DGX-1; greedy beyond.
@@ -26,7 +26,7 @@ def max_disjoint_cycles(capacity: Mapping[Arc, int], vertices: Sequence[int]) ->
     Parameters
     ----------
     capacity
-        Lanes per directed arc, positive integers.
+        RankNetwork per directed arc, positive integers.
     vertices
         At least two; all of them are on every cycle, and cycles start at the first.
 
@@ -81,7 +81,7 @@ class _Packing:
         for index, arcs in enumerate(self.arcs):
             for arc in arcs:
                 self.through.setdefault(arc, []).append(index)
-        # Lanes that no cycle can use would only hide how tight a vertex is.
+        # RankNetwork that no cycle can use would only hide how tight a vertex is.
         self.free = {arc: lanes for arc, lanes in sorted(capacity.items()) if arc in self.through}
         self.refuted: set[tuple[int, tuple[int, ...]]] = set()
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from blinkccl.algorithms.lanes import Lanes
+from blinkccl.algorithms.rank_network import RankNetwork
 from blinkccl.algorithms.registry import Request
 from blinkccl.collectives.spec import Block
 from blinkccl.errors import InternalError
@@ -30,26 +30,26 @@ class Draft:
 
 
 def forest_of(
-    request: Request, lanes: Lanes, algorithm: str, drafts: Iterable[Draft], certificate: Certificate
+    request: Request, view: RankNetwork, algorithm: str, drafts: Iterable[Draft], certificate: Certificate
 ) -> Forest:
-    """The forest of these shares, one slice each, on the links of ``lanes``; the rate is what the loads allow.
+    """The forest of these shares, one slice each, on the links of ``view``; the rate is what the loads allow.
 
     Raises
     ------
     InternalError
         If the rate exceeds the proved bound: one of the two is wrong.
     """
-    shares = tuple(_share(lanes, request.ranks, number, draft) for number, draft in enumerate(drafts))
-    rate = attained_rate(lanes.topology, shares)
+    shares = tuple(_share(view, request.ranks, number, draft) for number, draft in enumerate(drafts))
+    rate = attained_rate(view.topology, shares)
     if rate > certificate.bound:
         raise InternalError(f"{algorithm} reaches {rate}, more than the proved bound {certificate.bound}")
-    return Forest(request.collective, request.ranks, algorithm, lanes.topology, shares, rate, certificate)
+    return Forest(request.collective, request.ranks, algorithm, view.topology, shares, rate, certificate)
 
 
-def _share(lanes: Lanes, ranks: tuple[int, ...], number: int, draft: Draft) -> Share:
+def _share(view: RankNetwork, ranks: tuple[int, ...], number: int, draft: Draft) -> Share:
     root = ranks[draft.root]
-    up = None if draft.up is None else Tree(root, tuple(lanes.path(hop) for hop in draft.up))
-    down = None if draft.down is None else Tree(root, tuple(lanes.path(hop) for hop in draft.down))
+    up = None if draft.up is None else Tree(root, tuple(view.path(hop) for hop in draft.up))
+    down = None if draft.down is None else Tree(root, tuple(view.path(hop) for hop in draft.down))
     return Share(draft.weight, number, to_ids(draft.block, ranks), root, up, down)
 
 

@@ -34,8 +34,8 @@ from blinkccl.algorithms.bounds import (
     reverse_of,
 )
 from blinkccl.algorithms.forests import Draft, backward, forest_of, normalised, ordered
-from blinkccl.algorithms.lanes import Lanes, lanes_of
 from blinkccl.algorithms.optimal_trees import depth_of, every_root, hops_deep, refuse_unproved
+from blinkccl.algorithms.rank_network import RankNetwork, rank_network_of
 from blinkccl.algorithms.registry import Request
 from blinkccl.algorithms.symmetry import Permutation, rotations
 from blinkccl.errors import UnsupportedError
@@ -44,10 +44,10 @@ from blinkccl.packing.bottleneck import gather_rate
 from blinkccl.packing.flatten import flatten
 from blinkccl.packing.integral import Arborescence
 from blinkccl.packing.maxflow import max_flow
+from blinkccl.packing.multiflow import UnitPath, decompose
 from blinkccl.packing.multiplicities import rounded
 from blinkccl.packing.network import Arc, Network
 from blinkccl.packing.oracles import Hops
-from blinkccl.packing.paths import UnitPath, decompose
 from blinkccl.packing.shallow import choose, undirected_columns
 from blinkccl.packing.undirected import TreePacking, merge_equal, pack_trees, recentred, undirected_widths
 
@@ -65,7 +65,7 @@ def plan(request: Request) -> Forest:
     name = request.collective.name
     if name in FLOWS and request.objective != "shallow":
         raise UnsupportedError(f"--{request.objective} is for trees; {name} sends along paths of a maximum flow")
-    return PLANS[name](request, lanes_of(request.network, request.ranks))
+    return PLANS[name](request, rank_network_of(request.network, request.ranks))
 
 
 def hops_of(network: Network, path: tuple[int, ...]) -> Hops:
@@ -81,15 +81,15 @@ def _path_drafts(
     return [Draft(block, weight * Fraction(units, total), way[0], None, hops_of(network, way)) for way, units in ways]
 
 
-def _gather(request: Request, lanes: Lanes) -> Forest:
-    return _spokes(request, lanes, lanes.network, inward=True)
+def _gather(request: Request, view: RankNetwork) -> Forest:
+    return _spokes(request, view, view.network, inward=True)
 
 
-def _scatter(request: Request, lanes: Lanes) -> Forest:
-    return _spokes(request, lanes, reverse_of(lanes.network), inward=False)
+def _scatter(request: Request, view: RankNetwork) -> Forest:
+    return _spokes(request, view, reverse_of(view.network), inward=False)
 
 
-def _spokes(request: Request, lanes: Lanes, network: Network, *, inward: bool) -> Forest:
+def _spokes(request: Request, view: RankNetwork, network: Network, *, inward: bool) -> Forest:
     """Paths between the root and every other rank: found toward the root, turned round for scatter."""
     root, size = request.collective.root, request.collective.world_size
     assert root is not None
@@ -98,36 +98,36 @@ def _spokes(request: Request, lanes: Lanes, network: Network, *, inward: bool) -
     drafts = []
     for v in range(size):
         paths = [(way if inward else way[::-1], units) for way, units in ways.get(v, [((root,), 1)])]
-        drafts += _path_drafts(lanes.network, v, Fraction(1, size), paths)
-    return _finished(request, lanes, drafts)
+        drafts += _path_drafts(view.network, v, Fraction(1, size), paths)
+    return _finished(request, view, drafts)
 
 
-def _sendrecv(request: Request, lanes: Lanes) -> Forest:
+def _sendrecv(request: Request, view: RankNetwork) -> Forest:
     src, dst = request.collective.src, request.collective.dst
     assert src is not None
     assert dst is not None
-    value, flow = max_flow(lanes.network, src, dst)
+    value, flow = max_flow(view.network, src, dst)
     ways = decompose(flow, {src: value}, dst)[src]
-    return _finished(request, lanes, _path_drafts(lanes.network, None, Fraction(1), ways))
+    return _finished(request, view, _path_drafts(view.network, None, Fraction(1), ways))
 
 
-def _alltoall(request: Request, lanes: Lanes) -> Forest:
+def _alltoall(request: Request, view: RankNetwork) -> Forest:
     size = request.collective.world_size
-    flow = all_pairs_flow(lanes.network)
+    flow = all_pairs_flow(view.network)
     drafts = []
     for s in range(size):
         for t in range(size):
             drafts += (
-                _path_drafts(lanes.network, (s, t), Fraction(1, size), flow.paths[s, t])
+                _path_drafts(view.network, (s, t), Fraction(1, size), flow.paths[s, t])
                 if s != t
                 else [Draft((s, s), Fraction(1, size), s, None, ())]
             )
-    return _finished(request, lanes, drafts)
+    return _finished(request, view, drafts)
 
 
-def _finished(request: Request, lanes: Lanes, drafts: list[Draft]) -> Forest:
-    certificate = certificate_for(request.collective, request.ranks, lanes.topology)
-    return forest_of(request, lanes, "optimal", drafts, certificate)
+def _finished(request: Request, view: RankNetwork, drafts: list[Draft]) -> Forest:
+    certificate = certificate_for(request.collective, request.ranks, view.topology)
+    return forest_of(request, view, "optimal", drafts, certificate)
 
 
 # AllReduce at the optimum: up a tree and down again, the two phases sharing the links. Symmetric links without
@@ -139,20 +139,20 @@ def _finished(request: Request, lanes: Lanes, drafts: list[Draft]) -> Forest:
 FEW_COLUMNS = 700
 
 
-def allreduce(request: Request, lanes: Lanes) -> Forest:
+def allreduce(request: Request, view: RankNetwork) -> Forest:
     """Shares that go up a tree to its root and down a tree from it."""
-    network = lanes.network
+    network = view.network
     if network.switchless and network.symmetric:
         packing = undirected_packing(network, request.objective)
         total = sum(tree.multiplicity for tree in packing.trees)
         drafts = [
             Draft(None, weight, root, backward(hops), hops) for root, weight, hops in normalised(packing.trees, total)
         ]
-        return forest_of(request, lanes, "optimal", drafts, partition_certificate(lanes, packing.blocks))
-    drafts, prices, bound = _through_transit(network, rotations(lanes))
+        return forest_of(request, view, "optimal", drafts, partition_certificate(view, packing.blocks))
+    drafts, prices, bound = _through_transit(network, rotations(view))
     deep = max(hops_deep(draft.root, draft.down or ()) for draft in drafts)
     refuse_unproved(request.objective, 2 * len(drafts) if request.objective == "fewest-trees" else 2 * deep)
-    return forest_of(request, lanes, "optimal", drafts, price_certificate(lanes, prices, bound))
+    return forest_of(request, view, "optimal", drafts, price_certificate(view, prices, bound))
 
 
 def _through_transit(

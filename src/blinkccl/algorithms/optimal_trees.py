@@ -20,9 +20,9 @@ from blinkccl.algorithms.bounds import (
     tree_packing,
 )
 from blinkccl.algorithms.forests import Draft, OutTree, backward, forest_of, normalised, ordered
-from blinkccl.algorithms.lanes import Lanes
+from blinkccl.algorithms.rank_network import RankNetwork
 from blinkccl.algorithms.registry import Request
-from blinkccl.algorithms.symmetry import Permutation, rotations
+from blinkccl.algorithms.symmetry import Permutation, pack_templates, rotated, rotations
 from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Certificate, Forest
 from blinkccl.packing.columns import Column
@@ -32,7 +32,6 @@ from blinkccl.packing.maxflow import broadcast_rate
 from blinkccl.packing.multiplicities import rounded, whole_weights
 from blinkccl.packing.network import Arc, Network
 from blinkccl.packing.oracles import Hops, cheapest_hops, loads_of
-from blinkccl.packing.orbit import pack_templates, rotated
 from blinkccl.packing.shallow import choose, fewest_arborescences, rooted_columns
 from blinkccl.packing.two_trees import two_trees
 
@@ -52,55 +51,55 @@ class Packed:
         return max(hops_deep(root, hops) for root, _, hops in self.trees)
 
 
-def broadcast(request: Request, lanes: Lanes) -> Forest:
+def broadcast(request: Request, view: RankNetwork) -> Forest:
     """Out-trees from the root."""
-    return _one(request, lanes, lanes.network, up=False)
+    return _one(request, view, view.network, up=False)
 
 
-def reduce(request: Request, lanes: Lanes) -> Forest:
+def reduce(request: Request, view: RankNetwork) -> Forest:
     """In-trees to the root."""
-    return _one(request, lanes, reverse_of(lanes.network), up=True)
+    return _one(request, view, reverse_of(view.network), up=True)
 
 
-def allgather(request: Request, lanes: Lanes) -> Forest:
+def allgather(request: Request, view: RankNetwork) -> Forest:
     """Out-trees from every rank, each carrying its block."""
-    return _every(request, lanes, lanes.network, up=False)
+    return _every(request, view, view.network, up=False)
 
 
-def reduce_scatter(request: Request, lanes: Lanes) -> Forest:
+def reduce_scatter(request: Request, view: RankNetwork) -> Forest:
     """In-trees to every rank, each carrying its block."""
-    return _every(request, lanes, reverse_of(lanes.network), up=True)
+    return _every(request, view, reverse_of(view.network), up=True)
 
 
-def _one(request: Request, lanes: Lanes, network: Network, *, up: bool) -> Forest:
+def _one(request: Request, view: RankNetwork, network: Network, *, up: bool) -> Forest:
     root = request.collective.root
     assert root is not None
-    packed = one_root(network, root, request.objective, servers_of(lanes))
+    packed = one_root(network, root, request.objective, servers_of(view))
     drafts = [
         Draft(None, weight, root, backward(hops) if up else None, None if up else hops)
         for _, weight, hops in packed.trees
     ]
-    return forest_of(request, lanes, "optimal", drafts, proof(request, lanes, packed, up=up))
+    return forest_of(request, view, "optimal", drafts, proof(request, view, packed, up=up))
 
 
-def _every(request: Request, lanes: Lanes, network: Network, *, up: bool) -> Forest:
-    packed = every_root(network, request.objective, rotations(lanes))
+def _every(request: Request, view: RankNetwork, network: Network, *, up: bool) -> Forest:
+    packed = every_root(network, request.objective, rotations(view))
     size = request.collective.world_size
     drafts = [
         Draft(root, weight / size, root, backward(hops) if up else None, None if up else hops)
         for root, weight, hops in packed.trees
     ]
-    return forest_of(request, lanes, "optimal", drafts, proof(request, lanes, packed, up=up))
+    return forest_of(request, view, "optimal", drafts, proof(request, view, packed, up=up))
 
 
-def proof(request: Request, lanes: Lanes, packed: Packed, *, up: bool) -> Certificate:
+def proof(request: Request, view: RankNetwork, packed: Packed, *, up: bool) -> Certificate:
     """The packing's proof as a certificate; ``up`` where it was packed in the reversed network."""
     if packed.side is not None:
-        side = rest(lanes.network, packed.side) if up else packed.side
-        return cut_certificate(request.collective, lanes, side)
+        side = rest(view.network, packed.side) if up else packed.side
+        return cut_certificate(request.collective, view, side)
     assert packed.prices is not None
     prices = {(v, u) if up else (u, v): y for (u, v), y in packed.prices.items()}
-    return price_certificate(lanes, prices, packed.bound)
+    return price_certificate(view, prices, packed.bound)
 
 
 @lru_cache(maxsize=512)
@@ -211,11 +210,11 @@ def _least_deep(network: Network, demand: dict[int, int], flat: list[Arborescenc
     return flat
 
 
-def servers_of(lanes: Lanes) -> Groups:
+def servers_of(view: RankNetwork) -> Groups:
     """The network's terminals by server, in the order of the ranks."""
     groups: dict[int, list[int]] = {}
-    for v in range(lanes.network.terminals):
-        groups.setdefault(lanes.topology.vertex[lanes.ids[v]].server, []).append(v)
+    for v in range(view.network.terminals):
+        groups.setdefault(view.topology.vertex[view.ids[v]].server, []).append(v)
     return tuple(tuple(group) for group in groups.values())
 
 

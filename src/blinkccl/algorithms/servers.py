@@ -1,4 +1,4 @@
-"""How are the ranks spread over servers, and how do those of one server line up behind each other?"""
+"""Ranks by server, and the order in which those of one server line up behind each other."""
 
 from __future__ import annotations
 

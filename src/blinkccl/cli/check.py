@@ -1,4 +1,4 @@
-"""``blink check``: is a plan what it says it is?"""
+"""``blink check``: whether a plan is what it says it is."""
 
 from __future__ import annotations
 

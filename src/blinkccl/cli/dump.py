@@ -1,4 +1,4 @@
-"""``blink dump``: what does a live job wait for?"""
+"""``blink dump``: what a live job waits for."""
 
 from __future__ import annotations
 

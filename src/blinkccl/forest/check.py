@@ -1,4 +1,4 @@
-"""Is a plan what it says it is? The independent checker: from the plan's JSON and the topology alone.
+"""The independent checker of plans, from the plan's JSON and the topology alone.
 
 It shares no code with what makes plans (packing, algorithms, lowering) nor with the types they use: the
 meaning of each collective, the loads, the rate and the proof of the bound are worked out here a second time,
@@ -16,8 +16,8 @@ from math import isclose, lcm
 
 from blinkccl.errors import ScheduleError
 from blinkccl.forest.check_bound import refute
-from blinkccl.forest.check_meaning import Block, Item, meaning, wrong_ends
-from blinkccl.forest.check_reading import Arc, Network, Path, Plan, PlanShare, read_network, read_plan
+from blinkccl.forest.check_meaning import Block, Requirement, meaning, wrong_ends
+from blinkccl.forest.check_reading import Arc, GivenLinks, Path, Plan, PlanShare, read_network, read_plan
 
 #: Kinds of vertices that can be ranks of a job; all others only pass data on.
 _RANK_KINDS = ("gpu", "cpu")
@@ -98,7 +98,7 @@ def check_plan(plan: object, topology: object = None) -> Verdict:
     return Verdict(violations, rate, bound, not violations and rate == bound)
 
 
-def _frame(plan: Plan, network: Network) -> Iterator[str]:
+def _frame(plan: Plan, network: GivenLinks) -> Iterator[str]:
     """Ranks, unit and links: what everything else is built on."""
     if len(plan.ranks) < 2:
         yield f"ranks: expected at least two, got {len(plan.ranks)}"
@@ -119,7 +119,7 @@ def _frame(plan: Plan, network: Network) -> Iterator[str]:
             )
 
 
-def _contained(plan: Network, given: Network) -> Iterator[str]:
+def _contained(plan: GivenLinks, given: GivenLinks) -> Iterator[str]:
     """Whether the plan's own topology exists within the one given beside it."""
     for vertex, kind in plan.kinds.items():
         if given.kinds.get(vertex) != kind:
@@ -145,7 +145,7 @@ class Walk:
     depth: int
 
 
-def walk_share(share: PlanShare, ranks: tuple[int, ...], network: Network, violations: list[str]) -> Walk:
+def walk_share(share: PlanShare, ranks: tuple[int, ...], network: GivenLinks, violations: list[str]) -> Walk:
     """Walk both trees of ``share``; what is wrong with them goes to ``violations``.
 
     ``senders`` and ``receivers`` map each vertex that the root is joined to, to its parent.
@@ -172,7 +172,7 @@ def walk_share(share: PlanShare, ranks: tuple[int, ...], network: Network, viola
     return Walk(trees[0], trees[1], max(depths))
 
 
-def _wrong_path(path: Path, job: frozenset[int], network: Network) -> str:
+def _wrong_path(path: Path, job: frozenset[int], network: GivenLinks) -> str:
     """What is wrong with one hop; "" where nothing is."""
     for arc in pairwise(path):
         if arc not in network.capacity:
@@ -221,7 +221,7 @@ def _direction(up: bool) -> str:
     return "toward the root" if up else "away from the root"
 
 
-def _coverage(shares: tuple[PlanShare, ...], walks: list[Walk], items: dict[Block, Item]) -> Iterator[str]:
+def _coverage(shares: tuple[PlanShare, ...], walks: list[Walk], items: dict[Block, Requirement]) -> Iterator[str]:
     """Each slice combined from each source and delivered to each keeper once; slices fill each block."""
     slices: dict[tuple[Block, int], list[int]] = {}
     for i, share in enumerate(shares):
@@ -252,7 +252,7 @@ def _name(block: Block) -> str:
     return "null (the whole buffer)" if block is None else str(block)
 
 
-def _sources(share: PlanShare, walk: Walk, item: Item) -> Iterator[str]:
+def _sources(share: PlanShare, walk: Walk, item: Requirement) -> Iterator[str]:
     absent = [s for s in item.sources if s != share.root and s not in walk.senders]
     if absent:
         yield f"{share.where}: the contributions of {absent[:8]} never reach the root {share.root}"
@@ -262,7 +262,7 @@ def _sources(share: PlanShare, walk: Walk, item: Item) -> Iterator[str]:
             yield f"{share.where}.reduce: vertex {vertex} sends up, but has nothing to contribute"
 
 
-def _keepers(members: list[tuple[PlanShare, Walk]], name: int, item: Item) -> Iterator[str]:
+def _keepers(members: list[tuple[PlanShare, Walk]], name: int, item: Requirement) -> Iterator[str]:
     kept: dict[int, str] = {}
     for share, walk in members:
         # Data of one source is complete wherever it passes on its way up, so it need not come back down.
@@ -278,7 +278,7 @@ def _keepers(members: list[tuple[PlanShare, Walk]], name: int, item: Item) -> It
         yield f"{members[0][0].where}: slice {name} never reaches {missing[:8]}"
 
 
-def _loads(plan: Plan, network: Network, violations: list[str]) -> Fraction | None:
+def _loads(plan: Plan, network: GivenLinks, violations: list[str]) -> Fraction | None:
     """The rate at which the fullest link is full; differences from the stated loads go to ``violations``."""
     # Whole numbers in the loop over all edges: weights over one common denominator.
     scale = lcm(*(share.weight.denominator for share in plan.shares))
@@ -302,7 +302,7 @@ def _loads(plan: Plan, network: Network, violations: list[str]) -> Fraction | No
     return rate
 
 
-def _wrong_loads(plan: Plan, network: Network, load: dict[Arc, Fraction]) -> Iterator[str]:
+def _wrong_loads(plan: Plan, network: GivenLinks, load: dict[Arc, Fraction]) -> Iterator[str]:
     stated: dict[Arc, int] = {}
     for i, (u, v, amount, capacity) in enumerate(plan.link_load):
         where = f"link_load[{i}]: link {u} → {v}"
@@ -321,7 +321,9 @@ def _wrong_loads(plan: Plan, network: Network, load: dict[Arc, Fraction]) -> Ite
             yield f"link_load: link {u} → {v} carries {load[u, v]} but is not listed"
 
 
-def _claims(plan: Plan, network: Network, rate: Fraction | None, bound: Fraction | None, depth: int) -> Iterator[str]:
+def _claims(
+    plan: Plan, network: GivenLinks, rate: Fraction | None, bound: Fraction | None, depth: int
+) -> Iterator[str]:
     """The plan's numbers about itself against the recomputed ones."""
     if rate is not None:
         if plan.rate != rate:

@@ -1,4 +1,4 @@
-"""Does the certificate prove its bound? Recomputed from the certificate, the topology and the collective.
+"""The bound that a certificate proves, recomputed from the certificate, the topology and the collective.
 
 Three arguments, each checkable by hand:
 
@@ -24,8 +24,8 @@ from functools import cached_property
 from heapq import heappop, heappush
 from math import lcm
 
-from blinkccl.forest.check_meaning import Block, Item
-from blinkccl.forest.check_reading import Arc, Claim, Network
+from blinkccl.forest.check_meaning import Block, Requirement
+from blinkccl.forest.check_reading import Arc, ClaimedProof, GivenLinks
 
 Ranks = tuple[int, ...]
 #: Cost from every tail to every head; None where nothing leads.
@@ -33,7 +33,7 @@ Costs = list[list[int | None]]
 
 
 def refute(
-    claim: Claim, collective: str, items: Mapping[Block, Item], ranks: Ranks, network: Network
+    claim: ClaimedProof, collective: str, items: Mapping[Block, Requirement], ranks: Ranks, network: GivenLinks
 ) -> tuple[Fraction | None, list[str]]:
     """The bound that the certificate proves (None where it proves none), and every false statement in it.
 
@@ -49,7 +49,9 @@ def refute(
     return _cut(claim, items, network)
 
 
-def _cut(claim: Claim, items: Mapping[Block, Item], network: Network) -> tuple[Fraction | None, list[str]]:
+def _cut(
+    claim: ClaimedProof, items: Mapping[Block, Requirement], network: GivenLinks
+) -> tuple[Fraction | None, list[str]]:
     side = frozenset(claim.vertices[0])
     if len(side) != len(claim.vertices[0]):
         return None, ["certificate.side: names a vertex twice"]
@@ -72,7 +74,9 @@ def _cut(claim: Claim, items: Mapping[Block, Item], network: Network) -> tuple[F
     return capacity / demand, wrong
 
 
-def _partition(claim: Claim, collective: str, ranks: Ranks, network: Network) -> tuple[Fraction | None, list[str]]:
+def _partition(
+    claim: ClaimedProof, collective: str, ranks: Ranks, network: GivenLinks
+) -> tuple[Fraction | None, list[str]]:
     if collective != "allreduce":
         return None, [f"certificate.kind: a partition bounds allreduce only, this is {collective}"]
     blocks = claim.vertices
@@ -94,7 +98,7 @@ def _partition(claim: Claim, collective: str, ranks: Ranks, network: Network) ->
 
 
 def _dual(
-    claim: Claim, items: Mapping[Block, Item], ranks: Ranks, network: Network
+    claim: ClaimedProof, items: Mapping[Block, Requirement], ranks: Ranks, network: GivenLinks
 ) -> tuple[Fraction | None, list[str]]:
     stated: dict[Arc, Fraction] = {}
     for i, (u, v, price) in enumerate(claim.prices):
@@ -119,7 +123,7 @@ def _dual(
     return value / cost, wrong
 
 
-def _differing(claim: Claim, truth: dict[str, Fraction]) -> list[str]:
+def _differing(claim: ClaimedProof, truth: dict[str, Fraction]) -> list[str]:
     return [
         f"certificate.{key}: {claim.parts[key]} is stated, recomputed {number}"
         for key, number in truth.items()
@@ -128,7 +132,7 @@ def _differing(claim: Claim, truth: dict[str, Fraction]) -> list[str]:
 
 
 def cheapest_service(
-    items: Mapping[Block, Item], ranks: Ranks, network: Network, prices: Mapping[Arc, int]
+    items: Mapping[Block, Requirement], ranks: Ranks, network: GivenLinks, prices: Mapping[Arc, int]
 ) -> Fraction | None:
     """What serving one S costs at least under ``prices`` (absent links are free); None where nothing serves.
 
@@ -174,7 +178,7 @@ class _Services:
         return min(both, default=None)
 
 
-def hop_costs(ranks: Ranks, network: Network, prices: Mapping[Arc, int]) -> Costs:
+def hop_costs(ranks: Ranks, network: GivenLinks, prices: Mapping[Arc, int]) -> Costs:
     """Cheapest hop from rank to rank, by position, through vertices that are no ranks; None where none is."""
     leaving: dict[int, list[tuple[int, int]]] = {vertex: [] for vertex in network.kinds}
     for u, v in network.capacity:

@@ -22,7 +22,7 @@ Ends = dict[str, int | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class Requirement:
     """Data of size ``weight`` × S: all ``sources`` contribute once, all ``keepers`` must end up with it."""
 
     weight: Fraction
@@ -30,20 +30,20 @@ class Item:
     keepers: Ranks
 
 
-def _whole(sources: Ranks, keepers: Ranks) -> dict[Block, Item]:
-    return {None: Item(Fraction(1), sources, keepers)}
+def _whole(sources: Ranks, keepers: Ranks) -> dict[Block, Requirement]:
+    return {None: Requirement(Fraction(1), sources, keepers)}
 
 
-def _blocks(ranks: Ranks, ends: Callable[[int], tuple[Ranks, Ranks]]) -> dict[Block, Item]:
-    return {r: Item(Fraction(1, len(ranks)), *ends(r)) for r in ranks}
+def _blocks(ranks: Ranks, ends: Callable[[int], tuple[Ranks, Ranks]]) -> dict[Block, Requirement]:
+    return {r: Requirement(Fraction(1, len(ranks)), *ends(r)) for r in ranks}
 
 
-def _alltoall(ranks: Ranks) -> dict[Block, Item]:
-    return {(s, d): Item(Fraction(1, len(ranks)), (s,), (d,)) for s in ranks for d in ranks}
+def _alltoall(ranks: Ranks) -> dict[Block, Requirement]:
+    return {(s, d): Requirement(Fraction(1, len(ranks)), (s,), (d,)) for s in ranks for d in ranks}
 
 
 #: Name → the ends it takes, and its items by block, given the ranks and those ends.
-_MEANING: dict[str, tuple[tuple[str, ...], Callable[..., dict[Block, Item]]]] = {
+_MEANING: dict[str, tuple[tuple[str, ...], Callable[..., dict[Block, Requirement]]]] = {
     "broadcast": (("root",), lambda ranks, root: _whole((root,), ranks)),
     "reduce": (("root",), lambda ranks, root: _whole(ranks, (root,))),
     "allreduce": ((), lambda ranks: _whole(ranks, ranks)),
@@ -80,7 +80,7 @@ def wrong_ends(collective: str, ranks: Ranks, ends: Ends) -> list[str]:
     return wrong
 
 
-def meaning(collective: str, ranks: Ranks, ends: Ends) -> dict[Block, Item]:
+def meaning(collective: str, ranks: Ranks, ends: Ends) -> dict[Block, Requirement]:
     """The items of the collective by block, in vertex ids; call only where :func:`wrong_ends` is empty."""
     wanted, items = _MEANING[collective]
     return items(ranks, **{key: ends[key] for key in wanted})

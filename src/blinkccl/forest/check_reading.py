@@ -31,7 +31,7 @@ _MAX_ID = 2**31
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class GivenLinks:
     """The topology: kind of each vertex, integer capacity and stated GB/s of each directed link."""
 
     unit_gb_per_s: float
@@ -54,7 +54,7 @@ class PlanShare:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class ClaimedProof:
     """The certificate: ``vertices`` is the side or the blocks, ``parts`` the fractions it states."""
 
     kind: str
@@ -74,13 +74,13 @@ class Plan:
     rate: Fraction
     bound: Fraction
     optimal: bool
-    certificate: Claim
+    certificate: ClaimedProof
     algbw_gb_per_s: float
     depth: int | None
     trees: int | None
     shares: tuple[PlanShare, ...]
     link_load: tuple[tuple[int, int, Fraction, Fraction], ...]
-    network: Network | None
+    network: GivenLinks | None
 
 
 def read_plan(data: object) -> Plan:
@@ -113,7 +113,7 @@ def read_plan(data: object) -> Plan:
     )
 
 
-def read_network(data: object) -> Network:
+def read_network(data: object) -> GivenLinks:
     """The topology in ``data``, a JSON object as ``blink topo --json`` prints it.
 
     Raises
@@ -133,13 +133,13 @@ def read_network(data: object) -> Network:
     unit = _number(topology, "unit_gb_per_s", "topology")
     if unit <= 0:
         raise ScheduleError(f"topology.unit_gb_per_s: expected a positive number of GB/s, got {unit}")
-    network = Network(unit, kinds, {}, {})
+    network = GivenLinks(unit, kinds, {}, {})
     for i, entry in enumerate(_list(topology, "links", "topology")):
         _link(network, _object(entry, f"topology.links[{i}]"), f"topology.links[{i}]")
     return network
 
 
-def _link(network: Network, entry: dict[str, Any], where: str) -> None:
+def _link(network: GivenLinks, entry: dict[str, Any], where: str) -> None:
     arc = (_int(entry, "src", where), _int(entry, "dst", where))
     capacity = _int(entry, "capacity", where, 2**62)
     if arc in network.capacity:
@@ -194,19 +194,19 @@ def _path(value: object, where: str, key: str, index: int) -> Path:
     raise _expected(f"{where}.{key}[{index}]", "an array of at least two vertex ids", value)
 
 
-def _certificate(entry: dict[str, Any]) -> Claim:
+def _certificate(entry: dict[str, Any]) -> ClaimedProof:
     kind, where = _text(entry, "kind", "certificate"), "certificate"
     if kind in ("cut", "ratio"):
         side = _ids(_list(entry, "side", where), "certificate.side")
-        return Claim(kind, (side,), (), {key: _fraction(entry, key, where) for key in ("capacity", "demand")})
+        return ClaimedProof(kind, (side,), (), {key: _fraction(entry, key, where) for key in ("capacity", "demand")})
     if kind == "partition":
         blocks = _list(entry, "blocks", where)
         ids = tuple(_ids(block, f"certificate.blocks[{i}]") for i, block in enumerate(blocks))
-        return Claim(kind, ids, (), {"capacity": _fraction(entry, "capacity", where)})
+        return ClaimedProof(kind, ids, (), {"capacity": _fraction(entry, "capacity", where)})
     if kind == "dual":
         prices = tuple(_price(price, i) for i, price in enumerate(_list(entry, "prices", where)))
         _workable((price for _, _, price in prices), "certificate.prices", "prices")
-        return Claim(kind, (), prices, {key: _fraction(entry, key, where) for key in ("value", "cost")})
+        return ClaimedProof(kind, (), prices, {key: _fraction(entry, key, where) for key in ("value", "cost")})
     raise _expected("certificate.kind", "'cut', 'ratio', 'partition' or 'dual'", kind)
 
 

@@ -1,4 +1,4 @@
-"""What was a program made from? Short hashes of what takes part in the equality of plans."""
+"""Short hashes of what takes part in the equality of plans: what a program was made from."""
 
 from __future__ import annotations
 

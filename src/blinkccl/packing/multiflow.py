@@ -7,6 +7,7 @@ re-checked exactly against conservation, capacities and the prices' bound, and r
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -15,7 +16,6 @@ from typing import Any
 
 from blinkccl.errors import InternalError, PackingError
 from blinkccl.packing.network import Arc, Network
-from blinkccl.packing.paths import UnitPath, decompose
 from blinkccl.packing.solver import Entries, Model, solve_with_duals
 
 LARGEST_DENOMINATOR = 5000
@@ -164,3 +164,59 @@ def _right(network: Network, flows: list[dict[Arc, int]], units: int, scale: int
         if any(excess[t] != wanted[t] for t in range(network.n) if t != source):
             return False
     return all(used <= network.capacity[arc] * scale for arc, used in load.items())
+
+
+# Taking a flow apart into paths.
+
+
+#: Vertices from the first to the last, and how many units take this way.
+UnitPath = tuple[tuple[int, ...], int]
+
+
+def decompose(flow: Mapping[Arc, int], supply: Mapping[int, int], sink: int) -> dict[int, list[UnitPath]]:
+    """Paths that carry ``supply[v]`` units from each ``v`` to ``sink`` and use no arc more than ``flow`` does.
+
+    Each path is a shortest one in what is left, so no path has a cycle and cycles in ``flow`` are ignored.
+
+    Raises
+    ------
+    InternalError
+        If ``flow`` does not conserve the supplies.
+    """
+    left = {arc: units for arc, units in flow.items() if units > 0}
+    successors: dict[int, list[int]] = {}
+    for u, v in sorted(left):
+        successors.setdefault(u, []).append(v)
+    return {source: _paths_from(source, units, sink, left, successors) for source, units in sorted(supply.items())}
+
+
+def _paths_from(
+    source: int, units: int, sink: int, left: dict[Arc, int], successors: dict[int, list[int]]
+) -> list[UnitPath]:
+    paths: list[UnitPath] = []
+    while units > 0:
+        path = _shortest(source, sink, left, successors)
+        width = min([units, *(left[arc] for arc in itertools.pairwise(path))])
+        for arc in itertools.pairwise(path):
+            left[arc] -= width
+        units -= width
+        paths.append((path, width))
+    return paths
+
+
+def _shortest(source: int, sink: int, left: Mapping[Arc, int], successors: Mapping[int, list[int]]) -> tuple[int, ...]:
+    parent: dict[int, int | None] = {source: None}
+    queue = [source]
+    for u in queue:
+        if u == sink:
+            break
+        for v in successors.get(u, ()):
+            if v not in parent and left[u, v] > 0:
+                parent[v] = u
+                queue.append(v)
+    if sink not in parent:
+        raise InternalError(f"the flow from {source} to {sink} is not conserved")
+    path = [sink]
+    while (before := parent[path[-1]]) is not None:
+        path.append(before)
+    return tuple(reversed(path))

@@ -13,7 +13,7 @@ from math import ceil, floor, log
 
 import numpy as np
 
-from blinkccl.algorithms.lanes import lanes_of
+from blinkccl.algorithms.rank_network import rank_network_of
 from blinkccl.algorithms.ring import ring_count
 from blinkccl.errors import TopologyError
 from blinkccl.forest.model import link_use
@@ -36,7 +36,7 @@ EPSILONS = (Fraction(1, 10), Fraction(1, 20), Fraction(1, 50))
 def network(name: str, gpus: Gpus) -> Network:
     """The NVLinks between these GPUs, in lanes."""
     asked = request(name, "allreduce", gpus)
-    return lanes_of(asked.network, asked.ranks).network
+    return rank_network_of(asked.network, asked.ranks).network
 
 
 def rings(name: str, gpus: Gpus) -> int:

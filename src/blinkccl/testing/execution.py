@@ -1,4 +1,4 @@
-"""Does an engine do what the collective's definition says? One call, one sentence if not."""
+"""What an engine does against the collective's definition: one call, one sentence where they differ."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ Plant = Callable[[Program, Random], Program | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class PlantedFault:
     """``cause``: a piece of text that one of the verifier's sentences must hold."""
 
     cause: str
@@ -236,21 +236,21 @@ def overwritten(program: Program, random: Random) -> Program | None:
 
 
 #: The registry, by name.
-FAULTS: dict[str, Fault] = {
-    "deadlock": Fault("deadlock: ", deadlock),
-    "skew": Fault("deadlock: ", skew),
-    "double_contribution": Fault("double contribution", double_contribution),
-    "wrong_block": Fault("wrong block", wrong_block),
-    "missing_contribution": Fault("without the contribution", missing_contribution),
-    "stray_write": Fault("which this rank must not get", stray_write),
-    "never_written": Fault("never gets slice", never_written),
-    "lost_chunk": Fault("lost chunk", lost_chunk),
-    "beyond_own_operand_index": Fault("its number of messages", beyond_own_operand_index),
-    "starving": Fault("starves", starving),
-    "wrong_order": Fault("wrong order", wrong_order),
-    "overload": Fault("overload", overload),
-    "gap": Fault("expected", gap),
-    "undivided": Fault("no step has completed", undivided),
-    "no_such_link": Fault("has no such link", no_such_link),
-    "overwritten": Fault("in place", overwritten),
+FAULTS: dict[str, PlantedFault] = {
+    "deadlock": PlantedFault("deadlock: ", deadlock),
+    "skew": PlantedFault("deadlock: ", skew),
+    "double_contribution": PlantedFault("double contribution", double_contribution),
+    "wrong_block": PlantedFault("wrong block", wrong_block),
+    "missing_contribution": PlantedFault("without the contribution", missing_contribution),
+    "stray_write": PlantedFault("which this rank must not get", stray_write),
+    "never_written": PlantedFault("never gets slice", never_written),
+    "lost_chunk": PlantedFault("lost chunk", lost_chunk),
+    "beyond_own_operand_index": PlantedFault("its number of messages", beyond_own_operand_index),
+    "starving": PlantedFault("starves", starving),
+    "wrong_order": PlantedFault("wrong order", wrong_order),
+    "overload": PlantedFault("overload", overload),
+    "gap": PlantedFault("expected", gap),
+    "undivided": PlantedFault("no step has completed", undivided),
+    "no_such_link": PlantedFault("has no such link", no_such_link),
+    "overwritten": PlantedFault("in place", overwritten),
 }

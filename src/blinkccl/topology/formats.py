@@ -17,7 +17,7 @@ from blinkccl.topology.model import Topology
 
 
 @dataclass(frozen=True, slots=True)
-class Format:
+class TopologyFormat:
     """A registry row: ``parse`` takes the text and the name of its source."""
 
     name: str
@@ -27,9 +27,11 @@ class Format:
 
 #: The registry; the first that recognises the text reads it.
 FORMATS = (
-    Format("nvidia-smi topo -m", nvidia_smi.looks_like, nvidia_smi.parse),  # first: a prompt may begin with [ or <
-    Format("our JSON", json_format.looks_like, json_format.parse),
-    Format("NCCL topology XML", nccl_xml.looks_like, nccl_xml.parse),
+    TopologyFormat(
+        "nvidia-smi topo -m", nvidia_smi.looks_like, nvidia_smi.parse
+    ),  # first: a prompt may begin with [ or <
+    TopologyFormat("our JSON", json_format.looks_like, json_format.parse),
+    TopologyFormat("NCCL topology XML", nccl_xml.looks_like, nccl_xml.parse),
 )
 
 

@@ -1,4 +1,4 @@
-"""Which ways between two GPUs can a store take? What forwards packets on it, and what is a memory.
+"""The ways between two GPUs that a store can take: what forwards packets on them, and what is a memory.
 
 A kernel's store, and a peer copy, goes from GPU to GPU in one piece of hardware after the other without being kept
 anywhere. What crosses a *memory* is stored there and fetched again by somebody, so no store crosses it:

@@ -9,7 +9,7 @@ from reference import IN_LANES, asked, planned
 
 from blinkccl.algorithms.blink import DRAFTS, one_root_optimum
 from blinkccl.algorithms.bounds import reverse_of
-from blinkccl.algorithms.lanes import lanes_of
+from blinkccl.algorithms.rank_network import rank_network_of
 from blinkccl.algorithms.registry import Request
 from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.errors import UnsupportedError
@@ -25,7 +25,7 @@ NEAR = Fraction(95, 100)
 
 
 def network_of(request: Request) -> Network:
-    return lanes_of(request.network, request.ranks).network
+    return rank_network_of(request.network, request.ranks).network
 
 
 def own_bound(request: Request) -> Fraction:

@@ -10,7 +10,7 @@ import pytest
 from reference import asked, digraph
 
 from blinkccl.algorithms.bounds import certificate_for, cut_certificate, price_certificate, reverse_of
-from blinkccl.algorithms.lanes import lanes_of
+from blinkccl.algorithms.rank_network import rank_network_of
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.forest.model import Certificate, Cut, Dual, Partition
 from blinkccl.packing.network import Network
@@ -87,11 +87,11 @@ def test_a_partition_of_a_dgx_1v_is_all_its_gpus() -> None:
 def test_a_cut_over_a_contracted_chain_counts_its_narrowest_link() -> None:
     """0 → switch 2 carries 5, switch 2 → 1 carries 3: the switch is on the side of 0."""
     topology = digraph({(0, 2): 5, (2, 1): 3, (1, 2): 4, (2, 0): 4}, 2, 1)
-    lanes = lanes_of(topology, (0, 1))
-    assert lanes.network == Network(2, 2, ((0, 1, 3), (1, 0, 4)))
-    certificate = cut_certificate(Collective("broadcast", 2, root=0), lanes, (0,))
+    view = rank_network_of(topology, (0, 1))
+    assert view.network == Network(2, 2, ((0, 1, 3), (1, 0, 4)))
+    certificate = cut_certificate(Collective("broadcast", 2, root=0), view, (0,))
     assert certificate == Cut((0, 2), Fraction(3), Fraction(1))
-    back = cut_certificate(Collective("broadcast", 2, root=1), lanes, (1,))
+    back = cut_certificate(Collective("broadcast", 2, root=1), view, (1,))
     assert back.capacity == 4
 
 
@@ -105,7 +105,7 @@ def test_chains_that_are_narrow_at_different_ends_are_proved_by_prices() -> None
 
 def test_prices_are_paid_on_real_links_once_per_chain() -> None:
     topology = digraph({(0, 2): 5, (2, 1): 3, (1, 2): 4, (2, 0): 4}, 2, 1)
-    dual = price_certificate(lanes_of(topology, (0, 1)), {(0, 1): Fraction(1, 2)}, Fraction(3))
+    dual = price_certificate(rank_network_of(topology, (0, 1)), {(0, 1): Fraction(1, 2)}, Fraction(3))
     assert dual == Dual(((2, 1, Fraction(1, 2)),), Fraction(3, 2), Fraction(1, 2))
 
 

@@ -8,7 +8,7 @@ import pytest
 from reference import asked
 
 from blinkccl.algorithms.forests import Draft, backward, forest_of, normalised, ordered
-from blinkccl.algorithms.lanes import lanes_of
+from blinkccl.algorithms.rank_network import rank_network_of
 from blinkccl.errors import InternalError
 from blinkccl.forest.model import Cut, Share, Tree
 from blinkccl.packing.integral import Arborescence
@@ -33,9 +33,9 @@ def test_multiplicities_become_parts_of_the_whole() -> None:
 
 def test_drafts_in_positions_become_shares_in_vertex_ids() -> None:
     request = asked("dgx-1v", "allgather", "6,4")
-    lanes = lanes_of(request.network, request.ranks)
+    view = rank_network_of(request.network, request.ranks)
     drafts = [Draft(0, HALF, 0, None, ((0, 1),)), Draft(1, HALF, 1, None, ((1, 0),))]
-    forest = forest_of(request, lanes, "by hand", drafts, Cut((6,), Fraction(1), HALF))
+    forest = forest_of(request, view, "by hand", drafts, Cut((6,), Fraction(1), HALF))
     assert forest.shares == (
         Share(HALF, 0, 6, 6, None, Tree(6, ((6, 4),))),
         Share(HALF, 1, 4, 4, None, Tree(4, ((4, 6),))),
@@ -46,8 +46,8 @@ def test_drafts_in_positions_become_shares_in_vertex_ids() -> None:
 
 def test_a_rate_above_the_proof_is_our_mistake() -> None:
     request = asked("dgx-1v", "broadcast", "6,4")
-    lanes = lanes_of(request.network, request.ranks)
+    view = rank_network_of(request.network, request.ranks)
     with pytest.raises(InternalError, match="by hand reaches 1, more than the proved bound 1/2"):
         forest_of(
-            request, lanes, "by hand", [Draft(None, Fraction(1), 0, None, ((0, 1),))], Cut((6,), HALF, Fraction(1))
+            request, view, "by hand", [Draft(None, Fraction(1), 0, None, ((0, 1),))], Cut((6,), HALF, Fraction(1))
         )

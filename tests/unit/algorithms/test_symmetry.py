@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from reference import asked
 
-from blinkccl.algorithms.lanes import Lanes, lanes_of
+from blinkccl.algorithms.rank_network import RankNetwork, rank_network_of
 from blinkccl.algorithms.symmetry import rotations
 
 
-def lanes(spec: str, gpus: str | None = None) -> Lanes:
+def view(spec: str, gpus: str | None = None) -> RankNetwork:
     request = asked(spec, "allgather", gpus)
-    return lanes_of(request.network, request.ranks)
+    return rank_network_of(request.network, request.ranks)
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ def lanes(spec: str, gpus: str | None = None) -> Lanes:
     ["ring:6", "oneway:5", "clique:4", "star:5", "dgx-a100", "dgx-2", "2x dgx-a100 @ 200Gbps", "4x star:3 @ 100Gbps"],
 )
 def test_rotations_are_a_group_of_automorphisms(spec: str) -> None:
-    found = lanes(spec)
+    found = view(spec)
     network, group = found.network, rotations(found)
     assert group is not None
     assert [move[0] for move in group] == list(range(network.terminals))
@@ -42,10 +42,10 @@ def test_rotations_are_a_group_of_automorphisms(spec: str) -> None:
     ],
 )
 def test_where_ranks_differ_there_are_none(spec: str, gpus: str | None) -> None:
-    assert rotations(lanes(spec, gpus)) is None
+    assert rotations(view(spec, gpus)) is None
 
 
 def test_equal_parts_of_servers_rotate_too() -> None:
-    group = rotations(lanes("2x dgx-a100 @ 200Gbps", "0,2,5+1,2,7"))
+    group = rotations(view("2x dgx-a100 @ 200Gbps", "0,2,5+1,2,7"))
     assert group is not None
     assert len(group) == 6

@@ -11,7 +11,7 @@ import pytest
 
 from blinkccl.forest.check_bound import arborescence_costs, cheapest_service, hop_costs, refute
 from blinkccl.forest.check_meaning import meaning
-from blinkccl.forest.check_reading import Claim, Network
+from blinkccl.forest.check_reading import ClaimedProof, GivenLinks
 
 NO_ENDS = {"root": None, "src": None, "dst": None}
 
@@ -59,10 +59,10 @@ def test_nested_contractions() -> None:
     assert arborescence_costs(costs) == [1 + 10 + 2, 1 + 10 + 2, 2 + 20 + 1, 2 + 20 + 1]
 
 
-def random_network(rng: random.Random, ranks: int, transit: int) -> Network:
+def random_network(rng: random.Random, ranks: int, transit: int) -> GivenLinks:
     kinds = {v: "gpu" if v < ranks else "switch" for v in range(ranks + transit)}
     capacity = {(u, v): rng.randint(1, 4) for u, v in permutations(kinds, 2) if rng.random() < 0.5}
-    return Network(1.0, kinds, capacity, {arc: float(c) for arc, c in capacity.items()})
+    return GivenLinks(1.0, kinds, capacity, {arc: float(c) for arc, c in capacity.items()})
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -126,7 +126,7 @@ def test_cut_capacity_by_networkx(seed: int) -> None:
     graph.add_weighted_edges_from((u, v, c) for (u, v), c in network.capacity.items())
     # networkx counts both directions in cut_size; the boundary of a set is directed.
     capacity = sum(c for _, _, c in nx.edge_boundary(graph, side, data="weight"))
-    claim = Claim("ratio", (side,), (), {"capacity": Fraction(capacity), "demand": Fraction(inside, 4)})
+    claim = ClaimedProof("ratio", (side,), (), {"capacity": Fraction(capacity), "demand": Fraction(inside, 4)})
     bound, wrong = refute(claim, "allgather", meaning("allgather", ranks, NO_ENDS), ranks, network)
     if 0 < inside < 4:
         assert (bound, wrong) == (Fraction(4 * capacity, inside), [])

@@ -20,7 +20,7 @@ from small_networks import (
     random_switched,
 )
 
-from blinkccl.algorithms.lanes import lanes_of
+from blinkccl.algorithms.rank_network import rank_network_of
 from blinkccl.errors import PackingError
 from blinkccl.packing.bottleneck import allgather_rate, gather_rate
 from blinkccl.packing.maxflow import FlowGraph
@@ -149,7 +149,7 @@ def test_one_terminal_is_no_bottleneck() -> None:
 def test_128_gpus_take_hardly_more_flows_than_there_are_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     topology, ranks = load("16x dgx-a100 @ 200Gbps")
     links = network_for(topology, ranks)
-    network = lanes_of(links, ranks).network
+    network = rank_network_of(links, ranks).network
     calls = 0
     real = FlowGraph.max_flow
 

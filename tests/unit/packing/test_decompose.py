@@ -12,7 +12,7 @@ from blinkccl.errors import InternalError
 from blinkccl.packing.bottleneck import gather_rate
 from blinkccl.packing.integral import Arborescence, canonical_arcs
 from blinkccl.packing.maxflow import max_flow
-from blinkccl.packing.paths import decompose
+from blinkccl.packing.multiflow import decompose
 from blinkccl.packing.two_trees import two_trees
 
 

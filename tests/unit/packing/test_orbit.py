@@ -8,11 +8,10 @@ from fractions import Fraction
 import pytest
 from small_networks import both_ways
 
-from blinkccl.algorithms.lanes import lanes_of
-from blinkccl.algorithms.symmetry import rotations
+from blinkccl.algorithms.rank_network import rank_network_of
+from blinkccl.algorithms.symmetry import arc_orbits, pack_templates, rotated, rotations
 from blinkccl.packing.bottleneck import allgather_rate
 from blinkccl.packing.network import Network
-from blinkccl.packing.orbit import arc_orbits, pack_templates, rotated
 from blinkccl.topology.select import network_for
 from blinkccl.topology.spec import load
 
@@ -64,7 +63,7 @@ def test_clusters_of_dgx_a100_reach_their_reference_value(servers: int, gb_per_s
     """346.67, then what 8 NICs of 25 GB/s let into a server of n: 200·n/(n−1), to 213.33."""
     topology, ranks = load(f"{servers}x dgx-a100 @ 200Gbps")
     links = network_for(topology, ranks)
-    lanes = lanes_of(links, ranks)
+    lanes = rank_network_of(links, ranks)
     group = rotations(lanes)
     assert group is not None
     rate, _ = allgather_rate(lanes.network)

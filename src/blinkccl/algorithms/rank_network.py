@@ -20,7 +20,7 @@ from blinkccl.topology.model import Topology
 
 
 @dataclass(frozen=True)
-class Lanes:
+class RankNetwork:
     """``network`` vertex i is ``ids[i]``; terminals are the ranks in order; ``chain[arc]`` is its real path."""
 
     topology: Topology
@@ -84,9 +84,9 @@ class Lanes:
         return widths.index(min(widths))
 
 
-def lanes_of(topology: Topology, ranks: tuple[int, ...]) -> Lanes:
+def rank_network_of(topology: Topology, ranks: tuple[int, ...]) -> RankNetwork:
     """The packing problem's graph for these ranks; every other vertex is transit."""
-    return _lanes_of(_Key(topology, ranks))
+    return _rank_network_of(_Key(topology, ranks))
 
 
 class _Key:
@@ -105,7 +105,7 @@ class _Key:
 
 
 @lru_cache(maxsize=64)
-def _lanes_of(key: _Key) -> Lanes:
+def _rank_network_of(key: _Key) -> RankNetwork:
     topology, ranks = key.topology, key.ranks
     capacity = {arc: link.capacity for arc, link in topology.link.items()}
     chains: dict[Arc, Path] = {arc: arc for arc in capacity}
@@ -117,7 +117,7 @@ def _lanes_of(key: _Key) -> Lanes:
     index = {vertex: i for i, vertex in enumerate(ids)}
     arcs = tuple(sorted((index[u], index[v], c) for (u, v), c in capacity.items()))
     network = Network(len(ids), len(ranks), arcs)
-    return Lanes(topology, network, ids, {(index[u], index[v]): path for (u, v), path in chains.items()})
+    return RankNetwork(topology, network, ids, {(index[u], index[v]): path for (u, v), path in chains.items()})
 
 
 def _contract(vertex: int, capacity: dict[Arc, int], chains: dict[Arc, Path]) -> bool:
