@@ -9,7 +9,7 @@
 #include <mutex>
 #include <thread>
 
-#include "../device/blink/call.h"
+#include "blink/call.h"
 
 namespace blink::shim {
 

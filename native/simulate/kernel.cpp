@@ -7,7 +7,7 @@
 #include <queue>
 #include <vector>
 
-#include "blink_simulate.h"
+#include "blink/simulate.h"
 
 namespace {
 
@@ -575,7 +575,7 @@ int simulate(const blink_workload& workload, blink_outcome& outcome, const blink
 
 }  // namespace
 
-extern "C" uint32_t blink_simulate_abi(void) { return BLINK_SIMULATE_ABI; }
+extern "C" uint32_t blink_simulate_abi(void) { return BLINK_ABI; }
 
 extern "C" int blink_simulate(const blink_workload* workload, int fair, blink_outcome* outcome,
                               const blink_trace* trace) {

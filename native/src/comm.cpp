@@ -41,9 +41,6 @@ void futex_wake_all(std::atomic<std::uint32_t>& word) {
   syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-// Where small calls wander: see _SHIFTED_BYTES in host_plan.py.
-constexpr std::int64_t kSmallCallsBytes = 384 << 10;
-
 void* page_of(void* address) {
   return reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(address) / blink::kPage * blink::kPage);
 }
@@ -91,7 +88,7 @@ blink_comm::~blink_comm() {
 void blink_comm::populate() const {
 #if defined(MADV_POPULATE_WRITE)
   const blink_shape& shape = segment_.shape();
-  const auto small = static_cast<std::size_t>(std::min<std::int64_t>(shape.staging_bytes, kSmallCallsBytes));
+  const auto small = static_cast<std::size_t>(std::min<std::int64_t>(shape.staging_bytes, BLINK_SMALL_CALLS_BYTES));
   for (int bank = 0; bank < blink::kBanks; ++bank) {
     for (int r = 0; r < size(); ++r) {
       madvise(page_of(segment_.staging(bank, r)), small, MADV_POPULATE_WRITE);
@@ -145,7 +142,7 @@ int blink_comm::begin(const blink::Call& call, std::int64_t timeout_us) {
 
 void blink_comm::finish() { segment_.rank(rank_).life.finished.store(sequence(), std::memory_order_relaxed); }
 
-int blink_comm::meet(int peer) {
+int blink_comm::await_entry(int peer) {
   auto& begun = begun_[static_cast<std::size_t>(peer)];
   if (begun >= sequence() || peer == rank_) return BLINK_OK;
   const blink::Entry& theirs = entry(peer);
@@ -527,8 +524,6 @@ std::int64_t blink_comm::heap_offset(const void* memory, std::int64_t bytes) con
 
 extern "C" {
 
-uint32_t blink_abi_version(void) { return BLINK_ABI_VERSION; }
-
 blink_comm* blink_attach(void* memory, uint64_t bytes, int32_t rank, const uint8_t token[16], int fd,
                          blink_error* error) {
   *error = blink_error{};
@@ -591,7 +586,7 @@ int blink_can_cross(const blink_comm* comm) { return comm->can_cross() ? 1 : 0; 
 void blink_get_stats(blink_comm* comm, blink_stats* stats) {
   const blink::Counters& c = comm->stats();
   *stats = {c.calls.count(),        c.messages.count(),     c.message_bytes.count(), c.inline_bytes.count(),
-            c.staged_bytes.count(), c.direct_bytes.count(), c.pushed_bytes.count(),  c.crossed_bytes.count(),
+            c.staged_bytes.count(), c.direct_read_bytes.count(), c.direct_write_bytes.count(),  c.crossed_bytes.count(),
             c.stepwise.count(),     c.yields.count(),       c.sleeps.count()};
 }
 

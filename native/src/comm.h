@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "blink_host.h"
+#include "blink/host.h"
 #include "segment.h"
 
 namespace blink {
@@ -41,7 +41,7 @@ class Counter {
 
 // blink_stats in the making.
 struct Counters {
-  Counter calls, messages, message_bytes, inline_bytes, staged_bytes, direct_bytes, pushed_bytes, crossed_bytes, stepwise, yields, sleeps;
+  Counter calls, messages, message_bytes, inline_bytes, staged_bytes, direct_read_bytes, direct_write_bytes, crossed_bytes, stepwise, yields, sleeps;
 };
 
 // What a rank says of a call when it begins it.
@@ -76,9 +76,9 @@ struct blink_comm {
   int begin(const blink::Call& call, std::int64_t timeout_us);
   void finish();
   // Waits until `peer` has begun this call too, and checks that it is the same. 0 or a code.
-  int meet(int peer);
+  int await_entry(int peer);
   // That a control word of this call, written by `peer`, was seen.
-  void met_inline(int peer) { begun_[static_cast<std::size_t>(peer)] = sequence(); }
+  void has_entered(int peer) { begun_[static_cast<std::size_t>(peer)] = sequence(); }
   const blink::Entry& entry(int peer) const { return segment_.rank(peer).entry[bank()]; }
 
   // Waits until ready() is true. 0, or the code of what ended the call.

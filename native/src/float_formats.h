@@ -9,7 +9,7 @@
 
 #include <cstdint>
 
-#include "lanes.h"
+#include "vector.h"
 
 namespace blink {
 namespace {

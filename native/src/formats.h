@@ -1,4 +1,4 @@
-// How is an element type read, computed with and written? A format loads kLanes elements as one Lane, computes with it,
+// Element types: how they are read, computed with and written. A format loads kElements elements as one Vector, computes with it,
 // and rounds it into a destination (store) or keeps it as accumulators (keep, recall).
 //
 // Types that are computed with as they are stored go element by element, and the compiler vectorises the loops; narrow
@@ -31,23 +31,23 @@ struct Native {
   using Twin = Native<typename TwinOf<T>::Type>;
   using Store = T;
   using Acc = T;
-  using Lane = T;
-  static constexpr std::size_t kLanes = 1;
+  using Vector = T;
+  static constexpr std::size_t kElements = 1;
 
   template <class Count>
-  static Lane load(const Store* from, Count) {
+  static Vector load(const Store* from, Count) {
     return *from;
   }
   template <class Count>
-  static void store(Store* to, Lane value, Count) {
+  static void store(Store* to, Vector value, Count) {
     *to = value;
   }
   template <class Count>
-  static Lane recall(const Acc* from, Count) {
+  static Vector recall(const Acc* from, Count) {
     return *from;
   }
   template <class Count>
-  static void keep(Acc* to, Lane value, Count) {
+  static void keep(Acc* to, Vector value, Count) {
     *to = value;
   }
 
@@ -62,11 +62,11 @@ struct Native {
     }
   }
 
-  static Lane scaled(Lane value, Acc factor) { return Prod::apply(value, factor); }
+  static Vector scaled(Vector value, Acc factor) { return Prod::apply(value, factor); }
 
   // Up to 32 bits a quotient in double, truncated, is exact, and vectorises: it errs by less than 2^-21 / divisor,
   // and a quotient that is no integer is at least 1 / divisor away from one.
-  static Lane quotient(Lane value, std::uint32_t divisor) {
+  static Vector quotient(Vector value, std::uint32_t divisor) {
     if constexpr (std::is_floating_point_v<T>) {
       return value / static_cast<T>(divisor);
     } else if constexpr (sizeof(T) <= 4) {
@@ -83,34 +83,34 @@ struct Narrow {
   using Twin = Narrow;
   using Store = typename Format::Store;
   using Acc = float;
-  using Lane = Floats;
-  static constexpr std::size_t kLanes = kWidth;
+  using Vector = Floats;
+  static constexpr std::size_t kElements = kWidth;
 
   template <class Count>
-  static Lane load(const Store* from, Count count) {
+  static Vector load(const Store* from, Count count) {
     typename Format::Stored stored{};
     std::memcpy(&stored, from, count * sizeof(Store));
     return Format::widen(stored);
   }
   template <class Count>
-  static void store(Store* to, Lane value, Count count) {
+  static void store(Store* to, Vector value, Count count) {
     const typename Format::Stored stored = Format::narrow(value);
     std::memcpy(to, &stored, count * sizeof(Store));
   }
   template <class Count>
-  static Lane recall(const Acc* from, Count count) {
-    Lane value{};
+  static Vector recall(const Acc* from, Count count) {
+    Vector value{};
     std::memcpy(&value, from, count * sizeof(Acc));
     return value;
   }
   template <class Count>
-  static void keep(Acc* to, Lane value, Count count) {
+  static void keep(Acc* to, Vector value, Count count) {
     std::memcpy(to, &value, count * sizeof(Acc));
   }
 
   static Acc scalar(double scale) { return static_cast<float>(scale); }
-  static Lane scaled(Lane value, Acc factor) { return value * factor; }
-  static Lane quotient(Lane value, std::uint32_t divisor) { return value / static_cast<float>(divisor); }
+  static Vector scaled(Vector value, Acc factor) { return value * factor; }
+  static Vector quotient(Vector value, std::uint32_t divisor) { return value / static_cast<float>(divisor); }
 };
 
 }  // namespace

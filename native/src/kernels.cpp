@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "blink/host.h"
 #include "kernels_blocks.h"
 
 #if defined(BLINK_X86_LEVELS)
@@ -159,7 +160,7 @@ void combine_in_blocks(const Pieces& pieces, void* const* dst, int ndst, const v
   }
 }
 
-const Kernel* find_kernel(DType dtype, Op op) { return chosen_level().find(dtype, op); }
+const Kernel* find_kernel(std::uint32_t dtype, std::uint32_t op) { return chosen_level().find(dtype, op); }
 
 void copy_bytes(void* dst, const void* src, std::size_t bytes) {
   if (dst != src && bytes > 0) std::memcpy(dst, src, bytes);
@@ -190,10 +191,9 @@ const char* isa_name() { return chosen_level().name; }
 
 }  // namespace blink
 
-int blink_combine(std::uint32_t dtype, std::uint32_t op, void* const* dst, int ndst, const void* const* src, int nsrc,
-                  std::size_t count, int own, double scale, std::uint32_t divisor) {
-  const blink::Kernel* const kernel =
-      blink::find_kernel(static_cast<blink::DType>(dtype), static_cast<blink::Op>(op));
+int blink_combine(uint32_t dtype, uint32_t op, void* const* dst, int ndst, const void* const* src, int nsrc,
+                  size_t count, int own, double scale, uint32_t divisor) {
+  const blink::Kernel* const kernel = blink::find_kernel(dtype, op);
   if (kernel == nullptr) return -1;
   kernel->combine(dst, ndst, src, nsrc, count, {own, scale, divisor});
   return 0;

@@ -1,4 +1,4 @@
-// Reduction kernels: which bytes come out when sources are combined? One pass over memory, any number of sources.
+// Reduction kernels, which combine any number of sources in one pass over memory.
 //
 // The meaning is that of blinkccl/collectives/ops.py, bit for bit: sources are combined left to right; float16,
 // bfloat16 and the 8-bit floats are accumulated in float32 and rounded once, at the store; integers wrap; an average of
@@ -10,13 +10,6 @@
 #include <cstdint>
 
 namespace blink {
-
-// Numbers as in DTYPE_CODES and OP_CODES of blinkccl/collectives/ops.py.
-enum class DType : std::uint32_t {
-  kInt8, kUint8, kInt16, kUint16, kInt32, kUint32, kInt64, kUint64,
-  kFloat16, kBfloat16, kFloat32, kFloat64, kFloat8E4M3, kFloat8E5M2, kBool,
-};
-enum class Op : std::uint32_t { kSum, kProd, kMin, kMax, kBand, kBor, kBxor };
 
 // How the value is finished, and what happens to the rank's own contribution before it is combined.
 struct Finish {
@@ -49,9 +42,9 @@ struct Kernel {
   std::size_t accumulator_size;
 };
 
-// The kernel of the best instruction set that this CPU has and BLINK_ISA (base, avx2, avx512) allows; nullptr where the
-// type has no such operation.
-const Kernel* find_kernel(DType dtype, Op op);
+// The kernel of a blink_dtype and blink_operation for the best instruction set that this CPU has and BLINK_ISA (base,
+// avx2, avx512) allows; nullptr where the type has no such operation.
+const Kernel* find_kernel(std::uint32_t dtype, std::uint32_t op);
 
 // dst = src, or nothing if they are the same.
 void copy_bytes(void* dst, const void* src, std::size_t bytes);
@@ -62,16 +55,3 @@ void copy_past_caches(void* dst, const void* src, std::size_t bytes);
 const char* isa_name();
 
 }  // namespace blink
-
-// What Python calls; visible in the library.
-extern "C" {
-
-// Kernel::combine of find_kernel(dtype, op). 0, or -1 where the type has no such operation.
-__attribute__((visibility("default"))) int blink_combine(std::uint32_t dtype, std::uint32_t op, void* const* dst,
-                                                         int ndst, const void* const* src, int nsrc, std::size_t count,
-                                                         int own, double scale, std::uint32_t divisor);
-
-// blink::isa_name().
-__attribute__((visibility("default"))) const char* blink_isa_name();
-
-}  // extern "C"

@@ -1,6 +1,7 @@
 // How the pieces of one kernel become one pass over memory. Shared by all levels; compiled once, for the baseline.
 #pragma once
 
+#include "blink/types.h"
 #include "kernels.h"
 
 namespace blink {
@@ -24,20 +25,20 @@ void spread(void* const* dst, int ndst, std::size_t offset, std::size_t bytes);
 // One build of the kernels for one instruction set.
 struct Level {
   const char* name;
-  const Kernel* (*find)(DType dtype, Op op);
+  const Kernel* (*find)(std::uint32_t dtype, std::uint32_t op);
 };
 
 // The levels that this CPU can run, weakest first; at least one. BLINK_ISA does not cap this list.
 const Level* levels(int* count);
 
 namespace base {
-const Kernel* find(DType dtype, Op op);
+const Kernel* find(std::uint32_t dtype, std::uint32_t op);
 }
 namespace avx2 {
-const Kernel* find(DType dtype, Op op);
+const Kernel* find(std::uint32_t dtype, std::uint32_t op);
 }
 namespace avx512 {
-const Kernel* find(DType dtype, Op op);
+const Kernel* find(std::uint32_t dtype, std::uint32_t op);
 }
 
 }  // namespace blink

@@ -1,4 +1,4 @@
-// What is a ∘ b, for one element or for a vector of them? Integers wrap.
+// Operations a ∘ b, of one element or of a vector of them. Integers wrap.
 //
 // In an unnamed namespace: each kernel file compiles its own copy (kernels_body.inc says why).
 #pragma once

@@ -32,7 +32,7 @@ bool sensible(const blink_shape& s) {
     return bytes >= 0 && bytes <= kMost && bytes % static_cast<std::int64_t>(unit) == 0;
   };
   return s.ranks >= 1 && s.ranks <= 4096 && s.lines >= 1 && s.lines <= (1 << 20) && whole(s.staging_bytes, kLineBytes) &&
-         whole(s.inline_bytes, kBlockBytes) && whole(s.stream_bytes, kLineBytes) && s.stream_bytes > 0;
+         whole(s.inline_bytes, BLINK_BLOCK_BYTES) && whole(s.stream_bytes, kLineBytes) && s.stream_bytes > 0;
 }
 
 }  // namespace
@@ -41,7 +41,7 @@ std::uint64_t Segment::bytes_needed(const blink_shape& shape) { return sensible(
 
 bool Segment::open(void* memory, std::uint64_t bytes, const std::uint8_t* token) {
   const auto* header = static_cast<const Header*>(memory);
-  if (bytes < sizeof(Header) || !on_page(memory) || header->magic != kMagic || header->version != BLINK_ABI_VERSION ||
+  if (bytes < sizeof(Header) || !on_page(memory) || header->magic != kMagic || header->version != blink_abi_version() ||
       !sensible(header->shape) || header->bytes != offsets(header->shape).end || header->bytes > bytes ||
       (token != nullptr && std::memcmp(header->token, token, sizeof header->token) != 0)) {
     return false;
@@ -67,7 +67,7 @@ extern "C" int blink_segment_format(void* memory, uint64_t bytes, const blink_sh
   const std::uint64_t needed = blink::Segment::bytes_needed(*shape);
   if (needed == 0 || bytes < needed || !blink::on_page(memory)) return BLINK_INVALID;
   auto* header = static_cast<blink::Header*>(memory);
-  header->version = BLINK_ABI_VERSION;
+  header->version = blink_abi_version();
   header->cores = cores;
   std::memcpy(header->token, token, sizeof header->token);
   header->shape = *shape;

@@ -12,7 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "blink_host.h"
+#include "blink/host.h"
 
 namespace blink {
 
@@ -20,7 +20,7 @@ constexpr std::uint64_t kMagic = 0x31304b4e494c42ull;  // "BLINK01"
 constexpr std::size_t kLineBytes = 64;
 constexpr std::size_t kPage = 4096;
 constexpr int kBanks = 2;
-constexpr std::int64_t kNowhere = -1;
+constexpr std::int64_t kNowhere = BLINK_NOWHERE;
 
 // A control word is the call's number and, in the lower bits, how many of its messages. What a slot holds of an earlier
 // call must never look new, so the number must not come round: 2^40 calls are a month of nothing but the shortest ones.
@@ -36,8 +36,7 @@ struct alignas(kLineBytes) Line {
 // A small message travels in blocks; whoever sees a block's flag may read its payload. What fits shares the flag's line,
 // and is one cache line in all; longer payloads begin on the next, where vector loads want them.
 constexpr std::size_t kTinyBytes = kLineBytes - sizeof(std::uint64_t);
-constexpr std::size_t kPayloadBytes = 4096;
-constexpr std::size_t kBlockBytes = kLineBytes + kPayloadBytes;
+constexpr std::size_t kPayloadBytes = BLINK_PAYLOAD_BYTES;
 struct alignas(kLineBytes) Block {
   std::atomic<std::uint64_t> flag;
   unsigned char tiny[kTinyBytes];
@@ -47,7 +46,7 @@ struct alignas(kLineBytes) Block {
   unsigned char* data(std::size_t total) { return total <= kTinyBytes ? tiny : payload; }
   const unsigned char* data(std::size_t total) const { return total <= kTinyBytes ? tiny : payload; }
 };
-static_assert(sizeof(Block) == kBlockBytes, "blocks lie one after another");
+static_assert(sizeof(Block) == BLINK_BLOCK_BYTES, "blocks lie one after another");
 
 // A buffer of a rank: where in its heap; or kNowhere: not for others to touch; or below that, its address counted down
 // from there (kNowhere − address): in the rank's own memory, for cross-memory copies.

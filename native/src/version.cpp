@@ -1,6 +1,6 @@
-// Which version of the package was this library built from? The loader refuses a library of another version.
+// What this library was built from, as CMake passes it in: the loader refuses one of other headers or another version.
+#include "blink/host.h"
 
-extern "C" const char* blink_host_version();
+uint32_t blink_abi_version(void) { return BLINK_ABI; }
 
-// Returns the version in pyproject.toml, which CMake passes in. The text is never freed.
-extern "C" const char* blink_host_version() { return BLINK_VERSION; }
+const char* blink_host_version(void) { return BLINK_VERSION; }

@@ -25,7 +25,7 @@ class Call {
       : comm_(comm), rank_(rank), ranks_(room.ranks()) {
     const Plan plan = make_plan(options.kind, ranks_, options.count);
     Binding binding;
-    binding.dtype = static_cast<std::uint32_t>(blink::DType::kUint32);
+    binding.dtype = static_cast<std::uint32_t>(BLINK_UINT32);
     binding.item = 4;
     binding.chunk = options.small ? options.count : options.chunk;
     binding.slots = options.slots;

@@ -8,20 +8,20 @@
 #include <cstring>
 #include <vector>
 
+#include "blink/types.h"
 #include "../src/kernels.h"
 
 namespace {
 
-using blink::DType;
+using std::uint32_t;
 using blink::Finish;
-using blink::Op;
 
 // ---- types
 
 enum class Kind { kSigned, kUnsigned, kBool, kNarrow, kFloat32, kFloat64 };
 
 struct Type {
-  DType code;
+  std::uint32_t code;
   const char* name;
   std::size_t size;
   Kind kind;
@@ -33,25 +33,25 @@ struct Type {
 };
 
 const Type kTypes[] = {
-    {DType::kInt8, "int8", 1, Kind::kSigned},
-    {DType::kUint8, "uint8", 1, Kind::kUnsigned},
-    {DType::kInt16, "int16", 2, Kind::kSigned},
-    {DType::kUint16, "uint16", 2, Kind::kUnsigned},
-    {DType::kInt32, "int32", 4, Kind::kSigned},
-    {DType::kUint32, "uint32", 4, Kind::kUnsigned},
-    {DType::kInt64, "int64", 8, Kind::kSigned},
-    {DType::kUint64, "uint64", 8, Kind::kUnsigned},
-    {DType::kFloat16, "float16", 2, Kind::kNarrow, 5, 10},
-    {DType::kBfloat16, "bfloat16", 2, Kind::kNarrow, 8, 7},
-    {DType::kFloat32, "float32", 4, Kind::kFloat32, 8, 23},
-    {DType::kFloat64, "float64", 8, Kind::kFloat64, 11, 52},
-    {DType::kFloat8E4M3, "float8_e4m3fn", 1, Kind::kNarrow, 4, 3, false},
-    {DType::kFloat8E5M2, "float8_e5m2", 1, Kind::kNarrow, 5, 2},
-    {DType::kBool, "bool", 1, Kind::kBool},
+    {BLINK_INT8, "int8", 1, Kind::kSigned},
+    {BLINK_UINT8, "uint8", 1, Kind::kUnsigned},
+    {BLINK_INT16, "int16", 2, Kind::kSigned},
+    {BLINK_UINT16, "uint16", 2, Kind::kUnsigned},
+    {BLINK_INT32, "int32", 4, Kind::kSigned},
+    {BLINK_UINT32, "uint32", 4, Kind::kUnsigned},
+    {BLINK_INT64, "int64", 8, Kind::kSigned},
+    {BLINK_UINT64, "uint64", 8, Kind::kUnsigned},
+    {BLINK_FLOAT16, "float16", 2, Kind::kNarrow, 5, 10},
+    {BLINK_BFLOAT16, "bfloat16", 2, Kind::kNarrow, 8, 7},
+    {BLINK_FLOAT32, "float32", 4, Kind::kFloat32, 8, 23},
+    {BLINK_FLOAT64, "float64", 8, Kind::kFloat64, 11, 52},
+    {BLINK_FLOAT8_E4M3FN, "float8_e4m3fn", 1, Kind::kNarrow, 4, 3, false},
+    {BLINK_FLOAT8_E5M2, "float8_e5m2", 1, Kind::kNarrow, 5, 2},
+    {BLINK_BOOL, "bool", 1, Kind::kBool},
 };
 const char* const kOpNames[] = {"sum", "prod", "min", "max", "band", "bor", "bxor"};
 
-bool has(const Type& type, Op op) { return !type.is_float() || op <= Op::kMax; }
+bool has(const Type& type, std::uint32_t op) { return !type.is_float() || op <= BLINK_MAX; }
 
 std::uint64_t read(const void* memory, const Type& type, std::size_t index) {
   std::uint64_t bits = 0;
@@ -165,11 +165,11 @@ struct Definition {
     return type.kind == Kind::kFloat64 ? value : static_cast<double>(static_cast<float>(value));
   }
 
-  double float_op(Op op, double a, double b) const {
+  double float_op(std::uint32_t op, double a, double b) const {
     switch (op) {
-      case Op::kSum: return rounded(a + b);
-      case Op::kProd: return rounded(a * b);
-      case Op::kMin: return std::isnan(a) ? a : std::isnan(b) ? b : a < b ? a : b;
+      case BLINK_SUM: return rounded(a + b);
+      case BLINK_PROD: return rounded(a * b);
+      case BLINK_MIN: return std::isnan(a) ? a : std::isnan(b) ? b : a < b ? a : b;
       default: return std::isnan(a) ? a : std::isnan(b) ? b : b < a ? a : b;
     }
   }
@@ -181,16 +181,16 @@ struct Definition {
     return static_cast<std::int64_t>((bits ^ sign) - sign);
   }
 
-  std::uint64_t integer_op(Op op, std::uint64_t a, std::uint64_t b) const {
+  std::uint64_t integer_op(std::uint32_t op, std::uint64_t a, std::uint64_t b) const {
     const bool a_is_less = type.kind == Kind::kSigned ? as_signed(a) < as_signed(b) : a < b;
     switch (op) {
-      case Op::kSum: return type.kind == Kind::kBool ? (a | b) : (a + b) & mask();
-      case Op::kProd: return (a * b) & mask();
-      case Op::kMin: return a_is_less ? a : b;
-      case Op::kMax: return a_is_less ? b : a;
-      case Op::kBand: return a & b;
-      case Op::kBor: return a | b;
-      case Op::kBxor: return a ^ b;
+      case BLINK_SUM: return type.kind == Kind::kBool ? (a | b) : (a + b) & mask();
+      case BLINK_PROD: return (a * b) & mask();
+      case BLINK_MIN: return a_is_less ? a : b;
+      case BLINK_MAX: return a_is_less ? b : a;
+      case BLINK_BAND: return a & b;
+      case BLINK_BOR: return a | b;
+      case BLINK_BXOR: return a ^ b;
     }
     return 0;
   }
@@ -202,7 +202,7 @@ struct Definition {
     return (negative ? 0 - quotient : quotient) & mask();
   }
 
-  std::uint64_t element(Op op, const Elements& from, const Finish& finish) const {
+  std::uint64_t element(std::uint32_t op, const Elements& from, const Finish& finish) const {
     const std::size_t own = finish.own < 0 ? from.size() : static_cast<std::size_t>(finish.own);
     if (!type.is_float()) {
       const auto factor = static_cast<std::uint64_t>(static_cast<std::int64_t>(finish.scale));

@@ -17,7 +17,7 @@
 #include <thread>
 #include <vector>
 
-#include "../include/blink_host.h"
+#include "blink/host.h"
 #include "check.h"
 
 namespace blink_test {

@@ -1,14 +1,14 @@
-// Tables for the host engine, made by hand: plans of a few collectives, and the rows of op.h for each of their ranks.
+// Tables for the host engine, made by hand: plans of a few collectives, and the rows of blink/host.h for each of their ranks.
 //
 // Written apart from host_plan.py and simpler: every message has a queue of its own, and a plan is a graph of nodes,
-// which fire once per chunk.
+// which are executed once per chunk.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <vector>
 
-#include "../include/blink_host.h"
+#include "blink/host.h"
 #include "../src/op.h"
 
 namespace blink_test {
@@ -34,7 +34,7 @@ struct Node {
   int offset;
   bool contributes, keeps;
   std::vector<int> from;  // nodes, in the order of reduction
-  int turn = 0;
+  int own_operand_index = 0;
 };
 
 struct Plan {
@@ -57,7 +57,7 @@ struct Plan {
     return found;
   }
 
-  // Whether a firing of `then` can only be after that of `first`.
+  // Whether an execution of `then` can only be after that of `first`.
   bool precedes(int first, int then) const {
     if (first == then) return true;
     const std::vector<int> next = readers(first);
@@ -154,37 +154,37 @@ inline Plan make_plan(Kind kind, int ranks, std::int64_t count) {
 
 // What is chosen for a plan besides its size.
 struct Binding {
-  std::uint32_t dtype = 0;  // of blink::DType
+  std::uint32_t dtype = 0;  // of std::uint32_t
   std::int64_t item = 1;
   std::int64_t chunk = 1;   // elements
   std::int64_t slots = 1;
   bool small = false;       // messages with their flags inside
   bool replies = false;     // answers are written over what they answer
-  bool halves = false;      // a leaf that is a sender's only reader takes half and is given half
-  bool crosses = false;     // messages may be taken from, and halves given to, private buffers
+  bool splits = false;      // a leaf that is a sender's only reader takes half and is given half
+  bool crosses = false;     // messages may be taken from, and splits given to, private buffers
   std::uint64_t signature = 1;
 };
 
 // One rank's tables, and the memory that `tables` points into.
 struct Rows {
-  std::vector<blink::Role> roles;
-  std::vector<blink::Receive> receives;
+  std::vector<blink_role> roles;
+  std::vector<blink_receive> receives;
   std::vector<std::int64_t> sends;
-  std::vector<blink::Ring> rings;
-  std::vector<blink::Reader> readers;
+  std::vector<blink_ring> rings;
+  std::vector<blink_reader> readers;
   blink_tables numbers{};
 
   blink_tables tables() const {
     blink_tables t = numbers;
-    t.roles = reinterpret_cast<const std::int64_t*>(roles.data());
+    t.roles = roles.data();
     t.role_count = static_cast<std::int64_t>(roles.size());
-    t.receives = reinterpret_cast<const std::int64_t*>(receives.data());
+    t.receives = receives.data();
     t.receive_count = static_cast<std::int64_t>(receives.size());
     t.sends = sends.data();
     t.send_count = static_cast<std::int64_t>(sends.size());
-    t.rings = reinterpret_cast<const std::int64_t*>(rings.data());
+    t.rings = rings.data();
     t.ring_count = static_cast<std::int64_t>(rings.size());
-    t.readers = reinterpret_cast<const std::int64_t*>(readers.data());
+    t.readers = readers.data();
     t.reader_count = static_cast<std::int64_t>(readers.size());
     return t;
   }
@@ -199,7 +199,7 @@ class Layout {
       const std::int64_t slots = binding.small ? 1 : binding.slots + (readers.size() > 1);
       places_.push_back({readers, 0, 0, stride(plan.nodes[static_cast<std::size_t>(n)].slice), slots, -1});
     }
-    if (binding.replies && !binding.small) lodge_replies();
+    if (binding.replies && !binding.small) place_replies();
     std::vector<std::int64_t> lines(static_cast<std::size_t>(plan.ranks), 0), bytes(lines);
     for (int n = 0; n < static_cast<int>(plan.nodes.size()); ++n) {
       const auto rank = static_cast<std::size_t>(node(n).rank);
@@ -229,12 +229,12 @@ class Layout {
     t.what = binding_.signature * 7;
     t.count = plan_.input;
     t.dtype = binding_.dtype;
-    t.op = static_cast<std::uint32_t>(blink::Op::kSum);
+    t.op = static_cast<std::uint32_t>(BLINK_SUM);
     t.chunk_elements = binding_.chunk;
     t.shifts = 1;
     t.inline_messages = binding_.small;
-    t.direct_in_place = direct_in_place(rank);
-    t.push_in_place = push_in_place(rank);
+    t.direct_read_in_place = direct_read_in_place(rank);
+    t.direct_write_in_place = direct_write_in_place(rank);
     t.cross_memory = binding_.crosses;
     t.input_bytes = plan_.input * binding_.item;
     t.output_bytes = plan_.output * binding_.item;
@@ -262,7 +262,7 @@ class Layout {
   }
 
   // Where a node's only reader is on the rank of one of its senders, which sends to nobody else.
-  void lodge_replies() {
+  void place_replies() {
     std::vector<bool> answered(places_.size(), false);
     for (int n = 0; n < static_cast<int>(places_.size()); ++n) {
       if (place(n).readers.size() != 1 || answered[static_cast<std::size_t>(n)]) continue;
@@ -281,12 +281,12 @@ class Layout {
     }
   }
 
-  std::int64_t lodged(int n) const { return place(n).answers < 0 ? 0 : node(place(n).answers).rank + 1; }
+  std::int64_t reply_to(int n) const { return place(n).answers < 0 ? 0 : node(place(n).answers).rank + 1; }
 
   std::int64_t direct(int n) const {
-    if (binding_.small) return blink::kDirectNo;
-    if (node(n).contributes && node(n).from.empty()) return blink::kDirectInput;
-    return node(n).keeps ? blink::kDirectOutput : blink::kDirectNo;
+    if (binding_.small) return BLINK_READ_NONE;
+    if (node(n).contributes && node(n).from.empty()) return BLINK_READ_INPUT;
+    return node(n).keeps ? BLINK_READ_OUTPUT : BLINK_READ_NONE;
   }
 
   bool is_leaf(int reader) const {
@@ -295,13 +295,13 @@ class Layout {
   }
 
   // A combined value for one who only keeps it, or half of an input.
-  bool pushed(int sender, int reader) const {
+  bool direct_write(int sender, int reader) const {
     return is_leaf(reader) &&
-           ((!binding_.small && node(sender).contributes && !node(sender).from.empty()) || halved(sender));
+           ((!binding_.small && node(sender).contributes && !node(sender).from.empty()) || split(sender));
   }
 
-  bool halved(int n) const {
-    return binding_.halves && direct(n) == blink::kDirectInput && place(n).readers.size() == 1 &&
+  bool split(int n) const {
+    return binding_.splits && direct(n) == BLINK_READ_INPUT && place(n).readers.size() == 1 &&
            is_leaf(place(n).readers[0]);
   }
 
@@ -314,9 +314,9 @@ class Layout {
   }
 
   // Nobody at `rank` keeps a slice before all who read it there as input have done so.
-  bool direct_in_place(int rank) const {
+  bool direct_read_in_place(int rank) const {
     return for_all_nodes([&](int sender) {
-      if (node(sender).rank != rank || direct(sender) != blink::kDirectInput) return true;
+      if (node(sender).rank != rank || direct(sender) != BLINK_READ_INPUT) return true;
       return for_all_nodes([&](int keeper) {
         if (node(keeper).rank != rank || !node(keeper).keeps || keeper == sender ||
             node(keeper).slice != node(sender).slice) {
@@ -329,16 +329,16 @@ class Layout {
   }
 
   // Nobody writes a slice into the output of `rank` before it and all others have read it there as input.
-  bool push_in_place(int rank) const {
+  bool direct_write_in_place(int rank) const {
     return for_all_nodes([&](int writer) {
       const auto& leaves = place(writer).readers;
       return std::all_of(leaves.begin(), leaves.end(), [&](int leaf) {
-        if (node(leaf).rank != rank || !pushed(writer, leaf)) return true;
+        if (node(leaf).rank != rank || !direct_write(writer, leaf)) return true;
         return for_all_nodes([&](int n) {
           if (node(n).rank != rank || !node(n).contributes || node(n).slice != node(writer).slice) return true;
           const auto& readers = place(n).readers;
           return plan_.precedes(n, writer) &&
-                 (direct(n) != blink::kDirectInput ||
+                 (direct(n) != BLINK_READ_INPUT ||
                   std::all_of(readers.begin(), readers.end(), [&](int r) { return plan_.precedes(r, writer); }));
         });
       });
@@ -355,14 +355,14 @@ class Layout {
 
   void add(Rows& made, int n) const {
     const Node& at = node(n);
-    blink::Role role{};
+    blink_role role{};
     role.offset = at.offset;
     role.length = slice(n).length;
     role.chunks = (role.length + binding_.chunk - 1) / binding_.chunk;
     role.source = at.contributes ? slice(n).source * binding_.item : blink::kNowhere;
     role.target = at.keeps ? slice(n).target * binding_.item : blink::kNowhere;
     role.divisor = 1;
-    role.turn = at.turn;
+    role.own_operand_index = at.own_operand_index;
     role.first_receive = size(made.receives);
     role.receives = size(at.from);
     role.first_send = size(made.sends);
@@ -372,28 +372,28 @@ class Layout {
     for (const int sender : at.from) made.receives.push_back(receive(n, sender, size(made.receives)));
     if (role.sends == 0) return;
     made.sends.push_back(size(made.rings));
-    blink::Ring ring{};
+    blink_ring ring{};
     ring.line = place(n).line;
     ring.staging = place(n).staging;
     ring.stride = place(n).stride;
     ring.slots = place(n).slots;
     ring.first_reader = size(made.readers);
     ring.readers = size(place(n).readers);
-    ring.direct = direct(n);
-    ring.lodged = lodged(n);
-    ring.halved = halved(n);
-    ring.drain = ring.direct != blink::kDirectNo && drains(n);
+    ring.direct_read = direct(n);
+    ring.reply_to = reply_to(n);
+    ring.split = split(n);
+    ring.drain = ring.direct_read != BLINK_READ_NONE && drains(n);
     made.rings.push_back(ring);
     std::int64_t ack_line = ring.line;
     for (const int reader : place(n).readers) {
       made.readers.push_back({node(reader).rank, ++ack_line,
-                              pushed(n, reader) ? slice(reader).target * binding_.item : blink::kNowhere});
+                              direct_write(n, reader) ? slice(reader).target * binding_.item : blink::kNowhere});
     }
   }
 
-  blink::Receive receive(int reader, int sender, std::int64_t queue) const {
+  blink_receive receive(int reader, int sender, std::int64_t queue) const {
     const Place& from = place(sender);
-    blink::Receive made{};
+    blink_receive made{};
     made.rank = node(sender).rank;
     made.line = from.line;
     const auto which = std::find(from.readers.begin(), from.readers.end(), reader) - from.readers.begin();
@@ -401,12 +401,12 @@ class Layout {
     made.staging = from.staging;
     made.stride = from.stride;
     made.slots = from.slots;
-    made.lodged = lodged(sender);
-    made.halved = halved(sender);
-    made.direct = direct(sender);
+    made.reply_to = reply_to(sender);
+    made.split = split(sender);
+    made.direct_read = direct(sender);
     made.direct_offset =
-        (made.direct == blink::kDirectInput ? slice(sender).source : slice(sender).target) * binding_.item;
-    made.pushed = pushed(sender, reader);
+        (made.direct_read == BLINK_READ_INPUT ? slice(sender).source : slice(sender).target) * binding_.item;
+    made.direct_write = direct_write(sender, reader);
     made.queue = queue;
     return made;
   }

@@ -1,5 +1,6 @@
 // Whole programs of several ranks, each block a thread: chains, stars, rings and any tree, all wires by turns on the
 // same connections, for every count of slots and parts, launch after launch; and how launches end that cannot go on.
+// Sanitizers: address, thread.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -10,6 +11,7 @@
 #include <thread>
 
 #include "../src/kernels.h"
+#include "blink/host.h"
 #include "check.h"
 #include "host/launch.h"
 #include "test_device_mesh.h"

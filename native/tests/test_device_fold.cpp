@@ -1,6 +1,7 @@
 // One execution against the definition, bit for bit: every type and operation, every wire, one to four sources with the
 // own data at every place among the operands, scaled and divided, at every alignment, for ragged lengths, in place and
 // apart. The peers are played in turn by the same thread: some send, one folds, one receives.
+// Sanitizers: address.
 #include <algorithm>
 #include <cinttypes>
 #include <cstdio>
@@ -42,7 +43,7 @@ struct Buffer {
 
 struct Case {
   const Definition& of;
-  Op op;
+  std::uint32_t op;
   std::uint32_t messages;  // from the senders
   std::uint32_t own_operand;      // of the own data, or kNoOwnOperand
   std::size_t count;
@@ -215,7 +216,7 @@ void run_everywhere(Bench& bench, const Case& at, std::mt19937_64& random) {
 }
 
 // Every place of the own data, with what an operation of ops.py can ask for besides: nothing, a scale, a divisor.
-void test_operation(Bench& bench, const Definition& of, Op op, std::mt19937_64& random) {
+void test_operation(Bench& bench, const Definition& of, std::uint32_t op, std::mt19937_64& random) {
   const Type& type = of.type;
   const std::size_t most = Bench::kSlotBytes / type.size * 15 / 16;
   const std::size_t group = 16 / type.size;
@@ -262,13 +263,13 @@ void test_all_values(Bench& bench, const Definition& of) {
       own.push_back(i);
       next.push_back(std::min(i + 1, all - 1));
     }
-    const Case scaled = {of, Op::kSum, 0, 0, own.size(), 0, blink::kScaleGiven, 1.0, 1, false, false};
+    const Case scaled = {of, BLINK_SUM, 0, 0, own.size(), 0, blink::kScaleGiven, 1.0, 1, false, false};
     bench.run<blink::Simple>(scaled, {own});
-    const Case tiny = {of, Op::kSum, 0, 0, own.size(), 0, blink::kScaleGiven, 0x1p-3, 1, false, false};
+    const Case tiny = {of, BLINK_SUM, 0, 0, own.size(), 0, blink::kScaleGiven, 0x1p-3, 1, false, false};
     bench.run<blink::Simple>(tiny, {own});
-    const Case middle = {of, Op::kSum, 1, 0, own.size(), 0, blink::kUnscaled, 1.0, 2, false, true};
+    const Case middle = {of, BLINK_SUM, 1, 0, own.size(), 0, blink::kUnscaled, 1.0, 2, false, true};
     bench.run<blink::Simple>(middle, {own, next});
-    const Case large = {of, Op::kSum, 1, 0, own.size(), 0, blink::kUnscaled, 1.0, 1, false, true};
+    const Case large = {of, BLINK_SUM, 1, 0, own.size(), 0, blink::kUnscaled, 1.0, 1, false, true};
     bench.run<blink::LL>(large, {own, own});
   }
 }
@@ -281,7 +282,7 @@ int main() {
   for (const Type& type : kTypes) {
     const Definition definition(type);
     for (int op = 0; op < 7; ++op) {
-      if (has(type, static_cast<Op>(op))) test_operation(bench, definition, static_cast<Op>(op), random);
+      if (has(type, op)) test_operation(bench, definition, op, random);
     }
     if (type.kind == Kind::kNarrow) test_all_values(bench, definition);
   }

@@ -4,6 +4,7 @@
 // scales the rank's input, where in the segment messages lie. What varies from rank to rank besides: buffers of its own
 // or in its heap, in place or not, and how late it comes. Inputs are written anew for every call, so whoever reads one
 // too late reads wrong.
+// Sanitizers: address, thread.
 #include <unistd.h>
 
 #include <memory>
@@ -34,14 +35,14 @@ Setting random_setting(std::mt19937& random, int index) {
   Setting s{kKinds[draw(kKindCount)], 0, {}, false, draw(2) == 0};
   s.binding.signature = 1000003u * static_cast<unsigned>(index + 1);
   s.binding.item = draw(3) == 0 ? 1 : 4;
-  s.binding.dtype = static_cast<std::uint32_t>(s.binding.item == 1 ? blink::DType::kUint8 : blink::DType::kUint32);
+  s.binding.dtype = static_cast<std::uint32_t>(s.binding.item == 1 ? BLINK_UINT8 : BLINK_UINT32);
   s.binding.small = draw(3) == 0;
   const std::int64_t counts[] = {draw(2), 2 + draw(40), 100 + draw(700), 1000 + draw(2000)};
   s.count = counts[draw(4)];
   s.binding.chunk = s.binding.small ? std::max<std::int64_t>(1, s.count) : 1 + draw(draw(2) == 0 ? 20 : 500);
   s.binding.slots = 1 + draw(3);
   s.binding.replies = draw(2) == 0;
-  s.binding.halves = draw(2) == 0;
+  s.binding.splits = draw(2) == 0;
   s.binding.crosses = draw(2) == 0 && crossing;
   s.scaled = reduces(s.kind) && draw(4) == 0;
   return s;
@@ -146,7 +147,7 @@ class Prepared {
                   rank_, ranks_, call, static_cast<int>(setting_.kind), static_cast<long>(setting_.count),
                   static_cast<long>(chosen.item), static_cast<long>(chosen.chunk), static_cast<long>(chosen.slots),
                   chosen.small ? ", small" : "", chosen.replies ? ", replies" : "",
-                  chosen.halves ? ", halves" : "", chosen.crosses ? ", crosses" : "", in_place_ ? ", in place" : "",
+                  chosen.splits ? ", splits" : "", chosen.crosses ? ", crosses" : "", in_place_ ? ", in place" : "",
                   setting_.scaled ? ", scaled" : "", where, static_cast<long>(index));
   }
 
@@ -189,12 +190,12 @@ void many_calls(const Room& room, blink_comm* comm, int rank, unsigned seed, int
   blink_stats stats;
   blink_get_stats(comm, &stats);
   expect(stats.calls == static_cast<std::uint64_t>(calls), "rank %d counts %lu calls of %d", rank, stats.calls, calls);
-  expect(stats.message_bytes == stats.inline_bytes + stats.staged_bytes + stats.direct_bytes + stats.pushed_bytes,
+  expect(stats.message_bytes == stats.inline_bytes + stats.staged_bytes + stats.direct_read_bytes + stats.direct_write_bytes,
          "rank %d: message bytes are not those of the four ways together", rank);
   ways[0] += stats.inline_bytes;
   ways[1] += stats.staged_bytes;
-  ways[2] += stats.direct_bytes;
-  ways[3] += stats.pushed_bytes;
+  ways[2] += stats.direct_read_bytes;
+  ways[3] += stats.direct_write_bytes;
   ways[4] += stats.crossed_bytes;
 }
 

@@ -1,4 +1,5 @@
 // What ends a call, and what the ranks are told: deadlines, aborts, ranks that differ, ranks that die, bad arguments.
+// Sanitizers: address, thread.
 #include <unistd.h>
 
 #include <random>

@@ -1,5 +1,6 @@
 // Point to point: every byte arrives once and in order, in both directions of all pairs, whatever the sizes of the
 // pieces, while the ranks' other threads run collectives.
+// Sanitizers: thread.
 #include <unistd.h>
 
 #include <random>

@@ -2,6 +2,7 @@
 //
 // What runs may give any bytes and any code, but it ends, its buffers' surroundings and the others' inputs stay as they
 // were, and the sanitizers find nothing.
+// Sanitizers: address.
 #include <cstring>
 #include <memory>
 #include <random>
@@ -49,8 +50,8 @@ void damage_numbers(blink_tables& t, std::mt19937_64& random) {
   switch (random() % 12) {
     case 0: t.chunk_elements = odd_value(random, t.chunk_elements); break;
     case 1: t.inline_messages ^= 1; break;
-    case 2: t.direct_in_place ^= 1; break;
-    case 3: t.push_in_place ^= 1; break;
+    case 2: t.direct_read_in_place ^= 1; break;
+    case 3: t.direct_write_in_place ^= 1; break;
     case 4: t.input_bytes = std::min(t.input_bytes, odd_value(random, t.input_bytes)); break;
     case 5: t.output_bytes = std::min(t.output_bytes, odd_value(random, t.output_bytes)); break;
     case 6: t.queue_count = odd_value(random, t.queue_count) % (1 << 20); break;
@@ -78,12 +79,12 @@ void damage(Rows& rows, std::mt19937_64& random) {
 Binding random_binding(std::mt19937_64& random) {
   Binding binding;
   binding.item = random() % 2 == 0 ? 1 : 4;
-  binding.dtype = static_cast<std::uint32_t>(binding.item == 1 ? blink::DType::kUint8 : blink::DType::kFloat32);
+  binding.dtype = static_cast<std::uint32_t>(binding.item == 1 ? BLINK_UINT8 : BLINK_FLOAT32);
   binding.chunk = 1 + static_cast<std::int64_t>(random() % 30);
   binding.slots = 1 + static_cast<std::int64_t>(random() % 3);
   binding.small = random() % 3 == 0;
   binding.replies = random() % 2 == 0;
-  binding.halves = random() % 2 == 0;
+  binding.splits = random() % 2 == 0;
   binding.crosses = random() % 2 == 0;
   if (binding.small) binding.chunk = 200;
   return binding;

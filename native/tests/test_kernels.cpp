@@ -1,5 +1,6 @@
 // Every kernel of every level against the definition, bit for bit: any number of sources and destinations, in place,
 // scaled and divided; all conversions; nothing outside is written.
+// Sanitizers: address.
 #include <algorithm>
 #include <cinttypes>
 #include <cmath>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "../src/kernels_blocks.h"
+#include "blink/host.h"
 #include "check.h"
 #include "kernels_definition.h"
 
@@ -58,7 +60,7 @@ enum class Place { kApart, kFirst, kCrossed };
 // One reduction with its answer. `twice`: the last source is the memory of the first.
 struct Case {
   const Definition& definition;
-  Op op;
+  std::uint32_t op;
   Finish finish;
   std::vector<Elements> inputs;  // [source][element]
   bool twice = false;
@@ -142,7 +144,7 @@ void run_everywhere(const Case& of, const std::vector<Level>& levels) {
 constexpr std::size_t kLargest = blink_test::kThreadSanitizer ? 17 : 5000;
 constexpr std::uint64_t kSweepStep = blink_test::kThreadSanitizer ? 1000003 : 10007;
 
-void test_combine(const std::vector<Level>& levels, const Definition& definition, Op op) {
+void test_combine(const std::vector<Level>& levels, const Definition& definition, std::uint32_t op) {
   std::mt19937_64 random(static_cast<std::uint64_t>(definition.type.code) * 16 + static_cast<std::uint64_t>(op));
   for (const std::size_t count : {0ul, 1ul, 15ul, 16ul, 17ul, 1000ul, 5000ul}) {
     if (count > kLargest) break;
@@ -212,7 +214,7 @@ void test_conversions(const std::vector<Level>& levels, const Definition& defini
   for (const float value : floats) wanted.push_back(definition.narrow(static_cast<double>(value)));
 
   for (const Level& level : levels) {
-    const blink::Stepwise& steps = level.find(type.code, Op::kSum)->stepwise;
+    const blink::Stepwise& steps = level.find(type.code, BLINK_SUM)->stepwise;
     std::vector<float> widened(patterns);
     steps.load(widened.data(), stored.data(), patterns, false, 1.0);
     for (std::size_t code = 0; code < patterns; ++code) {
@@ -240,7 +242,7 @@ void test_conversions(const std::vector<Level>& levels, const Definition& defini
 
 // ---- the rest
 
-void test_stepwise(const std::vector<Level>& levels, const Definition& definition, Op op) {
+void test_stepwise(const std::vector<Level>& levels, const Definition& definition, std::uint32_t op) {
   const Type& type = definition.type;
   constexpr std::size_t kCount = 333;
   std::mt19937_64 random(7);
@@ -288,14 +290,14 @@ void test_copy() {
 void test_missing(const Level& level) {
   for (const Type& type : kTypes) {
     for (int op = 0; op < 7; ++op) {
-      const bool there = level.find(type.code, static_cast<Op>(op)) != nullptr;
-      const bool wanted = has(type, static_cast<Op>(op));
+      const bool there = level.find(type.code, op) != nullptr;
+      const bool wanted = has(type, op);
       expect(there == wanted, "%s %s %s there", type.name, kOpNames[op], there ? "is" : "is not");
     }
   }
-  expect(level.find(static_cast<DType>(15), Op::kSum) == nullptr, "there is no type 15");
-  expect(level.find(DType::kInt8, static_cast<Op>(7)) == nullptr, "there is no operation 7");
-  expect(level.find(DType::kBool, static_cast<Op>(7)) == nullptr, "there is no operation 7 on bool");
+  expect(level.find(15, BLINK_SUM) == nullptr, "there is no type 15");
+  expect(level.find(BLINK_INT8, 7) == nullptr, "there is no operation 7");
+  expect(level.find(BLINK_BOOL, 7) == nullptr, "there is no operation 7 on bool");
 }
 
 // Whole lines and what is before and after them, at every place in a line.
@@ -336,9 +338,9 @@ int main() {
     const Definition definition(type);
     if (type.kind == Kind::kNarrow) test_conversions(levels, definition);
     for (int op = 0; op < 7; ++op) {
-      if (!has(type, static_cast<Op>(op))) continue;
-      test_combine(levels, definition, static_cast<Op>(op));
-      test_stepwise(levels, definition, static_cast<Op>(op));
+      if (!has(type, op)) continue;
+      test_combine(levels, definition, op);
+      test_stepwise(levels, definition, op);
     }
   }
   test_copy();

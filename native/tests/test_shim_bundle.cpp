@@ -1,5 +1,6 @@
 // Is a plan's file read as it was written, and everything else refused with file, line, what was expected and what was
 // found?
+// Sanitizers: address.
 #include <random>
 #include <string>
 

@@ -1,5 +1,6 @@
 // Does a missing or too old CUDA driver lead to a sentence that says what is wrong? Each case in a process of its own,
 // since the driver is opened once. A driver that works is played by the tests of the whole library.
+// Sanitizers: address.
 #include <sys/wait.h>
 #include <unistd.h>
 

@@ -1,4 +1,5 @@
 // What is told to the user, where, and in which form? Each case in a process of its own, since levels are read once.
+// Sanitizers: address.
 #include <fcntl.h>
 #include <sys/wait.h>
 #include <unistd.h>

@@ -1,5 +1,6 @@
 // Do all ranks leave a meeting with the same answer? Ranks as threads and as processes, with one that is missing,
 // stalled, of another opinion, or dies, and with strangers at the door.
+// Sanitizers: address, thread.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/socket.h>

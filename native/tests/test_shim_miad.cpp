@@ -1,4 +1,5 @@
 // Does the chunk search move as its rules say? Python's own is compared with it step by step in another test.
+// Sanitizers: address.
 #include <cmath>
 #include <limits>
 #include <random>

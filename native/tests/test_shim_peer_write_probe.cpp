@@ -1,5 +1,6 @@
 // Is every store that does not arrive noticed, by the rank that it was for, and does nothing but marks change? Two
 // ranks with one connection, on memory of this process and a driver whose copies are memcpy.
+// Sanitizers: address.
 #include <cstdint>
 #include <cstring>
 #include <utility>

@@ -1,5 +1,6 @@
 // Does the planner's process get what it needs and nothing else, and does it end when it must? Shell scripts play
 // Python.
+// Sanitizers: address.
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/wait.h>

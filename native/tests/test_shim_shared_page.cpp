@@ -3,6 +3,7 @@
 // Ranks are threads that run apart at random while rank 0 decides again and again. What each rank was told for each
 // call is compared with the list of decisions afterwards. The same test must notice planted faults: a rank 0 that does
 // not look again before it commits, and a rank that does not wait for the verdict.
+// Sanitizers: thread.
 #include <fcntl.h>
 #include <sched.h>
 #include <sys/mman.h>

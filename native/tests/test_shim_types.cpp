@@ -1,4 +1,5 @@
 // Which of NCCL's configurations say that calls do not block, whatever their size, and what the environment overrules.
+// Sanitizers: address.
 
 #include <cstdlib>
 

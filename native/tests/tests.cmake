@@ -1,6 +1,21 @@
 # Each tests/test_*.cpp is a program of its own: 0 is success. It may fork or start threads.
 file(GLOB tests CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/test_*.cpp)
 
+# Each test says in its first lines which sanitizers it is for: `// Sanitizers: address, thread.` The thread sanitizer is
+# for tests with threads alone; without any, a test runs whatever its sanitizers are.
+function(blink_is_for_sanitizer file result)
+  file(STRINGS ${file} said LIMIT_COUNT 1 REGEX "^// Sanitizers: (address|thread|address, thread)\\.$")
+  if(NOT said)
+    message(FATAL_ERROR "${file}: its first lines lack '// Sanitizers: address.', 'thread.' or 'address, thread.'")
+  endif()
+  string(REGEX MATCH "^[a-z]+" sanitizer "${BLINK_SANITIZE}")
+  if(said MATCHES "${sanitizer}")
+    set(${result} TRUE PARENT_SCOPE)
+  else()
+    set(${result} FALSE PARENT_SCOPE)
+  endif()
+endfunction()
+
 # ThreadSanitizer of GCC 12 and 13 does not start where the kernel puts memory at more than 2^28 random places.
 set(launcher)
 if(BLINK_SANITIZE STREQUAL "thread")
@@ -18,6 +33,10 @@ set(test_environment "ASAN_OPTIONS=halt_on_error=1:detect_leaks=1:strict_string_
 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1;TSAN_OPTIONS=halt_on_error=1:die_after_fork=0:second_deadlock_stack=1")
 
 foreach(file IN LISTS tests)
+  blink_is_for_sanitizer(${file} wanted)
+  if(NOT wanted)
+    continue()
+  endif()
   get_filename_component(name ${file} NAME_WE)
   add_executable(${name} ${file})
   target_compile_options(${name} PRIVATE -UNDEBUG)  # assert() works in tests, whatever the build type

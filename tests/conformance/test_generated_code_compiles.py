@@ -9,7 +9,7 @@ import pytest
 
 from blinkccl.algorithms.registry import ALGORITHMS, Request
 from blinkccl.codegen.command import compiled
-from blinkccl.codegen.device_files import INCLUDE_OVERRIDE, include_directory
+from blinkccl.codegen.device_files import INCLUDE_OVERRIDE, include_directory, searched
 from blinkccl.codegen.gpu_compiler import find_nvcc, find_nvrtc, nvcc_architectures, nvrtc, nvrtc_facts
 from blinkccl.codegen.layout import Group
 from blinkccl.codegen.text import INCLUDE, WIRES, Kernel, code
@@ -61,11 +61,11 @@ def everything() -> dict[tuple[str, str], str]:
 
 def accepted(text: str, *options: str) -> bytes:
     """What nvcc makes of ``text``; warnings are errors."""
-    include = include_directory()
+    include = [f"-I{path}" for path in searched(include_directory())]
 
     def command(source: Path, output: Path) -> list[str]:
         assert NVCC is not None
-        start = [NVCC, "-std=c++17", "-fmad=false", "-Werror", "all-warnings", f"-I{include}", *options]
+        start = [NVCC, "-std=c++17", "-fmad=false", "-Werror", "all-warnings", *include, *options]
         return [*start, str(source), "-o", str(output)]
 
     return compiled(text, ".cu", command, 1800)

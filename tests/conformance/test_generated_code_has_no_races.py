@@ -17,6 +17,7 @@ from blinkccl.codegen.text import INCLUDE, WIRES, Kernel, code
 from blinkccl.collectives.oracle import make_inputs, oracle
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.engines.registry import Array
+from blinkccl.native.headers import DIRECTORY, abi
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.topology.spec import parse_spec
@@ -85,9 +86,10 @@ def test_generated_code_under_sanitizers(sanitizer: str, tmp_path: Path) -> None
     flags = ["-std=c++17", "-O1", "-g", "-ffp-contract=off", f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"]
     flags += ["-Wall", "-Wextra", "-Wshadow", "-Werror"]
     files = [tmp_path / "generated.cpp", *sorted((DEVICE / "host").glob("*.cpp"))]
+    named = ['-DBLINK_VERSION="test"', f"-DBLINK_ABI={abi()}u"]
     assert CXX is not None
     built = subprocess.run(
-        [*CXX.split(), *flags, '-DBLINK_VERSION="test"', f"-I{DEVICE}", f"-I{HERE}", *files, "-pthread", "-o", program],
+        [*CXX.split(), *flags, *named, f"-I{DEVICE}", f"-I{DIRECTORY}", f"-I{HERE}", *files, "-pthread", "-o", program],
         capture_output=True,
         text=True,
     )

@@ -17,6 +17,8 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+#: Headers that native code and Python share.
+SHARED = ROOT / "src" / "blinkccl" / "native" / "include"
 COMPILER = os.environ.get("CXX", "g++")
 C_COMPILER = os.environ.get("CC", "gcc")
 WARNINGS = ("-Wall", "-Wextra", "-Wshadow", "-Werror")
@@ -76,7 +78,7 @@ def build(directory: Path | None = None, *, sanitizer: str | None = None) -> Dou
     if sanitizer is not None and sanitizer not in SANITIZERS:
         raise ValueError(f"sanitizer is one of {', '.join(SANITIZERS)}, got {sanitizer}")
     sources = sorted(path for path in HERE.rglob("*") if path.suffix in {".cpp", ".c", ".h", ".map", ".py"})
-    sources.append(ROOT / "native/device/blink/call.h")
+    sources += sorted(SHARED.glob("blink/*.h"))
     content = hashlib.sha256()
     for source in sources:
         content.update(f"{source.name}\0".encode())
@@ -120,7 +122,7 @@ def _places(place: Path) -> Doubles:
 
 
 def _build(found: Doubles, sanitizer: str | None) -> None:
-    flags = ("-fPIC", "-fvisibility=hidden", f"-I{ROOT / 'native/device'}")
+    flags = ("-fPIC", "-fvisibility=hidden", f"-I{SHARED}")
     sources = sorted((HERE / "cuda").glob("*.cpp"))
     devices = HERE / "cuda" / "devices.cpp"
     others = _objects([source for source in sources if source != devices], flags, sanitizer)
@@ -167,7 +169,7 @@ def _headers(source: Path) -> bytes:
     """What a source may include: the headers of its directory, of the one above, and what the driver double knows."""
     found = [*sorted(source.parent.glob("*.h")), *sorted(source.parent.parent.glob("*.h"))]
     if source.parent == HERE / "cuda":
-        found.append(ROOT / "native/device/blink/call.h")
+        found += sorted(SHARED.glob("blink/*.h"))
     return hashlib.sha256(b"".join(header.read_bytes() for header in found)).digest()
 
 

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from preloaded import DOUBLES, Built, built
 
+from blinkccl.native.headers import DIRECTORY, abi
 from blinkccl.runtime.card import package_version
 from doubles.build import compile_library
 
 NATIVE = DOUBLES.parents[1] / "native"
-SHIM, DEVICE = NATIVE / "shim", NATIVE / "device"
+SHIM, DEVICE, SHARED = NATIVE / "shim", NATIVE / "device", DIRECTORY
 
 
 def with_sanitizer(sanitizer: str) -> Built:
@@ -40,19 +41,24 @@ def _library(place: Path, planted: Mapping[str, tuple[str, str]], sanitizer: str
             source.write_text(text.replace(before, after))
         sources.append(source)
     exports = f"-Wl,--version-script={SHIM / 'blink_shim_exports.map'}"
-    flags = [*_flags(SHIM, DEVICE), exports, "-Wl,-soname,libblink.so", "-ldl"]
+    flags = [*_flags(SHIM, DEVICE, SHARED), exports, "-Wl,-soname,libblink.so", "-ldl"]
     return _built(sources, place / "libblink.so", flags, sanitizer)
 
 
 def _device_library(place: Path, sanitizer: str) -> Path:
-    flags = [*_flags(DEVICE), "-ffp-contract=off", f"-Wl,--version-script={NATIVE / 'blink_exports.map'}"]
+    flags = [
+        *_flags(DEVICE, SHARED),
+        f"-DBLINK_ABI={abi()}u",
+        "-ffp-contract=off",
+        f"-Wl,--version-script={NATIVE / 'blink_exports.map'}",
+    ]
     return _built(sorted((DEVICE / "host").glob("*.cpp")), place / "libblink_device.so", flags, sanitizer)
 
 
 def _flags(*directories: Path) -> list[str]:
     """Objects are cached by their flags: the headers are one of them."""
     content = hashlib.sha256()
-    for directory in (SHIM, DEVICE):
+    for directory in (SHIM, DEVICE, SHARED):
         for header in sorted([*directory.rglob("*.h"), *directory.rglob("*.def")]):
             content.update(header.read_bytes())
     version = f'-DBLINK_VERSION="{package_version()}"'

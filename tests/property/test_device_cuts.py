@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from blinkccl.collectives.ops import DTYPE_CODES
 from blinkccl.collectives.spec import Collective
 from blinkccl.engines import device_library
-from blinkccl.engines.device_library import Call
+from blinkccl.engines.device_library import LaunchCall
 from blinkccl.engines.registry import ENGINES
 from blinkccl.schedule.chunking import Extent, bind, largest_share
 from blinkccl.schedule.program import Program, Slice
@@ -38,7 +38,7 @@ def program(cuts: list[Fraction]) -> Program:
     return Program(Collective("allreduce", 2), (0, 1), Fraction(1), slices, (), (), ())
 
 
-def pieces(of: Program, call: Call, part: int) -> list[Extent]:
+def pieces(of: Program, call: LaunchCall, part: int) -> list[Extent]:
     """What the context of one part gets, as the generated text asks for it."""
     library = device_library.load()
     library.blink_context_rounds.restype = c.c_uint64
@@ -67,7 +67,7 @@ def pieces(of: Program, call: Call, part: int) -> list[Extent]:
 def test_chunks_are_those_of_bind(cuts: list[Fraction], count: int, dtype: str, groups: int, parts: int) -> None:
     of, itemsize = program(cuts), ITEMSIZE[dtype]
     group, share = 16 // itemsize, largest_share(of)
-    call = Call(count=count, dtype=DTYPE_CODES[dtype], chunk_bytes=16 * groups)
+    call = LaunchCall(count=count, dtype=DTYPE_CODES[dtype], chunk_bytes=16 * groups)
     call.parts = 1
     bound = bind(of, count, itemsize, 16 * groups, even_chunks=share is not None)
     longest = -(-max(extent.length for extent in bound.extents) // group)
@@ -98,7 +98,7 @@ def test_chunks_are_those_of_bind(cuts: list[Fraction], count: int, dtype: str, 
 def test_every_share_takes_as_many_rounds(parts: int) -> None:
     """The trees of an AllReduce on a DGX-1V: sixths, eighths, a twelfth and twenty-fourths."""
     of = program([Fraction(n, 24) for n in (4, 8, 11, 14, 16, *range(17, 24))])
-    call = Call(count=24 << 20, dtype=DTYPE_CODES["float32"], chunk_bytes=1 << 18)
+    call = LaunchCall(count=24 << 20, dtype=DTYPE_CODES["float32"], chunk_bytes=1 << 18)
     call.parts = parts
     rounds = (4 << 22) // (parts << 18)
     for part in range(parts):

@@ -22,7 +22,7 @@ from blinkccl.collectives.ops import DTYPES, OPS
 from blinkccl.collectives.oracle import wrong_elements
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.engines import device_library, generated, reference
-from blinkccl.engines.device_library import Call, Connection
+from blinkccl.engines.device_library import ConnectionEnd, LaunchCall
 from blinkccl.engines.registry import ENGINES, Array
 from blinkccl.forest.model import Cut, Forest, Share, Tree
 from blinkccl.schedule.chunking import largest_share
@@ -145,9 +145,9 @@ def messages_passed(monkeypatch: pytest.MonkeyPatch, run: Callable[[], object], 
     passed: list[int] = []
     launch = device_library.launch
 
-    def spy(entry: int, calls: c.Array[Call], blocks: int, timeout_s: float) -> None:
+    def spy(entry: int, calls: c.Array[LaunchCall], blocks: int, timeout_s: float) -> None:
         launch(entry, calls, blocks, timeout_s)
-        ends = [c.cast(call.connections, c.POINTER(Connection)) for call in calls]
+        ends = [c.cast(call.connections, c.POINTER(ConnectionEnd)) for call in calls]
         for number in range(connections):
             heads = [table[number].head for table in ends if table[number].head]
             parts = range(calls[0].parts)

@@ -199,6 +199,6 @@ def test_counters_say_what_the_program_sends(way: dict[str, bool], seed: int) ->
     assert sums["message_bytes"] == sum(sums[f"{way}_bytes"] for way in ("inline", "staged", "direct", "pushed"))
     assert sums["inline_bytes"] == 0
     if not way:
-        assert sums["direct_bytes"] == sums["pushed_bytes"] == 0
-    wanted = sums["direct_bytes"] + sums["pushed_bytes"] if "cross_memory" in way else 0
+        assert sums["direct_read_bytes"] == sums["direct_write_bytes"] == 0
+    wanted = sums["direct_read_bytes"] + sums["direct_write_bytes"] if "cross_memory" in way else 0
     assert sums["crossed_bytes"] == wanted

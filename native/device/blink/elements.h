@@ -8,13 +8,6 @@
 namespace blink {
 namespace device {
 
-// DTYPE_CODES and OP_CODES of blinkccl/collectives/ops.py.
-enum TypeCode : uint32_t {
-  kInt8, kUint8, kInt16, kUint16, kInt32, kUint32, kInt64, kUint64,
-  kFloat16, kBfloat16, kFloat32, kFloat64, kFloat8E4M3, kFloat8E5M2, kBool,
-};
-enum OpCode : uint32_t { kSum, kProd, kMin, kMax, kBand, kBor, kBxor };
-
 // On the CPU everything is served. On a GPU it is what NCCL has, unless more is asked for: compiling takes time.
 #if !defined(BLINK_CUDA) || defined(BLINK_ALL_TYPES)
 #define BLINK_EVERYTHING 1
@@ -243,18 +236,18 @@ BLINK_INLINE void combine(uint32_t op, typename Format::Acc (&a)[kAccs][Format::
     for (uint32_t i = 0; i < Format::kCount; ++i) a[n][i] = expression; \
   }
   typedef typename Format::Acc Acc;
-  if (op == kSum) {
+  if (op == BLINK_SUM) {
     BLINK_EACH(Format::sum(a[n][i], b[n][i]))
-  } else if (op == kProd) {
+  } else if (op == BLINK_PROD) {
     BLINK_EACH(Format::product(a[n][i], b[n][i]))
-  } else if (op == kMin) {
+  } else if (op == BLINK_MIN) {
     BLINK_EACH(Format::lesser(a[n][i], b[n][i]))
-  } else if (op == kMax) {
+  } else if (op == BLINK_MAX) {
     BLINK_EACH(Format::greater(a[n][i], b[n][i]))
   } else if constexpr (Format::kBits) {
-    if (op == kBand) {
+    if (op == BLINK_BAND) {
       BLINK_EACH(static_cast<Acc>(a[n][i] & b[n][i]))
-    } else if (op == kBor) {
+    } else if (op == BLINK_BOR) {
       BLINK_EACH(static_cast<Acc>(a[n][i] | b[n][i]))
     } else {
       BLINK_EACH(static_cast<Acc>(a[n][i] ^ b[n][i]))
@@ -265,7 +258,7 @@ BLINK_INLINE void combine(uint32_t op, typename Format::Acc (&a)[kAccs][Format::
 
 // On bool, sum, max and bor are "or"; prod, min and band are "and". A bool is a byte, 0 or 1.
 BLINK_INLINE constexpr uint32_t op_of_bools(uint32_t op) {
-  constexpr uint32_t kMeaning[] = {kBor, kBand, kBand, kBor, kBand, kBor, kBxor};
+  constexpr uint32_t kMeaning[] = {BLINK_BOR, BLINK_BAND, BLINK_BAND, BLINK_BOR, BLINK_BAND, BLINK_BOR, BLINK_BXOR};
   return kMeaning[op];
 }
 

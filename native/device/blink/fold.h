@@ -246,22 +246,22 @@ BLINK_INLINE bool fold(State& state, const Job& job) {
   return true;
 #else
   switch (state.dtype) {
-    case kInt8: return fold_as<Wire, Int8>(state, job);
-    case kUint8: return fold_as<Wire, Uint8>(state, job);
-    case kInt32: return fold_as<Wire, Int32>(state, job);
-    case kUint32: return fold_as<Wire, Uint32>(state, job);
-    case kInt64: return fold_as<Wire, Int64>(state, job);
-    case kUint64: return fold_as<Wire, Uint64>(state, job);
-    case kFloat16: return fold_as<Wire, Float16>(state, job);
-    case kBfloat16: return fold_as<Wire, Bfloat16>(state, job);
-    case kFloat32: return fold_as<Wire, Float32>(state, job);
-    case kFloat64: return fold_as<Wire, Float64>(state, job);
-    case kFloat8E4M3: return fold_as<Wire, Float8E4M3>(state, job);
-    case kFloat8E5M2: return fold_as<Wire, Float8E5M2>(state, job);
+    case BLINK_INT8: return fold_as<Wire, Int8>(state, job);
+    case BLINK_UINT8: return fold_as<Wire, Uint8>(state, job);
+    case BLINK_INT32: return fold_as<Wire, Int32>(state, job);
+    case BLINK_UINT32: return fold_as<Wire, Uint32>(state, job);
+    case BLINK_INT64: return fold_as<Wire, Int64>(state, job);
+    case BLINK_UINT64: return fold_as<Wire, Uint64>(state, job);
+    case BLINK_FLOAT16: return fold_as<Wire, Float16>(state, job);
+    case BLINK_BFLOAT16: return fold_as<Wire, Bfloat16>(state, job);
+    case BLINK_FLOAT32: return fold_as<Wire, Float32>(state, job);
+    case BLINK_FLOAT64: return fold_as<Wire, Float64>(state, job);
+    case BLINK_FLOAT8_E4M3FN: return fold_as<Wire, Float8E4M3>(state, job);
+    case BLINK_FLOAT8_E5M2: return fold_as<Wire, Float8E5M2>(state, job);
 #ifdef BLINK_EVERYTHING
-    case kInt16: return fold_as<Wire, Int16>(state, job);
-    case kUint16: return fold_as<Wire, Uint16>(state, job);
-    case kBool: return fold_as<Wire, Uint8>(state, job);
+    case BLINK_INT16: return fold_as<Wire, Int16>(state, job);
+    case BLINK_UINT16: return fold_as<Wire, Uint16>(state, job);
+    case BLINK_BOOL: return fold_as<Wire, Uint8>(state, job);
 #endif
     default: return true;  // the launcher serves no other type
   }

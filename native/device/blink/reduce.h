@@ -15,7 +15,7 @@ BLINK_INLINE void reduce(State& state, const Reduction& reduction, uint32_t bloc
   const bool joins = reduction.own_operand_index != kOwnStaysOut;
   if (thread_index() == 0) {
     state.dtype = reduction.dtype;
-    state.op = reduction.dtype == kBool ? op_of_bools(reduction.op) : reduction.op;
+    state.op = reduction.dtype == BLINK_BOOL ? op_of_bools(reduction.op) : reduction.op;
     state.item_bytes = item_bytes(reduction.dtype);
     state.scale_kind = reduction.scale_kind;
     state.scale = reduction.scale_kind == kScaleStored

@@ -72,7 +72,7 @@ BLINK_INLINE void begin(State& state, const Call& call, uint32_t channel, uint32
     state.part = part;
     state.channel = channel;
     state.dtype = call.dtype;
-    state.op = call.dtype == kBool ? op_of_bools(call.op) : call.op;
+    state.op = call.dtype == BLINK_BOOL ? op_of_bools(call.op) : call.op;
     state.item_bytes = item_bytes(call.dtype);
     state.scale_kind = call.scale_kind;
     state.scale = call.scale_kind == kScaleStored ? load_item(call.scale_at, item_bytes(call.dtype)) : call.scale;

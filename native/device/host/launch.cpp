@@ -75,6 +75,8 @@ __attribute__((visibility("default"))) int blink_launch(void (*entry)(const blin
   return 0;
 }
 
+__attribute__((visibility("default"))) uint32_t blink_device_abi() { return BLINK_ABI; }
+
 __attribute__((visibility("default"))) const char* blink_device_version() { return BLINK_VERSION; }
 
 }  // extern "C"

@@ -11,6 +11,9 @@ extern "C" {
 int blink_launch(void (*entry)(const blink::Call*, uint32_t block), const blink::Call* calls, uint32_t ranks,
                  uint32_t blocks, double timeout_s);
 
+// A number made of the headers that this library was compiled with.
+uint32_t blink_device_abi();
+
 // The version in pyproject.toml that this library was built from. The text is never freed.
 const char* blink_device_version();
 

@@ -2,19 +2,11 @@
 
 Every rank process of a candidate connects to the coordinator's unix socket, says hello, and then blocks in recv():
 an idle candidate takes no processor time, so that candidates can be interleaved. All numbers are little-endian and
-unpadded. ``peers/peer.h`` says the same in C.
+unpadded. ``native/include/blink/bench.h`` has the structs, which both languages read: ``peer_hello`` from a rank to the
+coordinator, ``peer_command`` back, ``peer_reply`` in answer.
 
-hello, rank → coordinator::
-
-    u32 MAGIC   u32 VERSION   u32 rank   u32 world_size   u64 pid   char library[128], padded with zeros
-
-command, coordinator → rank::
-
-    u32 MAGIC   u32 kind   u32 collective   u32 dtype   u32 op   i32 root   i32 src   i32 dst   u32 flags
-    u32 warmup  u32 iterations  u32 deadline_s  u32 itemsize  u32 in_blocks  u32 out_blocks  u32 in_at  u32 out_at
-    u64 count   u64 period   f64 scale
-    then in_blocks × period × itemsize bytes that fill the input, and, if CHECK is set, out_blocks × period × itemsize
-    bytes that the output must hold
+A command is followed by in_blocks × period × itemsize bytes that fill the input, and, if CHECK is set, by
+out_blocks × period × itemsize bytes that the output must hold.
 
 A rank has an input of ``in_blocks`` and an output of ``out_blocks`` blocks of ``count`` elements. Both lie on page
 boundaries, in memory for which huge pages are asked; with IN_PLACE and both there, they begin at block ``in_at`` and
@@ -26,10 +18,7 @@ with the candidate's own barrier, in C where there is C. The time of an iteratio
 barrier itself is not in it. With CHECK the buffers are then filled again, the collective runs once more, untimed, and
 every element of the output is compared.
 
-reply, rank → coordinator::
-
-    u32 MAGIC   u32 status   u64 wrong   u32 n   u32 length
-    then n × f64 seconds, and length bytes of UTF-8 text that says why status is not OK
+A reply is followed by n × f64 seconds, and length bytes of UTF-8 text that says why status is not OK.
 
 QUIT has no reply. A rank that loses its socket ends; while it works on a command it is under an alarm of
 ``deadline_s`` seconds, so that it ends even if nobody is left to end it.
@@ -37,18 +26,15 @@ QUIT has no reply. A rank that loses its socket ends; while it works on a comman
 
 from __future__ import annotations
 
-import struct
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 
-from blinkccl.collectives.ops import DTYPE_CODES, OP_CODES
 from blinkccl.errors import CommunicationError
+from blinkccl.native.headers import header
 
-MAGIC = 0x4B4E4C42  # "BLNK"
-VERSION = 1
-HELLO = struct.Struct("<IIIIQ128s")
-COMMAND = struct.Struct("<IIIIIiiiIIIIIIIIIQQd")
-REPLY = struct.Struct("<IIQII")
+_HEADER, _TYPES = header("bench.h"), header("types.h")
+MAGIC, VERSION = _HEADER.constants["PEER_MAGIC"], _HEADER.constants["PEER_VERSION"]
+HELLO, COMMAND, REPLY = (_HEADER.structs[f"peer_{what}"].wire() for what in ("hello", "command", "reply"))
 #: More than any rank of ours has to say; what claims more is not one of them.
 MAX_ITERATIONS = 1_000_000
 #: Seconds of a command; 11 days.
@@ -58,39 +44,28 @@ UNSUPPORTED_CODE = 3
 MAX_TEXT = 65_536
 
 #: Numbers of collectives, types and operations on the wire; names are those of :mod:`blinkccl.collectives`.
-COLLECTIVES = (
-    "broadcast",
-    "reduce",
-    "allreduce",
-    "allgather",
-    "reduce_scatter",
-    "gather",
-    "scatter",
-    "alltoall",
-    "sendrecv",
-)
+COLLECTIVES = tuple(_TYPES.numbers("blink_collective"))
 #: What only the probe does (:mod:`blinkccl.bench.bound`); ``count`` is a number of bytes, or of round trips.
-PROBES = ("probe_add", "probe_copy", "probe_round_trip")
-FIRST_PROBE = 64
-DTYPES = tuple(sorted(DTYPE_CODES, key=DTYPE_CODES.__getitem__))
-#: As OP_CODES, and the two that are a sum with a divisor or a scale.
-OPS = (*sorted(OP_CODES, key=OP_CODES.__getitem__), "avg", "premul_sum")
+PROBES = tuple(_HEADER.numbers("peer_probe", "PEER_"))
+FIRST_PROBE = _HEADER.constants["PEER_PROBE_ADD"]
+DTYPES = tuple(_TYPES.numbers("blink_dtype"))
+OPS = (*_TYPES.numbers("blink_operation"), *_HEADER.numbers("peer_op", "PEER_"))
 
 
 class Kind(IntEnum):
     """What a command asks for."""
 
-    RUN = 1
-    QUIT = 2
+    RUN = _HEADER.constants["PEER_RUN"]
+    QUIT = _HEADER.constants["PEER_QUIT"]
 
 
 class Flag(IntFlag):
     """``SHARED``: buffers in shared memory, where the candidate has such; ``KEEP``: keep the memory for the next."""
 
-    IN_PLACE = 1
-    SHARED = 2
-    CHECK = 4
-    KEEP = 8
+    IN_PLACE = _HEADER.constants["PEER_IN_PLACE"]
+    SHARED = _HEADER.constants["PEER_SHARED"]
+    CHECK = _HEADER.constants["PEER_CHECK"]
+    KEEP = _HEADER.constants["PEER_KEEP"]
 
 
 NO_FLAGS = Flag(0)
@@ -99,9 +74,9 @@ NO_FLAGS = Flag(0)
 class ReplyStatus(IntEnum):
     """``UNSUPPORTED`` leaves the candidate usable, ``FAILED`` does not."""
 
-    OK = 0
-    UNSUPPORTED = 1
-    FAILED = 2
+    OK = _HEADER.constants["PEER_OK"]
+    UNSUPPORTED = _HEADER.constants["PEER_UNSUPPORTED"]
+    FAILED = _HEADER.constants["PEER_FAILED"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,13 +124,13 @@ class Command:
         """The bytes on the wire."""
         probe = self.collective in PROBES
         code = FIRST_PROBE + PROBES.index(self.collective) if probe else COLLECTIVES.index(self.collective)
-        numbers = (getattr(self, name) for name in _NUMBERS)
-        head = COMMAND.pack(MAGIC, self.kind, code, DTYPES.index(self.dtype), OPS.index(self.op), *numbers)
+        coded = (MAGIC, self.kind, code, DTYPES.index(self.dtype), OPS.index(self.op))
+        head = COMMAND.pack(*coded, *(getattr(self, name) for name in _NUMBERS))
         return head + self.fill + self.expected
 
 
-#: The fields of a command that are numbers on the wire as they are, in its order; ``flags`` is one of them.
-_NUMBERS = tuple(one.name for one in fields(Command))[4:-2]
+#: The fields of a command after magic, kind, collective, dtype and op: numbers on the wire as they are.
+_NUMBERS = _HEADER.structs["peer_command"].names[5:]
 
 
 def read_command(head: bytes) -> tuple[Command, int, int]:

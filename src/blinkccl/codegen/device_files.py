@@ -1,4 +1,4 @@
-"""Where are the headers that generated code includes, and their library for this CPU?"""
+"""The headers that generated code includes, and their library for this CPU: where they are."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from blinkccl.errors import UnsupportedError
-from blinkccl.native import find_library
+from blinkccl.native import find_library, headers
 
 LIBRARY = "libblink_device.so"
 #: Names another library file; for people who work on it.
@@ -53,11 +53,16 @@ def host_library() -> Path:
     return path
 
 
+def searched(include: Path) -> tuple[Path, Path]:
+    """Where compilers look for headers: ``include``, and the directory of those that Python reads too."""
+    return include, headers.DIRECTORY
+
+
 @lru_cache(maxsize=8)
 def headers_digest(include: Path) -> str:
-    """64 hexadecimal digits over all headers below ``include``: what is compiled changes with them."""
+    """64 hexadecimal digits over all headers that are searched: what is compiled changes with them."""
     found = sha256()
-    for path in sorted((include / "blink").glob("*")):
-        if path.is_file():
+    for directory in searched(include):
+        for path in sorted(path for path in (directory / "blink").glob("*") if path.is_file()):
             found.update(f"{path.name}\n".encode() + path.read_bytes())
     return found.hexdigest()

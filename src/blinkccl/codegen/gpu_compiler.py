@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from blinkccl.codegen.command import compiled, run, version_of
-from blinkccl.codegen.device_files import include_directory
+from blinkccl.codegen.device_files import include_directory, searched
 from blinkccl.errors import UnsupportedError
 
 #: A product and the sum that it enters are rounded one after the other: the bits of blinkccl.collectives.ops.
@@ -99,7 +99,8 @@ class Nvcc:
                 target += ["-gencode", f"arch={name.replace('sm_', 'compute_')},code={name}"]
 
         def command(source: Path, output: Path) -> list[str]:
-            return [self.command, *self.flags, *target, f"-I{self.include}", str(source), "-o", str(output)]
+            include = (f"-I{path}" for path in searched(self.include))
+            return [self.command, *self.flags, *target, *include, str(source), "-o", str(output)]
 
         return compiled(text, ".cu", command, deadline_s)
 
@@ -173,7 +174,8 @@ class Nvrtc:
         return "\n".join(["nvrtc", str(nvrtc_facts(self.library)), *self.flags, self.architecture])
 
     def compile(self, text: str, deadline_s: float) -> bytes:
-        options = [*self.flags, f"--gpu-architecture={self.architecture}", f"--include-path={self.include}"]
+        include = (f"--include-path={path}" for path in searched(self.include))
+        options = [*self.flags, f"--gpu-architecture={self.architecture}", *include]
 
         def command(source: Path, output: Path) -> list[str]:
             return [*_CHILD, "compile", str(self.library), str(source), str(output)]

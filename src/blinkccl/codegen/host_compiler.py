@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from blinkccl.codegen.command import compiled, version_of
-from blinkccl.codegen.device_files import host_library, include_directory
+from blinkccl.codegen.device_files import host_library, include_directory, searched
 from blinkccl.errors import UnsupportedError
 
 #: The work is done in the library; optimizing what calls it would take longer than it saves.
@@ -49,7 +49,14 @@ class HostCompiler:
 
     def compile(self, text: str, deadline_s: float) -> bytes:
         def command(source: Path, output: Path) -> list[str]:
-            start = [*shlex.split(self.command), *self.flags, f"-I{self.include}", "-x", "c++", str(source)]
+            start = [
+                *shlex.split(self.command),
+                *self.flags,
+                *(f"-I{path}" for path in searched(self.include)),
+                "-x",
+                "c++",
+                str(source),
+            ]
             linked = [] if self.library is None else ["-x", "none", str(self.library)]
             return [*start, *linked, "-o", str(output)]
 

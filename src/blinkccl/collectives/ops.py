@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blinkccl.errors import UnsupportedError, UsageError
+from blinkccl.native.headers import header
 
 Array = NDArray[Any]
 #: A rank's scalar of ``premul_sum``, in the accumulator type; None where nothing is scaled.
@@ -318,27 +319,9 @@ DTYPES: dict[str, DType] = {
     )
 }
 
-#: Numbers of the element types in the native ABI (``native/src/kernels.h``). They never change.
-DTYPE_CODES: dict[str, int] = {
-    "int8": 0,
-    "uint8": 1,
-    "int16": 2,
-    "uint16": 3,
-    "int32": 4,
-    "uint32": 5,
-    "int64": 6,
-    "uint64": 7,
-    "float16": 8,
-    "bfloat16": 9,
-    "float32": 10,
-    "float64": 11,
-    "float8_e4m3fn": 12,
-    "float8_e5m2": 13,
-    "bool": 14,
-}
-
-#: Numbers of the base operations in the native ABI: ``OP_CODES[OPS[name].base]``. They never change.
-OP_CODES: dict[str, int] = {"sum": 0, "prod": 1, "min": 2, "max": 3, "band": 4, "bor": 5, "bxor": 6}
+#: Numbers of the element types and of the base operations in native code, from ``native/include/blink/types.h``.
+DTYPE_CODES = header("types.h").numbers("blink_dtype")
+OP_CODES = header("types.h").numbers("blink_operation")
 
 
 def operation(name: str) -> Operation:

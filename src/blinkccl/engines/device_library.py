@@ -1,4 +1,4 @@
-"""What is a launch told, on this CPU? ctypes declarations of ``native/device/blink/call.h``, nothing else."""
+"""The library that runs generated code on this CPU, and what ``native/include/blink/call.h`` declares of its calls."""
 
 from __future__ import annotations
 
@@ -7,38 +7,31 @@ from functools import lru_cache
 
 from blinkccl.codegen.device_files import host_library
 from blinkccl.errors import UnsupportedError
-from blinkccl.native import Functions
+from blinkccl.native import open_library
+from blinkccl.native.headers import Functions, header
 
-u32, u64, ptr = c.c_uint32, c.c_uint64, c.c_void_p
-
-RUNNING, ABORTED, TIMED_OUT = range(3)
-UNSCALED, SCALE_GIVEN, SCALE_STORED = range(3)
-
-
-class Connection(c.Structure):
-    """``blink::Connection``."""
-
-    _fields_ = [(name, ptr) for name in ("ring", "lines", "tail", "head", "position")]
+HEADER = header("call.h")
+SCALE_GIVEN = HEADER.constants["kScaleGiven"]
 
 
-class Status(c.Structure):
-    """``blink::Status``."""
+@HEADER.layout("Connection")
+class ConnectionEnd(c.Structure):
+    """``blink::Connection``: one end of a connection."""
 
-    _fields_ = [*((name, u32) for name in ("code", "connection", "sending", "channel")), ("position", u64)]
+
+@HEADER.layout("Status")
+class LaunchStatus(c.Structure):
+    """``blink::Status``: why a launch ended early."""
 
 
-class Call(c.Structure):
-    """``blink::Call``."""
-
-    _fields_ = [
-        *((name, ptr) for name in ("input", "output", "connections", "abort", "status", "scale_at")),
-        *((name, u64) for name in ("scale", "count", "chunk_bytes", "timeout_ns", "slot_bytes", "line_bytes")),
-        *((name, u32) for name in ("slots", "parts", "rank", "dtype", "op", "average", "scale_kind", "reserved")),
-    ]
+@HEADER.layout("Call")
+class LaunchCall(c.Structure):
+    """``blink::Call``: the argument of a kernel."""
 
 
 _FUNCTIONS: Functions = {
-    "blink_launch": (c.c_int, [ptr, ptr, u32, u32, c.c_double]),
+    "blink_launch": (c.c_int, [c.c_void_p, c.c_void_p, c.c_uint32, c.c_uint32, c.c_double]),
+    "blink_device_abi": (c.c_uint32, []),
     "blink_device_version": (c.c_char_p, []),
 }
 
@@ -52,18 +45,10 @@ def load() -> c.CDLL:
     UnsupportedError
         If the package was installed without it, or it cannot be used.
     """
-    path = host_library()
-    try:
-        library = c.CDLL(str(path))
-        for name, (result, arguments) in _FUNCTIONS.items():
-            function = getattr(library, name)
-            function.restype, function.argtypes = result, arguments
-    except (OSError, AttributeError) as error:
-        raise UnsupportedError(f"{path} cannot be used: {error}; reinstall blink-ccl") from None
-    return library
+    return open_library(host_library(), _FUNCTIONS, "blink_device_abi")
 
 
-def launch(entry: int, calls: c.Array[Call], blocks: int, timeout_s: float) -> None:
+def launch(entry: int, calls: c.Array[LaunchCall], blocks: int, timeout_s: float) -> None:
     """Runs ``blocks`` blocks of every rank to their ends, a thread each; ``entry`` is the kernel's address.
 
     After ``timeout_s`` the calls' abort words are set. How blocks ended is in the calls' statuses.

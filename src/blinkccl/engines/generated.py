@@ -19,13 +19,12 @@ from numpy.typing import NDArray
 from blinkccl.codegen.build import build
 from blinkccl.codegen.channels import channel_loops
 from blinkccl.codegen.host_compiler import host_compiler
-from blinkccl.codegen.layout import LINE_BYTES, Geometry, Group
-from blinkccl.codegen.layout import Connection as Place
+from blinkccl.codegen.layout import LINE_BYTES, Connection, Geometry, Group
 from blinkccl.codegen.text import INCLUDE, WIRES, Kernel, code, entry_name
 from blinkccl.collectives.ops import DTYPE_CODES, OP_CODES, DType, Operation, Scale, operation, scalars
 from blinkccl.engines import device_library
 from blinkccl.engines.buffers import check_roles, filled
-from blinkccl.engines.device_library import SCALE_GIVEN, Call, Connection, Status
+from blinkccl.engines.device_library import SCALE_GIVEN, ConnectionEnd, LaunchCall, LaunchStatus
 from blinkccl.errors import DeadlineError, UnsupportedError, UsageError
 from blinkccl.forest.fingerprint import digest
 from blinkccl.schedule.chunking import DEFAULT_CHUNK_BYTES
@@ -133,15 +132,15 @@ class Session:
         _compile((Kernel(name, each, slots=geometry.slots), self._group) for each, name in self._names.items())
         self._layout = self._group.layout(geometry)
         self._segments = [_aligned(size) for size in self._layout.segment_bytes]
-        self._tables = [(Connection * max(1, len(self._layout.connections)))() for _ in self._segments]
+        self._tables = [(ConnectionEnd * max(1, len(self._layout.connections)))() for _ in self._segments]
         for index, at in enumerate(self._layout.connections):
             self._connect(index, at)
 
-    def _connect(self, index: int, at: Place) -> None:
+    def _connect(self, index: int, at: Connection) -> None:
         source, target = (self._segments[rank].ctypes.data for rank in (at.src, at.dst))
         shared = (target + at.ring, target + at.lines, target + at.tail, source + at.head)
-        self._tables[at.src][index] = Connection(*shared, source + at.src_position)
-        self._tables[at.dst][index] = Connection(*shared, target + at.dst_position)
+        self._tables[at.src][index] = ConnectionEnd(*shared, source + at.src_position)
+        self._tables[at.dst][index] = ConnectionEnd(*shared, target + at.dst_position)
 
     def run(
         self,
@@ -177,10 +176,10 @@ class Session:
         row.combine(chosen)  # refuses what the type has not
         factors = scalars(chosen, row, scales, program.collective.world_size)
         n = len(program.ranks)
-        abort, status, calls = c.c_uint32(0), (Status * n)(), (Call * n)()
+        abort, status, calls = c.c_uint32(0), (LaunchStatus * n)(), (LaunchCall * n)()
         for rank, call in enumerate(calls):
             call.input, call.output = _address(buffers.inputs[rank]), _address(buffers.outputs[rank])
-            call.abort, call.status = c.addressof(abort), c.addressof(status) + rank * c.sizeof(Status)
+            call.abort, call.status = c.addressof(abort), c.addressof(status) + rank * c.sizeof(LaunchStatus)
             call.timeout_ns = int(deadline_s * 1e9)
             self._describe(call, rank, row, chosen, factors if program.collective.reduces else None)
             call.count, call.chunk_bytes = count, chunk
@@ -192,7 +191,7 @@ class Session:
         return list(buffers.outputs)
 
     def _describe(
-        self, call: Call, rank: int, dtype: DType, chosen: Operation, factors: tuple[Scale, ...] | None
+        self, call: LaunchCall, rank: int, dtype: DType, chosen: Operation, factors: tuple[Scale, ...] | None
     ) -> None:
         """Fills in what does not depend on sizes and buffers."""
         geometry = self._geometry
@@ -204,7 +203,7 @@ class Session:
             bits = np.asarray(factors[rank], dtype.accumulator).tobytes()
             call.scale_kind, call.scale = SCALE_GIVEN, int.from_bytes(bits, sys.byteorder)
 
-    def _story(self, rank: int, status: Status, deadline_s: float) -> str:
+    def _story(self, rank: int, status: LaunchStatus, deadline_s: float) -> str:
         at = self._layout.connections[status.connection]
         what = f"a free slot to rank {at.dst}" if status.sending else f"a message from rank {at.src}"
         return (

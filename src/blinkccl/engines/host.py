@@ -147,7 +147,7 @@ class Endpoint:
         return bool(self._library.blink_can_cross(self.handle))
 
     def stats(self) -> dict[str, int]:
-        """What this rank has done so far: see ``blink_stats`` in blink_host.h."""
+        """What this rank has done so far: see ``blink_stats`` in host.h."""
         stats = native.Stats()
         self._library.blink_get_stats(self.handle, c.byref(stats))
         return {name: int(getattr(stats, name)) for name, *_ in native.Stats._fields_}
@@ -171,7 +171,7 @@ class Endpoint:
         return KeyboardInterrupt()
 
 
-def statuses(address: int, size: int) -> list[native.Status]:
+def statuses(address: int, size: int) -> list[native.RankStatus]:
     """Every rank of the segment that is mapped at ``address``, as it shows itself there.
 
     Raises
@@ -183,7 +183,7 @@ def statuses(address: int, size: int) -> list[native.Status]:
     ranks: int = library.blink_describe(address, size, None, 0)
     if ranks < 0:
         raise CommunicationError(f"these {size} bytes are no segment of this version of blink-ccl")
-    rows = (native.Status * ranks)()
+    rows = (native.RankStatus * ranks)()
     library.blink_describe(address, size, c.byref(rows), ranks)
     return list(rows)
 
@@ -224,7 +224,7 @@ def to_exception(error: native.Error, rank: int, describe: str = "") -> BlinkErr
     return CommunicationError(f"{where}: native code {error.code}: {error.text.decode(errors='replace')}")
 
 
-def awaited(error: native.Error | native.Status) -> str:
+def awaited(error: native.Error | native.RankStatus) -> str:
     """What a rank waits for, or waited for: which chunk of which channel, or which call, from whom."""
     role = f"{STAGES[error.stage] if 0 <= error.stage < len(STAGES) else 'a stage'} of share {error.share}"
     match native.WAITS[error.waits]:
@@ -295,8 +295,8 @@ class NativeOp:
             shift_bytes=shift_bytes,
             shifts=shifts,
             inline_messages=int(plan.inline),
-            direct_in_place=int(tables.direct_in_place),
-            push_in_place=int(tables.push_in_place),
+            direct_read_in_place=int(tables.direct_read_in_place),
+            direct_write_in_place=int(tables.direct_write_in_place),
             cross_memory=int(cross_memory),
             input_bytes=collective.input_blocks(endpoint.rank) * bound.count * bound.itemsize,
             output_bytes=collective.output_blocks(endpoint.rank) * bound.count * bound.itemsize,

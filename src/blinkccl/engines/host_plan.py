@@ -1,32 +1,31 @@
-"""Who reads what from where? A Program as tables for the native library: the host engine's only decisions.
+"""A Program as tables for the native library: where its messages lie, which is all that the host engine decides.
 
-Pure: no library, no memory. Every rank computes the same layout from the same agreed numbers, and passes its
-own rows on (``native/src/op.h`` says what a row means). The Program is executed, not replaced; what is
-decided here is only where its messages lie:
+Pure: no library, no memory. Every rank computes the same layout from the same agreed numbers, and passes its own rows
+on (``native/include/blink/host.h`` says what a row means). The Program is executed, not replaced:
 
-- **One copy for all readers.** A role that sends one value into several queues writes it once, into a *ring*
-  that all these receivers read. Senders of the same own input, one after another in the body, are one firing.
-- **No copy.** A message that is the sender's own input, or the value that it keeps, lies in the sender's
-  buffer already. Where that buffer is in shared memory, readers take it from there (*direct*).
-- **A reply over the question.** Where a message goes back to the rank whose message went into it, and to nobody else,
-  it is written into the slot that this one came in: the lines are at hand, and cross between caches three times
-  instead of four. Two ranks' AllReduce gains a quarter.
-- **No second copy.** A combined value whose receiver only keeps it is written straight into the receiver's
-  output, where that is in shared memory (*pushed*).
+- **One copy for all readers.** A role that sends one value into several queues writes it once, into a *ring* that all
+  these receivers read. Senders of the same own input, one after another in the body, are one actor.
+- **Direct read.** A message that is the sender's own input, or the value that it keeps, lies in the sender's buffer
+  already. Where that buffer is in shared memory, readers take it from there.
+- **Reply in place.** A reply reuses the slot of the message it answers, where a message goes back to the rank whose
+  message went into it and to nobody else: the lines are at hand, and cross between caches three times instead of four.
+  Two ranks' AllReduce gains a quarter.
+- **Direct write.** A combined value whose receiver only keeps it is written straight into the receiver's output, where
+  that is in shared memory.
 - **One copy by the system.** Where a call allows it, what could be read in shared memory is read in private memory too,
   by a cross-memory copy; the same proofs hold.
-- **Half each.** Where one rank gives and one takes, and both buffers can be reached, the taker takes every other chunk
-  and is given the rest, so that both work (*halved*).
+- **Split transfer.** Where one rank gives and one takes, and both buffers can be reached, the taker takes every other
+  chunk and is given the rest, so that both work.
 
-Direct and pushed messages must not meet the memory of another one in place; :class:`HostPlan` proves from the
-Program's data arcs that they do not, and otherwise forbids them in place.
+Messages that are read or written directly must not meet the memory of another one in place; :class:`HostPlan` proves
+from the Program's data arcs that they do not, and otherwise forbids them in place.
 
-A firing announces its value in all its rings at once, where the grammar fills one queue after the other: the first
-may have the new value while the last still waits for a slot. So rings of firings that send into several queues have
-one slot more than their channel says. Then no value is held back longer than the grammar allows: whoever is at a
-firing has put the one before into all of its queues. A ring whose messages are answered has as many slots as its rank
-works ahead of the answers, and one more: when the rank comes to fill a slot again it has, by its own program order,
-taken the answer out.
+An actor announces its value in all its rings at once, where the grammar fills one queue after the other: the first may
+have the new value while the last still waits for a slot. So rings of actors that send into several queues have one slot
+more than their channel says. Then no value is held back longer than the grammar allows: whoever executes an actor has
+put the value before into all of its queues. A ring whose messages are answered has as many slots as its rank works
+ahead of the answers, and one more: when the rank comes to fill a slot again it has, by its own program order, taken the
+answer out.
 """
 
 from __future__ import annotations
@@ -40,19 +39,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blinkccl.engines.buffers import check_roles
-from blinkccl.errors import UnsupportedError
+from blinkccl.errors import InternalError, UnsupportedError
+from blinkccl.native.headers import header
 from blinkccl.schedule.chunking import ALIGNMENT_BYTES, Bound, bind
 from blinkccl.schedule.program import Program, Role
 from blinkccl.schedule.text import to_json
 
-NOWHERE = -1
-PAYLOAD_BYTES, BLOCK_BYTES = 4096, 4160  # Block in native/src/segment.h
+_HEADER = header("host.h")
+NOWHERE, PAYLOAD_BYTES, BLOCK_BYTES, _SMALL_CALLS_BYTES = (
+    _HEADER.constants[f"BLINK_{name}"] for name in ("NOWHERE", "PAYLOAD_BYTES", "BLOCK_BYTES", "SMALL_CALLS_BYTES")
+)
+_READ_NONE, _READ_INPUT, _READ_OUTPUT = (
+    _HEADER.constants[f"BLINK_READ_{where}"] for where in ("NONE", "INPUT", "OUTPUT")
+)
 #: Channel.protocol of small messages that carry their flags inside.
 INLINE = "ll"
-#: What small calls in a row spread over. It has to leave the first-level cache: 128 KiB and more made messages of 16 to
-#: 64 KiB 1.2 to 1.7 times as fast here; it should stay in the second.
-_SHIFTED_BYTES = 384 << 10
-_DIRECT_NO, _DIRECT_INPUT, _DIRECT_OUTPUT = range(3)
 _STAGES = {"reduce": 0, "root": 1, "broadcast": 2}
 STAGES = tuple(_STAGES)
 
@@ -63,12 +64,12 @@ class Area:
 
     lines: int = 2048
     staging_bytes: int = 8 << 20
-    inline_bytes: int = 64 * 4160
+    inline_bytes: int = 64 * BLOCK_BYTES
 
 
 @dataclass(slots=True, eq=False)
-class _Firing:
-    """A role, or several senders of the same own input that are one."""
+class _Actor:
+    """A role, or several senders of the same own input that are executed as one."""
 
     index: int
     role: Role
@@ -77,31 +78,31 @@ class _Firing:
 
 @dataclass(slots=True, eq=False)
 class _Ring:
-    """Messages of one firing for all its readers, or of one queue that several roles use."""
+    """Messages of one actor for all its readers, or of one queue that several roles use."""
 
     index: int
     rank: int
     slots: int
     line: int
     queues: list[int]
-    senders: list[_Firing]
+    senders: list[_Actor]
     readers: list[tuple[int, int]]  # (queue, acknowledgement line)
     exclusive: bool
-    answers: _Ring | None = None  # whose slots these messages are written over
+    answers: _Ring | None = None  # whose slots these replies reuse
 
 
 @dataclass(frozen=True)
 class RankTables:
-    """The rows of one rank, each table a two-dimensional int64 array; and which buffers may be shared in place."""
+    """The rows of one rank, by the structs of ``host.h``; and which buffers may be shared in place."""
 
-    roles: NDArray[np.int64]
-    receives: NDArray[np.int64]
+    roles: NDArray[np.void]
+    receives: NDArray[np.void]
     sends: NDArray[np.int64]
-    rings: NDArray[np.int64]
-    readers: NDArray[np.int64]
+    rings: NDArray[np.void]
+    readers: NDArray[np.void]
     queues: int
-    direct_in_place: bool
-    push_in_place: bool
+    direct_read_in_place: bool
+    direct_write_in_place: bool
 
 
 class HostPlan:
@@ -120,27 +121,27 @@ class HostPlan:
         self.program = program
         self.area = area or Area()
         self.inline = all(channel.protocol == INLINE for channel in program.channels)
-        self.firings = self._merge()
-        self._sender: dict[int, list[_Firing]] = defaultdict(list)
-        self._receiver: dict[int, list[_Firing]] = defaultdict(list)
-        for firing in self.firings:
-            for queue in firing.role.sends:
-                self._sender[queue].append(firing)
-            for queue in firing.role.receives:
-                self._receiver[queue].append(firing)
+        self.actors = self._merge()
+        self._sender: dict[int, list[_Actor]] = defaultdict(list)
+        self._receiver: dict[int, list[_Actor]] = defaultdict(list)
+        for actor in self.actors:
+            for queue in actor.role.sends:
+                self._sender[queue].append(actor)
+            for queue in actor.role.receives:
+                self._receiver[queue].append(actor)
         self.rings: list[_Ring] = []
         self._ring_of: dict[int, tuple[_Ring, int]] = {}
         self._lay_rings()
-        self._lodge_replies()
+        self._place_replies()
         self._check_lines()
-        takers = {firing.role.rank for queue in self._receiver.values() for firing in queue}
+        takers = {actor.role.rank for queue in self._receiver.values() for actor in queue}
         # One gives and one takes: through a ring both work, the one a chunk ahead; directly, one would do it all.
         self._one_way = len({ring.rank for ring in self.rings}) == len(takers) == 1
         self._reach = self._reachable()
         self._safe: dict[int, tuple[bool, bool]] = {}
-        self._of_rank: list[list[_Firing]] = [[] for _ in program.ranks]
-        for firing in self.firings:
-            self._of_rank[firing.role.rank].append(firing)
+        self._of_rank: list[list[_Actor]] = [[] for _ in program.ranks]
+        for actor in self.actors:
+            self._of_rank[actor.role.rank].append(actor)
 
     @cached_property
     def digest(self) -> int:
@@ -149,10 +150,10 @@ class HostPlan:
 
     # ---- the size-free layout
 
-    def _merge(self) -> list[_Firing]:
+    def _merge(self) -> list[_Actor]:
         """The roles, in order; senders of the same own input in a row become one."""
-        firings: list[_Firing] = []
-        last: dict[int, _Firing] = {}
+        actors: list[_Actor] = []
+        last: dict[int, _Actor] = {}
         for role in self.program.roles:
             before = last.get(role.rank)
             if before is not None and _same_source(before.role, role):
@@ -160,12 +161,12 @@ class HostPlan:
                     before.role, sends=before.role.sends + role.sends, keeps=before.role.keeps or role.keeps
                 )
                 continue
-            last[role.rank] = _Firing(len(firings), role, [])
-            firings.append(last[role.rank])
-        return firings
+            last[role.rank] = _Actor(len(actors), role, [])
+            actors.append(last[role.rank])
+        return actors
 
     def _exclusive(self, queue: int) -> bool:
-        """Whether one firing sends into the queue and one takes from it, chunk by chunk of the same slice."""
+        """Whether one actor sends into the queue and one takes from it, chunk by chunk of the same slice."""
         senders, receivers = self._sender[queue], self._receiver[queue]
         return (
             len(senders) == len(receivers) == 1
@@ -175,34 +176,34 @@ class HostPlan:
 
     def _lay_rings(self) -> None:
         lines = [0] * len(self.program.ranks)
-        for firing in self.firings:
-            shared = [queue for queue in firing.role.sends if self._exclusive(queue)]
+        for actor in self.actors:
+            shared = [queue for queue in actor.role.sends if self._exclusive(queue)]
             if shared:
-                self._add_ring(firing, shared, lines, exclusive=True)
-            for queue in firing.role.sends:
+                self._add_ring(actor, shared, lines, exclusive=True)
+            for queue in actor.role.sends:
                 if queue in self._ring_of:
                     ring = self._ring_of[queue][0]
                     if not ring.exclusive:
-                        ring.senders.append(firing)
-                        firing.rings.append(ring.index)
+                        ring.senders.append(actor)
+                        actor.rings.append(ring.index)
                 else:
-                    self._add_ring(firing, [queue], lines, exclusive=False)
+                    self._add_ring(actor, [queue], lines, exclusive=False)
         for ring in self.rings:
-            ring.slots += any(len(firing.role.sends) > 1 for firing in ring.senders)
+            ring.slots += any(len(actor.role.sends) > 1 for actor in ring.senders)
 
-    def _add_ring(self, firing: _Firing, queues: list[int], lines: list[int], exclusive: bool) -> None:
-        rank = firing.role.rank
-        slots = self.program.channels[firing.role.channel].slots
+    def _add_ring(self, actor: _Actor, queues: list[int], lines: list[int], exclusive: bool) -> None:
+        rank = actor.role.rank
+        slots = self.program.channels[actor.role.channel].slots
         first = lines[rank]
         readers = [(queue, first + 1 + place) for place, queue in enumerate(queues)]
         lines[rank] += 1 + len(queues)
-        ring = _Ring(len(self.rings), rank, slots, first, queues, [firing], readers, exclusive)
-        firing.rings.append(ring.index)
+        ring = _Ring(len(self.rings), rank, slots, first, queues, [actor], readers, exclusive)
+        actor.rings.append(ring.index)
         self.rings.append(ring)
         for place, queue in enumerate(queues):
             self._ring_of[queue] = (ring, place)
 
-    def _lodge_replies(self) -> None:
+    def _place_replies(self) -> None:
         answered: set[int] = set()
         for ring in self.rings:
             if self.inline or not ring.exclusive or len(ring.queues) != 1 or ring.index in answered:
@@ -238,15 +239,15 @@ class HostPlan:
     # ---- who has certainly finished when?
 
     def _reachable(self) -> list[int]:
-        """Per firing, a bit set of the firings that wait for it, chunk by chunk, itself included."""
-        after: list[list[int]] = [[] for _ in self.firings]
+        """Per actor, a bit set of the actors that wait for it, chunk by chunk, itself included."""
+        after: list[list[int]] = [[] for _ in self.actors]
         for ring in self.rings:
             if ring.exclusive:
                 for queue in ring.queues:
                     after[ring.senders[0].index].append(self._receiver[queue][0].index)
-        reach = [0] * len(self.firings)
-        state = [0] * len(self.firings)
-        for start in range(len(self.firings)):
+        reach = [0] * len(self.actors)
+        state = [0] * len(self.actors)
+        for start in range(len(self.actors)):
             stack = [start]
             while stack:
                 node = stack[-1]
@@ -262,31 +263,31 @@ class HostPlan:
                         reach[node] |= reach[other]
         return reach
 
-    def _precedes(self, first: _Firing, then: _Firing) -> bool:
+    def _precedes(self, first: _Actor, then: _Actor) -> bool:
         return bool(self._reach[first.index] >> then.index & 1)
 
-    def _direct(self, ring: _Ring) -> int:
-        """Where in the sender's own buffers the ring's messages lie anyway."""
+    def _direct_read(self, ring: _Ring) -> int:
+        """Where in the sender's own buffers the ring's messages lie anyway, to be read there."""
         role = ring.senders[0].role
-        if not ring.exclusive or self.inline or (self._one_way and not self._halved(ring)):
-            return _DIRECT_NO
+        if not ring.exclusive or self.inline or (self._one_way and not self._splits(ring)):
+            return _READ_NONE
         if role.contributes and not role.receives:
-            return _DIRECT_INPUT
-        return _DIRECT_OUTPUT if role.keeps else _DIRECT_NO
+            return _READ_INPUT
+        return _READ_OUTPUT if role.keeps else _READ_NONE
 
-    def _pushed(self, ring: _Ring, queue: int) -> bool:
+    def _direct_write(self, ring: _Ring, queue: int) -> bool:
         """Whether the sender may write the message where its receiver keeps it: a combined value, or half of all."""
         if not ring.exclusive or self.inline or not self._is_leaf(queue):
             return False
         sender = ring.senders[0].role
-        return bool(sender.receives and sender.contributes) or self._halved(ring)
+        return bool(sender.receives and sender.contributes) or self._splits(ring)
 
     def _is_leaf(self, queue: int) -> bool:
         """Whether who receives from the queue only keeps it."""
         leaf = self._receiver[queue][0].role
         return leaf.keeps and not leaf.contributes and not leaf.sends and len(leaf.receives) == 1
 
-    def _halved(self, ring: _Ring) -> bool:
+    def _splits(self, ring: _Ring) -> bool:
         """Whether it is all that goes on: one rank's own input, for one that only keeps it."""
         role = ring.senders[0].role
         return (
@@ -299,27 +300,27 @@ class HostPlan:
             and self._is_leaf(ring.queues[0])
         )
 
-    def _readers(self, ring: _Ring) -> list[_Firing]:
+    def _readers(self, ring: _Ring) -> list[_Actor]:
         return [self._receiver[queue][0] for queue in ring.queues]
 
-    def _direct_in_place(self, rank: int) -> bool:
+    def _direct_read_in_place(self, rank: int) -> bool:
         """No slice is kept at ``rank`` before all who read it there as input have done so."""
-        keepers = [firing for firing in self._of_rank[rank] if firing.role.keeps]
+        keepers = [actor for actor in self._of_rank[rank] if actor.role.keeps]
         return all(
             self._precedes(reader, keeper)
             for ring in self.rings
-            if ring.rank == rank and self._direct(ring) == _DIRECT_INPUT
+            if ring.rank == rank and self._direct_read(ring) == _READ_INPUT
             for keeper in keepers
             if keeper.role.slice == ring.senders[0].role.slice and keeper is not ring.senders[0]
             for reader in self._readers(ring)
         )
 
-    def _push_in_place(self, rank: int) -> bool:
+    def _direct_write_in_place(self, rank: int) -> bool:
         """No slice is written into ``rank``'s output before all who read it there as input have done so."""
         mine = self._of_rank[rank]
         for ring in self.rings:
             for queue in ring.queues:
-                if not self._pushed(ring, queue) or self._receiver[queue][0].role.rank != rank:
+                if not self._direct_write(ring, queue) or self._receiver[queue][0].role.rank != rank:
                     continue
                 writer, part = ring.senders[0], ring.senders[0].role.slice
                 before = [f for f in mine if f.role.contributes and f.role.slice == part]
@@ -327,17 +328,17 @@ class HostPlan:
                     reader
                     for other in self.rings
                     if other.rank == rank
-                    and self._direct(other) == _DIRECT_INPUT
+                    and self._direct_read(other) == _READ_INPUT
                     and other.senders[0].role.slice == part
                     for reader in self._readers(other)
                 ]
-                if not all(self._precedes(firing, writer) for firing in before):
+                if not all(self._precedes(actor, writer) for actor in before):
                     return False
         return True
 
     def _drains(self, ring: _Ring) -> bool:
         """Whether only acknowledgements can tell that all readers have finished."""
-        own = sum(1 << firing.index for firing in self._of_rank[ring.rank])
+        own = sum(1 << actor.index for actor in self._of_rank[ring.rank])
         return any(not self._reach[reader.index] & own for reader in self._readers(ring))
 
     # ---- for one size
@@ -378,13 +379,13 @@ class HostPlan:
             chunk_bytes = max(16, itemsize, min(chunk_bytes * self.area.staging_bytes // needed, chunk_bytes - 16))
 
     def _stride(self, ring: _Ring, bound: Bound) -> int:
-        length = max(bound.extents[firing.role.slice].length for firing in ring.senders)
+        length = max(bound.extents[actor.role.slice].length for actor in ring.senders)
         if self.inline:
             return -(-length * bound.itemsize // PAYLOAD_BYTES) * BLOCK_BYTES
         return -(-min(length, bound.chunk_elements) * bound.itemsize // 64) * 64
 
     def _slots(self, ring: _Ring, bound: Bound) -> int:
-        messages = sum(bound.extents[firing.role.slice].chunks for firing in ring.senders)
+        messages = sum(bound.extents[actor.role.slice].chunks for actor in ring.senders)
         return max(1, min(ring.slots, messages))
 
     def _staging(self, bound: Bound) -> dict[int, int]:
@@ -399,7 +400,7 @@ class HostPlan:
         unit = BLOCK_BYTES if self.inline else 64
         needed = max(unit, -(-max(self._staging(bound).values(), default=0) // unit) * unit)
         area = self.area.inline_bytes if self.inline else self.area.staging_bytes
-        return needed, max(1, min(_SHIFTED_BYTES, area) // needed)
+        return needed, max(1, min(_SMALL_CALLS_BYTES, area) // needed)
 
     def tables(self, bound: Bound, rank: int, averages: bool) -> RankTables:
         """The rows of ``rank``, for a Program that :meth:`bind` has bound; ``averages``: completed sums are divided."""
@@ -409,107 +410,108 @@ class HostPlan:
             stride, slots = self._stride(ring, bound), self._slots(ring, bound)
             places.append((used[ring.rank], stride, slots))
             used[ring.rank] += stride * slots if ring.answers is None else 0
-        lodged = (ring.answers for ring in self.rings)
-        places = [place if at is None else places[at.index] for at, place in zip(lodged, places, strict=True)]
+        answered = (ring.answers for ring in self.rings)
+        places = [place if at is None else places[at.index] for at, place in zip(answered, places, strict=True)]
         return self._rank_tables(bound, rank, places, averages)
 
     def _rank_tables(self, bound: Bound, rank: int, places: list[tuple[int, int, int]], averages: bool) -> RankTables:
-        roles: list[tuple[int, ...]] = []
-        receives: list[tuple[int, ...]] = []
-        sends: list[tuple[int]] = []
+        roles: list[dict[str, int]] = []
+        receives: list[dict[str, int]] = []
+        sends: list[int] = []
         queues: dict[int, int] = {}
         local = {index: place for place, index in enumerate(i for i, r in enumerate(self.rings) if r.rank == rank)}
-        for firing in self._of_rank[rank]:
-            role, extent = firing.role, bound.extents[firing.role.slice]
-            source = bound.source(rank, role.slice) if role.contributes else None
-            target = bound.target(rank, role.slice) if role.keeps else None
+        for actor in self._of_rank[rank]:
+            role = actor.role
             roles.append(
-                (
-                    role.offset,
-                    extent.chunks,
-                    extent.length,
-                    NOWHERE if source is None else source * bound.itemsize,
-                    NOWHERE if target is None else target * bound.itemsize,
-                    bound.contributions(role.slice) if role.completes and averages else 1,
-                    role.own_operand_index if role.contributes else 0,
-                    len(receives),
-                    len(role.receives),
-                    len(sends),
-                    len(firing.rings),
-                    role.channel,
-                    role.share,
-                    _STAGES.get(role.stage, len(_STAGES)),
-                )
+                _role(bound, role, averages)
+                | {"first_receive": len(receives), "receives": len(role.receives)}
+                | {"first_send": len(sends), "sends": len(actor.rings)}
             )
-            for queue in role.receives:
-                receives.append(self._receive(bound, queue, places, queues))
-            sends += [(local[ring],) for ring in firing.rings]
-        rings: list[tuple[int, ...]] = []
-        readers: list[tuple[int, ...]] = []
+            receives += [self._receive(bound, queue, places, queues) for queue in role.receives]
+            sends += [local[ring] for ring in actor.rings]
+        rings: list[dict[str, int]] = []
+        readers: list[dict[str, int]] = []
         for index in local:
             ring = self.rings[index]
-            direct = self._direct(ring)
+            direct = self._direct_read(ring)
             rings.append(
-                (
-                    ring.line,
-                    *places[index],
-                    len(readers),
-                    len(ring.readers),
-                    direct,
-                    int(direct != _DIRECT_NO and self._drains(ring)),
-                    _lodged(ring),
-                    int(self._halved(ring)),
-                )
+                self._place(ring, places)
+                | {"first_reader": len(readers), "readers": len(ring.readers)}
+                | {"direct_read": direct, "drain": int(direct != _READ_NONE and self._drains(ring))}
             )
             readers += [self._reader(bound, ring, queue, line) for queue, line in ring.readers]
         return RankTables(
-            _table(roles, 14),
-            _table(receives, 12),
-            _table(sends, 1),
-            _table(rings, 10),
-            _table(readers, 3),
+            _table("blink_role", roles),
+            _table("blink_receive", receives),
+            np.array(sends, np.int64),
+            _table("blink_ring", rings),
+            _table("blink_reader", readers),
             len(queues),
             *self._in_place(rank),
         )
 
     def _in_place(self, rank: int) -> tuple[bool, bool]:
         if rank not in self._safe:
-            self._safe[rank] = self._direct_in_place(rank), self._push_in_place(rank)
+            self._safe[rank] = self._direct_read_in_place(rank), self._direct_write_in_place(rank)
         return self._safe[rank]
+
+    def _place(self, ring: _Ring, places: list[tuple[int, int, int]]) -> dict[str, int]:
+        """What both ends of a ring are told of it."""
+        staging, stride, slots = places[ring.index]
+        return {
+            "line": ring.line,
+            "staging": staging,
+            "stride": stride,
+            "slots": slots,
+            "reply_to": 0 if ring.answers is None else ring.answers.rank + 1,
+            "split": int(self._splits(ring)),
+        }
 
     def _receive(
         self, bound: Bound, queue: int, places: list[tuple[int, int, int]], queues: dict[int, int]
-    ) -> tuple[int, ...]:
+    ) -> dict[str, int]:
         ring, place = self._ring_of[queue]
         sender = ring.senders[0].role
-        direct = self._direct(ring)
+        direct = self._direct_read(ring)
         at = None
-        if direct == _DIRECT_INPUT:
+        if direct == _READ_INPUT:
             at = bound.source(ring.rank, sender.slice)
-        elif direct == _DIRECT_OUTPUT:
+        elif direct == _READ_OUTPUT:
             at = bound.target(ring.rank, sender.slice)
-        return (
-            ring.rank,
-            ring.line,
-            ring.readers[place][1],
-            *places[ring.index],
-            direct,
-            0 if at is None else at * bound.itemsize,
-            int(self._pushed(ring, queue)),
-            queues.setdefault(queue, len(queues)),
-            _lodged(ring),
-            int(self._halved(ring)),
-        )
+        return self._place(ring, places) | {
+            "rank": ring.rank,
+            "ack_line": ring.readers[place][1],
+            "direct_read": direct,
+            "direct_offset": 0 if at is None else at * bound.itemsize,
+            "direct_write": int(self._direct_write(ring, queue)),
+            "queue": queues.setdefault(queue, len(queues)),
+        }
 
-    def _reader(self, bound: Bound, ring: _Ring, queue: int, line: int) -> tuple[int, ...]:
+    def _reader(self, bound: Bound, ring: _Ring, queue: int, line: int) -> dict[str, int]:
         receiver = self._receiver[queue][0].role
-        at = bound.target(receiver.rank, receiver.slice) if self._pushed(ring, queue) else None
-        return receiver.rank, line, NOWHERE if at is None else at * bound.itemsize
+        at = bound.target(receiver.rank, receiver.slice) if self._direct_write(ring, queue) else None
+        return {"rank": receiver.rank, "ack_line": line, "write_offset": _bytes(at, bound)}
 
 
-def _lodged(ring: _Ring) -> int:
-    """0 if the ring lies in its own rank's area, else 1 + the rank in whose area it does."""
-    return 0 if ring.answers is None else ring.answers.rank + 1
+def _role(bound: Bound, role: Role, averages: bool) -> dict[str, int]:
+    """The numbers of a role but for its messages."""
+    extent = bound.extents[role.slice]
+    return {
+        "offset": role.offset,
+        "chunks": extent.chunks,
+        "length": extent.length,
+        "source": _bytes(bound.source(role.rank, role.slice) if role.contributes else None, bound),
+        "target": _bytes(bound.target(role.rank, role.slice) if role.keeps else None, bound),
+        "divisor": bound.contributions(role.slice) if role.completes and averages else 1,
+        "own_operand_index": role.own_operand_index if role.contributes else 0,
+        "channel": role.channel,
+        "share": role.share,
+        "stage": _STAGES.get(role.stage, len(_STAGES)),
+    }
+
+
+def _bytes(elements: int | None, bound: Bound) -> int:
+    return NOWHERE if elements is None else elements * bound.itemsize
 
 
 def _same_source(first: Role, then: Role) -> bool:
@@ -522,5 +524,12 @@ def _same_source(first: Role, then: Role) -> bool:
     )
 
 
-def _table(rows: list[tuple[int, ...]] | list[tuple[int]], width: int) -> NDArray[np.int64]:
-    return np.array(rows, np.int64).reshape(len(rows), width)
+def _table(struct: str, rows: list[dict[str, int]]) -> NDArray[np.void]:
+    """The rows of a struct of int64s, in its order; a row lacks none of its members and has no others."""
+    names = _HEADER.structs[struct].names
+    made = np.zeros(len(rows), [(name, np.int64) for name in names])
+    for place, row in enumerate(rows):
+        if row.keys() != set(names):
+            raise InternalError(f"a row of {struct} has the members {sorted(row)}, expected {sorted(names)}")
+        made[place] = tuple(row[name] for name in names)
+    return made

@@ -165,7 +165,7 @@ def _mapped(path: Path) -> Iterator[tuple[int, int, int]]:
         os.close(fd)
 
 
-def _lives(fd: int, rank: int, rows: list[native.Status]) -> bool:
+def _lives(fd: int, rank: int, rows: list[native.RankStatus]) -> bool:
     """Whether the rank's process does."""
     if len({row.pid for row in rows}) < len(rows):  # threads of one process: they hold no locks
         row = stat(rows[rank].pid)
@@ -175,7 +175,7 @@ def _lives(fd: int, rank: int, rows: list[native.Status]) -> bool:
     return bool(kind != fcntl.F_UNLCK)
 
 
-def _rank(rank: int, row: native.Status, lives: bool) -> RankState:
+def _rank(rank: int, row: native.RankStatus, lives: bool) -> RankState:
     state = _state(row, lives)
     call = str(CollectiveCall.from_number(row.what, row.count)) if row.sequence else None
     found = RankState(rank, row.pid, state, row.sequence, call)
@@ -189,7 +189,7 @@ def _rank(rank: int, row: native.Status, lives: bool) -> RankState:
     return replace(found, channel=row.channel, share=row.share, stage=STAGES[row.stage], chunk=row.chunk)
 
 
-def _state(row: native.Status, lives: bool) -> str:
+def _state(row: native.RankStatus, lives: bool) -> str:
     if row.left:
         return "left"
     if not row.joined:

@@ -9,59 +9,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blinkccl.errors import InternalError, UnsupportedError
-from blinkccl.native import Functions, find_library, open_library
+from blinkccl.native import find_library, open_library
+from blinkccl.native.headers import header
 from blinkccl.simulate.workload import SHARINGS, Floats, Ints, Outcome, Trace, Workload, not_live
 
-ABI_VERSION = 2
 LIBRARY = "libblink_simulate.so"
 #: Names another library file; for people who work on it.
 OVERRIDE = "BLINK_SIMULATE_LIBRARY"
 
-_DONE, _STUCK = 0, 1
+HEADER = header("simulate.h")
+_DONE, _STUCK = HEADER.constants["BLINK_SIMULATED"], HEADER.constants["BLINK_SIMULATION_STUCK"]
 
 
+@HEADER.layout("blink_workload")
 class _Workload(c.Structure):
-    """``blink_workload``."""
-
-    _fields_ = [
-        *((name, c.c_int64) for name in ("actors", "hops", "streams", "pools", "links")),
-        *(
-            (name, c.c_void_p)
-            for name in (
-                *("chunks", "bytes", "last_bytes", "actor_stream", "launch_s", "pace_s_per_byte", "start_s"),
-                *("receives_of", "receives", "sends_of", "sends"),
-                *("tail", "head", "hop_stream", "pool", "slots", "latency_s", "signal_s", "weight"),
-                *("path_of", "path", "rates", "engines"),
-            )
-        ),
-    ]
+    pass
 
 
+@HEADER.layout("blink_trace")
 class _Trace(c.Structure):
-    """``blink_trace``."""
-
-    _fields_ = [
-        (name, c.c_void_p)
-        for name in ("hop", "actor", "chunk", "begin_s", "move_s", "end_s", "cause", "holder", "held_s")
-    ]
+    pass
 
 
+@HEADER.layout("blink_outcome")
 class _Outcome(c.Structure):
-    """``blink_outcome``."""
-
-    _fields_ = [
-        ("seconds", c.c_double),
-        *((name, c.c_int64) for name in ("transfers", "firings", "events")),
-        ("actor_s", c.c_void_p),
-        ("stuck", c.c_int64),
-        ("stuck_chunk", c.c_int64),
-    ]
-
-
-_FUNCTIONS: Functions = {
-    "blink_simulate_abi": (c.c_uint32, []),
-    "blink_simulate": (c.c_int, [c.c_void_p, c.c_int, c.c_void_p, c.c_void_p]),
-}
+    pass
 
 
 @lru_cache(maxsize=1)
@@ -78,7 +50,7 @@ def load() -> c.CDLL:
         raise UnsupportedError(
             "this installation has no native library: it was installed from source where no C++17 compiler was found"
         )
-    return open_library(path, _FUNCTIONS, "blink_simulate_abi", ABI_VERSION)
+    return open_library(path, HEADER.functions, "blink_simulate_abi")
 
 
 def available() -> bool:

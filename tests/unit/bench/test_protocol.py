@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import struct
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,7 +27,6 @@ from blinkccl.collectives.ops import DTYPES, OPS
 from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.errors import CommunicationError
 
-PEER_H = (Path(protocol.__file__).parent / "peers/peer.h").read_text(encoding="utf-8")
 COMMAND_ONE = Command(
     Kind.RUN,
     "reduce_scatter",
@@ -115,26 +112,8 @@ def test_a_hello_arrives_without_what_a_terminal_would_obey():
         read_hello(HELLO.pack(protocol.MAGIC, 2, 0, 0, 0, b""))
 
 
-@pytest.mark.parametrize(
-    ("enum", "names"),
-    [("peer_dtype", protocol.DTYPES), ("peer_op", protocol.OPS), ("peer_collective", protocol.COLLECTIVES)],
-)
-def test_c_counts_the_same(enum, names):
-    body = re.search(rf"enum {enum} {{(.*?)}};", PEER_H, re.DOTALL)[1]
-    found = [re.sub(r"\s*=.*", "", part.strip()).removeprefix("PEER_").lower() for part in body.split(",")]
-    assert found[: len(names)] == [name.lower() for name in names]
-
-
-@pytest.mark.parametrize(("name", "value"), [("MAGIC", protocol.MAGIC), ("VERSION", protocol.VERSION)])
-def test_c_says_the_same_numbers(name, value):
-    assert int(re.search(rf"#define PEER_{name} (\w+?)u\n", PEER_H)[1], 0) == value
-
-
-@pytest.mark.parametrize(("struct_name", "form"), [("hello", HELLO), ("command", COMMAND), ("reply", REPLY)])
-def test_c_structures_have_the_same_fields(struct_name, form):
-    body = re.search(rf"struct __attribute__\(\(packed\)\) peer_{struct_name} {{(.*?)}};", PEER_H, re.DOTALL)[1]
-    letters = {"uint32_t": "I", "int32_t": "i", "uint64_t": "Q", "double": "d", "char": "128s"}
-    fields = ""
-    for kind, names in re.findall(r"(\w+) ([\w, \[\]]+);", body):
-        fields += letters[kind] * len(names.split(","))
-    assert "<" + fields == form.format
+def test_every_collective_type_and_operation_has_a_number() -> None:
+    assert list(protocol.COLLECTIVES) == list(COLLECTIVES)
+    assert list(protocol.DTYPES) == list(DTYPES)
+    assert set(protocol.OPS) == set(OPS)
+    assert (HELLO.format, COMMAND.format, REPLY.format) == ("<IIIIQ128s", "<IIIIIiiiIIIIIIIIIQQd", "<IIQII")

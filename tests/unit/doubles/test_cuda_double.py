@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from blinkccl.native.headers import DIRECTORY
+
 Scene = Callable[..., "subprocess.CompletedProcess[str]"]
 
 KERNELS = """
@@ -36,8 +38,7 @@ def compiled(doubles, directory: Path, *architecture: str) -> str:
     """What the compiler double makes of the kernels."""
     source, output = directory / "kernels.cu", directory / "kernels.cubin"
     source.write_text(KERNELS)
-    include = Path(doubles.compiler).parents[3] / "native" / "device"
-    command = [doubles.compiler, "-std=c++17", "-O3", "-fmad=false", *architecture, f"-I{include}", source]
+    command = [doubles.compiler, "-std=c++17", "-O3", "-fmad=false", *architecture, f"-I{DIRECTORY}", source]
     subprocess.run([*command, "-o", output], check=True)
     return str(output)
 

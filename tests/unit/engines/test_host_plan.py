@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from random import Random
-from typing import NamedTuple
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 from programs_by_hand import one_message_held_back
 
 from blinkccl.algorithms.registry import ALGORITHMS, Request
@@ -20,55 +22,8 @@ from blinkccl.testing.programs import random_program
 from blinkccl.topology.spec import parse_spec
 
 
-class RoleRow(NamedTuple):
-    offset: int
-    chunks: int
-    length: int
-    source: int
-    target: int
-    divisor: int
-    turn: int
-    first_receive: int
-    receives: int
-    first_send: int
-    sends: int
-    channel: int
-    share: int
-    stage: int
-
-
-class ReceiveRow(NamedTuple):
-    rank: int
-    line: int
-    ack_line: int
-    staging: int
-    stride: int
-    slots: int
-    direct: int
-    direct_offset: int
-    pushed: int
-    queue: int
-    lodged: int
-    halved: int
-
-
-class RingRow(NamedTuple):
-    line: int
-    staging: int
-    stride: int
-    slots: int
-    first_reader: int
-    readers: int
-    direct: int
-    drain: int
-    lodged: int
-    halved: int
-
-
-class ReaderRow(NamedTuple):
-    rank: int
-    ack_line: int
-    push_offset: int
+def rows_of(table: NDArray[np.void]) -> list[SimpleNamespace]:
+    return [SimpleNamespace(**dict(zip(table.dtype.names or (), row, strict=True))) for row in table.tolist()]
 
 
 class Rank:
@@ -77,15 +32,15 @@ class Rank:
     def __init__(self, plan: HostPlan, bound: Bound, rank: int, averages: bool = False) -> None:
         tables = plan.tables(bound, rank, averages)
         self.rank = rank
-        self.roles = [RoleRow(*row) for row in tables.roles.tolist()]
-        self.receives = [ReceiveRow(*row) for row in tables.receives.tolist()]
-        self.sends = [row for (row,) in tables.sends.tolist()]
-        self.rings = [RingRow(*row) for row in tables.rings.tolist()]
-        self.readers = [ReaderRow(*row) for row in tables.readers.tolist()]
+        self.roles = rows_of(tables.roles)
+        self.receives = rows_of(tables.receives)
+        self.sends = tables.sends.tolist()
+        self.rings = rows_of(tables.rings)
+        self.readers = rows_of(tables.readers)
         self.queues = tables.queues
-        self.direct_in_place, self.push_in_place = tables.direct_in_place, tables.push_in_place
+        self.in_place = tables.direct_read_in_place, tables.direct_write_in_place
 
-    def readers_of(self, ring: RingRow) -> list[ReaderRow]:
+    def readers_of(self, ring: SimpleNamespace) -> list[SimpleNamespace]:
         return self.readers[ring.first_reader : ring.first_reader + ring.readers]
 
 
@@ -124,18 +79,18 @@ def test_both_ends_of_every_message_name_the_same_place(block: int) -> None:
                 for row in rank.receives[role.first_receive : role.first_receive + role.receives]:
                     sender = ranks[row.rank]
                     (ring,) = (ring for ring in sender.rings if ring.line == row.line)
-                    assert ring[1:4] == row[3:6], "staging, stride, slots"
-                    assert (ring.direct, ring.lodged) == (row.direct, row.lodged)
+                    assert (ring.staging, ring.stride, ring.slots) == (row.staging, row.stride, row.slots)
+                    assert (ring.direct_read, ring.reply_to) == (row.direct_read, row.reply_to)
                     (reader,) = (reader for reader in sender.readers_of(ring) if reader.ack_line == row.ack_line)
                     assert reader.rank == rank.rank
-                    assert reader.push_offset == (role.target if row.pushed else NOWHERE)
+                    assert reader.write_offset == (role.target if row.direct_write else NOWHERE)
                     read[row.rank, row.ack_line] = 1
         assert sum(read.values()) == sum(len(rank.readers) for rank in ranks)
 
 
 @pytest.mark.parametrize("block", range(4))
 def test_nothing_lies_over_anything_else(block: int) -> None:
-    lodged = 0
+    in_place = 0
     for seed in range(block * 60, block * 60 + 60):
         program, area = random_program(Random(seed))[0], Area(lines=128, staging_bytes=64 * 1024)
         ranks = all_ranks(program, area=area)
@@ -144,17 +99,17 @@ def test_nothing_lies_over_anything_else(block: int) -> None:
             assert len(set(lines)) == len(lines)
             assert all(0 <= line < area.lines for line in lines)
             ends = 0
-            for ring in sorted(ring for ring in rank.rings if not ring.lodged):
+            for ring in sorted((ring for ring in rank.rings if not ring.reply_to), key=lambda ring: ring.line):
                 assert (ring.staging % 64, ring.stride % 64) == (0, 0)
                 assert ring.staging >= ends
                 ends = ring.staging + ring.stride * ring.slots
             assert ends <= area.staging_bytes
-        lodgers = Counter((ring.lodged, ring.staging) for rank in ranks for ring in rank.rings if ring.lodged)
-        for (host, staging), guests in lodgers.items():
-            lodged += guests
-            assert guests == 1, "two answers to one question"
-            assert any(ring.staging == staging and not ring.lodged for ring in ranks[host - 1].rings)
-    assert lodged > 0, "no reply was written over its question"
+        replies = Counter((ring.reply_to, ring.staging) for rank in ranks for ring in rank.rings if ring.reply_to)
+        for (host, staging), rings in replies.items():
+            in_place += rings
+            assert rings == 1, "two replies to one message"
+            assert any(ring.staging == staging and not ring.reply_to for ring in ranks[host - 1].rings)
+    assert in_place > 0, "no reply reused the slot of its message"
 
 
 def test_rows_of_a_rank_point_at_its_own_rows() -> None:
@@ -218,25 +173,25 @@ def test_no_memory_is_kept_for_slots_that_are_never_used() -> None:
 )
 def test_what_may_be_shared_in_place(algorithm: str, name: str, direct: bool, push: bool) -> None:
     for rank in all_ranks(planned(algorithm, name)):
-        assert (rank.direct_in_place, rank.push_in_place) == (direct, push)
+        assert rank.in_place == (direct, push)
 
 
 def test_own_input_and_kept_values_are_read_where_they_lie() -> None:
     no, from_input, from_output = range(3)
     root, *others = all_ranks(planned("one_hop", "reduce"))
-    assert [ring.direct for rank in others for ring in rank.rings] == [from_input] * 3
-    assert [row.direct for row in root.receives] == [from_input] * 3
+    assert [ring.direct_read for rank in others for ring in rank.rings] == [from_input] * 3
+    assert [row.direct_read for row in root.receives] == [from_input] * 3
     chain = all_ranks(planned("ring", "allreduce", "ring:3"))
-    assert {ring.direct for rank in chain for ring in rank.rings} == {no, from_input, from_output}
+    assert {ring.direct_read for rank in chain for ring in rank.rings} == {no, from_input, from_output}
 
 
 def test_sums_are_pushed_to_who_only_keeps_them() -> None:
     for rank in all_ranks(planned("one_hop")):
         pushed = [(row, role) for role in rank.roles for row in rank.receives[role.first_receive :][: role.receives]]
         for row, role in pushed:
-            assert row.pushed == (role.source == NOWHERE)
+            assert row.direct_write == (role.source == NOWHERE)
     for rank in all_ranks(planned("one_hop", "broadcast")):
-        assert not any(row.pushed for row in rank.receives), "nothing is combined here"
+        assert not any(row.direct_write for row in rank.receives), "nothing is combined here"
 
 
 @pytest.mark.parametrize(("name", "spec", "halved"), [
@@ -246,17 +201,17 @@ def test_sums_are_pushed_to_who_only_keeps_them() -> None:
 def test_one_way_between_two_is_halved(name: str, spec: str, halved: int) -> None:
     ranks = all_ranks(planned("one_hop", name, spec))
     rows = [row for rank in ranks for row in (*rank.receives, *rank.rings)]
-    assert {row.halved for row in rows} == {halved}
+    assert {row.split for row in rows} == {halved}
     if halved:
-        assert {row.direct for row in rows} == {1}
-        assert {row.pushed for rank in ranks for row in rank.receives} == {1}
+        assert {row.direct_read for row in rows} == {1}
+        assert {row.direct_write for rank in ranks for row in rank.receives} == {1}
 
 
 def test_only_readers_of_whom_nothing_more_comes_are_waited_for() -> None:
     for rank in all_ranks(planned("one_hop")):
         for ring in rank.rings:
             # Whoever gave its input gets the sum back, and knows by it; the root of a share hears no more of it.
-            assert ring.drain == (ring.direct == 2)
+            assert ring.drain == (ring.direct_read == 2)
 
 
 # ---- for one size
@@ -275,7 +230,7 @@ def test_chunks_shrink_until_the_rings_fit() -> None:
     bound = plan.bind(100_000, 4, 1 << 20)
     assert 16 <= bound.chunk_elements * 4 < 8192
     assert bound.chunk_elements % 4 == 0
-    used = [sum(ring.stride * ring.slots for ring in Rank(plan, bound, r).rings if not ring.lodged) for r in range(4)]
+    used = [sum(ring.stride * ring.slots for ring in Rank(plan, bound, r).rings if not ring.reply_to) for r in range(4)]
     assert max(used) <= 8192
     assert max(used) > 4096, "smaller than needed"
     assert HostPlan(program).bind(1000, 4, 1 << 60).extents[0].chunks == 1
@@ -300,8 +255,8 @@ def test_small_messages_are_one_chunk_of_whole_blocks() -> None:
         assert {row.chunks for row in rank.roles} == {1}
         assert {ring.stride for ring in rank.rings} == {BLOCK_BYTES, 2 * BLOCK_BYTES}
         assert all((ring.staging % BLOCK_BYTES, ring.slots) == (0, 1) for ring in rank.rings)
-        assert {ring.direct for ring in rank.rings} == {0}
-        assert not any(row.pushed or row.lodged for row in rank.receives)
+        assert {ring.direct_read for ring in rank.rings} == {0}
+        assert not any(row.direct_write or row.reply_to for row in rank.receives)
 
 
 def test_small_messages_have_a_limit() -> None:
@@ -327,7 +282,7 @@ def test_successive_calls_lie_side_by_side(program: Program) -> None:
     step, times = plan.shifts(bound)
     area = plan.area.inline_bytes if plan.inline else plan.area.staging_bytes
     for rank in range(4):
-        ends = [ring.staging + ring.stride * ring.slots for ring in Rank(plan, bound, rank).rings if not ring.lodged]
+        ends = [ring.staging + ring.stride * ring.slots for ring in Rank(plan, bound, rank).rings if not ring.reply_to]
         assert max(ends) <= step
     assert times > 1
     assert step * times <= area

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from blinkccl.native.headers import DIRECTORY, abi
 from doubles.build import Doubles, compile_library
 
 HERE = Path(__file__).resolve().parent
@@ -57,14 +58,15 @@ LONG: dict[str, Any] = {
 def environment(doubles: Doubles, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What a process needs to run the ranks of a job: this checkout's libraries and headers, built."""
     place = tmp_path_factory.mktemp("copies")
-    headers = sorted([*NATIVE.glob("device/blink/*.h"), *NATIVE.glob("shim/*.h")])
+    headers = sorted([*NATIVE.glob("device/blink/*.h"), *NATIVE.glob("shim/*.h"), *DIRECTORY.glob("blink/*.h")])
     stamp = sha256(b"".join(header.read_bytes() for header in headers)).hexdigest()[:16]
     # The stamp makes objects of other headers other objects.
-    flags = (f"-I{NATIVE / 'device'}", f"-I{NATIVE / 'shim'}", "-ffp-contract=off", f"-DHEADERS=0x{stamp}")
+    include = tuple(f"-I{place}" for place in (NATIVE / "device", NATIVE / "shim", DIRECTORY))
+    flags = (*include, "-ffp-contract=off", f"-DHEADERS=0x{stamp}")
     device = compile_library(
         sorted(NATIVE.glob("device/host/*.cpp")),
         place / "libblink_device.so",
-        flags=(*flags, '-DBLINK_VERSION="test"'),
+        flags=(*flags, '-DBLINK_VERSION="test"', f"-DBLINK_ABI={abi()}u"),
     )
     names = ("agreement", "arrivals", "board", "bundle", "copy_engine", "copy_plan", "copy_watch", "deadline", "driver")
     harness = compile_library(

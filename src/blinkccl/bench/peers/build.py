@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from blinkccl.errors import UnsupportedError
+from blinkccl.native.headers import DIRECTORY
 
 _HERE = Path(__file__).parent
 _COMPILE_S = 120.0
@@ -43,8 +44,9 @@ def build(source: str, compiler: Sequence[str], options: Sequence[str] = ()) -> 
     UnsupportedError
         If there is no compiler, or it fails; with what it said.
     """
-    texts = [path.read_bytes() for path in (_HERE / "peer.h", _HERE / source)]
-    line = [*compiler, "-I", str(_HERE), str(_HERE / source), *options]
+    parts = (_HERE / "peer.h", _HERE / source, *(DIRECTORY / "blink" / name for name in ("bench.h", "types.h")))
+    texts = [path.read_bytes() for path in parts]
+    line = [*compiler, "-I", str(_HERE), "-I", str(DIRECTORY), str(_HERE / source), *options]
     key = hashlib.sha256(b"\0".join([*texts, *(part.encode() for part in line)])).hexdigest()[:20]
     target = cache_directory() / f"{Path(source).stem}-{key}"
     if target.exists() and os.access(target, os.X_OK) and target.stat().st_uid == os.getuid():

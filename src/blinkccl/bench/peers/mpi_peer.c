@@ -5,40 +5,40 @@
 
 static MPI_Datatype type_of(uint32_t dtype) {
   switch (dtype) {
-    case PEER_INT8: return MPI_INT8_T;
-    case PEER_UINT8: return MPI_UINT8_T;
-    case PEER_INT16: return MPI_INT16_T;
-    case PEER_UINT16: return MPI_UINT16_T;
-    case PEER_INT32: return MPI_INT32_T;
-    case PEER_UINT32: return MPI_UINT32_T;
-    case PEER_INT64: return MPI_INT64_T;
-    case PEER_UINT64: return MPI_UINT64_T;
-    case PEER_FLOAT32: return MPI_FLOAT;
-    case PEER_FLOAT64: return MPI_DOUBLE;
+    case BLINK_INT8: return MPI_INT8_T;
+    case BLINK_UINT8: return MPI_UINT8_T;
+    case BLINK_INT16: return MPI_INT16_T;
+    case BLINK_UINT16: return MPI_UINT16_T;
+    case BLINK_INT32: return MPI_INT32_T;
+    case BLINK_UINT32: return MPI_UINT32_T;
+    case BLINK_INT64: return MPI_INT64_T;
+    case BLINK_UINT64: return MPI_UINT64_T;
+    case BLINK_FLOAT32: return MPI_FLOAT;
+    case BLINK_FLOAT64: return MPI_DOUBLE;
     default: return MPI_DATATYPE_NULL;
   }
 }
 
 static MPI_Op op_of(uint32_t op) {
   switch (op) {
-    case PEER_SUM: return MPI_SUM;
-    case PEER_PROD: return MPI_PROD;
-    case PEER_MIN: return MPI_MIN;
-    case PEER_MAX: return MPI_MAX;
-    case PEER_BAND: return MPI_BAND;
-    case PEER_BOR: return MPI_BOR;
-    case PEER_BXOR: return MPI_BXOR;
+    case BLINK_SUM: return MPI_SUM;
+    case BLINK_PROD: return MPI_PROD;
+    case BLINK_MIN: return MPI_MIN;
+    case BLINK_MAX: return MPI_MAX;
+    case BLINK_BAND: return MPI_BAND;
+    case BLINK_BOR: return MPI_BOR;
+    case BLINK_BXOR: return MPI_BXOR;
     default: return MPI_OP_NULL;
   }
 }
 
 static int reduces(uint32_t collective) {
-  return collective == PEER_REDUCE || collective == PEER_ALLREDUCE || collective == PEER_REDUCE_SCATTER;
+  return collective == BLINK_REDUCE || collective == BLINK_ALLREDUCE || collective == BLINK_REDUCE_SCATTER;
 }
 
 static const char* refuse(void* self, const struct peer_command* c) {
   (void)self;
-  if (c->collective > PEER_SENDRECV) return "MPI has no such collective";
+  if (c->collective > BLINK_SENDRECV) return "MPI has no such collective";
   if (reduces(c->collective) && op_of(c->op) == MPI_OP_NULL) return "MPI has no such operation";
   if (reduces(c->collective) && type_of(c->dtype) == MPI_DATATYPE_NULL) return "MPI cannot reduce this type";
   if (c->flags & PEER_SHARED) return "an MPI peer has private buffers only";
@@ -79,20 +79,20 @@ static const char* run(void* self, const struct peer_work* w) {
   char* in = c->flags & PEER_IN_PLACE && w->in && w->out ? (char*)MPI_IN_PLACE : w->in;
   int failed = MPI_SUCCESS;
   switch (c->collective) {
-    case PEER_BROADCAST:
+    case BLINK_BROADCAST:
       if (w->in && w->in != w->out) memcpy(w->out, w->in, c->count * c->itemsize);
       failed = MPI_Bcast(w->out, n, type, c->root, MPI_COMM_WORLD);
       break;
-    case PEER_REDUCE: failed = MPI_Reduce(in, w->out, n, type, op, c->root, MPI_COMM_WORLD); break;
-    case PEER_ALLREDUCE: failed = MPI_Allreduce(in, w->out, n, type, op, MPI_COMM_WORLD); break;
-    case PEER_ALLGATHER: failed = MPI_Allgather(in, n, type, w->out, n, type, MPI_COMM_WORLD); break;
-    case PEER_REDUCE_SCATTER: failed = reduce_scatter(w, in, n, type, op); break;
-    case PEER_GATHER: failed = MPI_Gather(in, n, type, w->out, n, type, c->root, MPI_COMM_WORLD); break;
-    case PEER_SCATTER:
+    case BLINK_REDUCE: failed = MPI_Reduce(in, w->out, n, type, op, c->root, MPI_COMM_WORLD); break;
+    case BLINK_ALLREDUCE: failed = MPI_Allreduce(in, w->out, n, type, op, MPI_COMM_WORLD); break;
+    case BLINK_ALLGATHER: failed = MPI_Allgather(in, n, type, w->out, n, type, MPI_COMM_WORLD); break;
+    case BLINK_REDUCE_SCATTER: failed = reduce_scatter(w, in, n, type, op); break;
+    case BLINK_GATHER: failed = MPI_Gather(in, n, type, w->out, n, type, c->root, MPI_COMM_WORLD); break;
+    case BLINK_SCATTER:
       failed = in == MPI_IN_PLACE ? MPI_Scatter(w->in, n, type, MPI_IN_PLACE, n, type, c->root, MPI_COMM_WORLD)
                                   : MPI_Scatter(in, n, type, w->out, n, type, c->root, MPI_COMM_WORLD);
       break;
-    case PEER_ALLTOALL: failed = MPI_Alltoall(in, n, type, w->out, n, type, MPI_COMM_WORLD); break;
+    case BLINK_ALLTOALL: failed = MPI_Alltoall(in, n, type, w->out, n, type, MPI_COMM_WORLD); break;
     default: failed = sendrecv(w, n, type);
   }
   return failed == MPI_SUCCESS ? NULL : "MPI reports an error";

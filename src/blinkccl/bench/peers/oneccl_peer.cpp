@@ -49,28 +49,28 @@ Address exchange(const std::string& path, ccl::shared_ptr_class<ccl::kvs>& store
 
 bool type_of(uint32_t dtype, ccl::datatype& type) {
   switch (dtype) {
-    case PEER_INT8: type = ccl::datatype::int8; return true;
-    case PEER_UINT8: type = ccl::datatype::uint8; return true;
-    case PEER_INT16: type = ccl::datatype::int16; return true;
-    case PEER_UINT16: type = ccl::datatype::uint16; return true;
-    case PEER_INT32: type = ccl::datatype::int32; return true;
-    case PEER_UINT32: type = ccl::datatype::uint32; return true;
-    case PEER_INT64: type = ccl::datatype::int64; return true;
-    case PEER_UINT64: type = ccl::datatype::uint64; return true;
-    case PEER_FLOAT16: type = ccl::datatype::float16; return true;
-    case PEER_BFLOAT16: type = ccl::datatype::bfloat16; return true;
-    case PEER_FLOAT32: type = ccl::datatype::float32; return true;
-    case PEER_FLOAT64: type = ccl::datatype::float64; return true;
+    case BLINK_INT8: type = ccl::datatype::int8; return true;
+    case BLINK_UINT8: type = ccl::datatype::uint8; return true;
+    case BLINK_INT16: type = ccl::datatype::int16; return true;
+    case BLINK_UINT16: type = ccl::datatype::uint16; return true;
+    case BLINK_INT32: type = ccl::datatype::int32; return true;
+    case BLINK_UINT32: type = ccl::datatype::uint32; return true;
+    case BLINK_INT64: type = ccl::datatype::int64; return true;
+    case BLINK_UINT64: type = ccl::datatype::uint64; return true;
+    case BLINK_FLOAT16: type = ccl::datatype::float16; return true;
+    case BLINK_BFLOAT16: type = ccl::datatype::bfloat16; return true;
+    case BLINK_FLOAT32: type = ccl::datatype::float32; return true;
+    case BLINK_FLOAT64: type = ccl::datatype::float64; return true;
     default: return false;
   }
 }
 
 bool op_of(uint32_t op, ccl::reduction& found) {
   switch (op) {
-    case PEER_SUM: found = ccl::reduction::sum; return true;
-    case PEER_PROD: found = ccl::reduction::prod; return true;
-    case PEER_MIN: found = ccl::reduction::min; return true;
-    case PEER_MAX: found = ccl::reduction::max; return true;
+    case BLINK_SUM: found = ccl::reduction::sum; return true;
+    case BLINK_PROD: found = ccl::reduction::prod; return true;
+    case BLINK_MIN: found = ccl::reduction::min; return true;
+    case BLINK_MAX: found = ccl::reduction::max; return true;
     default: return false;
   }
 }
@@ -78,10 +78,10 @@ bool op_of(uint32_t op, ccl::reduction& found) {
 const char* refuse(void*, const struct peer_command* c) {
   ccl::datatype type;
   ccl::reduction op;
-  if (c->collective > PEER_ALLTOALL || c->collective == PEER_GATHER || c->collective == PEER_SCATTER)
+  if (c->collective > BLINK_ALLTOALL || c->collective == BLINK_GATHER || c->collective == BLINK_SCATTER)
     return "oneCCL has no such collective";
   if (!type_of(c->dtype, type)) return "oneCCL has no such type";
-  bool reduces = c->collective == PEER_REDUCE || c->collective == PEER_ALLREDUCE || c->collective == PEER_REDUCE_SCATTER;
+  bool reduces = c->collective == BLINK_REDUCE || c->collective == BLINK_ALLREDUCE || c->collective == BLINK_REDUCE_SCATTER;
   if (reduces && !op_of(c->op, op)) return "oneCCL has no such operation";
   if (c->flags & PEER_SHARED) return "a oneCCL peer has private buffers only";
   return nullptr;
@@ -98,14 +98,14 @@ const char* run(void* self, const struct peer_work* w) {
   op_of(c.op, op);
   try {
     switch (c.collective) {
-      case PEER_BROADCAST:
+      case BLINK_BROADCAST:
         if (w->in && w->in != w->out) memcpy(w->out, w->in, c.count * c.itemsize);
         ccl::broadcast(w->out, c.count, type, c.root, all).wait();
         break;
-      case PEER_REDUCE: ccl::reduce(w->in, w->out ? w->out : w->in, c.count, type, op, c.root, all).wait(); break;
-      case PEER_ALLREDUCE: ccl::allreduce(w->in, w->out, c.count, type, op, all).wait(); break;
-      case PEER_ALLGATHER: ccl::allgather(w->in, w->out, c.count, type, all).wait(); break;
-      case PEER_REDUCE_SCATTER: ccl::reduce_scatter(w->in, w->out, c.count, type, op, all).wait(); break;
+      case BLINK_REDUCE: ccl::reduce(w->in, w->out ? w->out : w->in, c.count, type, op, c.root, all).wait(); break;
+      case BLINK_ALLREDUCE: ccl::allreduce(w->in, w->out, c.count, type, op, all).wait(); break;
+      case BLINK_ALLGATHER: ccl::allgather(w->in, w->out, c.count, type, all).wait(); break;
+      case BLINK_REDUCE_SCATTER: ccl::reduce_scatter(w->in, w->out, c.count, type, op, all).wait(); break;
       default: ccl::alltoall(w->in, w->out, c.count, type, all).wait();
     }
   } catch (const std::exception& error) {

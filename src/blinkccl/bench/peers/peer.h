@@ -18,39 +18,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define PEER_MAGIC 0x4B4E4C42u
-#define PEER_VERSION 1u
-
-enum { PEER_RUN = 1, PEER_QUIT = 2 };
-enum { PEER_IN_PLACE = 1, PEER_SHARED = 2, PEER_CHECK = 4, PEER_KEEP = 8 };
-enum { PEER_OK = 0, PEER_UNSUPPORTED = 1, PEER_FAILED = 2 };
-enum peer_collective {
-  PEER_BROADCAST, PEER_REDUCE, PEER_ALLREDUCE, PEER_ALLGATHER, PEER_REDUCE_SCATTER, PEER_GATHER, PEER_SCATTER,
-  PEER_ALLTOALL, PEER_SENDRECV, PEER_PROBE_ADD = 64, PEER_PROBE_COPY, PEER_PROBE_ROUND_TRIP
-};
-enum peer_dtype {
-  PEER_INT8, PEER_UINT8, PEER_INT16, PEER_UINT16, PEER_INT32, PEER_UINT32, PEER_INT64, PEER_UINT64, PEER_FLOAT16,
-  PEER_BFLOAT16, PEER_FLOAT32, PEER_FLOAT64, PEER_FLOAT8_E4M3FN, PEER_FLOAT8_E5M2, PEER_BOOL
-};
-enum peer_op { PEER_SUM, PEER_PROD, PEER_MIN, PEER_MAX, PEER_BAND, PEER_BOR, PEER_BXOR, PEER_AVG, PEER_PREMUL_SUM };
-
-struct __attribute__((packed)) peer_hello {
-  uint32_t magic, version, rank, world_size;
-  uint64_t pid;
-  char library[128];
-};
-struct __attribute__((packed)) peer_command {
-  uint32_t magic, kind, collective, dtype, op;
-  int32_t root, src, dst;
-  uint32_t flags, warmup, iterations, deadline_s, itemsize, in_blocks, out_blocks, in_at, out_at;
-  uint64_t count, period;
-  double scale;
-};
-struct __attribute__((packed)) peer_reply {
-  uint32_t magic, status;
-  uint64_t wrong;
-  uint32_t n, length;
-};
+#include "blink/bench.h"
 
 // A command with its buffers; in == NULL or out == NULL where the rank has none.
 struct peer_work {

@@ -1,7 +1,7 @@
-/* The simulator's kernel as a plain C interface: blinkccl/simulate/workload.py says what everything here means.
- *
- * All arrays belong to the caller and must be valid: nothing is checked here. The Python side makes them from a valid
- * program. */
+// The simulator's kernel as a plain C interface: blinkccl/simulate/workload.py says what everything here means.
+//
+// All arrays belong to the caller and must be valid: nothing is checked here. The Python side makes them from a valid
+// program.
 #ifndef BLINK_SIMULATE_H
 #define BLINK_SIMULATE_H
 
@@ -11,7 +11,8 @@
 extern "C" {
 #endif
 
-#define BLINK_SIMULATE_ABI 2
+// How a run ended: at its end; before that, see `stuck`; or for want of memory.
+enum blink_simulated { BLINK_SIMULATED = 0, BLINK_SIMULATION_STUCK = 1, BLINK_SIMULATION_NO_MEMORY = 2 };
 
 typedef struct {
   int64_t actors, hops, streams, pools, links;
@@ -27,7 +28,7 @@ typedef struct {
   const int32_t *engines;
 } blink_workload;
 
-/* Null, or arrays of as many entries as there are tasks. */
+// Null, or arrays of as many entries as there are tasks.
 typedef struct {
   int32_t *hop, *actor, *chunk;
   double *begin_s, *move_s, *end_s;
@@ -38,14 +39,15 @@ typedef struct {
 typedef struct {
   double seconds;
   int64_t transfers, firings, events;
-  double *actor_s; /* one per actor */
-  int64_t stuck;   /* the first actor that did not finish, -1 for none */
+  double *actor_s; // one per actor
+  int64_t stuck;   // the first actor that did not finish, -1 for none
   int64_t stuck_chunk;
 } blink_outcome;
 
+// A number made of the headers that the library was compiled with.
 uint32_t blink_simulate_abi(void);
 
-/* Runs the workload; `fair` chooses the sharing. 0: done; 1: stopped before its end, see `stuck`; 2: out of memory. */
+// Runs the workload; `fair` chooses the sharing. One of blink_simulated.
 int blink_simulate(const blink_workload *workload, int fair, blink_outcome *outcome, const blink_trace *trace);
 
 #ifdef __cplusplus

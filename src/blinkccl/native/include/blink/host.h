@@ -3,17 +3,28 @@
 // Plain C, loaded with ctypes. All decisions (which Program, who reads whose ring, where a ring lies) are made in
 // Python by code that every rank runs on the same agreed numbers (blinkccl/engines/host_plan.py); this library
 // only executes the tables it is given. Functions return 0 or one of blink_code; blink_last_error tells more.
+//
+// Python reads this file too (blinkccl/native/headers.py).
 #ifndef BLINK_HOST_H
 #define BLINK_HOST_H
 
 #include <stddef.h>
 #include <stdint.h>
 
+#include "blink/types.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-#define BLINK_ABI_VERSION 2
+// No place in a buffer.
+#define BLINK_NOWHERE -1
+// A small message travels in blocks of a flag's line and so much payload.
+#define BLINK_PAYLOAD_BYTES 4096
+#define BLINK_BLOCK_BYTES 4160
+// What small calls in a row spread over, as a line that a peer has just read is slow to write again. It has to leave the
+// first-level cache (128 KiB and more made messages of 16 to 64 KiB 1.2 to 1.7 times as fast) and to stay in the second.
+#define BLINK_SMALL_CALLS_BYTES 393216
 
 typedef struct blink_comm blink_comm;
 typedef struct blink_op blink_op;
@@ -78,15 +89,24 @@ typedef struct {
 
 typedef struct {
   uint64_t calls, messages, message_bytes;           // messages received, and their bytes, as the Program counts them
-  uint64_t inline_bytes, staged_bytes, direct_bytes; // of them: with flags inside, through a ring, from the sender's own buffer
-  uint64_t pushed_bytes;                             // or written into the receiver's buffer by the sender
-  uint64_t crossed_bytes;                            // of direct and pushed: copied by the system between private buffers
-  uint64_t stepwise;                                 // firings that had to combine message by message
+  uint64_t inline_bytes, staged_bytes;               // of them: with flags inside, through a ring,
+  uint64_t direct_read_bytes;                        // read in the sender's own buffer,
+  uint64_t direct_write_bytes;                       // or written into the receiver's buffer by the sender
+  uint64_t crossed_bytes;                            // of both: copied by the system between private buffers
+  uint64_t stepwise;                                 // executions that had to combine message by message
   uint64_t yields, sleeps;                           // how often a wait gave up the core, or slept
 } blink_stats;
 
+// A number made of the headers that the library was compiled with.
 uint32_t blink_abi_version(void);
+// The version in pyproject.toml that it was built from. The text is never freed.
+const char* blink_host_version(void);
+// The instruction set of its kernels: "base", "avx2", "avx512" or "neon".
 const char* blink_isa_name(void);
+// dst[d][i] = src[0][i] ∘ src[1][i] ∘ … for i < count and every d < ndst (kernels.h). 0, or -1 where the type has no such
+// operation.
+int blink_combine(uint32_t dtype, uint32_t op, void* const* dst, int ndst, const void* const* src, int nsrc,
+                  size_t count, int own, double scale, uint32_t divisor);
 
 // The bytes that a segment of this shape needs; 0 if the shape makes no sense.
 uint64_t blink_segment_bytes(const blink_shape* shape);
@@ -123,24 +143,71 @@ int blink_describe(const void* memory, uint64_t bytes, blink_status* statuses, i
 // What ended the communicator. Returns 1 if it has ended, 0 if not, or -1.
 int blink_describe_failure(const void* memory, uint64_t bytes, blink_error* error);
 
-// One rank's part of a bound Program; the tables are rows of int64 as op.h says, and are copied.
+// One rank's part of a bound Program: a header and rows, all of int64, which are copied.
+typedef struct {
+  int64_t offset;             // tick of chunk 0
+  int64_t chunks;
+  int64_t length;             // elements of the slice
+  int64_t source;             // byte offset in the input; BLINK_NOWHERE: does not contribute
+  int64_t target;             // byte offset in the output; BLINK_NOWHERE: does not keep
+  int64_t divisor;            // > 1: ends an average
+  int64_t own_operand_index;  // messages combined before the own contribution
+  int64_t first_receive, receives;
+  int64_t first_send, sends;  // rows of `sends`: indexes of rings
+  int64_t channel, share, stage;
+} blink_role;
+
+// Where the sender's own buffers hold a message anyway, to be read there by others.
+enum blink_direct_read { BLINK_READ_NONE = 0, BLINK_READ_INPUT = 1, BLINK_READ_OUTPUT = 2 };
+
+// One message per execution, out of a ring of `rank`.
+typedef struct {
+  int64_t rank;
+  int64_t line;           // of the ring: messages published
+  int64_t ack_line;       // messages that this reader is done with
+  int64_t staging, stride, slots;
+  int64_t direct_read;    // of blink_direct_read: there, if the sender's buffer can be reached
+  int64_t direct_offset;  // in that buffer
+  int64_t direct_write;   // 1: the sender writes into this rank's output, if that can be reached
+  int64_t queue;          // counts messages
+  int64_t reply_to;       // as in blink_ring
+  int64_t split;          // as in blink_ring
+} blink_receive;
+
+typedef struct {
+  int64_t line, staging, stride, slots;
+  int64_t first_reader, readers;
+  int64_t direct_read;    // of blink_direct_read
+  int64_t drain;          // 1: nothing else tells that the readers are done with this rank's own buffer
+  // 0: the ring lies in its sender's area. Else its messages are replies in place, which reuse the slots of the messages
+  // that they answer, in the area of rank reply_to − 1: on lines that are at hand, so that they cross between caches three
+  // times instead of four.
+  int64_t reply_to;
+  int64_t split;          // 1: where both buffers allow it, its one reader takes the even chunks and is given the odd ones
+} blink_ring;
+
+typedef struct {
+  int64_t rank, ack_line;
+  int64_t write_offset;   // byte offset in the reader's output; BLINK_NOWHERE: not to be written by others
+} blink_reader;
+
 typedef struct {
   uint64_t signature;  // equal on all ranks that do the same
   uint64_t what;       // for people: which collective, type, operation and root; the library only hands it on
   int64_t count;       // for people: elements per block
-  uint32_t dtype, op;  // numbers of DTYPE_CODES and OP_CODES
+  uint32_t dtype, op;  // of blink_dtype and blink_operation
   int64_t chunk_elements;
-  int64_t shift_bytes, shifts; // successive calls begin their rings this much further on, so many times, then again
-  int64_t inline_messages;     // small messages with their flags inside
-  int64_t direct_in_place;     // peers may read this rank's input although its output is the same memory
-  int64_t push_in_place;       // peers may write this rank's output although its input is the same memory
-  int64_t cross_memory;        // messages may be read in private buffers, and halves of them written there
+  int64_t shift_bytes, shifts;    // successive calls begin their rings this much further on, so many times, then again
+  int64_t inline_messages;        // small messages with their flags inside
+  int64_t direct_read_in_place;   // peers may read this rank's input although its output is the same memory
+  int64_t direct_write_in_place;  // peers may write this rank's output although its input is the same memory
+  int64_t cross_memory;           // messages may be read in private buffers, and halves of them written there
   int64_t input_bytes, output_bytes;
-  const int64_t* roles;    int64_t role_count;
-  const int64_t* receives; int64_t receive_count;
-  const int64_t* sends;    int64_t send_count;
-  const int64_t* rings;    int64_t ring_count;
-  const int64_t* readers;  int64_t reader_count;
+  const blink_role* roles;        int64_t role_count;
+  const blink_receive* receives;  int64_t receive_count;
+  const int64_t* sends;           int64_t send_count;
+  const blink_ring* rings;        int64_t ring_count;
+  const blink_reader* readers;    int64_t reader_count;
   int64_t queue_count;
 } blink_tables;
 

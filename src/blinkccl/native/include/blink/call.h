@@ -17,6 +17,8 @@ typedef long long int64_t;
 #include <cstdint>
 #endif
 
+#include "blink/types.h"
+
 namespace blink {
 
 #ifdef __CUDACC_RTC__
@@ -72,8 +74,8 @@ struct Call {
   uint32_t slots;
   uint32_t parts;
   uint32_t rank;
-  uint32_t dtype;      // DTYPE_CODES of blinkccl/collectives/ops.py
-  uint32_t op;         // OP_CODES
+  uint32_t dtype;      // of blink_dtype
+  uint32_t op;         // of blink_operation
   uint32_t average;    // 1: divide where a reduction is complete
   uint32_t scale_kind;
   uint32_t reserved;

@@ -1,17 +1,17 @@
-"""Where are the libraries of native code that were built with this package, and do they fit it?"""
+"""Where are the libraries of native code that were built with this package, and do they fit it?
+
+``headers.py`` reads what they share with Python: the C headers in ``include/``.
+"""
 
 from __future__ import annotations
 
 import ctypes as c
 import os
-from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 
 from blinkccl.errors import UnsupportedError
-
-#: Function → (result, arguments).
-Functions = Mapping[str, tuple[type | None, list[type]]]
+from blinkccl.native.headers import Functions, abi
 
 
 def find_library(name: str, override: str) -> Path | None:
@@ -26,18 +26,20 @@ def find_library(name: str, override: str) -> Path | None:
     return path if path.is_file() else None
 
 
-def open_library(path: Path, functions: Functions, version: str, wanted: int) -> c.CDLL:
+def open_library(path: Path, functions: Functions, version: str) -> c.CDLL:
     """The library with the types of its functions declared; they release the GIL.
 
     Parameters
     ----------
-    version, wanted
-        The function that tells the ABI version, and what it must be.
+    functions
+        Those that it must have; :func:`blinkccl.native.headers.header` tells what a header declares.
+    version
+        The function that tells which headers the library was compiled with.
 
     Raises
     ------
     UnsupportedError
-        If the library cannot be opened, lacks a function, or is of another version.
+        If the library cannot be opened, lacks a function, or was compiled with other headers than this package's.
     """
     try:
         library = c.CDLL(str(path))
@@ -47,6 +49,9 @@ def open_library(path: Path, functions: Functions, version: str, wanted: int) ->
     except (OSError, AttributeError) as error:
         raise UnsupportedError(f"{path} cannot be used: {error}; reinstall blink-ccl") from None
     found: int = getattr(library, version)()
-    if found != wanted:
-        raise UnsupportedError(f"{path} is of ABI version {found}, this package needs {wanted}; reinstall blink-ccl")
+    if found != abi():
+        raise UnsupportedError(
+            f"{path} was compiled with other headers than this package has (ABI {found:08x}, expected {abi():08x}); "
+            "reinstall blink-ccl, or run make native"
+        )
     return library

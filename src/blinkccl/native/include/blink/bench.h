@@ -1,0 +1,39 @@
+// What the coordinator of a benchmark and its rank processes say to each other; blinkccl/bench/protocol.py says what it
+// means. All numbers are little-endian and unpadded.
+#ifndef BLINK_BENCH_H
+#define BLINK_BENCH_H
+
+#include <stdint.h>
+
+#include "blink/types.h"
+
+#define PEER_MAGIC 0x4B4E4C42
+#define PEER_VERSION 1
+
+enum peer_kind { PEER_RUN = 1, PEER_QUIT = 2 };
+enum peer_flag { PEER_IN_PLACE = 1, PEER_SHARED = 2, PEER_CHECK = 4, PEER_KEEP = 8 };
+enum peer_status { PEER_OK = 0, PEER_UNSUPPORTED = 1, PEER_FAILED = 2 };
+// Beside blink_collective: what only the probe does.
+enum peer_probe { PEER_PROBE_ADD = 64, PEER_PROBE_COPY, PEER_PROBE_ROUND_TRIP };
+// Beside blink_operation: a sum with a divisor, and one with scales.
+enum peer_op { PEER_AVG = 7, PEER_PREMUL_SUM };
+
+struct __attribute__((packed)) peer_hello {
+  uint32_t magic, version, rank, world_size;
+  uint64_t pid;
+  char library[128];
+};
+struct __attribute__((packed)) peer_command {
+  uint32_t magic, kind, collective, dtype, op;
+  int32_t root, src, dst;
+  uint32_t flags, warmup, iterations, deadline_s, itemsize, in_blocks, out_blocks, in_at, out_at;
+  uint64_t count, period;
+  double scale;
+};
+struct __attribute__((packed)) peer_reply {
+  uint32_t magic, status;
+  uint64_t wrong;
+  uint32_t n, length;
+};
+
+#endif

@@ -1,0 +1,18 @@
+// The numbers of collectives, element types and operations: blinkccl/collectives says what they mean. They never change.
+#ifndef BLINK_TYPES_H
+#define BLINK_TYPES_H
+
+enum blink_collective {
+  BLINK_BROADCAST, BLINK_REDUCE, BLINK_ALLREDUCE, BLINK_ALLGATHER, BLINK_REDUCE_SCATTER, BLINK_GATHER, BLINK_SCATTER,
+  BLINK_ALLTOALL, BLINK_SENDRECV,
+};
+
+enum blink_dtype {
+  BLINK_INT8, BLINK_UINT8, BLINK_INT16, BLINK_UINT16, BLINK_INT32, BLINK_UINT32, BLINK_INT64, BLINK_UINT64,
+  BLINK_FLOAT16, BLINK_BFLOAT16, BLINK_FLOAT32, BLINK_FLOAT64, BLINK_FLOAT8_E4M3FN, BLINK_FLOAT8_E5M2, BLINK_BOOL,
+};
+
+// Operations that combine two elements.
+enum blink_operation { BLINK_SUM, BLINK_PROD, BLINK_MIN, BLINK_MAX, BLINK_BAND, BLINK_BOR, BLINK_BXOR };
+
+#endif
