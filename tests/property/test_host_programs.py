@@ -196,7 +196,9 @@ def test_counters_say_what_the_program_sends(way: dict[str, bool], seed: int) ->
     assert [rank["calls"] for rank in stats] == [1] * len(program.ranks)
     assert sums["messages"] == total(program, bound, lambda part: bound.extents[part].chunks)
     assert sums["message_bytes"] == total(program, bound, lambda part: bound.extents[part].length * 4)
-    assert sums["message_bytes"] == sum(sums[f"{way}_bytes"] for way in ("inline", "staged", "direct", "pushed"))
+    assert sums["message_bytes"] == sum(
+        sums[f"{how}_bytes"] for how in ("inline", "staged", "direct_read", "direct_write")
+    )
     assert sums["inline_bytes"] == 0
     if not way:
         assert sums["direct_read_bytes"] == sums["direct_write_bytes"] == 0

@@ -19,7 +19,7 @@
 #include <thread>
 #include <vector>
 
-#include "board.h"
+#include "shared_page.h"
 #include "bundle.h"
 #include "engine.h"
 
@@ -72,7 +72,7 @@ class Barrier {
 struct Job {
   Driver driver;
   Bundle bundle;
-  std::vector<std::unique_ptr<Board>> boards;
+  std::vector<std::unique_ptr<SharedPage>> pages;
   std::vector<std::unique_ptr<Engine>> engines;
   int first = 0;  // rank of the first engine
 };
@@ -130,13 +130,13 @@ void* job_open(const char* directory, int first, int board, int trouble, char* a
   const int n = job->bundle.nranks;
   job->first = std::max(first, 0);
   const int last = first < 0 ? n - 1 : first;
-  const int created = board < 0 ? Board::create(n, &text) : -1;
+  const int created = board < 0 ? SharedPage::create(n, &text) : -1;
   if (board < 0) board = created;
   std::string all;
   for (int rank = job->first; rank <= last; ++rank) {
-    job->boards.push_back(Board::map(dup(board), n, rank, &text));
+    job->pages.push_back(SharedPage::map(dup(board), n, rank, &text));
     const int device = trouble == 2 ? 0 : rank;
-    job->engines.push_back(Engine::open(job->driver, job->bundle, rank, device, 1, job->boards.back().get(), &text));
+    job->engines.push_back(Engine::open(job->driver, job->bundle, rank, device, 1, job->pages.back().get(), &text));
     if (job->engines.back() == nullptr) return say(text, why, why_bytes), nullptr;
     all += job->engines.back()->address() + "\n";
   }
@@ -148,7 +148,7 @@ void* job_open(const char* directory, int first, int board, int trouble, char* a
 // A board for ranks in several processes: its descriptor.
 int job_board(int ranks) {
   std::string text;
-  return Board::create(ranks, &text);
+  return SharedPage::create(ranks, &text);
 }
 
 // `addresses`: those of all ranks of the job.
@@ -264,7 +264,7 @@ int job_run(void* handle, const RankBuffers* buffers, Launch* launch, double pat
   barrier.wait();
   if (launch->abort_after_ms > 0) {
     std::this_thread::sleep_for(std::chrono::milliseconds(launch->abort_after_ms));
-    __atomic_store_n(job.boards[0]->abort_word(), 1u, __ATOMIC_RELAXED);
+    __atomic_store_n(job.pages[0]->abort_word(), 1u, __ATOMIC_RELAXED);
   }
   for (std::thread& thread : threads) thread.join();
   for (const auto& engine : job.engines) {

@@ -68,9 +68,12 @@ def environment(doubles: Doubles, tmp_path_factory: pytest.TempPathFactory) -> d
         place / "libblink_device.so",
         flags=(*flags, '-DBLINK_VERSION="test"', f"-DBLINK_ABI={abi()}u"),
     )
-    names = ("agreement", "arrivals", "board", "bundle", "copy_engine", "copy_plan", "copy_watch", "deadline", "driver")
+    names = (
+        *("agreement", "bundle", "copy_engine", "copy_plan", "copy_watch", "deadline", "driver", "engine"),
+        *("peer_write_probe", "sha256", "shared_page"),
+    )
     harness = compile_library(
-        [HERE / "copy_engine_harness.cpp", *(NATIVE / "shim" / f"{name}.cpp" for name in (*names, "engine", "sha256"))],
+        [HERE / "copy_engine_harness.cpp", *(NATIVE / "shim" / f"{name}.cpp" for name in names)],
         place / "libharness.so",
         flags=(*flags, "-ldl"),
     )
