@@ -16,6 +16,14 @@ STRUCK = {
     "lawful": "valid",
     "lawless": "invalid",
     "gbps": "gb_per_s (bytes) or gbit_per_s (bits)",
+    "births": "pending communicators",
+    "contender": "candidate",
+    "contenders": "candidates",
+    "poke": "store_shared",
+    "retired": "deferred release",
+    "rival": "NCCL predictor",
+    "shelf": "bundle cache",
+    "weather": "memory baseline",
 }
 #: Where a struck word is a name that others gave, or says what files of an earlier version hold.
 ALLOWED = {

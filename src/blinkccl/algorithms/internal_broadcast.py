@@ -37,8 +37,8 @@ from blinkccl.topology.model import Topology
 
 SERVED = ("broadcast", "gather", "allgather", "allreduce")
 
-#: The ranks among which a group (by index) is cut: each is the hub of its chunk, the centre of a star.
-Hubs = dict[int, tuple[int, ...]]
+#: The ranks among which a group (by index) is cut: each is the centre of its chunk, the centre of a star.
+Centres = dict[int, tuple[int, ...]]
 #: (weight, block, root, up, down)
 Part = tuple[Fraction, Block, int, Tree | None, Tree | None]
 
@@ -99,15 +99,15 @@ def _variants(request: Request, grouping: Grouping, paths: Paths) -> Iterator[li
 
 
 def _allreduce(grouping: Grouping, paths: Paths) -> Iterator[Part]:
-    """Every group is cut by its members as hubs; group 0 holds the roots."""
-    hubs = {group: grouping.partners_first(group) for group in range(len(grouping.groups))}
-    for weight, hub, link in _overlaid(hubs, grouping.links_away(0)):
-        down = _grown(grouping, paths, hub[0], hub, link)
+    """Every group is cut by its members as centres; group 0 holds the roots."""
+    centres = {group: grouping.partners_first(group) for group in range(len(grouping.groups))}
+    for weight, centre, link in _overlaid(centres, grouping.links_away(0)):
+        down = _grown(grouping, paths, centre[0], centre, link)
         yield weight, None, down.root, flipped(paths, down), down
 
 
 def _broadcast(grouping: Grouping, paths: Paths, root: int, own_link: bool, spread: bool) -> Iterator[Part]:
-    """The root's group is cut by its other members as hubs.
+    """The root's group is cut by its other members as centres.
 
     ``own_link``: whether the root's own partner links carry data too. ``spread``: whether a group that is
     entered by one link is cut by its other members, like the root's.
@@ -134,26 +134,26 @@ def _from_rank(grouping: Grouping, paths: Paths, rank: int, world_size: int, spr
 
 
 def _cut_trees(
-    grouping: Grouping, paths: Paths, start: int, hubs: Hubs, links: Links, spread: bool
+    grouping: Grouping, paths: Paths, start: int, centres: Centres, links: Links, spread: bool
 ) -> Iterator[tuple[Fraction, Tree]]:
     """Weighted trees from ``start``, one for each piece of the overlaid cuts."""
-    hubs = dict(hubs)
+    centres = dict(centres)
     for (_, h), pairs in links.items():
         if spread and len(pairs) == 1 and len(grouping.groups[h]) > 1:
             entry = pairs[0][1]
-            hubs[h] = tuple(v for v in cyclic(grouping.groups[h], entry) if v != entry)
-    for weight, hub, link in _overlaid(hubs, links):
-        yield weight, _grown(grouping, paths, start, hub, link)
+            centres[h] = tuple(v for v in cyclic(grouping.groups[h], entry) if v != entry)
+    for weight, centre, link in _overlaid(centres, links):
+        yield weight, _grown(grouping, paths, start, centre, link)
 
 
-def _overlaid(hubs: Hubs, links: Links) -> Iterator[tuple[Fraction, dict[int, int], dict[tuple[int, int], Pair]]]:
-    """Cut [0, 1] evenly for every choice and lay the cuts over each other: (length, hubs, links taken)."""
-    counts = {1, *map(len, hubs.values()), *map(len, links.values())}
+def _overlaid(centres: Centres, links: Links) -> Iterator[tuple[Fraction, dict[int, int], dict[tuple[int, int], Pair]]]:
+    """Cut [0, 1] evenly for every choice and lay the cuts over each other: (length, centres, links taken)."""
+    counts = {1, *map(len, centres.values()), *map(len, links.values())}
     points = sorted({Fraction(i, count) for count in counts for i in range(count + 1)})
     for low, high in pairwise(points):
         yield (
             high - low,
-            {group: some[int(low * len(some))] for group, some in hubs.items()},
+            {group: some[int(low * len(some))] for group, some in centres.items()},
             {key: some[int(low * len(some))] for key, some in links.items()},
         )
 
@@ -162,27 +162,27 @@ def _grown(
     grouping: Grouping,
     paths: Paths,
     start: int,
-    hubs: Mapping[int, int],
+    centres: Mapping[int, int],
     links: Mapping[tuple[int, int], Pair],
 ) -> Tree:
-    """The down-tree from ``start``: each group is a star around its hub (its entry where it has none).
+    """The down-tree from ``start``: each group is a star around its centre (its entry where it has none).
 
     Edges across come before edges inside: what has farther to go starts first.
     """
     edges: list[Path] = []
     queue: list[tuple[int, int]] = [(grouping.home(start), start)]
     for group, entry in queue:
-        hub = hubs.get(group, entry)
+        centre = centres.get(group, entry)
         across: dict[int, list[Path]] = {}
         for (g, h), (near, far) in links.items():
             if g == group:
                 across.setdefault(near, []).append(paths[near, far])
                 queue.append((h, far))
         edges.extend(across.pop(entry, ()))
-        if hub != entry:
-            edges.append(paths[entry, hub])
-            edges.extend(across.pop(hub, ()))
-        edges.extend(paths[hub, v] for v in cyclic(grouping.groups[group], hub)[1:] if v != entry)
+        if centre != entry:
+            edges.append(paths[entry, centre])
+            edges.extend(across.pop(centre, ()))
+        edges.extend(paths[centre, v] for v in cyclic(grouping.groups[group], centre)[1:] if v != entry)
         for more in across.values():
             edges.extend(more)
     return Tree(start, tuple(edges))

@@ -82,14 +82,14 @@ def _path_drafts(
 
 
 def _gather(request: Request, view: RankNetwork) -> Forest:
-    return _spokes(request, view, view.network, inward=True)
+    return _root_flows(request, view, view.network, inward=True)
 
 
 def _scatter(request: Request, view: RankNetwork) -> Forest:
-    return _spokes(request, view, reverse_of(view.network), inward=False)
+    return _root_flows(request, view, reverse_of(view.network), inward=False)
 
 
-def _spokes(request: Request, view: RankNetwork, network: Network, *, inward: bool) -> Forest:
+def _root_flows(request: Request, view: RankNetwork, network: Network, *, inward: bool) -> Forest:
     """Paths between the root and every other rank: found toward the root, turned round for scatter."""
     root, size = request.collective.root, request.collective.world_size
     assert root is not None

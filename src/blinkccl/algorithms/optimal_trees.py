@@ -316,26 +316,26 @@ def _entering(
     cost: list[list[int | None]], root: int, order: Sequence[tuple[int, ...]], crossing: Sequence[Arc], entry: int
 ) -> list[tuple[Arc, ...]]:
     """Trees that enter the ``entry``-th rank of every server; several where that is the root itself."""
-    doors = [group[entry % len(group)] for group in order]
-    across = tuple((doors[a], doors[b]) for a, b in crossing)
+    gateways = [group[entry % len(group)] for group in order]
+    across = tuple((gateways[a], gateways[b]) for a, b in crossing)
     away: list[Arc] = []
-    for group, door in zip(order[1:], doors[1:], strict=True):
-        spread = _spread(cost, group, door)
+    for group, gateway in zip(order[1:], gateways[1:], strict=True):
+        spread = _spread(cost, group, gateway)
         if spread is None:
             return []
         away += spread
     trees = []
-    for middle in order[0] if doors[0] == root else [doors[0]]:
+    for middle in order[0] if gateways[0] == root else [gateways[0]]:
         spread = _spread(cost, order[0], middle)
         if spread is not None:
             trees.append((*_rooted(spread, root), *across, *away))
     return trees
 
 
-def _spread(cost: list[list[int | None]], group: Sequence[int], door: int) -> list[Arc] | None:
-    """A tree of shortest ways inside one server from ``door``; None where it does not reach everybody."""
+def _spread(cost: list[list[int | None]], group: Sequence[int], gateway: int) -> list[Arc] | None:
+    """A tree of shortest ways inside one server from ``gateway``; None where it does not reach everybody."""
     parent: dict[int, int] = {}
-    reached = [door]
+    reached = [gateway]
     for u in reached:
         fresh = [v for v in group if v not in reached and cost[u][v] is not None]
         parent.update(dict.fromkeys(fresh, u))

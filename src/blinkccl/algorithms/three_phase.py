@@ -32,7 +32,7 @@ from blinkccl.topology.select import LINK_CHOICES
 ALGORITHM = "three_phase"
 
 #: How wide the way out of its server is for each rank that has one, in units of the network.
-Doors = Mapping[int, int]
+Gateways = Mapping[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +114,11 @@ def plan(request: Request) -> Forest:
             f"{network.name}; use --algo blink or --algo optimal"
         )
     paths = transit_paths(network, request.ranks)
-    ways = [_doors(network, paths, servers, i) for i in range(len(servers))]
+    ways = [_gateways(network, paths, servers, i) for i in range(len(servers))]
     packed = [local_trees(request, members) for members in servers]
     found = []
     for placed in (whole_trees, cut_trees):
-        shares = _shares(paths, [placed(trees, doors) for trees, doors in zip(packed, ways, strict=True)])
+        shares = _shares(paths, [placed(trees, gateways) for trees, gateways in zip(packed, ways, strict=True)])
         if shares:
             found.append((attained_rate(network, shares), -len(shares), shares))
     if not found:
@@ -155,31 +155,31 @@ def local_trees(request: Request, members: Sequence[int]) -> list[LocalTree]:
     return sorted(trees, key=lambda tree: -tree.weight)
 
 
-def whole_trees(trees: Sequence[LocalTree], doors: Doors) -> list[LocalTree]:
+def whole_trees(trees: Sequence[LocalTree], gateways: Gateways) -> list[LocalTree]:
     """Each tree with one root, so that no way out carries much more than another for its width.
 
     The heaviest tree chooses first, the rank that then carries least; among equals the one that makes the tree
     shallowest. Up to as many trees as ranks therefore have distinct roots where the ways out are equally wide.
     """
-    carried = dict.fromkeys(doors, Fraction(0))
+    carried = dict.fromkeys(gateways, Fraction(0))
     placed = []
     for tree in trees:
         if tree.movable:
-            best = min(doors, key=lambda v: ((carried[v] + tree.weight) / doors[v], _depth_from(tree, v)))
+            best = min(gateways, key=lambda v: ((carried[v] + tree.weight) / gateways[v], _depth_from(tree, v)))
             tree = tree.rooted(best)
         carried[tree.root] = carried.get(tree.root, Fraction(0)) + tree.weight
         placed.append(tree)
     return placed
 
 
-def cut_trees(trees: Sequence[LocalTree], doors: Doors) -> list[LocalTree]:
+def cut_trees(trees: Sequence[LocalTree], gateways: Gateways) -> list[LocalTree]:
     """Trees cut so that each rank is the root of a part in proportion to its way out.
 
     Every step uses up a tree or a rank's part, so there are fewer pieces than trees and ranks together.
     """
     movable = sum((tree.weight for tree in trees if tree.movable), Fraction(0))
-    total = sum(doors.values())
-    room = {v: movable * width / total for v, width in doors.items()}
+    total = sum(gateways.values())
+    room = {v: movable * width / total for v, width in gateways.items()}
     placed = []
     for tree in trees:
         left = tree.weight if tree.movable else Fraction(0)
@@ -226,9 +226,9 @@ def _shares(paths: Paths, servers: Sequence[Sequence[LocalTree]]) -> tuple[Share
     return tuple(shares)
 
 
-def _doors(network: Topology, paths: Paths, servers: Sequence[Sequence[int]], home: int) -> dict[int, int]:
+def _gateways(network: Topology, paths: Paths, servers: Sequence[Sequence[int]], home: int) -> dict[int, int]:
     """The ranks of one server that are one hop from every other server, and how wide their widest way there is."""
-    doors: dict[int, int] = {}
+    gateways: dict[int, int] = {}
     others = [members for i, members in enumerate(servers) if i != home]
     for v in servers[home]:
         widths = [
@@ -236,13 +236,13 @@ def _doors(network: Topology, paths: Paths, servers: Sequence[Sequence[int]], ho
             for members in others
         ]
         if min(widths) > 0:
-            doors[v] = min(widths)
-    if not doors:
+            gateways[v] = min(widths)
+    if not gateways:
         raise UnsupportedError(
             f"{ALGORITHM}: on {network.name} none of the ranks {_listed(servers[home])} is one hop from a rank of "
             "every other server; use --algo optimal"
         )
-    return doors
+    return gateways
 
 
 def _width(network: Topology, paths: Paths, u: int, v: int) -> int:

@@ -89,10 +89,10 @@ class Assembly:
         self.arc(a, b, gb_per_s, kind, provenance)
         self.arc(b, a, gb_per_s, kind, provenance)
 
-    def join_all(self, many: Iterable[int], hub: int, gb_per_s: Fraction | int, kind: str) -> None:
-        """Join every vertex of ``many`` with ``hub``."""
+    def join_all(self, many: Iterable[int], centre: int, gb_per_s: Fraction | int, kind: str) -> None:
+        """Join every vertex of ``many`` with ``centre``."""
         for vertex in many:
-            self.join(vertex, hub, gb_per_s, kind)
+            self.join(vertex, centre, gb_per_s, kind)
 
     def finish(self) -> Topology:
         """The topology; its unit is the largest rate of which every link is a whole multiple.
