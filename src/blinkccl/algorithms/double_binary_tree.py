@@ -118,8 +118,7 @@ def _tree(network: Topology, paths: Paths, parents: Parents) -> Tree:
             if (vertex, child) not in paths or (child, vertex) not in paths:
                 raise UnsupportedError(
                     f"double_binary_tree needs a hop between {vertex} and {child}, but no link or switch of "
-                    f"{network.name} joins them; use --links pcie, where every pair is one hop apart, or "
-                    "--algo optimal"
+                    f"{network.name} joins them; use --links pcie, where every pair is one hop apart, or --algo optimal"
                 )
             edges.append(paths[vertex, child])
             queue.append(child)

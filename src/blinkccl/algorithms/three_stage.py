@@ -68,9 +68,8 @@ def plan(request: Request) -> Forest:
                 best = rate, shares
     if best is None:
         raise UnsupportedError(
-            f"three_stage: on {network.name} no choice of one leader per socket is one "
-            "hop from each other leader and from the other ranks of its socket; "
-            "use --algo optimal"
+            f"three_stage: on {network.name} no choice of one leader per socket is one hop from each other leader and "
+            "from the other ranks of its socket; use --algo optimal"
         )
     return forest_on(request, "three_stage", network, best[1])
 

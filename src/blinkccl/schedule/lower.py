@@ -253,8 +253,7 @@ class _Builder:
         if vertex not in self.forest.position:
             raise ScheduleError(
                 f"share {index}: its {stage} visits vertex {vertex}, which is no rank of the job "
-                f"{list(self.forest.ranks)}; a vertex that only passes data on belongs into the interior of "
-                "a path"
+                f"{list(self.forest.ranks)}; a vertex that only passes data on belongs into the interior of a path"
             )
         return self.forest.position[vertex]
 

@@ -312,9 +312,8 @@ def _overwrite_faults(program: Program, steps: list[int]) -> Iterator[str]:
             )
         elif (role.offset, steps[index]) > (writer.offset, steps[write]):
             yield (
-                f"{name_role(role, steps[index])} reads chunks of slice {role.slice} at offset {role.offset} "
-                f"after {name_role(writer, steps[write])} has overwritten them in place at offset "
-                f"{writer.offset}"
+                f"{name_role(role, steps[index])} reads chunks of slice {role.slice} at offset {role.offset} after "
+                f"{name_role(writer, steps[write])} has overwritten them in place at offset {writer.offset}"
             )
 
 

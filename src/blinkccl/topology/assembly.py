@@ -75,9 +75,8 @@ class Assembly:
         if known is not None:
             if known.kind != kind:
                 raise TopologyError(
-                    f"{self.name}: {src} → {dst} is joined by {known.kind} and by {kind}; "
-                    "route "
-                    "one of them through a switch or host vertex of its own"
+                    f"{self.name}: {src} → {dst} is joined by {known.kind} and by {kind}; route one of them through a "
+                    "switch or host vertex of its own"
                 )
             rate = Rated(known.gb_per_s + rate.gb_per_s, kind, known.provenance)
         self.links[src, dst] = rate

@@ -160,9 +160,8 @@ def _check_texts(record: TopologyRecord, source: str) -> None:
 def _check_size(record: TopologyRecord, source: str) -> None:
     if len(record.vertices) > MAX_VERTICES or len(record.links) > MAX_LINKS:
         raise TopologyError(
-            f"{source}: {len(record.vertices)} vertices and {len(record.links)} links; at "
-            "most "
-            f"{MAX_VERTICES} and {MAX_LINKS}"
+            f"{source}: {len(record.vertices)} vertices and {len(record.links)} links; at most {MAX_VERTICES} and "
+            f"{MAX_LINKS}"
         )
     if not (math.isfinite(record.unit_gb_per_s) and 0 < record.unit_gb_per_s <= MAX_GB_PER_S):
         raise TopologyError(

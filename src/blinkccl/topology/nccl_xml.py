@@ -88,9 +88,8 @@ def _check_root(root: Element, source: str) -> None:
         raise at(
             source,
             root.line,
-            "this is a graph file (NCCL_GRAPH_FILE: the rings and trees that NCCL "
-            "chose), "
-            "not a topology; give the topology (NCCL_TOPO_DUMP_FILE)",
+            "this is a graph file (NCCL_GRAPH_FILE: the rings and trees that NCCL chose), not a topology; give the "
+            "topology (NCCL_TOPO_DUMP_FILE)",
         )
     if root.tag != "system":
         raise at(source, root.line, f"the root is <{root.tag}>, expected <system>, as NCCL_TOPO_DUMP_FILE writes it")
@@ -318,9 +317,8 @@ def _add_direct(reading: _Reading, direct: dict[tuple[Element, Element], tuple[i
             raise at(
                 reading.source,
                 link.line,
-                f"{count} NVLinks from GPU{a.attributes['dev']} to GPU{b.attributes['dev']}, but "
-                f"{other} the other way; NVLinks "
-                "run both ways",
+                f"{count} NVLinks from GPU{a.attributes['dev']} to GPU{b.attributes['dev']}, but {other} the other "
+                "way; NVLinks run both ways",
             )
         slower = min(nccl.nvlink_lane_gb_per_s(reading.number(x, "sm")) for x in (a, b))
         reading.box.arc(reading.vertex[a], reading.vertex[b], count * slower, "nvlink")

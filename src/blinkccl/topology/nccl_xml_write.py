@@ -88,16 +88,14 @@ def _check(topology: Topology) -> None:
         ends = {topology.vertex[x.src].kind, topology.vertex[x.dst].kind}
         if "gpu" not in ends and x.kind != "pcie" and (x.kind != "smp" or ends != {"host"}):
             raise UnsupportedError(
-                f"{topology.name}: NCCL's XML has no place for the {x.kind} link {x.src} "
-                f"→ {x.dst} "
-                "between vertices that are no GPUs; write JSON"
+                f"{topology.name}: NCCL's XML has no place for the {x.kind} link {x.src} → {x.dst} between vertices "
+                "that are no GPUs; write JSON"
             )
         back = topology.link.get((x.dst, x.src))
         if back is None or back.capacity != x.capacity or back.kind != x.kind:
             raise UnsupportedError(
-                f"{topology.name}: link {x.src} → {x.dst} differs from its other "
-                "direction; NCCL's "
-                "XML gives both one rate; write JSON"
+                f"{topology.name}: link {x.src} → {x.dst} differs from its other direction; NCCL's XML gives both one "
+                "rate; write JSON"
             )
     planes = [
         v.id

@@ -243,9 +243,8 @@ def _check_cells(matrix: Cells) -> None:
                 raise at(
                     matrix.source,
                     matrix.lines[i],
-                    f"{matrix.names[i]} × {matrix.names[j]} is {row[j]}, but {matrix.cells[j][i]} the "
-                    "other "
-                    f"way round in line {matrix.lines[j]}; a matrix is symmetric",
+                    f"{matrix.names[i]} × {matrix.names[j]} is {row[j]}, but {matrix.cells[j][i]} the other way round "
+                    f"in line {matrix.lines[j]}; a matrix is symmetric",
                 )
 
 
@@ -277,9 +276,8 @@ def _add_nvlinks(box: Assembly, matrix: Cells) -> None:
             raise at(
                 matrix.source,
                 matrix.lines[worst],
-                f"GPU{worst} shows {sum(lanes[worst])} NVLinks; a GPU has at most {MAX_LANES_PER_GPU}, "
-                "and for "
-                "an NVSwitch all pairs would show the same number",
+                f"GPU{worst} shows {sum(lanes[worst])} NVLinks; a GPU has at most {MAX_LANES_PER_GPU}, and for an "
+                "NVSwitch all pairs would show the same number",
             )
 
 
@@ -310,9 +308,8 @@ def _add_pcie(box: Assembly, matrix: Cells) -> None:
     hosts = pcie_tree.merge_by_affinity(levels[2], distances, matrix.affinity)
     pcie_tree.attach(box, hosts, levels[1], levels[0], matrix.gpu_count, PCIE_GB_PER_S, SMP_GB_PER_S)
     box.notes.append(
-        f"PCIe is taken as generation 3 ×16, {PCIE_GB_PER_S} GB/s, and the bus between processors "
-        "as "
-        f"{SMP_GB_PER_S} GB/s; nvidia-smi does not say"
+        f"PCIe is taken as generation 3 ×16, {PCIE_GB_PER_S} GB/s, and the bus between processors as {SMP_GB_PER_S} "
+        "GB/s; nvidia-smi does not say"
     )
 
 
@@ -322,7 +319,6 @@ def _contradiction(matrix: Cells, found: pcie_tree.Contradiction) -> TopologyErr
     return at(
         matrix.source,
         matrix.lines[a],
-        f"{matrix.names[a]} × {matrix.names[b]} is {matrix.cells[a][b]}, but other cells put both "
-        "within "
-        f"{nearer} of each other (see line {matrix.lines[b]})",
+        f"{matrix.names[a]} × {matrix.names[b]} is {matrix.cells[a][b]}, but other cells put both within {nearer} of "
+        f"each other (see line {matrix.lines[b]})",
     )

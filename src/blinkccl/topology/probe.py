@@ -169,11 +169,9 @@ class _Gpus:
         for group in (g for g in groups if len(g) > 1):
             if not all(over[a][b] for a in group for b in group if a != b):
                 raise TopologyError(
-                    f"NVML: P2P over NVSwitch among the GPUs {ids_text(group)} holds for "
-                    "some pairs "
+                    f"NVML: P2P over NVSwitch among the GPUs {ids_text(group)} holds for some pairs "
                     'only, which no switch explains; check "nvidia-smi topo -p2p n" and '
-                    "the "
-                    "fabric manager, or give a file with --topo"
+                    "the fabric manager, or give a file with --topo"
                 )
             switch = box.add("switch", "NVSwitch")
             for a in group:
@@ -187,17 +185,15 @@ class _Gpus:
             groups = pcie_tree.classes(self.distance, limit)
             if isinstance(groups, pcie_tree.Contradiction):
                 raise TopologyError(
-                    f"NVML: the common ancestors of GPU{groups.a} and GPU{groups.b} "
-                    "contradict those "
-                    "of the other GPUs; give the topology as a file with --topo"
+                    f"NVML: the common ancestors of GPU{groups.a} and GPU{groups.b} contradict those of the other "
+                    "GPUs; give the topology as a file with --topo"
                 )
             levels.append(groups)
         slowest = min(self.pcie_gb_per_s)
         pcie_tree.attach(box, levels[2], levels[1], levels[0], len(self.busids), slowest, SMP_GB_PER_S)
         box.notes.append(
-            f"PCIe is {float(slowest):g} GB/s by generation and width; the bus between "
-            "processors is "
-            f"taken as {SMP_GB_PER_S} GB/s, as NVML does not say"
+            f"PCIe is {float(slowest):g} GB/s by generation and width; the bus between processors is taken as "
+            f"{SMP_GB_PER_S} GB/s, as NVML does not say"
         )
 
 

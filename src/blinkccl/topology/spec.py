@@ -87,8 +87,7 @@ def _unknown(text: str) -> str:
     hint = f" (did you mean {close[0]!r}?)" if close else ""
     forms = ", ".join(f.form for f in FAMILIES.values())
     return (
-        f"unknown topology {text!r}{hint}; expected a file, one of {', '.join(CATALOG)}, a rule "
-        f"({forms}), "
+        f"unknown topology {text!r}{hint}; expected a file, one of {', '.join(CATALOG)}, a rule ({forms}), "
         'or several servers ("2x dgx-1v @ 40Gbps")'
     )
 
