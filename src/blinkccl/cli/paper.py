@@ -88,16 +88,16 @@ def paper(
 
 def _figures(html: Path | None, plot: Path | None, rows: Sequence[Row], context: Context) -> None:
     """Draw those of the rows' documents, and write them."""
-    from blinkccl.paper import figures
+    from blinkccl.paper import registry
     from blinkccl.paper.page import page
 
     progress = console.Progress("figures")
     try:
-        drawn = figures.draw({row.claim.document for row in rows}, context, progress)
+        drawn = registry.draw({row.claim.document for row in rows}, context, progress)
     finally:
         progress.close()
     if html is not None:
         console.write_file(html, page(rows, drawn))
     if plot is not None:
-        figures.save(plot, drawn)
+        registry.save(plot, drawn)
         console.note(f"wrote {len(drawn)} figures to {plot}")

@@ -32,7 +32,7 @@ def pick(
     json: arguments.Json = False,
 ) -> None:
     """Rank the sets and print the best and the worst."""
-    from blinkccl.advice.pick import rank_sets
+    from blinkccl.advice.pick import rank_sets, ranking_text
 
     topology, ranks = arguments.load(spec, free, "--free")
     progress = console.Progress("sets")
@@ -45,7 +45,6 @@ def pick(
 
         console.emit(dumps(ranking.document(top)))
         return
-    from blinkccl.advice.pick_text import ranking_text
     from blinkccl.report.paint import painter
 
     console.emit(ranking_text(ranking, top, painter(console.coloured())))

@@ -6,18 +6,23 @@ claim's row: E2 in B16, E7 in B18, E9 in B36.
 
 from __future__ import annotations
 
+from fractions import Fraction
+
+from blinkccl.algorithms.blink import one_root_optimum
+from blinkccl.algorithms.hybrid import hybrid_split
 from blinkccl.collectives.ops import OPS
 from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.engines.registry import ENGINES
-from blinkccl.paper import (
-    blink_errors,
-    blink_graph,
-    blink_microbenchmarks,
-    blink_protocols,
-    blink_simulated,
-    blink_training,
-)
+from blinkccl.packing.arborescence import minimum_arborescence
+from blinkccl.packing.network import Network
+from blinkccl.packing.undirected import most_central
+from blinkccl.paper import blink_graph, blink_microbenchmarks, blink_protocols, blink_throughput, blink_training
+from blinkccl.paper.blink_graph import allreduce_optimum, broadcast_optimum, network, ring_allreduce, rings
+from blinkccl.paper.blink_microbenchmarks import COSTS, throughput
+from blinkccl.paper.blink_protocols import PCIE_GB_PER_S, SPLIT_BASIS, eq_8_as_printed, nvlink_gb_per_s, t_dpa_s
 from blinkccl.paper.claim import BY_CONSTRUCTION, Claim, Context, Value
+from blinkccl.paper.jobs import EIGHT, MB, connected_allocations, plan, topology_of
+from blinkccl.units import GB
 
 #: What NCCL 2.4 has.
 NCCL_REDUCTIONS = ("sum", "prod", "max", "min")
@@ -57,6 +62,168 @@ _OWN = (
 )
 
 
+def _gathering(_: Context) -> tuple[Value, ...]:
+    best = {name: float(plan("optimal", "dgx-1v", name).rate) for name in ("broadcast", "gather", "allgather")}
+    found = network("dgx-1v", EIGHT)
+    through_root = float(8 * one_root_optimum(found, most_central(found)))
+    basis = "optimal plans, 8 GPUs of a DGX-1V"
+    return (
+        Value("Gather; as the inverse of Broadcast", best["broadcast"], best["gather"], "lanes", basis=basis),
+        Value("AllGather, equal trees from every rank", None, best["allgather"], "lanes", basis=basis),
+        Value("AllGather as AllReduce goes, through one root", None, through_root, "lanes", basis="its exact optimum"),
+    )
+
+
+def _strictly_below(_: Context) -> tuple[Value, ...]:
+    found = network("dgx-1v", EIGHT)
+    # With weights of 0 or 1, "<" leaves a lane of each link empty.
+    left = Network(found.n, found.terminals, tuple((u, v, c - 1) for u, v, c in found.arcs if c > 1))
+    basis = "minimum cut of what Eq 5 as printed leaves"
+    return (Value("trees on 8 GPUs of a DGX-1V", 6, broadcast_optimum(left), "lanes", basis=basis),)
+
+
+def _directed_for_both(_: Context) -> tuple[Value, ...]:
+    half = Fraction(broadcast_optimum(network("dgx-1v", EIGHT)), 2)
+    against_rings = [
+        Fraction(broadcast_optimum(network("dgx-1v", gpus)), 2) / ring_allreduce(Fraction(count), len(gpus))
+        for gpus in connected_allocations("dgx-1v")
+        if (count := rings("dgx-1v", gpus))
+    ]
+    right = allreduce_optimum("dgx-1v", EIGHT)
+    basis = "half of the directed packing; partitions"
+    return (
+        Value("AllReduce of 8 GPUs by the 6 directed trees", float(half), float(right), "lanes", basis=basis),
+        Value("these 6 against rings, 8 GPUs", None, float(against_rings[-1]), "×", basis=basis),
+        Value("such trees against rings, least of 46", None, float(min(against_rings)), "×", basis=basis),
+    )
+
+
+def _spanning_tree(_: Context) -> tuple[Value, ...]:
+    """Prim's tree from vertex 0 of a directed triangle, beside the cheapest arborescence."""
+    cost: list[list[int | None]] = [[None, 4, 6], [None, None, 18], [None, 1, None]]
+    parent = minimum_arborescence(3, 0, cost)
+    assert parent is not None
+    least = sum(cost[u][v] or 0 for v, u in enumerate(parent) if u >= 0)
+    reached, grown = {0}, 0
+    while len(reached) < 3:
+        price, v = min((w, v) for u in sorted(reached) for v, w in enumerate(cost[u]) if w and v not in reached)
+        reached.add(v)
+        grown += price
+    what = "cost of a least spanning tree, grown edge by edge, against the least arborescence"
+    return (Value(what, grown, least, basis="arcs 0→1: 4, 0→2: 6, 1→2: 18, 2→1: 1"),)
+
+
+def _printed_weights(_: Context) -> tuple[Value, ...]:
+    basis = "the weight × 1000 MB / the data of the tree, all as printed"
+    return (
+        Value("rate that 0.899 for 148 MB of 1000 MB implies", 6, 0.899 * 1000 / 148, "lanes", basis=basis),
+        Value("rate that 0.002 for 0.33 MB of 1000 MB implies", 6, 0.002 * 1000 / 0.33, "lanes", basis=basis),
+    )
+
+
+def _negative_part(context: Context) -> tuple[Value, ...]:
+    values = []
+    for ranks in (3, 8):
+        nvlink, wait_s = nvlink_gb_per_s(context, ranks), t_dpa_s(context, ranks)
+        printed = eq_8_as_printed(MB, PCIE_GB_PER_S, nvlink, wait_s)
+        ours = hybrid_split(MB, PCIE_GB_PER_S, nvlink, wait_s).pcie_bytes
+        what = f"of 1 MB to {ranks} GPUs, over PCIe"
+        values.append(Value(what, float(printed / MB), float(ours / MB), "MB", basis=SPLIT_BASIS))
+        least = wait_s * nvlink * GB / MB
+        values.append(Value(f"least data for PCIe, {ranks} GPUs", None, float(least), "MB", basis=SPLIT_BASIS))
+    return tuple(values)
+
+
+def _two_answers(context: Context) -> tuple[Value, ...]:
+    lanes = [link.gb_per_s for link in topology_of("dgx-2").links if link.kind == "nvlink"]
+    return (
+        *(
+            Value(
+                f"reduce+forward, {gpus} GPUs, 1000 MB, as A.1.1 has it",
+                18,
+                throughput(context, "chain-reduce-forward", gpus, 1000 * MB),
+                "GB/s",
+                basis=COSTS,
+            )
+            for gpus in (3, 8)
+        ),
+        Value("a DGX-2's GPU to its switches, one way, by “bidirectional”", 75, min(lanes), "GB/s", basis="catalog"),
+    )
+
+
+ERRORS = (
+    Claim(
+        "B36",
+        "A",
+        "§4.1",
+        "Gather is the inverse of Broadcast, and AllGather is AllReduce without a reduction function.",
+        _gathering,
+        "E9: nothing combines on the way to a root, so Gather is no reversed Broadcast (that is Reduce) but a flow, "
+        "and can be faster. AllGather through one root is slower than equal trees from every rank (arXiv 2402.06787).",
+        wrong=True,
+    ),
+    Claim(
+        "E1",
+        "A",
+        "§3.1 and §3.2.1, Eq 2 and 5",
+        "The load of a link is strictly less than its capacity.",
+        _strictly_below,
+        "With < no link may be full, so no cut is: Eq 5 with weights of 0 or 1 leaves two of six trees. It must be ≤. "
+        "The κ of Eq 2 and 5 also needs the index of the link.",
+        wrong=True,
+    ),
+    Claim(
+        "E3",
+        "A",
+        "§3.3",
+        "What is packed for Broadcast serves AllReduce in both directions.",
+        _directed_for_both,
+        "Directed trees use both directions of a link already, so reduce and broadcast would share them and be below "
+        "NCCL's rings. The text's “undirected graph” is what matters; Eq 1–7 do not have it.",
+        wrong=True,
+    ),
+    Claim(
+        "E4",
+        "A",
+        "§3.2",
+        "Each iteration takes the minimum weight spanning tree.",
+        _spanning_tree,
+        "On a directed graph that must be a minimum-cost arborescence (Chu-Liu 1965, Edmonds 1967); growing a tree by "
+        "the cheapest edge is not enough.",
+        wrong=True,
+    ),
+    Claim(
+        "E5",
+        "A",
+        "§3.4, Eq 8",
+        "Eq 8 says how much data goes over PCIe, for any size.",
+        _negative_part,
+        "Below T_dpa × BW_NVL it says less than nothing: NVLink is ready before peer access is switched. The part is 0 "
+        "there, and hybrid transfers gain nothing.",
+        wrong=True,
+    ),
+    Claim(
+        "E6",
+        "A",
+        "§2.2 and A.1.1, §3.5",
+        "Reduce+forward reaches around 18 GB/s; a DGX-2's GPU has 150 GB/s bidirectional.",
+        _two_answers,
+        "Fig 7 has 21 to 19 GB/s for the same test. Six NVLinks of 25 GB/s are 150 GB/s in each direction. B32 has a "
+        "third: means of 51 % and 31 % for the same thing.",
+        wrong=True,
+    ),
+    Claim(
+        "E8",
+        "A",
+        "§3.2, §3.2.1",
+        "Trees of multiplicative weights have weights up to 0.899 and up to 148 of 1000 MB.",
+        _printed_weights,
+        "Both together mean a rate of 6.07, and 6 is all that links carry: they were rounded, or not scaled to fit.",
+        wrong=True,
+    ),
+)
+
+
 def _number(claim: Claim) -> tuple[str, int]:
     return claim.id[0], int(claim.id[1:])
 
@@ -67,10 +234,10 @@ CLAIMS: tuple[Claim, ...] = tuple(
         (
             *_OWN,
             *blink_graph.CLAIMS,
-            *blink_errors.CLAIMS,
+            *ERRORS,
             *blink_microbenchmarks.CLAIMS,
             *blink_protocols.CLAIMS,
-            *blink_simulated.CLAIMS,
+            *blink_throughput.CLAIMS,
             *blink_training.CLAIMS,
         ),
         key=_number,

@@ -10,6 +10,7 @@ from fractions import Fraction
 from functools import lru_cache
 from itertools import combinations
 from math import ceil, floor, log
+from typing import Any
 
 import numpy as np
 
@@ -22,9 +23,17 @@ from blinkccl.packing.mwu import ApproximatePacking, pack_multiplicative
 from blinkccl.packing.network import Network
 from blinkccl.packing.oracles import out_tree_oracle
 from blinkccl.packing.undirected import strength, undirected_widths
-from blinkccl.paper.allocations import Gpus, connected_allocations
-from blinkccl.paper.blink_jobs import EIGHT, geometric_mean, plan, request
+from blinkccl.paper import drawing
 from blinkccl.paper.claim import Claim, Context, Value
+from blinkccl.paper.drawing import Figure
+from blinkccl.paper.jobs import (
+    EIGHT,
+    Gpus,
+    connected_allocations,
+    geometric_mean,
+    plan,
+    request,
+)
 
 MACHINES = ("dgx-1v", "dgx-1p")
 #: What Fig 14 counts a ring over PCIe as, in NVLink lanes (§5.1: "half as much bandwidth as NVLink").
@@ -334,4 +343,46 @@ CLAIMS = (
         _settings,
         "Sets that NVLink leaves in parts are not counted; with them there would be 53 and 17.",
     ),
+)
+
+_MACHINES = {"dgx-1p": "P100", "dgx-1v": "V100"}
+
+
+def _draw_fig_14(figure: Any, context: Context) -> str:
+    boxes = []
+    for collective in FIG_14:
+        for name, gpu in _MACHINES.items():
+            found = fig_14_speedups(name, collective)
+            low, first, middle, third, high = np.percentile(found, [5, 25, 50, 75, 95])
+            outside = [speedup for speedup in found if not low <= speedup <= high]
+            title = {"allreduce": "AllReduce", "broadcast": "Broadcast"}[collective]
+            boxes.append(
+                {
+                    "label": f"{title}\n{gpu} ({len(found)})",
+                    "whislo": low,
+                    "q1": first,
+                    "med": middle,
+                    "q3": third,
+                    "whishi": high,
+                    "fliers": outside,
+                }
+            )
+    axes = figure.subplots()
+    drawn = axes.bxp(
+        boxes, widths=0.5, patch_artist=True, medianprops={"color": drawing.BLACK}, flierprops={"markersize": 4}
+    )
+    for box in drawn["boxes"]:
+        box.set_facecolor(drawing.SKY)
+    drawing.published_level(axes, 6, "published: up to 6×")
+    drawing.published_level(axes, 1, "published: at least as fast as rings", "--")
+    axes.set_ylim(0, 7.6)
+    drawing.finish(axes, ylabel="speed-up over rings (×)", legend="upper right")
+    return (
+        "Exact rates of optimal trees over those of NCCL 2.4's rings on all allocations of 3 to 8 GPUs, a ring over "
+        "PCIe as half a lane. Whiskers are the 5th and 95th percentile, circles what lies outside; no calibration."
+    )
+
+
+FIGURES: tuple[Figure, ...] = (
+    Figure("A-fig-14", "A", "Blink, Fig 14: speed-up of trees over rings in theory", _draw_fig_14),
 )

@@ -1,19 +1,41 @@
-"""Blink's protocols beyond one set of trees: NVLink with PCIe, DGX-2, several servers (§3.4, §3.5)."""
+"""Blink's protocols beyond one set of trees: NVLink with PCIe, DGX-2, several servers (§3.4, §3.5, §5.2.3, §5.4).
+
+With Figs 19, 20 and 22 (b).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 from blinkccl.algorithms.hybrid import hybrid_split
+from blinkccl.baselines.candidate import planned
 from blinkccl.baselines.nccl_model import AS_WRITTEN_BYTES
-from blinkccl.paper.blink_graph import broadcast_optimum, network
-from blinkccl.paper.blink_jobs import MB, SIZE_BYTES, nccl, plan, request, topology_of
+from blinkccl.paper import drawing
+from blinkccl.paper.blink_graph import broadcast_optimum, network, ring_allreduce
 from blinkccl.paper.blink_microbenchmarks import lane_gb_per_s
 from blinkccl.paper.claim import BY_CONSTRUCTION, Claim, Context, Value
+from blinkccl.paper.drawing import Figure
+from blinkccl.paper.jobs import (
+    COPY_ENGINES,
+    MB,
+    SIZE_BYTES,
+    at_best_chunk,
+    blink,
+    conditions,
+    nccl,
+    plan,
+    request,
+    topology_of,
+)
 from blinkccl.paper.traffic import CALIBRATION
 from blinkccl.topology.spec import parse_gpus
 from blinkccl.units import GB
 
+#: How far a simulated number may be from a measured one: calibrations are themselves known to some percent.
+TOLERANCE = 0.15
 #: What trees over PCIe reach. The paper prints no rate; its Fig 21 implies this one with T_dpa = 0.31 ms per GPU.
 PCIE_GB_PER_S = Fraction(11, 2)
 SPLIT_BASIS = f"Eq 8 with PCIe at 5.5 GB/s, minimum cuts in lanes of {CALIBRATION}, its peer_access_us"
@@ -106,6 +128,87 @@ def _three_phases(_: Context) -> tuple[Value, ...]:
     )
 
 
+def dgx_2_speedups(context: Context, baselines: Iterable[str], sizes: Iterable[int]) -> dict[str, list[float]]:
+    """How many times as fast as each baseline Blink's one-hop trees are, by size."""
+    side = blink(context, "dgx-2", "allreduce", how="one_hop")
+    ours = {size: at_best_chunk(side, size) for size in sizes}
+    asked = request("dgx-2", "allreduce")
+    theirs = {name: nccl(context, asked, "nccl-2.4-v100", name) for name in baselines}
+    return {
+        name: [gb_per_s / prepared.at(size).algbw_gb_per_s for size, gb_per_s in ours.items()]
+        for name, prepared in theirs.items()
+    }
+
+
+#: Sizes of Figs 19 and 20, each four times the one before: latencies below 16 KB, and throughput from there to 1 GiB.
+SMALL = (1 << 10, 1 << 11, 1 << 12, 1 << 13)
+LARGE = tuple(AS_WRITTEN_BYTES << k for k in range(0, 18, 2))
+
+
+def _dgx_2_ratios(context: Context) -> tuple[Value, ...]:
+    values = []
+    named = {"nccl-2.4": "rings only", "nccl-2.4-as-written": "trees below 16 KB"}
+    for baseline, found in dgx_2_speedups(context, named, (*SMALL, *LARGE)).items():
+        what = named[baseline]
+        basis = f"one_hop plan, dgx-2, best chunk; {baseline} on nccl-2.4-v100 and nccl-2.4-v100-ll"
+        latency, throughput = found[: len(SMALL)], found[len(SMALL) :]
+        values += [
+            Value(f"largest latency ratio, 1–8 KB, {what}", 3.32, max(latency), "×", TOLERANCE, basis=basis),
+            Value(f"largest throughput ratio, from 16 KB, {what}", 3.5, max(throughput), "×", TOLERANCE, basis=basis),
+            Value(f"throughput ratio at 1 GiB, {what}", None, throughput[-1], "×", basis=basis),
+        ]
+    return tuple(values)
+
+
+#: Rates between servers, Gb/s.
+NETWORKS_GBIT = (40, 100, 200, 300, 400, 600, 800)
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """AllReduce of 100 MB over two servers, GB/s."""
+
+    network_gb_per_s: float
+    blink_gb_per_s: float
+    nccl_gb_per_s: float
+
+
+def crossings(context: Context) -> list[Crossing]:
+    """Fig 22b: faster and faster networks between the 3 and 5 GPUs of two DGX-1V."""
+    found = []
+    for rate in NETWORKS_GBIT:
+        spec = f"2x dgx-1v @ {rate}Gbps"
+        gpus = parse_gpus(FRAGMENTED, topology_of(spec))
+        costs = COPY_ENGINES["dgx-1v"]
+        under = conditions(context, costs)
+        side = planned("three_phase", plan("three_phase", spec, "allreduce", gpus), under)
+        theirs = nccl(context, request(spec, "allreduce", gpus), costs).at(100 * MB)
+        found.append(Crossing(rate / 8, at_best_chunk(side, 100 * MB), theirs.algbw_gb_per_s))
+    return found
+
+
+def _fig_22b(context: Context) -> tuple[Value, ...]:
+    found = crossings(context)
+    kept_up = min(one.blink_gb_per_s / one.network_gb_per_s for one in found if one.network_gb_per_s <= 300 / 8)
+    most = max(one.blink_gb_per_s for one in found)
+    basis = f"three_phase plans, v100-copy-engine, best chunk; GPUs {FRAGMENTED}, 100 MB"
+    theirs = {one.network_gb_per_s * 8: one.nccl_gb_per_s for one in found}
+    pcie = min(lane_gb_per_s(context.calibration("nccl-2.4-v100"), kind) for kind in ("pcie", "smp"))
+    return (
+        Value("Blink's part of the network, 40 to 300 Gb/s", 1, kept_up, "", TOLERANCE, basis=basis),
+        Value("where Blink stops", 300, most * 8, "Gb/s", TOLERANCE, basis=basis),
+        Value("NCCL at 800 Gb/s against 200", 1, theirs[800] / theirs[200], "×", TOLERANCE, basis="nccl-2.4"),
+        Value("where NCCL stops, NVLink inside servers", None, max(theirs.values()) * 8, "Gb/s", basis="nccl-2.4"),
+        Value(
+            "where NCCL stops, PCIe inside servers",
+            None,
+            float(ring_allreduce(Fraction(pcie), 8)) * 8,
+            "Gb/s",
+            basis="8/14 of a ring over PCIe and both sockets, nccl-2.4-v100",
+        ),
+    )
+
+
 CLAIMS = (
     Claim(
         "B17",
@@ -135,4 +238,123 @@ CLAIMS = (
         _three_phases,
         "The plan also passes the verifier, which follows every contribution to every rank.",
     ),
+    Claim(
+        "B30",
+        "A",
+        "§5.2.3, Figs 19 and 20",
+        "On a DGX-2 with 16 GPUs AllReduce has up to 3.32× less latency and up to 3.5× more throughput than NCCL's.",
+        _dgx_2_ratios,
+        "Both against what NCCL 2.4.2 does by default (rings only) and against what the paper says of it. Two steps "
+        "against 30 of a ring or 8 of a tree; how long a step of NCCL's low-latency protocol is decides: 0.6 µs by its "
+        "own tables, while the paper's ratio implies some 1.8 µs.",
+    ),
+    Claim(
+        "B34",
+        "A",
+        "§5.4, Fig 22b",
+        "With 3 and 5 GPUs in two servers AllReduce of 100 MB keeps up with the network until about 300 Gb/s; NCCL is "
+        "bound by PCIe.",
+        _fig_22b,
+        "A simulation in the paper as well. It does not state which GPUs; ours have two lanes in both servers. NCCL "
+        "2.4's trees find NVLink lines in these servers, so that NVLink bounds our baseline, above what PCIe would.",
+    ),
+)
+
+
+#: Sizes of Fig 20.
+_LATENCIES = tuple(1 << power for power in range(10, 21))
+_BASELINES = {
+    "nccl-2.4": "NCCL 2.4, rings only (its default)",
+    "nccl-2.4-as-written": "NCCL 2.4 as the paper has it: trees below 16 KB",
+}
+_COLOURS = (drawing.OURS, drawing.ORANGE, drawing.VERMILION)
+#: From 16 KB on the two baselines are one: both must be seen.
+_STYLES = ("-", "-", "--")
+
+
+def _dgx_2_curves(context: Context, sizes: Sequence[int]) -> dict[str, list[float]]:
+    """Algbw in GB/s of Blink and of both baselines, by size."""
+    side, asked = blink(context, "dgx-2", "allreduce", how="one_hop"), request("dgx-2", "allreduce")
+    found = {"Blink, one-hop trees": [at_best_chunk(side, size) for size in sizes]}
+    for baseline, name in _BASELINES.items():
+        theirs = nccl(context, asked, "nccl-2.4-v100", baseline)
+        found[name] = [theirs.at(size).algbw_gb_per_s for size in sizes]
+    return found
+
+
+_DGX_2_BASIS = (
+    "Plan of one_hop for AllReduce on dgx-2, best chunk of each size; both baselines on nccl-2.4-v100 or, where its "
+    "low-latency protocol is faster, on nccl-2.4-v100-ll."
+)
+
+
+def _ratios(axes: Any, sizes: Sequence[int], found: dict[str, list[float]], most: float) -> None:
+    """How many times as fast as each baseline Blink is."""
+    ours, *theirs = found.values()
+    curves = {
+        f"_{number}": [(size, a / b) for size, a, b in zip(sizes, ours, gb_per_s, strict=True)]
+        for number, gb_per_s in enumerate(theirs)
+    }
+    drawing.lines(axes, curves, _COLOURS[1:], _STYLES[1:])
+    drawing.published_level(axes, most, f"published: up to {most:g}×")
+    axes.set_ylim(0, 1.35 * max(most, *(ratio for points in curves.values() for _, ratio in points)))
+    drawing.finish(axes, ylabel="Blink over NCCL (×)", legend="upper right")
+
+
+def _draw_fig_19(figure: Any, context: Context) -> str:
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+    found = _dgx_2_curves(context, LARGE)
+    curves = {name: list(zip(LARGE, gb_per_s, strict=True)) for name, gb_per_s in found.items()}
+    drawing.lines(above, curves, _COLOURS, _STYLES)
+    above.set_yscale("log")
+    drawing.plain_numbers(above.yaxis)
+    drawing.finish(above, ylabel="algbw (GB/s)", legend="lower right")
+    _ratios(below, LARGE, found, 3.5)
+    drawing.over_sizes(below, LARGE)
+    return f"{_DGX_2_BASIS} From 16 KB on both baselines are the same rings."
+
+
+def _draw_fig_20(figure: Any, context: Context) -> str:
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+    found = _dgx_2_curves(context, _LATENCIES)
+    curves = {
+        name: [(size, 1e6 * size / (one * GB)) for size, one in zip(_LATENCIES, gb_per_s, strict=True)]
+        for name, gb_per_s in found.items()
+    }
+    drawing.lines(above, curves, _COLOURS, _STYLES)
+    above.set_ylim(0, 1.5 * max(us for points in curves.values() for _, us in points))
+    drawing.finish(above, ylabel="latency (µs)", legend="upper left")
+    _ratios(below, _LATENCIES, found, 3.32)
+    drawing.over_sizes(below, _LATENCIES)
+    return f"{_DGX_2_BASIS} How long a step of that protocol is decides the ratio."
+
+
+def _draw_fig_22b(figure: Any, context: Context) -> str:
+    axes = figure.subplots()
+    found = crossings(context)
+    drawing.lines(
+        axes,
+        {
+            "Blink, three phases": list(zip(NETWORKS_GBIT, (one.blink_gb_per_s for one in found), strict=True)),
+            "NCCL 2.4": list(zip(NETWORKS_GBIT, (one.nccl_gb_per_s for one in found), strict=True)),
+        },
+        (drawing.OURS, drawing.THEIRS),
+    )
+    rates = [one.network_gb_per_s for one in found]
+    axes.plot(NETWORKS_GBIT, rates, "--", color=drawing.GREY, label="the network's rate")
+    axes.axvline(300, color=drawing.BLACK, linestyle=":", label="published: Blink keeps up to about 300 Gb/s")
+    axes.set_xlabel("network of a server (Gb/s)")
+    axes.set_xticks(NETWORKS_GBIT)
+    axes.set_ylim(0, 1.6 * max(one.blink_gb_per_s for one in found))
+    drawing.finish(axes, ylabel="algbw (GB/s)", legend="lower right")
+    return (
+        f"Three_phase plans on v100-copy-engine at the best chunk, baseline nccl-2.4; GPUs {FRAGMENTED} of two "
+        "DGX-1V, 100 MB. The paper does not say which GPUs; NCCL 2.4's trees find NVLink lines among these."
+    )
+
+
+FIGURES: tuple[Figure, ...] = (
+    Figure("A-fig-19", "A", "Blink, Fig 19: AllReduce throughput on the 16 GPUs of a DGX-2", _draw_fig_19, 8.0, 6.0),
+    Figure("A-fig-20", "A", "Blink, Fig 20: AllReduce latency on the 16 GPUs of a DGX-2", _draw_fig_20, 8.0, 6.0),
+    Figure("A-fig-22b", "A", "Blink, Fig 22 (b): AllReduce of 100 MB over faster and faster networks", _draw_fig_22b),
 )

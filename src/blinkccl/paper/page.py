@@ -8,7 +8,7 @@ from html import escape
 
 from blinkccl.paper import table
 from blinkccl.paper.claim import DOCUMENTS, VERDICTS, Row, Value
-from blinkccl.paper.figures import Drawn
+from blinkccl.paper.registry import Drawn
 
 _STYLE = """
 :root { color-scheme: light dark; }

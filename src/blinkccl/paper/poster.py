@@ -7,9 +7,8 @@ from itertools import permutations
 from blinkccl.algorithms.cycles import max_disjoint_cycles
 from blinkccl.algorithms.ring import ring_count
 from blinkccl.baselines.nccl import prepare_nccl_24
-from blinkccl.paper.allocations import Gpus, connected_allocations
 from blinkccl.paper.claim import Claim, Context, Value
-from blinkccl.paper.jobs_of_others import GIB, conditions, plan, request, seconds, wrong_elements
+from blinkccl.paper.jobs import GIB, Gpus, conditions, connected_allocations, plan, request, seconds, wrong_elements
 from blinkccl.topology.spec import parse_spec
 from blinkccl.units import bus_factor
 

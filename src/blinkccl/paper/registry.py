@@ -1,19 +1,69 @@
-"""All claims, in the order of their documents."""
+"""All claims and all figures, in the order of their documents.
+
+To add a claim or a figure, add its row to CLAIMS or FIGURES of its document's file; a figure is a function
+``(figure, context) -> basis``. Of Blink, Fig 1 to 4, 6, 9 to 11, 23 and 25 are drawings of machines and ideas, or of
+data that is not published; the poster's are drawings of its protocol, and bars without numbers.
+"""
 
 from __future__ import annotations
 
-from functools import lru_cache
+import io
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
 
 from blinkccl.errors import UsageError
-from blinkccl.paper.claim import Claim
+from blinkccl.paper import (
+    blink,
+    blink_graph,
+    blink_microbenchmarks,
+    blink_protocols,
+    blink_throughput,
+    blink_training,
+    multipath,
+    notes,
+    poster,
+    ring_vs_tree,
+)
+from blinkccl.paper.claim import Claim, Context
+from blinkccl.paper.drawing import Figure
+from blinkccl.report.plotting import pyplot
+
+#: Every claim.
+CLAIMS: tuple[Claim, ...] = (
+    *blink.CLAIMS,
+    *poster.CLAIMS,
+    *multipath.CLAIMS,
+    *ring_vs_tree.CLAIMS,
+    *notes.CLAIMS,
+)
+#: Every figure; Blink's by number, which has two digits.
+FIGURES: tuple[Figure, ...] = (
+    *sorted(
+        (
+            *blink_graph.FIGURES,
+            *blink_microbenchmarks.FIGURES,
+            *blink_protocols.FIGURES,
+            *blink_throughput.FIGURES,
+            *blink_training.FIGURES,
+        ),
+        key=lambda figure: figure.name,
+    ),
+    *multipath.FIGURES,
+    *ring_vs_tree.FIGURES,
+    *notes.FIGURES,
+)
 
 
-@lru_cache(maxsize=1)
-def claims() -> tuple[Claim, ...]:
-    """Every claim; to add one, add it to its document's file."""
-    from blinkccl.paper import blink, multipath, notes, poster, ring_vs_tree
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A figure that was drawn."""
 
-    return (*blink.CLAIMS, *poster.CLAIMS, *multipath.CLAIMS, *ring_vs_tree.CLAIMS, *notes.CLAIMS)
+    name: str
+    document: str
+    title: str
+    basis: str
+    png: bytes
 
 
 def chosen(names: list[str]) -> tuple[Claim, ...]:
@@ -25,10 +75,50 @@ def chosen(names: list[str]) -> tuple[Claim, ...]:
         If a name is none.
     """
     if not names:
-        return claims()
+        return CLAIMS
     wanted = {name.upper() for name in names}
-    known = {claim.id for claim in claims()} | {claim.document for claim in claims()}
+    known = {claim.id for claim in CLAIMS} | {claim.document for claim in CLAIMS}
     for name in sorted(wanted - known):
         raise UsageError(f"no claim {name!r}; expected a document (A, B, C, D, E) or an id like B6, P1, U1, R1, N1")
     # A claim's id may begin with another document's letter (B6 is of document A), so the whole name counts.
-    return tuple(claim for claim in claims() if claim.id in wanted or claim.document in wanted)
+    return tuple(claim for claim in CLAIMS if claim.id in wanted or claim.document in wanted)
+
+
+def draw(
+    documents: Collection[str], context: Context, tick: Callable[[int, int], None] = lambda done, total: None
+) -> list[Drawn]:
+    """Draws the figures of these documents.
+
+    Raises
+    ------
+    UnsupportedError
+        If matplotlib is not installed.
+    """
+    wanted = [figure for figure in FIGURES if figure.document in documents]
+    drawn = []
+    for done, figure in enumerate(wanted):
+        canvas = pyplot().figure(figsize=(figure.width_in, figure.height_in), layout="constrained")
+        basis = figure.draw(canvas, context)
+        file = io.BytesIO()
+        # Without the date and version that matplotlib writes by itself: the same numbers give the same bytes.
+        canvas.savefig(file, format="png", dpi=110, metadata={"Software": None})
+        pyplot().close(canvas)
+        drawn.append(Drawn(figure.name, figure.document, figure.title, basis, file.getvalue()))
+        tick(done + 1, len(wanted))
+    return drawn
+
+
+def save(folder: Path, drawn: Collection[Drawn]) -> None:
+    """Writes each figure into ``folder``, which is made if it is not there.
+
+    Raises
+    ------
+    UsageError
+        If the folder cannot be made or written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for one in drawn:
+            (folder / f"{one.name}.png").write_bytes(one.png)
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be written: {error.strerror or error}") from None

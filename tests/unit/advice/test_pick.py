@@ -7,8 +7,7 @@ from itertools import combinations
 
 import pytest
 
-from blinkccl.advice.pick import rank_sets
-from blinkccl.advice.pick_text import ranking_text
+from blinkccl.advice.pick import rank_sets, ranking_text
 from blinkccl.advice.ring_baseline import ring_baseline
 from blinkccl.algorithms.registry import Request, algorithm
 from blinkccl.collectives.spec import Collective

@@ -11,12 +11,9 @@ import msgspec
 import pytest
 
 from blinkccl.algorithms.hybrid import hybrid_split
-from blinkccl.paper import blink, blink_errors, blink_graph
-from blinkccl.paper.allocations import connected_allocations
+from blinkccl.paper import blink, blink_graph
 from blinkccl.paper.blink_graph import FIG_14, MACHINES, PCIE_LANES, fig_14_speedup, fig_14_speedups, rings
-from blinkccl.paper.blink_jobs import COPY_ENGINES, SIZE_BYTES
-from blinkccl.paper.blink_protocols import PCIE_GB_PER_S, eq_8_as_printed
-from blinkccl.paper.blink_simulated import NETWORKS_GBIT, crossings, dgx_2_speedups
+from blinkccl.paper.blink_protocols import NETWORKS_GBIT, PCIE_GB_PER_S, crossings, dgx_2_speedups, eq_8_as_printed
 from blinkccl.paper.blink_training import chosen_allocations, nccl_overheads, trained
 from blinkccl.paper.claim import (
     BY_CONSTRUCTION,
@@ -32,6 +29,7 @@ from blinkccl.paper.claim import (
     Value,
     judge,
 )
+from blinkccl.paper.jobs import COPY_ENGINES, SIZE_BYTES, connected_allocations
 from blinkccl.paper.models import NETWORKS
 from blinkccl.paper.table import markdown_row
 from blinkccl.simulate import native_kernel
@@ -229,7 +227,7 @@ def test_a_changed_constant_moves_the_rows_that_use_it(rows: dict[str, Row], cha
     assert moved == expected.split()
 
 
-GRAPHS: list[Claim] = [*blink_graph.CLAIMS, *(claim for claim in blink_errors.CLAIMS if claim.id not in ("E5", "E6"))]
+GRAPHS: list[Claim] = [*blink_graph.CLAIMS, *(claim for claim in blink.ERRORS if claim.id not in ("E5", "E6"))]
 
 
 def test_rows_of_graphs_need_no_calibration(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,8 @@ import msgspec
 import pytest
 
 from blinkccl.errors import UnsupportedError, UsageError
-from blinkccl.paper import drawing, figures
+from blinkccl.paper import drawing
+from blinkccl.paper import registry as figures
 from blinkccl.paper.claim import DOCUMENTS, Context, judge
 from blinkccl.paper.page import page
 from blinkccl.paper.registry import chosen

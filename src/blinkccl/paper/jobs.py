@@ -1,0 +1,158 @@
+"""The jobs that the documents' claims ask about: their plans, what these do, and how long they take.
+
+In Blink's evaluation its side is the algorithm ``blink`` (the paper's TreeGen: directed packings for Broadcast,
+undirected trees for AllReduce) on the copy engines' calibration of the machine, at the best chunk. NCCL's is the
+baseline ``nccl-2.4``, which brings its own calibration. Plans are kept, as they depend on the topology alone; times are
+computed anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import exp, log
+
+from blinkccl.algorithms.registry import Request, algorithm
+from blinkccl.baselines.candidate import Conditions, Estimate, Planned, Prepared, planned
+from blinkccl.baselines.nccl_search import Channels, search
+from blinkccl.baselines.registry import BASELINES
+from blinkccl.collectives.oracle import make_inputs, oracle
+from blinkccl.collectives.spec import COLLECTIVES, Collective
+from blinkccl.engines import reference
+from blinkccl.forest.model import Forest
+from blinkccl.paper.claim import Context
+from blinkccl.schedule.lower import lower
+from blinkccl.schedule.verifier import violations
+from blinkccl.simulate.chunk_search import best_chunk
+from blinkccl.topology.allocations import connected_allocations
+from blinkccl.topology.model import Topology
+from blinkccl.topology.spec import parse_spec
+
+__all__ = ["connected_allocations"]
+
+#: GPUs of a job, by id.
+Gpus = tuple[int, ...]
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+#: The copy engines' calibration of each machine.
+COPY_ENGINES = {"dgx-1v": "v100-copy-engine", "dgx-1p": "p100-copy-engine", "dgx-2": "dgx-2"}
+#: What Figs 15 to 17 are measured with (§5.2.1).
+SIZE_BYTES = 500_000_000
+MB = 1_000_000
+EIGHT = tuple(range(8))
+
+
+@lru_cache(maxsize=64)
+def topology_of(spec: str) -> Topology:
+    """A catalog machine, a synthetic one, or several servers."""
+    return parse_spec(spec)
+
+
+@lru_cache(maxsize=1024)
+def request(spec: str, collective: str, gpus: Gpus | None = None) -> Request:
+    """A job on the topology that ``spec`` names; its root or source is its first GPU, its destination the second."""
+    topology = topology_of(spec)
+    ranks = topology.ranks if gpus is None else gpus
+    given = {"root": 0, "src": 0, "dst": 1}
+    asked = Collective(collective, len(ranks), **{key: given[key] for key in COLLECTIVES[collective].parameters})
+    return Request(topology, asked, ranks)
+
+
+@lru_cache(maxsize=1024)
+def plan(how: str, spec: str, collective: str, gpus: Gpus | None = None, objective: str = "shallow") -> Forest:
+    """The forest of the algorithm ``how``."""
+    return algorithm(how).plan(replace(request(spec, collective, gpus), objective=objective))
+
+
+def conditions(context: Context, calibration: str) -> Conditions:
+    """How a job is timed on a calibration of the context."""
+    return Conditions(context.calibration(calibration), named=context.calibration)
+
+
+@lru_cache(maxsize=8)
+def channels(spec: str) -> Channels:
+    """The channels that NCCL 2.30 sets up among all GPUs."""
+    topology = topology_of(spec)
+    return search(topology, topology.ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """Algbw of both sides for one allocation, GB/s."""
+
+    gpus: Gpus
+    blink_gb_per_s: float
+    nccl_gb_per_s: float
+
+    @property
+    def speedup(self) -> float:
+        return self.blink_gb_per_s / self.nccl_gb_per_s
+
+
+def blink(context: Context, name: str, collective: str, gpus: Gpus | None = None, how: str = "blink") -> Planned:
+    """Blink's side, with the closed form's chunk for each size."""
+    return planned(how, plan(how, name, collective, gpus), conditions(context, COPY_ENGINES[name]))
+
+
+def best(side: Planned, size_bytes: int) -> Estimate:
+    """What a plan takes at the fastest chunk that a search finds."""
+    costs = side.conditions.calibration
+    chunk_bytes = best_chunk(side.program, side.forest.topology, costs, size_bytes)
+    return replace(side, conditions=replace(side.conditions, chunk_bytes=chunk_bytes)).at(size_bytes)
+
+
+def at_best_chunk(side: Planned, size_bytes: int) -> float:
+    """Algbw in GB/s of :func:`best`."""
+    return best(side, size_bytes).algbw_gb_per_s
+
+
+def seconds(context: Context, forest: Forest, calibration: str, size_bytes: int) -> float:
+    """The time of a forest's plan by :func:`best`."""
+    return best(planned(forest.algorithm, forest, conditions(context, calibration)), size_bytes).seconds
+
+
+def nccl(context: Context, asked: Request, calibration: str, baseline: str = "nccl-2.4") -> Prepared:
+    """NCCL's side; ``calibration`` is for machines of which the baseline has none of its own."""
+    return BASELINES[baseline].prepare(asked, conditions(context, calibration))
+
+
+def timed(context: Context, name: str, collective: str, gpus: Gpus, how: str = "blink") -> Timed:
+    """Both sides at 500 MB."""
+    ours = at_best_chunk(blink(context, name, collective, gpus, how), SIZE_BYTES)
+    theirs = nccl(context, request(name, collective, gpus), COPY_ENGINES[name]).at(SIZE_BYTES).algbw_gb_per_s
+    return Timed(gpus, ours, theirs)
+
+
+def all_timed(context: Context, name: str, collective: str, how: str = "blink") -> tuple[Timed, ...]:
+    """Every allocation of a machine: the bars of Figs 15, 16 and 17."""
+    return tuple(timed(context, name, collective, gpus, how) for gpus in connected_allocations(name))
+
+
+def basis_of(name: str, collective: str, how: str = "blink") -> str:
+    """What :func:`timed` computes with, in words."""
+    generation = COPY_ENGINES[name].split("-")[0]
+    return f"{how} plans for {collective}, {COPY_ENGINES[name]}, best chunk; nccl-2.4 on nccl-2.4-{generation}; 500 MB"
+
+
+def geometric_mean(numbers: Iterable[float]) -> float:
+    """Of positive numbers."""
+    logs = [log(number) for number in numbers]
+    return exp(sum(logs) / len(logs))
+
+
+def wrong_elements(forest: Forest, count: int) -> int:
+    """In how many elements a run of the plan on real buffers differs from what the collective means.
+
+    Integers on the reference engine, ``count`` per block. A program that is invalid has all of them wrong.
+    """
+    program = lower(forest)
+    inputs = make_inputs(program.collective, count, "int32", 0, "sum")
+    expected = oracle(program.collective, inputs)
+    if violations(program, forest.topology):
+        return sum(block.size for block in expected if block is not None)
+    outputs = reference.run(program, inputs, count=count, dtype="int32", chunk_bytes=64)
+    return sum(
+        int((output != block).sum())
+        for output, block in zip(outputs, expected, strict=True)
+        if output is not None and block is not None
+    )
