@@ -24,7 +24,7 @@ from blinkccl.simulate.calibration import calibration_for
 from blinkccl.simulate.run import bind_bytes, simulate
 from blinkccl.simulate.translate import Settings, translate
 from blinkccl.simulate.workload import Outcome, Workload
-from blinkccl.topology.allocations import connected_allocations
+from blinkccl.topology.catalog import connected_allocations
 from blinkccl.topology.model import Topology
 from blinkccl.topology.spec import parse_spec
 

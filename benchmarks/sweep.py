@@ -17,9 +17,8 @@ from blinkccl.forest.check import check_plan
 from blinkccl.forest.document import to_document
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.verifier import violations
-from blinkccl.testing.collectives import every_collective
-from blinkccl.topology.allocations import connected_allocations
-from blinkccl.topology.catalog import machine
+from blinkccl.testing.forests import every_collective
+from blinkccl.topology.catalog import connected_allocations, machine
 
 
 def main() -> int:

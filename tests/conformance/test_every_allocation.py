@@ -17,10 +17,9 @@ from blinkccl.forest.model import Forest
 from blinkccl.packing.undirected import most_central
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.verifier import violations
-from blinkccl.testing.collectives import every_collective
 from blinkccl.testing.execution import difference
-from blinkccl.topology.allocations import connected_allocations
-from blinkccl.topology.catalog import machine
+from blinkccl.testing.forests import every_collective
+from blinkccl.topology.catalog import connected_allocations, machine
 from support.examples import ALL_TESTS
 
 ALLOCATIONS = [(name, gpus) for name in ("dgx-1v", "dgx-1p") for gpus in connected_allocations(name)]

@@ -28,7 +28,7 @@ from blinkccl.simulate.translate import SHARINGS, STREAMS, Settings, translate
 from blinkccl.simulate.workload import Outcome, Trace, Workload
 from blinkccl.testing.forests import random_forest
 from blinkccl.testing.programs import random_program
-from blinkccl.topology.allocations import connected_allocations
+from blinkccl.topology.catalog import connected_allocations
 from blinkccl.topology.model import LINK_KINDS, Topology
 from blinkccl.topology.spec import parse_spec
 from support.examples import examples

@@ -8,7 +8,6 @@ only where the arithmetic is exact, which :func:`make_inputs` sees to (integer-v
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -215,39 +214,6 @@ def mismatch(outputs: Sequence[Array | None], expected: Sequence[Array | None], 
 
 def _shape(buffer: Array | None) -> str:
     return "no buffer" if buffer is None else f"{buffer.size} × {buffer.dtype}"
-
-
-@lru_cache(maxsize=256)
-def tolerance(dtype: str, contributions: int) -> float:
-    """The largest relative error of a reduction of same-signed data in another order; 0 for integer types.
-
-    Each of the n − 1 combinations rounds at most once to the accumulator and once to the type, in either order of
-    reduction, hence twice that between two orders.
-    """
-    row = element_type(dtype)
-    if row.kind != "float":
-        return 0.0
-    unit = 1 / row.exact_sum + (1 / element_type("float32").exact_sum if row.rounds_once else 0)
-    return 2.0 * max(0, contributions - 1) * unit
-
-
-def expected_matches(outputs: Sequence[Array | None], expected: Sequence[Array | None], relative: float = 0.0) -> bool:
-    """Whether outputs equal the oracle's: in every bit, or within a relative error for data that rounds."""
-    if relative == 0.0:
-        return wrong_elements(outputs, expected) == 0
-    for got, want in zip(outputs, expected, strict=True):
-        if got is None or want is None:
-            if got is not want:
-                return False
-        elif got.shape != want.shape or not _close(got, want, relative):
-            return False
-    return True
-
-
-def _close(got: Array, want: Array, relative: float) -> bool:
-    """In float64, which holds every value of the types that round."""
-    one, other = got.astype(np.float64), want.astype(np.float64)
-    return np.allclose(one, other, rtol=relative, atol=0.0, equal_nan=True)
 
 
 # Data that is exact in every order of reduction: small whole numbers, by type and operation. The rules that they

@@ -25,7 +25,7 @@ from blinkccl.paper.claim import Context
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.verifier import violations
 from blinkccl.simulate.chunk_search import best_chunk
-from blinkccl.topology.allocations import connected_allocations
+from blinkccl.topology.catalog import connected_allocations
 from blinkccl.topology.model import Topology
 from blinkccl.topology.spec import parse_spec
 

@@ -16,9 +16,8 @@ from blinkccl.simulate.calibration import calibration
 from blinkccl.simulate.chunk_search import best_chunk
 from blinkccl.simulate.run import Simulation, simulate
 from blinkccl.simulate.translate import Settings
-from blinkccl.topology.allocations import connected_allocations
 from blinkccl.topology.assembly import Assembly
-from blinkccl.topology.catalog import machine
+from blinkccl.topology.catalog import connected_allocations, machine
 from blinkccl.topology.model import Topology
 
 COSTS = calibration("v100-copy-engine")

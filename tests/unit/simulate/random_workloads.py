@@ -23,8 +23,7 @@ from blinkccl.simulate.translate import STREAMS, Settings, translate
 from blinkccl.simulate.workload import Workload
 from blinkccl.testing.forests import random_forest
 from blinkccl.testing.programs import random_program
-from blinkccl.topology.allocations import connected_allocations
-from blinkccl.topology.catalog import machine
+from blinkccl.topology.catalog import connected_allocations, machine
 from blinkccl.topology.model import LINK_KINDS, Topology
 from blinkccl.topology.synthetic import synthetic
 
