@@ -9,12 +9,10 @@ namespace {
 struct TypeRow {
   const char* name;
   std::uint32_t code;  // DTYPE_CODES of blinkccl/collectives/ops.py
-  std::size_t bytes;
 };
 constexpr TypeRow kTypes[kDataTypes] = {
-    {"int8", 0, 1},    {"uint8", 1, 1},    {"int32", 4, 4},    {"uint32", 5, 4},     {"int64", 6, 8},  {"uint64", 7, 8},
-    {"float16", 8, 2}, {"float32", 10, 4}, {"float64", 11, 8}, {"bfloat16", 9, 2},   {"float8_e4m3fn", 12, 1},
-    {"float8_e5m2", 13, 1},
+    {"int8", 0},    {"uint8", 1},    {"int32", 4},    {"uint32", 5},   {"int64", 6},          {"uint64", 7},
+    {"float16", 8}, {"float32", 10}, {"float64", 11}, {"bfloat16", 9}, {"float8_e4m3fn", 12}, {"float8_e5m2", 13},
 };
 
 // NCCL's order is sum, prod, max, min, avg; OP_CODES have min before max.
@@ -37,10 +35,20 @@ float small_float(unsigned bits, int exponent_bits, int mantissa_bits, bool infi
 
 }  // namespace
 
+bool reduces(Collective collective) {
+  return collective == Collective::kAllReduce || collective == Collective::kReduce ||
+         collective == Collective::kReduceScatter;
+}
+
+bool rooted(Collective collective) {
+  return collective == Collective::kBroadcast || collective == Collective::kReduce ||
+         collective == Collective::kGather || collective == Collective::kScatter;
+}
+
 std::uint64_t total_bytes(Collective collective, std::size_t count, int dtype, int nranks) {
   const bool whole = collective == Collective::kBroadcast || collective == Collective::kReduce ||
                      collective == Collective::kAllReduce;
-  return static_cast<std::uint64_t>(count) * kTypes[dtype].bytes * (whole ? 1 : static_cast<std::uint64_t>(nranks));
+  return static_cast<std::uint64_t>(count) * size_of(dtype) * (whole ? 1 : static_cast<std::uint64_t>(nranks));
 }
 
 int choice_of(const Bundle& bundle, Collective collective, int root, std::uint64_t bytes) {
@@ -55,7 +63,7 @@ int choice_of(const Bundle& bundle, Collective collective, int root, std::uint64
 
 Word accumulator_bits(int dtype, const unsigned char* scalar) {
   unsigned narrow = 0;
-  std::memcpy(&narrow, scalar, kTypes[dtype].bytes < 4 ? kTypes[dtype].bytes : 0);
+  std::memcpy(&narrow, scalar, size_of(dtype) < 4 ? size_of(dtype) : 0);
   float value = 0;
   switch (dtype) {
     case kHalf: value = small_float(narrow, 5, 10, true); break;
@@ -64,7 +72,7 @@ Word accumulator_bits(int dtype, const unsigned char* scalar) {
     case kFloat8E5M2: value = small_float(narrow, 5, 2, true); break;
     default: {
       Word bits = 0;
-      std::memcpy(&bits, scalar, kTypes[dtype].bytes);
+      std::memcpy(&bits, scalar, size_of(dtype));
       return bits;
     }
   }
@@ -79,9 +87,7 @@ Call call_of(const Operation& operation, const PremulSum* scalar) {
   call.output = static_cast<char*>(operation.recv);
   call.count = operation.count;
   call.dtype = kTypes[operation.dtype].code;
-  const bool reduces = operation.collective == Collective::kReduce || operation.collective == Collective::kAllReduce ||
-                       operation.collective == Collective::kReduceScatter;
-  if (!reduces) return call;
+  if (!reduces(operation.collective)) return call;
   if (scalar != nullptr) {
     call.scale_kind = scalar->stored ? kScaleStored : kScaleGiven;
     call.scale_at = static_cast<const char*>(scalar->at);

@@ -1,5 +1,5 @@
-// Is a call ours, and which program runs it? A function of the plan and of what all ranks pass alike; never of pointers,
-// times or anything else that may differ between them.
+// A call's arguments: which row of the plan it falls under, and how generated code wants them. All of it is a function of
+// the plan and of what all ranks pass alike; never of pointers, times or anything else that may differ between them.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,9 @@
 #include "communicator.h"
 
 namespace blink::shim {
+
+bool reduces(Collective collective);
+bool rooted(Collective collective);
 
 // S, the size that nccl-tests prints.
 std::uint64_t total_bytes(Collective collective, std::size_t count, int dtype, int nranks);

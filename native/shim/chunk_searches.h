@@ -1,17 +1,34 @@
-// Which chunk does this call use? Rank 0 times calls, asks MIAD, and says on the page from which call on the next size
-// is in force; every rank looks it up by the number of its call.
+// The search for chunk sizes across calls. Rank 0 times calls, asks MIAD, and writes into the shared page from which call
+// on the next size is in force; every rank looks it up by the number of its call.
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <vector>
 
-#include "shared_page.h"
 #include "bundle.h"
 #include "driver.h"
-#include "miad.h"
+#include "shared_page.h"
 
 namespace blink::shim {
+
+// Which chunk to try in the next iteration: multiplicative increase, additive decrease (Blink, MLSys 2020, §4.2.1). The
+// state machine of blinkccl/simulate/miad.py, observation by observation; a test compares the two.
+struct Miad {
+  enum class Phase { kIncrease, kDecrease, kSteady };
+
+  std::uint64_t first_bytes = 1 << 20, step_bytes = 1 << 20, least_bytes = 64 << 10, most_bytes = 64 << 20;
+  double factor = 2.0, tolerance = 0.0;
+  Phase phase = Phase::kIncrease;
+  std::uint64_t chunk_bytes = 0;  // to use in the next iteration; set by start()
+  std::uint64_t best_bytes = 0;
+  double best_gb_per_s = -1.0, last_gb_per_s = -1.0;
+
+  void start() { chunk_bytes = first_bytes; }
+  bool steady() const { return phase == Phase::kSteady; }
+  // An iteration with chunk_bytes reached so much.
+  void observe(double throughput_gb_per_s);
+};
 
 class ChunkSearches {
  public:

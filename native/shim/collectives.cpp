@@ -1,16 +1,46 @@
-// The collectives: ours where the communicator takes them, else NCCL's. In a group ours wait for its end.
+// The collectives: ours where the communicator takes them, else NCCL's; in a group ours wait for its end. And the
+// operations that callers make: NCCL numbers them, and we keep what they multiply with.
 
-#include "arguments.h"
-#include "pending_communicators.h"
-#include "boundary.h"
+#include <cstring>
+
+#include "call_arguments.h"
 #include "exports.h"
 #include "groups.h"
+#include "pending_communicators.h"
 #include "real_nccl.h"
 
 namespace blink::shim {
 namespace {
 
 CUstream stream_of(cudaStream_t stream) { return reinterpret_cast<CUstream>(stream); }
+
+bool operation_known(Member& member, Operation* operation) {
+  if (!reduces(operation->collective)) return true;
+  if (operation->op < 0) return false;
+  if (operation->op < kRedOps) return true;
+  const std::lock_guard<std::mutex> lock(member.mutex);
+  const auto scalar = member.scalars.find(operation->op);
+  if (scalar == member.scalars.end() || scalar->second.dtype != operation->dtype) return false;
+  operation->op = scalar->second.number;
+  return true;
+}
+
+bool buffers_there(const Member& member, const Operation& operation) {
+  const bool root = operation.root == member.rank;
+  const bool sends = root || (operation.collective != Collective::kBroadcast &&
+                              operation.collective != Collective::kScatter);
+  const bool keeps = root || (operation.collective != Collective::kReduce &&
+                              operation.collective != Collective::kGather);
+  return (operation.send != nullptr || !sends) && (operation.recv != nullptr || !keeps);
+}
+
+// Whether NCCL would take this call: type, operation, root, and buffers where this rank needs them. Otherwise it gets the
+// call, and the caller NCCL's own error. Afterwards a premul_sum in `operation` has our own number.
+bool acceptable(Member& member, Operation* operation) {
+  if (size_of(operation->dtype) == 0) return false;
+  if (rooted(operation->collective) && (operation->root < 0 || operation->root >= member.nranks)) return false;
+  return operation_known(member, operation) && buffers_there(member, *operation);
+}
 
 // Nothing to move is NCCL's too: it checks the arguments and runs nothing.
 template <class Forward>
@@ -27,6 +57,68 @@ ncclResult_t run(ncclComm_t comm, Operation operation, const ncclCollConfig_t* c
 }
 
 }  // namespace
+
+namespace {
+
+PremulSum scalar_of(const void* scalar, int dtype, int residence) {
+  PremulSum premul;
+  premul.dtype = dtype;
+  premul.stored = residence == kScalarDevice;
+  if (premul.stored) {
+    premul.at = scalar;
+  } else {
+    std::memcpy(premul.scalar, scalar, size_of(dtype));
+  }
+  return premul;
+}
+
+// NCCL's number, or the next one that no call means any more.
+int free_number(const Member& member, int op) {
+  const auto taken = [&](int number) {
+    if (member.lingering.count(number) != 0) return true;
+    for (const auto& [real, scalar] : member.scalars) {
+      if (real != op && scalar.number == number) return true;
+    }
+    return false;
+  };
+  int number = op;
+  while (taken(number)) ++number;
+  return number;
+}
+
+void remember(ncclComm_t comm, int op, const PremulSum& premul) {
+  const auto member = find_member(comm);
+  if (member == nullptr) return;
+  int number = op;
+  {
+    const std::lock_guard<std::mutex> lock(member->mutex);
+    number = free_number(*member, op);
+    member->scalars[op] = {number, premul.dtype};
+  }
+  member->communicator->know(number, premul);
+}
+
+void forget(ncclComm_t comm, int op) {
+  const auto member = find_member(comm);
+  if (member == nullptr) return;
+  Group* const group = Group::current();
+  int number = op;
+  {
+    const std::lock_guard<std::mutex> lock(member->mutex);
+    const auto at = member->scalars.find(op);
+    if (at == member->scalars.end()) return;
+    number = at->second.number;
+    member->scalars.erase(at);
+    if (group != nullptr && group->keeps(member, number)) {
+      member->lingering.insert(number);
+      return;
+    }
+  }
+  member->communicator->forget(number);
+}
+
+}  // namespace
+
 }  // namespace blink::shim
 
 using namespace blink::shim;
@@ -104,5 +196,24 @@ ncclResult_t ncclBcast(void* buff, size_t count, ncclDataType_t datatype, int ro
   if (passes(BLINK_CALLER)) return forward();
   return guarded([&] {
     return run(comm, BLINK_OPERATION(kBroadcast, buff, buff, kSum, root), nullptr, forward);
+  });
+}
+
+ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t* op, void* scalar, ncclDataType_t datatype,
+                                      ncclScalarResidence_t residence, ncclComm_t comm) {
+  const ncclResult_t result = real::ncclRedOpCreatePreMulSum(op, scalar, datatype, residence, comm);
+  if (passes(BLINK_CALLER) || result != ncclSuccess) return result;
+  return guarded([&] {
+    remember(comm, *op, scalar_of(scalar, datatype, residence));
+    return result;
+  });
+}
+
+ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm) {
+  const ncclResult_t result = real::ncclRedOpDestroy(op, comm);
+  if (passes(BLINK_CALLER) || result != ncclSuccess) return result;
+  return guarded([&] {
+    forget(comm, op);
+    return result;
   });
 }

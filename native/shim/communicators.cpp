@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "pending_communicators.h"
-#include "boundary.h"
 #include "exports.h"
 #include "groups.h"
 #include "log.h"

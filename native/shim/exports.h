@@ -1,7 +1,15 @@
-// What does libblink.so export in NCCL's name? Every function of NCCL, declared here from the same table that forwards
-// them, so that a wrapper with another signature does not compile.
+// What libblink.so exports in NCCL's name: every function of NCCL, declared from the same table that forwards them, so
+// that a wrapper with another signature does not compile. And what every wrapper does: no exception leaves it.
 #pragma once
 
+#include <cxxabi.h>
+
+#include <cerrno>
+#include <exception>
+#include <new>
+#include <string>
+
+#include "log.h"
 #include "nccl_types.h"
 
 extern "C" {
@@ -9,3 +17,27 @@ extern "C" {
 #define BLINK_FORWARDED(result, name, parameters, arguments, absent) result name parameters;
 #include "nccl_functions.def"
 }
+
+namespace blink::shim {
+
+template <class Body>
+ncclResult_t guarded(Body body) {
+  const int kept = errno;
+  ncclResult_t result = ncclInternalError;
+  try {
+    result = body();
+  } catch (const std::bad_alloc&) {
+    result = ncclSystemError;
+  } catch (const std::exception& error) {
+    warn(std::string("internal error: ") + error.what());
+  } catch (const abi::__forced_unwind&) {
+    throw;  // the thread is being cancelled, which may not be stopped
+  } catch (...) {
+  }
+  errno = kept;
+  return result;
+}
+
+inline bool failed(ncclResult_t result) { return result != ncclSuccess && result != ncclInProgress; }
+
+}  // namespace blink::shim

@@ -3,9 +3,8 @@
 #include <chrono>
 #include <thread>
 
-#include "boundary.h"
-#include "deadline.h"
 #include "exports.h"
+#include "deadline.h"
 #include "real_nccl.h"
 
 namespace blink::shim {

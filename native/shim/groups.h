@@ -7,7 +7,6 @@
 
 #include "pending_communicators.h"
 #include "communicator.h"
-#include "table.h"
 
 namespace blink::shim {
 

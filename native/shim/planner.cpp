@@ -1,18 +1,280 @@
 #include "planner.h"
 
+#include <dirent.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <spawn.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <cerrno>
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
+#include <thread>
+#include <utility>
 
-#include "child.h"
 #include "log.h"
 
-extern char** environ;
-
 namespace blink::shim {
+namespace {
+
+constexpr int kTickMs = 20;        // between two looks whether it has ended
+constexpr double kReapS = 2;       // for a killed process to end; one that hangs in the kernel may take longer
+constexpr int kFirstDescriptor = 3;
+
+class Descriptor {
+ public:
+  explicit Descriptor(int descriptor = -1) : descriptor_(descriptor) {}
+  Descriptor(Descriptor&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    std::swap(descriptor_, other.descriptor_);
+    return *this;
+  }
+  ~Descriptor() { close(); }
+  void close() {
+    if (descriptor_ >= 0) ::close(descriptor_);
+    descriptor_ = -1;
+  }
+  int get() const { return descriptor_; }
+  bool open() const { return descriptor_ >= 0; }
+
+ private:
+  int descriptor_;
+};
+
+// Above 0, 1 and 2, which are free where the program has closed its own: the child's must not land on each other.
+Descriptor above_standard(int descriptor) {
+  if (descriptor < 0 || descriptor >= kFirstDescriptor) return Descriptor(descriptor);
+  const Descriptor low(descriptor);
+  return Descriptor(fcntl(descriptor, F_DUPFD_CLOEXEC, kFirstDescriptor));
+}
+
+// Our end, which does not block, and the child's.
+struct Pipe {
+  Descriptor ours, theirs;
+
+  // The child's stdin is a socket: it can be written to without SIGPIPE.
+  bool open_for_input() {
+    int ends[2];
+    return socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0 && take(ends[0], ends[1]);
+  }
+  // Its stdout and stderr are pipes: a script may open them again by name, which cannot be done with a socket.
+  bool open_for_output() {
+    int ends[2];
+    return pipe2(ends, O_CLOEXEC) == 0 && take(ends[0], ends[1]);
+  }
+
+ private:
+  bool take(int our_end, int their_end) {
+    ours = above_standard(our_end);
+    theirs = above_standard(their_end);
+    return ours.open() && theirs.open() && fcntl(ours.get(), F_SETFL, O_NONBLOCK) == 0;
+  }
+};
+
+// Descriptors that the child would inherit. One that another thread opens right now may be missed.
+std::vector<int> inherited() {
+  std::vector<int> found;
+  DIR* const directory = opendir("/proc/self/fd");
+  if (directory == nullptr) return found;
+  while (const dirent* entry = readdir(directory)) {
+    const int descriptor = std::atoi(entry->d_name);
+    if (descriptor < kFirstDescriptor || descriptor == dirfd(directory)) continue;
+    const int flags = fcntl(descriptor, F_GETFD);
+    if (flags >= 0 && (flags & FD_CLOEXEC) == 0) found.push_back(descriptor);
+  }
+  closedir(directory);
+  return found;
+}
+
+std::vector<char*> pointers(const std::vector<std::string>& words) {
+  std::vector<char*> all;
+  for (const std::string& word : words) all.push_back(const_cast<char*>(word.c_str()));
+  all.push_back(nullptr);
+  return all;
+}
+
+// posix_spawn's arguments: initialised and destroyed together.
+class Settings {
+ public:
+  Settings() {
+    posix_spawn_file_actions_init(&actions);
+    posix_spawnattr_init(&attributes);
+  }
+  ~Settings() {
+    posix_spawn_file_actions_destroy(&actions);
+    posix_spawnattr_destroy(&attributes);
+  }
+  Settings(const Settings&) = delete;
+  Settings& operator=(const Settings&) = delete;
+
+  posix_spawn_file_actions_t actions;
+  posix_spawnattr_t attributes;
+};
+
+// Starts it: 0 or an error. A new process group, and signals as a fresh process has them, whatever this thread blocks
+// and this program ignores.
+int start(const std::vector<std::string>& words, const std::vector<std::string>& variables,
+          const std::array<Pipe, 3>& pipes, pid_t* pid) {
+  Settings settings;
+  int error = 0;
+  const auto must = [&error](int result) { error = error != 0 ? error : result; };
+  for (std::size_t i = 0; i < pipes.size(); ++i) {
+    must(posix_spawn_file_actions_adddup2(&settings.actions, pipes[i].theirs.get(), static_cast<int>(i)));
+  }
+  for (const int descriptor : inherited()) must(posix_spawn_file_actions_addclose(&settings.actions, descriptor));
+  sigset_t none, all;
+  sigemptyset(&none);
+  sigfillset(&all);
+  sigdelset(&all, SIGKILL);
+  sigdelset(&all, SIGSTOP);
+  must(posix_spawnattr_setsigmask(&settings.attributes, &none));
+  must(posix_spawnattr_setsigdefault(&settings.attributes, &all));
+  must(posix_spawnattr_setpgroup(&settings.attributes, 0));
+  must(posix_spawnattr_setflags(&settings.attributes,
+                                POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP));
+  if (error != 0) return error;
+  return posix_spawnp(pid, words[0].c_str(), &settings.actions, &settings.attributes, pointers(words).data(),
+                      pointers(variables).data());
+}
+
+// A child that has been started, until it has been reaped.
+class Child {
+ public:
+  explicit Child(pid_t pid) : pid_(pid) {}
+
+  // Whether it has ended. It stays unreaped: until then nobody else gets its number, and it can be used to kill.
+  bool has_ended() {
+    siginfo_t about{};
+    int result;
+    do {
+      result = waitid(P_PID, static_cast<id_t>(pid_), &about, WEXITED | WNOHANG | WNOWAIT);
+    } while (result != 0 && errno == EINTR);
+    if (result != 0) lost_ = true;  // the program ignores SIGCHLD, or waits for any child
+    return lost_ || about.si_pid == pid_;
+  }
+
+  // Kills what is left of its group and reaps it.
+  void end(Ended* ended) {
+    if (!lost_) kill(-pid_, SIGKILL);
+    const Deadline patience(kReapS);
+    while (!has_ended()) {
+      if (patience.passed()) {
+        // It hangs in the kernel, in a driver perhaps. Nobody shall wait for that, but somebody must reap it.
+        const pid_t pid = pid_;
+        std::thread([pid] { reap(pid, nullptr); }).detach();
+        return;
+      }
+      poll(nullptr, 0, kTickMs);
+    }
+    if (!lost_) ended->known = reap(pid_, &ended->status);
+  }
+
+ private:
+  static bool reap(pid_t pid, int* status) {
+    pid_t result;
+    do {
+      result = waitpid(pid, status, 0);
+    } while (result < 0 && errno == EINTR);
+    return result == pid;
+  }
+
+  const pid_t pid_;
+  bool lost_ = false;
+};
+
+// What is there to be read. False at the end.
+bool read_what_is_there(int descriptor, std::string* text) {
+  std::array<char, 4096> buffer;
+  for (;;) {
+    const ssize_t got = read(descriptor, buffer.data(), buffer.size());
+    if (got > 0) {
+      text->append(buffer.data(), static_cast<std::size_t>(got));
+      if (text->size() > kMostOutBytes) return true;  // the caller looks at it, and comes back
+    } else if (got == 0 || (errno != EINTR && errno != EAGAIN && errno != EWOULDBLOCK)) {
+      return false;
+    } else if (errno != EINTR) {
+      return true;
+    }
+  }
+}
+
+// Gives the child its input and takes what it writes, for one tick.
+class Talk {
+ public:
+  Talk(std::array<Pipe, 3>* pipes, const std::string& input, Ended* ended)
+      : in_(std::move((*pipes)[0].ours)),
+        out_(std::move((*pipes)[1].ours)),
+        err_(std::move((*pipes)[2].ours)),
+        input_(input),
+        ended_(*ended) {}
+
+  void wait(int timeout_ms) {
+    std::array<pollfd, 3> set = {{{in_.get(), POLLOUT, 0}, {out_.get(), POLLIN, 0}, {err_.get(), POLLIN, 0}}};
+    poll(set.data(), set.size(), timeout_ms);  // descriptors of −1 are passed over
+    give();
+    take();
+  }
+
+  void take() {
+    if (out_.open() && !read_what_is_there(out_.get(), &ended_.out)) out_.close();
+    if (err_.open() && !read_what_is_there(err_.get(), &ended_.err)) err_.close();
+    if (ended_.err.size() > kMostErrBytes) ended_.err.erase(0, ended_.err.size() - kMostErrBytes);
+  }
+
+ private:
+  void give() {
+    while (in_.open()) {
+      if (given_ == input_.size()) {
+        in_.close();  // the end of its input
+        return;
+      }
+      const ssize_t sent = send(in_.get(), input_.data() + given_, input_.size() - given_, MSG_NOSIGNAL);
+      if (sent > 0) given_ += static_cast<std::size_t>(sent);
+      if (sent < 0 && errno == EINTR) continue;
+      if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
+      if (sent < 0) in_.close();  // it does not want more
+    }
+  }
+
+  Descriptor in_, out_, err_;
+  const std::string& input_;
+  std::size_t given_ = 0;
+  Ended& ended_;
+};
+
+}  // namespace
+
+Ended run_child(const std::vector<std::string>& words, const std::vector<std::string>& variables,
+                const std::string& input, const Deadline& deadline) {
+  Ended ended;
+  std::array<Pipe, 3> pipes;
+  if (!pipes[0].open_for_input() || !pipes[1].open_for_output() || !pipes[2].open_for_output()) {
+    ended.why = std::strerror(errno);
+    return ended;
+  }
+  pid_t pid = -1;
+  const int error = start(words, variables, pipes, &pid);
+  for (Pipe& pipe : pipes) pipe.theirs.close();
+  if (error != 0) {
+    ended.why = std::strerror(error);
+    return ended;
+  }
+  ended.started = true;
+  Child child(pid);
+  Talk talk(&pipes, input, &ended);
+  while (!(ended.in_time = child.has_ended()) && !deadline.passed() && ended.out.size() <= kMostOutBytes) {
+    talk.wait(std::min(kTickMs, deadline.left_ms()));
+  }
+  child.end(&ended);
+  talk.take();
+  return ended;
+}
+
 namespace {
 
 constexpr const char* kModule = "blinkccl.nccl.planner";

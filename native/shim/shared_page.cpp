@@ -1,16 +1,18 @@
 #include "shared_page.h"
 
 #include <fcntl.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <new>
 
-#include "agreement.h"
+#include "deadline.h"
 
 namespace blink::shim {
 namespace {
@@ -33,17 +35,12 @@ static_assert(sizeof(Header) <= kShownBytes, "GPUs are shown the abort word");
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free, "processes share them");
 static_assert(sizeof(std::atomic<std::uint32_t>) == sizeof(std::uint32_t), "kernels read the abort word");
 
-// What a rank needs no more.
-struct alignas(kLine) Flags {
-  std::atomic<std::uint32_t> done, closed;
-};
-
-// Header · shown to here · flags × ranks · (shared part, reached × ranks) × searches
+// Header · shown to here · Flags × ranks · (shared part, reached × ranks) × searches
 struct Layout {
   explicit Layout(int nranks)
       : ranks(static_cast<std::size_t>(nranks)),
         flags(kShownBytes),
-        searches(flags + ranks * sizeof(Flags)),
+        searches(flags + ranks * kLine),
         stride(sizeof(Agreement::Shared) + ranks * sizeof(Agreement::Line)),
         bytes((searches + kSearches * stride + kShownBytes - 1) / kShownBytes * kShownBytes) {}
   std::size_t ranks, flags, searches, stride, bytes;
@@ -52,53 +49,6 @@ struct Layout {
 std::string failed(const char* what) {
   return std::string("the page of the ranks: ") + what + ": " + std::strerror(errno);
 }
-
-class MappedPage : public SharedPage {
- public:
-  MappedPage(unsigned char* memory, int nranks, int rank) : memory_(memory), nranks_(nranks), rank_(rank) {}
-  ~MappedPage() override { munmap(memory_, layout_.bytes); }
-  MappedPage(const MappedPage&) = delete;
-  MappedPage& operator=(const MappedPage&) = delete;
-
-  volatile std::uint32_t* abort_word() override {
-    return reinterpret_cast<volatile std::uint32_t*>(&reinterpret_cast<Header*>(memory_)->abort);
-  }
-  void* memory() override { return memory_; }
-  std::size_t bytes() const override { return kShownBytes; }
-
-  void done() override { flags(rank_).done.store(1, std::memory_order_release); }
-  bool all_done() const override { return all(&Flags::done); }
-  void closed() override { flags(rank_).closed.store(1, std::memory_order_release); }
-  bool all_closed() const override { return all(&Flags::closed); }
-
-  bool chunk_for(int slot, std::uint64_t call, std::uint64_t initial, std::uint64_t* chunk_bytes) override {
-    return is_search(slot) && agreement(slot).chunk_for(rank_, call, initial, chunk_bytes);
-  }
-  std::uint64_t decide(int slot, std::uint64_t chunk_bytes) override {
-    return rank_ == 0 && is_search(slot) ? agreement(slot).decide(chunk_bytes) : 0;
-  }
-
- private:
-  static bool is_search(int slot) { return slot >= 0 && slot < kSearches; }
-  Flags& flags(int rank) const {
-    return reinterpret_cast<Flags*>(memory_ + layout_.flags)[rank];
-  }
-  bool all(std::atomic<std::uint32_t> Flags::*flag) const {
-    for (int rank = 0; rank < nranks_; ++rank) {
-      if ((flags(rank).*flag).load(std::memory_order_acquire) == 0) return false;
-    }
-    return true;
-  }
-  Agreement agreement(int slot) const {
-    unsigned char* const at = memory_ + layout_.searches + static_cast<std::size_t>(slot) * layout_.stride;
-    return {reinterpret_cast<Agreement::Shared*>(at),
-            reinterpret_cast<Agreement::Line*>(at + sizeof(Agreement::Shared)), nranks_};
-  }
-
-  unsigned char* const memory_;
-  const int nranks_, rank_;
-  const Layout layout_{nranks_};
-};
 
 // What is behind the descriptor: the memory, or nullptr.
 unsigned char* mapped(int descriptor, const Layout& layout, std::string* why) {
@@ -128,7 +78,54 @@ bool is_sensible(int nranks, std::string* why) {
   return false;
 }
 
+bool is_search(int slot) { return slot >= 0 && slot < kSearches; }
+
 }  // namespace
+
+// What a rank needs no more.
+struct alignas(kLine) SharedPage::Flags {
+  std::atomic<std::uint32_t> done, closed;
+};
+
+SharedPage::~SharedPage() { munmap(memory_, Layout(nranks_).bytes); }
+
+volatile std::uint32_t* SharedPage::abort_word() {
+  return reinterpret_cast<volatile std::uint32_t*>(&reinterpret_cast<Header*>(memory_)->abort);
+}
+
+std::size_t SharedPage::bytes() const { return kShownBytes; }
+
+void SharedPage::done() { flags(rank_).done.store(1, std::memory_order_release); }
+bool SharedPage::all_done() const { return all(&Flags::done); }
+void SharedPage::closed() { flags(rank_).closed.store(1, std::memory_order_release); }
+bool SharedPage::all_closed() const { return all(&Flags::closed); }
+
+SharedPage::Flags& SharedPage::flags(int rank) const {
+  static_assert(sizeof(Flags) == kLine, "as Layout has them");
+  return reinterpret_cast<Flags*>(memory_ + Layout(nranks_).flags)[rank];
+}
+
+bool SharedPage::all(std::atomic<std::uint32_t> Flags::*flag) const {
+  for (int rank = 0; rank < nranks_; ++rank) {
+    if ((flags(rank).*flag).load(std::memory_order_acquire) == 0) return false;
+  }
+  return true;
+}
+
+Agreement SharedPage::agreement(int slot) const {
+  const Layout layout(nranks_);
+  unsigned char* const at = memory_ + layout.searches + static_cast<std::size_t>(slot) * layout.stride;
+  return {reinterpret_cast<Agreement::Shared*>(at), reinterpret_cast<Agreement::Line*>(at + sizeof(Agreement::Shared)),
+          nranks_};
+}
+
+bool SharedPage::chunk_for(int slot, std::uint64_t call, std::uint64_t initial, std::uint64_t* chunk_bytes) {
+  return is_search(slot) && agreement(slot).chunk_for(rank_, call, initial, chunk_bytes);
+}
+
+std::uint64_t SharedPage::decide(int slot, std::uint64_t chunk_bytes) {
+  return rank_ == 0 && is_search(slot) ? agreement(slot).decide(chunk_bytes) : 0;
+}
 
 int SharedPage::create(int nranks, std::string* why) {
   if (!is_sensible(nranks, why)) return -1;
@@ -165,7 +162,7 @@ std::unique_ptr<SharedPage> SharedPage::map(int descriptor, int nranks, int rank
   }
   if (descriptor >= 0) close(descriptor);
   if (memory == nullptr) return nullptr;
-  page = std::make_unique<MappedPage>(memory, nranks, rank);
+  page.reset(new SharedPage(memory, nranks, rank));
   const auto* header = reinterpret_cast<const Header*>(memory);
   if (header->magic == kMagic && header->nranks == static_cast<std::uint32_t>(nranks) &&
       header->searches == kSearches) {
@@ -173,6 +170,79 @@ std::unique_ptr<SharedPage> SharedPage::map(int descriptor, int nranks, int rank
   }
   *why = "the page of the ranks is not one for " + std::to_string(nranks) + " ranks of this version of Blink";
   return nullptr;
+}
+
+bool Agreement::chunk_for(int rank, std::uint64_t call, std::uint64_t initial, std::uint64_t* chunk_bytes) {
+  Line& mine = reached_[rank];
+  if (mine.value.load(std::memory_order_relaxed) < call + 1) mine.value.store(call + 1);
+  const auto is_open = [this, call] {
+    const std::uint64_t from = shared_.proposed.value.load();
+    return from != 0 && from <= call;
+  };
+  if (is_open()) {
+    const Deadline patience(kPatienceS);
+    while (is_open()) {
+      if (patience.passed()) return false;
+      sched_yield();  // rank 0 may need this core for its verdict
+    }
+  }
+  const std::uint64_t decided = shared_.decided.value.load();
+  *chunk_bytes = initial;
+  for (std::uint64_t i = decided; i > 0 && i + kHistory > decided; --i) {
+    const Decision& decision = shared_.decisions[(i - 1) % kHistory];
+    if (decision.from.load(std::memory_order_relaxed) > call) continue;
+    *chunk_bytes = decision.chunk_bytes.load(std::memory_order_relaxed);
+    break;
+  }
+  return true;
+}
+
+std::uint64_t Agreement::decide(std::uint64_t chunk_bytes, void (*pause)()) {
+  const auto between = [pause] {
+    if (pause != nullptr) pause();
+  };
+  const std::uint64_t from = pick();
+  if (from == 0) return 0;
+  between();
+  propose(from);
+  between();
+  if (passed(from)) {
+    withdraw();
+    return 0;
+  }
+  between();
+  commit(from, chunk_bytes);
+  return from;
+}
+
+std::uint64_t Agreement::pick() const {
+  std::uint64_t least = ~std::uint64_t{0}, most = 0;
+  for (int rank = 0; rank < nranks_; ++rank) {
+    const std::uint64_t reached = reached_[rank].value.load();
+    least = std::min(least, reached);
+    most = std::max(most, reached);
+  }
+  const std::uint64_t decided = shared_.decided.value.load(std::memory_order_relaxed);
+  if (decided >= kHistory) {
+    // The place of number decided − kHistory is due; the one after it must do for everybody.
+    const std::uint64_t next = shared_.decisions[(decided + 1) % kHistory].from.load(std::memory_order_relaxed);
+    if (least <= next) return 0;
+  }
+  return most + 2;
+}
+
+bool Agreement::passed(std::uint64_t from) const {
+  const auto is_there = [from](const Line& line) { return line.value.load() > from; };
+  return std::any_of(reached_, reached_ + nranks_, is_there);
+}
+
+void Agreement::commit(std::uint64_t from, std::uint64_t chunk_bytes) {
+  const std::uint64_t decided = shared_.decided.value.load(std::memory_order_relaxed);
+  Decision& decision = shared_.decisions[decided % kHistory];
+  decision.from.store(from, std::memory_order_relaxed);
+  decision.chunk_bytes.store(chunk_bytes, std::memory_order_relaxed);
+  shared_.decided.value.store(decided + 1);
+  shared_.proposed.value.store(0);
 }
 
 }  // namespace blink::shim

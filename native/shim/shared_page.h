@@ -1,19 +1,96 @@
-// What do the ranks of a communicator tell each other while it lives? One shared page that all of them map: who is
+// What the ranks of a communicator tell each other while it lives. One page of shared memory that all of them map: who is
 // done with whose memory, whether somebody gave up, and which chunk size is in force from which call on.
 #pragma once
 
+#include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
 
 namespace blink::shim {
 
+constexpr std::uint64_t kHistory = 64;
+constexpr double kPatienceS = 1.0;
+
+// Which chunk call number k uses: the same on every rank, though ranks make their calls at different times and rank 0
+// changes the chunk while they run; without waiting for each other.
+//
+// In shared memory lie, per search:
+//   reached[r]   1 + the number of the call that rank r makes or has made last; only r writes it
+//   proposed     0, or a call K from which on there may be another chunk; only rank 0 writes it, like the rest
+//   decisions    pairs (K, chunk) in the order in which they were made, the last kHistory of them; and their number
+//
+// Rank 0 decides:  1. K := the largest reached + 2
+//                  2. proposed := K
+//                  3. reads all reached again; if one is above K (its call is K or later), proposed := 0: withdrawn
+//                  4. else the pair is written, their number raised, then proposed := 0
+// Rank r, call k:  1. reached[r] := k + 1
+//                  2. reads proposed; while it is a K with 0 < K ≤ k, reads it again
+//                  3. uses the last decision with K ≤ k; without one the chunk that all began with
+//
+// Why all ranks agree on call k. Of a decision with K > k nobody takes notice at call k, whether he sees it or not.
+// Let K ≤ k, and take any rank's call k. All stores and loads of `reached` and `proposed` are sequentially consistent,
+// so there is one order of them all. In it, either the rank's store of k + 1 comes before rank 0's second reading of
+// its reached: then that reads k + 1 > K or more, and the decision is withdrawn, and nobody ever uses it. Or it comes
+// after, and so after the store of K to proposed, and the rank's load of proposed gives K or something that was stored
+// later. K makes it read again. What was stored later was stored with the verdict or after it, and who reads that sees
+// the pair, if there is one. So a decision is either seen by every rank at every call k ≥ K, or made by nobody. Which
+// of the decisions with K ≤ k is the last is the same for all, too: they are all seen, and lie in one order.
+//
+// K never falls from one decision to the next, since reached never falls.
+//
+// Decisions in the ring are overwritten only when nobody needs them: number i is needed at calls below the K of i + 1.
+// Before rank 0 overwrites it, the smallest reached must be above that K, so that every rank is at, or past, a call
+// for which i + 1 or a later one is used. A rank looks for its decision from the last to the first and stops there: it
+// never comes to the one that is being overwritten.
+//
+// Rank 0 may die between steps 2 and 4. Then ranks wait in step 2, no longer than kPatienceS.
+class Agreement {
+ public:
+  struct alignas(64) Line {
+    std::atomic<std::uint64_t> value;
+  };
+  struct Decision {
+    std::atomic<std::uint64_t> from, chunk_bytes;
+  };
+  struct alignas(64) Shared {
+    Line proposed, decided;
+    Decision decisions[kHistory];
+  };
+  static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "processes share them");
+
+  // `shared` and `nranks` lines `reached`, all zero when fresh.
+  Agreement(Shared* shared, Line* reached, int nranks) : shared_(*shared), reached_(reached), nranks_(nranks) {}
+
+  // Rank `rank` makes call `call`, which is no earlier than its last. False if rank 0 died over its proposal.
+  bool chunk_for(int rank, std::uint64_t call, std::uint64_t initial, std::uint64_t* chunk_bytes);
+
+  // Rank 0 only: the call from which on the chunk counts, or 0: withdrawn, or a rank is too far behind. `pause` is
+  // called between the steps; tests let time pass there.
+  std::uint64_t decide(std::uint64_t chunk_bytes, void (*pause)() = nullptr);
+
+  // The steps of decide(), for tests that leave one out.
+  std::uint64_t pick() const;             // K; 0: a rank is too far behind
+  void propose(std::uint64_t from) { shared_.proposed.value.store(from); }
+  bool passed(std::uint64_t from) const;  // whether some rank has reached call K
+  void commit(std::uint64_t from, std::uint64_t chunk_bytes);
+  void withdraw() { shared_.proposed.value.store(0); }
+
+ private:
+  Shared& shared_;
+  Line* reached_;
+  int nranks_;
+};
+
 // Chunk sizes are searched for so many (collective, size class) pairs at once.
 constexpr int kSearches = 256;
 
 class SharedPage {
  public:
-  virtual ~SharedPage() = default;
+  ~SharedPage();
+  SharedPage(const SharedPage&) = delete;
+  SharedPage& operator=(const SharedPage&) = delete;
 
   // A new page as a memory file without a name; its descriptor is to be shared by Meeting::share_descriptor.
   static int create(int nranks, std::string* why);
@@ -21,17 +98,17 @@ class SharedPage {
   static std::unique_ptr<SharedPage> map(int descriptor, int nranks, int rank, std::string* why);
 
   // Abort: anybody may raise it, everybody sees it. The word can be registered with the GPU, whose kernels poll it.
-  virtual volatile std::uint32_t* abort_word() = 0;
+  volatile std::uint32_t* abort_word();
   // The part with the abort word as memory for cuMemHostRegister: address and size, whole pages. The rest is not shown.
-  virtual void* memory() = 0;
-  virtual std::size_t bytes() const = 0;
+  void* memory() { return memory_; }
+  std::size_t bytes() const;
 
   // This rank writes into nobody's memory any more / all ranks have said so.
-  virtual void done() = 0;
-  virtual bool all_done() const = 0;
+  void done();
+  bool all_done() const;
   // This rank has no peer's memory mapped any more / all ranks have said so: now memory may be freed.
-  virtual void closed() = 0;
-  virtual bool all_closed() const = 0;
+  void closed();
+  bool all_closed() const;
 
   // --- one chunk size for all ranks -------------------------------------------------------------------------------
   // Call number `call` (0, 1, 2, … the same on all ranks) of search `slot`: the chunk to use, `initial` until rank 0
@@ -39,11 +116,21 @@ class SharedPage {
   // a rank's own calls only go forward, one at a time. Never waits for another rank's call; at most for the few
   // instructions between a proposal of rank 0 and its verdict, and no longer than a second: then `initial` is never
   // used, false is returned and the caller must give up the communicator (rank 0 died there).
-  virtual bool chunk_for(int slot, std::uint64_t call, std::uint64_t initial, std::uint64_t* chunk_bytes) = 0;
+  bool chunk_for(int slot, std::uint64_t call, std::uint64_t initial, std::uint64_t* chunk_bytes);
   // Rank 0: from some call on that no rank has reached, use this. Returns that call; 0 if the proposal had to be
   // withdrawn because somebody was about to pass it, or if a rank is so far behind that it still needs the decision
-  // before the last 63 (try again later). From one thread at a time. See agreement.h.
-  virtual std::uint64_t decide(int slot, std::uint64_t chunk_bytes) = 0;
+  // before the last 63 (try again later). From one thread at a time. See Agreement.
+  std::uint64_t decide(int slot, std::uint64_t chunk_bytes);
+
+ private:
+  struct Flags;
+  SharedPage(unsigned char* memory, int nranks, int rank) : memory_(memory), nranks_(nranks), rank_(rank) {}
+  Flags& flags(int rank) const;
+  bool all(std::atomic<std::uint32_t> Flags::*flag) const;
+  Agreement agreement(int slot) const;
+
+  unsigned char* const memory_;
+  const int nranks_, rank_;
 };
 
 }  // namespace blink::shim

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "check.h"
-#include "miad.h"
+#include "chunk_searches.h"
 
 namespace {
 

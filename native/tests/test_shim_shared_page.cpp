@@ -19,7 +19,6 @@
 #include <utility>
 #include <vector>
 
-#include "agreement.h"
 #include "shared_page.h"
 #include "check.h"
 
