@@ -1,5 +1,5 @@
-// What became of a communicator's calls? Counts by (collective, type, operation, choice), told once as log lines while it
-// lives and as lines of BLINK_REPORT at its end.
+// The call report: counts of a communicator's calls by (collective, type, operation, choice), written as log lines while
+// it lives, once each, and as lines of BLINK_REPORT at its end.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 #include <tuple>
 
 #include "bundle.h"
-#include "communicator.h"
+#include "call_arguments.h"
 
 namespace blink::shim {
 

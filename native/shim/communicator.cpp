@@ -8,13 +8,9 @@
 #include <thread>
 #include <unordered_map>
 
-#include "chunk_searches.h"
-#include "call_arguments.h"
+#include "deferred_release.h"
 #include "log.h"
 #include "real_nccl.h"
-#include "deferred_release.h"
-#include "setup.h"
-#include "call_report.h"
 
 namespace blink::shim {
 namespace {
@@ -29,297 +25,263 @@ std::string seconds_text(double seconds) {
   return text.str();
 }
 
-class Tree final : public Communicator {
- public:
-  Tree(std::string key, std::unique_ptr<Meeting> meeting, std::string why_not)
-      : key_(std::move(key)), meeting_(std::move(meeting)), why_not_(std::move(why_not)) {}
-
-  ~Tree() override {
-    settle();
-    finalize();
-  }
-
-  const std::string& key() const override { return key_; }
-  std::uint64_t next_child() override { return children_++; }
-
-  void rely(const std::string& algorithm) override { place_.algorithm = algorithm.empty() ? "best" : algorithm; }
-
-  std::string why_not() override {
-    settle();
-    const std::lock_guard<std::mutex> lock(mutex_);
-    return resources_ != nullptr ? "" : why_not_;
-  }
-
-  void begin(ncclComm_t, int nranks, int rank, int device, double grace_s) override {
-    place_.nranks = nranks;
-    place_.rank = rank;
-    place_.device = device;
-    place_.nccl_version = place_.algorithm.empty() ? real_version() : 0;
-    report_ = std::make_unique<CallReport>(key_, rank, nranks);
-    if (meeting_ == nullptr || nranks < 2) {
-      if (meeting_ == nullptr) say("NCCL runs everything: " + why_not_);
-      return;
-    }
-    settled_ = false;
-    setup_ = std::thread([this, grace_s] { prepare(grace_s); });
-  }
-
-  bool settled() const override { return settled_; }
-
-  void settle() override {
-    const std::lock_guard<std::mutex> lock(joining_);
-    if (setup_.joinable()) setup_.join();
-  }
-
-  bool takes(const Operation& operation) override {
-    settle();
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (report_ == nullptr) return false;  // begin() was never reached
-    const std::uint64_t bytes =
-        total_bytes(operation.collective, operation.count, operation.dtype, place_.nranks);
-    // What was ours and failed must not go to NCCL now: other ranks may be inside it as ours.
-    if (given_up_) return true;
-    if (resources_ == nullptr) {
-      report_->count(operation, bytes, nullptr, -1, why_not_);
-      return false;
-    }
-    const int choice = decide(operation, bytes);
-    report_->count(operation, bytes, &resources_->bundle, choice, why_of(operation, bytes, choice));
-    return choice >= 0;
-  }
-
-  ncclResult_t enqueue(const Operation& operation) override {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (given_up_ || resources_ == nullptr) return ncclRemoteError;
-    if (operation.count == 0) return ncclSuccess;
-    const ncclResult_t before = trouble();
-    if (before != ncclSuccess) return before;
-    const std::uint64_t bytes =
-        total_bytes(operation.collective, operation.count, operation.dtype, place_.nranks);
-    const int choice = decide(operation, bytes);
-    InContext context(resources_->engine->driver(), resources_->engine->context());
-    if (!context) return ncclUnhandledCudaError;
-    Engine::Capture capture;
-    CUresult result = resources_->engine->capture_of(operation.stream, &capture);
-    ChunkSearches::Use use;
-    // A call that cannot be captured counts, too: on other ranks it may have been.
-    if (result == kCudaSuccess && !searches_->next(choice, capture.any(), &use)) {
-      give_up("rank 0 stopped in the middle of choosing a chunk size");
-      return ncclRemoteError;
-    }
-    if (result == kCudaSuccess) result = launch(operation, choice, use, capture);
-    if (result == kCudaSuccess) {
-      searches_->launched(choice, use, bytes);
-      return ncclSuccess;
-    }
-    if (capture.any()) {
-      // All ranks capture a call, or none does: nothing was launched anywhere, and the communicator is as it was.
-      warn("rank " + std::to_string(place_.rank) + " of " + key_.substr(0, 8) + ": a call cannot be captured: " +
-           describe(resources_->engine->driver(), result, "its capture"));
-      return ncclUnhandledCudaError;
-    }
-    // Peers that have launched wait for this rank: they are told.
-    give_up(describe(resources_->engine->driver(), result, "a launch"));
-    return ncclUnhandledCudaError;
-  }
-
-  void know(int op, const PremulSum& scalar) override {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    scalars_[op] = scalar;
-  }
-
-  void forget(int op) override {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    scalars_.erase(op);
-  }
-
-  // Watchdogs ask while another thread may be stuck in a launch.
-  ncclResult_t async_error() override {
-    if (!settled_) return ncclInProgress;
-    const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
-    if (!lock) return aborted() ? ncclRemoteError : ncclSuccess;
-    return resources_ == nullptr ? static_cast<ncclResult_t>(ncclSuccess) : trouble();
-  }
-
-  void abort() override {
-    cancelled_ = true;  // nobody plans on
-    settle();
-    std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
-    if (!lock) {
-      // A launch that finds the GPU's queue full returns only when the kernels before it have given up.
-      raise_abort();
-      lock.lock();
-    }
-    // Who has nothing under way leaves quietly: peers may still finish a call without this rank, which programs abort
-    // at their end. Who may have replays that are not seen is taken to have something under way.
-    if (resources_ != nullptr && (resources_->engine->has_unseen_replays() || !resources_->engine->drain(0))) {
-      give_up("aborted on rank " + std::to_string(place_.rank), Level::kInfo);
-    }
-    release(kAbortSeconds);
-  }
-
-  void finalize() override {
-    settle();
-    const std::lock_guard<std::mutex> lock(mutex_);
-    release(timeout_s_ + kAbortSeconds);  // kernels wait for peers that long, so do their owners, as NCCL's do
-    meeting_.reset();
-    if (report_ != nullptr) report_->tell();
-  }
-
- private:
-  void say(const std::string& text, bool every_rank = false) const {
-    if (place_.rank == 0 || every_rank) info("communicator " + key_.substr(0, 8) + " of " + std::to_string(place_.nranks) +
-                               " ranks: " + text);
-  }
-
-  void prepare(double grace_s) {
-    std::string why;
-    std::unique_ptr<Resources> resources;
-    try {
-      resources = set_up(meeting_.get(), place_, grace_s, cancelled_, &why);
-    } catch (const std::exception& error) {
-      why = error.what();
-    }
-    meeting_.reset();  // nobody asks for this rank any more
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (resources != nullptr) {
-      InContext context(resources->engine->driver(), resources->engine->context());
-      searches_ = std::make_unique<ChunkSearches>(resources->engine->driver(), resources->bundle, resources->page.get(),
-                                                  place_.rank == 0);
-      say("trees are ready, plan " + resources->bundle.plan.substr(0, 8));
-    } else {
-      why_not_ = cancelled_ ? "aborted before the trees were ready" : why;
-      // Rank 0 says it for all, unless it is not with us.
-      const bool without_rank_0 = why_not_.compare(0, 7, "rank 0 ") == 0;
-      say("NCCL runs everything: " + why_not_, without_rank_0);
-    }
-    if (resources != nullptr) share_page(resources->page);
-    resources_ = std::move(resources);
-    settled_ = true;
-  }
-
-  int decide(const Operation& operation, std::uint64_t bytes) const {
-    if (operation.op >= kRedOps && scalars_.find(operation.op) == scalars_.end()) return -1;
-    return choice_of(resources_->bundle, operation.collective, operation.root, bytes);
-  }
-
-  std::string why_of(const Operation& operation, std::uint64_t bytes, int choice) const {
-    if (choice >= 0) return resources_->bundle.choices[static_cast<std::size_t>(choice)].why;
-    for (const Bundle::Choice& row : resources_->bundle.choices) {
-      if (row.collective == operation.collective && (row.root < 0 || row.root == operation.root) &&
-          row.least <= bytes && bytes <= row.most) {
-        return row.why;
-      }
-    }
-    return "the plan has no row for it";
-  }
-
-  CUresult launch(const Operation& operation, int choice, const ChunkSearches::Use& use,
-                  const Engine::Capture& capture) {
-    const Bundle::Choice& row = resources_->bundle.choices[static_cast<std::size_t>(choice)];
-    const auto scalar = scalars_.find(operation.op);
-    Call call = call_of(operation, operation.op >= kRedOps ? &scalar->second : nullptr);
-    call.chunk_bytes = use.chunk_bytes;
-    call.timeout_ns = static_cast<Word>(timeout_s_ * 1e9);
-    Bundle::Protocol protocol = row.protocol;
-    if (capture.any() && protocol == Bundle::kCopies) {
-      // Copy engines do not serve graphs. All ranks capture a call, or none does.
-      protocol = Bundle::kSimple;
-      call.chunk_bytes = std::min<Word>(call.chunk_bytes, resources_->bundle.slot_bytes);
-    }
-    return resources_->engine->launch(row.program, protocol, call, operation.stream, capture, use.before, use.after);
-  }
-
-  // What the kernels have said, once; peers are told at once.
-  ncclResult_t trouble() {
-    const Status status = resources_->engine->status();
-    if (status.code == kRunning) {
-      if (*resources_->page->abort_word() == 0) return ncclSuccess;
-      // No call of this communicator comes to an end any more.
-      if (!told_) warn("rank " + std::to_string(place_.rank) + " of " + key_.substr(0, 8) + ": another rank has given up");
-      told_ = true;
-      return ncclRemoteError;
-    }
-    if (!told_) {
-      told_ = true;
-      warn("rank " + std::to_string(place_.rank) + " of " + key_.substr(0, 8) + ": " +
-           (status.code == kTimedOut ? "waited " + seconds_text(timeout_s_) + " s" : std::string("gave up waiting")) +
-           " for " + (status.sending != 0 ? "room for " : "") + "message " + std::to_string(status.position) +
-           " on connection " + connection_text(status.connection) + ", channel " + std::to_string(status.channel));
-      tell_peers();
-    }
-    return ncclRemoteError;
-  }
-
-  std::string connection_text(std::uint32_t index) const {
-    if (index >= resources_->bundle.connections.size()) return std::to_string(index);
-    const Bundle::Connection& connection = resources_->bundle.connections[index];
-    return "from rank " + std::to_string(connection.src) + " to rank " + std::to_string(connection.dst);
-  }
-
-  // Whatever waits for this rank gives up: kernels that poll the word, and threads that look after copies.
-  void share_page(std::shared_ptr<SharedPage> page) {
-    const std::lock_guard<std::mutex> lock(page_mutex_);
-    page_ = std::move(page);
-  }
-  bool aborted() {
-    const std::lock_guard<std::mutex> lock(page_mutex_);
-    return page_ != nullptr && __atomic_load_n(page_->abort_word(), __ATOMIC_RELAXED) != 0;
-  }
-  void raise_abort() {
-    const std::lock_guard<std::mutex> lock(page_mutex_);
-    if (page_ != nullptr) __atomic_store_n(page_->abort_word(), 1u, __ATOMIC_RELAXED);
-  }
-
-  void tell_peers() { __atomic_store_n(resources_->page->abort_word(), 1u, __ATOMIC_RELAXED); }
-
-  void give_up(const std::string& why, Level level = Level::kWarn) {
-    if (given_up_) return;
-    given_up_ = true;
-    why_not_ = why;
-    tell_peers();
-    log(level, "communicator " + key_.substr(0, 8) + ": " + why);
-  }
-
-  void release(double patience_s) {
-    if (resources_ == nullptr) return;
-    if (!resources_->engine->drain(patience_s)) {
-      if (!given_up_) warn("launches of " + key_.substr(0, 8) + " have not ended; they are told to give up");
-      tell_peers();
-      resources_->engine->drain(kAbortSeconds);
-    }
-    share_page(nullptr);
-    {
-      InContext context(resources_->engine->driver(), resources_->engine->context());
-      searches_.reset();
-    }
-    release_when_unmapped(std::move(resources_));
-    resources_ = nullptr;
-  }
-
-  const std::string key_;
-  std::unique_ptr<Meeting> meeting_;
-  std::string why_not_;
-  const double timeout_s_ = seconds_from("BLINK_TIMEOUT", 1800);
-  Place place_;
-  std::atomic<std::uint64_t> children_{0};
-  std::atomic<bool> settled_{true}, cancelled_{false};
-  std::mutex joining_, mutex_;
-  std::thread setup_;
-  std::unique_ptr<CallReport> report_;
-  std::unique_ptr<Resources> resources_;
-  std::unique_ptr<ChunkSearches> searches_;
-  std::unordered_map<int, PremulSum> scalars_;
-  std::mutex page_mutex_;
-  std::shared_ptr<SharedPage> page_;  // resources_'s, for those who cannot wait for mutex_
-  bool given_up_ = false, told_ = false;
-};
-
 }  // namespace
 
-std::shared_ptr<Communicator> Communicator::make(std::string key, std::unique_ptr<Meeting> meeting,
-                                                 std::string why_not) {
-  return std::make_shared<Tree>(std::move(key), std::move(meeting), std::move(why_not));
+Communicator::~Communicator() {
+  settle();
+  finalize();
+}
+
+std::string Communicator::why_not() {
+  settle();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return resources_ != nullptr ? "" : why_not_;
+}
+
+void Communicator::begin(int nranks, int rank, int device, double grace_s) {
+  place_.nranks = nranks;
+  place_.rank = rank;
+  place_.device = device;
+  place_.nccl_version = place_.algorithm.empty() ? real_version() : 0;
+  report_ = std::make_unique<CallReport>(key_, rank, nranks);
+  if (meeting_ == nullptr || nranks < 2) {
+    if (meeting_ == nullptr) say("NCCL runs everything: " + why_not_);
+    return;
+  }
+  settled_ = false;
+  setup_ = std::thread([this, grace_s] { prepare(grace_s); });
+}
+
+void Communicator::settle() {
+  const std::lock_guard<std::mutex> lock(joining_);
+  if (setup_.joinable()) setup_.join();
+}
+
+bool Communicator::takes(const Operation& operation) {
+  settle();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (report_ == nullptr) return false;  // begin() was never reached
+  const std::uint64_t bytes =
+      total_bytes(operation.collective, operation.count, operation.dtype, place_.nranks);
+  // What was ours and failed must not go to NCCL now: other ranks may be inside it as ours.
+  if (given_up_) return true;
+  if (resources_ == nullptr) {
+    report_->count(operation, bytes, nullptr, -1, why_not_);
+    return false;
+  }
+  const int choice = decide(operation, bytes);
+  report_->count(operation, bytes, &resources_->bundle, choice, why_of(operation, bytes, choice));
+  return choice >= 0;
+}
+
+ncclResult_t Communicator::enqueue(const Operation& operation) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (given_up_ || resources_ == nullptr) return ncclRemoteError;
+  if (operation.count == 0) return ncclSuccess;
+  const ncclResult_t before = trouble();
+  if (before != ncclSuccess) return before;
+  const std::uint64_t bytes =
+      total_bytes(operation.collective, operation.count, operation.dtype, place_.nranks);
+  const int choice = decide(operation, bytes);
+  InContext context(resources_->engine->driver(), resources_->engine->context());
+  if (!context) return ncclUnhandledCudaError;
+  Engine::Capture capture;
+  CUresult result = resources_->engine->capture_of(operation.stream, &capture);
+  ChunkSearches::Use use;
+  // A call that cannot be captured counts, too: on other ranks it may have been.
+  if (result == kCudaSuccess && !searches_->next(choice, capture.any(), &use)) {
+    give_up("rank 0 stopped in the middle of choosing a chunk size");
+    return ncclRemoteError;
+  }
+  if (result == kCudaSuccess) result = launch(operation, choice, use, capture);
+  if (result == kCudaSuccess) {
+    searches_->launched(choice, use, bytes);
+    return ncclSuccess;
+  }
+  if (capture.any()) {
+    // All ranks capture a call, or none does: nothing was launched anywhere, and the communicator is as it was.
+    warn("rank " + std::to_string(place_.rank) + " of " + key_.substr(0, 8) + ": a call cannot be captured: " +
+         describe(resources_->engine->driver(), result, "its capture"));
+    return ncclUnhandledCudaError;
+  }
+  // Peers that have launched wait for this rank: they are told.
+  give_up(describe(resources_->engine->driver(), result, "a launch"));
+  return ncclUnhandledCudaError;
+}
+
+void Communicator::know(int op, const PremulSum& scalar) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  scalars_[op] = scalar;
+}
+
+void Communicator::forget(int op) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  scalars_.erase(op);
+}
+
+// Watchdogs ask while another thread may be stuck in a launch.
+ncclResult_t Communicator::async_error() {
+  if (!settled_) return ncclInProgress;
+  const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+  if (!lock) return aborted() ? ncclRemoteError : ncclSuccess;
+  return resources_ == nullptr ? static_cast<ncclResult_t>(ncclSuccess) : trouble();
+}
+
+void Communicator::abort() {
+  cancelled_ = true;  // nobody plans on
+  settle();
+  std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+  if (!lock) {
+    // A launch that finds the GPU's queue full returns only when the kernels before it have given up.
+    raise_abort();
+    lock.lock();
+  }
+  // Who has nothing under way leaves quietly: peers may still finish a call without this rank, which programs abort
+  // at their end. Who may have replays that are not seen is taken to have something under way.
+  if (resources_ != nullptr && (resources_->engine->has_unseen_replays() || !resources_->engine->drain(0))) {
+    give_up("aborted on rank " + std::to_string(place_.rank), Level::kInfo);
+  }
+  release(kAbortSeconds);
+}
+
+void Communicator::finalize() {
+  settle();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  release(timeout_s_ + kAbortSeconds);  // kernels wait for peers that long, so do their owners, as NCCL's do
+  meeting_.reset();
+  if (report_ != nullptr) report_->tell();
+}
+
+void Communicator::say(const std::string& text, bool every_rank) const {
+  if (place_.rank == 0 || every_rank) info("communicator " + key_.substr(0, 8) + " of " + std::to_string(place_.nranks) +
+                             " ranks: " + text);
+}
+
+void Communicator::prepare(double grace_s) {
+  std::string why;
+  std::unique_ptr<Resources> resources;
+  try {
+    resources = set_up(meeting_.get(), place_, grace_s, cancelled_, &why);
+  } catch (const std::exception& error) {
+    why = error.what();
+  }
+  meeting_.reset();  // nobody asks for this rank any more
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (resources != nullptr) {
+    InContext context(resources->engine->driver(), resources->engine->context());
+    searches_ = std::make_unique<ChunkSearches>(resources->engine->driver(), resources->bundle, resources->page.get(),
+                                                place_.rank == 0);
+    say("trees are ready, plan " + resources->bundle.plan.substr(0, 8));
+  } else {
+    why_not_ = cancelled_ ? "aborted before the trees were ready" : why;
+    // Rank 0 says it for all, unless it is not with us.
+    const bool without_rank_0 = why_not_.compare(0, 7, "rank 0 ") == 0;
+    say("NCCL runs everything: " + why_not_, without_rank_0);
+  }
+  if (resources != nullptr) share_page(resources->page);
+  resources_ = std::move(resources);
+  settled_ = true;
+}
+
+int Communicator::decide(const Operation& operation, std::uint64_t bytes) const {
+  if (operation.op >= kRedOps && scalars_.find(operation.op) == scalars_.end()) return -1;
+  return choice_of(resources_->bundle, operation.collective, operation.root, bytes);
+}
+
+std::string Communicator::why_of(const Operation& operation, std::uint64_t bytes, int choice) const {
+  if (choice >= 0) return resources_->bundle.choices[static_cast<std::size_t>(choice)].why;
+  for (const Bundle::Choice& row : resources_->bundle.choices) {
+    if (row.collective == operation.collective && (row.root < 0 || row.root == operation.root) &&
+        row.least <= bytes && bytes <= row.most) {
+      return row.why;
+    }
+  }
+  return "the plan has no row for it";
+}
+
+CUresult Communicator::launch(const Operation& operation, int choice, const ChunkSearches::Use& use,
+                const Engine::Capture& capture) {
+  const Bundle::Choice& row = resources_->bundle.choices[static_cast<std::size_t>(choice)];
+  const auto scalar = scalars_.find(operation.op);
+  Call call = call_of(operation, operation.op >= kRedOps ? &scalar->second : nullptr);
+  call.chunk_bytes = use.chunk_bytes;
+  call.timeout_ns = static_cast<Word>(timeout_s_ * 1e9);
+  Bundle::Protocol protocol = row.protocol;
+  if (capture.any() && protocol == Bundle::kCopies) {
+    // Copy engines do not serve graphs. All ranks capture a call, or none does.
+    protocol = Bundle::kSimple;
+    call.chunk_bytes = std::min<Word>(call.chunk_bytes, resources_->bundle.slot_bytes);
+  }
+  return resources_->engine->launch(row.program, protocol, call, operation.stream, capture, use.before, use.after);
+}
+
+// What the kernels have said, once; peers are told at once.
+ncclResult_t Communicator::trouble() {
+  const Status status = resources_->engine->status();
+  if (status.code == kRunning) {
+    if (*resources_->page->abort_word() == 0) return ncclSuccess;
+    // No call of this communicator comes to an end any more.
+    if (!told_) warn("rank " + std::to_string(place_.rank) + " of " + key_.substr(0, 8) + ": another rank has given up");
+    told_ = true;
+    return ncclRemoteError;
+  }
+  if (!told_) {
+    told_ = true;
+    warn("rank " + std::to_string(place_.rank) + " of " + key_.substr(0, 8) + ": " +
+         (status.code == kTimedOut ? "waited " + seconds_text(timeout_s_) + " s" : std::string("gave up waiting")) +
+         " for " + (status.sending != 0 ? "room for " : "") + "message " + std::to_string(status.position) +
+         " on connection " + connection_text(status.connection) + ", channel " + std::to_string(status.channel));
+    tell_peers();
+  }
+  return ncclRemoteError;
+}
+
+std::string Communicator::connection_text(std::uint32_t index) const {
+  if (index >= resources_->bundle.connections.size()) return std::to_string(index);
+  const Bundle::Connection& connection = resources_->bundle.connections[index];
+  return "from rank " + std::to_string(connection.src) + " to rank " + std::to_string(connection.dst);
+}
+
+// Whatever waits for this rank gives up: kernels that poll the word, and threads that look after copies.
+void Communicator::share_page(std::shared_ptr<SharedPage> page) {
+  const std::lock_guard<std::mutex> lock(page_mutex_);
+  page_ = std::move(page);
+}
+
+bool Communicator::aborted() {
+  const std::lock_guard<std::mutex> lock(page_mutex_);
+  return page_ != nullptr && __atomic_load_n(page_->abort_word(), __ATOMIC_RELAXED) != 0;
+}
+
+void Communicator::raise_abort() {
+  const std::lock_guard<std::mutex> lock(page_mutex_);
+  if (page_ != nullptr) __atomic_store_n(page_->abort_word(), 1u, __ATOMIC_RELAXED);
+}
+
+void Communicator::tell_peers() { __atomic_store_n(resources_->page->abort_word(), 1u, __ATOMIC_RELAXED); }
+
+void Communicator::give_up(const std::string& why, Level level) {
+  if (given_up_) return;
+  given_up_ = true;
+  why_not_ = why;
+  tell_peers();
+  log(level, "communicator " + key_.substr(0, 8) + ": " + why);
+}
+
+void Communicator::release(double patience_s) {
+  if (resources_ == nullptr) return;
+  if (!resources_->engine->drain(patience_s)) {
+    if (!given_up_) warn("launches of " + key_.substr(0, 8) + " have not ended; they are told to give up");
+    tell_peers();
+    resources_->engine->drain(kAbortSeconds);
+  }
+  share_page(nullptr);
+  {
+    InContext context(resources_->engine->driver(), resources_->engine->context());
+    searches_.reset();
+  }
+  release_when_unmapped(std::move(resources_));
+  resources_ = nullptr;
 }
 
 }  // namespace blink::shim

@@ -1,75 +1,98 @@
-// What is one NCCL communicator to us? Its real handle, what its ranks agreed on, and the roads that its calls take.
+// One NCCL communicator as libblink.so sees it: its key, what its ranks agreed on, and the roads that its calls take. The
+// real handle belongs to NCCL.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <thread>
+#include <unordered_map>
+#include <utility>
 
 #include "bundle.h"
+#include "call_arguments.h"
+#include "call_report.h"
+#include "chunk_searches.h"
+#include "deadline.h"
 #include "driver.h"
+#include "log.h"
 #include "meeting.h"
 #include "nccl_types.h"
+#include "setup.h"
 
 namespace blink::shim {
 
-// One call of a collective, as it came in. `op` is the base operation where it is one of NCCL's, else premul_sum with
-// the scalar. Sizes are in elements, `count` as in nccl.h.
-struct Operation {
-  Collective collective = Collective::kAllReduce;
-  const void* send = nullptr;
-  void* recv = nullptr;
-  std::size_t count = 0;
-  int dtype = 0;           // ncclDataType_t
-  int op = 0;              // ncclRedOp_t as the caller gave it
-  int root = -1;           // −1: the collective has none
-  CUstream stream = nullptr;
-};
-
-// A premul_sum that a communicator knows, made by ncclRedOpCreatePreMulSum.
-struct PremulSum {
-  int dtype = 0;
-  bool stored = false;             // the scalar lies on the device
-  const void* at = nullptr;        // there
-  unsigned char scalar[8] = {};    // else its bytes, of type `dtype`
-};
-
 class Communicator {
  public:
-  virtual ~Communicator() = default;
-
   // A communicator whose real handle exists or is on its way. `meeting` (may be null: then nothing is ours, for the
   // reason `why_not`) was announced before the real initialisation.
-  static std::shared_ptr<Communicator> make(std::string key, std::unique_ptr<Meeting> meeting, std::string why_not);
+  Communicator(std::string key, std::unique_ptr<Meeting> meeting, std::string why_not)
+      : key_(std::move(key)), meeting_(std::move(meeting)), why_not_(std::move(why_not)) {}
+  ~Communicator();
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
 
-  virtual const std::string& key() const = 0;
-  virtual std::uint64_t next_child() = 0;  // numbers splits, shrinks and grows of this communicator
+  const std::string& key() const { return key_; }
+  std::uint64_t next_child() { return children_++; }  // numbers splits, shrinks and grows of this communicator
 
   // There is no NCCL to leave anything to: the plan serves all sizes, with `algorithm`, or "" for the best. Before begin().
-  virtual void rely(const std::string& algorithm) = 0;
+  void rely(const std::string& algorithm) { place_.algorithm = algorithm.empty() ? "best" : algorithm; }
   // Why nothing is ours; empty where the trees are ready. After settle().
-  virtual std::string why_not() = 0;
+  std::string why_not();
 
   // The real communicator is complete: meet, plan, load. Begins in a thread of its own; settle() waits for its end.
   // `grace_s` as in Meeting::exchange.
-  virtual void begin(ncclComm_t real, int nranks, int rank, int device, double grace_s) = 0;
-  virtual bool settled() const = 0;  // also true where nothing was begun
-  virtual void settle() = 0;
+  void begin(int nranks, int rank, int device, double grace_s);
+  void settle();
 
   // Whether this call is ours: the same on all ranks. Settles first. Says once per (collective, size class, type, op)
   // what runs and why. Never true for what the real NCCL must refuse (arguments are checked first, as it does).
-  virtual bool takes(const Operation& operation) = 0;
+  bool takes(const Operation& operation);
   // Enqueues it and returns; to be called in the same order on all ranks, outside of any group.
-  virtual ncclResult_t enqueue(const Operation& operation) = 0;
+  ncclResult_t enqueue(const Operation& operation);
 
-  virtual void know(int op, const PremulSum& scalar) = 0;
-  virtual void forget(int op) = 0;
+  void know(int op, const PremulSum& scalar);
+  void forget(int op);
 
   // What ncclCommGetAsyncError has to say of our own part: ncclSuccess, ncclInProgress while settling, or an error.
-  virtual ncclResult_t async_error() = 0;
+  ncclResult_t async_error();
 
-  virtual void abort() = 0;    // kernels that wait give up; nothing of ours is enqueued after it
-  virtual void finalize() = 0; // ends our part: waits for what was enqueued, frees memory when all ranks are done with it
+  void abort();     // kernels that wait give up; nothing of ours is enqueued after it
+  void finalize(); // ends our part: waits for what was enqueued, frees memory when all ranks are done with it
+
+ private:
+  void say(const std::string& text, bool every_rank = false) const;
+  void prepare(double grace_s);
+  int decide(const Operation& operation, std::uint64_t bytes) const;
+  std::string why_of(const Operation& operation, std::uint64_t bytes, int choice) const;
+  CUresult launch(const Operation& operation, int choice, const ChunkSearches::Use& use, const Engine::Capture& capture);
+  ncclResult_t trouble();
+  std::string connection_text(std::uint32_t index) const;
+  void share_page(std::shared_ptr<SharedPage> page);
+  bool aborted();
+  void raise_abort();
+  void tell_peers();
+  void give_up(const std::string& why, Level level = Level::kWarn);
+  void release(double patience_s);
+
+  const std::string key_;
+  std::unique_ptr<Meeting> meeting_;
+  std::string why_not_;
+  const double timeout_s_ = seconds_from("BLINK_TIMEOUT", 1800);
+  Place place_;
+  std::atomic<std::uint64_t> children_{0};
+  std::atomic<bool> settled_{true}, cancelled_{false};  // settled: also where nothing was begun
+  std::mutex joining_, mutex_;
+  std::thread setup_;
+  std::unique_ptr<CallReport> report_;
+  std::unique_ptr<Resources> resources_;
+  std::unique_ptr<ChunkSearches> searches_;
+  std::unordered_map<int, PremulSum> scalars_;
+  std::mutex page_mutex_;
+  std::shared_ptr<SharedPage> page_;  // resources_'s, for those who cannot wait for mutex_
+  bool given_up_ = false, told_ = false;
 };
 
 }  // namespace blink::shim

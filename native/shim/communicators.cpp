@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "pending_communicators.h"
 #include "exports.h"
 #include "groups.h"
 #include "log.h"
+#include "pending_communicators.h"
 #include "real_nccl.h"
 
 namespace blink::shim {

@@ -1,5 +1,4 @@
-// How do copy engines run a program? The third protocol, `copies`, beside Simple and LL: the way of Blink (MLSys 2020,
-// §4.1). A generated loop is run on the host, and every execution becomes copies, waits and reduce kernels in streams.
+// The third protocol, `copies`, beside Simple and LL: how copy engines run a program, as in Blink (MLSys 2020, §4.1). A generated loop is run on the host, and every execution becomes copies, waits and reduce kernels in streams.
 //
 // A message: the sender's stream waits until the receiver has given a slot back (`head`, in the sender's own memory),
 // copies into the slot, and counts it in `tail`, in the receiver's memory; the receiver's stream waits for that. Both
@@ -33,8 +32,8 @@
 #include <vector>
 
 #include "blink/call.h"
-#include "../device/blink/cut.h"
-#include "../device/blink/reduction.h"
+#include "blink/cut.h"
+#include "blink/reduction.h"
 #include "bundle.h"
 #include "copy_plan.h"
 #include "driver.h"

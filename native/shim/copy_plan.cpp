@@ -4,7 +4,7 @@
 #include <array>
 #include <map>
 
-#include "../device/blink/reduction.h"
+#include "blink/reduction.h"
 
 namespace blink::shim {
 namespace {

@@ -1,5 +1,5 @@
-// Which roles does a program have for copy engines, and at which position of its trees? That decides which streams are
-// reused, and in which order work is enqueued.
+// The roles of a program for copy engines, and their levels in its trees: these decide which streams are reused, and in
+// which order work is enqueued.
 //
 // A role's level is the longest way of its data: 0 where nothing is received, else one more than the highest level of
 // those who send to it, and of those of its channel that read the own data before it writes there, in place.
@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "../device/blink/copy_engine.h"
+#include "blink/copy_engine.h"
 #include "bundle.h"
 
 namespace blink::shim {

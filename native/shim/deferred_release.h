@@ -1,6 +1,6 @@
-// When may a rank's memory be given back? When no peer has it mapped any more: a peer's last store may still be on its
-// way when this rank has finished, and to free what another process has open is undefined. So when all ranks are done,
-// each closes its mappings; when all have closed them, each frees its own. No call of NCCL's waits for that.
+// Gives a rank's memory back when no peer has it mapped any more. A peer's last store may still be on its way when this
+// rank has finished, and to free what another process has open is undefined. So when all ranks are done, each closes its
+// mappings; when all have closed them, each frees its own. No call of NCCL's waits for that.
 #pragma once
 
 #include <memory>

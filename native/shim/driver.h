@@ -1,5 +1,5 @@
-// How do we reach CUDA? By the driver's own interface, opened when it is first needed and never before: a process that
-// uses no GPU must not notice that this library is loaded.
+// CUDA by the driver's own interface, opened when it is first needed and never before: a process that uses no GPU must
+// not notice that this library is loaded.
 //
 // The types and functions are those of CUDA's driver API, declared here as far as we use them, with its numbers.
 #pragma once

@@ -1,6 +1,5 @@
-// What does one rank own on its GPU? A segment of memory that its peers write into, the generated code as loaded
-// modules, and what a launch needs: the tables of connections, the abort word, the place where a launch says why it
-// ended early.
+// What one rank owns on its GPU: a segment of memory that its peers write into, the generated code as loaded modules, and
+// what a launch needs: the tables of connections, the abort word, the place where a launch says why it ended early.
 #pragma once
 
 #include <cstdint>
@@ -8,13 +7,13 @@
 #include <string>
 #include <vector>
 
-#include "peer_write_probe.h"
 #include "blink/call.h"
-#include "shared_page.h"
 #include "bundle.h"
 #include "copy_engine.h"
 #include "deadline.h"
 #include "driver.h"
+#include "peer_write_probe.h"
+#include "shared_page.h"
 
 namespace blink::shim {
 

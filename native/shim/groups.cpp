@@ -3,8 +3,8 @@
 #include <chrono>
 #include <thread>
 
-#include "exports.h"
 #include "deadline.h"
+#include "exports.h"
 #include "real_nccl.h"
 
 namespace blink::shim {

@@ -1,12 +1,12 @@
-// What has this thread put into its open group? Our calls wait, in the order of the program, for the outermost
-// ncclGroupEnd, as NCCL's do; so do communicators, whose handles come then.
+// The open group of a thread. Our calls wait in it, in the order of the program, for the outermost ncclGroupEnd, as
+// NCCL's do; so do communicators, whose handles come then.
 #pragma once
 
 #include <memory>
 #include <vector>
 
-#include "pending_communicators.h"
 #include "communicator.h"
+#include "pending_communicators.h"
 
 namespace blink::shim {
 

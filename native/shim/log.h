@@ -1,4 +1,4 @@
-// What is told to the user, and when? Lines on stderr as NCCL writes them, from NCCL_DEBUG's or BLINK_DEBUG's level on.
+// Log lines on stderr as NCCL writes them, from NCCL_DEBUG's or BLINK_DEBUG's level on, and the file of BLINK_REPORT.
 #pragma once
 
 #include <string>

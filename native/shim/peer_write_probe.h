@@ -1,4 +1,4 @@
-// Does what a rank stores into its peers' memory arrive there? Tried through the very mappings that kernels store
+// Tries whether what a rank stores into its peers' memory arrives there, through the very mappings that kernels store
 // through, before anything runs: IOMMUs and access control on PCIe have been seen to lose such stores silently.
 //
 // Each end of a connection writes a probe behind the counter that it raises in the other end's memory, where its line is

@@ -68,7 +68,7 @@ ncclResult_t state_of(ncclComm_t comm) {
   return result == ncclSuccess ? state : result;
 }
 
-// Who are we in the communicator that `pending.real` is? False for one rank alone, which has nobody to meet.
+// Fills in this rank and the number of ranks. False for one rank alone, which has nobody to meet.
 bool identify(PendingCommunicator* pending) {
   if (pending->rank < 0 && (real::ncclCommCount(pending->real, &pending->nranks) != ncclSuccess ||
                           real::ncclCommUserRank(pending->real, &pending->rank) != ncclSuccess)) {
@@ -89,9 +89,9 @@ std::shared_ptr<Member> begin(PendingCommunicator pending) {
   member->nranks = pending.nranks;
   member->rank = pending.rank;
   member->blocking = pending.blocking;
-  member->communicator = Communicator::make(pending.key, std::move(pending.meeting), pending.why_not);
+  member->communicator = std::make_shared<Communicator>(pending.key, std::move(pending.meeting), pending.why_not);
   table().insert(member);
-  member->communicator->begin(pending.real, pending.nranks, pending.rank, device, child ? kChildGraceS : 0);
+  member->communicator->begin(pending.nranks, pending.rank, device, child ? kChildGraceS : 0);
   return member;
 }
 

@@ -1,5 +1,5 @@
-// Where is the real NCCL, and how is it called? Found when it is first needed, never before: a process that makes no
-// NCCL call must not notice that this library is loaded.
+// The real NCCL. It is found when it is first needed, never before: a process that makes no NCCL call must not notice
+// that this library is loaded.
 //
 // Looked for in this order: a libnccl.so.2 that is loaded already, in whatever scope (PyTorch loads it where the
 // dynamic linker's "next" does not look); the file that BLINK_NCCL_LIB names; the next library after us that has the

@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "deadline.h"
+#include "deferred_release.h"
 #include "log.h"
 #include "planner.h"
-#include "deferred_release.h"
 
 extern "C" const char* blink_shim_version();
 

@@ -1,15 +1,15 @@
-// How do the ranks of a new communicator get from "all are here" to "all can launch"? Five rounds of cards, and after
-// each of them every rank knows whether every rank has got so far.
+// How the ranks of a new communicator get from "all are here" to "all can launch": five rounds of messages, after each of
+// which every rank knows whether every rank has got so far.
 #pragma once
 
 #include <atomic>
 #include <memory>
 #include <string>
 
-#include "shared_page.h"
 #include "bundle.h"
 #include "engine.h"
 #include "meeting.h"
+#include "shared_page.h"
 
 namespace blink::shim {
 

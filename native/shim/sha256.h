@@ -1,4 +1,4 @@
-// What is the name of these bytes? SHA-256 (FIPS 180-4), for keys that must neither collide nor be guessed.
+// SHA-256 (FIPS 180-4), for keys that must neither collide nor be guessed.
 #pragma once
 
 #include <cstddef>

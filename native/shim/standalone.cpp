@@ -47,9 +47,9 @@ int blink_shim_comm_create(blink_shim_comm** comm, const char* key, int nranks, 
     std::string trouble;
     auto made = std::make_unique<blink_shim_comm>();
     std::unique_ptr<Meeting> meeting = Meeting::announce(name, rank, &trouble);
-    made->communicator = Communicator::make(name, std::move(meeting), trouble);
+    made->communicator = std::make_shared<Communicator>(name, std::move(meeting), trouble);
     made->communicator->rely(algorithm == nullptr ? "" : algorithm);
-    made->communicator->begin(nullptr, nranks, rank, device, kGrace);
+    made->communicator->begin(nranks, rank, device, kGrace);
     made->communicator->settle();
     trouble = made->communicator->why_not();
     if (trouble.empty()) {

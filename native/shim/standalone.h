@@ -1,5 +1,5 @@
-// How do callers without NCCL use the same engine? A plain C interface: communicators that run on trees or not at all.
-// PyTorch's backend "cuda:blink" is one of them.
+// The plain C interface for callers without NCCL: communicators that run on trees or not at all. PyTorch's backend
+// "cuda:blink" is one of them.
 //
 // A communicator is used by one thread at a time. Functions return an ncclResult_t; the words for it, where there are
 // any, are in `why`.

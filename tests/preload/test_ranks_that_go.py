@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from preloaded import Preloaded
 
-WAITED = re.compile(r": waited 1 s for (room for )?message \d+ on connection from rank \d to rank \d, lane \d+$")
+WAITED = re.compile(r": waited 1 s for (room for )?message \d+ on connection from rank \d to rank \d, channel \d+$")
 
 
 @pytest.mark.parametrize(

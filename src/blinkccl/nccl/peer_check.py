@@ -6,7 +6,7 @@ ordered pair is tried once, in a child process with a deadline. A pair that fail
 
 Where ranks have their GPUs to themselves (compute mode EXCLUSIVE_PROCESS), or have filled their memory, the child gets
 neither context nor memory. Such pairs are good if CUDA grants them access, and nothing is kept: the ranks look for
-themselves whether what they write arrives (``native/shim/arrivals.h``).
+themselves whether what they write arrives (``native/shim/peer_write_probe.h``).
 """
 
 from __future__ import annotations

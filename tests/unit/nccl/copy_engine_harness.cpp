@@ -19,9 +19,9 @@
 #include <thread>
 #include <vector>
 
-#include "shared_page.h"
 #include "bundle.h"
 #include "engine.h"
+#include "shared_page.h"
 
 using namespace blink;
 using namespace blink::shim;
@@ -115,9 +115,9 @@ struct Launch {
   std::uint32_t connection;
 };
 
-// Opens ranks first … last; −1: all. `board`: its descriptor; −1: a new one. `addresses` gets theirs, a line each.
+// Opens ranks first … last; −1: all. `page`: its descriptor; −1: a new one. `addresses` gets theirs, a line each.
 // `trouble`: 1: a driver without stream memory operations; 2: all ranks on one GPU.
-void* job_open(const char* directory, int first, int board, int trouble, char* addresses, int addresses_bytes,
+void* job_open(const char* directory, int first, int page, int trouble, char* addresses, int addresses_bytes,
                char* why, int why_bytes) {
   std::string text;
   auto job = std::make_unique<Job>();
@@ -130,11 +130,11 @@ void* job_open(const char* directory, int first, int board, int trouble, char* a
   const int n = job->bundle.nranks;
   job->first = std::max(first, 0);
   const int last = first < 0 ? n - 1 : first;
-  const int created = board < 0 ? SharedPage::create(n, &text) : -1;
-  if (board < 0) board = created;
+  const int created = page < 0 ? SharedPage::create(n, &text) : -1;
+  if (page < 0) page = created;
   std::string all;
   for (int rank = job->first; rank <= last; ++rank) {
-    job->pages.push_back(SharedPage::map(dup(board), n, rank, &text));
+    job->pages.push_back(SharedPage::map(dup(page), n, rank, &text));
     const int device = trouble == 2 ? 0 : rank;
     job->engines.push_back(Engine::open(job->driver, job->bundle, rank, device, 1, job->pages.back().get(), &text));
     if (job->engines.back() == nullptr) return say(text, why, why_bytes), nullptr;
@@ -145,8 +145,8 @@ void* job_open(const char* directory, int first, int board, int trouble, char* a
   return job.release();
 }
 
-// A board for ranks in several processes: its descriptor.
-int job_board(int ranks) {
+// A page for ranks in several processes: its descriptor.
+int job_page(int ranks) {
   std::string text;
   return SharedPage::create(ranks, &text);
 }

@@ -150,7 +150,7 @@ class Job:
 
     def _board(self, rank: int, meeting: Path) -> int:
         if rank == 0:
-            made: int = self.library.job_board(len(self.program.ranks))
+            made: int = self.library.job_page(len(self.program.ranks))
             say(meeting / "board", f"/proc/{os.getpid()}/fd/{made}")
             return made
         return os.open(hear(meeting / "board"), os.O_RDWR)

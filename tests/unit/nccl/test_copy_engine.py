@@ -69,8 +69,8 @@ def environment(doubles: Doubles, tmp_path_factory: pytest.TempPathFactory) -> d
         flags=(*flags, '-DBLINK_VERSION="test"', f"-DBLINK_ABI={abi()}u"),
     )
     names = (
-        *("agreement", "bundle", "copy_engine", "copy_plan", "copy_watch", "deadline", "driver", "engine"),
-        *("peer_write_probe", "sha256", "shared_page"),
+        *("bundle", "copy_engine", "copy_plan", "deadline", "driver", "engine", "peer_write_probe", "sha256"),
+        "shared_page",
     )
     harness = compile_library(
         [HERE / "copy_engine_harness.cpp", *(NATIVE / "shim" / f"{name}.cpp" for name in names)],

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import os
-import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,13 +15,12 @@ from blinkccl.native import find_library
 from blinkccl.simulate.chunk_search import KIB, MIB, Miad
 from support.examples import examples
 
-SHIM = Path(__file__).parents[3] / "native" / "shim"
 FUNCTION = "blink_shim_miad_observe"
 PHASES = ("increase", "decrease", "steady")
 
 
 class State(ctypes.Structure):
-    """``struct Miad`` of ``miad.h``."""
+    """``struct Miad`` of ``chunk_searches.h``."""
 
     _fields_ = [
         ("first_bytes", ctypes.c_uint64),
@@ -44,20 +40,11 @@ class State(ctypes.Structure):
 Observe = Callable[[State, float], None]
 
 
-@pytest.fixture(scope="module", params=["installed", "compiled here"])
-def observe(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Observe:
-    """The function from the library of the package, and from the source."""
-    if request.param == "installed":
-        path = find_library("libblink.so", "BLINK_LIBRARY")
-        if path is None:
-            pytest.skip("this installation has no libblink.so: no C++ compiler was found when it was installed")
-    else:
-        compiler = shutil.which(os.environ.get("CXX", "c++"))
-        if compiler is None:
-            pytest.skip("there is no C++ compiler c++ on PATH")
-        path = tmp_path_factory.mktemp("miad") / "miad.so"
-        flags = ["-std=c++17", "-O2", "-ffp-contract=off", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror"]
-        subprocess.run([compiler, *flags, str(SHIM / "miad.cpp"), "-o", str(path)], check=True)
+@pytest.fixture(scope="module")
+def observe() -> Observe:
+    path = find_library("libblink.so", "BLINK_LIBRARY")
+    if path is None:
+        pytest.skip("this installation has no libblink.so: no C++ compiler was found when it was installed")
     function = getattr(ctypes.CDLL(str(path)), FUNCTION)
     function.restype, function.argtypes = None, [ctypes.POINTER(State), ctypes.c_double]
     return lambda state, gb_per_s: function(ctypes.byref(state), gb_per_s)
@@ -127,7 +114,7 @@ def test_every_search_ends_alike(observe: Observe) -> None:
 
 def test_python_starts_where_the_library_starts() -> None:
     """The numbers that nobody sets are the same in the header."""
-    text = (SHIM / "miad.h").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "native" / "shim" / "chunk_searches.h").read_text(encoding="utf-8")
     assert "first_bytes = 1 << 20, step_bytes = 1 << 20, least_bytes = 64 << 10, most_bytes = 64 << 20" in text
     assert "factor = 2.0, tolerance = 0.0" in text
     fresh = Miad()
