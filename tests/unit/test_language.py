@@ -55,6 +55,17 @@ def test_words_are_found_inside_identifiers(line: str) -> None:
     assert "law" in [word.lower() for word in _WORD.findall(line)]
 
 
+def test_files_that_pages_name_exist() -> None:
+    roots = [ROOT, ROOT / "src/blinkccl", ROOT / "src/blinkccl/native/include", ROOT / "native", ROOT / "native/device"]
+    missing = []
+    for page in [ROOT / "CONTRIBUTING.md", ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        named = re.findall(
+            r"`((?:\.\./)?[\w-]+(?:/[\w-]+)*/[\w-]+\.(?:py|cpp|h|toml|md|inc))`", page.read_text("utf-8")
+        )
+        missing += [f"{page.name}: {name}" for name in named if not any((root / name).exists() for root in roots)]
+    assert not missing, "\n".join(missing)
+
+
 def test_pages_that_are_named_exist() -> None:
     missing = []
     for path in [*texts(), *sorted((ROOT / "tests").rglob("*.py")), *sorted((ROOT / "examples").rglob("*.py"))]:
