@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -44,6 +45,8 @@ OVERRIDE = "BLINK_LIBRARY"
 #: Where typer is to leave everything from the first word of CMD on to CMD.
 CONTEXT = {"allow_interspersed_args": False}
 _MOST_ROWS = 24
+_NO_DRIVER = """libblink.so was not used: {driver} cannot be opened, without which NCCL has no GPU to run on.
+  It comes with NVIDIA's driver; in a container, start that with access to the GPUs (docker run --gpus all)"""
 _UNUSED = """libblink.so was not used: no NCCL call was seen. Likely causes:
   CMD calls no NCCL collective, or ends without it
   NCCL is linked into CMD statically: nothing can come before it
@@ -92,11 +95,12 @@ def run(
         console.check_writable(report)
     with tempfile.TemporaryDirectory(prefix="blink-run-") as directory:
         lines = Path(directory, "report")
-        code = execute(command, environment(os.environ, library, lines, settings))
+        code, started = execute(command, environment(os.environ, library, lines, settings))
         from blinkccl.nccl.call_report import MAX_BYTES, read_call_report
 
         usage = read_call_report(console.read_file(lines, MAX_BYTES)[:MAX_BYTES] if lines.exists() else b"")
-    _tell(usage, library)
+    if started:
+        _tell(usage, library)
     if report is not None:
         from blinkccl.forest.document import dumps
 
@@ -154,10 +158,11 @@ def environment(base: Mapping[str, str], library: Path, lines: Path, settings: M
     return {**base, **ours, **settings}
 
 
-def execute(command: Sequence[str], env: Mapping[str, str]) -> int:
-    """The exit code of ``command``, as a shell tells it; signals that are sent to us are sent on to it.
+def execute(command: Sequence[str], env: Mapping[str, str]) -> tuple[int, bool]:
+    """The exit code of ``command``, as a shell tells it, and whether it was started.
 
-    Signals of the terminal (Ctrl-C) reach it without us, so they are not sent twice.
+    Signals that are sent to us are sent on to it. Those of the terminal (Ctrl-C) reach it without us, so they are not
+    sent twice.
     """
     watched = {*_FORWARDED, signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
@@ -168,14 +173,14 @@ def execute(command: Sequence[str], env: Mapping[str, str]) -> int:
             )
         except OSError as error:
             console.error(f"{command[0]} cannot be started: {error.strerror or error}")
-            return 127 if isinstance(error, FileNotFoundError) else 126
+            return (127 if isinstance(error, FileNotFoundError) else 126), False
         except ValueError:
             raise LaunchError(f"{command[0]!r} cannot be started: its arguments contain a NUL") from None
         while child.poll() is None:
             told = signal.sigwaitinfo(watched)
             if told.si_signo != signal.SIGCHLD and told.si_code <= 0:  # from a process, not from the kernel
                 child.send_signal(told.si_signo)
-        return child.returncode if child.returncode >= 0 else 128 - child.returncode
+        return (child.returncode if child.returncode >= 0 else 128 - child.returncode), True
     finally:
         # One that came after CMD's end is for nobody: we are about to end as well.
         while signal.sigtimedwait(watched, 0) is not None:
@@ -185,7 +190,8 @@ def execute(command: Sequence[str], env: Mapping[str, str]) -> int:
 
 def _tell(usage: CallReport, library: Path) -> None:
     if not usage.groups:
-        console.note(_UNUSED.format(library=library))
+        driver = os.environ.get("BLINK_CUDA_LIB") or "libcuda.so.1"
+        console.note(_UNUSED.format(library=library) if _can_be_opened(driver) else _NO_DRIVER.format(driver=driver))
         return
     ours, theirs = usage.calls("blink"), usage.calls("nccl")
     communicators = _counted(len(usage.groups), "communicator")
@@ -198,6 +204,14 @@ def _tell(usage: CallReport, library: Path) -> None:
             console.note(line)
     if usage.unread:
         console.note(f"{_counted(usage.unread, 'line')} of the report could not be read")
+
+
+def _can_be_opened(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
 
 
 def group_lines(group: Group) -> list[str]:

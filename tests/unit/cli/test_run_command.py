@@ -119,7 +119,8 @@ def test_a_command_that_a_signal_ends_gives_128_and_more(blink, library):
 def test_a_command_that_cannot_be_started(blink, library, command, code):
     ended = blink("run", "--", command)
     assert ended.code == code
-    assert f"{command} cannot be started" in ended.err
+    (line,) = ended.err.splitlines()  # and nothing about NCCL
+    assert f"{command} cannot be started" in line
 
 
 def test_without_the_library_the_code_is_3(blink, monkeypatch, tmp_path):
@@ -154,7 +155,8 @@ def test_settings_reach_the_command(blink, library, tmp_path):
     assert target.read_text() == f"nccl {machine}"
 
 
-def test_where_no_call_was_seen_likely_causes_are_named(blink, library):
+def test_where_no_call_was_seen_likely_causes_are_named(blink, library, monkeypatch):
+    monkeypatch.setenv("BLINK_CUDA_LIB", str(library))  # there is a driver
     ended = blink("run", "--", "true")
     assert ended.code == 0
     assert ended.out == ""
@@ -162,6 +164,14 @@ def test_where_no_call_was_seen_likely_causes_are_named(blink, library):
     assert f"VLLM_NCCL_SO_PATH={library}" in ended.err
     assert blink("run", "--require", "--", "true").code == 1
     assert blink("run", "--require", "--", PYTHON, "-c", "raise SystemExit(5)").code == 5
+
+
+def test_without_a_driver_it_says_so(blink, library, monkeypatch, tmp_path):
+    monkeypatch.setenv("BLINK_CUDA_LIB", str(tmp_path / "libcuda.so.1"))
+    ended = blink("run", "--", "true")
+    assert ended.code == 0
+    assert f"libblink.so was not used: {tmp_path}/libcuda.so.1 cannot be opened, without which NCCL has no" in ended.err
+    assert "Likely causes" not in ended.err
 
 
 def test_what_became_of_the_calls_is_told_by_communicator(blink, library, tmp_path):
