@@ -1,4 +1,4 @@
-"""Is this plan true, and does it run? The independent checker, then the verifier."""
+"""The audit of a plan: the independent checker says whether it is true, the verifier whether it runs."""
 
 from __future__ import annotations
 

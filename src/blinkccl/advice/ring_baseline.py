@@ -1,4 +1,4 @@
-"""What would a ring get here? The baseline that people have today, beside every plan."""
+"""What a ring would get: the baseline that people have today, beside every plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What would NCCL choose for a size, and how long does it take that to be?
+"""NCCL's model of itself: what it chooses for a size, and how long it takes that to be.
 
 NCCL 2.30 (src/graph/tuning.cc) gives every pair of algorithm and protocol a latency and a bandwidth when a communicator
 is set up, and takes for each call the pair with the least ``latency + bytes / bandwidth``. Here are its tables and

@@ -1,4 +1,4 @@
-"""How does NCCL see a server? Its constants for links, and the one path that it takes between two GPUs.
+"""A server as NCCL sees it: its constants for links, and the one path that it takes between two GPUs.
 
 NCCL 2.30 (src/graph/topo.cc, topo.h, paths.cc) counts what a link reaches in practice instead of its nominal rate, and
 fixes one path for every ordered pair of GPUs: the one of the nearest *kind*, then the widest, then the shortest. Its

@@ -1,4 +1,4 @@
-"""How long do transfers take that stop on the way: in the host's memory, or after each step of a script?
+"""Times of transfers that stop on the way: in the host's memory, or after each step of a script.
 
 Three baselines of the documents, none of which is NCCL or Blink:
 

@@ -1,4 +1,4 @@
-"""How fast could it be at most? The least traffic of a collective, over what this host's memory does right now.
+"""The fastest that a collective could be: its least traffic, over what this host's memory does right now.
 
 A probe (``peers/probe.c``) runs on as many cores as ranks can use, between the candidates and on a working set as
 large as theirs: ``a[i] += b[i]`` and copying. The better of both is the rate that the bound is made of. It says

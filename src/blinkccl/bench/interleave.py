@@ -1,4 +1,4 @@
-"""How do several candidates run on one host so that their ratios mean something? Block by block, in turns, in rounds.
+"""Several candidates run on one host so that their ratios mean something: block by block, in turns, in rounds.
 
 A block is one candidate, one size, one placement: some runs to warm up, then the timed ones. A round gives every
 candidate its block, in an order that shifts from round to round, while all others sleep; and the probe that %bound is

@@ -1,4 +1,4 @@
-"""How fast is it here? A collective run for real, timed as nccl-tests does, every result checked."""
+"""A collective run for real on threads of this process, timed as nccl-tests does, every result checked."""
 
 from __future__ import annotations
 

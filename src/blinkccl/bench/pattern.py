@@ -1,4 +1,4 @@
-"""What fills the buffers of a benchmark, and what must stand in them afterwards?
+"""What fills the buffers of a benchmark, and what must stand in them afterwards.
 
 A collective works element by element on blocks. So if every input block repeats its first ``period`` elements, every
 output block repeats what comes out of those: the inputs and the oracle of one period tell all, whatever the size.

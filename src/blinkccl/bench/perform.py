@@ -1,4 +1,4 @@
-"""What does one rank do with a command? Buffers, the timed runs, the check: the Python half of ``peers/peer.h``."""
+"""What one rank does with a command: buffers, the timed runs, the check; the Python half of ``peers/peer.h``."""
 
 from __future__ import annotations
 

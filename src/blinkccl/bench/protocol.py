@@ -1,4 +1,4 @@
-"""What do the coordinator of a benchmark and its rank processes say to each other? The one place that says it.
+"""The messages between the coordinator of a benchmark and its rank processes.
 
 Every rank process of a candidate connects to the coordinator's unix socket, says hello, and then blocks in recv():
 an idle candidate takes no processor time, so that candidates can be interleaved. All numbers are little-endian and

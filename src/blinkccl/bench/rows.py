@@ -1,4 +1,4 @@
-"""What is known of one size once it was measured? Rows of the table, and the statistics that make them."""
+"""Rows of a benchmark's table: what is known of one size once it was measured, and the statistics of it."""
 
 from __future__ import annotations
 

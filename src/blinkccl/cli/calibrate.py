@@ -1,4 +1,4 @@
-"""``blink calibrate``: which latency and bandwidth explain what was measured?"""
+"""``blink calibrate``: the latency and bandwidth that explain what was measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``blink paper``: what did the papers claim, and what do we find?"""
+"""``blink paper``: what the papers claimed, and what we find."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``blink sim``: how long would it take?"""
+"""``blink sim``: how long it would take."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Has this text been compiled before? Compiled code by the hash of all that it depends on, kept for the next process.
+"""The cache of compiled code, by the hash of all that it depends on, kept for the next process.
 
 The key is the text, the headers, the flags and the compiler's own version. What lies in the cache is loaded into this
 process or onto a GPU, so it is taken only from a directory that is this user's alone.

@@ -1,4 +1,4 @@
-"""How is a compiler run? As a command with a deadline, whose log is kept where it fails."""
+"""A compiler run as a command with a deadline, whose log is kept where it fails."""
 
 from __future__ import annotations
 

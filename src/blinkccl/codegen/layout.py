@@ -1,4 +1,4 @@
-"""Where do connections lie in the memory of their ranks? One layout for all programs that take turns on them.
+"""The layout of connections in the memory of their ranks: one for all programs that take turns on them.
 
 A *group* of programs on the same ranks shares its connections: per ordered pair of ranks there are as many as the
 program with most queues on that pair needs. Each rank has one segment of device memory, whose base every other rank

@@ -1,4 +1,4 @@
-"""Do the stores of generated code take the paths that a program promises its rate on?
+"""Whether the stores of generated code take the paths that a program promises its rate on.
 
 Generated code knows queues by their ends alone: the sender's threads store into the receiver's memory, over whatever
 way the hardware has between the two. A program whose queues lie on other paths would run, but not at its rate.

@@ -1,4 +1,4 @@
-"""What do all ranks load? A directory with a text that says where everything is, and the compiled code.
+"""The bundle that all ranks load: a directory with a text that says where everything is, and the compiled code.
 
 ::
 

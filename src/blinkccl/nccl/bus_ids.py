@@ -1,4 +1,4 @@
-"""Which vertex of a topology is which GPU? By PCI bus ids and UUIDs, from NVML or from NCCL's topology XML."""
+"""Which vertex of a topology is which GPU: by PCI bus ids and UUIDs, from NVML or from NCCL's topology XML."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What became of a program's NCCL calls? The lines that libblink.so appends to the file that BLINK_REPORT names.
+"""What became of a program's NCCL calls: the lines that libblink.so appends to the file that BLINK_REPORT names.
 
 One JSON object per line, from each process at the end of each of its communicators and when it exits::
 

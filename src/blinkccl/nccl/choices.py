@@ -1,4 +1,4 @@
-"""Which calls does Blink take? A table by collective, root and size, the same for all ranks.
+"""The calls that Blink takes: a table by collective, root and size, the same for all ranks.
 
 S, as nccl-tests counts it, is looked at in classes of a power of two from 1 KiB to 4 GiB; smaller and larger sizes go
 with the first and the last class. In each class the program and the protocol that are predicted fastest

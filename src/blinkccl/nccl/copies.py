@@ -1,4 +1,4 @@
-"""Can copy engines run it? A job as a whole, and each program: what ``copy_engine.h`` of libblink.so refuses, before.
+"""Whether copy engines can run a job, and each of its programs: what ``copy_engine.h`` of libblink.so refuses, before.
 
 They serve no two ranks of a process on one GPU, whose queues both would share. Of a program they ask that a connection
 has one role at each end and that its messages, and the own data that its results replace, go in no circle.

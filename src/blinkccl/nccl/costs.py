@@ -1,4 +1,4 @@
-"""How long would a program take on these GPUs, in the kernels that are generated from it?
+"""Predicted times of a program on GPUs, in the kernels that are generated from it.
 
 The simulator times it, on a calibration that gives our kernels the costs that NCCL's own model gives NCCL's trees
 (NCCL 2.30, src/graph/tuning.cc; the tables are those of :mod:`blinkccl.baselines.nccl_model`):

@@ -1,4 +1,4 @@
-"""How many blocks does a communicator get, and how large are its messages? Within two budgets per rank.
+"""The blocks of a communicator and the size of its messages, within two budgets per rank.
 
 *Blocks* must all be on the GPU at once, as they wait for other ranks: BLINK_MAX_BLOCKS, by default a quarter of the
 multiprocessors, at most 32, shared by the ranks of a GPU. *Staging memory*: BLINK_STAGING_BYTES, by default 256 MiB.

@@ -1,4 +1,4 @@
-"""What would NCCL take for the same call? The time that a plan must beat.
+"""What NCCL would take for the same call: the time that a plan must beat.
 
 - *Rings and trees*: NCCL 2.30's own channel search and cost model (:mod:`blinkccl.baselines.nccl_model`), for the five
   collectives that it has algorithms for.

@@ -1,4 +1,4 @@
-"""May the GPUs of a job write into each other's memory? Bytes are moved and compared before P2P is trusted.
+"""Whether the GPUs of a job may write into each other's memory: bytes are moved and compared before P2P is trusted.
 
 Drivers, hypervisors and IOMMUs have been seen to grant peer access and then to lose bytes, to hang or to crash. So each
 ordered pair is tried once, in a child process with a deadline. A pair that fails is a missing link, provenance

@@ -1,4 +1,4 @@
-"""Does what one GPU writes into another's memory arrive there? The child process of :mod:`~blinkccl.nccl.peer_check`.
+"""Whether what a GPU writes into another's memory arrives: the child process of :mod:`~blinkccl.nccl.peer_check`.
 
 It talks to CUDA's driver, which may hang or crash it, and to its parent in lines, each of them flushed::
 

@@ -1,4 +1,4 @@
-"""Who are the ranks of a communicator? What libblink.so says of each of them, as one job.
+"""The ranks of a communicator: what libblink.so says of each of them, as one job.
 
 One JSON object per rank, in an array::
 

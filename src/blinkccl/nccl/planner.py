@@ -1,4 +1,4 @@
-"""``python -m blinkccl.nccl.planner``: which of a communicator's calls run on trees, and how?
+"""``python -m blinkccl.nccl.planner``: which of a communicator's calls run on trees, and how.
 
 libblink.so runs it once per communicator, on rank 0. It reads what each rank says of itself
 (:mod:`~blinkccl.nccl.peer_info`) from standard input and writes one line to standard output, ``bundle DIRECTORY`` or

@@ -1,4 +1,4 @@
-"""Which programs could run on trees here? All collectives, with every root, by the algorithms that are asked for."""
+"""Programs that could run on trees here: all collectives, with every root, by the algorithms that are asked for."""
 
 from __future__ import annotations
 

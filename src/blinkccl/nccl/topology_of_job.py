@@ -1,4 +1,4 @@
-"""What joins the ranks of a job? The topology, and the vertex of each rank.
+"""What joins the ranks of a job: the topology, and the vertex of each rank.
 
 Who says so, first to last: BLINK_TOPO, a SPEC as on Blink's command line; NCCL_TOPO_FILE, which means what it means to
 NCCL; NVML. Several ranks on one GPU, which only tests have, get a clique by rule: their links are its memory.

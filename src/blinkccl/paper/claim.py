@@ -1,4 +1,4 @@
-"""What is a claim, and what does comparing it with a computation give?
+"""A claim, and what comparing it with a computation gives.
 
 A claim is a sentence of a document with its numbers. ``compute`` finds our numbers anew each time it is asked, from
 plans, the simulator and calibrations; nothing here stores an answer. The verdict follows from both sets of numbers.

@@ -1,4 +1,4 @@
-"""What do copies and reductions in flight cost? Blink's traffic patterns (MLSys 2020, §2.2 and appendix A.1).
+"""The cost of copies and reductions in flight: Blink's traffic patterns (MLSys 2020, §2.2 and appendix A.1).
 
 Each pattern is a Program on links of one V100 NVLink lane, timed by the kernel. Blink's text gives these numbers for
 them, on a p3.16xlarge:

@@ -1,4 +1,4 @@
-"""How long is a training step, given how long its collectives take?
+"""The time of a training step, given how long its collectives take.
 
 A step is a forward pass, a backward pass from the last layer to the first, and the exchange of gradients. Gradients
 are sent while earlier layers still compute: wait-free backpropagation (Zhang et al. 2017, which Blink, MLSys 2020,

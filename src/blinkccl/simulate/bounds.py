@@ -1,4 +1,4 @@
-"""Between which times must a simulation lie? Two bounds that share no code with the kernel."""
+"""Bounds of a simulated time: two that share no code with the kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What do links and GPUs of a machine really reach? Calibrations: data files with a source for each number.
+"""What links and GPUs of a machine really reach. Calibrations: data files with a source for each number.
 
 A calibration is a TOML file. Every number is a table ``{ value = …, source = "…" }``::
 

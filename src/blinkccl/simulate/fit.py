@@ -1,4 +1,4 @@
-"""Which latency and which bandwidth explain measured times? And the calibration that says so."""
+"""The latency and bandwidth that explain measured times, and the calibration that says so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Program → Workload: what do a program's roles and queues cost on these links?
+"""Program → Workload: what a program's roles and queues cost on these links.
 
 The simulator takes the Program that engines run. A role becomes an actor, a message from role to role a hop. As in
 Blink's generated code (MLSys 2020, §4.1) there is a stream per link and tree: each queue has its own, and a role that

@@ -1,4 +1,4 @@
-"""Who notices that a call on a GPU does not end? A thread per group, as nobody else may be looking.
+"""The failure detector of calls on a GPU: a thread per group, as nobody else may be looking.
 
 A host that waits in ``torch.cuda.synchronize()`` sees nothing, and other ranks learn that a kernel has given up only
 from the rank that looks. So this thread looks: whether kernels have given up, and whether the oldest call has run by

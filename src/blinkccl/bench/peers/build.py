@@ -1,4 +1,4 @@
-"""Where do peers written in C come from? Compiled on first use, kept under a name that says what went in."""
+"""Peers written in C: compiled on first use, kept under a name that says what went in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How are MPI peers set up, so that a win over them is a win? Every setting, and who says that it helps.
+"""The settings of MPI peers, so that a win over them is a win: each, and who says that it helps.
 
 Variants of one peer run side by side; at every size the fastest of them stands for the peer.
 
