@@ -1,4 +1,4 @@
-"""What does one GPU make of our primitives and a small AllReduce? Ratios of one run; goals for an H200 behind them.
+"""Our primitives and a small AllReduce on one GPU: ratios of one run, with the goals for an H200 behind them.
 
     python benchmarks/gpu.py [-o gpu.json] [--quick] [--only fold,latency,nccl]
 

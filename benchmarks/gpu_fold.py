@@ -1,4 +1,4 @@
-"""How near does combining and copying come to the memory's own speed? Against a device-to-device copy in the same run.
+"""Combining and copying on a GPU against a device-to-device copy in the same run.
 
 The kernel calls what every firing of generated code calls (``fold_as`` of ``native/device/blink/fold.h``), compiled for
 one type: sources are the rank's own data and messages, destinations its output and slots of messages. Counted are the

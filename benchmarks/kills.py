@@ -1,4 +1,4 @@
-"""Does every kill of a rank reach all others, by name and in time? Random kills of ranks at random moments.
+"""Random kills of ranks at random moments: each must reach all others, by name and in time.
 
     python benchmarks/kills.py [-n 1000] [--seed 0] [--limit 2.0] [--only "shared arrays"]
 

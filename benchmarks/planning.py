@@ -1,4 +1,4 @@
-"""How long does planning take? Medians, every cache cleared between runs.
+"""The time that planning takes: medians, every cache cleared between runs.
 
     python benchmarks/planning.py [--runs N] [--json]
 

@@ -1,4 +1,4 @@
-"""How much faster than other libraries are collectives on this host? Each goal of the host engine, and what was found.
+"""Collectives on this host against other libraries: each goal of the host engine, and what was found.
 
     python benchmarks/ratios.py [--peer gloo,openmpi,mpich,impi=/prefix,…] [--ranks 2,4,8] [-o ratios.json]
 

@@ -1,4 +1,4 @@
-"""How fast is the simulator? Chunk hops per second of both kernels, and whole questions with their planning apart.
+"""The simulator's speed: chunk hops per second of both kernels, and whole questions with their planning apart.
 
     python benchmarks/simulation.py [--runs N] [--json]
 

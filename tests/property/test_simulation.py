@@ -13,6 +13,7 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from time_bounds import least_s, serial_s
 
 from blinkccl.algorithms.registry import ALGORITHMS, Request, algorithm
 from blinkccl.collectives.spec import COLLECTIVES, Collective
@@ -21,7 +22,6 @@ from blinkccl.forest.model import Forest, Path, Share, Tree
 from blinkccl.schedule.chunking import bind
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
-from blinkccl.simulate.bounds import least_s, serial_s
 from blinkccl.simulate.calibration import Calibration, EngineCosts, LinkClass, Number
 from blinkccl.simulate.run import bind_bytes, run, simulate
 from blinkccl.simulate.translate import SHARINGS, STREAMS, Settings, translate

@@ -1,4 +1,4 @@
-"""What does SimGrid say? Runs workloads there and prints when they end.
+"""Runs workloads in SimGrid and prints when they end.
 
     python3 answers.py < workloads.json > answers.json
 

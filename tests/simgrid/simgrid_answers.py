@@ -1,4 +1,4 @@
-"""Who can be asked what SimGrid says? Another Python, mostly: SimGrid's bindings come with the system's."""
+"""SimGrid's answers, from another Python mostly: its bindings come with the system's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The audit of a plan: the independent checker says whether it is true, the verifier whether it runs."""
+"""Checking a plan file: the independent checker, then the verifier, on the links that the plan was made for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NCCL's model of itself: what it chooses for a size, and how long it takes that to be.
+"""NCCL's cost model: what it would choose for a size, and how long it takes that to be.
 
 NCCL 2.30 (src/graph/tuning.cc) gives every pair of algorithm and protocol a latency and a bandwidth when a communicator
 is set up, and takes for each call the pair with the least ``latency + bytes / bandwidth``. Here are its tables and
@@ -16,7 +16,7 @@ own, as InfiniBand's do. Numbers are exact fractions, where NCCL has single floa
 All of it is NCCL's estimate, not a measurement. Trees are corrected by a table per power of two, so that the estimate
 of a tree may fall where the size doubles.
 
-NCCL 2.4 is older and simpler: see :func:`nccl_24_choice` and :func:`nccl_24_as_written`.
+NCCL 2.4 is older and simpler: see :func:`nccl_24_as_written`.
 """
 
 from __future__ import annotations
@@ -403,62 +403,16 @@ def _launched(line: CostLine, channels: Channels, size_bytes: int, ranks: int, s
 AS_WRITTEN_BYTES = 16 * 1024
 
 
-def nccl_24_choice(
-    servers: int, size_bytes: int, *, ranks: int | None = None, channels: int = 1, nvlink: bool = True
-) -> str:
-    """What NCCL 2.4.2 takes for an AllReduce: ``"ring"`` or ``"double_binary_tree"``.
-
-    On one server always rings: its threshold is 0 there (v2.4.2, src/init.cu). On several, trees up to the size at
-    which its model has both equally fast: rings take 6 µs a step and run at 5 GB/s a channel over NVLink (5 in all
-    without), trees take 15 µs a level and 4 µs a GPU, and run at 3/4 of the rings' rate, on two servers at twice that
-    (without NVLink at 2/3).
-
-    Parameters
-    ----------
-    ranks
-        Of the whole job; needed on several servers.
-    channels
-        How many rings it has found, each counted as often as it is used.
-
-    Raises
-    ------
-    UsageError
-        If a number is out of range, or ``ranks`` is missing on several servers.
-    """
-    _check_24(servers, size_bytes)
-    if servers == 1:
-        return "ring"
-    if ranks is None or ranks < servers or channels < 1:
-        raise UsageError(
-            f"NCCL 2.4 on {servers} servers: got ranks={ranks} and channels={channels}; expected at least one rank per "
-            "server and one channel"
-        )
-    ring_gb_per_s = Fraction(5 * channels if nvlink else 5)
-    tree_gb_per_s = ring_gb_per_s * (Fraction(3, 4) * (2 if servers == 2 else 1) if nvlink else Fraction(2, 3))
-    sooner_us = 6 * (ranks - 1) - 15 * (servers.bit_length() - 1) - 4 * (ranks // servers - 1)
-    if sooner_us <= 0:
-        return "ring"
-    if tree_gb_per_s > ring_gb_per_s:
-        return "double_binary_tree"
-    threshold = floor(1000 * ring_gb_per_s * tree_gb_per_s / (ring_gb_per_s - tree_gb_per_s) * sooner_us)
-    return "double_binary_tree" if size_bytes <= threshold else "ring"
-
-
 def nccl_24_as_written(servers: int, size_bytes: int) -> str:
     """What NCCL 2.4 takes by Blink (MLSys 2020, §3.5): double binary trees below 16 KB, on one server too, else rings.
 
-    NCCL 2.4.2 itself never has trees inside one server (:func:`nccl_24_choice`); for the comparison on a DGX-2 both are
-    of use.
+    NCCL 2.4.2 itself never has trees inside one server: its threshold is 0 there (v2.4.2, src/init.cu).
 
     Raises
     ------
     UsageError
         If a number is out of range.
     """
-    _check_24(servers, size_bytes)
-    return "double_binary_tree" if size_bytes < AS_WRITTEN_BYTES else "ring"
-
-
-def _check_24(servers: int, size_bytes: int) -> None:
     if servers < 1 or not 0 <= size_bytes <= MAX_SIZE_BYTES:
         raise UsageError(f"{size_bytes} bytes on {servers} servers; expected 0 to 2^63 - 1 bytes on at least one")
+    return "double_binary_tree" if size_bytes < AS_WRITTEN_BYTES else "ring"

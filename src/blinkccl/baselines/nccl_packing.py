@@ -1,4 +1,4 @@
-"""How many channels fit into a server at one speed: what NCCL's search asks over and over.
+"""The most channels that fit into a server at one speed, which NCCL's search asks for over and over.
 
 A channel is an order of the server's GPUs: a ring or a chain, inside one server or between two network cards. It takes
 its speed from every link that it crosses. What is asked is the largest number of channels at once:

@@ -1,4 +1,4 @@
-"""NCCL 2.30's search for channels: which it sets up, and how fast it takes them to be.
+"""The channels that NCCL 2.30 would set up for a job, and how fast it takes them to be.
 
 NCCL looks for rings, and for chains that its trees hang on, from a ladder of speeds downward (src/graph/search.cc). At
 each speed it tries copies of one order and then different orders, over NVLink alone and then over ever farther paths,

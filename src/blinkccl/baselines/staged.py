@@ -1,4 +1,4 @@
-"""Times of transfers that stop on the way: in the host's memory, or after each step of a script.
+"""Transfers that stop on the way: in the host's memory, or after each step of a script.
 
 Three baselines of the documents, none of which is NCCL or Blink:
 

@@ -1,4 +1,4 @@
-"""What stands around the numbers: a run's circumstances, as the table's header and the JSON's ``config`` tell them."""
+"""The circumstances of a benchmark, as the table's header and the JSON's ``config`` tell them."""
 
 from __future__ import annotations
 

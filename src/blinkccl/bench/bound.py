@@ -1,4 +1,4 @@
-"""The fastest that a collective could be: its least traffic, over what this host's memory does right now.
+"""The bound on a benchmark: the least traffic of a collective, over what this host's memory does right now.
 
 A probe (``peers/probe.c``) runs on as many cores as ranks can use, between the candidates and on a working set as
 large as theirs: ``a[i] += b[i]`` and copying. The better of both is the rate that the bound is made of. It says
@@ -17,7 +17,7 @@ from typing import Self
 
 import numpy as np
 
-from blinkccl.bench.candidate import Candidate, Launch, Process
+from blinkccl.bench.candidate import CandidateLaunch, Process, RunningCandidate
 from blinkccl.bench.peers.build import build
 from blinkccl.bench.protocol import Command, Kind
 from blinkccl.collectives.spec import Collective
@@ -83,15 +83,7 @@ class MemoryBaseline:
 
 
 class Probe:
-    """The probe's processes, one per core that ``world_size`` ranks can use.
-
-    Raises
-    ------
-    UnsupportedError
-        If there is no C compiler.
-    CommunicationError
-        If it does not start.
-    """
+    """The probe's processes, one per core that ``world_size`` ranks can use."""
 
     def __init__(self, world_size: int) -> None:
         self._size = min(world_size, cores())
@@ -100,7 +92,7 @@ class Probe:
         def processes(path: Path, room: Path) -> Sequence[Process]:
             return [Process([str(program), str(path), str(self._size)])]
 
-        self._candidate = Candidate(Launch("probe", self._size, processes, library="memory probe"))
+        self._candidate = RunningCandidate(CandidateLaunch("probe", self._size, processes, library="memory probe"))
 
     def rate(self, working_bytes: int) -> float:
         """Bytes per second that all cores read and write together, on ``working_bytes`` of buffers in all."""

@@ -1,8 +1,8 @@
 """Candidates of a benchmark: N rank processes each, which wait for commands, asleep, until it is their turn.
 
-A :class:`Candidate` starts the processes, hears their hellos, sends commands and collects replies
-(:mod:`blinkccl.bench.protocol`). Whatever happens, each wait has a deadline, and :meth:`Candidate.close` leaves neither
-a process nor a folder behind; :func:`ended_by_signals` makes SIGTERM and SIGHUP end in it, too.
+A :class:`RunningCandidate` starts the processes, hears their hellos, sends commands and collects replies
+(:mod:`blinkccl.bench.protocol`). Whatever happens, each wait has a deadline, and its ``close`` leaves neither a process
+nor a folder behind; :func:`ended_by_signals` makes SIGTERM and SIGHUP end in it, too.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class CandidateLaunch:
     """How a candidate is started.
 
     Parameters
@@ -92,18 +92,10 @@ class Measured:
     wrong: int
 
 
-class Candidate:
-    """A running launch.
+class RunningCandidate:
+    """A running launch."""
 
-    Raises
-    ------
-    CommunicationError
-        If the ranks do not all come, with what they printed; a rank that is not what it should be is refused.
-    UnsupportedError
-        If a rank of ours says that it cannot run here.
-    """
-
-    def __init__(self, launch: Launch, start_s: float = START_S) -> None:
+    def __init__(self, launch: CandidateLaunch, start_s: float = START_S) -> None:
         self.launch = launch
         self._processes: list[subprocess.Popen[bytes]] = []
         self._sockets: list[socket.socket] = []
@@ -128,15 +120,7 @@ class Candidate:
         return [hello.pid for hello in self._hellos]
 
     def run(self, commands: Sequence[Command]) -> Measured:
-        """Give each rank its command and wait for all replies.
-
-        Raises
-        ------
-        UnsupportedError
-            If the library cannot do it; the candidate stays usable.
-        CommunicationError
-            If a rank fails, ends, or replies later than the command's deadline; the candidate is closed.
-        """
+        """Give each rank its command and wait for all replies."""
         if not self._sockets:
             raise CommunicationError(f"{self.launch.title} has left")
         until = time.monotonic() + max(command.deadline_s for command in commands) + GRACE_S

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from blinkccl.bench.about import About, of_host
 from blinkccl.bench.bound import MemoryBaseline, Probe, cores
-from blinkccl.bench.candidate import Candidate, Launch, Measured, ended_by_signals
+from blinkccl.bench.candidate import CandidateLaunch, Measured, RunningCandidate, ended_by_signals
 from blinkccl.bench.interleave import Interleaved, Participant, ProcessSettings, Runs
 from blinkccl.bench.measure import check_memory, check_range
 from blinkccl.bench.peers import registry
@@ -77,15 +77,7 @@ class Benchmark:
 
 
 def check(settings: ProcessSettings) -> None:
-    """Refuse what makes no sense, before anything starts.
-
-    Raises
-    ------
-    UsageError
-        If a number is out of range.
-    UnsupportedError
-        If operation or element type is unknown.
-    """
+    """Refuse what makes no sense, before anything starts."""
     operation(settings.op)
     element_type(settings.dtype)
     check_range("-n", settings.iterations, 1, MAX_ITERATIONS)
@@ -95,13 +87,7 @@ def check(settings: ProcessSettings) -> None:
 
 
 def check_sizes(collective: Collective, settings: ProcessSettings, sizes: Sequence[int]) -> None:
-    """Refuse sizes that this machine has no memory for.
-
-    Raises
-    ------
-    UsageError
-        Naming what is needed and what there is.
-    """
+    """Refuse sizes that this machine has no memory for."""
     itemsize = element_type(settings.dtype).itemsize
     for size in sizes:
         # One candidate at a time holds buffers; what it keeps aside is small (pattern.py).
@@ -112,21 +98,13 @@ def check_sizes(collective: Collective, settings: ProcessSettings, sizes: Sequen
 def spawned(
     collective: Collective, settings: ProcessSettings, peers: Sequence[tuple[str, str | None]], note: Note
 ) -> Iterator[Benchmark]:
-    """Ranks of our own on this host, beside ``peers`` (:func:`blinkccl.bench.peers.registry.parse`).
-
-    Raises
-    ------
-    UnsupportedError
-        If the native library or a peer is not installed, or our ranks cannot run here.
-    CommunicationError
-        If our ranks do not start. Peers that do not are left out.
-    """
+    """Ranks of our own on this host, beside ``peers`` (:func:`blinkccl.bench.peers.registry.parse`)."""
     load()  # Refused here, it is said once and not by every rank.
     ranks = collective.world_size
     if ranks > CROWDED * cores():
         note(f"{ranks} ranks share {cores()} cores: starting takes long, and times are mostly waits for a core")
     with ended_by_signals(), ExitStack() as stack:
-        own = stack.enter_context(Candidate(registry.own(ranks, settings.deadline_s)))
+        own = stack.enter_context(RunningCandidate(registry.own(ranks, settings.deadline_s)))
         participants, said = [Participant("", "", own)], {}
         for name, prefix in peers:
             for participant, library in _started(registry.launches(name, prefix, ranks, cores()), stack, note):
@@ -152,11 +130,11 @@ def led(
         )
 
 
-def _started(launches: Sequence[Launch], stack: ExitStack, note: Note) -> Iterator[tuple[Participant, str]]:
+def _started(launches: Sequence[CandidateLaunch], stack: ExitStack, note: Note) -> Iterator[tuple[Participant, str]]:
     """The variants of one peer that start; one that does not is reported."""
     for launch in launches:
         try:
-            candidate = stack.enter_context(Candidate(launch))
+            candidate = stack.enter_context(RunningCandidate(launch))
         except CommunicationError as error:
             note(f"goes on without {launch.title}: {error}")
             continue
@@ -177,13 +155,7 @@ def _probe(ranks: int, stack: ExitStack) -> tuple[Probe | None, MemoryBaseline |
 
 
 def launcher(environ: Mapping[str, str]) -> str | None:
-    """Who started this process as a rank of several; None: nobody did.
-
-    Raises
-    ------
-    LaunchError
-        If the environment contradicts itself.
-    """
+    """Who started this process as a rank of several; None: nobody did."""
     if not any(mark in environ for mark in _MARKS):
         return None
     from blinkccl.runtime.environment import launch
@@ -201,7 +173,7 @@ class Leader:
         self.pids: list[int] = _pids(communicator)
 
     def run(self, commands: Sequence[Command]) -> Measured:
-        """As :meth:`blinkccl.bench.candidate.Candidate.run`."""
+        """As :meth:`blinkccl.bench.candidate.RunningCandidate.run`."""
         frames = [command.pack() for command in commands]
         _broadcast(self._communicator, b"".join(_LENGTH.pack(len(frame)) + frame for frame in frames))
         replies = _work(self._communicator, self._performer, frames[0])

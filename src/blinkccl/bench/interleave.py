@@ -1,4 +1,4 @@
-"""Several candidates run on one host so that their ratios mean something: block by block, in turns, in rounds.
+"""Several candidates on one host, block by block, in turns and in rounds, so that their ratios mean something.
 
 A block is one candidate, one size, one placement: some runs to warm up, then the timed ones. A round gives every
 candidate its block, in an order that shifts from round to round, while all others sleep; and the probe that %bound is
@@ -31,7 +31,7 @@ KEEP_BYTES = 4 * 2**30
 
 
 class Runs(Protocol):
-    """Whatever runs commands: :class:`~blinkccl.bench.candidate.Candidate`, or ranks that a launcher started."""
+    """Whatever runs commands: :class:`~blinkccl.bench.candidate.RunningCandidate`, or ranks that a launcher started."""
 
     def run(self, commands: Sequence[Command], /) -> Measured: ...
 
@@ -119,15 +119,7 @@ class Interleaved:
         return len(sizes) * len(self.places()) * self.settings.rounds * len(self.participants)
 
     def rows(self, sizes: Sequence[int]) -> Iterator[SizeRow]:
-        """Measure each size.
-
-        Raises
-        ------
-        CommunicationError
-            If one of our own ranks fails or is late. Peers that fail are left out.
-        UnsupportedError
-            If we cannot do what is asked.
-        """
+        """Measure each size."""
         for size in sizes:
             count = block_count(self.collective, size, element_type(self.settings.dtype).itemsize)
             found = [self._place(count, in_place) for in_place in self.places()]

@@ -1,4 +1,4 @@
-"""A collective run for real on threads of this process, timed as nccl-tests does, every result checked."""
+"""A plan run for real by the threads of this process, timed as nccl-tests does, every result checked."""
 
 from __future__ import annotations
 
@@ -55,17 +55,7 @@ class ThreadSettings:
 
 
 class Bench:
-    """A forest, lowered and verified, ready to be measured.
-
-    Raises
-    ------
-    UsageError
-        If a setting is out of range.
-    VerificationError
-        If the program is invalid.
-    UnsupportedError
-        If engine, operation or element type is unknown.
-    """
+    """A forest, lowered and verified, ready to be measured."""
 
     def __init__(self, forest: Forest, settings: ThreadSettings) -> None:
         _check(settings)
@@ -81,13 +71,7 @@ class Bench:
         return self.forest.collective
 
     def check_sizes(self, sizes: Sequence[int]) -> None:
-        """Refuse sizes that this machine has no memory for.
-
-        Raises
-        ------
-        UsageError
-            Naming what is needed and what there is.
-        """
+        """Refuse sizes that this machine has no memory for."""
         for size in sizes:
             count = block_count(self.collective, size, self.dtype.itemsize)
             check_memory(self.collective, count * self.dtype.itemsize)
@@ -103,11 +87,6 @@ class Bench:
             Bytes, as nccl-tests counts S.
         progress
             Called as ``progress(done, total)``, in runs.
-
-        Raises
-        ------
-        DeadlineError
-            If a run takes longer than the deadline.
         """
         places = (False,) if self.collective.name == "alltoall" else (False, True)
         runs = self.settings.iterations + self.settings.warmup
@@ -197,13 +176,7 @@ def _check(settings: ThreadSettings) -> None:
 
 
 def check_range(option: str, value: int, least: int, most: int) -> None:
-    """Refuse a number that is out of range.
-
-    Raises
-    ------
-    UsageError
-        Naming the limit that it is beyond.
-    """
+    """Refuse a number that is out of range."""
     if value < least:
         raise UsageError(f"{option} must be at least {least}, got {value}")
     if value > most:
@@ -217,11 +190,6 @@ def check_memory(collective: Collective, block_bytes: int, copies: int = 2) -> N
     ----------
     copies
         How often every rank's buffers are needed; 2 with inputs kept aside and expected outputs.
-
-    Raises
-    ------
-    UsageError
-        Naming what is needed and what there is.
     """
     blocks = sum(
         collective.input_blocks(rank) + collective.output_blocks(rank) for rank in range(collective.world_size)
@@ -270,11 +238,6 @@ def session(name: str, job: BoundProgram) -> Iterator[Go]:
     name
         One of :data:`blinkccl.engines.registry.ENGINES`. ``threads`` keeps its threads and staging buffers
         between runs; other engines are called as a whole, so that their time includes copying the inputs.
-
-    Raises
-    ------
-    UnsupportedError
-        If there is no such engine.
     """
     if name == "threads":
         from blinkccl.engines.threads import Execution

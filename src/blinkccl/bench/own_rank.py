@@ -33,13 +33,6 @@ class OwnLibrary:
         ----------
         deadline_s
             For every wait.
-
-        Raises
-        ------
-        CommunicationError
-            If ranks are missing.
-        UnsupportedError
-            If the host engine is not there.
         """
         return cls(init(deadline_s=deadline_s))
 

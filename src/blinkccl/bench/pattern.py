@@ -1,4 +1,4 @@
-"""What fills the buffers of a benchmark, and what must stand in them afterwards.
+"""The pattern that fills the buffers of a benchmark, and what must stand in them afterwards.
 
 A collective works element by element on blocks. So if every input block repeats its first ``period`` elements, every
 output block repeats what comes out of those: the inputs and the oracle of one period tell all, whatever the size.
@@ -72,13 +72,7 @@ def _blocks(collective: Collective, rank: int, in_place: bool) -> int:
 
 
 def commands(work: Work) -> list[Command]:
-    """The command for each rank.
-
-    Raises
-    ------
-    UnsupportedError
-        If operation or element type is unknown.
-    """
+    """The command for each rank."""
     return [_command(work, rank) for rank in range(work.collective.world_size)]
 
 

@@ -1,4 +1,4 @@
-"""What one rank does with a command: buffers, the timed runs, the check; the Python half of ``peers/peer.h``."""
+"""One rank at work on a command: buffers, the timed runs, the check; the Python half of ``peers/peer.h``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The messages between the coordinator of a benchmark and its rank processes.
+"""The protocol between the coordinator of a benchmark and its rank processes.
 
 Every rank process of a candidate connects to the coordinator's unix socket, says hello, and then blocks in recv():
 an idle candidate takes no processor time, so that candidates can be interleaved. All numbers are little-endian and
@@ -134,13 +134,7 @@ _NUMBERS = _HEADER.structs["peer_command"].names[5:]
 
 
 def read_command(head: bytes) -> tuple[Command, int, int]:
-    """A command without its patterns, and how many bytes of ``fill`` and ``expected`` follow.
-
-    Raises
-    ------
-    CommunicationError
-        If these are not the bytes of a command.
-    """
+    """A command without its patterns, and how many bytes of ``fill`` and ``expected`` follow."""
     magic, kind, code, dtype, op, *numbers = COMMAND.unpack(head)
     try:
         name = PROBES[code - FIRST_PROBE] if code >= FIRST_PROBE else COLLECTIVES[code]
@@ -172,13 +166,7 @@ class Reply:
 
 
 def read_reply(head: bytes) -> tuple[ReplyStatus, int, int, int]:
-    """ReplyStatus, wrong elements, and how many seconds and bytes of text follow.
-
-    Raises
-    ------
-    CommunicationError
-        If these are not the bytes of a reply.
-    """
+    """ReplyStatus, wrong elements, and how many seconds and bytes of text follow."""
     magic, status, wrong, n, length = REPLY.unpack(head)
     if magic != MAGIC or status > max(ReplyStatus) or n > MAX_ITERATIONS or length > MAX_TEXT:
         raise CommunicationError(f"expected a reply of protocol {VERSION}, got {head.hex()}")
@@ -186,13 +174,7 @@ def read_reply(head: bytes) -> tuple[ReplyStatus, int, int, int]:
 
 
 def read_hello(head: bytes) -> RankHello:
-    """A rank's first words.
-
-    Raises
-    ------
-    CommunicationError
-        If these are not the bytes of a hello, or of another version.
-    """
+    """A rank's first words."""
     magic, version, rank, size, pid, library = HELLO.unpack(head)
     if magic != MAGIC or version != VERSION:
         raise CommunicationError(f"expected a hello of protocol {VERSION}, got {head[:16].hex()}…")

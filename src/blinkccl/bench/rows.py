@@ -1,4 +1,4 @@
-"""Rows of a benchmark's table: what is known of one size once it was measured, and the statistics of it."""
+"""Rows of the table, one per size, and the statistics that make them."""
 
 from __future__ import annotations
 

@@ -54,11 +54,6 @@ def sweep(begin: str, end: str | None, factor: int | None, step: str | None) -> 
         None: only ``begin``.
     factor, step
         At most one. Neither: double. (nccl-tests steps by 1 MiB then, which few people want.)
-
-    Raises
-    ------
-    UsageError
-        If a text is no size, the last is below the first, or factor or step make no progress.
     """
     first = size_in_bytes("-b", begin)
     last = first if end is None else size_in_bytes("-e", end)
@@ -75,13 +70,7 @@ def sweep(begin: str, end: str | None, factor: int | None, step: str | None) -> 
 
 
 def size_in_bytes(option: str, text: str) -> int:
-    """Bytes from what was typed for ``option``.
-
-    Raises
-    ------
-    UsageError
-        If it is no size, or more than :data:`MAX_BYTES`.
-    """
+    """Bytes from what was typed for ``option``."""
     try:
         size = parse_bytes(text)
     except ValueError as error:

@@ -33,13 +33,7 @@ LIBRARIES = {"blink": _blink, "gloo": _gloo}
 
 
 def serve(peer: socket.socket, library: Library, rank: int, size: int) -> None:
-    """Answer commands until QUIT.
-
-    Raises
-    ------
-    CommunicationError
-        If the coordinator is gone.
-    """
+    """Answer commands until QUIT."""
     performer = Performer(library)
     peer.sendall(RankHello(rank, size, os.getpid(), library.title).pack())
     while True:

@@ -11,7 +11,7 @@ import typer
 from blinkccl.cli import arguments, console
 
 if TYPE_CHECKING:
-    from blinkccl.paper.claim import Context, Row
+    from blinkccl.paper.claim import Context, JudgedClaim
 
 HELP = """
 Examples:
@@ -86,7 +86,7 @@ def paper(
     console.emit(fit(table.text(rows, painter(console.coloured())), console.width()))
 
 
-def _figures(html: Path | None, plot: Path | None, rows: Sequence[Row], context: Context) -> None:
+def _figures(html: Path | None, plot: Path | None, rows: Sequence[JudgedClaim], context: Context) -> None:
     """Draw those of the rows' documents, and write them."""
     from blinkccl.paper import registry
     from blinkccl.paper.page import page

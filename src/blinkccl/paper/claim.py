@@ -1,4 +1,4 @@
-"""A claim, and what comparing it with a computation gives.
+"""Claims, and what comparing them with a computation gives.
 
 A claim is a sentence of a document with its numbers. ``compute`` finds our numbers anew each time it is asked, from
 plans, the simulator and calibrations; nothing here stores an answer. The verdict follows from both sets of numbers.
@@ -132,7 +132,7 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class JudgedClaim:
     """A claim with our numbers of today."""
 
     claim: Claim
@@ -140,18 +140,18 @@ class Row:
     verdict: str
 
 
-def judge(claim: Claim, context: Context | None = None) -> Row:
+def judge(claim: Claim, context: Context | None = None) -> JudgedClaim:
     """Computes a claim's numbers and compares.
 
     The verdict is the worst of its numbers'. Where the document is known to be wrong, other numbers contradict it;
     where ours could not but agree, agreement is called what it is.
     """
     if claim.compute is None:
-        return Row(claim, (), UNCHECKABLE)
+        return JudgedClaim(claim, (), UNCHECKABLE)
     values = claim.compute(context or Context())
     worst = max((value.verdict for value in values), key=VERDICTS.index, default=REPRODUCED)
     if claim.wrong and worst != REPRODUCED:
         worst = CONTRADICTED
     if claim.agrees and worst in (REPRODUCED, CLOSE):
         worst = claim.agrees
-    return Row(claim, values, worst)
+    return JudgedClaim(claim, values, worst)

@@ -1,4 +1,4 @@
-"""The look of the documents' figures: colours, axes of sizes, and marks for published numbers.
+"""The looks of the documents' figures: colours, axes of sizes, and marks for published numbers.
 
 Only figure objects are used, no state of the plotting library, and every size is a tick of its own.
 """

@@ -244,13 +244,7 @@ NETWORKS = tuple(_NETWORKS)
 
 @cache
 def network(name: str) -> NeuralNetwork:
-    """The network called ``name``, one of :data:`NETWORKS`, with 4-byte parameters.
-
-    Raises
-    ------
-    UnsupportedError
-        If there is no such network.
-    """
+    """The network called ``name``, one of :data:`NETWORKS`, with 4-byte parameters."""
     if name not in _NETWORKS:
         raise UnsupportedError(f"no network {name!r} is known; expected one of {', '.join(NETWORKS)}")
     return _NETWORKS[name]()
@@ -262,11 +256,6 @@ def transformer(parameters: int, layers: int = 80, element_bytes: int = 2) -> Ne
     Each block has its four matrices as 3 : 1 : 4 : 4. The work is 2 FLOPs per parameter and token forward and 4
     backward (Kaplan et al. 2020, §2.1), so a step takes 6 · parameters · tokens. Attention's own products, which grow
     with the sequence, are left out, as they are there.
-
-    Raises
-    ------
-    UnsupportedError
-        If there are fewer than 12 parameters per block, or no block.
     """
     if layers < 1 or parameters < 12 * layers or element_bytes < 1:
         raise UnsupportedError(
@@ -292,13 +281,7 @@ def _transformer_block(name: str, parameters: int) -> Layer:
 
 
 def minibatch(name: str) -> Minibatch:
-    """Images per GPU and step in the paper that introduced the network, with its source.
-
-    Raises
-    ------
-    UnsupportedError
-        If no minibatch is listed for ``name``.
-    """
+    """Images per GPU and step in the paper that introduced the network, with its source."""
     table = _tables().minibatch
     if name not in table:
         raise UnsupportedError(f"no minibatch is listed for {name!r}; expected one of {', '.join(table)}")
@@ -306,13 +289,7 @@ def minibatch(name: str) -> Minibatch:
 
 
 def throughputs(name: str, gpu: str) -> tuple[Throughput, ...]:
-    """The listed training throughputs of network ``name`` on ``gpu``; the first is the one that is used.
-
-    Raises
-    ------
-    UnsupportedError
-        If none is listed.
-    """
+    """The listed training throughputs of network ``name`` on ``gpu``; the first is the one that is used."""
     table = _tables().throughput
     found = tuple(row for row in table if (row.network, row.gpu) == (name, gpu))
     if not found:
@@ -336,11 +313,6 @@ def compute_time(name: str, gpu: str, images: int | None = None, throughput: Thr
         Per GPU and step, ≥ 1; the original paper's where absent.
     throughput
         Another one than the first listed.
-
-    Raises
-    ------
-    UnsupportedError
-        If nothing is listed for the network or the GPU, or ``images`` is not positive.
     """
     if images is None:
         images = minibatch(name).images
@@ -356,13 +328,7 @@ def compute_time(name: str, gpu: str, images: int | None = None, throughput: Thr
 
 
 def peak_flops_per_s(gpu: str, sparse: bool = False) -> float:
-    """The data sheet's peak for bf16 matrices; ``sparse`` counts the zeros of 2:4 sparsity as work.
-
-    Raises
-    ------
-    UnsupportedError
-        If no peak is listed for ``gpu``.
-    """
+    """The data sheet's peak for bf16 matrices; ``sparse`` counts the zeros of 2:4 sparsity as work."""
     table = _tables().peak
     if gpu not in table:
         raise UnsupportedError(f"no peak rate is listed for {gpu!r}; expected one of {', '.join(table)}")
@@ -370,13 +336,7 @@ def peak_flops_per_s(gpu: str, sparse: bool = False) -> float:
 
 
 def compute_at(model: NeuralNetwork, samples: int, flops_per_s: float) -> Compute:
-    """The time of ``samples`` at ``flops_per_s``: for networks that nobody measured, such as transformers.
-
-    Raises
-    ------
-    UnsupportedError
-        If ``samples`` is not positive, or ``flops_per_s`` not positive and finite.
-    """
+    """The time of ``samples`` at ``flops_per_s``: for networks that nobody measured, such as transformers."""
     if samples < 1 or not (math.isfinite(flops_per_s) and flops_per_s > 0):
         raise UnsupportedError(f"needs samples and a rate above zero, got {samples} samples at {flops_per_s} FLOPs/s")
     return Compute(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 
 from blinkccl.paper import table
-from blinkccl.paper.claim import DOCUMENTS, VERDICTS, Row, Value
+from blinkccl.paper.claim import DOCUMENTS, VERDICTS, JudgedClaim, Value
 from blinkccl.paper.registry import Drawn
 
 _STYLE = """
@@ -26,7 +26,7 @@ nav a { margin-right: 1rem; }
 """
 
 
-def page(rows: Sequence[Row], drawn: Sequence[Drawn]) -> str:
+def page(rows: Sequence[JudgedClaim], drawn: Sequence[Drawn]) -> str:
     """The page: counts, a table per document, and its figures after it."""
     parts = [
         '<!doctype html><html lang="en"><head><meta charset="utf-8">',
@@ -47,7 +47,7 @@ def page(rows: Sequence[Row], drawn: Sequence[Drawn]) -> str:
     return "\n".join([*parts, "</body></html>"]) + "\n"
 
 
-def _row(row: Row) -> str:
+def _row(row: JudgedClaim) -> str:
     claim = row.claim
     published = "<br>".join(escape(line) for line in table.published_lines(row)) or "-"
     why = f'<div class="why">{escape(claim.why)}</div>' if claim.why else ""

@@ -67,13 +67,7 @@ class Drawn:
 
 
 def chosen(names: list[str]) -> tuple[Claim, ...]:
-    """The claims with these ids, or of these documents (letters); all for an empty list.
-
-    Raises
-    ------
-    UsageError
-        If a name is none.
-    """
+    """The claims with these ids, or of these documents (letters); all for an empty list."""
     if not names:
         return CLAIMS
     wanted = {name.upper() for name in names}
@@ -87,13 +81,7 @@ def chosen(names: list[str]) -> tuple[Claim, ...]:
 def draw(
     documents: Collection[str], context: Context, tick: Callable[[int, int], None] = lambda done, total: None
 ) -> list[Drawn]:
-    """Draws the figures of these documents.
-
-    Raises
-    ------
-    UnsupportedError
-        If matplotlib is not installed.
-    """
+    """Draws the figures of these documents."""
     wanted = [figure for figure in FIGURES if figure.document in documents]
     drawn = []
     for done, figure in enumerate(wanted):
@@ -109,13 +97,7 @@ def draw(
 
 
 def save(folder: Path, drawn: Collection[Drawn]) -> None:
-    """Writes each figure into ``folder``, which is made if it is not there.
-
-    Raises
-    ------
-    UsageError
-        If the folder cannot be made or written.
-    """
+    """Writes each figure into ``folder``, which is made if it is not there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for one in drawn:

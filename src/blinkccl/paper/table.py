@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from math import isinf
 from typing import Any
 
-from blinkccl.paper.claim import DOCUMENTS, VERDICTS, Row, Value
+from blinkccl.paper.claim import DOCUMENTS, VERDICTS, JudgedClaim, Value
 from blinkccl.report.paint import Paint
 from blinkccl.schema import SCHEMA_VERSION
 
@@ -25,14 +25,14 @@ MEANINGS = {
 }
 
 
-def counts_text(rows: Sequence[Row]) -> str:
+def counts_text(rows: Sequence[JudgedClaim]) -> str:
     """How many claims have which verdict, in a sentence."""
     counts = Counter(row.verdict for row in rows)
     what = "claim" if len(rows) == 1 else "claims"
     return f"{len(rows)} {what}: " + ", ".join(f"{counts[v]} {v}" for v in VERDICTS if counts[v])
 
 
-def text(rows: Sequence[Row], paint: Paint) -> str:
+def text(rows: Sequence[JudgedClaim], paint: Paint) -> str:
     """For a terminal: a paragraph per claim, documents in order."""
     lines: list[str] = []
     for letter, mine in by_document(rows):
@@ -48,7 +48,7 @@ def text(rows: Sequence[Row], paint: Paint) -> str:
     return "\n".join([counts_text(rows), *lines]) + "\n"
 
 
-def markdown(rows: Sequence[Row]) -> str:
+def markdown(rows: Sequence[JudgedClaim]) -> str:
     """As a page of ``docs/``: a table per document."""
     lines = [
         "# The documents' claims",
@@ -66,7 +66,7 @@ def markdown(rows: Sequence[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def markdown_row(row: Row) -> str:
+def markdown_row(row: JudgedClaim) -> str:
     """A claim as a line of its document's table."""
     claim = row.claim
     published = "<br>".join(published_lines(row))
@@ -77,12 +77,12 @@ def markdown_row(row: Row) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 
 
-def bases(row: Row) -> list[str]:
+def bases(row: JudgedClaim) -> list[str]:
     """What a row's numbers were computed with, each once."""
     return list(dict.fromkeys(value.basis for value in row.values if value.basis))
 
 
-def document(rows: Sequence[Row]) -> dict[str, Any]:
+def document(rows: Sequence[JudgedClaim]) -> dict[str, Any]:
     """As JSON."""
     counts = Counter(row.verdict for row in rows)
     return {
@@ -116,7 +116,7 @@ def document(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def by_document(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
+def by_document(rows: Sequence[JudgedClaim]) -> Iterator[tuple[str, list[JudgedClaim]]]:
     """Each document's letter and its rows."""
     for letter in DOCUMENTS:
         mine = [row for row in rows if row.claim.document == letter]
@@ -131,7 +131,7 @@ def published_number(value: Value) -> str:
     return f"{_RELATIONS[value.relation]}{_number(value.published)}{_unit(value)}"
 
 
-def published_lines(row: Row) -> list[str]:
+def published_lines(row: JudgedClaim) -> list[str]:
     """What each published number is of, and the number."""
     return [f"{value.what}: {published_number(value)}" for value in row.values if value.published is not None]
 

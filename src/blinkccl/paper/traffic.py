@@ -1,4 +1,4 @@
-"""The cost of copies and reductions in flight: Blink's traffic patterns (MLSys 2020, §2.2 and appendix A.1).
+"""Blink's traffic patterns (MLSys 2020, §2.2 and appendix A.1): what copies and reductions in flight cost.
 
 Each pattern is a Program on links of one V100 NVLink lane, timed by the kernel. Blink's text gives these numbers for
 them, on a p3.16xlarge:
@@ -66,11 +66,6 @@ def pattern(name: str, breadth: int = 0) -> Pattern:
     ----------
     breadth
         GPUs of a chain (3 to 8), degree of a fan (1 to 3: a GPU of a DGX-1 has four neighbours); not for mimo and mca.
-
-    Raises
-    ------
-    UsageError
-        If there is no such pattern, or not of this breadth.
     """
     row = PATTERNS.get(name)
     if row is None:

@@ -132,11 +132,6 @@ class GradientExchange:
         False sends nothing before the backward pass is over.
     optimizer_s
         On top of compute. Leave it out with published throughputs, which contain it.
-
-    Raises
-    ------
-    UnsupportedError
-        If a number is out of range.
     """
 
     bucket_bytes: int | None = DDP_BUCKET_BYTES
@@ -176,12 +171,6 @@ def step_time(
         Time of an AllReduce of so many bytes; asked once per size.
     exchange
         None for :class:`GradientExchange` as it is.
-
-    Raises
-    ------
-    UnsupportedError
-        If a number is out of range, if nothing is known of the network on ``gpu``, or if ``allreduce_seconds`` gives no
-        finite time ≥ 0.
 
     Notes
     -----
@@ -383,11 +372,6 @@ def training_steps(field: Field, model: str, gpu: str, overlap: bool = True) -> 
     ----------
     model, gpu
         Names of networks and GPUs whose throughput was published.
-
-    Raises
-    ------
-    UnsupportedError
-        If the collective is not AllReduce, or nothing is known of the model on that GPU.
     """
     name, size = field.request.collective.name, len(field.request.ranks)
     if name != "allreduce":

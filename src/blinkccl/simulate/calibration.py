@@ -1,4 +1,4 @@
-"""What links and GPUs of a machine really reach. Calibrations: data files with a source for each number.
+"""Calibrations: what links and GPUs of a machine reach, in data files with a source for each number.
 
 A calibration is a TOML file. Every number is a table ``{ value = …, source = "…" }``::
 

@@ -1,4 +1,4 @@
-"""The latency and bandwidth that explain measured times, and the calibration that says so."""
+"""The latency and the bandwidth that explain measured times best, and the calibration that says so."""
 
 from __future__ import annotations
 

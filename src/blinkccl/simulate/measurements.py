@@ -1,4 +1,4 @@
-"""What was measured: times of collectives, read from the files that benchmarks write.
+"""Measured times of collectives, read from the files that benchmarks write.
 
 Three forms are read: the JSON of ``blink bench`` (``-J``, ``--json``), nccl-tests' text log, and nccl-tests' ``-J``
 JSON. Logs of all versions name their columns, and differ in them: those of 1.0 count milliseconds and have "bytes" for

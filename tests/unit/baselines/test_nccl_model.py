@@ -24,7 +24,6 @@ from blinkccl.baselines.nccl_model import (
     cost_lines,
     crossover,
     nccl_24_as_written,
-    nccl_24_choice,
     predict,
 )
 from blinkccl.baselines.nccl_search import Channels, search
@@ -307,34 +306,13 @@ def test_what_the_model_refuses() -> None:
 
 
 def test_nccl_24_has_rings_alone_inside_a_server() -> None:
-    """NCCL 2.4.2's own threshold on one server is 0; Blink (MLSys 2020, §3.5) has trees there below 16 KB."""
-    for size in (0, 1, 16 * 1024 - 1, 16 * 1024, 1 << 30):
-        assert nccl_24_choice(1, size) == "ring"
+    """As Blink (MLSys 2020, §3.5) has it, but for trees below 16 KB."""
     assert nccl_24_as_written(1, 16 * 1024 - 1) == "double_binary_tree"
     assert nccl_24_as_written(1, 16 * 1024) == "ring"
 
 
-def test_nccl_24_between_servers() -> None:
-    """On 4 servers with 12 rings: 60 GB/s against 45, and 6·31 µs against 15·2 + 4·7, so trees up to 23.04 MB."""
-    threshold = 60_000 * 45_000 // 15_000 * (6 * 31 - 15 * 2 - 4 * 7)
-    assert threshold == 23_040_000
-    assert nccl_24_choice(4, threshold, ranks=32, channels=12) == "double_binary_tree"
-    assert nccl_24_choice(4, threshold + 1, ranks=32, channels=12) == "ring"
-    # On two servers trees run at 3/2 of a ring's rate, so they are never slower.
-    assert nccl_24_choice(2, 1 << 40, ranks=16, channels=12) == "double_binary_tree"
-    # 5 GB/s against 10/3 without NVLink: 10,000 B/µs times 90 − 15 − 28 µs.
-    assert nccl_24_choice(2, 470_000, ranks=16, nvlink=False) == "double_binary_tree"
-    assert nccl_24_choice(2, 470_001, ranks=16, nvlink=False) == "ring"
-    # Two ranks: a ring has 6 µs, a tree 15.
-    assert nccl_24_choice(2, 8, ranks=2) == "ring"
-
-
 def test_what_nccl_24_must_be_told() -> None:
-    with pytest.raises(UsageError, match="expected at least one rank per server"):
-        nccl_24_choice(2, 8)
-    with pytest.raises(UsageError, match="got ranks=16 and channels=0"):
-        nccl_24_choice(2, 8, ranks=16, channels=0)
     with pytest.raises(UsageError, match="-1 bytes on 1 servers"):
-        nccl_24_choice(1, -1)
+        nccl_24_as_written(1, -1)
     with pytest.raises(UsageError, match="on 0 servers"):
         nccl_24_as_written(0, 8)

@@ -1,4 +1,4 @@
-"""Are ranks heard, and is one that is lost, late or wrong found and ended?"""
+"""Ranks are heard, and one that is lost, late or wrong is found and ended."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from fake_launch import launch
 
-from blinkccl.bench.candidate import Candidate
+from blinkccl.bench.candidate import RunningCandidate
 from blinkccl.bench.pattern import Work, commands
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import CommunicationError, UnsupportedError
@@ -36,7 +36,7 @@ def _all_gone(pids, within_s=5.0):
 
 @pytest.mark.parametrize("in_place", [False, True])
 def test_ranks_run_and_reply(in_place):
-    with Candidate(launch()) as candidate:
+    with RunningCandidate(launch()) as candidate:
         assert candidate.library == "fake 1.2.3"
         assert len(set(candidate.pids)) == 2
         for count in (1000, 1, 100_000, 1000):
@@ -49,20 +49,20 @@ def test_ranks_run_and_reply(in_place):
 
 
 def test_a_wrong_element_is_counted():
-    with Candidate(launch("wrong")) as candidate:
+    with RunningCandidate(launch("wrong")) as candidate:
         assert candidate.run(commands(WORK)).wrong == 1
         assert candidate.run(commands(replace(WORK, check=False))).wrong == 0
 
 
 def test_a_refusal_leaves_it_usable():
-    with Candidate(launch("refusing")) as candidate:
+    with RunningCandidate(launch("refusing")) as candidate:
         with pytest.raises(UnsupportedError, match="fake, rank 0: no int8 here"):
             candidate.run(commands(replace(WORK, dtype="int8")))
         assert candidate.run(commands(WORK)).wrong == 0
 
 
 def test_a_failure_is_told_and_ends_it():
-    candidate = Candidate(launch("failing"))
+    candidate = RunningCandidate(launch("failing"))
     with pytest.raises(CommunicationError, match="fake, rank 0: CommunicationError: rank 0 waited for nobody"):
         candidate.run(commands(WORK))
     assert _all_gone(candidate.pids)
@@ -71,7 +71,7 @@ def test_a_failure_is_told_and_ends_it():
 
 
 def test_a_rank_that_dies_is_named_with_its_last_words():
-    candidate = Candidate(launch("dying"))
+    candidate = RunningCandidate(launch("dying"))
     pids = candidate.pids
     with pytest.raises(CommunicationError, match=r"rank \d .*\n  the last words of rank 1"):
         candidate.run(commands(replace(WORK, deadline_s=1)))
@@ -79,7 +79,7 @@ def test_a_rank_that_dies_is_named_with_its_last_words():
 
 
 def test_a_rank_that_is_late_ends_by_its_own_alarm():
-    candidate = Candidate(launch("silent"))
+    candidate = RunningCandidate(launch("silent"))
     pids, began = candidate.pids, time.monotonic()
     with pytest.raises(CommunicationError, match=r"fake: rank \d "):
         candidate.run(commands(replace(WORK, deadline_s=1)))
@@ -97,23 +97,23 @@ def test_a_rank_that_is_late_ends_by_its_own_alarm():
 )
 def test_who_does_not_come_properly_is_refused(fault, message):
     with pytest.raises(CommunicationError, match=message):
-        Candidate(launch(fault))
+        RunningCandidate(launch(fault))
 
 
 def test_another_library_is_not_measured_under_a_wrong_name():
     with pytest.raises(CommunicationError, match=r"expected Open MPI, got fake 1\.2\.3"):
-        Candidate(launch(library="Open MPI"))
+        RunningCandidate(launch(library="Open MPI"))
 
 
 def test_ranks_that_do_not_come_in_time():
     began = time.monotonic()
     with pytest.raises(CommunicationError, match="ranks 0, 1 did not come in time"):
-        Candidate(launch("twice"), start_s=0.0)
+        RunningCandidate(launch("twice"), start_s=0.0)
     assert time.monotonic() - began < 20
 
 
 def test_ranks_end_when_the_coordinator_is_gone():
-    candidate = Candidate(launch())
+    candidate = RunningCandidate(launch())
     pids = candidate.pids
     for peer in candidate._sockets:
         peer.close()
@@ -122,7 +122,7 @@ def test_ranks_end_when_the_coordinator_is_gone():
 
 
 def test_idle_ranks_take_no_time():
-    with Candidate(launch()) as candidate:
+    with RunningCandidate(launch()) as candidate:
         candidate.run(commands(WORK))
 
         def ticks():

@@ -1,4 +1,4 @@
-"""Are candidates taken in turns, compared within rounds, and left out when they cannot go on?"""
+"""Candidates are taken in turns, compared within rounds, and left out when they cannot go on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fake_launch import launch
 
 from blinkccl.bench import interleave
 from blinkccl.bench.bound import least_traffic
-from blinkccl.bench.candidate import Candidate, Measured
+from blinkccl.bench.candidate import Measured, RunningCandidate
 from blinkccl.bench.interleave import Interleaved, Participant, ProcessSettings
 from blinkccl.bench.protocol import Flag
 from blinkccl.collectives.spec import Collective
@@ -172,7 +172,7 @@ def test_ticks_are_as_many_as_announced():
 
 
 def test_with_real_processes():
-    with Candidate(launch()) as own, Candidate(launch("dying", name="peer")) as peer:
+    with RunningCandidate(launch()) as own, RunningCandidate(launch("dying", name="peer")) as peer:
         [row], notes = _run([Participant("", "", own), Participant("peer", "", peer, last=(1e-3, 4096))], deadline_s=1)
     assert (row.out_of_place.wrong, row.in_place.wrong) == (0, 0)
     assert row.peers == (("peer", None, None),)

@@ -1,4 +1,4 @@
-"""Do ranks that a launcher started do what rank 0 says? With threads as ranks, and a communicator of barriers."""
+"""Ranks that a launcher started do what rank 0 says: with threads as ranks, and a communicator of barriers."""
 
 from __future__ import annotations
 

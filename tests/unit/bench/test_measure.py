@@ -1,4 +1,4 @@
-"""Does the harness notice what it must notice?"""
+"""The harness notices what it must notice."""
 
 from __future__ import annotations
 

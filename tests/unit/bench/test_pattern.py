@@ -1,4 +1,4 @@
-"""Does every element of a buffer of any size hold what the collective says?"""
+"""Every element of a buffer of any size holds what the collective says."""
 
 from __future__ import annotations
 

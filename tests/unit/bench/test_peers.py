@@ -1,4 +1,4 @@
-"""Are peers found, compiled, told apart and right?"""
+"""Peers are found, compiled, told apart and right."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from blinkccl.bench.bound import Probe
-from blinkccl.bench.candidate import Candidate
+from blinkccl.bench.candidate import RunningCandidate
 from blinkccl.bench.pattern import Work, commands
 from blinkccl.bench.peers import build, registry
 from blinkccl.bench.peers.tuning import VARIANTS, variants
@@ -57,7 +57,7 @@ def test_mpi_runs_every_collective(peer):
     if not _installed(peer):
         pytest.skip(f"{peer} is not on PATH")
     [launch, *_] = registry.launches(peer, None, 2, cores=2)
-    with Candidate(launch) as candidate:
+    with RunningCandidate(launch) as candidate:
         assert registry.LIBRARIES[peer] in candidate.library
         _right(candidate, COLLECTIVES, 2)
         for wanted in ({"op": "avg"}, {"dtype": "bfloat16"}, {"shared": True}):
@@ -69,7 +69,7 @@ def test_mpi_runs_every_collective(peer):
 
 def test_gloo_runs_every_collective():
     pytest.importorskip("torch", reason="torch is not installed")
-    with Candidate(registry.gloo(2)) as candidate:
+    with RunningCandidate(registry.gloo(2)) as candidate:
         assert candidate.library.startswith("gloo (torch ")
         _right(candidate, COLLECTIVES, 2)
         with pytest.raises(UnsupportedError, match="gloo has no premul_sum"):

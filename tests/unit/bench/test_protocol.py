@@ -1,4 +1,4 @@
-"""Does what is sent arrive, and is what is no protocol refused?"""
+"""What is sent arrives, and what is no protocol is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are the goals of ``benchmarks/ratios.py`` judged by the right rival?"""
+"""The goals of ``benchmarks/ratios.py`` are judged by the right candidate."""
 
 from __future__ import annotations
 

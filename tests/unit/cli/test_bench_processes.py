@@ -15,7 +15,7 @@ import pytest
 
 from blinkccl.bench import host
 from blinkccl.bench.bound import MemoryBaseline
-from blinkccl.bench.candidate import Launch, Process
+from blinkccl.bench.candidate import CandidateLaunch, Process
 from blinkccl.bench.peers import registry
 from blinkccl.engines.native_library import load
 from blinkccl.errors import UnsupportedError
@@ -29,7 +29,7 @@ def _launch(name, size, fault="", variant=""):
     def processes(path, room):
         return [Process([sys.executable, str(FAKE), str(path), str(size), fault])]
 
-    return Launch(name, size, processes, variant)
+    return CandidateLaunch(name, size, processes, variant)
 
 
 class Floor:
@@ -175,7 +175,9 @@ def test_ranks_that_cannot_run_here_are_a_usage_error(blink, monkeypatch):
     def processes(path, room):
         return [Process(["sh", "-c", "echo look at the limit on address space >&2; exit 3"])]
 
-    monkeypatch.setattr(registry, "own", lambda ranks, deadline_s: Launch("blink", ranks, processes, ours=True))
+    monkeypatch.setattr(
+        registry, "own", lambda ranks, deadline_s: CandidateLaunch("blink", ranks, processes, ours=True)
+    )
     ended = blink("bench", "allreduce", *SMALL)
     assert (ended.code, ended.out) == (2, "")
     assert "ranks cannot run here; it printed:\n  look at the limit on address space" in ended.err
@@ -191,11 +193,11 @@ def test_many_ranks_on_few_cores_are_said(blink, monkeypatch):
 def test_a_signal_leaves_neither_ranks_nor_folders(number, tmp_path):
     """While ranks start: the fake ones never come."""
     code = (
-        "import sys; from blinkccl.bench import host; from blinkccl.bench.candidate import Launch, Process\n"
+        "import sys; from blinkccl.bench import host; from blinkccl.bench.candidate import CandidateLaunch, Process\n"
         "from blinkccl.bench.peers import registry; from blinkccl.cli import main\n"
         "host.load = lambda: None\n"
         "start = lambda path, room: [Process(['sleep', '60']) for _ in range(30)]\n"
-        "registry.own = lambda ranks, deadline_s: Launch('blink', ranks, start)\n"
+        "registry.own = lambda ranks, deadline_s: CandidateLaunch('blink', ranks, start)\n"
         "sys.argv = ['blink', 'bench', 'allreduce', '-g', '30']; main()"
     )
     environment = {**{k: v for k, v in os.environ.items() if k not in LAUNCHERS}, "TMPDIR": str(tmp_path)}
@@ -258,8 +260,8 @@ def test_a_picture_of_an_unknown_kind(blink, tmp_path):
         (["--topo", "ring:4", "-w", "99999999999"], "-w must be at most 1,000,000, got 99999999999"),
         (["--timeout", "0.001"], "--timeout must be at least 1 for processes, which count whole seconds, got 0.001"),
         (["-J", "/"], "/ cannot be written: Is a directory"),
-        (["-d", "complex64"], "element type 'complex64'"),
-        (["-o", "xor"], "operation 'xor'"),
+        (["-d", "complex64"], "-d complex64: expected one of int8"),
+        (["-o", "xor"], "--op xor: expected one of sum"),
         (["-b", "900G"], "of memory for 2 ranks"),
         (["-a", "4"], "-a"),
         (["-I", "2"], "-I"),

@@ -25,7 +25,7 @@ from blinkccl.paper.claim import (
     UNCHECKABLE,
     Claim,
     Context,
-    Row,
+    JudgedClaim,
     Value,
     judge,
 )
@@ -48,11 +48,11 @@ VERDICTS = dict.fromkeys(IDS, REPRODUCED) | {i: v for v, ids in NOT_REPRODUCED.i
 
 
 @pytest.fixture(scope="module")
-def rows() -> dict[str, Row]:
+def rows() -> dict[str, JudgedClaim]:
     return {claim.id: judge(claim) for claim in blink.CLAIMS}
 
 
-def value(row: Row, what: str) -> Value:
+def value(row: JudgedClaim, what: str) -> Value:
     (found,) = [one for one in row.values if one.what == what]
     return found
 
@@ -69,28 +69,28 @@ def test_errors_without_a_row_are_named_where_they_matter() -> None:
 
 
 @pytest.mark.parametrize("name", IDS)
-def test_verdicts_are_those_that_are_known(rows: dict[str, Row], name: str) -> None:
+def test_verdicts_are_those_that_are_known(rows: dict[str, JudgedClaim], name: str) -> None:
     row = rows[name]
     assert row.verdict == VERDICTS[name], [(one.what, one.published, one.ours, one.verdict) for one in row.values]
 
 
-def test_whatever_is_not_reproduced_has_a_reason(rows: dict[str, Row]) -> None:
+def test_whatever_is_not_reproduced_has_a_reason(rows: dict[str, JudgedClaim]) -> None:
     assert [row.claim.id for row in rows.values() if row.verdict != REPRODUCED and not row.claim.why] == []
 
 
-def test_every_number_says_what_it_was_computed_with(rows: dict[str, Row]) -> None:
+def test_every_number_says_what_it_was_computed_with(rows: dict[str, JudgedClaim]) -> None:
     computed = [row for row in rows.values() if row.claim.compute is not None]
     assert len(computed) == len(IDS) - 1
     assert [row.claim.id for row in computed if not row.values] == []
     assert [(row.claim.id, one.what) for row in computed for one in row.values if not one.basis] == []
 
 
-def test_numbers_that_nothing_is_compared_with_do_not_make_a_verdict(rows: dict[str, Row]) -> None:
+def test_numbers_that_nothing_is_compared_with_do_not_make_a_verdict(rows: dict[str, JudgedClaim]) -> None:
     compared = [row.claim.id for row in rows.values() if any(one.published is not None for one in row.values)]
     assert compared == [name for name in IDS if name != "B3"]
 
 
-def test_two_runs_give_the_same_numbers(rows: dict[str, Row]) -> None:
+def test_two_runs_give_the_same_numbers(rows: dict[str, JudgedClaim]) -> None:
     again = {name: judge(rows[name].claim) for name in ("B22", "B27", "B28", "B34")}
     assert [name for name, row in again.items() if row.values != rows[name].values] == []
 
@@ -113,13 +113,13 @@ def test_two_runs_give_the_same_numbers(rows: dict[str, Row]) -> None:
         ("B34", "where Blink stops", 0.15),
     ],
 )
-def test_headlines_are_near(rows: dict[str, Row], name: str, what: str, within: float) -> None:
+def test_headlines_are_near(rows: dict[str, JudgedClaim], name: str, what: str, within: float) -> None:
     error = value(rows[name], what).error
     assert error is not None
     assert abs(error) <= within
 
 
-def test_hybrid_transfers_gain_less_with_more_gpus(rows: dict[str, Row]) -> None:
+def test_hybrid_transfers_gain_less_with_more_gpus(rows: dict[str, JudgedClaim]) -> None:
     gains = {n: value(rows["B31"], f"gain for {n} GPUs").ours for n in (3, 4, 7, 8)}
     assert min(gains[3], gains[4]) > gains[7] > gains[8] > 0
 
@@ -220,7 +220,7 @@ CHANGES = {
 @pytest.mark.parametrize(
     "change", [pytest.param(name, marks=[pytest.mark.slow] if number else []) for number, name in enumerate(CHANGES)]
 )
-def test_a_changed_constant_moves_the_rows_that_use_it(rows: dict[str, Row], change: str) -> None:
+def test_a_changed_constant_moves_the_rows_that_use_it(rows: dict[str, JudgedClaim], change: str) -> None:
     replaced, expected = CHANGES[change]
     context = Context({costs.name: costs for costs in replaced})
     moved = [name for name, row in rows.items() if judge(row.claim, context).values != row.values]
@@ -242,7 +242,7 @@ def test_rows_of_graphs_need_no_calibration(monkeypatch: pytest.MonkeyPatch) -> 
         judge(next(claim for claim in blink.CLAIMS if claim.id == "B6"))
 
 
-def test_the_page_of_claims_is_what_is_computed(rows: dict[str, Row]) -> None:
+def test_the_page_of_claims_is_what_is_computed(rows: dict[str, JudgedClaim]) -> None:
     """``blink paper --markdown docs/claims.md`` writes it anew."""
     page = (Path(__file__).parents[3] / "docs" / "claims.md").read_text(encoding="utf-8").splitlines()
     assert [row.claim.id for row in rows.values() if markdown_row(row) not in page] == []

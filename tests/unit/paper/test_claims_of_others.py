@@ -23,7 +23,7 @@ from blinkccl.paper.claim import (
     UNCHECKABLE,
     Claim,
     Context,
-    Row,
+    JudgedClaim,
     Value,
     judge,
 )
@@ -86,7 +86,7 @@ MOVED = {
 
 
 @cache
-def row(claim: str) -> Row:
+def row(claim: str) -> JudgedClaim:
     return judge(BY_ID[claim])
 
 
@@ -159,7 +159,7 @@ def slower(found: Calibration) -> Calibration:
     return msgspec.structs.replace(found, link=links)
 
 
-def numbers(found: Row) -> list[tuple[str, float]]:
+def numbers(found: JudgedClaim) -> list[tuple[str, float]]:
     return [(one.what, one.ours) for one in found.values]
 
 

@@ -38,11 +38,6 @@ def build(source: str, compiler: Sequence[str], options: Sequence[str] = ()) -> 
     -------
     Path
         The program in the cache; its name holds a hash of the sources and the whole command line.
-
-    Raises
-    ------
-    UnsupportedError
-        If there is no compiler, or it fails; with what it said.
     """
     parts = (_HERE / "peer.h", _HERE / source, *(DIRECTORY / "blink" / name for name in ("bench.h", "types.h")))
     texts = [path.read_bytes() for path in parts]

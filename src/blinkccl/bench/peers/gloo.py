@@ -36,13 +36,7 @@ class GlooLibrary:
 
     @classmethod
     def join(cls) -> Self:
-        """Join the group that ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT`` name.
-
-        Raises
-        ------
-        UnsupportedError
-            If torch is not installed, or has no gloo.
-        """
+        """Join the group that ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT`` name."""
         try:
             torch = import_module("torch")
         except ImportError:

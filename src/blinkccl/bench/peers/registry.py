@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
 from pathlib import Path
 
-from blinkccl.bench.candidate import Launch, Process
+from blinkccl.bench.candidate import CandidateLaunch, Process
 from blinkccl.bench.peers.build import build
 from blinkccl.bench.peers.tuning import Variant, variants
 from blinkccl.errors import UnsupportedError
@@ -42,13 +42,7 @@ PEERS = ("gloo", *LIBRARIES, "oneccl")
 
 
 def parse(text: str) -> list[tuple[str, str | None]]:
-    """Peers and their prefixes, from ``gloo,openmpi=/opt/openmpi``.
-
-    Raises
-    ------
-    UnsupportedError
-        If a peer is unknown.
-    """
+    """Peers and their prefixes, from ``gloo,openmpi=/opt/openmpi``."""
     found: list[tuple[str, str | None]] = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, _, prefix = part.partition("=")
@@ -58,14 +52,8 @@ def parse(text: str) -> list[tuple[str, str | None]]:
     return found
 
 
-def launches(name: str, prefix: str | None, world_size: int, cores: int) -> list[Launch]:
-    """The variants of one peer.
-
-    Raises
-    ------
-    UnsupportedError
-        If it is not installed.
-    """
+def launches(name: str, prefix: str | None, world_size: int, cores: int) -> list[CandidateLaunch]:
+    """The variants of one peer."""
     if name == "gloo":
         return [gloo(world_size)]
     if name == "oneccl":
@@ -73,14 +61,8 @@ def launches(name: str, prefix: str | None, world_size: int, cores: int) -> list
     return mpi_launches(name, prefix, world_size, cores)
 
 
-def gloo(world_size: int) -> Launch:
-    """gloo, in this Python.
-
-    Raises
-    ------
-    UnsupportedError
-        If torch is not installed.
-    """
+def gloo(world_size: int) -> CandidateLaunch:
+    """gloo, in this Python."""
     if importlib.util.find_spec("torch") is None:
         raise UnsupportedError("gloo comes with torch, which is not installed: pip install torch")
 
@@ -101,10 +83,10 @@ def gloo(world_size: int) -> Launch:
             for rank in range(world_size)
         ]
 
-    return Launch("gloo", world_size, processes, library="gloo")
+    return CandidateLaunch("gloo", world_size, processes, library="gloo")
 
 
-def own(world_size: int, deadline_s: float) -> Launch:
+def own(world_size: int, deadline_s: float) -> CandidateLaunch:
     """Our own ranks, on the host engine."""
 
     def processes(path: Path, room: Path) -> Sequence[Process]:
@@ -123,7 +105,7 @@ def own(world_size: int, deadline_s: float) -> Launch:
             for rank in range(world_size)
         ]
 
-    return Launch("blink", world_size, processes, library="blink-ccl", ours=True)
+    return CandidateLaunch("blink", world_size, processes, library="blink-ccl", ours=True)
 
 
 def _free_port() -> int:
@@ -157,11 +139,6 @@ def installation(peer: str, prefix: str | None) -> Installation:
 
     Under a prefix the plain compiler is used: the wrappers of packages made for pip name directories of the machine
     that built them.
-
-    Raises
-    ------
-    UnsupportedError
-        If it is not there.
     """
     return _on_path(peer) if prefix is None else _under(peer, Path(prefix).expanduser())
 
@@ -204,27 +181,23 @@ def _speaks(launcher: str) -> str | None:
     return "openmpi" if "Open MPI" in text else "impi" if "Intel" in text else None
 
 
-def mpi_launches(peer: str, prefix: str | None, world_size: int, cores: int) -> list[Launch]:
-    """The variants of ``peer``, compiled and ready to start.
-
-    Raises
-    ------
-    UnsupportedError
-        If it is not installed, or cannot be compiled for.
-    """
+def mpi_launches(peer: str, prefix: str | None, world_size: int, cores: int) -> list[CandidateLaunch]:
+    """The variants of ``peer``, compiled and ready to start."""
     found = installation(peer, prefix)
     program = build("mpi_peer.c", found.compiler, (*_OPTIONS, *found.options))
     rows = variants(peer, world_size, cores)
     return [_mpi_launch(peer, found, program, world_size, row, len(rows) > 1) for row in rows]
 
 
-def _mpi_launch(peer: str, found: Installation, program: Path, world_size: int, row: Variant, named: bool) -> Launch:
+def _mpi_launch(
+    peer: str, found: Installation, program: Path, world_size: int, row: Variant, named: bool
+) -> CandidateLaunch:
     def processes(path: Path, room: Path) -> Sequence[Process]:
         line = [found.launcher, *_launch_options(peer), *row.options, "-n", str(world_size), str(program), str(path)]
         # Open MPI keeps its session under TMPDIR; in a room of its own, runs side by side cannot meet.
         return [Process(line, {**found.environment, **row.environment, "TMPDIR": str(room)})]
 
-    return Launch(peer, world_size, processes, row.name if named else "", LIBRARIES[peer])
+    return CandidateLaunch(peer, world_size, processes, row.name if named else "", LIBRARIES[peer])
 
 
 def _launch_options(peer: str) -> list[str]:
@@ -233,16 +206,11 @@ def _launch_options(peer: str) -> list[str]:
     return [*(["--allow-run-as-root"] if os.geteuid() == 0 else []), "--oversubscribe"]
 
 
-def oneccl_launches(prefix: str | None, world_size: int, cores: int) -> list[Launch]:
+def oneccl_launches(prefix: str | None, world_size: int, cores: int) -> list[CandidateLaunch]:
     """oneCCL under ``prefix``, or under ``$CCL_ROOT``.
 
     The prefix is where pip put ``oneccl``, ``oneccl-devel``, ``impi-rt``, ``intel-cmplr-lib-rt`` and ``tcmlib``
     (hwloc), e.g. a virtual environment of its own.
-
-    Raises
-    ------
-    UnsupportedError
-        If it is not there, or cannot be compiled for.
     """
     chosen = prefix or os.environ.get("CCL_ROOT")
     if chosen is None:
@@ -269,9 +237,9 @@ def oneccl_launches(prefix: str | None, world_size: int, cores: int) -> list[Lau
     return [_oneccl_launch(launcher, program, world_size, row) for row in variants("oneccl", world_size, cores)]
 
 
-def _oneccl_launch(launcher: Path, program: Path, world_size: int, row: Variant) -> Launch:
+def _oneccl_launch(launcher: Path, program: Path, world_size: int, row: Variant) -> CandidateLaunch:
     def processes(path: Path, room: Path) -> Sequence[Process]:
         line = [str(launcher), *row.options, "-n", str(world_size), str(program), str(path)]
         return [Process(line, {**row.environment, "TMPDIR": str(room)})]
 
-    return Launch("oneccl", world_size, processes, row.name, "oneCCL")
+    return CandidateLaunch("oneccl", world_size, processes, row.name, "oneCCL")

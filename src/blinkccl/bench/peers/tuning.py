@@ -1,4 +1,4 @@
-"""The settings of MPI peers, so that a win over them is a win: each, and who says that it helps.
+"""Settings of MPI peers that make a win over them a win: every one, and who says that it helps.
 
 Variants of one peer run side by side; at every size the fastest of them stands for the peer.
 

@@ -1,4 +1,4 @@
-"""Bounds of a simulated time: two that share no code with the kernel."""
+"""The least and the longest time of a simulation: two bounds that share no code with the kernel."""
 
 from __future__ import annotations
 
