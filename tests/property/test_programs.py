@@ -117,7 +117,7 @@ SENSITIVE = ("sum", "prod", "min", "max", "avg", "premul_sum")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float8_e5m2", "float8_e4m3fn"])
 @examples(13)
 @given(seed=SEEDS)
-def test_every_engine_gives_the_bits_of_the_reference_on_data_that_rounds(dtype: str, seed: int) -> None:
+def test_bits_of_data_that_rounds_on_every_engine(dtype: str, seed: int) -> None:
     random = Random(seed)
     name = random.choice(["allreduce", "allreduce", "reduce", "reduce_scatter"])
     program, _ = random_program(random, random_collective(random, random.randint(2, 6), name))
@@ -235,7 +235,7 @@ def perturbed(random: Random, program: Program) -> Program:
 
 @examples(150)
 @given(seed=SEEDS)
-def test_the_verifier_says_deadlock_exactly_where_the_reference_deadlocks(seed: int) -> None:
+def test_verifier_and_reference_agree_on_deadlocks(seed: int) -> None:
     random = Random(seed)
     program, topology = random_program(random)
     program = perturbed(random, program)

@@ -131,7 +131,7 @@ def kernel_sharing(sharing: str) -> str:
 @EVERY_SHARING
 @EASY
 @given(seed=SEEDS)
-def test_no_run_is_shorter_than_its_bound_or_longer_than_one_thing_after_the_other(sharing: str, seed: int) -> None:
+def test_runs_lie_between_their_bounds(sharing: str, seed: int) -> None:
     workload = any_workload(Random(seed), sharing)
     done = run(workload, kernel_sharing(sharing))
     assert done.seconds >= least_s(workload) * (1 - 1e-12)

@@ -37,9 +37,7 @@ def test_every_minimum_partition_is_offered() -> None:
         ("dgx-1v", None, "pcie", ((0, 1), (2, 3), (4, 5), (6, 7))),
     ],
 )
-def test_groups_are_joined_by_links_or_switches_not_by_hosts_or_networks(
-    spec: str, gpus: str | None, links: str, groups: tuple[tuple[int, ...], ...]
-) -> None:
+def test_what_joins_groups(spec: str, gpus: str | None, links: str, groups: tuple[tuple[int, ...], ...]) -> None:
     assert _groupings(spec, gpus, links)[0].groups == groups
 
 

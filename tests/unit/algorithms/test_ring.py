@@ -98,7 +98,7 @@ def test_rings_through_a_switch_fill_the_ports_both_ways_round(spec: str, gb_per
     assert all(load == forest.topology.link[arc].capacity for arc, load in forest.link_load.items())
 
 
-def test_a_quad_uses_half_rings_only_where_they_more_than_double_the_rings() -> None:
+def test_half_rings_of_a_quad() -> None:
     quad = rings(request("dgx-1p", "0-3", "allreduce").network, (0, 1, 2, 3))
     assert [ring.capacity for ring in quad] == [Fraction(1, 2)] * 6
     mixed = rings(request("dgx-1v", "0-3", "allreduce").network, (0, 1, 2, 3))
@@ -131,7 +131,7 @@ def test_without_an_nvlink_ring_it_falls_back_to_one_pcie_ring(gpus: str) -> Non
     assert forest.algbw_gb_per_s < 12
 
 
-def test_fall_back_is_in_rank_order_if_every_gpu_has_nvlink_and_by_nearness_if_not() -> None:
+def test_order_of_the_fallback_ring() -> None:
     by_rank = rings_for(request("dgx-1v", "6,0,1,4,2,5,3", "allreduce"))
     assert by_rank[1][0].order != (6, 0, 1, 4, 2, 5, 3), "seven GPUs have an NVLink ring"
     assert rings_for(request("dgx-1v", "1,4,6,5", "allreduce"))[1][0].order == (1, 4, 6, 5)

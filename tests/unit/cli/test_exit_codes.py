@@ -29,7 +29,7 @@ def test_a_class_that_is_not_named_counts_as_its_base():
     assert exits.exit_code(RendezvousError("rank 3")) == 4
 
 
-def test_a_verification_error_is_a_failed_check_although_it_is_a_schedule_error():
+def test_a_verification_error_is_a_failed_check():
     assert exits.exit_code(errors.VerificationError(["lost chunk"])) == 1
     assert exits.exit_code(errors.ScheduleError("no plan")) == 2
 

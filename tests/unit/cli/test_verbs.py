@@ -50,7 +50,7 @@ def test_plan_json_has_what_is_promised(blink, name):
     assert set(plan["link_load"][0]) == {"src", "dst", "load", "capacity"}
 
 
-def test_a_plan_goes_to_standard_output_and_is_read_with_a_byte_order_mark(blink, tmp_path, monkeypatch):
+def test_plans_on_stdout_and_with_a_byte_order_mark(blink, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     asked = ("plan", "allreduce", "--topo", "dgx-1v", "--gpus", "0-3", "-o")
     written = blink(*asked, "-")

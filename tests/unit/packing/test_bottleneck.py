@@ -52,7 +52,7 @@ def test_allgather_is_the_least_ratio_over_all_sets(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_gather_is_the_least_ratio_over_sets_without_the_root_and_its_flow_does_it(seed: int) -> None:
+def test_gather_is_the_least_ratio_over_sets(seed: int) -> None:
     network = drawn(seed)
     root = Random(seed).randrange(network.terminals)
     rate, side, flow = gather_rate(network, root)

@@ -41,7 +41,7 @@ def test_trees_from_one_root_fill_the_cut(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_trees_from_every_root_fill_the_bottleneck_through_balanced_switches(seed: int) -> None:
+def test_all_roots_through_balanced_switches(seed: int) -> None:
     network = random_switched(Random(seed), 4, 2, balanced=True)
     roots = list(range(4))
     packing = pack_columns(network.capacity, ONE * 4, out_tree_oracle(network, roots))

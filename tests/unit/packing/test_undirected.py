@@ -117,7 +117,7 @@ def test_reference_values(network: Network, rate: Fraction) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_strength_lies_between_half_the_edge_connectivity_and_all_of_it(seed: int) -> None:
+def test_strength_against_edge_connectivity(seed: int) -> None:
     """Nash-Williams and Tutte: λ/2 < τ ≤ λ, which is why reusing a directed packing loses."""
     network = drawn(seed)
     rate, _ = strength(network.n, undirected_widths(network))
@@ -139,7 +139,7 @@ def test_one_way_links_and_transit_are_refused() -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_directing_the_links_keeps_their_widths_and_lets_the_demand_flow(seed: int) -> None:
+def test_directed_links_keep_widths_and_flow(seed: int) -> None:
     network = drawn(seed)
     widths = undirected_widths(network)
     rate, _ = strength(network.n, widths)

@@ -77,7 +77,7 @@ def test_every_cell_is_in_the_legend() -> None:
         assert all(c.rstrip("0123456789") in marks for c in cells)
 
 
-def test_the_legend_says_that_node_is_among_phb_and_the_title_counts_host_bridges() -> None:
+def test_legend_of_phb_and_title() -> None:
     text = "\tGPU0\tGPU1\nGPU0\t X \tNODE\nGPU1\tNODE\t X \n"
     shown = topology_text(nvidia_smi.parse(text, "two"))
     assert "two: 2 GPUs, 1 host bridge" in shown

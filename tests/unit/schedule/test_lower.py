@@ -121,7 +121,7 @@ def test_inner_vertices_reduce_in_rank_order_too() -> None:
     assert violations(program, made.topology) == []
 
 
-def test_ranks_are_positions_and_not_vertices_in_the_order_of_reduction() -> None:
+def test_reduction_order_is_by_position() -> None:
     shares = [Share(Fraction(1), 0, None, 0, Tree(0, ((5, 0), (2, 0))), None)]
     made = forest(Collective("reduce", 3, root=1), clique(6), shares, ranks=(5, 0, 2))
     assert operands(lower(made), 1, "root") == [0, 1, 2]

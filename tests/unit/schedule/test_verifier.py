@@ -224,7 +224,7 @@ def test_reading_and_overwriting_in_two_channels_has_no_order() -> None:
     assert any("in another channel, in no fixed order" in text for text in violations(split, clique(3)))
 
 
-def test_one_slot_is_enough_where_lowering_orders_the_tick_and_not_in_the_other_order() -> None:
+def test_one_slot_and_the_order_of_the_tick() -> None:
     program = lower(chain_allreduce(), slots=1)
     assert violations(program, TOPOLOGY) == []
     reverse = replace(program, roles=program.roles[::-1])

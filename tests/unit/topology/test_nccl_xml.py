@@ -177,7 +177,7 @@ def test_nvlinks_to_oneself_are_left_out_with_a_note_and_pcie_remains() -> None:
     assert {x.kind for x in network_for(topology, topology.ranks).links} == {"pcie", "smp"}
 
 
-def test_files_without_gpu_tags_say_what_is_missing_and_where_it_comes_from() -> None:
+def test_files_without_gpu_tags() -> None:
     with pytest.raises(
         TopologyError,
         match=r"4 PCI devices of class GPU .*line 3.*no <gpu> tag, .*"

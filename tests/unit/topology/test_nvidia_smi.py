@@ -58,7 +58,7 @@ def test_all_pairs_alike_beyond_eighteen_lanes_are_an_nvswitch() -> None:
     assert nvlinks(topology) == {pair: 150.0 for g in range(16) for pair in ((g, switch), (switch, g))}
 
 
-def test_few_lanes_are_direct_and_a_terminals_decoration_is_passed_over() -> None:
+def test_few_lanes_are_direct_links() -> None:
     topology = nvidia_smi.parse(ours("hgx-a100-4gpu-terminal.nvidia-smi.txt"))
     assert nvlinks(topology) == {(a, b): 100.0 for a in range(4) for b in range(4) if a != b}
 

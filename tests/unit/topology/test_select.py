@@ -78,7 +78,7 @@ def test_relays_keep_other_gpus_with_their_kind() -> None:
     assert {v.id for v in network.vertices if v.kind == "gpu"} > {1, 4, 6}
 
 
-def test_pairs_stay_on_their_bridge_and_the_whole_box_says_what_would_join_it() -> None:
+def test_pairs_stay_on_their_bridge() -> None:
     topology = parse_spec("pcie-4gpu-nvlink-pairs")
     assert kinds(network_for(topology, (0, 1))) == {"nvlink"}
     with pytest.raises(TopologyError, match=r"2 parts: \{0,1\} and \{2,3\}; --links pcie or --links all"):
