@@ -1,7 +1,7 @@
-"""AllReduce by a ring and by two trees, over send and recv, against the library's own: gloo on CPUs, NCCL on GPUs.
+"""AllReduce by a ring and by two trees, over send and recv, against the library's own.
 
     python benchmarks/ring_against_library.py [--nproc 4] [--sizes 4K,256K,4M,64M] [--chunk 1M] [--json]
-    torchrun --nproc-per-node 8 benchmarks/ring_against_library.py --backend nccl
+    torchrun --nproc-per-node 8 benchmarks/ring_against_library.py
 
 The first form starts the processes itself. Ours are Programs like any other (a ring's forest and that of double binary
 trees, lowered), run by ``engines/torch_p2p``. All results are checked in every element, on data whose sum is exact in
@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 
 from blinkccl.algorithms.registry import Request, algorithm
+from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.spec import Collective
 from blinkccl.engines.torch_p2p import TorchP2P
 from blinkccl.errors import CommunicationError
@@ -36,7 +37,7 @@ from blinkccl.units import algbw_gb_per_s, bus_factor, parse_bytes
 #: What is sent: a name, the algorithm, and what it is planned on.
 PLANS = {"ring": ("ring", "ring"), "trees": ("double_binary_tree", "clique")}
 #: Options that every rank gets; the launcher would take --nproc for its own.
-PASSED = ("sizes", "backend", "chunk", "ahead", "iterations", "warmup", "timeout")
+PASSED = ("sizes", "backend", "chunk", "iterations", "warmup", "timeout")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,52 +63,42 @@ def program(name: str, ranks: int) -> Program:
     return lower(algorithm(how).plan(Request(topology, Collective("allreduce", ranks), topology.ranks)))
 
 
-def measure(
-    executions: dict[str, TorchP2P], size_bytes: int, device: torch.device, options: argparse.Namespace
-) -> list[Row]:
+def measure(executions: dict[str, TorchP2P], size_bytes: int, options: argparse.Namespace) -> list[Row]:
     """Checks and times one size, on all ranks at once."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     count = size_bytes // 4
-    pattern = torch.arange(count, dtype=torch.int64, device=device) % 97
+    pattern = torch.arange(count, dtype=torch.int64) % 97
     given = (pattern + rank).to(torch.float32)
     expected = (ranks * pattern + ranks * (ranks - 1) // 2).to(torch.float32)
     tensor = torch.empty_like(given)
 
     def ours(execution: TorchP2P) -> Callable[[], object]:
-        return lambda: execution.run(tensor, tensor, count, "sum", options.chunk_bytes, deadline_s=options.timeout)
+        call = CollectiveCall("allreduce", "float32", count)
+        options_of_call = {"chunk_bytes": options.chunk_bytes, "deadline_s": options.timeout}
+        return lambda: execution.run(call, tensor, tensor, **options_of_call)
 
     calls = {name: ours(execution) for name, execution in executions.items()}
     calls["library"] = lambda: dist.all_reduce(tensor)
-    wrong = torch.zeros(len(calls), dtype=torch.int64, device=device)
+    wrong = torch.zeros(len(calls), dtype=torch.int64)
     taken = torch.zeros(len(calls), options.iterations, dtype=torch.float64)
     for iteration in range(-options.warmup, options.iterations):
         for which, call in enumerate(calls.values()):
             tensor.copy_(given)
-            settle(device)
+            dist.barrier()  # all ranks begin at about the same time
             began = time.perf_counter()
             call()
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
             if iteration >= 0:
                 taken[which, iteration] = time.perf_counter() - began
             wrong[which] += (tensor != expected).sum()
-    slowest = taken.to(device)
-    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    dist.all_reduce(taken, dist.ReduceOp.MAX)
     dist.all_reduce(wrong)
-    seconds = [statistics.median(times) for times in slowest.tolist()]
+    seconds = [statistics.median(times) for times in taken.tolist()]
     factor = float(bus_factor("allreduce", ranks))
     algbw = [algbw_gb_per_s(count * 4, one) for one in seconds]
     return [
         Row(count * 4, name, one * 1e3, reached, reached * factor, one / seconds[-1], int(bad))
         for name, one, reached, bad in zip(calls, seconds, algbw, wrong.tolist(), strict=True)
     ]
-
-
-def settle(device: torch.device) -> None:
-    """All ranks begin at about the same time."""
-    dist.barrier()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def report(rows: list[Row], options: argparse.Namespace) -> None:
@@ -132,9 +123,8 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--nproc", type=int, default=4, help="processes to start, without torchrun (default 4)")
     parser.add_argument("--sizes", default="4K,256K,4M,64M", help="bytes, comma-separated (default %(default)s)")
-    parser.add_argument("--backend", default="gloo", help="gloo or nccl (default gloo)")
+    parser.add_argument("--backend", default="gloo", help="gloo, mpi or ucc (default gloo)")
     parser.add_argument("--chunk", default="1M", help="bytes per message (default %(default)s)")
-    parser.add_argument("--ahead", type=int, default=1, help="rounds a message may take (default 1)")
     parser.add_argument("--iterations", type=int, default=10)
     parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds for one call (default 60)")
@@ -164,14 +154,11 @@ def main() -> int:
     options = arguments()
     if "RANK" not in os.environ:
         start_ranks(options)
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if options.backend == "nccl" else torch.device("cpu")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
     dist.init_process_group(options.backend)
     try:
         ranks = dist.get_world_size()
-        sides = {name: TorchP2P(program(name, ranks), device=device, ahead=options.ahead) for name in PLANS}
-        rows = [row for size in options.bytes for row in measure(sides, size, device, options)]
+        sides = {name: TorchP2P(program(name, ranks), dist.group.WORLD) for name in PLANS}
+        rows = [row for size in options.bytes for row in measure(sides, size, options)]
     except CommunicationError as error:
         print(f"rank {dist.get_rank()}: {error}", file=sys.stderr)
         return 4

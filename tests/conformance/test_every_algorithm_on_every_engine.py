@@ -51,12 +51,12 @@ def run_small(program: Program, inputs: Sequence[Array | None], **arguments: Any
 #: Every way to run a Program that is to be had here: the engines, and some engines' other ways for messages to go.
 RUNS: dict[str, Run] = {name: engine.run for name, engine in ENGINES.items() if engine.missing is None}
 if "host" in RUNS:
-    RUNS["host, shared tensors"] = partial(host.run, shared=True)
-    RUNS["host, cross memory"] = partial(host.run, cross_memory=True)
+    RUNS["host, shared tensors"] = partial(host.run, options=host.HostOptions(shared=True))
+    RUNS["host, cross memory"] = partial(host.run, options=host.HostOptions(cross_memory=True))
     RUNS["host, small messages"] = run_small
 if "generated" in RUNS:
-    RUNS["generated, LL"] = partial(generated.run, protocol="ll", parts=1)
-    RUNS["generated, LL128"] = partial(generated.run, protocol="ll128", parts=3)
+    RUNS["generated, LL"] = partial(generated.run, options=generated.GeneratedOptions("ll", 1))
+    RUNS["generated, LL128"] = partial(generated.run, options=generated.GeneratedOptions("ll128", 3))
 
 
 @pytest.mark.parametrize("name", ENGINES)

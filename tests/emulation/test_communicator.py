@@ -65,12 +65,14 @@ class _Case:
         send, recv = self._buffers(comm.rank, inputs[comm.rank])
         given = None if send is None or self.in_place else send.copy()
         result = comm._call(
-            self.collective.name,
+            (
+                self.collective.name,
+                self.op,
+                self.collective.root or self.collective.src or 0,
+                self.collective.dst or 0,
+            ),
             send,
             recv,
-            op=self.op,
-            root=self.collective.root or self.collective.src or 0,
-            dst=self.collective.dst or 0,
             scale=None if scales is None else scales[comm.rank],
             wait=self.wait,
         )
@@ -312,7 +314,7 @@ def alone(comm: Communicator) -> bool:
             continue
         collective = CollectiveCall(name, "float32", 5).among(1)
         send, recv = make_inputs(collective, 5, "float32")[0], np.zeros(5, np.float32)
-        comm._call(name, send, recv)
+        comm._call((name, "sum", 0, 0), send, recv)
         (expected,) = oracle(collective, [send])
         assert expected is not None
         assert recv.tobytes() == expected.tobytes()

@@ -33,7 +33,7 @@ def call(comm: Communicator, words: Words, shared: bool) -> None:
     def new(blocks: int) -> Any:
         return blinkccl.empty(blocks * count, dtype) if shared else np.ones(blocks * count, dtype)
 
-    comm._call(name, new(into) if into else None, new(out or 1) if out or not into else None, op=op, root=root, dst=1)
+    comm._call((name, op, root, 1), new(into) if into else None, new(out or 1) if out or not into else None)
 
 
 def calls_its_own(comm: Communicator, calls: list[list[Words]], shared: bool) -> Failure:

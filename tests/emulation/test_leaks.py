@@ -46,7 +46,7 @@ def many_calls(comm: Communicator, calls: int, warm: int) -> dict[str, int]:
         recv = np.empty(out * count, np.float32) if out else None
         root = collective.root or 0
         wait = plan.random() < 0.7
-        done = comm._call(name, send if into else None, recv, root=root, wait=wait)
+        done = comm._call((name, "sum", root, 0), send if into else None, recv, wait=wait)
         if not wait:
             done.result(PATIENT_S)
         if number % 10 == 0:

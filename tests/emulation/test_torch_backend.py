@@ -80,6 +80,7 @@ def failure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str,
         ("functional", 2),
         ("compiled", 2),
         ("profiled", 2),
+        ("over_send_and_recv", 3),
         ("over_hosts", 4),
     ],
 )

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from blinkccl.codegen.layout import LINE_BYTES, Geometry, Group
 from blinkccl.codegen.text import WIRES, Kernel
+from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import DTYPES, OPS
 from blinkccl.collectives.oracle import wrong_elements
 from blinkccl.collectives.spec import COLLECTIVES, Collective
@@ -111,11 +112,15 @@ def test_odd_programs_give_the_bits_of_the_reference(
 ) -> None:
     program, (dtype, op) = programs()[which], served
     inputs, scales = wild(program, count, dtype, op, seed)
-    arguments = {"count": count, "dtype": dtype, "op": op, "scales": scales, "chunk_bytes": chunk_bytes}
+    arguments = {
+        "call": CollectiveCall.of(program.collective, dtype, count, op),
+        "scales": scales,
+        "chunk_bytes": chunk_bytes,
+    }
     with np.errstate(over="ignore", invalid="ignore"):
         wanted = reference.run(program, inputs, **arguments)
     in_place = in_place and program.collective.name != "alltoall"
-    run = partial(generated.run, protocol=protocol, parts=parts, in_place=in_place, deadline_s=20)
+    run = partial(generated.run, options=generated.GeneratedOptions(protocol, parts), in_place=in_place, deadline_s=20)
     assert alike(run(program, inputs, **arguments), wanted)
 
 
@@ -134,7 +139,11 @@ def test_programs_of_a_group_take_turns_on_one_memory() -> None:
         protocol = random.choice(list(WIRES))
         count, chunk_bytes = random.choice([1, 33, 500]), random.choice([16, 96, 192])
         inputs, scales = wild(program, count, dtype, op, turn)
-        arguments = {"count": count, "dtype": dtype, "op": op, "scales": scales, "chunk_bytes": chunk_bytes}
+        arguments = {
+            "call": CollectiveCall.of(program.collective, dtype, count, op),
+            "scales": scales,
+            "chunk_bytes": chunk_bytes,
+        }
         with np.errstate(over="ignore", invalid="ignore"):
             wanted = reference.run(program, inputs, **arguments)
         assert alike(session.run(program, inputs, **arguments, protocol=protocol, deadline_s=20), wanted), turn
@@ -171,10 +180,8 @@ def test_shares_of_any_size_take_the_same_rounds(protocol: str, monkeypatch: pyt
             generated.run,
             program,
             inputs,
-            count=count,
-            dtype="float32",
-            protocol=protocol,
-            parts=parts,
+            CollectiveCall.of(program.collective, "float32", count),
+            options=generated.GeneratedOptions(protocol, parts),
             chunk_bytes=int(largest * count) * 4 // parts // rounds,
         )
         group = Group([program])
@@ -204,7 +211,7 @@ def test_another_text_gives_another_result(monkeypatch: pytest.MonkeyPatch, part
     forest = Forest(Collective("allreduce", 3), (0, 1, 2), "star", topology, shares, Fraction(1), proof)
     program = lower(forest)
     inputs: list[Array | None] = [np.full(9, value, np.float32) for value in (1.0, 2.0**24, -(2.0**24) + 6)]
-    arguments = {"count": 9, "dtype": "float32", "op": "avg"}
+    arguments = {"call": CollectiveCall.of(program.collective, "float32", 9, "avg")}
     wanted = reference.run(program, inputs, **arguments)
     assert alike(generated.run(program, inputs, **arguments), wanted)
     whole = generated.code

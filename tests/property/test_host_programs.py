@@ -20,10 +20,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_programs import SENSITIVE, perturbed, places, unlike, wild, wild_scales
 
+from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import DTYPES, element_type, operation
 from blinkccl.collectives.oracle import make_inputs, mismatch, oracle
 from blinkccl.engines import host, reference
 from blinkccl.engines.buffers import RankBuffers, filled
+from blinkccl.engines.host import HostOptions
 from blinkccl.engines.host_plan import INLINE, Area, HostPlan
 from blinkccl.engines.registry import ENGINES, Array
 from blinkccl.errors import UnsupportedError
@@ -55,7 +57,7 @@ def differences(program: Program, random: Random, way: dict[str, bool]) -> list[
     found = []
     for in_place in places(program):
         size = draw_size(random)
-        run = partial(host.run, **way)
+        run = partial(host.run, options=HostOptions(**way))
         wrong = difference(run, program, **size, dtype="float32", op="avg", in_place=in_place, deadline_s=20)
         found += [f"{size}, in place {in_place}: {wrong}"] if wrong else []
     return found
@@ -132,10 +134,10 @@ def test_the_bits_are_the_reference_engines(dtype: str, seed: int) -> None:
     count, op = random.choice([7, 130]), random.choice(SENSITIVE)
     inputs = with_nans(wild(random, program, count, dtype), random)
     scales = wild_scales(random, program, op)
-    arguments = {"count": count, "dtype": dtype, "op": op, "scales": scales, "chunk_bytes": 32}
+    arguments = {"call": CollectiveCall.of(program.collective, dtype, count, op), "scales": scales, "chunk_bytes": 32}
     wanted = reference.run(program, inputs, **arguments)
     for way, in_place in itertools.product(WAYS, (False, True)):
-        got = host.run(program, inputs, **arguments, in_place=in_place, **way, deadline_s=20)
+        got = host.run(program, inputs, **arguments, in_place=in_place, options=HostOptions(**way), deadline_s=20)
         assert unlike(got, wanted) == 0, (op, way, in_place)
 
 
@@ -190,7 +192,14 @@ def test_counters_say_what_the_program_sends(way: dict[str, bool], seed: int) ->
     size = draw_size(random)
     stats: list[dict[str, int]] = []
     inputs = make_inputs(program.collective, size["count"], "int32")
-    host.run(program, inputs, **size, dtype="int32", **way, stats=stats, deadline_s=20)
+    host.run(
+        program,
+        inputs,
+        CollectiveCall.of(program.collective, "int32", size["count"]),
+        chunk_bytes=size["chunk_bytes"],
+        options=HostOptions(**way, stats=stats),
+        deadline_s=20,
+    )
     bound = bound_of(program, **size)
     sums = {name: sum(rank[name] for rank in stats) for name in stats[0]}
     assert [rank["calls"] for rank in stats] == [1] * len(program.ranks)

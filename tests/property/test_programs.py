@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blinkccl.algorithms.registry import ALGORITHMS, Request
+from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import DTYPES, OPS
 from blinkccl.collectives.oracle import make_inputs, oracle, wrong_elements
 from blinkccl.collectives.spec import COLLECTIVES, Collective
@@ -123,7 +124,11 @@ def test_bits_of_data_that_rounds_on_every_engine(dtype: str, seed: int) -> None
     program, _ = random_program(random, random_collective(random, random.randint(2, 6), name))
     count, op = random.choice([7, 130]), random.choice(SENSITIVE)
     inputs, scales = wild(random, program, count, dtype), wild_scales(random, program, op)
-    arguments = {"count": count, "dtype": dtype, "op": op, "scales": scales, "chunk_bytes": CHUNK_BYTES}
+    arguments = {
+        "call": CollectiveCall.of(program.collective, dtype, count, op),
+        "scales": scales,
+        "chunk_bytes": CHUNK_BYTES,
+    }
     wanted = reference.run(program, inputs, **arguments)
     assert unlike(reference.run(program, inputs, **arguments, order=seed), wanted) == 0
     for engine in others():
@@ -164,7 +169,9 @@ def test_stars_equal_the_oracle_in_every_bit_for_any_data(spec: str, algorithm: 
     for engine in ENGINES.values():
         if engine.missing is not None:
             continue
-        outputs = engine.run(program, inputs, count=41, dtype=dtype, op=op, scales=scales, chunk_bytes=64)
+        outputs = engine.run(
+            program, inputs, CollectiveCall.of(program.collective, dtype, 41, op), scales=scales, chunk_bytes=64
+        )
         assert unlike(outputs, wanted) == 0
 
 
@@ -245,7 +252,7 @@ def test_verifier_and_reference_agree_on_deadlocks(seed: int) -> None:
         return  # the order of messages broke as well: nothing that could be run
     count = 840  # the narrowest slice has 60 chunks of one element: more than all look-aheads together
     inputs = make_inputs(program.collective, count, "int32")
-    run = partial(reference.run, program, inputs, count=count, dtype="int32", chunk_bytes=4)
+    run = partial(reference.run, program, inputs, CollectiveCall.of(program.collective, "int32", count), chunk_bytes=4)
     if dead:
         with pytest.raises(DeadlineError, match="deadlock"):
             run()
@@ -300,5 +307,5 @@ def test_planted_deadlocks_are_real(name: str) -> None:
             planted += 1
             inputs = make_inputs(program.collective, 4200, "int32")
             with pytest.raises(DeadlineError, match="deadlock"):
-                reference.run(damaged, inputs, count=4200, dtype="int32", chunk_bytes=4)
+                reference.run(damaged, inputs, CollectiveCall.of(damaged.collective, "int32", 4200), chunk_bytes=4)
     assert planted >= 10

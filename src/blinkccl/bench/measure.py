@@ -14,6 +14,7 @@ import numpy as np
 from blinkccl.bench.protocol import MAX_ITERATIONS
 from blinkccl.bench.rows import SizeRow, SizeTiming
 from blinkccl.bench.sizes import MAX_BYTES, block_count
+from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import DType, Operation, element_type, operation
 from blinkccl.collectives.oracle import make_inputs, make_scales, oracle, wrong_elements
 from blinkccl.collectives.spec import Collective
@@ -249,9 +250,7 @@ def session(name: str, job: BoundProgram) -> Iterator[Go]:
     yield lambda: run(
         job.bound.program,
         job.buffers.inputs,
-        count=job.bound.count,
-        dtype=job.dtype.name,
-        op=job.operation.name,
+        CollectiveCall.of(job.bound.program.collective, job.dtype.name, job.bound.count, job.operation.name),
         chunk_bytes=job.chunk_bytes,
         in_place=job.in_place,
         deadline_s=job.deadline_s,

@@ -140,6 +140,33 @@ def role_views(
     return RoleViews(views[0], views[1], extent.chunks, divisor, scale)
 
 
+def check_overlap(collective: Collective, rank: int, source: Array, target: Array, count: int) -> None:
+    """Refuses a rank's buffers that share memory other than in place, as nccl.h says it.
+
+    Raises
+    ------
+    UsageError, UnsupportedError
+        Saying what the two must be.
+    """
+    if not np.may_share_memory(source, target):
+        return
+    name = collective.name
+    if name == "alltoall":
+        raise UnsupportedError("alltoall runs out of place only: its output would overwrite what is still to be sent")
+    block = count * source.itemsize
+    shared = [
+        (place.sources[rank], place.targets[rank])
+        for place in placements(collective).values()
+        if rank in place.sources and rank in place.targets
+    ]
+    start, other = source.ctypes.data, target.ctypes.data
+    if not shared or any(start + s * block != other + t * block for s, t in shared):
+        raise UsageError(
+            f"{name}: rank {rank}'s input and output overlap, but not as in place: an item's input and output "
+            "block must be the same memory"
+        )
+
+
 def check_roles(program: Program) -> None:
     """Refuses a program that has a role without a value, or with a block that its rank does not have.
 

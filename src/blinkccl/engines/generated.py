@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes as c
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -21,6 +21,7 @@ from blinkccl.codegen.channels import channel_loops
 from blinkccl.codegen.host_compiler import host_compiler
 from blinkccl.codegen.layout import LINE_BYTES, Connection, Geometry, Group
 from blinkccl.codegen.text import INCLUDE, WIRES, Kernel, code, entry_name
+from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import DTYPE_CODES, OP_CODES, DType, Operation, Scale, operation, scalars
 from blinkccl.engines import device_library
 from blinkccl.engines.buffers import check_roles, filled
@@ -36,19 +37,32 @@ Array = NDArray[Any]
 _GRACE_S = 2.0
 
 
+@dataclass(frozen=True, slots=True)
+class GeneratedOptions:
+    """How :func:`run` launches.
+
+    Parameters
+    ----------
+    protocol
+        How messages travel: "simple", "ll" or "ll128".
+    parts
+        Blocks that share a channel's work.
+    """
+
+    protocol: str = "simple"
+    parts: int = 2
+
+
 def run(
     program: Program,
     inputs: Sequence[Array | None],
+    call: CollectiveCall,
     *,
-    count: int,
-    dtype: str,
-    op: str = "sum",
     scales: Sequence[float] | None = None,
     chunk_bytes: int = DEFAULT_CHUNK_BYTES,
     in_place: bool = False,
     deadline_s: float = 60.0,
-    protocol: str = "simple",
-    parts: int = 2,
+    options: GeneratedOptions | None = None,
 ) -> list[Array | None]:
     """Runs a collective once; see :class:`blinkccl.engines.registry.Run`.
 
@@ -58,10 +72,6 @@ def run(
     ----------
     chunk_bytes
         The most in one part's message, rounded down to a multiple of 16, at least 16.
-    protocol
-        How messages travel: "simple", "ll" or "ll128".
-    parts
-        Blocks that share a channel's work.
 
     Raises
     ------
@@ -75,18 +85,19 @@ def run(
     channel and part, and connections · parts · slots · three times ``chunk_bytes`` of memory.
     """
     chunk = _chunk(chunk_bytes)
-    geometry = Geometry(parts, _slots(program), _lines(chunk), _lines(max(2 * chunk, -(-chunk // 120) * LINE_BYTES)))
+    launch = options or GeneratedOptions()
+    geometry = Geometry(
+        launch.parts, _slots(program), _lines(chunk), _lines(max(2 * chunk, -(-chunk // 120) * LINE_BYTES))
+    )
     return Session([program], geometry).run(
         program,
         inputs,
-        count=count,
-        dtype=dtype,
-        op=op,
+        call,
         scales=scales,
         chunk_bytes=chunk,
         in_place=in_place,
         deadline_s=deadline_s,
-        protocol=protocol,
+        protocol=launch.protocol,
     )
 
 
@@ -146,10 +157,8 @@ class Session:
         self,
         program: Program,
         inputs: Sequence[Array | None],
+        call: CollectiveCall,
         *,
-        count: int,
-        dtype: str,
-        op: str = "sum",
         scales: Sequence[float] | None = None,
         chunk_bytes: int,
         in_place: bool = False,
@@ -171,18 +180,18 @@ class Session:
             raise UsageError(f"chunk_bytes: a message of {protocol} carries at most {capacity} bytes, got {chunk}")
         if deadline_s <= 0:
             raise UsageError(f"deadline_s must be positive, got {deadline_s}")
-        buffers, row = filled(program.collective, inputs, count, dtype, in_place)
-        chosen = operation(op)
+        buffers, row = filled(program.collective, inputs, call.elements, call.dtype, in_place)
+        chosen = operation(call.op)
         row.combine(chosen)  # refuses what the type has not
         factors = scalars(chosen, row, scales, program.collective.world_size)
         n = len(program.ranks)
         abort, status, calls = c.c_uint32(0), (LaunchStatus * n)(), (LaunchCall * n)()
-        for rank, call in enumerate(calls):
-            call.input, call.output = _address(buffers.inputs[rank]), _address(buffers.outputs[rank])
-            call.abort, call.status = c.addressof(abort), c.addressof(status) + rank * c.sizeof(LaunchStatus)
-            call.timeout_ns = int(deadline_s * 1e9)
-            self._describe(call, rank, row, chosen, factors if program.collective.reduces else None)
-            call.count, call.chunk_bytes = count, chunk
+        for rank, told in enumerate(calls):
+            told.input, told.output = _address(buffers.inputs[rank]), _address(buffers.outputs[rank])
+            told.abort, told.status = c.addressof(abort), c.addressof(status) + rank * c.sizeof(LaunchStatus)
+            told.timeout_ns = int(deadline_s * 1e9)
+            self._describe(told, rank, row, chosen, factors if program.collective.reduces else None)
+            told.count, told.chunk_bytes = call.elements, chunk
         entry = _entry(self._names[program], protocol)
         device_library.launch(entry, calls, len(program.channels) * self._geometry.parts, deadline_s + _GRACE_S)
         late = [rank for rank in range(n) if status[rank].code]

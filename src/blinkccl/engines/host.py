@@ -361,24 +361,9 @@ def _signature(plan: HostPlan, bound: Bound, call: CollectiveCall, cross_memory:
     return int.from_bytes(hashlib.blake2b(whole.encode(), digest_size=8).digest(), "big")
 
 
-def run(
-    program: Program,
-    inputs: Sequence[Array | None],
-    *,
-    count: int,
-    dtype: str,
-    op: str = "sum",
-    chunk_bytes: int = DEFAULT_CHUNK_BYTES,
-    in_place: bool = False,
-    deadline_s: float = 60.0,
-    scales: Sequence[float] | None = None,
-    shared: bool = False,
-    cross_memory: bool = False,
-    stats: list[dict[str, int]] | None = None,
-) -> list[Array | None]:
-    """Runs a collective once, all ranks in this process; see :class:`blinkccl.engines.registry.Run`.
-
-    The same bits as the reference engine for any data.
+@dataclass(frozen=True, slots=True)
+class HostOptions:
+    """How messages of :func:`run` go.
 
     Parameters
     ----------
@@ -388,23 +373,45 @@ def run(
         Let messages be read in private buffers by the system.
     stats
         Gets every rank's counters appended.
+    """
+
+    shared: bool = False
+    cross_memory: bool = False
+    stats: list[dict[str, int]] | None = None
+
+
+def run(
+    program: Program,
+    inputs: Sequence[Array | None],
+    call: CollectiveCall,
+    *,
+    chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+    in_place: bool = False,
+    deadline_s: float = 60.0,
+    scales: Sequence[float] | None = None,
+    options: HostOptions | None = None,
+) -> list[Array | None]:
+    """Runs a collective once, all ranks in this process; see :class:`blinkccl.engines.registry.Run`.
+
+    The same bits as the reference engine for any data.
 
     Notes
     -----
     Cost: mapping a segment and a thread per rank, besides the run.
     """
-    row, chosen = element_type(dtype), operation(op)
+    ways = options or HostOptions()
+    row, chosen = element_type(call.dtype), operation(call.op)
     row.combine(chosen)
     factors = scalars(chosen, row, scales, len(program.ranks)) if program.collective.reduces else None
     plan = HostPlan(program)
-    with _memory(program.collective, count, row, in_place, inputs, shared) as (buffers, heap):
+    with _memory(program.collective, call.elements, row, in_place, inputs, ways.shared) as (buffers, heap):
         with local_endpoints(len(program.ranks), plan.area, heap) as endpoints:
-            bound = plan.bind(count, row.itemsize, chunk_bytes)
-            ops = [NativeOp(endpoint, plan, bound, row, chosen, cross_memory) for endpoint in endpoints]
+            bound = plan.bind(call.elements, row.itemsize, chunk_bytes)
+            ops = [NativeOp(endpoint, plan, bound, row, chosen, ways.cross_memory) for endpoint in endpoints]
             try:
                 _go(ops, buffers, int(deadline_s * 1e6), factors)
-                if stats is not None:
-                    stats += [endpoint.stats() for endpoint in endpoints]
+                if ways.stats is not None:
+                    ways.stats.extend([endpoint.stats() for endpoint in endpoints])
             finally:
                 for each in ops:
                     each.close()
@@ -435,7 +442,9 @@ def native_scale(factor: Scale) -> float:
     """
     value = float(factor)
     if isinstance(factor, np.integer) and int(value) != int(factor):  # NumPy would compare them as doubles
-        raise UnsupportedError(f"the host engine takes integer scales up to 2^53, got {factor}; use the engine threads")
+        raise UnsupportedError(
+            f"the host engine takes integer scales up to 2^53, got {factor}; use the engine reference"
+        )
     return value
 
 

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from blinkccl.collectives.ops import DType, Operation, Scale, fold, operation, scalars
+from blinkccl.collectives.call import CollectiveCall
+from blinkccl.collectives.ops import DType, Operation, Scale, element_type, fold, operation, scalars
 from blinkccl.engines.buffers import RankBuffers, filled, role_views
 from blinkccl.errors import DeadlineError, ScheduleError
 from blinkccl.schedule.chunking import DEFAULT_CHUNK_BYTES, Bound, bind
@@ -29,16 +30,13 @@ Array = NDArray[Any]
 def run(
     program: Program,
     inputs: Sequence[Array | None],
+    call: CollectiveCall,
     *,
-    count: int,
-    dtype: str,
-    op: str = "sum",
     scales: Sequence[float] | None = None,
     chunk_bytes: int = DEFAULT_CHUNK_BYTES,
     in_place: bool = False,
     deadline_s: float = 60.0,
     order: str | int = "program",
-    even_chunks: bool = False,
 ) -> list[Array | None]:
     """Runs a collective once; see :class:`blinkccl.engines.registry.Run`.
 
@@ -50,8 +48,6 @@ def run(
         Which enabled executor goes next. ``"program"``: each rank is an executor, in turn. ``"reverse"``:
         each channel of each rank is one, the last enabled first. An integer: the same, drawn by this seed
         after every execution of a role.
-    even_chunks
-        As of :func:`~blinkccl.schedule.chunking.bind`.
 
     Raises
     ------
@@ -64,11 +60,25 @@ def run(
     -----
     Cost: a few microseconds per role and chunk, plus the copies.
     """
-    chosen = operation(op)
-    buffers, row = filled(program.collective, inputs, count, dtype, in_place)
-    bound = bind(program, count, row.itemsize, chunk_bytes, even_chunks)
+    row = element_type(call.dtype)
+    bound = bind(program, call.elements, row.itemsize, chunk_bytes)
+    return run_bound(bound, inputs, call, scales=scales, in_place=in_place, order=order)
+
+
+def run_bound(
+    bound: Bound,
+    inputs: Sequence[Array | None],
+    call: CollectiveCall,
+    *,
+    scales: Sequence[float] | None = None,
+    in_place: bool = False,
+    order: str | int = "program",
+) -> list[Array | None]:
+    """As :func:`run`, with chunks as ``bound`` has them."""
+    collective, chosen = bound.program.collective, operation(call.op)
+    buffers, row = filled(collective, inputs, call.elements, call.dtype, in_place)
     row.combine(chosen)  # refuses, before anything runs, what this type does not have
-    factors = scalars(chosen, row, scales, program.collective.world_size)
+    factors = scalars(chosen, row, scales, collective.world_size)
     machine = _Machine(bound, buffers, row, chosen, factors, split=order != "program")
     with np.errstate(all="ignore"):  # an overflow to inf is a result, not a mishap
         machine.go(order)

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from blinkccl.collectives.call import CollectiveCall
 from blinkccl.errors import UnsupportedError
 from blinkccl.schedule.chunking import DEFAULT_CHUNK_BYTES
 from blinkccl.schedule.program import Program
@@ -30,11 +31,9 @@ class Run(Protocol):
     program
         One that the verifier accepts (:func:`blinkccl.schedule.verifier.verify`); engines do not check it again.
     inputs
-        Per rank a one-dimensional array of its input blocks, ``count`` elements each, or None. Not changed.
-    count
-        Elements per block.
-    dtype, op
-        Names in :mod:`blinkccl.collectives.ops`.
+        Per rank a one-dimensional array of its input blocks, or None. Not changed.
+    call
+        Elements per block, type and operation; the collective is the program's.
     scales
         For ``premul_sum`` one number per rank, which its own contributions are multiplied by; else None.
     chunk_bytes
@@ -63,10 +62,8 @@ class Run(Protocol):
         self,
         program: Program,
         inputs: Sequence[Array | None],
+        call: CollectiveCall,
         *,
-        count: int,
-        dtype: str,
-        op: str = "sum",
         scales: Sequence[float] | None = None,
         chunk_bytes: int = DEFAULT_CHUNK_BYTES,
         in_place: bool = False,
@@ -121,8 +118,8 @@ ENGINES: dict[str, Engine] = {
     "threads": Engine("blinkccl.engines.threads", "a thread per rank on this machine, pipelined by chunks"),
     "host": Engine("blinkccl.engines.host", "native code over shared memory, between ranks of one host", _no_library),
     "torch-p2p": Engine(
-        "blinkccl.engines.torch_p2p_local",
-        "send and recv of a torch process group (here gloo), a process per rank",
+        "blinkccl.engines.torch_p2p",
+        "send and recv of a torch process group (here gloo), a thread per rank",
         _no_torch,
     ),
     "generated": Engine(

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import DType, Operation, Scale, operation, scalars
 from blinkccl.engines.buffers import RankBuffers, filled, role_views
 from blinkccl.errors import DeadlineError
@@ -30,20 +31,16 @@ Array = NDArray[Any]
 def run(
     program: Program,
     inputs: Sequence[Array | None],
+    call: CollectiveCall,
     *,
-    count: int,
-    dtype: str,
-    op: str = "sum",
     scales: Sequence[float] | None = None,
     chunk_bytes: int = DEFAULT_CHUNK_BYTES,
     in_place: bool = False,
     deadline_s: float = 60.0,
-    even_chunks: bool = False,
 ) -> list[Array | None]:
     """Runs a collective once; see :class:`blinkccl.engines.registry.Run`.
 
     The same bits as the reference engine for any data: the Program fixes the order of every reduction.
-    ``even_chunks`` is that of :func:`~blinkccl.schedule.chunking.bind`.
 
     Raises
     ------
@@ -55,9 +52,9 @@ def run(
     Cost: one copy per message and one combination per receive, in chunks; besides the buffers, queues ·
     slots · ``chunk_bytes`` of memory at most, and a thread start per rank.
     """
-    buffers, row = filled(program.collective, inputs, count, dtype, in_place)
-    bound = bind(program, count, row.itemsize, chunk_bytes, even_chunks)
-    with Execution(bound, buffers, row, operation(op), scales) as execution:
+    buffers, row = filled(program.collective, inputs, call.elements, call.dtype, in_place)
+    bound = bind(program, call.elements, row.itemsize, chunk_bytes)
+    with Execution(bound, buffers, row, operation(call.op), scales) as execution:
         execution.go(deadline_s)
     return list(buffers.outputs)
 

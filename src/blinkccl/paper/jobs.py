@@ -17,6 +17,7 @@ from blinkccl.algorithms.registry import Request, algorithm
 from blinkccl.baselines.candidate import Conditions, Estimate, Planned, Prepared, planned
 from blinkccl.baselines.nccl_search import Channels, search
 from blinkccl.baselines.registry import BASELINES
+from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.oracle import make_inputs, oracle
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.engines import reference
@@ -150,7 +151,7 @@ def wrong_elements(forest: Forest, count: int) -> int:
     expected = oracle(program.collective, inputs)
     if violations(program, forest.topology):
         return sum(block.size for block in expected if block is not None)
-    outputs = reference.run(program, inputs, count=count, dtype="int32", chunk_bytes=64)
+    outputs = reference.run(program, inputs, CollectiveCall.of(program.collective, "int32", count), chunk_bytes=64)
     return sum(
         int((output != block).sum())
         for output, block in zip(outputs, expected, strict=True)

@@ -32,6 +32,8 @@ from blinkccl.schedule.program import Program
 Array = NDArray[Any]
 #: Buffers that were found to fit a call, by their forms: small calls spend no time on looking again.
 _KEPT_FORMS = 4096
+#: What a call says besides its buffers: collective, operation, root (or source) and destination.
+_Asked = tuple[str, str, int, int]
 _Result = TypeVar("_Result")
 
 
@@ -88,13 +90,11 @@ class Communicator:
         op
             sum, prod, min, max, avg, premul_sum (with ``scale``), band, bor, bxor.
         """
-        return self._call(
-            "allreduce", send, send if recv is None else recv, op=op, scale=scale, deadline_s=deadline_s, wait=wait
-        )
+        return self._call(("allreduce", op, 0, 0), send, send if recv is None else recv, scale, deadline_s, wait)
 
     def broadcast(self, array: Array, root: int = 0, *, deadline_s: float | None = None, wait: bool = True) -> Any:
         """Every rank's ``array`` becomes the root's."""
-        return self._call("broadcast", array, array, root=root, deadline_s=deadline_s, wait=wait)
+        return self._call(("broadcast", "sum", root, 0), array, array, None, deadline_s, wait)
 
     def reduce(
         self,
@@ -108,16 +108,7 @@ class Communicator:
         wait: bool = True,
     ) -> Any:
         """Combines ``send`` of all ranks into the root's ``recv`` (None: in place)."""
-        return self._call(
-            "reduce",
-            send,
-            send if recv is None else recv,
-            op=op,
-            root=root,
-            scale=scale,
-            deadline_s=deadline_s,
-            wait=wait,
-        )
+        return self._call(("reduce", op, root, 0), send, send if recv is None else recv, scale, deadline_s, wait)
 
     def allgather(
         self, send: Array, recv: Array | None = None, *, deadline_s: float | None = None, wait: bool = True
@@ -125,7 +116,7 @@ class Communicator:
         """Every rank gets all ranks' ``send``, one after another: ``recv`` has ``size`` times its elements."""
         if recv is None:
             recv = np.empty(self.size * send.size, send.dtype)
-        return self._call("allgather", send, recv, deadline_s=deadline_s, wait=wait)
+        return self._call(("allgather", "sum", 0, 0), send, recv, None, deadline_s, wait)
 
     def reduce_scatter(
         self,
@@ -140,7 +131,7 @@ class Communicator:
         """Combines ``send`` of all ranks; rank r gets block r of the ``size`` blocks."""
         if recv is None:
             recv = np.empty(send.size // self.size, send.dtype)
-        return self._call("reduce_scatter", send, recv, op=op, scale=scale, deadline_s=deadline_s, wait=wait)
+        return self._call(("reduce_scatter", op, 0, 0), send, recv, scale, deadline_s, wait)
 
     def gather(
         self,
@@ -154,16 +145,14 @@ class Communicator:
         """The root gets all ranks' ``send``, one after another."""
         if recv is None and self.rank == root:
             recv = np.empty(self.size * send.size, send.dtype)
-        return self._call(
-            "gather", send, recv if self.rank == root else None, root=root, deadline_s=deadline_s, wait=wait
-        )
+        return self._call(("gather", "sum", root, 0), send, recv if self.rank == root else None, None, deadline_s, wait)
 
     def scatter(
         self, send: Array | None, recv: Array, root: int = 0, *, deadline_s: float | None = None, wait: bool = True
     ) -> Any:
         """Rank r gets block r of the root's ``send``."""
         return self._call(
-            "scatter", send if self.rank == root else None, recv, root=root, deadline_s=deadline_s, wait=wait
+            ("scatter", "sum", root, 0), send if self.rank == root else None, recv, None, deadline_s, wait
         )
 
     def alltoall(
@@ -172,7 +161,7 @@ class Communicator:
         """Block s of rank r's ``send`` becomes block r of rank s's ``recv``; not in place."""
         if recv is None:
             recv = np.empty_like(send)
-        return self._call("alltoall", send, recv, deadline_s=deadline_s, wait=wait)
+        return self._call(("alltoall", "sum", 0, 0), send, recv, None, deadline_s, wait)
 
     def sendrecv(
         self,
@@ -188,7 +177,7 @@ class Communicator:
 
         All ranks call it; ranks between them pass their ``recv`` for its size and type.
         """
-        return self._call("sendrecv", send, recv, root=src, dst=dst, deadline_s=deadline_s, wait=wait)
+        return self._call(("sendrecv", "sum", src, dst), send, recv, None, deadline_s, wait)
 
     def run(
         self,
@@ -294,20 +283,17 @@ class Communicator:
 
     def _call(
         self,
-        name: str,
+        asked: _Asked,
         send: Array | None,
         recv: Array | None,
-        *,
-        op: str = "sum",
-        root: int = 0,
-        dst: int = 0,
         scale: float | None = None,
         deadline_s: float | None = None,
         wait: bool = True,
     ) -> Any:
-        form = (name, op, root, dst, _form(send), None if recv is send else _form(recv), recv is send)
+        form = (asked, _form(send), None if recv is send else _form(recv), recv is send)
         call = self._calls.get(form)
         if call is None:
+            name, op, root, dst = asked
             call = self._fitting(CollectiveCall(name, "", 0, op, root, dst).among(self.size), op, send, recv)
             if len(self._calls) >= _KEPT_FORMS:
                 self._calls.clear()

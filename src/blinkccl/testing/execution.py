@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import operation
 from blinkccl.collectives.oracle import make_inputs, make_scales, mismatch, oracle
 from blinkccl.engines.registry import Run
@@ -15,10 +18,9 @@ def difference(
     count: int,
     dtype: str = "int32",
     op: str = "sum",
-    chunk_bytes: int = 64,
-    in_place: bool = False,
     seed: int = 0,
-    deadline_s: float = 60.0,
+    chunk_bytes: int = 64,
+    **options: Any,
 ) -> str | None:
     """The first difference between an engine's outputs and the oracle's, or None.
 
@@ -29,10 +31,12 @@ def difference(
     ----------
     run
         An engine's ``run``: see :data:`blinkccl.engines.registry.ENGINES`.
-    program, count, dtype, op, chunk_bytes, in_place, deadline_s
-        As :class:`blinkccl.engines.registry.Run`.
+    count, dtype, op
+        As of :class:`~blinkccl.collectives.call.CollectiveCall`.
     seed
         Of the inputs.
+    program, chunk_bytes, options
+        As :class:`blinkccl.engines.registry.Run`: ``in_place``, ``deadline_s``.
     """
     inputs = make_inputs(program.collective, count, dtype, seed, op)
     scales = make_scales(program.collective, dtype) if operation(op).scales else None
@@ -40,13 +44,10 @@ def difference(
     outputs = run(
         program,
         inputs,
-        count=count,
-        dtype=dtype,
-        op=op,
+        CollectiveCall.of(program.collective, dtype, count, op),
         scales=scales,
         chunk_bytes=chunk_bytes,
-        in_place=in_place,
-        deadline_s=deadline_s,
+        **options,
     )
     return mismatch(outputs, expected, max(1, count))
 

@@ -215,7 +215,6 @@ class CudaGroup:
             stream,
             event,
             on.look,
-            blocks=request.title == "barrier",
             captured=captured,
         )
 

@@ -35,8 +35,6 @@ class CudaWork(dist.Work):
         What it was enqueued on, and the event behind it.
     failed
         Looks whether the group has failed: the error, or None.
-    blocks
-        Whether ``wait()`` makes the host wait, as that of a barrier does.
     captured
         Whether it was recorded into a graph: then nothing runs here that could be asked for.
     """
@@ -51,7 +49,6 @@ class CudaWork(dist.Work):
         event: Any,
         failed: Callable[[], BlinkError | None],
         *,
-        blocks: bool = False,
         captured: bool = False,
     ) -> None:
         super().__init__()
@@ -62,7 +59,7 @@ class CudaWork(dist.Work):
         self._stream = stream
         self._event = event
         self._failed = failed
-        self._blocks = blocks
+        self._blocks = title == "barrier"  # its wait makes the host wait
         self._captured = captured
         self._ended = False
         self._succeeded = False  # the group had not failed when this call had run: later failures are others'

@@ -83,17 +83,15 @@ class SpanningTransport:
         if execution is None:
             execution = TorchP2P(self._program(collective), self._collectives, deadline_s=seconds)
             self._executions[collective] = execution
-        kind = getattr(torch, call.dtype)
-        inputs, outputs = collective.input_blocks(self.rank), collective.output_blocks(self.rank)
         self._count(call.collective, call.elements * element_type(call.dtype).itemsize)
+        inputs, outputs = collective.input_blocks(self.rank), collective.output_blocks(self.rank)
+        kind = getattr(torch, call.dtype)
         execution.run(
+            call if collective.reduces else call._replace(op="sum"),
             _at(send, call.elements * inputs, kind) if send and inputs else None,
             _at(recv, call.elements * outputs, kind) if recv and outputs else None,
-            call.elements,
-            call.op if collective.reduces else "sum",
-            CHUNK_BYTES,
             scale=scale,
-            dtype=kind,
+            chunk_bytes=CHUNK_BYTES,
             deadline_s=seconds,
         )
 

@@ -11,6 +11,7 @@ from random import Random
 import numpy as np
 import pytest
 
+from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import DTYPES, OPS, element_type, operation
 from blinkccl.collectives.oracle import make_inputs, oracle, wrong_elements
 from blinkccl.collectives.spec import Collective
@@ -68,7 +69,13 @@ def test_engines_give_the_same_bits_on_data_that_rounds() -> None:
                     for r in range(5)
                 ]
                 outputs = [
-                    row.run(program, inputs, count=300, dtype=dtype, op="avg", chunk_bytes=64, in_place=place)
+                    row.run(
+                        program,
+                        inputs,
+                        CollectiveCall.of(program.collective, dtype, 300, "avg"),
+                        chunk_bytes=64,
+                        in_place=place,
+                    )
                     for row in ENGINES.values()
                     if row.missing is None
                     for place in (False, True)
@@ -84,7 +91,9 @@ def test_what_is_only_passed_on_keeps_its_bits(run: reference.Run) -> None:
         patterns = np.random.default_rng(1).integers(0, 256, 4 * 64 * storage.itemsize, dtype=np.uint8)
         inputs = [row.view(storage) for row in patterns.reshape(4, -1)]
         for op, scales in (("sum", None), ("premul_sum", [3.0, 5.0, 7.0, 9.0]), ("avg", None)):
-            outputs = run(program, inputs, count=64, dtype=name, op=op, scales=scales, chunk_bytes=16)
+            outputs = run(
+                program, inputs, CollectiveCall.of(program.collective, name, 64, op), scales=scales, chunk_bytes=16
+            )
             assert all(out is not None and out.tobytes() == patterns.tobytes() for out in outputs)
 
 
@@ -98,7 +107,7 @@ def test_scales_are_wanted_exactly_for_premul_sum(run: reference.Run) -> None:
         ("sum", [1.0] * 4, "sum takes no scales"),
     ):
         with pytest.raises(UsageError, match=message):
-            run(program, inputs, count=10, dtype="int32", op=op, scales=scales)
+            run(program, inputs, CollectiveCall.of(program.collective, "int32", 10, op), scales=scales)
 
 
 @pytest.mark.parametrize("run", ALL)
@@ -107,7 +116,7 @@ def test_operations_that_a_type_does_not_have_are_refused(run: reference.Run) ->
     for dtype, op, scales in (("float32", "bor", None), ("bool", "avg", None), ("bool", "premul_sum", [1.0] * 4)):
         inputs = [np.zeros(5, dtype) for _ in range(4)]
         with pytest.raises(UnsupportedError, match=f"{op} is not defined for {dtype}, only for int8"):
-            run(program, inputs, count=5, dtype=dtype, op=op, scales=scales)
+            run(program, inputs, CollectiveCall.of(program.collective, dtype, 5, op), scales=scales)
 
 
 @pytest.mark.parametrize("run", ALL)
@@ -115,7 +124,7 @@ def test_overflow_and_nan_are_results(run: reference.Run) -> None:
     program = program_for("allreduce")
     inputs = [np.array([60000, np.nan, np.inf, -np.inf, 1] * 9, dtype=np.float16) for _ in range(4)]
     inputs[0] = -inputs[0] + 0
-    outputs = run(program, inputs, count=45, dtype="float16", op="sum")
+    outputs = run(program, inputs, CollectiveCall.of(program.collective, "float16", 45, "sum"))
     first = outputs[0]
     assert first is not None
     assert np.isnan(first[1])
@@ -127,7 +136,7 @@ def test_inputs_stay_as_they_are(run: reference.Run) -> None:
     program = program_for("allreduce")
     inputs = make_inputs(program.collective, 100, "int32")
     before = [x.copy() for x in inputs if x is not None]
-    run(program, inputs, count=100, dtype="int32", in_place=True)
+    run(program, inputs, CollectiveCall.of(program.collective, "int32", 100), in_place=True)
     assert all(np.array_equal(x, y) for x, y in zip(inputs, before, strict=True))
 
 
@@ -146,8 +155,7 @@ def test_reference_finds_a_deadlock_at_once(order: str | int) -> None:
         reference.run(
             program,
             make_inputs(program.collective, 4000, "int32"),
-            count=4000,
-            dtype="int32",
+            CollectiveCall.of(program.collective, "int32", 4000),
             chunk_bytes=64,
             order=order,
         )
@@ -165,8 +173,7 @@ def test_threads_name_who_waits_at_the_deadline() -> None:
         threads.run(
             program,
             make_inputs(program.collective, 4000, "int32"),
-            count=4000,
-            dtype="int32",
+            CollectiveCall.of(program.collective, "int32", 4000),
             chunk_bytes=64,
             deadline_s=0.2,
         )
@@ -181,8 +188,7 @@ def test_lost_chunks_are_noticed_by_the_reference() -> None:
         reference.run(
             replace(program, roles=roles),
             make_inputs(program.collective, 20, "int32"),
-            count=20,
-            dtype="int32",
+            CollectiveCall.of(program.collective, "int32", 20),
         )
 
 
@@ -197,7 +203,7 @@ def test_programs_that_cannot_be_bound(run: reference.Run) -> None:
     ):
         wrong = replace(program, roles=(replace(first, **change), *program.roles[1:]))
         with pytest.raises(ScheduleError, match=message):
-            run(wrong, inputs, count=20, dtype="int32")
+            run(wrong, inputs, CollectiveCall.of(wrong.collective, "int32", 20))
 
 
 def test_an_error_in_one_rank_stops_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,8 +257,12 @@ def test_more_slots_than_messages_cost_no_memory() -> None:
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("count", [0, 1, 7, 101, 3000])
 @pytest.mark.parametrize("collective", ["allreduce", "allgather", "reduce_scatter", "alltoall"])
-@pytest.mark.parametrize("run", [reference.run, threads.run], ids=["reference", "threads"])
-def test_even_chunks_change_no_result(run: reference.Run, collective: str, count: int, in_place: bool) -> None:
+def test_even_chunks_change_no_result(collective: str, count: int, in_place: bool) -> None:
     program = lower(random_forest(Random(7), Collective(collective, 4)))
-    even = partial(run, even_chunks=True)
-    assert difference(even, program, count=count, in_place=in_place and collective == "allreduce") is None
+    in_place = in_place and collective == "allreduce"
+
+    def even(program, inputs, call, *, scales, chunk_bytes, in_place):
+        bound = bind(program, call.elements, 4, chunk_bytes, even_chunks=True)
+        return reference.run_bound(bound, inputs, call, in_place=in_place)
+
+    assert difference(even, program, count=count, in_place=in_place) is None

@@ -20,11 +20,12 @@ import pytest
 from programs_by_hand import one_message_held_back
 
 from blinkccl.algorithms.registry import ALGORITHMS, Request
+from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import element_type, operation
 from blinkccl.collectives.oracle import make_inputs
 from blinkccl.collectives.spec import Collective
 from blinkccl.engines import host, native_library
-from blinkccl.engines.host import Endpoint, NativeOp, local_endpoints, to_exception
+from blinkccl.engines.host import Endpoint, HostOptions, NativeOp, local_endpoints, to_exception
 from blinkccl.engines.host_plan import Area, HostPlan
 from blinkccl.engines.registry import ENGINES
 from blinkccl.errors import (
@@ -57,7 +58,7 @@ def allreduce(n: int = 2) -> Program:
 @NEEDED
 @pytest.mark.parametrize("way", [{}, {"shared": True}, {"cross_memory": True}])
 def test_no_value_is_held_back_for_another_queue(way: dict[str, bool]) -> None:
-    run = partial(host.run, **way)
+    run = partial(host.run, options=HostOptions(**way))
     assert difference(run, one_message_held_back(), count=900, chunk_bytes=16, deadline_s=20) is None
 
 
@@ -70,8 +71,7 @@ def test_a_deadlock_ends_at_the_deadline_and_says_who_waits_for_what() -> None:
         host.run(
             program,
             make_inputs(program.collective, 4000, "int32"),
-            count=4000,
-            dtype="int32",
+            CollectiveCall.of(program.collective, "int32", 4000),
             chunk_bytes=16,
             deadline_s=0.3,
         )
@@ -86,8 +86,8 @@ def test_any_wanted_chunk_will_do(chunk_bytes: int) -> None:
 @NEEDED
 def test_integer_scales_that_a_double_does_not_hold_are_refused() -> None:
     program, inputs = allreduce(), [np.ones(3, np.int64)] * 2
-    run = partial(host.run, program, inputs, count=3, dtype="int64", op="premul_sum")
-    with pytest.raises(UnsupportedError, match=f"integer scales up to 2.53, got {2**53 + 1}; use the engine threads"):
+    run = partial(host.run, program, inputs, CollectiveCall.of(program.collective, "int64", 3, "premul_sum"))
+    with pytest.raises(UnsupportedError, match=f"integer scales up to 2.53, got {2**53 + 1}; use the engine reference"):
         run(scales=[1, 2**53 + 1])
     assert [out is not None and out.tolist() for out in run(scales=[1, 2**60])] == [[2**60 + 1] * 3] * 2
 
@@ -95,7 +95,12 @@ def test_integer_scales_that_a_double_does_not_hold_are_refused() -> None:
 @NEEDED
 def test_counters_of_a_call() -> None:
     stats: list[dict[str, int]] = []
-    host.run(allreduce(3), make_inputs(Collective("allreduce", 3), 900, "int32"), count=900, dtype="int32", stats=stats)
+    host.run(
+        allreduce(3),
+        make_inputs(Collective("allreduce", 3), 900, "int32"),
+        CollectiveCall.of(allreduce(3).collective, "int32", 900),
+        options=HostOptions(stats=stats),
+    )
     # Two thirds of 3600 bytes come in to be summed here, and go out again as the others' sums.
     assert [(rank["calls"], rank["messages"], rank["message_bytes"]) for rank in stats] == [(1, 4, 4800)] * 3
 

@@ -11,6 +11,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import DTYPES
 from blinkccl.collectives.spec import Collective
 from blinkccl.engines import reference
@@ -69,7 +70,13 @@ def test_the_own_contribution_has_its_turn(
     inputs = [np.full(40, value, np.float32) for value in values]
     for index, want in enumerate(wanted):
         for program in (star(index), star(index, "reduce")):
-            outputs = run(program, inputs, count=40, dtype="float32", op=op, in_place=in_place, chunk_bytes=64)
+            outputs = run(
+                program,
+                inputs,
+                CollectiveCall.of(program.collective, "float32", 40, op),
+                in_place=in_place,
+                chunk_bytes=64,
+            )
             assert outputs[0] is not None
             assert outputs[0].tobytes() == np.full(40, want, np.float32).tobytes(), (index, outputs[0][0])
 
@@ -77,11 +84,11 @@ def test_the_own_contribution_has_its_turn(
 @pytest.mark.parametrize("run", ALL)
 def test_a_firing_rounds_once_and_every_hop_rounds(run: reference.Run) -> None:
     inputs = [np.full(20, value, np.float16) for value in (2048, 1, 1, 1)]
-    at_once = run(star(0), inputs, count=20, dtype="float16")
+    at_once = run(star(0), inputs, CollectiveCall.of(star(0).collective, "float16", 20))
     assert {float(x) for out in at_once if out is not None for x in out} == {2052}  # 2051 is a tie
     up, down = Tree(3, ((0, 1), (1, 2), (2, 3))), Tree(3, ((3, 2), (2, 1), (1, 0)))
     chain = lowered(Collective("allreduce", 4), up, down)
-    by_hops = run(chain, inputs, count=20, dtype="float16")
+    by_hops = run(chain, inputs, CollectiveCall.of(chain.collective, "float16", 20))
     assert {float(x) for out in by_hops if out is not None for x in out} == {2048}
 
 
@@ -90,7 +97,7 @@ def test_a_pure_sender_sends_its_scaled_value_rounded(run: reference.Run) -> Non
     storage = DTYPES["bfloat16"].storage
     inputs = [np.full(9, value).astype(storage) for value in (-1, 1, 0, 0)]
     scales = [1 + 2**-9, 1 + 2**-9, 1.0, 1.0]
-    outputs = run(star(0), inputs, count=9, dtype="bfloat16", op="premul_sum", scales=scales)
+    outputs = run(star(0), inputs, CollectiveCall.of(star(0).collective, "bfloat16", 9, "premul_sum"), scales=scales)
     for out in outputs:
         assert out is not None
         assert out.astype(np.float64).tolist() == [-(2**-9)] * 9  # the root's own product is not rounded

@@ -26,6 +26,7 @@ from blinkccl.codegen.channels import channel_loops
 from blinkccl.codegen.host_compiler import copies_compiler
 from blinkccl.codegen.layout import Geometry, Group
 from blinkccl.codegen.text import COPIES, Kernel, cuda_text
+from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import DTYPE_CODES, OP_CODES, operation, scalars
 from blinkccl.collectives.oracle import make_inputs, make_scales, mismatch
 from blinkccl.collectives.oracle import oracle as oracle_of
@@ -169,10 +170,8 @@ class Job:
         self,
         program: Program,
         inputs: Sequence[Array | None],
+        call: CollectiveCall,
         *,
-        count: int,
-        dtype: str,
-        op: str = "sum",
         scales: Sequence[float] | None = None,
         chunk_bytes: int = CHUNK_BYTES,
         in_place: bool = False,
@@ -182,8 +181,8 @@ class Job:
     ) -> list[Array | None]:
         """As :class:`blinkccl.engines.registry.Run`; the deadline is that of the device, 0: there is none."""
         assert program == self.program
-        buffers, row = filled(program.collective, inputs, count, dtype, in_place)
-        chosen = operation(op)
+        buffers, row = filled(program.collective, inputs, call.elements, call.dtype, in_place)
+        chosen = operation(call.op)
         row.combine(chosen)
         factors = scalars(chosen, row, scales, program.collective.world_size)
         here = range(len(program.ranks)) if self.rank < 0 else [self.rank]
@@ -195,7 +194,7 @@ class Job:
                     setattr(own, f"{name}_bytes", array.nbytes)
             if factors is not None:
                 own.scale = int.from_bytes(np.asarray(factors[rank], row.accumulator).tobytes(), sys.byteorder)
-        launch = Launch(count, chunk_bytes, int(deadline_s * 1e9), DTYPE_CODES[row.name], OP_CODES[chosen.base])
+        launch = Launch(call.elements, chunk_bytes, int(deadline_s * 1e9), DTYPE_CODES[row.name], OP_CODES[chosen.base])
         launch.average = chosen.averages
         launch.scale_kind = int(factors is not None and program.collective.reduces)
         launch.absent, launch.abort_after_ms = absent, abort_after_ms
@@ -344,7 +343,9 @@ def one_rank(case: dict[str, Any], rank: int, meeting: str) -> list[str | None]:
         inputs = make_inputs(program.collective, one["count"], one["dtype"], 0, op)
         scales = make_scales(program.collective, one["dtype"]) if operation(op).scales else None
         expected = oracle_of(program.collective, inputs, op, scales)
-        outputs = job.run(program, inputs, scales=scales, **one)
+        call = CollectiveCall.of(program.collective, one["dtype"], one["count"], op)
+        rest = {key: value for key, value in one.items() if key not in ("count", "dtype", "op")}
+        outputs = job.run(program, inputs, call, scales=scales, **rest)
         told = mismatch([outputs[rank]], [expected[rank]], max(1, one["count"]))
         found.append(told if job.last.code == 0 else f"ended with status {job.last.code}")
 
