@@ -329,11 +329,11 @@ def operation(name: str) -> Operation:
 
     Raises
     ------
-    UnsupportedError
+    UsageError
         If there is no such operation; the message lists those there are.
     """
     if name not in OPS:
-        raise UnsupportedError(f"operation {name!r} is not one of {', '.join(OPS)}")
+        raise UsageError(f"operation {name!r} is not one of {', '.join(OPS)}")
     return OPS[name]
 
 

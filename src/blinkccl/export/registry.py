@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Protocol
 
-from blinkccl.errors import UnsupportedError
+from blinkccl.errors import UsageError
 from blinkccl.forest.model import Forest
 from blinkccl.schedule.program import Program
 
@@ -72,9 +72,9 @@ def format_of(name: str) -> Format:
 
     Raises
     ------
-    UnsupportedError
+    UsageError
         If there is no such format; the message lists those there are.
     """
     if name not in FORMATS:
-        raise UnsupportedError(f"format {name!r} is not one of {', '.join(FORMATS)}")
+        raise UsageError(f"format {name!r} is not one of {', '.join(FORMATS)}")
     return FORMATS[name]

@@ -1,4 +1,4 @@
-"""Types, operations, and what one firing makes of its operands, bit for bit."""
+"""Types, operations, and what one execution makes of its operands, bit for bit."""
 
 from __future__ import annotations
 
@@ -300,7 +300,7 @@ def test_operations_that_a_type_does_not_have(dtype: str, op: str, message: str)
 
 
 def test_unknown_names_list_the_known_ones() -> None:
-    with pytest.raises(UnsupportedError, match="'xor' is not one of sum, prod, min, max, avg, premul_sum, band"):
+    with pytest.raises(UsageError, match="'xor' is not one of sum, prod, min, max, avg, premul_sum, band"):
         operation("xor")
     with pytest.raises(UnsupportedError, match=r"'complex64' is not one of int8, .*bool"):
         element_type("complex64")
