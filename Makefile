@@ -13,6 +13,8 @@ NATIVE := native/CMakeLists.txt native/blink_exports.map $(wildcard native/src/*
 # A compiler that is there must build the library; without one the package installs without it (pyproject.toml).
 COMPILER := $(shell command -v "$${CXX:-c++}" || command -v g++ || command -v clang++)
 export BLINK_REQUIRE_NATIVE := $(if $(COMPILER),1)
+# Hundreds of processes import the package: its bytecode is kept, whatever the environment says.
+export PYTHONDONTWRITEBYTECODE :=
 SAY_WITHOUT := $(if $(COMPILER),,echo "No C++ compiler: no native library. Once there is one: make clean, and again.")
 
 .PHONY: run test test-all lint types layers unit native native-test bench clean

@@ -11,7 +11,7 @@ from blinkccl.collectives.spec import COLLECTIVES
 
 #: Topology → algorithms to ask; those that refuse must refuse in the same words.
 TOPOLOGIES = {
-    "dgx-1v": [*ALGORITHMS],
+    "dgx-1v": ["optimal", "blink"],
     "dgx-1v --gpus 1,4,5,6": [*ALGORITHMS],
     "dgx-2 --gpus 0-3": ["optimal", "one_hop", "ring"],
     "mist": ["optimal", "three_stage"],
@@ -19,7 +19,7 @@ TOPOLOGIES = {
     "random:6:seed=5:directed": ["optimal", "blink"],
     "pcie-8gpu --gpus 0,2,5": ["optimal", "ring"],
 }
-#: On a whole machine, where plans take longest: what is rooted, what sums, what gathers.
+#: On whole machines, where plans take longest: what is rooted, what sums, what gathers.
 WHOLE = ("broadcast", "allreduce", "allgather")
 SCRIPT = """
 import contextlib, io, sys
@@ -39,7 +39,7 @@ def _commands():
     for spec, algorithms in TOPOLOGIES.items():
         topology, _, gpus = spec.partition(" --gpus ")
         for algorithm in algorithms:
-            for collective in WHOLE if spec == "dgx-1v" else COLLECTIVES:
+            for collective in WHOLE if spec in ("dgx-1v", "2x dgx-a100") else COLLECTIVES:
                 chosen = ["--gpus", gpus] if gpus else []
                 yield "|".join(["plan", collective, "--topo", topology, "--algo", algorithm, *chosen])
 

@@ -239,7 +239,7 @@ def test_the_example_ends_with_a_message_where_it_cannot_run():
     assert needed.returncode == 1
 
 
-def test_the_example_runs_on_trees_on_doubles_of_nccl_and_cuda(blink, doubles, monkeypatch, tmp_path):
+def test_the_example_runs_on_trees_on_doubles_of_nccl_and_cuda(blink, doubles, session_cache, monkeypatch, tmp_path):
     """The whole road: preload, cards, planner, generated code, launch, report; only GPUs and NCCL are doubles."""
     root = Path(__file__).resolve().parents[3]
     libraries = [find_library(name, "BLINK_UNSET") for name in ("libblink.so", "libblink_device.so")]
@@ -251,7 +251,7 @@ def test_the_example_runs_on_trees_on_doubles_of_nccl_and_cuda(blink, doubles, m
         "BLINK_NVCC": doubles.compiler,
         "BLINK_DOUBLE_DEVICES": 4,
         "BLINK_DOUBLE_DEVICE_LIB": libraries[1],
-        "BLINK_CACHE": tmp_path / "cache",
+        "BLINK_CACHE": session_cache,
         "BLINK_MAX_BLOCKS": 4,
     }.items():
         monkeypatch.setenv(name, str(value))
@@ -260,7 +260,7 @@ def test_the_example_runs_on_trees_on_doubles_of_nccl_and_cuda(blink, doubles, m
         "run",
         "--require",
         "--topo",
-        "dgx-1v",
+        "clique:4",
         "--algo",
         "optimal",
         "--report",

@@ -22,7 +22,7 @@ DEADLINE_S = 240
 
 
 @pytest.fixture(scope="module")
-def machine(doubles: Doubles, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def machine(doubles: Doubles, session_cache: Path) -> dict[str, str]:
     """The environment of a rank on four GPUs that are doubles; skips where something is not doubles."""
     library = find_library(LIBRARY, LIBRARY_OVERRIDE)
     if library is None:
@@ -41,7 +41,7 @@ def machine(doubles: Doubles, tmp_path_factory: pytest.TempPathFactory) -> dict[
         "BLINK_DEVICE_LIBRARY": str(device),
         "BLINK_DEVICE_INCLUDE": str(include),
         "BLINK_TOPO": "dgx-1v",
-        "BLINK_CACHE": str(tmp_path_factory.mktemp("cache")),
+        "BLINK_CACHE": str(session_cache),
         "BLINK_PYTHON": sys.executable,
         "BLINK_MAX_BLOCKS": "4",
         "NCCL_DEBUG": "WARN",
