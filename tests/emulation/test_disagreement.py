@@ -197,9 +197,7 @@ def member_with_limit(url: str, rank: int, who: int, limit: str, room: int) -> A
 
 @pytest.mark.parametrize("who", [-1, 0, 1])
 @pytest.mark.parametrize(("limit", "room"), [("RLIMIT_FSIZE", 1 << 20), ("RLIMIT_AS", 4 << 30)])
-def test_too_little_memory_is_an_error_on_all_ranks_that_says_how_much_is_needed(
-    tmp_path: Any, start: Start, limit: str, room: int, who: int
-) -> None:
+def test_too_little_memory_is_said_on_all_ranks(tmp_path: Any, start: Start, limit: str, room: int, who: int) -> None:
     url = f"file://{tmp_path}/store"
     began = time.monotonic()
     found = outcomes([RankProcess(member_with_limit, url, rank, who, limit, room) for rank in range(2)])

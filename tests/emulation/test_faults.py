@@ -290,7 +290,7 @@ def stalls(comm: Communicator, elements: int) -> None:
 
 
 @pytest.mark.parametrize("elements", [16, 1_500_000])
-def test_a_stopped_rank_is_named_at_the_deadline_and_told_when_it_goes_on(start: Start, elements: int) -> None:
+def test_a_stopped_rank_is_named_and_hears_of_it_later(start: Start, elements: int) -> None:
     job = start(3, stalls, elements)
     job.hear("working")
     stopped = job.signal(1, signal.SIGSTOP)
@@ -401,7 +401,7 @@ def fails_again_and_again(comm: Communicator) -> int:
     return failures
 
 
-def test_a_script_that_ends_with_an_error_ends_at_once_and_tells_the_others(tmp_path: Path, start: Start) -> None:
+def test_a_script_that_fails_tells_the_others(tmp_path: Path, start: Start) -> None:
     script = (
         "import sys, numpy as np, blinkccl\n"
         "comm = blinkccl.init()\n"
@@ -457,7 +457,7 @@ def is_interrupted(comm: Communicator, wait: str) -> tuple[str, float, str]:
 
 
 @pytest.mark.parametrize("wait", ["call", "large call", "call behind another", "message"])
-def test_ctrl_c_ends_a_long_wait_at_once_and_the_others_hear_of_it(start: Start, wait: str) -> None:
+def test_ctrl_c_ends_a_wait_and_the_others_hear_of_it(start: Start, wait: str) -> None:
     job = start(2, is_interrupted, wait)
     job.hear("ready")
     time.sleep(0.5)
@@ -509,7 +509,7 @@ def handles_signals(comm: Communicator) -> list[str]:
     return said
 
 
-def test_signal_handlers_run_in_long_waits_and_raise_what_they_raise(start: Start) -> None:
+def test_signal_handlers_run_in_long_waits(start: Start) -> None:
     job = start(2, handles_signals)
     job.hear("ready")
     for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):

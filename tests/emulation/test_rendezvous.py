@@ -467,7 +467,7 @@ assert [decode(card).payload for card in cards] == [os.environ["JOB"].encode()] 
 """
 
 
-def test_what_a_launcher_starts_meets_without_any_store_and_without_other_jobs(tmp_path: Path) -> None:
+def test_what_a_launcher_starts_meets_without_a_store(tmp_path: Path) -> None:
     jobs = []
     for job in range(2):
         environ = {key: value for key, value in os.environ.items() if not key.startswith(("BLINK_", "RANK", "WORLD_"))}

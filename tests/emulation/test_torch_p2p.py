@@ -76,7 +76,7 @@ def test_random_programs_give_the_bits_of_the_reference(seed: int) -> None:
 
 
 @pytest.mark.parametrize("how", ["stays away", "another size"])
-def test_a_rank_that_does_not_take_part_is_waited_for_until_the_deadline(how: str) -> None:
+def test_an_absent_rank_is_waited_for_until_the_deadline(how: str) -> None:
     program, call = ring(3), CollectiveCall("allreduce", "float32", 90)
 
     def one(group: object) -> Exception | None:

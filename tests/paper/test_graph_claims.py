@@ -46,7 +46,7 @@ def test_b2_three_gpus_have_two_rings_or_none(gpus: tuple[int, ...], count: int,
     assert plan("optimal", "dgx-1p", "broadcast", gpus).rate == rate
 
 
-def test_b4_four_of_the_28_sets_of_six_have_three_trees_where_nccl_has_two_rings() -> None:
+def test_b4_four_of_28_sets_have_three_trees_for_two_rings() -> None:
     three = [
         gpus
         for gpus in combinations(range(8), 6)
@@ -98,7 +98,7 @@ def test_b14_whole_lanes_are_not_enough_for_allreduce(machine: str, losing: int,
         assert plan("blink", machine, "allreduce", gpus).rate >= threshold * tau(machine, gpus)
 
 
-def test_b15_reduce_and_broadcast_share_undirected_trees_not_directed_ones() -> None:
+def test_b15_reduce_and_broadcast_share_undirected_trees() -> None:
     """24/7 with undirected trees; half of the directed 6 is 7/8 of what rings get, and less elsewhere."""
     assert plan("optimal", "dgx-1v", "allreduce").rate == Fraction(24, 7)
     assert ring_allreduce(Fraction(rings("dgx-1v", tuple(range(8)))), 8) == Fraction(24, 7)
@@ -128,7 +128,7 @@ def finish(forest: Forest, chunks: int) -> Fraction:
     return last
 
 
-def test_b20_two_chunks_cut_a_transfer_over_three_hops_by_a_third() -> None:
+def test_b20_two_chunks_cut_three_hops_by_a_third() -> None:
     forest = plan("optimal", "chain:4", "broadcast")
     assert tree_depth(forest.shares[0].broadcast or pytest.fail("no tree")) == 3
     assert finish(forest, 1) == 3
@@ -145,7 +145,7 @@ def speedups(machine: str) -> list[float]:
     return sorted(found)
 
 
-def test_b23_trees_are_never_below_rings_and_up_to_six_times_above() -> None:
+def test_b23_trees_are_one_to_six_times_rings() -> None:
     found = speedups("dgx-1v")
     low, high = np.percentile(found, [5, 95])
     assert found[0] == 1
@@ -161,7 +161,7 @@ def test_b24_there_are_46_and_14_settings(machine: str) -> None:
     assert (len(settings(machine)), len(settings(machine, connected=False))) == MACHINES[machine]
 
 
-def test_b26_one_allocation_has_no_ring_and_the_other_one_both_ways() -> None:
+def test_b26_one_allocation_has_no_ring_the_other_one() -> None:
     """The paper's "one tree" for the second does not hold on V100: its broadcast and its AllReduce reach 2."""
     assert rings("dgx-1v", (1, 4, 5, 6)) == 0
     assert tau("dgx-1v", (1, 4, 5, 6)) == 2

@@ -91,7 +91,7 @@ def test_random_clusters(request: Request) -> None:
     st.sets(st.integers(0, 7), min_size=2, max_size=5),
     st.sampled_from(sorted(COLLECTIVES)),
 )
-def test_hybrids_are_not_faster_than_one_forest_over_both_classes(spec: str, chosen: set[int], name: str) -> None:
+def test_hybrids_do_not_beat_one_forest_over_both_classes(spec: str, chosen: set[int], name: str) -> None:
     topology, _ = load(spec, None)
     gpus = sorted({rank % len(topology.ranks) for rank in chosen} | {0, 1})
     request = asked(spec, ",".join(map(str, gpus)), name, root=1)
@@ -116,7 +116,7 @@ def trees_of(weights: list[Fraction]) -> list[LocalTree]:
 
 @seldom
 @given(st.lists(parts, min_size=1, max_size=4))
-def test_cuts_laid_over_each_other_leave_every_server_its_weights(servers: list[list[Fraction]]) -> None:
+def test_overlaid_cuts_leave_every_server_its_weights(servers: list[list[Fraction]]) -> None:
     columns = [trees_of(weights) for weights in servers]
     cuts = list(overlaid(columns))
     assert len(cuts) <= sum(map(len, columns)) - len(columns) + 1

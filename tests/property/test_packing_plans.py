@@ -136,7 +136,7 @@ def test_links_twice_as_wide_are_twice_as_fast(request: Request) -> None:
 
 @seldom
 @given(requests(switch=False))
-def test_blink_is_near_the_optimum_where_all_data_may_pass_one_root(request: Request) -> None:
+def test_blink_is_near_the_optimum_through_one_root(request: Request) -> None:
     if request.collective.name not in ("broadcast", "reduce", "allreduce"):
         request = replace(request, collective=Collective("broadcast", len(request.ranks), root=0))
     forest = plan_or_none("blink", request)

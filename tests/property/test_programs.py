@@ -283,7 +283,7 @@ def moving_all_at_once_deadlocks(program: Program) -> bool:
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_planted_faults_in_odd_programs_are_refused_with_their_cause(name: str) -> None:
+def test_planted_faults_in_odd_programs_are_refused(name: str) -> None:
     planted = 0
     for seed in range(100):
         random = Random(seed)

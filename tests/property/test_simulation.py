@@ -262,7 +262,7 @@ def test_the_same_question_has_the_same_answer_in_any_process() -> None:
 @pytest.mark.parametrize("sharing", ["fifo", "fair", "unfair"])
 @EASY
 @given(seed=SEEDS)
-def test_twice_the_rates_are_half_the_time_where_only_bytes_take_time(sharing: str, seed: int) -> None:
+def test_twice_the_rates_are_half_the_time_of_bytes(sharing: str, seed: int) -> None:
     """Exactly: all times are sums of quotients, and twos change only exponents."""
     random = Random(seed)
     program, network = any_job(random)
@@ -316,7 +316,7 @@ def part_of_rate(forest: Forest, sharing: str, size_bytes: int = 1 << 26) -> tup
 @pytest.mark.parametrize("algo", [*ALGORITHMS])
 @examples(6)
 @given(seed=SEEDS)
-def test_long_transfers_reach_the_rate_of_the_plan_and_never_more(algo: str, seed: int) -> None:
+def test_long_transfers_reach_the_rate_of_the_plan(algo: str, seed: int) -> None:
     """First come, first served, k chunks through d hops take (k + d) / k of the time that the plan's rate allows.
 
     So links that full loads were planned for are full, in whatever order trees take turns on them. Fairly shared links

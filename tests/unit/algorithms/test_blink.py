@@ -90,7 +90,7 @@ def test_the_threshold_is_what_may_be_given_up(threshold: Fraction) -> None:
     )
 
 
-def test_one_root_costs_the_allgather_of_a_dgx_1v_what_the_theory_says() -> None:
+def test_one_root_costs_allgather_what_theory_says() -> None:
     """48/7 against 16/3, and never worse than half."""
     network = network_of(asked("dgx-1v", "allgather"))
     assert one_root_optimum(network, 0) * 8 == Fraction(16, 3)
@@ -101,12 +101,12 @@ def test_one_root_costs_the_allgather_of_a_dgx_1v_what_the_theory_says() -> None
 
 
 @pytest.mark.parametrize("name", sorted(set(COLLECTIVES) - set(DRAFTS)))
-def test_what_the_paper_has_no_trees_for_is_refused_with_the_reason(name: str) -> None:
+def test_what_the_paper_has_no_trees_for_is_refused(name: str) -> None:
     with pytest.raises(UnsupportedError, match=f"blink has no trees for {name}.*--algo optimal"):
         planned("blink", asked("dgx-1v", name))
 
 
-def test_allreduce_on_one_way_links_is_refused_and_the_rest_is_served() -> None:
+def test_allreduce_alone_is_refused_on_one_way_links() -> None:
     with pytest.raises(UnsupportedError, match=r"every link needs its reverse.*--algo optimal"):
         planned("blink", asked("oneway:4", "allreduce"))
     for name in sorted(set(DRAFTS) - {"allreduce"}):

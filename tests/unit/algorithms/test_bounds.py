@@ -95,7 +95,7 @@ def test_a_cut_over_a_contracted_chain_counts_its_narrowest_link() -> None:
     assert back.capacity == 4
 
 
-def test_chains_that_are_narrow_at_different_ends_are_proved_by_prices() -> None:
+def test_chains_narrow_at_different_ends_need_prices() -> None:
     """Symmetric when contracted, but no partition of the three real vertices has capacity 3."""
     topology = digraph({(0, 2): 3, (2, 1): 5, (1, 2): 3, (2, 0): 5}, 2, 1)
     certificate = certificate_for(Collective("allreduce", 2), (0, 1), topology)

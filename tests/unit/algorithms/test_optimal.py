@@ -54,7 +54,7 @@ LEAST_DEPTH = {0: 4, 1: 4, 2: 5, 3: 5, 4: 4, 5: 4, 6: 5, 7: 5}
 
 
 @pytest.mark.parametrize("root", LEAST_DEPTH)
-def test_a_dgx_1v_broadcast_takes_four_trees_or_six_at_the_least_depth(root: int) -> None:
+def test_a_dgx_1v_broadcast_takes_four_or_six_trees(root: int) -> None:
     few = planned("optimal", asked("dgx-1v", "broadcast", root=root, objective="fewest-trees"))
     flat = planned("optimal", asked("dgx-1v", "broadcast", root=root, objective="least-depth"))
     assert (few.rate, len(few.shares)) == (Fraction(6), 4)
@@ -77,7 +77,7 @@ def test_shallow_by_default() -> None:
         ("allreduce", "least-depth"),
     ],
 )
-def test_an_objective_that_is_not_served_is_refused_with_the_reason(name: str, objective: str) -> None:
+def test_an_objective_that_is_not_served_is_refused(name: str, objective: str) -> None:
     with pytest.raises(UnsupportedError, match=f"--{objective} is"):
         planned("optimal", asked("2x dgx-a100 @ 200Gbps", name, objective=objective))
     with pytest.raises(UnsupportedError, match=f"--{objective} is for --algo optimal"):
@@ -85,7 +85,7 @@ def test_an_objective_that_is_not_served_is_refused_with_the_reason(name: str, o
 
 
 @pytest.mark.parametrize("spec", ["star:6", "dgx-2"])
-def test_broadcast_through_one_switch_is_two_hops_deep_or_one_chain(spec: str) -> None:
+def test_broadcast_through_one_switch_is_shallow(spec: str) -> None:
     deep = {o: planned("optimal", asked(spec, "broadcast", objective=o)) for o in OBJECTIVES}
     assert all(forest.optimal for forest in deep.values())
     assert deep["shallow"].depth == deep["least-depth"].depth == 2
@@ -212,7 +212,7 @@ print(dumps(to_document(planned("optimal", asked("2x dgx-a100 @ 200Gbps", "allga
 """
 
 
-def test_another_process_with_another_hash_seed_plans_the_same_bytes() -> None:
+def test_another_hash_seed_plans_the_same_bytes() -> None:
     printed = [
         subprocess.run(
             [sys.executable, "-c", PRINTED], capture_output=True, text=True, check=True,

@@ -52,7 +52,7 @@ CEDAR = ideal(link("nvlink", 25.0, 25.0), link("pcie", 12.0, 10.0), link("smp", 
 H100 = ideal(link("nvlink", 25.0, 25.0), link("net", 0.0, 1.0))
 
 
-def test_the_host_takes_two_copies_a_ring_of_messages_and_the_sums() -> None:
+def test_the_host_takes_copies_messages_and_sums() -> None:
     at = prepare_host_staged(request("mist"), MIST).at(1_000_000_000)
     copies = 2 / PAGEABLE_GB_PER_S.value
     steps_s = 6 * HOST_STEP_US.value * 1e-6
@@ -64,7 +64,7 @@ def test_the_host_takes_two_copies_a_ring_of_messages_and_the_sums() -> None:
     assert at.simulation is None
 
 
-def test_a_slow_link_to_the_host_counts_and_is_shared_by_its_gpus() -> None:
+def test_a_slow_link_to_the_host_is_shared_by_its_gpus() -> None:
     fast = prepare_host_staged(request("cedar"), CEDAR).at(MIB).seconds
     slow = ideal(link("nvlink", 25.0, 25.0), link("pcie", 12.0, 2.0), link("smp", 10.0, 10.0))
     assert prepare_host_staged(request("cedar"), slow).at(MIB).seconds - fast == pytest.approx(

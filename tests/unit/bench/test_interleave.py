@@ -119,7 +119,7 @@ def test_our_own_failure_is_no_measurement(error):
         _run([Participant("", "", Scripted("", [1.0], fails=error))])
 
 
-def test_a_slow_peer_gets_fewer_iterations_and_a_hopeless_one_none():
+def test_a_slow_peer_gets_fewer_iterations_or_none():
     own, slow = Scripted("", [1e-3]), Scripted("slow", [0.4])
     _run([Participant("", "", own), Participant("slow", "", slow)], iterations=100)
     assert {iterations for _, _, iterations in own.diary} == {100}

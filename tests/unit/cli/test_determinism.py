@@ -44,7 +44,7 @@ def _commands():
                 yield "|".join(["plan", collective, "--topo", topology, "--algo", algorithm, *chosen])
 
 
-def test_two_processes_with_other_hash_seeds_write_the_same_bytes(tmp_path):
+def test_other_hash_seeds_write_the_same_bytes(tmp_path):
     commands = list(_commands())
     folders = []
     for seed in ("0", "4711"):

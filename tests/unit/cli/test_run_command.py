@@ -87,7 +87,7 @@ def library(tmp_path, monkeypatch):
     return path
 
 
-def test_the_command_is_given_the_library_the_python_and_a_report(library):
+def test_the_command_is_given_library_python_and_report(library):
     given = environment({"A": "1"}, library, Path("/r"), {"BLINK_ALGO": "ring"})
     assert given == {
         "A": "1",

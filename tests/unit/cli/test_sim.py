@@ -64,7 +64,7 @@ def test_a_plan_that_states_a_false_bound_is_a_failed_check(blink, tmp_path: Pat
     assert "is not what it says it is" in ended.err
 
 
-def test_a_plan_over_relays_or_all_links_has_the_bound_of_its_links(blink, tmp_path: Path) -> None:
+def test_a_plan_over_relays_has_the_bound_of_its_links(blink, tmp_path: Path) -> None:
     plan = str(tmp_path / "plan.json")
     for asked in (["--gpus", "1,4,6", "--relays"], ["--gpus", "0,1,2", "--links", "all"]):
         assert blink("plan", "broadcast", "--topo", "dgx-1v", *asked, "-o", plan).code == 0

@@ -218,7 +218,7 @@ def test_topo_json_is_what_a_plan_sees(blink):
     assert {link["kind"] for link in everything["links"]} == {"nvlink", "pcie", "smp"}
 
 
-def test_topo_json_shows_all_links_where_the_fast_ones_join_nothing(blink):
+def test_topo_json_shows_all_links_if_fast_ones_join_nothing(blink):
     ended = blink("topo", "pcie-8gpu-nvlink-pairs", "--json")
     assert ended.code == 0
     assert {link["kind"] for link in json.loads(ended.out)["links"]} == {"nvlink", "pcie", "smp"}

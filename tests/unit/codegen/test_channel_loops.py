@@ -133,7 +133,7 @@ def test_sends_of_one_chunk_in_one_tick_are_one_execution() -> None:
     assert sum(map(len, served)) == 16
 
 
-def test_too_many_ends_and_too_fine_fractions_are_refused_by_name() -> None:
+def test_too_many_ends_and_too_fine_fractions_are_refused() -> None:
     wide = lower(forest_of("allreduce", f"clique:{MAX_ENDS}", star(0, MAX_ENDS)))
     with pytest.raises(UnsupportedError, match=r"root of share 0.* receives from 31 and sends to 31 .*32 ends"):
         channel_loops(wide)

@@ -135,7 +135,7 @@ def test_a_failure_says_why_and_keeps_the_text() -> None:
     assert str(kept.parent) in str(another.value), "a plan's files fail together"
 
 
-def test_a_compiler_that_takes_too_long_is_ended_with_its_children(tmp_path: Path) -> None:
+def test_a_slow_compiler_is_ended_with_its_children(tmp_path: Path) -> None:
     began = time.monotonic()
     script = f"(sleep 60 & echo $! > {tmp_path}/pid; wait) & wait"
     with pytest.raises(UnsupportedError, match=r"sh took longer than 0.5 s for the generated code"):
@@ -204,9 +204,7 @@ def test_nvcc_makes_a_cubin_for_one_gpu_and_a_fatbin_for_several(tmp_path: Path)
     assert b"-gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90" in two.compile("", 10)
 
 
-def test_a_gpu_that_a_compiler_does_not_know_is_refused_with_those_it_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_unknown_to_the_compiler_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tmp_path / "nvcc"
     script.write_text("#!/bin/sh\necho sm_75; echo sm_90; echo Cuda compilation tools, release 13.0, V13\n")
     script.chmod(0o755)

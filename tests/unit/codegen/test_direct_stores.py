@@ -65,7 +65,7 @@ def route(topology: Topology, src: int, dst: int) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: f"{job[0]}-{len(job[1])}-{job[2]}{'-relays' if job[3] else ''}")
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_what_is_accepted_has_its_rate_on_the_routes_that_stores_take(name, job):
+def test_what_is_accepted_has_its_rate_by_direct_stores(name, job):
     try:
         forest, program = planned(name, job)
     except BlinkError:
@@ -93,7 +93,7 @@ def test_what_is_accepted_has_its_rate_on_the_routes_that_stores_take(name, job)
         ("one_hop", ("dgx-1v", (1, 4, 5, 6), "fast", True), r"1 → 0 → 4 leads through the memory of GPU0"),
     ],
 )
-def test_a_path_that_no_store_takes_is_refused_with_queue_path_and_vertex(name, job, why):
+def test_a_path_that_no_store_takes_is_refused(name, job, why):
     forest, program = planned(name, job)
     with pytest.raises(UnsupportedError, match=rf"^queue \d+, from GPU \d to GPU \d: its path .*{why}") as refused:
         write(program, forest)

@@ -61,7 +61,7 @@ def test_the_numbers_of_the_native_abi() -> None:
     assert OPS["avg"].base == OPS["premul_sum"].base == "sum"
 
 
-def test_narrow_floats_accumulate_in_float32_and_nothing_else_does() -> None:
+def test_only_narrow_floats_accumulate_in_float32() -> None:
     assert [name for name, row in DTYPES.items() if row.accumulator != row.storage] == NARROW
     assert all(DTYPES[name].accumulator == np.float32 for name in NARROW)
 

@@ -25,7 +25,7 @@ def with_slots(program: Program, slots: int) -> Program:
     return replace(program, channels=tuple(replace(channel, slots=slots) for channel in program.channels))
 
 
-def test_a_program_that_counts_on_an_early_slot_is_refused_and_one_slot_more_helps() -> None:
+def test_a_program_that_counts_on_an_early_slot_is_refused() -> None:
     program = one_message_held_back()
     with pytest.raises(UnsupportedError, match=r"would deadlock: .*rank 0, channel 0, step 1.*give its queues more"):
         difference(generated.run, program, count=100)
@@ -39,7 +39,7 @@ def test_a_program_that_counts_on_an_early_slot_is_refused_and_one_slot_more_hel
     assert difference(generated.run, with_slots(program, 2), count=400, chunk_bytes=16) is None
 
 
-def test_what_never_comes_is_waited_for_until_the_deadline_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_never_comes_is_named_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 1 passes nothing on."""
     program = with_slots(one_message_held_back(), 2)
     whole = generated.code

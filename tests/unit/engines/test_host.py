@@ -63,7 +63,7 @@ def test_no_value_is_held_back_for_another_queue(way: dict[str, bool]) -> None:
 
 
 @NEEDED
-def test_a_deadlock_ends_at_the_deadline_and_says_who_waits_for_what() -> None:
+def test_a_deadlock_ends_and_says_who_waits_for_what() -> None:
     made = random_forest(Random(1), Collective("allreduce", 4), one_shot=False)
     program = FAULTS["deadlock"].plant(lower(made), Random(0))
     assert program is not None

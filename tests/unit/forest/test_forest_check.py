@@ -317,7 +317,7 @@ def test_an_unreadable_plan_is_an_error_with_its_path(damage: Callable[[Json], N
     assert said in str(caught.value)
 
 
-def test_weights_without_a_workable_common_denominator_are_refused() -> None:
+def test_weights_without_a_common_denominator_are_refused() -> None:
     plan = load(A)
     odd = [10**40 + 2 * i + 1 for i in range(8)]
     plan["shares"] = [dict(plan["shares"][0], weight=f"1/{n}", slice=i) for i, n in enumerate(odd)]

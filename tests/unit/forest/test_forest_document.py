@@ -82,7 +82,7 @@ def test_ends_are_vertex_ids_outside_and_positions_inside() -> None:
     assert (to_document(forest)["src"], to_document(forest)["dst"]) == (0, 2)
 
 
-def test_a_share_without_edges_and_a_tree_without_edges_stay_apart() -> None:
+def test_a_share_and_a_tree_without_edges_stay_apart() -> None:
     plan = json.loads(GOOD)
     plan["shares"][0]["broadcast"], plan["shares"][0]["reduce"] = [], None
     forest = from_document(plan)
@@ -131,7 +131,7 @@ def test_hashes_depend_on_links_and_on_trees() -> None:
     assert topology_hash(from_document(plan).topology) != topology_hash(forest.topology)
 
 
-def test_bytes_are_the_same_in_a_new_process_with_another_hash_seed() -> None:
+def test_bytes_are_the_same_with_another_hash_seed() -> None:
     code = (
         "import sys; from blinkccl.forest.document import *; "
         "from blinkccl.forest.fingerprint import *; f = from_document(sys.stdin.buffer.read()); "
@@ -283,7 +283,7 @@ def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
         from_document(GOOD)
 
 
-def test_weights_without_a_workable_common_denominator_are_refused() -> None:
+def test_weights_without_a_common_denominator_are_refused() -> None:
     plan = json.loads(GOOD)
     plan["shares"] = [dict(plan["shares"][0], weight=f"1/{10**40 + 2 * i + 1}") for i in range(8)]
     with pytest.raises(ScheduleError, match="shares: the weights have a common denominator of more than 180"):

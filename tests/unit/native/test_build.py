@@ -90,7 +90,7 @@ def build(what: str, into: Path, **environment: str) -> subprocess.CompletedProc
     )
 
 
-def test_without_a_compiler_the_package_is_pure_python_and_says_so(tmp_path: Path) -> None:
+def test_without_a_compiler_the_package_is_pure_python(tmp_path: Path) -> None:
     built = build("wheel", tmp_path)
     assert built.returncode == 0, built.stdout + built.stderr
     assert "WITHOUT its native library" in built.stdout

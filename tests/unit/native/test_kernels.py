@@ -171,7 +171,7 @@ def test_rounding_of_every_code_times_a_scale(name: str, scale: float) -> None:
     assert_same_bits(got, defined(row, "sum", codes, own=0, scale=scale))
 
 
-def test_sources_are_combined_from_left_to_right_and_rounded_once() -> None:
+def test_sources_are_combined_in_order_and_rounded_once() -> None:
     half = [np.full(40, value, dtype=np.float16) for value in (2048, 1, 1, -2048)]
     assert combined("sum", *half).tolist() == [2.0] * 40  # 0 if every step were rounded to float16
     single = [np.full(40, value, dtype=np.float32) for value in (1e8, -1e8, 1, 2**-30)]

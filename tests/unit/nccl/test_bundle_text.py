@@ -72,7 +72,7 @@ def test_choices_name_programs_that_serve_them(tmp_path):
         assert kernel == f"blink_{collective}{'' if root == '-1' else f'_root{root}'}_optimal_{protocol}"
 
 
-def test_kernels_that_nobody_launches_are_neither_written_nor_named(tmp_path):
+def test_kernels_that_nobody_launches_are_not_written(tmp_path):
     made = bundle(tmp_path)
     text = made.text()
     for image in made.images:
@@ -84,7 +84,7 @@ def test_kernels_that_nobody_launches_are_neither_written_nor_named(tmp_path):
                 assert (f" {entry} " in text.replace("\n", " ")) is used
 
 
-def test_a_file_per_collective_on_few_cores_and_per_kernel_on_many(tmp_path):
+def test_files_are_per_collective_or_per_kernel(tmp_path):
     few, many = bundle(tmp_path), bundle(tmp_path, processors=64)
     assert [text.name for text in dict.fromkeys(image.text for image in few.images)][:4] == [
         "allreduce",
@@ -122,7 +122,7 @@ def test_a_reason_is_one_line_whatever_it_holds(tmp_path):
     assert "why two lines of why\n" in text
 
 
-def test_what_copy_engines_run_has_room_an_entry_and_a_kernel_for_graphs(tmp_path):
+def test_copy_engines_have_room_entry_and_graph_kernel(tmp_path):
     made = bundle(tmp_path, protocol="copies", archs=("sm_80", "host"))
     text = made.text()
     assert " line_bytes 8192 threads 512 copy_slots 4 copy_slot_bytes 1048576\n" in text
@@ -148,7 +148,7 @@ def test_what_copy_engines_run_has_room_an_entry_and_a_kernel_for_graphs(tmp_pat
 
 
 @pytest.mark.parametrize("processors", [2, 64])
-def test_code_for_copy_engines_is_written_where_they_run_and_nowhere_else(tmp_path, processors):
+def test_code_for_copy_engines_is_written_where_they_run(tmp_path, processors):
     for image in bundle(tmp_path, processors=processors).images:
         assert not image.text.copies
         assert "BLINK_FOLD_ENTRY" not in image.text.text

@@ -124,7 +124,7 @@ def test_the_same_question_has_the_same_answer(four):
     assert strip == [(r.collective, r.root, r.least, r.most, r.protocol, r.chunk_bytes, r.why) for r in four.choices]
 
 
-def test_a_forced_algorithm_takes_all_that_it_serves_and_nothing_else():
+def test_a_forced_algorithm_takes_what_it_serves():
     found = table(on_machine("clique:4"), 90, wanted("one_shot"), "one_shot")
     own = rows(found, "allreduce")
     assert all(row.candidate is not None and row.candidate.algorithm == "one_shot" for row in own)
@@ -134,7 +134,7 @@ def test_a_forced_algorithm_takes_all_that_it_serves_and_nothing_else():
     assert "one_shot does not serve allgather" in other.why
 
 
-def test_where_there_is_no_nccl_the_fastest_of_ours_is_taken_everywhere():
+def test_without_nccl_the_fastest_of_ours_is_taken():
     found = table(on_machine("star:4"), 90, predictor=False)
     assert len(found.taken) == len(found.choices)
     small, large = rows(found, "allreduce")[0], rows(found, "allreduce")[-1]
@@ -150,7 +150,7 @@ def test_reduction_in_the_switch_is_left_to_nccl():
     assert "NCCL NVLS 274 GB/s" in own[-1].why
 
 
-def test_ranks_on_one_gpu_are_compared_with_a_ring_and_that_is_said():
+def test_ranks_on_one_gpu_are_compared_with_a_ring():
     found = table(Place(parse_spec("clique:4"), (0, 1, 2, 3), real=False), 90)
     row = rows(found, "allreduce")[0]
     assert row.candidate is not None
@@ -223,7 +223,7 @@ def test_gpus_that_a_processors_memory_joins_are_left_to_nccl():
         candidates(on_machine("mist", (0, 2)), DEFAULT, 8, {})
 
 
-def test_a_forced_algorithm_whose_hops_are_none_is_left_to_nccl_with_the_reason():
+def test_a_forced_algorithm_without_hops_is_left_to_nccl():
     found = table(on_machine("dgx-1v", (0, 1, 2, 3)), algorithms=("hybrid",), forced="hybrid")
     assert not found.taken
     assert "leads over PCIe" in found.choices[0].why
@@ -353,7 +353,7 @@ def test_an_unknown_protocol_is_refused_with_those_there_are(setting):
     assert wanted_protocol("") == ""
 
 
-def test_trees_of_different_weights_are_timed_with_their_part_of_each_link():
+def test_trees_are_timed_with_their_part_of_each_link():
     """On all of a DGX-1V: sixths to twenty-fourths."""
     (one,) = candidates(on_machine("dgx-1v"), ("optimal",), 8, {}).found["allreduce", -1]
     lane = 20e9  # as NCCL counts it
@@ -448,7 +448,7 @@ def test_copy_engines_need_one_role_at_each_end():
     )
 
 
-def test_copies_get_memory_within_the_budget_and_only_if_they_run():
+def test_copies_that_run_get_memory_within_the_budget():
     every = candidates(on_machine("dgx-1v"), ("optimal",), 8, {}).every
     group, lanes = Group([one.program for one in every]), [one.lanes for one in every]
     for staging in (2 << 30, 256 << 20, 16 << 20):

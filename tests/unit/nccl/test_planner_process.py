@@ -188,7 +188,7 @@ def rows_of(line):
     return [row.split() for row in text.splitlines() if row.startswith("choice ")], text
 
 
-def test_what_is_not_compiled_in_time_is_left_to_nccl_and_the_next_job_tries_again(compiled, tmp_path):
+def test_what_is_not_compiled_in_time_is_left_to_nccl(compiled, tmp_path):
     environ = {"BLINK_CACHE": str(tmp_path / "cache")}
     data = json.dumps(peers(2, device=0, uuid="0" * 32, settings=settings(algo="one_hop"))).encode()
     compiled.add("blink_broadcast_")
@@ -205,7 +205,7 @@ def test_what_is_not_compiled_in_time_is_left_to_nccl_and_the_next_job_tries_aga
     assert answer(data, environ) == second
 
 
-def test_copies_without_their_object_for_this_host_are_left_to_nccl(compiled, monkeypatch, tmp_path):
+def test_copies_without_their_object_are_left_to_nccl(compiled, monkeypatch, tmp_path):
     to_gpu = images.build
 
     def build(text, compiler, deadline_s):

@@ -104,7 +104,7 @@ def test_nccls_topology_file_keeps_its_meaning(tmp_path):
     assert notes == []
 
 
-def test_a_topology_file_that_nccl_would_complete_is_left_to_probing(tmp_path):
+def test_an_incomplete_topology_file_is_left_to_probing(tmp_path):
     file = tmp_path / "nccl.xml"
     file.write_text('<system version="1"><cpu numaid="0"><pci busid="0000:1a:00.0" class="0x030200"/></cpu></system>')
     notes = []
@@ -131,7 +131,7 @@ def test_gpus_in_mig_mode_are_refused():
         place(job(2, bus_id=buses), nvml=nvml(mig=1))
 
 
-def test_two_instances_of_one_gpu_are_refused_whoever_names_the_topology():
+def test_two_instances_of_one_gpu_are_refused():
     with pytest.raises(UnsupportedError, match="ranks 0 and 1 are on two MIG instances"):
         place(job(2, bus_id="0000:1a:00.0", settings=settings(topo="ring:2")))
 

@@ -58,7 +58,7 @@ def test_unbalanced_switches_cannot_beat_the_cut(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_paths_to_a_root_reach_the_gather_flow_with_or_without_balance(seed: int) -> None:
+def test_paths_to_a_root_reach_the_gather_flow(seed: int) -> None:
     network = random_switched(Random(seed), 4, 2, balanced=seed % 2 == 0)
     packing = pack_columns(network.capacity, ONE, paths_oracle(network, 1))
     assert_exact(packing, network, ONE)
@@ -101,7 +101,7 @@ def test_unequal_demands_are_met_in_their_proportion() -> None:
     assert_exact(packing, network, demand)
 
 
-def test_seeds_are_preferred_and_a_reached_target_ends_the_search() -> None:
+def test_seeds_are_preferred_and_a_target_ends_the_search() -> None:
     ring = one_way_ring(4)
     whole = tuple(((i, (i + 1) % 4), 1) for i in range(3))
     seed = Column(0, whole, "the only tree")

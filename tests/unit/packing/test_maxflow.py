@@ -58,7 +58,7 @@ def test_the_least_and_the_greatest_minimum_cut(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(DRAWS))
-def test_the_broadcast_rate_is_the_least_flow_and_its_cut_attains_it(seed: int) -> None:
+def test_the_broadcast_rate_is_the_least_flow(seed: int) -> None:
     network = drawn(seed)
     root = Random(seed).randrange(network.n)
     rate, side = broadcast_rate(network, root)

@@ -34,7 +34,7 @@ def test_orbits_are_the_classes_of_links() -> None:
 
 
 @pytest.mark.parametrize("n", range(3, 8))
-def test_rotations_load_every_orbit_evenly_and_reach_the_bottleneck(n: int) -> None:
+def test_rotations_load_every_orbit_evenly(n: int) -> None:
     network, group = switched_ring(n)
     packing = pack_templates(network, group, None)
     assert packing.rate == packing.bound == allgather_rate(network)[0]

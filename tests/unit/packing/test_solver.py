@@ -18,7 +18,7 @@ def test_a_linear_and_an_integer_program() -> None:
     assert sum(integral) == pytest.approx(1)
 
 
-def test_what_cannot_be_is_none_and_what_has_no_end_is_our_mistake() -> None:
+def test_infeasible_is_none_and_unbounded_our_mistake() -> None:
     assert solve(Model([{0: 1}], [5], [5], [0.0], [2])) is None
     with pytest.raises(InternalError, match="HiGHS stopped with"):
         solve(Model([{0: 1}], [0], [None], [-1.0]))

@@ -50,7 +50,7 @@ def drawn(seed: int) -> Network:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_the_strength_is_the_least_ratio_and_its_partition_attains_it(seed: int) -> None:
+def test_the_strength_is_the_least_ratio(seed: int) -> None:
     network = drawn(seed)
     widths = undirected_widths(network)
     rate, blocks = strength(network.n, widths)

@@ -85,7 +85,7 @@ def test_every_number_says_what_it_was_computed_with(rows: dict[str, JudgedClaim
     assert [(row.claim.id, one.what) for row in computed for one in row.values if not one.basis] == []
 
 
-def test_numbers_that_nothing_is_compared_with_do_not_make_a_verdict(rows: dict[str, JudgedClaim]) -> None:
+def test_numbers_compared_with_nothing_make_no_verdict(rows: dict[str, JudgedClaim]) -> None:
     compared = [row.claim.id for row in rows.values() if any(one.published is not None for one in row.values)]
     assert compared == [name for name in IDS if name != "B3"]
 
@@ -146,7 +146,7 @@ def test_fig_18s_allocations_are_one_of_each_speed_up() -> None:
     assert {key[0] for key in keys} == set(range(3, 9))
 
 
-def test_eq_8_as_printed_is_the_split_for_much_data_and_negative_for_little() -> None:
+def test_eq_8_as_printed_is_the_split_for_much_data() -> None:
     wait_s, nvlink = Fraction(248, 100_000), Fraction(132)
     much, little = SIZE_BYTES, 1_000_000
     assert (
@@ -172,7 +172,7 @@ def test_both_baselines_are_the_same_where_both_take_rings() -> None:
     assert default[1:] == written[1:]
 
 
-def test_communication_after_the_backward_pass_takes_longer_than_beside_it() -> None:
+def test_communication_beside_the_backward_pass_is_faster() -> None:
     found = list(nccl_overheads(Context()))
     assert len(found) == 46 * len(NETWORKS)
     assert all(late >= beside for _, beside, late in found)

@@ -56,7 +56,7 @@ def test_tensors_are_as_many_and_have_names_of_their_own(name: str, tensors: int
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_only_the_layer_that_reads_the_image_needs_no_gradient_of_its_input(name: str) -> None:
+def test_only_the_first_layer_needs_no_input_gradient(name: str) -> None:
     first, *others = network(name).layers
     assert first.backward_flops == first.forward_flops
     assert all(layer.backward_flops == 2 * layer.forward_flops for layer in others)

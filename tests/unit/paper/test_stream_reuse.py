@@ -65,7 +65,7 @@ def test_the_link_in_question_is_the_first_hop_of_both_trees() -> None:
     assert streams == [6, 5]
 
 
-def test_unfair_sharing_delays_the_second_tree_until_the_first_is_through() -> None:
+def test_unfair_sharing_delays_the_second_tree() -> None:
     job = figure_13(EQUAL)
     fair, unfair, reused = (timed(job, settings) for settings in (FAIR, UNFAIR, UNFAIR_REUSED))
     assert tree_seconds(fair, 0) > 0.95 * tree_seconds(fair, 1)
@@ -73,7 +73,7 @@ def test_unfair_sharing_delays_the_second_tree_until_the_first_is_through() -> N
     assert tree_seconds(reused, 0) > 0.95 * tree_seconds(reused, 1)
 
 
-def test_a_delayed_tree_costs_no_time_where_the_shared_link_is_all_that_limits() -> None:
+def test_a_delayed_tree_is_free_if_only_its_link_limits() -> None:
     """A link that always moves somebody's bytes is through with all of them at the same time, whoever is first."""
     job = figure_13(EQUAL)
     assert timed(job, UNFAIR).seconds == pytest.approx(timed(job, FAIR).seconds, rel=0.05)
@@ -125,7 +125,7 @@ def test_reuse_closes_the_gap_of_broadcasts_on_a_dgx_1v(gpus: tuple[int, ...], a
     assert found["reused"] < 1.06
 
 
-def test_reuse_narrows_the_gap_of_an_allreduce_and_does_not_close_it() -> None:
+def test_reuse_narrows_the_gap_of_an_allreduce() -> None:
     """A reused stream also keeps the fixed costs and the reductions of one tree from the time of the other's copies."""
     found = gaps("allreduce", (0, 2, 4, 6), "blink")
     assert found["unfair"] > 1.15
@@ -133,14 +133,14 @@ def test_reuse_narrows_the_gap_of_an_allreduce_and_does_not_close_it() -> None:
     assert found["reused"] == pytest.approx(found["fair reused"], rel=0.03)
 
 
-def test_reuse_does_nothing_for_trees_that_cross_a_link_at_different_depths() -> None:
+def test_reuse_does_nothing_for_trees_at_different_depths() -> None:
     """Blink reuses a stream only where trees use a link "at roughly the same position"."""
     found = gaps("allreduce", (0, 2, 3, 4), "blink")
     assert found["unfair"] > 1.1
     assert found["reused"] == pytest.approx(found["unfair"], rel=0.01)
 
 
-def test_under_reuse_no_broadcast_on_a_dgx_1v_is_slower_for_unfair_links() -> None:
+def test_under_reuse_unfair_links_slow_no_broadcast() -> None:
     found = {gpus: gaps("broadcast", gpus, "optimal") for gpus in connected_allocations("dgx-1v")}
     assert len(found) == 46
     assert max(gap["unfair"] for gap in found.values()) > 1.2

@@ -336,7 +336,7 @@ def test_roofline_of_zero3_is_one_and_a_half_of_ddps(size: int, world_size: int)
 # comparison
 
 
-def test_an_eightfold_allreduce_saves_seven_eighths_of_communication() -> None:
+def test_an_eightfold_allreduce_saves_seven_eighths() -> None:
     theirs_s = 1e-10
     for overlap in (True, False):
         sides = (lambda size: size * theirs_s / 8), (lambda size: size * theirs_s)
@@ -413,7 +413,7 @@ def test_mistakes_are_said(call: Callable[[], TrainingStep], message: str) -> No
         call()
 
 
-def test_layers_without_parameters_and_without_work_are_no_obstacle() -> None:
+def test_layers_without_parameters_or_work_are_fine() -> None:
     model = small((0, (4,)), (2, ()), (3, (8,)), (1, ()))
     step = step_time(model, times(model), 2, lambda size: float(size), GradientExchange(None))
     assert [(b.size_bytes, b.ready_s) for b in step.buckets] == [(8, 6.0 + 8.0), (4, 6.0 + 12.0)]

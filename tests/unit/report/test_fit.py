@@ -35,7 +35,7 @@ def test_no_width_is_too_small():
     assert all(len(line) <= 40 for line in fit(LONG, 1).split("\n"))
 
 
-def test_a_plan_on_a_narrow_terminal_has_no_bars_and_keeps_its_trees():
+def test_a_plan_on_a_narrow_terminal_has_no_bars():
     forest = from_document(PLAN.read_bytes())
     wide, narrow = plan_text(forest), plan_text(forest, width=60)
     assert max(map(len, narrow.splitlines())) <= 60

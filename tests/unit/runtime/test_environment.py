@@ -48,12 +48,12 @@ def test_torchrun_has_a_store_that_its_agent_serves() -> None:
     assert launch(TORCHRUN, launcher) == Launch(2, 4, 0, 2, "torchrun", "torchrun://node7:29500", "run/3")
 
 
-def test_torchs_variables_set_by_hand_mean_a_store_that_rank_0_serves() -> None:
+def test_torchs_variables_by_hand_mean_rank_0s_store() -> None:
     by_hand = {key: TORCHRUN[key] for key in ("RANK", "WORLD_SIZE", "MASTER_PORT")}
     assert launch({**by_hand, "MASTER_ADDR": "fd00::2"}, launcher).store_url == "torch://[fd00::2]:29500"
 
 
-def test_mpi_on_one_host_meets_in_a_directory_of_the_launchers_process() -> None:
+def test_mpi_on_one_host_meets_in_the_launchers_directory() -> None:
     for environ, name in ((OPENMPI, "openmpi"), (MPICH, "mpich")):
         found = launch({**environ, **RUNTIME}, launcher)
         assert found.launcher == name
@@ -63,7 +63,7 @@ def test_mpi_on_one_host_meets_in_a_directory_of_the_launchers_process() -> None
         assert found == launch({**environ, **RUNTIME}, launcher)
 
 
-def test_ranks_of_one_job_agree_on_the_directory_and_other_jobs_do_not() -> None:
+def test_ranks_of_one_job_agree_on_the_directory() -> None:
     def url(changes: dict[str, str], process: tuple[int, int] = (1, 2)) -> str | None:
         return launch({**OPENMPI, **RUNTIME, **changes}, lambda variable: process).store_url
 
@@ -118,7 +118,7 @@ def test_slurm_on_several_nodes_meets_at_the_first() -> None:
     assert other != url
 
 
-def test_srun_with_pmi2_is_slurms_and_pmi_alone_says_nothing_of_the_host() -> None:
+def test_pmi_alone_says_nothing_of_the_host() -> None:
     pmi = {"PMI_RANK": "1", "PMI_SIZE": "3"}
     assert launch({**SLURM, **pmi}, launcher).launcher == "slurm"
     assert launch(pmi, launcher) == Launch(1, 3, None, None, "pmi", None, "")
@@ -192,7 +192,7 @@ def add_process(proc: Path, pid: int, parent: int, start: int, environment: str 
         (row / "environ").write_bytes(environment.encode().replace(b" ", b"\0"))
 
 
-def test_the_launcher_is_the_nearest_ancestor_without_the_variable(tmp_path: Path) -> None:
+def test_the_launcher_is_the_nearest_unmarked_ancestor(tmp_path: Path) -> None:
     wrapper = os.getppid()
     add_process(tmp_path, wrapper, 50, 9, "A=1 RANK=3", name="sh) (x 7 8")
     add_process(tmp_path, 50, 40, 8, "RANK=3 B=2")

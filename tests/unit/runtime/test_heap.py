@@ -141,7 +141,7 @@ def test_a_block_may_come_back_in_the_middle_of_an_allocation(heap: Heap) -> Non
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # pytest's own timer is a second thread
-def test_a_forked_childs_arrays_are_its_parents_memory_until_it_makes_its_own() -> None:
+def test_a_forked_child_has_its_parents_arrays_at_first() -> None:
     array = empty(1000)
     array[:] = 3
     pid = os.fork()

@@ -19,7 +19,7 @@ def test_a_message_takes_the_first_receive_that_it_fits() -> None:
     assert matching.posted == [other_tag]
 
 
-def test_a_receive_takes_the_first_message_that_was_set_aside_for_it() -> None:
+def test_a_receive_takes_the_first_message_set_aside() -> None:
     matching = Matching()
     for content in (b"first", b"second"):
         matching.set_aside(2, 7, content)

@@ -130,7 +130,7 @@ def test_a_rank_claimed_twice_is_everybodys_fault(seed: int, twice: int) -> None
         assert "process 12 on host" in rank.fault
 
 
-def test_the_others_hear_of_a_second_rank_0_also_if_that_has_ended() -> None:
+def test_the_others_hear_of_a_second_rank_0() -> None:
     world = World()
     leader, one = world.enter(0, 3, 10), world.enter(1, 3, 11)
     run([leader, one], Random(0), 20)
@@ -142,7 +142,7 @@ def test_the_others_hear_of_a_second_rank_0_also_if_that_has_ended() -> None:
         assert "rank 0 is claimed by process 10 on host and by process 12 on host" in rank.fault
 
 
-def test_a_rank_takes_the_place_of_one_that_has_ended_in_every_new_meeting() -> None:
+def test_a_rank_takes_the_place_of_one_that_ended() -> None:
     world = World()
     one, first = world.enter(1, 3, 11), world.enter(0, 3, 12)
     run([one, first], Random(0), 20)  # it has posted its card
@@ -184,7 +184,7 @@ def test_ranks_that_disagree_all_say_so(changes: dict[str, object], what: str, s
         assert "process 11 on host" in rank.fault
 
 
-def test_a_fault_of_a_meeting_whose_leader_has_ended_is_nobodys_today() -> None:
+def test_a_fault_of_an_ended_leader_is_nobodys() -> None:
     world = World()
     ranks = [world.enter(0, 2, 10), world.enter(1, 2, 11, version="0.9")]
     run(ranks, Random(0))
@@ -198,7 +198,7 @@ def test_a_fault_of_a_meeting_whose_leader_has_ended_is_nobodys_today() -> None:
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_rank_whose_process_has_ended_is_lost_unless_it_comes_again_soon(lost: int) -> None:
+def test_an_ended_rank_is_lost_unless_it_comes_again(lost: int) -> None:
     world = World()
     ranks = [world.enter(0, 3, 10), world.enter(1, 3, 11)]
     run(ranks, Random(0), 20)
@@ -236,7 +236,7 @@ def test_nobody_missing_before_anybody_came() -> None:
     assert "rank 1 of 4 waited" in str(error)
 
 
-def test_ranks_that_gave_up_before_are_not_missing_but_those_of_earlier_runs_and_the_dead_are() -> None:
+def test_ranks_of_earlier_runs_are_missing() -> None:
     world = World()
     world.enter(3, 5, 33).give_up(now=5.0)
     world.running.clear()
@@ -259,7 +259,7 @@ def test_who_came_and_did_not_take_part_is_missing() -> None:
     assert "did not take part in time" in str(error)
 
 
-def test_a_rank_that_comes_to_a_complete_meeting_is_told_who_holds_its_place() -> None:
+def test_a_late_rank_is_told_who_holds_its_place() -> None:
     world = World()
     run([world.enter(0, 2, 10), world.enter(1, 2, 11)], Random(0))
     late = world.enter(1, 2, 12)

@@ -97,7 +97,7 @@ def invalid(program: Program) -> Program:
         to_json(plan(key())).encode()[:-1],
     ],
 )
-def test_corrupt_foreign_and_invalid_files_are_no_answer_and_are_replaced(
+def test_corrupt_foreign_and_invalid_files_are_replaced(
     directory: Path, caplog: pytest.LogCaptureFixture, content: bytes
 ) -> None:
     cache = PlanCache(directory)

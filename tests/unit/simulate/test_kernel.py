@@ -85,7 +85,7 @@ def test_the_receiver_knows_when_the_signal_is_there(run, sharing) -> None:
 
 @EITHER
 @SHARED
-def test_a_path_without_links_and_a_message_without_bytes_cost_their_latency(run, sharing) -> None:
+def test_no_links_and_no_bytes_cost_their_latency(run, sharing) -> None:
     nowhere = workload([ActorRow(1, 8)] * 2, [HopRow(0, 1, (), latency_s=0.5)], (4.0,))
     assert run(nowhere, sharing).seconds == 0.5
     assert run(chain(size=0, latency_s=0.5), sharing).seconds == 0.5
@@ -125,7 +125,7 @@ def test_a_path_of_several_links_is_as_fast_as_its_slowest(run, sharing) -> None
 @EITHER
 @SHARED
 @pytest.mark.parametrize("chunks", [1, 2, 7])
-def test_a_chain_takes_the_sum_of_its_stages_and_its_slowest_once_per_further_chunk(run, sharing, chunks) -> None:
+def test_a_chain_takes_its_stages_and_its_slowest_per_chunk(run, sharing, chunks) -> None:
     """T = Σt + (k − 1)·max t: the chunk pipeline model."""
     stages = [0.5 + 8 / 4, 0.5 + 8 / 2, 0.5 + 8 / 8]
     done = run(chain(3, chunks=chunks, rates=(4.0, 2.0, 8.0), latency_s=0.5), sharing)
@@ -225,7 +225,7 @@ def test_fifo_serves_one_transfer_after_the_other(run) -> None:
 
 
 @EITHER
-def test_fifo_serves_in_the_order_of_beginning_and_not_of_readiness(run) -> None:
+def test_fifo_serves_in_the_order_of_beginning(run) -> None:
     """The first in line has the longer latency: the link waits for it."""
     hops = [HopRow(0, 1, latency_s=3.0), HopRow(2, 3, latency_s=1.0)]
     done = run(workload([ActorRow(1, 8)] * 4, hops, (4.0,)), "fifo", True)
@@ -394,13 +394,13 @@ def test_the_cause_of_a_begin_may_be_a_slot_or_an_engine(run, sharing) -> None:
 
 @EITHER
 @SHARED
-def test_a_signal_that_arrives_is_the_cause_of_what_it_lets_begin(run, sharing) -> None:
+def test_an_arriving_signal_is_the_cause_of_what_begins(run, sharing) -> None:
     done = run(chain(2, signal_s=0.5), sharing, True)
     assert [(row[3], row[6]) for row in rows(done.trace)] == [(0.0, -1), (2.5, 0)]
 
 
 @EITHER
-def test_the_holder_is_the_transfer_that_a_fifo_link_was_busy_with(run) -> None:
+def test_the_holder_is_what_a_fifo_link_was_busy_with(run) -> None:
     done = run(fan(3), "fifo", True)
     assert [row[7] for row in rows(done.trace)] == [-1, 0, 1]
     assert [row[7] for row in rows(run(fan(3), "fair", True).trace)] == [-1, -1, -1]
@@ -485,7 +485,7 @@ def test_an_unknown_sharing_is_refused(run) -> None:
         workload([ActorRow(1, 8, start_s=9.0), ActorRow(1, 8)], [HopRow(0, 1, slots=0)], (4.0,)),
     ],
 )
-def test_both_kernels_say_the_same_of_a_workload_that_is_not_live(sharing, stuck) -> None:
+def test_both_kernels_agree_on_a_workload_that_is_not_live(sharing, stuck) -> None:
     said = []
     for run in (kernel.run, native_kernel.run):
         with pytest.raises(InternalError) as raised:
@@ -535,7 +535,7 @@ def test_both_kernels_give_the_same_bits_on_programs(sharing, seed, latencies, m
 @SHARED
 @examples(150)
 @given(seed=st.integers(0, 2**32))
-def test_both_kernels_give_the_same_bits_where_everything_happens_at_once(sharing, seed) -> None:
+def test_both_kernels_give_the_same_bits_at_one_instant(sharing, seed) -> None:
     """Costs of one digit: ties decide the order, and must be decided the same way."""
     random = Random(seed)
     assert_same_bits(coarse(random, random_workload(random)), sharing)

@@ -129,7 +129,7 @@ def test_slots_are_the_channels() -> None:
         assert set(translated(chain_broadcast(slots), costs()).workload.hops.slots.tolist()) == {slots}
 
 
-def test_a_queue_that_shares_use_in_turn_is_a_hop_per_pair_of_roles() -> None:
+def test_a_shared_queue_is_a_hop_per_pair_of_roles() -> None:
     shares = [Share(Fraction(1, 2), i, None, 0, None, Tree(0, ((0, 1), (1, 2)))) for i in range(2)]
     program, topology = job(synthetic("chain:3"), Collective("broadcast", 3, root=0), *shares)
     queues = tuple(dict.fromkeys(program.queues))
@@ -172,7 +172,7 @@ def test_a_class_without_a_lane_is_a_part_of_any_rate() -> None:
     assert translated(chain_broadcast(), costs(any_rate)).workload.rates.tolist() == [12.5e9, 12.5e9]
 
 
-def test_a_link_used_both_ways_by_the_plan_reaches_its_duplex_rate() -> None:
+def test_a_link_used_both_ways_reaches_its_duplex_rate() -> None:
     up_and_down = Share(Fraction(1), 0, None, 0, Tree(0, ((1, 0), (2, 0))), Tree(0, ((0, 1), (1, 2))))
     made = translated(job(synthetic("clique:3"), Collective("allreduce", 3), up_and_down), costs())
     rates = dict(zip(made.links, made.workload.rates.tolist(), strict=True))
@@ -184,7 +184,7 @@ def test_a_link_used_both_ways_by_the_plan_reaches_its_duplex_rate() -> None:
     }
 
 
-def test_links_of_a_rank_that_combines_several_neighbours_keep_a_part_of_their_rate() -> None:
+def test_links_of_a_combining_rank_keep_a_part_of_their_rate() -> None:
     """A chain combines one neighbour's messages with its own data; a root with two children is what Fig 8 measures."""
     fan_in = Share(Fraction(1), 0, None, 0, Tree(0, ((1, 0), (2, 0))), None)
     made = translated(job(synthetic("clique:3"), Collective("reduce", 3, root=0), fan_in), costs(combining=0.9))
@@ -193,7 +193,7 @@ def test_links_of_a_rank_that_combines_several_neighbours_keep_a_part_of_their_r
     assert translated(chain_broadcast(), costs(combining=0.9)).workload.rates.tolist() == [pytest.approx(20e9)] * 2
 
 
-def test_latency_is_that_of_the_issue_and_of_every_link_on_the_path() -> None:
+def test_latency_is_the_issues_and_every_links() -> None:
     hops = translated(chain_broadcast(), costs(issue_us=5, signal_us=3)).workload.hops
     assert hops.latency_s.tolist() == [pytest.approx(7e-6)] * 2
     assert hops.signal_s.tolist() == [pytest.approx(3e-6)] * 2
@@ -258,7 +258,7 @@ def test_n_operands_take_as_long_as_they_are_read_and_written() -> None:
     assert made.workload.actors.pace_s_per_byte[root] == pytest.approx(1e-11 * 4 / 3)
 
 
-def test_a_chain_of_copies_and_reductions_takes_what_the_module_says() -> None:
+def test_a_chain_takes_what_the_module_says() -> None:
     """Per stage issue + bytes/rate (+ reduce): the sum, and (k − 1) times the longest."""
     made = translated(chain_reduce(), costs(issue_us=5, reduce_us=4, reduce_gb_per_s=100), count=1200)
     copy_s = 7e-6 + 1600 / 20e9
@@ -284,7 +284,7 @@ def test_each_tree_has_a_stream_per_link() -> None:
     assert workload.streams == 6
 
 
-def test_reused_streams_serve_trees_that_cross_a_link_at_the_same_depth() -> None:
+def test_reused_streams_serve_trees_at_the_same_depth() -> None:
     made = translated(two_trees(), costs(), Settings(streams="reused"))
     assert made.workload.streams == 5
     queues = made.bound.program.queues

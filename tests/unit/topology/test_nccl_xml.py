@@ -163,7 +163,7 @@ def test_a_virtual_machine_that_hides_its_nvswitch() -> None:
     assert {x.gb_per_s for x in topology.links if x.kind == "net"} == {12.5}
 
 
-def test_host_hash_tells_servers_apart_and_one_nvswitch_spans_them() -> None:
+def test_host_hash_tells_servers_apart() -> None:
     topology = ours("two-grace-hopper.nccl.xml")
     assert [topology.vertex[g].server for g in topology.ranks] == [0, 1]
     assert sum(v.label == "NVSwitch" for v in topology.vertices) == 1
@@ -171,7 +171,7 @@ def test_host_hash_tells_servers_apart_and_one_nvswitch_spans_them() -> None:
     assert {x.kind for x in network_for(topology, topology.ranks).links} == {"nvlink"}
 
 
-def test_nvlinks_to_oneself_are_left_out_with_a_note_and_pcie_remains() -> None:
+def test_nvlinks_to_oneself_are_left_out_with_a_note() -> None:
     topology = ours("self-nvlink.nccl.xml")
     assert topology.notes[0] == "line 5: NVLink of GPU0 to itself left out"
     assert {x.kind for x in network_for(topology, topology.ranks).links} == {"pcie", "smp"}

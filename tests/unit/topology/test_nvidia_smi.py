@@ -169,7 +169,7 @@ def test_shared_hgx_a100_is_an_nvswitch_of_twelve_lanes() -> None:
     assert len(nvlinks(topology)) == 16
 
 
-def test_shared_4090_box_is_pcie_alone_and_believes_sys_over_affinity() -> None:
+def test_a_4090_box_is_pcie_alone_and_believes_sys() -> None:
     topology = shared("8x4090-pcie.nvidia-smi.txt")
     assert not nvlinks(topology)
     assert sum(v.kind == "host" for v in topology.vertices) == 8

@@ -171,7 +171,7 @@ def test_a_switch_that_joins_some_pairs_only_is_refused() -> None:
         probe(nvml)
 
 
-def test_a_driver_that_does_not_tell_leaves_pcie_through_the_processor() -> None:
+def test_a_silent_driver_leaves_pcie_through_the_processor() -> None:
     nvml = FakeNvml(2)
     for name in (
         "nvmlDeviceGetP2PStatus",

@@ -18,7 +18,7 @@ def test_names_rules_and_compositions() -> None:
     assert parse_spec("2xdgx-a100@200Gbps") == parse_spec("2x dgx-a100 @ 200Gbps")
 
 
-def test_composition_numbers_gpus_first_then_transit_then_the_network() -> None:
+def test_composition_numbers_gpus_first() -> None:
     topology = parse_spec("2x dgx-1v @ 40Gbps")
     assert topology.ranks == tuple(range(16))
     assert [topology.vertex[g].server for g in topology.ranks] == [0] * 8 + [1] * 8

@@ -70,7 +70,7 @@ def test_a_synchronous_call_goes_to_the_current_stream(group, engine, runtime):
     assert runtime.log[2:] == [("wait", "current", "current")]
 
 
-def test_an_asynchronous_call_goes_to_the_groups_stream_between_two_waits(group, runtime):
+def test_an_asynchronous_call_goes_to_the_groups_stream(group, runtime):
     tensor = torch.ones(3)
     work = sum_of(group, tensor, True)
     assert runtime.log == [

@@ -23,7 +23,7 @@ def names(request) -> list[tuple[str, int, str]]:
     return [(each.call.collective, each.call.elements, each.call.dtype) for each in request.calls if each.call.elements]
 
 
-def test_a_reduction_keeps_its_type_and_data_that_only_moves_are_bytes():
+def test_a_reduction_keeps_its_type_and_moves_are_bytes():
     tensor = torch.zeros(5, dtype=torch.bfloat16)
     address = tensor.data_ptr()
     assert table().all_reduce([tensor], SUM).calls == [

@@ -36,7 +36,7 @@ def test_a_tensor_in_pieces_is_read_in_the_order_of_its_elements(scratch):
     assert floats_at(memory.Memory(scratch).reads(tensor), 6) == [0, 3, 1, 4, 2, 5]
 
 
-def test_a_tensor_in_pieces_is_written_at_the_end_and_only_on_success(scratch):
+def test_a_tensor_in_pieces_is_written_on_success_alone(scratch):
     tensor = torch.zeros(2, 3).t()
     for succeeded in (False, True):
         used = memory.Memory(scratch)
