@@ -1,4 +1,4 @@
-"""How a benchmark is printed and kept: nccl-tests' table and its JSON.
+"""How a benchmark is printed, kept and drawn: nccl-tests' table and its JSON.
 
 The table has nccl-tests' header, columns and footer (nccl-tests 2.19, src/util.cu's formats). %bound and percentiles
 stand to the right of its columns, and peers in comment lines below the row that they are compared with: whatever reads
@@ -8,14 +8,16 @@ nccl-tests' output reads ours. The JSON is that of its ``-J`` file, version 3, a
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from blinkccl.bench.about import About, host_name
 from blinkccl.bench.rows import PERCENTILES, PeerTiming, SizeRow, SizeTiming, average_busbw, failed
 from blinkccl.bench.sizes import Sweep
+from blinkccl.report.plotting import pyplot, save
 from blinkccl.schema import SCHEMA_VERSION
 
 NCCL_TESTS_VERSION = 3
@@ -246,3 +248,45 @@ def _timing_document(timing: SizeTiming | None) -> dict[str, Any] | None:
             f"p{q}": seconds * 1e6 for q, seconds in zip(PERCENTILES, timing.percentiles, strict=True)
         }
     return found
+
+
+#: Points of a line: bytes and seconds.
+Points = Sequence[tuple[int, float]]
+
+
+def plot(path: Path, title: str, lines: Mapping[str, Points]) -> None:
+    """Draw ``lines`` into ``path``; the format follows from its name.
+
+    Raises
+    ------
+    UnsupportedError
+        If matplotlib is not installed.
+    OSError
+        If the file cannot be written.
+    """
+    figure, axes = pyplot().subplots(figsize=(8, 5), layout="constrained")
+    for number, (name, points) in enumerate(lines.items()):
+        shown = [(size, seconds * 1e6) for size, seconds in points if size > 0 and seconds > 0]
+        axes.plot(
+            [size for size, _ in shown],
+            [micros for _, micros in shown],
+            marker="o",
+            markersize=3,
+            label=name,
+            linewidth=2.5 if number == 0 else 1.2,
+            zorder=10 - number,
+        )
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.xaxis.set_major_formatter(lambda size, _: _size_text(size))
+    axes.set(title=title, xlabel="size", ylabel="time (µs)")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    save(figure, path)
+
+
+def _size_text(size: float) -> str:
+    for unit, power in (("G", 30), ("M", 20), ("K", 10)):
+        if size >= 2**power:
+            return f"{size / 2**power:g}{unit}"
+    return f"{size:g}"

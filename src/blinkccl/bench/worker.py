@@ -16,14 +16,14 @@ from blinkccl.errors import BlinkError, CommunicationError, UnsupportedError
 
 
 def _blink() -> tuple[Library, int, int, Callable[[], None]]:
-    from blinkccl.bench.own_rank import OwnLibrary
+    from blinkccl.bench.libraries import OwnLibrary
 
     library = OwnLibrary.join(float(os.environ.get("BLINK_BENCH_DEADLINE_S", "60")))
     return library, library.rank, library.size, library.close
 
 
 def _gloo() -> tuple[Library, int, int, Callable[[], None]]:
-    from blinkccl.bench.peers.gloo import GlooLibrary
+    from blinkccl.bench.libraries import GlooLibrary
 
     library = GlooLibrary.join()
     return library, library.rank, library.size, library.close

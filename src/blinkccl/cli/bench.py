@@ -309,8 +309,8 @@ class _Output:
 
 def _draw(path: Path, about: About, rows: Sequence[SizeRow]) -> None:
     """In place where there is such a thing: that is what training does."""
+    from blinkccl.bench.output import plot
     from blinkccl.bench.rows import lines
-    from blinkccl.report.bench_plot import plot
 
     try:
         plot(path, f"{about.collective.name}, {about.collective.world_size} ranks, {about.type_name}", lines(rows))
@@ -378,7 +378,7 @@ def _launched(
 ) -> None:
     """This process is one rank; rank 0 measures and prints."""
     from blinkccl.bench import host
-    from blinkccl.bench.own_rank import OwnLibrary
+    from blinkccl.bench.libraries import OwnLibrary
 
     library = OwnLibrary.join(settings.deadline_s)
     try:

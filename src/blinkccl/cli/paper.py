@@ -89,7 +89,7 @@ def paper(
 def _figures(html: Path | None, plot: Path | None, rows: Sequence[JudgedClaim], context: Context) -> None:
     """Draw those of the rows' documents, and write them."""
     from blinkccl.paper import registry
-    from blinkccl.paper.page import page
+    from blinkccl.paper.table import page
 
     progress = console.Progress("figures")
     try:

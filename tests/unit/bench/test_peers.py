@@ -13,7 +13,7 @@ from blinkccl.bench.bound import Probe
 from blinkccl.bench.candidate import RunningCandidate
 from blinkccl.bench.pattern import Work, commands
 from blinkccl.bench.peers import build, registry
-from blinkccl.bench.peers.tuning import VARIANTS, variants
+from blinkccl.bench.peers.registry import VARIANTS, variants
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.errors import UnsupportedError
 

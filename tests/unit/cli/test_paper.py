@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from blinkccl.paper.claim import judge
-from blinkccl.paper.page import page
 from blinkccl.paper.registry import chosen
-from blinkccl.paper.table import published_number
+from blinkccl.paper.table import page, published_number
 
 
 def test_json_has_every_number_with_its_basis(blink) -> None:

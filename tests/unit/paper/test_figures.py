@@ -15,8 +15,8 @@ from blinkccl.errors import UnsupportedError, UsageError
 from blinkccl.paper import drawing
 from blinkccl.paper import registry as figures
 from blinkccl.paper.claim import DOCUMENTS, Context, judge
-from blinkccl.paper.page import page
 from blinkccl.paper.registry import chosen
+from blinkccl.paper.table import page
 from blinkccl.report.plotting import pyplot
 from blinkccl.simulate.calibration import Number, calibration
 from blinkccl.units import parse_bytes
