@@ -1,4 +1,4 @@
-"""How are the test doubles built? With g++, once per content, into a directory of this checkout that git ignores.
+"""Builds the test doubles with g++, once per content, into a directory of this checkout that git ignores.
 
 ``python tests/doubles/build.py [DIRECTORY]`` prints what it built. Tests call :func:`build`.
 """

@@ -1,4 +1,4 @@
-"""How does a test run a program with libblink.so before NCCL, on doubles of driver and NCCL, and what happened?"""
+"""Runs programs with libblink.so before NCCL, on doubles of driver and NCCL, and says what happened."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from blinkccl.native import find_library
-from blinkccl.nccl.call_report import Line, read_call_report
+from blinkccl.nccl.call_report import ReportLine, read_call_report
 from doubles.build import Doubles, build
 
 HERE = Path(__file__).resolve().parent
@@ -91,7 +91,7 @@ class Outcome:
     """What a run of several processes left."""
 
     ended: list[Ended]
-    usage: list[Line]
+    usage: list[ReportLine]
     journal: list[list[str]]
     seconds: float
     unread: int
@@ -284,13 +284,13 @@ class Preloaded:
         return left
 
 
-def _lines(report: bytes) -> list[Line]:
+def _lines(report: bytes) -> list[ReportLine]:
     import msgspec
 
     lines = []
     for text in report.splitlines():
         try:
-            lines.append(msgspec.json.decode(text, type=Line))
+            lines.append(msgspec.json.decode(text, type=ReportLine))
         except msgspec.DecodeError:
             continue  # counted by read_call_report()
     return lines

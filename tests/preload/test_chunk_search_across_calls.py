@@ -1,4 +1,4 @@
-"""Does MIAD find a chunk size across calls, and do all ranks use the same in every call?"""
+"""MIAD finds a chunk size across calls, and all ranks use the same in every call."""
 
 from __future__ import annotations
 

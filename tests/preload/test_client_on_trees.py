@@ -1,4 +1,4 @@
-"""Does a program that knows nothing of Blink get the same bits from its trees as from NCCL, in every mode?"""
+"""A program that knows nothing of Blink gets the same bits from its trees as from NCCL, in every mode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever is missing or broken, on whichever rank: does NCCL run everything, on all ranks, and does a line say why?"""
+"""Whatever is missing or broken, on whichever rank: NCCL runs everything, on all ranks, and a line says why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does each call go where it belongs, to Blink or to NCCL? And what if NCCL lacks a function, or is not there?"""
+"""Each call goes where it belongs, to Blink or to NCCL; and what is said where NCCL lacks a function, or is missing."""
 
 from __future__ import annotations
 

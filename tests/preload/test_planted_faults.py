@@ -1,4 +1,4 @@
-"""Would these tests notice a missing wait? libblink.so is built without one, and must fail for some seed."""
+"""These tests notice a missing wait: libblink.so is built without one, and fails for some seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What if a rank dies, does not call, or loses patience? The others hear of it and end, and nothing is left."""
+"""Where a rank dies, does not call, or loses patience, the others hear of it and end, and nothing is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do libblink.so, generated code and the doubles race, or leave their memory? Everything is built with a sanitizer."""
+"""libblink.so, generated code and the doubles neither race nor leave their memory: all is built with a sanitizer."""
 
 from __future__ import annotations
 

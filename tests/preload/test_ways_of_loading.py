@@ -1,4 +1,4 @@
-"""Is Blink found, and NCCL behind it, however a program comes by NCCL? And unnoticed where there is no NCCL at all?"""
+"""Blink is found, and NCCL behind it, however a program comes by NCCL; and is not noticed where there is no NCCL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How are libblink.so and what generated code needs built otherwise: with a sanitizer, or with a planted fault?"""
+"""libblink.so and what generated code needs, built with a sanitizer or with a planted fault."""
 
 from __future__ import annotations
 

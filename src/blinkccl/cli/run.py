@@ -19,7 +19,7 @@ from blinkccl.cli.exits import CHECK_FAILED, HardwareError
 from blinkccl.errors import LaunchError
 
 if TYPE_CHECKING:
-    from blinkccl.nccl.call_report import CallReport, Group, Row
+    from blinkccl.nccl.call_report import CallReport, ReportedCalls, ReportedCommunicator
 
 HELP = """
 Examples:
@@ -214,7 +214,7 @@ def _can_be_opened(library: str) -> bool:
     return True
 
 
-def group_lines(group: Group) -> list[str]:
+def group_lines(group: ReportedCommunicator) -> list[str]:
     """A communicator for people: a line of its own, then two lines per kind of call."""
     pids = ", ".join(map(str, group.pids[:8])) + (", …" if len(group.pids) > 8 else "")
     lines = [f"  communicator {group.comm[:8]}, {group.nranks} ranks, process {pids}"]
@@ -225,7 +225,7 @@ def group_lines(group: Group) -> list[str]:
     return lines
 
 
-def _row_lines(row: Row) -> list[str]:
+def _row_lines(row: ReportedCalls) -> list[str]:
     who = f"Blink, {row.protocol}" if row.state == "blink" else "NCCL"
     if not row.collective:
         return [f"    {who}: {row.why}"]

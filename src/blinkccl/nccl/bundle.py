@@ -37,10 +37,10 @@ from pathlib import Path
 from blinkccl.codegen.layout import Layout
 from blinkccl.codegen.text import COPIES
 from blinkccl.errors import LaunchError
-from blinkccl.nccl.choices import Choice, Table
+from blinkccl.nccl.choices import ChoiceRow, ChoiceTable
 from blinkccl.nccl.geometry import THREADS
-from blinkccl.nccl.images import Image, Part, kernel_of
-from blinkccl.nccl.programs import Candidate
+from blinkccl.nccl.images import Image, ImagePart, kernel_of
+from blinkccl.nccl.programs import CandidateProgram
 from blinkccl.private_files import file_fault, private_directory
 
 TEXT = "bundle.txt"
@@ -59,18 +59,18 @@ class Bundle:
 
     layout: Layout
     images: tuple[Image, ...]
-    table: Table
+    table: ChoiceTable
 
     @cached_property
-    def programs(self) -> tuple[tuple[Part, tuple[int, ...]], ...]:
+    def programs(self) -> tuple[tuple[ImagePart, tuple[int, ...]], ...]:
         """Each part, and the images that have it: one per architecture."""
-        found: dict[tuple[str, int], tuple[Part, list[int]]] = {}
+        found: dict[tuple[str, int], tuple[ImagePart, list[int]]] = {}
         for number, image in enumerate(self.images):
             for place, part in enumerate(image.text.parts):
                 found.setdefault((image.text.name, place), (part, []))[1].append(number)
         return tuple((part, tuple(images)) for part, images in found.values())
 
-    def program_of(self, candidate: Candidate, protocol: str) -> int:
+    def program_of(self, candidate: CandidateProgram, protocol: str) -> int:
         """The number of the program that runs ``candidate`` by ``protocol``."""
         return next(
             number
@@ -110,7 +110,7 @@ class Bundle:
         yield from (self._program(number, *one) for number, one in enumerate(self.programs))
         yield from (self._choice(row) for row in self.table.choices)
 
-    def _program(self, number: int, part: Part, images: Sequence[int]) -> str:
+    def _program(self, number: int, part: ImagePart, images: Sequence[int]) -> str:
         collective, entry = part.candidate.collective, kernel_of(part.candidate).entry
         kernels = " ".join(f"{p} {entry(p) if p in part.protocols else '-'}" for p in _PROTOCOLS)
         by_copies = f" {COPIES} {entry(COPIES)}" if COPIES in part.protocols else ""
@@ -119,7 +119,7 @@ class Bundle:
             f"lanes {part.candidate.lanes} image {','.join(map(str, images))} {kernels}{by_copies}"
         )
 
-    def _choice(self, row: Choice) -> str:
+    def _choice(self, row: ChoiceRow) -> str:
         program = -1 if row.candidate is None else self.program_of(row.candidate, row.protocol)
         why = " ".join(row.why.split())
         return (

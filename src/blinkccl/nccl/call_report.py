@@ -22,7 +22,7 @@ from blinkccl.schema import SCHEMA_VERSION
 MAX_BYTES = 64 << 20
 
 
-class Line(msgspec.Struct, frozen=True):
+class ReportLine(msgspec.Struct, frozen=True):
     """One line; what is about a communicator and no collective has no calls."""
 
     pid: int
@@ -42,7 +42,7 @@ class Line(msgspec.Struct, frozen=True):
     bytes: int = 0
 
 
-class Row(msgspec.Struct, frozen=True):
+class ReportedCalls(msgspec.Struct, frozen=True):
     """Calls of a communicator that went the same way; ``calls`` and ``bytes`` are those of one rank, the busiest."""
 
     collective: str
@@ -57,20 +57,20 @@ class Row(msgspec.Struct, frozen=True):
     why: str
 
 
-class Group(msgspec.Struct, frozen=True):
+class ReportedCommunicator(msgspec.Struct, frozen=True):
     """A communicator, its processes in the order of the ranks, and what became of its calls."""
 
     comm: str
     nranks: int
     pids: list[int]
-    rows: list[Row]
+    rows: list[ReportedCalls]
 
 
 @dataclass(frozen=True)
 class CallReport:
     """A whole report. ``unread``: lines that are none."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[ReportedCommunicator, ...]
     unread: int = 0
 
     @property
@@ -96,13 +96,13 @@ class CallReport:
 
 def read_call_report(data: bytes) -> CallReport:
     """The report in ``data``; lines that are none, as of a process that was killed while it wrote, are counted."""
-    found: dict[str, list[Line]] = {}
+    found: dict[str, list[ReportLine]] = {}
     unread = 0
     for text in data.splitlines():
         if not text.strip():
             continue
         try:
-            line = msgspec.json.decode(text, type=Line)
+            line = msgspec.json.decode(text, type=ReportLine)
         except (msgspec.MsgspecError, UnicodeError, RecursionError):
             unread += 1
             continue
@@ -110,8 +110,8 @@ def read_call_report(data: bytes) -> CallReport:
     return CallReport(tuple(_group(comm, lines) for comm, lines in found.items()), unread)
 
 
-def _group(comm: str, lines: Sequence[Line]) -> Group:
-    by_way: dict[tuple[str, ...], list[Line]] = {}
+def _group(comm: str, lines: Sequence[ReportLine]) -> ReportedCommunicator:
+    by_way: dict[tuple[str, ...], list[ReportLine]] = {}
     for line in lines:
         if line.calls or line.why:
             key = (line.collective, line.dtype, line.op, line.state, line.protocol, line.why)
@@ -119,10 +119,10 @@ def _group(comm: str, lines: Sequence[Line]) -> Group:
     rows = [_row(same) for same in by_way.values()]
     rows.sort(key=lambda row: (row.collective, row.dtype, row.op, row.least, row.state))
     pids = dict.fromkeys(line.pid for line in sorted(lines, key=lambda line: line.rank))
-    return Group(comm, max(line.nranks for line in lines), list(pids), rows)
+    return ReportedCommunicator(comm, max(line.nranks for line in lines), list(pids), rows)
 
 
-def _row(same: Sequence[Line]) -> Row:
+def _row(same: Sequence[ReportLine]) -> ReportedCalls:
     per_rank: dict[tuple[int, int], tuple[int, int]] = {}
     for line in same:
         calls, size = per_rank.get((line.pid, line.rank), (0, 0))
@@ -130,4 +130,4 @@ def _row(same: Sequence[Line]) -> Row:
     calls, size = max(per_rank.values())
     one = same[0]
     least, most = min(line.least for line in same), max(line.most for line in same)
-    return Row(one.collective, one.dtype, one.op, least, most, one.state, one.protocol, calls, size, one.why)
+    return ReportedCalls(one.collective, one.dtype, one.op, least, most, one.state, one.protocol, calls, size, one.why)

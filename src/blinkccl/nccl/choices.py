@@ -22,14 +22,14 @@ from blinkccl.nccl.copies import fault_of_program
 from blinkccl.nccl.costs import (
     LEAST_COPIES_BYTES,
     MOST_BYTES,
-    Timing,
+    PredictedTime,
     least_copies_s,
     ll128_fault,
     protocols_of,
     timing,
 )
-from blinkccl.nccl.nccl_predictor import NcclPredictor, Prediction
-from blinkccl.nccl.programs import Candidate, Candidates, collectives, key_of
+from blinkccl.nccl.nccl_predictor import NcclPrediction, NcclPredictor
+from blinkccl.nccl.programs import CandidateProgram, CandidatePrograms, collectives, key_of
 
 #: What BLINK_PROTOCOL may be; "" leaves the choice to the predictions.
 PROTOCOLS = ("simple", "ll", "ll128", COPIES)
@@ -42,13 +42,13 @@ MARGIN = 1.03
 _CLEARLY = 1.1
 
 #: What is fastest of ours, by which protocol.
-Ours = tuple[Candidate, str, Timing]
+Ours = tuple[CandidateProgram, str, PredictedTime]
 #: From here on the chunk is worth a search across calls.
 SEARCH_FROM_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ChoiceRow:
     """One row: what runs for S in [least, most].
 
     ``candidate`` None leaves it to NCCL. ``chunk_bytes`` is that of one part's message, and ``search`` lets it change.
@@ -58,7 +58,7 @@ class Choice:
     root: int
     least: int
     most: int
-    candidate: Candidate | None
+    candidate: CandidateProgram | None
     protocol: str
     chunk_bytes: int
     search: bool
@@ -71,26 +71,26 @@ class _Verdict:
 
     size: int
     ours: Ours | None
-    theirs: Prediction | None
+    theirs: NcclPrediction | None
     taken: bool
 
 
 @dataclass(frozen=True)
-class Table:
+class ChoiceTable:
     """All rows. ``first`` of them that matches a call is in force."""
 
-    choices: tuple[Choice, ...]
+    choices: tuple[ChoiceRow, ...]
 
     @property
-    def taken(self) -> tuple[Choice, ...]:
+    def taken(self) -> tuple[ChoiceRow, ...]:
         return tuple(row for row in self.choices if row.candidate is not None)
 
     @property
-    def candidates(self) -> tuple[Candidate, ...]:
+    def candidates(self) -> tuple[CandidateProgram, ...]:
         """Those that are chosen for some size, each once."""
         return tuple(dict.fromkeys(row.candidate for row in self.choices if row.candidate is not None))
 
-    def protocols(self, candidate: Candidate) -> tuple[str, ...]:
+    def protocols(self, candidate: CandidateProgram) -> tuple[str, ...]:
         """Those in which it is chosen; with copies also simple, by which captured calls run."""
         chosen = {row.protocol for row in self.choices if row.candidate is candidate}
         return tuple(sorted(chosen | ({"simple"} if COPIES in chosen else set())))
@@ -142,17 +142,17 @@ class Terms:
         named = (("BLINK_ALGO", self.algorithm), ("BLINK_PROTOCOL", self.protocol))
         return " ".join(f"{name}={value}" for name, value in named if value)
 
-    def fault(self, candidate: Candidate) -> str | None:
+    def fault(self, candidate: CandidateProgram) -> str | None:
         """Why the protocol that is forced cannot run the program; None: it can, or none is forced."""
         if self.protocol == "ll128":
             return ll128_fault(candidate, self.capability)
         return self.copies_fault(candidate) if self.protocol == COPIES else None
 
-    def copies_fault(self, candidate: Candidate) -> str | None:
+    def copies_fault(self, candidate: CandidateProgram) -> str | None:
         return self.no_copies or fault_of_program(candidate.program)
 
 
-def table(planned: Candidates, size: int, terms: Terms, nccl: NcclPredictor | None) -> Table:
+def table(planned: CandidatePrograms, size: int, terms: Terms, nccl: NcclPredictor | None) -> ChoiceTable:
     """The rows of all collectives.
 
     Parameters
@@ -166,7 +166,7 @@ def table(planned: Candidates, size: int, terms: Terms, nccl: NcclPredictor | No
     -----
     Cost: one to three simulations of 1 to 4 ms per class and candidate: 1.5 s for 8 GPUs.
     """
-    rows: list[Choice] = []
+    rows: list[ChoiceRow] = []
     for collective in collectives(size):
         key = key_of(collective)
         faults = {one: terms.fault(one) for one in planned.found.get(key, [])}
@@ -174,13 +174,13 @@ def table(planned: Candidates, size: int, terms: Terms, nccl: NcclPredictor | No
         if not timed:
             why = "; ".join(dict.fromkeys(fault for fault in faults.values() if fault))
             why = f"{terms.forced}; {why}" if why else planned.why_not(key)
-            rows.append(Choice(*key, 0, MOST_SIZE, None, "-", 0, False, why))
+            rows.append(ChoiceRow(*key, 0, MOST_SIZE, None, "-", 0, False, why))
             continue
         verdicts = [
             _verdict(collective, timed, 1 << k, nccl, bool(terms.forced)) for k in range(FIRST_CLASS, LAST_CLASS + 1)
         ]
         rows += _merged(key, verdicts, nccl, terms.forced)
-    return Table(tuple(rows))
+    return ChoiceTable(tuple(rows))
 
 
 def _verdict(
@@ -213,7 +213,7 @@ class _Timed:
     only one, at any size.
     """
 
-    def __init__(self, candidate: Candidate, terms: Terms) -> None:
+    def __init__(self, candidate: CandidateProgram, terms: Terms) -> None:
         self._candidate, self._terms = candidate, terms
         self._protocols = [terms.protocol] if terms.protocol else [*protocols_of(candidate, terms.capability)]
         self._floor_s: dict[str, float] = {}
@@ -222,7 +222,7 @@ class _Timed:
     def at(self, size_bytes: int) -> Ours:
         if not self._terms.protocol:
             self._protocols = [one for one in self._protocols if size_bytes <= MOST_BYTES[one]]
-        found: dict[str, Timing] = {}
+        found: dict[str, PredictedTime] = {}
         for protocol in self._protocols:
             best_s = min((timing.seconds for timing in found.values()), default=inf)
             if self._floor_s.get(protocol, 0.0) >= best_s:
@@ -248,7 +248,7 @@ class _Timed:
             self._copies = self._terms.copies_fault(self._candidate) is None
         return self._copies
 
-    def _timing(self, protocol: str, size_bytes: int) -> Timing:
+    def _timing(self, protocol: str, size_bytes: int) -> PredictedTime:
         geometry = self._terms.geometry
         # Copy engines do not cut a message into parts.
         parts = 1 if protocol == COPIES else geometry.parts
@@ -258,12 +258,12 @@ class _Timed:
 
 def _merged(
     key: tuple[str, int], verdicts: Sequence[_Verdict], nccl: NcclPredictor | None, forced: str
-) -> Iterator[Choice]:
+) -> Iterator[ChoiceRow]:
     """Runs of equal classes, as rows.
 
     A row whose chunk is searched stays one class: a search compares the throughput of calls, which must be alike.
     """
-    rows: list[tuple[list[_Verdict], Choice]] = []
+    rows: list[tuple[list[_Verdict], ChoiceRow]] = []
     for verdict in verdicts:
         row = _row(key, verdict)
         if rows and not row.search and _equal(rows[-1][1], row):
@@ -276,15 +276,15 @@ def _merged(
         yield replace(row, least=least, most=most, why=_why(run, nccl, forced))
 
 
-def _row(key: tuple[str, int], verdict: _Verdict) -> Choice:
+def _row(key: tuple[str, int], verdict: _Verdict) -> ChoiceRow:
     if not verdict.taken or verdict.ours is None:
-        return Choice(*key, 0, 0, None, "-", 0, False, "")
+        return ChoiceRow(*key, 0, 0, None, "-", 0, False, "")
     candidate, protocol, found = verdict.ours
     search = protocol in ("simple", COPIES) and verdict.size >= SEARCH_FROM_BYTES
-    return Choice(*key, 0, 0, candidate, protocol, found.chunk_bytes, search, "")
+    return ChoiceRow(*key, 0, 0, candidate, protocol, found.chunk_bytes, search, "")
 
 
-def _equal(a: Choice, b: Choice) -> bool:
+def _equal(a: ChoiceRow, b: ChoiceRow) -> bool:
     same = (a.protocol, a.chunk_bytes, a.search) == (b.protocol, b.chunk_bytes, b.search)
     return a.candidate is b.candidate and same
 
@@ -324,7 +324,7 @@ def _size(size_bytes: int) -> str:
     return f"{size_bytes} B"
 
 
-def clamped(rows: Table, geometry: Geometry) -> Table:
+def clamped(rows: ChoiceTable, geometry: Geometry) -> ChoiceTable:
     """The same choices with messages that fit into ``geometry``, as memory was dealt out after they were made."""
     fitted = []
     for row in rows.choices:
@@ -333,10 +333,10 @@ def clamped(rows: Table, geometry: Geometry) -> Table:
             continue
         most = geometry.capacity_bytes(row.protocol) // 16 * 16
         fitted.append(replace(row, chunk_bytes=min(row.chunk_bytes, most)))
-    return Table(tuple(fitted))
+    return ChoiceTable(tuple(fitted))
 
 
-def without(rows: Table, compiled: Container[tuple[str, str]]) -> Table:
+def without(rows: ChoiceTable, compiled: Container[tuple[str, str]]) -> ChoiceTable:
     """The same choices, but NCCL's where there is no code for ours.
 
     Parameters
@@ -351,10 +351,10 @@ def without(rows: Table, compiled: Container[tuple[str, str]]) -> Table:
             continue
         why = f"{row.candidate.algorithm} {row.protocol} was not compiled in time, the next job may have it; {row.why}"
         left.append(replace(row, candidate=None, protocol="-", chunk_bytes=0, search=False, why=why))
-    return Table(tuple(left))
+    return ChoiceTable(tuple(left))
 
 
-def nothing_taken(rows: Table, terms: Terms, has_nccl: bool) -> str:
+def nothing_taken(rows: ChoiceTable, terms: Terms, has_nccl: bool) -> str:
     """Why no row is ours, in a sentence without full stop; for tables of which that is true."""
     shown = next((f"{row.collective}: {row.why}" for row in rows.choices), "there are no rows")
     if terms.forced:

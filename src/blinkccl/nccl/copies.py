@@ -12,7 +12,7 @@ from graphlib import CycleError, TopologicalSorter
 from blinkccl.codegen.channels import ChannelLoop, channel_loops
 from blinkccl.codegen.host_compiler import copies_compiler
 from blinkccl.errors import UnsupportedError
-from blinkccl.nccl.peer_info import Job
+from blinkccl.nccl.peer_info import GpuJob
 from blinkccl.nccl.programs import SLOTS
 from blinkccl.schedule.program import Program
 
@@ -23,7 +23,7 @@ MOST_OPERANDS = 19
 _Node = tuple[int, int, int]
 
 
-def fault_of_job(job: Job) -> str | None:
+def fault_of_job(job: GpuJob) -> str | None:
     """Why copy engines run nothing of this job; a sentence without full stop. None: they may."""
     first: dict[tuple[int, str], int] = {}
     for peer in job.peers:

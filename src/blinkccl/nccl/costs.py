@@ -36,7 +36,7 @@ from msgspec.structs import replace
 from blinkccl.baselines.nccl_model import BASE_US, LL_GB_PER_S, PROTOCOLS, ROWS, STEP_US
 from blinkccl.baselines.nccl_system import arch_named
 from blinkccl.codegen.text import COPIES
-from blinkccl.nccl.programs import Candidate
+from blinkccl.nccl.programs import CandidateProgram
 from blinkccl.schedule.chunking import largest_share
 from blinkccl.schedule.program import Program
 from blinkccl.simulate.calibration import Calibration, EngineCosts, LinkClass, Number, calibration
@@ -61,7 +61,7 @@ _GROUP = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
+class PredictedTime:
     """``chunk_bytes`` is that of one part's message."""
 
     seconds: float
@@ -75,7 +75,7 @@ def architecture(capability: int) -> str:
     return ("volta", "ampere", "hopper", "blackwell")[sum(capability >= least for least in ROWS[1:])]
 
 
-def protocols_of(candidate: Candidate, capability: int) -> tuple[str, ...]:
+def protocols_of(candidate: CandidateProgram, capability: int) -> tuple[str, ...]:
     """The kernels' protocols that are safe for the program.
 
     LL128 needs stores of 128 bytes that arrive in one piece: from compute capability 7.0 on, and where every link of
@@ -84,7 +84,7 @@ def protocols_of(candidate: Candidate, capability: int) -> tuple[str, ...]:
     return ("ll", "simple") if ll128_fault(candidate, capability) else ("ll", "ll128", "simple")
 
 
-def ll128_fault(candidate: Candidate, capability: int) -> str | None:
+def ll128_fault(candidate: CandidateProgram, capability: int) -> str | None:
     """Why LL128 is not safe for the program; a sentence without full stop. None: it is."""
     if capability < 70:
         return (
@@ -98,8 +98,8 @@ def ll128_fault(candidate: Candidate, capability: int) -> str | None:
 
 
 def timing(
-    candidate: Candidate, protocol: str, size_bytes: int, capability: int, parts: int, capacity_bytes: int
-) -> Timing:
+    candidate: CandidateProgram, protocol: str, size_bytes: int, capability: int, parts: int, capacity_bytes: int
+) -> PredictedTime:
     """The predicted time of one call.
 
     Parameters
@@ -126,7 +126,7 @@ def timing(
         collective = program.collective
         busbw = float(LL_GB_PER_S[_row(arch)][0]) * 1e9
         seconds = max(seconds, size_bytes * float(bus_factor(collective.name, collective.world_size)) / busbw)
-    return Timing(seconds, _of_part(program, size_bytes, chunk, parts, capacity_bytes))
+    return PredictedTime(seconds, _of_part(program, size_bytes, chunk, parts, capacity_bytes))
 
 
 def _simulated_s(program: Program, network: Topology, costs: Calibration, size_bytes: int, chunk_bytes: int) -> float:
@@ -167,7 +167,7 @@ def _by_copies(
     return best
 
 
-def least_copies_s(candidate: Candidate, size_bytes: int, capability: int) -> float:
+def least_copies_s(candidate: CandidateProgram, size_bytes: int, capability: int) -> float:
     """What copy engines take at least: all bytes at the plan's rate, and a chunk's way. It may spare a simulation."""
     program, network = candidate.program, candidate.network
     costs = _calibration(COPIES, True, architecture(capability))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from blinkccl.codegen.layout import LINE_BYTES, Geometry, Group
 from blinkccl.errors import LaunchError, UnsupportedError
-from blinkccl.nccl.peer_info import Job
+from blinkccl.nccl.peer_info import GpuJob
 from blinkccl.nccl.programs import SLOTS
 from blinkccl.units import parse_bytes
 
@@ -47,7 +47,7 @@ class Budget:
         return max(1, min(MOST_PARTS, self.blocks // max(1, lanes)))
 
 
-def budget(job: Job, environ: Mapping[str, str]) -> Budget:
+def budget(job: GpuJob, environ: Mapping[str, str]) -> Budget:
     """The budgets of each rank.
 
     Raises

@@ -27,8 +27,8 @@ from blinkccl.codegen.host_compiler import copies_compiler
 from blinkccl.codegen.layout import Group
 from blinkccl.codegen.text import COPIES, FOLD, WIRES, Kernel, cuda_text
 from blinkccl.errors import UnsupportedError
-from blinkccl.nccl.peer_info import Job
-from blinkccl.nccl.programs import SERVED, SLOTS, Candidate
+from blinkccl.nccl.peer_info import GpuJob
+from blinkccl.nccl.programs import SERVED, SLOTS, CandidateProgram
 
 #: From so many cores on, every kernel is a file of its own: 108 s on 8 cores is less than the longest file's 23 s.
 MANY_CORES = 8
@@ -39,19 +39,19 @@ _NOTHING_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ImagePart:
     """A program, and the protocols of it that one file has."""
 
-    candidate: Candidate
+    candidate: CandidateProgram
     protocols: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class ImageText:
     """The generated code of one file. ``name`` is the file's, without what the compiler adds."""
 
     name: str
-    parts: tuple[Part, ...]
+    parts: tuple[ImagePart, ...]
     text: str
 
     @property
@@ -64,13 +64,13 @@ class Text:
 class Image:
     """Compiled code for a GPU architecture or :data:`HOST`: ``file`` is its name in the bundle."""
 
-    text: Text
+    text: ImageText
     arch: str
     file: str
     built: Path
 
 
-def kernel_of(candidate: Candidate) -> Kernel:
+def kernel_of(candidate: CandidateProgram) -> Kernel:
     return Kernel(candidate.name, candidate.program, candidate.forest, SLOTS)
 
 
@@ -80,11 +80,11 @@ def cores() -> int:
 
 
 def texts(
-    candidates: Sequence[Candidate],
+    candidates: Sequence[CandidateProgram],
     group: Group,
-    protocols: Callable[[Candidate], Sequence[str]],
+    protocols: Callable[[CandidateProgram], Sequence[str]],
     processors: int | None = None,
-) -> tuple[Text, ...]:
+) -> tuple[ImageText, ...]:
     """All files, the most wanted first: root 0 before others, and collectives in the order of ``SERVED``.
 
     Parameters
@@ -99,13 +99,13 @@ def texts(
     ordered = sorted(candidates, key=lambda one: ((one.collective.root or 0) > 0, SERVED.index(one.collective.name)))
     if (cores() if processors is None else processors) >= MANY_CORES:
         single = [(one, some) for one in ordered for some in _inseparable(protocols(one))]
-        return tuple(_text(f"{one.name}-{some[-1]}", (Part(one, some),), group) for one, some in single)
+        return tuple(_text(f"{one.name}-{some[-1]}", (ImagePart(one, some),), group) for one, some in single)
     names = dict.fromkeys((one.collective.name, (one.collective.root or 0) > 0) for one in ordered)
     return tuple(
         _text(
             f"{name}-other-roots" if others else name,
             tuple(
-                Part(one, tuple(protocols(one)))
+                ImagePart(one, tuple(protocols(one)))
                 for one in ordered
                 if (one.collective.name, (one.collective.root or 0) > 0) == (name, others)
             ),
@@ -124,7 +124,7 @@ def _inseparable(protocols: Sequence[str]) -> Iterator[tuple[str, ...]]:
             yield (protocol,)
 
 
-def _text(name: str, parts: tuple[Part, ...], group: Group) -> Text:
+def _text(name: str, parts: tuple[ImagePart, ...], group: Group) -> ImageText:
     """With the entries that somebody launches and no others: compilers spend their time on those."""
     kernels = [kernel_of(part.candidate) for part in parts]
     unused = set()
@@ -141,7 +141,7 @@ def _text(name: str, parts: tuple[Part, ...], group: Group) -> Text:
     if any(COPIES in part.protocols for part in parts):
         # Also where nothing is combined: libblink.so asks every image of copy engines for it.
         lines += [fold, ""]
-    return Text(name, parts, "\n".join(lines))
+    return ImageText(name, parts, "\n".join(lines))
 
 
 def compiler_for(arch: str, driver_version: int) -> Compiler:
@@ -158,7 +158,7 @@ def compiler_for(arch: str, driver_version: int) -> Compiler:
 
 
 def compile_all(
-    written: Sequence[Text], job: Job, within_s: float, tell: Callable[[str], None] = lambda text: None
+    written: Sequence[ImageText], job: GpuJob, within_s: float, tell: Callable[[str], None] = lambda text: None
 ) -> tuple[Image, ...]:
     """Images of the texts for every architecture of the job, as many compilations at once as there are cores.
 
@@ -181,7 +181,7 @@ def compile_all(
     if any(one.copies for one in written):
         compilers[HOST] = copies_compiler()
 
-    def one_image(item: tuple[Text, str]) -> Image | None:
+    def one_image(item: tuple[ImageText, str]) -> Image | None:
         one, arch = item
         left_s = ends - time.monotonic()
         try:
@@ -204,6 +204,6 @@ def compile_all(
     return whole
 
 
-def architectures_of(text: Text, job: Job) -> tuple[str, ...]:
+def architectures_of(text: ImageText, job: GpuJob) -> tuple[str, ...]:
     """What ``text`` must be compiled for: all GPUs of the job and, for copy engines, this host."""
     return (*job.architectures, HOST) if text.copies else job.architectures

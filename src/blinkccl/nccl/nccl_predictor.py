@@ -22,7 +22,7 @@ from blinkccl.baselines.nccl_system import NVL, Server, see
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import BlinkError, UnsupportedError
 from blinkccl.nccl.costs import RATE, architecture, protocols_of, timing
-from blinkccl.nccl.programs import SLOTS, Candidate, links_for
+from blinkccl.nccl.programs import SLOTS, CandidateProgram, links_for
 from blinkccl.nccl.topology_of_job import Place
 from blinkccl.schedule.lower import lower
 from blinkccl.topology.assembly import exact_unit
@@ -41,7 +41,7 @@ _PARTS, _CAPACITY = 4, {"ll": 16 << 10, "ll128": 30 << 10, "simple": 1 << 20}
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
+class NcclPrediction:
     """``words``: who takes that long, like "NCCL ring LL"."""
 
     seconds: float
@@ -60,7 +60,7 @@ class NcclPredictor:
     def __init__(self, place: Place, capability: int) -> None:
         self._place, self._capability = place, capability
         self._arch = architecture(capability)
-        self._stood_in: dict[Collective, Candidate] = {}
+        self._stood_in: dict[Collective, CandidateProgram] = {}
 
     @cached_property
     def _searched(self) -> Channels | str:
@@ -77,7 +77,7 @@ class NcclPredictor:
         """Why NCCL's own model is not used; "" where it is."""
         return "" if isinstance(self._searched, Channels) else self._searched
 
-    def at(self, collective: Collective, size_bytes: int) -> Prediction:
+    def at(self, collective: Collective, size_bytes: int) -> NcclPrediction:
         """What NCCL would take for S bytes.
 
         Raises
@@ -97,7 +97,7 @@ class NcclPredictor:
             servers=self._searched.servers,
             arch=self._arch,
         )
-        found = Prediction(chosen.seconds, f"NCCL {chosen.algorithm} {chosen.protocol}")
+        found = NcclPrediction(chosen.seconds, f"NCCL {chosen.algorithm} {chosen.protocol}")
         in_switch = self._nvls(collective, size_bytes)
         return found if in_switch is None or found.seconds <= in_switch.seconds else in_switch
 
@@ -108,7 +108,7 @@ class NcclPredictor:
             raise UnsupportedError("the ranks are of several NVLink domains")
         return servers[0]
 
-    def _nvls(self, collective: Collective, size_bytes: int) -> Prediction | None:
+    def _nvls(self, collective: Collective, size_bytes: int) -> NcclPrediction | None:
         if collective.name != "allreduce" or self._arch not in ("hopper", "blackwell"):
             return None
         if collective.world_size < _LEAST_NVLS or not self._server.switched:
@@ -121,9 +121,9 @@ class NcclPredictor:
         )
         busbw = NVLS_RATE * float(port) * 1e9
         seconds = _latency_s("Simple", True, 2) + size_bytes * _factor(collective) / busbw
-        return Prediction(seconds, "NCCL NVLS")
+        return NcclPrediction(seconds, "NCCL NVLS")
 
-    def _sends(self, collective: Collective, size_bytes: int) -> Prediction:
+    def _sends(self, collective: Collective, size_bytes: int) -> NcclPrediction:
         """One message per pair, all at once."""
         server, ranks = self._server, self._place.ranks
         message = size_bytes / collective.world_size
@@ -144,9 +144,9 @@ class NcclPredictor:
         if message <= P2P_LL_BYTES:
             times["LL"] = _latency_s("LL", nvlink, 1) + moving / RATE["ll"]
         protocol = min(times, key=lambda name: times[name])
-        return Prediction(times[protocol], f"NCCL send/recv {protocol}")
+        return NcclPrediction(times[protocol], f"NCCL send/recv {protocol}")
 
-    def _stand_in(self, collective: Collective, size_bytes: int) -> Prediction:
+    def _stand_in(self, collective: Collective, size_bytes: int) -> NcclPrediction:
         if collective not in self._stood_in:
             self._stood_in[collective] = _planned(self._place, collective)
         candidate = self._stood_in[collective]
@@ -154,7 +154,7 @@ class NcclPredictor:
             timing(candidate, protocol, size_bytes, self._capability, _PARTS, _CAPACITY[protocol]).seconds
             for protocol in protocols_of(candidate, self._capability)
         ]
-        return Prediction(min(times), f"a {candidate.algorithm.replace('_', '-')} in NCCL's place")
+        return NcclPrediction(min(times), f"a {candidate.algorithm.replace('_', '-')} in NCCL's place")
 
 
 def _factor(collective: Collective) -> float:
@@ -167,7 +167,7 @@ def _latency_s(protocol: str, nvlink: bool, hops: int) -> float:
     return float(BASE_US["ring"][column] + hops * step) * 1e-6
 
 
-def _planned(place: Place, collective: Collective) -> Candidate:
+def _planned(place: Place, collective: Collective) -> CandidateProgram:
     reasons = []
     for name in _STAND_INS:
         try:
@@ -175,5 +175,5 @@ def _planned(place: Place, collective: Collective) -> Candidate:
         except UnsupportedError as error:
             reasons.append(str(error))
             continue
-        return Candidate(name, forest, lower(forest, slots=SLOTS))
+        return CandidateProgram(name, forest, lower(forest, slots=SLOTS))
     raise UnsupportedError(f"nothing to compare {collective.name} with: {'; '.join(reasons)}")

@@ -27,7 +27,7 @@ from pathlib import Path
 import msgspec
 
 from blinkccl.errors import LaunchError, UnsupportedError
-from blinkccl.nccl.peer_info import Job
+from blinkccl.nccl.peer_info import GpuJob
 from blinkccl.private_files import private_directory, write_at_once
 from blinkccl.runtime.card import package_version
 
@@ -48,7 +48,7 @@ class _Kept(msgspec.Struct, frozen=True):
 
 
 def bad_pairs(
-    job: Job,
+    job: GpuJob,
     directory: Path | None,
     deadline_s: float = DEADLINE_S,
     note: Callable[[str], None] = lambda text: None,
@@ -94,7 +94,7 @@ def bad_pairs(
     return {(a, b): found[uuids[a], uuids[b]] for a, b in ranks if found.get((uuids[a], uuids[b]))}
 
 
-def _digest(job: Job) -> str:
+def _digest(job: GpuJob) -> str:
     peer = job.peers[0]
     about = [package_version(), peer.boot_id, peer.driver_version, os.environ.get("BLINK_CUDA_LIB", "")]
     return sha256(json.dumps(about).encode()).hexdigest()[:32]

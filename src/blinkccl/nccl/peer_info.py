@@ -60,7 +60,7 @@ class PeerInfo(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Job:
+class GpuJob:
     """The ranks of a communicator, all of this host: ``peers[i]`` is rank i's."""
 
     peers: tuple[PeerInfo, ...]
@@ -100,7 +100,7 @@ class Job:
         return self.peers[0].settings.get(name, "")
 
 
-def read_peer_info(data: bytes) -> Job:
+def read_peer_info(data: bytes) -> GpuJob:
     """The job whose peers ``data`` holds, as a JSON array.
 
     Raises
@@ -127,7 +127,7 @@ def read_peer_info(data: bytes) -> Job:
     if not 2 <= len(ordered) <= MAX_RANKS:
         raise UnsupportedError(f"{len(ordered)} rank(s): trees are for 2 to {MAX_RANKS} ranks of a host")
     _agree(ordered)
-    return Job(ordered)
+    return GpuJob(ordered)
 
 
 _NUMBERS = {

@@ -38,7 +38,7 @@ from blinkccl.nccl.images import architectures_of, compile_all, texts
 from blinkccl.nccl.nccl_predictor import NcclPredictor
 from blinkccl.nccl.peer_check import DEADLINE_S as PEER_DEADLINE_S
 from blinkccl.nccl.peer_check import bad_pairs
-from blinkccl.nccl.peer_info import MAX_PEER_INFO_BYTES, Job, read_peer_info
+from blinkccl.nccl.peer_info import MAX_PEER_INFO_BYTES, GpuJob, read_peer_info
 from blinkccl.nccl.programs import AUTO, BEST, candidates, wanted
 from blinkccl.nccl.topology_of_job import Place, place, without
 from blinkccl.private_files import cache_directory
@@ -117,7 +117,7 @@ def plan(peers: bytes, environ: Mapping[str, str], log: Log) -> Path:
 
 
 def _made(
-    job: Job,
+    job: GpuJob,
     where: Place,
     bad: Mapping[tuple[int, int], str],
     names: tuple[str, ...],
@@ -155,7 +155,9 @@ def _made(
     return Bundle(layout, images, choices.without(rows, there)), whole
 
 
-def _digest(job: Job, where: Place, bad: Mapping[tuple[int, int], str], limits: Budget, no_copies: str | None) -> str:
+def _digest(
+    job: GpuJob, where: Place, bad: Mapping[tuple[int, int], str], limits: Budget, no_copies: str | None
+) -> str:
     """The name of the question: all that the answer depends on."""
     return digest_of(
         [

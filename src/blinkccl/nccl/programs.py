@@ -30,7 +30,7 @@ SLOTS = 4
 
 
 @dataclass(frozen=True, eq=False)
-class Candidate:
+class CandidateProgram:
     """A program that the verifier accepts and GPU blocks can run. Compared by identity."""
 
     algorithm: str
@@ -57,14 +57,14 @@ class Candidate:
 
 
 @dataclass
-class Candidates:
+class CandidatePrograms:
     """What there is, by collective and root (−1: none), and for the others why not."""
 
-    found: dict[tuple[str, int], list[Candidate]] = field(default_factory=dict)
+    found: dict[tuple[str, int], list[CandidateProgram]] = field(default_factory=dict)
     absent: dict[tuple[str, int], list[str]] = field(default_factory=dict)
 
     @property
-    def every(self) -> tuple[Candidate, ...]:
+    def every(self) -> tuple[CandidateProgram, ...]:
         return tuple(one for some in self.found.values() for one in some)
 
     def why_not(self, key: tuple[str, int]) -> str:
@@ -145,7 +145,7 @@ def candidates(
     lanes: int,
     bad: Mapping[tuple[int, int], str],
     tell: Callable[[str], None] = lambda text: None,
-) -> Candidates:
+) -> CandidatePrograms:
     """All programs that can serve the job.
 
     Parameters
@@ -171,7 +171,7 @@ def candidates(
 
     Cost: half a second for 8 GPUs of a DGX-1V, of which most is the first AllReduce.
     """
-    place, result = without_memories(place), Candidates()
+    place, result = without_memories(place), CandidatePrograms()
     links = links_for(place)
     missing: dict[str, dict[str, None]] = {}
     for collective in collectives(len(place.ranks)):
@@ -193,7 +193,7 @@ def candidates(
     return result
 
 
-def _candidate(request: Request, name: str, lanes: int, bad: Mapping[tuple[int, int], str]) -> Candidate:
+def _candidate(request: Request, name: str, lanes: int, bad: Mapping[tuple[int, int], str]) -> CandidateProgram:
     forest = algorithm(name).plan(request)
     program = lower(forest, slots=SLOTS, channels=lanes)
     for queue in program.queues:
@@ -205,7 +205,7 @@ def _candidate(request: Request, name: str, lanes: int, bad: Mapping[tuple[int, 
     require_direct_stores(program, forest.topology)
     verify(program, forest.topology)
     channel_loops(program, SLOTS)
-    return Candidate(name, forest, program)
+    return CandidateProgram(name, forest, program)
 
 
 def _same(a: Program, b: Program) -> bool:

@@ -6,21 +6,24 @@ NCCL; NVML. Several ranks on one GPU, which only tests have, get a clique by rul
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from blinkccl.errors import TopologyError, UnsupportedError
-from blinkccl.nccl.bus_ids import bus_ids_of_xml, canonical, seen_by_nvml
-from blinkccl.nccl.peer_info import Job
+from blinkccl.nccl.peer_info import GpuJob
 from blinkccl.topology import nccl_xml
 from blinkccl.topology.formats import read_topology
 from blinkccl.topology.limits import MAX_FILE_BYTES
 from blinkccl.topology.model import Topology
+from blinkccl.topology.nvml_errors import NO_GPUS, nvml_error
 from blinkccl.topology.probe import probe
 from blinkccl.topology.select import ids_text
 from blinkccl.topology.spec import parse_spec
+from blinkccl.topology.xml_tree import parse_xml
 
 Note = Callable[[str], None]
 
@@ -34,7 +37,7 @@ class Place:
     real: bool = True
 
 
-def place(job: Job, note: Note = lambda text: None, nvml: Any = None) -> Place:
+def place(job: GpuJob, note: Note = lambda text: None, nvml: Any = None) -> Place:
     """Where the ranks are.
 
     Parameters
@@ -64,7 +67,7 @@ def place(job: Job, note: Note = lambda text: None, nvml: Any = None) -> Place:
     return _probed(job, nvml)
 
 
-def _refuse_instances(job: Job) -> None:
+def _refuse_instances(job: GpuJob) -> None:
     """Instances of one GPU have its bus id and UUIDs of their own; nothing joins them."""
     first: dict[str, tuple[int, str]] = {}
     for peer in job.peers:
@@ -76,7 +79,7 @@ def _refuse_instances(job: Job) -> None:
             )
 
 
-def _given(job: Job, note: Note) -> Place:
+def _given(job: GpuJob, note: Note) -> Place:
     spec = job.setting("topo")
     topology = parse_spec(spec)
     if topology.vertex[topology.ranks[0]].kind != "gpu":
@@ -108,7 +111,7 @@ def _bus_ids_of_file(spec: str, topology: Topology) -> dict[str, int]:
     return bus_ids_of_xml(text, topology) if nccl_xml.looks_like(text) else {}
 
 
-def _by_bus_id(job: Job, topology: Topology, vertices: Mapping[str, int], who: str) -> tuple[int, ...]:
+def _by_bus_id(job: GpuJob, topology: Topology, vertices: Mapping[str, int], who: str) -> tuple[int, ...]:
     ranks = []
     for peer in job.peers:
         vertex = vertices.get(canonical(peer.bus_id))
@@ -121,7 +124,7 @@ def _by_bus_id(job: Job, topology: Topology, vertices: Mapping[str, int], who: s
     return tuple(ranks)
 
 
-def _on_one_gpu(job: Job, note: Note) -> Place:
+def _on_one_gpu(job: GpuJob, note: Note) -> Place:
     together = ids_text(peer.rank for peer in job.peers if _neighbours(job, peer.uuid) > 1)
     topology = parse_spec(f"clique:{job.size}").noted(
         f"ranks {together} share GPUs: every rank is taken to reach every other alike"
@@ -130,11 +133,11 @@ def _on_one_gpu(job: Job, note: Note) -> Place:
     return Place(topology, topology.ranks, real=False)
 
 
-def _neighbours(job: Job, uuid: str) -> int:
+def _neighbours(job: GpuJob, uuid: str) -> int:
     return sum(peer.uuid == uuid for peer in job.peers)
 
 
-def _from_nccl_file(job: Job, file: str, note: Note) -> Place | None:
+def _from_nccl_file(job: GpuJob, file: str, note: Note) -> Place | None:
     """None where the file cannot say it: NCCL completes such files itself by what it detects, and so do we."""
     try:
         topology = read_topology(Path(file), file)
@@ -145,7 +148,7 @@ def _from_nccl_file(job: Job, file: str, note: Note) -> Place | None:
         return None
 
 
-def _probed(job: Job, nvml: Any) -> Place:
+def _probed(job: GpuJob, nvml: Any) -> Place:
     seen = seen_by_nvml(nvml)
     by_bus = {gpu.bus_id: vertex for vertex, gpu in enumerate(seen)}
     by_uuid = {gpu.uuid: vertex for vertex, gpu in enumerate(seen)}
@@ -191,3 +194,91 @@ def without(where: Place, pairs: Sequence[tuple[int, int]], why: Mapping[tuple[i
     )
     links = tuple(x for x in topology.links if (x.src, x.dst) not in gone)
     return replace(where, topology=replace(topology, links=links).noted(*notes))
+
+
+# --- which vertex is which GPU, by PCI bus id
+
+
+def canonical(bus_id: str) -> str:
+    """``0000:1a:00.0``: lower case, a domain of four digits at least, a function.
+
+    CUDA, NVML and NCCL write the same id with a domain of four or eight digits, and in either case.
+    """
+    domain, _, rest = bus_id.lower().partition(":")
+    short = domain.lstrip("0").rjust(4, "0")
+    return f"{short}:{rest}" if "." in rest else f"{short}:{rest}.0"
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A GPU as NVML knows it; ``uuid`` in 32 hexadecimal digits, as in PeerInfo, and ``mig`` its mode."""
+
+    bus_id: str
+    uuid: str
+    mig: bool
+
+
+def seen_by_nvml(nvml: Any = None) -> tuple[Seen, ...]:
+    """This machine's GPUs by NVML's numbers, which are the vertices that :func:`~blinkccl.topology.probe.probe` gives.
+
+    Parameters
+    ----------
+    nvml
+        A module with the functions of ``pynvml``; by default that of nvidia-ml-py.
+
+    Raises
+    ------
+    TopologyError, UnsupportedError
+        If NVML fails; UnsupportedError too where it is not there or has no GPUs.
+    """
+    driver = import_module("pynvml") if nvml is None else nvml
+    try:
+        driver.nvmlInit()
+    except driver.NVMLError as error:
+        if error.value in NO_GPUS:
+            raise UnsupportedError(
+                "NVML is not there or knows no GPUs, so nobody tells their links; give the topology with BLINK_TOPO"
+            ) from error
+        raise nvml_error(error.value, "starting") from error
+    try:
+        return tuple(_seen(driver, index) for index in range(driver.nvmlDeviceGetCount()))
+    except driver.NVMLError as error:
+        raise nvml_error(error.value, "asking for the bus ids of GPUs") from error
+    finally:
+        driver.nvmlShutdown()
+
+
+def _seen(driver: Any, index: int) -> Seen:
+    handle = driver.nvmlDeviceGetHandleByIndex(index)
+    bus_id, uuid = driver.nvmlDeviceGetPciInfo(handle).busId, driver.nvmlDeviceGetUUID(handle)
+    try:
+        current, _ = driver.nvmlDeviceGetMigMode(handle)
+    except driver.NVMLError:  # a GPU that has no such mode
+        current = 0
+    digits = re.sub("[^0-9a-f]", "", _text(uuid).lower().removeprefix("gpu-"))
+    return Seen(canonical(_text(bus_id)), digits, current == 1)
+
+
+def _text(raw: bytes | str) -> str:
+    return raw.decode() if isinstance(raw, bytes) else raw
+
+
+def bus_ids_of_xml(text: str, topology: Topology) -> dict[str, int]:
+    """Vertex by bus id, for the GPUs of the NCCL XML ``text`` that ``topology`` was read from.
+
+    GPUs are named by their ``dev`` there; what several servers of one file have in common is left out.
+
+    Raises
+    ------
+    TopologyError
+        If it is not well-formed.
+    """
+    named: dict[str, list[int]] = {}
+    for rank in topology.ranks:
+        named.setdefault(topology.vertex[rank].name, []).append(rank)
+    found: dict[str, list[int]] = {}
+    for gpu in parse_xml(text, topology.name).below("gpu"):
+        bus_id = "" if gpu.parent is None else gpu.parent.attributes.get("busid", "")
+        if bus_id:
+            found.setdefault(canonical(bus_id), []).extend(named.get(f"GPU{gpu.attributes.get('dev')}", []))
+    return {bus_id: vertices[0] for bus_id, vertices in found.items() if len(vertices) == 1}

@@ -1,4 +1,4 @@
-"""How does a Python process call the CUDA driver double? Every integer goes as 64 bits, pointers as addresses."""
+"""The CUDA driver double as a Python process calls it: every integer goes as 64 bits, pointers as addresses."""
 
 from __future__ import annotations
 

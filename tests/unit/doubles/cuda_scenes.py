@@ -1,4 +1,4 @@
-"""What does a program see of the CUDA driver double? Each scene is one program: ``cuda_scenes.py NAME [ARGUMENT…]``."""
+"""What programs see of the CUDA driver double; each scene is one program: ``cuda_scenes.py NAME [ARGUMENT…]``."""
 
 from __future__ import annotations
 

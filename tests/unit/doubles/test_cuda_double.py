@@ -1,4 +1,4 @@
-"""Does the double of the CUDA driver behave like the driver where a program can tell, and unkindly where it may?"""
+"""The double of the CUDA driver behaves like the driver where a program can tell, and unkindly where it may."""
 
 from __future__ import annotations
 

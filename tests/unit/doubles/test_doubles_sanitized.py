@@ -1,4 +1,4 @@
-"""Do the doubles themselves race? Ranks as threads, all cases, under ThreadSanitizer."""
+"""The doubles themselves do not race: ranks as threads, all cases, under ThreadSanitizer."""
 
 from __future__ import annotations
 

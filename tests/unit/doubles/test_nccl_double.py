@@ -1,4 +1,4 @@
-"""Does the stand-in for NCCL work, and would the client notice if a library under it did not?"""
+"""The double of NCCL works, and the client notices where a library under it does not."""
 
 from __future__ import annotations
 

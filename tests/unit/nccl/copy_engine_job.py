@@ -113,7 +113,7 @@ class Outcome:
     calls: tuple[str, ...] = ()
 
 
-class Job:
+class GpuJob:
     """The ranks of one program.
 
     ``meeting`` is a directory where ranks in several processes meet, of which this is ``rank``; None: all are here.
@@ -243,7 +243,7 @@ def oracle(cases: Sequence[dict[str, Any]]) -> list[str | None]:
             program = planned(case["spec"], case["ranks"], case["algorithm"], case["collective"])
         except UnsupportedError:
             continue  # this algorithm does not serve it
-        job = Job(program)
+        job = GpuJob(program)
         for one in case["calls"]:
             told = difference(job.run, job.program, chunk_bytes=CHUNK_BYTES, **one)
             found.append(None if told is None else f"{case} {one}: {told}")
@@ -258,7 +258,7 @@ def planted(case: dict[str, Any], faults: Sequence[Sequence[int]]) -> list[bool]
     found = []
     program = planned(case["spec"], case["ranks"], case["algorithm"], case["collective"])
     for kind, index in faults:
-        job = Job(program)
+        job = GpuJob(program)
         assert difference(job.run, program, chunk_bytes=CHUNK_BYTES, **case["calls"][0]) is None
         job.plant(kind, index)
         wrong = False
@@ -277,7 +277,7 @@ def planted(case: dict[str, Any], faults: Sequence[Sequence[int]]) -> list[bool]
 def streams(case: dict[str, Any]) -> dict[str, Any]:
     """How many streams are made, how many there would be without reuse, and what is called during launches."""
     program = planned(case["spec"], case["ranks"], case["algorithm"], case["collective"])
-    job = Job(program)
+    job = GpuJob(program)
     difference(job.run, program, chunk_bytes=CHUNK_BYTES, **case["calls"][0])
     made = job.calls.count("cuStreamCreate") - len(program.ranks)  # each engine has one for itself
     calls = sorted(set(job.last.calls))
@@ -300,7 +300,7 @@ def streams(case: dict[str, Any]) -> dict[str, Any]:
 def messages(case: dict[str, Any], count: int) -> dict[str, int]:
     """How many counters a launch moves, and how many messages it has with even chunks and with chunks of one size."""
     program = planned(case["spec"], case["ranks"], case["algorithm"], case["collective"])
-    job = Job(program)
+    job = GpuJob(program)
     assert difference(job.run, program, chunk_bytes=CHUNK_BYTES, count=count, dtype="float32") is None
     counted = job.last.calls.count("cuStreamWriteValue64_v2")
     job.close()
@@ -314,7 +314,7 @@ def messages(case: dict[str, Any], count: int) -> dict[str, int]:
 def ending(case: dict[str, Any], **how: Any) -> dict[str, Any]:
     """How a collective ends in which one rank does not take part."""
     program = planned(case["spec"], case["ranks"], case["algorithm"], case["collective"])
-    job = Job(program)
+    job = GpuJob(program)
     one = dict(case["calls"][0])
     assert difference(job.run, program, chunk_bytes=CHUNK_BYTES, **one) is None
     deadline_s = how.pop("deadline_s", PATIENCE_S)
@@ -327,7 +327,7 @@ def ending(case: dict[str, Any], **how: Any) -> dict[str, Any]:
 def refusal(case: dict[str, Any], trouble: int) -> str:
     """Why copy engines cannot be had here."""
     try:
-        Job(planned(case["spec"], case["ranks"], case["algorithm"], case["collective"]), trouble)
+        GpuJob(planned(case["spec"], case["ranks"], case["algorithm"], case["collective"]), trouble)
     except UnsupportedError as error:
         return str(error)
     return ""
@@ -336,7 +336,7 @@ def refusal(case: dict[str, Any], trouble: int) -> str:
 def one_rank(case: dict[str, Any], rank: int, meeting: str) -> list[str | None]:
     """As ``oracle``, for a rank whose peers are in other processes."""
     program = planned(case["spec"], case["ranks"], case["algorithm"], case["collective"])
-    job = Job(program, rank=rank, meeting=Path(meeting))
+    job = GpuJob(program, rank=rank, meeting=Path(meeting))
     found: list[str | None] = []
     for one in case["calls"]:
         op = one.get("op", "sum")

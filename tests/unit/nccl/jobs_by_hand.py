@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from blinkccl.nccl.peer_info import Job, read_peer_info
+from blinkccl.nccl.peer_info import GpuJob, read_peer_info
 
 #: A CUDA driver of eight GPUs whose copies are memcpy. FAKE_PAIRS="1-2:hang,0-1:crash,2-0:lose,3-1:deny,2-1:full"
 #: spoils some.
@@ -114,11 +114,11 @@ def settings(**chosen: str) -> dict[str, str]:
     return {"algo": "", "topo": "", "nccl_topo_file": ""} | chosen
 
 
-def job(size: int, **changes: Any) -> Job:
+def job(size: int, **changes: Any) -> GpuJob:
     return read_peer_info(json.dumps(peers(size, **changes)).encode())
 
 
-def on(topo: str, devices: Sequence[int], **changes: Any) -> Job:
+def on(topo: str, devices: Sequence[int], **changes: Any) -> GpuJob:
     """A job on GPUs of a machine of the catalogue."""
     usual: dict[str, Any] = {
         "device": lambda rank: devices[rank],

@@ -15,7 +15,7 @@ from jobs_by_hand import on
 from blinkccl.codegen.layout import Geometry, Group
 from blinkccl.nccl import bundle as bundles
 from blinkccl.nccl.bundle import Bundle, BundleCache, digest_of
-from blinkccl.nccl.choices import SEARCH_FROM_BYTES, Choice, Table, Terms, clamped, table
+from blinkccl.nccl.choices import SEARCH_FROM_BYTES, ChoiceRow, ChoiceTable, Terms, clamped, table
 from blinkccl.nccl.geometry import largest
 from blinkccl.nccl.images import Image, texts
 from blinkccl.nccl.programs import candidates
@@ -117,8 +117,8 @@ def test_the_plan_is_a_hash_of_text_and_code(tmp_path):
 
 def test_a_reason_is_one_line_whatever_it_holds(tmp_path):
     made = bundle(tmp_path)
-    row = Choice("allreduce", -1, 0, 9, None, "-", 0, False, "two\nlines  of\twhy")
-    text = replace(made, table=Table((row, *made.table.choices))).text()
+    row = ChoiceRow("allreduce", -1, 0, 9, None, "-", 0, False, "two\nlines  of\twhy")
+    text = replace(made, table=ChoiceTable((row, *made.table.choices))).text()
     assert "why two lines of why\n" in text
 
 

@@ -14,7 +14,7 @@ from blinkccl.errors import LaunchError, TopologyError, UnsupportedError, UsageE
 from blinkccl.nccl import choices
 from blinkccl.nccl.choices import PROTOCOLS, Terms, wanted_protocol
 from blinkccl.nccl.copies import MOST_OPERANDS, fault_of_job, fault_of_loops, fault_of_program
-from blinkccl.nccl.costs import Timing, architecture, least_copies_s, protocols_of, timing
+from blinkccl.nccl.costs import PredictedTime, architecture, least_copies_s, protocols_of, timing
 from blinkccl.nccl.geometry import Budget, budget, geometry, largest
 from blinkccl.nccl.nccl_predictor import NcclPredictor
 from blinkccl.nccl.programs import DEFAULT, SERVED, candidates, collectives, links_for, wanted
@@ -384,7 +384,7 @@ def test_copies_pay_for_every_message_that_a_rank_issues():
 def test_copies_are_taken_where_they_are_predicted_faster(monkeypatch):
     def slow_kernels(candidate, protocol, *rest):
         found = timing(candidate, protocol, *rest)
-        return found if protocol == "copies" else Timing(found.seconds * 3, found.chunk_bytes)
+        return found if protocol == "copies" else PredictedTime(found.seconds * 3, found.chunk_bytes)
 
     monkeypatch.setattr("blinkccl.nccl.choices.timing", slow_kernels)
     where = on_machine("dgx-1v", (1, 4, 5, 6))

@@ -1,4 +1,4 @@
-"""Do copy engines do what the collective's definition says, whatever runs late, and with as few streams as they may?
+"""Copy engines do what the collective's definition says, whatever runs late, and with as few streams as they may.
 
 The same generated text as on GPUs, the engine of libblink.so, and a double of the CUDA driver whose streams run late by
 a seed: what is not ordered happens out of order.

@@ -1,4 +1,4 @@
-"""Does libblink.so offer what NCCL offers, with NCCL's names and types, and nothing that gets in the way?"""
+"""libblink.so offers what NCCL offers, with NCCL's names and types, and nothing that gets in the way."""
 
 from __future__ import annotations
 

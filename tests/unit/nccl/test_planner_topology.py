@@ -8,8 +8,7 @@ import pytest
 from jobs_by_hand import job, on, settings
 
 from blinkccl.errors import TopologyError, UnsupportedError
-from blinkccl.nccl.bus_ids import canonical
-from blinkccl.nccl.topology_of_job import place, without
+from blinkccl.nccl.topology_of_job import canonical, place, without
 
 XML = """<system version="1"><cpu numaid="0" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="85">
 <pci busid="0000:1b:00.0" class="0x030200" link_speed="8.0 GT/s PCIe" link_width="16">
