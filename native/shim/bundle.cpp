@@ -12,12 +12,14 @@
 #include <sstream>
 #include <utility>
 
+#include "blink/call.h"
+
 namespace blink::shim {
 namespace {
 
 constexpr int kVersion = 1;
 constexpr std::size_t kMostFileBytes = 64 << 20;
-constexpr std::uint64_t kMostRanks = 4096, kMostParts = 1024, kMostSlots = 1 << 16, kMostThreads = 512;
+constexpr std::uint64_t kMostRanks = 4096, kMostParts = 1024, kMostSlots = 1 << 16;
 constexpr std::uint64_t kMostLanes = 1 << 16, kMostBytes = std::uint64_t{1} << 40, kMostItems = 1 << 20;
 // Whatever lies in a segment begins on a line, and so do the counters of every part.
 constexpr std::uint64_t kLine = 128, kGroup = 16;

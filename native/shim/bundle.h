@@ -5,10 +5,15 @@
 #include <string>
 #include <vector>
 
+#include "blink/types.h"
+
 namespace blink::shim {
 
-// Names as in blinkccl.collectives.spec, in the order of this enum.
-enum class Collective { kBroadcast, kReduce, kAllReduce, kAllGather, kReduceScatter, kGather, kScatter, kAllToAll };
+enum class Collective {
+  kBroadcast = BLINK_BROADCAST, kReduce = BLINK_REDUCE, kAllReduce = BLINK_ALLREDUCE, kAllGather = BLINK_ALLGATHER,
+  kReduceScatter = BLINK_REDUCE_SCATTER, kGather = BLINK_GATHER, kScatter = BLINK_SCATTER, kAllToAll = BLINK_ALLTOALL,
+};
+// As in blinkccl.collectives.spec.
 const char* name_of(Collective collective);
 
 struct Bundle {

@@ -8,15 +8,19 @@ namespace {
 
 struct TypeRow {
   const char* name;
-  std::uint32_t code;  // DTYPE_CODES of blinkccl/collectives/ops.py
+  std::uint32_t code;  // of blink_dtype
 };
 constexpr TypeRow kTypes[kDataTypes] = {
-    {"int8", 0},    {"uint8", 1},    {"int32", 4},    {"uint32", 5},   {"int64", 6},          {"uint64", 7},
-    {"float16", 8}, {"float32", 10}, {"float64", 11}, {"bfloat16", 9}, {"float8_e4m3fn", 12}, {"float8_e5m2", 13},
+    {"int8", BLINK_INT8},         {"uint8", BLINK_UINT8},
+    {"int32", BLINK_INT32},       {"uint32", BLINK_UINT32},
+    {"int64", BLINK_INT64},       {"uint64", BLINK_UINT64},
+    {"float16", BLINK_FLOAT16},   {"float32", BLINK_FLOAT32},
+    {"float64", BLINK_FLOAT64},   {"bfloat16", BLINK_BFLOAT16},
+    {"float8_e4m3fn", BLINK_FLOAT8_E4M3FN}, {"float8_e5m2", BLINK_FLOAT8_E5M2},
 };
 
-// NCCL's order is sum, prod, max, min, avg; OP_CODES have min before max.
-constexpr std::uint32_t kOpCodes[kRedOps] = {0, 1, 3, 2, 0};
+// NCCL's order is sum, prod, max, min, avg; blink_operation has min before max.
+constexpr std::uint32_t kOpCodes[kRedOps] = {BLINK_SUM, BLINK_PROD, BLINK_MAX, BLINK_MIN, BLINK_SUM};
 constexpr const char* kOpNames[kRedOps] = {"sum", "prod", "max", "min", "avg"};
 
 // A float of few bits: sign, exponent, mantissa.

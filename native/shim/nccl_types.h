@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "blink/types.h"
+
 extern "C" {
 
 // Handles.
@@ -53,10 +55,15 @@ enum Result : int {
   ncclInvalidUsage = 5, ncclRemoteError = 6, ncclInProgress = 7, ncclTimeout = 8,
 };
 enum DataType : int {
-  kInt8 = 0, kUint8 = 1, kInt32 = 2, kUint32 = 3, kInt64 = 4, kUint64 = 5, kHalf = 6, kFloat = 7, kDouble = 8,
-  kBfloat16 = 9, kFloat8E4M3 = 10, kFloat8E5M2 = 11, kDataTypes = 12,
+  kInt8 = BLINK_NCCL_INT8, kUint8 = BLINK_NCCL_UINT8, kInt32 = BLINK_NCCL_INT32, kUint32 = BLINK_NCCL_UINT32,
+  kInt64 = BLINK_NCCL_INT64, kUint64 = BLINK_NCCL_UINT64, kHalf = BLINK_NCCL_FLOAT16, kFloat = BLINK_NCCL_FLOAT32,
+  kDouble = BLINK_NCCL_FLOAT64, kBfloat16 = BLINK_NCCL_BFLOAT16, kFloat8E4M3 = BLINK_NCCL_FLOAT8_E4M3FN,
+  kFloat8E5M2 = BLINK_NCCL_FLOAT8_E5M2, kDataTypes = 12,
 };
-enum RedOp : int { kSum = 0, kProd = 1, kMax = 2, kMin = 3, kAvg = 4, kRedOps = 5 };
+enum RedOp : int {
+  kSum = BLINK_NCCL_SUM, kProd = BLINK_NCCL_PROD, kMax = BLINK_NCCL_MAX, kMin = BLINK_NCCL_MIN, kAvg = BLINK_NCCL_AVG,
+  kRedOps = BLINK_NCCL_PREMUL_SUM,
+};
 enum Residence : int { kScalarDevice = 0, kScalarHost = 1 };
 
 constexpr int kSplitNoColor = -1;

@@ -92,7 +92,8 @@ void blink_comm::populate() const {
   for (int bank = 0; bank < blink::kBanks; ++bank) {
     for (int r = 0; r < size(); ++r) {
       madvise(page_of(segment_.staging(bank, r)), small, MADV_POPULATE_WRITE);
-      madvise(page_of(segment_.inline_area(bank, r)), static_cast<std::size_t>(shape.inline_bytes), MADV_POPULATE_WRITE);
+      madvise(page_of(segment_.inline_area(bank, r)), static_cast<std::size_t>(shape.inline_bytes),
+              MADV_POPULATE_WRITE);
     }
   }
 #endif
@@ -192,7 +193,8 @@ void blink_comm::spread(std::int64_t now) {
   bool shared = false;
   for (int peer = 0; peer < rank_ && !shared; ++peer) {
     const blink::Bell& theirs = segment_.rank(peer).bell;
-    shared = theirs.cpu.load(std::memory_order_relaxed) == cpu + 1 && theirs.sleeping.load(std::memory_order_relaxed) == 0;
+    shared =
+        theirs.cpu.load(std::memory_order_relaxed) == cpu + 1 && theirs.sleeping.load(std::memory_order_relaxed) == 0;
   }
   cpu_set_t allowed;
   if (!shared || sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
@@ -203,7 +205,8 @@ void blink_comm::spread(std::int64_t now) {
     if (theirs > 0 && theirs <= CPU_SETSIZE) CPU_CLR(static_cast<std::size_t>(theirs - 1), &free);
   }
   // Only the move is wanted: where the thread may run stays as it was.
-  if (CPU_COUNT(&free) > 0 && sched_setaffinity(0, sizeof free, &free) == 0) sched_setaffinity(0, sizeof allowed, &allowed);
+  if (CPU_COUNT(&free) > 0 && sched_setaffinity(0, sizeof free, &free) == 0)
+    sched_setaffinity(0, sizeof allowed, &allowed);
 }
 
 // Whether a rank that is not asleep shares this one's core. Yielding to it may be in vain: Linux shares a core among
@@ -284,7 +287,7 @@ int blink_comm::check_signatures() {
   return BLINK_OK;
 }
 
-// Whose process is gone? One that left in order matters only to those who wait for it.
+// The rank of a process that has ended, or -1. One that left in order matters only to those who wait for it.
 int blink_comm::lost_peer(int awaited) const {
   if (fd_ < 0) return -1;
   for (int peer = 0; peer < size(); ++peer) {
@@ -337,7 +340,8 @@ int blink_comm::wait_stream_long(Condition ready, void* context, int peer, std::
     looked = now;
     const int lost = lost_peer(peer);
     if (lost < 0 || ready(context)) continue;
-    return has_left(lost) ? lost_to_stream(lost) : fail(BLINK_PEER_LOST, blink::Site{BLINK_WAITS_STREAM, peer}, lost, "");
+    return has_left(lost) ? lost_to_stream(lost)
+                          : fail(BLINK_PEER_LOST, blink::Site{BLINK_WAITS_STREAM, peer}, lost, "");
   }
   return BLINK_OK;
 }
@@ -450,7 +454,8 @@ std::uint64_t blink_comm::private_address(const blink::Lent& buffer, std::int64_
   return static_cast<std::uint64_t>(blink::kNowhere - at) + static_cast<std::uint64_t>(offset);
 }
 
-// A secret of the segment in this rank's own memory, changed by its rank: whoever reads it there reads the right process.
+// A secret of the segment in this rank's own memory, changed by its rank: whoever reads it there reads the right
+// process.
 void blink_comm::show_secret() {
   std::memcpy(secret_, segment_.header().token, sizeof secret_);
   secret_[0] = static_cast<std::uint8_t>(secret_[0] + rank_);

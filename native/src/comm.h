@@ -41,7 +41,8 @@ class Counter {
 
 // blink_stats in the making.
 struct Counters {
-  Counter calls, messages, message_bytes, inline_bytes, staged_bytes, direct_read_bytes, direct_write_bytes, crossed_bytes, stepwise, yields, sleeps;
+  Counter calls, messages, message_bytes, inline_bytes, staged_bytes, direct_read_bytes, direct_write_bytes,
+      crossed_bytes, stepwise, yields, sleeps;
 };
 
 // What a rank says of a call when it begins it.
@@ -141,7 +142,8 @@ struct blink_comm {
   // The offset of `memory` in this rank's own heap, or kNowhere.
   std::int64_t heap_offset(const void* memory, std::int64_t bytes) const;
 
-  // Whether `peer` closed its communicator in an orderly way. That matters only to those who still want something of it.
+  // Whether `peer` closed its communicator in an orderly way. That matters only to those who still want something of
+  // it.
   bool has_left(int peer) const { return segment_.rank(peer).life.left.load(std::memory_order_acquire) != 0; }
   // What ends a stream alone, and no collective: its other end has left. Returns the code.
   int lost_to_stream(int peer);

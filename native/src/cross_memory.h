@@ -10,7 +10,8 @@
 
 namespace blink {
 
-// Whether all `bytes` were copied: from address `from` of process `pid` to `into`, or from `from` to address `into` there.
+// Whether all `bytes` were copied: from address `from` of process `pid` to `into`, or from `from` to address `into`
+// there.
 bool read_other(std::int64_t pid, void* into, std::uint64_t from, std::size_t bytes);
 bool write_other(std::int64_t pid, std::uint64_t into, const void* from, std::size_t bytes);
 

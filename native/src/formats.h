@@ -1,5 +1,5 @@
-// Element types: how they are read, computed with and written. A format loads kElements elements as one Vector, computes with it,
-// and rounds it into a destination (store) or keeps it as accumulators (keep, recall).
+// Element types: how they are read, computed with and written. A format loads kElements elements as one Vector,
+// computes with it, and rounds it into a destination (store) or keeps it as accumulators (keep, recall).
 //
 // Types that are computed with as they are stored go element by element, and the compiler vectorises the loops; narrow
 // floats go by vectors of float32. In an unnamed namespace: each kernel file compiles its own copy.

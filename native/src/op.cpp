@@ -10,7 +10,8 @@ using blink::kNowhere;
 
 namespace {
 
-// Where the results of a call are at least so large, copies of them bypass the caches: they would not stay there anyway.
+// Where the results of a call are at least so large, copies of them bypass the caches: they would not stay there
+// anyway.
 constexpr std::int64_t kPastCachesBytes = 32 << 20;
 // What stays in a second-level cache between two copies.
 constexpr std::size_t kPieceBytes = 256 << 10;
@@ -388,7 +389,8 @@ int blink_op::copy_private(const blink_role& role, const Chunk& chunk) {
   return BLINK_OK;
 }
 
-// Some of several sources lie in their senders' own memory: piece by piece they are taken to where they stay in a cache.
+// Some of several sources lie in their senders' own memory: piece by piece they are taken to where they stay in a
+// cache.
 int blink_op::combine_private(const blink_role& role, const Chunk& chunk, std::int32_t own) {
   const std::size_t sources = private_sources_.size();
   const std::size_t most = std::max<std::size_t>(1, kPieceBytes / sources / blink::kPage) * blink::kPage;

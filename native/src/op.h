@@ -1,8 +1,8 @@
 // One rank's part of a Program, as it is run.
 //
 // The loop is the one of blinkccl/schedule/program.py: ticks, and in each tick the rank's roles in order. What is
-// fused is only how an execution moves its bytes: all messages are combined in one pass straight from where they lie, and
-// the result is written once to everywhere it has to be.
+// fused is only how an execution moves its bytes: all messages are combined in one pass straight from where they lie,
+// and the result is written once to everywhere it has to be.
 #pragma once
 
 #include <cstdint>

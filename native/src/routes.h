@@ -1,6 +1,6 @@
-// Where the messages of a call lie: in a ring; in their sender's buffer, where they are read; or in their receiver's, into
-// which they are written; or, of a split transfer, by turns in the one and the other. Decided alike on both ends of a
-// queue: by the rows, and by what both ranks lend.
+// Where the messages of a call lie: in a ring; in their sender's buffer, where they are read; or in their receiver's,
+// into which they are written; or, of a split transfer, by turns in the one and the other. Decided alike on both ends
+// of a queue: by the rows, and by what both ranks lend.
 #pragma once
 
 #include <cstdint>

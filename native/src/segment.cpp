@@ -31,8 +31,9 @@ bool sensible(const blink_shape& s) {
   const auto whole = [](std::int64_t bytes, std::size_t unit) {
     return bytes >= 0 && bytes <= kMost && bytes % static_cast<std::int64_t>(unit) == 0;
   };
-  return s.ranks >= 1 && s.ranks <= 4096 && s.lines >= 1 && s.lines <= (1 << 20) && whole(s.staging_bytes, kLineBytes) &&
-         whole(s.inline_bytes, BLINK_BLOCK_BYTES) && whole(s.stream_bytes, kLineBytes) && s.stream_bytes > 0;
+  return s.ranks >= 1 && s.ranks <= 4096 && s.lines >= 1 && s.lines <= (1 << 20) &&
+         whole(s.staging_bytes, kLineBytes) && whole(s.inline_bytes, BLINK_BLOCK_BYTES) &&
+         whole(s.stream_bytes, kLineBytes) && s.stream_bytes > 0;
 }
 
 }  // namespace

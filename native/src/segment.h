@@ -33,8 +33,8 @@ struct alignas(kLineBytes) Line {
   std::atomic<std::uint64_t> value;
 };
 
-// A small message travels in blocks; whoever sees a block's flag may read its payload. What fits shares the flag's line,
-// and is one cache line in all; longer payloads begin on the next, where vector loads want them.
+// A small message travels in blocks; whoever sees a block's flag may read its payload. What fits shares the flag's
+// line, and is one cache line in all; longer payloads begin on the next, where vector loads want them.
 constexpr std::size_t kTinyBytes = kLineBytes - sizeof(std::uint64_t);
 constexpr std::size_t kPayloadBytes = BLINK_PAYLOAD_BYTES;
 struct alignas(kLineBytes) Block {

@@ -22,7 +22,8 @@ bool valid(const blink_comm* comm, std::int32_t peer, std::int64_t bytes) {
 
 }  // namespace
 
-extern "C" int64_t blink_stream_write(blink_comm* comm, int32_t peer, const void* data, int64_t bytes, int64_t wait_us) {
+extern "C" int64_t blink_stream_write(blink_comm* comm, int32_t peer, const void* data, int64_t bytes,
+                                      int64_t wait_us) {
   if (!valid(comm, peer, bytes)) return -BLINK_INVALID;
   const blink::Segment& segment = comm->segment();
   const auto size = static_cast<std::uint64_t>(segment.shape().stream_bytes);
@@ -32,7 +33,8 @@ extern "C" int64_t blink_stream_write(blink_comm* comm, int32_t peer, const void
   const auto room = [&] { return size - (written - stream.read.value.load(std::memory_order_acquire)); };
   if (const int code = comm->wait_stream([&] { return room() > 0; }, peer, wait_us)) return -code;
   // A quarter at a time, so that the reader starts while the rest is written.
-  const std::uint64_t moved = std::min({static_cast<std::uint64_t>(bytes), room(), std::max<std::uint64_t>(1, size / 4)});
+  const std::uint64_t moved =
+      std::min({static_cast<std::uint64_t>(bytes), room(), std::max<std::uint64_t>(1, size / 4)});
   if (moved == 0) return 0;
   unsigned char* ring = segment.stream_data(comm->rank(), peer);
   const auto* from = static_cast<const unsigned char*>(data);

@@ -119,7 +119,8 @@ class Check {
     std::vector<std::int64_t> received(t_.queues, 0), sent(t_.rings.size(), 0);
     for (const blink_role& role : t_.roles) {
       for (std::int64_t i = 0; i < role.receives; ++i) {
-        if ((received[static_cast<std::size_t>(t_.receive(role, i).queue)] += role.chunks) > kMostMessages) return false;
+        if ((received[static_cast<std::size_t>(t_.receive(role, i).queue)] += role.chunks) > kMostMessages)
+          return false;
       }
       for (std::int64_t i = 0; i < role.sends; ++i) {
         if ((sent[t_.ring_number(role, i)] += role.chunks) > kMostMessages) return false;

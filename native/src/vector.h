@@ -1,7 +1,8 @@
 // Vectors of 32-bit elements, and codes of 8 or 16 bits to and from them, by this file's instruction set.
 //
-// The types are GCC's vector types (clang has them too): + - * / & | ^ << >> < ? : work on them lane by lane. Only the
-// changes of width are written by hand: what compilers make of __builtin_convertvector is up to ten times slower.
+// The types are GCC's vector types (clang has them too): + - * / & | ^ << >> < ? : work on them element by element.
+// Only the changes of width are written by hand: what compilers make of __builtin_convertvector is up to ten times
+// slower.
 //
 // In an unnamed namespace: each kernel file compiles its own copy, and the linker cannot mix them up.
 #pragma once

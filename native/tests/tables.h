@@ -1,4 +1,5 @@
-// Tables for the host engine, made by hand: plans of a few collectives, and the rows of blink/host.h for each of their ranks.
+// Tables for the host engine, made by hand: plans of a few collectives, and the rows of blink/host.h for each of their
+// ranks.
 //
 // Written apart from host_plan.py and simpler: every message has a queue of its own, and a plan is a graph of nodes,
 // which are executed once per chunk.

@@ -190,7 +190,8 @@ void many_calls(const Room& room, blink_comm* comm, int rank, unsigned seed, int
   blink_stats stats;
   blink_get_stats(comm, &stats);
   expect(stats.calls == static_cast<std::uint64_t>(calls), "rank %d counts %lu calls of %d", rank, stats.calls, calls);
-  expect(stats.message_bytes == stats.inline_bytes + stats.staged_bytes + stats.direct_read_bytes + stats.direct_write_bytes,
+  expect(stats.message_bytes ==
+             stats.inline_bytes + stats.staged_bytes + stats.direct_read_bytes + stats.direct_write_bytes,
          "rank %d: message bytes are not those of the four ways together", rank);
   ways[0] += stats.inline_bytes;
   ways[1] += stats.staged_bytes;

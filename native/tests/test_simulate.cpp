@@ -168,7 +168,8 @@ Workload random_workload(std::mt19937_64& random, bool coarse) {
       }
       std::shuffle(path.begin(), path.end(), random);
       w.hop(static_cast<std::int32_t>(from), static_cast<std::int32_t>(to), path, upto(0, streams - 1),
-            upto(-1, pools - 1), upto(1, 3), cost(1e-5), upto(0, 1) ? cost(5e-6) : 0.0, coarse ? 1.0 : 1e-3 + cost(1e3));
+            upto(-1, pools - 1), upto(1, 3), cost(1e-5), upto(0, 1) ? cost(5e-6) : 0.0,
+            coarse ? 1.0 : 1e-3 + cost(1e3));
     }
   }
   w.connect(&random);
@@ -184,7 +185,8 @@ void check_outcome(const Workload& w, const Said& said, const char* what) {
   expect(said.outcome.firings == w.firings(), "%s: %" PRId64 " firings", what, said.outcome.firings);
   // Each transfer lands and arrives, begins to move if links are fair, and comes to each link after its first if not.
   std::int64_t longest = 1;
-  for (std::size_t h = 0; h < w.tail.size(); ++h) longest = std::max<std::int64_t>(longest, w.path_of[h + 1] - w.path_of[h]);
+  for (std::size_t h = 0; h < w.tail.size(); ++h)
+    longest = std::max<std::int64_t>(longest, w.path_of[h + 1] - w.path_of[h]);
   const std::int64_t most = static_cast<std::int64_t>(w.chunks.size()) + (2 + longest) * w.transfers() + w.firings();
   expect(said.outcome.events <= most, "%s: %" PRId64 " events, expected at most %" PRId64, what, said.outcome.events,
          most);

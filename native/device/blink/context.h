@@ -35,12 +35,8 @@ struct LL128 {
 
 // A connection of the channel, in the order of open().
 typedef uint32_t End;
-// As many as a channel may open.
-constexpr uint32_t kMostEnds = 128;
 // The own data do not join a reduction.
 constexpr uint32_t kNoOwnOperand = 0xffffffffu;
-// The most threads of a block on a GPU, a multiple of 32.
-constexpr uint32_t kMostThreads = 512;
 
 enum Completion { partial = 0, complete = 1 };
 

@@ -6,8 +6,6 @@
 
 namespace blink {
 
-// More messages than this are not combined by one kernel.
-constexpr uint32_t kMostOperands = 19;
 constexpr uint32_t kLineBytes = 128;
 
 // As long as a Call: whoever passes on one can pass on the other.

@@ -20,6 +20,7 @@ from fractions import Fraction
 
 from blinkccl.collectives.spec import Block
 from blinkccl.errors import UnsupportedError
+from blinkccl.native.headers import header
 from blinkccl.schedule.chunking import placements
 from blinkccl.schedule.liveness import atomic_liveness_fault
 from blinkccl.schedule.program import Program, Role
@@ -27,8 +28,7 @@ from blinkccl.schedule.wiring import connect, name_role, steps_of
 
 #: A warp looks after the counters of an execution: a thread for each end.
 MAX_ENDS = 32
-#: kMostEnds of context.h: a block keeps the counters of its connections in shared memory.
-MAX_CHANNEL_ENDS = 128
+MAX_CHANNEL_ENDS = header("call.h").constants["kMostEnds"]
 #: Up to here numerator · count does not overflow 64 bits for any buffer of a GPU.
 MAX_DENOMINATOR = 2**28
 

@@ -1,4 +1,4 @@
-"""The headers that generated code includes, and their library for this CPU: where they are."""
+"""Finds the headers that generated code includes, and their library for this CPU."""
 
 from __future__ import annotations
 

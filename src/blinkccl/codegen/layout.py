@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from blinkccl.errors import UsageError
+from blinkccl.native.headers import header
 from blinkccl.schedule.program import Program
 
-#: Everything begins on a line of this many bytes; the counters of two parts lie this far apart (kStride in call.h).
-LINE_BYTES = 128
+#: Everything begins on a line of this many bytes; the counters of two parts lie this far apart.
+LINE_BYTES = 8 * header("call.h").constants["kStride"]
 
 
 @dataclass(frozen=True, slots=True)

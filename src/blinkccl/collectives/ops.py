@@ -1,4 +1,4 @@
-"""Which operations and element types there are, and what combining elements does, bit for bit.
+"""The operations and element types, and what combining elements does, bit for bit.
 
 Every engine computes what :func:`fold` says, so that two engines that follow the same Program give the same bits.
 To add an operation or a type is to add one row.

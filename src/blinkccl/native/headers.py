@@ -1,7 +1,7 @@
 """C declarations as :mod:`ctypes` sees them, read from the headers that native code is compiled with.
 
 The headers in ``include/blink/`` are the one definition of what Python and native code share: numbers, structs and
-functions. Read is the C that they use and no more: ``#define`` of an integer, ``enum``, ``struct`` of integers, floats,
+functions. Read is the C that they use and no more: constant integers, ``enum``, ``struct`` of integers, floats,
 pointers and arrays, and prototypes. A struct member of any other kind is an error, so that nothing is overlooked.
 
 Libraries know :func:`abi`, a number made of all headers, by which they are refused where these say something else.
@@ -35,6 +35,7 @@ _SCALARS: dict[str, Any] = {
 #: Of the module struct.
 _LETTERS: dict[type, str] = {c.c_uint32: "I", c.c_int32: "i", c.c_uint64: "Q", c.c_int64: "q", c.c_double: "d"}
 _ENUM = re.compile(r"\benum\s+(\w*)\s*(?::\s*\w+\s*)?\{([^}]*)\}\s*;")
+_CONSTANT = re.compile(r"(?:#define|constexpr \w+) (\w+) (?:= )?(-?\w+);? *$", re.MULTILINE)
 _STRUCT = re.compile(
     r"(?:\btypedef\s+struct|\bstruct)\s*(__attribute__\(\(packed\)\))?\s*(\w*)\s*\{([^}]*)\}\s*(\w*)\s*;"
 )
@@ -105,7 +106,7 @@ def parse(text: str) -> Header:
         If a struct has a member, or an enum an entry, of a kind that is not understood.
     """
     text = re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)
-    constants = {name: int(value, 0) for name, value in re.findall(r"#define (\w+) (-?\w+) *$", text, re.MULTILINE)}
+    constants = {name: int(value, 0) for name, value in _CONSTANT.findall(text)}
     enums = {}
     for name, body in _ENUM.findall(text):
         enums[name] = _enumerators(body)

@@ -12,12 +12,13 @@ from graphlib import CycleError, TopologicalSorter
 from blinkccl.codegen.channels import ChannelLoop, channel_loops
 from blinkccl.codegen.host_compiler import copies_compiler
 from blinkccl.errors import UnsupportedError
+from blinkccl.native.headers import header
 from blinkccl.nccl.peer_info import GpuJob
 from blinkccl.nccl.programs import SLOTS
 from blinkccl.schedule.program import Program
 
-#: Messages that one reduce kernel takes: kMostOperands of reduction.h.
-MOST_OPERANDS = 19
+#: Messages that one reduce kernel takes.
+MOST_OPERANDS = header("call.h").constants["kMostOperands"]
 
 #: An execution: rank, channel, place in its loop.
 _Node = tuple[int, int, int]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from blinkccl.codegen.layout import LINE_BYTES, Geometry, Group
 from blinkccl.errors import LaunchError, UnsupportedError
+from blinkccl.native.headers import header
 from blinkccl.nccl.peer_info import GpuJob
 from blinkccl.nccl.programs import SLOTS
 from blinkccl.units import parse_bytes
@@ -26,7 +27,7 @@ MOST_LINE_BYTES, LEAST_LINE_BYTES = 32 << 10, 1024
 #: Of a message that copy engines carry: each costs them 10 us, so it is large. Memory for fewer bytes is not dealt out.
 MOST_COPY_BYTES, LEAST_COPY_BYTES = 8 << 20, 4096
 #: Of a GPU block. Any multiple of 32 up to 512 works; 16 warps keep enough stores under way.
-THREADS = 512
+THREADS = header("call.h").constants["kMostThreads"]
 STAGING_BYTES = 256 << 20
 
 

@@ -26,6 +26,7 @@ from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import DTYPES
 from blinkccl.errors import BlinkError, CommunicationError, DeadlineError, InternalError, UnsupportedError
 from blinkccl.native import find_library
+from blinkccl.native.headers import header
 from blinkccl.runtime.rendezvous import decode, encode, meet, own_card, same_host
 from blinkccl.runtime.store_contract import Store
 from blinkccl.runtime.torch_store import TorchStore
@@ -34,27 +35,14 @@ LIBRARY = "libblink.so"
 #: Names another library file; for people who work on it.
 LIBRARY_OVERRIDE = "BLINK_LIBRARY"
 
-#: In the order of ``enum Collective`` in ``native/shim/bundle.h``.
-COLLECTIVES = ("broadcast", "reduce", "allreduce", "allgather", "reduce_scatter", "gather", "scatter", "alltoall")
+_TYPES = header("types.h")
+COLLECTIVES = tuple(name for name in _TYPES.numbers("blink_collective") if name != "sendrecv")
 REDUCING = ("reduce", "allreduce", "reduce_scatter")
-#: ``ncclDataType_t`` (nccl.h) of our names; a bool is a byte that is 0 or 1.
-DTYPE_NUMBERS = {
-    "int8": 0,
-    "uint8": 1,
-    "int32": 2,
-    "uint32": 3,
-    "int64": 4,
-    "uint64": 5,
-    "float16": 6,
-    "float32": 7,
-    "float64": 8,
-    "bfloat16": 9,
-    "float8_e4m3fn": 10,
-    "float8_e5m2": 11,
-    "bool": 1,
-}
-#: ``ncclRedOp_t``. Numbers from 5 on are premul_sums that the library was told of; we need one at a time.
-OP_NUMBERS = {"sum": 0, "prod": 1, "max": 2, "min": 3, "avg": 4, "premul_sum": 5}
+_NCCL_TYPES = _TYPES.numbers("blink_nccl_dtype", "BLINK_NCCL_")
+#: ``ncclDataType_t`` of our names; a bool is a byte that is 0 or 1.
+DTYPE_NUMBERS = {**_NCCL_TYPES, "bool": _NCCL_TYPES["uint8"]}
+#: ``ncclRedOp_t``; of the premul_sums we need one at a time.
+OP_NUMBERS = _TYPES.numbers("blink_nccl_op", "BLINK_NCCL_")
 #: The same on bytes that are 0 or 1: "or" and "and".
 _BOOL_OPS = {"sum": "max", "max": "max", "prod": "min", "min": "min"}
 

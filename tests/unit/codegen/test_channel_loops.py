@@ -1,4 +1,4 @@
-"""Can GPU blocks run it? What is accepted never gets stuck, what is refused does, and every role is done once."""
+"""Loops of GPU blocks: what is accepted never gets stuck, what is refused does, and every role is done once."""
 
 from __future__ import annotations
 

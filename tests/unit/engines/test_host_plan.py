@@ -1,4 +1,4 @@
-"""Where do a Program's messages lie? The tables of the host engine, without the library that reads them."""
+"""Where a Program's messages lie: the tables of the host engine, without the library that reads them."""
 
 from __future__ import annotations
 

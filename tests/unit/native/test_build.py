@@ -1,4 +1,4 @@
-"""Is what gets built what the package promises? The library, a build without a compiler, the source archive."""
+"""What gets built is what the package promises: the library, a build without a compiler, the source archive."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ import pytest
 from jobs_by_hand import on
 
 from blinkccl.codegen.layout import Geometry, Group
+from blinkccl.native.headers import DIRECTORY
 from blinkccl.nccl import bundle as bundles
 from blinkccl.nccl.bundle import Bundle, BundleCache, digest_of
 from blinkccl.nccl.choices import SEARCH_FROM_BYTES, ChoiceRow, ChoiceTable, Terms, clamped, table
@@ -183,7 +184,16 @@ def test_libblink_reads_it(tmp_path, protocol):
         "bundle.choices.size());\n}\n"
     )
     reader = tmp_path / "read"
-    command = ["g++", "-std=c++17", f"-I{shim}", str(source), str(shim / "bundle.cpp"), "-o", str(reader)]
+    command = [
+        "g++",
+        "-std=c++17",
+        f"-I{shim}",
+        f"-I{DIRECTORY}",
+        str(source),
+        str(shim / "bundle.cpp"),
+        "-o",
+        str(reader),
+    ]
     subprocess.run(command, check=True)
     made = bundle(tmp_path, protocol=protocol)
     path = BundleCache(tmp_path / "bundles").put("0" * 40, made)

@@ -28,6 +28,12 @@ typedef std::uint64_t Word;
 #endif
 // Words between the counters of two parts: a line each, so that nobody polls what others write.
 constexpr uint32_t kStride = 16;
+// Connections that a channel may open: a block keeps their counters in shared memory.
+constexpr uint32_t kMostEnds = 128;
+// The most threads of a block on a GPU, a multiple of 32.
+constexpr uint32_t kMostThreads = 512;
+// More messages than this are not combined by one reduce kernel.
+constexpr uint32_t kMostOperands = 19;
 
 // One end of a connection, which carries messages in order from one rank to another. All addresses are valid on the
 // rank whose end it is. Counters only rise, and survive from launch to launch: a replayed graph goes on where the last

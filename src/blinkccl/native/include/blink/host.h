@@ -22,8 +22,9 @@ extern "C" {
 // A small message travels in blocks of a flag's line and so much payload.
 #define BLINK_PAYLOAD_BYTES 4096
 #define BLINK_BLOCK_BYTES 4160
-// What small calls in a row spread over, as a line that a peer has just read is slow to write again. It has to leave the
-// first-level cache (128 KiB and more made messages of 16 to 64 KiB 1.2 to 1.7 times as fast) and to stay in the second.
+// What small calls in a row spread over, as a line that a peer has just read is slow to write again. It has to leave
+// the first-level cache (128 KiB and more made messages of 16 to 64 KiB 1.2 to 1.7 times as fast) and to stay in the
+// second.
 #define BLINK_SMALL_CALLS_BYTES 393216
 
 typedef struct blink_comm blink_comm;
@@ -103,19 +104,21 @@ uint32_t blink_abi_version(void);
 const char* blink_host_version(void);
 // The instruction set of its kernels: "base", "avx2", "avx512" or "neon".
 const char* blink_isa_name(void);
-// dst[d][i] = src[0][i] ∘ src[1][i] ∘ … for i < count and every d < ndst (kernels.h). 0, or -1 where the type has no such
-// operation.
+// dst[d][i] = src[0][i] ∘ src[1][i] ∘ … for i < count and every d < ndst (kernels.h). 0, or -1 where the type has no
+// such operation.
 int blink_combine(uint32_t dtype, uint32_t op, void* const* dst, int ndst, const void* const* src, int nsrc,
                   size_t count, int own, double scale, uint32_t divisor);
 
 // The bytes that a segment of this shape needs; 0 if the shape makes no sense.
 uint64_t blink_segment_bytes(const blink_shape* shape);
 // Writes the header into fresh zeroed memory. `token` is the secret that attach must show.
-int blink_segment_format(void* memory, uint64_t bytes, const blink_shape* shape, const uint8_t token[16], int32_t cores);
+int blink_segment_format(void* memory, uint64_t bytes, const blink_shape* shape, const uint8_t token[16],
+                         int32_t cores);
 
 // Joins as `rank`. `fd` is the segment's descriptor, on which the rank holds a lock as long as its process lives; -1:
 // ranks are threads of one process and nobody dies. The memory stays the caller's and must outlive the communicator.
-blink_comm* blink_attach(void* memory, uint64_t bytes, int32_t rank, const uint8_t token[16], int fd, blink_error* error);
+blink_comm* blink_attach(void* memory, uint64_t bytes, int32_t rank, const uint8_t token[16], int fd,
+                         blink_error* error);
 void blink_detach(blink_comm* comm);
 void blink_abort(blink_comm* comm, const char* text);
 // Where `rank`'s heap of shared tensors is: mapped already (`base`), or to be mapped from `fd` on first use.
@@ -179,11 +182,11 @@ typedef struct {
   int64_t first_reader, readers;
   int64_t direct_read;    // of blink_direct_read
   int64_t drain;          // 1: nothing else tells that the readers are done with this rank's own buffer
-  // 0: the ring lies in its sender's area. Else its messages are replies in place, which reuse the slots of the messages
-  // that they answer, in the area of rank reply_to − 1: on lines that are at hand, so that they cross between caches three
-  // times instead of four.
+  // 0: the ring lies in its sender's area. Else its messages are replies in place, which reuse the slots of the
+  // messages that they answer, in the area of rank reply_to − 1: on lines that are at hand, so that they cross between
+  // caches three times instead of four.
   int64_t reply_to;
-  int64_t split;          // 1: where both buffers allow it, its one reader takes the even chunks and is given the odd ones
+  int64_t split;  // 1: where both buffers allow it, its one reader takes the even chunks and is given the odd ones
 } blink_ring;
 
 typedef struct {
