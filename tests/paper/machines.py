@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fractions import Fraction
 from functools import cache
 from itertools import combinations
 
@@ -65,8 +64,3 @@ def plan(algorithm: str, machine: str, name: str, gpus: Sequence[int] | None = N
 def rings(machine: str, gpus: Sequence[int]) -> int:
     """How many NVLink rings NCCL 2.4 finds."""
     return ring_count(request(machine, "allreduce", gpus))
-
-
-def ring_allreduce(lanes: Fraction, size: int) -> Fraction:
-    """Rate of an AllReduce over rings of ``lanes`` in all: S passes 2(N−1)/N times."""
-    return lanes * size / (2 * (size - 1))

@@ -171,51 +171,47 @@ def test_slots_hold_messages_that_nobody_has_taken(run, sharing) -> None:
 # Links that transfers share.
 
 
-@EITHER
-def test_fair_transfers_of_equal_size_end_together(run) -> None:
-    done = run(fan(3), "fair", True)
-    assert ends(done) == [6.0] * 3
-
-
-@EITHER
-def test_fair_shares_grow_when_a_transfer_ends(run) -> None:
-    """Processor sharing: sizes 4, 8, 16 at rate 4 end at 3, 5 and 7."""
-    done = run(fan(3, sizes=(4, 8, 16)), "fair", True)
-    assert ends(done) == [3.0, 5.0, 7.0]
-
-
-@EITHER
-def test_fair_shares_shrink_when_a_transfer_begins(run) -> None:
-    actors = [ActorRow(1, 16), ActorRow(1, 16), ActorRow(1, 4, start_s=1.0), ActorRow(1, 4)]
-    done = run(workload(actors, [HopRow(0, 1), HopRow(2, 3)], (4.0,)), "fair", True)
+FAIR = {
+    "transfers of equal size end together": (fan(3), [6.0] * 3),
+    # Processor sharing at rate 4.
+    "shares grow when a transfer ends": (fan(3, sizes=(4, 8, 16)), [3.0, 5.0, 7.0]),
     # Alone until 1 with 4 bytes gone; halves until the 4 bytes of the second are over; the other 8 at full rate.
-    assert ends(done) == [1 + 2 + 8 / 4, 1 + 4 / 2]
-
-
-@EITHER
-def test_fair_weights_divide_a_link(run) -> None:
-    done = run(fan(2, sizes=(12, 8), weights=(3.0, 1.0)), "fair", True)
+    "shares shrink when a transfer begins": (
+        workload(
+            [ActorRow(1, 16), ActorRow(1, 16), ActorRow(1, 4, start_s=1.0), ActorRow(1, 4)],
+            [HopRow(0, 1), HopRow(2, 3)],
+            (4.0,),
+        ),
+        [1 + 2 + 8 / 4, 1 + 4 / 2],
+    ),
     # 3 and 1 bytes per second; the first ends at 4, the rest of the second moves at 4.
-    assert ends(done) == [4.0, 5.0]
+    "weights divide a link": (fan(2, sizes=(12, 8), weights=(3.0, 1.0)), [4.0, 5.0]),
+    # A long flow over both links, one more on each: 2 and 2 on the first link, 6 left on the second.
+    "rates are max-min over several links": (
+        workload(
+            [ActorRow(1, size) for size in (8, 8, 8, 8, 24, 24)],
+            [HopRow(0, 1, (0, 1)), HopRow(2, 3, (0,)), HopRow(4, 5, (1,))],
+            (4.0, 8.0),
+        ),
+        [4.0, 4.0, 4.0],
+    ),
+    # As above with weights 1, 3 and 1: 1 and 3 on the first link, 7 left on the second.
+    "rates are max-min by weight over several links": (
+        workload(
+            [ActorRow(1, size) for size in (8, 8, 24, 24, 56, 56)],
+            [HopRow(0, 1, (0, 1)), HopRow(2, 3, (0,), weight=3.0), HopRow(4, 5, (1,))],
+            (4.0, 8.0),
+        ),
+        [8.0, 8.0, 8.0],
+    ),
+}
 
 
 @EITHER
-def test_fair_rates_are_max_min_over_several_links(run) -> None:
-    """A long flow over both links, one more on each: the tight link sets the long one's rate, the wide one the rest."""
-    hops = [HopRow(0, 1, (0, 1)), HopRow(2, 3, (0,)), HopRow(4, 5, (1,))]
-    actors = [ActorRow(1, size) for size in (8, 8, 8, 8, 24, 24)]
-    done = run(workload(actors, hops, (4.0, 8.0)), "fair", True)
-    # 2 and 2 on the first link, 6 left on the second.
-    assert ends(done) == [4.0, 4.0, 4.0]
-
-
-@EITHER
-def test_fair_rates_are_max_min_by_weight_over_several_links(run) -> None:
-    """As above with weights 1, 3 and 1: 1 and 3 on the first link, 7 left on the second."""
-    hops = [HopRow(0, 1, (0, 1)), HopRow(2, 3, (0,), weight=3.0), HopRow(4, 5, (1,))]
-    actors = [ActorRow(1, size) for size in (8, 8, 24, 24, 56, 56)]
-    done = run(workload(actors, hops, (4.0, 8.0)), "fair", True)
-    assert ends(done) == [8.0, 8.0, 8.0]
+@pytest.mark.parametrize("case", FAIR)
+def test_fair(run, case) -> None:
+    given_, expected = FAIR[case]
+    assert ends(run(given_, "fair", True)) == expected
 
 
 @EITHER

@@ -50,27 +50,22 @@ def chunks(states: list[Miad]) -> list[float]:
     return [state.chunk_bytes / MIB for state in states]
 
 
-def test_it_doubles_while_throughput_rises() -> None:
-    states = observe_all(Miad(), [10, 15, 18, 20, 19, 19.5, 20.5, 20.2])
-    assert chunks(states) == [1, 2, 4, 8, 16, 15, 14, 13, 14]
-    assert [state.phase for state in states] == ["increase"] * 5 + ["decrease"] * 3 + ["steady"]
-
-
-def test_steady_is_the_best_chunk_of_all_not_the_last() -> None:
-    states = observe_all(Miad(), [10, 15, 14, 13])
-    assert chunks(states) == [1, 2, 4, 3, 2]
-    assert states[-1].steady
-    assert states[-1].best_gb_per_s == 15
-
-
-def test_a_plateau_is_no_rise() -> None:
-    states = observe_all(Miad(), [10, 15, 15, 15])
-    assert chunks(states) == [1, 2, 4, 3, 2]
-
-
-def test_within_the_tolerance_is_no_rise() -> None:
-    states = observe_all(Miad(tolerance=0.02), [10, 15, 15.2, 15.1])
-    assert chunks(states) == [1, 2, 4, 3, 4]
+@pytest.mark.parametrize(
+    ("tolerance", "observed", "tried"),
+    [
+        pytest.param(0.0, [10, 15, 18, 20, 19, 19.5, 20.5, 20.2], [1, 2, 4, 8, 16, 15, 14, 13, 14], id="doubles"),
+        pytest.param(0.0, [10, 15, 14, 13], [1, 2, 4, 3, 2], id="steady is the best of all, not the last"),
+        pytest.param(0.0, [10, 15, 15, 15], [1, 2, 4, 3, 2], id="a plateau is no rise"),
+        pytest.param(0.02, [10, 15, 15.2, 15.1], [1, 2, 4, 3, 4], id="within the tolerance is no rise"),
+    ],
+)
+def test_it_doubles_while_throughput_rises_and_then_falls_back(
+    tolerance: float, observed: list[float], tried: list[float]
+) -> None:
+    states = observe_all(Miad(tolerance=tolerance), observed)
+    assert chunks(states) == tried
+    assert [state.phase for state in states if state.phase != "decrease"][-1] == "steady"
+    assert states[-1].best_gb_per_s == max(observed)
 
 
 def test_the_decrease_may_pass_the_largest_good_chunk() -> None:
