@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Package indexes and caches are pip's own business: PIP_INDEX_URL and its like work as usual.
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-NATIVE := native/CMakeLists.txt native/blink_exports.map $(wildcard native/src/* native/simulate/* native/device/*/* native/shim/* src/blinkccl/native/include/blink/*)
+NATIVE := native/CMakeLists.txt native/blink_exports.map $(wildcard native/src/* native/bootstrap/* native/simulate/* native/device/*/* native/shim/* src/blinkccl/native/include/blink/*)
 # A compiler that is there must build the library; without one the package installs without it (pyproject.toml).
 COMPILER := $(shell command -v "$${CXX:-c++}" || command -v g++ || command -v clang++)
 export BLINK_REQUIRE_NATIVE := $(if $(COMPILER),1)

@@ -44,8 +44,8 @@ void Communicator::begin(int nranks, int rank, int device, double grace_s) {
   place_.device = device;
   place_.nccl_version = place_.algorithm.empty() ? real_version() : 0;
   report_ = std::make_unique<CallReport>(key_, rank, nranks);
-  if (meeting_ == nullptr || nranks < 2) {
-    if (meeting_ == nullptr) say("NCCL runs everything: " + why_not_);
+  if (bootstrap_ == nullptr || nranks < 2) {
+    if (bootstrap_ == nullptr) say("NCCL runs everything: " + why_not_);
     return;
   }
   settled_ = false;
@@ -148,7 +148,7 @@ void Communicator::finalize() {
   settle();
   const std::lock_guard<std::mutex> lock(mutex_);
   release(timeout_s_ + kAbortSeconds);  // kernels wait for peers that long, so do their owners, as NCCL's do
-  meeting_.reset();
+  bootstrap_.reset();
   if (report_ != nullptr) report_->tell();
 }
 
@@ -161,11 +161,11 @@ void Communicator::prepare(double grace_s) {
   std::string why;
   std::unique_ptr<Resources> resources;
   try {
-    resources = set_up(meeting_.get(), place_, grace_s, cancelled_, &why);
+    resources = set_up(bootstrap_.get(), place_, grace_s, cancelled_, &why);
   } catch (const std::exception& error) {
     why = error.what();
   }
-  meeting_.reset();  // nobody asks for this rank any more
+  bootstrap_.reset();  // nobody asks for this rank any more
   const std::lock_guard<std::mutex> lock(mutex_);
   if (resources != nullptr) {
     InContext context(resources->engine->driver(), resources->engine->context());

@@ -18,7 +18,7 @@
 #include "deadline.h"
 #include "driver.h"
 #include "log.h"
-#include "meeting.h"
+#include "bootstrap.h"
 #include "nccl_types.h"
 #include "setup.h"
 
@@ -26,10 +26,10 @@ namespace blink::shim {
 
 class Communicator {
  public:
-  // A communicator whose real handle exists or is on its way. `meeting` (may be null: then nothing is ours, for the
+  // A communicator whose real handle exists or is on its way. `bootstrap` (may be null: then nothing is ours, for the
   // reason `why_not`) was announced before the real initialisation.
-  Communicator(std::string key, std::unique_ptr<Meeting> meeting, std::string why_not)
-      : key_(std::move(key)), meeting_(std::move(meeting)), why_not_(std::move(why_not)) {}
+  Communicator(std::string key, std::unique_ptr<Bootstrap> bootstrap, std::string why_not)
+      : key_(std::move(key)), bootstrap_(std::move(bootstrap)), why_not_(std::move(why_not)) {}
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
@@ -43,7 +43,7 @@ class Communicator {
   std::string why_not();
 
   // The real communicator is complete: meet, plan, load. Begins in a thread of its own; settle() waits for its end.
-  // `grace_s` as in Meeting::exchange.
+  // `grace_s` as in Bootstrap::all_gather.
   void begin(int nranks, int rank, int device, double grace_s);
   void settle();
 
@@ -78,7 +78,7 @@ class Communicator {
   void release(double patience_s);
 
   const std::string key_;
-  std::unique_ptr<Meeting> meeting_;
+  std::unique_ptr<Bootstrap> bootstrap_;
   std::string why_not_;
   const double timeout_s_ = seconds_from("BLINK_TIMEOUT", 1800);
   Place place_;

@@ -82,14 +82,14 @@ std::shared_ptr<Member> begin(PendingCommunicator pending) {
   drop_stale(table().take(pending.real));
   int device = -1;
   if (!identify(&pending) || real::ncclCommCuDevice(pending.real, &device) != ncclSuccess) return nullptr;
-  const bool child = pending.meeting == nullptr && pending.why_not.empty();
-  if (child) pending.meeting = Meeting::announce(pending.key, pending.rank, &pending.why_not);
+  const bool child = pending.bootstrap == nullptr && pending.why_not.empty();
+  if (child) pending.bootstrap = Bootstrap::announce(pending.key, pending.nranks, pending.rank, &pending.why_not);
   auto member = std::make_shared<Member>();
   member->real = pending.real;
   member->nranks = pending.nranks;
   member->rank = pending.rank;
   member->blocking = pending.blocking;
-  member->communicator = std::make_shared<Communicator>(pending.key, std::move(pending.meeting), pending.why_not);
+  member->communicator = std::make_shared<Communicator>(pending.key, std::move(pending.bootstrap), pending.why_not);
   table().insert(member);
   member->communicator->begin(pending.nranks, pending.rank, device, child ? kChildGraceS : 0);
   return member;
@@ -158,8 +158,8 @@ PendingCommunicator announced(std::string key, int nranks, int rank) {
   pending.key = std::move(key);
   pending.nranks = nranks;
   pending.rank = rank;
-  pending.meeting = Meeting::announce(pending.key, rank, &pending.why_not);
-  if (pending.meeting == nullptr && pending.why_not.empty()) pending.why_not = "this rank cannot be announced";
+  pending.bootstrap = Bootstrap::announce(pending.key, nranks, rank, &pending.why_not);
+  if (pending.bootstrap == nullptr && pending.why_not.empty()) pending.why_not = "this rank cannot be announced";
   return pending;
 }
 

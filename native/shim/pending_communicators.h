@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "communicator.h"
-#include "meeting.h"
+#include "bootstrap.h"
 
 namespace blink::shim {
 
@@ -62,7 +62,7 @@ struct PendingCommunicator {
   ncclComm_t real = nullptr;     // the handle once it is known
   int nranks = 0, rank = -1;     // of a child: not known before it is complete
   bool blocking = true;
-  std::unique_ptr<Meeting> meeting;  // where the rank is known: announced before the real initialisation
+  std::unique_ptr<Bootstrap> bootstrap;  // where the rank is known: announced before the real initialisation
   std::string why_not;
 };
 

@@ -92,11 +92,11 @@ std::string json_of(const std::string& info) { return info.substr(info.find(' ',
 // One round: everybody's words, and false with the first refusal if there is one.
 class Rounds {
  public:
-  Rounds(Meeting* meeting, const Place& place, double grace_s, const Deadline& deadline)
-      : meeting_(meeting), place_(place), grace_s_(grace_s), deadline_(deadline) {}
+  Rounds(Bootstrap* bootstrap, const Place& place, double grace_s, const Deadline& deadline)
+      : bootstrap_(bootstrap), place_(place), grace_s_(grace_s), deadline_(deadline) {}
 
   bool round(const std::string& mine, std::vector<std::string>* all, std::string* why) {
-    if (!meeting_->exchange(place_.nranks, mine, all, grace_s_, deadline_, why)) return false;
+    if (!bootstrap_->all_gather(mine, all, grace_s_, deadline_, why)) return false;
     for (std::size_t rank = 0; rank < all->size(); ++rank) {
       if (starts_with((*all)[rank], kRefused)) {
         *why = "rank " + std::to_string(rank) + ": " + (*all)[rank].substr(std::strlen(kRefused));
@@ -112,7 +112,7 @@ class Rounds {
   }
 
  private:
-  Meeting* meeting_;
+  Bootstrap* bootstrap_;
   const Place& place_;
   double grace_s_;
   const Deadline& deadline_;
@@ -177,13 +177,13 @@ bool connect_all(const Driver& cuda, const Place& place, int sharing, const std:
 
 }  // namespace
 
-std::unique_ptr<Resources> set_up(Meeting* meeting, const Place& place, double grace_s, const std::atomic<bool>& cancelled,
-                             std::string* why) {
+std::unique_ptr<Resources> set_up(Bootstrap* bootstrap, const Place& place, double grace_s,
+                                  const std::atomic<bool>& cancelled, std::string* why) {
   const double planning_s = seconds_from("BLINK_PLAN_TIMEOUT", 120);
   const Deadline planning(planning_s, &cancelled);
   // The rounds outlive the planner, so that its failure is told to all.
   const Deadline deadline(planning_s + 20, &cancelled);
-  Rounds rounds(meeting, place, grace_s, deadline);
+  Rounds rounds(bootstrap, place, grace_s, deadline);
 
   std::string trouble;
   const Driver* cuda = driver(&trouble);
@@ -191,7 +191,7 @@ std::unique_ptr<Resources> set_up(Meeting* meeting, const Place& place, double g
   if (!rounds.round(describe_rank(cuda, place, trouble), &infos, why)) return nullptr;
 
   const int page_here = place.rank == 0 ? SharedPage::create(place.nranks, &trouble) : -1;
-  const int descriptor = meeting->share_descriptor(page_here, deadline, why);
+  const int descriptor = bootstrap->share_descriptor(page_here, deadline, why);
   if (page_here >= 0) close(page_here);
   if (descriptor < 0) return nullptr;
   auto resources = std::make_unique<Resources>();

@@ -8,7 +8,7 @@
 
 #include "bundle.h"
 #include "engine.h"
-#include "meeting.h"
+#include "bootstrap.h"
 #include "shared_page.h"
 
 namespace blink::shim {
@@ -28,7 +28,7 @@ struct Place {
 
 // The same outcome on all ranks: an object, or nullptr and why. Every wait ends by BLINK_PLAN_TIMEOUT (120 s) and some,
 // or when `cancelled` is raised, which the other ranks see as a rank that has gone.
-std::unique_ptr<Resources> set_up(Meeting* meeting, const Place& place, double grace_s, const std::atomic<bool>& cancelled,
-                             std::string* why);
+std::unique_ptr<Resources> set_up(Bootstrap* bootstrap, const Place& place, double grace_s,
+                                  const std::atomic<bool>& cancelled, std::string* why);
 
 }  // namespace blink::shim

@@ -92,7 +92,7 @@ class SharedPage {
   SharedPage(const SharedPage&) = delete;
   SharedPage& operator=(const SharedPage&) = delete;
 
-  // A new page as a memory file without a name; its descriptor is to be shared by Meeting::share_descriptor.
+  // A new page as a memory file without a name; its descriptor is to be shared by Bootstrap::share_descriptor.
   static int create(int nranks, std::string* why);
   // Maps it; takes the descriptor.
   static std::unique_ptr<SharedPage> map(int descriptor, int nranks, int rank, std::string* why);

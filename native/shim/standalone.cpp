@@ -10,7 +10,7 @@
 
 using blink::shim::Collective;
 using blink::shim::Communicator;
-using blink::shim::Meeting;
+using blink::shim::Bootstrap;
 using blink::shim::Operation;
 using blink::shim::PremulSum;
 
@@ -46,8 +46,8 @@ int blink_shim_comm_create(blink_shim_comm** comm, const char* key, int nranks, 
     const std::string name = blink::shim::key_of(key, std::strlen(key));
     std::string trouble;
     auto made = std::make_unique<blink_shim_comm>();
-    std::unique_ptr<Meeting> meeting = Meeting::announce(name, rank, &trouble);
-    made->communicator = std::make_shared<Communicator>(name, std::move(meeting), trouble);
+    std::unique_ptr<Bootstrap> bootstrap = Bootstrap::announce(name, nranks, rank, &trouble);
+    made->communicator = std::make_shared<Communicator>(name, std::move(bootstrap), trouble);
     made->communicator->rely(algorithm == nullptr ? "" : algorithm);
     made->communicator->begin(nranks, rank, device, kGrace);
     made->communicator->settle();

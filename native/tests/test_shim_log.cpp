@@ -14,14 +14,17 @@
 #include <utility>
 #include <vector>
 
+#include "bootstrap.h"
 #include "check.h"
 #include "deadline.h"
 #include "directory.h"
 #include "log.h"
+#include "sha256.h"
 
 namespace {
 
 using namespace blink_test;
+using namespace blink;
 using namespace blink::shim;
 using Variables = std::vector<std::pair<const char*, std::string>>;
 
@@ -171,9 +174,18 @@ void seconds() {
   expect(Deadline(0).left_ms() == 0 && !(Deadline(0).left() > 0) && Deadline(5).left_ms() > 0, "milliseconds");
 }
 
+void keys() {
+  expect(derived_key("a", "bc") != derived_key("ab", "c"), "keys know where their parts end");
+  expect(derived_key("a", "b") == derived_key("a", "b") && key_of("a", 1) != key_of("b", 1), "keys are a function");
+  expect(sha256("abc", 3) == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad", "the hash is SHA-256");
+  const std::string two(64, 'a');
+  expect(sha256(two.data(), 64) == "ffe054fe7ae0cb6dc65c3af9b61d5209f439851db43d0ba5997337df154668eb", "of a block");
+}
+
 }  // namespace
 
 int main() {
+  keys();
   levels();
   files();
   host_is_left_alone();

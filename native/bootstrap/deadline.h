@@ -1,10 +1,10 @@
-// How long may something take? A moment on the monotonic clock, or until somebody calls it off; every wait has one.
+// Deadlines: a moment on the monotonic clock, or until somebody calls it off; every wait has one.
 #pragma once
 
 #include <atomic>
 #include <chrono>
 
-namespace blink::shim {
+namespace blink {
 
 class Deadline {
  public:
@@ -14,6 +14,8 @@ class Deadline {
 
   // The same, so many seconds from now.
   Deadline moved_to(double seconds) const { return Deadline(seconds, cancelled_); }
+
+  bool called_off() const { return cancelled_ != nullptr && *cancelled_; }
 
   bool passed() const { return called_off() || std::chrono::steady_clock::now() >= at_; }
 
@@ -33,8 +35,6 @@ class Deadline {
   }
 
  private:
-  bool called_off() const { return cancelled_ != nullptr && *cancelled_; }
-
   // What is no number or negative has passed already; a billion seconds are for ever, and more would overflow.
   static std::chrono::nanoseconds nanoseconds(double seconds) {
     constexpr double kForever = 1e9;
@@ -49,4 +49,4 @@ class Deadline {
 // A number of seconds from the environment; `otherwise` where the variable is missing or no positive number.
 double seconds_from(const char* variable, double otherwise);
 
-}  // namespace blink::shim
+}  // namespace blink

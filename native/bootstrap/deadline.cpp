@@ -4,7 +4,7 @@
 #include <locale>
 #include <sstream>
 
-namespace blink::shim {
+namespace blink {
 
 double seconds_from(const char* variable, double otherwise) {
   const char* text = std::getenv(variable);
@@ -16,4 +16,4 @@ double seconds_from(const char* variable, double otherwise) {
   return seconds;
 }
 
-}  // namespace blink::shim
+}  // namespace blink
