@@ -34,7 +34,7 @@ CONTEXT = multiprocessing.get_context("forkserver")
 #: Of all waits. A rank that hears nothing of a kill runs into it.
 DEADLINE_S = 20.0
 #: A kill falls so late after the moment that it is aimed at, at most.
-SPREAD_S = {"while the group is made": 0.05}
+SPREAD_S = {"while the group is made": 0.1}
 DEFAULT_SPREAD_S = 0.15
 
 # ---- what ranks do
@@ -149,17 +149,18 @@ def kill_one(directory: Path, work: str, rng: random.Random, tally: Tally) -> No
         for process, (_, sender) in zip(ranks, pipes, strict=True):
             process.start()
             sender.close()
-        # Rank 0 shows the others that it is there, these show it that they are: from then on all know of each other.
-        pattern, wanted = ("*card*", size - 1) if work == "while the group is made" else ("kworking*", size)
+        # Rank 0 publishes where it listens, and the others show that they are there; then they come together.
+        making = work == "while the group is made"
+        patterns = {"*bootstrap*": 1, "*here*": size - 1} if making else {"kworking*": size}
         end = time.monotonic() + DEADLINE_S
-        while len(list(directory.glob(pattern))) < wanted:
+        while any(len(list(directory.glob(pattern))) < wanted for pattern, wanted in patterns.items()):
             if time.monotonic() > end:
                 said = [f"rank {r}: {receiver.recv()[2]}" for r, (receiver, _) in enumerate(pipes) if receiver.poll()]
                 found = sorted(path.name for path in directory.glob("k*"))
                 tally.wrong.append(f"{size} ranks did not start: {said or 'nobody says why'}; the store has {found}")
                 return
             time.sleep(0.002)
-        time.sleep(rng.uniform(0, SPREAD_S.get(work, DEFAULT_SPREAD_S)))
+        time.sleep(rng.uniform(0.05 if making else 0, SPREAD_S.get(work, DEFAULT_SPREAD_S)))
         pid = ranks[victim].pid
         assert pid is not None
         killed = time.monotonic()

@@ -21,6 +21,7 @@
 namespace {
 
 using namespace blink_test;
+using namespace blink;
 using namespace blink::shim;
 
 constexpr double kLongS = 60;

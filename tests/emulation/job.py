@@ -17,8 +17,7 @@ from typing import Any
 from rank_processes import Outcome, RankProcess
 
 from blinkccl.runtime.communicator import Communicator
-from blinkccl.runtime.file_store import FileStore
-from blinkccl.runtime.store import open_store
+from blinkccl.runtime.store import FileStore, open_store
 
 #: Long enough where all ranks do their part, on a machine that is busy with other things.
 PATIENT_S = 20.0

@@ -241,9 +241,9 @@ def dumps_itself(comm: Communicator) -> str:
     comm.barrier()
     tell(comm, "ready")
     reasons = []
-    for card in comm.group.cards:
+    for peer in comm.group.peers:
         try:
-            groups_of(card.pid)
+            groups_of(peer.pid)
         except UnsupportedError as error:
             reasons.append(str(error))
     comm.barrier()

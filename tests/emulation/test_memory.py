@@ -20,8 +20,8 @@ from job import PATIENT_S, Ran, Start, member, tell
 from rank_processes import RankProcess, outcomes
 
 import blinkccl
+from blinkccl.runtime.bootstrap import Published
 from blinkccl.runtime.communicator import Communicator
-from blinkccl.runtime.door import Door
 from blinkccl.runtime.heap import process_heap
 
 
@@ -69,9 +69,10 @@ def test_memory_is_private_and_has_no_name(start: Start, tmp_path: Path) -> None
     job = start(3, shows_its_memory)
     job.hear("ready")
     assert not [name for name in set(os.listdir("/dev/shm")) - before if "blink" in name]
-    (path,) = tmp_path.glob("job0/*door*")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as late, pytest.raises(ConnectionRefusedError):
-        late.connect(f"\0{msgspec.msgpack.decode(path.read_bytes(), type=Door).name}")
+    (path,) = tmp_path.glob("job0/*bootstrap*")
+    name = msgspec.msgpack.decode(path.read_bytes(), type=Published).address.removeprefix("unix:")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as late, pytest.raises(ConnectionRefusedError):
+        late.connect(f"\0{name}")
     job.store.set("seen", b"")
     for memory in job.values():
         assert len(memory) == 4, "the segment, and a heap per rank"

@@ -799,7 +799,7 @@ def over_hosts(rank: int, size: int) -> None:
         host = (f"host {rank // 2}", 1)
 
     dist.destroy_process_group()
-    transport.own_card = lambda *_: Elsewhere
+    transport.own_peer_info = lambda *_: Elsewhere
     start(rank, size, "hosts")
     neighbours = [peer for peer in range(size) if peer // 2 == rank // 2]
     own = dist.new_group(neighbours, timeout=TIMEOUT, use_local_synchronization=True)

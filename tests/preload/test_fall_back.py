@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from preloaded import Built, Outcome, Preloaded
 
-from blinkccl.runtime.card import package_version
+from blinkccl.runtime.peer_info import package_version
 
 RANKS = 3
 #: Enough to meet, call and part.

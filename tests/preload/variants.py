@@ -10,7 +10,7 @@ from pathlib import Path
 from preloaded import DOUBLES, Built, built
 
 from blinkccl.native.headers import DIRECTORY, abi
-from blinkccl.runtime.card import package_version
+from blinkccl.runtime.peer_info import package_version
 from doubles.build import compile_library
 
 NATIVE = DOUBLES.parents[1] / "native"

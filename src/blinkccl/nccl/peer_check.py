@@ -29,7 +29,7 @@ import msgspec
 from blinkccl.errors import LaunchError, UnsupportedError
 from blinkccl.nccl.peer_info import GpuJob
 from blinkccl.private_files import private_directory, write_at_once
-from blinkccl.runtime.card import package_version
+from blinkccl.runtime.peer_info import package_version
 
 Pair = tuple[int, int]
 #: Contexts on eight GPUs of an idle machine take some seconds; one copy takes milliseconds.

@@ -21,7 +21,7 @@ from functools import cached_property
 import msgspec
 
 from blinkccl.errors import LaunchError, UnsupportedError
-from blinkccl.runtime.card import package_version
+from blinkccl.runtime.peer_info import package_version
 from blinkccl.topology.limits import label_fault
 from blinkccl.topology.select import ids_text
 

@@ -42,7 +42,7 @@ from blinkccl.nccl.peer_info import MAX_PEER_INFO_BYTES, GpuJob, read_peer_info
 from blinkccl.nccl.programs import AUTO, BEST, candidates, wanted
 from blinkccl.nccl.topology_of_job import Place, place, without
 from blinkccl.private_files import cache_directory
-from blinkccl.runtime.card import package_version
+from blinkccl.runtime.peer_info import package_version
 
 #: Of what is in a bundle. Raise it with any change of what a plan means to libblink.so.
 FORMAT = 3

@@ -1,10 +1,7 @@
 """How do live ranks agree and go?
 
-`environment` who am I? · `store` where do ranks leave words for each other? · `rendezvous` are all here, and do
-they want the same? · `handover` how does everybody get the same memory? · `plan_cache` has this been planned
-before?
+`environment` says who this process is, `store` is where rank 0 publishes its address, `bootstrap` makes all ranks meet
+and tells of failures, `host_group` and `gpu_group` run collectives, `plan_cache` knows what has been planned before.
 
-Decisions are state machines without sockets or clocks (`meeting.Meeting`, `door.Doorkeeper`,
-`tcp_store.Requests`); thin shells drive them. Every wait has a deadline: a reading of ``time.monotonic()``, named
-``deadline``, or seconds from now, named ``…_s``.
+Every wait has a deadline: a reading of ``time.monotonic()``, named ``deadline``, or seconds from now, named ``…_s``.
 """

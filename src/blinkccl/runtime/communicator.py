@@ -22,10 +22,8 @@ from blinkccl.engines.host_plan import HostPlan
 from blinkccl.errors import UsageError
 from blinkccl.runtime.environment import launch, store_of
 from blinkccl.runtime.host_group import HostGroup
-from blinkccl.runtime.store import open_store
-from blinkccl.runtime.store_contract import Store
+from blinkccl.runtime.store import Store, TorchStore, open_store
 from blinkccl.runtime.timeouts import default_timeout_s
-from blinkccl.runtime.torch_store import TorchStore
 from blinkccl.schedule.chunking import DEFAULT_CHUNK_BYTES
 from blinkccl.schedule.program import Program
 
@@ -253,7 +251,7 @@ class Communicator:
                 len(ranks),
                 prefix=f"{self.group.prefix}/{self._splits}.{color}",
                 deadline_s=self.group.timeout_s,
-                known=[self.group.cards[rank] for rank in ranks],
+                known=[self.group.peers[rank] for rank in ranks],
             )
         )
 

@@ -27,9 +27,9 @@ from blinkccl.collectives.ops import DTYPES
 from blinkccl.errors import BlinkError, CommunicationError, DeadlineError, InternalError, UnsupportedError
 from blinkccl.native import find_library
 from blinkccl.native.headers import header
-from blinkccl.runtime.rendezvous import decode, encode, meet, own_card, same_host
-from blinkccl.runtime.store_contract import Store
-from blinkccl.runtime.torch_store import TorchStore
+from blinkccl.runtime.bootstrap import join
+from blinkccl.runtime.peer_info import same_host
+from blinkccl.runtime.store import Store, TorchStore
 
 LIBRARY = "libblink.so"
 #: Names another library file; for people who work on it.
@@ -279,24 +279,18 @@ def open_gpu_group(
     UnsupportedError
         If the ranks are not on one host, or one of them cannot run on trees; on all ranks, with the reason.
     RendezvousTimeout, PlanMismatchError, PeerLostError
-        As :func:`blinkccl.runtime.rendezvous.meet`.
+        As :func:`blinkccl.runtime.bootstrap.join`.
     """
     payload = json.dumps({"key": secrets.token_hex(16), "refused": _refusal()}).encode()
-    met = meet(
-        store if isinstance(store, Store) else TorchStore(store),
-        prefix,
-        rank,
-        size,
-        encode(own_card(rank, size, payload)),
-        time.monotonic() + deadline_s,
-    )
-    cards = [decode(card) for card in met]
-    if not same_host(cards):
-        hosts = ", ".join(f"rank {card.rank}: {card.hostname}" for card in cards)
+    ours = store if isinstance(store, Store) else TorchStore(store)
+    with join(ours, prefix, rank, size, payload, time.monotonic() + deadline_s) as bootstrap:
+        peers = bootstrap.peers
+    if not same_host(peers):
+        hosts = ", ".join(f"rank {peer.rank}: {peer.hostname}" for peer in peers)
         raise UnsupportedError(
             f"trees serve the GPUs of one host, these ranks are on several ({hosts}); use NCCL there"
         )
-    told = [json.loads(card.payload) for card in cards]
+    told = [json.loads(peer.payload) for peer in peers]
     for peer, words in enumerate(told):
         if words["refused"]:
             raise UnsupportedError(f"rank {peer}: {words['refused']}")

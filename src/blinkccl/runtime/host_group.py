@@ -17,7 +17,7 @@ import secrets
 import sys
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -37,31 +37,24 @@ from blinkccl.engines.host import (
     native_scale,
     segment_bytes,
     shape_of,
-    statuses,
 )
 from blinkccl.engines.host_plan import Area, HostPlan
-from blinkccl.errors import (
-    CommunicationError,
-    PeerLostError,
-    RendezvousTimeout,
-    UnsupportedError,
-    UsageError,
-)
+from blinkccl.engines.native_library import Shape
+from blinkccl.errors import CommunicationError, UnsupportedError, UsageError
 from blinkccl.runtime import cross_memory
-from blinkccl.runtime.card import Card, decode, encode, own_card, same_host
-from blinkccl.runtime.descriptors import Descriptors
-from blinkccl.runtime.handover import share
+from blinkccl.runtime.bootstrap import Bootstrap, join, known_alive
 from blinkccl.runtime.heap import memory_file, process_heap
-from blinkccl.runtime.lookout import Lookout
+from blinkccl.runtime.peer_info import PeerInfo, same_host
 from blinkccl.runtime.plans import host_plan
 from blinkccl.runtime.point_to_point import PointToPoint
-from blinkccl.runtime.rendezvous import meet
 from blinkccl.runtime.serial_executor import SerialExecutor
-from blinkccl.runtime.store_contract import Pauses, Store
+from blinkccl.runtime.store import Store
 from blinkccl.runtime.timeouts import default_timeout_s, microseconds
 from blinkccl.runtime.tuner import choose
 
 _TOKEN_BYTES = 16
+#: A heap per rank and the segment are as many descriptors as go into one message.
+MAX_RANKS = 250
 #: Prepared calls that are kept; the oldest goes first.
 _KEPT_CALLS = 1024
 
@@ -70,13 +63,18 @@ _groups: weakref.WeakSet[HostGroup] = weakref.WeakSet()
 
 
 @dataclass(frozen=True, slots=True)
-class _Joined:
-    """What the rendezvous gives: who is there, and the memory."""
+class _Memory:
+    """What the ranks of a group share: the segment, mapped, with the descriptors that keep it and the heaps."""
 
-    cards: tuple[Card, ...]
-    memory: mmap.mmap
-    descriptors: Descriptors
+    mapped: mmap.mmap
+    descriptors: list[int]
     endpoint: Endpoint
+
+    def close(self) -> None:
+        self.endpoint.close()
+        _close_all_files(self.descriptors)
+        with suppress(BufferError):
+            self.mapped.close()
 
 
 class HostGroup:
@@ -93,7 +91,7 @@ class HostGroup:
     deadline_s
         Seconds until all ranks must have come, and for every later call that names none; None: BLINK_TIMEOUT.
     known
-        The ranks' cards, where they are known from another group: then one that is gone is not waited for.
+        The ranks, where they are known from another group: then one that is gone is not waited for.
 
     Raises
     ------
@@ -115,7 +113,7 @@ class HostGroup:
         *,
         prefix: str = "blink",
         deadline_s: float | None = None,
-        known: Sequence[Card] = (),
+        known: Sequence[PeerInfo] = (),
     ) -> None:
         if not 0 <= rank < size:
             raise UsageError(f"rank {rank} is outside 0 … {size - 1}")
@@ -125,18 +123,16 @@ class HostGroup:
         self._area = Area()
         self._crosses = False
         wanted = cross_memory.wish()
-        with Lookout(store, f"{prefix}/failed", rank, known) as lookout:
-            self._make(time.monotonic() + self.timeout_s, lookout, wanted)
+        payload = secrets.token_bytes(_TOKEN_BYTES) + str(len(os.sched_getaffinity(0))).encode()
+        deadline = time.monotonic() + self.timeout_s
+        with join(store, prefix, rank, size, payload, deadline, known_alive(rank, known)) as bootstrap:
+            self._make(bootstrap, deadline, wanted)
 
-    def _make(self, deadline: float, lookout: Lookout, wanted: cross_memory.Wish) -> None:
-        joined = _join(self.store, self.prefix, self.rank, self.size, self._area, deadline, lookout)
-        self.cards, self._memory, self._descriptors, self._endpoint = (
-            joined.cards,
-            joined.memory,
-            joined.descriptors,
-            joined.endpoint,
-        )
-        self._cores = min(int(card.payload[_TOKEN_BYTES:].decode() or 1) for card in self.cards)
+    def _make(self, bootstrap: Bootstrap, deadline: float, wanted: cross_memory.Wish) -> None:
+        self.peers = bootstrap.peers
+        self._memory = _share_memory(bootstrap, self.rank, self._area, deadline)
+        self._endpoint = self._memory.endpoint
+        self._cores = min(int(peer.payload[_TOKEN_BYTES:].decode() or 1) for peer in self.peers)
         self._calls: dict[CollectiveCall, NativeOp | _SingleRankOp] = {}
         self._executor = SerialExecutor(f"blink-{self.prefix}")
         self._streams = PointToPoint(self._endpoint, self.rank, self.size, self.timeout_s)
@@ -149,9 +145,10 @@ class HostGroup:
                 gather = host_plan(Collective("allgather", self.size), "one_hop", False, self._area)
                 self._crosses = cross_memory.pays(self, wanted, gather)
         except BaseException as error:
+            cause = bootstrap.fail(error)  # before the others see that this rank has left
             self.close()
-            if isinstance(error, PeerLostError):
-                lookout.raise_said()  # it may have left because another was lost
+            if cause is not error:
+                raise cause from error
             raise
 
     # ---- collectives
@@ -316,8 +313,8 @@ class HostGroup:
         """Address space per group: ``segment``, all ranks together; ``per_rank`` of it; and ``heap``, per process."""
         heap = process_heap()
         return {
-            "segment": len(self._memory),
-            "per_rank": len(self._memory) // self.size,
+            "segment": len(self._memory.mapped),
+            "per_rank": len(self._memory.mapped) // self.size,
             "heap": heap.size,
             "heap_used": heap.used,
         }
@@ -353,9 +350,6 @@ class HostGroup:
             for prepared in self._calls.values():
                 prepared.close()
             self._calls.clear()
-            self._endpoint.close()
-        self._descriptors.close()
-        with suppress(BufferError):
             self._memory.close()
 
     def _check_open(self) -> None:
@@ -376,64 +370,52 @@ def _address(array: NDArray[Any]) -> int:
     return int(array.ctypes.data)
 
 
-def _join(store: Store, prefix: str, rank: int, size: int, area: Area, deadline: float, lookout: Lookout) -> _Joined:
-    """Meets the other ranks and maps the memory that they share."""
-    token = secrets.token_bytes(_TOKEN_BYTES) if rank == 0 else bytes(_TOKEN_BYTES)
-    card = encode(own_card(rank, size, token + str(len(os.sched_getaffinity(0))).encode()))
-    met = meet(store, f"{prefix}/meet", rank, size, card, deadline, lookout.look)
-    cards = tuple(decode(card) for card in met)
-    lookout.know(cards)
-    _check_hosts(cards)
-    return _share_memory(store, f"{prefix}/memory", rank, cards, area, deadline, lookout)
-
-
-def _share_memory(
-    store: Store,
-    prefix: str,
-    rank: int,
-    cards: tuple[Card, ...],
-    area: Area,
-    deadline: float,
-    lookout: Lookout,
-) -> _Joined:
-    token = cards[0].payload[:_TOKEN_BYTES]
-    shape = shape_of(len(cards), area, STREAM_BYTES)
+def _share_memory(bootstrap: Bootstrap, rank: int, area: Area, deadline: float) -> _Memory:
+    """Maps the memory that rank 0 makes, and everybody's heap."""
+    peers = bootstrap.peers
+    _check_hosts(peers)
+    token = peers[0].payload[:_TOKEN_BYTES]
+    shape = shape_of(len(peers), area, STREAM_BYTES)
     length = segment_bytes(shape)
-
-    def make() -> int:
-        fd = memory_file("blink-segment", length)
-        try:
-            with _mapped(fd, length, rank) as fresh:
-                format_segment(c.addressof((c.c_char * 1).from_buffer(fresh)), length, shape, token)
-        except BaseException:
-            os.close(fd)
-            raise
-        return fd
-
-    descriptors = share(store, prefix, rank, len(cards), make, process_heap().fd, deadline, lookout.look)
     with ExitStack() as undo:
-        undo.callback(descriptors.close)
-        memory = _mapped(descriptors.segment_fd, length, rank)
-        undo.callback(memory.close)
-        address = c.addressof((c.c_char * 1).from_buffer(memory))
-        endpoint = Endpoint(address, length, rank, token, -1 if _share_process(cards) else descriptors.segment_fd)
+        own = [process_heap().fd]
+        if rank == 0:
+            own.append(_new_segment(length, shape, token))
+            undo.callback(os.close, own[1])
+        _, files = bootstrap.all_gather(b"", deadline, own)
+    with ExitStack() as undo:
+        descriptors = [file for of_rank in files for file in of_rank]
+        undo.callback(_close_all_files, descriptors)
+        segment = files[0][1]
+        mapped = _mapped(segment, length, rank)
+        undo.callback(mapped.close)
+        address = c.addressof((c.c_char * 1).from_buffer(mapped))
+        endpoint = Endpoint(address, length, rank, token, -1 if _share_process(peers) else segment)
         undo.callback(endpoint.close)
-        undo.push(lookout)  # says why before the others see that this rank has left
-        _map_heaps(endpoint, descriptors, rank)
-        _await_joined(address, length, rank, deadline, lookout.look)
+        undo.push(bootstrap)  # says why before the others see that this rank has left
+        for peer, of_rank in enumerate(files):
+            _map_heap(endpoint, peer, rank, of_rank[0])
+        # Until here a rank shows by its connection that it lives, from here on by its lock on the segment.
+        bootstrap.all_gather(b"", deadline)
         undo.pop_all()
-        return _Joined(cards, memory, descriptors, endpoint)
+        return _Memory(mapped, descriptors, endpoint)
 
 
-def _await_joined(address: int, length: int, rank: int, deadline: float, look: Callable[[], None]) -> None:
-    """Until here a rank shows by its card that it lives, from here on by its lock on the segment."""
-    pauses = Pauses(deadline)
-    while missing := [peer for peer, status in enumerate(statuses(address, length)) if not status.joined]:
-        look()
-        if not pauses.pause():
-            present = set(range(len(statuses(address, length)))) - set(missing)
-            text = f"rank {rank} waited past the deadline for them to join the group's memory"
-            raise RendezvousTimeout(missing, present, text)
+def _new_segment(length: int, shape: Shape, token: bytes) -> int:
+    fd = memory_file("blink-segment", length)
+    try:
+        with _mapped(fd, length, 0) as fresh:
+            format_segment(c.addressof((c.c_char * 1).from_buffer(fresh)), length, shape, token)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _close_all_files(descriptors: Iterable[int]) -> None:
+    for fd in descriptors:
+        with suppress(OSError):
+            os.close(fd)
 
 
 def _mapped(fd: int, length: int, rank: int) -> mmap.mmap:
@@ -452,27 +434,28 @@ def _mapped(fd: int, length: int, rank: int) -> mmap.mmap:
         ) from None
 
 
-def _map_heaps(endpoint: Endpoint, descriptors: Descriptors, rank: int) -> None:
-    for peer, fd in enumerate(descriptors.heap_fds):
-        if peer == rank:
-            heap = process_heap()
-            endpoint.set_heap(peer, heap.size, address=heap.address)
-        elif fd is not None:
-            endpoint.set_heap(peer, os.fstat(fd).st_size, fd=fd)
+def _map_heap(endpoint: Endpoint, peer: int, rank: int, fd: int) -> None:
+    if peer == rank:
+        heap = process_heap()
+        endpoint.set_heap(peer, heap.size, address=heap.address)
+    else:
+        endpoint.set_heap(peer, os.fstat(fd).st_size, fd=fd)
 
 
-def _check_hosts(cards: tuple[Card, ...]) -> None:
-    if not same_host(cards):
-        hosts = sorted({card.hostname for card in cards})
+def _check_hosts(peers: Sequence[PeerInfo]) -> None:
+    if not same_host(peers):
+        hosts = sorted({peer.hostname for peer in peers})
         raise UnsupportedError(
-            f"the ranks are on {len({card.host for card in cards})} hosts ({', '.join(hosts)}); the host engine runs "
+            f"the ranks are on {len({peer.host for peer in peers})} hosts ({', '.join(hosts)}); the host engine runs "
             "on one: use the torch backend, which then sends plans over torch's own process group"
         )
+    if len(peers) > MAX_RANKS:
+        raise UnsupportedError(f"one host's ranks share memory up to {MAX_RANKS} of them, got {len(peers)}")
 
 
-def _share_process(cards: tuple[Card, ...]) -> bool:
+def _share_process(peers: Sequence[PeerInfo]) -> bool:
     """Whether ranks are threads of one process: then nobody can die alone, and locks would not tell."""
-    return len({(card.host, card.processes, card.pid, card.start) for card in cards}) < len(cards)
+    return len({(peer.host, peer.processes, peer.pid, peer.start) for peer in peers}) < len(peers)
 
 
 class _SingleRankOp:

@@ -23,7 +23,7 @@ from blinkccl.collectives.spec import Collective
 from blinkccl.errors import BlinkError, LaunchError, ScheduleError
 from blinkccl.forest.fingerprint import topology_hash
 from blinkccl.private_files import cache_directory, file_fault, private_directory, throw_out, write_at_once
-from blinkccl.runtime.card import package_version
+from blinkccl.runtime.peer_info import package_version
 from blinkccl.schedule.program import Program
 from blinkccl.schedule.text import from_json, to_json
 from blinkccl.schedule.verifier import violations

@@ -19,8 +19,8 @@ from typing import Any, Protocol
 
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.errors import RendezvousTimeout
-from blinkccl.runtime.card import own_card
-from blinkccl.runtime.torch_store import TorchStore
+from blinkccl.runtime.peer_info import own_peer_info
+from blinkccl.runtime.store import TorchStore
 
 logger = logging.getLogger(__name__)
 
@@ -160,7 +160,7 @@ def _say_once() -> None:
 def _hosts(store: Any, rank: int, size: int, timeout_s: float) -> list[str]:
     """For each rank a text that is equal for ranks that can share memory."""
     keys = [f"blink/host/{peer}" for peer in range(size)]
-    store.set(keys[rank], json.dumps(own_card(rank, size).host))
+    store.set(keys[rank], json.dumps(own_peer_info(rank, size).host))
     try:
         store.wait(keys, timedelta(seconds=timeout_s))
     except RuntimeError as error:

@@ -19,9 +19,16 @@ import pytest
 from blinkccl.errors import CommunicationError, DeadlineError, LaunchError, PeerLostError, RendezvousTimeout
 from blinkccl.runtime.job_directory import job_directory
 from blinkccl.runtime.process import start_time
-from blinkccl.runtime.store import FileStore, Store, TcpStore, TorchStore, open_store
-from blinkccl.runtime.store_contract import MAX_KEY_BYTES, MAX_VALUE_BYTES
-from blinkccl.runtime.tcp_store import GREETING, NotARequestError, Requests, Table
+from blinkccl.runtime.store import (
+    MAGIC,
+    MAX_KEY_BYTES,
+    MAX_VALUE_BYTES,
+    FileStore,
+    Store,
+    TcpStore,
+    TorchStore,
+    open_store,
+)
 
 
 def soon(seconds: float = 10.0) -> float:
@@ -55,9 +62,7 @@ def test_what_one_sets_the_other_sees(pair: tuple[Store, Store]) -> None:
             writer.set("a/key", value)
             assert reader.peek("a/key") == value
         assert reader.peek("a") is None
-        writer.delete("a/key")
-        assert reader.peek("a/key") is None
-        writer.delete("a/key")
+        writer.set("a/key", b"")
 
 
 def test_get_waits_for_a_key(pair: tuple[Store, Store]) -> None:
@@ -185,63 +190,7 @@ def test_the_directory_above_a_jobs_must_be_this_users_alone(tmp_path: Path, mon
 
 
 def request(operation: bytes, key: bytes, value: bytes = b"") -> bytes:
-    return struct.pack("!cHI", operation, len(key), len(value)) + key + value
-
-
-def greeted() -> Requests:
-    requests = Requests(Table())
-    assert requests.feed(GREETING) == GREETING
-    return requests
-
-
-def test_requests_may_come_in_any_pieces() -> None:
-    requests = Requests(Table())
-    answers = [requests.feed(bytes([byte])) for byte in GREETING + request(b"S", b"k", b"value") + request(b"P", b"k")]
-    found = b"+" + (5).to_bytes(4, "big") + b"value"
-    assert [answer for answer in answers if answer] == [GREETING, b"+\0\0\0\0", found]
-    assert requests.feed(request(b"D", b"k")) == b"+\0\0\0\0"
-    assert requests.feed(request(b"P", b"k")) == b"-\0\0\0\0"
-
-
-@pytest.mark.parametrize(
-    "garbage",
-    [
-        b"GET / HTTP/1.1\r\n",
-        b"\0" * 100,
-        b"BLINKST2",
-        GREETING + b"x",  # the greeting is to be answered first
-    ],
-)
-def test_who_does_not_greet_is_no_client(garbage: bytes) -> None:
-    with pytest.raises(NotARequestError):
-        Requests(Table()).feed(garbage)
-
-
-@pytest.mark.parametrize(
-    "garbage",
-    [
-        request(b"X", b"k"),
-        request(b"P", b""),
-        request(b"P", b"k" * (MAX_KEY_BYTES + 1)),
-        struct.pack("!cHI", b"S", 1, MAX_VALUE_BYTES + 1),
-        request(b"P", b"k") + request(b"P", b"k"),
-        b"\xff" * 7,
-    ],
-)
-def test_what_is_no_request_ends_a_connection(garbage: bytes) -> None:
-    with pytest.raises(NotARequestError):
-        greeted().feed(garbage)
-
-
-def test_a_full_table_takes_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("blinkccl.runtime.tcp_store.MAX_TABLE_BYTES", 10)
-    table = Table()
-    table.set(b"a", b"12345678")
-    table.set(b"a", b"123456789")
-    with pytest.raises(NotARequestError, match="full"):
-        table.set(b"b", b"")
-    table.delete(b"a")
-    table.set(b"b", b"123456789")
+    return struct.pack("!8scHI", MAGIC, operation, len(key), len(value)) + key + value
 
 
 @pytest.fixture
@@ -249,24 +198,42 @@ def server() -> Iterator[TcpStore]:
     store = TcpStore("127.0.0.1", 0, server=True, deadline=soon())
     yield store
     store.close()
+    store.close()
 
 
-def test_strangers_do_not_disturb_a_server(server: TcpStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("blinkccl.runtime.tcp_store.GREETING_S", 0.2)
-    strangers = [socket.create_connection(("127.0.0.1", server.port), 10) for _ in range(5)]
-    garbage = (b"GET / HTTP/1.1\r\n\r\n", b"\0" * 1_000_000, GREETING + b"\xff" * 99, GREETING[:3], b"")
-    for stranger, sent in zip(strangers, garbage, strict=True):
-        try:
-            stranger.sendall(sent)
-        except ConnectionError:
-            assert len(sent) == 1_000_000  # sent away before it had said all
-    client = TcpStore("127.0.0.1", server.port, server=False, deadline=soon())
-    client.set("key", b"value")
-    assert server.peek("key") == b"value"
-    for stranger in strangers:
-        with stranger:
-            assert heard(stranger) in (b"", GREETING)
-    client.close()
+def test_requests_may_come_in_any_pieces(server: TcpStore) -> None:
+    server.set("k", b"value")
+    with socket.create_connection(("127.0.0.1", server.port), 10) as client:
+        for byte in request(b"P", b"k"):
+            client.sendall(bytes([byte]))
+        assert heard(client) == MAGIC + b"+" + (5).to_bytes(4, "big") + b"value"
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\0" * 1_000_000,
+        MAGIC[:3],
+        b"",
+        request(b"X", b"k"),
+        request(b"P", b""),
+        request(b"P", b"k" * (MAX_KEY_BYTES + 1)),
+        struct.pack("!8scHI", MAGIC, b"S", 1, MAX_VALUE_BYTES + 1),
+        b"BLINKST1" + request(b"P", b"k")[8:],
+    ],
+)
+def test_what_is_no_request_ends_a_connection_and_disturbs_nobody(
+    server: TcpStore, monkeypatch: pytest.MonkeyPatch, garbage: bytes
+) -> None:
+    monkeypatch.setattr("blinkccl.runtime.store.REQUEST_S", 0.2)
+    with socket.create_connection(("127.0.0.1", server.port), 10) as stranger:
+        with suppress(ConnectionError):  # sent away before it had said all
+            stranger.sendall(garbage)
+        client = TcpStore("127.0.0.1", server.port, server=False, deadline=soon())
+        client.set("key", b"value")
+        assert server.peek("key") == b"value"
+        assert heard(stranger) == b""
 
 
 def heard(connection: socket.socket) -> bytes:
@@ -278,29 +245,19 @@ def heard(connection: socket.socket) -> bytes:
     return received
 
 
-def test_a_client_that_asks_on_without_reading_is_dropped(server: TcpStore) -> None:
-    server.set("key", b"\0" * (MAX_VALUE_BYTES // 4))
-    with socket.create_connection(("127.0.0.1", server.port), 10) as greedy:
-        greedy.sendall(GREETING)
-        assert greedy.recv(100) == GREETING
-        with pytest.raises(ConnectionError):
-            ask_on(greedy)
-
-
-def ask_on(connection: socket.socket) -> None:
-    """One request at a time, as an honest client, but the answers (1 MiB each) stay unread."""
-    for _ in range(100):
-        connection.sendall(request(b"P", b"key"))
-        time.sleep(0.01)
-
-
-def test_a_server_that_closes_serves_those_it_has(server: TcpStore) -> None:
+def test_a_full_table_and_a_crowd(server: TcpStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blinkccl.runtime.store.MAX_TABLE_BYTES", 10)
+    server.set("a", b"12345678")
+    server.set("a", b"1234567890")
+    with pytest.raises(CommunicationError, match="full"):
+        server.set("b", b"1")
     client = TcpStore("127.0.0.1", server.port, server=False, deadline=soon())
-    server.close()
-    client.set("key", b"value")
-    assert client.peek("key") == b"value"
-    client.close()
-    client.close()
+    with pytest.raises(PeerLostError, match="rank 0"):
+        client.set("b", b"1")
+    crowd = [socket.create_connection(("127.0.0.1", server.port), 10) for _ in range(100)]
+    assert client.peek("a") == b"1234567890"
+    for connection in crowd:
+        connection.close()
 
 
 def test_a_taken_port_is_an_error_that_names_it(server: TcpStore) -> None:
@@ -316,7 +273,7 @@ def test_a_server_that_never_comes_is_rank_0_missing() -> None:
     assert raised.value.missing == (0,)
 
 
-def test_a_server_may_come_later_than_its_clients() -> None:
+def test_a_server_may_come_later_than_its_clients_and_end_before_them() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     servers: list[TcpStore] = []
@@ -326,8 +283,11 @@ def test_a_server_may_come_later_than_its_clients() -> None:
     timer.join()
     client.set("key", b"1")
     assert servers[0].peek("key") == b"1"
-    client.close()
     servers[0].close()
+    for _ in range(2):
+        with pytest.raises(PeerLostError) as raised:
+            client.peek("key")
+        assert raised.value.rank == 0
 
 
 def test_what_is_no_store_of_ours_is_named() -> None:
@@ -345,28 +305,6 @@ def test_what_is_no_store_of_ours_is_named() -> None:
         with pytest.raises(CommunicationError, match=f"what listens at 127.0.0.1:{port} is no store of this version"):
             TcpStore("127.0.0.1", port, server=False, deadline=soon())
         thread.join()
-
-
-def test_a_server_that_is_lost_is_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def answer() -> None:
-            connection, _ = listener.accept()
-            with connection:
-                connection.sendall(connection.recv(100))
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        client = TcpStore("127.0.0.1", listener.getsockname()[1], server=False, deadline=soon())
-        thread.join()
-        for _ in range(2):
-            with pytest.raises(PeerLostError) as raised:
-                client.peek("key")
-            assert raised.value.rank == 0
-    monkeypatch.setattr(os, "getpid", lambda: -1)
-    with pytest.raises(CommunicationError, match="before this process was forked"):
-        client.peek("key")
-    client.close()
 
 
 # ---- URLs ------------------------------------------------------------------------------------------------------

@@ -15,8 +15,8 @@ import pytest
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.errors import CommunicationError, DeadlineError, InternalError, UnsupportedError
 from blinkccl.runtime import gpu_group
-from blinkccl.runtime.file_store import FileStore
 from blinkccl.runtime.gpu_group import GpuGroup, open_gpu_group
+from blinkccl.runtime.store import FileStore
 
 ROOT = Path(__file__).parents[3]
 

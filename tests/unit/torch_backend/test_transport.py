@@ -27,7 +27,7 @@ def made(monkeypatch):
 
 def opened(monkeypatch, hosts):
     """What the ranks on these hosts get, each in a thread of its own."""
-    monkeypatch.setattr(transport, "own_card", lambda rank, size: SimpleNamespace(host=(hosts[rank], 1)))
+    monkeypatch.setattr(transport, "own_peer_info", lambda rank, size: SimpleNamespace(host=(hosts[rank], 1)))
     store, size = dist.HashStore(), len(hosts)
     with ThreadPoolExecutor(size) as pool:
         return list(pool.map(lambda rank: transport.open_transport(store, rank, size, [], 20.0), range(size)))

@@ -1,4 +1,4 @@
-"""Who is a rank? What it tells the others about itself before they share anything."""
+"""Peer info: what a rank tells the others about its process and its host before they share anything."""
 
 from __future__ import annotations
 
@@ -9,14 +9,11 @@ from importlib.metadata import PackageNotFoundError, version
 
 import msgspec
 
-from blinkccl.errors import CommunicationError
+from blinkccl.errors import CommunicationError, PlanMismatchError
 from blinkccl.runtime.process import PROC, lives, namespace, start_time
 
-#: Of what ranks say to each other, in stores, at handover and in shared memory. Raise it with any of them.
-PROTOCOL = 1
 
-
-class Card(msgspec.Struct, frozen=True):
+class PeerInfo(msgspec.Struct, frozen=True):
     """A rank, its process, and the host that this runs on.
 
     ``boot_id`` is the kernel's own name for its present run, ``network`` and ``processes`` are inodes of the
@@ -32,9 +29,7 @@ class Card(msgspec.Struct, frozen=True):
     processes: int
     pid: int
     start: int
-    uid: int
     version: str
-    protocol: int
     payload: bytes = b""
 
     def __str__(self) -> str:
@@ -46,9 +41,9 @@ class Card(msgspec.Struct, frozen=True):
         return self.boot_id, self.network
 
 
-def own_card(rank: int, world_size: int, payload: bytes = b"") -> Card:
-    """This process's card, as rank ``rank`` of ``world_size``."""
-    return Card(
+def own_peer_info(rank: int, world_size: int, payload: bytes = b"") -> PeerInfo:
+    """This process, as rank ``rank`` of ``world_size``."""
+    return PeerInfo(
         rank,
         world_size,
         platform.node(),
@@ -57,20 +52,18 @@ def own_card(rank: int, world_size: int, payload: bytes = b"") -> Card:
         namespace("pid"),
         os.getpid(),
         start_time(os.getpid()),
-        os.geteuid() if hasattr(os, "geteuid") else 0,
         package_version(),
-        PROTOCOL,
         payload,
     )
 
 
-def encode(card: Card) -> bytes:
-    """``card`` as bytes; :func:`decode` reads them."""
-    return msgspec.msgpack.encode(card)
+def encode(info: PeerInfo) -> bytes:
+    """``info`` as bytes; :func:`decode` reads them."""
+    return msgspec.msgpack.encode(info)
 
 
-def decode(data: bytes) -> Card:
-    """The card that :func:`encode` wrote.
+def decode(data: bytes) -> PeerInfo:
+    """The peer info that :func:`encode` wrote.
 
     Raises
     ------
@@ -78,21 +71,37 @@ def decode(data: bytes) -> Card:
         If these bytes are none.
     """
     try:
-        return msgspec.msgpack.decode(data, type=Card)
+        return msgspec.msgpack.decode(data, type=PeerInfo)
     except (msgspec.MsgspecError, UnicodeError) as error:
-        raise CommunicationError(f"not a rank's card: {error}; does another version of Blink use this store?") from None
+        raise CommunicationError(f"not a rank's peer info: {error}; is another version of Blink in this job?") from None
 
 
-def same_host(cards: Sequence[Card]) -> bool:
+def check_same_version(peers: Sequence[PeerInfo]) -> None:
+    """Refuses ranks of different versions, with the same words on every rank.
+
+    Raises
+    ------
+    PlanMismatchError
+        Naming rank 0 and the first that differs.
+    """
+    for other in peers:
+        if other.version != peers[0].version:
+            raise PlanMismatchError(
+                f"ranks disagree on version: rank 0 ({peers[0]}) has {peers[0].version}, rank {other.rank} ({other}) "
+                f"has {other.version}; start all ranks of the job with the same"
+            )
+
+
+def same_host(peers: Sequence[PeerInfo]) -> bool:
     """Whether all these ranks can share memory: one kernel, one network namespace."""
-    return len({card.host for card in cards}) <= 1
+    return len({peer.host for peer in peers}) <= 1
 
 
-def alive(card: Card) -> bool | None:
-    """Whether the process of ``card`` still runs; None where that cannot be seen from here."""
-    if not card.processes or (card.boot_id, card.processes) != (_boot_id(), namespace("pid")):
+def alive(peer: PeerInfo) -> bool | None:
+    """Whether the process of ``peer`` still runs; None where that cannot be seen from here."""
+    if not peer.processes or (peer.boot_id, peer.processes) != (_boot_id(), namespace("pid")):
         return None
-    return lives(card.pid, card.start)
+    return lives(peer.pid, peer.start)
 
 
 def package_version() -> str:

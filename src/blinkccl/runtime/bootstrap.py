@@ -1,0 +1,450 @@
+"""The bootstrap of a group: its ranks find each other, gather words and descriptors, and hear of each other's failures.
+
+``native/include/blink_bootstrap.h`` has the contract and ``native/bootstrap/`` does it: rank 0 is the coordinator,
+every other rank has one connection to it, and a rank that dies hangs up. Here rank 0 publishes in a store where it
+listens and a token that nobody guesses, the others read it, and what the library says becomes our errors.
+
+A store may hold what earlier runs left. Nothing of it is taken for today's: nobody listens at their addresses.
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+import math
+import os
+import secrets
+import socket
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from typing import TypeVar
+
+import msgspec
+
+from blinkccl.engines import native_library
+from blinkccl.errors import (
+    CommunicationError,
+    DeadlineError,
+    PeerLostError,
+    PlanMismatchError,
+    RendezvousTimeout,
+    UnsupportedError,
+)
+from blinkccl.native import Functions, open_library
+from blinkccl.runtime.peer_info import PeerInfo, alive, check_same_version, decode, encode, own_peer_info
+from blinkccl.runtime.store import Pauses, Store
+
+#: Descriptors that all ranks of a group share in one round, at most (SCM_MAX_FD of the Linux kernel).
+MAX_DESCRIPTORS = 253
+#: A rank whose process has ended before all had come may be started again so many seconds later.
+GRACE_S = 1.0
+#: So often the interpreter gets a chance to handle signals, and ranks look whether others still live.
+_SLICE_MS = 100
+_MAX_RANKS = 4096
+_OK, _AGAIN, _TIMEOUT, _LOST, _MISMATCH, _FAILED = range(6)
+
+i32, ptr, text = c.c_int32, c.c_void_p, c.c_char_p
+_Kind = TypeVar("_Kind")
+
+
+class _Reason(c.Structure):
+    """``blink_bootstrap_reason``."""
+
+    _fields_ = [("status", i32), ("rank", i32), ("pid", i32), ("text", c.c_char * 2048)]
+
+
+_FUNCTIONS: Functions = {
+    "blink_abi_version": (c.c_uint32, []),
+    "blink_bootstrap_listen": (ptr, [text, text, c.c_int, ptr]),
+    "blink_bootstrap_address": (text, [ptr]),
+    "blink_bootstrap_connect": (ptr, [text, text, c.c_int, c.c_int, ptr]),
+    "blink_bootstrap_all_gather": (c.c_int, [ptr, text, c.c_size_t, ptr, c.c_int, c.c_double, c.c_double]),
+    "blink_bootstrap_step": (c.c_int, [ptr, c.c_int]),
+    "blink_bootstrap_bytes": (c.c_size_t, [ptr, c.c_int, ptr]),
+    "blink_bootstrap_descriptors": (c.c_int, [ptr, c.c_int, ptr, c.c_int]),
+    "blink_bootstrap_fail": (None, [ptr, ptr]),
+    "blink_bootstrap_cause": (None, [ptr, ptr]),
+    "blink_bootstrap_missing": (c.c_int, [ptr, ptr, c.c_int]),
+    "blink_bootstrap_leave": (None, [ptr]),
+}
+
+
+class Published(msgspec.Struct, frozen=True):
+    """What rank 0 leaves in the store, which only ranks of the job read."""
+
+    address: str
+    token: str
+    leader: PeerInfo
+    since: float  # time.monotonic(), which a host's processes share
+
+
+class Presence(msgspec.Struct, frozen=True):
+    """That a rank came, and when it was last there (``time.monotonic()``); to say who is missing without rank 0."""
+
+    peer: PeerInfo
+    seen: float
+
+
+class Bootstrap:
+    """One rank's end of a bootstrap whose first round is over; made by :func:`join`.
+
+    Use it in a ``with``: where the body raises, all other ranks hear why, and this one raises the first cause if that
+    is another rank's; else the rank leaves in order.
+    """
+
+    def __init__(self, handle: int, rank: int, size: int, look: Callable[[], None]) -> None:
+        self.peers: tuple[PeerInfo, ...] = ()
+        self._handle: int | None = handle
+        self._rank, self._size = rank, size
+        self._look = look
+        self._over = False  # all have been told
+        _ends.add(self)
+
+    def all_gather(
+        self, mine: bytes, deadline: float, descriptors: Sequence[int] = ()
+    ) -> tuple[list[bytes], list[list[int]]]:
+        """Everybody's bytes and descriptors, by rank; all ranks call it.
+
+        Parameters
+        ----------
+        mine
+            At most 64 KiB.
+        deadline
+            A reading of ``time.monotonic()``.
+        descriptors
+            Stay the caller's. What is returned is the caller's too, one's own as duplicates, closed on exec.
+
+        Raises
+        ------
+        RendezvousTimeout
+            If a rank has not called it at the deadline.
+        PeerLostError
+            If a rank has gone.
+        PlanMismatchError
+            If ranks disagree on their number, or two claim to be one.
+        CommunicationError
+            If a rank cannot take part.
+        """
+        files = (c.c_int * max(1, len(descriptors)))(*descriptors)
+        library, left_s = _library(), max(0.0, deadline - time.monotonic())
+        status = library.blink_bootstrap_all_gather(self._handle, mine, len(mine), files, len(descriptors), 0.0, left_s)
+        while status == _AGAIN:
+            self._look()
+            status = library.blink_bootstrap_step(self._handle, _SLICE_MS)
+        if status != _OK:
+            self._over = True
+            raise self._cause()
+        return [self._bytes(rank) for rank in range(self._size)], [self._files(rank) for rank in range(self._size)]
+
+    def fail(self, error: BaseException) -> BaseException:
+        """Tells the others that this rank cannot go on; returns the first cause, which may be another's."""
+        if self._over or self._handle is None or isinstance(error, DeadlineError):
+            return error  # deadlines are everybody's own
+        self._over = True
+        reason = _Reason(_FAILED, self._rank, os.getpid(), f"{type(error).__name__}: {error}".encode()[:2000])
+        if isinstance(error, PlanMismatchError):
+            reason = _Reason(_MISMATCH, self._rank, os.getpid(), str(error).encode()[:2000])
+        elif isinstance(error, PeerLostError):
+            reason = _Reason(_LOST, error.rank, error.pid or 0, error.message.encode()[:2000])
+        _library().blink_bootstrap_fail(self._handle, c.byref(reason))
+        if reason.rank == self._rank or not isinstance(error, CommunicationError):
+            return error
+        return self._cause()
+
+    def close(self) -> None:
+        """Leaves in order, if nothing went wrong; may be called twice, also in a forked child."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            _library().blink_bootstrap_leave(handle)
+
+    def __enter__(self) -> Bootstrap:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            if error is not None and (cause := self.fail(error)) is not error:
+                raise cause from error
+        finally:
+            self.close()
+
+    def _bytes(self, rank: int) -> bytes:
+        address = ptr()
+        size = _library().blink_bootstrap_bytes(self._handle, rank, c.byref(address))
+        return c.string_at(address, size) if size else b""
+
+    def _files(self, rank: int) -> list[int]:
+        files = (c.c_int * MAX_DESCRIPTORS)()
+        count = _library().blink_bootstrap_descriptors(self._handle, rank, files, MAX_DESCRIPTORS)
+        return list(files[:count])
+
+    def _cause(self) -> CommunicationError:
+        reason, missing = _Reason(), (i32 * _MAX_RANKS)()
+        _library().blink_bootstrap_cause(self._handle, c.byref(reason))
+        count = _library().blink_bootstrap_missing(self._handle, missing, _MAX_RANKS)
+        said = reason.text.decode(errors="replace")
+        if reason.status == _TIMEOUT:
+            late = set(missing[:count])
+            return RendezvousTimeout(
+                late, set(range(self._size)) - late, f"{said}; start them, or look at their output"
+            )
+        if reason.status == _LOST:
+            return PeerLostError(reason.rank, said, reason.pid or None)
+        if reason.status == _MISMATCH:
+            return PlanMismatchError(said)
+        return CommunicationError(f"rank {reason.rank} (process {reason.pid}) could not join the group: {said}")
+
+
+def join(
+    store: Store,
+    prefix: str,
+    rank: int,
+    size: int,
+    payload: bytes,
+    deadline: float,
+    look: Callable[[], None] = lambda: None,
+) -> Bootstrap:
+    """Meets the other ranks: once all ``size`` have come, each knows all of them as ``peers``.
+
+    Parameters
+    ----------
+    store
+        The same for all ranks. It may hold what earlier groups left, also under this prefix.
+    prefix
+        Tells groups apart that are made at the same time; the same for all ranks of one.
+    rank, size
+        This rank, of how many.
+    payload
+        Travels with this rank's :class:`PeerInfo`.
+    deadline
+        A reading of ``time.monotonic()``.
+    look
+        Called some times a second while others are waited for; it raises where it sees that a rank can not come.
+
+    Raises
+    ------
+    RendezvousTimeout
+        If not all have come at the deadline: which are missing, which present.
+    PlanMismatchError
+        If two living processes claim one rank, or ranks disagree on size or version; on all ranks.
+    PeerLostError
+        If a rank's process ended before all had come, and was not started again at once.
+    CommunicationError
+        If a rank cannot take part, or the store is lost.
+    UnsupportedError
+        If there is no native library here.
+
+    Notes
+    -----
+    Cost: one value of the store that all read, and one per rank; five messages per rank.
+    """
+    mine = own_peer_info(rank, size, payload)
+    joining = _Joining(store, prefix, mine, deadline, look)
+    end = joining.lead() if rank == 0 else joining.follow()
+    with _failing(end):
+        check_same_version(end.peers)
+    return end
+
+
+class _failing:  # noqa: N801
+    """Where the body raises, the other ranks are told."""
+
+    def __init__(self, end: Bootstrap) -> None:
+        self._end = end
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self._end.__exit__(kind, error, trace)
+
+
+class _Joining:
+    """One rank's way into a group."""
+
+    def __init__(self, store: Store, prefix: str, mine: PeerInfo, deadline: float, look: Callable[[], None]) -> None:
+        self._store, self._mine, self._deadline, self._look = store, mine, deadline, look
+        self._rank, self._size = mine.rank, mine.world_size
+        self._key = f"{prefix}/bootstrap"
+        self._here = f"{prefix}/here"
+        self._began = time.monotonic()
+        self._lived: dict[str, float] = {}  # tokens of this run's ranks 0, and until when they may be started again
+        self._note = "nobody has published where rank 0 listens"
+
+    def lead(self) -> Bootstrap:
+        """Rank 0: listens, publishes where, and waits for the others."""
+        self._challenge(self._published())
+        token = secrets.token_hex(32)
+        reason = _Reason()
+        host = self._store.host() if self._size > 1 else None
+        tcp = None if host is None else f"{own_address_towards(host)}:0".encode()
+        handle = _library().blink_bootstrap_listen(tcp, token.encode(), self._size, c.byref(reason))
+        if handle is None:
+            raise CommunicationError(f"rank 0: {reason.text.decode(errors='replace')}")
+        address = _library().blink_bootstrap_address(handle).decode()
+        ours = Published(address, token, self._mine, time.monotonic())
+
+        def watch() -> None:
+            self._look()
+            self._challenge(self._published(), ours)
+
+        end = Bootstrap(handle, 0, self._size, watch if self._size > 1 else self._look)
+        with _failing(end):
+            if self._size > 1:
+                self._store.set(self._key, msgspec.msgpack.encode(ours))
+            return self._meet(end)
+
+    def follow(self) -> Bootstrap:
+        """Any other rank: goes where rank 0 says it listens, and to the next one where that has ended."""
+        pauses = Pauses(self._deadline)
+        told = False
+        while True:
+            published = self._published()
+            if published is not None:
+                self._note_life(published)
+            if not told:  # only now: whoever sees us here knows that we have seen rank 0 if it was there
+                told = True
+                self._tell_presence()
+            if published is not None and (end := self._enter(published)) is not None:
+                return end
+            self._look()
+            if not pauses.pause():
+                raise self._timeout()
+
+    def _note_life(self, published: Published) -> None:
+        """Raises where a rank 0 of this run has ended and is not started again; an earlier run's is nobody's."""
+        leader, now = published.leader, time.monotonic()
+        living = alive(leader)
+        here = leader.host == self._mine.host
+        if living or (here and published.since > self._began):
+            self._lived.setdefault(published.token, now + GRACE_S)
+        if living:
+            self._lived[published.token] = now + GRACE_S
+        elif now >= self._lived.get(published.token, math.inf):
+            raise PeerLostError(0, "its process ended before all ranks had come", leader.pid)
+
+    def _enter(self, published: Published) -> Bootstrap | None:
+        """Joins this rank 0; None where it is not there, or not any more."""
+        place = self._place(published)
+        reason = _Reason()
+        handle = _library().blink_bootstrap_connect(
+            place.encode(), published.token.encode(), self._rank, self._size, c.byref(reason)
+        )
+        if handle is None:
+            self._note = reason.text.decode(errors="replace")
+            return None
+        end = Bootstrap(handle, self._rank, self._size, self._look)
+        try:
+            with _failing(end):
+                return self._meet(end)
+        except PeerLostError as error:
+            if error.rank != 0:
+                raise
+            self._lived[published.token] = time.monotonic() + GRACE_S
+            self._note = error.message
+            return None
+
+    def _meet(self, end: Bootstrap) -> Bootstrap:
+        words, _ = end.all_gather(encode(self._mine), self._deadline)
+        end.peers = tuple(decode(word) for word in words)
+        end._look = self._look
+        return end
+
+    def _place(self, published: Published) -> str:
+        """Where this process reaches rank 0."""
+        unix, _, tcp = published.address.partition(" ")
+        if published.leader.host == self._mine.host:
+            return unix
+        if tcp:
+            return tcp
+        raise UnsupportedError(
+            f"rank {self._rank} runs on {self._mine.hostname}, rank 0 on {published.leader.hostname}, and "
+            f"{self._store} serves one host; set BLINK_STORE=tcp://HOST:PORT with the host of rank 0 and a free port "
+            "there"
+        )
+
+    def _challenge(self, other: Published | None, ours: Published | None = None) -> None:
+        """If another rank 0 listens in our place, all ranks of both hear of it."""
+        if other is None or (ours is not None and other.token == ours.token) or other.leader.host != self._mine.host:
+            return
+        handle = _library().blink_bootstrap_connect(
+            other.address.partition(" ")[0].encode(), other.token.encode(), 0, self._size, None
+        )
+        if handle is None:
+            return  # an earlier run's
+        end = Bootstrap(handle, 0, self._size, lambda: None)
+        try:
+            end.all_gather(b"", time.monotonic() + GRACE_S)
+        except PlanMismatchError:
+            raise
+        except CommunicationError:
+            return  # it has no time for us, or has ended
+        finally:
+            end.close()
+
+    def _published(self) -> Published | None:
+        return None if self._size == 1 else _read(self._store, self._key, Published)
+
+    def _tell_presence(self) -> None:
+        self._store.set(f"{self._here}/{self._rank}", msgspec.msgpack.encode(Presence(self._mine, time.monotonic())))
+
+    def _timeout(self) -> RendezvousTimeout:
+        """The deadline has passed without a rank 0: those that came tell who else did not."""
+        self._tell_presence()
+        present = {rank for rank in range(1, self._size) if self._is_here(rank)} | {self._rank}
+        text = f"rank {self._rank} of {self._size} waited for rank 0 past the deadline: {self._note}"
+        return RendezvousTimeout(set(range(self._size)) - present, present, text)
+
+    def _is_here(self, rank: int) -> bool:
+        found = _read(self._store, f"{self._here}/{rank}", Presence)
+        return found is not None and (alive(found.peer) is not False or found.seen > self._began)
+
+
+def own_address_towards(host: str) -> str:
+    """This host's address on the way to ``host``; its name where that cannot be found out."""
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))  # sends nothing
+        return str(probe.getsockname()[0])
+    return socket.gethostname()
+
+
+def known_alive(rank: int, known: Sequence[PeerInfo]) -> Callable[[], None]:
+    """What raises PeerLostError where one of the ``known`` ranks but ``rank`` has ended; looks at their processes."""
+
+    def look() -> None:
+        for other, peer in enumerate(known):
+            if other != rank and alive(peer) is False:
+                raise PeerLostError(other, "its process ended while the group was made", peer.pid)
+
+    return look
+
+
+def _read(store: Store, key: str, kind: type[_Kind]) -> _Kind | None:
+    data = store.peek(key)
+    try:
+        return None if data is None else msgspec.msgpack.decode(data, type=kind)
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        raise CommunicationError(
+            f"key {key!r} of the store holds nothing of ours: {error}; give the job a store of its own in BLINK_STORE"
+        ) from None
+
+
+@lru_cache(maxsize=1)
+def _library() -> c.CDLL:
+    native_library.load()  # says best what is missing
+    path = native_library.find()
+    assert path is not None
+    return open_library(path, _FUNCTIONS, "blink_abi_version", native_library.ABI_VERSION)
+
+
+_ends: weakref.WeakSet[Bootstrap] = weakref.WeakSet()
+
+
+def _let_go() -> None:
+    """A forked child keeps no copies of connections, whose end tells that the rank has ended."""
+    for end in list(_ends):
+        end.close()
+
+
+os.register_at_fork(after_in_child=_let_go)

@@ -1,0 +1,364 @@
+"""Ranks that are processes meet and share memory: all there, one missing, twice there, killed, started again."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from rank_processes import CONTEXT, Outcome, RankProcess, outcomes
+
+from blinkccl.errors import CommunicationError, PeerLostError, PlanMismatchError, RendezvousTimeout
+from blinkccl.runtime import peer_info
+from blinkccl.runtime.bootstrap import Bootstrap, Published, join
+from blinkccl.runtime.peer_info import own_peer_info, same_host
+from blinkccl.runtime.store import FileStore, open_store
+
+#: Long enough for a busy machine where all come; short where somebody is missing on purpose.
+PATIENT_S = 15.0
+SHORT_S = 1.0
+
+
+@pytest.fixture(params=["file", "tcp"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "file":
+        return f"file://{tmp_path}/store"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> str:
+    return f"file://{tmp_path}/store"
+
+
+def opened(url: str, rank: int, size: int, wait_s: float) -> Bootstrap:
+    deadline = time.monotonic() + wait_s
+    return join(open_store(url, rank, deadline), "job", rank, size, b"", deadline)
+
+
+def met(url: str, rank: int, size: int, wait_s: float, linger_s: float = 0.0, version: str = "") -> list[int]:
+    """The processes of all ranks."""
+    if version:
+        peer_info.package_version = lambda: version
+    try:
+        with opened(url, rank, size, wait_s) as bootstrap:
+            peers = bootstrap.peers
+    finally:
+        time.sleep(linger_s)  # who serves the store goes last
+    assert same_host(peers)
+    assert [peer.rank for peer in peers] == list(range(size))
+    return [peer.pid for peer in peers]
+
+
+def pids(found: list[Outcome]) -> list[list[int]]:
+    assert [outcome.error for outcome in found] == [None] * len(found)
+    return [outcome.value for outcome in found]
+
+
+def linger(url: str, rank: int) -> float:
+    return 0.5 if rank == 0 and url.startswith("tcp") else 0.0
+
+
+def wait_for(condition: Callable[[], object], within_s: float = 10.0) -> None:
+    end = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < end, "what the test waits for did not happen"
+        time.sleep(0.005)
+
+
+def published(tmp_path: Path) -> Published:
+    wait_for(lambda: list(tmp_path.glob("store/*bootstrap*")))
+    (path,) = tmp_path.glob("store/*bootstrap*")
+    return msgspec.msgpack.decode(path.read_bytes(), type=Published)
+
+
+def two_of_three(directory: str, tmp_path: Path) -> list[RankProcess]:
+    """Ranks 0 and 1, which have met."""
+    ranks = [RankProcess(met, directory, rank, 3, PATIENT_S) for rank in range(2)]
+    published(tmp_path)
+    wait_for(lambda: list(tmp_path.glob("store/*here*1")))
+    time.sleep(0.3)  # nothing can be seen from outside of their coming together
+    return ranks
+
+
+def test_all_ranks_know_all_ranks(url: str) -> None:
+    ranks = [RankProcess(met, url, rank, 3, PATIENT_S, linger(url, rank)) for rank in range(3)]
+    expected = [rank.process.pid for rank in ranks]
+    assert pids(outcomes(ranks)) == [expected] * 3
+
+
+@pytest.mark.parametrize("absent", [0, 1, 2])
+def test_a_missing_rank_is_named_by_all_that_wait(url: str, absent: int) -> None:
+    there = [rank for rank in range(3) if rank != absent]
+    gate = CONTEXT.Barrier(2)
+    ranks = [RankProcess(met, url, r, 3, SHORT_S, linger(url, r), gate=gate) for r in there]
+    for outcome in outcomes(ranks):
+        assert isinstance(outcome.error, RendezvousTimeout)
+        assert outcome.error.missing == (absent,)
+        if not (url.startswith("tcp") and absent == 0):  # else there is no store to ask who else came
+            assert outcome.error.present == tuple(there)
+
+
+@pytest.mark.parametrize("twice", [0, 1])
+def test_a_rank_that_is_there_twice_is_an_error_on_all(directory: str, tmp_path: Path, twice: int) -> None:
+    """The usual way in which this happens: one number is given twice, another not at all."""
+    ranks = two_of_three(directory, tmp_path)
+    ranks.append(RankProcess(met, directory, twice, 3, PATIENT_S))
+    for outcome in outcomes(ranks):
+        assert isinstance(outcome.error, PlanMismatchError)
+        assert f"rank {twice} is claimed by" in str(outcome.error)
+        assert str(ranks[twice].process.pid) in str(outcome.error)
+        assert str(ranks[2].process.pid) in str(outcome.error)
+
+
+def test_two_ranks_0_that_come_at_once_find_each_other(directory: str) -> None:
+    gate = CONTEXT.Barrier(2)
+    for outcome in outcomes([RankProcess(met, directory, 0, 2, PATIENT_S, gate=gate) for _ in range(2)]):
+        assert isinstance(outcome.error, PlanMismatchError), outcome
+
+
+@pytest.mark.parametrize(
+    ("sizes", "versions", "what"), [((2, 3), ("", ""), "world_size"), ((2, 2), ("1.0", "1.1"), "version")]
+)
+def test_ranks_that_disagree_all_hear_of_it(
+    url: str, sizes: tuple[int, int], versions: tuple[str, str], what: str
+) -> None:
+    ranks = [RankProcess(met, url, r, sizes[r], PATIENT_S, linger(url, r), versions[r]) for r in range(2)]
+    for outcome in outcomes(ranks):
+        assert isinstance(outcome.error, PlanMismatchError)
+        assert f"ranks disagree on {what}" in str(outcome.error)
+        assert all(f"rank {rank} (process" in str(outcome.error) for rank in range(2))
+
+
+def test_jobs_side_by_side_do_not_meet(tmp_path: Path) -> None:
+    jobs = [
+        [RankProcess(met, f"file://{tmp_path}/job{job}", rank, 2, PATIENT_S) for rank in range(2)] for job in range(2)
+    ]
+    expected = [[rank.process.pid for rank in job] for job in jobs]
+    assert [pids(outcomes(job)) for job in jobs] == [[pair] * 2 for pair in expected]
+
+
+@pytest.mark.parametrize("again", [0, 1])
+def test_a_rank_that_is_killed_may_be_started_again(directory: str, tmp_path: Path, again: int) -> None:
+    first = two_of_three(directory, tmp_path)
+    gate = CONTEXT.Barrier(3)
+    late = [RankProcess(met, directory, rank, 3, PATIENT_S, gate=gate) for rank in (again, 2)]
+    first[again].kill()
+    gate.wait(PATIENT_S)
+    ranks = [late[0] if rank == again else first[rank] for rank in range(2)] + [late[1]]
+    assert pids(outcomes(ranks)) == [[rank.process.pid for rank in ranks]] * 3
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_rank_that_is_killed_and_stays_away_is_lost(directory: str, tmp_path: Path, lost: int) -> None:
+    ranks = two_of_three(directory, tmp_path)
+    pid = ranks[lost].process.pid
+    ranks[lost].kill()
+    (outcome,) = outcomes([ranks[1 - lost]])
+    assert isinstance(outcome.error, PeerLostError)
+    assert (outcome.error.rank, outcome.error.pid) == (lost, pid)
+
+
+def test_a_store_may_be_used_again(directory: str) -> None:
+    """What an earlier job left, complete or not, is nobody's today; rank 1 comes long before rank 0."""
+    pids(outcomes([RankProcess(met, directory, rank, 2, PATIENT_S) for rank in range(2)]))
+    outcomes([RankProcess(met, directory, 0, 3, 0.2)])
+    late = RankProcess(met, directory, 1, 2, PATIENT_S)
+    time.sleep(1.5)
+    early = RankProcess(met, directory, 0, 2, PATIENT_S)
+    expected = [early.process.pid, late.process.pid]
+    assert pids(outcomes([early, late])) == [expected] * 2
+
+
+def test_garbage_in_the_store_is_named(tmp_path: Path) -> None:
+    store = FileStore(tmp_path / "store")
+    store.set("job/bootstrap", b"\xc1")
+    for rank in (0, 1):
+        with pytest.raises(CommunicationError, match="key 'job/bootstrap' of the store holds nothing of ours"):
+            join(store, "job", rank, 2, b"", time.monotonic() + SHORT_S)
+
+
+def over_tcp(url: str, rank: int) -> tuple[int, str]:
+    """Rank 1 says that it is on another host: it comes over TCP, and no descriptor goes that way."""
+    deadline = time.monotonic() + PATIENT_S
+    store = open_store(url, rank, deadline)
+    store.host = lambda: "127.0.0.1"  # type: ignore[method-assign]
+    if rank == 1:
+        peer_info._boot_id = lambda: "another"
+    with join(store, "job", rank, 2, b"", deadline) as bootstrap:
+        assert not same_host(bootstrap.peers)
+        words, _ = bootstrap.all_gather(b"word", deadline)
+        try:
+            bootstrap.all_gather(b"", deadline, [0])
+        except CommunicationError as error:
+            return len(words), str(error)
+    return 0, ""
+
+
+def test_ranks_of_several_hosts_meet_over_tcp_and_share_no_descriptors(directory: str) -> None:
+    for outcome in outcomes([RankProcess(over_tcp, directory, rank) for rank in range(2)]):
+        assert outcome.error is None
+        assert outcome.value[0] == 2
+        assert "descriptors cannot travel to ranks on other hosts" in outcome.value[1]
+
+
+# ---- Memory ----------------------------------------------------------------------------------------------------
+
+
+def memory(text: str) -> int:
+    fd = os.memfd_create("test", os.MFD_CLOEXEC)
+    os.write(fd, text.encode())
+    return fd
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def shared(url: str, rank: int, size: int, mine: int = 1, room: int = 0) -> list[list[str]]:
+    """What the files of all ranks hold; and nothing else is left open."""
+    native = opened(f"{url}-first", 0, 1, PATIENT_S)  # so that whatever is opened once is open now
+    native.close()
+    own = [memory(f"rank {rank}") for _ in range(mine)]
+    before = open_files()
+    deadline = time.monotonic() + PATIENT_S
+    try:
+        with opened(url, rank, size, PATIENT_S) as bootstrap:
+            if room:
+                few_files()
+            _, files = bootstrap.all_gather(b"", deadline, own)
+    except BaseException:
+        assert room or open_files() == before
+        raise
+    held = []
+    for of_rank in files:
+        assert all(fcntl.fcntl(fd, fcntl.F_GETFD) & fcntl.FD_CLOEXEC for fd in of_rank)
+        held.append([os.pread(fd, 100, 0).decode() for fd in of_rank])
+        for fd in of_rank:
+            os.close(fd)
+    assert open_files() == before
+    return held
+
+
+def few_files() -> None:
+    import resource
+
+    highest = max(map(int, os.listdir("/proc/self/fd")))
+    held = [os.dup(0) for _ in range(highest)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(held) + 2, max(held) + 2))
+
+
+def test_everybody_gets_everybodys_files(directory: str) -> None:
+    ranks = [RankProcess(shared, directory, rank, 4, 2 if rank == 0 else int(rank != 2)) for rank in range(4)]
+    expected = [["rank 0", "rank 0"], ["rank 1"], [], ["rank 3"]]
+    assert pids(outcomes(ranks)) == [expected] * 4  # type: ignore[comparison-overlap]
+
+
+def test_too_few_open_files_are_an_error_on_both_sides(directory: str) -> None:
+    ranks = [RankProcess(shared, directory, 0, 2, 3), RankProcess(shared, directory, 1, 2, 0, 1)]
+    for outcome in outcomes(ranks):
+        assert isinstance(outcome.error, CommunicationError)
+        assert "rank 1" in str(outcome.error)
+        assert "ulimit -n" in str(outcome.error)
+
+
+def gives_up(url: str, rank: int) -> None:
+    with opened(url, rank, 3, PATIENT_S) as bootstrap:
+        if rank == 1:
+            raise MemoryError("1 TiB is too much")
+        bootstrap.all_gather(b"", time.monotonic() + PATIENT_S)
+
+
+def test_the_others_learn_why_a_rank_gives_up(directory: str) -> None:
+    found = outcomes([RankProcess(gives_up, directory, rank) for rank in range(3)])
+    assert isinstance(found[1].error, MemoryError)
+    for rank in (0, 2):
+        assert isinstance(found[rank].error, CommunicationError)
+        assert "rank 1 (process" in str(found[rank].error)
+        assert "could not join the group: MemoryError: 1 TiB is too much" in str(found[rank].error)
+
+
+def test_strangers_keep_no_rank_out(directory: str, tmp_path: Path) -> None:
+    """What they say is in native/tests/test_bootstrap.cpp; here a crowd of them, and one that knows a name only."""
+    leader = RankProcess(met, directory, 0, 2, PATIENT_S)
+    name = published(tmp_path).address.removeprefix("unix:")
+    crowd = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(100)]
+    try:
+        for number, connection in enumerate(crowd):
+            connection.connect(f"\0{name}")
+            if number % 2:
+                connection.send(b"GET / HTTP/1.1\r\n\r\n" * 100)
+        ranks = [leader, RankProcess(met, directory, 1, 2, PATIENT_S)]
+        assert pids(outcomes(ranks)) == [[rank.process.pid for rank in ranks]] * 2
+        late = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with late, pytest.raises(ConnectionRefusedError):
+            late.connect(f"\0{name}")
+    finally:
+        for connection in crowd:
+            connection.close()
+
+
+def test_peers_know_their_host_and_whether_they_live() -> None:
+    mine = own_peer_info(0, 1)
+    assert peer_info.decode(peer_info.encode(mine)) == mine
+    assert peer_info.alive(mine) is True
+    assert str(mine) == f"process {os.getpid()} on {mine.hostname}"
+    ended = RankProcess(os.getpid)
+    pid = ended.process.pid or 0
+    found = msgspec.structs.replace(mine, pid=pid, start=peer_info.start_time(pid))
+    ended.kill()
+    assert peer_info.alive(found) is False
+    assert peer_info.alive(msgspec.structs.replace(mine, start=mine.start + 1)) is False  # a later one's number
+    assert peer_info.alive(msgspec.structs.replace(mine, boot_id="another host's")) is None
+    assert same_host([mine, msgspec.structs.replace(mine, rank=1, pid=1)])
+    assert not same_host([mine, msgspec.structs.replace(mine, network=1)])
+    for data in (b"", b"\xc1", b"\x90", peer_info.encode(mine)[:-1]):
+        with pytest.raises(CommunicationError, match="not a rank's peer info"):
+            peer_info.decode(data)
+
+
+# ---- Launchers -------------------------------------------------------------------------------------------------
+
+LAUNCHER = """
+import os, subprocess, sys
+rows = []
+for rank in range(2):
+    place = {"PMI_RANK": rank, "PMI_SIZE": 2, "MPI_LOCALRANKID": rank, "MPI_LOCALNRANKS": 2}
+    environ = {**os.environ, **{key: str(value) for key, value in place.items()}}
+    # A shell between launcher and rank, as many jobs have one.
+    rows.append(subprocess.Popen(["sh", "-c", '"$0" "$@"; exit $?', sys.executable, *sys.argv[1:]], env=environ))
+sys.exit(max([row.wait(20) for row in rows]))
+"""
+RANK = """
+import os, time
+from blinkccl.runtime.environment import launch, store_of
+from blinkccl.runtime.bootstrap import join
+from blinkccl.runtime.store import open_store
+place, deadline = launch(os.environ), time.monotonic() + 15
+store = open_store(store_of(place), place.rank, deadline)
+with join(store, "job", place.rank, 2, os.environ["JOB"].encode(), deadline) as bootstrap:
+    assert [peer.payload for peer in bootstrap.peers] == [os.environ["JOB"].encode()] * 2, "another job's ranks"
+"""
+
+
+def test_what_a_launcher_starts_meets_without_any_store_and_without_other_jobs(tmp_path: Path) -> None:
+    jobs = []
+    for job in range(2):
+        environ = {key: value for key, value in os.environ.items() if not key.startswith(("BLINK_", "RANK", "WORLD_"))}
+        environ |= {"XDG_RUNTIME_DIR": str(tmp_path), "JOB": str(job)}
+        jobs.append(subprocess.Popen([sys.executable, "-c", LAUNCHER, "-c", RANK], env=environ))
+    try:
+        assert [job.wait(30) for job in jobs] == [0, 0]
+    finally:
+        for job in jobs:
+            job.kill()
+            job.wait(10)
+    assert len(list(tmp_path.glob("blink/job-*"))) >= 1  # the other may have been swept away by now
