@@ -17,7 +17,7 @@ import socket
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import lru_cache
 from typing import TypeVar
 
@@ -242,22 +242,11 @@ def join(
     mine = own_peer_info(rank, size, payload)
     joining = _Joining(store, prefix, mine, deadline, look)
     end = joining.lead() if rank == 0 else joining.follow()
-    with _failing(end):
+    with ExitStack() as undo:
+        undo.push(end)
         check_same_version(end.peers)
+        undo.pop_all()
     return end
-
-
-class _failing:  # noqa: N801
-    """Where the body raises, the other ranks are told."""
-
-    def __init__(self, end: Bootstrap) -> None:
-        self._end = end
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None:
-            self._end.__exit__(kind, error, trace)
 
 
 class _Joining:
@@ -290,10 +279,13 @@ class _Joining:
             self._challenge(self._published(), ours)
 
         end = Bootstrap(handle, 0, self._size, watch if self._size > 1 else self._look)
-        with _failing(end):
+        with ExitStack() as undo:
+            undo.push(end)
             if self._size > 1:
                 self._store.set(self._key, msgspec.msgpack.encode(ours))
-            return self._meet(end)
+            self._meet(end)
+            undo.pop_all()
+        return end
 
     def follow(self) -> Bootstrap:
         """Any other rank: goes where rank 0 says it listens, and to the next one where that has ended."""
@@ -336,8 +328,11 @@ class _Joining:
             return None
         end = Bootstrap(handle, self._rank, self._size, self._look)
         try:
-            with _failing(end):
-                return self._meet(end)
+            with ExitStack() as undo:
+                undo.push(end)
+                self._meet(end)
+                undo.pop_all()
+            return end
         except PeerLostError as error:
             if error.rank != 0:
                 raise
@@ -345,11 +340,10 @@ class _Joining:
             self._note = error.message
             return None
 
-    def _meet(self, end: Bootstrap) -> Bootstrap:
+    def _meet(self, end: Bootstrap) -> None:
         words, _ = end.all_gather(encode(self._mine), self._deadline)
         end.peers = tuple(decode(word) for word in words)
         end._look = self._look
-        return end
 
     def _place(self, published: Published) -> str:
         """Where this process reaches rank 0."""

@@ -383,8 +383,12 @@ def _share_memory(bootstrap: Bootstrap, rank: int, area: Area, deadline: float) 
             own.append(_new_segment(length, shape, token))
             undo.callback(os.close, own[1])
         _, files = bootstrap.all_gather(b"", deadline, own)
+        undo.pop_all()
     with ExitStack() as undo:
-        descriptors = [file for of_rank in files for file in of_rank]
+        # Before the segment is locked: who closes a second descriptor of a file gives up its locks.
+        _close_all_files(files[rank])
+        files[rank] = own
+        descriptors = [fd for of_rank in files for fd in of_rank if fd != own[0]]
         undo.callback(_close_all_files, descriptors)
         segment = files[0][1]
         mapped = _mapped(segment, length, rank)
