@@ -95,7 +95,7 @@ class GroupState:
 
 
 def groups_of(pid: int) -> list[GroupState]:
-    """The groups that process ``pid`` is in.
+    """The groups that process ``pid`` is in, the largest first.
 
     Raises
     ------
@@ -103,7 +103,7 @@ def groups_of(pid: int) -> list[GroupState]:
         If there is no such process, it belongs to somebody else, it is in no group, its groups are of another version
         of this package, or this process is itself a rank of one of them.
     """
-    return [_group(found) for found in _segments(pid)]
+    return sorted((_group(found) for found in _segments(pid)), key=lambda group: -group.size)
 
 
 def _segments(pid: int) -> list[Path]:
