@@ -14,7 +14,7 @@ from blinkccl.runtime.peer_info import package_version
 from doubles.build import compile_library
 
 NATIVE = DOUBLES.parents[1] / "native"
-SHIM, DEVICE, SHARED = NATIVE / "shim", NATIVE / "device", DIRECTORY
+SHIM, BOOTSTRAP, DEVICE, SHARED = NATIVE / "shim", NATIVE / "bootstrap", NATIVE / "device", DIRECTORY
 
 
 def with_sanitizer(sanitizer: str) -> Built:
@@ -32,7 +32,7 @@ def with_fault(directory: Path, planted: Mapping[str, tuple[str, str]]) -> Built
 
 def _library(place: Path, planted: Mapping[str, tuple[str, str]], sanitizer: str | None) -> Path:
     sources = []
-    for source in sorted(SHIM.glob("*.cpp")):
+    for source in sorted([*SHIM.glob("*.cpp"), *BOOTSTRAP.glob("*.cpp")]):
         if source.name in planted:
             before, after = planted[source.name]
             text = source.read_text()
@@ -41,7 +41,7 @@ def _library(place: Path, planted: Mapping[str, tuple[str, str]], sanitizer: str
             source.write_text(text.replace(before, after))
         sources.append(source)
     exports = f"-Wl,--version-script={SHIM / 'blink_shim_exports.map'}"
-    flags = [*_flags(SHIM, DEVICE, SHARED), exports, "-Wl,-soname,libblink.so", "-ldl"]
+    flags = [*_flags(SHIM, BOOTSTRAP, DEVICE, SHARED), exports, "-Wl,-soname,libblink.so", "-ldl"]
     return _built(sources, place / "libblink.so", flags, sanitizer)
 
 
@@ -58,7 +58,7 @@ def _device_library(place: Path, sanitizer: str) -> Path:
 def _flags(*directories: Path) -> list[str]:
     """Objects are cached by their flags: the headers are one of them."""
     content = hashlib.sha256()
-    for directory in (SHIM, DEVICE, SHARED):
+    for directory in (SHIM, BOOTSTRAP, DEVICE, SHARED):
         for header in sorted([*directory.rglob("*.h"), *directory.rglob("*.def")]):
             content.update(header.read_bytes())
     version = f'-DBLINK_VERSION="{package_version()}"'

@@ -1,6 +1,6 @@
 """The bootstrap of a group: its ranks find each other, gather words and descriptors, and hear of each other's failures.
 
-``native/include/blink_bootstrap.h`` has the contract and ``native/bootstrap/`` does it: rank 0 is the coordinator,
+``native/include/blink/bootstrap.h`` has the contract and ``native/bootstrap/`` does it: rank 0 is the coordinator,
 every other rank has one connection to it, and a rank that dies hangs up. Here rank 0 publishes in a store where it
 listens and a token that nobody guesses, the others read it, and what the library says becomes our errors.
 
@@ -32,43 +32,29 @@ from blinkccl.errors import (
     RendezvousTimeout,
     UnsupportedError,
 )
-from blinkccl.native import Functions, open_library
+from blinkccl.native import open_library
+from blinkccl.native.headers import header
 from blinkccl.runtime.peer_info import PeerInfo, alive, check_same_version, decode, encode, own_peer_info
 from blinkccl.runtime.store import Pauses, Store
 
-#: Descriptors that all ranks of a group share in one round, at most (SCM_MAX_FD of the Linux kernel).
-MAX_DESCRIPTORS = 253
+_HEADER = header("bootstrap.h")
+_STATUS = _HEADER.numbers("blink_bootstrap_status", "BLINK_BOOTSTRAP_")
+_OK, _AGAIN, _TIMEOUT = _STATUS["ok"], _STATUS["again"], _STATUS["timeout"]
+_LOST, _MISMATCH, _FAILED = _STATUS["lost"], _STATUS["mismatch"], _STATUS["failed"]
+_TEXT_BYTES = _HEADER.constants["BLINK_BOOTSTRAP_TEXT"] - 1
+#: Descriptors that all ranks of a group share in one round, at most.
+MAX_DESCRIPTORS = _HEADER.constants["BLINK_BOOTSTRAP_DESCRIPTORS"]
+_MAX_RANKS = _HEADER.constants["BLINK_BOOTSTRAP_RANKS"]
 #: A rank whose process has ended before all had come may be started again so many seconds later.
 GRACE_S = 1.0
 #: So often the interpreter gets a chance to handle signals, and ranks look whether others still live.
 _SLICE_MS = 100
-_MAX_RANKS = 4096
-_OK, _AGAIN, _TIMEOUT, _LOST, _MISMATCH, _FAILED = range(6)
-
-i32, ptr, text = c.c_int32, c.c_void_p, c.c_char_p
 _Kind = TypeVar("_Kind")
 
 
+@_HEADER.layout("blink_bootstrap_reason")
 class _Reason(c.Structure):
-    """``blink_bootstrap_reason``."""
-
-    _fields_ = [("status", i32), ("rank", i32), ("pid", i32), ("text", c.c_char * 2048)]
-
-
-_FUNCTIONS: Functions = {
-    "blink_abi_version": (c.c_uint32, []),
-    "blink_bootstrap_listen": (ptr, [text, text, c.c_int, ptr]),
-    "blink_bootstrap_address": (text, [ptr]),
-    "blink_bootstrap_connect": (ptr, [text, text, c.c_int, c.c_int, ptr]),
-    "blink_bootstrap_all_gather": (c.c_int, [ptr, text, c.c_size_t, ptr, c.c_int, c.c_double, c.c_double]),
-    "blink_bootstrap_step": (c.c_int, [ptr, c.c_int]),
-    "blink_bootstrap_bytes": (c.c_size_t, [ptr, c.c_int, ptr]),
-    "blink_bootstrap_descriptors": (c.c_int, [ptr, c.c_int, ptr, c.c_int]),
-    "blink_bootstrap_fail": (None, [ptr, ptr]),
-    "blink_bootstrap_cause": (None, [ptr, ptr]),
-    "blink_bootstrap_missing": (c.c_int, [ptr, ptr, c.c_int]),
-    "blink_bootstrap_leave": (None, [ptr]),
-}
+    """Why a group cannot be."""
 
 
 class Published(msgspec.Struct, frozen=True):
@@ -143,11 +129,11 @@ class Bootstrap:
         if self._over or self._handle is None or isinstance(error, DeadlineError):
             return error  # deadlines are everybody's own
         self._over = True
-        reason = _Reason(_FAILED, self._rank, os.getpid(), f"{type(error).__name__}: {error}".encode()[:2000])
+        reason = _Reason(_FAILED, self._rank, os.getpid(), f"{type(error).__name__}: {error}".encode()[:_TEXT_BYTES])
         if isinstance(error, PlanMismatchError):
-            reason = _Reason(_MISMATCH, self._rank, os.getpid(), str(error).encode()[:2000])
+            reason = _Reason(_MISMATCH, self._rank, os.getpid(), str(error).encode()[:_TEXT_BYTES])
         elif isinstance(error, PeerLostError):
-            reason = _Reason(_LOST, error.rank, error.pid or 0, error.message.encode()[:2000])
+            reason = _Reason(_LOST, error.rank, error.pid or 0, error.message.encode()[:_TEXT_BYTES])
         _library().blink_bootstrap_fail(self._handle, c.byref(reason))
         if reason.rank == self._rank or not isinstance(error, CommunicationError):
             return error
@@ -170,7 +156,7 @@ class Bootstrap:
             self.close()
 
     def _bytes(self, rank: int) -> bytes:
-        address = ptr()
+        address = c.c_void_p()
         size = _library().blink_bootstrap_bytes(self._handle, rank, c.byref(address))
         return c.string_at(address, size) if size else b""
 
@@ -180,7 +166,7 @@ class Bootstrap:
         return list(files[:count])
 
     def _cause(self) -> CommunicationError:
-        reason, missing = _Reason(), (i32 * _MAX_RANKS)()
+        reason, missing = _Reason(), (c.c_int32 * _MAX_RANKS)()
         _library().blink_bootstrap_cause(self._handle, c.byref(reason))
         count = _library().blink_bootstrap_missing(self._handle, missing, _MAX_RANKS)
         said = reason.text.decode(errors="replace")
@@ -429,7 +415,7 @@ def _library() -> c.CDLL:
     native_library.load()  # says best what is missing
     path = native_library.find()
     assert path is not None
-    return open_library(path, _FUNCTIONS, "blink_abi_version", native_library.ABI_VERSION)
+    return open_library(path, _HEADER.functions, "blink_abi_version")
 
 
 _ends: weakref.WeakSet[Bootstrap] = weakref.WeakSet()

@@ -58,10 +58,17 @@ LONG: dict[str, Any] = {
 def environment(doubles: Doubles, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What a process needs to run the ranks of a job: this checkout's libraries and headers, built."""
     place = tmp_path_factory.mktemp("copies")
-    headers = sorted([*NATIVE.glob("device/blink/*.h"), *NATIVE.glob("shim/*.h"), *DIRECTORY.glob("blink/*.h")])
+    headers = sorted(
+        [
+            *NATIVE.glob("device/blink/*.h"),
+            *NATIVE.glob("shim/*.h"),
+            *NATIVE.glob("bootstrap/*.h"),
+            *DIRECTORY.glob("blink/*.h"),
+        ]
+    )
     stamp = sha256(b"".join(header.read_bytes() for header in headers)).hexdigest()[:16]
     # The stamp makes objects of other headers other objects.
-    include = tuple(f"-I{place}" for place in (NATIVE / "device", NATIVE / "shim", DIRECTORY))
+    include = tuple(f"-I{place}" for place in (NATIVE / "device", NATIVE / "shim", NATIVE / "bootstrap", DIRECTORY))
     flags = (*include, "-ffp-contract=off", f"-DHEADERS=0x{stamp}")
     device = compile_library(
         sorted(NATIVE.glob("device/host/*.cpp")),
@@ -69,11 +76,20 @@ def environment(doubles: Doubles, tmp_path_factory: pytest.TempPathFactory) -> d
         flags=(*flags, '-DBLINK_VERSION="test"', f"-DBLINK_ABI={abi()}u"),
     )
     names = (
+<<<<<<< HEAD
         *("bundle", "copy_engine", "copy_plan", "deadline", "driver", "engine", "peer_write_probe", "sha256"),
         "shared_page",
+=======
+        *("agreement", "bundle", "copy_engine", "copy_plan", "copy_watch", "driver", "engine"),
+        *("peer_write_probe", "sha256", "shared_page"),
+>>>>>>> bee681d (The bootstrap's functions are read from its header)
     )
     harness = compile_library(
-        [HERE / "copy_engine_harness.cpp", *(NATIVE / "shim" / f"{name}.cpp" for name in names)],
+        [
+            HERE / "copy_engine_harness.cpp",
+            NATIVE / "bootstrap/deadline.cpp",
+            *(NATIVE / "shim" / f"{name}.cpp" for name in names),
+        ],
         place / "libharness.so",
         flags=(*flags, "-ldl"),
     )
