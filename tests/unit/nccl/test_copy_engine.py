@@ -76,13 +76,8 @@ def environment(doubles: Doubles, tmp_path_factory: pytest.TempPathFactory) -> d
         flags=(*flags, '-DBLINK_VERSION="test"', f"-DBLINK_ABI={abi()}u"),
     )
     names = (
-<<<<<<< HEAD
-        *("bundle", "copy_engine", "copy_plan", "deadline", "driver", "engine", "peer_write_probe", "sha256"),
+        *("bundle", "copy_engine", "copy_plan", "driver", "engine", "peer_write_probe", "sha256"),
         "shared_page",
-=======
-        *("agreement", "bundle", "copy_engine", "copy_plan", "copy_watch", "driver", "engine"),
-        *("peer_write_probe", "sha256", "shared_page"),
->>>>>>> bee681d (The bootstrap's functions are read from its header)
     )
     harness = compile_library(
         [
