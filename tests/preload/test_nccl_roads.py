@@ -13,6 +13,7 @@ SYMBOLS = DOUBLES / "nccl" / "symbols-2.32.3.txt"
 
 
 def test_calls_that_few_programs_make(preloaded: Preloaded, files: Built) -> None:
+    """The library is opened by its path, as vLLM does, which is told libblink.so instead of libnccl.so.2."""
     command = [sys.executable, HERE / "nccl_roads.py", files.library]
     journal = {"BLINK_DOUBLE_JOURNAL": preloaded.directory / "driver", "NCCL_SYMBOLS": SYMBOLS}
     variables = {"LD_PRELOAD": None, "BLINK_NCCL_LIB": files.doubles.nccl, "BLINK_TOPO": "clique:2"}

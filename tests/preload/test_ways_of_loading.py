@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from preloaded import HERE, Built, Preloaded
+from preloaded import Built, Preloaded
 
 #: As Python opens torch: RTLD_LOCAL, and NCCL's name is not in the global scope.
 LIKE_TORCH = """
@@ -41,30 +40,6 @@ def test_program_that_needs_nccl(preloaded: Preloaded) -> None:
     assert outcome.calls("blink") == {"allreduce": 9}
 
 
-@pytest.mark.parametrize("preload", [True, False])
-def test_library_opened_by_its_path(preloaded: Preloaded, files: Built, preload: bool) -> None:
-    """As vLLM does, which is told libblink.so instead of libnccl.so.2."""
-    more: dict[str, object] = {} if preload else {"LD_PRELOAD": None}
-    command = [sys.executable, HERE / "ctypes_client.py", files.library]
-    outcome = preloaded.run([command], BLINK_NCCL_LIB=files.doubles.nccl, **more).right()
-    assert outcome.calls("blink") == {"allreduce": 2}
-    assert outcome.reached_nccl() == {}
-
-
-def test_no_nccl_at_all(preloaded: Preloaded, files: Built, tmp_path: Path) -> None:
-    """An error code and a line that says what to set; no crash."""
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    command = [sys.executable, HERE / "ctypes_client.py", files.library]
-    outcome = preloaded.run([command], LD_LIBRARY_PATH=empty)
-    (ended,) = outcome.ended
-    assert ended.code == 1
-    assert ended.said == [{"what": "ncclCommInitAll", "code": 2}]  # ncclSystemError
-    (line,) = ended.err.splitlines()
-    assert "no NCCL to call for ncclCommInitAll" in line
-    assert "Set BLINK_NCCL_LIB" in line
-
-
 FORKED = "import os; child = os.fork(); child or os._exit(3); os.waitpid(child, 0)"
 MAPS = "print([line.split()[-1] for line in open('/proc/self/maps') if '.so' in line])"
 
@@ -92,19 +67,6 @@ def test_programs_without_gpus_notice_nothing(preloaded: Preloaded, tmp_path: Pa
         assert "libnccl" not in ended.out
     else:
         assert ended.out == ""
-
-
-def test_library_needs_the_c_library_alone(files: Built) -> None:
-    """Whatever it needs, every child process of a program would load."""
-    listed = subprocess.run(["readelf", "-d", files.library], capture_output=True, text=True, check=True).stdout
-    needed = {line.split("[")[1].rstrip("]") for line in listed.splitlines() if "(NEEDED)" in line}
-    allowed = ("libc.so", "libm.so", "libdl.so", "libpthread.so", "librt.so", "ld-linux", "libstdc++", "libgcc_s")
-    assert all(name.startswith(allowed) for name in needed), needed
-    assert "[libblink.so]" in next(line for line in listed.splitlines() if "(SONAME)" in line)
-    symbols = subprocess.run(["nm", "-D", files.library], capture_output=True, text=True, check=True).stdout
-    used = {line.split()[-1].split("@")[0] for line in symbols.splitlines() if " U " in line}
-    # Nothing that could be left over when a process is killed, and no copy of a process with many threads.
-    assert used.isdisjoint({"shm_open", "mkstemp", "mkstemp64", "mkdtemp", "tmpfile", "fork", "vfork", "popen"})
 
 
 def test_json_of_the_report_is_for_machines(preloaded: Preloaded) -> None:
