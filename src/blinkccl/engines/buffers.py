@@ -1,4 +1,4 @@
-"""What memory do ranks run on? Input and output buffers, separate or in place, and one chunk of each by role.
+"""The memory that ranks run on: input and output buffers, separate or in place, and one chunk of each by role.
 
 In place as in nccl.h: a rank's input and output block of one item are the same memory. AllReduce,
 Broadcast and Reduce have one buffer; AllGather's and Gather's input is the rank's own block of the
