@@ -1,6 +1,6 @@
 """Combining and copying on a GPU against a device-to-device copy in the same run.
 
-The kernel calls what every firing of generated code calls (``fold_as`` of ``native/device/blink/fold.h``), compiled for
+It calls what all executions in generated code call (``fold_as`` of ``native/device/blink/fold.h``), compiled for
 one type: sources are the rank's own data and messages, destinations its output and slots of messages. Counted are the
 bytes that are read and written, on both sides: n sources and m destinations of B bytes are (n + m) · B, a copy is
 2 · B.

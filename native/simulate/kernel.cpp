@@ -14,7 +14,7 @@ namespace {
 using Id = std::int32_t;
 
 enum class Kind : std::uint8_t { start, fired, move, landed, arrived };
-enum class Stage : std::uint8_t { outside, receiving, firing, sending, done };
+enum class Stage : std::uint8_t { outside, receiving, executing, sending, done };
 
 struct Event {
   double at_s;
@@ -148,7 +148,7 @@ class Run {
     }
     if (out.stuck >= 0) out.seconds = now;
     out.transfers = landed_;
-    out.firings = fired_;
+    out.executions = fired_;
     out.events = taken_up_;
     return out.stuck < 0 ? 0 : 1;
   }
@@ -234,7 +234,7 @@ class Run {
         state.step = 0;
         const Id stream = w.actor_stream[actor];
         if (stream >= 0) {
-          state.stage = Stage::firing;
+          state.stage = Stage::executing;
           append(stream, -1, actor);
           return;
         }

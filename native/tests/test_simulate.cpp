@@ -93,7 +93,7 @@ struct Workload {
     for (const auto from : tail) sum += chunks[from];
     return sum;
   }
-  std::int64_t firings() const {
+  std::int64_t executions() const {
     std::int64_t sum = 0;
     for (std::size_t a = 0; a < chunks.size(); ++a) sum += actor_stream[a] >= 0 ? chunks[a] : 0;
     return sum;
@@ -109,7 +109,7 @@ struct Said {
 
   bool same(const Said& other) const {
     return code == other.code && outcome.seconds == other.outcome.seconds &&
-           outcome.transfers == other.outcome.transfers && outcome.firings == other.outcome.firings &&
+           outcome.transfers == other.outcome.transfers && outcome.executions == other.outcome.executions &&
            outcome.events == other.outcome.events && outcome.stuck == other.outcome.stuck && actor_s == other.actor_s;
   }
   bool same_trace(const Said& other) const {
@@ -128,7 +128,7 @@ Said run(const Workload& workload, bool fair, bool traced) {
     said.code = blink_simulate(&view, fair, &said.outcome, nullptr);
     return said;
   }
-  const auto tasks = static_cast<std::size_t>(workload.transfers() + workload.firings());
+  const auto tasks = static_cast<std::size_t>(workload.transfers() + workload.executions());
   for (auto* column : {&said.begin_s, &said.move_s, &said.end_s, &said.held_s}) column->assign(tasks, -7.0);
   for (auto* column : {&said.hop, &said.actor, &said.chunk, &said.cause, &said.holder}) column->assign(tasks, -7);
   const blink_trace trace{said.hop.data(),   said.actor.data(), said.chunk.data(),
@@ -182,12 +182,12 @@ bool is_close(double a, double b) { return std::fabs(a - b) <= 1e-9 * std::fmax(
 void check_outcome(const Workload& w, const Said& said, const char* what) {
   expect(said.code == 0 && said.outcome.stuck == -1, "%s: came to its end", what);
   expect(said.outcome.transfers == w.transfers(), "%s: %" PRId64 " transfers", what, said.outcome.transfers);
-  expect(said.outcome.firings == w.firings(), "%s: %" PRId64 " firings", what, said.outcome.firings);
+  expect(said.outcome.executions == w.executions(), "%s: %" PRId64 " executions", what, said.outcome.executions);
   // Each transfer lands and arrives, begins to move if links are fair, and comes to each link after its first if not.
   std::int64_t longest = 1;
   for (std::size_t h = 0; h < w.tail.size(); ++h)
     longest = std::max<std::int64_t>(longest, w.path_of[h + 1] - w.path_of[h]);
-  const std::int64_t most = static_cast<std::int64_t>(w.chunks.size()) + (2 + longest) * w.transfers() + w.firings();
+  const std::int64_t most = static_cast<std::int64_t>(w.chunks.size()) + (2 + longest) * w.transfers() + w.executions();
   expect(said.outcome.events <= most, "%s: %" PRId64 " events, expected at most %" PRId64, what, said.outcome.events,
          most);
   double last = 0.0;
@@ -219,8 +219,8 @@ void check_trace(const Workload& w, const Said& said, bool fair, const char* wha
     if (hop >= 0) {
       expect(w.tail[hop] == actor && said.chunk[t] == next[hop]++, "%s: task %zu is not the hop's next chunk", what, t);
     } else {
-      expect(w.actor_stream[actor] >= 0 && said.chunk[t] == fired[actor]++, "%s: firing %zu", what, t);
-      expect(said.begin_s[t] == said.move_s[t], "%s: firing %zu waits for links", what, t);
+      expect(w.actor_stream[actor] >= 0 && said.chunk[t] == fired[actor]++, "%s: execution %zu", what, t);
+      expect(said.begin_s[t] == said.move_s[t], "%s: execution %zu waits for links", what, t);
     }
     expect(w.start_s[actor] <= said.begin_s[t] && said.begin_s[t] <= said.move_s[t] && said.move_s[t] <= said.end_s[t],
            "%s: task %zu: %g, %g, %g", what, t, said.begin_s[t], said.move_s[t], said.end_s[t]);

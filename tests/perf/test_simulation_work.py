@@ -80,7 +80,7 @@ def test_every_chunk_crosses_every_hop(algo: str, name: str, sharing: str, size_
     assert done.outcome.transfers == sent
     assert done.outcome.trace is not None
     assert (done.outcome.trace.hop >= 0).sum() == sent
-    assert sent + done.outcome.firings <= count_tasks(done.translation.bound)
+    assert sent + done.outcome.executions <= count_tasks(done.translation.bound)
 
 
 # Events.
@@ -90,7 +90,7 @@ def test_every_chunk_crosses_every_hop(algo: str, name: str, sharing: str, size_
 @EVERY_JOB
 @pytest.mark.parametrize("late", [False, True])
 def test_an_event_or_three_per_task(algo: str, name: str, sharing: str, late: bool) -> None:
-    """Per transfer it moves, lands and, where that takes time, arrives; per firing it is done; per actor a start.
+    """Per transfer it moves, lands and, where that takes time, arrives; per execution it is done; per actor a start.
 
     Where links are shared anew, the ends of the transfers on the same link are told again.
     """
@@ -98,7 +98,7 @@ def test_an_event_or_three_per_task(algo: str, name: str, sharing: str, late: bo
     counted = calls(lambda: kernel.run(given, sharing))
     events = counted["kernel.py", "schedule"]
     actors = int((given.actors.chunks > 0).sum())
-    least = actors + given.firings + given.transfers * (1 + late + (sharing == "fair"))
+    least = actors + given.executions + given.transfers * (1 + late + (sharing == "fair"))
     told_again = events - least
     assert told_again >= 0
     if sharing == "fifo":

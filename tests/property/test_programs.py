@@ -157,7 +157,7 @@ def without_payloads(array: np.ndarray) -> np.ndarray:
 @examples(8)
 @given(seed=SEEDS)
 def test_stars_equal_the_oracle_in_every_bit_for_any_data(spec: str, algorithm: str, seed: int) -> None:
-    """They reduce in rank order on every rank, in one firing."""
+    """They reduce in rank order on every rank, in one execution."""
     random = Random(seed)
     name = random.choice(["allreduce", "reduce", "reduce_scatter"] if algorithm == "one_hop" else ["allreduce"])
     program = star_program(spec, algorithm, name)
@@ -278,7 +278,7 @@ def test_engines_need_no_more_slots_than_the_verifier(engine: str, seed: int) ->
 
 
 def moving_all_at_once_deadlocks(program: Program) -> bool:
-    """A block on a GPU does not begin with a firing before it has all messages and slots."""
+    """A block on a GPU does not begin with an execution before it has all messages and slots."""
     return atomic_liveness_fault(program, steps_of(program), connect(program)) is not None
 
 

@@ -118,7 +118,7 @@ def bits(outcome: Outcome) -> tuple[object, ...]:
     """Everything that a traced run says."""
     assert outcome.trace is not None
     columns = [getattr(outcome.trace, field.name).tobytes() for field in fields(Trace)]
-    return (outcome.seconds, outcome.transfers, outcome.firings, outcome.actor_s.tobytes(), *columns)
+    return (outcome.seconds, outcome.transfers, outcome.executions, outcome.actor_s.tobytes(), *columns)
 
 
 def kernel_sharing(sharing: str) -> str:
@@ -136,7 +136,7 @@ def test_runs_lie_between_their_bounds(sharing: str, seed: int) -> None:
     done = run(workload, kernel_sharing(sharing))
     assert done.seconds >= least_s(workload) * (1 - 1e-12)
     assert done.seconds <= serial_s(workload) * (1 + 1e-12)
-    assert (done.transfers, done.firings) == (workload.transfers, workload.firings)
+    assert (done.transfers, done.executions) == (workload.transfers, workload.executions)
     assert (done.busy_s <= done.seconds * (1 + 1e-12)).all()
 
 

@@ -18,7 +18,7 @@ def least_s(workload: Workload) -> float:
 
 
 def serial_s(workload: Workload) -> float:
-    """No run is longer: all transfers and firings one after the other, each on links of its own."""
+    """No run is longer: all transfers and executions one after the other, each on links of its own."""
     actors, hops = workload.actors, workload.hops
     total = float(actors.start_s.max(initial=0.0))
     for hop, tail in enumerate(hops.tail.tolist()):

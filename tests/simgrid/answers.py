@@ -4,7 +4,7 @@
 
 Any Python that has SimGrid's bindings runs this (written for 3.32); it knows nothing of our package. The meaning of a
 workload (blinkccl/simulate/workload.py) is spelled out in SimGrid's own terms: each actor and each stream is a SimGrid
-actor, slots, arrivals, queues and copy engines are semaphores, firings are sleeps, and a transfer is a communication
+actor, slots, arrivals, queues and copy engines are semaphores, executions are sleeps, and a transfer is a communication
 between two hosts of its own, routed over the links of its path. Only transfers take time on links: SimGrid's max-min
 solver shares them.
 

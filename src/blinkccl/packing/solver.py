@@ -1,4 +1,4 @@
-"""The one door to HiGHS: linear and integer programs over columns, statuses turned into our errors.
+"""The only caller of HiGHS: linear and integer programs over columns, statuses turned into our errors.
 
 Solvers propose, exact arithmetic disposes: nothing that comes out of here is believed before it has been
 re-checked in integers or Fractions. HiGHS runs on one thread everywhere, since an instance with another

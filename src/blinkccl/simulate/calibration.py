@@ -92,7 +92,7 @@ class EngineCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     signal_us
         From the end of a transfer until the receiver knows.
     reduce_us, reduce_gb_per_s
-        Per firing that combines messages, and the rate of combining two operands (0: no limit). A kernel reads every
+        Per execution that combines messages, and the rate of combining two operands (0: no limit). A kernel reads every
         operand and writes once, so that n of them take (n + 1) / 3 as long.
     combining
         What part of a link's rate remains where it ends or begins at a GPU that combines messages of several

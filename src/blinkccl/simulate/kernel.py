@@ -17,7 +17,7 @@ from blinkccl.simulate.workload import SHARINGS, Outcome, Trace, Workload, not_l
 
 #: Kinds of events beside those of the links.
 _START, _FIRED, _ARRIVED = range(2, 5)
-_OUTSIDE, _RECEIVING, _FIRING, _SENDING, _DONE = range(5)
+_OUTSIDE, _RECEIVING, _EXECUTING, _SENDING, _DONE = range(5)
 
 
 def run(workload: Workload, sharing: str = "fifo", traced: bool = False) -> Outcome:
@@ -74,7 +74,7 @@ class _Run:
         self.busy = [False] * workload.streams
         self.engines = workload.pools.tolist()
         self.asking: list[deque[int]] = [deque() for _ in self.engines]
-        # Tasks, by number; a firing's hop is -1.
+        # Tasks, by number; an execution's hop is -1.
         self.hop: list[int] = []
         self.actor: list[int] = []
         self.task_chunk: list[int] = []
@@ -169,7 +169,7 @@ class _Run:
                 self.step[actor] = 0
                 stream = self.actor_stream[actor]
                 if stream >= 0:
-                    self.stage[actor] = _FIRING
+                    self.stage[actor] = _EXECUTING
                     self.append(stream, -1, actor)
                     return
                 self.stage[actor] = _SENDING

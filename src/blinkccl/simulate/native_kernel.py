@@ -104,7 +104,7 @@ def run(workload: Workload, sharing: str = "fifo", traced: bool = False) -> Outc
     if code != _DONE:
         raise InternalError(f"the simulation ran out of memory at {workload.tasks:,} tasks")
     busy_s = workload.link_bytes / workload.rates
-    return Outcome(outcome.seconds, outcome.transfers, outcome.firings, busy_s, actor_s, trace)
+    return Outcome(outcome.seconds, outcome.transfers, outcome.executions, busy_s, actor_s, trace)
 
 
 def _ints(array: Ints) -> NDArray[np.int32]:

@@ -185,7 +185,7 @@ class _Streams:
 
 
 def operands(role: Role) -> int:
-    """How many things a firing combines."""
+    """How many things an execution combines."""
     return len(role.receives) + role.contributes
 
 

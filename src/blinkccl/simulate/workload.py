@@ -6,10 +6,10 @@ actor to another over a path of links. It is the program's dataflow with costs, 
 An actor works on chunks 0, 1, 2, … in turn. For each::
 
     for hop in receives: wait for its next message, and give its slot back
-    if the actor has a cost: append the firing to the actor's stream, and wait until it is done
+    if the actor has a cost: append the execution to the actor's stream, and wait until it is done
     for hop in sends:    wait until the hop holds fewer messages than it has slots, append a transfer to its stream
 
-A **stream** does what was appended to it, one after the other. A firing takes ``launch_s`` + bytes ·
+A **stream** does what was appended to it, one after the other. An execution takes ``launch_s`` + bytes ·
 ``pace_s_per_byte``. A transfer takes an engine of its pool (if it has one, in the order of asking), waits
 ``latency_s``, moves its bytes over its path, frees engine and stream, and ``signal_s`` later its message is there.
 
@@ -45,7 +45,7 @@ SHARINGS = ("fifo", "fair")
 class Actors:
     """One entry per actor.
 
-    ``bytes`` are those of each chunk but the last, ``last_bytes`` those of the last. ``stream`` is -1 where firings
+    ``bytes`` are those of each chunk but the last, ``last_bytes`` those of the last. ``stream`` is -1 where executions
     cost nothing. ``start_s``: when its rank enters the collective. ``receives`` and ``sends`` hold hops;
     those of actor ``a`` are ``receives[receives_of[a] : receives_of[a + 1]]``.
     """
@@ -99,14 +99,14 @@ class Workload:
         return int(self.actors.chunks[self.hops.tail].sum(dtype=np.int64)) if len(self.hops.tail) else 0
 
     @cached_property
-    def firings(self) -> int:
-        """How many firings cost time."""
+    def executions(self) -> int:
+        """How many executions cost time."""
         return int(self.actors.chunks[self.actors.stream >= 0].sum(dtype=np.int64))
 
     @property
     def tasks(self) -> int:
-        """Transfers and firings: what is appended to streams in a run, known before it."""
-        return self.transfers + self.firings
+        """Transfers and executions: what is appended to streams in a run, known before it."""
+        return self.transfers + self.executions
 
     @cached_property
     def hop_bytes(self) -> Floats:
@@ -127,10 +127,10 @@ class Workload:
 class Trace:
     """What was done when: one entry per task, in the order in which tasks were appended to streams.
 
-    ``hop`` is -1 for firings; ``actor`` is who appended it. ``begin_s``: the stream took it up; ``move_s``: the first
-    byte moved (``begin_s`` for firings); ``end_s``: done. ``cause`` is the task whose end let it begin, -1 for none;
-    ``holder`` the transfer whose link it waited for before the part of its way that decided its end (fifo only), else
-    -1, and ``held_s`` when that link was free.
+    ``hop`` is -1 for executions; ``actor`` is who appended it. ``begin_s``: the stream took it up; ``move_s``: the
+    first byte moved (``begin_s`` for executions); ``end_s``: done. ``cause`` is the task whose end let it begin, -1 for
+    none; ``holder`` the transfer whose link it waited for before the part of its way that decided its end (fifo only),
+    else -1, and ``held_s`` when that link was free.
     """
 
     hop: Ints
@@ -154,7 +154,7 @@ class Outcome:
 
     seconds: float
     transfers: int
-    firings: int
+    executions: int
     busy_s: Floats
     actor_s: Floats
     trace: Trace | None = None

@@ -100,7 +100,7 @@ SERVED = [(dtype, op) for dtype, row in DTYPES.items() for op, chosen in OPS.ite
 
 
 def combined(dtype: str, op: str, values: list[np.ndarray]) -> np.ndarray:
-    """A firing that does not finish: no division, as every firing below the root's is."""
+    """An execution that does not finish: no division, as every execution below the root's is."""
     return fold(DTYPES[dtype], OPS[op], values)
 
 

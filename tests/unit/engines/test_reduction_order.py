@@ -82,7 +82,7 @@ def test_the_own_contribution_has_its_turn(
 
 
 @pytest.mark.parametrize("run", ALL)
-def test_a_firing_rounds_once_and_every_hop_rounds(run: reference.Run) -> None:
+def test_an_execution_rounds_once_and_every_hop_rounds(run: reference.Run) -> None:
     inputs = [np.full(20, value, np.float16) for value in (2048, 1, 1, 1)]
     at_once = run(star(0), inputs, CollectiveCall.of(star(0).collective, "float16", 20))
     assert {float(x) for out in at_once if out is not None for x in out} == {2052}  # 2051 is a tie

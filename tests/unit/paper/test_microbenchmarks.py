@@ -104,7 +104,7 @@ def test_what_crosses_which_link() -> None:
 
 
 def adders(traffic: Pattern) -> dict[int, int]:
-    """How many messages and data of its own each GPU's firings combine, where that is more than one."""
+    """How many messages and data of its own each GPU's executions combine, where that is more than one."""
     counts = {role.rank: len(role.receives) + role.contributes for role in traffic.program.roles}
     return {rank: count for rank, count in sorted(counts.items()) if count > 1}
 

@@ -69,7 +69,7 @@ def ends(outcome: Outcome) -> list[float]:
 @SHARED
 def test_a_transfer_takes_latency_and_bytes_over_rate(run, sharing) -> None:
     done = run(chain(latency_s=0.5), sharing)
-    assert (done.seconds, done.transfers, done.firings) == (0.5 + 8 / 4, 1, 0)
+    assert (done.seconds, done.transfers, done.executions) == (0.5 + 8 / 4, 1, 0)
     assert done.actor_s.tolist() == [0.0, 2.5]
     assert done.busy_s.tolist() == [2.0]
     assert done.trace is None
@@ -96,7 +96,7 @@ def test_no_links_and_no_bytes_cost_their_latency(run, sharing) -> None:
 def test_nothing_to_do_ends_at_once(run, sharing) -> None:
     for empty in (workload([], [], ()), chain(2, chunks=0, latency_s=0.5)):
         done = run(empty, sharing, True)
-        assert (done.seconds, done.transfers, done.firings) == (0.0, 0, 0)
+        assert (done.seconds, done.transfers, done.executions) == (0.0, 0, 0)
         assert rows(done.trace) == []
 
 
@@ -252,7 +252,7 @@ def test_a_fifo_link_serves_who_comes_first_not_who_asked_first(run) -> None:
     assert done.trace.held_s.tolist() == [0.0, 4.0, 0.0]
 
 
-# Streams, firings and copy engines.
+# Streams, executions and copy engines.
 
 
 @EITHER
@@ -276,12 +276,12 @@ def test_an_actor_sends_in_its_own_order(run, sharing) -> None:
 
 @EITHER
 @SHARED
-def test_a_firing_takes_its_turn_in_the_stream_of_the_send(run, sharing) -> None:
+def test_an_execution_takes_its_turn_in_the_stream_of_the_send(run, sharing) -> None:
     """Combine and forward: 0.5 + 8/8 in the stream before each copy of 2; the stream has no gap after the first."""
     actors = [ActorRow(3, 8), ActorRow(3, 8, stream=1, launch_s=0.5, pace_s_per_byte=1 / 8), ActorRow(3, 8)]
     done = run(workload(actors, [HopRow(0, 1, (0,)), HopRow(1, 2, (1,))], (4.0, 4.0)), sharing, True)
     assert done.seconds == 2 + 3 * (1.5 + 2)
-    assert (done.transfers, done.firings) == (6, 3)
+    assert (done.transfers, done.executions) == (6, 3)
     stream = [(row[0], row[2], row[3], row[5]) for row in rows(done.trace) if row[1] == 1]
     assert stream == [
         *((-1, 0, 2.0, 3.5), (1, 0, 3.5, 5.5)),
@@ -292,7 +292,7 @@ def test_a_firing_takes_its_turn_in_the_stream_of_the_send(run, sharing) -> None
 
 @EITHER
 @SHARED
-def test_a_firing_in_a_stream_of_its_own_overlaps_with_the_sends(run, sharing) -> None:
+def test_an_execution_in_a_stream_of_its_own_overlaps_with_the_sends(run, sharing) -> None:
     actors = [ActorRow(3, 8), ActorRow(3, 8, stream=2, launch_s=0.5, pace_s_per_byte=1 / 8), ActorRow(3, 8)]
     done = run(workload(actors, [HopRow(0, 1, (0,)), HopRow(1, 2, (1,))], (4.0, 4.0)), sharing)
     assert done.seconds == 2 + 1.5 + 2 + 2 * 2
@@ -300,7 +300,7 @@ def test_a_firing_in_a_stream_of_its_own_overlaps_with_the_sends(run, sharing) -
 
 @EITHER
 @SHARED
-def test_the_last_thing_may_be_a_firing(run, sharing) -> None:
+def test_the_last_thing_may_be_an_execution(run, sharing) -> None:
     actors = [ActorRow(1, 8), ActorRow(1, 8, stream=1, launch_s=0.5)]
     done = run(workload(actors, [HopRow(0, 1)], (4.0,)), sharing, True)
     assert done.seconds == done.actor_s[1] == 2.5
@@ -354,7 +354,7 @@ def test_a_receiver_that_comes_late_takes_nothing_before(run, sharing) -> None:
 @EITHER
 @SHARED
 def test_the_trace_names_what_let_each_task_begin(run, sharing) -> None:
-    """A relay with a cost: start, landing, stream, firing, stream."""
+    """A relay with a cost: start, landing, stream, execution, stream."""
     actors = [ActorRow(2, 8), ActorRow(2, 8, stream=1, launch_s=0.5), ActorRow(2, 8)]
     hops = [HopRow(0, 1, (0,), latency_s=0.5), HopRow(1, 2, (1,), latency_s=0.5)]
     done = run(workload(actors, hops, (4.0, 4.0)), sharing, True)
@@ -362,7 +362,7 @@ def test_the_trace_names_what_let_each_task_begin(run, sharing) -> None:
         (0, 0, 0, 0.0, 0.5, 2.5, -1, -1),  # the start let it begin
         (0, 0, 1, 2.5, 3.0, 5.0, 0, -1),  # the stream was busy with task 0
         (-1, 1, 0, 2.5, 2.5, 3.0, 0, -1),  # message 0 landed
-        (1, 1, 0, 3.0, 3.5, 5.5, 2, -1),  # the firing was done
+        (1, 1, 0, 3.0, 3.5, 5.5, 2, -1),  # the execution was done
         (-1, 1, 1, 5.5, 5.5, 6.0, 3, -1),  # message 1 landed at 5, the stream was free after task 3
         (1, 1, 1, 6.0, 6.5, 8.5, 4, -1),
     ]
@@ -410,7 +410,7 @@ def test_traces_hang_together(run, sharing, seed) -> None:
     given_ = random_workload(Random(seed))
     done = run(given_, sharing, True)
     trace = done.trace
-    assert len(trace.hop) == given_.tasks == done.transfers + done.firings
+    assert len(trace.hop) == given_.tasks == done.transfers + done.executions
     assert (trace.hop >= 0).sum() == done.transfers == given_.transfers
     assert (trace.begin_s <= trace.move_s).all()
     assert (trace.move_s <= trace.end_s).all()
@@ -495,7 +495,7 @@ def test_both_kernels_agree_on_a_workload_that_is_not_live(sharing, stuck) -> No
 
 def assert_same_bits(given_: Workload, sharing: str) -> None:
     one, other = kernel.run(given_, sharing, True), native_kernel.run(given_, sharing, True)
-    assert (one.seconds, one.transfers, one.firings) == (other.seconds, other.transfers, other.firings)
+    assert (one.seconds, one.transfers, one.executions) == (other.seconds, other.transfers, other.executions)
     assert one.actor_s.tobytes() == other.actor_s.tobytes()
     assert one.busy_s.tobytes() == other.busy_s.tobytes()
     assert one.trace is not None

@@ -217,7 +217,7 @@ def test_copy_engines_are_pools_of_the_sending_ranks() -> None:
     assert translated(chain_broadcast(), costs()).workload.hops.pool.tolist() == [-1, -1]
 
 
-# What firings cost, and in which stream.
+# What executions cost, and in which stream.
 
 
 def combining(made: Translation) -> list[int]:
@@ -240,7 +240,7 @@ def test_a_role_combines_in_the_stream_of_its_first_send() -> None:
     assert made.workload.streams == 3
 
 
-def test_roles_that_only_pass_on_have_no_firing() -> None:
+def test_roles_that_only_pass_on_have_no_execution() -> None:
     assert combining(translated(chain_broadcast(), costs(reduce_us=4, reduce_gb_per_s=100))) == []
 
 
@@ -407,7 +407,7 @@ def test_ends_of_a_queue_that_do_not_fit_are_named() -> None:
 def test_totals_are_those_of_the_plan() -> None:
     made = translated(chain_reduce(), costs(reduce_us=1))
     workload = made.workload
-    assert (workload.transfers, workload.firings, workload.tasks) == (6, 6, 12)
+    assert (workload.transfers, workload.executions, workload.tasks) == (6, 6, 12)
     assert workload.hop_bytes.tolist() == [4000.0, 4000.0]
     assert workload.link_bytes.tolist() == [4000.0, 4000.0]
 

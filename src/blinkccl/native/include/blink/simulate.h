@@ -38,7 +38,7 @@ typedef struct {
 
 typedef struct {
   double seconds;
-  int64_t transfers, firings, events;
+  int64_t transfers, executions, events;
   double *actor_s; // one per actor
   int64_t stuck;   // the first actor that did not finish, -1 for none
   int64_t stuck_chunk;
