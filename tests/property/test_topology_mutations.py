@@ -26,56 +26,11 @@ from support.examples import ALL_TESTS
 MUTATIONS = 2000 if ALL_TESTS else 500
 OURS = Path(formats.__file__).parent / "fixtures"
 SHARED = Path(__file__).parents[2] / "../shared" / "topologies"
-NUMBERS = (
-    b"0",
-    b"1",
-    b"-1",
-    b"99999999999999999999",
-    b"1e999",
-    b"nan",
-    b"NaN",
-    b"Infinity",
-    b"1.5",
-    b"",
-    b"\xff",
-    b"0x10",
-    b"7",
-    b"16",
-    b"null",
-    b"true",
-)
-WORDS = (
-    b"X",
-    b"NV2",
-    b"NV0",
-    b"NV99",
-    b"SYS",
-    b"PIX",
-    b"PHB",
-    b"gpu",
-    b"pci",
-    b"GPU0",
-    b"GPU1",
-    b"GPU999",
-    b"system",
-    b"<",
-    b">",
-    b"&amp;",
-    b"&lol;",
-    b"<!DOCTYPE a>",
-    b'"',
-    b"{",
-    b"]",
-    b"0x030200",
-    b"0x068000",
-    b"switch",
-    b"nvlink",
-    b"Legend:",
-    b"\t",
-    b"\n\n",
-    b"\0",
-    "٣".encode(),
-)
+NUMBERS = [*b"0 1 -1 99999999999999999999 1e999 nan NaN Infinity 1.5 \xff 0x10 7 16 null true".split(), b""]
+WORDS = [
+    *b"X NV2 NV0 NV99 SYS PIX PHB gpu pci GPU0 GPU1 GPU999 system < > &amp; &lol; { ] 0x030200 0x068000".split(),
+    *(b"switch", b"nvlink", b"Legend:", b"<!DOCTYPE a>", b'"', b"\t", b"\n\n", b"\0", "٣".encode()),
+]
 
 
 def samples() -> list[Path]:
