@@ -129,12 +129,6 @@ def rank_sets(
     progress
         Called as ``progress(done, total)``, in sets.
 
-    Raises
-    ------
-    UsageError
-        If ``size`` is below 2 or above the number of free GPUs, the collective is unknown, or there are more
-        than :data:`MAX_SETS` sets.
-
     Notes
     -----
     Cost: one plan per set, but for sets whose links are the same up to renumbering (all, behind one switch);

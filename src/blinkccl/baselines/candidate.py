@@ -138,13 +138,7 @@ def modelled(name: str, request: Request, size_bytes: int, seconds: float, detai
 
 
 def planned(name: str, forest: Forest, conditions: Conditions) -> Planned:
-    """A forest as a candidate.
-
-    Raises
-    ------
-    VerificationError
-        If its program is invalid: it is wrong, incomplete, overloaded or deadlocks.
-    """
+    """A forest as a candidate."""
     program = lower(split_shares(forest, conditions.channels))
     verify(program, forest.topology)
     trees = len(forest.shares) * conditions.channels

@@ -62,13 +62,7 @@ class HybridJob:
 
 
 def prepare(request: Request, conditions: Conditions) -> HybridJob:
-    """The trees of both classes.
-
-    Raises
-    ------
-    UnsupportedError
-        If one of the classes does not join the ranks, or they are on several servers.
-    """
+    """The trees of both classes."""
     t_dpa_s = conditions.calibration.engine.peer_access_us.value * 1e-6 * len(request.ranks)
     nvlink = planned(NAME, class_plan(request, "fast"), conditions)
     pcie = planned(NAME, class_plan(request, "pcie"), conditions)

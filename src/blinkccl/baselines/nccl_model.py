@@ -158,13 +158,6 @@ def predict(
         S, as nccl-tests counts it; 0 to 2^63 − 1.
     arch
         pascal, volta, ampere, hopper or blackwell: the oldest GPU of the job.
-
-    Raises
-    ------
-    UnsupportedError
-        If NCCL has no ring for the collective, or the architecture is unknown.
-    UsageError
-        If a number is out of range, or ``channels`` are for one server and the job is on several, or the reverse.
     """
     name = _name_of(collective, ranks)
     if not 0 <= size_bytes <= MAX_SIZE_BYTES:
@@ -177,7 +170,7 @@ def predict(
 def choose(
     channels: Channels, collective: Collective | str, size_bytes: int, *, ranks: int, servers: int, arch: str
 ) -> NcclEstimate:
-    """What NCCL chooses: the first of :func:`predict`, which says what is raised."""
+    """What NCCL chooses: the first of :func:`predict`."""
     return predict(channels, collective, size_bytes, ranks=ranks, servers=servers, arch=arch)[0]
 
 
@@ -196,11 +189,6 @@ def crossover(
     -------
     tuple
         In ascending order from 0 bytes; two neighbours differ. Sizes above ``up_to_bytes`` are not looked at.
-
-    Raises
-    ------
-    UnsupportedError, UsageError
-        As :func:`predict`.
 
     Notes
     -----
@@ -239,13 +227,7 @@ def _overtaken(lines: tuple[CostLine, ...], best: int, other: int, size: int) ->
 def cost_lines(
     channels: Channels, collective: Collective | str, *, ranks: int, servers: int, arch: str
 ) -> tuple[CostLine, ...]:
-    """The times of all algorithms and protocols that NCCL would consider, in its order.
-
-    Raises
-    ------
-    UnsupportedError, UsageError
-        As :func:`predict`.
-    """
+    """The times of all algorithms and protocols that NCCL would consider, in its order."""
     name = _name_of(collective, ranks)
     _check_job(channels, ranks, servers)
     job = _Job(channels, name, ranks, servers, arch_named(arch).sm)
@@ -407,11 +389,6 @@ def nccl_24_as_written(servers: int, size_bytes: int) -> str:
     """What NCCL 2.4 takes by Blink (MLSys 2020, §3.5): double binary trees below 16 KB, on one server too, else rings.
 
     NCCL 2.4.2 itself never has trees inside one server: its threshold is 0 there (v2.4.2, src/init.cu).
-
-    Raises
-    ------
-    UsageError
-        If a number is out of range.
     """
     if servers < 1 or not 0 <= size_bytes <= MAX_SIZE_BYTES:
         raise UsageError(f"{size_bytes} bytes on {servers} servers; expected 0 to 2^63 - 1 bytes on at least one")

@@ -130,14 +130,6 @@ def search(
         What NCCL counts between processors; None takes the topology's links (see
         :func:`~blinkccl.baselines.nccl_system.see`).
 
-    Raises
-    ------
-    TopologyError
-        If a rank is unknown or given twice.
-    UnsupportedError
-        If there is one rank only, the GPUs are not NVIDIA's, no ring closes and some pair of GPUs is not joined at all,
-        or a server has no network card.
-
     Notes
     -----
     Cost: 10 ms for most sets of GPUs of a DGX-1, 0.1 s at most; up to 1 s for 8 GPUs on PCIe alone, and some seconds

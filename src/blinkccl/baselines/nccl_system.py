@@ -58,13 +58,7 @@ ARCHS = {
 
 
 def arch_named(name: str) -> Arch:
-    """The row of :data:`ARCHS`.
-
-    Raises
-    ------
-    UnsupportedError
-        If there is none; the message lists those there are.
-    """
+    """The row of :data:`ARCHS`."""
     if name not in ARCHS:
         raise UnsupportedError(f"unknown GPU architecture {name!r}; expected one of {', '.join(ARCHS)}")
     return ARCHS[name]
@@ -204,13 +198,6 @@ def see(topology: Topology, ranks: Sequence[int], arch: str, smp_gb_per_s: int |
     smp_gb_per_s
         What NCCL counts between processors, which also tells their maker: 6, 10, 22, 40 for Xeons from Broadwell to
         Emerald Rapids, 16 for AMD, 32 for POWER9. None takes the topology's links, and 6 for a DGX-1 of the catalogue.
-
-    Raises
-    ------
-    TopologyError
-        If a rank is no vertex that can be one, or is given twice.
-    UnsupportedError
-        If the job has no NVIDIA GPUs, or ``arch`` or ``smp_gb_per_s`` is none that NCCL knows.
     """
     check_ranks(topology, ranks)
     check_nvidia(topology, ranks)

@@ -181,17 +181,7 @@ def _row_document(estimate: Estimate, bound: float) -> dict[str, Any]:
 
 
 def sim_plot(path: Path, title: str, rows: Sequence[Sequence[Estimate]], bound_gb_per_s: float) -> None:
-    """Draw algbw over size into ``path``; ``rows`` by size, ascending. Who moves nothing is left out.
-
-    Raises
-    ------
-    UsageError
-        If nobody moves anything at any size.
-    UnsupportedError
-        If matplotlib is not installed.
-    OSError
-        If the file cannot be written.
-    """
+    """Draw algbw over size into ``path``; ``rows`` by size, ascending. Who moves nothing is left out."""
     lines = _lines(rows)
     drawing = pyplot()
     figure, axes = drawing.subplots(figsize=(9, 5.5), layout="constrained")
