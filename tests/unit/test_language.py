@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -11,24 +12,31 @@ ROOT = Path(__file__).parents[2]
 
 #: A word that was struck out, as it stands in prose and in identifiers (any case, singular), and what to say instead.
 STRUCK = {
-    "law": "verifier",
-    "laws": "verifier",
-    "lawful": "valid",
-    "handover": "descriptor exchange",
-    "lawless": "invalid",
-    "lookout": "failure detector",
-    "gbps": "gb_per_s (bytes) or gbit_per_s (bits)",
+    "arrivals": "peer write probe",
     "births": "pending communicators",
+    "board": "shared page",
     "contender": "candidate",
     "contenders": "candidates",
+    "door": "descriptor exchange",
     "firing": "execution",
     "firings": "executions",
+    "gbps": "gb_per_s (bytes) or gbit_per_s (bits)",
     "halved": "split transfer",
+    "handover": "descriptor exchange",
+    "hub": "coordinator",
+    "hubs": "coordinators",
+    "law": "verifier",
+    "lawful": "valid",
+    "lawless": "invalid",
+    "laws": "verifier",
     "lodged": "reply in place",
+    "lookout": "failure detector",
     "poke": "store_shared",
     "retired": "deferred release",
     "rival": "NCCL predictor",
     "shelf": "bundle cache",
+    "spoke": "client",
+    "spokes": "clients",
     "weather": "memory baseline",
 }
 #: Where a struck word is a name that others gave, or says what files of an earlier version hold.
@@ -59,6 +67,16 @@ def test_struck_words_stay_away() -> None:
 @pytest.mark.parametrize("line", ["law_faults", "LawError", "the law.", "keepsLaw", "KEEP_LAW"])
 def test_words_are_found_inside_identifiers(line: str) -> None:
     assert "law" in [word.lower() for word in _WORD.findall(line)]
+
+
+def test_modules_say_what_they_are() -> None:
+    """In the indicative; only a room asks a question, which the table in docs/design.md repeats."""
+    asking = []
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        said = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        if "?" in said.partition("\n")[0] and path.name != "__init__.py":
+            asking.append(f"{path.relative_to(ROOT)}: {said.partition(chr(10))[0]}")
+    assert not asking, "\n".join(asking)
 
 
 def test_files_that_pages_name_exist() -> None:

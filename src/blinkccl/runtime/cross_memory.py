@@ -1,4 +1,4 @@
-"""Do the system's copies between the memories of two processes pay here? Asked once per group, answered alike by all.
+"""Whether the system's copies between two processes' memories pay here: asked once per group, answered alike by all.
 
 A ring copies a message twice, and keeps the second core busy; the system copies it once, after a call and a look at
 every page. Which is faster depends on the machine: facts about one say little about the next. So both move the same

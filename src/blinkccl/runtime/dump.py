@@ -1,4 +1,4 @@
-"""What does a live job wait for? The shared segments of a process's groups, read from outside.
+"""What a live job waits for: the shared segments of a process's groups, read from outside.
 
 Any process of the job will do: all ranks of a host have the segment open. It is found through /proc/PID/fd, mapped
 for reading, and says of every rank which call it is in, what it waits for and since when. Nothing is written or

@@ -1,4 +1,4 @@
-"""Which rank of how many is this process, who started it, and where do its ranks meet?
+"""Which rank of how many this process is, who started it, and where its ranks meet.
 
 The first launcher in this table whose variables are set decides:
 

@@ -1,4 +1,4 @@
-"""How do ranks with GPUs run collectives on trees without NCCL? Through ``libblink.so``'s own plain C interface.
+"""Collectives of ranks with GPUs on trees, without NCCL: through ``libblink.so``'s own plain C interface.
 
 The library plans, loads generated code and enqueues it on the stream that it is given (``native/shim/standalone.h``).
 Here are its types for :mod:`ctypes`, its numbers for our names, its results as our errors. What a rank's GPU memory

@@ -1,4 +1,4 @@
-"""Where do the ranks of one host meet if nobody named a store? In a directory named after their launcher's process.
+"""Where the ranks of one host meet if nobody named a store: a directory named after their launcher's process.
 
 All ranks that one launcher started come to the same name, and nobody else does: a process number with its start
 time belongs to one process only, within one boot and one namespace of process numbers. The directory stays

@@ -1,4 +1,4 @@
-"""Which message goes into which receive? A state machine without memory, threads or clocks.
+"""Matching of messages with receives: a state machine without memory, threads or clocks.
 
 Messages from one source come in order; each has a tag. A receive names a tag, and a source or any. A message takes
 the first receive, in the order in which they were posted, that it fits; a receive takes the first message that

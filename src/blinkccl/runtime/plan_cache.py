@@ -1,4 +1,4 @@
-"""Has this been planned before, by this version? Programs in a directory, so that the next job need not plan.
+"""The plan cache: programs that this version has planned before, in a directory, so that the next job need not plan.
 
 A file per question: its name is a hash of all that the answer depends on, its text the program's JSON. Nothing
 that lies there is trusted: a program is taken only if it is for this collective and these ranks and is valid on

@@ -1,4 +1,4 @@
-"""Which process is this, and does it still live? Read from Linux's /proc; elsewhere the answers are "unknown".
+"""Which process this is, and whether it still lives: read from Linux's /proc; elsewhere the answers are "unknown".
 
 A process is told from later ones with the same number by its start time, in ticks since the host booted.
 """

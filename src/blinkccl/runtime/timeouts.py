@@ -1,4 +1,4 @@
-"""How long may a wait last? BLINK_TIMEOUT seconds, where a call does not say."""
+"""How long a wait may last: BLINK_TIMEOUT seconds, where a call does not say."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which Program for which size? A table of choices, a function of agreed numbers only, so that all ranks choose alike.
+"""Which Program for which size: a table of choices, a function of agreed numbers only, so that all ranks choose alike.
 
 The numbers were measured on small machines (benchmarks/README.md); none of them changes a result.
 """
