@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from blinkccl.algorithms.registry import ALGORITHMS, Request
+from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import DTYPES, OPS
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.engines import generated, host
@@ -42,10 +43,12 @@ JOBS: dict[str, tuple[int, ...] | None] = {
 CHUNK_BYTES = 64
 
 
-def run_small(program: Program, inputs: Sequence[Array | None], **arguments: Any) -> list[Array | None]:
+def run_small(
+    program: Program, inputs: Sequence[Array | None], call: CollectiveCall, **arguments: Any
+) -> list[Array | None]:
     """The host engine with the flags inside the messages."""
     channels = tuple(replace(channel, protocol=INLINE) for channel in program.channels)
-    return host.run(replace(program, channels=channels), inputs, **arguments)
+    return host.run(replace(program, channels=channels), inputs, call, **arguments)
 
 
 #: Every way to run a Program that is to be had here: the engines, and some engines' other ways for messages to go.
