@@ -28,10 +28,11 @@ run: $(VENV)/.installed
 	@echo
 	$(BIN)/blink bench allreduce -g 2 -b 4K -e 16M
 
-# What one core does in a minute first; then compilers and tests side by side, so that no core waits.
+# What takes one core side by side. The tests come after the native ones, whose ranks yield: beside tests that keep all
+# cores busy they would take minutes.
 test: $(VENV)/.dev
-	@$(MAKE) --no-print-directory -j 2 types lint layers
-	@$(MAKE) --no-print-directory -j 2 native-test unit
+	@$(MAKE) --no-print-directory -j 2 native-test types lint layers
+	@$(MAKE) --no-print-directory unit
 
 # Slow tests, more random examples, sanitized and faulty builds of libblink.so, all of PyTorch's suite: an hour or two.
 test-all: export BLINK_ALL_TESTS = 1
