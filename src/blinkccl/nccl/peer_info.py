@@ -34,7 +34,7 @@ SETTINGS = ("algo", "protocol", "topo", "nccl_topo_file")
 _MOST_SETTING = 4096
 
 
-class PeerInfo(msgspec.Struct, frozen=True):
+class GpuPeerInfo(msgspec.Struct, frozen=True):
     """One rank; the module's text says what is what. ``settings`` holds environment variables, "" where not set."""
 
     rank: int
@@ -63,7 +63,7 @@ class PeerInfo(msgspec.Struct, frozen=True):
 class GpuJob:
     """The ranks of a communicator, all of this host: ``peers[i]`` is rank i's."""
 
-    peers: tuple[PeerInfo, ...]
+    peers: tuple[GpuPeerInfo, ...]
 
     @property
     def size(self) -> int:
@@ -113,7 +113,7 @@ def read_peer_info(data: bytes) -> GpuJob:
     if len(data) > MAX_PEER_INFO_BYTES:
         raise LaunchError(f"the ranks' peer info has {len(data)} bytes, expected at most {MAX_PEER_INFO_BYTES}")
     try:
-        peers = msgspec.json.decode(data, type=list[PeerInfo])
+        peers = msgspec.json.decode(data, type=list[GpuPeerInfo])
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise LaunchError(f"no peer info: {error}; expected the JSON array that libblink.so writes") from None
     for position, peer in enumerate(peers):
@@ -149,7 +149,7 @@ _TEXTS = {
 }
 
 
-def _fault(peer: PeerInfo) -> str | None:
+def _fault(peer: GpuPeerInfo) -> str | None:
     """What is wrong with one peer; texts that a terminal would obey are not repeated."""
     for name, (least, most) in _NUMBERS.items():
         value = getattr(peer, name)
@@ -166,7 +166,7 @@ def _fault(peer: PeerInfo) -> str | None:
 
 
 #: What must be the same: what it is called, what it is of a peer, how it is shown, and what to do.
-_AGREED: tuple[tuple[str, Callable[[PeerInfo], Hashable], Callable[[PeerInfo], str], str], ...] = (
+_AGREED: tuple[tuple[str, Callable[[GpuPeerInfo], Hashable], Callable[[GpuPeerInfo], str], str], ...] = (
     ("hosts", lambda c: c.boot_id, lambda c: c.boot_id, "trees serve the ranks of one host"),
     ("Blink versions", lambda c: c.blink_version, lambda c: c.blink_version, "install one version everywhere"),
     (
@@ -190,9 +190,9 @@ _AGREED: tuple[tuple[str, Callable[[PeerInfo], Hashable], Callable[[PeerInfo], s
 )
 
 
-def _agree(peers: Sequence[PeerInfo]) -> None:
+def _agree(peers: Sequence[GpuPeerInfo]) -> None:
     for what, key, show, advice in _AGREED:
-        groups: dict[Hashable, list[PeerInfo]] = {}
+        groups: dict[Hashable, list[GpuPeerInfo]] = {}
         for peer in peers:
             groups.setdefault(key(peer), []).append(peer)
         if len(groups) > 1:

@@ -211,7 +211,7 @@ def canonical(bus_id: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A GPU as NVML knows it; ``uuid`` in 32 hexadecimal digits, as in PeerInfo, and ``mig`` its mode."""
+    """A GPU as NVML knows it; ``uuid`` in 32 hexadecimal digits, as in GpuPeerInfo, and ``mig`` its mode."""
 
     bus_id: str
     uuid: str
