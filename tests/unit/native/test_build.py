@@ -97,7 +97,7 @@ def test_without_a_compiler_the_package_is_pure_python(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("*.whl")
     assert wheel.name.endswith("-py3-none-any.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    assert {"blinkccl/__init__.py", "blinkccl/py.typed"} <= set(names)
+    assert {"blinkccl/__init__.py", "blinkccl/py.typed", "blinkccl/native/include/blink/types.h"} <= set(names)
     assert [name for name in names if name.endswith(".so")] == []
 
 
