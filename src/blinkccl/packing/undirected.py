@@ -8,7 +8,7 @@ into the two directions) so that p can flow from a root to everybody, and pack p
 tree is used once upward and once downward, so every link's two directions are equally full.
 
 Packing the *directed* graph and using it for both phases would give λ/2, up to a third below this
-(theory: 0.667 in the worst allocation of a DGX-1V); this is what the paper's "create an undirected graph" is.
+(0.667 in the worst allocation of a DGX-1V); this is what the paper's "create an undirected graph" is.
 """
 
 from __future__ import annotations
