@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes as c
 import os
-from importlib.resources import files
 from pathlib import Path
 
 from blinkccl.errors import UnsupportedError
@@ -19,6 +18,8 @@ def find_library(name: str, override: str) -> Path | None:
 
     None where the package was installed without a compiler.
     """
+    from importlib.resources import files  # only here: it costs milliseconds that few commands need pay
+
     named = os.environ.get(override)
     if named:
         return Path(named)

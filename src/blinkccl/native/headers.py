@@ -15,7 +15,6 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -170,6 +169,8 @@ def _argument(declaration: str) -> type:
 @lru_cache
 def abi() -> int:
     """32 bits that differ for headers that differ in more than comments and layout; CMakeLists.txt makes the same."""
+    from hashlib import sha256  # only here: who asks for numbers alone need not pay for it
+
     digest = sha256()
     for path in sorted((DIRECTORY / "blink").glob("*.h")):
         text = re.sub(r"//[^\n]*", "", path.read_text(encoding="utf-8"))
