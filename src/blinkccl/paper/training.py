@@ -178,9 +178,7 @@ def step_time(
     seen in which order gradients come.
     """
     exchange = exchange or GradientExchange()
-    if world_size < 1:
-        raise UnsupportedError(f"a job has at least one rank, got {world_size}")
-    compute = _compute(model, gpu)
+    compute = _compute(model, gpu, world_size)
     seconds = _Price(allreduce_seconds, world_size)
     gradients = list(_gradients(model, compute))
     sizes = [tensor.elements * model.element_bytes for tensor, _ in gradients]
@@ -191,7 +189,83 @@ def step_time(
         size_bytes = sum(sizes[begin:end])
         names = tuple(tensor.name for tensor, _ in gradients[begin:end])
         communicator.run("allreduce", names, size_bytes, gradients[end - 1][1], seconds(size_bytes))
-    return communicator.step(world_size, compute, exchange.optimizer_s)
+    return communicator.step(world_size, compute, compute.total_s, exchange.optimizer_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Sharding:
+    """How a step of fully sharded data parallelism goes.
+
+    Parameters
+    ----------
+    unit_bytes
+        Layers are gathered together, in forward order, until they have so many bytes. With 1 each is a unit, which
+        for :func:`~blinkccl.paper.models.transformer` is a block.
+    ahead
+        Units that are gathered while an earlier one computes, ≥ 0; memory limits it.
+    overlap
+        False does one thing at a time.
+    """
+
+    unit_bytes: int = 1
+    ahead: int = 1
+    overlap: bool = True
+
+    def __post_init__(self) -> None:
+        if self.unit_bytes < 1 or self.ahead < 0:
+            raise UnsupportedError(
+                f"needs units of at least one byte and ahead >= 0, got {self.unit_bytes} and {self.ahead}"
+            )
+
+
+def zero3_step(
+    model: NeuralNetwork,
+    gpu: str | Compute,
+    world_size: int,
+    allgather_seconds: Seconds,
+    reduce_scatter_seconds: Seconds,
+    sharding: Sharding | None = None,
+) -> TrainingStep:
+    """A step of ZeRO stage 3, or of fully sharded data parallelism: every rank keeps 1 / N of the parameters.
+
+    Each unit's parameters are gathered before its forward pass, dropped, gathered again before its backward pass, and
+    its gradients reduce-scattered after it. That moves 3 (N-1)/N · S per rank, 3/2 of an AllReduce's 2 (N-1)/N · S:
+    what it saves is memory, not traffic (ZeRO, SC 2020, §7.2.2; the NCCL notes, §10, have ReduceScatter move S / N).
+
+    Parameters
+    ----------
+    gpu, world_size
+        As for :func:`step_time`.
+    allgather_seconds, reduce_scatter_seconds
+        Time for so many bytes S, all ranks' blocks together.
+    sharding
+        None for :class:`Sharding` as it is.
+    """
+    sharding = sharding or Sharding()
+    compute = _compute(model, gpu, world_size)
+    gather, scatter = _Price(allgather_seconds, world_size), _Price(reduce_scatter_seconds, world_size)
+    units = list(_units(model, compute, sharding.unit_bytes))
+    passes = [(unit, unit.forward_s, False) for unit in units]
+    passes += [(unit, unit.backward_s, True) for unit in reversed(units)]
+    ahead = sharding.ahead if sharding.overlap else 0
+    communicator = _Communicator(0.0)
+    gathered = [
+        communicator.run("allgather", unit.tensors, unit.size_bytes, 0.0, gather(unit.size_bytes))
+        for unit, _, _ in passes[: ahead + 1]
+    ]
+    now = 0.0
+    for i, (unit, busy_s, backward) in enumerate(passes):
+        now = max(now, gathered[i]) + busy_s
+        if i + ahead + 1 < len(passes):
+            # Before the gradients: arithmetic waits for parameters, and only the optimizer for gradients.
+            after = passes[i + ahead + 1][0]
+            seconds = gather(after.size_bytes)
+            gathered.append(communicator.run("allgather", after.tensors, after.size_bytes, now, seconds))
+        if backward:
+            communicator.run("reduce_scatter", unit.tensors, unit.size_bytes, now, scatter(unit.size_bytes))
+        if not sharding.overlap:
+            now = max(now, communicator.free_s)
+    return communicator.step(world_size, compute, computed_s=now)
 
 
 def compare(
@@ -236,6 +310,16 @@ def roofline_seconds(size_bytes: int, world_size: int, gb_per_s: float, collecti
     return float(bus_factor(collective, world_size) * size_bytes) / (gb_per_s * GB)
 
 
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """Layers whose parameters are gathered together."""
+
+    tensors: tuple[str, ...]
+    size_bytes: int
+    forward_s: float
+    backward_s: float
+
+
 class _Communicator:
     """Runs one collective after another, in the order in which they are given to it."""
 
@@ -252,9 +336,9 @@ class _Communicator:
         self._buckets.append(Bucket(collective, tensors, size_bytes, ready_s, start_s, self.free_s))
         return self.free_s
 
-    def step(self, world_size: int, compute: Compute, optimizer_s: float) -> TrainingStep:
-        """The step, which ends when both arithmetic and the last collective have."""
-        done_s = max(compute.total_s, self.free_s)
+    def step(self, world_size: int, compute: Compute, computed_s: float, optimizer_s: float = 0.0) -> TrainingStep:
+        """The step whose arithmetic ended at ``computed_s``, and which ends when the last collective has, too."""
+        done_s = max(computed_s, self.free_s, compute.total_s)  # a sum of many units may be a rounding below the whole
         return TrainingStep(
             world_size=world_size,
             compute_s=compute.total_s,
@@ -287,7 +371,9 @@ class _Price:
         return self._known[size_bytes]
 
 
-def _compute(model: NeuralNetwork, gpu: str | Compute) -> Compute:
+def _compute(model: NeuralNetwork, gpu: str | Compute, world_size: int) -> Compute:
+    if world_size < 1:
+        raise UnsupportedError(f"a job has at least one rank, got {world_size}")
     compute = compute_time(model.name, gpu) if isinstance(gpu, str) else gpu
     if model.forward_flops < 1 or model.parameters < 1:
         raise UnsupportedError(f"network {model.name!r} has no work or no parameters; expected both")
@@ -305,6 +391,18 @@ def _gradients(model: NeuralNetwork, compute: Compute) -> Iterator[tuple[Tensor,
         ready_s = float(Fraction(compute.forward_s) + Fraction(compute.backward_s) * done / model.backward_flops)
         for tensor in reversed(layer.tensors):
             yield tensor, ready_s
+
+
+def _units(model: NeuralNetwork, compute: Compute, unit_bytes: int) -> Iterator[_Unit]:
+    sizes = [layer.parameters * model.element_bytes for layer in model.layers]
+    for begin, end in _cut(sizes, unit_bytes, unit_bytes):
+        layers = model.layers[begin:end]
+        yield _Unit(
+            tuple(tensor.name for layer in layers for tensor in layer.tensors),
+            sum(sizes[begin:end]),
+            compute.forward_s * (sum(layer.forward_flops for layer in layers) / model.forward_flops),
+            compute.backward_s * (sum(layer.backward_flops for layer in layers) / model.backward_flops),
+        )
 
 
 def _cut(sizes: list[int], first_bytes: int, then_bytes: int) -> Iterator[tuple[int, int]]:

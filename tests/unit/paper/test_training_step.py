@@ -29,12 +29,14 @@ from blinkccl.paper.training import (
     DDP_BUCKET_BYTES,
     DDP_FIRST_BUCKET_BYTES,
     GradientExchange,
+    Sharding,
     TrainingStep,
     compare,
     ddp_volume_bytes,
     roofline_seconds,
     step_time,
     transformer_step_flops,
+    zero3_step,
     zero3_volume_bytes,
 )
 from support.examples import examples
@@ -417,3 +419,159 @@ def test_layers_without_parameters_or_work_are_fine() -> None:
     model = small((0, (4,)), (2, ()), (3, (8,)), (1, ()))
     step = step_time(model, times(model), 2, lambda size: float(size), GradientExchange(None))
     assert [(b.size_bytes, b.ready_s) for b in step.buckets] == [(8, 6.0 + 8.0), (4, 6.0 + 12.0)]
+
+
+# fully sharded data parallelism
+
+
+def test_zero3_by_hand() -> None:
+    """Two equal units; a gather takes 3, a forward pass 1, a backward pass 2, a reduce-scatter 5."""
+    model = small((1, (8,)), (1, (8,)))
+    step = zero3_step(model, times(model), 4, lambda size: 3.0, lambda size: 5.0)
+    assert [(b.collective, b.tensors[0], b.ready_s, b.start_s, b.end_s) for b in step.buckets] == [
+        ("allgather", "l0.0", 0.0, 0.0, 3.0),
+        ("allgather", "l1.0", 0.0, 3.0, 6.0),
+        # l0 computes from 3 to 4, and makes room for the next gather; l1 from 6 to 7.
+        ("allgather", "l1.0", 4.0, 6.0, 9.0),
+        ("allgather", "l0.0", 7.0, 9.0, 12.0),
+        # Backward: l1 from 9 to 11, l0 from 12 to 14.
+        ("reduce_scatter", "l1.0", 11.0, 12.0, 17.0),
+        ("reduce_scatter", "l0.0", 14.0, 17.0, 22.0),
+    ]
+    assert (step.compute_s, step.communication_s, step.exposed_s, step.total_s) == (6.0, 22.0, 16.0, 22.0)
+
+
+def zero3_ticks(
+    model: NeuralNetwork, gather: Callable[[int], int], scatter: Callable[[int], int], ahead: int, overlap: bool
+) -> tuple[list[tuple[int, int, int, int]], int]:
+    """ZeRO-3 as it happens, every layer a unit. Passes are numbered 0 … 2U - 1, forward and then backward."""
+    wire, now = Wire(), 0
+    sizes = [layer.parameters for layer in model.layers]
+    work = [layer.forward_flops for layer in model.layers] + [layer.backward_flops for layer in model.layers[::-1]]
+    sizes += sizes[::-1]
+    count = len(work)
+    arrivals = [wire.add(sizes[i], 0, gather(sizes[i])) for i in range(min(count, ahead + 1))]
+    current, running = 0, False
+    while True:
+        moved = True
+        while moved:
+            moved = False
+            wire.settle(now)
+            free = overlap or not wire.queue
+            if current < count and not running and arrivals[current].end is not None and free:
+                running = moved = True
+            if current < count and running and work[current] == 0:
+                if current + ahead + 1 < count:
+                    coming = sizes[current + ahead + 1]
+                    arrivals.append(wire.add(coming, now, gather(coming)))
+                if current >= count // 2:
+                    wire.add(sizes[current], now, scatter(sizes[current]))
+                current, running, moved = current + 1, False, True
+        if current == count and not wire.queue:
+            return [(job.size, job.ready, job.start or 0, job.end or 0) for job in wire.done], now
+        wire.tick()
+        if running:
+            work[current] -= 1
+        now += 1
+
+
+@examples(300)
+@given(models, costs(), costs(), st.integers(0, 3), st.booleans())
+def test_zero3_is_what_happens_tick_by_tick(
+    model: NeuralNetwork, gather: Callable[[int], int], scatter: Callable[[int], int], ahead: int, overlap: bool
+) -> None:
+    step = zero3_step(model, times(model), 3, gather, scatter, Sharding(ahead=ahead, overlap=overlap))
+    buckets, total = zero3_ticks(model, gather, scatter, ahead if overlap else 0, overlap)
+    assert [value for row in rows(step) for value in row] == pytest.approx([value for row in buckets for value in row])
+    assert step.total_s == pytest.approx(total)
+
+
+@given(models, costs(), costs(), st.integers(0, 3), st.booleans())
+def test_invariants_of_zero3(
+    model: NeuralNetwork, gather: Callable[[int], int], scatter: Callable[[int], int], ahead: int, overlap: bool
+) -> None:
+    step = zero3_step(model, times(model), 5, gather, scatter, Sharding(ahead=ahead, overlap=overlap))
+    both = step.compute_s + step.communication_s
+    assert max(step.compute_s, step.communication_s) <= step.total_s <= both + 1e-9
+    if not overlap:
+        assert step.total_s == pytest.approx(both)
+    every = sorted(tensor.name for tensor in model.tensors)
+    for collective, often in (("allgather", 2), ("reduce_scatter", 1)):
+        moved = [name for b in step.buckets if b.collective == collective for name in b.tensors]
+        assert sorted(moved) == sorted(every * often)
+
+
+@given(models, costs(), costs(), st.integers(0, 3))
+def test_gathering_further_ahead_never_loses(
+    model: NeuralNetwork, gather: Callable[[int], int], more: Callable[[int], int], ahead: int
+) -> None:
+    near = zero3_step(model, times(model), 2, gather, nothing, Sharding(ahead=ahead))
+    far = zero3_step(model, times(model), 2, gather, nothing, Sharding(ahead=ahead + 1))
+    assert far.total_s <= near.total_s + 1e-9
+
+
+def test_a_reduce_scatter_moves_far_more_than_one_nth() -> None:
+    """The NCCL notes, §10, say that ZeRO-3 sends S / N; its ReduceScatter alone sends N - 1 times that."""
+    size, ranks = 140 * 10**9, 8
+    step = zero3_step(transformer(70 * 10**9), Compute(1.0, 2.0), ranks, nothing, nothing)
+    scattered = sum(b.size_bytes for b in step.buckets if b.collective == "reduce_scatter")
+    assert scattered == size
+    assert Fraction(ranks - 1, ranks) * scattered == (ranks - 1) * Fraction(size, ranks)
+
+
+def test_layers_are_gathered_together_until_a_unit_is_full() -> None:
+    step = zero3_step(THREE, times(THREE), 2, nothing, nothing, Sharding(35))
+    assert [(b.collective, b.tensors) for b in step.buckets] == [
+        ("allgather", ("l0.0", "l1.0", "l1.1")),
+        ("allgather", ("l2.0",)),
+        ("allgather", ("l2.0",)),
+        ("allgather", ("l0.0", "l1.0", "l1.1")),
+        ("reduce_scatter", ("l2.0",)),
+        ("reduce_scatter", ("l0.0", "l1.0", "l1.1")),
+    ]
+
+
+@given(models, costs(), costs(), st.booleans())
+def test_slower_gathers_never_make_a_faster_step(
+    model: NeuralNetwork, cost: Callable[[int], int], more: Callable[[int], int], overlap: bool
+) -> None:
+    sharding = Sharding(overlap=overlap)
+    fast = zero3_step(model, times(model), 2, cost, cost, sharding)
+    slow = zero3_step(model, times(model), 2, lambda size: cost(size) + more(size), cost, sharding)
+    assert slow.total_s >= fast.total_s - 1e-9
+
+
+@given(models, st.integers(1, 64), st.integers(1, 40))
+def test_volume_of_zero3_is_that_of_the_formula(model: NeuralNetwork, world_size: int, unit_bytes: int) -> None:
+    step = zero3_step(model, times(model), world_size, nothing, nothing, Sharding(unit_bytes))
+    assert step.volume_bytes == zero3_volume_bytes(model.gradient_bytes, world_size)
+
+
+def test_zero3_of_one_rank_and_of_free_collectives_is_compute() -> None:
+    def never(size_bytes: int) -> float:
+        raise AssertionError("one rank has nobody to send to")
+
+    model = network("resnet18")
+    assert zero3_step(model, "v100", 1, never, never).communication_s == 0
+    free = zero3_step(model, "v100", 8, nothing, nothing)
+    assert free.total_s == pytest.approx(compute_time("resnet18", "v100").total_s)
+
+
+def test_zero3_of_layers_without_parameters_or_work() -> None:
+    model = small((0, (4,)), (2, ()), (3, (8,)), (1, ()))
+    step = zero3_step(model, times(model), 2, lambda size: float(size), lambda size: float(size))
+    assert step.communication_s == 3 * 12.0
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: zero3_step(THREE, times(THREE), 0, nothing, nothing), "at least one rank, got 0"),
+        (lambda: Sharding(0), "units of at least one byte"),
+        (lambda: Sharding(ahead=-1), "ahead >= 0, got 1 and -1"),
+        (lambda: zero3_step(THREE, times(THREE), 2, nothing, lambda size: -1.0), "expected a finite time >= 0"),
+    ],
+)
+def test_mistakes_of_zero3_are_said(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(UnsupportedError, match=message):
+        call()
