@@ -203,7 +203,7 @@ def over_tcp(url: str, rank: int) -> tuple[int, str]:
     return 0, ""
 
 
-def test_ranks_of_several_hosts_meet_over_tcp_and_share_no_descriptors(directory: str) -> None:
+def test_ranks_of_several_hosts_share_no_descriptors(directory: str) -> None:
     for outcome in outcomes([RankProcess(over_tcp, directory, rank) for rank in range(2)]):
         assert outcome.error is None
         assert outcome.value[0] == 2
@@ -349,7 +349,7 @@ with join(store, "job", place.rank, 2, os.environ["JOB"].encode(), deadline) as 
 """
 
 
-def test_what_a_launcher_starts_meets_without_any_store_and_without_other_jobs(tmp_path: Path) -> None:
+def test_what_one_launcher_starts_meets_without_a_store(tmp_path: Path) -> None:
     jobs = []
     for job in range(2):
         environ = {key: value for key, value in os.environ.items() if not key.startswith(("BLINK_", "RANK", "WORLD_"))}

@@ -273,7 +273,7 @@ def test_a_server_that_never_comes_is_rank_0_missing() -> None:
     assert raised.value.missing == (0,)
 
 
-def test_a_server_may_come_later_than_its_clients_and_end_before_them() -> None:
+def test_a_server_may_come_late_and_end_early() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     servers: list[TcpStore] = []
