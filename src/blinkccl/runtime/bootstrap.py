@@ -389,17 +389,6 @@ def own_address_towards(host: str) -> str:
     return socket.gethostname()
 
 
-def known_alive(rank: int, known: Sequence[PeerInfo]) -> Callable[[], None]:
-    """What raises PeerLostError where one of the ``known`` ranks but ``rank`` has ended; looks at their processes."""
-
-    def look() -> None:
-        for other, peer in enumerate(known):
-            if other != rank and alive(peer) is False:
-                raise PeerLostError(other, "its process ended while the group was made", peer.pid)
-
-    return look
-
-
 def _read(store: Store, key: str, kind: type[_Kind]) -> _Kind | None:
     data = store.peek(key)
     try:
@@ -415,7 +404,9 @@ def _library() -> c.CDLL:
     native_library.load()  # says best what is missing
     path = native_library.find()
     assert path is not None
-    return open_library(path, _HEADER.functions, "blink_abi_version")
+    version = "blink_abi_version"
+    functions = {**_HEADER.functions, version: native_library.HEADER.functions[version]}
+    return open_library(path, functions, version)
 
 
 _ends: weakref.WeakSet[Bootstrap] = weakref.WeakSet()

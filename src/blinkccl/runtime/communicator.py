@@ -251,7 +251,7 @@ class Communicator:
                 len(ranks),
                 prefix=f"{self.group.prefix}/{self._splits}.{color}",
                 deadline_s=self.group.timeout_s,
-                known=[self.group.peers[rank] for rank in ranks],
+                look=self.group.watch(ranks),
             )
         )
 

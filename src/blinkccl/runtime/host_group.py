@@ -17,7 +17,7 @@ import secrets
 import sys
 import time
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -33,6 +33,7 @@ from blinkccl.engines.host import (
     STREAM_BYTES,
     Endpoint,
     NativeOp,
+    failure_of,
     format_segment,
     native_scale,
     segment_bytes,
@@ -40,11 +41,11 @@ from blinkccl.engines.host import (
 )
 from blinkccl.engines.host_plan import Area, HostPlan
 from blinkccl.engines.native_library import Shape
-from blinkccl.errors import CommunicationError, UnsupportedError, UsageError
+from blinkccl.errors import CommunicationError, PeerLostError, UnsupportedError, UsageError
 from blinkccl.runtime import cross_memory
-from blinkccl.runtime.bootstrap import Bootstrap, join, known_alive
+from blinkccl.runtime.bootstrap import Bootstrap, join
 from blinkccl.runtime.heap import memory_file, process_heap
-from blinkccl.runtime.peer_info import PeerInfo, same_host
+from blinkccl.runtime.peer_info import PeerInfo, alive, same_host
 from blinkccl.runtime.plans import host_plan
 from blinkccl.runtime.point_to_point import PointToPoint
 from blinkccl.runtime.serial_executor import SerialExecutor
@@ -67,6 +68,7 @@ class _Memory:
     """What the ranks of a group share: the segment, mapped, with the descriptors that keep it and the heaps."""
 
     mapped: mmap.mmap
+    address: int
     descriptors: list[int]
     endpoint: Endpoint
 
@@ -90,8 +92,8 @@ class HostGroup:
         Names the group in the store; the same on all its ranks, another for every group at the same time.
     deadline_s
         Seconds until all ranks must have come, and for every later call that names none; None: BLINK_TIMEOUT.
-    known
-        The ranks, where they are known from another group: then one that is gone is not waited for.
+    look
+        Called some times a second while ranks are waited for; it raises where it sees that one cannot come.
 
     Raises
     ------
@@ -113,7 +115,7 @@ class HostGroup:
         *,
         prefix: str = "blink",
         deadline_s: float | None = None,
-        known: Sequence[PeerInfo] = (),
+        look: Callable[[], None] = lambda: None,
     ) -> None:
         if not 0 <= rank < size:
             raise UsageError(f"rank {rank} is outside 0 … {size - 1}")
@@ -125,7 +127,7 @@ class HostGroup:
         wanted = cross_memory.wish()
         payload = secrets.token_bytes(_TOKEN_BYTES) + str(len(os.sched_getaffinity(0))).encode()
         deadline = time.monotonic() + self.timeout_s
-        with join(store, prefix, rank, size, payload, deadline, known_alive(rank, known)) as bootstrap:
+        with join(store, prefix, rank, size, payload, deadline, look) as bootstrap:
             self._make(bootstrap, deadline, wanted)
 
     def _make(self, bootstrap: Bootstrap, deadline: float, wanted: cross_memory.Wish) -> None:
@@ -309,6 +311,21 @@ class HostGroup:
 
     # ---- the group itself
 
+    def watch(self, ranks: Sequence[int]) -> Callable[[], None]:
+        """For a group of these ranks that is being made: what raises PeerLostError where one of them has ended."""
+
+        def look() -> None:
+            ended = [rank for rank in ranks if rank != self.rank and alive(self.peers[rank]) is False]
+            if not ended:
+                return
+            # Whoever ended because it saw another's end has said so in this group's memory before.
+            cause = failure_of(self._memory.address, len(self._memory.mapped))
+            lost = cause.rank if isinstance(cause, PeerLostError) and cause.rank in ended else ended[0]
+            text = "its process ended while the group was made"
+            raise PeerLostError(ranks.index(lost), text, self.peers[lost].pid)
+
+        return look
+
     def memory_bytes(self) -> dict[str, int]:
         """Address space per group: ``segment``, all ranks together; ``per_rank`` of it; and ``heap``, per process."""
         heap = process_heap()
@@ -402,7 +419,7 @@ def _share_memory(bootstrap: Bootstrap, rank: int, area: Area, deadline: float) 
         # Until here a rank shows by its connection that it lives, from here on by its lock on the segment.
         bootstrap.all_gather(b"", deadline)
         undo.pop_all()
-        return _Memory(mapped, descriptors, endpoint)
+        return _Memory(mapped, address, descriptors, endpoint)
 
 
 def _new_segment(length: int, shape: Shape, token: bytes) -> int:
