@@ -49,7 +49,9 @@ def open_library(path: Path, functions: Functions, version: str) -> c.CDLL:
             function.restype, function.argtypes = result, arguments
     except (OSError, AttributeError) as error:
         raise UnsupportedError(f"{path} cannot be used: {error}; reinstall blink-ccl") from None
-    found: int = getattr(library, version)()
+    tell = getattr(library, version)
+    tell.restype = c.c_uint32  # whether or not these functions are of the header that declares it
+    found: int = tell()
     if found != abi():
         raise UnsupportedError(
             f"{path} was compiled with other headers than this package has (ABI {found:08x}, expected {abi():08x}); "

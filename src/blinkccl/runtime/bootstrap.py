@@ -244,7 +244,10 @@ class _Joining:
         self._key = f"{prefix}/bootstrap"
         self._here = f"{prefix}/here"
         self._began = time.monotonic()
-        self._lived: dict[str, float] = {}  # tokens of this run's ranks 0, and until when they may be started again
+        self._lived: dict[
+            str, float
+        ] = {}  # of this run's processes that were seen: until when they may be started again
+        self._next_look = 0.0
         self._note = "nobody has published where rank 0 listens"
 
     def lead(self) -> Bootstrap:
@@ -263,6 +266,7 @@ class _Joining:
         def watch() -> None:
             self._look()
             self._challenge(self._published(), ours)
+            self._look_for_ended()
 
         end = Bootstrap(handle, 0, self._size, watch if self._size > 1 else self._look)
         with ExitStack() as undo:
@@ -272,6 +276,25 @@ class _Joining:
             self._meet(end)
             undo.pop_all()
         return end
+
+    def _look_for_ended(self) -> None:
+        """Raises where a rank showed that it is here, and ended before it could connect; costs a look per rank."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + max(_SLICE_MS / 1e3, 0.01 * self._size)
+        for rank in range(1, self._size):
+            found = _read(self._store, f"{self._here}/{rank}", Presence)
+            if found is None:
+                continue
+            process = str(found.peer)
+            living = alive(found.peer)
+            if living or (living is False and found.seen > self._began):
+                self._lived.setdefault(process, now + GRACE_S)
+            if living:
+                self._lived[process] = now + GRACE_S
+            elif living is False and now >= self._lived.get(process, math.inf):
+                raise PeerLostError(rank, "its process ended before all ranks had come", found.peer.pid)
 
     def follow(self) -> Bootstrap:
         """Any other rank: goes where rank 0 says it listens, and to the next one where that has ended."""
@@ -404,9 +427,7 @@ def _library() -> c.CDLL:
     native_library.load()  # says best what is missing
     path = native_library.find()
     assert path is not None
-    version = "blink_abi_version"
-    functions = {**_HEADER.functions, version: native_library.HEADER.functions[version]}
-    return open_library(path, functions, version)
+    return open_library(path, _HEADER.functions, "blink_abi_version")
 
 
 _ends: weakref.WeakSet[Bootstrap] = weakref.WeakSet()
