@@ -4,7 +4,6 @@
 
 #include <cstdio>
 
-#include "sha256.h"
 
 namespace blink::shim {
 namespace {

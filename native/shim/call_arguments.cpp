@@ -55,14 +55,12 @@ std::uint64_t total_bytes(Collective collective, std::size_t count, int dtype, i
   return static_cast<std::uint64_t>(count) * size_of(dtype) * (whole ? 1 : static_cast<std::uint64_t>(nranks));
 }
 
-int choice_of(const Bundle& bundle, Collective collective, int root, std::uint64_t bytes) {
-  for (std::size_t i = 0; i < bundle.choices.size(); ++i) {
-    const Bundle::Choice& row = bundle.choices[i];
-    if (row.collective == collective && (row.root < 0 || row.root == root) && row.least <= bytes && bytes <= row.most) {
-      return row.program < 0 ? -1 : static_cast<int>(i);
-    }
+const Bundle::Choice* choice_of(const Bundle& bundle, Collective collective, int root, std::uint64_t bytes) {
+  for (const Bundle::Choice& row : bundle.choices) {
+    const bool meant = row.collective == collective && (row.root < 0 || row.root == root);
+    if (meant && row.least <= bytes && bytes <= row.most) return &row;
   }
-  return -1;
+  return nullptr;
 }
 
 Word accumulator_bits(int dtype, const unsigned char* scalar) {

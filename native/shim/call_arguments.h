@@ -39,8 +39,8 @@ bool rooted(Collective collective);
 // S, the size that nccl-tests prints.
 std::uint64_t total_bytes(Collective collective, std::size_t count, int dtype, int nranks);
 
-// The row of the plan's choices that this call falls under, or −1: NCCL's.
-int choice_of(const Bundle& bundle, Collective collective, int root, std::uint64_t bytes);
+// The row of the plan's choices that this call falls under; nullptr: there is none.
+const Bundle::Choice* choice_of(const Bundle& bundle, Collective collective, int root, std::uint64_t bytes);
 
 // Type, operation, scalar and sizes as generated code wants them. `scalar`: of a premul_sum, else null.
 Call call_of(const Operation& operation, const PremulSum* scalar);

@@ -1,12 +1,8 @@
 #include "communicator.h"
 
 #include <algorithm>
-#include <condition_variable>
 #include <cstdlib>
-#include <mutex>
 #include <sstream>
-#include <thread>
-#include <unordered_map>
 
 #include "deferred_release.h"
 #include "log.h"
@@ -69,8 +65,9 @@ bool Communicator::takes(const Operation& operation) {
     report_->count(operation, bytes, nullptr, -1, why_not_);
     return false;
   }
-  const int choice = decide(operation, bytes);
-  report_->count(operation, bytes, &resources_->bundle, choice, why_of(operation, bytes, choice));
+  std::string why;
+  const int choice = decide(operation, bytes, &why);
+  report_->count(operation, bytes, &resources_->bundle, choice, why);
   return choice >= 0;
 }
 
@@ -183,20 +180,12 @@ void Communicator::prepare(double grace_s) {
   settled_ = true;
 }
 
-int Communicator::decide(const Operation& operation, std::uint64_t bytes) const {
-  if (operation.op >= kRedOps && scalars_.find(operation.op) == scalars_.end()) return -1;
-  return choice_of(resources_->bundle, operation.collective, operation.root, bytes);
-}
-
-std::string Communicator::why_of(const Operation& operation, std::uint64_t bytes, int choice) const {
-  if (choice >= 0) return resources_->bundle.choices[static_cast<std::size_t>(choice)].why;
-  for (const Bundle::Choice& row : resources_->bundle.choices) {
-    if (row.collective == operation.collective && (row.root < 0 || row.root == operation.root) &&
-        row.least <= bytes && bytes <= row.most) {
-      return row.why;
-    }
-  }
-  return "the plan has no row for it";
+int Communicator::decide(const Operation& operation, std::uint64_t bytes, std::string* why) const {
+  const Bundle& bundle = resources_->bundle;
+  const Bundle::Choice* const row = choice_of(bundle, operation.collective, operation.root, bytes);
+  if (why != nullptr) *why = row == nullptr ? "the plan has no row for it" : row->why;
+  const bool known = operation.op < kRedOps || scalars_.find(operation.op) != scalars_.end();
+  return row == nullptr || row->program < 0 || !known ? -1 : static_cast<int>(row - bundle.choices.data());
 }
 
 CUresult Communicator::launch(const Operation& operation, int choice, const ChunkSearches::Use& use,

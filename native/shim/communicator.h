@@ -65,8 +65,8 @@ class Communicator {
  private:
   void say(const std::string& text, bool every_rank = false) const;
   void prepare(double grace_s);
-  int decide(const Operation& operation, std::uint64_t bytes) const;
-  std::string why_of(const Operation& operation, std::uint64_t bytes, int choice) const;
+  // The row of the plan by which this call is ours, or −1: NCCL's; and why.
+  int decide(const Operation& operation, std::uint64_t bytes, std::string* why = nullptr) const;
   CUresult launch(const Operation& operation, int choice, const ChunkSearches::Use& use, const Engine::Capture& capture);
   ncclResult_t trouble();
   std::string connection_text(std::uint32_t index) const;

@@ -15,6 +15,7 @@
 #include <random>
 
 #include "deadline.h"
+#include "log.h"
 
 namespace blink::shim {
 namespace {
@@ -39,17 +40,6 @@ struct Residence {
 Residence& residence() {
   static Residence* residence = new Residence;  // lives as long as the process: engines may go at its very end
   return *residence;
-}
-
-std::string hex(const char* bytes, std::size_t size) {
-  static const char kDigits[] = "0123456789abcdef";
-  std::string text;
-  for (std::size_t i = 0; i < size; ++i) {
-    const unsigned char byte = static_cast<unsigned char>(bytes[i]);
-    text += kDigits[byte >> 4];
-    text += kDigits[byte & 15];
-  }
-  return text;
 }
 
 bool from_hex(const std::string& text, char* bytes, std::size_t size) {

@@ -179,6 +179,15 @@ void report(const std::string& json) {
   }
 }
 
+std::string hex(const void* bytes, std::size_t size) {
+  std::string text;
+  for (const auto* at = static_cast<const unsigned char*>(bytes); size > 0; ++at, --size) {
+    text += "0123456789abcdef"[*at >> 4];
+    text += "0123456789abcdef"[*at & 15];
+  }
+  return text;
+}
+
 std::string quoted(const std::string& text) {
   std::string json = "\"";
   for (std::size_t at = 0; at < text.size();) {
@@ -189,8 +198,7 @@ std::string quoted(const std::string& text) {
     } else if (byte == '"' || byte == '\\') {
       json += std::string("\\") + text[at];
     } else if (byte < 0x20 || byte == 0x7f) {
-      const char* const digits = "0123456789abcdef";
-      json += std::string("\\u00") + digits[byte >> 4] + digits[byte & 15];
+      json += "\\u00" + hex(&byte, 1);
     } else {
       json += text.substr(at, size);
     }

@@ -1,6 +1,7 @@
 // Log lines on stderr as NCCL writes them, from NCCL_DEBUG's or BLINK_DEBUG's level on, and the file of BLINK_REPORT.
 #pragma once
 
+#include <cstddef>
 #include <string>
 
 namespace blink::shim {
@@ -18,6 +19,9 @@ inline void info(const std::string& text) { log(Level::kInfo, text); }
 
 // Appends one line of JSON to the file that BLINK_REPORT names (O_APPEND, one write); nothing without the variable.
 void report(const std::string& json);
+
+// Bytes as hexadecimal digits, two each.
+std::string hex(const void* bytes, std::size_t size);
 
 // `text` as a JSON string, with its quotes.
 std::string quoted(const std::string& text);

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "blink/call.h"
-#include "sha256.h"
+#include "bootstrap.h"
 
 namespace blink::shim {
 namespace {

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <memory>
 
+#include "exports.h"
 #include "log.h"
 
 namespace blink::shim {
@@ -229,3 +230,14 @@ bool passes(const void* caller) {
 }
 
 }  // namespace blink::shim
+
+// The functions that Blink has nothing to add to.
+#define BLINK_HANDLED(result, name, parameters, arguments, absent)
+#define BLINK_FORWARDED(result, name, parameters, arguments, absent) \
+  result name parameters { return blink::shim::real::name arguments; }
+#include "nccl_functions.def"
+
+extern "C" const char* blink_shim_version();
+
+// The version in pyproject.toml, which CMake passes in and `blink run` asks for. The text is never freed.
+extern "C" const char* blink_shim_version() { return BLINK_VERSION; }

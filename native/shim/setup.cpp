@@ -39,15 +39,6 @@ std::string boot_id() {
   return id;
 }
 
-std::string hex_of(const CUuuid& uuid) {
-  std::ostringstream text;
-  static const char kDigits[] = "0123456789abcdef";
-  for (char byte : uuid.bytes) {
-    text << kDigits[(static_cast<unsigned char>(byte) >> 4)] << kDigits[static_cast<unsigned char>(byte) & 15];
-  }
-  return text.str();
-}
-
 // What this rank tells of itself: "info UUID JSON", as blinkccl.nccl.peer_info reads it, or "refused WHY".
 std::string describe_rank(const Driver* cuda, const Place& place, const std::string& trouble) {
   if (cuda == nullptr) return kRefused + trouble;
@@ -69,8 +60,9 @@ std::string describe_rank(const Driver* cuda, const Place& place, const std::str
                     cuda->driver_version(&version) == kCudaSuccess;
   if (!told) return kRefused + std::string("CUDA does not describe GPU ") + std::to_string(place.device);
   std::ostringstream info;
-  info << kInfo << hex_of(uuid) << " {\"rank\":" << place.rank << ",\"boot_id\":" << quoted(boot_id())
-       << ",\"pid\":" << getpid() << ",\"device\":" << place.device << ",\"uuid\":" << quoted(hex_of(uuid))
+  const std::string gpu = hex(uuid.bytes, sizeof uuid.bytes);
+  info << kInfo << gpu << " {\"rank\":" << place.rank << ",\"boot_id\":" << quoted(boot_id())
+       << ",\"pid\":" << getpid() << ",\"device\":" << place.device << ",\"uuid\":" << quoted(gpu)
        << ",\"bus_id\":" << quoted(bus_id) << ",\"name\":" << quoted(name) << ",\"major\":" << major
        << ",\"minor\":" << minor << ",\"multiprocessors\":" << multiprocessors << ",\"driver_version\":" << version
        << ",\"nccl_version\":" << place.nccl_version << ",\"blink_version\":" << quoted(blink_shim_version())

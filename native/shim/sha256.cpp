@@ -1,4 +1,4 @@
-#include "sha256.h"
+#include "bootstrap.h"
 
 #include <array>
 #include <cstdint>

@@ -1,6 +1,6 @@
 # libblink.so, which is preloaded under programs that use NCCL.
 file(GLOB shim_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/*.cpp)
-set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/forwards.cpp PROPERTIES
+set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/real_nccl.cpp PROPERTIES
   COMPILE_DEFINITIONS "BLINK_VERSION=\"${version}\"")
 add_library(shim_objects OBJECT ${shim_sources})
 target_include_directories(shim_objects PUBLIC ${CMAKE_CURRENT_LIST_DIR} ${CMAKE_CURRENT_LIST_DIR}/../device

@@ -2,17 +2,13 @@
 
 #include <cstdio>
 #include <cstring>
-#include <exception>
 #include <memory>
 #include <string>
 
 #include "communicator.h"
+#include "exports.h"
 
-using blink::shim::Collective;
-using blink::shim::Communicator;
-using blink::shim::Bootstrap;
-using blink::shim::Operation;
-using blink::shim::PremulSum;
+using namespace blink::shim;
 
 struct blink_shim_comm {
   std::shared_ptr<Communicator> communicator;
@@ -23,16 +19,6 @@ namespace {
 // Ranks may come seconds apart: there is no NCCL that has gathered them before.
 constexpr double kGrace = 60;
 
-// C++ errors end here.
-template <class Body>
-int guarded(Body body) {
-  try {
-    return body();
-  } catch (const std::exception&) {
-    return blink::shim::ncclSystemError;
-  }
-}
-
 }  // namespace
 
 extern "C" {
@@ -41,9 +27,9 @@ int blink_shim_comm_create(blink_shim_comm** comm, const char* key, int nranks, 
                            const char* algorithm, char* why, std::size_t why_bytes) {
   return guarded([&]() -> int {
     if (comm == nullptr || key == nullptr || nranks < 2 || rank < 0 || rank >= nranks) {
-      return blink::shim::ncclInvalidArgument;
+      return ncclInvalidArgument;
     }
-    const std::string name = blink::shim::key_of(key, std::strlen(key));
+    const std::string name = key_of(key, std::strlen(key));
     std::string trouble;
     auto made = std::make_unique<blink_shim_comm>();
     std::unique_ptr<Bootstrap> bootstrap = Bootstrap::announce(name, nranks, rank, &trouble);
@@ -54,10 +40,10 @@ int blink_shim_comm_create(blink_shim_comm** comm, const char* key, int nranks, 
     trouble = made->communicator->why_not();
     if (trouble.empty()) {
       *comm = made.release();
-      return blink::shim::ncclSuccess;
+      return ncclSuccess;
     }
     if (why != nullptr && why_bytes > 0) std::snprintf(why, why_bytes, "%s", trouble.c_str());
-    return blink::shim::ncclInvalidUsage;
+    return ncclInvalidUsage;
   });
 }
 
@@ -65,8 +51,8 @@ int blink_shim_comm_run(blink_shim_comm* comm, int collective, const void* send,
                         int dtype, int op, int root, void* stream) {
   return guarded([&]() -> int {
     if (comm == nullptr || collective < 0 || collective > static_cast<int>(Collective::kAllToAll) || dtype < 0 ||
-        dtype >= blink::shim::kDataTypes || op < 0) {
-      return blink::shim::ncclInvalidArgument;
+        dtype >= kDataTypes || op < 0) {
+      return ncclInvalidArgument;
     }
     Operation operation;
     operation.collective = static_cast<Collective>(collective);
@@ -76,47 +62,47 @@ int blink_shim_comm_run(blink_shim_comm* comm, int collective, const void* send,
     operation.dtype = dtype;
     operation.op = op;
     operation.root = root;
-    operation.stream = static_cast<blink::shim::CUstream>(stream);
-    if (count == 0) return blink::shim::ncclSuccess;
-    if (!comm->communicator->takes(operation)) return blink::shim::ncclInvalidUsage;
+    operation.stream = static_cast<CUstream>(stream);
+    if (count == 0) return ncclSuccess;
+    if (!comm->communicator->takes(operation)) return ncclInvalidUsage;
     return comm->communicator->enqueue(operation);
   });
 }
 
 int blink_shim_comm_premul_sum(blink_shim_comm* comm, int op, int dtype, const void* scalar) {
   return guarded([&]() -> int {
-    const std::size_t bytes = blink::shim::size_of(dtype);
-    if (comm == nullptr || scalar == nullptr || op < blink::shim::kRedOps || bytes == 0) {
-      return blink::shim::ncclInvalidArgument;
+    const std::size_t bytes = size_of(dtype);
+    if (comm == nullptr || scalar == nullptr || op < kRedOps || bytes == 0) {
+      return ncclInvalidArgument;
     }
     PremulSum row;
     row.dtype = dtype;
     std::memcpy(row.scalar, scalar, bytes);
     comm->communicator->know(op, row);
-    return blink::shim::ncclSuccess;
+    return ncclSuccess;
   });
 }
 
 int blink_shim_comm_error(blink_shim_comm* comm) {
   return guarded([&]() -> int {
-    return comm == nullptr ? static_cast<int>(blink::shim::ncclInvalidArgument) : comm->communicator->async_error();
+    return comm == nullptr ? static_cast<int>(ncclInvalidArgument) : comm->communicator->async_error();
   });
 }
 
 int blink_shim_comm_abort(blink_shim_comm* comm) {
   return guarded([&]() -> int {
-    if (comm == nullptr) return blink::shim::ncclInvalidArgument;
+    if (comm == nullptr) return ncclInvalidArgument;
     comm->communicator->abort();
-    return blink::shim::ncclSuccess;
+    return ncclSuccess;
   });
 }
 
 int blink_shim_comm_destroy(blink_shim_comm* comm) {
   return guarded([&]() -> int {
-    if (comm == nullptr) return blink::shim::ncclInvalidArgument;
+    if (comm == nullptr) return ncclInvalidArgument;
     const std::unique_ptr<blink_shim_comm> owned(comm);
     owned->communicator->finalize();
-    return blink::shim::ncclSuccess;
+    return ncclSuccess;
   });
 }
 

@@ -19,7 +19,7 @@
 #include "deadline.h"
 #include "directory.h"
 #include "log.h"
-#include "sha256.h"
+#include "bootstrap.h"
 
 namespace {
 

@@ -76,7 +76,7 @@ def environment(doubles: Doubles, tmp_path_factory: pytest.TempPathFactory) -> d
         flags=(*flags, '-DBLINK_VERSION="test"', f"-DBLINK_ABI={abi()}u"),
     )
     names = (
-        *("bundle", "copy_engine", "copy_plan", "driver", "engine", "peer_write_probe", "sha256"),
+        *("bundle", "copy_engine", "copy_plan", "driver", "engine", "log", "peer_write_probe", "sha256"),
         "shared_page",
     )
     harness = compile_library(
