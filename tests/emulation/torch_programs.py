@@ -795,11 +795,11 @@ def over_hosts(rank: int, size: int) -> None:
     """Ranks that say they are on several hosts: everything still runs, over gloo's send and receive."""
     from blinkccl.torch_backend import transport
 
-    class Elsewhere:
+    class OtherHost:
         host = (f"host {rank // 2}", 1)
 
     dist.destroy_process_group()
-    transport.own_peer_info = lambda *_: Elsewhere
+    transport.own_peer_info = lambda *_: OtherHost
     start(rank, size, "hosts")
     neighbours = [peer for peer in range(size) if peer // 2 == rank // 2]
     own = dist.new_group(neighbours, timeout=TIMEOUT, use_local_synchronization=True)

@@ -241,9 +241,9 @@ def session(name: str, job: BoundProgram) -> Iterator[Go]:
         between runs; other engines are called as a whole, so that their time includes copying the inputs.
     """
     if name == "threads":
-        from blinkccl.engines.threads import Execution
+        from blinkccl.engines.threads import ThreadedProgram
 
-        with Execution(job.bound, job.buffers, job.dtype, job.operation, job.scales) as execution:
+        with ThreadedProgram(job.bound, job.buffers, job.dtype, job.operation, job.scales) as execution:
             yield lambda: _on_threads(execution.go, job)
         return
     run = engine(name).run

@@ -54,12 +54,12 @@ def run(
     """
     buffers, row = filled(program.collective, inputs, call.elements, call.dtype, in_place)
     bound = bind(program, call.elements, row.itemsize, chunk_bytes)
-    with Execution(bound, buffers, row, operation(call.op), scales) as execution:
+    with ThreadedProgram(bound, buffers, row, operation(call.op), scales) as execution:
         execution.go(deadline_s)
     return list(buffers.outputs)
 
 
-class Execution:
+class ThreadedProgram:
     """A program bound to buffers, with its staging memory: made once, run as often as wanted.
 
     Parameters
@@ -106,7 +106,7 @@ class Execution:
                     )
                 )
 
-    def __enter__(self) -> Execution:
+    def __enter__(self) -> ThreadedProgram:
         return self
 
     def __exit__(self, *raised: object) -> None:

@@ -29,7 +29,7 @@ ROUNDS = 4
 _VARIABLE = "BLINK_CROSS_MEMORY"
 
 
-class Group(Protocol):
+class ProbedGroup(Protocol):
     """What is needed of a :class:`~blinkccl.runtime.host_group.HostGroup`."""
 
     rank: int
@@ -76,7 +76,7 @@ def wish() -> Wish:
     return wishes[text]
 
 
-def pays(group: Group, wanted: Wish, gather: HostPlan) -> bool:
+def pays(group: ProbedGroup, wanted: Wish, gather: HostPlan) -> bool:
     """Whether copies by the system are possible between all ranks of a new group, and faster than its rings.
 
     Parameters
@@ -99,7 +99,7 @@ def pays(group: Group, wanted: Wish, gather: HostPlan) -> bool:
     return bool(seconds[1] < seconds[0])
 
 
-def _measured(group: Group, gather: HostPlan) -> NDArray[np.float64]:
+def _measured(group: ProbedGroup, gather: HostPlan) -> NDArray[np.float64]:
     """This rank's least seconds of an AllGather in place: through rings, and with the system's copies."""
     memory = np.zeros((group.size, PROBE_BYTES), np.uint8)
     own = memory[group.rank]

@@ -46,12 +46,11 @@ from blinkccl.runtime import cross_memory
 from blinkccl.runtime.bootstrap import Bootstrap, join
 from blinkccl.runtime.heap import memory_file, process_heap
 from blinkccl.runtime.peer_info import PeerInfo, alive, same_host
-from blinkccl.runtime.plans import host_plan
+from blinkccl.runtime.plans import choose, host_plan
 from blinkccl.runtime.point_to_point import PointToPoint
 from blinkccl.runtime.serial_executor import SerialExecutor
 from blinkccl.runtime.store import Store
 from blinkccl.runtime.timeouts import default_timeout_s, microseconds
-from blinkccl.runtime.tuner import choose
 
 _TOKEN_BYTES = 16
 #: A heap per rank and the segment are as many descriptors as go into one message.

@@ -1,11 +1,13 @@
 """The Programs of one host: planned, verified, laid out, once per process.
 
 To Blink one host is a switch: every rank reaches every other in one hop at the same rate (Blink, MLSys 2020, §3.5).
+Which Program serves which size is a table, a function of agreed numbers only, so that all ranks choose alike. Its
+numbers were measured on small machines (benchmarks/README.md); none of them changes a result.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 
 from blinkccl.algorithms.registry import Request, algorithm
@@ -54,3 +56,74 @@ def planned(
         verify(program, topology)
         plans.put(key, program)
     return program
+
+
+KIB = 1024
+MIB = KIB * KIB
+
+
+@dataclass(frozen=True, slots=True)
+class HostChoice:
+    """What there is to choose.
+
+    Parameters
+    ----------
+    algorithm
+        Of the registry.
+    inline
+        Messages carry their flags inside.
+    chunk_bytes
+        Size of a chunk.
+    cross_memory
+        The system may copy between private buffers.
+    """
+
+    algorithm: str
+    inline: bool
+    chunk_bytes: int
+    cross_memory: bool = False
+
+
+def choose(name: str, nbytes: int, world_size: int, cores: int, crosses: bool = False) -> HostChoice:
+    """The choice for a collective.
+
+    Parameters
+    ----------
+    name
+        Of the collective.
+    nbytes
+        S: what nccl-tests prints as its size.
+    world_size
+        Ranks, ≥ 2.
+    cores
+        Cores of the host, as the ranks have agreed.
+    crosses
+        Whether copies by the system pay, as they have agreed.
+    """
+    if name == "allreduce":
+        return _allreduce(nbytes, world_size, crosses)
+    if crosses and nbytes >= 32 * KIB and name != "reduce":  # which goes one way: in a ring both work on it
+        return HostChoice("one_hop", False, _halves(nbytes), True)
+    return HostChoice("one_hop", nbytes < 64 * KIB, 256 * KIB)
+
+
+def _halves(nbytes: int) -> int:
+    """Chunks for two ranks, of which each moves every other one where data goes one way only."""
+    return min(512 * KIB, -(-nbytes // 128) * 64)
+
+
+def _allreduce(nbytes: int, world_size: int, crosses: bool) -> HostChoice:
+    """One step while a step costs more than the bytes; then two, in which two ranks write replies over questions.
+
+    With cross-memory copies the sums come back when all are made: what a core has just written is slow to read for
+    another, and has left its cache by then.
+    """
+    if world_size == 2:
+        if nbytes < 16 * KIB:
+            return HostChoice("one_shot", True, 64 * KIB)
+        if 2 * MIB < nbytes <= 16 * MIB:
+            return HostChoice("one_hop", False, 8 * MIB, True) if crosses else HostChoice("one_hop", False, 256 * KIB)
+        return HostChoice("one_hop", False, 512 * KIB)
+    if nbytes * world_size < 256 * KIB:
+        return HostChoice("one_shot", True, 64 * KIB)
+    return HostChoice("one_hop", nbytes < 64 * KIB, 64 * KIB)

@@ -8,10 +8,10 @@ What torch calls is :class:`~blinkccl.torch_backend.process_group.BlinkProcessGr
 ``ProcessGroup``; the dispatcher of a C++ backend costs more than this Python call. From there a call goes
 
     process_group   c10d's method names, old and new, and their options; which device?
-    requests        one table: each of these methods as steps, a step being one collective of ours on flat memory
+    call_table      one table: each of these methods as collectives of ours on flat memory
     memory          tensors as flat memory: as they lie, or through a scratch buffer and a copy
     issue           in order, at once or in the background, with a deadline
-    transport       who moves the bytes: the communicator of this host, or torch_p2p for groups that span hosts
+    transport       who moves the bytes: the group of this host, or torch_p2p for groups that span hosts
 
 and back as a ``Work`` (:mod:`~blinkccl.torch_backend.work`). What promises hold:
 
@@ -32,9 +32,28 @@ Written for torch 2.11 to 2.15; docs/pytorch.md says what was tested where.
 
 from __future__ import annotations
 
+from typing import Any
+
 from blinkccl.torch_backend.counters import stats
-from blinkccl.torch_backend.registration import register
 
 __all__ = ["register", "stats"]
+
+NAME = "blink"
+
+
+def register() -> None:
+    """Registers ``"blink"`` for CPU and CUDA tensors; does nothing where that is done or ``distributed`` lacks."""
+    import torch.distributed as dist
+
+    if dist.is_available() and NAME.upper() not in dist.Backend._plugins:
+        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
+
+
+def _create(options: object, _backend_options: object) -> Any:
+    """What ``init_process_group`` and ``new_group`` call, with torch's ``_DistributedBackendOptions``."""
+    from blinkccl.torch_backend.process_group import create  # torch may call us while it is being imported
+
+    return create(options)
+
 
 register()

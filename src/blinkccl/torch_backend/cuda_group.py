@@ -21,20 +21,19 @@ import torch.autograd.profiler as profiler
 import torch.distributed as dist
 
 from blinkccl.collectives.call import CollectiveCall
+from blinkccl.collectives.ops import DTYPES
 from blinkccl.errors import BlinkError, CommunicationError, UnsupportedError
 from blinkccl.runtime.gpu_group import open_gpu_group
-from blinkccl.torch_backend.cuda_alone import Alone
-from blinkccl.torch_backend.cuda_requests import CudaRequests
+from blinkccl.torch_backend.call_table import CallTable
+from blinkccl.torch_backend.cuda_calls import CudaCallTable
 from blinkccl.torch_backend.cuda_runtime import CudaRuntime
-from blinkccl.torch_backend.cuda_watch import Watch
-from blinkccl.torch_backend.cuda_work import CudaWork
+from blinkccl.torch_backend.cuda_work import CudaWork, Watch
 from blinkccl.torch_backend.failure import for_torch
-from blinkccl.torch_backend.issue import Request
-from blinkccl.torch_backend.requests import Requests
+from blinkccl.torch_backend.issue import TorchCall
 from blinkccl.torch_backend.work import AllWork
 
 
-class Engine(Protocol):
+class GpuEngine(Protocol):
     """What is asked of :class:`blinkccl.runtime.gpu_group.GpuGroup`."""
 
     def run(
@@ -56,15 +55,15 @@ class Engine(Protocol):
 
 
 #: Makes the engine of a group's n-th device: (n, the device's number, seconds to wait for the others).
-OpenEngine = Callable[[int, int, float], Engine]
+OpenEngine = Callable[[int, int, float], GpuEngine]
 
 
 def opener(store: Any, rank: int, size: int, runtime: CudaRuntime) -> OpenEngine:
     """How the ranks of one process group, who share ``store``, make their engines."""
 
-    def open_engine(number: int, device: int, timeout_s: float) -> Engine:
+    def open_engine(number: int, device: int, timeout_s: float) -> GpuEngine:
         if size == 1:
-            return Alone(runtime)
+            return SingleRankEngine(runtime)
         prefix = f"blink/cuda/{number}"
         return open_gpu_group(store, rank, size, device, prefix=prefix, deadline_s=timeout_s)
 
@@ -76,9 +75,9 @@ class _OnDevice:
     """What a group has on one device. ``error`` is what has ended it."""
 
     device: torch.device
-    engine: Engine
+    engine: GpuEngine
     stream: Any
-    requests: CudaRequests
+    table: CudaCallTable
     watch: Watch
     error: BlinkError | None = None
 
@@ -113,9 +112,9 @@ class CudaGroup:
         self._closed = False
 
     def issue(
-        self, device: torch.device, build: Callable[[Requests], Request], asynchronous: bool, timeout_s: float
+        self, device: torch.device, build: Callable[[CallTable], TorchCall], asynchronous: bool, timeout_s: float
     ) -> dist.Work:
-        """Enqueues the request that ``build`` makes.
+        """Enqueues the call that ``build`` makes.
 
         Raises
         ------
@@ -180,9 +179,9 @@ class CudaGroup:
         def fail(error: BlinkError) -> None:
             self._end(made, error)
 
-        requests = CudaRequests(self._rank, self._size, runtime, device)
+        table = CudaCallTable(self._rank, self._size, runtime, device)
         watch = Watch(runtime, engine.error, fail)
-        made = self._devices[device] = _OnDevice(device, engine, runtime.new_stream(device), requests, watch)
+        made = self._devices[device] = _OnDevice(device, engine, runtime.new_stream(device), table, watch)
         return made
 
     def _end(self, on: _OnDevice, error: BlinkError) -> None:
@@ -191,7 +190,7 @@ class CudaGroup:
         on.engine.abort()
 
     def _issue(
-        self, on: _OnDevice, build: Callable[[Requests], Request], asynchronous: bool, timeout_s: float
+        self, on: _OnDevice, build: Callable[[CallTable], TorchCall], asynchronous: bool, timeout_s: float
     ) -> dist.Work:
         if on.error is not None:
             raise on.error
@@ -200,34 +199,71 @@ class CudaGroup:
         if asynchronous:
             stream = on.stream
             runtime.wait_event(stream, runtime.record(current))
-        on.requests.foreign = stream if asynchronous else None
+        on.table.foreign = stream if asynchronous else None
         captured = runtime.capturing()
         with runtime.on(stream) if asynchronous else nullcontext():
-            request = self._enqueue(on, build, runtime.handle(stream))
+            call = self._enqueue(on, build, runtime.handle(stream))
             event = runtime.record(stream)
         if not captured:
-            on.watch.add(event, request.title, timeout_s)
+            on.watch.add(event, call.title, timeout_s)
         return CudaWork(
             runtime,
             on.device,
-            request.title,
-            request.result,
+            call.title,
+            call.result,
             stream,
             event,
             on.look,
             captured=captured,
         )
 
-    def _enqueue(self, on: _OnDevice, build: Callable[[Requests], Request], handle: int) -> Request:
-        request = build(on.requests)
+    def _enqueue(self, on: _OnDevice, build: Callable[[CallTable], TorchCall], handle: int) -> TorchCall:
+        call = build(on.table)
         if not profiler._is_profiler_enabled:
-            return self._run(on, request, handle)
-        with torch._C._profiler._RecordFunctionFast(f"blink:{request.title}", list(request.shown)):
-            return self._run(on, request, handle)
+            return self._run(on, call, handle)
+        with torch._C._profiler._RecordFunctionFast(f"blink:{call.title}", list(call.shown)):
+            return self._run(on, call, handle)
 
-    def _run(self, on: _OnDevice, request: Request, handle: int) -> Request:
-        for each in request.calls:
+    def _run(self, on: _OnDevice, call: TorchCall, handle: int) -> TorchCall:
+        for each in call.calls:
             if each.call.elements:
                 on.engine.run(each.call, each.send, each.recv, each.scale, handle)
-        request.memory.finish(succeeded=True)
-        return request
+        call.memory.finish(succeeded=True)
+        return call
+
+
+class SingleRankEngine:
+    """What :class:`blinkccl.runtime.gpu_group.GpuGroup` is for two ranks and more."""
+
+    def __init__(self, runtime: CudaRuntime) -> None:
+        self._runtime = runtime
+        self._calls = 0
+
+    def run(
+        self,
+        call: CollectiveCall,
+        send: int | None,
+        recv: int | None,
+        scale: float | None = None,
+        stream: int | None = None,
+    ) -> None:
+        """Copies the block, where it is not in place."""
+        if call.op == "premul_sum":
+            raise UnsupportedError(
+                f"{call.collective} with PREMUL_SUM in a group of one rank: multiply the tensor instead"
+            )
+        self._calls += 1
+        if send is not None and recv is not None and send != recv:
+            self._runtime.copy_bytes(recv, send, call.elements * DTYPES[call.dtype].itemsize, stream)
+
+    def error(self) -> BlinkError | None:
+        return None
+
+    def abort(self) -> None:
+        """Nobody waits."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def stats(self) -> dict[str, int]:
+        return {"gpu_alone": self._calls}

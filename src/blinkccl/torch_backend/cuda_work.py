@@ -1,12 +1,19 @@
-"""What a call on CUDA tensors returns: it has been enqueued, and an event says when it has run.
+"""What a call on CUDA tensors returns, and the thread that notices when one does not end.
 
-As with NCCL's: ``wait()`` lets the caller's current stream wait, and not the caller, unless he gives a timeout or it is
-a barrier; a future is complete at once, and who takes its value has his stream wait.
+A call has been enqueued, and an event says when it has run. As with NCCL's: ``wait()`` lets the caller's current stream
+wait, and not the caller, unless he gives a timeout or it is a barrier; a future is complete at once, and who takes its
+value has his stream wait.
+
+A host that waits in ``torch.cuda.synchronize()`` sees nothing, and other ranks learn that a kernel has given up only
+from the rank that looks. So a thread per group looks: whether kernels have given up, and whether the oldest call has
+run by its timeout. Either ends the group.
 """
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -129,3 +136,67 @@ class CudaWork(dist.Work):
                 raise for_torch(DeadlineError(text))
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+
+LOOK_EVERY_S = 0.1
+
+
+class Watch:
+    """Watches the calls of one group on one device.
+
+    Parameters
+    ----------
+    look
+        What kernels have said: None, or an error.
+    fail
+        Called once, in the watching thread, with what ends the group.
+    """
+
+    def __init__(
+        self,
+        runtime: CudaRuntime,
+        look: Callable[[], BlinkError | None],
+        fail: Callable[[BlinkError], None],
+        every_s: float = LOOK_EVERY_S,
+    ) -> None:
+        self._runtime = runtime
+        self._look = look
+        self._fail = fail
+        self._every_s = every_s
+        self._calls: deque[tuple[Any, str, float, float]] = deque()  # appended and popped at its ends: needs no lock
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def add(self, event: Any, title: str, timeout_s: float) -> None:
+        """A call that was enqueued; calls run in the order in which they are added."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="blink-cuda-watch", daemon=True)
+            self._thread.start()
+        self._calls.append((event, title, timeout_s, time.monotonic() + timeout_s))
+
+    def close(self) -> None:
+        """Watches no more."""
+        self._closing.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        self._calls.clear()
+
+    def _run(self) -> None:
+        self._runtime.begin_watching()
+        while not self._closing.wait(self._every_s):
+            error = self._look() or self._overdue()
+            if error is not None:
+                self._fail(error)
+                return
+
+    def _overdue(self) -> BlinkError | None:
+        calls = self._calls
+        while calls and self._runtime.done(calls[0][0]):
+            calls.popleft()
+        if not calls or time.monotonic() < calls[0][3]:
+            return None
+        _, title, timeout_s, _ = calls[0]
+        return DeadlineError(
+            f"{title} has not ended on the GPU within {timeout_s:g} s; a rank has not made this call, or the streams "
+            "of two groups wait for each other; the group is aborted on all ranks"
+        )

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from blinkccl.torch_backend.registration import register
+from blinkccl.torch_backend import register
 
 
 def group(ranks: Sequence[int] | None = None, **options: Any) -> Any:

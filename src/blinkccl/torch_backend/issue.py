@@ -62,7 +62,7 @@ class Message:
 
 
 @dataclass(slots=True)
-class Request:
+class TorchCall:
     """One call of torch's.
 
     Parameters
@@ -117,8 +117,8 @@ class Issuer:
             raise for_torch(error, "all_reduce") from error
         return True
 
-    def issue(self, request: Request, asynchronous: bool, timeout_s: float) -> dist.Work:
-        """Runs ``request``, or lets it run in the background; messages always do.
+    def issue(self, call: TorchCall, asynchronous: bool, timeout_s: float) -> dist.Work:
+        """Runs ``call``, or lets it run in the background; messages always do.
 
         Raises
         ------
@@ -126,9 +126,9 @@ class Issuer:
             What ended the call, if it is not asynchronous.
         """
         if profiler._is_profiler_enabled:
-            with torch._C._profiler._RecordFunctionFast(f"blink:{request.title}", list(request.shown)):
-                return self._issue(request, asynchronous, timeout_s)
-        return self._issue(request, asynchronous, timeout_s)
+            with torch._C._profiler._RecordFunctionFast(f"blink:{call.title}", list(call.shown)):
+                return self._issue(call, asynchronous, timeout_s)
+        return self._issue(call, asynchronous, timeout_s)
 
     def start_coalescing(self) -> None:
         """Collects what is issued from now on. Never raises: torch would then swallow the group's calls for ever."""
@@ -143,41 +143,41 @@ class Issuer:
         """Lets what is queued run, and takes nothing more."""
         self._executor.close()
 
-    def _issue(self, request: Request, asynchronous: bool, timeout_s: float) -> dist.Work:
+    def _issue(self, call: TorchCall, asynchronous: bool, timeout_s: float) -> dist.Work:
         coalesced = self._coalesced
-        if not asynchronous and coalesced is None and not request.messages and self._executor.idle:
+        if not asynchronous and coalesced is None and not call.messages and self._executor.idle:
             with self._executor.lock:
-                self._run(request, timeout_s)
+                self._run(call, timeout_s)
             done = DoneWork()
-            done.tensors = request.result
+            done.tensors = call.result
             return done
-        work = self._start(request, timeout_s)
+        work = self._start(call, timeout_s)
         if coalesced is not None:
             coalesced.append(work)
         elif not asynchronous:
             work.wait()
         return work
 
-    def _run(self, request: Request, timeout_s: float) -> None:
+    def _run(self, call: TorchCall, timeout_s: float) -> None:
         try:
-            request.run(self._transport, timeout_s)
+            call.run(self._transport, timeout_s)
         except BlinkError as error:
-            request.memory.finish(succeeded=False)
-            raise for_torch(error, request.title) from error
-        request.memory.finish(succeeded=True)
+            call.memory.finish(succeeded=False)
+            raise for_torch(error, call.title) from error
+        call.memory.finish(succeeded=True)
 
-    def _start(self, request: Request, timeout_s: float) -> PendingWork:
-        work = PendingWork(request.result, request.title)
+    def _start(self, call: TorchCall, timeout_s: float) -> PendingWork:
+        work = PendingWork(call.result, call.title)
         try:
-            if request.messages:
-                ending = _Ending(request, work)
-                for message in request.messages:
+            if call.messages:
+                ending = _Ending(call, work)
+                for message in call.messages:
                     self._post(message, timeout_s).add_done_callback(ending)
             else:
-                future = self._executor.submit(lambda: self._run(request, timeout_s))
+                future = self._executor.submit(lambda: self._run(call, timeout_s))
                 future.add_done_callback(lambda ended: work.end(ended.exception()))
         except BlinkError as error:
-            raise for_torch(error, request.title) from error
+            raise for_torch(error, call.title) from error
         return work
 
     def _post(self, message: Message, timeout_s: float) -> Future[Any]:
@@ -190,10 +190,10 @@ class Issuer:
 class _Ending:
     """Ends a work when all its messages have ended."""
 
-    def __init__(self, request: Request, work: PendingWork) -> None:
-        self._request = request
+    def __init__(self, call: TorchCall, work: PendingWork) -> None:
+        self._call = call
         self._work = work
-        self._left = len(request.messages)
+        self._left = len(call.messages)
         self._lock = Lock()
         self._error: BaseException | None = None
         self._source: int | None = None
@@ -205,11 +205,11 @@ class _Ending:
             if error is None:
                 self._source = message.result()
             elif self._error is None:
-                self._error = for_torch(error, self._request.title) if isinstance(error, BlinkError) else error
+                self._error = for_torch(error, self._call.title) if isinstance(error, BlinkError) else error
             if self._left:
                 return
         try:
-            self._request.memory.finish(succeeded=self._error is None)
+            self._call.memory.finish(succeeded=self._error is None)
         except Exception as failed:  # whatever it is, who waits must hear of it
             self._error = failed
         self._work.end(self._error, self._source)

@@ -1,9 +1,9 @@
-"""What torch calls: a ``ProcessGroup`` whose methods hand their arguments to the table of requests.
+"""What torch calls: a ``ProcessGroup`` whose methods hand their arguments to the table of calls.
 
 The methods have the names of all torch versions from 2.11 to 2.15 (2.13 renamed those on single tensors), and take
 what torch's own take. A small all-reduce has a short way of its own. Calls on CUDA tensors are enqueued by
 :mod:`~blinkccl.torch_backend.cuda_group`. Tensors of devices that the group's string gives to others, and sparse ones,
-go to :mod:`~blinkccl.torch_backend.elsewhere`.
+go to :mod:`~blinkccl.torch_backend.delegated`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from torch.distributed import distributed_c10d
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.errors import BlinkError, UnsupportedError
 from blinkccl.torch_backend import counters
+from blinkccl.torch_backend.call_table import CallTable
+from blinkccl.torch_backend.delegated import Capabilities, DelegatedGroup, devices
 from blinkccl.torch_backend.eager import eager
-from blinkccl.torch_backend.elsewhere import Capabilities, Elsewhere, devices
 from blinkccl.torch_backend.failure import for_torch
-from blinkccl.torch_backend.issue import Issuer, Request
+from blinkccl.torch_backend.issue import Issuer, TorchCall
 from blinkccl.torch_backend.monitored import MonitoredBarrier
-from blinkccl.torch_backend.requests import Requests
 from blinkccl.torch_backend.transport import Transport, open_for
 from blinkccl.torch_backend.types import DTYPES
 from blinkccl.torch_backend.work import DoneWork
@@ -99,8 +99,8 @@ class BlinkProcessGroup(dist.ProcessGroup):
         self._timeout_s = timeout.total_seconds()
         self._transport = transport
         self._issuer = Issuer(transport)
-        self._requests = Requests(rank, size)
-        self._elsewhere = Elsewhere(store, rank, size, timeout, global_ranks)
+        self._table = CallTable(rank, size)
+        self._delegated = DelegatedGroup(store, rank, size, timeout, global_ranks)
         self._monitored = MonitoredBarrier(store, rank, size)
         self._cuda: CudaGroup | None = None
         self._named: dict[str, str] = {}  # what devices() said, once it knew
@@ -214,7 +214,7 @@ class BlinkProcessGroup(dist.ProcessGroup):
         opts = opts or distributed_c10d.BarrierOptions()
         device = self._barrier_device(opts)
         if not self._serves_on(device.type):
-            return self._elsewhere.group(self, device.type).barrier(opts)
+            return self._delegated.group(self, device.type).barrier(opts)
         return self._issue_on(device.type, device, opts, lambda table: table.barrier())
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
@@ -250,7 +250,7 @@ class BlinkProcessGroup(dist.ProcessGroup):
 
     def _start_coalescing(self, device: torch.device) -> None:
         if not self._serves_on(device.type):
-            self._elsewhere.group(self, device.type)._start_coalescing(device)
+            self._delegated.group(self, device.type)._start_coalescing(device)
         elif device.type == "cpu":
             self._issuer.start_coalescing()
         else:
@@ -258,7 +258,7 @@ class BlinkProcessGroup(dist.ProcessGroup):
 
     def _end_coalescing(self, device: torch.device) -> Any:
         if not self._serves_on(device.type):
-            return self._elsewhere.group(self, device.type)._end_coalescing(device)
+            return self._delegated.group(self, device.type)._end_coalescing(device)
         if device.type == "cpu":
             return self._issuer.end_coalescing()
         return self._cuda_group().end_coalescing()
@@ -274,7 +274,7 @@ class BlinkProcessGroup(dist.ProcessGroup):
 
     def _get_backend(self, device: torch.device) -> Any:
         served_by = devices(self).get(device.type, "blink")
-        return Capabilities() if served_by == "blink" else self._elsewhere.backend(self, device.type)
+        return Capabilities() if served_by == "blink" else self._delegated.backend(self, device.type)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """For calls from now on whose options have none."""
@@ -303,7 +303,7 @@ class BlinkProcessGroup(dist.ProcessGroup):
 
     def _end(self, how: Callable[[], None], how_on_gpus: Callable[[CudaGroup], None]) -> None:
         counters.settle(self._transport)
-        self._elsewhere.shutdown()
+        self._delegated.shutdown()
         if self._cuda is not None:
             counters.settle(self._cuda)
             how_on_gpus(self._cuda)
@@ -336,20 +336,20 @@ class BlinkProcessGroup(dist.ProcessGroup):
             self._named = devices(self)
         return kind in _OURS and self._named.get(kind, "nobody" if self._named else "blink") == "blink"
 
-    def _issue(self, tensor: Tensor, opts: Any, build: Callable[[Requests], Request]) -> Any:
+    def _issue(self, tensor: Tensor, opts: Any, build: Callable[[CallTable], TorchCall]) -> Any:
         return self._issue_on(_kind(tensor), tensor.device, opts, build)
 
-    def _issue_on(self, kind: str, device: torch.device, opts: Any, build: Callable[[Requests], Request]) -> Any:
+    def _issue_on(self, kind: str, device: torch.device, opts: Any, build: Callable[[CallTable], TorchCall]) -> Any:
         timeout = opts.timeout
         timeout_s = self._timeout_s if timeout < _NO_TIME else timeout.total_seconds()
         if kind == "cpu":
-            return self._issuer.issue(build(self._requests), opts.asyncOp, timeout_s)
+            return self._issuer.issue(build(self._table), opts.asyncOp, timeout_s)
         return self._cuda_group().issue(device, build, opts.asyncOp, timeout_s)
 
-    def _issue_message(self, tensor: Tensor, build: Callable[[Requests], Request]) -> Any:
+    def _issue_message(self, tensor: Tensor, build: Callable[[CallTable], TorchCall]) -> Any:
         if _kind(tensor) != "cpu":
             raise for_torch(UnsupportedError(_NO_MESSAGES))
-        return self._issuer.issue(build(self._requests), True, self._timeout_s)
+        return self._issuer.issue(build(self._table), True, self._timeout_s)
 
     def _barrier_device(self, opts: Any) -> torch.device:
         """Which of the group's devices a barrier is for."""
@@ -366,7 +366,7 @@ class BlinkProcessGroup(dist.ProcessGroup):
         return self._cuda
 
     def _other(self, tensor: Tensor) -> Any:
-        return self._elsewhere.group(self, _kind(tensor))
+        return self._delegated.group(self, _kind(tensor))
 
 
 def _kind(tensor: Tensor) -> str:

@@ -73,7 +73,7 @@ def test_one_wrong_element_in_one_run_is_counted(monkeypatch):
 
 def test_a_stale_result_does_not_pass(monkeypatch):
     """An engine that does nothing is wrong everywhere, in each run, though the last one's output was right."""
-    monkeypatch.setattr("blinkccl.engines.threads.Execution.go", lambda self, deadline_s: None)
+    monkeypatch.setattr("blinkccl.engines.threads.ThreadedProgram.go", lambda self, deadline_s: None)
     [row] = Bench(_forest("broadcast"), QUICK).rows([4000])
     assert row.out_of_place.wrong == 3 * 4 * 1000
 

@@ -84,7 +84,7 @@ def test_4_for_a_run_past_its_deadline(blink, monkeypatch):
     def go(self, deadline_s):
         raise DeadlineError("rank 1 waited for chunk 0 of channel 2 from rank 0")
 
-    monkeypatch.setattr("blinkccl.engines.threads.Execution.go", go)
+    monkeypatch.setattr("blinkccl.engines.threads.ThreadedProgram.go", go)
     ended = blink("bench", "reduce", "--topo", "ring:3", "-b", "1K")
     assert ended.code == 4
     assert "rank 1 waited for chunk 0" in ended.err

@@ -209,19 +209,21 @@ def test_programs_that_cannot_be_bound(run: reference.Run) -> None:
 def test_an_error_in_one_rank_stops_all(monkeypatch: pytest.MonkeyPatch) -> None:
     program = program_for("allreduce")
     buffers = allocate(program.collective, 4000, element_type("int32"), in_place=False)
-    real = threads.Execution._fire
+    real = threads.ThreadedProgram._fire
     calls = []
 
-    def failing(self: threads.Execution, step: threads._Step, *rest: object) -> None:
+    def failing(self: threads.ThreadedProgram, step: threads._Step, *rest: object) -> None:
         calls.append(step.role.rank)
         if len(calls) == 20:
             raise ZeroDivisionError("planted")
         real(self, step, *rest)
 
-    monkeypatch.setattr(threads.Execution, "_fire", failing)
+    monkeypatch.setattr(threads.ThreadedProgram, "_fire", failing)
     began = time.monotonic()
     with (
-        threads.Execution(bind(program, 4000, 4, 64), buffers, element_type("int32"), operation("sum")) as execution,
+        threads.ThreadedProgram(
+            bind(program, 4000, 4, 64), buffers, element_type("int32"), operation("sum")
+        ) as execution,
         pytest.raises(ZeroDivisionError, match="planted"),
     ):
         execution.go(deadline_s=30)
@@ -232,7 +234,7 @@ def test_an_execution_can_run_many_times() -> None:
     program = program_for("allreduce", slots=1)
     row = element_type("float32")
     buffers = allocate(program.collective, 1000, row, in_place=False)
-    with threads.Execution(bind(program, 1000, 4, 128), buffers, row, operation("sum")) as execution:
+    with threads.ThreadedProgram(bind(program, 1000, 4, 128), buffers, row, operation("sum")) as execution:
         for seed in range(5):
             inputs = make_inputs(program.collective, 1000, "float32", seed)
             for mine, new in zip(buffers.inputs, inputs, strict=True):

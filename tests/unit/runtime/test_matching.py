@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from blinkccl.runtime.matching import Matching, Receive
+from blinkccl.runtime.point_to_point import Matching, Receive
 
 
 def test_a_message_takes_the_first_receive_that_it_fits() -> None:

@@ -12,7 +12,7 @@ import pytest
 from blinkccl.errors import PlanMismatchError
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
-Requests = import_module("blinkccl.torch_backend.requests").Requests
+CallTable = import_module("blinkccl.torch_backend.call_table").CallTable
 
 
 class Memory:
@@ -75,7 +75,7 @@ def exchange(rows, told=None):
         sent = [torch.full((rows[rank][peer], 2), 10.0 * rank + peer) for peer in range(size)]
         expected = [(told or rows)[peer][rank] for peer in range(size)]
         output = torch.zeros(sum(expected), 2)
-        request = Requests(rank, size).all_to_all_single(output, torch.cat(sent), expected, rows[rank])
+        request = CallTable(rank, size).all_to_all_single(output, torch.cat(sent), expected, rows[rank])
         request.run(memory.end_of(rank), 5.0)
         request.memory.finish(succeeded=True)
         assert output[:, 1].tolist() == [10.0 * peer + rank for peer in range(size) for _ in range(rows[peer][rank])]
@@ -115,7 +115,7 @@ def test_in_place_is_served():
     tensors = [torch.tensor([10.0 * rank, 10.0 * rank + 1]) for rank in range(2)]
 
     def one(rank):
-        request = Requests(rank, 2).all_to_all_single(tensors[rank], tensors[rank], [], [])
+        request = CallTable(rank, 2).all_to_all_single(tensors[rank], tensors[rank], [], [])
         request.run(memory.end_of(rank), 5.0)
         request.memory.finish(succeeded=True)
 

@@ -87,7 +87,7 @@ def test_the_string_decides(started, engine, name):
     else:
         dist.broadcast(tensor, 0)
         dist.all_reduce(tensor)
-        assert (cpu == "gloo") == isinstance(group._elsewhere._made.get("cpu"), dist.ProcessGroupGloo)
+        assert (cpu == "gloo") == isinstance(group._delegated._made.get("cpu"), dist.ProcessGroupGloo)
     assert engine.calls == []
     if cuda is None:
         with pytest.raises(UnsupportedError, match=r'made as "cpu:blink".*"cpu:blink,cuda:nccl"'):

@@ -13,7 +13,7 @@ from blinkccl.errors import BlinkError, CommunicationError, DeadlineError
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 issue = import_module("blinkccl.torch_backend.issue")
-requests = import_module("blinkccl.torch_backend.requests")
+requests = import_module("blinkccl.torch_backend.call_table")
 
 SUM = CollectiveCall("allreduce", "float32", 1)
 BACKGROUND = "blink-torch"
@@ -34,7 +34,7 @@ def issuer(transport):
 
 @pytest.fixture
 def table():
-    return requests.Requests(rank=0, size=2)
+    return requests.CallTable(rank=0, size=2)
 
 
 def test_a_synchronous_call_runs_at_once(issuer, transport, table):

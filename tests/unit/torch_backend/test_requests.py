@@ -11,12 +11,12 @@ from blinkccl.errors import UnsupportedError
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 SUM = pytest.importorskip("torch.distributed").ReduceOp.SUM
-requests = import_module("blinkccl.torch_backend.requests")
+requests = import_module("blinkccl.torch_backend.call_table")
 issue = import_module("blinkccl.torch_backend.issue")
 
 
 def table(rank: int = 1, size: int = 3):
-    return requests.Requests(rank, size)
+    return requests.CallTable(rank, size)
 
 
 def names(request) -> list[tuple[str, int, str]]:

@@ -20,7 +20,7 @@ def made(monkeypatch):
     """What each rank's transport would have been made of."""
     one = import_module("blinkccl.runtime.host_group")
     monkeypatch.setattr(one, "HostGroup", lambda store, rank, size, **_: ("one host", rank, size))
-    spanning = import_module("blinkccl.torch_backend.spanning")
+    spanning = import_module("blinkccl.torch_backend.transport")
     monkeypatch.setattr(spanning, "SpanningTransport", lambda store, rank, hosts, *_: ("hosts", rank, hosts))
     transport._say_once.cache_clear()
 

@@ -8,20 +8,24 @@ may.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from blinkccl.collectives.call import CollectiveCall
-from blinkccl.torch_backend.alltoall import AllToAll
-from blinkccl.torch_backend.issue import AddressedCall, Message, Request, moved
-from blinkccl.torch_backend.memory import Memory, Scratch
+from blinkccl.errors import PlanMismatchError
+from blinkccl.torch_backend.issue import AddressedCall, Message, TorchCall, moved
+from blinkccl.torch_backend.memory import Memory, Scratch, copy
+from blinkccl.torch_backend.transport import Transport
 from blinkccl.torch_backend.types import element_type, reduction
 
 
-class Requests:
-    """Makes the requests of one group.
+class CallTable:
+    """Makes the calls of one group.
 
     Parameters
     ----------
@@ -35,10 +39,10 @@ class Requests:
         self._scratch = Scratch()
 
     def memory(self) -> Memory:
-        """For one request."""
+        """For one call."""
         return Memory(self._scratch)
 
-    def all_reduce(self, tensors: Sequence[Tensor], operation: Any) -> Request:
+    def all_reduce(self, tensors: Sequence[Tensor], operation: Any) -> TorchCall:
         """Each tensor on its own, in place."""
         memory = self.memory()
         name, scale = reduction(operation)
@@ -51,9 +55,9 @@ class Requests:
                     CollectiveCall("allreduce", element_type(real), real.numel(), name), address, address, scale
                 )
             )
-        return Request("all_reduce", list(tensors), memory, calls, shown=tensors)
+        return TorchCall("all_reduce", list(tensors), memory, calls, shown=tensors)
 
-    def reduce(self, tensor: Tensor, operation: Any, root: int) -> Request:
+    def reduce(self, tensor: Tensor, operation: Any, root: int) -> TorchCall:
         """The root's tensor is replaced by the result; the others' stay."""
         memory = self.memory()
         name, scale = reduction(operation)
@@ -61,18 +65,18 @@ class Requests:
         send = memory.updates(real) if self.rank == root else memory.reads(real)
         recv = send if self.rank == root else None
         call = AddressedCall(CollectiveCall("reduce", element_type(real), real.numel(), name, root), send, recv, scale)
-        return Request("reduce", [tensor], memory, [call], shown=[tensor])
+        return TorchCall("reduce", [tensor], memory, [call], shown=[tensor])
 
-    def broadcast(self, tensors: Sequence[Tensor], root: int) -> Request:
+    def broadcast(self, tensors: Sequence[Tensor], root: int) -> TorchCall:
         """Each tensor on its own, in place."""
         memory = self.memory()
         calls = []
         for tensor in tensors:
             address = memory.updates(tensor) if self.rank == root else memory.writes(tensor)
             calls.append(moved("broadcast", address, address, tensor.nbytes, root))
-        return Request("broadcast", list(tensors), memory, calls, shown=tensors)
+        return TorchCall("broadcast", list(tensors), memory, calls, shown=tensors)
 
-    def all_gather(self, outputs: Sequence[Tensor], tensor: Tensor) -> Request:
+    def all_gather(self, outputs: Sequence[Tensor], tensor: Tensor) -> TorchCall:
         """Rank r's ``tensor`` into everybody's ``outputs[r]``. Ranks' sizes may differ: then by broadcasts."""
         self._check_list("all_gather", "output", outputs, tensor)
         memory = self.memory()
@@ -90,9 +94,9 @@ class Requests:
                 moved("broadcast", source if peer == self.rank else None, memory.writes(output), sizes[peer], peer)
                 for peer, output in enumerate(outputs)
             ]
-        return Request("all_gather", list(outputs), memory, calls, shown=[tensor])
+        return TorchCall("all_gather", list(outputs), memory, calls, shown=[tensor])
 
-    def all_gather_single(self, outputs: Sequence[Tensor], tensors: Sequence[Tensor]) -> Request:
+    def all_gather_single(self, outputs: Sequence[Tensor], tensors: Sequence[Tensor]) -> TorchCall:
         """Each pair on its own: all ranks' ``tensors[i]`` one after the other into ``outputs[i]``."""
         memory = self.memory()
         calls = []
@@ -103,9 +107,9 @@ class Requests:
                     f"got {output.numel()}"
                 )
             calls.append(moved("allgather", memory.reads(tensor), memory.writes(output), tensor.nbytes))
-        return Request("_allgather_base", list(outputs), memory, calls, shown=tensors)
+        return TorchCall("_allgather_base", list(outputs), memory, calls, shown=tensors)
 
-    def all_gather_coalesced(self, outputs: Sequence[Sequence[Tensor]], tensors: Sequence[Tensor]) -> Request:
+    def all_gather_coalesced(self, outputs: Sequence[Sequence[Tensor]], tensors: Sequence[Tensor]) -> TorchCall:
         """Each tensor on its own: rank r's ``tensors[i]`` into everybody's ``outputs[r][i]``; equal sizes."""
         self._check_length("all_gather_coalesced", "output list", outputs)
         memory = self.memory()
@@ -116,9 +120,9 @@ class Requests:
             self._check_equal("all_gather_coalesced", "output", targets, tensor)
             calls.append(moved("allgather", memory.reads(tensor), memory.writes_all(targets), tensor.nbytes))
         result = [tensor for of_rank in outputs for tensor in of_rank]
-        return Request("all_gather", result, memory, calls, shown=tensors)
+        return TorchCall("all_gather", result, memory, calls, shown=tensors)
 
-    def reduce_scatter(self, output: Tensor, tensors: Sequence[Tensor], operation: Any) -> Request:
+    def reduce_scatter(self, output: Tensor, tensors: Sequence[Tensor], operation: Any) -> TorchCall:
         """Everybody's ``tensors[r]`` combined into rank r's ``output``. Sizes may differ: then by reduces."""
         self._check_list("reduce_scatter", "input", tensors, output)
         memory = self.memory()
@@ -144,9 +148,9 @@ class Requests:
                         CollectiveCall("reduce", dtype, real.numel(), name, root), memory.reads(real), recv, scale
                     )
                 )
-        return Request("reduce_scatter", [output], memory, calls, shown=tensors)
+        return TorchCall("reduce_scatter", [output], memory, calls, shown=tensors)
 
-    def reduce_scatter_single(self, outputs: Sequence[Tensor], tensors: Sequence[Tensor], operation: Any) -> Request:
+    def reduce_scatter_single(self, outputs: Sequence[Tensor], tensors: Sequence[Tensor], operation: Any) -> TorchCall:
         """Each pair on its own: block r of everybody's ``tensors[i]`` combined into rank r's ``outputs[i]``."""
         memory = self.memory()
         name, scale = reduction(operation)
@@ -164,9 +168,9 @@ class Requests:
                     CollectiveCall("reduce_scatter", element_type(target), target.numel(), name), send, recv, scale
                 )
             )
-        return Request("_reduce_scatter_base", list(outputs), memory, calls, shown=tensors)
+        return TorchCall("_reduce_scatter_base", list(outputs), memory, calls, shown=tensors)
 
-    def gather(self, outputs: Sequence[Tensor], tensor: Tensor, root: int) -> Request:
+    def gather(self, outputs: Sequence[Tensor], tensor: Tensor, root: int) -> TorchCall:
         """Rank r's ``tensor`` into the root's ``outputs[r]``; equal sizes."""
         memory = self.memory()
         target = None
@@ -175,9 +179,9 @@ class Requests:
             self._check_equal("gather", "output", outputs, tensor)
             target = memory.writes_all(outputs)
         call = moved("gather", memory.reads(tensor), target, tensor.nbytes, root)
-        return Request("gather", list(outputs), memory, [call], shown=[tensor])
+        return TorchCall("gather", list(outputs), memory, [call], shown=[tensor])
 
-    def scatter(self, output: Tensor, tensors: Sequence[Tensor], root: int) -> Request:
+    def scatter(self, output: Tensor, tensors: Sequence[Tensor], root: int) -> TorchCall:
         """The root's ``tensors[r]`` into rank r's ``output``; equal sizes."""
         memory = self.memory()
         source = None
@@ -186,47 +190,47 @@ class Requests:
             self._check_equal("scatter", "input", tensors, output)
             source = memory.reads_all(tensors)
         call = moved("scatter", source, memory.writes(output), output.nbytes, root)
-        return Request("scatter", [output], memory, [call], shown=tensors or [output])
+        return TorchCall("scatter", [output], memory, [call], shown=tensors or [output])
 
-    def all_to_all(self, outputs: Sequence[Tensor], tensors: Sequence[Tensor]) -> Request:
+    def all_to_all(self, outputs: Sequence[Tensor], tensors: Sequence[Tensor]) -> TorchCall:
         """``tensors[r]`` to rank r's ``outputs[our rank]``; only the two ends know a block's size."""
         self._check_length("all_to_all", "output list", outputs)
         self._check_length("all_to_all", "input list", tensors)
         targets = {output.data_ptr() for output in outputs if output.numel()}
         if any(tensor.data_ptr() in targets for tensor in tensors):
             tensors = [tensor.clone() for tensor in tensors]
-        request = AllToAll("all_to_all", list(outputs), self.memory(), shown=tensors)
-        request.rank, request.outputs, request.inputs = self.rank, outputs, tensors
-        return request
+        call = AllToAll("all_to_all", list(outputs), self.memory(), shown=tensors)
+        call.rank, call.outputs, call.inputs = self.rank, outputs, tensors
+        return call
 
     def all_to_all_single(
         self, output: Tensor, tensor: Tensor, output_splits: Sequence[int], input_splits: Sequence[int]
-    ) -> Request:
+    ) -> TorchCall:
         """Block r of ``tensor`` to block (our rank) of rank r's ``output``; blocks are rows of the first dimension."""
-        request = self.all_to_all(self._blocks(output, output_splits), self._blocks(tensor, input_splits))
-        request.result, request.shown = [output], [tensor]
-        return request
+        call = self.all_to_all(self._blocks(output, output_splits), self._blocks(tensor, input_splits))
+        call.result, call.shown = [output], [tensor]
+        return call
 
-    def barrier(self) -> Request:
+    def barrier(self) -> TorchCall:
         """Ends when all ranks have begun it."""
         memory = self.memory()
         token = memory.updates(torch.ones(1, dtype=torch.uint8))
-        return Request(
+        return TorchCall(
             "barrier", [], memory, [AddressedCall(CollectiveCall("allreduce", "uint8", 1, "max"), token, token)]
         )
 
-    def send(self, tensor: Tensor, peer: int, tag: int) -> Request:
+    def send(self, tensor: Tensor, peer: int, tag: int) -> TorchCall:
         """The elements of ``tensor``, as one message."""
         memory = self.memory()
         message = Message(False, memory.reads(tensor), tensor.nbytes, peer, tag)
-        return Request("send", [tensor], memory, messages=[message], shown=[tensor])
+        return TorchCall("send", [tensor], memory, messages=[message], shown=[tensor])
 
-    def receive(self, tensor: Tensor, peer: int | None, tag: int) -> Request:
+    def receive(self, tensor: Tensor, peer: int | None, tag: int) -> TorchCall:
         """One message, at most as long as ``tensor``."""
         memory = self.memory()
         message = Message(True, memory.writes(tensor), tensor.nbytes, peer, tag)
         title = "recv" if peer is not None else "recvAnySource"
-        return Request(title, [tensor], memory, messages=[message], shown=[tensor])
+        return TorchCall(title, [tensor], memory, messages=[message], shown=[tensor])
 
     def _blocks(self, tensor: Tensor, splits: Sequence[int]) -> list[Tensor]:
         """``tensor`` cut along its first dimension, equally where no sizes are given."""
@@ -275,3 +279,96 @@ def _pairs(title: str, outputs: Sequence[Tensor], tensors: Sequence[Tensor]) -> 
 def _real(tensor: Tensor) -> Tensor:
     """Complex numbers as pairs: right for what torch allows on them, sums."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+#: The tag of messages here: torch's own tags are not negative.
+TAG = -1
+#: How many times the data may be sent for the sake of one collective; messages cost more than copying.
+PADDING = 4
+
+
+@dataclass(slots=True)
+class AllToAll(TorchCall):
+    """AllToAll when each rank knows only its own blocks. ``outputs[r]`` comes from rank r, ``inputs[r]`` goes there.
+
+    First all ranks tell each other the sizes of what they send and expect: a small AllGather. From these numbers, which
+    are then the same everywhere, all choose alike: equal blocks go by one AllToAll, straight from tensor to tensor
+    where these lie in one piece; unequal ones by one AllToAll of blocks as long as the longest, as long as that is not
+    mostly padding; else by messages. Sizes that do not fit are found here, on all ranks, before anything hangs.
+
+    Parameters
+    ----------
+    rank
+        This rank.
+    outputs, inputs
+        One tensor per rank, of any layout; no output shares memory with an input.
+    """
+
+    rank: int = 0
+    outputs: Sequence[Tensor] = ()
+    inputs: Sequence[Tensor] = ()
+
+    def run(self, transport: Transport, timeout_s: float) -> None:
+        """Runs it, and waits for its end.
+
+        Raises
+        ------
+        PlanMismatchError
+            If a rank sends another number of bytes than its peer expects; on all ranks.
+        """
+        sizes = self._agreed(transport, timeout_s)
+        longest, total = int(sizes.max()), int(sizes.sum())
+        if (sizes == longest).all():
+            source, target = self.memory.reads_all(self.inputs), self.memory.writes_all(self.outputs)
+            moved("alltoall", source, target, longest).run(transport, timeout_s)
+        elif longest * sizes.size <= PADDING * total:
+            self._padded(longest, transport, timeout_s)
+        else:
+            self._by_messages(transport, timeout_s)
+
+    def _agreed(self, transport: Transport, timeout_s: float) -> NDArray[np.int64]:
+        """Bytes from rank to rank."""
+        own = np.array([[tensor.nbytes for tensor in side] for side in (self.inputs, self.outputs)])
+        everybodys = np.empty((len(self.inputs), *own.shape), np.int64)
+        moved("allgather", own.ctypes.data, everybodys.ctypes.data, own.nbytes).run(transport, timeout_s)
+        sent, expected = everybodys[:, 0], everybodys[:, 1].T
+        for source, target in np.argwhere(sent != expected):
+            raise PlanMismatchError(
+                f"all_to_all: rank {source} sends {int(sent[source, target])} bytes to rank {target}, which expects "
+                f"{int(expected[source, target])}; both must give the same split sizes and element type"
+            )
+        return sent
+
+    def _padded(self, block: int, transport: Transport, timeout_s: float) -> None:
+        ranks = len(self.inputs)
+        sent, received = (self.memory.room(ranks * block).view(ranks, block) for _ in range(2))
+        for row, tensor in zip(sent, self.inputs, strict=True):
+            copy(_as(row, tensor), tensor)
+        moved("alltoall", sent.data_ptr(), received.data_ptr(), block).run(transport, timeout_s)
+        for row, tensor in zip(received, self.outputs, strict=True):
+            copy(tensor, _as(row, tensor))
+
+    def _by_messages(self, transport: Transport, timeout_s: float) -> None:
+        ranks = len(self.inputs)
+        # Starting with the next rank keeps all ranks from sending to the same one at once.
+        peers = [(self.rank + step) % ranks for step in range(1, ranks)]
+        receives = [
+            transport.irecv(self.memory.writes(tensor), tensor.nbytes, peer, TAG, timeout_s)
+            for peer in peers
+            if (tensor := self.outputs[peer]).nbytes
+        ]
+        sends = [
+            transport.isend(self.memory.reads(tensor), tensor.nbytes, peer, TAG, timeout_s)
+            for peer in peers
+            if (tensor := self.inputs[peer]).nbytes
+        ]
+        copy(self.outputs[self.rank], self.inputs[self.rank])
+        for received in receives:
+            received.result()
+        for sent in sends:
+            sent.result()
+
+
+def _as(row: Tensor, tensor: Tensor) -> Tensor:
+    """The beginning of ``row``, which are bytes, as a tensor like ``tensor``."""
+    return row[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)

@@ -6,8 +6,7 @@ import pytest
 
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.engines.host_plan import Area
-from blinkccl.runtime.plans import host_plan
-from blinkccl.runtime.tuner import choose
+from blinkccl.runtime.plans import choose, host_plan
 
 #: S in bytes: powers of two, and one element beside each.
 SIZES = [2**power + beside for power in range(0, 31, 3) for beside in (-1, 0, 1)]

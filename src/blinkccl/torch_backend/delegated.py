@@ -1,4 +1,4 @@
-"""What backend blink does not serve itself, and who does: other devices' tensors, and sparse ones.
+"""Delegated groups: who serves what backend blink does not, other devices' tensors and sparse ones.
 
 In ``"cpu:blink,cuda:nccl"`` and ``"cpu:gloo,cuda:blink"`` torch takes our process group whole, so the calls on tensors
 of the other device arrive here. They go to a plain process group with the other backends of that string; sparse tensors
@@ -39,7 +39,7 @@ class Capabilities:
         return "blink"
 
 
-class Elsewhere:
+class DelegatedGroup:
     """The process group beside one of ours.
 
     Parameters
@@ -85,7 +85,7 @@ class Elsewhere:
         self._made.clear()
 
     def _make(self, name: str, device: str, group_name: str) -> Any:
-        store = dist.PrefixStore(f"blink/elsewhere/{device}/", self._store)
+        store = dist.PrefixStore(f"blink/delegated/{device}/", self._store)
         if self._group is None:
             self._group = dist.ProcessGroup(store, self._rank, self._size)
             self._group._set_default_backend(dist.Backend.backend_type_map[name])
