@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import IO, Any, NoReturn, Self
 
 import numpy as np
@@ -201,16 +201,17 @@ class RunningCandidate:
             else:
                 environment[name] = value
         try:
-            self._processes.append(
-                subprocess.Popen(
-                    list(process.command),
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=self._log,
-                    stderr=self._log,
-                    process_group=0,
-                )
-            )  # not a session: cores are shared among sessions first, and yields would be in vain
+            with _signals_wait():  # a process that nobody knows yet would stay behind
+                self._processes.append(
+                    subprocess.Popen(
+                        list(process.command),
+                        env=environment,
+                        stdin=subprocess.DEVNULL,
+                        stdout=self._log,
+                        stderr=self._log,
+                        process_group=0,
+                    )
+                )  # not a session: cores are shared among sessions first, and yields would be in vain
         except OSError as error:
             raise CommunicationError(
                 f"{self.launch.title}: cannot start {process.command[0]}: {error.strerror or error}"
@@ -321,3 +322,27 @@ def ended_by_signals() -> Iterator[None]:
     finally:
         for one, handler in before.items():
             signal.signal(one, handler)
+
+
+@contextlib.contextmanager
+def _signals_wait() -> Iterator[None]:
+    """Signals that Python handles are handled when the body is over, and not inside."""
+    came: list[tuple[int, FrameType | None]] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        came.append((number, frame))
+
+    here = threading.current_thread() is threading.main_thread()
+    handlers = {}
+    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if here else ():
+        handler = signal.getsignal(one)
+        if callable(handler):
+            handlers[one] = handler
+            signal.signal(one, note)
+    try:
+        yield
+    finally:
+        for one, handler in handlers.items():
+            signal.signal(one, handler)
+    for number, frame in came[:1]:
+        handlers[signal.Signals(number)](number, frame)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +13,8 @@ import numpy as np
 import pytest
 from fake_launch import launch
 
-from blinkccl.bench.candidate import RunningCandidate
+from blinkccl.bench import candidate
+from blinkccl.bench.candidate import CandidateLaunch, Process, RunningCandidate, ended_by_signals
 from blinkccl.bench.pattern import Work, commands
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import CommunicationError, UnsupportedError
@@ -135,3 +138,24 @@ def test_idle_ranks_take_no_time():
         before = ticks()
         time.sleep(0.3)
         assert ticks() - before <= 1, f"in units of 1/{os.sysconf('SC_CLK_TCK')} s"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_while_a_process_starts_leaves_none(number, monkeypatch):
+    started, really = [], subprocess.Popen
+
+    def popen(*arguments, **options):
+        started.append(really(*arguments, **options))
+        os.kill(os.getpid(), number)  # before anybody knows the process
+        return started[-1]
+
+    before = signal.getsignal(signal.SIGHUP)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests may run under nohup
+    monkeypatch.setattr(candidate.subprocess, "Popen", popen)
+    try:
+        with pytest.raises((SystemExit, KeyboardInterrupt)) as ended, ended_by_signals():
+            RunningCandidate(CandidateLaunch("x", 2, lambda path, room: 2 * [Process(["sleep", "60"])]))
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert number == signal.SIGINT or ended.value.code == 128 + number
+    assert [process.poll() is not None for process in started] == [True]

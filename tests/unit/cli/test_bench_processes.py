@@ -193,6 +193,7 @@ def test_many_ranks_on_few_cores_are_said(blink, monkeypatch):
 def test_a_signal_leaves_neither_ranks_nor_folders(number, tmp_path):
     """While ranks start: the fake ones never come."""
     code = (
+        "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # tests may run under nohup
         "import sys; from blinkccl.bench import host; from blinkccl.bench.candidate import CandidateLaunch, Process\n"
         "from blinkccl.bench.peers import registry; from blinkccl.cli import main\n"
         "host.load = lambda: None\n"
@@ -202,16 +203,25 @@ def test_a_signal_leaves_neither_ranks_nor_folders(number, tmp_path):
     )
     environment = {**{k: v for k, v in os.environ.items() if k not in LAUNCHERS}, "TMPDIR": str(tmp_path)}
     run = subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE, text=True)
-    try:
-        _until(lambda: len(_children(run.pid)) == 30)
-        ranks = _children(run.pid)
-        run.send_signal(number)
-        _, said = run.communicate(timeout=30)
-    finally:
-        run.kill()
+    with run:
+        try:
+            _until(lambda: len(_children(run.pid)) == 30)
+            ranks = _children(run.pid)
+            run.send_signal(number)
+            _, said = run.communicate(timeout=30)
+        finally:
+            run.kill()
     assert (run.returncode, "Traceback" in said) == (128 + number, False)
-    _until(lambda: not any(Path(f"/proc/{rank}").exists() for rank in ranks))
+    _until(lambda: not any(_runs(rank) for rank in ranks))
     assert list(tmp_path.iterdir()) == []
+
+
+def _runs(pid):
+    """Whether the process is there and has not ended: whoever inherits an ended one may be late to wait for it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def _children(pid):
