@@ -149,13 +149,15 @@ def test_a_signal_while_a_process_starts_leaves_none(number, monkeypatch):
         os.kill(os.getpid(), number)  # before anybody knows the process
         return started[-1]
 
-    before = signal.getsignal(signal.SIGHUP)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests may run under nohup
+    # Tests may run under nohup or in the background of a shell, where these are ignored.
+    before = {one: signal.signal(one, signal.SIG_DFL) for one in (signal.SIGHUP, signal.SIGTERM)}
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
     monkeypatch.setattr(candidate.subprocess, "Popen", popen)
     try:
         with pytest.raises((SystemExit, KeyboardInterrupt)) as ended, ended_by_signals():
             RunningCandidate(CandidateLaunch("x", 2, lambda path, room: 2 * [Process(["sleep", "60"])]))
     finally:
-        signal.signal(signal.SIGHUP, before)
+        for one, handler in before.items():
+            signal.signal(one, handler)
     assert number == signal.SIGINT or ended.value.code == 128 + number
     assert [process.poll() is not None for process in started] == [True]
