@@ -193,7 +193,7 @@ def test_many_ranks_on_few_cores_are_said(blink, monkeypatch):
 def test_a_signal_leaves_neither_ranks_nor_folders(number, tmp_path):
     """While ranks start: the fake ones never come."""
     code = (
-        "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # tests may run under nohup
+        f"import signal; signal.signal({number:d}, signal.SIG_DFL)\n"  # tests may run under nohup
         "import sys; from blinkccl.bench import host; from blinkccl.bench.candidate import CandidateLaunch, Process\n"
         "from blinkccl.bench.peers import registry; from blinkccl.cli import main\n"
         "host.load = lambda: None\n"
