@@ -190,7 +190,7 @@ def over_tcp(url: str, rank: int) -> tuple[int, str]:
     """Rank 1 says that it is on another host: it comes over TCP, and no descriptor goes that way."""
     deadline = time.monotonic() + PATIENT_S
     store = open_store(url, rank, deadline)
-    store.host = lambda: "127.0.0.1"  # type: ignore[method-assign]
+    store.host = lambda: "127.0.0.1"
     if rank == 1:
         peer_info._boot_id = lambda: "another"
     with join(store, "job", rank, 2, b"", deadline) as bootstrap:
@@ -259,7 +259,7 @@ def few_files() -> None:
 def test_everybody_gets_everybodys_files(directory: str) -> None:
     ranks = [RankProcess(shared, directory, rank, 4, 2 if rank == 0 else int(rank != 2)) for rank in range(4)]
     expected = [["rank 0", "rank 0"], ["rank 1"], [], ["rank 3"]]
-    assert pids(outcomes(ranks)) == [expected] * 4  # type: ignore[comparison-overlap]
+    assert pids(outcomes(ranks)) == [expected] * 4
 
 
 def test_too_few_open_files_are_an_error_on_both_sides(directory: str) -> None:
