@@ -80,7 +80,13 @@ def test_the_deadlines_message_says_the_same(start: Start) -> None:
     job = start(2, meets_a_deadline)
     job.hear("working")
     job.signal(1, signal.SIGSTOP)
-    (shown, stopped) = wait_until(job, 0, lambda g: [r.state for r in g.ranks] == ["waiting", "stopped"]).ranks
+
+    def at_rest(group: GroupState) -> bool:
+        """Rank 1 is stopped, and rank 0 has folded all that rank 1 had sent before."""
+        (waiting, stopped) = group.ranks
+        return (waiting.state, stopped.state) == ("waiting", "stopped") and waiting.waiting_s > 0.5
+
+    (shown, stopped) = wait_until(job, 0, at_rest).ranks
     assert shown.awaits is not None
     (error,) = job.errors(0)
     assert isinstance(error, DeadlineError)
