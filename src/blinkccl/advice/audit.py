@@ -26,22 +26,11 @@ _PLAN_MARKS = frozenset({"schema_version", "ranks", "shares"})
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What was found.
+    """What was found: ``faults`` has one sentence per violation of the verifier, naming rank, channel and step.
 
-    Parameters
-    ----------
-    forest
-        The plan as read.
-    verdict
-        The independent checker's: what the plan states, recomputed.
-    program
-        What engines would run; None where the plan cannot be lowered.
-    faults
-        One sentence per violation that the verifier found, naming rank, channel and step.
-    scope
-        The links on which nothing is faster, if the verdict is "optimal": a proof knows no others.
-    schema_version
-        Of the document, as it was written.
+    ``verdict`` is the independent checker's; ``program`` is None where the plan cannot be lowered; ``scope`` are the
+    links on which nothing is faster, if the verdict is "optimal": a proof knows no others. ``schema_version`` is the
+    document's, as it was written.
     """
 
     forest: Forest
@@ -80,19 +69,15 @@ class Audit:
 def audit(
     document: dict[str, Any], topology: Topology | None = None, links: str | None = None, source: str = "plan"
 ) -> Audit:
-    """Check a plan.
+    """Check a plan, the JSON object of ``blink plan --json``, which messages call ``source``.
 
     Parameters
     ----------
-    document
-        The JSON object of ``blink plan --json``.
     topology
         A machine that must have the plan's links. Where the plan brings no topology of its own, it is
         checked on links of this machine.
     links
         Which links of that machine; None: those that the plan was made for, as far as it tells.
-    source
-        What messages call the plan.
 
     Raises
     ------
@@ -102,10 +87,6 @@ def audit(
         If neither it nor ``topology`` says which links there are.
     TopologyError
         If the plan brings no topology and its ranks are not connected on ``links``.
-
-    Notes
-    -----
-    Cost: linear in the plan, plus the certificate and the liveness of the program.
     """
     try:
         written_as = document.get("schema_version", SCHEMA_VERSION)
@@ -157,22 +138,7 @@ class LinkChoice:
 
 
 def same_links(plan: Topology, machine: Topology, ranks: Sequence[int], links: str | None) -> LinkChoice | None:
-    """The choice that gives exactly the links of ``plan``; None where there is none.
-
-    Parameters
-    ----------
-    plan
-        The links that a plan lists.
-    machine
-        The whole machine.
-    links
-        The only choice to try; None: all of them.
-
-    Raises
-    ------
-    TopologyError
-        If ``links`` is none of those there are.
-    """
+    """The choice (``links``; None: any) that gives exactly the links that ``plan`` lists; None where there is none."""
     wanted = _identity(plan)
     return _first(machine, ranks, links, lambda network: _identity(network) == wanted)
 
@@ -180,19 +146,8 @@ def same_links(plan: Topology, machine: Topology, ranks: Sequence[int], links: s
 def links_of(document: dict[str, Any], machine: Topology, links: str | None) -> LinkChoice:
     """The links of ``machine`` that a plan without a topology was made for, told by its unit and loads.
 
-    Parameters
-    ----------
-    document
-        The JSON object of a plan, of which nothing is known yet.
-    links
-        What was typed; None: whichever fits, else the first that joins the ranks.
-
-    Raises
-    ------
-    UsageError
-        If the plan was made for other links than those typed.
-    TopologyError
-        If the machine has no such ranks, or nothing joins them.
+    ``links`` is what was typed (UsageError if the plan was made for others); None: whichever fits, else the first that
+    joins the ranks.
     """
     ranks = document.get("ranks")
     if not isinstance(ranks, list) or not all(type(rank) is int for rank in ranks):

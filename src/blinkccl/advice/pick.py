@@ -114,25 +114,12 @@ def rank_sets(
     links: str = "fast",
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Ranking:
-    """All sets of ``size`` of the ``free`` GPUs, by the proved optimal rate, then by what is left for others.
+    """All sets of ``size`` ≥ 2 of the ``free`` GPUs, by the proved optimal rate, then by what is left for others.
 
-    Parameters
-    ----------
-    free
-        Vertex ids, at least ``size``.
-    size
-        GPUs that the job needs, ≥ 2.
-    collective
-        Rooted at the set's first GPU where it has a root; sendrecv goes from the first to the last.
-    links
-        As in a plan. A set that ``"fast"`` leaves in parts is judged on PCIe.
-    progress
-        Called as ``progress(done, total)``, in sets.
-
-    Notes
-    -----
-    Cost: one plan per set, but for sets whose links are the same up to renumbering (all, behind one switch);
-    as many again for what is left where that is smaller than ``size``.
+    Rooted collectives have the set's first GPU as their root; sendrecv goes from the first to the last. A set that
+    ``"fast"`` leaves in parts is judged on PCIe. ``progress(done, total)`` counts sets. Cost: one plan per set, but for
+    sets whose links are the same up to renumbering (all, behind one switch); as many again for what is left where that
+    is smaller than ``size``.
     """
     free = tuple(sorted(free))
     _check(free, size, collective)

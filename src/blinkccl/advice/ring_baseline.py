@@ -14,16 +14,10 @@ from blinkccl.topology.model import FAST_KINDS
 
 @dataclass(frozen=True, slots=True)
 class RingBaseline:
-    """What NCCL 2.4's rings reach.
+    """What NCCL 2.4's rings reach: algbw in GB/s, None where there is no ring, for ``reason``.
 
-    Parameters
-    ----------
-    gb_per_s
-        algbw in GB/s; None where there is no ring, for ``reason``.
-    rings
-        Distinct rings, in lanes where they run over fast links.
-    fast
-        Whether they run over NVLink or its kin; otherwise NCCL has fallen back to PCIe.
+    ``rings`` are the distinct ones, in lanes where they run over fast links (``fast``: NVLink or its kin); otherwise
+    NCCL has fallen back to PCIe.
     """
 
     gb_per_s: float | None

@@ -41,8 +41,6 @@ def plan(request: Request) -> Forest:
     ------
     UnsupportedError
         For alltoall and sendrecv, which the paper gives no trees for, and for AllReduce on one-way links.
-    PackingError
-        If the links do not connect the ranks.
     """
     name = request.collective.name
     if name not in DRAFTS:

@@ -30,12 +30,7 @@ def certificate_for(collective: Collective, ranks: tuple[int, ...], topology: To
     """A proof of an upper bound on the rate of ``collective`` among ``ranks`` on ``topology``.
 
     Attained by ``optimal`` on every switchless topology, and with transit for all collectives but broadcast,
-    reduce, AllGather and ReduceScatter, where the bound is the cut's.
-
-    Raises
-    ------
-    PackingError
-        If the links do not connect the ranks.
+    reduce, AllGather and ReduceScatter, where the bound is the cut's. PackingError if the ranks are not connected.
     """
     return PROOFS[collective.name](collective, rank_network_of(topology, ranks))
 

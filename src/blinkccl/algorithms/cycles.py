@@ -23,25 +23,10 @@ STATE_LIMIT = 200_000
 def max_disjoint_cycles(capacity: Mapping[Arc, int], vertices: Sequence[int]) -> tuple[tuple[Cycle, int], ...]:
     """Hamiltonian cycles and how often each is taken, with at most ``capacity`` of them on any arc.
 
-    Parameters
-    ----------
-    capacity
-        RankNetwork per directed arc, positive integers.
-    vertices
-        At least two; all of them are on every cycle, and cycles start at the first.
-
-    Returns
-    -------
-    tuple
-        ``(cycle, times)``, with distinct cycles in ascending order. For up to :data:`EXACT_VERTICES`
-        vertices the sum of ``times`` is the maximum, except on irregular dense graphs whose refutation passes
-        :data:`REFUTE_LIMIT`; else it is what taking one cycle after the other finds. Empty if there is no
-        Hamiltonian cycle.
-
-    Notes
-    -----
-    Cost: all cycles once (at most (n−1)!), then a branch and bound over who covers the tightest arc. Every
-    allocation of a DGX-1 takes about 1 ms.
+    Cycles start at the first vertex and are distinct, in ascending order. For up to :data:`EXACT_VERTICES` vertices the
+    sum of the times is the maximum, except on irregular dense graphs whose refutation passes :data:`REFUTE_LIMIT`; else
+    it is what taking one cycle after the other finds. Cost: all cycles once (at most (n−1)!), then a branch and bound
+    over who covers the tightest arc. Every allocation of a DGX-1 takes about 1 ms.
     """
     exact = len(vertices) <= EXACT_VERTICES
     chosen = _Packing(capacity, vertices).best() if exact else _greedy(dict(capacity), vertices)
@@ -147,21 +132,11 @@ def _greedy(free: dict[Arc, int], vertices: Sequence[int]) -> list[Cycle]:
 def hamiltonian_path(
     arcs: Mapping[Arc, int], vertices: Sequence[int], start: int | None = None, *, closed: bool = False
 ) -> Cycle | None:
-    """The first path over all ``vertices`` along ``arcs``, or None.
+    """The first path over all ``vertices`` along ``arcs``, or None; ``closed``: an arc must lead back to its beginning.
 
-    Parameters
-    ----------
-    arcs
-        Widths; wider arcs are tried first, then those that lead to earlier ``vertices``.
-    start
-        Where it must begin; None tries every vertex in turn.
-    closed
-        Whether an arc must lead from its end back to its beginning.
-
-    Notes
-    -----
-    States (vertex, vertices left) that led nowhere are remembered: at most 2^n · n. After
-    :data:`STATE_LIMIT` of them the answer is None although there may be a path.
+    Wider arcs are tried first, then those that lead to earlier ``vertices``; where ``start`` is None every vertex in
+    turn. States (vertex, vertices left) that led nowhere are remembered: at most 2^n · n. After :data:`STATE_LIMIT` of
+    them the answer is None although there may be a path.
     """
     place = {v: i for i, v in enumerate(vertices)}
     following: dict[int, list[int]] = {v: [] for v in vertices}

@@ -26,15 +26,10 @@ Parents = dict[int, int]
 
 
 def plan(request: Request) -> Forest:
-    """Two shares of 1/2, one per tree.
+    """Two shares of 1/2, one per tree; AllReduce goes up and down each tree, Broadcast and Reduce one way.
 
     On one server the trees span the ranks in their order. On several, they span the servers, and each server
     is a chain behind one of its ranks, as in NCCL; the chain of the second tree begins at its other end.
-
-    Returns
-    -------
-    Forest
-        Two shares. AllReduce goes up and down each tree; Broadcast and Reduce one way.
 
     Raises
     ------

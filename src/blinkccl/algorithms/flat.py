@@ -20,11 +20,6 @@ from blinkccl.forest.model import Forest, Share
 def plan(request: Request) -> Forest:
     """N shares of 1/N: a star up to each rank and the same star down.
 
-    Returns
-    -------
-    Forest
-        At rate N/2 on direct links of capacity 1: on 4 GPUs 2, which is the optimum.
-
     Raises
     ------
     UnsupportedError
@@ -33,8 +28,8 @@ def plan(request: Request) -> Forest:
 
     Notes
     -----
-    Cost: 2 steps, 2(N−1)/N·S per rank. Where we differ: the article also sends part of each intra-socket
-    hop through host memory (its multi-path copy). Here a hop is one path.
+    Cost: 2 steps, 2(N−1)/N·S per rank; rate N/2 on direct links of capacity 1 (on 4 GPUs 2, the optimum). Where we
+    differ: the article also sends part of each intra-socket hop through host memory. Here a hop is one path.
     """
     require_collective(request, "flat", ("allreduce",), "use --algo one_hop, whose stars serve the rest")
     require_one_server(request, "flat")

@@ -32,13 +32,7 @@ class Draft:
 def forest_of(
     request: Request, view: RankNetwork, algorithm: str, drafts: Iterable[Draft], certificate: Certificate
 ) -> Forest:
-    """The forest of these shares, one slice each, on the links of ``view``; the rate is what the loads allow.
-
-    Raises
-    ------
-    InternalError
-        If the rate exceeds the proved bound: one of the two is wrong.
-    """
+    """The forest of these shares, one slice each, on the links of ``view``; the rate is what the loads allow."""
     shares = tuple(_share(view, request.ranks, number, draft) for number, draft in enumerate(drafts))
     rate = attained_rate(view.topology, shares)
     if rate > certificate.bound:

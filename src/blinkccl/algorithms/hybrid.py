@@ -57,25 +57,11 @@ def hybrid_split(
         D_PCIe = BW_PCIe (D − T_dpa BW_NVL) / (BW_PCIe + BW_NVL)
         T      = (D + T_dpa BW_PCIe) / (BW_PCIe + BW_NVL)
 
-    Parameters
-    ----------
-    total_bytes
-        D, not negative.
-    pcie_gb_per_s, nvlink_gb_per_s
-        BW_PCIe and BW_NVL in GB/s, positive: what all trees of a class reach together (:func:`rates`).
-    t_dpa_s
-        T_dpa in seconds, not negative: switching peer access off and on. The paper measures it and prints no value;
-        its Fig 21 implies about 0.31 ms per GPU, with PCIe at 5.5 GB/s.
-
-    Raises
-    ------
-    UsageError
-        If a number is out of its range.
-
-    Notes
-    -----
-    Where we differ: for D ≤ T_dpa BW_NVL Eq 8 gives PCIe a negative part, since NVLink is ready before peer access is
-    switched. There the part is 0 and T = D / BW_NVL. Numbers are taken as given, a float as the fraction that it is.
+    ``t_dpa_s`` is T_dpa in seconds: switching peer access off and on. The paper measures it and prints no value;
+    its Fig 21 implies about 0.31 ms per GPU, with PCIe at 5.5 GB/s. Bandwidths are what all trees of a class reach
+    together (:func:`rates`), in GB/s. Where we differ: for D ≤ T_dpa BW_NVL Eq 8 gives PCIe a negative part, since
+    NVLink is ready before peer access is switched. There the part is 0 and T = D / BW_NVL. Numbers are taken as given,
+    a float as the fraction that it is; UsageError if one is out of its range.
     """
     total, wait = Fraction(total_bytes), Fraction(t_dpa_s)
     pcie, nvlink = Fraction(pcie_gb_per_s) * GB, Fraction(nvlink_gb_per_s) * GB
@@ -90,13 +76,7 @@ def hybrid_split(
 
 
 def rates(request: Request) -> tuple[Fraction, Fraction]:
-    """(BW_PCIe, BW_NVL) in GB/s: what the trees of each class reach by themselves.
-
-    Raises
-    ------
-    UnsupportedError
-        As :func:`plan_split`.
-    """
+    """(BW_PCIe, BW_NVL) in GB/s: what the trees of each class reach by themselves."""
     pcie, nvlink = (class_plan(request, links) for links in ("pcie", "fast"))
     return _gb_per_s(pcie), _gb_per_s(nvlink)
 
@@ -104,40 +84,20 @@ def rates(request: Request) -> tuple[Fraction, Fraction]:
 def plan(request: Request) -> Forest:
     """The split of Eq 8 for D → ∞, or T_dpa = 0: in proportion to the rates of the two classes.
 
-    Returns
-    -------
-    Forest
-        At the sum of the two rates where the classes share no link.
-
-    Raises
-    ------
-    UnsupportedError
-        As :func:`plan_split`.
+    Its rate is the sum of the two where the classes share no link. Raises as :func:`plan_split`.
     """
     pcie_gb_per_s, nvlink_gb_per_s = rates(request)
     return plan_split(request, pcie_gb_per_s / (pcie_gb_per_s + nvlink_gb_per_s))
 
 
 def plan_split(request: Request, pcie_part: Fraction) -> Forest:
-    """The forest that sends ``pcie_part`` of the data over PCIe trees and the rest over NVLink trees.
+    """The forest that sends ``pcie_part`` (0 to 1) of the data over PCIe trees and the rest over NVLink trees.
 
-    Parameters
-    ----------
-    request
-        Any collective; ``links`` may be ``"fast"`` or ``"all"``, which here mean the same.
-    pcie_part
-        0 to 1; with 0 there are NVLink trees only, with 1 PCIe trees only.
-
-    Returns
-    -------
-    Forest
-        On the links of both classes, as ``--links all`` has them. Its rate is that of links alone, without T_dpa; its
-        bound is that of ``optimal`` on all of these links.
+    It lies on the links of both classes, as ``--links all`` has them. Its rate is that of links alone, without T_dpa;
+    its bound is that of ``optimal`` on all of these links. ``links`` of "fast" and "all" mean the same here.
 
     Raises
     ------
-    UsageError
-        If ``pcie_part`` is not between 0 and 1.
     UnsupportedError
         If the ranks are on several servers, PCIe alone was asked for, or one of the classes does not join the ranks.
 
@@ -163,13 +123,7 @@ def plan_split(request: Request, pcie_part: Fraction) -> Forest:
 
 
 def class_plan(request: Request, links: str) -> Forest:
-    """The best forest on one class of links, ``"fast"`` or ``"pcie"``.
-
-    Raises
-    ------
-    UnsupportedError
-        As :func:`plan_split`: what it refuses is refused here.
-    """
+    """The best forest on one class of links, ``"fast"`` or ``"pcie"``; refuses what :func:`plan_split` refuses."""
     require_one_server(request, ALGORITHM)
     if request.links == "pcie":
         raise UnsupportedError(

@@ -49,11 +49,6 @@ def plan(request: Request) -> Forest:
     Where several partitions into the fewest groups exist, or several ways to cross with a single link, the
     one of the highest rate is taken, then the one of the fewest shares.
 
-    Returns
-    -------
-    Forest
-        On a DGX-1P AllReduce runs at 2, 3/2 and 2 among 4, 6 and 8 GPUs; the optimum is 2, 9/5 and 16/7.
-
     Raises
     ------
     UnsupportedError
@@ -61,8 +56,8 @@ def plan(request: Request) -> Forest:
 
     Notes
     -----
-    Cost: AllReduce on two groups of m: 4 steps in tree form (the poster's exchange: 3), and each rank sends
-    2(m−1)/m + 1/m of S.
+    On a DGX-1P AllReduce runs at 2, 3/2 and 2 among 4, 6 and 8 GPUs; the optimum is 2, 9/5 and 16/7. Cost: AllReduce
+    on two groups of m: 4 steps in tree form (the poster's exchange: 3), and each rank sends 2(m−1)/m + 1/m of S.
     """
     require_collective(request, "internal_broadcast", SERVED, "use --algo optimal")
     network = request.network
@@ -259,15 +254,10 @@ class Grouping:
 
 
 def groupings(network: Topology, paths: Paths, ranks: Sequence[int]) -> list[Grouping]:
-    """Every partition of the ranks into the fewest fully connected groups, with its tree of groups.
+    """At most :data:`PARTITION_LIMIT` partitions of the ranks into the fewest fully connected groups, first fit first.
 
     Fully connected means: every pair joined by a direct link or through switches of the same server, not
-    through a host or NIC.
-
-    Returns
-    -------
-    list
-        At most :data:`PARTITION_LIMIT`, first fit first; without those whose groups no hop joins.
+    through a host or NIC. Each comes with its tree of groups; those whose groups no hop joins are left out.
     """
 
     def adjacent(u: int, v: int) -> bool:
@@ -289,8 +279,6 @@ def groupings(network: Topology, paths: Paths, ranks: Sequence[int]) -> list[Gro
 def fewest_cliques(ranks: Sequence[int], adjacent: Callable[[int, int], bool]) -> list[tuple[Group, ...]]:
     """Partitions of ``ranks`` into the fewest cliques, first fit first.
 
-    Notes
-    -----
     Exact by backtracking (minimum clique cover is NP-hard); after :data:`STEP_LIMIT` steps the fewest found
     so far counts. First fit alone is exact on servers whose switches or meshes form disjoint groups.
     """

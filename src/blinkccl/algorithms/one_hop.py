@@ -32,11 +32,8 @@ from blinkccl.forest.model import Forest, Share, Tree, to_ids
 def plan(request: Request) -> Forest:
     """The N stars of §3.5, or the one-hop form of any other collective.
 
-    Returns
-    -------
-    Forest
-        Of depth 1. For AllReduce, ReduceScatter, AllGather, Gather, Scatter and AllToAll among equal ports of
-        one switch the rate is the optimum.
+    For AllReduce, ReduceScatter, AllGather, Gather, Scatter and AllToAll among equal ports of one switch the rate is
+    the optimum.
 
     Raises
     ------

@@ -15,12 +15,7 @@ from blinkccl.forest.model import Forest, Share
 
 
 def plan(request: Request) -> Forest:
-    """N up-stars over one slice.
-
-    Returns
-    -------
-    Forest
-        N shares of weight 1 with the same ``slice``: the weight counts once.
+    """N up-stars over one slice: N shares of weight 1 with the same ``slice``, so the weight counts once.
 
     Raises
     ------

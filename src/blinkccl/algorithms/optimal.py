@@ -57,8 +57,6 @@ def plan(request: Request) -> Forest:
 
     Raises
     ------
-    PackingError
-        If the links do not connect the ranks.
     UnsupportedError
         If the objective is not served here: see :func:`optimal_trees.refuse_unproved`.
     """

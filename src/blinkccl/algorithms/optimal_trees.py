@@ -127,11 +127,6 @@ def refuse_unproved(objective: str, reached: int) -> None:
     """Refuse an objective through switches unless what familiar shapes reach cannot be beaten: 1 tree, depth ≤ 2.
 
     Depth 1 is tried first and is the star alone, so depth 2 is the least where the star was not enough.
-
-    Raises
-    ------
-    UnsupportedError
-        With the reason.
     """
     if (objective == "fewest-trees" and reached > 1) or (objective == "least-depth" and reached > 2):
         raise UnsupportedError(

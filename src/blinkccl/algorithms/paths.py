@@ -15,26 +15,11 @@ from blinkccl.topology.model import Topology
 
 
 def transit_paths(network: Topology, ranks: Sequence[int]) -> dict[tuple[int, int], Path]:
-    """One path for every ordered pair of ranks that links and transit vertices join.
+    """``(u, v) → (u, …, v)`` for every ordered pair of ranks that links and transit vertices join.
 
     Among the paths whose interior holds no rank, the one with the fewest links; among those, one whose
     narrowest link is widest; then by the order of vertex ids. A direct link is therefore always preferred.
-
-    Parameters
-    ----------
-    network
-        The links to plan on, e.g. ``Request.network``.
-    ranks
-        Vertex ids; every other vertex of ``network`` is transit.
-
-    Returns
-    -------
-    dict
-        ``(u, v) → (u, …, v)``, with u in the order of ``ranks`` and v by hops, then id; pairs that can only
-        be joined through other ranks are absent.
-
-    Notes
-    -----
+    Every vertex outside ``ranks`` is transit. Pairs come with u in the order of ``ranks`` and v by hops, then id.
     Cost: one breadth-first search per rank over the transit vertices, O(N · links of the network).
     """
     is_rank = frozenset(ranks)

@@ -156,13 +156,7 @@ ALIASES = {"auto": "optimal"}
 
 
 def algorithm(name: str) -> Algorithm:
-    """The registry row of ``name`` or of the alias ``auto``.
-
-    Raises
-    ------
-    UsageError
-        If there is no such algorithm; the message lists those there are.
-    """
+    """The registry row of ``name`` or of the alias ``auto``; a UsageError lists those there are."""
     try:
         return ALGORITHMS[ALIASES.get(name, name)]
     except KeyError:

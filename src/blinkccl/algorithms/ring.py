@@ -48,12 +48,7 @@ class Ring:
 def plan(request: Request) -> Forest:
     """The rings that NCCL 2.4 would use, with weights in proportion to their capacities.
 
-    Returns
-    -------
-    Forest
-        On the links that the rings use: the NVLinks, or PCIe where NCCL falls back to it. The bound is that
-        of the same links. AllReduce runs at R·N / (2(N−1)) for rings of capacity R in all; AllGather and
-        ReduceScatter at R·N / (N−1); Broadcast and Reduce at R.
+    The forest is on the links that the rings use, and so is its bound: NVLink, or PCIe where NCCL falls back to it.
 
     Raises
     ------
@@ -62,9 +57,10 @@ def plan(request: Request) -> Forest:
 
     Notes
     -----
-    Cost: AllReduce 2(N−1) steps, 2(N−1)/N·S on each link of a single ring; Broadcast and Reduce N−1 steps,
-    S. Where we differ: equal rings are one ring with the sum of their capacities, instead of one channel
-    each; and NVLinks through a switch carry one ring each way instead of a copy of it for every lane.
+    For rings of capacity R in all, AllReduce runs at R·N / (2(N−1)), AllGather and ReduceScatter at R·N / (N−1),
+    Broadcast and Reduce at R. Cost: AllReduce 2(N−1) steps, 2(N−1)/N·S on each link of a single ring; Broadcast and
+    Reduce N−1 steps, S. Where we differ: equal rings are one ring with the sum of their capacities, instead of one
+    channel each; and NVLinks through a switch carry one ring each way instead of a copy of it for every lane.
     """
     require_collective(request, "ring", SERVED, "use --algo optimal")
     network, rings = rings_for(request)
@@ -106,13 +102,7 @@ def ring_count(request: Request) -> int:
 
 
 def rings_for(request: Request) -> tuple[Topology, tuple[Ring, ...]]:
-    """The rings and the links they lie on: NVLink if it closes one, else PCIe.
-
-    Raises
-    ------
-    UnsupportedError
-        If PCIe closes none either.
-    """
+    """The rings and the links they lie on: NVLink if it closes one, else PCIe, else UnsupportedError."""
     if request.links != "pcie":
         network, rings = fast_rings(request)
         if network is not None and rings:
@@ -143,11 +133,8 @@ def _fall_back(network: Topology, ranks: Sequence[int], by_rank: bool) -> tuple[
 def fast_rings(request: Request) -> tuple[Topology | None, tuple[Ring, ...]]:
     """The rings over NVLink, xGMI or shared memory, and those links.
 
-    Returns
-    -------
-    tuple
-        The links are None where some rank has none into the set (NCCL then takes PCIe in PCIe order); the
-        rings are empty where no ring closes (NCCL then takes PCIe in rank order).
+    The links are None where some rank has none into the set (NCCL then takes PCIe in PCIe order); the
+    rings are empty where no ring closes (NCCL then takes PCIe in rank order).
     """
     try:
         network = replace(request, links="fast", relays=False).network
@@ -162,19 +149,9 @@ def fast_rings(request: Request) -> tuple[Topology | None, tuple[Ring, ...]]:
 
 
 def rings(network: Topology, ranks: Sequence[int], lane: int = 1) -> tuple[Ring, ...]:
-    """Link-disjoint directed Hamiltonian cycles over the direct fast links between ``ranks``.
+    """Link-disjoint directed Hamiltonian cycles over the direct fast links between ``ranks``, distinct and ascending.
 
-    Parameters
-    ----------
-    network
-        Direct links of the kinds in FAST_KINDS are used, transit is not.
-    lane
-        Capacity of one lane, in units of ``network``: rings are whole lanes, or halves for at most 4 ranks.
-
-    Returns
-    -------
-    tuple
-        Distinct rings in ascending order; empty if there is none.
+    ``lane`` is the capacity of one lane, in units of ``network``: rings are whole lanes, or halves for at most 4 ranks.
     """
     lanes = {
         (x.src, x.dst): x.capacity // lane

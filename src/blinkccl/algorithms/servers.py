@@ -22,13 +22,7 @@ def by_server(topology: Topology, ranks: Sequence[int]) -> tuple[tuple[int, ...]
 
 
 def require_one_server(request: Request, algorithm: str) -> None:
-    """Refuse ranks on several servers.
-
-    Raises
-    ------
-    UnsupportedError
-        Naming the servers.
-    """
+    """Refuse ranks on several servers, with their names."""
     servers = sorted({request.topology.vertex[rank].server for rank in request.ranks})
     if len(servers) > 1:
         raise UnsupportedError(
@@ -46,13 +40,7 @@ def stays_inside(network: Topology, path: Path) -> bool:
 def line_up(
     network: Topology, paths: Paths, members: Sequence[int], start: int | None = None
 ) -> tuple[int, ...] | None:
-    """The ranks of one server in an order in which each hop stays inside it; None if there is none.
-
-    Parameters
-    ----------
-    start
-        Which rank must come first; None leaves it open.
-    """
+    """The ranks of one server, from ``start`` if given, in an order in which each hop stays inside it; None if none."""
     arcs = {
         (u, v): min(network.link[arc].capacity for arc in pairwise(path))
         for (u, v), path in ((pair, paths[pair]) for pair in _pairs(paths, members))

@@ -52,26 +52,14 @@ def flipped(paths: Paths, tree: Tree) -> Tree:
 
 
 def require_collective(request: Request, algorithm: str, served: Sequence[str], instead: str) -> None:
-    """Refuse a collective that ``algorithm`` does not serve.
-
-    Raises
-    ------
-    UnsupportedError
-        Naming the collective, those that are served, and ``instead``: what to do.
-    """
+    """Refuse a collective that ``algorithm`` does not serve; ``instead`` says what to do."""
     name = request.collective.name
     if name not in served:
         raise UnsupportedError(f"{algorithm} does not serve {name}, only {', '.join(served)}; {instead}")
 
 
 def require_adjacent(paths: Paths, network: Topology, ranks: Sequence[int], algorithm: str) -> None:
-    """Refuse ranks of which two are more than one hop apart.
-
-    Raises
-    ------
-    UnsupportedError
-        Naming the first such pair and how many there are.
-    """
+    """Refuse ranks of which two are more than one hop apart, naming the first such pair and how many there are."""
     missing = missing_pairs(paths, ranks)
     if missing:
         u, v = missing[0]

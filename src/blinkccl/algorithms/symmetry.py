@@ -122,19 +122,10 @@ class TemplatePacking:
 
 
 def pack_templates(network: Network, group: Sequence[Sequence[int]], target: Fraction | None) -> TemplatePacking:
-    """The best mix of templates rooted at terminal 0.
+    """The best mix of templates rooted at terminal 0, as :func:`~blinkccl.packing.columns.pack_columns` finds it.
 
-    Parameters
-    ----------
-    group
-        Automorphisms as vertex permutations, a group under composition, the i-th moving terminal 0 to i.
-    target
-        A proved upper bound per root: the search stops on reaching it.
-
-    Raises
-    ------
-    InternalError
-        As :func:`~blinkccl.packing.columns.pack_columns`.
+    ``group`` are automorphisms as vertex permutations, a group under composition, the i-th moving terminal 0 to i.
+    ``target`` is a proved upper bound per root: the search stops on reaching it.
     """
     orbit = arc_orbits(network, group)
     size: dict[Arc, int] = {}

@@ -78,19 +78,13 @@ class LocalTree:
 
 
 def plan(request: Request) -> Forest:
-    """The three phases as one forest.
+    """The three phases as one forest, with the bound of ``optimal`` on the whole network as one graph.
 
     A server's local trees are those of ``optimal`` for an AllReduce inside it: a maximum packing of undirected
     trees where links join its GPUs, stars behind an NVSwitch. What matters across servers is where they are
     rooted, as only roots send through a NIC. Two ways are compared: each tree has one root; or trees are cut so that
     each GPU is the root of a part in proportion to its way out, which pays where NICs belong to GPUs. The faster
     one is taken, then the one of fewer shares.
-
-    Returns
-    -------
-    Forest
-        On ``request.network``, with the bound of ``optimal`` on the whole network as one graph. Each server
-        sends 2(n−1)/n · S for n servers.
 
     Raises
     ------
@@ -100,10 +94,10 @@ def plan(request: Request) -> Forest:
 
     Notes
     -----
-    Cost: at most n (T − n + 1) shares for T local trees (or pieces of them) in all; one hop more than the
-    deepest local tree, up and down again. Where we differ: the paper cuts the data by the number of trees; here
-    trees have weights, a server's trees need not be as many as another's, and a tree may have several roots in turn.
-    The paper has AllReduce only, and so have we.
+    Cost: each of n servers sends 2(n−1)/n · S; at most n (T − n + 1) shares for T local trees (or pieces of them) in
+    all; one hop more than the deepest local tree, up and down again. Where we differ: the paper cuts the data by the
+    number of trees; here trees have weights, a server's trees need not be as many as another's, and a tree may have
+    several roots in turn. The paper has AllReduce only, and so have we.
     """
     require_collective(request, ALGORITHM, ("allreduce",), "use --algo optimal")
     network = request.network
@@ -134,10 +128,7 @@ def plan(request: Request) -> Forest:
 def local_trees(request: Request, members: Sequence[int]) -> list[LocalTree]:
     """The trees that pack one server's own links best, heaviest first; one without edges for a single rank.
 
-    Raises
-    ------
-    UnsupportedError
-        If only the network joins the ranks of this server; the message names the parts and what would join them.
+    Where only the network joins a server's ranks, the UnsupportedError names the parts and what would join them.
     """
     if len(members) == 1:
         alone = Tree(members[0], ())

@@ -30,12 +30,8 @@ def plan(request: Request) -> Forest:
     """One share per socket, rooted at its leader.
 
     The article takes GPUs 1 and 2 of Mist as leaders "without loss of generality". On other machines the
-    choice matters, so the leaders of the highest rate are taken, then those of the first ranks.
-
-    Returns
-    -------
-    Forest
-        On Mist at 32 GB/s, the X-bus between the sockets.
+    choice matters, so the leaders of the highest rate are taken, then those of the first ranks. On Mist the rate is
+    that of the X-bus between the sockets, 32 GB/s.
 
     Raises
     ------
@@ -45,9 +41,8 @@ def plan(request: Request) -> Forest:
 
     Notes
     -----
-    Cost: depth 2 up and 2 down, so 4 steps; a leader of m GPUs sends m·S. Where we differ: the exchange
-    reduces each half at one leader, not both at both; and a hop is one path, not the article's multi-path
-    copy.
+    Cost: depth 2 up and 2 down, so 4 steps; a leader of m GPUs sends m·S. Where we differ: the exchange reduces each
+    half at one leader, not both at both; and a hop is one path, not the article's multi-path copy.
     """
     require_collective(request, "three_stage", ("allreduce",), "use --algo optimal")
     require_one_server(request, "three_stage")

@@ -28,18 +28,10 @@ _RATES = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the checker found.
+    """What the checker found; ``rate`` and ``bound`` are recomputed, None where no link is used or nothing is proved.
 
-    Parameters
-    ----------
-    violations
-        One sentence per false statement, each starting with its JSON path. Empty: the plan is right.
-    rate
-        The rate at which the fullest link is full, recomputed; None where no link is used.
-    bound
-        What the certificate proves, recomputed; None where it proves nothing.
-    optimal
-        Whether the plan is right and its recomputed rate is the recomputed bound.
+    ``violations`` has one sentence per false statement, each starting with its JSON path. ``optimal``: the plan is
+    right and its recomputed rate is the recomputed bound.
     """
 
     violations: list[str]
@@ -49,7 +41,7 @@ class Verdict:
 
 
 def check_plan(plan: object, topology: object = None) -> Verdict:
-    """Check every statement of a plan.
+    """Check every statement of a plan. Cost: linear in the plan, plus the certificate.
 
     Parameters
     ----------
@@ -60,21 +52,13 @@ def check_plan(plan: object, topology: object = None) -> Verdict:
         The JSON object of ``blink topo --json``. Where the plan brings no topology of its own, the plan is
         checked on this one. Where it does (the links that were planned on: ``--gpus`` and ``--links`` may
         leave links out), the plan is checked on its own, whose vertices and links this one must have, at
-        least as fast; "optimal" then speaks of the links in the plan.
-
-    Returns
-    -------
-    Verdict
+        least as fast; "optimal" then speaks of the links in the plan. A certificate of kind ``dual`` bounds
+        schedules whose relays pass on unicast data; see :mod:`blinkccl.forest.check_bound`.
 
     Raises
     ------
     ScheduleError
         If the JSON is no plan at all: a missing field, a wrong type, an unknown collective, no topology.
-
-    Notes
-    -----
-    A certificate of kind ``dual`` bounds schedules whose relays pass on unicast data; see
-    :mod:`blinkccl.forest.check_bound`. Cost: linear in the plan, plus the certificate.
     """
     read = read_plan(plan)
     given = None if topology is None else read_network(topology)

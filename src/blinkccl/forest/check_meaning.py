@@ -57,13 +57,7 @@ _MEANING: dict[str, tuple[tuple[str, ...], Callable[..., dict[Block, Requirement
 
 
 def wrong_ends(collective: str, ranks: Ranks, ends: Ends) -> list[str]:
-    """What is wrong with root, src and dst for this collective; empty where all is well.
-
-    Raises
-    ------
-    ScheduleError
-        If there is no such collective.
-    """
+    """What is wrong with root, src and dst for this collective; empty where all is well."""
     if collective not in _MEANING:
         raise ScheduleError(f"collective: expected one of {', '.join(_MEANING)}, got {collective[:40]!r}")
     wrong = []

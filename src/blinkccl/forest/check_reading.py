@@ -84,13 +84,7 @@ class Plan:
 
 
 def read_plan(data: object) -> Plan:
-    """The plan in ``data``, a JSON object.
-
-    Raises
-    ------
-    ScheduleError
-        If a field is missing or has the wrong shape; the message starts with its JSON path.
-    """
+    """The plan in ``data``; a ScheduleError's message starts with the JSON path of what is missing or misshapen."""
     plan = upgraded(_versioned(data, "plan"))
     shares = tuple(_share(entry, f"shares[{i}]") for i, entry in enumerate(_list(plan, "shares", "")))
     _workable((share.weight for share in shares), "shares", "weights")
@@ -114,14 +108,7 @@ def read_plan(data: object) -> Plan:
 
 
 def read_network(data: object) -> GivenLinks:
-    """The topology in ``data``, a JSON object as ``blink topo --json`` prints it.
-
-    Raises
-    ------
-    ScheduleError
-        If a field is missing or has the wrong shape, an id or a link is given twice, a link ends at no
-        vertex, or a capacity is not a positive integer.
-    """
+    """The topology in ``data``, a JSON object as ``blink topo --json`` prints it; a ScheduleError gives the path."""
     topology = upgraded(_versioned(data, "topology"))
     kinds: dict[int, str] = {}
     for i, entry in enumerate(_list(topology, "vertices", "topology")):

@@ -107,16 +107,8 @@ class _Plan(msgspec.Struct):
 def to_document(forest: Forest, plan_seconds: float | None = None) -> dict[str, Any]:
     """The JSON object of ``blink plan --json``, keys in their canonical order.
 
-    Parameters
-    ----------
-    plan_seconds
-        How long planning took, in seconds. Left out where None, as in every file: the same forest is to
-        give the same bytes.
-
-    Raises
-    ------
-    ScheduleError
-        If a number has more than :data:`MAX_DIGITS` digits, which no reader would take back.
+    ``plan_seconds`` is how long planning took; left out where None, as in every file: the same forest is to give the
+    same bytes. ScheduleError if a number has more than :data:`MAX_DIGITS` digits, which no reader would take back.
     """
     collective, ranks = forest.collective, forest.ranks
     ends = {key: getattr(collective, key) for key in ("root", "src", "dst")}
@@ -190,16 +182,8 @@ def dumps(document: dict[str, Any]) -> str:
 def loads(raw: bytes, source: str = "plan") -> dict[str, Any]:
     """The JSON object in ``raw``, for :func:`from_document` and for the checker, which are to see the same.
 
-    Parameters
-    ----------
-    source
-        What messages call it: the path as it was given.
-
-    Raises
-    ------
-    ScheduleError
-        If it is empty, no UTF-8, no JSON (with line and column) or no object, is nested too deeply, or longer
-        than :data:`MAX_BYTES`.
+    ScheduleError, with ``source``, if it is empty, no UTF-8, no JSON (with line and column) or no object, is nested too
+    deeply, or longer than :data:`MAX_BYTES`.
     """
     if len(raw) > MAX_BYTES:
         raise ScheduleError(f"{source}: expected at most {MAX_BYTES} bytes, got more")

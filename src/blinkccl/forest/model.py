@@ -57,19 +57,10 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One slice of the data and its trees.
+    """One slice of the data and its trees; the slices of one ``block`` (a vertex id, see :class:`Item`) lie in order.
 
-    Parameters
-    ----------
-    weight
-        Size of the slice as a fraction of S. Shares with the same ``slice`` carry the same data
-        (one-shot), and their weight counts once.
-    slice
-        Which slice; slices of one block lie in ascending order.
-    block
-        The block that the slice is cut from, by vertex id: see :class:`Item`.
-    root
-        Where the up-tree ends and the down-tree begins.
+    ``weight`` is the size of the slice as a fraction of S. Shares with the same ``slice`` carry the same data
+    (one-shot), and their weight counts once. ``root`` is where the up-tree ends and the down-tree begins.
     """
 
     weight: Fraction
@@ -236,13 +227,7 @@ def link_use(shares: Iterable[Share]) -> dict[tuple[int, int], Fraction]:
 
 
 def attained_rate(topology: Topology, shares: Iterable[Share]) -> Fraction:
-    """The rate at which the fullest link is exactly full.
-
-    Raises
-    ------
-    InternalError
-        If a share crosses a link that the topology lacks, or no share crosses any link.
-    """
+    """The rate at which the fullest link is exactly full; InternalError if no link is used, or a missing one."""
     use = link_use(shares)
     if not use:
         raise InternalError("a forest without edges has no rate")
@@ -259,16 +244,11 @@ MOST_PARTS = 64
 
 
 def split_shares(forest: Forest, parts: int) -> Forest:
-    """The forest with each slice cut into ``parts`` equal ones, which go the same way.
+    """The forest with each slice cut into ``parts`` equal ones (else UsageError), which go the same way.
 
     Loads, rate and proof stay as they are. Where a message costs its sender time before the first byte moves, as a copy
     engine's does, the messages of one channel move while the other's are issued: with two channels per tree the
     simulator gives a broadcast of 16 MB on a DGX-1V a third more.
-
-    Raises
-    ------
-    UsageError
-        If ``parts`` is not 1 to :data:`MOST_PARTS`.
     """
     if not 1 <= parts <= MOST_PARTS:
         raise UsageError(f"{parts} channels per tree; expected 1 to {MOST_PARTS}")

@@ -13,17 +13,10 @@ from blinkccl.packing.network import Arc
 
 
 def minimum_arborescence(n: int, root: int, cost: Sequence[Sequence[Any]]) -> list[int] | None:
-    """Parents of a minimum-cost out-tree spanning 0 … n−1; ``parent[root]`` is −1.
+    """Parents of a minimum-cost out-tree spanning 0 … n−1, ``parent[root]`` being −1; None where one cannot be reached.
 
-    Parameters
-    ----------
-    cost
-        ``cost[u][v]`` of arc u → v, None where there is none. Ties go to the lowest parent, a contracted
-        cycle counting as higher than any vertex.
-
-    Returns
-    -------
-    None where some vertex cannot be reached. Cost: O(n³) at worst, O(n²) when no cycle is met.
+    ``cost[u][v]`` is that of arc u → v, None where there is none. Ties go to the lowest parent, a contracted
+    cycle counting as higher than any vertex. Cost: O(n³) at worst, O(n²) when no cycle is met.
     """
     entering = {
         v: {u: cost[u][v] for u in range(n) if u != v and cost[u][v] is not None} for v in range(n) if v != root

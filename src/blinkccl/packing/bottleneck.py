@@ -19,21 +19,9 @@ from blinkccl.packing.network import Arc, Network
 def allgather_rate(network: Network) -> tuple[Fraction, tuple[int, ...]]:
     """x*, the rate per root at which all terminals can send to all, and the set S that limits it.
 
-    For ReduceScatter use the reversed network (and S there is what the data must *enter* here).
-
-    Returns
-    -------
-    rate, side
-        ``rate`` = cap⁺(side) / |side ∩ terminals| exactly.
-
-    Raises
-    ------
-    PackingError
-        If some terminal cannot reach another, or there is only one.
-
-    Notes
-    -----
-    Cost: N + k maximum flows for k updates, 0–3 of them in practice.
+    It is cap⁺(S) / |S ∩ terminals|. For ReduceScatter use the reversed network (and S there is what the data must
+    *enter* here). PackingError where some terminal cannot reach another. Cost: N + k maximum flows for k updates, 0–3
+    of them in practice.
     """
     if network.terminals < 2:
         raise PackingError("a bottleneck needs at least two terminals")
@@ -88,22 +76,11 @@ def _named(network: Network, side: tuple[int, ...]) -> str:
 
 
 def gather_rate(network: Network, root: int) -> tuple[Fraction, tuple[int, ...], dict[Arc, int]]:
-    """The rate at which every terminal can send to ``root`` at once, its cut, and a flow that does it.
+    """The rate at which every terminal can send to ``root`` at once, its cut S, and a flow that does it.
 
-    Returns
-    -------
-    rate, side, flow
-        ``rate`` = cap⁺(side) / |side ∩ terminals| = p/q in lowest terms; ``flow`` on the network scaled by
-        q brings p units from each other terminal to ``root``. Scatter is the same on the reversed network.
-
-    Raises
-    ------
-    PackingError
-        If some terminal cannot reach ``root``.
-
-    Notes
-    -----
-    One commodity, so the cut bound is attained, with or without balanced transit. Cost: k + 1 flows.
+    The rate is cap⁺(S) / |S ∩ terminals| = p/q in lowest terms; the flow on the network scaled by q brings p units from
+    each other terminal to ``root``. Scatter is the same on the reversed network. One commodity, so the cut bound is
+    attained, with or without balanced transit. PackingError where a terminal cannot reach ``root``. Cost: k + 1 flows.
     """
     others = [v for v in range(network.terminals) if v != root]
     if not others:

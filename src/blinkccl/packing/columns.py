@@ -60,13 +60,7 @@ class ExactPacking:
 def dual_bound(
     capacity: Mapping[Arc, int], demand: Sequence[Fraction], oracle: Oracle, prices: Mapping[Arc, Any]
 ) -> Fraction:
-    """Σ c·y / Σ_g demand_g · cheapest_g(y), exactly.
-
-    Raises
-    ------
-    InternalError
-        If these prices make some column free.
-    """
+    """Σ c·y / Σ_g demand_g · cheapest_g(y), exactly; InternalError if these prices make some column free."""
     cheapest: dict[int, Fraction] = {}
     for column in oracle(prices):
         price = column.cost(prices)
@@ -84,26 +78,12 @@ def pack_columns(
     seeds: Sequence[Column] = (),
     target: Fraction | None = None,
 ) -> ExactPacking:
-    """The exact optimum by column generation.
+    """The exact optimum by column generation; the groups' weights are demand × X.
 
-    Parameters
-    ----------
-    capacity
-        Per arc.
-    demand
-        Per group; the groups' weights are demand × X.
-    oracle
-        Prices exactly when given Fractions.
-    seeds
-        Columns to start with: preferred where they suffice.
-    target
-        A proved upper bound: generation stops on reaching it (LP values above it are rounding), and the
-        prices at that point, which other columns may still undercut, are not returned.
-
-    Raises
-    ------
-    InternalError
-        If HiGHS fails, or its final basis is no feasible solution in exact arithmetic.
+    The oracle prices exactly when given Fractions. ``seeds`` are columns to start with, preferred where they suffice.
+    ``target`` is a proved upper bound: generation stops on reaching it (LP values above it are rounding), and the
+    prices at that point, which other columns may still undercut, are not returned. InternalError if HiGHS fails, or its
+    final basis is no feasible solution in exact arithmetic.
     """
     master = _Master(capacity, demand)
     uniform = {arc: Fraction(1) for arc in capacity}
@@ -247,13 +227,7 @@ def check_loads(
 
 
 def solve_exactly(matrix: list[dict[int, Fraction]], right: list[Fraction]) -> list[Fraction]:
-    """The solution of a square sparse system by Gaussian elimination in Fractions.
-
-    Raises
-    ------
-    InternalError
-        If the matrix is singular or not square.
-    """
+    """The solution of a square sparse system by Gaussian elimination in Fractions; InternalError if it is singular."""
     size = len(right)
     rows = [dict(row) for row in matrix]
     right = list(right)

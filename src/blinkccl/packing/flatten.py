@@ -76,11 +76,7 @@ def flatten(
 ) -> list[Arborescence]:
     """The same roots and multiplicities within the same capacities, no deeper and usually shallower.
 
-    Parameters
-    ----------
-    capacity
-        Per arc; with ``undirected`` per edge (u < v), each used by a tree at most once in either direction.
-
+    ``capacity`` is per arc; with ``undirected`` per edge (u < v), each used by a tree at most once in either direction.
     Cost: a few passes of O(trees² · n) moves looked at.
     """
     hung = [_Tree(tree) for tree in trees]

@@ -43,22 +43,10 @@ class _Group:
 
 
 def pack_arborescences(network: Network, demand: Mapping[int, int], *, few: bool = False) -> list[Arborescence]:
-    """``demand[r]`` arborescences rooted at each ``r``, shallow arcs first.
+    """``demand[r]`` arborescences rooted at each ``r`` of a switchless network, shallow arcs first.
 
-    Parameters
-    ----------
-    network
-        Switchless.
-    demand
-        Trees wanted per root, not negative.
-    few
-        Grow the largest group by the arc that takes most of it, however deep: fewer different trees.
-
-    Raises
-    ------
-    PackingError
-        If the network has transit vertices, or the demand does not fit (some set of vertices is entered
-        by too little).
+    ``few`` grows the largest group by the arc that takes most of it, however deep: fewer different trees. PackingError
+    if the network has transit vertices, or the demand does not fit (some set of vertices is entered by too little).
     """
     if not network.switchless:
         raise PackingError("integral packing needs a network without transit vertices")
@@ -140,13 +128,7 @@ def merged(trees: Iterable[Arborescence]) -> list[Arborescence]:
 
 
 def canonical_arcs(root: int, arcs: tuple[Arc, ...]) -> tuple[Arc, ...]:
-    """The arcs of an out-tree breadth first from ``root``, children ascending.
-
-    Raises
-    ------
-    InternalError
-        If the arcs are no tree from ``root``.
-    """
+    """The arcs of an out-tree breadth first from ``root``, children ascending; InternalError if they are none."""
     children: dict[int, list[int]] = {}
     for u, v in arcs:
         children.setdefault(u, []).append(v)

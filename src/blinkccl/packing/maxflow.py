@@ -147,12 +147,8 @@ def min_cut(network: Network, source: int, sink: int) -> tuple[int, tuple[int, .
 def broadcast_rate(network: Network, root: int) -> tuple[int, tuple[int, ...]]:
     """λ(root) = min over terminals t of maxflow(root → t), and the side of a cut that attains it.
 
-    The optimum of one-to-all (Edmonds 1973) when every vertex is a terminal; an upper bound with transit.
-    Cost: one maximum flow per terminal, stopped at the least value so far.
-
-    Returns
-    -------
-    (0, side) when some terminal cannot be reached: ``side`` is what can.
+    The optimum of one-to-all (Edmonds 1973) when every vertex is a terminal; an upper bound with transit. Where some
+    terminal cannot be reached, 0 and what can. Cost: one maximum flow per terminal, stopped at the least value so far.
     """
     graph = FlowGraph.of(network)
     best, side = INFINITE, tuple(range(network.n))

@@ -37,12 +37,8 @@ class Multiflow:
 def all_to_all(network: Network) -> Multiflow:
     """The maximum concurrent flow of equal demands between all ordered pairs of terminals.
 
-    Raises
-    ------
-    PackingError
-        If some terminal cannot reach another.
-    InternalError
-        If no rounding of the solver's answer passes the exact check.
+    PackingError if some terminal cannot reach another; InternalError if no rounding of the solver's answer passes the
+    exact check.
     """
     rate, flows, raw_prices = _solved(network)
     if rate < 1e-9:
@@ -177,11 +173,6 @@ def decompose(flow: Mapping[Arc, int], supply: Mapping[int, int], sink: int) -> 
     """Paths that carry ``supply[v]`` units from each ``v`` to ``sink`` and use no arc more than ``flow`` does.
 
     Each path is a shortest one in what is left, so no path has a cycle and cycles in ``flow`` are ignored.
-
-    Raises
-    ------
-    InternalError
-        If ``flow`` does not conserve the supplies.
     """
     left = {arc: units for arc, units in flow.items() if units > 0}
     successors: dict[int, list[int]] = {}

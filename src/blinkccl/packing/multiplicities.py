@@ -41,10 +41,7 @@ def whole_weights(
 ) -> list[tuple[Column, Fraction]] | None:
     """Weights that reach ``rate`` and are multiples of 1/(k·q), q its denominator, k as small as found.
 
-    Returns
-    -------
-    None where none of ``multiples`` works out; the weights are checked in integers before they
-    are returned.
+    None where none of ``multiples`` works out; the weights are checked in integers before they are returned.
     """
     for multiple in multiples:
         scale = rate.denominator * multiple

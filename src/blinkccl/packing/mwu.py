@@ -31,23 +31,10 @@ class ApproximatePacking:
 
 
 def pack_multiplicative(capacity: Mapping[Arc, int], oracle: Oracle, epsilon: Fraction) -> ApproximatePacking:
-    """A packing of one group of columns of rate at least (1 − ε) of the optimum.
+    """A packing of one group of columns of rate at least (1 − ε) of the optimum, 0 < ε < 1 (else UsageError).
 
-    Parameters
-    ----------
-    capacity
-        Per arc.
-    oracle
-        Of a single group; of the columns it returns the cheapest is taken.
-    epsilon
-        Between 0 and 1, exclusive.
-
-    Raises
-    ------
-    UsageError
-        If ``epsilon`` is out of range.
-    InternalError
-        If the guarantee is not reached within twice the theoretical number of iterations.
+    Of the columns that the oracle returns the cheapest is taken. InternalError if the guarantee is not reached within
+    twice the theoretical number of iterations.
     """
     if not 0 < epsilon < 1:
         raise UsageError(f"epsilon must lie between 0 and 1, got {epsilon}")
@@ -119,13 +106,7 @@ def minimize_trees(
 ) -> list[tuple[Column, Fraction]] | None:
     """Few of ``candidates`` (most promising first) with weights that sum to at least (1 − threshold) · optimum.
 
-    Returns
-    -------
-    None where even the relaxation does not get there with these candidates.
-
-    Notes
-    -----
-    Deterministic: the integer programs are limited by branchings, not by time.
+    None where even the relaxation does not get there. Integer programs are limited by branchings, not by time.
     """
     wanted = (1 - threshold) * optimum
     relaxed = _relaxed(candidates, capacity)

@@ -18,13 +18,7 @@ Arc = tuple[int, int]
 
 @dataclass(frozen=True)
 class Network:
-    """A directed graph; ``arcs`` are ``(u, v, capacity)`` with positive integers, at most one per pair.
-
-    Raises
-    ------
-    PackingError
-        On a vertex out of range, a self-loop, a doubled arc, or a capacity that is not a positive integer.
-    """
+    """A directed graph; ``arcs`` are ``(u, v, capacity)`` with positive integers, at most one per pair."""
 
     n: int
     terminals: int

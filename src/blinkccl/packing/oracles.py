@@ -72,13 +72,7 @@ def loads_of(hops: Hops) -> dict[Arc, int]:
 
 
 def cheapest_tree_from(network: Network, prices: Prices, root: int) -> Hops:
-    """The cheapest out-tree over all terminals from ``root``, shallow where prices leave a choice.
-
-    Raises
-    ------
-    PackingError
-        If some terminal cannot be reached.
-    """
+    """The cheapest out-tree over all terminals from ``root``, shallow where prices leave a choice."""
     return _tree(network, *cheapest_hops(network, prices), root)
 
 

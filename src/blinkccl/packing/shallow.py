@@ -42,13 +42,7 @@ class Effort:
 
 
 def out_trees(network: Network, root: int, depth: int, effort: Effort | None = None) -> Iterator[tuple[Arc, ...]]:
-    """Every spanning out-tree of a switchless network from ``root`` with at most ``depth`` levels, each once.
-
-    Raises
-    ------
-    EffortSpentError
-        When ``effort`` is spent before the last tree.
-    """
+    """Every spanning out-tree of a switchless network from ``root`` with at most ``depth`` levels, each once."""
     yield from _extended(network, effort or Effort(sys.maxsize), depth, [root], frozenset([root]), ())
 
 
@@ -133,12 +127,8 @@ def choose(
 ) -> list[Arborescence] | None:
     """Whole multiplicities for ``columns`` that meet ``demand`` per root within ``capacity``; None if not found.
 
-    Parameters
-    ----------
-    undirected
-        ``capacity`` is per undirected edge (u < v), and ``demand`` has one entry for all roots together.
-    node_limit
-        Branchings that the integer program may take: a limit of work, so the answer is reproducible.
+    With ``undirected``, ``capacity`` is per edge (u < v), and ``demand`` has one entry for all roots together.
+    ``node_limit`` branchings of the integer program are a limit of work, so the answer is reproducible.
     """
     if not columns:
         return None
@@ -249,19 +239,10 @@ def _needed(widths: list[int], demand: int) -> int:
 def fewest_arborescences(
     network: Network, root: int, demand: int, known: list[Arborescence], budget: int | None = None
 ) -> tuple[list[Arborescence], bool]:
-    """As few arborescences as the search finds, and whether fewer are proved impossible.
+    """As few arborescences as the search finds, and whether fewer are proved impossible in whole multiplicities.
 
-    Parameters
-    ----------
-    known
-        A packing to beat.
-    budget
-        Trees that the search may look at; by default :data:`MOST_TREES`, less in large networks.
-
-    Returns
-    -------
-    trees, proved
-        ``proved`` holds among whole multiplicities of ``network``'s units.
+    ``known`` is a packing to beat; ``budget`` how many trees the search may look at, by default :data:`MOST_TREES`,
+    less in large networks.
     """
     least = fewest_bound(network.n, root, network.capacity, demand)
     if budget is None:

@@ -62,13 +62,7 @@ def _new_highs() -> Any:
 
 
 def solve(model: Model, node_limit: int = 2000) -> list[float] | None:
-    """A solution, or None where there is none (or none was found within ``node_limit`` branchings).
-
-    Raises
-    ------
-    InternalError
-        On any status of HiGHS other than solved, infeasible, out of nodes or lost in rounding.
-    """
+    """A solution, or None where there is none (or none was found within ``node_limit`` branchings)."""
     highs = _new_highs()
     highs.setOptionValue("mip_max_nodes", node_limit)
     highs.passModel(_lowered(model))
@@ -84,13 +78,7 @@ def solve(model: Model, node_limit: int = 2000) -> list[float] | None:
 
 
 def solve_with_duals(model: Model) -> tuple[list[float], list[float]]:
-    """An optimum of a linear program that has one: the columns' values and the rows' duals.
-
-    Raises
-    ------
-    InternalError
-        On any status of HiGHS other than solved.
-    """
+    """An optimum of a linear program that has one: the columns' values and the rows' duals."""
     highs = _new_highs()
     highs.passModel(_lowered(model))
     highs.run()
@@ -125,13 +113,7 @@ class GrowingProgram:
         return self._numpy.array(values, dtype=self._numpy.int32 if kind is int else self._numpy.float64)
 
     def maximise(self) -> tuple[float, list[float]]:
-        """The optimum and the rows' duals (≤ 0 for a tight upper bound).
-
-        Raises
-        ------
-        InternalError
-            On any status of HiGHS other than solved.
-        """
+        """The optimum and the rows' duals (≤ 0 for a tight upper bound)."""
         self._highs.run()
         if _outcome(self._highs) != "solved":
             raise _stopped(self._highs)

@@ -27,28 +27,17 @@ Widths = dict[Arc, int]
 
 
 def undirected_widths(network: Network) -> Widths:
-    """Width of each undirected edge of a switchless symmetric network.
-
-    Raises
-    ------
-    PackingError
-        If the network has transit, or an arc whose reverse is missing or of another capacity.
-    """
+    """Width of each undirected edge of a switchless symmetric network; other networks are a PackingError."""
     if not network.switchless or not network.symmetric:
         raise PackingError("undirected packing needs symmetric links and no transit vertices")
     return {(u, v): c for u, v, c in network.arcs if u < v}
 
 
 def strength(n: int, widths: Mapping[Arc, int]) -> tuple[Fraction, tuple[tuple[int, ...], ...]]:
-    """τ and a partition that attains it, coarse enough to show the bottleneck.
+    """τ and a partition that attains it, coarse enough to show the bottleneck; PackingError where vertices are apart.
 
     Newton's method on min over P of cap(P) − λ(|P| − 1); each step is n maximum flows
     (the greedy algorithm of the Dilworth truncation, merging tight sets; Cunningham 1985).
-
-    Raises
-    ------
-    PackingError
-        If there are fewer than two vertices or they are not connected (the message names the parts).
     """
     if n < 2:
         raise PackingError("spanning trees need at least two vertices")
@@ -136,15 +125,7 @@ class TreePacking:
 def pack_trees(network: Network, *, few: bool = False) -> TreePacking:
     """A maximum packing of undirected spanning trees, each rooted at its centre, with its certificate.
 
-    Parameters
-    ----------
-    few
-        Try every vertex as the root that the links are directed from, and keep the packing of fewest trees.
-
-    Raises
-    ------
-    PackingError
-        As :func:`undirected_widths` and :func:`strength`.
+    ``few`` tries every vertex as the root that the links are directed from, and keeps the packing of fewest trees.
     """
     widths = undirected_widths(network)
     rate, blocks = strength(network.n, widths)
@@ -164,16 +145,11 @@ def most_central(network: Network) -> int:
 
 
 def direct(n: int, widths: Mapping[Arc, int], root: int, demand: int) -> Network:
-    """Split every width into two directions so that ``demand`` can flow from ``root`` to each vertex.
+    """Split every width into two directions so that ``demand`` ≤ τ can flow from ``root`` to each vertex.
 
     Only the in-degrees m matter: an orientation is good iff m(X) ≥ i(X) + demand for every nonempty set X
     without the root, i(X) being the width inside X (Frank 1980). The least such m is found greedily with
     one minimum cut per vertex, then realised by one maximum flow.
-
-    Raises
-    ------
-    InternalError
-        If ``demand`` exceeds τ.
     """
     degree = [0] * n
     for (u, v), w in widths.items():

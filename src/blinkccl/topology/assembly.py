@@ -26,15 +26,7 @@ class Rated:
 
 @dataclass
 class Assembly:
-    """A machine under construction.
-
-    Parameters
-    ----------
-    name
-        For people.
-    provenance
-        Where the links come from, unless a link says otherwise.
-    """
+    """A machine under construction; ``provenance`` is where the links come from, unless a link says otherwise."""
 
     name: str
     provenance: str
@@ -43,13 +35,7 @@ class Assembly:
     notes: list[str] = field(default_factory=list)
 
     def add(self, kind: str, name: str = "", server: int = 0) -> int:
-        """Add one vertex with the next free id, and return that id.
-
-        Raises
-        ------
-        TopologyError
-            If there are more than :data:`MAX_VERTICES`.
-        """
+        """Add one vertex with the next free id, and return that id; TopologyError beyond :data:`MAX_VERTICES`."""
         number = len(self.vertices)
         if number >= MAX_VERTICES:
             raise TopologyError(f"{self.name}: more than {MAX_VERTICES} vertices, the most we take")
@@ -61,13 +47,7 @@ class Assembly:
         return [self.add(kind, f"{name}{i}", server) for i in range(count)]
 
     def arc(self, src: int, dst: int, gb_per_s: Fraction | int, kind: str, provenance: str | None = None) -> None:
-        """Add one direction of a link; parallel links of one kind add up.
-
-        Raises
-        ------
-        TopologyError
-            If the rate is not positive, or the pair is joined by another kind already.
-        """
+        """Add one direction of a link; parallel links of one kind add up, of two kinds they are a TopologyError."""
         rate = Rated(Fraction(gb_per_s), kind, provenance or self.provenance)
         if rate.gb_per_s <= 0:
             raise TopologyError(f"{self.name}: link {src} → {dst}: rate must be positive, got {gb_per_s} GB/s")
@@ -94,13 +74,7 @@ class Assembly:
             self.join(vertex, centre, gb_per_s, kind)
 
     def finish(self) -> Topology:
-        """The topology; its unit is the largest rate of which every link is a whole multiple.
-
-        Raises
-        ------
-        TopologyError
-            As :class:`~blinkccl.topology.model.Topology`.
-        """
+        """The topology; its unit is the largest rate of which every link is a whole multiple."""
         unit = common_unit(rate.gb_per_s for rate in self.links.values())
         links = tuple(
             Link(src, dst, int(rate.gb_per_s / unit), rate.kind, float(rate.gb_per_s), rate.provenance)
@@ -120,23 +94,9 @@ def compose(machine: Topology, servers: int, nic_gb_per_s: Fraction | None = Non
 
     GPU ``j`` of server ``s`` gets the id ``s·G + j`` (G GPUs a server, in ascending order of their ids in
     ``machine``); switches, hosts and NICs follow, server by server; the network switch comes last and forms a
-    group of its own, ``server = servers``.
-
-    Parameters
-    ----------
-    machine
-        One server.
-    servers
-        How many, at least 1.
-    nic_gb_per_s
-        GB/s per direction of every NIC, on its GPU side and on its network side. Without it the NICs keep
-        the rate that the machine gives them. A machine that has no NIC gets one per server, joined to each of
-        its GPUs: then the rate must be given.
-
-    Raises
-    ------
-    TopologyError
-        If the machine spans servers already, has no NIC and no rate is given, or the cluster is too large.
+    group of its own, ``server = servers``. ``nic_gb_per_s`` is GB/s per direction of every NIC, on its GPU side and on
+    its network side; without it the NICs keep the machine's rate. A machine that has no NIC gets one per server,
+    joined to each of its GPUs: then the rate must be given.
     """
     _check(machine, servers, nic_gb_per_s)
     count = f"{servers}x {machine.name}"

@@ -202,13 +202,7 @@ CATALOG: dict[str, Machine] = {
 
 @lru_cache(maxsize=len(CATALOG))
 def machine(name: str) -> Topology:
-    """The catalog's machine ``name``.
-
-    Raises
-    ------
-    TopologyError
-        If there is none; the message lists those there are.
-    """
+    """The catalog's machine ``name``; a TopologyError lists those there are."""
     try:
         return CATALOG[name].build()
     except KeyError:

@@ -36,12 +36,7 @@ FORMATS = (
 
 
 def read_topology(path: Path, source: str = "") -> Topology:
-    """The topology in the file ``path``.
-
-    Parameters
-    ----------
-    source
-        What messages call it, such as the path before it was normalised; default: ``path``.
+    """The topology in the file ``path``, which messages call ``source``.
 
     Raises
     ------
@@ -57,16 +52,9 @@ def read_topology(path: Path, source: str = "") -> Topology:
 
 
 def parse_topology(data: bytes, source: str, name: str = "") -> Topology:
-    """The topology in ``data``, in whichever of :data:`FORMATS` it is.
+    """The topology in ``data`` (a whole file, UTF-8, at most 8 MiB), in whichever of :data:`FORMATS` it is.
 
-    Parameters
-    ----------
-    data
-        The whole file, UTF-8, at most 8 MiB.
-    source
-        What messages call it: the path as it was given.
-    name
-        The topology's name where its format has no place for one; default: ``source``.
+    ``source`` is what messages call it; ``name`` the topology's name where its format has no place for one.
 
     Raises
     ------

@@ -114,13 +114,7 @@ def parse(text: str, source: str = "JSON") -> Topology:
 
 
 def from_record(record: TopologyRecord, source: str) -> Topology:
-    """The topology of a record.
-
-    Raises
-    ------
-    TopologyError
-        As :func:`parse`.
-    """
+    """The topology of a record; TopologyError as :func:`parse`."""
     _check_version(record.schema_version, source)
     _check_size(record, source)
     _check_texts(record, source)

@@ -33,13 +33,7 @@ def label_fault(text: str, most: int = MAX_LABEL) -> str | None:
 
 
 def check_labels(source: str, named: Iterable[tuple[str, str]], most: int = MAX_LABEL) -> None:
-    """Refuse texts that are no labels; ``named`` gives each with the place where it stands.
-
-    Raises
-    ------
-    TopologyError
-        Naming source and place, but not showing the text.
-    """
+    """Refuse texts that are no labels; ``named`` gives each with its place, which the error names without the text."""
     for where, text in named:
         fault = label_fault(text, most)
         if fault is not None:

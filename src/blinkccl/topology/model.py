@@ -55,24 +55,9 @@ class Link:
 class Topology:
     """A directed graph with at most one link per ordered pair of vertices.
 
-    Parameters
-    ----------
-    name
-        For people; takes no part in equality of plans.
-    unit_gb_per_s
-        GB/s (1e9 bytes per second) of one unit of capacity.
-    vertices
-        With unique ids; vertices of a kind in :data:`RANK_KINDS` can be ranks.
-    links
-        Directed; at most one per ordered pair.
-    notes
-        What a reader assumed or left out, for people ("GPU1's nvlink to itself dropped").
-
-    Raises
-    ------
-    TopologyError
-        On duplicate ids, unknown kinds or ends, self-links, doubled links, a capacity that is not a
-        positive integer, or a rate that is not positive and finite.
+    ``unit_gb_per_s`` is GB/s (1e9 bytes per second) of one unit of capacity; ``notes`` say what a reader assumed or
+    left out ("GPU1's nvlink to itself dropped"). Duplicate ids, unknown kinds or ends, self-links, doubled links and
+    capacities or rates that are not positive are a TopologyError.
     """
 
     name: str

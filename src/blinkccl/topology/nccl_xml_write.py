@@ -277,15 +277,6 @@ _Colours = dict[int, int]
 def differences(topology: Topology, text: str) -> list[str]:
     """A sentence for each choice of ``--links`` whose network is another one when ``text`` is read back.
 
-    Parameters
-    ----------
-    topology
-        What was written.
-    text
-        The XML.
-
-    Notes
-    -----
     Networks are compared by refinement of colours from the GPUs, in their order; vertices that only pass data
     on have no identity of their own. Cost: O(links × rounds).
     """

@@ -57,18 +57,11 @@ def looks_like(text: str) -> bool:
 
 
 def parse(text: str, source: str = "nvidia-smi") -> Topology:
-    """The machine that a matrix shows.
+    """The machine that a matrix shows; what stands before or after the matrix is passed over.
 
     NVLinks become direct links, or one NVSwitch vertex where all pairs of a group show the same number of
     lanes and a GPU would need more than 18 of them. PCIe becomes hosts and switches (:mod:`~.pcie_tree`).
     NICs help to find these but are left out, as the matrix does not give their rate.
-
-    Parameters
-    ----------
-    text
-        The output of ``nvidia-smi topo -m``; what stands before or after the matrix is passed over.
-    source
-        File name, for messages and as the topology's name.
 
     Raises
     ------
@@ -88,13 +81,7 @@ def parse(text: str, source: str = "nvidia-smi") -> Topology:
 
 
 def read_cells(text: str, source: str) -> Cells:
-    """The checked matrix: complete, known cells, symmetric.
-
-    Raises
-    ------
-    TopologyError
-        As :func:`parse`, except for what concerns the machine behind it.
-    """
+    """The checked matrix: complete, known cells, symmetric."""
     lines = _of_one_node(_ESCAPES.sub("", text).splitlines(), source)
     if _ROCM.search(text):
         raise TopologyError(

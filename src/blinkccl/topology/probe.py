@@ -38,18 +38,10 @@ _PCIE_GENERATION = {1: "2.5", 2: "5", 3: "8", 4: "16", 5: "32", 6: "64"}
 
 
 def probe(nvml: Any = None) -> Topology:
-    """This machine.
+    """This machine; ``nvml`` is a module with the functions of ``pynvml``, by default that of nvidia-ml-py.
 
-    Parameters
-    ----------
-    nvml
-        A module with the functions of ``pynvml``; by default that of nvidia-ml-py.
-
-    Returns
-    -------
-    Topology
-        GPUs with NVLinks and PCIe, provenance ``nvml``; without a driver or GPUs the CPUs or NUMA nodes on a
-        shared-memory switch, provenance ``host``. Its notes say what was assumed.
+    GPUs with NVLinks and PCIe, provenance ``nvml``; without a driver or GPUs the CPUs or NUMA nodes on a
+    shared-memory switch, provenance ``host``. Its notes say what was assumed.
 
     Raises
     ------
@@ -247,13 +239,7 @@ def _nvlinks(driver: _Driver, i: int, handle: Any) -> tuple[dict[str, int], int]
 
 
 def this_host(cpus: Sequence[int] | None = None, nodes: Sequence[int] | None = None) -> Topology:
-    """CPUs, or NUMA nodes where there are many CPUs, as ranks on one shared-memory switch.
-
-    Parameters
-    ----------
-    cpus, nodes
-        Numbers of the CPUs that this process may use and of the NUMA nodes; by default those of this host.
-    """
+    """CPUs, or NUMA nodes where there are many CPUs, as ranks on one shared-memory switch; by default this host's."""
     cpus = _allowed_cpus() if cpus is None else cpus
     nodes = _numa_nodes() if nodes is None else nodes
     box = Assembly("this host", "host")

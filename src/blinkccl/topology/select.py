@@ -17,7 +17,7 @@ PCIE_KINDS = ("pcie", "smp")
 
 
 def network_for(topology: Topology, ranks: Sequence[int], links: str = "fast", *, relays: bool = False) -> Topology:
-    """The links to plan on.
+    """The links to plan on; results are cached, as planners ask again and again.
 
     Keeps the ``ranks``, and of the switches, NICs and hosts those that lie on a way between two of them.
     The unit is the largest rate of which every link *of the kinds kept* in the whole topology is a multiple,
@@ -25,8 +25,6 @@ def network_for(topology: Topology, ranks: Sequence[int], links: str = "fast", *
 
     Parameters
     ----------
-    topology
-        The whole machine or cluster.
     ranks
         Vertex ids in the order of the ranks.
     links
@@ -43,22 +41,12 @@ def network_for(topology: Topology, ranks: Sequence[int], links: str = "fast", *
     TopologyError
         If a rank is unknown, no GPU, or given twice; if ``links`` is none of the three; or if some rank
         cannot reach another on the links kept (the message names the parts, and what would join them).
-
-    Notes
-    -----
-    O(links); results are cached, as planners ask again and again.
     """
     return _network(topology, tuple(ranks), links, relays)
 
 
 def check_ranks(topology: Topology, ranks: Sequence[int]) -> None:
-    """Refuse unknown, doubled and transit vertices.
-
-    Raises
-    ------
-    TopologyError
-        Naming the first offender and what there is instead.
-    """
+    """Refuse unknown, doubled and transit vertices; the TopologyError names the first."""
     seen: set[int] = set()
     for rank in ranks:
         vertex = topology.vertex.get(rank)

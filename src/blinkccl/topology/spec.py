@@ -18,23 +18,15 @@ _COMPOSED = re.compile(r"(?:(?P<count>[0-9]+)\s*x\s*)?(?P<machine>.+?)\s*(?:@\s*
 
 
 def parse_spec(text: str) -> Topology:
-    """The topology that ``text`` names.
+    """The topology that ``text`` names, as in ``parse_spec("2x dgx-1v @ 40Gbps")``.
 
-    Parameters
-    ----------
-    text
-        A catalog name (``dgx-1v``), a file in any format we read, a synthetic spec (``torus:4x4``), or
-        several servers of one of these (``2x dgx-1v @ 40Gbps``; the rate is that of each NIC).
+    ``text`` is a catalog name (``dgx-1v``), a file in any format we read, a synthetic spec (``torus:4x4``), or
+    several servers of one of these (``2x dgx-1v @ 40Gbps``; the rate is that of each NIC).
 
     Raises
     ------
     TopologyError
         If it names nothing, or the file cannot be read.
-
-    Examples
-    --------
-    >>> len(parse_spec("2x dgx-1v @ 40Gbps").ranks)
-    16
     """
     text = text.strip()
     single = _single(text)
@@ -107,15 +99,10 @@ def _rate(text: str, rate: str | None) -> Fraction | None:
 
 
 def parse_gpus(text: str | None, topology: Topology, option: str = "--gpus") -> tuple[int, ...]:
-    """The ranks of a job, in the order given: rank ``i`` is vertex ``result[i]``.
+    """The ranks of a job, in the order given: rank ``i`` is vertex ``result[i]``. ``option`` is what messages call it.
 
-    Parameters
-    ----------
-    text
-        ``"1,4,5,6"`` with ids of the topology, ranges as ``"0-3"``; or one list per server, joined by ``+``
-        and with each server's own numbers 0 … G−1: ``"0,1,2+0,3,4,5,6"``. None means all GPUs.
-    option
-        What messages call the text.
+    ``"1,4,5,6"`` with ids of the topology, ranges as ``"0-3"``; or one list per server, joined by ``+`` and with each
+    server's own numbers 0 … G−1: ``"0,1,2+0,3,4,5,6"``. None means all GPUs.
 
     Raises
     ------
@@ -172,13 +159,7 @@ def _by_server(topology: Topology) -> list[list[int]]:
 
 
 def load(spec: str | None, gpus: str | None = None) -> tuple[Topology, tuple[int, ...]]:
-    """The topology that ``spec`` names (None: this machine) and the ranks that ``gpus`` chooses on it.
-
-    Raises
-    ------
-    TopologyError
-        As :func:`parse_spec` and :func:`parse_gpus`.
-    """
+    """The topology that ``spec`` names (None: this machine) and the ranks that ``gpus`` chooses on it."""
     if spec is None:
         from blinkccl.topology.probe import probe
 

@@ -32,13 +32,7 @@ _SLOW_WORDS = {"pcie": "PCIe", "smp": "the bus between processors", "net": "the 
 
 
 def memory_inside(topology: Topology, path: Sequence[int]) -> int | None:
-    """The first vertex inside ``path`` that is a memory; None if all of them forward packets.
-
-    Parameters
-    ----------
-    path
-        Vertex ids, joined by links of ``topology`` one after the other.
-    """
+    """The first vertex inside ``path`` (vertex ids, joined by links) that is a memory; None if all forward packets."""
     for before, at, after in zip(path, path[1:], path[2:], strict=False):
         kind = topology.vertex[at].kind
         if kind in ("switch", "nic"):
@@ -66,13 +60,7 @@ def _fast_pairs(topology: Topology) -> frozenset[tuple[int, int]]:
 
 
 def store_fault(topology: Topology, path: Sequence[int]) -> str | None:
-    """Why a store does not go from the first vertex of ``path`` to its last over these links.
-
-    Returns
-    -------
-    str or None
-        A clause without full stop that names the vertices; None if it does.
-    """
+    """Why a store does not go from the first vertex of ``path`` to its last, as a clause; None if it does."""
     src, dst = path[0], path[-1]
     way = " → ".join(map(str, path))
     at = memory_inside(topology, path)

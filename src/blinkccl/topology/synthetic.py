@@ -31,13 +31,7 @@ class Family:
 
 
 def synthetic(spec: str) -> Topology:
-    """The topology that ``spec`` describes; the same text gives the same topology on every machine.
-
-    Parameters
-    ----------
-    spec
-        One of the forms in :data:`FAMILIES`. Every link is an NVLink lane of 25 GB/s per direction, so the
-        unit of capacity is a lane.
+    """The topology that ``spec``, one of the forms in :data:`FAMILIES`, describes: the same on every machine.
 
     Raises
     ------

@@ -74,14 +74,7 @@ class _Builder:
 
 
 def parse_xml(text: str, source: str) -> Element:
-    """The root element of ``text``.
-
-    Raises
-    ------
-    TopologyError
-        With the line: not well-formed, a document type (refused before anything is expanded), too deep or too
-        many elements.
-    """
+    """The root element of ``text``; every TopologyError has the line. Document types are refused before they expand."""
     builder = _Builder(source)
     try:
         builder.parser.Parse(text, True)
