@@ -85,16 +85,16 @@ class About:
         return -1 if self.collective.root is None else self.collective.root
 
 
-def of_threads(bench: Bench) -> About:
-    """Of a plan that is run by the threads of this process."""
+def of_plan(bench: Bench) -> About:
+    """Of a plan that is run in this process."""
     settings, forest = bench.settings, bench.forest
     devices = [
-        Device(os.getpid(), vertex, f"thread for {forest.topology.vertex[vertex].label} of {forest.topology.name}")
+        Device(os.getpid(), vertex, f"memory for {forest.topology.vertex[vertex].label} of {forest.topology.name}")
         for vertex in forest.ranks
     ]
     notes = [
-        f"Times are of threads of this host that move real bytes along the plan for {forest.topology.name}; they say",
-        f"nothing about its links, so there is no %bound. Planned there: {forest.algbw_gb_per_s:.4g} GB/s algbw.",
+        f"Times are of one process that moves real bytes along the plan for {forest.topology.name}; they say nothing",
+        f"about its links, so there is no %bound. Planned there: {forest.algbw_gb_per_s:.4g} GB/s algbw.",
     ]
     planned = {
         "rate": str(forest.rate),

@@ -1,28 +1,27 @@
-"""A plan run for real by the threads of this process, timed as nccl-tests does, every result checked."""
+"""A plan run for real in this process, timed as nccl-tests does, every result checked.
+
+Times include the copy of the inputs that an engine makes for each run.
+"""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from blinkccl.bench.protocol import MAX_ITERATIONS
 from blinkccl.bench.rows import SizeRow, SizeTiming
 from blinkccl.bench.sizes import MAX_BYTES, block_count
 from blinkccl.collectives.call import CollectiveCall
-from blinkccl.collectives.ops import DType, Operation, element_type, operation
+from blinkccl.collectives.ops import DType, element_type, operation
 from blinkccl.collectives.oracle import make_inputs, make_scales, oracle, wrong_elements
 from blinkccl.collectives.spec import Collective
-from blinkccl.engines.buffers import Array, RankBuffers, allocate
-from blinkccl.engines.registry import engine
+from blinkccl.engines.registry import Array, engine
 from blinkccl.errors import UsageError
 from blinkccl.forest.model import Forest
-from blinkccl.schedule.chunking import DEFAULT_CHUNK_BYTES, Bound, bind
+from blinkccl.schedule.chunking import DEFAULT_CHUNK_BYTES
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.schedule.verifier import verify
@@ -30,7 +29,7 @@ from blinkccl.units import algbw_gb_per_s, bus_factor
 
 
 @dataclass(frozen=True, slots=True)
-class ThreadSettings:
+class PlanSettings:
     """How to measure.
 
     Parameters
@@ -51,14 +50,14 @@ class ThreadSettings:
     op: str = "sum"
     check: bool = True
     chunk_bytes: int = DEFAULT_CHUNK_BYTES
-    engine: str = "threads"
+    engine: str = "reference"
     deadline_s: float = 60.0
 
 
 class Bench:
     """A forest, lowered and verified, ready to be measured."""
 
-    def __init__(self, forest: Forest, settings: ThreadSettings) -> None:
+    def __init__(self, forest: Forest, settings: PlanSettings) -> None:
         _check(settings)
         self.forest = forest
         self.settings = settings
@@ -125,28 +124,24 @@ class Bench:
         in_place: bool,
         tick: Callable[[], None],
     ) -> SizeTiming:
-        settings = self.settings
-        buffers = allocate(self.collective, count, self.dtype, in_place)
-        job = BoundProgram(
-            bind(self.program, count, self.dtype.itemsize, settings.chunk_bytes),
-            buffers,
-            self.dtype,
-            operation(settings.op),
-            settings.chunk_bytes,
-            in_place,
-            settings.deadline_s,
-            self._scales(),
-        )
+        settings, scales = self.settings, self._scales()
+        run = engine(settings.engine).run
+        call = CollectiveCall.of(self.collective, self.dtype.name, count, settings.op)
         seconds, wrong = 0.0, 0
-        with session(settings.engine, job) as go:
-            for run in range(-settings.warmup, settings.iterations):
-                _restore(buffers, inputs)
-                began = time.perf_counter()
-                outputs = go()
-                took = time.perf_counter() - began
-                seconds += took if run >= 0 else 0.0
-                wrong += wrong_elements(outputs, expected) if expected is not None else 0
-                tick()
+        for number in range(-settings.warmup, settings.iterations):
+            began = time.perf_counter()
+            outputs = run(
+                self.program,
+                inputs,
+                call,
+                scales=scales,
+                chunk_bytes=settings.chunk_bytes,
+                in_place=in_place,
+                deadline_s=settings.deadline_s,
+            )
+            seconds += time.perf_counter() - began if number >= 0 else 0.0
+            wrong += wrong_elements(outputs, expected) if expected is not None else 0
+            tick()
         return self._timing(count, seconds / settings.iterations, wrong if expected is not None else None)
 
     def _timing(self, count: int, seconds: float, wrong: int | None) -> SizeTiming:
@@ -156,17 +151,7 @@ class Bench:
         return SizeTiming(seconds, algbw, algbw * float(factor), wrong)
 
 
-def _restore(buffers: RankBuffers, inputs: Sequence[Array | None]) -> None:
-    """Set the inputs, and clear what the last run left: a stale right answer must not hide a missing one."""
-    for output in buffers.outputs:
-        if output is not None:
-            output.fill(0)
-    for target, source in zip(buffers.inputs, inputs, strict=True):
-        if target is not None and source is not None:
-            np.copyto(target, source)
-
-
-def _check(settings: ThreadSettings) -> None:
+def _check(settings: PlanSettings) -> None:
     engine(settings.engine)
     operation(settings.op)
     check_range("-n", settings.iterations, 1, MAX_ITERATIONS)
@@ -210,54 +195,3 @@ def _memory_bytes() -> int | None:
     if "SC_PHYS_PAGES" not in names or "SC_PAGE_SIZE" not in names:
         return None
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-@dataclass(frozen=True, slots=True)
-class BoundProgram:
-    """A program bound to a size and to the buffers that it reads and writes."""
-
-    bound: Bound
-    buffers: RankBuffers
-    dtype: DType
-    operation: Operation
-    chunk_bytes: int
-    in_place: bool
-    deadline_s: float
-    scales: Sequence[float] | None = None
-
-
-#: Runs the collective once and returns each rank's output.
-Go = Callable[[], list[Array | None]]
-
-
-@contextmanager
-def session(name: str, job: BoundProgram) -> Iterator[Go]:
-    """A function that runs ``job`` on the engine ``name``, again and again.
-
-    Parameters
-    ----------
-    name
-        One of :data:`blinkccl.engines.registry.ENGINES`. ``threads`` keeps its threads and staging buffers
-        between runs; other engines are called as a whole, so that their time includes copying the inputs.
-    """
-    if name == "threads":
-        from blinkccl.engines.threads import ThreadedProgram
-
-        with ThreadedProgram(job.bound, job.buffers, job.dtype, job.operation, job.scales) as execution:
-            yield lambda: _on_threads(execution.go, job)
-        return
-    run = engine(name).run
-    yield lambda: run(
-        job.bound.program,
-        job.buffers.inputs,
-        CollectiveCall.of(job.bound.program.collective, job.dtype.name, job.bound.count, job.operation.name),
-        chunk_bytes=job.chunk_bytes,
-        in_place=job.in_place,
-        deadline_s=job.deadline_s,
-        scales=job.scales,
-    )
-
-
-def _on_threads(go: Callable[[float], None], job: BoundProgram) -> list[Array | None]:
-    go(job.deadline_s)
-    return list(job.buffers.outputs)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from blinkccl.bench.about import About
     from blinkccl.bench.host import Benchmark
     from blinkccl.bench.interleave import ProcessSettings
-    from blinkccl.bench.measure import ThreadSettings
+    from blinkccl.bench.measure import PlanSettings
     from blinkccl.bench.rows import SizeRow
     from blinkccl.bench.sizes import Sweep
     from blinkccl.collectives.spec import Collective
@@ -39,7 +39,7 @@ Examples:
 Flags, columns and footer are nccl-tests'. Results are checked; wrong elements exit with 1.
 
 Ranks are processes of this host, as many as -g says (2), or those that torchrun, mpirun or srun started.
-With --topo, --gpus or --engine, a plan for that topology is run with a thread per rank instead: the times
+With --topo, --gpus or --engine, a plan for that topology is run in this process instead: the times
 are then of this host's memory, not of the topology's links.
 """
 _CHUNK = "256K"
@@ -50,7 +50,7 @@ def bench(
     name: arguments.CollectiveName,
     spec: Annotated[
         str | None,
-        typer.Option("--topo", metavar="SPEC", show_default=False, help="Run a plan for this topology on threads."),
+        typer.Option("--topo", metavar="SPEC", show_default=False, help="Run a plan for this topology."),
     ] = None,
     gpus: arguments.Gpus = None,
     processes: Annotated[
@@ -135,11 +135,11 @@ def bench(
     shared: Annotated[
         bool, typer.Option("--shared", help="Our tensors lie in shared memory (blinkccl.empty).")
     ] = False,
-    chunk: Annotated[str, typer.Option("--chunk", metavar="SIZE", help="Size of a message, on threads.")] = _CHUNK,
+    chunk: Annotated[str, typer.Option("--chunk", metavar="SIZE", help="Size of a message, of a plan.")] = _CHUNK,
     engine: Annotated[
         str | None,
         typer.Option(
-            "--engine", metavar="NAME", show_default=False, help="threads or reference, for a plan; host: processes."
+            "--engine", metavar="NAME", show_default=False, help="reference (the default) for a plan; host: processes."
         ),
     ] = None,
     timeout_s: Annotated[
@@ -170,10 +170,10 @@ def bench(
     output.check()
     dtype, op = _known("-d", dtype, DTYPE_OF, DTYPES), _known("--op", op, OP_OF, OPS)
     chunk_bytes = size_in_bytes("--chunk", chunk)
-    on_threads = engine != "host" if engine is not None else spec is not None or gpus is not None
-    if on_threads:
+    of_plan = engine != "host" if engine is not None else spec is not None or gpus is not None
+    if of_plan:
         _refuse(
-            "is for processes; here a plan runs on threads, as --topo, --gpus or --engine say",
+            "is for processes; here a plan is run, as --topo, --gpus or --engine say",
             {
                 "-g": processes is not None,
                 "--peer": peers is not None,
@@ -183,21 +183,21 @@ def bench(
                 "--rounds": rounds is not None,
             },
         )
-        from blinkccl.bench.measure import ThreadSettings
+        from blinkccl.bench.measure import PlanSettings
 
         topology, ranks = arguments.load(spec, gpus)
         coll = arguments.collective(name, ranks, root, src, dst)
-        _on_threads(
+        _run_plan(
             arguments.request(coll, topology, ranks, links, relays),
             algo,
             output,
-            ThreadSettings(iterations, warmup, dtype, op, bool(check), chunk_bytes, engine or "threads", timeout_s),
+            PlanSettings(iterations, warmup, dtype, op, bool(check), chunk_bytes, engine or "reference", timeout_s),
         )
         return
     _refuse(
-        "is for plans that run on threads, and --engine host runs processes; leave one of them out"
+        "is for plans, and --engine host runs processes; leave one of them out"
         if engine == "host"
-        else "is for plans that run on threads; give --topo SPEC with it, or leave it out",
+        else "is for plans; give --topo SPEC with it, or leave it out",
         {
             "--topo": spec is not None,
             "--gpus": gpus is not None,
@@ -331,17 +331,17 @@ def _say_empty(sizes: Sequence[int], collective: Collective, dtype: str) -> None
         )
 
 
-def _on_threads(request: Request, algo: str, output: _Output, settings: ThreadSettings) -> None:
-    """Plan, verify, and run the plan with a thread per rank."""
+def _run_plan(request: Request, algo: str, output: _Output, settings: PlanSettings) -> None:
+    """Plan, verify, and run the plan in this process."""
     from blinkccl.algorithms.registry import algorithm
-    from blinkccl.bench.about import of_threads
+    from blinkccl.bench.about import of_plan
     from blinkccl.bench.measure import Bench
 
     prepared, sizes = Bench(algorithm(algo).plan(request), settings), output.sizes.sizes()
     prepared.check_sizes(sizes)
     _say_empty(sizes, prepared.collective, prepared.dtype.name)
     progress = console.Progress(prepared.collective.name)
-    output.report(of_threads(prepared), prepared.rows(sizes, progress), progress)
+    output.report(of_plan(prepared), prepared.rows(sizes, progress), progress)
 
 
 def _on_processes(

@@ -72,12 +72,14 @@ def load() -> c.CDLL:
         another version than this package.
     """
     if sys.platform != "linux":
-        raise UnsupportedError(f"the host engine needs Linux's shared memory; this is {sys.platform}: use threads")
+        raise UnsupportedError(
+            f"the host engine needs Linux's shared memory; this is {sys.platform}: use the engine reference"
+        )
     path = find()
     if path is None:
         raise UnsupportedError(
             "this installation has no native library: it was installed from source where no C++17 compiler was "
-            "found; install one (Debian: apt install g++) and reinstall, or use the engine threads"
+            "found; install one (Debian: apt install g++) and reinstall, or use the engine reference"
         )
     return open_library(path, HEADER.functions, "blink_abi_version")
 

@@ -8,6 +8,7 @@ When all executors wait, that is a deadlock, found at once.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blinkccl.collectives.call import CollectiveCall
-from blinkccl.collectives.ops import DType, Operation, Scale, element_type, fold, operation, scalars
+from blinkccl.collectives.ops import DType, Operation, Scale, fold, operation, scalars
 from blinkccl.engines.buffers import RankBuffers, filled, role_views
 from blinkccl.errors import DeadlineError, ScheduleError
 from blinkccl.schedule.chunking import DEFAULT_CHUNK_BYTES, Bound, bind
@@ -42,8 +43,6 @@ def run(
 
     Parameters
     ----------
-    deadline_s
-        Not needed here: there is nothing to wait for but other executors, and a deadlock is found at once.
     order
         Which enabled executor goes next. ``"program"``: each rank is an executor, in turn. ``"reverse"``:
         each channel of each rank is one, the last enabled first. An integer: the same, drawn by this seed
@@ -52,7 +51,8 @@ def run(
     Raises
     ------
     DeadlineError
-        If all executors wait: who waits for which chunk of which channel, from or to whom.
+        If all executors wait, at once: who waits for which chunk of which channel, from or to whom. Or if the run
+        takes longer than ``deadline_s``.
     ScheduleError
         As the protocol says; or if messages are left over at the end (lost chunks).
 
@@ -60,28 +60,14 @@ def run(
     -----
     Cost: a few microseconds per role and chunk, plus the copies.
     """
-    row = element_type(call.dtype)
-    bound = bind(program, call.elements, row.itemsize, chunk_bytes)
-    return run_bound(bound, inputs, call, scales=scales, in_place=in_place, order=order)
-
-
-def run_bound(
-    bound: Bound,
-    inputs: Sequence[Array | None],
-    call: CollectiveCall,
-    *,
-    scales: Sequence[float] | None = None,
-    in_place: bool = False,
-    order: str | int = "program",
-) -> list[Array | None]:
-    """As :func:`run`, with chunks as ``bound`` has them."""
-    collective, chosen = bound.program.collective, operation(call.op)
-    buffers, row = filled(collective, inputs, call.elements, call.dtype, in_place)
+    chosen, deadline = operation(call.op), time.monotonic() + deadline_s
+    buffers, row = filled(program.collective, inputs, call.elements, call.dtype, in_place)
     row.combine(chosen)  # refuses, before anything runs, what this type does not have
-    factors = scalars(chosen, row, scales, collective.world_size)
+    factors = scalars(chosen, row, scales, program.collective.world_size)
+    bound = bind(program, call.elements, row.itemsize, chunk_bytes)
     machine = _Machine(bound, buffers, row, chosen, factors, split=order != "program")
     with np.errstate(all="ignore"):  # an overflow to inf is a result, not a mishap
-        machine.go(order)
+        machine.go(order, deadline)
     return list(buffers.outputs)
 
 
@@ -152,7 +138,7 @@ class _Machine:
         self.bodies = [bodies[key] for key in sorted(bodies)]
         self.ready: deque[int] = deque(range(len(self.bodies)))
 
-    def go(self, order: str | int) -> None:
+    def go(self, order: str | int, deadline: float) -> None:
         """Runs all executors to their ends."""
         random = Random(order) if isinstance(order, int) else None
         executors = [self._execute(body, pause=random is not None) for body in self.bodies]
@@ -164,6 +150,11 @@ class _Machine:
                 ready.rotate(random.randrange(len(ready)))
             index = ready.pop() if order == "reverse" else ready.popleft()
             waits.pop(index, None)
+            if time.monotonic() > deadline:
+                raise DeadlineError(
+                    f"rank {self.bodies[index][0].role.rank} is not done at the deadline: one thread runs all ranks "
+                    "here; allow more time (--timeout), or run fewer bytes"
+                )
             try:
                 wait = next(executors[index])
             except StopIteration:

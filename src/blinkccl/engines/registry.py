@@ -115,7 +115,6 @@ def _no_generated_code() -> str | None:
 #: The registry.
 ENGINES: dict[str, Engine] = {
     "reference": Engine("blinkccl.engines.reference", "NumPy, single-stepped: the definition of what a Program means"),
-    "threads": Engine("blinkccl.engines.threads", "a thread per rank on this machine, pipelined by chunks"),
     "host": Engine("blinkccl.engines.host", "native code over shared memory, between ranks of one host", _no_library),
     "torch-p2p": Engine(
         "blinkccl.engines.torch_p2p",

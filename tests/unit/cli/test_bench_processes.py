@@ -276,7 +276,7 @@ def test_a_picture_of_an_unknown_kind(blink, tmp_path):
         (["-a", "4"], "-a"),
         (["-I", "2"], "-I"),
         (["--timeout", "nan"], "--timeout must be a positive number of seconds up to 1,000,000"),
-        (["--algo", "ring"], "--algo is for plans that run on threads; give --topo SPEC with it"),
+        (["--algo", "ring"], "--algo is for plans; give --topo SPEC with it"),
         (["--engine", "host", "--topo", "ring:4"], "--topo is for plans"),
         (["--topo", "ring:4", "--peer", "gloo"], "--peer is for processes"),
         (["--topo", "ring:4", "-g", "4"], "-g is for processes"),

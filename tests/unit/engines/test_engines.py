@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from dataclasses import replace
 from functools import partial
@@ -12,14 +11,12 @@ import numpy as np
 import pytest
 
 from blinkccl.collectives.call import CollectiveCall
-from blinkccl.collectives.ops import DTYPES, OPS, element_type, operation
-from blinkccl.collectives.oracle import make_inputs, oracle, wrong_elements
+from blinkccl.collectives.ops import DTYPES, OPS
+from blinkccl.collectives.oracle import make_inputs, wrong_elements
 from blinkccl.collectives.spec import Collective
-from blinkccl.engines import reference, threads
-from blinkccl.engines.buffers import allocate
+from blinkccl.engines import reference
 from blinkccl.engines.registry import ENGINES
 from blinkccl.errors import DeadlineError, ScheduleError, UnsupportedError, UsageError
-from blinkccl.schedule.chunking import bind
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.schedule.verifier import violations
@@ -162,24 +159,6 @@ def test_reference_finds_a_deadlock_at_once(order: str | int) -> None:
     assert time.monotonic() - began < 2
 
 
-def test_threads_name_who_waits_at_the_deadline() -> None:
-    program = deadlocked()
-    before = threading.active_count()
-    with pytest.raises(
-        DeadlineError,
-        match=r"rank \d waited past the deadline for .*chunk \d+ of channel \d (from|to) "
-        r"rank \d",
-    ):
-        threads.run(
-            program,
-            make_inputs(program.collective, 4000, "int32"),
-            CollectiveCall.of(program.collective, "int32", 4000),
-            chunk_bytes=64,
-            deadline_s=0.2,
-        )
-    assert threading.active_count() == before
-
-
 def test_lost_chunks_are_noticed_by_the_reference() -> None:
     program = program_for("broadcast")
     last = next(i for i, role in enumerate(program.roles) if role.receives and not role.sends)
@@ -206,65 +185,8 @@ def test_programs_that_cannot_be_bound(run: reference.Run) -> None:
             run(wrong, inputs, CollectiveCall.of(wrong.collective, "int32", 20))
 
 
-def test_an_error_in_one_rank_stops_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    program = program_for("allreduce")
-    buffers = allocate(program.collective, 4000, element_type("int32"), in_place=False)
-    real = threads.ThreadedProgram._fire
-    calls = []
-
-    def failing(self: threads.ThreadedProgram, step: threads._Step, *rest: object) -> None:
-        calls.append(step.role.rank)
-        if len(calls) == 20:
-            raise ZeroDivisionError("planted")
-        real(self, step, *rest)
-
-    monkeypatch.setattr(threads.ThreadedProgram, "_fire", failing)
-    began = time.monotonic()
-    with (
-        threads.ThreadedProgram(
-            bind(program, 4000, 4, 64), buffers, element_type("int32"), operation("sum")
-        ) as execution,
-        pytest.raises(ZeroDivisionError, match="planted"),
-    ):
-        execution.go(deadline_s=30)
-    assert time.monotonic() - began < 5
-
-
-def test_an_execution_can_run_many_times() -> None:
-    program = program_for("allreduce", slots=1)
-    row = element_type("float32")
-    buffers = allocate(program.collective, 1000, row, in_place=False)
-    with threads.ThreadedProgram(bind(program, 1000, 4, 128), buffers, row, operation("sum")) as execution:
-        for seed in range(5):
-            inputs = make_inputs(program.collective, 1000, "float32", seed)
-            for mine, new in zip(buffers.inputs, inputs, strict=True):
-                assert mine is not None
-                mine[:] = new
-            execution.go()
-            assert wrong_elements(buffers.outputs, oracle(program.collective, inputs)) == 0
-
-
 @pytest.mark.parametrize("order", ["program", "reverse", *range(6)])
 def test_any_order_of_executors_gives_the_same(order: str | int) -> None:
     for name in ("allreduce", "allgather", "alltoall", "reduce_scatter"):
         program = program_for(name, 5, seed=2, slots=1)
         assert difference(partial(reference.run, order=order), program, count=333, op="max") is None
-
-
-def test_more_slots_than_messages_cost_no_memory() -> None:
-    program = program_for("allreduce", slots=2**30)
-    assert difference(threads.run, program, count=100) is None
-
-
-@pytest.mark.parametrize("in_place", [False, True])
-@pytest.mark.parametrize("count", [0, 1, 7, 101, 3000])
-@pytest.mark.parametrize("collective", ["allreduce", "allgather", "reduce_scatter", "alltoall"])
-def test_even_chunks_change_no_result(collective: str, count: int, in_place: bool) -> None:
-    program = lower(random_forest(Random(7), Collective(collective, 4)))
-    in_place = in_place and collective == "allreduce"
-
-    def even(program, inputs, call, *, scales, chunk_bytes, in_place):
-        bound = bind(program, call.elements, 4, chunk_bytes, even_chunks=True)
-        return reference.run_bound(bound, inputs, call, in_place=in_place)
-
-    assert difference(even, program, count=count, in_place=in_place) is None

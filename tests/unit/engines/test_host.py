@@ -273,13 +273,13 @@ def test_a_lost_rank_is_named() -> None:
 
 def test_an_installation_without_library_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native_library, "find", lambda: None)
-    with pytest.raises(UnsupportedError, match=r"no native library: .* install one .* or use the engine threads"):
+    with pytest.raises(UnsupportedError, match=r"no native library: .* install one .* or use the engine reference"):
         native_library.load.__wrapped__()
 
 
 def test_another_system_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.platform", "darwin")
-    with pytest.raises(UnsupportedError, match="needs Linux's shared memory; this is darwin: use threads"):
+    with pytest.raises(UnsupportedError, match="needs Linux's shared memory; this is darwin: use the engine reference"):
         native_library.load.__wrapped__()
 
 
