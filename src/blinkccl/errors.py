@@ -32,10 +32,7 @@ class ScheduleError(BlinkError):
 class VerificationError(ScheduleError):
     """A readable program is invalid: it is wrong, incomplete, overloaded or deadlocks.
 
-    Parameters
-    ----------
-    violations
-        One sentence per violation, each naming rank, channel and step.
+    ``violations`` has a sentence for each, naming rank, channel and step.
     """
 
     def __init__(self, violations: list[str]) -> None:
@@ -69,15 +66,7 @@ class DeadlineError(CommunicationError):
 
 
 class RendezvousTimeout(DeadlineError):
-    """Ranks did not come in time.
-
-    Parameters
-    ----------
-    missing, present
-        The ranks that are not there, and those that are, rising.
-    message
-        What was waited for, where, how long, and what to do.
-    """
+    """Ranks did not come in time: ``missing`` are those that are not there, ``present`` those that are, rising."""
 
     def __init__(self, missing: Iterable[int], present: Iterable[int], message: str) -> None:
         self.missing = tuple(sorted(missing))
@@ -92,14 +81,8 @@ class RendezvousTimeout(DeadlineError):
 class PeerLostError(CommunicationError):
     """A rank that was there is gone: its process ended, or it hung up.
 
-    Parameters
-    ----------
-    rank
-        The rank that was lost, as the group counts.
-    message
-        What was going on; a sentence without a full stop.
-    pid
-        Its process, where that is known.
+    ``rank`` is as the group counts; ``pid`` is its process, where that is known; ``message`` a sentence without a full
+    stop that says what was going on.
     """
 
     def __init__(self, rank: int, message: str = "", pid: int | None = None) -> None:

@@ -11,13 +11,7 @@ _POWER = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes from ``"4K"``, ``"64MiB"`` or ``"123"``; K, M and G are powers of 1024 as in nccl-tests.
-
-    Raises
-    ------
-    ValueError
-        If the text is no such size, or not a whole number of bytes.
-    """
+    """Bytes from ``"4K"``, ``"64MiB"`` or ``"123"``; K, M and G are powers of 1024 as in nccl-tests. Or ValueError."""
     match = _SIZE.match(text)
     if match is None:
         raise ValueError(f"not a size in bytes: {text!r} (expected a number with an optional K, M, G or T)")
@@ -28,13 +22,7 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_gb_per_s(text: str) -> Fraction:
-    """GB/s (1e9 bytes per second) from ``"40Gbps"``, ``"25GB/s"`` or ``"100Gb/s"``, exactly.
-
-    Raises
-    ------
-    ValueError
-        If the text has no rate, or no unit that tells bits from bytes.
-    """
+    """GB/s (1e9 bytes per second) from ``"40Gbps"``, ``"25GB/s"`` or ``"100Gb/s"``, exactly. Else ValueError."""
     match = re.match(r"^\s*(\d{1,30}(?:\.\d{1,30})?)\s*(Gbps|Gb/s|Gbit/s|GB/s|GBps)\s*$", text)
     if match is None:
         raise ValueError(f"not a rate: {text!r} (expected e.g. '40Gbps' or '25GB/s')")

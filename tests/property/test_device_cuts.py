@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from blinkccl.collectives.ops import DTYPE_CODES
 from blinkccl.collectives.spec import Collective
-from blinkccl.engines import device_library
-from blinkccl.engines.device_library import LaunchCall
+from blinkccl.engines import generated
+from blinkccl.engines.generated import LaunchCall
 from blinkccl.engines.registry import ENGINES
 from blinkccl.schedule.chunking import Extent, bind, largest_share
 from blinkccl.schedule.program import Program, Slice
@@ -40,7 +40,7 @@ def program(cuts: list[Fraction]) -> Program:
 
 def pieces(of: Program, call: LaunchCall, part: int) -> list[Extent]:
     """What the context of one part gets, as the generated text asks for it."""
-    library = device_library.load()
+    library = generated.load()
     library.blink_context_rounds.restype = c.c_uint64
     room, piece, found = (c.c_uint64 * (ROOM_BYTES // 8))(), Piece(), []
     library.blink_context_begin(room, c.byref(call), 0, 0, part)

@@ -22,8 +22,8 @@ from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import DTYPES, OPS
 from blinkccl.collectives.oracle import wrong_elements
 from blinkccl.collectives.spec import COLLECTIVES, Collective
-from blinkccl.engines import device_library, generated, reference
-from blinkccl.engines.device_library import ConnectionEnd, LaunchCall
+from blinkccl.engines import generated, reference
+from blinkccl.engines.generated import ConnectionEnd, LaunchCall
 from blinkccl.engines.registry import ENGINES, Array
 from blinkccl.forest.model import Cut, Forest, Share, Tree
 from blinkccl.schedule.chunking import largest_share
@@ -152,7 +152,7 @@ def test_programs_of_a_group_take_turns_on_one_memory() -> None:
 def messages_passed(monkeypatch: pytest.MonkeyPatch, run: Callable[[], object], connections: int) -> list[int]:
     """How many messages each connection has carried, in all parts, when the first launch of ``run`` has ended."""
     passed: list[int] = []
-    launch = device_library.launch
+    launch = generated.launch
 
     def spy(entry: int, calls: c.Array[LaunchCall], blocks: int, timeout_s: float) -> None:
         launch(entry, calls, blocks, timeout_s)
@@ -163,7 +163,7 @@ def messages_passed(monkeypatch: pytest.MonkeyPatch, run: Callable[[], object], 
             passed.append(sum(c.c_uint64.from_address(heads[0] + part * LINE_BYTES).value for part in parts))
 
     with monkeypatch.context() as patch:
-        patch.setattr(device_library, "launch", spy)
+        patch.setattr(generated, "launch", spy)
         run()
     return passed
 

@@ -13,29 +13,10 @@ from blinkccl.collectives.spec import COLLECTIVES, Collective
 
 
 class CollectiveCall(NamedTuple):
-    """One collective on ``elements`` per block. Prepared calls are found by it.
+    """One collective on ``elements`` per block (nccl.h's ``count``). Prepared calls are found by it.
 
-    A named tuple: it is made and hashed for small calls too, for which a frozen dataclass takes four times as long.
-
-    Parameters
-    ----------
-    collective
-        Of :data:`blinkccl.collectives.spec.COLLECTIVES`.
-    dtype
-        Of :data:`blinkccl.collectives.ops.DTYPES`.
-    elements
-        In one block: nccl.h's ``count``. AllGather receives a block per rank, ReduceScatter sends so many.
-    op
-        Of :data:`blinkccl.collectives.ops.OPS`; without effect where nothing is reduced.
-    root
-        Where there is one; of ``sendrecv`` the source.
-    dst
-        Of ``sendrecv``.
-
-    Examples
-    --------
-    >>> print(CollectiveCall("reduce", "int8", 5, "max", root=2))
-    reduce of 5 × int8, max, root 2
+    ``root`` of ``sendrecv`` is the source, and ``dst`` is of ``sendrecv`` alone. A named tuple: it is made and hashed
+    for small calls too, for which a frozen dataclass takes four times as long.
     """
 
     collective: str
@@ -52,13 +33,7 @@ class CollectiveCall(NamedTuple):
         return cls(collective.name, dtype, elements, op, root or 0, collective.dst or 0)
 
     def among(self, world_size: int) -> Collective:
-        """The collective among so many ranks.
-
-        Raises
-        ------
-        UsageError
-            If there is none of this name, or its root or ends are not among the ranks.
-        """
+        """The collective among so many ranks; a UsageError if its name, root or ends are none of them."""
         known = COLLECTIVES.get(self.collective)
         values = {"root": self.root, "src": self.root, "dst": self.dst}
         parameters = known.parameters if known else ()

@@ -42,16 +42,11 @@ class Combine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One reduction.
+    """One reduction; ``base`` (a key of :data:`OP_CODES`) combines two elements.
 
-    Parameters
-    ----------
-    base
-        The operation that combines two elements: a key of :data:`OP_CODES`.
-    averages
-        The result is divided once by the number of contributions, in the accumulator.
-    scales
-        Every rank's own contribution is multiplied by that rank's scalar, in the accumulator, before anything else.
+    Where it ``averages`` the result is divided once by the number of contributions, in the accumulator. Where it
+    ``scales`` every rank's own contribution is multiplied by that rank's scalar, in the accumulator, before anything
+    else.
     """
 
     name: str
@@ -62,18 +57,10 @@ class Operation:
 
 @dataclass(frozen=True)
 class DType:
-    """One element type.
+    """One element type, called as in NumPy, ml_dtypes, PyTorch and on the command line.
 
-    Parameters
-    ----------
-    name
-        As in NumPy, ml_dtypes, PyTorch and on the command line.
-    itemsize
-        Bytes per element.
-    kind
-        "signed", "unsigned", "float" or "bool".
-    exact_sum
-        The largest n such that every integer of magnitude up to n is represented exactly.
+    ``itemsize`` is in bytes; ``kind`` is "signed", "unsigned", "float" or "bool"; ``exact_sum`` is the largest n such
+    that every integer of magnitude up to n is represented exactly.
     """
 
     name: str
@@ -108,13 +95,7 @@ class DType:
         return self.kind != "float" or operation.base not in _BITWISE
 
     def combine(self, operation: Operation) -> Combine:
-        """The function that combines two arrays of accumulators.
-
-        Raises
-        ------
-        UnsupportedError
-            If the type has no such operation; the message names the types that have it.
-        """
+        """The function that combines two arrays of accumulators; an UnsupportedError names the types that have it."""
         if not self.serves(operation):
             served = ", ".join(row.name for row in DTYPES.values() if row.serves(operation))
             raise UnsupportedError(f"{operation.name} is not defined for {self.name}, only for {served}")
@@ -134,10 +115,7 @@ class DType:
     def scalar(self, value: float) -> Scale:
         """A scalar of ``premul_sum`` as an accumulator: rounded for floats, truncated toward zero for integers.
 
-        Raises
-        ------
-        UsageError
-            If an integer type cannot hold it.
+        A UsageError if an integer type cannot hold it.
         """
         if self.kind == "float":
             with np.errstate(over="ignore"):
@@ -165,27 +143,9 @@ def fold(
 ) -> Array:
     """What one execution of a role makes of its operands: the definition that all engines follow.
 
-    ``round((s₀·x₀ ∘ s₁·x₁ ∘ …) / divisor)``, from left to right in the accumulator type. A single operand that is
-    neither scaled nor divided is not touched: it keeps its bits, also those of a NaN.
-
-    Parameters
-    ----------
-    operands
-        At least one array, all of one shape. Not changed.
-    scales
-        For each operand its scalar or None; empty: nothing is scaled.
-    divisor
-        More than 1 ends an average.
-
-    Returns
-    -------
-    ndarray
-        A new array, but for the untouched single operand.
-
-    Raises
-    ------
-    UnsupportedError
-        If the type has no such operation.
+    ``round((s₀·x₀ ∘ s₁·x₁ ∘ …) / divisor)``, from left to right in the accumulator type, in a new array. A single
+    operand that is neither scaled nor divided is returned as it is: it keeps its bits, also those of a NaN. ``scales``
+    has a scalar or None for each operand, or is empty; a ``divisor`` of more than 1 ends an average.
     """
     combine = dtype.combine(operation)
     factors = scales or [None] * len(operands)
@@ -210,11 +170,7 @@ def scalars(
 ) -> tuple[Scale, ...] | None:
     """Every rank's scalar as an accumulator, or None if the operation scales nothing.
 
-    Raises
-    ------
-    UsageError
-        If ``premul_sum`` has no scales, another operation has some, there is not one for every rank, or an integer
-        type cannot hold one.
+    A UsageError if ``premul_sum`` has not one for every rank, another operation has some, or a type cannot hold one.
     """
     if not operation.scales:
         if scales is not None:
@@ -325,26 +281,14 @@ OP_CODES = header("types.h").numbers("blink_operation")
 
 
 def operation(name: str) -> Operation:
-    """The row of ``name`` in :data:`OPS`.
-
-    Raises
-    ------
-    UsageError
-        If there is no such operation; the message lists those there are.
-    """
+    """The row of ``name`` in :data:`OPS`."""
     if name not in OPS:
         raise UsageError(f"operation {name!r} is not one of {', '.join(OPS)}")
     return OPS[name]
 
 
 def element_type(dtype: str | np.dtype[Any]) -> DType:
-    """The row of ``dtype`` in :data:`DTYPES`, by name or by NumPy type.
-
-    Raises
-    ------
-    UnsupportedError
-        If the type is not served; the message lists those that are.
-    """
+    """The row of ``dtype`` in :data:`DTYPES`, by name or by NumPy type."""
     name = dtype if isinstance(dtype, str) else dtype.name
     if name not in DTYPES:
         raise UnsupportedError(f"element type {name!r} is not one of {', '.join(DTYPES)}")

@@ -25,11 +25,8 @@ Buffers = list[Array | None]
 def check_inputs(collective: Collective, inputs: Sequence[Array | None], count: int | None = None) -> tuple[int, DType]:
     """Elements per block and the element type of ``inputs``.
 
-    Raises
-    ------
-    UsageError
-        If a rank's buffer is missing, superfluous, not one-dimensional, of another type, or not the wanted
-        number of whole blocks of ``count`` elements; the message names the rank.
+    A UsageError names the rank whose buffer is missing, superfluous, not one-dimensional, of another type, or not the
+    wanted number of whole blocks of ``count`` elements.
     """
     if len(inputs) != collective.world_size:
         raise UsageError(
@@ -68,31 +65,9 @@ def oracle(
 ) -> Buffers:
     """The outputs of a collective, from its definition: every item combined in rank order.
 
-    Parameters
-    ----------
-    inputs
-        Per rank a one-dimensional array of ``collective.input_blocks(rank)`` × count elements, or None.
-    op
-        One of :data:`blinkccl.collectives.ops.OPS`; without meaning for collectives that do not reduce.
-    scales
-        For ``premul_sum`` what each rank's contributions are multiplied by.
-
-    Returns
-    -------
-    list
-        Per rank a new array of ``collective.output_blocks(rank)`` × count elements, or None. For Scatter and
-        Gather only the defined blocks exist.
-
-    Raises
-    ------
-    UsageError
-        As :func:`check_inputs` and :func:`blinkccl.collectives.ops.scalars`.
-    UnsupportedError
-        If operation or element type is unknown, or the type has no such operation.
-
-    Notes
-    -----
-    Cost: one combination per contribution and element.
+    ``inputs`` has per rank a one-dimensional array of ``collective.input_blocks(rank)`` × count elements, or None; the
+    result has new arrays of ``output_blocks`` likewise. ``scales`` are for ``premul_sum`` what each rank's
+    contributions are multiplied by.
     """
     count, dtype = check_inputs(collective, inputs)
     chosen = operation(op)
@@ -128,20 +103,6 @@ def make_inputs(collective: Collective, count: int, dtype: str, seed: int = 0, o
     Every value is non-zero, so that an element that was never written cannot pass for a result, except where that
     cannot be had: bool, and sums of more ranks than the type's largest exact integer (16 in float8_e4m3fn, 8 in
     float8_e5m2). There a different set of ranks has ±1 in each element and the rest 0.
-
-    Parameters
-    ----------
-    count
-        Elements per block, ≥ 0.
-    dtype, op
-        Names in :data:`~blinkccl.collectives.ops.DTYPES` and :data:`~blinkccl.collectives.ops.OPS`.
-    seed
-        The same seed gives the same buffers.
-
-    Raises
-    ------
-    UnsupportedError
-        If operation or element type is unknown, or the type has no such operation.
     """
     row, chosen = element_type(dtype), operation(op)
     row.combine(chosen)  # refuses what this type does not have
@@ -161,11 +122,6 @@ def make_scales(collective: Collective, dtype: str) -> list[float]:
     """A scalar per rank for ``premul_sum`` that keeps :func:`make_inputs` exact.
 
     Powers of two for floats. Integers wrap, so they get any number, also one with a fraction to be truncated.
-
-    Raises
-    ------
-    UnsupportedError
-        If the element type is unknown.
     """
     series = (1.0, 2.0, 0.5, -1.0, 4.0) if element_type(dtype).kind == "float" else (1.0, 2.75, 3.0, 5.5)
     return [series[rank % len(series)] for rank in range(collective.world_size)]
@@ -222,19 +178,7 @@ def _shape(buffer: Array | None) -> str:
 def exact_values(rng: np.random.Generator, size: int, dtype: DType, base: str, rank: int, world_size: int) -> Array:
     """Whole numbers for one rank's buffer, such that combining any ranks' in any order is exact.
 
-    Parameters
-    ----------
-    size
-        How many.
-    dtype
-        The type that they will be converted to.
-    base
-        The operation that combines them: a key of :data:`blinkccl.collectives.ops.OP_CODES`.
-
-    Returns
-    -------
-    ndarray
-        Whole numbers that the type holds exactly, or truths. Bit patterns for bitwise operations.
+    The type ``dtype`` holds them exactly; they are truths for bool, and bit patterns for bitwise operations.
     """
     if dtype.kind == "bool":
         return _truths(rng, size, base, world_size)

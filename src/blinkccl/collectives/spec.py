@@ -39,10 +39,7 @@ class Item:
 class Collective:
     """One collective on ``world_size`` ranks, with its root or its ends where it has them.
 
-    Raises
-    ------
-    UsageError
-        If the name is unknown, there is no rank, or a root or end is missing, superfluous or out of range.
+    A UsageError if the name is unknown, there is no rank, or a root or end is missing, superfluous or out of range.
     """
 
     name: str

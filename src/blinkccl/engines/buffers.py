@@ -7,9 +7,9 @@ output; ReduceScatter's and Scatter's output is the rank's own block of the inpu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,8 @@ from blinkccl.schedule.chunking import Bound, placements
 from blinkccl.schedule.program import Program, Role
 
 Array = NDArray[Any]
+#: Makes zeroed memory for so many elements of a type.
+Zeros = Callable[[int, np.dtype[Any]], Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,59 +34,55 @@ class RankBuffers:
     outputs: tuple[Array | None, ...]
 
 
-def allocate(collective: Collective, count: int, dtype: DType, in_place: bool) -> RankBuffers:
-    """Zeroed buffers for every rank.
-
-    Raises
-    ------
-    UnsupportedError
-        If ``in_place`` is asked of AllToAll, whose input and output blocks belong to different items: a rank
-        would overwrite what it still has to send. NCCL has it out of place only, too.
-    """
+def _allocate(collective: Collective, count: int, dtype: DType, in_place: bool, zeros: Zeros) -> RankBuffers:
     if in_place and collective.name == "alltoall":
-        raise UnsupportedError("alltoall runs out of place only: its output would overwrite what is still to be sent")
+        _refuse_alltoall()
     inputs: list[Array | None] = []
     outputs: list[Array | None] = []
     for rank in range(collective.world_size):
         held, wanted = collective.input_blocks(rank), collective.output_blocks(rank)
         if in_place and held and wanted:
-            memory = np.zeros(max(held, wanted) * count, dtype.storage)
-            source, target = _shared_blocks(collective, rank)
+            memory = zeros(max(held, wanted) * count, dtype.storage)
+            source, target = next(_shared_blocks(collective, rank), (0, 0))
             first = max(source, target)
             inputs.append(memory[(first - source) * count : (first - source + held) * count])
             outputs.append(memory[(first - target) * count : (first - target + wanted) * count])
         else:
-            inputs.append(np.zeros(held * count, dtype.storage) if held else None)
-            outputs.append(np.zeros(wanted * count, dtype.storage) if wanted else None)
+            inputs.append(zeros(held * count, dtype.storage) if held else None)
+            outputs.append(zeros(wanted * count, dtype.storage) if wanted else None)
     return RankBuffers(tuple(inputs), tuple(outputs))
 
 
-def _shared_blocks(collective: Collective, rank: int) -> tuple[int, int]:
-    """Block indexes, in input and output, of an item that ``rank`` both contributes to and keeps."""
-    for item in collective.items():
-        source, target = dict(item.contributions).get(rank), dict(item.destinations).get(rank)
-        if source is not None and target is not None:
-            return source, target
-    return 0, 0
+def _refuse_alltoall() -> NoReturn:
+    """Its input and output blocks belong to different items. NCCL has it out of place only, too."""
+    raise UnsupportedError("alltoall runs out of place only: its output would overwrite what is still to be sent")
+
+
+def _shared_blocks(collective: Collective, rank: int) -> Iterator[tuple[int, int]]:
+    """Block indexes, in input and output, of the items that ``rank`` both contributes to and keeps."""
+    for place in placements(collective).values():
+        if rank in place.sources and rank in place.targets:
+            yield place.sources[rank], place.targets[rank]
 
 
 def filled(
-    collective: Collective, inputs: Sequence[Array | None], count: int, dtype: str, in_place: bool
+    collective: Collective,
+    inputs: Sequence[Array | None],
+    count: int,
+    dtype: str,
+    in_place: bool,
+    zeros: Zeros = np.zeros,
 ) -> tuple[RankBuffers, DType]:
-    """Buffers that hold a copy of ``inputs``, and the row of their element type.
+    """Buffers made by ``zeros`` that hold a copy of ``inputs``, and the row of their element type.
 
-    Raises
-    ------
-    UsageError
-        If a buffer does not fit the collective, ``count`` or ``dtype``.
-    UnsupportedError
-        As :func:`allocate`, or if the element type is unknown.
+    A UsageError if an input does not fit the collective, ``count`` or ``dtype``; AllToAll in place is an
+    UnsupportedError.
     """
     row = element_type(dtype)
     _, found = check_inputs(collective, inputs, count)
     if found is not row:
         raise UsageError(f"the inputs are {found.name}, but the call says {row.name}")
-    buffers = allocate(collective, count, row, in_place)
+    buffers = _allocate(collective, count, row, in_place, zeros)
     for target, source in zip(buffers.inputs, inputs, strict=True):
         if target is not None and source is not None:
             target[...] = source
@@ -108,31 +106,17 @@ class RoleViews:
 def role_views(
     bound: Bound, buffers: RankBuffers, role: Role, chosen: Operation, factors: tuple[Scale, ...] | None
 ) -> RoleViews:
-    """The memory that ``role`` reads and writes, and how it finishes values.
+    """The memory that ``role``, of a program that :func:`check_roles` has seen, reads and writes.
 
-    Parameters
-    ----------
-    factors
-        Every rank's scalar, as :func:`blinkccl.collectives.ops.scalars` gives them. Without effect on collectives
-        that do not reduce.
-
-    Raises
-    ------
-    ScheduleError
-        If it contributes or keeps a block that its rank does not have, or has no value at all.
+    ``factors`` are every rank's scalar, as :func:`blinkccl.collectives.ops.scalars` gives them; without effect on
+    collectives that do not reduce.
     """
     extent = bound.extents[role.slice]
-    part = bound.program.slices[role.slice]
-    where = f"rank {role.rank}, channel {role.channel}, share {role.share} ({role.stage})"
-    if not (role.contributes or role.receives):
-        raise ScheduleError(f"{where} neither contributes nor receives, so it has no value")
     views: list[Array | None] = []
-    for used, at, memory, verb in (
-        (role.contributes, bound.source(role.rank, role.slice), buffers.inputs[role.rank], "contributes"),
-        (role.keeps, bound.target(role.rank, role.slice), buffers.outputs[role.rank], "keeps"),
+    for used, at, memory in (
+        (role.contributes, bound.source(role.rank, role.slice), buffers.inputs[role.rank]),
+        (role.keeps, bound.target(role.rank, role.slice), buffers.outputs[role.rank]),
     ):
-        if used and (at is None or memory is None):
-            raise ScheduleError(f"{where} {verb} block {part.block}, which its rank does not have")
         views.append(memory[at : at + extent.length] if used and memory is not None and at is not None else None)
     divisor = bound.contributions(role.slice) if role.completes and chosen.averages else 1
     scaled = factors is not None and role.contributes and bound.program.collective.reduces
@@ -141,29 +125,18 @@ def role_views(
 
 
 def check_overlap(collective: Collective, rank: int, source: Array, target: Array, count: int) -> None:
-    """Refuses a rank's buffers that share memory other than in place, as nccl.h says it.
-
-    Raises
-    ------
-    UsageError, UnsupportedError
-        Saying what the two must be.
-    """
+    """Refuses a rank's buffers that share memory other than in place, as nccl.h says it."""
     if not np.may_share_memory(source, target):
         return
-    name = collective.name
-    if name == "alltoall":
-        raise UnsupportedError("alltoall runs out of place only: its output would overwrite what is still to be sent")
+    if collective.name == "alltoall":
+        _refuse_alltoall()
     block = count * source.itemsize
-    shared = [
-        (place.sources[rank], place.targets[rank])
-        for place in placements(collective).values()
-        if rank in place.sources and rank in place.targets
-    ]
+    shared = list(_shared_blocks(collective, rank))
     start, other = source.ctypes.data, target.ctypes.data
     if not shared or any(start + s * block != other + t * block for s, t in shared):
         raise UsageError(
-            f"{name}: rank {rank}'s input and output overlap, but not as in place: an item's input and output "
-            "block must be the same memory"
+            f"{collective.name}: rank {rank}'s input and output overlap, but not as in place: an item's input and "
+            "output block must be the same memory"
         )
 
 
@@ -171,11 +144,6 @@ def check_roles(program: Program) -> None:
     """Refuses a program that has a role without a value, or with a block that its rank does not have.
 
     The verifier does so, too; here it is because a rank that fails alone would let all others wait.
-
-    Raises
-    ------
-    ScheduleError
-        Naming rank, channel and share.
     """
     for role in program.roles:
         where = f"rank {role.rank}, channel {role.channel}, share {role.share} ({role.stage})"

@@ -18,16 +18,17 @@ from numpy.typing import NDArray
 
 from blinkccl.codegen.build import build
 from blinkccl.codegen.channels import channel_loops
+from blinkccl.codegen.device_files import host_library
 from blinkccl.codegen.host_compiler import host_compiler
 from blinkccl.codegen.layout import LINE_BYTES, Connection, Geometry, Group
 from blinkccl.codegen.text import INCLUDE, WIRES, Kernel, code, entry_name
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import DTYPE_CODES, OP_CODES, DType, Operation, Scale, operation, scalars
-from blinkccl.engines import device_library
 from blinkccl.engines.buffers import check_roles, filled
-from blinkccl.engines.device_library import SCALE_GIVEN, ConnectionEnd, LaunchCall, LaunchStatus
 from blinkccl.errors import DeadlineError, UnsupportedError, UsageError
 from blinkccl.forest.fingerprint import digest
+from blinkccl.native import open_library
+from blinkccl.native.headers import Functions, header
 from blinkccl.schedule.chunking import DEFAULT_CHUNK_BYTES
 from blinkccl.schedule.program import Program
 from blinkccl.schedule.text import program_hash
@@ -35,19 +36,55 @@ from blinkccl.schedule.text import program_hash
 Array = NDArray[Any]
 #: Blocks give up by themselves at the deadline; this much later they are told to, which says less.
 _GRACE_S = 2.0
+_HEADER = header("call.h")
+
+
+@_HEADER.layout("Connection")
+class ConnectionEnd(c.Structure):
+    """``blink::Connection``: one end of a connection."""
+
+
+@_HEADER.layout("Status")
+class LaunchStatus(c.Structure):
+    """``blink::Status``: why a launch ended early."""
+
+
+@_HEADER.layout("Call")
+class LaunchCall(c.Structure):
+    """``blink::Call``: the argument of a kernel."""
+
+
+_FUNCTIONS: Functions = {
+    "blink_launch": (c.c_int, [c.c_void_p, c.c_void_p, c.c_uint32, c.c_uint32, c.c_double]),
+    "blink_device_abi": (c.c_uint32, []),
+    "blink_device_version": (c.c_char_p, []),
+}
+
+
+@lru_cache(maxsize=1)
+def load() -> c.CDLL:
+    """The library that runs generated code on this CPU, opened once; its functions release the GIL.
+
+    An UnsupportedError if the package was installed without it, or it cannot be used.
+    """
+    return open_library(host_library(), _FUNCTIONS, "blink_device_abi")
+
+
+def launch(entry: int, calls: c.Array[LaunchCall], blocks: int, timeout_s: float) -> None:
+    """Runs ``blocks`` blocks of every rank to their ends, a thread each; ``entry`` is the kernel's address.
+
+    After ``timeout_s`` the calls' abort words are set. How blocks ended is in the calls' statuses.
+    """
+    if load().blink_launch(entry, c.addressof(calls), len(calls), blocks, timeout_s) < 0:
+        raise UnsupportedError(
+            f"the system refuses {len(calls) * blocks} threads, one per rank, channel and part; lower the plan to "
+            "fewer channels, or raise the limit (ulimit -u)"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class GeneratedOptions:
-    """How :func:`run` launches.
-
-    Parameters
-    ----------
-    protocol
-        How messages travel: "simple", "ll" or "ll128".
-    parts
-        Blocks that share a channel's work.
-    """
+    """How :func:`run` launches: messages travel as "simple", "ll" or "ll128", and ``parts`` blocks share a channel."""
 
     protocol: str = "simple"
     parts: int = 2
@@ -84,10 +121,9 @@ def run(
     Cost: a compilation where the program is new here (:func:`prepare` compiles many at once), a thread per rank,
     channel and part, and connections · parts · slots · three times ``chunk_bytes`` of memory.
     """
-    chunk = _chunk(chunk_bytes)
-    launch = options or GeneratedOptions()
+    chunk, ways = _chunk(chunk_bytes), options or GeneratedOptions()
     geometry = Geometry(
-        launch.parts, _slots(program), _lines(chunk), _lines(max(2 * chunk, -(-chunk // 120) * LINE_BYTES))
+        ways.parts, _slots(program), _lines(chunk), _lines(max(2 * chunk, -(-chunk // 120) * LINE_BYTES))
     )
     return Session([program], geometry).run(
         program,
@@ -97,37 +133,19 @@ def run(
         chunk_bytes=chunk,
         in_place=in_place,
         deadline_s=deadline_s,
-        protocol=launch.protocol,
+        protocol=ways.protocol,
     )
 
 
 def prepare(programs: Iterable[Program]) -> None:
-    """Compiles those of ``programs`` that are new here, all in one go: a compiler takes longest to start.
-
-    Raises
-    ------
-    UnsupportedError
-        As :func:`run`; then none is compiled.
-    """
+    """Compiles those of ``programs`` that are new here, all in one go: a compiler takes longest to start."""
     _compile((Kernel(_name(program), program, slots=_slots(program)), Group([program])) for program in programs)
 
 
 class Session:
     """Programs that take turns on the same connections, whose counters go on from run to run as they do on GPUs.
 
-    Parameters
-    ----------
-    programs
-        Of the same ranks; see :class:`blinkccl.codegen.layout.Group`.
-    geometry
-        Of the connections.
-
-    Raises
-    ------
-    UnsupportedError
-        If there is no compiler, or GPU blocks cannot run one of the programs.
-    UsageError
-        If the programs are not of the same ranks.
+    They are of the same ranks: see :class:`blinkccl.codegen.layout.Group`.
     """
 
     def __init__(self, programs: Sequence[Program], geometry: Geometry) -> None:
@@ -167,10 +185,7 @@ class Session:
     ) -> list[Array | None]:
         """As the module's :func:`run`, for one of the programs. After a DeadlineError the session is of no use.
 
-        Raises
-        ------
-        UsageError
-            Also if a message of ``chunk_bytes`` does not fit the connections.
+        A UsageError also if a message of ``chunk_bytes`` does not fit the connections.
         """
         if protocol not in WIRES:
             raise UnsupportedError(f"protocol {protocol!r} is not one of {', '.join(WIRES)}")
@@ -193,7 +208,7 @@ class Session:
             self._describe(told, rank, row, chosen, factors if program.collective.reduces else None)
             told.count, told.chunk_bytes = call.elements, chunk
         entry = _entry(self._names[program], protocol)
-        device_library.launch(entry, calls, len(program.channels) * self._geometry.parts, deadline_s + _GRACE_S)
+        launch(entry, calls, len(program.channels) * self._geometry.parts, deadline_s + _GRACE_S)
         late = [rank for rank in range(n) if status[rank].code]
         if late:
             raise DeadlineError(self._story(late[0], status[late[0]], deadline_s))
@@ -210,7 +225,7 @@ class Session:
         call.dtype, call.op, call.average = DTYPE_CODES[dtype.name], OP_CODES[chosen.base], chosen.averages
         if factors is not None:
             bits = np.asarray(factors[rank], dtype.accumulator).tobytes()
-            call.scale_kind, call.scale = SCALE_GIVEN, int.from_bytes(bits, sys.byteorder)
+            call.scale_kind, call.scale = _HEADER.constants["kScaleGiven"], int.from_bytes(bits, sys.byteorder)
 
     def _story(self, rank: int, status: LaunchStatus, deadline_s: float) -> str:
         at = self._layout.connections[status.connection]
@@ -231,20 +246,14 @@ def _compile(kernels: Iterable[tuple[Kernel, Group]]) -> None:
     if not new:
         return
     text = "\n".join([INCLUDE, *(code(kernel, group) for kernel, group in new.values())])
-    device_library.load()  # first, so that the loader finds it when the code asks for it
+    load()  # first, so that the loader finds it when the code asks for it
     library = c.CDLL(str(build(text, host_compiler())))
     _libraries.update(dict.fromkeys(new, library))
 
 
 @lru_cache(maxsize=512)
 def _name(program: Program) -> str:
-    """The name of a program that has its connections for itself.
-
-    Raises
-    ------
-    UnsupportedError
-        If GPU blocks cannot run the program with the slots that its channels have.
-    """
+    """The name of a program that has its connections for itself, if GPU blocks can run it with its channels' slots."""
     channel_loops(program, _slots(program))
     return _name_in(program, Group([program]))
 

@@ -39,7 +39,7 @@ from blinkccl.collectives.ops import (
 )
 from blinkccl.collectives.spec import Collective
 from blinkccl.engines import native_library as native
-from blinkccl.engines.buffers import RankBuffers, filled
+from blinkccl.engines.buffers import RankBuffers, Zeros, filled
 from blinkccl.engines.host_plan import STAGES, Area, HostPlan
 from blinkccl.errors import (
     BlinkError,
@@ -78,23 +78,10 @@ def format_segment(address: int, size: int, shape: native.Shape, token: bytes) -
 
 
 class Endpoint:
-    """One rank's end of a segment.
+    """One rank's end of a segment, which is mapped at ``address`` for longer than this lives.
 
-    Parameters
-    ----------
-    address, size
-        Where the segment is mapped; the mapping must outlive the endpoint.
-    rank
-        This rank.
-    token
-        The secret that the segment was made with.
-    fd
-        The segment's descriptor, by which ranks see who is alive; −1 where they are threads.
-
-    Raises
-    ------
-    CommunicationError
-        If the memory is no segment, one of another communicator, or the rank is taken.
+    ``token`` is the secret that the segment was made with; ``fd`` its descriptor, by which ranks see who is alive, or
+    −1 where they are threads. A CommunicationError if the memory is no segment, another's, or the rank is taken.
     """
 
     def __init__(self, address: int, size: int, rank: int, token: bytes, fd: int = -1) -> None:
@@ -109,12 +96,9 @@ class Endpoint:
 
     @property
     def handle(self) -> int:
-        """The native communicator.
+        """The native communicator; a CommunicationError if it is closed.
 
-        Raises
-        ------
-        CommunicationError
-            If it is closed, or this is a signal handler that runs in the middle of a call on it.
+        Or if this is a signal handler that runs in the middle of a call on it.
         """
         if self._comm is None:
             raise CommunicationError(f"rank {self.rank}'s communicator is closed")
@@ -172,13 +156,7 @@ class Endpoint:
 
 
 def statuses(address: int, size: int) -> list[native.RankStatus]:
-    """Every rank of the segment that is mapped at ``address``, as it shows itself there.
-
-    Raises
-    ------
-    CommunicationError
-        If it is no segment of this version.
-    """
+    """Every rank of the segment that is mapped at ``address``, as it shows itself there."""
     library = native.load()
     ranks: int = library.blink_describe(address, size, None, 0)
     if ranks < 0:
@@ -243,23 +221,10 @@ def awaited(error: native.Error | native.RankStatus) -> str:
 
 
 class NativeOp:
-    """A bound Program of one rank, ready to run again and again.
+    """A bound Program of one rank, ready to run again and again; ``bound`` is what ``plan.bind`` returned.
 
-    Parameters
-    ----------
-    endpoint
-        Whose call it is.
-    plan, bound
-        The Program, laid out, and for one size: what ``plan.bind`` returned.
-    dtype, chosen
-        Rows of :mod:`blinkccl.collectives.ops`.
-    cross_memory
-        Let messages be read in private buffers by the system. All ranks must be able to, and say the same.
-
-    Raises
-    ------
-    UnsupportedError
-        If the type has no such operation.
+    ``cross_memory`` lets messages be read in private buffers by the system. All ranks must be able to, and say the
+    same.
     """
 
     def __init__(
@@ -312,13 +277,7 @@ class NativeOp:
 
     @property
     def handle(self) -> int:
-        """The native operation.
-
-        Raises
-        ------
-        CommunicationError
-            If it or its communicator is closed.
-        """
+        """The native operation; a CommunicationError if it or its communicator is closed."""
         if self._op is None or not self.endpoint.handle:
             raise CommunicationError(f"{self.call}: rank {self.endpoint.rank}'s communicator is closed")
         return self._op
@@ -326,10 +285,7 @@ class NativeOp:
     def run(self, send: int | None, receive: int | None, timeout_us: int, scale: float | None = None) -> None:
         """Runs it on raw addresses; the GIL is released.
 
-        Raises
-        ------
-        CommunicationError
-            Or one of its subclasses, as :func:`to_exception` says. Afterwards the communicator is of no use.
+        After a CommunicationError, as :func:`to_exception` makes them, the communicator is of no use.
         """
         code = self._library.blink_op_run(
             self.handle, send, receive, scale is not None, 1.0 if scale is None else scale, timeout_us
@@ -365,14 +321,8 @@ def _signature(plan: HostPlan, bound: Bound, call: CollectiveCall, cross_memory:
 class HostOptions:
     """How messages of :func:`run` go.
 
-    Parameters
-    ----------
-    shared
-        Keep the buffers in the ranks' heaps, so that messages are read and written where they lie.
-    cross_memory
-        Let messages be read in private buffers by the system.
-    stats
-        Gets every rank's counters appended.
+    ``shared`` keeps the buffers in the ranks' heaps, so that messages are read and written where they lie; with
+    ``cross_memory`` they are read in private buffers by the system. ``stats`` gets every rank's counters appended.
     """
 
     shared: bool = False
@@ -404,18 +354,21 @@ def run(
     row.combine(chosen)
     factors = scalars(chosen, row, scales, len(program.ranks)) if program.collective.reduces else None
     plan = HostPlan(program)
-    with _memory(program.collective, call.elements, row, in_place, inputs, ways.shared) as (buffers, heap):
-        with local_endpoints(len(program.ranks), plan.area, heap) as endpoints:
-            bound = plan.bind(call.elements, row.itemsize, chunk_bytes)
-            ops = [NativeOp(endpoint, plan, bound, row, chosen, ways.cross_memory) for endpoint in endpoints]
-            try:
-                _go(ops, buffers, int(deadline_s * 1e6), factors)
-                if ways.stats is not None:
-                    ways.stats.extend([endpoint.stats() for endpoint in endpoints])
-            finally:
-                for each in ops:
-                    each.close()
-        return [None if output is None else output.copy() for output in buffers.outputs]
+    block_bytes = call.elements * row.itemsize
+    heap = mmap.mmap(-1, _heap_bytes(program.collective, block_bytes)) if ways.shared else None
+    zeros = np.zeros if heap is None else _in_heap(heap)
+    buffers, _ = filled(program.collective, inputs, call.elements, call.dtype, in_place, zeros)
+    with local_endpoints(len(program.ranks), plan.area, heap) as endpoints:
+        bound = plan.bind(call.elements, row.itemsize, chunk_bytes)
+        ops = [NativeOp(endpoint, plan, bound, row, chosen, ways.cross_memory) for endpoint in endpoints]
+        try:
+            _go(ops, buffers, int(deadline_s * 1e6), factors)
+            if ways.stats is not None:
+                ways.stats.extend([endpoint.stats() for endpoint in endpoints])
+        finally:
+            for each in ops:
+                each.close()
+    return list(buffers.outputs)
 
 
 def _go(ops: Sequence[NativeOp], buffers: RankBuffers, timeout_us: int, factors: tuple[Scale, ...] | None) -> None:
@@ -433,13 +386,7 @@ def _go(ops: Sequence[NativeOp], buffers: RankBuffers, timeout_us: int, factors:
 
 
 def native_scale(factor: Scale) -> float:
-    """A scalar as the native library takes it.
-
-    Raises
-    ------
-    UnsupportedError
-        If it is an integer that no double holds exactly.
-    """
+    """A scalar as the native library takes it; an UnsupportedError for an integer that no double holds exactly."""
     value = float(factor)
     if isinstance(factor, np.integer) and int(value) != int(factor):  # NumPy would compare them as doubles
         raise UnsupportedError(
@@ -493,39 +440,21 @@ class _Mapped:
         self._view = None
 
 
-@contextmanager
-def _memory(
-    collective: Collective, count: int, dtype: DType, in_place: bool, inputs: Sequence[Array | None], shared: bool
-) -> Iterator[tuple[RankBuffers, mmap.mmap | None]]:
-    """Filled buffers; in one shared mapping where that is asked for."""
-    buffers, _ = filled(collective, inputs, count, dtype.name, in_place)
-    if not shared:
-        yield buffers, None
-        return
-    arrays = [
-        array for pair in zip(buffers.inputs, buffers.outputs, strict=True) for array in pair if array is not None
-    ]
-    room = sum(array.nbytes + 4096 for array in arrays) + 4096
-    heap = mmap.mmap(-1, room)
-    moved: dict[int, Array] = {}
+def _in_heap(heap: mmap.mmap) -> Zeros:
+    """Makes arrays one after the other in ``heap``, each on pages of its own."""
     place = 0
-    for array in arrays:
-        owner = array if array.base is None else array.base
-        if id(owner) not in moved:
-            copy = np.frombuffer(heap, owner.dtype, owner.size, place)
-            copy[...] = owner
-            moved[id(owner)] = copy
-            place += -(-owner.nbytes // 4096) * 4096
-    yield (
-        RankBuffers(tuple(_moved(a, moved) for a in buffers.inputs), tuple(_moved(a, moved) for a in buffers.outputs)),
-        heap,
-    )
+
+    def zeros(elements: int, dtype: np.dtype[Any]) -> Array:
+        nonlocal place
+        array = np.frombuffer(heap, dtype, elements, place)
+        place += -(-array.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        return array
+
+    return zeros
 
 
-def _moved(array: Array | None, moved: dict[int, Array]) -> Array | None:
-    """The same part of the copy."""
-    if array is None:
-        return None
-    owner = array if array.base is None else array.base
-    start = (array.ctypes.data - owner.ctypes.data) // array.itemsize
-    return moved[id(owner)][start : start + array.size]
+def _heap_bytes(collective: Collective, block_bytes: int) -> int:
+    """Enough for every rank's buffers, each on pages of its own."""
+    ranks = range(collective.world_size)
+    blocks = sum(collective.input_blocks(rank) + collective.output_blocks(rank) for rank in ranks)
+    return blocks * block_bytes + (2 * collective.world_size + 1) * mmap.PAGESIZE

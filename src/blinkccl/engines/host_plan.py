@@ -108,12 +108,7 @@ class RankTables:
 class HostPlan:
     """A Program laid out for the host engine, for any size.
 
-    Raises
-    ------
-    ScheduleError
-        If a role has no value, or a block that its rank does not have.
-    UnsupportedError
-        If it needs more control lines than a segment has.
+    An UnsupportedError if it needs more control lines than a segment has.
     """
 
     def __init__(self, program: Program, area: Area | None = None) -> None:
@@ -346,10 +341,7 @@ class HostPlan:
     def bind(self, count: int, itemsize: int, chunk_bytes: int) -> Bound:
         """The Program for ``count`` elements per block, in chunks that fit into the segment.
 
-        Raises
-        ------
-        UnsupportedError
-            If its messages do not fit, however small the chunks.
+        An UnsupportedError if its messages do not fit, however small the chunks.
         """
         if self.inline:
             if not all(ring.exclusive for ring in self.rings):

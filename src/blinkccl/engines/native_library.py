@@ -65,11 +65,7 @@ def python_functions(handling: c.c_uint64) -> Python:
 def load() -> c.CDLL:
     """The library, opened once; its functions release the GIL.
 
-    Raises
-    ------
-    UnsupportedError
-        If there is none for this machine (a source install without a compiler, or no Linux), or it is of
-        another version than this package.
+    An UnsupportedError says why there is none: a source install without a compiler, no Linux, or another version.
     """
     if sys.platform != "linux":
         raise UnsupportedError(

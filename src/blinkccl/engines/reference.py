@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import DType, Operation, Scale, fold, operation, scalars
-from blinkccl.engines.buffers import RankBuffers, filled, role_views
+from blinkccl.engines.buffers import RankBuffers, check_roles, filled, role_views
 from blinkccl.errors import DeadlineError, ScheduleError
 from blinkccl.schedule.chunking import DEFAULT_CHUNK_BYTES, Bound, bind
 from blinkccl.schedule.program import Program, Role
@@ -65,6 +65,7 @@ def run(
     row.combine(chosen)  # refuses, before anything runs, what this type does not have
     factors = scalars(chosen, row, scales, program.collective.world_size)
     bound = bind(program, call.elements, row.itemsize, chunk_bytes)
+    check_roles(program)
     machine = _Machine(bound, buffers, row, chosen, factors, split=order != "program")
     with np.errstate(all="ignore"):  # an overflow to inf is a result, not a mishap
         machine.go(order, deadline)

@@ -105,7 +105,7 @@ def _no_torch() -> str | None:
 
 def _no_generated_code() -> str | None:
     try:
-        import_module("blinkccl.engines.device_library").load()
+        import_module("blinkccl.engines.generated").load()
         import_module("blinkccl.codegen.host_compiler").host_compiler()
     except UnsupportedError as error:
         return error.reason
@@ -123,20 +123,14 @@ ENGINES: dict[str, Engine] = {
     ),
     "generated": Engine(
         "blinkccl.engines.generated",
-        "the generated CUDA code, compiled for this CPU: a thread per rank, lane and part",
+        "the generated CUDA code, compiled for this CPU: a thread per rank, channel and part",
         _no_generated_code,
     ),
 }
 
 
 def engine(name: str) -> Engine:
-    """The registry row of ``name``.
-
-    Raises
-    ------
-    UnsupportedError
-        If there is no such engine; the message lists those there are.
-    """
+    """The registry row of ``name``."""
     if name not in ENGINES:
         raise UnsupportedError(f"engine {name!r} is not one of {', '.join(ENGINES)}")
     return ENGINES[name]

@@ -49,27 +49,10 @@ _MEET_S = 60.0
 
 
 class TorchP2P:
-    """A program on a process group. Making one is a collective call: all ranks compare programs.
+    """A program that the verifier accepts on a process group, or on a backend of one.
 
-    Parameters
-    ----------
-    program
-        One that the verifier accepts, with as many ranks as the group; its rank i is the group's rank i.
-    group
-        A process group that this process is in, or a backend of one.
-    deadline_s
-        Seconds for the other ranks to make theirs.
-
-    Raises
-    ------
-    UsageError
-        If group and program do not fit.
-    UnsupportedError
-        If the group is NCCL's.
-    PlanMismatchError
-        If the ranks hold different programs.
-    DeadlineError, CommunicationError
-        If the others do not answer.
+    Rank i of the program is rank i of the group. Making one is a collective call, which waits for the others at most
+    ``deadline_s``: a PlanMismatchError if the ranks hold different programs.
     """
 
     def __init__(self, program: Program, group: Any, *, deadline_s: float = 60.0) -> None:
@@ -100,27 +83,12 @@ class TorchP2P:
     ) -> None:
         """Runs the collective once; all ranks call it in the same order, with the same arguments.
 
-        Parameters
-        ----------
-        call
-            Type, operation, and elements of a block.
-        send, recv
-            This rank's blocks, of any shape and layout, or None where the collective gives it none. In place as in
-            nccl.h: an item's input and output block are the same memory.
-        scale
-            This rank's scalar of ``premul_sum``.
-        chunk_bytes
-            Wanted size of a message. The default suits shared memory; networks want more.
-        deadline_s
-            Seconds for the whole call.
+        ``send`` and ``recv`` are this rank's blocks, of any shape and layout, or None where the collective gives it
+        none; in place as in nccl.h. ``scale`` is this rank's scalar of ``premul_sum``. ``chunk_bytes`` is the wanted
+        size of a message: the default suits shared memory; networks want more.
 
-        Raises
-        ------
-        UsageError, UnsupportedError
-            If tensors, type or operation do not fit; nothing has been sent then.
-        DeadlineError, PeerLostError
-            If a message does not come in time, or a connection broke: rank, chunk, channel and peer. Afterwards this
-            object, and with gloo the group, is of no use any more.
+        Where tensors, type or operation do not fit nothing has been sent. After a DeadlineError or PeerLostError, which
+        name rank, chunk, channel and peer, this object, and with gloo the group, is of no use any more.
         """
         source = _as_array(self._program, self._rank, call, send, "input")
         target = _as_array(self._program, self._rank, call, recv, "output")

@@ -1,4 +1,4 @@
-"""Where are the libraries of native code that were built with this package, and do they fit it?
+"""The libraries of native code that were built with this package: where they are, and whether they fit it.
 
 ``headers.py`` reads what they share with Python: the C headers in ``include/``.
 """
@@ -30,17 +30,8 @@ def find_library(name: str, override: str) -> Path | None:
 def open_library(path: Path, functions: Functions, version: str) -> c.CDLL:
     """The library with the types of its functions declared; they release the GIL.
 
-    Parameters
-    ----------
-    functions
-        Those that it must have; :func:`blinkccl.native.headers.header` tells what a header declares.
-    version
-        The function that tells which headers the library was compiled with.
-
-    Raises
-    ------
-    UnsupportedError
-        If the library cannot be opened, lacks a function, or was compiled with other headers than this package's.
+    It must have all ``functions``, of which ``version`` tells the headers that it was compiled with: an
+    UnsupportedError if these are not this package's.
     """
     try:
         library = c.CDLL(str(path))

@@ -59,15 +59,7 @@ class Struct:
 
 @dataclass(frozen=True)
 class Header:
-    """What a header declares.
-
-    Parameters
-    ----------
-    constants
-        Integers that are defined, and all enumerators.
-    enums
-        By the name of the enum.
-    """
+    """What a header declares: integers that are defined, all enumerators among them, enums by name, and the rest."""
 
     constants: Mapping[str, int]
     enums: Mapping[str, Mapping[str, int]]
@@ -97,13 +89,7 @@ def header(name: str) -> Header:
 
 
 def parse(text: str) -> Header:
-    """What the text of a header declares.
-
-    Raises
-    ------
-    ValueError
-        If a struct has a member, or an enum an entry, of a kind that is not understood.
-    """
+    """What the text of a header declares; a ValueError if it has a kind of member or entry that is not understood."""
     text = re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)
     constants = {name: int(value, 0) for name, value in _CONSTANT.findall(text)}
     enums = {}

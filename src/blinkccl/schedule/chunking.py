@@ -90,34 +90,16 @@ class Bound:
 def bind(
     program: Program, count: int, itemsize: int, chunk_bytes: int = DEFAULT_CHUNK_BYTES, even_chunks: bool = False
 ) -> Bound:
-    """The extents of all slices for a size.
+    """The extents of all slices for ``count`` elements per block (nccl.h's ``count``), of ``itemsize`` bytes each.
 
-    Parameters
-    ----------
-    count
-        Elements per block, ≥ 0 (the ``count`` of nccl.h: for AllGather what each rank sends).
-    itemsize
-        Bytes per element, ≥ 1.
-    chunk_bytes
-        Wanted size of a chunk, ≥ 1; rounded down to whole 16-byte groups where it holds one, and to whole
-        elements, at least one.
-    even_chunks
-        Cut every slice into as many chunks as the largest has, instead of into chunks of one size. Trees that share a
-        link and take turns on it then get it in proportion to their weights, as the plan has it: on a DGX-1V the
-        simulator gives an AllReduce of 1 GB 26 % more. Generated code cuts like that where slices differ (``cut.h``),
-        but counts from :func:`largest_share` and not from the slice that is longest for this count: where that
-        fraction is no whole number of 16-byte groups, it may come to a chunk more or less.
+    ``chunk_bytes`` is the wanted size of a chunk; it is rounded down to whole 16-byte groups where it holds one, and to
+    whole elements, at least one. All ranks get the same extents: they are a function of agreed numbers only.
 
-    Raises
-    ------
-    ScheduleError
-        If a slice names a block that the collective does not have.
-    UsageError
-        If a number is out of range.
-
-    Notes
-    -----
-    Cost: O(slices). All ranks get the same extents: they are a function of agreed numbers only.
+    ``even_chunks`` cuts every slice into as many chunks as the largest has, instead of into chunks of one size. Trees
+    that share a link and take turns on it then get it in proportion to their weights, as the plan has it: on a DGX-1V
+    the simulator gives an AllReduce of 1 GB 26 % more. Generated code cuts like that where slices differ (``cut.h``),
+    but counts from :func:`largest_share` and not from the slice that is longest for this count: where that fraction is
+    no whole number of 16-byte groups, it may come to a chunk more or less.
     """
     for name, value, least in (
         ("count", count, 0),

@@ -28,10 +28,8 @@ from blinkccl.schedule.wiring import Arc, Wiring, name_role
 def liveness_fault(program: Program, steps: list[int], wiring: Wiring) -> str | None:
     """The cycle that deadlocks, in words, or None if the program is live for every size.
 
-    Notes
-    -----
-    Cost: linear in roles and messages where no arc has negative tokens (all that our lowering makes), else
-    Bellman and Ford's O(nodes · arcs).
+    Linear in roles and messages where no arc has negative tokens (all that our lowering makes), else Bellman and Ford's
+    O(nodes · arcs).
     """
     arcs = _program_order(program) + list(wiring.arcs)
     if _cycle(len(program.roles), [(a.tail, a.head, a.tokens) for a in arcs]) is None:

@@ -33,32 +33,12 @@ from blinkccl.schedule.program import Channel, Program, Queue, Role, Slice
 
 
 def lower(forest: Forest, slots: int = 2, channels: int | None = None) -> Program:
-    """The program that runs ``forest``.
+    """The program that runs ``forest``: one queue per tree edge, roles of all ranks in one list, by falling offset.
 
-    Parameters
-    ----------
-    slots
-        Messages that each queue may hold, ≥ 1.
-    channels
-        How many parallel channels; slices are dealt to them round robin. None: one channel per slice.
-
-    Returns
-    -------
-    Program
-        One queue per tree edge; roles of all ranks in one list, by falling offset.
-
-    Raises
-    ------
-    ScheduleError
-        If a share's block is none of the collective's, a tree
-        visits a vertex that is no rank of the job, an edge has fewer than two vertices, or two shares of
-        one slice disagree on its weight.
-    UsageError
-        If ``slots`` or ``channels`` is not positive.
-
-    Notes
-    -----
-    Cost: O(edges · log edges).
+    Each queue may hold ``slots`` messages. Slices are dealt round robin to so many parallel ``channels``; None: one
+    channel per slice. A ScheduleError says what cannot be written down: a block that is none of the collective's, a
+    tree that visits a vertex that is no rank of the job, an edge that joins nothing, shares of one slice with different
+    weights.
     """
     if slots < 1 or (channels is not None and channels < 1):
         raise UsageError(f"slots and channels must be at least 1, got {slots} and {channels}")

@@ -172,10 +172,7 @@ def to_json(program: Program) -> str:
 def from_json(text: str | bytes) -> Program:
     """The program that :func:`to_json` wrote. It may still be invalid: that is the verifier's business.
 
-    Raises
-    ------
-    ScheduleError
-        If the text is no JSON, or not of this form; the message gives the path of the offending value.
+    A ScheduleError gives the path of the value that is not of this form.
     """
     try:
         form = msgspec.json.decode(text, type=_ProgramForm)

@@ -23,13 +23,7 @@ from blinkccl.topology.model import Topology
 
 
 def verify(program: Program, topology: Topology) -> None:
-    """Accepts a valid program.
-
-    Raises
-    ------
-    VerificationError
-        With every violation that :func:`violations` finds.
-    """
+    """Raises a VerificationError with all :func:`violations`, if there are any."""
     found = violations(program, topology)
     if found:
         raise VerificationError(found)
@@ -45,15 +39,8 @@ def violations(program: Program, topology: Topology) -> list[str]:
     overwrites what it still has to read; every message's path exists, and the load of each link, at
     ``program.rate``, is within its capacity.
 
-    Returns
-    -------
-    list of str
-        One sentence each, naming rank, channel and step (the index in the rank's body), or the link.
-
-    Notes
-    -----
-    Cost: linear in roles and messages; :func:`~blinkccl.schedule.liveness.liveness_fault` takes longer for
-    programs with look-aheads beyond their slots.
+    Each sentence names rank, channel and step (the index in the rank's body), or the link. Linear in roles and
+    messages, but for :func:`~blinkccl.schedule.liveness.liveness_fault`.
     """
     found = list(_table_faults(program, topology))
     if found:  # the other checks follow indexes, so they need valid ones

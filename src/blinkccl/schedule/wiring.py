@@ -59,12 +59,7 @@ def name_role(role: Role, step: int) -> str:
 
 
 def connect(program: Program) -> Wiring:
-    """Pairs every send with its receive. Indexes in the program must be valid.
-
-    Notes
-    -----
-    Cost: linear in the queues' ends, but for queues that several roles share: k log k for k roles.
-    """
+    """Pairs every send with its receive. Indexes in the program must be valid."""
     senders: list[list[int]] = [[] for _ in program.queues]
     receivers: list[list[int]] = [[] for _ in program.queues]
     for index, role in enumerate(program.roles):

@@ -11,7 +11,7 @@ import pytest
 
 from blinkccl.collectives.ops import DTYPE_CODES, DTYPES, OP_CODES
 from blinkccl.collectives.spec import COLLECTIVES
-from blinkccl.engines import device_library, native_library
+from blinkccl.engines import generated, native_library
 from blinkccl.native import headers
 from blinkccl.native.headers import DIRECTORY, header, parse
 
@@ -93,7 +93,7 @@ def test_a_planted_mismatch_is_noticed(
     monkeypatch.setattr(headers, "DIRECTORY", tmp_path / "include")
     headers.abi.cache_clear()
     try:
-        for library in (native_library, device_library):
+        for library in (native_library, generated):
             with pytest.raises(Exception, match="was compiled with other headers than this package has"):
                 library.load.__wrapped__()
     finally:
