@@ -34,7 +34,8 @@ class RankBuffers:
     outputs: tuple[Array | None, ...]
 
 
-def _allocate(collective: Collective, count: int, dtype: DType, in_place: bool, zeros: Zeros) -> RankBuffers:
+def allocate(collective: Collective, count: int, dtype: DType, in_place: bool, zeros: Zeros = np.zeros) -> RankBuffers:
+    """Zeroed buffers for every rank."""
     if in_place and collective.name == "alltoall":
         _refuse_alltoall()
     inputs: list[Array | None] = []
@@ -82,7 +83,7 @@ def filled(
     _, found = check_inputs(collective, inputs, count)
     if found is not row:
         raise UsageError(f"the inputs are {found.name}, but the call says {row.name}")
-    buffers = _allocate(collective, count, row, in_place, zeros)
+    buffers = allocate(collective, count, row, in_place, zeros)
     for target, source in zip(buffers.inputs, inputs, strict=True):
         if target is not None and source is not None:
             target[...] = source

@@ -7,7 +7,7 @@ import pytest
 
 from blinkccl.collectives.ops import element_type
 from blinkccl.collectives.spec import COLLECTIVES, Collective
-from blinkccl.engines.buffers import RankBuffers, filled
+from blinkccl.engines.buffers import allocate, filled
 from blinkccl.engines.registry import ENGINES, engine
 from blinkccl.errors import UnsupportedError, UsageError
 
@@ -19,15 +19,10 @@ def collective(name: str, n: int = 3) -> Collective:
     return Collective(name, n, **{key: values[key] for key in COLLECTIVES[name].parameters})
 
 
-def zeroed(name: str, in_place: bool) -> RankBuffers:
-    blocks = map(collective(name).input_blocks, range(3))
-    return filled(collective(name), [np.zeros(5 * b, np.int32) if b else None for b in blocks], 5, "int32", in_place)[0]
-
-
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_sizes_out_of_place(name: str) -> None:
     coll = collective(name)
-    buffers = zeroed(name, in_place=False)
+    buffers = allocate(coll, 5, INT32, in_place=False)
     for rank in range(3):
         source, target = buffers.inputs[rank], buffers.outputs[rank]
         assert (0 if source is None else source.size) == 5 * coll.input_blocks(rank)
@@ -49,7 +44,7 @@ def test_sizes_out_of_place(name: str) -> None:
     ],
 )
 def test_in_place_blocks_are_the_same_memory(name: str, rank: int, first: int) -> None:
-    buffers = zeroed(name, in_place=True)
+    buffers = allocate(collective(name), 5, INT32, in_place=True)
     source, target = buffers.inputs[rank], buffers.outputs[rank]
     assert source is not None
     assert target is not None
