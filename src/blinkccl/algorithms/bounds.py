@@ -32,7 +32,29 @@ def certificate_for(collective: Collective, ranks: tuple[int, ...], topology: To
     Attained by ``optimal`` on every switchless topology, and with transit for all collectives but broadcast,
     reduce, AllGather and ReduceScatter, where the bound is the cut's. PackingError if the ranks are not connected.
     """
-    return PROOFS[collective.name](collective, rank_network_of(topology, ranks))
+    view = rank_network_of(topology, ranks)
+    if collective.name == "alltoall":
+        flow = all_pairs_flow(view.network)
+        return price_certificate(view, flow.prices, flow.rate * collective.world_size)
+    if collective.name == "allreduce":
+        return _allreduce(view)
+    return cut_certificate(collective, view, _side(collective, view.network))
+
+
+def _side(collective: Collective, network: Network) -> tuple[int, ...]:
+    """The side of the cut that limits ``collective``; reduce, reduce_scatter and scatter mirror three others."""
+    name, root = collective.name, collective.root
+    if name == "sendrecv":
+        assert collective.src is not None
+        assert collective.dst is not None
+        return min_cut(network, collective.src, collective.dst)[1]
+    if name in ("reduce", "reduce_scatter", "scatter"):
+        mirrored = {"reduce": "broadcast", "reduce_scatter": "allgather", "scatter": "gather"}[name]
+        return rest(network, _side(Collective(mirrored, collective.world_size, root), reverse_of(network)))
+    if name == "allgather":
+        return allgather_bottleneck(network)[1]
+    assert root is not None
+    return broadcast_rate(network, root)[1] if name == "broadcast" else gather_rate(network, root)[1]
 
 
 def cut_certificate(collective: Collective, view: RankNetwork, side: tuple[int, ...]) -> Cut:
@@ -68,50 +90,7 @@ def price_certificate(view: RankNetwork, prices: Mapping[Arc, Fraction | int], b
     return Dual(tuple((u, v, price) for (u, v), price in sorted(real.items())), value, value / bound)
 
 
-def _broadcast(collective: Collective, view: RankNetwork) -> Certificate:
-    assert collective.root is not None
-    _, side = broadcast_rate(view.network, collective.root)
-    return cut_certificate(collective, view, side)
-
-
-def _reduce(collective: Collective, view: RankNetwork) -> Certificate:
-    assert collective.root is not None
-    _, side = broadcast_rate(reverse_of(view.network), collective.root)
-    return cut_certificate(collective, view, rest(view.network, side))
-
-
-def _allgather(collective: Collective, view: RankNetwork) -> Certificate:
-    return cut_certificate(collective, view, allgather_bottleneck(view.network)[1])
-
-
-def _reduce_scatter(collective: Collective, view: RankNetwork) -> Certificate:
-    side = allgather_bottleneck(reverse_of(view.network))[1]
-    return cut_certificate(collective, view, rest(view.network, side))
-
-
-def _gather(collective: Collective, view: RankNetwork) -> Certificate:
-    assert collective.root is not None
-    return cut_certificate(collective, view, gather_rate(view.network, collective.root)[1])
-
-
-def _scatter(collective: Collective, view: RankNetwork) -> Certificate:
-    assert collective.root is not None
-    _, side, _ = gather_rate(reverse_of(view.network), collective.root)
-    return cut_certificate(collective, view, rest(view.network, side))
-
-
-def _sendrecv(collective: Collective, view: RankNetwork) -> Certificate:
-    assert collective.src is not None
-    assert collective.dst is not None
-    return cut_certificate(collective, view, min_cut(view.network, collective.src, collective.dst)[1])
-
-
-def _alltoall(collective: Collective, view: RankNetwork) -> Certificate:
-    flow = all_pairs_flow(view.network)
-    return price_certificate(view, flow.prices, flow.rate * collective.world_size)
-
-
-def _allreduce(collective: Collective, view: RankNetwork) -> Certificate:
+def _allreduce(view: RankNetwork) -> Certificate:
     network = view.network
     if network.switchless and network.symmetric:
         _, blocks = strength(network.n, undirected_widths(network))
@@ -219,16 +198,3 @@ def _tight_prices(network: Network) -> dict[Arc, int]:
 def tree_packing(network: Network, roots: tuple[int, ...]) -> ExactPacking:
     """The exact optimum of equal out-tree packings from ``roots`` by column generation."""
     return pack_columns(network.capacity, [Fraction(1)] * len(roots), out_tree_oracle(network, roots))
-
-
-PROOFS = {
-    "broadcast": _broadcast,
-    "reduce": _reduce,
-    "allreduce": _allreduce,
-    "allgather": _allgather,
-    "reduce_scatter": _reduce_scatter,
-    "gather": _gather,
-    "scatter": _scatter,
-    "alltoall": _alltoall,
-    "sendrecv": _sendrecv,
-}

@@ -66,7 +66,7 @@ class _Packing:
         for index, arcs in enumerate(self.arcs):
             for arc in arcs:
                 self.through.setdefault(arc, []).append(index)
-        # RankNetwork that no cycle can use would only hide how tight a vertex is.
+        # Lanes that no cycle can use would only hide how tight a vertex is.
         self.free = {arc: lanes for arc, lanes in sorted(capacity.items()) if arc in self.through}
         self.refuted: set[tuple[int, tuple[int, ...]]] = set()
 

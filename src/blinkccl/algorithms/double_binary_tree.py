@@ -15,7 +15,7 @@ from fractions import Fraction
 from blinkccl.algorithms.paths import transit_paths
 from blinkccl.algorithms.registry import Request
 from blinkccl.algorithms.servers import by_server, line_up
-from blinkccl.algorithms.shapes import Paths, flipped, forest_on, require_collective
+from blinkccl.algorithms.shapes import Paths, cyclic, flipped, forest_on, require_collective
 from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Forest, Share, Tree
 from blinkccl.packing.two_trees import binary_tree, rooted_second_tree, second_tree
@@ -74,7 +74,7 @@ def _both_trees(network: Topology, paths: Paths, ranks: Sequence[int], root: int
     servers = by_server(network, ranks)
     first, second = binary_tree, second_tree if root is None else rooted_second_tree
     if len(servers) == 1:
-        order = _from_root(ranks, root)
+        order = cyclic(ranks, ranks[0] if root is None else root)
         return [{order[child]: order[parent] for child, parent in tree(len(order)).items()} for tree in (first, second)]
     at = 0 if root is None else next(i for i, members in enumerate(servers) if root in members)
     turned = servers[at:] + servers[:at]
@@ -83,14 +83,9 @@ def _both_trees(network: Topology, paths: Paths, ranks: Sequence[int], root: int
     return [_over_servers(first(len(chains)), chains), _over_servers(second(len(chains)), others)]
 
 
-def _from_root(ranks: Sequence[int], root: int | None) -> tuple[int, ...]:
-    at = 0 if root is None else ranks.index(root)
-    return (*ranks[at:], *ranks[:at])
-
-
 def _chain(network: Topology, paths: Paths, members: Sequence[int], start: int | None) -> tuple[int, ...]:
     """The ranks of one server behind each other; over any links where none inside it line them up."""
-    return line_up(network, paths, members, start) or _from_root(members, start)
+    return line_up(network, paths, members, start) or cyclic(members, members[0] if start is None else start)
 
 
 def _over_servers(tree: dict[int, int], chains: Sequence[tuple[int, ...]]) -> Parents:

@@ -48,7 +48,7 @@ from blinkccl.packing.multiflow import UnitPath, decompose
 from blinkccl.packing.multiplicities import rounded
 from blinkccl.packing.network import Arc, Network
 from blinkccl.packing.oracles import Hops
-from blinkccl.packing.shallow import choose, undirected_columns
+from blinkccl.packing.shallow import choose, tree_columns
 from blinkccl.packing.undirected import TreePacking, merge_equal, pack_trees, recentred, undirected_widths
 
 
@@ -79,19 +79,11 @@ def _path_drafts(
     return [Draft(block, weight * Fraction(units, total), way[0], None, hops_of(network, way)) for way, units in ways]
 
 
-def _gather(request: Request, view: RankNetwork) -> Forest:
-    return _root_flows(request, view, view.network, inward=True)
-
-
-def _scatter(request: Request, view: RankNetwork) -> Forest:
-    return _root_flows(request, view, reverse_of(view.network), inward=False)
-
-
-def _root_flows(request: Request, view: RankNetwork, network: Network, *, inward: bool) -> Forest:
+def _root_flows(request: Request, view: RankNetwork) -> Forest:
     """Paths between the root and every other rank: found toward the root, turned round for scatter."""
-    root, size = request.collective.root, request.collective.world_size
+    root, size, inward = request.collective.root, request.collective.world_size, request.collective.name == "gather"
     assert root is not None
-    rate, _, flow = gather_rate(network, root)
+    rate, _, flow = gather_rate(view.network if inward else reverse_of(view.network), root)
     ways = decompose(flow, {v: rate.numerator for v in range(size) if v != root}, root)
     drafts = []
     for v in range(size):
@@ -195,7 +187,7 @@ def _shallower(
     radius = min(map(network.eccentricity, range(network.n)))
     demand = {0: sum(tree.multiplicity for tree in trees)}
     for levels in range(radius, max(depth_of(tree) for tree in trees)):
-        columns = undirected_columns(network, levels)
+        columns = tree_columns(network, range(network.n), levels, undirected=True)
         if columns is None or (len(columns) > FEW_COLUMNS and not thorough):
             break
         found = choose(columns, capacity, demand, undirected=True, node_limit=2000 if thorough else 20)
@@ -207,13 +199,13 @@ def _shallower(
 #: Served by flows, not trees.
 FLOWS = ("gather", "scatter", "alltoall", "sendrecv")
 PLANS = {
-    "broadcast": optimal_trees.broadcast,
-    "reduce": optimal_trees.reduce,
-    "allgather": optimal_trees.allgather,
-    "reduce_scatter": optimal_trees.reduce_scatter,
+    "broadcast": optimal_trees.one_to_all,
+    "reduce": optimal_trees.one_to_all,
+    "allgather": optimal_trees.all_to_all,
+    "reduce_scatter": optimal_trees.all_to_all,
     "allreduce": allreduce,
-    "gather": _gather,
-    "scatter": _scatter,
+    "gather": _root_flows,
+    "scatter": _root_flows,
     "alltoall": _alltoall,
     "sendrecv": _sendrecv,
 }

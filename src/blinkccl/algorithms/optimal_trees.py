@@ -22,6 +22,7 @@ from blinkccl.algorithms.bounds import (
 from blinkccl.algorithms.forests import Draft, OutTree, backward, forest_of, normalised, ordered
 from blinkccl.algorithms.rank_network import RankNetwork
 from blinkccl.algorithms.registry import Request
+from blinkccl.algorithms.servers import by_server
 from blinkccl.algorithms.symmetry import Permutation, pack_templates, rotated, rotations
 from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Certificate, Forest
@@ -31,8 +32,8 @@ from blinkccl.packing.integral import Arborescence, merged, pack_arborescences
 from blinkccl.packing.maxflow import broadcast_rate
 from blinkccl.packing.multiplicities import rounded, whole_weights
 from blinkccl.packing.network import Arc, Network
-from blinkccl.packing.oracles import Hops, cheapest_hops, loads_of
-from blinkccl.packing.shallow import choose, fewest_arborescences, rooted_columns
+from blinkccl.packing.oracles import Hops, cheapest_hops, column_of, loads_of
+from blinkccl.packing.shallow import choose, fewest_arborescences, tree_columns
 from blinkccl.packing.two_trees import two_trees
 
 
@@ -51,48 +52,28 @@ class Packed:
         return max(hops_deep(root, hops) for root, _, hops in self.trees)
 
 
-def broadcast(request: Request, view: RankNetwork) -> Forest:
-    """Out-trees from the root."""
-    return _one(request, view, view.network, up=False)
-
-
-def reduce(request: Request, view: RankNetwork) -> Forest:
-    """In-trees to the root."""
-    return _one(request, view, reverse_of(view.network), up=True)
-
-
-def allgather(request: Request, view: RankNetwork) -> Forest:
-    """Out-trees from every rank, each carrying its block."""
-    return _every(request, view, view.network, up=False)
-
-
-def reduce_scatter(request: Request, view: RankNetwork) -> Forest:
-    """In-trees to every rank, each carrying its block."""
-    return _every(request, view, reverse_of(view.network), up=True)
-
-
-def _one(request: Request, view: RankNetwork, network: Network, *, up: bool) -> Forest:
-    root = request.collective.root
+def one_to_all(request: Request, view: RankNetwork) -> Forest:
+    """Broadcast: out-trees from the root; reduce: in-trees to it."""
+    root, up = request.collective.root, request.collective.reduces
     assert root is not None
-    packed = one_root(network, root, request.objective, servers_of(view))
-    drafts = [
-        Draft(None, weight, root, backward(hops) if up else None, None if up else hops)
-        for _, weight, hops in packed.trees
-    ]
-    return forest_of(request, view, "optimal", drafts, proof(request, view, packed, up=up))
+    packed = one_root(reverse_of(view.network) if up else view.network, root, request.objective, servers_of(view))
+    drafts = [_draft(None, weight, root, hops, up=up) for _, weight, hops in packed.trees]
+    return forest_of(request, view, "optimal", drafts, _proof(request, view, packed, up=up))
 
 
-def _every(request: Request, view: RankNetwork, network: Network, *, up: bool) -> Forest:
-    packed = every_root(network, request.objective, rotations(view))
-    size = request.collective.world_size
-    drafts = [
-        Draft(root, weight / size, root, backward(hops) if up else None, None if up else hops)
-        for root, weight, hops in packed.trees
-    ]
-    return forest_of(request, view, "optimal", drafts, proof(request, view, packed, up=up))
+def all_to_all(request: Request, view: RankNetwork) -> Forest:
+    """AllGather: out-trees from every rank, each carrying its block; ReduceScatter: in-trees to every rank."""
+    up, size = request.collective.reduces, request.collective.world_size
+    packed = every_root(reverse_of(view.network) if up else view.network, request.objective, rotations(view))
+    drafts = [_draft(root, weight / size, root, hops, up=up) for root, weight, hops in packed.trees]
+    return forest_of(request, view, "optimal", drafts, _proof(request, view, packed, up=up))
 
 
-def proof(request: Request, view: RankNetwork, packed: Packed, *, up: bool) -> Certificate:
+def _draft(block: int | None, weight: Fraction, root: int, hops: Hops, *, up: bool) -> Draft:
+    return Draft(block, weight, root, backward(hops) if up else None, None if up else hops)
+
+
+def _proof(request: Request, view: RankNetwork, packed: Packed, *, up: bool) -> Certificate:
     """The packing's proof as a certificate; ``up`` where it was packed in the reversed network."""
     if packed.side is not None:
         side = rest(view.network, packed.side) if up else packed.side
@@ -196,7 +177,7 @@ def _least_deep(network: Network, demand: dict[int, int], flat: list[Arborescenc
     """The least depth at which whole multiplicities exist (or were found), fewest trees among equals."""
     known = max(depth_of(tree) for tree in flat)
     for levels in range(max(map(network.eccentricity, demand)), known):
-        columns = rooted_columns(network, demand, levels)
+        columns = tree_columns(network, demand, levels)
         if columns is None:
             break
         found = choose(columns, network.capacity, demand, node_limit=2000)
@@ -207,10 +188,8 @@ def _least_deep(network: Network, demand: dict[int, int], flat: list[Arborescenc
 
 def servers_of(view: RankNetwork) -> Groups:
     """The network's terminals by server, in the order of the ranks."""
-    groups: dict[int, list[int]] = {}
-    for v in range(view.network.terminals):
-        groups.setdefault(view.topology.vertex[view.ids[v]].server, []).append(v)
-    return tuple(tuple(group) for group in groups.values())
+    ranks = view.ids[: view.network.terminals]
+    return tuple(tuple(ranks.index(rank) for rank in group) for group in by_server(view.topology, ranks))
 
 
 def hops_deep(root: int, hops: Hops) -> int:
@@ -252,11 +231,8 @@ def familiar_trees(network: Network, root: int, groups: Groups, *, fewest: bool 
     for candidates in [*several, *shapes[::-1]] if fewest else [*shapes[:1], *several, *shapes[1:]]:
         trees = [tree for tree in candidates if all(cost[u][v] is not None for u, v in tree)]
         if trees:
-            yield [_column(tuple(hop(u, v) for u, v in tree)) for tree in trees]
-
-
-def _column(hops: Hops) -> Column:
-    return Column(0, tuple(sorted(loads_of(hops).items())), hops)
+            walked = [tuple(hop(u, v) for u, v in tree) for tree in trees]
+            yield [column_of(0, loads_of(hops), hops) for hops in walked]
 
 
 def _star(order: Sequence[int]) -> tuple[Arc, ...]:

@@ -68,19 +68,6 @@ class Request:
         """The links to plan on: ``topology`` cut down to ``ranks``, ``links`` and ``relays``."""
         return network_for(self.topology, self.ranks, self.links, relays=self.relays)
 
-    def with_links(self, links: str) -> Request:
-        """The same request on other links."""
-        return Request(
-            self.topology,
-            self.collective,
-            self.ranks,
-            links,
-            self.relays,
-            self.objective,
-            self.threshold,
-            self.epsilon,
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:

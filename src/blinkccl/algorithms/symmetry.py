@@ -8,6 +8,7 @@ The rotations are guessed from the order of the ranks and then verified arc by a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -16,7 +17,7 @@ from functools import lru_cache
 from blinkccl.algorithms.rank_network import RankNetwork
 from blinkccl.packing.columns import Column, Oracle, Prices, pack_columns
 from blinkccl.packing.network import Arc, Network
-from blinkccl.packing.oracles import Hops, cheapest_tree_from, loads_of
+from blinkccl.packing.oracles import Hops, cheapest_tree_from, column_of, loads_of
 
 #: A permutation of the network's vertices.
 Permutation = tuple[int, ...]
@@ -128,9 +129,7 @@ def pack_templates(network: Network, group: Sequence[Sequence[int]], target: Fra
     ``target`` is a proved upper bound per root: the search stops on reaching it.
     """
     orbit = arc_orbits(network, group)
-    size: dict[Arc, int] = {}
-    for name in orbit.values():
-        size[name] = size.get(name, 0) + 1
+    size = Counter(orbit.values())
     capacity = {name: network.capacity[name] * size[name] for name in size}
     count = network.terminals
     packing = pack_columns(
@@ -147,10 +146,10 @@ def pack_templates(network: Network, group: Sequence[Sequence[int]], target: Fra
 def _template_oracle(network: Network, orbit: dict[Arc, Arc]) -> Oracle:
     def oracle(prices: Prices) -> list[Column]:
         tree = cheapest_tree_from(network, {arc: prices.get(name, 0) for arc, name in orbit.items()}, 0)
-        loads: dict[Arc, int] = {}
+        loads: Counter[Arc] = Counter()
         for arc, times in loads_of(tree).items():
-            loads[orbit[arc]] = loads.get(orbit[arc], 0) + times
-        return [Column(0, tuple(sorted(loads.items())), tree)]
+            loads[orbit[arc]] += times
+        return [column_of(0, loads, tree)]
 
     return oracle
 

@@ -233,7 +233,7 @@ def multi_path(
     """
     require_collective(request, "multi-path", ("sendrecv",), "use --algo optimal --links all")
     try:
-        flow = ALGORITHMS["optimal"].plan(_of_two(request).with_links("all"))
+        flow = ALGORITHMS["optimal"].plan(replace(_of_two(request), links="all"))
     except TopologyError as error:
         raise UnsupportedError(f"multi-path needs a path between its two ends: {error}") from None
     drawn = [(share.weight, share.broadcast.edges[0]) for share in flow.shares if share.broadcast is not None]

@@ -10,7 +10,7 @@ certificate that anyone can re-check with the oracle. HiGHS finds the basis; the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -61,14 +61,20 @@ def dual_bound(
     capacity: Mapping[Arc, int], demand: Sequence[Fraction], oracle: Oracle, prices: Mapping[Arc, Any]
 ) -> Fraction:
     """Σ c·y / Σ_g demand_g · cheapest_g(y), exactly; InternalError if these prices make some column free."""
-    cheapest: dict[int, Fraction] = {}
-    for column in oracle(prices):
-        price = column.cost(prices)
-        cheapest[column.group] = min(price, cheapest.get(column.group, price))
+    columns = oracle(prices)
+    cheapest = _cheapest(columns, [column.cost(prices) for column in columns])
     cost = sum((d * cheapest[g] for g, d in enumerate(demand)), Fraction(0))
     if cost <= 0:
         raise InternalError("prices that cost nothing prove nothing")
     return sum((capacity[arc] * price for arc, price in prices.items()), Fraction(0)) / cost
+
+
+def _cheapest(columns: Sequence[Column], costs: Sequence[Fraction]) -> dict[int, Fraction]:
+    """The least cost of a column of each group."""
+    least: dict[int, Fraction] = {}
+    for column, cost in zip(columns, costs, strict=True):
+        least[column.group] = min(cost, least.get(column.group, cost))
+    return least
 
 
 def pack_columns(
@@ -106,16 +112,11 @@ def pack_columns(
     rate, columns = master.exact_primal()
     exact_prices = master.exact_dual()
     bound = dual_bound(capacity, demand, oracle, exact_prices)
-    return ExactPacking(rate, columns, _in_play(master.columns, exact_prices), exact_prices, bound)
-
-
-def _in_play(columns: Sequence[Column], prices: Mapping[Arc, Fraction]) -> tuple[Column, ...]:
-    """The columns of each group that are cheapest under ``prices`` (complementary slackness)."""
-    costs = [column.cost(prices) for column in columns]
-    least: dict[int, Fraction] = {}
-    for column, cost in zip(columns, costs, strict=True):
-        least[column.group] = min(cost, least.get(column.group, cost))
-    return tuple(c for c, cost in zip(columns, costs, strict=True) if cost == least[c.group])
+    # Only the cheapest columns of a group can have a weight at the optimum (complementary slackness).
+    costs = [column.cost(exact_prices) for column in master.columns]
+    least = _cheapest(master.columns, costs)
+    pool = tuple(c for c, cost in zip(master.columns, costs, strict=True) if cost == least[c.group])
+    return ExactPacking(rate, columns, pool, exact_prices, bound)
 
 
 #: Capacities up to this are given to HiGHS as they are; larger ones shrunk to it, as its tolerances are absolute.
@@ -212,18 +213,24 @@ def check_loads(
     rate: Fraction,
 ) -> None:
     """Raise InternalError unless weights are positive, groups get their demand, and no arc is overfull."""
-    load: dict[Arc, Fraction] = {}
     total = [Fraction(0)] * len(demand)
     for column, weight in chosen:
         if weight < 0:
             raise InternalError("a basic solution has a negative weight")
         total[column.group] += weight
-        for arc, times in column.loads:
-            load[arc] = load.get(arc, Fraction(0)) + weight * times
     if any(got != d * rate for got, d in zip(total, demand, strict=True)):
         raise InternalError("a group's columns do not sum to its demand")
-    if any(used > capacity[arc] for arc, used in load.items()):
+    if not fits(chosen, capacity):
         raise InternalError("a basic solution overloads an arc")
+
+
+def fits(chosen: Iterable[tuple[Column, Any]], capacity: Mapping[Arc, int], scale: int = 1) -> bool:
+    """Whether columns with these weights load no arc over its capacity × ``scale``."""
+    load: dict[Arc, Any] = {}
+    for column, weight in chosen:
+        for arc, times in column.loads:
+            load[arc] = load.get(arc, 0) + weight * times
+    return all(used <= capacity[arc] * scale for arc, used in load.items())
 
 
 def solve_exactly(matrix: list[dict[int, Fraction]], right: list[Fraction]) -> list[Fraction]:

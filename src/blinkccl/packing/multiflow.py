@@ -11,11 +11,10 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from heapq import heappop, heappush
-from typing import Any
 
 from blinkccl.errors import InternalError, PackingError
-from blinkccl.packing.network import Arc, Network
+from blinkccl.packing.network import Arc, Network, followed
+from blinkccl.packing.oracles import cheapest_ways
 from blinkccl.packing.solver import Entries, Model, solve_with_duals
 
 LARGEST_DENOMINATOR = 5000
@@ -70,24 +69,9 @@ def price_bound(network: Network, prices: Mapping[Arc, Fraction]) -> Fraction:
 
 def _service_cost(network: Network, prices: Mapping[Arc, Fraction]) -> Fraction:
     """What it costs under ``prices`` to send one unit between every ordered pair of terminals."""
-    distances = [_distances(network, prices, source) for source in range(network.terminals)]
-    return sum(
-        (distances[s][t] for s in range(network.terminals) for t in range(network.terminals) if s != t), Fraction(0)
-    )
-
-
-def _distances(network: Network, prices: Mapping[Arc, Any], source: int) -> dict[int, Any]:
-    distance: dict[int, Any] = {source: Fraction(0)}
-    heap: list[tuple[Any, int]] = [(Fraction(0), source)]
-    while heap:
-        d, u = heappop(heap)
-        if d <= distance[u]:
-            for v in network.successors[u]:
-                candidate = d + prices.get((u, v), 0)
-                if v not in distance or candidate < distance[v]:
-                    distance[v] = candidate
-                    heappush(heap, (candidate, v))
-    return distance
+    terminals = range(network.terminals)
+    distances = [cheapest_ways(network, prices, source)[0] for source in terminals]
+    return sum((distances[s][t][0] for s in terminals for t in terminals), Fraction(0))
 
 
 def _solved(network: Network) -> tuple[float, list[dict[Arc, float]], dict[Arc, float]]:
@@ -163,8 +147,6 @@ def _right(network: Network, flows: list[dict[Arc, int]], units: int, scale: int
 
 
 # Taking a flow apart into paths.
-
-
 #: Vertices from the first to the last, and how many units take this way.
 UnitPath = tuple[tuple[int, ...], int]
 
@@ -196,7 +178,7 @@ def _paths_from(
 
 
 def _shortest(source: int, sink: int, left: Mapping[Arc, int], successors: Mapping[int, list[int]]) -> tuple[int, ...]:
-    parent: dict[int, int | None] = {source: None}
+    parent: dict[int, int] = {source: source}
     queue = [source]
     for u in queue:
         if u == sink:
@@ -207,7 +189,4 @@ def _shortest(source: int, sink: int, left: Mapping[Arc, int], successors: Mappi
                 queue.append(v)
     if sink not in parent:
         raise InternalError(f"the flow from {source} to {sink} is not conserved")
-    path = [sink]
-    while (before := parent[path[-1]]) is not None:
-        path.append(before)
-    return tuple(reversed(path))
+    return tuple(reversed(followed(parent, sink, source)))

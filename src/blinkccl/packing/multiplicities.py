@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
-from blinkccl.packing.columns import Column, ExactPacking
+from blinkccl.packing.columns import Column, ExactPacking, fits
 from blinkccl.packing.network import Arc
 from blinkccl.packing.solver import Entries, Model, solve, whole
 
 #: Multiples of the optimum's own scale that are tried.
 MULTIPLES = (1, 2, 3)
-
-
 #: Columns handed to the integer program when a packing is to be rounded, those of its basis first.
 MOST_COLUMNS = 160
 
@@ -48,38 +46,39 @@ def whole_weights(
         wanted = [d * rate * scale for d in demand]
         if any(units.denominator != 1 for units in wanted):
             continue
-        units = _solve(columns, capacity, [int(x) for x in wanted], scale, node_limit)
+        units = whole_units(columns, {a: c * scale for a, c in capacity.items()}, [int(x) for x in wanted], node_limit)
         if units is not None:
-            return [(c, Fraction(k, scale)) for c, k in zip(columns, units, strict=True) if k]
+            return [(column, Fraction(k, scale)) for column, k in units]
     return None
 
 
-def _solve(
-    columns: Sequence[Column], capacity: Mapping[Arc, int], wanted: Sequence[int], scale: int, node_limit: int
-) -> list[int] | None:
+def whole_units(
+    columns: Sequence[Column],
+    capacity: Mapping[Arc, int],
+    wanted: Sequence[int],
+    node_limit: int,
+    *,
+    relaxed_first: bool = False,
+) -> list[tuple[Column, int]] | None:
+    """Columns with whole units, ``wanted`` of them per group within ``capacity``; None if not found.
+
+    ``relaxed_first``: a linear program, which is faster, is asked first.
+    """
     arcs = sorted(capacity)
     row = {arc: len(wanted) + i for i, arc in enumerate(arcs)}
     entries: list[Entries] = [{c.group: 1, **{row[arc]: load for arc, load in c.loads}} for c in columns]
     lower: list[int | None] = [*wanted, *(None for _ in arcs)]
-    upper: list[int | None] = [*wanted, *(capacity[arc] * scale for arc in arcs)]
-    values = solve(Model(entries, lower, upper, integer=True), node_limit)
-    units = None if values is None else whole(values)
-    if units is None or not _right(columns, units, capacity, wanted, scale):
+    upper: list[int | None] = [*wanted, *(capacity[arc] for arc in arcs)]
+    values = solve(Model(entries, lower, upper)) if relaxed_first else None
+    if values is None and relaxed_first:
         return None
-    return units
-
-
-def _right(
-    columns: Sequence[Column],
-    units: Sequence[int],
-    capacity: Mapping[Arc, int],
-    wanted: Sequence[int],
-    scale: int,
-) -> bool:
-    load = dict.fromkeys(capacity, 0)
+    if values is None or whole(values) is None:
+        values = solve(Model(entries, lower, upper, integer=True), node_limit)
+    units = None if values is None else whole(values)
+    if units is None:
+        return None
+    chosen = [(column, k) for column, k in zip(columns, units, strict=True) if k]
     total = [0] * len(wanted)
-    for column, k in zip(columns, units, strict=True):
+    for column, k in chosen:
         total[column.group] += k
-        for arc, times in column.loads:
-            load[arc] += k * times
-    return total == list(wanted) and all(used <= capacity[arc] * scale for arc, used in load.items())
+    return chosen if total == list(wanted) and fits(chosen, capacity) else None

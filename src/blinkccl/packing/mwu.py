@@ -15,7 +15,7 @@ from fractions import Fraction
 from math import ceil, log
 
 from blinkccl.errors import InternalError, UsageError
-from blinkccl.packing.columns import Column, Oracle
+from blinkccl.packing.columns import Column, Oracle, fits
 from blinkccl.packing.network import Arc
 from blinkccl.packing.solver import Entries, Model, solve, whole
 
@@ -121,7 +121,7 @@ def minimize_trees(
             return [(c, Fraction(k, grain)) for c, k in zip(short, units, strict=True) if k]
     for grain in ROUNDINGS:
         units = [int(x * grain + 1e-7) for x in relaxed]
-        if Fraction(sum(units), grain) >= wanted and _fits(candidates, capacity, units, grain):
+        if Fraction(sum(units), grain) >= wanted and fits(zip(candidates, units, strict=True), capacity, grain):
             return [(c, Fraction(k, grain)) for c, k in zip(candidates, units, strict=True) if k]
     return None
 
@@ -144,14 +144,6 @@ def _relaxed(candidates: Sequence[Column], capacity: Mapping[Arc, int]) -> list[
     row = {arc: i for i, arc in enumerate(sorted(capacity))}
     columns: list[Entries] = [{row[arc]: load for arc, load in c.loads} for c in candidates]
     return solve(Model(columns, [None] * len(row), [capacity[arc] for arc in row], [-1.0] * len(columns))) or []
-
-
-def _fits(candidates: Sequence[Column], capacity: Mapping[Arc, int], units: Sequence[int], grain: int) -> bool:
-    used = dict.fromkeys(capacity, 0)
-    for column, k in zip(candidates, units, strict=True):
-        for arc, load in column.loads:
-            used[arc] += k * load
-    return all(used[arc] <= c * grain for arc, c in capacity.items())
 
 
 def _solve(
@@ -183,4 +175,4 @@ def _solve(
         )
     values = solve(model, node_limit)
     units = None if values is None else whole(values[:count])
-    return units if units is not None and _fits(candidates, capacity, units, grain) else None
+    return units if units is not None and fits(zip(candidates, units, strict=True), capacity, grain) else None

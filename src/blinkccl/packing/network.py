@@ -6,7 +6,7 @@ relays, they copy and combine), the others are *transit*: they only pass single 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,6 +14,14 @@ from blinkccl.errors import PackingError
 
 #: An ordered pair of vertices.
 Arc = tuple[int, int]
+
+
+def followed(parent: Mapping[int, int], start: int, end: int) -> list[int]:
+    """The vertices from ``start`` up to ``end``, each the parent of the one before."""
+    path = [start]
+    while path[-1] != end:
+        path.append(parent[path[-1]])
+    return path
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,15 @@ terminal, so a tree costs what its unicast hops cost. With Fractions as prices t
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import Any
 
 from blinkccl.errors import PackingError
 from blinkccl.packing.arborescence import minimum_arborescence, shallow_minimum_tree
 from blinkccl.packing.columns import Column, Oracle, Prices
-from blinkccl.packing.network import Arc, Network
+from blinkccl.packing.network import Arc, Network, followed
 
 #: A hop: vertices (u, transit …, v).
 Hop = tuple[int, ...]
@@ -31,44 +32,45 @@ def cheapest_hops(network: Network, prices: Prices) -> tuple[list[list[Any]], Ca
     cost: list[list[Any]] = [[None] * size for _ in range(size)]
     before: list[dict[int, int]] = []
     for source in range(size):
-        distance, parent = _hops_from(network, prices, source)
+        distance, parent = cheapest_ways(network, prices, source, past_terminals=False)
         before.append(parent)
         for v in range(size):
             if v != source and v in distance:
                 cost[source][v] = distance[v][0]
 
-    def hop(u: int, v: int) -> Hop:
-        path = [v]
-        while path[-1] != u:
-            path.append(before[u][path[-1]])
-        return tuple(reversed(path))
-
-    return cost, hop
+    return cost, lambda u, v: tuple(reversed(followed(before[u], v, u)))
 
 
-def _hops_from(network: Network, prices: Prices, source: int) -> tuple[dict[int, tuple[Any, int]], dict[int, int]]:
+def cheapest_ways(
+    network: Network, prices: Prices, source: int, *, past_terminals: bool = True
+) -> tuple[dict[int, tuple[Any, int]], dict[int, int]]:
+    """Price and links of the cheapest way from ``source`` to every vertex, and the vertex before each on it.
+
+    Dijkstra's algorithm; ties go to fewer links. Unless ``past_terminals``, a way ends at its first terminal.
+    """
     distance: dict[int, tuple[Any, int]] = {source: (0, 0)}
     parent: dict[int, int] = {}
     heap: list[tuple[Any, int, int]] = [(0, 0, source)]
     while heap:
         d, links, u = heappop(heap)
-        if (d, links) > distance[u] or (u < network.terminals and u != source):
+        if (d, links) > distance[u] or (u < network.terminals and u != source and not past_terminals):
             continue
         for v in network.successors[u]:
             candidate = (d + prices.get((u, v), 0), links + 1)
-            if v != source and (v not in distance or candidate < distance[v]):
+            if v not in distance or candidate < distance[v]:
                 distance[v], parent[v] = candidate, u
                 heappush(heap, (*candidate, v))
     return distance, parent
 
 
-def loads_of(hops: Hops) -> dict[Arc, int]:
+def loads_of(hops: Hops) -> Counter[Arc]:
     """How many times each arc is crossed."""
-    loads: dict[Arc, int] = {}
-    for hop in hops:
-        for arc in itertools.pairwise(hop):
-            loads[arc] = loads.get(arc, 0) + 1
-    return loads
+    return Counter(arc for hop in hops for arc in itertools.pairwise(hop))
+
+
+def column_of(group: int, loads: Mapping[Arc, int], payload: Any) -> Column:
+    """A column with these loads."""
+    return Column(group, tuple(sorted(loads.items())), payload)
 
 
 def cheapest_tree_from(network: Network, prices: Prices, root: int) -> Hops:
@@ -91,12 +93,9 @@ def out_tree_oracle(network: Network, roots: Sequence[int]) -> Oracle:
     """One group per root; its columns are out-trees over all terminals. The payload is the hops."""
 
     def oracle(prices: Prices) -> list[Column]:
-        cost, hop = cheapest_hops(network, prices)
-        columns = []
-        for group, root in enumerate(roots):
-            tree = _tree(network, cost, hop, root)
-            columns.append(Column(group, tuple(sorted(loads_of(tree).items())), tree))
-        return columns
+        hops = cheapest_hops(network, prices)
+        trees = [_tree(network, *hops, root) for root in roots]
+        return [column_of(group, loads_of(tree), tree) for group, tree in enumerate(trees)]
 
     return oracle
 
@@ -109,14 +108,13 @@ def in_and_out_oracle(network: Network) -> Oracle:
     backward = network.reversed()
 
     def oracle(prices: Prices) -> list[Column]:
-        cost, hop = cheapest_hops(network, prices)
-        back_prices = {(v, u): y for (u, v), y in prices.items()}
-        back_cost, back_hop = cheapest_hops(backward, back_prices)
+        ahead = cheapest_hops(network, prices)
+        back = cheapest_hops(backward, {(v, u): y for (u, v), y in prices.items()})
         columns = []
         for root in range(network.terminals):
-            down, backed = _tree(network, cost, hop, root), _tree(backward, back_cost, back_hop, root)
-            up = tuple(h[::-1] for h in backed)
-            columns.append(Column(0, tuple(sorted(loads_of(up + down).items())), (root, up, down)))
+            down = _tree(network, *ahead, root)
+            up = tuple(hop[::-1] for hop in _tree(backward, *back, root))
+            columns.append(column_of(0, loads_of(up + down), (root, up, down)))
         return columns
 
     return oracle
@@ -131,34 +129,16 @@ def up_and_down_oracle(network: Network, root: int) -> Oracle:
     def oracle(prices: Prices) -> list[Column]:
         both = {(u, v): prices.get((u, v), 0) + prices.get((v, u), 0) for u, v, _ in network.arcs}
         down = _tree(network, *cheapest_hops(network, both), root)
-        return [Column(0, tuple(sorted(loads_of(down + tuple(h[::-1] for h in down)).items())), down)]
+        return [column_of(0, loads_of(down + tuple(hop[::-1] for hop in down)), down)]
 
     return oracle
 
 
 def shortest_paths_to(network: Network, root: int, prices: Prices) -> dict[int, tuple[int, ...]]:
     """The cheapest path from every other terminal to ``root``; terminals on the way pass it on."""
-    distance: dict[int, tuple[Any, int]] = {root: (0, 0)}
-    parent: dict[int, int] = {}
-    heap: list[tuple[Any, int, int]] = [(0, 0, root)]
-    before = network.reversed().successors if not network.symmetric else network.successors
-    while heap:
-        d, links, u = heappop(heap)
-        if (d, links) > distance[u]:
-            continue
-        for v in before[u]:
-            offer = (d + prices.get((v, u), 0), links + 1)
-            if v not in distance or offer < distance[v]:
-                distance[v], parent[v] = offer, u
-                heappush(heap, (*offer, v))
-    paths = {}
-    for v in range(network.terminals):
-        if v != root:
-            path = [v]
-            while path[-1] != root:
-                path.append(parent[path[-1]])
-            paths[v] = tuple(path)
-    return paths
+    turned = network if network.symmetric else network.reversed()
+    _, parent = cheapest_ways(turned, {(v, u): y for (u, v), y in prices.items()}, root)
+    return {v: tuple(followed(parent, v, root)) for v in range(network.terminals) if v != root}
 
 
 def paths_oracle(network: Network, root: int) -> Oracle:
@@ -166,7 +146,7 @@ def paths_oracle(network: Network, root: int) -> Oracle:
 
     def oracle(prices: Prices) -> list[Column]:
         paths = shortest_paths_to(network, root, prices)
-        return [Column(0, tuple(sorted(loads_of(tuple(paths.values())).items())), paths)]
+        return [column_of(0, loads_of(tuple(paths.values())), paths)]
 
     return oracle
 
@@ -180,9 +160,8 @@ def relay_oracle(network: Network, root: int) -> Oracle:
     def oracle(prices: Prices) -> list[Column]:
         paths = shortest_paths_to(network, root, prices)
         tree = cheapest_tree_from(network, prices, root)
-        loads = {arc: network.terminals * times for arc, times in loads_of(tree).items()}
-        for arc, times in loads_of(tuple(paths.values())).items():
-            loads[arc] = loads.get(arc, 0) + times
-        return [Column(0, tuple(sorted(loads.items())), (paths, tree))]
+        loads = loads_of(tuple(paths.values()))
+        loads.update({arc: network.terminals * times for arc, times in loads_of(tree).items()})
+        return [column_of(0, loads, (paths, tree))]
 
     return oracle

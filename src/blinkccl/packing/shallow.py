@@ -8,13 +8,14 @@ integer program gives up, the caller keeps the packing it has.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 
+from blinkccl.packing.columns import Column
 from blinkccl.packing.integral import Arborescence, canonical_arcs
 from blinkccl.packing.maxflow import FlowGraph
+from blinkccl.packing.multiplicities import whole_units
 from blinkccl.packing.network import Arc, Network
-from blinkccl.packing.solver import Entries, Model, solve, whole
 
 #: More columns than this are not enumerated.
 MOST_COLUMNS = 6000
@@ -83,33 +84,20 @@ def _extended(
             yield from _extended(network, effort, levels - 1, grown, reached.union(grown), arcs + fresh)
 
 
-def rooted_columns(network: Network, demand: Mapping[int, int], depth: int) -> list[tuple[int, tuple[Arc, ...]]] | None:
-    """(root, arcs) of every out-tree of this depth from every root in demand; None if there are too many."""
-    columns: list[tuple[int, tuple[Arc, ...]]] = []
-    effort = Effort(MOST_STEPS)
-    try:
-        for root in sorted(demand):
-            for arcs in out_trees(network, root, depth, effort):
-                columns.append((root, arcs))
-                if len(columns) > MOST_COLUMNS:
-                    return None
-    except EffortSpentError:
-        return None
-    return columns
+def tree_columns(
+    network: Network, roots: Iterable[int], depth: int, *, undirected: bool = False
+) -> list[tuple[int, tuple[Arc, ...]]] | None:
+    """(root, arcs) of every out-tree of this depth from every root; None if there are too many.
 
-
-def undirected_columns(network: Network, depth: int) -> list[tuple[int, tuple[Arc, ...]]] | None:
-    """Every undirected spanning tree within ``depth`` of some centre, once, as an out-tree from a centre.
-
-    None if there are too many.
+    With ``undirected`` every spanning tree within ``depth`` of some root, once, as an out-tree from the first such.
     """
-    found: dict[tuple[Arc, ...], tuple[int, tuple[Arc, ...]]] = {}
+    found: dict[tuple[int, tuple[Arc, ...]], tuple[int, tuple[Arc, ...]]] = {}
     effort = Effort(MOST_STEPS)
     try:
-        for root in range(network.n):
+        for root in sorted(roots):
             for arcs in out_trees(network, root, depth, effort):
-                key = tuple(sorted((min(arc), max(arc)) for arc in arcs))
-                found.setdefault(key, (root, arcs))
+                edges = tuple(sorted((min(arc), max(arc)) for arc in arcs))
+                found.setdefault((0, edges) if undirected else (root, arcs), (root, arcs))
                 if len(found) > MOST_COLUMNS:
                     return None
     except EffortSpentError:
@@ -132,30 +120,16 @@ def choose(
     """
     if not columns:
         return None
-    arcs, roots = sorted(capacity), sorted(demand)
-    row = {arc: len(roots) + i for i, arc in enumerate(arcs)}
-    group = {root: i for i, root in enumerate(roots)}
-    entries: list[Entries] = []
+    group = {root: i for i, root in enumerate(sorted(demand))}
+    shaped = []
     for root, tree in columns:
         edges = [(min(a), max(a)) for a in tree] if undirected else tree
-        entries.append({group.get(root, 0): 1, **{row[arc]: 1 for arc in edges}})
-    lower: list[int | None] = [*(demand[r] for r in roots), *(None for _ in arcs)]
-    upper: list[int | None] = [*(demand[r] for r in roots), *(capacity[arc] for arc in arcs)]
-    model = Model(entries, lower, upper)
-    relaxed = solve(model)
-    if relaxed is None:
+        shaped.append(Column(group.get(root, 0), tuple((arc, 1) for arc in edges), (root, tree)))
+    wanted = [demand[root] for root in group]
+    units = whole_units(shaped, capacity, wanted, node_limit, relaxed_first=True)
+    if units is None:
         return None
-    values: list[float] | None = relaxed
-    if whole(relaxed) is None:
-        values = solve(Model(entries, lower, upper, integer=True), node_limit)
-    multiplicities = None if values is None else whole(values[: len(columns)])
-    if multiplicities is None:
-        return None
-    return [
-        Arborescence(root, k, canonical_arcs(root, tree))
-        for (root, tree), k in zip(columns, multiplicities, strict=True)
-        if k
-    ]
+    return [Arborescence(c.payload[0], k, canonical_arcs(*c.payload)) for c, k in units]
 
 
 # The fewest arborescences that fill a cut: depth-first search over trees of decreasing multiplicity. Every tree enters

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from blinkccl.errors import InternalError, PackingError
-from blinkccl.packing.integral import Arborescence, pack_arborescences
+from blinkccl.packing.integral import Arborescence, merged, pack_arborescences
 from blinkccl.packing.maxflow import INFINITE, FlowGraph
-from blinkccl.packing.network import Arc, Network
+from blinkccl.packing.network import Arc, Network, followed
 
 #: Undirected edges (u < v) with their width.
 Widths = dict[Arc, int]
@@ -227,16 +227,9 @@ def _path_to_farthest(near: Mapping[int, list[int]], start: int) -> list[int]:
             if v not in parent:
                 parent[v] = u
                 queue.append(v)
-    path = [queue[-1]]
-    while path[-1] != start:
-        path.append(parent[path[-1]])
-    return path
+    return followed(parent, queue[-1], start)
 
 
 def merge_equal(trees: Iterable[Arborescence]) -> list[Arborescence]:
     """Equal trees as one, largest first."""
-    total: dict[tuple[int, tuple[Arc, ...]], int] = {}
-    for tree in trees:
-        total[tree.root, tree.arcs] = total.get((tree.root, tree.arcs), 0) + tree.multiplicity
-    merged = [Arborescence(root, k, arcs) for (root, arcs), k in total.items()]
-    return sorted(merged, key=lambda t: (-t.multiplicity, t.root, t.arcs))
+    return sorted(merged(trees), key=lambda t: (-t.multiplicity, t.root, t.arcs))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations
 
@@ -21,7 +22,7 @@ def _optimum(topology, ranks):
     try:
         forest = algorithm("optimal").plan(request)
     except TopologyError:
-        forest = algorithm("optimal").plan(request.with_links("pcie"))
+        forest = algorithm("optimal").plan(replace(request, links="pcie"))
     return forest.rate * exact_unit(forest.topology)
 
 

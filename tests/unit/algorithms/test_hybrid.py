@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -183,4 +184,4 @@ def test_reasons(spec: str, gpus: str | None, links: str, reason: str) -> None:
 
 def test_links_all_means_the_same() -> None:
     given = request("dgx-1v", "0-3", "allreduce")
-    assert ALGORITHMS["hybrid"].plan(given) == ALGORITHMS["hybrid"].plan(given.with_links("all"))
+    assert ALGORITHMS["hybrid"].plan(given) == ALGORITHMS["hybrid"].plan(replace(given, links="all"))

@@ -17,8 +17,7 @@ from blinkccl.packing.shallow import (
     EffortSpentError,
     choose,
     out_trees,
-    rooted_columns,
-    undirected_columns,
+    tree_columns,
 )
 
 
@@ -73,28 +72,28 @@ def test_undirected_trees_are_counted_once_each(seed: int) -> None:
     dice = Random(seed)
     n = dice.randint(2, 5)
     network = random_graph(dice, n)
-    columns = undirected_columns(network, n - 1)
+    columns = tree_columns(network, range(network.n), n - 1, undirected=True)
     assert columns is not None
     edges = {frozenset(frozenset(arc) for arc in tree) for _, tree in columns}
     assert len(columns) == len(edges) == kirchhoff(network, 0)
     for limit in range(1, n):
-        shallow = undirected_columns(network, limit)
+        shallow = tree_columns(network, range(network.n), limit, undirected=True)
         assert shallow is not None
         assert all(depth_of(Arborescence(root, 1, tree)) <= limit for root, tree in shallow)
 
 
 def test_too_many_columns_are_none() -> None:
     clique = Network(8, 8, tuple((u, v, 1) for u, v in itertools.permutations(range(8), 2)))
-    assert rooted_columns(clique, {0: 1}, 7) is None
-    assert undirected_columns(clique, 7) is None
-    few = rooted_columns(clique, {0: 1, 3: 1, 5: 0}, 1)
+    assert tree_columns(clique, {0: 1}, 7) is None
+    assert tree_columns(clique, range(clique.n), 7, undirected=True) is None
+    few = tree_columns(clique, {0: 1, 3: 1, 5: 0}, 1)
     assert few is not None
     assert [root for root, _ in few] == [0, 3, 5]
 
 
 def test_depth_2_serves_the_allgather_of_a_dgx_1v_at_its_optimum() -> None:
     scaled, demand = dgx_1v().scaled(7), dict.fromkeys(range(8), 6)
-    columns = rooted_columns(scaled, demand, 2)
+    columns = tree_columns(scaled, demand, 2)
     assert columns is not None
     assert len(columns) == 304  # 38 per root; the column of the rate makes it 305
     trees = choose(columns, scaled.capacity, demand)
@@ -104,8 +103,8 @@ def test_depth_2_serves_the_allgather_of_a_dgx_1v_at_its_optimum() -> None:
 
 def test_least_depth_of_a_dgx_1v_broadcast() -> None:
     network = dgx_1v()
-    assert choose(rooted_columns(network, {0: 6}, 3) or [], network.capacity, {0: 6}) is None
-    trees = choose(rooted_columns(network, {0: 6}, 4) or [], network.capacity, {0: 6})
+    assert choose(tree_columns(network, {0: 6}, 3) or [], network.capacity, {0: 6}) is None
+    trees = choose(tree_columns(network, {0: 6}, 4) or [], network.capacity, {0: 6})
     assert trees is not None
     assert_packing(network, trees, {0: 6})
 
@@ -114,7 +113,7 @@ def test_least_depth_of_a_dgx_1v_broadcast() -> None:
 def test_how_fast_depth_4_can_be_depends_on_the_root(root: int) -> None:
     """6 from GPUs 0, 1, 4 and 5, and 23/4 from the others, in any fractions."""
     network = dgx_1v()
-    columns = rooted_columns(network, {root: 6}, 4)
+    columns = tree_columns(network, {root: 6}, 4)
     assert columns is not None
     within = [[float(arc in tree) for _, tree in columns] for arc in network.capacity]
     found = linprog([-1.0] * len(columns), within, list(network.capacity.values()), method="highs")
@@ -140,4 +139,4 @@ def test_dead_ends_are_left_at_once() -> None:
 def test_no_columns_or_too_little_room_is_none() -> None:
     assert choose([], {(0, 1): 1}, {0: 1}) is None
     ring = one_way_ring(3)
-    assert choose(rooted_columns(ring, {0: 2}, 2) or [], ring.capacity, {0: 2}) is None
+    assert choose(tree_columns(ring, {0: 2}, 2) or [], ring.capacity, {0: 2}) is None
