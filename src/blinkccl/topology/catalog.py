@@ -1,7 +1,7 @@
 """Machines that people name: what is in the box, by the vendors' documents.
 
 Rates are nominal, in GB/s per direction; what a copy really reaches is the simulator's business. To add a
-machine: write a function that returns its topology, and add its row to :data:`CATALOG`.
+machine: write a function that adds its vertices and links, and add its row to :data:`CATALOG`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Machine:
     """A registry row."""
 
     about: str
-    build: Callable[[], Topology]
+    build: Callable[[Assembly], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,30 +81,25 @@ def _level(box: Assembly, below: Sequence[int], width: int, kind: str, name: str
     return parents
 
 
-def _hybrid_cube_mesh(name: str, lane: int, doubled: bool) -> Topology:
-    box = Assembly(name, "catalog")
+def _hybrid_cube_mesh(box: Assembly, lane: int, doubled: bool) -> None:
     gpus = box.add_many("gpu", 8, "GPU")
     for a, b, lanes in CUBE_MESH:
         box.join(a, b, lane * (lanes if doubled else 1), "nvlink")
     _Pcie(PCIE3, QPI).attach(box, gpus)
-    return box.finish()
 
 
-def _nvswitch_box(name: str, gpu_count: int, lanes: int, pcie: _Pcie, nic_gb_per_s: int = 0) -> Topology:
+def _nvswitch_box(box: Assembly, gpu_count: int, lanes: int, pcie: _Pcie, nic_gb_per_s: int = 0) -> None:
     """GPUs on one NVSwitch vertex: its switch chips are one non-blocking plane, as NCCL takes them."""
-    box = Assembly(name, "catalog")
     gpus = box.add_many("gpu", gpu_count, "GPU")
     box.join_all(gpus, box.add("switch", "NVSwitch"), lanes * NVLINK, "nvlink")
     pcie.attach(box, gpus)
     if nic_gb_per_s:
         for gpu, nic in zip(gpus, box.add_many("nic", gpu_count, "NIC"), strict=True):
             box.join(gpu, nic, nic_gb_per_s, "net")
-    return box.finish()
 
 
-def _mist() -> Topology:
+def _mist(box: Assembly) -> None:
     """IBM AC922: three NVLinks between the GPUs of a socket, three from each GPU into its POWER9."""
-    box = Assembly("mist", "catalog")
     gpus = box.add_many("gpu", 4, "GPU")
     hosts = box.add_many("host", 2, "CPU")
     for socket, host in enumerate(hosts):
@@ -112,29 +107,25 @@ def _mist() -> Topology:
         box.join(a, b, 3 * NVLINK, "nvlink")
         box.join_all((a, b), host, 3 * NVLINK, "nvlink")
     box.join(hosts[0], hosts[1], XBUS, "smp")
-    return box.finish()
 
 
-def _cedar() -> Topology:
+def _cedar(box: Assembly) -> None:
     """Dell C4140: every pair by two NVLinks; each GPU with PCIe 3 ×16 to the host of its socket."""
-    box = Assembly("cedar", "catalog")
     gpus = box.add_many("gpu", 4, "GPU")
     for a in gpus:
         for b in gpus[a + 1 :]:
             box.join(a, b, 2 * NVLINK, "nvlink")
     hosts = _level(box, gpus, 2, "host", "CPU", PCIE3)
     box.join(hosts[0], hosts[1], QPI, "smp")
-    return box.finish()
 
 
-def _mi250() -> Topology:
+def _mi250(box: Assembly) -> None:
     """Eight MI250 modules of two GCDs: a model, as vendors' wirings of eight modules differ.
 
     The two GCDs of a module share 4 xGMI links (200 GB/s). The modules form a cube: GCD ``2m + p`` has one
     link (50 GB/s) to the GCD of the same half ``p`` in each of the modules ``m ^ 1``, ``m ^ 2``, ``m ^ 4``.
     That makes 7 links a GCD, and every GCD alike. One NIC of 16 GB/s per GCD, as in public models.
     """
-    box = Assembly("mi250", "catalog")
     gpus = box.add_many("gpu", 16, "GPU")
     for module in range(8):
         box.join(2 * module, 2 * module + 1, 200, "xgmi")
@@ -145,57 +136,54 @@ def _mi250() -> Topology:
     _Pcie(PCIE4, AMD_FABRIC, switches_per_host=4).attach(box, gpus)
     for gpu, nic in zip(gpus, box.add_many("nic", 16, "NIC"), strict=True):
         box.join(gpu, nic, 16, "net")
-    return box.finish()
 
 
-def _pcie_box(name: str, gpu_count: int, pcie: _Pcie, pair_lanes: int = 0) -> Topology:
+def _pcie_box(box: Assembly, gpu_count: int, pcie: _Pcie, pair_lanes: int = 0) -> None:
     """A PCIe server; with ``pair_lanes``, an NVLink bridge over every pair of neighbours 2i and 2i + 1."""
-    box = Assembly(name, "catalog")
     gpus = box.add_many("gpu", gpu_count, "GPU")
     if pair_lanes:
         for a, b in zip(gpus[::2], gpus[1::2], strict=True):
             box.join(a, b, pair_lanes * NVLINK, "nvlink")
     pcie.attach(box, gpus)
-    return box.finish()
 
 
 #: The registry, in the order in which it is listed.
 CATALOG: dict[str, Machine] = {
     "dgx-1p": Machine(
-        "8×P100, hybrid cube mesh of NVLink 1", lambda: _hybrid_cube_mesh("dgx-1p", NVLINK1, doubled=False)
+        "8×P100, hybrid cube mesh of NVLink 1", lambda box: _hybrid_cube_mesh(box, NVLINK1, doubled=False)
     ),
     "dgx-1v": Machine(
         "8×V100, hybrid cube mesh of NVLink 2, as p3.16xlarge",
-        lambda: _hybrid_cube_mesh("dgx-1v", NVLINK, doubled=True),
+        lambda box: _hybrid_cube_mesh(box, NVLINK, doubled=True),
     ),
     "dgx-2": Machine(
-        "16×V100 on NVSwitch, 6 lanes each", lambda: _nvswitch_box("dgx-2", 16, 6, _Pcie(PCIE3, QPI, upper=2))
+        "16×V100 on NVSwitch, 6 lanes each", lambda box: _nvswitch_box(box, 16, 6, _Pcie(PCIE3, QPI, upper=2))
     ),
     "dgx-a100": Machine(
         "8×A100 on NVSwitch, 12 lanes and a 200 Gb/s NIC each",
-        lambda: _nvswitch_box("dgx-a100", 8, 12, _Pcie(PCIE4, AMD_FABRIC), nic_gb_per_s=25),
+        lambda box: _nvswitch_box(box, 8, 12, _Pcie(PCIE4, AMD_FABRIC), nic_gb_per_s=25),
     ),
     "hgx-h100": Machine(
         "8×H100 on NVSwitch, 18 lanes and a 400 Gb/s NIC each",
-        lambda: _nvswitch_box("hgx-h100", 8, 18, _Pcie(PCIE5, SPR_UPI, 1, 4), nic_gb_per_s=50),
+        lambda box: _nvswitch_box(box, 8, 18, _Pcie(PCIE5, SPR_UPI, 1, 4), nic_gb_per_s=50),
     ),
     "hgx-h200": Machine(
         "8×H200 on NVSwitch, 18 lanes and a 400 Gb/s NIC each",
-        lambda: _nvswitch_box("hgx-h200", 8, 18, _Pcie(PCIE5, SPR_UPI, 1, 4), nic_gb_per_s=50),
+        lambda box: _nvswitch_box(box, 8, 18, _Pcie(PCIE5, SPR_UPI, 1, 4), nic_gb_per_s=50),
     ),
     "mist": Machine("IBM AC922: 4×V100, NVLink to each other and to the POWER9s", _mist),
     "cedar": Machine("Dell C4140: 4×V100, every pair by two NVLinks", _cedar),
     "mi250": Machine("8 modules MI250 = 16 GCDs on xGMI (a model)", _mi250),
     "pcie-8gpu": Machine(
-        "8 GPUs on PCIe 3 alone, two per switch, four per socket", lambda: _pcie_box("pcie-8gpu", 8, _Pcie(PCIE3, QPI))
+        "8 GPUs on PCIe 3 alone, two per switch, four per socket", lambda box: _pcie_box(box, 8, _Pcie(PCIE3, QPI))
     ),
     "pcie-4gpu-nvlink-pairs": Machine(
         "4×A100 PCIe, NVLink bridges over 0-1 and 2-3",
-        lambda: _pcie_box("pcie-4gpu-nvlink-pairs", 4, _Pcie(PCIE4, AMD_FABRIC, 1, 2), pair_lanes=12),
+        lambda box: _pcie_box(box, 4, _Pcie(PCIE4, AMD_FABRIC, 1, 2), pair_lanes=12),
     ),
     "pcie-8gpu-nvlink-pairs": Machine(
         "8×A100 PCIe, NVLink bridges over neighbours",
-        lambda: _pcie_box("pcie-8gpu-nvlink-pairs", 8, _Pcie(PCIE4, AMD_FABRIC), pair_lanes=12),
+        lambda box: _pcie_box(box, 8, _Pcie(PCIE4, AMD_FABRIC), pair_lanes=12),
     ),
 }
 
@@ -203,15 +191,14 @@ CATALOG: dict[str, Machine] = {
 @lru_cache(maxsize=len(CATALOG))
 def machine(name: str) -> Topology:
     """The catalog's machine ``name``; a TopologyError lists those there are."""
-    try:
-        return CATALOG[name].build()
-    except KeyError:
-        raise TopologyError(f"no machine {name!r} in the catalog; it has {', '.join(CATALOG)}") from None
+    if name not in CATALOG:
+        raise TopologyError(f"no machine {name!r} in the catalog; it has {', '.join(CATALOG)}")
+    box = Assembly(name, "catalog")
+    CATALOG[name].build(box)
+    return box.finish()
 
 
 # The allocations that the papers count: connected sets of GPUs, one of each isomorphism class.
-
-
 #: Width of the link between two GPUs of an allocation, by positions.
 Widths = dict[tuple[int, int], int]
 

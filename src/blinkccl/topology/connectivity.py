@@ -7,6 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 Neighbours = Mapping[int, Sequence[int]]
 
 
+def beside(arcs: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
+    """Each vertex's neighbours, whichever way the arcs point."""
+    near: dict[int, list[int]] = {}
+    for src, dst in arcs:
+        near.setdefault(src, []).append(dst)
+        near.setdefault(dst, []).append(src)
+    return near
+
+
 def reachable(start: int, neighbours: Neighbours) -> set[int]:
     """Vertices that ``start`` reaches, itself included. O(links)."""
     seen = {start}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from typing import Any
 
 import msgspec
 
@@ -59,34 +60,27 @@ def looks_like(text: str) -> bool:
     return text.lstrip()[:1] in ("{", "[")
 
 
-def to_record(topology: Topology) -> TopologyRecord:
-    """The record of ``topology``; ``msgspec.to_builtins`` makes plain dictionaries of it."""
-    return TopologyRecord(
-        SCHEMA_VERSION,
-        topology.name,
-        topology.unit_gb_per_s,
-        [VertexRecord(v.id, v.kind, v.server, v.name) for v in topology.vertices],
-        [LinkRecord(x.src, x.dst, x.capacity, x.kind, x.gb_per_s, x.provenance) for x in topology.links],
-        list(topology.notes),
-    )
-
-
-def to_document(topology: Topology) -> dict[str, object]:
+def to_document(topology: Topology) -> dict[str, Any]:
     """``topology`` as plain dictionaries and lists, in the order of the schema."""
-    document: dict[str, object] = msgspec.to_builtins(to_record(topology))
-    return document
+    lists = {key: list(msgspec.to_builtins(getattr(topology, key))) for key in ("vertices", "links", "notes")}
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "name": topology.name,
+        "unit_gb_per_s": topology.unit_gb_per_s,
+        **lists,
+    }
 
 
 def write(topology: Topology) -> str:
     """``topology`` as JSON text, one vertex or link a line; the same topology gives the same bytes."""
-    record = to_record(topology)
+    document = to_document(topology)
     encode = msgspec.json.Encoder().encode
     head = ", ".join(
-        f'"{key}": {encode(getattr(record, key)).decode()}' for key in ("schema_version", "name", "unit_gb_per_s")
+        f'"{key}": {encode(document[key]).decode()}' for key in ("schema_version", "name", "unit_gb_per_s")
     )
     parts = [f"{{{head}"]
     for key in ("vertices", "links", "notes"):
-        rows = ",\n  ".join(encode(item).decode() for item in getattr(record, key))
+        rows = ",\n  ".join(encode(item).decode() for item in document[key])
         parts.append(f' "{key}": [\n  {rows}]' if rows else f' "{key}": []')
     return ",\n".join(parts) + "}\n"
 

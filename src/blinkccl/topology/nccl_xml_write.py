@@ -19,14 +19,8 @@ from blinkccl.topology.connectivity import reachable
 from blinkccl.topology.model import Topology
 from blinkccl.topology.select import LINK_CHOICES, ids_text, network_for
 
-_SPEEDS = {
-    "8": "8.0 GT/s PCIe",
-    "16": "16.0 GT/s PCIe",
-    "32": "32.0 GT/s PCIe",
-    "64": "64.0 GT/s PCIe",
-    "5": "5.0 GT/s PCIe",
-    "2.5": "2.5 GT/s PCIe",
-}
+#: Transfer rates of PCIe in GT/s, in the order in which they are chosen.
+_SPEEDS = ("8", "16", "32", "64", "5", "2.5")
 
 
 @dataclass
@@ -60,14 +54,8 @@ def write(topology: Topology) -> str:
     plan = _plan(topology)
     lines = ['<system version="1">']
     for number, host in enumerate(plan.hosts):
-        arch, vendor, family, model = _processor(plan, host)
-        attributes = {
-            "numaid": str(number),
-            "arch": arch,
-            "vendor": vendor,
-            "familyid": str(family),
-            "modelid": str(model),
-        }
+        keys = ("numaid", "arch", "vendor", "familyid", "modelid")
+        attributes = dict(zip(keys, map(str, (number, *_processor(plan, host))), strict=True))
         lines.append(f"  <cpu{_attributes(attributes)}>")
         for child in plan.children.get(host, []):
             lines.extend(_device(plan, child, 2))
@@ -207,9 +195,9 @@ def _busid(vertex: int) -> str:
 def _pcie_attributes(plan: _Plan, vertex: int, gb_per_s: Fraction) -> dict[str, str]:
     """A speed and a width that NCCL turns into ``gb_per_s``; ×16 where there is a choice."""
     for width in (16, 8, 4, 2, 1, *range(32, 0, -1)):
-        for name, text in _SPEEDS.items():
-            if nccl.pcie_gb_per_s(nccl.PCI_SPEED[name], width) == gb_per_s:
-                return {"link_speed": text, "link_width": str(width)}
+        for speed in _SPEEDS:
+            if nccl.pcie_gb_per_s(nccl.PCI_SPEED[speed], width) == gb_per_s:
+                return {"link_speed": f"{float(speed)} GT/s PCIe", "link_width": str(width)}
     raise UnsupportedError(
         f"{plan.topology.name}: no PCIe link has {float(gb_per_s):g} GB/s (vertex {vertex}); write JSON"
     )

@@ -280,27 +280,24 @@ def _lane_gb_per_s(box: Assembly, matrix: Cells, most_lanes: int) -> int:
 def _nvlink_groups(lanes: list[list[int]]) -> list[list[int]]:
     """GPUs joined by NVLinks, over other GPUs too."""
     groups = pcie_tree.classes([[1 if x else 0 for x in row] for row in lanes], 1)
-    assert isinstance(groups, list), "distances of one kind cannot contradict each other"
     return [group for group in groups if len(group) > 1]
 
 
 def _add_pcie(box: Assembly, matrix: Cells) -> None:
     distances = [[pcie_tree.DISTANCE.get(cell, 0) for cell in row] for row in matrix.cells]
-    levels: list[list[list[int]]] = []
-    for limit in (pcie_tree.PIX, pcie_tree.PXB, pcie_tree.NODE):
-        groups = pcie_tree.classes(distances, limit)
-        if isinstance(groups, pcie_tree.Contradiction):
-            raise _contradiction(matrix, groups)
-        levels.append(groups)
-    hosts = pcie_tree.merge_by_affinity(levels[2], distances, matrix.affinity)
-    pcie_tree.attach(box, hosts, levels[1], levels[0], matrix.gpu_count, PCIE_GB_PER_S, SMP_GB_PER_S)
+    try:
+        pix, pxb, node = pcie_tree.levels(distances)
+    except pcie_tree.ContradictionError as found:
+        raise _contradiction(matrix, found) from None
+    hosts = pcie_tree.merge_by_affinity(node, distances, matrix.affinity)
+    pcie_tree.attach(box, hosts, pxb, pix, matrix.gpu_count, PCIE_GB_PER_S, SMP_GB_PER_S)
     box.notes.append(
         f"PCIe is taken as generation 3 ×16, {PCIE_GB_PER_S} GB/s, and the bus between processors as {SMP_GB_PER_S} "
         "GB/s; nvidia-smi does not say"
     )
 
 
-def _contradiction(matrix: Cells, found: pcie_tree.Contradiction) -> TopologyError:
+def _contradiction(matrix: Cells, found: pcie_tree.ContradictionError) -> TopologyError:
     a, b = found.a, found.b
     nearer = next(name for name, distance in reversed(pcie_tree.DISTANCE.items()) if distance <= found.limit)
     return at(

@@ -10,7 +10,6 @@ where none is, equal CPU affinity is taken as a hint.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 
 from blinkccl.topology.assembly import Assembly
@@ -20,16 +19,15 @@ DISTANCE = {"PIX": 1, "PXB": 2, "PHB": 3, "NODE": 4, "SYS": 5, "SOC": 5}
 PIX, PXB, NODE, SYS = 1, 2, 4, 5
 
 
-@dataclass(frozen=True, slots=True)
-class Contradiction:
-    """Two devices that other cells put nearer together than their own cell says."""
+class ContradictionError(Exception):
+    """Two devices that other cells put nearer together (within ``limit``) than their own cell says."""
 
-    a: int
-    b: int
-    limit: int
+    def __init__(self, a: int, b: int, limit: int) -> None:
+        super().__init__(f"{a} and {b} are farther apart than {limit}")
+        self.a, self.b, self.limit = a, b, limit
 
 
-def classes(distances: Sequence[Sequence[int]], limit: int) -> list[list[int]] | Contradiction:
+def classes(distances: Sequence[Sequence[int]], limit: int) -> list[list[int]]:
     """Devices grouped by known distance at most ``limit``; 0 means unknown. Groups and members ascending."""
     count = len(distances)
     group = [-1] * count
@@ -51,8 +49,13 @@ def classes(distances: Sequence[Sequence[int]], limit: int) -> list[list[int]] |
             row = distances[a]
             for b in found:
                 if row[b] > limit:
-                    return Contradiction(a, b, limit)
+                    raise ContradictionError(a, b, limit)
     return members
+
+
+def levels(distances: Sequence[Sequence[int]]) -> tuple[list[list[int]], ...]:
+    """Devices grouped by one bridge, by several bridges, and by processor."""
+    return tuple(classes(distances, limit) for limit in (PIX, PXB, NODE))
 
 
 def merge_by_affinity(

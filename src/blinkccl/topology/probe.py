@@ -156,9 +156,7 @@ class _Gpus:
         """One switch vertex per group of GPUs that reach each other by NVLink without sharing a link."""
         count = range(len(self.busids))
         over = [[1 if self.p2p[a][b] and self.p2p[b][a] and not self._lanes(a, b) else 0 for b in count] for a in count]
-        groups = pcie_tree.classes(over, 1)
-        assert isinstance(groups, list), "distances of one kind cannot contradict each other"
-        for group in (g for g in groups if len(g) > 1):
+        for group in (g for g in pcie_tree.classes(over, 1) if len(g) > 1):
             if not all(over[a][b] for a in group for b in group if a != b):
                 raise TopologyError(
                     f"NVML: P2P over NVSwitch among the GPUs {ids_text(group)} holds for some pairs "
@@ -172,17 +170,15 @@ class _Gpus:
                 box.join(a, switch, max(1, self.switched[a]) * self._lane(a), "nvlink")
 
     def _join_pcie(self, box: Assembly) -> None:
-        levels: list[list[list[int]]] = []
-        for limit in (pcie_tree.PIX, pcie_tree.PXB, pcie_tree.NODE):
-            groups = pcie_tree.classes(self.distance, limit)
-            if isinstance(groups, pcie_tree.Contradiction):
-                raise TopologyError(
-                    f"NVML: the common ancestors of GPU{groups.a} and GPU{groups.b} contradict those of the other "
-                    "GPUs; give the topology as a file with --topo"
-                )
-            levels.append(groups)
+        try:
+            pix, pxb, node = pcie_tree.levels(self.distance)
+        except pcie_tree.ContradictionError as found:
+            raise TopologyError(
+                f"NVML: the common ancestors of GPU{found.a} and GPU{found.b} contradict those of the other "
+                "GPUs; give the topology as a file with --topo"
+            ) from None
         slowest = min(self.pcie_gb_per_s)
-        pcie_tree.attach(box, levels[2], levels[1], levels[0], len(self.busids), slowest, SMP_GB_PER_S)
+        pcie_tree.attach(box, node, pxb, pix, len(self.busids), slowest, SMP_GB_PER_S)
         box.notes.append(
             f"PCIe is {float(slowest):g} GB/s by generation and width; the bus between processors is taken as "
             f"{SMP_GB_PER_S} GB/s, as NVML does not say"

@@ -8,7 +8,7 @@ from math import gcd
 
 from blinkccl.errors import TopologyError
 from blinkccl.topology.assembly import exact_unit
-from blinkccl.topology.connectivity import between, parts
+from blinkccl.topology.connectivity import beside, between, parts, reachable
 from blinkccl.topology.model import FAST_KINDS, LINK_KINDS, RANK_KINDS, Link, Topology
 
 #: What ``--links`` takes.
@@ -79,14 +79,10 @@ def _network(topology: Topology, ranks: tuple[int, ...], links: str, relays: boo
         raise TopologyError(f"unknown links {links!r}; expected one of {', '.join(LINK_CHOICES)}")
     check_ranks(topology, ranks)
     network = _cut_down(topology, ranks, links, relays)
-    apart = _parts_of(network, ranks)
+    apart = parts(ranks, network.link)
     if len(apart) > 1:
         raise TopologyError(_why_apart(topology, ranks, links, relays, apart))
     return network
-
-
-def _parts_of(network: Topology, ranks: tuple[int, ...]) -> list[tuple[int, ...]]:
-    return parts(ranks, ((x.src, x.dst) for x in network.links))
 
 
 def _cut_down(topology: Topology, ranks: tuple[int, ...], links: str, relays: bool) -> Topology:
@@ -94,11 +90,7 @@ def _cut_down(topology: Topology, ranks: tuple[int, ...], links: str, relays: bo
     present = {v.id for v in topology.vertices if relays or v.id in wanted or v.kind not in RANK_KINDS}
     candidates = [x for x in topology.links if x.src in present and x.dst in present]
     allowed = _allowed(topology, candidates, ranks, links)
-    beside: dict[int, list[int]] = {}
-    for x in allowed:
-        beside.setdefault(x.src, []).append(x.dst)
-        beside.setdefault(x.dst, []).append(x.src)
-    kept = between(ranks, beside)
+    kept = between(ranks, beside((x.src, x.dst) for x in allowed))
     return _rebuilt(topology, kept, [x for x in allowed if x.src in kept and x.dst in kept])
 
 
@@ -136,28 +128,15 @@ def _fast_servers(
     candidates: list[Link], fast: frozenset[tuple[int, int]], ranks: tuple[int, ...], server: dict[int, int]
 ) -> set[int]:
     """Servers with a rank that fast links join to another rank, through switches too."""
-    beside: dict[int, list[int]] = {}
-    for x in candidates:
-        if (x.src, x.dst) in fast:
-            beside.setdefault(x.src, []).append(x.dst)
-            beside.setdefault(x.dst, []).append(x.src)
-    wanted = set(ranks)
+    near = beside((x.src, x.dst) for x in candidates if (x.src, x.dst) in fast)
     found: set[int] = set()
     done: set[int] = set()
     for rank in ranks:
-        if rank in done or rank not in beside:
-            continue
-        group = {rank}
-        stack = [rank]
-        while stack:
-            for other in beside[stack.pop()]:
-                if other not in group:
-                    group.add(other)
-                    stack.append(other)
-        members = group & wanted
-        done |= group
-        if len(members) > 1:
-            found |= {server[r] for r in members}
+        if rank not in done:
+            members = reachable(rank, near) & set(ranks)
+            done |= members
+            if len(members) > 1:
+                found |= {server[r] for r in members}
     return found
 
 
@@ -195,20 +174,15 @@ def _why_apart(
     if remedies:
         return f"{text}; {' or '.join(remedies)} would join them"
     several = len({topology.vertex[r].server for r in ranks}) > 1
-    kinds = "" if several else f"; it has {', '.join(_kinds(topology)) or 'no links'}"
+    there = {x.kind for x in topology.links}
+    kinds = "" if several else f"; it has {', '.join(kind for kind in LINK_KINDS if kind in there) or 'no links'}"
     return f"{text}. No link of this topology joins them{kinds}; add PCIe or a network link between them"
 
 
 def _one_way(topology: Topology, ranks: tuple[int, ...], links: str, relays: bool) -> bool:
-    network = _cut_down(topology, ranks, links, relays)
-    arcs = [(x.src, x.dst) for x in network.links]
+    arcs = list(_cut_down(topology, ranks, links, relays).link)
     return len(parts(ranks, arcs + [(b, a) for a, b in arcs])) == 1
 
 
 def _joins(topology: Topology, ranks: tuple[int, ...], links: str, relays: bool) -> bool:
-    return len(_parts_of(_cut_down(topology, ranks, links, relays), ranks)) == 1
-
-
-def _kinds(topology: Topology) -> list[str]:
-    there = {x.kind for x in topology.links}
-    return [kind for kind in LINK_KINDS if kind in there]
+    return len(parts(ranks, _cut_down(topology, ranks, links, relays).link)) == 1

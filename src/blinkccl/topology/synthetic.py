@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import combinations, pairwise
 
 from blinkccl.errors import TopologyError
 from blinkccl.topology.assembly import Assembly
@@ -21,13 +22,16 @@ MAX_RANKS = 1024
 MAX_DENSE_RANKS = 256
 
 
+Builder = Callable[[Assembly, str], None]
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """A registry row: ``form`` is what people type."""
 
     form: str
     about: str
-    build: Callable[[Assembly, str], None]
+    build: Builder
 
 
 def synthetic(spec: str) -> Topology:
@@ -67,11 +71,20 @@ def _lane(box: Assembly, a: int, b: int, lanes: int = 1) -> None:
     box.join(a, b, lanes * LANE_GB_PER_S, "nvlink")
 
 
-def _ring(box: Assembly, text: str) -> None:
-    n = _size(box, text)
-    box.add_many("gpu", n, "GPU")
-    for i in range(n if n > 2 else 1):
-        _lane(box, i, (i + 1) % n)
+def _by_pairs(pairs: Callable[[int], Iterable[tuple[int, int]]], most: int = MAX_RANKS) -> Builder:
+    """N GPUs, and a lane both ways for each of the pairs of N."""
+
+    def build(box: Assembly, text: str) -> None:
+        n = _size(box, text, most=most)
+        box.add_many("gpu", n, "GPU")
+        for a, b in pairs(n):
+            _lane(box, a, b)
+
+    return build
+
+
+def _circle(n: int) -> list[tuple[int, int]]:
+    return [(i, (i + 1) % n) for i in range(n if n > 2 else 1)]
 
 
 def _oneway(box: Assembly, text: str) -> None:
@@ -79,21 +92,6 @@ def _oneway(box: Assembly, text: str) -> None:
     box.add_many("gpu", n, "GPU")
     for i in range(n):
         box.arc(i, (i + 1) % n, LANE_GB_PER_S, "nvlink")
-
-
-def _chain(box: Assembly, text: str) -> None:
-    n = _size(box, text)
-    box.add_many("gpu", n, "GPU")
-    for i in range(n - 1):
-        _lane(box, i, i + 1)
-
-
-def _clique(box: Assembly, text: str) -> None:
-    n = _size(box, text, most=MAX_DENSE_RANKS)
-    box.add_many("gpu", n, "GPU")
-    for i in range(n):
-        for j in range(i + 1, n):
-            _lane(box, i, j)
 
 
 def _star(box: Assembly, text: str) -> None:
@@ -174,10 +172,12 @@ def _random_arcs(box: Assembly, dice: random.Random, order: list[int]) -> None:
 
 #: The registry, in the order in which it is listed.
 FAMILIES: dict[str, Family] = {
-    "ring": Family("ring:N", "N GPUs in a circle, links both ways (ring:2 is one link)", _ring),
+    "ring": Family("ring:N", "N GPUs in a circle, links both ways (ring:2 is one link)", _by_pairs(_circle)),
     "oneway": Family("oneway:N", "N GPUs in a circle, links one way only", _oneway),
-    "chain": Family("chain:N", "N GPUs in a row", _chain),
-    "clique": Family("clique:N", "a link for every pair", _clique),
+    "chain": Family("chain:N", "N GPUs in a row", _by_pairs(lambda n: pairwise(range(n)))),
+    "clique": Family(
+        "clique:N", "a link for every pair", _by_pairs(lambda n: combinations(range(n), 2), MAX_DENSE_RANKS)
+    ),
     "star": Family("star:N", "N GPUs around one switch", _star),
     "torus": Family("torus:AxB", "A × B GPUs on a wrap-around grid", _torus),
     "hypercube": Family("hypercube:D", "2^D GPUs, a link where the numbers differ in one bit", _hypercube),
