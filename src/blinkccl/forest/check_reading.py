@@ -86,23 +86,23 @@ class Plan:
 def read_plan(data: object) -> Plan:
     """The plan in ``data``; a ScheduleError's message starts with the JSON path of what is missing or misshapen."""
     plan = upgraded(_versioned(data, "plan"))
-    shares = tuple(_share(entry, f"shares[{i}]") for i, entry in enumerate(_list(plan, "shares", "")))
+    shares = tuple(_share(entry, f"shares[{i}]") for i, entry in enumerate(_typed(plan, "shares", "", list)))
     _workable((share.weight for share in shares), "shares", "weights")
     topology = plan.get("topology")
     return Plan(
-        collective=_text(plan, "collective", ""),
+        collective=_typed(plan, "collective", "", str),
         ends={key: _optional_int(plan, key) for key in ("root", "src", "dst")},
-        ranks=_ids(_list(plan, "ranks", ""), "ranks"),
+        ranks=_ids(_typed(plan, "ranks", "", list), "ranks"),
         unit_gb_per_s=_number(plan, "unit_gb_per_s", ""),
         rate=_fraction(plan, "rate", ""),
         bound=_fraction(plan, "bound", ""),
-        optimal=_truth(plan, "optimal"),
+        optimal=_typed(plan, "optimal", "", bool),
         certificate=_certificate(_object(_field(plan, "certificate", ""), "certificate")),
         algbw_gb_per_s=_number(plan, "algbw_gb_per_s", ""),
         depth=_optional_int(plan, "depth"),
         trees=_optional_int(plan, "trees"),
         shares=shares,
-        link_load=tuple(_load(entry, i) for i, entry in enumerate(_list(plan, "link_load", ""))),
+        link_load=tuple(_load(entry, i) for i, entry in enumerate(_typed(plan, "link_load", "", list))),
         network=None if topology is None else read_network(topology),
     )
 
@@ -111,17 +111,17 @@ def read_network(data: object) -> GivenLinks:
     """The topology in ``data``, a JSON object as ``blink topo --json`` prints it; a ScheduleError gives the path."""
     topology = upgraded(_versioned(data, "topology"))
     kinds: dict[int, str] = {}
-    for i, entry in enumerate(_list(topology, "vertices", "topology")):
+    for i, entry in enumerate(_typed(topology, "vertices", "topology", list)):
         where = f"topology.vertices[{i}]"
         vertex = _int(_object(entry, where), "id", where)
         if vertex in kinds:
             raise ScheduleError(f"{where}: id {vertex} is given twice; vertex ids must be unique")
-        kinds[vertex] = _text(entry, "kind", where)
+        kinds[vertex] = _typed(entry, "kind", where, str)
     unit = _number(topology, "unit_gb_per_s", "topology")
     if unit <= 0:
         raise ScheduleError(f"topology.unit_gb_per_s: expected a positive number of GB/s, got {unit}")
     network = GivenLinks(unit, kinds, {}, {})
-    for i, entry in enumerate(_list(topology, "links", "topology")):
+    for i, entry in enumerate(_typed(topology, "links", "topology", list)):
         _link(network, _object(entry, f"topology.links[{i}]"), f"topology.links[{i}]")
     return network
 
@@ -148,10 +148,9 @@ def _share(data: object, where: str) -> PlanShare:
     entry = _object(data, where)
     block = _field(entry, "block", where)
     if isinstance(block, list):
-        ids = _ids(block, f"{where}.block")
-        if len(ids) != 2:
-            raise ScheduleError(f"{where}.block: expected [src, dst], got {len(ids)} entries")
-        block = (ids[0], ids[1])
+        block = _ids(block, f"{where}.block")
+        if len(block) != 2:
+            raise ScheduleError(f"{where}.block: expected [src, dst], got {len(block)} entries")
     elif block is not None:
         block = _int(entry, "block", where)
     return PlanShare(
@@ -182,16 +181,16 @@ def _path(value: object, where: str, key: str, index: int) -> Path:
 
 
 def _certificate(entry: dict[str, Any]) -> ClaimedProof:
-    kind, where = _text(entry, "kind", "certificate"), "certificate"
+    kind, where = _typed(entry, "kind", "certificate", str), "certificate"
     if kind in ("cut", "ratio"):
-        side = _ids(_list(entry, "side", where), "certificate.side")
+        side = _ids(_typed(entry, "side", where, list), "certificate.side")
         return ClaimedProof(kind, (side,), (), {key: _fraction(entry, key, where) for key in ("capacity", "demand")})
     if kind == "partition":
-        blocks = _list(entry, "blocks", where)
+        blocks = _typed(entry, "blocks", where, list)
         ids = tuple(_ids(block, f"certificate.blocks[{i}]") for i, block in enumerate(blocks))
         return ClaimedProof(kind, ids, (), {"capacity": _fraction(entry, "capacity", where)})
     if kind == "dual":
-        prices = tuple(_price(price, i) for i, price in enumerate(_list(entry, "prices", where)))
+        prices = tuple(_price(price, i) for i, price in enumerate(_typed(entry, "prices", where, list)))
         _workable((price for _, _, price in prices), "certificate.prices", "prices")
         return ClaimedProof(kind, (), prices, {key: _fraction(entry, key, where) for key in ("value", "cost")})
     raise _expected("certificate.kind", "'cut', 'ratio', 'partition' or 'dual'", kind)
@@ -248,6 +247,9 @@ def _show(value: object) -> str:
     return shown if len(shown) <= 60 else shown[:57] + "…"
 
 
+_KINDS: dict[type, str] = {list: "an array", str: "a string", bool: "true or false"}
+
+
 def _join(where: str, key: str) -> str:
     return f"{where}.{key}" if where else key
 
@@ -264,24 +266,11 @@ def _object(value: object, where: str) -> dict[str, Any]:
     return value
 
 
-def _list(entry: dict[str, Any], key: str, where: str) -> list[Any]:
+def _typed(entry: dict[str, Any], key: str, where: str, kind: type) -> Any:
+    """The field ``key`` where it is a list, str or bool, as ``kind`` says."""
     value = _field(entry, key, where)
-    if not isinstance(value, list):
-        raise _expected(_join(where, key), "an array", value)
-    return value
-
-
-def _text(entry: dict[str, Any], key: str, where: str) -> str:
-    value = _field(entry, key, where)
-    if not isinstance(value, str):
-        raise _expected(_join(where, key), "a string", value)
-    return value
-
-
-def _truth(entry: dict[str, Any], key: str) -> bool:
-    value = _field(entry, key, "")
-    if not isinstance(value, bool):
-        raise _expected(key, "true or false", value)
+    if not isinstance(value, kind):
+        raise _expected(_join(where, key), _KINDS[kind], value)
     return value
 
 

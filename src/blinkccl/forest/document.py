@@ -13,6 +13,7 @@ import codecs
 import json
 import re
 from collections.abc import Iterable
+from dataclasses import fields
 from fractions import Fraction
 from math import lcm
 from typing import Annotated, Any
@@ -21,7 +22,7 @@ import msgspec
 
 from blinkccl.collectives.spec import COLLECTIVES, Block, Collective
 from blinkccl.errors import ScheduleError, TopologyError
-from blinkccl.forest.model import Certificate, Cut, Dual, Forest, Partition, Path, Share, Tree
+from blinkccl.forest.model import Certificate, Cut, Dual, Forest, Partition, Share, Tree
 from blinkccl.schema import SCHEMA_VERSION, upgraded, version_fault
 from blinkccl.topology import json_format
 from blinkccl.topology.limits import label_fault, shortened
@@ -151,7 +152,10 @@ def from_document(data: dict[str, Any] | bytes) -> Forest:
     fault = label_fault(plan.algorithm)
     if fault is not None:
         raise ScheduleError(f"algorithm: {fault}")
-    topology = _topology(plan.topology)
+    try:
+        topology = json_format.from_record(plan.topology, "topology")
+    except TopologyError as error:
+        raise ScheduleError(str(error)) from None
     ranks = _ranks(plan.ranks, topology)
     shares = tuple(_read_share(share) for share in plan.shares)
     _workable((share.weight for share in shares), "shares", "weights")
@@ -225,7 +229,7 @@ def _share(share: Share) -> dict[str, Any]:
     return {
         "weight": _text(share.weight),
         "slice": share.slice,
-        "block": list(share.block) if isinstance(share.block, tuple) else share.block,
+        "block": _plain(share.block),
         "root": share.root,
         "reduce": None if share.reduce is None else [list(path) for path in share.reduce.edges],
         "broadcast": None if share.broadcast is None else [list(path) for path in share.broadcast.edges],
@@ -242,27 +246,15 @@ def _link_load(forest: Forest) -> list[dict[str, Any]]:
 
 
 def _certificate(certificate: Certificate) -> dict[str, Any]:
-    match certificate:
-        case Cut():
-            return {
-                "kind": certificate.kind,
-                "side": list(certificate.side),
-                "capacity": _text(certificate.capacity),
-                "demand": _text(certificate.demand),
-            }
-        case Partition():
-            return {
-                "kind": certificate.kind,
-                "blocks": [list(block) for block in certificate.blocks],
-                "capacity": _text(certificate.capacity),
-            }
-        case Dual():
-            return {
-                "kind": certificate.kind,
-                "prices": [[u, v, _text(p)] for u, v, p in certificate.prices],
-                "value": _text(certificate.value),
-                "cost": _text(certificate.cost),
-            }
+    values = {field.name: _plain(getattr(certificate, field.name)) for field in fields(certificate)}
+    return {"kind": certificate.kind, **values}
+
+
+def _plain(value: Any) -> Any:
+    """Tuples as lists, fractions as text."""
+    if isinstance(value, tuple):
+        return [_plain(entry) for entry in value]
+    return _text(value) if isinstance(value, Fraction) else value
 
 
 def _convert(data: dict[str, Any]) -> _Plan:
@@ -340,13 +332,6 @@ def _collective(plan: _Plan, ranks: tuple[int, ...]) -> Collective:
     return Collective(name, len(ranks), **positions)
 
 
-def _topology(record: json_format.TopologyRecord) -> Topology:
-    try:
-        return json_format.from_record(record, "topology")
-    except TopologyError as error:
-        raise ScheduleError(str(error)) from None
-
-
 def _read_share(share: _Share) -> Share:
     block: Block = (share.block[0], share.block[1]) if isinstance(share.block, list) else share.block
     return Share(
@@ -360,10 +345,7 @@ def _read_share(share: _Share) -> Share:
 
 
 def _tree(root: int, edges: list[list[int]] | None) -> Tree | None:
-    if edges is None:
-        return None
-    paths: tuple[Path, ...] = tuple(tuple(edge) for edge in edges)
-    return Tree(root, paths)
+    return None if edges is None else Tree(root, tuple(map(tuple, edges)))
 
 
 def _read_certificate(stated: _Cut | _Ratio | _Partition | _Dual) -> Certificate:
