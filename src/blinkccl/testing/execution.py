@@ -24,19 +24,9 @@ def difference(
 ) -> str | None:
     """The first difference between an engine's outputs and the oracle's, or None.
 
-    The inputs are such that any order of reduction is exact, so the comparison is of every bit. For ``premul_sum``
-    the scales are those that keep it so.
-
-    Parameters
-    ----------
-    run
-        An engine's ``run``: see :data:`blinkccl.engines.registry.ENGINES`.
-    count, dtype, op
-        As of :class:`~blinkccl.collectives.call.CollectiveCall`.
-    seed
-        Of the inputs.
-    program, chunk_bytes, options
-        As :class:`blinkccl.engines.registry.Run`: ``in_place``, ``deadline_s``.
+    The inputs, drawn from ``seed``, are such that any order of reduction is exact, so the comparison is of every bit.
+    For ``premul_sum`` the scales are those that keep it so. ``run`` and what goes to it are as
+    :class:`blinkccl.engines.registry.Run` says.
     """
     inputs = make_inputs(program.collective, count, dtype, seed, op)
     scales = make_scales(program.collective, dtype) if operation(op).scales else None
