@@ -19,13 +19,13 @@ from typing import Any
 
 from blinkccl.bench.bound import cores
 from blinkccl.bench.candidate import Measured
-from blinkccl.bench.host import check_sizes, spawned
-from blinkccl.bench.interleave import Interleaved, Participant, ProcessSettings, Runs
+from blinkccl.bench.host import spawned
+from blinkccl.bench.interleave import BenchSettings, Interleaved, Participant, Runs
 from blinkccl.bench.pattern import Work
 from blinkccl.bench.peers import registry
 from blinkccl.bench.protocol import Command, Flag
 from blinkccl.bench.rows import Series, paired
-from blinkccl.bench.sizes import block_count
+from blinkccl.bench.sizes import block_count, check_memory
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import CommunicationError, UnsupportedError
 from blinkccl.units import parse_bytes
@@ -89,11 +89,11 @@ class Found:
         if goal.against == "floor":
             floor = self.shared_floor if goal.shared else self.floor
             return None if floor is None else ("memory", floor)
-        rivals = {name: value for name, value in ratios.items() if goal.against in ("best", name.split()[0])}
-        if not rivals:
+        compared = {name: value for name, value in ratios.items() if goal.against in ("best", name.split()[0])}
+        if not compared:
             return None
-        name = min(rivals, key=lambda rival: self.medians_s[rival])
-        return name, rivals[name]
+        name = min(compared, key=lambda peer: self.medians_s[peer])
+        return name, compared[name]
 
 
 class InSharedMemory:
@@ -140,7 +140,7 @@ def cases(goals: Iterable[Goal], ranks: int) -> list[tuple[str, str]]:
 
 def measured(ranks: int, peers: Sequence[tuple[str, str | None]], rounds: int, largest: int) -> Iterator[Found]:
     """Run all cases of ``ranks`` ranks."""
-    settings = ProcessSettings(rounds=rounds, warmup=2, block_s=0.5)
+    settings = BenchSettings(rounds=rounds, warmup=2, block_s=0.5)
     base = Collective("allreduce", ranks)
     with spawned(base, settings, peers, note) as run:
         own, *others = run.interleaved.participants
@@ -149,7 +149,7 @@ def measured(ranks: int, peers: Sequence[tuple[str, str | None]], rounds: int, l
             if parse_bytes(size) > largest:
                 continue
             collective = Collective(name, ranks, root=0 if name == "broadcast" else None)
-            check_sizes(collective, settings, [parse_bytes(size)])
+            check_memory(collective, [parse_bytes(size)], settings.dtype)
             count = block_count(collective, parse_bytes(size), 4)
             runs = iterations(parse_bytes(size))
             for participant in participants:
@@ -177,7 +177,7 @@ def verdicts(goals: Iterable[Goal], results: Sequence[Found]) -> Iterator[dict[s
                 "against": goal.against,
                 "wanted": goal.factor,
                 "ours_s": ours,
-                "rival": compared[0] if compared else None,
+                "peer": compared[0] if compared else None,
                 "ratio": compared[1] if compared else None,
                 "reached": compared[1] >= goal.factor if compared else None,
             }
@@ -187,10 +187,10 @@ def line(verdict: dict[str, Any]) -> str:
     """One verdict as text."""
     said = {True: "reached", False: "MISSED", None: "not measured"}[verdict["reached"]]
     ratio = "–" if verdict["ratio"] is None else f"{verdict['ratio']:.2f}"
-    rival = verdict["rival"] or verdict["against"]
+    peer = verdict["peer"] or verdict["against"]
     return (
         f"{verdict['collective']:<14} {verdict['ranks']:>5}  {verdict['size']:>5}  {verdict['buffers']:<7} "
-        f"{verdict['ours_s'] * 1e6:>10.2f}  {ratio:>7}  ≥ {verdict['wanted']:<5.3g} {said:<12} {rival}"
+        f"{verdict['ours_s'] * 1e6:>10.2f}  {ratio:>7}  ≥ {verdict['wanted']:<5.3g} {said:<12} {peer}"
     )
 
 

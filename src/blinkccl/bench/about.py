@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from blinkccl.bench.bound import MemoryBaseline
-from blinkccl.bench.interleave import ProcessSettings
-from blinkccl.bench.measure import Bench
+from blinkccl.bench.interleave import BenchSettings
+from blinkccl.bench.measure import PlannedRanks
 from blinkccl.bench.rows import ACROSS_RANKS
 from blinkccl.collectives.spec import Collective
 
@@ -41,43 +41,31 @@ class Device:
 class About:
     """A run's circumstances.
 
-    Parameters
-    ----------
-    notes
-        Lines of the header that say what the times are of.
-    bound, percentiles
-        Whether there are such columns.
-    more
-        What the JSON adds to nccl-tests' fields, and to its ``config``.
+    ``notes`` are lines of the header that say what the times are of; ``more`` and ``more_config`` what the JSON adds to
+    nccl-tests' fields and to its ``config``. There are columns of %bound if ``bound`` says so.
     """
 
     collective: Collective
-    dtype: str
-    op: str
-    check: bool
+    settings: BenchSettings
     engine: str
     algorithm: str
     n_threads: int
     n_gpus: int
-    iterations: int
-    warmup: int
     devices: Sequence[Device]
     notes: Sequence[str]
     more: dict[str, Any]
     more_config: dict[str, Any]
     bound: bool = False
-    percentiles: bool = False
-    peers: Sequence[str] = ()
 
     @property
     def type_name(self) -> str:
         """The element type as nccl-tests calls it."""
-        return TYPE_NAMES.get(self.dtype, self.dtype)
+        return TYPE_NAMES.get(self.settings.dtype, self.settings.dtype)
 
     @property
     def redop(self) -> str:
         """The operation, "none" for collectives that have none."""
-        return OP_NAMES.get(self.op, self.op) if self.collective.reduces else "none"
+        return OP_NAMES.get(self.settings.op, self.settings.op) if self.collective.reduces else "none"
 
     @property
     def root(self) -> int:
@@ -85,59 +73,50 @@ class About:
         return -1 if self.collective.root is None else self.collective.root
 
 
-def of_plan(bench: Bench) -> About:
+def of_plan(planned: PlannedRanks, settings: BenchSettings) -> About:
     """Of a plan that is run in this process."""
-    settings, forest = bench.settings, bench.forest
+    forest = planned.forest
+    topology = forest.topology
     devices = [
-        Device(os.getpid(), vertex, f"memory for {forest.topology.vertex[vertex].label} of {forest.topology.name}")
+        Device(os.getpid(), vertex, f"memory for {topology.vertex[vertex].label} of {topology.name}")
         for vertex in forest.ranks
     ]
     notes = [
-        f"Times are of one process that moves real bytes along the plan for {forest.topology.name}; they say nothing",
+        f"Times are of one process that moves real bytes along the plan for {topology.name}; they say nothing",
         f"about its links, so there is no %bound. Planned there: {forest.algbw_gb_per_s:.4g} GB/s algbw.",
     ]
-    planned = {
+    rates = {
         "rate": str(forest.rate),
         "bound": str(forest.bound),
-        "unit_gb_per_s": forest.topology.unit_gb_per_s,
+        "unit_gb_per_s": topology.unit_gb_per_s,
         "algbw_gb_per_s": forest.algbw_gb_per_s,
     }
     return About(
-        bench.collective,
-        bench.dtype.name,
-        settings.op,
-        settings.check,
-        settings.engine,
+        forest.collective,
+        settings,
+        planned.engine,
         forest.algorithm,
         len(forest.ranks),
         1,
-        settings.iterations,
-        settings.warmup,
         devices,
         notes,
-        {"ranks": list(forest.ranks), "planned": planned},
-        {"chunk_bytes": settings.chunk_bytes},
+        {"ranks": list(forest.ranks), "planned": rates},
+        {"chunk_bytes": planned.chunk_bytes},
     )
 
 
 def of_host(
     collective: Collective,
-    settings: ProcessSettings,
+    settings: BenchSettings,
     pids: Sequence[int],
     launcher: str | None,
     baseline: MemoryBaseline | None,
     peers: dict[str, str],
 ) -> About:
-    """Of rank processes on this host.
+    """Of rank processes on this host, which ``launcher`` started, or we (None).
 
-    Parameters
-    ----------
-    launcher
-        Who started the ranks; None: we did.
-    baseline
-        What the probe found at the start; None: there is no probe, and no %bound.
-    peers
-        Names of the peers that take part, with what they say they are.
+    ``baseline`` is what the probe found at the start; without a probe there is no %bound. ``peers`` are the names of
+    those that take part, with what they say they are.
     """
     ranks = collective.world_size
     memory = "shared tensors" if settings.shared else "private buffers"
@@ -147,39 +126,26 @@ def of_host(
         f"median of {settings.rounds} round(s). %bound and ratios compare medians, paired by round; a ratio "
         "above 1 is in our favour.",
     ]
+    probe = None
     if baseline is None:
         notes.append("There is no C compiler (cc) for the memory probe, so there is no %bound.")
     else:
         trip = "" if baseline.round_trip_s is None else f", {baseline.round_trip_s * 1e9:.0f} ns round trip"
         notes.append(f"Cores at the start: {baseline.placement}{trip}; memory {baseline.bytes_per_s / 1e9:.1f} GB/s.")
+        probe = {**asdict(baseline), "placement": baseline.placement}
     notes += [f"Peer {name}: {library}" for name, library in peers.items()]
-    probe = (
-        None
-        if baseline is None
-        else {
-            "bytes_per_s": baseline.bytes_per_s,
-            "round_trip_s": baseline.round_trip_s,
-            "placement": baseline.placement,
-        }
-    )
     return About(
         collective,
-        settings.dtype,
-        settings.op,
-        settings.check,
+        settings,
         "host",
         "auto",
         1,
         1 if launcher else ranks,
-        settings.iterations,
-        settings.warmup,
         [Device(pid, rank, "process of this host") for rank, pid in enumerate(pids)],
         notes,
         {"ranks": list(range(ranks)), "launcher": launcher, "probe": probe, "peers": peers},
         {"rounds": settings.rounds, "average": settings.across, "shared": settings.shared},
         baseline is not None,
-        settings.percentiles,
-        tuple(peers),
     )
 
 

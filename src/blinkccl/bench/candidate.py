@@ -32,9 +32,11 @@ from blinkccl.bench.protocol import (
     Command,
     Kind,
     RankHello,
+    Reply,
     ReplyStatus,
     read_hello,
     read_reply,
+    reply_bytes,
 )
 from blinkccl.errors import CommunicationError, UnsupportedError
 
@@ -49,26 +51,19 @@ GRACE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One process to start: its command line, and what it finds in its environment beside ours (None: removed)."""
+    """One process to start: its command line, and what it finds in its environment beside ours."""
 
     command: Sequence[str]
-    environment: Mapping[str, str | None] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class CandidateLaunch:
-    """How a candidate is started.
+    """How a candidate is started; variants of one library are ``name`` and ``variant``.
 
-    Parameters
-    ----------
-    name
-        What people call it; variants of one library are ``name`` and ``variant``.
-    processes
-        Given the socket's path and a directory of its own, the processes to start; they make ``world_size`` ranks.
-    library
-        What must stand in the ranks' hello, so that nobody is measured under another's name; "" accepts all.
-    ours
-        Whether the processes are ranks of ours, whose exit codes mean something.
+    ``processes`` tells, given the socket's path and a directory of its own, what to start; that makes ``world_size``
+    ranks. ``library`` must stand in their hello, so that nobody is measured under another's name; "" accepts all.
+    ``ours`` are ranks whose exit codes mean something.
     """
 
     name: str
@@ -90,6 +85,18 @@ class Measured:
 
     seconds: NDArray[np.float64]
     wrong: int
+
+
+def measured(replies: Sequence[Reply], whose: str = "") -> Measured:
+    """What all ranks replied; raises what the first of the ranks that fared worst says."""
+    worst = max(replies, key=lambda reply: reply.status)
+    reason = f"{whose}rank {replies.index(worst)}: {worst.text}"
+    if worst.status is ReplyStatus.UNSUPPORTED:
+        raise UnsupportedError(reason)
+    if worst.status is ReplyStatus.FAILED:
+        raise CommunicationError(reason)
+    rows = [np.frombuffer(reply.seconds, np.float64) for reply in replies]
+    return Measured(np.stack(rows), sum(reply.wrong for reply in replies))
 
 
 class RunningCandidate:
@@ -139,20 +146,11 @@ class RunningCandidate:
     def _exchange(self, commands: Sequence[Command], until: float) -> Measured:
         for rank, (peer, command) in enumerate(zip(self._sockets, commands, strict=True)):
             self._send(rank, peer, command.pack(), until)
-        rows: list[NDArray[np.float64]] = []
-        wrong, worst, reason = 0, ReplyStatus.OK, ""
+        replies = []
         for rank, peer in enumerate(self._sockets):
-            status, bad, n, length = read_reply(self._receive(rank, peer, REPLY.size, until))
-            rows.append(np.frombuffer(self._receive(rank, peer, 8 * n, until), np.float64))
-            text = self._receive(rank, peer, length, until).decode(errors="replace")
-            if status > worst:
-                worst, reason = status, f"{self.launch.title}, rank {rank}: {text}"
-            wrong += bad
-        if worst is ReplyStatus.UNSUPPORTED:
-            raise UnsupportedError(reason)
-        if worst is ReplyStatus.FAILED:
-            raise CommunicationError(reason)
-        return Measured(np.stack(rows), wrong)
+            head = self._receive(rank, peer, REPLY.size, until)
+            replies.append(read_reply(head + self._receive(rank, peer, reply_bytes(head), until)))
+        return measured(replies, f"{self.launch.title}, ")
 
     def _send(self, rank: int, peer: socket.socket, data: bytes, until: float) -> None:
         try:
@@ -194,18 +192,12 @@ class RunningCandidate:
                 self._hellos = [arrived[rank][0] for rank in sorted(arrived)]
 
     def _spawn(self, process: Process) -> None:
-        environment = dict(os.environ)
-        for name, value in process.environment.items():
-            if value is None:
-                environment.pop(name, None)
-            else:
-                environment[name] = value
         try:
             with _signals_wait():  # a process that nobody knows yet would stay behind
                 self._processes.append(
                     subprocess.Popen(
                         list(process.command),
-                        env=environment,
+                        env={**os.environ, **process.environment},
                         stdin=subprocess.DEVNULL,
                         stdout=self._log,
                         stderr=self._log,

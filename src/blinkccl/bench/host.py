@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -20,25 +19,19 @@ from numpy.typing import NDArray
 
 from blinkccl.bench.about import About, of_host
 from blinkccl.bench.bound import MemoryBaseline, Probe, cores
-from blinkccl.bench.candidate import CandidateLaunch, Measured, RunningCandidate, ended_by_signals
-from blinkccl.bench.interleave import Interleaved, Participant, ProcessSettings, Runs
-from blinkccl.bench.measure import check_memory, check_range
+from blinkccl.bench.candidate import CandidateLaunch, Measured, RunningCandidate, ended_by_signals, measured
+from blinkccl.bench.interleave import BenchSettings, Interleaved, Participant, Runs
 from blinkccl.bench.peers import registry
 from blinkccl.bench.perform import Library, Performer
 from blinkccl.bench.protocol import (
     COMMAND,
-    MAX_DEADLINE_S,
-    MAX_ITERATIONS,
     REPLY,
     Command,
     Kind,
     Reply,
-    ReplyStatus,
     read_command,
     read_reply,
 )
-from blinkccl.bench.sizes import block_count
-from blinkccl.collectives.ops import element_type, operation
 from blinkccl.collectives.spec import Collective
 from blinkccl.engines.native_library import load
 from blinkccl.errors import CommunicationError, UnsupportedError
@@ -61,7 +54,6 @@ _MARKS = (
 )
 #: Bytes of a reply's text that travel.
 _TEXT = 1024
-_LENGTH = struct.Struct("<Q")
 
 _VERSION = re.compile(r"\d+\.\d+(\.\d+)*")
 
@@ -76,27 +68,9 @@ class Benchmark:
     about: About
 
 
-def check(settings: ProcessSettings) -> None:
-    """Refuse what makes no sense, before anything starts."""
-    operation(settings.op)
-    element_type(settings.dtype)
-    check_range("-n", settings.iterations, 1, MAX_ITERATIONS)
-    check_range("-w", settings.warmup, 0, MAX_ITERATIONS)
-    check_range("--rounds", settings.rounds, 1, MAX_ITERATIONS)
-    check_range("--timeout", settings.deadline_s, 1, MAX_DEADLINE_S)
-
-
-def check_sizes(collective: Collective, settings: ProcessSettings, sizes: Sequence[int]) -> None:
-    """Refuse sizes that this machine has no memory for."""
-    itemsize = element_type(settings.dtype).itemsize
-    for size in sizes:
-        # One candidate at a time holds buffers; what it keeps aside is small (pattern.py).
-        check_memory(collective, block_count(collective, size, itemsize) * itemsize, copies=1)
-
-
 @contextmanager
 def spawned(
-    collective: Collective, settings: ProcessSettings, peers: Sequence[tuple[str, str | None]], note: Note
+    collective: Collective, settings: BenchSettings, peers: Sequence[tuple[str, str | None]], note: Note
 ) -> Iterator[Benchmark]:
     """Ranks of our own on this host, beside ``peers`` (:func:`blinkccl.bench.peers.registry.parse`)."""
     load()  # Refused here, it is said once and not by every rank.
@@ -119,7 +93,7 @@ def spawned(
 
 @contextmanager
 def led(
-    collective: Collective, settings: ProcessSettings, own: Runs, pids: Sequence[int], launcher: str, note: Note
+    collective: Collective, settings: BenchSettings, own: Runs, pids: Sequence[int], launcher: str, note: Note
 ) -> Iterator[Benchmark]:
     """Ranks that ``launcher`` started, led by this one."""
     with ExitStack() as stack:
@@ -174,39 +148,20 @@ class Leader:
 
     def run(self, commands: Sequence[Command]) -> Measured:
         """As :meth:`blinkccl.bench.candidate.RunningCandidate.run`."""
-        frames = [command.pack() for command in commands]
-        _broadcast(self._communicator, b"".join(_LENGTH.pack(len(frame)) + frame for frame in frames))
-        replies = _work(self._communicator, self._performer, frames[0])
-        size = len(replies) // len(commands)
-        rows, wrong = [], 0
-        for rank in range(len(commands)):
-            status, bad, seconds, text = _unpack(replies[rank * size : (rank + 1) * size].tobytes())
-            if status is ReplyStatus.UNSUPPORTED:
-                raise UnsupportedError(f"rank {rank}: {text}")
-            if status is ReplyStatus.FAILED:
-                raise CommunicationError(f"rank {rank}: {text}")
-            rows.append(seconds)
-            wrong += bad
-        return Measured(np.stack(rows), wrong)
+        own = _shared(self._communicator, [command.pack() for command in commands])
+        replies = np.split(_work(self._communicator, self._performer, own), len(commands))
+        return measured([read_reply(reply.tobytes()) for reply in replies])
 
     def close(self) -> None:
         """Let the followers go."""
-        frame = Command(Kind.QUIT).pack()
-        _broadcast(self._communicator, (_LENGTH.pack(len(frame)) + frame) * self._communicator.size)
+        _shared(self._communicator, [Command(Kind.QUIT).pack()] * self._communicator.size)
 
 
 def follow(communicator: Any, library: Library) -> None:
     """Every other rank: do what rank 0 says until it says QUIT."""
     performer = Performer(library)
     _pids(communicator)
-    while True:
-        data, at = _broadcast(communicator), 0
-        for _ in range(communicator.rank):
-            at += _LENGTH.size + _LENGTH.unpack_from(data, at)[0]
-        length = _LENGTH.unpack_from(data, at)[0]
-        frame = data[at + _LENGTH.size : at + _LENGTH.size + length]
-        if read_command(frame[: COMMAND.size])[0].kind is Kind.QUIT:
-            return
+    while read_command((frame := _shared(communicator))[: COMMAND.size])[0].kind is not Kind.QUIT:
         _work(communicator, performer, frame)
 
 
@@ -216,13 +171,16 @@ def _pids(communicator: Any) -> list[int]:
     return [int(pid) for pid in found]
 
 
-def _broadcast(communicator: Any, data: bytes = b"") -> bytes:
-    """Rank 0's ``data`` on every rank."""
-    length = np.array([len(data)], np.int64)
-    communicator.broadcast(length, root=0)
-    buffer = np.frombuffer(data, np.uint8).copy() if communicator.rank == 0 else np.zeros(int(length[0]), np.uint8)
-    communicator.broadcast(buffer, root=0)
-    return buffer.tobytes()
+def _shared(communicator: Any, frames: Sequence[bytes] = ()) -> bytes:
+    """This rank's one of the ``frames`` that rank 0 has for all."""
+    lengths = np.zeros(communicator.size, np.int64)
+    lengths[: len(frames)] = [len(frame) for frame in frames]
+    communicator.broadcast(lengths, root=0)
+    data = np.zeros(lengths.sum(), np.uint8)
+    if frames:
+        data[:] = np.frombuffer(b"".join(frames), np.uint8)
+    communicator.broadcast(data, root=0)
+    return bytes(np.split(data, np.cumsum(lengths))[communicator.rank])
 
 
 def _work(communicator: Any, performer: Performer, frame: bytes) -> NDArray[np.uint8]:
@@ -237,10 +195,3 @@ def _work(communicator: Any, performer: Performer, frame: bytes) -> NDArray[np.u
     everybody = np.zeros(mine.size * communicator.size, np.uint8) if communicator.rank == 0 else None
     communicator.gather(mine, everybody, root=0)
     return everybody if everybody is not None else mine
-
-
-def _unpack(data: bytes) -> tuple[ReplyStatus, int, NDArray[np.float64], str]:
-    status, wrong, n, length = read_reply(data[: REPLY.size])
-    body = data[REPLY.size :]
-    text = body[8 * n : 8 * n + length].decode(errors="replace")
-    return status, wrong, np.frombuffer(body[: 8 * n], np.float64), text

@@ -15,10 +15,10 @@ from typing import Protocol
 from blinkccl.bench.bound import Probe, least_traffic
 from blinkccl.bench.candidate import Measured
 from blinkccl.bench.pattern import Work, commands
-from blinkccl.bench.protocol import Command
+from blinkccl.bench.protocol import MAX_ITERATIONS, Command
 from blinkccl.bench.rows import PeerTiming, Series, SizeRow, across_ranks, paired, timing
-from blinkccl.bench.sizes import block_count
-from blinkccl.collectives.ops import element_type
+from blinkccl.bench.sizes import block_count, check_range
+from blinkccl.collectives.ops import element_type, operation
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import CommunicationError, UnsupportedError
 
@@ -31,29 +31,19 @@ KEEP_BYTES = 4 * 2**30
 
 
 class Runs(Protocol):
-    """Whatever runs commands: :class:`~blinkccl.bench.candidate.RunningCandidate`, or ranks that a launcher started."""
+    """Whatever runs commands: processes, ranks that a launcher started, or an engine in this process."""
 
     def run(self, commands: Sequence[Command], /) -> Measured: ...
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessSettings:
-    """How to measure.
+class BenchSettings:
+    """How to measure: ``iterations`` timed runs per block after ``warmup`` runs, ``rounds`` blocks per candidate.
 
-    Parameters
-    ----------
-    iterations, warmup, rounds
-        Timed runs per block and runs before them; blocks per candidate.
-    across
-        A key of :data:`blinkccl.bench.rows.ACROSS_RANKS`.
-    check
-        Compare every element of the output of one more, untimed run per block.
-    percentiles, shared
-        -I; our buffers in shared memory. Peers have private ones always.
-    deadline_s
-        Whole seconds that a block may take.
-    block_s
-        Seconds that a peer's timed runs may take; a slow one gets fewer, at least :data:`LEAST_ITERATIONS`.
+    ``across`` is a key of :data:`blinkccl.bench.rows.ACROSS_RANKS`; ``check`` compares every element of the output of
+    one more, untimed run per block; ``shared`` is for our buffers, peers have private ones always. A block may take
+    ``deadline_s`` whole seconds, a peer's timed runs in it ``block_s``: a slow one gets fewer, at least
+    :data:`LEAST_ITERATIONS`.
     """
 
     dtype: str = "float32"
@@ -67,6 +57,14 @@ class ProcessSettings:
     shared: bool = False
     deadline_s: int = 60
     block_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        """Refuse what makes no sense, before anything starts."""
+        operation(self.op)
+        element_type(self.dtype)
+        check_range("-n", self.iterations, 1, MAX_ITERATIONS)
+        check_range("-w", self.warmup, 0, MAX_ITERATIONS)
+        check_range("--rounds", self.rounds, 1, MAX_ITERATIONS)
 
 
 @dataclass(slots=True)
@@ -91,21 +89,12 @@ class Participant:
 
 @dataclass(slots=True)
 class Interleaved:
-    """One collective, ourselves and peers, in turns.
-
-    Parameters
-    ----------
-    participants
-        Ourselves first.
-    probe
-        None where no bound can be had.
-    note
-        Is told why a peer leaves.
-    """
+    """One collective, ourselves (the first participant) and peers, in turns; ``note`` is told why a peer leaves."""
 
     collective: Collective
-    settings: ProcessSettings
+    settings: BenchSettings
     participants: list[Participant]
+    #: None where no bound can be had.
     probe: Probe | None = None
     note: Callable[[str], None] = lambda text: None
     tick: Callable[[], None] = field(default=lambda: None)

@@ -34,13 +34,7 @@ class OwnLibrary:
 
     @classmethod
     def join(cls, deadline_s: float) -> Self:
-        """Join the job that the environment names (:mod:`blinkccl.runtime.environment`).
-
-        Parameters
-        ----------
-        deadline_s
-            For every wait.
-        """
+        """Join the job that the environment names; every wait ends after ``deadline_s``."""
         return cls(init(deadline_s=deadline_s))
 
     def close(self) -> None:

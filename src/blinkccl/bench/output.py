@@ -1,4 +1,4 @@
-"""How a benchmark is printed, kept and drawn: nccl-tests' table and its JSON.
+"""How a benchmark is printed and kept: nccl-tests' table and its JSON.
 
 The table has nccl-tests' header, columns and footer (nccl-tests 2.19, src/util.cu's formats). %bound and percentiles
 stand to the right of its columns, and peers in comment lines below the row that they are compared with: whatever reads
@@ -8,16 +8,14 @@ nccl-tests' output reads ours. The JSON is that of its ``-J`` file, version 3, a
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 from blinkccl.bench.about import About, host_name
 from blinkccl.bench.rows import PERCENTILES, PeerTiming, SizeRow, SizeTiming, average_busbw, failed
 from blinkccl.bench.sizes import Sweep
-from blinkccl.report.plotting import pyplot, save
 from blinkccl.schema import SCHEMA_VERSION
 
 NCCL_TESTS_VERSION = 3
@@ -32,12 +30,13 @@ def header(about: About, sweep: Sweep) -> str:
     Where we differ: the first line names this program; "device" is the vertex of the topology, or the rank; and there
     are lines that say what the times are of.
     """
+    settings = about.settings
     lines = [
         f"# blink-ccl version {version('blink-ccl')} engine={about.engine} algorithm={about.algorithm}",
         f"# Collective test starting: {about.collective.name}",
         f"# nThread {about.n_threads} nGpus {about.n_gpus} minBytes {sweep.first} maxBytes {sweep.last} "
-        f"step: {sweep.step_text()} warmup iters: {about.warmup} iters: {about.iterations} agg iters: 1 "
-        f"validation: {int(about.check)} graph: 0 unalign: 0",
+        f"step: {sweep.step_text()} warmup iters: {settings.warmup} iters: {settings.iterations} agg iters: 1 "
+        f"validation: {int(settings.check)} graph: 0 unalign: 0",
         "#",
         "# Using devices",
     ]
@@ -70,7 +69,7 @@ def _more_titles(about: About) -> tuple[str, str]:
     if about.bound:
         names += [f"{'%bound':>6}"] * 2
         places += [f"{'out':>6}", f"{'in':>6}"]
-    if about.percentiles:
+    if about.settings.percentiles:
         names += [f"{f'p{q}':>7}" for q in PERCENTILES] * 2
         places += [f"{place:>7}" for place in ("out", "in") for _ in PERCENTILES]
     return "".join(f"  {name}" for name in names), "".join(f"  {place}" for place in places)
@@ -82,7 +81,7 @@ def line(about: About, row: SizeRow) -> str:
     text = f"{preamble}  {_cells(row.out_of_place)}  {_cells(row.in_place)}"
     if about.bound:
         text += _bound(row.out_of_place) + _bound(row.in_place)
-    if about.percentiles:
+    if about.settings.percentiles:
         text += _percentiles(row.out_of_place) + _percentiles(row.in_place)
     return "\n".join([text, *(_peer_line(about, *peer) for peer in row.peers)]) + "\n"
 
@@ -95,7 +94,7 @@ def _peer_line(about: About, name: str, out: PeerTiming | None, into: PeerTiming
     cells = [_cells(None if found is None else found.timing) for found in (out, into)]
     ratios = [f"{'N/A' if found is None else f'{found.ratio:.2f}x':>6}" for found in (out, into)]
     text = f"{label:<{_PREAMBLE_WIDTH}}  {'  '.join(cells)}  {'  '.join(ratios)}"
-    if about.percentiles:
+    if about.settings.percentiles:
         text += "".join(_percentiles(None if found is None else found.timing) for found in (out, into))
     return text
 
@@ -103,7 +102,7 @@ def _peer_line(about: About, name: str, out: PeerTiming | None, into: PeerTiming
 def footer(about: About, rows: Sequence[SizeRow]) -> str:
     """What comes after the last row. Where we differ: results that were not checked (-c 0) are not "OK"."""
     bad = failed(rows)
-    verdict = f"{bad} {'OK' if bad == 0 else 'FAILED'}" if about.check else "N/A"
+    verdict = f"{bad} {'OK' if bad == 0 else 'FAILED'}" if about.settings.check else "N/A"
     bounds = f"# {'Out of bounds values':<20} : {verdict}"
     average = f"# {'Avg bus bandwidth':<20} : {average_busbw(rows):g} "
     return (
@@ -156,7 +155,7 @@ def record(
         "engine": about.engine,
         "config": _config_document(about, sweep),
         "results": [_result_document(about, row) for row in rows],
-        "out_of_bounds": {"count": bad, "okay": bad == 0} if about.check else None,
+        "out_of_bounds": {"count": bad, "okay": bad == 0} if about.settings.check else None,
         "average_bus_bandwidth": {"bandwidth": average_busbw(rows), "okay": True},
         "errors": [],
         "end_time": _stamp(ended),
@@ -198,10 +197,10 @@ def _config_document(about: About, sweep: Sweep) -> dict[str, Any]:
         "maximum_bytes": sweep.last,
         "step_bytes": sweep.step,
         "step_factor": sweep.factor,
-        "warmup_iters": about.warmup,
-        "iters": about.iterations,
+        "warmup_iters": about.settings.warmup,
+        "iters": about.settings.iterations,
         "agg_iters": 1,
-        "validation": int(about.check),
+        "validation": int(about.settings.check),
         "graph": 0,
         "unalign": 0,
         **about.more_config,
@@ -248,45 +247,3 @@ def _timing_document(timing: SizeTiming | None) -> dict[str, Any] | None:
             f"p{q}": seconds * 1e6 for q, seconds in zip(PERCENTILES, timing.percentiles, strict=True)
         }
     return found
-
-
-#: Points of a line: bytes and seconds.
-Points = Sequence[tuple[int, float]]
-
-
-def plot(path: Path, title: str, lines: Mapping[str, Points]) -> None:
-    """Draw ``lines`` into ``path``; the format follows from its name.
-
-    Raises
-    ------
-    UnsupportedError
-        If matplotlib is not installed.
-    OSError
-        If the file cannot be written.
-    """
-    figure, axes = pyplot().subplots(figsize=(8, 5), layout="constrained")
-    for number, (name, points) in enumerate(lines.items()):
-        shown = [(size, seconds * 1e6) for size, seconds in points if size > 0 and seconds > 0]
-        axes.plot(
-            [size for size, _ in shown],
-            [micros for _, micros in shown],
-            marker="o",
-            markersize=3,
-            label=name,
-            linewidth=2.5 if number == 0 else 1.2,
-            zorder=10 - number,
-        )
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.xaxis.set_major_formatter(lambda size, _: _size_text(size))
-    axes.set(title=title, xlabel="size", ylabel="time (µs)")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    save(figure, path)
-
-
-def _size_text(size: float) -> str:
-    for unit, power in (("G", 30), ("M", 20), ("K", 10)):
-        if size >= 2**power:
-            return f"{size / 2**power:g}{unit}"
-    return f"{size:g}"

@@ -21,6 +21,7 @@ from blinkccl.bench.protocol import Command, Flag, Kind
 from blinkccl.collectives.ops import element_type, operation
 from blinkccl.collectives.oracle import make_inputs, make_scales, oracle
 from blinkccl.collectives.spec import Collective
+from blinkccl.engines.buffers import shared_blocks
 
 #: Elements after which a buffer repeats itself.
 PERIOD = 4093
@@ -28,18 +29,10 @@ PERIOD = 4093
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What all ranks of a candidate are asked to run and time.
+    """What all ranks of a candidate are asked to run and time: ``count`` elements per block.
 
-    Parameters
-    ----------
-    count
-        Elements per block.
-    in_place, shared, check
-        Flags of :mod:`blinkccl.bench.protocol`.
-    keep
-        Keep the memory for the next command of the same size.
-    deadline_s
-        Whole seconds for the command.
+    ``in_place``, ``shared``, ``check`` and ``keep`` are flags of :mod:`blinkccl.bench.protocol`; the command may take
+    ``deadline_s`` whole seconds.
     """
 
     collective: Collective
@@ -80,15 +73,8 @@ def _command(work: Work, rank: int) -> Command:
     collective, dtype = work.collective, element_type(work.dtype)
     period = min(PERIOD, work.count)
     fills, expected = _patterns(collective, period, work.dtype, work.op)
-    flags = Flag(0)
-    for flag, wanted in (
-        (Flag.IN_PLACE, work.in_place),
-        (Flag.SHARED, work.shared),
-        (Flag.CHECK, work.check),
-        (Flag.KEEP, work.keep),
-    ):
-        flags |= flag if wanted else Flag(0)
-    in_at, out_at = shared_block(collective, rank)
+    flags = Flag.IN_PLACE * work.in_place | Flag.SHARED * work.shared | Flag.CHECK * work.check | Flag.KEEP * work.keep
+    source, target = next(shared_blocks(collective, rank), (0, 0))
     return Command(
         Kind.RUN,
         collective.name,
@@ -97,15 +83,15 @@ def _command(work: Work, rank: int) -> Command:
         collective.root or 0,
         collective.src or 0,
         collective.dst or 0,
-        flags,
+        Flag(flags),
         work.warmup,
         work.iterations,
         work.deadline_s,
         dtype.itemsize,
         collective.input_blocks(rank),
         collective.output_blocks(rank),
-        in_at,
-        out_at,
+        max(source, target) - source,
+        max(source, target) - target,
         work.count,
         period,
         scales(collective, work.dtype, work.op)[rank],
@@ -117,15 +103,6 @@ def _command(work: Work, rank: int) -> Command:
 def scales(collective: Collective, dtype: str, op: str) -> list[float]:
     """Every rank's scalar: 1 unless ``op`` scales."""
     return make_scales(collective, dtype) if operation(op).scales else [1.0] * collective.world_size
-
-
-def shared_block(collective: Collective, rank: int) -> tuple[int, int]:
-    """Blocks of one memory at which input and output begin in place, as nccl.h says."""
-    for item in collective.items():
-        source, target = dict(item.contributions).get(rank), dict(item.destinations).get(rank)
-        if source is not None and target is not None:
-            return max(source, target) - source, max(source, target) - target
-    return 0, 0
 
 
 @lru_cache(maxsize=64)

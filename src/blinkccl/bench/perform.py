@@ -23,13 +23,7 @@ class Library(Protocol):
     title: str
 
     def allocate(self, size: int, shared: bool) -> Bytes:
-        """``size`` > 0 bytes for a buffer.
-
-        Raises
-        ------
-        UnsupportedError
-            If ``shared`` memory is asked for and there is none.
-        """
+        """``size`` > 0 bytes for a buffer; UnsupportedError if ``shared`` memory is asked for and there is none."""
         ...
 
     def time(
@@ -37,10 +31,7 @@ class Library(Protocol):
     ) -> NDArray[np.float64]:
         """Seconds of each of ``iterations`` runs, with a barrier before each, after ``warmup`` runs.
 
-        Raises
-        ------
-        UnsupportedError
-            If this collective, type, operation or placement is not served; before anything is sent.
+        UnsupportedError if collective, type, operation or placement are not served; before anything is sent.
         """
         ...
 
@@ -63,10 +54,7 @@ class Performer:
     def perform(self, command: Command, pattern: bytes, expected: bytes) -> Reply:
         """Run, time and check; a refusal or a failure is a reply too.
 
-        Parameters
-        ----------
-        pattern, expected
-            What fills the input, and what the output must hold, if the command says CHECK.
+        ``pattern`` fills the input, and ``expected`` is what the output must hold, if the command says CHECK.
         """
         signal.alarm(command.deadline_s)
         try:
@@ -99,10 +87,9 @@ class Performer:
             memory = self._memory(0, max(held, wanted), command.flags)
             first, second = command.in_at * block, command.out_at * block
             return memory[first : first + held], memory[second : second + wanted]
-        shared = command.flags
         return (
-            self._memory(0, held, shared) if command.in_blocks else None,
-            self._memory(1, wanted, shared) if command.out_blocks else None,
+            self._memory(0, held, command.flags) if command.in_blocks else None,
+            self._memory(1, wanted, command.flags) if command.out_blocks else None,
         )
 
     def _memory(self, slot: int, size: int, flags: Flag) -> Bytes:

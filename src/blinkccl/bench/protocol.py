@@ -165,12 +165,20 @@ class Reply:
         return REPLY.pack(MAGIC, self.status, self.wrong, len(self.seconds) // 8, len(text)) + self.seconds + text
 
 
-def read_reply(head: bytes) -> tuple[ReplyStatus, int, int, int]:
-    """ReplyStatus, wrong elements, and how many seconds and bytes of text follow."""
-    magic, status, wrong, n, length = REPLY.unpack(head)
+def reply_bytes(head: bytes) -> int:
+    """How many bytes of seconds and text follow."""
+    magic, status, _, n, length = REPLY.unpack(head)
     if magic != MAGIC or status > max(ReplyStatus) or n > MAX_ITERATIONS or length > MAX_TEXT:
         raise CommunicationError(f"expected a reply of protocol {VERSION}, got {head.hex()}")
-    return ReplyStatus(status), wrong, n, length
+    return int(8 * n + length)
+
+
+def read_reply(data: bytes) -> Reply:
+    """A reply from its bytes on the wire, which may have others behind them."""
+    head, body = data[: REPLY.size], data[REPLY.size :]
+    _, status, wrong, n, _ = REPLY.unpack(head)
+    text = body[8 * n : reply_bytes(head)].decode(errors="replace")
+    return Reply(ReplyStatus(status), wrong, body[: 8 * n], text)
 
 
 def read_hello(head: bytes) -> RankHello:

@@ -139,12 +139,17 @@ def average_busbw(rows: Sequence[SizeRow]) -> float:
 
 
 def lines(rows: Sequence[SizeRow]) -> dict[str, list[tuple[int, float]]]:
-    """Bytes and seconds by candidate, ours first; in place where there is such a thing."""
+    """Bytes and µs by candidate, ours first; in place where there is such a thing: that is what training does.
+
+    What is 0 is left out, as a logarithmic axis has none.
+    """
     found: dict[str, list[tuple[int, float]]] = {"blink": []}
     for row in rows:
-        found["blink"].append((row.size, (row.in_place or row.out_of_place).seconds))
+        measured = [("blink", row.in_place or row.out_of_place)]
         for name, out, into in row.peers:
             chosen = out if row.in_place is None else into
-            if chosen is not None:
-                found.setdefault(name, []).append((row.size, chosen.timing.seconds))
+            measured += [] if chosen is None else [(name, chosen.timing)]
+        for name, timing in measured:
+            points = found.setdefault(name, [])
+            points += [(row.size, timing.seconds * 1e6)] if row.size > 0 and timing.seconds > 0 else []
     return found

@@ -1,9 +1,11 @@
-"""Which sizes are measured: nccl-tests' -b, -e, -f and -i."""
+"""Which sizes are measured: nccl-tests' -b, -e, -f and -i; and which numbers are refused."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from blinkccl.collectives.ops import element_type
 from blinkccl.collectives.spec import Collective
@@ -46,14 +48,9 @@ class Sweep:
 
 
 def sweep(begin: str, end: str | None, factor: int | None, step: str | None) -> Sweep:
-    """What -b, -e, -f and -i mean together.
+    """What -b, -e, -f and -i mean together. Without -e there is one size.
 
-    Parameters
-    ----------
-    end
-        None: only ``begin``.
-    factor, step
-        At most one. Neither: double. (nccl-tests steps by 1 MiB then, which few people want.)
+    Without -f and -i they double. (nccl-tests steps by 1 MiB then, which few people want.)
     """
     first = size_in_bytes("-b", begin)
     last = first if end is None else size_in_bytes("-e", end)
@@ -96,3 +93,37 @@ def empty_sizes(collective: Collective, sizes: Sequence[int], dtype: str) -> lis
     """The sizes above 0 that round down to no element at all, as nccl-tests rounds them."""
     itemsize = element_type(dtype).itemsize
     return [size for size in sizes if size and not block_count(collective, size, itemsize)]
+
+
+def check_range(option: str, value: int, least: int, most: int) -> None:
+    """Refuse a number that is out of range."""
+    if value < least:
+        raise UsageError(f"{option} must be at least {least}, got {value}")
+    if value > most:
+        raise UsageError(f"{option} must be at most {most:,}, got {value}")
+
+
+def check_memory(collective: Collective, sizes: Sequence[int], dtype: str) -> None:
+    """Refuse what cannot fit before the machine swaps: one candidate at a time holds buffers of all ranks."""
+    there = _memory_bytes()
+    blocks = sum(
+        collective.input_blocks(rank) + collective.output_blocks(rank) for rank in range(collective.world_size)
+    )
+    itemsize = element_type(dtype).itemsize
+    for size in sizes:
+        block_bytes = block_count(collective, size, itemsize) * itemsize
+        needed = blocks * block_bytes
+        if there is not None and needed > there:
+            raise UsageError(
+                f"{collective.name} of {block_bytes} bytes a block needs about "
+                f"{needed / 1e9:.1f} GB of memory for {collective.world_size} ranks; this "
+                f"machine has {there / 1e9:.1f} GB: lower -e, or take fewer GPUs"
+            )
+
+
+def _memory_bytes() -> int | None:
+    """Physical memory; None where the system does not say."""
+    names: Any = getattr(os, "sysconf_names", {})
+    if "SC_PHYS_PAGES" not in names or "SC_PAGE_SIZE" not in names:
+        return None
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

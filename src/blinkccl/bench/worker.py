@@ -8,28 +8,12 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Callable
 
 from blinkccl.bench.perform import Library, Performer
 from blinkccl.bench.protocol import COMMAND, UNSUPPORTED_CODE, Kind, RankHello, read_command
 from blinkccl.errors import BlinkError, CommunicationError, UnsupportedError
 
-
-def _blink() -> tuple[Library, int, int, Callable[[], None]]:
-    from blinkccl.bench.libraries import OwnLibrary
-
-    library = OwnLibrary.join(float(os.environ.get("BLINK_BENCH_DEADLINE_S", "60")))
-    return library, library.rank, library.size, library.close
-
-
-def _gloo() -> tuple[Library, int, int, Callable[[], None]]:
-    from blinkccl.bench.libraries import GlooLibrary
-
-    library = GlooLibrary.join()
-    return library, library.rank, library.size, library.close
-
-
-LIBRARIES = {"blink": _blink, "gloo": _gloo}
+LIBRARIES = ("blink", "gloo")
 
 
 def serve(peer: socket.socket, library: Library, rank: int, size: int) -> None:
@@ -61,13 +45,16 @@ def main() -> int:
         print(f"usage: python -m blinkccl.bench.worker {'|'.join(LIBRARIES)} SOCKET", file=sys.stderr)
         return 2
     try:
-        library, rank, size, leave = LIBRARIES[sys.argv[1]]()
+        from blinkccl.bench.libraries import GlooLibrary, OwnLibrary
+
+        deadline_s = float(os.environ.get("BLINK_BENCH_DEADLINE_S", "60"))
+        library = OwnLibrary.join(deadline_s) if sys.argv[1] == "blink" else GlooLibrary.join()
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
                 peer.connect(sys.argv[2])
-                serve(peer, library, rank, size)
+                serve(peer, library, library.rank, library.size)
         finally:
-            leave()
+            library.close()
     except (BlinkError, OSError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return UNSUPPORTED_CODE if isinstance(error, UnsupportedError) else 1

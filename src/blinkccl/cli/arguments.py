@@ -15,6 +15,7 @@ from blinkccl.cli.exits import HardwareError
 from blinkccl.errors import TopologyError, UnsupportedError, UsageError
 
 if TYPE_CHECKING:
+    from blinkccl.advice.audit import Audit
     from blinkccl.algorithms.registry import Request
     from blinkccl.collectives.spec import Collective
     from blinkccl.topology.model import Topology
@@ -71,6 +72,7 @@ Algorithm = Annotated[
     ),
 ]
 Relays = Annotated[bool, typer.Option("--relays", help="Let GPUs outside --gpus pass data on.")]
+Plan = Annotated[Path, typer.Argument(metavar="PLAN", help="What blink plan -o wrote; - reads stdin.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Output = Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to FILE.")]
 
@@ -80,19 +82,9 @@ MIN_EPSILON = Fraction(1, 100)
 
 
 def load(spec: str | None, gpus: str | None = None, option: str = "--gpus") -> tuple[Topology, tuple[int, ...]]:
-    """The topology that ``--topo`` names (None: this machine, ``-``: standard input), and the chosen ranks.
+    """The topology that ``--topo`` names (None: this machine, ``-``: standard input), and its ``gpus``.
 
-    Parameters
-    ----------
-    gpus, option
-        What was typed to choose the ranks, and for which option.
-
-    Raises
-    ------
-    HardwareError
-        If it is this machine and its driver fails.
-    TopologyError
-        If the text names nothing or is no list of its GPUs.
+    ``option`` is for which they were typed.
     """
     from blinkccl.topology.spec import parse_gpus, parse_spec
 
@@ -108,14 +100,20 @@ def _standard_input() -> Topology:
     return parse_topology(console.read_file(path, MAX_FILE_BYTES), console.source_name(path), "stdin")
 
 
-def this_machine() -> Topology:
-    """The machine this runs on.
+def audited(path: Path, spec: str | None = None, links: str | None = None) -> tuple[str, Audit]:
+    """A plan file, checked on the links of ``--topo`` where that is given, and what messages call the file."""
+    from blinkccl.advice.audit import audit
+    from blinkccl.forest.document import MAX_BYTES, loads
 
-    Raises
-    ------
-    HardwareError
-        If there is an NVIDIA driver and it fails.
-    """
+    if str(path) == "-" and spec == "-":
+        raise typer.BadParameter("both the plan and --topo are -, and standard input can be read once")
+    source = console.source_name(path)
+    document = loads(console.read_file(path, MAX_BYTES), source)
+    return source, audit(document, None if spec is None else load(spec)[0], links, source)
+
+
+def this_machine() -> Topology:
+    """The machine this runs on; that its driver fails is a :class:`HardwareError`."""
     from blinkccl.topology.probe import probe
 
     try:
@@ -130,11 +128,6 @@ def collective(
     """The collective, with the ends that were typed as vertex ids turned into ranks.
 
     Ends not given are the first rank, for ``dst`` the last; of sendrecv, that is not the other end.
-
-    Raises
-    ------
-    UsageError
-        If the name is unknown, an end is none of ``ranks``, or the collective has no such end.
     """
     from blinkccl.collectives.spec import COLLECTIVES, Collective
 
@@ -181,13 +174,7 @@ def request(
     threshold: str = "1/20",
     epsilon: str = "1/20",
 ) -> Request:
-    """What to plan.
-
-    Raises
-    ------
-    UsageError
-        If a number is out of range, or there are fewer than two ranks.
-    """
+    """What to plan."""
     from blinkccl.algorithms.registry import Request
 
     return Request(

@@ -17,11 +17,9 @@ from blinkccl.cli.exits import CHECK_FAILED
 from blinkccl.errors import UsageError
 
 if TYPE_CHECKING:
-    from blinkccl.algorithms.registry import Request
     from blinkccl.bench.about import About
-    from blinkccl.bench.host import Benchmark
-    from blinkccl.bench.interleave import ProcessSettings
-    from blinkccl.bench.measure import PlanSettings
+    from blinkccl.bench.interleave import BenchSettings, Interleaved
+    from blinkccl.bench.measure import PlannedRanks
     from blinkccl.bench.rows import SizeRow
     from blinkccl.bench.sizes import Sweep
     from blinkccl.collectives.spec import Collective
@@ -48,22 +46,11 @@ _SLOWEST = 3
 
 def bench(
     name: arguments.CollectiveName,
-    spec: Annotated[
-        str | None,
-        typer.Option("--topo", metavar="SPEC", show_default=False, help="Run a plan for this topology."),
-    ] = None,
+    spec: Annotated[str | None, typer.Option("--topo", metavar="SPEC", help="Run a plan for this topology.")] = None,
     gpus: arguments.Gpus = None,
     processes: Annotated[
         int | None,
-        typer.Option(
-            "-g",
-            "--ngpus",
-            metavar="N",
-            min=2,
-            max=250,
-            show_default=False,
-            help="Rank processes on this host; default: 2.",
-        ),
+        typer.Option("-g", "--ngpus", metavar="N", min=2, max=250, help="Rank processes on this host; default: 2."),
     ] = None,
     root: arguments.Root = None,
     src: arguments.Source = None,
@@ -73,27 +60,20 @@ def bench(
     relays: arguments.Relays = False,
     begin: Annotated[str, typer.Option("-b", "--minbytes", metavar="SIZE", help="Smallest size.")] = "32M",
     end: Annotated[
-        str | None,
-        typer.Option(
-            "-e", "--maxbytes", metavar="SIZE", show_default=False, help="Largest size; default: the smallest."
-        ),
+        str | None, typer.Option("-e", "--maxbytes", metavar="SIZE", help="Largest size; default: the smallest.")
     ] = None,
     factor: Annotated[
-        int | None,
-        typer.Option("-f", "--stepfactor", metavar="F", show_default=False, help="Factor between sizes; default: 2."),
+        int | None, typer.Option("-f", "--stepfactor", metavar="F", help="Factor between sizes; default: 2.")
     ] = None,
     step: Annotated[
-        str | None,
-        typer.Option(
-            "-i", "--stepbytes", metavar="SIZE", show_default=False, help="Step between sizes, instead of a factor."
-        ),
+        str | None, typer.Option("-i", "--stepbytes", metavar="SIZE", help="Step between sizes, instead of a factor.")
     ] = None,
     iterations: Annotated[
         int, typer.Option("-n", "--iters", metavar="N", help="Timed runs per size (and round).")
     ] = 20,
     warmup: Annotated[int, typer.Option("-w", "--warmup_iters", metavar="N", help="Runs before them.")] = 1,
     rounds: Annotated[
-        int | None, typer.Option("--rounds", metavar="N", show_default=False, help="Rounds of processes; default: 5.")
+        int | None, typer.Option("--rounds", metavar="N", help="Rounds of processes; default: 5.")
     ] = None,
     dtype: Annotated[
         str,
@@ -127,7 +107,6 @@ def bench(
         typer.Option(
             "--peer",
             metavar="NAMES",
-            show_default=False,
             help="Run these in turns with ours: gloo, openmpi, mpich, impi, "
             "oneccl; openmpi=/prefix for one that is not on PATH.",
         ),
@@ -138,40 +117,35 @@ def bench(
     chunk: Annotated[str, typer.Option("--chunk", metavar="SIZE", help="Size of a message, of a plan.")] = _CHUNK,
     engine: Annotated[
         str | None,
-        typer.Option(
-            "--engine", metavar="NAME", show_default=False, help="reference (the default) for a plan; host: processes."
-        ),
+        typer.Option("--engine", metavar="NAME", help="reference (the default) for a plan; host: processes."),
     ] = None,
     timeout_s: Annotated[
         float, typer.Option("--timeout", metavar="SECONDS", help="For one run; for one size of processes.")
     ] = 60.0,
     plot: Annotated[
-        Path | None,
-        typer.Option("--plot", metavar="FILE", show_default=False, help="Draw time over size (png, svg, pdf)."),
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw time over size (png, svg, pdf).")
     ] = None,
     record: Annotated[
         Path | None,
         typer.Option(
-            "-J",
-            "--json-file",
-            metavar="FILE",
-            show_default=False,
-            help="Also write nccl-tests' JSON; an earlier FILE is kept as FILE.1.",
+            "-J", "--json-file", metavar="FILE", help="Also write nccl-tests' JSON; an earlier FILE is kept as FILE.1."
         ),
     ] = None,
     json: arguments.Json = False,
 ) -> None:
     """Run, and print the table; exit with 1 if a result was wrong."""
+    from blinkccl.algorithms.registry import algorithm
     from blinkccl.bench.about import DTYPE_OF, OP_OF
-    from blinkccl.bench.sizes import size_in_bytes, sweep
+    from blinkccl.bench.interleave import BenchSettings
+    from blinkccl.bench.measure import PlannedRanks
+    from blinkccl.bench.sizes import MAX_BYTES, check_range, size_in_bytes, sweep
     from blinkccl.collectives.ops import DTYPES, OPS
 
     output = _Output(sweep(begin, end, factor, step), json, record, plot)
     output.check()
     dtype, op = _known("-d", dtype, DTYPE_OF, DTYPES), _known("--op", op, OP_OF, OPS)
     chunk_bytes = size_in_bytes("--chunk", chunk)
-    of_plan = engine != "host" if engine is not None else spec is not None or gpus is not None
-    if of_plan:
+    if engine != "host" if engine is not None else spec is not None or gpus is not None:
         _refuse(
             "is for processes; here a plan is run, as --topo, --gpus or --engine say",
             {
@@ -183,16 +157,14 @@ def bench(
                 "--rounds": rounds is not None,
             },
         )
-        from blinkccl.bench.measure import PlanSettings
-
+        check_range("--chunk", chunk_bytes, 1, MAX_BYTES)
+        if not 0 < timeout_s < math.inf:
+            raise UsageError(f"--timeout must be a positive number of seconds, got {timeout_s}")
+        settings = BenchSettings(dtype, op, iterations, warmup, 1, check=bool(check))
         topology, ranks = arguments.load(spec, gpus)
         coll = arguments.collective(name, ranks, root, src, dst)
-        _run_plan(
-            arguments.request(coll, topology, ranks, links, relays),
-            algo,
-            output,
-            PlanSettings(iterations, warmup, dtype, op, bool(check), chunk_bytes, engine or "reference", timeout_s),
-        )
+        forest = algorithm(algo).plan(arguments.request(coll, topology, ranks, links, relays))
+        _run_plan(PlannedRanks(forest, engine or "reference", chunk_bytes, timeout_s), output, settings)
         return
     _refuse(
         "is for plans, and --engine host runs processes; leave one of them out"
@@ -207,14 +179,12 @@ def bench(
             "--chunk": chunk != _CHUNK,
         },
     )
-    from blinkccl.bench.interleave import ProcessSettings
-
     _on_processes(
         processes,
         lambda size: arguments.collective(name, range(size), root, src, dst),
         peers or "",
         output,
-        ProcessSettings(
+        BenchSettings(
             dtype,
             op,
             iterations,
@@ -272,29 +242,24 @@ class _Output:
             plotting.check(self.plot)
             console.check_writable(self.plot)
 
-    def report(self, about: About, rows: Iterable[SizeRow], progress: console.Progress) -> None:
-        """Print the table as it grows, or the JSON at the end, and write the files.
-
-        Raises
-        ------
-        typer.Exit
-            With 1, if a result was wrong.
-        """
+    def report(self, about: About, interleaved: Interleaved) -> None:
+        """Measure; print the table as it grows, or JSON at the end; write the files; end with 1 if one was wrong."""
         from blinkccl.bench import output as printed
         from blinkccl.bench.rows import failed
         from blinkccl.forest.document import dumps
 
+        sizes = self.sizes.sizes()
         began, done = printed.now(), []
         if not self.json:
             console.emit(printed.header(about, self.sizes))
-        try:
-            for row in rows:
+        with console.Progress(about.collective.name) as progress:
+            steps = iter(range(1, 1 + interleaved.ticks(sizes)))
+            interleaved.tick = lambda: progress(next(steps), interleaved.ticks(sizes))
+            for row in interleaved.rows(sizes):
                 done.append(row)
                 if not self.json:
                     with progress.aside():
                         console.emit(printed.line(about, row))
-        finally:
-            progress.close()
         recorded = printed.record(about, self.sizes, done, sys.argv[1:], began, printed.now())
         console.emit(dumps(printed.document(recorded, about)) if self.json else printed.footer(about, done))
         if self.record is not None:
@@ -308,21 +273,20 @@ class _Output:
 
 
 def _draw(path: Path, about: About, rows: Sequence[SizeRow]) -> None:
-    """In place where there is such a thing: that is what training does."""
-    from blinkccl.bench.output import plot
     from blinkccl.bench.rows import lines
+    from blinkccl.report.plotting import draw_over_size
 
-    try:
-        plot(path, f"{about.collective.name}, {about.collective.world_size} ranks, {about.type_name}", lines(rows))
-    except OSError as problem:
-        raise typer.BadParameter(f"{path} cannot be written: {problem.strerror or problem}") from None
-    console.note(f"wrote {path}")
+    title = f"{about.collective.name}, {about.collective.world_size} ranks, {about.type_name}"
+    with console.written(path):
+        draw_over_size(path, title, "time (µs)", lines(rows))
 
 
-def _say_empty(sizes: Sequence[int], collective: Collective, dtype: str) -> None:
+def _check_sizes(sizes: Sequence[int], collective: Collective, dtype: str) -> None:
+    """Refuse sizes that there is no memory for, and say which hold no element."""
     from blinkccl.bench.about import TYPE_NAMES
-    from blinkccl.bench.sizes import empty_sizes
+    from blinkccl.bench.sizes import check_memory, empty_sizes
 
+    check_memory(collective, sizes, dtype)
     empty = empty_sizes(collective, sizes, dtype)
     if empty:
         console.note(
@@ -331,33 +295,29 @@ def _say_empty(sizes: Sequence[int], collective: Collective, dtype: str) -> None
         )
 
 
-def _run_plan(request: Request, algo: str, output: _Output, settings: PlanSettings) -> None:
-    """Plan, verify, and run the plan in this process."""
-    from blinkccl.algorithms.registry import algorithm
+def _run_plan(planned: PlannedRanks, output: _Output, settings: BenchSettings) -> None:
+    """Run a plan in this process."""
     from blinkccl.bench.about import of_plan
-    from blinkccl.bench.measure import Bench
+    from blinkccl.bench.interleave import Interleaved, Participant
 
-    prepared, sizes = Bench(algorithm(algo).plan(request), settings), output.sizes.sizes()
-    prepared.check_sizes(sizes)
-    _say_empty(sizes, prepared.collective, prepared.dtype.name)
-    progress = console.Progress(prepared.collective.name)
-    output.report(of_plan(prepared), prepared.rows(sizes, progress), progress)
+    collective = planned.forest.collective
+    _check_sizes(output.sizes.sizes(), collective, settings.dtype)
+    output.report(of_plan(planned, settings), Interleaved(collective, settings, [Participant("", "", planned)]))
 
 
 def _on_processes(
-    wanted: int | None, collective: Callable[[int], Collective], peers: str, output: _Output, settings: ProcessSettings
+    wanted: int | None, collective: Callable[[int], Collective], peers: str, output: _Output, settings: BenchSettings
 ) -> None:
     """Run on processes: those of a launcher, or ours."""
     from blinkccl.bench import host
     from blinkccl.bench.peers.registry import parse
 
-    host.check(settings)
     chosen, started_by = parse(peers), host.launcher(os.environ)
     if started_by is None:
         coll = collective(wanted or host.DEFAULT_RANKS)
-        _check_sizes(output.sizes.sizes(), coll, settings)
+        _check_sizes(output.sizes.sizes(), coll, settings.dtype)
         with host.spawned(coll, settings, chosen, console.note) as benchmark:
-            _interleaved(benchmark, output)
+            output.report(benchmark.about, benchmark.interleaved)
         return
     _refuse(
         f"starts processes, but {started_by} has started this one already: leave it out",
@@ -366,15 +326,8 @@ def _on_processes(
     _launched(started_by, collective, output, settings)
 
 
-def _check_sizes(sizes: Sequence[int], collective: Collective, settings: ProcessSettings) -> None:
-    from blinkccl.bench import host
-
-    host.check_sizes(collective, settings, sizes)
-    _say_empty(sizes, collective, settings.dtype)
-
-
 def _launched(
-    started_by: str, collective: Callable[[int], Collective], output: _Output, settings: ProcessSettings
+    started_by: str, collective: Callable[[int], Collective], output: _Output, settings: BenchSettings
 ) -> None:
     """This process is one rank; rank 0 measures and prints."""
     from blinkccl.bench import host
@@ -388,18 +341,10 @@ def _launched(
         leader = host.Leader(library.communicator, library)
         try:
             coll = collective(library.size)
-            _check_sizes(output.sizes.sizes(), coll, settings)
+            _check_sizes(output.sizes.sizes(), coll, settings.dtype)
             with host.led(coll, settings, leader, leader.pids, started_by, console.note) as benchmark:
-                _interleaved(benchmark, output)
+                output.report(benchmark.about, benchmark.interleaved)
         finally:
             leader.close()
     finally:
         library.close()
-
-
-def _interleaved(benchmark: Benchmark, output: _Output) -> None:
-    sizes = output.sizes.sizes()
-    progress = console.Progress(benchmark.about.collective.name)
-    steps = iter(range(1, 1 + benchmark.interleaved.ticks(sizes)))
-    benchmark.interleaved.tick = lambda: progress(next(steps), benchmark.interleaved.ticks(sizes))
-    output.report(benchmark.about, benchmark.interleaved.rows(sizes), progress)

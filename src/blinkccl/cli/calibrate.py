@@ -35,64 +35,35 @@ and β the busbw that it tends to. A number that the sizes do not determine is n
 
 
 def calibrate(
-    files: Annotated[
-        list[Path], typer.Argument(metavar="FILE", help="What was measured; - reads stdin.", show_default=False)
-    ],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="What was measured; - reads stdin.")],
     collective: Annotated[
         str | None,
-        typer.Option(
-            "--collective",
-            metavar="NAME",
-            show_default=False,
-            help="Fit this one; what a log is of that does not say it.",
-        ),
+        typer.Option("--collective", metavar="NAME", help="Fit this one; what a log is of that does not say it."),
     ] = None,
     ranks: Annotated[
         int | None,
         typer.Option(
-            "--ranks",
-            metavar="N",
-            min=2,
-            max=2**20,
-            show_default=False,
-            help="How many ranks, for a log that does not list them.",
+            "--ranks", metavar="N", min=2, max=2**20, help="How many ranks, for a log that does not list them."
         ),
     ] = None,
     algo: Annotated[str, typer.Option("--algo", metavar="ring|whole", help="As what to take the collective.")] = "ring",
     begin: Annotated[str, typer.Option("-b", "--minbytes", metavar="SIZE", help="Smallest size to fit.")] = "0",
     end: Annotated[
-        str | None,
-        typer.Option("-e", "--maxbytes", metavar="SIZE", show_default=False, help="Largest size to fit; default: all."),
+        str | None, typer.Option("-e", "--maxbytes", metavar="SIZE", help="Largest size to fit; default: all.")
     ] = None,
     name: Annotated[
-        str | None,
-        typer.Option(
-            "--name", metavar="NAME", show_default=False, help="The calibration's name; default: that of the file -o."
-        ),
+        str | None, typer.Option("--name", metavar="NAME", help="The calibration's name; default: that of the file -o.")
     ] = None,
     kind: Annotated[
-        str | None,
-        typer.Option("--kind", metavar="KIND", show_default=False, help=f"Which links β is for; default: {_KIND}."),
+        str | None, typer.Option("--kind", metavar="KIND", help=f"Which links β is for; default: {_KIND}.")
     ] = None,
     nominal: Annotated[
         float | None,
-        typer.Option(
-            "--nominal",
-            metavar="GB_PER_S",
-            show_default=False,
-            help="Nominal GB/s of one of their lanes; needed with -o.",
-        ),
+        typer.Option("--nominal", metavar="GB_PER_S", help="Nominal GB/s of one of their lanes; needed with -o."),
     ] = None,
     lanes: Annotated[
         int | None,
-        typer.Option(
-            "--lanes",
-            metavar="N",
-            min=1,
-            max=1000,
-            show_default=False,
-            help="Over how many lanes β was measured; default: 1.",
-        ),
+        typer.Option("--lanes", metavar="N", min=1, max=1000, help="Over how many lanes β was measured; default: 1."),
     ] = None,
     output: arguments.Output = None,
     json: arguments.Json = False,
@@ -104,23 +75,16 @@ def calibrate(
     measured = _within(_read(files, collective, ranks), begin, end)
     found = fits(measured, algo)
     if json:
-        from blinkccl.forest.document import dumps
-
-        console.emit(
-            dumps(
-                {
-                    "schema_version": SCHEMA_VERSION,
-                    "files": [console.source_name(path) for path in files],
-                    "algorithm": algo,
-                    "fits": [_document(each, fit, measured) for each, fit in found.items()],
-                }
-            )
+        console.emit_json(
+            {
+                "schema_version": SCHEMA_VERSION,
+                "files": [console.source_name(path) for path in files],
+                "algorithm": algo,
+                "fits": [_document(each, fit, measured) for each, fit in found.items()],
+            }
         )
     else:
-        from blinkccl.report.fit import fit as fitted
-
-        text = "\n".join(_text(each, fit, algo, _ranks(each, measured)) for each, fit in found.items())
-        console.emit(fitted(text, console.width()))
+        console.emit_sentences("\n".join(_text(each, fit, algo, _ranks(each, measured)) for each, fit in found.items()))
     for each, fit in found.items():
         for warning in fit.warnings:
             console.note(f"{each}: {warning}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -27,48 +26,35 @@ Exit code 0: all is proved. 1: something is false; each violation is named. 2: i
 
 
 def check(
-    path: Annotated[Path, typer.Argument(metavar="PLAN", help="What blink plan -o wrote; - reads stdin.")],
+    path: arguments.Plan,
     spec: Annotated[
         str | None,
         typer.Option(
             "--topo",
             metavar="SPEC",
-            show_default=False,
             help="A topology that must have the plan's links; needed where the plan brings none.",
         ),
     ] = None,
     links: Annotated[
         str | None,
         typer.Option(
-            "--links",
-            metavar="fast|pcie|all",
-            show_default=False,
-            help="Which links of --topo; default: those that the plan was made for.",
+            "--links", metavar="fast|pcie|all", help="Which links of --topo; default: those that the plan was made for."
         ),
     ] = None,
     json: arguments.Json = False,
 ) -> None:
     """Check, print what was proved or broken, and exit with 0 or 1."""
-    from blinkccl.advice.audit import audit
-    from blinkccl.forest.document import MAX_BYTES, dumps, loads
-
-    if str(path) == "-" and spec == "-":
-        raise typer.BadParameter("both the plan and --topo are -, and standard input can be read once")
-    source = console.source_name(path)
-    document = loads(console.read_file(path, MAX_BYTES), source)
-    topology = None if spec is None else arguments.load(spec)[0]
-    found = audit(document, topology, links, source)
+    _, found = arguments.audited(path, spec, links)
     if json:
-        console.emit(dumps(found.document()))
+        console.emit_json(found.document())
     else:
-        from blinkccl.report.fit import fit
-        from blinkccl.report.paint import painter
         from blinkccl.report.plan_text import check_text
 
-        paint = painter(console.coloured())
-        text = check_text(
-            found.forest, found.verdict, found.program, found.faults, paint, found.scope, found.schema_version
+        paint = console.paint()
+        console.emit_sentences(
+            check_text(
+                found.forest, found.verdict, found.program, found.faults, paint, found.scope, found.schema_version
+            )
         )
-        console.emit(fit(text, console.width()))
     if not found.ok:
         raise typer.Exit(CHECK_FAILED)

@@ -10,11 +10,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TextIO
 
 import typer
 
 from blinkccl.cli.exits import USAGE
+
+if TYPE_CHECKING:
+    from blinkccl.report.paint import Paint
 
 #: Nobody needs a bar for less than this.
 PROGRESS_AFTER_S = 2.0
@@ -30,13 +33,7 @@ def make_printable() -> None:
 
 
 def emit(text: str) -> None:
-    """Print data. If nobody reads any more (``blink … | head``), end quietly.
-
-    Raises
-    ------
-    SystemExit
-        With code 0, if the reader has gone; 2, with a message, if standard output is closed or full.
-    """
+    """Print data. If nobody reads any more (``blink … | head``), end quietly; with 2 if it is closed or full."""
     if sys.stdout is None:
         _no_output("it is closed")
     try:
@@ -48,19 +45,34 @@ def emit(text: str) -> None:
         unwritable(problem)
 
 
+def emit_json(document: dict[str, Any]) -> None:
+    """Print one JSON object."""
+    from blinkccl.forest.document import dumps
+
+    emit(dumps(document))
+
+
+def emit_sentences(text: str) -> None:
+    """Print text whose long lines are broken between words where a terminal is narrow."""
+    from blinkccl.report.fit import fit
+
+    emit(fit(text, width()))
+
+
+def paint() -> Paint:
+    """How text is coloured that goes to standard output."""
+    from blinkccl.report.paint import painter
+
+    return painter(coloured())
+
+
 def width() -> int | None:
     """Columns that text may take: those of the terminal (or ``COLUMNS``); None where nobody looks at it."""
     return shutil.get_terminal_size().columns if _is_terminal(sys.stdout) else None
 
 
 def unwritable(problem: OSError) -> NoReturn:
-    """End, as standard output takes no more for the reason in ``problem``.
-
-    Raises
-    ------
-    SystemExit
-        With code 2.
-    """
+    """End with code 2, as standard output takes no more for the reason in ``problem``."""
     _give_up_stdout()
     _no_output(problem.strerror or str(problem))
 
@@ -110,13 +122,7 @@ def coloured(stream: TextIO | None = None) -> bool:
 
 
 def check_writable(path: Path) -> None:
-    """Refuse, before any work, a ``path`` that :func:`write_file` could not write; leaves no trace.
-
-    Raises
-    ------
-    typer.BadParameter
-        If the file cannot be written.
-    """
+    """Refuse, before any work, a ``path`` that :func:`write_file` could not write; leaves no trace."""
     try:
         new = not path.exists()
         if new or path.is_file() or path.is_dir():
@@ -133,28 +139,23 @@ def _unwritten(path: Path, problem: OSError) -> typer.BadParameter:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write ``text`` to ``path`` and say so.
-
-    Raises
-    ------
-    typer.BadParameter
-        If the file cannot be written.
-    """
-    try:
+    """Write ``text`` to ``path`` and say so."""
+    with written(path):
         path.write_text(text, encoding="utf-8", newline="\n")
+
+
+@contextmanager
+def written(path: Path) -> Iterator[None]:
+    """Say that the body has written ``path``; where it cannot, that is a mistake of who typed the name."""
+    try:
+        yield
     except OSError as problem:
         raise _unwritten(path, problem) from None
     note(f"wrote {path}")
 
 
 def keep_earlier(path: Path) -> None:
-    """Give the file ``path``, if there is one, the first name of path.1, path.2, … that is free.
-
-    Raises
-    ------
-    typer.BadParameter
-        If the file cannot be renamed.
-    """
+    """Give the file ``path``, if there is one, the first name of path.1, path.2, … that is free."""
     suffix = 1
     try:
         while path.with_name(f"{path.name}.{suffix}").exists():
@@ -169,11 +170,6 @@ def read_file(path: Path, limit: int) -> bytes:
     """The first ``limit`` + 1 bytes of ``path``; of standard input for ``-``.
 
     One byte more than the limit tells the caller that there is too much, whatever the source still holds.
-
-    Raises
-    ------
-    typer.BadParameter
-        If the file cannot be read.
     """
     name = source_name(path)
     try:
@@ -197,15 +193,7 @@ def _is_terminal(stream: TextIO | None) -> bool:
 
 
 class Progress:
-    """A bar on stderr, on a terminal only, once the work has taken two seconds.
-
-    Parameters
-    ----------
-    what
-        What is under way, in a few words.
-    clock
-        Seconds, rising.
-    """
+    """A bar on stderr that says ``what`` is under way, on a terminal only, once the work has taken two seconds."""
 
     def __init__(self, what: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._what = what
@@ -237,7 +225,10 @@ class Progress:
         yield
         self._bar.start()
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         """Take the bar away."""
         if self._bar is not None:
             self._bar.stop()

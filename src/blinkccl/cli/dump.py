@@ -32,12 +32,9 @@ def dump(
 
     groups = groups_of(pid)
     if json:
-        from blinkccl.forest.document import dumps
-
-        document = {"schema_version": SCHEMA_VERSION, "pid": pid, "groups": [group.document() for group in groups]}
-        console.emit(dumps(document))
+        documents = [group.document() for group in groups]
+        console.emit_json({"schema_version": SCHEMA_VERSION, "pid": pid, "groups": documents})
         return
     from blinkccl.report.job_text import job_text
-    from blinkccl.report.paint import painter
 
-    console.emit(job_text(pid, groups, painter(console.coloured()), console.width()))
+    console.emit(job_text(pid, groups, console.paint(), console.width()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -32,31 +31,23 @@ say what it does.
 
 
 def export(
-    path: Annotated[Path, typer.Argument(metavar="PLAN", help="What blink plan -o wrote; - reads stdin.")],
-    to: Annotated[str, typer.Option("--to", metavar="FORMAT", show_default=False, help="cuda.")],
+    path: arguments.Plan,
+    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="cuda.")],
     spec: Annotated[
         str | None,
-        typer.Option(
-            "--topo", metavar="SPEC", show_default=False, help="The plan's machine, where the plan brings no topology."
-        ),
+        typer.Option("--topo", metavar="SPEC", help="The plan's machine, where the plan brings no topology."),
     ] = None,
     json: arguments.Json = False,
     output: arguments.Output = None,
 ) -> None:
     """Write the plan as ``--to``, to standard output or to a file."""
-    from blinkccl.advice.audit import audit
     from blinkccl.export.registry import format_of
-    from blinkccl.forest.document import MAX_BYTES, dumps, loads
     from blinkccl.schedule.text import program_hash
 
     row = format_of(to)
-    if str(path) == "-" and spec == "-":
-        raise typer.BadParameter("both the plan and --topo are -, and standard input can be read once")
     if output is not None:
         console.check_writable(output)
-    source = console.source_name(path)
-    document = loads(console.read_file(path, MAX_BYTES), source)
-    found = audit(document, None if spec is None else arguments.load(spec)[0], None, source)
+    source, found = arguments.audited(path, spec)
     if not found.ok or found.program is None:
         false = [*found.verdict.violations, *found.faults]
         console.error(
@@ -66,25 +57,18 @@ def export(
         raise typer.Exit(CHECK_FAILED)
     files = row.write(found.program, found.forest)
     if output is not None:
-        _write(output, [(file.name, file.text) for file in files])
+        for index, file in enumerate(files):  # The first has the name that was typed, others stand beside it.
+            console.write_file(output.with_name(file.name) if index else output, file.text)
     if json:
-        console.emit(
-            dumps(
-                {
-                    "schema_version": SCHEMA_VERSION,
-                    "format": to,
-                    "collective": found.program.collective.name,
-                    "ranks": list(found.program.ranks),
-                    "program": program_hash(found.program),
-                    "files": [{"name": file.name, "text": file.text} for file in files],
-                }
-            )
+        console.emit_json(
+            {
+                "schema_version": SCHEMA_VERSION,
+                "format": to,
+                "collective": found.program.collective.name,
+                "ranks": list(found.program.ranks),
+                "program": program_hash(found.program),
+                "files": [{"name": file.name, "text": file.text} for file in files],
+            }
         )
     elif output is None:
         console.emit("\n".join(file.text for file in files))
-
-
-def _write(output: Path, files: list[tuple[str, str]]) -> None:
-    """The first file under the name that was typed, others beside it."""
-    for index, (name, text) in enumerate(files):
-        console.write_file(output.with_name(name) if index else output, text)

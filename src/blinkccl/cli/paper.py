@@ -29,24 +29,16 @@ Every number of ours is computed now, from plans, calibrations and the simulator
 def paper(
     names: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[CLAIM]...",
-            show_default=False,
-            help="Documents (A to E) or ids (B6, P1, U1, R1, N1); default: all.",
-        ),
+        typer.Argument(metavar="[CLAIM]...", help="Documents (A to E) or ids (B6, P1, U1, R1, N1); default: all."),
     ] = None,
     html: Annotated[
-        Path | None,
-        typer.Option(
-            "--html", metavar="FILE", show_default=False, help="Write one page with the table and the figures."
-        ),
+        Path | None, typer.Option("--html", metavar="FILE", help="Write one page with the table and the figures.")
     ] = None,
     plot: Annotated[
-        Path | None,
-        typer.Option("--plot", metavar="FOLDER", show_default=False, help="Draw the figures into this folder, as png."),
+        Path | None, typer.Option("--plot", metavar="FOLDER", help="Draw the figures into this folder, as png.")
     ] = None,
     markdown: Annotated[
-        Path | None, typer.Option("--markdown", metavar="FILE", show_default=False, help="Write the table as Markdown.")
+        Path | None, typer.Option("--markdown", metavar="FILE", help="Write the table as Markdown.")
     ] = None,
     json: arguments.Json = False,
 ) -> None:
@@ -64,26 +56,18 @@ def paper(
         pyplot()
     wanted, rows = chosen(names or []), []
     context = Context()
-    progress = console.Progress("claims")
-    try:
+    with console.Progress("claims") as progress:
         for done, claim in enumerate(wanted):
             rows.append(judge(claim, context))
             progress(done + 1, len(wanted))
-    finally:
-        progress.close()
     if html is not None or plot is not None:
         _figures(html, plot, rows, context)
     if markdown is not None:
         console.write_file(markdown, table.markdown(rows))
     if json:
-        from blinkccl.forest.document import dumps
-
-        console.emit(dumps(table.document(rows)))
-        return
-    from blinkccl.report.fit import fit
-    from blinkccl.report.paint import painter
-
-    console.emit(fit(table.text(rows, painter(console.coloured())), console.width()))
+        console.emit_json(table.document(rows))
+    else:
+        console.emit_sentences(table.text(rows, console.paint()))
 
 
 def _figures(html: Path | None, plot: Path | None, rows: Sequence[JudgedClaim], context: Context) -> None:
@@ -91,11 +75,8 @@ def _figures(html: Path | None, plot: Path | None, rows: Sequence[JudgedClaim], 
     from blinkccl.paper import registry
     from blinkccl.paper.table import page
 
-    progress = console.Progress("figures")
-    try:
+    with console.Progress("figures") as progress:
         drawn = registry.draw({row.claim.document for row in rows}, context, progress)
-    finally:
-        progress.close()
     if html is not None:
         console.write_file(html, page(rows, drawn))
     if plot is not None:

@@ -21,9 +21,7 @@ those left over would still reach. A set without fast links between all its GPUs
 
 
 def pick(
-    size: Annotated[
-        int, typer.Option("-k", "--count", metavar="K", show_default=False, help="How many GPUs the job needs.")
-    ],
+    size: Annotated[int, typer.Option("-k", "--count", metavar="K", help="How many GPUs the job needs.")],
     spec: arguments.Spec = None,
     free: Annotated[str | None, typer.Option("--free", metavar="IDS", help="GPUs that are free; default: all.")] = None,
     name: Annotated[str, typer.Option("--collective", metavar="NAME", help="What the job does most.")] = "allreduce",
@@ -35,16 +33,9 @@ def pick(
     from blinkccl.advice.pick import rank_sets, ranking_text
 
     topology, ranks = arguments.load(spec, free, "--free")
-    progress = console.Progress("sets")
-    try:
+    with console.Progress("sets") as progress:
         ranking = rank_sets(topology, ranks, size, name, links, progress)
-    finally:
-        progress.close()
     if json:
-        from blinkccl.forest.document import dumps
-
-        console.emit(dumps(ranking.document(top)))
-        return
-    from blinkccl.report.paint import painter
-
-    console.emit(ranking_text(ranking, top, painter(console.coloured())))
+        console.emit_json(ranking.document(top))
+    else:
+        console.emit(ranking_text(ranking, top, console.paint()))

@@ -78,17 +78,14 @@ def plan(
     elif output is not None:
         console.write_file(output, dumps(to_document(forest)))
     if json:
-        console.emit(dumps(to_document(forest, None if str(output) == "-" else seconds)))
+        console.emit_json(to_document(forest, None if str(output) == "-" else seconds))
         return
     from blinkccl.advice.ring_baseline import ring_baseline
     from blinkccl.report.fit import fit
-    from blinkccl.report.paint import painter
     from blinkccl.report.plan_text import plan_text
 
-    paint = painter(console.coloured())
-    ring = ring_baseline(wanted).sentence(forest)
-    width = console.width()
-    console.emit(plan_text(forest, paint, width) + (fit(f"\n{ring}\n", width) if ring else ""))
+    ring, width = ring_baseline(wanted).sentence(forest), console.width()
+    console.emit(plan_text(forest, console.paint(), width) + (fit(f"\n{ring}\n", width) if ring else ""))
 
 
 def _check_output(path: Path) -> None:

@@ -17,6 +17,7 @@ import typer
 from blinkccl.cli import console
 from blinkccl.cli.exits import CHECK_FAILED, HardwareError
 from blinkccl.errors import LaunchError
+from blinkccl.report.units_text import count
 
 if TYPE_CHECKING:
     from blinkccl.nccl.call_report import CallReport, ReportedCalls, ReportedCommunicator
@@ -62,30 +63,21 @@ def run(
         typer.Option(
             "--algo",
             metavar="NAME",
-            show_default=False,
-            help=("Take all calls that this algorithm serves; nccl: none. Default: what is predicted faster."),
+            help="Take all calls that this algorithm serves; nccl: none. Default: what is predicted faster.",
         ),
     ] = None,
     spec: Annotated[
         str | None,
         typer.Option(
-            "--topo",
-            metavar="SPEC",
-            show_default=False,
-            help=("Topology; default: this machine, as NVML or NCCL_TOPO_FILE tells."),
+            "--topo", metavar="SPEC", help="Topology; default: this machine, as NVML or NCCL_TOPO_FILE tells."
         ),
     ] = None,
     require: Annotated[
-        bool, typer.Option("--require", help=("Fail where NCCL was not called through libblink.so."))
+        bool, typer.Option("--require", help="Fail where NCCL was not called through libblink.so.")
     ] = False,
     report: Annotated[
         Path | None,
-        typer.Option(
-            "--report",
-            metavar="FILE",
-            show_default=False,
-            help=("Write what became of the calls as JSON; stdout is CMD's."),
-        ),
+        typer.Option("--report", metavar="FILE", help="Write what became of the calls as JSON; stdout is CMD's."),
     ] = None,
 ) -> None:
     """Run ``command``, say what became of its NCCL calls, and exit as it did."""
@@ -143,14 +135,9 @@ def _settings(algo: str | None, spec: str | None) -> dict[str, str]:
 
 
 def environment(base: Mapping[str, str], library: Path, lines: Path, settings: Mapping[str, str]) -> dict[str, str]:
-    """CMD's environment.
+    """CMD's environment: ours, and ``lines``, where libblink.so writes what it did.
 
-    Parameters
-    ----------
-    base
-        Ours. What is preloaded already comes first: sanitizers insist on it.
-    lines
-        Where libblink.so writes what it did.
+    What is preloaded already comes first: sanitizers insist on it.
     """
     before = base.get("LD_PRELOAD", "").strip(": ")
     preload = f"{before}:{library}" if before else str(library)
@@ -194,16 +181,16 @@ def _tell(usage: CallReport, library: Path) -> None:
         console.note(_UNUSED.format(library=library) if _can_be_opened(driver) else _NO_DRIVER.format(driver=driver))
         return
     ours, theirs = usage.calls("blink"), usage.calls("nccl")
-    communicators = _counted(len(usage.groups), "communicator")
+    communicators = count(len(usage.groups), "communicator")
     console.note(
-        f"{communicators} of {_counted(usage.processes, 'process', 'processes')}: Blink took "
-        f"{_counted(ours, 'call')} per rank, NCCL {theirs}"
+        f"{communicators} of {count(usage.processes, 'process')}: Blink took "
+        f"{count(ours, 'call')} per rank, NCCL {theirs}"
     )
     for group in usage.groups:
         for line in group_lines(group):
             console.note(line)
     if usage.unread:
-        console.note(f"{_counted(usage.unread, 'line')} of the report could not be read")
+        console.note(f"{count(usage.unread, 'line')} of the report could not be read")
 
 
 def _can_be_opened(library: str) -> bool:
@@ -231,12 +218,8 @@ def _row_lines(row: ReportedCalls) -> list[str]:
         return [f"    {who}: {row.why}"]
     what = " ".join(word for word in (row.collective, row.dtype, row.op) if word)
     sizes = _size(row.least) if row.least == row.most else f"{_size(row.least)} to {_size(row.most)}"
-    lines = [f"    {what:32} {sizes:22} {_counted(row.calls, 'call'):>12}   {who}"]
+    lines = [f"    {what:32} {sizes:22} {count(row.calls, 'call'):>12}   {who}"]
     return [*lines, f"      {row.why}"] if row.why else lines
-
-
-def _counted(number: int, one: str, many: str = "") -> str:
-    return f"{number} {one if number == 1 else many or one + 's'}"
 
 
 def _size(size_bytes: int) -> str:

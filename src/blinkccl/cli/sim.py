@@ -47,8 +47,7 @@ opens in chrome://tracing and Perfetto.
 
 def sim(
     name: Annotated[
-        str | None,
-        typer.Argument(metavar="[COLLECTIVE]", show_default=False, help="As for blink plan; left out with --plan."),
+        str | None, typer.Argument(metavar="[COLLECTIVE]", help="As for blink plan; left out with --plan.")
     ] = None,
     spec: arguments.Spec = None,
     gpus: arguments.Gpus = None,
@@ -60,52 +59,33 @@ def sim(
         typer.Option(
             "--algo",
             metavar="NAMES",
-            show_default=False,
             help="Algorithms and baselines, separated by commas; default: all that serve the job.",
         ),
     ] = None,
     links: arguments.Links = "fast",
     relays: arguments.Relays = False,
-    plan: Annotated[
-        Path | None, typer.Option("--plan", metavar="FILE", show_default=False, help="Time this plan; - reads stdin.")
-    ] = None,
+    plan: Annotated[Path | None, typer.Option("--plan", metavar="FILE", help="Time this plan; - reads stdin.")] = None,
     size: Annotated[
-        str | None,
-        typer.Option(
-            "--size", "-s", metavar="SIZE", show_default=False, help="S as nccl-tests counts it; default: 64M."
-        ),
+        str | None, typer.Option("--size", "-s", metavar="SIZE", help="S as nccl-tests counts it; default: 64M.")
     ] = None,
     sweep: Annotated[bool, typer.Option("--sweep", help="All sizes from -b to -e.")] = False,
     begin: Annotated[
         str | None,
-        typer.Option(
-            "-b", "--minbytes", metavar="SIZE", show_default=False, help=f"--sweep's smallest size; default: {_BEGIN}."
-        ),
+        typer.Option("-b", "--minbytes", metavar="SIZE", help=f"--sweep's smallest size; default: {_BEGIN}."),
     ] = None,
     end: Annotated[
-        str | None,
-        typer.Option(
-            "-e", "--maxbytes", metavar="SIZE", show_default=False, help=f"--sweep's largest size; default: {_END}."
-        ),
+        str | None, typer.Option("-e", "--maxbytes", metavar="SIZE", help=f"--sweep's largest size; default: {_END}.")
     ] = None,
     factor: Annotated[
         int | None,
         typer.Option(
-            "-f",
-            "--stepfactor",
-            metavar="F",
-            min=2,
-            show_default=False,
-            help=f"--sweep's factor between sizes; default: {_FACTOR}.",
+            "-f", "--stepfactor", metavar="F", min=2, help=f"--sweep's factor between sizes; default: {_FACTOR}."
         ),
     ] = None,
     calibration: Annotated[
         str | None,
         typer.Option(
-            "--calibration",
-            metavar="NAME",
-            show_default=False,
-            help="One of ours, or a TOML file; default: the machine's, else nominal.",
+            "--calibration", metavar="NAME", help="One of ours, or a TOML file; default: the machine's, else nominal."
         ),
     ] = None,
     sharing: Annotated[
@@ -144,10 +124,7 @@ def sim(
         ),
     ] = False,
     skew: Annotated[
-        str | None,
-        typer.Option(
-            "--skew", metavar="SECONDS", show_default=False, help="When each rank starts, separated by commas."
-        ),
+        str | None, typer.Option("--skew", metavar="SECONDS", help="When each rank starts, separated by commas.")
     ] = None,
     budget: Annotated[
         int | None,
@@ -156,7 +133,6 @@ def sim(
             metavar="N",
             min=1,
             max=2**31 - 1,
-            show_default=False,
             help="The most transfers and reductions of one run; default: twenty million.",
         ),
     ] = None,
@@ -166,7 +142,6 @@ def sim(
         typer.Option(
             "--model",
             metavar="NAME",
-            show_default=False,
             help="Also a training step of alexnet, resnet18, resnet50 or vgg16 with each AllReduce, on P100s or V100s.",
         ),
     ] = None,
@@ -175,16 +150,10 @@ def sim(
     ] = True,
     timeline: Annotated[
         Path | None,
-        typer.Option(
-            "--timeline",
-            metavar="FILE",
-            show_default=False,
-            help="Write the fastest plan's timeline, as Chrome's trace.",
-        ),
+        typer.Option("--timeline", metavar="FILE", help="Write the fastest plan's timeline, as Chrome's trace."),
     ] = None,
     plot: Annotated[
-        Path | None,
-        typer.Option("--plot", metavar="FILE", show_default=False, help="Draw bandwidth over size (png, svg, pdf)."),
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw bandwidth over size (png, svg, pdf).")
     ] = None,
     json: arguments.Json = False,
 ) -> None:
@@ -200,8 +169,7 @@ def sim(
     from blinkccl.simulate.translate import Settings
 
     settings = Settings(sharing, streams, _skew(skew), not equal_chunks, budget, coarser)
-    progress = console.Progress("simulating")
-    try:
+    with console.Progress("simulating") as progress:
         if plan is not None:
             _refuse_beside_plan(
                 name,
@@ -234,8 +202,6 @@ def sim(
             raise UsageError(_NO_TIMELINE)
         field, rows = time_all(field, sizes, progress)
         steps = None if model is None or gpu is None else training_steps(field, model, gpu, overlap)
-    finally:
-        progress.close()
     _report(field, conditions, rows, swept, json, steps)
     if timeline is not None:
         _write_timeline(timeline, rows[-1])
@@ -305,19 +271,10 @@ def _named(calibration: str | None, topology: Topology) -> Calibration:
 
 
 def _field_of_plan(path: Path) -> tuple[Request, Forest]:
-    """What a plan file is for, and its forest; ends with code 1 where the file states what is not so.
-
-    Raises
-    ------
-    typer.Exit
-        With 1, after a sentence for each false statement.
-    """
-    from blinkccl.advice.audit import audit
+    """What a plan file is for, and its forest; ends with code 1 where the file states what is not so."""
     from blinkccl.algorithms.registry import Request
-    from blinkccl.forest.document import MAX_BYTES, loads
 
-    source = console.source_name(path)
-    found = audit(loads(console.read_file(path, MAX_BYTES), source), source=source)
+    source, found = arguments.audited(path)
     if not found.ok:
         faults = [*found.verdict.violations, *found.faults]
         console.error(f"{source} is not what it says it is: {'; '.join(faults[:3])} (blink check says all)")
@@ -352,17 +309,14 @@ def _report(
     # A table over sizes does not show it, and it takes one more run.
     wanted = best.simulation if best is not None and (json or not swept) else None
     summary = None if wanted is None else summarise(wanted.traced())
-    if json:
-        from blinkccl.forest.document import dumps
-        from blinkccl.report.sim_text import sim_document
-
-        console.emit(dumps(sim_document(field, conditions, rows, best, summary, steps.document() if steps else [])))
-        return
     from blinkccl.report import sim_text
     from blinkccl.report.fit import fit
-    from blinkccl.report.paint import painter
 
-    paint, width = painter(console.coloured()), console.width()
+    if json:
+        document = steps.document() if steps else []
+        console.emit_json(sim_text.sim_document(field, conditions, rows, best, summary, document))
+        return
+    paint, width = console.paint(), console.width()
     text = fit(sim_text.head_text(field, conditions), width)
     text += sim_text.sweep_table(rows, paint) if swept else sim_text.size_table(field, rows[0], paint)
     if best is not None and summary is not None:
@@ -393,13 +347,6 @@ def _draw(path: Path, field: Field, rows: Sequence[Sequence[Estimate]]) -> None:
     from blinkccl.report.sim_text import sim_plot
 
     request = field.request
-    try:
-        sim_plot(
-            path,
-            f"{request.collective.name}, {len(request.ranks)} GPUs of {request.topology.name}, simulated",
-            rows,
-            field.bound_gb_per_s,
-        )
-    except OSError as problem:
-        raise typer.BadParameter(f"{path} cannot be written: {problem.strerror or problem}") from None
-    console.note(f"wrote {path}")
+    title = f"{request.collective.name}, {len(request.ranks)} GPUs of {request.topology.name}, simulated"
+    with console.written(path):
+        sim_plot(path, title, rows, field.bound_gb_per_s)

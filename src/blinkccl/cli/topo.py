@@ -30,13 +30,9 @@ Text and files show all links unless --links is given; --json shows what a plan 
 
 
 def topo(
-    spec: Annotated[
-        str | None, typer.Argument(metavar="SPEC", show_default=False, help="Topology; default: this machine.")
-    ] = None,
+    spec: Annotated[str | None, typer.Argument(metavar="SPEC", help="Topology; default: this machine.")] = None,
     gpus: arguments.Gpus = None,
-    links: Annotated[
-        str | None, typer.Option("--links", metavar="fast|pcie|all", show_default=False, help="Which links to show.")
-    ] = None,
+    links: Annotated[str | None, typer.Option("--links", metavar="fast|pcie|all", help="Which links to show.")] = None,
     json: arguments.Json = False,
     output: arguments.Output = None,
 ) -> None:
@@ -46,16 +42,15 @@ def topo(
     topology, ranks = arguments.load(spec, gpus)
     whole = _cut_down(topology, ranks, links or "all") if gpus or links else topology
     if output is not None:
-        console.write_file(output, _rendered(whole, output))
+        _write(output, whole)
     if json:
         from blinkccl.topology.json_format import write
 
         console.emit(write(_as_planned(topology, ranks, links)))
     elif output is None:
-        from blinkccl.report.paint import painter
         from blinkccl.report.topology_text import topology_text
 
-        console.emit(topology_text(whole, painter(console.coloured())))
+        console.emit(topology_text(whole, console.paint()))
 
 
 def _cut_down(topology: Topology, ranks: tuple[int, ...], links: str) -> Topology:
@@ -89,12 +84,12 @@ def _formats() -> dict[str, Callable[[Topology], str]]:
     return {**WRITERS, ".svg": topology_svg}
 
 
-def _rendered(topology: Topology, path: Path) -> str:
-    """The text of the file ``path``, in the format that its suffix names; what it does not keep is said."""
+def _write(path: Path, topology: Topology) -> None:
+    """Write it in the format that the suffix names; what that does not keep is said."""
     text = _formats()[path.suffix](topology)
     if path.suffix == ".xml":
         from blinkccl.topology.nccl_xml_write import differences
 
         for difference in differences(topology, text):
             console.note(f"{path} does not keep everything, JSON would: read back, {difference}")
-    return text
+    console.write_file(path, text)

@@ -44,7 +44,7 @@ def allocate(collective: Collective, count: int, dtype: DType, in_place: bool, z
         held, wanted = collective.input_blocks(rank), collective.output_blocks(rank)
         if in_place and held and wanted:
             memory = zeros(max(held, wanted) * count, dtype.storage)
-            source, target = next(_shared_blocks(collective, rank), (0, 0))
+            source, target = next(shared_blocks(collective, rank), (0, 0))
             first = max(source, target)
             inputs.append(memory[(first - source) * count : (first - source + held) * count])
             outputs.append(memory[(first - target) * count : (first - target + wanted) * count])
@@ -59,7 +59,7 @@ def _refuse_alltoall() -> NoReturn:
     raise UnsupportedError("alltoall runs out of place only: its output would overwrite what is still to be sent")
 
 
-def _shared_blocks(collective: Collective, rank: int) -> Iterator[tuple[int, int]]:
+def shared_blocks(collective: Collective, rank: int) -> Iterator[tuple[int, int]]:
     """Block indexes, in input and output, of the items that ``rank`` both contributes to and keeps."""
     for place in placements(collective).values():
         if rank in place.sources and rank in place.targets:
@@ -132,7 +132,7 @@ def check_overlap(collective: Collective, rank: int, source: Array, target: Arra
     if collective.name == "alltoall":
         _refuse_alltoall()
     block = count * source.itemsize
-    shared = list(_shared_blocks(collective, rank))
+    shared = list(shared_blocks(collective, rank))
     start, other = source.ctypes.data, target.ctypes.data
     if not shared or any(start + s * block != other + t * block for s, t in shared):
         raise UsageError(

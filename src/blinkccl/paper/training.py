@@ -26,8 +26,8 @@ from blinkccl.baselines.registry import Field
 from blinkccl.errors import UnsupportedError
 from blinkccl.paper.models import Compute, NeuralNetwork, Tensor, compute_time, network
 from blinkccl.report.paint import Paint
-from blinkccl.report.sim_text import seconds_text
 from blinkccl.report.table import columns
+from blinkccl.report.units_text import seconds_text
 from blinkccl.units import GB, bus_factor
 
 Seconds = Callable[[int], float]

@@ -13,13 +13,7 @@ _LEFT = (2, 7)
 
 
 def job_text(pid: int, groups: list[GroupState], paint: Paint = plain, width: int | None = None) -> str:
-    """The groups of process ``pid``, a table and some sentences each.
-
-    Parameters
-    ----------
-    paint, width
-        See :mod:`blinkccl.report.paint` and :mod:`blinkccl.report.fit`; a table is not broken.
-    """
+    """The groups of process ``pid``, a table and some sentences each; a table is not broken to ``width``."""
     return "\n\n".join(_group_text(pid, group, paint, width) for group in groups) + "\n"
 
 

@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
-from typing import Protocol
 
 #: ``paint(text, style)`` with a style as rich names it: "green", "bold red", "dim".
 Paint = Callable[[str, str], str]
-
-
-class _Renders(Protocol):
-    def render(self, text: str = "") -> str: ...
 
 
 def plain(text: str, style: str) -> str:
@@ -21,15 +15,9 @@ def plain(text: str, style: str) -> str:
 
 def terminal(text: str, style: str) -> str:
     """``text`` in the terminal's escape codes."""
-    return _style(style).render(text)
+    from rich.style import Style  # loaded for a terminal only
 
-
-@lru_cache(maxsize=64)
-def _style(style: str) -> _Renders:
-    # rich is loaded for a terminal only.
-    from rich.style import Style
-
-    return Style.parse(style)
+    return Style.parse(style).render(text)
 
 
 def painter(coloured: bool) -> Paint:

@@ -25,15 +25,9 @@ _BARS_FROM = 80
 
 
 def plan_text(forest: Forest, paint: Paint = plain, width: int | None = None) -> str:
-    """Everything that a person wants to know of a plan.
+    """Everything that a person wants to know of a plan, in ``width`` columns; None: as many as it takes.
 
-    Parameters
-    ----------
-    paint
-        See :mod:`blinkccl.report.paint`.
-    width
-        Columns that there are; None: as many as it takes. Where they are few, the bars are left out and long
-        sentences are broken.
+    Where they are few, the bars are left out and long sentences are broken.
     """
     bars = width is None or width >= _BARS_FROM
     parts = [
@@ -209,19 +203,7 @@ def check_text(
     scope: str = "the links that the plan lists",
     schema_version: int = SCHEMA_VERSION,
 ) -> str:
-    """One line per thing that was checked, then the violations.
-
-    Parameters
-    ----------
-    verdict
-        Of the independent checker.
-    program, faults
-        The lowered plan, and what the verifier found in it.
-    scope
-        The links that the proof speaks of.
-    schema_version
-        Of the plan's document.
-    """
+    """One line per thing that was checked, then the violations, as :class:`blinkccl.advice.audit.Audit` has them."""
     lines = [headline(forest)]
     if schema_version != SCHEMA_VERSION:
         lines.append(f"        schema_version {schema_version}, of an earlier blink: its gbps are GB/s")

@@ -10,9 +10,9 @@ from blinkccl.baselines.candidate import Conditions, Estimate
 from blinkccl.baselines.registry import Field, moves_nothing, wins
 from blinkccl.errors import UsageError
 from blinkccl.report.paint import Paint
-from blinkccl.report.plotting import pyplot, save
+from blinkccl.report.plotting import draw_over_size
 from blinkccl.report.table import columns
-from blinkccl.report.units_text import gb_per_s_text, ids
+from blinkccl.report.units_text import bytes_text, gb_per_s_text, ids, seconds_text
 from blinkccl.schema import SCHEMA_VERSION
 from blinkccl.simulate.timeline import Summary
 from blinkccl.topology.model import Topology
@@ -108,21 +108,6 @@ def _percent(estimate: Estimate, bound_gb_per_s: float) -> str:
     return f"{100 * estimate.algbw_gb_per_s / bound_gb_per_s:.0f}"
 
 
-def seconds_text(seconds: float) -> str:
-    """``12.3 µs``, ``4.56 ms``, ``1.2 s``."""
-    if seconds < 1e-3:
-        return f"{seconds * 1e6:.1f} µs"
-    return f"{seconds * 1e3:.3f} ms" if seconds < 1 else f"{seconds:.4g} s"
-
-
-def bytes_text(size: int) -> str:
-    """``64M`` where that is the number, else to three digits."""
-    for unit, power in (("E", 60), ("P", 50), ("T", 40), ("G", 30), ("M", 20), ("K", 10)):
-        if size >= 2**power:
-            return f"{size / 2**power:.3g}{unit}" if size < 1000 * 2**power else f"{size / 2**power:.0f}{unit}"
-    return f"{size}"
-
-
 def sim_document(
     field: Field,
     conditions: Conditions,
@@ -182,31 +167,11 @@ def _row_document(estimate: Estimate, bound: float) -> dict[str, Any]:
 
 def sim_plot(path: Path, title: str, rows: Sequence[Sequence[Estimate]], bound_gb_per_s: float) -> None:
     """Draw algbw over size into ``path``; ``rows`` by size, ascending. Who moves nothing is left out."""
-    lines = _lines(rows)
-    drawing = pyplot()
-    figure, axes = drawing.subplots(figsize=(9, 5.5), layout="constrained")
-    markers = "osD^vP*X<>hd"
-    for number, (name, points) in enumerate(lines.items()):
-        axes.plot(*zip(*points, strict=True), marker=markers[number % len(markers)], markersize=4, label=name)
-    axes.axhline(bound_gb_per_s, color="black", linestyle="--", linewidth=1, label="proved bound (nominal rates)")
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xticks([row[0].size_bytes for row in rows if row[0].size_bytes > 0])
-    axes.xaxis.set_major_formatter(lambda size, _: bytes_text(int(size)))
-    axes.yaxis.set_major_formatter(lambda gb_per_s, _: f"{gb_per_s:g}")
-    axes.set(title=title, xlabel="size", ylabel="algbw (GB/s)")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
-    save(figure, path)
-
-
-def _lines(rows: Sequence[Sequence[Estimate]]) -> dict[str, list[tuple[int, float]]]:
-    """Bytes and GB/s by candidate, of those that have any: a logarithmic axis has no 0."""
-    found = {
+    found = {  # a logarithmic axis has no 0
         first.name: [(row[n].size_bytes, row[n].algbw_gb_per_s) for row in rows if row[n].algbw_gb_per_s > 0]
         for n, first in enumerate(rows[0])
     }
     drawn = {name: points for name, points in found.items() if points}
     if not drawn:
         raise UsageError("no size moves any data; take larger ones (-b)")
-    return drawn
+    draw_over_size(path, title, "algbw (GB/s)", drawn, bound_gb_per_s)

@@ -4,10 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
-from blinkccl.topology.model import Topology
+if TYPE_CHECKING:
+    from blinkccl.topology.model import Topology
 
 _LANE_GB_PER_S = {"nvlink": (20.0, 25.0, 50.0), "xgmi": (50.0,)}
+
+
+def seconds_text(seconds: float) -> str:
+    """``12.3 µs``, ``4.56 ms``, ``1.2 s``."""
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.1f} µs"
+    return f"{seconds * 1e3:.3f} ms" if seconds < 1 else f"{seconds:.4g} s"
+
+
+def bytes_text(size: int) -> str:
+    """``64M`` where that is the number, else to three digits."""
+    for unit, power in (("E", 60), ("P", 50), ("T", 40), ("G", 30), ("M", 20), ("K", 10)):
+        if size >= 2**power:
+            return f"{size / 2**power:.3g}{unit}" if size < 1000 * 2**power else f"{size / 2**power:.0f}{unit}"
+    return f"{size}"
 
 
 def gb_per_s_text(gb_per_s: float) -> str:
@@ -29,10 +46,10 @@ def unit_name(topology: Topology) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """``1 share``, ``2 shares``, ``2 switches``."""
+    """``1 share``, ``2 shares``, ``2 switches``, ``2 processes``."""
     if number == 1:
         return f"1 {noun}"
-    return f"{number} {noun}{'es' if noun.endswith('ch') else 's'}"
+    return f"{number} {noun}{'es' if noun.endswith(('ch', 's')) else 's'}"
 
 
 def ids(vertices: Iterable[int]) -> str:

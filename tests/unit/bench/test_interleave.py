@@ -11,7 +11,7 @@ from fake_launch import launch
 from blinkccl.bench import interleave
 from blinkccl.bench.bound import least_traffic
 from blinkccl.bench.candidate import Measured, RunningCandidate
-from blinkccl.bench.interleave import Interleaved, Participant, ProcessSettings
+from blinkccl.bench.interleave import BenchSettings, Interleaved, Participant
 from blinkccl.bench.protocol import Flag
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import CommunicationError, UnsupportedError
@@ -53,7 +53,7 @@ class Floor:
 def _run(participants, sizes=(4096,), collective=ALLREDUCE, probe=None, **settings):
     notes: list[str] = []
     made = Interleaved(
-        collective, ProcessSettings(**{"rounds": 3, "iterations": 4, **settings}), participants, probe, notes.append
+        collective, BenchSettings(**{"rounds": 3, "iterations": 4, **settings}), participants, probe, notes.append
     )
     return list(made.rows(sizes)), notes
 
@@ -166,7 +166,7 @@ def test_ticks_are_as_many_as_announced():
         Participant("", "", Scripted("", [1.0])),
         Participant("p", "", Scripted("p", [1.0], fails=UnsupportedError("no"))),
     ]
-    made = Interleaved(ALLREDUCE, ProcessSettings(rounds=2), participants, tick=lambda: ticks.append(1))
+    made = Interleaved(ALLREDUCE, BenchSettings(rounds=2), participants, tick=lambda: ticks.append(1))
     list(made.rows([4, 8]))
     assert len(ticks) == made.ticks([4, 8]) == 2 * 2 * 2 * 2
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from blinkccl.bench.pattern import PERIOD, Work, commands, fill, shared_block, wrong_elements
+from blinkccl.bench.pattern import PERIOD, Work, commands, fill, wrong_elements
 from blinkccl.bench.protocol import Flag
 from blinkccl.collectives.ops import element_type, operation
 from blinkccl.collectives.oracle import make_scales, oracle
@@ -86,12 +86,11 @@ def test_a_chunk_that_lands_beside_its_place_is_seen():
 def test_in_place_is_where_the_engines_have_it(name):
     collective = _collective(name)
     buffers = allocate(collective, 4, element_type("int32"), in_place=True)
-    for rank, (held, wanted) in enumerate(zip(buffers.inputs, buffers.outputs, strict=True)):
-        if held is None or wanted is None:
-            continue
-        start = min(held.ctypes.data, wanted.ctypes.data)
-        in_at, out_at = shared_block(collective, rank)
-        assert (held.ctypes.data - start, wanted.ctypes.data - start) == (in_at * 16, out_at * 16)
+    for command, held, wanted in zip(commands(Work(collective, 4)), buffers.inputs, buffers.outputs, strict=True):
+        if held is not None and wanted is not None:
+            start = min(held.ctypes.data, wanted.ctypes.data)
+            assert held.ctypes.data - start == command.in_at * 16
+            assert wanted.ctypes.data - start == command.out_at * 16
 
 
 def test_flags_and_sizes():

@@ -34,7 +34,7 @@ def result():
 
 
 @pytest.mark.parametrize(
-    ("goal", "rival", "ratio", "reached"),
+    ("goal", "peer", "ratio", "reached"),
     [
         ({"factor": 2.9}, "mpich 4.0", 3.0, True),
         ({"factor": 3.1}, "mpich 4.0", 3.0, False),
@@ -45,9 +45,9 @@ def result():
         ({"factor": 5.0, "against": "oneccl"}, None, None, None),
     ],
 )
-def test_verdict(result, goal, rival, ratio, reached):
+def test_verdict(result, goal, peer, ratio, reached):
     [verdict] = ratios.verdicts([ratios.Goal("allreduce", (2,), ("64M", "256M"), **goal)], [result])
-    assert (verdict["rival"], verdict["reached"]) == (rival, reached)
+    assert (verdict["peer"], verdict["reached"]) == (peer, reached)
     assert verdict["ratio"] == (None if ratio is None else pytest.approx(ratio))
     shown = {True: "reached", False: "MISSED", None: "not measured"}[reached]
     assert shown in ratios.line(verdict)

@@ -40,24 +40,22 @@ def test_a_bar_appears_after_two_seconds_on_a_terminal(monkeypatch):
     terminal = _Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     times = iter([0.0, 1.9, 2.0])
-    progress = console.Progress("sets", clock=lambda: next(times))
-    progress(1, 10)
-    assert terminal.getvalue() == ""
-    progress(2, 10)
-    with progress.aside():
-        pass
-    progress(3, 10)
-    progress.close()
+    with console.Progress("sets", clock=lambda: next(times)) as progress:
+        progress(1, 10)
+        assert terminal.getvalue() == ""
+        progress(2, 10)
+        with progress.aside():
+            pass
+        progress(3, 10)
     assert "sets" in terminal.getvalue()
 
 
 def test_no_bar_without_a_terminal(capsys):
     times = iter([0.0, 100.0])
-    progress = console.Progress("sets", clock=lambda: next(times, 200.0))
-    progress(1, 10)
-    with progress.aside():
-        print("row")
-    progress.close()
+    with console.Progress("sets", clock=lambda: next(times, 200.0)) as progress:
+        progress(1, 10)
+        with progress.aside():
+            print("row")
     assert capsys.readouterr() == ("row\n", "")
 
 

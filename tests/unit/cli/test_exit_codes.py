@@ -50,7 +50,7 @@ def test_1_for_a_readable_plan_that_is_wrong(blink, tmp_path):
 
 
 def test_1_for_wrong_results(blink, monkeypatch):
-    monkeypatch.setattr("blinkccl.bench.measure.wrong_elements", lambda outputs, expected: 7)
+    monkeypatch.setattr("blinkccl.bench.measure.wrong_elements", lambda *_: 7)
     ended = blink("bench", "allreduce", "--topo", "ring:3", "-b", "1K", "-n", "1", "-w", "0")
     assert ended.code == 1
     assert "FAILED" in ended.out

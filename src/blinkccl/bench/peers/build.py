@@ -25,19 +25,9 @@ def cache_directory() -> Path:
 
 
 def build(source: str, compiler: Sequence[str], options: Sequence[str] = ()) -> Path:
-    """The program made of ``source``, a file beside this one.
+    """The program made of ``source``, a file beside this one, in the cache.
 
-    Parameters
-    ----------
-    compiler
-        Command line up to the options.
-    options
-        Flags, include and library paths, libraries.
-
-    Returns
-    -------
-    Path
-        The program in the cache; its name holds a hash of the sources and the whole command line.
+    ``compiler`` is the command line up to the ``options``; the program's name holds a hash of the sources and all that.
     """
     parts = (_HERE / "peer.h", _HERE / source, *(DIRECTORY / "blink" / name for name in ("bench.h", "types.h")))
     texts = [path.read_bytes() for path in parts]

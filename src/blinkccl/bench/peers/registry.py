@@ -47,7 +47,7 @@ class Variant:
 
     name: str
     options: tuple[str, ...] = ()
-    environment: Mapping[str, str | None] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
     crowded: bool | None = None
 
 
@@ -86,7 +86,7 @@ def variants(peer: str, world_size: int, cores: int) -> tuple[Variant, ...]:
 
 
 #: What each library calls itself (MPI_Get_library_version), and how Debian and its own package name its programs.
-LIBRARIES = {"openmpi": "Open MPI", "mpich": "MPICH", "impi": "Intel(R) MPI"}
+LIBRARIES = {"openmpi": "Open MPI", "mpich": "MPICH", "impi": "Intel(R) MPI", "oneccl": "oneCCL"}
 _PROGRAMS = {
     "openmpi": (("mpirun.openmpi", "mpicc.openmpi"), ("mpirun", "mpicc")),
     "mpich": (("mpirun.mpich", "mpicc.mpich"), ("mpirun", "mpicc")),
@@ -104,7 +104,7 @@ _CCL_LIBRARIES = (
     "-ldl",
     "-lpthread",
 )
-PEERS = ("gloo", *LIBRARIES, "oneccl")
+PEERS = ("gloo", *LIBRARIES)
 
 
 def parse(text: str) -> list[tuple[str, str | None]]:
@@ -119,12 +119,29 @@ def parse(text: str) -> list[tuple[str, str | None]]:
 
 
 def launches(name: str, prefix: str | None, world_size: int, cores: int) -> list[CandidateLaunch]:
-    """The variants of one peer."""
+    """The variants of one peer, compiled and ready to start."""
     if name == "gloo":
         return [gloo(world_size)]
-    if name == "oneccl":
-        return oneccl_launches(prefix, world_size, cores)
-    return mpi_launches(name, prefix, world_size, cores)
+    found = installation(name, prefix)
+    program = build(found.source, found.compiler, found.options)
+    rows = variants(name, world_size, cores)
+    named = len(rows) > 1 or name == "oneccl"
+    return [_launch(name, found, program, world_size, row, row.name if named else "") for row in rows]
+
+
+def _launch(
+    peer: str, found: Installation, program: Path, world_size: int, row: Variant, variant: str
+) -> CandidateLaunch:
+    options: list[str] = []
+    if peer == "openmpi":
+        options = [*(["--allow-run-as-root"] if os.geteuid() == 0 else []), "--oversubscribe"]
+
+    def processes(path: Path, room: Path) -> Sequence[Process]:
+        line = [found.launcher, *options, *row.options, "-n", str(world_size), str(program), str(path)]
+        # Open MPI keeps its session under TMPDIR; in a room of its own, runs side by side cannot meet.
+        return [Process(line, {**found.environment, **row.environment, "TMPDIR": str(room)})]
+
+    return CandidateLaunch(peer, world_size, processes, variant, LIBRARIES[peer])
 
 
 def gloo(world_size: int) -> CandidateLaunch:
@@ -133,21 +150,14 @@ def gloo(world_size: int) -> CandidateLaunch:
         raise UnsupportedError("gloo comes with torch, which is not installed: pip install torch")
 
     def processes(path: Path, room: Path) -> Sequence[Process]:
-        port = _free_port()
-        return [
-            Process(
-                [sys.executable, "-m", "blinkccl.bench.worker", "gloo", str(path)],
-                {
-                    "RANK": str(rank),
-                    "WORLD_SIZE": str(world_size),
-                    "MASTER_ADDR": "127.0.0.1",
-                    "MASTER_PORT": str(port),
-                    "OMP_NUM_THREADS": "1",
-                    "GLOO_SOCKET_IFNAME": "lo",
-                },
-            )
-            for rank in range(world_size)
-        ]
+        environment = {
+            "WORLD_SIZE": str(world_size),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(_free_port()),
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+        }
+        return [_worker("gloo", path, {**environment, "RANK": str(rank)}) for rank in range(world_size)]
 
     return CandidateLaunch("gloo", world_size, processes, library="gloo")
 
@@ -158,20 +168,18 @@ def own(world_size: int, deadline_s: float) -> CandidateLaunch:
     def processes(path: Path, room: Path) -> Sequence[Process]:
         store = room / "store"
         store.mkdir(mode=0o700, exist_ok=True)
-        return [
-            Process(
-                [sys.executable, "-m", "blinkccl.bench.worker", "blink", str(path)],
-                {
-                    "BLINK_RANK": str(rank),
-                    "BLINK_WORLD_SIZE": str(world_size),
-                    "BLINK_STORE": f"file://{store}",
-                    "BLINK_BENCH_DEADLINE_S": str(deadline_s),
-                },
-            )
-            for rank in range(world_size)
-        ]
+        environment = {
+            "BLINK_WORLD_SIZE": str(world_size),
+            "BLINK_STORE": f"file://{store}",
+            "BLINK_BENCH_DEADLINE_S": str(deadline_s),
+        }
+        return [_worker("blink", path, {**environment, "BLINK_RANK": str(rank)}) for rank in range(world_size)]
 
     return CandidateLaunch("blink", world_size, processes, library="blink-ccl", ours=True)
+
+
+def _worker(library: str, path: Path, environment: Mapping[str, str]) -> Process:
+    return Process([sys.executable, "-m", "blinkccl.bench.worker", library, str(path)], environment)
 
 
 def _free_port() -> int:
@@ -192,12 +200,13 @@ def version_of(distribution: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """An MPI library: its launcher with the environment that it needs, and how to compile for it."""
+    """A library: its launcher with the environment that it needs, and how its peer's ``source`` is compiled."""
 
     launcher: str
     compiler: tuple[str, ...]
-    options: tuple[str, ...] = ()
+    options: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
+    source: str = "mpi_peer.c"
 
 
 def installation(peer: str, prefix: str | None) -> Installation:
@@ -206,6 +215,8 @@ def installation(peer: str, prefix: str | None) -> Installation:
     Under a prefix the plain compiler is used: the wrappers of packages made for pip name directories of the machine
     that built them.
     """
+    if peer == "oneccl":
+        return _oneccl(prefix or os.environ.get("CCL_ROOT"))
     return _on_path(peer) if prefix is None else _under(peer, Path(prefix).expanduser())
 
 
@@ -223,7 +234,7 @@ def _under(peer: str, prefix: Path) -> Installation:
     environment = {"PATH": os.pathsep.join((str(launcher.parent), os.environ.get("PATH", os.defpath)))}
     if peer == "impi":
         environment["I_MPI_ROOT"] = str(prefix)
-    options = (f"-I{prefix / 'include'}", f"-L{library}", f"-Wl,-rpath,{library}", "-lmpi")
+    options = (*_OPTIONS, f"-I{prefix / 'include'}", f"-L{library}", f"-Wl,-rpath,{library}", "-lmpi")
     return Installation(str(launcher), ("cc",), options, environment)
 
 
@@ -232,7 +243,7 @@ def _on_path(peer: str) -> Installation:
         at, compiler = shutil.which(launcher), shutil.which(wrapper)
         said = _speaks(at) if at and compiler else None
         if at and compiler and (said == peer or (said is None and peer != "openmpi")):
-            return Installation(at, (compiler,))
+            return Installation(at, (compiler,), _OPTIONS)
     raise UnsupportedError(f"{peer} is not on PATH: install it, or name its prefix with --peer {peer}=/path")
 
 
@@ -247,65 +258,20 @@ def _speaks(launcher: str) -> str | None:
     return "openmpi" if "Open MPI" in text else "impi" if "Intel" in text else None
 
 
-def mpi_launches(peer: str, prefix: str | None, world_size: int, cores: int) -> list[CandidateLaunch]:
-    """The variants of ``peer``, compiled and ready to start."""
-    found = installation(peer, prefix)
-    program = build("mpi_peer.c", found.compiler, (*_OPTIONS, *found.options))
-    rows = variants(peer, world_size, cores)
-    return [_mpi_launch(peer, found, program, world_size, row, len(rows) > 1) for row in rows]
+def _oneccl(prefix: str | None) -> Installation:
+    """oneCCL under ``prefix``.
 
-
-def _mpi_launch(
-    peer: str, found: Installation, program: Path, world_size: int, row: Variant, named: bool
-) -> CandidateLaunch:
-    def processes(path: Path, room: Path) -> Sequence[Process]:
-        line = [found.launcher, *_launch_options(peer), *row.options, "-n", str(world_size), str(program), str(path)]
-        # Open MPI keeps its session under TMPDIR; in a room of its own, runs side by side cannot meet.
-        return [Process(line, {**found.environment, **row.environment, "TMPDIR": str(room)})]
-
-    return CandidateLaunch(peer, world_size, processes, row.name if named else "", LIBRARIES[peer])
-
-
-def _launch_options(peer: str) -> list[str]:
-    if peer != "openmpi":
-        return []
-    return [*(["--allow-run-as-root"] if os.geteuid() == 0 else []), "--oversubscribe"]
-
-
-def oneccl_launches(prefix: str | None, world_size: int, cores: int) -> list[CandidateLaunch]:
-    """oneCCL under ``prefix``, or under ``$CCL_ROOT``.
-
-    The prefix is where pip put ``oneccl``, ``oneccl-devel``, ``impi-rt``, ``intel-cmplr-lib-rt`` and ``tcmlib``
-    (hwloc), e.g. a virtual environment of its own.
+    That is where pip put ``oneccl``, ``oneccl-devel``, ``impi-rt``, ``intel-cmplr-lib-rt`` and ``tcmlib`` (hwloc), e.g.
+    a virtual environment of its own.
     """
-    chosen = prefix or os.environ.get("CCL_ROOT")
-    if chosen is None:
+    if prefix is None:
         raise UnsupportedError("oneccl is not on PATH: name its prefix with --peer oneccl=/path")
-    root = Path(chosen).expanduser()
+    root = Path(prefix).expanduser()
     archive, library = root / "lib" / "ccl" / "cpu" / "lib" / "libccl.a", root / "lib"
-    launcher = root / "bin" / "mpirun"
-    for path in (archive, launcher, root / "include" / "oneapi" / "ccl.hpp"):
+    launcher, include = root / "bin" / "mpirun", root / "include"
+    for path in (archive, launcher, include / "oneapi" / "ccl.hpp"):
         if not path.exists():
             raise UnsupportedError(f"oneccl={root}: expected {path.relative_to(root)} there")
-    program = build(
-        "oneccl_peer.cpp",
-        ("c++",),
-        (
-            "-std=gnu++17",
-            "-O2",
-            f"-I{root / 'include'}",
-            str(archive),
-            f"-L{library}",
-            f"-Wl,-rpath,{library}",
-            *_CCL_LIBRARIES,
-        ),
-    )
-    return [_oneccl_launch(launcher, program, world_size, row) for row in variants("oneccl", world_size, cores)]
-
-
-def _oneccl_launch(launcher: Path, program: Path, world_size: int, row: Variant) -> CandidateLaunch:
-    def processes(path: Path, room: Path) -> Sequence[Process]:
-        line = [str(launcher), *row.options, "-n", str(world_size), str(program), str(path)]
-        return [Process(line, {**row.environment, "TMPDIR": str(room)})]
-
-    return CandidateLaunch("oneccl", world_size, processes, row.name, "oneCCL")
+    paths = (f"-I{include}", str(archive), f"-L{library}", f"-Wl,-rpath,{library}")
+    options = ("-std=gnu++17", "-O2", *paths, *_CCL_LIBRARIES)
+    return Installation(str(launcher), ("c++",), options, source="oneccl_peer.cpp")
