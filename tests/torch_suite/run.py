@@ -10,7 +10,7 @@ the counters that each rank leaves behind: the table's last line.
 
 Ranks are forked, not spawned: a third of a second per test instead of six.
 
-What passes on gloo is recorded per torch version and world size in ``gloo.json`` beside this file; the difference
+What passes on gloo is recorded for torch versions and world sizes in ``gloo.json`` beside this file; the difference
 between that and this run is printed, and exit status 1 says that there is one.
 """
 
@@ -186,14 +186,15 @@ def _key(world_size: int) -> str:
 
 
 def _recorded(world_size: int) -> list[str] | None:
-    found: list[str] | None = json.loads(RECORD.read_text()).get(_key(world_size)) if RECORD.exists() else None
-    return found
+    return next((row["pass"] for row in json.loads(RECORD.read_text()) if _key(world_size) in row["of"]), None)
 
 
 def _record(world_size: int, outcomes: dict[str, str]) -> None:
-    record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
-    record[_key(world_size)] = sorted(name for name, outcome in outcomes.items() if outcome == "pass")
-    RECORD.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
+    passed = {key: row["pass"] for row in json.loads(RECORD.read_text()) for key in row["of"]}
+    passed[_key(world_size)] = sorted(name for name, outcome in outcomes.items() if outcome == "pass")
+    lists = sorted({tuple(names) for names in passed.values()})
+    rows = [{"of": sorted(key for key in passed if tuple(passed[key]) == names), "pass": names} for names in lists]
+    RECORD.write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n")
 
 
 def _compare(options: argparse.Namespace, outcomes: dict[str, str]) -> int:
