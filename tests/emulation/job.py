@@ -17,7 +17,7 @@ from typing import Any
 from rank_processes import Outcome, RankProcess
 
 from blinkccl.runtime.communicator import Communicator
-from blinkccl.runtime.store import FileStore, open_store
+from blinkccl.runtime.store import FileStore, Pauses, Store, open_store
 
 #: Long enough where all ranks do their part, on a machine that is busy with other things.
 PATIENT_S = 20.0
@@ -57,6 +57,14 @@ def tell(comm: Communicator, word: str) -> None:
     comm.group.store.set(f"said/{word}/{comm.rank}", b"")
 
 
+def wait_for(store: Store, key: str, within_s: float = PATIENT_S) -> bytes:
+    """What is under ``key``, as soon as a rank has put it there."""
+    pauses = Pauses(time.monotonic() + within_s)
+    while (value := store.peek(key)) is None:
+        assert pauses.pause(), f"nobody has said {key}"
+    return value
+
+
 class Job:
     """Ranks that run ``function(communicator, *arguments)``, each in a process of its own.
 
@@ -85,7 +93,7 @@ class Job:
     def hear(self, word: str, *ranks: int, within_s: float = PATIENT_S) -> None:
         """Waits until these ranks (default: all) have told ``word``."""
         for rank in ranks or range(len(self.ranks)):
-            self.store.get(f"said/{word}/{rank}", time.monotonic() + within_s)
+            wait_for(self.store, f"said/{word}/{rank}", within_s)
 
     def signal(self, rank: int, number: int) -> float:
         """Sends a signal; returns when (``time.monotonic()``, which all processes of a host share)."""

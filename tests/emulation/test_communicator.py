@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from job import Ran
+from job import Ran, wait_for
 
 import blinkccl
 from blinkccl.algorithms.registry import Request, algorithm
@@ -330,7 +330,7 @@ def drops_its_arrays(comm: Communicator) -> tuple[bool, bool] | None:
     """Whether arrays that only calls under way know of are there during the calls, and whether after them."""
     send, recv, message, room = (np.ones(70_000) for _ in range(4))
     if comm.rank == 1:
-        comm.group.store.get("go", time.monotonic() + 20)  # till then no call of rank 0 can end
+        wait_for(comm.group.store, "go")  # till then no call of rank 0 can end
         comm.allreduce(send, recv)
         comm.recv(room, 0, tag=1)
         comm.send(message, 0, tag=2)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from job import Job, Start, tell
+from job import Job, Start, tell, wait_for
 
 from blinkccl.errors import DeadlineError, UnsupportedError
 from blinkccl.runtime.communicator import Communicator
@@ -165,12 +165,12 @@ def waits_for_messages(comm: Communicator) -> None:
         comm.recv(array, tag=5, deadline_s=20)
     elif comm.rank == 1:
         comm.send(array, 2, tag=6)
-    comm.group.store.get("go", time.monotonic() + 20)
+    wait_for(comm.group.store, "go")
     if comm.rank == 2:
         comm.recv(array, 1, tag=6)
         comm.send(array, 0, tag=5)
     comm.group.store.set(f"done/{comm.rank}", b"")
-    comm.group.store.get("end", time.monotonic() + 20)
+    wait_for(comm.group.store, "end")
 
 
 def test_waits_for_messages_are_shown_until_they_end(start: Start) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from job import PATIENT_S, Start, member, tell
+from job import PATIENT_S, Start, member, tell, wait_for
 from rank_processes import RankProcess, outcomes
 
 import blinkccl
@@ -252,7 +252,7 @@ def works_without_the_one_that_left(comm: Communicator) -> int:
         comm.send(np.full(3, 7), 0, tag=5)
         return 0
     if comm.rank == 1:
-        comm.group.store.get("go", time.monotonic() + PATIENT_S)
+        wait_for(comm.group.store, "go")
         comm.send(np.full(3, 8), 0, tag=6)
         return int(_lost_rank(lambda: comm.recv(np.empty(3), 2)) == 2)
     array = np.zeros(3, int)
@@ -345,7 +345,7 @@ def test_messages_of_a_stopped_rank_have_a_deadline(start: Start) -> None:
 def waits_for_nobody(comm: Communicator) -> list[float]:
     """Deadlines of calls that name one, of calls that do not, and of both kinds of messages."""
     if comm.rank == 1:
-        comm.group.store.get("done", time.monotonic() + PATIENT_S)
+        wait_for(comm.group.store, "done")
         return []
     waits = []
     for call in (
@@ -436,7 +436,7 @@ def is_interrupted(comm: Communicator, wait: str) -> tuple[str, float, str]:
     tell(comm, "ready")
     try:
         if comm.rank == 1:
-            comm.group.store.get("interrupted", time.monotonic() + PATIENT_S)
+            wait_for(comm.group.store, "interrupted")
             comm.allreduce(np.ones(5))
         elif wait == "call":
             comm.allreduce(np.ones(5))
@@ -495,9 +495,9 @@ def handles_signals(comm: Communicator) -> list[str]:
     signal.signal(signal.SIGTERM, give_up)
     tell(comm, "ready")
     if comm.rank == 1:
-        comm.group.store.get("go", time.monotonic() + PATIENT_S)
+        wait_for(comm.group.store, "go")
         comm.barrier()
-        comm.group.store.get("done", time.monotonic() + PATIENT_S)
+        wait_for(comm.group.store, "done")
         return said
     try:
         while True:

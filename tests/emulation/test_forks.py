@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from job import PATIENT_S, Start, tell
+from job import PATIENT_S, Start, tell, wait_for
 
 import blinkccl
 from blinkccl.errors import CommunicationError
@@ -133,7 +133,7 @@ def forks_and_is_killed(comm: Communicator) -> tuple[float, int]:
 def test_a_child_does_not_keep_its_dead_parents_place(start: Start) -> None:
     job = start(2, forks_and_is_killed)
     job.hear("forked", 1)
-    child = int(job.store.get("child", time.monotonic() + 5))
+    child = int(wait_for(job.store, "child"))
     try:
         time.sleep(0.2)
         killed = job.signal(1, signal.SIGKILL)

@@ -8,7 +8,6 @@ import signal
 import socket
 import stat
 import threading
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from job import PATIENT_S, Ran, Start, member, tell
+from job import PATIENT_S, Ran, Start, member, tell, wait_for
 from rank_processes import RankProcess, outcomes
 
 import blinkccl
@@ -60,7 +59,7 @@ def shows_its_memory(comm: Communicator) -> dict[int, tuple[str, int]]:
     comm.allreduce(array)
     found = own_memory()
     tell(comm, "ready")
-    comm.group.store.get("seen", time.monotonic() + PATIENT_S)
+    wait_for(comm.group.store, "seen")
     return found
 
 
@@ -95,7 +94,7 @@ def test_nothing_is_left_when_all_ranks_are_killed_at_once(start: Start) -> None
     before = set(os.listdir("/dev/shm"))
     job = start(3, waits_for_its_end)
     job.hear("working")
-    inodes = {int(i) for rank in range(3) for i in job.store.get(f"inodes/{rank}", 0.0).split(b",")}
+    inodes = {int(i) for rank in range(3) for i in wait_for(job.store, f"inodes/{rank}").split(b",")}
     assert len(inodes) == 4
     assert len(holders(inodes)) >= 3 * 4
     for rank in range(3):
