@@ -91,27 +91,12 @@ class Bootstrap:
     def all_gather(
         self, mine: bytes, deadline: float, descriptors: Sequence[int] = ()
     ) -> tuple[list[bytes], list[list[int]]]:
-        """Everybody's bytes and descriptors, by rank; all ranks call it.
+        """Everybody's bytes (at most 64 KiB) and descriptors, by rank; all ranks call it.
 
-        Parameters
-        ----------
-        mine
-            At most 64 KiB.
-        deadline
-            A reading of ``time.monotonic()``.
-        descriptors
-            Stay the caller's. What is returned is the caller's too, one's own as duplicates, closed on exec.
-
-        Raises
-        ------
-        RendezvousTimeout
-            If a rank has not called it at the deadline.
-        PeerLostError
-            If a rank has gone.
-        PlanMismatchError
-            If ranks disagree on their number, or two claim to be one.
-        CommunicationError
-            If a rank cannot take part.
+        ``descriptors`` stay the caller's. What is returned is the caller's too, one's own as duplicates, closed on
+        exec. RendezvousTimeout if a rank has not called it at ``deadline`` (``time.monotonic()``), PeerLostError if one
+        has gone, PlanMismatchError if they disagree on their number or two claim to be one, CommunicationError if one
+        cannot go on.
         """
         files = (c.c_int * max(1, len(descriptors)))(*descriptors)
         library, left_s = _library(), max(0.0, deadline - time.monotonic())
@@ -199,8 +184,6 @@ def join(
         The same for all ranks. It may hold what earlier groups left, also under this prefix.
     prefix
         Tells groups apart that are made at the same time; the same for all ranks of one.
-    rank, size
-        This rank, of how many.
     payload
         Travels with this rank's :class:`PeerInfo`.
     deadline
@@ -217,9 +200,7 @@ def join(
     PeerLostError
         If a rank's process ended before all had come, and was not started again at once.
     CommunicationError
-        If a rank cannot take part, or the store is lost.
-    UnsupportedError
-        If there is no native library here.
+        If a rank cannot take part, or the store is lost; UnsupportedError if there is no native library here.
 
     Notes
     -----
@@ -244,9 +225,8 @@ class _Joining:
         self._key = f"{prefix}/bootstrap"
         self._here = f"{prefix}/here"
         self._began = time.monotonic()
-        self._lived: dict[
-            str, float
-        ] = {}  # of this run's processes that were seen: until when they may be started again
+        #: Of this run's processes that were seen: until when they may be started again.
+        self._again_until: dict[str, float] = {}
         self._next_look = 0.0
         self._note = "nobody has published where rank 0 listens"
 
@@ -285,16 +265,18 @@ class _Joining:
         self._next_look = now + max(_SLICE_MS / 1e3, 0.01 * self._size)
         for rank in range(1, self._size):
             found = _read(self._store, f"{self._here}/{rank}", Presence)
-            if found is None:
-                continue
-            process = str(found.peer)
-            living = alive(found.peer)
-            if living or (living is False and found.seen > self._began):
-                self._lived.setdefault(process, now + GRACE_S)
-            if living:
-                self._lived[process] = now + GRACE_S
-            elif living is False and now >= self._lived.get(process, math.inf):
-                raise PeerLostError(rank, "its process ended before all ranks had come", found.peer.pid)
+            if found is not None and (living := alive(found.peer)) is not None:
+                self._raise_if_ended(str(found.peer), rank, found.peer, living, found.seen > self._began)
+
+    def _raise_if_ended(self, name: str, rank: int, peer: PeerInfo, living: bool | None, of_this_run: bool) -> None:
+        """PeerLostError if a process of this run has ended and is not started again; an earlier run's is nobody's."""
+        again_until = time.monotonic() + GRACE_S
+        if living:
+            self._again_until[name] = again_until
+        elif of_this_run:
+            self._again_until.setdefault(name, again_until)
+        if time.monotonic() >= self._again_until.get(name, math.inf):
+            raise PeerLostError(rank, "its process ended before all ranks had come", peer.pid)
 
     def follow(self) -> Bootstrap:
         """Any other rank: goes where rank 0 says it listens, and to the next one where that has ended."""
@@ -303,7 +285,9 @@ class _Joining:
         while True:
             published = self._published()
             if published is not None:
-                self._note_life(published)
+                leader = published.leader
+                since = leader.host == self._mine.host and published.since > self._began
+                self._raise_if_ended(published.token, 0, leader, alive(leader), since)
             if not told:  # only now: whoever sees us here knows that we have seen rank 0 if it was there
                 told = True
                 self._tell_presence()
@@ -312,18 +296,6 @@ class _Joining:
             self._look()
             if not pauses.pause():
                 raise self._timeout()
-
-    def _note_life(self, published: Published) -> None:
-        """Raises where a rank 0 of this run has ended and is not started again; an earlier run's is nobody's."""
-        leader, now = published.leader, time.monotonic()
-        living = alive(leader)
-        here = leader.host == self._mine.host
-        if living or (here and published.since > self._began):
-            self._lived.setdefault(published.token, now + GRACE_S)
-        if living:
-            self._lived[published.token] = now + GRACE_S
-        elif now >= self._lived.get(published.token, math.inf):
-            raise PeerLostError(0, "its process ended before all ranks had come", leader.pid)
 
     def _enter(self, published: Published) -> Bootstrap | None:
         """Joins this rank 0; None where it is not there, or not any more."""
@@ -345,7 +317,7 @@ class _Joining:
         except PeerLostError as error:
             if error.rank != 0:
                 raise
-            self._lived[published.token] = time.monotonic() + GRACE_S
+            self._again_until[published.token] = time.monotonic() + GRACE_S
             self._note = error.message
             return None
 
