@@ -28,13 +28,7 @@ def cache_directory(environ: Mapping[str, str], kind: str) -> Path | None:
 
 
 def private_directory(path: Path) -> Path:
-    """``path``, made with its parents if it is not there, and seen to be this user's alone.
-
-    Raises
-    ------
-    LaunchError
-        With the reason, and what to do.
-    """
+    """``path``, made with its parents if it is not there, and seen to be this user's alone, or a LaunchError."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.mkdir(mode=0o700, exist_ok=True)
@@ -66,13 +60,7 @@ def file_fault(row: os.stat_result, max_bytes: int) -> str | None:
 
 
 def write_at_once(path: Path, content: bytes, mode: int = 0o600) -> None:
-    """Writes ``path`` so that readers see all of ``content`` or what was there before.
-
-    Raises
-    ------
-    OSError
-        If that fails; then nothing is left behind.
-    """
+    """Writes ``path`` so that readers see all of ``content`` or what was there; an OSError leaves nothing behind."""
     written = path.with_name(f".{secrets.token_hex(8)}")
     try:
         with open(os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:

@@ -62,13 +62,7 @@ class Wish(IntEnum):
 
 
 def wish() -> Wish:
-    """From ``BLINK_CROSS_MEMORY``: 0 never, 1 wherever possible; measured where it is not set.
-
-    Raises
-    ------
-    LaunchError
-        If it is something else.
-    """
+    """From ``BLINK_CROSS_MEMORY``: 0 never, 1 wherever possible, not set: measured; LaunchError for anything else."""
     text = os.environ.get(_VARIABLE, "")
     wishes = {"": Wish.MEASURED, "0": Wish.NEVER, "1": Wish.WHEREVER_POSSIBLE}
     if text not in wishes:
@@ -79,14 +73,8 @@ def wish() -> Wish:
 def pays(group: ProbedGroup, wanted: Wish, gather: HostPlan) -> bool:
     """Whether copies by the system are possible between all ranks of a new group, and faster than its rings.
 
-    Parameters
-    ----------
-    group
-        All its ranks call this at the same point.
-    wanted
-        What :func:`wish` said here.
-    gather
-        The plan of an AllGather among them, with large messages.
+    All ranks call this at the same point. ``wanted`` is what :func:`wish` said here, ``gather`` the plan of an
+    AllGather among them with large messages.
     """
     if group.size != 2:
         return False

@@ -97,11 +97,8 @@ class GroupState:
 def groups_of(pid: int) -> list[GroupState]:
     """The groups that process ``pid`` is in, the largest first.
 
-    Raises
-    ------
-    UnsupportedError
-        If there is no such process, it belongs to somebody else, it is in no group, its groups are of another version
-        of this package, or this process is itself a rank of one of them.
+    UnsupportedError if there is no such process, it belongs to somebody else, it is in no group, its groups are of
+    another version of this package, or this process is itself a rank of one of them.
     """
     return sorted((_group(found) for found in _segments(pid)), key=lambda group: -group.size)
 

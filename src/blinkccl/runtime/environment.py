@@ -82,20 +82,10 @@ _JOB_NAMES = ("PMIX_NAMESPACE", "SLURM_JOB_ID", "SLURM_STEP_ID")
 
 
 def launch(environ: Mapping[str, str], find_launcher: FindLauncher = nearest_without) -> Launch:
-    """This process's place in its job, from the environment alone.
+    """This process's place in its job, from the environment alone; ``find_launcher`` is for tests.
 
-    Parameters
-    ----------
-    environ
-        Usually ``os.environ``.
-    find_launcher
-        For tests.
-
-    Raises
-    ------
-    LaunchError
-        If nothing says which rank this is, or what says it is half set or contradicts itself: the message
-        names the variable.
+    LaunchError, which names the variable, if nothing says which rank this is, or what says it is half set or
+    contradicts itself.
     """
     row = _row(environ)
     size_variable = next((name for name in row.size if name in environ), row.size[0])
@@ -108,13 +98,7 @@ def launch(environ: Mapping[str, str], find_launcher: FindLauncher = nearest_wit
 
 
 def store_of(found: Launch) -> str:
-    """The URL of the store in which the ranks of ``found`` meet.
-
-    Raises
-    ------
-    LaunchError
-        If there is none; the message says how to give one.
-    """
+    """The URL of the store in which the ranks of ``found`` meet; LaunchError, which says how to give one, if none."""
     if found.store_url is not None:
         return found.store_url
     raise LaunchError(

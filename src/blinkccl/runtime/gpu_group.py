@@ -78,15 +78,8 @@ _FUNCTIONS: Mapping[str, list[Any]] = {
 def gpu_library(path: Path | None = None) -> Any:
     """``libblink.so`` with the types of its functions declared; they release the GIL.
 
-    Parameters
-    ----------
-    path
-        None: what ``BLINK_LIBRARY`` names, or what came with the package.
-
-    Raises
-    ------
-    UnsupportedError
-        If it is not there, or is none.
+    ``path`` None: what ``BLINK_LIBRARY`` names, or what came with the package. UnsupportedError if it is not there, or
+    is none.
     """
     path = path or find_library(LIBRARY, LIBRARY_OVERRIDE)
     if path is None:
@@ -117,8 +110,6 @@ class GpuGroup:
         The GPU's number in this process, as CUDA counts.
     algorithm
         One for everything; "": the best at each size.
-    library
-        What :func:`gpu_library` gives.
 
     Raises
     ------
@@ -151,7 +142,7 @@ class GpuGroup:
         scale: float | None = None,
         stream: int | None = None,
     ) -> None:
-        """Enqueues a collective on ``stream``, and returns at once.
+        """Enqueues a collective on ``stream`` (CUDA's handle; None: the default stream), and returns at once.
 
         Parameters
         ----------
@@ -161,8 +152,6 @@ class GpuGroup:
             Addresses on this rank's GPU; None for a buffer that the rank does not have. In place as in nccl.h.
         scale
             The factor of a premul_sum, rounded to ``dtype``: the interface takes an element, as NCCL's does.
-        stream
-            CUDA's handle; None: the default stream.
 
         Raises
         ------
@@ -261,25 +250,12 @@ def _element(dtype: str, scale: float | None) -> Any:
 def open_gpu_group(
     store: Any, rank: int, size: int, device: int, *, prefix: str, deadline_s: float, algorithm: str = ""
 ) -> GpuGroup:
-    """A group of GPUs, one per rank; all ranks call this.
+    """A group of GPUs, one per rank; all ranks call this, each with its ``device`` as CUDA counts in its process.
 
-    Parameters
-    ----------
-    store
-        Ours or one of torch's; the same for all ranks. It may hold what earlier groups left.
-    prefix
-        Tells groups apart that are made at the same time; the same for all ranks of one.
-    device
-        This rank's GPU, by its number in this process.
-    deadline_s
-        How long to wait for the other ranks; planning has a deadline of its own.
-
-    Raises
-    ------
-    UnsupportedError
-        If the ranks are not on one host, or one of them cannot run on trees; on all ranks, with the reason.
-    RendezvousTimeout, PlanMismatchError, PeerLostError
-        As :func:`blinkccl.runtime.bootstrap.join`.
+    ``store`` is ours or one of torch's and may hold what earlier groups left; ``prefix`` tells groups apart that are
+    made at the same time; ``deadline_s`` is for the other ranks to come, planning has a deadline of its own.
+    UnsupportedError, on all ranks, if they are not on one host or one of them cannot run on trees; else as
+    :func:`blinkccl.runtime.bootstrap.join`.
     """
     payload = json.dumps({"key": secrets.token_hex(16), "refused": _refusal()}).encode()
     ours = store if isinstance(store, Store) else TorchStore(store)

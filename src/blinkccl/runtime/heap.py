@@ -32,13 +32,7 @@ HUGE = 2 << 20
 
 
 class Heap:
-    """A process's shared memory: blocks are cut from it first-fit, on whole pages.
-
-    Parameters
-    ----------
-    size
-        Bytes of address space.
-    """
+    """A process's shared memory, ``size`` bytes of address space: blocks are cut from it first-fit, on whole pages."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -65,13 +59,7 @@ class Heap:
             return self.size - sum(length for _, length in self._free)
 
     def allocate(self, nbytes: int) -> int:
-        """The offset of a new block of at least ``nbytes`` zeros.
-
-        Raises
-        ------
-        CommunicationError
-            If no gap is large enough.
-        """
+        """The offset of a new block of at least ``nbytes`` zeros; CommunicationError if no gap is large enough."""
         wanted = max(1, -(-nbytes // PAGE)) * PAGE
         step = HUGE if wanted >= HUGE else PAGE
         with self._lock:
@@ -132,13 +120,7 @@ _lock = threading.Lock()
 
 
 def process_heap() -> Heap:
-    """This process's heap, made on first use.
-
-    Raises
-    ------
-    UnsupportedError
-        If this is not Linux, or the address space is not to be had.
-    """
+    """This process's heap, made on first use; UnsupportedError if this is not Linux or address space is short."""
     global _heap
     with _lock:
         if _heap is None:
@@ -187,10 +169,7 @@ def empty(shape: int | Sequence[int], dtype: Any = np.float32) -> Any:
 def memory_file(name: str, size: int) -> int:
     """The descriptor of a new memory file that only this user can open, and nobody can cut short.
 
-    Raises
-    ------
-    UnsupportedError
-        If this is not Linux, or the system refuses that much; the message says how much is needed.
+    UnsupportedError if this is not Linux, or the system refuses that much; the message says how much is needed.
     """
     if not sys.platform.startswith("linux"):
         raise UnsupportedError(f"shared memory between ranks needs Linux's memfd_create, got {sys.platform}")

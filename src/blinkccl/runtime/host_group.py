@@ -85,8 +85,6 @@ class HostGroup:
     ----------
     store
         Where the ranks meet. It stays the caller's.
-    rank, size
-        This rank, of how many.
     prefix
         Names the group in the store; the same on all its ranks, another for every group at the same time.
     deadline_s
@@ -96,12 +94,8 @@ class HostGroup:
 
     Raises
     ------
-    RendezvousTimeout
-        If ranks do not come.
-    PeerLostError
-        If a rank came, and its process ended.
-    PlanMismatchError
-        If ranks are of different versions, or a rank is there twice.
+    RendezvousTimeout, PeerLostError, PlanMismatchError
+        As :func:`blinkccl.runtime.bootstrap.join`.
     UnsupportedError
         If the ranks are on several hosts, or this machine has no native library or no shared memory.
     """
@@ -178,8 +172,8 @@ class HostGroup:
         Raises
         ------
         CommunicationError
-            Or a subclass: a peer was lost, calls something else, or the deadline passed. The group is then of no
-            more use to any rank.
+            Or a subclass: a peer was lost, calls something else, or the deadline passed. The group is then of no more
+            use to any rank.
         UnsupportedError, UsageError
             If the call itself makes no sense; nothing has happened then.
         """
@@ -259,10 +253,7 @@ class HostGroup:
     def prepare(
         self, plan: HostPlan, count: int, dtype: str, op: str, chunk_bytes: int, cross_memory: bool = False
     ) -> NativeOp:
-        """Any Program as a call of this group; run it with :meth:`run_prepared` on all ranks.
-
-        ``cross_memory`` is that of :class:`~blinkccl.engines.host.NativeOp`.
-        """
+        """Any Program as a call of this group; run it with :meth:`run_prepared` on all ranks."""
         self._check_open()
         if len(plan.program.ranks) != self.size:
             raise UsageError(f"the program is for {len(plan.program.ranks)} ranks, this group has {self.size}")
@@ -349,12 +340,8 @@ class HostGroup:
     def close(self) -> None:
         """Leaves the group, in order, when the calls under way have ended.
 
-        Other ranks may still finish calls that do not need this one.
-
-        Raises
-        ------
-        CommunicationError
-            In a signal handler that runs in the middle of a call.
+        Other ranks may still finish calls that do not need this one. CommunicationError in a signal handler that runs
+        in the middle of a call.
         """
         if self._closed or os.getpid() != self._pid:
             return  # a forked child's copy: the rank is its parent's

@@ -36,13 +36,7 @@ def job_directory(base: Path, launcher: tuple[int, int], names: Iterable[str]) -
 
 
 def prepare(path: Path, environ: Mapping[str, str], rank: int) -> None:
-    """Where ``path`` is a job's directory, sees to it that its parent is this user's alone; rank 0 sweeps there.
-
-    Raises
-    ------
-    LaunchError
-        If the parent is not this user's alone.
-    """
+    """Where ``path`` is a job's directory, sees to it that its parent is this user's alone; rank 0 sweeps there."""
     base = base_directory(environ)
     if path.parent != base or not _NAME.fullmatch(path.name):
         return

@@ -63,13 +63,7 @@ def encode(info: PeerInfo) -> bytes:
 
 
 def decode(data: bytes) -> PeerInfo:
-    """The peer info that :func:`encode` wrote.
-
-    Raises
-    ------
-    CommunicationError
-        If these bytes are none.
-    """
+    """The peer info that :func:`encode` wrote; CommunicationError if these bytes are none."""
     try:
         return msgspec.msgpack.decode(data, type=PeerInfo)
     except (msgspec.MsgspecError, UnicodeError) as error:
@@ -77,13 +71,7 @@ def decode(data: bytes) -> PeerInfo:
 
 
 def check_same_version(peers: Sequence[PeerInfo]) -> None:
-    """Refuses ranks of different versions, with the same words on every rank.
-
-    Raises
-    ------
-    PlanMismatchError
-        Naming rank 0 and the first that differs.
-    """
+    """Refuses ranks of different versions, with the same words on every rank: rank 0, and the first that differs."""
     for other in peers:
         if other.version != peers[0].version:
             raise PlanMismatchError(

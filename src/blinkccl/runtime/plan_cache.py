@@ -41,16 +41,7 @@ _log = logging.getLogger(__name__)
 class PlanKey:
     """A question to a planner, with all that the answer depends on.
 
-    Parameters
-    ----------
-    topology
-        The links that were planned on, and that the program must be valid on.
-    collective, ranks
-        As in :class:`blinkccl.algorithms.registry.Request`.
-    algorithm
-        Its name in the registry, never "auto".
-    options
-        Whatever else went in, as text: slots, channels, links, objective …
+    ``algorithm`` is a name in the registry, never "auto"; ``options`` whatever else went in, as text.
     """
 
     topology: Topology
@@ -78,17 +69,13 @@ class PlanKey:
 class PlanCache:
     """Programs that were planned before.
 
-    Parameters
-    ----------
-    directory
-        None: BLINK_CACHE if it is set (empty: no cache at all), else ``blink`` in XDG_CACHE_HOME, else
-        ``~/.cache/blink``. It is made, mode 0700, when something is first written.
-    max_bytes
-        What all files together may take; the ones not used for longest go first.
+    ``directory`` None: BLINK_CACHE if it is set (empty: no cache at all), else ``blink`` in XDG_CACHE_HOME, else
+    ``~/.cache/blink``. It is made, mode 0700, when something is first written. Its files together take ``max_bytes`` at
+    most: the ones not used for longest go first.
     """
 
     def __init__(self, directory: str | Path | None = None, max_bytes: int = MAX_BYTES) -> None:
-        self.directory = default_directory(os.environ) if directory is None else Path(directory)
+        self.directory = cache_directory(os.environ, "plans") if directory is None else Path(directory)
         self._max_bytes = max_bytes
         self._warned: set[str] = set()
 
@@ -138,11 +125,6 @@ class PlanCache:
         if what not in self._warned:
             self._warned.add(what)
             _log.warning("the plan cache's %s %s (%s); planning goes on without it", path, what, why)
-
-
-def default_directory(environ: Mapping[str, str]) -> Path | None:
-    """The cache's directory by the environment; None: there is to be no cache."""
-    return cache_directory(environ, "plans")
 
 
 def _usable(text: bytes, key: PlanKey) -> Program:

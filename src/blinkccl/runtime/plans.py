@@ -42,12 +42,7 @@ def planned(
 ) -> Program:
     """A verified Program, from the cache or planned now and put there.
 
-    Raises
-    ------
-    UnsupportedError
-        If the algorithm does not serve this.
-    VerificationError
-        If it made a wrong program.
+    UnsupportedError if the algorithm does not serve this, VerificationError if it made a wrong program.
     """
     key = PlanKey(topology, collective, ranks, algorithm_name)
     program = plans.get(key)
@@ -64,19 +59,7 @@ MIB = KIB * KIB
 
 @dataclass(frozen=True, slots=True)
 class HostChoice:
-    """What there is to choose.
-
-    Parameters
-    ----------
-    algorithm
-        Of the registry.
-    inline
-        Messages carry their flags inside.
-    chunk_bytes
-        Size of a chunk.
-    cross_memory
-        The system may copy between private buffers.
-    """
+    """What there is to choose; ``inline``: messages carry their flags inside; ``cross_memory``: the system may copy."""
 
     algorithm: str
     inline: bool
@@ -85,20 +68,9 @@ class HostChoice:
 
 
 def choose(name: str, nbytes: int, world_size: int, cores: int, crosses: bool = False) -> HostChoice:
-    """The choice for a collective.
+    """The choice for a collective of ``nbytes`` (S: what nccl-tests prints) among ``world_size`` ≥ 2 ranks.
 
-    Parameters
-    ----------
-    name
-        Of the collective.
-    nbytes
-        S: what nccl-tests prints as its size.
-    world_size
-        Ranks, ≥ 2.
-    cores
-        Cores of the host, as the ranks have agreed.
-    crosses
-        Whether copies by the system pay, as they have agreed.
+    ``crosses``, whether copies by the system pay, is as the ranks have agreed.
     """
     if name == "allreduce":
         return _allreduce(nbytes, world_size, crosses)

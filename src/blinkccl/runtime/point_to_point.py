@@ -101,17 +101,7 @@ class _Outgoing:
 
 
 class PointToPoint:
-    """One rank's sends and receives.
-
-    Parameters
-    ----------
-    endpoint
-        The rank's end of the segment.
-    rank, size
-        This rank, of how many.
-    timeout_s
-        Of a message whose call names none.
-    """
+    """One rank's sends and receives; ``timeout_s`` is for messages whose call names none."""
 
     def __init__(self, endpoint: Endpoint, rank: int, size: int, timeout_s: float) -> None:
         self._endpoint = endpoint

@@ -55,16 +55,11 @@ def namespace(kind: str) -> int:
 
 
 def nearest_without(variable: str, proc: Path = PROC) -> tuple[int, int] | None:
-    """The nearest ancestor that was started without ``variable`` in its environment: the rank's launcher.
+    """Number and start time of the nearest ancestor that was started without ``variable``: the rank's launcher.
 
-    A launcher sets the variable for its ranks; shells and wrappers between the two inherit it.
-
-    Returns
-    -------
-    tuple of int, or None
-        Its number and start time. None if every process up to the namespace's first one has the variable, as
-        in a container that was made for one rank. An ancestor whose environment is closed to us belongs to
-        somebody else, so it is no rank of ours: it counts as the launcher.
+    A launcher sets the variable for its ranks; shells and wrappers between the two inherit it. None if every process up
+    to the namespace's first one has it, as in a container that was made for one rank. An ancestor whose environment is
+    closed to us belongs to somebody else, so it is no rank of ours: it counts as the launcher.
     """
     wanted = variable.encode() + b"="
     pid = os.getppid()

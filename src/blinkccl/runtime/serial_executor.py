@@ -13,14 +13,9 @@ _Task = tuple[Callable[[], None], "Future[None]"]
 
 
 class SerialExecutor:
-    """A queue of calls and the thread that makes them, one after another.
+    """A queue of calls and the thread, called ``name``, that makes them one after another.
 
     A caller may make a call itself, holding :attr:`lock`, as long as the queue is :attr:`idle`.
-
-    Parameters
-    ----------
-    name
-        Of the thread.
     """
 
     def __init__(self, name: str) -> None:

@@ -12,13 +12,7 @@ _VARIABLE = "BLINK_TIMEOUT"
 
 
 def default_timeout_s() -> float:
-    """Seconds; from the environment, or 300.
-
-    Raises
-    ------
-    LaunchError
-        If the environment's value is no positive number.
-    """
+    """Seconds, from the environment, or 300; LaunchError if the environment's value is no positive number."""
     text = os.environ.get(_VARIABLE, "")
     if not text:
         return DEFAULT_TIMEOUT_S
@@ -32,13 +26,7 @@ def default_timeout_s() -> float:
 
 
 def microseconds(seconds: float) -> int:
-    """For native code.
-
-    Raises
-    ------
-    UsageError
-        If it is no positive number.
-    """
+    """For native code; UsageError if it is no positive number."""
     if not 0 < seconds < math.inf:
         raise UsageError(f"a deadline must be a positive number of seconds, got {seconds}")
     return max(1, int(min(seconds, 1e9) * 1e6))

@@ -25,13 +25,7 @@ from blinkccl.torch_backend.types import element_type, reduction
 
 
 class CallTable:
-    """Makes the calls of one group.
-
-    Parameters
-    ----------
-    rank, size
-        This rank in the group, and how many there are.
-    """
+    """Makes the calls of one group."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
@@ -44,27 +38,19 @@ class CallTable:
 
     def all_reduce(self, tensors: Sequence[Tensor], operation: Any) -> TorchCall:
         """Each tensor on its own, in place."""
-        memory = self.memory()
-        name, scale = reduction(operation)
+        memory, operation = self.memory(), reduction(operation)
         calls = []
-        for tensor in tensors:
-            real = _real(tensor)
+        for real in map(_real, tensors):
             address = memory.updates(real)
-            calls.append(
-                AddressedCall(
-                    CollectiveCall("allreduce", element_type(real), real.numel(), name), address, address, scale
-                )
-            )
+            calls.append(_reducing("allreduce", real, operation, address, address))
         return TorchCall("all_reduce", list(tensors), memory, calls, shown=tensors)
 
     def reduce(self, tensor: Tensor, operation: Any, root: int) -> TorchCall:
         """The root's tensor is replaced by the result; the others' stay."""
-        memory = self.memory()
-        name, scale = reduction(operation)
-        real = _real(tensor)
+        memory, real = self.memory(), _real(tensor)
         send = memory.updates(real) if self.rank == root else memory.reads(real)
         recv = send if self.rank == root else None
-        call = AddressedCall(CollectiveCall("reduce", element_type(real), real.numel(), name, root), send, recv, scale)
+        call = _reducing("reduce", real, reduction(operation), send, recv, root)
         return TorchCall("reduce", [tensor], memory, [call], shown=[tensor])
 
     def broadcast(self, tensors: Sequence[Tensor], root: int) -> TorchCall:
@@ -100,12 +86,7 @@ class CallTable:
         """Each pair on its own: all ranks' ``tensors[i]`` one after the other into ``outputs[i]``."""
         memory = self.memory()
         calls = []
-        for output, tensor in _pairs("all_gather_single", outputs, tensors):
-            if output.numel() != tensor.numel() * self.size:
-                raise ValueError(
-                    f"all_gather_single: expected an output of {self.size} x {tensor.numel()} elements, "
-                    f"got {output.numel()}"
-                )
+        for output, tensor in self._pairs("all_gather_single", "output", outputs, tensors):
             calls.append(moved("allgather", memory.reads(tensor), memory.writes(output), tensor.nbytes))
         return TorchCall("_allgather_base", list(outputs), memory, calls, shown=tensors)
 
@@ -125,49 +106,30 @@ class CallTable:
     def reduce_scatter(self, output: Tensor, tensors: Sequence[Tensor], operation: Any) -> TorchCall:
         """Everybody's ``tensors[r]`` combined into rank r's ``output``. Sizes may differ: then by reduces."""
         self._check_list("reduce_scatter", "input", tensors, output)
-        memory = self.memory()
-        name, scale = reduction(operation)
+        memory, operation = self.memory(), reduction(operation)
         output_real, reals = _real(output), [_real(tensor) for tensor in tensors]
-        dtype, target = element_type(output_real), memory.writes(output_real)
+        target = memory.writes(output_real)
         if output.numel() != tensors[self.rank].numel():
             raise ValueError(
                 f"reduce_scatter on rank {self.rank}: the output has {output.numel()} elements, the input for it "
                 f"{tensors[self.rank].numel()}; give every rank's input the size of that rank's output"
             )
         if len({real.numel() for real in reals}) == 1:
-            source = memory.reads_all(reals)
-            calls = [
-                AddressedCall(CollectiveCall("reduce_scatter", dtype, output_real.numel(), name), source, target, scale)
-            ]
+            calls = [_reducing("reduce_scatter", output_real, operation, memory.reads_all(reals), target)]
         else:
-            calls = []
-            for root, real in enumerate(reals):
-                recv = target if root == self.rank else None
-                calls.append(
-                    AddressedCall(
-                        CollectiveCall("reduce", dtype, real.numel(), name, root), memory.reads(real), recv, scale
-                    )
-                )
+            calls = [
+                _reducing("reduce", real, operation, memory.reads(real), target if root == self.rank else None, root)
+                for root, real in enumerate(reals)
+            ]
         return TorchCall("reduce_scatter", [output], memory, calls, shown=tensors)
 
     def reduce_scatter_single(self, outputs: Sequence[Tensor], tensors: Sequence[Tensor], operation: Any) -> TorchCall:
         """Each pair on its own: block r of everybody's ``tensors[i]`` combined into rank r's ``outputs[i]``."""
-        memory = self.memory()
-        name, scale = reduction(operation)
+        memory, operation = self.memory(), reduction(operation)
         calls = []
-        for output, tensor in _pairs("reduce_scatter_single", outputs, tensors):
-            if tensor.numel() != output.numel() * self.size:
-                raise ValueError(
-                    f"reduce_scatter_single: expected an input of {self.size} x {output.numel()} elements, "
-                    f"got {tensor.numel()}"
-                )
-            target, source = _real(output), _real(tensor)
-            send, recv = memory.reads(source), memory.writes(target)
-            calls.append(
-                AddressedCall(
-                    CollectiveCall("reduce_scatter", element_type(target), target.numel(), name), send, recv, scale
-                )
-            )
+        for tensor, output in self._pairs("reduce_scatter_single", "input", tensors, outputs):
+            send, target = memory.reads(_real(tensor)), _real(output)
+            calls.append(_reducing("reduce_scatter", target, operation, send, memory.writes(target)))
         return TorchCall("_reduce_scatter_base", list(outputs), memory, calls, shown=tensors)
 
     def gather(self, outputs: Sequence[Tensor], tensor: Tensor, root: int) -> TorchCall:
@@ -259,6 +221,22 @@ class CallTable:
                     f"{other.device}, as the other side"
                 )
 
+    def _pairs(
+        self, title: str, what: str, wholes: Sequence[Tensor], parts: Sequence[Tensor]
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Each whole (``what``: input or output) with its part, the other of the two."""
+        other = "input" if what == "output" else "output"
+        if len(wholes) != len(parts):
+            raise ValueError(f"{title}: {len(wholes)} {what}s for {len(parts)} {other}s; expected as many")
+        for whole, part in zip(wholes, parts, strict=True):
+            if whole.dtype != part.dtype:
+                raise ValueError(f"{title}: the {what} is {whole.dtype}, the {other} {part.dtype}; expected the same")
+            if whole.numel() != part.numel() * self.size:
+                raise ValueError(
+                    f"{title}: expected an {what} of {self.size} x {part.numel()} elements, got {whole.numel()}"
+                )
+            yield whole, part
+
     def _check_equal(self, title: str, what: str, tensors: Sequence[Tensor], other: Tensor) -> None:
         for peer, tensor in enumerate(tensors):
             if tensor.numel() != other.numel():
@@ -267,13 +245,12 @@ class CallTable:
                 )
 
 
-def _pairs(title: str, outputs: Sequence[Tensor], tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    if len(outputs) != len(tensors):
-        raise ValueError(f"{title}: {len(outputs)} outputs for {len(tensors)} inputs; expected as many")
-    for output, tensor in zip(outputs, tensors, strict=True):
-        if output.dtype != tensor.dtype:
-            raise ValueError(f"{title}: the output is {output.dtype}, the input {tensor.dtype}; expected the same")
-        yield output, tensor
+def _reducing(
+    name: str, tensor: Tensor, operation: tuple[str, float | None], send: int, recv: int | None, root: int = 0
+) -> AddressedCall:
+    """A collective on elements like those of ``tensor``, as many per block."""
+    op, scale = operation
+    return AddressedCall(CollectiveCall(name, element_type(tensor), tensor.numel(), op, root), send, recv, scale)
 
 
 def _real(tensor: Tensor) -> Tensor:
@@ -294,14 +271,8 @@ class AllToAll(TorchCall):
     First all ranks tell each other the sizes of what they send and expect: a small AllGather. From these numbers, which
     are then the same everywhere, all choose alike: equal blocks go by one AllToAll, straight from tensor to tensor
     where these lie in one piece; unequal ones by one AllToAll of blocks as long as the longest, as long as that is not
-    mostly padding; else by messages. Sizes that do not fit are found here, on all ranks, before anything hangs.
-
-    Parameters
-    ----------
-    rank
-        This rank.
-    outputs, inputs
-        One tensor per rank, of any layout; no output shares memory with an input.
+    mostly padding; else by messages. Sizes that do not fit are found here, on all ranks, before anything hangs. No
+    output shares memory with an input.
     """
 
     rank: int = 0
@@ -309,13 +280,7 @@ class AllToAll(TorchCall):
     inputs: Sequence[Tensor] = ()
 
     def run(self, transport: Transport, timeout_s: float) -> None:
-        """Runs it, and waits for its end.
-
-        Raises
-        ------
-        PlanMismatchError
-            If a rank sends another number of bytes than its peer expects; on all ranks.
-        """
+        """Runs it; PlanMismatchError, on all ranks, if one sends another number of bytes than its peer expects."""
         sizes = self._agreed(transport, timeout_s)
         longest, total = int(sizes.max()), int(sizes.sum())
         if (sizes == longest).all():

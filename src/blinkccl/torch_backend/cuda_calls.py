@@ -27,10 +27,7 @@ _NOTHING_KEPT = Scratch(0)
 class CudaMemory(Memory):
     """The memory of one call on ``device``; made, used and finished while its stream is current.
 
-    Parameters
-    ----------
-    foreign
-        The stream, where it is not the one that the caller's tensors belong to: their memory is kept for it.
+    ``foreign`` is that stream where the caller's tensors belong to another: their memory is kept for it.
     """
 
     __slots__ = ("_device", "_foreign", "_runtime")
@@ -80,13 +77,7 @@ class CudaMemory(Memory):
 
 
 class CudaCallTable(CallTable):
-    """Makes the calls of one group on one device.
-
-    Parameters
-    ----------
-    rank, size
-        This rank in the group, and how many there are.
-    """
+    """Makes the calls of one group on one device."""
 
     def __init__(self, rank: int, size: int, runtime: CudaRuntime, device: torch.device) -> None:
         super().__init__(rank, size)
@@ -100,13 +91,7 @@ class CudaCallTable(CallTable):
         return CudaMemory(self._runtime, self._device, self.foreign)
 
     def all_to_all(self, outputs: Sequence[Tensor], tensors: Sequence[Tensor]) -> TorchCall:
-        """``tensors[r]`` to rank r's ``outputs[our rank]``; blocks of one size.
-
-        Raises
-        ------
-        UnsupportedError
-            If the blocks differ in size: a stream cannot ask other ranks for theirs.
-        """
+        """``tensors[r]`` to rank r's ``outputs[our rank]``; of one size: a stream cannot ask other ranks for theirs."""
         self._check_length("all_to_all", "output list", outputs)
         self._check_length("all_to_all", "input list", tensors)
         sizes = [tensor.nbytes for tensor in (*tensors, *outputs)]

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.autograd.profiler as profiler
@@ -23,7 +23,7 @@ import torch.distributed as dist
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import DTYPES
 from blinkccl.errors import BlinkError, CommunicationError, UnsupportedError
-from blinkccl.runtime.gpu_group import open_gpu_group
+from blinkccl.runtime.gpu_group import GpuGroup, open_gpu_group
 from blinkccl.torch_backend.call_table import CallTable
 from blinkccl.torch_backend.cuda_calls import CudaCallTable
 from blinkccl.torch_backend.cuda_runtime import CudaRuntime
@@ -33,8 +33,12 @@ from blinkccl.torch_backend.issue import TorchCall
 from blinkccl.torch_backend.work import AllWork
 
 
-class GpuEngine(Protocol):
-    """What is asked of :class:`blinkccl.runtime.gpu_group.GpuGroup`."""
+class SingleRankEngine:
+    """What :class:`blinkccl.runtime.gpu_group.GpuGroup` is for two ranks and more."""
+
+    def __init__(self, runtime: CudaRuntime) -> None:
+        self._runtime = runtime
+        self._calls = 0
 
     def run(
         self,
@@ -43,17 +47,31 @@ class GpuEngine(Protocol):
         recv: int | None,
         scale: float | None = None,
         stream: int | None = None,
-    ) -> None: ...
+    ) -> None:
+        """Copies the block, where it is not in place."""
+        if call.op == "premul_sum":
+            raise UnsupportedError(
+                f"{call.collective} with PREMUL_SUM in a group of one rank: multiply the tensor instead"
+            )
+        self._calls += 1
+        if send is not None and recv is not None and send != recv:
+            self._runtime.copy_bytes(recv, send, call.elements * DTYPES[call.dtype].itemsize, stream)
 
-    def error(self) -> BlinkError | None: ...
+    def error(self) -> BlinkError | None:
+        return None
 
-    def abort(self) -> None: ...
+    def abort(self) -> None:
+        """Nobody waits."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Nothing is held."""
 
-    def stats(self) -> dict[str, int]: ...
+    def stats(self) -> dict[str, int]:
+        return {"gpu_alone": self._calls}
 
 
+#: What runs calls on a device.
+GpuEngine = GpuGroup | SingleRankEngine
 #: Makes the engine of a group's n-th device: (n, the device's number, seconds to wait for the others).
 OpenEngine = Callable[[int, int, float], GpuEngine]
 
@@ -89,17 +107,7 @@ class _OnDevice:
 
 
 class CudaGroup:
-    """The calls of one process group on CUDA tensors.
-
-    Parameters
-    ----------
-    rank, size
-        This rank in the group, and how many there are.
-    open_engine
-        Makes the engine of a device.
-    runtime
-        CUDA.
-    """
+    """The calls of one process group on CUDA tensors."""
 
     def __init__(self, rank: int, size: int, open_engine: OpenEngine, runtime: CudaRuntime | None = None) -> None:
         self._rank = rank
@@ -114,13 +122,7 @@ class CudaGroup:
     def issue(
         self, device: torch.device, build: Callable[[CallTable], TorchCall], asynchronous: bool, timeout_s: float
     ) -> dist.Work:
-        """Enqueues the call that ``build`` makes.
-
-        Raises
-        ------
-        DistBackendError
-            If it cannot be enqueued: then also one of :mod:`blinkccl.errors`.
-        """
+        """Enqueues the call that ``build`` makes; DistBackendError, which is one of ours too, if that fails."""
         try:
             with self._lock:
                 work = self._issue(self._on(self._runtime.device(device), timeout_s), build, asynchronous, timeout_s)
@@ -206,16 +208,7 @@ class CudaGroup:
             event = runtime.record(stream)
         if not captured:
             on.watch.add(event, call.title, timeout_s)
-        return CudaWork(
-            runtime,
-            on.device,
-            call.title,
-            call.result,
-            stream,
-            event,
-            on.look,
-            captured=captured,
-        )
+        return CudaWork(runtime, on.device, call.title, call.result, stream, event, on.look, captured=captured)
 
     def _enqueue(self, on: _OnDevice, build: Callable[[CallTable], TorchCall], handle: int) -> TorchCall:
         call = build(on.table)
@@ -230,40 +223,3 @@ class CudaGroup:
                 on.engine.run(each.call, each.send, each.recv, each.scale, handle)
         call.memory.finish(succeeded=True)
         return call
-
-
-class SingleRankEngine:
-    """What :class:`blinkccl.runtime.gpu_group.GpuGroup` is for two ranks and more."""
-
-    def __init__(self, runtime: CudaRuntime) -> None:
-        self._runtime = runtime
-        self._calls = 0
-
-    def run(
-        self,
-        call: CollectiveCall,
-        send: int | None,
-        recv: int | None,
-        scale: float | None = None,
-        stream: int | None = None,
-    ) -> None:
-        """Copies the block, where it is not in place."""
-        if call.op == "premul_sum":
-            raise UnsupportedError(
-                f"{call.collective} with PREMUL_SUM in a group of one rank: multiply the tensor instead"
-            )
-        self._calls += 1
-        if send is not None and recv is not None and send != recv:
-            self._runtime.copy_bytes(recv, send, call.elements * DTYPES[call.dtype].itemsize, stream)
-
-    def error(self) -> BlinkError | None:
-        return None
-
-    def abort(self) -> None:
-        """Nobody waits."""
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-    def stats(self) -> dict[str, int]:
-        return {"gpu_alone": self._calls}

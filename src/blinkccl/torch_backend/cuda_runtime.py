@@ -75,13 +75,7 @@ class CudaRuntime:
         copy(target, source)
 
     def copy_bytes(self, target: int, source: int, nbytes: int, handle: int | None) -> None:
-        """Copies from address to address on the device, on the stream of this handle.
-
-        Raises
-        ------
-        CommunicationError
-            If CUDA refuses.
-        """
+        """Copies from address to address on the device, on the stream of this handle."""
         result = _driver().cuMemcpyDtoDAsync_v2(
             ctypes.c_uint64(target), ctypes.c_uint64(source), ctypes.c_size_t(nbytes), ctypes.c_void_p(handle)
         )

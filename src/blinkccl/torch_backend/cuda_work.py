@@ -32,18 +32,10 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2e-5, 1e-3
 
 @eager
 class CudaWork(dist.Work):
-    """A call that was enqueued.
+    """A call that was enqueued on ``stream``, with ``event`` behind it.
 
-    Parameters
-    ----------
-    title, result
-        Its name, and the tensors that it writes.
-    stream, event
-        What it was enqueued on, and the event behind it.
-    failed
-        Looks whether the group has failed: the error, or None.
-    captured
-        Whether it was recorded into a graph: then nothing runs here that could be asked for.
+    ``failed`` looks whether the group has failed. ``captured``: it was recorded into a graph, and nothing runs here
+    that could be asked for.
     """
 
     def __init__(
@@ -76,12 +68,8 @@ class CudaWork(dist.Work):
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Lets the current stream wait for the call; with a ``timeout``, and after a barrier, the host too.
 
-        Raises
-        ------
-        DeadlineError
-            If the timeout passes first. The call goes on.
-        CommunicationError
-            If a kernel of this group has given up.
+        DeadlineError if the timeout passes first: the call goes on. CommunicationError if a kernel of this group has
+        given up.
         """
         self._raise_if_failed()
         self._runtime.wait_event(self._runtime.current_stream(self._device), self._event)
@@ -144,12 +132,7 @@ LOOK_EVERY_S = 0.1
 class Watch:
     """Watches the calls of one group on one device.
 
-    Parameters
-    ----------
-    look
-        What kernels have said: None, or an error.
-    fail
-        Called once, in the watching thread, with what ends the group.
+    ``look`` says what kernels have said; ``fail`` is called once, in the watching thread, with what ends the group.
     """
 
     def __init__(

@@ -40,15 +40,7 @@ class Capabilities:
 
 
 class DelegatedGroup:
-    """The process group beside one of ours.
-
-    Parameters
-    ----------
-    store, rank, size, timeout
-        Those of our group.
-    global_ranks
-        The group's ranks in the world; empty for the world itself.
-    """
+    """The process group beside one of ours; ``global_ranks`` is empty for the world itself."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta, global_ranks: list[int]) -> None:
         self._store = store
@@ -60,13 +52,7 @@ class DelegatedGroup:
         self._made: dict[str, Any] = {}
 
     def group(self, ours: dist.ProcessGroup, device: str) -> Any:
-        """The process group that serves tensors on ``device``.
-
-        Raises
-        ------
-        UnsupportedError
-            If the backend string names nobody for this device.
-        """
+        """The process group that serves tensors on ``device``; UnsupportedError if the backend string names nobody."""
         self.backend(ours, device)
         assert self._group is not None  # made with its first backend
         return self._group

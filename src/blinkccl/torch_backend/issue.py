@@ -63,22 +63,10 @@ class Message:
 
 @dataclass(slots=True)
 class TorchCall:
-    """One call of torch's.
+    """One call of torch's: ``calls`` to be run in this order, or ``messages`` to be sent and received, all at once.
 
-    Parameters
-    ----------
-    title
-        Its name in profiles and messages, as torch's own backends have it.
-    result
-        The tensors that it writes.
-    memory
-        What its addresses point into.
-    calls
-        What is to be run, in this order.
-    messages
-        Or: what is to be sent and received, all at once.
-    shown
-        The tensors whose shapes a profile records.
+    ``title`` is its name in profiles and messages, as torch's own backends have it; ``result`` the tensors that it
+    writes; ``shown`` those whose shapes a profile records.
     """
 
     title: str
@@ -118,13 +106,7 @@ class Issuer:
         return True
 
     def issue(self, call: TorchCall, asynchronous: bool, timeout_s: float) -> dist.Work:
-        """Runs ``call``, or lets it run in the background; messages always do.
-
-        Raises
-        ------
-        DistBackendError
-            What ended the call, if it is not asynchronous.
-        """
+        """Runs ``call``, or lets it run in the background; messages always do. DistBackendError if it fails at once."""
         if profiler._is_profiler_enabled:
             with torch._C._profiler._RecordFunctionFast(f"blink:{call.title}", list(call.shown)):
                 return self._issue(call, asynchronous, timeout_s)

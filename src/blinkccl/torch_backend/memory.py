@@ -15,13 +15,7 @@ from torch import Tensor
 
 
 class Scratch:
-    """Reused flat buffers of one process group. Freshly mapped pages would cost more than the copies.
-
-    Parameters
-    ----------
-    keep_bytes
-        How much to keep for later calls.
-    """
+    """Reused flat buffers of one process group. Freshly mapped pages would cost more than the copies."""
 
     def __init__(self, keep_bytes: int = 256 << 20) -> None:
         self._keep_bytes = keep_bytes

@@ -25,19 +25,10 @@ class MonitoredBarrier:
         self._number = 0
 
     def __call__(self, timeout: timedelta, wait_all_ranks: bool) -> None:
-        """Waits for all ranks.
+        """Waits for all ranks, all together for ``timeout``.
 
-        Parameters
-        ----------
-        timeout
-            For all of them together.
-        wait_all_ranks
-            Whether rank 0 goes on after the first that does not come, to name all of them.
-
-        Raises
-        ------
-        DeadlineError
-            On rank 0 with the ranks that did not come; on the others if rank 0 did not say that all came.
+        With ``wait_all_ranks`` rank 0 goes on after the first that does not come, to name all of them. DeadlineError on
+        rank 0 with the ranks that did not come; on the others if rank 0 did not say that all came.
         """
         self._number += 1
         prefix = f"blink/monitored/{self._number}"

@@ -53,10 +53,7 @@ _NO_MESSAGES = (
 def create(options: Any) -> BlinkProcessGroup:
     """The process group for torch's ``_DistributedBackendOptions``; all its ranks call this.
 
-    Raises
-    ------
-    DistBackendError
-        If a rank does not come, or they cannot share memory.
+    DistBackendError if a rank does not come, or they cannot share memory.
     """
     rank, size, timeout = options.group_rank, options.group_size, options.timeout
     global_ranks = list(options.global_ranks_in_group)
@@ -71,18 +68,8 @@ def create(options: Any) -> BlinkProcessGroup:
 class BlinkProcessGroup(dist.ProcessGroup):
     """A process group over one transport.
 
-    Parameters
-    ----------
-    store
-        torch's store, of this group alone.
-    rank, size
-        This rank in the group, and how many there are.
-    timeout
-        For calls whose options have none.
-    transport
-        Who moves the bytes.
-    global_ranks
-        The group's ranks in the world; empty for the world itself.
+    ``store`` is torch's, of this group alone; ``timeout`` for calls whose options have none; ``global_ranks`` empty for
+    the world itself.
     """
 
     def __init__(

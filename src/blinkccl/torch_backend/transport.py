@@ -75,21 +75,9 @@ class Transport(Protocol):
 
 
 def open_transport(store: Any, rank: int, size: int, global_ranks: list[int], timeout_s: float) -> Transport:
-    """The transport of a new group; all its ranks call this.
+    """The transport of a new group; all its ranks call this, and wait ``timeout_s`` for each other (RendezvousTimeout).
 
-    Parameters
-    ----------
-    store
-        torch's store, of this group alone.
-    global_ranks
-        The group's ranks in the world; empty for the world itself.
-    timeout_s
-        How long to wait for the other ranks.
-
-    Raises
-    ------
-    RendezvousTimeout
-        If a rank does not come.
+    ``store`` is torch's, of this group alone; ``global_ranks`` are empty for the world itself.
     """
     hosts = _hosts(store, rank, size, timeout_s)
     if len(set(hosts)) == 1:
@@ -102,25 +90,13 @@ def open_transport(store: Any, rank: int, size: int, global_ranks: list[int], ti
 
 
 def open_for(store: Any, rank: int, size: int, global_ranks: list[int], timeout_s: float) -> Transport:
-    """The same, but later where torch makes the group for another device: then CPU tensors may be others'.
-
-    Parameters
-    ----------
-    store
-        torch's for this group and the device that the group is made for: it tells which that is.
-    """
+    """The same, but later where torch makes the group for another device: then CPU tensors may be others'."""
     opened = partial(open_transport, store, rank, size, global_ranks, timeout_s)
     return Deferred(opened) if _is_for(store, rank, "cuda") else opened()
 
 
 class Deferred:
-    """A transport that is opened by its first call, a collective: until then nobody knows whether it is needed.
-
-    Parameters
-    ----------
-    opened
-        Opens it; all ranks come.
-    """
+    """A transport that is opened by its first call, a collective: until then nobody knows whether it is needed."""
 
     def __init__(self, opened: Callable[[], Transport]) -> None:
         self._opened = opened
@@ -195,20 +171,7 @@ class SpanningTransport:
     Planned on the hosts as they are: all ranks of a host reach each other, and hosts meet at one network switch, each
     through one interface. Only the ratio of the two rates counts for a plan; the network's is taken to be much the
     lower. Slower than shared memory, and no faster than gloo where that is at its best; it serves so that a program
-    need not care where its ranks are.
-
-    Parameters
-    ----------
-    store
-        torch's, of this group alone.
-    rank
-        This rank in the group.
-    hosts
-        For each rank the name of its host.
-    global_ranks
-        The group's ranks in the world; empty for the world itself.
-    timeout_s
-        For the others to come, and of calls that have none.
+    need not care where its ranks are. ``hosts`` has the name of each rank's host.
     """
 
     def __init__(self, store: Any, rank: int, hosts: list[str], global_ranks: list[int], timeout_s: float) -> None:

@@ -36,13 +36,7 @@ OPERATIONS: dict[Any, str] = {
 
 
 def element_type(tensor: torch.Tensor) -> str:
-    """The name of the type in which ``tensor`` is reduced.
-
-    Raises
-    ------
-    UnsupportedError
-        If the type cannot be reduced.
-    """
+    """The name of the type in which ``tensor`` is reduced; UnsupportedError if it cannot be."""
     name = DTYPES.get(tensor.dtype)
     if name is None:
         raise UnsupportedError(f"backend blink cannot reduce {tensor.dtype}; it can {', '.join(DTYPES.values())}")
@@ -50,13 +44,7 @@ def element_type(tensor: torch.Tensor) -> str:
 
 
 def reduction(operation: Any) -> tuple[str, float | None]:
-    """The name of ``operation`` (a ``ReduceOp`` or its type), and the factor of a ``PREMUL_SUM``.
-
-    Raises
-    ------
-    UnsupportedError
-        If there is no such operation, or a ``PREMUL_SUM`` has no factor.
-    """
+    """The name of ``operation`` (a ``ReduceOp`` or its type), and the factor of a ``PREMUL_SUM``."""
     kind = getattr(operation, "op", operation)  # isinstance says yes to both
     name = OPERATIONS.get(kind)
     if name is None:

@@ -57,15 +57,7 @@ class DoneWork(dist.Work):
 
 @eager
 class PendingWork(dist.Work):
-    """A call that runs in the background.
-
-    Parameters
-    ----------
-    result
-        The tensors that it writes: the value of its future.
-    what
-        The call in words, for messages.
-    """
+    """A call that runs in the background: the tensors that it writes, which are its future's value, and it in words."""
 
     def __init__(self, result: list[Tensor], what: str) -> None:
         super().__init__()
@@ -124,13 +116,7 @@ class PendingWork(dist.Work):
         return self._result
 
     def source_rank(self) -> int:
-        """The rank in the group that a received message came from.
-
-        Raises
-        ------
-        RuntimeError
-            If no message was received.
-        """
+        """The rank in the group that a received message came from; RuntimeError if none was received."""
         if self._source is None:
             raise RuntimeError(f"{self._what} has no source rank: only a receive that has ended has one")
         return self._source

@@ -14,7 +14,8 @@ import pytest
 
 from blinkccl.algorithms.registry import ALGORITHMS, Request
 from blinkccl.collectives.spec import Collective
-from blinkccl.runtime.plan_cache import PlanCache, PlanKey, default_directory
+from blinkccl.private_files import cache_directory
+from blinkccl.runtime.plan_cache import PlanCache, PlanKey
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.schedule.text import to_json
@@ -160,11 +161,11 @@ def test_a_directory_that_others_may_write_is_not_written(tmp_path: Path, caplog
 
 
 def test_where_the_cache_is(tmp_path: Path) -> None:
-    assert default_directory({"BLINK_CACHE": "/b", "XDG_CACHE_HOME": "/x", "HOME": "/h"}) == Path("/b/plans")
-    assert default_directory({"XDG_CACHE_HOME": "/x", "HOME": "/h"}) == Path("/x/blink/plans")
-    assert default_directory({"XDG_CACHE_HOME": "relative", "HOME": "/h"}) == Path("/h/.cache/blink/plans")
-    assert default_directory({"BLINK_CACHE": "", "HOME": "/h"}) is None
-    assert default_directory({}) is None
+    assert cache_directory({"BLINK_CACHE": "/b", "XDG_CACHE_HOME": "/x", "HOME": "/h"}, "plans") == Path("/b/plans")
+    assert cache_directory({"XDG_CACHE_HOME": "/x", "HOME": "/h"}, "plans") == Path("/x/blink/plans")
+    assert cache_directory({"XDG_CACHE_HOME": "relative", "HOME": "/h"}, "plans") == Path("/h/.cache/blink/plans")
+    assert cache_directory({"BLINK_CACHE": "", "HOME": "/h"}, "plans") is None
+    assert cache_directory({}, "plans") is None
 
 
 def test_no_cache_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
