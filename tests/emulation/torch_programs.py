@@ -218,33 +218,37 @@ def unequal_blocks(rank: int, size: int) -> None:
     outputs = [torch.zeros(peer) for peer in range(size)]
     dist.all_gather(outputs, torch.full((rank,), float(rank)))
     assert [output.tolist() for output in outputs] == [[float(peer)] * peer for peer in range(size)]
-    sent = [100 * rank + peer for peer in range(size) for _ in range(rank + peer)]
-    received = torch.zeros((sum(rank + peer for peer in range(size)), 2), dtype=torch.int64)
-    rows = torch.tensor(sent, dtype=torch.int64).view(-1, 1).repeat(1, 2)
-    splits = [rank + peer for peer in range(size)]
-    dist.all_to_all_single(received, rows, splits, splits)
-    assert received[:, 1].tolist() == [100 * peer + rank for peer in range(size) for _ in range(rank + peer)]
-    equal = torch.zeros(2 * size)
-    dist.all_to_all_single(equal, torch.arange(2.0 * size) + 1000 * rank)
-    same(equal, torch.tensor([1000.0 * peer + 2 * rank + k for peer in range(size) for k in range(2)]))
+    for rows, by_messages in (
+        ([[source + target for target in range(size)] for source in range(size)], False),  # nearly equal: padded
+        ([[0] * size] * size, False),
+        ([[3000 * (source == 1 and target == 0) + target for target in range(size)] for source in range(size)], True),
+    ):
+        before = messages_sent()
+        expected = [rows[peer][rank] for peer in range(size)]
+        sent = torch.cat([torch.full((rows[rank][peer], 2), 100.0 * rank + peer) for peer in range(size)])
+        received = torch.zeros((sum(expected), 2))
+        dist.all_to_all_single(received, sent, expected, rows[rank])
+        assert received[:, 1].tolist() == [100.0 * peer + rank for peer in range(size) for _ in range(expected[peer])]
+        assert (messages_sent() > before) == by_messages
+    equal, sent = torch.zeros(2 * size), torch.arange(2.0 * size) + 1000 * rank
+    expected = torch.tensor([1000.0 * peer + 2 * rank + k for peer in range(size) for k in range(2)])
+    dist.all_to_all_single(equal, sent)
+    same(equal, expected)
     # Whether a rank says that its blocks are equal is its own business.
     said = [2] * size if rank % 2 else None
-    dist.all_to_all_single(equal.zero_(), torch.arange(2.0 * size) + 1000 * rank, said, said)
-    same(equal, torch.tensor([1000.0 * peer + 2 * rank + k for peer in range(size) for k in range(2)]))
-    if size > 2:  # nearly everything to one rank
-        splits = [3000 if peer == 0 else peer for peer in range(size)]
-        received = torch.zeros((size * splits[rank], 1))
-        rows = torch.cat([torch.full((splits[peer], 1), 10.0 * rank + peer) for peer in range(size)])
-        dist.all_to_all_single(received, rows, [splits[rank]] * size, splits)
-        assert received.flatten().tolist() == [10.0 * peer + rank for peer in range(size) for _ in range(splits[rank])]
+    dist.all_to_all_single(equal.zero_(), sent, said, said)
+    same(equal, expected)
     with raises(PlanMismatchError, "rank 0 sends 8 bytes to rank 1, which expects 12"):
         splits = [3 if rank == 1 and peer == 0 else 2 for peer in range(size)]
         dist.all_to_all_single(torch.zeros(sum(splits)), equal, splits, [2] * size)
-    dist.all_to_all_single(equal, torch.arange(2.0 * size) + 1000 * rank, async_op=True).wait()
-    same(equal, torch.tensor([1000.0 * peer + 2 * rank + k for peer in range(size) for k in range(2)]))
-    equal = torch.arange(2.0 * size) + 1000 * rank
-    dist.all_to_all_single(equal, equal)  # in place
-    same(equal, torch.tensor([1000.0 * peer + 2 * rank + k for peer in range(size) for k in range(2)]))
+    dist.all_to_all_single(equal.zero_(), sent, async_op=True).wait()
+    same(equal, expected)
+    dist.all_to_all_single(sent, sent)  # in place
+    same(sent, expected)
+
+
+def messages_sent() -> int:
+    return stats().get("sends", 0) + stats().get("spanning_sends", 0)
 
 
 @program
@@ -808,6 +812,7 @@ def over_hosts(rank: int, size: int) -> None:
     assert stats()["calls"] > before, "the ranks of one host share memory"
     for part in (_moved_over_hosts, unequal_blocks, in_order, coalescing, objects):
         part(rank, size)
+    before = stats()
     tensor = torch.full((700_001,), 1.0 + rank)
     dist.all_reduce(tensor)
     assert float(tensor[-1]) == sum(range(1, size + 1))
@@ -815,7 +820,7 @@ def over_hosts(rank: int, size: int) -> None:
         dist.send(torch.ones(3), size - 1, tag=4)
     elif rank == size - 1:
         assert dist.recv(torch.ones(3), tag=4) == 0
-    counted = stats()
+    counted = {name: number - before.get(name, 0) for name, number in stats().items()}
     assert counted["spanning_allreduce"] > 0
     assert counted.get("spanning_sends", 0) + counted.get("spanning_receives", 0) == (rank in (0, size - 1))
 
