@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from importlib import import_module
@@ -49,20 +48,3 @@ def test_all_that_are_missing_are_named():
 
 def test_no_time_at_all():
     assert "Rank 0 timed out in monitoredBarrier after 0 ms" in outcomes([0], timeout=timedelta(0))[0]
-
-
-def test_one_after_the_other():
-    store = dist.HashStore()
-    barriers = [MonitoredBarrier(store, rank, 2) for rank in range(2)]
-    order = []
-
-    def one(rank):
-        for number in range(3):
-            if rank == 1:
-                time.sleep(0.02)
-            order.append((number, rank))
-            barriers[rank](LONG, False)
-
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(one, range(2)))
-    assert [number for number, _ in order] == [0, 0, 1, 1, 2, 2]

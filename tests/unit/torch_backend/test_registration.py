@@ -93,4 +93,5 @@ def test_autoload_never_fails(monkeypatch, caplog, version):
 
 
 def test_importing_blinkccl_loads_no_torch():
-    assert python("import blinkccl, blinkccl.torch_autoload; print('torch' in sys.modules)") == "False"
+    modules = "blinkccl, blinkccl.torch_autoload, blinkccl.runtime.store, blinkccl.engines.torch_p2p"
+    assert python(f"import {modules}; print('torch' in sys.modules)") == "False"

@@ -95,42 +95,6 @@ def test_only_a_received_message_has_a_source():
     assert received._source_rank() == 3
 
 
-def test_callbacks_run_in_order_and_may_wait_for_what_they_issue():
-    """Each callback waits for a work that is issued in it, which completes one thread deeper."""
-    seen = []
-    outer = [work.PendingWork([torch.tensor([float(number)])], "all_reduce") for number in range(4)]
-
-    def callback(future):
-        inner = work.PendingWork(future.value(), "nested")
-        threading.Timer(0.01, inner.end).start()
-        value = float(inner.get_future().then(lambda done: done.value()[0] * 2).wait())
-        seen.append((value, threading.current_thread().name))
-        return torch.tensor(value)
-
-    futures = [pending.get_future().then(callback) for pending in outer]
-    for pending in outer:
-        pending.end()
-    assert [float(future.wait()) for future in futures] == [0, 2, 4, 6]
-    assert seen == [(value, "blink-future-0_0") for value in (0, 2, 4, 6)]
-
-
-def test_several_as_one():
-    parts = [work.PendingWork([torch.full((1,), float(number))], "broadcast") for number in range(3)]
-    together = work.AllWork(parts)
-    future = together.get_future()
-    for part in parts[:2]:
-        part.end()
-    assert not together.is_completed()
-    ended_later(parts[2])
-    assert together.wait()
-    assert together.is_completed()
-    assert together.is_success()
-    assert together.exception() is None
-    assert [float(tensor) for tensor in together.result()] == [0, 1, 2]
-    assert [float(tensor) for tensor in future.wait()] == [0, 1, 2]
-    assert work.AllWork([]).wait()
-
-
 def test_ending_does_not_wait_for_callbacks():
     """What ends a work is the transport's thread: others wait for it."""
     pending, slow = work.PendingWork([torch.ones(1)], "all_reduce"), threading.Event()
