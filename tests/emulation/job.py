@@ -10,7 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,18 +38,10 @@ def member(
         raise Interrupted(str(error)) from None
 
 
-class open_communicator:  # noqa: N801
+def open_communicator(url: str, rank: int, size: int, deadline_s: float = PATIENT_S) -> closing[Communicator]:
     """A communicator for the length of a ``with``."""
-
-    def __init__(self, url: str, rank: int, size: int, deadline_s: float = PATIENT_S) -> None:
-        store = open_store(url, rank, time.monotonic() + deadline_s)
-        self._comm = Communicator.create(store, rank, size, deadline_s=deadline_s)
-
-    def __enter__(self) -> Communicator:
-        return self._comm
-
-    def __exit__(self, *_: object) -> None:
-        self._comm.close()
+    store = open_store(url, rank, time.monotonic() + deadline_s)
+    return closing(Communicator.create(store, rank, size, deadline_s=deadline_s))
 
 
 def tell(comm: Communicator, word: str) -> None:

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from rank_processes import CONTEXT, Outcome, RankProcess, outcomes
 
-from blinkccl.errors import CommunicationError, PeerLostError, PlanMismatchError, RendezvousTimeout
+from blinkccl.errors import CommunicationError, PlanMismatchError, RendezvousTimeout
 from blinkccl.runtime import peer_info
 from blinkccl.runtime.bootstrap import Bootstrap, Published, join
 from blinkccl.runtime.peer_info import own_peer_info, same_host
@@ -155,16 +155,6 @@ def test_a_rank_that_is_killed_may_be_started_again(directory: str, tmp_path: Pa
     gate.wait(PATIENT_S)
     ranks = [late[0] if rank == again else first[rank] for rank in range(2)] + [late[1]]
     assert pids(outcomes(ranks)) == [[rank.process.pid for rank in ranks]] * 3
-
-
-@pytest.mark.parametrize("lost", [0, 1])
-def test_a_rank_that_is_killed_and_stays_away_is_lost(directory: str, tmp_path: Path, lost: int) -> None:
-    ranks = two_of_three(directory, tmp_path)
-    pid = ranks[lost].process.pid
-    ranks[lost].kill()
-    (outcome,) = outcomes([ranks[1 - lost]])
-    assert isinstance(outcome.error, PeerLostError)
-    assert (outcome.error.rank, outcome.error.pid) == (lost, pid)
 
 
 def test_a_store_may_be_used_again(directory: str) -> None:

@@ -6,6 +6,7 @@ import gc
 import threading
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from random import Random
 from typing import Any
 
@@ -167,23 +168,11 @@ def test_two_threads_of_a_rank_with_a_communicator_each(ran: Ran) -> None:
 
 def two_threads(comm: Communicator) -> bool:
     parts = [comm.split(0), comm.split(0)]
-    wrong: list[str] = []
-
-    def work(part: Communicator, seed: int) -> None:
-        try:
-            random_calls(part, seed, 25)
-        except Exception as error:
-            wrong.append(repr(error))
-
-    threads = [threading.Thread(target=work, args=(part, seed)) for seed, part in enumerate(parts)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(40)
+    with ThreadPoolExecutor(2) as pool:
+        done = list(pool.map(random_calls, parts, range(2), [25] * 2, timeout=40))
     for part in parts:
         part.close()
-    assert not wrong, wrong
-    return not any(thread.is_alive() for thread in threads)
+    return done == [25] * 2
 
 
 def test_two_threads_that_take_turns_on_one_communicator(ran: Ran) -> None:
@@ -201,11 +190,8 @@ def turns_on_one(comm: Communicator) -> bool:
             found.append(int(comm.allreduce(np.array([len(found)]))[0]))
             turns[1 - own].release()
 
-    threads = [threading.Thread(target=work, args=(own,)) for own in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(40)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(work, range(2), timeout=40))
     return found == [2 * i for i in range(100)]
 
 
@@ -283,9 +269,8 @@ def test_ranks_may_be_threads_of_one_process(ran: Ran) -> None:
 
 def threads_as_ranks(comm: Communicator) -> list[int]:
     """Also beside a group whose ranks are processes."""
-    done: list[int] = []
 
-    def work(rank: int) -> None:
+    def work(rank: int) -> int:
         with_store = Communicator.create(comm.group.store, rank, 3, prefix="threads", deadline_s=20)
         random_calls(with_store, 5, 20)
         sent = with_store.send(np.full(3, rank), (rank + 1) % 3, wait=False)
@@ -293,15 +278,11 @@ def threads_as_ranks(comm: Communicator) -> list[int]:
         assert with_store.recv(got) == (rank - 1) % 3 == got[0]
         sent.result(20)
         with_store.barrier()
-        done.append(with_store.size)
         with_store.close()
+        return with_store.size
 
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(40)
-    return done
+    with ThreadPoolExecutor(3) as pool:
+        return list(pool.map(work, range(3), timeout=40))
 
 
 def test_one_rank_alone_has_all_collectives(ran: Ran) -> None:

@@ -25,10 +25,10 @@ Blink = Callable[..., Any]
 
 
 def wait_until(job: Job, rank: int, wanted: Callable[[GroupState], bool], within_s: float = 10.0) -> GroupState:
-    """The first picture of rank's only group that is as wanted."""
+    """The first picture of rank's largest group that is as wanted."""
     end = time.monotonic() + within_s
     while True:
-        (group,) = groups_of(job.pid(rank))
+        group, *_ = groups_of(job.pid(rank))
         if wanted(group):
             return group
         assert time.monotonic() < end, f"the job never was as wanted; at last: {group}"
@@ -133,10 +133,7 @@ def test_ranks_that_left_or_compute_are_told_apart(start: Start, blink: Blink) -
     job = start(3, one_after_another)
     job.hear("ready")
     job.outcomes(2)
-    end = time.monotonic() + 10
-    while [rank.state for rank in groups_of(job.pid(0))[0].ranks] != ["waiting", "between calls", "left"]:
-        assert time.monotonic() < end, groups_of(job.pid(0))
-        time.sleep(0.02)
+    wait_until(job, 0, lambda g: [rank.state for rank in g.ranks] == ["waiting", "between calls", "left"])
     whole, part = groups_of(job.pid(0))
     assert whole.ranks[0].calls == whole.ranks[1].calls + 1
     assert (part.size, part.awaited()) == (2, {})

@@ -1,9 +1,10 @@
-"""Shared memory: private to its user, without a name, gone after any end, and independent of /dev/shm."""
+"""Shared memory: private to its user, without a name, gone after any end, not in /dev/shm; and nothing that grows."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import random
 import signal
 import socket
 import stat
@@ -19,6 +20,8 @@ from job import PATIENT_S, Ran, Start, member, tell, wait_for
 from rank_processes import RankProcess, outcomes
 
 import blinkccl
+from blinkccl.collectives.call import CollectiveCall
+from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.runtime.bootstrap import Published
 from blinkccl.runtime.communicator import Communicator
 from blinkccl.runtime.heap import process_heap
@@ -135,16 +138,11 @@ def test_a_full_dev_shm_does_not_matter(tmp_path: Path, start: Start) -> None:
     assert [outcome.value for outcome in found] == [True, True]
 
 
-def closes_and_counts(comm: Communicator, rounds: int) -> tuple[int, int, int]:
+def closes_and_counts(comm: Communicator, rounds: int) -> dict[str, int]:
     """Groups that are made and closed leave no descriptors, threads or mappings."""
-
-    def resources() -> tuple[int, int, int]:
-        maps = Path("/proc/self/maps").read_text().count("memfd:blink-")
-        return len(os.listdir("/proc/self/fd")), threading.active_count(), maps
 
     def one() -> None:
         part = comm.split(0)
-        assert part is not None
         part.allreduce(np.ones(100), wait=False).result(PATIENT_S)
         sent = part.send(np.ones(9), (part.rank + 1) % part.size, wait=False)
         part.recv(np.ones(9))
@@ -155,12 +153,12 @@ def closes_and_counts(comm: Communicator, rounds: int) -> tuple[int, int, int]:
     before = resources()
     for _ in range(rounds):
         one()
-    after = resources()
-    return tuple(b - a for a, b in zip(before, after, strict=True))  # type: ignore[return-value]
+    return growth(before)
 
 
 def test_groups_leave_nothing_behind_when_they_are_closed(ran: Ran) -> None:
-    assert ran(3, closes_and_counts, 8) == [(0, 0, 0)] * 3
+    for grown in ran(3, closes_and_counts, 8):
+        assert (grown["descriptors"], grown["threads"], grown["mapped memory of ours"]) == (0, 0, 0)
 
 
 def test_arrays_in_shared_memory_give_their_pages_back(ran: Ran) -> None:
@@ -178,3 +176,58 @@ def makes_arrays(comm: Communicator) -> int:
         used.append(comm.memory_bytes()["heap_used"])
     assert used == [0] * 12
     return os.fstat(process_heap().fd).st_blocks * 512
+
+
+def resources() -> dict[str, int]:
+    """What this process holds: bytes of memory of its own, descriptors, threads."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
+    return {
+        "anonymous bytes": int(fields["RssAnon"].split()[0]) << 10,
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "threads": threading.active_count(),
+        "mappings": Path("/proc/self/maps").read_text().count("\n"),
+        "mapped memory of ours": Path("/proc/self/maps").read_text().count("memfd:blink-"),
+    }
+
+
+def growth(before: dict[str, int]) -> dict[str, int]:
+    return {what: number - before[what] for what, number in resources().items()}
+
+
+def many_calls(comm: Communicator, calls: int, warm: int) -> dict[str, int]:
+    """How much each has grown between the ``warm``-th call and the last."""
+    plan = random.Random(1)
+    shared = blinkccl.empty(200_000, "float32")
+    before: dict[str, int] = {}
+    for number in range(calls):
+        if number == warm:
+            before = resources()
+        count = int(2 ** plan.uniform(0, 15))
+        name = plan.choice([name for name in COLLECTIVES if name != "sendrecv"])
+        collective = CollectiveCall(name, "float32", count, root=plan.randrange(comm.size)).among(comm.size)
+        into, out = collective.input_blocks(comm.rank), collective.output_blocks(comm.rank)
+        send = shared[: into * count] if plan.random() < 0.3 else np.ones(into * count, np.float32)
+        recv = np.empty(out * count, np.float32) if out else None
+        root = collective.root or 0
+        wait = plan.random() < 0.7
+        done = comm._call((name, "sum", root, 0), send if into else None, recv, wait=wait)
+        if not wait:
+            done.result(PATIENT_S)
+        if number % 10 == 0:
+            peer = (comm.rank + 1) % comm.size
+            sent = comm.send(np.ones(count), peer, wait=False)
+            comm.recv(np.empty(count))
+            sent.result(PATIENT_S)
+    return growth(before)
+
+
+def test_nothing_grows_with_the_number_of_calls(ran: Ran) -> None:
+    """More different sizes than prepared calls are kept, so that the oldest are given up, too.
+
+    The full length: ``BLINK_LEAK_CALLS=10000 pytest tests/emulation/test_memory.py``.
+    """
+    for grown in ran(3, many_calls, int(os.environ.get("BLINK_LEAK_CALLS", "2500")), 1300):
+        assert grown["descriptors"] == 0
+        assert grown["threads"] == 0
+        assert grown["mappings"] <= 8
+        assert grown["anonymous bytes"] < 8 << 20, grown
