@@ -7,7 +7,6 @@ from itertools import combinations
 from random import Random
 
 import pytest
-from reference import asked, digraph
 
 from blinkccl.algorithms.bounds import certificate_for, cut_certificate, price_certificate, reverse_of
 from blinkccl.algorithms.rank_network import rank_network_of
@@ -16,6 +15,7 @@ from blinkccl.forest.model import Certificate, Cut, Dual, Partition
 from blinkccl.packing.network import Network
 from blinkccl.testing.forests import random_collective, random_topology
 from blinkccl.topology.model import Topology
+from support.planned import asked, digraph
 
 
 def bound_of_cut(collective: Collective, ranks: tuple[int, ...], topology: Topology, side: frozenset[int]) -> Cut:

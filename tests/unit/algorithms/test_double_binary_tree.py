@@ -5,11 +5,10 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
-from planned import plan
 
 from blinkccl.algorithms.double_binary_tree import binary_tree, rooted_second_tree, second_tree
-from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.errors import UnsupportedError
+from support.planned import plan
 
 
 def _depths(parents: dict[int, int]) -> list[int]:
@@ -96,9 +95,3 @@ def test_missing_hop_is_named_with_the_pcie_alternative() -> None:
     with pytest.raises(UnsupportedError, match=r"a hop between 4 and 2, but no link .* use --links pcie"):
         plan("double_binary_tree", "dgx-1v", None, "allreduce")
     assert plan("double_binary_tree", "dgx-1v", None, "allreduce", links="pcie").depth == 3
-
-
-@pytest.mark.parametrize("collective", sorted(set(COLLECTIVES) - {"allreduce", "broadcast", "reduce"}))
-def test_other_collectives_are_refused(collective: str) -> None:
-    with pytest.raises(UnsupportedError, match=f"not serve {collective}, only allreduce, broadcast, reduce"):
-        plan("double_binary_tree", "dgx-2", None, collective)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
-from reference import asked
 
 from blinkccl.algorithms.forests import Draft, backward, forest_of, normalised, ordered
 from blinkccl.algorithms.rank_network import rank_network_of
 from blinkccl.errors import InternalError
 from blinkccl.forest.model import Cut, Share, Tree
 from blinkccl.packing.integral import Arborescence
+from support.planned import asked
 
 HALF = Fraction(1, 2)
 

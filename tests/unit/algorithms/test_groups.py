@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from planned import request
 
 from blinkccl.algorithms.internal_broadcast import PARTITION_LIMIT, Grouping, fewest_cliques, groupings
 from blinkccl.algorithms.paths import transit_paths
 from blinkccl.algorithms.servers import by_server, line_up
+from support.planned import asked
 
 
 def _groupings(spec: str, gpus: str | None, links: str = "fast") -> list[Grouping]:
-    asked = request(spec, gpus, "allreduce", links=links)
-    return groupings(asked.network, transit_paths(asked.network, asked.ranks), asked.ranks)
+    request = asked(spec, "allreduce", gpus, links=links)
+    return groupings(request.network, transit_paths(request.network, request.ranks), request.ranks)
 
 
 def test_halves_of_a_dgx_1() -> None:
@@ -68,8 +68,8 @@ def test_number_of_partitions_is_limited() -> None:
 
 
 def test_servers_and_lines() -> None:
-    asked = request("2x dgx-1v @ 40Gbps", "0,1,2+5,4,1", "allreduce")
-    assert by_server(asked.topology, asked.ranks) == ((0, 1, 2), (13, 12, 9))
-    paths = transit_paths(asked.network, asked.ranks)
-    assert line_up(asked.network, paths, (13, 12, 9), start=12) == (12, 13, 9)
-    assert line_up(asked.network, paths, (13, 12, 9), start=13) is None, "1 is joined to 5 only"
+    request = asked("2x dgx-1v @ 40Gbps", "allreduce", "0,1,2+5,4,1")
+    assert by_server(request.topology, request.ranks) == ((0, 1, 2), (13, 12, 9))
+    paths = transit_paths(request.network, request.ranks)
+    assert line_up(request.network, paths, (13, 12, 9), start=12) == (12, 13, 9)
+    assert line_up(request.network, paths, (13, 12, 9), start=13) is None, "1 is joined to 5 only"

@@ -1,4 +1,4 @@
-"""What all hand-made algorithms have in common: sound forests everywhere, and the same one each time."""
+"""What all hand-made algorithms have in common: sound forests or reasons everywhere, and the same bytes each time."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import os
 import subprocess
 import sys
 from itertools import product
+from pathlib import Path
 
 import pytest
-from planned import plan
 
 from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.errors import TopologyError, UnsupportedError
+from support.planned import plan
 
 ALGORITHMS = ("ring", "double_binary_tree", "one_hop", "one_shot", "internal_broadcast", "flat", "three_stage")
 SPECS = (
@@ -42,31 +43,60 @@ def test_sound_or_refused_with_a_reason(algorithm: str, spec: str, gpus: str | N
         assert reason.startswith(algorithm) or "--links" in reason or "add PCIe" in reason
 
 
+#: Algorithm → a machine for it, and the collectives that it serves.
+SERVED = {
+    "ring": ("dgx-1v", "0-3", "broadcast, reduce, allreduce, allgather, reduce_scatter"),
+    "double_binary_tree": ("dgx-2", None, "allreduce, broadcast, reduce"),
+    "one_shot": ("cedar", None, "allreduce"),
+    "flat": ("cedar", None, "allreduce"),
+    "internal_broadcast": ("dgx-1p", None, "broadcast, gather, allgather, allreduce"),
+    "three_stage": ("mist", None, "allreduce"),
+    "three_phase": ("2x dgx-a100", "0,1+0", "allreduce"),
+}
+
+
+@pytest.mark.parametrize("algorithm", SERVED)
+def test_other_collectives_are_refused_by_name(algorithm: str) -> None:
+    spec, gpus, served = SERVED[algorithm]
+    for collective in COLLECTIVES:
+        if collective in served.split(", "):
+            plan(algorithm, spec, gpus, collective, root=1)
+        else:
+            with pytest.raises(UnsupportedError, match=f"{algorithm} does not serve {collective}, only {served}; use"):
+                plan(algorithm, spec, gpus, collective)
+
+
 _PRINTED = """
+from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.errors import UnsupportedError
 from blinkccl.forest.document import dumps, to_document
-from planned import plan
-for algorithm in {algorithms!r}:
-    for spec, gpus in (("dgx-1v", "0-3"), ("mist", None), ("cedar", None)):
-        try:
-            print(dumps(to_document(plan(algorithm, spec, gpus, "allreduce"))))
-        except UnsupportedError as error:
-            print(error)
+from support.planned import plan
+three = ("dgx-1v", "0-3"), ("mist", None), ("cedar", None)
+cases = [(algorithm, *machine, "allreduce") for algorithm in {algorithms!r} for machine in three]
+for machine in ("dgx-1v", "1,4,5,6,7"), ("2x dgx-1v @ 40Gbps", "0,1,2+3,4"), ("random:5:seed=2:directed", None):
+    cases += [("optimal", *machine, collective) for collective in COLLECTIVES]
+cases += [("blink", "dgx-1v", None, "allreduce"), ("blink", "dgx-1v", "0,1,2,4,5,6", "gather")]
+cases += [("optimal", "2x dgx-a100 @ 200Gbps", None, "allgather")]
+for case in cases:
+    try:
+        print(dumps(to_document(plan(*case))))
+    except UnsupportedError as error:
+        print(error)
 """
 
 
 def test_another_hash_seed_gives_the_same_bytes() -> None:
     script = _PRINTED.format(algorithms=ALGORITHMS)
-    printed = []
-    for seed in ("1", "2"):
-        done = subprocess.run(
+    printed = [
+        subprocess.run(
             [sys.executable, "-c", script],
             capture_output=True,
             text=True,
             check=True,
-            cwd=os.path.dirname(__file__),
+            cwd=Path(__file__).parents[2],
             env={**os.environ, "PYTHONHASHSEED": seed},
-        )
-        printed.append(done.stdout)
+        ).stdout
+        for seed in ("1", "2")
+    ]
     assert printed[0] == printed[1]
-    assert printed[0].count('"schema_version"') >= 15
+    assert printed[0].count('"schema_version"') >= 45

@@ -6,8 +6,6 @@ from dataclasses import replace
 from fractions import Fraction
 
 import pytest
-from planned import assert_sound, plan, request
-from reference import asked, planned
 
 from blinkccl.algorithms.hybrid import Split, hybrid_split, plan_split, rates
 from blinkccl.algorithms.registry import ALGORITHMS
@@ -15,6 +13,7 @@ from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.errors import UnsupportedError, UsageError
 from blinkccl.forest.model import Forest
 from blinkccl.topology.assembly import Assembly
+from support.planned import asked, assert_sound, plan, planned
 
 #: T_dpa per GPU and BW_PCIe that reproduce Fig 21 with lanes of 22 GB/s.
 T_DPA_S = Fraction("0.00031")
@@ -71,7 +70,7 @@ def test_numbers_out_of_range_are_refused(numbers: tuple[int, int, int, int]) ->
 )
 def test_both_classes_together_reach_the_sum_of_their_rates(spec: str, gpus: str, collective: str) -> None:
     forest = plan("hybrid", spec, gpus, collective, root=1)
-    pcie_gb_per_s, nvlink_gb_per_s = rates(request(spec, gpus, collective, root=1))
+    pcie_gb_per_s, nvlink_gb_per_s = rates(asked(spec, collective, gpus, root=1))
     assert pcie_gb_per_s > 0
     assert forest.algbw_gb_per_s == pytest.approx(float(pcie_gb_per_s + nvlink_gb_per_s))
     assert "nvlink" in kinds_used(forest)
@@ -80,13 +79,13 @@ def test_both_classes_together_reach_the_sum_of_their_rates(spec: str, gpus: str
 
 def test_a_dgx_1v_broadcasts_10_gb_per_s_faster() -> None:
     """Six lanes of 25 GB/s, and PCIe, whose one bus between the sockets is the bottleneck."""
-    assert rates(request("dgx-1v", None, "broadcast")) == (10, 150)
+    assert rates(asked("dgx-1v", "broadcast", None)) == (10, 150)
     assert plan("hybrid", "dgx-1v", None, "broadcast").rate == 160
 
 
 @pytest.mark.parametrize("collective", ["broadcast", "reduce", "allreduce"])
 def test_any_part_may_go_over_pcie(collective: str) -> None:
-    asked_ = request("dgx-1v", "0-3", collective)
+    asked_ = asked("dgx-1v", collective, "0-3")
     pcie_gb_per_s, nvlink_gb_per_s = rates(asked_)
     for part in (Fraction(0), Fraction(1, 100), Fraction(1, 3), Fraction(1)):
         forest = plan_split(asked_, part)
@@ -103,7 +102,7 @@ def test_any_part_may_go_over_pcie(collective: str) -> None:
 
 
 def test_the_split_for_a_size_takes_the_time_that_it_says() -> None:
-    asked_ = request("dgx-1v", "0-3", "broadcast")
+    asked_ = asked("dgx-1v", "broadcast", "0-3")
     pcie_gb_per_s, nvlink_gb_per_s = rates(asked_)
     for total in (MB, 100 * MB, 10**10):
         split = hybrid_split(total, pcie_gb_per_s, nvlink_gb_per_s, 4 * T_DPA_S)
@@ -117,7 +116,7 @@ def test_the_split_for_a_size_takes_the_time_that_it_says() -> None:
 @pytest.mark.parametrize("part", [Fraction(-1, 9), Fraction(10, 9)])
 def test_a_part_is_between_0_and_1(part: Fraction) -> None:
     with pytest.raises(UsageError, match="must be between 0 and 1"):
-        plan_split(request("dgx-1v", "0-3", "broadcast"), part)
+        plan_split(asked("dgx-1v", "broadcast", "0-3"), part)
 
 
 @pytest.mark.parametrize(
@@ -183,5 +182,5 @@ def test_reasons(spec: str, gpus: str | None, links: str, reason: str) -> None:
 
 
 def test_links_all_means_the_same() -> None:
-    given = request("dgx-1v", "0-3", "allreduce")
+    given = asked("dgx-1v", "allreduce", "0-3")
     assert ALGORITHMS["hybrid"].plan(given) == ALGORITHMS["hybrid"].plan(replace(given, links="all"))

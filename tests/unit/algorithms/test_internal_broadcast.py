@@ -6,11 +6,10 @@ from fractions import Fraction
 from itertools import combinations, product
 
 import pytest
-from planned import plan
 
 from blinkccl.algorithms.internal_broadcast import SERVED
-from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.errors import TopologyError, UnsupportedError
+from support.planned import plan
 
 
 @pytest.mark.parametrize(
@@ -101,12 +100,6 @@ def test_gather_leads_only_to_the_root() -> None:
         ends = [path[-1] for path in share.broadcast.edges]
         assert ends[-1] == 2
         assert [path[0] for path in share.broadcast.edges] == [share.block, *ends[:-1]]
-
-
-@pytest.mark.parametrize("collective", sorted(set(COLLECTIVES) - set(SERVED)))
-def test_only_the_four_primitives(collective: str) -> None:
-    with pytest.raises(UnsupportedError, match=f"not serve {collective}, only broadcast, gather, allgather"):
-        plan("internal_broadcast", "dgx-1p", None, collective)
 
 
 def test_links_that_lead_one_way_join_no_groups() -> None:

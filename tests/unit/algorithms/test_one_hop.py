@@ -5,10 +5,10 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
-from planned import plan
 
 from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.errors import UnsupportedError
+from support.planned import plan
 
 
 @pytest.mark.parametrize("spec", ["dgx-2", "dgx-a100", "hgx-h100", "star:5"])
@@ -80,10 +80,3 @@ def test_flat_stays_inside_one_server() -> None:
         plan("flat", "2x cedar @ 100Gbps", None, "allreduce")
     assert plan("flat", "2x cedar @ 100Gbps", "4,5,6,7", "allreduce").rate == 2
     assert plan("one_hop", "2x cedar @ 100Gbps", None, "allreduce").depth == 1
-
-
-@pytest.mark.parametrize("collective", sorted(set(COLLECTIVES) - {"allreduce"}))
-@pytest.mark.parametrize("algorithm", ["one_shot", "flat"])
-def test_allreduce_only(algorithm: str, collective: str) -> None:
-    with pytest.raises(UnsupportedError, match=f"{algorithm} does not serve {collective}, only allreduce;"):
-        plan(algorithm, "cedar", None, collective)

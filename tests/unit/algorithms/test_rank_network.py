@@ -8,13 +8,13 @@ from random import Random
 
 import networkx as nx
 import pytest
-from reference import digraph
 
 from blinkccl.algorithms.rank_network import rank_network_of
 from blinkccl.packing.maxflow import min_cut
 from blinkccl.topology.model import Link, Topology, Vertex
 from blinkccl.topology.select import network_for
 from blinkccl.topology.spec import load
+from support.planned import digraph
 
 
 def chained(dice: Random) -> tuple[Topology, tuple[int, ...]]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from reference import asked
 
 from blinkccl.algorithms.rank_network import RankNetwork, rank_network_of
 from blinkccl.algorithms.symmetry import rotations
+from support.planned import asked
 
 
 def view(spec: str, gpus: str | None = None) -> RankNetwork:

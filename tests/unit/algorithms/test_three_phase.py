@@ -7,16 +7,14 @@ from fractions import Fraction
 from itertools import groupby
 
 import pytest
-from planned import assert_sound, plan, request
-from reference import asked, planned
 
 from blinkccl.algorithms.registry import ALGORITHMS
 from blinkccl.algorithms.three_phase import LocalTree, cut_trees, local_trees, overlaid, whole_trees
-from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Forest, Share, Tree
 from blinkccl.topology.assembly import Assembly, compose
 from blinkccl.topology.model import Topology
+from support.planned import asked, assert_sound, plan, planned
 
 
 def partitions(forest: Forest) -> list[list[Share]]:
@@ -189,7 +187,7 @@ def test_cuts_are_laid_over_each_other() -> None:
 
 def test_equal_servers_are_cut_no_further() -> None:
     forest = plan("three_phase", "2x dgx-1v @ 40Gbps", None, "allreduce")
-    trees = local_trees(request("2x dgx-1v @ 40Gbps", None, "allreduce"), range(8))
+    trees = local_trees(asked("2x dgx-1v @ 40Gbps", "allreduce", None), range(8))
     assert [part[0].weight * 2 for part in partitions(forest)] == [x.weight for x in trees]
 
 
@@ -227,7 +225,7 @@ def test_a_server_without_nvlink_uses_pcie() -> None:
 
 
 def test_relays_may_join_a_server() -> None:
-    asked_ = request("2x dgx-1v @ 40Gbps", "0,1,6+0,1", "allreduce", relays=True)
+    asked_ = asked("2x dgx-1v @ 40Gbps", "allreduce", "0,1,6+0,1", relays=True)
     forest = ALGORITHMS["three_phase"].plan(asked_)
     assert_sound(forest)
     inside = {vertex for path in forest.link_load for vertex in path} - set(forest.ranks)
@@ -270,9 +268,3 @@ def test_roots_that_cannot_be_matched_are_refused() -> None:
     pairs = {(0, 1): "nvlink", (2, 3): "nvlink", (0, 3): "net", (1, 2): "net"}
     with pytest.raises(UnsupportedError, match="local roots of different servers are not all one hop"):
         planned("three_phase", asked(joined(pairs, [[0, 1], [2, 3]]), "allreduce"))
-
-
-@pytest.mark.parametrize("collective", sorted(set(COLLECTIVES) - {"allreduce"}))
-def test_allreduce_only(collective: str) -> None:
-    with pytest.raises(UnsupportedError, match=f"three_phase does not serve {collective}, only allreduce; use --algo"):
-        plan("three_phase", "2x dgx-a100", "0,1+0", collective)

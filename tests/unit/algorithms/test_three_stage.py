@@ -5,11 +5,10 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
-from planned import plan, request
 
 from blinkccl.algorithms.three_stage import sockets
-from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.errors import UnsupportedError
+from support.planned import asked, plan
 
 
 @pytest.mark.parametrize(
@@ -24,8 +23,8 @@ from blinkccl.errors import UnsupportedError
     ],
 )
 def test_sockets(spec: str, gpus: str | None, groups: tuple[tuple[int, ...], ...]) -> None:
-    asked = request(spec, gpus, "allreduce")
-    assert sockets(asked.topology, asked.ranks) == groups
+    request = asked(spec, "allreduce", gpus)
+    assert sockets(request.topology, request.ranks) == groups
 
 
 def test_mist_fills_the_bus_between_its_sockets() -> None:
@@ -64,9 +63,3 @@ def test_leaders_are_chosen_where_the_sockets_are_joined() -> None:
 def test_reasons(spec: str, gpus: str | None, reason: str) -> None:
     with pytest.raises(UnsupportedError, match=reason):
         plan("three_stage", spec, gpus, "allreduce")
-
-
-@pytest.mark.parametrize("collective", sorted(set(COLLECTIVES) - {"allreduce"}))
-def test_allreduce_only(collective: str) -> None:
-    with pytest.raises(UnsupportedError, match=f"three_stage does not serve {collective}, only allreduce"):
-        plan("three_stage", "mist", None, collective)

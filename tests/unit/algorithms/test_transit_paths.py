@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from planned import request
-
 from blinkccl.algorithms.paths import missing_pairs, transit_paths
 from blinkccl.topology.model import Link, Topology, Vertex
+from support.planned import asked
 
 
 def _topology(kinds: str, links: dict[tuple[int, int], int]) -> Topology:
@@ -30,24 +29,24 @@ def test_widest_among_shortest_then_smallest_ids() -> None:
 
 
 def test_no_path_leads_through_a_rank() -> None:
-    network = request("chain:3", None, "allreduce").network
+    network = asked("chain:3", "allreduce", None).network
     paths = transit_paths(network, (0, 1, 2))
     assert (0, 2) not in paths
     assert missing_pairs(paths, (0, 1, 2)) == [(0, 2), (2, 0)]
 
 
 def test_gpus_outside_the_job_are_transit() -> None:
-    network = request("chain:3", "0,2", "allreduce", relays=True).network
+    network = asked("chain:3", "allreduce", "0,2", relays=True).network
     assert transit_paths(network, (0, 2))[0, 2] == (0, 1, 2)
 
 
 def test_pcie_hops_climb_no_higher_than_needed() -> None:
-    asked = request("dgx-1v", None, "allreduce", links="pcie")
-    paths = transit_paths(asked.network, asked.ranks)
+    request = asked("dgx-1v", "allreduce", None, links="pcie")
+    paths = transit_paths(request.network, request.ranks)
     assert [len(paths[0, v]) - 1 for v in range(1, 8)] == [2, 4, 4, 5, 5, 5, 5]
-    assert missing_pairs(paths, asked.ranks) == []
+    assert missing_pairs(paths, request.ranks) == []
 
 
 def test_links_may_lead_one_way() -> None:
-    network = request("oneway:3", None, "allreduce").network
+    network = asked("oneway:3", "allreduce", None).network
     assert transit_paths(network, (0, 1, 2)) == {(0, 1): (0, 1), (1, 2): (1, 2), (2, 0): (2, 0)}

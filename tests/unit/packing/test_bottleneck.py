@@ -9,7 +9,15 @@ from random import Random
 import numpy as np
 import pytest
 from scipy.optimize import linprog
-from small_networks import (
+
+from blinkccl.algorithms.rank_network import rank_network_of
+from blinkccl.errors import PackingError
+from blinkccl.packing.bottleneck import allgather_rate, gather_rate
+from blinkccl.packing.maxflow import FlowGraph
+from blinkccl.packing.network import Network
+from blinkccl.topology.select import network_for
+from blinkccl.topology.spec import load
+from support.small_networks import (
     allocation,
     dgx_1p,
     dgx_1v,
@@ -19,14 +27,6 @@ from small_networks import (
     random_graph,
     random_switched,
 )
-
-from blinkccl.algorithms.rank_network import rank_network_of
-from blinkccl.errors import PackingError
-from blinkccl.packing.bottleneck import allgather_rate, gather_rate
-from blinkccl.packing.maxflow import FlowGraph
-from blinkccl.packing.network import Network
-from blinkccl.topology.select import network_for
-from blinkccl.topology.spec import load
 
 
 def drawn(seed: int) -> Network:

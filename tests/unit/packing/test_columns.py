@@ -8,7 +8,6 @@ from random import Random
 import numpy as np
 import pytest
 from scipy.optimize import linprog
-from small_networks import dgx_1v, one_way_ring, random_digraph, random_graph, random_switched
 
 from blinkccl.errors import InternalError
 from blinkccl.packing.bottleneck import allgather_rate, gather_rate
@@ -18,6 +17,7 @@ from blinkccl.packing.network import Network
 from blinkccl.packing.oracles import in_and_out_oracle, loads_of, out_tree_oracle, paths_oracle, up_and_down_oracle
 from blinkccl.packing.shallow import out_trees
 from blinkccl.packing.undirected import strength, undirected_widths
+from support.small_networks import dgx_1v, one_way_ring, random_digraph, random_graph, random_switched
 
 ONE = [Fraction(1)]
 

@@ -6,7 +6,6 @@ import itertools
 from random import Random
 
 import pytest
-from small_networks import assert_tree, random_digraph
 
 from blinkccl.errors import InternalError
 from blinkccl.packing.bottleneck import gather_rate
@@ -14,6 +13,7 @@ from blinkccl.packing.integral import Arborescence, canonical_arcs
 from blinkccl.packing.maxflow import max_flow
 from blinkccl.packing.multiflow import decompose
 from blinkccl.packing.two_trees import two_trees
+from support.small_networks import assert_tree, random_digraph
 
 
 @pytest.mark.parametrize("seed", range(25))

@@ -6,12 +6,12 @@ import itertools
 from random import Random
 
 import pytest
-from small_networks import assert_packing, depth_of, dgx_1p, dgx_1v, random_digraph
 
 from blinkccl.packing.integral import pack_arborescences
 from blinkccl.packing.maxflow import broadcast_rate
 from blinkccl.packing.network import Arc, Network
 from blinkccl.packing.shallow import fewest_arborescences, fewest_bound, out_trees
+from support.small_networks import assert_packing, depth_of, dgx_1p, dgx_1v, random_digraph
 
 
 def least_by_exhaustion(network: Network, root: int, demand: int) -> int:

@@ -5,7 +5,13 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from small_networks import (
+
+from blinkccl.packing.bottleneck import allgather_rate
+from blinkccl.packing.flatten import flatten
+from blinkccl.packing.integral import Arborescence, pack_arborescences
+from blinkccl.packing.maxflow import broadcast_rate
+from blinkccl.packing.undirected import pack_trees, undirected_widths
+from support.small_networks import (
     assert_tree,
     depth_of,
     dgx_1v,
@@ -14,12 +20,6 @@ from small_networks import (
     random_digraph,
     random_graph,
 )
-
-from blinkccl.packing.bottleneck import allgather_rate
-from blinkccl.packing.flatten import flatten
-from blinkccl.packing.integral import Arborescence, pack_arborescences
-from blinkccl.packing.maxflow import broadcast_rate
-from blinkccl.packing.undirected import pack_trees, undirected_widths
 
 
 def merged_demand(trees: list[Arborescence]) -> list[tuple[int, int]]:

@@ -5,7 +5,13 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from small_networks import (
+
+from blinkccl.errors import InternalError, PackingError
+from blinkccl.packing.bottleneck import allgather_rate
+from blinkccl.packing.integral import Arborescence, canonical_arcs, merged, pack_arborescences
+from blinkccl.packing.maxflow import broadcast_rate
+from blinkccl.packing.network import Network
+from support.small_networks import (
     assert_packing,
     dgx_1v,
     one_way_ring,
@@ -14,12 +20,6 @@ from small_networks import (
     random_switched,
     subsets,
 )
-
-from blinkccl.errors import InternalError, PackingError
-from blinkccl.packing.bottleneck import allgather_rate
-from blinkccl.packing.integral import Arborescence, canonical_arcs, merged, pack_arborescences
-from blinkccl.packing.maxflow import broadcast_rate
-from blinkccl.packing.network import Network
 
 
 @pytest.mark.parametrize("seed", range(25))

@@ -7,10 +7,10 @@ from random import Random
 
 import networkx as nx
 import pytest
-from small_networks import dgx_1p, dgx_1v, one_way_ring, random_digraph, random_graph, subsets
 
 from blinkccl.packing.maxflow import FlowGraph, broadcast_rate, max_flow, min_cut
 from blinkccl.packing.network import Network
+from support.small_networks import dgx_1p, dgx_1v, one_way_ring, random_digraph, random_graph, subsets
 
 DRAWS = 60
 

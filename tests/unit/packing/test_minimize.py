@@ -7,7 +7,6 @@ from fractions import Fraction
 from random import Random
 
 import pytest
-from small_networks import dgx_1v, random_digraph, random_graph, random_switched
 
 from blinkccl.packing.bottleneck import allgather_rate
 from blinkccl.packing.columns import Column, check_loads, pack_columns
@@ -17,6 +16,7 @@ from blinkccl.packing.mwu import minimize_trees, pack_multiplicative
 from blinkccl.packing.network import Network
 from blinkccl.packing.oracles import out_tree_oracle, up_and_down_oracle
 from blinkccl.packing.undirected import strength, undirected_widths
+from support.small_networks import dgx_1v, random_digraph, random_graph, random_switched
 
 PAPERS = Fraction(1, 20)
 

@@ -9,11 +9,11 @@ from random import Random
 import numpy as np
 import pytest
 from scipy.optimize import linprog
-from small_networks import dgx_1v, one_way_ring, random_digraph, random_graph, random_switched
 
 from blinkccl.errors import InternalError, PackingError
 from blinkccl.packing.multiflow import Multiflow, all_to_all, price_bound
 from blinkccl.packing.network import Network
+from support.small_networks import dgx_1v, one_way_ring, random_digraph, random_graph, random_switched
 
 
 def drawn(seed: int) -> Network:

@@ -7,7 +7,6 @@ from fractions import Fraction
 from random import Random
 
 import pytest
-from small_networks import dgx_1v, random_digraph, random_graph, random_switched
 
 from blinkccl.errors import UsageError
 from blinkccl.packing.bottleneck import gather_rate
@@ -17,6 +16,7 @@ from blinkccl.packing.mwu import ApproximatePacking, pack_multiplicative
 from blinkccl.packing.network import Network
 from blinkccl.packing.oracles import out_tree_oracle, paths_oracle, relay_oracle, up_and_down_oracle
 from blinkccl.packing.undirected import strength, undirected_widths
+from support.small_networks import dgx_1v, random_digraph, random_graph, random_switched
 
 EPSILONS = (Fraction(1, 2), Fraction(1, 5), Fraction(1, 10), Fraction(1, 20))
 ROUNDING = 1e-9

@@ -5,10 +5,10 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from small_networks import dgx_1v, one_way_ring, random_digraph, random_switched
 
 from blinkccl.errors import PackingError
 from blinkccl.packing.network import Network
+from support.small_networks import dgx_1v, one_way_ring, random_digraph, random_switched
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from random import Random
 
 import networkx as nx
 import pytest
-from small_networks import dgx_1v, one_way_ring, random_digraph, random_graph, random_switched
 
 from blinkccl.errors import PackingError
 from blinkccl.packing.integral import canonical_arcs
@@ -25,6 +24,7 @@ from blinkccl.packing.oracles import (
     up_and_down_oracle,
 )
 from blinkccl.packing.shallow import out_trees
+from support.small_networks import dgx_1v, one_way_ring, random_digraph, random_graph, random_switched
 
 
 def priced(dice: Random, network: Network) -> dict[Arc, Fraction]:

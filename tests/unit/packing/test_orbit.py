@@ -6,7 +6,6 @@ import itertools
 from fractions import Fraction
 
 import pytest
-from small_networks import both_ways
 
 from blinkccl.algorithms.rank_network import rank_network_of
 from blinkccl.algorithms.symmetry import arc_orbits, pack_templates, rotated, rotations
@@ -14,6 +13,7 @@ from blinkccl.packing.bottleneck import allgather_rate
 from blinkccl.packing.network import Network
 from blinkccl.topology.select import network_for
 from blinkccl.topology.spec import load
+from support.small_networks import both_ways
 
 
 def switched_ring(n: int) -> tuple[Network, list[list[int]]]:

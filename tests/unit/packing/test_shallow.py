@@ -8,7 +8,6 @@ from random import Random
 
 import pytest
 from scipy.optimize import linprog
-from small_networks import assert_packing, depth_of, dgx_1p, dgx_1v, one_way_ring, random_digraph, random_graph
 
 from blinkccl.packing.integral import Arborescence
 from blinkccl.packing.network import Network
@@ -19,6 +18,7 @@ from blinkccl.packing.shallow import (
     out_trees,
     tree_columns,
 )
+from support.small_networks import assert_packing, depth_of, dgx_1p, dgx_1v, one_way_ring, random_digraph, random_graph
 
 
 def kirchhoff(network: Network, root: int) -> int:

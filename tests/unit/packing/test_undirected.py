@@ -7,19 +7,6 @@ from itertools import combinations
 from random import Random
 
 import pytest
-from small_networks import (
-    DGX_1V,
-    allocation,
-    assert_tree,
-    both_ways,
-    depth_of,
-    dgx_1p,
-    dgx_1v,
-    partitions,
-    random_digraph,
-    random_graph,
-    random_switched,
-)
 
 from blinkccl.errors import InternalError, PackingError
 from blinkccl.packing.integral import Arborescence, pack_arborescences
@@ -35,6 +22,19 @@ from blinkccl.packing.undirected import (
     recentred,
     strength,
     undirected_widths,
+)
+from support.small_networks import (
+    DGX_1V,
+    allocation,
+    assert_tree,
+    both_ways,
+    depth_of,
+    dgx_1p,
+    dgx_1v,
+    partitions,
+    random_digraph,
+    random_graph,
+    random_switched,
 )
 
 

@@ -1,0 +1,49 @@
+"""Requests and plans for tests, plans looked through by the independent checker before they are returned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from blinkccl.algorithms.registry import ALGORITHMS, Request
+from blinkccl.collectives.spec import COLLECTIVES, Collective
+from blinkccl.forest.check import check_plan
+from blinkccl.forest.document import to_document
+from blinkccl.forest.model import Forest
+from blinkccl.topology.model import Link, Topology, Vertex
+from blinkccl.topology.spec import load
+
+
+def asked(spec: str | Topology, name: str, gpus: str | None = None, root: int = 0, **choices: Any) -> Request:
+    """A request for ``name``; ``root`` is a position, and sendrecv goes from it to the next rank."""
+    topology, ranks = load(spec, gpus) if isinstance(spec, str) else (spec, spec.ranks)
+    given = {"root": root, "src": root, "dst": (root + 1) % len(ranks)}
+    wanted = {key: given[key] for key in COLLECTIVES[name].parameters}
+    return Request(topology, Collective(name, len(ranks), **wanted), ranks, **choices)
+
+
+def planned(algorithm: str, request: Request) -> Forest:
+    """The forest, after :func:`assert_sound`."""
+    forest = ALGORITHMS[algorithm].plan(request)
+    assert forest.algorithm == algorithm
+    assert_sound(forest)
+    return forest
+
+
+def plan(algorithm: str, spec: str, gpus: str | None, collective: str, **choices: Any) -> Forest:
+    """The forest for :func:`asked`, after :func:`assert_sound`."""
+    return planned(algorithm, asked(spec, collective, gpus, **choices))
+
+
+def assert_sound(forest: Forest) -> None:
+    """The independent checker finds nothing, and recomputes the same rate and bound."""
+    verdict = check_plan(to_document(forest))
+    assert verdict.violations == []
+    assert (verdict.rate, verdict.bound) == (forest.rate, forest.bound)
+    assert forest.rate <= forest.bound
+
+
+def digraph(capacity: dict[tuple[int, int], int], gpus: int, switches: int = 0) -> Topology:
+    """GPUs 0 … gpus−1, then switches, and one link per entry."""
+    kinds = ["gpu"] * gpus + ["switch"] * switches
+    links = tuple(Link(u, v, c, "nvlink", 25.0 * c, "synthetic") for (u, v), c in sorted(capacity.items()))
+    return Topology("drawn", 25.0, tuple(Vertex(i, kind) for i, kind in enumerate(kinds)), links)
