@@ -12,16 +12,15 @@ from hypothesis import strategies as st
 from blinkccl.algorithms.hybrid import hybrid_split
 from blinkccl.algorithms.registry import ALGORITHMS, Request
 from blinkccl.algorithms.three_phase import LocalTree, cut_trees, overlaid
-from blinkccl.collectives.spec import COLLECTIVES, Collective
+from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.errors import TopologyError, UnsupportedError
-from blinkccl.forest.check import check_plan
-from blinkccl.forest.document import to_document
 from blinkccl.forest.model import Forest, Tree
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.verifier import violations
 from blinkccl.topology.assembly import exact_unit
 from blinkccl.topology.spec import load
 from support.examples import examples
+from support.planned import asked, assert_sound
 
 seldom = examples(30)
 CLUSTERS = [
@@ -33,13 +32,6 @@ CLUSTERS = [
     ("3x dgx-a100", "0+0-2+0,1"),
 ]
 FAMILIES = ("chain:4", "ring:4", "clique:4", "star:4", "random:5:seed=1", "random:5:seed=7", "random:4:seed=2:directed")
-
-
-def asked(spec: str, gpus: str | None, name: str = "allreduce", links: str = "fast", root: int = 0) -> Request:
-    topology, ranks = load(spec, gpus)
-    given_ends = {"root": root, "src": root, "dst": (root + 1) % len(ranks)}
-    ends = {key: given_ends[key] for key in COLLECTIVES[name].parameters}
-    return Request(topology, Collective(name, len(ranks), **ends), ranks, links)
 
 
 def plan_or_reason(algorithm: str, request: Request) -> Forest | str:
@@ -54,14 +46,14 @@ def gb_per_s(forest: Forest) -> Fraction:
 
 
 def assert_right_and_not_faster(forest: Forest, best: Forest) -> None:
-    assert check_plan(to_document(forest)).violations == []
+    assert_sound(forest)
     assert violations(lower(forest), forest.topology) == []
     assert gb_per_s(forest) <= gb_per_s(best)
 
 
 @pytest.mark.parametrize(("spec", "gpus"), CLUSTERS)
 def test_three_phases_are_not_faster_than_the_optimum(spec: str, gpus: str | None) -> None:
-    request = asked(spec, gpus)
+    request = asked(spec, "allreduce", gpus)
     assert_right_and_not_faster(ALGORITHMS["three_phase"].plan(request), ALGORITHMS["optimal"].plan(request))
 
 
@@ -73,7 +65,7 @@ def clusters(draw: st.DrawFn) -> Request:
     servers = draw(st.integers(2, 3))
     chosen = [draw(st.sets(st.integers(0, size - 1), min_size=1)) for _ in range(servers)]
     gpus = "+".join(",".join(map(str, sorted(members))) for members in chosen)
-    return asked(f"{servers}x {family} @ {draw(st.sampled_from((40, 200, 600)))}Gbps", gpus)
+    return asked(f"{servers}x {family} @ {draw(st.sampled_from((40, 200, 600)))}Gbps", "allreduce", gpus)
 
 
 @seldom
@@ -95,7 +87,7 @@ def test_random_clusters(request: Request) -> None:
 def test_hybrids_do_not_beat_one_forest_over_both_classes(spec: str, chosen: set[int], name: str) -> None:
     topology, _ = load(spec, None)
     gpus = sorted({rank % len(topology.ranks) for rank in chosen} | {0, 1})
-    request = asked(spec, ",".join(map(str, gpus)), name, root=1)
+    request = asked(spec, name, ",".join(map(str, gpus)), root=1)
     forest = plan_or_reason("hybrid", request)
     if isinstance(forest, str):
         with pytest.raises(TopologyError, match="--links fast leaves"):

@@ -14,11 +14,10 @@ from blinkccl.algorithms.rank_network import rank_network_of
 from blinkccl.algorithms.registry import ALGORITHMS, Request
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.errors import UnsupportedError
-from blinkccl.forest.check import check_plan
-from blinkccl.forest.document import to_document
 from blinkccl.forest.model import Forest
 from blinkccl.topology.model import Link, Topology, Vertex
 from support.examples import examples
+from support.planned import assert_sound
 
 UNIT_GB_PER_S = 25.0
 seldom = examples(40)
@@ -67,18 +66,11 @@ def plan_or_none(algorithm: str, request: Request) -> Forest | None:
         return None
 
 
-def assert_right(forest: Forest) -> None:
-    verdict = check_plan(to_document(forest))
-    assert verdict.violations == []
-    assert (verdict.rate, verdict.bound) == (forest.rate, forest.bound)
-    assert forest.rate <= forest.bound
-
-
 @examples(200)
 @given(requests(switch=False))
 def test_without_switches_the_optimum_is_exact(request: Request) -> None:
     forest = ALGORITHMS["optimal"].plan(request)
-    assert_right(forest)
+    assert_sound(forest)
     assert forest.optimal
 
 
@@ -86,11 +78,11 @@ def test_without_switches_the_optimum_is_exact(request: Request) -> None:
 @given(requests())
 def test_every_plan_is_right_and_none_beats_the_optimum(request: Request) -> None:
     best = ALGORITHMS["optimal"].plan(request)
-    assert_right(best)
+    assert_sound(best)
     for algorithm in ALGORITHMS:
         forest = plan_or_none(algorithm, request)
         if forest is not None:
-            assert_right(forest)
+            assert_sound(forest)
             assert forest.rate * Fraction(forest.topology.unit_gb_per_s) <= best.rate * Fraction(
                 best.topology.unit_gb_per_s
             )
@@ -143,7 +135,7 @@ def test_blink_is_near_the_optimum_through_one_root(request: Request) -> None:
     if forest is None:
         assert request.collective.name == "allreduce"
     else:
-        assert_right(forest)
+        assert_sound(forest)
         assert forest.rate >= Fraction(9, 10) * ALGORITHMS["optimal"].plan(request).rate
 
 
@@ -157,7 +149,7 @@ def test_objectives_choose_among_optima(request: Request, objective: str) -> Non
         one_way = request.collective.name == "allreduce" and not view.symmetric
         assert request.collective.name in FLOWS or one_way or not view.switchless
         return
-    assert_right(chosen)
+    assert_sound(chosen)
     assert chosen.rate == plain.rate
     if objective == "least-depth":
         assert chosen.depth <= plain.depth

@@ -7,8 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from random import Random
 
+from blinkccl.packing.columns import ExactPacking, check_loads
 from blinkccl.packing.integral import Arborescence
 from blinkccl.packing.network import Arc, Network
+from blinkccl.packing.undirected import TreePacking, undirected_widths
 
 #: Undirected widths of a DGX-1V; a DGX-1P has the same pairs, all of width 1.
 DGX_1V = {
@@ -140,6 +142,25 @@ def assert_packing(network: Network, trees: Sequence[Arborescence], demand: Mapp
         count[tree.root] = count.get(tree.root, 0) + tree.multiplicity
     assert count == {root: units for root, units in demand.items() if units}
     assert len({(tree.root, tree.arcs) for tree in trees}) == len(trees)
+
+
+def assert_undirected_packing(network: Network, packing: TreePacking) -> None:
+    """Spanning trees from their centres that use each edge, both ways together, within its width."""
+    for tree in packing.trees:
+        assert_tree(network.n, tree)
+    used, widths = loads(packing.trees), undirected_widths(network)
+    assert all((min(arc), max(arc)) in widths for arc in used)
+    for (u, v), width in widths.items():
+        assert used.get((u, v), 0) + used.get((v, u), 0) <= width * packing.scale
+    assert Fraction(sum(tree.multiplicity for tree in packing.trees), packing.scale) == packing.rate
+
+
+def assert_exact(packing: ExactPacking, network: Network, demand: list[Fraction]) -> None:
+    """Weights that fit, groups that get their demand, and prices that prove that no more is possible."""
+    check_loads(packing.columns, network.capacity, demand, packing.rate)
+    assert packing.rate == packing.bound
+    assert all(price > 0 for price in packing.prices.values())
+    assert all(column in packing.pool for column, _ in packing.columns)
 
 
 def depth_of(tree: Arborescence) -> int:

@@ -8,6 +8,7 @@ import pytest
 
 from blinkccl.algorithms.double_binary_tree import binary_tree, rooted_second_tree, second_tree
 from blinkccl.errors import UnsupportedError
+from blinkccl.packing.two_trees import two_trees
 from support.planned import plan
 
 
@@ -52,6 +53,9 @@ def test_rooted_pair_shares_its_root_and_no_other_inner_rank(n: int) -> None:
     assert sorted(second) == list(range(1, n))
     assert max(_depths(second)) == (n - 1).bit_length()
     assert _inner(first) & _inner(second) == {0}
+    order = [(7 * i) % 71 for i in range(n)]
+    for arcs, parents in zip(two_trees(order), (first, second), strict=True):
+        assert sorted(arcs) == sorted((order[above], order[below]) for below, above in parents.items())
 
 
 @pytest.mark.parametrize(("spec", "depth"), [("dgx-2", 4), ("dgx-a100", 3), ("star:5", 3)])

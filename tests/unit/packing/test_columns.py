@@ -10,59 +10,13 @@ import pytest
 from scipy.optimize import linprog
 
 from blinkccl.errors import InternalError
-from blinkccl.packing.bottleneck import allgather_rate, gather_rate
-from blinkccl.packing.columns import Column, ExactPacking, check_loads, dual_bound, pack_columns, solve_exactly
-from blinkccl.packing.maxflow import broadcast_rate
-from blinkccl.packing.network import Network
-from blinkccl.packing.oracles import in_and_out_oracle, loads_of, out_tree_oracle, paths_oracle, up_and_down_oracle
+from blinkccl.packing.columns import Column, check_loads, dual_bound, pack_columns, solve_exactly
+from blinkccl.packing.oracles import in_and_out_oracle, loads_of, out_tree_oracle, up_and_down_oracle
 from blinkccl.packing.shallow import out_trees
 from blinkccl.packing.undirected import strength, undirected_widths
-from support.small_networks import dgx_1v, one_way_ring, random_digraph, random_graph, random_switched
+from support.small_networks import assert_exact, dgx_1v, one_way_ring, random_digraph, random_graph
 
 ONE = [Fraction(1)]
-
-
-def assert_exact(packing: ExactPacking, network: Network, demand: list[Fraction]) -> None:
-    """Weights that fit, groups that get their demand, and prices that prove that no more is possible."""
-    check_loads(packing.columns, network.capacity, demand, packing.rate)
-    assert packing.rate == packing.bound
-    assert all(price > 0 for price in packing.prices.values())
-    assert all(column in packing.pool for column, _ in packing.columns)
-
-
-@pytest.mark.parametrize("seed", range(15))
-def test_trees_from_one_root_fill_the_cut(seed: int) -> None:
-    dice = Random(seed)
-    network = random_digraph(dice, dice.randint(2, 7), most=5)
-    root = dice.randrange(network.n)
-    packing = pack_columns(network.capacity, ONE, out_tree_oracle(network, [root]))
-    assert_exact(packing, network, ONE)
-    assert packing.rate == broadcast_rate(network, root)[0]
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_all_roots_through_balanced_switches(seed: int) -> None:
-    network = random_switched(Random(seed), 4, 2, balanced=True)
-    roots = list(range(4))
-    packing = pack_columns(network.capacity, ONE * 4, out_tree_oracle(network, roots))
-    assert_exact(packing, network, ONE * 4)
-    assert packing.rate == allgather_rate(network)[0]
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_unbalanced_switches_cannot_beat_the_cut(seed: int) -> None:
-    network = random_switched(Random(seed), 4, 2, balanced=False)
-    packing = pack_columns(network.capacity, ONE * 4, out_tree_oracle(network, list(range(4))))
-    assert_exact(packing, network, ONE * 4)
-    assert packing.rate <= allgather_rate(network)[0]
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_paths_to_a_root_reach_the_gather_flow(seed: int) -> None:
-    network = random_switched(Random(seed), 4, 2, balanced=seed % 2 == 0)
-    packing = pack_columns(network.capacity, ONE, paths_oracle(network, 1))
-    assert_exact(packing, network, ONE)
-    assert packing.rate == gather_rate(network, 1)[0]
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -7,40 +7,16 @@ from random import Random
 import pytest
 
 from blinkccl.errors import InternalError, PackingError
-from blinkccl.packing.bottleneck import allgather_rate
 from blinkccl.packing.integral import Arborescence, canonical_arcs, merged, pack_arborescences
-from blinkccl.packing.maxflow import broadcast_rate
 from blinkccl.packing.network import Network
 from support.small_networks import (
     assert_packing,
     dgx_1v,
     one_way_ring,
     random_digraph,
-    random_graph,
     random_switched,
     subsets,
 )
-
-
-@pytest.mark.parametrize("seed", range(25))
-def test_as_many_trees_as_the_least_cut_and_not_one_more(seed: int) -> None:
-    dice = Random(seed)
-    n = dice.randint(2, 8)
-    network = random_digraph(dice, n, most=dice.choice([1, 3, 40])) if seed % 2 else random_graph(dice, n)
-    root = dice.randrange(n)
-    rate, _ = broadcast_rate(network, root)
-    assert_packing(network, pack_arborescences(network, {root: rate}), {root: rate})
-    with pytest.raises(PackingError, match="do not fit"):
-        pack_arborescences(network, {root: rate + 1})
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_few_trees_are_a_packing_too(seed: int) -> None:
-    dice = Random(seed)
-    network = random_digraph(dice, dice.randint(2, 7), most=dice.choice([1, 3, 40]))
-    rate, _ = allgather_rate(network)
-    scaled, demand = network.scaled(rate.denominator), dict.fromkeys(range(network.n), rate.numerator)
-    assert_packing(scaled, pack_arborescences(scaled, demand, few=True), demand)
 
 
 def test_few_trees_are_fewer_where_it_matters() -> None:
@@ -53,18 +29,6 @@ def test_few_trees_are_fewer_where_it_matters() -> None:
 def test_equal_trees_become_one_by_root_and_largest_first() -> None:
     trees = [Arborescence(1, 2, ((1, 0),)), Arborescence(0, 1, ((0, 1),)), Arborescence(1, 3, ((1, 0),))]
     assert merged(trees) == [Arborescence(0, 1, ((0, 1),)), Arborescence(1, 5, ((1, 0),))]
-
-
-@pytest.mark.parametrize("seed", range(25))
-def test_equal_trees_from_every_root_at_the_bottleneck_ratio(seed: int) -> None:
-    dice = Random(seed)
-    n = dice.randint(2, 7)
-    network = random_digraph(dice, n) if seed % 2 else random_graph(dice, n)
-    rate, _ = allgather_rate(network)
-    scaled, demand = network.scaled(rate.denominator), dict.fromkeys(range(n), rate.numerator)
-    assert_packing(scaled, pack_arborescences(scaled, demand), demand)
-    with pytest.raises(PackingError, match="do not fit"):
-        pack_arborescences(scaled, dict.fromkeys(range(n), rate.numerator + 1))
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -1,4 +1,4 @@
-"""All-to-all against scipy's linear program with one commodity per ordered pair."""
+"""All-to-all against scipy's linear program with one commodity per ordered pair; flows taken apart into paths."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import pytest
 from scipy.optimize import linprog
 
 from blinkccl.errors import InternalError, PackingError
-from blinkccl.packing.multiflow import Multiflow, all_to_all, price_bound
+from blinkccl.packing.bottleneck import gather_rate
+from blinkccl.packing.maxflow import max_flow
+from blinkccl.packing.multiflow import Multiflow, all_to_all, decompose, price_bound
 from blinkccl.packing.network import Network
 from support.small_networks import dgx_1v, one_way_ring, random_digraph, random_graph, random_switched
 
@@ -83,3 +85,37 @@ def test_any_prices_bound_the_rate_and_none_prove_nothing() -> None:
 def test_one_way_streets_are_a_packing_error() -> None:
     with pytest.raises(PackingError, match="cannot reach another"):
         all_to_all(Network(2, 2, ((0, 1, 1),)))
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_paths_carry_the_flow_and_use_no_arc_more_than_it(seed: int) -> None:
+    dice = Random(seed)
+    network = random_digraph(dice, dice.randint(2, 8), most=5)
+    if seed % 2:
+        value, flow = max_flow(network, 0, 1)
+        supply = {0: value}
+    else:
+        rate, _, flow = gather_rate(network, 1)
+        supply = {v: rate.numerator for v in range(network.n) if v != 1}
+    used: dict[tuple[int, int], int] = {}
+    ways = decompose(flow, supply, 1)
+    assert sorted(ways) == sorted(supply)
+    for source, paths in ways.items():
+        assert sum(units for _, units in paths) == supply[source]
+        for path, units in paths:
+            assert units > 0
+            assert (path[0], path[-1]) == (source, 1)
+            assert len(set(path)) == len(path)
+            for arc in itertools.pairwise(path):
+                used[arc] = used.get(arc, 0) + units
+    assert all(units <= flow[arc] for arc, units in used.items())
+
+
+def test_a_cycle_in_the_flow_is_left_behind() -> None:
+    flow = {(0, 1): 2, (1, 2): 5, (2, 1): 3, (2, 3): 2}
+    assert decompose(flow, {0: 2}, 3) == {0: [((0, 1, 2, 3), 2)]}
+
+
+def test_a_flow_that_does_not_carry_the_supply_is_our_mistake() -> None:
+    with pytest.raises(InternalError, match="not conserved"):
+        decompose({(0, 1): 1}, {0: 2}, 1)

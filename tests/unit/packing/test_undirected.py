@@ -13,7 +13,6 @@ from blinkccl.packing.integral import Arborescence, pack_arborescences
 from blinkccl.packing.maxflow import broadcast_rate
 from blinkccl.packing.network import Network
 from blinkccl.packing.undirected import (
-    TreePacking,
     crossing,
     direct,
     merge_equal,
@@ -27,6 +26,7 @@ from support.small_networks import (
     DGX_1V,
     allocation,
     assert_tree,
+    assert_undirected_packing,
     both_ways,
     depth_of,
     dgx_1p,
@@ -59,19 +59,6 @@ def test_the_strength_is_the_least_ratio(seed: int) -> None:
     assert Fraction(crossing(widths, blocks), len(blocks) - 1) == rate
 
 
-def assert_undirected_packing(network: Network, packing: TreePacking) -> None:
-    """Spanning trees from their centres that use each edge, both ways together, within its width."""
-    used: dict[tuple[int, int], int] = {}
-    for tree in packing.trees:
-        assert_tree(network.n, tree)
-        for u, v in tree.arcs:
-            edge = (min(u, v), max(u, v))
-            used[edge] = used.get(edge, 0) + tree.multiplicity
-    widths = undirected_widths(network)
-    assert all(units <= widths[edge] * packing.scale for edge, units in used.items())
-    assert Fraction(sum(tree.multiplicity for tree in packing.trees), packing.scale) == packing.rate
-
-
 @pytest.mark.parametrize("seed", range(30))
 def test_the_partition_is_coarse_enough_to_show_the_bottleneck(seed: int) -> None:
     """No two of its blocks could be joined and leave it as tight."""
@@ -80,23 +67,6 @@ def test_the_partition_is_coarse_enough_to_show_the_bottleneck(seed: int) -> Non
     rate, blocks = strength(network.n, widths)
     if len(blocks) > 2:
         assert all(crossing(widths, pair) != rate for pair in combinations(blocks, 2))
-
-
-@pytest.mark.parametrize("seed", range(15))
-def test_few_trees_are_a_maximum_packing_too(seed: int) -> None:
-    network = drawn(seed)
-    few, many = pack_trees(network, few=True), pack_trees(network)
-    assert (few.rate, few.scale, few.blocks) == (many.rate, many.scale, many.blocks)
-    assert_undirected_packing(network, few)
-
-
-@pytest.mark.parametrize("seed", range(30))
-def test_as_many_trees_as_the_partition_allows(seed: int) -> None:
-    network = drawn(seed)
-    packing = pack_trees(network)
-    assert (packing.rate, packing.blocks) == strength(network.n, undirected_widths(network))
-    assert_undirected_packing(network, packing)
-    assert packing.scale == packing.rate.denominator
 
 
 @pytest.mark.parametrize(
