@@ -11,13 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_launch import launch
 
 from blinkccl.bench import candidate
 from blinkccl.bench.candidate import CandidateLaunch, Process, RunningCandidate, ended_by_signals
 from blinkccl.bench.pattern import Work, commands
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import CommunicationError, UnsupportedError
+from support.fake_ranks import launch
 
 WORK = Work(Collective("allreduce", 2), 1000, "int32", warmup=1, iterations=4, deadline_s=20)
 

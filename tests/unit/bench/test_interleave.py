@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from fake_launch import launch
 
 from blinkccl.bench import interleave
 from blinkccl.bench.bound import least_traffic
@@ -15,6 +14,7 @@ from blinkccl.bench.interleave import BenchSettings, Interleaved, Participant
 from blinkccl.bench.protocol import Flag
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import CommunicationError, UnsupportedError
+from support.fake_ranks import launch
 
 ALLREDUCE = Collective("allreduce", 2)
 

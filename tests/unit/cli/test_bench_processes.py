@@ -19,17 +19,10 @@ from blinkccl.bench.candidate import CandidateLaunch, Process
 from blinkccl.bench.peers import registry
 from blinkccl.engines.native_library import load
 from blinkccl.errors import UnsupportedError
+from support.fake_ranks import launch
 
-FAKE = Path(__file__).parents[1] / "bench/fake_ranks.py"
 SMALL = ["-b", "1K", "-e", "4K", "-f", "4", "-n", "4", "--rounds", "2"]
 LAUNCHERS = ("RANK", "WORLD_SIZE", "BLINK_RANK", "BLINK_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-
-
-def _launch(name, size, fault="", variant=""):
-    def processes(path, room):
-        return [Process([sys.executable, str(FAKE), str(path), str(size), fault])]
-
-    return CandidateLaunch(name, size, processes, variant)
 
 
 class Floor:
@@ -57,8 +50,8 @@ def fakes(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(host, "load", lambda: None)
     monkeypatch.setattr(host, "Probe", Floor)
-    monkeypatch.setattr(registry, "own", lambda ranks, deadline_s: _launch("blink", ranks))
-    monkeypatch.setattr(registry, "launches", lambda name, prefix, ranks, cores: [_launch(name, ranks, prefix or "")])
+    monkeypatch.setattr(registry, "own", lambda ranks, deadline_s: launch("", ranks, "blink"))
+    monkeypatch.setattr(registry, "launches", lambda name, prefix, ranks, cores: [launch(prefix or "", ranks, name)])
 
 
 def _rows(ended):
@@ -137,7 +130,7 @@ def test_average_of_ranks(blink):
 
 
 def test_wrong_elements_exit_with_1(blink, monkeypatch):
-    monkeypatch.setattr(registry, "own", lambda ranks, deadline_s: _launch("blink", ranks, "wrong"))
+    monkeypatch.setattr(registry, "own", lambda ranks, deadline_s: launch("wrong", ranks, "blink"))
     ended = blink("bench", "allreduce", *SMALL)
     assert ended.code == 1
     assert "# Out of bounds values : 4 FAILED" in ended.out
@@ -145,7 +138,7 @@ def test_wrong_elements_exit_with_1(blink, monkeypatch):
 
 
 def test_a_lost_rank_exits_with_4(blink, monkeypatch):
-    monkeypatch.setattr(registry, "own", lambda ranks, deadline_s: _launch("blink", ranks, "dying"))
+    monkeypatch.setattr(registry, "own", lambda ranks, deadline_s: launch("dying", ranks, "blink"))
     ended = blink("bench", "allreduce", *SMALL, "--timeout", "1")
     assert ended.code == 4
     assert "the last words of rank 1" in ended.err
@@ -163,7 +156,7 @@ def test_without_a_compiler_there_is_no_bound(blink, monkeypatch):
 
 
 def test_no_variant_of_a_peer_starts(blink, monkeypatch):
-    variants = [_launch("mpich", 2, "absent", "a"), _launch("mpich", 2, "absent")]
+    variants = [launch("absent", 2, "mpich", "a"), launch("absent", 2, "mpich")]
     monkeypatch.setattr(registry, "launches", lambda *_: variants)
     ended = blink("bench", "allreduce", *SMALL, "--peer", "mpich")
     assert ended.code == 0
@@ -288,7 +281,7 @@ def test_refused(blink, monkeypatch, arguments, message):
     if "impi=/no/such" in arguments:
         monkeypatch.undo()
         monkeypatch.setattr(host, "load", lambda: None)
-        monkeypatch.setattr(registry, "own", lambda ranks, deadline_s: _launch("blink", ranks))
+        monkeypatch.setattr(registry, "own", lambda ranks, deadline_s: launch("", ranks, "blink"))
     ended = blink("bench", "allreduce", *arguments)
     assert (ended.code, ended.out) == (2, "")
     assert message in ended.err

@@ -16,58 +16,30 @@ from blinkccl.cli.run import environment
 from blinkccl.native import find_library
 
 PYTHON = sys.executable
+ALLREDUCE = {
+    "nranks": 2,
+    "comm": "ab" * 8,
+    "state": "blink",
+    "why": "faster",
+    "collective": "allreduce",
+    "dtype": "float32",
+    "op": "sum",
+    "most": 4096,
+    "program": 0,
+    "protocol": "ll",
+}
+BROADCAST = {
+    "collective": "broadcast",
+    "dtype": "int8",
+    "state": "nccl",
+    "why": "slower",
+    "program": -1,
+    "protocol": "",
+}
 ROWS = [
-    {
-        "pid": 11,
-        "rank": 1,
-        "nranks": 2,
-        "comm": "ab" * 8,
-        "state": "blink",
-        "why": "faster",
-        "collective": "allreduce",
-        "dtype": "float32",
-        "op": "sum",
-        "least": 1024,
-        "most": 4096,
-        "program": 0,
-        "protocol": "ll",
-        "calls": 3,
-        "bytes": 6144,
-    },
-    {
-        "pid": 10,
-        "rank": 0,
-        "nranks": 2,
-        "comm": "ab" * 8,
-        "state": "blink",
-        "why": "faster",
-        "collective": "allreduce",
-        "dtype": "float32",
-        "op": "sum",
-        "least": 512,
-        "most": 4096,
-        "program": 0,
-        "protocol": "ll",
-        "calls": 4,
-        "bytes": 6656,
-    },
-    {
-        "pid": 10,
-        "rank": 0,
-        "nranks": 2,
-        "comm": "ab" * 8,
-        "state": "nccl",
-        "why": "slower",
-        "collective": "broadcast",
-        "dtype": "int8",
-        "op": "sum",
-        "least": 12,
-        "most": 12,
-        "program": -1,
-        "protocol": "",
-        "calls": 1,
-        "bytes": 12,
-    },
+    {**ALLREDUCE, "pid": 11, "rank": 1, "least": 1024, "calls": 3, "bytes": 6144},
+    {**ALLREDUCE, "pid": 10, "rank": 0, "least": 512, "calls": 4, "bytes": 6656},
+    {**ALLREDUCE, **BROADCAST, "pid": 10, "rank": 0, "least": 12, "most": 12, "calls": 1, "bytes": 12},
 ]
 TELL = f"import os; open(os.environ['BLINK_REPORT'], 'a').write({chr(10).join(map(json.dumps, ROWS))!r} + chr(10))"
 
@@ -99,9 +71,12 @@ def test_the_command_is_given_library_python_and_report(library):
     assert environment({"LD_PRELOAD": "/lib/a.so:"}, library, Path("/r"), {})["LD_PRELOAD"] == f"/lib/a.so:{library}"
 
 
-@pytest.mark.parametrize("code", [0, 1, 7])
-def test_the_exit_code_is_the_commands_own(blink, library, code):
-    assert blink("run", "--", PYTHON, "-c", f"raise SystemExit({code})").code == code
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [*((f"raise SystemExit({code})", code) for code in (0, 1, 7)), ("import os; os.kill(os.getpid(), 9)", 137)],
+)
+def test_the_exit_code_is_the_commands_own_or_128_and_its_signal(blink, library, script, code):
+    assert blink("run", "--", PYTHON, "-c", script).code == code
 
 
 def test_options_after_the_command_are_its_own(blink, library, tmp_path):
@@ -109,10 +84,6 @@ def test_options_after_the_command_are_its_own(blink, library, tmp_path):
     script = f"import sys; open({str(target)!r}, 'w').write(repr(sys.argv[1:]))"
     assert blink("run", PYTHON, "-c", script, "--algo", "x", "--require").code == 0
     assert target.read_text() == "['--algo', 'x', '--require']"
-
-
-def test_a_command_that_a_signal_ends_gives_128_and_more(blink, library):
-    assert blink("run", "--", PYTHON, "-c", "import os; os.kill(os.getpid(), 9)").code == 137
 
 
 @pytest.mark.parametrize(("command", "code"), [("/no/such/program", 127), ("/", 126)])
@@ -123,20 +94,16 @@ def test_a_command_that_cannot_be_started(blink, library, command, code):
     assert f"{command} cannot be started" in line
 
 
-def test_without_the_library_the_code_is_3(blink, monkeypatch, tmp_path):
-    monkeypatch.setenv("BLINK_LIBRARY", str(tmp_path / "none.so"))
+@pytest.mark.parametrize(
+    ("name", "there", "message"), [("none.so", False, "none.so is not there"), ("a b.so", True, "spaces and colons")]
+)
+def test_without_a_library_that_the_loader_takes_the_code_is_3(blink, monkeypatch, tmp_path, name, there, message):
+    if there:
+        (tmp_path / name).touch()
+    monkeypatch.setenv("BLINK_LIBRARY", str(tmp_path / name))
     ended = blink("run", "--", "true")
     assert ended.code == 3
-    assert "none.so is not there" in ended.err
-
-
-def test_a_path_that_the_loader_would_split_is_refused(blink, monkeypatch, tmp_path):
-    odd = tmp_path / "a b.so"
-    odd.touch()
-    monkeypatch.setenv("BLINK_LIBRARY", str(odd))
-    ended = blink("run", "--", "true")
-    assert ended.code == 3
-    assert "spaces and colons" in ended.err
+    assert message in ended.err
 
 
 def test_mistakes_are_found_before_the_command_starts(blink, library, tmp_path):
@@ -256,21 +223,8 @@ def test_the_example_runs_on_trees_on_doubles_of_nccl_and_cuda(blink, doubles, s
     }.items():
         monkeypatch.setenv(name, str(value))
     target = tmp_path / "used.json"
-    ended = blink(
-        "run",
-        "--require",
-        "--topo",
-        "clique:4",
-        "--algo",
-        "optimal",
-        "--report",
-        target,
-        "--",
-        PYTHON,
-        root / "examples/nccl_client.py",
-        "4",
-        "65536",
-    )
+    options = ["--require", "--topo", "clique:4", "--algo", "optimal", "--report", target]
+    ended = blink("run", *options, "--", PYTHON, root / "examples/nccl_client.py", "4", "65536")
     assert ended.code == 0
     document = json.loads(target.read_text())
     assert document["calls"] == {"blink": 1, "nccl": 0}

@@ -1,6 +1,6 @@
-"""Rank processes for tests: forked, with a sum through shared memory, and faults on request.
+"""Rank processes for tests: forked, with a sum through shared memory, and faults on request; and how they are started.
 
-python fake_ranks.py SOCKET RANKS [wrong|silent|dying|refusing|failing|twice|stranger]
+python fake_ranks.py SOCKET RANKS [wrong|silent|dying|refusing|failing|twice|stranger|absent]
 """
 
 from __future__ import annotations
@@ -12,15 +12,26 @@ import signal
 import socket
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 
+from blinkccl.bench.candidate import CandidateLaunch, Process
 from blinkccl.bench.perform import private_memory
 from blinkccl.bench.protocol import Command, RankHello
 from blinkccl.bench.worker import serve
 from blinkccl.errors import CommunicationError, UnsupportedError
 
 SHARE = 1 << 20
+
+
+def launch(fault: str = "", size: int = 2, name: str = "fake", variant: str = "", library: str = "") -> CandidateLaunch:
+    """Such ranks as a candidate."""
+
+    def processes(path: Path, room: Path) -> list[Process]:
+        return [Process([sys.executable, __file__, str(path), str(size), fault])]
+
+    return CandidateLaunch(name, size, processes, variant, library)
 
 
 class FakeLibrary:
