@@ -17,6 +17,7 @@ from blinkccl.collectives.spec import Collective
 from blinkccl.engines import reference
 from blinkccl.engines.registry import ENGINES
 from blinkccl.errors import DeadlineError, ScheduleError, UnsupportedError, UsageError
+from blinkccl.schedule.chunking import bind
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.schedule.verifier import violations
@@ -190,3 +191,13 @@ def test_any_order_of_executors_gives_the_same(order: str | int) -> None:
     for name in ("allreduce", "allgather", "alltoall", "reduce_scatter"):
         program = program_for(name, 5, seed=2, slots=1)
         assert difference(partial(reference.run, order=order), program, count=333, op="max") is None
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 101, 3000])
+@pytest.mark.parametrize("collective", ["allreduce", "allgather", "reduce_scatter", "alltoall"])
+def test_even_chunks_change_no_result(monkeypatch: pytest.MonkeyPatch, collective: str, count: int) -> None:
+    """The simulator times programs so, and generated code cuts so."""
+    monkeypatch.setattr(reference, "bind", partial(bind, even_chunks=True))
+    program = lower(random_forest(Random(7), Collective(collective, 4)))
+    for in_place in (False, True)[: 1 + (collective == "allreduce")]:
+        assert difference(reference.run, program, count=count, in_place=in_place) is None
