@@ -1,7 +1,6 @@
-"""All claims of document A, Blink (MLSys 2020).
+"""Blink's claims about what it has, and what it prints that cannot be right: E1, E3 to E6 and E8.
 
-B1 to B36 are its claims; E1, E3 to E6 and E8 what it prints that cannot be right. Errors that spoil a claim are in that
-claim's row: E2 in B16, E7 in B18, E9 in B36.
+Errors that spoil a claim are in that claim's row: E2 in B16, E7 in B18, E9 in B36.
 """
 
 from __future__ import annotations
@@ -16,20 +15,29 @@ from blinkccl.engines.registry import ENGINES
 from blinkccl.packing.arborescence import minimum_arborescence
 from blinkccl.packing.network import Network
 from blinkccl.packing.undirected import most_central
-from blinkccl.paper import blink_graph, blink_microbenchmarks, blink_protocols, blink_throughput, blink_training
 from blinkccl.paper.blink_graph import allreduce_optimum, broadcast_optimum, network, ring_allreduce, rings
 from blinkccl.paper.blink_microbenchmarks import COSTS, throughput
 from blinkccl.paper.blink_protocols import PCIE_GB_PER_S, SPLIT_BASIS, eq_8_as_printed, nvlink_gb_per_s, t_dpa_s
-from blinkccl.paper.claim import BY_CONSTRUCTION, Claim, Context, Value
+from blinkccl.paper.claim import BY_CONSTRUCTION, Context, Page, Value
 from blinkccl.paper.jobs import EIGHT, MB, connected_allocations, plan, topology_of
 from blinkccl.units import GB
+
+PAGE = Page("A")
 
 #: What NCCL 2.4 has.
 NCCL_REDUCTIONS = ("sum", "prod", "max", "min")
 NCCL_COLLECTIVES = ("allreduce", "broadcast", "reduce", "allgather", "reduce_scatter")
 
 
+@PAGE.claim("B35", "§1, §2.3, §4.1", agrees=BY_CONSTRUCTION)
 def _features(_: Context) -> tuple[Value, ...]:
+    """Blink probes links at run time, generates CUDA code for NCCL's collectives and reductions, and is preloaded under
+    NCCL's API by LD_PRELOAD, without changes to programs.
+
+    This package was made to do the same, so that it does proves nothing of Blink. Links are probed by
+    topology/probe.py; NCCL's API is libblink.so, which is preloaded. Both and the generated code are tested on CPUs,
+    against a double of CUDA's driver; on a GPU they have not run yet.
+    """
     basis = "registries of this package"
     return (
         Value("NCCL's reduction functions", 4, sum(name in OPS for name in NCCL_REDUCTIONS), basis=basis),
@@ -38,31 +46,22 @@ def _features(_: Context) -> tuple[Value, ...]:
     )
 
 
-_OWN = (
-    Claim(
-        "B3",
-        "A",
-        "§1, Fig 3",
-        "Among 40,000 multi-GPU jobs 3, 5, 6 or 7 GPUs on one server are common.",
-        None,
-        "The trace of that cluster was not published.",
-    ),
-    Claim(
-        "B35",
-        "A",
-        "§1, §2.3, §4.1",
-        "Blink probes links at run time, generates CUDA code for NCCL's collectives and reductions, and is preloaded "
-        "under NCCL's API by LD_PRELOAD, without changes to programs.",
-        _features,
-        "This package was made to do the same, so that it does proves nothing of Blink. Links are probed by "
-        "topology/probe.py; NCCL's API is libblink.so, which is preloaded. Both and the generated code are tested on "
-        "CPUs, against a double of CUDA's driver; on a GPU they have not run yet.",
-        agrees=BY_CONSTRUCTION,
-    ),
-)
+@PAGE.claim("B3", "§1, Fig 3")
+def _job_sizes(_: Context) -> tuple[Value, ...]:
+    """Among 40,000 multi-GPU jobs 3, 5, 6 or 7 GPUs on one server are common.
+
+    The trace of that cluster was not published.
+    """
+    return ()
 
 
+@PAGE.claim("B36", "§4.1", wrong=True)
 def _gathering(_: Context) -> tuple[Value, ...]:
+    """Gather is the inverse of Broadcast, and AllGather is AllReduce without a reduction function.
+
+    E9: nothing combines on the way to a root, so Gather is no reversed Broadcast (that is Reduce) but a flow, and can
+    be faster. AllGather through one root is slower than equal trees from every rank (arXiv 2402.06787).
+    """
     best = {name: float(plan("optimal", "dgx-1v", name).rate) for name in ("broadcast", "gather", "allgather")}
     found = network("dgx-1v", EIGHT)
     through_root = float(8 * one_root_optimum(found, most_central(found)))
@@ -74,7 +73,13 @@ def _gathering(_: Context) -> tuple[Value, ...]:
     )
 
 
+@PAGE.claim("E1", "§3.1 and §3.2.1, Eq 2 and 5", wrong=True)
 def _strictly_below(_: Context) -> tuple[Value, ...]:
+    """The load of a link is strictly less than its capacity.
+
+    With < no link may be full, so no cut is: Eq 5 with weights of 0 or 1 leaves two of six trees. It must be ≤. The κ
+    of Eq 2 and 5 also needs the index of the link.
+    """
     found = network("dgx-1v", EIGHT)
     # With weights of 0 or 1, "<" leaves a lane of each link empty.
     left = Network(found.n, found.terminals, tuple((u, v, c - 1) for u, v, c in found.arcs if c > 1))
@@ -82,7 +87,13 @@ def _strictly_below(_: Context) -> tuple[Value, ...]:
     return (Value("trees on 8 GPUs of a DGX-1V", 6, broadcast_optimum(left), "lanes", basis=basis),)
 
 
+@PAGE.claim("E3", "§3.3", wrong=True)
 def _directed_for_both(_: Context) -> tuple[Value, ...]:
+    """What is packed for Broadcast serves AllReduce in both directions.
+
+    Directed trees use both directions of a link already, so reduce and broadcast would share them and be below NCCL's
+    rings. The text's “undirected graph” is what matters; Eq 1–7 do not have it.
+    """
     half = Fraction(broadcast_optimum(network("dgx-1v", EIGHT)), 2)
     against_rings = [
         Fraction(broadcast_optimum(network("dgx-1v", gpus)), 2) / ring_allreduce(Fraction(count), len(gpus))
@@ -98,8 +109,14 @@ def _directed_for_both(_: Context) -> tuple[Value, ...]:
     )
 
 
+@PAGE.claim("E4", "§3.2", wrong=True)
 def _spanning_tree(_: Context) -> tuple[Value, ...]:
-    """Prim's tree from vertex 0 of a directed triangle, beside the cheapest arborescence."""
+    """Each iteration takes the minimum weight spanning tree.
+
+    On a directed graph that must be a minimum-cost arborescence (Chu-Liu 1965, Edmonds 1967); growing a tree by the
+    cheapest edge is not enough.
+    """
+    # Prim's tree from vertex 0 of a directed triangle, beside the cheapest arborescence.
     cost: list[list[int | None]] = [[None, 4, 6], [None, None, 18], [None, 1, None]]
     parent = minimum_arborescence(3, 0, cost)
     assert parent is not None
@@ -113,7 +130,12 @@ def _spanning_tree(_: Context) -> tuple[Value, ...]:
     return (Value(what, grown, least, basis="arcs 0→1: 4, 0→2: 6, 1→2: 18, 2→1: 1"),)
 
 
+@PAGE.claim("E8", "§3.2, §3.2.1", wrong=True)
 def _printed_weights(_: Context) -> tuple[Value, ...]:
+    """Trees of multiplicative weights have weights up to 0.899 and up to 148 of 1000 MB.
+
+    Both together mean a rate of 6.07, and 6 is all that links carry: they were rounded, or not scaled to fit.
+    """
     basis = "the weight × 1000 MB / the data of the tree, all as printed"
     return (
         Value("rate that 0.899 for 148 MB of 1000 MB implies", 6, 0.899 * 1000 / 148, "lanes", basis=basis),
@@ -121,7 +143,13 @@ def _printed_weights(_: Context) -> tuple[Value, ...]:
     )
 
 
+@PAGE.claim("E5", "§3.4, Eq 8", wrong=True)
 def _negative_part(context: Context) -> tuple[Value, ...]:
+    """Eq 8 says how much data goes over PCIe, for any size.
+
+    Below T_dpa × BW_NVL it says less than nothing: NVLink is ready before peer access is switched. The part is 0 there,
+    and hybrid transfers gain nothing.
+    """
     values = []
     for ranks in (3, 8):
         nvlink, wait_s = nvlink_gb_per_s(context, ranks), t_dpa_s(context, ranks)
@@ -134,7 +162,13 @@ def _negative_part(context: Context) -> tuple[Value, ...]:
     return tuple(values)
 
 
+@PAGE.claim("E6", "§2.2 and A.1.1, §3.5", wrong=True)
 def _two_answers(context: Context) -> tuple[Value, ...]:
+    """Reduce+forward reaches around 18 GB/s; a DGX-2's GPU has 150 GB/s bidirectional.
+
+    Fig 7 has 21 to 19 GB/s for the same test. Six NVLinks of 25 GB/s are 150 GB/s in each direction. B32 has a third:
+    means of 51 % and 31 % for the same thing.
+    """
     lanes = [link.gb_per_s for link in topology_of("dgx-2").links if link.kind == "nvlink"]
     return (
         *(
@@ -149,97 +183,3 @@ def _two_answers(context: Context) -> tuple[Value, ...]:
         ),
         Value("a DGX-2's GPU to its switches, one way, by “bidirectional”", 75, min(lanes), "GB/s", basis="catalog"),
     )
-
-
-ERRORS = (
-    Claim(
-        "B36",
-        "A",
-        "§4.1",
-        "Gather is the inverse of Broadcast, and AllGather is AllReduce without a reduction function.",
-        _gathering,
-        "E9: nothing combines on the way to a root, so Gather is no reversed Broadcast (that is Reduce) but a flow, "
-        "and can be faster. AllGather through one root is slower than equal trees from every rank (arXiv 2402.06787).",
-        wrong=True,
-    ),
-    Claim(
-        "E1",
-        "A",
-        "§3.1 and §3.2.1, Eq 2 and 5",
-        "The load of a link is strictly less than its capacity.",
-        _strictly_below,
-        "With < no link may be full, so no cut is: Eq 5 with weights of 0 or 1 leaves two of six trees. It must be ≤. "
-        "The κ of Eq 2 and 5 also needs the index of the link.",
-        wrong=True,
-    ),
-    Claim(
-        "E3",
-        "A",
-        "§3.3",
-        "What is packed for Broadcast serves AllReduce in both directions.",
-        _directed_for_both,
-        "Directed trees use both directions of a link already, so reduce and broadcast would share them and be below "
-        "NCCL's rings. The text's “undirected graph” is what matters; Eq 1–7 do not have it.",
-        wrong=True,
-    ),
-    Claim(
-        "E4",
-        "A",
-        "§3.2",
-        "Each iteration takes the minimum weight spanning tree.",
-        _spanning_tree,
-        "On a directed graph that must be a minimum-cost arborescence (Chu-Liu 1965, Edmonds 1967); growing a tree by "
-        "the cheapest edge is not enough.",
-        wrong=True,
-    ),
-    Claim(
-        "E5",
-        "A",
-        "§3.4, Eq 8",
-        "Eq 8 says how much data goes over PCIe, for any size.",
-        _negative_part,
-        "Below T_dpa × BW_NVL it says less than nothing: NVLink is ready before peer access is switched. The part is 0 "
-        "there, and hybrid transfers gain nothing.",
-        wrong=True,
-    ),
-    Claim(
-        "E6",
-        "A",
-        "§2.2 and A.1.1, §3.5",
-        "Reduce+forward reaches around 18 GB/s; a DGX-2's GPU has 150 GB/s bidirectional.",
-        _two_answers,
-        "Fig 7 has 21 to 19 GB/s for the same test. Six NVLinks of 25 GB/s are 150 GB/s in each direction. B32 has a "
-        "third: means of 51 % and 31 % for the same thing.",
-        wrong=True,
-    ),
-    Claim(
-        "E8",
-        "A",
-        "§3.2, §3.2.1",
-        "Trees of multiplicative weights have weights up to 0.899 and up to 148 of 1000 MB.",
-        _printed_weights,
-        "Both together mean a rate of 6.07, and 6 is all that links carry: they were rounded, or not scaled to fit.",
-        wrong=True,
-    ),
-)
-
-
-def _number(claim: Claim) -> tuple[str, int]:
-    return claim.id[0], int(claim.id[1:])
-
-
-#: By letter and number.
-CLAIMS: tuple[Claim, ...] = tuple(
-    sorted(
-        (
-            *_OWN,
-            *blink_graph.CLAIMS,
-            *ERRORS,
-            *blink_microbenchmarks.CLAIMS,
-            *blink_protocols.CLAIMS,
-            *blink_throughput.CLAIMS,
-            *blink_training.CLAIMS,
-        ),
-        key=_number,
-    )
-)

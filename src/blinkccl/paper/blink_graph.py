@@ -24,8 +24,7 @@ from blinkccl.packing.network import Network
 from blinkccl.packing.oracles import out_tree_oracle
 from blinkccl.packing.undirected import strength, undirected_widths
 from blinkccl.paper import drawing
-from blinkccl.paper.claim import Claim, Context, Value
-from blinkccl.paper.drawing import Figure
+from blinkccl.paper.claim import Context, Page, Value
 from blinkccl.paper.jobs import (
     EIGHT,
     Gpus,
@@ -34,6 +33,8 @@ from blinkccl.paper.jobs import (
     plan,
     request,
 )
+
+PAGE = Page("A")
 
 MACHINES = ("dgx-1v", "dgx-1p")
 #: What Fig 14 counts a ring over PCIe as, in NVLink lanes (§5.1: "half as much bandwidth as NVLink").
@@ -74,7 +75,12 @@ def every_setting() -> Iterator[tuple[str, Gpus]]:
     return ((name, gpus) for name in MACHINES for gpus in connected_allocations(name))
 
 
+@PAGE.claim("B2", "§1, Fig 2")
 def _three_gpus(_: Context) -> tuple[Value, ...]:
+    """On a DGX-1P, GPUs 0, 1, 3 have two NVLink rings, and GPUs 0, 1, 4 have none.
+
+    The bars of Fig 2 are a picture; rates of trees have no number beside them.
+    """
     joined, apart = (0, 1, 3), (0, 1, 4)
     trees = "trees of optimal from GPU 0"
     return (
@@ -89,7 +95,12 @@ def _rate(name: str, gpus: Gpus, collective: str = "broadcast", how: str = "opti
     return float(plan(how, name, collective, gpus).rate)
 
 
+@PAGE.claim("B4", "§1, Fig 4")
 def _six_gpus(_: Context) -> tuple[Value, ...]:
+    """For six GPUs of a DGX-1P NCCL builds two rings and Blink three trees.
+
+    So it is for four of the 28 sets of six: 012456, 013457, 023467, 123567.
+    """
     found = []
     for gpus in combinations(range(8), 6):
         try:
@@ -112,7 +123,12 @@ def _farthest(numbers: Iterable[int], wanted: int) -> int:
     return max(numbers, key=lambda number: abs(number - wanted))
 
 
+@PAGE.claim("B10", "§3.1, Eq 1–3")
 def _fills_the_cut(_: Context) -> tuple[Value, ...]:
+    """The largest packing of arborescences reaches the minimum cut.
+
+    Edmonds 1973. With ≤ in Eq 2 (see E1), and the same rate for every root, as NVLinks are as wide both ways.
+    """
     least = Fraction(1)
     for name, gpus in every_setting():
         rate = plan("optimal", name, "broadcast", gpus).rate
@@ -128,7 +144,12 @@ def _weights(epsilon: Fraction) -> ApproximatePacking:
     return pack_multiplicative(found.capacity, out_tree_oracle(found, [0]), epsilon)
 
 
+@PAGE.claim("B11", "§3.2")
 def _approximation(_: Context) -> tuple[Value, ...]:
+    """Multiplicative weights come within ε of the optimum in O(ln m / ε²) iterations of O(m).
+
+    The guarantee is checked while it runs. O( ) has no constant; ours stays near 1.
+    """
     values = []
     for epsilon in EPSILONS:
         packing, basis = _weights(epsilon), f"multiplicative weights, ε = {epsilon}, 8 GPUs of a DGX-1V"
@@ -139,7 +160,12 @@ def _approximation(_: Context) -> tuple[Value, ...]:
     return tuple(values)
 
 
+@PAGE.claim("B12", "§3.2")
 def _tree_counts(_: Context) -> tuple[Value, ...]:
+    """Multiplicative weights return 181 trees with weights from 0.002 to 0.899 for 8 GPUs of a DGX-1V.
+
+    The number depends on ε and on ties, which are not stated. Like the paper's, ours is far above the minimum.
+    """
     packings = {epsilon: _weights(epsilon) for epsilon in EPSILONS}
     most = max(packings.values(), key=lambda packing: len(packing.columns))
     weights = [float(weight) for _, weight in most.columns]
@@ -152,7 +178,13 @@ def _tree_counts(_: Context) -> tuple[Value, ...]:
     )
 
 
+@PAGE.claim("B13", "§3.2.1", wrong=True)
 def _fewest(_: Context) -> tuple[Value, ...]:
+    """6 trees are the fewest for 8 GPUs of a DGX-1V; each has a rate of 1 and 166 of 1000 MB.
+
+    6 is the fewest for weights of 0 or 1. With weights 2, 2, 1, 1 four trees have the same rate; fewer cannot, as four
+    links leave the root and all must be full.
+    """
     fewest = plan("optimal", "dgx-1v", "broadcast", None, "fewest-trees")
     paper = plan("blink", "dgx-1v", "broadcast")
     weights = [share.weight * paper.rate for share in paper.shares]
@@ -166,7 +198,12 @@ def _fewest(_: Context) -> tuple[Value, ...]:
     )
 
 
+@PAGE.claim("B14", "§3.2.1, Eq 4–7")
 def _within_five_percent(_: Context) -> tuple[Value, ...]:
+    """The integer program, relaxed step by step, comes within 5 % of the optimal rate.
+
+    Relaxing is needed: whole lanes alone are not enough for AllReduce.
+    """
     parts = []
     for name, gpus in every_setting():
         optimum = {"broadcast": Fraction(broadcast_optimum(network(name, gpus)))}
@@ -182,7 +219,12 @@ def _within_five_percent(_: Context) -> tuple[Value, ...]:
     )
 
 
+@PAGE.claim("B15", "§3.3")
 def _both_ways(_: Context) -> tuple[Value, ...]:
+    """AllReduce reduces to a root and broadcasts along the same tree in reverse.
+
+    True of undirected packings, whose rate is 24/7 on 8 GPUs and not Broadcast's 6 (see E3).
+    """
     mirrored = total = 0
     for name, gpus in every_setting():
         for share in plan("blink", name, "allreduce", gpus).shares:
@@ -197,7 +239,12 @@ def _both_ways(_: Context) -> tuple[Value, ...]:
     )
 
 
+@PAGE.claim("B16", "§3.3, §5.1", wrong=True)
 def _messages(_: Context) -> tuple[Value, ...]:
+    """A process sends at least 2⌈(N−1)/N⌉ messages in an AllReduce.
+
+    E2: the ceiling makes it 2 for every N. The bound is 2(N−1)/N, which §5.1 itself uses: 8/14 for 8 GPUs.
+    """
     sent = {vertex: Fraction(0) for vertex in range(8)}
     for (src, _dst), use in link_use(plan("ring", "ring:8", "allreduce").shares).items():
         sent[src] += use
@@ -205,7 +252,12 @@ def _messages(_: Context) -> tuple[Value, ...]:
     return (Value("times S that each of 8 ranks sends", printed, float(max(sent.values())), basis="a ring's plan"),)
 
 
+@PAGE.claim("B23", "§5.1, Fig 14")
 def _fig_14(_: Context) -> tuple[Value, ...]:
+    """In theory trees are at least as fast as rings in all cases, and up to 6× as fast.
+
+    6 is where the whisker ends, at the 95th percentile; the largest is above it.
+    """
     boxes = {(collective, name): fig_14_speedups(name, collective) for collective in FIG_14 for name in MACHINES}
     found = boxes["allreduce", "dgx-1v"]
     low, high = np.percentile(found, [5, 95])
@@ -243,7 +295,12 @@ def fig_14_speedup(name: str, collective: str, gpus: Gpus) -> float:
     return float(broadcast_optimum(network(name, gpus)) / lanes)
 
 
+@PAGE.claim("B24", "§5.2")
 def _settings(_: Context) -> tuple[Value, ...]:
+    """There are 46 topology settings for a DGX-1V and 14 for a DGX-1P.
+
+    Sets that NVLink leaves in parts are not counted; with them there would be 53 and 17.
+    """
     basis = "isomorphism classes of NVLink-connected sets of 3 to 8 GPUs"
     return (
         Value("DGX-1V", 46, len(connected_allocations("dgx-1v")), basis=basis),
@@ -251,103 +308,10 @@ def _settings(_: Context) -> tuple[Value, ...]:
     )
 
 
-CLAIMS = (
-    Claim(
-        "B2",
-        "A",
-        "§1, Fig 2",
-        "On a DGX-1P, GPUs 0, 1, 3 have two NVLink rings, and GPUs 0, 1, 4 have none.",
-        _three_gpus,
-        "The bars of Fig 2 are a picture; rates of trees have no number beside them.",
-    ),
-    Claim(
-        "B4",
-        "A",
-        "§1, Fig 4",
-        "For six GPUs of a DGX-1P NCCL builds two rings and Blink three trees.",
-        _six_gpus,
-        "So it is for four of the 28 sets of six: 012456, 013457, 023467, 123567.",
-    ),
-    Claim(
-        "B10",
-        "A",
-        "§3.1, Eq 1–3",
-        "The largest packing of arborescences reaches the minimum cut.",
-        _fills_the_cut,
-        "Edmonds 1973. With ≤ in Eq 2 (see E1), and the same rate for every root, as NVLinks are as wide both ways.",
-    ),
-    Claim(
-        "B11",
-        "A",
-        "§3.2",
-        "Multiplicative weights come within ε of the optimum in O(ln m / ε²) iterations of O(m).",
-        _approximation,
-        "The guarantee is checked while it runs. O( ) has no constant; ours stays near 1.",
-    ),
-    Claim(
-        "B12",
-        "A",
-        "§3.2",
-        "Multiplicative weights return 181 trees with weights from 0.002 to 0.899 for 8 GPUs of a DGX-1V.",
-        _tree_counts,
-        "The number depends on ε and on ties, which are not stated. Like the paper's, ours is far above the minimum.",
-    ),
-    Claim(
-        "B13",
-        "A",
-        "§3.2.1",
-        "6 trees are the fewest for 8 GPUs of a DGX-1V; each has a rate of 1 and 166 of 1000 MB.",
-        _fewest,
-        "6 is the fewest for weights of 0 or 1. With weights 2, 2, 1, 1 four trees have the same rate; fewer cannot, "
-        "as four links leave the root and all must be full.",
-        wrong=True,
-    ),
-    Claim(
-        "B14",
-        "A",
-        "§3.2.1, Eq 4–7",
-        "The integer program, relaxed step by step, comes within 5 % of the optimal rate.",
-        _within_five_percent,
-        "Relaxing is needed: whole lanes alone are not enough for AllReduce.",
-    ),
-    Claim(
-        "B15",
-        "A",
-        "§3.3",
-        "AllReduce reduces to a root and broadcasts along the same tree in reverse.",
-        _both_ways,
-        "True of undirected packings, whose rate is 24/7 on 8 GPUs and not Broadcast's 6 (see E3).",
-    ),
-    Claim(
-        "B16",
-        "A",
-        "§3.3, §5.1",
-        "A process sends at least 2⌈(N−1)/N⌉ messages in an AllReduce.",
-        _messages,
-        "E2: the ceiling makes it 2 for every N. The bound is 2(N−1)/N, which §5.1 itself uses: 8/14 for 8 GPUs.",
-        wrong=True,
-    ),
-    Claim(
-        "B23",
-        "A",
-        "§5.1, Fig 14",
-        "In theory trees are at least as fast as rings in all cases, and up to 6× as fast.",
-        _fig_14,
-        "6 is where the whisker ends, at the 95th percentile; the largest is above it.",
-    ),
-    Claim(
-        "B24",
-        "A",
-        "§5.2",
-        "There are 46 topology settings for a DGX-1V and 14 for a DGX-1P.",
-        _settings,
-        "Sets that NVLink leaves in parts are not counted; with them there would be 53 and 17.",
-    ),
-)
-
 _MACHINES = {"dgx-1p": "P100", "dgx-1v": "V100"}
 
 
+@PAGE.figure("A-fig-14", "Blink, Fig 14: speed-up of trees over rings in theory")
 def _draw_fig_14(figure: Any, context: Context) -> str:
     boxes = []
     for collective in FIG_14:
@@ -381,8 +345,3 @@ def _draw_fig_14(figure: Any, context: Context) -> str:
         "Exact rates of optimal trees over those of NCCL 2.4's rings on all allocations of 3 to 8 GPUs, a ring over "
         "PCIe as half a lane. Whiskers are the 5th and 95th percentile, circles what lies outside; no calibration."
     )
-
-
-FIGURES: tuple[Figure, ...] = (
-    Figure("A-fig-14", "A", "Blink, Fig 14: speed-up of trees over rings in theory", _draw_fig_14),
-)

@@ -16,8 +16,7 @@ from typing import Any
 from blinkccl.baselines.candidate import Planned
 from blinkccl.forest.model import Forest, link_use
 from blinkccl.paper import drawing
-from blinkccl.paper.claim import BY_CONSTRUCTION, FITTED, Claim, Context, Value
-from blinkccl.paper.drawing import Figure
+from blinkccl.paper.claim import BY_CONSTRUCTION, FITTED, Context, Page, Value
 from blinkccl.paper.jobs import COPY_ENGINES, MB, SIZE_BYTES, Gpus, blink, connected_allocations, plan, topology_of
 from blinkccl.paper.traffic import CALIBRATION, PATTERNS, Pattern, measure, pattern
 from blinkccl.schedule.lower import lower
@@ -25,6 +24,8 @@ from blinkccl.simulate.calibration import Calibration, EngineCosts, LinkClass, N
 from blinkccl.simulate.chunk_search import search
 from blinkccl.simulate.run import simulate
 from blinkccl.simulate.translate import Settings
+
+PAGE = Page("A")
 
 COSTS = f"microbenchmark patterns, {CALIBRATION}, best chunk"
 #: Five fitted numbers reproduce the nine of Figs 7, 8, 24 and 26 within 7.1 %.
@@ -44,7 +45,13 @@ def lane_gb_per_s(costs: Calibration, kind: str = "nvlink") -> float:
     return next(row.gb_per_s.value for row in costs.link if row.kind == kind)
 
 
+@PAGE.claim("B1", "§1, Fig 1")
 def _links(context: Context) -> tuple[Value, ...]:
+    """NVLink Gen1 reaches 18–20 GB/s, Gen2 22–25 GB/s, PCIe 8–12 GB/s.
+
+    Measurements by others, in the calibrations: copies between P100s, and a lane under NCCL's logs for V100s.
+    """
+
     def both(what: str, low: float, high: float, name: str, kind: str = "nvlink") -> tuple[Value, Value]:
         ours = lane_gb_per_s(context.calibration(name), kind)
         return (
@@ -66,11 +73,21 @@ def _chain(context: Context, name: str, what: str, published: dict[int, float]) 
     )
 
 
+@PAGE.claim("B6", "§2.2, Fig 7", agrees=FITTED)
 def _fig_7(context: Context) -> tuple[Value, ...]:
+    """Reduce+forward along a chain falls from 21 GB/s (3 GPUs) to 19 GB/s (8 GPUs) at 1000 MB.
+
+    One of the figures that the calibration was fitted to.
+    """
     return _chain(context, "chain-reduce-forward", "reduce+forward", {3: 21, 8: 19})
 
 
+@PAGE.claim("B7", "§2.2, Fig 8", agrees=FITTED)
 def _fig_8(context: Context) -> tuple[Value, ...]:
+    """MIMO and MCA reach around 18 GB/s above 10 MB, 15 % below the maximum of NVLink Gen2.
+
+    One of the figures that the calibration was fitted to. 15 % below means a maximum of 21.2 GB/s, not of 25.
+    """
     sizes = (50, 1000)
     found = {(name, size): throughput(context, name, 0, size * MB) for name in ("mimo", "mca") for size in sizes}
     most = lane_gb_per_s(context.calibration(CALIBRATION))
@@ -83,7 +100,12 @@ def _fig_8(context: Context) -> tuple[Value, ...]:
     )
 
 
+@PAGE.claim("B8", "A.1.1, Fig 24", agrees=FITTED)
 def _fig_24(context: Context) -> tuple[Value, ...]:
+    """At 1000 MB forward falls from 22 to 20 GB/s, reduce-broadcast from 19 to 16; reduce+forward is around 18.
+
+    One of the figures that the calibration was fitted to, but for reduce+forward, which contradicts Fig 7 (E6).
+    """
     return (
         *_chain(context, "chain-forward", "forward", {3: 22, 8: 20}),
         *_chain(context, "chain-reduce-forward", "reduce+forward", {3: 18, 8: 18}),
@@ -91,7 +113,13 @@ def _fig_24(context: Context) -> tuple[Value, ...]:
     )
 
 
+@PAGE.claim("B9", "A.1.2, Fig 26", agrees=FITTED)
 def _fig_26(context: Context) -> tuple[Value, ...]:
+    """From 50 MB fan-in and fan-out are near the maximum, reduction costs 1–2 GB/s, and the largest degree is 3.
+
+    One source loses 1–2 GB/s; with two or three our center also pays for several engines at once, which was fitted to
+    MIMO. A GPU has four neighbours, of which one is the successor. Fig 26 was fitted to, as well.
+    """
     degrees, sizes = (1, 2, 3), (50, 500)
 
     def gb_per_s(name: str) -> list[float]:
@@ -115,8 +143,13 @@ def _fig_26(context: Context) -> tuple[Value, ...]:
     )
 
 
+@PAGE.claim("B20", "§4.2.1, Fig 11")
 def _fig_11(_: Context) -> tuple[Value, ...]:
-    """On links that cost nothing but their bytes."""
+    """Two chunks take a third off the time of a transfer over three hops.
+
+    (k + d − 1)/k for k chunks over d hops.
+    """
+    # On links that cost nothing but their bytes.
     nothing, whole = Number(0.0, "none"), Number(1.0, "nominal")
     free = Calibration(1, "bytes only", "no latency", EngineCosts(), (LinkClass("nvlink", 0.0, whole, nothing),))
     forest = plan("optimal", "chain:4", "broadcast")
@@ -132,7 +165,12 @@ def _fig_11(_: Context) -> tuple[Value, ...]:
     )
 
 
+@PAGE.claim("B21", "§4.2.1, Fig 12")
 def _fig_12(context: Context) -> tuple[Value, ...]:
+    """From 1 MB, doubling, the chunk size search reaches the best throughput after four iterations on 4 GPUs.
+
+    Neither the GPUs nor the size are stated. The decrease afterwards, in steps of 1 MiB, gains less than 1 %.
+    """
     searches = []
     for gpus in connected_allocations("dgx-1v"):
         if len(gpus) == 4:
@@ -155,7 +193,13 @@ def _fig_12(context: Context) -> tuple[Value, ...]:
     )
 
 
+@PAGE.claim("B22", "§4.2.2, Fig 13", agrees=BY_CONSTRUCTION)
 def _fig_13(context: Context) -> tuple[Value, ...]:
+    """Links are not shared fairly, which costs throughput; reusing streams where trees share a link gets it back.
+
+    No numbers are printed. Unfair is modelled as the first stream going first, and streams that are reused have nothing
+    to be unfair to: that follows from the model, not from a measurement.
+    """
     kept: list[tuple[float, float]] = []
     for gpus in connected_allocations("dgx-1v"):
         if not _trees_share_a_link(plan("blink", "dgx-1v", "broadcast", gpus)):
@@ -178,81 +222,6 @@ def _fig_13(context: Context) -> tuple[Value, ...]:
 def _trees_share_a_link(forest: Forest) -> bool:
     crossed = Counter(arc for share in forest.shares for arc in link_use((share,)))
     return max(crossed.values()) > 1
-
-
-CLAIMS = (
-    Claim(
-        "B1",
-        "A",
-        "§1, Fig 1",
-        "NVLink Gen1 reaches 18–20 GB/s, Gen2 22–25 GB/s, PCIe 8–12 GB/s.",
-        _links,
-        "Measurements by others, in the calibrations: copies between P100s, and a lane under NCCL's logs for V100s.",
-    ),
-    Claim(
-        "B6",
-        "A",
-        "§2.2, Fig 7",
-        "Reduce+forward along a chain falls from 21 GB/s (3 GPUs) to 19 GB/s (8 GPUs) at 1000 MB.",
-        _fig_7,
-        "One of the figures that the calibration was fitted to.",
-        agrees=FITTED,
-    ),
-    Claim(
-        "B7",
-        "A",
-        "§2.2, Fig 8",
-        "MIMO and MCA reach around 18 GB/s above 10 MB, 15 % below the maximum of NVLink Gen2.",
-        _fig_8,
-        "One of the figures that the calibration was fitted to. 15 % below means a maximum of 21.2 GB/s, not of 25.",
-        agrees=FITTED,
-    ),
-    Claim(
-        "B8",
-        "A",
-        "A.1.1, Fig 24",
-        "At 1000 MB forward falls from 22 to 20 GB/s, reduce-broadcast from 19 to 16; reduce+forward is around 18.",
-        _fig_24,
-        "One of the figures that the calibration was fitted to, but for reduce+forward, which contradicts Fig 7 (E6).",
-        agrees=FITTED,
-    ),
-    Claim(
-        "B9",
-        "A",
-        "A.1.2, Fig 26",
-        "From 50 MB fan-in and fan-out are near the maximum, reduction costs 1–2 GB/s, and the largest degree is 3.",
-        _fig_26,
-        "One source loses 1–2 GB/s; with two or three our center also pays for several engines at once, which was "
-        "fitted to MIMO. A GPU has four neighbours, of which one is the successor. Fig 26 was fitted to, as well.",
-        agrees=FITTED,
-    ),
-    Claim(
-        "B20",
-        "A",
-        "§4.2.1, Fig 11",
-        "Two chunks take a third off the time of a transfer over three hops.",
-        _fig_11,
-        "(k + d − 1)/k for k chunks over d hops.",
-    ),
-    Claim(
-        "B21",
-        "A",
-        "§4.2.1, Fig 12",
-        "From 1 MB, doubling, the chunk size search reaches the best throughput after four iterations on 4 GPUs.",
-        _fig_12,
-        "Neither the GPUs nor the size are stated. The decrease afterwards, in steps of 1 MiB, gains less than 1 %.",
-    ),
-    Claim(
-        "B22",
-        "A",
-        "§4.2.2, Fig 13",
-        "Links are not shared fairly, which costs throughput; reusing streams where trees share a link gets it back.",
-        _fig_13,
-        "No numbers are printed. Unfair is modelled as the first stream going first, and streams that are reused have "
-        "nothing to be unfair to: that follows from the model, not from a measurement.",
-        agrees=BY_CONSTRUCTION,
-    ),
-)
 
 
 _SIZES = tuple(MB * size for size in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000))
@@ -280,6 +249,7 @@ def _patterns(
     )
 
 
+@PAGE.figure("A-fig-07", "Blink, Fig 7: reduce+forward along a chain of 3 to 8 GPUs")
 def _draw_fig_7(figure: Any, context: Context) -> str:
     axes = figure.subplots()
     _patterns(axes, context, "chain-reduce-forward", "GPUs", _FROM_TEN)
@@ -291,6 +261,7 @@ def _draw_fig_7(figure: Any, context: Context) -> str:
     return f"{_BASIS}."
 
 
+@PAGE.figure("A-fig-08", "Blink, Fig 8: two streams through one GPU (MIMO), two chains into one (MCA)")
 def _draw_fig_8(figure: Any, context: Context) -> str:
     axes = figure.subplots()
     names = {"mimo": "MIMO: two streams through one GPU", "mca": "MCA: two chains into one GPU"}
@@ -309,6 +280,7 @@ def _draw_fig_8(figure: Any, context: Context) -> str:
     return f"{_BASIS}."
 
 
+@PAGE.figure("A-fig-24", "Blink, Fig 24: depth tests along a chain of 3 to 8 GPUs", 12.0, 4.5)
 def _draw_fig_24(figure: Any, context: Context) -> str:
     panels = figure.subplots(1, 3, sharey=True)
     rows = (
@@ -327,6 +299,7 @@ def _draw_fig_24(figure: Any, context: Context) -> str:
     return f"{_BASIS}, but for reduce+forward, for which Figs 7 and 24 contradict each other (E6)."
 
 
+@PAGE.figure("A-fig-26", "Blink, Fig 26: breadth tests, 1 to 3 sources or destinations", 12.0, 4.5)
 def _draw_fig_26(figure: Any, context: Context) -> str:
     panels = figure.subplots(1, 3, sharey=True)
     rows = {
@@ -349,6 +322,7 @@ def _draw_fig_26(figure: Any, context: Context) -> str:
 _SHOWN: Gpus = (0, 1, 2, 3)
 
 
+@PAGE.figure("A-fig-12", "Blink, Fig 12: the search for the best chunk", height_in=6.0)
 def _draw_fig_12(figure: Any, context: Context) -> str:
     above, below = figure.subplots(2, 1, sharex=True)
     allocations = [gpus for gpus in connected_allocations("dgx-1v") if len(gpus) == 4]
@@ -382,6 +356,7 @@ def _draw_fig_12(figure: Any, context: Context) -> str:
     )
 
 
+@PAGE.figure("A-fig-13", "Blink, Fig 13: streams reused where trees share a link")
 def _draw_fig_13(figure: Any, context: Context) -> str:
     ways = {
         "unfair sharing, a stream per tree": Settings("unfair"),
@@ -412,13 +387,3 @@ def _draw_fig_13(figure: Any, context: Context) -> str:
 
 def _gb_per_s(side: Planned, settings: Settings) -> float:
     return replace(side, conditions=replace(side.conditions, settings=settings)).at(SIZE_BYTES).algbw_gb_per_s
-
-
-FIGURES: tuple[Figure, ...] = (
-    Figure("A-fig-07", "A", "Blink, Fig 7: reduce+forward along a chain of 3 to 8 GPUs", _draw_fig_7),
-    Figure("A-fig-08", "A", "Blink, Fig 8: two streams through one GPU (MIMO), two chains into one (MCA)", _draw_fig_8),
-    Figure("A-fig-12", "A", "Blink, Fig 12: the search for the best chunk", _draw_fig_12, height_in=6.0),
-    Figure("A-fig-13", "A", "Blink, Fig 13: streams reused where trees share a link", _draw_fig_13),
-    Figure("A-fig-24", "A", "Blink, Fig 24: depth tests along a chain of 3 to 8 GPUs", _draw_fig_24, 12.0, 4.5),
-    Figure("A-fig-26", "A", "Blink, Fig 26: breadth tests, 1 to 3 sources or destinations", _draw_fig_26, 12.0, 4.5),
-)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from blinkccl.simulate.calibration import Calibration
 from blinkccl.simulate.calibration import calibration as named_calibration
@@ -95,6 +96,9 @@ class Context:
         return self.calibrations.get(name) or named_calibration(name)
 
 
+Computation = Callable[[Context], tuple[Value, ...]]
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """A claim of a document.
@@ -110,7 +114,7 @@ class Claim:
     text
         The claim, in a sentence of ours.
     compute
-        Our numbers beside the published ones; None where nothing can be computed.
+        Our numbers beside the published ones; none where nothing can be computed.
     why
         What explains the outcome; for a claim that cannot be checked, why not.
     wrong
@@ -125,10 +129,54 @@ class Claim:
     document: str
     where: str
     text: str
-    compute: Callable[[Context], tuple[Value, ...]] | None
+    compute: Computation
     why: str = ""
     wrong: bool = False
     agrees: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure of a document.
+
+    ``draw(figure, context)`` draws into a matplotlib figure and returns in a sentence what it was computed with.
+    ``name`` becomes the file's, like ``A-fig-15``.
+    """
+
+    name: str
+    document: str
+    title: str
+    draw: Callable[[Any, Context], str]
+    width_in: float = 8.0
+    height_in: float = 4.5
+
+
+class Page:
+    """The claims and figures of a file, which it registers where it defines them."""
+
+    def __init__(self, document: str) -> None:
+        self.document = document
+        self.claims: list[Claim] = []
+        self.figures: list[Figure] = []
+
+    def claim(
+        self, number: str, where: str, *, wrong: bool = False, agrees: str = ""
+    ) -> Callable[[Computation], Computation]:
+        """Registers what computes a claim; its docstring is the claim, and after an empty line the explanation."""
+
+        def register(compute: Computation) -> Computation:
+            text, _, why = (compute.__doc__ or "").partition("\n\n")
+            said, explained = (" ".join(part.split()) for part in (text, why))
+            self.claims.append(Claim(number, self.document, where, said, compute, explained, wrong, agrees))
+            return compute
+
+        return register
+
+    def figure(
+        self, name: str, title: str, width_in: float = 8.0, height_in: float = 4.5
+    ) -> Callable[[Callable[[Any, Context], str]], None]:
+        """Registers what draws a figure."""
+        return lambda draw: self.figures.append(Figure(name, self.document, title, draw, width_in, height_in))
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,10 +194,8 @@ def judge(claim: Claim, context: Context | None = None) -> JudgedClaim:
     The verdict is the worst of its numbers'. Where the document is known to be wrong, other numbers contradict it;
     where ours could not but agree, agreement is called what it is.
     """
-    if claim.compute is None:
-        return JudgedClaim(claim, (), UNCHECKABLE)
     values = claim.compute(context or Context())
-    worst = max((value.verdict for value in values), key=VERDICTS.index, default=REPRODUCED)
+    worst = max((value.verdict for value in values), key=VERDICTS.index, default=UNCHECKABLE)
     if claim.wrong and worst != REPRODUCED:
         worst = CONTRADICTED
     if claim.agrees and worst in (REPRODUCED, CLOSE):

@@ -6,10 +6,7 @@ Only figure objects are used, no state of the plotting library, and every size i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
-
-from blinkccl.paper.claim import Context
 
 #: Colours that colour-blind eyes tell apart, too (Okabe and Ito 2008).
 BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY = "#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9"
@@ -30,22 +27,6 @@ _UNITS = (
 _SMALL, _TINY = 8, 7
 
 Points = Sequence[tuple[float, float]]
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """A registry row.
-
-    ``draw(figure, context)`` draws into a matplotlib figure and returns in a sentence what it was computed with.
-    ``name`` becomes the file's, like ``A-fig-15``.
-    """
-
-    name: str
-    document: str
-    title: str
-    draw: Callable[[Any, Context], str]
-    width_in: float = 8.0
-    height_in: float = 4.5
 
 
 def size_text(size_bytes: int) -> str:

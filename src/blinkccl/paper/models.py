@@ -7,18 +7,14 @@ Their shapes are written down here and all counts follow from these. Times come 
 
 from __future__ import annotations
 
-import math
+import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Literal
-
-import msgspec
+from typing import Any
 
 from blinkccl.errors import UnsupportedError
-
-Kind = Literal["published", "assumed"]
 
 #: Output side and output channels of the four stages of a ResNet, before a bottleneck's expansion.
 _STAGES = ((56, 64), (28, 128), (14, 256), (7, 512))
@@ -49,10 +45,6 @@ class Layer:
     input_gradient: bool = True
 
     @property
-    def parameters(self) -> int:
-        return sum(tensor.elements for tensor in self.tensors)
-
-    @property
     def backward_flops(self) -> int:
         """The forward work once for the gradient of the parameters, and once for that of the input."""
         return self.forward_flops * (2 if self.input_gradient else 1)
@@ -67,20 +59,6 @@ class NeuralNetwork:
     element_bytes: int = 4
 
     @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """All parameter tensors in forward order."""
-        return tuple(tensor for layer in self.layers for tensor in layer.tensors)
-
-    @property
-    def parameters(self) -> int:
-        return sum(layer.parameters for layer in self.layers)
-
-    @property
-    def gradient_bytes(self) -> int:
-        """S of the AllReduce of all gradients."""
-        return self.parameters * self.element_bytes
-
-    @property
     def forward_flops(self) -> int:
         return sum(layer.forward_flops for layer in self.layers)
 
@@ -91,60 +69,19 @@ class NeuralNetwork:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """How long one GPU computes for its minibatch, alone; ``source`` says who measured or assumed it."""
+    """How long one GPU computes for its minibatch, alone."""
 
     forward_s: float
     backward_s: float
-    source: str = "given"
 
     @property
     def total_s(self) -> float:
         return self.forward_s + self.backward_s
 
 
-class Throughput(msgspec.Struct, frozen=True):
-    """Images per second of one GPU training in fp32, at the minibatch it was measured with."""
-
-    network: str
-    gpu: str
-    images_per_s: float
-    minibatch: int
-    kind: Kind
-    source: str
-
-
-class Minibatch(msgspec.Struct, frozen=True):
-    """Images per GPU and step in the paper that introduced a network."""
-
-    images: int
-    kind: Kind
-    source: str
-
-
-class _Passes(msgspec.Struct, frozen=True):
-    forward_ms: float
-    backward_ms: float
-    source: str
-
-
-class _Peak(msgspec.Struct, frozen=True):
-    dtype: str
-    dense_tflops: float
-    sparse_tflops: float
-    source: str
-
-
-class _Tables(msgspec.Struct, frozen=True):
-    minibatch: dict[str, Minibatch]
-    passes: dict[str, _Passes]
-    throughput: list[Throughput]
-    peak: dict[str, _Peak]
-
-
 @cache
-def _tables() -> _Tables:
-    data = (files("blinkccl.paper") / "models.toml").read_bytes()
-    return msgspec.toml.decode(data, type=_Tables)
+def _tables() -> dict[str, Any]:
+    return tomllib.loads((files("blinkccl.paper") / "models.toml").read_text("utf-8"))
 
 
 def _convolution(
@@ -250,24 +187,16 @@ def network(name: str) -> NeuralNetwork:
     return _NETWORKS[name]()
 
 
-def transformer(parameters: int, layers: int = 80, element_bytes: int = 2) -> NeuralNetwork:
-    """A transformer of ``parameters`` parameters in ``layers`` equal blocks; a sample is a token.
+def transformer(parameters: int, layers: int = 80) -> NeuralNetwork:
+    """A transformer of ``parameters`` parameters of 2 bytes in ``layers`` equal blocks; a sample is a token.
 
     Each block has its four matrices as 3 : 1 : 4 : 4. The work is 2 FLOPs per parameter and token forward and 4
     backward (Kaplan et al. 2020, §2.1), so a step takes 6 · parameters · tokens. Attention's own products, which grow
     with the sequence, are left out, as they are there.
     """
-    if layers < 1 or parameters < 12 * layers or element_bytes < 1:
-        raise UnsupportedError(
-            f"a transformer has at least one block, 12 parameters in each and one byte per element; "
-            f"got {parameters} parameters, {layers} blocks, {element_bytes} bytes"
-        )
     bounds = [parameters * i // layers for i in range(layers + 1)]
-    return NeuralNetwork(
-        f"transformer-{parameters}",
-        tuple(_transformer_block(f"block{i}", bounds[i + 1] - bounds[i]) for i in range(layers)),
-        element_bytes,
-    )
+    blocks = tuple(_transformer_block(f"block{i}", bounds[i + 1] - bounds[i]) for i in range(layers))
+    return NeuralNetwork(f"transformer-{parameters}", blocks, element_bytes=2)
 
 
 def _transformer_block(name: str, parameters: int) -> Layer:
@@ -280,67 +209,26 @@ def _transformer_block(name: str, parameters: int) -> Layer:
     return Layer(name, tuple(tensors), 2 * parameters)
 
 
-def minibatch(name: str) -> Minibatch:
-    """Images per GPU and step in the paper that introduced the network, with its source."""
-    table = _tables().minibatch
-    if name not in table:
-        raise UnsupportedError(f"no minibatch is listed for {name!r}; expected one of {', '.join(table)}")
-    return table[name]
+def compute_time(name: str, gpu: str) -> Compute:
+    """Forward and backward time of one minibatch of network ``name`` on one "p100" or "v100", in fp32.
 
-
-def throughputs(name: str, gpu: str) -> tuple[Throughput, ...]:
-    """The listed training throughputs of network ``name`` on ``gpu``; the first is the one that is used."""
-    table = _tables().throughput
-    found = tuple(row for row in table if (row.network, row.gpu) == (name, gpu))
-    if not found:
-        listed = ", ".join(dict.fromkeys(f"{row.network} on {row.gpu}" for row in table))
-        raise UnsupportedError(
-            f"no training throughput is listed for {name!r} on {gpu!r}; listed are {listed}. "
-            f"Give the times as a Compute instead"
-        )
-    return found
-
-
-def compute_time(name: str, gpu: str, images: int | None = None, throughput: Throughput | None = None) -> Compute:
-    """Forward and backward time of one minibatch of network ``name`` on one ``gpu``, in fp32.
-
-    The whole is images / throughput, at whatever minibatch the throughput was measured; the two passes divide it as
-    measured on a V100. The optimizer's time is in it, since the published throughputs contain it.
-
-    Parameters
-    ----------
-    images
-        Per GPU and step, ≥ 1; the original paper's where absent.
-    throughput
-        Another one than the first listed.
+    The minibatch is the original paper's. The whole is images / throughput, at whatever minibatch the throughput was
+    measured; the two passes divide it as measured on a V100. The optimizer's time is in it, since the published
+    throughputs contain it.
     """
-    if images is None:
-        images = minibatch(name).images
-    if images < 1:
-        raise UnsupportedError(f"a minibatch has at least one image, got {images}")
-    rate = throughputs(name, gpu)[0] if throughput is None else throughput
-    passes = _tables().passes.get(name)
-    if passes is None:
-        raise UnsupportedError(f"how {name!r} divides into passes is not listed; give the times as a Compute instead")
-    total_s = images / rate.images_per_s
-    forward_s = total_s * passes.forward_ms / (passes.forward_ms + passes.backward_ms)
-    return Compute(forward_s, total_s - forward_s, f"{rate.kind}: {rate.source}")
+    tables = _tables()
+    passes = tables["passes"][name]
+    total_s = tables["minibatch"][name]["images"] / tables["throughput"][gpu][name]["images_per_s"]
+    forward_s = total_s * passes["forward_ms"] / (passes["forward_ms"] + passes["backward_ms"])
+    return Compute(forward_s, total_s - forward_s)
 
 
 def peak_flops_per_s(gpu: str, sparse: bool = False) -> float:
     """The data sheet's peak for bf16 matrices; ``sparse`` counts the zeros of 2:4 sparsity as work."""
-    table = _tables().peak
-    if gpu not in table:
-        raise UnsupportedError(f"no peak rate is listed for {gpu!r}; expected one of {', '.join(table)}")
-    return (table[gpu].sparse_tflops if sparse else table[gpu].dense_tflops) * 1e12
+    row = _tables()["peak"][gpu]
+    return float((row["sparse_tflops"] if sparse else row["dense_tflops"]) * 1e12)
 
 
 def compute_at(model: NeuralNetwork, samples: int, flops_per_s: float) -> Compute:
     """The time of ``samples`` at ``flops_per_s``: for networks that nobody measured, such as transformers."""
-    if samples < 1 or not (math.isfinite(flops_per_s) and flops_per_s > 0):
-        raise UnsupportedError(f"needs samples and a rate above zero, got {samples} samples at {flops_per_s} FLOPs/s")
-    return Compute(
-        model.forward_flops * samples / flops_per_s,
-        model.backward_flops * samples / flops_per_s,
-        f"arithmetic at {flops_per_s:.4g} FLOPs/s",
-    )
+    return Compute(model.forward_flops * samples / flops_per_s, model.backward_flops * samples / flops_per_s)

@@ -10,21 +10,15 @@ from blinkccl.algorithms.registry import Request
 from blinkccl.baselines.nccl_model import ALGORITHMS, PROTOCOLS, NcclEstimate, choose, cost_lines, crossover, predict
 from blinkccl.forest.model import Forest, link_use
 from blinkccl.paper import drawing
-from blinkccl.paper.claim import Claim, Context, Value
-from blinkccl.paper.drawing import Figure
+from blinkccl.paper.claim import Context, Page, Value
 from blinkccl.paper.jobs import GIB, KIB, MIB, channels, plan, request, seconds
 from blinkccl.paper.models import compute_at, peak_flops_per_s, transformer
 from blinkccl.paper.ring_vs_tree import SIZES, agreeing, traced
-from blinkccl.paper.training import (
-    Seconds,
-    ddp_volume_bytes,
-    roofline_seconds,
-    step_time,
-    transformer_step_flops,
-    zero3_volume_bytes,
-)
+from blinkccl.paper.training import Seconds, step_time
 from blinkccl.topology.assembly import exact_unit
 from blinkccl.units import GB, algbw_gb_per_s, bus_factor
+
+PAGE = Page("E")
 
 MACHINE, RANKS = "hgx-h200", 8
 #: §5: GB, algbw and busbw in GB/s.
@@ -51,12 +45,22 @@ def job() -> Request:
     return request(MACHINE, "allreduce")
 
 
+def roofline_seconds(size_bytes: int) -> float:
+    """The least time of an AllReduce of S bytes, without latency: 2 (N-1)/N · S over a GPU's links (§6)."""
+    return float(bus_factor("allreduce", RANKS) * size_bytes) / (LINK_GB_PER_S * GB)
+
+
 def out_of(forest: Forest, rank: int) -> int:
     """Capacity of the links out of a rank, in the topology's units."""
     return sum(link.capacity for link in forest.topology.links if link.src == rank)
 
 
+@PAGE.claim("N1", "§5")
 def _links(context: Context) -> tuple[Value, ...]:
+    """An H200 has 18 NVLinks of 50 GB/s both ways: 900 GB/s, to every other GPU.
+
+    Per GPU and through the switches: to all seven others at once each gets a seventh.
+    """
     topology = job().topology
     nvlinks = [link for link in topology.links if link.kind == "nvlink"]
     out = sum(link.gb_per_s for link in nvlinks if link.src == 0)
@@ -70,11 +74,19 @@ def _links(context: Context) -> tuple[Value, ...]:
     )
 
 
+@PAGE.claim("N2", "§5")
 def _bus_factor(context: Context) -> tuple[Value, ...]:
+    """busbw = algbw * 2(N-1)/N, 1.75 for 8 GPUs."""
     return (Value("busbw / algbw, 8 GPUs", 1.75, float(bus_factor("allreduce", RANKS)), basis="2(n-1)/n"),)
 
 
+@PAGE.claim("N3", "§5", wrong=True)
 def _nine_hundred(context: Context) -> tuple[Value, ...]:
+    """Rings on 8 H200 measure 257, 280 and 291 GB/s at 1, 4 and 8 GB: busbw 449, 490 and 509.
+
+    Links of 450 GB/s each way carry a busbw of 450 at most, whatever the algorithm. More takes reduction in the switch
+    (NVLS), which is no ring; for rings NCCL's maintainers name about 370 GB/s, for NVLS 480.
+    """
     exact = bus_factor("allreduce", RANKS)
     factor = float(exact)
     found = [
@@ -95,7 +107,13 @@ def _nine_hundred(context: Context) -> tuple[Value, ...]:
     )
 
 
+@PAGE.claim("N4", "§2", wrong=True)
 def _fraction_of_peak(context: Context) -> tuple[Value, ...]:
+    """A ring uses (N-1)/N of the peak: 87.5 % with 8 GPUs, 93.75 % with 16.
+
+    Every link of the ring is busy all the time, which is what busbw says. algbw is N/2(N-1) of the link: 57 % with 8
+    GPUs.
+    """
     found = []
     for spec, ranks, printed in ((MACHINE, 8, 87.5), ("dgx-2", 16, 93.75)):
         forest = ring(spec)
@@ -106,8 +124,13 @@ def _fraction_of_peak(context: Context) -> tuple[Value, ...]:
     return (*found, Value("8 GPUs, algbw over the link", None, 100 * algbw, "%", basis=f"ring on {MACHINE}"))
 
 
+@PAGE.claim("N5", "§6")
 def _roofline(context: Context) -> tuple[Value, ...]:
-    least = 1e3 * roofline_seconds(GB, RANKS, LINK_GB_PER_S)
+    """The roofline of 1 GB among 8 H200 is 3.9 ms, which matches what is measured, about 4 ms.
+
+    The arithmetic holds. Rings reach 82 % of their links' rate; the measurement meant is N3's.
+    """
+    least = 1e3 * roofline_seconds(GB)
     rings = 1e3 * seconds(context, ring(MACHINE), "h100", GB)
     return (
         Value("1 GB at 450 GB/s", 3.9, least, "ms", 0.005, basis="2(n-1)/n · S over the rate"),
@@ -115,7 +138,13 @@ def _roofline(context: Context) -> tuple[Value, ...]:
     )
 
 
+@PAGE.claim("N6", "§4, §7", wrong=True)
 def _thresholds(context: Context) -> tuple[Value, ...]:
+    """NCCL takes P2P below 1 KB, trees up to 1 MB, rings above; on NVSwitch double binary trees are its default.
+
+    Its cost model decides. Inside one server its tree is a chain (issue 672 of nccl), which never wins here; double
+    binary trees are between servers. No AllReduce is made of P2P.
+    """
     winners = crossover(channels(MACHINE), "allreduce", ranks=RANKS, servers=1, arch="hopper")
     rings_from = next(winner.from_bytes for winner in winners if winner.algorithm == "ring")
     trees = sum(
@@ -132,7 +161,12 @@ def _thresholds(context: Context) -> tuple[Value, ...]:
     )
 
 
+@PAGE.claim("N7", "§9", wrong=True)
 def _sample_output(context: Context) -> tuple[Value, ...]:
+    """Sample output: 2.75, 27.60 and 358.28 GB/s at 1, 64 and 512 MB, busbw 4.81, 48.30 and 626.98.
+
+    512 MB in 14985.5 µs are 35.8 GB/s: the last row is ten times too high.
+    """
     found = []
     for size, us, algbw, busbw in SAMPLE:
         true = algbw_gb_per_s(size, us * 1e-6)
@@ -144,10 +178,16 @@ def _sample_output(context: Context) -> tuple[Value, ...]:
     return tuple(found)
 
 
+@PAGE.claim("N8", "§10", wrong=True)
 def _gradients(context: Context) -> tuple[Value, ...]:
-    work = transformer_step_flops(PARAMETERS, TOKENS)
+    """A step of a 70B model with 4 * 2048 tokens computes for 1.7 ms and communicates for 355 ms, which dominates.
+
+    1.7 seconds, not milliseconds, and 3.5 without the sparse peak. The notes' own §6 gives 544 ms for 140 GB: compute
+    dominates.
+    """
+    work = 6 * PARAMETERS * TOKENS  # Kaplan et al. 2020, §2.1
     compute, dense = (1e3 * work / peak_flops_per_s("h200", sparse) for sparse in (True, False))
-    least = 1e3 * roofline_seconds(GRADIENT_BYTES, RANKS, LINK_GB_PER_S)
+    least = 1e3 * roofline_seconds(GRADIENT_BYTES)
     return (
         Value("compute at 1979 TFLOPS", 1.7, compute, "ms", 0.05, basis="6 · parameters · tokens"),
         Value("compute at the dense peak, 989 TFLOPS", None, dense, "ms", basis="6 · parameters · tokens"),
@@ -156,10 +196,17 @@ def _gradients(context: Context) -> tuple[Value, ...]:
     )
 
 
+@PAGE.claim("N9", "§10", wrong=True)
 def _zero3(context: Context) -> tuple[Value, ...]:
+    """ZeRO-3 is necessary because it replaces AllReduce with ReduceScatter, which moves only S/N.
+
+    ReduceScatter sends (N-1)/N S. With both AllGathers ZeRO-3 sends 3/2 of what AllReduce does; what it saves is
+    memory.
+    """
     scatter = plan("optimal", MACHINE, "reduce_scatter")
     sent = max(float(use) for (src, _), use in link_use(scatter.shares).items() if src in scatter.ranks)
-    ratio = zero3_volume_bytes(GRADIENT_BYTES, RANKS) / ddp_volume_bytes(GRADIENT_BYTES, RANKS)
+    gathers, scatters, reduces = (bus_factor(name, RANKS) for name in ("allgather", "reduce_scatter", "allreduce"))
+    ratio = (2 * gathers + scatters) / reduces
     printed = 1 / RANKS / float(bus_factor("allreduce", RANKS))
     return (
         Value("what ReduceScatter sends per GPU", 1 / RANKS, sent, "S", basis=f"optimal reduce_scatter on {MACHINE}"),
@@ -167,7 +214,13 @@ def _zero3(context: Context) -> tuple[Value, ...]:
     )
 
 
+@PAGE.claim("N10", "§8")
 def _protocols(context: Context) -> tuple[Value, ...]:
+    """LL packs data and flag into 8 bytes, LL128 into 128; Simple uses DMA.
+
+    LL's 8 bytes hold 4 of data, LL128's 128 hold 120. Threads copy in Simple too; that is in NCCL's source and not
+    computed here.
+    """
     lines = cost_lines(channels("mist"), "allreduce", ranks=4, servers=1, arch="volta")
     rings = {line.protocol: line.gb_per_s for line in lines if line.algorithm == "ring"}
     each = float(4 * rings["Simple"] / rings["LL"])
@@ -179,7 +232,13 @@ def edges(tree: dict[int, int]) -> set[frozenset[int]]:
     return {frozenset(pair) for pair in tree.items()}
 
 
+@PAGE.claim("E11", "§2, §4", wrong=True)
 def _traces(context: Context) -> tuple[Value, ...]:
+    """The trace of the ring among four GPUs; double trees do ReduceScatter on one tree and AllGather on the other.
+
+    GPU 0 receives C3 and has C0+C3; GPUs 0 to 3 end up with A, B, C, D. Each tree carries half of the data up and down.
+    As printed the trees have one link of seven in common.
+    """
     steps = traced(4)
     # The notes turn the ring by one chunk: rank r sends chunk r - 1 first, not chunk r.
     turned = [[((chunk - 1) % 4, whose) for chunk, whose in step] for step in steps]
@@ -194,115 +253,11 @@ def _traces(context: Context) -> tuple[Value, ...]:
     )
 
 
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        "N1",
-        "E",
-        "§5",
-        "An H200 has 18 NVLinks of 50 GB/s both ways: 900 GB/s, to every other GPU.",
-        _links,
-        "Per GPU and through the switches: to all seven others at once each gets a seventh.",
-    ),
-    Claim(
-        "N2",
-        "E",
-        "§5",
-        "busbw = algbw * 2(N-1)/N, 1.75 for 8 GPUs.",
-        _bus_factor,
-    ),
-    Claim(
-        "N3",
-        "E",
-        "§5",
-        "Rings on 8 H200 measure 257, 280 and 291 GB/s at 1, 4 and 8 GB: busbw 449, 490 and 509.",
-        _nine_hundred,
-        "Links of 450 GB/s each way carry a busbw of 450 at most, whatever the algorithm. More takes reduction in the "
-        "switch (NVLS), which is no ring; for rings NCCL's maintainers name about 370 GB/s, for NVLS 480.",
-        wrong=True,
-    ),
-    Claim(
-        "N4",
-        "E",
-        "§2",
-        "A ring uses (N-1)/N of the peak: 87.5 % with 8 GPUs, 93.75 % with 16.",
-        _fraction_of_peak,
-        "Every link of the ring is busy all the time, which is what busbw says. algbw is N/2(N-1) of the link: 57 % "
-        "with 8 GPUs.",
-        wrong=True,
-    ),
-    Claim(
-        "N5",
-        "E",
-        "§6",
-        "The roofline of 1 GB among 8 H200 is 3.9 ms, which matches what is measured, about 4 ms.",
-        _roofline,
-        "The arithmetic holds. Rings reach 82 % of their links' rate; the measurement meant is N3's.",
-    ),
-    Claim(
-        "N6",
-        "E",
-        "§4, §7",
-        "NCCL takes P2P below 1 KB, trees up to 1 MB, rings above; on NVSwitch double binary trees are its default.",
-        _thresholds,
-        "Its cost model decides. Inside one server its tree is a chain (issue 672 of nccl), which never wins here; "
-        "double binary trees are between servers. No AllReduce is made of P2P.",
-        wrong=True,
-    ),
-    Claim(
-        "N7",
-        "E",
-        "§9",
-        "Sample output: 2.75, 27.60 and 358.28 GB/s at 1, 64 and 512 MB, busbw 4.81, 48.30 and 626.98.",
-        _sample_output,
-        "512 MB in 14985.5 µs are 35.8 GB/s: the last row is ten times too high.",
-        wrong=True,
-    ),
-    Claim(
-        "N8",
-        "E",
-        "§10",
-        "A step of a 70B model with 4 * 2048 tokens computes for 1.7 ms and communicates for 355 ms, which dominates.",
-        _gradients,
-        "1.7 seconds, not milliseconds, and 3.5 without the sparse peak. The notes' own §6 gives 544 ms for 140 GB: "
-        "compute dominates.",
-        wrong=True,
-    ),
-    Claim(
-        "N9",
-        "E",
-        "§10",
-        "ZeRO-3 is necessary because it replaces AllReduce with ReduceScatter, which moves only S/N.",
-        _zero3,
-        "ReduceScatter sends (N-1)/N S. With both AllGathers ZeRO-3 sends 3/2 of what AllReduce does; what it saves is "
-        "memory.",
-        wrong=True,
-    ),
-    Claim(
-        "N10",
-        "E",
-        "§8",
-        "LL packs data and flag into 8 bytes, LL128 into 128; Simple uses DMA.",
-        _protocols,
-        "LL's 8 bytes hold 4 of data, LL128's 128 hold 120. Threads copy in Simple too; that is in NCCL's source and "
-        "not computed here.",
-    ),
-    Claim(
-        "E11",
-        "E",
-        "§2, §4",
-        "The trace of the ring among four GPUs; double trees do ReduceScatter on one tree and AllGather on the other.",
-        _traces,
-        "GPU 0 receives C3 and has C0+C3; GPUs 0 to 3 end up with A, B, C, D. Each tree carries half of the data up "
-        "and down. As printed the trees have one link of seven in common.",
-        wrong=True,
-    ),
-)
-
-
 def _predicted(size_bytes: int) -> tuple[NcclEstimate, ...]:
     return predict(channels(MACHINE), "allreduce", size_bytes, ranks=RANKS, servers=1, arch="hopper")
 
 
+@PAGE.figure("E-roofline", "NCCL notes: AllReduce on 8 H200s by size, and the roofline", 9.0, 6.5)
 def _draw_roofline(figure: Any, context: Context) -> str:
     axes = figure.subplots()
     by_size = {size: {(p.algorithm, p.protocol): p.busbw_gb_per_s for p in _predicted(size)} for size in SIZES}
@@ -338,10 +293,8 @@ def _draw_roofline(figure: Any, context: Context) -> str:
     )
 
 
+@PAGE.figure("E-step", "NCCL notes, §10: a training step of 70 billion parameters on 8 H200s", 9.0, 4.0)
 def _draw_step(figure: Any, context: Context) -> str:
-    def roofline(size_bytes: int) -> float:
-        return roofline_seconds(size_bytes, RANKS, LINK_GB_PER_S)
-
     def nccl(size_bytes: int) -> float:
         return _predicted(size_bytes)[0].seconds
 
@@ -352,8 +305,8 @@ def _draw_step(figure: Any, context: Context) -> str:
     model = transformer(PARAMETERS)
     names, parts, overlapped = ["as printed in §10"], [(1.7e-3, 355e-3)], [max(1.7e-3, 355e-3)]
     rows: Sequence[tuple[str, float, Seconds]] = (
-        ("sparse peak, roofline of §6", sparse, roofline),
-        ("dense peak, roofline of §6", dense, roofline),
+        ("sparse peak, roofline of §6", sparse, roofline_seconds),
+        ("dense peak, roofline of §6", dense, roofline_seconds),
         ("dense peak, NCCL 2.30's model", dense, nccl),
         ("dense peak, rings simulated", dense, simulated),
     )
@@ -361,7 +314,7 @@ def _draw_step(figure: Any, context: Context) -> str:
         compute = compute_at(model, TOKENS, peak)
         names.append(name)
         parts.append((compute.total_s, taken(GRADIENT_BYTES)))
-        overlapped.append(step_time(model, compute, RANKS, taken).total_s)
+        overlapped.append(step_time(model, compute, taken).total_s)
     axes = figure.subplots()
     places = range(len(names))
     arithmetic, moving = ([part[i] for part in parts] for i in range(2))
@@ -382,9 +335,3 @@ def _draw_step(figure: Any, context: Context) -> str:
         f"{LINK_GB_PER_S} GB/s, NCCL 2.30's cost model, or ring plans on h100. With overlap each block's gradients go "
         "while the ones before it are computed; the printed row is the larger of its numbers."
     )
-
-
-FIGURES: tuple[Figure, ...] = (
-    Figure("E-roofline", "E", "NCCL notes: AllReduce on 8 H200s by size, and the roofline", _draw_roofline, 9.0, 6.5),
-    Figure("E-step", "E", "NCCL notes, §10: a training step of 70 billion parameters on 8 H200s", _draw_step, 9.0, 4.0),
-)

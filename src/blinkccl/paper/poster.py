@@ -7,10 +7,12 @@ from itertools import permutations
 from blinkccl.algorithms.cycles import max_disjoint_cycles
 from blinkccl.algorithms.ring import ring_count
 from blinkccl.baselines.nccl import prepare_nccl_24
-from blinkccl.paper.claim import Claim, Context, Value
+from blinkccl.paper.claim import Context, Page, Value
 from blinkccl.paper.jobs import GIB, Gpus, conditions, connected_allocations, plan, request, seconds, wrong_elements
 from blinkccl.topology.spec import parse_spec
 from blinkccl.units import bus_factor
+
+PAGE = Page("B")
 
 MACHINE = "dgx-1p"
 EIGHT = tuple(range(8))
@@ -47,7 +49,9 @@ def speedup(context: Context, gpus: Gpus) -> float:
     return theirs / seconds(context, forest, "p100-copy-engine", GIB)
 
 
+@PAGE.claim("P1", "§1, Fig 1")
 def _four_in_a_clique(context: Context) -> tuple[Value, ...]:
+    """Among four fully connected GPUs two rings broadcast n bytes in n/2b, three trees in n/3b."""
     clique = dict.fromkeys(permutations(range(4), 2), 1)
     found = sum(times for _, times in max_disjoint_cycles(clique, range(4)))
     trees = plan("internal_broadcast", "clique:4", "broadcast")
@@ -59,7 +63,12 @@ def _four_in_a_clique(context: Context) -> tuple[Value, ...]:
     )
 
 
+@PAGE.claim("P2", "§2")
 def _rings_by_size(context: Context) -> tuple[Value, ...]:
+    """NCCL forms one bidirectional ring on a DGX-1P if 4 to 7 GPUs are used.
+
+    True of 5, 6 and 7 GPUs that have a ring. Among four, NCCL 2.4 has six rings of half a link, which are three.
+    """
     basis = "nccl-2.4's rings on the NVLink-connected allocations of dgx-1p"
     return tuple(
         Value(
@@ -74,7 +83,12 @@ def _rings_by_size(context: Context) -> tuple[Value, ...]:
     )
 
 
+@PAGE.claim("P3", "§2", wrong=True)
 def _idle_links(context: Context) -> tuple[Value, ...]:
+    """That leaves over half of the links idle: six GPUs use 6 of 16 NVLinks.
+
+    Six GPUs have 8 or 9 links among them; the other 7 or 8 lead to GPUs that are not in the job.
+    """
     basis = "NVLinks of dgx-1p among the allocation's GPUs"
     most = max(map(links_among, allocations(6, True)))
     four = links_among((0, 1, 2, 3))
@@ -85,7 +99,12 @@ def _idle_links(context: Context) -> tuple[Value, ...]:
     )
 
 
+@PAGE.claim("P4", "§3.1, Fig 2")
 def _protocol(context: Context) -> tuple[Value, ...]:
+    """AllReduce: reduce-scatter in each group of four, across with the partner, and back within the group.
+
+    It computes the sum. Among six and eight GPUs it is below the optimum, among eight also below NCCL's rings.
+    """
     found = []
     for gpus in ((0, 1, 2, 3), (0, 1, 2, 4, 5, 6), EIGHT):
         mine, best = (plan(how, MACHINE, "allreduce", gpus) for how in ("internal_broadcast", "optimal"))
@@ -100,7 +119,14 @@ def _protocol(context: Context) -> tuple[Value, ...]:
     return (*found, Value("all 8: NCCL's rings", None, ring, "lanes", basis="nccl-2.4's rings on dgx-1p"))
 
 
+@PAGE.claim("P5", "§3.2, Fig 3")
 def _twice_as_fast(context: Context) -> tuple[Value, ...]:
+    """AllReduce of 1 GB among 4 to 7 GPUs has twice the throughput of NCCL 2.
+
+    With the links of a DGX-1P the protocol's rate is at most 1.5 times that of one bidirectional ring, and NCCL 2.4 has
+    more than that among four. Which GPUs and which NCCL were measured is not said; where NCCL finds no NVLink ring and
+    falls back to PCIe, the gain is far more than 2.
+    """
     timed = "internal_broadcast on p100-copy-engine, nccl-2.4 on nccl-2.4-p100, 1 GiB"
     found = []
     for size in SIZES:
@@ -116,7 +142,12 @@ def _twice_as_fast(context: Context) -> tuple[Value, ...]:
     return (*found, Value("5 GPUs without an NVLink ring", None, lone, "times", basis=timed))
 
 
+@PAGE.claim("P6", "§1")
 def _four_primitives(context: Context) -> tuple[Value, ...]:
+    """Protocols for Broadcast, Gather, AllGather and AllReduce on up to 8 GPUs.
+
+    The poster describes AllReduce alone; the other three follow its two phases as we read them.
+    """
     right = [
         name
         for name in PRIMITIVES
@@ -130,7 +161,12 @@ def _hops(order: str) -> list[str]:
     return [a + b for a, b in zip(order, order[1:] + order[0], strict=True)]
 
 
+@PAGE.claim("E10", "§1, Fig 1 (a)", wrong=True)
 def _printed_ring(context: Context) -> tuple[Value, ...]:
+    """The rings A, B, C, D, A and A, C, D, B, A leave the links A-D and B-C unused.
+
+    The first ring as printed crosses both. A, B, D, C, A is meant, whose reverse the second one is.
+    """
     dashed = {link for pair in DASHED for link in (pair, pair[::-1])}
     basis = "the poster's Fig 1 (a), hop by hop"
     backward = {hop[::-1] for hop in _hops(PRINTED)}
@@ -139,66 +175,3 @@ def _printed_ring(context: Context) -> tuple[Value, ...]:
         Value("hops of the other ring that reverse it", 4, len(backward & set(_hops(PRINTED_OTHER))), basis=basis),
         Value("links drawn as idle that A, B, D, C, A uses", None, len(dashed & set(_hops(CORRECTED))), basis=basis),
     )
-
-
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        "P1",
-        "B",
-        "§1, Fig 1",
-        "Among four fully connected GPUs two rings broadcast n bytes in n/2b, three trees in n/3b.",
-        _four_in_a_clique,
-    ),
-    Claim(
-        "P2",
-        "B",
-        "§2",
-        "NCCL forms one bidirectional ring on a DGX-1P if 4 to 7 GPUs are used.",
-        _rings_by_size,
-        "True of 5, 6 and 7 GPUs that have a ring. Among four, NCCL 2.4 has six rings of half a link, which are three.",
-    ),
-    Claim(
-        "P3",
-        "B",
-        "§2",
-        "That leaves over half of the links idle: six GPUs use 6 of 16 NVLinks.",
-        _idle_links,
-        "Six GPUs have 8 or 9 links among them; the other 7 or 8 lead to GPUs that are not in the job.",
-        wrong=True,
-    ),
-    Claim(
-        "P4",
-        "B",
-        "§3.1, Fig 2",
-        "AllReduce: reduce-scatter in each group of four, across with the partner, and back within the group.",
-        _protocol,
-        "It computes the sum. Among six and eight GPUs it is below the optimum, among eight also below NCCL's rings.",
-    ),
-    Claim(
-        "P5",
-        "B",
-        "§3.2, Fig 3",
-        "AllReduce of 1 GB among 4 to 7 GPUs has twice the throughput of NCCL 2.",
-        _twice_as_fast,
-        "With the links of a DGX-1P the protocol's rate is at most 1.5 times that of one bidirectional ring, and NCCL "
-        "2.4 has more than that among four. Which GPUs and which NCCL were measured is not said; where NCCL finds no "
-        "NVLink ring and falls back to PCIe, the gain is far more than 2.",
-    ),
-    Claim(
-        "P6",
-        "B",
-        "§1",
-        "Protocols for Broadcast, Gather, AllGather and AllReduce on up to 8 GPUs.",
-        _four_primitives,
-        "The poster describes AllReduce alone; the other three follow its two phases as we read them.",
-    ),
-    Claim(
-        "E10",
-        "B",
-        "§1, Fig 1 (a)",
-        "The rings A, B, C, D, A and A, C, D, B, A leave the links A-D and B-C unused.",
-        _printed_ring,
-        "The first ring as printed crosses both. A, B, D, C, A is meant, whose reverse the second one is.",
-        wrong=True,
-    ),
-)

@@ -1,8 +1,8 @@
 """All claims and all figures, in the order of their documents.
 
-To add a claim or a figure, add its row to CLAIMS or FIGURES of its document's file; a figure is a function
-``(figure, context) -> basis``. Of Blink, Fig 1 to 4, 6, 9 to 11, 23 and 25 are drawings of machines and ideas, or of
-data that is not published; the poster's are drawings of its protocol, and bars without numbers.
+To add a claim or a figure, write the function that computes or draws it in its document's file, with the decorator
+``@PAGE.claim`` or ``@PAGE.figure``. Of Blink, Fig 1 to 4, 6, 9 to 11, 23 and 25 are drawings of machines and ideas, or
+of data that is not published; the poster's are drawings of its protocol, and bars without numbers.
 """
 
 from __future__ import annotations
@@ -25,33 +25,34 @@ from blinkccl.paper import (
     poster,
     ring_vs_tree,
 )
-from blinkccl.paper.claim import Claim, Context
-from blinkccl.paper.drawing import Figure
+from blinkccl.paper.claim import Claim, Context, Figure
 from blinkccl.report.plotting import pyplot
 
-#: Every claim.
-CLAIMS: tuple[Claim, ...] = (
-    *blink.CLAIMS,
-    *poster.CLAIMS,
-    *multipath.CLAIMS,
-    *ring_vs_tree.CLAIMS,
-    *notes.CLAIMS,
+_PAGES = (
+    blink.PAGE,
+    blink_graph.PAGE,
+    blink_microbenchmarks.PAGE,
+    blink_protocols.PAGE,
+    blink_throughput.PAGE,
+    blink_training.PAGE,
+    poster.PAGE,
+    multipath.PAGE,
+    ring_vs_tree.PAGE,
+    notes.PAGE,
 )
-#: Every figure; Blink's by number, which has two digits.
-FIGURES: tuple[Figure, ...] = (
-    *sorted(
-        (
-            *blink_graph.FIGURES,
-            *blink_microbenchmarks.FIGURES,
-            *blink_protocols.FIGURES,
-            *blink_throughput.FIGURES,
-            *blink_training.FIGURES,
-        ),
-        key=lambda figure: figure.name,
-    ),
-    *multipath.FIGURES,
-    *ring_vs_tree.FIGURES,
-    *notes.FIGURES,
+#: Every claim: by document, what it prints that cannot be right (E1, E3, ...) last, by number.
+CLAIMS: tuple[Claim, ...] = tuple(
+    sorted(
+        (claim for page in _PAGES for claim in page.claims),
+        key=lambda claim: (claim.document, claim.id[0] == "E", int(claim.id[1:])),
+    )
+)
+#: Every figure; Blink's by number, which has two digits, the others as their files have them.
+FIGURES: tuple[Figure, ...] = tuple(
+    sorted(
+        (figure for page in _PAGES for figure in page.figures),
+        key=lambda figure: figure.name if figure.document == "A" else figure.document,
+    )
 )
 
 

@@ -13,10 +13,11 @@ from blinkccl.baselines.nccl_model import choose, crossover
 from blinkccl.baselines.staged import PLAIN_NET_GB_PER_S, PLAIN_STEP_US, plain_ring, prepare_plain_ring
 from blinkccl.forest.model import Forest, link_use, tree_depth
 from blinkccl.paper import drawing
-from blinkccl.paper.claim import Claim, Context, Value
-from blinkccl.paper.drawing import Figure
+from blinkccl.paper.claim import Context, Page, Value
 from blinkccl.paper.jobs import GIB, KIB, MIB, channels, conditions, plan, request, wrong_elements
 from blinkccl.units import GB, algbw_gb_per_s, bus_factor
+
+PAGE = Page("D")
 
 CLUSTER, SERVERS, RANKS = "2x hgx-h100", 2, 16
 THREE = "3x hgx-h100"
@@ -81,7 +82,9 @@ def one_ring(spec: str) -> Forest:
     return plain_ring(request(spec, "allreduce"))
 
 
+@PAGE.claim("R1", "Why Ring is Bandwidth-Optimal")
 def _traffic(context: Context) -> tuple[Value, ...]:
+    """Each GPU sends 2(N-1)/N times the data: 1.875 for 16 GPUs."""
     sent: dict[int, float] = {}
     for (src, _), use in link_use(one_ring(CLUSTER).shares).items():
         sent[src] = sent.get(src, 0.0) + float(use)
@@ -93,7 +96,12 @@ def _traffic(context: Context) -> tuple[Value, ...]:
     )
 
 
+@PAGE.claim("R2", "The Algorithm; The Implementation; Correctness Verification")
 def _code(context: Context) -> tuple[Value, ...]:
+    """The ring in Python gives the same sums as NCCL, and its trace for four GPUs is right.
+
+    So it is where the size is a multiple of the number of ranks; E12 has the rest.
+    """
     entries = sum(map(len, TRACE))
     right = agreeing(TRACE, traced(4))
     whole = sum(whose == frozenset(range(RANKS)) for _, whose in traced(RANKS)[-1])
@@ -105,7 +113,15 @@ def _code(context: Context) -> tuple[Value, ...]:
     )
 
 
+@PAGE.claim("R3", "Results")
 def _table(context: Context) -> tuple[Value, ...]:
+    """4 KB to 8 GB on 2 servers with 8 H100 each: the ring takes 1.81 to 806 ms, NCCL 0.05 to 115 ms.
+
+    The ring's rows between the fitted ones are predictions; no model in which time grows with the size gives its 4 MB,
+    which took less than 4 KB. 20 GB/s are less than half of a NIC: NCCL gives a peer few channels (issue 1272 of nccl).
+    NCCL's column is 2.0 to 2.7 times what its own cost model says, and at 8 GB 3.4 times what nccl-tests took on the
+    same servers (R5).
+    """
     ring = prepare_plain_ring(request(CLUSTER, "allreduce"), conditions(context, "h100"))
     basis = f"plain-ring on h100; {PLAIN_STEP_US.value:g} µs a step is fitted to 4 KB and "
     basis += f"{PLAIN_NET_GB_PER_S.value:g} GB/s between servers to 8 GB"
@@ -119,7 +135,12 @@ def _table(context: Context) -> tuple[Value, ...]:
     return tuple(found)
 
 
+@PAGE.claim("R4", "Comparison with nccl-tests")
 def _nccl_tests(context: Context) -> tuple[Value, ...]:
+    """nccl-tests at 8 GB: 257 GB/s and busbw 482 on two servers, 204 and 392 on three.
+
+    That the numbers fit each other is all that can be checked.
+    """
     factors = [float(bus_factor("allreduce", ranks)) for ranks in (16, 24)]
     basis = "2(n-1)/n"
     return (
@@ -128,7 +149,12 @@ def _nccl_tests(context: Context) -> tuple[Value, ...]:
     )
 
 
+@PAGE.claim("R5", "Comparison with nccl-tests; Key Takeaways 4", wrong=True)
 def _tuning(context: Context) -> tuple[Value, ...]:
+    """Tuning takes NCCL from 140 to 257 GB/s: 83 % more.
+
+    140 is busbw and 257 algbw. 482 is 3.44 times 140.
+    """
     *_, (_, size, _, ms) = TABLE
     algbw = size / ms / 1e-3 / GB
     busbw = algbw * float(bus_factor("allreduce", RANKS))
@@ -146,7 +172,13 @@ def nic_use(forest: Forest) -> float:
     return float(max(out))
 
 
+@PAGE.claim("R6", "Comparison with nccl-tests; Key Takeaways 5", wrong=True)
 def _nics(context: Context) -> tuple[Value, ...]:
+    """A busbw of 482 GB/s means 49 GB/s on each of 8 InfiniBand ports, 98 % of the line rate.
+
+    482/8 is 60, more than a port carries. Rings would have to send that much, so it was no ring: trees, or the
+    switches' own reduction, send S once out of each server, which is 32 GB/s per port.
+    """
     rings, least = (nic_use(plan(how, CLUSTER, "allreduce")) for how in ("ring", "three_phase"))
     return (
         Value("busbw over 8 NICs", 49, BUSBW / NICS, "GB/s", 0.01, basis="482 / 8"),
@@ -159,7 +191,12 @@ def _nics(context: Context) -> tuple[Value, ...]:
     )
 
 
+@PAGE.claim("R7", "Comparison with nccl-tests", wrong=True)
 def _hops(context: Context) -> tuple[Value, ...]:
+    """2 of 16 hops cross InfiniBand on two servers, 6 of 24 on three.
+
+    A ring enters and leaves each server once: 3 of 24, the same eighth as 2 of 16.
+    """
     found = []
     for spec, printed, ranks in ((CLUSTER, 2, 16), (THREE, 6, 24)):
         forest = one_ring(spec)
@@ -174,7 +211,12 @@ def _hops(context: Context) -> tuple[Value, ...]:
     return tuple(found)
 
 
+@PAGE.claim("R8", "Why NCCL is 34x Faster; Key Takeaways 3", wrong=True)
 def _steps(context: Context) -> tuple[Value, ...]:
+    """At 4 KB the ring takes 15 steps of 120 µs, NCCL's tree 4 steps.
+
+    The code has two phases of 15 steps. A tree goes up and down: 2 log2 16 steps, as the post says elsewhere.
+    """
     share = one_ring(CLUSTER).shares[0]
     steps = sum(map(tree_depth, share.trees()))
     trees = plan("double_binary_tree", "dgx-2", "allreduce").shares
@@ -186,7 +228,13 @@ def _steps(context: Context) -> tuple[Value, ...]:
     )
 
 
+@PAGE.claim("R9", "When to Use Each; Setup", wrong=True)
 def _switch(context: Context) -> tuple[Value, ...]:
+    """NCCL takes trees below 256 KB and rings above; NCCL 2.28.9 in the container pytorch:24.12.
+
+    By its cost model rings and trees change places several times between two servers, and trees last longer. NCCL
+    2.28.9 came out eleven months after that container.
+    """
     winners = crossover(channels(CLUSTER), "allreduce", ranks=RANKS, servers=SERVERS, arch="hopper")
     last_tree = max(i for i, winner in enumerate(winners) if winner.algorithm == "tree")
     months = 12 * (NCCL_2_28_9.year - CONTAINER.year) + NCCL_2_28_9.month - CONTAINER.month
@@ -203,7 +251,14 @@ def _switch(context: Context) -> tuple[Value, ...]:
     )
 
 
+@PAGE.claim("E12", "The Implementation", wrong=True)
 def _bugs(context: Context) -> tuple[Value, ...]:
+    """The code is for any tensor: 'chunk' gives each rank a piece, and a buffer of the first one's size is enough.
+
+    torch.chunk may give fewer chunks than ranks, and a shorter last one: then sizes do not match, or a rank fails while
+    others wait. Also, the tensor must be contiguous, ranks of a subgroup are taken for global ones, and only sums are
+    served.
+    """
     basis = "sizes as torch.chunk cuts them, indices of the code"
     own = sum(wrong_elements(plan("ring", "ring:4", "allreduce"), count) for count in (5, 10))
     return (
@@ -213,102 +268,6 @@ def _bugs(context: Context) -> tuple[Value, ...]:
         Value("memory beside the tensor, 16 ranks", None, 1 + 1 / RANKS, "S", basis="receive buffer and final copy"),
         Value("wrong sums of our ring, 5 and 10 elements", None, own, basis="ring on ring:4, reference engine"),
     )
-
-
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
-        "R1",
-        "D",
-        "Why Ring is Bandwidth-Optimal",
-        "Each GPU sends 2(N-1)/N times the data: 1.875 for 16 GPUs.",
-        _traffic,
-    ),
-    Claim(
-        "R2",
-        "D",
-        "The Algorithm; The Implementation; Correctness Verification",
-        "The ring in Python gives the same sums as NCCL, and its trace for four GPUs is right.",
-        _code,
-        "So it is where the size is a multiple of the number of ranks; E12 has the rest.",
-    ),
-    Claim(
-        "R3",
-        "D",
-        "Results",
-        "4 KB to 8 GB on 2 servers with 8 H100 each: the ring takes 1.81 to 806 ms, NCCL 0.05 to 115 ms.",
-        _table,
-        "The ring's rows between the fitted ones are predictions; no model in which time grows with the size gives "
-        "its 4 MB, which took less than 4 KB. 20 GB/s are less than half of a NIC: NCCL gives a peer few channels "
-        "(issue 1272 of nccl). NCCL's column is 2.0 to 2.7 times what its own cost model says, and at 8 GB 3.4 times "
-        "what nccl-tests took on the same servers (R5).",
-    ),
-    Claim(
-        "R4",
-        "D",
-        "Comparison with nccl-tests",
-        "nccl-tests at 8 GB: 257 GB/s and busbw 482 on two servers, 204 and 392 on three.",
-        _nccl_tests,
-        "That the numbers fit each other is all that can be checked.",
-    ),
-    Claim(
-        "R5",
-        "D",
-        "Comparison with nccl-tests; Key Takeaways 4",
-        "Tuning takes NCCL from 140 to 257 GB/s: 83 % more.",
-        _tuning,
-        "140 is busbw and 257 algbw. 482 is 3.44 times 140.",
-        wrong=True,
-    ),
-    Claim(
-        "R6",
-        "D",
-        "Comparison with nccl-tests; Key Takeaways 5",
-        "A busbw of 482 GB/s means 49 GB/s on each of 8 InfiniBand ports, 98 % of the line rate.",
-        _nics,
-        "482/8 is 60, more than a port carries. Rings would have to send that much, so it was no ring: trees, or the "
-        "switches' own reduction, send S once out of each server, which is 32 GB/s per port.",
-        wrong=True,
-    ),
-    Claim(
-        "R7",
-        "D",
-        "Comparison with nccl-tests",
-        "2 of 16 hops cross InfiniBand on two servers, 6 of 24 on three.",
-        _hops,
-        "A ring enters and leaves each server once: 3 of 24, the same eighth as 2 of 16.",
-        wrong=True,
-    ),
-    Claim(
-        "R8",
-        "D",
-        "Why NCCL is 34x Faster; Key Takeaways 3",
-        "At 4 KB the ring takes 15 steps of 120 µs, NCCL's tree 4 steps.",
-        _steps,
-        "The code has two phases of 15 steps. A tree goes up and down: 2 log2 16 steps, as the post says elsewhere.",
-        wrong=True,
-    ),
-    Claim(
-        "R9",
-        "D",
-        "When to Use Each; Setup",
-        "NCCL takes trees below 256 KB and rings above; NCCL 2.28.9 in the container pytorch:24.12.",
-        _switch,
-        "By its cost model rings and trees change places several times between two servers, and trees last longer. "
-        "NCCL 2.28.9 came out eleven months after that container.",
-        wrong=True,
-    ),
-    Claim(
-        "E12",
-        "D",
-        "The Implementation",
-        "The code is for any tensor: 'chunk' gives each rank a piece, and a buffer of the first one's size is enough.",
-        _bugs,
-        "torch.chunk may give fewer chunks than ranks, and a shorter last one: then sizes do not match, or a rank "
-        "fails while others wait. Also, the tensor must be contiguous, ranks of a subgroup are taken for global ones, "
-        "and only sums are served.",
-        wrong=True,
-    ),
-)
 
 
 SIZES = tuple(4 * KIB << power for power in range(22))
@@ -342,6 +301,7 @@ def _both(axes: Any, values: dict[str, list[float]]) -> None:
     drawing.over_sizes(axes, SIZES, every=3)
 
 
+@PAGE.figure("D-latency", "NCCL ring vs tree: latency of AllReduce among 16 H100s")
 def _draw_latency(figure: Any, context: Context) -> str:
     axes = figure.subplots()
     _both(axes, {name: [1e3 * s for s in found] for name, found in _post(context).items()})
@@ -353,6 +313,7 @@ def _draw_latency(figure: Any, context: Context) -> str:
     return f"{_POST_BASIS}."
 
 
+@PAGE.figure("D-bandwidth", "NCCL ring vs tree: bandwidth of AllReduce among 16 H100s")
 def _draw_bandwidth(figure: Any, context: Context) -> str:
     axes = figure.subplots()
     factor = float(bus_factor("allreduce", RANKS))
@@ -370,6 +331,7 @@ def _draw_bandwidth(figure: Any, context: Context) -> str:
     return f"{_POST_BASIS}. What the post's table calls GB/s is busbw."
 
 
+@PAGE.figure("D-speedup", "NCCL ring vs tree: how many times as fast NCCL is")
 def _draw_speedup(figure: Any, context: Context) -> str:
     axes = figure.subplots()
     found = _post(context)
@@ -381,10 +343,3 @@ def _draw_speedup(figure: Any, context: Context) -> str:
     axes.set_ylim(bottom=0)
     drawing.finish(axes, ylabel="ring's time over NCCL's", legend="upper right")
     return f"{_POST_BASIS}."
-
-
-FIGURES: tuple[Figure, ...] = (
-    Figure("D-latency", "D", "NCCL ring vs tree: latency of AllReduce among 16 H100s", _draw_latency),
-    Figure("D-bandwidth", "D", "NCCL ring vs tree: bandwidth of AllReduce among 16 H100s", _draw_bandwidth),
-    Figure("D-speedup", "D", "NCCL ring vs tree: how many times as fast NCCL is", _draw_speedup),
-)

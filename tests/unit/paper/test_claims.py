@@ -1,0 +1,356 @@
+"""The documents' claims: all there, computed when asked, and moved by what they depend on and by nothing else."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from fractions import Fraction
+from functools import cache
+from itertools import pairwise, product
+from math import isfinite
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from blinkccl.algorithms.hybrid import hybrid_split
+from blinkccl.baselines.staged import HOST_COMBINE_GB_PER_S
+from blinkccl.paper import ring_vs_tree
+from blinkccl.paper.blink_graph import FIG_14, MACHINES, PCIE_LANES, fig_14_speedup, fig_14_speedups, rings
+from blinkccl.paper.blink_protocols import NETWORKS_GBIT, PCIE_GB_PER_S, crossings, dgx_2_speedups, eq_8_as_printed
+from blinkccl.paper.blink_training import chosen_allocations, nccl_overheads, trained
+from blinkccl.paper.claim import (
+    BY_CONSTRUCTION,
+    CLOSE,
+    CONTRADICTED,
+    DIFFERS,
+    FITTED,
+    REPRODUCED,
+    UNCHECKABLE,
+    Claim,
+    Context,
+    JudgedClaim,
+    Value,
+    judge,
+)
+from blinkccl.paper.jobs import COPY_ENGINES, SIZE_BYTES, connected_allocations
+from blinkccl.paper.models import NETWORKS
+from blinkccl.paper.registry import CLAIMS
+from blinkccl.paper.table import markdown_row
+from blinkccl.simulate import native_kernel
+from blinkccl.simulate.calibration import Calibration, Number, calibration
+
+BY_ID = {claim.id: claim for claim in CLAIMS}
+#: By document, in order.
+IDS = {
+    "A": [*(f"B{i}" for i in range(1, 37)), *(f"E{i}" for i in (1, 3, 4, 5, 6, 8))],
+    "B": [*(f"P{i}" for i in range(1, 7)), "E10"],
+    "C": [f"U{i}" for i in range(1, 10)],
+    "D": [*(f"R{i}" for i in range(1, 10)), "E12"],
+    "E": [*(f"N{i}" for i in range(1, 11)), "E11"],
+}
+NOT_REPRODUCED = {
+    UNCHECKABLE: "B3 U9",
+    CLOSE: "B5 U1 U2 N5",
+    FITTED: "B6 B7 B8 B9",
+    BY_CONSTRUCTION: "B17 B22 B35",
+    DIFFERS: "B12 B26 B29 B30 B31 B32 B33 P2 P5 U5 U6 R3",
+    CONTRADICTED: "B13 B16 B18 B36 E1 E3 E4 E5 E6 E8 P3 E10 U3 U8 R5 R6 R7 R8 R9 E12 N3 N4 N6 N7 N8 N9 E11",
+}
+VERDICTS = dict.fromkeys(BY_ID, REPRODUCED) | {i: v for v, ids in NOT_REPRODUCED.items() for i in ids.split()}
+
+
+@cache
+def row(claim: str) -> JudgedClaim:
+    return judge(BY_ID[claim])
+
+
+def value(claim: str, what: str) -> Value:
+    (found,) = [one for one in row(claim).values if what in one.what]
+    return found
+
+
+def test_every_claim_is_there_once_and_in_order() -> None:
+    assert [(claim.document, claim.id) for claim in CLAIMS] == [(x, i) for x, ids in IDS.items() for i in ids]
+    assert all(claim.where and claim.text.endswith(".") for claim in CLAIMS)
+
+
+def test_what_the_texts_say_beside_the_numbers() -> None:
+    assert [BY_ID[i].why[:3] for i in ("B16", "B18", "B36")] == ["E2:", "E7:", "E9:"]
+    assert f"({HOST_COMBINE_GB_PER_S.value:g} GB/s for the sum)" in BY_ID["U5"].why
+    for claim in CLAIMS:
+        assert not re.search(r"/(work|tmp|home)|https?:", " ".join((claim.text, claim.why, claim.where)))
+
+
+@pytest.mark.parametrize("claim", VERDICTS)
+def test_verdicts_are_those_that_are_known(claim: str) -> None:
+    """And every number says what it was computed with, and whatever is not reproduced has a reason."""
+    found = row(claim)
+    assert found.verdict == VERDICTS[claim], [(v.what, v.published, v.ours, v.verdict) for v in found.values]
+    assert found.claim.wrong is (found.verdict == CONTRADICTED)
+    assert found.verdict == REPRODUCED or len(found.claim.why) > 40
+    names = [one.what for one in found.values]
+    assert len(set(names)) == len(names)
+    assert all(one.basis and isfinite(one.ours) for one in found.values)
+    assert any(one.published is not None for one in found.values) is (found.verdict != UNCHECKABLE)
+
+
+@pytest.mark.parametrize(
+    ("ours", "agrees", "wrong", "verdict"),
+    [
+        (10.0, "", False, REPRODUCED),
+        (11.0, "", False, CLOSE),
+        (10.0, FITTED, False, FITTED),
+        (11.0, FITTED, False, FITTED),
+        (10.0, BY_CONSTRUCTION, False, BY_CONSTRUCTION),
+        (20.0, FITTED, False, DIFFERS),
+        (20.0, "", True, CONTRADICTED),
+    ],
+)
+def test_agreement_that_confirms_nothing_is_called_so(ours: float, agrees: str, wrong: bool, verdict: str) -> None:
+    claim = Claim("X1", "A", "§1", "It is 10.", lambda _: (Value("it", 10.0, ours),), wrong=wrong, agrees=agrees)
+    assert judge(claim).verdict == verdict
+
+
+def test_computing_twice_gives_the_same_bits() -> None:
+    for claim in ("B22", "B27", "B28", "B34", *IDS["B"], *IDS["C"], *IDS["D"], *IDS["E"]):
+        assert judge(BY_ID[claim]) == row(claim)
+
+
+def test_hybrid_transfers_gain_less_with_more_gpus() -> None:
+    named = {one.what: one.ours for one in row("B31").values}
+    gains = {n: named[f"gain for {n} GPUs"] for n in (3, 4, 7, 8)}
+    assert min(gains[3], gains[4]) > gains[7] > gains[8] > 0
+
+
+# The parts that rows are made of.
+
+
+@pytest.mark.parametrize(("machine", "collective"), list(product(MACHINES, FIG_14)))
+def test_where_nccl_has_no_ring_fig_14_counts_half_a_lane(machine: str, collective: str) -> None:
+    assert len(fig_14_speedups(machine, collective)) == len(connected_allocations(machine))
+    alone = [gpus for gpus in connected_allocations(machine) if not rings(machine, gpus)]
+    assert alone
+    for gpus in alone:
+        factor = Fraction(2 * (len(gpus) - 1), len(gpus)) if collective == "allreduce" else Fraction(1)
+        optimum = Fraction(fig_14_speedup(machine, collective, gpus)) * PCIE_LANES / factor
+        assert float(optimum) >= 1 - 1e-9, "a connected allocation has a tree of one lane at least"
+
+
+def test_fig_18s_allocations_are_one_of_each_speed_up() -> None:
+    chosen = chosen_allocations()
+    keys = [(len(gpus), fig_14_speedup("dgx-1v", "allreduce", gpus)) for gpus in chosen]
+    assert set(chosen) <= set(connected_allocations("dgx-1v"))
+    assert Counter(keys).most_common(1)[0][1] == 1
+    assert {key[0] for key in keys} == set(range(3, 9))
+
+
+def test_eq_8_as_printed_is_the_split_for_much_data() -> None:
+    wait_s, nvlink = Fraction(248, 100_000), Fraction(132)
+    much, little = SIZE_BYTES, 1_000_000
+    assert (
+        eq_8_as_printed(much, PCIE_GB_PER_S, nvlink, wait_s)
+        == hybrid_split(much, PCIE_GB_PER_S, nvlink, wait_s).pcie_bytes
+    )
+    assert eq_8_as_printed(little, PCIE_GB_PER_S, nvlink, wait_s) < 0
+
+
+def test_a_faster_network_makes_nobody_slower() -> None:
+    found = crossings(Context())
+    assert [one.network_gb_per_s * 8 for one in found] == list(NETWORKS_GBIT)
+    for before, after in pairwise(found):
+        assert after.blink_gb_per_s >= 0.999 * before.blink_gb_per_s
+        assert after.nccl_gb_per_s >= 0.999 * before.nccl_gb_per_s
+    assert all(one.blink_gb_per_s <= one.network_gb_per_s for one in found)
+
+
+def test_both_baselines_are_the_same_where_both_take_rings() -> None:
+    ratios = dgx_2_speedups(Context(), ("nccl-2.4", "nccl-2.4-as-written"), (8 << 10, 16 << 10, 1 << 20))
+    default, written = ratios.values()
+    assert default[0] > written[0]
+    assert default[1:] == written[1:]
+
+
+def test_communication_beside_the_backward_pass_is_faster() -> None:
+    found = list(nccl_overheads(Context()))
+    assert len(found) == 46 * len(NETWORKS)
+    assert all(late >= beside for _, beside, late in found)
+    one, *_ = trained(Context(), [(0, 1, 4)])
+    assert one.late.ours.total_s >= one.overlapped.ours.total_s
+
+
+# What moves.
+
+
+def with_links(costs: Calibration, factor: float, *kinds: str) -> Calibration:
+    """Every link of these kinds at another rate."""
+    links = (
+        msgspec.structs.replace(link, gb_per_s=Number(factor * link.gb_per_s.value, "a test"))
+        if link.kind in kinds
+        else link
+        for link in costs.link
+    )
+    return msgspec.structs.replace(costs, link=tuple(links))
+
+
+def with_issue(costs: Calibration, issue_us: float) -> Calibration:
+    return msgspec.structs.replace(
+        costs, engine=msgspec.structs.replace(costs.engine, issue_us=Number(issue_us, "a test"))
+    )
+
+
+CHANGES = {
+    "NVLink of V100 copies": (
+        [with_links(calibration("v100-copy-engine"), 0.7, "nvlink")],
+        "B6 B7 B8 B9 B17 B21 B22 B25 B26 B28 B29 B31 B32 B33 B34 E5 E6",
+    ),
+    "NCCL's PCIe on V100s": (
+        [with_links(calibration("nccl-2.4-v100"), 0.7, "pcie", "smp")],
+        "B5 B25 B28 B32 B34",
+    ),
+    "issuing copies on P100s and on a DGX-2": (
+        [with_issue(calibration(COPY_ENGINES[name]), 40.0) for name in ("dgx-1p", "dgx-2")],
+        "B27 B30",
+    ),
+}
+
+
+@pytest.mark.skipif(not native_kernel.available(), reason="this installation has no native library")
+@pytest.mark.parametrize(
+    "change", [pytest.param(name, marks=[pytest.mark.slow] if number else []) for number, name in enumerate(CHANGES)]
+)
+def test_a_changed_constant_moves_the_rows_that_use_it(change: str) -> None:
+    replaced, expected = CHANGES[change]
+    context = Context({costs.name: costs for costs in replaced})
+    moved = [name for name in IDS["A"] if judge(BY_ID[name], context).values != row(name).values]
+    assert moved == expected.split()
+
+
+#: Which rows of the other documents a calibration's links move.
+MOVED = {
+    "mist": {"U1", "U2", "U4", "U5", "U7"},
+    "cedar": {"U1", "U2", "U4", "U6"},
+    "h100": {"R3", "N3", "N5"},
+    "p100-copy-engine": {"P5"},
+    "nccl-2.4-p100": {"P5"},
+    "nominal": set(),
+    "v100-copy-engine": set(),
+}
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_a_changed_calibration_moves_its_rows_and_no_others(name: str) -> None:
+    """Links at three tenths of their rate: beyond any other limit."""
+    costs = calibration(name)
+    context = Context({name: with_links(costs, 0.3, *(link.kind for link in costs.link))})
+    others = [claim for claim in CLAIMS if claim.document != "A"]
+    assert {claim.id for claim in others if judge(claim, context).values != row(claim.id).values} == MOVED[name]
+
+
+GRAPHS = ["B2", "B4", "B10", "B11", "B12", "B13", "B14", "B15", "B16", "B23", "B24", "B36", "E1", "E3", "E4", "E8"]
+
+
+def test_rows_of_graphs_need_no_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(self: Context, name: str) -> Calibration:
+        raise AssertionError(f"asked for the calibration {name}")
+
+    monkeypatch.setattr(Context, "calibration", refused)
+    for claim in GRAPHS:
+        assert judge(BY_ID[claim]).values
+    with pytest.raises(AssertionError, match="v100-copy-engine"):
+        judge(BY_ID["B6"])
+
+
+# The numbers behind the verdicts, where the documents' own sizes allow to work them out by hand.
+
+
+def test_p1_rings_and_trees_of_four() -> None:
+    assert [one.ours for one in row("P1").values] == [2, 3, 3]
+
+
+def test_p4_rates_beside_the_optimum() -> None:
+    rates = [one.ours for one in row("P4").values if one.unit == "lanes"]
+    assert rates == pytest.approx([2, 2, 1.5, 1.8, 2, 16 / 7, 16 / 7])
+
+
+def test_p5_by_rates_is_at_most_one_and_a_half() -> None:
+    rates = [one.ours for one in row("P5").values if one.what.endswith("by rates")]
+    assert rates == pytest.approx([1.5, 0.8, 1.25, 9 / 7])
+
+
+def test_u1_is_what_the_article_divides() -> None:
+    assert value("U1", "54 over 45").ours == pytest.approx(1.2)
+    assert [one.ours for one in row("U1").values if "theory" in one.what] == pytest.approx([80, 100 * 54 / 66])
+
+
+def test_u3_a_quarter_through_the_host_caps_the_copy_at_100() -> None:
+    caps = [one.ours for one in row("U3").values if one.unit == "GB/s"]
+    assert caps == pytest.approx([100, 75 / 0.7])
+    parts = [one.ours for one in row("U3").values if one.unit == "%"]
+    assert parts == pytest.approx([40.12, 45.65, 15.25, 18.70], abs=0.005)
+
+
+def test_u5_and_u6_put_the_host_ten_times_behind() -> None:
+    mist, cedar = value("U5", "64 MB, over Open MPI").ours, value("U6", "over Open MPI").ours
+    assert 10 < mist < cedar
+    assert value("U6", "over hierarchical").ours == pytest.approx(2, rel=0.05)
+
+
+def test_r3_fits_its_ends_and_predicts_between() -> None:
+    ring = [one for one in row("R3").values if one.what.startswith("ring")]
+    errors = [abs(one.error or 0) for one in ring]
+    assert max(errors[0], errors[-1]) < 0.002
+    assert max(errors) < 0.4
+
+
+def test_r5_to_r8_by_hand() -> None:
+    assert value("R5", "algbw").ours == pytest.approx(8 * 2**30 / 0.115 / 1e9)
+    assert value("R5", "gain").ours / 100 + 1 == pytest.approx(482 / 140, rel=1e-3)
+    assert value("R6", "8 NICs").ours == 60.25
+    assert value("R6", "rings").ours == pytest.approx(257 * 1.875 / 8)
+    assert value("R6", "line rate").ours == pytest.approx(100 * 257 / 8 / 50)
+    assert [one.ours for one in row("R7").values] == [2, 3]
+    assert [one.ours for one in row("R8").values] == pytest.approx([30, 1810 / 30, 8])
+
+
+def test_e12_chunks_as_torch_cuts_them() -> None:
+    assert ring_vs_tree.chunk_sizes(5, 4) == (2, 2, 1)
+    assert ring_vs_tree.chunk_sizes(10, 4) == (3, 3, 3, 1)
+    assert ring_vs_tree.chunk_sizes(16, 4) == (4, 4, 4, 4)
+    assert ring_vs_tree.chunk_sizes(0, 4) == ()
+
+
+def test_torch_cuts_the_same_chunks() -> None:
+    torch = pytest.importorskip("torch")
+    for elements in range(1, 40):
+        for ranks in range(1, 9):
+            pieces = torch.zeros(elements).chunk(ranks)
+            assert ring_vs_tree.chunk_sizes(elements, ranks) == tuple(len(piece) for piece in pieces)
+
+
+def test_a_false_trace_does_not_agree() -> None:
+    steps = ring_vs_tree.traced(4)
+    assert ring_vs_tree.agreeing(ring_vs_tree.TRACE, steps) == 12
+    false = (("D03", "A01", "B12", "C13"), *ring_vs_tree.TRACE[1:])
+    assert ring_vs_tree.agreeing(false, steps) == 11
+
+
+def test_n7_n8_n9_by_hand() -> None:
+    assert value("N7", "512 MB, algbw").ours == pytest.approx(35.83, abs=0.005)
+    assert value("N8", "1979").ours == pytest.approx(6 * 70e9 * 8192 / 1979e12 * 1e3)
+    assert value("N8", "140 GB").ours == pytest.approx(2 * 140e9 * 7 / 8 / 450e9 * 1e3)
+    assert value("N8", "over compute").ours < 1
+    assert [one.ours for one in row("N9").values] == [0.875, 1.5]
+
+
+def test_n3_links_of_450_carry_a_busbw_of_450() -> None:
+    assert value("N3", "the most that links carry").ours == 450
+    rings = [one.ours for one in row("N3").values if "rings" in one.what]
+    assert len(rings) == 2
+    assert max(rings) < 450
+
+
+def test_the_page_of_claims_is_what_is_computed() -> None:
+    """``blink paper --markdown docs/claims.md`` writes it anew."""
+    page = (Path(__file__).parents[3] / "docs" / "claims.md").read_text(encoding="utf-8").splitlines()
+    assert [claim for claim in BY_ID if markdown_row(row(claim)) not in page] == []
