@@ -26,19 +26,10 @@ CHUNK_CHOICES = ("model", "best", "miad")
 class Conditions:
     """How a job is timed.
 
-    Parameters
-    ----------
-    calibration
-        For the algorithms, and for baselines that bring none of their own for the machine.
-    chunk_bytes
-        Size of a chunk; None: as ``chunk_choice`` says, for each plan and size.
-    chunk_choice
-        One of :data:`CHUNK_CHOICES`: the pipeline model's closed form, the fastest that simulations find, or what
-        Blink's search (MIAD) ends with.
-    channels
-        Channels for each tree of an algorithm, each with streams of its own.
-    named
-        Where baselines find their calibrations by name.
+    ``calibration`` is for the algorithms, and for baselines that bring none of their own for the machine; these find
+    theirs by ``named``. Without ``chunk_bytes`` a plan's chunk for a size is what ``chunk_choice`` says: the pipeline
+    model's closed form, the fastest that simulations find, or what Blink's search (MIAD) ends with. ``channels``: for
+    each tree of an algorithm, each with streams of its own.
     """
 
     calibration: Calibration
@@ -135,6 +126,19 @@ def modelled(name: str, request: Request, size_bytes: int, seconds: float, detai
     algbw = algbw_gb_per_s(size_bytes, seconds) if seconds > 0 else 0.0
     factor = float(bus_factor(request.collective.name, request.collective.world_size))
     return Estimate(name, size_bytes, seconds, algbw, algbw * factor, detail)
+
+
+@dataclass(frozen=True)
+class Formula:
+    """A candidate that is a formula: seconds, and how, for S bytes."""
+
+    name: str
+    request: Request
+    seconds: Callable[[int], tuple[float, str]]
+    forest: None = None
+
+    def at(self, size_bytes: int) -> Estimate:
+        return modelled(self.name, self.request, size_bytes, *self.seconds(size_bytes))
 
 
 def planned(name: str, forest: Forest, conditions: Conditions) -> Planned:

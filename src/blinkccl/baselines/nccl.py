@@ -3,7 +3,7 @@
 ``nccl-2.4`` is the paper's: its rings, with the fall-back to PCIe, timed by the kernel as a plan on the links they use;
 between servers the faster of rings and double binary trees. (Its own threshold takes trees on two servers whatever the
 size, a pair per channel; the plan here is one pair.) ``nccl-2.4-as-written`` adds what Blink (MLSys 2020, §3.5) says
-of a DGX-2, double binary trees below 16 KB; NCCL 2.4.2 itself never takes them inside a server.
+of a DGX-2, double binary trees below 16 KB; NCCL 2.4.2 itself never takes them inside a server (v2.4.2, src/init.cu).
 ``nccl-2.30`` is today's NCCL: its channel search and its cost model, no plan and no kernel.
 """
 
@@ -11,13 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from blinkccl.algorithms.registry import ALGORITHMS, Request
 from blinkccl.algorithms.servers import by_server
-from blinkccl.baselines.candidate import Conditions, Estimate, Planned, Prepared, modelled, planned
-from blinkccl.baselines.nccl_model import SERVED, choose, nccl_24_as_written
-from blinkccl.baselines.nccl_search import Channels, search
+from blinkccl.baselines.candidate import Conditions, Estimate, Formula, Planned, Prepared, planned
+from blinkccl.baselines.nccl_model import SERVED, choose
+from blinkccl.baselines.nccl_search import search
 from blinkccl.baselines.nccl_system import check_nvidia
 from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Forest
@@ -25,6 +24,8 @@ from blinkccl.simulate.calibration import machine_name
 
 #: NCCL 2.4 moves data in slices: a buffer of 4 MiB has 8.
 NCCL_SLICE_BYTES = 512 * 1024
+#: Below this NCCL 2.4 takes double binary trees on a DGX-2, as Blink has it.
+AS_WRITTEN_BYTES = 16 * 1024
 #: NCCL 2.4's protocols by machine, with the calibration of each; elsewhere it is timed on the job's own.
 NCCL_24_PROTOCOLS = {
     "dgx-1v": {"Simple": "nccl-2.4-v100", "LL": "nccl-2.4-v100-ll"},
@@ -56,31 +57,19 @@ class Alternatives:
 
 
 def prepare_nccl_24(request: Request, conditions: Conditions) -> Prepared:
-    """NCCL 2.4: rings inside a server, rings or double binary trees between servers.
-
-    Raises
-    ------
-    UnsupportedError
-        If the collective has no ring in NCCL, or no ring closes.
-    """
+    """NCCL 2.4: rings inside a server, rings or double binary trees between servers."""
     alone = len(by_server(request.topology, request.ranks)) == 1 or request.collective.name != "allreduce"
     algorithms = ("ring",) if alone else ("ring", "double_binary_tree")
     return Alternatives("nccl-2.4", {how: _nccl_24(how, request, conditions, "nccl-2.4") for how in algorithms})
 
 
 def prepare_nccl_24_as_written(request: Request, conditions: Conditions) -> Prepared:
-    """NCCL 2.4 as Blink describes it on a DGX-2: double binary trees below 16 KB, rings above.
-
-    Raises
-    ------
-    UnsupportedError
-        If the collective is not AllReduce, or there are no such trees or rings.
-    """
+    """NCCL 2.4 as Blink describes it on a DGX-2: double binary trees below 16 KB, rings above."""
     name = "nccl-2.4-as-written"
     if request.collective.name != "allreduce":
         raise UnsupportedError(f"{name} differs from nccl-2.4 for allreduce only")
     plans = {how: _nccl_24(how, request, conditions, name) for how in ("ring", "double_binary_tree")}
-    return Alternatives(name, plans, partial(nccl_24_as_written, len(by_server(request.topology, request.ranks))))
+    return Alternatives(name, plans, lambda size: "double_binary_tree" if size < AS_WRITTEN_BYTES else "ring")
 
 
 def _nccl_24(algorithm: str, request: Request, conditions: Conditions, name: str) -> tuple[Planned, ...]:
@@ -104,43 +93,19 @@ def _kinds(forest: Forest) -> str:
     return ", ".join(kinds)
 
 
-@dataclass(frozen=True)
-class Modelled:
-    """NCCL 2.30's channels for a job, and its own estimate for each size."""
-
-    request: Request
-    channels: Channels
-    name: str = "nccl-2.30"
-    forest: None = None
-
-    def at(self, size_bytes: int) -> Estimate:
-        """The time of what NCCL would choose."""
-        request, channels = self.request, self.channels
-        chosen = choose(
-            channels,
-            request.collective,
-            size_bytes,
-            ranks=len(request.ranks),
-            servers=channels.servers,
-            arch=channels.arch,
-        )
-        busbw = f"{channels.count} × {channels.gb_per_s_per_channel:g} GB/s over {channels.kind}"
-        detail = f"{chosen.algorithm}, {chosen.protocol}; {busbw} (NCCL's own model)"
-        return modelled(self.name, request, size_bytes, chosen.seconds, detail)
-
-
 def prepare_nccl_230(request: Request, conditions: Conditions) -> Prepared:
-    """NCCL 2.30's channel search, and its cost model for each size.
-
-    Raises
-    ------
-    UnsupportedError
-        If NCCL has no ring for the collective, or no channels for these GPUs.
-    """
+    """NCCL 2.30's channel search, and its cost model for each size."""
     if request.collective.name not in SERVED:
         raise UnsupportedError(f"nccl-2.30 has no ring for {request.collective.name}, only for {', '.join(SERVED)}")
     if request.links == "pcie":
         raise UnsupportedError("nccl-2.30 chooses its links itself: leave --links pcie out")
     if conditions.settings.start_s:
         raise UnsupportedError("nccl-2.30 is a model, which knows no start skew: leave --skew out")
-    return Modelled(request, search(request.topology, request.ranks))
+    channels = search(request.topology, request.ranks)
+    found = f"{channels.count} × {channels.gb_per_s_per_channel:g} GB/s over {channels.kind} (NCCL's own model)"
+
+    def seconds(size_bytes: int) -> tuple[float, str]:
+        chosen = choose(channels, request.collective.name, size_bytes)
+        return chosen.seconds, f"{chosen.algorithm}, {chosen.protocol}; {found}"
+
+    return Formula("nccl-2.30", request, seconds)

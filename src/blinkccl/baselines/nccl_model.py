@@ -15,8 +15,6 @@ own, as InfiniBand's do. Numbers are exact fractions, where NCCL has single floa
 
 All of it is NCCL's estimate, not a measurement. Trees are corrected by a table per power of two, so that the estimate
 of a tree may fall where the size doubles.
-
-NCCL 2.4 is older and simpler: see :func:`nccl_24_as_written`.
 """
 
 from __future__ import annotations
@@ -28,16 +26,12 @@ from math import ceil, floor
 
 from blinkccl.baselines.nccl_search import Channels
 from blinkccl.baselines.nccl_system import KINDS, NVB, PXB, PXN, arch_named
-from blinkccl.collectives.spec import COLLECTIVES, Collective
-from blinkccl.errors import UnsupportedError, UsageError
 from blinkccl.units import algbw_gb_per_s, bus_factor
 
 PROTOCOLS = ("LL", "LL128", "Simple")
 #: In NCCL's order, which decides between equal times: the first wins.
 ALGORITHMS = ("tree", "ring")
 SERVED = ("broadcast", "reduce", "allreduce", "allgather", "reduce_scatter")
-#: The largest size that a prediction is asked for.
-MAX_SIZE_BYTES = 2**63 - 1
 
 
 def _row(numbers: str) -> tuple[Fraction, ...]:
@@ -72,29 +66,15 @@ TREE_CORRECTION = {
 CORRECTED_FROM_BYTES = 64
 #: What a ring's AllReduce between servers loses once each rank has 64 bytes per channel: before Ampere, and from it on.
 PLATEAU = (Fraction("1.9"), Fraction("1.4"))
-#: Threads of a channel, and bytes that each must have before another channel is worth it (device.h, comm.h).
-THREADS = {"LL": 512, "LL128": 640, "Simple": 512}
-BYTES_PER_THREAD = {"LL": 8, "LL128": 8, "Simple": 64}
 MOST_CHANNELS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class NcclEstimate:
-    """NCCL's estimate for one algorithm and protocol.
-
-    Parameters
-    ----------
-    algorithm, protocol
-        One of :data:`ALGORITHMS` and of :data:`PROTOCOLS`.
-    channels
-        How many channels NCCL launches at this size: fewer than it has for small ones.
-    seconds
-        Its estimate; algbw and busbw in GB/s are the size over that, as nccl-tests counts them.
-    """
+    """NCCL's estimate for one of :data:`ALGORITHMS` and of :data:`PROTOCOLS`, with algbw and busbw as of nccl-tests."""
 
     algorithm: str
     protocol: str
-    channels: int
     seconds: float
     algbw_gb_per_s: float
     busbw_gb_per_s: float
@@ -143,60 +123,33 @@ class CostLine:
         yield self.plateau_bytes
 
 
-def predict(
-    channels: Channels, collective: Collective | str, size_bytes: int, *, ranks: int, servers: int, arch: str
-) -> tuple[NcclEstimate, ...]:
+def predict(channels: Channels, collective: str, size_bytes: int) -> tuple[NcclEstimate, ...]:
     """NCCL's estimate for every algorithm and protocol that it would consider, fastest first.
 
-    Parameters
-    ----------
-    channels
-        From :func:`~blinkccl.baselines.nccl_search.search`; those of two servers serve for any number of equal ones.
-    collective
-        One of :data:`SERVED`, or its name.
-    size_bytes
-        S, as nccl-tests counts it; 0 to 2^63 − 1.
-    arch
-        pascal, volta, ampere, hopper or blackwell: the oldest GPU of the job.
+    ``channels`` are those of :func:`~blinkccl.baselines.nccl_search.search`, ``collective`` is one of :data:`SERVED`,
+    and ``size_bytes`` is S, as nccl-tests counts it.
     """
-    name = _name_of(collective, ranks)
-    if not 0 <= size_bytes <= MAX_SIZE_BYTES:
-        raise UsageError(f"a size of {size_bytes} bytes; expected 0 to 2^63 - 1")
-    lines = cost_lines(channels, collective, ranks=ranks, servers=servers, arch=arch)
-    ordered = sorted(lines, key=lambda line: line.time_us(size_bytes))
-    return tuple(_prediction(line, channels, name, size_bytes, ranks, arch) for line in ordered)
+    lines = sorted(cost_lines(channels, collective), key=lambda line: line.time_us(size_bytes))
+    factor = float(bus_factor(collective, channels.ranks))
+    found = []
+    for line in lines:
+        seconds = float(line.time_us(size_bytes) / 1_000_000)
+        algbw = algbw_gb_per_s(size_bytes, seconds)
+        found.append(NcclEstimate(line.algorithm, line.protocol, seconds, algbw, algbw * factor))
+    return tuple(found)
 
 
-def choose(
-    channels: Channels, collective: Collective | str, size_bytes: int, *, ranks: int, servers: int, arch: str
-) -> NcclEstimate:
+def choose(channels: Channels, collective: str, size_bytes: int) -> NcclEstimate:
     """What NCCL chooses: the first of :func:`predict`."""
-    return predict(channels, collective, size_bytes, ranks=ranks, servers=servers, arch=arch)[0]
+    return predict(channels, collective, size_bytes)[0]
 
 
-def crossover(
-    channels: Channels,
-    collective: Collective | str,
-    *,
-    ranks: int,
-    servers: int,
-    arch: str,
-    up_to_bytes: int = 2**34,
-) -> tuple[Winner, ...]:
-    """Who wins from which size on: the sizes, exact to the byte, at which NCCL's choice changes.
+def crossover(channels: Channels, collective: str, up_to_bytes: int = 2**34) -> tuple[Winner, ...]:
+    """Who wins from which size on, ascending from 0: the sizes, exact to the byte, at which NCCL's choice changes.
 
-    Returns
-    -------
-    tuple
-        In ascending order from 0 bytes; two neighbours differ. Sizes above ``up_to_bytes`` are not looked at.
-
-    Notes
-    -----
     Between two sizes at which a correction changes all times are straight lines; their lower envelope is walked along.
     """
-    lines = cost_lines(channels, collective, ranks=ranks, servers=servers, arch=arch)
-    if not 0 <= up_to_bytes <= MAX_SIZE_BYTES:
-        raise UsageError(f"sizes up to {up_to_bytes} bytes; expected 0 to 2^63 - 1")
+    lines = cost_lines(channels, collective)
     bends = sorted({0, *(size for line in lines for size in line.bends() if size <= up_to_bytes)})
     winners: list[Winner] = []
     for begin, end in zip(bends, (*bends[1:], up_to_bytes + 1), strict=True):
@@ -224,39 +177,16 @@ def _overtaken(lines: tuple[CostLine, ...], best: int, other: int, size: int) ->
     return max(size + 1, ceil(equal) if other < best else floor(equal) + 1)
 
 
-def cost_lines(
-    channels: Channels, collective: Collective | str, *, ranks: int, servers: int, arch: str
-) -> tuple[CostLine, ...]:
+def cost_lines(channels: Channels, collective: str) -> tuple[CostLine, ...]:
     """The times of all algorithms and protocols that NCCL would consider, in its order."""
-    name = _name_of(collective, ranks)
-    _check_job(channels, ranks, servers)
-    job = _Job(channels, name, ranks, servers, arch_named(arch).sm)
-    algorithms = ALGORITHMS if name == "allreduce" and channels.tree is not None else ("ring",)
+    job = _Job(channels, collective, channels.ranks, channels.servers, arch_named(channels.arch).sm)
+    algorithms = ALGORITHMS if collective == "allreduce" and channels.tree is not None else ("ring",)
     return tuple(
         job.ring(protocol) if algorithm == "ring" else job.tree(protocol)
         for algorithm in algorithms
         for protocol in PROTOCOLS
         if protocol != "LL128" or job.has_ll128(algorithm)
     )
-
-
-def _name_of(collective: Collective | str, ranks: int) -> str:
-    name = collective if isinstance(collective, str) else collective.name
-    if isinstance(collective, Collective) and collective.world_size != ranks:
-        raise UsageError(f"{name} on {collective.world_size} ranks, but the job has {ranks}")
-    if name not in SERVED:
-        why = "sends and receives for it" if name in COLLECTIVES else "never heard of it"
-        raise UnsupportedError(f"NCCL has no ring for {name!r} ({why}); expected one of {', '.join(SERVED)}")
-    return name
-
-
-def _check_job(channels: Channels, ranks: int, servers: int) -> None:
-    if servers < 1 or ranks < max(2, servers):
-        raise UsageError(f"{ranks} ranks on {servers} servers; expected at least two ranks, and one per server")
-    if (servers > 1) != (channels.servers > 1):
-        raise UsageError(
-            f"channels found for {channels.servers} server(s) say nothing of {servers}; search with the ranks of all"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,34 +292,3 @@ def _all_channels(channels: Channels, sm: int) -> int:
     return (
         2 * count if sm >= 90 and channels.servers > 1 and channels.gb_per_s_per_channel > 45 and count < 16 else count
     )
-
-
-def _prediction(line: CostLine, channels: Channels, name: str, size_bytes: int, ranks: int, arch: str) -> NcclEstimate:
-    seconds = float(line.time_us(size_bytes) / 1_000_000)
-    algbw = algbw_gb_per_s(size_bytes, seconds)
-    launched = _launched(line, channels, size_bytes, ranks, arch_named(arch).sm)
-    return NcclEstimate(line.algorithm, line.protocol, launched, seconds, algbw, algbw * float(bus_factor(name, ranks)))
-
-
-def _launched(line: CostLine, channels: Channels, size_bytes: int, ranks: int, sm: int) -> int:
-    """As many channels as have enough bytes for all their threads, at least one (src/enqueue.cc)."""
-    threads, each = THREADS[line.protocol], BYTES_PER_THREAD[line.protocol]
-    if line.algorithm == "ring" and line.protocol == "Simple" and channels.gb_per_s_per_channel * channels.count <= 12:
-        threads = 256
-    if line.algorithm == "ring" and line.protocol == "LL":
-        each *= ranks
-    return max(1, min(_all_channels(channels, sm), size_bytes // (threads * each)))
-
-
-#: Below this NCCL takes double binary trees on a DGX-2, as Blink (MLSys 2020, §3.5) has it.
-AS_WRITTEN_BYTES = 16 * 1024
-
-
-def nccl_24_as_written(servers: int, size_bytes: int) -> str:
-    """What NCCL 2.4 takes by Blink (MLSys 2020, §3.5): double binary trees below 16 KB, on one server too, else rings.
-
-    NCCL 2.4.2 itself never has trees inside one server: its threshold is 0 there (v2.4.2, src/init.cu).
-    """
-    if servers < 1 or not 0 <= size_bytes <= MAX_SIZE_BYTES:
-        raise UsageError(f"{size_bytes} bytes on {servers} servers; expected 0 to 2^63 - 1 bytes on at least one")
-    return "double_binary_tree" if size_bytes < AS_WRITTEN_BYTES else "ring"

@@ -35,16 +35,9 @@ EXACT_GPUS = 8
 class Stage:
     """What the search tries in turn.
 
-    Parameters
-    ----------
-    kind
-        The farthest kind of path between two GPUs.
-    same
-        Whether all channels have the same order.
-    net_kind
-        Across servers, the farthest kind of path to a network card.
-    crossing
-        Whether a ring may leave a server by another card than it came in by, if its neighbour does it the other way.
+    ``kind`` is the farthest kind of path between two GPUs, and across servers ``net_kind`` that to a network card.
+    ``same``: all channels have the same order. ``crossing``: a ring may leave a server by another card than it came in
+    by, if its neighbour does it the other way.
     """
 
     kind: int
@@ -64,15 +57,10 @@ class Way:
 
 @dataclass(frozen=True)
 class Packing:
-    """Channels of one kind on one server at one speed.
+    """Channels of one kind on one server at one speed, inside the server and towards the network.
 
-    Parameters
-    ----------
-    tree
-        Chains rather than rings. Across servers a chain leaves by the card that it came in by: half of its data each
-        from its first two GPUs; from Hopper on, all from the first.
-    gb_per_s, net_gb_per_s
-        Speed of a channel inside the server, and towards the network.
+    ``tree``: chains rather than rings. Across servers a chain leaves by the card that it came in by: half of its data
+    each from its first two GPUs; from Hopper on, all from the first.
     """
 
     server: Server
@@ -84,8 +72,6 @@ class Packing:
     def most(self, least: int, most: int = MOST_CHANNELS) -> tuple[Way, ...]:
         """As many channels as fit, at most ``most``; none where fewer than ``least`` ≥ 1 do.
 
-        Notes
-        -----
         Cost: up to (n−1)! orders for a ring of n ≤ 8 GPUs and n! for a chain, but a branch ends as soon as a link on it
         is full: on the NVLinks of a DGX-1 10 ms.
         """

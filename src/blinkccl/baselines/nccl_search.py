@@ -23,7 +23,6 @@ from itertools import pairwise
 from blinkccl.baselines.nccl_packing import MOST_CHANNELS, Packing, Stage, Way
 from blinkccl.baselines.nccl_system import KINDS, PHB, PIX, PXB, PXN, SYS, Hop, Server, guess_arch, see
 from blinkccl.errors import UnsupportedError
-from blinkccl.forest.model import Path
 from blinkccl.topology.model import Topology
 
 
@@ -45,25 +44,13 @@ LAST_RESORT_GB_PER_S = Fraction(1, 10)
 
 
 @dataclass(frozen=True, slots=True)
-class RingChannel:
-    """One channel's ring: ranks (vertex ids) in the direction of the data, and the path to the next one of each."""
-
-    order: tuple[int, ...]
-    hops: tuple[Path, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Chains:
     """What NCCL's tree is made of: on each server one chain per channel, and between servers a double binary tree.
 
-    Parameters
-    ----------
-    orders
-        By channel, by server: ranks, beginning with the one that speaks to other servers.
-    gb_per_s_per_channel
-        GB/s inside a server, and ``net_gb_per_s_per_channel`` towards the network.
-    kind, net_kind
-        The farthest path of :data:`~blinkccl.baselines.nccl_system.KINDS`; ``net_kind`` is "" on one server.
+    ``orders``: by channel, by server the ranks, beginning with the one that speaks to other servers. A channel has
+    ``gb_per_s_per_channel`` inside a server and ``net_gb_per_s_per_channel`` towards the network. ``kind`` and
+    ``net_kind`` are the farthest path of :data:`~blinkccl.baselines.nccl_system.KINDS`; ``net_kind`` is "" on one
+    server.
     """
 
     orders: tuple[tuple[tuple[int, ...], ...], ...]
@@ -77,23 +64,13 @@ class Chains:
 class Channels:
     """What NCCL's search finds.
 
-    Parameters
-    ----------
-    rings
-        One per channel; equal ones are listed as often as they are used.
-    gb_per_s_per_channel, net_gb_per_s_per_channel, kind, net_kind
-        As of :class:`Chains`.
-    same
-        Whether all rings have one order.
-    tree
-        As many chains as there are rings; None where no speed has room for so many.
-    servers
-        NVLink domains that the job spans.
-    arch, vendor
-        Of the GPUs and of the processors, which NCCL's cost model asks for.
+    ``rings``: by channel the ranks (vertex ids) in the direction of the data; equal ones are listed as often as they
+    are used, and ``same`` says whether all are. Speeds and kinds are as of :class:`Chains`. ``tree`` has as many chains
+    as there are rings; it is None where no speed has room for so many. ``servers``: NVLink domains that the job spans.
+    ``arch`` and ``vendor`` are of the GPUs and of the processors, which NCCL's cost model asks for.
     """
 
-    rings: tuple[RingChannel, ...]
+    rings: tuple[tuple[int, ...], ...]
     gb_per_s_per_channel: float
     net_gb_per_s_per_channel: float
     kind: str
@@ -110,47 +87,35 @@ class Channels:
         return len(self.rings)
 
     @property
-    def busbw_gb_per_s(self) -> float:
-        """All rings together, in GB/s: what NCCL takes for its busbw at large sizes."""
-        return self.count * (self.gb_per_s_per_channel if self.servers <= 2 else self.net_gb_per_s_per_channel)
+    def ranks(self) -> int:
+        """How many GPUs the job has."""
+        return len(self.rings[0])
 
 
-def search(
-    topology: Topology, ranks: Sequence[int], *, arch: str | None = None, smp_gb_per_s: int | None = None
-) -> Channels:
-    """The channels that NCCL 2.30 would set up for a job.
+def search(topology: Topology, ranks: Sequence[int], arch: str | None = None) -> Channels:
+    """The channels that NCCL 2.30 would set up for a job of at least two GPUs.
 
-    Parameters
-    ----------
-    ranks
-        Vertex ids of at least two GPUs.
-    arch
-        pascal, volta, ampere, hopper or blackwell; None takes what the machine's links tell.
-    smp_gb_per_s
-        What NCCL counts between processors; None takes the topology's links (see
-        :func:`~blinkccl.baselines.nccl_system.see`).
-
-    Notes
-    -----
-    Cost: 10 ms for most sets of GPUs of a DGX-1, 0.1 s at most; up to 1 s for 8 GPUs on PCIe alone, and some seconds
-    where 8 GPUs are joined directly with no order in it.
-
-    Across servers every server is searched by itself, and the slowest says the speed, as in NCCL. Of the network
-    cards only those joined to GPUs of the job are known here.
+    ``arch`` is pascal, volta, ampere, hopper or blackwell; None takes what the machine's links tell. Across servers
+    every server is searched by itself, and the slowest says the speed, as in NCCL. Of the network cards only those
+    joined to GPUs of the job are known here. Cost: 10 ms for most sets of GPUs of a DGX-1, 0.1 s at most; up to 1 s for
+    8 GPUs on PCIe alone, and some seconds where 8 GPUs are joined directly with no order in it.
     """
     if len(ranks) < 2:
         raise UnsupportedError(f"NCCL needs no channels for {len(ranks)} rank; give at least two GPUs")
     arch = guess_arch(topology) if arch is None else arch
-    servers = see(topology, ranks, arch, smp_gb_per_s)
+    servers = see(topology, ranks, arch)
     for server in servers:
         if len(servers) > 1 and not server.nics:
             at = topology.vertex[server.gpus[0]].server
             raise UnsupportedError(f"{topology.name}: no network card is joined to the job's GPUs of server {at}")
     rings = [_best_rings(server, len(servers) > 1) for server in servers]
     count = min(len(found.ways) for found in rings)
+    joined = [_ring(rings, channel, count) for channel in range(count)]
+    if len(servers) > 1:
+        _check_joined(topology, joined)
     trees = [_best_chains(server, len(servers) > 1, count) for server in servers]
     return Channels(
-        _joined_rings(topology, rings, count),
+        tuple(tuple(gpu for way in ways for gpu in way.order) for ways in joined),
         float(min(found.gb_per_s for found in rings)),
         float(min(found.net_gb_per_s for found in rings)),
         KINDS[max(found.stage.kind for found in rings)],
@@ -327,59 +292,33 @@ def _net_kind(found: Sequence[_Found]) -> str:
     return "" if found[0].stage.net_kind is None else KINDS[max(x.stage.net_kind or 0 for x in found)]
 
 
-def _joined_rings(topology: Topology, found: Sequence[_Found], count: int) -> tuple[RingChannel, ...]:
-    """RingChannel by ring, the way through each server and from there to the next."""
-    network = _Network(topology)
-    rings = []
-    for channel in range(count):
-        ways = [_swapped(x, i, channel, count) for i, x in enumerate(found)]
-        order = tuple(gpu for way in ways for gpu in way.order)
-        hops: list[Path] = []
+def _ring(found: Sequence[_Found], channel: int, count: int) -> list[Way]:
+    """Through the servers in turn.
+
+    Every other server takes crossing rings the other way round, so that a card only speaks to its like.
+    """
+    ways = []
+    for server, one in enumerate(found):
+        crossed = one.stage.crossing and count % 2 == 0 and server % 2
+        ways.append(one.ways[channel ^ 1 if crossed else channel])
+    return ways
+
+
+def _check_joined(topology: Topology, rings: Sequence[Sequence[Way]]) -> None:
+    """Refuses rings that lead from a network card to one that no network joins to it."""
+    beside: dict[int, list[int]] = {}
+    for link in topology.links:
+        if link.kind == "net" and topology.is_transit(link.src) and topology.is_transit(link.dst):
+            beside.setdefault(link.src, []).append(link.dst)
+    for ways in rings:
         for way, onward in zip(ways, (*ways[1:], ways[0]), strict=True):
-            hops += [hop.path for hop in way.hops]
-            if way.net:
-                hops.append(network.between(way, onward))
-        rings.append(RingChannel(order, tuple(hops)))
-    return tuple(rings)
-
-
-def _swapped(found: _Found, server: int, channel: int, count: int) -> Way:
-    """Every other server takes crossing rings the other way round, so that a card only speaks to its like."""
-    return found.ways[channel ^ 1 if found.stage.crossing and count % 2 == 0 and server % 2 else channel]
-
-
-class _Network:
-    """The ways from network card to network card."""
-
-    def __init__(self, topology: Topology) -> None:
-        self.topology = topology
-        self.beside: dict[int, list[int]] = {}
-        for link in topology.links:
-            if link.kind == "net" and topology.is_transit(link.src) and topology.is_transit(link.dst):
-                self.beside.setdefault(link.src, []).append(link.dst)
-
-    def between(self, way: Way, onward: Way) -> Path:
-        """From the last GPU of one server over cards and network to the first GPU of the next."""
-        out = [hop.path for hop, _ in way.net[1:]]
-        leave = (out[0][0], *(vertex for path in out for vertex in path[1:]))
-        enter = onward.net[0][0].path
-        return (*leave, *self._cards(leave[-1], enter[0])[1:], *enter[1:])
-
-    def _cards(self, card: int, other: int) -> Path:
-        came: dict[int, int] = {card: card}
-        queue = [card]
-        for vertex in queue:
-            for onward in self.beside.get(vertex, ()):
-                if onward not in came:
-                    came[onward] = vertex
-                    queue.append(onward)
-        if other not in came:
-            names = [self.topology.vertex[v].label for v in (card, other)]
-            raise UnsupportedError(f"{self.topology.name}: no network joins {names[0]} and {names[1]}")
-        path = [other]
-        while path[-1] != card:
-            path.append(came[path[-1]])
-        return tuple(reversed(path))
+            card, other = way.net[-1][0].path[-1], onward.net[0][0].path[0]
+            reached = [card]
+            for vertex in reached:
+                reached += [each for each in beside.get(vertex, ()) if each not in reached]
+            if other not in reached:
+                names = [topology.vertex[v].label for v in (card, other)]
+                raise UnsupportedError(f"{topology.name}: no network joins {names[0]} and {names[1]}")
 
 
 def _joined_chains(found: Sequence[_Found], count: int) -> Chains:

@@ -119,20 +119,10 @@ class Nic:
 class Server:
     """One server as NCCL sees it.
 
-    Parameters
-    ----------
-    gpus
-        Those of the job by id, which is taken for their order on PCIe.
-    vendor
-        Maker of the processors, as in :data:`~blinkccl.topology.nccl_constants.PROCESSORS`.
-    capacity
-        GB/s of each link that a hop crosses, by NCCL's constants.
-    hops
-        One per ordered pair of GPUs that is joined at all.
-    pcie_gb_per_s, nvlink_gb_per_s
-        The PCIe link of each GPU, and all its NVLinks together; GPUs without PCIe are absent from the first.
-    nics
-        The network cards joined to these GPUs.
+    ``gpus`` are those of the job by id, which is taken for their order on PCIe; ``vendor`` is the maker of the
+    processors. ``capacity``: GB/s of each link that a hop crosses, by NCCL's constants. ``hops``: one per ordered pair
+    of GPUs that is joined at all. ``pcie_gb_per_s``, ``nvlink_gb_per_s``: the PCIe link of each GPU (absent where there
+    is none), and all its NVLinks together. ``nics``: the network cards joined to these GPUs.
     """
 
     gpus: tuple[int, ...]
@@ -186,27 +176,11 @@ class Server:
         return (min(found), max(found)) if found else (LOC, LOC)
 
 
-def see(topology: Topology, ranks: Sequence[int], arch: str, smp_gb_per_s: int | None = None) -> tuple[Server, ...]:
-    """The servers of a job as NCCL sees them.
-
-    Parameters
-    ----------
-    ranks
-        Vertex ids of GPUs; others are gone, with the links that end in them.
-    arch
-        A name of :data:`ARCHS`.
-    smp_gb_per_s
-        What NCCL counts between processors, which also tells their maker: 6, 10, 22, 40 for Xeons from Broadwell to
-        Emerald Rapids, 16 for AMD, 32 for POWER9. None takes the topology's links, and 6 for a DGX-1 of the catalogue.
-    """
+def see(topology: Topology, ranks: Sequence[int], arch: str) -> tuple[Server, ...]:
+    """The servers of a job as NCCL sees them: other GPUs are gone, with the links that end in them."""
     check_ranks(topology, ranks)
     check_nvidia(topology, ranks)
-    if smp_gb_per_s is not None and smp_gb_per_s not in PROCESSORS:
-        known = ", ".join(map(str, sorted(PROCESSORS)))
-        raise UnsupportedError(f"NCCL knows no processors joined at {smp_gb_per_s} GB/s; expected one of {known}")
-    if smp_gb_per_s is None and any(word in BROADWELLS for word in topology.name.split()):
-        smp_gb_per_s = BROADWELL_GB_PER_S
-    sight = _Sight(topology, frozenset(ranks), arch_named(arch), smp_gb_per_s)
+    sight = _Sight(topology, frozenset(ranks), arch_named(arch))
     return tuple(sight.server(gpus) for gpus in sight.domains())
 
 
@@ -222,8 +196,9 @@ def check_nvidia(topology: Topology, ranks: Sequence[int]) -> None:
 class _Sight:
     """A topology cut down to a job, in NCCL's constants."""
 
-    def __init__(self, topology: Topology, ranks: frozenset[int], arch: Arch, smp_gb_per_s: int | None) -> None:
-        self.topology, self.ranks, self.arch, self.smp_gb_per_s = topology, ranks, arch, smp_gb_per_s
+    def __init__(self, topology: Topology, ranks: frozenset[int], arch: Arch) -> None:
+        self.topology, self.ranks, self.arch = topology, ranks, arch
+        self.broadwells = any(word in BROADWELLS for word in topology.name.split())
         self.unit = exact_unit(topology)
         here = {v.id for v in topology.vertices if v.id in ranks or topology.is_transit(v.id)}
         links = [x for x in topology.links if x.src in here and x.dst in here]
@@ -244,8 +219,8 @@ class _Sight:
     def _counted(self, link: Link) -> Fraction:
         if link.kind == "nvlink":
             return link.capacity * self.unit / self.arch.nominal_gb_per_s * self.arch.lane_gb_per_s
-        if link.kind == "smp" and self.smp_gb_per_s is not None:
-            return Fraction(self.smp_gb_per_s)
+        if link.kind == "smp" and self.broadwells:
+            return Fraction(BROADWELL_GB_PER_S)
         return link.capacity * self.unit
 
     def domains(self) -> list[tuple[int, ...]]:
@@ -288,8 +263,7 @@ class _Sight:
         Intel where there is none.
         """
         server = self.topology.vertex[vertex].server
-        gb_per_s = self.smp.get(server, Fraction(self.smp_gb_per_s or 10))
-        return PROCESSORS.get(int(gb_per_s), PROCESSORS[10])[1]
+        return PROCESSORS.get(int(self.smp.get(server, 10)), PROCESSORS[10])[1]
 
     def _paths_to(self, target: int, gpus: tuple[int, ...]) -> dict[int, Hop]:
         """NCCL's path from every GPU of ``gpus`` to ``target``: rounds of improvement outward from the target."""

@@ -94,21 +94,9 @@ def enter(
     names: Sequence[str] = (),
     tick: Callable[[int, int], None] = lambda done, total: None,
 ) -> Field:
-    """Prepares candidates for a job.
+    """Prepares candidates for a job: those of ``names``, or all; ``tick`` is called with (done, total) after each.
 
-    Parameters
-    ----------
-    names
-        Which; empty for all. One that is named and cannot serve the job is an error, otherwise it is left out.
-    tick
-        Called with (done, total) after each.
-
-    Raises
-    ------
-    UsageError
-        If a name is unknown, or no candidate can serve the job.
-    UnsupportedError
-        If a named one cannot serve it.
+    One that is named and cannot serve the job is an error, otherwise it is left out.
     """
     known = candidates()
     for name in names:
@@ -137,13 +125,6 @@ def time_all(
 
     A candidate that cannot be timed (its links have no class in the calibration) is left out with the reason, if others
     can and nobody named it.
-
-    Raises
-    ------
-    TopologyError, UnsupportedError
-        What a named candidate raises, or the first where none can be timed.
-    UsageError
-        As :func:`~blinkccl.simulate.run.simulate`: above all, more tasks than the budget.
     """
     columns: list[list[Estimate]] = []
     able: list[Prepared] = []

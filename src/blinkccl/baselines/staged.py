@@ -24,7 +24,7 @@ from blinkccl.algorithms.paths import transit_paths
 from blinkccl.algorithms.registry import ALGORITHMS, Request
 from blinkccl.algorithms.servers import by_server
 from blinkccl.algorithms.shapes import chain_down, chain_up, cyclic, forest_on, require_collective
-from blinkccl.baselines.candidate import Conditions, Estimate, Planned, Prepared, modelled, planned
+from blinkccl.baselines.candidate import Conditions, Estimate, Formula, Planned, Prepared, planned
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import TopologyError, UnsupportedError
 from blinkccl.forest.model import Forest, Path, Share, Tree, attained_rate
@@ -52,37 +52,6 @@ PLAIN_NET_GB_PER_S = Number(20.0, "fitted: NCCL ring vs tree, 8 GB: 30 steps of 
 
 
 @dataclass(frozen=True)
-class HostStaged:
-    """AllReduce through the host: a formula over bytes.
-
-    Parameters
-    ----------
-    copy_s_per_byte
-        Down and up together: the link to the host, shared by the ranks that use it, or the processor's copy.
-    host_s_per_byte
-        The processors' AllReduce among themselves.
-    fixed_s
-        The two copies before their first byte, and a hand-over between processes for each step of theirs.
-    """
-
-    name: str
-    request: Request
-    copy_s_per_byte: float
-    host_s_per_byte: float
-    fixed_s: float
-    detail: str
-
-    @property
-    def forest(self) -> Forest | None:
-        return None
-
-    def at(self, size_bytes: int) -> Estimate:
-        """What S bytes take."""
-        seconds = self.fixed_s + size_bytes * (self.copy_s_per_byte + self.host_s_per_byte)
-        return modelled(self.name, self.request, size_bytes, seconds, self.detail)
-
-
-@dataclass(frozen=True)
 class WholeShares(Planned):
     """A plan whose shares are a chunk each. ``window`` messages are under way one behind another, as in OMB's test."""
 
@@ -104,17 +73,8 @@ class WholeShares(Planned):
 
     def at(self, size_bytes: int) -> Estimate:
         """What a message of the window takes."""
-        simulation = self.simulate(size_bytes)
-        return Estimate(
-            self.name,
-            size_bytes,
-            simulation.seconds / self.window,
-            simulation.algbw_gb_per_s,
-            simulation.busbw_gb_per_s,
-            self.detail,
-            simulation.chunk_bytes,
-            simulation,
-        )
+        found = super().at(size_bytes)
+        return replace(found, seconds=found.seconds / self.window)
 
 
 def prepare_host_staged(request: Request, conditions: Conditions) -> Prepared:
@@ -123,14 +83,6 @@ def prepare_host_staged(request: Request, conditions: Conditions) -> Prepared:
     The processes exchange 2(N−1)/N·S each through shared memory and combine (N−1)/N·S, as a ring does. Open MPI's
     collective for GPU buffers works so (its component coll/cuda: malloc, copy, the collective for host memory, copy).
 
-    Raises
-    ------
-    UnsupportedError
-        If the collective is not AllReduce, the ranks are on several servers, no links lead from one to a host, or the
-        calibration does not know such a link.
-
-    Notes
-    -----
     The three rates of the processor are :data:`PAGEABLE_GB_PER_S`, :data:`HOST_COPY_GB_PER_S` and
     :data:`HOST_COMBINE_GB_PER_S`: not those of Mist or Cedar, which nobody published. Left out: page
     faults of the buffer that each call allocates, and that four processes share their socket's memory.
@@ -152,14 +104,9 @@ def prepare_host_staged(request: Request, conditions: Conditions) -> Prepared:
     fixed_s = 2 * _before_first_byte_s(request.topology, conditions.calibration, ways)
     fixed_s += 2 * (n - 1) * HOST_STEP_US.value * 1e-6
     shared, combined = 2 * (n - 1) / n / HOST_COPY_GB_PER_S.value, (n - 1) / n / HOST_COMBINE_GB_PER_S.value
-    return HostStaged(
-        "mpi-host-staged",
-        request,
-        2 * slowest,
-        (shared + combined) / GB,
-        fixed_s,
-        f"copies at {1 / slowest / GB:.3g} GB/s, processors reduce at an assumed {HOST_COMBINE_GB_PER_S.value:g} GB/s",
-    )
+    s_per_byte = 2 * slowest + (shared + combined) / GB
+    how = f"copies at {1 / slowest / GB:.3g} GB/s, processors reduce at an assumed {HOST_COMBINE_GB_PER_S.value:g} GB/s"
+    return Formula("mpi-host-staged", request, lambda size_bytes: (fixed_s + size_bytes * s_per_byte, how))
 
 
 def _refuse_skew(name: str, conditions: Conditions) -> None:
@@ -206,27 +153,10 @@ def multi_path(
 ) -> WholeShares:
     """A copy from one GPU to another, part of it directly and part through the host's memory.
 
-    Parameters
-    ----------
-    host_part
-        How much goes through the host, 0 ≤ part < 1; None: what makes both parts take equally long.
-    streams
-        Chunks of the host's part, ≥ 1. A chunk goes up when all of it is down, while the next comes down.
-    window
-        Messages that are under way at once, ≥ 1.
+    ``host_part`` of it, 0 ≤ part < 1, goes through the host (None: what makes both parts take equally long), in as many
+    chunks as there are ``streams``: one goes up when all of it is down, while the next comes down. So the host is a
+    relay of the plan. ``window`` messages are under way at once.
 
-    Returns
-    -------
-    WholeShares
-        A plan in which the host is a relay, so that a chunk stops there.
-
-    Raises
-    ------
-    UnsupportedError
-        If the collective is not sendrecv, one of the two paths is not there, or the calibration does not know a link.
-
-    Notes
-    -----
     Multi-path UCX article, "The Multi-Path Communication". The links are those of a maximum flow; where it has several
     direct or several host paths, these share their part as in the flow. Where we differ: the article looks up split
     and streams in tables that it does not print.
@@ -322,13 +252,6 @@ def prepare_plain_ring(request: Request, conditions: Conditions) -> Prepared:
     ``ring_allreduce``). Timed as a plan: share r goes up the chain that ends at rank r and down the chain that starts
     there, so that in every step each hop carries one chunk.
 
-    Raises
-    ------
-    UnsupportedError
-        If the collective is not AllReduce, or no links lead from a rank to the next one.
-
-    Notes
-    -----
     The job's calibration gives the rates, but between servers at most :data:`PLAIN_NET_GB_PER_S`. Both constants are
     fitted to the first and the last row of that document's table; only the rows between are predictions.
     """

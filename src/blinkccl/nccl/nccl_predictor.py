@@ -89,14 +89,7 @@ class NcclPredictor:
             return self._stand_in(collective, size_bytes)
         if collective.name not in SERVED:
             return self._sends(collective, size_bytes)
-        chosen = choose(
-            self._searched,
-            collective,
-            size_bytes,
-            ranks=collective.world_size,
-            servers=self._searched.servers,
-            arch=self._arch,
-        )
+        chosen = choose(self._searched, collective.name, size_bytes)
         found = NcclPrediction(chosen.seconds, f"NCCL {chosen.algorithm} {chosen.protocol}")
         in_switch = self._nvls(collective, size_bytes)
         return found if in_switch is None or found.seconds <= in_switch.seconds else in_switch

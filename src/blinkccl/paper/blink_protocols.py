@@ -12,7 +12,7 @@ from typing import Any
 
 from blinkccl.algorithms.hybrid import hybrid_split
 from blinkccl.baselines.candidate import planned
-from blinkccl.baselines.nccl_model import AS_WRITTEN_BYTES
+from blinkccl.baselines.nccl import AS_WRITTEN_BYTES
 from blinkccl.paper import drawing
 from blinkccl.paper.blink_graph import broadcast_optimum, network, ring_allreduce
 from blinkccl.paper.blink_microbenchmarks import lane_gb_per_s

@@ -97,7 +97,7 @@ def _nine_hundred(context: Context) -> tuple[Value, ...]:
     best = plan("optimal", MACHINE, "allreduce")
     bound = float(best.bound * exact * exact_unit(best.topology))
     simulated = algbw_gb_per_s(size * GIB, seconds(context, ring(MACHINE), "h100", size * GIB)) * factor
-    model = choose(channels(MACHINE), "allreduce", size * GIB, ranks=RANKS, servers=1, arch="hopper").busbw_gb_per_s
+    model = choose(channels(MACHINE), "allreduce", size * GIB).busbw_gb_per_s
     return (
         *found,
         Value("8 GB, the most that links carry", most, bound, "GB/s", basis=f"proved bound of optimal on {MACHINE}"),
@@ -145,12 +145,9 @@ def _thresholds(context: Context) -> tuple[Value, ...]:
     Its cost model decides. Inside one server its tree is a chain (issue 672 of nccl), which never wins here; double
     binary trees are between servers. No AllReduce is made of P2P.
     """
-    winners = crossover(channels(MACHINE), "allreduce", ranks=RANKS, servers=1, arch="hopper")
+    winners = crossover(channels(MACHINE), "allreduce")
     rings_from = next(winner.from_bytes for winner in winners if winner.algorithm == "ring")
-    trees = sum(
-        choose(channels(MACHINE), "allreduce", KIB << power, ranks=RANKS, servers=1, arch="hopper").algorithm == "tree"
-        for power in range(10)
-    )
+    trees = sum(choose(channels(MACHINE), "allreduce", KIB << power).algorithm == "tree" for power in range(10))
     chains = channels(MACHINE).tree
     assert chains is not None
     basis = f"NCCL 2.30's cost model on {MACHINE}"
@@ -221,7 +218,7 @@ def _protocols(context: Context) -> tuple[Value, ...]:
     LL's 8 bytes hold 4 of data, LL128's 128 hold 120. Threads copy in Simple too; that is in NCCL's source and not
     computed here.
     """
-    lines = cost_lines(channels("mist"), "allreduce", ranks=4, servers=1, arch="volta")
+    lines = cost_lines(channels("mist"), "allreduce")
     rings = {line.protocol: line.gb_per_s for line in lines if line.algorithm == "ring"}
     each = float(4 * rings["Simple"] / rings["LL"])
     return (Value("LL, bytes sent for 4 of data", 8, each, "bytes", basis="NCCL 2.30's cost model of rings on mist"),)
@@ -254,7 +251,7 @@ def _traces(context: Context) -> tuple[Value, ...]:
 
 
 def _predicted(size_bytes: int) -> tuple[NcclEstimate, ...]:
-    return predict(channels(MACHINE), "allreduce", size_bytes, ranks=RANKS, servers=1, arch="hopper")
+    return predict(channels(MACHINE), "allreduce", size_bytes)
 
 
 @PAGE.figure("E-roofline", "NCCL notes: AllReduce on 8 H200s by size, and the roofline", 9.0, 6.5)
@@ -285,7 +282,7 @@ def _draw_roofline(figure: Any, context: Context) -> str:
     axes.set_yscale("log")
     drawing.plain_numbers(axes.yaxis)
     drawing.finish(axes, ylabel="busbw (GB/s)", legend="lower right", columns=2)
-    winners = crossover(channels(MACHINE), "allreduce", ranks=RANKS, servers=1, arch="hopper")
+    winners = crossover(channels(MACHINE), "allreduce")
     changes = ", ".join(f"{w.algorithm} {w.protocol} from {w.from_bytes:,} bytes" for w in winners)
     return (
         f"NCCL 2.30's cost model on {MACHINE}, without a calibration and without NVLS: {changes}; ring plans on h100 "

@@ -130,7 +130,7 @@ def _table(context: Context) -> tuple[Value, ...]:
     for name, size, ms, _ in TABLE:
         found.append(Value(f"ring, {name}", ms, 1e3 * ring.at(size).seconds, "ms", 0.1, basis=basis))
     for name, size, _, ms in TABLE:
-        best = choose(channels(CLUSTER), "allreduce", size, ranks=RANKS, servers=SERVERS, arch="hopper")
+        best = choose(channels(CLUSTER), "allreduce", size)
         found.append(Value(f"NCCL, {name}", ms, 1e3 * best.seconds, "ms", 0.1, basis=how))
     return tuple(found)
 
@@ -235,7 +235,7 @@ def _switch(context: Context) -> tuple[Value, ...]:
     By its cost model rings and trees change places several times between two servers, and trees last longer. NCCL
     2.28.9 came out eleven months after that container.
     """
-    winners = crossover(channels(CLUSTER), "allreduce", ranks=RANKS, servers=SERVERS, arch="hopper")
+    winners = crossover(channels(CLUSTER), "allreduce")
     last_tree = max(i for i, winner in enumerate(winners) if winner.algorithm == "tree")
     months = 12 * (NCCL_2_28_9.year - CONTAINER.year) + NCCL_2_28_9.month - CONTAINER.month
     return (
@@ -289,9 +289,7 @@ def _post(context: Context) -> dict[str, list[float]]:
     found = channels(CLUSTER)
     return {
         _RING: [side.at(size).seconds for size in SIZES],
-        _NCCL: [
-            choose(found, "allreduce", size, ranks=RANKS, servers=SERVERS, arch="hopper").seconds for size in SIZES
-        ],
+        _NCCL: [choose(found, "allreduce", size).seconds for size in SIZES],
     }
 
 

@@ -7,6 +7,7 @@ search finds on these machines.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from fractions import Fraction
 from functools import cache
 from itertools import pairwise
@@ -23,12 +24,9 @@ from blinkccl.baselines.nccl_model import (
     choose,
     cost_lines,
     crossover,
-    nccl_24_as_written,
     predict,
 )
 from blinkccl.baselines.nccl_search import Channels, search
-from blinkccl.collectives.spec import Collective
-from blinkccl.errors import UnsupportedError, UsageError
 from blinkccl.topology.spec import load
 
 #: spec, GPUs of a server, servers.
@@ -53,13 +51,13 @@ def _channels(job: Job) -> Channels:
 
 def _lines(job: Job, collective: str) -> dict[tuple[str, str], CostLine]:
     found = _channels(job)
-    lines = cost_lines(found, collective, ranks=len(job[1]) * job[2], servers=job[2], arch=found.arch)
+    lines = cost_lines(found, collective)
     return {(line.algorithm, line.protocol): line for line in lines}
 
 
 def _choose(job: Job, collective: str, size_bytes: int) -> NcclEstimate:
     found = _channels(job)
-    return choose(found, collective, size_bytes, ranks=len(job[1]) * job[2], servers=job[2], arch=found.arch)
+    return choose(found, collective, size_bytes)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +147,7 @@ def test_tiny_sizes_take_ll_and_large_ones_simple() -> None:
 def test_the_fastest_first() -> None:
     found = _channels(DGX)
     for size in (0, 1, 1000, 1 << 20, 1 << 28):
-        predictions = predict(found, "allreduce", size, ranks=8, servers=1, arch="volta")
+        predictions = predict(found, "allreduce", size)
         assert [p.seconds for p in predictions] == sorted(p.seconds for p in predictions)
         assert predictions[0] == _choose(DGX, "allreduce", size)
         assert len({(p.algorithm, p.protocol) for p in predictions}) == len(predictions) == 6
@@ -159,10 +157,12 @@ def test_busbw_nears_the_channels() -> None:
     """A ring's busbw at large sizes is what the search has found, whatever the collective."""
     for job in JOBS:
         for collective in ("allreduce", "allgather", "reduce_scatter", "broadcast"):
-            predictions = predict(_channels(job), collective, 1 << 40, ranks=len(job[1]) * job[2], servers=job[2],
-                                  arch=_channels(job).arch)  # fmt: skip
-            ring = next(p for p in predictions if (p.algorithm, p.protocol) == ("ring", "Simple"))
-            assert ring.busbw_gb_per_s == pytest.approx(_channels(job).busbw_gb_per_s, rel=0.001)
+            found = _channels(job)
+            ring = next(
+                p for p in predict(found, collective, 1 << 40) if (p.algorithm, p.protocol) == ("ring", "Simple")
+            )
+            each = found.gb_per_s_per_channel if found.servers <= 2 else found.net_gb_per_s_per_channel
+            assert ring.busbw_gb_per_s == pytest.approx(found.count * each, rel=0.001)
 
 
 def test_trees_serve_allreduce_alone() -> None:
@@ -193,16 +193,17 @@ def test_where_ll128_is_used(job: Job, has: bool) -> None:
 def test_caps() -> None:
     """LL's cap on one server by architecture, and that of a tree's channels."""
     found = _channels(("hgx-h100", ALL, 1))
-    ring = {arch: cost_lines(found, "broadcast", ranks=8, servers=1, arch=arch)[0] for arch in ("volta", "hopper")}
+    volta = replace(found, arch="volta")
+    ring = {one.arch: cost_lines(one, "broadcast")[0] for one in (volta, found)}
     assert [ring["volta"].gb_per_s, ring["hopper"].gb_per_s] == [39, 141]
-    tree = next(x for x in cost_lines(found, "allreduce", ranks=8, servers=1, arch="volta") if x.protocol == "Simple")
+    tree = next(x for x in cost_lines(volta, "allreduce") if x.protocol == "Simple")
     assert tree.gb_per_s == Fraction("26.5") * 12 / 2
 
 
 def _neighbours(job: Job, collective: str) -> Iterator[tuple[int, tuple[str, str], tuple[str, str]]]:
     """(size, what won below it, what wins from it)."""
     found = _channels(job)
-    winners = crossover(found, collective, ranks=len(job[1]) * job[2], servers=job[2], arch=found.arch)
+    winners = crossover(found, collective)
     assert winners[0].from_bytes == 0
     for before, after in pairwise(winners):
         yield after.from_bytes, (before.algorithm, before.protocol), (after.algorithm, after.protocol)
@@ -224,7 +225,7 @@ def test_crossovers_are_exact_to_the_byte(job: Job) -> None:
 def test_between_crossovers_nothing_changes(size: int, number: int) -> None:
     job = JOBS[number]
     found = _channels(job)
-    winners = crossover(found, "allreduce", ranks=len(job[1]) * job[2], servers=job[2], arch=found.arch)
+    winners = crossover(found, "allreduce")
     expected = [w for w in winners if w.from_bytes <= size][-1]
     chosen = _choose(job, "allreduce", size)
     assert (chosen.algorithm, chosen.protocol) == (expected.algorithm, expected.protocol)
@@ -233,7 +234,7 @@ def test_between_crossovers_nothing_changes(size: int, number: int) -> None:
 def test_who_wins_on_a_dgx_1v() -> None:
     """AllGather on 8 V100s: LL up to 1.1 MB, then LL128 up to 7.8 MB, then Simple."""
     found = _channels(DGX)
-    winners = crossover(found, "allgather", ranks=8, servers=1, arch="volta")
+    winners = crossover(found, "allgather")
     assert [(w.algorithm, w.protocol) for w in winners] == [("ring", "LL"), ("ring", "LL128"), ("ring", "Simple")]
     # Lines 10.8 + b/44571 and 27.3 + b/126171 meet at 16.5 / (1/44571 − 1/126171) bytes, and so on.
     rates = [1000 * Fraction(gb_per_s) * 8 / 7 for gb_per_s in ("39", "110.4", "120")]
@@ -243,10 +244,10 @@ def test_who_wins_on_a_dgx_1v() -> None:
 
 def test_a_table_ends_where_it_is_told_to() -> None:
     found = _channels(DGX)
-    short = crossover(found, "allgather", ranks=8, servers=1, arch="volta", up_to_bytes=1 << 20)
-    long = crossover(found, "allgather", ranks=8, servers=1, arch="volta")
+    short = crossover(found, "allgather", up_to_bytes=1 << 20)
+    long = crossover(found, "allgather")
     assert short == tuple(w for w in long if w.from_bytes <= 1 << 20)
-    assert len(crossover(found, "allgather", ranks=8, servers=1, arch="volta", up_to_bytes=0)) == 1
+    assert len(crossover(found, "allgather", up_to_bytes=0)) == 1
 
 
 @given(size=st.integers(0, 2**40), more=st.integers(1, 2**30), number=st.integers(0, len(JOBS) - 1))
@@ -259,60 +260,3 @@ def test_a_larger_size_takes_longer(size: int, more: int, number: int) -> None:
             larger = min(larger, CORRECTED_FROM_BYTES * (1 << octave.bit_length()) - 1)
         if larger > size:
             assert line.time_us(size) < line.time_us(larger)
-
-
-def test_channels_launched() -> None:
-    """One for a few bytes, all of them for many: two per ring found. Never fewer for more bytes."""
-    for job in (DGX, CHAIN, A100S):
-        predictions: dict[tuple[str, str], list[int]] = {}
-        for power in range(35):
-            for p in predict(_channels(job), "allreduce", 1 << power, ranks=len(job[1]) * job[2], servers=job[2],
-                             arch=_channels(job).arch):  # fmt: skip
-                predictions.setdefault((p.algorithm, p.protocol), []).append(p.channels)
-        for launched in predictions.values():
-            assert launched == sorted(launched)
-            assert (launched[0], launched[-1]) == (1, 2 * _channels(job).count)
-    # 512 threads of 64 bytes each: 12 channels are worth it from 384 KB on.
-    sizes = (384 * 1024 - 1, 384 * 1024)
-    simple = [next(p.channels for p in predict(_channels(DGX), "broadcast", size, ranks=8, servers=1, arch="volta")
-                   if p.protocol == "Simple") for size in sizes]  # fmt: skip
-    assert simple == [11, 12]
-
-
-def test_a_collective_or_its_name() -> None:
-    found = _channels(DGX)
-    named = predict(found, "broadcast", 4096, ranks=8, servers=1, arch="volta")
-    assert predict(found, Collective("broadcast", 8, root=3), 4096, ranks=8, servers=1, arch="volta") == named
-
-
-def test_what_the_model_refuses() -> None:
-    found = _channels(DGX)
-    with pytest.raises(UnsupportedError, match=r"no ring for 'alltoall' \(sends and receives for it\)"):
-        predict(found, "alltoall", 1, ranks=8, servers=1, arch="volta")
-    with pytest.raises(UnsupportedError, match="no ring for 'barrier'"):
-        crossover(found, "barrier", ranks=8, servers=1, arch="volta")
-    with pytest.raises(UnsupportedError, match="unknown GPU architecture 'turing'"):
-        choose(found, "allreduce", 1, ranks=8, servers=1, arch="turing")
-    with pytest.raises(UsageError, match="a size of -1 bytes"):
-        predict(found, "allreduce", -1, ranks=8, servers=1, arch="volta")
-    with pytest.raises(UsageError, match="sizes up to -1 bytes"):
-        crossover(found, "allreduce", ranks=8, servers=1, arch="volta", up_to_bytes=-1)
-    with pytest.raises(UsageError, match="1 ranks on 1 servers"):
-        predict(found, "allreduce", 1, ranks=1, servers=1, arch="volta")
-    with pytest.raises(UsageError, match=r"found for 1 server\(s\) say nothing of 2"):
-        predict(found, "allreduce", 1, ranks=16, servers=2, arch="volta")
-    with pytest.raises(UsageError, match="allreduce on 4 ranks, but the job has 8"):
-        predict(found, Collective("allreduce", 4), 1, ranks=8, servers=1, arch="volta")
-
-
-def test_nccl_24_has_rings_alone_inside_a_server() -> None:
-    """As Blink (MLSys 2020, §3.5) has it, but for trees below 16 KB."""
-    assert nccl_24_as_written(1, 16 * 1024 - 1) == "double_binary_tree"
-    assert nccl_24_as_written(1, 16 * 1024) == "ring"
-
-
-def test_what_nccl_24_must_be_told() -> None:
-    with pytest.raises(UsageError, match="-1 bytes on 1 servers"):
-        nccl_24_as_written(1, -1)
-    with pytest.raises(UsageError, match="on 0 servers"):
-        nccl_24_as_written(0, 8)
