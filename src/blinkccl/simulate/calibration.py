@@ -52,20 +52,11 @@ class Number(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class LinkClass(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How links of one kind behave.
 
-    Parameters
-    ----------
-    kind
-        One of the topology's kinds of links.
-    nominal_gb_per_s
-        Nominal rate of one lane, GB/s per direction: what the topology says of a link is a multiple of it. 0 takes
-        any rate, and ``gb_per_s`` is then what part of it a link reaches.
-    gb_per_s
-        What one lane reaches with nothing in the other direction.
-    latency_us
-        What each such link adds to the latency of a transfer.
-    duplex
-        What part of ``gb_per_s`` remains where the plan uses both directions and one of the two GPUs combines messages;
-        copies alone pass each other at full rate.
+    ``nominal_gb_per_s`` is that of one lane, GB/s per direction: what the topology says of a link is a multiple of it.
+    0 takes any rate, and ``gb_per_s`` is then what part of it a link reaches; else what one lane reaches with nothing
+    in the other direction. ``latency_us`` is what each such link adds to the latency of a transfer. ``duplex`` is what
+    part of ``gb_per_s`` remains where the plan uses both directions and one of the two GPUs combines messages; copies
+    alone pass each other at full rate.
     """
 
     kind: str
@@ -83,24 +74,14 @@ _PEER_ACCESS = Number(310.0, "assumed: what Blink, MLSys 2020, Fig 21 implies fo
 class EngineCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a GPU's side of each operation costs.
 
-    Parameters
-    ----------
-    launch_us
-        From a rank's call until it begins: the launch of a kernel.
-    issue_us
-        Before each transfer, in its stream: issuing the copy and waiting for what it depends on.
-    signal_us
-        From the end of a transfer until the receiver knows.
-    reduce_us, reduce_gb_per_s
-        Per execution that combines messages, and the rate of combining two operands (0: no limit). A kernel reads every
-        operand and writes once, so that n of them take (n + 1) / 3 as long.
-    combining
-        What part of a link's rate remains where it ends or begins at a GPU that combines messages of several
-        other GPUs.
-    peer_access_us
-        T_dpa per GPU: switching peer access off and on, so that copies take PCIe instead of NVLink.
-    copy_engines
-        Transfers that a GPU can have under way at once, a whole number; 0 for no limit.
+    - ``launch_us``: from a rank's call until it begins, the launch of a kernel;
+    - ``issue_us``: before each transfer, in its stream, issuing the copy and waiting for what it depends on;
+    - ``signal_us``: from the end of a transfer until the receiver knows;
+    - ``reduce_us``, ``reduce_gb_per_s``: per execution that combines messages, and the rate of combining two operands
+      (0: no limit). A kernel reads every operand and writes once, so that n of them take (n + 1) / 3 as long;
+    - ``combining``: what part of a link's rate remains at a GPU that combines messages of several other GPUs;
+    - ``peer_access_us``: T_dpa per GPU, switching peer access off and on, so that copies take PCIe instead of NVLink;
+    - ``copy_engines``: transfers that a GPU can have under way at once, a whole number; 0 for no limit.
     """
 
     launch_us: Number = _NOTHING
@@ -124,13 +105,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     machines: tuple[str, ...] = ()
 
     def link_class(self, link: Link) -> LinkClass:
-        """The class that serves ``link``.
-
-        Raises
-        ------
-        TopologyError
-            If there is none: what the link is, and what the calibration has.
-        """
+        """The class that serves ``link``."""
         of_kind = [row for row in self.link if row.kind == link.kind]
         for row in of_kind:
             if _is_multiple(link.gb_per_s, row.nominal_gb_per_s):
@@ -168,7 +143,7 @@ class LinkCost:
 
 
 def link_cost(calibration: Calibration, link: Link) -> LinkCost:
-    """The cost of ``link``; raises as :meth:`Calibration.link_class`."""
+    """The cost of ``link``."""
     row = calibration.link_class(link)
     if row.nominal_gb_per_s:
         rate = link.gb_per_s / row.nominal_gb_per_s * row.gb_per_s.value * 1e9
@@ -192,13 +167,7 @@ def calibration_names() -> tuple[str, ...]:
 
 @lru_cache(maxsize=64)
 def calibration(name: str) -> Calibration:
-    """The calibration ``name`` of the package, or that of the file ``name``.
-
-    Raises
-    ------
-    TopologyError
-        If there is neither, or it cannot be read: what is wrong, and where.
-    """
+    """The calibration ``name`` of the package, or that of the file ``name``."""
     if name in calibration_names():
         text = files("blinkccl.simulate").joinpath("calibrations").joinpath(f"{name}.toml").read_text("utf-8")
         return parse_calibration(text, name)
@@ -219,13 +188,7 @@ def calibration(name: str) -> Calibration:
 
 
 def parse_calibration(text: str, name: str) -> Calibration:
-    """The calibration that ``text`` holds; ``name`` is what messages call it.
-
-    Raises
-    ------
-    TopologyError
-        If it is no TOML, or not of the form in this module's text.
-    """
+    """The calibration that ``text`` holds; ``name`` is what messages call it."""
     try:
         read = msgspec.convert(upgraded(tomllib.loads(text)), Calibration)
     except tomllib.TOMLDecodeError as error:
@@ -248,44 +211,31 @@ def _faults(read: Calibration) -> list[str]:
     found = []
     for number, row in enumerate(read.link):
         where = f"link {number} ({row.kind})"
+        nominal, rate = row.nominal_gb_per_s, row.gb_per_s.value
         if row.kind not in LINK_KINDS:
             found.append(f"{where}: unknown kind; expected one of {', '.join(LINK_KINDS)}")
-        if row.nominal_gb_per_s != 0 and not LEAST_NOMINAL_GB_PER_S <= row.nominal_gb_per_s < MOST_GB_PER_S:
-            found.append(
-                f"{where}: nominal_gb_per_s must be 0 (any rate), or from {LEAST_NOMINAL_GB_PER_S:g} to below "
-                f"{MOST_GB_PER_S:g} GB/s, got {row.nominal_gb_per_s:g}"
-            )
-        if not LEAST_GB_PER_S <= row.gb_per_s.value < MOST_GB_PER_S:
-            found.append(
-                f"{where}: gb_per_s must be from {LEAST_GB_PER_S:g} to below {MOST_GB_PER_S:g} GB/s, got "
-                f"{row.gb_per_s.value:g}"
-            )
+        if nominal != 0 and not LEAST_NOMINAL_GB_PER_S <= nominal < MOST_GB_PER_S:
+            within = f"0 (any rate), or from {LEAST_NOMINAL_GB_PER_S:g} to below {MOST_GB_PER_S:g} GB/s"
+            found.append(f"{where}: nominal_gb_per_s must be {within}, got {nominal:g}")
+        if not LEAST_GB_PER_S <= rate < MOST_GB_PER_S:
+            within = f"from {LEAST_GB_PER_S:g} to below {MOST_GB_PER_S:g} GB/s"
+            found.append(f"{where}: gb_per_s must be {within}, got {rate:g}")
         if not 0 <= row.latency_us.value < 1e9:
             found.append(f"{where}: latency_us must not be negative, got {row.latency_us.value:g}")
         if not 0 < row.duplex.value <= 1:
             found.append(f"{where}: duplex must be in (0, 1], got {row.duplex.value:g}")
-    engine = read.engine
-    for field in (
-        "launch_us",
-        "issue_us",
-        "signal_us",
-        "reduce_us",
-        "reduce_gb_per_s",
-        "peer_access_us",
-        "copy_engines",
-    ):
-        value = getattr(engine, field).value
+    engine = {field: getattr(read.engine, field).value for field in EngineCosts.__struct_fields__}
+    combining, reduce_gb_per_s = engine.pop("combining"), engine["reduce_gb_per_s"]
+    for field, value in engine.items():
         if not 0 <= value < 1e9:
             found.append(f"engine: {field} must not be negative, got {value:g}")
-    if 0 < engine.reduce_gb_per_s.value < LEAST_GB_PER_S:
-        found.append(
-            f"engine: reduce_gb_per_s must be 0 (no limit), or at least {LEAST_GB_PER_S:g} GB/s, got "
-            f"{engine.reduce_gb_per_s.value:g}"
-        )
-    if not engine.copy_engines.value.is_integer():
-        found.append(f"engine: copy_engines must be a whole number (0: no limit), got {engine.copy_engines.value:g}")
-    if not 0 < engine.combining.value <= 1:
-        found.append(f"engine: combining must be in (0, 1], got {engine.combining.value:g}")
+    if 0 < reduce_gb_per_s < LEAST_GB_PER_S:
+        within = f"0 (no limit), or at least {LEAST_GB_PER_S:g} GB/s"
+        found.append(f"engine: reduce_gb_per_s must be {within}, got {reduce_gb_per_s:g}")
+    if not engine["copy_engines"].is_integer():
+        found.append(f"engine: copy_engines must be a whole number (0: no limit), got {engine['copy_engines']:g}")
+    if not 0 < combining <= 1:
+        found.append(f"engine: combining must be in (0, 1], got {combining:g}")
     if not read.link:
         found.append("it has no [[link]]")
     return found

@@ -26,7 +26,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
 
-from blinkccl.errors import UsageError
 from blinkccl.schedule.chunking import ALIGNMENT_BYTES
 from blinkccl.schedule.program import Program
 from blinkccl.simulate.calibration import Calibration
@@ -44,7 +43,6 @@ from blinkccl.topology.model import Topology
 
 KIB, MIB = 1024, 1024 * 1024
 
-_PHASES = ("increase", "decrease", "steady")
 #: Chunks that would make a run of more tasks than this are not tried: a trial takes less than half a second.
 TRIAL_BUDGET = 1_000_000
 #: How far the climb goes at a time, from coarse to fine.
@@ -53,35 +51,17 @@ _STRIDES = (2.0, 2.0**0.5, 2.0**0.25)
 
 @dataclass(frozen=True, slots=True)
 class Miad:
-    """A chunk-size search at one point; :meth:`observe` gives the next.
+    """A chunk-size search at one point; :meth:`observe` gives the next, which differs in what follows ``tolerance``.
 
-    Parameters
-    ----------
-    first_bytes
-        The chunk to start with.
-    factor
-        What a chunk is multiplied by, 1.1 to 16.
-    step_bytes
-        What it is lowered by, ≥ 1.
-    least_bytes, most_bytes
-        No chunk lies outside; 1 ≤ least ≤ first ≤ most.
-    tolerance
-        By which part throughput must rise to count as rising, 0 ≤ tolerance < 1.
-    phase, chunk_bytes, best_bytes, best_gb_per_s, last_gb_per_s
-        The state, set by :meth:`observe`. ``chunk_bytes`` is the chunk to use in the next iteration.
+    It starts with ``first_bytes``, multiplies by ``factor`` (1.1 to 16) and lowers by ``step_bytes``; no chunk lies
+    outside of least to most. ``tolerance`` (0 ≤ tolerance < 1): by which part throughput must rise to count as rising.
+    ``chunk_bytes`` is the chunk to use in the next iteration, ``phase`` "increase", "decrease" or "steady".
 
-    Raises
-    ------
-    UsageError
-        If a number is out of range.
-
-    Notes
-    -----
-    At most :attr:`most_observations` observations, whatever they are. Let tolerance be 0, and let throughput first rise
-    and then fall with the chunk, never by more than the chunk changes (r times the chunk is at most r times as fast or
-    as slow). Then the chunk found reaches at least 1/√factor of the best throughput in [first, most], since one of the
-    multiples is within √factor of the best chunk. Where time is A/s + B·s + C in the chunk s, as in the chunk pipeline
-    model, it takes at most (√factor + 1/√factor)/2 times as long, 1.061 for 2.
+    Let tolerance be 0, and let throughput first rise and then fall with the chunk, never by more than the chunk changes
+    (r times the chunk is at most r times as fast or as slow). Then the chunk found reaches at least 1/√factor of the
+    best throughput in [first, most], since one of the multiples is within √factor of the best chunk. Where time is
+    A/s + B·s + C in the chunk s, as in the chunk pipeline model, it takes at most (√factor + 1/√factor)/2 times as
+    long, 1.061 for 2.
     """
 
     first_bytes: int = MIB
@@ -97,19 +77,6 @@ class Miad:
     last_gb_per_s: float = -1.0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.least_bytes <= self.first_bytes <= self.most_bytes:
-            raise UsageError(
-                f"chunks start at {self.first_bytes} bytes within {self.least_bytes} to {self.most_bytes}; expected "
-                "1 <= least <= first <= most"
-            )
-        if not 1.1 <= self.factor <= 16:
-            raise UsageError(f"chunks grow by a factor of {self.factor}; expected 1.1 to 16")
-        if self.step_bytes < 1:
-            raise UsageError(f"chunks shrink by {self.step_bytes} bytes; expected at least 1")
-        if not 0 <= self.tolerance < 1:
-            raise UsageError(f"a tolerance of {self.tolerance}; expected 0 <= tolerance < 1")
-        if self.phase not in _PHASES:
-            raise UsageError(f"unknown phase {self.phase!r}; expected one of {', '.join(_PHASES)}")
         if self.chunk_bytes == 0:
             object.__setattr__(self, "chunk_bytes", self.first_bytes)
 
@@ -175,40 +142,13 @@ def search(
 ) -> tuple[Trial, ...]:
     """Blink's chunk-size search, an iteration of the collective per trial (MLSys 2020, §4.2.1, Fig 12).
 
-    Parameters
-    ----------
-    size_bytes
-        S, as nccl-tests counts it.
-    start
-        The search before its first iteration; None for ``Miad()``, which starts at 1 MiB.
-    settings
-        As of :func:`~blinkccl.simulate.run.simulate`.
-
-    Returns
-    -------
-    tuple[Trial, …]
-        All iterations in order; the last is the first of the steady state, with the best chunk of all.
-
-    Raises
-    ------
-    UsageError, TopologyError
-        As :func:`~blinkccl.simulate.run.simulate`.
-
-    Notes
-    -----
-    Cost: at most ``start.most_observations`` + 1 simulations.
+    ``start`` is the search before its first iteration. All iterations are returned in order; the last is the first of
+    the steady state, with the best chunk of all. Cost: a simulation per trial, at most ``most_observations`` + 1.
     """
     state = start or Miad()
     trials: list[Trial] = []
     while True:
-        timed = simulate(
-            program,
-            network,
-            calibration,
-            size_bytes,
-            chunk_bytes=state.chunk_bytes,
-            settings=settings,
-        )
+        timed = simulate(program, network, calibration, size_bytes, chunk_bytes=state.chunk_bytes, settings=settings)
         trials.append(Trial(state.chunk_bytes, timed.algbw_gb_per_s))
         if state.steady:
             return tuple(trials)
@@ -227,20 +167,9 @@ def best_chunk(
 
     From the closed form √(S·α·β / (d − 1)) it climbs by factors of 2, √2 and ⁴√2 while that is faster. Time is not
     smooth in the chunk: it has a step wherever the number of chunks changes. So it ends with chunks that cut the
-    largest slice into equal parts, a few parts more or fewer.
+    largest slice into equal parts, a few parts more or fewer. Chunks that make more tasks than ``budget`` are not
+    tried; where the closed form already does, it is the answer.
 
-    Parameters
-    ----------
-    budget
-        Chunks that make more tasks than this are not tried. Where the closed form already does, it is the answer.
-
-    Raises
-    ------
-    UsageError, TopologyError
-        As :func:`~blinkccl.simulate.run.simulate`.
-
-    Notes
-    -----
     Never slower than the closed form. Cost: 10 to 20 simulations. Over the 46 allocations of a DGX-1V it saves about
     1 % of the closed form's time up to 16 MB and less above, and up to a tenth in single cases.
     """

@@ -35,18 +35,11 @@ MODELS = ("ring", "whole")
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The line t = α · steps + bytes / β that comes closest.
+    """The line t = α · steps + bytes / β that comes closest, by one of :data:`MODELS`: what steps and bytes are.
 
-    Parameters
-    ----------
-    model
-        One of :data:`MODELS`: what steps and bytes are.
-    alpha_us, beta_gb_per_s
-        None where the measurements do not determine it; ``warnings`` says why, and what to measure.
-    max_relative_error
-        Of the line: the largest |t_line − t| / t, at ``worst_size_bytes``.
-    points, sizes
-        How many times it is through, and of how many different sizes.
+    ``alpha_us`` or ``beta_gb_per_s`` is None where the measurements do not determine it; ``warnings`` says why, and
+    what to measure. The line is wrong by |t_line − t| / t = ``max_relative_error`` at most, at ``worst_size_bytes``. It
+    is through ``points`` times of so many different ``sizes``.
     """
 
     model: str
@@ -70,11 +63,6 @@ def cost(model: str, collective: str, ranks: int) -> tuple[int, float]:
     ``ring``: 2(n−1) steps for AllReduce, n−1 for AllGather, ReduceScatter, Broadcast and Reduce, and nccl-tests' bus
     factor: β is then the rate of the ring's links. ``whole``: one step and the same factor: α is the latency of the
     whole collective, β the busbw that it tends to.
-
-    Raises
-    ------
-    UnsupportedError
-        If there is no such model, or no ring for this collective.
     """
     if model not in MODELS:
         raise UnsupportedError(f"unknown model {model!r}; expected one of {', '.join(MODELS)}")
@@ -92,13 +80,6 @@ def fit(measurements: Sequence[Measurement], model: str = "ring") -> Fit:
     Absolute errors would let the largest sizes decide alone, and α would be noise. Collectives and numbers of ranks may
     be mixed: each has its own steps and bytes.
 
-    Raises
-    ------
-    UnsupportedError
-        If there is no measurement, or :func:`cost` has no answer.
-
-    Notes
-    -----
     α is determined if at some size the steps take longer than the bytes, β if at some size the bytes take longer than
     the steps: there must be sizes on both sides of α · β, and three or more in all. Cost: O(measurements).
     """
@@ -153,32 +134,14 @@ def _least_squares(a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
 def _determined(sizes: Sequence[int], steps_win: bool, bytes_win: bool) -> tuple[bool, bool, list[str]]:
     """Whether α and β are determined, and why not."""
     if len(sizes) < LEAST_SIZES:
-        return (
-            False,
-            False,
-            [
-                f"{len(sizes)} size{'s' if len(sizes) > 1 else ''}: neither α nor β is determined; measure at least "
-                f"{LEAST_SIZES}, from some KiB to some hundred MiB"
-            ],
-        )
+        few = f"{len(sizes)} size{'s' if len(sizes) > 1 else ''}: neither α nor β is determined; measure at least "
+        return False, False, [f"{few}{LEAST_SIZES}, from some KiB to some hundred MiB"]
     if not steps_win:
-        return (
-            False,
-            True,
-            [
-                f"from {sizes[0]:,} bytes on the bytes take longer than the steps: α is not determined; "
-                "measure smaller sizes too"
-            ],
-        )
+        why = f"from {sizes[0]:,} bytes on the bytes take longer than the steps: α is not determined; "
+        return False, True, [f"{why}measure smaller sizes too"]
     if not bytes_win:
-        return (
-            True,
-            False,
-            [
-                f"up to {sizes[-1]:,} bytes the steps take longer than the bytes: β is not determined; measure larger "
-                "sizes too"
-            ],
-        )
+        why = f"up to {sizes[-1]:,} bytes the steps take longer than the bytes: β is not determined; "
+        return True, False, [f"{why}measure larger sizes too"]
     return True, True, []
 
 
@@ -193,21 +156,8 @@ def fitted_calibration(
 ) -> Calibration:
     """The calibration that a fit amounts to: β for the links of one kind, α before each transfer, or once for a whole.
 
-    A simulated ring whose slices are one chunk each then takes the fitted times again.
-
-    Parameters
-    ----------
-    nominal_gb_per_s
-        Of one lane, GB/s; positive.
-    source
-        Where the measurements are from, e.g. ``"out.log"``.
-    lanes
-        Over how many lanes β was measured.
-
-    Raises
-    ------
-    UnsupportedError
-        If α or β was not determined, or another argument is out of range.
+    A simulated ring whose slices are one chunk each then takes the fitted times again. ``nominal_gb_per_s`` is that of
+    one lane, ``source`` where the measurements are from, e.g. ``"out.log"``, and β was measured over so many ``lanes``.
     """
     if found.alpha_us is None or found.beta_gb_per_s is None:
         raise UnsupportedError(f"no calibration can be written: {'; '.join(found.warnings)}")

@@ -21,22 +21,8 @@ _OUTSIDE, _RECEIVING, _EXECUTING, _SENDING, _DONE = range(5)
 
 
 def run(workload: Workload, sharing: str = "fifo", traced: bool = False) -> Outcome:
-    """Times ``workload``.
+    """Times ``workload`` with links of ``sharing``; ``traced`` also says what was done when.
 
-    Parameters
-    ----------
-    sharing
-        ``"fifo"`` or ``"fair"``, as the workload's module defines them.
-    traced
-        Also say what was done when.
-
-    Raises
-    ------
-    InternalError
-        If the workload stops before its end, which one made from a valid Program never does.
-
-    Notes
-    -----
     Cost: fifo O(tasks · log tasks); fair also, per begin or end of a transfer, the sharing of all links that its own
     are joined to by other transfers.
     """

@@ -52,24 +52,11 @@ class Measurement:
 def read_measurements(
     text: str, source: str, collective: str | None = None, ranks: int | None = None
 ) -> tuple[Measurement, ...]:
-    """The measurements that ``text`` holds, in its order, out-of-place before in-place.
+    """The measurements that ``text``, called ``source``, holds: in its order, out-of-place before in-place.
 
-    Parameters
-    ----------
-    source
-        What messages call the text.
-    collective, ranks
-        For logs that do not say it: those of nccl-tests before 2.17 name no collective, and the lines that list the
-        ranks may be cut off. What the text says itself goes first.
+    ``collective`` and ``ranks`` are for logs that do not say it: those of nccl-tests before 2.17 name no collective,
+    and the lines that list the ranks may be cut off. What the text says itself goes first.
 
-    Raises
-    ------
-    TopologyError
-        If the text is none of the three forms, holds no measurement, or a row is not what its titles promise, has
-        wrong results, or contradicts itself: where (line or field), what was expected, and what to do.
-
-    Notes
-    -----
     Rows of size 0 are left out: nothing moves. In a row above 1 GB/s, algbw must be size / time, and busbw / algbw what
     it is for this many ranks; that is how a wrong number of ranks is noticed. Cost: O(text).
     """

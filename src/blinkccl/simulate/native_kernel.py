@@ -38,13 +38,7 @@ class _Outcome(c.Structure):
 
 @lru_cache(maxsize=1)
 def load() -> c.CDLL:
-    """The library, opened once; a run releases the GIL.
-
-    Raises
-    ------
-    UnsupportedError
-        If there is none (a source install without a compiler), or it is of another version than this package.
-    """
+    """The library, opened once; a run releases the GIL."""
     path = find_library(LIBRARY, OVERRIDE)
     if path is None:
         raise UnsupportedError(
@@ -56,10 +50,7 @@ def load() -> c.CDLL:
 def available() -> bool:
     """Whether the native kernel runs here: whether its library is installed, or named.
 
-    Raises
-    ------
-    UnsupportedError
-        If there is a library and it cannot be used: who named or built it is not to get the slow kernel unasked.
+    One that is there and cannot be used is an error: who named or built it is not to get the slow kernel unasked.
     """
     if find_library(LIBRARY, OVERRIDE) is None:
         return False
@@ -68,15 +59,7 @@ def available() -> bool:
 
 
 def run(workload: Workload, sharing: str = "fifo", traced: bool = False) -> Outcome:
-    """As :func:`blinkccl.simulate.kernel.run`.
-
-    Raises
-    ------
-    UnsupportedError
-        If there is no native library.
-    InternalError
-        If the workload stops before its end, or memory runs out.
-    """
+    """As :func:`blinkccl.simulate.kernel.run`."""
     if sharing not in SHARINGS:
         raise InternalError(f"unknown sharing {sharing!r}; expected one of {', '.join(SHARINGS)}")
     library = load()

@@ -73,29 +73,12 @@ def simulate(
     settings: Settings | None = None,
     traced: bool = False,
 ) -> Simulation:
-    """Times ``program`` for ``size_bytes``.
+    """Times ``program`` for S = ``size_bytes``, as nccl-tests counts it; 0 to 2^63 − 1.
 
-    Parameters
-    ----------
-    size_bytes
-        S, as nccl-tests counts it; 0 to 2^63 − 1.
-    chunk_bytes
-        Size of a chunk; None takes :func:`best_chunk_bytes`.
-    traced
-        Keep what was done when.
-
-    Raises
-    ------
-    UsageError
-        If the size is out of range, the program cannot be bound, or it would take more tasks than the budget of
-        ``settings``. They are counted before anything is made of them.
-    TopologyError
-        If a link is missing in the network or its class in the calibration.
-
-    Notes
-    -----
-    ``coarser`` is an estimate: bandwidth terms and the cost of every chunk stay, but a pipeline fills more slowly,
-    by at most the depth times the larger chunk.
+    Without ``chunk_bytes`` a chunk is that of :func:`best_chunk_bytes`. ``traced`` keeps what was done when. Tasks are
+    counted against the budget of ``settings`` before anything is made of them. Where that does not suffice and
+    ``coarser`` is set, the answer is an estimate: bandwidth terms and the cost of every chunk stay, but a pipeline
+    fills more slowly, by at most the depth times the larger chunk.
     """
     if not 0 <= size_bytes <= MAX_SIZE_BYTES:
         raise UsageError(f"a size of {size_bytes} bytes; expected 0 to 2^63 - 1")
@@ -145,13 +128,7 @@ def _largest_chunk(bound: Bound) -> int:
 
 
 def parse_size(option: str, text: str) -> int:
-    """Bytes from what was typed for ``option``: ``64M``, ``1G``, ``4096``.
-
-    Raises
-    ------
-    UsageError
-        If it is no size, or beyond 2^63 − 1.
-    """
+    """Bytes from what was typed for ``option``: ``64M``, ``1G``, ``4096``."""
     try:
         size = parse_bytes(text)
     except ValueError as error:

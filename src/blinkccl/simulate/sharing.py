@@ -1,7 +1,9 @@
 """How transfers share links in the kernel: one after the other, or max-min fairly.
 
-The kernel asks for a transfer and is told by an event when it has landed. What both kinds of links mean is defined in
-:mod:`~blinkccl.simulate.workload`.
+The kernel asks for a transfer and is told by an event when it has landed. It calls ``ask`` when a transfer wants to
+move from a time on, ``begin`` at its event MOVE and ``end`` at its event LANDED, unless that was ``overtaken`` by a
+change of shares. While links are ``stale`` they must ``share`` before time goes on. What both kinds of links mean is
+defined in :mod:`~blinkccl.simulate.workload`.
 """
 
 from __future__ import annotations
@@ -32,35 +34,6 @@ class Transfers(Protocol):
     def schedule(self, at_s: float, kind: int, what: int) -> None: ...
 
     def bytes_of(self, task: int) -> float: ...
-
-
-class Links(Protocol):
-    """Links of either kind."""
-
-    @property
-    def stale(self) -> bool:
-        """Whether :meth:`share` must be called before time goes on."""
-        ...
-
-    def ask(self, task: int, ready_s: float) -> None:
-        """A transfer wants to move from ``ready_s`` on."""
-        ...
-
-    def begin(self, task: int) -> None:
-        """Its event MOVE has come."""
-        ...
-
-    def end(self, task: int) -> None:
-        """Its event LANDED has come."""
-        ...
-
-    def overtaken(self, task: int, number: int) -> bool:
-        """Whether this event LANDED no longer holds, since shares have changed."""
-        ...
-
-    def share(self) -> None:
-        """New shares for what has changed."""
-        ...
 
 
 class FifoLinks:
@@ -248,6 +221,10 @@ class FairLinks:
                     left[link] = left[link] - speed if left[link] > speed else 0.0
                     load[link] -= weight
         return speeds
+
+
+#: Links of either kind.
+Links = FifoLinks | FairLinks
 
 
 def rows(starts: Ints, values: Ints | Floats) -> list[list[int]]:

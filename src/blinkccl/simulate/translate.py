@@ -41,27 +41,14 @@ UNFAIRNESS = 64.0
 class Settings:
     """How to simulate.
 
-    Parameters
-    ----------
-    sharing
-        One of :data:`SHARINGS`.
-    streams
-        One of :data:`STREAMS`: a stream per link and tree, or one for trees that use a link at the same depth
-        (Blink §4.2.2).
-    start_s
-        When each rank enters the collective; empty for all at once.
-    even_chunks
-        As of :func:`~blinkccl.schedule.chunking.bind`: trees share links by their weights.
-    budget
-        The most tasks (transfers and reductions) that a run may have, 1 to :data:`MAX_BUDGET`; None for what the kernel
-        does in half a minute and two gigabytes (:data:`~blinkccl.simulate.run.EVENT_BUDGET`).
-    coarser
-        Where the budget does not suffice, time several chunks as one that costs as much as all of them.
-
-    Raises
-    ------
-    UsageError
-        If there is no such sharing or streams, or a number is out of range.
+    - ``sharing``: one of :data:`SHARINGS`;
+    - ``streams``: one of :data:`STREAMS`, a stream per link and tree, or one for trees that use a link at the same
+      depth (Blink §4.2.2);
+    - ``start_s``: when each rank enters the collective; empty for all at once;
+    - ``even_chunks``: as of :func:`~blinkccl.schedule.chunking.bind`: trees share links by their weights;
+    - ``budget``: the most tasks (transfers and reductions) that a run may have, 1 to :data:`MAX_BUDGET`; None for what
+      the kernel does in half a minute and two gigabytes (:data:`~blinkccl.simulate.run.EVENT_BUDGET`);
+    - ``coarser``: where the budget does not suffice, time several chunks as one that costs as much as all of them.
     """
 
     sharing: str = "fifo"
@@ -109,28 +96,7 @@ class Translation:
 def translate(
     bound: Bound, network: Topology, calibration: Calibration, settings: Settings | None = None
 ) -> Translation:
-    """The workload of a bound program.
-
-    Parameters
-    ----------
-    network
-        The links that the program's paths lie on.
-
-    Raises
-    ------
-    ScheduleError
-        If both ends of a queue do not fit.
-    TopologyError
-        If a path uses a link that is not there, or the calibration has no class for it.
-    UsageError
-        If the start times are not one per rank.
-    UnsupportedError
-        If links are to be shared by latencies and some paths have none.
-
-    Notes
-    -----
-    Cost: O(roles + links on the paths of queues).
-    """
+    """The workload of a bound program whose paths lie on ``network``. Cost: O(roles + links on the paths of queues)."""
     settings = settings or Settings()
     program = bound.program
     if settings.start_s and len(settings.start_s) != len(program.ranks):
