@@ -142,8 +142,8 @@ def measured(ranks: int, peers: Sequence[tuple[str, str | None]], rounds: int, l
     """Run all cases of ``ranks`` ranks."""
     settings = BenchSettings(rounds=rounds, warmup=2, block_s=0.5)
     base = Collective("allreduce", ranks)
-    with spawned(base, settings, peers, note) as run:
-        own, *others = run.interleaved.participants
+    with spawned(base, settings, peers, note) as (interleaved, _):
+        own, *others = interleaved.participants
         participants = [own, Participant(SHARED, "", InSharedMemory(own.runs)), *others]
         for name, size in cases(GOALS, ranks):
             if parse_bytes(size) > largest:
@@ -154,9 +154,7 @@ def measured(ranks: int, peers: Sequence[tuple[str, str | None]], rounds: int, l
             runs = iterations(parse_bytes(size))
             for participant in participants:
                 participant.last = None  # Another collective has other times.
-            made = Interleaved(
-                collective, replace(settings, iterations=runs), participants, run.interleaved.probe, note
-            )
+            made = Interleaved(collective, replace(settings, iterations=runs), participants, interleaved.probe, note)
             series, floors = made.measure(Work(collective, count, iterations=runs, warmup=2))
             yield found((name, ranks, size), participants, series, floors)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -29,20 +28,12 @@ OP_OF = {shown: name for name, shown in OP_NAMES.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
-    """Where a rank runs: ``number`` is a vertex of the topology, or its place on this host."""
-
-    pid: int
-    number: int
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
 class About:
     """A run's circumstances.
 
     ``notes`` are lines of the header that say what the times are of; ``more`` and ``more_config`` what the JSON adds to
-    nccl-tests' fields and to its ``config``. There are columns of %bound if ``bound`` says so.
+    nccl-tests' fields and to its ``config``. There are columns of %bound if ``bound`` says so. ``devices`` are by rank
+    a process id, a vertex of the topology or a place on this host, and a name.
     """
 
     collective: Collective
@@ -51,7 +42,7 @@ class About:
     algorithm: str
     n_threads: int
     n_gpus: int
-    devices: Sequence[Device]
+    devices: Sequence[tuple[int, int, str]]
     notes: Sequence[str]
     more: dict[str, Any]
     more_config: dict[str, Any]
@@ -78,7 +69,7 @@ def of_plan(planned: PlannedRanks, settings: BenchSettings) -> About:
     forest = planned.forest
     topology = forest.topology
     devices = [
-        Device(os.getpid(), vertex, f"memory for {topology.vertex[vertex].label} of {topology.name}")
+        (os.getpid(), vertex, f"memory for {topology.vertex[vertex].label} of {topology.name}")
         for vertex in forest.ranks
     ]
     notes = [
@@ -141,14 +132,9 @@ def of_host(
         "auto",
         1,
         1 if launcher else ranks,
-        [Device(pid, rank, "process of this host") for rank, pid in enumerate(pids)],
+        [(pid, rank, "process of this host") for rank, pid in enumerate(pids)],
         notes,
         {"ranks": list(range(ranks)), "launcher": launcher, "probe": probe, "peers": peers},
         {"rounds": settings.rounds, "average": settings.across, "shared": settings.shared},
         baseline is not None,
     )
-
-
-def host_name() -> str:
-    """This host."""
-    return socket.gethostname()

@@ -12,8 +12,6 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 
@@ -82,7 +80,7 @@ class MemoryBaseline:
         return "near" if self.round_trip_s < FAR_S else "far"
 
 
-class Probe:
+class Probe(RunningCandidate):
     """The probe's processes, one per core that ``world_size`` ranks can use."""
 
     def __init__(self, world_size: int) -> None:
@@ -92,7 +90,7 @@ class Probe:
         def processes(path: Path, room: Path) -> Sequence[Process]:
             return [Process([str(program), str(path), str(self._size)])]
 
-        self._candidate = RunningCandidate(CandidateLaunch("probe", self._size, processes, library="memory probe"))
+        super().__init__(CandidateLaunch("probe", self._size, processes, library="memory probe"))
 
     def rate(self, working_bytes: int) -> float:
         """Bytes per second that all cores read and write together, on ``working_bytes`` of buffers in all."""
@@ -107,7 +105,7 @@ class Probe:
         trip = None
         if self._size > 1:
             command = Command(Kind.RUN, "probe_round_trip", count=_ROUND_TRIPS, iterations=20)
-            found = self._candidate.run([command] * self._size).seconds
+            found = self.run([command] * self._size).seconds
             trip = float(np.min(found.max(axis=0))) / _ROUND_TRIPS
         return MemoryBaseline(self.rate(working_bytes), trip)
 
@@ -125,16 +123,4 @@ class Probe:
             period=1024,
             fill=_ONES,
         )
-        return float(np.median(self._candidate.run([command] * self._size).seconds.max(axis=0)))
-
-    def close(self) -> None:
-        """End the probe's processes."""
-        self._candidate.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        return float(np.median(self.run([command] * self._size).seconds.max(axis=0)))

@@ -11,7 +11,6 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -60,18 +59,10 @@ _VERSION = re.compile(r"\d+\.\d+(\.\d+)*")
 Note = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Benchmark:
-    """Everything that a benchmark needs, running."""
-
-    interleaved: Interleaved
-    about: About
-
-
 @contextmanager
 def spawned(
     collective: Collective, settings: BenchSettings, peers: Sequence[tuple[str, str | None]], note: Note
-) -> Iterator[Benchmark]:
+) -> Iterator[tuple[Interleaved, About]]:
     """Ranks of our own on this host, beside ``peers`` (:func:`blinkccl.bench.peers.registry.parse`)."""
     load()  # Refused here, it is said once and not by every rank.
     ranks = collective.world_size
@@ -85,7 +76,7 @@ def spawned(
                 participants.append(participant)
                 said[participant.name] = library
         probe, baseline = _probe(ranks, stack)
-        yield Benchmark(
+        yield (
             Interleaved(collective, settings, participants, probe, note),
             of_host(collective, settings, own.pids, None, baseline, said),
         )
@@ -94,11 +85,11 @@ def spawned(
 @contextmanager
 def led(
     collective: Collective, settings: BenchSettings, own: Runs, pids: Sequence[int], launcher: str, note: Note
-) -> Iterator[Benchmark]:
+) -> Iterator[tuple[Interleaved, About]]:
     """Ranks that ``launcher`` started, led by this one."""
     with ExitStack() as stack:
         probe, baseline = _probe(collective.world_size, stack)
-        yield Benchmark(
+        yield (
             Interleaved(collective, settings, [Participant("", "", own)], probe, note),
             of_host(collective, settings, pids, launcher, baseline, {}),
         )

@@ -16,7 +16,7 @@ from blinkccl.bench.bound import Probe, least_traffic
 from blinkccl.bench.candidate import Measured
 from blinkccl.bench.pattern import Work, commands
 from blinkccl.bench.protocol import MAX_ITERATIONS, Command
-from blinkccl.bench.rows import PeerTiming, Series, SizeRow, across_ranks, paired, timing
+from blinkccl.bench.rows import Series, SizeRow, SizeTiming, across_ranks, paired, timing
 from blinkccl.bench.sizes import block_count, check_range
 from blinkccl.collectives.ops import element_type, operation
 from blinkccl.collectives.spec import Collective
@@ -199,14 +199,13 @@ class Interleaved:
             own = series[0]
             assert own is not None
             ours.append(timing(self.collective, size, own, floors, self.settings.percentiles))
-        names = list(dict.fromkeys(participant.name for participant in self.participants[1:]))
         peers = []
-        for name in names:
-            best = [self._best(name, series, size) for series, _ in found]
-            peers.append((name, best[0], best[1] if len(best) > 1 else None))
+        for name in dict.fromkeys(participant.name for participant in self.participants[1:]):
+            out, into = [*(self._best(name, series, size) for series, _ in found), None][:2]
+            peers.append((name, out, into))
         return SizeRow(size, count, ours[0], ours[1] if len(ours) > 1 else None, tuple(peers))
 
-    def _best(self, name: str, series: Sequence[Series | None], size: int) -> PeerTiming | None:
+    def _best(self, name: str, series: Sequence[Series | None], size: int) -> SizeTiming | None:
         """The fastest variant of the peer ``name``, beside ourselves in the same rounds."""
         own = series[0]
         assert own is not None
@@ -218,8 +217,5 @@ class Interleaved:
         if not complete:
             return None
         participant, found = min(complete, key=lambda pair: pair[1].median_s())
-        return PeerTiming(
-            participant.variant,
-            timing(self.collective, size, found, None, self.settings.percentiles),
-            paired(found.medians_s(), own.medians_s()),
-        )
+        theirs = timing(self.collective, size, found, None, self.settings.percentiles)
+        return replace(theirs, variant=participant.variant, ratio=paired(found.medians_s(), own.medians_s()))

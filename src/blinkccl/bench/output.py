@@ -8,13 +8,14 @@ nccl-tests' output reads ours. The JSON is that of its ``-J`` file, version 3, a
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
 
-from blinkccl.bench.about import About, host_name
-from blinkccl.bench.rows import PERCENTILES, PeerTiming, SizeRow, SizeTiming, average_busbw, failed
+from blinkccl.bench.about import About
+from blinkccl.bench.rows import PERCENTILES, SizeRow, SizeTiming, average_busbw, failed
 from blinkccl.bench.sizes import Sweep
 from blinkccl.schema import SCHEMA_VERSION
 
@@ -40,11 +41,10 @@ def header(about: About, sweep: Sweep) -> str:
         "#",
         "# Using devices",
     ]
-    host = host_name()[:10]
-    for rank, device in enumerate(about.devices):
+    host = socket.gethostname()[:10]
+    for rank, (pid, number, name) in enumerate(about.devices):
         lines.append(
-            f"#  Rank {rank:2d} Group {0:2d} Pid {device.pid:6d} on {host:>10} device {device.number:2d} "
-            f"[0000:00:00] {device.name}"
+            f"#  Rank {rank:2d} Group {0:2d} Pid {pid:6d} on {host:>10} device {number:2d} [0000:00:00] {name}"
         )
     lines += ["#", *(f"# {note}" for note in about.notes), "#"]
     return "\n".join(lines) + "\n" + titles(about)
@@ -86,17 +86,14 @@ def line(about: About, row: SizeRow) -> str:
     return "\n".join([text, *(_peer_line(about, *peer) for peer in row.peers)]) + "\n"
 
 
-def _peer_line(about: About, name: str, out: PeerTiming | None, into: PeerTiming | None) -> str:
+def _peer_line(about: About, name: str, out: SizeTiming | None, into: SizeTiming | None) -> str:
     chosen = " | ".join(dict.fromkeys(found.variant for found in (out, into) if found is not None and found.variant))
     label = f"#   {name}{f' ({chosen})' if chosen else ''}"
     if len(label) > _PREAMBLE_WIDTH:
         label = label[: _PREAMBLE_WIDTH - 1] + "…"
-    cells = [_cells(None if found is None else found.timing) for found in (out, into)]
     ratios = [f"{'N/A' if found is None else f'{found.ratio:.2f}x':>6}" for found in (out, into)]
-    text = f"{label:<{_PREAMBLE_WIDTH}}  {'  '.join(cells)}  {'  '.join(ratios)}"
-    if about.settings.percentiles:
-        text += "".join(_percentiles(None if found is None else found.timing) for found in (out, into))
-    return text
+    text = f"{label:<{_PREAMBLE_WIDTH}}  {_cells(out)}  {_cells(into)}  {'  '.join(ratios)}"
+    return text + (_percentiles(out) + _percentiles(into) if about.settings.percentiles else "")
 
 
 def footer(about: About, rows: Sequence[SizeRow]) -> str:
@@ -177,17 +174,10 @@ def _stamp(moment: datetime) -> str:
 
 
 def _config_document(about: About, sweep: Sweep) -> dict[str, Any]:
-    host = host_name()
+    host = socket.gethostname()
     devices = [
-        {
-            "rank": rank,
-            "group": 0,
-            "pid": device.pid,
-            "hostname": host,
-            "device": device.number,
-            "device_name": device.name,
-        }
-        for rank, device in enumerate(about.devices)
+        {"rank": rank, "group": 0, "pid": pid, "hostname": host, "device": number, "device_name": name}
+        for rank, (pid, number, name) in enumerate(about.devices)
     ]
     return {
         "collective": about.collective.name,
@@ -220,15 +210,10 @@ def _result_document(about: About, row: SizeRow) -> dict[str, Any]:
     }
     if row.peers:
         found["peers"] = [
-            {"name": name, "out_of_place": _peer_document(out), "in_place": _peer_document(into)}
+            {"name": name, "out_of_place": _timing_document(out), "in_place": _timing_document(into)}
             for name, out, into in row.peers
         ]
     return found
-
-
-def _peer_document(found: PeerTiming | None) -> dict[str, Any] | None:
-    timing = None if found is None else _timing_document(found.timing)
-    return None if found is None or timing is None else {**timing, "variant": found.variant, "ratio": found.ratio}
 
 
 def _timing_document(timing: SizeTiming | None) -> dict[str, Any] | None:
@@ -246,4 +231,6 @@ def _timing_document(timing: SizeTiming | None) -> dict[str, Any] | None:
         found["percentiles"] = {
             f"p{q}": seconds * 1e6 for q, seconds in zip(PERCENTILES, timing.percentiles, strict=True)
         }
+    if timing.ratio is not None:
+        found |= {"variant": timing.variant, "ratio": timing.ratio}
     return found

@@ -25,7 +25,8 @@ class SizeTiming:
     """Mean time of one run, and elements that were wrong over all ranks and checked runs; None where not checked.
 
     ``bound_percent`` is the time that memory alone would take, in percent of ours (:mod:`blinkccl.bench.bound`);
-    ``percentiles`` are seconds, by :data:`PERCENTILES`. Both are None where they were not measured.
+    ``percentiles`` are seconds, by :data:`PERCENTILES`. Both are None where they were not measured. Of a peer,
+    ``variant`` is its fastest and ``ratio`` how many times as long as ours it took in the same run, paired by round.
     """
 
     seconds: float
@@ -34,15 +35,8 @@ class SizeTiming:
     wrong: int | None
     bound_percent: float | None = None
     percentiles: tuple[float, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PeerTiming:
-    """A peer's time in the same run; ``ratio`` is how many times as long as ours it took, paired by round."""
-
-    variant: str
-    timing: SizeTiming
-    ratio: float
+    variant: str = ""
+    ratio: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +51,7 @@ class SizeRow:
     count: int
     out_of_place: SizeTiming
     in_place: SizeTiming | None
-    peers: tuple[tuple[str, PeerTiming | None, PeerTiming | None], ...] = ()
+    peers: tuple[tuple[str, SizeTiming | None, SizeTiming | None], ...] = ()
 
 
 @dataclass(slots=True)
@@ -145,11 +139,8 @@ def lines(rows: Sequence[SizeRow]) -> dict[str, list[tuple[int, float]]]:
     """
     found: dict[str, list[tuple[int, float]]] = {"blink": []}
     for row in rows:
-        measured = [("blink", row.in_place or row.out_of_place)]
-        for name, out, into in row.peers:
-            chosen = out if row.in_place is None else into
-            measured += [] if chosen is None else [(name, chosen.timing)]
-        for name, timing in measured:
-            points = found.setdefault(name, [])
-            points += [(row.size, timing.seconds * 1e6)] if row.size > 0 and timing.seconds > 0 else []
+        for name, out, into in (("blink", row.out_of_place, row.in_place), *row.peers):
+            timing = out if row.in_place is None else into
+            if timing is not None and row.size > 0 and timing.seconds > 0:
+                found.setdefault(name, []).append((row.size, timing.seconds * 1e6))
     return found

@@ -30,13 +30,10 @@ def serve(peer: socket.socket, library: Library, rank: int, size: int) -> None:
 
 def _receive(peer: socket.socket, size: int) -> bytes:
     """Exactly ``size`` bytes. Waits without a deadline: an idle rank sleeps until it is asked or left alone."""
-    data = bytearray()
-    while len(data) < size:
-        part = peer.recv(size - len(data))
-        if not part:
-            raise CommunicationError("the coordinator of the benchmark is gone")
-        data += part
-    return bytes(data)
+    data = peer.recv(size, socket.MSG_WAITALL)
+    if len(data) < size:
+        raise CommunicationError("the coordinator of the benchmark is gone")
+    return data
 
 
 def main() -> int:

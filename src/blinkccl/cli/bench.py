@@ -6,6 +6,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -142,7 +143,7 @@ def bench(
     from blinkccl.collectives.ops import DTYPES, OPS
 
     output = _Output(sweep(begin, end, factor, step), json, record, plot)
-    output.check()
+    console.check_files(record, plot=plot)
     dtype, op = _known("-d", dtype, DTYPE_OF, DTYPES), _known("--op", op, OP_OF, OPS)
     chunk_bytes = size_in_bytes("--chunk", chunk)
     if engine != "host" if engine is not None else spec is not None or gpus is not None:
@@ -232,17 +233,7 @@ class _Output:
     record: Path | None
     plot: Path | None
 
-    def check(self) -> None:
-        """Refuse what could not be written, before any work."""
-        if self.record is not None:
-            console.check_writable(self.record)
-        if self.plot is not None:
-            from blinkccl.report import plotting
-
-            plotting.check(self.plot)
-            console.check_writable(self.plot)
-
-    def report(self, about: About, interleaved: Interleaved) -> None:
+    def report(self, interleaved: Interleaved, about: About) -> None:
         """Measure; print the table as it grows, or JSON at the end; write the files; end with 1 if one was wrong."""
         from blinkccl.bench import output as printed
         from blinkccl.bench.rows import failed
@@ -302,7 +293,7 @@ def _run_plan(planned: PlannedRanks, output: _Output, settings: BenchSettings) -
 
     collective = planned.forest.collective
     _check_sizes(output.sizes.sizes(), collective, settings.dtype)
-    output.report(of_plan(planned, settings), Interleaved(collective, settings, [Participant("", "", planned)]))
+    output.report(Interleaved(collective, settings, [Participant("", "", planned)]), of_plan(planned, settings))
 
 
 def _on_processes(
@@ -317,7 +308,7 @@ def _on_processes(
         coll = collective(wanted or host.DEFAULT_RANKS)
         _check_sizes(output.sizes.sizes(), coll, settings.dtype)
         with host.spawned(coll, settings, chosen, console.note) as benchmark:
-            output.report(benchmark.about, benchmark.interleaved)
+            output.report(*benchmark)
         return
     _refuse(
         f"starts processes, but {started_by} has started this one already: leave it out",
@@ -333,18 +324,12 @@ def _launched(
     from blinkccl.bench import host
     from blinkccl.bench.libraries import OwnLibrary
 
-    library = OwnLibrary.join(settings.deadline_s)
-    try:
+    with closing(OwnLibrary.join(settings.deadline_s)) as library:
         if library.rank != 0:
             host.follow(library.communicator, library)
             return
-        leader = host.Leader(library.communicator, library)
-        try:
+        with closing(host.Leader(library.communicator, library)) as leader:
             coll = collective(library.size)
             _check_sizes(output.sizes.sizes(), coll, settings.dtype)
             with host.led(coll, settings, leader, leader.pids, started_by, console.note) as benchmark:
-                output.report(benchmark.about, benchmark.interleaved)
-        finally:
-            leader.close()
-    finally:
-        library.close()
+                output.report(*benchmark)

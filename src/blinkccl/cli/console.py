@@ -134,6 +134,17 @@ def check_writable(path: Path) -> None:
         raise _unwritten(path, problem) from None
 
 
+def check_files(*paths: Path | None, plot: Path | None = None) -> None:
+    """Refuse, before any work, what could not be written, and a ``plot`` that could not be drawn."""
+    for path in (*paths, plot):
+        if path is not None:
+            check_writable(path)
+    if plot is not None:
+        from blinkccl.report import plotting
+
+        plotting.check(plot)
+
+
 def _unwritten(path: Path, problem: OSError) -> typer.BadParameter:
     return typer.BadParameter(f"{path} cannot be written: {problem.strerror or problem}")
 

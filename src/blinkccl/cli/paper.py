@@ -43,9 +43,7 @@ def paper(
     json: arguments.Json = False,
 ) -> None:
     """Compute, compare, print."""
-    for path in (html, markdown):
-        if path is not None:
-            console.check_writable(path)
+    console.check_files(html, markdown)
     from blinkccl.paper import table
     from blinkccl.paper.claim import Context, judge
     from blinkccl.paper.registry import chosen

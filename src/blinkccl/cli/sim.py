@@ -158,7 +158,7 @@ def sim(
     json: arguments.Json = False,
 ) -> None:
     """Prepare, simulate, print."""
-    _check_files(timeline, plot)
+    console.check_files(timeline, plot=plot)
     if model is None and not overlap:
         raise UsageError("--no-overlap says how --model's step reduces gradients: give --model, or leave it out")
     swept = sweep or any(given is not None for given in (plot, begin, end, factor))
@@ -207,16 +207,6 @@ def sim(
         _write_timeline(timeline, rows[-1])
     if plot is not None:
         _draw(plot, field, rows)
-
-
-def _check_files(timeline: Path | None, plot: Path | None) -> None:
-    for path in (timeline, plot):
-        if path is not None:
-            console.check_writable(path)
-    if plot is not None:
-        from blinkccl.report import plotting
-
-        plotting.check(plot)
 
 
 def _sizes(size: str | None, swept: bool, begin: str | None, end: str | None, factor: int | None) -> list[int]:
