@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from blinkccl.cli import console
 from blinkccl.cli.exits import HardwareError
@@ -22,15 +23,15 @@ if TYPE_CHECKING:
 
 CollectiveName = Annotated[
     str,
-    typer.Argument(
+    Argument(
         metavar="COLLECTIVE",
         help="broadcast, reduce, allreduce, allgather, reduce_scatter, gather, scatter, alltoall or sendrecv.",
     ),
 ]
-Spec = Annotated[str | None, typer.Option("--topo", metavar="SPEC", help="Topology; default: this machine.")]
+Spec = Annotated[str | None, Option("--topo", metavar="SPEC", help="Topology; default: this machine.")]
 Gpus = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--gpus",
         metavar="IDS",
         help="Ranks of the job, in order: 1,4,5,6 or 0-3; per server: 0,1,2+0,3,4. Default: all.",
@@ -38,7 +39,7 @@ Gpus = Annotated[
 ]
 Links = Annotated[
     str,
-    typer.Option(
+    Option(
         "--links",
         metavar="fast|pcie|all",
         help="fast: NVLink and its kin, PCIe where there is nothing else; between servers the network.",
@@ -46,7 +47,7 @@ Links = Annotated[
 ]
 Root = Annotated[
     int | None,
-    typer.Option(
+    Option(
         "--root",
         "-r",
         metavar="ID",
@@ -54,16 +55,14 @@ Root = Annotated[
     ),
 ]
 Source = Annotated[
-    int | None,
-    typer.Option("--src", metavar="ID", help="Sender of sendrecv; default: the first rank that is not --dst."),
+    int | None, Option("--src", metavar="ID", help="Sender of sendrecv; default: the first rank that is not --dst.")
 ]
 Destination = Annotated[
-    int | None,
-    typer.Option("--dst", metavar="ID", help="Receiver of sendrecv; default: the last rank that is not --src."),
+    int | None, Option("--dst", metavar="ID", help="Receiver of sendrecv; default: the last rank that is not --src.")
 ]
 Algorithm = Annotated[
     str,
-    typer.Option(
+    Option(
         "--algo",
         metavar="NAME",
         help="auto (= optimal), optimal, blink, ring, double_binary_tree, one_hop, "
@@ -71,10 +70,10 @@ Algorithm = Annotated[
         "hybrid.",
     ),
 ]
-Relays = Annotated[bool, typer.Option("--relays", help="Let GPUs outside --gpus pass data on.")]
-Plan = Annotated[Path, typer.Argument(metavar="PLAN", help="What blink plan -o wrote; - reads stdin.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
-Output = Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to FILE.")]
+Relays = Annotated[bool, Option("--relays", help="Let GPUs outside --gpus pass data on.")]
+Plan = Annotated[Path, Argument(metavar="PLAN", help="What blink plan -o wrote; - reads stdin.")]
+Json = Annotated[bool, Option("--json", help="Print one JSON object instead of text.")]
+Output = Annotated[Path | None, Option("-o", "--output", metavar="FILE", help="Write to FILE.")]
 
 
 #: The rounds of multiplicative weights grow with ε⁻², so a smaller one seems to hang; --threshold matters more.

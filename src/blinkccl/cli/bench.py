@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
 from blinkccl.cli import arguments, console
 from blinkccl.cli.exits import CHECK_FAILED
@@ -47,11 +48,11 @@ _SLOWEST = 3
 
 def bench(
     name: arguments.CollectiveName,
-    spec: Annotated[str | None, typer.Option("--topo", metavar="SPEC", help="Run a plan for this topology.")] = None,
+    spec: Annotated[str | None, Option("--topo", metavar="SPEC", help="Run a plan for this topology.")] = None,
     gpus: arguments.Gpus = None,
     processes: Annotated[
         int | None,
-        typer.Option("-g", "--ngpus", metavar="N", min=2, max=250, help="Rank processes on this host; default: 2."),
+        Option("-g", "--ngpus", metavar="N", min=2, max=250, help="Rank processes on this host; default: 2."),
     ] = None,
     root: arguments.Root = None,
     src: arguments.Source = None,
@@ -59,26 +60,22 @@ def bench(
     algo: arguments.Algorithm = "auto",
     links: arguments.Links = "fast",
     relays: arguments.Relays = False,
-    begin: Annotated[str, typer.Option("-b", "--minbytes", metavar="SIZE", help="Smallest size.")] = "32M",
+    begin: Annotated[str, Option("-b", "--minbytes", metavar="SIZE", help="Smallest size.")] = "32M",
     end: Annotated[
-        str | None, typer.Option("-e", "--maxbytes", metavar="SIZE", help="Largest size; default: the smallest.")
+        str | None, Option("-e", "--maxbytes", metavar="SIZE", help="Largest size; default: the smallest.")
     ] = None,
     factor: Annotated[
-        int | None, typer.Option("-f", "--stepfactor", metavar="F", help="Factor between sizes; default: 2.")
+        int | None, Option("-f", "--stepfactor", metavar="F", help="Factor between sizes; default: 2.")
     ] = None,
     step: Annotated[
-        str | None, typer.Option("-i", "--stepbytes", metavar="SIZE", help="Step between sizes, instead of a factor.")
+        str | None, Option("-i", "--stepbytes", metavar="SIZE", help="Step between sizes, instead of a factor.")
     ] = None,
-    iterations: Annotated[
-        int, typer.Option("-n", "--iters", metavar="N", help="Timed runs per size (and round).")
-    ] = 20,
-    warmup: Annotated[int, typer.Option("-w", "--warmup_iters", metavar="N", help="Runs before them.")] = 1,
-    rounds: Annotated[
-        int | None, typer.Option("--rounds", metavar="N", help="Rounds of processes; default: 5.")
-    ] = None,
+    iterations: Annotated[int, Option("-n", "--iters", metavar="N", help="Timed runs per size (and round).")] = 20,
+    warmup: Annotated[int, Option("-w", "--warmup_iters", metavar="N", help="Runs before them.")] = 1,
+    rounds: Annotated[int | None, Option("--rounds", metavar="N", help="Rounds of processes; default: 5.")] = None,
     dtype: Annotated[
         str,
-        typer.Option(
+        Option(
             "-d",
             "--datatype",
             metavar="TYPE",
@@ -86,11 +83,11 @@ def bench(
         ),
     ] = "float",
     op: Annotated[
-        str, typer.Option("-o", "--op", metavar="OP", help="sum, prod, min, max, avg, mulsum, band, bor or bxor.")
+        str, Option("-o", "--op", metavar="OP", help="sum, prod, min, max, avg, mulsum, band, bor or bxor.")
     ] = "sum",
     average: Annotated[
         int,
-        typer.Option(
+        Option(
             "-a",
             "--average",
             metavar="0|1|2|3",
@@ -99,36 +96,31 @@ def bench(
             help="Time of an iteration: rank 0's, the mean, the least, or the largest of all ranks.",
         ),
     ] = _SLOWEST,
-    check: Annotated[int, typer.Option("-c", "--check", metavar="0|1", min=0, max=1, help="Check results.")] = 1,
+    check: Annotated[int, Option("-c", "--check", metavar="0|1", min=0, max=1, help="Check results.")] = 1,
     percentiles: Annotated[
-        int, typer.Option("-I", "--percentiles", metavar="0|1", min=0, max=1, help="Add percentiles of the iterations.")
+        int, Option("-I", "--percentiles", metavar="0|1", min=0, max=1, help="Add percentiles of the iterations.")
     ] = 0,
     peers: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--peer",
             metavar="NAMES",
             help="Run these in turns with ours: gloo, openmpi, mpich, impi, "
             "oneccl; openmpi=/prefix for one that is not on PATH.",
         ),
     ] = None,
-    shared: Annotated[
-        bool, typer.Option("--shared", help="Our tensors lie in shared memory (blinkccl.empty).")
-    ] = False,
-    chunk: Annotated[str, typer.Option("--chunk", metavar="SIZE", help="Size of a message, of a plan.")] = _CHUNK,
+    shared: Annotated[bool, Option("--shared", help="Our tensors lie in shared memory (blinkccl.empty).")] = False,
+    chunk: Annotated[str, Option("--chunk", metavar="SIZE", help="Size of a message, of a plan.")] = _CHUNK,
     engine: Annotated[
-        str | None,
-        typer.Option("--engine", metavar="NAME", help="reference (the default) for a plan; host: processes."),
+        str | None, Option("--engine", metavar="NAME", help="reference (the default) for a plan; host: processes.")
     ] = None,
     timeout_s: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", help="For one run; for one size of processes.")
+        float, Option("--timeout", metavar="SECONDS", help="For one run; for one size of processes.")
     ] = 60.0,
-    plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE", help="Draw time over size (png, svg, pdf).")
-    ] = None,
+    plot: Annotated[Path | None, Option("--plot", metavar="FILE", help="Draw time over size (png, svg, pdf).")] = None,
     record: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "-J", "--json-file", metavar="FILE", help="Also write nccl-tests' JSON; an earlier FILE is kept as FILE.1."
         ),
     ] = None,

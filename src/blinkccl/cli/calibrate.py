@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from blinkccl.cli import arguments, console
 from blinkccl.schema import SCHEMA_VERSION
@@ -35,35 +36,32 @@ and β the busbw that it tends to. A number that the sizes do not determine is n
 
 
 def calibrate(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="What was measured; - reads stdin.")],
+    files: Annotated[list[Path], Argument(metavar="FILE", help="What was measured; - reads stdin.")],
     collective: Annotated[
-        str | None,
-        typer.Option("--collective", metavar="NAME", help="Fit this one; what a log is of that does not say it."),
+        str | None, Option("--collective", metavar="NAME", help="Fit this one; what a log is of that does not say it.")
     ] = None,
     ranks: Annotated[
         int | None,
-        typer.Option(
-            "--ranks", metavar="N", min=2, max=2**20, help="How many ranks, for a log that does not list them."
-        ),
+        Option("--ranks", metavar="N", min=2, max=2**20, help="How many ranks, for a log that does not list them."),
     ] = None,
-    algo: Annotated[str, typer.Option("--algo", metavar="ring|whole", help="As what to take the collective.")] = "ring",
-    begin: Annotated[str, typer.Option("-b", "--minbytes", metavar="SIZE", help="Smallest size to fit.")] = "0",
+    algo: Annotated[str, Option("--algo", metavar="ring|whole", help="As what to take the collective.")] = "ring",
+    begin: Annotated[str, Option("-b", "--minbytes", metavar="SIZE", help="Smallest size to fit.")] = "0",
     end: Annotated[
-        str | None, typer.Option("-e", "--maxbytes", metavar="SIZE", help="Largest size to fit; default: all.")
+        str | None, Option("-e", "--maxbytes", metavar="SIZE", help="Largest size to fit; default: all.")
     ] = None,
     name: Annotated[
-        str | None, typer.Option("--name", metavar="NAME", help="The calibration's name; default: that of the file -o.")
+        str | None, Option("--name", metavar="NAME", help="The calibration's name; default: that of the file -o.")
     ] = None,
     kind: Annotated[
-        str | None, typer.Option("--kind", metavar="KIND", help=f"Which links β is for; default: {_KIND}.")
+        str | None, Option("--kind", metavar="KIND", help=f"Which links β is for; default: {_KIND}.")
     ] = None,
     nominal: Annotated[
         float | None,
-        typer.Option("--nominal", metavar="GB_PER_S", help="Nominal GB/s of one of their lanes; needed with -o."),
+        Option("--nominal", metavar="GB_PER_S", help="Nominal GB/s of one of their lanes; needed with -o."),
     ] = None,
     lanes: Annotated[
         int | None,
-        typer.Option("--lanes", metavar="N", min=1, max=1000, help="Over how many lanes β was measured; default: 1."),
+        Option("--lanes", metavar="N", min=1, max=1000, help="Over how many lanes β was measured; default: 1."),
     ] = None,
     output: arguments.Output = None,
     json: arguments.Json = False,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from blinkccl.cli import arguments, console
 from blinkccl.cli.exits import CHECK_FAILED
@@ -29,7 +30,7 @@ def check(
     path: arguments.Plan,
     spec: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--topo",
             metavar="SPEC",
             help="A topology that must have the plan's links; needed where the plan brings none.",
@@ -37,7 +38,7 @@ def check(
     ] = None,
     links: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--links", metavar="fast|pcie|all", help="Which links of --topo; default: those that the plan was made for."
         ),
     ] = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from typer import Argument
 
 from blinkccl.cli import arguments, console
 
@@ -23,7 +23,7 @@ Exit code 2: there is no such process, it is another user's, or it is in no grou
 
 
 def dump(
-    pid: Annotated[int, typer.Argument(metavar="PID", min=1, help="A process that is a rank of the job.")],
+    pid: Annotated[int, Argument(metavar="PID", min=1, help="A process that is a rank of the job.")],
     json: arguments.Json = False,
 ) -> None:
     """Print the groups of process ``pid``."""

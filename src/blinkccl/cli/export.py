@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from blinkccl.cli import arguments, console
 from blinkccl.cli.exits import CHECK_FAILED
@@ -32,10 +33,9 @@ say what it does.
 
 def export(
     path: arguments.Plan,
-    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="cuda.")],
+    to: Annotated[str, Option("--to", metavar="FORMAT", help="cuda.")],
     spec: Annotated[
-        str | None,
-        typer.Option("--topo", metavar="SPEC", help="The plan's machine, where the plan brings no topology."),
+        str | None, Option("--topo", metavar="SPEC", help="The plan's machine, where the plan brings no topology.")
     ] = None,
     json: arguments.Json = False,
     output: arguments.Output = None,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from blinkccl.cli import arguments, console
 
@@ -29,17 +29,15 @@ Every number of ours is computed now, from plans, calibrations and the simulator
 def paper(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[CLAIM]...", help="Documents (A to E) or ids (B6, P1, U1, R1, N1); default: all."),
+        Argument(metavar="[CLAIM]...", help="Documents (A to E) or ids (B6, P1, U1, R1, N1); default: all."),
     ] = None,
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write one page with the table and the figures.")
+        Path | None, Option("--html", metavar="FILE", help="Write one page with the table and the figures.")
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FOLDER", help="Draw the figures into this folder, as png.")
+        Path | None, Option("--plot", metavar="FOLDER", help="Draw the figures into this folder, as png.")
     ] = None,
-    markdown: Annotated[
-        Path | None, typer.Option("--markdown", metavar="FILE", help="Write the table as Markdown.")
-    ] = None,
+    markdown: Annotated[Path | None, Option("--markdown", metavar="FILE", help="Write the table as Markdown.")] = None,
     json: arguments.Json = False,
 ) -> None:
     """Compute, compare, print."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from blinkccl.cli import arguments, console
 
@@ -21,12 +21,12 @@ those left over would still reach. A set without fast links between all its GPUs
 
 
 def pick(
-    size: Annotated[int, typer.Option("-k", "--count", metavar="K", help="How many GPUs the job needs.")],
+    size: Annotated[int, Option("-k", "--count", metavar="K", help="How many GPUs the job needs.")],
     spec: arguments.Spec = None,
-    free: Annotated[str | None, typer.Option("--free", metavar="IDS", help="GPUs that are free; default: all.")] = None,
-    name: Annotated[str, typer.Option("--collective", metavar="NAME", help="What the job does most.")] = "allreduce",
+    free: Annotated[str | None, Option("--free", metavar="IDS", help="GPUs that are free; default: all.")] = None,
+    name: Annotated[str, Option("--collective", metavar="NAME", help="What the job does most.")] = "allreduce",
     links: arguments.Links = "fast",
-    top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="How many of the best sets to show.")] = 5,
+    top: Annotated[int, Option("--top", metavar="N", min=1, help="How many of the best sets to show.")] = 5,
     json: arguments.Json = False,
 ) -> None:
     """Rank the sets and print the best and the worst."""

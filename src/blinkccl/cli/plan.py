@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from blinkccl.cli import arguments, console
 
@@ -38,19 +39,14 @@ def plan(
     links: arguments.Links = "fast",
     relays: arguments.Relays = False,
     fewest_trees: Annotated[
-        bool, typer.Option("--fewest-trees", help="As few trees as the search finds, at the optimal rate.")
+        bool, Option("--fewest-trees", help="As few trees as the search finds, at the optimal rate.")
     ] = False,
-    least_depth: Annotated[
-        bool, typer.Option("--least-depth", help="The least depth found at the optimal rate.")
-    ] = False,
+    least_depth: Annotated[bool, Option("--least-depth", help="The least depth found at the optimal rate.")] = False,
     epsilon: Annotated[
-        str, typer.Option("--epsilon", metavar="E", help="blink: the (1-E) of its multiplicative weights.")
+        str, Option("--epsilon", metavar="E", help="blink: the (1-E) of its multiplicative weights.")
     ] = "1/20",
     threshold: Annotated[
-        str,
-        typer.Option(
-            "--threshold", metavar="T", help="blink: the part of the rate that it may give up for fewer trees."
-        ),
+        str, Option("--threshold", metavar="T", help="blink: the part of the rate that it may give up for fewer trees.")
     ] = "1/20",
     json: arguments.Json = False,
     output: arguments.Output = None,

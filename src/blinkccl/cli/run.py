@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from blinkccl.cli import console
 from blinkccl.cli.exits import CHECK_FAILED, HardwareError
@@ -57,10 +58,10 @@ _UNUSED = """libblink.so was not used: no NCCL call was seen. Likely causes:
 
 
 def run(
-    command: Annotated[list[str], typer.Argument(metavar="CMD", help="The program and its arguments.")],
+    command: Annotated[list[str], Argument(metavar="CMD", help="The program and its arguments.")],
     algo: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--algo",
             metavar="NAME",
             help="Take all calls that this algorithm serves; nccl: none. Default: what is predicted faster.",
@@ -68,16 +69,11 @@ def run(
     ] = None,
     spec: Annotated[
         str | None,
-        typer.Option(
-            "--topo", metavar="SPEC", help="Topology; default: this machine, as NVML or NCCL_TOPO_FILE tells."
-        ),
+        Option("--topo", metavar="SPEC", help="Topology; default: this machine, as NVML or NCCL_TOPO_FILE tells."),
     ] = None,
-    require: Annotated[
-        bool, typer.Option("--require", help="Fail where NCCL was not called through libblink.so.")
-    ] = False,
+    require: Annotated[bool, Option("--require", help="Fail where NCCL was not called through libblink.so.")] = False,
     report: Annotated[
-        Path | None,
-        typer.Option("--report", metavar="FILE", help="Write what became of the calls as JSON; stdout is CMD's."),
+        Path | None, Option("--report", metavar="FILE", help="Write what became of the calls as JSON; stdout is CMD's.")
     ] = None,
 ) -> None:
     """Run ``command``, say what became of its NCCL calls, and exit as it did."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from blinkccl.cli import arguments, console
 from blinkccl.cli.exits import CHECK_FAILED
@@ -47,7 +48,7 @@ opens in chrome://tracing and Perfetto.
 
 def sim(
     name: Annotated[
-        str | None, typer.Argument(metavar="[COLLECTIVE]", help="As for blink plan; left out with --plan.")
+        str | None, Argument(metavar="[COLLECTIVE]", help="As for blink plan; left out with --plan.")
     ] = None,
     spec: arguments.Spec = None,
     gpus: arguments.Gpus = None,
@@ -56,7 +57,7 @@ def sim(
     dst: arguments.Destination = None,
     algo: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--algo",
             metavar="NAMES",
             help="Algorithms and baselines, separated by commas; default: all that serve the job.",
@@ -64,42 +65,36 @@ def sim(
     ] = None,
     links: arguments.Links = "fast",
     relays: arguments.Relays = False,
-    plan: Annotated[Path | None, typer.Option("--plan", metavar="FILE", help="Time this plan; - reads stdin.")] = None,
+    plan: Annotated[Path | None, Option("--plan", metavar="FILE", help="Time this plan; - reads stdin.")] = None,
     size: Annotated[
-        str | None, typer.Option("--size", "-s", metavar="SIZE", help="S as nccl-tests counts it; default: 64M.")
+        str | None, Option("--size", "-s", metavar="SIZE", help="S as nccl-tests counts it; default: 64M.")
     ] = None,
-    sweep: Annotated[bool, typer.Option("--sweep", help="All sizes from -b to -e.")] = False,
+    sweep: Annotated[bool, Option("--sweep", help="All sizes from -b to -e.")] = False,
     begin: Annotated[
-        str | None,
-        typer.Option("-b", "--minbytes", metavar="SIZE", help=f"--sweep's smallest size; default: {_BEGIN}."),
+        str | None, Option("-b", "--minbytes", metavar="SIZE", help=f"--sweep's smallest size; default: {_BEGIN}.")
     ] = None,
     end: Annotated[
-        str | None, typer.Option("-e", "--maxbytes", metavar="SIZE", help=f"--sweep's largest size; default: {_END}.")
+        str | None, Option("-e", "--maxbytes", metavar="SIZE", help=f"--sweep's largest size; default: {_END}.")
     ] = None,
     factor: Annotated[
         int | None,
-        typer.Option(
-            "-f", "--stepfactor", metavar="F", min=2, help=f"--sweep's factor between sizes; default: {_FACTOR}."
-        ),
+        Option("-f", "--stepfactor", metavar="F", min=2, help=f"--sweep's factor between sizes; default: {_FACTOR}."),
     ] = None,
     calibration: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--calibration", metavar="NAME", help="One of ours, or a TOML file; default: the machine's, else nominal."
         ),
     ] = None,
     sharing: Annotated[
-        str,
-        typer.Option(
-            "--sharing", metavar="HOW", help="How transfers share a link: fifo, fair, rtt-weighted or unfair."
-        ),
+        str, Option("--sharing", metavar="HOW", help="How transfers share a link: fifo, fair, rtt-weighted or unfair.")
     ] = "fifo",
     streams: Annotated[
-        str, typer.Option("--streams", metavar="HOW", help="per-tree, or reused by trees at the same depth.")
+        str, Option("--streams", metavar="HOW", help="per-tree, or reused by trees at the same depth.")
     ] = "per-tree",
     chunk: Annotated[
         str,
-        typer.Option(
+        Option(
             "--chunk",
             metavar="SIZE|model|best|miad",
             help="Size of a chunk, or how it is chosen: the pipeline model's, the fastest "
@@ -108,7 +103,7 @@ def sim(
     ] = "model",
     channels: Annotated[
         int,
-        typer.Option(
+        Option(
             "--channels",
             metavar="N",
             help="Channels per tree, each with streams of its own: 2 hide what a copy costs before it moves.",
@@ -116,7 +111,7 @@ def sim(
     ] = 1,
     equal_chunks: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--equal-chunks",
             help="Chunks of one size for all trees; default: as "
             "many for each, so that trees share links by "
@@ -124,11 +119,11 @@ def sim(
         ),
     ] = False,
     skew: Annotated[
-        str | None, typer.Option("--skew", metavar="SECONDS", help="When each rank starts, separated by commas.")
+        str | None, Option("--skew", metavar="SECONDS", help="When each rank starts, separated by commas.")
     ] = None,
     budget: Annotated[
         int | None,
-        typer.Option(
+        Option(
             "--budget",
             metavar="N",
             min=1,
@@ -136,24 +131,23 @@ def sim(
             help="The most transfers and reductions of one run; default: twenty million.",
         ),
     ] = None,
-    coarser: Annotated[bool, typer.Option("--coarser", help="Beyond the budget, time several chunks as one.")] = False,
+    coarser: Annotated[bool, Option("--coarser", help="Beyond the budget, time several chunks as one.")] = False,
     model: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--model",
             metavar="NAME",
             help="Also a training step of alexnet, resnet18, resnet50 or vgg16 with each AllReduce, on P100s or V100s.",
         ),
     ] = None,
     overlap: Annotated[
-        bool, typer.Option("--overlap/--no-overlap", help="--model: reduce gradients while the backward pass goes on.")
+        bool, Option("--overlap/--no-overlap", help="--model: reduce gradients while the backward pass goes on.")
     ] = True,
     timeline: Annotated[
-        Path | None,
-        typer.Option("--timeline", metavar="FILE", help="Write the fastest plan's timeline, as Chrome's trace."),
+        Path | None, Option("--timeline", metavar="FILE", help="Write the fastest plan's timeline, as Chrome's trace.")
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE", help="Draw bandwidth over size (png, svg, pdf).")
+        Path | None, Option("--plot", metavar="FILE", help="Draw bandwidth over size (png, svg, pdf).")
     ] = None,
     json: arguments.Json = False,
 ) -> None:

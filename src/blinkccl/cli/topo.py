@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from blinkccl.cli import arguments, console
 from blinkccl.errors import TopologyError
@@ -30,9 +31,9 @@ Text and files show all links unless --links is given; --json shows what a plan 
 
 
 def topo(
-    spec: Annotated[str | None, typer.Argument(metavar="SPEC", help="Topology; default: this machine.")] = None,
+    spec: Annotated[str | None, Argument(metavar="SPEC", help="Topology; default: this machine.")] = None,
     gpus: arguments.Gpus = None,
-    links: Annotated[str | None, typer.Option("--links", metavar="fast|pcie|all", help="Which links to show.")] = None,
+    links: Annotated[str | None, Option("--links", metavar="fast|pcie|all", help="Which links to show.")] = None,
     json: arguments.Json = False,
     output: arguments.Output = None,
 ) -> None:
