@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import IO, Any, NoReturn, Self
 
 import numpy as np
@@ -157,7 +157,7 @@ class RunningCandidate:
             peer.settimeout(max(0.01, until - time.monotonic()))
             peer.sendall(data)
         except OSError as error:
-            raise CommunicationError(f"{self.launch.title}: rank {rank} takes no commands ({error})") from None
+            raise self._lost(f"rank {rank} takes no commands ({error})") from None
 
     def _receive(self, rank: int, peer: socket.socket, size: int, until: float) -> bytes:
         data = bytearray()
@@ -166,11 +166,11 @@ class RunningCandidate:
                 peer.settimeout(max(0.01, until - time.monotonic()))
                 part = peer.recv(size - len(data))
             except TimeoutError:
-                raise CommunicationError(f"{self.launch.title}: rank {rank} did not reply in time") from None
+                raise self._lost(f"rank {rank} did not reply in time") from None
             except OSError as error:
-                raise CommunicationError(f"{self.launch.title}: rank {rank} is lost ({error})") from None
+                raise self._lost(f"rank {rank} is lost ({error})") from None
             if not part:
-                raise CommunicationError(f"{self.launch.title}: rank {rank} ended before it replied")
+                raise self._lost(f"rank {rank} ended before it replied")
             data += part
         return bytes(data)
 
@@ -205,9 +205,7 @@ class RunningCandidate:
                     )
                 )  # not a session: cores are shared among sessions first, and yields would be in vain
         except OSError as error:
-            raise CommunicationError(
-                f"{self.launch.title}: cannot start {process.command[0]}: {error.strerror or error}"
-            ) from None
+            raise self._lost(f"cannot start {process.command[0]}: {error.strerror or error}") from None
 
     def _accept(self, listener: socket.socket, arrived: Mapping[int, Any], until: float) -> socket.socket:
         """The next rank that calls; whoever fails meanwhile is noticed at once."""
@@ -220,27 +218,26 @@ class RunningCandidate:
             if UNSUPPORTED_CODE in ended and self.launch.ours:
                 raise UnsupportedError(f"ranks cannot run here{self._said()}")
             if ended:
-                raise CommunicationError(
-                    f"{self.launch.title}: a process ended with {ended[0]} before ranks {names} came{self._said()}"
-                )
+                raise self._lost(f"a process ended with {ended[0]} before ranks {names} came{self._said()}")
             if time.monotonic() > until:
-                raise CommunicationError(f"{self.launch.title}: ranks {names} did not come in time{self._said()}")
+                raise self._lost(f"ranks {names} did not come in time{self._said()}")
 
     def _greet(self, peer: socket.socket, arrived: Mapping[int, Any], until: float) -> RankHello:
         try:
             hello = read_hello(self._receive(len(arrived), peer, HELLO.size, until))
             size = self.launch.world_size
             if hello.world_size != size or not 0 <= hello.rank < size or hello.rank in arrived:
-                raise CommunicationError(
-                    f"{self.launch.title}: expected {size} ranks, each once; got rank {hello.rank} "
-                    f"of {hello.world_size}{self._said()}"
-                )
+                got = f"rank {hello.rank} of {hello.world_size}"
+                raise self._lost(f"expected {size} ranks, each once; got {got}{self._said()}")
             if self.launch.library not in hello.library:
-                raise CommunicationError(f"{self.launch.title}: expected {self.launch.library}, got {hello.library}")
+                raise self._lost(f"expected {self.launch.library}, got {hello.library}")
         except BaseException:
             peer.close()
             raise
         return hello
+
+    def _lost(self, what: str) -> CommunicationError:
+        return CommunicationError(f"{self.launch.title}: {what}")
 
     def _said(self) -> str:
         """The last lines that the processes printed, for an error message."""
@@ -288,9 +285,7 @@ class RunningCandidate:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -22,15 +22,7 @@ from blinkccl.bench.candidate import CandidateLaunch, Measured, RunningCandidate
 from blinkccl.bench.interleave import BenchSettings, Interleaved, Participant, Runs
 from blinkccl.bench.peers import registry
 from blinkccl.bench.perform import Library, Performer
-from blinkccl.bench.protocol import (
-    COMMAND,
-    REPLY,
-    Command,
-    Kind,
-    Reply,
-    read_command,
-    read_reply,
-)
+from blinkccl.bench.protocol import COMMAND, REPLY, Command, Kind, Reply, read_command, read_reply
 from blinkccl.collectives.spec import Collective
 from blinkccl.engines.native_library import load
 from blinkccl.errors import CommunicationError, UnsupportedError

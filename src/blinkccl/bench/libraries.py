@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from importlib import import_module
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,18 +24,13 @@ from blinkccl.runtime.heap import empty
 
 
 class OwnLibrary:
-    """A communicator, and the loop in C that times it."""
+    """A communicator of the job that the environment names, and the loop in C that times it."""
 
-    def __init__(self, communicator: Communicator) -> None:
-        self.communicator = communicator
-        self.rank: int = communicator.rank
-        self.size: int = communicator.size
+    def __init__(self, deadline_s: float) -> None:
+        self.communicator: Communicator = init(deadline_s=deadline_s)
+        self.rank: int = self.communicator.rank
+        self.size: int = self.communicator.size
         self.title = f"blink-ccl {version_of('blink-ccl')}"
-
-    @classmethod
-    def join(cls, deadline_s: float) -> Self:
-        """Join the job that the environment names; every wait ends after ``deadline_s``."""
-        return cls(init(deadline_s=deadline_s))
 
     def close(self) -> None:
         """Leave the job."""
@@ -77,27 +72,22 @@ _WAIT = timedelta(seconds=120)
 
 
 class GlooLibrary:
-    """A process group of backend gloo, joined through torch's usual environment."""
+    """A process group of backend gloo: ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT`` name it."""
 
-    def __init__(self, torch: Any) -> None:
-        self._torch = torch
-        self._dist = torch.distributed
-        self.rank: int = self._dist.get_rank()
-        self.size: int = self._dist.get_world_size()
-        self.title = f"gloo (torch {torch.__version__})"
-
-    @classmethod
-    def join(cls) -> Self:
-        """Join the group that ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT`` name."""
+    def __init__(self) -> None:
         try:
-            torch = import_module("torch")
+            torch: Any = import_module("torch")
         except ImportError:
             raise UnsupportedError("torch is not installed: pip install torch") from None
         if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
             raise UnsupportedError("this torch was built without gloo")
         torch.set_num_threads(1)
         torch.distributed.init_process_group("gloo", timeout=_WAIT)
-        return cls(torch)
+        self._torch = torch
+        self._dist = torch.distributed
+        self.rank: int = self._dist.get_rank()
+        self.size: int = self._dist.get_world_size()
+        self.title = f"gloo (torch {torch.__version__})"
 
     def close(self) -> None:
         """Leave the group."""

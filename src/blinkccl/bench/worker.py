@@ -45,7 +45,7 @@ def main() -> int:
         from blinkccl.bench.libraries import GlooLibrary, OwnLibrary
 
         deadline_s = float(os.environ.get("BLINK_BENCH_DEADLINE_S", "60"))
-        library = OwnLibrary.join(deadline_s) if sys.argv[1] == "blink" else GlooLibrary.join()
+        library = OwnLibrary(deadline_s) if sys.argv[1] == "blink" else GlooLibrary()
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
                 peer.connect(sys.argv[2])

@@ -85,18 +85,18 @@ def load(spec: str | None, gpus: str | None = None, option: str = "--gpus") -> t
 
     ``option`` is for which they were typed.
     """
-    from blinkccl.topology.spec import parse_gpus, parse_spec
-
-    topology = this_machine() if spec is None else _standard_input() if spec == "-" else parse_spec(spec)
-    return topology, parse_gpus(gpus, topology, option)
-
-
-def _standard_input() -> Topology:
     from blinkccl.topology.formats import parse_topology
     from blinkccl.topology.limits import MAX_FILE_BYTES
+    from blinkccl.topology.spec import parse_gpus, parse_spec
 
-    path = Path("-")
-    return parse_topology(console.read_file(path, MAX_FILE_BYTES), console.source_name(path), "stdin")
+    if spec is None:
+        topology = this_machine()
+    elif spec == "-":
+        content = console.read_file(Path(spec), MAX_FILE_BYTES)
+        topology = parse_topology(content, console.source_name(Path(spec)), "stdin")
+    else:
+        topology = parse_spec(spec)
+    return topology, parse_gpus(gpus, topology, option)
 
 
 def audited(path: Path, spec: str | None = None, links: str | None = None) -> tuple[str, Audit]:

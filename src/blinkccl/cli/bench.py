@@ -316,7 +316,7 @@ def _launched(
     from blinkccl.bench import host
     from blinkccl.bench.libraries import OwnLibrary
 
-    with closing(OwnLibrary.join(settings.deadline_s)) as library:
+    with closing(OwnLibrary(settings.deadline_s)) as library:
         if library.rank != 0:
             host.follow(library.communicator, library)
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -141,11 +142,8 @@ def sim_document(
             "algorithm": best.name,
             "size_bytes": best.size_bytes,
             "seconds": dict(summary.parts),
-            "hops": [{"src": h.src, "dst": h.dst, "seconds": h.seconds} for h in summary.hops[:_LISTED]],
-            "links": [
-                {"src": use.src, "dst": use.dst, "bytes": use.bytes, "gb_per_s": use.gb_per_s, "busy": use.busy}
-                for use in summary.links[:_LISTED]
-            ],
+            "hops": [asdict(hop) for hop in summary.hops[:_LISTED]],
+            "links": [asdict(use) for use in summary.links[:_LISTED]],
         }
     return document
 

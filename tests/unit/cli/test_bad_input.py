@@ -42,10 +42,7 @@ SHARED = Path(__file__).parents[3] / "../shared/topologies"
         (["--topo", "missing.xml"], "missing.xml: there is no such file"),
         (["--topo", ""], "no topology given"),
         (["--topo", "dgx-1v", "--fewest-trees", "--least-depth"], "exclude each other"),
-        (
-            ["--topo", "dgx-1v", "-o", "p.svg"],
-            "a plan is written as JSON; expected a name that ends in .json",
-        ),
+        (["--topo", "dgx-1v", "-o", "p.svg"], "a plan is written as JSON; expected a name that ends in .json"),
     ],
 )
 def test_plan(blink, arguments, message):
