@@ -90,7 +90,8 @@ def two_messages_in_one_queue() -> Program:
 @EVERY_WAY
 def test_senders_of_one_input_into_one_queue_stay_two(way: dict[str, bool]) -> None:
     program = two_messages_in_one_queue()
-    pairs = [(one, two) for body in program.body.values() for one, two in itertools.pairwise(body)]
+    bodies = [[role for role in program.roles if role.rank == rank] for rank in range(len(program.ranks))]
+    pairs = [pair for body in bodies for pair in itertools.pairwise(body)]
     assert any(
         one.sends == two.sends and one.slice == two.slice and not (one.receives or two.receives) for one, two in pairs
     ), "this seed no longer makes such a program"

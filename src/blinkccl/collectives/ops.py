@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,15 +29,8 @@ from blinkccl.native.headers import header
 Array = NDArray[Any]
 #: A rank's scalar of ``premul_sum``, in the accumulator type; None where nothing is scaled.
 Scale = Any
-
-
-class Combine(Protocol):
-    """``combine(a, b, out=c)`` writes a ∘ b into c and returns it; without ``out`` into a new array.
-
-    ``c`` may be the very memory of ``a`` or ``b``.
-    """
-
-    def __call__(self, a: Array, b: Array, /, out: Array | None = None) -> Array: ...
+#: a ∘ b, element by element, in a new array.
+Combine = Callable[[Array, Array], Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +121,9 @@ class DType:
             )
         return self.storage.type(whole)
 
-    @property
-    def divide(self) -> Callable[[Array, int, Array], None]:
-        """``divide(values, n, out)`` ends an average of accumulators: see :func:`_truncate` for integers."""
-        return _quotient if self.kind == "float" else _truncate
+    def divide(self, values: Array, n: int) -> Array:
+        """Ends an average of accumulators: see :func:`_truncate` for integers."""
+        return values / values.dtype.type(n) if self.kind == "float" else _truncate(values, n)
 
 
 def fold(
@@ -159,9 +151,7 @@ def fold(
         total = value if total is None else combine(total, value)
     assert total is not None
     if divisor > 1:
-        quotient = np.empty_like(total)
-        dtype.divide(total, divisor, quotient)
-        total = quotient
+        total = dtype.divide(total, divisor)
     return dtype.narrow(total)
 
 
@@ -182,34 +172,23 @@ def scalars(
     return tuple(dtype.scalar(value) for value in scales)
 
 
-def _lesser(a: Array, b: Array, /, out: Array | None = None) -> Array:
+def _lesser(a: Array, b: Array) -> Array:
     """(a < b or a is NaN) ? a : b. Spelled out because NumPy leaves open which zero its minimum returns."""
-    return _stored(np.where((a < b) | (a != a), a, b), out)
+    return np.where((a < b) | (a != a), a, b)
 
 
-def _greater(a: Array, b: Array, /, out: Array | None = None) -> Array:
+def _greater(a: Array, b: Array) -> Array:
     """(a > b or a is NaN) ? a : b."""
-    return _stored(np.where((a > b) | (a != a), a, b), out)
+    return np.where((a > b) | (a != a), a, b)
 
 
-def _stored(values: Array, out: Array | None) -> Array:
-    if out is None:
-        return values
-    np.copyto(out, values)
-    return out
-
-
-def _quotient(values: Array, n: int, out: Array) -> None:
-    np.divide(values, values.dtype.type(n), out=out)
-
-
-def _truncate(values: Array, n: int, out: Array) -> None:
+def _truncate(values: Array, n: int) -> Array:
     """Integer division toward zero, as in C (NCCL divides after the sum); NumPy's own rounds downward."""
     wide = values.astype(np.uint64 if values.dtype.kind == "u" else np.int64)
     quotient = wide // wide.dtype.type(n)
     if wide.dtype.kind == "i":
         quotient += (wide < 0) & (quotient * n != wide)
-    out[...] = quotient.astype(values.dtype)
+    return quotient.astype(values.dtype)
 
 
 def _integer(name: str) -> DType:

@@ -83,12 +83,3 @@ def load() -> c.CDLL:
 def find() -> Path | None:
     """The library's file: the one that ``BLINK_HOST_LIBRARY`` names, or the one installed with the package."""
     return find_library(LIBRARY, OVERRIDE)
-
-
-def available() -> bool:
-    """Whether the host engine can run here."""
-    try:
-        load()
-    except UnsupportedError:
-        return False
-    return True

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import DType, Operation, Scale, fold, operation, scalars
-from blinkccl.engines.buffers import RankBuffers, check_roles, filled, role_views
+from blinkccl.engines.buffers import RankBuffers, RoleViews, check_roles, filled, role_views
 from blinkccl.errors import DeadlineError, ScheduleError
 from blinkccl.schedule.chunking import DEFAULT_CHUNK_BYTES, Bound, bind
 from blinkccl.schedule.program import Program, Role
@@ -87,11 +87,7 @@ class _Step:
     """A role with its memory and queues."""
 
     role: Role
-    source: Array | None
-    target: Array | None
-    chunks: int
-    divisor: int
-    scale: Scale
+    memory: RoleViews
     receives: tuple[_Queue, ...]
     sends: tuple[_Queue, ...]
 
@@ -123,18 +119,13 @@ class _Machine:
         self.queues = [_Queue(index, count) for index, count in enumerate(slots)]
         bodies: dict[tuple[int, int], list[_Step]] = {}
         for role in program.roles:
-            views = role_views(bound, buffers, role, chosen, factors)
             step = _Step(
                 role,
-                views.source,
-                views.target,
-                views.chunks,
-                views.divisor,
-                views.scale,
+                role_views(bound, buffers, role, chosen, factors),
                 tuple(self.queues[q] for q in role.receives),
                 tuple(self.queues[q] for q in role.sends),
             )
-            if views.chunks:
+            if step.memory.chunks:
                 bodies.setdefault((role.rank, role.channel if split else 0), []).append(step)
         self.bodies = [bodies[key] for key in sorted(bodies)]
         self.ready: deque[int] = deque(range(len(self.bodies)))
@@ -173,10 +164,10 @@ class _Machine:
     def _execute(self, body: list[_Step], pause: bool) -> Iterator[_Wait]:
         """One executor: walks through its steps tick by tick; yields where it has to wait."""
         ready = self.ready
-        for tick in range(min(s.role.offset for s in body), max(s.role.offset + s.chunks for s in body)):
+        for tick in range(min(s.role.offset for s in body), max(s.role.offset + s.memory.chunks for s in body)):
             for step in body:
                 chunk = tick - step.role.offset
-                if not 0 <= chunk < step.chunks:
+                if not 0 <= chunk < step.memory.chunks:
                     continue
                 elements = self.bound.extents[step.role.slice].chunk_elements
                 span = slice(chunk * elements, (chunk + 1) * elements)
@@ -189,8 +180,8 @@ class _Machine:
                         ready.extend(queue.waiting)
                         queue.waiting.clear()
                 value = self._fold(step, span, messages)
-                if step.target is not None:
-                    step.target[span] = value
+                if step.memory.target is not None:
+                    step.memory.target[span] = value
                 for queue in step.sends:
                     while len(queue.messages) >= queue.slots:
                         yield queue, step, chunk
@@ -205,12 +196,13 @@ class _Machine:
         """The value of one execution; the own contribution is the operand number ``own_operand_index``."""
         operands = messages
         factors: list[Scale] = []
-        if step.source is not None:
+        memory = step.memory
+        if memory.source is not None:
             own = step.role.own_operand_index
             # A copy: where it is sent as it is, a later execution may overwrite its memory in place.
-            operands = [*messages[:own], step.source[span].copy(), *messages[own:]]
-            factors = [step.scale if place == own else None for place in range(len(operands))]
-        return fold(self.dtype, self.chosen, operands, factors, step.divisor)
+            operands = [*messages[:own], memory.source[span].copy(), *messages[own:]]
+            factors = [memory.scale if place == own else None for place in range(len(operands))]
+        return fold(self.dtype, self.chosen, operands, factors, memory.divisor)
 
     def _describe(self, queue: _Queue, step: _Step, chunk: int) -> str:
         role = step.role

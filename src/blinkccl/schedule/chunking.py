@@ -78,11 +78,6 @@ class Bound:
         return len(self._placements[self.program.slices[index].block].sources)
 
     @cached_property
-    def ticks(self) -> int:
-        """How many ticks the loop runs: the last execution of any role, plus one."""
-        return max((role.offset + self.extents[role.slice].chunks for role in self.program.roles), default=0)
-
-    @cached_property
     def _placements(self) -> dict[Block, Placement]:
         return placements(self.program.collective)
 

@@ -37,10 +37,8 @@ Ranks here are positions 0 … N−1; ``ranks`` maps them to vertex ids.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
 
 from blinkccl.collectives.spec import Block, Collective
 
@@ -116,11 +114,3 @@ class Program:
     roles: tuple[Role, ...]
     forest_hash: str = ""
     topology_hash: str = ""
-
-    @cached_property
-    def body(self) -> dict[int, tuple[Role, ...]]:
-        """Each rank's roles in program order; every rank has an entry."""
-        body: dict[int, list[Role]] = defaultdict(list)
-        for role in self.roles:
-            body[role.rank].append(role)
-        return {rank: tuple(body[rank]) for rank in range(len(self.ranks))}

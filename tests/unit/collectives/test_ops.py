@@ -184,20 +184,6 @@ def test_min_and_max_return_nan_and_are_exact_about_zeros(name: str) -> None:
         assert np.signbit(got[4:6].astype(np.float64)).tolist() == [True, False]  # equal: the second operand
 
 
-def test_combining_into_an_operand_is_allowed() -> None:
-    for name, row in DTYPES.items():
-        for op, chosen in OPS.items():
-            if not row.serves(chosen):
-                continue
-            combine = row.combine(chosen)
-            a, b = (np.array(x).astype(row.accumulator) for x in ([1, 0, 5, 7], [0, 1, 7, 5]))
-            wanted = combine(a, b).copy()
-            for out in (a.copy(), b.copy()):
-                first, second = (out, b) if bool(np.all(out == a)) else (a, out)
-                assert combine(first, second, out=out) is out
-                assert np.array_equal(out, wanted), (name, op)
-
-
 def test_integers_wrap() -> None:
     assert folded("int8", "sum", [127], [1]).tolist() == [-128]
     assert folded("uint8", "prod", [16], [17]).tolist() == [16]
