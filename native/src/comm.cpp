@@ -1,13 +1,12 @@
 #include "comm.h"
 
-#include "cross_memory.h"
-
 #include <fcntl.h>
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -56,6 +55,33 @@ struct flock rank_lock(int rank) {
 
 // Of the calling thread: streams and collectives fail on threads of their own.
 thread_local blink_error last_error{};
+
+// Copies between this process's memory and another's, made by the kernel in one go (Linux's cross-memory attach). A ring
+// copies twice, through memory that both map; this copies once, and costs a system call and a look at every page's table
+// entry. Which is faster depends on the machine, and whether it is allowed on its settings: groups of two ranks try and
+// measure it (blinkccl/runtime/cross_memory.py).
+using Copy = ssize_t (*)(pid_t, const iovec*, unsigned long, const iovec*, unsigned long, unsigned long);
+
+bool copy_all(Copy copy, std::int64_t pid, std::uint64_t here, std::uint64_t there, std::size_t bytes) {
+  while (bytes > 0) {
+    const iovec own{reinterpret_cast<void*>(here), bytes};
+    const iovec others{reinterpret_cast<void*>(there), bytes};
+    const ssize_t done = copy(static_cast<pid_t>(pid), &own, 1, &others, 1, 0);
+    if (done <= 0) return false;
+    here += static_cast<std::uint64_t>(done);
+    there += static_cast<std::uint64_t>(done);
+    bytes -= static_cast<std::size_t>(done);
+  }
+  return true;
+}
+
+bool read_other(std::int64_t pid, void* into, std::uint64_t from, std::size_t bytes) {
+  return copy_all(process_vm_readv, pid, reinterpret_cast<std::uint64_t>(into), from, bytes);
+}
+
+bool write_other(std::int64_t pid, std::uint64_t into, const void* from, std::size_t bytes) {
+  return copy_all(process_vm_writev, pid, reinterpret_cast<std::uint64_t>(from), into, bytes);
+}
 
 void say(blink_error& error, const char* text) {
   std::snprintf(error.text, sizeof error.text, "%s", text);
@@ -470,7 +496,7 @@ bool blink_comm::can_cross() const {
     std::memcpy(wanted, segment_.header().token, sizeof wanted);
     wanted[0] = static_cast<std::uint8_t>(wanted[0] + peer);
     wanted[1] = static_cast<std::uint8_t>(wanted[1] + peer / 256);
-    if (!blink::read_other(theirs.pid.load(std::memory_order_relaxed), seen,
+    if (!read_other(theirs.pid.load(std::memory_order_relaxed), seen,
                            theirs.secret_at.load(std::memory_order_acquire), sizeof seen) ||
         std::memcmp(seen, wanted, sizeof seen) != 0) {
       return false;
@@ -481,13 +507,13 @@ bool blink_comm::can_cross() const {
 
 int blink_comm::read_private(int peer, void* into, std::uint64_t from, std::size_t bytes, const blink::Site& site) {
   const std::int64_t pid = segment_.rank(peer).life.pid.load(std::memory_order_relaxed);
-  return blink::read_other(pid, into, from, bytes) ? BLINK_OK : private_failure(peer, site);
+  return read_other(pid, into, from, bytes) ? BLINK_OK : private_failure(peer, site);
 }
 
 int blink_comm::write_private(int peer, std::uint64_t into, const void* from, std::size_t bytes,
                               const blink::Site& site) {
   const std::int64_t pid = segment_.rank(peer).life.pid.load(std::memory_order_relaxed);
-  return blink::write_other(pid, into, from, bytes) ? BLINK_OK : private_failure(peer, site);
+  return write_other(pid, into, from, bytes) ? BLINK_OK : private_failure(peer, site);
 }
 
 // Of a process that dies the memory goes first, and then the lock by which the others see it.

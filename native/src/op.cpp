@@ -29,7 +29,7 @@ blink_op::blink_op(blink_comm& comm, std::unique_ptr<const blink::Tables> tables
       owned_tables_(std::move(tables)),
       tables_(*owned_tables_),
       routes_(comm, tables_),
-      received_(tables_.queues, 0),
+      received_(static_cast<std::size_t>(tables_.numbers.queue_count), 0),
       sent_(tables_.rings.size(), 0) {}
 
 blink::Site blink_op::site(std::int32_t waits, const blink_role& role, int peer, std::int64_t chunk) const {
@@ -42,7 +42,7 @@ blink::Site blink_op::site(std::int32_t waits, const blink_role& role, int peer,
 }
 
 int blink_op::run(const void* input, void* output, bool scaled, double scale, std::int64_t timeout_us) {
-  const blink::Tables& t = tables_;
+  const blink_tables& t = tables_.numbers;
   input_ = static_cast<const unsigned char*>(input);
   output_ = static_cast<unsigned char*>(output);
   scaled_ = scaled;
@@ -58,8 +58,8 @@ int blink_op::run(const void* input, void* output, bool scaled, double scale, st
   const bool lends_input = !scaled && (!in_place || t.direct_read_in_place);
   const bool lends_output = !in_place || t.direct_write_in_place;
   blink::Call call{t.signature, t.what, t.count, kNowhere, kNowhere, t.input_bytes, t.output_bytes};
-  if (lends_input) call.input = routes_.place_to_lend(input_, t.input_bytes, t.lends_input);
-  if (lends_output) call.output = routes_.place_to_lend(output_, t.output_bytes, t.lends_output);
+  if (lends_input) call.input = routes_.place_to_lend(input_, t.input_bytes, tables_.lends_input);
+  if (lends_output) call.output = routes_.place_to_lend(output_, t.output_bytes, tables_.lends_output);
   routes_.begin(call.input, call.output);
   past_caches_ = std::max(t.input_bytes, t.output_bytes) >= kPastCachesBytes;
   int code = comm_.begin(call, timeout_us);
@@ -81,7 +81,7 @@ int blink_op::run_ticks() {
     for (const blink_role& role : tables_.roles) {
       const std::int64_t chunk = tick - role.offset;
       if (chunk < 0 || chunk >= role.chunks) continue;
-      const int code = tables_.inline_messages ? execute_inline(role) : execute(role, chunk);
+      const int code = tables_.numbers.inline_messages != 0 ? execute_inline(role) : execute(role, chunk);
       if (code != BLINK_OK) return code;
     }
   }
@@ -93,8 +93,7 @@ int blink_op::drain() {
   for (std::size_t number = 0; number < tables_.rings.size(); ++number) {
     const blink_ring& ring = tables_.rings[number];
     if (ring.drain == 0 || sent_[number] == 0 || !routes_.exports(ring)) continue;
-    for (std::int64_t i = 0; i < ring.readers; ++i) {
-      const blink_reader& reader = tables_.reader(ring, i);
+    for (const blink_reader& reader : tables_.readers_of(ring)) {
       if (routes_.writes(ring, reader, 0)) continue;
       const blink::Line& ack = line(comm_.rank(), reader.ack_line);
       const std::uint64_t wanted = stamp(sent_[number]);
@@ -117,8 +116,7 @@ int blink_op::holder_of_slot(const blink_ring& ring, std::uint64_t sent) const {
   const auto slots = static_cast<std::uint64_t>(ring.slots);
   if (sent < slots || routes_.exports(ring)) return -1;
   const std::uint64_t wanted = stamp(sent + 1 - slots);
-  for (std::int64_t i = 0; i < ring.readers; ++i) {
-    const blink_reader& reader = tables_.reader(ring, i);
+  for (const blink_reader& reader : tables_.readers_of(ring)) {
     if (!routes_.writes(ring, reader, 0) &&
         line(comm_.rank(), reader.ack_line).value.load(std::memory_order_acquire) < wanted) {
       return static_cast<int>(reader.rank);
@@ -128,9 +126,8 @@ int blink_op::holder_of_slot(const blink_ring& ring, std::uint64_t sent) const {
 }
 
 int blink_op::holder_of_slots(const blink_role& role) const {
-  for (std::int64_t i = 0; i < role.sends; ++i) {
-    const std::size_t ring = tables_.ring_number(role, i);
-    const int holder = holder_of_slot(tables_.rings[ring], sent_[ring]);
+  for (const std::int64_t ring : tables_.sends_of(role)) {
+    const int holder = holder_of_slot(tables_.ring(ring), sent_[static_cast<std::size_t>(ring)]);
     if (holder >= 0) return holder;
   }
   return -1;
@@ -138,10 +135,8 @@ int blink_op::holder_of_slots(const blink_role& role) const {
 
 // Readers whose buffers may be written must have begun this call, or they could still be reading them.
 int blink_op::await_readers_entry(const blink_role& role) {
-  for (std::int64_t i = 0; i < role.sends; ++i) {
-    const blink_ring& ring = tables_.ring(role, i);
-    for (std::int64_t j = 0; j < ring.readers; ++j) {
-      const blink_reader& reader = tables_.reader(ring, j);
+  for (const std::int64_t ring : tables_.sends_of(role)) {
+    for (const blink_reader& reader : tables_.readers_of(tables_.ring(ring))) {
       if (reader.write_offset == kNowhere) continue;
       if (const int code = comm_.await_entry(static_cast<int>(reader.rank))) return code;
     }
@@ -151,8 +146,8 @@ int blink_op::await_readers_entry(const blink_role& role) {
 
 int blink_op::execute(const blink_role& role, std::int64_t index) {
   const std::size_t item = tables_.kernel->itemsize;
-  const std::int64_t before = index * tables_.chunk_elements;
-  const auto elements = static_cast<std::size_t>(std::min(tables_.chunk_elements, role.length - before));
+  const std::int64_t before = index * tables_.numbers.chunk_elements;
+  const auto elements = static_cast<std::size_t>(std::min(tables_.numbers.chunk_elements, role.length - before));
   const Chunk chunk{index, static_cast<std::size_t>(before) * item, elements, elements * item};
   if (const int code = await_readers_entry(role)) return code;
   for (std::int64_t i = 0; i < role.receives; ++i) {
@@ -181,9 +176,9 @@ int blink_op::execute(const blink_role& role, std::int64_t index) {
 
 // After an execution: messages are given back (those after the first `acknowledged`), the new one is announced.
 void blink_op::publish(const blink_role& role, const Chunk& chunk, std::int64_t acknowledged) {
-  for (std::int64_t i = 0; i < role.sends; ++i) {
-    const std::size_t number = tables_.ring_number(role, i);
-    line(comm_.rank(), tables_.rings[number].line).value.store(stamp(++sent_[number]), std::memory_order_release);
+  for (const std::int64_t ring : tables_.sends_of(role)) {
+    const std::uint64_t count = ++sent_[static_cast<std::size_t>(ring)];
+    line(comm_.rank(), tables_.ring(ring).line).value.store(stamp(count), std::memory_order_release);
   }
   for (std::int64_t i = acknowledged; i < role.receives; ++i) acknowledge(tables_.receive(role, i), chunk);
   wake_readers(role);
@@ -197,10 +192,9 @@ void blink_op::publish(const blink_role& role, const Chunk& chunk, std::int64_t 
 void blink_op::wake_readers(const blink_role& role) {
   if (role.sends == 0) return;
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  for (std::int64_t i = 0; i < role.sends; ++i) {
-    const blink_ring& ring = tables_.ring(role, i);
-    for (std::int64_t j = 0; j < ring.readers; ++j) {
-      comm_.wake_unfenced(static_cast<int>(tables_.reader(ring, j).rank));
+  for (const std::int64_t ring : tables_.sends_of(role)) {
+    for (const blink_reader& reader : tables_.readers_of(tables_.ring(ring))) {
+      comm_.wake_unfenced(static_cast<int>(reader.rank));
     }
   }
 }
@@ -305,19 +299,17 @@ int blink_op::collect_targets(const blink_role& role, const Chunk& chunk) {
   private_targets_.clear();
   writes_others_ = false;
   collect_own_target(role, chunk.bytes_before);
-  for (std::int64_t i = 0; i < role.sends; ++i) {
-    const std::size_t number = tables_.ring_number(role, i);
-    const blink_ring& ring = tables_.rings[number];
+  for (const std::int64_t number : tables_.sends_of(role)) {
+    const blink_ring& ring = tables_.ring(number);
     bool staged = false;
-    for (std::int64_t j = 0; j < ring.readers; ++j) {
-      const blink_reader& reader = tables_.reader(ring, j);
+    for (const blink_reader& reader : tables_.readers_of(ring)) {
       if (!routes_.writes(ring, reader, chunk.index)) {
         staged = true;
       } else if (!collect_write(reader, chunk)) {
         return not_lent(role, static_cast<int>(reader.rank), chunk.index);
       }
     }
-    if (staged && !routes_.exports(ring)) targets_.push_back(routes_.slot(ring, sent_[number]));
+    if (staged && !routes_.exports(ring)) targets_.push_back(routes_.slot(ring, sent_[static_cast<std::size_t>(number)]));
   }
   return BLINK_OK;
 }
@@ -435,8 +427,8 @@ int blink_op::read_private(const blink_role& role, const blink_receive& receive,
 // what this call has read.
 void blink_op::copy_result(void* target, const void* source, std::size_t bytes) const {
   const auto* at = static_cast<const unsigned char*>(target);
-  const bool was_read = input_ != nullptr && at < input_ + tables_.input_bytes && at + bytes > input_;
-  const bool result = output_ != nullptr && at >= output_ && at < output_ + tables_.output_bytes;
+  const bool was_read = input_ != nullptr && at < input_ + tables_.numbers.input_bytes && at + bytes > input_;
+  const bool result = output_ != nullptr && at >= output_ && at < output_ + tables_.numbers.output_bytes;
   if (past_caches_ && result && !was_read) {
     blink::copy_past_caches(target, source, bytes);
   } else {
@@ -501,17 +493,17 @@ int blink_op::execute_inline(const blink_role& role) {
       sources_.push_back(block);
     }
     collect_own_target(role, from);
-    for (std::int64_t i = 0; i < role.sends; ++i) {
-      targets_.push_back(routes_.block(tables_.ring(role, i), number).data(total));
+    for (const std::int64_t ring : tables_.sends_of(role)) {
+      targets_.push_back(routes_.block(tables_.ring(ring), number).data(total));
     }
     if (!targets_.empty()) combine(role, sources_, targets_, bytes, own);
-    for (std::int64_t i = 0; i < role.sends; ++i) {
-      routes_.block(tables_.ring(role, i), number).flag.store(flag(), std::memory_order_release);
+    for (const std::int64_t ring : tables_.sends_of(role)) {
+      routes_.block(tables_.ring(ring), number).flag.store(flag(), std::memory_order_release);
     }
   }
   blink::Counters& stats = comm_.stats();
-  for (std::int64_t i = 0; i < role.receives; ++i) {
-    comm_.has_entered(static_cast<int>(tables_.receive(role, i).rank));
+  for (const blink_receive& receive : tables_.receives_of(role)) {
+    comm_.has_entered(static_cast<int>(receive.rank));
     ++stats.messages;
     stats.message_bytes += total;
     stats.inline_bytes += total;

@@ -20,7 +20,7 @@ struct blink_op {
   // Whether its input and its output are of at most `bytes` each.
   bool fits(std::size_t bytes) const {
     const auto most = static_cast<std::int64_t>(bytes);
-    return tables_.input_bytes <= most && tables_.output_bytes <= most;
+    return tables_.numbers.input_bytes <= most && tables_.numbers.output_bytes <= most;
   }
 
  private:
@@ -71,7 +71,7 @@ struct blink_op {
   }
   // Control words: the call's number, and below it how many of its messages, or what it is.
   std::uint64_t stamp(std::uint64_t count) const { return comm_.sequence() << blink::kCountBits | count; }
-  std::uint64_t flag() const { return stamp(tables_.signature & static_cast<std::uint64_t>(blink::kMostMessages)); }
+  std::uint64_t flag() const { return stamp(tables_.numbers.signature & static_cast<std::uint64_t>(blink::kMostMessages)); }
 
   blink_comm& comm_;
   const std::unique_ptr<const blink::Tables> owned_tables_;

@@ -3,7 +3,7 @@
 namespace blink {
 
 std::int64_t Routes::place_to_lend(const void* buffer, std::int64_t bytes, bool privately) const {
-  if (tables_.inline_messages || buffer == nullptr || bytes == 0) return kNowhere;
+  if (tables_.numbers.inline_messages != 0 || buffer == nullptr || bytes == 0) return kNowhere;
   const std::int64_t offset = comm_.heap_offset(buffer, bytes);
   return offset == kNowhere && privately ? private_place(buffer) : offset;
 }
@@ -11,7 +11,7 @@ std::int64_t Routes::place_to_lend(const void* buffer, std::int64_t bytes, bool 
 bool Routes::exports(const blink_ring& ring) const {
   if (ring.direct_read == BLINK_READ_NONE) return false;
   const std::int64_t mine = ring.direct_read == BLINK_READ_INPUT ? my_input_ : my_output_;
-  return mine != kNowhere && (ring.split == 0 || place_of_output(tables_.reader(ring, 0)) != kNowhere);
+  return mine != kNowhere && (ring.split == 0 || place_of_output(*tables_.readers_of(ring).begin()) != kNowhere);
 }
 
 bool Routes::writes(const blink_ring& ring, const blink_reader& reader, std::int64_t chunk) const {

@@ -69,7 +69,7 @@ class Routes {
   // Lines that a peer has just read are slow to write again: small calls move on through the area.
   std::int64_t shift() const {
     const std::uint64_t calls = comm_.sequence() / kBanks;
-    return static_cast<std::int64_t>(calls % static_cast<std::uint64_t>(tables_.shifts)) * tables_.shift_bytes;
+    return static_cast<std::int64_t>(calls % static_cast<std::uint64_t>(tables_.numbers.shifts)) * tables_.numbers.shift_bytes;
   }
 
   const blink_comm& comm_;

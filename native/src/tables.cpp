@@ -59,23 +59,23 @@ class Check {
 
  private:
   bool sizes() const {
-    return t_.chunk_elements >= 1 && within(0, t_.input_bytes, kMostBytes) && within(0, t_.output_bytes, kMostBytes) &&
-           within(0, t_.shift_bytes, area()) && t_.shift_bytes % unit() == 0 && t_.shifts >= 1 &&
-           (t_.shift_bytes > 0 ? t_.shifts <= area() / t_.shift_bytes : t_.shifts <= 1);
+    return t_.numbers.chunk_elements >= 1 && within(0, t_.numbers.input_bytes, kMostBytes) && within(0, t_.numbers.output_bytes, kMostBytes) &&
+           within(0, t_.numbers.shift_bytes, area()) && t_.numbers.shift_bytes % unit() == 0 && t_.numbers.shifts >= 1 &&
+           (t_.numbers.shift_bytes > 0 ? t_.numbers.shifts <= area() / t_.numbers.shift_bytes : t_.numbers.shifts <= 1);
   }
 
   bool is_right(const blink_role& r) const {
     return within(0, r.length, kMostElements) && within(r.offset, 0, kMostTicks) &&
-           r.chunks == (r.length + t_.chunk_elements - 1) / t_.chunk_elements &&
-           !(t_.inline_messages && r.chunks > 1) && placed(r.source, r.length * item_, t_.input_bytes, item_) &&
-           placed(r.target, r.length * item_, t_.output_bytes, item_) && r.divisor >= 1 && r.divisor <= kMostDivisor &&
+           r.chunks == (r.length + t_.numbers.chunk_elements - 1) / t_.numbers.chunk_elements &&
+           !(t_.numbers.inline_messages && r.chunks > 1) && placed(r.source, r.length * item_, t_.numbers.input_bytes, item_) &&
+           placed(r.target, r.length * item_, t_.numbers.output_bytes, item_) && r.divisor >= 1 && r.divisor <= kMostDivisor &&
            within(r.first_receive, r.receives, t_.receives) && within(r.first_send, r.sends, t_.sends) &&
            within(r.own_operand_index, 0, r.receives) && !(r.source == kNowhere && r.receives == 0);
   }
 
   bool is_right(const blink_receive& r) const {
     return is_peer(r.rank) && is_line(r.line) && is_line(r.ack_line) && is_ring(r.staging, r.stride, r.slots) &&
-           within(r.queue, 1, static_cast<std::int64_t>(t_.queues)) && within(r.direct_read, 0, BLINK_READ_OUTPUT) &&
+           within(r.queue, 1, t_.numbers.queue_count) && within(r.direct_read, 0, BLINK_READ_OUTPUT) &&
            r.direct_offset >= 0 && placed(r.direct_offset, 0, kMostBytes, item_) && is_flag(r.direct_write) &&
            within(r.reply_to, 0, shape_.ranks) && is_flag(r.split) &&
            !(r.split != 0 && (r.direct_write == 0 || r.direct_read != BLINK_READ_INPUT));
@@ -85,7 +85,7 @@ class Check {
     return is_line(r.line) && is_ring(r.staging, r.stride, r.slots) && within(r.first_reader, r.readers, t_.readers) &&
            within(r.direct_read, 0, BLINK_READ_OUTPUT) && within(r.reply_to, 0, shape_.ranks) && is_flag(r.split) &&
            !(r.split != 0 &&
-             (r.direct_read != BLINK_READ_INPUT || r.readers != 1 || t_.reader(r, 0).write_offset == kNowhere));
+             (r.direct_read != BLINK_READ_INPUT || r.readers != 1 || t_.readers_of(r).begin()->write_offset == kNowhere));
   }
 
   bool is_right(const blink_reader& r) const {
@@ -94,36 +94,31 @@ class Check {
 
   // Messages of which the sender moves half are nothing but its input.
   bool splits_its_input(const blink_role& role) const {
-    for (std::int64_t i = 0; i < role.sends; ++i) {
-      if (t_.ring(role, i).split != 0 && (role.receives > 0 || role.source == kNowhere)) return false;
-    }
-    return true;
+    const auto sends = t_.sends_of(role);
+    return (role.receives == 0 && role.source != kNowhere) ||
+           std::none_of(sends.begin(), sends.end(), [this](std::int64_t ring) { return t_.ring(ring).split != 0; });
   }
 
   // Whether a role's messages fit into all their rings.
   bool has_room(const blink_role& role) const {
-    const std::int64_t bytes = std::min(role.length, t_.chunk_elements) * item_;
+    const std::int64_t bytes = std::min(role.length, t_.numbers.chunk_elements) * item_;
     const std::int64_t needed =
-        t_.inline_messages ? (bytes + BLINK_PAYLOAD_BYTES - 1) / BLINK_PAYLOAD_BYTES * BLINK_BLOCK_BYTES : bytes;
-    for (std::int64_t i = 0; i < role.receives; ++i) {
-      if (needed > t_.receive(role, i).stride) return false;
-    }
-    for (std::int64_t i = 0; i < role.sends; ++i) {
-      if (needed > t_.ring(role, i).stride) return false;
-    }
-    return true;
+        t_.numbers.inline_messages ? (bytes + BLINK_PAYLOAD_BYTES - 1) / BLINK_PAYLOAD_BYTES * BLINK_BLOCK_BYTES : bytes;
+    const auto receives = t_.receives_of(role);
+    const auto sends = t_.sends_of(role);
+    return std::all_of(receives.begin(), receives.end(), [=](const auto& receive) { return needed <= receive.stride; }) &&
+           std::all_of(sends.begin(), sends.end(), [=](std::int64_t ring) { return needed <= t_.ring(ring).stride; });
   }
 
   // Whether every queue's messages of one call can be counted in a control word.
   bool is_countable() const {
-    std::vector<std::int64_t> received(t_.queues, 0), sent(t_.rings.size(), 0);
+    std::vector<std::int64_t> received(static_cast<std::size_t>(t_.numbers.queue_count), 0), sent(t_.rings.size(), 0);
     for (const blink_role& role : t_.roles) {
-      for (std::int64_t i = 0; i < role.receives; ++i) {
-        if ((received[static_cast<std::size_t>(t_.receive(role, i).queue)] += role.chunks) > kMostMessages)
-          return false;
+      for (const blink_receive& receive : t_.receives_of(role)) {
+        if ((received[static_cast<std::size_t>(receive.queue)] += role.chunks) > kMostMessages) return false;
       }
-      for (std::int64_t i = 0; i < role.sends; ++i) {
-        if ((sent[t_.ring_number(role, i)] += role.chunks) > kMostMessages) return false;
+      for (const std::int64_t ring : t_.sends_of(role)) {
+        if ((sent[static_cast<std::size_t>(ring)] += role.chunks) > kMostMessages) return false;
       }
     }
     return true;
@@ -132,14 +127,14 @@ class Check {
   bool is_line(std::int64_t line) const { return within(line, 1, shape_.lines); }
   bool is_peer(std::int64_t rank) const { return within(rank, 1, shape_.ranks) && rank != rank_; }
   bool is_ring(std::int64_t at, std::int64_t stride, std::int64_t slots) const {
-    const std::int64_t room = area() - t_.shift_bytes * (t_.shifts - 1);
+    const std::int64_t room = area() - t_.numbers.shift_bytes * (t_.numbers.shifts - 1);
     return slots >= 1 && slots <= kMostMessages && within(at, 0, room) && within(stride, 0, room) && at % unit() == 0 &&
            stride % unit() == 0 && stride <= (room - at) / slots;
   }
 
   // What a rank and bank has for messages of this kind, and what it is cut into.
-  std::int64_t area() const { return t_.inline_messages ? shape_.inline_bytes : shape_.staging_bytes; }
-  std::int64_t unit() const { return t_.inline_messages ? BLINK_BLOCK_BYTES : static_cast<std::int64_t>(kLineBytes); }
+  std::int64_t area() const { return t_.numbers.inline_messages ? shape_.inline_bytes : shape_.staging_bytes; }
+  std::int64_t unit() const { return t_.numbers.inline_messages ? BLINK_BLOCK_BYTES : static_cast<std::int64_t>(kLineBytes); }
 
   const Tables& t_;
   const blink_shape& shape_;
@@ -169,19 +164,9 @@ std::unique_ptr<const Tables> read_tables(const blink_tables& given, const blink
       given.queue_count > kMostRows) {
     return nullptr;
   }
-  t.signature = given.signature;
-  t.what = given.what;
-  t.count = given.count;
+  t.numbers = given;
+  t.numbers.chunk_elements = std::min(given.chunk_elements, kMostElements);
   t.kernel = find_kernel(given.dtype, given.op);
-  t.chunk_elements = std::min(given.chunk_elements, kMostElements);
-  t.shift_bytes = given.shift_bytes;
-  t.shifts = given.shifts;
-  t.inline_messages = given.inline_messages != 0;
-  t.direct_read_in_place = given.direct_read_in_place != 0;
-  t.direct_write_in_place = given.direct_write_in_place != 0;
-  t.input_bytes = given.input_bytes;
-  t.output_bytes = given.output_bytes;
-  t.queues = static_cast<std::size_t>(given.queue_count);
   if (t.kernel == nullptr || !Check(t, shape, rank).all()) return nullptr;
   if (given.cross_memory != 0) {
     const auto read_in = [&t](std::int64_t where) {

@@ -14,33 +14,43 @@
 
 namespace blink {
 
+// Rows that follow one another.
+template <class Row>
+struct Range {
+  const Row* first;
+  const Row* last;
+  const Row* begin() const { return first; }
+  const Row* end() const { return last; }
+};
+
 struct Tables {
-  std::uint64_t signature = 0, what = 0;
-  std::int64_t count = 0;
+  blink_tables numbers{};  // as given, but for the tables, which may be gone
   const Kernel* kernel = nullptr;
-  std::int64_t chunk_elements = 0;
-  std::int64_t shift_bytes = 0, shifts = 1;
-  bool inline_messages = false, direct_read_in_place = false, direct_write_in_place = false;
   bool lends_input = false, lends_output = false;  // also where it is private memory
-  std::int64_t input_bytes = 0, output_bytes = 0;
   std::int64_t first_tick = 0, last_tick = 0;
-  std::size_t queues = 0;
   std::vector<blink_role> roles;
   std::vector<blink_receive> receives;
   std::vector<std::int64_t> sends;
   std::vector<blink_ring> rings;
   std::vector<blink_reader> readers;
 
+  Range<blink_receive> receives_of(const blink_role& role) const {
+    return range(receives, role.first_receive, role.receives);
+  }
   const blink_receive& receive(const blink_role& role, std::int64_t i) const {
     return receives[static_cast<std::size_t>(role.first_receive + i)];
   }
-  // The number of the ring that the role's i-th send goes into.
-  std::size_t ring_number(const blink_role& role, std::int64_t i) const {
-    return static_cast<std::size_t>(sends[static_cast<std::size_t>(role.first_send + i)]);
+  // The numbers of the rings that the role's sends go into.
+  Range<std::int64_t> sends_of(const blink_role& role) const { return range(sends, role.first_send, role.sends); }
+  const blink_ring& ring(std::int64_t number) const { return rings[static_cast<std::size_t>(number)]; }
+  Range<blink_reader> readers_of(const blink_ring& ring) const {
+    return range(readers, ring.first_reader, ring.readers);
   }
-  const blink_ring& ring(const blink_role& role, std::int64_t i) const { return rings[ring_number(role, i)]; }
-  const blink_reader& reader(const blink_ring& ring, std::int64_t i) const {
-    return readers[static_cast<std::size_t>(ring.first_reader + i)];
+
+ private:
+  template <class Row>
+  static Range<Row> range(const std::vector<Row>& rows, std::int64_t first, std::int64_t count) {
+    return {rows.data() + first, rows.data() + first + count};
   }
 };
 
