@@ -195,15 +195,6 @@ void Bench::run(const Case& at, const std::vector<Elements>& inputs) {
   expect(wrong.empty(), "%s%s", wrong.empty() ? "" : describe(at, Wire::kNumber).c_str(), wrong.c_str());
 }
 
-// Half of the floats are small numbers, so that sums and products stay finite, and zeros; the others are any bits.
-std::uint64_t random_element(const Definition& of, std::mt19937_64& random) {
-  const std::uint64_t bits = random();
-  if (of.type.kind == Kind::kBool) return bits & 1;
-  if (of.type.is_float() && (bits & 15) == 1) return of.narrow((bits & 16) != 0 ? 0.0 : -0.0);
-  if (of.type.is_float() && (bits & 1) != 0) return of.narrow((static_cast<double>(bits >> 44) - 524288.0) / 131072.0);
-  return (bits >> 7) & of.mask();
-}
-
 void run_everywhere(Bench& bench, const Case& at, std::mt19937_64& random) {
   if (blink_test::failures >= 5) return;
   std::vector<Elements> inputs(at.messages + (at.own_operand == blink::kNoOwnOperand ? 0 : 1));

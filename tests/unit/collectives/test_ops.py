@@ -184,18 +184,6 @@ def test_min_and_max_return_nan_and_are_exact_about_zeros(name: str) -> None:
         assert np.signbit(got[4:6].astype(np.float64)).tolist() == [True, False]  # equal: the second operand
 
 
-def test_integers_wrap() -> None:
-    assert folded("int8", "sum", [127], [1]).tolist() == [-128]
-    assert folded("uint8", "prod", [16], [17]).tolist() == [16]
-    assert folded("int64", "prod", [2**62], [2]).tolist() == [-(2**63)]
-
-
-def test_bits_of_integers() -> None:
-    assert folded("int8", "band", [-4], [7]).tolist() == [4]
-    assert folded("uint16", "bor", [0xF00F], [0x0FF0]).tolist() == [0xFFFF]
-    assert folded("int32", "bxor", [-1], [5]).tolist() == [-6]
-
-
 def test_booleans() -> None:
     a, b = [False, False, True, True], [False, True, False, True]
     found = {op: folded("bool", op, a, b).tolist() for op, row in OPS.items() if DTYPES["bool"].serves(row)}
@@ -211,23 +199,28 @@ def test_booleans() -> None:
     }
 
 
-def test_integer_average_truncates_toward_zero_as_in_c() -> None:
-    assert folded("int32", "avg", [7, -7, 6, -6, 0, 1, -1], divisor=3).tolist() == [2, -2, 2, -2, 0, 0, 0]
-
-
 @pytest.mark.parametrize(
-    ("name", "value", "divisor", "wanted"),
+    ("name", "op", "operands", "divisor", "wanted"),
     [
-        ("int8", -128, 128, -1),
-        ("int8", 127, 200, 0),
-        ("uint8", 255, 300, 0),
-        ("uint64", 2**64 - 1, 2, 2**63 - 1),
-        ("int64", -(2**63), 3, -(2**63 // 3)),
-        ("uint8", 255, 2, 127),
+        ("int8", "sum", ([127], [1]), 1, [-128]),
+        ("uint8", "prod", ([16], [17]), 1, [16]),
+        ("int64", "prod", ([2**62], [2]), 1, [-(2**63)]),
+        ("int8", "band", ([-4], [7]), 1, [4]),
+        ("uint16", "bor", ([0xF00F], [0x0FF0]), 1, [0xFFFF]),
+        ("int32", "bxor", ([-1], [5]), 1, [-6]),
+        ("int32", "avg", ([7, -7, 6, -6, 0, 1, -1],), 3, [2, -2, 2, -2, 0, 0, 0]),  # toward zero, as in C
+        ("int8", "avg", ([-128],), 128, [-1]),
+        ("int8", "avg", ([127],), 200, [0]),
+        ("uint8", "avg", ([255],), 300, [0]),
+        ("uint64", "avg", ([2**64 - 1],), 2, [2**63 - 1]),
+        ("int64", "avg", ([-(2**63)],), 3, [-(2**63 // 3)]),
+        ("uint8", "avg", ([255],), 2, [127]),
     ],
 )
-def test_integer_average_at_the_ends_of_the_range(name: str, value: int, divisor: int, wanted: int) -> None:
-    assert folded(name, "avg", [value], divisor=divisor).tolist() == [wanted]
+def test_integers_wrap_and_averages_truncate(
+    name: str, op: str, operands: tuple[list[int], ...], divisor: int, wanted: list[int]
+) -> None:
+    assert folded(name, op, *operands, divisor=divisor).tolist() == wanted
 
 
 @pytest.mark.parametrize("name", ["float32", "float64"])

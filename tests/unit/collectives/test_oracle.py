@@ -9,7 +9,6 @@ import pytest
 
 from blinkccl.collectives.ops import DTYPES, OPS, fold, scalars
 from blinkccl.collectives.oracle import (
-    check_inputs,
     make_inputs,
     make_scales,
     mismatch,
@@ -105,7 +104,7 @@ def combined(dtype: str, op: str, values: list[np.ndarray]) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("dtype", "op"), SERVED)
-@pytest.mark.parametrize("ranks", [4, 8, 13])
+@pytest.mark.parametrize("ranks", [4, 8, 13, 64])
 def test_made_inputs_are_exact_in_every_order(dtype: str, op: str, ranks: int) -> None:
     """Also if every partial result is rounded to the type, as on the way up a tree."""
     coll = a_collective("allreduce", ranks)
@@ -139,21 +138,6 @@ def test_a_rank_left_out_shows(dtype: str, op: str) -> None:
         assert without.tobytes() != whole.tobytes(), rank
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float8_e4m3fn", "float8_e5m2", "int8"])
-@pytest.mark.parametrize("op", ["sum", "prod", "avg"])
-def test_made_inputs_are_exact_on_many_ranks(dtype: str, op: str) -> None:
-    coll = a_collective("allreduce", 64)
-    inputs = [x for x in make_inputs(coll, 40, dtype, 1, op) if x is not None]
-    results = []
-    for order in (inputs, inputs[::-1]):
-        total = order[0]
-        for value in order[1:]:
-            total = combined(dtype, op, [total, value])
-        results.append(total)
-    assert results[0].tobytes() == results[1].tobytes()
-    assert np.all(np.isfinite(results[0].astype(np.float64)))
-
-
 def test_made_inputs_repeat_by_seed_and_differ_by_rank() -> None:
     coll = a_collective("allgather")
     one, two = make_inputs(coll, 50, "int32", 3), make_inputs(coll, 50, "int32", 3)
@@ -172,23 +156,19 @@ def test_count_zero() -> None:
 
 
 @pytest.mark.parametrize(
-    ("inputs", "message"),
+    ("name", "inputs", "message"),
     [
-        (rows([1], [2]), "needs as many input buffers, got 2"),
-        (rows([1], None, [3]), "rank 1's input: expected 1 block"),
-        (rows([1], [1, 2], [3]), "rank 1's input has 2 elements, expected 1 block"),
-        ([np.zeros((1, 1), np.int32)] * 3, "flatten it"),
-        ([np.zeros(1, np.int32), np.zeros(1, np.int64), np.zeros(1, np.int32)], "rank 1's input is int64"),
+        ("allreduce", rows([1], [2]), "needs as many input buffers, got 2"),
+        ("allreduce", rows([1], None, [3]), "rank 1's input: expected 1 block"),
+        ("allreduce", rows([1], [1, 2], [3]), "rank 1's input has 2 elements, expected 1 block"),
+        ("allreduce", [np.zeros((1, 1), np.int32)] * 3, "flatten it"),
+        ("allreduce", [np.zeros(1, np.int32), np.zeros(1, np.int64), np.zeros(1, np.int32)], "rank 1's input is int64"),
+        ("broadcast", rows([1], [1], None), "rank 0's input: expected none, got one"),
     ],
 )
-def test_wrong_inputs_name_the_rank(inputs: list[np.ndarray | None], message: str) -> None:
+def test_wrong_inputs_name_the_rank(name: str, inputs: list[np.ndarray | None], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        oracle(a_collective("allreduce"), inputs)
-
-
-def test_superfluous_input_is_refused() -> None:
-    with pytest.raises(UsageError, match="rank 0's input: expected none, got one"):
-        check_inputs(a_collective("broadcast"), rows([1], [1], None))
+        oracle(a_collective(name), inputs)
 
 
 def test_mismatch_names_the_first_wrong_element() -> None:

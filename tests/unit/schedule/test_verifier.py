@@ -16,6 +16,7 @@ from blinkccl.schedule.program import Channel, Program, Queue, Role
 from blinkccl.schedule.verifier import verify, violations
 from blinkccl.testing.faults import FAULTS
 from blinkccl.testing.forests import random_forest
+from blinkccl.testing.programs import random_program
 
 CHAIN = lower(chain_allreduce(), slots=1)
 TOPOLOGY = chain_allreduce().topology
@@ -238,17 +239,22 @@ def test_one_slot_and_the_order_of_the_tick() -> None:
     assert violations(lower(ring_allreduce(4), slots=1), clique(4)) == []
 
 
+@pytest.mark.parametrize("odd", [False, True])
 @pytest.mark.parametrize("name", FAULTS)
-def test_planted_faults_are_refused_with_their_cause(name: str) -> None:
+def test_planted_faults_are_refused_with_their_cause(name: str, odd: bool) -> None:
+    """In programs as we lower them, and in odd ones that lowering would never make."""
     planted = 0
-    for seed in range(80):
+    for seed in range(100):
         random = Random(seed)
-        made = random_forest(random)
-        program = lower(made, random.choice([1, 2]), random.choice([None, 1]))
+        if odd:
+            program, topology = random_program(random)
+        else:
+            made = random_forest(random)
+            program, topology = lower(made, random.choice([1, 2]), random.choice([None, 1])), made.topology
         damaged = FAULTS[name].plant(program, random)
         if damaged is not None:
             planted += 1
-            found = violations(damaged, made.topology)
+            found = violations(damaged, topology)
             assert any(FAULTS[name].cause in text for text in found), (seed, found)
     assert planted >= 10
 
