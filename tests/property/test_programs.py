@@ -30,7 +30,7 @@ from blinkccl.schedule.liveness import atomic_liveness_fault
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.schedule.verifier import violations
-from blinkccl.schedule.wiring import connect, steps_of
+from blinkccl.schedule.wiring import connect
 from blinkccl.testing.execution import difference, ragged_counts
 from blinkccl.testing.faults import FAULTS
 from blinkccl.testing.forests import random_collective, random_forest
@@ -279,7 +279,7 @@ def test_engines_need_no_more_slots_than_the_verifier(engine: str, seed: int) ->
 
 def moving_all_at_once_deadlocks(program: Program) -> bool:
     """A block on a GPU does not begin with an execution before it has all messages and slots."""
-    return atomic_liveness_fault(program, steps_of(program), connect(program)) is not None
+    return atomic_liveness_fault(program) is not None
 
 
 @pytest.mark.parametrize("name", ["deadlock", "skew"])

@@ -24,7 +24,7 @@ from blinkccl.native.headers import header
 from blinkccl.schedule.chunking import placements
 from blinkccl.schedule.liveness import atomic_liveness_fault
 from blinkccl.schedule.program import Program, Role
-from blinkccl.schedule.wiring import connect, name_role, steps_of
+from blinkccl.schedule.wiring import name_role
 
 #: A warp looks after the counters of an execution: a thread for each end.
 MAX_ENDS = 32
@@ -168,7 +168,6 @@ def _fit(first: Role, second: Role, most_ends: int) -> bool:
 
 
 def _refuse(program: Program) -> None:
-    steps = steps_of(program)
     for index, part in enumerate(program.slices):
         finest = max(part.start.denominator, part.stop.denominator)
         if finest >= MAX_DENOMINATOR:
@@ -180,7 +179,7 @@ def _refuse(program: Program) -> None:
         ends = len(role.receives) + len(role.sends)
         if ends > MAX_ENDS:
             raise UnsupportedError(
-                f"{name_role(role, steps[index])} receives from {len(role.receives)} and sends to {len(role.sends)} "
+                f"{name_role(program, index)} receives from {len(role.receives)} and sends to {len(role.sends)} "
                 f"ranks at once: generated code serves {MAX_ENDS} ends per role; plan trees with fewer branches"
             )
 
@@ -188,7 +187,7 @@ def _refuse(program: Program) -> None:
 def _deadlock(program: Program, slots: int | None) -> str | None:
     if slots is not None:
         program = replace(program, channels=tuple(replace(channel, slots=slots) for channel in program.channels))
-    return atomic_liveness_fault(program, steps_of(program), connect(program))
+    return atomic_liveness_fault(program)
 
 
 def _contributions(program: Program, role: Role) -> int:

@@ -22,10 +22,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from blinkccl.schedule.program import Program
-from blinkccl.schedule.wiring import Arc, Wiring, name_role
+from blinkccl.schedule.wiring import Arc, Wiring, connect, name_role
 
 
-def liveness_fault(program: Program, steps: list[int], wiring: Wiring) -> str | None:
+def liveness_fault(program: Program, wiring: Wiring) -> str | None:
     """The cycle that deadlocks, in words, or None if the program is live for every size.
 
     Linear in roles and messages where no arc has negative tokens (all that our lowering makes), else Bellman and Ford's
@@ -38,10 +38,10 @@ def liveness_fault(program: Program, steps: list[int], wiring: Wiring) -> str | 
     cycle = _cycle(fine.nodes, fine.arcs)
     if cycle is None:
         return None
-    return _circle(program, steps, [arcs[i] for i in reversed(cycle) if i < len(arcs)])
+    return _circle(program, [arcs[i] for i in reversed(cycle) if i < len(arcs)])
 
 
-def atomic_liveness_fault(program: Program, steps: list[int], wiring: Wiring) -> str | None:
+def atomic_liveness_fault(program: Program) -> str | None:
     """As :func:`liveness_fault`, for ranks that run differently: as the blocks of a GPU do.
 
     An execution waits for all its messages and all its slots before it moves any, which makes a role one action; and a
@@ -50,15 +50,15 @@ def atomic_liveness_fault(program: Program, steps: list[int], wiring: Wiring) ->
     channels: dict[tuple[int, int], list[int]] = {}
     for index, role in enumerate(program.roles):
         channels.setdefault((role.rank, role.channel), []).append(index)
-    arcs = _in_order(channels.values()) + list(wiring.arcs)
+    arcs = _in_order(channels.values()) + list(connect(program).arcs)
     cycle = _cycle(len(program.roles), [(a.tail, a.head, a.tokens) for a in arcs])
-    return None if cycle is None else _circle(program, steps, [arcs[i] for i in reversed(cycle)])
+    return None if cycle is None else _circle(program, [arcs[i] for i in reversed(cycle)])
 
 
-def _circle(program: Program, steps: list[int], cycle: list[Arc]) -> str:
+def _circle(program: Program, cycle: list[Arc]) -> str:
     """A cycle, read backwards, in words."""
     tokens = sum(arc.tokens for arc in cycle)
-    waits = [_describe(program, steps, arc) for arc in _without_chains(cycle)]
+    waits = [_describe(program, arc) for arc in _without_chains(cycle)]
     return f"deadlock: a circle of waits with {tokens} tokens, where it takes 1 to go on: " + "; ".join(waits)
 
 
@@ -196,9 +196,9 @@ def _walk_back(start: int, entered: list[int], arcs: list[tuple[int, int, int]])
     return cycle[::-1]
 
 
-def _describe(program: Program, steps: list[int], arc: Arc) -> str:
-    head = name_role(program.roles[arc.head], steps[arc.head])
-    tail = name_role(program.roles[arc.tail], steps[arc.tail])
+def _describe(program: Program, arc: Arc) -> str:
+    head = name_role(program, arc.head)
+    tail = name_role(program, arc.tail)
     if arc.kind == "data":
         return f"{head} waits for a chunk from {tail}"
     if arc.kind == "credit":

@@ -37,8 +37,10 @@ Ranks here are positions 0 … N−1; ``ranks`` maps them to vertex ids.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 
 from blinkccl.collectives.spec import Block, Collective
 
@@ -114,3 +116,13 @@ class Program:
     roles: tuple[Role, ...]
     forest_hash: str = ""
     topology_hash: str = ""
+
+    @cached_property
+    def steps(self) -> tuple[int, ...]:
+        """For every role, its index in its rank's body: the step that messages to people name."""
+        seen: dict[int, int] = defaultdict(int)
+        steps = []
+        for role in self.roles:
+            steps.append(seen[role.rank])
+            seen[role.rank] += 1
+        return tuple(steps)

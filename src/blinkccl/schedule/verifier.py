@@ -18,7 +18,7 @@ from blinkccl.errors import VerificationError
 from blinkccl.schedule.chunking import Placement, placements
 from blinkccl.schedule.liveness import liveness_fault
 from blinkccl.schedule.program import Program, Role
-from blinkccl.schedule.wiring import Wiring, connect, name_role, steps_of
+from blinkccl.schedule.wiring import Wiring, connect, name_role
 from blinkccl.topology.model import Topology
 
 
@@ -45,15 +45,14 @@ def violations(program: Program, topology: Topology) -> list[str]:
     found = list(_table_faults(program, topology))
     if found:  # the other checks follow indexes, so they need valid ones
         return found
-    steps = steps_of(program)
     wiring = connect(program)
     found += wiring.faults
     found += _tiling_faults(program)
-    found += _holding_faults(program, steps, wiring) if not wiring.faults else []
-    deadlock = liveness_fault(program, steps, wiring)
+    found += _Propagation(program, wiring).faults() if not wiring.faults else []
+    deadlock = liveness_fault(program, wiring)
     if deadlock is not None:
         found.append(deadlock)
-    found += _overwrite_faults(program, steps)
+    found += _overwrite_faults(program)
     found += _load_faults(program, topology)
     return found
 
@@ -147,24 +146,16 @@ class _Value:
     completed: bool
 
 
-def _holding_faults(program: Program, steps: list[int], wiring: Wiring) -> list[str]:
-    """A sentence for every combination, completion or write that breaks the collective's definition.
-
-    Checked: a rank contributes only what it has, once; ``completes`` is set exactly once on every way,
-    exactly where all contributions are in; what is kept is complete and is kept where the collective
-    wants it, once; every destination gets every slice.
-
-    Notes
-    -----
-    Cost: O(roles + messages). Roles behind a missing message are left out: their cause is reported elsewhere.
-    """
-    return _Propagation(program, steps, wiring).faults()
-
-
 class _Propagation:
-    def __init__(self, program: Program, steps: list[int], wiring: Wiring) -> None:
+    """Finds every combination, completion or write that breaks the collective's definition, in linear time.
+
+    A rank contributes only what it has, once; ``completes`` is set exactly once on every way, exactly where all
+    contributions are in; what is kept is complete and is kept where the collective wants it, once; every destination
+    gets every slice. Roles behind a missing message are left out: their cause is reported elsewhere.
+    """
+
+    def __init__(self, program: Program, wiring: Wiring) -> None:
         self.program = program
-        self.steps = steps
         self.placements = placements(program.collective)
         self.full = {block: sum(1 << rank for rank in place.sources) for block, place in self.placements.items()}
         self.sender = {(arc.queue, arc.head): arc.tail for arc in wiring.data}
@@ -247,7 +238,7 @@ class _Propagation:
         if first != index:
             self._fault(
                 index,
-                f"it writes slice {role.slice} of {_block(block)}, which step {self.steps[first]} writes too",
+                f"it writes slice {role.slice} of {_block(block)}, which step {self.program.steps[first]} writes too",
             )
 
     def _check_all_written(self) -> None:
@@ -264,7 +255,7 @@ class _Propagation:
                     )
 
     def _fault(self, index: int, text: str) -> None:
-        self.found.append(f"{name_role(self.program.roles[index], self.steps[index])}: {text}")
+        self.found.append(f"{name_role(self.program, index)}: {text}")
 
 
 def _block(block: Block) -> str:
@@ -277,7 +268,7 @@ def _ranks(bits: int) -> str:
     return f"the contribution{s} of rank{s} {', '.join(ranks)}"
 
 
-def _overwrite_faults(program: Program, steps: list[int]) -> Iterator[str]:
+def _overwrite_faults(program: Program) -> Iterator[str]:
     """In place, a rank's input and output block of one item are the same memory: read before write.
 
     Chunk k is read in tick offset + k by every role that contributes, and must not have been overwritten
@@ -294,13 +285,13 @@ def _overwrite_faults(program: Program, steps: list[int]) -> Iterator[str]:
         writer = program.roles[write]
         if role.channel != writer.channel:
             yield (
-                f"{name_role(role, steps[index])} reads slice {role.slice}, which "
-                f"{name_role(writer, steps[write])} overwrites in place in another channel, in no fixed order"
+                f"{name_role(program, index)} reads slice {role.slice}, which "
+                f"{name_role(program, write)} overwrites in place in another channel, in no fixed order"
             )
-        elif (role.offset, steps[index]) > (writer.offset, steps[write]):
+        elif (role.offset, index) > (writer.offset, write):
             yield (
-                f"{name_role(role, steps[index])} reads chunks of slice {role.slice} at offset {role.offset} after "
-                f"{name_role(writer, steps[write])} has overwritten them in place at offset {writer.offset}"
+                f"{name_role(program, index)} reads chunks of slice {role.slice} at offset {role.offset} after "
+                f"{name_role(program, write)} has overwritten them in place at offset {writer.offset}"
             )
 
 

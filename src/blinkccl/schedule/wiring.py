@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from blinkccl.schedule.program import Program, Role
+from blinkccl.schedule.program import Program
 
 
 class Arc(NamedTuple):
@@ -43,19 +43,10 @@ class Wiring:
         return (arc for arc in self.arcs if arc.kind == "data")
 
 
-def steps_of(program: Program) -> list[int]:
-    """For every role, its index in its rank's body: the step that messages to people name."""
-    seen = [0] * len(program.ranks)
-    steps = []
-    for role in program.roles:
-        steps.append(seen[role.rank])
-        seen[role.rank] += 1
-    return steps
-
-
-def name_role(role: Role, step: int) -> str:
-    """How messages name a role."""
-    return f"rank {role.rank}, channel {role.channel}, step {step} ({role.stage} of share {role.share})"
+def name_role(program: Program, index: int) -> str:
+    """How messages name the role number ``index``."""
+    role = program.roles[index]
+    return f"rank {role.rank}, channel {role.channel}, step {program.steps[index]} ({role.stage} of share {role.share})"
 
 
 def connect(program: Program) -> Wiring:
@@ -67,7 +58,6 @@ def connect(program: Program) -> Wiring:
             senders[queue].append(index)
         for queue in role.receives:
             receivers[queue].append(index)
-    steps = steps_of(program)
     arcs: list[Arc] = []
     faults: list[str] = []
     for queue, ends in enumerate(program.queues):
@@ -83,15 +73,15 @@ def connect(program: Program) -> Wiring:
                 arcs.append(Arc(s, r, lag, "data", queue))
                 arcs.append(Arc(r, s, program.channels[sender.channel].slots - lag, "credit", queue))
                 continue
-        fault = _misfit(program, steps, queue, senders[queue], receivers[queue])
+        fault = _misfit(program, queue, senders[queue], receivers[queue])
         if fault is None:
-            arcs += _arcs(program, steps, queue, senders[queue], receivers[queue])
+            arcs += _arcs(program, queue, senders[queue], receivers[queue])
         else:
             faults.append(fault)
     return Wiring(tuple(arcs), tuple(faults))
 
 
-def _misfit(program: Program, steps: list[int], queue: int, senders: list[int], receivers: list[int]) -> str | None:
+def _misfit(program: Program, queue: int, senders: list[int], receivers: list[int]) -> str | None:
     """Why the two ends of a queue do not fit, or None."""
     roles = program.roles
     src, dst = program.queues[queue].src, program.queues[queue].dst
@@ -99,24 +89,23 @@ def _misfit(program: Program, steps: list[int], queue: int, senders: list[int], 
     for ends, rank, verb in ((senders, src, "sends into"), (receivers, dst, "receives from")):
         for index in ends:
             if roles[index].rank != rank:
-                return f"{name_role(roles[index], steps[index])} {verb} {where}, which does not end there"
+                return f"{name_role(program, index)} {verb} {where}, which does not end there"
     if len(senders) > len(receivers):
-        named = name_role(roles[senders[-1]], steps[senders[-1]])
+        named = name_role(program, senders[-1])
         return f"lost chunk: {named} sends into {where}, and no step of rank {dst} receives it"
     if len(receivers) > len(senders):
-        named = name_role(roles[receivers[-1]], steps[receivers[-1]])
+        named = name_role(program, receivers[-1])
         return f"{named} starves: it receives from {where}, and no step of rank {src} sends to it"
     if not senders:
         return f"{where} is used by no step"
     channels = dict.fromkeys(sorted(roles[i].channel for i in senders + receivers))
     if len(channels) > 1:
         return f"{where} is shared by channels {', '.join(map(str, channels))}; a queue belongs to one channel"
-    return _disorder(program, steps, where, _cycle(program, steps, senders), _cycle(program, steps, receivers))
+    return _disorder(program, where, _cycle(program, senders), _cycle(program, receivers))
 
 
 def _disorder(
     program: Program,
-    steps: list[int],
     where: str,
     sent: list[tuple[int, int]],
     received: list[tuple[int, int]],
@@ -126,30 +115,30 @@ def _disorder(
         sender, receiver = program.roles[s], program.roles[r]
         if sender.slice != receiver.slice:
             return (
-                f"wrong order: {name_role(receiver, steps[r])} expects slice {receiver.slice} from {where}, "
-                f"but {name_role(sender, steps[s])} sends slice {sender.slice} at this place"
+                f"wrong order: {name_role(program, r)} expects slice {receiver.slice} from {where}, "
+                f"but {name_role(program, s)} sends slice {sender.slice} at this place"
             )
         went, came = s_offset - sent[0][1], r_offset - received[0][1]
         if went != came:
             return (
-                f"wrong order: {name_role(receiver, steps[r])} receives from {where} {came} ticks after its "
-                f"first message, but {name_role(sender, steps[s])} sends {went} ticks after it; chunks of "
+                f"wrong order: {name_role(program, r)} receives from {where} {came} ticks after its "
+                f"first message, but {name_role(program, s)} sends {went} ticks after it; chunks of "
                 "several slices would be mixed up"
             )
     return None
 
 
-def _cycle(program: Program, steps: list[int], ends: list[int]) -> list[tuple[int, int]]:
+def _cycle(program: Program, ends: list[int]) -> list[tuple[int, int]]:
     """The roles at one end in the order of a tick, read from the one that fires first, with their offsets."""
     roles = program.roles
     if len(ends) == 1:
         return [(ends[0], roles[ends[0]].offset)]
-    order = sorted(ends, key=lambda i: steps[i])
-    first = order.index(min(order, key=lambda i: (roles[i].offset, steps[i])))
+    order = sorted(ends)  # all are of one rank, which walks through its roles in this order
+    first = order.index(min(order, key=lambda i: (roles[i].offset, i)))
     return [(i, roles[i].offset) for i in order[first:]] + [(i, roles[i].offset - 1) for i in order[:first]]
 
 
-def _arcs(program: Program, steps: list[int], queue: int, senders: list[int], receivers: list[int]) -> Iterator[Arc]:
+def _arcs(program: Program, queue: int, senders: list[int], receivers: list[int]) -> Iterator[Arc]:
     """Data and credit arcs of a queue whose ends fit.
 
     With m messages per tick, the i-th needs the slot of the message ``slots`` places before it: the
@@ -157,7 +146,7 @@ def _arcs(program: Program, steps: list[int], queue: int, senders: list[int], re
     slices have run out of chunks, it needs an older one; so this is the strictest case.
     """
     roles = program.roles
-    sent, received = _cycle(program, steps, senders), _cycle(program, steps, receivers)
+    sent, received = _cycle(program, senders), _cycle(program, receivers)
     slots, m = program.channels[roles[senders[0]].channel].slots, len(sent)
     lag = received[0][1] - sent[0][1]
     for i, ((s, s_read), (r, _)) in enumerate(zip(sent, received, strict=True)):
