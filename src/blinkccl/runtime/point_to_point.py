@@ -23,10 +23,15 @@ from blinkccl.runtime.timeouts import microseconds
 
 @dataclass(slots=True, eq=False)
 class Receive:
-    """What is wanted: ``source`` None is any."""
+    """What is wanted, ``source`` None: of any rank; and the buffer for it."""
 
     source: int | None
     tag: int
+    address: int = 0
+    nbytes: int = 0
+    deadline: float = 0.0
+    future: Future[int] = field(default_factory=Future)
+    since: float = field(default_factory=time.monotonic)
 
     def fits(self, source: int, tag: int) -> bool:
         """Whether a message from ``source`` with ``tag`` may go here."""
@@ -80,17 +85,6 @@ _SLICE_US = 50_000
 _SLICE_S = _SLICE_US / 1e6
 
 
-@dataclass(slots=True, eq=False)
-class _Posted(Receive):
-    """A receive with its buffer."""
-
-    address: int = 0
-    nbytes: int = 0
-    deadline: float = 0.0
-    future: Future[int] = field(default_factory=Future)
-    since: float = field(default_factory=time.monotonic)
-
-
 @dataclass(slots=True)
 class _Outgoing:
     address: int
@@ -133,7 +127,7 @@ class PointToPoint:
         """See :meth:`blinkccl.runtime.host_group.HostGroup.irecv`."""
         if src is not None:
             self._check_peer("receive from", src)
-        posted = _Posted(src, tag, address, nbytes, self._deadline(deadline_s))
+        posted = Receive(src, tag, address, nbytes, self._deadline(deadline_s))
         posted.future.set_running_or_notify_cancel()
         with self._changed:
             there = self._matching.post(posted)
@@ -167,10 +161,7 @@ class PointToPoint:
             if thread is not threading.current_thread():
                 thread.join()
         for posted in self._matching.posted:
-            if isinstance(posted, _Posted):
-                posted.future.set_exception(
-                    CommunicationError(f"rank {self._rank} closed its group before a message came")
-                )
+            posted.future.set_exception(CommunicationError(f"rank {self._rank} closed its group before a message came"))
         self._matching.posted.clear()
 
     # ---- threads
@@ -190,8 +181,9 @@ class PointToPoint:
             self._under_way["send", dst] = time.monotonic(), dst, message.tag
             try:
                 header = c.create_string_buffer(_HEADER.pack(message.tag, message.nbytes), _HEADER.size)
-                self._write(dst, c.addressof(header), _HEADER.size, message)
-                self._write(dst, message.address, message.nbytes, message)
+                parts = (c.addressof(header), _HEADER.size), (message.address, message.nbytes)
+                for address, size in parts:
+                    self._move(True, dst, address, size, message.deadline, message.nbytes, message.tag)
             except BaseException as error:
                 message.future.set_exception(error)
             else:
@@ -202,28 +194,35 @@ class PointToPoint:
             self._finished("send", dst)
             del message  # the next may be long in coming, and an array hangs on this one
 
-    def _write(self, dst: int, address: int, nbytes: int, message: _Outgoing) -> None:
+    def _move(
+        self, sends: bool, peer: int, address: int, size: int, deadline: float, nbytes: int, tag: int = 0
+    ) -> None:
+        """``size`` bytes of a message of ``nbytes`` that has begun, to or from ``peer``."""
+        library = self._library
+        stream = library.blink_stream_write if sends else library.blink_stream_read
+        verb, whom = ("send", f"to rank {peer}") if sends else ("receive", f"from rank {peer}")
         done = 0
-        while done < nbytes:
-            moved = self._library.blink_stream_write(
-                self._endpoint.handle, dst, address + done, nbytes - done, _SLICE_US
-            )
+        while done < size:
+            moved = stream(self._endpoint.handle, peer, address + done, size - done, _SLICE_US)
             if moved < 0:
-                raise self._endpoint.failure(-moved, f"send of {message.nbytes} bytes to rank {dst}")
+                raise self._endpoint.failure(-moved, f"{verb} of {nbytes} bytes {whom}")
             done += moved
-            if done < nbytes and moved == 0:
-                with self._changed:
-                    self._show()
-                if self._closed:
-                    raise CommunicationError(
-                        f"rank {self._rank} closed its group with a message to rank {dst} under way"
-                    )
-                if time.monotonic() > message.deadline:
-                    self._endpoint.abort(f"rank {self._rank} could not send to rank {dst} in time")
-                    raise DeadlineError(
-                        f"rank {self._rank} waited past the deadline for rank {dst} to receive {message.nbytes} "
-                        f"bytes with tag {message.tag}; is its receive missing?"
-                    )
+            if moved:
+                continue
+            with self._changed:
+                self._expire()
+                self._show()
+            if self._closed:
+                raise CommunicationError(f"rank {self._rank} closed its group with a message {whom} under way")
+            if time.monotonic() > deadline:
+                self._endpoint.abort(f"rank {self._rank} could not {verb} {whom} in time")
+                raise DeadlineError(
+                    f"rank {self._rank} waited past the deadline for rank {peer} to receive {nbytes} bytes with tag "
+                    f"{tag}; is its receive missing?"
+                    if sends
+                    else f"rank {self._rank} waited past the deadline for the rest of a message from rank {peer}: "
+                    f"{done} of {size} bytes came; is rank {peer} stuck?"
+                )
 
     def _receive_all(self, src: int) -> None:
         header = c.create_string_buffer(_HEADER.size)
@@ -260,7 +259,7 @@ class PointToPoint:
             while receive is None and not self._closed and not self._matching.waits_for(src):
                 self._changed.wait(_SLICE_S)
                 receive = self._matching.arrive(src, tag)
-        if isinstance(receive, _Posted) and self._fits(receive, src, nbytes):
+        if receive is not None and self._fits(receive, src, nbytes):
             try:
                 self._read(src, receive.address, nbytes, receive.deadline)
             except BaseException as error:
@@ -275,11 +274,11 @@ class PointToPoint:
                 late = self._matching.arrive(src, tag)
                 if late is None:
                     self._matching.set_aside(src, tag, content.raw[:nbytes])
-            if isinstance(late, _Posted) and self._fits(late, src, nbytes):
+            if late is not None and self._fits(late, src, nbytes):
                 c.memmove(late.address, content, nbytes)
                 late.future.set_result(src)
 
-    def _fits(self, posted: _Posted, src: int, nbytes: int) -> bool:
+    def _fits(self, posted: Receive, src: int, nbytes: int) -> bool:
         with self._changed:
             self._counts["receives"] += 1
             self._counts["received_bytes"] += nbytes
@@ -294,27 +293,7 @@ class PointToPoint:
         return False
 
     def _read(self, src: int, address: int, nbytes: int, deadline: float) -> None:
-        """All of a message that has begun."""
-        done = 0
-        while done < nbytes:
-            moved = self._library.blink_stream_read(
-                self._endpoint.handle, src, address + done, nbytes - done, _SLICE_US
-            )
-            if moved < 0:
-                raise self._endpoint.failure(-moved, f"receive of {nbytes} bytes from rank {src}")
-            done += moved
-            if moved == 0 and self._closed:
-                raise CommunicationError(f"rank {self._rank} closed its group with a message from rank {src} under way")
-            if moved == 0:
-                with self._changed:
-                    self._expire()
-                    self._show()
-            if moved == 0 and time.monotonic() > deadline:
-                self._endpoint.abort(f"rank {self._rank} could not receive from rank {src} in time")
-                raise DeadlineError(
-                    f"rank {self._rank} waited past the deadline for the rest of a message from rank {src}: {done} of "
-                    f"{nbytes} bytes came; is rank {src} stuck?"
-                )
+        self._move(False, src, address, nbytes, deadline, nbytes)
 
     def _read_some(self, src: int, address: int, nbytes: int) -> bool:
         """A whole header, or False if none has begun yet."""
@@ -338,8 +317,7 @@ class PointToPoint:
         """Lets people see the message that is waited for longest; the caller holds the lock."""
         waits = [*self._under_way.values()]
         for receive in self._matching.posted:
-            if isinstance(receive, _Posted):
-                waits.append((receive.since, -1 if receive.source is None else receive.source, receive.tag))
+            waits.append((receive.since, -1 if receive.source is None else receive.source, receive.tag))
         oldest = min(waits, default=None)
         if oldest != self._shown:
             self._shown = oldest
@@ -349,10 +327,9 @@ class PointToPoint:
     def _expire(self) -> None:
         """Receives whose time is up; the caller holds the lock."""
         now = time.monotonic()
-        for receive in [r for r in self._matching.posted if isinstance(r, _Posted) and now > r.deadline]:
+        for receive in [receive for receive in self._matching.posted if now > receive.deadline]:
             self._matching.posted.remove(receive)
             source = "any rank" if receive.source is None else f"rank {receive.source}"
-            assert isinstance(receive, _Posted)
             receive.future.set_exception(
                 DeadlineError(
                     f"rank {self._rank} waited past the deadline for a message of {receive.nbytes} bytes with tag "
@@ -365,12 +342,12 @@ class PointToPoint:
         everybody = tuple(rank for rank in range(self._size) if rank != self._rank)
         return everybody if receive.source is None else (receive.source,)
 
-    def _hopeless(self) -> list[tuple[_Posted, BaseException]]:
+    def _hopeless(self) -> list[tuple[Receive, BaseException]]:
         """Takes out the receives that no rank can serve any more, each with the reason; the caller holds the lock."""
         found = [
             (receive, self._ended[self._sources(receive)[-1]])
             for receive in self._matching.posted
-            if isinstance(receive, _Posted) and all(source in self._ended for source in self._sources(receive))
+            if all(source in self._ended for source in self._sources(receive))
         ]
         for receive, _ in found:
             self._matching.posted.remove(receive)
@@ -386,6 +363,6 @@ class PointToPoint:
             )
 
 
-def _fail(lost: list[tuple[_Posted, BaseException]]) -> None:
+def _fail(lost: list[tuple[Receive, BaseException]]) -> None:
     for receive, error in lost:
         receive.future.set_exception(error)
