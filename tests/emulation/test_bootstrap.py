@@ -260,42 +260,6 @@ def test_too_few_open_files_are_an_error_on_both_sides(directory: str) -> None:
         assert "ulimit -n" in str(outcome.error)
 
 
-def gives_up(url: str, rank: int) -> None:
-    with opened(url, rank, 3, PATIENT_S) as bootstrap:
-        if rank == 1:
-            raise MemoryError("1 TiB is too much")
-        bootstrap.all_gather(b"", time.monotonic() + PATIENT_S)
-
-
-def test_the_others_learn_why_a_rank_gives_up(directory: str) -> None:
-    found = outcomes([RankProcess(gives_up, directory, rank) for rank in range(3)])
-    assert isinstance(found[1].error, MemoryError)
-    for rank in (0, 2):
-        assert isinstance(found[rank].error, CommunicationError)
-        assert "rank 1 (process" in str(found[rank].error)
-        assert "could not join the group: MemoryError: 1 TiB is too much" in str(found[rank].error)
-
-
-def test_strangers_keep_no_rank_out(directory: str, tmp_path: Path) -> None:
-    """What they say is in native/tests/test_bootstrap.cpp; here a crowd of them, and one that knows a name only."""
-    leader = RankProcess(met, directory, 0, 2, PATIENT_S)
-    name = published(tmp_path).address.removeprefix("unix:")
-    crowd = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(100)]
-    try:
-        for number, connection in enumerate(crowd):
-            connection.connect(f"\0{name}")
-            if number % 2:
-                connection.send(b"GET / HTTP/1.1\r\n\r\n" * 100)
-        ranks = [leader, RankProcess(met, directory, 1, 2, PATIENT_S)]
-        assert pids(outcomes(ranks)) == [[rank.process.pid for rank in ranks]] * 2
-        late = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        with late, pytest.raises(ConnectionRefusedError):
-            late.connect(f"\0{name}")
-    finally:
-        for connection in crowd:
-            connection.close()
-
-
 def test_peers_know_their_host_and_whether_they_live() -> None:
     mine = own_peer_info(0, 1)
     assert peer_info.decode(peer_info.encode(mine)) == mine

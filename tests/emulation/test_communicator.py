@@ -7,8 +7,8 @@ import threading
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from random import Random
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +20,7 @@ from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import DTYPES, OPS, element_type
 from blinkccl.collectives.oracle import make_inputs, make_scales, mismatch, oracle
 from blinkccl.collectives.spec import COLLECTIVES, Collective
+from blinkccl.engines.buffers import filled
 from blinkccl.errors import UnsupportedError
 from blinkccl.runtime.communicator import Communicator
 from blinkccl.schedule.lower import lower
@@ -44,34 +45,32 @@ def random_calls(comm: Communicator, seed: int, calls: int) -> int:
     return calls
 
 
+@dataclass
 class _Case:
     """One call: what, on which data, where it lies, and whether it is waited for."""
 
-    def __init__(self, collective: Collective, count: int, dtype: str, op: str, random: Random) -> None:
-        self.collective, self.count, self.dtype, self.op = collective, count, dtype, op
-        self.in_place = random.random() < 0.4
-        self.shared = [random.random() < 0.5 for _ in range(collective.world_size)]
-        self.wait = random.random() < 0.7
-
-    def __str__(self) -> str:
-        return (
-            f"{self.collective} of {self.count} × {self.dtype}, {self.op}, in place {self.in_place}, "
-            f"shared {self.shared}, wait {self.wait}"
-        )
+    collective: Collective
+    count: int
+    dtype: str
+    op: str
+    in_place: bool
+    shared: list[bool]
+    wait: bool
 
     def run(self, comm: Communicator, seed: int) -> str | None:
         inputs = make_inputs(self.collective, self.count, self.dtype, seed, self.op)
         scales = make_scales(self.collective, self.dtype) if OPS[self.op].scales else None
         expected = oracle(self.collective, inputs, self.op, scales)
-        send, recv = self._buffers(comm.rank, inputs[comm.rank])
-        given = None if send is None or self.in_place else send.copy()
+        # In place as in nccl.h where the collective has that.
+        in_place = self.in_place and self.collective.name not in ("alltoall", "sendrecv")
+        zeros = blinkccl.empty if self.shared[comm.rank] else np.zeros
+        buffers, row = filled(self.collective, inputs, self.count, self.dtype, in_place, zeros)
+        send, recv = buffers.inputs[comm.rank], buffers.outputs[comm.rank]
+        if send is None and recv is None:  # looks on, and passes a buffer for its size and type alone
+            recv = zeros(self.count, row.storage)
+        given = None if send is None or in_place else send.copy()
         result = comm._call(
-            (
-                self.collective.name,
-                self.op,
-                self.collective.root or self.collective.src or 0,
-                self.collective.dst or 0,
-            ),
+            (self.collective.name, self.op, self.collective.root or self.collective.src or 0, self.collective.dst or 0),
             send,
             recv,
             scale=None if scales is None else scales[comm.rank],
@@ -86,34 +85,6 @@ class _Case:
             return None
         return mismatch([recv], [expected[comm.rank]], self.count)
 
-    def _buffers(self, rank: int, content: np.ndarray[Any, Any] | None) -> tuple[Any, Any]:
-        """This rank's send and recv; in place as in nccl.h where the collective has that."""
-        into, out = self.collective.input_blocks(rank), self.collective.output_blocks(rank)
-        storage = element_type(self.dtype).storage
-
-        def new(blocks: int) -> Any:
-            return (
-                blinkccl.empty(blocks * self.count, self.dtype)
-                if self.shared[rank]
-                else np.zeros(blocks * self.count, storage)
-            )
-
-        own = slice(rank * self.count, (rank + 1) * self.count)
-        if not self.in_place or self.collective.name in ("alltoall", "sendrecv") or not into:
-            looks_on = not into and not out  # passes a buffer for its size and type alone
-            send, recv = new(into) if into else None, new(out or 1) if out or looks_on else None
-        elif not out or into == out:
-            send = recv = new(into)
-        elif into < out:
-            recv = new(out)
-            send = recv[own]
-        else:
-            send = new(into)
-            recv = send[own]
-        if send is not None and content is not None:
-            send[...] = content
-        return send, recv
-
 
 def _random_call(random: Random, size: int) -> _Case:
     name = random.choice(list(COLLECTIVES))
@@ -125,7 +96,8 @@ def _random_call(random: Random, size: int) -> _Case:
             element_type(dtype).combine(OPS[op])
         except UnsupportedError:
             continue
-        return _Case(collective, random.choice(COUNTS), dtype, op, random)
+        shared = [random.random() < 0.5 for _ in range(size)]
+        return _Case(collective, random.choice(COUNTS), dtype, op, random.random() < 0.4, shared, random.random() < 0.7)
 
 
 @pytest.mark.parametrize("shared", [False, True])
