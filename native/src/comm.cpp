@@ -53,6 +53,11 @@ struct flock rank_lock(int rank) {
   return lock;
 }
 
+// The number of a call as the rank's user counts.
+std::uint64_t shown(const blink::RankBlock& block, std::uint64_t sequence) {
+  return sequence - std::min(sequence, block.life.own.load(std::memory_order_relaxed));
+}
+
 // Of the calling thread: streams and collectives fail on threads of their own.
 thread_local blink_error last_error{};
 
@@ -410,7 +415,7 @@ int blink_comm::failed_elsewhere() {
   error.code = BLINK_ABORTED;
   error.rank = rank_;
   error.peer = -1;
-  error.sequence = sequence();
+  error.sequence = shown(segment_.rank(rank_), sequence());
   say(error, "a rank failed, and died while it said why");
   return keep(error);
 }
@@ -425,14 +430,14 @@ blink_error blink_comm::failure(int code, const blink::Site& site, int peer, con
   error.share = site.share;
   error.stage = site.stage;
   error.chunk = site.chunk;
-  error.sequence = sequence();
+  error.sequence = shown(segment_.rank(rank_), sequence());
   const std::int64_t started = started_us_.load(std::memory_order_relaxed);
   error.seconds_us = started == 0 ? 0 : now_us() - started;
   error.left = peer >= 0 && has_left(peer) ? 1 : 0;
   if (code == BLINK_MISMATCH) {
-    error.sequence = mismatched_;
+    error.sequence = shown(segment_.rank(rank_), mismatched_);
     for (int side = 0; side < 2; ++side) {
-      const blink::Entry& entry = segment_.rank(side == 0 ? rank_ : peer).entry[error.sequence % blink::kBanks];
+      const blink::Entry& entry = segment_.rank(side == 0 ? rank_ : peer).entry[mismatched_ % blink::kBanks];
       error.what[side] = entry.what.load(std::memory_order_relaxed);
       error.count[side] = entry.count.load(std::memory_order_relaxed);
     }
@@ -600,6 +605,8 @@ void blink_detach(blink_comm* comm) {
   delete comm;
 }
 
+void blink_count_from_here(blink_comm* comm) { comm->count_from_here(); }
+
 void blink_abort(blink_comm* comm, const char* text) {
   comm->fail(BLINK_ABORTED, blink::Site{}, -1, text);
 }
@@ -635,7 +642,7 @@ int blink_describe(const void* memory, uint64_t bytes, blink_status* statuses, i
     s.pid = block.life.pid.load(relaxed);
     s.joined = block.life.joined.load(relaxed) == blink::kJoined ? 1 : 0;
     s.left = block.life.left.load(relaxed);
-    s.finished = block.life.finished.load(relaxed);
+    s.finished = shown(block, block.life.finished.load(relaxed));
     for (const blink::Entry& entry : block.entry) {
       if (entry.sequence.load(std::memory_order_acquire) > s.sequence) {
         s.sequence = entry.sequence.load(relaxed);
@@ -643,6 +650,7 @@ int blink_describe(const void* memory, uint64_t bytes, blink_status* statuses, i
         s.count = entry.count.load(relaxed);
       }
     }
+    s.sequence = shown(block, s.sequence);
     const bool in_call = block.waiting.waits.load(relaxed) != BLINK_WAITS_NOT;
     const blink::Waiting& shown = in_call ? block.waiting : block.streaming;
     s.waits = shown.waits.load(std::memory_order_acquire);

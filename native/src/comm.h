@@ -76,6 +76,8 @@ struct blink_comm {
   // Begins the next call: waits until the bank is free, and tells the others. 0 or a code.
   int begin(const blink::Call& call, std::int64_t timeout_us);
   void finish();
+  // The calls until now were not the user's: what people are shown counts from here.
+  void count_from_here() { segment_.rank(rank_).life.own.store(sequence(), std::memory_order_relaxed); }
   // Waits until `peer` has begun this call too, and checks that it is the same. 0 or a code.
   int await_entry(int peer);
   // That a control word of this call, written by `peer`, was seen.

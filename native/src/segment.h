@@ -90,6 +90,7 @@ struct alignas(kLineBytes) Life {
   std::atomic<std::int64_t> pid;
   std::atomic<std::uint32_t> joined, left;
   std::atomic<std::uint64_t> finished;
+  std::atomic<std::uint64_t> own;  // calls that the group made for itself, before its user's first
   // 1 while the rank writes into buffers of others. Whoever's call has failed waits for that to end, up to a second,
   // before it gives its buffers back to its caller.
   std::atomic<std::uint32_t> writing;

@@ -126,6 +126,10 @@ class Endpoint:
         if self._comm is not None:
             self._library.blink_abort(self._comm, why.encode()[:250])
 
+    def count_from_here(self) -> None:
+        """The calls until now were not the user's: what people are shown counts from here."""
+        self._library.blink_count_from_here(self.handle)
+
     def can_cross(self) -> bool:
         """Whether this rank may copy from every other rank's own memory; to be asked when all have joined."""
         return bool(self._library.blink_can_cross(self.handle))
@@ -177,6 +181,8 @@ def failure_of(address: int, size: int) -> BlinkError | None:
 def to_exception(error: native.Error, rank: int, describe: str = "") -> BlinkError:
     """The one table from native codes to our errors. ``describe`` names the call, where it is known."""
     where = f"call {error.sequence}" + (f" ({describe})" if describe else "")
+    if not error.sequence:  # a message before the first call, or a group that is being made
+        where = describe or "the making of the group"
     found = "" if error.rank == rank else f" (found by rank {error.rank})"
     if error.code == native.DEADLINE:
         return DeadlineError(

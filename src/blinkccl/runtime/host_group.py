@@ -139,6 +139,7 @@ class HostGroup:
             if self.size > 1:
                 gather = host_plan(Collective("allgather", self.size), "one_hop", False, self._area)
                 self._crosses = cross_memory.pays(self, wanted, gather)
+                self._endpoint.count_from_here()
         except BaseException as error:
             cause = bootstrap.fail(error)  # before the others see that this rank has left
             self.close()

@@ -121,6 +121,8 @@ blink_comm* blink_attach(void* memory, uint64_t bytes, int32_t rank, const uint8
                          blink_error* error);
 void blink_detach(blink_comm* comm);
 void blink_abort(blink_comm* comm, const char* text);
+// The calls until now were the group's own; errors and blink_describe count the user's, from 1.
+void blink_count_from_here(blink_comm* comm);
 // Where `rank`'s heap of shared tensors is: mapped already (`base`), or to be mapped from `fd` on first use.
 int blink_set_heap(blink_comm* comm, int32_t rank, void* base, int fd, uint64_t bytes);
 // Lets long waits end at a signal, such as a user's Ctrl-C. These are Python's own functions PyGILState_Ensure,
