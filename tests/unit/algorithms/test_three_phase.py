@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from fractions import Fraction
 from itertools import groupby
 
@@ -153,16 +152,6 @@ def test_whole_trees_have_roots_in_proportion_to_ways_out() -> None:
     assert [x.root for x in whole_trees(stars, {0: 1, 1: 1, 2: 1})] == [0, 1, 2]
     assert [x.root for x in whole_trees(stars, {0: 1, 1: 2, 2: 1})] == [1, 0, 1]
     assert [x.root for x in whole_trees(stars, {2: 1})] == [2, 2, 2]
-
-
-def test_cut_trees_share_the_data_in_proportion_to_the_ways_out() -> None:
-    trees = [tree("2/3", [(0, 1), (0, 2)], 0), tree("1/3", [(1, 0), (1, 2)], 1)]
-    placed = cut_trees(trees, {0: 1, 1: 2, 2: 1})
-    rooted: dict[int, Fraction] = defaultdict(Fraction)
-    for piece in placed:
-        rooted[piece.root] += piece.weight
-    assert rooted == {0: Fraction(1, 4), 1: Fraction(1, 2), 2: Fraction(1, 4)}
-    assert len(placed) < len(trees) + 3
 
 
 def test_trees_of_one_way_links_keep_their_roots() -> None:

