@@ -120,7 +120,7 @@ def test_columns_reach_what_prices_prove_and_no_cut_is_below(network: Network) -
     packing = pack_columns(network.capacity, ONE * len(roots), out_tree_oracle(network, roots))
     assert_exact(packing, network, ONE * len(roots))
     assert packing.rate <= allgather_rate(network)[0]
-    if network.switchless or network.balanced:
+    if network.switchless or network.symmetric:
         assert packing.rate == allgather_rate(network)[0]
     gathered = pack_columns(network.capacity, ONE, paths_oracle(network, 0))
     assert_exact(gathered, network, ONE)

@@ -16,9 +16,9 @@ from functools import lru_cache
 from blinkccl.algorithms.rank_network import RankNetwork, rank_network_of
 from blinkccl.collectives.spec import Collective
 from blinkccl.forest.model import Certificate, Cut, Dual, Partition
-from blinkccl.packing.bottleneck import allgather_rate, gather_rate
+from blinkccl.packing.bottleneck import allgather_rate, gather_rate, joined
 from blinkccl.packing.columns import ExactPacking, dual_bound, pack_columns
-from blinkccl.packing.maxflow import FlowGraph, broadcast_rate, min_cut
+from blinkccl.packing.maxflow import broadcast_rate, min_cut
 from blinkccl.packing.multiflow import Multiflow, all_to_all
 from blinkccl.packing.network import Arc, Network
 from blinkccl.packing.oracles import in_and_out_oracle, out_tree_oracle
@@ -175,12 +175,7 @@ def _tight_prices(network: Network) -> dict[Arc, int]:
     are what an AllReduce must cross too. Summed over t these are good prices; whether they prove anything is
     for the caller to check.
     """
-    rate, _ = allgather_bottleneck(network)
-    graph = FlowGraph.of(network, extra=1)
-    for i, (_, _, c) in enumerate(network.arcs):
-        graph.set_capacity(2 * i, c * rate.denominator)
-    for v in range(network.terminals):
-        graph.set_capacity(graph.add(network.n, v, 0), rate.numerator)
+    graph, _ = joined(network, allgather_bottleneck(network)[0])
     prices: dict[Arc, int] = {}
     for sink in range(network.terminals):
         graph.reset()

@@ -12,10 +12,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from blinkccl.algorithms.paths import transit_paths
 from blinkccl.algorithms.registry import Request
-from blinkccl.algorithms.servers import by_server, line_up
-from blinkccl.algorithms.shapes import Paths, cyclic, flipped, forest_on, require_collective
+from blinkccl.algorithms.shapes import (
+    Paths,
+    by_server,
+    cyclic,
+    flipped,
+    forest_on,
+    line_up,
+    require_collective,
+    transit_paths,
+)
 from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Forest, Share, Tree
 from blinkccl.packing.two_trees import binary_tree, rooted_second_tree, second_tree

@@ -19,7 +19,7 @@ from fractions import Fraction
 
 from blinkccl.algorithms import optimal
 from blinkccl.algorithms.registry import Request
-from blinkccl.algorithms.servers import require_one_server
+from blinkccl.algorithms.shapes import require_one_server
 from blinkccl.errors import TopologyError, UnsupportedError, UsageError
 from blinkccl.forest.model import Forest, Share, attained_rate
 from blinkccl.topology.assembly import exact_unit

@@ -26,10 +26,16 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 
-from blinkccl.algorithms.paths import transit_paths
 from blinkccl.algorithms.registry import Request
-from blinkccl.algorithms.servers import stays_inside
-from blinkccl.algorithms.shapes import Paths, cyclic, flipped, forest_on, require_collective
+from blinkccl.algorithms.shapes import (
+    Paths,
+    cyclic,
+    flipped,
+    forest_on,
+    require_collective,
+    stays_inside,
+    transit_paths,
+)
 from blinkccl.collectives.spec import Block
 from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Forest, Path, Share, Tree, attained_rate

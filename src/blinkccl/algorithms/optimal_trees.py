@@ -22,7 +22,7 @@ from blinkccl.algorithms.bounds import (
 from blinkccl.algorithms.forests import Draft, OutTree, backward, forest_of, normalised, ordered
 from blinkccl.algorithms.rank_network import RankNetwork
 from blinkccl.algorithms.registry import Request
-from blinkccl.algorithms.servers import by_server
+from blinkccl.algorithms.shapes import by_server
 from blinkccl.algorithms.symmetry import Permutation, pack_templates, rotated, rotations
 from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Certificate, Forest

@@ -77,12 +77,13 @@ class Algorithm:
     about: str
     source: str
     objectives: tuple[str, ...] = ("shallow",)
+    function: str = "plan"
 
     def plan(self, request: Request) -> Forest:
         """The forest, or UnsupportedError with the reason why not."""
         if request.objective not in self.objectives:
             raise UnsupportedError(f"--{request.objective} is for --algo optimal: this algorithm's trees are given")
-        plan: Callable[[Request], Forest] = import_module(self.module).plan
+        plan: Callable[[Request], Forest] = getattr(import_module(self.module), self.function)
         return plan(request)
 
 
@@ -100,7 +101,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         "Blink, MLSys 2020, §3.2–3.3",
     ),
     "one_hop": Algorithm(
-        "blinkccl.algorithms.one_hop", "one star per rank through a switch", "Blink, MLSys 2020, §3.5"
+        "blinkccl.algorithms.stars", "one star per rank through a switch", "Blink, MLSys 2020, §3.5", function="one_hop"
     ),
     "ring": Algorithm("blinkccl.algorithms.ring", "NCCL 2.4's rings, PCIe fall-back included", "NCCL 2.4; Blink §2.1"),
     "double_binary_tree": Algorithm(
@@ -109,9 +110,10 @@ ALGORITHMS: dict[str, Algorithm] = {
         "Sanders, Speck, Träff 2009; NCCL 2.4",
     ),
     "one_shot": Algorithm(
-        "blinkccl.algorithms.one_shot",
+        "blinkccl.algorithms.stars",
         "every rank gets all data and reduces it itself",
         "small-message AllReduce, as in MSCCL++",
+        function="one_shot",
     ),
     "internal_broadcast": Algorithm(
         "blinkccl.algorithms.internal_broadcast",
@@ -119,9 +121,10 @@ ALGORITHMS: dict[str, Algorithm] = {
         "the Blink poster, §3",
     ),
     "flat": Algorithm(
-        "blinkccl.algorithms.flat",
+        "blinkccl.algorithms.stars",
         "two-stage segmented reduction and broadcast",
         "multi-path UCX, flat intra-node AllReduce",
+        function="flat",
     ),
     "three_stage": Algorithm(
         "blinkccl.algorithms.three_stage",

@@ -25,10 +25,19 @@ from fractions import Fraction
 from math import gcd
 
 from blinkccl.algorithms.cycles import max_disjoint_cycles
-from blinkccl.algorithms.paths import missing_pairs, transit_paths
 from blinkccl.algorithms.registry import Request
-from blinkccl.algorithms.servers import by_server, line_up
-from blinkccl.algorithms.shapes import Paths, chain_down, chain_up, cyclic, forest_on, require_collective
+from blinkccl.algorithms.shapes import (
+    Paths,
+    by_server,
+    chain_down,
+    chain_up,
+    cyclic,
+    forest_on,
+    line_up,
+    missing_pairs,
+    require_collective,
+    transit_paths,
+)
 from blinkccl.collectives.spec import Block
 from blinkccl.errors import TopologyError, UnsupportedError
 from blinkccl.forest.model import Forest, Share, Tree, link_use

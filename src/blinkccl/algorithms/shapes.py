@@ -1,19 +1,74 @@
-"""Which shapes do the hand-made algorithms draw: stars, chains, single hops, and a forest out of them."""
+"""What hand-made algorithms draw: hops between ranks, stars and chains of them, lines of ranks, and a forest.
+
+A hop of a tree is a :data:`~blinkccl.forest.model.Path`. Its ends are ranks of the job; its interior is
+everything else: switches, NICs, host bridges, and GPUs that are relays. A rank is never interior, because a
+rank that passes data on is a vertex of the tree.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from blinkccl.algorithms.bounds import certificate_for
-from blinkccl.algorithms.paths import missing_pairs
+from blinkccl.algorithms.cycles import hamiltonian_path
 from blinkccl.algorithms.registry import Request
 from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Forest, Path, Share, Tree, attained_rate
 from blinkccl.topology.model import Topology
 
-#: Paths between ranks, as :func:`blinkccl.algorithms.paths.transit_paths` gives them.
+#: Paths between ranks, as :func:`transit_paths` gives them.
 Paths = Mapping[tuple[int, int], Path]
+
+
+def transit_paths(network: Topology, ranks: Sequence[int]) -> dict[tuple[int, int], Path]:
+    """``(u, v) → (u, …, v)`` for every ordered pair of ranks that links and transit vertices join.
+
+    Among the paths whose interior holds no rank, the one with the fewest links; among those, one whose
+    narrowest link is widest; then by the order of vertex ids. A direct link is therefore always preferred.
+    Every vertex outside ``ranks`` is transit. Pairs come with u in the order of ``ranks`` and v by hops, then id.
+    Cost: one breadth-first search per rank over the transit vertices, O(N · links of the network).
+    """
+    is_rank = frozenset(ranks)
+    following: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for link in sorted(network.links, key=lambda x: (x.src, x.dst)):
+        following[link.src].append((link.dst, link.capacity))
+    paths: dict[tuple[int, int], Path] = {}
+    for source in ranks:
+        for target, path in _paths_from(source, following, is_rank):
+            paths[source, target] = path
+    return paths
+
+
+def _paths_from(
+    source: int, following: dict[int, list[tuple[int, int]]], is_rank: frozenset[int]
+) -> list[tuple[int, Path]]:
+    """The best paths from ``source``, found layer by layer: (target, path) by hops, then target."""
+    found: list[tuple[int, Path]] = []
+    reached = {source}
+    layer: dict[int, tuple[float, Path]] = {source: (float("inf"), (source,))}
+    while layer:
+        beyond: dict[int, tuple[float, Path]] = {}
+        for vertex, (width, path) in layer.items():
+            if vertex in is_rank and vertex != source:
+                continue
+            for target, capacity in following.get(vertex, ()):
+                if target in reached:
+                    continue
+                candidate = (min(width, capacity), (*path, target))
+                best = beyond.get(target)
+                if best is None or (-candidate[0], candidate[1]) < (-best[0], best[1]):
+                    beyond[target] = candidate
+        layer = dict(sorted(beyond.items()))
+        reached.update(layer)
+        found.extend((vertex, path) for vertex, (_, path) in layer.items() if vertex in is_rank)
+    return found
+
+
+def missing_pairs(paths: Mapping[tuple[int, int], Path], ranks: Sequence[int]) -> list[tuple[int, int]]:
+    """Ordered pairs of ranks that ``paths`` does not join, in the order of ``ranks``."""
+    return [(u, v) for u in ranks for v in ranks if u != v and (u, v) not in paths]
 
 
 def cyclic(order: Sequence[int], start: int) -> tuple[int, ...]:
@@ -49,6 +104,46 @@ def chain_up(paths: Paths, order: Sequence[int]) -> Tree:
 def flipped(paths: Paths, tree: Tree) -> Tree:
     """The same tree run the other way, over the paths that lead that way."""
     return Tree(tree.root, tuple(paths[path[-1], path[0]] for path in tree.edges))
+
+
+def by_server(topology: Topology, ranks: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """The ranks of each server, both in the order in which they are given."""
+    servers: dict[int, list[int]] = {}
+    for rank in ranks:
+        servers.setdefault(topology.vertex[rank].server, []).append(rank)
+    return tuple(map(tuple, servers.values()))
+
+
+def require_one_server(request: Request, algorithm: str) -> None:
+    """Refuse ranks on several servers, with their names."""
+    servers = sorted({request.topology.vertex[rank].server for rank in request.ranks})
+    if len(servers) > 1:
+        raise UnsupportedError(
+            f"{algorithm} works inside one server, but the ranks are on servers "
+            f"{', '.join(map(str, servers))}; use --algo optimal"
+        )
+
+
+def stays_inside(network: Topology, path: Path) -> bool:
+    """Whether ``path`` keeps to the server of its first vertex and crosses no NIC."""
+    server = network.vertex[path[0]].server
+    return all(network.vertex[v].server == server and network.vertex[v].kind != "nic" for v in path)
+
+
+def line_up(
+    network: Topology, paths: Paths, members: Sequence[int], start: int | None = None
+) -> tuple[int, ...] | None:
+    """The ranks of one server, from ``start`` if given, in an order in which each hop stays inside it; None if none."""
+    arcs = {
+        (u, v): min(network.link[arc].capacity for arc in pairwise(path))
+        for (u, v), path in ((pair, paths[pair]) for pair in _pairs(paths, members))
+        if stays_inside(network, path)
+    }
+    return hamiltonian_path(arcs, members, start)
+
+
+def _pairs(paths: Paths, members: Sequence[int]) -> list[tuple[int, int]]:
+    return [(u, v) for u in members for v in members if (u, v) in paths]
 
 
 def require_collective(request: Request, algorithm: str, served: Sequence[str], instead: str) -> None:

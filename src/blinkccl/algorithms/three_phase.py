@@ -18,10 +18,8 @@ from fractions import Fraction
 from itertools import accumulate, chain, pairwise, permutations
 
 from blinkccl.algorithms import optimal
-from blinkccl.algorithms.paths import transit_paths
 from blinkccl.algorithms.registry import Request
-from blinkccl.algorithms.servers import by_server
-from blinkccl.algorithms.shapes import Paths, require_collective
+from blinkccl.algorithms.shapes import Paths, by_server, require_collective, transit_paths
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import TopologyError, UnsupportedError
 from blinkccl.forest.model import Forest, Path, Share, Tree, attained_rate, tree_depth

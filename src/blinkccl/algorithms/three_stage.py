@@ -14,10 +14,16 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from itertools import islice, product
 
-from blinkccl.algorithms.paths import transit_paths
 from blinkccl.algorithms.registry import Request
-from blinkccl.algorithms.servers import require_one_server
-from blinkccl.algorithms.shapes import Paths, cyclic, flipped, forest_on, require_collective
+from blinkccl.algorithms.shapes import (
+    Paths,
+    cyclic,
+    flipped,
+    forest_on,
+    require_collective,
+    require_one_server,
+    transit_paths,
+)
 from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Forest, Share, Tree, attained_rate
 from blinkccl.topology.model import Topology

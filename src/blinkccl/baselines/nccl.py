@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from blinkccl.algorithms.registry import ALGORITHMS, Request
-from blinkccl.algorithms.servers import by_server
+from blinkccl.algorithms.shapes import by_server
 from blinkccl.baselines.candidate import Conditions, Estimate, Formula, Planned, Prepared, planned
 from blinkccl.baselines.nccl_model import SERVED, choose
 from blinkccl.baselines.nccl_search import search

@@ -20,10 +20,16 @@ from math import ceil, fsum
 
 import msgspec
 
-from blinkccl.algorithms.paths import transit_paths
 from blinkccl.algorithms.registry import ALGORITHMS, Request
-from blinkccl.algorithms.servers import by_server
-from blinkccl.algorithms.shapes import chain_down, chain_up, cyclic, forest_on, require_collective
+from blinkccl.algorithms.shapes import (
+    by_server,
+    chain_down,
+    chain_up,
+    cyclic,
+    forest_on,
+    require_collective,
+    transit_paths,
+)
 from blinkccl.baselines.candidate import Conditions, Estimate, Formula, Planned, Prepared, planned
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import TopologyError, UnsupportedError

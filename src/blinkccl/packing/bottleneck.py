@@ -27,7 +27,7 @@ def allgather_rate(network: Network) -> tuple[Fraction, tuple[int, ...]]:
         raise PackingError("a bottleneck needs at least two terminals")
     rate, side = _first_cut(network)
     passed, sink = 0, 0
-    graph, joins = _joined(network, rate)
+    graph, joins = joined(network, rate)
     while passed < network.terminals:
         graph.reset()
         wanted = rate.numerator * network.terminals
@@ -56,7 +56,7 @@ def _first_cut(network: Network) -> tuple[Fraction, tuple[int, ...]]:
     return Fraction(entering[least], network.terminals - 1), side
 
 
-def _joined(network: Network, rate: Fraction) -> tuple[FlowGraph, list[int]]:
+def joined(network: Network, rate: Fraction) -> tuple[FlowGraph, list[int]]:
     """The network × rate's denominator, and a source (vertex n) joined to each terminal by its numerator."""
     graph = FlowGraph.of(network, extra=1)
     joins = [graph.add(network.n, v, 0) for v in range(network.terminals)]

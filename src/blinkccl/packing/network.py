@@ -68,15 +68,6 @@ class Network:
         """Whether every vertex is a terminal."""
         return self.n == self.terminals
 
-    @cached_property
-    def balanced(self) -> bool:
-        """Whether at every transit vertex as much capacity enters as leaves."""
-        excess = [0] * self.n
-        for u, v, c in self.arcs:
-            excess[u] -= c
-            excess[v] += c
-        return not any(excess[self.terminals :])
-
     def eccentricity(self, root: int) -> int:
         """Hops from ``root`` to the farthest vertex; ``n`` where some vertex cannot be reached."""
         distance = {root: 0}

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from blinkccl.algorithms.internal_broadcast import PARTITION_LIMIT, Grouping, fewest_cliques, groupings
-from blinkccl.algorithms.paths import transit_paths
-from blinkccl.algorithms.servers import by_server, line_up
+from blinkccl.algorithms.shapes import by_server, line_up, transit_paths
 from support.planned import asked
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from blinkccl.algorithms.paths import missing_pairs, transit_paths
+from blinkccl.algorithms.shapes import missing_pairs, transit_paths
 from blinkccl.topology.model import Link, Topology, Vertex
 from support.planned import asked
 
