@@ -1,9 +1,6 @@
-"""Which functions does NCCL have, with which types? Reads its headers and writes ``nccl_functions.def``.
+"""Writes ``nccl_functions.def``, NCCL's functions with their types, from NCCL's headers. Needs Python alone.
 
-    python native/shim/generate_functions.py DIRECTORY          what has changed since the table was written
-    python native/shim/generate_functions.py DIRECTORY --write  the table anew
-
-DIRECTORY is that of nccl.h. Needs Python alone.
+python native/shim/generate_functions.py DIRECTORY    # that of nccl.h; git diff shows what is new
 """
 
 from __future__ import annotations
@@ -63,11 +60,12 @@ class Function(NamedTuple):
 
     def row(self) -> str:
         macro = "BLINK_HANDLED" if self.name in HANDLED else "BLINK_FORWARDED"
-        absent = ABSENT.get(self.name) or ABSENT_OF_TYPE[self.result]
+        absent = ABSENT.get(self.name) or ABSENT_OF_TYPE.get(self.result)
+        if absent is None:
+            raise SystemExit(f"say in ABSENT what {self.name} returns where it is missing")
         parameters = ", ".join(text.replace(" ", GLUE) for text in self.parameters)
-        lists = f"({parameters}), ({', '.join(self.arguments)}), {absent})"
-        lines = fill(lists, 118, initial_indent=INDENT, subsequent_indent=INDENT).replace(GLUE, " ")
-        return f"{macro}({self.result}, {self.name},\n{lines}\n"
+        row = f"{macro}({self.result}, {self.name}, ({parameters}), ({', '.join(self.arguments)}), {absent})"
+        return fill(row, 118, subsequent_indent=INDENT).replace(GLUE, " ") + "\n"
 
 
 def version_of(directory: Path) -> str:
@@ -152,41 +150,13 @@ def table_of(version: str, functions: list[Function]) -> str:
     return f"{head}{rows}#undef BLINK_HANDLED\n#undef BLINK_FORWARDED\n"
 
 
-def names_in_table() -> tuple[str, list[str]]:
-    """The version that the table was made from, and its functions."""
-    text = TABLE.read_text(encoding="utf-8")
-    version = re.search(r"headers of (\S+)\.\n", text)
-    return version[1] if version else "?", re.findall(r"^BLINK_\w+\(.*?, (nccl\w+),$", text, re.MULTILINE)
-
-
 def main(arguments: list[str]) -> int:
-    if not arguments or arguments[1:] not in ([], ["--write"]):
-        print(__doc__, file=sys.stderr)
+    if len(arguments) != 1 or not (Path(arguments[0]) / "nccl.h").is_file():
+        print(f"{__doc__}\nexpected the directory that holds nccl.h, got {' '.join(arguments)}", file=sys.stderr)
         return 2
     directory = Path(arguments[0])
-    if not (directory / "nccl.h").is_file():
-        print(f"{directory}: no nccl.h there; name the directory that holds it", file=sys.stderr)
-        return 2
-    functions = functions_of(directory)
-    version = version_of(directory)
-    code = 0
-    if TABLE.is_file():
-        of, known = names_in_table()
-        names = [function.name for function in functions]
-        new, gone = [name for name in names if name not in known], [name for name in known if name not in names]
-        if new:
-            print(f"new since {of}: {', '.join(new)}")
-        if gone:
-            print(f"in {of}, not in {version}: {', '.join(gone)}")
-        code = 1 if new else 0
-    unsaid = [f.name for f in functions if f.name not in ABSENT and f.result not in ABSENT_OF_TYPE]
-    if unsaid:
-        print(f"say in ABSENT what these return where they are missing: {', '.join(unsaid)}")
-        return 1
-    if arguments[1:]:
-        TABLE.write_text(table_of(version, functions), encoding="utf-8")
-        return 0
-    return code
+    TABLE.write_text(table_of(version_of(directory), functions_of(directory)), encoding="utf-8")
+    return 0
 
 
 if __name__ == "__main__":

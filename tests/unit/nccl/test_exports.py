@@ -23,11 +23,6 @@ COMPILER = shutil.which(os.environ.get("CXX", "c++"))
 PLAIN_C = re.compile(r"lib(c|m|pthread|dl|rt)\.so\.\d+|ld-linux[-.\w]*\.so\.\d+")
 
 
-def words(name: str) -> list[list[str]]:
-    lines = (HERE / name).read_text(encoding="utf-8").splitlines()
-    return [line.split() for line in lines if line and not line.startswith("#")]
-
-
 #: All public functions of NCCL 2.32.3, as nm lists them (weak symbols of the library in NVIDIA's wheel).
 RECORDED = (HERE.parents[1] / "doubles" / "nccl" / "symbols-2.32.3.txt").read_text(encoding="utf-8").split()
 
@@ -64,16 +59,6 @@ def test_every_function_of_nccl_is_there_and_strong(library: Path) -> None:
 def test_nothing_else_leaves_the_library(library: Path) -> None:
     others = [name for name in exported(library) if name not in RECORDED]
     assert [name for name in others if not name.startswith("blink_shim_")] == []
-
-
-@pytest.mark.parametrize(("torch", "many"), [("2.11.0", 38), ("2.12.1", 46), ("2.14.1", 51)])
-def test_what_torch_imports_is_there(library: Path, torch: str, many: int) -> None:
-    def order(version: str) -> list[int]:
-        return [int(part) for part in version.split(".")]
-
-    wanted = [name for since, name in words("torch_imports.txt") if order(since) <= order(torch)]
-    assert len(wanted) == many
-    assert [name for name in wanted if name not in exported(library)] == []
 
 
 def test_it_is_not_taken_for_nccl_and_brings_no_cuda(library: Path) -> None:
@@ -122,9 +107,9 @@ def headers() -> Path:
 
 
 def test_the_table_has_the_recorded_functions(generator: ModuleType) -> None:
-    version, names = generator.names_in_table()
-    assert version == "2.32.3"
-    assert names == sorted(RECORDED)
+    text = generator.TABLE.read_text(encoding="utf-8")
+    assert "from the headers of 2.32.3." in text
+    assert re.findall(r"^BLINK_\w+\([^,]*, (nccl\w+),", text, re.MULTILINE) == sorted(RECORDED)
 
 
 def test_the_table_is_what_the_headers_say(generator: ModuleType, headers: Path) -> None:
@@ -160,28 +145,36 @@ static inline int ncclInlined(int a) { return ncclNotDeclared(a); }
 """
 
 
-def test_a_newer_header_gives_a_list(generator: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_newer_header_gives_another_table(
+    generator: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "nccl.h").write_text(SAMPLE, encoding="utf-8")
-    assert generator.main([str(tmp_path)]) == 1
-    said = capsys.readouterr().out.splitlines()
-    assert said[0] == "new since 2.32.3: ncclBrandNew"
-    assert said[1].startswith("in 2.32.3, not in 2.33.0: ncclAllGather, ")
-    functions = generator.functions_of(tmp_path)
-    assert [function.name for function in functions] == ["ncclBrandNew", "ncclGetVersion", "ncclResetDebugInit"]
-    assert functions[0].parameters[:2] == ("ncclComm_t comm", "const void* with")
-    assert functions[0].parameters[2:] == ("unsigned int flags", "ncclDataType_t type")
-    assert functions[1].parameters == ("int* version",)
-    assert functions[2].result == "void"
+    monkeypatch.setattr(generator, "TABLE", tmp_path / "table")
+    assert generator.main([str(tmp_path)]) == 0
+    assert (tmp_path / "table").read_text(encoding="utf-8").splitlines()[3:6] == [
+        "BLINK_FORWARDED(ncclResult_t, ncclBrandNew, (ncclComm_t comm, const void* with, unsigned int flags,",
+        "    ncclDataType_t type), (comm, with, flags, type), refusal)",
+        "BLINK_FORWARDED(ncclResult_t, ncclGetVersion, (int* version), (version), refusal)",
+    ]
 
 
-def test_a_structure_by_value_must_be_laid_out_by_hand(generator: ModuleType, tmp_path: Path) -> None:
-    (tmp_path / "nccl.h").write_text("ncclResult_t ncclBrandNew(ncclNew_t with);\n", encoding="utf-8")
-    with pytest.raises(SystemExit, match="ncclBrandNew: 'ncclNew_t' is passed by value"):
-        generator.functions_of(tmp_path)
+@pytest.mark.parametrize(
+    ("declared", "said"),
+    [
+        ("ncclResult_t ncclBrandNew(ncclNew_t with);", "ncclBrandNew: 'ncclNew_t' is passed by value"),
+        ("unsigned ncclBrandNew(int a);", "say in ABSENT what ncclBrandNew returns"),
+    ],
+)
+def test_what_must_be_said_by_hand_is_asked_for(
+    generator: ModuleType, tmp_path: Path, declared: str, said: str
+) -> None:
+    (tmp_path / "nccl.h").write_text(f"{declared}\n", encoding="utf-8")
+    with pytest.raises(SystemExit, match=said):
+        generator.table_of("2.33.0", generator.functions_of(tmp_path))
 
 
 def test_a_directory_without_nccl_is_refused(
     generator: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert generator.main([str(tmp_path)]) == 2
-    assert "no nccl.h there" in capsys.readouterr().err
+    assert "expected the directory that holds nccl.h" in capsys.readouterr().err
