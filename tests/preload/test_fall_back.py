@@ -143,6 +143,7 @@ def test_algorithm_that_is_none(fallen) -> None:
         (1, "cuMemHostRegister_v2:1:1", "cuMemHostRegister of the status page"),
         (2, "cuMemHostRegister_v2:2:1", "cuMemHostRegister of the shared page"),
         (0, "cuDeviceGetUuid_v2:*:1", "rank 0: CUDA does not describe GPU 0"),
+        (1, "cuStreamCreate:1:4711", "rank 1: CUDA error 4711 from cuStreamCreate"),
     ],
 )
 def test_driver_call_that_fails_on_one_rank(fallen, rank: int, fault: str, words: str) -> None:
@@ -153,6 +154,11 @@ def test_ranks_of_one_process_without_handles(preloaded: Preloaded) -> None:
     """Some containers make no IPC handles; threads do not need them."""
     outcome = preloaded.client("threads", RANKS, **SHORT, BLINK_DOUBLE_FAIL="cuIpcGetMemHandle:*:801").right()
     assert outcome.calls("blink")["allreduce"] > 0
+
+
+def test_gpu_without_stream_memory_operations(fallen) -> None:
+    said = "this GPU has no stream memory operations of 64 bits, which copy engines need"
+    fallen(said, BLINK_DOUBLE_MEM_OPS=0, BLINK_PROTOCOL="copies")
 
 
 def test_too_few_blocks(fallen) -> None:
@@ -193,10 +199,11 @@ def test_pair_that_spoils_bytes(fallen, preloaded: Preloaded) -> None:
     fallen("rank 0", BLINK_DOUBLE_BAD_PEER="1-2", **line)
 
 
-def test_mapping_that_spoils_bytes(fallen) -> None:
+@pytest.mark.parametrize(("one", "other"), [(1, 2), (2, 1)])
+def test_mapping_that_spoils_bytes(fallen, one: int, other: int) -> None:
     """The planner's own copies arrive; those of a rank, through the memory that it has mapped, do not."""
-    said = "rank 2: bytes written by rank 1 (GPU 0000:01:00.0) did not arrive at rank 2"
-    fallen(said, each=on(1, BLINK_DOUBLE_BAD_PEER="1-2"))
+    said = f"rank {other}: bytes written by rank {one} (GPU 0000:0{one}:00.0) did not arrive at rank {other}"
+    fallen(said, each=on(one, BLINK_DOUBLE_BAD_PEER=f"{one}-{other}"))
 
 
 def test_mapping_that_hangs(fallen) -> None:

@@ -9,55 +9,91 @@ import pytest
 from preloaded import Preloaded
 from variants import with_fault
 
-#: What is planted: the client's case, and file of native/shim → what is there once, and what it becomes.
+#: What is planted: the client's case; the file of native/shim; what is there once, and what it becomes.
 FAULTS = {
     "launches do not follow each other": (
         "streams",
-        {
-            "engine.cpp": (
-                "  CUresult result = follow(stream, capture.id);\n",
-                "  CUresult result = capture.id != 0 ? follow(stream, capture.id) : kCudaSuccess;\n",
-            )
-        },
+        "engine.cpp",
+        "  CUresult result = follow(stream, capture.id);\n",
+        "  CUresult result = capture.id != 0 ? follow(stream, capture.id) : kCudaSuccess;\n",
     ),
     "the end of a launch is not noted": (
         "streams",
-        {
-            "engine.cpp": (
-                "  const CUresult noted = note(stream, capture.id);\n",
-                "  const CUresult noted = capture.id != 0 ? note(stream, capture.id) : kCudaSuccess;\n",
-            )
-        },
+        "engine.cpp",
+        "  const CUresult noted = note(stream, capture.id);\n",
+        "  const CUresult noted = capture.id != 0 ? note(stream, capture.id) : kCudaSuccess;\n",
     ),
     "replays do not wait": (
         "graph_order",
-        {
-            "engine.cpp": (
-                "  return driver_.stream_wait_event(stream, last_event_, kEventExternal);\n",
-                "  return kCudaSuccess;\n",
-            )
-        },
+        "engine.cpp",
+        "  return driver_.stream_wait_event(stream, last_event_, kEventExternal);\n",
+        "  return kCudaSuccess;\n",
     ),
     "the end of a replay is not noted": (
         "graph_order",
-        {
-            "engine.cpp": (
-                "  if (mixes_) result = driver_.event_record_with_flags(last_event_, stream, kEventExternal);\n",
-                "",
-            )
-        },
+        "engine.cpp",
+        "  if (mixes_) result = driver_.event_record_with_flags(last_event_, stream, kEventExternal);\n",
+        "",
     ),
     "calls of one capture do not follow each other": (
         "graph_order",
-        {"engine.cpp": ("driver_.stream_wait_event(stream, earlier->event, 0);", "kCudaSuccess;")},
+        "engine.cpp",
+        "driver_.stream_wait_event(stream, earlier->event, 0);",
+        "kCudaSuccess;",
     ),
     "captures at the same time are not kept apart": (
         "graph_order",
-        {"engine.cpp": ("kCapturesAtOnce = 8;", "kCapturesAtOnce = 1;")},
+        "engine.cpp",
+        "kCapturesAtOnce = 8;",
+        "kCapturesAtOnce = 1;",
     ),
     "a failed capture is taken for none": (
         "graph_lost",
-        {"engine.cpp": ("state == kCaptureInvalidated};", "false};")},
+        "engine.cpp",
+        "state == kCaptureInvalidated};",
+        "false};",
+    ),
+    "copies do not wait for their message": (
+        "sizes",
+        "copy_engine.cpp",
+        "    await(main, tail(id), positions_[id].load(std::memory_order_relaxed) + 1);\n",
+        "",
+    ),
+    "copies do not wait for a free slot": (
+        "sizes",
+        "copy_engine.cpp",
+        "if (position >= bundle_.copy_slots) await(",
+        "if (false) await(",
+    ),
+    "copies do not wait for the caller's stream": (
+        "sizes",
+        "copy_engine.cpp",
+        "  good(driver_.stream_wait_event(stream.handle, begun_, 0));\n",
+        "",
+    ),
+    "the caller's stream does not wait for copies": (
+        "sizes",
+        "copy_engine.cpp",
+        "    good(driver_.stream_wait_event(stream, used->event, 0));\n",
+        "",
+    ),
+    "copies do not wait for what they send": (
+        "sizes",
+        "copy_engine.cpp",
+        "      if (stream != &main) follow(*stream, main);\n",
+        "",
+    ),
+    "a slot is given back while it is sent from": (
+        "sizes",
+        "copy_engine.cpp",
+        "    if (stream != &main) follow(main, *stream);\n",
+        "",
+    ),
+    "own data are replaced while they are read": (
+        "sizes",
+        "copy_engine.cpp",
+        "    if (reader != step.role->main) follow(*step.role->main, *reader);\n",
+        "",
     ),
 }
 SEEDS = range(6)
@@ -69,15 +105,18 @@ SEEDS = range(6)
 def test_missing_event_is_noticed(preloaded: Preloaded, tmp_path: Path, fault: str) -> None:
     place = tmp_path / "variant"
     place.mkdir()
-    cases, planted = FAULTS[fault]
-    faulty = replace(preloaded, built=with_fault(place, planted))
+    cases, file, before, after = FAULTS[fault]
+    given: dict[str, object] = {"cases": cases}
+    if file == "copy_engine.cpp":
+        given |= {"sizes": "1000,60000", "BLINK_PROTOCOL": "copies", "BLINK_STAGING_BYTES": "1536K"}
+        given |= {"BLINK_TOPO": "dgx-1v", "BLINK_ALGO": "one_shot" if fault.startswith("own data") else "blink"}
+    faulty = replace(preloaded, built=with_fault(place, {file: (before, after)}))
     for seed in SEEDS:
-        preloaded.client("threads", cases=cases, BLINK_DOUBLE_SEED=seed).right()
+        preloaded.client("threads", **given, BLINK_DOUBLE_SEED=seed).right()
     wrong = 0
     for seed in SEEDS:
         # A kernel that meets another one on its connections may wait for ever: not for longer than this.
-        given = {"cases": cases, "BLINK_DOUBLE_SEED": seed, "BLINK_TIMEOUT": 2, "timeout_s": 60}
-        outcome = faulty.client("threads", **given)
+        outcome = faulty.client("threads", **given, BLINK_DOUBLE_SEED=seed, BLINK_TIMEOUT=2)
         assert any("trees are ready" in line for line in outcome.blink), outcome.blink
         wrong += outcome.ended[0].code != 0
     assert wrong > 0

@@ -13,18 +13,19 @@ WAITED = re.compile(r": waited 1 s for (room for )?message \d+ on connection fro
 
 
 @pytest.mark.parametrize(
-    ("scene", "odd", "count"),
+    ("scene", "odd", "count", "protocol"),
     [
-        ("killed", 0, 1000),
-        ("killed", 2, 1000),
-        ("killed", 0, 300_000),
-        ("killed", 2, 300_000),
-        ("killed_before_replay", 2, 1000),
+        ("killed", 0, 1000, None),
+        ("killed", 2, 1000, None),
+        ("killed", 0, 300_000, None),
+        ("killed", 2, 300_000, None),
+        ("killed", 2, 1000, "copies"),
+        ("killed_before_replay", 2, 1000, None),
     ],
 )
-def test_killed_while_peers_wait(preloaded: Preloaded, scene: str, odd: int, count: int) -> None:
+def test_killed_while_peers_wait(preloaded: Preloaded, scene: str, odd: int, count: int, protocol: str | None) -> None:
     """Their watchdogs abort, the kernels give up, the streams are free again."""
-    outcome = preloaded.scene(scene, odd=odd, count=count, timeout_s=20)
+    outcome = preloaded.scene(scene, odd=odd, count=count, BLINK_PROTOCOL=protocol, timeout_s=20)
     codes = [one.code for one in outcome.ended]
     assert codes.pop(odd) == -signal.SIGKILL
     assert codes == [0, 0]
@@ -34,10 +35,11 @@ def test_killed_while_peers_wait(preloaded: Preloaded, scene: str, odd: int, cou
     assert outcome.left == []
 
 
-@pytest.mark.parametrize("count", [1000, 300_000], ids=["ll", "simple"])
-def test_rank_that_does_not_call(preloaded: Preloaded, count: int) -> None:
+@pytest.mark.parametrize(("protocol", "count"), [("ll", 1000), ("simple", 300_000), ("copies", 1000)])
+def test_rank_that_does_not_call(preloaded: Preloaded, protocol: str, count: int) -> None:
     """After BLINK_TIMEOUT: ncclRemoteError on all ranks, and a line on each; who waited says for whom."""
-    outcome = preloaded.scene("lonely", odd=1, count=count, BLINK_TIMEOUT=1, BLINK_DEBUG="WARN", timeout_s=20)
+    given = {"BLINK_PROTOCOL": protocol, "BLINK_TIMEOUT": 1, "BLINK_DEBUG": "WARN"}
+    outcome = preloaded.scene("lonely", odd=1, count=count, timeout_s=20, **given)
     assert [one.code for one in outcome.ended] == [0, 0, 0]
     waited = 0
     for rank, one in enumerate(outcome.ended):

@@ -1,0 +1,101 @@
+"""Copy engines: the same bits as from NCCL, whatever runs late, with as few streams and waits as they may."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from preloaded import Preloaded
+
+from blinkccl.nccl.programs import candidates
+from blinkccl.nccl.topology_of_job import Place
+from blinkccl.schedule.chunking import bind
+from blinkccl.schedule.program import Program
+from blinkccl.topology.spec import parse_spec
+
+SEEDS = (0, 1, 2, 3) if os.environ.get("BLINK_ALL_TESTS") else (0, 1)
+TREES = {"BLINK_TOPO": "dgx-1v", "BLINK_ALGO": "blink"}
+#: So little memory for these that a call has more chunks than a connection has slots.
+NARROW = "1536K"
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    ("mode", "topo", "ranks", "algo", "staging"),
+    [
+        ("threads", "dgx-1v", 4, "blink", NARROW),
+        ("process", "dgx-1v", 4, "blink", NARROW),
+        ("threads", "clique:4", 4, "one_hop", "512K"),
+        # Every rank still sends its data to one peer while those of another arrive, which in place take their room.
+        ("threads", "clique:4", 4, "one_shot", "512K"),
+        ("threads", "ring:5", 5, "ring", "1M"),
+    ],
+)
+def test_equals_nccl_whatever_runs_late(
+    preloaded: Preloaded, mode: str, topo: str, ranks: int, algo: str, staging: str, seed: int
+) -> None:
+    given = {"BLINK_TOPO": topo, "BLINK_ALGO": algo, "BLINK_STAGING_BYTES": staging, "BLINK_DOUBLE_SEED": seed}
+    sizes = {"cases": "types,sizes,scaled", "sizes": "1,1000,60000"}
+    outcome = preloaded.client(mode, ranks, **sizes, timeout_s=150, BLINK_PROTOCOL="copies", **given)
+    assert outcome.right().agreed()
+    assert outcome.calls("blink")["allreduce"] > 0
+    assert {line.protocol for line in outcome.usage if line.state == "blink"} == {"copies"}
+
+
+def journals(preloaded: Preloaded, count: int, cache: Path, **variables: object) -> list[list[str]]:
+    """The functions of the driver that each of four ranks calls for one AllReduce."""
+    files = [cache.with_name(f"{cache.name}.{rank}") for rank in range(4)]
+    each = [{"BLINK_DOUBLE_JOURNAL": file} for file in files]
+    preloaded.scene("many_calls", 4, count=count, each=each, BLINK_CACHE=cache, **TREES, **variables).right()
+    return [[line.split()[0] for line in file.read_text().splitlines()] for file in files]
+
+
+def uses(program: Program) -> list[tuple[int, int, bool, int]]:
+    """Rank, level, whether it sends, and the peer: of every copy, and of roles that send nothing."""
+    roles, queues = program.roles, program.queues
+    sender = {queue: number for number, role in enumerate(roles) for queue in role.sends}
+    level: dict[int, int] = {}
+    for number in sorted(range(len(roles)), key=lambda one: roles[one].offset):
+        level[number] = max((level[sender[queue]] + 1 for queue in roles[number].receives), default=0)
+    return [
+        (role.rank, level[number], *peer)
+        for number, role in enumerate(roles)
+        for peer in [(True, queues[queue].dst) for queue in role.sends]
+        or [(False, queues[role.receives[0]].src if role.receives else -1)]
+    ]
+
+
+def test_streams_chunks_and_waits(preloaded: Preloaded, tmp_path: Path) -> None:
+    count = 60_000
+    narrow = {"BLINK_PROTOCOL": "copies", "BLINK_STAGING_BYTES": NARROW}
+    copies = journals(preloaded, count, tmp_path / "copies", **narrow)
+    simple = journals(preloaded, count, tmp_path / "simple", BLINK_PROTOCOL="simple")
+    topology = parse_spec(TREES["BLINK_TOPO"])
+    planned = candidates(Place(topology, topology.ranks[:4]), (TREES["BLINK_ALGO"],), 8, {})
+
+    # Trees that share a link at one level share a stream.
+    made, others = (sum(called.count("cuStreamCreate") for called in ranks) for ranks in (copies, simple))
+    every = [use for one in planned.every for use in uses(one.program)]
+    assert made - others == len(set(every)) < len(every)
+
+    # Slices of any size take as many chunks. A message is counted by its sender and by its receiver, a launch when it
+    # begins and when it ends.
+    (text,) = (tmp_path / "copies" / "bundles").glob("*/bundle.txt")
+    rows = [line.split() for line in text.read_text().splitlines() if line.startswith("choice collective allreduce ")]
+    (chunk_bytes,) = {int(row[14]) for row in rows if int(row[6]) <= 4 * count <= int(row[8])}
+    (one,) = planned.found["allreduce", -1]
+    even, plain = (
+        sum(cut[role.slice].chunks * len(role.sends) for role in one.program.roles)
+        for cut in (bind(one.program, count, 4, chunk_bytes, even_chunks=even).extents for even in (True, False))
+    )
+    assert sum(called.count("cuStreamWriteValue64_v2") for called in copies) == 2 * even + 2 * 4
+    assert even > plain
+
+    # Between what the program itself calls before and after it, a launch never waits on the host.
+    for called in copies:
+        begin = max(at for at, name in enumerate(called) if name == "cuMemsetD8Async")
+        launch = called[begin : called.index("cuMemcpyDtoHAsync_v2", begin)]
+        assert {"cuStreamWaitValue64_v2", "cuMemcpyDtoDAsync_v2", "cuLaunchKernel"} <= set(launch)
+        assert [name for name in launch if "Synchronize" in name or "Query" in name] == []
+        assert all(name.endswith(("Async", "Async_v2")) for name in launch if name.startswith("cuMemcpy"))
