@@ -168,14 +168,13 @@ def test_files_that_only_move_say_so(tmp_path):
         assert ("#define BLINK_MOVES_ONLY" in image.text.text) is not any(reduces)
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
-@pytest.mark.parametrize("protocol", ["", "simple", "ll", "ll128", "copies"])
-def test_libblink_reads_it(tmp_path, protocol):
-    """The reader of libblink.so itself says whether the text is well-formed and consistent."""
-    shim = ROOT / "native/shim"
-    if not (shim / "bundle.cpp").is_file():
-        pytest.skip("the native sources are not here")
-    source = tmp_path / "read.cpp"
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory):
+    """A program with libblink.so's own reader."""
+    shim, place = ROOT / "native/shim", tmp_path_factory.mktemp("reader")
+    if shutil.which("g++") is None:
+        pytest.skip("no C++ compiler")
+    source = place / "read.cpp"
     source.write_text(
         '#include <cstdio>\n#include "bundle.h"\nint main(int, char** argv) {\n  blink::shim::Bundle bundle;\n'
         "  std::string why;\n"
@@ -183,21 +182,17 @@ def test_libblink_reads_it(tmp_path, protocol):
         '  std::printf("%d %zu %zu %zu\\n", bundle.nranks, bundle.connections.size(), bundle.programs.size(), '
         "bundle.choices.size());\n}\n"
     )
-    reader = tmp_path / "read"
-    command = [
-        "g++",
-        "-std=c++17",
-        f"-I{shim}",
-        f"-I{DIRECTORY}",
-        str(source),
-        str(shim / "bundle.cpp"),
-        "-o",
-        str(reader),
-    ]
+    command = ["g++", "-std=c++17", f"-I{shim}", f"-I{DIRECTORY}", source, shim / "bundle.cpp", "-o", place / "read"]
     subprocess.run(command, check=True)
+    return place / "read"
+
+
+@pytest.mark.parametrize("protocol", ["", "simple", "ll", "ll128", "copies"])
+def test_libblink_reads_it(tmp_path, reader, protocol):
+    """The reader of libblink.so itself says whether the text is well-formed and consistent."""
     made = bundle(tmp_path, protocol=protocol)
     path = BundleCache(tmp_path / "bundles").put("0" * 40, made)
-    read = subprocess.run([str(reader), str(path)], capture_output=True, text=True)
+    read = subprocess.run([reader, path], capture_output=True, text=True)
     expected = [4, len(made.layout.connections), len(made.programs), len(made.table.choices)]
     assert (read.returncode, read.stdout.split()) == (0, [str(number) for number in expected])
 

@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
-from jobs_by_hand import fake_driver, job, peers
+from jobs_by_hand import job, peers, uuid
 
 from blinkccl.errors import UnsupportedError
 from blinkccl.nccl import peer_check
 from blinkccl.nccl.peer_check import bad_pairs
 from blinkccl.nccl.peer_copies import PATTERN_BYTES, pattern
 
-ROOT = Path(__file__).resolve().parents[3]
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    built = fake_driver(tmp_path_factory.mktemp("driver"))
-    if built is None:
-        pytest.skip("no C compiler for the fake driver")
-    return built
-
 
 @pytest.fixture
-def driver(library, monkeypatch):
-    """Says which pairs the fake driver spoils."""
-    monkeypatch.setenv("BLINK_CUDA_LIB", str(library))
-    monkeypatch.setattr(peer_check, "PAIR_DEADLINE_S", 1.0)
-    return lambda pairs: monkeypatch.setenv("FAKE_PAIRS", pairs)
+def driver(doubles, monkeypatch):
+    """Sets variables of the double of CUDA's driver; those that are not named are unset."""
+    monkeypatch.setenv("BLINK_CUDA_LIB", str(doubles.cuda))
+    monkeypatch.setattr(peer_check, "PAIR_DEADLINE_S", 2.0)
+
+    def behave(**variables):
+        for name in [name for name in os.environ if name.startswith("BLINK_DOUBLE_")]:
+            monkeypatch.delenv(name)
+        for name, value in variables.items():
+            monkeypatch.setenv(f"BLINK_DOUBLE_{name}", value)
+
+    behave()
+    return behave
 
 
 def test_good_gpus_have_no_bad_pairs(driver, monkeypatch):
@@ -38,19 +35,19 @@ def test_good_gpus_have_no_bad_pairs(driver, monkeypatch):
 
 
 def test_what_is_wrong_is_told_by_ordered_pair(driver):
-    driver("1-2:lose,2-0:deny,0-1:error")
+    driver(BAD_PEER="1-2", NO_PEER="2-0", FAIL="cuMemcpyDtoDAsync_v2:1:999")
     found = bad_pairs(job(3), None)
     assert found == {
-        (1, 2): f"3 of {PATTERN_BYTES} bytes arrive wrong, the first is byte {PATTERN_BYTES - 3}",
+        (1, 2): f"1 of {PATTERN_BYTES} bytes arrive wrong, the first is byte {PATTERN_BYTES // 2}",
         (2, 0): "CUDA grants no peer access",
-        (0, 1): "cuMemcpyDtoDAsync_v2: CUDA_ERROR_OTHER",
+        (0, 1): "cuMemcpyDtoDAsync_v2: CUDA_ERROR_UNKNOWN",
     }
 
 
 def test_pairs_are_of_ranks_and_ranks_of_one_gpu_need_no_check(driver):
-    driver("1-2:lose")
+    driver(BAD_PEER="1-2")
     devices = (2, 1, 1)
-    shared = job(3, device=lambda rank: devices[rank], uuid=lambda rank: f"{devices[rank]:032x}")
+    shared = job(3, device=lambda rank: devices[rank], uuid=lambda rank: uuid(devices[rank]))
     assert set(bad_pairs(shared, None)) == {(1, 0), (2, 0)}
 
 
@@ -59,17 +56,17 @@ def test_one_gpu_needs_no_driver(monkeypatch):
     assert bad_pairs(job(3, device=0, uuid="0" * 32), None) == {}
 
 
-def test_a_driver_that_hangs_or_crashes_costs_only_those_pairs(driver):
-    driver("0-1:hang,2-1:crash")
-    assert bad_pairs(job(3), None) == {
-        (0, 1): "the driver did not answer in time",
-        (2, 1): "the driver crashed",
-    }
+@pytest.mark.parametrize(
+    ("how", "said"), [(-1, "the driver crashed"), (-2, "the driver did not answer in time")], ids=["crashes", "hangs"]
+)
+def test_a_driver_that_hangs_or_crashes_costs_only_that_pair(driver, how, said):
+    driver(FAIL=f"cuMemcpyDtoDAsync_v2:5:{how}")
+    assert bad_pairs(job(3), None) == {(2, 0): said}
 
 
 def test_a_driver_that_fails_again_and_again_is_left_alone(driver, monkeypatch):
     monkeypatch.setattr(peer_check, "MOST_CHILDREN", 2)
-    driver("0-1:crash,0-2:crash,1-0:crash")
+    driver(FAIL="cuMemcpyDtoDAsync_v2:1:-1")
     found = bad_pairs(job(3), None)
     assert (found[0, 1], found[0, 2]) == ("the driver crashed", "the driver crashed")
     assert {found[1, 0], found[2, 1]} == {"not tried, as the driver hung or crashed on other pairs"}
@@ -77,22 +74,22 @@ def test_a_driver_that_fails_again_and_again_is_left_alone(driver, monkeypatch):
 
 def test_what_was_found_is_kept_until_the_host_boots_again(driver, tmp_path, monkeypatch):
     directory = tmp_path / "peers"
-    driver("1-0:lose")
+    driver(BAD_PEER="1-0")
     first = bad_pairs(job(2), directory)
-    driver("")
+    driver()
     assert bad_pairs(job(2), directory) == first
     assert bad_pairs(job(2, boot_id="after"), directory) == {}
     assert len(list(directory.iterdir())) == 2
     # What was kept is by GPU, in whatever order and company they come; only pairs that are new are tried.
     swapped = job(2, uuid=lambda rank: peers(2)[1 - rank]["uuid"])
     assert set(bad_pairs(swapped, directory)) == {(0, 1)}
-    driver("0-1:lose,2-1:lose")
+    driver(BAD_PEER="0-1,2-1")
     assert set(bad_pairs(job(3), directory)) == {(1, 0), (2, 1)}
 
 
 def test_what_is_kept_is_read_with_care(driver, tmp_path):
     directory = tmp_path / "peers"
-    driver("1-0:lose")
+    driver(BAD_PEER="1-0")
     first = bad_pairs(job(2), directory)
     (file,) = directory.iterdir()
     for text in ("", "[]", '{"pairs": []}', '{"pairs": [[0, 1, ""], [7, 0, ""]]}', '{"pairs": [["a", "b", "c"]]}'):
@@ -101,7 +98,7 @@ def test_what_is_kept_is_read_with_care(driver, tmp_path):
 
 
 def test_a_check_that_broke_down_is_not_kept(driver, tmp_path):
-    driver("0-1:crash")
+    driver(FAIL="cuMemcpyDtoDAsync_v2:1:-1")
     assert bad_pairs(job(2), tmp_path / "peers")
     assert not (tmp_path / "peers").exists()
 
@@ -112,45 +109,42 @@ def test_without_a_driver_nothing_can_be_said(monkeypatch):
         bad_pairs(job(2), None)
 
 
-def test_without_gpus_the_drivers_own_word_is_told(driver, monkeypatch):
-    monkeypatch.setenv("FAKE_NO_GPU", "1")
+def test_without_gpus_the_drivers_own_word_is_told(driver):
+    driver(DEVICES="0")
     with pytest.raises(UnsupportedError, match="cuInit: CUDA_ERROR_NO_DEVICE"):
         bad_pairs(job(2), None)
 
 
 def test_a_gpu_that_rank_0_does_not_see_is_named(driver):
     with pytest.raises(UnsupportedError, match="does not see GPU " + "f" * 32):
-        bad_pairs(job(2, uuid=lambda rank: ("0" * 32, "f" * 32)[rank]), None)
+        bad_pairs(job(2, uuid=lambda rank: (uuid(0), "f" * 32)[rank]), None)
 
 
 @pytest.mark.parametrize(
     ("variables", "untried", "denied"),
     [
-        ({"FAKE_NO_CONTEXT": "1:46"}, 3, {(1, 0)}),  # without a context, too, CUDA says what it denies
-        ({"FAKE_NO_CONTEXT": "1:2"}, 3, {(1, 0)}),
-        ({"FAKE_NO_CONTEXT": "1:101", "FAKE_EXCLUSIVE": "1"}, 3, {(1, 0)}),
-        ({"FAKE_PAIRS": "2-1:full,0-2:lose"}, 1, set()),
+        # Without a context, too, CUDA says what it denies.
+        ({"FAIL": "cuDevicePrimaryCtxRetain:2:46", "NO_PEER": "1-0"}, 3, {(1, 0)}),
+        ({"FAIL": "cuDevicePrimaryCtxRetain:2:2", "NO_PEER": "1-0"}, 3, {(1, 0)}),
+        ({"FAIL": "cuDevicePrimaryCtxRetain:2:101", "NO_PEER": "1-0", "EXCLUSIVE": str(os.getpid())}, 3, {(1, 0)}),
+        ({"FAIL": "cuCtxEnablePeerAccess:6:2"}, 1, set()),
     ],
 )
-def test_what_cannot_be_tried_is_taken_on_the_drivers_word(driver, tmp_path, monkeypatch, variables, untried, denied):
+def test_what_cannot_be_tried_is_taken_on_the_drivers_word(driver, tmp_path, variables, untried, denied):
     """And tried again by the next job: only what was seen is kept."""
-    driver("0-2:lose,1-0:deny")
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
+    driver(BAD_PEER="0-2", **variables)
     told: list[str] = []
     bad = bad_pairs(job(3), tmp_path / "peers", note=told.append)
     assert set(bad) == {(0, 2)} | denied
     (line,) = told
     assert line.startswith(f"{untried} of 6 ordered pairs of GPUs are taken on CUDA's word")
-    for name in variables:
-        monkeypatch.delenv(name)
-    driver("2-1:lose")
+    driver(BAD_PEER="2-1")
     assert set(bad_pairs(job(3), tmp_path / "peers")) == {*bad, (2, 1)}
 
 
-def test_a_gpu_that_fails_for_another_reason_is_no_excuse(driver, monkeypatch):
-    monkeypatch.setenv("FAKE_NO_CONTEXT", "1:101")  # and the GPU is nobody's own
-    with pytest.raises(UnsupportedError, match="cuDevicePrimaryCtxRetain: CUDA_ERROR_OTHER"):
+def test_a_gpu_that_fails_for_another_reason_is_no_excuse(driver):
+    driver(FAIL="cuDevicePrimaryCtxRetain:2:101")  # and the GPU is nobody's own
+    with pytest.raises(UnsupportedError, match="cuDevicePrimaryCtxRetain: CUDA_ERROR_INVALID_DEVICE"):
         bad_pairs(job(2), None)
 
 
@@ -161,16 +155,3 @@ def test_patterns_of_pairs_differ_everywhere():
     # Pages in the wrong order, or one twice, would be noticed.
     pages = [one[at : at + 4096] for at in range(0, PATTERN_BYTES, 4096)]
     assert len(set(pages)) == len(pages)
-
-
-def test_on_the_double_of_cuda(doubles, monkeypatch):
-    for name in [name for name in os.environ if name.startswith("BLINK_DOUBLE_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("BLINK_CUDA_LIB", str(doubles.cuda))
-    monkeypatch.setenv("BLINK_DOUBLE_BAD_PEER", "1-2")
-    monkeypatch.setenv("BLINK_DOUBLE_NO_PEER", "0-3")
-    found = bad_pairs(job(4, uuid=lambda rank: (b"test-double-gpu" + bytes([rank])).hex()), None)
-    assert found == {
-        (0, 3): "CUDA grants no peer access",
-        (1, 2): f"1 of {PATTERN_BYTES} bytes arrive wrong, the first is byte {PATTERN_BYTES // 2}",
-    }

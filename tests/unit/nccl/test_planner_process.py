@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from jobs_by_hand import fake_driver, peers, settings
+from jobs_by_hand import peers, settings
 
 from blinkccl.codegen.device_files import host_library
 from blinkccl.codegen.host_compiler import COPIES_FLAGS
@@ -18,25 +18,20 @@ from blinkccl.errors import BlinkError, UnsupportedError
 from blinkccl.nccl import images
 from blinkccl.nccl.planner import answer
 
-ROOT = Path(__file__).resolve().parents[3]
-NVCC = ROOT / "tests/doubles/compiler/nvcc"
-
 
 @pytest.fixture(scope="module")
-def surroundings(tmp_path_factory):
+def surroundings(tmp_path_factory, doubles):
     """An environment with GPUs and a compiler that are doubles."""
     directory = tmp_path_factory.mktemp("planner")
-    driver = fake_driver(directory)
-    if driver is None or not NVCC.is_file():
-        pytest.skip("no compiler for the doubles")
     try:
         library = host_library()
     except BlinkError as error:
         pytest.skip(str(error))
     return {key: value for key, value in os.environ.items() if not key.startswith(("BLINK_", "NCCL_"))} | {
         "BLINK_CACHE": str(directory / "cache"),
-        "BLINK_CUDA_LIB": str(driver),
-        "BLINK_NVCC": str(NVCC),
+        "BLINK_CUDA_LIB": str(doubles.cuda),
+        "BLINK_DOUBLE_DEVICES": "8",
+        "BLINK_NVCC": str(doubles.compiler),
         "BLINK_DOUBLE_DEVICE_LIB": str(library),
         "BLINK_DEBUG": "1",
         "PATH": os.environ["PATH"],
@@ -153,7 +148,8 @@ def test_settings_that_are_no_numbers_are_reasons(surroundings):
 
 def test_a_compiler_that_is_too_slow_leaves_all_to_nccl(surroundings, tmp_path):
     slow = tmp_path / "nvcc"
-    slow.write_text(f'#!/bin/sh\ncase "$*" in *cubin*) sleep 60;; *) exec {sys.executable} {NVCC} "$@";; esac\n')
+    nvcc = f'exec {sys.executable} {surroundings["BLINK_NVCC"]} "$@"'
+    slow.write_text(f'#!/bin/sh\ncase "$*" in *cubin*) sleep 60;; *) {nvcc};; esac\n')
     slow.chmod(0o755)
     rows = peers(2, settings=settings(topo="ring:2", algo="ring"))
     line, said = ask(surroundings, rows, BLINK_NVCC=str(slow), BLINK_PLAN_TIMEOUT="4", BLINK_CACHE=str(tmp_path / "c"))
