@@ -9,7 +9,7 @@
     segment <rank> <bytes>
     connection <id> src <rank> dst <rank> ring <off in dst> lines <off in dst> tail <off in dst> head <off in src> …
     image <id> arch <sm_90> file <name in this directory>
-    program <id> collective <name> root <r|-1> lanes <k> image <ids> simple <kernel> ll <kernel|-> ll128 <kernel|->
+    program <id> collective <name> root <r|-1> channels <k> image <ids> simple <kernel> ll <kernel|-> ll128 <kernel|->
     choice collective <name> root <r|-1> least <S> most <S> program <id|-1> protocol <p|-> chunk <c> search <0|1> why …
 
 Where copy engines run something, the geometry ends with ``copy_slots N copy_slot_bytes B``, each connection with
@@ -27,7 +27,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -116,7 +116,7 @@ class Bundle:
         by_copies = f" {COPIES} {entry(COPIES)}" if COPIES in part.protocols else ""
         return (
             f"program {number} collective {collective.name} root {-1 if collective.root is None else collective.root} "
-            f"lanes {part.candidate.lanes} image {','.join(map(str, images))} {kernels}{by_copies}"
+            f"channels {part.candidate.channels} image {','.join(map(str, images))} {kernels}{by_copies}"
         )
 
     def _choice(self, row: ChoiceRow) -> str:
@@ -129,13 +129,7 @@ class Bundle:
 
 
 class BundleCache:
-    """Where bundles lie.
-
-    Parameters
-    ----------
-    directory
-        None: there is no cache, and every bundle gets a temporary directory.
-    """
+    """Where bundles lie; without a directory every bundle gets a temporary one."""
 
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
@@ -158,25 +152,15 @@ class BundleCache:
         return path
 
     def put(self, digest: str | None, bundle: Bundle) -> Path:
-        """Writes a bundle and says where it lies: in the cache if that can be written.
-
-        Parameters
-        ----------
-        digest
-            None: the next job is not to find it, as it lacks something.
-
-        Raises
-        ------
-        OSError
-            If it can be written nowhere.
-        """
+        """Writes a bundle and says where it lies: in the cache if that can be written, and nothing lacks (a digest)."""
         if self._directory is not None and digest is not None:
             with suppress(OSError, LaunchError):
                 private_directory(self._directory)
                 path = self._move_in(_write(self._directory / f".{secrets.token_hex(8)}", bundle), digest)
-                self._throw_out()
+                _remove_unused(self._directory.iterdir(), MOST_BUNDLES)
                 return path
-        _forget_old(Path(tempfile.gettempdir()))
+        # Ranks load temporary bundles after the planner has gone, so nobody else removes them.
+        _remove_unused(Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"), 0)
         return _write(Path(tempfile.mkdtemp(prefix=_PREFIX)), bundle)
 
     def _move_in(self, written: Path, digest: str) -> Path:
@@ -193,18 +177,6 @@ class BundleCache:
                 shutil.rmtree(old, ignore_errors=True)
             shutil.rmtree(written, ignore_errors=True)
         return path
-
-    def _throw_out(self) -> None:
-        """The bundles not used for longest, as far as there are too many."""
-        assert self._directory is not None
-        rows = []
-        for path in self._directory.iterdir():
-            with suppress(OSError):
-                rows.append((path.lstat().st_mtime, path))
-        oldest = time.time() - LEAST_AGE_S
-        for used, path in sorted(rows)[: max(0, len(rows) - MOST_BUNDLES)]:
-            if used < oldest:
-                shutil.rmtree(path, ignore_errors=True)
 
 
 def _write(directory: Path, bundle: Bundle) -> Path:
@@ -230,14 +202,18 @@ def _trusted(path: Path, max_bytes: int) -> bytes:
     return content
 
 
-def _forget_old(directory: Path) -> None:
-    """Temporary bundles of earlier jobs: ranks load them after the planner has gone, so nobody else removes them."""
-    oldest = time.time() - LEAST_AGE_S
-    for path in directory.glob(f"{_PREFIX}*"):
+def _remove_unused(bundles: Iterable[Path], keep: int) -> None:
+    """Those not used for longest, as far as there are more than ``keep``; none that was used within a day."""
+    rows = []
+    for path in bundles:
         with suppress(OSError):
             row = path.lstat()
-            if row.st_uid == os.geteuid() and row.st_mtime < oldest:
-                shutil.rmtree(path, ignore_errors=True)
+            if row.st_uid == os.geteuid():
+                rows.append((row.st_mtime, path))
+    oldest = time.time() - LEAST_AGE_S
+    for used, path in sorted(rows)[: max(0, len(rows) - keep)]:
+        if used < oldest:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def digest_of(parts: Sequence[str]) -> str:

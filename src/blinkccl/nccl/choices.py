@@ -102,13 +102,7 @@ class ChoiceTable:
 
 
 def wanted_protocol(setting: str) -> str:
-    """The protocol that BLINK_PROTOCOL asks for, "" if none.
-
-    Raises
-    ------
-    LaunchError
-        If there is none of this name; the message lists those there are.
-    """
+    """The protocol that BLINK_PROTOCOL asks for, "" if none."""
     if setting and setting not in PROTOCOLS:
         raise LaunchError(f"BLINK_PROTOCOL={setting[:40]}: expected one of {', '.join(PROTOCOLS)}")
     return setting
@@ -116,18 +110,10 @@ def wanted_protocol(setting: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What choices are made under.
+    """What choices are made under: the oldest GPU (90 for 9.0), and the largest messages.
 
-    Parameters
-    ----------
-    capability
-        Compute capability of the oldest GPU, 90 for 9.0.
-    geometry
-        The largest messages.
-    algorithm, protocol
-        What takes all calls that it serves; "" leaves the choice to the predictions.
-    no_copies
-        Why copy engines run nothing; None: they may.
+    ``algorithm`` and ``protocol`` take all calls that they serve, "" leaves the choice to the predictions;
+    ``no_copies`` says why copy engines run nothing.
     """
 
     capability: int
@@ -153,17 +139,8 @@ class Terms:
 
 
 def table(planned: CandidatePrograms, size: int, terms: Terms, nccl: NcclPredictor | None) -> ChoiceTable:
-    """The rows of all collectives.
+    """The rows of all collectives on ``size`` ranks; without NCCL the fastest of ours is taken at any size.
 
-    Parameters
-    ----------
-    size
-        Ranks.
-    nccl
-        None: there is no NCCL, so the fastest of ours is taken at any size.
-
-    Notes
-    -----
     Cost: one to three simulations of 1 to 4 ms per class and candidate: 1.5 s for 8 GPUs.
     """
     rows: list[ChoiceRow] = []
@@ -337,13 +314,7 @@ def clamped(rows: ChoiceTable, geometry: Geometry) -> ChoiceTable:
 
 
 def without(rows: ChoiceTable, compiled: Container[tuple[str, str]]) -> ChoiceTable:
-    """The same choices, but NCCL's where there is no code for ours.
-
-    Parameters
-    ----------
-    compiled
-        (name of the candidate, protocol) of what there is code for.
-    """
+    """The same choices, but NCCL's where there is no code for ours; ``compiled``: (candidate's name, protocol)."""
     left = []
     for row in rows.choices:
         if row.candidate is None or (row.candidate.name, row.protocol) in compiled:

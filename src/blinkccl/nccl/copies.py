@@ -42,12 +42,7 @@ def fault_of_job(job: GpuJob) -> str | None:
 
 
 def fault_of_program(program: Program) -> str | None:
-    """Why copy engines cannot run this program; a sentence without full stop. None: they can.
-
-    Notes
-    -----
-    Cost: linear in roles and messages.
-    """
+    """Why copy engines cannot run this program; a sentence without full stop. None: they can."""
     return fault_of_loops(channel_loops(program, SLOTS))
 
 

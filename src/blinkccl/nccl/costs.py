@@ -100,17 +100,9 @@ def ll128_fault(candidate: CandidateProgram, capability: int) -> str | None:
 def timing(
     candidate: CandidateProgram, protocol: str, size_bytes: int, capability: int, parts: int, capacity_bytes: int
 ) -> PredictedTime:
-    """The predicted time of one call.
+    """The predicted time of one call of S bytes.
 
-    Parameters
-    ----------
-    size_bytes
-        S, as nccl-tests counts it.
-    parts, capacity_bytes
-        Blocks of a lane, and the most data that the message of one of them carries.
-
-    Notes
-    -----
+    ``parts`` are the blocks of a channel, ``capacity_bytes`` the most data that the message of one of them carries.
     Cost: 1 to 4 ms; several times that for copies, whose chunk is searched.
     """
     program, network = candidate.program, candidate.network
@@ -152,10 +144,7 @@ def _by_copies(
 ) -> tuple[float, int]:
     """The time and the chunk with which a rank's thread gets all commands issued; larger chunks than what links want.
 
-    Parameters
-    ----------
-    chunk_bytes, seconds
-        The chunk that is best for the links, and the time it takes there.
+    Given are the chunk that is best for the links, and the time it takes there.
     """
     issuing_s = _issuing_s(program, size_bytes, chunk_bytes, costs)
     best = max(seconds, issuing_s), chunk_bytes

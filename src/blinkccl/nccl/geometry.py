@@ -7,7 +7,7 @@ multiprocessors, at most 32, shared by the ranks of a GPU. *Staging memory*: BLI
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from blinkccl.codegen.layout import LINE_BYTES, Geometry, Group
@@ -17,8 +17,8 @@ from blinkccl.nccl.peer_info import GpuJob
 from blinkccl.nccl.programs import SLOTS
 from blinkccl.units import parse_bytes
 
-#: More lanes than that leave too few blocks to each.
-MOST_LANES = 8
+#: More channels than that leave too few blocks to each.
+MOST_CHANNELS = 8
 MOST_PARTS = 16
 MOST_BLOCKS = 32
 #: Of one part's message.
@@ -39,23 +39,17 @@ class Budget:
     staging_bytes: int
 
     @property
-    def lanes(self) -> int:
+    def channels(self) -> int:
         """At most so many in a program."""
-        return min(MOST_LANES, self.blocks)
+        return min(MOST_CHANNELS, self.blocks)
 
-    def parts(self, lanes: int) -> int:
-        """Blocks of a lane where the widest program has ``lanes``."""
-        return max(1, min(MOST_PARTS, self.blocks // max(1, lanes)))
+    def parts(self, channels: int) -> int:
+        """Blocks of a channel where the widest program has ``channels``."""
+        return max(1, min(MOST_PARTS, self.blocks // max(1, channels)))
 
 
 def budget(job: GpuJob, environ: Mapping[str, str]) -> Budget:
-    """The budgets of each rank.
-
-    Raises
-    ------
-    LaunchError
-        If BLINK_MAX_BLOCKS or BLINK_STAGING_BYTES is no positive number.
-    """
+    """The budgets of each rank."""
     multiprocessors = min(peer.multiprocessors for peer in job.peers)
     default = min(MOST_BLOCKS, max(1, multiprocessors // 4 // job.shared))
     blocks = _number(environ, "BLINK_MAX_BLOCKS", default, 1024)
@@ -80,25 +74,16 @@ def largest(parts: int) -> Geometry:
     return Geometry(parts, SLOTS, MOST_SLOT_BYTES, MOST_LINE_BYTES, SLOTS, MOST_COPY_BYTES)
 
 
-def geometry(group: Group, lanes: Sequence[int], limits: Budget, copies: bool = False) -> Geometry:
+def geometry(group: Group, channels: int, limits: Budget, copies: bool = False) -> Geometry:
     """Parts and sizes of messages such that no rank's segment is larger than the budget.
 
-    Parameters
-    ----------
-    lanes
-        Of each program of the group.
-    copies
-        Whether copy engines run any of them: kernels get half of the memory then, and copies what is left.
-
-    Raises
-    ------
-    UnsupportedError
-        If not even the smallest messages fit.
+    ``channels`` are those of the widest program. Where copy engines run any of them, kernels get half of the memory,
+    and copies what is left.
     """
     arriving = max(Counter(dst for _, dst in group.pairs).values(), default=1)
     if not copies:
-        return _for_kernels(group, lanes, limits, limits.staging_bytes)
-    for_kernels = _for_kernels(group, lanes, limits, limits.staging_bytes // 2)
+        return _for_kernels(group, channels, limits, limits.staging_bytes)
+    for_kernels = _for_kernels(group, channels, limits, limits.staging_bytes // 2)
     ends = max(Counter(rank for pair in group.pairs for rank in pair).values(), default=1)
     taken = max(group.layout(for_kernels).segment_bytes) + ends * 2 * LINE_BYTES
     each = (limits.staging_bytes - taken) // (arriving * SLOTS) // LEAST_COPY_BYTES * LEAST_COPY_BYTES
@@ -111,10 +96,10 @@ def geometry(group: Group, lanes: Sequence[int], limits: Budget, copies: bool = 
     return replace(for_kernels, copy_slots=SLOTS, copy_slot_bytes=min(MOST_COPY_BYTES, each))
 
 
-def _for_kernels(group: Group, lanes: Sequence[int], limits: Budget, most_bytes: int) -> Geometry:
+def _for_kernels(group: Group, channels: int, limits: Budget, most_bytes: int) -> Geometry:
     arriving = max(Counter(dst for _, dst in group.pairs).values(), default=1)
     ends = max(Counter(rank for pair in group.pairs for rank in pair).values(), default=1)
-    parts = limits.parts(max(lanes))
+    parts = limits.parts(channels)
     while True:
         each = (most_bytes - ends * parts * 2 * LINE_BYTES) // (arriving * parts * SLOTS)
         line = min(MOST_LINE_BYTES, max(LEAST_LINE_BYTES, each // 8 // 1024 * 1024))

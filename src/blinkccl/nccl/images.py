@@ -87,14 +87,7 @@ def texts(
 ) -> tuple[ImageText, ...]:
     """All files, the most wanted first: root 0 before others, and collectives in the order of ``SERVED``.
 
-    Parameters
-    ----------
-    group
-        Whose connections the programs use.
-    protocols
-        Those of a candidate that are ever launched.
-    processors
-        Cores; None: this process's.
+    ``protocols`` gives those of a candidate that are ever launched; ``processors`` are by default this process's cores.
     """
     ordered = sorted(candidates, key=lambda one: ((one.collective.root or 0) > 0, SERVED.index(one.collective.name)))
     if (cores() if processors is None else processors) >= MANY_CORES:
@@ -145,13 +138,7 @@ def _text(name: str, parts: tuple[ImagePart, ...], group: Group) -> ImageText:
 
 
 def compiler_for(arch: str, driver_version: int) -> Compiler:
-    """The nvcc that BLINK_NVCC names, if it does, else what is found.
-
-    Raises
-    ------
-    UnsupportedError
-        If there is none for ``arch``.
-    """
+    """The nvcc that BLINK_NVCC names, if it does, else what is found."""
     if os.environ.get(NVCC):
         return nvcc(arch)
     return gpu_compiler(arch, (driver_version // 1000, driver_version % 1000 // 10))
@@ -163,14 +150,6 @@ def compile_all(
     """Images of the texts for every architecture of the job, as many compilations at once as there are cores.
 
     Texts that are not compiled within ``within_s`` seconds, for every architecture, are left out, and that is told.
-
-    Raises
-    ------
-    UnsupportedError
-        If there is no compiler for an architecture, nor for this host where copy engines run anything, or nothing was
-        compiled in time.
-    InternalError
-        If a text does not compile.
     """
     ends = time.monotonic() + within_s
     compilers: dict[str, Compiler] = {

@@ -49,13 +49,7 @@ class NcclPrediction:
 
 
 class NcclPredictor:
-    """NCCL on a job.
-
-    Parameters
-    ----------
-    capability
-        Compute capability of the oldest GPU, 90 for 9.0.
-    """
+    """NCCL on a job whose oldest GPU has this compute capability (90 for 9.0)."""
 
     def __init__(self, place: Place, capability: int) -> None:
         self._place, self._capability = place, capability
@@ -78,13 +72,7 @@ class NcclPredictor:
         return "" if isinstance(self._searched, Channels) else self._searched
 
     def at(self, collective: Collective, size_bytes: int) -> NcclPrediction:
-        """What NCCL would take for S bytes.
-
-        Raises
-        ------
-        UnsupportedError
-            If nothing can be said.
-        """
+        """What NCCL would take for S bytes; UnsupportedError where nothing can be said."""
         if not isinstance(self._searched, Channels):
             return self._stand_in(collective, size_bytes)
         if collective.name not in SERVED:

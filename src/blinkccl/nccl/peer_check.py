@@ -55,24 +55,9 @@ def bad_pairs(
 ) -> dict[Pair, str]:
     """The ordered pairs of *ranks* that cannot write to each other, with what was seen.
 
-    Parameters
-    ----------
-    directory
-        Where results are kept; None: nowhere.
-    deadline_s
-        For all pairs together.
-    note
-        Told of pairs that could not be tried.
-
-    Raises
-    ------
-    UnsupportedError
-        If nothing can be said: there is no driver, or rank 0 does not see the GPUs.
-
-    Notes
-    -----
-    Ranks that share a GPU reach each other always. Cost: where nothing is kept, a process and a context per GPU,
-    then 10 ms per pair.
+    Results are kept in ``directory``; the deadline is for all pairs together; ``note`` is told of those that could not
+    be tried. UnsupportedError: nothing can be said, as there is no driver, or rank 0 does not see the GPUs. Ranks that
+    share a GPU reach each other always. Cost where nothing is kept: a process and a context per GPU, 10 ms per pair.
     """
     gpus, uuids = job.gpus, [peer.uuid for peer in job.peers]
     pairs = [(a, b) for a in gpus for b in gpus if a != b]

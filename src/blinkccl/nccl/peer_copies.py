@@ -67,18 +67,7 @@ class DriverError(Exception):
 
 
 class Driver:
-    """CUDA's driver, every call checked.
-
-    Parameters
-    ----------
-    path
-        The library.
-
-    Raises
-    ------
-    DriverError
-        If it cannot be opened or lacks a function.
-    """
+    """CUDA's driver, every call checked."""
 
     def __init__(self, path: str) -> None:
         try:
@@ -144,13 +133,7 @@ def pattern(src: int, dst: int) -> bytes:
 
 
 def open_gpu(driver: Driver, device: int) -> Gpu | str:
-    """The GPU, or the reason where others have it, or its memory, to themselves.
-
-    Raises
-    ------
-    DriverError
-        If the driver refuses for another reason.
-    """
+    """The GPU, or the reason where others have it, or its memory, to themselves."""
     try:
         return Gpu(driver, device)
     except DriverError as error:

@@ -103,12 +103,7 @@ class GpuJob:
 def read_peer_info(data: bytes) -> GpuJob:
     """The job whose peers ``data`` holds, as a JSON array.
 
-    Raises
-    ------
-    LaunchError
-        If it is no such array, a number or text is out of range, or the ranks are not 0 … n−1, each once.
-    UnsupportedError
-        If the ranks do not fit together, or there is one alone: which ranks, and what each of them has.
+    LaunchError: it is no such array, or its ranks are not 0 … n−1. UnsupportedError: the ranks do not fit together.
     """
     if len(data) > MAX_PEER_INFO_BYTES:
         raise LaunchError(f"the ranks' peer info has {len(data)} bytes, expected at most {MAX_PEER_INFO_BYTES}")
@@ -169,12 +164,7 @@ def _fault(peer: GpuPeerInfo) -> str | None:
 _AGREED: tuple[tuple[str, Callable[[GpuPeerInfo], Hashable], Callable[[GpuPeerInfo], str], str], ...] = (
     ("hosts", lambda c: c.boot_id, lambda c: c.boot_id, "trees serve the ranks of one host"),
     ("Blink versions", lambda c: c.blink_version, lambda c: c.blink_version, "install one version everywhere"),
-    (
-        "NCCL versions",
-        lambda c: c.nccl_version,
-        lambda c: str(c.nccl_version),
-        "NCCL itself needs one version on all ranks",
-    ),
+    ("NCCL versions", lambda c: c.nccl_version, lambda c: str(c.nccl_version), "NCCL itself needs one on all ranks"),
     (
         "driver versions",
         lambda c: c.driver_version // 1000,

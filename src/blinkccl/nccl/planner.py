@@ -45,7 +45,7 @@ from blinkccl.private_files import cache_directory
 from blinkccl.runtime.peer_info import package_version
 
 #: Of what is in a bundle. Raise it with any change of what a plan means to libblink.so.
-FORMAT = 3
+FORMAT = 4
 PLAN_TIMEOUT_S = 120.0
 _MOST_REASON = 600
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -75,17 +75,8 @@ class Log:
 
 
 def plan(peers: bytes, environ: Mapping[str, str], log: Log) -> Path:
-    """The directory of the bundle for the job that ``peers`` describes.
+    """The directory of the bundle for the job that ``peers`` describes; BlinkError says why trees do not serve it.
 
-    Raises
-    ------
-    BlinkError
-        If trees do not serve this job; the message is the reason.
-    OSError
-        If the bundle can be written nowhere.
-
-    Notes
-    -----
     Cost: half a second where an earlier job had the same question. Else 1 to 4 s for 8 GPUs, and the compiler's time.
     """
     job = read_peer_info(peers)
@@ -98,7 +89,7 @@ def plan(peers: bytes, environ: Mapping[str, str], log: Log) -> Path:
     log.step(f"{job.size} ranks on {where.topology.name}: GPUs {', '.join(map(str, where.ranks))}, found")
     peer_timeout_s = _seconds(environ, "BLINK_PEER_TIMEOUT", PEER_DEADLINE_S)
     bad = bad_pairs(job, cache_directory(environ, "peers"), peer_timeout_s, log.say)
-    where = without(where, tuple(bad), bad)
+    where = without(where, bad)
     for (a, b), why in bad.items():
         log.say(f"rank {a} cannot write to rank {b}: {why}")
     log.step("peers checked")
@@ -127,12 +118,12 @@ def _made(
     log: Log,
 ) -> tuple[Bundle, bool]:
     """The bundle, and whether everything in it was compiled in time."""
-    planned = candidates(where, names, limits.lanes, bad, log.say)
+    planned = candidates(where, names, limits.channels, bad, log.say)
     log.step(f"{len(planned.every)} programs planned")
     algo = job.setting("algo")
     forced = "" if algo in ("", AUTO, BEST) else algo
     nccl = NcclPredictor(where, job.capability) if job.has_nccl and algo != BEST else None
-    widest = max((one.lanes for one in planned.every), default=1)
+    widest = max((one.channels for one in planned.every), default=1)
     sizes, protocol = largest(limits.parts(widest)), job.setting("protocol")
     terms = choices.Terms(job.capability, sizes, forced, protocol, no_copies)
     if no_copies is not None:
@@ -143,7 +134,7 @@ def _made(
         raise UnsupportedError(choices.nothing_taken(rows, terms, job.has_nccl))
     chosen = rows.candidates
     group = Group([one.program for one in chosen])
-    layout = group.layout(geometry(group, [one.lanes for one in chosen], limits, rows.copies))
+    layout = group.layout(geometry(group, max(one.channels for one in chosen), limits, rows.copies))
     rows = choices.clamped(rows, layout.geometry)
     written = texts(chosen, group, rows.protocols)
     log.step(f"code written: {sum(len(one.text) for one in written)} characters for {len(chosen)} programs")

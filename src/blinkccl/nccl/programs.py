@@ -52,7 +52,7 @@ class CandidateProgram:
         return f"{self.collective.name}{'' if root is None else f'_root{root}'}_{self.algorithm}"
 
     @property
-    def lanes(self) -> int:
+    def channels(self) -> int:
         return len(self.program.channels)
 
 
@@ -86,13 +86,7 @@ def key_of(collective: Collective) -> tuple[str, int]:
 
 
 def wanted(setting: str) -> tuple[str, ...]:
-    """The algorithms that BLINK_ALGO asks for.
-
-    Raises
-    ------
-    UsageError
-        If there is none of this name; the message lists those there are.
-    """
+    """The algorithms that BLINK_ALGO asks for; UsageError lists those there are."""
     if setting in ("", AUTO, BEST):
         return DEFAULT
     algorithm(setting)
@@ -103,11 +97,6 @@ def links_for(place: Place) -> str:
     """The first choice of links that joins the ranks: ``fast``, ``pcie``, ``all``.
 
     PCIe comes before all links, as two GPUs with NVLink between them never reach each other over both.
-
-    Raises
-    ------
-    TopologyError
-        If nothing joins them.
     """
     for links in LINK_CHOICES:
         try:
@@ -120,13 +109,7 @@ def links_for(place: Place) -> str:
 
 
 def without_memories(place: Place) -> Place:
-    """The place with those links that stores between its GPUs can take.
-
-    Raises
-    ------
-    TopologyError, UnsupportedError
-        If no links join the ranks; UnsupportedError where those do that lead through a processor's memory.
-    """
+    """The place with those links that stores between its GPUs can take."""
     direct = replace(place, topology=without_memory_links(place.topology))
     try:
         links_for(direct)
@@ -142,34 +125,15 @@ def without_memories(place: Place) -> Place:
 def candidates(
     place: Place,
     algorithms: tuple[str, ...],
-    lanes: int,
+    channels: int,
     bad: Mapping[tuple[int, int], str],
     tell: Callable[[str], None] = lambda text: None,
 ) -> CandidatePrograms:
-    """All programs that can serve the job.
+    """All programs that can serve the job, of at most so many channels; ``tell`` is told what is left out.
 
-    Parameters
-    ----------
-    algorithms
-        Names of the registry.
-    lanes
-        At most so many in each program.
-    bad
-        Ordered pairs of ranks that must not write to each other, and why: no program that does is taken.
-    tell
-        Told what is left out.
-
-    Raises
-    ------
-    TopologyError, UnsupportedError
-        If no links that stores can take join the ranks.
-
-    Notes
-    -----
-    Planned is on links that stores can take (:mod:`blinkccl.topology.stores`), so the rates that calls are taken for
-    are those that the kernels can have.
-
-    Cost: half a second for 8 GPUs of a DGX-1V, of which most is the first AllReduce.
+    No program is taken in which ranks write to each other that must not (``bad``: ordered pairs, and why). Planned is
+    on links that stores can take (:mod:`blinkccl.topology.stores`), so the rates that calls are taken for are those
+    that the kernels can have. Cost: half a second for 8 GPUs of a DGX-1V, of which most is the first AllReduce.
     """
     place, result = without_memories(place), CandidatePrograms()
     links = links_for(place)
@@ -179,7 +143,7 @@ def candidates(
         request = Request(place.topology, collective, place.ranks, links)
         for name in algorithms:
             try:
-                one = _candidate(request, name, lanes, bad)
+                one = _candidate(request, name, channels, bad)
             except (PackingError, ScheduleError, UnsupportedError, UsageError) as error:
                 text = " ".join(str(error).split())
                 result.absent.setdefault(key, []).append(text)
@@ -193,9 +157,9 @@ def candidates(
     return result
 
 
-def _candidate(request: Request, name: str, lanes: int, bad: Mapping[tuple[int, int], str]) -> CandidateProgram:
+def _candidate(request: Request, name: str, channels: int, bad: Mapping[tuple[int, int], str]) -> CandidateProgram:
     forest = algorithm(name).plan(request)
-    program = lower(forest, slots=SLOTS, channels=lanes)
+    program = lower(forest, slots=SLOTS, channels=channels)
     for queue in program.queues:
         if (queue.src, queue.dst) in bad:
             raise UnsupportedError(

@@ -7,7 +7,7 @@ NCCL; NVML. Several ranks on one GPU, which only tests have, get a clique by rul
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -38,22 +38,7 @@ class Place:
 
 
 def place(job: GpuJob, note: Note = lambda text: None, nvml: Any = None) -> Place:
-    """Where the ranks are.
-
-    Parameters
-    ----------
-    note
-        Told what was assumed or left out.
-    nvml
-        As of :func:`~blinkccl.topology.probe.probe`.
-
-    Raises
-    ------
-    TopologyError
-        If BLINK_TOPO is no topology, or too small a one; or as :func:`~blinkccl.topology.probe.probe`.
-    UnsupportedError
-        If nobody tells the links, or GPUs are cut into MIG instances.
-    """
+    """Where the ranks are; ``note`` is told what was assumed or left out, ``nvml`` is a module like pynvml."""
     _refuse_instances(job)
     if job.setting("topo"):
         return _given(job, note)
@@ -170,27 +155,18 @@ def _probed(job: GpuJob, nvml: Any) -> Place:
     return Place(topology, tuple(ranks))
 
 
-def without(where: Place, pairs: Sequence[tuple[int, int]], why: Mapping[tuple[int, int], str]) -> Place:
-    """The place without the direct links between the GPUs of each pair of *ranks*.
+def without(where: Place, bad: Mapping[tuple[int, int], str]) -> Place:
+    """The place without the direct links between the GPUs of each ordered pair of *ranks* whose copies failed.
 
-    Parameters
-    ----------
-    pairs
-        Ordered pairs of ranks whose copies failed. The links of both directions go: trees are used up and down.
-    why
-        What was seen, by pair, for the notes.
-
-    Notes
-    -----
-    Ways through a switch stay, as others use them; who plans must leave out what needs such a pair
-    (:func:`blinkccl.nccl.programs.candidates`).
+    ``bad`` says what was seen. The links of both directions go, as trees are used up and down. Ways through a switch
+    stay, as others use them: :func:`blinkccl.nccl.programs.candidates` leaves out what needs such a pair.
     """
     ranks, topology = where.ranks, where.topology
-    gone = {(ranks[a], ranks[b]) for pair in pairs for a, b in (pair, pair[::-1])}
+    gone = {(ranks[a], ranks[b]) for pair in bad for a, b in (pair, pair[::-1])}
     notes = tuple(
-        f"GPU{ranks[a]} → GPU{ranks[b]}: missing, measured: {why[a, b]}"
+        f"GPU{ranks[a]} → GPU{ranks[b]}: missing, measured: {why}"
         + ("; their direct links are left out" if (ranks[a], ranks[b]) in topology.link else "")
-        for a, b in pairs
+        for (a, b), why in bad.items()
     )
     links = tuple(x for x in topology.links if (x.src, x.dst) not in gone)
     return replace(where, topology=replace(topology, links=links).noted(*notes))
@@ -219,18 +195,7 @@ class Seen:
 
 
 def seen_by_nvml(nvml: Any = None) -> tuple[Seen, ...]:
-    """This machine's GPUs by NVML's numbers, which are the vertices that :func:`~blinkccl.topology.probe.probe` gives.
-
-    Parameters
-    ----------
-    nvml
-        A module with the functions of ``pynvml``; by default that of nvidia-ml-py.
-
-    Raises
-    ------
-    TopologyError, UnsupportedError
-        If NVML fails; UnsupportedError too where it is not there or has no GPUs.
-    """
+    """This machine's GPUs by NVML's numbers, which are the vertices that the probe gives."""
     driver = import_module("pynvml") if nvml is None else nvml
     try:
         driver.nvmlInit()
@@ -267,11 +232,6 @@ def bus_ids_of_xml(text: str, topology: Topology) -> dict[str, int]:
     """Vertex by bus id, for the GPUs of the NCCL XML ``text`` that ``topology`` was read from.
 
     GPUs are named by their ``dev`` there; what several servers of one file have in common is left out.
-
-    Raises
-    ------
-    TopologyError
-        If it is not well-formed.
     """
     named: dict[str, list[int]] = {}
     for rank in topology.ranks:
