@@ -20,20 +20,13 @@ namespace {
 constexpr int kVersion = 1;
 constexpr std::size_t kMostFileBytes = 64 << 20;
 constexpr std::uint64_t kMostRanks = 4096, kMostParts = 1024, kMostSlots = 1 << 16;
-constexpr std::uint64_t kMostLanes = 1 << 16, kMostBytes = std::uint64_t{1} << 40, kMostItems = 1 << 20;
+constexpr std::uint64_t kMostChannels = 1 << 16, kMostBytes = std::uint64_t{1} << 40, kMostItems = 1 << 20;
 // Whatever lies in a segment begins on a line, and so do the counters of every part.
 constexpr std::uint64_t kLine = 128, kGroup = 16;
 constexpr std::uint64_t kAnySize = ~std::uint64_t{0};
 
 constexpr std::array<const char*, 8> kCollectives = {"broadcast",      "reduce", "allreduce", "allgather",
                                                      "reduce_scatter", "gather", "scatter",   "alltoall"};
-// The last one need not be told of a program.
-constexpr std::array<const char*, 4> kProtocols = {"simple", "ll", "ll128", "copies"};
-
-bool has_root(Collective collective) {
-  return collective == Collective::kBroadcast || collective == Collective::kReduce ||
-         collective == Collective::kGather || collective == Collective::kScatter;
-}
 
 struct Malformed {
   std::string text;
@@ -64,7 +57,6 @@ class Line {
  public:
   explicit Line(const std::string& text) : text_(text) {}
 
-  bool is_empty() const { return text_.empty() || text_[0] == '#'; }
   bool has_more() const { return at_ < text_.size(); }
 
   std::string word(const std::string& what) {
@@ -86,6 +78,12 @@ class Line {
   std::uint64_t named(const std::string& name, std::uint64_t least, std::uint64_t most) {
     key(name);
     return number("'" + name + "'", least, most);
+  }
+  // A number of bytes that ends on a line of the segment.
+  std::uint64_t aligned(const std::string& name, std::uint64_t least, std::uint64_t most) {
+    const std::uint64_t bytes = named(name, least, most);
+    if (bytes % kLine != 0) expected("'" + name + "' to be a multiple of 128", std::to_string(bytes));
+    return bytes;
   }
   // A number that counts the items of a kind, from 0 on, without a gap.
   void index(const std::string& what, std::size_t have) {
@@ -113,106 +111,85 @@ class Line {
   std::size_t at_ = 0;
 };
 
+// Reads the lines in the order in which the planner writes them.
 class Reader {
  public:
-  explicit Reader(Bundle* bundle) : bundle_(*bundle) {}
-
-  void line(const std::string& text) {
-    Line line(text);
-    if (line.is_empty()) return;
-    const std::string kind = line.word("an item");
-    if (kind == "plan") {
-      plan(line);
-    } else if (kind == "ranks") {
-      once(bundle_.nranks == 0, kind);
-      bundle_.nranks = static_cast<int>(line.number("the number of ranks", 1, kMostRanks));
-    } else if (kind == "geometry") {
-      geometry(line);
-    } else if (kind == "segment") {
-      line.index("segment", bundle_.segments.size());
-      bundle_.segments.push_back(line.number("bytes", 0, kMostBytes));
-    } else if (kind == "connection") {
-      connection(line);
-    } else if (kind == "image") {
-      image(line);
-    } else if (kind == "program") {
-      program(line);
-    } else if (kind == "choice") {
-      choice(line);
-    } else {
-      expected("plan, ranks, geometry, segment, connection, image, program or choice", kind);
-    }
-    line.end();
+  Reader(const std::string& text, Bundle* bundle) : bundle_(*bundle) {
+    std::istringstream stream(text);
+    for (std::string line; std::getline(stream, line);) lines_.push_back(line);
   }
 
-  // What only the whole file can show.
-  void finish() {
-    if (bundle_.plan.empty()) expected("a line 'plan HASH'", "");
-    need_ranks();
-    need_geometry();
-    if (bundle_.segments.size() != static_cast<std::size_t>(bundle_.nranks)) {
-      expected(std::to_string(bundle_.nranks) + " segments, one per rank", std::to_string(bundle_.segments.size()));
-    }
-    if (bundle_.choices.empty()) expected("a line 'choice …'", "");
+  // Of the line at hand, from 1 on.
+  std::size_t number() const { return number_; }
+
+  void read() {
+    const std::string first = "blink-bundle " + std::to_string(kVersion);
+    if (lines_[0] != first) expected("'" + first + "'", lines_[0]);
+    one("plan", &Reader::plan);
+    one("ranks", &Reader::ranks);
+    one("geometry", &Reader::geometry);
+    for (int rank = 0; rank < bundle_.nranks; ++rank) one("segment", &Reader::segment);
+    all("connection", &Reader::connection);
     find_overlaps();
+    all("image", &Reader::image);
+    all("program", &Reader::program);
+    do {
+      one("choice", &Reader::choice);
+    } while (number_ < lines_.size());
   }
 
  private:
-  static void once(bool first, const std::string& kind) {
-    if (!first) expected("one line '" + kind + "'", "another");
+  typedef void (Reader::*Item)(Line& line);
+
+  void one(const char* kind, Item item) {
+    const std::string text = number_ < lines_.size() ? lines_[number_] : "";
+    ++number_;
+    Line line(text);
+    line.key(kind);
+    (this->*item)(line);
+    line.end();
   }
-  void need_ranks() const {
-    if (bundle_.nranks == 0) expected("a line 'ranks N' before", "");
-  }
-  void need_geometry() const {
-    if (bundle_.slot_bytes == 0) expected("a line 'geometry …' before", "");
+  void all(const std::string& kind, Item item) {
+    while (number_ < lines_.size() && lines_[number_].compare(0, kind.size(), kind) == 0) one(kind.c_str(), item);
   }
 
   void plan(Line& line) {
-    once(bundle_.plan.empty(), "plan");
     const std::string hash = line.word("a hash");
     const bool is_hash = hash.size() == 64 && hash.find_first_not_of("0123456789abcdef") == std::string::npos;
     if (!is_hash) expected("64 hexadecimal digits", hash);
     bundle_.plan = hash;
   }
 
+  void ranks(Line& line) { bundle_.nranks = static_cast<int>(line.number("the number of ranks", 1, kMostRanks)); }
+
   void geometry(Line& line) {
-    once(bundle_.slot_bytes == 0, "geometry");
     bundle_.parts = static_cast<std::uint32_t>(line.named("parts", 1, kMostParts));
     bundle_.slots = static_cast<std::uint32_t>(line.named("slots", 1, kMostSlots));
-    const std::uint64_t slot_bytes = line.named("slot_bytes", kLine, kMostBytes);
-    bundle_.line_bytes = line.named("line_bytes", 0, kMostBytes);
+    bundle_.slot_bytes = line.aligned("slot_bytes", kLine, kMostBytes);
+    bundle_.line_bytes = line.aligned("line_bytes", 0, kMostBytes);
     bundle_.threads = static_cast<std::uint32_t>(line.named("threads", 1, kMostThreads));
-    if (slot_bytes % kLine != 0) expected("slot_bytes to be a multiple of 128", std::to_string(slot_bytes));
-    if (bundle_.line_bytes % kLine != 0) {
-      expected("line_bytes to be a multiple of 128", std::to_string(bundle_.line_bytes));
-    }
     // A block of the GPU is made of whole warps; on the CPU one thread is a block.
     if (bundle_.threads != 1 && bundle_.threads % 32 != 0) {
       expected("threads to be 1 or a multiple of 32", std::to_string(bundle_.threads));
     }
     if (line.has_more()) {
       bundle_.copy_slots = static_cast<std::uint32_t>(line.named("copy_slots", 1, kMostSlots));
-      bundle_.copy_slot_bytes = line.named("copy_slot_bytes", kLine, kMostBytes);
-      if (bundle_.copy_slot_bytes % kLine != 0) {
-        expected("copy_slot_bytes to be a multiple of 128", std::to_string(bundle_.copy_slot_bytes));
-      }
+      bundle_.copy_slot_bytes = line.aligned("copy_slot_bytes", kLine, kMostBytes);
     }
-    bundle_.slot_bytes = slot_bytes;
+  }
+
+  void segment(Line& line) {
+    line.index("segment", bundle_.segments.size());
+    bundle_.segments.push_back(line.number("bytes", 0, kMostBytes));
   }
 
   void connection(Line& line) {
-    need_ranks();
-    need_geometry();
     line.index("connection", bundle_.connections.size());
     Bundle::Connection connection;
     const auto last = static_cast<std::uint64_t>(bundle_.nranks - 1);
     connection.src = static_cast<int>(line.named("src", 0, last));
     connection.dst = static_cast<int>(line.named("dst", 0, last));
     if (connection.src == connection.dst) expected("two ranks", "twice rank " + std::to_string(connection.src));
-    if (bundle_.segments.size() < static_cast<std::size_t>(bundle_.nranks)) {
-      expected("all lines 'segment …' before the connections", "");
-    }
     const std::uint64_t messages = std::uint64_t{bundle_.parts} * bundle_.slots, counters = bundle_.parts * kLine;
     connection.ring = area(line, "ring", connection.dst, messages, bundle_.slot_bytes);
     connection.lines = area(line, "lines", connection.dst, messages, bundle_.line_bytes);
@@ -231,8 +208,7 @@ class Reader {
   // The offset of `count` × `bytes` bytes in a rank's segment.
   std::uint64_t area(Line& line, const char* name, int rank, std::uint64_t count, std::uint64_t bytes) {
     const std::uint64_t segment = bundle_.segments[static_cast<std::size_t>(rank)];
-    const std::uint64_t offset = line.named(name, 0, segment);
-    if (offset % kLine != 0) expected(std::string("'") + name + "' to be a multiple of 128", std::to_string(offset));
+    const std::uint64_t offset = line.aligned(name, 0, segment);
     if (bytes != 0 && count > (segment - offset) / bytes) {
       expected(std::string("'") + name + "' to end within the " + std::to_string(segment) + " bytes of rank " +
                    std::to_string(rank) + "'s segment",
@@ -285,7 +261,6 @@ class Reader {
   }
 
   void program(Line& line) {
-    need_ranks();
     line.index("program", bundle_.programs.size());
     Bundle::Program program;
     program.collective = collective(line);
@@ -295,12 +270,12 @@ class Reader {
     if (has_root(program.collective) != (program.root >= 0)) {
       expected(has_root(program.collective) ? "the rank of the root" : "root -1, as this collective has none", root);
     }
-    program.lanes = static_cast<std::uint32_t>(line.named("lanes", 1, kMostLanes));
+    program.channels = static_cast<std::uint32_t>(line.named("channels", 1, kMostChannels));
     line.key("image");
     program.images = image_ids(line.word("numbers of images"));
-    for (std::size_t protocol = 0; protocol < kProtocols.size(); ++protocol) {
+    for (std::size_t protocol = 0; protocol < Bundle::kProtocols.size(); ++protocol) {
       if (protocol == Bundle::kCopies && !line.has_more()) continue;
-      line.key(kProtocols[protocol]);
+      line.key(Bundle::kProtocols[protocol]);
       const std::string kernel = line.word("a kernel or -");
       if (kernel == "-") continue;
       if (!is_word(kernel, "_")) expected("a kernel's name or -", kernel);
@@ -322,8 +297,6 @@ class Reader {
   }
 
   void choice(Line& line) {
-    need_ranks();
-    need_geometry();
     Bundle::Choice choice;
     choice.collective = collective(line);
     line.key("root");
@@ -362,9 +335,9 @@ class Reader {
       };
       expected("a program for " + text(choice->collective, choice->root), text(program.collective, program.root));
     }
-    const auto found = std::find(kProtocols.begin(), kProtocols.end(), protocol);
-    if (found == kProtocols.end()) expected("simple, ll or ll128, or copies", protocol);
-    choice->protocol = static_cast<Bundle::Protocol>(found - kProtocols.begin());
+    const auto found = std::find(Bundle::kProtocols.begin(), Bundle::kProtocols.end(), protocol);
+    if (found == Bundle::kProtocols.end()) expected("simple, ll or ll128, or copies", protocol);
+    choice->protocol = static_cast<Bundle::Protocol>(found - Bundle::kProtocols.begin());
     if (program.kernel[choice->protocol].empty()) {
       expected("a protocol that program " + std::to_string(choice->program) + " has a kernel for", protocol);
     }
@@ -387,6 +360,8 @@ class Reader {
     const char* name;
   };
   Bundle& bundle_;
+  std::vector<std::string> lines_;
+  std::size_t number_ = 1;
   std::vector<Area> areas_;
 };
 
@@ -412,6 +387,11 @@ std::uint64_t Bundle::capacity(Protocol protocol) const {
 
 const char* name_of(Collective collective) { return kCollectives[static_cast<std::size_t>(collective)]; }
 
+bool has_root(Collective collective) {
+  return collective == Collective::kBroadcast || collective == Collective::kReduce ||
+         collective == Collective::kGather || collective == Collective::kScatter;
+}
+
 bool read_bundle(const std::string& directory, Bundle* bundle, std::string* why) {
   const std::string path = directory + "/bundle.txt";
   *bundle = {};
@@ -421,21 +401,14 @@ bool read_bundle(const std::string& directory, Bundle* bundle, std::string* why)
     *why = path + ": expected a file of at most " + std::to_string(kMostFileBytes) + " bytes that can be read";
     return false;
   }
-  std::size_t number = 1;
+  Reader reader(text, bundle);
   try {
     // The last line, too, has its end, or part of it is missing.
     if (text.empty() || text.back() != '\n') expected("a file that ends with a line's end", "a part of it");
-    std::istringstream lines(text);
-    const std::string first = "blink-bundle " + std::to_string(kVersion);
-    std::string line;
-    std::getline(lines, line);
-    if (line != first) expected("'" + first + "'", line);
-    Reader reader(bundle);
-    while (++number, std::getline(lines, line)) reader.line(line);
-    reader.finish();
+    reader.read();
     return true;
   } catch (const Malformed& malformed) {
-    *why = path + ", line " + std::to_string(number) + ": " + malformed.text;
+    *why = path + ", line " + std::to_string(reader.number()) + ": " + malformed.text;
     *bundle = {};
     return false;
   }

@@ -1,6 +1,7 @@
-// What did the planner decide? The text file `bundle.txt` that blinkccl.nccl writes, read and checked.
+// What the planner decided: the text file `bundle.txt` that blinkccl.nccl writes, read and checked.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -15,6 +16,7 @@ enum class Collective {
 };
 // As in blinkccl.collectives.spec.
 const char* name_of(Collective collective);
+bool has_root(Collective collective);
 
 struct Bundle {
   struct Connection {
@@ -30,12 +32,13 @@ struct Bundle {
   struct Program {
     Collective collective = Collective::kAllReduce;
     int root = -1;
-    std::uint32_t lanes = 0;
+    std::uint32_t channels = 0;
     std::vector<int> images;
-    std::string kernel[4];  // by Protocol; empty: there is none. The last is an entry for copy engines
+    std::string kernel[4];  // by Protocol; empty: there is none. The last is an entry for copy engines, and may be left out
   };
   // BLINK_PROTOCOL=simple|ll|ll128|copies, read by the planner, makes it choose one wherever it can.
   enum Protocol { kSimple = 0, kLL = 1, kLL128 = 2, kCopies = 3 };
+  static constexpr std::array<const char*, 4> kProtocols = {"simple", "ll", "ll128", "copies"};
   struct Choice {
     Collective collective = Collective::kAllReduce;
     int root = -1;  // −1: any

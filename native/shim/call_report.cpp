@@ -13,8 +13,6 @@
 namespace blink::shim {
 namespace {
 
-const char* const kProtocols[] = {"simple", "ll", "ll128", "copies"};  // in the order of Bundle::Protocol
-
 struct Living {
   std::mutex mutex;
   std::set<CallReport*> reports;
@@ -70,7 +68,7 @@ void CallReport::count(const Operation& operation, std::uint64_t bytes, const Bu
     count.why = why;
     if (choice >= 0) {
       const Bundle::Choice& chosen = bundle->choices[static_cast<std::size_t>(choice)];
-      count.protocol = kProtocols[chosen.protocol];
+      count.protocol = Bundle::kProtocols[chosen.protocol];
       count.program = chosen.program;
     }
   }

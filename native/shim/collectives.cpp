@@ -17,11 +17,12 @@ CUstream stream_of(cudaStream_t stream) { return reinterpret_cast<CUstream>(stre
 bool operation_known(Member& member, Operation* operation) {
   if (!reduces(operation->collective)) return true;
   if (operation->op < 0) return false;
-  if (operation->op < kRedOps) return true;
+  if (operation->op < kPremulSum) return true;
   const std::lock_guard<std::mutex> lock(member.mutex);
   const auto scalar = member.scalars.find(operation->op);
   if (scalar == member.scalars.end() || scalar->second.dtype != operation->dtype) return false;
-  operation->op = scalar->second.number;
+  operation->op = kPremulSum;
+  operation->scalar = scalar->second;  // it may be destroyed before the call's group ends
   return true;
 }
 
@@ -35,10 +36,10 @@ bool buffers_there(const Member& member, const Operation& operation) {
 }
 
 // Whether NCCL would take this call: type, operation, root, and buffers where this rank needs them. Otherwise it gets the
-// call, and the caller NCCL's own error. Afterwards a premul_sum in `operation` has our own number.
+// call, and the caller NCCL's own error. Afterwards a premul_sum in `operation` has its scalar.
 bool acceptable(Member& member, Operation* operation) {
   if (size_of(operation->dtype) == 0) return false;
-  if (rooted(operation->collective) && (operation->root < 0 || operation->root >= member.nranks)) return false;
+  if (has_root(operation->collective) && (operation->root < 0 || operation->root >= member.nranks)) return false;
   return operation_known(member, operation) && buffers_there(member, *operation);
 }
 
@@ -56,69 +57,13 @@ ncclResult_t run(ncclComm_t comm, Operation operation, const ncclCollConfig_t* c
   return member->communicator->enqueue(operation);
 }
 
-}  // namespace
-
-namespace {
-
 PremulSum scalar_of(const void* scalar, int dtype, int residence) {
-  PremulSum premul;
-  premul.dtype = dtype;
-  premul.stored = residence == kScalarDevice;
-  if (premul.stored) {
-    premul.at = scalar;
-  } else {
-    std::memcpy(premul.scalar, scalar, size_of(dtype));
-  }
+  PremulSum premul{dtype, residence == kScalarDevice ? scalar : nullptr, 0};
+  if (premul.at == nullptr) std::memcpy(&premul.bits, scalar, size_of(dtype));
   return premul;
 }
 
-// NCCL's number, or the next one that no call means any more.
-int free_number(const Member& member, int op) {
-  const auto taken = [&](int number) {
-    if (member.lingering.count(number) != 0) return true;
-    for (const auto& [real, scalar] : member.scalars) {
-      if (real != op && scalar.number == number) return true;
-    }
-    return false;
-  };
-  int number = op;
-  while (taken(number)) ++number;
-  return number;
-}
-
-void remember(ncclComm_t comm, int op, const PremulSum& premul) {
-  const auto member = find_member(comm);
-  if (member == nullptr) return;
-  int number = op;
-  {
-    const std::lock_guard<std::mutex> lock(member->mutex);
-    number = free_number(*member, op);
-    member->scalars[op] = {number, premul.dtype};
-  }
-  member->communicator->know(number, premul);
-}
-
-void forget(ncclComm_t comm, int op) {
-  const auto member = find_member(comm);
-  if (member == nullptr) return;
-  Group* const group = Group::current();
-  int number = op;
-  {
-    const std::lock_guard<std::mutex> lock(member->mutex);
-    const auto at = member->scalars.find(op);
-    if (at == member->scalars.end()) return;
-    number = at->second.number;
-    member->scalars.erase(at);
-    if (group != nullptr && group->keeps(member, number)) {
-      member->lingering.insert(number);
-      return;
-    }
-  }
-  member->communicator->forget(number);
-}
-
 }  // namespace
-
 }  // namespace blink::shim
 
 using namespace blink::shim;
@@ -139,7 +84,7 @@ using namespace blink::shim;
   }
 
 #define BLINK_OPERATION(collective, send, recv, op, root) \
-  Operation{Collective::collective, send, recv, count, datatype, op, root, stream_of(stream)}
+  Operation{Collective::collective, send, recv, count, datatype, op, root, stream_of(stream), {}}
 
 BLINK_COLLECTIVE(ncclAllReduce,
                  (const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype, ncclRedOp_t op,
@@ -204,7 +149,10 @@ ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t* op, void* scalar, ncclDataTyp
   const ncclResult_t result = real::ncclRedOpCreatePreMulSum(op, scalar, datatype, residence, comm);
   if (passes(BLINK_CALLER) || result != ncclSuccess) return result;
   return guarded([&] {
-    remember(comm, *op, scalar_of(scalar, datatype, residence));
+    if (const auto member = find_member(comm)) {
+      const std::lock_guard<std::mutex> lock(member->mutex);
+      member->scalars[*op] = scalar_of(scalar, datatype, residence);
+    }
     return result;
   });
 }
@@ -213,7 +161,10 @@ ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm) {
   const ncclResult_t result = real::ncclRedOpDestroy(op, comm);
   if (passes(BLINK_CALLER) || result != ncclSuccess) return result;
   return guarded([&] {
-    forget(comm, op);
+    if (const auto member = find_member(comm)) {
+      const std::lock_guard<std::mutex> lock(member->mutex);
+      member->scalars.erase(op);
+    }
     return result;
   });
 }

@@ -4,7 +4,6 @@
 #include <cstdlib>
 #include <sstream>
 
-#include "deferred_release.h"
 #include "log.h"
 #include "real_nccl.h"
 
@@ -106,16 +105,6 @@ ncclResult_t Communicator::enqueue(const Operation& operation) {
   return ncclUnhandledCudaError;
 }
 
-void Communicator::know(int op, const PremulSum& scalar) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  scalars_[op] = scalar;
-}
-
-void Communicator::forget(int op) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  scalars_.erase(op);
-}
-
 // Watchdogs ask while another thread may be stuck in a launch.
 ncclResult_t Communicator::async_error() {
   if (!settled_) return ncclInProgress;
@@ -184,15 +173,13 @@ int Communicator::decide(const Operation& operation, std::uint64_t bytes, std::s
   const Bundle& bundle = resources_->bundle;
   const Bundle::Choice* const row = choice_of(bundle, operation.collective, operation.root, bytes);
   if (why != nullptr) *why = row == nullptr ? "the plan has no row for it" : row->why;
-  const bool known = operation.op < kRedOps || scalars_.find(operation.op) != scalars_.end();
-  return row == nullptr || row->program < 0 || !known ? -1 : static_cast<int>(row - bundle.choices.data());
+  return row == nullptr || row->program < 0 ? -1 : static_cast<int>(row - bundle.choices.data());
 }
 
 CUresult Communicator::launch(const Operation& operation, int choice, const ChunkSearches::Use& use,
                 const Engine::Capture& capture) {
   const Bundle::Choice& row = resources_->bundle.choices[static_cast<std::size_t>(choice)];
-  const auto scalar = scalars_.find(operation.op);
-  Call call = call_of(operation, operation.op >= kRedOps ? &scalar->second : nullptr);
+  Call call = call_of(operation);
   call.chunk_bytes = use.chunk_bytes;
   call.timeout_ns = static_cast<Word>(timeout_s_ * 1e9);
   Bundle::Protocol protocol = row.protocol;
@@ -220,7 +207,7 @@ ncclResult_t Communicator::trouble() {
          (status.code == kTimedOut ? "waited " + seconds_text(timeout_s_) + " s" : std::string("gave up waiting")) +
          " for " + (status.sending != 0 ? "room for " : "") + "message " + std::to_string(status.position) +
          " on connection " + connection_text(status.connection) + ", channel " + std::to_string(status.channel));
-    tell_peers();
+    raise_abort();
   }
   return ncclRemoteError;
 }
@@ -247,13 +234,11 @@ void Communicator::raise_abort() {
   if (page_ != nullptr) __atomic_store_n(page_->abort_word(), 1u, __ATOMIC_RELAXED);
 }
 
-void Communicator::tell_peers() { __atomic_store_n(resources_->page->abort_word(), 1u, __ATOMIC_RELAXED); }
-
 void Communicator::give_up(const std::string& why, Level level) {
   if (given_up_) return;
   given_up_ = true;
   why_not_ = why;
-  tell_peers();
+  raise_abort();
   log(level, "communicator " + key_.substr(0, 8) + ": " + why);
 }
 
@@ -261,7 +246,7 @@ void Communicator::release(double patience_s) {
   if (resources_ == nullptr) return;
   if (!resources_->engine->drain(patience_s)) {
     if (!given_up_) warn("launches of " + key_.substr(0, 8) + " have not ended; they are told to give up");
-    tell_peers();
+    raise_abort();
     resources_->engine->drain(kAbortSeconds);
   }
   share_page(nullptr);

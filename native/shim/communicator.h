@@ -8,7 +8,6 @@
 #include <mutex>
 #include <string>
 #include <thread>
-#include <unordered_map>
 #include <utility>
 
 #include "bundle.h"
@@ -53,9 +52,6 @@ class Communicator {
   // Enqueues it and returns; to be called in the same order on all ranks, outside of any group.
   ncclResult_t enqueue(const Operation& operation);
 
-  void know(int op, const PremulSum& scalar);
-  void forget(int op);
-
   // What ncclCommGetAsyncError has to say of our own part: ncclSuccess, ncclInProgress while settling, or an error.
   ncclResult_t async_error();
 
@@ -73,7 +69,6 @@ class Communicator {
   void share_page(std::shared_ptr<SharedPage> page);
   bool aborted();
   void raise_abort();
-  void tell_peers();
   void give_up(const std::string& why, Level level = Level::kWarn);
   void release(double patience_s);
 
@@ -89,7 +84,6 @@ class Communicator {
   std::unique_ptr<CallReport> report_;
   std::unique_ptr<Resources> resources_;
   std::unique_ptr<ChunkSearches> searches_;
-  std::unordered_map<int, PremulSum> scalars_;
   std::mutex page_mutex_;
   std::shared_ptr<SharedPage> page_;  // resources_'s, for those who cannot wait for mutex_
   bool given_up_ = false, told_ = false;

@@ -138,30 +138,14 @@ ncclResult_t shrink(ncclComm_t comm, int* excluded, int count, ncclComm_t* newco
 
 enum class End { kAbort, kFinalize };
 
-// Our part of a communicator that goes on existing without us.
-void end_ours(ncclComm_t comm, End how) {
+// Our part of a communicator that goes on existing without us, or that is freed now.
+void end_ours(ncclComm_t comm, End how, bool freed) {
   beside([&] {
-    const auto member = find_member(comm);
-    if (member == nullptr || member->ended.exchange(true)) return;
-    if (how == End::kAbort) {
-      member->communicator->abort();
-    } else {
-      member->communicator->finalize();
-    }
-  });
-}
-
-// Our part of one that is freed now.
-void take_ours(ncclComm_t comm, End how) {
-  beside([&] {
-    const auto member = take_member(comm);
+    const auto member = freed ? take_member(comm) : find_member(comm);
     if (member == nullptr) return;
     const bool ended = member->ended.exchange(true);
-    if (how == End::kAbort) {
-      member->communicator->abort();
-    } else if (!ended) {
-      member->communicator->finalize();
-    }
+    if (how == End::kAbort && (freed || !ended)) member->communicator->abort();
+    if (how == End::kFinalize && !ended) member->communicator->finalize();
   });
 }
 
@@ -222,30 +206,30 @@ ncclResult_t ncclCommGrow(ncclComm_t comm, int nRanks, const ncclUniqueId* uniqu
 }
 
 ncclResult_t ncclCommFinalize(ncclComm_t comm) {
-  if (!passes(BLINK_CALLER)) end_ours(comm, End::kFinalize);
+  if (!passes(BLINK_CALLER)) end_ours(comm, End::kFinalize, false);
   return real::ncclCommFinalize(comm);
 }
 
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
-  if (!passes(BLINK_CALLER)) take_ours(comm, End::kFinalize);
+  if (!passes(BLINK_CALLER)) end_ours(comm, End::kFinalize, true);
   return real::ncclCommDestroy(comm);
 }
 
 // First ours: the real one waits for streams on which our kernels may wait for a rank that is gone.
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
-  if (!passes(BLINK_CALLER)) take_ours(comm, End::kAbort);
+  if (!passes(BLINK_CALLER)) end_ours(comm, End::kAbort, true);
   return real::ncclCommAbort(comm);
 }
 
 ncclResult_t ncclCommRevoke(ncclComm_t comm, int revokeFlags) {
-  if (!passes(BLINK_CALLER)) end_ours(comm, End::kAbort);
+  if (!passes(BLINK_CALLER)) end_ours(comm, End::kAbort, false);
   return real::ncclCommRevoke(comm, revokeFlags);
 }
 
 // All ranks suspend together, to have memory back: ours is given back for good, and after ncclCommResume NCCL runs
 // everything.
 ncclResult_t ncclCommSuspend(ncclComm_t comm, int flags) {
-  if (!passes(BLINK_CALLER)) end_ours(comm, End::kFinalize);
+  if (!passes(BLINK_CALLER)) end_ours(comm, End::kFinalize, false);
   return real::ncclCommSuspend(comm, flags);
 }
 

@@ -236,7 +236,7 @@ CUresult CopyEngineRun::launch(int program, const Call& call, CUstream stream) {
   call_ = &call;
   describe(call);
   steps_.clear();
-  for (std::uint32_t channel = 0; channel < bundle_.programs[static_cast<std::size_t>(program)].lanes; ++channel) {
+  for (std::uint32_t channel = 0; channel < bundle_.programs[static_cast<std::size_t>(program)].channels; ++channel) {
     program_->entry(this, channel);
   }
   std::stable_sort(steps_.begin(), steps_.end(), [](const Step& a, const Step& b) {

@@ -107,8 +107,6 @@ class CopyEngineRun final : private Copies {
 
   // Why launches were ended early; code 0: none was.
   Status status() const;
-  // Streams that were made for links.
-  std::size_t streams() const { return streams_.size(); }
 
  private:
   enum class Use { kSend, kReceive, kOwn };

@@ -134,13 +134,13 @@ bool survey(const Bundle& bundle, const Bundle::Program& program, int rank, Copy
   std::vector<CopyRole> all;
   for (int one = 0; one < bundle.nranks; ++one) {
     Surveyor surveyor(&all, static_cast<std::uint32_t>(one));
-    for (std::uint32_t channel = 0; channel < program.lanes; ++channel) entry(&surveyor, channel);
+    for (std::uint32_t channel = 0; channel < program.channels; ++channel) entry(&surveyor, channel);
   }
   Uses uses;
   if (!find_uses(bundle, all, &uses, why) || !find_levels(uses, &all, why)) return false;
-  first->assign(program.lanes, 0);
+  first->assign(program.channels, 0);
   roles->clear();
-  for (std::uint32_t channel = 0; channel < program.lanes; ++channel) {
+  for (std::uint32_t channel = 0; channel < program.channels; ++channel) {
     (*first)[channel] = roles->size();
     std::vector<CopyRole> own;
     for (const CopyRole& role : all) {

@@ -1,4 +1,4 @@
-#include "deferred_release.h"
+// The release of what communicators had, when no peer has it mapped any more (setup.h).
 
 #include <unistd.h>
 
@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "deadline.h"
-#include "log.h"
+#include "setup.h"
 
 namespace blink::shim {
 namespace {

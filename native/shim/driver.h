@@ -29,7 +29,7 @@ constexpr int kCaptureNone = 0, kCaptureActive = 1, kCaptureInvalidated = 2;
 constexpr unsigned kEventExternal = 1;
 constexpr int kAttributeMultiprocessors = 16, kAttributeMajor = 75, kAttributeMinor = 76;
 constexpr int kCaptureModeRelaxed = 2;
-constexpr CUresult kCudaCaptureUnsupported = 900, kCudaCaptureInvalidated = 901, kCudaNotSupported = 801;
+constexpr CUresult kCudaCaptureUnsupported = 900, kCudaCaptureInvalidated = 901;
 constexpr int kAttributeStreamMemoryOperations64 = 122;
 constexpr unsigned kWaitUntilAtLeast = 0, kWriteAfterAllBefore = 0;
 
@@ -44,12 +44,10 @@ constexpr unsigned kWaitUntilAtLeast = 0, kWriteAfterAllBefore = 0;
   X(device_uuid, "cuDeviceGetUuid_v2", (CUuuid*, CUdevice))                                                           \
   X(device_bus_id, "cuDeviceGetPCIBusId", (char*, int, CUdevice))                                                     \
   X(device_attribute, "cuDeviceGetAttribute", (int*, int, CUdevice))                                                  \
-  X(can_access_peer, "cuDeviceCanAccessPeer", (int*, CUdevice, CUdevice))                                             \
   X(primary_retain, "cuDevicePrimaryCtxRetain", (CUcontext*, CUdevice))                                               \
   X(primary_release, "cuDevicePrimaryCtxRelease_v2", (CUdevice))                                                      \
   X(push_current, "cuCtxPushCurrent_v2", (CUcontext))                                                                 \
   X(pop_current, "cuCtxPopCurrent_v2", (CUcontext*))                                                                  \
-  X(get_current, "cuCtxGetCurrent", (CUcontext*))                                                                     \
   X(enable_peer, "cuCtxEnablePeerAccess", (CUcontext, unsigned))                                                      \
   X(mem_alloc, "cuMemAlloc_v2", (CUdeviceptr*, std::size_t))                                                          \
   X(mem_free, "cuMemFree_v2", (CUdeviceptr))                                                                          \
@@ -66,7 +64,6 @@ constexpr unsigned kWaitUntilAtLeast = 0, kWriteAfterAllBefore = 0;
   X(stream_create, "cuStreamCreate", (CUstream*, unsigned))                                                           \
   X(stream_destroy, "cuStreamDestroy_v2", (CUstream))                                                                 \
   X(stream_synchronize, "cuStreamSynchronize", (CUstream))                                                            \
-  X(stream_query, "cuStreamQuery", (CUstream))                                                                        \
   X(stream_wait_event, "cuStreamWaitEvent", (CUstream, CUevent, unsigned))                                            \
   X(stream_capture, "cuStreamGetCaptureInfo_v2",                                                                      \
     (CUstream, int*, unsigned long long*, CUgraph*, const void**, std::size_t*))                                      \
@@ -76,7 +73,6 @@ constexpr unsigned kWaitUntilAtLeast = 0, kWriteAfterAllBefore = 0;
   X(event_record, "cuEventRecord", (CUevent, CUstream))                                                               \
   X(event_record_with_flags, "cuEventRecordWithFlags", (CUevent, CUstream, unsigned))                                 \
   X(event_query, "cuEventQuery", (CUevent))                                                                           \
-  X(event_synchronize, "cuEventSynchronize", (CUevent))                                                               \
   X(event_elapsed, "cuEventElapsedTime", (float*, CUevent, CUevent))                                                  \
   X(module_load, "cuModuleLoadData", (CUmodule*, const void*))                                                        \
   X(module_unload, "cuModuleUnload", (CUmodule))                                                                      \

@@ -174,7 +174,7 @@ bool Engine::reserve_blocks(int sharing, std::string* why) {
   for (std::size_t i = 0; i < kernels_.size(); ++i) {
     for (CUfunction kernel : kernels_[i].by_protocol) {
       if (kernel == nullptr) continue;  // what copy engines run keeps nothing on the GPU
-      most = std::max(most, bundle_.programs[i].lanes * bundle_.parts);
+      most = std::max(most, bundle_.programs[i].channels * bundle_.parts);
       int blocks = 0;
       if (!ok(driver_.occupancy(&blocks, kernel, static_cast<int>(bundle_.threads), 0), "occupancy", why)) return false;
       resident = resident == 0 ? blocks : std::min(resident, blocks);
@@ -307,7 +307,7 @@ bool Engine::connect(const std::vector<std::string>& addresses, std::string* why
   for (const Peer& peer : peers_) segments.push_back(peer.base);
   const CUdeviceptr behind_table = table_ + table.size() * sizeof(Connection);
   probe_ = std::make_unique<PeerWriteProbe>(driver_, bundle_, rank_, segments, behind_table);
-  return written && open_copies(addresses, why);
+  return written && open_copies(why);
 }
 
 // All that setup_stream_ holds. What does not end is taken for a launch: drain() waits for it, and nothing is freed.
@@ -346,27 +346,12 @@ bool Engine::check_probes(const Deadline& deadline, std::string* why) {
   return false;
 }
 
-// Whether another rank of this process uses this GPU.
-bool Engine::has_neighbour(const std::vector<std::string>& addresses) const {
-  const std::string here = process_name() + " ";
-  int found = 0;
-  for (const std::string& address : addresses) {
-    int ordinal = 0;
-    if (address.compare(0, here.size(), here) != 0) continue;
-    found += std::sscanf(address.c_str() + here.size(), "%*u %d", &ordinal) == 1 && ordinal == ordinal_ ? 1 : 0;
-  }
-  return found > 1;
-}
-
-bool Engine::open_copies(const std::vector<std::string>& addresses, std::string* why) {
+// A GPU has fewer queues than there are streams. Those of one rank may share a queue (copy_plan.h), but what waits for
+// another rank must not lie before that rank's own work: the planner leaves copy engines out where ranks of a process
+// share a GPU.
+bool Engine::open_copies(std::string* why) {
   for (std::size_t i = 0; i < kernels_.size(); ++i) {
     if (kernels_[i].fold == nullptr) continue;
-    if (has_neighbour(addresses)) {
-      // A GPU has fewer queues than there are streams. Those of one rank may share a queue (copy_plan.h), but what
-      // waits for another rank must not lie before that rank's own work.
-      *why = "copy engines serve one rank per GPU of a process, GPU " + std::to_string(ordinal_) + " has more";
-      return false;
-    }
     if (copies_ == nullptr) {
       CopyEngineRun::Place place;
       place.rank = rank_;
@@ -461,7 +446,7 @@ CUresult Engine::run(int program, Bundle::Protocol protocol, Call call, CUstream
   call.rank = static_cast<std::uint32_t>(rank_);
   void* arguments[] = {&call};
   const std::size_t index = static_cast<std::size_t>(program);
-  const unsigned blocks = bundle_.programs[index].lanes * bundle_.parts;
+  const unsigned blocks = bundle_.programs[index].channels * bundle_.parts;
   return driver_.launch(kernels_[index].by_protocol[protocol], blocks, 1, 1, bundle_.threads, 1, 1, 0, stream,
                         arguments, nullptr);
 }

@@ -74,9 +74,8 @@ class Engine {
   bool reserve_blocks(int sharing, std::string* why);
   bool share_host_memory(SharedPage* page, std::string* why);
   bool map_peer(int peer, const std::string& address, std::string* why);
-  bool open_copies(const std::vector<std::string>& addresses, std::string* why);
+  bool open_copies(std::string* why);
   bool wait_for_setup(const Deadline& deadline, const char* what, std::string* why);
-  bool has_neighbour(const std::vector<std::string>& addresses) const;
   CUresult run(int program, Bundle::Protocol protocol, Call call, CUstream stream);
   CUresult follow(CUstream stream, unsigned long long capture);
   CUresult note(CUstream stream, unsigned long long capture);

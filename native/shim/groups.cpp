@@ -38,16 +38,6 @@ ncclResult_t finish(End end, bool runs) {
 
 Group* Group::current() { return group; }
 
-bool Group::keeps(const std::shared_ptr<Member>& member, int number) {
-  for (const Call& call : calls_) {
-    if (call.member == member && call.operation.op == number) {
-      lingering_.push_back({member, number});
-      return true;
-    }
-  }
-  return false;
-}
-
 ncclResult_t Group::end(ncclResult_t result, bool runs) {
   begin_all(std::move(pending_), result);
   // A group with an error runs nothing, neither NCCL's part nor ours.
@@ -58,11 +48,6 @@ ncclResult_t Group::end(ncclResult_t result, bool runs) {
           guarded([&] { return call.member->communicator->enqueue(call.operation); });
       if (failed(ours) && !failed(result)) result = ours;
     }
-  }
-  for (const Scalar& scalar : lingering_) {
-    scalar.member->communicator->forget(scalar.number);
-    const std::lock_guard<std::mutex> lock(scalar.member->mutex);
-    scalar.member->lingering.erase(scalar.number);
   }
   return result;
 }

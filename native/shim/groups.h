@@ -20,9 +20,6 @@ class Group {
   }
   void add(PendingCommunicator pending) { pending_.push_back(std::move(pending)); }
 
-  // Whether a call that waits means premul_sum `number`, which is being destroyed: then it lives until the end.
-  bool keeps(const std::shared_ptr<Member>& member, int number);
-
   // The real group has ended with `result`. `runs`: false where it was only simulated.
   ncclResult_t end(ncclResult_t result, bool runs);
 
@@ -31,15 +28,10 @@ class Group {
     std::shared_ptr<Member> member;
     Operation operation;
   };
-  struct Scalar {
-    std::shared_ptr<Member> member;
-    int number;
-  };
   void settle_real();
 
   std::vector<Call> calls_;
   std::vector<PendingCommunicator> pending_;
-  std::vector<Scalar> lingering_;
 };
 
 // Into the group of this thread, or right away: what begin_all() does.

@@ -12,16 +12,6 @@ static_assert(offsetof(CollConfigHead, min_ctas) == 24 && offsetof(CollConfigHea
 static_assert(offsetof(CollConfigHead, cta_policy) == 52 && offsetof(CollConfigHead, launch_completion_event) == 64);
 static_assert(sizeof(CollConfigHead) == 72);
 
-std::size_t size_of(int dtype) {
-  switch (dtype) {
-    case kInt8: case kUint8: case kFloat8E4M3: case kFloat8E5M2: return 1;
-    case kHalf: case kBfloat16: return 2;
-    case kInt32: case kUint32: case kFloat: return 4;
-    case kInt64: case kUint64: case kDouble: return 8;
-    default: return 0;
-  }
-}
-
 const char* text_of(ncclResult_t result) {
   switch (result) {
     case ncclSuccess: return "no error";

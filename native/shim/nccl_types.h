@@ -54,16 +54,7 @@ enum Result : int {
   ncclSuccess = 0, ncclUnhandledCudaError = 1, ncclSystemError = 2, ncclInternalError = 3, ncclInvalidArgument = 4,
   ncclInvalidUsage = 5, ncclRemoteError = 6, ncclInProgress = 7, ncclTimeout = 8,
 };
-enum DataType : int {
-  kInt8 = BLINK_NCCL_INT8, kUint8 = BLINK_NCCL_UINT8, kInt32 = BLINK_NCCL_INT32, kUint32 = BLINK_NCCL_UINT32,
-  kInt64 = BLINK_NCCL_INT64, kUint64 = BLINK_NCCL_UINT64, kHalf = BLINK_NCCL_FLOAT16, kFloat = BLINK_NCCL_FLOAT32,
-  kDouble = BLINK_NCCL_FLOAT64, kBfloat16 = BLINK_NCCL_BFLOAT16, kFloat8E4M3 = BLINK_NCCL_FLOAT8_E4M3FN,
-  kFloat8E5M2 = BLINK_NCCL_FLOAT8_E5M2, kDataTypes = 12,
-};
-enum RedOp : int {
-  kSum = BLINK_NCCL_SUM, kProd = BLINK_NCCL_PROD, kMax = BLINK_NCCL_MAX, kMin = BLINK_NCCL_MIN, kAvg = BLINK_NCCL_AVG,
-  kRedOps = BLINK_NCCL_PREMUL_SUM,
-};
+constexpr int kSum = BLINK_NCCL_SUM, kAvg = BLINK_NCCL_AVG, kPremulSum = BLINK_NCCL_PREMUL_SUM;
 enum Residence : int { kScalarDevice = 0, kScalarHost = 1 };
 
 constexpr int kSplitNoColor = -1;
@@ -89,9 +80,6 @@ struct CollConfigHead {
   std::uint64_t user_profiler_tag;
   cudaEvent_t launch_completion_event;
 };
-
-// Bytes of an element; 0 for a type that NCCL does not have.
-std::size_t size_of(int dtype);
 
 // Our own words for a result, for when there is no NCCL to ask; total.
 const char* text_of(ncclResult_t result);

@@ -7,8 +7,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
-#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -27,14 +25,8 @@ struct Member {
   // Revoked, suspended or finalized: whatever comes now is for the real one, which refuses it or runs it.
   std::atomic<bool> ended{false};
 
-  // Operations made by ncclRedOpCreatePreMulSum: the real number → ours. They are the same, but where a call in an open
-  // group still means an operation that has been destroyed and NCCL gives its number to the next.
-  struct Scalar {
-    int number = 0, dtype = 0;
-  };
   std::mutex mutex;
-  std::map<int, Scalar> scalars;
-  std::set<int> lingering;               // our numbers, destroyed and still meant
+  std::map<int, PremulSum> scalars;      // by the number that ncclRedOpCreatePreMulSum gave
   std::map<std::string, int> shrinks;    // how often without these ranks
 };
 

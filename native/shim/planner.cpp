@@ -4,7 +4,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <spawn.h>
-#include <sys/socket.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -53,26 +53,39 @@ Descriptor above_standard(int descriptor) {
   return Descriptor(fcntl(descriptor, F_DUPFD_CLOEXEC, kFirstDescriptor));
 }
 
-// Our end, which does not block, and the child's.
-struct Pipe {
+// What the child reads: a file without a name, so that nobody has to wait until it has read it.
+Descriptor file_of(const std::string& input) {
+  Descriptor file = above_standard(memfd_create("blink-planner-input", MFD_CLOEXEC));
+  for (std::size_t at = 0; file.open() && at < input.size();) {
+    const ssize_t written = write(file.get(), input.data() + at, input.size() - at);
+    if (written > 0) at += static_cast<std::size_t>(written);
+    if (written < 0 && errno != EINTR) file.close();
+  }
+  if (file.open()) lseek(file.get(), 0, SEEK_SET);
+  return file;
+}
+
+// What the child writes to: our end, which does not block, and its own. A pipe, as a script may open it again by name.
+struct Output {
   Descriptor ours, theirs;
 
-  // The child's stdin is a socket: it can be written to without SIGPIPE.
-  bool open_for_input() {
+  bool open() {
     int ends[2];
-    return socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0 && take(ends[0], ends[1]);
-  }
-  // Its stdout and stderr are pipes: a script may open them again by name, which cannot be done with a socket.
-  bool open_for_output() {
-    int ends[2];
-    return pipe2(ends, O_CLOEXEC) == 0 && take(ends[0], ends[1]);
-  }
-
- private:
-  bool take(int our_end, int their_end) {
-    ours = above_standard(our_end);
-    theirs = above_standard(their_end);
+    if (pipe2(ends, O_CLOEXEC) != 0) return false;
+    ours = above_standard(ends[0]);
+    theirs = above_standard(ends[1]);
     return ours.open() && theirs.open() && fcntl(ours.get(), F_SETFL, O_NONBLOCK) == 0;
+  }
+  // What is there to be read; the caller looks at it when it is much, and comes back.
+  void take(std::string* text) {
+    std::array<char, 4096> buffer;
+    while (ours.open() && text->size() <= kMostOutBytes) {
+      const ssize_t got = read(ours.get(), buffer.data(), buffer.size());
+      if (got > 0) text->append(buffer.data(), static_cast<std::size_t>(got));
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
+      if (got <= 0) ours.close();
+    }
   }
 };
 
@@ -119,12 +132,12 @@ class Settings {
 // Starts it: 0 or an error. A new process group, and signals as a fresh process has them, whatever this thread blocks
 // and this program ignores.
 int start(const std::vector<std::string>& words, const std::vector<std::string>& variables,
-          const std::array<Pipe, 3>& pipes, pid_t* pid) {
+          const std::array<int, 3>& standard, pid_t* pid) {
   Settings settings;
   int error = 0;
   const auto must = [&error](int result) { error = error != 0 ? error : result; };
-  for (std::size_t i = 0; i < pipes.size(); ++i) {
-    must(posix_spawn_file_actions_adddup2(&settings.actions, pipes[i].theirs.get(), static_cast<int>(i)));
+  for (std::size_t i = 0; i < standard.size(); ++i) {
+    must(posix_spawn_file_actions_adddup2(&settings.actions, standard[i], static_cast<int>(i)));
   }
   for (const int descriptor : inherited()) must(posix_spawn_file_actions_addclose(&settings.actions, descriptor));
   sigset_t none, all;
@@ -187,91 +200,39 @@ class Child {
   bool lost_ = false;
 };
 
-// What is there to be read. False at the end.
-bool read_what_is_there(int descriptor, std::string* text) {
-  std::array<char, 4096> buffer;
-  for (;;) {
-    const ssize_t got = read(descriptor, buffer.data(), buffer.size());
-    if (got > 0) {
-      text->append(buffer.data(), static_cast<std::size_t>(got));
-      if (text->size() > kMostOutBytes) return true;  // the caller looks at it, and comes back
-    } else if (got == 0 || (errno != EINTR && errno != EAGAIN && errno != EWOULDBLOCK)) {
-      return false;
-    } else if (errno != EINTR) {
-      return true;
-    }
-  }
-}
-
-// Gives the child its input and takes what it writes, for one tick.
-class Talk {
- public:
-  Talk(std::array<Pipe, 3>* pipes, const std::string& input, Ended* ended)
-      : in_(std::move((*pipes)[0].ours)),
-        out_(std::move((*pipes)[1].ours)),
-        err_(std::move((*pipes)[2].ours)),
-        input_(input),
-        ended_(*ended) {}
-
-  void wait(int timeout_ms) {
-    std::array<pollfd, 3> set = {{{in_.get(), POLLOUT, 0}, {out_.get(), POLLIN, 0}, {err_.get(), POLLIN, 0}}};
-    poll(set.data(), set.size(), timeout_ms);  // descriptors of −1 are passed over
-    give();
-    take();
-  }
-
-  void take() {
-    if (out_.open() && !read_what_is_there(out_.get(), &ended_.out)) out_.close();
-    if (err_.open() && !read_what_is_there(err_.get(), &ended_.err)) err_.close();
-    if (ended_.err.size() > kMostErrBytes) ended_.err.erase(0, ended_.err.size() - kMostErrBytes);
-  }
-
- private:
-  void give() {
-    while (in_.open()) {
-      if (given_ == input_.size()) {
-        in_.close();  // the end of its input
-        return;
-      }
-      const ssize_t sent = send(in_.get(), input_.data() + given_, input_.size() - given_, MSG_NOSIGNAL);
-      if (sent > 0) given_ += static_cast<std::size_t>(sent);
-      if (sent < 0 && errno == EINTR) continue;
-      if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
-      if (sent < 0) in_.close();  // it does not want more
-    }
-  }
-
-  Descriptor in_, out_, err_;
-  const std::string& input_;
-  std::size_t given_ = 0;
-  Ended& ended_;
-};
-
 }  // namespace
 
 Ended run_child(const std::vector<std::string>& words, const std::vector<std::string>& variables,
                 const std::string& input, const Deadline& deadline) {
   Ended ended;
-  std::array<Pipe, 3> pipes;
-  if (!pipes[0].open_for_input() || !pipes[1].open_for_output() || !pipes[2].open_for_output()) {
+  Descriptor in = file_of(input);
+  Output out, err;
+  if (!in.open() || !out.open() || !err.open()) {
     ended.why = std::strerror(errno);
     return ended;
   }
+  const auto take = [&] {
+    out.take(&ended.out);
+    err.take(&ended.err);
+    if (ended.err.size() > kMostErrBytes) ended.err.erase(0, ended.err.size() - kMostErrBytes);
+  };
   pid_t pid = -1;
-  const int error = start(words, variables, pipes, &pid);
-  for (Pipe& pipe : pipes) pipe.theirs.close();
+  const int error = start(words, variables, {in.get(), out.theirs.get(), err.theirs.get()}, &pid);
+  out.theirs.close();
+  err.theirs.close();
   if (error != 0) {
     ended.why = std::strerror(error);
     return ended;
   }
   ended.started = true;
   Child child(pid);
-  Talk talk(&pipes, input, &ended);
   while (!(ended.in_time = child.has_ended()) && !deadline.passed() && ended.out.size() <= kMostOutBytes) {
-    talk.wait(std::min(kTickMs, deadline.left_ms()));
+    std::array<pollfd, 2> set = {{{out.ours.get(), POLLIN, 0}, {err.ours.get(), POLLIN, 0}}};
+    poll(set.data(), set.size(), std::min(kTickMs, deadline.left_ms()));  // descriptors of −1 are passed over
+    take();
   }
   child.end(&ended);
-  talk.take();
+  take();
   return ended;
 }
 

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "deadline.h"
-#include "deferred_release.h"
 #include "log.h"
 #include "planner.h"
 

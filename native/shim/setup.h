@@ -1,5 +1,5 @@
-// How the ranks of a new communicator get from "all are here" to "all can launch": five rounds of messages, after each of
-// which every rank knows whether every rank has got so far.
+// What a communicator has that runs on trees: how its ranks get it, and how they give it back. From "all are here" to
+// "all can launch" it is five rounds of messages, after each of which every rank knows whether every rank has got so far.
 #pragma once
 
 #include <atomic>
@@ -30,5 +30,13 @@ struct Place {
 // or when `cancelled` is raised, which the other ranks see as a rank that has gone.
 std::unique_ptr<Resources> set_up(Bootstrap* bootstrap, const Place& place, double grace_s,
                                   const std::atomic<bool>& cancelled, std::string* why);
+
+// Gives back what a communicator had when no peer has it mapped any more. A peer's last store may still be on its way
+// when this rank has finished, and to free what another process has open is undefined. So when its own launches have
+// ended a rank says SharedPage::done(); when all have, each closes its peers' memory and says SharedPage::closed(); when
+// all have, each frees its own: in this call, or later in a thread of its own. What a peer has mapped is never freed:
+// where one has died, or its process has ended before it closed, it stays with this process. Where the setup failed
+// there may be no engine, but the page waits for this rank's word all the same.
+void release_when_unmapped(std::unique_ptr<Resources> resources);
 
 }  // namespace blink::shim

@@ -1,4 +1,6 @@
-#include "standalone.h"
+// blink/gpu_comm.h: communicators without NCCL.
+
+#include "blink/gpu_comm.h"
 
 #include <cstdio>
 #include <cstring>
@@ -48,38 +50,18 @@ int blink_shim_comm_create(blink_shim_comm** comm, const char* key, int nranks, 
 }
 
 int blink_shim_comm_run(blink_shim_comm* comm, int collective, const void* send, void* recv, std::size_t count,
-                        int dtype, int op, int root, void* stream) {
+                        int dtype, int op, const void* scale, int root, void* stream) {
   return guarded([&]() -> int {
-    if (comm == nullptr || collective < 0 || collective > static_cast<int>(Collective::kAllToAll) || dtype < 0 ||
-        dtype >= kDataTypes || op < 0) {
+    if (comm == nullptr || collective < 0 || collective > static_cast<int>(Collective::kAllToAll) ||
+        size_of(dtype) == 0 || op < 0 || op > kPremulSum || (op == kPremulSum && scale == nullptr)) {
       return ncclInvalidArgument;
     }
-    Operation operation;
-    operation.collective = static_cast<Collective>(collective);
-    operation.send = send;
-    operation.recv = recv;
-    operation.count = count;
-    operation.dtype = dtype;
-    operation.op = op;
-    operation.root = root;
-    operation.stream = static_cast<CUstream>(stream);
     if (count == 0) return ncclSuccess;
+    Operation operation{static_cast<Collective>(collective), send, recv, count, dtype, op, root,
+                        static_cast<CUstream>(stream), {}};
+    if (op == kPremulSum) std::memcpy(&operation.scalar.bits, scale, size_of(dtype));
     if (!comm->communicator->takes(operation)) return ncclInvalidUsage;
     return comm->communicator->enqueue(operation);
-  });
-}
-
-int blink_shim_comm_premul_sum(blink_shim_comm* comm, int op, int dtype, const void* scalar) {
-  return guarded([&]() -> int {
-    const std::size_t bytes = size_of(dtype);
-    if (comm == nullptr || scalar == nullptr || op < kRedOps || bytes == 0) {
-      return ncclInvalidArgument;
-    }
-    PremulSum row;
-    row.dtype = dtype;
-    std::memcpy(row.scalar, scalar, bytes);
-    comm->communicator->know(op, row);
-    return ncclSuccess;
   });
 }
 

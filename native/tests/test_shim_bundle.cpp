@@ -1,5 +1,4 @@
-// Is a plan's file read as it was written, and everything else refused with file, line, what was expected and what was
-// found?
+// A plan's file is read as it was written, and everything else refused with file, line, what was expected and got.
 // Sanitizers: address.
 #include <random>
 #include <string>
@@ -16,24 +15,22 @@ using namespace blink::shim;
 // Two ranks, one connection each way. In a segment: ring 4 × 512, lines 4 × 256, counters of two parts.
 const std::string kGood =
     "blink-bundle 1\n"
-    "# made for a test\n"
-    "\n"
-    "plan 0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef\n"                                    // 4
-    "ranks 2\n"                                                                                                  // 5
-    "geometry parts 2 slots 2 slot_bytes 512 line_bytes 256 threads 64\n"                                        // 6
-    "segment 0 4096\n"                                                                                           // 7
-    "segment 1 8192\n"                                                                                           // 8
-    "connection 0 src 0 dst 1 ring 0 lines 2048 tail 3072 head 3072 src_position 3328 dst_position 3328\n"       // 9
-    "connection 1 src 1 dst 0 ring 0 lines 2048 tail 3584 head 3584 src_position 3840 dst_position 3840\n"       // 10
-    "image 0 arch sm_90 file kernels.cubin\n"                                                                    // 11
-    "image 1 arch any file kernels.ptx\n"                                                                        // 12
-    "program 0 collective allreduce root -1 lanes 4 image 0,1 simple run_simple ll run_ll ll128 -\n"             // 13
-    "program 1 collective broadcast root 1 lanes 2 image 1 simple run_b ll run_b_ll ll128 run_b_ll128\n"         // 14
-    "choice collective allreduce root any least 0 most 4096 program 0 protocol ll chunk 128 search 0 why small\n"  // 15
+    "plan 0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef\n"                                    // 2
+    "ranks 2\n"                                                                                                  // 3
+    "geometry parts 2 slots 2 slot_bytes 512 line_bytes 256 threads 64\n"                                        // 4
+    "segment 0 4096\n"                                                                                           // 5
+    "segment 1 8192\n"                                                                                           // 6
+    "connection 0 src 0 dst 1 ring 0 lines 2048 tail 3072 head 3072 src_position 3328 dst_position 3328\n"       // 7
+    "connection 1 src 1 dst 0 ring 0 lines 2048 tail 3584 head 3584 src_position 3840 dst_position 3840\n"       // 8
+    "image 0 arch sm_90 file kernels.cubin\n"                                                                    // 9
+    "image 1 arch any file kernels.ptx\n"                                                                        // 10
+    "program 0 collective allreduce root -1 channels 4 image 0,1 simple run_simple ll run_ll ll128 -\n"          // 11
+    "program 1 collective broadcast root 1 channels 2 image 1 simple run_b ll run_b_ll ll128 run_b_ll128\n"      // 12
+    "choice collective allreduce root any least 0 most 4096 program 0 protocol ll chunk 128 search 0 why small\n"  // 13
     "choice collective allreduce root -1 least 4097 most 18446744073709551615 program 0 protocol simple chunk 512 "
-    "search 1 why 2 trees, 50 GB/s against 33\n"                                                                 // 16
-    "choice collective broadcast root 1 least 0 most 99 program 1 protocol ll128 chunk 240 search 0 why x\n"     // 17
-    "choice collective reduce root any least 0 most 1000 program -1 protocol - chunk 0 search 0 why NCCL wins\n";  // 18
+    "search 1 why 2 trees, 50 GB/s against 33\n"                                                                 // 14
+    "choice collective broadcast root 1 least 0 most 99 program 1 protocol ll128 chunk 240 search 0 why x\n"     // 15
+    "choice collective reduce root any least 0 most 1000 program -1 protocol - chunk 0 search 0 why NCCL wins\n";  // 16
 
 class Written {
  public:
@@ -66,7 +63,7 @@ void good_is_read(const Written& written) {
              bundle.images[1].file == written.directory.at("kernels.ptx"),
          "images");
   const auto &one = bundle.programs.at(0), &two = bundle.programs.at(1);
-  expect(one.collective == Collective::kAllReduce && one.root == -1 && one.lanes == 4 &&
+  expect(one.collective == Collective::kAllReduce && one.root == -1 && one.channels == 4 &&
              one.images == std::vector<int>({0, 1}) && one.kernel[Bundle::kSimple] == "run_simple" &&
              one.kernel[Bundle::kLL] == "run_ll" && one.kernel[Bundle::kLL128].empty(),
          "program 0");
@@ -96,77 +93,77 @@ struct Wrong {
 
 const Wrong kWrong[] = {
     {"blink-bundle 1", "blink-bundle 2", 1, "'blink-bundle 1', got 'blink-bundle 2'"},
-    {"blink-bundle 1\n", "", 1, "got '# made"},
-    {"plan 0123", "plan 012x", 4, "64 hexadecimal"},
-    {"plan 0123456789abcdef", "plan ", 4, "64 hexadecimal"},
-    {"\nplan", "\n# plan", 19, "a line 'plan"},
-    {"ranks 2\n", "ranks 2\nranks 2\n", 6, "one line 'ranks'"},
-    {"ranks 2", "ranks 0", 5, "1 to 4096, got '0'"},
-    {"ranks 2", "ranks 4097", 5, "1 to 4096, got '4097'"},
-    {"ranks 2", "ranks -2", 5, "got '-2'"},
-    {"ranks 2", "ranks +2", 5, "got '+2'"},
-    {"ranks 2", "ranks 2 3", 5, "the end of the line, got '3'"},
-    {"ranks 2", "ranks 2 ", 5, "a word after '2'"},
-    {"ranks 2", "ranks  2", 5, "two spaces"},
-    {"ranks 2", "ranks 2\r", 5, "1 to 4096"},
-    {"ranks 2", "ranks 0x2", 5, "1 to 4096"},
-    {"ranks 2", "ranks", 5, "got nothing"},
-    {"ranks 2", "ranks 3", 9, "all lines 'segment"},
-    {"ranks 2", "ranks 99999999999999999999999", 5, "1 to 4096"},
-    {"ranks 2\n", "", 8, "a line 'ranks N' before"},
-    {"geometry parts 2", "geometry parts 0", 6, "'parts' of 1 to"},
-    {"geometry parts 2", "geometry slots 2", 6, "'parts', got 'slots'"},
-    {"slot_bytes 512", "slot_bytes 520", 6, "multiple of 128"},
-    {"line_bytes 256", "line_bytes 100", 6, "multiple of 128"},
-    {"threads 64", "threads 33", 6, "a multiple of 32, got '33'"},
-    {"threads 64", "threads 1024", 6, "1 to 512"},
-    {"segment 1 8192", "segment 2 8192", 8, "segment 1, got '2'"},
-    {"segment 1 8192\n", "", 8, "all lines 'segment"},
-    {"segment 1 8192\n", "segment 1 8192\nsegment 2 1\n", 20, "2 segments"},
-    {"segment 1 8192", "segment 1 3400", 9, "'dst_position' to end within the 3400 bytes of rank 1"},
-    {"connection 1", "connection 2", 10, "connection 1, got '2'"},
-    {"src 0 dst 1", "src 0 dst 2", 9, "0 to 1, got '2'"},
-    {"src 0 dst 1", "src 1 dst 1", 9, "two ranks"},
-    {"lines 2048 tail 3072", "lines 2047 tail 3072", 9, "multiple of 128, got '2047'"},
-    {"ring 0 lines 2048 tail 3072", "ring 99999872 lines 2048 tail 3072", 9, "'ring' of 0 to 8192"},
-    {"ring 0 lines 2048 tail 3072", "ring 6272 lines 2048 tail 3072", 9, "'ring' to end within"},
-    {"tail 3584", "tail 3072", 19, "do not overlap"},
-    {"src_position 3840 dst_position 3840", "src_position 3328 dst_position 3840", 19, "do not overlap"},
-    {" dst_position 3840", "", 10, "'dst_position', got nothing"},
-    {"arch sm_90", "arch sm-90", 11, "such as sm_90"},
-    {"file kernels.cubin", "file ../kernels.cubin", 11, "in the bundle"},
-    {"file kernels.cubin", "file /kernels.cubin", 11, "in the bundle"},
-    {"file kernels.cubin", "file ..", 11, "in the bundle"},
-    {"file kernels.cubin", "file other.cubin", 11, "can be read, got '"},
-    {"image 0,1", "image 0,2", 13, "0 to 1, got '2'"},
-    {"image 0,1", "image 0,", 13, "got nothing"},
-    {"image 0,1", "image 1,1", 13, "every image once"},
-    {"collective allreduce root -1 lanes", "collective allreduse root -1 lanes", 13, "a collective, got 'allreduse'"},
-    {"collective allreduce root -1 lanes 4", "collective allreduce root 0 lanes 4", 13, "has none"},
-    {"collective broadcast root 1 lanes 2", "collective broadcast root -1 lanes 2", 14, "the rank of the root"},
-    {"collective broadcast root 1 lanes 2", "collective broadcast root 2 lanes 2", 14, "a root of 0 to 1"},
-    {"lanes 4", "lanes 0", 13, "'lanes' of 1"},
-    {"simple run_simple", "simple run-simple", 13, "a kernel's name"},
-    {"root any least 0 most 4096", "root 1 least 0 most 4096", 15, "has none"},
-    {"least 4097 most 18446744073709551615", "least 4097 most 4096", 16, "4097 to"},
-    {"least 4097 most 18446744073709551615", "least 4097 most 18446744073709551616", 16, "4097 to"},
-    {"root 1 least 0 most 99", "root any least 0 most 99", 17, "broadcast with root -1, got 'broadcast with root 1'"},
-    {"root 1 least 0 most 99 program 1", "root 1 least 0 most 99 program 0", 17, "got 'allreduce with root -1'"},
-    {"most 99 program 1", "most 99 program 2", 17, "a program of 0 to 1"},
-    {"protocol ll chunk", "protocol ll128 chunk", 15, "has a kernel for"},
-    {"protocol ll chunk", "protocol - chunk", 15, "simple, ll or ll128"},
-    {"protocol ll chunk 128", "protocol ll chunk 144", 15, "up to the 128 of a message"},
-    {"chunk 240", "chunk 256", 17, "up to the 240 of a message"},
-    {"chunk 512", "chunk 528", 16, "up to the 512 of a message"},
-    {"chunk 512", "chunk 500", 16, "multiple of 16"},
-    {"chunk 512", "chunk 0", 16, "multiple of 16"},
-    {"search 1", "search 2", 16, "'search' of 0 to 1"},
-    {"protocol - chunk 0 search 0", "protocol ll chunk 0 search 0", 18, "protocol -, as nothing of ours"},
-    {"protocol - chunk 0 search 0", "protocol - chunk 0 search 1", 18, "search 0, as nothing of ours"},
-    {" why small", " why", 15, "the reason, got nothing"},
-    {" why small", "", 15, "'why', got nothing"},
+    {"blink-bundle 1\n", "", 1, "got 'plan 0123"},
+    {"plan 0123", "plan 012x", 2, "64 hexadecimal"},
+    {"plan 0123456789abcdef", "plan ", 2, "64 hexadecimal"},
+    {"\nplan", "\nplans", 2, "'plan', got 'plans'"},
+    {"ranks 2\n", "ranks 2\nranks 2\n", 4, "'geometry', got 'ranks'"},
+    {"ranks 2", "ranks 0", 3, "1 to 4096, got '0'"},
+    {"ranks 2", "ranks 4097", 3, "1 to 4096, got '4097'"},
+    {"ranks 2", "ranks -2", 3, "got '-2'"},
+    {"ranks 2", "ranks +2", 3, "got '+2'"},
+    {"ranks 2", "ranks 2 3", 3, "the end of the line, got '3'"},
+    {"ranks 2", "ranks 2 ", 3, "a word after '2'"},
+    {"ranks 2", "ranks  2", 3, "two spaces"},
+    {"ranks 2", "ranks 2\r", 3, "1 to 4096"},
+    {"ranks 2", "ranks 0x2", 3, "1 to 4096"},
+    {"ranks 2", "ranks", 3, "got nothing"},
+    {"ranks 2", "ranks 3", 7, "'segment', got 'connection'"},
+    {"ranks 2", "ranks 99999999999999999999999", 3, "1 to 4096"},
+    {"ranks 2\n", "", 3, "'ranks', got 'geometry'"},
+    {"geometry parts 2", "geometry parts 0", 4, "'parts' of 1 to"},
+    {"geometry parts 2", "geometry slots 2", 4, "'parts', got 'slots'"},
+    {"slot_bytes 512", "slot_bytes 520", 4, "multiple of 128"},
+    {"line_bytes 256", "line_bytes 100", 4, "multiple of 128"},
+    {"threads 64", "threads 33", 4, "a multiple of 32, got '33'"},
+    {"threads 64", "threads 1024", 4, "1 to 512"},
+    {"segment 1 8192", "segment 2 8192", 6, "segment 1, got '2'"},
+    {"segment 1 8192\n", "", 6, "'segment', got 'connection'"},
+    {"segment 1 8192\n", "segment 1 8192\nsegment 2 1\n", 7, "'choice', got 'segment'"},
+    {"segment 1 8192", "segment 1 3400", 7, "'dst_position' to end within the 3400 bytes of rank 1"},
+    {"connection 1", "connection 2", 8, "connection 1, got '2'"},
+    {"src 0 dst 1", "src 0 dst 2", 7, "0 to 1, got '2'"},
+    {"src 0 dst 1", "src 1 dst 1", 7, "two ranks"},
+    {"lines 2048 tail 3072", "lines 2047 tail 3072", 7, "multiple of 128, got '2047'"},
+    {"ring 0 lines 2048 tail 3072", "ring 99999872 lines 2048 tail 3072", 7, "'ring' of 0 to 8192"},
+    {"ring 0 lines 2048 tail 3072", "ring 6272 lines 2048 tail 3072", 7, "'ring' to end within"},
+    {"tail 3584", "tail 3072", 8, "do not overlap"},
+    {"src_position 3840 dst_position 3840", "src_position 3328 dst_position 3840", 8, "do not overlap"},
+    {" dst_position 3840", "", 8, "'dst_position', got nothing"},
+    {"arch sm_90", "arch sm-90", 9, "such as sm_90"},
+    {"file kernels.cubin", "file ../kernels.cubin", 9, "in the bundle"},
+    {"file kernels.cubin", "file /kernels.cubin", 9, "in the bundle"},
+    {"file kernels.cubin", "file ..", 9, "in the bundle"},
+    {"file kernels.cubin", "file other.cubin", 9, "can be read, got '"},
+    {"image 0,1", "image 0,2", 11, "0 to 1, got '2'"},
+    {"image 0,1", "image 0,", 11, "got nothing"},
+    {"image 0,1", "image 1,1", 11, "every image once"},
+    {"collective allreduce root -1 channels", "collective allreduse root -1 channels", 11, "a collective, got 'allreduse'"},
+    {"collective allreduce root -1 channels 4", "collective allreduce root 0 channels 4", 11, "has none"},
+    {"collective broadcast root 1 channels 2", "collective broadcast root -1 channels 2", 12, "the rank of the root"},
+    {"collective broadcast root 1 channels 2", "collective broadcast root 2 channels 2", 12, "a root of 0 to 1"},
+    {"channels 4", "channels 0", 11, "'channels' of 1"},
+    {"simple run_simple", "simple run-simple", 11, "a kernel's name"},
+    {"root any least 0 most 4096", "root 1 least 0 most 4096", 13, "has none"},
+    {"least 4097 most 18446744073709551615", "least 4097 most 4096", 14, "4097 to"},
+    {"least 4097 most 18446744073709551615", "least 4097 most 18446744073709551616", 14, "4097 to"},
+    {"root 1 least 0 most 99", "root any least 0 most 99", 15, "broadcast with root -1, got 'broadcast with root 1'"},
+    {"root 1 least 0 most 99 program 1", "root 1 least 0 most 99 program 0", 15, "got 'allreduce with root -1'"},
+    {"most 99 program 1", "most 99 program 2", 15, "a program of 0 to 1"},
+    {"protocol ll chunk", "protocol ll128 chunk", 13, "has a kernel for"},
+    {"protocol ll chunk", "protocol - chunk", 13, "simple, ll or ll128"},
+    {"protocol ll chunk 128", "protocol ll chunk 144", 13, "up to the 128 of a message"},
+    {"chunk 240", "chunk 256", 15, "up to the 240 of a message"},
+    {"chunk 512", "chunk 528", 14, "up to the 512 of a message"},
+    {"chunk 512", "chunk 500", 14, "multiple of 16"},
+    {"chunk 512", "chunk 0", 14, "multiple of 16"},
+    {"search 1", "search 2", 14, "'search' of 0 to 1"},
+    {"protocol - chunk 0 search 0", "protocol ll chunk 0 search 0", 16, "protocol -, as nothing of ours"},
+    {"protocol - chunk 0 search 0", "protocol - chunk 0 search 1", 16, "search 0, as nothing of ours"},
+    {" why small", " why", 13, "the reason, got nothing"},
+    {" why small", "", 13, "'why', got nothing"},
     {"why NCCL wins\n", "why NCCL wins", 1, "ends with a line's end"},
-    {"choice collective reduce", "choise collective reduce", 18, "choice, got 'choise'"},
+    {"choice collective reduce", "choise collective reduce", 16, "'choice', got 'choise'"},
 };
 
 void wrong_is_refused(const Written& written) {

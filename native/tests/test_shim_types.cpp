@@ -1,9 +1,13 @@
-// Which of NCCL's configurations say that calls do not block, whatever their size, and what the environment overrules.
+// Which of NCCL's configurations say that calls do not block, whatever their size, and what the environment overrules;
+// and what a driver lacks.
 // Sanitizers: address.
 
 #include <cstdlib>
+#include <string>
 
+#include "call_arguments.h"
 #include "check.h"
+#include "copy_engine.h"
 #include "nccl_types.h"
 
 using blink_test::expect;
@@ -27,8 +31,14 @@ int main() {
   expect(!blocking(nullptr, true), "the environment overrules");
   setenv("NCCL_COMM_BLOCKING", "two", 1);
   expect(blocking(nullptr, true), "unless it is no number");
-  for (int dtype = -1; dtype <= kDataTypes; ++dtype) {
-    expect((size_of(dtype) > 0) == (dtype >= 0 && dtype < kDataTypes), "the size of type %d", dtype);
+  for (int dtype = -1; dtype <= 12; ++dtype) {
+    expect((size_of(dtype) > 0) == (dtype >= 0 && dtype < 12), "the size of type %d", dtype);
   }
+  std::string why;
+  setenv("BLINK_CUDA_LIB", "/no/such/libcuda.so.1", 1);
+  expect(driver(&why) == nullptr && why.find("no CUDA driver: /no/such/libcuda.so.1") == 0, "%s", why.c_str());
+  expect(CopyEngineRun::open(Driver{}, Bundle{}, {}, &why) == nullptr &&
+             why.find("the CUDA driver has no stream memory operations") == 0,
+         "%s", why.c_str());
   return blink_test::verdict();
 }

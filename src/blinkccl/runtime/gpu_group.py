@@ -1,6 +1,6 @@
 """Collectives of ranks with GPUs on trees, without NCCL: through ``libblink.so``'s own plain C interface.
 
-The library plans, loads generated code and enqueues it on the stream that it is given (``native/shim/standalone.h``).
+The library plans, loads generated code and enqueues it on the stream that it is given (``blink/gpu_comm.h``).
 Here are its types for :mod:`ctypes`, its numbers for our names, its results as our errors. What a rank's GPU memory
 holds is the caller's business: this file sees addresses and streams.
 """
@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -41,7 +40,7 @@ REDUCING = ("reduce", "allreduce", "reduce_scatter")
 _NCCL_TYPES = _TYPES.numbers("blink_nccl_dtype", "BLINK_NCCL_")
 #: ``ncclDataType_t`` of our names; a bool is a byte that is 0 or 1.
 DTYPE_NUMBERS = {**_NCCL_TYPES, "bool": _NCCL_TYPES["uint8"]}
-#: ``ncclRedOp_t``; of the premul_sums we need one at a time.
+#: ``ncclRedOp_t``.
 OP_NUMBERS = _TYPES.numbers("blink_nccl_op", "BLINK_NCCL_")
 #: The same on bytes that are 0 or 1: "or" and "and".
 _BOOL_OPS = {"sum": "max", "max": "max", "prod": "min", "min": "min"}
@@ -59,20 +58,6 @@ _RESULTS = {
 _SEE = "NCCL_DEBUG=WARN shows libblink.so's own words"
 _WHY_BYTES = 4096
 
-_COMM = c.c_void_p
-_FUNCTIONS: Mapping[str, list[Any]] = {
-    "blink_shim_comm_create": [
-        c.POINTER(_COMM), c.c_char_p, c.c_int, c.c_int, c.c_int, c.c_char_p, c.c_char_p, c.c_size_t,
-    ],
-    "blink_shim_comm_run": [
-        _COMM, c.c_int, c.c_void_p, c.c_void_p, c.c_size_t, c.c_int, c.c_int, c.c_int, c.c_void_p,
-    ],
-    "blink_shim_comm_premul_sum": [_COMM, c.c_int, c.c_int, c.c_void_p],
-    "blink_shim_comm_error": [_COMM],
-    "blink_shim_comm_abort": [_COMM],
-    "blink_shim_comm_destroy": [_COMM],
-}  # fmt: skip
-
 
 @lru_cache(maxsize=4)
 def gpu_library(path: Path | None = None) -> Any:
@@ -89,9 +74,9 @@ def gpu_library(path: Path | None = None) -> Any:
         )
     try:
         library = c.CDLL(str(path))
-        for name, arguments in _FUNCTIONS.items():
+        for name, (result, arguments) in header("gpu_comm.h").functions.items():
             function = getattr(library, name)
-            function.restype, function.argtypes = c.c_int, arguments
+            function.restype, function.argtypes = result, arguments
     except (OSError, AttributeError) as error:
         raise UnsupportedError(f"{path} cannot be used: {error}; reinstall blink-ccl") from None
     return library
@@ -122,7 +107,7 @@ class GpuGroup:
         self.rank, self.size, self.device = rank, size, device
         self._library = gpu_library() if library is None else library
         self._lock = threading.Lock()
-        self._comm = _COMM()
+        self._comm = c.c_void_p()
         self._counts: Counter[str] = Counter()
         # The planner is this package's: "python3" on PATH may be one that does not have it.
         os.environ.setdefault("BLINK_PYTHON", sys.executable)
@@ -165,11 +150,9 @@ class GpuGroup:
         at_root = call.root if name in ("broadcast", "reduce", "gather", "scatter") else -1
         with self._lock:
             comm = self._open()
-            if operation == OP_NUMBERS["premul_sum"]:
-                element = _element(call.dtype, scale)
-                self._check(self._library.blink_shim_comm_premul_sum(comm, operation, number, element), name)
+            element = _element(call.dtype, scale) if operation == OP_NUMBERS["premul_sum"] else None
             result = self._library.blink_shim_comm_run(
-                comm, COLLECTIVES.index(name), send, recv, call.elements, number, operation, at_root, stream
+                comm, COLLECTIVES.index(name), send, recv, call.elements, number, operation, element, at_root, stream
             )
             if result == _INVALID_USAGE:
                 raise UnsupportedError(
@@ -201,7 +184,7 @@ class GpuGroup:
     def close(self) -> None:
         """Ends this rank's part when what was enqueued has ended. May be called twice."""
         with self._lock:
-            comm, self._comm = self._comm, _COMM()
+            comm, self._comm = self._comm, c.c_void_p()
             if comm:
                 self._library.blink_shim_comm_destroy(comm)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from blinkccl import native
 from blinkccl.collectives.ops import DTYPE_CODES, DTYPES, OP_CODES
 from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.engines import generated, native_library
@@ -107,6 +108,18 @@ def test_comments_do_not_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     path.write_text("// Another comment.\n" + path.read_text("utf-8").replace("\n", "\n\n"), "utf-8")
     monkeypatch.setattr(headers, "DIRECTORY", tmp_path / "include")
     assert headers.abi.__wrapped__() == headers.abi()
+
+
+@pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
+def test_an_abi_number_with_its_top_bit_set_is_read_as_unsigned(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    source, library = tmp_path / "abi.cpp", tmp_path / "libabi.so"
+    source.write_text('extern "C" unsigned tell() { return 0x80000001u; }\n')
+    assert COMPILER is not None
+    subprocess.run([COMPILER, "-shared", "-fPIC", source, "-o", library], check=True, timeout=120)
+    monkeypatch.setattr(native, "abi", lambda: 0x80000001)
+    native.open_library(library, {}, "tell")
 
 
 def test_every_name_has_a_number() -> None:

@@ -28,7 +28,6 @@ class Library:
         self.results: dict[str, int] = {}
         self.why = b""
         self.calls: list[tuple[Any, ...]] = []
-        self.scalars: list[bytes] = []
 
     def blink_shim_comm_create(self, comm, key, size, rank, device, algorithm, why, why_bytes) -> int:
         self.calls.append(("create", key, size, rank, device, algorithm))
@@ -36,15 +35,10 @@ class Library:
         why.value = self.why[: why_bytes - 1]
         return self.results.get("create", 0)
 
-    def blink_shim_comm_run(self, comm, *call) -> int:
+    def blink_shim_comm_run(self, comm, collective, send, recv, count, dtype, op, scale, root, stream) -> int:
         assert comm.value == 4711
-        self.calls.append(("run", *call))
+        self.calls.append(("run", collective, send, recv, count, dtype, op, scale and scale.raw, root, stream))
         return self.results.get("run", 0)
-
-    def blink_shim_comm_premul_sum(self, comm, op, dtype, scalar) -> int:
-        self.calls.append(("premul_sum", op, dtype))
-        self.scalars.append(scalar.raw)
-        return self.results.get("premul_sum", 0)
 
     def blink_shim_comm_error(self, comm) -> int:
         return self.results.get("error", 0)
@@ -81,9 +75,9 @@ def test_calls_have_nccls_numbers(group, library):
     group.run(CollectiveCall("broadcast", "uint8", 5, root=3), None, 32, stream=9)
     group.run(CollectiveCall("allgather", "bfloat16", 5), 16, 32)
     assert library.calls[1:] == [
-        ("run", 2, 16, 32, 5, 7, 2, -1, 9),
-        ("run", 0, None, 32, 5, 1, 0, 3, 9),
-        ("run", 3, 16, 32, 5, 9, 0, -1, None),
+        ("run", 2, 16, 32, 5, 7, 2, None, -1, 9),
+        ("run", 0, None, 32, 5, 1, 0, None, 3, 9),
+        ("run", 3, 16, 32, 5, 9, 0, None, -1, None),
     ]
     assert group.stats() == {"gpu_allreduce": 1, "gpu_broadcast": 1, "gpu_allgather": 1, "gpu_bytes": 20 + 5 + 10}
 
@@ -100,9 +94,7 @@ def test_calls_have_nccls_numbers(group, library):
 )
 def test_a_premul_sum_is_told_its_factor_as_an_element(group, library, dtype, element):
     group.run(CollectiveCall("allreduce", dtype, 5, "premul_sum"), 16, 16, scale=0.1)
-    number = gpu_group.DTYPE_NUMBERS[dtype]
-    assert library.calls[1:] == [("premul_sum", 5, number), ("run", 2, 16, 16, 5, number, 5, -1, None)]
-    assert library.scalars == [element]
+    assert library.calls[1:] == [("run", 2, 16, 16, 5, gpu_group.DTYPE_NUMBERS[dtype], 5, element, -1, None)]
 
 
 def test_bools_are_bytes_that_or_and_and(group, library):

@@ -61,6 +61,7 @@ enum ScaleKind : uint32_t {
   kUnscaled = 0,
   kScaleGiven = 1,    // `scale` holds the bits of a number of the accumulator's type
   kScaleStored = 2,   // `scale_at` points to a number of the element type, read when the launch runs
+  kScaleElement = 3,  // `scale` holds the bits of a number of the element type
 };
 
 // The argument of every generated kernel.
