@@ -4,10 +4,8 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <set>
 #include <sstream>
 
-#include "call_arguments.h"
 #include "log.h"
 
 namespace blink::shim {

@@ -4,7 +4,6 @@
 #include <cstdlib>
 #include <sstream>
 
-#include "log.h"
 #include "real_nccl.h"
 
 namespace blink::shim {

@@ -241,7 +241,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* asyncError) {
   return guarded([&] {
     begin_completed(comm, *asyncError);
     if (*asyncError == ncclSuccess) {
-      if (const auto member = table().find(comm)) *asyncError = member->communicator->async_error();
+      if (const auto member = find_member(comm)) *asyncError = member->communicator->async_error();
     }
     return result;
   });

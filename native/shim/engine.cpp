@@ -14,7 +14,6 @@
 #include <mutex>
 #include <random>
 
-#include "deadline.h"
 #include "log.h"
 
 namespace blink::shim {

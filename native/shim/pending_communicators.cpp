@@ -5,40 +5,37 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <exception>
+#include <unordered_map>
 
 #include "exports.h"
 #include "real_nccl.h"
 
 namespace blink::shim {
-std::shared_ptr<Member> Table::find(ncclComm_t comm) const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  const auto at = members_.find(comm);
-  return at == members_.end() ? nullptr : at->second;
-}
+namespace {
 
-std::shared_ptr<Member> Table::insert(std::shared_ptr<Member> member) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  std::shared_ptr<Member>& place = members_[member->real];
-  place.swap(member);
-  return member;
-}
-
-std::shared_ptr<Member> Table::take(ncclComm_t comm) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  const auto at = members_.find(comm);
-  if (at == members_.end()) return nullptr;
-  std::shared_ptr<Member> member = std::move(at->second);
-  members_.erase(at);
-  return member;
-}
+// By NCCL's handle, which it gives to the next communicator as soon as it has freed it. Never destroyed: NCCL may be
+// called while the process ends.
+struct Table {
+  std::mutex mutex;
+  std::unordered_map<ncclComm_t, std::shared_ptr<Member>> members;
+};
 
 Table& table() {
   static Table* const the = new Table;
   return *the;
 }
 
-namespace {
+std::shared_ptr<Member> find(ncclComm_t comm) {
+  const std::lock_guard<std::mutex> lock(table().mutex);
+  const auto at = table().members.find(comm);
+  return at == table().members.end() ? nullptr : at->second;
+}
+
+std::shared_ptr<Member> take(ncclComm_t comm) {
+  const std::lock_guard<std::mutex> lock(table().mutex);
+  auto node = table().members.extract(comm);
+  return node.empty() ? nullptr : std::move(node.mapped());
+}
 
 // Ranks of a child are told that it exists by NCCL, and not all at the same moment.
 constexpr double kChildGraceS = 5;
@@ -79,7 +76,7 @@ bool identify(PendingCommunicator* pending) {
 
 // The real communicator is complete.
 std::shared_ptr<Member> begin(PendingCommunicator pending) {
-  drop_stale(table().take(pending.real));
+  drop_stale(take(pending.real));
   int device = -1;
   if (!identify(&pending) || real::ncclCommCuDevice(pending.real, &device) != ncclSuccess) return nullptr;
   const bool child = pending.bootstrap == nullptr && pending.why_not.empty();
@@ -90,7 +87,10 @@ std::shared_ptr<Member> begin(PendingCommunicator pending) {
   member->rank = pending.rank;
   member->blocking = pending.blocking;
   member->communicator = std::make_shared<Communicator>(pending.key, std::move(pending.bootstrap), pending.why_not);
-  table().insert(member);
+  {
+    const std::lock_guard<std::mutex> lock(table().mutex);
+    table().members[member->real] = member;
+  }
   member->communicator->begin(pending.nranks, pending.rank, device, child ? kChildGraceS : 0);
   return member;
 }
@@ -104,7 +104,7 @@ std::shared_ptr<Member> try_begin(PendingCommunicator pending) {
     return ncclSuccess;
   });
   if (result != ncclSuccess) {
-    table().take(real);
+    take(real);
     warn("a communicator could not be made: NCCL runs everything of it");
   }
   return member;
@@ -213,10 +213,10 @@ void begin_completed(ncclComm_t comm, ncclResult_t state) {
 }
 
 std::shared_ptr<Member> find_member(ncclComm_t comm) {
-  if (auto member = table().find(comm)) return member;
+  if (auto member = find(comm)) return member;
   if (comm == nullptr || !awaited().any) return nullptr;
   begin_completed(comm, state_of(comm));
-  return table().find(comm);
+  return find(comm);
 }
 
 std::shared_ptr<Member> take_member(ncclComm_t comm) {
@@ -229,7 +229,7 @@ std::shared_ptr<Member> take_member(ncclComm_t comm) {
     all.pending.erase(std::remove_if(all.pending.begin(), all.pending.end(), ends), all.pending.end());
     all.any = !all.pending.empty();
   }
-  return table().take(comm);
+  return take(comm);
 }
 
 }  // namespace blink::shim

@@ -8,7 +8,6 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "communicator.h"
@@ -29,22 +28,6 @@ struct Member {
   std::map<int, PremulSum> scalars;      // by the number that ncclRedOpCreatePreMulSum gave
   std::map<std::string, int> shrinks;    // how often without these ranks
 };
-
-class Table {
- public:
-  std::shared_ptr<Member> find(ncclComm_t comm) const;
-  // Returns what was there for this handle before: a communicator that the real NCCL has freed behind our back.
-  std::shared_ptr<Member> insert(std::shared_ptr<Member> member);
-  // To be called before the real handle is freed: NCCL may give it to the next communicator at once.
-  std::shared_ptr<Member> take(ncclComm_t comm);
-
- private:
-  mutable std::mutex mutex_;
-  std::unordered_map<ncclComm_t, std::shared_ptr<Member>> members_;
-};
-
-// The one of this process. Never destroyed: NCCL may be called while the process ends.
-Table& table();
 
 // A communicator that the real NCCL is making.
 struct PendingCommunicator {

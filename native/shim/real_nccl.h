@@ -6,7 +6,6 @@
 // function. What turns out to be Blink is never taken.
 #pragma once
 
-#include <string>
 
 #include "nccl_types.h"
 

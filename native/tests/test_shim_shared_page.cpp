@@ -1,4 +1,4 @@
-// Do all ranks use the same chunk for the same call, however far apart they run? And what else the page tells.
+// All ranks use the same chunk for the same call, however far apart they run; and what else the page tells.
 //
 // Ranks are threads that run apart at random while rank 0 decides again and again. What each rank was told for each
 // call is compared with the list of decisions afterwards. The same test must notice planted faults: a rank 0 that does
@@ -182,35 +182,6 @@ void faults_are_noticed() {
   }
 }
 
-// Through the page, each rank with a mapping of its own.
-void ranks_agree_through_boards() {
-  constexpr int kRanks = 3, kSlot = 200;
-  for (unsigned seed = 1; seed <= kEffort; ++seed) {
-    std::string why;
-    const int descriptor = SharedPage::create(kRanks, &why);
-    std::vector<std::unique_ptr<SharedPage>> boards;
-    for (int rank = 0; rank < kRanks; ++rank) {
-      boards.push_back(SharedPage::map(dup(descriptor), kRanks, rank, &why));
-      if (!expect(boards.back() != nullptr, "rank %d has a page: %s", rank, why.c_str())) return;
-    }
-    close(descriptor);
-    const auto ask = [&](int rank, std::uint64_t call, std::uint64_t* chunk) {
-      SharedPage& page = *boards[static_cast<std::size_t>(rank)];
-      std::uint64_t other = 0;  // another search is not touched by this one
-      expect(page.chunk_for(kSlot + 1, call, 5, &other) && other == 5, "another search has its own chunk");
-      return page.chunk_for(kSlot, call, kInitial, chunk);
-    };
-    const auto decide = [&](std::uint64_t chunk, std::mt19937*) { return boards[0]->decide(kSlot, chunk); };
-    const Told told = run_apart(kRanks, 6000, seed, ask, decide);
-    expect(told.wrong == 0, "boards, seed %u: %ld of %ld calls differ", seed, told.wrong, told.calls);
-    expect(told.decisions > 0, "boards, seed %u: no decision counted", seed);
-    expect(boards[1]->decide(kSlot, 9) == 0, "only rank 0 decides");
-    std::uint64_t chunk = 0;
-    expect(!boards[0]->chunk_for(-1, 0, 1, &chunk) && !boards[0]->chunk_for(kSearches, 0, 1, &chunk), "no such search");
-    expect(boards[0]->decide(kSearches, 1) == 0, "no such search to decide");
-  }
-}
-
 // A rank that has made one call only still gets the right chunk for every later one, since nothing that it needs is
 // overwritten.
 void laggards_are_waited_for() {
@@ -266,7 +237,7 @@ void nobody_waits_for_the_dead() {
   expect(!agreement.chunk_for(1, from, kInitial, &chunk) && chunk == 0, "the call itself is given up");
 }
 
-void boards_tell() {
+void pages_tell() {
   constexpr int kRanks = 3;
   std::string why;
   const int descriptor = SharedPage::create(kRanks, &why);
@@ -306,6 +277,15 @@ void boards_tell() {
   expect(!first->all_closed() && !second->all_closed(), "one has not closed");
   second->closed();
   expect(first->all_closed() && second->all_closed(), "all have closed");
+
+  // Searches do not touch each other, and only rank 0 decides.
+  std::uint64_t chunk = 0;
+  expect(second->chunk_for(200, 0, kInitial, &chunk) && chunk == kInitial, "before any decision");
+  expect(second->decide(200, 9) == 0 && first->decide(kSearches, 9) == 0, "another rank, and no such search");
+  const std::uint64_t from = first->decide(200, 9);
+  expect(from > 0 && second->chunk_for(200, from, kInitial, &chunk) && chunk == 9, "rank 0's chunk, seen by rank 1");
+  expect(second->chunk_for(201, from, kInitial, &chunk) && chunk == kInitial, "another search");
+  expect(!first->chunk_for(-1, 0, 1, &chunk) && !first->chunk_for(kSearches, 0, 1, &chunk), "no such search");
   close(descriptor);
 }
 
@@ -324,12 +304,9 @@ void bad_descriptors() {
   refused(dup(page), 5, 0, "5 ranks");
   refused(-1, 4, 0, "fstat");
   refused(memfd_create("other", MFD_CLOEXEC), 4, 0, "expected");
-  struct Size {
-    off_t bytes;
-  };
-  const Size size{lseek(page, 0, SEEK_END)};
+  const off_t bytes = lseek(page, 0, SEEK_END);
   const int loose = memfd_create("loose", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  expect(ftruncate(loose, size.bytes) == 0, "as large as a page");
+  expect(ftruncate(loose, bytes) == 0, "as large as a page");
   refused(dup(loose), 4, 0, "taken away");
   expect(fcntl(loose, F_ADD_SEALS, F_SEAL_SHRINK) == 0, "sealed");
   refused(loose, 4, 0, "not one for 4 ranks");
@@ -339,12 +316,11 @@ void bad_descriptors() {
 }  // namespace
 
 int main() {
-  boards_tell();  // forks, so it comes before the threads
+  pages_tell();  // forks, so it comes before the threads
   bad_descriptors();
   laggards_are_waited_for();
   nobody_waits_for_the_dead();
   ranks_agree();
   faults_are_noticed();
-  ranks_agree_through_boards();
   return verdict();
 }

@@ -143,7 +143,7 @@ def test_algorithm_that_is_none(fallen) -> None:
         (1, "cuMemHostRegister_v2:1:1", "cuMemHostRegister of the status page"),
         (2, "cuMemHostRegister_v2:2:1", "cuMemHostRegister of the shared page"),
         (0, "cuDeviceGetUuid_v2:*:1", "rank 0: CUDA does not describe GPU 0"),
-        (1, "cuStreamCreate:1:4711", "rank 1: CUDA error 4711 from cuStreamCreate"),
+        (1, "cuModuleGetFunction:1:4711", "rank 1: CUDA error 4711 from cuModuleGetFunction"),
     ],
 )
 def test_driver_call_that_fails_on_one_rank(fallen, rank: int, fault: str, words: str) -> None:
