@@ -7,8 +7,9 @@ multiprocessors, at most 32, shared by the ranks of a GPU. *Staging memory*: BLI
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from blinkccl.codegen.layout import LINE_BYTES, Geometry, Group
 from blinkccl.errors import LaunchError, UnsupportedError
@@ -16,6 +17,8 @@ from blinkccl.native.headers import header
 from blinkccl.nccl.peer_info import GpuJob
 from blinkccl.nccl.programs import SLOTS
 from blinkccl.units import parse_bytes
+
+T = TypeVar("T", int, float)
 
 #: More channels than that leave too few blocks to each.
 MOST_CHANNELS = 8
@@ -52,20 +55,21 @@ def budget(job: GpuJob, environ: Mapping[str, str]) -> Budget:
     """The budgets of each rank."""
     multiprocessors = min(peer.multiprocessors for peer in job.peers)
     default = min(MOST_BLOCKS, max(1, multiprocessors // 4 // job.shared))
-    blocks = _number(environ, "BLINK_MAX_BLOCKS", default, 1024)
-    return Budget(blocks, _number(environ, "BLINK_STAGING_BYTES", STAGING_BYTES, 1 << 40))
+    blocks = number(environ, "BLINK_MAX_BLOCKS", default, 1024, int)
+    return Budget(blocks, number(environ, "BLINK_STAGING_BYTES", STAGING_BYTES, 1 << 40, parse_bytes))
 
 
-def _number(environ: Mapping[str, str], name: str, default: int, most: int) -> int:
+def number(environ: Mapping[str, str], name: str, default: T, most: T, read: Callable[[str], T]) -> T:
+    """The setting ``name``, which ``read`` understands."""
     text = environ.get(name, "").strip()
     if not text:
         return default
     try:
-        value = parse_bytes(text) if "BYTES" in name else int(text)
+        value = read(text)
     except ValueError:
-        value = 0
-    if not 1 <= value <= most:
-        raise LaunchError(f"{name}={text[:40]}: expected a number from 1 to {most}")
+        value = read("0")
+    if not 0 < value <= most:
+        raise LaunchError(f"{name}={text[:40]}: expected a number above 0, at most {most}")
     return value
 
 

@@ -28,12 +28,12 @@ from pathlib import Path
 from blinkccl.codegen.device_files import headers_digest, include_directory
 from blinkccl.codegen.gpu_compiler import NVCC, NVRTC
 from blinkccl.codegen.layout import Group
-from blinkccl.errors import BlinkError, LaunchError, UnsupportedError
+from blinkccl.errors import BlinkError, UnsupportedError
 from blinkccl.forest.fingerprint import topology_hash
 from blinkccl.nccl import choices
 from blinkccl.nccl.bundle import Bundle, BundleCache, digest_of
 from blinkccl.nccl.copies import fault_of_job
-from blinkccl.nccl.geometry import Budget, budget, geometry, largest
+from blinkccl.nccl.geometry import Budget, budget, geometry, largest, number
 from blinkccl.nccl.images import architectures_of, compile_all, texts
 from blinkccl.nccl.nccl_predictor import NcclPredictor
 from blinkccl.nccl.peer_check import DEADLINE_S as PEER_DEADLINE_S
@@ -46,7 +46,7 @@ from blinkccl.runtime.peer_info import package_version
 
 #: Of what is in a bundle. Raise it with any change of what a plan means to libblink.so.
 FORMAT = 4
-PLAN_TIMEOUT_S = 120.0
+PLAN_TIMEOUT_S, MOST_S = 120.0, 1e6
 _MOST_REASON = 600
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -87,7 +87,7 @@ def plan(peers: bytes, environ: Mapping[str, str], log: Log) -> Path:
     choices.wanted_protocol(job.setting("protocol"))
     where = place(job, log.say)
     log.step(f"{job.size} ranks on {where.topology.name}: GPUs {', '.join(map(str, where.ranks))}, found")
-    peer_timeout_s = _seconds(environ, "BLINK_PEER_TIMEOUT", PEER_DEADLINE_S)
+    peer_timeout_s = number(environ, "BLINK_PEER_TIMEOUT", PEER_DEADLINE_S, MOST_S, float)
     bad = bad_pairs(job, cache_directory(environ, "peers"), peer_timeout_s, log.say)
     where = without(where, bad)
     for (a, b), why in bad.items():
@@ -138,7 +138,9 @@ def _made(
     rows = choices.clamped(rows, layout.geometry)
     written = texts(chosen, group, rows.protocols)
     log.step(f"code written: {sum(len(one.text) for one in written)} characters for {len(chosen)} programs")
-    images = compile_all(written, job, log.left_s(_seconds(environ, "BLINK_PLAN_TIMEOUT", PLAN_TIMEOUT_S)), log.say)
+    images = compile_all(
+        written, job, log.left_s(number(environ, "BLINK_PLAN_TIMEOUT", PLAN_TIMEOUT_S, MOST_S, float)), log.say
+    )
     log.step(f"{len(images)} images compiled")
     parts = (part for image in images for part in image.text.parts)
     there = {(part.candidate.name, protocol) for part in parts for protocol in part.protocols}
@@ -167,19 +169,6 @@ def _digest(
             *(os.environ.get(name, "") for name in (NVCC, NVRTC, "CXX")),
         ]
     )
-
-
-def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
-    text = environ.get(name, "").strip()
-    if not text:
-        return default
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e6:
-        raise LaunchError(f"{name}={text[:40]}: expected a positive number of seconds")
-    return value
 
 
 def answer(peers: bytes, environ: Mapping[str, str]) -> str:
