@@ -34,7 +34,7 @@ struct Bundle {
     int root = -1;
     std::uint32_t channels = 0;
     std::vector<int> images;
-    std::string kernel[4];  // by Protocol; empty: there is none. The last is an entry for copy engines, and may be left out
+    std::string kernel[4];  // by Protocol; empty: there is none. The last, for copy engines, may be left out
   };
   // BLINK_PROTOCOL=simple|ll|ll128|copies, read by the planner, makes it choose one wherever it can.
   enum Protocol { kSimple = 0, kLL = 1, kLL128 = 2, kCopies = 3 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <utility>
 
 #include "blink/reduction.h"
 
@@ -57,33 +58,26 @@ struct Uses {
 };
 
 bool find_uses(const Bundle& bundle, const std::vector<CopyRole>& roles, Uses* uses, std::string* why) {
-  uses->sender.assign(bundle.connections.size(), kNobody);
-  uses->receiver.assign(bundle.connections.size(), kNobody);
+  const std::size_t count = bundle.connections.size();
+  uses->sender.assign(count, kNobody);
+  uses->receiver.assign(count, kNobody);
+  bool good = true;
   for (std::size_t i = 0; i < roles.size(); ++i) {
-    for (const bool sending : {false, true}) {
-      for (const std::uint32_t connection : sending ? roles[i].sends : roles[i].receives) {
-        const bool known = connection < bundle.connections.size();
-        const int end = !known ? -1 : sending ? bundle.connections[connection].src : bundle.connections[connection].dst;
-        if (end != static_cast<int>(roles[i].rank)) {
-          *why = "its code uses connection " + std::to_string(connection) + " otherwise than the plan says";
-          return false;
-        }
-        std::size_t& user = (sending ? uses->sender : uses->receiver)[connection];
-        if (user != kNobody) {
-          *why = "copy engines serve connections that one role sends on and one receives from, connection " +
-                 std::to_string(connection) + " has more";
-          return false;
-        }
-        user = i;
-      }
+    const int rank = static_cast<int>(roles[i].rank);
+    for (const std::uint32_t id : roles[i].sends) {
+      good = good && id < count && bundle.connections[id].src == rank;
+      good = good && std::exchange(uses->sender[id], i) == kNobody;
+    }
+    for (const std::uint32_t id : roles[i].receives) {
+      good = good && id < count && bundle.connections[id].dst == rank;
+      good = good && std::exchange(uses->receiver[id], i) == kNobody;
     }
   }
-  for (std::size_t id = 0; id < bundle.connections.size(); ++id) {
-    if ((uses->sender[id] == kNobody) == (uses->receiver[id] == kNobody)) continue;
-    *why = "only one end of connection " + std::to_string(id) + " is used";
-    return false;
+  for (std::size_t id = 0; id < count; ++id) {
+    good = good && (uses->sender[id] == kNobody) == (uses->receiver[id] == kNobody);
   }
-  return true;
+  if (!good) *why = "its code does not use the plan's connections, each by one role at each end";
+  return good;
 }
 
 // Who comes after whom, by role: messages, and own data that are read before the result takes their place. Roles are in

@@ -25,6 +25,18 @@ namespace {
 constexpr int kTickMs = 20;        // between two looks whether it has ended
 constexpr double kReapS = 2;       // for a killed process to end; one that hangs in the kernel may take longer
 constexpr int kFirstDescriptor = 3;
+constexpr std::size_t kMostOutBytes = 64 << 10, kMostErrBytes = 16 << 10;
+constexpr const char* kModule = "blinkccl.nccl.planner";
+constexpr const char* kOurs = "libblink.so";
+constexpr int kMostLogged = 20;  // lines of its stderr
+
+struct Ended {
+  bool started = false, in_time = false;
+  bool known = false;  // false: the program that we are in has reaped it, and how it ended is lost
+  int status = 0;      // of waitpid
+  std::string why;     // where it did not start
+  std::string out, err;  // what it wrote; of err the last kMostErrBytes
+};
 
 class Descriptor {
  public:
@@ -200,8 +212,8 @@ class Child {
   bool lost_ = false;
 };
 
-}  // namespace
-
+// Runs `words` (the first is looked for on PATH) with `variables` as its environment and `input` on its stdin until it
+// ends, or kills it and what it started at the deadline, or when it writes more than kMostOutBytes to its stdout.
 Ended run_child(const std::vector<std::string>& words, const std::vector<std::string>& variables,
                 const std::string& input, const Deadline& deadline) {
   Ended ended;
@@ -235,12 +247,6 @@ Ended run_child(const std::vector<std::string>& words, const std::vector<std::st
   take();
   return ended;
 }
-
-namespace {
-
-constexpr const char* kModule = "blinkccl.nccl.planner";
-constexpr const char* kOurs = "libblink.so";
-constexpr int kMostLogged = 20;  // lines of its stderr
 
 // LD_PRELOAD's list, separated by colons or spaces, without this library.
 std::string without_us(const std::string& list) {

@@ -45,11 +45,7 @@ def built(sanitizer: str | None = None) -> Built:
     flags = [f"-fsanitize={sanitizer}"] if sanitizer else []
     ranks = _compiled(doubles, "ranks", [*flags])
     library = _compiled(doubles, "libranks.so", [*flags, "-DSCENES_AS_LIBRARY", "-shared", "-fPIC"])
-    return Built(doubles, _installed("libblink.so"), _installed("libblink_device.so"), ranks, library)
-
-
-def _installed(name: str) -> Path | None:
-    return find_library(name, "")
+    return Built(doubles, find_library("libblink.so", ""), find_library("libblink_device.so", ""), ranks, library)
 
 
 def _compiled(doubles: Doubles, name: str, flags: Sequence[str]) -> Path:
@@ -183,14 +179,9 @@ class Preloaded:
         timeout_s: float = 60,
         **variables: object,
     ) -> Outcome:
-        """Starts all commands at once, waits for them and gathers what they left.
+        """Starts all commands at once, waits for them and gathers what they left; ``each``: more variables of each.
 
-        Parameters
-        ----------
-        each
-            More variables per command.
-        timeout_s
-            When one is still there, all are killed and the test fails.
+        When one is still there after ``timeout_s``, all are killed and the test fails.
         """
         number = len(list(self.directory.glob("report.*")))
         report, journal = self.directory / f"report.{number}", self.directory / f"journal.{number}"

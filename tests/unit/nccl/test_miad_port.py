@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -95,28 +94,3 @@ def test_makes_the_same_moves(observe: Observe, miad: Miad, observed: list[float
         observe(state, gb_per_s)
         miad = miad.observe(gb_per_s)
         assert_equal(state, miad)
-
-
-def test_every_search_ends_alike(observe: Observe) -> None:
-    """Throughput that rises and falls with the chunk, until it is steady on both sides; and then nothing changes."""
-    for peak in (64 * KIB, MIB, 3 * MIB, 10 * MIB, 64 * MIB, 1 << 30):
-        miad = Miad()
-        state = native(miad)
-        while not miad.steady:
-            gb_per_s = 100.0 / (1 + abs(miad.chunk_bytes / peak - 1))
-            observe(state, gb_per_s)
-            miad = miad.observe(gb_per_s)
-            assert_equal(state, miad)
-        assert miad.chunk_bytes == state.chunk_bytes > 0
-        observe(state, 1e9)
-        assert_equal(state, miad)
-
-
-def test_python_starts_where_the_library_starts() -> None:
-    """The numbers that nobody sets are the same in the header."""
-    text = (Path(__file__).parents[3] / "native" / "shim" / "chunk_searches.h").read_text(encoding="utf-8")
-    assert "first_bytes = 1 << 20, step_bytes = 1 << 20, least_bytes = 64 << 10, most_bytes = 64 << 20" in text
-    assert "factor = 2.0, tolerance = 0.0" in text
-    fresh = Miad()
-    assert (fresh.first_bytes, fresh.step_bytes, fresh.least_bytes, fresh.most_bytes) == (MIB, MIB, 64 * KIB, 64 * MIB)
-    assert (fresh.factor, fresh.tolerance) == (2.0, 0.0)
