@@ -21,6 +21,14 @@ def parse_bytes(text: str) -> int:
     return int(size)
 
 
+def size_text(size_bytes: int) -> str:
+    """Whole where it is: 64 KiB, 1.5 MiB, 12 B."""
+    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if size_bytes >= 1 << power:
+            return f"{size_bytes / (1 << power):.4g} {unit}"
+    return f"{size_bytes} B"
+
+
 def parse_gb_per_s(text: str) -> Fraction:
     """GB/s (1e9 bytes per second) from ``"40Gbps"``, ``"25GB/s"`` or ``"100Gb/s"``, exactly. Else ValueError."""
     match = re.match(r"^\s*(\d{1,30}(?:\.\d{1,30})?)\s*(Gbps|Gb/s|Gbit/s|GB/s|GBps)\s*$", text)

@@ -19,6 +19,7 @@ from blinkccl.cli import console
 from blinkccl.cli.exits import CHECK_FAILED, HardwareError
 from blinkccl.errors import LaunchError
 from blinkccl.report.units_text import count
+from blinkccl.units import size_text
 
 if TYPE_CHECKING:
     from blinkccl.nccl.call_report import CallReport, ReportedCalls, ReportedCommunicator
@@ -213,14 +214,6 @@ def _row_lines(row: ReportedCalls) -> list[str]:
     if not row.collective:
         return [f"    {who}: {row.why}"]
     what = " ".join(word for word in (row.collective, row.dtype, row.op) if word)
-    sizes = _size(row.least) if row.least == row.most else f"{_size(row.least)} to {_size(row.most)}"
+    sizes = size_text(row.least) if row.least == row.most else f"{size_text(row.least)} to {size_text(row.most)}"
     lines = [f"    {what:32} {sizes:22} {count(row.calls, 'call'):>12}   {who}"]
     return [*lines, f"      {row.why}"] if row.why else lines
-
-
-def _size(size_bytes: int) -> str:
-    """Whole where it is: 64 KiB, 1.5 MiB, 12 B."""
-    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if size_bytes >= 1 << power:
-            return f"{size_bytes / (1 << power):.4g} {unit}"
-    return f"{size_bytes} B"

@@ -30,6 +30,7 @@ from blinkccl.nccl.costs import (
 )
 from blinkccl.nccl.nccl_predictor import NcclPrediction, NcclPredictor
 from blinkccl.nccl.programs import CandidateProgram, CandidatePrograms, collectives, key_of
+from blinkccl.units import size_text
 
 #: What BLINK_PROTOCOL may be; "" leaves the choice to the predictions.
 PROTOCOLS = ("simple", "ll", "ll128", COPIES)
@@ -286,19 +287,12 @@ def _at(verdict: _Verdict) -> str:
         parts.append(f"{verdict.theirs.words} {_speed(verdict.size, verdict.theirs.seconds)}")
     else:
         parts.append("nothing known of NCCL")
-    return f"{', '.join(parts)} predicted at {_size(verdict.size)}"
+    return f"{', '.join(parts)} predicted at {size_text(verdict.size)}"
 
 
 def _speed(size_bytes: int, seconds: float) -> str:
     """GB/s where bytes count, µs where latency does."""
     return f"{size_bytes / seconds / 1e9:.3g} GB/s" if size_bytes >= 1 << 20 else f"{seconds * 1e6:.3g} us"
-
-
-def _size(size_bytes: int) -> str:
-    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if size_bytes >= 1 << power:
-            return f"{size_bytes >> power} {unit}"
-    return f"{size_bytes} B"
 
 
 def clamped(rows: ChoiceTable, geometry: Geometry) -> ChoiceTable:
