@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <functional>
 #include <sstream>
 #include <vector>
 
@@ -80,34 +81,8 @@ std::string uuid_of(const std::string& info) {
 
 std::string json_of(const std::string& info) { return info.substr(info.find(' ', std::strlen(kInfo)) + 1); }
 
-// One round: everybody's words, and false with the first refusal if there is one.
-class Rounds {
- public:
-  Rounds(Bootstrap* bootstrap, const Place& place, double grace_s, const Deadline& deadline)
-      : bootstrap_(bootstrap), place_(place), grace_s_(grace_s), deadline_(deadline) {}
-
-  bool round(const std::string& mine, std::vector<std::string>* all, std::string* why) {
-    if (!bootstrap_->all_gather(mine, all, grace_s_, deadline_, why)) return false;
-    for (std::size_t rank = 0; rank < all->size(); ++rank) {
-      if (starts_with((*all)[rank], kRefused)) {
-        *why = "rank " + std::to_string(rank) + ": " + (*all)[rank].substr(std::strlen(kRefused));
-        return false;
-      }
-    }
-    return true;
-  }
-
-  // For what a driver may never end.
-  Deadline trying() const {
-    return deadline_.moved_to(std::min(seconds_from("BLINK_PEER_TIMEOUT", 30), deadline_.left()));
-  }
-
- private:
-  Bootstrap* bootstrap_;
-  const Place& place_;
-  double grace_s_;
-  const Deadline& deadline_;
-};
+// One round: everybody's words; false where there is a refusal.
+typedef std::function<bool(const std::string& mine, std::vector<std::string>* all)> Round;
 
 // Rank 0's word on where the plan is.
 std::string planned(const std::vector<std::string>& infos, const Deadline& deadline) {
@@ -152,18 +127,20 @@ bool addresses_of(const std::vector<std::string>& words, const std::string& plan
 }
 
 // The rounds after the plan is known.
-bool connect_all(const Driver& cuda, const Place& place, int sharing, const std::string& directory, Rounds* rounds,
-                 Resources* resources, std::string* why) {
+bool connect_all(const Driver& cuda, const Place& place, int sharing, const std::string& directory, const Round& round,
+                 const Deadline& deadline, Resources* resources, std::string* why) {
   std::vector<std::string> words;
   std::vector<std::string> addresses;
-  if (!rounds->round(load(cuda, place, sharing, directory, resources), &words, why)) return false;
-  std::string trouble;
-  const bool written = addresses_of(words, resources->bundle.plan, &addresses, &trouble) &&
-                       resources->engine->connect(addresses, &trouble) &&
-                       resources->engine->write_probes(rounds->trying(), &trouble);
-  if (!rounds->round(written ? kReady : kRefused + trouble, &words, why)) return false;
-  const bool arrived = resources->engine->check_probes(rounds->trying(), &trouble);
-  return rounds->round(arrived ? kReady : kRefused + trouble, &words, why);
+  if (!round(load(cuda, place, sharing, directory, resources), &words)) return false;
+  // For what a driver may never end.
+  const auto trying = [&deadline] {
+    return deadline.moved_to(std::min(seconds_from("BLINK_PEER_TIMEOUT", 30), deadline.left()));
+  };
+  const bool written = addresses_of(words, resources->bundle.plan, &addresses, why) &&
+                       resources->engine->connect(addresses, why) && resources->engine->write_probes(trying(), why);
+  if (!round(written ? kReady : kRefused + *why, &words)) return false;
+  const bool arrived = resources->engine->check_probes(trying(), why);
+  return round(arrived ? kReady : kRefused + *why, &words);
 }
 
 }  // namespace
@@ -174,12 +151,20 @@ std::unique_ptr<Resources> set_up(Bootstrap* bootstrap, const Place& place, doub
   const Deadline planning(planning_s, &cancelled);
   // The rounds outlive the planner, so that its failure is told to all.
   const Deadline deadline(planning_s + 20, &cancelled);
-  Rounds rounds(bootstrap, place, grace_s, deadline);
+  const Round round = [&](const std::string& mine, std::vector<std::string>* all) {
+    if (!bootstrap->all_gather(mine, all, grace_s, deadline, why)) return false;
+    for (std::size_t rank = 0; rank < all->size(); ++rank) {
+      if (!starts_with((*all)[rank], kRefused)) continue;
+      *why = "rank " + std::to_string(rank) + ": " + (*all)[rank].substr(std::strlen(kRefused));
+      return false;
+    }
+    return true;
+  };
 
   std::string trouble;
   const Driver* cuda = driver(&trouble);
   std::vector<std::string> infos;
-  if (!rounds.round(describe_rank(cuda, place, trouble), &infos, why)) return nullptr;
+  if (!round(describe_rank(cuda, place, trouble), &infos)) return nullptr;
 
   const int page_here = place.rank == 0 ? SharedPage::create(place.nranks, &trouble) : -1;
   const int descriptor = bootstrap->share_descriptor(page_here, deadline, why);
@@ -190,9 +175,9 @@ std::unique_ptr<Resources> set_up(Bootstrap* bootstrap, const Place& place, doub
 
   std::vector<std::string> words;
   const std::string plan = place.rank == 0 ? planned(infos, planning) : kReady;
-  if (rounds.round(resources->page ? plan : kRefused + trouble, &words, why) &&
-      connect_all(*cuda, place, ranks_on_gpu_of(place.rank, infos), words[0].substr(std::strlen(kReady)), &rounds,
-                  resources.get(), why)) {
+  if (round(resources->page ? plan : kRefused + trouble, &words) &&
+      connect_all(*cuda, place, ranks_on_gpu_of(place.rank, infos), words[0].substr(std::strlen(kReady)), round,
+                  deadline, resources.get(), why)) {
     return resources;
   }
   // Whatever this rank knows of the last round, a peer may have gone on and have its segment mapped: that is given back
