@@ -4,7 +4,6 @@
 
 #include <cxxabi.h>
 
-#include <cerrno>
 #include <exception>
 #include <new>
 #include <string>
@@ -22,20 +21,18 @@ namespace blink::shim {
 
 template <class Body>
 ncclResult_t guarded(Body body) {
-  const int kept = errno;
-  ncclResult_t result = ncclInternalError;
+  const KeepErrno keep;
   try {
-    result = body();
+    return body();
   } catch (const std::bad_alloc&) {
-    result = ncclSystemError;
+    return ncclSystemError;
   } catch (const std::exception& error) {
     warn(std::string("internal error: ") + error.what());
   } catch (const abi::__forced_unwind&) {
     throw;  // the thread is being cancelled, which may not be stopped
   } catch (...) {
   }
-  errno = kept;
-  return result;
+  return ncclInternalError;
 }
 
 inline bool failed(ncclResult_t result) { return result != ncclSuccess && result != ncclInProgress; }

@@ -67,17 +67,6 @@ class NoPipeSignal {
   bool was_pending_ = false, blocked_ = false;
 };
 
-class KeepErrno {
- public:
-  KeepErrno() = default;
-  ~KeepErrno() { errno = error_; }
-  KeepErrno(const KeepErrno&) = delete;
-  KeepErrno& operator=(const KeepErrno&) = delete;
-
- private:
-  const int error_ = errno;
-};
-
 // One write where the system allows: lines of several processes then do not mix.
 bool write_all(int descriptor, const std::string& text) {
   const NoPipeSignal quiet;

@@ -1,6 +1,7 @@
 // Log lines on stderr as NCCL writes them, from NCCL_DEBUG's or BLINK_DEBUG's level on, and the file of BLINK_REPORT.
 #pragma once
 
+#include <cerrno>
 #include <cstddef>
 #include <string>
 
@@ -19,6 +20,18 @@ inline void info(const std::string& text) { log(Level::kInfo, text); }
 
 // Appends one line of JSON to the file that BLINK_REPORT names (O_APPEND, one write); nothing without the variable.
 void report(const std::string& json);
+
+// Leaves errno as it found it.
+class KeepErrno {
+ public:
+  KeepErrno() = default;
+  ~KeepErrno() { errno = error_; }
+  KeepErrno(const KeepErrno&) = delete;
+  KeepErrno& operator=(const KeepErrno&) = delete;
+
+ private:
+  const int error_ = errno;
+};
 
 // Bytes as hexadecimal digits, two each.
 std::string hex(const void* bytes, std::size_t size);

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -146,7 +145,7 @@ void say_that_there_is_none(const char* name, const std::string& tried) {
 }
 
 void* look_up(Function function, ncclResult_t* refusal) {
-  const int kept = errno;
+  const KeepErrno keep;
   void* address = nullptr;
   try {
     std::string tried;
@@ -168,7 +167,6 @@ void* look_up(Function function, ncclResult_t* refusal) {
   } catch (const std::exception&) {  // no memory for a text
     *refusal = ncclSystemError;
   }
-  errno = kept;
   return address;
 }
 
@@ -209,16 +207,14 @@ const char* last_words() {
 #include "nccl_functions.def"
 
 int real_version() {
-  const int kept = errno;
-  int version = 0;
+  const KeepErrno keep;
   try {
     std::string tried;
-    if (find_library(&tried) != nullptr && real::ncclGetVersion(&version) != ncclSuccess) version = 0;
+    int version = 0;
+    return find_library(&tried) != nullptr && real::ncclGetVersion(&version) == ncclSuccess ? version : 0;
   } catch (const std::exception&) {
-    version = 0;
+    return 0;
   }
-  errno = kept;
-  return version;
 }
 
 bool passes(const void* caller) {
