@@ -220,13 +220,6 @@ def test_copies_without_their_object_are_left_to_nccl(compiled, monkeypatch, tmp
     assert not list((tmp_path / "cache").glob("bundles/*/bundle.txt"))
 
 
-def test_without_nccl_all_calls_are_ours(compiled, tmp_path):
-    data = json.dumps(peers(2, device=0, uuid="0" * 32, nccl_version=0, settings=settings(algo="best"))).encode()
-    rows, text = rows_of(answer(data, {"BLINK_CACHE": ""}))
-    assert "-1" not in {row[10] for row in rows}
-    assert "why no NCCL to compare with; blink one_shot ll" in text
-
-
 def test_an_algorithm_that_serves_nothing_is_a_reason(compiled):
     data = json.dumps(peers(2, device=0, uuid="0" * 32, nccl_version=0, settings=settings(algo="three_phase"))).encode()
     line = answer(data, {"BLINK_CACHE": ""})
