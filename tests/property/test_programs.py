@@ -115,7 +115,7 @@ def wild_scales(random: Random, program: Program, op: str) -> list[float] | None
 SENSITIVE = ("sum", "prod", "min", "max", "avg", "premul_sum")
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float8_e5m2", "float8_e4m3fn"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16", "float8_e5m2", "float8_e4m3fn"])
 @examples(13)
 @given(seed=SEEDS)
 def test_bits_of_data_that_rounds_on_every_engine(dtype: str, seed: int) -> None:
@@ -193,10 +193,6 @@ def test_random_programs_are_as_odd_as_they_should_be() -> None:
     assert lags >= {-2, 0, 1, 3}
     turns = [(role.own_operand_index, len(role.receives)) for p in programs for role in p.roles if role.contributes]
     assert {(1, 1), (0, 1), (1, 2), (2, 2)} <= set(turns)
-
-
-def test_random_programs_repeat_by_seed() -> None:
-    assert [random_program(Random(seed)) for seed in range(20)] == [random_program(Random(seed)) for seed in range(20)]
 
 
 def test_no_byte_depends_on_the_hash_seed() -> None:

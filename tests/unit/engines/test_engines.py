@@ -12,8 +12,8 @@ import pytest
 
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import DTYPES
-from blinkccl.collectives.oracle import make_inputs, wrong_elements
-from blinkccl.collectives.spec import Collective
+from blinkccl.collectives.oracle import make_inputs
+from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.engines import reference
 from blinkccl.engines.registry import ENGINES
 from blinkccl.errors import DeadlineError, ScheduleError, UnsupportedError, UsageError
@@ -29,45 +29,12 @@ ALL = [pytest.param(row.run, id=name) for name, row in ENGINES.items() if row.mi
 
 
 def program_for(name: str, n: int = 4, seed: int = 1, slots: int = 2) -> Program:
-    ends = {"root": {"root": 0}, "sendrecv": {"src": 0, "dst": n - 1}}
-    parameters = (
-        ends["sendrecv"]
-        if name == "sendrecv"
-        else ends["root"]
-        if name in ("broadcast", "reduce", "gather", "scatter")
-        else {}
-    )
+    ends = {"root": 0, "src": 0, "dst": n - 1}
+    parameters = {key: ends[key] for key in COLLECTIVES[name].parameters}
     made = random_forest(Random(seed), Collective(name, n, **parameters), one_shot=False)
     program = lower(made, slots)
     assert violations(program, made.topology) == []
     return program
-
-
-def test_engines_give_the_same_bits_on_data_that_rounds() -> None:
-    rng = np.random.default_rng(0)
-    for name in ("allreduce", "reduce_scatter", "reduce"):
-        for seed in range(4):
-            program = program_for(name, 5, seed)
-            for dtype in ("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2"):
-                inputs = [
-                    rng.standard_normal(300 * b).astype(DTYPES[dtype].storage)
-                    if (b := program.collective.input_blocks(r))
-                    else None
-                    for r in range(5)
-                ]
-                outputs = [
-                    row.run(
-                        program,
-                        inputs,
-                        CollectiveCall.of(program.collective, dtype, 300, "avg"),
-                        chunk_bytes=64,
-                        in_place=place,
-                    )
-                    for row in ENGINES.values()
-                    if row.missing is None
-                    for place in (False, True)
-                ]
-                assert all(wrong_elements(other, outputs[0]) == 0 for other in outputs[1:])
 
 
 @pytest.mark.parametrize("run", ALL)

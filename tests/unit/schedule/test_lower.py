@@ -188,14 +188,6 @@ def test_a_source_below_a_relay_root_keeps_its_own_block() -> None:
     assert [(r.rank, brief(r)[3]) for r in program.roles if r.stage == "reduce"] == [(0, "iks"), (2, "iks")]
 
 
-@pytest.mark.parametrize("slots", [1, 2, 3])
-@pytest.mark.parametrize("channels", [None, 1, 2])
-def test_every_right_forest_becomes_a_valid_program(slots: int, channels: int | None) -> None:
-    for seed in range(60):
-        made = random_forest(Random(seed))
-        assert violations(lower(made, slots, channels), made.topology) == []
-
-
 def test_positions_and_ids_are_told_apart() -> None:
     topology = clique(6)
     shares = [Share(Fraction(1, 2), 0, v, v, None, Tree(v, ((v, w),))) for v, w in ((5, 2), (2, 5))]
