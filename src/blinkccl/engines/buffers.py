@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from blinkccl.collectives.ops import DType, Operation, Scale, element_type
+from blinkccl.collectives.ops import DType, Operation, Scale, element_type, fold
 from blinkccl.collectives.oracle import check_inputs
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import ScheduleError, UnsupportedError, UsageError
@@ -123,6 +123,22 @@ def role_views(
     scaled = factors is not None and role.contributes and bound.program.collective.reduces
     scale = factors[role.rank] if factors is not None and scaled else None
     return RoleViews(views[0], views[1], extent.chunks, divisor, scale)
+
+
+def execute(
+    role: Role, memory: RoleViews, span: slice, messages: Sequence[Array], dtype: DType, chosen: Operation
+) -> Array:
+    """The value of one execution, as :mod:`blinkccl.schedule.program` says; it is kept where the role keeps it."""
+    operands = list(messages)
+    factors: list[Scale] = [None] * len(operands)
+    if memory.source is not None:
+        # A copy: where it is sent as it is, a later execution may overwrite its memory in place.
+        operands.insert(role.own_operand_index, memory.source[span].copy())
+        factors.insert(role.own_operand_index, memory.scale)
+    value = fold(dtype, chosen, operands, factors, memory.divisor)
+    if memory.target is not None:
+        memory.target[span] = value
+    return value
 
 
 def check_overlap(collective: Collective, rank: int, source: Array, target: Array, count: int) -> None:

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blinkccl.collectives.call import CollectiveCall
-from blinkccl.collectives.ops import DType, Operation, Scale, fold, operation, scalars
-from blinkccl.engines.buffers import RankBuffers, RoleViews, check_roles, filled, role_views
+from blinkccl.collectives.ops import DType, Operation, Scale, operation, scalars
+from blinkccl.engines.buffers import RankBuffers, RoleViews, check_roles, execute, filled, role_views
 from blinkccl.errors import DeadlineError, ScheduleError
 from blinkccl.schedule.chunking import DEFAULT_CHUNK_BYTES, Bound, bind
 from blinkccl.schedule.program import Program, Role
@@ -164,45 +164,26 @@ class _Machine:
     def _execute(self, body: list[_Step], pause: bool) -> Iterator[_Wait]:
         """One executor: walks through its steps tick by tick; yields where it has to wait."""
         ready = self.ready
-        for tick in range(min(s.role.offset for s in body), max(s.role.offset + s.memory.chunks for s in body)):
-            for step in body:
-                chunk = tick - step.role.offset
-                if not 0 <= chunk < step.memory.chunks:
-                    continue
-                elements = self.bound.extents[step.role.slice].chunk_elements
-                span = slice(chunk * elements, (chunk + 1) * elements)
-                messages = []
-                for queue in step.receives:
-                    while not queue.messages:
-                        yield queue, step, chunk
-                    messages.append(queue.messages.popleft())
-                    if queue.waiting:
-                        ready.extend(queue.waiting)
-                        queue.waiting.clear()
-                value = self._fold(step, span, messages)
-                if step.memory.target is not None:
-                    step.memory.target[span] = value
-                for queue in step.sends:
-                    while len(queue.messages) >= queue.slots:
-                        yield queue, step, chunk
-                    queue.messages.append(value)
-                    if queue.waiting:
-                        ready.extend(queue.waiting)
-                        queue.waiting.clear()
-                if pause:
-                    yield None
-
-    def _fold(self, step: _Step, span: slice, messages: list[Array]) -> Array:
-        """The value of one execution; the own contribution is the operand number ``own_operand_index``."""
-        operands = messages
-        factors: list[Scale] = []
-        memory = step.memory
-        if memory.source is not None:
-            own = step.role.own_operand_index
-            # A copy: where it is sent as it is, a later execution may overwrite its memory in place.
-            operands = [*messages[:own], memory.source[span].copy(), *messages[own:]]
-            factors = [memory.scale if place == own else None for place in range(len(operands))]
-        return fold(self.dtype, self.chosen, operands, factors, memory.divisor)
+        for place, chunk, span in self.bound.executions([step.role for step in body]):
+            step = body[place]
+            messages = []
+            for queue in step.receives:
+                while not queue.messages:
+                    yield queue, step, chunk
+                messages.append(queue.messages.popleft())
+                if queue.waiting:
+                    ready.extend(queue.waiting)
+                    queue.waiting.clear()
+            value = execute(step.role, step.memory, span, messages, self.dtype, self.chosen)
+            for queue in step.sends:
+                while len(queue.messages) >= queue.slots:
+                    yield queue, step, chunk
+                queue.messages.append(value)
+                if queue.waiting:
+                    ready.extend(queue.waiting)
+                    queue.waiting.clear()
+            if pause:
+                yield None
 
     def _describe(self, queue: _Queue, step: _Step, chunk: int) -> str:
         role = step.role

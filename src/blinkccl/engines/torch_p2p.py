@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blinkccl.collectives.call import CollectiveCall
-from blinkccl.collectives.ops import DType, Operation, Scale, element_type, fold, operation, scalars
-from blinkccl.engines.buffers import RankBuffers, RoleViews, check_overlap, check_roles, filled, role_views
+from blinkccl.collectives.ops import DType, Operation, element_type, operation, scalars
+from blinkccl.engines.buffers import RankBuffers, RoleViews, check_overlap, check_roles, execute, filled, role_views
 from blinkccl.errors import (
     CommunicationError,
     DeadlineError,
@@ -163,38 +163,24 @@ class _Actor:
 
     def go(self, views: Sequence[RoleViews]) -> None:
         """Executes the roles tick by tick, then waits until all has been sent."""
-        bodies = list(zip(self.roles, views, strict=True))
-        ticks = range(
-            min((role.offset for role in self.roles), default=0),
-            max((role.offset + view.chunks for role, view in bodies), default=0),
-        )
-        due = ((role, view, tick - role.offset) for tick in ticks for role, view in bodies)
-        schedule = [(role, view, chunk) for role, view, chunk in due if 0 <= chunk < view.chunks]
-        for role, _, chunk in schedule:
-            for queue in role.receives:
-                self._expected.setdefault(queue, deque()).append(self._length(role, chunk))
+        schedule = list(self._bound.executions(self.roles))
+        for place, _, span in schedule:
+            for queue in self.roles[place].receives:
+                self._expected.setdefault(queue, deque()).append(span.stop - span.start)
         for queue in self._expected:
             self._arriving[queue] = deque()
             for _ in range(self._slots[queue]):
                 self._post(queue)
-        for role, view, chunk in schedule:
-            self._execute(role, view, chunk)
+        for place, chunk, span in schedule:
+            self._execute(self.roles[place], views[place], chunk, span)
         for queue in self._leaving:
             while self._leaving[queue]:
                 self._sent(queue)
 
-    def _execute(self, role: Role, view: RoleViews, chunk: int) -> None:
+    def _execute(self, role: Role, view: RoleViews, chunk: int, span: slice) -> None:
         """One execution: receive, combine, keep, send, as :mod:`blinkccl.schedule.program` says."""
-        first = chunk * self._bound.extents[role.slice].chunk_elements
-        span = slice(first, first + self._length(role, chunk))
-        operands = [self._received(queue, role, chunk) for queue in role.receives]
-        factors: list[Scale] = [None] * len(operands)
-        if view.source is not None:
-            operands.insert(role.own_operand_index, view.source[span].copy())  # its memory may be overwritten, in place
-            factors.insert(role.own_operand_index, view.scale)
-        value = fold(self._row, self._chosen, operands, factors, view.divisor)
-        if view.target is not None:
-            view.target[span] = value
+        messages = [self._received(queue, role, chunk) for queue in role.receives]
+        value = execute(role, view, span, messages, self._row, self._chosen)
         for queue in role.sends:
             if len(self._leaving.setdefault(queue, deque())) >= self._slots[queue]:
                 self._sent(queue)
@@ -235,10 +221,6 @@ class _Actor:
                 ) from error
             reason = " ".join(str(error).split())
             raise PeerLostError(peer, f"rank {self._rank} waited for {what}: {reason}") from error
-
-    def _length(self, role: Role, chunk: int) -> int:
-        extent = self._bound.extents[role.slice]
-        return min(extent.chunk_elements, extent.length - chunk * extent.chunk_elements)
 
 
 def _words(role: Role, chunk: int, peer: str) -> str:

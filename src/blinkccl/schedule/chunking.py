@@ -8,14 +8,14 @@ engine serves by never executing their roles.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, lru_cache
 
 from blinkccl.collectives.spec import Block, Collective
 from blinkccl.errors import ScheduleError, UsageError
-from blinkccl.schedule.program import Program
+from blinkccl.schedule.program import Program, Role
 
 #: Vector loads and stores are 16 bytes wide on every GPU and CPU we know.
 ALIGNMENT_BYTES = 16
@@ -76,6 +76,18 @@ class Bound:
     def contributions(self, index: int) -> int:
         """How many ranks' contributions slice ``index`` combines: what an average divides by."""
         return len(self._placements[self.program.slices[index].block].sources)
+
+    def executions(self, roles: Sequence[Role]) -> Iterator[tuple[int, int, slice]]:
+        """What a thread with these ``roles`` executes, in order: which role, which chunk, its elements in the slice."""
+        extents = [self.extents[role.slice] for role in roles]
+        first = min((role.offset for role in roles), default=0)
+        last = max((role.offset + extent.chunks for role, extent in zip(roles, extents, strict=True)), default=0)
+        for tick in range(first, last):
+            for place, (role, extent) in enumerate(zip(roles, extents, strict=True)):
+                chunk = tick - role.offset
+                if 0 <= chunk < extent.chunks:
+                    start = chunk * extent.chunk_elements
+                    yield place, chunk, slice(start, min(start + extent.chunk_elements, extent.length))
 
     @cached_property
     def _placements(self) -> dict[Block, Placement]:
