@@ -15,9 +15,7 @@ from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.errors import TopologyError, UsageError
 from blinkccl.forest.model import Forest
 from blinkccl.report.certificate_text import bottleneck
-from blinkccl.report.paint import Paint, plain
-from blinkccl.report.table import columns
-from blinkccl.report.units_text import count, gb_per_s_text, ids
+from blinkccl.report.text import Paint, columns, count, gb_per_s_text, ids, plain
 from blinkccl.schema import SCHEMA_VERSION
 from blinkccl.topology.assembly import exact_unit
 from blinkccl.topology.model import Topology

@@ -8,7 +8,7 @@ from blinkccl.algorithms import ring
 from blinkccl.algorithms.registry import Request
 from blinkccl.errors import TopologyError, UnsupportedError
 from blinkccl.forest.model import Forest
-from blinkccl.report.units_text import count, gb_per_s_text
+from blinkccl.report.text import count, gb_per_s_text
 from blinkccl.topology.model import FAST_KINDS
 
 

@@ -17,7 +17,7 @@ import typer
 from blinkccl.cli.exits import USAGE
 
 if TYPE_CHECKING:
-    from blinkccl.report.paint import Paint
+    from blinkccl.report.text import Paint
 
 #: Nobody needs a bar for less than this.
 PROGRESS_AFTER_S = 2.0
@@ -54,14 +54,14 @@ def emit_json(document: dict[str, Any]) -> None:
 
 def emit_sentences(text: str) -> None:
     """Print text whose long lines are broken between words where a terminal is narrow."""
-    from blinkccl.report.fit import fit
+    from blinkccl.report.text import fit
 
     emit(fit(text, width()))
 
 
 def paint() -> Paint:
     """How text is coloured that goes to standard output."""
-    from blinkccl.report.paint import painter
+    from blinkccl.report.text import painter
 
     return painter(coloured())
 

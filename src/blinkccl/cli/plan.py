@@ -77,8 +77,8 @@ def plan(
         console.emit_json(to_document(forest, None if str(output) == "-" else seconds))
         return
     from blinkccl.advice.ring_baseline import ring_baseline
-    from blinkccl.report.fit import fit
     from blinkccl.report.plan_text import plan_text
+    from blinkccl.report.text import fit
 
     ring, width = ring_baseline(wanted).sentence(forest), console.width()
     console.emit(plan_text(forest, console.paint(), width) + (fit(f"\n{ring}\n", width) if ring else ""))

@@ -18,7 +18,7 @@ from typer import Argument, Option
 from blinkccl.cli import console
 from blinkccl.cli.exits import CHECK_FAILED, HardwareError
 from blinkccl.errors import LaunchError
-from blinkccl.report.units_text import count
+from blinkccl.report.text import count
 from blinkccl.units import size_text
 
 if TYPE_CHECKING:

@@ -294,7 +294,7 @@ def _report(
     wanted = best.simulation if best is not None and (json or not swept) else None
     summary = None if wanted is None else summarise(wanted.traced())
     from blinkccl.report import sim_text
-    from blinkccl.report.fit import fit
+    from blinkccl.report.text import fit
 
     if json:
         document = steps.document() if steps else []

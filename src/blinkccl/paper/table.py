@@ -11,7 +11,7 @@ from typing import Any
 
 from blinkccl.paper.claim import DOCUMENTS, VERDICTS, JudgedClaim, Value
 from blinkccl.paper.registry import Drawn
-from blinkccl.report.paint import Paint
+from blinkccl.report.text import Paint
 from blinkccl.schema import SCHEMA_VERSION
 
 _STYLES = dict(zip(VERDICTS, ("green", "cyan", "blue", "blue", "yellow", "magenta", "dim"), strict=True))

@@ -25,9 +25,7 @@ from blinkccl.baselines.candidate import Prepared
 from blinkccl.baselines.registry import Field
 from blinkccl.errors import UnsupportedError
 from blinkccl.paper.models import Compute, NeuralNetwork, Tensor, compute_time, network
-from blinkccl.report.paint import Paint
-from blinkccl.report.table import columns
-from blinkccl.report.units_text import seconds_text
+from blinkccl.report.text import Paint, columns, seconds_text
 
 #: Time of a collective of so many bytes.
 Seconds = Callable[[int], float]

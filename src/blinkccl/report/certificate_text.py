@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from blinkccl.forest.model import Certificate, Cut, Dual, Forest, Partition
-from blinkccl.report.units_text import ids, rate_text, unit_name
+from blinkccl.report.text import ids, rate_text, unit_name
 
 PRICES_SHOWN = 12
 CLAIM = "no schedule of unicast store-and-forward trees on these links is faster"

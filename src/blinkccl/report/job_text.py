@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from blinkccl.report.fit import fit
-from blinkccl.report.paint import Paint, plain
-from blinkccl.report.table import columns
-from blinkccl.report.units_text import count, ids
+from blinkccl.report.text import Paint, columns, count, fit, ids, plain
 from blinkccl.runtime.dump import GroupState, RankState
 
 _HEADER = ("rank", "process", "state", "since", "peer", "channel", "chunk", "call")

@@ -8,9 +8,7 @@ from fractions import Fraction
 from blinkccl.forest.check import Verdict
 from blinkccl.forest.model import Forest, Path, Share, Tree, tree_depth
 from blinkccl.report.certificate_text import certificate_lines
-from blinkccl.report.fit import fit
-from blinkccl.report.paint import Paint, plain
-from blinkccl.report.units_text import count, gb_per_s_text, ids, rate_text
+from blinkccl.report.text import Paint, count, fit, gb_per_s_text, ids, plain, rate_text
 from blinkccl.schedule.program import Program
 from blinkccl.schema import SCHEMA_VERSION
 from blinkccl.topology.model import Topology

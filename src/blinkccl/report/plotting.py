@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from blinkccl.errors import UnsupportedError
-from blinkccl.report.units_text import bytes_text
+from blinkccl.report.text import bytes_text
 
 #: Points of a line: bytes, and what is drawn over them.
 Points = Sequence[tuple[int, float]]

@@ -10,10 +10,8 @@ from typing import Any
 from blinkccl.baselines.candidate import Conditions, Estimate
 from blinkccl.baselines.registry import Field, moves_nothing, wins
 from blinkccl.errors import UsageError
-from blinkccl.report.paint import Paint
 from blinkccl.report.plotting import draw_over_size
-from blinkccl.report.table import columns
-from blinkccl.report.units_text import bytes_text, gb_per_s_text, ids, seconds_text
+from blinkccl.report.text import Paint, bytes_text, columns, gb_per_s_text, ids, seconds_text
 from blinkccl.schema import SCHEMA_VERSION
 from blinkccl.simulate.timeline import Summary
 from blinkccl.topology.model import Topology

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import ceil, cos, pi, sin, sqrt
 from xml.sax.saxutils import escape
 
-from blinkccl.report.units_text import gb_per_s_text
+from blinkccl.report.text import gb_per_s_text
 from blinkccl.topology.model import Link, Topology, Vertex
 
 _COLOURS = {

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from blinkccl.report.paint import Paint, plain
-from blinkccl.report.units_text import count, gb_per_s_text, ids
+from blinkccl.report.text import Paint, count, gb_per_s_text, ids, plain
 from blinkccl.topology.assembly import exact_unit
 from blinkccl.topology.model import TRANSIT_KINDS, Link, Topology, Vertex
 

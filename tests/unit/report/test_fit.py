@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from blinkccl.forest.document import from_document
-from blinkccl.report.fit import fit
 from blinkccl.report.plan_text import plan_text
+from blinkccl.report.text import fit
 
 PLAN = Path(__file__).parents[1] / "forest/plans/allreduce-dgx1v-1456.json"
 

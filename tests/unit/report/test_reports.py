@@ -12,12 +12,10 @@ from blinkccl.algorithms.registry import Request, algorithm
 from blinkccl.collectives.spec import Collective
 from blinkccl.forest.model import Dual
 from blinkccl.report.certificate_text import CLAIM, bottleneck
-from blinkccl.report.paint import painter, plain
 from blinkccl.report.plan_text import plan_text
-from blinkccl.report.table import columns
+from blinkccl.report.text import columns, count, gb_per_s_text, ids, painter, plain, rate_text, unit_name
 from blinkccl.report.topology_svg import topology_svg
 from blinkccl.report.topology_text import topology_text
-from blinkccl.report.units_text import count, gb_per_s_text, ids, rate_text, unit_name
 from blinkccl.topology.catalog import CATALOG
 from blinkccl.topology.model import Topology, Vertex
 from blinkccl.topology.spec import parse_spec

@@ -1,8 +1,10 @@
-"""Rates, counts and ids as people read them."""
+"""Text as people read it: rates, counts and ids; columns; colour, or none; lines broken on a narrow terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -10,6 +12,13 @@ if TYPE_CHECKING:
     from blinkccl.topology.model import Topology
 
 _LANE_GB_PER_S = {"nvlink": (20.0, 25.0, 50.0), "xgmi": (50.0,)}
+#: ``paint(text, style)`` with a style as rich names it: "green", "bold red", "dim".
+Paint = Callable[[str, str], str]
+#: Below this there is no room for sentences beside their labels.
+LEAST_WIDTH = 40
+#: As deep as the labels in front of sentences ("rate    …", "proof   …").
+_LABEL = 8
+_ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def seconds_text(seconds: float) -> str:
@@ -67,3 +76,54 @@ def _run(first: int, last: int) -> str:
     if first == last:
         return str(first)
     return f"{first},{last}" if last == first + 1 else f"{first}-{last}"
+
+
+def columns(header: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = ()) -> list[str]:
+    """Lines of a table: numbers to the right, the columns named in ``left`` (by index) to the left."""
+    table = [list(header), *map(list, rows)]
+    widths = [max(len(row[i]) for row in table) for i in range(len(header))]
+    lines = []
+    for row in table:
+        cells = enumerate(zip(row, widths, strict=True))
+        lines.append(
+            "  ".join(cell.ljust(width) if i in left else cell.rjust(width) for i, (cell, width) in cells).rstrip()
+        )
+    return lines
+
+
+def plain(text: str, style: str) -> str:
+    """``text`` as it is."""
+    return text
+
+
+def terminal(text: str, style: str) -> str:
+    """``text`` in the terminal's escape codes."""
+    from rich.style import Style  # loaded for a terminal only
+
+    return Style.parse(style).render(text)
+
+
+def painter(coloured: bool) -> Paint:
+    """:func:`terminal` where colours are wanted, else :func:`plain`."""
+    return terminal if coloured else plain
+
+
+def fit(text: str, width: int | None) -> str:
+    """``text`` with lines of more than ``width`` characters broken between words; None breaks none.
+
+    Escape codes count as characters, so that a coloured line may be broken earlier than it had to be, never
+    later.
+    """
+    if width is None:
+        return text
+    return "\n".join(_broken(line, max(width, LEAST_WIDTH)) for line in text.split("\n"))
+
+
+def _broken(line: str, width: int) -> str:
+    if len(_ESCAPE.sub("", line)) <= width:
+        return line
+    indent = len(line) - len(line.lstrip())
+    lines = textwrap.wrap(
+        line, width, subsequent_indent=" " * max(indent, _LABEL), break_long_words=False, break_on_hyphens=False
+    )
+    return "\n".join(lines)
