@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from blinkccl.bench.about import About, of_host
 from blinkccl.bench.bound import MemoryBaseline, Probe, cores
 from blinkccl.bench.candidate import CandidateLaunch, Measured, RunningCandidate, ended_by_signals, measured
 from blinkccl.bench.interleave import BenchSettings, Interleaved, Participant, Runs
+from blinkccl.bench.output import About, of_host
 from blinkccl.bench.peers import registry
 from blinkccl.bench.perform import Library, Performer
 from blinkccl.bench.protocol import COMMAND, REPLY, Command, Kind, Reply, read_command, read_reply

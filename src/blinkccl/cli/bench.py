@@ -19,9 +19,9 @@ from blinkccl.cli.exits import CHECK_FAILED
 from blinkccl.errors import UsageError
 
 if TYPE_CHECKING:
-    from blinkccl.bench.about import About
     from blinkccl.bench.interleave import BenchSettings, Interleaved
     from blinkccl.bench.measure import PlannedRanks
+    from blinkccl.bench.output import About
     from blinkccl.bench.rows import SizeRow
     from blinkccl.bench.sizes import Sweep
     from blinkccl.collectives.spec import Collective
@@ -128,9 +128,9 @@ def bench(
 ) -> None:
     """Run, and print the table; exit with 1 if a result was wrong."""
     from blinkccl.algorithms.registry import algorithm
-    from blinkccl.bench.about import DTYPE_OF, OP_OF
     from blinkccl.bench.interleave import BenchSettings
     from blinkccl.bench.measure import PlannedRanks
+    from blinkccl.bench.output import DTYPE_OF, OP_OF
     from blinkccl.bench.sizes import MAX_BYTES, check_range, size_in_bytes, sweep
     from blinkccl.collectives.ops import DTYPES, OPS
 
@@ -266,7 +266,7 @@ def _draw(path: Path, about: About, rows: Sequence[SizeRow]) -> None:
 
 def _check_sizes(sizes: Sequence[int], collective: Collective, dtype: str) -> None:
     """Refuse sizes that there is no memory for, and say which hold no element."""
-    from blinkccl.bench.about import TYPE_NAMES
+    from blinkccl.bench.output import TYPE_NAMES
     from blinkccl.bench.sizes import check_memory, empty_sizes
 
     check_memory(collective, sizes, dtype)
@@ -280,8 +280,8 @@ def _check_sizes(sizes: Sequence[int], collective: Collective, dtype: str) -> No
 
 def _run_plan(planned: PlannedRanks, output: _Output, settings: BenchSettings) -> None:
     """Run a plan in this process."""
-    from blinkccl.bench.about import of_plan
     from blinkccl.bench.interleave import Interleaved, Participant
+    from blinkccl.bench.output import of_plan
 
     collective = planned.forest.collective
     _check_sizes(output.sizes.sizes(), collective, settings.dtype)

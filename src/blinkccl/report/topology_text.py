@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-from blinkccl.report.text import Paint, count, gb_per_s_text, ids, plain
+from blinkccl.report.text import Paint, columns, count, gb_per_s_text, ids, plain
 from blinkccl.topology.assembly import exact_unit
 from blinkccl.topology.model import TRANSIT_KINDS, Link, Topology, Vertex
 
@@ -58,18 +59,12 @@ def _title(topology: Topology) -> str:
 
 def _matrix(topology: Topology, paint: Paint) -> list[str]:
     cells = matrix(topology)
-    table = [cells.header, *cells.rows]
-    widths = [max(len(row[i]) for row in table) for i in range(len(cells.header))]
-    lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(cells.header, widths, strict=True)).rstrip()]
-    for row in cells.rows:
-        padded = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)]
-        painted = [
-            paint(text, _STYLES.get(cell.rstrip("0123456789"), "")) if i else text
-            for i, (cell, text) in enumerate(zip(row, padded, strict=True))
-        ]
-        # Painted text ends in an escape code, so only plain text can be trimmed; padding harms no terminal.
-        lines.append("  ".join(painted) if paint is not plain else "  ".join(padded).rstrip())
-    return lines
+    head, *rows = columns(cells.header, cells.rows, left=range(len(cells.header)))
+    return [head, *(re.sub(r"(?<=  )\S+", lambda cell: paint(cell[0], _style(cell[0])), row) for row in rows)]
+
+
+def _style(cell: str) -> str:
+    return _STYLES.get(cell.rstrip("0123456789"), "")
 
 
 def _legend(topology: Topology) -> list[str]:

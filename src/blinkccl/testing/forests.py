@@ -44,14 +44,9 @@ def random_topology(random: Random, world_size: int) -> tuple[Topology, tuple[in
 
 
 def random_forest(random: Random, collective: Collective | None = None, one_shot: bool = True) -> Forest:
-    """A valid forest of random trees on a random topology.
+    """A valid forest of random trees on a random topology; its ``collective`` is drawn, on 2 to 6 ranks, if None.
 
-    Parameters
-    ----------
-    collective
-        What to serve; drawn among all if None, on 2 to 6 ranks.
-    one_shot
-        Whether a reduced slice may be carried by one share per destination.
+    ``one_shot``: a reduced slice may be carried by one share per destination.
     """
     collective = collective or random_collective(random, random.randint(2, 6))
     topology, ranks = random_topology(random, collective.world_size)

@@ -22,7 +22,7 @@ from blinkccl.forest.model import Path, Share, Tree
 from blinkccl.schedule.chunking import placements
 from blinkccl.schedule.program import Channel, Program, Queue, Role, Slice
 from blinkccl.testing.forests import random_forest
-from blinkccl.topology.model import Link, Topology
+from blinkccl.topology.model import Topology
 
 
 def random_program(random: Random, collective: Collective | None = None) -> tuple[Program, Topology]:
@@ -293,14 +293,6 @@ def _wide_enough(random: Random, topology: Topology, program: Program) -> Topolo
             for arc in itertools.pairwise(path):
                 load[arc] += (part.stop - part.start) * weight[part.block] * program.rate
     links = tuple(
-        Link(
-            x.src,
-            x.dst,
-            max(1, -(-load[x.src, x.dst] // 1)) + random.choice([0, 0, 1]),
-            x.kind,
-            x.gb_per_s,
-            x.provenance,
-        )
-        for x in topology.links
+        replace(x, capacity=max(1, -(-load[x.src, x.dst] // 1)) + random.choice([0, 0, 1])) for x in topology.links
     )
     return replace(topology, links=links)
