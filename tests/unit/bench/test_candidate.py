@@ -73,18 +73,15 @@ def test_a_failure_is_told_and_ends_it():
         candidate.run(commands(WORK))
 
 
-def test_a_rank_that_dies_is_named_with_its_last_words():
-    candidate = RunningCandidate(launch("dying"))
-    pids = candidate.pids
-    with pytest.raises(CommunicationError, match=r"rank \d .*\n  the last words of rank 1"):
-        candidate.run(commands(replace(WORK, deadline_s=1)))
-    assert _all_gone(pids)
-
-
-def test_a_rank_that_is_late_ends_by_its_own_alarm():
-    candidate = RunningCandidate(launch("silent"))
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [("dying", r"rank \d .*\n  the last words of rank 1"), ("silent", r"fake: rank \d ")],
+    ids=["a rank that dies is named with its last words", "a rank that is late ends by its own alarm"],
+)
+def test_a_rank_that_does_not_reply(fault, message):
+    candidate = RunningCandidate(launch(fault))
     pids, began = candidate.pids, time.monotonic()
-    with pytest.raises(CommunicationError, match=r"fake: rank \d "):
+    with pytest.raises(CommunicationError, match=message):
         candidate.run(commands(replace(WORK, deadline_s=1)))
     assert time.monotonic() - began < 15
     assert _all_gone(pids)

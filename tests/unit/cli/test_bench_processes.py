@@ -237,18 +237,21 @@ def test_a_picture(blink, tmp_path):
     assert "<svg" in path.read_text()
 
 
-def test_a_picture_without_matplotlib(blink, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    ended = blink("bench", "allreduce", *SMALL, "--plot", tmp_path / "run.png")
+@pytest.mark.parametrize(
+    ("name", "installed", "message"),
+    [
+        ("run.png", False, "--plot needs matplotlib: pip install 'blink-ccl[plot]'"),
+        ("run.docx", True, "run.docx: expected a name that ends in"),
+    ],
+)
+def test_a_picture_that_cannot_be_drawn(blink, tmp_path, monkeypatch, name, installed, message):
+    if installed:
+        pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    else:
+        monkeypatch.setitem(sys.modules, "matplotlib", None)
+    ended = blink("bench", "allreduce", *SMALL, "--plot", tmp_path / name)
     assert (ended.code, ended.out) == (2, "")
-    assert "--plot needs matplotlib: pip install 'blink-ccl[plot]'" in ended.err
-
-
-def test_a_picture_of_an_unknown_kind(blink, tmp_path):
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    ended = blink("bench", "allreduce", *SMALL, "--plot", tmp_path / "run.docx")
-    assert (ended.code, ended.out) == (2, "")
-    assert "run.docx: expected a name that ends in" in ended.err
+    assert message in ended.err
 
 
 @pytest.mark.parametrize(
@@ -306,12 +309,16 @@ def test_a_launcher_starts_the_processes(blink, monkeypatch, option):
     assert f"{option[0]} starts processes, but blink has started this one already" in ended.err
 
 
-def test_real_ranks(blink, monkeypatch):
-    """Nothing fake: our engine, in processes of its own."""
+@pytest.fixture
+def native():
     try:
         load()
     except UnsupportedError as reason:
         pytest.skip(str(reason))
+
+
+def test_real_ranks(blink, monkeypatch, native):
+    """Nothing fake: our engine, in processes of its own."""
     monkeypatch.undo()
     for extra in ([], ["--shared"]):
         ended = blink("bench", "reduce_scatter", "-g", "3", "-b", "100K", "-n", "2", "--rounds", "1", *extra)
@@ -319,12 +326,8 @@ def test_real_ranks(blink, monkeypatch):
         assert _rows(ended)[0].split()[8:13:4] == ["0", "0"]
 
 
-def test_real_ranks_of_a_launcher(monkeypatch, tmp_path):
+def test_real_ranks_of_a_launcher(monkeypatch, tmp_path, native):
     """Each process is one rank, as under torchrun; rank 0 alone prints."""
-    try:
-        load()
-    except UnsupportedError as reason:
-        pytest.skip(str(reason))
     monkeypatch.setenv("BLINK_STORE", f"file://{tmp_path}")
     monkeypatch.setenv("BLINK_WORLD_SIZE", "2")
     ranks = []

@@ -76,19 +76,20 @@ def _shell(command):
     )
 
 
-@pytest.mark.parametrize("arguments", ["plan reduce --topo ring:4", "topo ring:4 --json", "--help", "plan --help"])
-def test_a_full_disk_is_one_line(arguments):
-    ended = _shell(f"{arguments} > /dev/full")
-    assert (ended.returncode, ended.stderr) == (
-        2,
-        "blink: error: cannot write to standard output: No space left on device\n",
-    )
-
-
-@pytest.mark.parametrize("arguments", ["plan reduce --topo ring:4", "topo ring:4 --json", "topo ring:4"])
-def test_a_closed_output_is_one_line(arguments):
-    ended = _shell(f"{arguments} >&-")
-    assert (ended.returncode, ended.stderr) == (2, "blink: error: cannot write to standard output: it is closed\n")
+@pytest.mark.parametrize(
+    ("arguments", "redirected", "why"),
+    [
+        *(
+            (arguments, "> /dev/full", "No space left on device")
+            for arguments in ("plan reduce --topo ring:4", "topo ring:4 --json", "--help", "plan --help")
+        ),
+        *((arguments, ">&-", "it is closed") for arguments in ("plan reduce --topo ring:4", "topo ring:4 --json")),
+        ("topo ring:4", ">&-", "it is closed"),
+    ],
+)
+def test_an_output_that_takes_nothing_is_one_line(arguments, redirected, why):
+    ended = _shell(f"{arguments} {redirected}")
+    assert (ended.returncode, ended.stderr) == (2, f"blink: error: cannot write to standard output: {why}\n")
 
 
 def test_a_closed_input_is_one_line():

@@ -21,27 +21,16 @@ READABLE = [
     "hgx-a100.nvidia-smi.txt",
     "hgx-h100-oci.nccl.xml",
 ]
-PLAN_KEYS = {
-    "schema_version",
-    "collective",
-    "algorithm",
-    "ranks",
-    "unit_gb_per_s",
-    "rate",
-    "bound",
-    "optimal",
-    "certificate",
-    "algbw_gb_per_s",
-    "shares",
-    "link_load",
-    "plan_seconds",
-}
+PLAN_KEYS = (
+    "schema_version collective algorithm ranks unit_gb_per_s rate bound optimal certificate algbw_gb_per_s shares "
+    "link_load plan_seconds"
+)
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_plan_json_has_what_is_promised(blink, name):
     plan = json.loads(blink("plan", name, "--topo", "dgx-1v", "--gpus", "1,4,5,6", "--json").out)
-    assert set(plan) >= PLAN_KEYS
+    assert set(plan) >= set(PLAN_KEYS.split())
     assert plan["schema_version"] == 2
     assert plan["ranks"] == [1, 4, 5, 6]
     assert plan["unit_gb_per_s"] == 25.0
