@@ -34,7 +34,7 @@ from blinkccl.errors import (
 )
 from blinkccl.native import open_library
 from blinkccl.native.headers import header
-from blinkccl.runtime.peer_info import PeerInfo, alive, check_same_version, decode, encode, own_peer_info
+from blinkccl.runtime.peer_info import PeerInfo, alive, check_same_version, decode, own_peer_info
 from blinkccl.runtime.store import Pauses, Store
 
 _HEADER = header("bootstrap.h")
@@ -322,7 +322,7 @@ class _Joining:
             return None
 
     def _meet(self, end: Bootstrap) -> None:
-        words, _ = end.all_gather(encode(self._mine), self._deadline)
+        words, _ = end.all_gather(msgspec.msgpack.encode(self._mine), self._deadline)
         end.peers = tuple(decode(word) for word in words)
         end._look = self._look
 

@@ -1,16 +1,7 @@
 """Which rank of how many this process is, who started it, and where its ranks meet.
 
-The first launcher in this table whose variables are set decides:
-
-| launcher   | told by                                   | rank, size; local rank, local size                      |
-|------------|-------------------------------------------|---------------------------------------------------------|
-| `blink`    | BLINK_RANK or BLINK_WORLD_SIZE            | these; BLINK_LOCAL_RANK, BLINK_LOCAL_WORLD_SIZE         |
-| `torchrun` | RANK or WORLD_SIZE                        | these; LOCAL_RANK, LOCAL_WORLD_SIZE                     |
-| `openmpi`  | OMPI_COMM_WORLD_RANK                      | it, OMPI_COMM_WORLD_SIZE; …_LOCAL_RANK, …_LOCAL_SIZE    |
-| `mpich`    | PMI_RANK and MPI_LOCALRANKID              | PMI_RANK, PMI_SIZE; MPI_LOCALRANKID, MPI_LOCALNRANKS    |
-| `slurm`    | SLURM_PROCID and SLURM_STEP_NODELIST      | it, SLURM_STEP_NUM_TASKS or SLURM_NTASKS; SLURM_LOCALID, |
-|            |                                           | this node's entry of SLURM_STEP_TASKS_PER_NODE          |
-| `pmi`      | PMI_RANK alone                            | it, PMI_SIZE                                            |
+The first launcher in the table below whose variables are set decides: of "blink" and "torchrun" the rank's or the
+size's, of Slurm also those of a step.
 
 `mpich` stands for Intel MPI too. A job's own BLINK_STORE goes before everything else. Without it, torchrun's
 variables name a store; the ranks that an MPI launcher or srun started on one host meet in a directory named

@@ -57,13 +57,8 @@ def own_peer_info(rank: int, world_size: int, payload: bytes = b"") -> PeerInfo:
     )
 
 
-def encode(info: PeerInfo) -> bytes:
-    """``info`` as bytes; :func:`decode` reads them."""
-    return msgspec.msgpack.encode(info)
-
-
 def decode(data: bytes) -> PeerInfo:
-    """The peer info that :func:`encode` wrote; CommunicationError if these bytes are none."""
+    """The peer info in ``data``, which is msgpack; CommunicationError if these bytes are none."""
     try:
         return msgspec.msgpack.decode(data, type=PeerInfo)
     except (msgspec.MsgspecError, UnicodeError) as error:

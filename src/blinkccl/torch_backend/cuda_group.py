@@ -30,7 +30,7 @@ from blinkccl.torch_backend.cuda_runtime import CudaRuntime
 from blinkccl.torch_backend.cuda_work import CudaWork, Watch
 from blinkccl.torch_backend.failure import for_torch
 from blinkccl.torch_backend.issue import TorchCall
-from blinkccl.torch_backend.work import AllWork
+from blinkccl.torch_backend.work import Coalescing
 
 
 class SingleRankEngine:
@@ -106,7 +106,7 @@ class _OnDevice:
         return self.error
 
 
-class CudaGroup:
+class CudaGroup(Coalescing):
     """The calls of one process group on CUDA tensors."""
 
     def __init__(self, rank: int, size: int, open_engine: OpenEngine, runtime: CudaRuntime | None = None) -> None:
@@ -116,7 +116,6 @@ class CudaGroup:
         self._runtime = runtime or CudaRuntime()
         self._lock = threading.RLock()  # all ranks enqueue in one order, whatever their threads do
         self._devices: dict[torch.device, _OnDevice] = {}
-        self._coalesced: list[dist.Work] | None = None
         self._closed = False
 
     def issue(
@@ -131,15 +130,6 @@ class CudaGroup:
         except BlinkError as error:
             raise for_torch(error) from error
         return work
-
-    def start_coalescing(self) -> None:
-        """Collects what is issued from now on. Never raises: torch would then swallow the group's calls for ever."""
-        self._coalesced = []
-
-    def end_coalescing(self) -> dist.Work:
-        """All that was issued since, as one."""
-        works, self._coalesced = self._coalesced or [], None
-        return AllWork(works)
 
     def stats(self) -> dict[str, int]:
         """What ran here: calls and bytes by name."""

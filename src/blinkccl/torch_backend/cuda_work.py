@@ -19,19 +19,19 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from blinkccl.errors import BlinkError, DeadlineError
 from blinkccl.torch_backend.cuda_runtime import CudaRuntime
 from blinkccl.torch_backend.eager import eager
 from blinkccl.torch_backend.failure import for_torch
+from blinkccl.torch_backend.work import BlinkWork
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2e-5, 1e-3
 
 
 @eager
-class CudaWork(dist.Work):
+class CudaWork(BlinkWork):
     """A call that was enqueued on ``stream``, with ``event`` behind it.
 
     ``failed`` looks whether the group has failed. ``captured``: it was recorded into a graph, and nothing runs here
@@ -78,14 +78,8 @@ class CudaWork(dist.Work):
             self._raise_if_failed()  # kernels that give up end as well
         return True
 
-    def synchronize(self) -> None:
-        self.wait()
-
     def is_completed(self) -> bool:
         return self._has_run() or self.exception() is not None
-
-    def is_success(self) -> bool:
-        return self._has_run() and self.exception() is None
 
     def exception(self) -> BlinkError | None:
         if self._error is None and not self._succeeded:

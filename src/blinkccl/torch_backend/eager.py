@@ -7,9 +7,8 @@ and not with a graph break (torch 2.13), so a model that trains with gloo would 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import FunctionType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -18,16 +17,12 @@ _Marked = TypeVar("_Marked", bound=type)
 
 def eager(owner: _Marked) -> _Marked:
     """Marks all methods that the class itself defines: Dynamo runs them, and what they call, without translation."""
+    eval_frame = torch._C._dynamo.eval_frame  # what torch.compiler.disable sets; that would load all of Dynamo
+    skip = eval_frame._FrameAction.SKIP
     for member in vars(owner).values():
         function = member.fget if isinstance(member, property) else member
         if isinstance(function, FunctionType):
-            run_as_it_is(function)
+            # As a frame of its own, and where a function that is compiled calls it.
+            eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(skip, skip))
+            vars(function)["_torchdynamo_disable"] = True
     return owner
-
-
-def run_as_it_is(function: Callable[..., Any]) -> None:
-    """Marks one function: as a frame of its own, and where a function that is compiled calls it."""
-    eval_frame = torch._C._dynamo.eval_frame  # what torch.compiler.disable sets; that would load all of Dynamo
-    skip = eval_frame._FrameAction.SKIP
-    eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(skip, skip))
-    vars(function)["_torchdynamo_disable"] = True

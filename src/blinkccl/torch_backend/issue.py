@@ -27,7 +27,7 @@ from blinkccl.runtime.serial_executor import SerialExecutor
 from blinkccl.torch_backend.failure import for_torch
 from blinkccl.torch_backend.memory import Memory
 from blinkccl.torch_backend.transport import Transport
-from blinkccl.torch_backend.work import AllWork, DoneWork, PendingWork
+from blinkccl.torch_backend.work import Coalescing, DoneWork, PendingWork
 
 
 @dataclass(slots=True)
@@ -82,13 +82,12 @@ class TorchCall:
             call.run(transport, timeout_s)
 
 
-class Issuer:
+class Issuer(Coalescing):
     """Issues the calls of one group to its transport."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._executor = SerialExecutor("blink-torch")
-        self._coalesced: list[dist.Work] | None = None
 
     def run_now(self, call: CollectiveCall, address: int, timeout_s: float) -> bool:
         """Runs an AllReduce in place in this thread; False if that is not possible now.
@@ -111,15 +110,6 @@ class Issuer:
             with torch._C._profiler._RecordFunctionFast(f"blink:{call.title}", list(call.shown)):
                 return self._issue(call, asynchronous, timeout_s)
         return self._issue(call, asynchronous, timeout_s)
-
-    def start_coalescing(self) -> None:
-        """Collects what is issued from now on. Never raises: torch would then swallow the group's calls for ever."""
-        self._coalesced = []
-
-    def end_coalescing(self) -> dist.Work:
-        """All that was issued since, as one."""
-        works, self._coalesced = self._coalesced or [], None
-        return AllWork(works)
 
     def close(self) -> None:
         """Lets what is queued run, and takes nothing more."""

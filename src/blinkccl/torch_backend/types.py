@@ -20,18 +20,11 @@ DTYPES: dict[torch.dtype, str] = {
 
 #: torch's ``ReduceOp.RedOpType``, of which type checkers know no members → our name.
 OPERATIONS: dict[Any, str] = {
-    getattr(dist.ReduceOp, torch_name): name
-    for torch_name, name in {
-        "SUM": "sum",
-        "AVG": "avg",
-        "PRODUCT": "prod",
-        "MIN": "min",
-        "MAX": "max",
-        "BAND": "band",
-        "BOR": "bor",
-        "BXOR": "bxor",
-        "PREMUL_SUM": "premul_sum",
-    }.items()
+    dist.ReduceOp.PRODUCT: "prod",
+    **{
+        getattr(dist.ReduceOp, name.upper()): name
+        for name in ("sum", "avg", "min", "max", "band", "bor", "bxor", "premul_sum")
+    },
 }
 
 

@@ -26,7 +26,18 @@ from blinkccl.torch_backend.failure import for_torch
 
 
 @eager
-class DoneWork(dist.Work):
+class BlinkWork(dist.Work):
+    """What all works have in common."""
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def is_success(self) -> bool:
+        return self.is_completed() and self.exception() is None
+
+
+@eager
+class DoneWork(BlinkWork):
     """A call that has ended well; ``tensors`` is what it wrote. A constructor for that would double its cost."""
 
     tensors: list[Tensor]
@@ -34,13 +45,7 @@ class DoneWork(dist.Work):
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         return True
 
-    def synchronize(self) -> None:
-        """Nothing is left to wait for."""
-
     def is_completed(self) -> bool:
-        return True
-
-    def is_success(self) -> bool:
         return True
 
     def exception(self) -> None:
@@ -56,7 +61,7 @@ class DoneWork(dist.Work):
 
 
 @eager
-class PendingWork(dist.Work):
+class PendingWork(BlinkWork):
     """A call that runs in the background: the tensors that it writes, which are its future's value, and it in words."""
 
     def __init__(self, result: list[Tensor], what: str) -> None:
@@ -99,14 +104,8 @@ class PendingWork(dist.Work):
             raise self._error
         return True
 
-    def synchronize(self) -> None:
-        self.wait()
-
     def is_completed(self) -> bool:
         return self._ended
-
-    def is_success(self) -> bool:
-        return self._ended and self._error is None
 
     def exception(self) -> BaseException | None:
         return self._error
@@ -172,7 +171,7 @@ os.register_at_fork(after_in_child=_forget)
 
 
 @eager
-class AllWork(dist.Work):
+class AllWork(BlinkWork):
     """Several calls as one: it ends when all have."""
 
     def __init__(self, works: list[dist.Work]) -> None:
@@ -182,14 +181,8 @@ class AllWork(dist.Work):
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         return all(work.wait(timeout) for work in self._works)
 
-    def synchronize(self) -> None:
-        self.wait()
-
     def is_completed(self) -> bool:
         return all(work.is_completed() for work in self._works)
-
-    def is_success(self) -> bool:
-        return all(work.is_success() for work in self._works)
 
     def exception(self) -> Any:
         return next((error for work in self._works if (error := work.exception()) is not None), None)
@@ -200,3 +193,18 @@ class AllWork(dist.Work):
     def get_future(self) -> Any:
         futures = torch.futures.collect_all([work.get_future() for work in self._works])
         return futures.then(lambda done: [tensor for future in done.value() for tensor in future.value()])
+
+
+class Coalescing:
+    """Several calls that are issued one after the other, as one work."""
+
+    _coalesced: list[dist.Work] | None = None
+
+    def start_coalescing(self) -> None:
+        """Collects what is issued from now on. Never raises: torch would then swallow the group's calls for ever."""
+        self._coalesced = []
+
+    def end_coalescing(self) -> dist.Work:
+        """All that was issued since, as one."""
+        works, self._coalesced = self._coalesced or [], None
+        return AllWork(works)
