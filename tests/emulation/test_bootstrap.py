@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -15,9 +16,9 @@ import msgspec
 import pytest
 from rank_processes import CONTEXT, Outcome, RankProcess, outcomes
 
-from blinkccl.errors import CommunicationError, PlanMismatchError, RendezvousTimeout
+from blinkccl.errors import CommunicationError, PeerLostError, PlanMismatchError, RendezvousTimeout
 from blinkccl.runtime import peer_info
-from blinkccl.runtime.bootstrap import Bootstrap, Published, join
+from blinkccl.runtime.bootstrap import Bootstrap, Published, _Joining, join
 from blinkccl.runtime.peer_info import own_peer_info, same_host
 from blinkccl.runtime.store import FileStore, open_store
 
@@ -155,6 +156,24 @@ def test_a_rank_that_is_killed_may_be_started_again(directory: str, tmp_path: Pa
     gate.wait(PATIENT_S)
     ranks = [late[0] if rank == again else first[rank] for rank in range(2)] + [late[1]]
     assert pids(outcomes(ranks)) == [[rank.process.pid for rank in ranks]] * 3
+
+
+def opens(url: str, rank: int, size: int) -> None:
+    opened(url, rank, size, PATIENT_S).close()
+
+
+def dies_before_it_connects(url: str, rank: int, size: int) -> None:
+    _Joining._enter = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    opens(url, rank, size)
+
+
+def test_a_rank_that_shows_itself_and_ends_before_it_connects_is_named(directory: str) -> None:
+    ranks = [RankProcess(dies_before_it_connects if rank == 1 else opens, directory, rank, 3) for rank in range(3)]
+    zero, ended, two = outcomes(ranks)
+    assert ended.exitcode == -signal.SIGKILL
+    for outcome in (zero, two):
+        assert isinstance(outcome.error, PeerLostError)
+        assert (outcome.error.rank, outcome.error.pid) == (1, ranks[1].process.pid)
 
 
 def test_a_store_may_be_used_again(directory: str) -> None:
