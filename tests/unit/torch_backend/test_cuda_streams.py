@@ -113,15 +113,6 @@ def test_what_is_empty_is_not_run(group, engine):
     assert engine.calls == []
 
 
-def test_complex_numbers_are_pairs_and_moves_are_bytes(group, engine):
-    sum_of(group, torch.zeros(3, dtype=torch.complex64), False)
-    group.issue(DEVICE, lambda table: table.broadcast([torch.zeros(3, dtype=torch.int16)], 1), False, 5.0)
-    assert [call[0] for call in engine.calls] == [
-        CollectiveCall("allreduce", "float32", 6),
-        CollectiveCall("broadcast", "uint8", 6, root=1),
-    ]
-
-
 def test_all_to_all_takes_equal_blocks_only(group, engine):
     outputs, inputs = torch.zeros(4), torch.arange(4.0)
     group.issue(DEVICE, lambda table: table.all_to_all_single(outputs, inputs, [], []), False, 5.0)
@@ -234,16 +225,6 @@ def test_nothing_is_made_or_asked_for_in_a_capture(group, engine, runtime):
     runtime.captures = False
     time.sleep(0.3)
     assert engine.ended == [], "a recorded call has no deadline"
-
-
-def test_coalesced_calls_are_one_work(group, engine):
-    group.start_coalescing()
-    for asynchronous in (False, True):
-        sum_of(group, torch.ones(1), asynchronous)
-    together = group.end_coalescing()
-    assert len(engine.calls) == 2
-    assert together.wait()
-    assert len(together.get_future().wait()) == 2
 
 
 def test_an_abort_tells_the_engine_and_refuses_what_follows(group, engine):

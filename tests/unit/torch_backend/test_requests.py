@@ -6,6 +6,7 @@ from importlib import import_module
 
 import pytest
 
+from blinkccl.collectives import ops
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.errors import UnsupportedError
 
@@ -13,6 +14,7 @@ torch = pytest.importorskip("torch", reason="needs PyTorch")
 SUM = pytest.importorskip("torch.distributed").ReduceOp.SUM
 requests = import_module("blinkccl.torch_backend.call_table")
 issue = import_module("blinkccl.torch_backend.issue")
+types = import_module("blinkccl.torch_backend.types")
 
 
 def table(rank: int = 1, size: int = 3):
@@ -140,3 +142,37 @@ def test_a_type_that_cannot_be_reduced_can_still_move():
     assert names(table().broadcast([tensor, quantized], 0)) == [("broadcast", 24, "uint8"), ("broadcast", 2, "uint8")]
     with pytest.raises(UnsupportedError, match="float8_e4m3fnuz"):
         table().all_reduce([quantized], SUM)
+
+
+# ---- torch's names for what collectives/ops.py has
+
+
+def test_every_element_type_has_its_torch_type_of_the_same_size():
+    assert set(types.DTYPES.values()) == set(ops.DTYPES)
+    for dtype, name in types.DTYPES.items():
+        assert dtype.itemsize == ops.DTYPES[name].itemsize
+
+
+def test_every_operation_has_its_torch_operation():
+    assert set(types.OPERATIONS.values()) == set(ops.OPS)
+    options = torch.distributed.AllreduceOptions()
+    for kind, name in types.OPERATIONS.items():
+        if name != "premul_sum":
+            options.reduceOp = kind
+            assert types.reduction(options.reduceOp) == types.reduction(kind) == (name, None)
+
+
+@pytest.mark.parametrize("factor", [0.25, torch.tensor([0.25])])
+def test_a_scaled_sum_says_its_factor(factor):
+    options = torch.distributed.AllreduceOptions()
+    options.reduceOp = torch.distributed._make_nccl_premul_sum(factor)
+    assert types.reduction(options.reduceOp) == ("premul_sum", 0.25)
+
+
+def test_what_cannot_be_is_refused():
+    with pytest.raises(UnsupportedError, match="complex64; it can int8"):
+        types.element_type(torch.zeros(1, dtype=torch.complex64))
+    with pytest.raises(UnsupportedError, match="needs its factor"):
+        types.reduction(torch.distributed.ReduceOp.PREMUL_SUM)
+    with pytest.raises(UnsupportedError, match="no reduction"):
+        types.reduction(None)
