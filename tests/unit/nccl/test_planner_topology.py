@@ -2,61 +2,34 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 from jobs_by_hand import job, on, settings
 
 from blinkccl.errors import TopologyError, UnsupportedError
 from blinkccl.nccl.topology_of_job import canonical, place, without
+from support.fake_nvml import FakeNvml
 
 XML = """<system version="1"><cpu numaid="0" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="85">
-<pci busid="0000:1b:00.0" class="0x030200" link_speed="8.0 GT/s PCIe" link_width="16">
-  <gpu dev="1" sm="70" rank="1" gdr="1"><nvlink target="0000:1a:00.0" count="2" tclass="0x030200"/></gpu></pci>
-<pci busid="0000:1a:00.0" class="0x030200" link_speed="8.0 GT/s PCIe" link_width="16">
-  <gpu dev="0" sm="70" rank="0" gdr="1"><nvlink target="0000:1b:00.0" count="2" tclass="0x030200"/></gpu></pci>
+<pci busid="0000:a1:00.0" class="0x030200" link_speed="8.0 GT/s PCIe" link_width="16">
+  <gpu dev="1" sm="70" rank="1" gdr="1"><nvlink target="0000:a0:00.0" count="2" tclass="0x030200"/></gpu></pci>
+<pci busid="0000:a0:00.0" class="0x030200" link_speed="8.0 GT/s PCIe" link_width="16">
+  <gpu dev="0" sm="70" rank="0" gdr="1"><nvlink target="0000:a1:00.0" count="2" tclass="0x030200"/></gpu></pci>
 </cpu></system>
 """
 
 
-class NvmlError(Exception):
-    def __init__(self, value):
-        super().__init__(value)
-        self.value = value
-
-
-def failing(code):
-    def fail(*_):
-        raise NvmlError(code)
-
-    return fail
-
-
-def nvml(mig=0, starts=0):
+def nvml(mig=0):
     """NVML on a machine of two GPUs with four NVLinks between them."""
-    return SimpleNamespace(
-        NVMLError=NvmlError,
-        nvmlInit=failing(starts) if starts else lambda: None,
-        nvmlShutdown=lambda: None,
-        nvmlDeviceGetCount=lambda: 2,
-        nvmlDeviceGetHandleByIndex=lambda index: index,
-        nvmlDeviceGetPciInfo=lambda index: SimpleNamespace(busId=f"00000000:{0x1A + index:02X}:00.0"),
-        nvmlDeviceGetUUID=lambda index: f"GPU-00000000-0000-0000-0000-{index + 7:012x}",
-        nvmlDeviceGetMigMode=(lambda index: (mig, mig)) if mig else failing(3),
-        nvmlDeviceGetName=lambda index: "Tesla V100",
-        nvmlDeviceGetCudaComputeCapability=lambda index: (7, 0),
-        nvmlDeviceGetMaxPcieLinkGeneration=lambda index: 3,
-        nvmlDeviceGetMaxPcieLinkWidth=lambda index: 16,
-        nvmlDeviceGetNvLinkState=lambda index, link: 1 if link < 4 else failing(2)(),
-        nvmlDeviceGetNvLinkRemoteDeviceType=lambda index, link: 0,
-        nvmlDeviceGetNvLinkRemotePciInfo=lambda index, link: SimpleNamespace(busId=f"00000000:{0x1B - index:02X}:00.0"),
-        nvmlDeviceGetP2PStatus=lambda a, b, what: 0,
-        nvmlDeviceGetTopologyCommonAncestor=lambda a, b: 10,
-    )
+    fake = FakeNvml(2, {(0, 1): 4})
+    fake.answers["nvmlDeviceGetUUID"] = lambda gpu: f"GPU-00000000-0000-0000-0000-{gpu + 7:012x}"
+    fake.answers["nvmlDeviceGetMigMode"] = lambda gpu: (mig, mig)
+    if not mig:
+        fake.fails["nvmlDeviceGetMigMode"] = 3
+    return fake
 
 
 def buses(rank):
-    return f"0000:{0x1B - rank:02x}:00.0"
+    return f"0000:{0xA1 - rank:02x}:00.0"
 
 
 @pytest.mark.parametrize("written", ["0000:1A:00.0", "00000000:1a:00.0", "0000:1a:00", "00000000:1A:00"])
@@ -88,7 +61,7 @@ def test_a_named_xml_file_is_taken_by_bus_ids(tmp_path):
     file.write_text(XML)
     found = place(job(2, bus_id=buses, settings=settings(topo=str(file))))
     assert found.ranks == (1, 0)
-    said = r"knows no GPU 0000:00:00.0, which is rank 0's; it knows 0000:1a:00.0, 0000:1b:00.0"
+    said = r"knows no GPU 0000:00:00.0, which is rank 0's; it knows 0000:a0:00.0, 0000:a1:00.0"
     with pytest.raises(TopologyError, match=said):
         place(job(2, settings=settings(topo=str(file))))
 
@@ -105,7 +78,7 @@ def test_nccls_topology_file_keeps_its_meaning(tmp_path):
 
 def test_an_incomplete_topology_file_is_left_to_probing(tmp_path):
     file = tmp_path / "nccl.xml"
-    file.write_text('<system version="1"><cpu numaid="0"><pci busid="0000:1a:00.0" class="0x030200"/></cpu></system>')
+    file.write_text('<system version="1"><cpu numaid="0"><pci busid="0000:a0:00.0" class="0x030200"/></cpu></system>')
     notes = []
     found = place(job(2, bus_id=buses, settings=settings(nccl_topo_file=str(file))), notes.append, nvml())
     assert found.ranks == (1, 0)
@@ -121,8 +94,8 @@ def test_probed_gpus_are_found_by_bus_id_or_uuid():
 
 
 def test_a_gpu_that_rank_0_does_not_see_is_refused():
-    with pytest.raises(UnsupportedError, match=r"knows no GPU 0000:01:00.0, which is rank 1's; it knows 0000:1a:00.0"):
-        place(job(2, bus_id=lambda rank: ("0000:1a:00.0", "0000:01:00.0")[rank]), nvml=nvml())
+    with pytest.raises(UnsupportedError, match=r"knows no GPU 0000:01:00.0, which is rank 1's; it knows 0000:a0:00.0"):
+        place(job(2, bus_id=lambda rank: ("0000:a0:00.0", "0000:01:00.0")[rank]), nvml=nvml())
 
 
 def test_gpus_in_mig_mode_are_refused():
@@ -132,17 +105,19 @@ def test_gpus_in_mig_mode_are_refused():
 
 def test_two_instances_of_one_gpu_are_refused():
     with pytest.raises(UnsupportedError, match="ranks 0 and 1 are on two MIG instances"):
-        place(job(2, bus_id="0000:1a:00.0", settings=settings(topo="ring:2")))
+        place(job(2, bus_id="0000:a0:00.0", settings=settings(topo="ring:2")))
 
 
 def test_without_nvml_the_way_out_is_named():
+    silent = nvml()
+    silent.fails["nvmlInit"] = 12
     with pytest.raises(UnsupportedError, match="BLINK_TOPO"):
-        place(job(2), nvml=nvml(starts=12))
+        place(job(2), nvml=silent)
 
 
 def test_ranks_that_share_a_gpu_are_a_clique_with_a_note():
     notes = []
-    found = place(job(3, device=0, uuid="0" * 32, bus_id="0000:1a:00.0"), notes.append)
+    found = place(job(3, device=0, uuid="0" * 32, bus_id="0000:a0:00.0"), notes.append)
     assert (found.ranks, found.real, len(found.topology.links)) == ((0, 1, 2), False, 6)
     assert "ranks 0-2 share GPUs" in notes[0]
     assert found.topology.notes[-1] == notes[0]
