@@ -1,12 +1,10 @@
-// The simulator's kernel on random workloads, both ways of sharing, with and without a trace: what must hold of every
-// run, and under the sanitizers nothing outside the arrays. What times are right is tested from Python.
+// The simulator's kernel on random workloads, both ways of sharing, with and without a trace: under the sanitizers
+// nothing outside the arrays, and runs know nothing of each other. What times and traces are right is tested from
+// Python, where the kernel that defines them gives the same bits.
 // Sanitizers: address, thread.
 #include <algorithm>
 #include <cinttypes>
-#include <cmath>
 #include <cstdint>
-#include <cstring>
-#include <initializer_list>
 #include <random>
 #include <string>
 #include <thread>
@@ -176,8 +174,6 @@ Workload random_workload(std::mt19937_64& random, bool coarse) {
   return w;
 }
 
-bool is_close(double a, double b) { return std::fabs(a - b) <= 1e-9 * std::fmax(std::fabs(a), std::fabs(b)); }
-
 // What must hold of a run that came to its end.
 void check_outcome(const Workload& w, const Said& said, const char* what) {
   expect(said.code == 0 && said.outcome.stuck == -1, "%s: came to its end", what);
@@ -190,47 +186,6 @@ void check_outcome(const Workload& w, const Said& said, const char* what) {
   const std::int64_t most = static_cast<std::int64_t>(w.chunks.size()) + (2 + longest) * w.transfers() + w.executions();
   expect(said.outcome.events <= most, "%s: %" PRId64 " events, expected at most %" PRId64, what, said.outcome.events,
          most);
-  double last = 0.0;
-  for (const double done_s : said.actor_s) {
-    expect(done_s >= 0.0, "%s: an actor ended before the beginning", what);
-    last = std::fmax(last, done_s);
-  }
-  expect(said.outcome.seconds >= last, "%s: the run ends with its last actor", what);
-  std::vector<double> busy(w.rates.size(), 0.0);
-  for (std::size_t h = 0; h < w.tail.size(); ++h) {
-    const auto from = w.tail[h];
-    if (w.chunks[from] == 0) continue;
-    const double moved = (w.chunks[from] - 1) * w.bytes[from] + w.last_bytes[from];
-    for (auto i = w.path_of[h]; i < w.path_of[h + 1]; ++i) busy[w.path[i]] += moved / w.rates[w.path[i]];
-  }
-  for (const double seconds : busy) {
-    expect(seconds <= said.outcome.seconds * (1 + 1e-9), "%s: %g s of bytes on a link in %g s", what, seconds,
-           said.outcome.seconds);
-  }
-}
-
-void check_trace(const Workload& w, const Said& said, bool fair, const char* what) {
-  const std::size_t tasks = said.hop.size();
-  std::vector<std::int32_t> next(w.tail.size(), 0), fired(w.chunks.size(), 0);
-  double last = 0.0;
-  for (std::size_t t = 0; t < tasks; ++t) {
-    const auto hop = said.hop[t], actor = said.actor[t];
-    expect(actor >= 0 && actor < static_cast<std::int32_t>(w.chunks.size()), "%s: task %zu of no actor", what, t);
-    if (hop >= 0) {
-      expect(w.tail[hop] == actor && said.chunk[t] == next[hop]++, "%s: task %zu is not the hop's next chunk", what, t);
-    } else {
-      expect(w.actor_stream[actor] >= 0 && said.chunk[t] == fired[actor]++, "%s: execution %zu", what, t);
-      expect(said.begin_s[t] == said.move_s[t], "%s: execution %zu waits for links", what, t);
-    }
-    expect(w.start_s[actor] <= said.begin_s[t] && said.begin_s[t] <= said.move_s[t] && said.move_s[t] <= said.end_s[t],
-           "%s: task %zu: %g, %g, %g", what, t, said.begin_s[t], said.move_s[t], said.end_s[t]);
-    const auto cause = said.cause[t], holder = said.holder[t];
-    expect(cause >= -1 && cause < static_cast<std::int32_t>(tasks), "%s: cause of task %zu", what, t);
-    if (cause >= 0) expect(said.end_s[cause] <= said.begin_s[t], "%s: task %zu is before its cause", what, t);
-    expect(holder >= -1 && holder < static_cast<std::int32_t>(tasks) && (!fair || holder == -1), "%s: holder", what);
-    last = std::fmax(last, said.end_s[t]);
-  }
-  expect(last <= said.outcome.seconds, "%s: a task ends after the run", what);
 }
 
 void random_workloads() {
@@ -241,48 +196,10 @@ void random_workloads() {
       const std::string what = "workload " + std::to_string(round) + (fair ? ", fair" : ", fifo");
       const Said traced = run(w, fair, true);
       check_outcome(w, traced, what.c_str());
-      check_trace(w, traced, fair, what.c_str());
       expect(traced.same(run(w, fair, false)), "%s: a trace changes nothing", what.c_str());
       const Said again = run(w, fair, true);
       expect(traced.same(again) && traced.same_trace(again), "%s: the same run twice", what.c_str());
     }
-  }
-}
-
-// Bytes over the rate; slots, streams and copy engines in turn.
-void known_times() {
-  for (const bool fair : {false, true}) {
-    Workload chain;
-    for (int a = 0; a < 3; ++a) chain.actor(4, 8.0, 8.0);
-    chain.rates = {4.0, 2.0};
-    chain.hop(0, 1, {0}, 0, -1, 2, 0.5);
-    chain.hop(1, 2, {1}, 1, -1, 2, 0.5);
-    chain.connect();
-    expect(run(chain, fair, false).outcome.seconds == 2.5 + 4 * 4.5, "sum of the stages and three of the slowest");
-
-    Workload two;
-    for (int a = 0; a < 4; ++a) two.actor(1, a < 2 ? 8.0 : 4.0, a < 2 ? 8.0 : 4.0);
-    two.rates = {4.0};
-    two.hop(0, 1, {0}, 0);
-    two.hop(2, 3, {0}, 1);
-    two.connect();
-    const Said said = run(two, fair, true);
-    expect(said.end_s == (fair ? std::vector<double>{3.0, 2.0} : std::vector<double>{2.0, 3.0}),
-           "two transfers on a link: %g, %g", said.end_s[0], said.end_s[1]);
-
-    Workload weighed = two;
-    weighed.weight = {3.0, 1.0};
-    const Said parts = run(weighed, true, true);
-    expect(is_close(parts.end_s[0], 8.0 / 3.0) && is_close(parts.end_s[1], 3.0), "3 and 1 parts of a link");
-
-    Workload limited;
-    limited.actor(1, 8.0, 8.0);
-    for (std::int32_t i = 0; i < 4; ++i) limited.actor(1, 8.0, 8.0);
-    limited.rates = {4.0, 4.0, 4.0, 4.0};
-    limited.engines = {2};
-    for (std::int32_t i = 0; i < 4; ++i) limited.hop(0, i + 1, {i}, i, 0, 2, 0.5);
-    limited.connect();
-    expect(run(limited, fair, false).outcome.seconds == 5.0, "four transfers by two copy engines");
   }
 }
 
@@ -292,10 +209,6 @@ void nothing_to_do() {
     const Said said = run(empty, fair, true);
     expect(said.code == 0 && said.outcome.seconds == 0.0 && said.outcome.events == 0, "an empty workload");
   }
-  Workload idle;
-  idle.actor(0, 8.0, 8.0, 0, 1.0, 0.0, 9.0);
-  idle.connect();
-  expect(run(idle, true, true).outcome.seconds == 0.0, "an actor without chunks does not even start");
 }
 
 // Runs that stop before their end say where, and write no further than the tasks there could be.
@@ -353,7 +266,6 @@ void side_by_side() {
 }  // namespace
 
 int main() {
-  known_times();
   nothing_to_do();
   random_workloads();
   not_live();

@@ -9,19 +9,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from statistics import median
 from typing import Any
 
-from blinkccl.baselines.candidate import Planned
 from blinkccl.forest.model import Forest, link_use
 from blinkccl.paper import drawing
 from blinkccl.paper.claim import BY_CONSTRUCTION, FITTED, Context, Page, Value
 from blinkccl.paper.jobs import COPY_ENGINES, MB, SIZE_BYTES, Gpus, blink, connected_allocations, plan, topology_of
-from blinkccl.paper.traffic import CALIBRATION, PATTERNS, Pattern, measure, pattern
+from blinkccl.paper.traffic import CALIBRATION, PATTERNS, measure, pattern
 from blinkccl.schedule.lower import lower
 from blinkccl.simulate.calibration import Calibration, EngineCosts, LinkClass, Number
-from blinkccl.simulate.chunk_search import search
+from blinkccl.simulate.chunk_search import Trial, search
 from blinkccl.simulate.run import simulate
 from blinkccl.simulate.translate import Settings
 
@@ -31,13 +30,10 @@ COSTS = f"microbenchmark patterns, {CALIBRATION}, best chunk"
 #: Five fitted numbers reproduce the nine of Figs 7, 8, 24 and 26 within 7.1 %.
 FIT = 0.08
 
-_pattern = lru_cache(maxsize=64)(pattern)
-
 
 def throughput(context: Context, name: str, breadth: int, size_bytes: int) -> float:
     """GB/s of a traffic pattern at its best chunk."""
-    traffic: Pattern = _pattern(name, breadth)
-    return measure(traffic, size_bytes, context.calibration(CALIBRATION)).gb_per_s
+    return measure(pattern(name, breadth), size_bytes, context.calibration(CALIBRATION)).gb_per_s
 
 
 def lane_gb_per_s(costs: Calibration, kind: str = "nvlink") -> float:
@@ -165,18 +161,23 @@ def _fig_11(_: Context) -> tuple[Value, ...]:
     )
 
 
+def _searches(context: Context) -> dict[Gpus, tuple[Trial, ...]]:
+    """The search for the chunk of each broadcast among 4 GPUs of a DGX-1V."""
+    found: dict[Gpus, tuple[Trial, ...]] = {}
+    for gpus in connected_allocations("dgx-1v"):
+        if len(gpus) == 4:
+            side = blink(context, "dgx-1v", "broadcast", gpus)
+            found[gpus] = search(side.program, side.forest.topology, side.conditions.calibration, SIZE_BYTES)
+    return found
+
+
 @PAGE.claim("B21", "§4.2.1, Fig 12")
 def _fig_12(context: Context) -> tuple[Value, ...]:
     """From 1 MB, doubling, the chunk size search reaches the best throughput after four iterations on 4 GPUs.
 
     Neither the GPUs nor the size are stated. The decrease afterwards, in steps of 1 MiB, gains less than 1 %.
     """
-    searches = []
-    for gpus in connected_allocations("dgx-1v"):
-        if len(gpus) == 4:
-            side = blink(context, "dgx-1v", "broadcast", gpus)
-            costs = side.conditions.calibration
-            searches.append(search(side.program, side.forest.topology, costs, SIZE_BYTES))
+    searches = list(_searches(context).values())
     first, second = searches[0][:2]
     best = [max(trial.gb_per_s for trial in trials) for trials in searches]
     near = [
@@ -193,6 +194,24 @@ def _fig_12(context: Context) -> tuple[Value, ...]:
     )
 
 
+#: Links shared unfairly with a stream per tree, and with streams reused.
+_UNFAIR = (Settings("unfair"), Settings("unfair", "reused"))
+
+
+def _against_fair(context: Context) -> dict[Gpus, list[float]]:
+    """Parts of the throughput on links shared fairly, where trees of a broadcast on a DGX-1V share links."""
+    found: dict[Gpus, list[float]] = {}
+    for gpus in connected_allocations("dgx-1v"):
+        if _trees_share_a_link(plan("blink", "dgx-1v", "broadcast", gpus)):
+            side = blink(context, "dgx-1v", "broadcast", gpus)
+            fair, *unfair = (
+                replace(side, conditions=replace(side.conditions, settings=settings)).at(SIZE_BYTES).seconds
+                for settings in (Settings("fair"), *_UNFAIR)
+            )
+            found[gpus] = [fair / seconds for seconds in unfair]
+    return found
+
+
 @PAGE.claim("B22", "§4.2.2, Fig 13", agrees=BY_CONSTRUCTION)
 def _fig_13(context: Context) -> tuple[Value, ...]:
     """Links are not shared fairly, which costs throughput; reusing streams where trees share a link gets it back.
@@ -200,22 +219,13 @@ def _fig_13(context: Context) -> tuple[Value, ...]:
     No numbers are printed. Unfair is modelled as the first stream going first, and streams that are reused have nothing
     to be unfair to: that follows from the model, not from a measurement.
     """
-    kept: list[tuple[float, float]] = []
-    for gpus in connected_allocations("dgx-1v"):
-        if not _trees_share_a_link(plan("blink", "dgx-1v", "broadcast", gpus)):
-            continue
-        side = blink(context, "dgx-1v", "broadcast", gpus)
-
-        fair, unfair, reused = (
-            replace(side, conditions=replace(side.conditions, settings=settings)).at(SIZE_BYTES).seconds
-            for settings in (Settings("fair"), Settings("unfair"), Settings("unfair", "reused"))
-        )
-        kept.append((fair / unfair, fair / reused))
+    found = _against_fair(context)
+    per_tree, reused = zip(*found.values(), strict=True)
     basis = f"blink plans for broadcast whose trees share links, DGX-1V, {COPY_ENGINES['dgx-1v']}, 500 MB"
     return (
-        Value("such plans of 46", None, len(kept), basis=basis),
-        Value("least part of fair throughput, a stream per tree", None, min(a for a, _ in kept), basis=basis),
-        Value("least part of fair throughput, streams reused", 1, min(b for _, b in kept), "", 0.1, ">=", basis),
+        Value("such plans of 46", None, len(found), basis=basis),
+        Value("least part of fair throughput, a stream per tree", None, min(per_tree), basis=basis),
+        Value("least part of fair throughput, streams reused", 1, min(reused), "", 0.1, ">=", basis),
     )
 
 
@@ -243,7 +253,7 @@ def _patterns(
         axes,
         {
             f"{breadth} {counts}": drawing.curve(sizes, partial(throughput, context, name, breadth))
-            for breadth in PATTERNS[name].breadths
+            for breadth in PATTERNS[name][1]
         },
         styles=styles,
     )
@@ -325,11 +335,9 @@ _SHOWN: Gpus = (0, 1, 2, 3)
 @PAGE.figure("A-fig-12", "Blink, Fig 12: the search for the best chunk", height_in=6.0)
 def _draw_fig_12(figure: Any, context: Context) -> str:
     above, below = figure.subplots(2, 1, sharex=True)
-    allocations = [gpus for gpus in connected_allocations("dgx-1v") if len(gpus) == 4]
-    others = f"the other {len(allocations) - 1} allocations"
-    for gpus in allocations:
-        side = blink(context, "dgx-1v", "broadcast", gpus)
-        trials = search(side.program, side.forest.topology, side.conditions.calibration, SIZE_BYTES)
+    searches = _searches(context)
+    others = f"the other {len(searches) - 1} allocations"
+    for gpus, trials in searches.items():
         most = max(trial.gb_per_s for trial in trials)
         if gpus == _SHOWN:
             name = f"GPUs {', '.join(map(str, gpus))}: best {most:.3g} GB/s"
@@ -352,28 +360,18 @@ def _draw_fig_12(figure: Any, context: Context) -> str:
     drawing.finish(below, ylabel="throughput (% of best)", legend="lower right")
     return (
         f"MIAD (multiplicative increase, additive decrease by 1 MiB) on blink plans for broadcast of 500 MB among the "
-        f"{len(allocations)} allocations of 4 GPUs of a DGX-1V, an iteration timed on {V100} each."
+        f"{len(searches)} allocations of 4 GPUs of a DGX-1V, an iteration timed on {V100} each."
     )
 
 
 @PAGE.figure("A-fig-13", "Blink, Fig 13: streams reused where trees share a link")
 def _draw_fig_13(figure: Any, context: Context) -> str:
-    ways = {
-        "unfair sharing, a stream per tree": Settings("unfair"),
-        "unfair sharing, streams reused": Settings("unfair", "reused"),
-    }
-    found: dict[str, list[float]] = {name: [] for name in ways}
-    names = []
-    for gpus in connected_allocations("dgx-1v"):
-        if not _trees_share_a_link(plan("blink", "dgx-1v", "broadcast", gpus)):
-            continue
-        side = blink(context, "dgx-1v", "broadcast", gpus)
-        fair = _gb_per_s(side, Settings("fair"))
-        for name, settings in ways.items():
-            found[name].append(100 * _gb_per_s(side, settings) / fair)
-        names.append(",".join(map(str, gpus)))
+    found = _against_fair(context)
+    names = [",".join(map(str, gpus)) for gpus in found]
+    per_tree, reused = ([100 * part for part in parts] for parts in zip(*found.values(), strict=True))
     axes = figure.subplots()
-    drawing.bars(axes, names, found, (drawing.VERMILION, drawing.OURS))
+    heights = {"unfair sharing, a stream per tree": per_tree, "unfair sharing, streams reused": reused}
+    drawing.bars(axes, names, heights, (drawing.VERMILION, drawing.OURS))
     drawing.published_level(axes, 100, "fair sharing", "--")
     drawing.upright(axes)
     axes.set_xlabel("GPUs of a DGX-1V")
@@ -383,7 +381,3 @@ def _draw_fig_13(figure: Any, context: Context) -> str:
         f"Blink plans for broadcast whose trees share links, {len(names)} of 46 allocations of a DGX-1V, 500 MB on "
         f"{V100}. Unfair: of the streams that wait for a link the first goes first. The paper prints no numbers."
     )
-
-
-def _gb_per_s(side: Planned, settings: Settings) -> float:
-    return replace(side, conditions=replace(side.conditions, settings=settings)).at(SIZE_BYTES).algbw_gb_per_s

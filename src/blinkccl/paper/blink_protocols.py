@@ -5,8 +5,7 @@ With Figs 19, 20 and 22 (b).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -146,18 +145,18 @@ def _three_phases(_: Context) -> tuple[Value, ...]:
     )
 
 
-def dgx_2_speedups(context: Context, baselines: Iterable[str], sizes: Iterable[int]) -> dict[str, list[float]]:
-    """How many times as fast as each baseline Blink's one-hop trees are, by size."""
-    side = blink(context, "dgx-2", "allreduce", how="one_hop")
-    ours = {size: at_best_chunk(side, size) for size in sizes}
-    asked = request("dgx-2", "allreduce")
-    theirs = {name: nccl(context, asked, "nccl-2.4-v100", name) for name in baselines}
-    return {
-        name: [gb_per_s / prepared.at(size).algbw_gb_per_s for size, gb_per_s in ours.items()]
-        for name, prepared in theirs.items()
-    }
+def dgx_2_curves(context: Context, sizes: Sequence[int]) -> list[list[float]]:
+    """Algbw in GB/s by size: of Blink's one-hop trees, and of both baselines of NCCL 2.4."""
+    side, asked = blink(context, "dgx-2", "allreduce", how="one_hop"), request("dgx-2", "allreduce")
+    curves = [[at_best_chunk(side, size) for size in sizes]]
+    for baseline in BASELINES:
+        theirs = nccl(context, asked, "nccl-2.4-v100", baseline)
+        curves.append([theirs.at(size).algbw_gb_per_s for size in sizes])
+    return curves
 
 
+#: NCCL 2.4 as it is, and as the paper has it.
+BASELINES = {"nccl-2.4": "rings only", "nccl-2.4-as-written": "trees below 16 KB"}
 #: Sizes of Figs 19 and 20, each four times the one before: latencies below 16 KB, and throughput from there to 1 GiB.
 SMALL = (1 << 10, 1 << 11, 1 << 12, 1 << 13)
 LARGE = tuple(AS_WRITTEN_BYTES << k for k in range(0, 18, 2))
@@ -172,9 +171,9 @@ def _dgx_2_ratios(context: Context) -> tuple[Value, ...]:
     while the paper's ratio implies some 1.8 µs.
     """
     values = []
-    named = {"nccl-2.4": "rings only", "nccl-2.4-as-written": "trees below 16 KB"}
-    for baseline, found in dgx_2_speedups(context, named, (*SMALL, *LARGE)).items():
-        what = named[baseline]
+    ours, *curves = dgx_2_curves(context, (*SMALL, *LARGE))
+    for (baseline, what), theirs in zip(BASELINES.items(), curves, strict=True):
+        found = [a / b for a, b in zip(ours, theirs, strict=True)]
         basis = f"one_hop plan, dgx-2, best chunk; {baseline} on nccl-2.4-v100 and nccl-2.4-v100-ll"
         latency, throughput = found[: len(SMALL)], found[len(SMALL) :]
         values += [
@@ -189,17 +188,11 @@ def _dgx_2_ratios(context: Context) -> tuple[Value, ...]:
 NETWORKS_GBIT = (40, 100, 200, 300, 400, 600, 800)
 
 
-@dataclass(frozen=True, slots=True)
-class Crossing:
-    """AllReduce of 100 MB over two servers, GB/s."""
+def crossings(context: Context) -> list[tuple[float, float, float]]:
+    """Fig 22b, AllReduce of 100 MB over faster and faster networks: of the network, Blink and NCCL 2.4, in GB/s.
 
-    network_gb_per_s: float
-    blink_gb_per_s: float
-    nccl_gb_per_s: float
-
-
-def crossings(context: Context) -> list[Crossing]:
-    """Fig 22b: faster and faster networks between the 3 and 5 GPUs of two DGX-1V."""
+    Among 3 and 5 GPUs of two DGX-1V.
+    """
     found = []
     for rate in NETWORKS_GBIT:
         spec = f"2x dgx-1v @ {rate}Gbps"
@@ -208,7 +201,7 @@ def crossings(context: Context) -> list[Crossing]:
         under = conditions(context, costs)
         side = planned("three_phase", plan("three_phase", spec, "allreduce", gpus), under)
         theirs = nccl(context, request(spec, "allreduce", gpus), costs).at(100 * MB)
-        found.append(Crossing(rate / 8, at_best_chunk(side, 100 * MB), theirs.algbw_gb_per_s))
+        found.append((rate / 8, at_best_chunk(side, 100 * MB), theirs.algbw_gb_per_s))
     return found
 
 
@@ -221,10 +214,10 @@ def _fig_22b(context: Context) -> tuple[Value, ...]:
     trees find NVLink lines in these servers, so that NVLink bounds our baseline, above what PCIe would.
     """
     found = crossings(context)
-    kept_up = min(one.blink_gb_per_s / one.network_gb_per_s for one in found if one.network_gb_per_s <= 300 / 8)
-    most = max(one.blink_gb_per_s for one in found)
+    kept_up = min(ours / network for network, ours, _ in found if network <= 300 / 8)
+    most = max(ours for _, ours, _ in found)
     basis = f"three_phase plans, v100-copy-engine, best chunk; GPUs {FRAGMENTED}, 100 MB"
-    theirs = {one.network_gb_per_s * 8: one.nccl_gb_per_s for one in found}
+    theirs = {network * 8: nccl_gb_per_s for network, _, nccl_gb_per_s in found}
     pcie = min(lane_gb_per_s(context.calibration("nccl-2.4-v100"), kind) for kind in ("pcie", "smp"))
     return (
         Value("Blink's part of the network, 40 to 300 Gb/s", 1, kept_up, "", TOLERANCE, basis=basis),
@@ -243,92 +236,75 @@ def _fig_22b(context: Context) -> tuple[Value, ...]:
 
 #: Sizes of Fig 20.
 _LATENCIES = tuple(1 << power for power in range(10, 21))
-_BASELINES = {
-    "nccl-2.4": "NCCL 2.4, rings only (its default)",
-    "nccl-2.4-as-written": "NCCL 2.4 as the paper has it: trees below 16 KB",
-}
+_DGX_2_NAMES = (
+    "Blink, one-hop trees",
+    "NCCL 2.4, rings only (its default)",
+    "NCCL 2.4 as the paper has it: trees below 16 KB",
+)
 _COLOURS = (drawing.OURS, drawing.ORANGE, drawing.VERMILION)
 #: From 16 KB on the two baselines are one: both must be seen.
 _STYLES = ("-", "-", "--")
-
-
-def _dgx_2_curves(context: Context, sizes: Sequence[int]) -> dict[str, list[float]]:
-    """Algbw in GB/s of Blink and of both baselines, by size."""
-    side, asked = blink(context, "dgx-2", "allreduce", how="one_hop"), request("dgx-2", "allreduce")
-    found = {"Blink, one-hop trees": [at_best_chunk(side, size) for size in sizes]}
-    for baseline, name in _BASELINES.items():
-        theirs = nccl(context, asked, "nccl-2.4-v100", baseline)
-        found[name] = [theirs.at(size).algbw_gb_per_s for size in sizes]
-    return found
-
-
 _DGX_2_BASIS = (
     "Plan of one_hop for AllReduce on dgx-2, best chunk of each size; both baselines on nccl-2.4-v100 or, where its "
     "low-latency protocol is faster, on nccl-2.4-v100-ll."
 )
 
 
-def _ratios(axes: Any, sizes: Sequence[int], found: dict[str, list[float]], most: float) -> None:
-    """How many times as fast as each baseline Blink is."""
-    ours, *theirs = found.values()
-    curves = {
+def _over_ratios(
+    figure: Any, context: Context, sizes: Sequence[int], most: float, value: Callable[[int, float], float]
+) -> tuple[Any, float]:
+    """Above a ``value`` of size and GB/s for each, and its largest; below how many times as fast as NCCL Blink is."""
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+    ours, *theirs = found = dgx_2_curves(context, sizes)
+    shown = {
+        name: [(size, value(size, one)) for size, one in zip(sizes, gb_per_s, strict=True)]
+        for name, gb_per_s in zip(_DGX_2_NAMES, found, strict=True)
+    }
+    drawing.lines(above, shown, _COLOURS, _STYLES)
+    ratios = {
         f"_{number}": [(size, a / b) for size, a, b in zip(sizes, ours, gb_per_s, strict=True)]
         for number, gb_per_s in enumerate(theirs)
     }
-    drawing.lines(axes, curves, _COLOURS[1:], _STYLES[1:])
-    drawing.published_level(axes, most, f"published: up to {most:g}×")
-    axes.set_ylim(0, 1.35 * max(most, *(ratio for points in curves.values() for _, ratio in points)))
-    drawing.finish(axes, ylabel="Blink over NCCL (×)", legend="upper right")
+    drawing.lines(below, ratios, _COLOURS[1:], _STYLES[1:])
+    drawing.published_level(below, most, f"published: up to {most:g}×")
+    below.set_ylim(0, 1.35 * max(most, *(ratio for points in ratios.values() for _, ratio in points)))
+    drawing.finish(below, ylabel="Blink over NCCL (×)", legend="upper right")
+    drawing.over_sizes(below, sizes)
+    return above, max(one for points in shown.values() for _, one in points)
 
 
 @PAGE.figure("A-fig-19", "Blink, Fig 19: AllReduce throughput on the 16 GPUs of a DGX-2", 8.0, 6.0)
 def _draw_fig_19(figure: Any, context: Context) -> str:
-    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
-    found = _dgx_2_curves(context, LARGE)
-    curves = {name: list(zip(LARGE, gb_per_s, strict=True)) for name, gb_per_s in found.items()}
-    drawing.lines(above, curves, _COLOURS, _STYLES)
+    above, _ = _over_ratios(figure, context, LARGE, 3.5, lambda _, gb_per_s: gb_per_s)
     above.set_yscale("log")
     drawing.plain_numbers(above.yaxis)
     drawing.finish(above, ylabel="algbw (GB/s)", legend="lower right")
-    _ratios(below, LARGE, found, 3.5)
-    drawing.over_sizes(below, LARGE)
     return f"{_DGX_2_BASIS} From 16 KB on both baselines are the same rings."
 
 
 @PAGE.figure("A-fig-20", "Blink, Fig 20: AllReduce latency on the 16 GPUs of a DGX-2", 8.0, 6.0)
 def _draw_fig_20(figure: Any, context: Context) -> str:
-    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
-    found = _dgx_2_curves(context, _LATENCIES)
-    curves = {
-        name: [(size, 1e6 * size / (one * GB)) for size, one in zip(_LATENCIES, gb_per_s, strict=True)]
-        for name, gb_per_s in found.items()
-    }
-    drawing.lines(above, curves, _COLOURS, _STYLES)
-    above.set_ylim(0, 1.5 * max(us for points in curves.values() for _, us in points))
+    above, most = _over_ratios(figure, context, _LATENCIES, 3.32, lambda size, one: 1e6 * size / (one * GB))
+    above.set_ylim(0, 1.5 * most)
     drawing.finish(above, ylabel="latency (µs)", legend="upper left")
-    _ratios(below, _LATENCIES, found, 3.32)
-    drawing.over_sizes(below, _LATENCIES)
     return f"{_DGX_2_BASIS} How long a step of that protocol is decides the ratio."
 
 
 @PAGE.figure("A-fig-22b", "Blink, Fig 22 (b): AllReduce of 100 MB over faster and faster networks")
 def _draw_fig_22b(figure: Any, context: Context) -> str:
     axes = figure.subplots()
-    found = crossings(context)
+    rates, ours, theirs = zip(*crossings(context), strict=True)
+    curves = {"Blink, three phases": ours, "NCCL 2.4": theirs}
     drawing.lines(
         axes,
-        {
-            "Blink, three phases": list(zip(NETWORKS_GBIT, (one.blink_gb_per_s for one in found), strict=True)),
-            "NCCL 2.4": list(zip(NETWORKS_GBIT, (one.nccl_gb_per_s for one in found), strict=True)),
-        },
+        {name: list(zip(NETWORKS_GBIT, gb_per_s, strict=True)) for name, gb_per_s in curves.items()},
         (drawing.OURS, drawing.THEIRS),
     )
-    rates = [one.network_gb_per_s for one in found]
     axes.plot(NETWORKS_GBIT, rates, "--", color=drawing.GREY, label="the network's rate")
     axes.axvline(300, color=drawing.BLACK, linestyle=":", label="published: Blink keeps up to about 300 Gb/s")
     axes.set_xlabel("network of a server (Gb/s)")
     axes.set_xticks(NETWORKS_GBIT)
-    axes.set_ylim(0, 1.6 * max(one.blink_gb_per_s for one in found))
+    axes.set_ylim(0, 1.6 * max(ours))
     drawing.finish(axes, ylabel="algbw (GB/s)", legend="lower right")
     return (
         f"Three_phase plans on v100-copy-engine at the best chunk, baseline nccl-2.4; GPUs {FRAGMENTED} of two "

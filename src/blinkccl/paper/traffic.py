@@ -25,16 +25,16 @@ by the time, so a chain's size by its time, and all that a fan-in's successor re
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
+from functools import cache
 from itertools import pairwise
 
 from blinkccl.collectives.spec import Block, Collective
-from blinkccl.errors import UsageError
 from blinkccl.forest.model import Cut, Forest, Path, Share, Tree, attained_rate
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
-from blinkccl.simulate.calibration import Calibration, calibration
+from blinkccl.simulate.calibration import Calibration
 from blinkccl.simulate.chunk_search import Trial, best_chunk
 from blinkccl.simulate.run import simulate
 from blinkccl.simulate.translate import Settings
@@ -49,79 +49,20 @@ CALIBRATION = "v100-copy-engine"
 ONE_STREAM_PER_LINK = Settings(streams="reused")
 
 
-@dataclass(frozen=True)
-class Pattern:
-    """A traffic pattern; ``breadth`` is its number of GPUs (chains) or its degree (fans), 0 where it has neither."""
-
-    name: str
-    breadth: int
-    program: Program
-    network: Topology
+Built = tuple[Topology, Program]
 
 
-def pattern(name: str, breadth: int = 0) -> Pattern:
-    """The pattern ``name`` of :data:`PATTERNS`.
+def measure(traffic: Built, size_bytes: int, costs: Calibration, settings: Settings = ONE_STREAM_PER_LINK) -> Trial:
+    """The best chunk of a pattern and its throughput in GB/s: bytes over its busiest link by the time.
 
-    Parameters
-    ----------
-    breadth
-        GPUs of a chain (3 to 8), degree of a fan (1 to 3: a GPU of a DGX-1 has four neighbours); not for mimo and mca.
+    ``size_bytes`` is what each source of the pattern has. Cost: 10 to 20 simulations.
     """
-    row = PATTERNS.get(name)
-    if row is None:
-        raise UsageError(f"unknown pattern {name!r}; expected one of {', '.join(PATTERNS)}")
-    if breadth not in row.breadths:
-        *first, last = map(str, row.breadths)
-        known = f"{', '.join(first)} or {last} {row.counts}" if first else "no breadth"
-        raise UsageError(f"the pattern {name} comes with {known}, got {breadth}")
-    network, program = row.build(breadth)
-    return Pattern(name, breadth, program, network)
-
-
-def measure(
-    traffic: Pattern,
-    size_bytes: int,
-    costs: Calibration | None = None,
-    settings: Settings = ONE_STREAM_PER_LINK,
-) -> Trial:
-    """The best chunk of a pattern and its throughput: bytes over its busiest link by the time.
-
-    Parameters
-    ----------
-    size_bytes
-        What each source of the pattern has, ≥ 0.
-    costs
-        None for :data:`CALIBRATION`.
-
-    Notes
-    -----
-    Cost: 10 to 20 simulations.
-    """
-    costs = costs or calibration(CALIBRATION)
-    program, network = traffic.program, traffic.network
+    network, program = traffic
     whole = size_bytes * program.collective.total_blocks()
     chunk_bytes = best_chunk(program, network, costs, whole, settings)
     timed = simulate(program, network, costs, whole, chunk_bytes=chunk_bytes, settings=settings)
     carried = int(timed.translation.workload.link_bytes.max())
     return Trial(chunk_bytes, algbw_gb_per_s(carried, timed.seconds) if timed.seconds else 0.0)
-
-
-def throughput_gb_per_s(traffic: Pattern, size_bytes: int) -> float:
-    """The throughput of :func:`measure` in GB/s."""
-    return measure(traffic, size_bytes).gb_per_s
-
-
-Built = tuple[Topology, Program]
-
-
-@dataclass(frozen=True, slots=True)
-class PatternDefinition:
-    """A registry row: what ``breadths`` count, and how one is built."""
-
-    build: Callable[[int], Built]
-    breadths: tuple[int, ...]
-    counts: str
-    about: str
 
 
 def _chain_forward(gpus: int) -> Built:
@@ -202,14 +143,21 @@ def _built(name: str, gpus: int, shares: list[Share], root: int | None = None, w
 
 _CHAINS, _DEGREES, _ONE = (3, 4, 5, 6, 7, 8), (1, 2, 3), (0,)
 
-#: The registry: to add a pattern is to add one row.
-PATTERNS: dict[str, PatternDefinition] = {
-    "chain-forward": PatternDefinition(_chain_forward, _CHAINS, "GPUs", "Figs 23a, 24"),
-    "chain-reduce-forward": PatternDefinition(_chain_reduce_forward, _CHAINS, "GPUs", "Figs 6, 7, 23b, 24"),
-    "chain-reduce-broadcast": PatternDefinition(_chain_reduce_broadcast, _CHAINS, "GPUs", "Figs 23c, 24"),
-    "mimo": PatternDefinition(_mimo, _ONE, "", "Fig 8a, c: two streams through one GPU, each reduced there"),
-    "mca": PatternDefinition(_mca, _ONE, "", "Fig 8b, c: two reduce+forward chains into one GPU"),
-    "fan-in-forward": PatternDefinition(_fan_in_forward, _DEGREES, "sources", "Figs 25a, 26"),
-    "fan-in-reduce-forward": PatternDefinition(_fan_in_reduce_forward, _DEGREES, "sources", "Figs 25b, 26"),
-    "fan-out-forward": PatternDefinition(_fan_out_forward, _DEGREES, "destinations", "Figs 25c, 26"),
+#: What builds each pattern, and its breadths: GPUs of a chain, or degrees of a fan (a GPU of a DGX-1 has four
+#: neighbours); 0 for those that have none.
+PATTERNS: dict[str, tuple[Callable[[int], Built], tuple[int, ...]]] = {
+    "chain-forward": (_chain_forward, _CHAINS),  # Figs 23a, 24
+    "chain-reduce-forward": (_chain_reduce_forward, _CHAINS),  # Figs 6, 7, 23b, 24
+    "chain-reduce-broadcast": (_chain_reduce_broadcast, _CHAINS),  # Figs 23c, 24
+    "mimo": (_mimo, _ONE),  # Fig 8a, c: two streams through one GPU, each reduced there
+    "mca": (_mca, _ONE),  # Fig 8b, c: two reduce+forward chains into one GPU
+    "fan-in-forward": (_fan_in_forward, _DEGREES),  # Figs 25a, 26
+    "fan-in-reduce-forward": (_fan_in_reduce_forward, _DEGREES),  # Figs 25b, 26
+    "fan-out-forward": (_fan_out_forward, _DEGREES),  # Figs 25c, 26
 }
+
+
+@cache
+def pattern(name: str, breadth: int = 0) -> Built:
+    """The pattern ``name`` of :data:`PATTERNS`."""
+    return PATTERNS[name][0](breadth)

@@ -203,14 +203,14 @@ def test_a_search_ends_with_the_best_of_its_trials() -> None:
 
 
 def test_the_chunk_found_is_as_fast_as_any_number_of_equal_parts() -> None:
-    chain = pattern("chain-forward", 5)
+    network, program = pattern("chain-forward", 5)
     size_bytes = 8 * MB
 
     def seconds(chunk_bytes: int) -> float:
-        return simulate(chain.program, chain.network, COSTS, size_bytes, chunk_bytes=chunk_bytes).seconds
+        return simulate(program, network, COSTS, size_bytes, chunk_bytes=chunk_bytes).seconds
 
     least = min(seconds(-(-size_bytes // (16 * parts)) * 16) for parts in range(1, 60))
-    assert seconds(best_chunk(chain.program, chain.network, COSTS, size_bytes)) <= 1.0005 * least
+    assert seconds(best_chunk(program, network, COSTS, size_bytes)) <= 1.0005 * least
 
 
 @pytest.mark.parametrize("size_bytes", [0, 4, 1 * MB, 30 * MB, 500 * MB])
