@@ -7,7 +7,6 @@ from fractions import Fraction
 from functools import partial
 from typing import Any
 
-from blinkccl.algorithms.registry import Request
 from blinkccl.baselines.candidate import Prepared
 from blinkccl.baselines.nccl import prepare_nccl_24, prepare_nccl_230
 from blinkccl.baselines.staged import STREAMS, WholeShares, multi_path, prepare_host_staged
@@ -132,16 +131,17 @@ def _streams(context: Context) -> tuple[Value, ...]:
     return tuple(found)
 
 
-def _allreduce(machine: str) -> Request:
-    return request(machine, "allreduce")
+Time = Callable[[int], float]
 
 
-def _host_staged(context: Context, machine: str, size_bytes: int) -> float:
-    return prepare_host_staged(_allreduce(machine), conditions(context, machine)).at(size_bytes).seconds
+def _of_plan(context: Context, how: str, spec: str, costs: str) -> Time:
+    """Seconds of an AllReduce by size."""
+    return partial(seconds, context, plan(how, spec, "allreduce"), costs)
 
 
-def _nccl(context: Context, machine: str, size_bytes: int) -> float:
-    return prepare_nccl_24(_allreduce(machine), conditions(context, machine)).at(size_bytes).seconds
+def _of_baseline(context: Context, prepare: Callable[..., Prepared], spec: str, costs: str) -> Time:
+    side = prepare(request(spec, "allreduce"), conditions(context, costs))
+    return lambda size_bytes: side.at(size_bytes).seconds
 
 
 @PAGE.claim("U5", "Intra-Node MPI Allreduce, Fig 5")
@@ -159,10 +159,10 @@ def _hierarchical(context: Context) -> tuple[Value, ...]:
         ("64 MB", 64 * MIB, 11.47, 14.33, 1.25),
         ("1 GB", 1024 * MIB, 12.25, 15.63, 1.38),
     ):
-        ours = seconds(context, plan("three_stage", "mist", "allreduce"), "mist", size_bytes)
-        staged = _host_staged(context, "mist", size_bytes) / ours
+        ours = _of_plan(context, "three_stage", "mist", "mist")(size_bytes)
+        staged = _of_baseline(context, prepare_host_staged, "mist", "mist")(size_bytes) / ours
         basis = "three_stage on mist, best chunk; mpi-host-staged with assumed rates of the processor"
-        rings = _nccl(context, "mist", size_bytes) / ours
+        rings = _of_baseline(context, prepare_nccl_24, "mist", "mist")(size_bytes) / ours
         found += [
             Value(f"{name}, over Spectrum MPI", spectrum, staged, "times", READ_OFF, basis=basis),
             Value(f"{name}, over Open MPI + UCX", openmpi, staged, "times", READ_OFF, basis=basis),
@@ -180,12 +180,10 @@ def _flat(context: Context) -> tuple[Value, ...]:
     the fresh pages that each call touches are left out there. Hierarchical is a pipeline here, so better.
     """
     size_bytes = 64 * MIB
-    ours, leaders = (
-        seconds(context, plan(how, "cedar", "allreduce"), "cedar", size_bytes) for how in ("flat", "three_stage")
-    )
-    staged = _host_staged(context, "cedar", size_bytes) / ours
+    ours, leaders = (_of_plan(context, how, "cedar", "cedar")(size_bytes) for how in ("flat", "three_stage"))
+    staged = _of_baseline(context, prepare_host_staged, "cedar", "cedar")(size_bytes) / ours
     basis = "flat on cedar, best chunk; mpi-host-staged with assumed rates of the processor"
-    rings = _nccl(context, "cedar", size_bytes) / ours
+    rings = _of_baseline(context, prepare_nccl_24, "cedar", "cedar")(size_bytes) / ours
     return (
         Value("over Open MPI + UCX", 104.1, staged, "times", READ_OFF, basis=basis),
         Value("over MVAPICH2", 110.9, staged, "times", READ_OFF, basis=basis),
@@ -222,7 +220,7 @@ def _multi_node(context: Context) -> tuple[Value, ...]:
     """
     found = []
     for nodes in (2, 4):
-        theirs = prepare_nccl_24(request(cluster(nodes), "allreduce"), conditions(context, "mist")).at(64 * MIB).seconds
+        theirs = _of_baseline(context, prepare_nccl_24, cluster(nodes), "mist")(64 * MIB)
         most = theirs / _stages_one_by_one(context, nodes, 64 * MIB)
         basis = f"the design's stages at mist's link rates; nccl-2.4 on {cluster(nodes)}"
         found.append(Value(f"{nodes} nodes, at most over NCCL", 1, most, "times", relation="<=", basis=basis))
@@ -291,8 +289,6 @@ _MARKS = {
     "HPC-X": ("h", "white"),
 }
 
-Time = Callable[[int], float]
-
 
 def _copies(window: int, printed: Mapping[str, tuple[float, float, int]]) -> Callable[[Any, Context], str]:
     """Fig 3 or 4: direct and over two paths, both machines."""
@@ -323,10 +319,6 @@ def _copies(window: int, printed: Mapping[str, tuple[float, float, int]]) -> Cal
         )
 
     return draw
-
-
-def _at(side: Prepared, size_bytes: int) -> float:
-    return side.at(size_bytes).seconds
 
 
 def _draw_allreduce(
@@ -369,15 +361,14 @@ def _one_server(machine: str, design: str, how: str, others: Mapping[str, str], 
     """Fig 5 or 6: a plan of ours on one server against the article's baselines."""
 
     def draw(figure: Any, context: Context) -> str:
-        asked, costs = request(machine, "allreduce"), conditions(context, machine)
-        times: dict[str, tuple[Time, str]] = {
-            design: (partial(seconds, context, plan(how, machine, "allreduce"), machine), drawing.OURS)
-        }
-        for name, other in others.items():
-            times[name] = (partial(seconds, context, plan(other, machine, "allreduce"), machine), _OTHER)
-        times["NCCL 2.4, rings"] = (partial(_at, prepare_nccl_24(asked, costs)), _NCCL)
-        times["NCCL 2.30, its own model"] = (partial(_at, prepare_nccl_230(asked, costs)), _NCCL_NOW)
-        times["MPI through the host"] = (partial(_at, prepare_host_staged(asked, costs)), _STAGED)
+        times: dict[str, tuple[Time, str]] = {design: (_of_plan(context, how, machine, machine), drawing.OURS)}
+        times |= {name: (_of_plan(context, other, machine, machine), _OTHER) for name, other in others.items()}
+        for name, prepare, colour in (
+            ("NCCL 2.4, rings", prepare_nccl_24, _NCCL),
+            ("NCCL 2.30, its own model", prepare_nccl_230, _NCCL_NOW),
+            ("MPI through the host", prepare_host_staged, _STAGED),
+        ):
+            times[name] = _of_baseline(context, prepare, machine, machine), colour
         _draw_allreduce(figure, times, ratios, design, "center right")
         return (
             f"Plans of {', '.join((how, *others.values()))} at the best chunk, and nccl-2.4, on {machine}; "
@@ -391,14 +382,12 @@ def _several_nodes(nodes: int, ratios: Ratios) -> Callable[[Any, Context], str]:
     """Fig 7 or 8."""
 
     def draw(figure: Any, context: Context) -> str:
-        spec = cluster(nodes)
-        asked, costs = request(spec, "allreduce"), conditions(context, "mist")
-        design, pipelined = "the design", plan("three_phase", spec, "allreduce")
-        times = {
+        spec, design = cluster(nodes), "the design"
+        times: dict[str, tuple[Time, str]] = {
             design: (partial(_stages_one_by_one, context, nodes), drawing.OURS),
-            "three_phase, pipelined": (partial(seconds, context, pipelined, "mist"), _OTHER),
-            "NCCL 2.4": (partial(_at, prepare_nccl_24(asked, costs)), _NCCL),
-            "NCCL 2.30, its own model": (partial(_at, prepare_nccl_230(asked, costs)), _NCCL_NOW),
+            "three_phase, pipelined": (_of_plan(context, "three_phase", spec, "mist"), _OTHER),
+            "NCCL 2.4": (_of_baseline(context, prepare_nccl_24, spec, "mist"), _NCCL),
+            "NCCL 2.30, its own model": (_of_baseline(context, prepare_nccl_230, spec, "mist"), _NCCL_NOW),
         }
         _draw_allreduce(figure, times, ratios, design, "upper right")
         return (

@@ -7,13 +7,15 @@ and gives the same bits, about 20 times faster. There is no closed form in eithe
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import fields
 from heapq import heappop, heappush
+from typing import Any
 
 import numpy as np
 
 from blinkccl.errors import InternalError
 from blinkccl.simulate.sharing import LANDED, MOVE, FairLinks, FifoLinks, Links, rows
-from blinkccl.simulate.workload import SHARINGS, Outcome, Trace, Workload, not_live
+from blinkccl.simulate.workload import SHARINGS, Outcome, Trace, Workload, dtype_of, not_live
 
 #: Kinds of events beside those of the links.
 _START, _FIRED, _ARRIVED = range(2, 5)
@@ -248,15 +250,7 @@ class _Run:
         return Outcome(last, self.landed, self.fired, busy_s, actor_s, self.trace() if self.traced else None)
 
     def trace(self) -> Trace:
-        ints, floats = np.int32, np.float64
-        return Trace(
-            np.asarray(self.hop, ints),
-            np.asarray(self.actor, ints),
-            np.asarray(self.task_chunk, ints),
-            np.asarray(self.begin_s, floats),
-            np.asarray(self.move_s, floats),
-            np.asarray(self.end_s, floats),
-            np.asarray(self.cause, ints),
-            np.asarray(self.holder, ints),
-            np.asarray(self.held_s, floats),
-        )
+        told = (self.hop, self.actor, self.task_chunk, self.begin_s, self.move_s, self.end_s)
+        named = zip(fields(Trace), (*told, self.cause, self.holder, self.held_s), strict=True)
+        columns: list[Any] = [np.asarray(values, dtype_of(column)) for column, values in named]
+        return Trace(*columns)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import ctypes as c
+from dataclasses import fields
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from blinkccl.errors import InternalError, UnsupportedError
 from blinkccl.native import find_library, open_library
 from blinkccl.native.headers import header
-from blinkccl.simulate.workload import SHARINGS, Floats, Ints, Outcome, Trace, Workload, not_live
+from blinkccl.simulate.workload import SHARINGS, Actors, Hops, Outcome, Trace, Workload, dtype_of, not_live
 
 LIBRARY = "libblink_simulate.so"
 #: Names another library file; for people who work on it.
@@ -64,14 +65,9 @@ def run(workload: Workload, sharing: str = "fifo", traced: bool = False) -> Outc
         raise InternalError(f"unknown sharing {sharing!r}; expected one of {', '.join(SHARINGS)}")
     library = load()
     actors, hops = workload.actors, workload.hops
-    held = (
-        *(_ints(actors.chunks), _floats(actors.bytes), _floats(actors.last_bytes), _ints(actors.stream)),
-        *(_floats(actors.launch_s), _floats(actors.pace_s_per_byte), _floats(actors.start_s)),
-        *(_ints(actors.receives_of), _ints(actors.receives), _ints(actors.sends_of), _ints(actors.sends)),
-        *(_ints(hops.tail), _ints(hops.head), _ints(hops.stream), _ints(hops.pool), _ints(hops.slots)),
-        *(_floats(hops.latency_s), _floats(hops.signal_s), _floats(hops.weight)),
-        *(_ints(hops.path_of), _ints(hops.path), _floats(workload.rates), _ints(workload.pools)),
-    )
+    # In the order of the header's fields, which is that of ours.
+    held = [*_columns(actors), *_columns(hops)]
+    held += [np.ascontiguousarray(workload.rates, np.float64), np.ascontiguousarray(workload.pools, np.int32)]
     counts = (len(actors.chunks), len(hops.tail), workload.streams, len(workload.pools), len(workload.rates))
     given = _Workload(*counts, *(array.ctypes.data for array in held))
     actor_s = np.zeros(len(actors.chunks))
@@ -90,22 +86,11 @@ def run(workload: Workload, sharing: str = "fifo", traced: bool = False) -> Outc
     return Outcome(outcome.seconds, outcome.transfers, outcome.executions, busy_s, actor_s, trace)
 
 
-def _ints(array: Ints) -> NDArray[np.int32]:
-    return np.ascontiguousarray(array, dtype=np.int32)
-
-
-def _floats(array: Floats) -> NDArray[np.float64]:
-    return np.ascontiguousarray(array, dtype=np.float64)
+def _columns(rows: Actors | Hops | Trace) -> list[Any]:
+    """The arrays of a table, in one piece of memory each."""
+    return [np.ascontiguousarray(getattr(rows, column.name), dtype_of(column)) for column in fields(rows)]
 
 
 def _empty_trace(tasks: int) -> Trace:
-    hop, actor, chunk, cause, holder = (np.zeros(tasks, np.int32) for _ in range(5))
-    begin_s, move_s, end_s, held_s = (np.zeros(tasks) for _ in range(4))
-    return Trace(hop, actor, chunk, begin_s, move_s, end_s, cause, holder, held_s)
-
-
-def _columns(trace: Trace) -> tuple[Ints | Floats, ...]:
-    return (
-        *(trace.hop, trace.actor, trace.chunk, trace.begin_s, trace.move_s, trace.end_s),
-        *(trace.cause, trace.holder, trace.held_s),
-    )
+    columns: list[Any] = [np.zeros(tasks, dtype_of(column)) for column in fields(Trace)]
+    return Trace(*columns)

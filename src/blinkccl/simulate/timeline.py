@@ -7,7 +7,7 @@ are the times in which some transfer that crosses it was moving, be it on this l
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,22 +20,6 @@ from blinkccl.simulate.workload import Trace
 _NS = 1e9
 #: The order in which parts of a critical path are listed.
 PARTS = ("move", "issue", "reduce", "signal", "start")
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """One transfer or reduction.
-
-    ``begin_s``: its stream took it up; ``move_s``: the first byte moved; ``hop`` is -1 for a reduction at ``actor``.
-    """
-
-    task: int
-    hop: int
-    actor: int
-    chunk: int
-    begin_s: float
-    move_s: float
-    end_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +48,6 @@ class Decider:
     dst: int
     share: int
     chunk: int
-
-
-def spans(simulation: Simulation) -> Iterator[Span]:
-    """Every transfer and reduction, in the order in which streams were given them."""
-    trace = _trace(simulation)
-    columns = (trace.hop, trace.actor, trace.chunk, trace.begin_s, trace.move_s, trace.end_s)
-    for task, row in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
-        yield Span(task, *row)
 
 
 def link_use(simulation: Simulation) -> list[LinkUse]:
@@ -152,28 +128,28 @@ def _last_to_start(simulation: Simulation) -> Decider:
 
 def chrome_trace(simulation: Simulation) -> dict[str, Any]:
     """The timeline in Chrome's trace format, as an object for ``json.dumps``."""
-    translation = simulation.translation
+    translation, trace = simulation.translation, _trace(simulation)
     program, network = translation.bound.program, translation.network
-    hops, workload = translation.workload.hops, translation.workload
+    hops, actors = translation.workload.hops, translation.workload.actors
     tracks: dict[tuple[int, str], int] = {}
     events: list[dict[str, Any]] = []
     moving: dict[int, list[tuple[float, float]]] = {}
-    for span in spans(simulation):
-        role = program.roles[span.actor]
-        stream = int(hops.stream[span.hop]) if span.hop >= 0 else int(workload.actors.stream[span.actor])
+    columns = (trace.hop, trace.actor, trace.chunk, trace.begin_s, trace.move_s, trace.end_s)
+    for hop, actor, chunk, begin_s, move_s, end_s in zip(*(column.tolist() for column in columns), strict=True):
+        role = program.roles[actor]
+        stream = int(hops.stream[hop]) if hop >= 0 else int(actors.stream[actor])
         vertex = program.ranks[role.rank]
-        if span.hop >= 0:
-            path = program.queues[translation.arcs[span.hop].queue].path
-            name = f"share {role.share} chunk {span.chunk} to {network.vertex[path[-1]].label}"
-            first, last = int(hops.path_of[span.hop]), int(hops.path_of[span.hop + 1])
+        if hop >= 0:
+            path = program.queues[translation.arcs[hop].queue].path
+            name = f"share {role.share} chunk {chunk} to {network.vertex[path[-1]].label}"
+            first, last = int(hops.path_of[hop]), int(hops.path_of[hop + 1])
             for link in hops.path[first:last].tolist():
-                moving.setdefault(link, []).append((span.move_s, span.end_s))
+                moving.setdefault(link, []).append((move_s, end_s))
         else:
-            name = f"reduce share {role.share} chunk {span.chunk}"
+            name = f"reduce share {role.share} chunk {chunk}"
         server = network.vertex[vertex].server
         track = tracks.setdefault((server, f"{network.vertex[vertex].label} stream {stream}"), len(tracks))
-        category = "copy" if span.hop >= 0 else "reduce"
-        events.append(_event(name, category, server, track, span.begin_s, span.end_s))
+        events.append(_event(name, "copy" if hop >= 0 else "reduce", server, track, begin_s, end_s))
     for link, intervals in sorted(moving.items()):
         src, dst = translation.links[link]
         server = network.vertex[src].server

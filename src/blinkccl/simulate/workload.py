@@ -26,8 +26,9 @@ Things at the same time happen in the order in which they were scheduled, so tha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import Field, dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,12 @@ from blinkccl.errors import InternalError
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float64]
+
+
+def dtype_of(column: Field[Any]) -> Any:
+    """The type of the numbers in a column of the tables below."""
+    return np.int32 if column.type == "Ints" else np.float64
+
 
 #: Ways in which transfers share a link.
 SHARINGS = ("fifo", "fair")

@@ -7,6 +7,7 @@ from fractions import Fraction
 
 import msgspec
 import pytest
+from timed_jobs import request as job
 
 from blinkccl.algorithms.registry import Request
 from blinkccl.baselines.candidate import Conditions, Planned
@@ -23,20 +24,14 @@ from blinkccl.baselines.staged import (
     prepare_multi_path,
     prepare_plain_ring,
 )
-from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.errors import UnsupportedError
 from blinkccl.simulate.calibration import Calibration, EngineCosts, LinkClass, Number
-from blinkccl.topology.spec import parse_spec
 
 MIB = 2**20
 
 
 def request(spec: str, name: str = "allreduce", gpus: tuple[int, ...] | None = None) -> Request:
-    topology = parse_spec(spec)
-    ranks = gpus or topology.ranks
-    given = {"root": 0, "src": 0, "dst": 1}
-    wanted = COLLECTIVES[name].parameters
-    return Request(topology, Collective(name, len(ranks), **{key: given[key] for key in wanted}), ranks)
+    return job(spec, name, None if gpus is None else ",".join(map(str, gpus)))
 
 
 def ideal(*links: LinkClass, engine: EngineCosts | None = None) -> Conditions:

@@ -9,8 +9,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from timed_jobs import request
 
-from blinkccl.algorithms.registry import Request, algorithm
+from blinkccl.algorithms.registry import algorithm
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import TopologyError, UnsupportedError, UsageError
 from blinkccl.forest.model import Cut, Forest, Share, Tree, attained_rate
@@ -22,6 +23,7 @@ from blinkccl.simulate.run import (
     LEAST_CHUNK_BYTES,
     MAX_SIZE_BYTES,
     MOST_CHUNK_BYTES,
+    Simulation,
     best_chunk_bytes,
     bind_bytes,
     count_tasks,
@@ -53,10 +55,8 @@ def free(issue_us: float = 0.0, latency_us: float = 0.0) -> Calibration:
 
 
 def planned(algo: str, spec: str, name: str) -> tuple[Program, Topology]:
-    topology = parse_spec(spec)
-    ends = {"root": 0} if name in ("broadcast", "reduce") else {}
-    request = Request(topology, Collective(name, len(topology.ranks), **ends), topology.ranks)
-    return lower(algorithm(algo).plan(request)), request.network
+    asked = request(spec, name)
+    return lower(algorithm(algo).plan(asked)), asked.network
 
 
 def chain(ranks: int = 2) -> tuple[Program, Topology]:
@@ -186,19 +186,17 @@ def test_more_tasks_than_the_budget_are_refused_with_a_way_out() -> None:
     )
 
 
+def coarsely(budget: int, size_bytes: int = 100 * MB, chunk_bytes: int = 1 * MB, issue_us: float = 5.0) -> Simulation:
+    """A chain of four, estimated where the budget does not suffice."""
+    settings = Settings(budget=budget, coarser=True)
+    return simulate(*chain(4), free(issue_us), size_bytes, chunk_bytes=chunk_bytes, settings=settings)
+
+
 @pytest.mark.parametrize("budget", [7, 20, 60, 150, 599])
 def test_coarser_runs_keep_to_the_budget(budget: int) -> None:
     """600 tasks in chunks of 1 MB: several are timed as one, with the fixed costs of all of them."""
-    program, network = chain(4)
-    exact = simulate(program, network, free(issue_us=5.0), 100 * MB, chunk_bytes=1 * MB)
-    timed = simulate(
-        program,
-        network,
-        free(issue_us=5.0),
-        100 * MB,
-        chunk_bytes=1 * MB,
-        settings=Settings(budget=budget, coarser=True),
-    )
+    exact = simulate(*chain(4), free(issue_us=5.0), 100 * MB, chunk_bytes=1 * MB)
+    timed = coarsely(budget)
     assert count_tasks(timed.translation.bound) <= budget
     assert timed.aggregated > 1
     assert timed.chunk_bytes == exact.chunk_bytes == 1 * MB
@@ -217,25 +215,14 @@ def test_a_budget_that_suffices_changes_nothing() -> None:
 @pytest.mark.parametrize("chunk_bytes", [1, 2, 4, 16, 31])
 def test_what_is_timed_as_one_is_counted_in_real_chunks(chunk_bytes: int) -> None:
     """Binding rounds a chunk to 4 or 16 bytes: an estimate costs what the run of all of those chunks does."""
-    program, network = chain(4)
-    exact = simulate(program, network, free(issue_us=5.0), 1 << 16, chunk_bytes=chunk_bytes)
-    timed = simulate(
-        program,
-        network,
-        free(issue_us=5.0),
-        1 << 16,
-        chunk_bytes=chunk_bytes,
-        settings=Settings(budget=2000, coarser=True),
-    )
+    exact = simulate(*chain(4), free(issue_us=5.0), 1 << 16, chunk_bytes=chunk_bytes)
+    timed = coarsely(2000, 1 << 16, chunk_bytes)
     assert timed.aggregated > 1
     assert timed.seconds == pytest.approx(exact.seconds, rel=0.03)
 
 
 def test_no_more_chunks_are_timed_as_one_than_there_are() -> None:
-    timed = simulate(
-        *chain(4), free(issue_us=5.0), 100 * MB, chunk_bytes=1 * MB, settings=Settings(budget=7, coarser=True)
-    )
-    assert timed.aggregated == 100
+    assert coarsely(7).aggregated == 100
 
 
 def test_tasks_are_counted_before_anything_is_made_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,13 +243,11 @@ def test_budgets_out_of_range_are_refused(budget: int) -> None:
 
 def test_a_budget_below_a_chunk_per_share_is_refused() -> None:
     with pytest.raises(UsageError, match="one chunk per share is 6 transfers and reductions already, more than the"):
-        simulate(*chain(4), free(), 100 * MB, chunk_bytes=1 * MB, settings=Settings(budget=5, coarser=True))
+        coarsely(5)
 
 
 def test_the_largest_size_can_be_timed_coarsely() -> None:
-    timed = simulate(
-        *chain(4), free(), MAX_SIZE_BYTES, chunk_bytes=4096, settings=Settings(budget=100_000, coarser=True)
-    )
+    timed = coarsely(100_000, MAX_SIZE_BYTES, 4096, issue_us=0.0)
     assert timed.algbw_gb_per_s == pytest.approx(25.0, rel=1e-3)
 
 

@@ -10,7 +10,7 @@ from timed_jobs import plan
 
 from blinkccl.errors import InternalError
 from blinkccl.simulate.run import Simulation
-from blinkccl.simulate.timeline import chrome_trace, critical_path, link_use, spans, summarise
+from blinkccl.simulate.timeline import chrome_trace, critical_path, link_use, summarise
 from blinkccl.simulate.translate import Settings
 
 JOBS = [
@@ -60,6 +60,7 @@ def test_nothing_overlaps_on_a_track(job: tuple[str, ...], sharing: str) -> None
             assert begin + length <= following
     copies = sum(e.get("cat") == "copy" for e in trace["traceEvents"])
     assert copies == simulation.outcome.transfers
+    assert sum(e.get("cat") == "reduce" for e in trace["traceEvents"]) == simulation.outcome.executions
 
 
 def test_start_skew_is_on_the_critical_path() -> None:
@@ -75,14 +76,6 @@ def test_busy_shares_are_bytes_over_rate_and_time() -> None:
     for use in uses:
         assert use.busy == pytest.approx(use.bytes / (use.gb_per_s * 1e9) / simulation.seconds)
         assert 0 < use.busy <= 1 + 1e-9
-
-
-def test_every_message_has_a_span() -> None:
-    simulation = simulated(JOBS[0], "fifo")
-    found = list(spans(simulation))
-    assert len(found) == simulation.translation.workload.tasks
-    assert all(span.begin_s <= span.move_s <= span.end_s for span in found)
-    assert max(span.end_s for span in found) == simulation.seconds
 
 
 def test_without_a_trace_there_is_no_timeline() -> None:

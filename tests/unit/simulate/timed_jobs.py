@@ -5,17 +5,18 @@ from __future__ import annotations
 from blinkccl.algorithms.registry import Request
 from blinkccl.baselines.candidate import Conditions, Planned
 from blinkccl.baselines.registry import candidates
-from blinkccl.collectives.spec import Collective
+from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.simulate.calibration import calibration
 from blinkccl.simulate.translate import Settings
 from blinkccl.topology.spec import parse_gpus, parse_spec
 
 
 def request(spec: str, collective: str = "allreduce", gpus: str | None = None) -> Request:
-    """What to plan, with the first rank as root."""
+    """What to plan, with the first rank as root or source and the second as destination."""
     topology = parse_spec(spec)
     ranks = parse_gpus(gpus, topology)
-    ends = {"root": 0} if collective in ("broadcast", "reduce", "gather", "scatter") else {}
+    given = {"root": 0, "src": 0, "dst": 1}
+    ends = {key: given[key] for key in COLLECTIVES[collective].parameters}
     return Request(topology, Collective(collective, len(ranks), **ends), ranks)
 
 
