@@ -267,11 +267,6 @@ def test_small_messages_have_a_limit() -> None:
         plan.bind(most + 1, 4, 64)
 
 
-def test_small_messages_do_not_share_queues() -> None:
-    with pytest.raises(UnsupportedError, match="carries one message per queue; here several roles share one"):
-        HostPlan(small(one_message_held_back())).bind(10, 4, 64)
-
-
 # ---- successive calls
 
 

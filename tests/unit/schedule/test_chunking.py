@@ -14,6 +14,14 @@ from blinkccl.errors import ScheduleError, UsageError
 from blinkccl.schedule.chunking import Bound, bind, boundary
 from blinkccl.schedule.program import Program, Slice
 
+#: Where slices are cut, and for which size.
+SIZES = given(
+    cuts=st.lists(st.fractions(0, 1, max_denominator=60), max_size=5),
+    count=st.integers(0, 5000),
+    itemsize=st.sampled_from([1, 2, 4, 8, 16]),
+    chunk_bytes=st.integers(1, 3000),
+)
+
 
 def program(*cuts: Fraction, name: str = "allreduce", n: int = 2) -> Program:
     points = [Fraction(0), *cuts, Fraction(1)]
@@ -66,12 +74,7 @@ def test_chunks_are_whole_groups_where_they_hold_one(itemsize: int, chunk_bytes:
     assert bind(program(), 10_000, itemsize, chunk_bytes).chunk_elements == elements
 
 
-@given(
-    cuts=st.lists(st.fractions(0, 1, max_denominator=60), max_size=5),
-    count=st.integers(0, 5000),
-    itemsize=st.sampled_from([1, 2, 4, 8, 16]),
-    chunk_bytes=st.integers(1, 3000),
-)
+@SIZES
 def test_slices_tile_every_count(cuts: list[Fraction], count: int, itemsize: int, chunk_bytes: int) -> None:
     bound = bind(program(*sorted(cuts)), count, itemsize, chunk_bytes)
     reached = 0
@@ -119,12 +122,7 @@ def test_a_block_that_is_not_there() -> None:
         bind(wrong, 4, 4, 64)
 
 
-@given(
-    cuts=st.lists(st.fractions(0, 1, max_denominator=60), max_size=5),
-    count=st.integers(0, 5000),
-    itemsize=st.sampled_from([1, 2, 4, 8, 16]),
-    chunk_bytes=st.integers(1, 3000),
-)
+@SIZES
 def test_even_chunks_are_as_many_for_every_slice(
     cuts: list[Fraction], count: int, itemsize: int, chunk_bytes: int
 ) -> None:
