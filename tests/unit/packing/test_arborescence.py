@@ -1,8 +1,7 @@
-"""Cheapest arborescences against networkx and against every tree there is."""
+"""Cheapest arborescences against networkx."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from fractions import Fraction
 from random import Random
@@ -39,55 +38,19 @@ def price(cost: Cost, parent: list[int], root: int) -> Any:
     return sum(cost[u][v] for v, u in enumerate(parent) if v != root)
 
 
-def cheapest_of_all(cost: Cost, root: int) -> Any:
-    """The least price over every choice of a parent per vertex that makes a tree; None if there is none."""
-    n = len(cost)
-    others = [v for v in range(n) if v != root]
-    best = None
-    for choice in itertools.product(*[[u for u in range(n) if cost[u][v] is not None] for v in others]):
-        parent = dict(zip(others, choice, strict=True))
-        if all(_leads_to(parent, v, root) for v in others):
-            total = sum(cost[u][v] for v, u in parent.items())
-            best = total if best is None or total < best else best
-    return best
-
-
-def _leads_to(parent: dict[int, int], v: int, root: int) -> bool:
-    for _ in range(len(parent)):
-        v = parent[v]
-        if v == root:
-            return True
-    return False
-
-
 @pytest.mark.parametrize("kind", DRAW)
-@pytest.mark.parametrize("seed", range(12))
-def test_as_cheap_as_the_best_of_all_trees(kind: str, seed: int) -> None:
+@pytest.mark.parametrize("seed", range(16))
+def test_as_cheap_as_networkx(kind: str, seed: int) -> None:
     dice = Random(seed)
-    n = dice.randint(1, 5)
+    n = dice.randint(1, 5) if seed < 12 else dice.randint(8, 14)
     cost = costs(dice, n, DRAW[kind], 0.7)
-    root = dice.randrange(n)
-    parent, best = minimum_arborescence(n, root, cost), cheapest_of_all(cost, root)
-    if best is None:
-        assert parent is None
-    else:
-        assert parent is not None
-        assert price(cost, parent, root) == (pytest.approx(best) if kind == "floats" else best)
-
-
-@pytest.mark.parametrize("kind", DRAW)
-@pytest.mark.parametrize("seed", range(4))
-def test_as_cheap_as_networkx_on_larger_graphs(kind: str, seed: int) -> None:
-    dice = Random(seed)
-    n = dice.randint(8, 14)
-    cost = costs(dice, n, DRAW[kind], 0.6)
     for u in range(1, n):
-        cost[u][0] = None
+        cost[u][0] = None  # networkx is to root its tree here
     graph = nx.DiGraph()
     graph.add_nodes_from(range(n))
     graph.add_weighted_edges_from((u, v, c) for u, row in enumerate(cost) for v, c in enumerate(row) if c is not None)
     parent = minimum_arborescence(n, 0, cost)
-    if any(not graph.pred[v] for v in range(1, n)) or len(nx.descendants(graph, 0)) < n - 1:
+    if len(nx.descendants(graph, 0)) < n - 1:
         assert parent is None
         return
     assert parent is not None
@@ -102,7 +65,7 @@ def test_nested_cycles_are_contracted_twice() -> None:
         cost[u][v] = c
     parent = minimum_arborescence(5, 0, cost)
     assert parent == [-1, 4, 1, 0, 3]
-    assert cheapest_of_all(cost, 0) == price(cost, parent, 0)
+    assert price(cost, parent, 0) == 49 + 1 + 5 + 1
 
 
 def test_ties_go_to_the_lowest_parent() -> None:

@@ -1,4 +1,4 @@
-"""Bottleneck ratios against every vertex set there is, and against linear programs."""
+"""Bottleneck ratios against every vertex set there is."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from random import Random
 
-import numpy as np
 import pytest
-from scipy.optimize import linprog
 
 from blinkccl.algorithms.rank_network import rank_network_of
 from blinkccl.errors import PackingError
@@ -63,57 +61,6 @@ def test_gather_is_the_least_ratio_over_sets(seed: int) -> None:
         net = sum(f for (u, _), f in flow.items() if u == v) - sum(f for (_, w), f in flow.items() if w == v)
         sent = rate.numerator if v < network.terminals else 0
         assert net == (sent if v != root else -sent * (network.terminals - 1))
-
-
-def flow_program(network: Network, groups: list[Callable[[int], float]]) -> float:
-    """max x such that each group's flow gains ``weight(v)·x`` at every vertex, all within the capacities.
-
-    ``groups`` are functions vertex → gain; they share the capacities.
-    """
-    arcs, n = network.arcs, network.n
-    count = len(groups) * len(arcs) + 1
-    equal, right = np.zeros((len(groups) * n, count)), np.zeros(len(groups) * n)
-    for g, gain in enumerate(groups):
-        for e, (u, v, _) in enumerate(arcs):
-            equal[g * n + u, g * len(arcs) + e] -= 1
-            equal[g * n + v, g * len(arcs) + e] += 1
-        for v in range(n):
-            equal[g * n + v, -1] = -gain(v)
-    within = np.hstack([np.hstack([np.eye(len(arcs))] * len(groups)), np.zeros((len(arcs), 1))])
-    cost = np.zeros(count)
-    cost[-1] = -1
-    found = linprog(cost, within, [c for _, _, c in arcs], equal, right, method="highs")
-    assert found.status == 0
-    return float(-found.fun)
-
-
-@pytest.mark.parametrize("seed", range(16))
-def test_gather_equals_the_linear_program(seed: int) -> None:
-    network = drawn(seed)
-    size, root = network.terminals, Random(seed).randrange(network.terminals)
-    best = flow_program(network, [lambda v: -1 if v < size and v != root else size - 1 if v == root else 0])
-    assert float(gather_rate(network, root)[0]) == pytest.approx(best)
-
-
-def fits_every_sink(network: Network, rate: Fraction) -> bool:
-    """ForestColl's theorem 1 in its own words: with a source joined to all ranks, N·x flows to each of them."""
-    for sink in range(network.terminals):
-        graph = FlowGraph(network.n + 1)
-        for u, v, c in network.arcs:
-            graph.add(u, v, c * rate.denominator)
-        for v in range(network.terminals):
-            graph.add(network.n, v, rate.numerator)
-        if graph.max_flow(network.n, sink) < rate.numerator * network.terminals:
-            return False
-    return True
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_the_rate_passes_every_flow_and_nothing_above_it_does(seed: int) -> None:
-    network = drawn(seed)
-    rate, _ = allgather_rate(network)
-    assert fits_every_sink(network, rate)
-    assert not fits_every_sink(network, rate * Fraction(1001, 1000))
 
 
 @pytest.mark.parametrize(

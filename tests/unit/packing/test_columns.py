@@ -7,14 +7,12 @@ from random import Random
 
 import numpy as np
 import pytest
-from scipy.optimize import linprog
 
 from blinkccl.errors import InternalError
 from blinkccl.packing.columns import Column, check_loads, dual_bound, pack_columns, solve_exactly
 from blinkccl.packing.oracles import in_and_out_oracle, loads_of, out_tree_oracle, up_and_down_oracle
-from blinkccl.packing.shallow import out_trees
 from blinkccl.packing.undirected import strength, undirected_widths
-from support.small_networks import assert_exact, dgx_1v, one_way_ring, random_digraph, random_graph
+from support.small_networks import assert_exact, dgx_1v, one_way_ring, random_graph
 
 ONE = [Fraction(1)]
 
@@ -32,21 +30,6 @@ def test_in_and_out_trees_reach_the_strength_on_symmetric_links(seed: int) -> No
 
 def test_on_a_one_way_ring_several_roots_beat_one() -> None:
     assert pack_columns(one_way_ring(6).capacity, ONE, in_and_out_oracle(one_way_ring(6))).rate == Fraction(3, 5)
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_the_whole_linear_program_over_every_tree_agrees(seed: int) -> None:
-    dice = Random(seed)
-    network = random_digraph(dice, 4, most=4)
-    trees = [(r, tree) for r in range(4) for tree in out_trees(network, r, 3)]
-    arcs = sorted(network.capacity)
-    within = np.array([[float(arc in tree) for _, tree in trees] + [0.0] for arc in arcs])
-    equal = np.array([[float(r == root) for r, _ in trees] + [-1.0] for root in range(4)])
-    found = linprog(
-        [0.0] * len(trees) + [-1.0], within, [network.capacity[arc] for arc in arcs], equal, [0.0] * 4, method="highs"
-    )
-    packing = pack_columns(network.capacity, ONE * 4, out_tree_oracle(network, list(range(4))))
-    assert float(packing.rate) == pytest.approx(-found.fun)
 
 
 def test_unequal_demands_are_met_in_their_proportion() -> None:
