@@ -224,19 +224,8 @@ def _row(ranking: Ranking, place: str, pick: Pick) -> list[str]:
     ring = ranking.ring(pick)
     ring_text = "none" if ring.gb_per_s is None else gb_per_s_text(ring.gb_per_s) + ("" if ring.fast else " (PCIe)")
     left = f"{{{ids(pick.left)}}}" if pick.left else ""
-    if not pick.reach.links:
-        return [
-            place,
-            ids(pick.ranks),
-            "0 GB/s",
-            ring_text,
-            gb_per_s_text(float(pick.left_gb_per_s)),
-            left,
-            "no links join these",
-        ]
-    forest = ranking.forest(pick)
-    where = bottleneck(forest.certificate)
-    if pick.reach.links != ranking.links:
+    where = bottleneck(ranking.forest(pick).certificate) if pick.reach.links else "no links join these"
+    if pick.reach.links not in ("", ranking.links):
         where += f" (over {pick.reach.links}: {ranking.links} links leave them in parts)"
     return [
         place,

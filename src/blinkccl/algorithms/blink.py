@@ -16,7 +16,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from blinkccl.algorithms.bounds import certificate_for, reverse_of, tree_packing
-from blinkccl.algorithms.forests import Draft, backward, forest_of, ordered
+from blinkccl.algorithms.forests import Draft, backward, forest_of
 from blinkccl.algorithms.optimal import hops_of
 from blinkccl.algorithms.rank_network import rank_network_of
 from blinkccl.algorithms.registry import Request
@@ -26,7 +26,7 @@ from blinkccl.packing.bottleneck import gather_rate
 from blinkccl.packing.columns import Column, Oracle, pack_columns
 from blinkccl.packing.maxflow import broadcast_rate
 from blinkccl.packing.mwu import minimize_trees, pack_multiplicative
-from blinkccl.packing.network import Network
+from blinkccl.packing.network import Network, breadth_first
 from blinkccl.packing.oracles import Hops, out_tree_oracle, paths_oracle, relay_oracle, up_and_down_oracle
 from blinkccl.packing.undirected import most_central, strength, undirected_widths
 
@@ -85,7 +85,7 @@ def _broadcast(request: Request, network: Network) -> list[Draft]:
     root = _root(request)
     optimum = broadcast_rate(network, root)[0] if network.switchless else tree_packing(network, (root,)).rate
     parts = tree_gen(request, network, out_tree_oracle(network, [root]), Fraction(optimum))
-    return [Draft(None, part, root, None, ordered(root, column.payload)) for column, part in parts]
+    return [Draft(None, part, root, None, breadth_first(root, column.payload)) for column, part in parts]
 
 
 def _reduce(request: Request, network: Network) -> list[Draft]:
@@ -110,7 +110,7 @@ def _allreduce(request: Request, network: Network) -> list[Draft]:
     parts = tree_gen(request, network, up_and_down_oracle(network, root), optimum)
     drafts = []
     for column, part in parts:
-        down = ordered(root, column.payload)
+        down = breadth_first(root, column.payload)
         drafts.append(Draft(None, part, root, backward(down), down))
     return drafts
 
@@ -140,7 +140,7 @@ def _allgather(request: Request, network: Network) -> list[Draft]:
     drafts = []
     for column, part in parts:
         paths, tree = column.payload
-        down = ordered(root, tree)
+        down = breadth_first(root, tree)
         for v in range(size):
             up: Hops | None = hops_of(network, paths[v]) if v != root else None
             drafts.append(Draft(v, part / size, root, up, down))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -50,20 +50,6 @@ def _share(view: RankNetwork, ranks: tuple[int, ...], number: int, draft: Draft)
 def backward(hops: Hops) -> Hops:
     """Every hop turned round: a down-tree becomes the up-tree on the same vertices."""
     return tuple(hop[::-1] for hop in hops)
-
-
-def ordered(root: int, hops: Iterable[Sequence[int]]) -> Hops:
-    """Hops of an out-tree breadth first from ``root``, children ascending."""
-    below: dict[int, list[tuple[int, ...]]] = {}
-    for hop in hops:
-        below.setdefault(hop[0], []).append(tuple(hop))
-    order: list[tuple[int, ...]] = []
-    queue = [root]
-    for u in queue:
-        for hop in sorted(below.get(u, ()), key=lambda h: h[-1]):
-            order.append(hop)
-            queue.append(hop[-1])
-    return tuple(order)
 
 
 def normalised(trees: Iterable[Arborescence], total: int) -> list[OutTree]:

@@ -21,7 +21,7 @@ from blinkccl.algorithms import optimal
 from blinkccl.algorithms.registry import Request
 from blinkccl.algorithms.shapes import require_one_server
 from blinkccl.errors import TopologyError, UnsupportedError, UsageError
-from blinkccl.forest.model import Forest, Share, attained_rate
+from blinkccl.forest.model import Forest, attained_rate
 from blinkccl.topology.assembly import exact_unit
 from blinkccl.topology.model import FAST_KINDS
 from blinkccl.units import GB
@@ -113,10 +113,7 @@ def plan_split(request: Request, pcie_part: Fraction) -> Forest:
     parts = {"fast": 1 - pcie_part, "pcie": pcie_part}
     halves = [(part, class_plan(request, links).shares) for links, part in parts.items()]
     weighted = [(share, share.weight * part) for part, shares in halves if part for share in shares]
-    shares = tuple(
-        Share(weight, number, share.block, share.root, share.reduce, share.broadcast)
-        for number, (share, weight) in enumerate(weighted)
-    )
+    shares = tuple(replace(share, weight=weight, slice=number) for number, (share, weight) in enumerate(weighted))
     rate = attained_rate(both.network, shares)
     certificate = optimal.plan(both).certificate
     return Forest(request.collective, request.ranks, ALGORITHM, both.network, shares, rate, certificate)

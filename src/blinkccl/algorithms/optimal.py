@@ -33,7 +33,7 @@ from blinkccl.algorithms.bounds import (
     reduce_broadcast_packing,
     reverse_of,
 )
-from blinkccl.algorithms.forests import Draft, backward, forest_of, normalised, ordered
+from blinkccl.algorithms.forests import Draft, backward, forest_of, normalised
 from blinkccl.algorithms.optimal_trees import depth_of, every_root, hops_deep, refuse_unproved
 from blinkccl.algorithms.rank_network import RankNetwork, rank_network_of
 from blinkccl.algorithms.registry import Request
@@ -46,7 +46,7 @@ from blinkccl.packing.integral import Arborescence
 from blinkccl.packing.maxflow import max_flow
 from blinkccl.packing.multiflow import UnitPath, decompose
 from blinkccl.packing.multiplicities import rounded
-from blinkccl.packing.network import Arc, Network
+from blinkccl.packing.network import Arc, Network, breadth_first
 from blinkccl.packing.oracles import Hops
 from blinkccl.packing.shallow import choose, tree_columns
 from blinkccl.packing.undirected import TreePacking, merge_equal, pack_trees, recentred, undirected_widths
@@ -158,8 +158,8 @@ def _through_transit(
     drafts = []
     for column, weight in rounded(pairs, network.capacity, [Fraction(1)]):
         root, up, down = column.payload
-        up_tree = backward(ordered(root, backward(up)))
-        drafts.append(Draft(None, weight / pairs.rate, root, up_tree, ordered(root, down)))
+        up_tree = backward(breadth_first(root, backward(up)))
+        drafts.append(Draft(None, weight / pairs.rate, root, up_tree, breadth_first(root, down)))
     return drafts, pairs.prices, pairs.bound
 
 

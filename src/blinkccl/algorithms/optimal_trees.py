@@ -19,7 +19,7 @@ from blinkccl.algorithms.bounds import (
     reverse_of,
     tree_packing,
 )
-from blinkccl.algorithms.forests import Draft, OutTree, backward, forest_of, normalised, ordered
+from blinkccl.algorithms.forests import Draft, OutTree, backward, forest_of, normalised
 from blinkccl.algorithms.rank_network import RankNetwork
 from blinkccl.algorithms.registry import Request
 from blinkccl.algorithms.shapes import by_server
@@ -31,10 +31,11 @@ from blinkccl.packing.flatten import flatten
 from blinkccl.packing.integral import Arborescence, merged, pack_arborescences
 from blinkccl.packing.maxflow import broadcast_rate
 from blinkccl.packing.multiplicities import rounded, whole_weights
-from blinkccl.packing.network import Arc, Network
+from blinkccl.packing.network import Arc, Network, breadth_first
 from blinkccl.packing.oracles import Hops, cheapest_hops, column_of, loads_of
 from blinkccl.packing.shallow import choose, fewest_arborescences, tree_columns
 from blinkccl.packing.two_trees import two_trees
+from blinkccl.topology.connectivity import beside, reachable
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ def refuse_unproved(objective: str, reached: int) -> None:
 
 
 def _weighted(root: int, weights: list[tuple[Column, Fraction]], rate: Fraction) -> tuple[OutTree, ...]:
-    return tuple((root, w / rate, ordered(root, column.payload)) for column, w in weights)
+    return tuple((root, w / rate, breadth_first(root, column.payload)) for column, w in weights)
 
 
 @lru_cache(maxsize=64)
@@ -141,7 +142,7 @@ def _every_with_transit(
     if group is not None:
         rotating = pack_templates(network, group, rate)
         out = tuple(
-            (root, w / rotating.rate, ordered(root, rotated(hops, move)))
+            (root, w / rotating.rate, breadth_first(root, rotated(hops, move)))
             for root, move in zip(roots, group, strict=True)
             for hops, w in rotating.templates
         )
@@ -152,7 +153,7 @@ def _every_with_transit(
     weights = rounded(packing, network.capacity, [Fraction(1)] * len(roots))
     out = tuple(
         sorted(
-            ((column.group, w / packing.rate, ordered(column.group, column.payload)) for column, w in weights),
+            ((column.group, w / packing.rate, breadth_first(column.group, column.payload)) for column, w in weights),
             key=lambda t: (t[0], -t[1], t[2]),
         )
     )
@@ -266,18 +267,12 @@ def _over_servers(network: Network, root: int, groups: Groups) -> list[list[tupl
 def _inside(network: Network, groups: Groups) -> Network:
     """The network without transit that leads from one server to another."""
     server = {v: i for i, group in enumerate(groups) for v in group}
-    near: dict[int, set[int]] = {v: set() for v in range(network.n)}
-    for u, v, _ in network.arcs:
-        near[u].add(v)
-        near[v].add(u)
+    near = beside(network.capacity)
+    through = {u: [v for v in ends if v >= network.terminals] for u, ends in near.items()}
     shared: set[int] = set()
     for start in range(network.terminals, network.n):
-        component, queue = {start}, [start]
-        for u in queue:
-            fresh = sorted(v for v in near[u] if v >= network.terminals and v not in component)
-            component.update(fresh)
-            queue.extend(fresh)
-        if len({server[v] for u in component for v in near[u] if v < network.terminals}) > 1:
+        ends = {v for u in reachable(start, through) for v in near.get(u, ()) if v < network.terminals}
+        if len({server[v] for v in ends}) > 1:
             shared.add(start)
     kept = [arc for arc in network.arcs if not shared & set(arc[:2])]
     return Network(network.n, network.terminals, tuple(kept))

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from blinkccl.errors import InternalError, PackingError
 from blinkccl.packing.maxflow import INFINITE, FlowGraph
-from blinkccl.packing.network import Arc, Network
+from blinkccl.packing.network import Arc, Network, breadth_first
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,17 +129,7 @@ def merged(trees: Iterable[Arborescence]) -> list[Arborescence]:
 
 def canonical_arcs(root: int, arcs: tuple[Arc, ...]) -> tuple[Arc, ...]:
     """The arcs of an out-tree breadth first from ``root``, children ascending; InternalError if they are none."""
-    children: dict[int, list[int]] = {}
-    for u, v in arcs:
-        children.setdefault(u, []).append(v)
-    order: list[Arc] = []
-    level = [root]
-    for u in level:
-        for v in sorted(children.get(u, ())):
-            order.append((u, v))
-            level.append(v)
-        if len(order) > len(arcs):
-            break
+    order = breadth_first(root, arcs)
     if len(order) != len(arcs):
         raise InternalError(f"{arcs} is no tree rooted at {root}")
-    return tuple(order)
+    return order

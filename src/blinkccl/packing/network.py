@@ -6,14 +6,17 @@ relays, they copy and combine), the others are *transit*: they only pass single 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 from blinkccl.errors import PackingError
 
 #: An ordered pair of vertices.
 Arc = tuple[int, int]
+#: A sequence of vertices, of any or of known length.
+Way = TypeVar("Way", bound=tuple[int, ...])
 
 
 def followed(parent: Mapping[int, int], start: int, end: int) -> list[int]:
@@ -22,6 +25,25 @@ def followed(parent: Mapping[int, int], start: int, end: int) -> list[int]:
     while path[-1] != end:
         path.append(parent[path[-1]])
     return path
+
+
+def breadth_first(root: int, hops: Sequence[Way]) -> tuple[Way, ...]:
+    """Hops of an out-tree, each a way from its first vertex to its last, level by level with children ascending.
+
+    Where hops make a cycle more of them come out than went in.
+    """
+    below: dict[int, list[Way]] = {}
+    for hop in hops:
+        below.setdefault(hop[0], []).append(hop)
+    order: list[Way] = []
+    queue = [root]
+    for u in queue:
+        for hop in sorted(below.get(u, ()), key=lambda h: h[-1]):
+            order.append(hop)
+            queue.append(hop[-1])
+        if len(order) > len(hops):
+            break
+    return tuple(order)
 
 
 @dataclass(frozen=True)

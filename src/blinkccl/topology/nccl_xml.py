@@ -33,6 +33,10 @@ class _Reading:
     vertex: dict[Element, int] = field(default_factory=dict)
     server: dict[Element, int] = field(default_factory=dict)
 
+    def wrong(self, element: Element, text: str) -> TopologyError:
+        """The error ``text`` at the line of ``element``, for ``raise``."""
+        return at(self.source, element.line, text)
+
     def number(self, element: Element, key: str, default: int | None = None) -> int:
         """An attribute that is a whole number of at most nine digits."""
         text = element.attributes.get(key)
@@ -40,11 +44,7 @@ class _Reading:
             return default
         if text is None or not re.fullmatch(r"[0-9]{1,9}", text):
             got = "nothing" if text is None else repr(text)
-            raise at(
-                self.source,
-                element.line,
-                f"<{element.tag}> {key} is {got}, expected a whole number from 0 to 999999999",
-            )
+            raise self.wrong(element, f"<{element.tag}> {key} is {got}, expected a whole number from 0 to 999999999")
         return int(text)
 
 
@@ -114,10 +114,10 @@ def _check_busids(reading: _Reading, root: Element) -> None:
     for pci in root.below("pci"):
         busid = _busid(pci)
         if not busid:
-            raise at(reading.source, pci.line, "<pci> without busid")
+            raise reading.wrong(pci, "<pci> without busid")
         known = first.setdefault((reading.server.get(pci, 0), busid), pci)
         if known is not pci:
-            raise at(reading.source, pci.line, f"busid {busid} stands twice, first in line {known.line}")
+            raise reading.wrong(pci, f"busid {busid} stands twice, first in line {known.line}")
 
 
 def _busid(pci: Element) -> str:
@@ -145,9 +145,9 @@ def _find_gpus(reading: _Reading, root: Element) -> None:
     for gpu in ranked or tags:
         key = reading.server[gpu], reading.number(gpu, "dev")
         if key in seen:
-            raise at(reading.source, gpu.line, f"<gpu> dev {key[1]} stands twice, first in line {seen[key].line}")
+            raise reading.wrong(gpu, f"<gpu> dev {key[1]} stands twice, first in line {seen[key].line}")
         if gpu.parent is None or gpu.parent.tag != "pci":
-            raise at(reading.source, gpu.line, "<gpu> outside of a <pci>; its bus id is unknown")
+            raise reading.wrong(gpu, "<gpu> outside of a <pci>; its bus id is unknown")
         seen[key] = gpu
     reading.gpus = [seen[key] for key in sorted(seen)]
 
@@ -183,7 +183,7 @@ def _add_pcie(reading: _Reading, root: Element) -> list[Element]:
                 stack.extend((child, pci) for child in reversed(pci.all("pci")))
     for gpu in reading.gpus:
         if not any(_above(gpu, "cpu")):
-            raise at(reading.source, gpu.line, "<gpu> outside of a <cpu>")
+            raise reading.wrong(gpu, "<gpu> outside of a <cpu>")
     return hosts
 
 
@@ -202,7 +202,7 @@ def _add_pci(reading: _Reading, pci: Element, parent: Element) -> bool:
     """Add the device or bridge ``pci`` where it leads to a GPU; whether there may be more below it."""
     own = [gpu for gpu in pci.all("gpu") if gpu in reading.vertex]
     if len(own) > 1:
-        raise at(reading.source, own[1].line, "a second <gpu> in one <pci>")
+        raise reading.wrong(own[1], "a second <gpu> in one <pci>")
     deeper = any(gpu in reading.vertex for child in pci.all("pci") for gpu in child.below("gpu"))
     if not own and not deeper:
         return False
@@ -231,14 +231,12 @@ def _pcie_rate(reading: _Reading, pci: Element) -> Fraction:
         match = re.match(r"([0-9]{1,3}(?:\.[0-9])?) GT/s", text)
         key = match[1].removesuffix(".0") if match else ""
         if key not in nccl.PCI_SPEED:
-            raise at(
-                reading.source,
-                pci.line,
-                f"<pci> link_speed {text!r}, expected one of " + ", ".join(f"{s} GT/s" for s in nccl.PCI_SPEED),
+            raise reading.wrong(
+                pci, f"<pci> link_speed {text!r}, expected one of " + ", ".join(f"{s} GT/s" for s in nccl.PCI_SPEED)
             )
         speed = nccl.PCI_SPEED[key]
     if width > 64:
-        raise at(reading.source, pci.line, f"<pci> link_width {width}, expected at most 64")
+        raise reading.wrong(pci, f"<pci> link_width {width}, expected at most 64")
     return nccl.pcie_gb_per_s(speed, width or nccl.PCI_DEFAULT_WIDTH)
 
 
@@ -282,7 +280,7 @@ def _add_nvlinks(reading: _Reading) -> None:
 def _lanes(reading: _Reading, link: Element) -> int:
     count = reading.number(link, "count")
     if not 1 <= count <= 64:
-        raise at(reading.source, link.line, f"<nvlink> count {count}, expected 1 … 64")
+        raise reading.wrong(link, f"<nvlink> count {count}, expected 1 … 64")
     return count
 
 
@@ -314,9 +312,8 @@ def _add_direct(reading: _Reading, direct: dict[tuple[Element, Element], tuple[i
         back = direct.get((b, a))
         if back is None or back[0] != count:
             other = "none" if back is None else f"{back[0]} (line {back[1].line})"
-            raise at(
-                reading.source,
-                link.line,
+            raise reading.wrong(
+                link,
                 f"{count} NVLinks from GPU{a.attributes['dev']} to GPU{b.attributes['dev']}, but {other} the other "
                 "way; NVLinks run both ways",
             )
@@ -330,7 +327,7 @@ def _add_c2c(reading: _Reading) -> None:
         for link in gpu.all("c2c"):
             gb_per_s = Fraction(reading.number(link, "bw") * _lanes(reading, link), 1000)
             if not 0 < gb_per_s <= MAX_GB_PER_S:
-                raise at(reading.source, link.line, f"<c2c> of {float(gb_per_s):g} GB/s; expected more than 0")
+                raise reading.wrong(link, f"<c2c> of {float(gb_per_s):g} GB/s; expected more than 0")
             reading.box.join(reading.vertex[gpu], reading.vertex[_above(gpu, "cpu")[0]], gb_per_s, "c2c")
 
 
@@ -357,7 +354,7 @@ def _speed(reading: _Reading, port: Element) -> int:
     """Mbit/s of a port; 0 where it does not say."""
     speed = reading.number(port, "speed", 0)
     if speed > 8000 * MAX_GB_PER_S:
-        raise at(reading.source, port.line, f"<net> speed {speed} Mbit/s; expected at most {8000 * MAX_GB_PER_S}")
+        raise reading.wrong(port, f"<net> speed {speed} Mbit/s; expected at most {8000 * MAX_GB_PER_S}")
     return speed
 
 

@@ -44,6 +44,10 @@ class Cells:
     affinity: tuple[str, ...]
     lines: tuple[int, ...]
 
+    def wrong(self, row: int, text: str) -> TopologyError:
+        """The error ``text`` at the line of a row, for ``raise``."""
+        return at(self.source, self.lines[row], text)
+
     def lanes(self, a: int, b: int) -> int:
         """NVLinks between two devices."""
         cell = self.cells[a][b]
@@ -219,17 +223,12 @@ def _check_cells(matrix: Cells) -> None:
         for j, cell in enumerate(row):
             if not _is_cell(cell, i == j, max(i, j) < matrix.gpu_count):
                 wanted = "X" if i == j else f"{', '.join(pcie_tree.DISTANCE)} or (between GPUs) NV#"
-                raise at(
-                    matrix.source,
-                    matrix.lines[i],
-                    f"cell {matrix.names[i]} × {matrix.names[j]} is {cell!r}, expected {wanted}",
-                )
+                raise matrix.wrong(i, f"cell {matrix.names[i]} × {matrix.names[j]} is {cell!r}, expected {wanted}")
     for i, row in enumerate(matrix.cells):
         for j in range(i):
             if row[j] != matrix.cells[j][i]:
-                raise at(
-                    matrix.source,
-                    matrix.lines[i],
+                raise matrix.wrong(
+                    i,
                     f"{matrix.names[i]} × {matrix.names[j]} is {row[j]}, but {matrix.cells[j][i]} the other way round "
                     f"in line {matrix.lines[j]}; a matrix is symmetric",
                 )
@@ -260,9 +259,8 @@ def _add_nvlinks(box: Assembly, matrix: Cells) -> None:
             box.notes.append(f"GPU {ids_text(group)}: {first} lanes to every other are {first} lanes to an NVSwitch")
         else:
             worst = max(group, key=lambda a: sum(lanes[a]))
-            raise at(
-                matrix.source,
-                matrix.lines[worst],
+            raise matrix.wrong(
+                worst,
                 f"GPU{worst} shows {sum(lanes[worst])} NVLinks; a GPU has at most {MAX_LANES_PER_GPU}, and for an "
                 "NVSwitch all pairs would show the same number",
             )
@@ -300,9 +298,8 @@ def _add_pcie(box: Assembly, matrix: Cells) -> None:
 def _contradiction(matrix: Cells, found: pcie_tree.ContradictionError) -> TopologyError:
     a, b = found.a, found.b
     nearer = next(name for name, distance in reversed(pcie_tree.DISTANCE.items()) if distance <= found.limit)
-    return at(
-        matrix.source,
-        matrix.lines[a],
+    return matrix.wrong(
+        a,
         f"{matrix.names[a]} × {matrix.names[b]} is {matrix.cells[a][b]}, but other cells put both within {nearer} of "
         f"each other (see line {matrix.lines[b]})",
     )

@@ -6,18 +6,19 @@ from fractions import Fraction
 
 import pytest
 
-from blinkccl.algorithms.forests import Draft, backward, forest_of, normalised, ordered
+from blinkccl.algorithms.forests import Draft, backward, forest_of, normalised
 from blinkccl.algorithms.rank_network import rank_network_of
 from blinkccl.errors import InternalError
 from blinkccl.forest.model import Cut, Share, Tree
 from blinkccl.packing.integral import Arborescence
+from blinkccl.packing.network import breadth_first
 from support.planned import asked
 
 HALF = Fraction(1, 2)
 
 
 def test_hops_come_breadth_first_with_children_ascending() -> None:
-    assert ordered(2, [(0, 3), (2, 9, 0), (2, 1), (1, 4)]) == ((2, 9, 0), (2, 1), (0, 3), (1, 4))
+    assert breadth_first(2, [(0, 3), (2, 9, 0), (2, 1), (1, 4)]) == ((2, 9, 0), (2, 1), (0, 3), (1, 4))
 
 
 def test_turning_round_twice_is_nothing() -> None:
