@@ -1,4 +1,4 @@
-#include "contexts.h"
+#include "devices.h"
 
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -10,7 +10,6 @@
 #include <set>
 #include <vector>
 
-#include "devices.h"
 #include "entry.h"
 #include "streams.h"
 
@@ -18,7 +17,6 @@ struct CUctx_st {
   int device = 0;
   int retained = 0;
   int claim = -1;  // of an exclusive device: what keeps other processes out
-  unsigned flags = 0;
   std::set<int> peers;
 };
 
@@ -75,11 +73,6 @@ CUresult current_usable() {
 
 int current_device() { return current() ? current()->device : -1; }
 
-bool may_reach(int device, int peer) {
-  std::lock_guard<std::mutex> lock(guard());
-  return device == peer || contexts()[static_cast<std::size_t>(device)].peers.count(peer) > 0;
-}
-
 }  // namespace cuda_double
 
 using namespace cuda_double;
@@ -109,24 +102,6 @@ CU_API cuDevicePrimaryCtxRelease_v2(CUdevice device) {
   context.peers.clear();
   if (context.claim >= 0) close(context.claim);
   context.claim = -1;
-  return kSuccess;
-}
-
-CU_API cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned flags) {
-  CU_ENTER(kDriver);
-  if (!machine().has(device)) return kInvalidDevice;
-  std::lock_guard<std::mutex> lock(guard());
-  contexts()[static_cast<std::size_t>(device)].flags = flags;
-  return kSuccess;
-}
-
-CU_API cuDevicePrimaryCtxGetState(CUdevice device, unsigned* flags, int* active) {
-  CU_ENTER(kDriver);
-  if (!flags || !active) return kInvalidValue;
-  if (!machine().has(device)) return kInvalidDevice;
-  std::lock_guard<std::mutex> lock(guard());
-  *flags = contexts()[static_cast<std::size_t>(device)].flags;
-  *active = contexts()[static_cast<std::size_t>(device)].retained > 0;
   return kSuccess;
 }
 
@@ -168,12 +143,6 @@ CU_API cuCtxGetDevice(CUdevice* device) {
   return kSuccess;
 }
 
-CU_API cuCtxSynchronize() {
-  CU_ENTER(kDriver | kContext | kNoCapture);
-  wait_for_device(current_device());
-  return kSuccess;
-}
-
 CU_API cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
   CU_ENTER(kDriver | kContext);
   if (flags != 0) return kInvalidValue;
@@ -183,12 +152,4 @@ CU_API cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
   if (!machine().can_reach(current_device(), device)) return kPeerAccessUnsupported;
   std::lock_guard<std::mutex> lock(guard());
   return current()->peers.insert(device).second ? kSuccess : kPeerAccessAlreadyEnabled;
-}
-
-CU_API cuCtxDisablePeerAccess(CUcontext peer) {
-  CU_ENTER(kDriver | kContext);
-  const int device = device_of(peer);
-  if (device < 0) return kInvalidContext;
-  std::lock_guard<std::mutex> lock(guard());
-  return current()->peers.erase(device) ? kSuccess : kPeerAccessNotEnabled;
 }

@@ -4,23 +4,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <sstream>
 
 #include "entry.h"
 
 namespace cuda_double {
 namespace {
-
-std::vector<std::string> words(const char* name) {
-  std::vector<std::string> found;
-  const char* text = std::getenv(name);
-  std::string rest = text ? text : "";
-  while (!rest.empty()) {
-    const std::size_t comma = rest.find(',');
-    found.push_back(rest.substr(0, comma));
-    rest = comma == std::string::npos ? "" : rest.substr(comma + 1);
-  }
-  return found;
-}
 
 std::vector<std::pair<int, int>> pairs(const char* name) {
   std::vector<std::pair<int, int>> found;
@@ -41,11 +30,8 @@ bool holds(const std::vector<std::pair<int, int>>& list, int a, int b) {
 
 Machine described() {
   Machine made;
-  const char* name = std::getenv("BLINK_DOUBLE_NAME");
-  made.name = name ? name : "Test Double GPU";
   const char* exclusive = std::getenv("BLINK_DOUBLE_EXCLUSIVE");
   made.exclusive = exclusive ? exclusive : "";
-  made.memory_bytes = static_cast<std::size_t>(setting("BLINK_DOUBLE_MEMORY", 4L << 30));
   made.arch = static_cast<int>(setting("BLINK_DOUBLE_ARCH", 90));
   made.multiprocessors = static_cast<int>(setting("BLINK_DOUBLE_SMS", 132));
   made.occupancy = static_cast<int>(setting("BLINK_DOUBLE_OCCUPANCY", 0));
@@ -82,6 +68,14 @@ Machine described() {
 long setting(const char* name, long otherwise) {
   const char* text = std::getenv(name);
   return text && *text ? std::atol(text) : otherwise;
+}
+
+std::vector<std::string> words(const char* name) {
+  std::vector<std::string> found;
+  const char* text = std::getenv(name);
+  std::istringstream rest(text ? text : "");
+  for (std::string word; std::getline(rest, word, ',');) found.push_back(word);
+  return found;
 }
 
 const Machine& machine() {
@@ -126,7 +120,7 @@ CU_API cuInit(unsigned flags) {
 CU_API cuDriverGetVersion(int* version) {
   CU_ENTER(kNothing);
   if (!version) return kInvalidValue;
-  *version = static_cast<int>(setting("BLINK_DOUBLE_DRIVER_VERSION", 13000));
+  *version = 13000;
   return kSuccess;
 }
 
@@ -149,7 +143,7 @@ CU_API cuDeviceGetName(char* name, int length, CUdevice device) {
   CU_ENTER(kDriver);
   if (!name || length <= 0) return kInvalidValue;
   if (!machine().has(device)) return kInvalidDevice;
-  std::snprintf(name, static_cast<std::size_t>(length), "%s", machine().name.c_str());
+  std::snprintf(name, static_cast<std::size_t>(length), "%s", "Test Double GPU");
   return kSuccess;
 }
 
@@ -171,15 +165,6 @@ CU_API cuDeviceGetPCIBusId(char* text, int length, CUdevice device) {
   if (static_cast<int>(id.size()) >= length) return kInvalidValue;
   std::snprintf(text, static_cast<std::size_t>(length), "%s", id.c_str());
   return kSuccess;
-}
-
-CU_API cuDeviceGetByPCIBusId(CUdevice* device, const char* text) {
-  CU_ENTER(kDriver);
-  if (!device || !text) return kInvalidValue;
-  for (std::size_t ordinal = 0; ordinal < machine().devices.size(); ++ordinal) {
-    if (machine().devices[ordinal].bus_id == text) return *device = static_cast<int>(ordinal), kSuccess;
-  }
-  return kInvalidDevice;
 }
 
 CU_API cuDeviceGetAttribute(int* value, int attribute, CUdevice device) {
@@ -208,14 +193,6 @@ CU_API cuDeviceGetAttribute(int* value, int attribute, CUdevice device) {
       if (attribute < 1 || attribute > 200) return kInvalidValue;
       *value = 0;
   }
-  return kSuccess;
-}
-
-CU_API cuDeviceTotalMem_v2(std::size_t* bytes, CUdevice device) {
-  CU_ENTER(kDriver);
-  if (!bytes) return kInvalidValue;
-  if (!machine().has(device)) return kInvalidDevice;
-  *bytes = machine().memory_bytes;
   return kSuccess;
 }
 

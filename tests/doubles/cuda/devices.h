@@ -1,7 +1,7 @@
-// Which GPUs does this machine have? Those that the environment describes.
+// The GPUs of this machine, which are those that the environment describes; and the one that a thread works on.
 //
 //   BLINK_DOUBLE_DEVICES (4)   BLINK_DOUBLE_BUS_IDS (0000:00:00.0,…)   BLINK_DOUBLE_ARCH (90)   BLINK_DOUBLE_SMS (132)
-//   BLINK_DOUBLE_NAME   BLINK_DOUBLE_MEMORY (bytes, 4 GiB)   BLINK_DOUBLE_OCCUPANCY (blocks per multiprocessor)
+//   BLINK_DOUBLE_OCCUPANCY (blocks per multiprocessor)
 //   BLINK_DOUBLE_MEM_OPS (1): 0: its streams have no memory operations of 64 bits
 //   BLINK_DOUBLE_NO_PEER="0-1,2-0": device 0 cannot reach 1, 2 cannot reach 0
 //   BLINK_DOUBLE_BAD_PEER="1-2": a copy from 1 to 2 silently spoils one byte
@@ -18,6 +18,8 @@
 
 namespace cuda_double {
 
+constexpr std::size_t kMemoryBytes = std::size_t{4} << 30;  // of each device
+
 struct Device {
   int number;  // in the machine; its place among all visible ones is its ordinal
   std::string bus_id;
@@ -26,8 +28,7 @@ struct Device {
 
 struct Machine {
   std::vector<Device> devices;  // the visible ones, by ordinal
-  std::string name, exclusive;  // the latter empty: any number of processes may use a device
-  std::size_t memory_bytes;
+  std::string exclusive;  // empty: any number of processes may use a device
   int arch, multiprocessors, occupancy;  // occupancy 0: as many as 2048 threads allow
   std::vector<std::pair<int, int>> no_peer, bad_peer, slow_peer;  // by number
 
@@ -46,6 +47,13 @@ const Machine& machine();
 // Blocks of that many threads which fit on one multiprocessor together.
 int occupancy_of(int threads);
 
+// Of an environment variable: its number, and its words between commas.
 long setting(const char* name, long otherwise);
+std::vector<std::string> words(const char* name);
+
+// Contexts are the primary ones, one for each device; the current one is the calling thread's.
+CUresult current_usable();         // 0, or why the current context cannot be used
+int current_device();              // -1 without a context
+int device_of(CUcontext context);  // -1: no context
 
 }  // namespace cuda_double

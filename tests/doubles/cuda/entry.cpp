@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "contexts.h"
+#include "devices.h"
 #include "streams.h"
 
 namespace cuda_double {
@@ -31,12 +31,7 @@ struct Faults {
   std::map<std::string, long> calls;
 
   Faults() {
-    const char* text = std::getenv("BLINK_DOUBLE_FAIL");
-    std::string rest = text ? text : "";
-    while (!rest.empty()) {
-      const std::size_t comma = rest.find(',');
-      const std::string one = rest.substr(0, comma);
-      rest = comma == std::string::npos ? "" : rest.substr(comma + 1);
+    for (const std::string& one : words("BLINK_DOUBLE_FAIL")) {
       const std::size_t first = one.find(':'), second = one.find(':', first + 1);
       if (first == std::string::npos || second == std::string::npos) {
         std::fprintf(stderr, "cuda double: BLINK_DOUBLE_FAIL wants function:call:error, got %s\n", one.c_str());

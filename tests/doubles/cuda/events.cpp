@@ -1,10 +1,9 @@
-#include "events.h"
-
 #include <algorithm>
 
-#include "contexts.h"
+#include "devices.h"
 #include "entry.h"
 #include "handles.h"
+#include "streams.h"
 
 using namespace cuda_double;
 
@@ -81,10 +80,6 @@ CU_API cuEventElapsedTime(float* milliseconds, CUevent start_handle, CUevent end
   if (!start->recorded->done || !end->recorded->done) return kNotReady;
   *milliseconds = std::chrono::duration<float, std::milli>(end->recorded->done_at - start->recorded->done_at).count();
   return kSuccess;
-}
-
-CU_API cuEventElapsedTime_v2(float* milliseconds, CUevent start, CUevent end) {
-  return cuEventElapsedTime(milliseconds, start, end);
 }
 
 CU_API cuStreamWaitEvent(CUstream stream_handle, CUevent handle, unsigned flags) {

@@ -1,15 +1,23 @@
-#include "graphs.h"
-
+// What was captured, and how it is run again.
 #include <algorithm>
 #include <map>
 
-#include "contexts.h"
+#include "devices.h"
 #include "entry.h"
-#include "events.h"
 #include "handles.h"
+#include "streams.h"
 #include "threads.h"
 
 using namespace cuda_double;
+
+struct CUgraph_st {
+  std::vector<Node> nodes;
+};
+
+struct CUgraphExec_st {
+  std::shared_ptr<const std::vector<Node>> nodes;
+  OpPtr last;  // launches of one executable graph run one after another
+};
 
 namespace {
 
@@ -133,14 +141,6 @@ CU_API cuStreamEndCapture(CUstream handle, CUgraph* out) {
     graph->nodes = std::move(capture->nodes);
   }
   *out = handles<CUgraph_st>().add(graph);
-  return kSuccess;
-}
-
-CU_API cuGraphGetNodes(CUgraph handle, void** nodes, std::size_t* count) {
-  CU_ENTER(kDriver);
-  const auto graph = handles<CUgraph_st>().find(handle);
-  if (!graph || !count || nodes) return kInvalidValue;  // only their number
-  *count = graph->nodes.size();
   return kSuccess;
 }
 

@@ -1,4 +1,4 @@
-// Which handles are alive? What a program passes is looked up, never followed, so that a stale one is an error.
+// The handles that are alive. What a program passes is looked up, never followed, so that a stale one is an error.
 #pragma once
 
 #include <map>

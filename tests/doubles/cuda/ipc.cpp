@@ -1,4 +1,4 @@
-// How does another process reach device memory? A handle names the whole allocation, whatever address inside it was
+// How another process reaches device memory. A handle names the whole allocation, whatever address inside it was
 // given: the offset is the program's own business, as with CUDA's legacy handles.
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -7,7 +7,6 @@
 #include <cstdio>
 #include <cstring>
 
-#include "contexts.h"
 #include "devices.h"
 #include "entry.h"
 #include "memory.h"

@@ -8,8 +8,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
+#include <mutex>
 
-#include "contexts.h"
 #include "devices.h"
 #include "entry.h"
 #include "streams.h"
@@ -17,10 +18,32 @@
 namespace cuda_double {
 namespace {
 
+struct Table {
+  std::mutex mutex;
+  std::map<std::uintptr_t, Range> by_base;
+  std::map<int, std::size_t> allocated;
+};
+
+Table& table() {
+  static Table& only = *new Table;
+  return only;
+}
+
+Range* holder(std::uintptr_t address) {
+  auto at = table().by_base.upper_bound(address);
+  if (at == table().by_base.begin()) return nullptr;
+  --at;
+  Range& range = at->second;
+  return address < range.base + range.bytes ? &range : nullptr;
+}
+
 constexpr std::size_t kPage = 4096, kAlignment = 256;
 constexpr unsigned char kFresh = 0xa5, kSlack = 0xc3;  // what nobody has written yet; what nobody may write
 
 std::size_t whole_pages(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
+
+// Where in its file an allocation of that size begins.
+std::size_t offset_in_file(std::size_t bytes) { return (whole_pages(bytes) - bytes) / kAlignment * kAlignment; }
 
 // The bytes between the end of an allocation and the guard page. Who wrote there wrote past the end.
 std::size_t slack(std::size_t bytes) { return whole_pages(bytes) - offset_in_file(bytes) - bytes; }
@@ -54,13 +77,50 @@ void check_closed(const Range& range) {
 
 }  // namespace
 
+void add_range(const Range& range) {
+  std::lock_guard<std::mutex> lock(table().mutex);
+  if (range.kind == Kind::device) table().allocated[range.device] += range.bytes;
+  table().by_base[range.base] = range;
+}
+
+bool remove_range(std::uintptr_t base, Kind kind, Range* removed) {
+  std::lock_guard<std::mutex> lock(table().mutex);
+  const auto at = table().by_base.find(base);
+  if (at == table().by_base.end() || at->second.kind != kind) return false;
+  *removed = at->second;
+  if (kind == Kind::device) table().allocated[removed->device] -= removed->bytes;
+  table().by_base.erase(at);
+  return true;
+}
+
+bool find_range(std::uintptr_t address, Range* found) {
+  std::lock_guard<std::mutex> lock(table().mutex);
+  const Range* range = holder(address);
+  if (range) *found = *range;
+  return range;
+}
+
+bool find_opened(std::uint64_t inode, Range* found) {
+  std::lock_guard<std::mutex> lock(table().mutex);
+  for (const auto& entry : table().by_base) {
+    if (entry.second.kind == Kind::ipc && entry.second.inode == inode) return *found = entry.second, true;
+  }
+  return false;
+}
+
+int change_opened(std::uintptr_t base, int by) {
+  std::lock_guard<std::mutex> lock(table().mutex);
+  return table().by_base[base].opened += by;
+}
+
+std::size_t device_bytes(int device) {
+  std::lock_guard<std::mutex> lock(table().mutex);
+  return table().allocated[device];
+}
+
 void hold_open(int file) {
   struct flock lock = whole_file(F_RDLCK);
   if (fcntl(file, F_SETLK, &lock) != 0) std::abort();
-}
-
-std::size_t offset_in_file(std::size_t bytes) {
-  return (whole_pages(bytes) - bytes) / kAlignment * kAlignment;
 }
 
 bool map_guarded(int file, std::size_t bytes, Range* range) {
@@ -74,8 +134,7 @@ bool map_guarded(int file, std::size_t bytes, Range* range) {
   }
   range->mapping = reinterpret_cast<std::uintptr_t>(space);
   range->mapping_bytes = pages + 2 * kPage;
-  range->file_offset = offset_in_file(bytes);
-  range->base = reinterpret_cast<std::uintptr_t>(inside) + range->file_offset;
+  range->base = reinterpret_cast<std::uintptr_t>(inside) + offset_in_file(bytes);
   range->bytes = bytes;
   return true;
 }
@@ -97,7 +156,7 @@ CU_API cuMemAlloc_v2(CUdeviceptr* pointer, std::size_t bytes) {
   CU_ENTER(kDriver | kContext | kNoCapture);
   if (!pointer || bytes == 0) return kInvalidValue;
   const int device = current_device();
-  if (bytes > machine().memory_bytes || device_bytes(device) > machine().memory_bytes - bytes) return kOutOfMemory;
+  if (bytes > kMemoryBytes || device_bytes(device) > kMemoryBytes - bytes) return kOutOfMemory;
   const int file = memfd_create("test-double-gpu", MFD_CLOEXEC);
   if (file < 0) return kOutOfMemory;
   Range range;
@@ -137,51 +196,8 @@ CU_API cuMemFree_v2(CUdeviceptr pointer) {
 CU_API cuMemGetInfo_v2(std::size_t* free_bytes, std::size_t* total_bytes) {
   CU_ENTER(kDriver | kContext);
   if (!free_bytes || !total_bytes) return kInvalidValue;
-  *total_bytes = machine().memory_bytes;
-  *free_bytes = machine().memory_bytes - device_bytes(current_device());
-  return kSuccess;
-}
-
-CU_API cuMemGetAddressRange_v2(CUdeviceptr* base, std::size_t* bytes, CUdeviceptr pointer) {
-  CU_ENTER(kDriver | kContext);
-  Range range;
-  if (!find_range(pointer, &range) || range.kind == Kind::host_registered) return kNotFound;
-  if (base) *base = range.base;
-  if (bytes) *bytes = range.bytes;
-  return kSuccess;
-}
-
-static CUresult allocate_host(void** pointer, std::size_t bytes) {
-  if (!pointer || bytes == 0) return kInvalidValue;
-  void* const memory = mmap(nullptr, whole_pages(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) return kOutOfMemory;
-  Range range;
-  range.base = reinterpret_cast<std::uintptr_t>(memory);
-  range.bytes = bytes;
-  range.kind = Kind::host_allocated;
-  range.device = current_device();
-  add_range(range);
-  *pointer = memory;
-  return kSuccess;
-}
-
-CU_API cuMemHostAlloc(void** pointer, std::size_t bytes, unsigned) {
-  CU_ENTER(kDriver | kContext | kNoCapture);
-  return allocate_host(pointer, bytes);
-}
-
-CU_API cuMemAllocHost_v2(void** pointer, std::size_t bytes) {
-  CU_ENTER(kDriver | kContext | kNoCapture);
-  return allocate_host(pointer, bytes);
-}
-
-CU_API cuMemFreeHost(void* pointer) {
-  CU_ENTER(kDriver | kContext | kNoCapture);
-  Range range;
-  if (!find_range(reinterpret_cast<std::uintptr_t>(pointer), &range)) return kInvalidValue;
-  wait_for_device(range.device);
-  if (!remove_range(reinterpret_cast<std::uintptr_t>(pointer), Kind::host_allocated, &range)) return kInvalidValue;
-  munmap(pointer, whole_pages(range.bytes));
+  *total_bytes = kMemoryBytes;
+  *free_bytes = kMemoryBytes - device_bytes(current_device());
   return kSuccess;
 }
 
@@ -217,26 +233,4 @@ CU_API cuMemHostGetDevicePointer_v2(CUdeviceptr* out, void* pointer, unsigned fl
   if (!find_range(reinterpret_cast<std::uintptr_t>(pointer), &range) || range.on_device()) return kInvalidValue;
   *out = reinterpret_cast<std::uintptr_t>(pointer);
   return kSuccess;
-}
-
-CU_API cuPointerGetAttribute(void* data, int attribute, CUdeviceptr pointer) {
-  CU_ENTER(kDriver);
-  Range range;
-  if (!data) return kInvalidValue;
-  if (!find_range(pointer, &range)) return kInvalidValue;
-  switch (attribute) {
-    case 2: *static_cast<unsigned*>(data) = range.on_device() ? 2 : 1; return kSuccess;       // where it lies
-    case 3: *static_cast<CUdeviceptr*>(data) = pointer; return kSuccess;                      // for the device
-    case 4:                                                                                   // for the host
-      if (range.on_device()) return kInvalidValue;
-      *static_cast<CUdeviceptr*>(data) = pointer;
-      return kSuccess;
-    case 7: *static_cast<unsigned long long*>(data) = range.id; return kSuccess;
-    case 8: *static_cast<unsigned*>(data) = 0; return kSuccess;                               // managed
-    case 9: *static_cast<int*>(data) = range.device; return kSuccess;
-    case 10: *static_cast<int*>(data) = range.kind == Kind::device; return kSuccess;          // legacy IPC
-    case 11: *static_cast<CUdeviceptr*>(data) = range.base; return kSuccess;
-    case 12: *static_cast<std::size_t*>(data) = range.bytes; return kSuccess;
-    default: return kNotSupported;
-  }
 }

@@ -1,12 +1,39 @@
-// How does device memory come about? As a file in memory, which other processes can map, between two guard pages.
+// Device memory: a file in memory, which other processes can map, between two guard pages; and whose memory an address
+// is.
 //
 // What is written past the end of an allocation, and what is freed while another process has it open, which CUDA calls
 // undefined, ends the program.
 #pragma once
 
-#include "ranges.h"
+#include <cstddef>
+#include <cstdint>
+
+#include "api.h"
 
 namespace cuda_double {
+
+enum class Kind { device, ipc, host_registered };
+
+struct Range {
+  std::uintptr_t base = 0;
+  std::size_t bytes = 0;
+  Kind kind = Kind::device;
+  int device = -1;            // ordinal: where it lies, or of host memory, whose context pinned it
+  int file = -1;              // of device memory: its memfd
+  std::uintptr_t mapping = 0;   // with the guard pages
+  std::size_t mapping_bytes = 0;
+  int opened = 0;             // IPC: how often
+  std::uint64_t inode = 0;
+
+  bool on_device() const { return kind == Kind::device || kind == Kind::ipc; }
+};
+
+void add_range(const Range& range);
+bool remove_range(std::uintptr_t base, Kind kind, Range* removed);
+bool find_range(std::uintptr_t address, Range* found);  // the range that holds the address
+bool find_opened(std::uint64_t inode, Range* found);
+int change_opened(std::uintptr_t base, int by);
+std::size_t device_bytes(int device);                   // allocated there by this process
 
 // Maps `bytes` of the file between guard pages, as close to the upper one as 256-byte alignment allows.
 bool map_guarded(int file, std::size_t bytes, Range* range);
@@ -15,8 +42,5 @@ void unmap_guarded(const Range& range);
 // Tells the process that allocated the file's memory that this one has it open: until the file is closed, or with the
 // process.
 void hold_open(int file);
-
-// Where in its file an allocation of that size begins.
-std::size_t offset_in_file(std::size_t bytes);
 
 }  // namespace cuda_double

@@ -1,4 +1,4 @@
-// What is a kernel here? A function `void name(const blink::Call*, uint32_t block)` of a shared object for this CPU,
+// Modules and kernels. A kernel is a function `void name(const blink::Call*, uint32_t block)` of a shared object for this CPU,
 // which takes a cubin's place; each block of a launch is one thread.
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -17,7 +17,6 @@
 #include <vector>
 
 #include "blink/call.h"
-#include "contexts.h"
 #include "devices.h"
 #include "entry.h"
 #include "handles.h"
@@ -169,11 +168,6 @@ CU_API cuModuleLoadData(CUmodule* out, const void* image) {
   return load(out, image);
 }
 
-CU_API cuModuleLoadDataEx(CUmodule* out, const void* image, unsigned, int*, void**) {
-  CU_ENTER(kDriver | kContext | kNoCapture);
-  return load(out, image);
-}
-
 CU_API cuModuleUnload(CUmodule handle) {
   CU_ENTER(kDriver | kContext | kNoCapture);
   const auto module = handles<CUmod_st>().remove(handle);
@@ -198,14 +192,6 @@ CU_API cuModuleGetFunction(CUfunction* out, CUmodule handle, const char* name) {
   std::lock_guard<std::mutex> lock(module->mutex);
   *out = handles<CUfunc_st>().add(function);
   module->functions.push_back(*out);
-  return kSuccess;
-}
-
-CU_API cuFuncGetAttribute(int* value, int attribute, CUfunction handle) {
-  CU_ENTER(kDriver | kContext);
-  if (!value || attribute < 0 || attribute > 20) return kInvalidValue;
-  if (!handles<CUfunc_st>().find(handle)) return kInvalidHandle;
-  *value = attribute == 0 ? static_cast<int>(kMostThreads) : 0;
   return kSuccess;
 }
 

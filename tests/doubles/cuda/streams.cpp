@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <map>
 
-#include "contexts.h"
 #include "devices.h"
 #include "entry.h"
 #include "handles.h"

@@ -1,4 +1,4 @@
-// When does work in a stream run? Each stream has a thread, which runs its work in order, after the work of other
+// Streams and the work in them. Each stream has a thread, which runs its work in order, after the work of other
 // streams that it must wait for, and, with a seed, as late as it likes: what is not ordered happens out of order.
 //
 // BLINK_DOUBLE_SEED: 0 (default): at once. Else: work is held back at random, and some streams hold everything back
@@ -69,6 +69,15 @@ struct CUstream_st : std::enable_shared_from_this<CUstream_st> {
   std::mt19937_64 random;
   std::shared_ptr<cuda_double::Capture> capture;
   std::vector<int> heads;  // of the capture: what comes next comes after these nodes
+};
+
+// What has happened when an event has: the work that its stream held when it was last recorded.
+struct CUevent_st {
+  int device = 0;
+  bool timed = true;
+  cuda_double::OpPtr recorded;
+  std::shared_ptr<cuda_double::Capture> capture;  // it was last recorded in a stream that was being captured
+  std::vector<int> heads;
 };
 
 namespace cuda_double {

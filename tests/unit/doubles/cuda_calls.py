@@ -47,9 +47,14 @@ class Cuda:
     def event(self, flags: int = 2) -> int:
         return self.out(self.cuEventCreate, flags)
 
+    def fill(self, address: int, value: int, count: int) -> None:
+        expect(0, self.cuMemsetD8Async(address, value, count, 0))
+        expect(0, self.cuStreamSynchronize(0))
+
     def read(self, address: int, count: int) -> bytes:
+        """Into memory that can be paged: it is there when the call returns."""
         buffer = ctypes.create_string_buffer(count)
-        expect(0, self.cuMemcpyDtoH_v2(buffer, address, count))
+        expect(0, self.cuMemcpyDtoHAsync_v2(buffer, address, count, 0))
         return buffer.raw
 
 
