@@ -166,10 +166,9 @@ def _objects(sources: Sequence[Path], flags: Sequence[str], sanitizer: str | Non
 
 
 def _headers(source: Path) -> bytes:
-    """What a source may include: the headers of its directory, of the one above, and what the driver double knows."""
-    found = [*sorted(source.parent.glob("*.h")), *sorted(source.parent.parent.glob("*.h"))]
-    if source.parent == HERE / "cuda":
-        found += sorted(SHARED.glob("blink/*.h"))
+    """What a source may include: the doubles all of theirs and those that they share with Blink, others their own."""
+    ours = HERE in source.parents
+    found = sorted([*HERE.rglob("*.h"), *SHARED.glob("blink/*.h")] if ours else source.parent.glob("*.h"))
     return hashlib.sha256(b"".join(header.read_bytes() for header in found)).digest()
 
 

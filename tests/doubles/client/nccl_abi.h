@@ -1,26 +1,33 @@
-// What does a C program know of NCCL? The functions, types and numbers of nccl.h 2.32.3, as far as the client uses
-// them, declared anew so that no foreign header is needed.
+// What a program knows of NCCL: the functions, types and numbers of nccl.h 2.32.3, as far as the client calls or the
+// double has them, declared anew so that no foreign header is needed. For C and C++.
 #pragma once
 
 #include <limits.h>
 #include <stddef.h>
 #include <stdint.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 typedef struct ncclComm* ncclComm_t;
 typedef struct ncclWindow_vidmem* ncclWindow_t;
 typedef struct CUstream_st* cudaStream_t;
+typedef struct CUevent_st* cudaEvent_t;
 typedef struct { char internal[128]; } ncclUniqueId;
 
 typedef enum {
   ncclSuccess = 0, ncclUnhandledCudaError = 1, ncclSystemError = 2, ncclInternalError = 3, ncclInvalidArgument = 4,
   ncclInvalidUsage = 5, ncclRemoteError = 6, ncclInProgress = 7, ncclTimeout = 8
 } ncclResult_t;
-typedef enum { ncclSum = 0, ncclProd = 1, ncclMax = 2, ncclMin = 3, ncclAvg = 4, ncclNumOps = 5 } ncclRedOp_t;
-typedef enum {
+// Integers, as programs pass numbers that no enumeration has.
+typedef int ncclRedOp_t, ncclDataType_t, ncclScalarResidence_t;
+enum { ncclSum = 0, ncclProd = 1, ncclMax = 2, ncclMin = 3, ncclAvg = 4, ncclNumOps = 5 };
+enum {
   ncclInt8 = 0, ncclUint8 = 1, ncclInt32 = 2, ncclUint32 = 3, ncclInt64 = 4, ncclUint64 = 5, ncclFloat16 = 6,
   ncclFloat32 = 7, ncclFloat64 = 8, ncclBfloat16 = 9, ncclFloat8e4m3 = 10, ncclFloat8e5m2 = 11, ncclNumTypes = 12
-} ncclDataType_t;
-typedef enum { ncclScalarDevice = 0, ncclScalarHostImmediate = 1 } ncclScalarResidence_t;
+};
+enum { ncclScalarDevice = 0, ncclScalarHostImmediate = 1 };
 
 #define NCCL_CONFIG_UNDEF_INT INT_MIN
 #define NCCL_API_MAGIC 0xcafebeefu
@@ -45,8 +52,10 @@ typedef struct {
   const char* algSelection;
   int forceAlgSelection, CTAPolicy;
   uint64_t userProfilerTag;
-  void* launchCompletionEvent;
+  cudaEvent_t launchCompletionEvent;
 } ncclCollConfig_t;
+
+typedef struct { int nRanks, rank, stride; } ncclTeam_t;
 
 ncclResult_t ncclGetVersion(int* version);
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id);
@@ -60,7 +69,6 @@ ncclResult_t ncclCommInitAll(ncclComm_t* comms, int devices, const int* list);
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* out, ncclConfig_t* config);
 ncclResult_t ncclCommShrink(ncclComm_t comm, int* excluded, int count, ncclComm_t* out, ncclConfig_t* config,
                             int flags);
-ncclResult_t ncclCommGetUniqueId(ncclComm_t comm, ncclUniqueId* id);
 ncclResult_t ncclCommGrow(ncclComm_t comm, int ranks, const ncclUniqueId* id, int rank, ncclComm_t* out,
                           ncclConfig_t* config);
 ncclResult_t ncclCommFinalize(ncclComm_t comm);
@@ -82,39 +90,26 @@ ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm);
 ncclResult_t ncclGroupStart(void);
 ncclResult_t ncclGroupEnd(void);
 
-ncclResult_t ncclAllReduce(const void* send, void* recv, size_t count, ncclDataType_t type, ncclRedOp_t op,
-                           ncclComm_t comm, cudaStream_t stream);
-ncclResult_t ncclReduce(const void* send, void* recv, size_t count, ncclDataType_t type, ncclRedOp_t op, int root,
-                        ncclComm_t comm, cudaStream_t stream);
-ncclResult_t ncclBroadcast(const void* send, void* recv, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
-                           cudaStream_t stream);
 ncclResult_t ncclBcast(void* buffer, size_t count, ncclDataType_t type, int root, ncclComm_t comm, cudaStream_t stream);
-ncclResult_t ncclAllGather(const void* send, void* recv, size_t count, ncclDataType_t type, ncclComm_t comm,
-                           cudaStream_t stream);
-ncclResult_t ncclReduceScatter(const void* send, void* recv, size_t count, ncclDataType_t type, ncclRedOp_t op,
-                               ncclComm_t comm, cudaStream_t stream);
-ncclResult_t ncclAlltoAll(const void* send, void* recv, size_t count, ncclDataType_t type, ncclComm_t comm,
-                          cudaStream_t stream);
-ncclResult_t ncclGather(const void* send, void* recv, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
-                        cudaStream_t stream);
-ncclResult_t ncclScatter(const void* send, void* recv, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
-                         cudaStream_t stream);
-ncclResult_t ncclAllReduceConfig(const void* send, void* recv, size_t count, ncclDataType_t type, ncclRedOp_t op,
-                                 ncclComm_t comm, cudaStream_t stream, const ncclCollConfig_t* config);
-ncclResult_t ncclReduceConfig(const void* send, void* recv, size_t count, ncclDataType_t type, ncclRedOp_t op, int root,
-                              ncclComm_t comm, cudaStream_t stream, const ncclCollConfig_t* config);
-ncclResult_t ncclBroadcastConfig(const void* send, void* recv, size_t count, ncclDataType_t type, int root,
-                                 ncclComm_t comm, cudaStream_t stream, const ncclCollConfig_t* config);
-ncclResult_t ncclAllGatherConfig(const void* send, void* recv, size_t count, ncclDataType_t type, ncclComm_t comm,
-                                 cudaStream_t stream, const ncclCollConfig_t* config);
-ncclResult_t ncclReduceScatterConfig(const void* send, void* recv, size_t count, ncclDataType_t type, ncclRedOp_t op,
-                                     ncclComm_t comm, cudaStream_t stream, const ncclCollConfig_t* config);
-ncclResult_t ncclAlltoAllConfig(const void* send, void* recv, size_t count, ncclDataType_t type, ncclComm_t comm,
-                                cudaStream_t stream, const ncclCollConfig_t* config);
-ncclResult_t ncclGatherConfig(const void* send, void* recv, size_t count, ncclDataType_t type, int root,
-                              ncclComm_t comm, cudaStream_t stream, const ncclCollConfig_t* config);
-ncclResult_t ncclScatterConfig(const void* send, void* recv, size_t count, ncclDataType_t type, int root,
-                               ncclComm_t comm, cudaStream_t stream, const ncclCollConfig_t* config);
+// A collective and its twin with a configuration; `…`: what comes between the type and the communicator.
+#define NCCL_COLLECTIVE(name, ...)                                                                                    \
+  ncclResult_t nccl##name(const void* send, void* recv, size_t count, ncclDataType_t type, __VA_ARGS__                \
+                          ncclComm_t comm, cudaStream_t stream);                                                      \
+  ncclResult_t nccl##name##Config(const void* send, void* recv, size_t count, ncclDataType_t type, __VA_ARGS__        \
+                                  ncclComm_t comm, cudaStream_t stream, const ncclCollConfig_t* config);
+NCCL_COLLECTIVE(AllReduce, ncclRedOp_t op,)
+NCCL_COLLECTIVE(Reduce, ncclRedOp_t op, int root,)
+NCCL_COLLECTIVE(Broadcast, int root,)
+NCCL_COLLECTIVE(AllGather, )
+NCCL_COLLECTIVE(ReduceScatter, ncclRedOp_t op,)
+NCCL_COLLECTIVE(AlltoAll, )
+NCCL_COLLECTIVE(Gather, int root,)
+NCCL_COLLECTIVE(Scatter, int root,)
+#undef NCCL_COLLECTIVE
 ncclResult_t ncclSend(const void* send, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                       cudaStream_t stream);
 ncclResult_t ncclRecv(void* recv, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream);
+
+#ifdef __cplusplus
+}
+#endif

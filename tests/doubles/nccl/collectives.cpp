@@ -1,4 +1,4 @@
-// Which collectives and messages are there? Each checks its arguments as NCCL does and becomes a task.
+// Collectives and messages. Each checks its arguments as NCCL does and becomes a task.
 #include <algorithm>
 #include <cstring>
 
@@ -55,48 +55,36 @@ ncclResult_t collective(const char* function, const Wanted& wanted, ncclComm_t h
 }
 
 ncclResult_t check(const ncclCollConfig_t* config) {
-  if (config && config->magic != kConfigMagic) return fail(ncclInvalidArgument, "ncclCollConfig_t was not initialized");
+  if (config && config->magic != NCCL_API_MAGIC) return fail(ncclInvalidArgument, "ncclCollConfig_t was not initialized");
   return ncclSuccess;
 }
 
 }  // namespace
 
-#define COLLECTIVE(name, arguments, with_config, ...)                                    \
-  NCCL_API(ncclResult_t, nccl##name, arguments) {                                        \
-    return collective(__func__, Wanted{__VA_ARGS__}, comm, stream);                      \
-  }                                                                                      \
-  NCCL_API(ncclResult_t, nccl##name##Config, with_config) {                              \
-    if (ncclResult_t error = check(config)) return error;                                \
-    return collective(__func__, Wanted{__VA_ARGS__}, comm, stream);                      \
+// `between`: the arguments between the type and the communicator.
+#define LIST(...) __VA_ARGS__
+#define COLLECTIVE(name, between, kind, op, root, reduces, rooted)                                                    \
+  NCCL_API(ncclResult_t, nccl##name, (const void* send, void* recv, size_t count, ncclDataType_t type, LIST between   \
+                                      ncclComm_t comm, cudaStream_t stream)) {                                        \
+    const Wanted wanted{Kind::kind, send, recv, count, type, op, root, reduces, rooted};                              \
+    return collective(__func__, wanted, comm, stream);                                                                \
+  }                                                                                                                   \
+  NCCL_API(ncclResult_t, nccl##name##Config,                                                                          \
+           (const void* send, void* recv, size_t count, ncclDataType_t type, LIST between ncclComm_t comm,            \
+            cudaStream_t stream, const ncclCollConfig_t* config)) {                                                   \
+    const Wanted wanted{Kind::kind, send, recv, count, type, op, root, reduces, rooted};                              \
+    if (ncclResult_t error = check(config)) return error;                                                             \
+    return collective(__func__, wanted, comm, stream);                                                                \
   }
-#define BOTH(...) (__VA_ARGS__), (__VA_ARGS__, const ncclCollConfig_t* config)
 
-#define EXPAND(...) COLLECTIVE(__VA_ARGS__)
-
-EXPAND(AllReduce, BOTH(const void* send, void* recv, size_t count, ncclDataType_t dtype, ncclRedOp_t op,
-                       ncclComm_t comm, cudaStream_t stream),
-       Kind::allreduce, send, recv, count, dtype, op, 0, true, false)
-EXPAND(Reduce, BOTH(const void* send, void* recv, size_t count, ncclDataType_t dtype, ncclRedOp_t op, int root,
-                    ncclComm_t comm, cudaStream_t stream),
-       Kind::reduce, send, recv, count, dtype, op, root, true, true)
-EXPAND(Broadcast, BOTH(const void* send, void* recv, size_t count, ncclDataType_t dtype, int root, ncclComm_t comm,
-                       cudaStream_t stream),
-       Kind::broadcast, send, recv, count, dtype, 0, root, false, true)
-EXPAND(AllGather, BOTH(const void* send, void* recv, size_t count, ncclDataType_t dtype, ncclComm_t comm,
-                       cudaStream_t stream),
-       Kind::allgather, send, recv, count, dtype, 0, 0, false, false)
-EXPAND(ReduceScatter, BOTH(const void* send, void* recv, size_t count, ncclDataType_t dtype, ncclRedOp_t op,
-                           ncclComm_t comm, cudaStream_t stream),
-       Kind::reduce_scatter, send, recv, count, dtype, op, 0, true, false)
-EXPAND(AlltoAll, BOTH(const void* send, void* recv, size_t count, ncclDataType_t dtype, ncclComm_t comm,
-                      cudaStream_t stream),
-       Kind::alltoall, send, recv, count, dtype, 0, 0, false, false)
-EXPAND(Gather, BOTH(const void* send, void* recv, size_t count, ncclDataType_t dtype, int root, ncclComm_t comm,
-                    cudaStream_t stream),
-       Kind::gather, send, recv, count, dtype, 0, root, false, true)
-EXPAND(Scatter, BOTH(const void* send, void* recv, size_t count, ncclDataType_t dtype, int root, ncclComm_t comm,
-                     cudaStream_t stream),
-       Kind::scatter, send, recv, count, dtype, 0, root, false, true)
+COLLECTIVE(AllReduce, (ncclRedOp_t op,), allreduce, op, 0, true, false)
+COLLECTIVE(Reduce, (ncclRedOp_t op, int root,), reduce, op, root, true, true)
+COLLECTIVE(Broadcast, (int root,), broadcast, 0, root, false, true)
+COLLECTIVE(AllGather, (), allgather, 0, 0, false, false)
+COLLECTIVE(ReduceScatter, (ncclRedOp_t op,), reduce_scatter, op, 0, true, false)
+COLLECTIVE(AlltoAll, (), alltoall, 0, 0, false, false)
+COLLECTIVE(Gather, (int root,), gather, 0, root, false, true)
+COLLECTIVE(Scatter, (int root,), scatter, 0, root, false, true)
 
 NCCL_API(ncclResult_t, ncclBcast,
          (void* buffer, size_t count, ncclDataType_t dtype, int root, ncclComm_t comm, cudaStream_t stream)) {

@@ -53,7 +53,7 @@ ncclResult_t usable(const ncclComm* comm, const char* function, std::shared_ptr<
 
 ncclResult_t check_config(const ncclConfig_t* config) {
   if (!config) return ncclSuccess;
-  if (config->magic != kConfigMagic) return fail(ncclInvalidArgument, "ncclConfig_t was not initialized");
+  if (config->magic != NCCL_API_MAGIC) return fail(ncclInvalidArgument, "ncclConfig_t was not initialized");
   if (config->size < 20 || (config->blocking != kUndefined && config->blocking != 0 && config->blocking != 1)) {
     return fail(ncclInvalidArgument, "ncclConfig_t: blocking is 0 or 1");
   }

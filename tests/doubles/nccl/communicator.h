@@ -1,4 +1,4 @@
-// What is a communicator of this library? A rank's seat at a meeting, its device, and what became of its calls.
+// A communicator of this library: a rank's seat at a meeting, its device, and what became of its calls.
 #pragma once
 
 #include <atomic>

@@ -1,4 +1,4 @@
-// How do communicators come and go? Making one is a barrier: every rank waits for all others.
+// How communicators come and go. Making one is a barrier: every rank waits for all others.
 #include <sys/random.h>
 
 #include <algorithm>
@@ -220,14 +220,6 @@ NCCL_API(ncclResult_t, ncclCommShrink,
   comm->ranks = parent->ranks - count;
   comm->rank = parent->rank - rank;
   return begin(comm, out, nullptr);
-}
-
-NCCL_API(ncclResult_t, ncclCommGetUniqueId, (ncclComm_t handle, ncclUniqueId* id)) {
-  note(__func__, handle);
-  std::shared_ptr<ncclComm> comm;
-  if (ncclResult_t error = usable(handle, "ncclCommGetUniqueId", &comm)) return error;
-  const Inner guard;
-  return ncclGetUniqueId(id);
 }
 
 NCCL_API(ncclResult_t, ncclCommGrow,

@@ -1,4 +1,4 @@
-// How does the library reach CUDA? By the driver's interface, opened when it is first needed.
+// CUDA as the library reaches it: the driver's interface, opened when it is first needed.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// What does a reduction of NCCL's types give? Operands are taken in the order of the ranks; integers wrap, narrow
+// Reductions of NCCL's types. Operands are taken in the order of the ranks; integers wrap, narrow
 // floats are added in double and rounded once. Exact data gives the same bits whatever the order.
 #pragma once
 

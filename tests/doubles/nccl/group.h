@@ -1,4 +1,4 @@
-// What happens at the end of a group? Everything that was called since its start: communicators are made side by side,
+// Groups. At the end happens everything that was called since the start: communicators are made side by side,
 // then collectives and messages go into their streams.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Which calls reached this library? One line for each in the file BLINK_DOUBLE_NCCL_JOURNAL:
+// The calls that reached this library: one line for each in the file BLINK_DOUBLE_NCCL_JOURNAL,
 // "<function> <communicator> <rank> <count> <process> outer|inner"; "inner" are the calls that the library itself made.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Where do the ranks of one communicator meet, threads or processes? In a file of shared memory named by the unique id:
+// Where the ranks of one communicator meet, threads or processes: a file of shared memory named by the unique id,
 // a seat for each rank, and for each ordered pair two streams of bytes, one for collectives and one for send and recv.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Which memory does the library know? What it allocated, and what was registered with it.
+// The memory that the library knows: what it allocated, and what was registered with it.
 #include <map>
 #include <mutex>
 #include <set>
@@ -8,7 +8,7 @@
 
 using namespace nccl_double;
 
-struct ncclWindow_vidmem { const ncclComm* comm; void* pointer; std::size_t bytes; };
+struct ncclWindow_vidmem { const ncclComm* comm; };
 
 namespace {
 
@@ -22,11 +22,6 @@ struct Registered {
 Registered& registered() {
   static Registered& only = *new Registered;
   return only;
-}
-
-bool is_window(ncclWindow_t window) {
-  std::lock_guard<std::mutex> lock(registered().mutex);
-  return registered().windows.count(window) > 0;
 }
 
 }  // namespace
@@ -83,7 +78,7 @@ NCCL_API(ncclResult_t, ncclCommWindowRegister,
   std::shared_ptr<ncclComm> comm;
   if (ncclResult_t error = usable(handle, "ncclCommWindowRegister", &comm)) return error;
   if (!buffer || bytes == 0 || !out) return fail(ncclInvalidArgument, "ncclCommWindowRegister : invalid argument");
-  *out = new ncclWindow_vidmem{comm.get(), buffer, bytes};
+  *out = new ncclWindow_vidmem{comm.get()};
   std::lock_guard<std::mutex> lock(registered().mutex);
   registered().windows.insert(*out);
   return ncclSuccess;
@@ -98,12 +93,5 @@ NCCL_API(ncclResult_t, ncclCommWindowDeregister, (ncclComm_t handle, ncclWindow_
   }
   registered().windows.erase(window);
   delete window;
-  return ncclSuccess;
-}
-
-NCCL_API(ncclResult_t, ncclWinGetUserPtr, (ncclComm_t handle, ncclWindow_t window, void** out)) {
-  note(__func__, handle);
-  if (!handle || !find(handle) || !is_window(window) || !out) return fail(ncclInvalidArgument, "ncclWinGetUserPtr");
-  *out = window->pointer;
   return ncclSuccess;
 }

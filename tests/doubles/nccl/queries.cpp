@@ -1,6 +1,5 @@
-// What can a program ask? Versions, errors, and what a communicator is.
+// What a program can ask: versions, errors, and what a communicator is.
 #include <cstdlib>
-#include <cstring>
 
 #include "communicator.h"
 #include "journal.h"
@@ -23,8 +22,7 @@ ncclResult_t ask(const char* function, ncclComm_t handle, int* out, int ncclComm
 NCCL_API(ncclResult_t, ncclGetVersion, (int* version)) {
   note(__func__);
   if (!version) return fail(ncclInvalidArgument, "ncclGetVersion : version is NULL");
-  const char* wanted = std::getenv("BLINK_DOUBLE_NCCL_VERSION");
-  *version = wanted ? std::atoi(wanted) : 23203;
+  *version = NCCL_VERSION_CODE;
   return ncclSuccess;
 }
 
@@ -69,13 +67,6 @@ NCCL_API(ncclResult_t, ncclCommUserRank, (ncclComm_t comm, int* rank)) {
   return ask(__func__, comm, rank, &ncclComm::rank);
 }
 
-NCCL_API(ncclResult_t, ncclCommMemStats, (ncclComm_t handle, ncclCommMemStat_t stat, uint64_t* value)) {
-  note(__func__, handle);
-  if (!handle || !find(handle) || !value || stat < 0 || stat > 3) return fail(ncclInvalidArgument, "ncclCommMemStats");
-  *value = stat == 1 ? 0 : stat == 0 ? 0 : kStagingBytes;
-  return ncclSuccess;
-}
-
 NCCL_API(ncclResult_t, ncclCommSuspend, (ncclComm_t handle, int flags)) {
   note(__func__, handle);
   return handle && find(handle) && flags == 1 ? ncclSuccess : fail(ncclInvalidArgument, "ncclCommSuspend");
@@ -88,19 +79,4 @@ NCCL_API(ncclResult_t, ncclCommResume, (ncclComm_t handle)) {
     reinterpret_cast<void (*)(ncclComm_t)>(std::strtoull(plugin, nullptr, 10))(handle);
   }
   return handle && find(handle) ? ncclSuccess : fail(ncclInvalidArgument, "ncclCommResume");
-}
-
-// The beginning of ncclCommProperties_t.
-struct Properties { size_t size; unsigned magic, version; int rank, nRanks, cudaDev, nvmlDev; };
-
-NCCL_API(ncclResult_t, ncclCommQueryProperties, (ncclComm_t handle, Properties* out)) {
-  note(__func__, handle);
-  const auto comm = handle ? find(handle) : nullptr;
-  if (!comm || !out || out->magic != kConfigMagic || out->size < sizeof *out) {
-    return fail(ncclInvalidArgument, "ncclCommQueryProperties");
-  }
-  out->rank = comm->rank;
-  out->nRanks = comm->ranks;
-  out->cudaDev = out->nvmlDev = comm->device;
-  return ncclSuccess;
 }

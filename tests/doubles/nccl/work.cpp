@@ -1,4 +1,4 @@
-// How is a collective done? A function in the stream meets the other ranks: inputs travel whole, and each rank works
+// How a collective is done: a function in the stream meets the other ranks: inputs travel whole, and each rank works
 // out its own output.
 #include <algorithm>
 #include <cstring>

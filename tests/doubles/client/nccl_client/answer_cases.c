@@ -1,4 +1,4 @@
-// Does the library answer questions, and refuse what is wrong?
+// The library answers questions and refuses what is wrong.
 #include <string.h>
 
 #include "cases.h"
@@ -40,7 +40,7 @@ void run_registration(struct World* world) {
   void* handle[kMostRanks];
   ncclWindow_t window[kMostRanks];
   FOR_LOCALS(local) {
-    const long i = local - world->local;
+    const int i = local->index;
     use(world, local);
     NCCL(ncclMemAlloc(&buffer[i], 1 << 16));
     NCCL(ncclCommRegister(local->comm, buffer[i], 1 << 16, &handle[i]));
@@ -48,18 +48,18 @@ void run_registration(struct World* world) {
   }
   begin_calls(world);
   FOR_LOCALS(local) {
-    const long i = local - world->local;
+    const int i = local->index;
     NCCL(ncclCommWindowRegister(local->comm, buffer[i], 1 << 16, &window[i], 1));
   }
   end_calls(world);
   begin_calls(world);
   FOR_LOCALS(local) {
-    const long i = local - world->local;
+    const int i = local->index;
     NCCL(ncclAllReduce(buffer[i], buffer[i], 1 << 16, ncclInt8, ncclSum, local->comm, local->stream));
   }
   end_calls(world);
   FOR_LOCALS(local) {
-    const long i = local - world->local;
+    const int i = local->index;
     unsigned char seen[100];
     use(world, local);
     CU(cuda.cuMemcpyDtoHAsync_v2(seen, (CUdeviceptr)buffer[i] + 65436, 100, local->stream));

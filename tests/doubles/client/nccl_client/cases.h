@@ -1,34 +1,13 @@
-// Which situations does the client play through?
+// The situations that the client plays through, in this order: run_queries, ….
 #pragma once
 
 #include "check.h"
 
-struct Case {
-  const char* name;
-  void (*run)(struct World* world);
-};
+#define CASES(X)                                                                                                 \
+  X(queries) X(errors) X(types) X(sizes) X(configs) X(scaled) X(messages) X(groups) X(streams) X(legacy_stream) \
+  X(several) X(graph) X(graph_fork) X(graph_order) X(graph_lost) X(registration) X(split) X(shrink) X(grow)      \
+  X(nonblocking) X(finalize) X(abort)
 
-extern const struct Case kCases[];  // ends with a null name
-
-void run_types(struct World* world);
-void run_sizes(struct World* world);
-void run_configs(struct World* world);
-void run_scaled(struct World* world);
-void run_groups(struct World* world);
-void run_messages(struct World* world);
-void run_streams(struct World* world);
-void run_legacy_stream(struct World* world);
-void run_several(struct World* world);
-void run_graph(struct World* world);
-void run_graph_fork(struct World* world);
-void run_graph_order(struct World* world);
-void run_graph_lost(struct World* world);
-void run_split(struct World* world);
-void run_shrink(struct World* world);
-void run_grow(struct World* world);
-void run_nonblocking(struct World* world);
-void run_finalize(struct World* world);
-void run_abort(struct World* world);
-void run_queries(struct World* world);
-void run_registration(struct World* world);
-void run_errors(struct World* world);
+#define CASE_FUNCTION(name) void run_##name(struct World* world);
+CASES(CASE_FUNCTION)
+#undef CASE_FUNCTION

@@ -24,6 +24,13 @@ static size_t recv_blocks(const struct World* world, enum Kind kind) {
   return kind == kAllGather || kind == kAlltoAll || kind == kGather ? (size_t)world->ranks : 1;
 }
 
+struct Local piece(const struct Local* local, int index) {
+  struct Local part = *local;
+  part.send += (CUdeviceptr)index * (kBufferBytes / kPieces);
+  part.recv += (CUdeviceptr)index * (kBufferBytes / kPieces);
+  return part;
+}
+
 struct Place place_of(const struct World* world, const struct Local* local, const struct Call* call) {
   const size_t element = bytes_of(call->type), block = call->count * element;
   const size_t start = kGuardBytes + (call->shifted ? element : 0);
@@ -89,20 +96,6 @@ ncclResult_t make_call(const struct Local* local, const struct Call* call, ncclC
   const bool root = local->rank == call->root;
   if (!root && (call->kind == kReduce || call->kind == kGather)) recv = NULL;
   if (!root && call->kind == kScatter) send = NULL;
-  if (!call->with_config) {
-    switch (call->kind) {
-      case kAllReduce: return ncclAllReduce(send, recv, n, t, call->op, comm, stream);
-      case kReduce: return ncclReduce(send, recv, n, t, call->op, call->root, comm, stream);
-      case kBroadcast: return ncclBroadcast(send, recv, n, t, call->root, comm, stream);
-      case kBcast: return ncclBcast(recv, n, t, call->root, comm, stream);
-      case kAllGather: return ncclAllGather(send, recv, n, t, comm, stream);
-      case kReduceScatter: return ncclReduceScatter(send, recv, n, t, call->op, comm, stream);
-      case kAlltoAll: return ncclAlltoAll(send, recv, n, t, comm, stream);
-      case kGather: return ncclGather(send, recv, n, t, call->root, comm, stream);
-      case kScatter: return ncclScatter(send, recv, n, t, call->root, comm, stream);
-      default: return ncclInternalError;
-    }
-  }
   ncclCollConfig_t config;
   memset(&config, 0, sizeof config);
   config.size = sizeof config;
@@ -111,18 +104,30 @@ ncclResult_t make_call(const struct Local* local, const struct Call* call, ncclC
   config.minCTAs = config.maxCTAs = config.nvlsCTAs = config.cgaClusterSize = NCCL_CONFIG_UNDEF_INT;
   config.CTAPolicy = NCCL_CONFIG_UNDEF_INT;
   config.forceAlgSelection = 1;
+#define CALL(name, ...) call->with_config ? nccl##name##Config(__VA_ARGS__, &config) : nccl##name(__VA_ARGS__)
   switch (call->kind) {
-    case kAllReduce: return ncclAllReduceConfig(send, recv, n, t, call->op, comm, stream, &config);
-    case kReduce: return ncclReduceConfig(send, recv, n, t, call->op, call->root, comm, stream, &config);
-    case kBcast: return ncclBroadcastConfig(recv, recv, n, t, call->root, comm, stream, &config);
-    case kBroadcast: return ncclBroadcastConfig(send, recv, n, t, call->root, comm, stream, &config);
-    case kAllGather: return ncclAllGatherConfig(send, recv, n, t, comm, stream, &config);
-    case kReduceScatter: return ncclReduceScatterConfig(send, recv, n, t, call->op, comm, stream, &config);
-    case kAlltoAll: return ncclAlltoAllConfig(send, recv, n, t, comm, stream, &config);
-    case kGather: return ncclGatherConfig(send, recv, n, t, call->root, comm, stream, &config);
-    case kScatter: return ncclScatterConfig(send, recv, n, t, call->root, comm, stream, &config);
+    case kAllReduce: return CALL(AllReduce, send, recv, n, t, call->op, comm, stream);
+    case kReduce: return CALL(Reduce, send, recv, n, t, call->op, call->root, comm, stream);
+    case kBroadcast: return CALL(Broadcast, send, recv, n, t, call->root, comm, stream);
+    case kAllGather: return CALL(AllGather, send, recv, n, t, comm, stream);
+    case kReduceScatter: return CALL(ReduceScatter, send, recv, n, t, call->op, comm, stream);
+    case kAlltoAll: return CALL(AlltoAll, send, recv, n, t, comm, stream);
+    case kGather: return CALL(Gather, send, recv, n, t, call->root, comm, stream);
+    case kScatter: return CALL(Scatter, send, recv, n, t, call->root, comm, stream);
+    case kBcast:
+      if (!call->with_config) return ncclBcast(recv, n, t, call->root, comm, stream);
+      return ncclBroadcastConfig(recv, recv, n, t, call->root, comm, stream, &config);
     default: return ncclInternalError;
   }
+#undef CALL
+}
+
+void call_all(struct World* world, const struct Call* call, ncclComm_t* comms, cudaStream_t* streams) {
+  begin_calls(world);
+  FOR_LOCALS(local) {
+    NCCL(make_call(local, call, comms ? comms[local->index] : local->comm, streams[local->index]));
+  }
+  end_calls(world);
 }
 
 // What element `i` of the output must be.

@@ -1,9 +1,11 @@
-// Is the outcome of one collective right? Inputs are put in place, the call is made on all local ranks, and outputs,
-// untouched inputs and the bytes around both are compared bit by bit.
+// Whether the outcome of one collective is right. Inputs are put in place, the call is made on all local ranks, and
+// outputs, untouched inputs and the bytes around both are compared bit by bit.
 #pragma once
 
 #include "values.h"
 #include "world.h"
+
+enum { kPieces = 8 };
 
 enum Kind { kAllReduce, kReduce, kBroadcast, kBcast, kAllGather, kReduceScatter, kAlltoAll, kGather, kScatter, kKinds };
 
@@ -21,12 +23,17 @@ const char* name_of(enum Kind kind);
 bool reduces(enum Kind kind);
 bool rooted(enum Kind kind);
 
+// A piece of the rank's buffers, for one of several calls that run together.
+struct Local piece(const struct Local* local, int index);
+
 // Where a rank's call reads and writes.
 struct Place { CUdeviceptr send, recv; size_t send_bytes, recv_bytes; };
 struct Place place_of(const struct World* world, const struct Local* local, const struct Call* call);
 
 void put_in(struct World* world, const struct Local* local, const struct Call* call, cudaStream_t stream);
 ncclResult_t make_call(const struct Local* local, const struct Call* call, ncclComm_t comm, cudaStream_t stream);
+// On all local ranks: their own communicators for NULL.
+void call_all(struct World* world, const struct Call* call, ncclComm_t* comms, cudaStream_t* streams);
 void look_at(struct World* world, const struct Local* local, const struct Call* call, cudaStream_t stream);
 
 // All three, on the communicator and the stream of each local rank.

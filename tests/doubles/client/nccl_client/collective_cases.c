@@ -1,4 +1,4 @@
-// Does every collective give the right bits for every type, operation, size and place?
+// Every collective gives the right bits for every type, operation, size and place.
 #include "cases.h"
 
 static struct Call call_of(enum Kind kind, size_t count, ncclDataType_t type, ncclRedOp_t op, int root) {
@@ -52,7 +52,7 @@ void run_scaled(struct World* world) {
       CUdeviceptr scalar[kMostRanks];
       FOR_LOCALS(local) {
         char value[8];
-        const long i = local - world->local;
+        const int i = local->index;
         encode(types[t], 2 + device, value);
         use(world, local);
         CU(cuda.cuMemAlloc_v2(&scalar[i], 8));
@@ -68,9 +68,9 @@ void run_scaled(struct World* world) {
         check(world, &call);
       }
       FOR_LOCALS(local) {
-        NCCL(ncclRedOpDestroy(ops[local - world->local], local->comm));
+        NCCL(ncclRedOpDestroy(ops[local->index], local->comm));
         use(world, local);
-        CU(cuda.cuMemFree_v2(scalar[local - world->local]));
+        CU(cuda.cuMemFree_v2(scalar[local->index]));
       }
     }
   }

@@ -1,4 +1,4 @@
-// Which functions of the driver does the client call? It opens BLINK_CUDA_LIB, or libcuda.so.1.
+// The functions of the driver that the client calls. It opens BLINK_CUDA_LIB, or libcuda.so.1.
 #pragma once
 
 #include <stddef.h>

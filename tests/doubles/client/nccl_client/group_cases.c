@@ -1,16 +1,10 @@
-// Are groups and messages right?
+// Groups and messages.
 #include <stdlib.h>
 #include <string.h>
 
 #include "cases.h"
 
-// A piece of the rank's buffers for one of several calls that run together.
-static struct Local piece(const struct Local* local, int index) {
-  struct Local part = *local;
-  part.send += (CUdeviceptr)index * (kBufferBytes / 8);
-  part.recv += (CUdeviceptr)index * (kBufferBytes / 8);
-  return part;
-}
+enum { kLastPiece = kBufferBytes / kPieces * (kPieces - 1) };
 
 static void send_and_receive(struct World* world, const struct Local* local, int to, int from, size_t count,
                              size_t place) {
@@ -73,7 +67,7 @@ void run_groups(struct World* world) {
         const struct Local part = piece(local, c);
         put_in(world, &part, &calls[c], local->stream);
       }
-      fill_message(world, local, local->rank, 300, kBufferBytes / 8 * 7);
+      fill_message(world, local, local->rank, 300, kLastPiece);
     }
     NCCL(ncclGroupStart());
     FOR_LOCALS(local) {
@@ -82,7 +76,7 @@ void run_groups(struct World* world) {
         if (nested) NCCL(ncclGroupStart());
         NCCL(make_call(&part, &calls[c], local->comm, local->stream));
         if (c == 2) {
-          send_and_receive(world, local, (local->rank + 1) % n, (local->rank + n - 1) % n, 300, kBufferBytes / 8 * 7);
+          send_and_receive(world, local, (local->rank + 1) % n, (local->rank + n - 1) % n, 300, kLastPiece);
         }
         if (nested) NCCL(ncclGroupEnd());
       }
@@ -93,7 +87,7 @@ void run_groups(struct World* world) {
         const struct Local part = piece(local, c);
         look_at(world, &part, &calls[c], local->stream);
       }
-      look_at_message(world, local, (local->rank + n - 1) % n, 300, kBufferBytes / 8 * 7);
+      look_at_message(world, local, (local->rank + n - 1) % n, 300, kLastPiece);
     }
   }
   NCCL(ncclGroupStart());  // an empty group

@@ -1,4 +1,4 @@
-// Do communicators come and go as they should?
+// Communicators come and go as they should.
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -7,14 +7,13 @@
 
 static const struct Call kSome = {kAllReduce, 321, ncclFloat32, ncclSum, 0, false, false, false, 0};
 
-// One collective over other communicators than those of the world; `all` of them have that many ranks, and local rank
-// i of the world is rank ranks_of[i] there. NULL: in none.
+// One collective over other communicators than those of the world, by local rank; NULL: in none.
 static void check_on(struct World* world, const struct Call* call, ncclComm_t* comms) {
   struct World there = *world;
   there.locals = 0;
   there.failures = there.checks = 0;
   FOR_LOCALS(local) {
-    const ncclComm_t comm = comms[local - world->local];
+    const ncclComm_t comm = comms[local->index];
     if (!comm) continue;
     struct Local* other = &there.local[there.locals++];
     *other = *local;
@@ -39,13 +38,6 @@ static void check_on(struct World* world, const struct Call* call, ncclComm_t* c
   world->checks += there.checks;
 }
 
-static void destroy(struct World* world, ncclComm_t* comms) {
-  FOR_LOCALS(local) {
-    use(world, local);
-    if (comms[local - world->local]) NCCL(ncclCommDestroy(comms[local - world->local]));
-  }
-}
-
 void run_split(struct World* world) {
   ncclComm_t child[kMostRanks], grandchild[kMostRanks];
   for (int way = 0; way < 3; ++way) {  // all; even and odd, backwards; all but the last
@@ -53,11 +45,11 @@ void run_split(struct World* world) {
     FOR_LOCALS(local) {
       const int last = local->rank == world->ranks - 1;
       const int color = way == 0 ? 7 : way == 1 ? local->rank % 2 : last ? NCCL_SPLIT_NOCOLOR : 0;
-      NCCL(ncclCommSplit(local->comm, color, way == 1 ? -local->rank : 0, &child[local - world->local], NULL));
+      NCCL(ncclCommSplit(local->comm, color, way == 1 ? -local->rank : 0, &child[local->index], NULL));
     }
     end_calls(world);
     FOR_LOCALS(local) {
-      const ncclComm_t comm = child[local - world->local];
+      const ncclComm_t comm = child[local->index];
       const int last = local->rank == world->ranks - 1, n = world->ranks;
       int rank, count;
       if (way == 2 && last) {
@@ -77,13 +69,13 @@ void run_split(struct World* world) {
     if (way == 0) {  // a child of a child
       begin_calls(world);
       FOR_LOCALS(local) {
-        NCCL(ncclCommSplit(child[local - world->local], 0, local->rank, &grandchild[local - world->local], NULL));
+        NCCL(ncclCommSplit(child[local->index], 0, local->rank, &grandchild[local->index], NULL));
       }
       end_calls(world);
       check_on(world, &kSome, grandchild);
-      destroy(world, grandchild);
+      destroy_comms(world, grandchild);
     }
-    destroy(world, child);
+    destroy_comms(world, child);
     check(world, &kSome);  // the parent goes on
   }
 }
@@ -96,12 +88,12 @@ void run_shrink(struct World* world) {
   begin_calls(world);
   FOR_LOCALS(local) {
     if (local->rank != gone) {
-      NCCL(ncclCommShrink(local->comm, &gone, 1, &less[local - world->local], NULL, 0));
+      NCCL(ncclCommShrink(local->comm, &gone, 1, &less[local->index], NULL, 0));
     }
   }
   end_calls(world);
   check_on(world, &kSome, less);
-  destroy(world, less);
+  destroy_comms(world, less);
 }
 
 // All but the last rank are a communicator, which the last one joins.
@@ -113,21 +105,21 @@ void run_grow(struct World* world) {
   begin_calls(world);
   FOR_LOCALS(local) {
     const int color = local->rank == last ? NCCL_SPLIT_NOCOLOR : 0;
-    NCCL(ncclCommSplit(local->comm, color, 0, &less[local - world->local], NULL));
+    NCCL(ncclCommSplit(local->comm, color, 0, &less[local->index], NULL));
   }
   end_calls(world);
   const ncclUniqueId id = next_id(world);
   begin_calls(world);
   FOR_LOCALS(local) {
-    const long i = local - world->local;
+    const int i = local->index;
     use(world, local);
     NCCL(ncclCommGrow(less[i], world->ranks, local->rank == 0 || local->rank == last ? &id : NULL,
                       local->rank == last ? last : -1, &whole[i], NULL));
   }
   end_calls(world);
   check_on(world, &kSome, whole);
-  destroy(world, whole);
-  destroy(world, less);
+  destroy_comms(world, whole);
+  destroy_comms(world, less);
 }
 
 void run_nonblocking(struct World* world) {
@@ -138,7 +130,7 @@ void run_nonblocking(struct World* world) {
     FOR_LOCALS(local) put_in(world, local, &kSome, local->stream);
     if (world->locals > 1) NCCL(ncclGroupStart());
     FOR_LOCALS(local) {
-      const long i = local - world->local;
+      const int i = local->index;
       const ncclResult_t result = make_call(local, &kSome, comm[i], local->stream);
       if (result != ncclInProgress) NCCL(result);
     }
@@ -146,29 +138,27 @@ void run_nonblocking(struct World* world) {
       const ncclResult_t result = ncclGroupEnd();
       if (result != ncclInProgress) NCCL(result);
     }
-    FOR_LOCALS(local) NCCL(settled(comm[local - world->local]));
+    FOR_LOCALS(local) NCCL(settled(comm[local->index]));
     FOR_LOCALS(local) look_at(world, local, &kSome, local->stream);
   }
   FOR_LOCALS(local) {
-    const ncclResult_t result = ncclCommFinalize(comm[local - world->local]);
+    const ncclResult_t result = ncclCommFinalize(comm[local->index]);
     if (result != ncclInProgress) NCCL(result);
   }
-  FOR_LOCALS(local) NCCL(settled(comm[local - world->local]));
-  destroy(world, comm);
+  FOR_LOCALS(local) NCCL(settled(comm[local->index]));
+  destroy_comms(world, comm);
 }
 
 void run_finalize(struct World* world) {
   ncclComm_t comm[kMostRanks];
   make_comms(world, comm, NULL);
   FOR_LOCALS(local) put_in(world, local, &kSome, local->stream);
+  call_all(world, &kSome, comm, world->own);
   NCCL(ncclGroupStart());
-  FOR_LOCALS(local) NCCL(make_call(local, &kSome, comm[local - world->local], local->stream));
-  NCCL(ncclGroupEnd());
-  NCCL(ncclGroupStart());
-  FOR_LOCALS(local) NCCL(ncclCommFinalize(comm[local - world->local]));
+  FOR_LOCALS(local) NCCL(ncclCommFinalize(comm[local->index]));
   NCCL(ncclGroupEnd());
   FOR_LOCALS(local) look_at(world, local, &kSome, local->stream);
-  destroy(world, comm);
+  destroy_comms(world, comm);
 }
 
 // The last rank never makes the call that all others wait in. Everybody aborts; nobody hangs, and the streams and
@@ -183,14 +173,14 @@ void run_abort(struct World* world) {
     NCCL(ncclGroupStart());
     FOR_LOCALS(local) {
       if (local->rank != world->ranks - 1) {
-        NCCL(make_call(local, &call, comm[local - world->local], local->stream));
+        NCCL(make_call(local, &call, comm[local->index], local->stream));
       }
     }
     NCCL(ncclGroupEnd());
     usleep(30000);
     FOR_LOCALS(local) {
       use(world, local);
-      NCCL(ncclCommAbort(comm[local - world->local]));
+      NCCL(ncclCommAbort(comm[local->index]));
     }
     synchronize(world);
     ++world->checks;

@@ -3,7 +3,7 @@
 //
 //   nccl_client --mode process --ranks 4 --rank 1 --id FILE       one process per rank, or per --locals ranks
 //   nccl_client --mode threads|all|group --ranks 4                threads; ncclCommInitAll; ncclCommInitRank in a group
-//     [--cases types,sizes,…] [--sizes 0,1,4099] [--device-shift 1] [--list]
+//     [--cases types,sizes,…] [--sizes 0,1,4099]
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,13 +12,15 @@
 
 #include "cases.h"
 
-const struct Case kCases[] = {
-    {"queries", run_queries}, {"errors", run_errors}, {"types", run_types}, {"sizes", run_sizes},
-    {"configs", run_configs}, {"scaled", run_scaled}, {"messages", run_messages}, {"groups", run_groups},
-    {"streams", run_streams}, {"legacy_stream", run_legacy_stream}, {"several", run_several}, {"graph", run_graph},
-    {"graph_fork", run_graph_fork}, {"graph_order", run_graph_order}, {"graph_lost", run_graph_lost},
-    {"registration", run_registration}, {"split", run_split}, {"shrink", run_shrink}, {"grow", run_grow},
-    {"nonblocking", run_nonblocking}, {"finalize", run_finalize}, {"abort", run_abort}, {NULL, NULL},
+struct Case {
+  const char* name;
+  void (*run)(struct World* world);
+};
+static const struct Case kCases[] = {
+#define CASE_ROW(name) {#name, run_##name},
+    CASES(CASE_ROW)
+#undef CASE_ROW
+    {NULL, NULL},
 };
 
 static bool wanted(const char* list, const char* name) {
@@ -36,7 +38,10 @@ static long play(const struct Options* options, int first_rank, int locals) {
   world->options = options;
   world->ranks = options->ranks;
   world->locals = locals;
-  for (int i = 0; i < locals; ++i) world->local[i].rank = first_rank + i;
+  for (int i = 0; i < locals; ++i) {
+    world->local[i].index = i;
+    world->local[i].rank = first_rank + i;
+  }
   set_up(world);
   for (const struct Case* one = kCases; one->name; ++one) {
     if (!wanted(options->cases, one->name)) continue;
@@ -67,12 +72,8 @@ static void stop(const char* text) {
 }
 
 static struct Options options_of(int count, char** words) {
-  struct Options options = {"all", "all", NULL, {0, 1, 3, 17, 256, 1000, 4099, 40001}, 8, 4, 0, 1, 0};
+  struct Options options = {"all", "all", NULL, {0, 1, 3, 17, 256, 1000, 4099, 40001}, 8, 4, 0, 1};
   for (int i = 1; i < count; ++i) {
-    if (!strcmp(words[i], "--list")) {
-      for (const struct Case* one = kCases; one->name; ++one) puts(one->name);
-      exit(0);
-    }
     if (i + 1 == count) stop("an option lacks its value");
     const char* name = words[i];
     char* value = words[++i];
@@ -82,7 +83,6 @@ static struct Options options_of(int count, char** words) {
     else if (!strcmp(name, "--ranks")) options.ranks = atoi(value);
     else if (!strcmp(name, "--rank")) options.first_rank = atoi(value);
     else if (!strcmp(name, "--locals")) options.locals = atoi(value);
-    else if (!strcmp(name, "--device-shift")) options.device_shift = atoi(value);
     else if (!strcmp(name, "--sizes")) {
       options.size_count = 0;
       for (char* one = strtok(value, ","); one && options.size_count < 32; one = strtok(NULL, ",")) {

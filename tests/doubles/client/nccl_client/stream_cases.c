@@ -1,103 +1,73 @@
-// Is the order of streams kept, in launches and in graphs?
-#include <stdlib.h>
-#include <string.h>
-
+// The order of streams is kept.
 #include "cases.h"
 
 static const struct Call kSmall = {kAllReduce, 999, ncclFloat32, ncclSum, 0, false, false, false, 0};
 
 // Input is made in one stream, reduced in a second, read in a third: only events order them.
-void run_streams(struct World* world) {
-  cudaStream_t second[kMostRanks], third[kMostRanks];
-  CUevent event[kMostRanks];
-  FOR_LOCALS(local) {
-    const long i = local - world->local;
-    use(world, local);
-    CU(cuda.cuStreamCreate(&second[i], 1));
-    CU(cuda.cuStreamCreate(&third[i], 1));
-    CU(cuda.cuEventCreate(&event[i], 2));
-  }
+static void in_three_streams(struct World* world, cudaStream_t* second, cudaStream_t* third) {
   for (int round = 0; round < 6; ++round) {
     struct Call call = kSmall;
     call.kind = round % 2 ? kAllReduce : kAllGather;
     call.in_place = round % 3 == 1;
-    FOR_LOCALS(local) {
-      const long i = local - world->local;
-      put_in(world, local, &call, local->stream);
-      CU(cuda.cuEventRecord(event[i], local->stream));
-      CU(cuda.cuStreamWaitEvent(second[i], event[i], 0));
-    }
-    begin_calls(world);
-    FOR_LOCALS(local) NCCL(make_call(local, &call, local->comm, second[local - world->local]));
-    end_calls(world);
-    FOR_LOCALS(local) {
-      const long i = local - world->local;
-      use(world, local);
-      CU(cuda.cuEventRecord(event[i], second[i]));
-      CU(cuda.cuStreamWaitEvent(third[i], event[i], 0));
-    }
-    FOR_LOCALS(local) look_at(world, local, &call, third[local - world->local]);
+    FOR_LOCALS(local) put_in(world, local, &call, local->stream);
+    follow(world, world->own, second);
+    call_all(world, &call, NULL, second);
+    follow(world, second, third);
+    FOR_LOCALS(local) look_at(world, local, &call, third[local->index]);
   }
-  // Two calls of one communicator in two streams run in the order of the calls: the second reads what the first wrote.
-  struct Call first = kSmall, next = kSmall;
-  next.kind = kBroadcast;
-  FOR_LOCALS(local) {
-    const long i = local - world->local;
-    put_in(world, local, &first, local->stream);
-    CU(cuda.cuEventRecord(event[i], local->stream));
-    CU(cuda.cuStreamWaitEvent(second[i], event[i], 0));
-  }
-  begin_calls(world);
-  FOR_LOCALS(local) NCCL(make_call(local, &first, local->comm, second[local - world->local]));
-  end_calls(world);
+}
+
+// Two calls of one communicator in two streams run in the order of the calls: the second reads what the first wrote.
+static void one_after_the_other(struct World* world, cudaStream_t* second, cudaStream_t* third) {
+  FOR_LOCALS(local) put_in(world, local, &kSmall, local->stream);
+  follow(world, world->own, second);
+  call_all(world, &kSmall, NULL, second);
   begin_calls(world);
   FOR_LOCALS(local) {
-    const struct Place place = place_of(world, local, &first);
-    NCCL(ncclBroadcast((const void*)place.recv, (void*)place.recv, next.count, next.type, 0, local->comm,
-                       third[local - world->local]));
+    const struct Place place = place_of(world, local, &kSmall);
+    NCCL(ncclBroadcast((const void*)place.recv, (void*)place.recv, kSmall.count, kSmall.type, 0, local->comm,
+                       third[local->index]));
   }
   end_calls(world);
-  FOR_LOCALS(local) look_at(world, local, &first, third[local - world->local]);
-  // Calls of one group in several streams: each stream goes on when all is done.
-  FOR_LOCALS(local) {
-    const long i = local - world->local;
-    put_in(world, local, &first, second[i]);
-    CU(cuda.cuEventRecord(event[i], second[i]));
-    CU(cuda.cuStreamWaitEvent(third[i], event[i], 0));
-  }
+  FOR_LOCALS(local) look_at(world, local, &kSmall, third[local->index]);
+}
+
+// Calls of one group in several streams: each stream goes on when all is done.
+static void in_one_group(struct World* world, cudaStream_t* second, cudaStream_t* third) {
+  FOR_LOCALS(local) put_in(world, local, &kSmall, second[local->index]);
+  follow(world, second, third);
   NCCL(ncclGroupStart());
   FOR_LOCALS(local) {
-    const long i = local - world->local;
-    const struct Place place = place_of(world, local, &first);
-    NCCL(make_call(local, &first, local->comm, second[i]));
+    NCCL(make_call(local, &kSmall, local->comm, second[local->index]));
     NCCL(ncclAllReduce((const void*)(local->send + kBufferBytes / 2), (void*)(local->recv + kBufferBytes / 2), 10,
-                       ncclInt32, ncclSum, local->comm, third[i]));
-    (void)place;
+                       ncclInt32, ncclSum, local->comm, third[local->index]));
   }
   NCCL(ncclGroupEnd());
-  FOR_LOCALS(local) {
-    const long i = local - world->local;
-    look_at(world, local, &first, third[i]);
-    CU(cuda.cuStreamSynchronize(second[i]));
-    CU(cuda.cuStreamSynchronize(third[i]));
-    CU(cuda.cuEventDestroy_v2(event[i]));
-    CU(cuda.cuStreamDestroy_v2(second[i]));
-    CU(cuda.cuStreamDestroy_v2(third[i]));
-  }
+  FOR_LOCALS(local) look_at(world, local, &kSmall, third[local->index]);
+}
+
+void run_streams(struct World* world) {
+  cudaStream_t second[kMostRanks], third[kMostRanks];
+  make_streams(world, second);
+  make_streams(world, third);
+  in_three_streams(world, second, third);
+  one_after_the_other(world, second, third);
+  in_one_group(world, second, third);
+  end_streams(world, second);
+  end_streams(world, third);
 }
 
 // The default stream of each device: handle 0.
 void run_legacy_stream(struct World* world) {
-  struct Call call = kSmall;
   synchronize(world);
-  FOR_LOCALS(local) put_in(world, local, &call, NULL);
+  FOR_LOCALS(local) put_in(world, local, &kSmall, NULL);
   begin_calls(world);
   FOR_LOCALS(local) {
     use(world, local);
-    NCCL(make_call(local, &call, local->comm, NULL));
+    NCCL(make_call(local, &kSmall, local->comm, NULL));
   }
   end_calls(world);
-  FOR_LOCALS(local) look_at(world, local, &call, NULL);
+  FOR_LOCALS(local) look_at(world, local, &kSmall, NULL);
 }
 
 // Several communicators over the same devices, interleaved.
@@ -106,117 +76,34 @@ void run_several(struct World* world) {
   cudaStream_t stream[3][kMostRanks];
   for (int m = 0; m < 3; ++m) {
     make_comms(world, more[m], NULL);
-    FOR_LOCALS(local) {
-      use(world, local);
-      CU(cuda.cuStreamCreate(&stream[m][local - world->local], 1));
-    }
+    make_streams(world, stream[m]);
   }
   for (int round = 0; round < 3; ++round) {
-    struct Call calls[3];
+    struct Call calls[3] = {kSmall, kSmall, kSmall};
     for (int m = 0; m < 3; ++m) {
-      calls[m] = kSmall;
       calls[m].kind = (enum Kind)((m * 2 + round) % kKinds);
       FOR_LOCALS(local) {
-        struct Local part = *local;
-        part.send += (CUdeviceptr)m * (kBufferBytes / 4);
-        part.recv += (CUdeviceptr)m * (kBufferBytes / 4);
-        put_in(world, &part, &calls[m], stream[m][local - world->local]);
+        const struct Local part = piece(local, m);
+        put_in(world, &part, &calls[m], stream[m][local->index]);
       }
     }
     for (int m = 0; m < 3; ++m) {
       begin_calls(world);
       FOR_LOCALS(local) {
-        struct Local part = *local;
-        part.send += (CUdeviceptr)m * (kBufferBytes / 4);
-        part.recv += (CUdeviceptr)m * (kBufferBytes / 4);
-        const long i = local - world->local;
-        NCCL(make_call(&part, &calls[m], more[m][i], stream[m][i]));
+        const struct Local part = piece(local, m);
+        NCCL(make_call(&part, &calls[m], more[m][local->index], stream[m][local->index]));
       }
       end_calls(world);
     }
     for (int m = 2; m >= 0; --m) {
       FOR_LOCALS(local) {
-        struct Local part = *local;
-        part.send += (CUdeviceptr)m * (kBufferBytes / 4);
-        part.recv += (CUdeviceptr)m * (kBufferBytes / 4);
-        look_at(world, &part, &calls[m], stream[m][local - world->local]);
+        const struct Local part = piece(local, m);
+        look_at(world, &part, &calls[m], stream[m][local->index]);
       }
     }
   }
   for (int m = 0; m < 3; ++m) {
-    FOR_LOCALS(local) {
-      const long i = local - world->local;
-      use(world, local);
-      NCCL(ncclCommDestroy(more[m][i]));
-      CU(cuda.cuStreamDestroy_v2(stream[m][i]));
-    }
+    destroy_comms(world, more[m]);
+    end_streams(world, stream[m]);
   }
 }
-
-static void replay(struct World* world, const struct Call* call, CUgraphExec* exec, int times) {
-  for (int round = 0; round < times; ++round) {
-    FOR_LOCALS(local) put_in(world, local, call, local->stream);
-    FOR_LOCALS(local) {
-      use(world, local);
-      CU(cuda.cuGraphLaunch(exec[local - world->local], local->stream));
-    }
-    FOR_LOCALS(local) look_at(world, local, call, local->stream);
-  }
-}
-
-// Captured once, run several times, with calls outside the graph between.
-static void capture_and_replay(struct World* world, const struct Call* call, bool fork) {
-  CUgraph graph[kMostRanks];
-  CUgraphExec exec[kMostRanks];
-  cudaStream_t side[kMostRanks];
-  CUevent event[kMostRanks];
-  check(world, call);  // whatever is set up at the first call
-  FOR_LOCALS(local) {
-    const long i = local - world->local;
-    use(world, local);
-    CU(cuda.cuStreamCreate(&side[i], 1));
-    CU(cuda.cuEventCreate(&event[i], 2));
-    CU(cuda.cuStreamBeginCapture_v2(local->stream, strcmp(world->options->mode, "process") ? 1 : 0));
-    if (fork) {
-      CU(cuda.cuEventRecord(event[i], local->stream));
-      CU(cuda.cuStreamWaitEvent(side[i], event[i], 0));
-    }
-  }
-  begin_calls(world);
-  FOR_LOCALS(local) NCCL(make_call(local, call, local->comm, fork ? side[local - world->local] : local->stream));
-  end_calls(world);
-  FOR_LOCALS(local) {
-    const long i = local - world->local;
-    use(world, local);
-    if (fork) {
-      CU(cuda.cuMemsetD8Async(local->send + kBufferBytes - 64, 1, 64, local->stream));
-      CU(cuda.cuEventRecord(event[i], side[i]));
-      CU(cuda.cuStreamWaitEvent(local->stream, event[i], 0));
-    }
-    CU(cuda.cuStreamEndCapture(local->stream, &graph[i]));
-    CU(cuda.cuGraphInstantiateWithFlags(&exec[i], graph[i], 0));
-  }
-  replay(world, call, exec, 3);
-  check(world, &kSmall);
-  replay(world, call, exec, 2);
-  FOR_LOCALS(local) {
-    const long i = local - world->local;
-    use(world, local);
-    CU(cuda.cuGraphExecDestroy(exec[i]));
-    CU(cuda.cuGraphDestroy(graph[i]));
-    CU(cuda.cuEventDestroy_v2(event[i]));
-    CU(cuda.cuStreamDestroy_v2(side[i]));
-  }
-}
-
-void run_graph(struct World* world) {
-  static const enum Kind kinds[] = {kAllReduce, kBroadcast, kReduceScatter, kAllGather};
-  for (int k = 0; k < 4; ++k) {
-    struct Call call = kSmall;
-    call.kind = kinds[k];
-    call.count = k == 0 ? 5000 : 300;
-    capture_and_replay(world, &call, false);
-  }
-}
-
-void run_graph_fork(struct World* world) { capture_and_replay(world, &kSmall, true); }

@@ -1,4 +1,4 @@
-// Which numbers travel, and what must come out? Small whole numbers, chosen so that every order of a reduction, and
+// The numbers that travel, and what must come out. Small whole numbers, chosen so that every order of a reduction, and
 // every rounding on the way, gives the same bits.
 #pragma once
 

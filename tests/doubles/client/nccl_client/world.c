@@ -67,6 +67,29 @@ void synchronize(struct World* world) {
   }
 }
 
+void make_streams(struct World* world, cudaStream_t* out) {
+  FOR_LOCALS(local) {
+    use(world, local);
+    CU(cuda.cuStreamCreate(&out[local->index], 1));
+  }
+}
+
+void end_streams(struct World* world, cudaStream_t* streams) {
+  FOR_LOCALS(local) {
+    use(world, local);
+    CU(cuda.cuStreamSynchronize(streams[local->index]));
+    CU(cuda.cuStreamDestroy_v2(streams[local->index]));
+  }
+}
+
+void follow(struct World* world, cudaStream_t* from, cudaStream_t* to) {
+  FOR_LOCALS(local) {
+    use(world, local);
+    CU(cuda.cuEventRecord(local->event, from[local->index]));
+    CU(cuda.cuStreamWaitEvent(to[local->index], local->event, 0));
+  }
+}
+
 ncclUniqueId next_id(struct World* world) {
   char path[512], fresh[600];
   ncclUniqueId id;
@@ -128,7 +151,7 @@ void make_comms(struct World* world, ncclComm_t* out, ncclConfig_t* config) {
   if (world->locals > 1) NCCL(ncclGroupStart());
   FOR_LOCALS(local) {
     use(world, local);
-    ncclComm_t* comm = &out[local - world->local];
+    ncclComm_t* comm = &out[local->index];
     const ncclResult_t result = config ? ncclCommInitRankConfig(comm, world->ranks, id, local->rank, config)
                                        : ncclCommInitRank(comm, world->ranks, id, local->rank);
     if (!(waits && result == ncclInProgress)) NCCL(result);
@@ -140,19 +163,27 @@ void make_comms(struct World* world, ncclComm_t* out, ncclConfig_t* config) {
   for (int i = 0; waits && i < world->locals; ++i) NCCL(settled(out[i]));
 }
 
+void destroy_comms(struct World* world, ncclComm_t* comms) {
+  FOR_LOCALS(local) {
+    use(world, local);
+    if (comms[local->index]) NCCL(ncclCommDestroy(comms[local->index]));
+  }
+}
+
 void set_up(struct World* world) {
   int devices;
   world->what = "set up";
   CU(cuda.cuInit(0));
   CU(cuda.cuDeviceGetCount(&devices));
   FOR_LOCALS(local) {
-    local->device = (local->rank + world->options->device_shift) % devices;
+    local->device = local->rank % devices;
     CU(cuda.cuDevicePrimaryCtxRetain(&local->context, local->device));
     use(world, local);
-    CU(cuda.cuStreamCreate(&local->stream, 1));
+    CU(cuda.cuEventCreate(&local->event, 2));
     CU(cuda.cuMemAlloc_v2(&local->send, kBufferBytes));
     CU(cuda.cuMemAlloc_v2(&local->recv, kBufferBytes));
   }
+  make_streams(world, world->own);
   ncclComm_t comms[kMostRanks];
   if (!strcmp(world->options->mode, "all")) {
     int list[kMostRanks];
@@ -161,7 +192,10 @@ void set_up(struct World* world) {
   } else {
     make_comms(world, comms, NULL);
   }
-  FOR_LOCALS(local) local->comm = comms[local - world->local];
+  FOR_LOCALS(local) {
+    local->stream = world->own[local->index];
+    local->comm = comms[local->index];
+  }
 }
 
 void tear_down(struct World* world) {
@@ -172,6 +206,7 @@ void tear_down(struct World* world) {
     NCCL(ncclCommDestroy(local->comm));
     CU(cuda.cuMemFree_v2(local->send));
     CU(cuda.cuMemFree_v2(local->recv));
-    CU(cuda.cuStreamDestroy_v2(local->stream));
+    CU(cuda.cuEventDestroy_v2(local->event));
   }
+  end_streams(world, world->own);
 }

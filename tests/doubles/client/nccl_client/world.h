@@ -1,4 +1,4 @@
-// Who are the ranks of this process, and what do they own? One thread drives one or more of them.
+// The ranks of this process, and what they own. One thread drives one or more of them.
 #pragma once
 
 #include <stdbool.h>
@@ -12,13 +12,14 @@ struct Options {
   const char* cases;     // comma list, or "all"
   const char* id;        // files that carry unique ids begin with this
   long sizes[32];
-  int size_count, ranks, first_rank, locals, device_shift;
+  int size_count, ranks, first_rank, locals;
 };
 
 struct Local {
-  int rank, device;
+  int index, rank, device;  // index: among the ranks of this world
   CUcontext context;
   cudaStream_t stream;
+  CUevent event;
   ncclComm_t comm;
   CUdeviceptr send, recv;  // kBufferBytes each
 };
@@ -27,6 +28,7 @@ struct World {
   const struct Options* options;
   int ranks, locals, ids;  // ids: unique ids used so far
   struct Local local[kMostRanks];
+  cudaStream_t own[kMostRanks];  // the stream of each
   const char* what;        // the case that runs
   long checks, failures;
 };
@@ -48,6 +50,11 @@ void cu(struct World* world, int result, const char* call);
 void use(struct World* world, const struct Local* local);  // makes its device current
 void synchronize(struct World* world);                      // all streams of local ranks
 
+// Streams, one for each local rank. `follow`: what is put into `to` from now on runs after what is in `from` now.
+void make_streams(struct World* world, cudaStream_t* out);
+void end_streams(struct World* world, cudaStream_t* streams);
+void follow(struct World* world, cudaStream_t* from, cudaStream_t* to);
+
 // The next unique id, the same on all ranks.
 ncclUniqueId next_id(struct World* world);
 
@@ -59,6 +66,7 @@ void end_calls(struct World* world);
 
 // One communicator over all ranks, into out[] by local rank; config may be NULL.
 void make_comms(struct World* world, ncclComm_t* out, ncclConfig_t* config);
+void destroy_comms(struct World* world, ncclComm_t* comms);  // those that are not NULL
 ncclConfig_t config_of(int blocking);
 // Waits until the communicator is not in progress any longer, and says what it is then.
 ncclResult_t settled(ncclComm_t comm);
