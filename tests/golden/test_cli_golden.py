@@ -19,7 +19,6 @@ CASES = {
     "plan-oneway-allreduce": "plan allreduce --topo oneway:3",
     "plan-gather": "plan gather --topo chain:4 --root 1",
     "plan-through-switch": "plan broadcast --topo star:4 --gpus 2,0,3 --root 3",
-    "plan-alltoall": "plan alltoall --topo ring:3",
     "plan-ring-fallback": "plan allgather --topo dgx-1v --gpus 1,4,5,6 --algo ring",
     "pick": "pick -k 3 --topo dgx-1v --free 0,1,4,6,7",
     "pick-json": "pick -k 2 --topo dgx-1p --free 0,1,4,6 --collective broadcast --top 2 --json",
