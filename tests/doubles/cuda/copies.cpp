@@ -31,7 +31,7 @@ bool is_capturing(CUstream handle) {
 
 enum class Way { to_device, to_host, on_device };
 
-CUresult copy(Way way, std::uintptr_t to, std::uintptr_t from, std::size_t bytes, CUstream stream) {
+CUresult copy(Way way, std::uintptr_t to, std::uintptr_t from, std::size_t bytes, CUstream stream, bool wait = false) {
   Range target, source;
   if (bytes == 0) return stream_of(stream) ? kSuccess : kInvalidHandle;
   if (CUresult error = locate(to, bytes, way != Way::to_host, &target)) return error;
@@ -56,13 +56,13 @@ CUresult copy(Way way, std::uintptr_t to, std::uintptr_t from, std::size_t bytes
   };
   OpPtr op;
   if (CUresult error = submit(stream, work, &op)) return error;
-  if (op && target_pageable) wait_for_op(op);
+  if (op && (wait || target_pageable)) wait_for_op(op);
   return kSuccess;
 }
 
 std::uintptr_t number(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); }
 
-constexpr unsigned kAsync = kDriver | kContext;
+constexpr unsigned kAsync = kDriver | kContext, kSync = kDriver | kContext | kNoCapture;
 
 }  // namespace
 
@@ -79,6 +79,16 @@ CU_API cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, std::size_t bytes, CUstr
 CU_API cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stream) {
   CU_ENTER_STREAM(kAsync, stream);
   return copy(Way::on_device, to, from, bytes, stream);
+}
+
+CU_API cuMemcpyHtoD_v2(CUdeviceptr to, const void* from, std::size_t bytes) {
+  CU_ENTER(kSync);
+  return copy(Way::to_device, to, number(from), bytes, nullptr, true);
+}
+
+CU_API cuMemcpyDtoH_v2(void* to, CUdeviceptr from, std::size_t bytes) {
+  CU_ENTER(kSync);
+  return copy(Way::to_host, number(to), from, bytes, nullptr, true);
 }
 
 CU_API cuMemsetD8Async(CUdeviceptr to, unsigned char value, std::size_t count, CUstream stream) {

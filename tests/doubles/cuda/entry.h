@@ -1,5 +1,5 @@
-// What every function of the double asks first: whether the call may go on. It is written into the journal, told to fail
-// if a test wants that, and refused where the real driver refuses it.
+// What every function of the double asks first: whether the call may go on. It is written into the journal, told to
+// fail if a test wants that, and refused where the real driver refuses it.
 #pragma once
 
 #include "api.h"

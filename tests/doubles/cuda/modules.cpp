@@ -1,5 +1,5 @@
-// Modules and kernels. A kernel is a function `void name(const blink::Call*, uint32_t block)` of a shared object for this CPU,
-// which takes a cubin's place; each block of a launch is one thread.
+// Modules and kernels. A kernel is a function `void name(const blink::Call*, uint32_t block)` of a shared object for
+// this CPU, which takes a cubin's place; each block of a launch is one thread.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/mman.h>

@@ -52,9 +52,8 @@ class Cuda:
         expect(0, self.cuStreamSynchronize(0))
 
     def read(self, address: int, count: int) -> bytes:
-        """Into memory that can be paged: it is there when the call returns."""
         buffer = ctypes.create_string_buffer(count)
-        expect(0, self.cuMemcpyDtoHAsync_v2(buffer, address, count, 0))
+        expect(0, self.cuMemcpyDtoH_v2(buffer, address, count))
         return buffer.raw
 
 
