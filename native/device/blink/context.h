@@ -127,5 +127,5 @@ class KernelContext : public ContextBase<Wire> {
 
 }  // namespace blink
 
-#include "blink/fold_entry.h"
+#include "blink/reduction.h"
 #include "blink/copy_engine.h"

@@ -14,13 +14,8 @@ BLINK_INLINE void reduce(State& state, const Reduction& reduction, uint32_t bloc
   const uint32_t left = reduction.bytes - static_cast<uint32_t>(first);
   const bool joins = reduction.own_operand_index != kOwnStaysOut;
   if (thread_index() == 0) {
-    state.dtype = reduction.dtype;
-    state.op = reduction.dtype == BLINK_BOOL ? op_of_bools(reduction.op) : reduction.op;
-    state.item_bytes = item_bytes(reduction.dtype);
-    state.scale_kind = reduction.scale_kind;
-    state.scale = reduction.scale_kind == kScaleStored
-                      ? load_item(reinterpret_cast<const char*>(reduction.scale), item_bytes(reduction.dtype))
-                      : reduction.scale;
+    set_operation(state, reduction.dtype, reduction.op, reduction.scale_kind, reduction.scale,
+                  reinterpret_cast<const char*>(reduction.scale));
   }
   for (uint32_t i = thread_index(); i < reduction.receives; i += threads()) {
     const char* const message = reduction.messages + static_cast<Word>(reduction.lines[i]) * kLineBytes;

@@ -1,5 +1,6 @@
-// The arguments of a fused reduce kernel. It combines messages that lie in the rank's own memory, and the rank's own
-// data, into one place. It waits for nothing: the stream that it runs in has.
+// The arguments of a fused reduce kernel, and the kernel itself by one line of generated code, BLINK_FOLD_ENTRY(name):
+// block b of a launch does piece b of a Reduction. It combines messages that lie in the rank's own memory, and the rank's
+// own data, into one place. It waits for nothing: the stream that it runs in has.
 #pragma once
 
 #include "blink/call.h"
@@ -28,3 +29,26 @@ constexpr uint8_t kOwnStaysOut = 0xff;
 static_assert(sizeof(Reduction) == sizeof(Call), "kernels of both kinds take as many bytes");
 
 }  // namespace blink
+
+#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
+
+#include "blink/reduce.h"
+
+#define BLINK_FOLD_ENTRY(name)                                                                                    \
+  extern "C" __global__ void __launch_bounds__(::blink::kMostThreads)                                             \
+      name(const __grid_constant__ ::blink::Reduction reduction) {                                                \
+    __shared__ ::blink::device::State state;                                                                      \
+    ::blink::device::reduce(state, reduction, blockIdx.x);                                                        \
+  }
+
+#else
+
+extern "C" void blink_reduce(const blink::Reduction* reduction, uint32_t block);
+
+#define BLINK_FOLD_ENTRY(name)                                                                                    \
+  extern "C" __attribute__((visibility("default"))) void name(const ::blink::Reduction* reduction,                \
+                                                              uint32_t block) {                                   \
+    blink_reduce(reduction, block);                                                                               \
+  }
+
+#endif

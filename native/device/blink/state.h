@@ -55,6 +55,16 @@ BLINK_INLINE Word load_item(const char* at, uint32_t bytes) {
   return load<Word>(at);
 }
 
+// What is combined, and how. `bits`, or `stored` if scale_kind says so: the scale.
+BLINK_INLINE void set_operation(State& state, uint32_t dtype, uint32_t op, uint32_t scale_kind, Word bits,
+                                const char* stored) {
+  state.dtype = dtype;
+  state.op = dtype == BLINK_BOOL ? op_of_bools(op) : op;
+  state.item_bytes = item_bytes(dtype);
+  state.scale_kind = scale_kind;
+  state.scale = scale_kind == kScaleStored ? load_item(stored, state.item_bytes) : bits;
+}
+
 BLINK_INLINE void begin(State& state, const Call& call, uint32_t channel, uint32_t part) {
   if (thread_index() == 0) {
     state.input = call.input;
@@ -71,11 +81,7 @@ BLINK_INLINE void begin(State& state, const Call& call, uint32_t channel, uint32
     state.parts = call.parts;
     state.part = part;
     state.channel = channel;
-    state.dtype = call.dtype;
-    state.op = call.dtype == BLINK_BOOL ? op_of_bools(call.op) : call.op;
-    state.item_bytes = item_bytes(call.dtype);
-    state.scale_kind = call.scale_kind;
-    state.scale = call.scale_kind == kScaleStored ? load_item(call.scale_at, item_bytes(call.dtype)) : call.scale;
+    set_operation(state, call.dtype, call.op, call.scale_kind, call.scale, call.scale_at);
     state.ends = 0;
     state.stopped = 0;
   }

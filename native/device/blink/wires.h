@@ -23,8 +23,27 @@ namespace device {
 template <class Wire>
 struct Units;
 
+// What most wires need not do: keep a warp together, and clear what was read.
+struct AloneUnits {
+  BLINK_INLINE static uint32_t padded(uint32_t units) { return units; }
+  BLINK_INLINE static bool warp_all(bool ready) { return ready; }
+  BLINK_INLINE static bool warp_any(bool yes) { return yes; }
+  BLINK_INLINE static void warp_sync() {}
+  BLINK_INLINE static void clear(char*, uint32_t) {}
+};
+
+// Messages with flags lie in lines, and nothing counts them.
+struct LineUnits {
+  static constexpr bool kCounted = false;
+  static constexpr bool kFlagged = true;
+  static constexpr uint32_t kAlignment = 8;
+  BLINK_INLINE static char* room(const State& state, const Side& side) {
+    return side.lines + side.slot * state.line_bytes;
+  }
+};
+
 template <>
-struct Units<Simple> {
+struct Units<Simple> : AloneUnits {
   static constexpr bool kCounted = true;   // by `tail`
   static constexpr bool kFlagged = false;
   static constexpr uint32_t kWords = 2;    // of data in a unit, at most
@@ -32,7 +51,6 @@ struct Units<Simple> {
 
   BLINK_INLINE static uint32_t count(uint32_t bytes) { return (bytes + 15) / 16; }
   BLINK_INLINE static uint32_t whole(uint32_t bytes) { return bytes / 16; }
-  BLINK_INLINE static uint32_t padded(uint32_t units) { return units; }
   BLINK_INLINE static uint32_t offset(uint32_t unit) { return unit * 16; }
   BLINK_INLINE static uint32_t width(uint32_t) { return 16; }
   BLINK_INLINE static Pair load_own(const char* at, uint32_t) { return load_pair(at); }
@@ -45,45 +63,30 @@ struct Units<Simple> {
     raw = load_pair(message + unit * 16);
     return true;
   }
-  BLINK_INLINE static bool warp_all(bool ready) { return ready; }
-  BLINK_INLINE static bool warp_any(bool yes) { return yes; }
   BLINK_INLINE static Pair data(const Pair& raw) { return raw; }
-  BLINK_INLINE static void clear(char*, uint32_t) {}
-  BLINK_INLINE static void warp_sync() {}
   BLINK_INLINE static void write(char* message, uint32_t unit, Word, const Pair& data) {
     store_pair(message + unit * 16, data);
   }
 };
 
 template <>
-struct Units<LL> {
-  static constexpr bool kCounted = false;
-  static constexpr bool kFlagged = true;
+struct Units<LL> : AloneUnits, LineUnits {
   static constexpr uint32_t kWords = 1;
-  static constexpr uint32_t kAlignment = 8;
 
   BLINK_INLINE static uint32_t count(uint32_t bytes) { return (bytes + 7) / 8; }
   BLINK_INLINE static uint32_t whole(uint32_t bytes) { return bytes / 8; }
-  BLINK_INLINE static uint32_t padded(uint32_t units) { return units; }
   BLINK_INLINE static uint32_t offset(uint32_t unit) { return unit * 8; }
   BLINK_INLINE static uint32_t width(uint32_t) { return 8; }
   BLINK_INLINE static Pair load_own(const char* at, uint32_t) { return {load<Word>(at), 0}; }
   BLINK_INLINE static void store_own(char* at, uint32_t, const Pair& data) { store<Word>(at, data.low); }
 
-  BLINK_INLINE static char* room(const State& state, const Side& side) {
-    return side.lines + side.slot * state.line_bytes;
-  }
   BLINK_INLINE static Word flag(Word position) { return (position << 32) | Word{1} << 63; }
   BLINK_INLINE static bool read(const char* message, uint32_t unit, Word position, Pair& raw) {
     raw = load_halves(message + unit * 16);
     const Word wanted = flag(position) >> 32;
     return raw.low >> 32 == wanted && raw.high >> 32 == wanted;
   }
-  BLINK_INLINE static bool warp_all(bool ready) { return ready; }
-  BLINK_INLINE static bool warp_any(bool yes) { return yes; }
   BLINK_INLINE static Pair data(const Pair& raw) { return {(raw.low & 0xffffffffu) | raw.high << 32, 0}; }
-  BLINK_INLINE static void clear(char*, uint32_t) {}
-  BLINK_INLINE static void warp_sync() {}
   BLINK_INLINE static void write(char* message, uint32_t unit, Word position, const Pair& data) {
     const Word sign = flag(position);
     store_halves(message + unit * 16, {(data.low & 0xffffffffu) | sign, data.low >> 32 | sign});
@@ -91,11 +94,8 @@ struct Units<LL> {
 };
 
 template <>
-struct Units<LL128> {
-  static constexpr bool kCounted = false;
-  static constexpr bool kFlagged = true;
+struct Units<LL128> : LineUnits {
   static constexpr uint32_t kWords = 2;
-  static constexpr uint32_t kAlignment = 8;
 
   BLINK_INLINE static uint32_t count(uint32_t bytes) { return (bytes + 119) / 120 * 8; }
   BLINK_INLINE static uint32_t whole(uint32_t bytes) { return bytes / 120 * 8; }
@@ -111,9 +111,6 @@ struct Units<LL128> {
     if (unit % 8 != 7) store<Word>(at + 8, data.high);
   }
 
-  BLINK_INLINE static char* room(const State& state, const Side& side) {
-    return side.lines + side.slot * state.line_bytes;
-  }
   BLINK_INLINE static Word flag(Word position) { return position + 1; }
   BLINK_INLINE static Pair data(const Pair& raw) { return raw; }
   BLINK_INLINE static void clear(char* message, uint32_t unit) { store_halves(message + unit * 16, {0, 0}); }

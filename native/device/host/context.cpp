@@ -1,7 +1,8 @@
-// The bodies behind context_host.h: the device layer's own code, with a block of one thread.
+// The bodies behind context_host.h and reduction.h: the device layer's own code, with a block of one thread.
 #include <new>
 
 #include "blink/execute.h"
+#include "blink/reduce.h"
 
 namespace {
 
@@ -74,6 +75,11 @@ __attribute__((visibility("default"))) int blink_context_execute(void* room, con
     case blink::LL::kNumber: return execute<blink::LL>(context.state, *slice, k, *execution);
     default: return execute<blink::LL128>(context.state, *slice, k, *execution);
   }
+}
+
+__attribute__((visibility("default"))) void blink_reduce(const blink::Reduction* reduction, uint32_t block) {
+  State state;
+  blink::device::reduce(state, *reduction, block);
 }
 
 }  // extern "C"

@@ -1,1 +1,1 @@
-"""What code do GPUs run? A Program as CUDA C++, where its connections lie, and how it is compiled."""
+"""The code that GPUs run: a Program as CUDA C++, where its connections lie, and how it is compiled."""

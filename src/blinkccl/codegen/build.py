@@ -30,44 +30,26 @@ _log = logging.getLogger(__name__)
 
 
 class Compiler(Protocol):
-    """Turns text into one file of code."""
+    """Turns text into one file of code, whose name ends with ``suffix``; finds ``blink/`` in ``include``."""
 
     @property
-    def suffix(self) -> str:
-        """Of the files it makes: ".so", ".cubin", ".fatbin"."""
+    def suffix(self) -> str: ...
 
     @property
-    def include(self) -> Path:
-        """Where it finds ``blink/context.h``."""
+    def include(self) -> Path: ...
 
     def fingerprint(self) -> str:
         """What its output depends on besides text and headers: version, flags, targets."""
 
     def compile(self, text: str, deadline_s: float) -> bytes:
-        """The compiled code.
-
-        Raises
-        ------
-        InternalError
-            If the text does not compile: the log's first lines, and where the text lies.
-        UnsupportedError
-            If it takes longer than ``deadline_s`` seconds.
-        """
+        """The compiled code; InternalError where the text does not compile, UnsupportedError after the deadline."""
 
 
 def build(text: str, compiler: Compiler, deadline_s: float = COMPILE_DEADLINE_S) -> Path:
-    """The file of ``text`` compiled by ``compiler``; compiled only if the cache has it not.
+    """The file of ``text`` compiled by ``compiler``; only if the cache has it not, under its key.
 
-    The file's name is its key. Processes that compile the same at the same time all succeed.
-
-    Raises
-    ------
-    InternalError, UnsupportedError
-        As :meth:`Compiler.compile`.
-
-    Notes
-    -----
-    Where the cache directory cannot be used, a temporary directory of this process takes its place, and a note says so.
+    Processes that compile the same at the same time all succeed. Where the cache directory cannot be used, a temporary
+    directory of this process takes its place, and a note says so.
     """
     name = _key(text, compiler) + compiler.suffix
     directory = _directory()

@@ -56,19 +56,7 @@ class Execution:
 
 @dataclass(frozen=True, slots=True)
 class ChannelLoop:
-    """The loop of rank ``rank`` in channel ``channel``.
-
-    Parameters
-    ----------
-    receives, sends
-        The queues it reads and writes, in the order in which they are first used.
-    pieces
-        The slices it works on, in the order of first use.
-    executions
-        What it does in a tick, in order.
-    contributors
-        What an average is divided by where the loop completes reductions; else 1.
-    """
+    """The loop of a rank in a channel: its queues and slices in the order of first use, and what it does in a tick."""
 
     rank: int
     channel: int
@@ -76,6 +64,7 @@ class ChannelLoop:
     sends: tuple[int, ...]
     pieces: tuple[Piece, ...]
     executions: tuple[Execution, ...]
+    #: What an average is divided by where the loop completes reductions; else 1.
     contributors: int
 
     @property
@@ -88,25 +77,12 @@ class ChannelLoop:
 
 
 def channel_loops(program: Program, slots: int | None = None) -> tuple[ChannelLoop, ...]:
-    """The loops in which there is something to do, by rank and channel.
+    """The loops of a valid program in which there is something to do, by rank and channel.
 
-    Parameters
-    ----------
-    program
-        One that the verifier accepts.
-    slots
-        How many messages each connection will hold; None: as the program's channels say.
-
-    Raises
-    ------
-    UnsupportedError
-        If blocks that wait for all ends at once would deadlock, a role has more than :data:`MAX_ENDS` ends or a loop
-        more than :data:`MAX_CHANNEL_ENDS`, or a fraction is too fine; the message names the roles.
-
-    Notes
-    -----
-    Cost: linear in roles and messages, but for look-aheads beyond the slots:
-    see :func:`~blinkccl.schedule.liveness.atomic_liveness_fault`.
+    Connections will hold ``slots`` messages; None: as the program's channels say. UnsupportedError, which names the
+    roles, if blocks that wait for all ends at once would deadlock, a role has more than :data:`MAX_ENDS` ends or a loop
+    more than :data:`MAX_CHANNEL_ENDS`, or a fraction is too fine. Cost: linear in roles and messages, but for
+    look-aheads beyond the slots: see :func:`~blinkccl.schedule.liveness.atomic_liveness_fault`.
     """
     _refuse(program)
     fault = _deadlock(program, slots)

@@ -38,21 +38,10 @@ _failures = _Failures()
 def compiled(
     text: str, suffix: str, command: Callable[[Path, Path], Sequence[str]], deadline_s: float, given: str | None = None
 ) -> bytes:
-    """What ``command(source, output)`` writes to ``output`` for a source file that holds ``text``.
+    """What ``command(source, output)`` writes to ``output`` for a source file of this suffix that holds ``text``.
 
-    Parameters
-    ----------
-    suffix
-        Of the source file.
-    given
-        What the command reads on its standard input.
-
-    Raises
-    ------
-    InternalError
-        If the command fails: the text and the whole log stay in a directory that the message names, one per process.
-    UnsupportedError
-        If it cannot be started, or takes longer than ``deadline_s``.
+    ``given`` is its standard input. InternalError if it fails: the text and the whole log stay in a directory that the
+    message names, one per process. UnsupportedError as :func:`run` says.
     """
     with tempfile.TemporaryDirectory(prefix="blink-compile-") as directory:
         source, output = Path(directory, f"blink{suffix}"), Path(directory, "output")
@@ -72,12 +61,9 @@ def compiled(
 
 
 def run(arguments: Sequence[str], deadline_s: float, given: str | None = None) -> tuple[int, str]:
-    """Exit code and output of a command; its children end with it.
+    """Exit code and output of a command, whose children end with it.
 
-    Raises
-    ------
-    UnsupportedError
-        If it cannot be started, or takes longer than ``deadline_s``.
+    UnsupportedError if it cannot be started, or takes longer than ``deadline_s``.
     """
     try:
         child = subprocess.Popen(

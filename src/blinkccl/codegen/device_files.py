@@ -19,13 +19,7 @@ INCLUDE_OVERRIDE = "BLINK_DEVICE_INCLUDE"
 
 
 def include_directory() -> Path:
-    """The directory of ``blink/context.h``: what ``BLINK_DEVICE_INCLUDE`` names, or what came with the package.
-
-    Raises
-    ------
-    UnsupportedError
-        If the headers are not there.
-    """
+    """The directory of ``blink/context.h``: what ``BLINK_DEVICE_INCLUDE`` names, or what came with the package."""
     named = os.environ.get(INCLUDE_OVERRIDE)
     path = Path(named) if named else Path(str(files("blinkccl").joinpath("_native").joinpath("device")))
     if not (path / "blink" / "context.h").is_file():
@@ -37,13 +31,7 @@ def include_directory() -> Path:
 
 
 def host_library() -> Path:
-    """The library that runs generated code on this CPU.
-
-    Raises
-    ------
-    UnsupportedError
-        If the package was installed without a compiler.
-    """
+    """The library that runs generated code on this CPU."""
     path = find_library(LIBRARY, LIBRARY_OVERRIDE)
     if path is None:
         raise UnsupportedError(

@@ -31,18 +31,10 @@ _CHILD = (sys.executable, "-m", "blinkccl.codegen.nvrtc_child")
 
 
 def gpu_compiler(architecture: str, driver: tuple[int, int] | None = None) -> Nvcc | Nvrtc:
-    """NVRTC or nvcc, whichever is here and serves ``architecture``, like ``sm_90``.
+    """NVRTC or nvcc, whichever is here and serves ``architecture``, like ``sm_90``; else UnsupportedError.
 
-    Parameters
-    ----------
-    driver
-        The CUDA version of the driver that will load the code, which need not know the code of a compiler of a later
-        major version: one that is not later is preferred. None: not known.
-
-    Raises
-    ------
-    UnsupportedError
-        If neither serves it: what was looked for, and how to get it.
+    ``driver`` is the CUDA version of the driver that will load the code, which need not know the code of a compiler of
+    a later major version: one that is not later is preferred.
     """
     found: list[tuple[bool, Nvcc | Nvrtc]] = []
     reasons = []
@@ -70,13 +62,7 @@ def _loads(version: tuple[int, int], driver: tuple[int, int] | None) -> bool:
 
 @dataclass(frozen=True)
 class Nvcc:
-    """nvcc for certain GPUs.
-
-    Parameters
-    ----------
-    architectures
-        ``("sm_90",)`` makes a cubin, several a fatbin.
-    """
+    """nvcc for certain GPUs: ``("sm_90",)`` makes a cubin, several a fatbin."""
 
     command: str
     architectures: tuple[str, ...]
@@ -137,13 +123,7 @@ def nvcc_architectures(command: str) -> tuple[str, ...]:
 
 
 def nvcc(*architectures: str) -> Nvcc:
-    """nvcc for ``architectures``, like ``sm_90``.
-
-    Raises
-    ------
-    UnsupportedError
-        If there is no nvcc, or it does not know them.
-    """
+    """nvcc for ``architectures``, like ``sm_90``; UnsupportedError if there is none, or it does not know them."""
     command = find_nvcc()
     if command is None:
         raise UnsupportedError(
@@ -219,13 +199,7 @@ class NvrtcFacts:
 
 @lru_cache(maxsize=8)
 def nvrtc_facts(library: Path) -> NvrtcFacts:
-    """Version and architectures of ``library``.
-
-    Raises
-    ------
-    UnsupportedError
-        If it cannot be loaded.
-    """
+    """Version and architectures of ``library``; UnsupportedError if it cannot be loaded."""
     code, said = run([*_CHILD, "facts", str(library)], 30.0)
     if code:
         raise UnsupportedError(f"{library} cannot be used: {said.strip()[:300]}")
@@ -234,13 +208,7 @@ def nvrtc_facts(library: Path) -> NvrtcFacts:
 
 
 def nvrtc(architecture: str) -> Nvrtc:
-    """NVRTC for ``architecture``, like ``sm_70`` (which is known up to CUDA 12).
-
-    Raises
-    ------
-    UnsupportedError
-        If there is no NVRTC, or it does not know the GPU.
-    """
+    """NVRTC for ``architecture``, like ``sm_70`` (which is known up to CUDA 12); UnsupportedError if it is not here."""
     library = find_nvrtc()
     if library is None:
         raise UnsupportedError(

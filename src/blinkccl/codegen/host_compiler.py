@@ -25,17 +25,7 @@ COPIES_FLAGS = ("-std=c++17", "-O1", "-fPIC", "-shared", "-DBLINK_COPIES")
 
 @dataclass(frozen=True)
 class HostCompiler:
-    """A C++17 compiler.
-
-    Parameters
-    ----------
-    command
-        How it is called, e.g. ``ccache g++``.
-    library
-        What the code is linked with; None: nothing.
-    flags
-        What is given to it.
-    """
+    """A C++17 compiler, called as ``command``, e.g. ``ccache g++``; the code is linked with ``library``, if any."""
 
     command: str
     include: Path
@@ -64,13 +54,7 @@ class HostCompiler:
 
 
 def host_compiler() -> HostCompiler:
-    """The compiler of kernels: what ``CXX`` names, or the first of c++, g++ and clang++ on PATH.
-
-    Raises
-    ------
-    UnsupportedError
-        If there is none, or the package has no native part.
-    """
+    """The compiler of kernels: what ``CXX`` names, or the first of c++, g++ and clang++ on PATH; UnsupportedError."""
     named = os.environ.get("CXX", "").strip()
     for command in [named] if named else ["c++", "g++", "clang++"]:
         if shutil.which(shlex.split(command)[0]):
@@ -80,11 +64,5 @@ def host_compiler() -> HostCompiler:
 
 
 def copies_compiler() -> HostCompiler:
-    """The same for the entries of copy engines.
-
-    Raises
-    ------
-    UnsupportedError
-        If there is none, or the package has no native part.
-    """
+    """The same for the entries of copy engines."""
     return replace(host_compiler(), library=None, flags=COPIES_FLAGS)

@@ -22,32 +22,16 @@ LINE_BYTES = 8 * header("call.h").constants["kStride"]
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """How much a connection holds.
+    """How much a connection holds; UsageError if a number is out of range."""
 
-    Parameters
-    ----------
-    parts
-        Blocks that share a channel's work, each with rings and counters of its own.
-    slots
-        Messages that each ring holds.
-    slot_bytes
-        Of a message of the protocol simple; a positive multiple of 128.
-    line_bytes
-        Of a message of LL or LL128, flags included; a positive multiple of 128.
-    copy_slots, copy_slot_bytes
-        The same for messages that copy engines carry, which have a ring of their own and are not cut into parts;
-        both 0: there are none.
-
-    Raises
-    ------
-    UsageError
-        If a number is out of range.
-    """
-
+    #: Blocks that share a channel's work, each with rings and counters of its own.
     parts: int = 1
+    #: Messages that each ring holds.
     slots: int = 2
+    #: Of a message of the protocol simple, and of one of LL or LL128, flags included; positive multiples of 128.
     slot_bytes: int = 512 * 1024
     line_bytes: int = 16 * 1024
+    #: Of messages that copy engines carry, which have a ring of their own and are not cut into parts; both 0: none.
     copy_slots: int = 0
     copy_slot_bytes: int = 0
 
@@ -68,10 +52,7 @@ class Geometry:
             )
 
     def capacity_bytes(self, protocol: str) -> int:
-        """The most data that one message of ``protocol`` carries; a multiple of 8.
-
-        ``protocol``: "simple", "ll", "ll128" or "copies".
-        """
+        """The most data that one message of "simple", "ll", "ll128" or "copies" carries; a multiple of 8."""
         if protocol == "copies":
             return self.copy_slot_bytes
         if protocol == "simple":
@@ -111,18 +92,7 @@ class Layout:
 
 
 class Group:
-    """Programs on the same ranks that share connections.
-
-    Parameters
-    ----------
-    programs
-        At least one.
-
-    Raises
-    ------
-    UsageError
-        If there is none, or they are not on the same ranks.
-    """
+    """Programs on the same ranks that share connections; UsageError if there is none, or their ranks differ."""
 
     def __init__(self, programs: Sequence[Program]) -> None:
         if not programs:

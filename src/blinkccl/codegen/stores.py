@@ -13,20 +13,8 @@ from blinkccl.topology.stores import store_fault
 
 
 def require_direct_stores(program: Program, topology: Topology) -> None:
-    """Refuse a program with a queue whose path no store takes.
+    """Refuse a program with a queue whose path on ``topology`` no store takes, naming what a store does not cross.
 
-    Parameters
-    ----------
-    topology
-        The links that ``program`` was planned on.
-
-    Raises
-    ------
-    UnsupportedError
-        Naming the first such queue, its path, and the vertex or links that a store does not cross.
-
-    Notes
-    -----
     For code that GPUs are to run. Engine ``generated`` runs the same text in the memory of one host, where every pair
     reaches each other, and promises no rate.
     """

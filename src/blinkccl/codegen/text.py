@@ -44,21 +44,10 @@ TREES_SHOWN = 64
 
 @dataclass(frozen=True)
 class Kernel:
-    """A program to be written as code.
+    """A program to be written as code under a name of lower-case letters, digits and ``_``, else UsageError.
 
-    Parameters
-    ----------
-    name
-        Lower-case letters, digits and ``_``; different for all programs of a file.
-    forest
-        What it was made from, for the comment; None: the comment says less.
-    slots
-        Messages that its connections will hold; None: what its channels say.
-
-    Raises
-    ------
-    UsageError
-        If the name is none.
+    ``forest`` is what it was made from, for the comment. Its connections will hold ``slots`` messages; None: what its
+    channels say.
     """
 
     name: str
@@ -81,23 +70,10 @@ def entry_name(name: str, protocol: str) -> str:
 
 
 def cuda_text(kernels: Sequence[Kernel], group: Group | None = None) -> str:
-    """One file of code for ``kernels``, which use the connections of ``group``.
+    """One file of code for ``kernels``, which use the connections of ``group``, or make a group of their own.
 
-    Parameters
-    ----------
-    group
-        None: the kernels' programs are a group of their own.
-
-    Raises
-    ------
-    UnsupportedError
-        If GPU blocks cannot run a program: see :func:`blinkccl.codegen.channels.channel_loops`.
-    UsageError
-        If there is no kernel, two have one name, or they run on different ranks.
-
-    Notes
-    -----
-    Cost: linear in roles and messages.
+    UsageError if there is no kernel, two have one name, or they run on different ranks; UnsupportedError as
+    :func:`blinkccl.codegen.channels.channel_loops` says. Cost: linear in roles and messages.
     """
     names = [kernel.name for kernel in kernels]
     if len(dict.fromkeys(names)) != len(names):
@@ -315,12 +291,9 @@ def _named(ends: Iterable[tuple[int, str]]) -> dict[int, str]:
 
 
 def header(program: Program, forest: Forest | None = None) -> str:
-    """Comment lines: collective, ranks, rate, bound, trees, and the hashes of program, forest and topology.
+    """Comment lines: collective, ranks, rate, trees, and the hashes of program, forest and topology.
 
-    Parameters
-    ----------
-    forest
-        What the program was lowered from, which adds its algorithm, its bound and GB/s; None: nobody knows.
+    The forest that the program was lowered from adds its algorithm, its bound and GB/s.
     """
     words = Words(program)
     lines = [_title(program, forest)]
