@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from blinkccl.algorithms.registry import ALGORITHMS, Request
+from blinkccl.algorithms.registry import ALGORITHMS
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import DTYPES, OPS
-from blinkccl.collectives.spec import COLLECTIVES, Collective
+from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.engines import generated, host
 from blinkccl.engines.host_plan import INLINE
 from blinkccl.engines.registry import ENGINES, Array, Run
@@ -27,18 +27,18 @@ from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.schedule.verifier import violations
 from blinkccl.testing.execution import difference, ragged_counts
-from blinkccl.topology.spec import parse_spec
 from support.examples import ALL_TESTS
+from support.planned import asked
 
 #: Links without a ring, a switched box, one with sockets, a ring, no symmetry, and two servers.
-JOBS: dict[str, tuple[int, ...] | None] = {
-    "dgx-1v": (1, 4, 5, 6),
-    "dgx-a100": (0, 3, 5, 6),
+JOBS: dict[str, str | None] = {
+    "dgx-1v": "1,4,5,6",
+    "dgx-a100": "0,3,5,6",
     "mist": None,
     "ring:5": None,
     "clique:4": None,
     "random:5:seed=3": None,
-    "2x dgx-1v @ 40Gbps": (0, 1, 2, 9, 10),
+    "2x dgx-1v @ 40Gbps": "0,1,2+1,2",
 }
 CHUNK_BYTES = 64
 
@@ -70,11 +70,7 @@ SERVED = sorted(
 
 
 def planned(spec: str, algorithm: str, name: str) -> Forest:
-    topology = parse_spec(spec)
-    ranks = JOBS[spec] or topology.ranks
-    values = {"root": len(ranks) // 2, "src": 0, "dst": len(ranks) - 1}
-    collective = Collective(name, len(ranks), **{key: values[key] for key in COLLECTIVES[name].parameters})
-    return ALGORITHMS[algorithm].plan(Request(topology, collective, ranks))
+    return ALGORITHMS[algorithm].plan(asked(spec, name, JOBS[spec], root=2))
 
 
 @cache

@@ -18,11 +18,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blinkccl.algorithms.registry import ALGORITHMS, Request
+from blinkccl.algorithms.registry import ALGORITHMS
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import DTYPES, OPS
 from blinkccl.collectives.oracle import make_inputs, oracle, wrong_elements
-from blinkccl.collectives.spec import COLLECTIVES, Collective
+from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.engines import reference
 from blinkccl.engines.registry import ENGINES, Engine
 from blinkccl.errors import DeadlineError, UnsupportedError
@@ -35,8 +35,8 @@ from blinkccl.testing.execution import difference, ragged_counts
 from blinkccl.testing.faults import FAULTS
 from blinkccl.testing.forests import random_collective, random_forest
 from blinkccl.testing.programs import random_program
-from blinkccl.topology.spec import parse_spec
 from support.examples import examples
+from support.planned import asked
 
 SEEDS = st.integers(0, 2**32)
 EASY = examples(60)
@@ -177,10 +177,7 @@ def test_stars_equal_the_oracle_in_every_bit_for_any_data(spec: str, algorithm: 
 
 @cache
 def star_program(spec: str, algorithm: str, name: str) -> Program:
-    topology = parse_spec(spec)
-    root = {"root": 2} if "root" in COLLECTIVES[name].parameters else {}
-    collective = Collective(name, len(topology.ranks), **root)
-    return lower(ALGORITHMS[algorithm].plan(Request(topology, collective, topology.ranks)))
+    return lower(ALGORITHMS[algorithm].plan(asked(spec, name, root=2)))
 
 
 def test_random_programs_are_as_odd_as_they_should_be() -> None:

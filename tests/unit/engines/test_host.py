@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from programs_by_hand import one_message_held_back
 
-from blinkccl.algorithms.registry import ALGORITHMS, Request
+from blinkccl.algorithms.registry import ALGORITHMS
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import element_type, operation
 from blinkccl.collectives.oracle import make_inputs
@@ -42,14 +42,13 @@ from blinkccl.schedule.program import Program
 from blinkccl.testing.execution import difference
 from blinkccl.testing.faults import FAULTS
 from blinkccl.testing.forests import random_forest
-from blinkccl.topology.spec import parse_spec
+from support.planned import asked
 
 NEEDED = pytest.mark.skipif(ENGINES["host"].missing is not None, reason=str(ENGINES["host"].missing))
 
 
 def allreduce(n: int = 2) -> Program:
-    topology = parse_spec(f"clique:{n}")
-    return lower(ALGORITHMS["one_hop"].plan(Request(topology, Collective("allreduce", n), topology.ranks)))
+    return lower(ALGORITHMS["one_hop"].plan(asked(f"clique:{n}", "allreduce")))
 
 
 # ---- programs

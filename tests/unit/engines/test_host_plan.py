@@ -11,15 +11,14 @@ import pytest
 from numpy.typing import NDArray
 from programs_by_hand import one_message_held_back
 
-from blinkccl.algorithms.registry import ALGORITHMS, Request
-from blinkccl.collectives.spec import COLLECTIVES, Collective
+from blinkccl.algorithms.registry import ALGORITHMS
 from blinkccl.engines.host_plan import BLOCK_BYTES, INLINE, NOWHERE, PAYLOAD_BYTES, Area, HostPlan
 from blinkccl.errors import UnsupportedError
 from blinkccl.schedule.chunking import Bound
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Channel, Program
 from blinkccl.testing.programs import random_program
-from blinkccl.topology.spec import parse_spec
+from support.planned import asked
 
 
 def rows_of(table: NDArray[np.void]) -> list[SimpleNamespace]:
@@ -53,10 +52,7 @@ def all_ranks(
 
 
 def planned(algorithm: str, name: str = "allreduce", spec: str = "clique:4", slots: int = 2) -> Program:
-    topology = parse_spec(spec)
-    root = {"root": 0} if "root" in COLLECTIVES[name].parameters else {}
-    collective = Collective(name, len(topology.ranks), **root)
-    return lower(ALGORITHMS[algorithm].plan(Request(topology, collective, topology.ranks)), slots)
+    return lower(ALGORITHMS[algorithm].plan(asked(spec, name)), slots)
 
 
 def small(program: Program) -> Program:
