@@ -1,4 +1,4 @@
-"""The door to HiGHS: statuses become answers or our errors, and whole numbers are recognised."""
+"""What HiGHS answers: statuses become answers or our errors, and whole numbers are recognised."""
 
 from __future__ import annotations
 

@@ -28,20 +28,6 @@ def test_round_trip_is_exact(spec: str) -> None:
     assert json.loads(text) == json_format.to_document(topology)
 
 
-def test_the_schema_is_that_of_the_design() -> None:
-    document = json_format.to_document(parse_spec("clique:2"))
-    assert document["schema_version"] == 2
-    assert document["unit_gb_per_s"] == 25.0
-    assert document["vertices"] == [
-        {"id": 0, "kind": "gpu", "server": 0, "name": "GPU0"},
-        {"id": 1, "kind": "gpu", "server": 0, "name": "GPU1"},
-    ]
-    assert document["links"] == [
-        {"src": a, "dst": 1 - a, "capacity": 1, "kind": "nvlink", "gb_per_s": 25.0, "provenance": "synthetic"}
-        for a in (0, 1)
-    ]
-
-
 def test_people_may_leave_out_what_follows() -> None:
     topology = json_format.parse(SMALL)
     assert topology.link[0, 1].gb_per_s == 50.0
