@@ -7,7 +7,7 @@ may.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -156,11 +156,7 @@ class CallTable:
 
     def all_to_all(self, outputs: Sequence[Tensor], tensors: Sequence[Tensor]) -> TorchCall:
         """``tensors[r]`` to rank r's ``outputs[our rank]``; only the two ends know a block's size."""
-        self._check_length("all_to_all", "output list", outputs)
-        self._check_length("all_to_all", "input list", tensors)
-        targets = {output.data_ptr() for output in outputs if output.numel()}
-        if any(tensor.data_ptr() in targets for tensor in tensors):
-            tensors = [tensor.clone() for tensor in tensors]
+        tensors = self._apart(outputs, tensors, Tensor.clone)
         call = AllToAll("all_to_all", list(outputs), self.memory(), shown=tensors)
         call.rank, call.outputs, call.inputs = self.rank, outputs, tensors
         return call
@@ -193,6 +189,15 @@ class CallTable:
         message = Message(True, memory.writes(tensor), tensor.nbytes, peer, tag)
         title = "recv" if peer is not None else "recvAnySource"
         return TorchCall(title, [tensor], memory, messages=[message], shown=[tensor])
+
+    def _apart(
+        self, outputs: Sequence[Tensor], tensors: Sequence[Tensor], copied: Callable[[Tensor], Tensor]
+    ) -> Sequence[Tensor]:
+        """An AllToAll's inputs, ``copied`` where an output has the memory of one."""
+        self._check_length("all_to_all", "output list", outputs)
+        self._check_length("all_to_all", "input list", tensors)
+        targets = {output.data_ptr() for output in outputs if output.numel()}
+        return [copied(each) for each in tensors] if any(each.data_ptr() in targets for each in tensors) else tensors
 
     def _blocks(self, tensor: Tensor, splits: Sequence[int]) -> list[Tensor]:
         """``tensor`` cut along its first dimension, equally where no sizes are given."""

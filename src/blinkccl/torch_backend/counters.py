@@ -30,16 +30,12 @@ def settle(counting: Counting) -> None:
     """Keeps the counters of one that ends."""
     if counting in _open:
         _open.remove(counting)
-        _closed.update(_numbers(counting))
+        _closed.update(counting.stats())
 
 
 def stats() -> dict[str, int]:
     """The sums over all process groups of this process, also of those that are gone."""
     total = Counter(_closed)
     for counting in _open:
-        total.update(_numbers(counting))
+        total.update(counting.stats())
     return dict(total)
-
-
-def _numbers(counting: Counting) -> dict[str, int]:
-    return {name: number for name, number in counting.stats().items() if isinstance(number, int)}

@@ -38,24 +38,8 @@ class CudaMemory(Memory):
         self._device = device
         self._foreign = foreign
 
-    def reads(self, tensor: Tensor) -> int:
-        self.uses([tensor])
-        return super().reads(tensor)
-
-    def writes(self, tensor: Tensor) -> int:
-        self.uses([tensor])
-        return super().writes(tensor)
-
-    def reads_all(self, tensors: Sequence[Tensor]) -> int:
-        self.uses(tensors)
-        return super().reads_all(tensors)
-
-    def writes_all(self, tensors: Sequence[Tensor]) -> int:
-        self.uses(tensors)
-        return super().writes_all(tensors)
-
-    def uses(self, tensors: Sequence[Tensor]) -> None:
-        """The stream reads or writes these tensors of the caller's."""
+    def hold(self, tensors: Sequence[Tensor]) -> None:
+        super().hold(tensors)
         if self._foreign is not None:
             for tensor in tensors:
                 self._runtime.record_stream(tensor, self._foreign)
@@ -64,13 +48,6 @@ class CudaMemory(Memory):
         buffer = self._runtime.empty(nbytes, self._device)
         self._taken.append(buffer)
         return buffer
-
-    def finish(self, succeeded: bool) -> None:
-        """Has the stream copy out of scratch memory, and gives it back."""
-        if succeeded:
-            for tensor, flat in self._copies:
-                self._copy(tensor, flat)
-        self._taken, self._held, self._copies = [], [], []
 
     def _copy(self, target: Tensor, source: Tensor) -> None:
         self._runtime.copy(target, source)
@@ -92,8 +69,6 @@ class CudaCallTable(CallTable):
 
     def all_to_all(self, outputs: Sequence[Tensor], tensors: Sequence[Tensor]) -> TorchCall:
         """``tensors[r]`` to rank r's ``outputs[our rank]``; of one size: a stream cannot ask other ranks for theirs."""
-        self._check_length("all_to_all", "output list", outputs)
-        self._check_length("all_to_all", "input list", tensors)
         sizes = [tensor.nbytes for tensor in (*tensors, *outputs)]
         if len(dict.fromkeys(sizes)) > 1:
             raise UnsupportedError(
@@ -101,9 +76,7 @@ class CudaCallTable(CallTable):
                 f"{max(sizes)} bytes; make them equal, or give CUDA tensors to NCCL"
             )
         memory = self.memory()
-        targets = {output.data_ptr() for output in outputs if output.numel()}
-        if any(tensor.data_ptr() in targets for tensor in tensors):
-            tensors = [self._copied(memory, tensor) for tensor in tensors]
+        tensors = self._apart(outputs, tensors, lambda tensor: self._copied(memory, tensor))
         call = moved("alltoall", memory.reads_all(tensors), memory.writes_all(outputs), sizes[0])
         return TorchCall("all_to_all", list(outputs), memory, [call], shown=tensors)
 
@@ -118,6 +91,6 @@ class CudaCallTable(CallTable):
     def _copied(self, memory: CudaMemory, tensor: Tensor) -> Any:
         """A copy that the call holds."""
         flat = memory.room(tensor.nbytes).view(tensor.dtype).view(tensor.shape)
-        memory.uses([tensor])
+        memory.hold([tensor])
         self._runtime.copy(flat, tensor)
         return flat

@@ -54,21 +54,11 @@ class Memory:
 
     def reads(self, tensor: Tensor) -> int:
         """Address of the elements of ``tensor``, in order."""
-        if tensor.is_contiguous():
-            self._held.append(tensor)
-            return _address(tensor)
-        flat = self._take([tensor])[0]
-        self._copy(flat, tensor)
-        return _address(flat)
+        return self.reads_all([tensor])
 
     def writes(self, tensor: Tensor) -> int:
         """Address to which the elements of ``tensor`` are to be written, in order."""
-        if tensor.is_contiguous():
-            self._held.append(tensor)
-            return _address(tensor)
-        flat = self._take([tensor])[0]
-        self._copies.append((tensor, flat))
-        return _address(flat)
+        return self.writes_all([tensor])
 
     def updates(self, tensor: Tensor) -> int:
         """Address of the elements of ``tensor``, in order, to be overwritten in place."""
@@ -79,8 +69,8 @@ class Memory:
 
     def reads_all(self, tensors: Sequence[Tensor]) -> int:
         """Address of the elements of all ``tensors``, one after the other."""
+        self.hold(tensors)
         if _adjacent(tensors):
-            self._held.extend(tensors)
             return _address(tensors[0])
         flats = self._take(tensors)
         for flat, tensor in zip(flats, tensors, strict=True):
@@ -89,12 +79,16 @@ class Memory:
 
     def writes_all(self, tensors: Sequence[Tensor]) -> int:
         """Address to which the elements of all ``tensors`` are to be written, one after the other."""
+        self.hold(tensors)
         if _adjacent(tensors):
-            self._held.extend(tensors)
             return _address(tensors[0])
         flats = self._take(tensors)
         self._copies.extend(zip(tensors, flats, strict=True))
         return _address(flats[0])
+
+    def hold(self, tensors: Sequence[Tensor]) -> None:
+        """Keeps these tensors of the caller's, which the call reads or writes, until :meth:`finish`."""
+        self._held.extend(tensors)
 
     def room(self, nbytes: int) -> Tensor:
         """Bytes of scratch memory, until :meth:`finish`."""
