@@ -19,7 +19,7 @@ from blinkccl.forest.model import Certificate, Cut, Dual, Partition
 from blinkccl.packing.bottleneck import allgather_rate, gather_rate, joined
 from blinkccl.packing.columns import ExactPacking, dual_bound, pack_columns
 from blinkccl.packing.maxflow import broadcast_rate, min_cut
-from blinkccl.packing.multiflow import Multiflow, all_to_all
+from blinkccl.packing.multiflow import all_to_all
 from blinkccl.packing.network import Arc, Network
 from blinkccl.packing.oracles import in_and_out_oracle, out_tree_oracle
 from blinkccl.packing.undirected import strength, undirected_widths
@@ -122,16 +122,9 @@ def reverse_of(network: Network) -> Network:
     return network if network.symmetric else network.reversed()
 
 
-@lru_cache(maxsize=256)
-def allgather_bottleneck(network: Network) -> tuple[Fraction, tuple[int, ...]]:
-    """Remembered :func:`~blinkccl.packing.bottleneck.allgather_rate`."""
-    return allgather_rate(network)
-
-
-@lru_cache(maxsize=64)
-def all_pairs_flow(network: Network) -> Multiflow:
-    """Remembered :func:`~blinkccl.packing.multiflow.all_to_all`."""
-    return all_to_all(network)
+#: Remembered, as plans and proofs ask for the same.
+allgather_bottleneck = lru_cache(maxsize=256)(allgather_rate)
+all_pairs_flow = lru_cache(maxsize=64)(all_to_all)
 
 
 @lru_cache(maxsize=64)
