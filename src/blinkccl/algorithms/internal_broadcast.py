@@ -68,19 +68,18 @@ def plan(request: Request) -> Forest:
     require_collective(request, "internal_broadcast", SERVED, "use --algo optimal")
     network = request.network
     paths = transit_paths(network, request.ranks)
-    best: tuple[tuple[Fraction, int], tuple[Share, ...]] | None = None
-    for grouping in groupings(network, paths, request.ranks):
-        for parts in _variants(request, grouping, paths):
-            shares = _merged(parts)
-            score = (attained_rate(network, shares), -len(shares))
-            if best is None or score > best[0]:
-                best = score, shares
-    if best is None:
+    found = [
+        _merged(parts)
+        for grouping in groupings(network, paths, request.ranks)
+        for parts in _variants(request, grouping, paths)
+    ]
+    if not found:
         raise UnsupportedError(
             f"internal_broadcast: on {network.name} no hop joins the fully connected "
             f"groups of {','.join(map(str, request.ranks))}; use --algo optimal"
         )
-    return forest_on(request, "internal_broadcast", network, best[1])
+    best = max(found, key=lambda shares: (attained_rate(network, shares), -len(shares)))
+    return forest_on(request, "internal_broadcast", network, best)
 
 
 def _variants(request: Request, grouping: Grouping, paths: Paths) -> Iterator[list[Part]]:

@@ -70,10 +70,6 @@ class LocalTree:
         down = Tree(root, tuple(edges))
         return LocalTree(self.weight, down.reversed(), down)
 
-    def cut(self, weight: Fraction) -> LocalTree:
-        """The same trees for another part of the data."""
-        return LocalTree(weight, self.up, self.down)
-
 
 def plan(request: Request) -> Forest:
     """The three phases as one forest, with the bound of ``optimal`` on the whole network as one graph.
@@ -108,11 +104,11 @@ def plan(request: Request) -> Forest:
     paths = transit_paths(network, request.ranks)
     ways = [_gateways(network, paths, servers, i) for i in range(len(servers))]
     packed = [local_trees(request, members) for members in servers]
-    found = []
-    for placed in (whole_trees, cut_trees):
-        shares = _shares(paths, [placed(trees, gateways) for trees, gateways in zip(packed, ways, strict=True)])
-        if shares:
-            found.append((attained_rate(network, shares), -len(shares), shares))
+    choices = [
+        _shares(paths, [placed(trees, gateways) for trees, gateways in zip(packed, ways, strict=True)])
+        for placed in (whole_trees, cut_trees)
+    ]
+    found = [(attained_rate(network, shares), -len(shares), shares) for shares in choices if shares]
     if not found:
         raise UnsupportedError(
             f"{ALGORITHM}: on {network.name} the local roots of different servers are not all one hop from each "
@@ -177,7 +173,7 @@ def cut_trees(trees: Sequence[LocalTree], gateways: Gateways) -> list[LocalTree]
         while left:
             root = min((v for v in room if room[v]), key=lambda v: (_depth_from(tree, v), -room[v]))
             part = min(left, room[root])
-            placed.append(tree.rooted(root).cut(part))
+            placed.append(replace(tree.rooted(root), weight=part))
             room[root] -= part
             left -= part
     return sorted(placed, key=lambda tree: -tree.weight)
@@ -251,7 +247,7 @@ def _inside(network: Topology, members: Sequence[int]) -> Topology:
 
 
 def _parts(network: Topology, members: Sequence[int]) -> list[tuple[int, ...]]:
-    return parts(members, ((x.src, x.dst) for x in _inside(network, members).links))
+    return parts(members, _inside(network, members).link)
 
 
 def _why_apart(request: Request, members: Sequence[int], apart: Sequence[Sequence[int]]) -> str:

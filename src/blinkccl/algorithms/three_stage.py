@@ -60,19 +60,15 @@ def plan(request: Request) -> Forest:
         )
     network = request.network
     paths = transit_paths(network, request.ranks)
-    best: tuple[Fraction, list[Share]] | None = None
-    for leaders in islice(product(*groups), LEADER_LIMIT):
-        shares = list(_shares(paths, groups, leaders))
-        if shares:
-            rate = attained_rate(network, shares)
-            if best is None or rate > best[0]:
-                best = rate, shares
-    if best is None:
+    choices = [list(_shares(paths, groups, leaders)) for leaders in islice(product(*groups), LEADER_LIMIT)]
+    served = [shares for shares in choices if shares]
+    if not served:
         raise UnsupportedError(
             f"three_stage: on {network.name} no choice of one leader per socket is one hop from each other leader and "
             "from the other ranks of its socket; use --algo optimal"
         )
-    return forest_on(request, "three_stage", network, best[1])
+    best = max(served, key=lambda shares: attained_rate(network, shares))
+    return forest_on(request, "three_stage", network, best)
 
 
 def sockets(topology: Topology, ranks: Sequence[int]) -> tuple[tuple[int, ...], ...]:
