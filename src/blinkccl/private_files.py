@@ -8,6 +8,7 @@ import stat
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from blinkccl.errors import LaunchError
 
@@ -47,16 +48,18 @@ def private_directory(path: Path) -> Path:
     return path
 
 
-def file_fault(row: os.stat_result, max_bytes: int) -> str | None:
-    """Why an opened cache file is not to be trusted, or None.
+def open_trusted(path: Path, max_bytes: int) -> BinaryIO:
+    """A cached file for reading; an OSError says why it is not there or not to be trusted.
 
-    It must be a regular file of at most ``max_bytes`` that this user or root wrote: an administrator may have filled
-    a cache for everybody.
+    It must be a regular file of at most ``max_bytes``, no link, that this user or root wrote: an administrator may have
+    filled a cache for everybody.
     """
-    if not stat.S_ISREG(row.st_mode) or row.st_size > max_bytes:
-        return "no file of ours"
-    owners = (os.geteuid(), 0)
-    return None if row.st_uid in owners else f"expected owner {owners[0]}, got {row.st_uid}"
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    row, owners = os.fstat(fd), (os.geteuid(), 0)
+    if stat.S_ISREG(row.st_mode) and row.st_size <= max_bytes and row.st_uid in owners:
+        return os.fdopen(fd, "rb")
+    os.close(fd)
+    raise OSError("no file of ours" if row.st_uid in owners else f"expected owner {owners[0]}, got {row.st_uid}")
 
 
 def write_at_once(path: Path, content: bytes, mode: int = 0o600) -> None:

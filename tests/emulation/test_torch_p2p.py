@@ -12,7 +12,6 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -62,20 +61,6 @@ def test_an_absent_rank_is_waited_for_until_the_deadline(how: str) -> None:
     assert time.monotonic() - began < 20
     late = [str(error) for error in errors if isinstance(error, DeadlineError)]
     assert any("waited past the deadline for chunk" in text and "rank 2 (" in text for text in late), errors
-
-
-def test_a_wrong_call_does_no_harm() -> None:
-    call = CollectiveCall("allreduce", "float32", 11)
-
-    def one(group: Any) -> bool:
-        execution, right = TorchP2P(ring(3), group), torch.full((11,), 2.0)
-        with pytest.raises(UsageError, match=r"has 10 elements, expected 1 block\(s\) of 11"):
-            execution.run(call, torch.ones(10), torch.ones(10))
-        execution.run(call, right, right)
-        return bool((right == 6).all())
-
-    with ThreadPoolExecutor(3) as pool:
-        assert list(pool.map(one, torch_p2p._local_groups(3, pool))) == [True] * 3
 
 
 def test_a_program_for_another_number_of_ranks() -> None:

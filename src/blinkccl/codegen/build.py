@@ -19,7 +19,7 @@ from typing import Protocol
 
 from blinkccl.codegen.device_files import headers_digest
 from blinkccl.errors import LaunchError
-from blinkccl.private_files import cache_directory, file_fault, private_directory, throw_out, write_at_once
+from blinkccl.private_files import cache_directory, open_trusted, private_directory, throw_out, write_at_once
 
 MAX_BYTES = 256 << 20
 #: A longer file is none of ours.
@@ -87,12 +87,10 @@ def _directory() -> Path:
 
 def _usable(path: Path) -> Path | None:
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            fault = file_fault(os.fstat(file.fileno()), MAX_FILE_BYTES)
-    except OSError:
-        return None
-    if fault is not None:
-        _note(str(path), fault)
+        open_trusted(path, MAX_FILE_BYTES).close()
+    except OSError as error:
+        if error.errno is None:
+            _note(str(path), str(error))
         return None
     with suppress(OSError):  # it was used just now
         os.utime(path)

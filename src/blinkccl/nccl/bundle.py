@@ -41,7 +41,7 @@ from blinkccl.nccl.choices import ChoiceRow, ChoiceTable
 from blinkccl.nccl.geometry import THREADS
 from blinkccl.nccl.images import Image, ImagePart, kernel_of
 from blinkccl.nccl.programs import CandidateProgram
-from blinkccl.private_files import file_fault, private_directory
+from blinkccl.private_files import open_trusted, private_directory
 
 TEXT = "bundle.txt"
 #: Longer ones are none of ours.
@@ -194,11 +194,10 @@ def _write(directory: Path, bundle: Bundle) -> Path:
 
 def _trusted(path: Path, max_bytes: int) -> bytes:
     """The content of a file of ours; OSError says why it is none."""
-    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        fault = file_fault(os.fstat(file.fileno()), max_bytes)
-        content = b"" if fault else file.read()
-    if fault is not None or not content:
-        raise OSError(fault or "empty")
+    with open_trusted(path, max_bytes) as file:
+        content = file.read()
+    if not content:
+        raise OSError("empty")
     return content
 
 

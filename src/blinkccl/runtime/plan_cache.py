@@ -22,7 +22,7 @@ from pathlib import Path
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import BlinkError, LaunchError, ScheduleError
 from blinkccl.forest.fingerprint import topology_hash
-from blinkccl.private_files import cache_directory, file_fault, private_directory, throw_out, write_at_once
+from blinkccl.private_files import cache_directory, open_trusted, private_directory, throw_out, write_at_once
 from blinkccl.runtime.peer_info import package_version
 from blinkccl.schedule.program import Program
 from blinkccl.schedule.text import from_json, to_json
@@ -85,20 +85,17 @@ class PlanCache:
         if path is None:
             return None
         try:
-            with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-                fault = file_fault(os.fstat(file.fileno()), MAX_FILE_BYTES)
-                text = b"" if fault else file.read(MAX_FILE_BYTES)
+            with open_trusted(path, MAX_FILE_BYTES) as file:
+                text = file.read(MAX_FILE_BYTES)
         except FileNotFoundError:
             return None
         except OSError as error:
             self._warn("cannot be read", path, error)
             return None
         try:
-            program = _usable(text, key) if fault is None else None
+            program = _usable(text, key)
         except BlinkError as error:
-            program, fault = None, str(error)
-        if program is None:
-            self._warn("is no plan for this job, and will be written anew", path, fault)
+            self._warn("is no plan for this job, and will be written anew", path, error)
             return None
         with suppress(OSError):  # it was used just now; in a cache that is read-only nothing is ever thrown out
             os.utime(path)
