@@ -33,17 +33,6 @@ def dgx_1p() -> Network:
     return both_ways(8, dict.fromkeys(DGX_1V, 1))
 
 
-def allocation(ranks: Sequence[int], widths: Mapping[Arc, int] = DGX_1V) -> Network:
-    """The DGX-1 links among ``ranks``, renumbered in their order."""
-    place = {v: i for i, v in enumerate(ranks)}
-    chosen = {
-        (min(place[u], place[v]), max(place[u], place[v])): w
-        for (u, v), w in widths.items()
-        if u in place and v in place
-    }
-    return both_ways(len(ranks), chosen)
-
-
 def one_way_ring(n: int) -> Network:
     return Network(n, n, tuple((i, (i + 1) % n, 1) for i in range(n)))
 

@@ -14,7 +14,6 @@ from blinkccl.packing.undirected import pack_trees, undirected_widths
 from support.small_networks import (
     assert_tree,
     depth_of,
-    dgx_1v,
     loads,
     one_way_ring,
     random_digraph,
@@ -93,10 +92,3 @@ def test_where_nothing_can_move_nothing_does() -> None:
     ring = one_way_ring(5)
     trees = pack_arborescences(ring, {0: 1})
     assert flatten(ring.capacity, trees) == trees
-
-
-def test_the_default_of_a_dgx_1v_allgather_is_depth_2() -> None:
-    rate, _ = allgather_rate(dgx_1v())
-    scaled, demand = dgx_1v().scaled(rate.denominator), dict.fromkeys(range(8), rate.numerator)
-    flat = flatten(scaled.capacity, pack_arborescences(scaled, demand))
-    assert {depth_of(tree) for tree in flat} == {2}

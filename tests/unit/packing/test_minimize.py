@@ -51,13 +51,6 @@ def test_few_trees_within_the_threshold(seed: int, threshold: Fraction) -> None:
     assert len({column.loads for column, _ in few}) == len(few) <= len(many)
 
 
-def test_a_dgx_1v_broadcast_needs_six_trees_of_one_lane() -> None:
-    network = dgx_1v()
-    few = minimize_trees(candidates(network, undirected=False), network.capacity, Fraction(6), PAPERS)
-    assert few is not None
-    assert [weight for _, weight in few] == [1] * 6
-
-
 def test_candidates_that_cannot_reach_the_threshold_are_refused() -> None:
     network = dgx_1v()
     one = candidates(network, undirected=False)[:1]

@@ -78,14 +78,6 @@ def test_depth_2_serves_the_allgather_of_a_dgx_1v_at_its_optimum() -> None:
     assert_packing(scaled, trees, demand)
 
 
-def test_least_depth_of_a_dgx_1v_broadcast() -> None:
-    network = dgx_1v()
-    assert choose(tree_columns(network, {0: 6}, 3) or [], network.capacity, {0: 6}) is None
-    trees = choose(tree_columns(network, {0: 6}, 4) or [], network.capacity, {0: 6})
-    assert trees is not None
-    assert_packing(network, trees, {0: 6})
-
-
 @pytest.mark.parametrize("network", [dgx_1v(), one_way_ring(6)], ids=["V", "ring"])
 def test_effort_is_counted_in_steps_and_then_ends_the_search(network: Network) -> None:
     effort = Effort(4)

@@ -17,19 +17,14 @@ from blinkccl.packing.undirected import (
     direct,
     merge_equal,
     most_central,
-    pack_trees,
     recentred,
     strength,
     undirected_widths,
 )
 from support.small_networks import (
-    DGX_1V,
-    allocation,
     assert_tree,
-    assert_undirected_packing,
     both_ways,
     depth_of,
-    dgx_1p,
     dgx_1v,
     partitions,
     random_digraph,
@@ -67,23 +62,6 @@ def test_the_partition_is_coarse_enough_to_show_the_bottleneck(seed: int) -> Non
     rate, blocks = strength(network.n, widths)
     if len(blocks) > 2:
         assert all(crossing(widths, pair) != rate for pair in combinations(blocks, 2))
-
-
-@pytest.mark.parametrize(
-    ("network", "rate"),
-    [
-        (dgx_1v(), Fraction(24, 7)),
-        (dgx_1p(), Fraction(16, 7)),
-        (allocation((0, 1, 2, 3)), Fraction(3)),
-        (allocation((0, 1, 2, 4, 5, 6)), Fraction(13, 5)),
-        (allocation((0, 1, 2, 3, 4)), Fraction(2)),
-        (allocation((0, 1, 3, 4, 5, 7), dict.fromkeys(DGX_1V, 1)), Fraction(9, 5)),
-    ],
-)
-def test_reference_values(network: Network, rate: Fraction) -> None:
-    packing = pack_trees(network)
-    assert packing.rate == rate
-    assert_undirected_packing(network, packing)
 
 
 @pytest.mark.parametrize("seed", range(20))
