@@ -317,20 +317,11 @@ def _draw_fig_14(figure: Any, context: Context) -> str:
     for collective in FIG_14:
         for name, gpu in _MACHINES.items():
             found = fig_14_speedups(name, collective)
-            low, first, middle, third, high = np.percentile(found, [5, 25, 50, 75, 95])
-            outside = [speedup for speedup in found if not low <= speedup <= high]
+            ends = np.percentile(found, [5, 25, 50, 75, 95])
+            outside = [speedup for speedup in found if not ends[0] <= speedup <= ends[-1]]
             title = {"allreduce": "AllReduce", "broadcast": "Broadcast"}[collective]
-            boxes.append(
-                {
-                    "label": f"{title}\n{gpu} ({len(found)})",
-                    "whislo": low,
-                    "q1": first,
-                    "med": middle,
-                    "q3": third,
-                    "whishi": high,
-                    "fliers": outside,
-                }
-            )
+            box = dict(zip(("whislo", "q1", "med", "q3", "whishi"), ends, strict=True))
+            boxes.append(box | {"label": f"{title}\n{gpu} ({len(found)})", "fliers": outside})
     axes = figure.subplots()
     drawn = axes.bxp(
         boxes, widths=0.5, patch_artist=True, medianprops={"color": drawing.BLACK}, flierprops={"markersize": 4}

@@ -290,41 +290,45 @@ def _draw_fig_8(figure: Any, context: Context) -> str:
     return f"{_BASIS}."
 
 
+def _panels(figure: Any, context: Context, names: Sequence[str], counts: str, styles: Sequence[str]) -> dict[str, Any]:
+    """A panel for each pattern, and what is drawn into it."""
+    panels = dict(zip(names, figure.subplots(1, len(names), sharey=True), strict=True))
+    for name, axes in panels.items():
+        _patterns(axes, context, name, counts, _SIZES, styles)
+        drawing.over_sizes(axes, _SIZES, every=3)
+    return panels
+
+
 @PAGE.figure("A-fig-24", "Blink, Fig 24: depth tests along a chain of 3 to 8 GPUs", 12.0, 4.5)
 def _draw_fig_24(figure: Any, context: Context) -> str:
-    panels = figure.subplots(1, 3, sharey=True)
-    rows = (
-        ("chain-forward", "forward", {3: 22, 8: 20}),
-        ("chain-reduce-forward", "reduce+forward", {3: 18, 8: 18}),
-        ("chain-reduce-broadcast", "reduce-broadcast", {3: 19, 8: 16}),
-    )
-    for axes, (name, title, printed) in zip(panels, rows, strict=True):
-        _patterns(axes, context, name, "GPUs", _SIZES)
-        drawing.over_sizes(axes, _SIZES, every=3)
+    rows = {
+        "chain-forward": ("forward", {3: 22, 8: 20}),
+        "chain-reduce-forward": ("reduce+forward", {3: 18, 8: 18}),
+        "chain-reduce-broadcast": ("reduce-broadcast", {3: 19, 8: 16}),
+    }
+    for name, axes in _panels(figure, context, list(rows), "GPUs", ("-",)).items():
+        title, printed = rows[name]
         for (gpus, gb_per_s), colour in zip(printed.items(), (drawing.BLUE, drawing.SKY), strict=True):
             drawing.published(axes, [(_LARGEST, gb_per_s)], f"published, {gpus} GPUs", colour)
-        drawing.finish(axes, title, _GB_PER_S if axes is panels[0] else "", legend="")
-    panels[0].set_ylim(bottom=0)
-    drawing.legend_below(figure, panels[0], 8)
+        drawing.finish(axes, title, _GB_PER_S if name == "chain-forward" else "", legend="")
+    figure.axes[0].set_ylim(bottom=0)
+    drawing.legend_below(figure, figure.axes[0], 8)
     return f"{_BASIS}, but for reduce+forward, for which Figs 7 and 24 contradict each other (E6)."
 
 
 @PAGE.figure("A-fig-26", "Blink, Fig 26: breadth tests, 1 to 3 sources or destinations", 12.0, 4.5)
 def _draw_fig_26(figure: Any, context: Context) -> str:
-    panels = figure.subplots(1, 3, sharey=True)
     rows = {
         "fan-in-forward": "fan-in forward",
         "fan-in-reduce-forward": "fan-in reduce+forward",
         "fan-out-forward": "fan-out forward",
     }
     lane = lane_gb_per_s(context.calibration(CALIBRATION))
-    for axes, (name, title) in zip(panels, rows.items(), strict=True):
-        _patterns(axes, context, name, "sources or destinations", _SIZES, ("-", "--", ":"))
-        drawing.over_sizes(axes, _SIZES, every=3)
+    for name, axes in _panels(figure, context, list(rows), "sources or destinations", ("-", "--", ":")).items():
         drawing.published_level(axes, lane, f"a lane in one direction: {lane:.3g} GB/s", "--")
-        drawing.finish(axes, title, _GB_PER_S if axes is panels[0] else "", legend="")
-    panels[0].set_ylim(bottom=0)
-    drawing.legend_below(figure, panels[0], 4)
+        drawing.finish(axes, rows[name], _GB_PER_S if name == "fan-in-forward" else "", legend="")
+    figure.axes[0].set_ylim(bottom=0)
+    drawing.legend_below(figure, figure.axes[0], 4)
     return f"{_BASIS}: near the maximum from 50 MB on, and 1 to 2 GB/s less with a reduction."
 
 

@@ -37,20 +37,11 @@ CLOSE_WITHIN = 0.20
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One number of a claim beside ours.
+    """One number of a claim beside ours, in ``unit``; ``published`` is None where the document gives no number.
 
-    Parameters
-    ----------
-    what
-        What is counted or measured, in a few words.
-    published, ours
-        In ``unit``. ``published`` is None where the document gives no number.
-    tolerance
-        Relative error that still counts as reproduced; 0 for numbers that must be equal.
-    relation
-        "=": ours must be the published number. "<=" and ">=": ours must not be above or below it ("up to", "at least").
-    basis
-        Which plan, and which calibration, ours was computed with.
+    ``what`` is counted or measured, in a few words. ``tolerance`` is the relative error that still counts as
+    reproduced, 0 for numbers that must be equal. ``relation`` "=": ours must be the published number; "<=" and ">=":
+    ours must not be above or below it ("up to", "at least"). ``basis``: with which plan, and which calibration.
     """
 
     what: str
@@ -101,28 +92,14 @@ Computation = Callable[[Context], tuple[Value, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claim of a document.
+    """A claim of a document: at ``where`` it says ``text``, in a sentence of ours.
 
-    Parameters
-    ----------
-    id
-        The document's letter or letters with a number: "B6".
-    document
-        A key of :data:`DOCUMENTS`.
-    where
-        Section, figure, table.
-    text
-        The claim, in a sentence of ours.
-    compute
-        Our numbers beside the published ones; none where nothing can be computed.
-    why
-        What explains the outcome; for a claim that cannot be checked, why not.
-    wrong
-        The document contradicts itself, arithmetic or a theorem here; ``why`` says which. Numbers of ours that differ
-        are then the right ones.
-    agrees
-        What agreement is called where it confirms nothing: :data:`FITTED` if our constants were chosen to meet these
-        numbers, :data:`BY_CONSTRUCTION` if our model or package was made to do what the document says.
+    ``id`` is the document's letter with a number ("B6"), ``document`` a key of :data:`DOCUMENTS`. ``compute``
+    gives our numbers beside the published ones, none where nothing can be computed. ``why`` explains the outcome, or
+    why nothing can be computed. ``wrong``: the document contradicts itself, arithmetic or a theorem here, which ``why``
+    says; numbers of ours that differ are then the right ones. ``agrees`` is what agreement is called where it confirms
+    nothing: :data:`FITTED` if our constants were chosen to meet these numbers, :data:`BY_CONSTRUCTION` if our model or
+    package was made to do what the document says.
     """
 
     id: str

@@ -1,20 +1,7 @@
 """Blink's traffic patterns (MLSys 2020, §2.2 and appendix A.1): what copies and reductions in flight cost.
 
-Each pattern is a Program on links of one V100 NVLink lane, timed by the kernel. Blink's text gives these numbers for
-them, on a p3.16xlarge:
-
-====================  =====================================================  ==================================
-figure                pattern                                                throughput
-====================  =====================================================  ==================================
-7                     chain reduce+forward, 3 to 8 GPUs, 1000 MB             21 to 19 GB/s
-8                     MIMO and MCA, more than 10 MB                          about 18 GB/s
-24                    chain forward, 3 to 8 GPUs, 1000 MB                    22 to 20 GB/s
-24                    chain reduce-broadcast, 3 to 8 GPUs, 1000 MB           19 to 16 GB/s
-26                    fan-in and fan-out forward, more than 50 MB            near the maximum
-26                    fan-in reduce+forward                                  1 to 2 GB/s less than forward
-====================  =====================================================  ==================================
-
-Its appendix also says "around 18 GB/s" for chain reduce+forward, which contradicts Fig 7.
+Each pattern is a Program on links of one V100 NVLink lane, timed by the kernel. What Blink's text says of them, on a
+p3.16xlarge, are claims B6 to B9. Its appendix has "around 18 GB/s" for chain reduce+forward, which contradicts Fig 7.
 
 The text leaves open, and we chose: MIMO's and MCA's sizes (five GPUs; MCA has chains of two GPUs and the sum stays at
 the center, which adds its own data); what a throughput is where several streams meet (the bytes over the busiest link
