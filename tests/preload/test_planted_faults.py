@@ -71,12 +71,6 @@ FAULTS = {
         "  good(driver_.stream_wait_event(stream.handle, begun_, 0));\n",
         "",
     ),
-    "the caller's stream does not wait for copies": (
-        "sizes",
-        "copy_engine.cpp",
-        "    good(driver_.stream_wait_event(stream, used->event, 0));\n",
-        "",
-    ),
     "copies do not wait for what they send": (
         "sizes",
         "copy_engine.cpp",
