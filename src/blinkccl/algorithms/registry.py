@@ -24,24 +24,11 @@ OBJECTIVES = ("shallow", "fewest-trees", "least-depth")
 
 @dataclass(frozen=True)
 class Request:
-    """What to plan.
+    """What to plan, on a whole machine or cluster: rank ``i`` of ``collective`` is vertex ``ranks[i]``.
 
-    Parameters
-    ----------
-    topology
-        The whole machine or cluster.
-    collective
-        In positions: rank ``i`` is vertex ``ranks[i]``.
-    links
-        ``"fast"``, ``"pcie"`` or ``"all"``: see :func:`blinkccl.topology.select.network_for`.
-    relays
-        Whether GPUs outside ``ranks`` may pass data on.
-    objective
-        One of :data:`OBJECTIVES`.
-    threshold
-        How much of the optimal rate ``blink`` may give up for fewer trees (the paper's 5 %).
-    epsilon
-        The (1−ε) of the multiplicative weights in ``blink``.
+    ``links`` and ``relays`` (whether GPUs outside ``ranks`` may pass data on) are those of
+    :func:`blinkccl.topology.select.network_for`; ``objective`` is one of :data:`OBJECTIVES`. ``threshold`` is what part
+    of the optimal rate ``blink`` may give up for fewer trees (the paper's 5 %), ``epsilon`` the (1−ε) of its weights.
     """
 
     topology: Topology
