@@ -88,6 +88,9 @@ def collectives(count: int, asynchronous: bool) -> None:
     parts = [runtime.tensor(torch.zeros(count)) for _ in range(SIZE)]
     run(dist.all_gather, parts, mine)
     same(torch.cat(parts), whole, "all_gather")
+    lists = [[runtime.tensor(torch.zeros(count))] for _ in range(SIZE)]
+    run(dist.all_gather_coalesced, lists, [mine])
+    same(torch.cat([of_rank[0] for of_rank in lists]), whole, "all_gather_coalesced")
     tensor = runtime.tensor(torch.zeros(SIZE * count))
     run(dist.all_gather_into_tensor, tensor, mine)
     same(tensor, whole, "all_gather_into_tensor")

@@ -151,32 +151,3 @@ def test_coalescing_by_device(started, engine):
         on("cuda", group.broadcast, [torch.ones(2)])
     assert group._end_coalescing(torch.device("cuda", 0)).wait()
     assert len(engine.calls) == 2
-
-
-EVERY_CALL = {
-    "all_reduce": lambda t: dist.all_reduce(t),
-    "all_reduce_async": lambda t: dist.all_reduce(t, async_op=True).wait(),
-    "reduce": lambda t: dist.reduce(t, 0),
-    "broadcast": lambda t: dist.broadcast(t, 0),
-    "all_gather": lambda t: dist.all_gather([torch.zeros(4)], t),
-    "all_gather_into_tensor": lambda t: dist.all_gather_into_tensor(torch.zeros(4), t),
-    "reduce_scatter": lambda t: dist.reduce_scatter(torch.zeros(4), [t]),
-    "reduce_scatter_tensor": lambda t: dist.reduce_scatter_tensor(torch.zeros(4), t),
-    "gather": lambda t: dist.gather(t, [torch.zeros(4)]),
-    "scatter": lambda t: dist.scatter(t, [torch.zeros(4)]),
-    "all_to_all": lambda t: dist.all_to_all([torch.zeros(4)], [t]),
-    "all_to_all_single": lambda t: dist.all_to_all_single(torch.zeros(4), t),
-    "all_gather_coalesced": lambda t: dist.all_gather_coalesced([[torch.zeros(4)]], [t]),
-}
-
-
-@pytest.mark.parametrize("name", EVERY_CALL)
-@pytest.mark.filterwarnings("ignore:torch.distributed.all_gather_coalesced")
-@pytest.mark.filterwarnings("ignore:.*deprecated:FutureWarning")
-def test_every_call_reaches_the_gpu(started, engine, name):
-    started("cuda:blink")
-    on("cuda", EVERY_CALL[name], torch.ones(4))
-    expected = name.removesuffix("_async").removesuffix("_coalesced").removesuffix("_into_tensor")
-    ours = {"all_reduce": "allreduce", "all_gather": "allgather", "reduce_scatter_tensor": "reduce_scatter"}
-    named = ours.get(expected, "alltoall" if expected.startswith("all_to_all") else expected)
-    assert [call[0].collective for call in engine.calls] == [named]
