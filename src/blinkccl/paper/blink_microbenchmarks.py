@@ -7,7 +7,7 @@ near the paper's says that one cost model explains them all, not that it was pre
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import median
@@ -290,13 +290,14 @@ def _draw_fig_8(figure: Any, context: Context) -> str:
     return f"{_BASIS}."
 
 
-def _panels(figure: Any, context: Context, names: Sequence[str], counts: str, styles: Sequence[str]) -> dict[str, Any]:
-    """A panel for each pattern, and what is drawn into it."""
-    panels = dict(zip(names, figure.subplots(1, len(names), sharey=True), strict=True))
-    for name, axes in panels.items():
+def _panels(
+    figure: Any, context: Context, names: Sequence[str], counts: str, styles: Sequence[str] = ("-",)
+) -> Iterator[tuple[str, Any]]:
+    """A panel for each pattern."""
+    for name, axes in zip(names, figure.subplots(1, len(names), sharey=True), strict=True):
         _patterns(axes, context, name, counts, _SIZES, styles)
         drawing.over_sizes(axes, _SIZES, every=3)
-    return panels
+        yield name, axes
 
 
 @PAGE.figure("A-fig-24", "Blink, Fig 24: depth tests along a chain of 3 to 8 GPUs", 12.0, 4.5)
@@ -306,7 +307,7 @@ def _draw_fig_24(figure: Any, context: Context) -> str:
         "chain-reduce-forward": ("reduce+forward", {3: 18, 8: 18}),
         "chain-reduce-broadcast": ("reduce-broadcast", {3: 19, 8: 16}),
     }
-    for name, axes in _panels(figure, context, list(rows), "GPUs", ("-",)).items():
+    for name, axes in _panels(figure, context, list(rows), "GPUs"):
         title, printed = rows[name]
         for (gpus, gb_per_s), colour in zip(printed.items(), (drawing.BLUE, drawing.SKY), strict=True):
             drawing.published(axes, [(_LARGEST, gb_per_s)], f"published, {gpus} GPUs", colour)
@@ -324,7 +325,7 @@ def _draw_fig_26(figure: Any, context: Context) -> str:
         "fan-out-forward": "fan-out forward",
     }
     lane = lane_gb_per_s(context.calibration(CALIBRATION))
-    for name, axes in _panels(figure, context, list(rows), "sources or destinations", ("-", "--", ":")).items():
+    for name, axes in _panels(figure, context, list(rows), "sources or destinations", ("-", "--", ":")):
         drawing.published_level(axes, lane, f"a lane in one direction: {lane:.3g} GB/s", "--")
         drawing.finish(axes, rows[name], _GB_PER_S if name == "fan-in-forward" else "", legend="")
     figure.axes[0].set_ylim(bottom=0)
