@@ -25,14 +25,7 @@ from blinkccl.packing.oracles import out_tree_oracle
 from blinkccl.packing.undirected import strength, undirected_widths
 from blinkccl.paper import drawing
 from blinkccl.paper.claim import Context, Page, Value
-from blinkccl.paper.jobs import (
-    EIGHT,
-    Gpus,
-    connected_allocations,
-    geometric_mean,
-    plan,
-    request,
-)
+from blinkccl.paper.jobs import EIGHT, Gpus, connected_allocations, geometric_mean, plan, request
 
 PAGE = Page("A")
 

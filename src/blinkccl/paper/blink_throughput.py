@@ -11,12 +11,7 @@ from typing import Any
 from blinkccl.algorithms.hybrid import hybrid_split
 from blinkccl.baselines.registry import candidates
 from blinkccl.paper import drawing
-from blinkccl.paper.blink_graph import (
-    allreduce_optimum,
-    broadcast_optimum,
-    network,
-    rings,
-)
+from blinkccl.paper.blink_graph import allreduce_optimum, broadcast_optimum, network, rings
 from blinkccl.paper.blink_microbenchmarks import lane_gb_per_s
 from blinkccl.paper.blink_protocols import PCIE_GB_PER_S, t_dpa_s
 from blinkccl.paper.claim import Context, Page, Value
