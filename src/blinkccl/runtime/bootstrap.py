@@ -178,32 +178,15 @@ def join(
 ) -> Bootstrap:
     """Meets the other ranks: once all ``size`` have come, each knows all of them as ``peers``.
 
-    Parameters
-    ----------
-    store
-        The same for all ranks. It may hold what earlier groups left, also under this prefix.
-    prefix
-        Tells groups apart that are made at the same time; the same for all ranks of one.
-    payload
-        Travels with this rank's :class:`PeerInfo`.
-    deadline
-        A reading of ``time.monotonic()``.
-    look
-        Called some times a second while others are waited for; it raises where it sees that a rank can not come.
+    ``store`` is the same for all ranks and may hold what earlier groups left, also under this ``prefix``, which tells
+    groups apart that are made at the same time. ``payload`` travels with this rank's :class:`PeerInfo`. ``look``,
+    called some times a second while others are waited for, raises where it sees that a rank cannot come.
 
-    Raises
-    ------
-    RendezvousTimeout
-        If not all have come at the deadline: which are missing, which present.
-    PlanMismatchError
-        If two living processes claim one rank, or ranks disagree on size or version; on all ranks.
-    PeerLostError
-        If a rank's process ended before all had come, and was not started again at once.
-    CommunicationError
-        If a rank cannot take part, or the store is lost; UnsupportedError if there is no native library here.
+    RendezvousTimeout, with who is missing and who present, if not all have come at ``deadline`` (``time.monotonic()``);
+    PlanMismatchError, on all ranks, if two living processes claim one rank or ranks disagree on size or version;
+    PeerLostError if a rank's process ended before all had come and was not started again at once; CommunicationError if
+    a rank cannot take part or the store is lost; UnsupportedError if there is no native library here.
 
-    Notes
-    -----
     Cost: one value of the store that all read, and one per rank; five messages per rank.
     """
     mine = own_peer_info(rank, size, payload)

@@ -35,22 +35,13 @@ class ProbedGroup(Protocol):
     rank: int
     size: int
 
-    def can_cross(self) -> bool:
-        """Whether this rank may copy from every other rank's own memory."""
-
-    def run(self, call: CollectiveCall, send: int | None, recv: int | None) -> None:
-        """A collective on raw addresses."""
-
-    def barrier(self) -> None:
-        """Returns when every rank has called it."""
-
+    def can_cross(self) -> bool: ...
+    def run(self, call: CollectiveCall, send: int | None, recv: int | None) -> None: ...
+    def barrier(self) -> None: ...
     def prepare(
         self, plan: HostPlan, count: int, dtype: str, op: str, chunk_bytes: int, cross_memory: bool = False
-    ) -> NativeOp:
-        """Any Program as a call."""
-
-    def run_prepared(self, call: NativeOp, send: int | None, recv: int | None) -> None:
-        """Runs it."""
+    ) -> NativeOp: ...
+    def run_prepared(self, call: NativeOp, send: int | None, recv: int | None) -> None: ...
 
 
 class Wish(IntEnum):

@@ -85,22 +85,12 @@ def gpu_library(path: Path | None = None) -> Any:
 class GpuGroup:
     """One rank's part in a group of GPUs. Calls may come from any thread; all ranks make the same, in one order.
 
-    Parameters
-    ----------
-    key
-        Any text that no other group has; the same on all ranks, which all do this at about the same time.
-    rank, size
-        This rank, of how many (≥ 2).
-    device
-        The GPU's number in this process, as CUDA counts.
-    algorithm
-        One for everything; "": the best at each size.
+    ``key`` is any text that no other group has, the same on all ``size`` ≥ 2 ranks, which all do this at about the same
+    time. ``device`` is the GPU's number in this process, as CUDA counts; ``algorithm`` one for everything, "" the best
+    at each size.
 
-    Raises
-    ------
-    UnsupportedError
-        If the ranks cannot run on trees; on all ranks. The library's words for it: no driver, no compiler, a GPU that
-        another cannot reach, a rank that does not come, planning that takes too long (``BLINK_PLAN_TIMEOUT``).
+    UnsupportedError, on all ranks, if they cannot run on trees. The library's words for it: no driver, no compiler, a
+    GPU that another cannot reach, a rank that does not come, planning that takes too long (``BLINK_PLAN_TIMEOUT``).
     """
 
     def __init__(self, key: str, rank: int, size: int, device: int, algorithm: str = "", library: Any = None) -> None:
@@ -129,21 +119,12 @@ class GpuGroup:
     ) -> None:
         """Enqueues a collective on ``stream`` (CUDA's handle; None: the default stream), and returns at once.
 
-        Parameters
-        ----------
-        call
-            One of :data:`COLLECTIVES`; of any type where nothing is reduced.
-        send, recv
-            Addresses on this rank's GPU; None for a buffer that the rank does not have. In place as in nccl.h.
-        scale
-            The factor of a premul_sum, rounded to ``dtype``: the interface takes an element, as NCCL's does.
+        ``call`` is one of :data:`COLLECTIVES`, of any type where nothing is reduced. ``send`` and ``recv`` are
+        addresses on this rank's GPU, None for a buffer that it does not have; in place as in nccl.h. The factor of a
+        premul_sum is rounded to its type: the interface takes an element, as NCCL's does.
 
-        Raises
-        ------
-        UnsupportedError
-            If a GPU has no such type or operation, or no program serves this size; nothing was enqueued.
-        CommunicationError
-            If a kernel has given up, this group was aborted or closed, or CUDA fails.
+        UnsupportedError if a GPU has no such type or operation, or no program serves this size: nothing was enqueued.
+        CommunicationError if a kernel has given up, this group was aborted or closed, or CUDA fails.
         """
         name = call.collective
         number, operation = _numbers(name, call.dtype, call.op)

@@ -81,23 +81,10 @@ class _Memory:
 class HostGroup:
     """One rank's end of a group.
 
-    Parameters
-    ----------
-    store
-        Where the ranks meet. It stays the caller's.
-    prefix
-        Names the group in the store; the same on all its ranks, another for every group at the same time.
-    deadline_s
-        Seconds until all ranks must have come, and for every later call that names none; None: BLINK_TIMEOUT.
-    look
-        Called some times a second while ranks are waited for; it raises where it sees that one cannot come.
-
-    Raises
-    ------
-    RendezvousTimeout, PeerLostError, PlanMismatchError
-        As :func:`blinkccl.runtime.bootstrap.join`.
-    UnsupportedError
-        If the ranks are on several hosts, or this machine has no native library or no shared memory.
+    ``store``, where the ranks meet, stays the caller's. ``prefix`` names the group in it: the same on all its ranks,
+    another for every group at the same time. ``deadline_s`` (None: BLINK_TIMEOUT) is for all ranks to come, and for
+    every later call that names none. ``look`` and errors are as those of :func:`blinkccl.runtime.bootstrap.join`;
+    UnsupportedError also if the ranks are on several hosts, or there is no shared memory here.
     """
 
     def __init__(
@@ -159,24 +146,12 @@ class HostGroup:
     ) -> None:
         """A collective on raw addresses; returns when this rank's buffers are the caller's again.
 
-        Parameters
-        ----------
-        call
-            The same on all ranks.
-        send, recv
-            Addresses, or None where the collective gives this rank no such buffer. In place as in nccl.h.
-        scale
-            This rank's scalar of ``premul_sum``.
-        deadline_s
-            Seconds for this call.
+        ``call`` is the same on all ranks. ``send`` and ``recv`` are None where the collective gives this rank no such
+        buffer; in place as in nccl.h. ``scale`` is this rank's scalar of ``premul_sum``.
 
-        Raises
-        ------
-        CommunicationError
-            Or a subclass: a peer was lost, calls something else, or the deadline passed. The group is then of no more
-            use to any rank.
-        UnsupportedError, UsageError
-            If the call itself makes no sense; nothing has happened then.
+        CommunicationError, or a subclass, if a peer was lost, calls something else, or the deadline passed: the group
+        is then of no more use to any rank. UnsupportedError or UsageError if the call itself makes no sense: nothing
+        has happened then.
         """
         self._run(self._calls.get(call) or self._prepare(call), send, recv, scale, deadline_s)
 

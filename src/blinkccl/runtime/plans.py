@@ -22,15 +22,9 @@ from blinkccl.topology.spec import parse_spec
 
 
 @cache
-def host_topology(world_size: int) -> Topology:
-    """One host of ``world_size`` ≥ 2 ranks: all memory is equally near."""
-    return parse_spec(f"clique:{world_size}")
-
-
-@cache
 def host_plan(collective: Collective, algorithm_name: str, inline: bool, area: Area) -> HostPlan:
     """The plan of a collective among all ranks of one host."""
-    topology = host_topology(collective.world_size)
+    topology = parse_spec(f"clique:{collective.world_size}")  # all memory is equally near
     program = planned(topology, collective, topology.ranks, algorithm_name, PlanCache())
     if inline:
         program = replace(program, channels=tuple(replace(channel, protocol=INLINE) for channel in program.channels))

@@ -42,8 +42,11 @@ logger = logging.getLogger(__name__)
 class Transport(Protocol):
     """Collectives and messages on flat memory; all numbers are bytes, elements or addresses.
 
-    In place is ``send == recv``, for AllGather ``send == recv + rank * block``, for ReduceScatter
-    ``recv == send + rank * block``. A buffer that a rank does not have is None.
+    In place is ``send == recv``, for AllGather ``send == recv + rank * block``, for ReduceScatter ``recv == send + rank
+    * block``. A buffer that a rank does not have is None. ``run`` runs a collective in the caller's thread, never in
+    two at once; messages are independent of that, and ``irecv``, from anybody where ``src`` is None, results in the
+    source. ``close`` ends it on this rank, and messages that are wanted still fail; ``abort`` ends it for the whole
+    group: peers that wait for this rank fail.
     """
 
     def run(
@@ -53,25 +56,16 @@ class Transport(Protocol):
         recv: int | None,
         scale: float | None = None,
         deadline_s: float | None = None,
-    ) -> None:
-        """Runs a collective in this thread; never called by two threads at once."""
-
-    def isend(self, address: int, nbytes: int, dst: int, tag: int = 0, deadline_s: float | None = None) -> Future[None]:
-        """Sends a message, independently of collectives."""
-
+    ) -> None: ...
+    def isend(
+        self, address: int, nbytes: int, dst: int, tag: int = 0, deadline_s: float | None = None
+    ) -> Future[None]: ...
     def irecv(
         self, address: int, nbytes: int, src: int | None, tag: int = 0, deadline_s: float | None = None
-    ) -> Future[int]:
-        """Receives one, from anybody where ``src`` is None; the result is the source rank."""
-
-    def stats(self) -> Mapping[str, int]:
-        """What ran here: calls and bytes by name."""
-
-    def close(self) -> None:
-        """Ends it on this rank; messages that are wanted still fail."""
-
-    def abort(self) -> None:
-        """Ends it for the whole group: peers that wait for this rank fail."""
+    ) -> Future[int]: ...
+    def stats(self) -> Mapping[str, int]: ...
+    def close(self) -> None: ...
+    def abort(self) -> None: ...
 
 
 def open_transport(store: Any, rank: int, size: int, global_ranks: list[int], timeout_s: float) -> Transport:
