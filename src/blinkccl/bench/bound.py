@@ -38,21 +38,8 @@ def least_traffic(collective: Collective, block_bytes: int, in_place: bool) -> i
     Every block that a rank contributes is read once, and every block that a rank ends with is written once, whatever
     goes on between: hand-over buffers can stay in caches. In place, a block that is where it must be, and that
     nothing is combined into, is not written; one that nobody else needs is not even read. With S as nccl-tests counts
-    it and N ranks:
-
-    ==============  =====================  ============
-    collective      out of place           in place
-    ==============  =====================  ============
-    allreduce       2·N·S                  2·N·S
-    broadcast       (N + 1)·S              N·S
-    reduce          (N + 1)·S              (N + 1)·S
-    allgather       (N + 1)·S              N·S
-    reduce_scatter  (N + 1)·S              (N + 1)·S
-    gather          2·S                    2·S·(N − 1)/N
-    scatter         2·S                    2·S·(N − 1)/N
-    alltoall        2·N·S                  –
-    sendrecv        2·S                    2·S
-    ==============  =====================  ============
+    it and N ranks that is 2·N·S for allreduce and alltoall, 2·S for gather, scatter and sendrecv, (N + 1)·S for the
+    others; in place N·S for broadcast and allgather, 2·S·(N − 1)/N for gather and scatter.
     """
     reads: set[tuple[int, int]] = set()
     writes = 0

@@ -10,14 +10,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TextIO
+from typing import Any, NoReturn, Self, TextIO
 
 import typer
 
 from blinkccl.cli.exits import USAGE
-
-if TYPE_CHECKING:
-    from blinkccl.report.text import Paint
+from blinkccl.report.text import Paint, fit, painter
 
 #: Nobody needs a bar for less than this.
 PROGRESS_AFTER_S = 2.0
@@ -54,15 +52,11 @@ def emit_json(document: dict[str, Any]) -> None:
 
 def emit_sentences(text: str) -> None:
     """Print text whose long lines are broken between words where a terminal is narrow."""
-    from blinkccl.report.text import fit
-
     emit(fit(text, width()))
 
 
 def paint() -> Paint:
     """How text is coloured that goes to standard output."""
-    from blinkccl.report.text import painter
-
     return painter(coloured())
 
 

@@ -11,6 +11,7 @@ import typer
 from typer import Option
 
 from blinkccl.cli import arguments, console
+from blinkccl.report.text import fit
 
 HELP = """
 Examples:
@@ -78,7 +79,6 @@ def plan(
         return
     from blinkccl.advice.ring_baseline import ring_baseline
     from blinkccl.report.plan_text import plan_text
-    from blinkccl.report.text import fit
 
     ring, width = ring_baseline(wanted).sentence(forest), console.width()
     console.emit(plan_text(forest, console.paint(), width) + (fit(f"\n{ring}\n", width) if ring else ""))

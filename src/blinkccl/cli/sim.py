@@ -12,6 +12,7 @@ from typer import Argument, Option
 from blinkccl.cli import arguments, console
 from blinkccl.cli.exits import CHECK_FAILED
 from blinkccl.errors import UsageError
+from blinkccl.report.text import fit
 
 if TYPE_CHECKING:
     from blinkccl.algorithms.registry import Request
@@ -294,7 +295,6 @@ def _report(
     wanted = best.simulation if best is not None and (json or not swept) else None
     summary = None if wanted is None else summarise(wanted.traced())
     from blinkccl.report import sim_text
-    from blinkccl.report.text import fit
 
     if json:
         document = steps.document() if steps else []

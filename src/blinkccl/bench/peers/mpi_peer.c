@@ -32,15 +32,11 @@ static MPI_Op op_of(uint32_t op) {
   }
 }
 
-static int reduces(uint32_t collective) {
-  return collective == BLINK_REDUCE || collective == BLINK_ALLREDUCE || collective == BLINK_REDUCE_SCATTER;
-}
-
 static const char* refuse(void* self, const struct peer_command* c) {
   (void)self;
   if (c->collective > BLINK_SENDRECV) return "MPI has no such collective";
-  if (reduces(c->collective) && op_of(c->op) == MPI_OP_NULL) return "MPI has no such operation";
-  if (reduces(c->collective) && type_of(c->dtype) == MPI_DATATYPE_NULL) return "MPI cannot reduce this type";
+  if (peer_reduces(c) && op_of(c->op) == MPI_OP_NULL) return "MPI has no such operation";
+  if (peer_reduces(c) && type_of(c->dtype) == MPI_DATATYPE_NULL) return "MPI cannot reduce this type";
   if (c->flags & PEER_SHARED) return "an MPI peer has private buffers only";
   uint64_t elements = c->count * (type_of(c->dtype) == MPI_DATATYPE_NULL ? c->itemsize : 1);
   if (elements > 0x7fffffff) return "more than 2^31 - 1 elements in a block";

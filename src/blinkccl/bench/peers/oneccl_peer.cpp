@@ -81,8 +81,7 @@ const char* refuse(void*, const struct peer_command* c) {
   if (c->collective > BLINK_ALLTOALL || c->collective == BLINK_GATHER || c->collective == BLINK_SCATTER)
     return "oneCCL has no such collective";
   if (!type_of(c->dtype, type)) return "oneCCL has no such type";
-  bool reduces = c->collective == BLINK_REDUCE || c->collective == BLINK_ALLREDUCE || c->collective == BLINK_REDUCE_SCATTER;
-  if (reduces && !op_of(c->op, op)) return "oneCCL has no such operation";
+  if (peer_reduces(c) && !op_of(c->op, op)) return "oneCCL has no such operation";
   if (c->flags & PEER_SHARED) return "a oneCCL peer has private buffers only";
   return nullptr;
 }

@@ -36,6 +36,10 @@ struct peer_library {
   void* self;
 };
 
+static inline int peer_reduces(const struct peer_command* c) {
+  return c->collective == BLINK_REDUCE || c->collective == BLINK_ALLREDUCE || c->collective == BLINK_REDUCE_SCATTER;
+}
+
 static void peer_end(const char* what) {
   fprintf(stderr, "benchmark rank %d: %s%s%s\n", (int)getpid(), what, errno ? ": " : "", errno ? strerror(errno) : "");
   _exit(1);
