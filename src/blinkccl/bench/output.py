@@ -261,7 +261,7 @@ def _microseconds(seconds: float) -> str:
 
 
 def record(
-    about: About, sweep: Sweep, rows: Sequence[SizeRow], arguments: Sequence[str], began: datetime, ended: datetime
+    about: About, sweep: Sweep, rows: Sequence[SizeRow], arguments: Sequence[str], began: str, ended: str
 ) -> dict[str, Any]:
     """The object that nccl-tests writes with ``-J``.
 
@@ -272,7 +272,7 @@ def record(
     bad = failed(rows)
     return {
         "version": NCCL_TESTS_VERSION,
-        "start_time": _stamp(began),
+        "start_time": began,
         "args": list(arguments),
         "env": {key: value for key, value in sorted(os.environ.items()) if key.startswith("BLINK_")},
         "nccl_version": None,
@@ -284,7 +284,7 @@ def record(
         "out_of_bounds": {"count": bad, "okay": bad == 0} if about.settings.check else None,
         "average_bus_bandwidth": {"bandwidth": average_busbw(rows), "okay": True},
         "errors": [],
-        "end_time": _stamp(ended),
+        "end_time": ended,
     }
 
 
@@ -293,13 +293,9 @@ def document(recorded: dict[str, Any], about: About) -> dict[str, Any]:
     return {"schema_version": SCHEMA_VERSION, "collective": about.collective.name, **about.more, **recorded}
 
 
-def now() -> datetime:
+def now() -> str:
     """The time, with its zone."""
-    return datetime.now(UTC)
-
-
-def _stamp(moment: datetime) -> str:
-    return moment.isoformat(timespec="seconds")
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _config_document(about: About, sweep: Sweep) -> dict[str, Any]:

@@ -164,24 +164,21 @@ def _two_ends(ranks: Sequence[int], src: int | None, dst: int | None) -> tuple[i
 
 
 def request(
-    coll: Collective,
-    topology: Topology,
-    ranks: tuple[int, ...],
-    links: str = "fast",
-    relays: bool = False,
-    objective: str = "shallow",
-    threshold: str = "1/20",
-    epsilon: str = "1/20",
+    name: str,
+    spec: str | None,
+    gpus: str | None,
+    ends: tuple[int | None, int | None, int | None],
+    links: str,
+    relays: bool,
 ) -> Request:
-    """What to plan."""
+    """What to plan; ``ends`` are root, src and dst."""
     from blinkccl.algorithms.registry import Request
 
-    return Request(
-        topology, coll, ranks, links, relays, objective, _part("--threshold", threshold), _part("--epsilon", epsilon)
-    )
+    topology, ranks = load(spec, gpus)
+    return Request(topology, collective(name, ranks, *ends), ranks, links, relays)
 
 
-def _part(option: str, text: str) -> Fraction:
+def part(option: str, text: str) -> Fraction:
     """A number below 1, as ``0.05`` or ``1/20``; a threshold may be 0."""
     if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?|[0-9]{1,9}/0*[1-9][0-9]{0,8}", text):
         raise UsageError(f"{option} {text}: expected a number like 0.05 or 1/20")

@@ -154,9 +154,7 @@ def bench(
         if not 0 < timeout_s < math.inf:
             raise UsageError(f"--timeout must be a positive number of seconds, got {timeout_s}")
         settings = BenchSettings(dtype, op, iterations, warmup, 1, check=bool(check))
-        topology, ranks = arguments.load(spec, gpus)
-        coll = arguments.collective(name, ranks, root, src, dst)
-        forest = algorithm(algo).plan(arguments.request(coll, topology, ranks, links, relays))
+        forest = algorithm(algo).plan(arguments.request(name, spec, gpus, (root, src, dst), links, relays))
         _run_plan(PlannedRanks(forest, engine or "reference", chunk_bytes, timeout_s), output, settings)
         return
     _refuse(

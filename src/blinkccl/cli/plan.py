@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated
@@ -62,10 +63,12 @@ def plan(
     from blinkccl.packing.solver import loading_seconds
 
     row = algorithm(algo)
-    topology, ranks = arguments.load(spec, gpus)
-    objective = "fewest-trees" if fewest_trees else "least-depth" if least_depth else "shallow"
-    coll = arguments.collective(name, ranks, root, src, dst)
-    wanted = arguments.request(coll, topology, ranks, links, relays, objective, threshold, epsilon)
+    wanted = replace(
+        arguments.request(name, spec, gpus, (root, src, dst), links, relays),
+        objective="fewest-trees" if fewest_trees else "least-depth" if least_depth else "shallow",
+        threshold=arguments.part("--threshold", threshold),
+        epsilon=arguments.part("--epsilon", epsilon),
+    )
     import_module(row.module)  # Loading modules is not planning, nor is loading the solver where it is needed.
     began = time.perf_counter() - loading_seconds()
     forest = row.plan(wanted)

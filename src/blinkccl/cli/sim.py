@@ -183,10 +183,7 @@ def sim(
         elif name is None:
             raise typer.BadParameter("give a COLLECTIVE, or a plan with --plan")
         else:
-            topology, ranks = arguments.load(spec, gpus)
-            request = arguments.request(
-                arguments.collective(name, ranks, root, src, dst), topology, ranks, links, relays
-            )
+            request = arguments.request(name, spec, gpus, (root, src, dst), links, relays)
         gpu = None if model is None else _gpu(request.topology)
         conditions = Conditions(_named(calibration, request.topology), settings, *_chunk(chunk), channels)
         if plan is not None:
