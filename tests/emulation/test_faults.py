@@ -10,16 +10,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import kills
 import numpy as np
 import pytest
 from job import PATIENT_S, Start, member, tell, wait_for
 from rank_processes import RankProcess, outcomes
 
-import blinkccl
 from blinkccl.errors import CommunicationError, DeadlineError, PeerLostError
 from blinkccl.runtime import host_group
 from blinkccl.runtime.communicator import Communicator
@@ -27,7 +26,7 @@ from blinkccl.runtime.communicator import Communicator
 #: How long after a kill all others have raised, at the latest.
 LIMIT_S = 2.0
 
-# ---- what ranks do until one of them is lost
+# ---- what ranks do until one of them is lost, beside what they do in benchmarks/kills.py
 
 
 def between_calls(comm: Communicator, victim: int) -> None:
@@ -36,36 +35,10 @@ def between_calls(comm: Communicator, victim: int) -> None:
     comm.barrier()
 
 
-def small_collectives(comm: Communicator, victim: int) -> None:
-    comm.allreduce(np.ones(16, np.float32))
-
-
-def large_collectives(comm: Communicator, victim: int) -> None:
-    comm.allreduce(np.ones(1_500_000, np.float32))
-
-
-def shared_arrays(comm: Communicator, victim: int) -> None:
-    array = blinkccl.empty(1_500_000)
-    comm.allreduce(array)
-    comm.allgather(array, blinkccl.empty(comm.size * array.size))
-
-
 def rooted_at_the_victim(comm: Communicator, victim: int) -> None:
     comm.broadcast(np.ones(400_000), victim)
     comm.reduce(np.ones(400_000), root=victim)
     comm.gather(np.ones(1000), root=victim)
-
-
-def several_under_way(comm: Communicator, victim: int) -> None:
-    for future in [comm.allreduce(np.ones(1 + 100_000 * i), wait=False) for i in range(4)]:
-        future.result(PATIENT_S)
-
-
-def messages(comm: Communicator, victim: int) -> None:
-    """Each to its neighbour, longer than a ring holds."""
-    sent = comm.send(np.ones(50_000), (comm.rank + 1) % comm.size, wait=False)
-    comm.recv(np.empty(50_000), (comm.rank - 1) % comm.size)
-    sent.result(PATIENT_S)
 
 
 def messages_from_anybody(comm: Communicator, victim: int) -> None:
@@ -74,15 +47,18 @@ def messages_from_anybody(comm: Communicator, victim: int) -> None:
     comm.recv(np.empty(10), tag=3)
 
 
-def parts(comm: Communicator, victim: int) -> None:
-    """A part of all ranks, made anew again and again: a kill may fall into its rendezvous."""
-    part = comm.split(0)
-    assert part is not None
-    with closing(part):
-        part.allreduce(np.ones(1000))
-
-
-Work = Callable[[Communicator, int], None]
+Work = Callable[[Communicator, Any], None]
+WORK: dict[str, Work] = {
+    "between_calls": between_calls,
+    "small_collectives": kills.small,
+    "large_collectives": kills.large,
+    "shared_arrays": kills.shared,
+    "rooted_at_the_victim": rooted_at_the_victim,
+    "several_under_way": kills.asynchronous,
+    "messages": kills.messages,
+    "messages_from_anybody": messages_from_anybody,
+    "parts": kills.parts,  # made anew again and again: a kill may fall into their rendezvous
+}
 
 
 def in_time(kill: Callable[[], float]) -> None:
@@ -93,31 +69,27 @@ def in_time(kill: Callable[[], float]) -> None:
     assert min(late) < LIMIT_S, late
 
 
-def until_lost(comm: Communicator, work: Work, victim: int) -> tuple[float, int, str]:
+def until_lost(comm: Communicator, name: str, victim: int) -> tuple[float, int, str]:
     """When and of whom this rank hears that it is lost."""
-    work(comm, victim) if work not in (between_calls, messages_from_anybody) else None
+    work = WORK[name]
+    argument = victim if work.__module__ == __name__ else random.Random(7)
+    if name not in ("between_calls", "messages_from_anybody"):
+        work(comm, argument)
     tell(comm, "working")
     try:
         while True:
-            work(comm, victim)
+            work(comm, argument)
     except PeerLostError as error:
         return time.monotonic(), error.rank, str(error)
 
 
 @pytest.mark.parametrize("victim", [0, 2])
-@pytest.mark.parametrize(
-    "work",
-    [
-        between_calls, small_collectives, large_collectives, shared_arrays, rooted_at_the_victim, several_under_way,
-        messages, messages_from_anybody, parts,
-    ],
-    ids=lambda work: work.__name__,
-)  # fmt: skip
-def test_a_killed_rank_is_named_by_all_others_within_the_limit(start: Start, work: Work, victim: int) -> None:
+@pytest.mark.parametrize("name", WORK)
+def test_a_killed_rank_is_named_by_all_others_within_the_limit(start: Start, name: str, victim: int) -> None:
     def kill() -> float:
-        job = start(3, until_lost, work, victim)
+        job = start(3, until_lost, name, victim)
         job.hear("working")
-        time.sleep(random.Random(work.__name__).uniform(0, 0.2))
+        time.sleep(random.Random(name).uniform(0, 0.2))
         killed = job.signal(victim, signal.SIGKILL)
         others = [rank for rank in range(3) if rank != victim]
         found = job.values(*others)

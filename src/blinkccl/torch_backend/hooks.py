@@ -32,17 +32,10 @@ def group(ranks: Sequence[int] | None = None, **options: Any) -> Any:
 
 
 def average(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """The mean of the gradients: one AllReduce in place.
+    """The mean of the gradients: one AllReduce in place; ``state`` is a group from :func:`group`.
 
-    Parameters
-    ----------
-    state
-        A group from :func:`group`.
-
-    Notes
-    -----
-    DDP without a hook divides by the number of ranks before the sum, we after it: the same bits where that number
-    is a power of two, one rounding fewer where it is not.
+    DDP without a hook divides by the number of ranks before the sum, we after it: the same bits where that number is a
+    power of two, one rounding fewer where it is not.
     """
     return _averaged(state, bucket.buffer())
 

@@ -86,15 +86,7 @@ class PendingWork(BlinkWork):
             _completer(self._depth).submit(promise.set_result, None)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Waits for the end; with a ``timeout`` at most so long.
-
-        Raises
-        ------
-        DeadlineError
-            If the timeout passes first. The call goes on.
-        Exception
-            What ended the call.
-        """
+        """Waits for the end, with a ``timeout`` at most so long (DeadlineError: the call goes on); raises its error."""
         seconds = timeout.total_seconds() if timeout > timedelta(0) else None
         with self._changed:
             if not self._changed.wait_for(lambda: self._ended, seconds):
