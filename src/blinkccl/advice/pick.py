@@ -14,7 +14,7 @@ from blinkccl.algorithms.registry import Request, algorithm
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.errors import TopologyError, UsageError
 from blinkccl.forest.model import Forest
-from blinkccl.report.certificate_text import bottleneck
+from blinkccl.report.plan_text import bottleneck
 from blinkccl.report.text import Paint, columns, count, gb_per_s_text, ids, plain
 from blinkccl.schema import SCHEMA_VERSION
 from blinkccl.topology.assembly import exact_unit

@@ -63,9 +63,3 @@ def test_what_cannot_be_written_is_refused_before_any_work(blink, option: str, t
     assert ended.code == 2
     assert "cannot be written" in ended.err
     assert ended.out == ""
-
-
-def test_an_unknown_claim_is_refused(blink) -> None:
-    ended = blink("paper", "B99")
-    assert ended.code == 2
-    assert "no claim 'B99'" in ended.err

@@ -227,17 +227,6 @@ def test_this_machine(blink):
     assert json.loads(blink("topo", "--json").out)["vertices"]
 
 
-def test_pick_prefers_what_leaves_more(blink):
-    found = json.loads(blink("pick", "-k", "3", "--topo", "dgx-1v", "--free", "0,1,4,6,7", "--json").out)
-    assert found["schema_version"] == 2
-    assert found["sets"] == 10
-    best = found["best"][0]
-    assert best["gpus"] == [4, 6, 7]
-    assert best["algbw_gb_per_s"] == 62.5
-    assert best["algbw_gb_per_s"] > best["ring_algbw_gb_per_s"]
-    assert found["worst"][0]["links"] == "pcie"
-
-
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the folder of sample topologies is not beside the checkout")
 @pytest.mark.parametrize("name", READABLE)
 def test_sample_files(blink, name):

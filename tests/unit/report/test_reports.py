@@ -11,8 +11,7 @@ import pytest
 from blinkccl.algorithms.registry import Request, algorithm
 from blinkccl.collectives.spec import Collective
 from blinkccl.forest.model import Dual
-from blinkccl.report.certificate_text import CLAIM, bottleneck
-from blinkccl.report.plan_text import plan_text
+from blinkccl.report.plan_text import CLAIM, bottleneck, plan_text
 from blinkccl.report.text import columns, count, gb_per_s_text, ids, painter, plain, rate_text, unit_name
 from blinkccl.report.topology_svg import topology_svg
 from blinkccl.report.topology_text import topology_text
