@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -46,6 +47,18 @@ def compiled(doubles, directory: Path, *architecture: str) -> str:
 @pytest.fixture(scope="module")
 def kernels(doubles, tmp_path_factory: pytest.TempPathFactory) -> str:
     return compiled(doubles, tmp_path_factory.mktemp("kernels"), "-cubin", "-arch=sm_90")
+
+
+@pytest.fixture
+def scene(environment: dict[str, str]) -> Scene:
+    """Plays one scene of cuda_scenes.py in a process of its own, and returns how it ended."""
+
+    def play(name: str, *arguments: str, **variables: object) -> subprocess.CompletedProcess[str]:
+        given = {key: str(value) for key, value in variables.items()}
+        command = [sys.executable, str(Path(__file__).with_name("cuda_scenes.py")), name, *arguments]
+        return subprocess.run(command, env=environment | given, capture_output=True, text=True, timeout=60, check=False)
+
+    return play
 
 
 def passes(ended: subprocess.CompletedProcess[str]) -> str:

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from doubles.build import compile_library
+from doubles.build import build, compile_library
 
-SYMBOLS = Path(__file__).resolve().parents[2] / "doubles" / "nccl" / "symbols-2.32.3.txt"
+DOUBLES = Path(__file__).resolve().parents[2] / "doubles"
+SYMBOLS = DOUBLES / "nccl" / "symbols-2.32.3.txt"
 QUICK = ("--sizes", "0,3,1000,4099")
 Environment = dict[str, str]
 Ended = subprocess.CompletedProcess[str]
@@ -141,3 +142,19 @@ def test_without_a_gpu(doubles, environment: Environment, tmp_path: Path) -> Non
     command = ["python3", "-c", code, str(doubles.nccl)]
     ended = subprocess.run(command, env=without, capture_output=True, text=True, timeout=60, check=True)
     assert ended.stdout.split() == ["0", "1"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 9])
+def test_no_races(environment: Environment, seed: int) -> None:
+    """Of both doubles: ranks as threads, all cases, under ThreadSanitizer."""
+    doubles = build(sanitizer="thread")
+    given = environment | {
+        "BLINK_CUDA_LIB": str(doubles.cuda),
+        "LD_LIBRARY_PATH": str(doubles.nccl.parent),
+        "BLINK_DOUBLE_SEED": str(seed),
+        "TSAN_OPTIONS": f"halt_on_error=1 print_suppressions=0 suppressions={DOUBLES / 'tsan.supp'}",
+    }
+    command = [doubles.client, "--mode", "threads", "--ranks", "3", "--sizes", "0,3,1000"]
+    ended = subprocess.run(command, env=given, capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
