@@ -22,35 +22,23 @@ SHARED = ROOT / "src" / "blinkccl" / "native" / "include"
 COMPILER = os.environ.get("CXX", "g++")
 C_COMPILER = os.environ.get("CC", "gcc")
 WARNINGS = ("-Wall", "-Wextra", "-Wshadow", "-Werror")
-SANITIZERS = ("address", "thread", "undefined")
 
 
 @dataclass(frozen=True)
 class Doubles:
-    """Where the built files are.
+    """Where the built files are."""
 
-    Attributes
-    ----------
-    cuda
-        ``libcuda.so.1``, for ``BLINK_CUDA_LIB``.
-    cuda_old
-        The same driver without ``cuDeviceGetUuid_v2``: one that is too old.
-    nccl
-        ``libnccl.so.2``, for ``BLINK_NCCL_LIB``; its directory is for ``LD_LIBRARY_PATH``.
-    client
-        The program against NCCL's interface; it needs ``libnccl.so.2`` from ``LD_LIBRARY_PATH``.
-    torch_like, loader
-        A library that needs ``libnccl.so.2``, and the program that opens it as torch does.
-    compiler
-        What ``BLINK_NVCC`` names: takes nvcc's command line, compiles for this CPU.
-    """
-
+    #: ``libcuda.so.1``, for ``BLINK_CUDA_LIB``; and one that is too old, without ``cuDeviceGetUuid_v2``.
     cuda: Path
     cuda_old: Path
+    #: ``libnccl.so.2``, for ``BLINK_NCCL_LIB``; its directory is for ``LD_LIBRARY_PATH``.
     nccl: Path
+    #: The program against NCCL's interface.
     client: Path
+    #: A library that needs ``libnccl.so.2``, and the program that opens it as torch does.
     torch_like: Path
     loader: Path
+    #: What ``BLINK_NVCC`` names: takes nvcc's command line, compiles for this CPU.
     compiler: Path
 
 
@@ -60,23 +48,11 @@ def have_compiler() -> bool:
 
 
 def build(directory: Path | None = None, *, sanitizer: str | None = None) -> Doubles:
-    """Build all doubles and say where they are.
+    """Build all doubles, into ``build/doubles/<content>`` if nothing else is said, and say where they are.
 
-    Parameters
-    ----------
-    directory
-        Where to; default ``build/doubles/<content>``, which is used again while nothing has changed.
-    sanitizer
-        ``address``, ``thread`` or ``undefined``; the program that loads the libraries must be built with it too, as
-        the client is.
-
-    Raises
-    ------
-    RuntimeError
-        A file does not compile; the text is the compiler's.
+    ``sanitizer``: ``address``, ``thread`` or ``undefined``; the program that loads the libraries must be built with it
+    too, as the client is. RuntimeError, with the compiler's words, if a file does not compile.
     """
-    if sanitizer is not None and sanitizer not in SANITIZERS:
-        raise ValueError(f"sanitizer is one of {', '.join(SANITIZERS)}, got {sanitizer}")
     sources = sorted(path for path in HERE.rglob("*") if path.suffix in {".cpp", ".c", ".h", ".map", ".py"})
     sources += sorted(SHARED.glob("blink/*.h"))
     content = hashlib.sha256()

@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -16,6 +18,7 @@ import pytest
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+DEADLINE_S = 280
 
 
 @cache
@@ -56,3 +59,23 @@ def environment() -> dict[str, str]:
     paths = [str(ROOT / "benchmarks"), str(HERE), os.environ.get("PYTHONPATH", "")]
     settings = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "BLINK_PYTHON": sys.executable}
     return {**os.environ, **settings, "NCCL_DEBUG": os.environ.get("NCCL_DEBUG", "WARN")}
+
+
+@pytest.fixture(scope="session")
+def all_ok(environment: dict[str, str]) -> Callable[..., None]:
+    """Runs Python programs side by side, which must all end well with the line "ok"."""
+
+    def run(*commands: Sequence[str | Path], **variables: str) -> None:
+        given = environment | variables
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        started = [subprocess.Popen([sys.executable, "-W", "ignore", *one], env=given, **pipes) for one in commands]
+        said = []
+        try:
+            said = [process.communicate(timeout=DEADLINE_S)[0] for process in started]
+        finally:
+            for process in started:
+                process.kill()
+        assert [process.returncode for process in started] == [0] * len(started), "\n".join(said)
+        assert [text.strip().splitlines()[-1] for text in said] == ["ok"] * len(started)
+
+    return run

@@ -10,33 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-HERE = Path(__file__).parent
+PROGRAM = Path(__file__).with_name("standalone_ranks.py")
 DEADLINE_S = 280
 
 
-def ranks(store: Path, size: int, environment: dict[str, str], *, processes: bool, case: str = "all") -> None:
-    """Runs all ranks; each process must say ok."""
-    command = [sys.executable, str(HERE / "standalone_ranks.py"), str(store), str(size)]
-    started = [
-        subprocess.Popen([*command, which, case], env=environment, stdout=subprocess.PIPE, text=True)
-        for which in (map(str, range(size)) if processes else ["all"])
-    ]
-    said = []
-    try:
-        said = [process.communicate(timeout=DEADLINE_S)[0] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    assert [text.strip() for text in said] == ["ok"] * len(started)
+def test_ranks_as_streams_of_one_process(tmp_path, size, all_ok):
+    all_ok([PROGRAM, tmp_path, str(size), "all", "all"])
 
 
-def test_ranks_as_streams_of_one_process(tmp_path, size, environment):
-    ranks(tmp_path, size, environment, processes=False)
-
-
-def test_ranks_as_processes(tmp_path, environment):
+def test_ranks_as_processes(tmp_path, all_ok):
     # Without MPS processes take turns on the GPU: every wait for a peer is a time slice. Two of them, then.
-    ranks(tmp_path, 2, environment, processes=True)
+    all_ok(*([PROGRAM, tmp_path, "2", which, "all"] for which in "01"))
 
 
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
@@ -44,7 +28,7 @@ def test_the_sanitizer_finds_nothing(tmp_path, environment, tool):
     sanitizer = shutil.which("compute-sanitizer")
     if sanitizer is None:
         pytest.skip("compute-sanitizer is not on PATH; it comes with the CUDA toolkit")
-    command = [sanitizer, "--tool", tool, "--error-exitcode", "9", sys.executable, str(HERE / "standalone_ranks.py")]
+    command = [sanitizer, "--tool", tool, "--error-exitcode", "9", sys.executable, str(PROGRAM)]
     ended = subprocess.run(
         [*command, str(tmp_path), "2", "all", "sanitizer"],
         env=environment,
