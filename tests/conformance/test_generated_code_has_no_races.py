@@ -11,39 +11,32 @@ from pathlib import Path
 
 import pytest
 
-from blinkccl.algorithms.registry import ALGORITHMS, Request
 from blinkccl.codegen.layout import Geometry, Group
 from blinkccl.codegen.text import INCLUDE, WIRES, Kernel, code
 from blinkccl.collectives.oracle import make_inputs, oracle
-from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.engines.registry import Array
 from blinkccl.native.headers import DIRECTORY, abi
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
-from blinkccl.topology.spec import parse_spec
+from support.planned import asked, planned
 
 HERE = Path(__file__).parent
 DEVICE = HERE.parents[1] / "native" / "device"
 CXX = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
 #: Trees, rings, stars, relays; reductions in one and in several hops; one slot and more.
 PLANS = (
-    ("dgx-1v", (1, 4, 5, 6), "optimal", "allreduce", 2),
-    ("dgx-1v", (0, 1, 2, 3), "blink", "reduce", 1),
-    ("ring:4", (0, 1, 2, 3), "ring", "allgather", 1),
-    ("dgx-a100", (0, 1, 2), "one_shot", "allreduce", 1),
-    ("clique:4", (0, 1, 2, 3), "double_binary_tree", "broadcast", 2),
-    ("ring:4", (0, 1, 2, 3), "optimal", "alltoall", 2),
+    ("dgx-1v", "1,4,5,6", "optimal", "allreduce", 2),
+    ("dgx-1v", "0,1,2,3", "blink", "reduce", 1),
+    ("ring:4", None, "ring", "allgather", 1),
+    ("dgx-a100", "0,1,2", "one_shot", "allreduce", 1),
+    ("clique:4", None, "double_binary_tree", "broadcast", 2),
+    ("ring:4", None, "optimal", "alltoall", 2),
 )
 COUNT = 300
 
 
 def programs() -> list[Program]:
-    made = []
-    for spec, ranks, algorithm, name, slots in PLANS:
-        ends = {"root": 1} if "root" in COLLECTIVES[name].parameters else {}
-        collective = Collective(name, len(ranks), **ends)
-        made.append(lower(ALGORITHMS[algorithm].plan(Request(parse_spec(spec), collective, ranks)), slots))
-    return made
+    return [lower(planned(how, asked(spec, name, gpus, root=1)), slots) for spec, gpus, how, name, slots in PLANS]
 
 
 def source(made: list[Program]) -> str:

@@ -10,21 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from blinkccl.algorithms.registry import ALGORITHMS, Request
 from blinkccl.codegen.text import Kernel, cuda_text
-from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.schedule.lower import lower
-from blinkccl.topology.spec import parse_spec
+from support.planned import asked, planned
 
 EXPECTED = Path(__file__).parent / "expected"
 
-#: Name of the golden text → collective, algorithm, SPEC, ranks (None: all), number of the root.
+#: Name of the golden text → algorithm, SPEC, GPUs (None: all), collective, number of the root.
 CASES = {
-    "code-allreduce-1456": ("allreduce", "optimal", "dgx-1v", (1, 4, 5, 6), 0),
-    "code-allreduce-one_shot": ("allreduce", "one_shot", "dgx-a100", (0, 3, 5, 6), 0),
-    "code-allgather-ring": ("allgather", "ring", "ring:3", None, 0),
-    "code-reduce_scatter-one_hop": ("reduce_scatter", "one_hop", "dgx-a100", (0, 3, 5), 0),
-    "code-broadcast": ("broadcast", "blink", "dgx-1v", (0, 1, 2, 3), 2),
+    "code-allreduce-1456": ("optimal", "dgx-1v", "1,4,5,6", "allreduce", 0),
+    "code-allreduce-one_shot": ("one_shot", "dgx-a100", "0,3,5,6", "allreduce", 0),
+    "code-allgather-ring": ("ring", "ring:3", None, "allgather", 0),
+    "code-reduce_scatter-one_hop": ("one_hop", "dgx-a100", "0,3,5", "reduce_scatter", 0),
+    "code-broadcast": ("blink", "dgx-1v", "0,1,2,3", "broadcast", 2),
 }
 #: The one whose text is kept; README shows a part of it.
 READ = "code-allreduce-1456"
@@ -32,11 +30,8 @@ READ = "code-allreduce-1456"
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_code_is_as_it_was(name: str, pytestconfig: pytest.Config) -> None:
-    collective, algorithm, spec, chosen, root = CASES[name]
-    topology = parse_spec(spec)
-    ranks = chosen or topology.ranks
-    ends = {"root": root} if "root" in COLLECTIVES[collective].parameters else {}
-    forest = ALGORITHMS[algorithm].plan(Request(topology, Collective(collective, len(ranks), **ends), ranks))
+    algorithm, spec, gpus, collective, root = CASES[name]
+    forest = planned(algorithm, asked(spec, collective, gpus, root))
     text = cuda_text([Kernel(collective, lower(forest), forest)])
     path = EXPECTED / f"{name}.cu"
     if name != READ:
