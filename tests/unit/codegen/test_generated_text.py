@@ -12,7 +12,6 @@ from random import Random
 
 import pytest
 
-from blinkccl.algorithms.registry import ALGORITHMS, Request
 from blinkccl.codegen.channels import channel_loops
 from blinkccl.codegen.layout import Group
 from blinkccl.codegen.text import TREES_SHOWN, WIRES, Kernel, cuda_text, header
@@ -23,12 +22,11 @@ from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.testing.programs import random_program
 from blinkccl.topology.spec import parse_spec
+from support.planned import asked, planned
 
 
-def plan(name: str, spec: str = "dgx-1v", ranks: tuple[int, ...] = (1, 4, 5, 6), algorithm: str = "optimal") -> Forest:
-    values = {"root": 1, "src": 0, "dst": len(ranks) - 1}
-    collective = Collective(name, len(ranks), **{key: values[key] for key in COLLECTIVES[name].parameters})
-    return ALGORITHMS[algorithm].plan(Request(parse_spec(spec), collective, ranks))
+def plan(name: str, spec: str = "dgx-1v", gpus: str | None = "1,4,5,6", algorithm: str = "optimal") -> Forest:
+    return planned(algorithm, asked(spec, name, gpus, root=1))
 
 
 def text_of(program: Program, forest: Forest | None = None) -> str:
@@ -72,7 +70,7 @@ def test_the_largest_share_is_named_where_shares_differ() -> None:
     assert text.count(line) == text.count("context.largest(") == text.count("context.open(")
     lines = function(text, "rank0_channel0")
     assert lines.index(line) == min(n for n, said in enumerate(lines) if "context.slice(" in said) - 1
-    six = text_of(lower(plan("allreduce", ranks=tuple(range(8)))))
+    six = text_of(lower(plan("allreduce", gpus=None)))
     assert "  context.largest(1, 6);  // shares have as many chunks as one of 1/6 of the block\n" in six
     assert "context.largest(" not in text_of(lower(plan("allreduce")))
 
@@ -112,13 +110,13 @@ def test_the_comment_says_what_it_was_made_from() -> None:
 
 
 def test_other_collectives_speak_of_blocks_and_paths() -> None:
-    gather = header(lower(plan("gather", "ring:4", (0, 1, 2, 3))))
+    gather = header(lower(plan("gather", "ring:4", None)))
     assert "// gather (root GPU 1) among 4 GPUs" in gather
     assert "// path 1: 1/4 of S, block of GPU 1; stays where it is\n" in gather
     assert "// path 3: 1/8 of S, block of GPU 3; 3→0→1\n" in gather
-    assert "// path 1: 1/3 of S, from GPU 0 for GPU 1; 0→1\n" in header(lower(plan("alltoall", "ring:3", (0, 1, 2))))
+    assert "// path 1: 1/3 of S, from GPU 0 for GPU 1; 0→1\n" in header(lower(plan("alltoall", "ring:3", None)))
     assert "// tree 0: 1/10 of S, block of GPU 0, root GPU 0; down 0→1→2→3→4\n" in header(
-        lower(plan("allgather", "ring:5", (0, 1, 2, 3, 4), "ring"))
+        lower(plan("allgather", "ring:5", None, "ring"))
     )
 
 
@@ -132,7 +130,7 @@ def test_names_from_outside_cannot_leave_the_comment() -> None:
 
 
 def test_long_plans_name_some_of_their_trees_and_no_line_is_long() -> None:
-    forest = plan("alltoall", "ring:9", tuple(range(9)))
+    forest = plan("alltoall", "ring:9", None)
     text = text_of(lower(forest), forest)
     assert len(forest.shares) > TREES_SHOWN
     assert f"// … and {len(forest.shares) - TREES_SHOWN} more\n" in text
@@ -196,7 +194,6 @@ def test_the_same_bytes_in_every_process() -> None:
 
 def test_slots_are_no_part_of_the_code() -> None:
     one, two = (
-        lower(plan("allreduce", algorithm=name, spec="dgx-a100", ranks=(0, 1, 2)), slots)
-        for name, slots in (("one_shot", 1), ("one_shot", 7))
+        lower(plan("allreduce", "dgx-a100", "0,1,2", name), slots) for name, slots in (("one_shot", 1), ("one_shot", 7))
     )
     assert text_of(one).split("#include")[1] == text_of(two).split("#include")[1]
