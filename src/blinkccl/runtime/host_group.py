@@ -105,7 +105,7 @@ class HostGroup:
         self._area = Area()
         self._crosses = False
         wanted = cross_memory.wish()
-        payload = secrets.token_bytes(_TOKEN_BYTES) + str(len(os.sched_getaffinity(0))).encode()
+        payload = secrets.token_bytes(_TOKEN_BYTES)
         deadline = time.monotonic() + self.timeout_s
         with join(store, prefix, rank, size, payload, deadline, look) as bootstrap:
             self._make(bootstrap, deadline, wanted)
@@ -114,7 +114,6 @@ class HostGroup:
         self.peers = bootstrap.peers
         self._memory = _share_memory(bootstrap, self.rank, self._area, deadline)
         self._endpoint = self._memory.endpoint
-        self._cores = min(int(peer.payload[_TOKEN_BYTES:].decode() or 1) for peer in self.peers)
         self._calls: dict[CollectiveCall, NativeOp | _SingleRankOp] = {}
         self._executor = SerialExecutor(f"blink-{self.prefix}")
         self._streams = PointToPoint(self._endpoint, self.rank, self.size, self.timeout_s)
@@ -212,7 +211,7 @@ class HostGroup:
         else:
             nbytes = call.elements * row.itemsize * collective.total_blocks()
             crosses = self._crosses and not chosen.scales  # scaled contributions are not what lies in a buffer
-            choice = choose(call.collective, nbytes, self.size, self._cores, crosses)
+            choice = choose(call.collective, nbytes, self.size, crosses)
             plan = host_plan(collective, choice.algorithm, choice.inline, self._area)
             bound = plan.bind(call.elements, row.itemsize, choice.chunk_bytes)
             prepared = NativeOp(self._endpoint, plan, bound, row, chosen, choice.cross_memory)
@@ -353,7 +352,7 @@ def _share_memory(bootstrap: Bootstrap, rank: int, area: Area, deadline: float) 
     """Maps the memory that rank 0 makes, and everybody's heap."""
     peers = bootstrap.peers
     _check_hosts(peers)
-    token = peers[0].payload[:_TOKEN_BYTES]
+    token = peers[0].payload
     shape = shape_of(len(peers), area, STREAM_BYTES)
     length = segment_bytes(shape)
     with ExitStack() as undo:

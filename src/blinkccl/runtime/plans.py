@@ -61,7 +61,7 @@ class HostChoice:
     cross_memory: bool = False
 
 
-def choose(name: str, nbytes: int, world_size: int, cores: int, crosses: bool = False) -> HostChoice:
+def choose(name: str, nbytes: int, world_size: int, crosses: bool = False) -> HostChoice:
     """The choice for a collective of ``nbytes`` (S: what nccl-tests prints) among ``world_size`` ≥ 2 ranks.
 
     ``crosses``, whether copies by the system pay, is as the ranks have agreed.
