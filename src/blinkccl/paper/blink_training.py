@@ -38,6 +38,8 @@ PAGE = Page("A")
 TOLERANCE = 0.15
 V100 = COPY_ENGINES["dgx-1v"]
 _STEP = "DDP buckets of 25 MiB with overlap, four CNNs"
+#: With communication during the backward pass, and after it.
+Steps = tuple[TrainingStep, TrainingStep]
 
 
 def _seconds(side: Prepared) -> Seconds:
@@ -45,13 +47,9 @@ def _seconds(side: Prepared) -> Seconds:
     return lru_cache(maxsize=256)(lambda size_bytes: side.at(size_bytes).seconds)
 
 
-def _step(name: str, seconds: Seconds, gpu: str = "v100", overlap: bool = True) -> TrainingStep:
-    return step_time(network(name), compute_time(name, gpu), seconds, overlap)
-
-
-def _both_ways(name: str, seconds: Seconds) -> tuple[TrainingStep, TrainingStep]:
-    """With communication during the backward pass, and after it."""
-    return _step(name, seconds), _step(name, seconds, overlap=False)
+def _both_ways(name: str, seconds: Seconds, gpu: str = "v100") -> Steps:
+    compute = compute_time(name, gpu)
+    return step_time(network(name), compute, seconds), step_time(network(name), compute, seconds, overlap=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +72,12 @@ def trained(context: Context, allocations: Iterable[Gpus]) -> Iterator[Trained]:
             yield Trained(name, gpus, *(Comparison(*side) for side in sides))
 
 
-def nccl_overheads(context: Context) -> Iterator[tuple[str, float, float]]:
-    """Fig 5: network, and the percent of a step that NCCL's AllReduce adds with overlap and without."""
-    for gpus in connected_allocations("dgx-1v"):
-        seconds = _seconds(nccl(context, request("dgx-1v", "allreduce", gpus), V100))
+def nccl_overheads(context: Context, machine: str = "dgx-1v", gpu: str = "v100") -> Iterator[tuple[str, Gpus, Steps]]:
+    """Fig 5: a step of each network with NCCL's AllReduce on each allocation."""
+    for gpus in connected_allocations(machine):
+        seconds = _seconds(nccl(context, request(machine, "allreduce", gpus), COPY_ENGINES[machine]))
         for name in NETWORKS:
-            overlapped, late = _both_ways(name, seconds)
-            yield name, overlapped.overhead_percent, late.overhead_percent
+            yield name, gpus, _both_ways(name, seconds, gpu)
 
 
 def chosen_allocations() -> tuple[Gpus, ...]:
@@ -104,10 +101,11 @@ def _fig_5(context: Context) -> tuple[Value, ...]:
     """
     basis = f"nccl-2.4 on nccl-2.4-v100 and its -ll; {_STEP}, 46 allocations of a DGX-1V"
     found = list(nccl_overheads(context))
-    most = {name: max(percent for one, percent, _ in found if one == name) for name in NETWORKS}
+    most = {name: max(step.overhead_percent for one, _, (step, _) in found if one == name) for name in NETWORKS}
+    late = max(step.overhead_percent for _, _, (_, step) in found)
     return (
         Value("largest overhead", 50, max(most.values()), "%", TOLERANCE, basis=basis),
-        Value("largest overhead, no overlap", None, max(late for *_, late in found), "%", basis=basis),
+        Value("largest overhead, no overlap", None, late, "%", basis=basis),
         *(Value(f"largest for {name}", None, percent, "%", basis=basis) for name, percent in most.items()),
     )
 
@@ -157,7 +155,7 @@ def on_two_servers(context: Context) -> list[Comparison]:
     forest = plan("three_phase", _SERVERS, "allreduce", gpus)
     ours = _seconds(planned("three_phase", forest, conditions(context, V100)))
     theirs = _seconds(nccl(context, request(_SERVERS, "allreduce", gpus), V100))
-    return [Comparison(_step(name, ours), _step(name, theirs)) for name in NETWORKS]
+    return [Comparison(_both_ways(name, ours)[0], _both_ways(name, theirs)[0]) for name in NETWORKS]
 
 
 @PAGE.claim("B33", "§5.4, Fig 22a")
@@ -185,11 +183,8 @@ def _draw_fig_5(figure: Any, context: Context) -> str:
     panels = figure.subplots(1, 2, sharey=True)
     for axes, (machine, gpu) in zip(panels, (("dgx-1p", "p100"), ("dgx-1v", "v100")), strict=True):
         overheads: dict[tuple[str, int], list[float]] = {}
-        for gpus in connected_allocations(machine):
-            side = _seconds(nccl(context, request(machine, "allreduce", gpus), COPY_ENGINES[machine]))
-            for name in NETWORKS:
-                step = _step(name, side, gpu)
-                overheads.setdefault((name, len(gpus)), []).append(step.overhead_percent)
+        for name, gpus, (step, _) in nccl_overheads(context, machine, gpu):
+            overheads.setdefault((name, len(gpus)), []).append(step.overhead_percent)
         for number, name in enumerate(NETWORKS):
             _ranges(axes, 8 * number, name, {n: overheads[name, n] for n in range(3, 9)})
         places = [8 * number + ranks for number in range(len(NETWORKS)) for ranks in range(3, 9)]

@@ -27,6 +27,9 @@ READ_OFF = 0.1
 #: GB/s per direction that the article counts as theoretical: three and two NVLinks, and to the host NVLink or PCIe.
 MIST_THEORY, CEDAR_THEORY = 75 + 75, 50 + 16
 MIST_HOST_PARTS = (Fraction(25, 100), Fraction(30, 100))
+#: Peaks as the text prints them, GB/s, of copies over two paths, and how many times the direct copy's that is.
+_PUT = {"mist": (120.0, 1.67, MIST_THEORY), "cedar": (54.0, 1.18, CEDAR_THEORY)}
+_WINDOW = {"mist": (134.0, 1.84, MIST_THEORY), "cedar": (60.0, 1.23, CEDAR_THEORY)}
 
 #: Throughput over other libraries, Fig 9, as the text prints it: Cedar's, over Open MPI, MVAPICH2, NCCL, hierarchical.
 CEDAR_TRAINING = {
@@ -62,10 +65,7 @@ def _put_bandwidth(context: Context) -> tuple[Value, ...]:
     """
     printed = "the article's own numbers"
     found = []
-    for machine, peak, direct, times, theory, part in (
-        ("mist", 120.0, 120 / 1.67, 1.67, MIST_THEORY, 80),
-        ("cedar", 54.0, 45.0, 1.18, CEDAR_THEORY, 82),
-    ):
+    for (machine, (peak, times, theory)), direct, part in zip(_PUT.items(), (120 / 1.67, 45.0), (80, 82), strict=True):
         one = copy_gb_per_s(context, machine, Fraction(0))
         both = copy_gb_per_s(context, machine, None)
         found += [
@@ -84,7 +84,7 @@ def _window_bandwidth(context: Context) -> tuple[Value, ...]:
     Cedar's 60 GB/s needs 11 GB/s through the host, the PCIe of Fig 3's calibration has 8.2.
     """
     found = []
-    for machine, peak, times in (("mist", 134.0, 1.84), ("cedar", 60.0, 1.23)):
+    for machine, (peak, times, _) in _WINDOW.items():
         one, both = (copy_gb_per_s(context, machine, part, window=64) for part in (Fraction(0), None))
         basis = _basis(machine, "multi-path, window 64")
         found += [
@@ -108,7 +108,7 @@ def _host_parts(context: Context) -> tuple[Value, ...]:
         basis = f"rate of multi-path with {float(part):.0%} through the host, mist's nominal links".replace("%", " %")
         found.append(Value(f"mist, the most with {int(100 * part)} % that way", 120, cap, "GB/s", 0.05, ">=", basis))
     most = 100 * float(MIST_HOST_PARTS[-1])
-    for machine, times in (("mist", 1.67), ("mist", 1.84), ("cedar", 1.18), ("cedar", 1.23)):
+    for machine, times in ((name, table[name][1]) for name in _PUT for table in (_PUT, _WINDOW)):
         least = 100 * (1 - 1 / times)
         basis = "1 - 1/speedup, the direct path being full"
         found.append(Value(f"{machine}, least part for {times} times", most, least, "%", 0, "<=", basis))
@@ -257,9 +257,6 @@ _COPIES = tuple(MIB << power for power in range(10))
 _SIZES = tuple(8 * MIB << power for power in range(8))
 _STREAMS = (1, 2, 4, STREAMS)
 _LINKS = {"mist": "GPUs 0 and 1 of Mist", "cedar": "GPUs 0 and 1 of Cedar"}
-#: Peaks as the text prints them, GB/s, of copies over two paths, and how many times the direct copy's that is.
-_PUT = {"mist": (120.0, 1.67, MIST_THEORY), "cedar": (54.0, 1.18, CEDAR_THEORY)}
-_WINDOW = {"mist": (134.0, 1.84, MIST_THEORY), "cedar": (60.0, 1.23, CEDAR_THEORY)}
 
 #: Time of a library over that of the article's design, by size, as its text prints it.
 Ratios = Mapping[str, Mapping[int, float]]

@@ -173,7 +173,7 @@ def test_both_baselines_are_the_same_where_both_take_rings() -> None:
 def test_communication_beside_the_backward_pass_is_faster() -> None:
     found = list(nccl_overheads(Context()))
     assert len(found) == 46 * len(NETWORKS)
-    assert all(late >= beside for _, beside, late in found)
+    assert all(late.overhead_percent >= beside.overhead_percent for _, _, (beside, late) in found)
     one, *_ = trained(Context(), [(0, 1, 4)])
     assert one.late.ours.total_s >= one.overlapped.ours.total_s
 

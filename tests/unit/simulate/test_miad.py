@@ -67,35 +67,20 @@ def test_it_doubles_while_throughput_rises_and_then_falls_back(
     assert states[-1].best_gb_per_s == max(observed)
 
 
-def test_the_decrease_may_pass_the_largest_good_chunk() -> None:
-    states = settle(Miad(), lambda chunk: 100 - abs(chunk / MIB - 3.2))
-    assert chunks(states) == [1, 2, 4, 8, 7, 6, 5, 4, 3, 2, 3]
-
-
-def test_rising_to_the_end_takes_the_largest_chunk() -> None:
-    states = settle(Miad(most_bytes=6 * MIB), lambda chunk: chunk)
-    assert chunks(states) == [1, 2, 4, 6, 6]
-
-
-def test_falling_from_the_start_takes_the_least_chunk() -> None:
-    states = settle(Miad(), lambda chunk: 1 / chunk)
-    assert [state.chunk_bytes for state in states] == [MIB, 2 * MIB, MIB, 64 * KIB, 64 * KIB]
-
-
-def test_one_chunk_leaves_nothing_to_search() -> None:
-    states = settle(Miad(MIB, 2, MIB, MIB, MIB), lambda chunk: 1.0)
-    assert chunks(states) == [1, 1]
-
-
-def test_a_steady_search_stays() -> None:
-    last = settle(Miad(), lambda chunk: 1.0)[-1]
-    assert last.observe(1e9) == last
-
-
-def test_observing_changes_nothing_but_what_it_returns() -> None:
-    before = Miad()
-    assert before.observe(5.0) == before.observe(5.0)
-    assert before == Miad()
+@pytest.mark.parametrize(
+    ("start", "throughput", "tried"),
+    [
+        pytest.param(Miad(), lambda c: -abs(c / MIB - 3.2) + 99, [1, 2, 4, 8, 7, 6, 5, 4, 3, 2, 3], id="past the best"),
+        pytest.param(Miad(most_bytes=6 * MIB), lambda c: c, [1, 2, 4, 6, 6], id="rising to the end"),
+        pytest.param(Miad(), lambda c: 1 / c, [1, 2, 1, 1 / 16, 1 / 16], id="falling from the start"),
+        pytest.param(Miad(MIB, 2, MIB, MIB, MIB), lambda c: 1.0, [1, 1], id="one chunk leaves nothing to search"),
+    ],
+)
+def test_where_a_search_settles(start: Miad, throughput: Callable[[float], float], tried: list[float]) -> None:
+    states = settle(start, throughput)
+    assert chunks(states) == tried
+    assert states[-1].observe(1e9) == states[-1]
+    assert start.observe(5.0) == start.observe(5.0)
 
 
 numbers = st.floats(allow_nan=True, allow_infinity=True)
