@@ -30,7 +30,7 @@ STRUCK = {
     "lawless": "invalid",
     "laws": "verifier",
     "lodged": "reply in place",
-    "lookout": "failure detector",
+    "lookout": "coordinator (while ranks meet), locks on the segment (afterwards)",
     "poke": "store_shared",
     "retired": "deferred release",
     "rival": "NCCL predictor",

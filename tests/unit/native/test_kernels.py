@@ -158,6 +158,22 @@ def test_rounding_of_every_code_times_a_scale(name: str, scale: float) -> None:
     assert_same_bits(got, defined(row, "sum", codes, own=0, scale=scale))
 
 
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_every_tie_that_two_numbers_make(name: str) -> None:
+    """A number and half of the step to the next, and a little more and less: the native test compares levels only."""
+    row = element_type(name)
+    values = every_code(row).astype(np.float64)
+    values = np.unique(values[np.isfinite(values) & (values > 0)])
+    half = (np.diff(values) / 2).astype(row.storage)
+    exact = half.astype(np.float64) == np.diff(values) / 2
+    low, half = values[:-1][exact].astype(row.storage), half[exact]
+    little = (half.astype(np.float64) / 512).astype(row.storage)
+    assert low.size > 20_000
+    for sources in ((low, half), (low, half, little), (low, half, -little)):
+        for signed in (sources, [-source for source in sources]):
+            assert_same_bits(combined("sum", *signed), defined(row, "sum", *signed))
+
+
 #: Prints the level and a digest of results of every type and operation, without those that are NaN.
 DIGEST = """
 import hashlib, sys
