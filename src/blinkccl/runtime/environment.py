@@ -29,16 +29,13 @@ FindLauncher = Callable[[str], tuple[int, int] | None]
 class Launch:
     """A process's place in its job.
 
-    ``local_rank`` and ``local_world_size`` (ranks on this host) are None where the launcher does not say. What
-    shares a host is found out at the rendezvous; these two are only what the launcher claims. ``store_url`` is
-    as :func:`blinkccl.runtime.store.open_store` reads it, or None where none is given and none follows.
-    ``job_id`` differs between jobs, and between restarts of one, that could meet in the same store; it may be "".
+    ``store_url`` is as :func:`blinkccl.runtime.store.open_store` reads it, or None where none is given and none
+    follows. ``job_id`` differs between jobs, and between restarts of one, that could meet in the same store; it may
+    be "".
     """
 
     rank: int
     world_size: int
-    local_rank: int | None
-    local_world_size: int | None
     launcher: str
     store_url: str | None
     job_id: str
@@ -83,9 +80,9 @@ def launch(environ: Mapping[str, str], find_launcher: FindLauncher = nearest_wit
     rank = _number(environ, row.rank, row.launcher)
     size = _number(environ, size_variable, row.launcher)
     _within(rank, row.rank, size, size_variable)
-    local_rank, local_size = _local(environ, row, size)
-    store_url = environ.get("BLINK_STORE") or _derived_store(environ, row, size, local_size, find_launcher)
-    return Launch(rank, size, local_rank, local_size, row.launcher, store_url, _job_id(environ, row))
+    on_one_host = _on_one_host(environ, row, size)
+    store_url = environ.get("BLINK_STORE") or _derived_store(environ, row, on_one_host, find_launcher)
+    return Launch(rank, size, row.launcher, store_url, _job_id(environ, row))
 
 
 def store_of(found: Launch) -> str:
@@ -147,31 +144,17 @@ def _within(rank: int, rank_name: str, size: int, size_name: str) -> None:
         raise LaunchError(f"{rank_name} is {rank}, but {size_name} is {size}: ranks count from 0 to {size - 1}")
 
 
-def _local(environ: Mapping[str, str], row: _Row, size: int) -> tuple[int | None, int | None]:
-    rank = _number(environ, row.local_rank, row.launcher) if row.local_rank in environ else None
+def _on_one_host(environ: Mapping[str, str], row: _Row, size: int) -> bool:
+    """Whether the launcher says that it started all ranks here."""
+    local_rank = _number(environ, row.local_rank, row.launcher) if row.local_rank in environ else None
     if row is _SLURM:
-        return rank, _slurm_local_size(environ)
-    if row.local_size not in environ:
-        return rank, None
-    local_size = _number(environ, row.local_size, row.launcher)
-    if not 1 <= local_size <= size:
+        return environ.get("SLURM_STEP_TASKS_PER_NODE") == str(size)  # of several nodes it has several entries
+    local_size = _number(environ, row.local_size, row.launcher) if row.local_size in environ else None
+    if local_size is not None and not 1 <= local_size <= size:
         raise LaunchError(f"{row.local_size}: expected 1 to {size}, the number of all ranks, got {local_size}")
-    if rank is not None:
-        _within(rank, row.local_rank, local_size, row.local_size)
-    return rank, local_size
-
-
-def _slurm_local_size(environ: Mapping[str, str]) -> int | None:
-    """This node's entry of ``4(x2),3``, which counts the step's tasks node by node."""
-    text, node = environ.get("SLURM_STEP_TASKS_PER_NODE", ""), environ.get("SLURM_NODEID", "0")
-    if not re.fullmatch(r"[0-9]{1,6}(\(x[0-9]{1,5}\))?(,[0-9]{1,6}(\(x[0-9]{1,5}\))?)*", text) or not node.isdigit():
-        return None
-    left = int(node)
-    for tasks, nodes in re.findall(r"([0-9]+)(?:\(x([0-9]+)\))?", text):
-        left -= int(nodes or 1)
-        if left < 0:
-            return int(tasks)
-    return None
+    if local_size is not None and local_rank is not None:
+        _within(local_rank, row.local_rank, local_size, row.local_size)
+    return local_size == size
 
 
 def _job_id(environ: Mapping[str, str], row: _Row) -> str:
@@ -180,14 +163,12 @@ def _job_id(environ: Mapping[str, str], row: _Row) -> str:
     return "/".join(environ[name] for name in _JOB_NAMES if environ.get(name))
 
 
-def _derived_store(
-    environ: Mapping[str, str], row: _Row, size: int, local_size: int | None, find_launcher: FindLauncher
-) -> str | None:
+def _derived_store(environ: Mapping[str, str], row: _Row, on_one_host: bool, find_launcher: FindLauncher) -> str | None:
     if row is _TORCHRUN:
         return _torch_store(environ)
     if row is _BLINK:
         return None
-    if local_size == size:
+    if on_one_host:
         launcher = find_launcher(row.rank)
         names = [row.launcher, *(environ.get(name, "") for name in _JOB_NAMES)]
         return f"file://{job_directory(base_directory(environ), launcher, names)}" if launcher else None
