@@ -118,6 +118,7 @@ class Interleaved:
         """All rounds of one size and placement: a series per participant, and the rounds' least seconds."""
         series: list[Series | None] = [None] * len(self.participants)
         floors: list[float] = []
+        traffic = least_traffic(self.collective, work.count * element_type(work.dtype).itemsize, work.in_place)
         work = replace(work, keep=sum(work.buffer_bytes) * len(self.participants) <= KEEP_BYTES)
         for number in range(self.settings.rounds):
             for turn in range(len(self.participants)):
@@ -125,7 +126,7 @@ class Interleaved:
                 self._block(at, work, series)
                 self.tick()
             if self.probe is not None:
-                floors.append(self._floor_s(work))
+                floors.append(traffic / self.probe.rate(sum(work.buffer_bytes)))
         return series, floors or None
 
     def _block(self, at: int, work: Work, series: list[Series | None]) -> None:
@@ -168,11 +169,6 @@ class Interleaved:
             participant.spared = work.size
             return 0
         return max(LEAST_ITERATIONS, min(self.settings.iterations, int(self.settings.block_s / max(expected, 1e-9))))
-
-    def _floor_s(self, work: Work) -> float:
-        assert self.probe is not None
-        traffic = least_traffic(self.collective, work.count * element_type(work.dtype).itemsize, work.in_place)
-        return traffic / self.probe.rate(sum(work.buffer_bytes))
 
     def _place(self, count: int, in_place: bool) -> tuple[list[Series | None], list[float] | None]:
         settings = self.settings

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from blinkccl.baselines.registry import Field
     from blinkccl.forest.model import Forest
     from blinkccl.paper.training import StepTable
-    from blinkccl.simulate.calibration import Calibration
     from blinkccl.topology.model import Topology
 
 #: What a sweep takes where -b, -e and -f do not say.
@@ -161,6 +160,7 @@ def sim(
     from blinkccl.baselines.candidate import Conditions, planned
     from blinkccl.baselines.registry import Field, enter, time_all
     from blinkccl.paper.training import training_steps
+    from blinkccl.simulate import calibration as calibrations
     from blinkccl.simulate.translate import Settings
 
     settings = Settings(sharing, streams, _skew(skew), not equal_chunks, budget, coarser)
@@ -185,7 +185,8 @@ def sim(
         else:
             request = arguments.request(name, spec, gpus, (root, src, dst), links, relays)
         gpu = None if model is None else _gpu(request.topology)
-        conditions = Conditions(_named(calibration, request.topology), settings, *_chunk(chunk), channels)
+        costs = calibrations.calibration(calibration) if calibration else calibrations.calibration_for(request.topology)
+        conditions = Conditions(costs, settings, *_chunk(chunk), channels)
         if plan is not None:
             field = Field(request, (planned(forest.algorithm, forest, conditions),), {}, named=True, of_plan=True)
         else:
@@ -244,12 +245,6 @@ def _refuse_beside_plan(name: str | None, given: dict[str, object]) -> None:
     used = [option for option, value in {"COLLECTIVE": name, **given}.items() if value is not None]
     if used:
         raise UsageError(f"--plan brings its own collective, links and ranks: leave {', '.join(used)} out")
-
-
-def _named(calibration: str | None, topology: Topology) -> Calibration:
-    from blinkccl.simulate import calibration as calibrations
-
-    return calibrations.calibration(calibration) if calibration else calibrations.calibration_for(topology)
 
 
 def _field_of_plan(path: Path) -> tuple[Request, Forest]:

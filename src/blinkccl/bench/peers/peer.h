@@ -158,25 +158,23 @@ static void peer_perform(int fd, struct peer_work* work, const struct peer_libra
     work->in = peer_allocate(&memory[0], in);
     work->out = peer_allocate(&memory[1], out);
   }
-  if (out) memset(work->out, 0, out);  // Also touches the pages, which must not be timed.
-  if (in) peer_fill(work->in, fill, c->in_blocks, block, period);
   double* seconds = (double*)malloc((c->iterations + 1) * sizeof *seconds);
   const char* failure = NULL;
-  for (uint32_t i = 0; i < c->warmup + c->iterations && failure == NULL; ++i) {
+  uint32_t timed = c->warmup + c->iterations, all = timed + (c->flags & PEER_CHECK ? 1 : 0);  // the last to be checked
+  for (uint32_t i = 0; i < all && failure == NULL; ++i) {
+    if (i == 0 || i == timed) {
+      if (out) memset(work->out, 0, out);  // Also touches the pages, which must not be timed.
+      if (in) peer_fill(work->in, fill, c->in_blocks, block, period);
+    }
     library->barrier(library->self);
     double began = peer_now();
     failure = library->run(library->self, work);
     double took = peer_now() - began;
-    if (i >= c->warmup) seconds[i - c->warmup] = took;
+    if (i >= c->warmup && i < timed) seconds[i - c->warmup] = took;
   }
   uint64_t wrong = 0;
-  if (c->flags & PEER_CHECK && failure == NULL) {
-    if (out) memset(work->out, 0, out);
-    if (in) peer_fill(work->in, fill, c->in_blocks, block, period);
-    library->barrier(library->self);
-    failure = library->run(library->self, work);
-    if (out) wrong = peer_wrong(work->out, expected, c->out_blocks, block, period, c->itemsize);
-  }
+  if (all > timed && failure == NULL && out)
+    wrong = peer_wrong(work->out, expected, c->out_blocks, block, period, c->itemsize);
   peer_reply_with(fd, failure ? PEER_FAILED : PEER_OK, wrong, failure ? 0 : c->iterations, seconds, failure);
   free(seconds);
   if (!(c->flags & PEER_KEEP)) {
