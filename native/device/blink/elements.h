@@ -8,12 +8,11 @@
 namespace blink {
 namespace device {
 
-// On the CPU everything is served. On a GPU it is what NCCL has, unless more is asked for: compiling takes time.
-#if !defined(BLINK_CUDA) || defined(BLINK_ALL_TYPES)
-#define BLINK_EVERYTHING 1
-constexpr bool kBitwise = true;
-#else
+// On the CPU everything is served. On a GPU it is what NCCL has: compiling takes time.
+#ifdef BLINK_CUDA
 constexpr bool kBitwise = false;
+#else
+constexpr bool kBitwise = true;
 #endif
 
 // 1, 2, 4, 8 by two bits per code.

@@ -258,7 +258,7 @@ BLINK_INLINE bool fold(State& state, const Job& job) {
     case BLINK_FLOAT64: return fold_as<Wire, Float64>(state, job);
     case BLINK_FLOAT8_E4M3FN: return fold_as<Wire, Float8E4M3>(state, job);
     case BLINK_FLOAT8_E5M2: return fold_as<Wire, Float8E5M2>(state, job);
-#ifdef BLINK_EVERYTHING
+#ifndef BLINK_CUDA
     case BLINK_INT16: return fold_as<Wire, Int16>(state, job);
     case BLINK_UINT16: return fold_as<Wire, Uint16>(state, job);
     case BLINK_BOOL: return fold_as<Wire, Uint8>(state, job);

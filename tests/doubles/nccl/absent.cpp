@@ -21,44 +21,21 @@ ncclTeam_t team(const char* function, ncclComm_t handle) {
 
 }  // namespace
 
+#define ABSENT_FUNCTIONS(X)                                                                                  \
+  X(Signal) X(WaitSignal) X(SetEncryption) X(DevCommCreate) X(DevCommDestroy) X(LsaBarrierCreateRequirement) \
+  X(GinBarrierCreateRequirement) X(GinOutboxCreateRequirement) X(GinInboxA2ACreateRequirement)               \
+  X(LLA2ACreateRequirement) X(GetLsaDevicePointer) X(GetPeerDevicePointer) X(GetLsaMultimemDevicePointer)    \
+  X(GetMultimemDevicePointer) X(GetMultimemDeviceLeInfo) X(GetPeerDeviceLeInfo) X(ParamBind) X(ParamGetI8)   \
+  X(ParamGetI16) X(ParamGetI32) X(ParamGetI64) X(ParamGetU8) X(ParamGetU16) X(ParamGetU32) X(ParamGetU64)    \
+  X(ParamGetStr) X(ParamGet) X(ParamGetParameter) X(ParamGetAllParameterKeys) X(CommMemStats)                \
+  X(CommQueryProperties) X(CommGetUniqueId) X(WinGetUserPtr)
+
 #define ABSENT(name) \
   NCCL_API(ncclResult_t, nccl##name, ()) { return absent(__func__, false); }
+ABSENT_FUNCTIONS(ABSENT)
+
 #define TEAM(name) \
   NCCL_API(ncclTeam_t, ncclTeam##name, (ncclComm_t comm)) { return team(__func__, comm); }
-
-ABSENT(Signal)
-ABSENT(WaitSignal)
-ABSENT(SetEncryption)
-ABSENT(DevCommCreate)
-ABSENT(DevCommDestroy)
-ABSENT(LsaBarrierCreateRequirement)
-ABSENT(GinBarrierCreateRequirement)
-ABSENT(GinOutboxCreateRequirement)
-ABSENT(GinInboxA2ACreateRequirement)
-ABSENT(LLA2ACreateRequirement)
-ABSENT(GetLsaDevicePointer)
-ABSENT(GetPeerDevicePointer)
-ABSENT(GetLsaMultimemDevicePointer)
-ABSENT(GetMultimemDevicePointer)
-ABSENT(GetMultimemDeviceLeInfo)
-ABSENT(GetPeerDeviceLeInfo)
-ABSENT(ParamBind)
-ABSENT(ParamGetI8)
-ABSENT(ParamGetI16)
-ABSENT(ParamGetI32)
-ABSENT(ParamGetI64)
-ABSENT(ParamGetU8)
-ABSENT(ParamGetU16)
-ABSENT(ParamGetU32)
-ABSENT(ParamGetU64)
-ABSENT(ParamGetStr)
-ABSENT(ParamGet)
-ABSENT(ParamGetParameter)
-ABSENT(ParamGetAllParameterKeys)
-ABSENT(CommMemStats)
-ABSENT(CommQueryProperties)
-ABSENT(CommGetUniqueId)
-ABSENT(WinGetUserPtr)
 TEAM(World)
 TEAM(Lsa)
 TEAM(Rail)

@@ -55,8 +55,8 @@ ncclResult_t collective(const char* function, const Wanted& wanted, ncclComm_t h
 }
 
 ncclResult_t check(const ncclCollConfig_t* config) {
-  if (config && config->magic != NCCL_API_MAGIC) return fail(ncclInvalidArgument, "ncclCollConfig_t was not initialized");
-  return ncclSuccess;
+  const bool right = !config || config->magic == NCCL_API_MAGIC;
+  return right ? ncclSuccess : fail(ncclInvalidArgument, "ncclCollConfig_t was not initialized");
 }
 
 }  // namespace

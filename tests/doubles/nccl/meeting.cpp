@@ -68,6 +68,33 @@ struct Moving {
   std::size_t head_done = 0, done = 0;
 };
 
+typedef std::map<int, std::deque<Moving>> MovingByPeer;
+
+// Moves on the first message with each peer. `move` puts or takes what goes now, and says how many bytes that were.
+template <class Move>
+ncclResult_t advance(MovingByPeer* all, const Move& move, int rank, std::size_t* left, std::size_t* moved) {
+  for (auto& entry : *all) {
+    if (entry.second.empty()) continue;
+    Moving& one = entry.second.front();
+    const std::size_t before = one.head_done + one.done;
+    char* const head = reinterpret_cast<char*>(&one.head);
+    one.head_done += move(entry.first, head + one.head_done, sizeof(Head) - one.head_done);
+    if (one.head_done == sizeof(Head)) {
+      if (one.head.mark != kMark || one.head.bytes != one.message.bytes) {
+        return fail(ncclInternalError, "rank %d expected %zu bytes from rank %d, which sent %zu", rank,
+                    one.message.bytes, entry.first, static_cast<std::size_t>(one.head.bytes));
+      }
+      one.done += move(entry.first, one.message.data + one.done, one.message.bytes - one.done);
+    }
+    *moved += one.head_done + one.done - before;
+    if (one.head_done == sizeof(Head) && one.done == one.message.bytes) {
+      entry.second.pop_front();
+      --*left;
+    }
+  }
+  return ncclSuccess;
+}
+
 // Gone, or a zombie that nobody has waited for yet.
 bool is_dead(int process) {
   char path[32], text[256] = "";
@@ -175,44 +202,20 @@ ncclResult_t Meeting::tell_all(int rank, std::uint64_t* number, const std::strin
 
 ncclResult_t Meeting::exchange(Channel channel, int rank, const std::vector<Message>& sends,
                                const std::vector<Message>& receives, const Stop& stop) {
-  std::map<int, std::deque<Moving>> out, in;
+  MovingByPeer out, in;
   for (const Message& message : sends) out[message.peer].push_back({message, {kMark, message.bytes}, 0, 0});
   for (const Message& message : receives) in[message.peer].push_back({message, {}, 0, 0});
+  const auto put_to = [&](int peer, char* data, std::size_t bytes) {
+    return put(stream(channel, rank, peer), data, bytes);
+  };
+  const auto take_from = [&](int peer, char* data, std::size_t bytes) {
+    return take(stream(channel, peer, rank), data, bytes);
+  };
   std::size_t left = sends.size() + receives.size();
   for (int idle = 0; left;) {
     std::size_t moved = 0;
-    for (auto& entry : out) {
-      if (entry.second.empty()) continue;
-      Moving& one = entry.second.front();
-      Stream& to = stream(channel, rank, entry.first);
-      const std::size_t before = one.head_done + one.done;
-      one.head_done += put(to, reinterpret_cast<char*>(&one.head) + one.head_done, sizeof(Head) - one.head_done);
-      if (one.head_done == sizeof(Head)) one.done += put(to, one.message.data + one.done, one.message.bytes - one.done);
-      moved += one.head_done + one.done - before;
-      if (one.head_done == sizeof(Head) && one.done == one.message.bytes) {
-        entry.second.pop_front();
-        --left;
-      }
-    }
-    for (auto& entry : in) {
-      if (entry.second.empty()) continue;
-      Moving& one = entry.second.front();
-      Stream& from = stream(channel, entry.first, rank);
-      const std::size_t before = one.head_done + one.done;
-      one.head_done += take(from, reinterpret_cast<char*>(&one.head) + one.head_done, sizeof(Head) - one.head_done);
-      if (one.head_done == sizeof(Head)) {
-        if (one.head.mark != kMark || one.head.bytes != one.message.bytes) {
-          return fail(ncclInternalError, "rank %d expected %zu bytes from rank %d, which sent %zu", rank,
-                      one.message.bytes, entry.first, static_cast<std::size_t>(one.head.bytes));
-        }
-        one.done += take(from, one.message.data + one.done, one.message.bytes - one.done);
-      }
-      moved += one.head_done + one.done - before;
-      if (one.head_done == sizeof(Head) && one.done == one.message.bytes) {
-        entry.second.pop_front();
-        --left;
-      }
-    }
+    if (ncclResult_t error = advance(&out, put_to, rank, &left, &moved)) return error;
+    if (ncclResult_t error = advance(&in, take_from, rank, &left, &moved)) return error;
     if (moved) {
       idle = 0;
       continue;
