@@ -95,7 +95,7 @@ def _reduce(request: Request, network: Network) -> list[Draft]:
 def _mirrored(draft: Draft) -> Draft:
     """The draft with time reversed: what went down comes up."""
     up = None if draft.down is None else backward(draft.down)
-    down = None if draft.up is None else backward(draft.up)
+    down = None if draft.up is None else backward(draft.up[::-1])
     return Draft(draft.block, draft.weight, draft.root, up, down)
 
 
@@ -148,11 +148,7 @@ def _allgather(request: Request, network: Network) -> list[Draft]:
 
 
 def _reduce_scatter(request: Request, network: Network) -> list[Draft]:
-    drafts = _allgather(request, reverse_of(network))
-    return [
-        Draft(d.block, d.weight, d.root, backward(d.down or ()), None if d.up is None else backward(d.up[::-1]))
-        for d in drafts
-    ]
+    return [_mirrored(draft) for draft in _allgather(request, reverse_of(network))]
 
 
 def _by_block(draft: Draft) -> tuple[int, Fraction]:
