@@ -15,7 +15,7 @@ from blinkccl.algorithms.registry import ALGORITHMS, Request
 from blinkccl.baselines import hybrid
 from blinkccl.baselines.candidate import Baseline, Conditions, Estimate, Prepared, planned
 from blinkccl.baselines.nccl import prepare_nccl_24, prepare_nccl_24_as_written, prepare_nccl_230
-from blinkccl.baselines.staged import prepare_host_staged, prepare_multi_path, prepare_plain_ring
+from blinkccl.baselines.staged import multi_path, prepare_host_staged, prepare_plain_ring
 from blinkccl.errors import TopologyError, UnsupportedError, UsageError
 from blinkccl.topology.assembly import exact_unit
 
@@ -43,7 +43,7 @@ BASELINES: dict[str, Baseline] = {
     "multi-path": Baseline(
         "sendrecv over the direct links and through host memory, striped and pipelined",
         "multi-path GPU-to-GPU copies with UCX",
-        prepare_multi_path,
+        multi_path,
     ),
 }
 

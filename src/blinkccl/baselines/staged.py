@@ -145,11 +145,6 @@ def _way_to_host(topology: Topology, rank: int) -> Path:
     raise UnsupportedError(f"no links lead from GPU {rank} of {topology.name} to a host: nothing can be staged there")
 
 
-def prepare_multi_path(request: Request, conditions: Conditions) -> Prepared:
-    """The copy over two paths with the best split, of one message at a time; raises as :func:`multi_path`."""
-    return multi_path(request, conditions)
-
-
 def multi_path(
     request: Request,
     conditions: Conditions,

@@ -88,6 +88,7 @@ class Context:
 
 
 Computation = Callable[[Context], tuple[Value, ...]]
+Drawing = Callable[[Any, Context], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,7 @@ class Figure:
     name: str
     document: str
     title: str
-    draw: Callable[[Any, Context], str]
+    draw: Drawing
     width_in: float = 8.0
     height_in: float = 4.5
 
@@ -151,9 +152,14 @@ class Page:
 
     def figure(
         self, name: str, title: str, width_in: float = 8.0, height_in: float = 4.5
-    ) -> Callable[[Callable[[Any, Context], str]], None]:
+    ) -> Callable[[Drawing], Drawing]:
         """Registers what draws a figure."""
-        return lambda draw: self.figures.append(Figure(name, self.document, title, draw, width_in, height_in))
+
+        def register(draw: Drawing) -> Drawing:
+            self.figures.append(Figure(name, self.document, title, draw, width_in, height_in))
+            return draw
+
+        return register
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,6 @@ from blinkccl.baselines.staged import (
     multi_path,
     plain_ring,
     prepare_host_staged,
-    prepare_multi_path,
     prepare_plain_ring,
 )
 from blinkccl.errors import UnsupportedError
@@ -104,7 +103,7 @@ def test_a_window_fills_both_paths() -> None:
 
 
 def test_the_host_is_a_relay_of_the_plan() -> None:
-    found = prepare_multi_path(request("mist", "sendrecv", (0, 1)), MIST)
+    found = multi_path(request("mist", "sendrecv", (0, 1)), MIST)
     assert found.forest is not None
     assert found.forest.ranks == (0, 1, 4)
     assert sum(share.weight for share in found.forest.shares) == 1
@@ -149,10 +148,10 @@ def test_a_plain_ring_is_one_ring_in_the_order_of_the_ranks() -> None:
         (prepare_host_staged, request("2x hgx-h100"), H100, "several"),
         (prepare_host_staged, request("clique:4"), MIST, "no links lead from GPU 0"),
         (prepare_host_staged, request("dgx-1v"), MIST, "no link class for pcie"),
-        (prepare_multi_path, request("cedar", "sendrecv", (0, 1)), MIST, "no link class for pcie"),
-        (prepare_multi_path, request("mist"), MIST, "does not serve allreduce"),
-        (prepare_multi_path, request("mist", "sendrecv", (0, 2)), MIST, "none around the host"),
-        (prepare_multi_path, request("clique:4", "sendrecv", (0, 1)), MIST, "none through a host"),
+        (multi_path, request("cedar", "sendrecv", (0, 1)), MIST, "no link class for pcie"),
+        (multi_path, request("mist"), MIST, "does not serve allreduce"),
+        (multi_path, request("mist", "sendrecv", (0, 2)), MIST, "none around the host"),
+        (multi_path, request("clique:4", "sendrecv", (0, 1)), MIST, "none through a host"),
         (prepare_plain_ring, request("mist", "reduce"), MIST, "does not serve reduce"),
         (prepare_plain_ring, request("dgx-1v", gpus=(0, 1, 2, 4)), MIST, "a hop from 2 to 4"),
     ],
@@ -165,5 +164,5 @@ def test_what_cannot_be_served_is_refused_with_the_reason(prepare, asked, condit
 def test_a_slower_calibration_slows_what_it_is_used_for() -> None:
     half = msgspec.structs.replace(MIST.calibration, link=(link("nvlink", 25.0, 12.5), link("smp", 32.0, 32.0)))
     asked = request("mist", "sendrecv", (0, 1))
-    before, after = (prepare_multi_path(asked, one).at(64 * MIB) for one in (MIST, replace(MIST, calibration=half)))
+    before, after = (multi_path(asked, one).at(64 * MIB) for one in (MIST, replace(MIST, calibration=half)))
     assert after.seconds == pytest.approx(2 * before.seconds, rel=1e-6)
