@@ -279,12 +279,19 @@ class HostGroup:
     def watch(self, ranks: Sequence[int]) -> Callable[[], None]:
         """For a group of these ranks that is being made: what raises PeerLostError where one of them has ended."""
 
+        unsure = False
+
         def look() -> None:
+            nonlocal unsure
             ended = [rank for rank in ranks if rank != self.rank and alive(self.peers[rank]) is False]
             if not ended:
                 return
-            # Whoever ended because it saw another's end has said so in this group's memory before.
+            # Whoever ended because it saw another's end has said so in this group's memory before, or has heard of it
+            # in the new group's bootstrap: then word of it is about to be read here, too.
             cause = failure_of(self._memory.address, len(self._memory.mapped))
+            if len(ended) > 1 and cause is None and not unsure:
+                unsure = True
+                return
             lost = cause.rank if isinstance(cause, PeerLostError) and cause.rank in ended else ended[0]
             text = "its process ended while the group was made"
             raise PeerLostError(ranks.index(lost), text, self.peers[lost].pid)
