@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from blinkccl import errors
 
-OK = 0
 CHECK_FAILED = 1
 USAGE = 2
 HARDWARE = 3

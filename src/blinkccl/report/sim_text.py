@@ -44,7 +44,7 @@ def size_table(field: Field, row: Sequence[Estimate], paint: Paint) -> str:
             seconds_text(estimate.seconds),
             f"{estimate.algbw_gb_per_s:.2f}",
             f"{estimate.busbw_gb_per_s:.2f}",
-            _percent(estimate, field.bound_gb_per_s),
+            f"{100 * estimate.algbw_gb_per_s / field.bound_gb_per_s:.0f}",
             bytes_text(estimate.chunk_bytes) if estimate.chunk_bytes else "-",
             estimate.detail,
         ]
@@ -101,10 +101,6 @@ def absent_text(field: Field) -> str:
     if not field.absent:
         return ""
     return "\nnot here:\n" + "".join(f"  {name}: {why}\n" for name, why in field.absent.items())
-
-
-def _percent(estimate: Estimate, bound_gb_per_s: float) -> str:
-    return f"{100 * estimate.algbw_gb_per_s / bound_gb_per_s:.0f}"
 
 
 def sim_document(
