@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from blinkccl.collectives.ops import element_type
 from blinkccl.collectives.spec import Collective
@@ -123,7 +122,7 @@ def check_memory(collective: Collective, sizes: Sequence[int], dtype: str) -> No
 
 def _memory_bytes() -> int | None:
     """Physical memory; None where the system does not say."""
-    names: Any = getattr(os, "sysconf_names", {})
-    if "SC_PHYS_PAGES" not in names or "SC_PAGE_SIZE" not in names:
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
         return None
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -68,13 +68,7 @@ FORMATS: dict[str, Format] = {
 
 
 def format_of(name: str) -> Format:
-    """The registry row of ``name``.
-
-    Raises
-    ------
-    UsageError
-        If there is no such format; the message lists those there are.
-    """
+    """The registry row of ``name``; a UsageError that lists those there are if there is none."""
     if name not in FORMATS:
         raise UsageError(f"format {name!r} is not one of {', '.join(FORMATS)}")
     return FORMATS[name]
