@@ -69,7 +69,7 @@ enum Error : CUresult {
 
 constexpr unsigned kStreamNonBlocking = 1, kEventDisableTiming = 2;
 constexpr unsigned kEventExternal = 1;  // CU_EVENT_RECORD_EXTERNAL, CU_EVENT_WAIT_EXTERNAL: while capturing only
-constexpr int kCaptureModeGlobal = 0, kCaptureModeThreadLocal = 1, kCaptureModeRelaxed = 2;
+constexpr int kCaptureModeGlobal = 0, kCaptureModeRelaxed = 2;
 constexpr int kCaptureStatusNone = 0, kCaptureStatusActive = 1, kCaptureStatusInvalidated = 2;
 
 }  // namespace cuda_double

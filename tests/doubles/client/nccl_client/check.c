@@ -13,9 +13,6 @@ const char* name_of(enum Kind kind) {
 }
 
 bool reduces(enum Kind kind) { return kind == kAllReduce || kind == kReduce || kind == kReduceScatter; }
-bool rooted(enum Kind kind) {
-  return kind == kReduce || kind == kBroadcast || kind == kBcast || kind == kGather || kind == kScatter;
-}
 
 static size_t send_blocks(const struct World* world, enum Kind kind) {
   return kind == kReduceScatter || kind == kAlltoAll || kind == kScatter ? (size_t)world->ranks : 1;

@@ -21,7 +21,6 @@ struct Call {
 
 const char* name_of(enum Kind kind);
 bool reduces(enum Kind kind);
-bool rooted(enum Kind kind);
 
 // A piece of the rank's buffers, for one of several calls that run together.
 struct Local piece(const struct Local* local, int index);

@@ -22,7 +22,6 @@ typedef struct CUgraphExec_st* CUgraphExec;
   X(cuMemGetInfo_v2, (size_t*, size_t*))                                             \
   X(cuMemcpyHtoDAsync_v2, (CUdeviceptr, const void*, size_t, cudaStream_t))          \
   X(cuMemcpyDtoHAsync_v2, (void*, CUdeviceptr, size_t, cudaStream_t))                \
-  X(cuMemcpyDtoDAsync_v2, (CUdeviceptr, CUdeviceptr, size_t, cudaStream_t))          \
   X(cuMemsetD8Async, (CUdeviceptr, unsigned char, size_t, cudaStream_t))             \
   X(cuStreamCreate, (cudaStream_t*, unsigned))                                       \
   X(cuStreamDestroy_v2, (cudaStream_t))                                              \
