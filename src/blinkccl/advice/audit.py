@@ -29,8 +29,7 @@ class Audit:
     """What was found: ``faults`` has one sentence per violation of the verifier, naming rank, channel and step.
 
     ``verdict`` is the independent checker's; ``program`` is None where the plan cannot be lowered; ``scope`` are the
-    links on which nothing is faster, if the verdict is "optimal": a proof knows no others. ``schema_version`` is the
-    document's, as it was written.
+    links on which nothing is faster, if the verdict is "optimal".
     """
 
     forest: Forest
@@ -71,22 +70,11 @@ def audit(
 ) -> Audit:
     """Check a plan, the JSON object of ``blink plan --json``, which messages call ``source``.
 
-    Parameters
-    ----------
-    topology
-        A machine that must have the plan's links. Where the plan brings no topology of its own, it is
-        checked on links of this machine.
-    links
-        Which links of that machine; None: those that the plan was made for, as far as it tells.
+    ``topology`` is a machine that must have the plan's links; a plan that brings no topology is checked on its
+    ``links`` (None: those that the plan was made for, as far as it tells).
 
-    Raises
-    ------
-    ScheduleError
-        If it is no plan: a field is missing or has the wrong shape.
-    UsageError
-        If neither it nor ``topology`` says which links there are.
-    TopologyError
-        If the plan brings no topology and its ranks are not connected on ``links``.
+    ScheduleError if it is no plan: a field is missing or has the wrong shape; UsageError if neither it nor ``topology``
+    says which links there are; TopologyError if the ranks are not connected on ``links`` of ``topology``.
     """
     try:
         written_as = document.get("schema_version", SCHEMA_VERSION)
@@ -146,8 +134,7 @@ def same_links(plan: Topology, machine: Topology, ranks: Sequence[int], links: s
 def links_of(document: dict[str, Any], machine: Topology, links: str | None) -> LinkChoice:
     """The links of ``machine`` that a plan without a topology was made for, told by its unit and loads.
 
-    ``links`` is what was typed (UsageError if the plan was made for others); None: whichever fits, else the first that
-    joins the ranks.
+    ``links`` was typed: UsageError if the plan is for others; None: what fits, else the first that joins the ranks.
     """
     ranks = document.get("ranks")
     if not isinstance(ranks, list) or not all(type(rank) is int for rank in ranks):

@@ -39,8 +39,7 @@ class Reach:
 class Pick:
     """One set: what it reaches, and what the best set of the GPUs that it leaves would reach.
 
-    ``left`` is that best set: of the same size where enough GPUs remain, else all that remain; empty where
-    fewer than two do, and ``left_gb_per_s`` 0.
+    ``left`` has the same size where enough GPUs remain, else all that remain; it is empty where fewer than two do.
     """
 
     ranks: tuple[int, ...]
@@ -114,10 +113,9 @@ def rank_sets(
 ) -> Ranking:
     """All sets of ``size`` ≥ 2 of the ``free`` GPUs, by the proved optimal rate, then by what is left for others.
 
-    Rooted collectives have the set's first GPU as their root; sendrecv goes from the first to the last. A set that
-    ``"fast"`` leaves in parts is judged on PCIe. ``progress(done, total)`` counts sets. Cost: one plan per set, but for
-    sets whose links are the same up to renumbering (all, behind one switch); as many again for what is left where that
-    is smaller than ``size``.
+    A set's first GPU is the root; sendrecv goes from the first to the last. A set that ``"fast"`` leaves in parts is
+    judged on PCIe. ``progress(done, total)`` counts sets. Cost: a plan per set whose links are not those of another up
+    to renumbering; as many again for what is left where that is smaller than ``size``.
     """
     free = tuple(sorted(free))
     _check(free, size, collective)

@@ -16,8 +16,7 @@ from blinkccl.topology.model import FAST_KINDS
 class RingBaseline:
     """What NCCL 2.4's rings reach: algbw in GB/s, None where there is no ring, for ``reason``.
 
-    ``rings`` are the distinct ones, in lanes where they run over fast links (``fast``: NVLink or its kin); otherwise
-    NCCL has fallen back to PCIe.
+    ``rings`` are the distinct ones, in lanes if ``fast`` (NVLink or its kin); else NCCL has fallen back to PCIe.
     """
 
     gb_per_s: float | None
@@ -38,11 +37,7 @@ class RingBaseline:
 
 
 def ring_baseline(request: Request) -> RingBaseline:
-    """The rate of rings for ``request``.
-
-    As in NCCL, rings never relay through GPUs outside the job. Cost: one search for disjoint Hamiltonian
-    cycles.
-    """
+    """The rate of rings for ``request``, which never relay through other GPUs. Cost: one search for cycles."""
     request = replace(request, relays=False)
     try:
         forest = ring.plan(request)

@@ -164,9 +164,8 @@ def halves_proof(network: Network) -> PriceProof | None:
 def _tight_prices(network: Network) -> dict[Arc, int]:
     """How many terminals' tight AllGather cuts each arc crosses, both ways round.
 
-    A cut that is full when all others send to terminal t leaves a set around t; its arcs, in both directions,
-    are what an AllReduce must cross too. Summed over t these are good prices; whether they prove anything is
-    for the caller to check.
+    A cut that is full when all others send to terminal t leaves a set around t; its arcs, in both directions, are what
+    an AllReduce must cross too. Whether their sum over t proves anything is for the caller to check.
     """
     graph, _ = joined(network, allgather_bottleneck(network)[0])
     prices: dict[Arc, int] = {}

@@ -23,10 +23,9 @@ STATE_LIMIT = 200_000
 def max_disjoint_cycles(capacity: Mapping[Arc, int], vertices: Sequence[int]) -> tuple[tuple[Cycle, int], ...]:
     """Hamiltonian cycles and how often each is taken, with at most ``capacity`` of them on any arc.
 
-    Cycles start at the first vertex and are distinct, in ascending order. For up to :data:`EXACT_VERTICES` vertices the
-    sum of the times is the maximum, except on irregular dense graphs whose refutation passes :data:`REFUTE_LIMIT`; else
-    it is what taking one cycle after the other finds. Cost: all cycles once (at most (n−1)!), then a branch and bound
-    over who covers the tightest arc. Every allocation of a DGX-1 takes about 1 ms.
+    Cycles start at the first vertex and are distinct, in ascending order. Their number is the maximum for up to
+    :data:`EXACT_VERTICES` vertices, but for irregular dense graphs whose refutation passes :data:`REFUTE_LIMIT`. Cost:
+    all cycles once (at most (n−1)!), then a branch and bound; every allocation of a DGX-1 takes about 1 ms.
     """
     exact = len(vertices) <= EXACT_VERTICES
     chosen = _Packing(capacity, vertices).best() if exact else _greedy(dict(capacity), vertices)
@@ -53,9 +52,8 @@ def all_cycles(arcs: Mapping[Arc, int], vertices: Sequence[int]) -> list[Cycle]:
 class _Packing:
     """Branch and bound for the most cycles whose arcs fit into ``capacity``.
 
-    A vertex all of whose remaining lanes are needed by the cycles still to come forces the choice: some cycle
-    must cover each of them. So the search looks at the vertex with the least slack and either covers one of
-    its arcs by each cycle in turn, or gives one lane of it up.
+    A vertex all of whose remaining lanes are needed forces the choice, so the search takes the one with the least slack
+    and either covers one of its arcs by each cycle in turn, or gives one lane of it up.
     """
 
     def __init__(self, capacity: Mapping[Arc, int], vertices: Sequence[int]) -> None:
@@ -134,9 +132,8 @@ def hamiltonian_path(
 ) -> Cycle | None:
     """The first path over all ``vertices`` along ``arcs``, or None; ``closed``: an arc must lead back to its beginning.
 
-    Wider arcs are tried first, then those that lead to earlier ``vertices``; where ``start`` is None every vertex in
-    turn. States (vertex, vertices left) that led nowhere are remembered: at most 2^n · n. After :data:`STATE_LIMIT` of
-    them the answer is None although there may be a path.
+    Wider arcs come first, then earlier ``vertices``; ``start`` None: every vertex in turn. States (vertex, vertices
+    left) that led nowhere are remembered; after :data:`STATE_LIMIT` the answer is None although there may be a path.
     """
     place = {v: i for i, v in enumerate(vertices)}
     following: dict[int, list[int]] = {v: [] for v in vertices}

@@ -50,18 +50,15 @@ def hybrid_split(
     nvlink_gb_per_s: float | Fraction,
     t_dpa_s: float | Fraction,
 ) -> Split:
-    """The split of D bytes for which max(T_dpa + D_PCIe / BW_PCIe, D_NVL / BW_NVL) is least.
-
-    Eq 8, solved and rearranged:
+    """The split of D bytes for which max(T_dpa + D_PCIe / BW_PCIe, D_NVL / BW_NVL) is least: Eq 8, solved.
 
         D_PCIe = BW_PCIe (D − T_dpa BW_NVL) / (BW_PCIe + BW_NVL)
         T      = (D + T_dpa BW_PCIe) / (BW_PCIe + BW_NVL)
 
-    ``t_dpa_s`` is T_dpa in seconds: switching peer access off and on. The paper measures it and prints no value;
-    its Fig 21 implies about 0.31 ms per GPU, with PCIe at 5.5 GB/s. Bandwidths are what all trees of a class reach
-    together (:func:`rates`), in GB/s. Where we differ: for D ≤ T_dpa BW_NVL Eq 8 gives PCIe a negative part, since
-    NVLink is ready before peer access is switched. There the part is 0 and T = D / BW_NVL. Numbers are taken as given,
-    a float as the fraction that it is; UsageError if one is out of its range.
+    ``t_dpa_s`` is the time of switching peer access off and on: the paper prints none; its Fig 21 implies about 0.31 ms
+    per GPU, with PCIe at 5.5 GB/s. Bandwidths are what all trees of a class reach together (:func:`rates`). Where we
+    differ: for D ≤ T_dpa BW_NVL Eq 8 gives PCIe a negative part; here it is 0 and T = D / BW_NVL. A float is taken as
+    the fraction that it is; UsageError if one is out of its range.
     """
     total, wait = Fraction(total_bytes), Fraction(t_dpa_s)
     pcie, nvlink = Fraction(pcie_gb_per_s) * GB, Fraction(nvlink_gb_per_s) * GB
@@ -94,18 +91,12 @@ def plan_split(request: Request, pcie_part: Fraction) -> Forest:
     """The forest that sends ``pcie_part`` (0 to 1) of the data over PCIe trees and the rest over NVLink trees.
 
     It lies on the links of both classes, as ``--links all`` has them. Its rate is that of links alone, without T_dpa;
-    its bound is that of ``optimal`` on all of these links. ``links`` of "fast" and "all" mean the same here.
+    its bound is that of ``optimal`` on all of these links. UnsupportedError if the ranks are on several servers, PCIe
+    alone was asked for, or one of the classes does not join the ranks.
 
-    Raises
-    ------
-    UnsupportedError
-        If the ranks are on several servers, PCIe alone was asked for, or one of the classes does not join the ranks.
-
-    Notes
-    -----
-    Where we differ: the trees of each class are those of ``optimal``, so the rates in Eq 8 are the best there are and
-    exact; and every collective is served. On machines whose NVLink ends in the processors (AC922) both classes may
-    want the bus between sockets; its load counts both, and the rate is then less than the sum.
+    Where we differ: the trees of each class are those of ``optimal``, so the rates in Eq 8 are exact; and every
+    collective is served. On machines whose NVLink ends in the processors (AC922) both classes may want the bus between
+    sockets; its load counts both, and the rate is then less than the sum.
     """
     if not 0 <= pcie_part <= 1:
         raise UsageError(f"hybrid: the part for PCIe must be between 0 and 1, got {pcie_part}")

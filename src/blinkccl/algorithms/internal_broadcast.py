@@ -107,10 +107,9 @@ def _allreduce(grouping: Grouping, paths: Paths) -> Iterator[Part]:
 
 
 def _broadcast(grouping: Grouping, paths: Paths, root: int, own_link: bool, spread: bool) -> Iterator[Part]:
-    """The root's group is cut by its other members as centres.
+    """The root's group is cut by its other members as centres; ``own_link``: its own partner links carry data too.
 
-    ``own_link``: whether the root's own partner links carry data too. ``spread``: whether a group that is
-    entered by one link is cut by its other members, like the root's.
+    ``spread``: a group that is entered by one link is cut by its other members, like the root's.
     """
     home = grouping.home(root)
     links = grouping.links_away(home)
@@ -226,8 +225,7 @@ PARTITION_LIMIT, STEP_LIMIT = 16, 20_000
 class Grouping:
     """Groups (vertex ids) and the tree that joins them.
 
-    ``crossings[g, h]`` are the partner links from group ``g`` to its neighbour ``h`` (indexes); both
-    orientations are there, and no rank is in two pairs of one entry.
+    ``crossings[g, h]`` and ``[h, g]`` are the partner links of neighbours (indexes), no rank in two pairs of an entry.
     """
 
     groups: tuple[Group, ...]
@@ -261,8 +259,7 @@ class Grouping:
 def groupings(network: Topology, paths: Paths, ranks: Sequence[int]) -> list[Grouping]:
     """At most :data:`PARTITION_LIMIT` partitions of the ranks into the fewest fully connected groups, first fit first.
 
-    Fully connected means: every pair joined by a direct link or through switches of the same server, not
-    through a host or NIC. Each comes with its tree of groups; those whose groups no hop joins are left out.
+    That is: every pair joined directly or through switches of one server. Those whose groups no hop joins are left out.
     """
 
     def adjacent(u: int, v: int) -> bool:
@@ -284,8 +281,7 @@ def groupings(network: Topology, paths: Paths, ranks: Sequence[int]) -> list[Gro
 def fewest_cliques(ranks: Sequence[int], adjacent: Callable[[int, int], bool]) -> list[tuple[Group, ...]]:
     """Partitions of ``ranks`` into the fewest cliques, first fit first.
 
-    Exact by backtracking (minimum clique cover is NP-hard); after :data:`STEP_LIMIT` steps the fewest found
-    so far counts. First fit alone is exact on servers whose switches or meshes form disjoint groups.
+    By backtracking (minimum clique cover is NP-hard); after :data:`STEP_LIMIT` steps the fewest found so far count.
     """
     joined = {(u, v) for i, u in enumerate(ranks) for v in ranks[:i] if adjacent(u, v)}
     found: list[tuple[Group, ...]] = []

@@ -220,8 +220,7 @@ Groups = tuple[tuple[int, ...], ...]
 def familiar_trees(network: Network, root: int, groups: Groups, *, fewest: bool = False) -> Iterator[list[Column]]:
     """Lists of out-trees from ``root`` whose mix may fill the cut, shallow ones first (or single trees first).
 
-    Shapes that need a hop which the links do not have are left out, and the chain where a search may well
-    find something shallower.
+    Left out are shapes that need a hop which is not there, and the chain where a search may find something shallower.
     """
     cost, hop = cheapest_hops(network, {})
     order = [root, *(v for v in range(network.terminals) if v != root)]

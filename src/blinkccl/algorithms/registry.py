@@ -26,9 +26,8 @@ OBJECTIVES = ("shallow", "fewest-trees", "least-depth")
 class Request:
     """What to plan, on a whole machine or cluster: rank ``i`` of ``collective`` is vertex ``ranks[i]``.
 
-    ``links`` and ``relays`` (whether GPUs outside ``ranks`` may pass data on) are those of
-    :func:`blinkccl.topology.select.network_for`; ``objective`` is one of :data:`OBJECTIVES`. ``threshold`` is what part
-    of the optimal rate ``blink`` may give up for fewer trees (the paper's 5 %), ``epsilon`` the (1−ε) of its weights.
+    ``links`` and ``relays`` are those of :func:`blinkccl.topology.select.network_for`. ``threshold`` is what part of
+    the optimal rate ``blink`` may give up for fewer trees (the paper's 5 %), ``epsilon`` the (1−ε) of its weights.
     """
 
     topology: Topology

@@ -100,9 +100,8 @@ def _parts(request: Request, ring: Ring, paths: Paths) -> Iterator[tuple[Block, 
 def ring_count(request: Request) -> int:
     """How many rings NCCL 2.4 finds on NVLink; 0 where it falls back to PCIe.
 
-    Rings over direct links are counted in lanes, the largest rate of which every NVLink of the machine is a
-    multiple: a ring of two lanes counts twice, a P100 quad's 6 half rings count as 3. Rings through switches
-    or over servers are counted as they are.
+    Rings over direct links are counted in lanes, the largest rate of which every NVLink of the machine is a multiple: a
+    P100 quad's 6 half rings count as 3. Rings through switches or over servers are counted as they are.
     """
     network, found = fast_rings(request)
     if network is None or any(network.is_transit(v) for v in network.vertex):
@@ -196,8 +195,7 @@ def _switched_rings(network: Topology, ranks: Sequence[int]) -> tuple[Ring, ...]
 def _cluster_rings(network: Topology, ranks: Sequence[int]) -> tuple[Ring, ...]:
     """The line of each server after the line of the one before; none where a server has no line.
 
-    Where every line closes, as it does through a switch, each turn of it is a line as well: then ring k
-    enters each server at its k-th GPU, and all NICs are used. That is done where it makes the rings faster.
+    Where every line closes, each turn of it is a line too: where that is faster, ring k enters servers at GPU k.
     """
     paths = transit_paths(network, ranks)
     servers = by_server(network, ranks)

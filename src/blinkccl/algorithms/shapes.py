@@ -23,12 +23,10 @@ Paths = Mapping[tuple[int, int], Path]
 
 
 def transit_paths(network: Topology, ranks: Sequence[int]) -> dict[tuple[int, int], Path]:
-    """``(u, v) → (u, …, v)`` for every ordered pair of ranks that links and transit vertices join.
+    """``(u, v) → (u, …, v)`` for every ordered pair of ranks that links and transit vertices (all others) join.
 
-    Among the paths whose interior holds no rank, the one with the fewest links; among those, one whose
-    narrowest link is widest; then by the order of vertex ids. A direct link is therefore always preferred.
-    Every vertex outside ``ranks`` is transit. Pairs come with u in the order of ``ranks`` and v by hops, then id.
-    Cost: one breadth-first search per rank over the transit vertices, O(N · links of the network).
+    The path has the fewest links; among those, its narrowest link is widest; then by the order of vertex ids. Pairs
+    come with u in the order of ``ranks`` and v by hops, then id. One breadth-first search per rank: O(N · links).
     """
     is_rank = frozenset(ranks)
     following: dict[int, list[tuple[int, int]]] = defaultdict(list)
@@ -78,11 +76,7 @@ def cyclic(order: Sequence[int], start: int) -> tuple[int, ...]:
 
 
 def star_up(paths: Paths, root: int, ranks: Sequence[int]) -> Tree:
-    """Every other rank sends to ``root``.
-
-    The leaves begin with the one after the root: in N stars with N roots, no two ranks then start with the
-    same receiver.
-    """
+    """Every other rank sends to ``root``, the one after it first: of N stars no two start with one receiver."""
     return Tree(root, tuple(paths[leaf, root] for leaf in cyclic(ranks, root)[1:]))
 
 

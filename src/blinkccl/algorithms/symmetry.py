@@ -125,8 +125,7 @@ class TemplatePacking:
 def pack_templates(network: Network, group: Sequence[Sequence[int]], target: Fraction | None) -> TemplatePacking:
     """The best mix of templates rooted at terminal 0, as :func:`~blinkccl.packing.columns.pack_columns` finds it.
 
-    ``group`` are automorphisms as vertex permutations, a group under composition, the i-th moving terminal 0 to i.
-    ``target`` is a proved upper bound per root: the search stops on reaching it.
+    The i-th of ``group``, automorphisms, moves terminal 0 to i. ``target`` is a proved upper bound per root.
     """
     orbit = arc_orbits(network, group)
     size = Counter(orbit.values())

@@ -143,8 +143,7 @@ def local_trees(request: Request, members: Sequence[int]) -> list[LocalTree]:
 def whole_trees(trees: Sequence[LocalTree], gateways: Gateways) -> list[LocalTree]:
     """Each tree with one root, so that no way out carries much more than another for its width.
 
-    The heaviest tree chooses first, the rank that then carries least; among equals the one that makes the tree
-    shallowest. Up to as many trees as ranks therefore have distinct roots where the ways out are equally wide.
+    The heaviest tree chooses first: the rank that carries least, among equals that which makes the tree shallowest.
     """
     carried = dict.fromkeys(gateways, Fraction(0))
     placed = []
@@ -182,8 +181,7 @@ def cut_trees(trees: Sequence[LocalTree], gateways: Gateways) -> list[LocalTree]
 def overlaid(servers: Sequence[Sequence[LocalTree]]) -> Iterator[tuple[Fraction, tuple[LocalTree, ...]]]:
     """One tree of every server for each part of the data, the parts as large as they can be.
 
-    All servers cut the same unit of data, each at the prefix sums of its weights. Lists of equal weights, as
-    equal servers have, are cut at the same points, and nothing is cut further.
+    All servers cut the same unit of data at the prefix sums of their weights; equal weights are cut no further.
     """
     ends = [list(accumulate(tree.weight for tree in trees)) for trees in servers]
     for low, high in pairwise(sorted({Fraction(0), *chain(*ends)})):

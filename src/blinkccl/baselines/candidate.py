@@ -24,12 +24,10 @@ CHUNK_CHOICES = ("model", "best", "miad")
 
 @dataclass(frozen=True)
 class Conditions:
-    """How a job is timed.
+    """How a job is timed; without ``chunk_bytes`` a plan's chunk for a size is what ``chunk_choice`` says.
 
-    ``calibration`` is for the algorithms, and for baselines that bring none of their own for the machine; these find
-    theirs by ``named``. Without ``chunk_bytes`` a plan's chunk for a size is what ``chunk_choice`` says: the pipeline
-    model's closed form, the fastest that simulations find, or what Blink's search (MIAD) ends with. ``channels``: for
-    each tree of an algorithm, each with streams of its own.
+    ``calibration`` is for the algorithms, and for baselines that bring none of their own, which they find by ``named``.
+    ``channels``: for each tree of an algorithm, each with streams of its own.
     """
 
     calibration: Calibration

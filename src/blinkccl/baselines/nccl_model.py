@@ -126,8 +126,7 @@ class CostLine:
 def predict(channels: Channels, collective: str, size_bytes: int) -> tuple[NcclEstimate, ...]:
     """NCCL's estimate for every algorithm and protocol that it would consider, fastest first.
 
-    ``channels`` are those of :func:`~blinkccl.baselines.nccl_search.search`, ``collective`` is one of :data:`SERVED`,
-    and ``size_bytes`` is S, as nccl-tests counts it.
+    ``collective`` is one of :data:`SERVED`; ``size_bytes`` is S, as nccl-tests counts it.
     """
     lines = sorted(cost_lines(channels, collective), key=lambda line: line.time_us(size_bytes))
     factor = float(bus_factor(collective, channels.ranks))

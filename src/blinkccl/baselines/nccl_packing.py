@@ -33,9 +33,8 @@ EXACT_GPUS = 8
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What the search tries in turn.
+    """What the search tries in turn: the farthest ``kind`` of path between GPUs, ``net_kind`` to a network card.
 
-    ``kind`` is the farthest kind of path between two GPUs, and across servers ``net_kind`` that to a network card.
     ``same``: all channels have the same order. ``crossing``: a ring may leave a server by another card than it came in
     by, if its neighbour does it the other way.
     """
@@ -320,8 +319,7 @@ class Packing:
     def _through(self, enter: Nic, leave: Nic, start: int, end: int | None) -> Iterator[Way]:
         """From ``start`` in turn through all GPUs; to ``end`` at last, or for a tree, which leaves there, at once.
 
-        A tree that begins with two GPUs in falling order goes on so: then chains from different GPUs end at different
-        ones.
+        A tree that begins with two GPUs in falling order goes on so: then chains end at different GPUs.
         """
         gpus = self.server.gpus
         at = gpus.index(start)

@@ -47,10 +47,8 @@ LAST_RESORT_GB_PER_S = Fraction(1, 10)
 class Chains:
     """What NCCL's tree is made of: on each server one chain per channel, and between servers a double binary tree.
 
-    ``orders``: by channel, by server the ranks, beginning with the one that speaks to other servers. A channel has
-    ``gb_per_s_per_channel`` inside a server and ``net_gb_per_s_per_channel`` towards the network. ``kind`` and
-    ``net_kind`` are the farthest path of :data:`~blinkccl.baselines.nccl_system.KINDS`; ``net_kind`` is "" on one
-    server.
+    ``orders``: by channel, by server the ranks, beginning with the one that speaks to other servers. ``kind`` and
+    ``net_kind`` ("" on one server) are the farthest path of :data:`~blinkccl.baselines.nccl_system.KINDS`.
     """
 
     orders: tuple[tuple[tuple[int, ...], ...], ...]
@@ -62,12 +60,11 @@ class Chains:
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """What NCCL's search finds.
+    """What NCCL's search finds; speeds and kinds are as of :class:`Chains`.
 
-    ``rings``: by channel the ranks (vertex ids) in the direction of the data; equal ones are listed as often as they
-    are used, and ``same`` says whether all are. Speeds and kinds are as of :class:`Chains`. ``tree`` has as many chains
-    as there are rings; it is None where no speed has room for so many. ``servers``: NVLink domains that the job spans.
-    ``arch`` and ``vendor`` are of the GPUs and of the processors, which NCCL's cost model asks for.
+    ``rings``: by channel the ranks in the direction of the data, equal ones as often as they are used; ``same``: all
+    are. ``tree`` has as many chains; it is None where no speed has room for so many. ``servers``: NVLink domains that
+    the job spans. ``arch`` and ``vendor`` (of the processors) are for NCCL's cost model.
     """
 
     rings: tuple[tuple[int, ...], ...]

@@ -100,11 +100,9 @@ class Hop:
 
 @dataclass(frozen=True, slots=True)
 class Nic:
-    """A network card of a server.
+    """A network card of a server, and the job's ``gpus`` beside it; ``enter`` and ``leave`` hold a hop for each.
 
-    ``gpus`` are those of the job that it hangs beside: ``kind`` is PIX where it shares a PCIe switch with them, PXB
-    where a switch further up, PHB where none, so that it hangs on a processor. ``enter`` and ``leave`` hold a hop for
-    each.
+    ``kind`` is PIX where it shares a PCIe switch with them, PXB where a switch further up, PHB where none.
     """
 
     vertex: int
@@ -117,12 +115,11 @@ class Nic:
 
 @dataclass(frozen=True)
 class Server:
-    """One server as NCCL sees it.
+    """One server as NCCL sees it; ``gpus`` are the job's by id, which is taken for their order on PCIe.
 
-    ``gpus`` are those of the job by id, which is taken for their order on PCIe; ``vendor`` is the maker of the
-    processors. ``capacity``: GB/s of each link that a hop crosses, by NCCL's constants. ``hops``: one per ordered pair
-    of GPUs that is joined at all. ``pcie_gb_per_s``, ``nvlink_gb_per_s``: the PCIe link of each GPU (absent where there
-    is none), and all its NVLinks together. ``nics``: the network cards joined to these GPUs.
+    ``capacity``: GB/s of each link that a hop crosses, by NCCL's constants. ``hops``: one per ordered pair of GPUs that
+    is joined at all. ``pcie_gb_per_s``, ``nvlink_gb_per_s``: each GPU's PCIe link (if any), and all its NVLinks
+    together. ``vendor`` is the processors'; ``nics`` are joined to these GPUs.
     """
 
     gpus: tuple[int, ...]
@@ -158,8 +155,7 @@ class Server:
     def split(self) -> bool:
         """Whether NVLink leaves exactly two groups of GPUs; NCCL then asks for two rings at least.
 
-        The groups are found in one pass over the GPUs, as by NCCL: a chain whose links do not follow the order of the
-        GPUs may count as two although it is one.
+        Found in one pass, as by NCCL: a chain whose links do not follow the order of the GPUs may count as two.
         """
         group = list(range(len(self.gpus)))
         for i, a in enumerate(self.gpus):

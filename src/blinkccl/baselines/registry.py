@@ -123,8 +123,7 @@ def time_all(
 ) -> tuple[Field, list[list[Estimate]]]:
     """Every candidate's estimates, a row per size, and the field of those that have them.
 
-    A candidate that cannot be timed (its links have no class in the calibration) is left out with the reason, if others
-    can and nobody named it.
+    One whose links have no class in the calibration is left out with the reason, if others can and nobody named it.
     """
     columns: list[list[Estimate]] = []
     able: list[Prepared] = []

@@ -86,12 +86,9 @@ class WholeShares(Planned):
 def prepare_host_staged(request: Request, conditions: Conditions) -> Prepared:
     """AllReduce in the memory of the host: all ranks copy down, their processes reduce, all copy up.
 
-    The processes exchange 2(N−1)/N·S each through shared memory and combine (N−1)/N·S, as a ring does. Open MPI's
-    collective for GPU buffers works so (its component coll/cuda: malloc, copy, the collective for host memory, copy).
-
-    The three rates of the processor are :data:`PAGEABLE_GB_PER_S`, :data:`HOST_COPY_GB_PER_S` and
-    :data:`HOST_COMBINE_GB_PER_S`: not those of Mist or Cedar, which nobody published. Left out: page
-    faults of the buffer that each call allocates, and that four processes share their socket's memory.
+    The processes exchange 2(N−1)/N·S each through shared memory and combine (N−1)/N·S, as a ring does; so works Open
+    MPI's component coll/cuda. The rates are not those of Mist or Cedar, which nobody published. Left out: page faults
+    of the buffer that each call allocates, and that four processes share their socket's memory.
     """
     require_collective(request, "mpi-host-staged", ("allreduce",), "take another algorithm")
     if len(by_server(request.topology, request.ranks)) > 1:
@@ -152,15 +149,13 @@ def multi_path(
     streams: int = STREAMS,
     window: int = 1,
 ) -> WholeShares:
-    """A copy from one GPU to another, part of it directly and part through the host's memory.
+    """A copy from one GPU to another, part of it directly and part through the host's memory, as a relay of the plan.
 
-    ``host_part`` of it, 0 ≤ part < 1, goes through the host (None: what makes both parts take equally long), in as many
-    chunks as there are ``streams``: one goes up when all of it is down, while the next comes down. So the host is a
-    relay of the plan. ``window`` messages are under way at once.
+    ``host_part`` of it, 0 ≤ part < 1 (None: what makes both parts take equally long), goes in as many chunks as there
+    are ``streams``: one goes up while the next comes down. ``window`` messages are under way at once.
 
-    Multi-path UCX article, "The Multi-Path Communication". The links are those of a maximum flow; where it has several
-    direct or several host paths, these share their part as in the flow. Where we differ: the article looks up split
-    and streams in tables that it does not print.
+    Multi-path UCX article, "The Multi-Path Communication"; the links are those of a maximum flow. Where we differ: the
+    article looks up split and streams in tables that it does not print.
     """
     require_collective(request, "multi-path", ("sendrecv",), "use --algo optimal --links all")
     try:

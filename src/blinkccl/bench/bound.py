@@ -35,11 +35,10 @@ def cores() -> int:
 def least_traffic(collective: Collective, block_bytes: int, in_place: bool) -> int:
     """Bytes that any way of running ``collective`` must read from and write to buffers, over all ranks.
 
-    Every block that a rank contributes is read once, and every block that a rank ends with is written once, whatever
-    goes on between: hand-over buffers can stay in caches. In place, a block that is where it must be, and that
-    nothing is combined into, is not written; one that nobody else needs is not even read. With S as nccl-tests counts
-    it and N ranks that is 2·N·S for allreduce and alltoall, 2·S for gather, scatter and sendrecv, (N + 1)·S for the
-    others; in place N·S for broadcast and allgather, 2·S·(N − 1)/N for gather and scatter.
+    Every contributed block is read once, every final one written once. In place, a block that is where it must be, and
+    that nothing is combined into, is not written; one that nobody else needs is not even read. With S as nccl-tests
+    counts it that is 2·N·S for allreduce and alltoall, 2·S for gather, scatter and sendrecv, (N + 1)·S for the others;
+    in place N·S for broadcast and allgather, 2·S·(N − 1)/N for gather and scatter.
     """
     reads: set[tuple[int, int]] = set()
     writes = 0

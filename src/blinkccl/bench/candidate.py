@@ -59,11 +59,10 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class CandidateLaunch:
-    """How a candidate is started; variants of one library are ``name`` and ``variant``.
+    """How a candidate of ``world_size`` ranks is started; variants of one library are ``name`` and ``variant``.
 
-    ``processes`` tells, given the socket's path and a directory of its own, what to start; that makes ``world_size``
-    ranks. ``library`` must stand in their hello, so that nobody is measured under another's name; "" accepts all.
-    ``ours`` are ranks whose exit codes mean something.
+    ``processes`` takes the socket's path and a directory of its own. ``library`` must stand in the ranks' hello, so
+    that nobody is measured under another's name. ``ours`` are ranks whose exit codes mean something.
     """
 
     name: str

@@ -40,10 +40,9 @@ class Runs(Protocol):
 class BenchSettings:
     """How to measure: ``iterations`` timed runs per block after ``warmup`` runs, ``rounds`` blocks per candidate.
 
-    ``across`` is a key of :data:`blinkccl.bench.rows.ACROSS_RANKS`; ``check`` compares every element of the output of
-    one more, untimed run per block; ``shared`` is for our buffers, peers have private ones always. A block may take
-    ``deadline_s`` whole seconds, a peer's timed runs in it ``block_s``: a slow one gets fewer, at least
-    :data:`LEAST_ITERATIONS`.
+    ``across`` is a key of :data:`blinkccl.bench.rows.ACROSS_RANKS`; ``check`` compares the output of one more, untimed
+    run per block; ``shared`` is for our buffers alone. A block may take ``deadline_s`` whole seconds, a peer's timed
+    runs in it ``block_s``: a slow one gets fewer, at least :data:`LEAST_ITERATIONS`.
     """
 
     dtype: str = "float32"

@@ -43,11 +43,10 @@ OP_OF = {shown: name for name, shown in OP_NAMES.items()}
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """A run's circumstances.
+    """A run's circumstances; ``devices`` are by rank a process id, a vertex or a place on this host, and a name.
 
     ``notes`` are lines of the header that say what the times are of; ``more`` and ``more_config`` what the JSON adds to
-    nccl-tests' fields and to its ``config``. There are columns of %bound if ``bound`` says so. ``devices`` are by rank
-    a process id, a vertex of the topology or a place on this host, and a name.
+    nccl-tests' fields and to its ``config``.
     """
 
     collective: Collective
@@ -118,10 +117,9 @@ def of_host(
     baseline: MemoryBaseline | None,
     peers: dict[str, str],
 ) -> About:
-    """Of rank processes on this host, which ``launcher`` started, or we (None).
+    """Of rank processes on this host, which ``launcher`` started, or we (None); ``peers`` say what they are, by name.
 
-    ``baseline`` is what the probe found at the start; without a probe there is no %bound. ``peers`` are the names of
-    those that take part, with what they say they are.
+    ``baseline`` is what the probe found at the start; without a probe there is no %bound.
     """
     ranks = collective.world_size
     memory = "shared tensors" if settings.shared else "private buffers"
@@ -157,8 +155,7 @@ def of_host(
 def header(about: About, sweep: Sweep) -> str:
     """What comes before the first row.
 
-    Where we differ: the first line names this program; "device" is the vertex of the topology, or the rank; and there
-    are lines that say what the times are of.
+    Where we differ: it names this program and says what the times are of; "device" is the vertex, or the rank.
     """
     settings = about.settings
     lines = [

@@ -41,10 +41,9 @@ class SizeTiming:
 
 @dataclass(frozen=True, slots=True)
 class SizeRow:
-    """One size: ``size`` bytes are nccl-tests' S, ``count`` elements per block.
+    """One size: ``size`` bytes are nccl-tests' S, ``count`` elements per block; ``in_place`` is None for alltoall.
 
-    ``in_place`` is None for alltoall, whose output would overwrite what is still to be sent. ``peers`` has an entry
-    for each peer: out of place and in place, None where it cannot do this or was left out.
+    ``peers`` has each peer's times out of place and in place, None where it cannot do this or was left out.
     """
 
     size: int
@@ -89,8 +88,7 @@ def across_ranks(seconds: Seconds, how: int) -> Seconds:
 def paired(numerators: Sequence[float], denominators: Sequence[float]) -> float:
     """The median of ratios of what was measured in the same round: what changes between rounds cancels.
 
-    A host moves virtual cores, and its other guests come and go, within seconds; medians of either side taken apart
-    can belong to different times.
+    A host moves virtual cores, and its other guests come and go, within seconds.
     """
     return float(median(a / b for a, b in zip(numerators, denominators, strict=True)))
 

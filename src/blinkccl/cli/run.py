@@ -145,8 +145,7 @@ def environment(base: Mapping[str, str], library: Path, lines: Path, settings: M
 def execute(command: Sequence[str], env: Mapping[str, str]) -> tuple[int, bool]:
     """The exit code of ``command``, as a shell tells it, and whether it was started.
 
-    Signals that are sent to us are sent on to it. Those of the terminal (Ctrl-C) reach it without us, so they are not
-    sent twice.
+    Signals that are sent to us are sent on to it; the terminal's (Ctrl-C) reach it without us.
     """
     watched = {*_FORWARDED, signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)

@@ -30,8 +30,7 @@ _RATES = 1e-6
 class Verdict:
     """What the checker found; ``rate`` and ``bound`` are recomputed, None where no link is used or nothing is proved.
 
-    ``violations`` has one sentence per false statement, each starting with its JSON path. ``optimal``: the plan is
-    right and its recomputed rate is the recomputed bound.
+    ``violations`` start with their JSON path. ``optimal``: the plan is right and its rate is the bound.
     """
 
     violations: list[str]
@@ -43,22 +42,11 @@ class Verdict:
 def check_plan(plan: object, topology: object = None) -> Verdict:
     """Check every statement of a plan. Cost: linear in the plan, plus the certificate.
 
-    Parameters
-    ----------
-    plan
-        The JSON object of ``blink plan --json``. ``root``, ``src``, ``dst``, ``depth`` and ``trees`` may be
-        absent, and then state nothing.
-    topology
-        The JSON object of ``blink topo --json``. Where the plan brings no topology of its own, the plan is
-        checked on this one. Where it does (the links that were planned on: ``--gpus`` and ``--links`` may
-        leave links out), the plan is checked on its own, whose vertices and links this one must have, at
-        least as fast; "optimal" then speaks of the links in the plan. A certificate of kind ``dual`` bounds
-        schedules whose relays pass on unicast data; see :mod:`blinkccl.forest.check_bound`.
-
-    Raises
-    ------
-    ScheduleError
-        If the JSON is no plan at all: a missing field, a wrong type, an unknown collective, no topology.
+    ``plan`` is the JSON object of ``blink plan --json``, whose ``root``, ``src``, ``dst``, ``depth`` and ``trees`` may
+    be absent; ``topology`` that of ``blink topo --json``. A plan that brings its own (``--gpus`` and ``--links`` may
+    leave links out) is checked on that, whose links ``topology`` must have, at least as fast; "optimal" then speaks of
+    the links in the plan. A certificate of kind ``dual`` bounds schedules whose relays pass on unicast data.
+    ScheduleError if the JSON is no plan at all: a missing field, a wrong type, an unknown collective, no topology.
     """
     read = read_plan(plan)
     given = None if topology is None else read_network(topology)

@@ -224,10 +224,9 @@ def _closure(costs: Costs) -> Costs:
 def arborescence_costs(costs: Costs) -> list[int | None]:
     """Cost of the cheapest spanning out-arborescence from every root, None where a root reaches not all.
 
-    ``costs[u][v]`` ≥ 0 is the cost of the arc u → v. One series of contractions serves all roots: each set S
-    of vertices that appears pays y(S), the cheapest (reduced) arc into it, and the cheapest tree from root r
-    costs the sum of y(S) over all S without r. Chu-Liu 1965, Edmonds 1967; the sum is Fulkerson's dual, 1974.
-    Cost: O(N²) a round, at most N rounds, in practice about log N.
+    ``costs[u][v]`` ≥ 0 is the cost of u → v. One series of contractions serves all roots: each set S that appears pays
+    y(S), the cheapest (reduced) arc into it; root r costs the sum over all S without r (Chu-Liu 1965, Edmonds 1967;
+    Fulkerson 1974). Cost: O(N²) a round, at most N rounds, in practice about log N.
     """
     size = len(costs)
     # Missing arcs cost more than any tree of real arcs: a total that high means that there is no tree.

@@ -139,14 +139,9 @@ def to_document(forest: Forest, plan_seconds: float | None = None) -> dict[str, 
 def from_document(data: dict[str, Any] | bytes) -> Forest:
     """The forest in a plan's JSON: the object, or its UTF-8 text.
 
-    Stated bound, optimality, loads, depth and counts are read for their shape and left to the checker
-    (:func:`blinkccl.forest.check.check_plan`), since a forest works them out itself.
-
-    Raises
-    ------
-    ScheduleError
-        If it is no JSON, a field is missing or has the wrong shape, a limit is passed, or ranks, root, src or
-        dst name what is not there. The message names the place, as in ``shares[3].broadcast[1]``.
+    What a forest works out itself (bound, loads, depth, counts) is read for its shape and left to the checker.
+    ScheduleError, which names the place as in ``shares[3].broadcast[1]``, if it is no JSON, a field is missing or has
+    the wrong shape, a limit is passed, or ranks, root, src or dst name what is not there.
     """
     plan = _convert(_of_our_version(upgraded(loads(data) if isinstance(data, bytes) else data)))
     fault = label_fault(plan.algorithm)
@@ -186,8 +181,7 @@ def dumps(document: dict[str, Any]) -> str:
 def loads(raw: bytes, source: str = "plan") -> dict[str, Any]:
     """The JSON object in ``raw``, for :func:`from_document` and for the checker, which are to see the same.
 
-    ScheduleError, with ``source``, if it is empty, no UTF-8, no JSON (with line and column) or no object, is nested too
-    deeply, or longer than :data:`MAX_BYTES`.
+    ScheduleError, with ``source``, if it is no JSON object, nested too deeply, or longer than :data:`MAX_BYTES`.
     """
     if len(raw) > MAX_BYTES:
         raise ScheduleError(f"{source}: expected at most {MAX_BYTES} bytes, got more")

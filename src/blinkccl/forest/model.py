@@ -103,9 +103,8 @@ class Cut:
 class Partition:
     """Blocks that each hold a rank; ``capacity`` is half of the directed capacity between them.
 
-    Every element of an AllReduce must cross between k blocks at least 2(k−1) times: k−1 before one block
-    knows the sum and k−1 after. Hence rate ≤ capacity / (k−1), on any directed network; on symmetric
-    links without transit the bound is attained (Tutte 1961, Nash-Williams 1961).
+    Every element of an AllReduce must cross between k blocks at least 2(k−1) times. Hence rate ≤ capacity / (k−1); on
+    symmetric links without transit the bound is attained (Tutte 1961, Nash-Williams 1961).
     """
 
     blocks: tuple[tuple[int, ...], ...]
@@ -122,8 +121,7 @@ class Partition:
 class Dual:
     """A price on every link: all links cost ``value``, one S costs at least ``cost``: rate ≤ value / cost.
 
-    ``prices`` lists ``(src, dst, price)`` for positive prices. ``cost`` is the cheapest way to serve one
-    unit of S with unicast store-and-forward trees under these prices (LP duality).
+    ``prices`` lists positive ones. ``cost`` is for unicast store-and-forward trees (LP duality).
     """
 
     prices: tuple[tuple[int, int, Fraction], ...]
@@ -246,9 +244,8 @@ MOST_PARTS = 64
 def split_shares(forest: Forest, parts: int) -> Forest:
     """The forest with each slice cut into ``parts`` equal ones (else UsageError), which go the same way.
 
-    Loads, rate and proof stay as they are. Where a message costs its sender time before the first byte moves, as a copy
-    engine's does, the messages of one channel move while the other's are issued: with two channels per tree the
-    simulator gives a broadcast of 16 MB on a DGX-1V a third more.
+    Loads, rate and proof stay. Messages of one channel then move while the other's are issued: with two channels per
+    tree the simulator gives a broadcast of 16 MB on a DGX-1V a third more.
     """
     if not 1 <= parts <= MOST_PARTS:
         raise UsageError(f"{parts} channels per tree; expected 1 to {MOST_PARTS}")

@@ -111,8 +111,7 @@ def painter(coloured: bool) -> Paint:
 def fit(text: str, width: int | None) -> str:
     """``text`` with lines of more than ``width`` characters broken between words; None breaks none.
 
-    Escape codes count as characters, so that a coloured line may be broken earlier than it had to be, never
-    later.
+    Escape codes count as characters: a coloured line may be broken earlier than it had to be.
     """
     if width is None:
         return text

@@ -130,11 +130,9 @@ class _Way:
 
 
 def matrix(topology: Topology) -> Matrix:
-    """Cells of :data:`LEGEND` for every pair of ranks.
+    """Cells of :data:`LEGEND` for every pair of ranks, and the server where there are several. O(ranks × links).
 
-    A cell names the nearest way from the row's rank to the column's, directly or over switches, hosts and
-    NICs, never over another rank. The last column gives the server where there are several.
-    O(ranks × links).
+    A cell names the nearest way between the two, directly or over switches, hosts and NICs, never over another rank.
     """
     ranks = topology.ranks
     servers = {topology.vertex[r].server for r in ranks}

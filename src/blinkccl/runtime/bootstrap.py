@@ -76,8 +76,7 @@ class Presence(msgspec.Struct, frozen=True):
 class Bootstrap:
     """One rank's end of a bootstrap whose first round is over; made by :func:`join`.
 
-    Use it in a ``with``: where the body raises, all other ranks hear why, and this one raises the first cause if that
-    is another rank's; else the rank leaves in order.
+    In a ``with`` whose body raises, all other ranks hear why, and this one raises the first cause of any rank.
     """
 
     def __init__(self, handle: int, rank: int, size: int, look: Callable[[], None]) -> None:
@@ -93,10 +92,8 @@ class Bootstrap:
     ) -> tuple[list[bytes], list[list[int]]]:
         """Everybody's bytes (at most 64 KiB) and descriptors, by rank; all ranks call it.
 
-        ``descriptors`` stay the caller's. What is returned is the caller's too, one's own as duplicates, closed on
-        exec. RendezvousTimeout if a rank has not called it at ``deadline`` (``time.monotonic()``), PeerLostError if one
-        has gone, PlanMismatchError if they disagree on their number or two claim to be one, CommunicationError if one
-        cannot go on.
+        ``descriptors`` stay the caller's; what is returned is the caller's too, one's own as duplicates, closed on
+        exec. Errors are those of :func:`join`; the ``deadline`` is for all ranks to call it.
         """
         files = (c.c_int * max(1, len(descriptors)))(*descriptors)
         library, left_s = _library(), max(0.0, deadline - time.monotonic())
@@ -178,16 +175,15 @@ def join(
 ) -> Bootstrap:
     """Meets the other ranks: once all ``size`` have come, each knows all of them as ``peers``.
 
-    ``store`` is the same for all ranks and may hold what earlier groups left, also under this ``prefix``, which tells
-    groups apart that are made at the same time. ``payload`` travels with this rank's :class:`PeerInfo`. ``look``,
-    called some times a second while others are waited for, raises where it sees that a rank cannot come.
+    ``store`` may hold what earlier groups left; ``prefix`` tells groups apart that are made at the same time.
+    ``payload`` travels with this rank's :class:`PeerInfo`; ``look``, called some times a second, raises where a rank
+    cannot come.
 
-    RendezvousTimeout, with who is missing and who present, if not all have come at ``deadline`` (``time.monotonic()``);
-    PlanMismatchError, on all ranks, if two living processes claim one rank or ranks disagree on size or version;
-    PeerLostError if a rank's process ended before all had come and was not started again at once; CommunicationError if
-    a rank cannot take part or the store is lost; UnsupportedError if there is no native library here.
-
-    Cost: one value of the store that all read, and one per rank; five messages per rank.
+    RendezvousTimeout, with who is missing, if not all have come at ``deadline`` (``time.monotonic()``);
+    PlanMismatchError, on all ranks, if two processes claim one rank or ranks disagree on size or version; PeerLostError
+    if a rank's process ended before all had come and was not started again at once; CommunicationError if a rank cannot
+    take part or the store is lost; UnsupportedError without the native library. Cost: a value of the store per rank,
+    and one that all read.
     """
     mine = own_peer_info(rank, size, payload)
     joining = _Joining(store, prefix, mine, deadline, look)

@@ -40,11 +40,6 @@ class Communicator:
 
     All ranks call the same collectives in the same order. With ``wait=False`` a collective returns a future at once.
 
-    Parameters
-    ----------
-    group
-        Moves the bytes.
-
     Examples
     --------
     >>> import blinkccl, numpy as np
@@ -79,14 +74,10 @@ class Communicator:
         deadline_s: float | None = None,
         wait: bool = True,
     ) -> Any:
-        """Combines ``send`` of all ranks; every rank gets the result, the same bits. Returns it, or a future of it.
+        """Combines ``send`` of all ranks; every rank gets the result in ``recv`` (None: in place), the same bits.
 
-        Parameters
-        ----------
-        send, recv
-            ``count`` elements each; ``recv`` None: in place.
-        op
-            sum, prod, min, max, avg, premul_sum (with ``scale``), band, bor, bxor.
+        ``op`` is sum, prod, min, max, avg, premul_sum (with ``scale``), band, bor or bxor. Returns ``recv``, or its
+        future.
         """
         return self._call(("allreduce", op, 0, 0), send, send if recv is None else recv, scale, deadline_s, wait)
 

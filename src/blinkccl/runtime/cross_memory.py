@@ -62,10 +62,9 @@ def wish() -> Wish:
 
 
 def pays(group: ProbedGroup, wanted: Wish, gather: HostPlan) -> bool:
-    """Whether copies by the system are possible between all ranks of a new group, and faster than its rings.
+    """Whether the system's copies are possible between all ranks of a new group, and faster than its rings.
 
-    All ranks call this at the same point. ``wanted`` is what :func:`wish` said here, ``gather`` the plan of an
-    AllGather among them with large messages.
+    All ranks call this, each with what :func:`wish` said; ``gather`` is an AllGather among them with large messages.
     """
     if group.size != 2:
         return False

@@ -35,11 +35,10 @@ _FLOCK = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length, 
 
 @dataclass(frozen=True, slots=True)
 class RankState:
-    """One rank of a group.
+    """One rank of a group; where it waits, ``awaits`` says what for and ``peer`` for whom.
 
     ``state`` is "absent" (has not come yet), "left" (closed its group), "gone" (its process ended), "stopped" (by a
-    signal or a debugger), "waiting", "running" (inside a call) or "between calls". ``calls`` is how many it has begun;
-    ``call`` is the last of them in words. Where it waits, ``awaits`` says what for and ``peer`` for whom.
+    signal or a debugger), "waiting", "running" (inside call number ``calls``) or "between calls".
     """
 
     rank: int

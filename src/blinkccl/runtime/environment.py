@@ -27,11 +27,9 @@ FindLauncher = Callable[[str], tuple[int, int] | None]
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A process's place in its job.
+    """A process's place in its job; ``store_url`` is None where none is given and none follows.
 
-    ``store_url`` is as :func:`blinkccl.runtime.store.open_store` reads it, or None where none is given and none
-    follows. ``job_id`` differs between jobs, and between restarts of one, that could meet in the same store; it may
-    be "".
+    ``job_id`` differs between jobs, and between restarts of one, that could meet in the same store; it may be "".
     """
 
     rank: int

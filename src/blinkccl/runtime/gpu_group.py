@@ -85,12 +85,9 @@ def gpu_library(path: Path | None = None) -> Any:
 class GpuGroup:
     """One rank's part in a group of GPUs. Calls may come from any thread; all ranks make the same, in one order.
 
-    ``key`` is any text that no other group has, the same on all ``size`` ≥ 2 ranks, which all do this at about the same
-    time. ``device`` is the GPU's number in this process, as CUDA counts; ``algorithm`` one for everything, "" the best
-    at each size.
-
-    UnsupportedError, on all ranks, if they cannot run on trees. The library's words for it: no driver, no compiler, a
-    GPU that another cannot reach, a rank that does not come, planning that takes too long (``BLINK_PLAN_TIMEOUT``).
+    ``key`` is any text that no other group has, the same on all ``size`` ≥ 2 ranks. ``device`` is the GPU's number in
+    this process; ``algorithm`` one for everything, "" the best at each size. UnsupportedError, on all ranks, if they
+    cannot run on trees, in the library's words; planning may take ``BLINK_PLAN_TIMEOUT``.
     """
 
     def __init__(self, key: str, rank: int, size: int, device: int, algorithm: str = "", library: Any = None) -> None:
@@ -214,12 +211,10 @@ def _element(dtype: str, scale: float | None) -> Any:
 def open_gpu_group(
     store: Any, rank: int, size: int, device: int, *, prefix: str, deadline_s: float, algorithm: str = ""
 ) -> GpuGroup:
-    """A group of GPUs, one per rank; all ranks call this, each with its ``device`` as CUDA counts in its process.
+    """A group of GPUs of one host, one per rank; all ranks call this, each with its ``device`` as CUDA counts it.
 
-    ``store`` is ours or one of torch's and may hold what earlier groups left; ``prefix`` tells groups apart that are
-    made at the same time; ``deadline_s`` is for the other ranks to come, planning has a deadline of its own.
-    UnsupportedError, on all ranks, if they are not on one host or one of them cannot run on trees; else as
-    :func:`blinkccl.runtime.bootstrap.join`.
+    ``store`` is ours or one of torch's; ``prefix``, ``deadline_s`` (planning has its own) and errors are as those of
+    :func:`blinkccl.runtime.bootstrap.join`; UnsupportedError, on all ranks, if one of them cannot run on trees.
     """
     payload = json.dumps({"key": secrets.token_hex(16), "refused": _refusal()}).encode()
     ours = store if isinstance(store, Store) else TorchStore(store)

@@ -129,20 +129,14 @@ def process_heap() -> Heap:
 
 
 def empty(shape: int | Sequence[int], dtype: Any = np.float32) -> Any:
-    """An array of zeros in shared memory: collectives read and write it where it lies.
+    """An array of zeros in shared memory, or a tensor if ``dtype`` is torch's: collectives use it where it lies.
+
+    Views and slices of it are as good. A forked child sees the same memory, not a copy.
 
     Parameters
     ----------
-    shape
-        As NumPy's.
     dtype
         A NumPy type, one of the names in :data:`blinkccl.collectives.ops.DTYPES`, or a torch type.
-
-    Returns
-    -------
-    ndarray or torch.Tensor
-        A tensor if ``dtype`` is torch's. Ordinary otherwise: views and slices of it are as good. A forked child
-        sees the same memory, not a copy.
 
     Raises
     ------

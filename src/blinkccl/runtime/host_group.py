@@ -79,12 +79,10 @@ class _Memory:
 
 
 class HostGroup:
-    """One rank's end of a group.
+    """One rank's end of a group that meets in ``store``, which stays the caller's, under a ``prefix`` of its own.
 
-    ``store``, where the ranks meet, stays the caller's. ``prefix`` names the group in it: the same on all its ranks,
-    another for every group at the same time. ``deadline_s`` (None: BLINK_TIMEOUT) is for all ranks to come, and for
-    every later call that names none. ``look`` and errors are as those of :func:`blinkccl.runtime.bootstrap.join`;
-    UnsupportedError also if the ranks are on several hosts, or there is no shared memory here.
+    ``deadline_s`` (None: BLINK_TIMEOUT) is for all ranks to come, and for every later call that names none. ``look``
+    and errors are those of :func:`blinkccl.runtime.bootstrap.join`; UnsupportedError also on several hosts.
     """
 
     def __init__(
@@ -143,14 +141,12 @@ class HostGroup:
         scale: float | None = None,
         deadline_s: float | None = None,
     ) -> None:
-        """A collective on raw addresses; returns when this rank's buffers are the caller's again.
+        """A collective on raw addresses, the same on all ranks; returns when the buffers are the caller's again.
 
-        ``call`` is the same on all ranks. ``send`` and ``recv`` are None where the collective gives this rank no such
-        buffer; in place as in nccl.h. ``scale`` is this rank's scalar of ``premul_sum``.
-
+        ``send`` and ``recv`` are None where the collective gives this rank no such buffer; in place as in nccl.h.
         CommunicationError, or a subclass, if a peer was lost, calls something else, or the deadline passed: the group
-        is then of no more use to any rank. UnsupportedError or UsageError if the call itself makes no sense: nothing
-        has happened then.
+        is then of no more use. UnsupportedError or UsageError if the call itself makes no sense: nothing has happened
+        then.
         """
         self._run(self._calls.get(call) or self._prepare(call), send, recv, scale, deadline_s)
 

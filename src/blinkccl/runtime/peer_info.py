@@ -14,11 +14,10 @@ from blinkccl.runtime.process import PROC, lives, namespace, start_time
 
 
 class PeerInfo(msgspec.Struct, frozen=True):
-    """A rank, its process, and the host that this runs on.
+    """A rank, its process, and its host's present boot; ``payload`` is the caller's.
 
-    ``boot_id`` is the kernel's own name for its present run, ``network`` and ``processes`` are inodes of the
-    process's namespaces: two processes with the first two equal can reach each other's abstract sockets, so they
-    can share memory. With the third equal they know each other by number. ``payload`` is the caller's.
+    ``network`` and ``processes`` are inodes of namespaces: with equal ``boot_id`` and ``network`` two processes can
+    share memory, with equal ``processes`` they know each other by number.
     """
 
     rank: int

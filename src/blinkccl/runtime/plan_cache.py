@@ -67,11 +67,10 @@ class PlanKey:
 
 
 class PlanCache:
-    """Programs that were planned before.
+    """Programs that were planned before, in a directory of mode 0700, made when something is first written.
 
-    ``directory`` None: BLINK_CACHE if it is set (empty: no cache at all), else ``blink`` in XDG_CACHE_HOME, else
-    ``~/.cache/blink``. It is made, mode 0700, when something is first written. Its files together take ``max_bytes`` at
-    most: the ones not used for longest go first.
+    ``directory`` None: BLINK_CACHE (empty: no cache at all), else ``blink`` in XDG_CACHE_HOME, else ``~/.cache/blink``.
+    Its files together take ``max_bytes`` at most: the ones not used for longest go first.
     """
 
     def __init__(self, directory: str | Path | None = None, max_bytes: int = MAX_BYTES) -> None:

@@ -81,8 +81,7 @@ def _halves(nbytes: int) -> int:
 def _allreduce(nbytes: int, world_size: int, crosses: bool) -> HostChoice:
     """One step while a step costs more than the bytes; then two, in which two ranks write replies over questions.
 
-    With cross-memory copies the sums come back when all are made: what a core has just written is slow to read for
-    another, and has left its cache by then.
+    With cross-memory copies sums come back when all are made: what a core has just written is slow to read for another.
     """
     if world_size == 2:
         if nbytes < 16 * KIB:

@@ -42,12 +42,11 @@ class Receive:
 class Matching:
     """Which message goes into which receive: a state machine without memory, threads or clocks.
 
-    Messages from one source come in order; each has a tag. A receive names a tag, and a source or any. A message takes
-    the first receive, in the order in which they were posted, that it fits; a receive takes the first message that
-    fits it. A message that nobody wants yet waits on its wire, and with it all that come after it from that source,
-    unless someone waits for one of those: then it is set aside.
-
-    Posted receives, and messages set aside, as (tag, whatever the caller keeps of them)."""
+    Messages from one source come in order. Each takes the first posted receive whose tag and source (or any) fit, and a
+    receive the first message. A message that nobody wants yet waits on its wire, and all after it from that source,
+    unless someone waits for one of those: then it is set aside. Both are kept as (tag, whatever the caller keeps of
+    them).
+    """
 
     posted: list[Receive] = field(default_factory=list)
     aside: dict[int, deque[tuple[int, bytes]]] = field(default_factory=dict)

@@ -57,9 +57,8 @@ def namespace(kind: str) -> int:
 def nearest_without(variable: str, proc: Path = PROC) -> tuple[int, int] | None:
     """Number and start time of the nearest ancestor that was started without ``variable``: the rank's launcher.
 
-    A launcher sets the variable for its ranks; shells and wrappers between the two inherit it. None if every process up
-    to the namespace's first one has it, as in a container that was made for one rank. An ancestor whose environment is
-    closed to us belongs to somebody else, so it is no rank of ours: it counts as the launcher.
+    None if every process up to the namespace's first one has it, as in a container that was made for one rank. An
+    ancestor whose environment is closed to us belongs to somebody else: it counts as the launcher.
     """
     wanted = variable.encode() + b"="
     pid = os.getppid()

@@ -65,8 +65,7 @@ class Pauses:
 class Store(ABC):
     """A few small values by name, which all ranks of a job can read.
 
-    Every method raises CommunicationError where the store itself is lost, and ValueError for a key or a value
-    beyond the limits above.
+    CommunicationError where the store itself is lost, ValueError for a key or a value beyond the limits above.
     """
 
     @abstractmethod
@@ -95,9 +94,8 @@ def check(key: str, value: bytes = b"") -> bytes:
 class FileStore(Store):
     """A store in ``directory``, which is made (mode 0700) if it is not there.
 
-    A key's file is written under another name and then renamed, which is atomic. The directory is this user's alone,
-    so nobody else can answer in a rank's place: LaunchError if it cannot be made, is a link or no directory, or others
-    may get in.
+    The directory is this user's alone, so nobody else can answer in a rank's place: LaunchError if it cannot be made,
+    is a link or no directory, or others may get in.
     """
 
     def __init__(self, directory: str | Path) -> None:

@@ -259,11 +259,7 @@ def _speaks(launcher: str) -> str | None:
 
 
 def _oneccl(prefix: str | None) -> Installation:
-    """oneCCL under ``prefix``.
-
-    That is where pip put ``oneccl``, ``oneccl-devel``, ``impi-rt``, ``intel-cmplr-lib-rt`` and ``tcmlib`` (hwloc), e.g.
-    a virtual environment of its own.
-    """
+    """oneCCL where pip put ``oneccl``, ``oneccl-devel``, ``impi-rt``, ``intel-cmplr-lib-rt`` and ``tcmlib`` (hwloc)."""
     if prefix is None:
         raise UnsupportedError("oneccl is not on PATH: name its prefix with --peer oneccl=/path")
     root = Path(prefix).expanduser()
