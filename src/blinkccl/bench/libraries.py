@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from blinkccl.bench.peers.registry import version_of
 from blinkccl.bench.perform import Bytes, private_memory, typed
 from blinkccl.bench.protocol import Command
 from blinkccl.collectives.ops import element_type
 from blinkccl.errors import UnsupportedError
 from blinkccl.runtime.communicator import Communicator, init
 from blinkccl.runtime.heap import empty
+from blinkccl.runtime.peer_info import package_version
 
 
 class OwnLibrary:
@@ -30,7 +30,7 @@ class OwnLibrary:
         self.communicator: Communicator = init(deadline_s=deadline_s)
         self.rank: int = self.communicator.rank
         self.size: int = self.communicator.size
-        self.title = f"blink-ccl {version_of('blink-ccl')}"
+        self.title = f"blink-ccl {package_version()}"
 
     def close(self) -> None:
         """Leave the job."""

@@ -32,8 +32,6 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as installed
 from pathlib import Path
 
 from blinkccl.bench.candidate import CandidateLaunch, Process
@@ -188,14 +186,6 @@ def _free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def version_of(distribution: str) -> str:
-    """The installed version, "?" where the package is not installed as one."""
-    try:
-        return installed(distribution)
-    except PackageNotFoundError:
-        return "?"
 
 
 @dataclass(frozen=True, slots=True)
