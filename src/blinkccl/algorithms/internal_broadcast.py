@@ -164,10 +164,7 @@ def _grown(
     centres: Mapping[int, int],
     links: Mapping[tuple[int, int], Pair],
 ) -> Tree:
-    """The down-tree from ``start``: each group is a star around its centre (its entry where it has none).
-
-    Edges across come before edges inside: what has farther to go starts first.
-    """
+    """The down-tree from ``start``: each group is a star around its centre or entry; edges across come first."""
     edges: list[Path] = []
     queue: list[tuple[int, int]] = [(grouping.home(start), start)]
     for group, entry in queue:

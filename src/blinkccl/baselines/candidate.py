@@ -40,10 +40,7 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What one candidate takes for one size.
-
-    ``detail`` says how, for people. ``simulation`` is None where a model gave the time. ``chunk_bytes`` is 0 there.
-    """
+    """One candidate's time for one size, and in ``detail`` how; a model's has no ``simulation`` and no chunks."""
 
     name: str
     size_bytes: int

@@ -124,10 +124,7 @@ class CostLine:
 
 
 def predict(channels: Channels, collective: str, size_bytes: int) -> tuple[NcclEstimate, ...]:
-    """NCCL's estimate for every algorithm and protocol that it would consider, fastest first.
-
-    ``collective`` is one of :data:`SERVED`; ``size_bytes`` is S, as nccl-tests counts it.
-    """
+    """NCCL's estimates, fastest first, for S = ``size_bytes`` of one of :data:`SERVED`."""
     lines = sorted(cost_lines(channels, collective), key=lambda line: line.time_us(size_bytes))
     factor = float(bus_factor(collective, channels.ranks))
     found = []

@@ -254,10 +254,7 @@ class _Sight:
         return Server(gpus, self.arch, self._vendor(gpus[0]), capacity, hops, pcie, nvlink, nics)
 
     def _vendor(self, vertex: int) -> str:
-        """``GenuineIntel``, ``AuthenticAMD`` or ``IBM``, by the bus between the processors of a server.
-
-        Intel where there is none.
-        """
+        """``AuthenticAMD`` or ``IBM``, by the bus between the processors of a server; else ``GenuineIntel``."""
         server = self.topology.vertex[vertex].server
         return PROCESSORS.get(int(self.smp.get(server, 10)), PROCESSORS[10])[1]
 

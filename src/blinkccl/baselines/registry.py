@@ -94,10 +94,7 @@ def enter(
     names: Sequence[str] = (),
     tick: Callable[[int, int], None] = lambda done, total: None,
 ) -> Field:
-    """Prepares candidates for a job: those of ``names``, or all; ``tick`` is called with (done, total) after each.
-
-    One that is named and cannot serve the job is an error, otherwise it is left out.
-    """
+    """Prepares all candidates that serve the job, or ``names``, which must; ``tick`` gets (done, total) after each."""
     known = candidates()
     for name in names:
         if name not in known and name != "auto":

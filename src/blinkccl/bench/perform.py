@@ -52,10 +52,7 @@ class Performer:
         self._kept: dict[int, tuple[int, bool, Bytes]] = {}
 
     def perform(self, command: Command, pattern: bytes, expected: bytes) -> Reply:
-        """Run, time and check; a refusal or a failure is a reply too.
-
-        ``pattern`` fills the input, and ``expected`` is what the output must hold, if the command says CHECK.
-        """
+        """Fills the input with ``pattern``, runs, times and checks; a refusal or a failure is a reply too."""
         signal.alarm(command.deadline_s)
         try:
             return self._perform(command, pattern, expected)

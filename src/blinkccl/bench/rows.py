@@ -86,10 +86,7 @@ def across_ranks(seconds: Seconds, how: int) -> Seconds:
 
 
 def paired(numerators: Sequence[float], denominators: Sequence[float]) -> float:
-    """The median of ratios of what was measured in the same round: what changes between rounds cancels.
-
-    A host moves virtual cores, and its other guests come and go, within seconds.
-    """
+    """The median of ratios within rounds: what changes between rounds, as other guests of a host do, cancels."""
     return float(median(a / b for a, b in zip(numerators, denominators, strict=True)))
 
 
@@ -131,10 +128,7 @@ def average_busbw(rows: Sequence[SizeRow]) -> float:
 
 
 def lines(rows: Sequence[SizeRow]) -> dict[str, list[tuple[int, float]]]:
-    """Bytes and µs by candidate, ours first; in place where there is such a thing: that is what training does.
-
-    What is 0 is left out, as a logarithmic axis has none.
-    """
+    """Bytes and µs, both above 0, by candidate, ours first; in place, as in training, where there is such a thing."""
     found: dict[str, list[tuple[int, float]]] = {"blink": []}
     for row in rows:
         for name, out, into in (("blink", row.out_of_place, row.in_place), *row.peers):

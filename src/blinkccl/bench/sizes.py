@@ -47,10 +47,7 @@ class Sweep:
 
 
 def sweep(begin: str, end: str | None, factor: int | None, step: str | None) -> Sweep:
-    """What -b, -e, -f and -i mean together. Without -e there is one size.
-
-    Without -f and -i they double. (nccl-tests steps by 1 MiB then, which few people want.)
-    """
+    """What -b, -e, -f and -i mean together: one size without -e; doubled without -f and -i (nccl-tests adds 1 MiB)."""
     first = size_in_bytes("-b", begin)
     last = first if end is None else size_in_bytes("-e", end)
     if last < first:

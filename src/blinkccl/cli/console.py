@@ -172,10 +172,7 @@ def keep_earlier(path: Path) -> None:
 
 
 def read_file(path: Path, limit: int) -> bytes:
-    """The first ``limit`` + 1 bytes of ``path``; of standard input for ``-``.
-
-    One byte more than the limit tells the caller that there is too much, whatever the source still holds.
-    """
+    """The first ``limit`` + 1 bytes, which tell that there are too many, of ``path`` or (``-``) of standard input."""
     name = source_name(path)
     try:
         if str(path) != "-":

@@ -143,10 +143,7 @@ def environment(base: Mapping[str, str], library: Path, lines: Path, settings: M
 
 
 def execute(command: Sequence[str], env: Mapping[str, str]) -> tuple[int, bool]:
-    """The exit code of ``command``, as a shell tells it, and whether it was started.
-
-    Signals that are sent to us are sent on to it; the terminal's (Ctrl-C) reach it without us.
-    """
+    """The exit code of ``command``, as a shell tells it, and whether it started; signals to us alone are sent on."""
     watched = {*_FORWARDED, signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
     try:

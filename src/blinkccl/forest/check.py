@@ -118,10 +118,7 @@ class Walk:
 
 
 def walk_share(share: PlanShare, ranks: tuple[int, ...], network: GivenLinks, violations: list[str]) -> Walk:
-    """Walk both trees of ``share``; what is wrong with them goes to ``violations``.
-
-    ``senders`` and ``receivers`` map each vertex that the root is joined to, to its parent.
-    """
+    """Adds what is wrong with both trees of ``share``; ``senders`` and ``receivers`` map vertices to their parents."""
     if share.weight <= 0:
         violations.append(f"{share.where}.weight: expected a positive fraction, got {share.weight}")
     if share.root not in ranks:

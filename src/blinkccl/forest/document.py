@@ -171,10 +171,7 @@ def moving_shares(forest: Forest) -> int:
 
 
 def dumps(document: dict[str, Any]) -> str:
-    """Canonical text of a document: keys as they stand, one line per entry of a list of objects.
-
-    Ends with a newline. Reading it back gives an equal document.
-    """
+    """Canonical text of a document, with a newline: keys as they stand, one line per entry of a list of objects."""
     return _render(document, "") + "\n"
 
 
@@ -353,10 +350,7 @@ def _read_certificate(stated: _Cut | _Ratio | _Partition | _Dual) -> Certificate
 
 
 def _render(value: Any, indent: str) -> str:
-    """JSON text that starts behind ``indent`` spaces: on one line where short, else an entry per line.
-
-    An entry of a list always takes one line: a share of 128 GPUs is one line, not a thousand.
-    """
+    """JSON text behind ``indent`` spaces: an entry per line where it is not short; an entry of a list is one line."""
     line = json.dumps(value, ensure_ascii=False, allow_nan=False)
     inner = indent + "  "
     if isinstance(value, dict) and (not indent or len(indent) + len(line) > _WIDTH):

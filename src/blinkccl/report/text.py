@@ -109,10 +109,7 @@ def painter(coloured: bool) -> Paint:
 
 
 def fit(text: str, width: int | None) -> str:
-    """``text`` with lines of more than ``width`` characters broken between words; None breaks none.
-
-    Escape codes count as characters: a coloured line may be broken earlier than it had to be.
-    """
+    """``text`` with lines longer than ``width`` broken between words (None: none); escape codes count as characters."""
     if width is None:
         return text
     return "\n".join(_broken(line, max(width, LEAST_WIDTH)) for line in text.split("\n"))

@@ -65,10 +65,7 @@ class GroupState:
     ranks: tuple[RankState, ...]
 
     def awaited(self) -> dict[int, list[int]]:
-        """Whom the waiting ranks wait for in the end, each with those that wait for it.
-
-        The one at the end of the chain waits for nobody; or the ranks wait in a circle: then it is its lowest.
-        """
+        """Whom the waiting ranks wait for in the end (of a circle, its lowest), each with those that wait for it."""
         found: dict[int, list[int]] = {}
         for rank in self.ranks:
             if rank.peer is not None:

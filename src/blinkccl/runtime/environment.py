@@ -70,8 +70,7 @@ _JOB_NAMES = ("PMIX_NAMESPACE", "SLURM_JOB_ID", "SLURM_STEP_ID")
 def launch(environ: Mapping[str, str], find_launcher: FindLauncher = nearest_without) -> Launch:
     """This process's place in its job, from the environment alone; ``find_launcher`` is for tests.
 
-    LaunchError, which names the variable, if nothing says which rank this is, or what says it is half set or
-    contradicts itself.
+    LaunchError, which names the variable, if nothing says which rank this is, or not all that belongs to it.
     """
     row = _row(environ)
     size_variable = next((name for name in row.size if name in environ), row.size[0])

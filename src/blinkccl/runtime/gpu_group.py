@@ -143,10 +143,7 @@ class GpuGroup:
             self._counts["gpu_bytes"] += call.elements * DTYPES[call.dtype].itemsize
 
     def error(self) -> BlinkError | None:
-        """What kernels have said since: None, or why one gave up. Looks at the host's memory, never at CUDA.
-
-        A rank that sees its own kernel give up has told all others with that.
-        """
+        """Why a kernel gave up, which all other ranks have been told; None: none did. Never asks CUDA."""
         with self._lock:
             if not self._comm:
                 return None

@@ -77,10 +77,7 @@ class Heap:
         )
 
     def release(self, offset: int, nbytes: int) -> None:
-        """Gives a block back; its pages are the machine's again at once.
-
-        May be called at any time, also by the garbage collector in the middle of :meth:`allocate`: so it takes no lock.
-        """
+        """Gives a block's pages back at once; takes no lock, as the garbage collector calls it at any time."""
         if os.getpid() != self._pid:
             return  # a forked child's copy of an array: the block is the parent's
         length = max(1, -(-nbytes // PAGE)) * PAGE

@@ -39,10 +39,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PlanKey:
-    """A question to a planner, with all that the answer depends on.
-
-    ``algorithm`` is a name in the registry, never "auto"; ``options`` whatever else went in, as text.
-    """
+    """A question to a planner: ``algorithm`` is never "auto", ``options`` are whatever else the answer depends on."""
 
     topology: Topology
     collective: Collective

@@ -62,10 +62,7 @@ class HostChoice:
 
 
 def choose(name: str, nbytes: int, world_size: int, crosses: bool = False) -> HostChoice:
-    """The choice for a collective of ``nbytes`` (S: what nccl-tests prints) among ``world_size`` ≥ 2 ranks.
-
-    ``crosses``, whether copies by the system pay, is as the ranks have agreed.
-    """
+    """The choice for S = ``nbytes`` among ``world_size`` ≥ 2 ranks, which agree whether copies by the system pay."""
     if name == "allreduce":
         return _allreduce(nbytes, world_size, crosses)
     if crosses and nbytes >= 32 * KIB and name != "reduce":  # which goes one way: in a ring both work on it

@@ -267,10 +267,7 @@ class _Handler(socketserver.StreamRequestHandler):
 
 
 class TorchStore(Store):
-    """A store of torch, or a prefix of one, looked at as ours: by ``set``, ``get`` and ``check``, which all have.
-
-    It stays the caller's. Its own time-out bounds each call.
-    """
+    """A store of torch, or a prefix of one, which stays the caller's; its own time-out bounds each call."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner

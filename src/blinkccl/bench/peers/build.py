@@ -25,10 +25,7 @@ def cache_directory() -> Path:
 
 
 def build(source: str, compiler: Sequence[str], options: Sequence[str] = ()) -> Path:
-    """The program made of ``source``, a file beside this one, in the cache.
-
-    ``compiler`` is the command line up to the ``options``; the program's name holds a hash of the sources and all that.
-    """
+    """The program made of ``source``, a file beside this one, in the cache, under a hash of all that goes into it."""
     parts = (_HERE / "peer.h", _HERE / source, *(DIRECTORY / "blink" / name for name in ("bench.h", "types.h")))
     texts = [path.read_bytes() for path in parts]
     line = [*compiler, "-I", str(_HERE), "-I", str(DIRECTORY), str(_HERE / source), *options]
