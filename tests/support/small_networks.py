@@ -82,6 +82,17 @@ def random_switched(dice: Random, terminals: int, switches: int, *, balanced: bo
     return Network(terminals + switches, terminals, tuple((u, v, c) for (u, v), c in sorted(arcs.items())))
 
 
+def random_network(seed: int, most: int) -> Network:
+    """One of any kind, with at most so many vertices."""
+    dice = Random(seed)
+    kind = seed % 4
+    if kind == 0:
+        return random_graph(dice, dice.randint(2, most), most=9)
+    if kind == 1:
+        return random_digraph(dice, dice.randint(2, most), most=dice.choice([2, 10**6]))
+    return random_switched(dice, dice.randint(2, 5), dice.randint(1, 3), balanced=kind == 2)
+
+
 def subsets(n: int) -> Iterator[tuple[int, ...]]:
     """Nonempty proper subsets of 0 … n−1."""
     for size in range(1, n):

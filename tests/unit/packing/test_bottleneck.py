@@ -11,22 +11,7 @@ import pytest
 from blinkccl.errors import PackingError
 from blinkccl.packing.bottleneck import allgather_rate, gather_rate
 from blinkccl.packing.network import Network
-from support.small_networks import (
-    least_ratio,
-    random_digraph,
-    random_graph,
-    random_switched,
-)
-
-
-def drawn(seed: int) -> Network:
-    dice = Random(seed)
-    kind = seed % 4
-    if kind == 0:
-        return random_graph(dice, dice.randint(2, 7), most=9)
-    if kind == 1:
-        return random_digraph(dice, dice.randint(2, 7), most=dice.choice([2, 1000]))
-    return random_switched(dice, dice.randint(2, 5), dice.randint(1, 3), balanced=kind == 2)
+from support.small_networks import least_ratio, random_network
 
 
 def attained(network: Network, side: tuple[int, ...]) -> Fraction:
@@ -35,7 +20,7 @@ def attained(network: Network, side: tuple[int, ...]) -> Fraction:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_allgather_is_the_least_ratio_over_all_sets(seed: int) -> None:
-    network = drawn(seed)
+    network = random_network(seed, 7)
     rate, side = allgather_rate(network)
     assert rate == least_ratio(network) == attained(network, side)
     assert any(v not in side for v in range(network.terminals))
@@ -43,7 +28,7 @@ def test_allgather_is_the_least_ratio_over_all_sets(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_gather_is_the_least_ratio_over_sets(seed: int) -> None:
-    network = drawn(seed)
+    network = random_network(seed, 7)
     root = Random(seed).randrange(network.terminals)
     rate, side, flow = gather_rate(network, root)
     assert rate == least_ratio(network, to=root) == attained(network, side)

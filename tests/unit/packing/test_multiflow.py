@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from fractions import Fraction
 from random import Random
 
@@ -13,18 +14,9 @@ from scipy.optimize import linprog
 from blinkccl.errors import InternalError, PackingError
 from blinkccl.packing.bottleneck import gather_rate
 from blinkccl.packing.maxflow import max_flow
-from blinkccl.packing.multiflow import Multiflow, all_to_all, decompose, price_bound
-from blinkccl.packing.network import Network
-from support.small_networks import dgx_1v, one_way_ring, random_digraph, random_graph, random_switched
-
-
-def drawn(seed: int) -> Network:
-    dice = Random(seed)
-    if seed % 3 == 0:
-        return random_graph(dice, dice.randint(2, 6))
-    if seed % 3 == 1:
-        return random_digraph(dice, dice.randint(2, 6), most=dice.choice([3, 10**6]))
-    return random_switched(dice, 4, 2, balanced=seed % 2 == 0)
+from blinkccl.packing.multiflow import Multiflow, UnitPath, all_to_all, decompose, price_bound
+from blinkccl.packing.network import Arc, Network
+from support.small_networks import dgx_1v, one_way_ring, random_digraph, random_network
 
 
 def concurrent_flow(network: Network) -> float:
@@ -45,24 +37,32 @@ def concurrent_flow(network: Network) -> float:
     return float(-linprog(cost, within, [c for _, _, c in arcs], equal, right, method="highs").fun)
 
 
+def assert_paths(
+    ways: Sequence[UnitPath], source: int, target: int, wanted: Fraction | int, used: dict[Arc, int]
+) -> None:
+    """Simple paths that carry as many units as wanted; ``used`` sums what each arc carries."""
+    assert sum(units for _, units in ways) == wanted
+    for way, units in ways:
+        assert units > 0
+        assert (way[0], way[-1]) == (source, target)
+        assert len(set(way)) == len(way)
+        for arc in itertools.pairwise(way):
+            used[arc] = used.get(arc, 0) + units
+
+
 def assert_multiflow(network: Network, flow: Multiflow) -> None:
     """Whole units over existing paths, as many per pair, within the capacities; prices that allow no more."""
-    used: dict[tuple[int, int], int] = {}
+    used: dict[Arc, int] = {}
     assert sorted(flow.paths) == list(itertools.permutations(range(network.terminals), 2))
     for (s, t), ways in flow.paths.items():
-        assert sum(units for _, units in ways) == flow.rate * flow.scale
-        for way, units in ways:
-            assert (way[0], way[-1]) == (s, t)
-            assert len(set(way)) == len(way)
-            for arc in itertools.pairwise(way):
-                used[arc] = used.get(arc, 0) + units
+        assert_paths(ways, s, t, flow.rate * flow.scale, used)
     assert all(units <= network.capacity[arc] * flow.scale for arc, units in used.items())
     assert price_bound(network, flow.prices) == flow.rate
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_exactly_the_linear_program(seed: int) -> None:
-    network = drawn(seed)
+    network = random_network(seed, 6)
     flow = all_to_all(network)
     assert_multiflow(network, flow)
     assert float(flow.rate) == pytest.approx(concurrent_flow(network))
@@ -97,17 +97,11 @@ def test_paths_carry_the_flow_and_use_no_arc_more_than_it(seed: int) -> None:
     else:
         rate, _, flow = gather_rate(network, 1)
         supply = {v: rate.numerator for v in range(network.n) if v != 1}
-    used: dict[tuple[int, int], int] = {}
+    used: dict[Arc, int] = {}
     ways = decompose(flow, supply, 1)
     assert sorted(ways) == sorted(supply)
     for source, paths in ways.items():
-        assert sum(units for _, units in paths) == supply[source]
-        for path, units in paths:
-            assert units > 0
-            assert (path[0], path[-1]) == (source, 1)
-            assert len(set(path)) == len(path)
-            for arc in itertools.pairwise(path):
-                used[arc] = used.get(arc, 0) + units
+        assert_paths(paths, source, 1, supply[source], used)
     assert all(units <= flow[arc] for arc, units in used.items())
 
 

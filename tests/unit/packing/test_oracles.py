@@ -10,7 +10,7 @@ import networkx as nx
 import pytest
 
 from blinkccl.errors import PackingError
-from blinkccl.packing.integral import canonical_arcs
+from blinkccl.packing.integral import Arborescence, canonical_arcs
 from blinkccl.packing.network import Arc, Network
 from blinkccl.packing.oracles import (
     Hops,
@@ -24,7 +24,7 @@ from blinkccl.packing.oracles import (
     up_and_down_oracle,
 )
 from blinkccl.packing.shallow import out_trees
-from support.small_networks import dgx_1v, one_way_ring, random_digraph, random_graph, random_switched
+from support.small_networks import depth_of, dgx_1v, one_way_ring, random_digraph, random_graph, random_switched
 
 
 def priced(dice: Random, network: Network) -> dict[Arc, Fraction]:
@@ -129,10 +129,8 @@ def test_cost_of_gather_paths_and_relays(seed: int) -> None:
 
 def test_free_prices_give_the_fewest_links_and_a_shallow_tree() -> None:
     tree = cheapest_tree_from(dgx_1v(), {}, 0)
-    depth = {0: 0}
-    for u, v in canonical_arcs(0, tuple((hop[0], hop[-1]) for hop in tree)):
-        depth[v] = depth[u] + 1
-    assert max(depth.values()) == 2
+    arcs = canonical_arcs(0, tuple((hop[0], hop[-1]) for hop in tree))
+    assert depth_of(Arborescence(0, 1, arcs)) == 2
 
 
 def test_what_cannot_be_reached_is_a_packing_error() -> None:
