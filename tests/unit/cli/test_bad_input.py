@@ -22,7 +22,6 @@ SHARED = Path(__file__).parents[3] / "../shared/topologies"
         (["--topo", "dgx-1v", "--gpus", "3-1"], "3-1 is no range"),
         (["--topo", "dgx-1v", "--gpus", "0,1+2,3"], "2 lists for 1 server"),
         (["--topo", "dgx-1v", "--gpus", "5"], "fewer than two ranks"),
-        (["--topo", "dgx-1v", "--gpus", "0,1,6"], "{0,1} and {6}; --links pcie"),
         (["--topo", "dgx-1v", "--links", "slow"], "unknown links 'slow'; expected one of fast, pcie, all"),
         (["--topo", "dgx-1v", "--root", "0"], "allreduce has no root"),
         (["--topo", "dgx-1v", "--src", "0"], "allreduce has no src"),
@@ -35,7 +34,6 @@ SHARED = Path(__file__).parents[3] / "../shared/topologies"
         (["--topo", "dgx-1v", "-o", "no/such/folder/x.json"], "no/such/folder/x.json cannot be written"),
         (["--topo", "dgx-1v", "-o", "."], ". cannot be written"),
         (["--topo", "dgx-1v", "--threshold", "1e999999999"], "--threshold 1e999999999: expected a number like"),
-        (["--topo", "dgx-1v", "--algo", "best"], "unknown algorithm 'best'"),
         (["--topo", "ring:zero"], "ring"),
         (["--topo", "2x dgx-1v"], "40Gbps"),
         (["--topo", "2x dgx-1v @ fast"], "not a rate: 'fast'"),
@@ -106,19 +104,6 @@ def test_files_that_are_no_topology(blink, tmp_path, content, message):
     assert "given" in ended.err
 
 
-@pytest.mark.parametrize("value", ["NaN", "-1", "0", "1e400", '"fast"'])
-def test_capacities_that_are_none(blink, tmp_path, value):
-    path = tmp_path / "given.json"
-    path.write_text(
-        '{"schema_version": 2, "name": "x", "unit_gb_per_s": 1.0, "vertices": [{"id": 0, "kind": '
-        '"gpu"}, {"id": 1, "kind": "gpu"}], "links": [{"src": 0, "dst": 1, "kind": "nvlink", '
-        f'"capacity": {value}}}]}}'
-    )
-    ended = blink("plan", "broadcast", "--topo", path)
-    assert (ended.code, ended.out) == (2, "")
-    assert "given.json" in ended.err
-
-
 def _topology_json(**changes):
     vertices = [{"id": 0, "kind": "gpu"}, {"id": 1, "kind": "gpu"}]
     links = [{"src": s, "dst": 1 - s, "kind": "nvlink", "capacity": 1} for s in (0, 1)]
@@ -175,10 +160,10 @@ def test_an_xml_name_that_a_terminal_would_obey(blink, tmp_path):
         (FIXTURES / "dgx-2-truncated.nvidia-smi.txt", "row"),
         (FIXTURES / "no-gpu-tags.nccl.xml", "NCCL_TOPO_DUMP_FILE"),
         (FIXTURES / "rings.nccl-graph.xml", "graph"),
-        (SHARED / "dgx2-truncated.nvidia-smi.txt", ""),
-        (SHARED / "azure-ncv4.nccl-graph.xml", ""),
-        (SHARED / "azure-ndv2-no-gpu-tags.nccl.xml", ""),
-        (SHARED / "aws-p5-no-gpu-tags.nccl.xml", ""),
+        (SHARED / "dgx2-truncated.nvidia-smi.txt", "13 of 16 GPU rows are missing"),
+        (SHARED / "azure-ncv4.nccl-graph.xml", "this is a graph file"),
+        (SHARED / "azure-ndv2-no-gpu-tags.nccl.xml", "8 PCI devices of class GPU"),
+        (SHARED / "aws-p5-no-gpu-tags.nccl.xml", "none of the 32 PCI devices has a <gpu> tag"),
     ],
 )
 def test_sample_files_that_must_be_refused(blink, path, message):

@@ -1,10 +1,11 @@
-"""The same input gives byte-identical plans in another process with another hash seed."""
+"""The same input gives byte-identical plans and topologies in another process with another hash seed."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 from blinkccl.algorithms.registry import ALGORITHMS
 from blinkccl.collectives.spec import COLLECTIVES
@@ -28,7 +29,8 @@ from blinkccl.cli import main
 folder, *commands = sys.argv[1:]
 for number, command in enumerate(commands):
     out, err = io.StringIO(), io.StringIO()
-    sys.argv = ["blink", *command.split("|"), "-o", f"{folder}/{number}.json"]
+    suffix = "xml" if command == "topo|dgx-a100" else "json"
+    sys.argv = ["blink", *command.split("|"), "-o", f"{folder}/{number}.{suffix}"]
     with contextlib.suppress(SystemExit), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         main()
     with open(f"{folder}/{number}.txt", "w") as file:
@@ -43,6 +45,14 @@ def _commands():
             for collective in WHOLE if spec in ("dgx-1v", "2x dgx-a100") else COLLECTIVES:
                 chosen = ["--gpus", gpus] if gpus else []
                 yield "|".join(["plan", collective, "--topo", topology, "--algo", algorithm, *chosen])
+    for spec in ("dgx-1v", "mist", "2x dgx-a100", "random:9:seed=1", "random:7:seed=1:directed"):
+        yield f"topo|{spec}"
+        for gpus in ("0,1,4", "1,4,6"):
+            yield f"topo|{spec}|--gpus|{gpus}|--links|fast"
+            yield f"plan|broadcast|--topo|{spec}|--gpus|{gpus}|--relays"
+    yield "topo|dgx-a100"
+    for path in sorted((Path(__file__).parents[3] / "src/blinkccl/topology/fixtures").iterdir()):
+        yield f"topo|{path}"
 
 
 def test_other_hash_seeds_write_the_same_bytes(tmp_path):

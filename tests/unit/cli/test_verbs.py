@@ -63,8 +63,6 @@ def test_ends_are_vertex_ids(blink):
     arguments = ["--topo", "dgx-1v", "--gpus", "1,4,5,6", "--json"]
     assert json.loads(blink("plan", "reduce", *arguments).out)["root"] == 1
     assert json.loads(blink("plan", "reduce", "--root", "5", *arguments).out)["root"] == 5
-    ends = json.loads(blink("plan", "sendrecv", *arguments).out)
-    assert (ends["src"], ends["dst"]) == (1, 6)
 
 
 def test_relays_may_only_help(blink):
@@ -85,12 +83,17 @@ def test_a_written_plan_has_no_time_and_checks(blink, tmp_path):
     assert "GB/s in the topology given beside it" in elsewhere.out
 
 
+def _changed_plan(blink, path, change, collective, *options):
+    """Writes a plan on a DGX-1V with these options, changed."""
+    blink("plan", collective, "--topo", "dgx-1v", *options, "-o", path)
+    plan = json.loads(path.read_text())
+    change(plan)
+    path.write_text(json.dumps(plan))
+
+
 def test_a_plan_without_topology_needs_one(blink, tmp_path):
     path = tmp_path / "plan.json"
-    blink("plan", "allreduce", "--topo", "dgx-1v", "--gpus", "1,4,5,6", "-o", path)
-    plan = json.loads(path.read_text())
-    del plan["topology"]
-    path.write_text(json.dumps(plan))
+    _changed_plan(blink, path, lambda plan: plan.pop("topology"), "allreduce", "--gpus", "1,4,5,6")
     bare = blink("check", path)
     assert bare.code == 2
     assert f"{path}: the plan brings no topology: give --topo SPEC" in bare.err
@@ -101,10 +104,8 @@ def test_a_plan_without_topology_needs_one(blink, tmp_path):
 def test_the_links_of_a_plan_without_topology_are_found_again(blink, tmp_path, links, relays):
     path = tmp_path / "plan.json"
     options = ["--links", links, *(["--relays"] if relays else [])]
-    blink("plan", "broadcast", "--topo", "dgx-1v", "--gpus", "0,1,2,6" if relays else "0,1,2", *options, "-o", path)
-    plan = json.loads(path.read_text())
-    del plan["topology"]
-    path.write_text(json.dumps(plan))
+    gpus = "0,1,2,6" if relays else "0,1,2"
+    _changed_plan(blink, path, lambda plan: plan.pop("topology"), "broadcast", "--gpus", gpus, *options)
     ended = blink("check", path, "--topo", "dgx-1v")
     assert ended.code == 0, ended.out
     assert f"optimal on the links of dgx-1v with {' '.join(options)}" in ended.out
@@ -154,10 +155,7 @@ def test_standard_input_as_topology_and_plan(blink, monkeypatch):
 )
 def test_damaged_plans_are_refused(blink, tmp_path, change, found):
     path = tmp_path / "plan.json"
-    blink("plan", "allreduce", "--topo", "dgx-1v", "--gpus", "1,4,5,6", "-o", path)
-    plan = json.loads(path.read_text())
-    change(plan)
-    path.write_text(json.dumps(plan))
+    _changed_plan(blink, path, change, "allreduce", "--gpus", "1,4,5,6")
     ended = blink("check", path)
     assert ended.code == 1
     assert "refused" in ended.out

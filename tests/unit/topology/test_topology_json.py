@@ -46,6 +46,8 @@ def test_people_may_leave_out_what_follows() -> None:
         ('"capacity": 2, "kind": "nvlink"}', '"capacity": 0, "kind": "nvlink"}', "capacity must be a positive integer"),
         ('"capacity": 2, "kind": "nvlink"}', '"capacity": 2.5, "kind": "nvlink"}', r"\$\.links\[0\]\.capacity"),
         ('"capacity": 2, "kind": "nvlink"}', '"capacity": NaN, "kind": "nvlink"}', "line 3, column 45: no JSON"),
+        ('"capacity": 2, "kind": "nvlink"}', '"capacity": 1e400, "kind": "nvlink"}', "bad.json"),
+        ('"capacity": 2, "kind": "nvlink"}', '"capacity": "fast", "kind": "nvlink"}', r"\$\.links\[0\]\.capacity"),
         ('"capacity": 2, "kind": "nvlink"}', '"capacity": 99999999999999999999, "kind": "nvlink"}', "capacity"),
         ('"unit_gb_per_s": 25.0', '"unit_gb_per_s": NaN', "line 1, column 56: no JSON"),
         ('"unit_gb_per_s": 25.0', '"unit_gb_per_s": Infinity', "no JSON"),

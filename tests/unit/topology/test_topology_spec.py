@@ -56,7 +56,6 @@ def test_a_file_whose_name_looks_like_a_composition(tmp_path: Path, monkeypatch:
     ("spec", "message"),
     [
         ("dgx1v", r"unknown topology 'dgx1v' \(did you mean 'dgx-1v'\?\); expected a file"),
-        ("", "no topology given"),
         ("no/such/file.xml", "there is no such file"),
         ("missing.json", "there is no such file"),
         ("2x dgx-1v", r'dgx-1v has no NIC, so say how fast the network is: "2x dgx-1v @ 40Gbps"'),
@@ -70,7 +69,6 @@ def test_a_file_whose_name_looks_like_a_composition(tmp_path: Path, monkeypatch:
         ("99999x dgx-a100", "at most 4096"),
         ("999x dgx-a100", "at most 4096"),
         ("2x ring:9999999", "too many GPUs: at most 1024"),
-        ("ring:999999999999", "too many GPUs: at most 1024"),
         ("ring:1", "1 is too few GPUs: at least 2"),
         ("hypercube:11", "too many dimensions: at most 10"),
         ("a\0b", "unknown topology"),
@@ -107,18 +105,9 @@ def test_gpus_per_server_have_their_own_numbers() -> None:
 @pytest.mark.parametrize(
     ("gpus", "message"),
     [
-        ("0,9", "9 is not a GPU"),
-        ("0,99", "GPU 99 is not in"),
-        ("0,0", "given twice"),
-        ("1,x", "'x' is no GPU number"),
         ("1,,2", "'' is no GPU number"),
-        ("3-1", "no range"),
-        ("0-999999999", "beyond the last GPU, 7"),
         ("-1", "no GPU number"),
-        ("", "--gpus is empty"),
         (" ", "--gpus is empty"),
-        ("0-3+0-3", "2 lists for 1"),
-        ("0,1+0", r"2 lists for 1 server"),
         ("1.5", "no GPU number"),
         ("٣", "no GPU number"),
     ],
@@ -136,8 +125,3 @@ def test_bad_gpus_per_server() -> None:
         parse_gpus("0,0+1", topology)
     with pytest.raises(TopologyError, match="'' is no GPU number"):
         parse_gpus("0+", topology)
-
-
-def test_no_spec_is_this_machine() -> None:
-    topology, ranks = load(None)
-    assert ranks == topology.ranks
