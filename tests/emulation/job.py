@@ -58,15 +58,7 @@ def wait_for(store: Store, key: str, within_s: float = PATIENT_S) -> bytes:
 
 
 class Job:
-    """Ranks that run ``function(communicator, *arguments)``, each in a process of its own.
-
-    Parameters
-    ----------
-    directory
-        For the store; nobody else's.
-    deadline_s
-        Of the communicators: to meet, and of calls that name none.
-    """
+    """Ranks that run ``function(communicator, *arguments)``, each in a process of its own; the store is a directory."""
 
     def __init__(
         self, directory: Path, size: int, function: Callable[..., Any], *arguments: Any, deadline_s: float = PATIENT_S

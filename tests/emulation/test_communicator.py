@@ -225,16 +225,6 @@ def runs_programs(comm: Communicator) -> bool:
     return True
 
 
-def test_timed_calls_do_their_work(ran: Ran) -> None:
-    assert ran(2, times_calls) == [(5, True)] * 2
-
-
-def times_calls(comm: Communicator) -> tuple[int, bool]:
-    send, recv = np.full(1000, comm.rank + 1), np.zeros(1000, int)
-    seconds = comm.time("allreduce", send, recv, warmup=2, iterations=5)
-    return len(seconds), bool((recv == 3).all() and (seconds > 0).all())
-
-
 def test_ranks_may_be_threads_of_one_process(ran: Ran) -> None:
     assert ran(1, threads_as_ranks) == [[3, 3, 3]]
 

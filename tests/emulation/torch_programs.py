@@ -20,7 +20,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -78,20 +78,14 @@ def same(got: Tensor, expected: Tensor) -> None:
 @program
 def reductions(rank: int, size: int) -> None:
     """Every reduction on every type, in place, at once and in the background, and on parts of tensors."""
-    sums = {dist.ReduceOp.SUM: torch.add, dist.ReduceOp.PRODUCT: torch.mul}
-    orders = {dist.ReduceOp.MIN: torch.minimum, dist.ReduceOp.MAX: torch.maximum}
-    bits = {
-        dist.ReduceOp.BAND: torch.bitwise_and,
-        dist.ReduceOp.BOR: torch.bitwise_or,
-        dist.ReduceOp.BXOR: torch.bitwise_xor,
-    }
+    kinds = dist.ReduceOp
+    numbers = {kinds.SUM: torch.add, kinds.PRODUCT: torch.mul, kinds.MIN: torch.minimum, kinds.MAX: torch.maximum}
+    bits = {kinds.BAND: torch.bitwise_and, kinds.BOR: torch.bitwise_or, kinds.BXOR: torch.bitwise_xor}
     for dtype in (*FLOATS, *INTEGERS):
-        for op, combine in {**sums, **orders, **({} if dtype.is_floating_point else bits)}.items():
+        for op, combine in (numbers if dtype.is_floating_point else numbers | bits).items():
             for shape in ((), (1,), (5, 3), (1021,)):
                 blocks = [block(peer, shape, dtype) for peer in range(size)]
-                expected = blocks[0]
-                for other in blocks[1:]:
-                    expected = combine(expected, other)
+                expected = reduce(combine, blocks)
                 mine = blocks[rank].clone()
                 dist.all_reduce(mine, op)
                 same(mine, expected)
@@ -349,9 +343,14 @@ def futures(rank: int, size: int) -> None:
     outer = dist.all_reduce(torch.ones(3), async_op=True).get_future().then(nested)
     assert float(outer.wait()[0]) == size**4
     at_once = dist.group.WORLD.allreduce([torch.ones(2)], dist.AllreduceOptions())
-    at_once.wait()
+    assert at_once.wait(timedelta(seconds=1))
+    assert at_once.is_success()
+    assert at_once.exception() is None
     assert float(at_once.get_future().wait()[0][0]) == size
     assert at_once.result()[0].tolist() == [size, size]
+    later = dist.all_reduce(torch.ones(2), async_op=True)
+    assert later.result()[0].tolist() == [size, size]
+    assert later.wait(timedelta(seconds=1))
 
 
 @program
@@ -468,6 +467,7 @@ def groups(rank: int, size: int) -> None:
     reduce_into(output, tensor, group=alone)
     dist.all_to_all_single(tensor, output, group=alone)
     assert tensor.tolist() == [6.0] * 4
+    alone.monitored_barrier()
     assert dist.get_backend(alone) == "blink"
     many = [dist.new_group(timeout=TIMEOUT) for _ in range(12)]
     for group in reversed(many):
@@ -516,10 +516,18 @@ def timeouts(rank: int, size: int) -> None:
     """A rank that does not come: the others say so in time, and monitored_barrier names it."""
     group = dist.new_group(timeout=TIMEOUT)
     if rank == 0:
-        with raises(DeadlineError, "Rank 1 failed to pass monitoredBarrier"):
+        with raises(DeadlineError, "Rank 1 failed to pass monitoredBarrier in 300 ms"):
             group.monitored_barrier(timedelta(seconds=0.3))
-        with raises(DeadlineError, ", ".join(map(str, range(1, size)))):
+        with raises(DeadlineError, f"Ranks {', '.join(map(str, range(1, size)))} failed to pass"):
             group.monitored_barrier(timedelta(seconds=0.3), wait_all_ranks=True)
+        with raises(DeadlineError, "Rank 0 timed out in monitoredBarrier after 0 ms"):
+            group.monitored_barrier(timedelta(0))
+    dist.barrier()
+    without_last = dist.new_group(timeout=TIMEOUT)
+    if rank < size - 1:
+        told = f"Rank {size - 1} failed to pass" if rank == 0 else "reached monitoredBarrier, but received errors"
+        with raises(DeadlineError, told):
+            without_last.monitored_barrier(timedelta(seconds=0.3))
     dist.barrier()
     again = dist.new_group(timeout=TIMEOUT)
     again.monitored_barrier(timedelta(seconds=10))
@@ -643,27 +651,33 @@ def data_parallel(rank: int, size: int) -> None:
             model(torch.ones(2, 3)).sum().backward()
 
 
+def fully_sharded(mesh: DeviceMesh) -> Small:
+    """FSDP2's."""
+    from torch.distributed.fsdp import fully_shard
+
+    model = Small()
+    for part in (model.first, model.last, model):
+        fully_shard(part, mesh=mesh)
+    return model
+
+
 @program
 def sharded(rank: int, size: int) -> None:
     """FSDP, FSDP2 with and without a mesh of two dimensions, and the zero-redundancy optimizer."""
-    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+    from torch.distributed.fsdp import FullyShardedDataParallel
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     def first(group: Any) -> list[float]:
         return losses(FullyShardedDataParallel(Small(), process_group=group, device_id=torch.device("cpu")), rank)
 
     def second(group: Any) -> list[float]:
-        mesh, model = DeviceMesh.from_group(group, "cpu"), Small()
-        for part in (model.first, model.last, model):
-            fully_shard(part, mesh=mesh)
-        return losses(model, rank)
+        return losses(fully_sharded(DeviceMesh.from_group(group, "cpu")), rank)
 
     compare(size, first)
     compare(size, second)
     if size % 2 == 0:
-        model = Small()
-        fully_shard(model, mesh=init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("copies", "shards")))
-        losses(model, rank)
+        mesh = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("copies", "shards"))
+        losses(fully_sharded(mesh), rank)
     model = DistributedDataParallel(Small())
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01)
     model(torch.ones(8, 10)).sum().backward()
@@ -703,8 +717,6 @@ def functional(rank: int, size: int) -> None:
 @program
 def compiled(rank: int, size: int) -> None:
     """torch.compile around DDP and inside it, FSDP2, whole steps with our hook, and collectives at once and later."""
-    from torch.distributed.fsdp import fully_shard
-
     compiled = partial(torch.compile, backend="eager")
 
     def around(group: Any) -> list[float]:
@@ -714,10 +726,7 @@ def compiled(rank: int, size: int) -> None:
         return losses(DistributedDataParallel(compiled(Small()), process_group=group), rank)
 
     def sharded(group: Any) -> list[float]:
-        model = Small()
-        for part in (model.first, model.last, model):
-            fully_shard(part, mesh=DeviceMesh.from_group(group, "cpu"))
-        return losses(compiled(model), rank)
+        return losses(compiled(fully_sharded(DeviceMesh.from_group(group, "cpu"))), rank)
 
     for train in (around, inside, sharded):
         compare(size, train)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from concurrent.futures import Future
 from importlib import import_module
 from typing import Any
 
 import pytest
 
 from blinkccl.collectives.call import CollectiveCall
-from blinkccl.errors import BlinkError, CommunicationError, DeadlineError
+from blinkccl.errors import BlinkError, DeadlineError
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 issue = import_module("blinkccl.torch_backend.issue")
@@ -22,15 +21,11 @@ BACKGROUND = "blink-torch"
 
 
 class Scripted:
-    """Notes what it is asked for.
-
-    Collectives wait while :attr:`free` is clear; messages end with :meth:`end`.
-    """
+    """Notes what it is asked for; collectives wait while :attr:`free` is clear."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
         self.threads: list[str] = []
-        self.messages: list[Future[Any]] = []
         self.free = threading.Event()
         self.free.set()
         self.fails: BlinkError | None = None
@@ -46,36 +41,9 @@ class Scripted:
         if self.fill and recv and call.dtype == "uint8":
             ctypes.memset(recv, self.fill, call.elements)
 
-    def isend(self, *arguments: Any) -> Future[None]:
-        return self._later("isend", *arguments)
-
-    def irecv(self, *arguments: Any) -> Future[int]:
-        return self._later("irecv", *arguments)
-
-    def stats(self) -> dict[str, int]:
-        return {"calls": len(self.calls)}
-
-    def close(self) -> None:
-        self.free.set()
-
-    abort = close
-
-    def end(self, result: object = None, error: Exception | None = None) -> None:
-        """Ends the oldest message."""
-        future = self.messages.pop(0)
-        if error is None:
-            future.set_result(result)
-        else:
-            future.set_exception(error)
-
     def names(self) -> list[str]:
         """The collectives that were run."""
         return [call[0].collective for call in self.calls]
-
-    def _later(self, *call: Any) -> Future[Any]:
-        self.calls.append(call)
-        self.messages.append(Future())
-        return self.messages[-1]
 
 
 @pytest.fixture
@@ -113,6 +81,7 @@ def test_an_asynchronous_call_does_not(issuer, transport, table):
     transport.free.clear()
     work = issuer.issue(table.broadcast([tensor, torch.ones(1)], root=1), True, 5.0)
     assert not work.is_completed()
+    assert not work.is_success()
     assert not tensor.any()
     transport.free.set()
     assert work.wait()
@@ -132,17 +101,6 @@ def test_a_synchronous_call_waits_for_its_turn(issuer, transport, table):
     assert transport.threads == [BACKGROUND] * 2
     assert issuer.run_now(SUM, 8, 5.0), "afterwards calls run at once again"
     assert transport.threads[-1] == threading.current_thread().name
-
-
-def test_messages_are_no_part_of_the_order(issuer, transport, table):
-    transport.free.clear()
-    collective = issuer.issue(table.barrier(), True, 5.0)
-    message = issuer.issue(table.send(torch.ones(2), 1, 4), True, 6.0)
-    assert transport.calls[-1][0] == "isend"
-    assert transport.calls[-1][2:] == (8, 1, 4, 6.0)
-    transport.end()
-    assert message.wait()
-    assert not collective.is_completed()
 
 
 def test_nothing_to_do_is_done(issuer, transport, table):
@@ -170,13 +128,6 @@ def test_the_steps_of_a_call_end_with_the_first_failure(issuer, transport, table
     with pytest.raises(BlinkError, match="first"):
         work.wait()
     assert transport.names() == ["broadcast"]
-
-
-def test_a_message_that_fails(issuer, transport, table):
-    work = issuer.issue(table.receive(torch.ones(1), 1, 0), True, 5.0)
-    transport.end(error=CommunicationError("closed"))
-    with pytest.raises(RuntimeError, match="closed"):
-        work.wait()
 
 
 def test_after_the_end_nothing_is_taken(issuer, transport, table):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import threading
 import time
-from datetime import timedelta
 from importlib import import_module
 
 import pytest
@@ -19,39 +18,6 @@ for_torch = import_module("blinkccl.torch_backend.failure").for_torch
 
 def ended_later(pending, **how):
     threading.Timer(0.05, lambda: pending.end(**how)).start()
-
-
-def test_a_done_work():
-    tensors = [torch.ones(2)]
-    done = work.DoneWork()
-    done.tensors = tensors
-    assert done.wait()
-    assert done.wait(timedelta(seconds=1))
-    assert done.is_completed()
-    assert done.is_success()
-    assert done.exception() is None
-    assert done.result() is tensors
-    assert done.get_future().wait()[0] is tensors[0]
-
-
-def test_a_pending_work_ends():
-    tensors = [torch.ones(2)]
-    pending = work.PendingWork(tensors, "all_reduce")
-    assert not pending.is_completed()
-    assert not pending.is_success()
-    ended_later(pending)
-    assert pending.wait()
-    assert pending.is_completed()
-    assert pending.is_success()
-    assert pending.result() is tensors
-
-
-def test_a_wait_with_a_timeout_ends_alone():
-    pending = work.PendingWork([], "all_reduce")
-    with pytest.raises(DeadlineError, match=r"waited 0\.02 s for all_reduce"):
-        pending.wait(timedelta(seconds=0.02))
-    pending.end()
-    assert pending.wait(timedelta(seconds=0.02))
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -120,27 +86,16 @@ ERRORS = [
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-def test_both_classes_one_message(error):
+def test_both_classes_one_message_also_after_it_travelled(error):
     made = for_torch(error)
-    assert isinstance(made, type(error))
-    assert isinstance(made, torch.distributed.DistBackendError)
-    assert isinstance(made, RuntimeError)
-    assert str(made) == str(error)
     assert type(made).__name__ == type(error).__name__
     assert for_torch(made) is made
-
-
-def test_what_the_error_knows_it_still_knows():
-    made = for_torch(ERRORS[1])
-    assert (made.rank, made.pid) == (2, 77)
-
-
-@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-def test_it_travels(error):
-    made = pickle.loads(pickle.dumps(for_torch(error)))
-    assert isinstance(made, type(error))
-    assert isinstance(made, RuntimeError)
-    assert str(made) == str(error)
+    for each in (made, pickle.loads(pickle.dumps(made))):
+        assert isinstance(each, type(error))
+        assert isinstance(each, torch.distributed.DistBackendError)
+        assert str(each) == str(error)
+    if isinstance(error, PeerLostError):
+        assert (made.rank, made.pid) == (2, 77)
 
 
 def test_a_timeout_says_so_in_torchs_words():
