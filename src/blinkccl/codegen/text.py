@@ -126,7 +126,8 @@ def _function(words: Words, connections: tuple[int, ...], loop: ChannelLoop, lar
         lines.append(f"  context.contributors({loop.contributors});")
     if largest is not None:
         numbers = f"{largest.numerator}, {largest.denominator}"
-        lines.append(f"  context.largest({numbers});  // shares have as many chunks as one of {_of_block(largest)}")
+        part = "the whole block" if largest == 1 else f"{largest} of the block"
+        lines.append(f"  context.largest({numbers});  // shares have as many chunks as one of {part}")
     lines += [_slice(words, piece) for piece in loop.pieces]
     lines.append(_broken("  const Word end = latest(", [_end(words, loop, piece) for piece in loop.pieces], ");"))
     lines.append(f"  for (Word tick = {loop.first_tick}; tick < end && context.running(); ++tick) {{")
@@ -147,10 +148,6 @@ def _slice(words: Words, piece: Piece) -> str:
     )
     part = "the whole block" if piece.stop - piece.start == 1 else f"{piece.start} … {piece.stop} of the block"
     return f"  const Slice {words.slice(piece.slice)} = context.slice({', '.join(map(str, numbers))});  // {part}"
-
-
-def _of_block(share: Fraction) -> str:
-    return "the whole block" if share == 1 else f"{share} of the block"
 
 
 def _end(words: Words, loop: ChannelLoop, piece: Piece) -> str:

@@ -20,7 +20,7 @@ from blinkccl.codegen.build import build
 from blinkccl.codegen.channels import channel_loops
 from blinkccl.codegen.device_files import host_library
 from blinkccl.codegen.host_compiler import host_compiler
-from blinkccl.codegen.layout import LINE_BYTES, Connection, Geometry, Group
+from blinkccl.codegen.layout import LINE_BYTES, Geometry, Group
 from blinkccl.codegen.text import INCLUDE, WIRES, Kernel, code, entry_name
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import DTYPE_CODES, OP_CODES, DType, Operation, Scale, operation, scalars
@@ -163,13 +163,10 @@ class Session:
         self._segments = [_aligned(size) for size in self._layout.segment_bytes]
         self._tables = [(ConnectionEnd * max(1, len(self._layout.connections)))() for _ in self._segments]
         for index, at in enumerate(self._layout.connections):
-            self._connect(index, at)
-
-    def _connect(self, index: int, at: Connection) -> None:
-        source, target = (self._segments[rank].ctypes.data for rank in (at.src, at.dst))
-        shared = (target + at.ring, target + at.lines, target + at.tail, source + at.head)
-        self._tables[at.src][index] = ConnectionEnd(*shared, source + at.src_position)
-        self._tables[at.dst][index] = ConnectionEnd(*shared, target + at.dst_position)
+            source, target = (self._segments[rank].ctypes.data for rank in (at.src, at.dst))
+            shared = (target + at.ring, target + at.lines, target + at.tail, source + at.head)
+            self._tables[at.src][index] = ConnectionEnd(*shared, source + at.src_position)
+            self._tables[at.dst][index] = ConnectionEnd(*shared, target + at.dst_position)
 
     def run(
         self,

@@ -164,7 +164,11 @@ def table(planned: CandidatePrograms, size: int, terms: Terms, nccl: NcclPredict
 def _verdict(
     collective: Collective, timed: Sequence[_Timed], size_bytes: int, nccl: NcclPredictor | None, forced: bool
 ) -> _Verdict:
-    ours = _fastest(timed, size_bytes)
+    """The first candidate that is as fast as the fastest, and whether it is taken."""
+    found = [one.at(size_bytes) for one in timed]
+    least_s = min((timing.seconds for _, _, timing in found), default=0.0)
+    # The order of candidates decides between equals, so that fewer programs are compiled and loaded.
+    ours = next((row for row in found if row[2].seconds <= least_s * MARGIN), None)
     theirs = None
     if nccl is not None:
         try:
@@ -173,14 +177,6 @@ def _verdict(
             theirs = None
     faster = ours is not None and theirs is not None and ours[2].seconds * MARGIN < theirs.seconds
     return _Verdict(size_bytes, ours, theirs, ours is not None and (forced or nccl is None or faster))
-
-
-def _fastest(timed: Sequence[_Timed], size_bytes: int) -> Ours | None:
-    """The first candidate that is as fast as the fastest, and its best protocol."""
-    found = [one.at(size_bytes) for one in timed]
-    least_s = min((timing.seconds for _, _, timing in found), default=0.0)
-    # The order of candidates decides between equals, so that fewer programs are compiled and loaded.
-    return next((row for row in found if row[2].seconds <= least_s * MARGIN), None)
 
 
 class _Timed:

@@ -131,11 +131,13 @@ class _Check:
 
     def _child(self, pairs: Sequence[Pair], ends: float) -> None:
         """One child's answers; the pair that it hangs or crashes on is bad."""
+        # Launchers show each rank its own GPU alone; the child needs all in sight.
+        hidden = ("CUDA_VISIBLE_DEVICES", "LD_PRELOAD")
         process = subprocess.Popen(
             [sys.executable, "-m", "blinkccl.nccl.peer_copies"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=_environment(),
+            env={key: value for key, value in os.environ.items() if key not in hidden},
             start_new_session=True,
         )
         trying: Pair | None = None
@@ -166,11 +168,6 @@ class _Check:
             raise UnsupportedError(f"P2P could not be checked: {verdict} before the first copy (exit code {code})")
         _log.warning("the peer check of GPUs %d and %d: %s (exit code %s)", *trying, verdict, code)
         self.found[trying] = verdict
-
-
-def _environment() -> dict[str, str]:
-    """Ours, with all GPUs in sight: launchers show each rank its own alone."""
-    return {key: value for key, value in os.environ.items() if key not in ("CUDA_VISIBLE_DEVICES", "LD_PRELOAD")}
 
 
 def _lines(process: subprocess.Popen[bytes], ends: float) -> Iterator[str]:

@@ -53,11 +53,6 @@ class GpuPeerInfo(msgspec.Struct, frozen=True):
     arch: str
     settings: dict[str, str] = {}
 
-    @property
-    def settings_text(self) -> str:
-        """For people: what is set."""
-        return ", ".join(f"{key}={value}" for key, value in sorted(self.settings.items()) if value) or "nothing"
-
 
 @dataclass(frozen=True)
 class GpuJob:
@@ -174,7 +169,7 @@ _AGREED: tuple[tuple[str, Callable[[GpuPeerInfo], Hashable], Callable[[GpuPeerIn
     (
         "settings",
         lambda c: tuple(sorted((key, value) for key, value in c.settings.items() if value)),
-        lambda c: c.settings_text,
+        lambda c: ", ".join(f"{key}={value}" for key, value in sorted(c.settings.items()) if value) or "nothing",
         "set BLINK_ALGO, BLINK_PROTOCOL, BLINK_TOPO and NCCL_TOPO_FILE alike on all ranks",
     ),
 )

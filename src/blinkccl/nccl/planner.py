@@ -193,15 +193,11 @@ def _one_line(error: Exception) -> str:
     return "".join(c if c.isprintable() else "?" for c in text)[:_MOST_REASON]
 
 
-def _end_with_parent() -> None:
-    """Nobody waits for the plan of a rank that was killed: this process ends with the thread that began it."""
-    with contextlib.suppress(OSError, AttributeError):  # not Linux: then it ends when it has planned
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
-
 def main() -> None:
     """Standard input to standard output, of which nothing else gets hold."""
-    _end_with_parent()
+    # Nobody waits for the plan of a rank that was killed: this process ends with the thread that began it.
+    with contextlib.suppress(OSError, AttributeError):  # not Linux: then it ends when it has planned
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     logging.basicConfig(format="blink planner: %(message)s", stream=sys.stderr)
     answers = os.dup(1)
     os.dup2(2, 1)  # what compilers and libraries print is for people

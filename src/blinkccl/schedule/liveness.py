@@ -31,7 +31,10 @@ def liveness_fault(program: Program, wiring: Wiring) -> str | None:
     Linear in roles and messages where no arc has negative tokens (all that our lowering makes), else Bellman and Ford's
     O(nodes · arcs).
     """
-    arcs = _program_order(program) + list(wiring.arcs)
+    bodies: list[list[int]] = [[] for _ in program.ranks]
+    for index, role in enumerate(program.roles):
+        bodies[role.rank].append(index)
+    arcs = _in_order(bodies) + list(wiring.arcs)
     if _cycle(len(program.roles), [(a.tail, a.head, a.tokens) for a in arcs]) is None:
         return None
     fine = _by_action(program, arcs)
@@ -74,16 +77,8 @@ def _without_chains(cycle: list[Arc]) -> list[Arc]:
     return told
 
 
-def _program_order(program: Program) -> list[Arc]:
-    """Arcs down each rank's body, and from its end to its start one tick later."""
-    body: list[list[int]] = [[] for _ in program.ranks]
-    for index, role in enumerate(program.roles):
-        body[role.rank].append(index)
-    return _in_order(body)
-
-
 def _in_order(bodies: Iterable[list[int]]) -> list[Arc]:
-    """Arcs for roles that one thread walks through, tick by tick."""
+    """Arcs for roles that one thread walks through: down each body, and from its end to its start one tick later."""
     arcs = []
     for roles in bodies:
         arcs += [Arc(a, b, 0, "order", -1) for a, b in itertools.pairwise(roles)]

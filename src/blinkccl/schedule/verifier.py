@@ -297,9 +297,10 @@ def _overwrite_faults(program: Program) -> Iterator[str]:
 
 def _load_faults(program: Program, topology: Topology) -> Iterator[str]:
     """Paths that do not exist, and links that carry more than they can at the program's rate."""
-    weights = _slice_weights(program)
-    scale = lcm(*(weight.denominator for weight in weights)) if weights else 1
-    scaled = [int(weight * scale) for weight in weights]
+    weight = {item.block: item.weight for item in program.collective.items()}
+    weights = [(part.stop - part.start) * weight[part.block] for part in program.slices]  # of S
+    scale = lcm(*(part.denominator for part in weights)) if weights else 1
+    scaled = [int(part * scale) for part in weights]
     sent = [0] * len(program.queues)
     for role in program.roles:
         for index in role.sends:
@@ -327,9 +328,3 @@ def _load_faults(program: Program, topology: Topology) -> Iterator[str]:
                 f"overload: link {src} → {dst} carries {Fraction(carried, scale) * program.rate} at rate "
                 f"{program.rate}, above its capacity {link.capacity}"
             )
-
-
-def _slice_weights(program: Program) -> list[Fraction]:
-    """Each slice's size as a fraction of S."""
-    weight = {item.block: item.weight for item in program.collective.items()}
-    return [(part.stop - part.start) * weight[part.block] for part in program.slices]

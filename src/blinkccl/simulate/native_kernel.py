@@ -72,7 +72,7 @@ def run(workload: Workload, sharing: str = "fifo", traced: bool = False) -> Outc
     given = _Workload(*counts, *(array.ctypes.data for array in held))
     actor_s = np.zeros(len(actors.chunks))
     outcome = _Outcome(actor_s=actor_s.ctypes.data)
-    trace = _empty_trace(workload.tasks) if traced else None
+    trace = Trace(*(np.zeros(workload.tasks, dtype_of(column)) for column in fields(Trace))) if traced else None
     written = _Trace(*(array.ctypes.data for array in _columns(trace))) if trace is not None else None
     code = library.blink_simulate(
         c.byref(given), SHARINGS.index(sharing), c.byref(outcome), None if written is None else c.byref(written)
@@ -89,8 +89,3 @@ def run(workload: Workload, sharing: str = "fifo", traced: bool = False) -> Outc
 def _columns(rows: Actors | Hops | Trace) -> list[Any]:
     """The arrays of a table, in one piece of memory each."""
     return [np.ascontiguousarray(getattr(rows, column.name), dtype_of(column)) for column in fields(rows)]
-
-
-def _empty_trace(tasks: int) -> Trace:
-    columns: list[Any] = [np.zeros(tasks, dtype_of(column)) for column in fields(Trace)]
-    return Trace(*columns)

@@ -221,12 +221,9 @@ def summarise(simulation: Simulation) -> Summary:
     """The summary of a simulation that kept its trace."""
     path = critical_path(simulation)
     parts = {name: sum(piece.end_s - piece.begin_s for piece in path if piece.what == name) for name in PARTS}
-    return Summary(tuple(link_use(simulation)), {k: v for k, v in parts.items() if v > 0.0}, _by_hop(path))
-
-
-def _by_hop(path: Sequence[Decider]) -> tuple[HopTime, ...]:
     seconds: dict[tuple[int, int], float] = {}
     for piece in path:
         ends = piece.src, piece.dst
         seconds[ends] = seconds.get(ends, 0.0) + piece.end_s - piece.begin_s
-    return tuple(HopTime(*ends, s) for ends, s in sorted(seconds.items(), key=lambda item: (-item[1], item[0])))
+    hops = [HopTime(*ends, s) for ends, s in sorted(seconds.items(), key=lambda item: (-item[1], item[0]))]
+    return Summary(tuple(link_use(simulation)), {k: v for k, v in parts.items() if v > 0.0}, tuple(hops))

@@ -52,8 +52,8 @@ def random_forest(random: Random, collective: Collective | None = None, one_shot
     topology, ranks = random_topology(random, collective.world_size)
     shares: list[Share] = []
     for item in collective.items():
-        cuts = _cuts(random)
-        for number, (start, stop) in enumerate(itertools.pairwise(cuts)):
+        inner = random.sample([Fraction(k, 7) for k in range(1, 7)] + [Fraction(1, 2)], random.randint(0, 2))
+        for number, (start, stop) in enumerate(itertools.pairwise([Fraction(0), *sorted(inner), Fraction(1)])):
             shares += _shares(random, topology, ranks, item, (stop - start) * item.weight, number, one_shot)
     if not any(tree.edges for share in shares for tree in share.trees()):
         return random_forest(random, collective, one_shot)
@@ -84,11 +84,6 @@ def single_rank_cut(collective: Collective, ranks: tuple[int, ...], topology: To
         if demand:
             cuts.append(Cut((vertex,), Fraction(capacity), demand))
     return min(cuts, key=lambda cut: (cut.bound, cut.side))
-
-
-def _cuts(random: Random) -> list[Fraction]:
-    inner = random.sample([Fraction(k, 7) for k in range(1, 7)] + [Fraction(1, 2)], random.randint(0, 2))
-    return [Fraction(0), *sorted(inner), Fraction(1)]
 
 
 def _shares(

@@ -221,7 +221,8 @@ def _affinity(trailing: Sequence[str]) -> str:
 def _check_cells(matrix: Cells) -> None:
     for i, row in enumerate(matrix.cells):
         for j, cell in enumerate(row):
-            if not _is_cell(cell, i == j, max(i, j) < matrix.gpu_count):
+            nvlink = max(i, j) < matrix.gpu_count and re.fullmatch(r"NV[1-9][0-9]?", cell)
+            if not (cell == "X" if i == j else cell in pcie_tree.DISTANCE or nvlink):
                 wanted = "X" if i == j else f"{', '.join(pcie_tree.DISTANCE)} or (between GPUs) NV#"
                 raise matrix.wrong(i, f"cell {matrix.names[i]} × {matrix.names[j]} is {cell!r}, expected {wanted}")
     for i, row in enumerate(matrix.cells):
@@ -234,19 +235,15 @@ def _check_cells(matrix: Cells) -> None:
                 )
 
 
-def _is_cell(cell: str, diagonal: bool, gpus: bool) -> bool:
-    if diagonal:
-        return cell == "X"
-    return cell in pcie_tree.DISTANCE or (gpus and re.fullmatch(r"NV[1-9][0-9]?", cell) is not None)
-
-
 def _add_nvlinks(box: Assembly, matrix: Cells) -> None:
     gpus = range(matrix.gpu_count)
     lanes = [[matrix.lanes(a, b) for b in gpus] for a in gpus]
     if not any(map(any, lanes)):
         return
     lane = _lane_gb_per_s(box, matrix, max(sum(row) for row in lanes))
-    for group in _nvlink_groups(lanes):
+    for group in pcie_tree.classes([[int(x > 0) for x in row] for row in lanes], 1):
+        if len(group) == 1:
+            continue
         first = lanes[group[0]][group[1]]
         needed = max(sum(lanes[a]) for a in group)
         if needed <= MAX_LANES_PER_GPU:
@@ -273,12 +270,6 @@ def _lane_gb_per_s(box: Assembly, matrix: Cells, most_lanes: int) -> int:
     which = "NVLink 1, as the driver is that old" if old else "NVLink 2 to 4"
     box.notes.append(f"an NVLink lane is taken as {lane} GB/s ({which}); nvidia-smi does not say")
     return lane
-
-
-def _nvlink_groups(lanes: list[list[int]]) -> list[list[int]]:
-    """GPUs joined by NVLinks, over other GPUs too."""
-    groups = pcie_tree.classes([[1 if x else 0 for x in row] for row in lanes], 1)
-    return [group for group in groups if len(group) > 1]
 
 
 def _add_pcie(box: Assembly, matrix: Cells) -> None:

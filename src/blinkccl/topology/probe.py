@@ -236,7 +236,8 @@ def _nvlinks(driver: _Driver, i: int, handle: Any) -> tuple[dict[str, int], int]
 
 def this_host(cpus: Sequence[int] | None = None, nodes: Sequence[int] | None = None) -> Topology:
     """CPUs, or NUMA nodes where there are many CPUs, as ranks on one shared-memory switch; by default this host's."""
-    cpus = _allowed_cpus() if cpus is None else cpus
+    if cpus is None:
+        cpus = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else range(os.cpu_count() or 1)
     nodes = _numa_nodes() if nodes is None else nodes
     box = Assembly("this host", "host")
     if len(cpus) > MAX_CPU_RANKS and len(nodes) > 1:
@@ -249,12 +250,6 @@ def this_host(cpus: Sequence[int] | None = None, nodes: Sequence[int] | None = N
     box.join_all(ranks, box.add("switch", "SHM"), SHM_GB_PER_S, "shm")
     box.notes.append(f"no NVIDIA GPUs here: CPUs over shared memory, {SHM_GB_PER_S} GB/s each by assumption")
     return box.finish()
-
-
-def _allowed_cpus() -> list[int]:
-    if sys.platform == "linux":
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
 
 
 def _numa_nodes(read: Callable[[], str] | None = None) -> list[int]:
