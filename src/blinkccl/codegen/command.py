@@ -61,10 +61,7 @@ def compiled(
 
 
 def run(arguments: Sequence[str], deadline_s: float, given: str | None = None) -> tuple[int, str]:
-    """Exit code and output of a command, whose children end with it.
-
-    UnsupportedError if it cannot be started, or takes longer than ``deadline_s``.
-    """
+    """Exit code and output of a command, whose children end with it; UnsupportedError if it cannot start or is late."""
     try:
         child = subprocess.Popen(
             arguments,

@@ -123,10 +123,7 @@ class Group:
         return tuple(ids)
 
     def layout(self, geometry: Geometry) -> Layout:
-        """Where the connections lie: rings and lines first, then counters, in the order of the ids.
-
-        What copy engines take comes behind all that.
-        """
+        """Where connections lie: rings, lines, then counters, in the order of ids; what copy engines take comes last."""
         ends = [0] * len(self.ranks)
 
         def take(rank: int, size: int) -> int:

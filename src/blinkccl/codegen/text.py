@@ -239,10 +239,7 @@ class Words:
         return self.share(carried[0]).replace(" ", "") if len(carried) == 1 else f"slice{index}"
 
     def ends(self, loop: ChannelLoop) -> tuple[dict[int, str], dict[int, str]]:
-        """Queue → name, of those that ``loop`` receives from and of those that it sends to.
-
-        ``from_gpu4``, ``to_gpu1``; a second connection with the same GPU is ``from_gpu4_b``.
-        """
+        """Queue → name, of receives and of sends: ``from_gpu4``, ``to_gpu1``; a second connection is ``from_gpu4_b``."""
         queues, ranks = self._program.queues, self._program.ranks
         received = _named((queue, f"from_gpu{ranks[queues[queue].src]}") for queue in loop.receives)
         return received, _named((queue, f"to_gpu{ranks[queues[queue].dst]}") for queue in loop.sends)
@@ -288,10 +285,7 @@ def _named(ends: Iterable[tuple[int, str]]) -> dict[int, str]:
 
 
 def header(program: Program, forest: Forest | None = None) -> str:
-    """Comment lines: collective, ranks, rate, trees, and the hashes of program, forest and topology.
-
-    The forest that the program was lowered from adds its algorithm, its bound and GB/s.
-    """
+    """Comment lines: collective, ranks, rate, trees, hashes; with a forest its algorithm, its bound and GB/s."""
     words = Words(program)
     lines = [_title(program, forest)]
     ranks = (f"{rank} = GPU {vertex}" for rank, vertex in enumerate(program.ranks))

@@ -92,10 +92,7 @@ def filled(
 
 @dataclass(frozen=True, slots=True)
 class RoleViews:
-    """A role's slice in its rank's own buffers; ``divisor`` > 1 where it ends an average.
-
-    ``scale`` is what its own contribution is multiplied by, or None.
-    """
+    """A role's slice in its rank's buffers; ``divisor`` > 1 ends an average, ``scale`` is for what it contributes."""
 
     source: Array | None
     target: Array | None

@@ -63,10 +63,7 @@ _FUNCTIONS: Functions = {
 
 @lru_cache(maxsize=1)
 def load() -> c.CDLL:
-    """The library that runs generated code on this CPU, opened once; its functions release the GIL.
-
-    An UnsupportedError if the package was installed without it, or it cannot be used.
-    """
+    """The library that runs generated code here, without the GIL; UnsupportedError: it is not there, or unfit."""
     return open_library(host_library(), _FUNCTIONS, "blink_device_abi")
 
 

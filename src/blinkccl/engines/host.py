@@ -96,10 +96,7 @@ class Endpoint:
 
     @property
     def handle(self) -> int:
-        """The native communicator; a CommunicationError if it is closed.
-
-        Or if this is a signal handler that runs in the middle of a call on it.
-        """
+        """The native communicator; CommunicationError if it is closed, or in a signal handler amid a call on it."""
         if self._comm is None:
             raise CommunicationError(f"rank {self.rank}'s communicator is closed")
         if self._handling.value == threading.get_ident():
@@ -289,10 +286,7 @@ class NativeOp:
         return self._op
 
     def run(self, send: int | None, receive: int | None, timeout_us: int, scale: float | None = None) -> None:
-        """Runs it on raw addresses; the GIL is released.
-
-        After a CommunicationError, as :func:`to_exception` makes them, the communicator is of no use.
-        """
+        """Runs it on raw addresses, without the GIL; after a CommunicationError the communicator is of no use."""
         code = self._library.blink_op_run(
             self.handle, send, receive, scale is not None, 1.0 if scale is None else scale, timeout_us
         )

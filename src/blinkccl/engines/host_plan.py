@@ -106,10 +106,7 @@ class RankTables:
 
 
 class HostPlan:
-    """A Program laid out for the host engine, for any size.
-
-    An UnsupportedError if it needs more control lines than a segment has.
-    """
+    """A Program laid out for the host engine, for any size; UnsupportedError if a segment has too few control lines."""
 
     def __init__(self, program: Program, area: Area | None = None) -> None:
         check_roles(program)
@@ -339,10 +336,7 @@ class HostPlan:
     # ---- for one size
 
     def bind(self, count: int, itemsize: int, chunk_bytes: int) -> Bound:
-        """The Program for ``count`` elements per block, in chunks that fit into the segment.
-
-        An UnsupportedError if its messages do not fit, however small the chunks.
-        """
+        """The Program for ``count`` elements per block; UnsupportedError if no chunk is so small that messages fit."""
         if self.inline:
             if not all(ring.exclusive for ring in self.rings):
                 raise UnsupportedError(

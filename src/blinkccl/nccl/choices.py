@@ -233,10 +233,7 @@ class _Timed:
 def _merged(
     key: tuple[str, int], verdicts: Sequence[_Verdict], nccl: NcclPredictor | None, forced: str
 ) -> Iterator[ChoiceRow]:
-    """Runs of equal classes, as rows.
-
-    A row whose chunk is searched stays one class: a search compares the throughput of calls, which must be alike.
-    """
+    """Runs of equal classes, as rows; where the chunk is searched a class stays alone, as it compares like calls."""
     rows: list[tuple[list[_Verdict], ChoiceRow]] = []
     for verdict in verdicts:
         row = _row(key, verdict)

@@ -96,10 +96,7 @@ class GpuJob:
 
 
 def read_peer_info(data: bytes) -> GpuJob:
-    """The job whose peers ``data`` holds, as a JSON array.
-
-    LaunchError: it is no such array, or its ranks are not 0 … n−1. UnsupportedError: the ranks do not fit together.
-    """
+    """The job in ``data``. LaunchError: no JSON array of ranks 0 … n−1; UnsupportedError: they do not fit together."""
     if len(data) > MAX_PEER_INFO_BYTES:
         raise LaunchError(f"the ranks' peer info has {len(data)} bytes, expected at most {MAX_PEER_INFO_BYTES}")
     try:

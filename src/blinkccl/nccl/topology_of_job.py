@@ -176,10 +176,7 @@ def without(where: Place, bad: Mapping[tuple[int, int], str]) -> Place:
 
 
 def canonical(bus_id: str) -> str:
-    """``0000:1a:00.0``: lower case, a domain of four digits at least, a function.
-
-    CUDA, NVML and NCCL write the same id with a domain of four or eight digits, and in either case.
-    """
+    """``0000:1a:00.0``; CUDA, NVML and NCCL write an id with a domain of four or eight digits, in either case."""
     domain, _, rest = bus_id.lower().partition(":")
     short = domain.lstrip("0").rjust(4, "0")
     return f"{short}:{rest}" if "." in rest else f"{short}:{rest}.0"
@@ -229,10 +226,7 @@ def _text(raw: bytes | str) -> str:
 
 
 def bus_ids_of_xml(text: str, topology: Topology) -> dict[str, int]:
-    """Vertex by bus id, for the GPUs of the NCCL XML ``text`` that ``topology`` was read from.
-
-    GPUs are named by their ``dev`` there; what several servers of one file have in common is left out.
-    """
+    """Vertex by bus id, of GPUs by their ``dev`` in ``text``; what several servers have in common is left out."""
     named: dict[str, list[int]] = {}
     for rank in topology.ranks:
         named.setdefault(topology.vertex[rank].name, []).append(rank)

@@ -12,10 +12,7 @@ INFINITE = 1 << 256
 
 
 class FlowGraph:
-    """A residual graph that can be flowed, read, and reset.
-
-    Cost of :meth:`max_flow`: O(n² m) in theory, a few passes over the arcs on the graphs met here.
-    """
+    """A residual graph to flow, read, and reset; a flow is O(n² m) in theory, here a few passes over the arcs."""
 
     __slots__ = ("_adjacent", "_capacity", "_head", "_level", "_original")
 

@@ -22,10 +22,7 @@ LARGEST_DENOMINATOR = 5000
 
 @dataclass(frozen=True, slots=True)
 class Multiflow:
-    """``rate`` per ordered pair, prices that prove it, and for each pair its paths with whole units.
-
-    ``units`` of a pair sum to ``rate × scale``.
-    """
+    """``rate`` per ordered pair, prices that prove it, and each pair's paths: their units sum to ``rate × scale``."""
 
     rate: Fraction
     scale: int

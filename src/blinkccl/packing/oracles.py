@@ -101,10 +101,7 @@ def out_tree_oracle(network: Network, roots: Sequence[int]) -> Oracle:
 
 
 def in_and_out_oracle(network: Network) -> Oracle:
-    """One group; a column is a root, an in-tree to it and an out-tree from it (AllReduce), one for every root.
-
-    The payload is (root, hops of the in-tree, hops of the out-tree).
-    """
+    """One group; for each root a column of AllReduce, whose payload is (root, hops of the in-tree, of the out-tree)."""
     backward = network.reversed()
 
     def oracle(prices: Prices) -> list[Column]:

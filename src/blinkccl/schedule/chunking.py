@@ -25,10 +25,7 @@ DEFAULT_CHUNK_BYTES = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """A slice in elements: ``offset`` and ``length`` inside its block, and the number of ``chunks``.
-
-    Every chunk has ``chunk_elements``, but for the last, which has what is left.
-    """
+    """A slice in elements, inside its block; every chunk has ``chunk_elements``, but the last what is left."""
 
     offset: int
     length: int
@@ -153,10 +150,7 @@ def _even(length: int, chunks: int, group: int, most: int) -> int:
 
 
 def boundary(share: Fraction, count: int, group: int) -> int:
-    """The element at which the fraction ``share`` of ``count`` elements ends, on a whole ``group``.
-
-    0 → 0 and 1 → ``count`` exactly; between them ``share``·count rounded down to a multiple of ``group``.
-    """
+    """``share``·count, rounded down to a multiple of ``group`` where ``share`` is neither 0 nor 1."""
     if share >= 1:
         return count
     if share <= 0:

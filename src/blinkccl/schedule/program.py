@@ -47,10 +47,7 @@ from blinkccl.collectives.spec import Block, Collective
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """The part from ``start`` to ``stop`` (fractions of the block) of the block ``block``.
-
-    ``block`` names an item of the collective by positions.
-    """
+    """The part from ``start`` to ``stop`` (fractions) of ``block``, which is an item of the collective by positions."""
 
     block: Block
     start: Fraction

@@ -49,10 +49,7 @@ def load() -> c.CDLL:
 
 
 def available() -> bool:
-    """Whether the native kernel runs here: whether its library is installed, or named.
-
-    One that is there and cannot be used is an error: who named or built it is not to get the slow kernel unasked.
-    """
+    """Whether the native kernel's library is installed or named; one that is there and cannot be used is an error."""
     if find_library(LIBRARY, OVERRIDE) is None:
         return False
     load()

@@ -30,10 +30,7 @@ LEAST_CHUNK_BYTES, MOST_CHUNK_BYTES = 16 * 1024, 64 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Simulation:
-    """A program timed for one size.
-
-    ``size_bytes`` is S, what nccl-tests prints; ``aggregated`` how many of the wanted chunks were timed as one.
-    """
+    """A program timed for S = ``size_bytes``; ``aggregated`` of the wanted chunks were timed as one."""
 
     translation: Translation
     outcome: Outcome
@@ -104,11 +101,7 @@ def simulate(
 
 
 def _coarser(fine: Bound, size_bytes: int, even_chunks: bool, budget: int) -> tuple[int, Bound]:
-    """How many chunks to time as one so that a run keeps to its budget, and the program bound that way.
-
-    Chunks are those of the bounds, not those that were wished: binding rounds a wish to elements and groups of them,
-    and no chunk is larger than its slice.
-    """
+    """How many chunks, as bound, to time as one so that a run keeps to its budget, and the program bound that way."""
     chunk_bytes, tasks, times, bound = fine.chunk_elements * fine.itemsize, count_tasks(fine), 1, fine
     while tasks > budget:
         times = max(times + 1, -(-times * tasks // budget))

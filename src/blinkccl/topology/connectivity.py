@@ -29,10 +29,7 @@ def reachable(start: int, neighbours: Neighbours) -> set[int]:
 
 
 def parts(ranks: Sequence[int], arcs: Iterable[tuple[int, int]]) -> list[tuple[int, ...]]:
-    """Ranks grouped by mutual reachability, each part in the order of ``ranks``.
-
-    One part means that every rank reaches every other. O(parts × links).
-    """
+    """Ranks grouped by mutual reachability, each part in the order of ``ranks``. O(parts × links)."""
     ahead: dict[int, list[int]] = {}
     back: dict[int, list[int]] = {}
     for src, dst in arcs:

@@ -36,13 +36,7 @@ FORMATS = (
 
 
 def read_topology(path: Path, source: str = "") -> Topology:
-    """The topology in the file ``path``, which messages call ``source``.
-
-    Raises
-    ------
-    TopologyError
-        If the file cannot be read, is too large or no text, or as :func:`parse_topology`.
-    """
+    """The topology in a file, ``source`` in messages; TopologyError also if it is unreadable, too large or no text."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)

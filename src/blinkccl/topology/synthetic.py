@@ -35,13 +35,7 @@ class Family:
 
 
 def synthetic(spec: str) -> Topology:
-    """The topology that ``spec``, one of the forms in :data:`FAMILIES`, describes: the same on every machine.
-
-    Raises
-    ------
-    TopologyError
-        If the family is unknown, a size is missing, not a number or too large.
-    """
+    """The topology, on any machine, of a ``spec`` as in :data:`FAMILIES`; TopologyError if it is none or too large."""
     name, _, rest = spec.strip().partition(":")
     family = FAMILIES.get(name)
     if family is None:

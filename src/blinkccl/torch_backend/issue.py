@@ -90,10 +90,7 @@ class Issuer(Coalescing):
         self._executor = SerialExecutor("blink-torch")
 
     def run_now(self, call: CollectiveCall, address: int, timeout_s: float) -> bool:
-        """Runs an AllReduce in place in this thread; False if that is not possible now.
-
-        The short way for small calls: no objects are made.
-        """
+        """Runs an AllReduce in place in this thread, and makes no objects; False if that is not possible now."""
         executor = self._executor
         if self._coalesced is not None or profiler._is_profiler_enabled or not executor.idle:
             return False

@@ -39,10 +39,7 @@ class Scratch:
 
 
 class Memory:
-    """The memory of one call: pointers to flat memory before it, :meth:`finish` after it.
-
-    Holds what must stay alive while the call runs.
-    """
+    """What one call holds while it runs: pointers to flat memory before it, :meth:`finish` after it."""
 
     __slots__ = ("_copies", "_held", "_scratch", "_taken")
 
