@@ -123,7 +123,7 @@ class Group:
         return tuple(ids)
 
     def layout(self, geometry: Geometry) -> Layout:
-        """Where connections lie: rings, lines, then counters, in the order of ids; what copy engines take comes last."""
+        """Where connections lie: rings, lines, counters, in the order of ids; what copy engines take comes behind."""
         ends = [0] * len(self.ranks)
 
         def take(rank: int, size: int) -> int:

@@ -239,7 +239,7 @@ class Words:
         return self.share(carried[0]).replace(" ", "") if len(carried) == 1 else f"slice{index}"
 
     def ends(self, loop: ChannelLoop) -> tuple[dict[int, str], dict[int, str]]:
-        """Queue → name, of receives and of sends: ``from_gpu4``, ``to_gpu1``; a second connection is ``from_gpu4_b``."""
+        """Queue → name, of receives and of sends: ``from_gpu4``, ``to_gpu1``; a second one is ``from_gpu4_b``."""
         queues, ranks = self._program.queues, self._program.ranks
         received = _named((queue, f"from_gpu{ranks[queues[queue].src]}") for queue in loop.receives)
         return received, _named((queue, f"to_gpu{ranks[queues[queue].dst]}") for queue in loop.sends)

@@ -104,11 +104,7 @@ class RoleViews:
 def role_views(
     bound: Bound, buffers: RankBuffers, role: Role, chosen: Operation, factors: tuple[Scale, ...] | None
 ) -> RoleViews:
-    """The memory that ``role``, of a program that :func:`check_roles` has seen, reads and writes.
-
-    ``factors`` are every rank's scalar, as :func:`blinkccl.collectives.ops.scalars` gives them; without effect on
-    collectives that do not reduce.
-    """
+    """The memory that ``role``, checked by :func:`check_roles`, reads and writes; ``factors``: all ranks' scalars."""
     extent = bound.extents[role.slice]
     views: list[Array | None] = []
     for used, at, memory in (

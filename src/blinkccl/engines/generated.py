@@ -140,10 +140,7 @@ def prepare(programs: Iterable[Program]) -> None:
 
 
 class Session:
-    """Programs that take turns on the same connections, whose counters go on from run to run as they do on GPUs.
-
-    They are of the same ranks: see :class:`blinkccl.codegen.layout.Group`.
-    """
+    """Programs of the same ranks, in turns on the same connections, whose counters go on as they do on GPUs."""
 
     def __init__(self, programs: Sequence[Program], geometry: Geometry) -> None:
         self._group, self._geometry = Group(programs), geometry
@@ -177,10 +174,7 @@ class Session:
         deadline_s: float = 60.0,
         protocol: str = "simple",
     ) -> list[Array | None]:
-        """As the module's :func:`run`, for one of the programs. After a DeadlineError the session is of no use.
-
-        A UsageError also if a message of ``chunk_bytes`` does not fit the connections.
-        """
+        """As :func:`run`, for one of the programs; UsageError if messages do not fit. A DeadlineError ends its use."""
         if protocol not in WIRES:
             raise UnsupportedError(f"protocol {protocol!r} is not one of {', '.join(WIRES)}")
         chunk = _chunk(chunk_bytes)

@@ -31,11 +31,7 @@ class Multiflow:
 
 
 def all_to_all(network: Network) -> Multiflow:
-    """The maximum concurrent flow of equal demands between all ordered pairs of terminals.
-
-    PackingError if some terminal cannot reach another; InternalError if no rounding of the solver's answer passes the
-    exact check.
-    """
+    """The maximum concurrent flow of equal demands between all terminals; PackingError if they are not connected."""
     rate, flows, raw_prices = _solved(network)
     if rate < 1e-9:
         raise PackingError("some terminal cannot reach another")
@@ -149,10 +145,7 @@ UnitPath = tuple[tuple[int, ...], int]
 
 
 def decompose(flow: Mapping[Arc, int], supply: Mapping[int, int], sink: int) -> dict[int, list[UnitPath]]:
-    """Paths that carry ``supply[v]`` units from each ``v`` to ``sink`` and use no arc more than ``flow`` does.
-
-    Each path is a shortest one in what is left, so no path has a cycle and cycles in ``flow`` are ignored.
-    """
+    """Paths of ``supply[v]`` units from each ``v`` to ``sink`` within ``flow``; shortest ones, so without cycles."""
     left = {arc: units for arc, units in flow.items() if units > 0}
     successors: dict[int, list[int]] = {}
     for u, v in sorted(left):

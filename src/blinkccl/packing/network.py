@@ -28,10 +28,7 @@ def followed(parent: Mapping[int, int], start: int, end: int) -> list[int]:
 
 
 def breadth_first(root: int, hops: Sequence[Way]) -> tuple[Way, ...]:
-    """Hops of an out-tree, each a way from its first vertex to its last, level by level with children ascending.
-
-    Where hops make a cycle more of them come out than went in.
-    """
+    """Hops of an out-tree level by level, children ascending; of a cycle more come out than went in."""
     below: dict[int, list[Way]] = {}
     for hop in hops:
         below.setdefault(hop[0], []).append(hop)

@@ -49,10 +49,7 @@ def placements(collective: Collective) -> dict[Block, Placement]:
 
 @dataclass(frozen=True)
 class Bound:
-    """A Program for one size: ``count`` elements per block, ``itemsize`` bytes each.
-
-    ``extents[i]`` belongs to ``program.slices[i]``; ``chunk_elements`` is the most that any of its chunks has.
-    """
+    """A Program for ``count`` elements per block: each slice's extent, and ``chunk_elements``, the most in a chunk."""
 
     program: Program
     count: int

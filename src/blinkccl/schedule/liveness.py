@@ -26,11 +26,7 @@ from blinkccl.schedule.wiring import Arc, Wiring, connect, name_role
 
 
 def liveness_fault(program: Program, wiring: Wiring) -> str | None:
-    """The cycle that deadlocks, in words, or None if the program is live for every size.
-
-    Linear in roles and messages where no arc has negative tokens (all that our lowering makes), else Bellman and Ford's
-    O(nodes · arcs).
-    """
+    """The cycle that deadlocks, in words, or None. Linear; O(nodes · arcs) where arcs have negative tokens."""
     bodies: list[list[int]] = [[] for _ in program.ranks]
     for index, role in enumerate(program.roles):
         bodies[role.rank].append(index)

@@ -170,10 +170,7 @@ def to_json(program: Program) -> str:
 
 
 def from_json(text: str | bytes) -> Program:
-    """The program that :func:`to_json` wrote. It may still be invalid: that is the verifier's business.
-
-    A ScheduleError gives the path of the value that is not of this form.
-    """
+    """The program that :func:`to_json` wrote, valid or not; a ScheduleError gives the path of what does not fit."""
     try:
         form = msgspec.json.decode(text, type=_ProgramForm)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
@@ -188,6 +185,8 @@ def from_json(text: str | bytes) -> Program:
         collective = Collective(spec.name, len(form.ranks), spec.root, spec.src, spec.dst)
     except UsageError as error:
         raise ScheduleError(f"not a program: {error} - at `$.collective`") from None
+    # Version 1 called the field turn.
+    roles = (r if r.turn is msgspec.UNSET else msgspec.structs.replace(r, own_operand_index=r.turn) for r in form.roles)
     return Program(
         collective,
         form.ranks,
@@ -198,15 +197,10 @@ def from_json(text: str | bytes) -> Program:
         ),
         tuple(Queue(q.src, q.dst, q.path) for q in form.queues),
         tuple(Channel(c.shares, c.slots, c.protocol) for c in form.channels),
-        tuple(Role(*_ROLE(_current(r))) for r in form.roles),
+        tuple(Role(*_ROLE(role)) for role in roles),
         form.forest_hash,
         form.topology_hash,
     )
-
-
-def _current(role: _RoleForm) -> _RoleForm:
-    """A role of either schema_version with its fields as they are called today."""
-    return role if role.turn is msgspec.UNSET else msgspec.structs.replace(role, own_operand_index=role.turn)
 
 
 def _fraction(text: str, where: str) -> Fraction:

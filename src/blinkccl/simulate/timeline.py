@@ -82,7 +82,11 @@ def critical_path(simulation: Simulation) -> list[Decider]:
     task = int(there_s.argmax())
     until = float(there_s[task])
     if simulation.seconds > until:
-        return [_last_to_start(simulation)]
+        # A rank came so late that all was there: it decides everything.
+        program = translation.bound.program
+        role = program.roles[int(simulation.outcome.actor_s.argmax())]
+        vertex = program.ranks[role.rank]
+        return [Decider(0.0, simulation.seconds, "start", vertex, vertex, role.share, 0)]
     found: list[Decider] = []
     while True:
         pieces, until, task = _pieces(translation, trace, task, until)
@@ -116,14 +120,6 @@ def _pieces(translation: Translation, trace: Trace, task: int, until: float) -> 
     if cause < 0 and begin > 0.0:
         found.append(Decider(0.0, begin, "start", *of))
     return found, begin, cause
-
-
-def _last_to_start(simulation: Simulation) -> Decider:
-    """A rank that came so late that all was there decides everything."""
-    done_s = simulation.outcome.actor_s
-    role = simulation.translation.bound.program.roles[int(done_s.argmax())]
-    vertex = simulation.translation.bound.program.ranks[role.rank]
-    return Decider(0.0, simulation.seconds, "start", vertex, vertex, role.share, 0)
 
 
 def chrome_trace(simulation: Simulation) -> dict[str, Any]:

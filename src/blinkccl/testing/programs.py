@@ -26,11 +26,7 @@ from blinkccl.topology.model import Topology
 
 
 def random_program(random: Random, collective: Collective | None = None) -> tuple[Program, Topology]:
-    """A valid program and a topology whose links it loads at most to the full.
-
-    The trees are :func:`~blinkccl.testing.forests.random_forest`'s; everything after them is drawn here,
-    without :mod:`blinkccl.schedule.lower`.
-    """
+    """A valid program, made without :mod:`blinkccl.schedule.lower`, and a topology whose links can carry it."""
     forest = random_forest(random, collective)
     draft = _Draft(random, forest.collective, forest.ranks)
     for share in forest.shares:

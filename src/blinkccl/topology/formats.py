@@ -48,12 +48,8 @@ def read_topology(path: Path, source: str = "") -> Topology:
 def parse_topology(data: bytes, source: str, name: str = "") -> Topology:
     """The topology in ``data`` (a whole file, UTF-8, at most 8 MiB), in whichever of :data:`FORMATS` it is.
 
-    ``source`` is what messages call it; ``name`` the topology's name where its format has no place for one.
-
-    Raises
-    ------
-    TopologyError
-        If no format recognises it, or the format that does refuses it (with the line).
+    ``source`` is what messages call it; ``name`` the topology's name where its format has no place for one. A
+    TopologyError if no format recognises it, or the format that does refuses it (with the line).
     """
     if len(data) > MAX_FILE_BYTES:
         raise TopologyError(f"{source}: larger than {MAX_FILE_BYTES >> 20} MiB; no topology file is")

@@ -21,11 +21,7 @@ MAX_GB_PER_S = 1_000_000
 
 
 def label_fault(text: str, most: int = MAX_LABEL) -> str | None:
-    """Why ``text``, read from a file, is not to reach a terminal; None where it may.
-
-    Control characters, which terminals obey, are refused, and with them invisible ones such as those that
-    turn the direction of writing.
-    """
+    """Why ``text``, from a file, is not to reach a terminal (control or invisible characters); None where it may."""
     if len(text) > most:
         return f"has {len(text)} characters, expected at most {most}"
     odd = next((c for c in text if not c.isprintable()), None)

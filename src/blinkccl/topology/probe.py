@@ -41,14 +41,8 @@ def probe(nvml: Any = None) -> Topology:
     """This machine; ``nvml`` is a module with the functions of ``pynvml``, by default that of nvidia-ml-py.
 
     GPUs with NVLinks and PCIe, provenance ``nvml``; without a driver or GPUs the CPUs or NUMA nodes on a
-    shared-memory switch, provenance ``host``. Its notes say what was assumed.
-
-    Raises
-    ------
-    TopologyError
-        If NVML is there and fails, by :mod:`~.nvml_errors`.
-    UnsupportedError
-        If it does not support a query that we need.
+    shared-memory switch, provenance ``host``. Its notes say what was assumed. A TopologyError if NVML is there and
+    fails, by :mod:`~.nvml_errors`; an UnsupportedError if it does not support a query that we need.
     """
     driver = import_module("pynvml") if nvml is None else nvml
     try:

@@ -19,28 +19,19 @@ PCIE_KINDS = ("pcie", "smp")
 def network_for(topology: Topology, ranks: Sequence[int], links: str = "fast", *, relays: bool = False) -> Topology:
     """The links to plan on; results are cached, as planners ask again and again.
 
-    Keeps the ``ranks``, and of the switches, NICs and hosts those that lie on a way between two of them.
+    Keeps the ``ranks`` (vertex ids), and of the switches, NICs and hosts those that lie on a way between two of them.
     The unit is the largest rate of which every link *of the kinds kept* in the whole topology is a multiple,
     so it does not change with the allocation: on the NVLinks of a DGX-1V it is one lane, 25 GB/s.
 
-    Parameters
-    ----------
-    ranks
-        Vertex ids in the order of the ranks.
-    links
-        ``"fast"``: in a server, NVLink, xGMI, C2C or shared memory where these join two of its ranks, else
-        PCIe and the bus between sockets. That bus is kept beside fast links that end in the processors
-        (AC922), as it continues them. ``"pcie"``: PCIe and that bus alone. ``"all"``: everything.
-        Network links are kept with each, when the ranks span several servers.
-    relays
-        Whether GPUs outside ``ranks`` may pass data on. They keep their kind; a planner takes every vertex
-        outside ``ranks`` for unicast transit.
+    - ``"fast"``: in a server, NVLink, xGMI, C2C or shared memory where these join two of its ranks, else
+      PCIe and the bus between sockets. That bus is kept beside fast links that end in the processors
+      (AC922), as it continues them. ``"pcie"``: PCIe and that bus alone. ``"all"``: everything.
+      Network links are kept with each, when the ranks span several servers.
+    - ``relays``: whether GPUs outside ``ranks`` may pass data on. They keep their kind; a planner takes every
+      vertex outside ``ranks`` for unicast transit.
 
-    Raises
-    ------
-    TopologyError
-        If a rank is unknown, no GPU, or given twice; if ``links`` is none of the three; or if some rank
-        cannot reach another on the links kept (the message names the parts, and what would join them).
+    A TopologyError if a rank is unknown, no GPU, or given twice, ``links`` is none of the three, or some rank cannot
+    reach another on the links kept (the message names the parts, and what would join them).
     """
     return _network(topology, tuple(ranks), links, relays)
 

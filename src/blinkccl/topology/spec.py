@@ -21,12 +21,8 @@ def parse_spec(text: str) -> Topology:
     """The topology that ``text`` names, as in ``parse_spec("2x dgx-1v @ 40Gbps")``.
 
     ``text`` is a catalog name (``dgx-1v``), a file in any format we read, a synthetic spec (``torus:4x4``), or
-    several servers of one of these (``2x dgx-1v @ 40Gbps``; the rate is that of each NIC).
-
-    Raises
-    ------
-    TopologyError
-        If it names nothing, or the file cannot be read.
+    several servers of one of these (``2x dgx-1v @ 40Gbps``; the rate is that of each NIC). A TopologyError if it names
+    nothing, or the file cannot be read.
     """
     text = text.strip()
     single = _single(text)
@@ -102,12 +98,8 @@ def parse_gpus(text: str | None, topology: Topology, option: str = "--gpus") -> 
     """The ranks of a job, in the order given: rank ``i`` is vertex ``result[i]``. ``option`` is what messages call it.
 
     ``"1,4,5,6"`` with ids of the topology, ranges as ``"0-3"``; or one list per server, joined by ``+`` and with each
-    server's own numbers 0 … G−1: ``"0,1,2+0,3,4,5,6"``. None means all GPUs.
-
-    Raises
-    ------
-    TopologyError
-        If the text is empty or no such list, a GPU is unknown or given twice, or the lists are not one per server.
+    server's own numbers 0 … G−1: ``"0,1,2+0,3,4,5,6"``. None means all GPUs. A TopologyError if the text is empty or no
+    such list, a GPU is unknown or given twice, or the lists are not one per server.
     """
     if text is None:
         return topology.ranks
