@@ -140,12 +140,9 @@ def _copy_vertices(box: Assembly, machine: Topology, servers: int) -> list[dict[
     for group in (machine.ranks, transit):
         for server, number in enumerate(ids):
             for old in group:
-                number[old] = box.add(machine.vertex[old].kind, _name(machine.vertex[old], server), server)
+                vertex = machine.vertex[old]
+                number[old] = box.add(vertex.kind, f"{server}/{vertex.label}", server)
     return ids
-
-
-def _name(vertex: Vertex, server: int) -> str:
-    return f"{server}/{vertex.label}"
 
 
 def _copy_links(box: Assembly, machine: Topology, number: dict[int, int], nic_gb_per_s: Fraction | None) -> None:
