@@ -49,7 +49,7 @@ def load() -> c.CDLL:
 
 
 def available() -> bool:
-    """Whether the native kernel's library is installed or named; an unfit one is an error, never the slow kernel unasked."""
+    """Whether the native kernel's library is installed or named; an unfit one is an error, never the slow kernel."""
     if find_library(LIBRARY, OVERRIDE) is None:
         return False
     load()
