@@ -4,9 +4,8 @@
 2. The n local roots of a partition, one per server, reduce and broadcast it over n one-hop trees.
 3. Each local root broadcasts the result inside its server.
 
-In tree form a partition is n shares of equal weight, one rooted at each of its local roots: up the local trees and
-one hop to the root, then the same way down. Servers need not be equal: each cuts the data as its own trees want it,
-and the cuts are laid over each other.
+In tree form a partition is n shares of equal weight, one rooted at each of its local roots: up the local trees and one
+hop to the root, then the same way down. Each server cuts the data as its own trees want it.
 """
 
 from __future__ import annotations

@@ -71,8 +71,7 @@ class Packing:
     def most(self, least: int, most: int = MOST_CHANNELS) -> tuple[Way, ...]:
         """As many channels as fit, at most ``most``; none where fewer than ``least`` ≥ 1 do.
 
-        Cost: up to (n−1)! orders for a ring of n ≤ 8 GPUs and n! for a chain, but a branch ends as soon as a link on it
-        is full: on the NVLinks of a DGX-1 10 ms.
+        Cost: up to (n−1)! orders for a ring of n ≤ 8 GPUs and n! for a chain; on the NVLinks of a DGX-1 10 ms.
         """
         most = min(most, self._bound())
         if most < least:

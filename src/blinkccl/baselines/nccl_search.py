@@ -290,10 +290,7 @@ def _net_kind(found: Sequence[_Found]) -> str:
 
 
 def _ring(found: Sequence[_Found], channel: int, count: int) -> list[Way]:
-    """Through the servers in turn.
-
-    Every other server takes crossing rings the other way round, so that a card only speaks to its like.
-    """
+    """Through the servers in turn; every other one takes crossing rings backwards: a card speaks to its like."""
     ways = []
     for server, one in enumerate(found):
         crossed = one.stage.crossing and count % 2 == 0 and server % 2

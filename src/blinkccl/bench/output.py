@@ -45,8 +45,7 @@ OP_OF = {shown: name for name, shown in OP_NAMES.items()}
 class About:
     """A run's circumstances; ``devices`` are by rank a process id, a vertex or a place on this host, and a name.
 
-    ``notes`` are lines of the header that say what the times are of; ``more`` and ``more_config`` what the JSON adds to
-    nccl-tests' fields and to its ``config``.
+    ``notes`` say in the header what the times are of; ``more`` and ``more_config`` are added to nccl-tests' JSON.
     """
 
     collective: Collective

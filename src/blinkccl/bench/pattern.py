@@ -29,10 +29,9 @@ PERIOD = 4093
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What all ranks of a candidate are asked to run and time: ``count`` elements per block.
+    """What all ranks of a candidate are asked to run and time: ``count`` elements per block, within ``deadline_s``.
 
-    ``in_place``, ``shared``, ``check`` and ``keep`` are flags of :mod:`blinkccl.bench.protocol`; the command may take
-    ``deadline_s`` whole seconds.
+    ``in_place``, ``shared``, ``check`` and ``keep`` are flags of :mod:`blinkccl.bench.protocol`.
     """
 
     collective: Collective

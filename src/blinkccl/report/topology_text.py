@@ -29,10 +29,7 @@ _TRANSIT = {"switch": "switch", "nic": "NIC", "host": "host bridge"}
 
 
 def topology_text(topology: Topology, paint: Paint = plain) -> str:
-    """The matrix of ranks, what the letters mean, the links by kind with their origin, and the notes.
-
-    Cost: O(ranks × links).
-    """
+    """The matrix of ranks, its letters' meaning, links by kind with their origin, and the notes. O(ranks × links)."""
     lines = [
         paint(_title(topology), "bold"),
         "",

@@ -176,14 +176,12 @@ def join(
     """Meets the other ranks: once all ``size`` have come, each knows all of them as ``peers``.
 
     ``store`` may hold what earlier groups left; ``prefix`` tells groups apart that are made at the same time.
-    ``payload`` travels with this rank's :class:`PeerInfo`; ``look``, called some times a second, raises where a rank
-    cannot come.
+    ``payload`` travels with this rank's :class:`PeerInfo`; ``look``, called often, raises where a rank cannot come.
 
     RendezvousTimeout, with who is missing, if not all have come at ``deadline`` (``time.monotonic()``);
     PlanMismatchError, on all ranks, if two processes claim one rank or ranks disagree on size or version; PeerLostError
     if a rank's process ended before all had come and was not started again at once; CommunicationError if a rank cannot
-    take part or the store is lost; UnsupportedError without the native library. Cost: a value of the store per rank,
-    and one that all read.
+    take part or the store is lost; UnsupportedError without the native library. Cost: a value of the store per rank.
     """
     mine = own_peer_info(rank, size, payload)
     joining = _Joining(store, prefix, mine, deadline, look)

@@ -76,8 +76,7 @@ class Communicator:
     ) -> Any:
         """Combines ``send`` of all ranks; every rank gets the result in ``recv`` (None: in place), the same bits.
 
-        ``op`` is sum, prod, min, max, avg, premul_sum (with ``scale``), band, bor or bxor. Returns ``recv``, or its
-        future.
+        ``op`` is sum, prod, min, max, avg, premul_sum (with ``scale``), band, bor or bxor.
         """
         return self._call(("allreduce", op, 0, 0), send, send if recv is None else recv, scale, deadline_s, wait)
 

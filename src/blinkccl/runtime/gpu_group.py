@@ -63,8 +63,7 @@ _WHY_BYTES = 4096
 def gpu_library(path: Path | None = None) -> Any:
     """``libblink.so`` with the types of its functions declared; they release the GIL.
 
-    ``path`` None: what ``BLINK_LIBRARY`` names, or what came with the package. UnsupportedError if it is not there, or
-    is none.
+    ``path`` None: what ``BLINK_LIBRARY`` names, or the package's. UnsupportedError if it is not there, or is none.
     """
     path = path or find_library(LIBRARY, LIBRARY_OVERRIDE)
     if path is None:

@@ -1,10 +1,7 @@
 """A group of ranks on one host that share memory: made, used on raw addresses, and closed.
 
-Calls are ordered: all ranks make the same ones in the same order. A call that is submitted runs on the group's
-own thread; one that follows it waits for its turn, so the order is that in which this process made them.
-
-Memory, per rank and group: see :meth:`HostGroup.memory_bytes`. It is address space; what is used of it is at most
-that, and mostly a small part.
+Calls are ordered: all ranks make the same ones in the same order. A call that is submitted runs on the group's own
+thread; one that follows it waits for its turn, so the order is that in which this process made them.
 """
 
 from __future__ import annotations
@@ -145,8 +142,7 @@ class HostGroup:
 
         ``send`` and ``recv`` are None where the collective gives this rank no such buffer; in place as in nccl.h.
         CommunicationError, or a subclass, if a peer was lost, calls something else, or the deadline passed: the group
-        is then of no more use. UnsupportedError or UsageError if the call itself makes no sense: nothing has happened
-        then.
+        is then of no more use. UnsupportedError or UsageError, before anything happens, if the call makes no sense.
         """
         self._run(self._calls.get(call) or self._prepare(call), send, recv, scale, deadline_s)
 
@@ -295,7 +291,7 @@ class HostGroup:
         return look
 
     def memory_bytes(self) -> dict[str, int]:
-        """Address space per group: ``segment``, all ranks together; ``per_rank`` of it; and ``heap``, per process."""
+        """Address space, mostly unused: of the group's ``segment``, ``per_rank``, and of the process's ``heap``."""
         heap = process_heap()
         return {
             "segment": len(self._memory.mapped),
@@ -318,8 +314,7 @@ class HostGroup:
     def close(self) -> None:
         """Leaves the group, in order, when the calls under way have ended.
 
-        Other ranks may still finish calls that do not need this one. CommunicationError in a signal handler that runs
-        in the middle of a call.
+        Others may finish calls without this rank. CommunicationError in a signal handler in the middle of a call.
         """
         if self._closed or os.getpid() != self._pid:
             return  # a forked child's copy: the rank is its parent's

@@ -44,8 +44,7 @@ class Matching:
 
     Messages from one source come in order. Each takes the first posted receive whose tag and source (or any) fit, and a
     receive the first message. A message that nobody wants yet waits on its wire, and all after it from that source,
-    unless someone waits for one of those: then it is set aside. Both are kept as (tag, whatever the caller keeps of
-    them).
+    unless someone waits for one of those: then it is set aside.
     """
 
     posted: list[Receive] = field(default_factory=list)

@@ -202,8 +202,7 @@ class Installation:
 def installation(peer: str, prefix: str | None) -> Installation:
     """The library ``peer`` under ``prefix``, or on PATH.
 
-    Under a prefix the plain compiler is used: the wrappers of packages made for pip name directories of the machine
-    that built them.
+    Under a prefix the plain compiler is used: pip's wrappers name directories of the machine that built them.
     """
     if peer == "oneccl":
         return _oneccl(prefix or os.environ.get("CCL_ROOT"))
