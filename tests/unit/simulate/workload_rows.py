@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import Field, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
-from blinkccl.simulate.workload import Actors, Hops, Workload
+from blinkccl.simulate.workload import Actors, Hops, Workload, dtype_of
+
+LISTS = ("receives_of", "receives", "sends_of", "sends", "path_of", "path")
 
 
 @dataclass(frozen=True)
@@ -45,49 +47,26 @@ def workload(
     actors: Sequence[ActorRow], hops: Sequence[HopRow], rates: Sequence[float], engines: Sequence[int] = ()
 ) -> Workload:
     """The workload of these rows."""
-    heads, tails = [hop.head for hop in hops], [hop.tail for hop in hops]
-    receives = [_order(row.receives, heads, number) for number, row in enumerate(actors)]
-    sends = [_order(row.sends, tails, number) for number, row in enumerate(actors)]
-    streams = [h if hop.stream is None else hop.stream for h, hop in enumerate(hops)]
+    receives = [_order(row.receives, [hop.head for hop in hops], number) for number, row in enumerate(actors)]
+    sends = [_order(row.sends, [hop.tail for hop in hops], number) for number, row in enumerate(actors)]
+    actors = [replace(row, last_bytes=row.bytes if row.last_bytes is None else row.last_bytes) for row in actors]
+    hops = [replace(hop, stream=number if hop.stream is None else hop.stream) for number, hop in enumerate(hops)]
     return Workload(
-        Actors(
-            _ints(row.chunks for row in actors),
-            _floats(row.bytes for row in actors),
-            _floats(row.bytes if row.last_bytes is None else row.last_bytes for row in actors),
-            _ints(row.stream for row in actors),
-            _floats(row.launch_s for row in actors),
-            _floats(row.pace_s_per_byte for row in actors),
-            _floats(row.start_s for row in actors),
-            *_compressed(receives),
-            *_compressed(sends),
-        ),
-        Hops(
-            _ints(hop.tail for hop in hops),
-            _ints(hop.head for hop in hops),
-            _ints(streams),
-            _ints(hop.pool for hop in hops),
-            _ints(hop.slots for hop in hops),
-            _floats(hop.latency_s for hop in hops),
-            _floats(hop.signal_s for hop in hops),
-            _floats(hop.weight for hop in hops),
-            *_compressed([hop.path for hop in hops]),
-        ),
-        _floats(rates),
+        Actors(*_arrays(Actors, actors), *_compressed(receives), *_compressed(sends)),
+        Hops(*_arrays(Hops, hops), *_compressed([hop.path for hop in hops])),
+        np.asarray(rates, np.float64),
         _ints(engines),
-        1 + max([*streams, *(row.stream for row in actors)], default=-1),
+        1 + max((row.stream for row in (*hops, *actors)), default=-1),
     )
 
 
 def as_json(given: Workload) -> dict[str, Any]:
     """Plain lists, for ``answers.py``: an object per actor and per hop, with the workload's own names and units."""
     actors, hops = given.actors, given.hops
-    columns = ("chunks", "bytes", "last_bytes", "stream", "launch_s", "pace_s_per_byte", "start_s")
-    rows = [{name: getattr(actors, name)[a].item() for name in columns} for a in range(len(actors.chunks))]
+    rows, ways = _objects(actors), _objects(hops)
     for a, row in enumerate(rows):
         row["receives"] = actors.receives[actors.receives_of[a] : actors.receives_of[a + 1]].tolist()
         row["sends"] = actors.sends[actors.sends_of[a] : actors.sends_of[a + 1]].tolist()
-    columns = ("tail", "head", "stream", "pool", "slots", "latency_s", "signal_s", "weight")
-    ways = [{name: getattr(hops, name)[h].item() for name in columns} for h in range(len(hops.tail))]
     for h, way in enumerate(ways):
         way["path"] = hops.path[hops.path_of[h] : hops.path_of[h + 1]].tolist()
     return {
@@ -106,12 +85,22 @@ def _order(wanted: tuple[int, ...] | None, ends: list[int], actor: int) -> list[
     return there if wanted is None else list(wanted)
 
 
+def _columns(table: Any) -> list[Field[Any]]:
+    """Those with one number for each row."""
+    return [column for column in fields(table) if column.name not in LISTS]
+
+
+def _arrays(table: type, rows: Sequence[object]) -> list[np.ndarray]:
+    return [np.asarray([getattr(row, c.name) for row in rows], dtype_of(c)) for c in _columns(table)]
+
+
+def _objects(table: Actors | Hops) -> list[dict[str, Any]]:
+    columns = {column.name: getattr(table, column.name).tolist() for column in _columns(table)}
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
 def _ints(values: Iterable[int]) -> np.ndarray:
     return np.asarray(list(values), np.int32)
-
-
-def _floats(values: Iterable[float]) -> np.ndarray:
-    return np.asarray(list(values), np.float64)
 
 
 def _compressed(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
