@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any
 
 from blinkccl.algorithms.registry import ALGORITHMS, Request
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.forest.check import check_plan
 from blinkccl.forest.document import to_document
-from blinkccl.forest.model import Forest
+from blinkccl.forest.model import Cut, Forest, Share, attained_rate
 from blinkccl.topology.model import Link, Topology, Vertex
 from blinkccl.topology.spec import load
 
 
-def asked(spec: str | Topology, name: str, gpus: str | None = None, root: int = 0, **choices: Any) -> Request:
+def asked(
+    spec: str | Topology, name: str = "allreduce", gpus: str | None = None, root: int = 0, **choices: Any
+) -> Request:
     """A request for ``name``; ``root`` is a position, and sendrecv goes from it to the next rank."""
     topology, ranks = load(spec, gpus) if isinstance(spec, str) else (spec, spec.ranks)
     given = {"root": root, "src": root, "dst": (root + 1) % len(ranks)}
@@ -32,6 +36,13 @@ def planned(algorithm: str, request: Request) -> Forest:
 def plan(algorithm: str, spec: str, gpus: str | None, collective: str, **choices: Any) -> Forest:
     """The forest for :func:`asked`, after :func:`assert_sound`."""
     return planned(algorithm, asked(spec, collective, gpus, **choices))
+
+
+def by_hand(collective: Collective, topology: Topology, shares: Sequence[Share]) -> Forest:
+    """A forest at the rate its links allow; its bound is of no interest to who times it."""
+    rate = attained_rate(topology, shares)
+    bound = Cut((topology.ranks[0],), rate, Fraction(1))
+    return Forest(collective, topology.ranks, "by hand", topology, tuple(shares), rate, bound)
 
 
 def assert_sound(forest: Forest) -> None:

@@ -6,7 +6,6 @@ from fractions import Fraction
 
 import msgspec
 import pytest
-from timed_jobs import plan, request
 
 from blinkccl.algorithms.hybrid import hybrid_split
 from blinkccl.algorithms.registry import ALGORITHMS, Request
@@ -16,17 +15,11 @@ from blinkccl.baselines.nccl import NCCL_SLICE_BYTES
 from blinkccl.baselines.registry import BASELINES, candidates, enter, time_all, wins
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import TopologyError, UnsupportedError, UsageError
-from blinkccl.simulate.calibration import (
-    Calibration,
-    EngineCosts,
-    LinkClass,
-    Number,
-    calibration,
-    calibration_for,
-    machine_name,
-)
+from blinkccl.simulate.calibration import Calibration, EngineCosts, LinkClass, Number, calibration
 from blinkccl.simulate.translate import Settings
 from blinkccl.topology.spec import parse_spec
+from support.planned import asked
+from support.timed import candidate
 
 NOMINAL = Conditions(calibration("nominal"))
 MIB = 1024 * 1024
@@ -41,7 +34,7 @@ def test_every_algorithm_and_baseline_is_a_contender() -> None:
 
 
 def test_all_enter_who_can_and_the_others_say_why() -> None:
-    field = enter(request("dgx-1v", gpus="1,4,5,6"), NOMINAL)
+    field = enter(asked("dgx-1v", gpus="1,4,5,6"), NOMINAL)
     assert {one.name for one in field.prepared} | set(field.absent) == set(candidates())
     assert "one hop apart" in field.absent["flat"]
     assert {"optimal", "blink", "ring", "hybrid", "nccl-2.4"} <= {one.name for one in field.prepared}
@@ -50,18 +43,18 @@ def test_all_enter_who_can_and_the_others_say_why() -> None:
 
 def test_a_named_contender_that_cannot_serve_is_an_error() -> None:
     with pytest.raises(UnsupportedError, match="several servers"):
-        enter(request("dgx-1v"), NOMINAL, ["optimal", "three_phase"])
+        enter(asked("dgx-1v"), NOMINAL, ["optimal", "three_phase"])
     with pytest.raises(UsageError, match=r"unknown algorithm 'rings'; expected one of auto, optimal, .*nccl-2\.4"):
-        enter(request("dgx-1v"), NOMINAL, ["rings"])
+        enter(asked("dgx-1v"), NOMINAL, ["rings"])
 
 
 def test_auto_is_the_optimum_and_names_count_once() -> None:
-    field = enter(request("dgx-1v"), NOMINAL, ["auto", "optimal", "ring"])
+    field = enter(asked("dgx-1v"), NOMINAL, ["auto", "optimal", "ring"])
     assert [one.name for one in field.prepared] == ["optimal", "ring"]
 
 
 def test_the_bound_without_the_optimum_is_the_same() -> None:
-    alone = enter(request("dgx-1v", gpus="0,1,2,4,5,6"), NOMINAL, ["ring"])
+    alone = enter(asked("dgx-1v", gpus="0,1,2,4,5,6"), NOMINAL, ["ring"])
     assert alone.bound_gb_per_s == pytest.approx(25 * 13 / 5)
 
 
@@ -74,19 +67,8 @@ def test_wins_are_runs_of_sizes_and_ties_go_to_the_first() -> None:
     assert [(w.name, w.first_bytes, w.last_bytes) for w in wins(rows)] == [("a", 1, 2), ("b", 4, 4)]
 
 
-@pytest.mark.parametrize(("spec", "name"), [("2x dgx-1v @ 40Gbps", "dgx-1v"), ("dgx-2", "dgx-2"), ("ring:4", "ring:4")])
-def test_the_machine_behind_a_spec(spec: str, name: str) -> None:
-    assert machine_name(parse_spec(spec)) == name
-
-
-def test_the_machines_calibration_is_found_or_the_nominal() -> None:
-    assert calibration_for(parse_spec("dgx-1v")).name == "v100-copy-engine"
-    assert calibration_for(parse_spec("2x dgx-1v @ 40Gbps")).name == "v100-copy-engine"
-    assert calibration_for(parse_spec("ring:5")).name == "nominal"
-
-
 def test_nccl_24_falls_back_to_pcie_where_no_ring_exists() -> None:
-    job = BASELINES["nccl-2.4"].prepare(request("dgx-1v", "broadcast", "1,4,5,6"), NOMINAL)
+    job = BASELINES["nccl-2.4"].prepare(asked("dgx-1v", "broadcast", "1,4,5,6"), NOMINAL)
     found = job.at(500 * MIB)
     assert found.chunk_bytes == NCCL_SLICE_BYTES
     assert "pcie" in found.detail
@@ -96,24 +78,23 @@ def test_nccl_24_falls_back_to_pcie_where_no_ring_exists() -> None:
 
 
 def test_nccl_24_between_servers_takes_rings_or_trees() -> None:
-    asked = request("2x dgx-a100")
-    both = BASELINES["nccl-2.4"].prepare(asked, NOMINAL)
+    both = BASELINES["nccl-2.4"].prepare(asked("2x dgx-a100"), NOMINAL)
     small, large = both.at(4096), both.at(256 * MIB)
     assert "trees" in small.detail
     assert "rings" in large.detail
 
 
 def test_nccl_24_as_blink_describes_it_switches_at_16_kb() -> None:
-    job = BASELINES["nccl-2.4-as-written"].prepare(request("dgx-2"), NOMINAL)
+    job = BASELINES["nccl-2.4-as-written"].prepare(asked("dgx-2"), NOMINAL)
     assert "trees" in job.at(16 * 1024 - 4).detail
     assert "rings" in job.at(16 * 1024).detail
     with pytest.raises(UnsupportedError, match="allreduce only"):
-        BASELINES["nccl-2.4-as-written"].prepare(request("dgx-2", "broadcast"), NOMINAL)
+        BASELINES["nccl-2.4-as-written"].prepare(asked("dgx-2", "broadcast"), NOMINAL)
 
 
 def hybrid_of(gpus: str) -> HybridJob:
     conditions = Conditions(calibration("v100-copy-engine"))
-    found = candidates()["hybrid"].prepare(request("dgx-1v", "broadcast", gpus), conditions)
+    found = candidates()["hybrid"].prepare(asked("dgx-1v", "broadcast", gpus), conditions)
     assert isinstance(found, HybridJob)
     return found
 
@@ -146,23 +127,23 @@ def test_hybrid_is_never_slower_than_its_nvlink_trees(gpus: str) -> None:
 
 
 def test_a_plan_is_timed_the_same_alone_and_with_a_trace() -> None:
-    one = plan("dgx-1p", "blink", gpus="0,1,2,3")
+    one = candidate("dgx-1p", "blink", gpus="0,1,2,3")
     assert one.simulate(5_000_000).seconds == one.simulate(5_000_000, traced=True).seconds
 
 
 @pytest.mark.parametrize("spec", ["mist", "cedar"])
 def test_multi_path_takes_the_two_ends_only(spec: str) -> None:
     topology = parse_spec(spec)
-    asked = Request(topology, Collective("sendrecv", 4, src=0, dst=1), topology.ranks, "all")
+    request = Request(topology, Collective("sendrecv", 4, src=0, dst=1), topology.ranks, "all")
     conditions = Conditions(calibration(spec))
-    both = BASELINES["multi-path"].prepare(asked, conditions)
+    both = BASELINES["multi-path"].prepare(request, conditions)
     assert both.forest is not None
     assert {v for share in both.forest.shares for tree in share.trees() for path in tree.edges for v in path} <= {
         0,
         1,
         *(v.id for v in topology.vertices if v.kind in ("host", "switch")),
     }
-    direct = candidates()["one_hop"].prepare(asked, conditions).at(256 * MIB).seconds
+    direct = candidates()["one_hop"].prepare(request, conditions).at(256 * MIB).seconds
     assert both.at(256 * MIB).seconds < direct
 
 
@@ -172,15 +153,15 @@ ONE_CLASS = LinkClass("nvlink", 25.0, Number(25.0, "test"), Number(0.0, "test"))
 def test_who_cannot_be_timed_is_left_out_unless_it_was_named() -> None:
     """A calibration of NVLink alone: what falls back to PCIe or goes to the host has no class."""
     mine = Conditions(Calibration(1, "mine", "test", EngineCosts(), (ONE_CLASS,)))
-    asked = request("dgx-1v", gpus="1,4,5,6")
-    field, rows = time_all(enter(asked, mine), [MIB, 16 * MIB])
+    request = asked("dgx-1v", gpus="1,4,5,6")
+    field, rows = time_all(enter(request, mine), [MIB, 16 * MIB])
     assert "no link class for pcie" in field.absent["ring"]
     names = [one.name for one in field.prepared]
     assert "optimal" in names
     assert "ring" not in names
     assert [[estimate.name for estimate in row] for row in rows] == [names, names]
     with pytest.raises(TopologyError, match="calibration mine has no link class"):
-        time_all(enter(asked, mine, ["optimal", "ring"]), [MIB])
+        time_all(enter(request, mine, ["optimal", "ring"]), [MIB])
 
 
 def test_where_nobody_can_be_timed_the_first_reason_is_the_error() -> None:
@@ -188,15 +169,15 @@ def test_where_nobody_can_be_timed_the_first_reason_is_the_error() -> None:
         Calibration(1, "mine", "test", EngineCosts(), (msgspec.structs.replace(ONE_CLASS, kind="net"),))
     )
     with pytest.raises(TopologyError, match="no link class for nvlink"):
-        time_all(enter(request("dgx-1v", "gather"), nothing), [MIB])
+        time_all(enter(asked("dgx-1v", "gather"), nothing), [MIB])
 
 
 def test_models_know_no_start_skew() -> None:
     late = Conditions(calibration("v100-copy-engine"), Settings(start_s=(0.0, 0.0, 0.1)))
-    field = enter(request("dgx-1v", gpus="0,1,2"), late)
+    field = enter(asked("dgx-1v", gpus="0,1,2"), late)
     assert {"nccl-2.30", "mpi-host-staged"} <= set(field.absent)
     assert "optimal" in [one.name for one in field.prepared]
 
 
 def test_nccl_runs_on_nvidia_gpus_only() -> None:
-    assert {"nccl-2.4", "nccl-2.30"} <= set(enter(request("mi250", gpus="0-3"), NOMINAL).absent)
+    assert {"nccl-2.4", "nccl-2.30"} <= set(enter(asked("mi250", gpus="0-3"), NOMINAL).absent)

@@ -7,9 +7,7 @@ from fractions import Fraction
 
 import msgspec
 import pytest
-from timed_jobs import request as job
 
-from blinkccl.algorithms.registry import Request
 from blinkccl.baselines.candidate import Conditions, Planned
 from blinkccl.baselines.staged import (
     HOST_COMBINE_GB_PER_S,
@@ -25,12 +23,9 @@ from blinkccl.baselines.staged import (
 )
 from blinkccl.errors import UnsupportedError
 from blinkccl.simulate.calibration import Calibration, EngineCosts, LinkClass, Number
+from support.planned import asked
 
 MIB = 2**20
-
-
-def request(spec: str, name: str = "allreduce", gpus: tuple[int, ...] | None = None) -> Request:
-    return job(spec, name, None if gpus is None else ",".join(map(str, gpus)))
 
 
 def ideal(*links: LinkClass, engine: EngineCosts | None = None) -> Conditions:
@@ -47,26 +42,26 @@ H100 = ideal(link("nvlink", 25.0, 25.0), link("net", 0.0, 1.0))
 
 
 def test_the_host_takes_copies_messages_and_sums() -> None:
-    at = prepare_host_staged(request("mist"), MIST).at(1_000_000_000)
+    at = prepare_host_staged(asked("mist"), MIST).at(1_000_000_000)
     copies = 2 / PAGEABLE_GB_PER_S.value
     steps_s = 6 * HOST_STEP_US.value * 1e-6
     assert at.seconds == pytest.approx(
         copies + 1.5 / HOST_COPY_GB_PER_S.value + 0.75 / HOST_COMBINE_GB_PER_S.value + steps_s
     )
-    assert prepare_host_staged(request("mist"), MIST).at(0).seconds == pytest.approx(steps_s)
+    assert prepare_host_staged(asked("mist"), MIST).at(0).seconds == pytest.approx(steps_s)
     assert at.algbw_gb_per_s == pytest.approx(1 / at.seconds)
     assert at.simulation is None
 
 
 def test_a_slow_link_to_the_host_is_shared_by_its_gpus() -> None:
-    fast = prepare_host_staged(request("cedar"), CEDAR).at(MIB).seconds
+    fast = prepare_host_staged(asked("cedar"), CEDAR).at(MIB).seconds
     slow = ideal(link("nvlink", 25.0, 25.0), link("pcie", 12.0, 2.0), link("smp", 10.0, 10.0))
-    assert prepare_host_staged(request("cedar"), slow).at(MIB).seconds - fast == pytest.approx(
+    assert prepare_host_staged(asked("cedar"), slow).at(MIB).seconds - fast == pytest.approx(
         2 * MIB / 1e9 * (1 / 2.0 - 1 / PAGEABLE_GB_PER_S.value)
     )
     # On a DGX-1 two GPUs share the link from their switch to the host; one alone has it to itself.
     narrow = ideal(link("nvlink", 25.0, 25.0), link("pcie", 12.0, 2.0), link("smp", 10.0, 10.0))
-    pair, apart = (prepare_host_staged(request("dgx-1v", gpus=gpus), narrow).at(MIB) for gpus in ((0, 1), (0, 2)))
+    pair, apart = (prepare_host_staged(asked("dgx-1v", gpus=gpus), narrow).at(MIB) for gpus in ("0,1", "0,2"))
     assert pair.seconds - apart.seconds == pytest.approx(2 * MIB / 1e9 / 2.0)
 
 
@@ -74,36 +69,36 @@ def test_copies_down_and_up_overlap_with_several_chunks() -> None:
     """A part h of S through the host, k chunks: h·S/b for the way down and one chunk more for the way up."""
     size, part = 64 * MIB, Fraction(1, 2)
     for streams in (1, 2, 8):
-        at = multi_path(request("mist", "sendrecv", (0, 1)), MIST, part, streams).at(size)
+        at = multi_path(asked("mist", "sendrecv", "0,1"), MIST, part, streams).at(size)
         assert at.seconds == pytest.approx(size / 2 / 75e9 * (1 + 1 / streams), rel=1e-5)
 
 
 def test_without_a_part_for_the_host_a_copy_is_direct() -> None:
-    at = multi_path(request("mist", "sendrecv", (0, 1)), MIST, Fraction(0)).at(64 * MIB)
+    at = multi_path(asked("mist", "sendrecv", "0,1"), MIST, Fraction(0)).at(64 * MIB)
     assert at.algbw_gb_per_s == pytest.approx(75, rel=1e-6)
 
 
 @pytest.mark.parametrize(("machine", "conditions"), [("mist", MIST), ("cedar", CEDAR)])
 @pytest.mark.parametrize("streams", [1, 8])
 def test_the_split_chosen_is_faster_than_those_beside_it(machine: str, conditions: Conditions, streams: int) -> None:
-    asked = request(machine, "sendrecv", (0, 1))
-    chosen = multi_path(asked, conditions, None, streams)
+    job = asked(machine, "sendrecv", "0,1")
+    chosen = multi_path(job, conditions, None, streams)
     host = chosen.forest.shares[-1].weight * streams
     best = chosen.at(512 * MIB).seconds
     for other in (host * Fraction(9, 10), host * Fraction(11, 10)):
-        assert multi_path(asked, conditions, other, streams).at(512 * MIB).seconds > best
+        assert multi_path(job, conditions, other, streams).at(512 * MIB).seconds > best
 
 
 def test_a_window_fills_both_paths() -> None:
-    asked = request("cedar", "sendrecv", (0, 1))
-    rates = [multi_path(asked, CEDAR, None, window=window).at(64 * MIB).algbw_gb_per_s for window in (1, 4, 64)]
+    job = asked("cedar", "sendrecv", "0,1")
+    rates = [multi_path(job, CEDAR, None, window=window).at(64 * MIB).algbw_gb_per_s for window in (1, 4, 64)]
     assert rates == sorted(rates)
     assert rates[-1] == pytest.approx(60, rel=0.01)
     assert rates[-1] <= 60
 
 
 def test_the_host_is_a_relay_of_the_plan() -> None:
-    found = multi_path(request("mist", "sendrecv", (0, 1)), MIST)
+    found = multi_path(asked("mist", "sendrecv", "0,1"), MIST)
     assert found.forest is not None
     assert found.forest.ranks == (0, 1, 4)
     assert sum(share.weight for share in found.forest.shares) == 1
@@ -113,21 +108,21 @@ def test_the_host_is_a_relay_of_the_plan() -> None:
 @pytest.mark.parametrize("size", [4096, 64 * MIB])
 def test_a_plain_ring_takes_a_fixed_time_per_step(size: int) -> None:
     """Among 8 GPUs behind one switch: 14 steps of S/8 each at 450 GB/s."""
-    at = prepare_plain_ring(request("hgx-h100"), H100).at(size)
+    at = prepare_plain_ring(asked("hgx-h100"), H100).at(size)
     assert at.seconds == pytest.approx(14 * (PLAIN_STEP_US.value * 1e-6 + size / 8 / 450e9), rel=1e-9)
 
 
 def test_between_servers_a_step_goes_at_the_rate_of_a_send() -> None:
     size = 512 * MIB
-    at = prepare_plain_ring(request("2x hgx-h100"), H100).at(size)
+    at = prepare_plain_ring(asked("2x hgx-h100"), H100).at(size)
     least = 30 * (PLAIN_STEP_US.value * 1e-6 + size / 16 / (PLAIN_NET_GB_PER_S.value * 1e9))
     assert least <= at.seconds < 1.02 * least
-    slow = prepare_plain_ring(request("2x hgx-h100 @ 5GB/s"), H100).at(size)
+    slow = prepare_plain_ring(asked("2x hgx-h100 @ 5GB/s"), H100).at(size)
     assert slow.seconds > 30 * size / 16 / 5e9
 
 
 def test_a_plain_ring_keeps_its_chunks_whole() -> None:
-    found = prepare_plain_ring(request("hgx-h100"), H100)
+    found = prepare_plain_ring(asked("hgx-h100"), H100)
     assert isinstance(found, Planned)
     for size in (0, 4, 1000, 4096, 10_000_019 * 4):
         extents = found.simulate(size).translation.bound.extents
@@ -135,34 +130,34 @@ def test_a_plain_ring_keeps_its_chunks_whole() -> None:
 
 
 def test_a_plain_ring_is_one_ring_in_the_order_of_the_ranks() -> None:
-    forest = plain_ring(request("hgx-h100", gpus=(5, 2, 7)))
+    forest = plain_ring(asked("hgx-h100", gpus="5,2,7"))
     hops = {(path[0], path[-1]) for share in forest.shares for tree in share.trees() for path in tree.edges}
     assert hops == {(5, 2), (2, 7), (7, 5)}
     assert {share.root for share in forest.shares} == {5, 2, 7}
 
 
 @pytest.mark.parametrize(
-    ("prepare", "asked", "conditions", "says"),
+    ("prepare", "job", "conditions", "says"),
     [
-        (prepare_host_staged, request("mist", "broadcast"), MIST, "does not serve broadcast"),
-        (prepare_host_staged, request("2x hgx-h100"), H100, "several"),
-        (prepare_host_staged, request("clique:4"), MIST, "no links lead from GPU 0"),
-        (prepare_host_staged, request("dgx-1v"), MIST, "no link class for pcie"),
-        (multi_path, request("cedar", "sendrecv", (0, 1)), MIST, "no link class for pcie"),
-        (multi_path, request("mist"), MIST, "does not serve allreduce"),
-        (multi_path, request("mist", "sendrecv", (0, 2)), MIST, "none around the host"),
-        (multi_path, request("clique:4", "sendrecv", (0, 1)), MIST, "none through a host"),
-        (prepare_plain_ring, request("mist", "reduce"), MIST, "does not serve reduce"),
-        (prepare_plain_ring, request("dgx-1v", gpus=(0, 1, 2, 4)), MIST, "a hop from 2 to 4"),
+        (prepare_host_staged, asked("mist", "broadcast"), MIST, "does not serve broadcast"),
+        (prepare_host_staged, asked("2x hgx-h100"), H100, "several"),
+        (prepare_host_staged, asked("clique:4"), MIST, "no links lead from GPU 0"),
+        (prepare_host_staged, asked("dgx-1v"), MIST, "no link class for pcie"),
+        (multi_path, asked("cedar", "sendrecv", "0,1"), MIST, "no link class for pcie"),
+        (multi_path, asked("mist"), MIST, "does not serve allreduce"),
+        (multi_path, asked("mist", "sendrecv", "0,2"), MIST, "none around the host"),
+        (multi_path, asked("clique:4", "sendrecv", "0,1"), MIST, "none through a host"),
+        (prepare_plain_ring, asked("mist", "reduce"), MIST, "does not serve reduce"),
+        (prepare_plain_ring, asked("dgx-1v", gpus="0,1,2,4"), MIST, "a hop from 2 to 4"),
     ],
 )
-def test_what_cannot_be_served_is_refused_with_the_reason(prepare, asked, conditions, says) -> None:  # type: ignore[no-untyped-def]
+def test_what_cannot_be_served_is_refused_with_the_reason(prepare, job, conditions, says) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(UnsupportedError, match=says):
-        prepare(asked, conditions)
+        prepare(job, conditions)
 
 
 def test_a_slower_calibration_slows_what_it_is_used_for() -> None:
     half = msgspec.structs.replace(MIST.calibration, link=(link("nvlink", 25.0, 12.5), link("smp", 32.0, 32.0)))
-    asked = request("mist", "sendrecv", (0, 1))
-    before, after = (multi_path(asked, one).at(64 * MIB) for one in (MIST, replace(MIST, calibration=half)))
+    job = asked("mist", "sendrecv", "0,1")
+    before, after = (multi_path(job, one).at(64 * MIB) for one in (MIST, replace(MIST, calibration=half)))
     assert after.seconds == pytest.approx(2 * before.seconds, rel=1e-6)

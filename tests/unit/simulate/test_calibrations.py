@@ -149,10 +149,6 @@ def test_copies_of_a_p100_take_what_was_measured():
     assert copy.seconds == pytest.approx(9.84e-6 + size / 18.37e9, rel=1e-3)
 
 
-def test_a_number_may_be_whole():
-    assert parse_calibration(GOOD, "x").engine.issue_us == Number(5.0, "a test")
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -9,10 +9,6 @@ import pytest
 from blinkccl.errors import TopologyError
 from blinkccl.simulate.measurements import Measurement, read_measurements
 
-RANKS_OLD = """\
-#   Rank  0 Pid   9212 on      node1 device  0 [0x06] Tesla V100-SXM2-16GB
-#   Rank  1 Pid   9212 on      node1 device  1 [0x07] Tesla V100-SXM2-16GB
-"""
 V2_0 = """\
 $ ./build/all_reduce_perf -b 64K -e 1M -f 16 -g 2
 # nThread 1 nGpus 2 minBytes 65536 maxBytes 1048576 step: 16(factor) warmup iters: 5 iters: 20 validation: 1

@@ -9,17 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blinkccl.algorithms.registry import Request, algorithm
-from blinkccl.collectives.spec import Collective
 from blinkccl.paper.traffic import pattern
-from blinkccl.schedule.lower import lower
-from blinkccl.schedule.program import Program
 from blinkccl.simulate.calibration import calibration
 from blinkccl.simulate.chunk_search import KIB, MIB, Miad, best_chunk, search
 from blinkccl.simulate.run import best_chunk_bytes, simulate
-from blinkccl.topology.catalog import machine
-from blinkccl.topology.model import Topology
 from support.examples import examples
+from support.timed import lowered
 
 COSTS = calibration("v100-copy-engine")
 MB = 10**6
@@ -132,7 +127,7 @@ def test_one_peak_is_found_within_the_root_of_the_factor(
     def throughput(chunk: float) -> float:
         """1 at the peak; the slope changes every factor of 1.5 away from it, and the last one stays."""
         away = math.log(chunk) - peak
-        these, width = (falling, math.log(1.5)) if away > 0 else (rising, math.log(1.5))
+        these, width = (falling if away > 0 else rising), math.log(1.5)
         left, lost = abs(away), 0.0
         for slope in these[:-1]:
             lost += slope * min(left, width)
@@ -156,16 +151,10 @@ def test_on_pipelines_the_time_is_within_six_percent(peak: float, constant: floa
     assert seconds(found) <= seconds(peak) * most * 1.0001
 
 
-def planned(name: str, gpus: tuple[int, ...], algorithm_name: str = "blink") -> tuple[Program, Topology]:
-    root = 0 if name == "broadcast" else None
-    request = Request(machine("dgx-1v"), Collective(name, len(gpus), root=root), gpus)
-    return lower(algorithm(algorithm_name).plan(request)), request.network
-
-
-@pytest.mark.parametrize("gpus", [(0, 1, 2, 3), (0, 1, 2, 6), (0, 3, 4, 7), (0, 1, 4, 5)])
-def test_a_broadcast_is_near_its_best_after_four_iterations(gpus: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("gpus", ["0,1,2,3", "0,1,2,6", "0,3,4,7", "0,1,4,5"])
+def test_a_broadcast_is_near_its_best_after_four_iterations(gpus: str) -> None:
     """Fig 12: 1, 2, 4, 8 MB. The best chunk is that of the chunk pipeline model, 5 to 12 MB, within a factor of 1.5."""
-    program, network = planned("broadcast", gpus)
+    program, network = lowered("blink", "dgx-1v", "broadcast", gpus)
     trials = search(program, network, COSTS, 1000 * MB)
     assert [trial.chunk_bytes // MIB for trial in trials[:4]] == [1, 2, 4, 8]
     best = max(trial.gb_per_s for trial in trials)
@@ -178,7 +167,7 @@ def test_a_broadcast_is_near_its_best_after_four_iterations(gpus: tuple[int, ...
 
 
 def test_a_search_ends_with_the_best_of_its_trials() -> None:
-    program, network = planned("allreduce", (0, 1, 2, 3, 4))
+    program, network = lowered("blink", "dgx-1v", "allreduce", "0-4")
     start = Miad(first_bytes=256 * KIB, step_bytes=256 * KIB)
     trials = search(program, network, COSTS, 20 * MB, start)
     assert trials[0].chunk_bytes == 256 * KIB
@@ -201,7 +190,7 @@ def test_the_chunk_found_is_as_fast_as_any_number_of_equal_parts() -> None:
 @pytest.mark.parametrize("size_bytes", [0, 4, 1 * MB, 30 * MB, 500 * MB])
 @pytest.mark.parametrize("name", ["broadcast", "allreduce"])
 def test_the_chunk_found_is_never_slower_than_the_closed_form(name: str, size_bytes: int) -> None:
-    program, network = planned(name, (0, 1, 2, 3, 4, 5, 6), "optimal")
+    program, network = lowered("optimal", "dgx-1v", name, "0-6")
     found = best_chunk(program, network, COSTS, size_bytes)
     closed = simulate(program, network, COSTS, size_bytes).seconds
     assert simulate(program, network, COSTS, size_bytes, chunk_bytes=found).seconds <= closed
@@ -209,7 +198,7 @@ def test_the_chunk_found_is_never_slower_than_the_closed_form(name: str, size_by
 
 def test_the_chunk_found_may_be_far_from_the_closed_form() -> None:
     """0 → 1 has one lane and no next hop, 0 → 4 → 7 two lanes and time to spare: there is no pipeline to fill."""
-    program, network = planned("broadcast", (0, 1, 4, 7))
+    program, network = lowered("blink", "dgx-1v", "broadcast", "0,1,4,7")
     found = best_chunk(program, network, COSTS, 64 * MB)
     assert found > 3 * best_chunk_bytes(program, network, COSTS, 64 * MB)
     at_found = simulate(program, network, COSTS, 64 * MB, chunk_bytes=found).seconds
@@ -217,6 +206,6 @@ def test_the_chunk_found_may_be_far_from_the_closed_form() -> None:
 
 
 def test_without_a_budget_the_closed_form_is_the_answer() -> None:
-    program, network = planned("broadcast", (0, 1, 2, 3))
+    program, network = lowered("blink", "dgx-1v", "broadcast", "0-3")
     found = best_chunk(program, network, COSTS, 100 * MB, budget=1)
     assert found == best_chunk_bytes(program, network, COSTS, 100 * MB)

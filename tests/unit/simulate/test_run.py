@@ -9,12 +9,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from timed_jobs import request
 
-from blinkccl.algorithms.registry import algorithm
 from blinkccl.collectives.spec import Collective
-from blinkccl.errors import TopologyError, UnsupportedError, UsageError
-from blinkccl.forest.model import Cut, Forest, Share, Tree, attained_rate
+from blinkccl.errors import UnsupportedError, UsageError
+from blinkccl.forest.model import Share, Tree
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.simulate import kernel, native_kernel
@@ -35,6 +33,8 @@ from blinkccl.simulate.translate import MAX_BUDGET, Settings, translate
 from blinkccl.simulate.workload import Outcome
 from blinkccl.topology.model import Topology
 from blinkccl.topology.spec import parse_spec
+from support.planned import by_hand
+from support.timed import lowered
 
 MB = 10**6
 NOMINAL = calibration("nominal")
@@ -54,27 +54,12 @@ def free(issue_us: float = 0.0, latency_us: float = 0.0) -> Calibration:
     return Calibration(1, "free", "a test", EngineCosts(issue_us=Number(issue_us, "test")), (link,))
 
 
-def planned(algo: str, spec: str, name: str) -> tuple[Program, Topology]:
-    asked = request(spec, name)
-    return lower(algorithm(algo).plan(asked)), asked.network
-
-
 def chain(ranks: int = 2) -> tuple[Program, Topology]:
     """A broadcast along a row of GPUs."""
     topology = parse_spec(f"chain:{ranks}")
     tree = Tree(0, tuple((i, i + 1) for i in range(ranks - 1)))
     share = Share(Fraction(1), 0, None, 0, None, tree)
-    rate = attained_rate(topology, [share])
-    forest = Forest(
-        Collective("broadcast", ranks, root=0),
-        topology.ranks,
-        "by hand",
-        topology,
-        (share,),
-        rate,
-        Cut((0,), rate, Fraction(1)),
-    )
-    return lower(forest), topology
+    return lower(by_hand(Collective("broadcast", ranks, root=0), topology, [share])), topology
 
 
 # What is told of a run.
@@ -97,13 +82,13 @@ def test_a_chain_is_a_pipeline() -> None:
 
 @pytest.mark.parametrize(("name", "factor"), [("allreduce", 14 / 8), ("broadcast", 1.0), ("allgather", 7 / 8)])
 def test_bandwidths_are_those_of_nccl_tests(name: str, factor: float) -> None:
-    timed = simulate(*planned("optimal", "dgx-1v", name), NOMINAL, 64 * MB)
+    timed = simulate(*lowered("optimal", "dgx-1v", name), NOMINAL, 64 * MB)
     assert timed.algbw_gb_per_s == pytest.approx(64e6 / timed.seconds / 1e9)
     assert timed.busbw_gb_per_s == pytest.approx(timed.algbw_gb_per_s * factor)
 
 
 def test_nothing_takes_no_time() -> None:
-    timed = simulate(*planned("optimal", "dgx-1v", "allreduce"), NOMINAL, 0)
+    timed = simulate(*lowered("optimal", "dgx-1v", "allreduce"), NOMINAL, 0)
     assert (timed.seconds, timed.algbw_gb_per_s, timed.busbw_gb_per_s) == (0.0, 0.0, 0.0)
     assert timed.outcome.transfers == 0
 
@@ -116,7 +101,7 @@ def test_a_trace_is_kept_where_it_is_wanted() -> None:
 
 
 def test_settings_reach_the_kernel() -> None:
-    program, network = planned("optimal", "dgx-1v", "allreduce")
+    program, network = lowered("optimal", "dgx-1v", "allreduce")
     late = simulate(program, network, NOMINAL, MB, settings=Settings(start_s=(0.0,) * 7 + (0.5,)))
     assert late.seconds > 0.5
     fifo, fair = (simulate(program, network, NOMINAL, 64 * MB, settings=Settings(x)).seconds for x in ("fifo", "fair"))
@@ -130,15 +115,6 @@ def test_sizes_out_of_range_are_refused(size_bytes: int) -> None:
         simulate(*chain(), free(), size_bytes)
 
 
-def test_links_without_a_class_are_refused() -> None:
-    with pytest.raises(TopologyError, match="no link class for nvlink"):
-        simulate(*chain(), replace_links(free(), "net"), MB)
-
-
-def replace_links(given: Calibration, kind: str) -> Calibration:
-    return Calibration(1, given.name, given.about, given.engine, (LinkClass(kind, 0.0, *[Number(1.0, "test")] * 2),))
-
-
 # Sizes that a program is bound to.
 
 
@@ -147,7 +123,7 @@ def replace_links(given: Calibration, kind: str) -> Calibration:
 )
 def test_s_is_what_nccl_tests_prints(name: str, count: int) -> None:
     """For AllGather and ReduceScatter all ranks' blocks together."""
-    program, _ = planned("optimal", "clique:4", name)
+    program, _ = lowered("optimal", "clique:4", name)
     assert bind_bytes(program, 4000, 1024).count == count
     assert bind_bytes(program, 4000, 1024).itemsize == 4
 
@@ -166,7 +142,7 @@ def test_a_chunk_has_an_element_at_least() -> None:
 @pytest.mark.parametrize(("algo", "spec", "name"), JOBS)
 def test_tasks_are_counted_before_a_run(algo: str, spec: str, name: str) -> None:
     """At least as many as there will be, and no more than twice as many."""
-    program, network = planned(algo, spec, name)
+    program, network = lowered(algo, spec, name)
     for size_bytes in (1000, 10 * MB):
         for named in ("nominal", "v100-copy-engine") if spec == "dgx-1v" and algo != "ring" else ("nominal",):
             bound = bind_bytes(program, size_bytes, 65536)
@@ -198,7 +174,7 @@ def test_coarser_runs_keep_to_the_budget(budget: int) -> None:
     exact = simulate(*chain(4), free(issue_us=5.0), 100 * MB, chunk_bytes=1 * MB)
     timed = coarsely(budget)
     assert count_tasks(timed.translation.bound) <= budget
-    assert timed.aggregated > 1
+    assert 1 < timed.aggregated <= 100
     assert timed.chunk_bytes == exact.chunk_bytes == 1 * MB
     # The pipeline fills more slowly: by its depth times the larger chunk at most.
     assert exact.seconds <= timed.seconds <= exact.seconds + 3 * timed.aggregated * 45e-6
@@ -219,10 +195,6 @@ def test_what_is_timed_as_one_is_counted_in_real_chunks(chunk_bytes: int) -> Non
     timed = coarsely(2000, 1 << 16, chunk_bytes)
     assert timed.aggregated > 1
     assert timed.seconds == pytest.approx(exact.seconds, rel=0.03)
-
-
-def test_no_more_chunks_are_timed_as_one_than_there_are() -> None:
-    assert coarsely(7).aggregated == 100
 
 
 def test_tasks_are_counted_before_anything_is_made_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,7 +248,7 @@ def test_no_chunk_is_better_for_a_chain(ranks: int, issue_us: float, size_bytes:
 
 @pytest.mark.parametrize(("algo", "spec", "name"), JOBS)
 def test_chunks_are_neither_tiny_nor_huge(algo: str, spec: str, name: str) -> None:
-    program, network = planned(algo, spec, name)
+    program, network = lowered(algo, spec, name)
     for exponent in range(2, 41):
         for size_bytes in (1 << exponent, (1 << exponent) * 7 // 5):
             chunk = best_chunk_bytes(program, network, NOMINAL, size_bytes)

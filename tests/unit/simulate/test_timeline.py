@@ -6,12 +6,12 @@ from collections import defaultdict
 from itertools import pairwise
 
 import pytest
-from timed_jobs import plan
 
 from blinkccl.errors import InternalError
 from blinkccl.simulate.run import Simulation
 from blinkccl.simulate.timeline import chrome_trace, critical_path, link_use, summarise
 from blinkccl.simulate.translate import Settings
+from support.timed import candidate
 
 JOBS = [
     ("dgx-1v", "optimal", "allreduce", "1,4,5,6", "v100-copy-engine"),
@@ -27,7 +27,7 @@ JOBS = [
 
 def simulated(job: tuple[str, str, str, str | None, str], sharing: str, **settings: object) -> Simulation:
     spec, algorithm, collective, gpus, named = job
-    one = plan(spec, algorithm, collective, gpus, named, Settings(sharing, **settings))  # type: ignore[arg-type]
+    one = candidate(spec, algorithm, collective, gpus, named, Settings(sharing, **settings))  # type: ignore[arg-type]
     return one.simulate(3_000_000, traced=True)
 
 
@@ -79,12 +79,12 @@ def test_busy_shares_are_bytes_over_rate_and_time() -> None:
 
 
 def test_without_a_trace_there_is_no_timeline() -> None:
-    simulation = plan("dgx-1v").simulate(1000)
+    simulation = candidate("dgx-1v").simulate(1000)
     with pytest.raises(InternalError, match="traced=True"):
         critical_path(simulation)
 
 
 def test_nothing_moves_and_nothing_decides() -> None:
-    simulation = plan("dgx-1v").simulate(0, traced=True)
+    simulation = candidate("dgx-1v").simulate(0, traced=True)
     assert simulation.seconds == 0.0
     assert critical_path(simulation) == []

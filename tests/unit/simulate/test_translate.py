@@ -12,7 +12,7 @@ import pytest
 from blinkccl.algorithms.registry import Request, algorithm
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import ScheduleError, TopologyError, UnsupportedError, UsageError
-from blinkccl.forest.model import Cut, Forest, Share, Tree, attained_rate
+from blinkccl.forest.model import Share, Tree
 from blinkccl.schedule.chunking import bind
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
@@ -23,6 +23,7 @@ from blinkccl.topology.assembly import Assembly
 from blinkccl.topology.model import Topology
 from blinkccl.topology.spec import parse_spec
 from blinkccl.topology.synthetic import synthetic
+from support.planned import by_hand
 
 NVLINK = LinkClass("nvlink", 25.0, Number(20.0, "test"), Number(2.0, "test"), Number(0.5, "test"))
 
@@ -34,9 +35,7 @@ def costs(*links: LinkClass, **engine: float) -> Calibration:
 
 
 def job(topology: Topology, collective: Collective, *shares: Share, slots: int = 2) -> tuple[Program, Topology]:
-    rate = attained_rate(topology, shares)
-    bound = Cut((topology.ranks[0],), rate, Fraction(1))
-    return lower(Forest(collective, topology.ranks, "by hand", topology, shares, rate, bound), slots), topology
+    return lower(by_hand(collective, topology, shares), slots), topology
 
 
 def chain_broadcast(slots: int = 2) -> tuple[Program, Topology]:
@@ -240,11 +239,8 @@ def test_a_role_combines_in_the_stream_of_its_first_send() -> None:
     assert made.workload.streams == 3
 
 
-def test_roles_that_only_pass_on_have_no_execution() -> None:
+def test_who_only_passes_on_or_combines_for_nothing_needs_no_turn() -> None:
     assert combining(translated(chain_broadcast(), costs(reduce_us=4, reduce_gb_per_s=100))) == []
-
-
-def test_combinations_that_cost_nothing_need_no_turn() -> None:
     assert combining(translated(chain_reduce(), costs())) == []
     assert len(combining(translated(chain_reduce(), costs(reduce_us=4)))) == 2
     assert len(combining(translated(chain_reduce(), costs(reduce_gb_per_s=100)))) == 2
