@@ -50,14 +50,11 @@ def _channels(job: Job) -> Channels:
 
 
 def _lines(job: Job, collective: str) -> dict[tuple[str, str], CostLine]:
-    found = _channels(job)
-    lines = cost_lines(found, collective)
-    return {(line.algorithm, line.protocol): line for line in lines}
+    return {(line.algorithm, line.protocol): line for line in cost_lines(_channels(job), collective)}
 
 
 def _choose(job: Job, collective: str, size_bytes: int) -> NcclEstimate:
-    found = _channels(job)
-    return choose(found, collective, size_bytes)
+    return choose(_channels(job), collective, size_bytes)
 
 
 @pytest.mark.parametrize(
@@ -202,8 +199,7 @@ def test_caps() -> None:
 
 def _neighbours(job: Job, collective: str) -> Iterator[tuple[int, tuple[str, str], tuple[str, str]]]:
     """(size, what won below it, what wins from it)."""
-    found = _channels(job)
-    winners = crossover(found, collective)
+    winners = crossover(_channels(job), collective)
     assert winners[0].from_bytes == 0
     for before, after in pairwise(winners):
         yield after.from_bytes, (before.algorithm, before.protocol), (after.algorithm, after.protocol)
@@ -224,8 +220,7 @@ def test_crossovers_are_exact_to_the_byte(job: Job) -> None:
 @given(size=st.integers(0, 2**34) | st.sampled_from([2**power for power in range(35)]), number=st.integers(0, 5))
 def test_between_crossovers_nothing_changes(size: int, number: int) -> None:
     job = JOBS[number]
-    found = _channels(job)
-    winners = crossover(found, "allreduce")
+    winners = crossover(_channels(job), "allreduce")
     expected = [w for w in winners if w.from_bytes <= size][-1]
     chosen = _choose(job, "allreduce", size)
     assert (chosen.algorithm, chosen.protocol) == (expected.algorithm, expected.protocol)
@@ -233,8 +228,7 @@ def test_between_crossovers_nothing_changes(size: int, number: int) -> None:
 
 def test_who_wins_on_a_dgx_1v() -> None:
     """AllGather on 8 V100s: LL up to 1.1 MB, then LL128 up to 7.8 MB, then Simple."""
-    found = _channels(DGX)
-    winners = crossover(found, "allgather")
+    winners = crossover(_channels(DGX), "allgather")
     assert [(w.algorithm, w.protocol) for w in winners] == [("ring", "LL"), ("ring", "LL128"), ("ring", "Simple")]
     # Lines 10.8 + b/44571 and 27.3 + b/126171 meet at 16.5 / (1/44571 − 1/126171) bytes, and so on.
     rates = [1000 * Fraction(gb_per_s) * 8 / 7 for gb_per_s in ("39", "110.4", "120")]
