@@ -24,17 +24,14 @@ from blinkccl.paper.models import (
 
 GPUS = ("p100", "v100")
 
-#: torchvision's documentation of its weights: num_params, and GFLOPS, which there are 1e9 multiply-adds, as printed.
+#: torchvision's documentation of its weights: num_params, and GFLOPS, which there are 1e9 multiply-adds, as printed;
+#: and how many tensors hold them.
 PUBLISHED = {
-    "alexnet": (61_100_840, "0.71"),
-    "resnet18": (11_689_512, "1.81"),
-    "resnet50": (25_557_032, "4.09"),
-    "vgg16": (138_357_544, "15.47"),
+    "alexnet": (61_100_840, "0.71", 16),
+    "resnet18": (11_689_512, "1.81", 62),
+    "resnet50": (25_557_032, "4.09", 161),
+    "vgg16": (138_357_544, "15.47", 32),
 }
-
-
-def test_all_published_networks_are_there() -> None:
-    assert sorted(PUBLISHED) == sorted(NETWORKS)
 
 
 def parameters(*layers: Layer) -> int:
@@ -44,13 +41,9 @@ def parameters(*layers: Layer) -> int:
 @pytest.mark.parametrize("name", NETWORKS)
 def test_parameters_and_work_are_torchvisions(name: str) -> None:
     model = network(name)
-    assert (parameters(*model.layers), f"{model.forward_flops / 2e9:.2f}") == PUBLISHED[name]
-
-
-@pytest.mark.parametrize(("name", "tensors"), [("alexnet", 16), ("resnet18", 62), ("resnet50", 161), ("vgg16", 32)])
-def test_tensors_are_as_many_and_have_names_of_their_own(name: str, tensors: int) -> None:
-    names = [tensor.name for layer in network(name).layers for tensor in layer.tensors]
-    assert len(names) == len(set(names)) == tensors
+    names = {tensor.name for layer in model.layers for tensor in layer.tensors}
+    assert (parameters(*model.layers), f"{model.forward_flops / 2e9:.2f}", len(names)) == PUBLISHED[name]
+    assert len(names) == sum(len(layer.tensors) for layer in model.layers)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -67,11 +60,6 @@ def test_most_of_vgg16_is_one_matrix_near_the_end() -> None:
     assert parameters(fc6) == 25_088 * 4096 + 4096
     matrices = [layer for layer in model.layers if layer.name.startswith("fc")]
     assert sum(layer.forward_flops for layer in matrices) < 0.01 * model.forward_flops
-
-
-def test_resnets_end_with_the_same_matrix_but_for_its_width() -> None:
-    assert parameters(network("resnet18").layers[-1]) == 512 * 1000 + 1000
-    assert parameters(network("resnet50").layers[-1]) == 2048 * 1000 + 1000
 
 
 def test_unknown_network() -> None:

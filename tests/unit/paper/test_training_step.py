@@ -70,16 +70,6 @@ def test_three_layers_by_hand() -> None:
     assert step.overhead_percent == pytest.approx(100 * 1.5 / 19.5)
 
 
-def test_without_overlap_sending_begins_when_computing_ends() -> None:
-    step = step_time(THREE, times(THREE), lambda size: size / 10, False, BUCKETS)
-    assert [(b.ready_s, b.start_s, b.end_s) for b in step.buckets] == [
-        (12.0, 18.0, 22.0),
-        (16.0, 22.0, 25.0),
-        (18.0, 25.0, 25.5),
-    ]
-    assert (step.exposed_s, step.total_s) == (7.5, 25.5)
-
-
 def test_layers_without_parameters_or_work_are_fine() -> None:
     model = small((0, (4,)), (2, ()), (3, (8,)), (1, ()))
     step = step_time(model, times(model), lambda size: float(size), bucket_bytes=SINGLE)
@@ -219,12 +209,6 @@ def test_buckets_are_pytorchs(name: str) -> None:
     step = step_time(network(name), compute_time(name, "v100"), nothing)
     assert [bucket.tensors for bucket in step.buckets] == [tuple(tensors[i].name for i in bucket) for bucket in theirs]
     assert [b.size_bytes for b in step.buckets] == [sum(4 * tensors[i].elements for i in bucket) for bucket in theirs]
-
-
-def test_infinite_bandwidth_leaves_compute() -> None:
-    step = step_time(network("alexnet"), compute_time("alexnet", "p100"), nothing)
-    assert step.total_s == step.compute_s == compute_time("alexnet", "p100").total_s
-    assert (step.communication_s, step.exposed_s, step.overhead_percent) == (0.0, 0.0, 0.0)
 
 
 def test_a_time_is_asked_once_per_size() -> None:
