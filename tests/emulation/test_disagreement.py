@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -36,16 +37,24 @@ def call(comm: Communicator, words: Words, shared: bool) -> None:
     comm._call((name, op, root, 1), new(into) if into else None, new(out or 1) if out or not into else None)
 
 
-def calls_its_own(comm: Communicator, calls: list[list[Words]], shared: bool) -> Failure:
-    """This rank's calls, the last rank's list for all ranks that have none, and a barrier; how it failed."""
+def failure_of(work: Callable[[], object]) -> Failure:
     try:
-        for words in calls[min(comm.rank, len(calls) - 1)]:
-            call(comm, words, shared)
-        comm.barrier()
+        work()
     except BlinkError as error:
         time.sleep(0.2)  # so that nobody hears from this one's end what it should hear from the other's call
         return type(error).__name__, str(error)
     return "nothing", ""
+
+
+def calls_its_own(comm: Communicator, calls: list[list[Words]], shared: bool) -> Failure:
+    """This rank's calls, the last rank's list for all ranks that have none, and a barrier; how it failed."""
+
+    def work() -> None:
+        for words in calls[min(comm.rank, len(calls) - 1)]:
+            call(comm, words, shared)
+        comm.barrier()
+
+    return failure_of(work)
 
 
 SMALL: Words = ("allreduce", 16, "float32", "sum", 0)
@@ -93,12 +102,8 @@ def test_a_program_of_other_chunks_is_another_call(start: Start) -> None:
 
 def runs_other_chunks(comm: Communicator) -> Failure:
     program = lower(algorithm("ring").plan(_request(comm.size)))
-    try:
-        comm.run(program, np.ones(100_000), np.ones(100_000), chunk_bytes=(64 << 10) << comm.rank)
-    except CommunicationError as error:
-        time.sleep(0.2)
-        return type(error).__name__, str(error)
-    return "nothing", ""
+    ones = np.ones(100_000)
+    return failure_of(lambda: comm.run(program, ones, ones.copy(), chunk_bytes=(64 << 10) << comm.rank))
 
 
 def _request(ranks: int) -> Request:

@@ -1,4 +1,4 @@
-"""Programs on backend "blink", one function each, that ranks run. By hand:
+"""Programs on backend "blink" that ranks run: functions of rank and size; the default group is there. By hand:
 
     echo NAME WORLD_SIZE | python torch_programs.py
 
@@ -45,16 +45,9 @@ from blinkccl.torch_backend import hooks, stats
 from blinkccl.torch_backend.process_group import BlinkProcessGroup
 
 TIMEOUT = timedelta(seconds=30)
-PROGRAMS: dict[str, Callable[[int, int], None]] = {}
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
-
-
-def program(function: Callable[[int, int], None]) -> Callable[[int, int], None]:
-    """Registers a function of rank and world size; the default group is there when it is called."""
-    PROGRAMS[function.__name__] = function
-    return function
 
 
 def block(rank: int, shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> Tensor:
@@ -75,7 +68,6 @@ def same(got: Tensor, expected: Tensor) -> None:
 # ---- collectives
 
 
-@program
 def reductions(rank: int, size: int) -> None:
     """Every reduction on every type, in place, at once and in the background, and on parts of tensors."""
     kinds = dist.ReduceOp
@@ -98,7 +90,6 @@ def reductions(rank: int, size: int) -> None:
                 same(mine, expected if rank == size - 1 else blocks[rank])
 
 
-@program
 def other_reductions(rank: int, size: int) -> None:
     """Averages, scaled sums, truth values, complex and fp8 numbers, sparse tensors, lists of tensors."""
     mean = torch.full((7,), float(rank))
@@ -129,7 +120,6 @@ def other_reductions(rank: int, size: int) -> None:
     assert [tensor.tolist() for tensor in future.wait()] == [[size * sum(range(size))] * n for n in (1, 0, 5)]
 
 
-@program
 def movements(rank: int, size: int) -> None:
     """Every collective that moves data, on any type, in lists, in one tensor, in place, in pieces and empty."""
     for dtype in (torch.float32, torch.float16, torch.int64, torch.bool, torch.complex64):
@@ -182,7 +172,6 @@ def reduce_into(output: Tensor, tensor: Tensor, **options: Any) -> Any:
     return getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)(output, tensor, **options)
 
 
-@program
 def scattered_sums(rank: int, size: int) -> None:
     """ReduceScatter from lists and from one tensor, in place, averaged, of unequal parts."""
     for dtype in (torch.float32, torch.bfloat16, torch.int32):
@@ -206,7 +195,6 @@ def scattered_sums(rank: int, size: int) -> None:
     same(output, torch.full((rank + 1,), float(rank * size)))
 
 
-@program
 def unequal_blocks(rank: int, size: int) -> None:
     """Blocks whose sizes only some ranks know."""
     outputs = [torch.zeros(peer) for peer in range(size)]
@@ -245,7 +233,6 @@ def messages_sent() -> int:
     return stats().get("sends", 0) + stats().get("spanning_sends", 0)
 
 
-@program
 def layouts(rank: int, size: int) -> None:
     """Tensors that do not lie in one piece, that require grad, and those of inference mode."""
     whole = torch.arange(60.0).view(6, 10)
@@ -276,7 +263,6 @@ def layouts(rank: int, size: int) -> None:
     assert stats()["direct_read_bytes"] > 0, "shared tensors travel without a copy"
 
 
-@program
 def in_order(rank: int, size: int) -> None:
     """Calls run in the order of issue, whatever is at once and what in the background."""
     works, tensors = [], []
@@ -295,7 +281,6 @@ def in_order(rank: int, size: int) -> None:
     assert dist.barrier(async_op=True).wait()
 
 
-@program
 def background(rank: int, size: int) -> None:
     """A call with async_op returns before its peers have come: what they first want of us can follow."""
     tensor, token = torch.ones(10), torch.zeros(1)
@@ -318,7 +303,6 @@ def background(rank: int, size: int) -> None:
     same(torch.cat(tensors), torch.full((20,), float(size)))
 
 
-@program
 def futures(rank: int, size: int) -> None:
     """Futures complete without wait(), in order; what is chained to one may issue collectives and wait for them."""
     seen: list[int] = []
@@ -353,7 +337,6 @@ def futures(rank: int, size: int) -> None:
     assert later.wait(timedelta(seconds=1))
 
 
-@program
 def coalescing(rank: int, size: int) -> None:
     """The coalescing manager, with and without a device, at once and in the background."""
     for device in (None, torch.device("cpu")):
@@ -387,7 +370,6 @@ def coalescing(rank: int, size: int) -> None:
 # ---- messages
 
 
-@program
 def messages(rank: int, size: int) -> None:
     """Tags, order, any source, batches, lists of objects, messages of no bytes, and one that is too long."""
     following, previous = (rank + 1) % size, (rank - 1) % size
@@ -428,7 +410,6 @@ def messages(rank: int, size: int) -> None:
     assert float(after) == size
 
 
-@program
 def objects(rank: int, size: int) -> None:
     """The collectives on Python objects."""
     everybody: list[Any] = [None] * size
@@ -448,7 +429,6 @@ def objects(rank: int, size: int) -> None:
 # ---- groups
 
 
-@program
 def groups(rank: int, size: int) -> None:
     """Groups of some ranks, of one rank, many of them, made anew after the end of all."""
     pair = dist.new_group([0, size - 1], timeout=TIMEOUT)
@@ -484,7 +464,6 @@ def groups(rank: int, size: int) -> None:
     assert float(tensor[0]) == size
 
 
-@program
 def mixed_devices(rank: int, size: int) -> None:
     """A backend for other devices in the same string; made when it is first needed."""
     dist.destroy_process_group()
@@ -511,7 +490,6 @@ def mixed_devices(rank: int, size: int) -> None:
         dist.all_reduce(torch.ones(2, device="meta"))
 
 
-@program
 def timeouts(rank: int, size: int) -> None:
     """A rank that does not come: the others say so in time, and monitored_barrier names it."""
     group = dist.new_group(timeout=TIMEOUT)
@@ -553,7 +531,6 @@ def timeouts(rank: int, size: int) -> None:
     dist.barrier()
 
 
-@program
 def a_rank_dies(rank: int, size: int) -> None:
     """A rank whose process ends in the middle of training is named on all others, at once."""
     dist.barrier()
@@ -613,7 +590,6 @@ def compare(size: int, train: Callable[[Any], list[float]], exact: bool = True) 
     torch.testing.assert_close(torch.tensor(on_blink), torch.tensor(on_gloo), rtol=1e-3, atol=1e-4)
 
 
-@program
 def data_parallel(rank: int, size: int) -> None:
     """DDP: many buckets, buffers, unused parameters, sparse gradients, uneven inputs, torch's hooks and ours."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
@@ -661,7 +637,6 @@ def fully_sharded(mesh: DeviceMesh) -> Small:
     return model
 
 
-@program
 def sharded(rank: int, size: int) -> None:
     """FSDP, FSDP2 with and without a mesh of two dimensions, and the zero-redundancy optimizer."""
     from torch.distributed.fsdp import FullyShardedDataParallel
@@ -684,7 +659,6 @@ def sharded(rank: int, size: int) -> None:
     optimizer.step()
 
 
-@program
 def functional(rank: int, size: int) -> None:
     """DTensor and functional collectives, as they are and compiled."""
     from torch.distributed import _functional_collectives as collectives
@@ -714,7 +688,6 @@ def functional(rank: int, size: int) -> None:
         same(got, expected)
 
 
-@program
 def compiled(rank: int, size: int) -> None:
     """torch.compile around DDP and inside it, FSDP2, whole steps with our hook, and collectives at once and later."""
     compiled = partial(torch.compile, backend="eager")
@@ -757,7 +730,6 @@ def compiled(rank: int, size: int) -> None:
     same(sums(torch.ones(5)), torch.full((5,), 6.0 * size * size))
 
 
-@program
 def profiled(rank: int, size: int) -> None:
     """A profile holds our calls, with shapes."""
     with torch.profiler.profile(record_shapes=True) as profile:
@@ -767,7 +739,6 @@ def profiled(rank: int, size: int) -> None:
     assert events == {"blink:all_reduce": [[3, 5]], "blink:all_gather": [[7]]}, events
 
 
-@program
 def over_send_and_recv(rank: int, size: int) -> None:
     """The ring's Program over gloo: any layout, any size, a group of some ranks, and a rank that dies."""
     group = dist.new_group(backend="gloo", timeout=TIMEOUT)
@@ -804,7 +775,6 @@ def ring_program(size: int, slots: int = 2) -> Program:
     return lower(ALGORITHMS["ring"].plan(Request(topology, Collective("allreduce", size), topology.ranks)), slots)
 
 
-@program
 def over_hosts(rank: int, size: int) -> None:
     """Ranks that say they are on several hosts: everything still runs, over gloo's send and receive."""
     from blinkccl.torch_backend import transport
@@ -868,7 +838,7 @@ def _rank(name: str, rank: int, size: int) -> None:
     torch.set_num_threads(1)
     try:
         start(rank, size, "first")
-        PROGRAMS[name](rank, size)
+        globals()[name](rank, size)
         if dist.is_initialized():
             dist.destroy_process_group()
         gc.collect()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from fractions import Fraction
 from random import Random
 
@@ -21,37 +20,30 @@ from support.small_networks import dgx_1v, random_digraph, random_graph, random_
 EPSILONS = (Fraction(1, 2), Fraction(1, 5), Fraction(1, 10), Fraction(1, 20))
 ROUNDING = 1e-9
 
-#: What is packed → (network, oracle, the optimum by combinatorics).
-PROBLEMS: dict[str, Callable[[Random], tuple[Network, Oracle, Fraction]]] = {}
 
-
-def problem(make: Callable[[Random], tuple[Network, Oracle, Fraction]]) -> None:
-    PROBLEMS[make.__name__] = make
-
-
-@problem
 def broadcast(dice: Random) -> tuple[Network, Oracle, Fraction]:
     network = random_digraph(dice, dice.randint(2, 7), most=dice.choice([1, 4, 1000]))
     return network, out_tree_oracle(network, [0]), Fraction(broadcast_rate(network, 0)[0])
 
 
-@problem
 def allreduce(dice: Random) -> tuple[Network, Oracle, Fraction]:
     network = random_graph(dice, dice.randint(2, 7), most=dice.choice([1, 4, 1000]))
     return network, up_and_down_oracle(network, 0), strength(network.n, undirected_widths(network))[0]
 
 
-@problem
 def gather(dice: Random) -> tuple[Network, Oracle, Fraction]:
     network = random_switched(dice, dice.randint(2, 5), 2, balanced=False)
     return network, paths_oracle(network, 0), gather_rate(network, 0)[0]
 
 
-@problem
 def relay(dice: Random) -> tuple[Network, Oracle, Fraction]:
     network = random_graph(dice, dice.randint(2, 5))
     oracle = relay_oracle(network, 0)
     return network, oracle, pack_columns(network.capacity, [Fraction(1)], oracle).rate
+
+
+#: What is packed → (network, oracle, the optimum by combinatorics).
+PROBLEMS = {make.__name__: make for make in (broadcast, allreduce, gather, relay)}
 
 
 def assert_guarantee(network: Network, packing: ApproximatePacking, optimum: Fraction, epsilon: Fraction) -> None:
