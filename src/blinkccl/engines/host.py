@@ -343,11 +343,7 @@ def run(
 ) -> list[Array | None]:
     """Runs a collective once, all ranks in this process; see :class:`blinkccl.engines.registry.Run`.
 
-    The same bits as the reference engine for any data.
-
-    Notes
-    -----
-    Cost: mapping a segment and a thread per rank, besides the run.
+    The same bits as the reference engine. Cost: mapping a segment and a thread per rank, besides the run.
     """
     ways = options or HostOptions()
     row, chosen = element_type(call.dtype), operation(call.op)

@@ -1,9 +1,4 @@
-"""Which engines there are: each runs any Program on real buffers.
-
-To add an engine: write one file beside this one with a function ``run`` of the form :class:`Run`, and add
-its row to :data:`ENGINES`, with ``needs`` where it may be missing. The conformance tests and the command line pick
-it up from there.
-"""
+"""Which engines there are: each runs any Program on real buffers."""
 
 from __future__ import annotations
 

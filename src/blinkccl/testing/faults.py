@@ -1,7 +1,6 @@
 """Faults to plant into a right Program, each with the cause that the verifier must name.
 
-A fault returns the damaged program, or None where this program has no place for it. To add one: write a
-function and add its row to :data:`FAULTS`.
+A fault returns the damaged program, or None where this program has no place for it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Machines that people name: what is in the box, by the vendors' documents.
 
-Rates are nominal, in GB/s per direction; what a copy really reaches is the simulator's business. To add a
-machine: write a function that adds its vertices and links, and add its row to :data:`CATALOG`.
+Rates are nominal, in GB/s per direction; what a copy really reaches is the simulator's business.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Topologies by rule: ``ring:8``, ``torus:4x4``, ``random:12:seed=3``. One link is one NVLink lane, 25 GB/s.
-
-To add a family: write a function ``(Assembly, text after the name) → None`` that adds vertices and links,
-and add its row to :data:`FAMILIES`.
-"""
+"""Topologies by rule: ``ring:8``, ``torus:4x4``, ``random:12:seed=3``. One link is one NVLink lane, 25 GB/s."""
 
 from __future__ import annotations
 

@@ -163,9 +163,8 @@ class SpanningTransport:
     """A group that spans hosts: our plans over two process groups of gloo, one for collectives and one for messages.
 
     Planned on the hosts as they are: all ranks of a host reach each other, and hosts meet at one network switch, each
-    through one interface. Only the ratio of the two rates counts for a plan; the network's is taken to be much the
-    lower. Slower than shared memory, and no faster than gloo where that is at its best; it serves so that a program
-    need not care where its ranks are. ``hosts`` has the name of each rank's host.
+    through one interface, whose rate is taken to be much the lower: only the ratio counts. No faster than gloo at its
+    best; it serves so that a program need not care where its ranks are. ``hosts`` names each rank's host.
     """
 
     def __init__(self, store: Any, rank: int, hosts: list[str], global_ranks: list[int], timeout_s: float) -> None:
@@ -190,7 +189,6 @@ class SpanningTransport:
         scale: float | None = None,
         deadline_s: float | None = None,
     ) -> None:
-        """See :class:`~blinkccl.torch_backend.transport.Transport`."""
         collective = call.among(self.size)
         seconds = self._timeout_s if deadline_s is None else deadline_s
         execution = self._executions.get(collective)
@@ -210,7 +208,6 @@ class SpanningTransport:
         )
 
     def isend(self, address: int, nbytes: int, dst: int, tag: int = 0, deadline_s: float | None = None) -> Future[None]:
-        """See :class:`~blinkccl.torch_backend.transport.Transport`."""
         work = self._messages.send([_at(address, nbytes, torch.uint8)], dst, tag + 1)  # AllToAll's own tag is -1
         self._count("sends", nbytes)
         future: Future[None] = Future()
@@ -220,7 +217,7 @@ class SpanningTransport:
     def irecv(
         self, address: int, nbytes: int, src: int | None, tag: int = 0, deadline_s: float | None = None
     ) -> Future[int]:
-        """See :class:`~blinkccl.torch_backend.transport.Transport`. Gloo ends the process if a message is longer."""
+        """Gloo ends the process if a message is longer."""
         buffer = [_at(address, nbytes, torch.uint8)]
         if src is None:
             work = self._messages.recv_anysource(buffer, tag + 1)
