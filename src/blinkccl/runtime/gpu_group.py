@@ -204,9 +204,7 @@ def _element(dtype: str, scale: float | None) -> Any:
     return c.create_string_buffer(element, len(element))
 
 
-def open_gpu_group(
-    store: Any, rank: int, size: int, device: int, *, prefix: str, deadline_s: float, algorithm: str = ""
-) -> GpuGroup:
+def open_gpu_group(store: Any, rank: int, size: int, device: int, *, prefix: str, deadline_s: float) -> GpuGroup:
     """A group of GPUs of one host, one per rank; all ranks call this, each with its ``device`` as CUDA counts it.
 
     ``store`` is ours or one of torch's; ``prefix``, ``deadline_s`` (planning has its own) and errors are as those of
@@ -225,7 +223,7 @@ def open_gpu_group(
     for peer, words in enumerate(told):
         if words["refused"]:
             raise UnsupportedError(f"rank {peer}: {words['refused']}")
-    return GpuGroup(f"blink-gpu-group/{told[0]['key']}", rank, size, device, algorithm)
+    return GpuGroup(f"blink-gpu-group/{told[0]['key']}", rank, size, device)
 
 
 def _refusal() -> str:
