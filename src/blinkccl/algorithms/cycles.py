@@ -1,7 +1,6 @@
 """Link-disjoint directed Hamiltonian cycles, as many as the links hold: what every ring is made of.
 
-Branch and bound for up to :data:`EXACT_VERTICES` GPUs, which proves the maximum on every allocation of a
-DGX-1; greedy beyond.
+Branch and bound for up to :data:`EXACT_VERTICES` GPUs, which proves the maximum; greedy beyond.
 """
 
 from __future__ import annotations

@@ -290,10 +290,7 @@ class RunningCandidate:
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise SystemExit inside, so that candidates are closed on the way out.
-
-    The exit code is 128 + the signal's number, as a shell has it. What is ignored already (nohup) stays ignored.
-    """
+    """SIGTERM and SIGHUP, where not ignored, raise SystemExit(128 + number) inside, so that candidates are closed."""
 
     def end(number: int, frame: object) -> NoReturn:
         for each in before:
