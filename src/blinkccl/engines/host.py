@@ -224,11 +224,7 @@ def awaited(error: native.Error | native.RankStatus) -> str:
 
 
 class NativeOp:
-    """A bound Program of one rank, ready to run again and again; ``bound`` is what ``plan.bind`` returned.
-
-    ``cross_memory`` lets messages be read in private buffers by the system. All ranks must be able to, and say the
-    same.
-    """
+    """A Program that ``plan.bind`` bound, of one rank; all ranks must be able to ``cross_memory``, and say the same."""
 
     def __init__(
         self,

@@ -77,11 +77,7 @@ def store_fault(topology: Topology, path: Sequence[int]) -> str | None:
 
 
 def without_memory_links(topology: Topology) -> Topology:
-    """The same vertices without the links that lead into a processor's memory and nowhere else.
-
-    What is planned on it has no path through a processor's memory; GPUs outside the job are left out by
-    :func:`~blinkccl.topology.select.network_for`.
-    """
+    """The same, without links that lead into a processor's memory and nowhere else: no plan on it goes there."""
 
     def leads_into_memory(link: Link) -> bool:
         hosts = [v for v in (link.src, link.dst) if topology.vertex[v].kind == "host"]

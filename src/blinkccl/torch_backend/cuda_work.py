@@ -32,11 +32,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2e-5, 1e-3
 
 @eager
 class CudaWork(BlinkWork):
-    """A call that was enqueued on ``stream``, with ``event`` behind it.
-
-    ``failed`` looks whether the group has failed. ``captured``: it was recorded into a graph, and nothing runs here
-    that could be asked for.
-    """
+    """A call enqueued on ``stream``, with ``event`` behind it; nothing runs that could be asked for if ``captured``."""
 
     def __init__(
         self,

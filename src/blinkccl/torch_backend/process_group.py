@@ -66,11 +66,7 @@ def create(options: Any) -> BlinkProcessGroup:
 
 @eager
 class BlinkProcessGroup(dist.ProcessGroup):
-    """A process group over one transport.
-
-    ``store`` is torch's, of this group alone; ``timeout`` for calls whose options have none; ``global_ranks`` empty for
-    the world itself.
-    """
+    """A process group over one transport; ``timeout`` is for calls whose options have none."""
 
     def __init__(
         self,
