@@ -139,32 +139,7 @@ void aborts_at_any_moment() {
   }
 }
 
-// ---- ranks that differ
-
-void mismatches() {
-  for (const bool first_small : {false, true}) {
-    for (const bool second_small : {false, true}) {
-      for (const Kind kind : {Kind::kOneHop, Kind::kBroadcast}) {
-        const Room room(shape_for(3), 4096, 64);
-        as_threads(room, [&](blink_comm* comm, int rank) {
-          CallOptions options = with(kind, rank == 1 ? second_small : first_small, false);
-          options.signature = rank == 1 ? 0x200000001 : 0x100000002;
-          Call call(room, comm, rank, options);
-          // Who only sends learns it one call later.
-          int code = BLINK_OK;
-          for (int i = 0; i < 2 && code == BLINK_OK; ++i) code = call.run();
-          const blink_error error = call.error();
-          expect(code == BLINK_MISMATCH && error.code == code, "rank %d ended with %d", rank, code);
-          expect(error.sequence == 1 && (error.rank == 1) != (error.peer == 1),
-                 "rank %d is told of ranks %d and %d, call %lu", rank, error.rank, error.peer, error.sequence);
-          const int other = error.rank == 1 ? 0 : 1;  // which side is rank 1's
-          expect(error.what[other] == 0x200000001 * 7 && error.what[1 - other] == 0x100000002 * 7,
-                 "rank %d is told %lx and %lx", rank, error.what[0], error.what[1]);
-        });
-      }
-    }
-  }
-}
+// ---- ranks that differ: what they are told is tested by tests/emulation/test_disagreement.py
 
 // Small messages tell by the lower bits of the signature, which may agree.
 void hidden_mismatch() {
@@ -178,81 +153,7 @@ void hidden_mismatch() {
   });
 }
 
-// ---- ranks that die
-
-struct Death {
-  const char* name;
-  bool small, killed;
-};
-
-// Rank 1 makes some calls and is gone; the parent kills it or it leaves by itself.
-void deaths() {
-  for (const Death& death : {Death{"exit, large", false, false}, Death{"exit, small", true, false},
-                             Death{"kill, large", false, true}, Death{"kill, small", true, true}}) {
-    std::mt19937 random(death.small * 2 + death.killed);
-    for (int round = 0; round < 3; ++round) {
-      const Room room(shape_for(3), 4096, round == 0 ? 64 : 1);
-      const unsigned pause = random() % 30'000;
-      std::vector<pid_t> children;
-      for (int r = 0; r < 3; ++r) {
-        children.push_back(forked([&] {
-          blink_comm* comm = room.attach(r, true);
-          CallOptions options;
-          options.small = death.small;
-          Call call(room, comm, r, options);
-          for (std::uint32_t i = 0; i < 5 && !death.killed; ++i) call.sum(i);
-          if (r == 1 && !death.killed) _exit(7);
-          int code = BLINK_OK;
-          while (code == BLINK_OK) code = call.run(30'000'000);
-          const blink_error error = call.error();
-          expect(code == BLINK_PEER_LOST && error.peer == 1 && error.left == 0, "%s: rank %d ended with %d of %d",
-                 death.name, r, code, error.peer);
-        }));
-      }
-      if (death.killed) {
-        for (int r = 0; r < 3; ++r) await(room, r, has_begun);
-        usleep(pause);
-        kill(children[1], SIGKILL);
-      }
-      for (int r = 0; r < 3; ++r) {
-        const int status = ended(children[static_cast<std::size_t>(r)]);
-        const bool right = r != 1 ? status == 0
-                           : death.killed ? WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL
-                                          : WIFEXITED(status) && WEXITSTATUS(status) == 7;
-        expect(right, "%s: rank %d's process ended with status %d", death.name, r, status);
-      }
-    }
-  }
-}
-
-// One that has closed its communicator is missed only by those who wait for it, and they are told that it left.
-void leaving() {
-  const Room room(shape_for(3), 4096, 64);
-  std::vector<pid_t> children;
-  for (int r = 0; r < 3; ++r) {
-    children.push_back(forked([&] {
-      blink_comm* comm = room.attach(r, true);
-      {
-        Call call(room, comm, r, {});
-        call.sum(3);
-        unsigned char byte = 9;
-        if (r == 2) {
-          usleep(200'000);  // rank 1 has left: no matter here
-          expect(blink_stream_write(comm, 0, &byte, 1, kPatience) == 1, "a write beside a rank that left");
-        }
-        if (r == 0) {
-          expect(blink_stream_read(comm, 2, &byte, 1, kPatience) == 1, "a read beside a rank that left");
-          const int code = call.run();
-          const blink_error error = call.error();
-          expect(code == BLINK_PEER_LOST && error.peer == 1 && error.left == 1, "ended with %d of %d, left %d", code,
-                 error.peer, error.left);
-        }
-      }
-      blink_detach(comm);
-    }));
-  }
-  for (const pid_t child : children) expect(ended(child) == 0, "a process failed");
-}
+// ---- ranks that leave, or die in a collective: tests/emulation/test_faults.py
 
 void a_stream_notices_a_death() {
   const Room room(shape_for(2), 4096, 64);
@@ -345,29 +246,11 @@ void wrong_shapes() {
   expect(format(small, 0) == BLINK_OK, "a small shape");
 }
 
-// ---- the picture for people
-
-void description() {
+// What it shows of ranks: tests/emulation/test_dump.py.
+void wrong_descriptions() {
   const Room room(shape_for(2), 4096, 64);
-  as_threads(room, [&](blink_comm* comm, int rank) {
-    Call call(room, comm, rank, {});
-    if (rank == 1) {
-      blink_status found[2] = {};
-      do {
-        usleep(1000);
-        expect(blink_describe(room.segment().base(), room.segment().bytes(), found, 2) == 2, "two ranks");
-      } while (found[0].waits == BLINK_WAITS_NOT);
-      expect(found[0].waits == BLINK_WAITS_ENTRY && found[0].peer == 1 && found[0].sequence == 1 &&
-                 found[0].what == 7 && found[0].count == 300 && found[0].finished == 0 && found[0].waiting_us >= 0,
-             "rank 0 waits for %d of %d in call %lu", found[0].waits, found[0].peer, found[0].sequence);
-      expect(found[0].pid == getpid() && found[0].joined == 1 && found[0].left == 0, "rank 0 is there");
-      expect(found[1].waits == BLINK_WAITS_NOT && found[1].sequence == 0, "rank 1 has not called");
-    }
-    call.sum(1);
-  });
   blink_status found[1];
   expect(blink_describe(room.segment().base(), room.segment().bytes(), found, 1) == 2, "room for one of two");
-  expect(found[0].finished == 1 && found[0].left == 1 && found[0].waits == BLINK_WAITS_NOT, "rank 0 has left");
   const Memory nothing(8192);
   expect(blink_describe(nothing.base(), nothing.bytes(), found, 1) == -1, "memory that is no segment");
 }
@@ -379,15 +262,12 @@ int main() {
   deadlines();
   aborts();
   aborts_at_any_moment();
-  mismatches();
   hidden_mismatch();
   missing_memory();
   unknown_heap();
   wrong_joins();
   wrong_shapes();
-  description();
-  leaving();
-  deaths();
+  wrong_descriptions();
   a_stream_notices_a_death();
   return verdict();
 }

@@ -88,6 +88,7 @@ def test_ranks_that_call_different_things_all_say_both_sides(start: Start, what:
     assert [kind for kind, _ in found] == ["PlanMismatchError"] * 3, found
     assert len(texts) == 1, "all ranks say the same"
     (text,) = texts
+    assert text.startswith("call 2 " if what == "number of calls" else "call 1 "), text
     assert "rank 0 calls " in text
     assert "rank 1 calls " in text or "rank 2 calls " in text
     if what not in ("number of calls",):
