@@ -24,6 +24,7 @@ OPENMPI = {
     "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
     "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": "prterun-host-19636@1", "PMIX_RANK": "1",
 }  # fmt: skip
+PMI = {"PMI_RANK": "1", "PMI_SIZE": "3"}
 MPICH = {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"}
 SLURM = {
     "SLURM_PROCID": "1", "SLURM_NTASKS": "9", "SLURM_STEP_NUM_TASKS": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "0",
@@ -39,15 +40,17 @@ def nowhere(variable: str) -> None:
     return None
 
 
-def test_blink() -> None:
-    found = launch({**BLINK, "BLINK_STORE": "tcp://a:1"}, launcher)
-    assert found == Launch(1, 4, "blink", "tcp://a:1", "")
-    local = {"BLINK_LOCAL_RANK": "0", "BLINK_LOCAL_WORLD_SIZE": "2"}
-    assert launch({**BLINK, **local}, launcher) == Launch(1, 4, "blink", None, "")
-
-
-def test_torchrun_has_a_store_that_its_agent_serves() -> None:
-    assert launch(TORCHRUN, launcher) == Launch(2, 4, "torchrun", "torchrun://node7:29500", "run/3")
+@pytest.mark.parametrize(
+    ("environ", "found"),
+    [
+        ({**BLINK, "BLINK_STORE": "tcp://a:1"}, Launch(1, 4, "blink", "tcp://a:1", "")),
+        ({**BLINK, "BLINK_LOCAL_RANK": "0", "BLINK_LOCAL_WORLD_SIZE": "2"}, Launch(1, 4, "blink", None, "")),
+        (TORCHRUN, Launch(2, 4, "torchrun", "torchrun://node7:29500", "run/3")),  # a store that its agent serves
+        (PMI, Launch(1, 3, "pmi", None, "")),  # says nothing of the host
+    ],
+)
+def test_a_launcher_says_it_all(environ: dict[str, str], found: Launch) -> None:
+    assert launch(environ, launcher) == found
 
 
 def test_torchs_variables_by_hand_mean_rank_0s_store() -> None:
@@ -89,6 +92,7 @@ def test_a_store_that_is_named_goes_before_everything() -> None:
 
 
 def test_blink_goes_before_torchrun_before_mpi_before_slurm() -> None:
+    assert launch({**SLURM, **PMI}, launcher).launcher == "slurm"
     everything = {**SLURM, **MPICH, **OPENMPI, **TORCHRUN, **BLINK}
     order = []
     for variables in (BLINK, TORCHRUN, OPENMPI, MPICH, SLURM):
@@ -117,12 +121,6 @@ def test_slurm_on_several_nodes_meets_at_the_first() -> None:
     assert 61440 <= int(url.rpartition(":")[2]) <= 65535
     other = launch({**SLURM, **nodes, "SLURM_JOB_ID": "1043"}, launcher).store_url
     assert other != url
-
-
-def test_pmi_alone_says_nothing_of_the_host() -> None:
-    pmi = {"PMI_RANK": "1", "PMI_SIZE": "3"}
-    assert launch({**SLURM, **pmi}, launcher).launcher == "slurm"
-    assert launch(pmi, launcher) == Launch(1, 3, "pmi", None, "")
 
 
 @pytest.mark.parametrize(
