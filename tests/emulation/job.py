@@ -7,14 +7,13 @@ know, or raises: :class:`~rank_processes.Outcome`.
 from __future__ import annotations
 
 import os
-import signal
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from rank_processes import Outcome, RankProcess
+from rank_processes import Outcome, RankProcess, outcomes
 
 from blinkccl.runtime.communicator import Communicator
 from blinkccl.runtime.store import FileStore, Pauses, Store, open_store
@@ -49,9 +48,9 @@ def tell(comm: Communicator, word: str) -> None:
     comm.group.store.set(f"said/{word}/{comm.rank}", b"")
 
 
-def wait_for(store: Store, key: str, within_s: float = PATIENT_S) -> bytes:
+def wait_for(store: Store, key: str) -> bytes:
     """What is under ``key``, as soon as a rank has put it there."""
-    pauses = Pauses(time.monotonic() + within_s)
+    pauses = Pauses(time.monotonic() + PATIENT_S)
     while (value := store.peek(key)) is None:
         assert pauses.pause(), f"nobody has said {key}"
     return value
@@ -74,10 +73,10 @@ class Job:
         assert found is not None
         return found
 
-    def hear(self, word: str, *ranks: int, within_s: float = PATIENT_S) -> None:
+    def hear(self, word: str, *ranks: int) -> None:
         """Waits until these ranks (default: all) have told ``word``."""
         for rank in ranks or range(len(self.ranks)):
-            wait_for(self.store, f"said/{word}/{rank}", within_s)
+            wait_for(self.store, f"said/{word}/{rank}")
 
     def signal(self, rank: int, number: int) -> float:
         """Sends a signal; returns when (``time.monotonic()``, which all processes of a host share)."""
@@ -85,23 +84,21 @@ class Job:
         os.kill(self.pid(rank), number)
         return at
 
-    def outcomes(self, *ranks: int, within_s: float = PATIENT_S) -> list[Outcome]:
+    def outcomes(self, *ranks: int) -> list[Outcome]:
         """What came of these ranks (default: all), which are ended then."""
-        end = time.monotonic() + within_s
-        chosen = ranks or range(len(self.ranks))
-        return [self.ranks[rank].outcome(max(0.0, end - time.monotonic())) for rank in chosen]
+        return outcomes([self.ranks[rank] for rank in ranks or range(len(self.ranks))])
 
-    def values(self, *ranks: int, within_s: float = PATIENT_S) -> list[Any]:
+    def values(self, *ranks: int) -> list[Any]:
         """What these ranks returned; the test fails if one of them raised."""
-        found = self.outcomes(*ranks, within_s=within_s)
+        found = self.outcomes(*ranks)
         for rank, outcome in zip(ranks or range(len(self.ranks)), found, strict=True):
             assert outcome.error is None, f"rank {rank}: {outcome.error!r}"
             assert outcome.exitcode is None, f"rank {rank} ended with {outcome.exitcode}"
         return [outcome.value for outcome in found]
 
-    def errors(self, *ranks: int, within_s: float = PATIENT_S) -> list[BaseException]:
+    def errors(self, *ranks: int) -> list[BaseException]:
         """What these ranks raised; the test fails if one of them did not."""
-        found = self.outcomes(*ranks, within_s=within_s)
+        found = self.outcomes(*ranks)
         for rank, outcome in zip(ranks or range(len(self.ranks)), found, strict=True):
             assert outcome.error is not None, f"rank {rank} raised nothing: {outcome}"
         return [outcome.error for outcome in found if outcome.error is not None]
@@ -109,9 +106,6 @@ class Job:
     def end(self) -> None:
         """Kills what still runs, also what was stopped."""
         for rank in self.ranks:
-            with suppress(ProcessLookupError, ValueError):
-                if rank.process.pid is not None and rank.process.is_alive():
-                    os.kill(rank.process.pid, signal.SIGCONT)
             rank.kill()
 
 

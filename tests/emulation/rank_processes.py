@@ -50,7 +50,7 @@ class RankProcess:
         self.process.kill()
         self.process.join(10)
 
-    def outcome(self, within_s: float = 20.0) -> Outcome:
+    def outcome(self, within_s: float) -> Outcome:
         """What came of it; fails if it takes longer."""
         try:
             assert self._receiver.poll(within_s), f"a rank did not end within {within_s} s"
@@ -62,9 +62,9 @@ class RankProcess:
             self.kill()
 
 
-def outcomes(ranks: Sequence[RankProcess], within_s: float = 20.0) -> list[Outcome]:
+def outcomes(ranks: Sequence[RankProcess]) -> list[Outcome]:
     """What came of all of them; none is left running."""
-    end = time.monotonic() + within_s
+    end = time.monotonic() + 20
     try:
         return [rank.outcome(max(0.0, end - time.monotonic())) for rank in ranks]
     finally:

@@ -9,16 +9,16 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
+from job import wait_for
 from rank_processes import CONTEXT, Outcome, RankProcess, outcomes
 
 from blinkccl.errors import CommunicationError, PeerLostError, PlanMismatchError, RendezvousTimeout
 from blinkccl.runtime import peer_info
-from blinkccl.runtime.bootstrap import Bootstrap, Published, _Joining, join
+from blinkccl.runtime.bootstrap import Bootstrap, _Joining, join
 from blinkccl.runtime.peer_info import own_peer_info, same_host
 from blinkccl.runtime.store import FileStore, open_store
 
@@ -68,24 +68,11 @@ def linger(url: str, rank: int) -> float:
     return 0.5 if rank == 0 and url.startswith("tcp") else 0.0
 
 
-def wait_for(condition: Callable[[], object], within_s: float = 10.0) -> None:
-    end = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < end, "what the test waits for did not happen"
-        time.sleep(0.005)
-
-
-def published(tmp_path: Path) -> Published:
-    wait_for(lambda: list(tmp_path.glob("store/*bootstrap*")))
-    (path,) = tmp_path.glob("store/*bootstrap*")
-    return msgspec.msgpack.decode(path.read_bytes(), type=Published)
-
-
-def two_of_three(directory: str, tmp_path: Path) -> list[RankProcess]:
+def two_of_three(directory: str) -> list[RankProcess]:
     """Ranks 0 and 1, which have met."""
     ranks = [RankProcess(met, directory, rank, 3, PATIENT_S) for rank in range(2)]
-    published(tmp_path)
-    wait_for(lambda: list(tmp_path.glob("store/*here*1")))
+    for key in ("job/bootstrap", "job/here/1"):
+        wait_for(open_store(directory, 1, 0), key)
     time.sleep(0.3)  # nothing can be seen from outside of their coming together
     return ranks
 
@@ -109,9 +96,9 @@ def test_a_missing_rank_is_named_by_all_that_wait(url: str, absent: int) -> None
 
 
 @pytest.mark.parametrize("twice", [0, 1])
-def test_a_rank_that_is_there_twice_is_an_error_on_all(directory: str, tmp_path: Path, twice: int) -> None:
+def test_a_rank_that_is_there_twice_is_an_error_on_all(directory: str, twice: int) -> None:
     """The usual way in which this happens: one number is given twice, another not at all."""
-    ranks = two_of_three(directory, tmp_path)
+    ranks = two_of_three(directory)
     ranks.append(RankProcess(met, directory, twice, 3, PATIENT_S))
     for outcome in outcomes(ranks):
         assert isinstance(outcome.error, PlanMismatchError)
@@ -139,17 +126,9 @@ def test_ranks_that_disagree_all_hear_of_it(
         assert all(f"rank {rank} (process" in str(outcome.error) for rank in range(2))
 
 
-def test_jobs_side_by_side_do_not_meet(tmp_path: Path) -> None:
-    jobs = [
-        [RankProcess(met, f"file://{tmp_path}/job{job}", rank, 2, PATIENT_S) for rank in range(2)] for job in range(2)
-    ]
-    expected = [[rank.process.pid for rank in job] for job in jobs]
-    assert [pids(outcomes(job)) for job in jobs] == [[pair] * 2 for pair in expected]
-
-
 @pytest.mark.parametrize("again", [0, 1])
-def test_a_rank_that_is_killed_may_be_started_again(directory: str, tmp_path: Path, again: int) -> None:
-    first = two_of_three(directory, tmp_path)
+def test_a_rank_that_is_killed_may_be_started_again(directory: str, again: int) -> None:
+    first = two_of_three(directory)
     gate = CONTEXT.Barrier(3)
     late = [RankProcess(met, directory, rank, 3, PATIENT_S, gate=gate) for rank in (again, 2)]
     first[again].kill()

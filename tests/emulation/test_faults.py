@@ -22,6 +22,7 @@ from rank_processes import RankProcess, outcomes
 from blinkccl.errors import CommunicationError, DeadlineError, PeerLostError
 from blinkccl.runtime import host_group
 from blinkccl.runtime.communicator import Communicator
+from blinkccl.runtime.store import open_store
 
 #: How long after a kill all others have raised, at the latest.
 LIMIT_S = 2.0
@@ -115,11 +116,11 @@ def dies_at(url: str, rank: int, size: int, point: str) -> None:
     member(url, rank, size, PATIENT_S, between_calls, (rank,))
 
 
-def hears_while_joining(url: str, rank: int, size: int) -> tuple[float, int, str]:
+def hears_while_joining(url: str, rank: int, size: int) -> tuple[float, int, int | None]:
     try:
         member(url, rank, size, PATIENT_S, between_calls, (-1,))
     except PeerLostError as error:
-        return time.monotonic(), error.rank, str(error)
+        return time.monotonic(), error.rank, error.pid
     raise AssertionError("nobody was lost")
 
 
@@ -151,16 +152,14 @@ def test_a_rank_that_is_killed_while_others_are_missing(tmp_path: Path, start: S
 
     def kill() -> float:
         ranks = [RankProcess(hears_while_joining, url, rank, 3) for rank in range(2)]
-        end = time.monotonic() + PATIENT_S
-        while not (list(tmp_path.glob("store/*here*1")) and list(tmp_path.glob("store/*bootstrap*"))):
-            assert time.monotonic() < end
-            time.sleep(0.005)
+        for key in ("blink/bootstrap", "blink/here/1"):
+            wait_for(open_store(url, 1, 0), key)
         time.sleep(0.3)  # nothing can be seen from outside of their coming together
         killed = time.monotonic()
         ranks[victim].kill()
         (other,) = outcomes([ranks[1 - victim]])
         assert other.error is None, other.error
-        assert other.value[1] == victim
+        assert other.value[1:] == (victim, ranks[victim].process.pid)
         return float(other.value[0] - killed)
 
     in_time(kill)
