@@ -156,10 +156,7 @@ def whole_trees(trees: Sequence[LocalTree], gateways: Gateways) -> list[LocalTre
 
 
 def cut_trees(trees: Sequence[LocalTree], gateways: Gateways) -> list[LocalTree]:
-    """Trees cut so that each rank is the root of a part in proportion to its way out.
-
-    Every step uses up a tree or a rank's part, so there are fewer pieces than trees and ranks together.
-    """
+    """Fewer pieces of trees than trees and ranks, so that each rank is a root in proportion to its way out."""
     movable = sum((tree.weight for tree in trees if tree.movable), Fraction(0))
     total = sum(gateways.values())
     room = {v: movable * width / total for v, width in gateways.items()}

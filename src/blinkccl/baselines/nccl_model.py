@@ -141,10 +141,7 @@ def choose(channels: Channels, collective: str, size_bytes: int) -> NcclEstimate
 
 
 def crossover(channels: Channels, collective: str, up_to_bytes: int = 2**34) -> tuple[Winner, ...]:
-    """Who wins from which size on, ascending from 0: the sizes, exact to the byte, at which NCCL's choice changes.
-
-    Between two sizes at which a correction changes all times are straight lines; their lower envelope is walked along.
-    """
+    """Who wins from which size on, ascending from 0, exact to the byte: the lower envelope of NCCL's straight lines."""
     lines = cost_lines(channels, collective)
     bends = sorted({0, *(size for line in lines for size in line.bends() if size <= up_to_bytes)})
     winners: list[Winner] = []

@@ -87,10 +87,7 @@ def guess_arch(topology: Topology) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """NCCL's path between two GPUs, or between a GPU and a network card.
-
-    ``load`` is what a channel of 1 GB/s takes of each link: mostly 1 of each link of the path.
-    """
+    """NCCL's path between GPUs or to a network card; ``load`` is what a channel of 1 GB/s takes of each link."""
 
     path: Path
     kind: int

@@ -1,11 +1,10 @@
 """What the nine collectives mean, said a second time, for the independent checker.
 
-Written from nccl-tests' conventions and the plan's schema, not from :mod:`blinkccl.collectives`: where the
-two disagree, one of them is wrong and the checker says so. Everything here speaks in vertex ids.
+Written from nccl-tests' conventions and the plan's schema, not from :mod:`blinkccl.collectives`: where the two
+disagree, one of them is wrong and the checker says so. Everything here speaks in vertex ids.
 
-S is the size that nccl-tests prints. For allgather, reduce_scatter, gather and scatter it is the N blocks
-of all ranks together, so one block weighs 1/N; for alltoall it is one rank's buffer, so one of the N² blocks
-weighs 1/N and all of them N.
+S is the size that nccl-tests prints: for allgather, reduce_scatter, gather and scatter the N blocks of all ranks, so
+one block weighs 1/N; for alltoall one rank's buffer, so one of the N² blocks weighs 1/N.
 """
 
 from __future__ import annotations

@@ -31,10 +31,7 @@ class _Place:
 
 
 def topology_svg(topology: Topology) -> str:
-    """The picture as text. Lines are as wide as links are fast; each has its ends and rate as a tooltip.
-
-    A line stands for both directions of a link, and says so where they differ. Cost: O(vertices + links).
-    """
+    """The picture as text: a line for both directions of a link, as wide as it is fast, with its ends as a tooltip."""
     places, size = _layout(topology)
     fastest = max((link.gb_per_s for link in topology.links), default=1.0)
     lines = [
