@@ -45,10 +45,7 @@ Oracle = Callable[[Prices], list[Column]]
 
 @dataclass(frozen=True, slots=True)
 class ExactPacking:
-    """Columns with positive weights, the rate X they reach, and prices that prove ``bound``.
-
-    ``pool`` holds every column that was met. No prices where the rate is the caller's own proved bound.
-    """
+    """Columns with positive weights, the rate X, prices that prove ``bound`` unless the caller did; ``pool``: all."""
 
     rate: Fraction
     columns: tuple[tuple[Column, Fraction], ...]
