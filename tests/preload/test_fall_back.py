@@ -57,9 +57,9 @@ def test_driver_too_old(fallen, files: Built) -> None:
 
 
 def test_no_driver(preloaded: Preloaded, files: Built, tmp_path: Path) -> None:
-    """NCCL itself says so: ncclUnhandledCudaError, and Blink adds nothing."""
-    code = "import ctypes, sys; nccl = ctypes.CDLL(sys.argv[1]); "
-    code += "sys.exit(nccl.ncclCommInitAll((ctypes.c_void_p * 2)(), 2, None))"
+    """NCCL itself says so: ncclUnhandledCudaError, and its version all the same; Blink adds nothing."""
+    code = "import ctypes, sys; nccl = ctypes.CDLL(sys.argv[1]); out = (ctypes.c_void_p * 2)(); "
+    code += "sys.exit(nccl.ncclGetVersion(out) or nccl.ncclCommInitAll(out, 2, None))"
     command = ["python3", "-c", code, files.doubles.nccl]
     (ended,) = preloaded.run([command], BLINK_CUDA_LIB=tmp_path / "none.so").ended
     assert (ended.code, ended.blink) == (1, [])

@@ -322,20 +322,6 @@ def ipc_peer(text: str) -> None:
     expect(1, cuda.cuIpcCloseMemHandle(first))
 
 
-def bad_peer() -> None:
-    """Device 1 to 2 spoils a byte; the other way, and by way of the host, nothing happens."""
-    cuda.ready(1)
-    one = cuda.allocate(1000)
-    cuda.fill(one, 0, 1000)
-    cuda.cuCtxSetCurrent(cuda.out(cuda.cuDevicePrimaryCtxRetain, 2))
-    two = cuda.allocate(1000)
-    cuda.cuMemcpyDtoDAsync_v2(two, one, 1000, 0)
-    expect(1, sum(byte != 0 for byte in cuda.read(two, 1000)))
-    cuda.fill(two, 0, 1000)
-    cuda.cuMemcpyDtoDAsync_v2(one, two, 1000, 0)
-    expect(bytes(1000), cuda.read(one, 1000))
-
-
 def staging() -> None:
     """What can be paged is read before the call returns; what is pinned when the stream gets there."""
     cuda.ready()
@@ -428,44 +414,6 @@ def wrong_arch(path: str) -> None:
     expect(209, cuda.cuModuleLoadData(ctypes.byref(ctypes.c_uint64()), image))
 
 
-def _capturing(stream: int) -> int:
-    return cuda.out(lambda out: cuda.cuStreamIsCapturing(stream, out))
-
-
-def capture(path: str) -> None:
-    """Kernel, fill and copy in two streams, joined; the replays use the arguments of the capture."""
-    cuda.ready()
-    function = _loaded(path, "gather")
-    stream, side, fork, join = cuda.stream(), cuda.stream(), cuda.event(), cuda.event()
-    words, copy, gate = cuda.allocate(32), cuda.allocate(32), cuda.allocate(8)
-    cuda.fill(gate, 1, 8)
-    expect(0, cuda.cuStreamBeginCapture_v2(stream, 0))
-    expect(401, cuda.cuStreamBeginCapture_v2(stream, 0))
-    expect(1, _capturing(stream))
-    call = Call(gate, words, 0, 0)
-    expect(0, cuda.cuMemsetD8Async(words, 0, 32, stream))
-    cuda.cuEventRecord(fork, stream)
-    cuda.cuStreamWaitEvent(side, fork, 0)
-    expect(1, _capturing(side))
-    expect(0, _launch(function, call, 4, 32, side))
-    cuda.cuEventRecord(join, side)
-    cuda.cuStreamWaitEvent(stream, join, 0)
-    expect(0, cuda.cuMemcpyDtoDAsync_v2(copy, words, 32, stream))
-    graph = ctypes.c_uint64()
-    expect(0, cuda.cuStreamEndCapture(stream, ctypes.byref(graph)))
-    expect(0, _capturing(side))
-    expect(b"\xa5" * 32, cuda.read(copy, 32))  # nothing has run
-    call.output = 0
-    execution = cuda.out(cuda.cuGraphInstantiateWithFlags, graph.value, 0)
-    for _ in range(3):
-        cuda.fill(copy, 0, 32)
-        expect(0, cuda.cuGraphLaunch(execution, stream))
-        expect(0, cuda.cuStreamSynchronize(stream))
-        expect(b"".join(i.to_bytes(8, "little") for i in (1, 2, 3, 4)), cuda.read(copy, 32))
-    expect(0, cuda.cuGraphExecDestroy(execution))
-    expect(0, cuda.cuGraphDestroy(graph.value))
-
-
 def capture_errors() -> None:
     cuda.ready()
     stream, other, event, outside = cuda.stream(0), cuda.stream(), cuda.event(), cuda.event()
@@ -510,110 +458,6 @@ def capture_errors() -> None:
     expect(904, cuda.cuStreamEndCapture(stream, graph))
 
 
-def _graph(stream: int, *calls: Callable[[], int]) -> int:
-    """What these calls put into the stream, as a graph that can be launched."""
-    expect(0, cuda.cuStreamBeginCapture_v2(stream, 2))
-    for call in calls:
-        expect(0, call())
-    graph = cuda.out(lambda out: cuda.cuStreamEndCapture(stream, out))
-    return cuda.out(cuda.cuGraphInstantiateWithFlags, graph, 0)
-
-
-def _gate() -> tuple[Callable[[int], int], Callable[[], None]]:
-    """Holds a stream up, and lets it go on."""
-    word, key = cuda.allocate(8), cuda.stream()
-    cuda.fill(word, 0, 8)
-
-    def close(stream: int) -> int:
-        return cuda.cuStreamWaitValue64_v2(stream, word, 1, 0)
-
-    def unlock() -> None:
-        expect(0, cuda.cuStreamWriteValue64_v2(key, word, 1, 0))
-
-    return close, unlock
-
-
-def _stays(*streams: int) -> None:
-    time.sleep(0.02)
-    expect([600] * len(streams), [cuda.cuStreamQuery(stream) for stream in streams])
-
-
-def external_wait() -> None:
-    """A launch waits for what the event's record was when it was launched."""
-    cuda.ready()
-    stream, producer, event = cuda.stream(), cuda.stream(), cuda.event()
-    source, target = cuda.allocate(64), cuda.allocate(64)
-    cuda.fill(source, 1, 64)
-    graph = _graph(
-        stream,
-        lambda: cuda.cuStreamWaitEvent(stream, event, 1),
-        lambda: cuda.cuMemcpyDtoDAsync_v2(target, source, 64, stream),
-    )
-    expect(0, cuda.cuGraphLaunch(graph, stream))  # never recorded: nothing to wait for
-    expect(0, cuda.cuStreamSynchronize(stream))
-    expect(bytes([1] * 64), cuda.read(target, 64))
-    for value in (2, 3):
-        close, unlock = _gate()
-        close(producer)
-        cuda.cuMemsetD8Async(source, value, 64, producer)
-        cuda.cuEventRecord(event, producer)
-        expect(0, cuda.cuGraphLaunch(graph, stream))
-        _stays(stream, producer)
-        unlock()
-        expect(0, cuda.cuStreamSynchronize(stream))
-        expect(bytes([value] * 64), cuda.read(target, 64))
-    first, open_first = _gate()
-    later, open_later = _gate()
-    first(stream)
-    expect(0, cuda.cuGraphLaunch(graph, stream))
-    later(producer)
-    cuda.cuEventRecord(event, producer)  # after the launch: nothing to it
-    open_first()
-    expect(0, cuda.cuStreamSynchronize(stream))
-    expect(600, cuda.cuEventQuery(event))
-    open_later()
-    expect(0, cuda.cuEventSynchronize(event))
-
-
-def external_record() -> None:
-    """Each launch records the event: waits and queries mean the last node of the last launch; so do other graphs."""
-    cuda.ready()
-    stream, other, event, within = cuda.stream(), cuda.stream(), cuda.event(), cuda.event()
-    memory, copy = cuda.allocate(64), cuda.allocate(64)
-    inner = _graph(
-        stream,
-        lambda: cuda.cuStreamWaitEvent(stream, event, 1),
-        lambda: cuda.cuEventRecordWithFlags(event, stream, 1),
-        lambda: cuda.cuStreamWaitEvent(stream, within, 1),
-        lambda: cuda.cuMemsetD8Async(memory, 1, 64, stream),
-        lambda: cuda.cuEventRecordWithFlags(event, stream, 1),
-    )
-    follower = _graph(
-        other,
-        lambda: cuda.cuStreamWaitEvent(other, event, 1),
-        lambda: cuda.cuMemcpyDtoDAsync_v2(copy, memory, 64, other),
-        lambda: cuda.cuEventRecordWithFlags(event, other, 1),
-    )
-    outer = _graph(stream, lambda: cuda.cuGraphLaunch(inner, stream))
-    expect(0, cuda.cuEventQuery(event))  # a graph that was not launched records nothing
-    for graph in (inner, outer):
-        cuda.fill(memory, 0, 64)
-        close, unlock = _gate()
-        holder, reader = cuda.stream(), cuda.stream()
-        close(holder)
-        cuda.cuEventRecord(within, holder)
-        expect(0, cuda.cuGraphLaunch(graph, stream))
-        expect(600, cuda.cuEventQuery(event))
-        expect(0, cuda.cuGraphLaunch(follower, other))
-        expect(0, cuda.cuStreamWaitEvent(reader, event, 0))
-        _stays(stream, other, reader)
-        expect(600, cuda.cuEventQuery(event))
-        unlock()
-        expect(0, cuda.cuStreamSynchronize(reader))
-        expect(0, cuda.cuEventQuery(event))
-        expect(bytes([1] * 64), cuda.read(copy, 64))
-
-
 def external_errors() -> None:
     cuda.ready()
     stream, other, event = cuda.stream(), cuda.stream(), cuda.event()
@@ -630,14 +474,6 @@ def external_errors() -> None:
     expect(905, cuda.cuStreamWaitEvent(stream, event, 0))
     expect(901, cuda.cuStreamWaitEvent(stream, event, 1))
     expect(901, cuda.cuEventRecordWithFlags(event, stream, 1))
-
-
-def faults() -> None:
-    context = cuda.ready()
-    out = ctypes.byref(ctypes.c_uint64())
-    expect([0, 2, 0], [cuda.cuMemAlloc_v2(out, 8) for _ in range(3)])
-    expect([999, 999], [cuda.cuCtxEnablePeerAccess(context, 0) for _ in range(2)])
-    cuda.cuMemsetD8Async(cuda.allocate(8), 0, 8, 0)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ import pytest
 from doubles.build import build, compile_library
 
 DOUBLES = Path(__file__).resolve().parents[2] / "doubles"
-SYMBOLS = DOUBLES / "nccl" / "symbols-2.32.3.txt"
 QUICK = ("--sizes", "0,3,1000,4099")
 Environment = dict[str, str]
 Ended = subprocess.CompletedProcess[str]
@@ -69,11 +68,6 @@ def test_client_in_several_processes(client, tmp_path: Path, processes: int, loc
     assert len(said(client(*arguments, processes=variables))) == 22 * processes
 
 
-def test_nonblocking_calls_that_take_their_time(client) -> None:
-    variables = {"BLINK_DOUBLE_NCCL_LATE": "1", "BLINK_DOUBLE_NCCL_SLOW_MS": "60"}
-    said(client("--mode", "threads", "--ranks", "3", "--cases", "nonblocking", processes=[variables]))
-
-
 def test_client_notices_a_collective_that_did_nothing(client, doubles, tmp_path: Path) -> None:
     source = doubles.compiler.parents[1] / "client" / "lazy_allreduce.c"
     lazy = compile_library([source], tmp_path / "liblazy.so")
@@ -87,61 +81,6 @@ def test_nobody_waits_for_a_rank_that_died(client, tmp_path: Path) -> None:
     arguments = ["--mode", "process", "--ranks", "2", "--id", str(tmp_path / "id"), "--cases", "types,sizes", *QUICK]
     ended = client(*arguments, processes=[{}, {"BLINK_DOUBLE_FAIL": "cuMemcpyDtoHAsync_v2:40:2"}], timeout_s=20)
     assert [one.returncode for one in ended] == [1, 1]
-
-
-def test_ranks_that_share_a_gpu(client) -> None:
-    one = {"BLINK_DOUBLE_DEVICES": "1", "BLINK_DOUBLE_KEEP": "1"}
-    arguments = ["--mode", "threads", "--ranks", "2", "--cases", "types,abort"]
-    (refused,) = client(*arguments, processes=[one])
-    assert refused.returncode == 1
-    assert "gives 5" in refused.stdout
-    said(client(*arguments, processes=[one | {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}]))
-
-
-def test_journal_names_what_arrived(client, tmp_path: Path) -> None:
-    journal = tmp_path / "journal"
-    said(
-        client(
-            *("--mode", "threads", "--ranks", "2", "--cases", "sizes", "--sizes", "7"),
-            processes=[{"BLINK_DOUBLE_NCCL_JOURNAL": str(journal)}],
-        )
-    )
-    lines = [line.split() for line in journal.read_text().splitlines()]
-    calls = [(line[0], line[3], line[5]) for line in lines]
-    assert calls.count(("ncclAllReduce", "7", "outer")) == 2 * 4  # two ranks; in place or not, shifted or not
-    assert calls.count(("ncclBcast", "7", "outer")) == calls.count(("ncclBroadcast", "7", "inner")) == 2 * 2
-    assert {line[2] for line in lines if line[0] == "ncclAllReduce"} == {"0", "1"}
-    inner = {name for name, _, whose in calls if whose == "inner"}
-    assert inner == {
-        *("ncclBroadcast", "ncclGetVersion", "ncclMemAlloc", "ncclMemFree"),
-        *("ncclCommRegister", "ncclCommDeregister", "ncclCommGetAsyncError"),
-    }
-
-
-def test_exports_are_those_of_nccl(doubles) -> None:
-    listed = subprocess.run(["nm", "-D", "--defined-only", doubles.nccl], capture_output=True, text=True, check=True)
-    kinds = {line.split()[2]: line.split()[1] for line in listed.stdout.splitlines()}
-    public = SYMBOLS.read_text().split()
-    assert len(public) == 96
-    assert {name for name, kind in kinds.items() if kind == "W"} == set(public)
-    assert {name for name, kind in kinds.items() if kind == "T"} == {f"p{name}" for name in public}
-
-
-def test_loaded_as_torch_loads_it(doubles, environment: Environment) -> None:
-    command = [doubles.loader, doubles.torch_like]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-    assert (ended.returncode, ended.stderr) == (0, "")
-    assert Path(json.loads(ended.stdout)["allreduce_in"]).samefile(doubles.nccl)
-
-
-def test_without_a_gpu(doubles, environment: Environment, tmp_path: Path) -> None:
-    """NCCL answers ncclUnhandledCudaError, and its version all the same."""
-    code = "import ctypes, sys; nccl = ctypes.CDLL(sys.argv[1]); out = (ctypes.c_void_p * 4)(); "
-    code += "print(nccl.ncclGetVersion(out), nccl.ncclCommInitAll(out, 1, None))"
-    without = environment | {"BLINK_CUDA_LIB": str(tmp_path / "none.so")}
-    command = ["python3", "-c", code, str(doubles.nccl)]
-    ended = subprocess.run(command, env=without, capture_output=True, text=True, timeout=60, check=True)
-    assert ended.stdout.split() == ["0", "1"]
 
 
 @pytest.mark.slow
