@@ -35,9 +35,6 @@ class Doubles:
     nccl: Path
     #: The program against NCCL's interface.
     client: Path
-    #: A library that needs ``libnccl.so.2``, and the program that opens it as torch does.
-    torch_like: Path
-    loader: Path
     #: What ``BLINK_NVCC`` names: takes nvcc's command line, compiles for this CPU.
     compiler: Path
 
@@ -91,8 +88,6 @@ def _places(place: Path) -> Doubles:
         cuda_old=place / "libcuda_old.so",
         nccl=place / "libnccl.so.2",
         client=place / "nccl_client",
-        torch_like=place / "libtorch_like.so",
-        loader=place / "torch_like_loader",
         compiler=HERE / "compiler" / "nvcc",
     )
 
@@ -111,10 +106,6 @@ def _build(found: Doubles, sanitizer: str | None) -> None:
 
     client = _objects(sorted((HERE / "client" / "nccl_client").glob("*.c")), (), sanitizer)
     _link(client, found.client, (str(found.nccl), "-ldl"), sanitizer)
-    rpath = f"-Wl,--disable-new-dtags,-rpath,{found.nccl.parent}"
-    torch_like = _objects([HERE / "client" / "torch_like.c"], ("-fPIC",), sanitizer)
-    _link(torch_like, found.torch_like, ("-shared", str(found.nccl), rpath), sanitizer)
-    _link(_objects([HERE / "client" / "loader.c"], (), sanitizer), found.loader, ("-ldl",), sanitizer)
 
 
 def _objects(sources: Sequence[Path], flags: Sequence[str], sanitizer: str | None) -> list[Path]:

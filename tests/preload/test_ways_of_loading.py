@@ -17,16 +17,6 @@ sys.exit(library.scene_main(len(words), (ctypes.c_char_p * len(words))(*words)))
 """
 
 
-def test_as_torch_does(preloaded: Preloaded, files: Built) -> None:
-    doubles = files.doubles
-    outcome = preloaded.run([[doubles.loader, doubles.torch_like]])
-    (ended,) = outcome.ended
-    assert (ended.code, ended.err) == (0, "")
-    assert files.library is not None
-    assert Path(ended.said[0]["allreduce_in"]).samefile(files.library)
-    assert outcome.reached_nccl() == {"AllReduce": 1, "Bcast": 1}  # a rank alone has no trees
-
-
 def test_ranks_as_torch_has_them(preloaded: Preloaded, files: Built) -> None:
     start = [sys.executable, "-c", LIKE_TORCH, files.ranks_library]
     outcome = preloaded.scene("many_calls", calls=3, start=start).right()
