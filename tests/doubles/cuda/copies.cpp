@@ -67,17 +67,17 @@ constexpr unsigned kAsync = kDriver | kContext, kSync = kDriver | kContext | kNo
 }  // namespace
 
 CU_API cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, std::size_t bytes, CUstream stream) {
-  CU_ENTER_STREAM(kAsync, stream);
+  CU_ENTER(kAsync);
   return copy(Way::to_device, to, number(from), bytes, stream);
 }
 
 CU_API cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, std::size_t bytes, CUstream stream) {
-  CU_ENTER_STREAM(kAsync, stream);
+  CU_ENTER(kAsync);
   return copy(Way::to_host, number(to), from, bytes, stream);
 }
 
 CU_API cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stream) {
-  CU_ENTER_STREAM(kAsync, stream);
+  CU_ENTER(kAsync);
   return copy(Way::on_device, to, from, bytes, stream);
 }
 
@@ -92,7 +92,7 @@ CU_API cuMemcpyDtoH_v2(void* to, CUdeviceptr from, std::size_t bytes) {
 }
 
 CU_API cuMemsetD8Async(CUdeviceptr to, unsigned char value, std::size_t count, CUstream stream) {
-  CU_ENTER_STREAM(kAsync, stream);
+  CU_ENTER(kAsync);
   Range range;
   if (count == 0) return stream_of(stream) ? kSuccess : kInvalidHandle;
   if (CUresult error = locate(to, count, true, &range)) return error;
@@ -100,29 +100,27 @@ CU_API cuMemsetD8Async(CUdeviceptr to, unsigned char value, std::size_t count, C
 }
 
 CU_API cuLaunchHostFunc(CUstream stream, CUhostFn function, void* data) {
-  CU_ENTER_STREAM(kAsync, stream);
+  CU_ENTER(kAsync);
   if (!function) return kInvalidValue;
   return submit(stream, [=] { function(data); });
 }
 
 CU_API cuStreamWriteValue64_v2(CUstream stream, CUdeviceptr to, std::uint64_t value, unsigned flags) {
-  CU_ENTER_STREAM(kAsync, stream);
+  CU_ENTER(kAsync);
   Range range;
   if (to % 8 || flags > 1 || locate(to, 8, true, &range)) return kInvalidValue;
   return submit(stream, [=] { __atomic_store_n(reinterpret_cast<std::uint64_t*>(to), value, __ATOMIC_RELEASE); });
 }
 
 CU_API cuStreamWaitValue64_v2(CUstream stream, CUdeviceptr at, std::uint64_t value, unsigned flags) {
-  CU_ENTER_STREAM(kAsync, stream);
+  CU_ENTER(kAsync);
   Range range;
-  if (at % 8 || flags > 3 || locate(at, 8, true, &range)) return kInvalidValue;
+  if (at % 8 || flags > 1 || locate(at, 8, true, &range)) return kInvalidValue;
   return submit(stream, [=] {
     for (;;) {
       const std::uint64_t seen = __atomic_load_n(reinterpret_cast<std::uint64_t*>(at), __ATOMIC_ACQUIRE);
       if (flags == 0 && static_cast<std::int64_t>(seen - value) >= 0) return;
       if (flags == 1 && seen == value) return;
-      if (flags == 2 && (seen & value) != 0) return;
-      if (flags == 3 && ~(seen | value) != 0) return;
       std::this_thread::sleep_for(std::chrono::microseconds(20));
     }
   });

@@ -39,7 +39,6 @@ Machine described() {
   made.bad_peer = pairs("BLINK_DOUBLE_BAD_PEER");
   made.slow_peer = pairs("BLINK_DOUBLE_SLOW_PEER");
   const int count = static_cast<int>(setting("BLINK_DOUBLE_DEVICES", 4));
-  const std::vector<std::string> bus_ids = words("BLINK_DOUBLE_BUS_IDS");
   std::vector<int> visible;
   if (std::getenv("CUDA_VISIBLE_DEVICES")) {
     // The first number that is no device hides all that follow, as in CUDA.
@@ -55,7 +54,7 @@ Machine described() {
     Device device{number, "", {}};
     char text[32];
     std::snprintf(text, sizeof text, "0000:%02x:00.0", number);
-    device.bus_id = number < static_cast<int>(bus_ids.size()) ? bus_ids[static_cast<std::size_t>(number)] : text;
+    device.bus_id = text;
     std::memcpy(device.uuid.bytes, "test-double-gpu", 15);
     device.uuid.bytes[15] = static_cast<char>(number);
     made.devices.push_back(device);
@@ -171,23 +170,11 @@ CU_API cuDeviceGetAttribute(int* value, int attribute, CUdevice device) {
   CU_ENTER(kDriver);
   if (!value) return kInvalidValue;
   if (!machine().has(device)) return kInvalidDevice;
-  unsigned domain = 0, bus = 0, slot = 0;
-  std::sscanf(machine().devices[static_cast<std::size_t>(device)].bus_id.c_str(), "%x:%x:%x", &domain, &bus, &slot);
   switch (attribute) {
-    case 1: *value = 1024; break;                       // threads per block
-    case 8: *value = 49152; break;                      // shared memory per block
-    case 10: *value = 32; break;                        // warp size
     case 16: *value = machine().multiprocessors; break;
     case 20: *value = machine().exclusive.empty() ? 0 : 3; break;  // compute mode
-    case 33: *value = static_cast<int>(bus); break;
-    case 34: *value = static_cast<int>(slot); break;
-    case 39: *value = 2048; break;                      // threads per multiprocessor
-    case 40: *value = 2; break;                         // copy engines
-    case 41: *value = 1; break;                         // unified addresses
-    case 50: *value = static_cast<int>(domain); break;
     case 75: *value = machine().arch / 10; break;
     case 76: *value = machine().arch % 10; break;
-    case 97: *value = 232448; break;                    // shared memory that a block may ask for
     case 122: *value = setting("BLINK_DOUBLE_MEM_OPS", 1) ? 1 : 0; break;  // stream memory operations of 64 bits
     default:
       if (attribute < 1 || attribute > 200) return kInvalidValue;

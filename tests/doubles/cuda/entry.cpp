@@ -1,13 +1,11 @@
 #include "entry.h"
 
 #include <fcntl.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <map>
 #include <mutex>
 #include <string>
@@ -65,34 +63,22 @@ int journal() {
   return file;
 }
 
-void note(const char* function, unsigned needs, CUstream stream) {
-  const int file = journal();
-  if (file < 0) return;
-  char name[32] = "-";
-  if (needs & kOnStream) {
-    const auto number = reinterpret_cast<std::uintptr_t>(stream);
-    if (number <= 1) std::strcpy(name, "legacy");
-    else if (number == 2) std::strcpy(name, "thread");
-    else std::snprintf(name, sizeof name, "%p", static_cast<void*>(stream));
-  }
-  char line[160];
-  const int length = std::snprintf(line, sizeof line, "%s %s %d %ld\n", function, name, static_cast<int>(getpid()),
-                                   syscall(SYS_gettid));
-  if (write(file, line, static_cast<std::size_t>(length)) != length) std::abort();
+void note(const char* function) {
+  if (journal() < 0) return;
+  const std::string line = std::string(function) + "\n";
+  if (write(journal(), line.data(), line.size()) != static_cast<ssize_t>(line.size())) std::abort();
 }
 
 }  // namespace
 
 void mark_initialized() { initialized_by = getpid(); }
 
-CUresult enter(const char* function, unsigned needs, CUstream stream) {
+CUresult enter(const char* function, unsigned needs) {
   static Faults& faults = *new Faults;
-  note(function, needs, stream);
+  note(function);
   if (CUresult wanted = faults.ask(function)) return wanted;
-  if (needs & ~static_cast<unsigned>(kOnStream)) {
-    // A child made by fork has not initialised CUDA, whatever its memory says.
-    if (initialized_by.load() != getpid()) return kNotInitialized;
-  }
+  // A child made by fork has not initialised CUDA, whatever its memory says.
+  if (needs && initialized_by.load() != getpid()) return kNotInitialized;
   if (needs & kContext) {
     if (CUresult error = current_usable()) return error;
   }

@@ -11,12 +11,10 @@ enum Needs : unsigned {
   kDriver = 1,       // cuInit was called, in this process and not in its parent
   kContext = 2,      // and a context is current
   kNoCapture = 4,    // and is not among what CUDA calls unsafe while a stream is captured
-  kOnStream = 8,     // the stream is worth a word in the journal
 };
 
-// 0, or the error to return. Journal line: "<function> <stream> <process> <thread>"; the stream is "-" where the call
-// takes none, "legacy", "thread", or its address.
-CUresult enter(const char* function, unsigned needs, CUstream stream = nullptr);
+// 0, or the error to return. The function's name becomes a line of the journal.
+CUresult enter(const char* function, unsigned needs);
 
 void mark_initialized();
 
@@ -24,5 +22,3 @@ void mark_initialized();
 
 #define CU_ENTER(needs) \
   if (CUresult refused = ::cuda_double::enter(__func__, (needs))) return refused
-#define CU_ENTER_STREAM(needs, stream) \
-  if (CUresult refused = ::cuda_double::enter(__func__, (needs) | ::cuda_double::kOnStream, (stream))) return refused

@@ -42,12 +42,12 @@ static CUresult record(CUevent handle, CUstream stream_handle, bool external) {
 }
 
 CU_API cuEventRecord(CUevent event, CUstream stream) {
-  CU_ENTER_STREAM(kDriver | kContext, stream);
+  CU_ENTER(kDriver | kContext);
   return record(event, stream, false);
 }
 
 CU_API cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned flags) {
-  CU_ENTER_STREAM(kDriver | kContext, stream);
+  CU_ENTER(kDriver | kContext);
   return flags > kEventExternal ? kInvalidValue : record(event, stream, flags == kEventExternal);
 }
 
@@ -83,7 +83,7 @@ CU_API cuEventElapsedTime(float* milliseconds, CUevent start_handle, CUevent end
 }
 
 CU_API cuStreamWaitEvent(CUstream stream_handle, CUevent handle, unsigned flags) {
-  CU_ENTER_STREAM(kDriver | kContext, stream_handle);
+  CU_ENTER(kDriver | kContext);
   const auto event = handles<CUevent_st>().find(handle);
   const auto stream = stream_of(stream_handle);
   if (!event || !stream) return kInvalidHandle;

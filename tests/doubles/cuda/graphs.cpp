@@ -35,23 +35,20 @@ bool joined(const Capture& capture, const Stream& origin) {
   return std::all_of(leads.begin(), leads.end(), [](bool one) { return one; });
 }
 
-// One launch of a graph: by node what it waits for or tells outside of the graph, and the launches of graphs inside.
+// One launch of a graph: by node what it waits for or tells outside of the graph.
 struct Launch {
   std::shared_ptr<const std::vector<Node>> nodes;
   std::vector<OpPtr> outside;
-  std::vector<Launch> inside;
 };
 typedef std::map<std::shared_ptr<CUevent_st>, OpPtr> Records;
 
 // What an event means to a launch is fixed when the graph is launched: a wait is for the record before, never for one
 // of the same launch. Where a launch records an event several times, the last node counts. With the lock held.
 Launch resolve(std::shared_ptr<const std::vector<Node>> nodes, Records* records, std::vector<OpPtr>* waits) {
-  Launch launch{std::move(nodes), {}, {}};
+  Launch launch{std::move(nodes), {}};
   launch.outside.resize(launch.nodes->size());
-  launch.inside.resize(launch.nodes->size());
   for (std::size_t n = 0; n < launch.nodes->size(); ++n) {
     const Node& node = (*launch.nodes)[n];
-    if (node.graph) launch.inside[n] = resolve(node.graph, records, waits);
     if (node.waits && node.waits->recorded && !node.waits->recorded->done) {
       launch.outside[n] = node.waits->recorded;
       waits->push_back(node.waits->recorded);
@@ -64,12 +61,9 @@ Launch resolve(std::shared_ptr<const std::vector<Node>> nodes, Records* records,
   return launch;
 }
 
-void run(const Launch& launch);
-
 void run(const Launch& launch, std::size_t n) {
   const Node& node = (*launch.nodes)[n];
   if (node.work) node.work();
-  if (node.graph) run(launch.inside[n]);
   if (node.waits && launch.outside[n]) await_lazily(launch.outside[n]);
   if (node.records) {
     std::lock_guard<std::mutex> lock(engine());
@@ -114,7 +108,7 @@ void run(const Launch& launch) {
 }  // namespace
 
 CU_API cuStreamEndCapture(CUstream handle, CUgraph* out) {
-  CU_ENTER_STREAM(kDriver | kContext, handle);
+  CU_ENTER(kDriver | kContext);
   const auto stream = stream_of(handle);
   if (!stream) return kInvalidHandle;
   if (!out) return kInvalidValue;
@@ -155,23 +149,17 @@ CU_API cuGraphInstantiateWithFlags(CUgraphExec* out, CUgraph handle, unsigned lo
 }
 
 CU_API cuGraphLaunch(CUgraphExec handle, CUstream stream) {
-  CU_ENTER_STREAM(kDriver | kContext, stream);
+  CU_ENTER(kDriver | kContext);
   const auto exec = handles<CUgraphExec_st>().find(handle);
   if (!exec) return kInvalidValue;
   const auto into = stream_of(stream);
   if (!into) return kInvalidHandle;
   std::lock_guard<std::mutex> lock(engine());
   if (CUresult error = check_capture(*into)) return error;
-  const auto nodes = exec->nodes;
-  if (into->capture) {  // a graph inside a graph: one node that runs it all
-    Node node;
-    node.graph = nodes;
-    add_node(*into, std::move(node));
-    return kSuccess;
-  }
+  if (into->capture) return kNotSupported;  // no graphs inside graphs here
   std::vector<OpPtr> after, waits;
   Records records;
-  const auto launch = std::make_shared<const Launch>(resolve(nodes, &records, &waits));
+  const auto launch = std::make_shared<const Launch>(resolve(exec->nodes, &records, &waits));
   if (exec->last) after.push_back(exec->last);
   exec->last = enqueue(*into, [launch] { run(*launch); }, std::move(after));
   exec->last->within = std::move(waits);

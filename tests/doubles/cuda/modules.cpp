@@ -197,7 +197,7 @@ CU_API cuModuleGetFunction(CUfunction* out, CUmodule handle, const char* name) {
 
 CU_API cuLaunchKernel(CUfunction handle, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                       unsigned block_y, unsigned block_z, unsigned, CUstream stream, void** parameters, void** extra) {
-  CU_ENTER_STREAM(kDriver | kContext, stream);
+  CU_ENTER(kDriver | kContext);
   const auto function = handles<CUfunc_st>().find(handle);
   const auto into = stream_of(stream);
   if (!function || !into) return kInvalidHandle;

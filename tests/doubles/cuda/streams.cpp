@@ -303,7 +303,7 @@ CU_API cuCtxGetStreamPriorityRange(int* least, int* greatest) {
 }
 
 CU_API cuStreamDestroy_v2(CUstream handle) {
-  CU_ENTER_STREAM(kDriver | kContext, handle);
+  CU_ENTER(kDriver | kContext);
   if (reinterpret_cast<std::uintptr_t>(handle) <= 2) return kInvalidHandle;
   const auto stream = handles<Stream>().remove(handle);  // what is in it still runs
   if (!stream) return kInvalidHandle;
@@ -315,7 +315,7 @@ CU_API cuStreamDestroy_v2(CUstream handle) {
 }
 
 CU_API cuStreamSynchronize(CUstream handle) {
-  CU_ENTER_STREAM(kDriver | kContext, handle);
+  CU_ENTER(kDriver | kContext);
   const auto stream = stream_of(handle);
   if (!stream) return kInvalidHandle;
   {
@@ -338,7 +338,7 @@ CU_API cuStreamSynchronize(CUstream handle) {
 }
 
 CU_API cuStreamQuery(CUstream handle) {
-  CU_ENTER_STREAM(kDriver | kContext, handle);
+  CU_ENTER(kDriver | kContext);
   const auto stream = stream_of(handle);
   if (!stream) return kInvalidHandle;
   std::lock_guard<std::mutex> lock(engine());
@@ -351,7 +351,7 @@ CU_API cuStreamQuery(CUstream handle) {
 }
 
 CU_API cuStreamIsCapturing(CUstream handle, int* status) {
-  CU_ENTER_STREAM(kDriver | kContext, handle);
+  CU_ENTER(kDriver | kContext);
   const auto stream = stream_of(handle);
   if (!stream) return kInvalidHandle;
   if (!status) return kInvalidValue;
@@ -366,7 +366,7 @@ CU_API cuStreamIsCapturing(CUstream handle, int* status) {
 
 CU_API cuStreamGetCaptureInfo_v2(CUstream handle, int* status, std::uint64_t* id, CUgraph* graph, const void** nodes,
                                  std::size_t* count) {
-  CU_ENTER_STREAM(kDriver | kContext, handle);
+  CU_ENTER(kDriver | kContext);
   const auto stream = stream_of(handle);
   if (!stream) return kInvalidHandle;
   if (!status) return kInvalidValue;
@@ -381,7 +381,7 @@ CU_API cuStreamGetCaptureInfo_v2(CUstream handle, int* status, std::uint64_t* id
 }
 
 CU_API cuStreamBeginCapture_v2(CUstream handle, int mode) {
-  CU_ENTER_STREAM(kDriver | kContext, handle);
+  CU_ENTER(kDriver | kContext);
   const auto stream = stream_of(handle);
   if (!stream) return kInvalidHandle;
   if (mode < 0 || mode > 2) return kInvalidValue;

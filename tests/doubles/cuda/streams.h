@@ -38,11 +38,10 @@ struct Op {
 };
 typedef std::shared_ptr<Op> OpPtr;
 
-// One of: work, a whole graph, the wait for an event's last record, the record of an event.
+// One of: work, the wait for an event's last record, the record of an event.
 struct Node {
   Work work;
   std::vector<int> after;  // nodes before it
-  std::shared_ptr<const std::vector<Node>> graph = nullptr;
   std::shared_ptr<CUevent_st> waits = nullptr, records = nullptr;
 };
 

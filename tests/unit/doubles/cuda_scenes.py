@@ -94,7 +94,7 @@ def devices() -> None:
         uuid = ctypes.create_string_buffer(16)
         expect(0, cuda.cuDeviceGetUuid_v2(uuid, device))
         expect(0, cuda.cuDeviceGetPCIBusId(name, 64, device))
-        attributes = [cuda.out(cuda.cuDeviceGetAttribute, number, device) for number in (16, 75, 76, 33)]
+        attributes = [cuda.out(cuda.cuDeviceGetAttribute, number, device) for number in (16, 75, 76)]
         seen.append((name.value.decode(), uuid.raw[15], *attributes))
     print(seen)
 
