@@ -1,7 +1,8 @@
-"""What the tests under LD_PRELOAD share: the files of a run, and a runner."""
+"""What the tests under LD_PRELOAD share: the files of a run, a runner, and planners that are none."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,3 +22,16 @@ def files(doubles: Doubles) -> Built:
 @pytest.fixture
 def preloaded(files: Built, session_cache: Path, tmp_path: Path) -> Preloaded:
     return Preloaded(files, tmp_path, session_cache)
+
+
+@pytest.fixture
+def planner(tmp_path: Path) -> Callable[[str], Path]:
+    """Something else than Python, for BLINK_PYTHON."""
+
+    def write(text: str) -> Path:
+        path = tmp_path / "python"
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+        return path
+
+    return write

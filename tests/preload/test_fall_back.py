@@ -39,19 +39,6 @@ def fallen(preloaded: Preloaded) -> Callable[..., Outcome]:
     return run
 
 
-@pytest.fixture
-def planner(tmp_path: Path) -> Callable[[str], Path]:
-    """Something else than Python, for BLINK_PYTHON."""
-
-    def write(text: str) -> Path:
-        path = tmp_path / "python"
-        path.write_text(f"#!/bin/sh\n{text}\n")
-        path.chmod(0o755)
-        return path
-
-    return write
-
-
 def test_driver_too_old(fallen, files: Built) -> None:
     fallen("is too old for Blink: it has no cuDeviceGetUuid_v2", BLINK_CUDA_LIB=files.doubles.cuda_old)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-from pathlib import Path
 
 import pytest
 from preloaded import Preloaded
@@ -56,11 +55,8 @@ def test_rank_that_does_not_call(preloaded: Preloaded, protocol: str, count: int
     assert outcome.left == []
 
 
-def test_abort_while_the_planner_hangs(preloaded: Preloaded, tmp_path: Path) -> None:
-    planner = tmp_path / "python"
-    planner.write_text("#!/bin/sh\nsleep 1000 & sleep 1000\n")
-    planner.chmod(0o755)
-    outcome = preloaded.scene("impatient", BLINK_PYTHON=planner, timeout_s=20)
+def test_abort_while_the_planner_hangs(preloaded: Preloaded, planner) -> None:
+    outcome = preloaded.scene("impatient", BLINK_PYTHON=planner("sleep 1000 & sleep 1000"), timeout_s=20)
     assert [one.code for one in outcome.ended] == [0, 0, 0]
     said = [line for one in outcome.ended for line in one.said]
     # Who aborts first has seen ncclInProgress to the end; by then the others may have heard of it.
@@ -71,12 +67,9 @@ def test_abort_while_the_planner_hangs(preloaded: Preloaded, tmp_path: Path) -> 
     assert any("aborted before the trees were ready" in line for line in outcome.blink)
 
 
-def test_killed_while_the_planner_hangs(preloaded: Preloaded, tmp_path: Path) -> None:
+def test_killed_while_the_planner_hangs(preloaded: Preloaded, planner) -> None:
     """The others need not wait for BLINK_PLAN_TIMEOUT to know that nothing comes of the trees."""
-    planner = tmp_path / "python"
-    planner.write_text("#!/bin/sh\nsleep 1000 & sleep 1000\n")
-    planner.chmod(0o755)
-    outcome = preloaded.scene("impatient", odd=2, BLINK_PYTHON=planner, timeout_s=20)
+    outcome = preloaded.scene("impatient", odd=2, BLINK_PYTHON=planner("sleep 1000 & sleep 1000"), timeout_s=20)
     assert [one.code for one in outcome.ended] == [0, 0, -signal.SIGKILL]
     assert outcome.seconds < 10
     assert outcome.left == []
