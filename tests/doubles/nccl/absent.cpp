@@ -28,7 +28,7 @@ ncclTeam_t team(const char* function, ncclComm_t handle) {
   X(GetMultimemDevicePointer) X(GetMultimemDeviceLeInfo) X(GetPeerDeviceLeInfo) X(ParamBind) X(ParamGetI8)   \
   X(ParamGetI16) X(ParamGetI32) X(ParamGetI64) X(ParamGetU8) X(ParamGetU16) X(ParamGetU32) X(ParamGetU64)    \
   X(ParamGetStr) X(ParamGet) X(ParamGetParameter) X(ParamGetAllParameterKeys) X(CommMemStats)                \
-  X(CommQueryProperties) X(CommGetUniqueId) X(WinGetUserPtr)
+  X(CommQueryProperties) X(CommGetUniqueId) X(CommWindowRegister) X(CommWindowDeregister) X(WinGetUserPtr)
 
 #define ABSENT(name) \
   NCCL_API(ncclResult_t, nccl##name, ()) { return absent(__func__, false); }

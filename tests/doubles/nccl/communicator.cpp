@@ -1,7 +1,5 @@
 #include "communicator.h"
 
-#include <cstdlib>
-#include <cstring>
 #include <thread>
 
 #include "journal.h"
@@ -72,13 +70,11 @@ std::shared_ptr<ncclComm> make(const ncclConfig_t* config, const ncclComm* paren
     comm->blocking = parent->blocking;
   }
   if (config && config->blocking != kUndefined) comm->blocking = config->blocking == 1;
-  char bus_id[32];
   const Current current(comm->context);
-  if (driver()->bus_id(bus_id, sizeof bus_id, comm->device) || driver()->event_create(&comm->order, 2)) {
+  if (driver()->event_create(&comm->order, 2)) {
     *error = fail(ncclUnhandledCudaError, "the driver refuses an event");
     return nullptr;
   }
-  comm->bus_id = bus_id;
   std::lock_guard<std::mutex> lock(alive().mutex);
   alive().comms[comm.get()] = comm;
   return comm;
@@ -102,17 +98,8 @@ ncclResult_t join(ncclComm& comm) {
   const Inner guard;
   int version;
   if (ncclResult_t error = ncclGetVersion(&version)) return error;
-  const ncclResult_t joined = Meeting::join(comm.key, comm.ranks, comm.rank, comm.bus_id, stop_of(comm), &comm.meeting);
+  const ncclResult_t joined = Meeting::join(comm.key, comm.ranks, comm.rank, stop_of(comm), &comm.meeting);
   if (joined) return joined;
-  const char* several = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
-  if (!several || std::strcmp(several, "1") != 0) {
-    for (int peer = 0; peer < comm.ranks; ++peer) {
-      if (peer != comm.rank && comm.bus_id == comm.meeting->seat(peer).bus_id) {
-        return fail(ncclInvalidUsage, "Duplicate GPU detected : rank %d and rank %d both on CUDA device %s", comm.rank,
-                    peer, comm.bus_id.c_str());
-      }
-    }
-  }
   const Current current(comm.context);
   if (ncclResult_t error = ncclMemAlloc(&comm.staging, kStagingBytes)) return error;
   comm.ready = true;  // for its own calls

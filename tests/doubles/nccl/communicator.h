@@ -17,7 +17,6 @@ struct ncclComm {
   std::string key;
   int ranks = 0, rank = 0, device = -1;
   bool blocking = true;
-  std::string bus_id;
   nccl_double::CUcontext context = nullptr;
   std::shared_ptr<nccl_double::Meeting> meeting;
   std::uint64_t notices = 0;  // of tell_all

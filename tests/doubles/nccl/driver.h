@@ -14,7 +14,6 @@ typedef struct CUctx_st* CUcontext;
 #define NCCL_DOUBLE_DRIVER(X)                                                      \
   X(init, "cuInit", (unsigned))                                                    \
   X(device_count, "cuDeviceGetCount", (int*))                                      \
-  X(bus_id, "cuDeviceGetPCIBusId", (char*, int, int))                              \
   X(primary_retain, "cuDevicePrimaryCtxRetain", (CUcontext*, int))                 \
   X(push_current, "cuCtxPushCurrent_v2", (CUcontext))                              \
   X(pop_current, "cuCtxPopCurrent_v2", (CUcontext*))                               \

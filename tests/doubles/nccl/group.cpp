@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
 #include <thread>
 #include <utility>
 
@@ -20,13 +19,6 @@ struct Group {
 
 thread_local Group group;
 
-long setting(const char* name, long otherwise) {
-  const char* text = std::getenv(name);
-  return text && *text ? std::atol(text) : otherwise;
-}
-
-void pause_ms(long milliseconds) { std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds)); }
-
 ncclResult_t run_jobs(const std::vector<std::pair<std::shared_ptr<ncclComm>, Job>>& jobs) {
   std::vector<ncclResult_t> results(jobs.size(), ncclSuccess);
   std::vector<std::thread> threads;
@@ -41,33 +33,13 @@ ncclResult_t run_jobs(const std::vector<std::pair<std::shared_ptr<ncclComm>, Job
     in_progress = true;
     comm->state = ncclInProgress;
     std::thread([comm, job] {
-      pause_ms(setting("BLINK_DOUBLE_NCCL_SLOW_MS", 20));
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
       comm->state = job();
     }).detach();
   }
   for (std::thread& thread : threads) thread.join();
   for (const ncclResult_t result : results) {
     if (result != ncclSuccess) return result;
-  }
-  return in_progress ? ncclInProgress : ncclSuccess;
-}
-
-// With BLINK_DOUBLE_NCCL_LATE=1 a non-blocking communicator enqueues after its call has returned.
-ncclResult_t launch_all(const std::vector<std::pair<std::shared_ptr<ncclComm>, std::vector<Task>>>& all) {
-  bool in_progress = false;
-  for (const auto& entry : all) {
-    const auto comm = entry.first;
-    if (comm->blocking || setting("BLINK_DOUBLE_NCCL_LATE", 0) != 1) {
-      if (ncclResult_t error = launch(comm, entry.second)) return error;
-      continue;
-    }
-    in_progress = true;
-    comm->state = ncclInProgress;
-    const std::vector<Task> tasks = entry.second;
-    std::thread([comm, tasks] {
-      pause_ms(3);
-      comm->state = launch(comm, tasks);
-    }).detach();
   }
   return in_progress ? ncclInProgress : ncclSuccess;
 }
@@ -87,7 +59,7 @@ ncclResult_t add_job(const std::shared_ptr<ncclComm>& comm, Job job) {
 }
 
 ncclResult_t add_task(const std::shared_ptr<ncclComm>& comm, const Task& task) {
-  if (!in_group()) return launch_all({{comm, {task}}});
+  if (!in_group()) return launch(comm, {task});
   const auto is_its = [&](const auto& one) { return one.first == comm; };
   const auto at = std::find_if(group.tasks.begin(), group.tasks.end(), is_its);
   if (at != group.tasks.end()) at->second.push_back(task);
@@ -107,8 +79,10 @@ ncclResult_t end_group() {
   if (refused != ncclSuccess) return refused;
   const ncclResult_t made = run_jobs(jobs);
   if (made != ncclSuccess && made != ncclInProgress) return made;
-  const ncclResult_t launched = launch_all(tasks);
-  return launched == ncclSuccess ? made : launched;
+  for (const auto& [comm, its] : tasks) {
+    if (ncclResult_t error = launch(comm, its)) return error;
+  }
+  return made;
 }
 
 }  // namespace nccl_double

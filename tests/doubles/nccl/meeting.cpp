@@ -115,7 +115,7 @@ void rest(int* idle) {
 
 }  // namespace
 
-ncclResult_t Meeting::join(const std::string& key, int ranks, int rank, const std::string& bus_id, const Stop& stop,
+ncclResult_t Meeting::join(const std::string& key, int ranks, int rank, const Stop& stop,
                            std::shared_ptr<Meeting>* out) {
   std::shared_ptr<Meeting> meeting;
   {
@@ -151,7 +151,6 @@ ncclResult_t Meeting::join(const std::string& key, int ranks, int rank, const st
   if (!seat.taken.compare_exchange_strong(free_seat, 1)) {
     return fail(ncclInvalidUsage, "rank %d has joined twice", rank);
   }
-  std::memcpy(seat.bus_id, bus_id.c_str(), std::min(bus_id.size() + 1, sizeof seat.bus_id));
   seat.process = getpid();
   meeting->header_->joined.fetch_add(1);
   Header& header = *meeting->header_;

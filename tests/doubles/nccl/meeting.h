@@ -20,7 +20,6 @@ constexpr int kMostRanks = 64;
 struct alignas(64) Seat {
   std::atomic<std::uint32_t> taken;
   std::atomic<std::int32_t> process;
-  char bus_id[32];
   std::atomic<std::uint64_t> notices;
   char notice[2][kNoticeBytes];
 };
@@ -41,11 +40,10 @@ typedef std::function<bool()> Stop;
 class Meeting {
  public:
   // Takes the rank's seat and waits for all others.
-  static ncclResult_t join(const std::string& key, int ranks, int rank, const std::string& bus_id, const Stop& stop,
+  static ncclResult_t join(const std::string& key, int ranks, int rank, const Stop& stop,
                            std::shared_ptr<Meeting>* out);
   ~Meeting();
 
-  const Seat& seat(int rank) const { return seats_[rank]; }
   // What every rank says, by rank; at most kNoticeBytes each.
   ncclResult_t tell_all(int rank, std::uint64_t* number, const std::string& words, const Stop& stop,
                         std::vector<std::string>* said);

@@ -1,4 +1,4 @@
-// The library answers questions and refuses what is wrong.
+// The library refuses what is wrong.
 #include <string.h>
 
 #include "cases.h"
@@ -10,67 +10,6 @@ static void expect(struct World* world, ncclResult_t expected, ncclResult_t resu
   }
 }
 #define EXPECT(expected, call) expect(world, (expected), (call), #call)
-
-void run_queries(struct World* world) {
-  int version;
-  NCCL(ncclGetVersion(&version));
-  ++world->checks;
-  if (version < 20000) wrong(world, world->local[0].rank, "version %d", version);
-  FOR_LOCALS(local) {
-    int count, device, rank;
-    ncclResult_t state;
-    NCCL(ncclCommCount(local->comm, &count));
-    NCCL(ncclCommCuDevice(local->comm, &device));
-    NCCL(ncclCommUserRank(local->comm, &rank));
-    NCCL(ncclCommGetAsyncError(local->comm, &state));
-    ++world->checks;
-    if (count != world->ranks || device != local->device || rank != local->rank || state != ncclSuccess) {
-      wrong(world, local->rank, "count %d device %d rank %d state %d", count, device, rank, (int)state);
-    }
-  }
-  for (int code = 0; code <= ncclTimeout; ++code) {
-    const char* text = ncclGetErrorString((ncclResult_t)code);
-    if (!text || !*text) wrong(world, world->local[0].rank, "no text for %d", code);
-  }
-  if (!ncclGetLastError(NULL)) wrong(world, world->local[0].rank, "no last error");
-}
-
-void run_registration(struct World* world) {
-  void* buffer[kMostRanks];
-  void* handle[kMostRanks];
-  ncclWindow_t window[kMostRanks];
-  FOR_LOCALS(local) {
-    const int i = local->index;
-    use(world, local);
-    NCCL(ncclMemAlloc(&buffer[i], 1 << 16));
-    NCCL(ncclCommRegister(local->comm, buffer[i], 1 << 16, &handle[i]));
-    CU(cuda.cuMemsetD8Async((CUdeviceptr)buffer[i], 1, 1 << 16, local->stream));
-  }
-  begin_calls(world);
-  FOR_LOCALS(local) {
-    const int i = local->index;
-    NCCL(ncclCommWindowRegister(local->comm, buffer[i], 1 << 16, &window[i], 1));
-  }
-  end_calls(world);
-  begin_calls(world);
-  FOR_LOCALS(local) {
-    const int i = local->index;
-    NCCL(ncclAllReduce(buffer[i], buffer[i], 1 << 16, ncclInt8, ncclSum, local->comm, local->stream));
-  }
-  end_calls(world);
-  FOR_LOCALS(local) {
-    const int i = local->index;
-    unsigned char seen[100];
-    use(world, local);
-    CU(cuda.cuMemcpyDtoHAsync_v2(seen, (CUdeviceptr)buffer[i] + 65436, 100, local->stream));
-    CU(cuda.cuStreamSynchronize(local->stream));
-    ++world->checks;
-    if (seen[0] != world->ranks || seen[99] != world->ranks) wrong(world, local->rank, "registered: %d", seen[99]);
-    NCCL(ncclCommWindowDeregister(local->comm, window[i]));
-    NCCL(ncclCommDeregister(local->comm, handle[i]));
-    NCCL(ncclMemFree(buffer[i]));
-  }
-}
 
 void run_errors(struct World* world) {
   const struct Local* local = &world->local[0];
