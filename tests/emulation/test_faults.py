@@ -390,15 +390,15 @@ def test_a_script_that_fails_tells_the_others(tmp_path: Path, start: Start) -> N
 
 def is_interrupted(comm: Communicator, wait: str) -> tuple[str, float, str]:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    array = np.ones(3_000_000 if wait == "large call" else 5)
+    comm.allreduce(array)  # planned before the signal: what interrupts planning says nothing to other ranks
     tell(comm, "ready")
     try:
         if comm.rank == 1:
             wait_for(comm.group.store, "interrupted")
             comm.allreduce(np.ones(5))
-        elif wait == "call":
-            comm.allreduce(np.ones(5))
-        elif wait == "large call":
-            comm.allreduce(np.ones(3_000_000))
+        elif wait in ("call", "large call"):
+            comm.allreduce(array)
         elif wait == "call behind another":
             comm.allreduce(np.ones(5), wait=False)
             comm.allreduce(np.ones(5))
