@@ -13,7 +13,11 @@ from blinkccl.topology.stores import store_fault
 
 
 def require_direct_stores(program: Program, topology: Topology) -> None:
-    """Refuse a program for GPUs with a queue whose path on ``topology`` no store takes, and name what none crosses."""
+    """Refuse a program with a queue whose path on ``topology`` no store takes, naming what a store does not cross.
+
+    For code that GPUs are to run. Engine ``generated`` runs the same text in the memory of one host, where every pair
+    reaches each other, and promises no rate.
+    """
     for number, queue in enumerate(program.queues):
         fault = store_fault(topology, queue.path)
         if fault is not None:

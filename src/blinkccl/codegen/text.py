@@ -44,7 +44,11 @@ TREES_SHOWN = 64
 
 @dataclass(frozen=True)
 class Kernel:
-    """A program to write under a name of lower-case letters, digits and ``_``; ``slots`` None: as its channels say."""
+    """A program to be written as code under a name of lower-case letters, digits and ``_``, else UsageError.
+
+    ``forest`` is what it was made from, for the comment. Its connections will hold ``slots`` messages; None: what its
+    channels say.
+    """
 
     name: str
     program: Program

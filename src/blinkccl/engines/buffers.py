@@ -74,7 +74,11 @@ def filled(
     in_place: bool,
     zeros: Zeros = np.zeros,
 ) -> tuple[RankBuffers, DType]:
-    """Buffers by ``zeros`` that hold ``inputs``; UsageError: one does not fit, UnsupportedError: AllToAll in place."""
+    """Buffers made by ``zeros`` that hold a copy of ``inputs``, and the row of their element type.
+
+    A UsageError if an input does not fit the collective, ``count`` or ``dtype``; AllToAll in place is an
+    UnsupportedError.
+    """
     row = element_type(dtype)
     _, found = check_inputs(collective, inputs, count)
     if found is not row:
@@ -147,7 +151,10 @@ def check_overlap(collective: Collective, rank: int, source: Array, target: Arra
 
 
 def check_roles(program: Program) -> None:
-    """Refuses roles without a value, or with a block that the rank lacks: who fails alone lets all others wait."""
+    """Refuses a program that has a role without a value, or with a block that its rank does not have.
+
+    The verifier does so, too; here it is because a rank that fails alone would let all others wait.
+    """
     for role in program.roles:
         where = f"rank {role.rank}, channel {role.channel}, share {role.share} ({role.stage})"
         if not (role.contributes or role.receives):

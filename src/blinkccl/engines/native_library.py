@@ -63,7 +63,10 @@ def python_functions(handling: c.c_uint64) -> Python:
 
 @lru_cache(maxsize=1)
 def load() -> c.CDLL:
-    """The library, opened once, without the GIL; UnsupportedError: not built here, no Linux, or another version."""
+    """The library, opened once; its functions release the GIL.
+
+    An UnsupportedError says why there is none: a source install without a compiler, no Linux, or another version.
+    """
     if sys.platform != "linux":
         raise UnsupportedError(
             f"the host engine needs Linux's shared memory; this is {sys.platform}: use the engine reference"

@@ -79,7 +79,11 @@ def largest(parts: int) -> Geometry:
 
 
 def geometry(group: Group, channels: int, limits: Budget, copies: bool = False) -> Geometry:
-    """Parts and messages that fit the budget on all ranks, for the widest program; with ``copies`` kernels get half."""
+    """Parts and sizes of messages such that no rank's segment is larger than the budget.
+
+    ``channels`` are those of the widest program. Where copy engines run any of them, kernels get half of the memory,
+    and copies what is left.
+    """
     arriving = max(Counter(dst for _, dst in group.pairs).values(), default=1)
     if not copies:
         return _for_kernels(group, channels, limits, limits.staging_bytes)

@@ -147,7 +147,10 @@ def compiler_for(arch: str, driver_version: int) -> Compiler:
 def compile_all(
     written: Sequence[ImageText], job: GpuJob, within_s: float, tell: Callable[[str], None] = lambda text: None
 ) -> tuple[Image, ...]:
-    """Images of the texts by architecture, one per core at once; what ``within_s`` is too short for is left out."""
+    """Images of the texts for every architecture of the job, as many compilations at once as there are cores.
+
+    Texts that are not compiled within ``within_s`` seconds, for every architecture, are left out, and that is told.
+    """
     ends = time.monotonic() + within_s
     compilers: dict[str, Compiler] = {
         arch: compiler_for(arch, job.peers[0].driver_version) for arch in job.architectures

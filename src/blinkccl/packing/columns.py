@@ -45,7 +45,10 @@ Oracle = Callable[[Prices], list[Column]]
 
 @dataclass(frozen=True, slots=True)
 class ExactPacking:
-    """Columns with positive weights, the rate X, prices that prove ``bound`` unless the caller did; ``pool``: all."""
+    """Columns with positive weights, the rate X they reach, and prices that prove ``bound``.
+
+    ``pool`` holds every column that was met. No prices where the rate is the caller's own proved bound.
+    """
 
     rate: Fraction
     columns: tuple[tuple[Column, Fraction], ...]

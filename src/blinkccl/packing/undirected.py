@@ -123,7 +123,10 @@ class TreePacking:
 
 
 def pack_trees(network: Network, *, few: bool = False) -> TreePacking:
-    """A maximum packing of spanning trees, rooted at their centres, and its certificate; ``few`` tries all roots."""
+    """A maximum packing of undirected spanning trees, each rooted at its centre, with its certificate.
+
+    ``few`` tries every vertex as the root that the links are directed from, and keeps the packing of fewest trees.
+    """
     widths = undirected_widths(network)
     rate, blocks = strength(network.n, widths)
     p, q = rate.numerator, rate.denominator

@@ -95,7 +95,10 @@ class Miad:
         return increases + -(-(self.most_bytes - self.least_bytes) // self.step_bytes)
 
     def observe(self, throughput_gb_per_s: float) -> Miad:
-        """The search after ``chunk_bytes`` reached that; no or a negative number is 0. A steady one does not change."""
+        """The search after an iteration with ``chunk_bytes`` reached ``throughput_gb_per_s``.
+
+        A number below zero or no number counts as no throughput. Observations of a steady search change nothing.
+        """
         if self.steady:
             return self
         observed = throughput_gb_per_s if throughput_gb_per_s > 0.0 else 0.0

@@ -17,7 +17,10 @@ _both: dict[type[BlinkError], Any] = {}
 
 
 def for_torch(error: Error, call: str = "") -> Error:
-    """``error`` of its own class and ``DistBackendError`` at once; a ``call`` out of time begins as programs expect."""
+    """``error`` as an object of its own class and of ``DistBackendError``, with the same attributes.
+
+    The message is the same too; where a ``call`` ran out of time it begins as programs that look for that expect.
+    """
     if isinstance(error, DistBackendError):
         return error
     kind = type(error)
