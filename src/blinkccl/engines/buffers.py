@@ -151,10 +151,7 @@ def check_overlap(collective: Collective, rank: int, source: Array, target: Arra
 
 
 def check_roles(program: Program) -> None:
-    """Refuses a program that has a role without a value, or with a block that its rank does not have.
-
-    The verifier does so, too; here it is because a rank that fails alone would let all others wait.
-    """
+    """Refuses roles without a value, or with a block that the rank lacks: who fails alone lets all others wait."""
     for role in program.roles:
         where = f"rank {role.rank}, channel {role.channel}, share {role.share} ({role.stage})"
         if not (role.contributes or role.receives):

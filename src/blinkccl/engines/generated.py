@@ -26,7 +26,7 @@ from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import DTYPE_CODES, OP_CODES, DType, Operation, Scale, operation, scalars
 from blinkccl.engines.buffers import check_roles, filled
 from blinkccl.errors import DeadlineError, UnsupportedError, UsageError
-from blinkccl.forest.fingerprint import digest
+from blinkccl.forest.model import digest
 from blinkccl.native import open_library
 from blinkccl.native.headers import Functions, header
 from blinkccl.schedule.chunking import DEFAULT_CHUNK_BYTES

@@ -29,7 +29,7 @@ from blinkccl.codegen.device_files import headers_digest, include_directory
 from blinkccl.codegen.gpu_compiler import NVCC, NVRTC
 from blinkccl.codegen.layout import Group
 from blinkccl.errors import BlinkError, UnsupportedError
-from blinkccl.forest.fingerprint import topology_hash
+from blinkccl.forest.model import topology_hash
 from blinkccl.nccl import choices
 from blinkccl.nccl.bundle import Bundle, BundleCache, digest_of
 from blinkccl.nccl.copies import fault_of_job

@@ -94,10 +94,7 @@ def wanted(setting: str) -> tuple[str, ...]:
 
 
 def links_for(place: Place) -> str:
-    """The first choice of links that joins the ranks: ``fast``, ``pcie``, ``all``.
-
-    PCIe comes before all links, as two GPUs with NVLink between them never reach each other over both.
-    """
+    """The first of ``fast``, ``pcie``, ``all`` that joins the ranks: GPUs with NVLink never use both it and PCIe."""
     for links in LINK_CHOICES:
         try:
             network_for(place.topology, place.ranks, links)

@@ -60,10 +60,7 @@ def whole_units(
     *,
     relaxed_first: bool = False,
 ) -> list[tuple[Column, int]] | None:
-    """Columns with whole units, ``wanted`` of them per group within ``capacity``; None if not found.
-
-    ``relaxed_first``: a linear program, which is faster, is asked first.
-    """
+    """Columns with ``wanted`` whole units per group, or None; ``relaxed_first`` asks a linear program first: faster."""
     arcs = sorted(capacity)
     row = {arc: len(wanted) + i for i, arc in enumerate(arcs)}
     entries: list[Entries] = [{c.group: 1, **{row[arc]: load for arc, load in c.loads}} for c in columns]

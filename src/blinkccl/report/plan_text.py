@@ -24,10 +24,7 @@ _BARS_FROM = 80
 
 
 def plan_text(forest: Forest, paint: Paint = plain, width: int | None = None) -> str:
-    """Everything that a person wants to know of a plan, in ``width`` columns; None: as many as it takes.
-
-    Where they are few, the bars are left out and long sentences are broken.
-    """
+    """All of a plan for people, in ``width`` columns or as many as it takes; narrow texts have no bars."""
     bars = width is None or width >= _BARS_FROM
     parts = [
         "\n".join(_summary(forest, paint)),

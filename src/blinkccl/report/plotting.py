@@ -34,10 +34,7 @@ def check(path: Path) -> None:
 
 
 def draw_over_size(path: Path, title: str, what: str, lines: Mapping[str, Points], level: float | None = None) -> None:
-    """Draw ``lines`` over size into ``path``, both axes logarithmic; the format follows from its name.
-
-    ``what`` names the vertical axis; ``level`` is a proved bound, drawn across.
-    """
+    """Draw ``lines`` over size, both axes logarithmic; ``what`` names the vertical one, ``level`` is a proved bound."""
     figure, axes = pyplot().subplots(figsize=(9, 5.5), layout="constrained")
     for number, (name, points) in enumerate(lines.items()):
         sizes, values = [size for size, _ in points], [value for _, value in points]

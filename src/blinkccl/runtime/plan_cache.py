@@ -21,7 +21,7 @@ from pathlib import Path
 
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import BlinkError, LaunchError, ScheduleError
-from blinkccl.forest.fingerprint import topology_hash
+from blinkccl.forest.model import topology_hash
 from blinkccl.private_files import cache_directory, open_trusted, private_directory, throw_out, write_at_once
 from blinkccl.runtime.peer_info import package_version
 from blinkccl.schedule.program import Program

@@ -26,8 +26,7 @@ from fractions import Fraction
 
 from blinkccl.collectives.spec import Block
 from blinkccl.errors import ScheduleError, UsageError
-from blinkccl.forest.fingerprint import forest_hash, topology_hash
-from blinkccl.forest.model import Forest, Path, Share, Tree
+from blinkccl.forest.model import Forest, Path, Share, Tree, forest_hash, topology_hash
 from blinkccl.schedule.chunking import placements
 from blinkccl.schedule.program import Channel, Program, Queue, Role, Slice
 

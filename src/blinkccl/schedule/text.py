@@ -15,7 +15,7 @@ import msgspec
 
 from blinkccl.collectives.spec import Block, Collective
 from blinkccl.errors import ScheduleError, UsageError
-from blinkccl.forest.fingerprint import digest
+from blinkccl.forest.model import digest
 from blinkccl.schedule.program import Channel, Program, Queue, Role, Slice
 from blinkccl.schema import READABLE, SCHEMA_VERSION
 

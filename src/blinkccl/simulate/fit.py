@@ -51,11 +51,6 @@ class Fit:
     worst_size_bytes: int
     warnings: tuple[str, ...] = ()
 
-    @property
-    def determined(self) -> bool:
-        """Whether both numbers are there."""
-        return self.alpha_us is not None and self.beta_gb_per_s is not None
-
 
 def cost(model: str, collective: str, ranks: int) -> tuple[int, float]:
     """Steps, and bytes per byte of S that the fullest link carries.

@@ -94,10 +94,7 @@ class Memory:
         return buffer[:nbytes]
 
     def finish(self, succeeded: bool) -> None:
-        """Copies out of scratch memory, and gives it back.
-
-        After a failure nothing is copied, and scratch memory is not used again: a late peer may still write to it.
-        """
+        """Copies out of scratch memory and gives it back; after a failure neither: a late peer may write there."""
         if succeeded:
             for tensor, flat in self._copies:
                 self._copy(tensor, flat)

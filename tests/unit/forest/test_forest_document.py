@@ -21,8 +21,7 @@ from blinkccl.forest.document import (
     moving_shares,
     to_document,
 )
-from blinkccl.forest.fingerprint import forest_hash, topology_hash
-from blinkccl.forest.model import Tree
+from blinkccl.forest.model import Tree, forest_hash, topology_hash
 from blinkccl.topology.model import Topology
 from support.planned import asked, planned
 
