@@ -35,6 +35,7 @@ from blinkccl.engines.host import (
     native_scale,
     segment_bytes,
     shape_of,
+    statuses,
 )
 from blinkccl.engines.host_plan import Area, HostPlan
 from blinkccl.engines.native_library import Shape
@@ -270,23 +271,24 @@ class HostGroup:
 
     def watch(self, ranks: Sequence[int]) -> Callable[[], None]:
         """For a group of these ranks that is being made: what raises PeerLostError where one of them has ended."""
-
-        unsure = False
+        sure_at = 0.0
 
         def look() -> None:
-            nonlocal unsure
+            nonlocal sure_at
             ended = [rank for rank in ranks if rank != self.rank and alive(self.peers[rank]) is False]
             if not ended:
                 return
-            # Whoever ended because it saw another's end has said so in this group's memory before, or has heard of it
-            # in the new group's bootstrap: then word of it is about to be read here, too.
-            cause = failure_of(self._memory.address, len(self._memory.mapped))
-            if len(ended) > 1 and cause is None and not unsure:
-                unsure = True
+            # Whoever ended because it saw another's end has left this group in order, has said so in its memory before,
+            # or has heard of it in the new group's bootstrap: then word of it is about to be read here, too.
+            address, size = self._memory.address, len(self._memory.mapped)
+            cause, rows = failure_of(address, size), statuses(address, size)
+            killed = [rank for rank in ended if not rows[rank].left] or ended
+            sure_at = sure_at or time.monotonic() + 0.5
+            told = isinstance(cause, PeerLostError) and cause.rank in ended
+            if not told and len(killed) > 1 and time.monotonic() < sure_at:
                 return
-            lost = cause.rank if isinstance(cause, PeerLostError) and cause.rank in ended else ended[0]
-            text = "its process ended while the group was made"
-            raise PeerLostError(ranks.index(lost), text, self.peers[lost].pid)
+            lost = cause.rank if isinstance(cause, PeerLostError) and told else killed[0]
+            raise PeerLostError(ranks.index(lost), "its process ended while the group was made", self.peers[lost].pid)
 
         return look
 
