@@ -38,8 +38,9 @@ from blinkccl.runtime.job_directory import prepare
 #: Limits that no honest rank comes near, and that keep a stranger's garbage small.
 MAX_KEY_BYTES = 1 << 10
 MAX_VALUE_BYTES = 1 << 20
-#: What all values of a server may hold, and how long it waits for a request that has begun.
+#: What all values of a server may hold, how many threads its process may have, and how long a pause in a request is.
 MAX_TABLE_BYTES = 1 << 28
+MAX_THREADS = 512
 REQUEST_S = 5.0
 ANSWER_S = 30.0
 MAGIC = "BLINKST3"
@@ -250,6 +251,10 @@ class _Server(socketserver.ThreadingTCPServer):
                 raise CommunicationError(f"the store is full: it holds {MAX_TABLE_BYTES} bytes at most")
             self._values[key] = value
             return b""
+
+    def verify_request(self, request: object, client_address: object) -> bool:
+        """Who comes while all threads are taken is sent away, and may come again."""
+        return threading.active_count() < MAX_THREADS
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Whoever sends what is no request is sent away, and nothing else happens."""

@@ -237,6 +237,17 @@ def test_a_full_table_and_a_crowd(server: TcpStore, monkeypatch: pytest.MonkeyPa
         connection.close()
 
 
+def test_strangers_do_not_take_all_threads(server: TcpStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    most = threading.active_count() + 3
+    monkeypatch.setattr("blinkccl.runtime.store.MAX_THREADS", most)
+    crowd = [socket.create_connection(("127.0.0.1", server.port), 10) for _ in range(10)]
+    crowd[-1].settimeout(2)  # a request that does not come is waited for longer
+    assert heard(crowd[-1]) == b""
+    assert threading.active_count() <= most
+    for connection in crowd:
+        connection.close()
+
+
 def test_a_taken_port_is_an_error_that_names_it(server: TcpStore) -> None:
     with pytest.raises(LaunchError, match=f"rank 0 cannot serve the store at 127.0.0.1:{server.port}"):
         TcpStore("127.0.0.1", server.port, server=True, deadline=soon())
