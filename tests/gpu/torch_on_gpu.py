@@ -68,7 +68,7 @@ def main() -> None:
     sys.path.insert(0, str(CASES.parent))
     import cuda_double
 
-    cuda_double.DoubleRuntime = GpuRuntime  # type: ignore[assignment, misc]
+    cuda_double.DoubleRuntime = GpuRuntime
     os.environ.setdefault("BLINK_TEST_ON_GPU", "1")
     runpy.run_path(str(CASES), run_name="__main__")
 

@@ -74,10 +74,7 @@ def size_in_bytes(option: str, text: str) -> int:
 
 
 def block_count(collective: Collective, size: int, itemsize: int) -> int:
-    """Elements per block for a size of at most ``size`` bytes, as nccl-tests rounds it.
-
-    Collectives with a block per rank get blocks of whole 16 bytes, so sizes below N·16 bytes become 0.
-    """
+    """Elements per block for at most ``size`` bytes, as nccl-tests rounds: a block per rank is of whole 16 bytes."""
     elements = size // itemsize // collective.total_blocks()
     if collective.total_blocks() == 1:
         return elements

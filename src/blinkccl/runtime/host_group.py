@@ -284,10 +284,10 @@ class HostGroup:
             cause, rows = failure_of(address, size), statuses(address, size)
             killed = [rank for rank in ended if not rows[rank].left] or ended
             sure_at = sure_at or time.monotonic() + 0.5
-            told = isinstance(cause, PeerLostError) and cause.rank in ended
-            if not told and len(killed) > 1 and time.monotonic() < sure_at:
+            told = cause.rank if isinstance(cause, PeerLostError) and cause.rank in ended else None
+            if told is None and len(killed) > 1 and time.monotonic() < sure_at:
                 return
-            lost = cause.rank if isinstance(cause, PeerLostError) and told else killed[0]
+            lost = killed[0] if told is None else told
             raise PeerLostError(ranks.index(lost), "its process ended while the group was made", self.peers[lost].pid)
 
         return look

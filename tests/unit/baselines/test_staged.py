@@ -151,7 +151,7 @@ def test_a_plain_ring_is_one_ring_in_the_order_of_the_ranks() -> None:
         (prepare_plain_ring, asked("dgx-1v", gpus="0,1,2,4"), MIST, "a hop from 2 to 4"),
     ],
 )
-def test_what_cannot_be_served_is_refused_with_the_reason(prepare, job, conditions, says) -> None:  # type: ignore[no-untyped-def]
+def test_what_cannot_be_served_is_refused_with_the_reason(prepare, job, conditions, says) -> None:
     with pytest.raises(UnsupportedError, match=says):
         prepare(job, conditions)
 

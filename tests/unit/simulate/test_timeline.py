@@ -27,7 +27,7 @@ JOBS = [
 
 def simulated(job: tuple[str, str, str, str | None, str], sharing: str, **settings: object) -> Simulation:
     spec, algorithm, collective, gpus, named = job
-    one = candidate(spec, algorithm, collective, gpus, named, Settings(sharing, **settings))  # type: ignore[arg-type]
+    one = candidate(spec, algorithm, collective, gpus, named, Settings(sharing, **settings))
     return one.simulate(3_000_000, traced=True)
 
 

@@ -200,10 +200,7 @@ class Installation:
 
 
 def installation(peer: str, prefix: str | None) -> Installation:
-    """The library ``peer`` under ``prefix``, or on PATH.
-
-    Under a prefix the plain compiler is used: pip's wrappers name directories of the machine that built them.
-    """
+    """The library ``peer`` on PATH, or under ``prefix`` by the plain compiler: pip's wrappers name others' paths."""
     if peer == "oneccl":
         return _oneccl(prefix or os.environ.get("CCL_ROOT"))
     return _on_path(peer) if prefix is None else _under(peer, Path(prefix).expanduser())
