@@ -12,8 +12,8 @@ from math import isclose
 from pathlib import Path
 from typing import Any
 
-from random_workloads import KINDS, make
-from workload_rows import ActorRow, HopRow, as_json, workload
+from support.random_workloads import KINDS, make
+from support.workload_rows import ActorRow, HopRow, as_json, workload
 
 HERE = Path(__file__).parent
 RECORDED = HERE / "recorded.json"
@@ -74,15 +74,17 @@ def digest(name: str, number: int) -> str:
 def record() -> None:
     """Asks SimGrid and writes down what it says of layers; what is made of programs changes with the planner.
 
-    A row per workload: its digest, when it ends, the mean of its actors' ends, whether the order of claims is open.
+    A row per workload that leaves no order of claims open: its number, its digest, when it ends, the mean of its
+    actors' ends.
     """
-    written: dict[str, Any] = {"simgrid": "", "rows": "digest, finish_s, mean of actor_s, open order", "layers": {}}
+    written: dict[str, Any] = {"simgrid": "", "rows": "number, digest, finish_s, mean of actor_s", "layers": {}}
     for name in RECORDED_KINDS:
         said = ask(name)
         written["simgrid"] = said["version"]
         written["layers"][name] = [
-            [digest(name, n), row["finish_s"], sum(row["actor_s"]) / len(row["actor_s"]), row["open_order"] > 0]
+            [n, digest(name, n), row["finish_s"], sum(row["actor_s"]) / len(row["actor_s"])]
             for n, row in enumerate(said["answers"])
+            if not row["open_order"]
         ]
     blocks = (
         f"  {json.dumps(name)}: [\n" + ",\n".join(f"   {json.dumps(row)}" for row in rows) + "\n  ]"

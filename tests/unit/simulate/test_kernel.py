@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from random_workloads import LATENCIES, random_lowered, random_plan, random_translation, random_workload
-from workload_rows import ActorRow, HopRow, workload
 
 from blinkccl.errors import InternalError
 from blinkccl.simulate import kernel, native_kernel
 from blinkccl.simulate.workload import SHARINGS, Outcome, Trace, Workload
 from blinkccl.testing.programs import random_program
 from support.examples import examples
+from support.random_workloads import LATENCIES, random_lowered, random_plan, random_translation, random_workload
+from support.workload_rows import ActorRow, HopRow, workload
 
 BITS = pytest.mark.skipif(not native_kernel.available(), reason="this installation has no native library")
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from random import Random
 
 import numpy as np
-from workload_rows import ActorRow, HopRow, workload
 
 from blinkccl.algorithms.registry import Request, algorithm
 from blinkccl.collectives.spec import Collective
@@ -26,6 +25,7 @@ from blinkccl.testing.programs import random_program
 from blinkccl.topology.catalog import connected_allocations, machine
 from blinkccl.topology.model import LINK_KINDS, Topology
 from blinkccl.topology.synthetic import synthetic
+from support.workload_rows import ActorRow, HopRow, workload
 
 #: Longer runs say nothing new and take SimGrid long.
 MOST_TASKS = 250
