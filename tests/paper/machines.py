@@ -8,11 +8,11 @@ from itertools import combinations
 
 import networkx as nx
 
-from blinkccl.algorithms.registry import ALGORITHMS, Request
+from blinkccl.algorithms.registry import ALGORITHMS
 from blinkccl.algorithms.ring import ring_count
-from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.forest.model import Forest
 from blinkccl.topology.spec import load
+from support.planned import asked
 
 Gpus = tuple[int, ...]
 
@@ -48,19 +48,10 @@ def same(one: nx.Graph, other: nx.Graph) -> bool:
     return bool(nx.is_isomorphic(one, other, edge_match=lambda a, b: a["weight"] == b["weight"]))
 
 
-def request(machine: str, name: str, gpus: Sequence[int] | None = None, root: int = 0) -> Request:
-    topology, everything = load(machine)
-    ranks = everything if gpus is None else tuple(gpus)
-    given = {"root": root, "src": 0, "dst": 1}
-    return Request(
-        topology, Collective(name, len(ranks), **{key: given[key] for key in COLLECTIVES[name].parameters}), ranks
-    )
-
-
 def plan(algorithm: str, machine: str, name: str, gpus: Sequence[int] | None = None, root: int = 0) -> Forest:
-    return ALGORITHMS[algorithm].plan(request(machine, name, gpus, root))
+    return ALGORITHMS[algorithm].plan(asked(machine, name, gpus, root))
 
 
 def rings(machine: str, gpus: Sequence[int]) -> int:
     """How many NVLink rings NCCL 2.4 finds."""
-    return ring_count(request(machine, "allreduce", gpus))
+    return ring_count(asked(machine, "allreduce", gpus))

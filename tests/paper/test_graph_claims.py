@@ -13,20 +13,21 @@ from math import floor
 
 import networkx as nx
 import pytest
-from machines import nvlinks, plan, request, rings, settings
+from machines import nvlinks, plan, rings, settings
 
 from blinkccl.algorithms.rank_network import rank_network_of
 from blinkccl.forest.model import Forest, tree_depth
 from blinkccl.packing.maxflow import broadcast_rate
 from blinkccl.packing.network import Network
 from blinkccl.packing.undirected import strength, undirected_widths
+from support.planned import asked
 
 MACHINES = {"dgx-1v": (46, 53), "dgx-1p": (14, 17)}
 
 
 def network(machine: str, gpus: tuple[int, ...]) -> Network:
-    asked = request(machine, "allreduce", gpus)
-    return rank_network_of(asked.network, asked.ranks).network
+    request = asked(machine, "allreduce", gpus)
+    return rank_network_of(request.network, request.ranks).network
 
 
 def tau(machine: str, gpus: tuple[int, ...]) -> Fraction:

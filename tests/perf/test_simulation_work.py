@@ -5,27 +5,19 @@ Times are in benchmarks/simulation.py.
 
 from __future__ import annotations
 
-import cProfile
-import pstats
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import simulation
+from test_planning_work import calls
 
-from blinkccl.algorithms.registry import Request, algorithm
-from blinkccl.collectives.spec import Collective
-from blinkccl.schedule.lower import lower
-from blinkccl.schedule.program import Program
 from blinkccl.simulate import kernel, native_kernel
 from blinkccl.simulate.calibration import calibration
 from blinkccl.simulate.run import bind_bytes, count_tasks, simulate
 from blinkccl.simulate.translate import Settings, translate
 from blinkccl.simulate.workload import Workload
-from blinkccl.topology.model import Topology
-from blinkccl.topology.spec import parse_spec
+from support.timed import lowered
 
 SIZE = 1 << 22
 #: Copies and reductions cost something, and messages are signalled late: every kind of event happens.
@@ -35,35 +27,14 @@ EVERY_JOB = pytest.mark.parametrize(("algo", "name"), JOBS)
 EVERY_SHARING = pytest.mark.parametrize("sharing", ["fifo", "fair"])
 
 
-def planned(algo: str, name: str) -> tuple[Program, Topology]:
-    topology = parse_spec("dgx-1v")
-    ends = {"root": 0} if name == "broadcast" else {}
-    request = Request(topology, Collective(name, 8, **ends), topology.ranks)
-    forest = algorithm(algo).plan(request)
-    return lower(forest), forest.topology
-
-
 def workload(algo: str, name: str, chunks: int, sharing: str = "fifo", late: bool = False) -> Workload:
     """The job with so many chunks in its largest slice; ``late``: messages are signalled after they landed."""
-    program, network = planned(algo, name)
+    program, network = lowered(algo, "dgx-1v", name)
     blocks = program.collective.total_blocks()
     largest = max(float(part.stop - part.start) for part in program.slices) * SIZE / blocks
     bound = bind_bytes(program, SIZE, int(largest / chunks))
     made = translate(bound, network, COSTS, Settings(sharing)).workload
     return replace(made, hops=replace(made.hops, signal_s=made.hops.signal_s + 1e-6)) if late else made
-
-
-def calls(run: Callable[[], object]) -> dict[tuple[str, str], int]:
-    """(file, function) → how often it was called."""
-    profile = cProfile.Profile()
-    profile.enable()
-    run()
-    profile.disable()
-    counted: dict[tuple[str, str], int] = {}
-    for (file, _, name), value in pstats.Stats(profile).stats.items():
-        key = Path(file).name, name
-        counted[key] = counted.get(key, 0) + value[1]
-    return counted
 
 
 # Nothing is left out, and there is no closed form.
@@ -73,7 +44,7 @@ def calls(run: Callable[[], object]) -> dict[tuple[str, str], int]:
 @EVERY_JOB
 @pytest.mark.parametrize("size_bytes", [0, 4096, SIZE, SIZE + 12])
 def test_every_chunk_crosses_every_hop(algo: str, name: str, sharing: str, size_bytes: int) -> None:
-    program, network = planned(algo, name)
+    program, network = lowered(algo, "dgx-1v", name)
     done = simulate(program, network, COSTS, size_bytes, chunk_bytes=100_000, settings=Settings(sharing), traced=True)
     extents = done.translation.bound.extents
     sent = sum(extents[role.slice].chunks * len(role.sends) for role in program.roles)
@@ -122,7 +93,7 @@ def test_work_grows_with_the_chunks(algo: str, name: str, sharing: str) -> None:
 
 @EVERY_JOB
 def test_translating_takes_no_work_per_chunk(algo: str, name: str) -> None:
-    program, network = planned(algo, name)
+    program, network = lowered(algo, "dgx-1v", name)
     counted = []
     for chunk_bytes in (1 << 20, 1 << 10):
         bound = bind_bytes(program, SIZE, chunk_bytes)

@@ -12,14 +12,20 @@ from blinkccl.forest.check import check_plan
 from blinkccl.forest.document import to_document
 from blinkccl.forest.model import Cut, Forest, Share, attained_rate
 from blinkccl.topology.model import Link, Topology, Vertex
-from blinkccl.topology.spec import load
+from blinkccl.topology.spec import parse_gpus, parse_spec
 
 
 def asked(
-    spec: str | Topology, name: str = "allreduce", gpus: str | None = None, root: int = 0, **choices: Any
+    spec: str | Topology,
+    name: str = "allreduce",
+    gpus: str | Sequence[int] | None = None,
+    root: int = 0,
+    **choices: Any,
 ) -> Request:
-    """A request for ``name``; ``root`` is a position, and sendrecv goes from it to the next rank."""
-    topology, ranks = load(spec, gpus) if isinstance(spec, str) else (spec, spec.ranks)
+    """A request for ``name``; ``root`` is a position, -1 the last, and sendrecv goes from it to the next rank."""
+    topology = parse_spec(spec) if isinstance(spec, str) else spec
+    ranks = parse_gpus(gpus, topology) if gpus is None or isinstance(gpus, str) else tuple(gpus)
+    root %= len(ranks)
     given = {"root": root, "src": root, "dst": (root + 1) % len(ranks)}
     wanted = {key: given[key] for key in COLLECTIVES[name].parameters}
     return Request(topology, Collective(name, len(ranks), **wanted), ranks, **choices)

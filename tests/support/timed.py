@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from blinkccl.algorithms.registry import algorithm
 from blinkccl.baselines.candidate import Conditions, Planned
 from blinkccl.baselines.registry import candidates
@@ -13,7 +15,7 @@ from blinkccl.topology.model import Topology
 from support.planned import asked
 
 
-def lowered(algo: str, spec: str, collective: str, gpus: str | None = None) -> tuple[Program, Topology]:
+def lowered(algo: str, spec: str, collective: str, gpus: str | Sequence[int] | None = None) -> tuple[Program, Topology]:
     """The program of a plan, and the network that it is for."""
     request = asked(spec, collective, gpus)
     return lower(algorithm(algo).plan(request)), request.network
@@ -23,7 +25,7 @@ def candidate(
     spec: str,
     algo: str = "optimal",
     collective: str = "allreduce",
-    gpus: str | None = None,
+    gpus: str | Sequence[int] | None = None,
     named: str = "nominal",
     settings: Settings | None = None,
 ) -> Planned:
