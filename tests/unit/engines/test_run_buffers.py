@@ -19,18 +19,6 @@ def collective(name: str, n: int = 3) -> Collective:
     return Collective(name, n, **{key: values[key] for key in COLLECTIVES[name].parameters})
 
 
-@pytest.mark.parametrize("name", COLLECTIVES)
-def test_sizes_out_of_place(name: str) -> None:
-    coll = collective(name)
-    buffers = allocate(coll, 5, INT32, in_place=False)
-    for rank in range(3):
-        source, target = buffers.inputs[rank], buffers.outputs[rank]
-        assert (0 if source is None else source.size) == 5 * coll.input_blocks(rank)
-        assert (0 if target is None else target.size) == 5 * coll.output_blocks(rank)
-        if source is not None and target is not None:
-            assert not np.shares_memory(source, target)
-
-
 @pytest.mark.parametrize(
     ("name", "rank", "first"),
     [
