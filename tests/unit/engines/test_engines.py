@@ -94,25 +94,13 @@ def test_inputs_stay_as_they_are(run: reference.Run) -> None:
     assert all(np.array_equal(x, y) for x, y in zip(inputs, before, strict=True))
 
 
-def deadlocked() -> Program:
-    program = program_for("allreduce")
-    damaged = FAULTS["deadlock"].plant(program, Random(0))
-    assert damaged is not None
-    return damaged
-
-
 @pytest.mark.parametrize("order", ["program", "reverse", 3])
 def test_reference_finds_a_deadlock_at_once(order: str | int) -> None:
-    program = deadlocked()
+    program = FAULTS["deadlock"].plant(program_for("allreduce"), Random(0))
+    assert program is not None
     began = time.monotonic()
     with pytest.raises(DeadlineError, match=r"deadlock: rank \d waits for chunk \d+ of channel \d from rank \d"):
-        reference.run(
-            program,
-            make_inputs(program.collective, 4000, "int32"),
-            CollectiveCall.of(program.collective, "int32", 4000),
-            chunk_bytes=64,
-            order=order,
-        )
+        difference(reference.run, program, count=4000, order=order)
     assert time.monotonic() - began < 2
 
 
@@ -121,17 +109,12 @@ def test_lost_chunks_are_noticed_by_the_reference() -> None:
     last = next(i for i, role in enumerate(program.roles) if role.receives and not role.sends)
     roles = tuple(role for i, role in enumerate(program.roles) if i != last)
     with pytest.raises(ScheduleError, match=r"lost chunk: .* were never received"):
-        reference.run(
-            replace(program, roles=roles),
-            make_inputs(program.collective, 20, "int32"),
-            CollectiveCall.of(program.collective, "int32", 20),
-        )
+        difference(reference.run, replace(program, roles=roles), count=20)
 
 
 @pytest.mark.parametrize("run", ALL)
 def test_programs_that_cannot_be_bound(run: reference.Run) -> None:
     program = program_for("broadcast")
-    inputs = make_inputs(program.collective, 20, "int32")
     first = program.roles[0]
     for change, message in (
         ({"contributes": True}, "contributes block None, which its rank does not have"),
@@ -139,7 +122,7 @@ def test_programs_that_cannot_be_bound(run: reference.Run) -> None:
     ):
         wrong = replace(program, roles=(replace(first, **change), *program.roles[1:]))
         with pytest.raises(ScheduleError, match=message):
-            run(wrong, inputs, CollectiveCall.of(wrong.collective, "int32", 20))
+            difference(run, wrong, count=20)
 
 
 @pytest.mark.parametrize("order", ["program", "reverse", *range(6)])

@@ -29,12 +29,10 @@ def test_a_program_that_counts_on_an_early_slot_is_refused() -> None:
     program = one_message_held_back()
     with pytest.raises(UnsupportedError, match=r"would deadlock: .*rank 0, channel 0, step 1.*give its queues more"):
         difference(generated.run, program, count=100)
+    inputs, call = make_inputs(program.collective, 400, "int32"), CollectiveCall.of(program.collective, "int32", 400)
     for protocol in WIRES:
         session = generated.Session([program], Geometry(1, 2, 128, 128))
-        inputs = make_inputs(program.collective, 400, "int32")
-        outputs = session.run(
-            program, inputs, CollectiveCall.of(program.collective, "int32", 400), chunk_bytes=16, protocol=protocol
-        )
+        outputs = session.run(program, inputs, call, chunk_bytes=16, protocol=protocol)
         assert all(out is not None and (out == inputs[0]).all() for out in outputs)
     assert difference(generated.run, with_slots(program, 2), count=400, chunk_bytes=16) is None
 
@@ -45,39 +43,27 @@ def test_what_never_comes_is_named_at_the_deadline(monkeypatch: pytest.MonkeyPat
     whole = generated.code
     monkeypatch.setattr(generated, "code", lambda *given: whole(*given).replace("case 1:", "case 77:"))
     monkeypatch.setattr(generated, "_libraries", {})
-    inputs = make_inputs(program.collective, 90, "int32")
+    inputs, call = make_inputs(program.collective, 90, "int32"), CollectiveCall.of(program.collective, "int32", 90)
     said = r"rank [02] waited longer than 0.2 s in channel 0 for (a message from|a free slot to) rank [012] "
     for protocol in WIRES:
+        options = GeneratedOptions(protocol)
         with pytest.raises(DeadlineError, match=said):
-            generated.run(
-                program,
-                inputs,
-                CollectiveCall.of(program.collective, "int32", 90),
-                chunk_bytes=16,
-                deadline_s=0.2,
-                options=GeneratedOptions(protocol),
-            )
+            generated.run(program, inputs, call, chunk_bytes=16, deadline_s=0.2, options=options)
 
 
 def test_what_cannot_be_asked_is_refused() -> None:
     program = with_slots(one_message_held_back(), 2)
-    inputs = make_inputs(program.collective, 10, "int32")
+    inputs, call = make_inputs(program.collective, 10, "int32"), CollectiveCall.of(program.collective, "int32", 10)
     with pytest.raises(UnsupportedError, match="protocol 'll256' is not one of simple, ll, ll128"):
-        generated.run(
-            program, inputs, CollectiveCall.of(program.collective, "int32", 10), options=GeneratedOptions("ll256")
-        )
+        generated.run(program, inputs, call, options=GeneratedOptions("ll256"))
     with pytest.raises(UsageError, match="deadline_s must be positive"):
-        generated.run(program, inputs, CollectiveCall.of(program.collective, "int32", 10), deadline_s=0)
+        generated.run(program, inputs, call, deadline_s=0)
     with pytest.raises(UsageError, match="parts: expected a positive multiple of 1, got 0"):
-        generated.run(
-            program, inputs, CollectiveCall.of(program.collective, "int32", 10), options=GeneratedOptions(parts=0)
-        )
+        generated.run(program, inputs, call, options=GeneratedOptions(parts=0))
     session = generated.Session([program], Geometry(1, 2, 128, 128))
     for protocol, capacity in (("simple", 128), ("ll", 64), ("ll128", 120)):
         with pytest.raises(UsageError, match=f"a message of {protocol} carries at most {capacity} bytes, got 256"):
-            session.run(
-                program, inputs, CollectiveCall.of(program.collective, "int32", 10), chunk_bytes=256, protocol=protocol
-            )
+            session.run(program, inputs, call, chunk_bytes=256, protocol=protocol)
 
 
 def test_it_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:

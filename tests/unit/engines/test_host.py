@@ -8,12 +8,13 @@ from __future__ import annotations
 import itertools
 import mmap
 import secrets
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from ctypes import addressof, c_char
 from functools import partial
 from pathlib import Path
 from random import Random
-from threading import Thread
 
 import numpy as np
 import pytest
@@ -22,7 +23,6 @@ from programs_by_hand import one_message_held_back
 from blinkccl.algorithms.registry import ALGORITHMS
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import element_type, operation
-from blinkccl.collectives.oracle import make_inputs
 from blinkccl.collectives.spec import Collective
 from blinkccl.engines import host, native_library
 from blinkccl.engines.host import Endpoint, HostOptions, NativeOp, local_endpoints, to_exception
@@ -67,13 +67,7 @@ def test_a_deadlock_ends_and_says_who_waits_for_what() -> None:
     program = FAULTS["deadlock"].plant(lower(made), Random(0))
     assert program is not None
     with pytest.raises(DeadlineError, match=r"rank \d waited \d+\.\d s for (chunk \d+ of channel \d|rank \d to take)"):
-        host.run(
-            program,
-            make_inputs(program.collective, 4000, "int32"),
-            CollectiveCall.of(program.collective, "int32", 4000),
-            chunk_bytes=16,
-            deadline_s=0.3,
-        )
+        difference(host.run, program, count=4000, chunk_bytes=16, deadline_s=0.3)
 
 
 @NEEDED
@@ -101,76 +95,64 @@ def op_on(endpoint: Endpoint, count: int = 100, op: str = "sum") -> NativeOp:
 
 def at_once(*calls: partial[object]) -> list[BaseException | None]:
     """What each of them raised, all running at the same time."""
-    raised: list[BaseException | None] = [None] * len(calls)
-
-    def run(place: int) -> None:
-        try:
-            calls[place]()
-        except BaseException as error:
-            raised[place] = error
-
-    threads = [Thread(target=run, args=(place,)) for place in range(len(calls))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
-    return raised
+    with ThreadPoolExecutor(len(calls)) as pool:
+        futures = [pool.submit(call) for call in calls]
+        return [future.exception(60) for future in futures]
 
 
-@NEEDED
-def test_a_timed_loop_gives_a_time_per_iteration() -> None:
+@pytest.fixture
+def ends() -> Iterator[list[Endpoint]]:
+    if ENGINES["host"].missing is not None:
+        pytest.skip(ENGINES["host"].missing)
+    with local_endpoints(2, Area()) as made:
+        yield made
+
+
+def test_a_timed_loop_gives_a_time_per_iteration(ends: list[Endpoint]) -> None:
     buffers = [np.ones(100, np.float32) for _ in range(2)]
     times: list[np.ndarray] = []
-    with local_endpoints(2, Area()) as ends:
-        ops = [(op_on(end), op_on(end, count=1)) for end in ends]
+    ops = [(op_on(end), op_on(end, count=1)) for end in ends]
 
-        def time(rank: int) -> None:
-            (op, barrier), at = ops[rank], buffers[rank].ctypes.data
-            times.append(op.time(barrier, at, at, 7, 10**7))
+    def time(rank: int) -> None:
+        (op, barrier), at = ops[rank], buffers[rank].ctypes.data
+        times.append(op.time(barrier, at, at, 7, 10**7))
 
-        assert at_once(partial(time, 0), partial(time, 1)) == [None, None]
-        assert [end.stats()["calls"] for end in ends] == [14, 14]
-        for op in itertools.chain(*ops):
-            op.close()
+    assert at_once(partial(time, 0), partial(time, 1)) == [None, None]
+    assert [end.stats()["calls"] for end in ends] == [14, 14]
+    for op in itertools.chain(*ops):
+        op.close()
     assert [seconds.shape for seconds in times] == [(7,), (7,)]
     assert all((seconds > 0).all() for seconds in times)
 
 
-@NEEDED
-def test_ranks_that_differ_are_told_both_sides() -> None:
+def test_ranks_that_differ_are_told_both_sides(ends: list[Endpoint]) -> None:
     x = np.ones(100, np.float32).ctypes.data
-    with local_endpoints(2, Area()) as ends:
-        ops = [op_on(ends[0]), op_on(ends[1], op="max")]
-        for raised in at_once(*(partial(op.run, x, x, 10**7) for op in ops)):
-            assert isinstance(raised, PlanMismatchError)
-            assert "call 1" in str(raised)
-            for rank, name in enumerate(("sum", "max")):
-                assert f"rank {rank} calls allreduce of 100 × float32, {name}" in str(raised)
-        for op in ops:
-            op.close()
-
-
-@NEEDED
-def test_an_abort_reaches_the_others_with_its_reason() -> None:
-    x = np.ones(100, np.float32).ctypes.data
-    with local_endpoints(2, Area()) as ends:
-        op = op_on(ends[0])
-        (raised, _) = at_once(partial(op.run, x, x, 10**7), partial(ends[1].abort, "the user left"))
-        assert isinstance(raised, CommunicationError)
-        assert "the communicator was aborted: the user left (found by rank 1)" in str(raised)
+    ops = [op_on(ends[0]), op_on(ends[1], op="max")]
+    for raised in at_once(*(partial(op.run, x, x, 10**7) for op in ops)):
+        assert isinstance(raised, PlanMismatchError)
+        assert "call 1" in str(raised)
+        for rank, name in enumerate(("sum", "max")):
+            assert f"rank {rank} calls allreduce of 100 × float32, {name}" in str(raised)
+    for op in ops:
         op.close()
 
 
-@NEEDED
-def test_buffers_off_their_elements_are_refused() -> None:
+def test_an_abort_reaches_the_others_with_its_reason(ends: list[Endpoint]) -> None:
+    x = np.ones(100, np.float32).ctypes.data
+    op = op_on(ends[0])
+    (raised, _) = at_once(partial(op.run, x, x, 10**7), partial(ends[1].abort, "the user left"))
+    assert isinstance(raised, CommunicationError)
+    assert "the communicator was aborted: the user left (found by rank 1)" in str(raised)
+    op.close()
+
+
+def test_buffers_off_their_elements_are_refused(ends: list[Endpoint]) -> None:
     memory = np.ones(101, np.float32)
-    with local_endpoints(2, Area()) as ends:
-        op = op_on(ends[0])
-        for place in (memory.ctypes.data + 1, None):
-            with pytest.raises(CommunicationError, match="buffer"):
-                op.run(place, memory.ctypes.data, 10**6)
-        op.close()
+    op = op_on(ends[0])
+    for place in (memory.ctypes.data + 1, None):
+        with pytest.raises(CommunicationError, match="buffer"):
+            op.run(place, memory.ctypes.data, 10**6)
+    op.close()
 
 
 @NEEDED
@@ -232,12 +214,8 @@ def test_every_code_has_its_error(code: int, fields: dict[str, object], kind: ty
     assert type(made) is kind
     assert text in str(made)
     assert "call 7 (a test)" in str(made)
-
-
-def test_a_lost_rank_is_named() -> None:
-    made = to_exception(error(native_library.PEER_LOST), 0)
-    assert isinstance(made, PeerLostError)
-    assert made.rank == 2
+    if isinstance(made, PeerLostError):
+        assert made.rank == 2
 
 
 # ---- the library
@@ -264,12 +242,11 @@ def test_a_file_that_is_no_library_is_named(monkeypatch: pytest.MonkeyPatch, tmp
         native_library.load.__wrapped__()
 
 
-@NEEDED
-def test_tables_that_make_no_sense_are_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_that_make_no_sense_are_an_error_of_ours(ends: list[Endpoint], monkeypatch: pytest.MonkeyPatch) -> None:
     plan = HostPlan(allreduce(2))
     bound = plan.bind(100, 4, 64)
     tables = plan.tables(bound, 0, False)
     tables.receives["rank"][0] = 0  # a message from itself
     monkeypatch.setattr(HostPlan, "tables", lambda *_: tables)
-    with local_endpoints(2, Area()) as ends, pytest.raises(ScheduleError, match=r"refuses .* tables on rank 0"):
+    with pytest.raises(ScheduleError, match=r"refuses .* tables on rank 0"):
         NativeOp(ends[0], plan, bound, element_type("float32"), operation("sum"))

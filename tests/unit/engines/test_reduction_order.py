@@ -16,11 +16,12 @@ from blinkccl.collectives.ops import DTYPES
 from blinkccl.collectives.spec import Collective
 from blinkccl.engines import reference
 from blinkccl.engines.registry import ENGINES
-from blinkccl.forest.model import Cut, Forest, Share, Tree, attained_rate
+from blinkccl.forest.model import Share, Tree
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.schedule.verifier import violations
 from blinkccl.topology.spec import parse_spec
+from support.planned import by_hand
 
 ALL = [pytest.param(row.run, id=name) for name, row in ENGINES.items() if row.missing is None]
 
@@ -28,10 +29,7 @@ ALL = [pytest.param(row.run, id=name) for name, row in ENGINES.items() if row.mi
 def lowered(collective: Collective, up: Tree, down: Tree | None) -> Program:
     """One share on four ranks that are all joined."""
     topology = parse_spec("clique:4")
-    shares = (Share(Fraction(1), 0, None, up.root, up, down),)
-    rate = attained_rate(topology, shares)
-    proof = Cut((0,), Fraction(1), Fraction(1))  # of no interest to engines
-    program = lower(Forest(collective, topology.ranks, "by hand", topology, shares, rate, proof))
+    program = lower(by_hand(collective, topology, [Share(Fraction(1), 0, None, up.root, up, down)]))
     assert violations(program, topology) == []
     return program
 
@@ -70,13 +68,8 @@ def test_the_own_contribution_has_its_turn(
     inputs = [np.full(40, value, np.float32) for value in values]
     for index, want in enumerate(wanted):
         for program in (star(index), star(index, "reduce")):
-            outputs = run(
-                program,
-                inputs,
-                CollectiveCall.of(program.collective, "float32", 40, op),
-                in_place=in_place,
-                chunk_bytes=64,
-            )
+            call = CollectiveCall.of(program.collective, "float32", 40, op)
+            outputs = run(program, inputs, call, in_place=in_place, chunk_bytes=64)
             assert outputs[0] is not None
             assert outputs[0].tobytes() == np.full(40, want, np.float32).tobytes(), (index, outputs[0][0])
 
