@@ -33,8 +33,10 @@ class Doubles:
     cuda_old: Path
     #: ``libnccl.so.2``, for ``BLINK_NCCL_LIB``; its directory is for ``LD_LIBRARY_PATH``.
     nccl: Path
-    #: The program against NCCL's interface.
+    #: The programs against NCCL's interface; and the scenes as a library, to be opened as Python opens torch.
     client: Path
+    ranks: Path
+    ranks_library: Path
     #: What ``BLINK_NVCC`` names: takes nvcc's command line, compiles for this CPU.
     compiler: Path
 
@@ -88,6 +90,8 @@ def _places(place: Path) -> Doubles:
         cuda_old=place / "libcuda_old.so",
         nccl=place / "libnccl.so.2",
         client=place / "nccl_client",
+        ranks=place / "ranks",
+        ranks_library=place / "libranks.so",
         compiler=HERE / "compiler" / "nvcc",
     )
 
@@ -104,8 +108,13 @@ def _build(found: Doubles, sanitizer: str | None) -> None:
     link = ("-shared", f"-Wl,--version-script={HERE / 'nccl' / 'exports.map'}", "-Wl,-soname,libnccl.so.2", "-ldl")
     _link(_objects(sorted((HERE / "nccl").glob("*.cpp")), ("-fPIC",), sanitizer), found.nccl, link, sanitizer)
 
-    client = _objects(sorted((HERE / "client" / "nccl_client").glob("*.c")), (), sanitizer)
-    _link(client, found.client, (str(found.nccl), "-ldl"), sanitizer)
+    sources = sorted((HERE / "client" / "nccl_client").glob("*.c"))
+    link = (str(found.nccl), "-ldl")
+    _link(_objects(sources, (), sanitizer), found.client, link, sanitizer)
+    ranks = [HERE / "client" / "ranks.c", HERE / "client" / "nccl_client" / "world.c"]
+    objects = _objects(ranks, ("-fPIC", "-fvisibility=hidden"), sanitizer)
+    _link(objects, found.ranks, link, sanitizer)
+    _link(objects, found.ranks_library, ("-shared", *link), sanitizer)
 
 
 def _objects(sources: Sequence[Path], flags: Sequence[str], sanitizer: str | None) -> list[Path]:

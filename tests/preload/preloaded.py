@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import subprocess
@@ -35,31 +34,12 @@ class Built:
     doubles: Doubles
     library: Path | None
     device_library: Path | None
-    ranks: Path
-    ranks_library: Path
 
 
 def built(sanitizer: str | None = None) -> Built:
-    """Doubles and ranks.c, compiled once per content; libblink.so as it is installed."""
-    doubles = build(sanitizer=sanitizer)
-    flags = [f"-fsanitize={sanitizer}"] if sanitizer else []
-    ranks = _compiled(doubles, "ranks", [*flags])
-    library = _compiled(doubles, "libranks.so", [*flags, "-DSCENES_AS_LIBRARY", "-shared", "-fPIC"])
-    return Built(doubles, find_library("libblink.so", ""), find_library("libblink_device.so", ""), ranks, library)
-
-
-def _compiled(doubles: Doubles, name: str, flags: Sequence[str]) -> Path:
-    source, client = HERE / "ranks.c", DOUBLES / "client"
-    command = ["gcc", "-std=c11", "-D_GNU_SOURCE", "-O1", "-g", "-Wall", "-Wextra", "-Wshadow", "-Werror", *flags]
-    content = hashlib.sha256(repr(flags).encode())
-    for file in (source, client / "nccl_client" / "cuda_calls.h", client / "nccl_abi.h"):
-        content.update(file.read_bytes())
-    made = doubles.nccl.parent / f"{content.hexdigest()[:16]}-{name}"
-    if not made.exists():
-        fresh = made.with_name(f"{made.name}.{os.getpid()}")
-        subprocess.run([*command, f"-I{client}", source, doubles.nccl, "-ldl", "-o", fresh], check=True)
-        fresh.rename(made)  # in one step: another worker may be at it as well
-    return made
+    """Doubles, compiled once per content; libblink.so as it is installed."""
+    library, device_library = find_library("libblink.so", ""), find_library("libblink_device.so", "")
+    return Built(build(sanitizer=sanitizer), library, device_library)
 
 
 @dataclass(frozen=True)
@@ -256,7 +236,7 @@ class Preloaded:
     ) -> Outcome:
         """A scene of ranks.c, a process per rank; ``start`` instead of the program itself."""
         identity = self._made("ids") / f"id{len(list(self.directory.glob('report.*')))}"
-        program = list(start) or [self.built.ranks]
+        program = list(start) or [self.built.doubles.ranks]
         commands = [[*program, name, *map(str, (ranks, rank, identity, odd, calls, count))] for rank in range(ranks)]
         return self.run(commands, each=each, timeout_s=timeout_s, **variables)
 

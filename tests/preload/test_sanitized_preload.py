@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from preloaded import HERE, Preloaded
+from preloaded import HERE, Preloaded, built
 from variants import with_sanitizer
 
 CASES = (
@@ -61,3 +62,12 @@ def test_nothing_is_found(preloaded: Preloaded, tmp_path: Path, sanitizer: str, 
     )
     outcome.right()
     assert outcome.calls("blink")["allreduce"] > 0, outcome.blink
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 9])
+def test_the_doubles_alone_do_not_race(preloaded: Preloaded, seed: int) -> None:
+    given = {"LD_PRELOAD": None, "BLINK_DOUBLE_SEED": seed, **OPTIONS["thread"]}
+    alone = replace(preloaded, built=built("thread"))
+    outcome = alone.client("threads", 3, cases="all", sizes="0,3,1000", timeout_s=120, **given).right()
+    assert outcome.ended[0].err == ""

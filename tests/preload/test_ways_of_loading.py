@@ -18,7 +18,7 @@ sys.exit(library.scene_main(len(words), (ctypes.c_char_p * len(words))(*words)))
 
 
 def test_ranks_as_torch_has_them(preloaded: Preloaded, files: Built) -> None:
-    start = [sys.executable, "-c", LIKE_TORCH, files.ranks_library]
+    start = [sys.executable, "-c", LIKE_TORCH, files.doubles.ranks_library]
     outcome = preloaded.scene("many_calls", calls=3, start=start).right()
     assert outcome.calls("blink") == {"allreduce": 9}
     assert outcome.reached_nccl() == {}

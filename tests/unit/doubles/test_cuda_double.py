@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import signal
 import subprocess
 import sys
@@ -50,8 +51,10 @@ def kernels(doubles, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def scene(environment: dict[str, str]) -> Scene:
+def scene(doubles) -> Scene:
     """Plays one scene of cuda_scenes.py in a process of its own, and returns how it ended."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("BLINK_", "CUDA_"))}
+    environment["BLINK_CUDA_LIB"] = str(doubles.cuda)
 
     def play(name: str, *arguments: str, **variables: object) -> subprocess.CompletedProcess[str]:
         given = {key: str(value) for key, value in variables.items()}

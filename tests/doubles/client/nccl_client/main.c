@@ -1,7 +1,7 @@
 // A program against NCCL's interface, which knows nothing of Blink: it plays through cases, checks every bit and prints
 // one line of JSON for each case. Exit code 1: something was wrong; 2: it could not begin.
 //
-//   nccl_client --mode process --ranks 4 --rank 1 --id FILE       one process per rank, or per --locals ranks
+//   nccl_client --mode process --ranks 4 --rank 1 --id FILE       one process per rank
 //   nccl_client --mode threads|all|group --ranks 4                threads; ncclCommInitAll; ncclCommInitRank in a group
 //     [--cases types,sizes,…] [--sizes 0,1,4099]
 #include <pthread.h>
@@ -72,7 +72,7 @@ static void stop(const char* text) {
 }
 
 static struct Options options_of(int count, char** words) {
-  struct Options options = {"all", "all", NULL, {0, 1, 3, 17, 256, 1000, 4099, 40001}, 8, 4, 0, 1};
+  struct Options options = {"all", "all", NULL, {0, 1, 3, 17, 256, 1000, 4099, 40001}, 8, 4, 0};
   for (int i = 1; i < count; ++i) {
     if (i + 1 == count) stop("an option lacks its value");
     const char* name = words[i];
@@ -81,8 +81,7 @@ static struct Options options_of(int count, char** words) {
     else if (!strcmp(name, "--cases")) options.cases = value;
     else if (!strcmp(name, "--id")) options.id = value;
     else if (!strcmp(name, "--ranks")) options.ranks = atoi(value);
-    else if (!strcmp(name, "--rank")) options.first_rank = atoi(value);
-    else if (!strcmp(name, "--locals")) options.locals = atoi(value);
+    else if (!strcmp(name, "--rank")) options.rank = atoi(value);
     else if (!strcmp(name, "--sizes")) {
       options.size_count = 0;
       for (char* one = strtok(value, ","); one && options.size_count < 32; one = strtok(NULL, ",")) {
@@ -107,7 +106,7 @@ int main(int count, char** words) {
     options.id = id;
   }
   if (!strcmp(options.mode, "process")) {
-    failures = play(&options, options.first_rank * options.locals, options.locals);
+    failures = play(&options, options.rank, 1);
   } else if (!strcmp(options.mode, "all") || !strcmp(options.mode, "group")) {
     failures = play(&options, 0, options.ranks);
   } else if (!strcmp(options.mode, "threads")) {

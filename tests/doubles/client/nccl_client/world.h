@@ -12,7 +12,7 @@ struct Options {
   const char* cases;     // comma list, or "all"
   const char* id;        // files that carry unique ids begin with this
   long sizes[32];
-  int size_count, ranks, first_rank, locals;
+  int size_count, ranks, rank;
 };
 
 struct Local {

@@ -1,21 +1,17 @@
 // One rank of a program against NCCL's interface, in situations that take a certain moment: many calls of one size, a
 // peer that is killed, one that does not call, an abort while the trees are planned. Knows nothing of Blink. Prints one
-// line of JSON; exit code 0: nothing was wrong. Built as a program, and as a library that needs libnccl.so.2 and is
-// opened as Python opens torch.
+// line of JSON; exit code 0: nothing was wrong. Built as a program, and as a library that is opened as Python opens
+// torch.
 //
 //   ranks SCENE RANKS RANK ID_FILE ODD CALLS COUNT     ODD: the rank that is killed, does not call, or leaves first
-#include <dlfcn.h>
 #include <signal.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "nccl_client/cuda_calls.h"
-
-struct Cuda cuda;
+#include "nccl_client/world.h"
 
 static int ranks, rank, odd, calls;
 static size_t count, free_before;  // the latter: bytes of the GPU, before there was a communicator
@@ -46,33 +42,6 @@ static int end(const char* what, int code, double seconds) {
       exit(1);                                    \
     }                                             \
   } while (0)
-
-static void open_driver(void) {
-  const char* path = getenv("BLINK_CUDA_LIB");
-  void* const library = dlopen(path && *path ? path : "libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-  MUST(library == NULL);
-#define FIND(name, arguments)                    \
-  *(void**)&cuda.name = dlsym(library, #name);   \
-  MUST(cuda.name == NULL);
-  CUDA_CALLS(FIND)
-#undef FIND
-}
-
-static ncclUniqueId shared_id(const char* path) {
-  ncclUniqueId id;
-  char fresh[600];
-  if (rank == 0) {
-    MUST(ncclGetUniqueId(&id));
-    snprintf(fresh, sizeof fresh, "%s.new", path);
-    FILE* const file = fopen(fresh, "wb");
-    MUST(!file || fwrite(&id, sizeof id, 1, file) != 1 || fclose(file) || rename(fresh, path));
-    return id;
-  }
-  FILE* file;
-  while (!(file = fopen(path, "rb"))) usleep(2000);
-  MUST(fread(&id, sizeof id, 1, file) != 1 || fclose(file));
-  return id;
-}
 
 // Rank r gives i % 7 + r, so the sum is ranks · (i % 7) + 0 + … + (ranks − 1): exact in float32.
 static void fill(void) {
@@ -203,14 +172,7 @@ static int captures(void) {
 
 // The communicator does not block: NCCL is done with it while Blink still plans.
 static int impatient(const ncclUniqueId id) {
-  ncclConfig_t config;
-  memset(&config, 0, sizeof config);
-  config.size = sizeof config;
-  config.magic = NCCL_API_MAGIC;
-  config.version = NCCL_VERSION_CODE;
-  config.cgaClusterSize = config.minCTAs = config.maxCTAs = NCCL_CONFIG_UNDEF_INT;
-  config.splitShare = config.trafficClass = NCCL_CONFIG_UNDEF_INT;
-  for (int i = 0; i < 15; ++i) config.more[i] = NCCL_CONFIG_UNDEF_INT;
+  ncclConfig_t config = config_of(0);
   ncclResult_t result = ncclCommInitRankConfig(&comm, ranks, id, rank, &config);
   MUST(result != ncclInProgress && result != ncclSuccess);
   const double began = now_s();
@@ -235,7 +197,7 @@ int scene_main(int words, char** word) {
   odd = atoi(word[5]);
   calls = atoi(word[6]);
   count = (size_t)atol(word[7]);
-  open_driver();
+  open_cuda();
   MUST(cuda.cuInit(0));
   MUST(cuda.cuDeviceGetCount(&devices));
   MUST(cuda.cuDevicePrimaryCtxRetain(&context, rank % devices));
@@ -246,7 +208,9 @@ int scene_main(int words, char** word) {
   values = malloc(count * sizeof *values);
   fill();
   free_before = free_bytes();
-  const ncclUniqueId id = shared_id(word[4]);
+  const struct Options options = {.id = word[4]};
+  struct World world = {.options = &options, .what = scene, .local = {{.rank = rank}}};
+  const ncclUniqueId id = next_id(&world);
   if (!strcmp(scene, "impatient")) return impatient(id);
   MUST(ncclCommInitRank(&comm, ranks, id, rank));
   if (!strcmp(scene, "many_calls")) return many_calls();
@@ -260,6 +224,4 @@ int scene_main(int words, char** word) {
   return 2;
 }
 
-#ifndef SCENES_AS_LIBRARY
 int main(int words, char** word) { return scene_main(words, word); }
-#endif
