@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from bisect import bisect_left
 
 import ml_dtypes
 import numpy as np
@@ -77,62 +76,13 @@ def test_largest_exact_integer(name: str) -> None:
     assert int((largest + largest.dtype.type(1))[0]) != row.exact_sum + 1
 
 
-def finite_values(name: str) -> tuple[list[float], list[int]]:
-    """All finite values of a type in ascending order, zero once, and their patterns."""
-    storage = DTYPES[name].storage
-    patterns = np.arange(2 ** (8 * storage.itemsize), dtype=f"u{storage.itemsize}")
-    with np.errstate(invalid="ignore"):  # signalling NaNs
-        values = patterns.view(storage).astype(np.float64)
-    keep = np.isfinite(values) & ~((values == 0) & np.signbit(values))
-    order = np.argsort(values[keep], kind="stable")
-    return values[keep][order].tolist(), patterns[keep][order].tolist()
-
-
-def nearest(value: float, values: list[float], patterns: list[int]) -> float | None:
-    """The definition of rounding: to the nearest, ties to the even pattern; None beyond half a step past the end."""
-    at = bisect_left(values, value)
-    if at in (0, len(values)):
-        end, inner = (values[0], values[1]) if at == 0 else (values[-1], values[-2])
-        beyond = abs(value - end) - abs(end - inner) / 2
-        odd = patterns[0 if at == 0 else -1] % 2
-        return None if beyond > 0 or (beyond == 0 and odd) else end
-    low, high = values[at - 1], values[at]
-    if value - low != high - value:
-        return low if value - low < high - value else high
-    return low if patterns[at - 1] % 2 == 0 else high
-
-
-@pytest.mark.parametrize("name", NARROW)
-def test_rounding_is_to_the_nearest_and_ties_to_even(name: str) -> None:
-    row = DTYPES[name]
-    values, patterns = finite_values(name)
-    assert row.widen(np.array(values).astype(row.storage)).tolist() == values
-    rng = np.random.default_rng(0)
-    some = rng.choice(len(values) - 1, min(len(values) - 1, 400), replace=False)
-    ties = [(values[i] + values[i + 1]) / 2 for i in some]
-    largest = values[-1]
-    random = rng.standard_normal(500)
-    ends = [largest * factor for factor in (1.01, 1.03, 1.06, 1.1, 1.2, 2, -1.01, -1.06, -2)]
-    with np.errstate(over="ignore"):  # beyond bfloat16 there is little left of float32
-        samples = np.array([*ties, *(random * largest / 2), *(random * 2.0**-12), *ends], dtype=np.float32)
-    samples = np.concatenate([samples, np.nextafter(samples, np.float32(np.inf))])
-    with np.errstate(all="ignore"):
-        rounded = row.narrow(samples).astype(np.float64).tolist()
-    overflows = 0
-    for sample, got in zip(samples.tolist(), rounded, strict=True):
-        want = nearest(sample, values, patterns)
-        if want is not None:
-            assert got == want, (sample, got, want)
-        else:
-            overflows += 1
-            assert np.isnan(got) if name == "float8_e4m3fn" else got == np.copysign(np.inf, sample), (sample, got)
-    assert overflows >= 4
-
-
 @pytest.mark.parametrize(
     ("name", "operands", "wanted"),
     [
         ("float16", (2048, 1, 1), 2050),  # rounding after each step would stay at 2048
+        ("float16", (2048, 1), 2048),  # a tie goes to the even one
+        ("float16", (2050, 1), 2052),
+        ("float8_e5m2", (57344, 57344), np.inf),
         ("bfloat16", (256, 1, 1), 258),
         ("float8_e4m3fn", (16, 1, 1), 18),
         ("float8_e5m2", (8, 1, 1), 10),
@@ -140,7 +90,7 @@ def test_rounding_is_to_the_nearest_and_ties_to_even(name: str) -> None:
         ("float32", (2**24, 1, 1), 2**24),
     ],
 )
-def test_a_sum_is_rounded_once(name: str, operands: tuple[int, ...], wanted: int) -> None:
+def test_a_sum_is_rounded_once(name: str, operands: tuple[int, ...], wanted: float) -> None:
     assert folded(name, "sum", *([x] for x in operands)).astype(np.float64).tolist() == [wanted]
 
 
