@@ -41,6 +41,11 @@ class Ended:
     out: str
     err: str
 
+    def assert_refused(self, message: str) -> None:
+        """Exit code 2, nothing on standard output, and ``message`` on standard error."""
+        assert (self.code, self.out) == (2, "")
+        assert message in self.err
+
 
 @pytest.fixture(autouse=True, scope="session")
 def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:

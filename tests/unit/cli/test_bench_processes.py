@@ -171,9 +171,9 @@ def test_ranks_that_cannot_run_here_are_a_usage_error(blink, monkeypatch):
     monkeypatch.setattr(
         registry, "own", lambda ranks, deadline_s: CandidateLaunch("blink", ranks, processes, ours=True)
     )
-    ended = blink("bench", "allreduce", *SMALL)
-    assert (ended.code, ended.out) == (2, "")
-    assert "ranks cannot run here; it printed:\n  look at the limit on address space" in ended.err
+    blink("bench", "allreduce", *SMALL).assert_refused(
+        "ranks cannot run here; it printed:\n  look at the limit on address space"
+    )
 
 
 def test_many_ranks_on_few_cores_are_said(blink, monkeypatch):
@@ -249,9 +249,7 @@ def test_a_picture_that_cannot_be_drawn(blink, tmp_path, monkeypatch, name, inst
         pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     else:
         monkeypatch.setitem(sys.modules, "matplotlib", None)
-    ended = blink("bench", "allreduce", *SMALL, "--plot", tmp_path / name)
-    assert (ended.code, ended.out) == (2, "")
-    assert message in ended.err
+    blink("bench", "allreduce", *SMALL, "--plot", tmp_path / name).assert_refused(message)
 
 
 @pytest.mark.parametrize(
@@ -281,9 +279,7 @@ def test_refused(blink, monkeypatch, arguments, message):
         monkeypatch.undo()
         monkeypatch.setattr(host, "load", lambda: None)
         monkeypatch.setattr(registry, "own", lambda ranks, deadline_s: launch("", ranks, "blink"))
-    ended = blink("bench", "allreduce", *arguments)
-    assert (ended.code, ended.out) == (2, "")
-    assert message in ended.err
+    blink("bench", "allreduce", *arguments).assert_refused(message)
 
 
 def test_without_the_native_library(blink, monkeypatch):
@@ -291,18 +287,16 @@ def test_without_the_native_library(blink, monkeypatch):
         raise UnsupportedError("this installation has no native library")
 
     monkeypatch.setattr(host, "load", missing)
-    ended = blink("bench", "allreduce")
-    assert (ended.code, ended.out) == (2, "")
-    assert "has no native library" in ended.err
+    blink("bench", "allreduce").assert_refused("has no native library")
 
 
 @pytest.mark.parametrize("option", [["-g", "2"], ["--peer", "gloo"]])
 def test_a_launcher_starts_the_processes(blink, monkeypatch, option):
     for name, value in {"BLINK_RANK": "0", "BLINK_WORLD_SIZE": "2", "BLINK_STORE": "file:///nowhere"}.items():
         monkeypatch.setenv(name, value)
-    ended = blink("bench", "allreduce", *option)
-    assert ended.code == 2
-    assert f"{option[0]} starts processes, but blink has started this one already" in ended.err
+    blink("bench", "allreduce", *option).assert_refused(
+        f"{option[0]} starts processes, but blink has started this one already"
+    )
 
 
 @pytest.fixture

@@ -138,8 +138,6 @@ def test_mistakes_are_told(blink, log, tmp_path, monkeypatch, arguments, message
 def test_a_file_that_is_no_log(blink, tmp_path):
     path = tmp_path / "x"
     path.write_bytes(b"\xff\x00 nothing")
-    ended = blink("calibrate", path)
-    assert (ended.code, ended.out) == (2, "")
-    assert "no measurement in it" in ended.err
+    blink("calibrate", path).assert_refused("no measurement in it")
     path.write_bytes(b" " * (9 << 20))
     assert "larger than 8 MiB" in blink("calibrate", path).err

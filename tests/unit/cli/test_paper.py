@@ -59,7 +59,4 @@ def test_a_page_says_what_each_published_number_is_of() -> None:
 
 @pytest.mark.parametrize("option", ["--html", "--markdown"])
 def test_what_cannot_be_written_is_refused_before_any_work(blink, option: str, tmp_path: Path) -> None:
-    ended = blink("paper", "R1", option, str(tmp_path / "no" / "where"))
-    assert ended.code == 2
-    assert "cannot be written" in ended.err
-    assert ended.out == ""
+    blink("paper", "R1", option, str(tmp_path / "no" / "where")).assert_refused("cannot be written")
