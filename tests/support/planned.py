@@ -44,11 +44,13 @@ def plan(algorithm: str, spec: str, gpus: str | None, collective: str, **choices
     return planned(algorithm, asked(spec, collective, gpus, **choices))
 
 
-def by_hand(collective: Collective, topology: Topology, shares: Sequence[Share]) -> Forest:
-    """A forest at the rate its links allow; its bound is of no interest to who times it."""
+def by_hand(
+    collective: Collective, topology: Topology, shares: Sequence[Share], ranks: tuple[int, ...] | None = None
+) -> Forest:
+    """A forest at the rate its links allow; its bound is of no interest to who times or lowers it."""
     rate = attained_rate(topology, shares)
     bound = Cut((topology.ranks[0],), rate, Fraction(1))
-    return Forest(collective, topology.ranks, "by hand", topology, tuple(shares), rate, bound)
+    return Forest(collective, ranks or topology.ranks, "by hand", topology, tuple(shares), rate, bound)
 
 
 def assert_sound(forest: Forest) -> None:

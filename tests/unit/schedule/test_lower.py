@@ -10,7 +10,6 @@ import pytest
 from small_forests import (
     chain_allreduce,
     clique,
-    forest,
     one_shot_allreduce,
     ring_allreduce,
     two_slices_broadcast,
@@ -23,6 +22,7 @@ from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program, Role
 from blinkccl.schedule.verifier import violations
 from blinkccl.testing.forests import random_forest
+from support.planned import by_hand
 
 
 def brief(role: Role) -> tuple[int, str, int, str]:
@@ -76,7 +76,7 @@ def test_unequal_one_shot_trees_are_aligned_at_their_roots() -> None:
         Share(Fraction(1), 0, None, 1, Tree(1, ((0, 1), (2, 1))), None),
         Share(Fraction(1), 0, None, 2, Tree(2, ((0, 2), (1, 2))), None),
     ]
-    made = forest(Collective("allreduce", 3), clique(3), shares)
+    made = by_hand(Collective("allreduce", 3), clique(3), shares)
     program = lower(made)
     assert {role.offset for role in program.roles if role.keeps} == {2}
     assert violations(program, made.topology) == []
@@ -114,7 +114,7 @@ def reversed_edges(made: Forest) -> Forest:
 
 def test_inner_vertices_reduce_in_rank_order_too() -> None:
     share = Share(Fraction(1), 0, None, 4, Tree(4, ((3, 1), (0, 1), (2, 1), (1, 4))), None)
-    made = forest(Collective("reduce", 5, root=4), clique(5), [share])
+    made = by_hand(Collective("reduce", 5, root=4), clique(5), [share])
     program = lower(made)
     assert operands(program, 1, "reduce") == [0, 1, 2, 3]
     assert operands(program, 4, "root") == [1, 4]
@@ -123,7 +123,7 @@ def test_inner_vertices_reduce_in_rank_order_too() -> None:
 
 def test_reduction_order_is_by_position() -> None:
     shares = [Share(Fraction(1), 0, None, 0, Tree(0, ((5, 0), (2, 0))), None)]
-    made = forest(Collective("reduce", 3, root=1), clique(6), shares, ranks=(5, 0, 2))
+    made = by_hand(Collective("reduce", 3, root=1), clique(6), shares, ranks=(5, 0, 2))
     assert operands(lower(made), 1, "root") == [0, 1, 2]
 
 
@@ -131,7 +131,7 @@ def test_a_role_that_does_not_contribute_has_turn_0() -> None:
     made = chain_allreduce()
     assert [role.own_operand_index for role in lower(made).roles if not role.contributes] == [0, 0]
     share = Share(Fraction(1), 0, None, 1, Tree(1, ((0, 1),)), Tree(1, ((1, 2),)))
-    relayed = lower(forest(Collective("sendrecv", 3, src=0, dst=2), clique(3), [share]))
+    relayed = lower(by_hand(Collective("sendrecv", 3, src=0, dst=2), clique(3), [share]))
     assert [(role.rank, role.own_operand_index) for role in relayed.roles] == [(2, 0), (1, 0), (0, 0)]
 
 
@@ -155,14 +155,14 @@ def test_a_block_that_stays_is_one_copying_role() -> None:
         for s in (0, 1)
         for d in (0, 1)
     ]
-    program = lower(forest(Collective("alltoall", 2), clique(2), shares))
+    program = lower(by_hand(Collective("alltoall", 2), clique(2), shares))
     stays = [role for role in program.roles if not role.sends and not role.receives]
     assert [(role.rank, brief(role)[3]) for role in stays] == [(0, "ick"), (1, "ick")]
 
 
 def test_relays_neither_contribute_nor_keep() -> None:
     share = Share(Fraction(1), 0, None, 0, None, Tree(0, ((0, 1), (1, 2))))
-    program = lower(forest(Collective("sendrecv", 3, src=0, dst=2), clique(3), [share]))
+    program = lower(by_hand(Collective("sendrecv", 3, src=0, dst=2), clique(3), [share]))
     assert [brief(role) for role in program.roles] == [
         (2, "broadcast", 2, "rk"),
         (1, "broadcast", 1, "rs"),
@@ -182,7 +182,7 @@ def test_a_source_below_a_relay_root_keeps_its_own_block() -> None:
         )
         for j in range(3)
     ]
-    made = forest(Collective("allgather", 3), clique(3), shares)
+    made = by_hand(Collective("allgather", 3), clique(3), shares)
     program = lower(made)
     assert violations(program, made.topology) == []
     assert [(r.rank, brief(r)[3]) for r in program.roles if r.stage == "reduce"] == [(0, "iks"), (2, "iks")]
@@ -191,7 +191,7 @@ def test_a_source_below_a_relay_root_keeps_its_own_block() -> None:
 def test_positions_and_ids_are_told_apart() -> None:
     topology = clique(6)
     shares = [Share(Fraction(1, 2), 0, v, v, None, Tree(v, ((v, w),))) for v, w in ((5, 2), (2, 5))]
-    made = forest(Collective("allgather", 2), topology, shares, ranks=(5, 2))
+    made = by_hand(Collective("allgather", 2), topology, shares, ranks=(5, 2))
     program = lower(made)
     assert [s.block for s in program.slices] == [0, 1]
     assert [(q.src, q.dst, q.path) for q in program.queues] == [(0, 1, (5, 2)), (1, 0, (2, 5))]
@@ -229,20 +229,19 @@ def test_numbers_out_of_range(slots: int, channels: int | None) -> None:
         lower(chain_allreduce(), slots, channels)
 
 
-def broken_trees() -> list[tuple[str, Tree, str]]:
-    return [
-        ("cycle", Tree(2, ((0, 1), (1, 0), (1, 2))), "deadlock"),
-        ("apart", Tree(2, ((0, 1),)), "without the contribution"),
-        ("two parents", Tree(2, ((0, 1), (0, 2), (1, 2))), "double contribution"),
-        ("missing rank", Tree(2, ((1, 2),)), "without the contribution of rank 0"),
-        ("doubled edge", Tree(2, ((0, 1), (0, 1), (1, 2))), "double contribution"),
-        ("away from the root", Tree(2, ((2, 1), (1, 0))), "lost|without the contribution"),
-        ("other root", Tree(0, ((2, 1), (1, 0))), "lost|without the contribution"),
-        ("empty", Tree(2, ()), "without the contributions of ranks 0, 1"),
-    ]
+BROKEN_TREES = [
+    ("cycle", Tree(2, ((0, 1), (1, 0), (1, 2))), "deadlock"),
+    ("apart", Tree(2, ((0, 1),)), "without the contribution"),
+    ("two parents", Tree(2, ((0, 1), (0, 2), (1, 2))), "double contribution"),
+    ("missing rank", Tree(2, ((1, 2),)), "without the contribution of rank 0"),
+    ("doubled edge", Tree(2, ((0, 1), (0, 1), (1, 2))), "double contribution"),
+    ("away from the root", Tree(2, ((2, 1), (1, 0))), "lost|without the contribution"),
+    ("other root", Tree(0, ((2, 1), (1, 0))), "lost|without the contribution"),
+    ("empty", Tree(2, ()), "without the contributions of ranks 0, 1"),
+]
 
 
-@pytest.mark.parametrize(("tree", "cause"), [pytest.param(t, c, id=n) for n, t, c in broken_trees()])
+@pytest.mark.parametrize(("tree", "cause"), [pytest.param(t, c, id=n) for n, t, c in BROKEN_TREES])
 def test_broken_up_trees_lower_and_are_invalid(tree: Tree, cause: str) -> None:
     made = chain_allreduce()
     program = lower(replace(made, shares=(replace(made.shares[0], reduce=tree),)))
