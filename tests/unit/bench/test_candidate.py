@@ -18,23 +18,9 @@ from blinkccl.bench.pattern import Work, commands
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import CommunicationError, UnsupportedError
 from support.fake_ranks import launch
+from support.processes import until_gone
 
 WORK = Work(Collective("allreduce", 2), 1000, "int32", warmup=1, iterations=4, deadline_s=20)
-
-
-def _gone(pid):
-    """Whether the process has ended, also if nobody has asked for its exit code yet."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] in "ZX"
-    except OSError:
-        return True
-
-
-def _all_gone(pids, within_s=5.0):
-    until = time.monotonic() + within_s
-    while time.monotonic() < until and not all(map(_gone, pids)):
-        time.sleep(0.02)
-    return all(map(_gone, pids))
 
 
 @pytest.mark.parametrize("in_place", [False, True])
@@ -47,7 +33,7 @@ def test_ranks_run_and_reply(in_place):
             assert measured.wrong == 0
             assert np.allclose(measured.seconds, [[1e-3, 2e-3, 3e-3, 4e-3], [2e-3, 4e-3, 6e-3, 8e-3]])
         pids, room = candidate.pids, candidate._directory
-    assert _all_gone(pids)
+    until_gone(pids)
     assert not room.exists()
 
 
@@ -68,7 +54,7 @@ def test_a_failure_is_told_and_ends_it():
     candidate = RunningCandidate(launch("failing"))
     with pytest.raises(CommunicationError, match="fake, rank 0: CommunicationError: rank 0 waited for nobody"):
         candidate.run(commands(WORK))
-    assert _all_gone(candidate.pids)
+    until_gone(candidate.pids)
     with pytest.raises(CommunicationError, match="fake has left"):
         candidate.run(commands(WORK))
 
@@ -84,7 +70,7 @@ def test_a_rank_that_does_not_reply(fault, message):
     with pytest.raises(CommunicationError, match=message):
         candidate.run(commands(replace(WORK, deadline_s=1)))
     assert time.monotonic() - began < 15
-    assert _all_gone(pids)
+    until_gone(pids)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +103,7 @@ def test_ranks_end_when_the_coordinator_is_gone():
     pids = candidate.pids
     for peer in candidate._sockets:
         peer.close()
-    assert _all_gone(pids)
+    until_gone(pids)
     candidate.close()
 
 

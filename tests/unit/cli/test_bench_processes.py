@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from blinkccl.bench.peers import registry
 from blinkccl.engines.native_library import load
 from blinkccl.errors import UnsupportedError
 from support.fake_ranks import launch
+from support.processes import until, until_gone
 
 SMALL = ["-b", "1K", "-e", "4K", "-f", "4", "-n", "4", "--rounds", "2"]
 LAUNCHERS = ("RANK", "WORLD_SIZE", "BLINK_RANK", "BLINK_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
@@ -198,34 +198,19 @@ def test_a_signal_leaves_neither_ranks_nor_folders(number, tmp_path):
     run = subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE, text=True)
     with run:
         try:
-            _until(lambda: len(_children(run.pid)) == 30)
+            until(lambda: len(_children(run.pid)) == 30)
             ranks = _children(run.pid)
             run.send_signal(number)
             _, said = run.communicate(timeout=30)
         finally:
             run.kill()
     assert (run.returncode, "Traceback" in said) == (128 + number, False)
-    _until(lambda: not any(_runs(rank) for rank in ranks))
+    until_gone(ranks, 60)
     assert list(tmp_path.iterdir()) == []
-
-
-def _runs(pid):
-    """Whether the process is there and has not ended: whoever inherits an ended one may be late to wait for it."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def _children(pid):
     return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-
-
-def _until(done, within_s=60.0):
-    end = time.monotonic() + within_s
-    while not done():
-        assert time.monotonic() < end, "it takes too long"
-        time.sleep(0.02)
 
 
 def test_a_picture(blink, tmp_path):

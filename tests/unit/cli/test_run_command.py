@@ -7,13 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from blinkccl.cli.run import environment
 from blinkccl.native import find_library
+from support.processes import until
 
 PYTHON = sys.executable
 ALLREDUCE = {
@@ -187,9 +187,7 @@ def test_signals_are_sent_on(library, tmp_path, number):
         start_new_session=True,
     )
     with process:
-        ends = time.monotonic() + 60
-        while not ready.exists() and time.monotonic() < ends:
-            time.sleep(0.02)
+        until(ready.exists)
         process.send_signal(number)
         process.communicate(timeout=60)
     assert process.returncode == 42

@@ -19,6 +19,7 @@ from blinkccl.codegen.command import _Failures, compiled, run
 from blinkccl.codegen.gpu_compiler import Nvcc, gpu_compiler, nvcc
 from blinkccl.codegen.host_compiler import HostCompiler
 from blinkccl.errors import InternalError, UnsupportedError
+from support.processes import until_gone
 
 
 @dataclass
@@ -141,19 +142,7 @@ def test_a_slow_compiler_is_ended_with_its_children(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match=r"sh took longer than 0.5 s for the generated code"):
         run(["sh", "-c", script], 0.5)
     assert time.monotonic() - began < 20
-    pid = int((tmp_path / "pid").read_text())
-    for _ in range(100):
-        if _ended(pid):
-            return
-        time.sleep(0.05)
-    pytest.fail("its child lives on")
-
-
-def _ended(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
+    until_gone([int((tmp_path / "pid").read_text())])
 
 
 def test_a_compiler_that_is_not_there_is_no_mistake_of_ours() -> None:

@@ -1,0 +1,28 @@
+"""Processes that tests start, and what they wait for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+
+def until(condition: Callable[[], bool], within_s: float = 60.0) -> None:
+    """Waits for ``condition``, and fails where that takes longer."""
+    ends = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < ends, "it takes too long"
+        time.sleep(0.02)
+
+
+def gone(pid: int | str) -> bool:
+    """Whether the process has ended: whoever inherits an ended one may be late to ask for its exit code."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+def until_gone(pids: Collection[int | str], within_s: float = 5.0) -> None:
+    """Waits until none of the processes runs."""
+    until(lambda: all(map(gone, pids)), within_s)
