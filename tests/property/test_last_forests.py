@@ -13,14 +13,14 @@ from blinkccl.algorithms.hybrid import hybrid_split
 from blinkccl.algorithms.registry import ALGORITHMS, Request
 from blinkccl.algorithms.three_phase import LocalTree, cut_trees, overlaid
 from blinkccl.collectives.spec import COLLECTIVES
-from blinkccl.errors import TopologyError, UnsupportedError
+from blinkccl.errors import TopologyError
 from blinkccl.forest.model import Forest, Tree
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.verifier import violations
 from blinkccl.topology.assembly import exact_unit
 from blinkccl.topology.spec import load
 from support.examples import examples
-from support.planned import asked, assert_sound
+from support.planned import asked, assert_sound, plan_or_reason
 
 seldom = examples(30)
 CLUSTERS = [
@@ -32,13 +32,6 @@ CLUSTERS = [
     ("3x dgx-a100", "0+0-2+0,1"),
 ]
 FAMILIES = ("chain:4", "ring:4", "clique:4", "star:4", "random:5:seed=1", "random:5:seed=7", "random:4:seed=2:directed")
-
-
-def plan_or_reason(algorithm: str, request: Request) -> Forest | str:
-    try:
-        return ALGORITHMS[algorithm].plan(request)
-    except UnsupportedError as refusal:
-        return refusal.reason
 
 
 def gb_per_s(forest: Forest) -> Fraction:

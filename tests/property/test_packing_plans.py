@@ -13,11 +13,10 @@ from blinkccl.algorithms.optimal import FLOWS
 from blinkccl.algorithms.rank_network import rank_network_of
 from blinkccl.algorithms.registry import ALGORITHMS, Request
 from blinkccl.collectives.spec import COLLECTIVES, Collective
-from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Forest
 from blinkccl.topology.model import Link, Topology, Vertex
 from support.examples import examples
-from support.planned import assert_sound
+from support.planned import asked, assert_sound, plan_or_reason
 
 UNIT_GB_PER_S = 25.0
 seldom = examples(40)
@@ -53,17 +52,7 @@ def requests(draw: st.DrawFn, switch: bool = True) -> Request:
     topology = draw(topologies(switch))
     ranks = tuple(draw(st.permutations(topology.ranks)))
     name = draw(st.sampled_from(sorted(COLLECTIVES)))
-    src, dst = draw(st.permutations(range(len(ranks))))[:2]
-    given_ends = {"root": src, "src": src, "dst": dst}
-    wanted = {key: given_ends[key] for key in COLLECTIVES[name].parameters}
-    return Request(topology, Collective(name, len(ranks), **wanted), ranks)
-
-
-def plan_or_none(algorithm: str, request: Request) -> Forest | None:
-    try:
-        return ALGORITHMS[algorithm].plan(request)
-    except UnsupportedError:
-        return None
+    return asked(topology, name, ranks, draw(st.integers(0, len(ranks) - 1)))
 
 
 @examples(200)
@@ -80,8 +69,8 @@ def test_every_plan_is_right_and_none_beats_the_optimum(request: Request) -> Non
     best = ALGORITHMS["optimal"].plan(request)
     assert_sound(best)
     for algorithm in ALGORITHMS:
-        forest = plan_or_none(algorithm, request)
-        if forest is not None:
+        forest = plan_or_reason(algorithm, request)
+        if isinstance(forest, Forest):
             assert_sound(forest)
             assert forest.rate * Fraction(forest.topology.unit_gb_per_s) <= best.rate * Fraction(
                 best.topology.unit_gb_per_s
@@ -131,8 +120,8 @@ def test_links_twice_as_wide_are_twice_as_fast(request: Request) -> None:
 def test_blink_is_near_the_optimum_through_one_root(request: Request) -> None:
     if request.collective.name not in ("broadcast", "reduce", "allreduce"):
         request = replace(request, collective=Collective("broadcast", len(request.ranks), root=0))
-    forest = plan_or_none("blink", request)
-    if forest is None:
+    forest = plan_or_reason("blink", request)
+    if isinstance(forest, str):
         assert request.collective.name == "allreduce"
     else:
         assert_sound(forest)
@@ -143,8 +132,8 @@ def test_blink_is_near_the_optimum_through_one_root(request: Request) -> None:
 @given(requests(), st.sampled_from(["fewest-trees", "least-depth"]))
 def test_objectives_choose_among_optima(request: Request, objective: str) -> None:
     plain = ALGORITHMS["optimal"].plan(request)
-    chosen = plan_or_none("optimal", replace(request, objective=objective))
-    if chosen is None:
+    chosen = plan_or_reason("optimal", replace(request, objective=objective))
+    if isinstance(chosen, str):
         view = rank_network_of(request.network, request.ranks).network
         one_way = request.collective.name == "allreduce" and not view.symmetric
         assert request.collective.name in FLOWS or one_way or not view.switchless

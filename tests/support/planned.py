@@ -8,6 +8,7 @@ from typing import Any
 
 from blinkccl.algorithms.registry import ALGORITHMS, Request
 from blinkccl.collectives.spec import COLLECTIVES, Collective
+from blinkccl.errors import UnsupportedError
 from blinkccl.forest.check import check_plan
 from blinkccl.forest.document import to_document
 from blinkccl.forest.model import Cut, Forest, Share, attained_rate
@@ -37,6 +38,14 @@ def planned(algorithm: str, request: Request) -> Forest:
     assert forest.algorithm == algorithm
     assert_sound(forest)
     return forest
+
+
+def plan_or_reason(algorithm: str, request: Request) -> Forest | str:
+    """The forest, unchecked, or why the algorithm does not serve the request."""
+    try:
+        return ALGORITHMS[algorithm].plan(request)
+    except UnsupportedError as refusal:
+        return refusal.reason
 
 
 def plan(algorithm: str, spec: str, gpus: str | None, collective: str, **choices: Any) -> Forest:

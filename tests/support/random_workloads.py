@@ -12,19 +12,19 @@ from random import Random
 
 import numpy as np
 
-from blinkccl.algorithms.registry import Request, algorithm
-from blinkccl.collectives.spec import Collective
+from blinkccl.algorithms.registry import algorithm
 from blinkccl.schedule.chunking import bind
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
-from blinkccl.simulate.calibration import Calibration, EngineCosts, LinkClass, Number
+from blinkccl.simulate.calibration import Calibration
 from blinkccl.simulate.translate import STREAMS, Settings, translate
 from blinkccl.simulate.workload import Workload
 from blinkccl.testing.forests import random_forest
 from blinkccl.testing.programs import random_program
-from blinkccl.topology.catalog import connected_allocations, machine
+from blinkccl.topology.catalog import connected_allocations
 from blinkccl.topology.model import LINK_KINDS, Topology
-from blinkccl.topology.synthetic import synthetic
+from support.planned import asked
+from support.timed import calibration_of, link_class
 from support.workload_rows import ActorRow, HopRow, workload
 
 #: Longer runs say nothing new and take SimGrid long.
@@ -109,25 +109,28 @@ def _actor(random: Random, number: int, chunks: int, pairs: list[tuple[int, int]
 def random_calibration(random: Random, link_latency: bool = True) -> Calibration:
     """Any calibration; without ``link_latency`` all transfers have the same latency, that of their issue."""
 
-    def number(least: float, most: float) -> Number:
-        return Number(random.uniform(least, most), "random")
+    def sometimes(least: float, most: float) -> float:
+        return random.uniform(least, most) if random.random() < 0.5 else 0.0
 
-    def sometimes(least: float, most: float) -> Number:
-        return number(least, most) if random.random() < 0.5 else Number(0.0, "none")
-
-    engine = EngineCosts(
-        issue_us=number(0.5, 20),
+    links = [
+        link_class(
+            kind,
+            0.0,
+            random.uniform(0.3, 1),
+            random.uniform(0.1, 5) if link_latency else 0.0,
+            random.uniform(0.5, 1),
+        )
+        for kind in LINK_KINDS
+    ]
+    return calibration_of(
+        *links,
+        issue_us=random.uniform(0.5, 20),
         signal_us=sometimes(0.1, 5),
         reduce_us=sometimes(0.1, 10),
         reduce_gb_per_s=sometimes(20, 400),
-        combining=number(0.5, 1),
-        copy_engines=Number(float(random.choice([0, 0, 1, 2])), "random"),
+        combining=random.uniform(0.5, 1),
+        copy_engines=float(random.choice([0, 0, 1, 2])),
     )
-    rows = [
-        LinkClass(kind, 0.0, number(0.3, 1), number(0.1, 5) if link_latency else Number(0.0, "none"), number(0.5, 1))
-        for kind in LINK_KINDS
-    ]
-    return Calibration(1, "random", "drawn by a test", engine, tuple(rows))
 
 
 def random_translation(random: Random, made: Made, latencies: str = "any") -> Workload:
@@ -170,15 +173,12 @@ def random_plan(random: Random) -> Made:
     """What an algorithm plans for an allocation of a DGX-1 or on a synthetic topology."""
     name = random.choice(["allreduce", "broadcast", "allgather", "reduce"])
     if random.random() < 0.5:
-        machine_name = random.choice(["dgx-1v", "dgx-1p"])
-        topology, ranks = machine(machine_name), random.choice(connected_allocations(machine_name))
-        algo = random.choice(["optimal", "blink", "ring"])
+        spec = random.choice(["dgx-1v", "dgx-1p"])
+        gpus, algorithms = random.choice(connected_allocations(spec)), ["optimal", "blink", "ring"]
     else:
-        topology = synthetic(random.choice(["ring:5", "torus:2x3", "star:5", "random:5:seed=7", "random:5:directed"]))
-        ranks = topology.ranks
-        algo = "optimal" if "directed" in topology.name else random.choice(["optimal", "blink"])
-    ends = {"root": random.randrange(len(ranks))} if name in ("broadcast", "reduce") else {}
-    forest = algorithm(algo).plan(Request(topology, Collective(name, len(ranks), **ends), ranks))
+        spec, gpus = random.choice(["ring:5", "torus:2x3", "star:5", "random:5:seed=7", "random:5:directed"]), None
+        algorithms = ["optimal"] if "directed" in spec else ["optimal", "blink"]
+    forest = algorithm(random.choice(algorithms)).plan(asked(spec, name, gpus, random.randrange(8)))
     return lower(forest, random.choice([1, 2, 3])), forest.topology
 
 

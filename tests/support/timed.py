@@ -1,15 +1,17 @@
-"""Jobs that tests of the simulator time."""
+"""Jobs that tests of the simulator time, and what they cost."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+import msgspec
 
 from blinkccl.algorithms.registry import algorithm
 from blinkccl.baselines.candidate import Conditions, Planned
 from blinkccl.baselines.registry import candidates
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
-from blinkccl.simulate.calibration import calibration
+from blinkccl.simulate.calibration import Calibration, EngineCosts, LinkClass, Number, calibration
 from blinkccl.simulate.translate import Settings
 from blinkccl.topology.model import Topology
 from support.planned import asked
@@ -34,3 +36,26 @@ def candidate(
     found = candidates()[algo].prepare(asked(spec, collective, gpus), conditions)
     assert isinstance(found, Planned)
     return found
+
+
+def link_class(
+    kind: str, nominal_gb_per_s: float, gb_per_s: float, latency_us: float = 0.0, duplex: float = 1.0
+) -> LinkClass:
+    return LinkClass(kind, nominal_gb_per_s, *(Number(value, "test") for value in (gb_per_s, latency_us, duplex)))
+
+
+def calibration_of(*links: LinkClass, **engine: float) -> Calibration:
+    """These links; a GPU's side costs only what is said."""
+    numbers = {name: Number(value, "test") for name, value in engine.items()}
+    return Calibration(1, "test", "a test", EngineCosts(**numbers), links)
+
+
+def with_links(costs: Calibration, factor: float, *kinds: str) -> Calibration:
+    """Every link of these kinds, of all where none is named, at another rate."""
+    links = (
+        msgspec.structs.replace(link, gb_per_s=Number(factor * link.gb_per_s.value, "a test"))
+        if not kinds or link.kind in kinds
+        else link
+        for link in costs.link
+    )
+    return msgspec.structs.replace(costs, link=tuple(links))

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-import msgspec
 import pytest
 
 from blinkccl.algorithms.hybrid import hybrid_split
-from blinkccl.algorithms.registry import ALGORITHMS, Request
+from blinkccl.algorithms.registry import ALGORITHMS
 from blinkccl.baselines.candidate import Conditions, Estimate
 from blinkccl.baselines.hybrid import HybridJob
 from blinkccl.baselines.nccl import NCCL_SLICE_BYTES
 from blinkccl.baselines.registry import BASELINES, candidates, enter, time_all, wins
-from blinkccl.collectives.spec import Collective
 from blinkccl.errors import TopologyError, UnsupportedError, UsageError
-from blinkccl.simulate.calibration import Calibration, EngineCosts, LinkClass, Number, calibration
+from blinkccl.simulate.calibration import calibration
 from blinkccl.simulate.translate import Settings
-from blinkccl.topology.spec import parse_spec
 from support.planned import asked
-from support.timed import candidate
+from support.timed import calibration_of, candidate, link_class
 
 NOMINAL = Conditions(calibration("nominal"))
 MIB = 1024 * 1024
@@ -133,26 +130,22 @@ def test_a_plan_is_timed_the_same_alone_and_with_a_trace() -> None:
 
 @pytest.mark.parametrize("spec", ["mist", "cedar"])
 def test_multi_path_takes_the_two_ends_only(spec: str) -> None:
-    topology = parse_spec(spec)
-    request = Request(topology, Collective("sendrecv", 4, src=0, dst=1), topology.ranks, "all")
+    request = asked(spec, "sendrecv", links="all")
     conditions = Conditions(calibration(spec))
     both = BASELINES["multi-path"].prepare(request, conditions)
     assert both.forest is not None
     assert {v for share in both.forest.shares for tree in share.trees() for path in tree.edges for v in path} <= {
         0,
         1,
-        *(v.id for v in topology.vertices if v.kind in ("host", "switch")),
+        *(v.id for v in request.topology.vertices if v.kind in ("host", "switch")),
     }
     direct = candidates()["one_hop"].prepare(request, conditions).at(256 * MIB).seconds
     assert both.at(256 * MIB).seconds < direct
 
 
-ONE_CLASS = LinkClass("nvlink", 25.0, Number(25.0, "test"), Number(0.0, "test"))
-
-
 def test_who_cannot_be_timed_is_left_out_unless_it_was_named() -> None:
     """A calibration of NVLink alone: what falls back to PCIe or goes to the host has no class."""
-    mine = Conditions(Calibration(1, "mine", "test", EngineCosts(), (ONE_CLASS,)))
+    mine = Conditions(calibration_of(link_class("nvlink", 25.0, 25.0)))
     request = asked("dgx-1v", gpus="1,4,5,6")
     field, rows = time_all(enter(request, mine), [MIB, 16 * MIB])
     assert "no link class for pcie" in field.absent["ring"]
@@ -160,14 +153,12 @@ def test_who_cannot_be_timed_is_left_out_unless_it_was_named() -> None:
     assert "optimal" in names
     assert "ring" not in names
     assert [[estimate.name for estimate in row] for row in rows] == [names, names]
-    with pytest.raises(TopologyError, match="calibration mine has no link class"):
+    with pytest.raises(TopologyError, match="calibration test has no link class"):
         time_all(enter(request, mine, ["optimal", "ring"]), [MIB])
 
 
 def test_where_nobody_can_be_timed_the_first_reason_is_the_error() -> None:
-    nothing = Conditions(
-        Calibration(1, "mine", "test", EngineCosts(), (msgspec.structs.replace(ONE_CLASS, kind="net"),))
-    )
+    nothing = Conditions(calibration_of(link_class("net", 25.0, 25.0)))
     with pytest.raises(TopologyError, match="no link class for nvlink"):
         time_all(enter(asked("dgx-1v", "gather"), nothing), [MIB])
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 
-import msgspec
 import pytest
 
 from blinkccl.baselines.candidate import Conditions, Planned
@@ -22,23 +21,20 @@ from blinkccl.baselines.staged import (
     prepare_plain_ring,
 )
 from blinkccl.errors import UnsupportedError
-from blinkccl.simulate.calibration import Calibration, EngineCosts, LinkClass, Number
+from blinkccl.simulate.calibration import LinkClass
 from support.planned import asked
+from support.timed import calibration_of, link_class, with_links
 
 MIB = 2**20
 
 
-def ideal(*links: LinkClass, engine: EngineCosts | None = None) -> Conditions:
-    return Conditions(Calibration(1, "ideal", "links without latency", engine or EngineCosts(), links))
+def ideal(*links: LinkClass) -> Conditions:
+    return Conditions(calibration_of(*links))
 
 
-def link(kind: str, nominal_gb_per_s: float, gb_per_s: float) -> LinkClass:
-    return LinkClass(kind, nominal_gb_per_s, Number(gb_per_s, "test"), Number(0.0, "test"))
-
-
-MIST = ideal(link("nvlink", 25.0, 25.0), link("smp", 32.0, 32.0))
-CEDAR = ideal(link("nvlink", 25.0, 25.0), link("pcie", 12.0, 10.0), link("smp", 10.0, 10.0))
-H100 = ideal(link("nvlink", 25.0, 25.0), link("net", 0.0, 1.0))
+MIST = ideal(link_class("nvlink", 25.0, 25.0), link_class("smp", 32.0, 32.0))
+CEDAR = ideal(link_class("nvlink", 25.0, 25.0), link_class("pcie", 12.0, 10.0), link_class("smp", 10.0, 10.0))
+H100 = ideal(link_class("nvlink", 25.0, 25.0), link_class("net", 0.0, 1.0))
 
 
 def test_the_host_takes_copies_messages_and_sums() -> None:
@@ -55,12 +51,12 @@ def test_the_host_takes_copies_messages_and_sums() -> None:
 
 def test_a_slow_link_to_the_host_is_shared_by_its_gpus() -> None:
     fast = prepare_host_staged(asked("cedar"), CEDAR).at(MIB).seconds
-    slow = ideal(link("nvlink", 25.0, 25.0), link("pcie", 12.0, 2.0), link("smp", 10.0, 10.0))
+    slow = ideal(link_class("nvlink", 25.0, 25.0), link_class("pcie", 12.0, 2.0), link_class("smp", 10.0, 10.0))
     assert prepare_host_staged(asked("cedar"), slow).at(MIB).seconds - fast == pytest.approx(
         2 * MIB / 1e9 * (1 / 2.0 - 1 / PAGEABLE_GB_PER_S.value)
     )
     # On a DGX-1 two GPUs share the link from their switch to the host; one alone has it to itself.
-    narrow = ideal(link("nvlink", 25.0, 25.0), link("pcie", 12.0, 2.0), link("smp", 10.0, 10.0))
+    narrow = ideal(link_class("nvlink", 25.0, 25.0), link_class("pcie", 12.0, 2.0), link_class("smp", 10.0, 10.0))
     pair, apart = (prepare_host_staged(asked("dgx-1v", gpus=gpus), narrow).at(MIB) for gpus in ("0,1", "0,2"))
     assert pair.seconds - apart.seconds == pytest.approx(2 * MIB / 1e9 / 2.0)
 
@@ -157,7 +153,7 @@ def test_what_cannot_be_served_is_refused_with_the_reason(prepare, job, conditio
 
 
 def test_a_slower_calibration_slows_what_it_is_used_for() -> None:
-    half = msgspec.structs.replace(MIST.calibration, link=(link("nvlink", 25.0, 12.5), link("smp", 32.0, 32.0)))
+    half = with_links(MIST.calibration, 0.5, "nvlink")
     job = asked("mist", "sendrecv", "0,1")
     before, after = (multi_path(job, one).at(64 * MIB) for one in (MIST, replace(MIST, calibration=half)))
     assert after.seconds == pytest.approx(2 * before.seconds, rel=1e-6)

@@ -39,6 +39,7 @@ from blinkccl.paper.registry import CLAIMS
 from blinkccl.paper.table import markdown_row
 from blinkccl.simulate import native_kernel
 from blinkccl.simulate.calibration import Calibration, Number, calibration
+from support.timed import with_links
 
 BY_ID = {claim.id: claim for claim in CLAIMS}
 #: By document, in order.
@@ -170,17 +171,6 @@ def test_communication_beside_the_backward_pass_is_faster() -> None:
 # What moves.
 
 
-def with_links(costs: Calibration, factor: float, *kinds: str) -> Calibration:
-    """Every link of these kinds at another rate."""
-    links = (
-        msgspec.structs.replace(link, gb_per_s=Number(factor * link.gb_per_s.value, "a test"))
-        if link.kind in kinds
-        else link
-        for link in costs.link
-    )
-    return msgspec.structs.replace(costs, link=tuple(links))
-
-
 def with_issue(costs: Calibration, issue_us: float) -> Calibration:
     return msgspec.structs.replace(
         costs, engine=msgspec.structs.replace(costs.engine, issue_us=Number(issue_us, "a test"))
@@ -229,8 +219,7 @@ MOVED = {
 @pytest.mark.parametrize("name", MOVED)
 def test_a_changed_calibration_moves_its_rows_and_no_others(name: str) -> None:
     """Links at three tenths of their rate: beyond any other limit."""
-    costs = calibration(name)
-    context = Context({name: with_links(costs, 0.3, *(link.kind for link in costs.link))})
+    context = Context({name: with_links(calibration(name), 0.3)})
     others = [claim for claim in CLAIMS if claim.document != "A"]
     assert {claim.id for claim in others if judge(claim, context).values != row(claim.id).values} == MOVED[name]
 

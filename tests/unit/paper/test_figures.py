@@ -8,7 +8,6 @@ from base64 import b64decode
 from io import BytesIO
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from blinkccl.errors import UnsupportedError, UsageError
@@ -18,8 +17,9 @@ from blinkccl.paper.claim import Context, judge
 from blinkccl.paper.registry import chosen
 from blinkccl.paper.table import page
 from blinkccl.report.plotting import pyplot
-from blinkccl.simulate.calibration import Number, calibration
+from blinkccl.simulate.calibration import calibration
 from blinkccl.units import parse_bytes
+from support.timed import with_links
 
 FIGURES = {figure.name: figure for figure in figures.FIGURES}
 #: Of each file and each kind of picture those that are computed quickly.
@@ -41,12 +41,7 @@ SAMPLE = (
 
 def faster(name: str) -> Context:
     """With every link of one calibration a tenth faster."""
-    costs = calibration(name)
-    links = tuple(
-        msgspec.structs.replace(row, gb_per_s=Number(1.1 * row.gb_per_s.value, "a test: a tenth more"))
-        for row in costs.link
-    )
-    return Context({name: msgspec.structs.replace(costs, link=links)})
+    return Context({name: with_links(calibration(name), 1.1)})
 
 
 @pytest.fixture

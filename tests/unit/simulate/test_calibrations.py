@@ -7,10 +7,9 @@ from collections import Counter
 import msgspec
 import pytest
 
-from blinkccl.algorithms.registry import ALGORITHMS, Request
+from blinkccl.algorithms.registry import ALGORITHMS
 from blinkccl.baselines.candidate import Conditions, planned
 from blinkccl.baselines.nccl import NCCL_SLICE_BYTES
-from blinkccl.collectives.spec import Collective
 from blinkccl.errors import TopologyError
 from blinkccl.simulate.calibration import (
     FALLBACK,
@@ -23,6 +22,8 @@ from blinkccl.simulate.calibration import (
 )
 from blinkccl.topology.catalog import CATALOG, machine
 from blinkccl.topology.spec import parse_spec
+from support.planned import asked
+from support.timed import candidate
 
 GOOD = """
 schema_version = 2
@@ -101,12 +102,9 @@ def test_nominal_serves_whatever_there_is():
 
 def busbw(spec, gpus, collective, name=None, links="fast"):
     """What rings reach with 1 GiB, GB/s: of NCCL where its calibration is named, else of the machine's own."""
-    topology = machine(spec)
-    ranks = tuple(gpus) if gpus else topology.ranks
-    root = 0 if collective == "broadcast" else None
-    request = Request(topology, Collective(collective, len(ranks), root=root), ranks, links)
+    request = asked(spec, collective, gpus, links=links)
     conditions = Conditions(calibration(name), chunk_bytes=NCCL_SLICE_BYTES) if name else Conditions(
-        calibration_for(topology))  # fmt: skip
+        calibration_for(request.topology))  # fmt: skip
     return planned("ring", ALGORITHMS["ring"].plan(request), conditions).at(1 << 30).busbw_gb_per_s
 
 
@@ -118,8 +116,8 @@ def busbw(spec, gpus, collective, name=None, links="fast"):
         ("dgx-1p", (0, 1, 4), "allreduce", "nccl-2.4-p100", 5.5, 5.75),
         ("dgx-1v", (0, 1), "allreduce", "nccl-2.4-v100", 22.5, 22.9),
         ("dgx-1v", (0, 3), "allreduce", "nccl-2.4-v100", 45.0, 45.9),
-        ("dgx-a100", (), "allreduce", None, 230.0, 233.0),
-        ("hgx-h100", (), "allreduce", None, 365.0, 370.0),
+        ("dgx-a100", None, "allreduce", None, 230.0, 233.0),
+        ("hgx-h100", None, "allreduce", None, 365.0, 370.0),
         ("hgx-h200", (0, 1), "allreduce", None, 365.0, 370.0),
         ("pcie-8gpu-nvlink-pairs", (0, 1, 2), "allreduce", None, 19.5, 20.5),
         ("pcie-8gpu-nvlink-pairs", (0, 1), "allreduce", None, 200.0, 208.5),
@@ -131,22 +129,19 @@ def test_simulated_rings_reach_what_was_measured(spec, gpus, collective, name, l
 
 def test_pcie_is_slower_between_sockets():
     assert 11.0 <= busbw("dgx-1v", (0, 1, 2, 3), "allreduce", "nccl-2.4-v100", "pcie") <= 11.2
-    assert 7.25 <= busbw("dgx-1v", (), "allreduce", "nccl-2.4-v100", "pcie") <= 7.5
+    assert 7.25 <= busbw("dgx-1v", None, "allreduce", "nccl-2.4-v100", "pcie") <= 7.5
 
 
 def test_a_small_allreduce_of_nccl_takes_what_its_logs_say():
-    topology = machine("dgx-1v")
-    request = Request(topology, Collective("allreduce", 2), (0, 1))
-    ring = planned("ring", ALGORITHMS["ring"].plan(request), Conditions(calibration("nccl-2.4-v100")))
+    ring = candidate("dgx-1v", "ring", gpus=(0, 1), named="nccl-2.4-v100")
     assert 20.9e-6 <= ring.at(1024).seconds <= 21.2e-6
 
 
 def test_copies_of_a_p100_take_what_was_measured():
-    topology = machine("dgx-1p")
-    request = Request(topology, Collective("sendrecv", 2, src=0, dst=1), (0, 1))
+    request = asked("dgx-1p", "sendrecv", (0, 1))
     plan = ALGORITHMS["optimal"].plan(request)
     size = 1 << 24
-    copy = planned("optimal", plan, Conditions(calibration_for(topology), chunk_bytes=size)).at(size)
+    copy = planned("optimal", plan, Conditions(calibration_for(request.topology), chunk_bytes=size)).at(size)
     assert copy.seconds == pytest.approx(9.84e-6 + size / 18.37e9, rel=1e-3)
 
 

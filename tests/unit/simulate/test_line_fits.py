@@ -8,14 +8,13 @@ import random
 import numpy as np
 import pytest
 
-from blinkccl.algorithms.registry import ALGORITHMS, Request
+from blinkccl.algorithms.registry import ALGORITHMS
 from blinkccl.baselines.candidate import Conditions, planned
-from blinkccl.collectives.spec import Collective
 from blinkccl.errors import UnsupportedError
 from blinkccl.simulate.calibration import calibration, calibration_names, parse_calibration
 from blinkccl.simulate.fit import calibration_text, cost, fit, fits, fitted_calibration
 from blinkccl.simulate.measurements import Measurement
-from blinkccl.topology.synthetic import synthetic
+from support.planned import asked
 
 SIZES = [1 << power for power in range(12, 31, 3)]
 
@@ -179,10 +178,7 @@ def test_a_fit_becomes_a_calibration():
 def test_a_simulated_ring_takes_the_fitted_times_again(model):
     times = made("allreduce", 4, 6.0, 20.0, model=model)
     written = fitted_calibration(fit(times, model), "mine", "nvlink", 25.0, "x.log")
-    # One way round, so that all of S is in one ring.
-    topology = synthetic("oneway:4")
-    request = Request(topology, Collective("allreduce", 4), topology.ranks)
-    ring = ALGORITHMS["ring"].plan(request)
+    ring = ALGORITHMS["ring"].plan(asked("oneway:4"))  # one way round, so that all of S is in one ring
     for one in times:
         again = planned("ring", ring, Conditions(written, chunk_bytes=one.size_bytes)).at(one.size_bytes)
         assert again.seconds == pytest.approx(one.seconds, rel=1e-4)

@@ -16,7 +16,7 @@ from blinkccl.forest.model import Share, Tree
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.simulate import kernel, native_kernel
-from blinkccl.simulate.calibration import Calibration, EngineCosts, LinkClass, Number, calibration
+from blinkccl.simulate.calibration import Calibration, calibration
 from blinkccl.simulate.run import (
     LEAST_CHUNK_BYTES,
     MAX_SIZE_BYTES,
@@ -33,7 +33,7 @@ from blinkccl.simulate.translate import MAX_BUDGET, Settings, translate
 from blinkccl.topology.model import Topology
 from blinkccl.topology.spec import parse_spec
 from support.planned import by_hand
-from support.timed import lowered
+from support.timed import calibration_of, link_class, lowered
 
 MB = 10**6
 NOMINAL = calibration("nominal")
@@ -47,10 +47,9 @@ JOBS = [
 ]
 
 
-def free(issue_us: float = 0.0, latency_us: float = 0.0) -> Calibration:
+def free(issue_us: float = 0.0) -> Calibration:
     """A lane of NVLink reaches its 25 GB/s; a copy costs only what is said."""
-    link = LinkClass("nvlink", 25.0, Number(25.0, "test"), Number(latency_us, "test"))
-    return Calibration(1, "free", "a test", EngineCosts(issue_us=Number(issue_us, "test")), (link,))
+    return calibration_of(link_class("nvlink", 25.0, 25.0), issue_us=issue_us)
 
 
 def chain(ranks: int = 2) -> tuple[Program, Topology]:

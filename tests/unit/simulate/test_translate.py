@@ -9,7 +9,6 @@ from math import lcm
 
 import pytest
 
-from blinkccl.algorithms.registry import Request, algorithm
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import ScheduleError, TopologyError, UnsupportedError, UsageError
 from blinkccl.forest.model import Share, Tree
@@ -17,21 +16,20 @@ from blinkccl.schedule.chunking import bind
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.simulate import kernel
-from blinkccl.simulate.calibration import Calibration, EngineCosts, LinkClass, Number
+from blinkccl.simulate.calibration import Calibration, LinkClass
 from blinkccl.simulate.translate import UNFAIRNESS, Settings, Translation, translate
 from blinkccl.topology.assembly import Assembly
 from blinkccl.topology.model import Topology
-from blinkccl.topology.spec import parse_spec
 from blinkccl.topology.synthetic import synthetic
 from support.planned import by_hand
+from support.timed import calibration_of, link_class, lowered
 
-NVLINK = LinkClass("nvlink", 25.0, Number(20.0, "test"), Number(2.0, "test"), Number(0.5, "test"))
+NVLINK = link_class("nvlink", 25.0, 20.0, 2.0, 0.5)
 
 
 def costs(*links: LinkClass, **engine: float) -> Calibration:
     """A calibration for a test: a lane of NVLink reaches 20 GB/s, half of it where both directions are used."""
-    numbers = {name: Number(float(value), "test") for name, value in engine.items()}
-    return Calibration(1, "test", "a test", EngineCosts(**numbers), links or (NVLINK,))
+    return calibration_of(*(links or (NVLINK,)), **engine)
 
 
 def job(topology: Topology, collective: Collective, *shares: Share, slots: int = 2) -> tuple[Program, Topology]:
@@ -167,7 +165,7 @@ def test_a_lane_of_a_class_scales_with_the_link() -> None:
 
 
 def test_a_class_without_a_lane_is_a_part_of_any_rate() -> None:
-    any_rate = LinkClass("nvlink", 0.0, Number(0.5, "test"), Number(2.0, "test"))
+    any_rate = link_class("nvlink", 0.0, 0.5, 2.0)
     assert translated(chain_broadcast(), costs(any_rate)).workload.rates.tolist() == [12.5e9, 12.5e9]
 
 
@@ -196,9 +194,8 @@ def test_latency_is_the_issues_and_every_links() -> None:
     hops = translated(chain_broadcast(), costs(issue_us=5, signal_us=3)).workload.hops
     assert hops.latency_s.tolist() == [pytest.approx(7e-6)] * 2
     assert hops.signal_s.tolist() == [pytest.approx(3e-6)] * 2
-    request = Request(synthetic("star:3"), Collective("broadcast", 3, root=0), (0, 1, 2))
-    program = lower(algorithm("optimal").plan(request))
-    through = translate(bind(program, 1000, 4), request.network, costs(issue_us=5))
+    program, network = lowered("optimal", "star:3", "broadcast")
+    through = translate(bind(program, 1000, 4), network, costs(issue_us=5))
     assert through.workload.hops.latency_s.tolist() == [pytest.approx(9e-6)] * len(program.queues)
     assert all(len(queue.path) == 3 for queue in program.queues)
     for hop, arc in enumerate(through.arcs):
@@ -322,7 +319,7 @@ def test_rtt_weights_are_in_proportion_to_the_inverse_of_latency() -> None:
 
 
 def test_rtt_weights_need_latencies() -> None:
-    free = LinkClass("nvlink", 25.0, Number(20.0, "test"), Number(0.0, "test"))
+    free = link_class("nvlink", 25.0, 20.0)
     with pytest.raises(UnsupportedError, match="--sharing rtt-weighted divides by latencies"):
         translated(chain_broadcast(), costs(free), Settings("rtt-weighted"))
 
@@ -387,7 +384,7 @@ def test_a_link_that_is_not_there_is_named() -> None:
 
 def test_a_link_that_the_calibration_does_not_know_is_named() -> None:
     with pytest.raises(TopologyError, match="calibration test has no link class for nvlink"):
-        translated(chain_broadcast(), costs(LinkClass("net", 0.0, Number(1.0, "test"), Number(1.0, "test"))))
+        translated(chain_broadcast(), costs(link_class("net", 0.0, 1.0, 1.0)))
 
 
 def test_ends_of_a_queue_that_do_not_fit_are_named() -> None:
@@ -412,12 +409,10 @@ def test_totals_are_those_of_the_plan() -> None:
     ("algo", "spec"), [("optimal", "torus:2x4"), ("ring", "torus:2x4"), ("blink", "dgx-1v"), ("optimal", "star:5")]
 )
 def test_bytes_on_links_are_weights_times_size(algo: str, spec: str) -> None:
-    topology = parse_spec(spec)
-    request = Request(topology, Collective("allreduce", len(topology.ranks)), topology.ranks)
-    program = lower(algorithm(algo).plan(request))
+    program, network = lowered(algo, spec, "allreduce")
     parts = [part.stop - part.start for part in program.slices]
     size = 16 * lcm(*(part.denominator for part in parts))  # every slice is whole 16-byte groups
-    made = translate(bind(program, size // 4, 4, 4096), request.network, costs())
+    made = translate(bind(program, size // 4, 4, 4096), network, costs())
     wanted: dict[tuple[int, int], Fraction] = dict.fromkeys(made.links, Fraction(0))
     for role in program.roles:
         for queue in role.sends:
