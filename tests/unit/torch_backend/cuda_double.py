@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 from blinkccl.torch_backend.cuda_runtime import CudaRuntime
 
 _HOST_FUNCTION = c.CFUNCTYPE(None, c.c_void_p)
-_NON_BLOCKING, _NO_TIMING, _NOT_READY, _RELAXED = 1, 2, 600, 2
+_NON_BLOCKING, _NO_TIMING, _NOT_READY = 1, 2, 600
 
 
 class DoubleRuntime(CudaRuntime):
@@ -88,15 +88,12 @@ class DoubleRuntime(CudaRuntime):
         return made
 
     @contextmanager
-    def _on(self, stream: Any) -> Iterator[None]:
+    def on(self, stream: Any) -> Iterator[None]:
         before, self._here.stream = self.current_stream(None), stream
         try:
             yield
         finally:
             self._here.stream = before
-
-    def on(self, stream: Any) -> AbstractContextManager[Any]:
-        return self._on(stream)
 
     def handle(self, stream: Any) -> int:
         return int(stream.value)
@@ -131,11 +128,6 @@ class DoubleRuntime(CudaRuntime):
         self.finish(self.current_stream(None))  # strided copies are no business of a driver: the host makes them
         super().copy(target, source)
 
-    def copy_bytes(self, target: int, source: int, nbytes: int, handle: int | None) -> None:
-        self._call(
-            "cuMemcpyDtoDAsync_v2", c.c_uint64(target), c.c_uint64(source), c.c_size_t(nbytes), c.c_void_p(handle)
-        )
-
     def record_stream(self, tensor: Tensor, stream: Any) -> None:
         self._kept.append(tensor)
         self.kept_for.append((tensor.data_ptr(), stream.value))
@@ -148,7 +140,7 @@ class DoubleRuntime(CudaRuntime):
 
     def begin_watching(self) -> None:
         self._bind()
-        self._call("cuThreadExchangeStreamCaptureMode", c.byref(c.c_int(_RELAXED)))
+        super().begin_watching()
 
     # Graphs
 

@@ -61,54 +61,47 @@ def reduced(tensors: list[torch.Tensor], op: str) -> torch.Tensor:
 def collectives(count: int, asynchronous: bool) -> None:
     """Every collective of torch's, against what it should give."""
 
-    def run(call, *arguments, **keywords):
-        work = call(*arguments, **keywords, async_op=asynchronous)
+    def run(call, *arguments):
+        work = call(*arguments, async_op=asynchronous)
         if asynchronous:
             assert work.wait()
 
-    mine, all_ = runtime.tensor(data(RANK, count)), everybodys(count)
-    whole = torch.cat(all_)
+    def check(call, output, expected, *arguments):
+        """Calls with the output, a tensor or one per rank, and these arguments."""
+        run(call, output, *arguments)
+        same(torch.cat(output) if isinstance(output, list) else output, expected, call.__name__)
+
+    def zeros(elements):
+        return runtime.tensor(torch.zeros(elements))
+
+    def own():
+        return runtime.tensor(data(RANK, count))
+
+    mine, all_ = own(), everybodys(count)
+    whole, total = torch.cat(all_), reduced(all_, "SUM")
     for root in range(SIZE):
-        tensor = runtime.tensor(data(RANK, count))
-        run(dist.broadcast, tensor, root)
-        same(tensor, all_[root], "broadcast")
-        tensor = runtime.tensor(data(RANK, count))
-        run(dist.reduce, tensor, root)
-        same(tensor, reduced(all_, "SUM") if root == RANK else all_[RANK], "reduce")
-        parts = [runtime.tensor(torch.zeros(count)) for _ in range(SIZE)] if root == RANK else None
+        check(dist.broadcast, own(), all_[root], root)
+        check(dist.reduce, own(), total if root == RANK else all_[RANK], root)
+        parts = [zeros(count) for _ in range(SIZE)] if root == RANK else None
         run(dist.gather, mine, parts, root)
         if parts:
             same(torch.cat(parts), whole, "gather")
-        tensor, sources = runtime.tensor(torch.zeros(count)), [runtime.tensor(one + 1) for one in all_]
-        run(dist.scatter, tensor, sources if root == RANK else None, root)
-        same(tensor, all_[RANK] + 1, "scatter")
-    tensor = runtime.tensor(data(RANK, count))
-    run(dist.all_reduce, tensor)
-    same(tensor, reduced(all_, "SUM"), "all_reduce")
-    parts = [runtime.tensor(torch.zeros(count)) for _ in range(SIZE)]
-    run(dist.all_gather, parts, mine)
-    same(torch.cat(parts), whole, "all_gather")
-    lists = [[runtime.tensor(torch.zeros(count))] for _ in range(SIZE)]
+        sources = [runtime.tensor(one + 1) for one in all_]
+        check(dist.scatter, zeros(count), all_[RANK] + 1, sources if root == RANK else None, root)
+    check(dist.all_reduce, own(), total)
+    check(dist.all_gather, [zeros(count) for _ in range(SIZE)], whole, mine)
+    lists = [[zeros(count)] for _ in range(SIZE)]
     run(dist.all_gather_coalesced, lists, [mine])
     same(torch.cat([of_rank[0] for of_rank in lists]), whole, "all_gather_coalesced")
-    tensor = runtime.tensor(torch.zeros(SIZE * count))
-    run(dist.all_gather_into_tensor, tensor, mine)
-    same(tensor, whole, "all_gather_into_tensor")
+    check(dist.all_gather_into_tensor, zeros(SIZE * count), whole, mine)
     blocks = runtime.tensor(data(RANK, SIZE * count))
     sums = reduced(everybodys(SIZE * count), "SUM").chunk(SIZE)
-    tensor = runtime.tensor(torch.zeros(count))
-    run(dist.reduce_scatter_tensor, tensor, blocks)
-    same(tensor, sums[RANK], "reduce_scatter_tensor")
-    tensor = runtime.tensor(torch.zeros(count))
-    run(dist.reduce_scatter, tensor, [runtime.tensor(block) for block in blocks.chunk(SIZE)])
-    same(tensor, sums[RANK], "reduce_scatter")
-    tensor = runtime.tensor(torch.zeros(SIZE * count))
-    run(dist.all_to_all_single, tensor, blocks)
+    check(dist.reduce_scatter_tensor, zeros(count), sums[RANK], blocks)
+    parts = [runtime.tensor(block) for block in blocks.chunk(SIZE)]
+    check(dist.reduce_scatter, zeros(count), sums[RANK], parts)
     mixed = torch.cat([data(rank, SIZE * count).chunk(SIZE)[RANK] for rank in range(SIZE)])
-    same(tensor, mixed, "all_to_all_single")
-    parts = [runtime.tensor(torch.zeros(count)) for _ in range(SIZE)]
-    run(dist.all_to_all, parts, [runtime.tensor(block) for block in blocks.chunk(SIZE)])
-    same(torch.cat(parts), mixed, "all_to_all")
+    check(dist.all_to_all_single, zeros(SIZE * count), mixed, blocks)
+    check(dist.all_to_all, [zeros(count) for _ in range(SIZE)], mixed, parts)
     dist.barrier()
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
+
+import torch
 
 from blinkccl.errors import BlinkError
 from blinkccl.torch_backend.cuda_runtime import CudaRuntime
@@ -33,13 +35,10 @@ class ScriptedRuntime(CudaRuntime):
         return "group"
 
     @contextmanager
-    def _on(self, stream: str) -> Any:
+    def on(self, stream: str) -> Any:
         before, self.current = self.current, stream
         yield
         self.current = before
-
-    def on(self, stream: str) -> AbstractContextManager[Any]:
-        return self._on(stream)
 
     def handle(self, stream: str) -> int:
         return {"current": 1, "group": 2, "other": 3}[stream]
@@ -58,8 +57,6 @@ class ScriptedRuntime(CudaRuntime):
         return self.captures
 
     def empty(self, nbytes: int, device: Any) -> Any:
-        import torch
-
         self.log.append(("empty", nbytes, self.current))
         return torch.empty(nbytes, dtype=torch.uint8)
 
@@ -74,8 +71,6 @@ class ScriptedRuntime(CudaRuntime):
         self.log.append(("keep", tensor.data_ptr(), stream))
 
     def future(self, tensors: Sequence[Any], device: Any, stream: str) -> Any:
-        import torch
-
         self.log.append(("future", stream))
         made: Any = torch.futures.Future()
         made.set_result(list(tensors))
