@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import random
 import signal
 import socket
 import stat
 import threading
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-from job import PATIENT_S, Ran, Start, member, tell, wait_for
-from rank_processes import RankProcess, outcomes
+from job import PATIENT_S, Ran, Start, tell, wait_for
 
 import blinkccl
 from blinkccl.collectives.call import CollectiveCall
@@ -105,37 +101,6 @@ def test_nothing_is_left_when_all_ranks_are_killed_at_once(start: Start) -> None
     job.outcomes()
     assert holders(inodes) == []
     assert not [name for name in set(os.listdir("/dev/shm")) - before if "blink" in name]
-
-
-def works(comm: Communicator) -> bool:
-    array = blinkccl.empty(1_000_000)
-    array[:] = 1
-    return bool((comm.allreduce(array) == comm.size).all() and (comm.allreduce(np.ones(9)) == comm.size).all())
-
-
-def member_without_room(url: str, rank: int, size: int) -> Any:
-    """A rank in a mount namespace of its own, where /dev/shm has one page, and that is full."""
-    new_user, new_mounts, private, recursive = 0x10000000, 0x00020000, 1 << 18, 1 << 14
-    libc = ctypes.CDLL(None, use_errno=True)
-    flags = new_mounts if os.geteuid() == 0 else new_mounts | new_user
-    if libc.unshare(flags) or libc.mount(None, b"/", None, private | recursive, None):
-        return f"skip: {os.strerror(ctypes.get_errno())}"
-    if libc.mount(b"none", b"/dev/shm", b"tmpfs", 0, b"size=4k"):
-        return f"skip: {os.strerror(ctypes.get_errno())}"
-    with suppress(OSError):
-        Path("/dev/shm/filler").write_bytes(bytes(1 << 20))
-    assert os.statvfs("/dev/shm").f_bavail == 0
-    return member(url, rank, size, PATIENT_S, works, ())
-
-
-def test_a_full_dev_shm_does_not_matter(tmp_path: Path, start: Start) -> None:
-    ranks = [RankProcess(member_without_room, f"file://{tmp_path}/store", rank, 2) for rank in range(2)]
-    found = outcomes(ranks)
-    assert [outcome.error for outcome in found] == [None, None]
-    for outcome in found:
-        if isinstance(outcome.value, str):
-            pytest.skip(f"no mount namespace here: {outcome.value}")
-    assert [outcome.value for outcome in found] == [True, True]
 
 
 def closes_and_counts(comm: Communicator, rounds: int) -> dict[str, int]:
