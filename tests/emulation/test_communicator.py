@@ -16,7 +16,6 @@ from job import Ran, wait_for
 
 import blinkccl
 from blinkccl.algorithms.registry import Request, algorithm
-from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import DTYPES, OPS, element_type
 from blinkccl.collectives.oracle import make_inputs, make_scales, mismatch, oracle
 from blinkccl.collectives.spec import COLLECTIVES, Collective
@@ -30,7 +29,7 @@ from blinkccl.topology.spec import parse_spec
 COUNTS = (0, 1, 3, 16, 1037, 1038, 1039, 5000, 70_001, 300_007)
 
 
-@pytest.mark.parametrize("size", [2, 3, 4, 5])
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
 def test_every_collective_on_random_sizes_types_and_places(ran: Ran, size: int) -> None:
     assert ran(size, random_calls, size, 35) == [35] * size
 
@@ -42,6 +41,7 @@ def random_calls(comm: Communicator, seed: int, calls: int) -> int:
         call = _random_call(random, comm.size)
         wrong = call.run(comm, number)
         assert wrong is None, f"call {number}, {call}: {wrong}"
+    comm.barrier()
     return calls
 
 
@@ -87,8 +87,8 @@ class _Case:
 
 
 def _random_call(random: Random, size: int) -> _Case:
-    name = random.choice(list(COLLECTIVES))
-    ends = dict(zip(("src", "dst"), random.sample(range(size), 2), strict=True), root=random.randrange(size))
+    name = random.choice([name for name in COLLECTIVES if size > 1 or name != "sendrecv"])
+    ends = dict(zip(("src", "dst"), random.sample(range(max(2, size)), 2), strict=True), root=random.randrange(size))
     collective = Collective(name, size, **{key: ends[key] for key in COLLECTIVES[name].parameters})
     while True:
         dtype, op = random.choice(list(DTYPES)), random.choice(list(OPS)) if collective.reduces else "sum"
@@ -245,24 +245,6 @@ def threads_as_ranks(comm: Communicator) -> list[int]:
 
     with ThreadPoolExecutor(3) as pool:
         return list(pool.map(work, range(3), timeout=40))
-
-
-def test_one_rank_alone_has_all_collectives(ran: Ran) -> None:
-    assert ran(1, alone) == [True]
-
-
-def alone(comm: Communicator) -> bool:
-    for name in COLLECTIVES:
-        if name == "sendrecv":
-            continue
-        collective = CollectiveCall(name, "float32", 5).among(1)
-        send, recv = make_inputs(collective, 5, "float32")[0], np.zeros(5, np.float32)
-        comm._call((name, "sum", 0, 0), send, recv)
-        (expected,) = oracle(collective, [send])
-        assert expected is not None
-        assert recv.tobytes() == expected.tobytes()
-    comm.barrier()
-    return True
 
 
 def test_arrays_live_as_long_as_calls_on_them(ran: Ran) -> None:
