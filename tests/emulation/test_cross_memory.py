@@ -83,21 +83,18 @@ def test_all_copies_cross_where_the_user_wants_it(ran: Ran, count: int) -> None:
     assert (first, second) == (8 * (4 * count + summed), 8 * (5 * count + summed))  # what each receives
 
 
-def test_nothing_crosses_where_the_user_does_not_want_it(ran: Ran) -> None:
-    assert ran(2, wishing, "0", all_copies, COUNT) == [0, 0]
-
-
 def test_both_ranks_come_to_the_same_where_it_is_measured(ran: Ran) -> None:
     first, second = ran(2, wishing, "", all_copies, COUNT)
     assert (first, second) in ((0, 0), (4 * 8 * COUNT, 5 * 8 * COUNT))
 
 
-def one_does_not(comm: Communicator) -> int:
-    return wishing(comm, str(comm.rank), all_copies, COUNT)
+def wishes(comm: Communicator, *variables: str) -> int:
+    return wishing(comm, variables[comm.rank], all_copies, COUNT)
 
 
-def test_one_that_does_not_want_it_is_enough(ran: Ran) -> None:
-    assert ran(2, one_does_not) == [0, 0]
+@pytest.mark.parametrize("variables", ["00", "01"])
+def test_nothing_crosses_where_one_does_not_want_it(ran: Ran, variables: str) -> None:
+    assert ran(2, wishes, *variables) == [0, 0]
 
 
 def works_until_lost(comm: Communicator) -> tuple[float, int]:

@@ -117,11 +117,9 @@ def dies_at(url: str, rank: int, size: int, point: str) -> None:
 
 
 def hears_while_joining(url: str, rank: int, size: int) -> tuple[float, int, int | None]:
-    try:
+    with pytest.raises(PeerLostError) as lost:
         member(url, rank, size, PATIENT_S, between_calls, (-1,))
-    except PeerLostError as error:
-        return time.monotonic(), error.rank, error.pid
-    raise AssertionError("nobody was lost")
+    return time.monotonic(), lost.value.rank, lost.value.pid
 
 
 @pytest.mark.parametrize("victim", [0, 1])
@@ -168,7 +166,7 @@ def test_a_rank_that_is_killed_while_others_are_missing(tmp_path: Path, start: S
 # ---- how else a rank may go
 
 
-def leaves(comm: Communicator, how: str) -> tuple[str, str]:
+def leaves(comm: Communicator, how: str) -> str:
     if comm.rank == 1:
         if how == "close":
             comm.close()
@@ -179,12 +177,10 @@ def leaves(comm: Communicator, how: str) -> tuple[str, str]:
             os._exit(7)
         elif how == "segfault":
             os.kill(os.getpid(), signal.SIGSEGV)
-        return "", ""
-    try:
+        return ""
+    with pytest.raises(PeerLostError) as lost:
         comm.allreduce(np.ones(10))
-    except CommunicationError as error:
-        return type(error).__name__, str(error)
-    return "nothing", ""
+    return str(lost.value)
 
 
 @pytest.mark.parametrize(
@@ -198,8 +194,7 @@ def leaves(comm: Communicator, how: str) -> tuple[str, str]:
 )
 def test_however_a_rank_goes_the_others_hear_of_it(start: Start, how: str, why: str) -> None:
     job = start(3, leaves, how)
-    for kind, text in job.values(0, 2):
-        assert kind == "PeerLostError"
+    for text in job.values(0, 2):
         assert f"rank 1 was lost: {why} during call" in text
 
 
@@ -225,11 +220,9 @@ def works_without_the_one_that_left(comm: Communicator) -> int:
 
 
 def _lost_rank(call: Callable[[], Any]) -> int:
-    try:
+    with pytest.raises(PeerLostError) as lost:
         call()
-    except PeerLostError as error:
-        return error.rank
-    return -1
+    return lost.value.rank
 
 
 def test_who_left_in_order_disturbs_no_messages_among_the_others(start: Start) -> None:
@@ -262,7 +255,7 @@ def test_a_stopped_rank_is_named_and_hears_of_it_later(start: Start, elements: i
     assert isinstance(late, DeadlineError)
 
 
-def stalls_in_a_message(comm: Communicator) -> list[str]:
+def stalls_in_a_message(comm: Communicator) -> str:
     """Rank 1 is stopped in the middle of a long message, in both directions."""
     big = np.ones(4_000_000)
     tell(comm, "working")
@@ -270,20 +263,17 @@ def stalls_in_a_message(comm: Communicator) -> list[str]:
         for _ in range(200):
             comm.send(big, 0, tag=1)
             comm.recv(big, 0, tag=2)
-        return []
-    found: list[str] = []
+        return ""
     try:
         while True:
             comm.recv(big, 1, tag=1, deadline_s=1.0)
             comm.send(big, 1, tag=2, deadline_s=1.0)
     except DeadlineError as error:
-        found.append(str(error))
+        found = str(error)
     began = time.monotonic()
     for call in (lambda: comm.recv(big, 1, tag=1, deadline_s=1.0), lambda: comm.send(big, 1, deadline_s=1.0)):
-        try:
+        with pytest.raises(CommunicationError):
             call()
-        except CommunicationError as error:
-            found.append(str(error))
     assert time.monotonic() - began < 5, "calls on a broken wire must end too"
     return found
 
@@ -294,9 +284,8 @@ def test_messages_of_a_stopped_rank_have_a_deadline(start: Start) -> None:
     time.sleep(0.2)
     job.signal(1, signal.SIGSTOP)
     (found,) = job.values(0)
-    assert len(found) == 3
-    assert "rank 0 waited past the deadline for" in found[0]
-    assert "rank 1" in found[0]
+    assert "rank 0 waited past the deadline for" in found
+    assert "rank 1" in found
 
 
 def waits_for_nobody(comm: Communicator) -> list[float]:
@@ -312,10 +301,9 @@ def waits_for_nobody(comm: Communicator) -> list[float]:
         lambda: comm.barrier(deadline_s=0.4),
     ):
         began = time.monotonic()
-        try:
+        with pytest.raises(DeadlineError):
             call()
-        except DeadlineError:
-            waits.append(time.monotonic() - began)
+        waits.append(time.monotonic() - began)
     comm.group.store.set("done", b"")
     return waits
 
@@ -343,19 +331,15 @@ def test_the_environment_says_how_long(tmp_path: Path, start: Start) -> None:
 
 def test_ten_calls_raise_once_the_group_has_failed(start: Start) -> None:
     """Not only the call in which it happened."""
-    assert start(2, fails_again_and_again).values() == [10, 10]
+    start(2, fails_again_and_again).values()
 
 
-def fails_again_and_again(comm: Communicator) -> int:
+def fails_again_and_again(comm: Communicator) -> None:
     if comm.rank == 0:
         comm.abort("enough")
-    failures = 0
     for call in range(10):
-        try:
+        with pytest.raises(CommunicationError, match="enough"):
             comm.allreduce(np.ones(1 + 50_000 * (call % 3)))
-        except CommunicationError as error:
-            failures += "enough" in str(error)
-    return failures
 
 
 def test_a_script_that_fails_tells_the_others(tmp_path: Path, start: Start) -> None:

@@ -17,7 +17,7 @@ import pytest
 from job import PATIENT_S, Start, tell, wait_for
 
 import blinkccl
-from blinkccl.errors import CommunicationError
+from blinkccl.errors import CommunicationError, PeerLostError
 from blinkccl.runtime.communicator import Communicator
 from blinkccl.runtime.heap import process_heap
 
@@ -123,11 +123,9 @@ def forks_and_is_killed(comm: Communicator) -> tuple[float, int]:
         comm.group.store.set("child", str(child).encode())
         tell(comm, "forked")
         time.sleep(30)
-    try:
+    with pytest.raises(PeerLostError) as lost:
         comm.barrier()
-    except CommunicationError as error:
-        return time.monotonic(), error.rank
-    raise AssertionError
+    return time.monotonic(), lost.value.rank
 
 
 def test_a_child_does_not_keep_its_dead_parents_place(start: Start) -> None:

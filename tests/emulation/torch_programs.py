@@ -13,6 +13,7 @@ import gc
 import multiprocessing
 import os
 import pickle
+import re
 import sys
 import tempfile
 import time
@@ -24,6 +25,7 @@ from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch._dynamo  # once here, and not in every rank that trains
 import torch.distributed as dist
@@ -337,29 +339,26 @@ def futures(rank: int, size: int) -> None:
     assert later.wait(timedelta(seconds=1))
 
 
+def coalesced(options: dict[str, Any], call: Callable[..., Any], *lists: list[Tensor]) -> None:
+    with dist._coalescing_manager(**options) as manager:
+        for tensors in zip(*lists, strict=True):
+            call(*tensors)
+    if options["async_ops"]:
+        manager.wait()
+
+
 def coalescing(rank: int, size: int) -> None:
     """The coalescing manager, with and without a device, at once and in the background."""
     for device in (None, torch.device("cpu")):
         for async_ops in (False, True):
+            together = partial(coalesced, {"device": device, "async_ops": async_ops})
             sums = [torch.full((length,), float(rank)) for length in (1, 100, 3)]
-            with dist._coalescing_manager(device=device, async_ops=async_ops) as manager:
-                for tensor in sums:
-                    dist.all_reduce(tensor)
+            together(dist.all_reduce, sums)
             inputs = [torch.full((length,), float(rank)) for length in (2, 5)]
             gathered = [torch.zeros(size * 2), torch.zeros(size * 5)]
-            if async_ops:
-                manager.wait()
-            with dist._coalescing_manager(device=device, async_ops=async_ops) as manager:
-                for output, tensor in zip(gathered, inputs, strict=True):
-                    gather_into(output, tensor)
-            if async_ops:
-                manager.wait()
+            together(gather_into, gathered, inputs)
             parts = [torch.zeros(2), torch.zeros(5)]
-            with dist._coalescing_manager(device=device, async_ops=async_ops) as manager:
-                for output, tensor in zip(parts, gathered, strict=True):
-                    reduce_into(output, tensor)
-            if async_ops:
-                manager.wait()
+            together(reduce_into, parts, gathered)
             assert [float(tensor[-1]) for tensor in sums] == [float(sum(range(size)))] * 3
             assert [float(part[0]) for part in parts] == [float(rank * size)] * 2
     plain = torch.ones(3)
@@ -815,14 +814,9 @@ def _moved_over_hosts(rank: int, size: int) -> None:
 @contextlib.contextmanager
 def raises(kind: type[Exception], text: str, torchs: bool = True) -> Iterator[None]:
     """The block must raise ``kind``, and the message must hold ``text``; it is a RuntimeError for torch's sake."""
-    error: Exception | None = None
-    try:
+    with pytest.raises(kind, match=re.escape(text)) as raised:
         yield
-    except kind as raised:
-        error = raised
-    assert error is not None, f"expected {kind.__name__} with {text!r}"
-    assert isinstance(error, RuntimeError) or not torchs, type(error).__mro__
-    assert text in str(error), str(error)
+    assert isinstance(raised.value, RuntimeError) or not torchs, raised.type.__mro__
 
 
 _place = Path()

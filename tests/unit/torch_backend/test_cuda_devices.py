@@ -102,22 +102,16 @@ def test_the_string_decides(started, engine, name):
         assert not on("cuda", group._serves, tensor)
 
 
-def test_a_group_for_cuda_tensors_opens_no_shared_memory(started):
+def test_objects_and_barriers_of_a_mixed_group_go_to_its_cpu_and_open_no_shared_memory(started, engine):
     group = started("cpu:gloo,cuda:blink")
-    tensor = torch.ones(4)
-    dist.all_reduce(tensor)
-    dist.barrier()
-    assert group._transport._transport is None
-    assert [str(device) for device in group._device_types] == ["cpu", "cuda"]
-
-
-def test_objects_and_barriers_of_a_mixed_group_go_to_its_cpu(started, engine):
-    started("cpu:gloo,cuda:blink")
+    dist.all_reduce(torch.ones(4))
     found = [None]
     dist.all_gather_object(found, {"rank": 0})
     dist.barrier()
     assert found == [{"rank": 0}]
     assert engine.calls == []
+    assert group._transport._transport is None
+    assert [str(device) for device in group._device_types] == ["cpu", "cuda"]
 
 
 def test_a_barrier_of_a_gpu_group_is_one_of_gpus(started, engine):
