@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_programs import unlike, wild, wild_scales
 
 from blinkccl.codegen.layout import LINE_BYTES, Geometry, Group
 from blinkccl.codegen.text import WIRES, Kernel
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import DTYPES, OPS
-from blinkccl.collectives.oracle import wrong_elements
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.engines import generated, reference
 from blinkccl.engines.generated import ConnectionEnd, LaunchCall
@@ -29,6 +29,7 @@ from blinkccl.forest.model import Cut, Forest, Share, Tree
 from blinkccl.schedule.chunking import largest_share
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
+from blinkccl.testing.forests import random_collective
 from blinkccl.testing.programs import random_program
 from blinkccl.topology.spec import parse_spec
 from support.examples import examples
@@ -44,13 +45,7 @@ def a_program(seed: int) -> Program:
     """On 2 to 6 ranks, the collectives in turn."""
     random = Random(seed)
     name = list(COLLECTIVES)[seed % len(COLLECTIVES)]
-    return random_program(random, on_ranks(name, random.randint(2, 6), random))[0]
-
-
-def on_ranks(name: str, ranks: int, random: Random) -> Collective:
-    src, dst = random.sample(range(ranks), 2)
-    ends = {"root": random.randrange(ranks), "src": src, "dst": dst}
-    return Collective(name, ranks, **{key: ends[key] for key in COLLECTIVES[name].parameters})
+    return random_program(random, random_collective(random, random.randint(2, 6), name))[0]
 
 
 @cache
@@ -61,32 +56,9 @@ def programs() -> tuple[Program, ...]:
     return made
 
 
-def wild(program: Program, count: int, dtype: str, op: str, seed: int) -> tuple[list[Array | None], list[float] | None]:
-    """Inputs whose sums round, over many magnitudes, and scales where the operation wants them."""
-    rng, row = np.random.default_rng(seed), DTYPES[dtype]
-    inputs: list[Array | None] = []
-    for rank in range(program.collective.world_size):
-        size = program.collective.input_blocks(rank) * count
-        values = rng.standard_normal(size) * 2.0 ** rng.integers(-6, 7, size)
-        if row.kind != "float":
-            values = np.abs(np.trunc(values)) % 100
-        inputs.append(values.astype(row.storage) if size else None)
-        if count == 0:
-            inputs[-1] = np.zeros(0, row.storage) if program.collective.input_blocks(rank) else None
-    limit = 3 if row.kind == "float" else 2
-    scales = [float(rng.integers(0, limit)) + 0.5 * (row.kind == "float") for _ in inputs]
-    return inputs, scales if OPS[op].scales else None
-
-
-def alike(outputs: list[Array | None], wanted: list[Array | None]) -> bool:
-    """Whether all bits are equal, where any NaN is like any other."""
-
-    def plain(buffer: Array | None) -> Array | None:
-        if buffer is None or buffer.dtype.kind in "biu":
-            return buffer
-        return np.where(np.isnan(buffer.astype(np.float64)), buffer.dtype.type(np.nan), buffer)
-
-    return wrong_elements([plain(x) for x in outputs], [plain(x) for x in wanted]) == 0
+def wild_scales_of(random: Random, program: Program, dtype: str, op: str) -> list[float] | None:
+    """None below 0, which an unsigned integer cannot be, unless for floats."""
+    return wild_scales(random, program, op, -3.0 if DTYPES[dtype].kind == "float" else 0.0)
 
 
 @examples(200)
@@ -111,7 +83,8 @@ def test_odd_programs_give_the_bits_of_the_reference(
     seed: int,
 ) -> None:
     program, (dtype, op) = programs()[which], served
-    inputs, scales = wild(program, count, dtype, op, seed)
+    random = Random(seed)
+    inputs, scales = wild(random, program, count, dtype), wild_scales_of(random, program, dtype, op)
     arguments = {
         "call": CollectiveCall.of(program.collective, dtype, count, op),
         "scales": scales,
@@ -121,7 +94,7 @@ def test_odd_programs_give_the_bits_of_the_reference(
         wanted = reference.run(program, inputs, **arguments)
     in_place = in_place and program.collective.name != "alltoall"
     run = partial(generated.run, options=generated.GeneratedOptions(protocol, parts), in_place=in_place, deadline_s=20)
-    assert alike(run(program, inputs, **arguments), wanted)
+    assert unlike(run(program, inputs, **arguments), wanted) == 0
 
 
 def test_programs_of_a_group_take_turns_on_one_memory() -> None:
@@ -130,7 +103,7 @@ def test_programs_of_a_group_take_turns_on_one_memory() -> None:
     group = []
     for name in COLLECTIVES:
         for _ in range(2):
-            program, _ = random_program(random, on_ranks(name, RANKS, random))
+            program, _ = random_program(random, random_collective(random, RANKS, name))
             group.append(replace(program, ranks=tuple(range(RANKS))))
     slots = max(channel.slots for program in group for channel in program.channels)
     session = generated.Session(group, Geometry(parts=2, slots=slots, slot_bytes=256, line_bytes=384))
@@ -138,7 +111,7 @@ def test_programs_of_a_group_take_turns_on_one_memory() -> None:
         program, (dtype, op) = random.choice(group), random.choice(SERVED)
         protocol = random.choice(list(WIRES))
         count, chunk_bytes = random.choice([1, 33, 500]), random.choice([16, 96, 192])
-        inputs, scales = wild(program, count, dtype, op, turn)
+        inputs, scales = wild(random, program, count, dtype), wild_scales_of(random, program, dtype, op)
         arguments = {
             "call": CollectiveCall.of(program.collective, dtype, count, op),
             "scales": scales,
@@ -146,7 +119,7 @@ def test_programs_of_a_group_take_turns_on_one_memory() -> None:
         }
         with np.errstate(over="ignore", invalid="ignore"):
             wanted = reference.run(program, inputs, **arguments)
-        assert alike(session.run(program, inputs, **arguments, protocol=protocol, deadline_s=20), wanted), turn
+        assert unlike(session.run(program, inputs, **arguments, protocol=protocol, deadline_s=20), wanted) == 0, turn
 
 
 def messages_passed(monkeypatch: pytest.MonkeyPatch, run: Callable[[], object], connections: int) -> list[int]:
@@ -175,7 +148,7 @@ def test_shares_of_any_size_take_the_same_rounds(protocol: str, monkeypatch: pyt
         largest = largest_share(program) or program.slices[0].stop - program.slices[0].start
         finest = lcm(*(edge.denominator for part in program.slices for edge in (part.start, part.stop)))
         count = rounds * parts * finest * (16 // 4)  # a whole number of groups per share, part and round
-        inputs, _ = wild(program, count, "float32", "sum", 1)
+        inputs = wild(Random(1), program, count, "float32")
         run = partial(
             generated.run,
             program,
@@ -213,7 +186,7 @@ def test_another_text_gives_another_result(monkeypatch: pytest.MonkeyPatch, part
     inputs: list[Array | None] = [np.full(9, value, np.float32) for value in (1.0, 2.0**24, -(2.0**24) + 6)]
     arguments = {"call": CollectiveCall.of(program.collective, "float32", 9, "avg")}
     wanted = reference.run(program, inputs, **arguments)
-    assert alike(generated.run(program, inputs, **arguments), wanted)
+    assert unlike(generated.run(program, inputs, **arguments), wanted) == 0
     whole = generated.code
 
     def changed(kernel: Kernel, group: Group) -> str:
@@ -224,4 +197,4 @@ def test_another_text_gives_another_result(monkeypatch: pytest.MonkeyPatch, part
 
     monkeypatch.setattr(generated, "code", changed)
     monkeypatch.setattr(generated, "_libraries", {})
-    assert not alike(generated.run(program, inputs, **arguments), wanted)
+    assert unlike(generated.run(program, inputs, **arguments), wanted) > 0

@@ -175,11 +175,7 @@ def test_calls_in_a_row_do_not_disturb_each_other(seed: int) -> None:
         assert mismatch(buffers.outputs, wanted, 1) is None, f"call {number}"
 
 
-def bound_of(program: Program, count: int, chunk_bytes: int) -> Bound:
-    return HostPlan(program).bind(count, 4, chunk_bytes)
-
-
-def total(program: Program, bound: Bound, each: Callable[[int], int]) -> int:
+def total(program: Program, each: Callable[[int], int]) -> int:
     """The sum of ``each(slice)`` over all messages of all queues."""
     return sum(each(role.slice) for role in program.roles for _ in role.receives)
 
@@ -201,11 +197,11 @@ def test_counters_say_what_the_program_sends(way: dict[str, bool], seed: int) ->
         options=HostOptions(**way, stats=stats),
         deadline_s=20,
     )
-    bound = bound_of(program, **size)
+    bound = HostPlan(program).bind(size["count"], 4, size["chunk_bytes"])
     sums = {name: sum(rank[name] for rank in stats) for name in stats[0]}
     assert [rank["calls"] for rank in stats] == [1] * len(program.ranks)
-    assert sums["messages"] == total(program, bound, lambda part: bound.extents[part].chunks)
-    assert sums["message_bytes"] == total(program, bound, lambda part: bound.extents[part].length * 4)
+    assert sums["messages"] == total(program, lambda part: bound.extents[part].chunks)
+    assert sums["message_bytes"] == total(program, lambda part: bound.extents[part].length * 4)
     assert sums["message_bytes"] == sum(
         sums[f"{how}_bytes"] for how in ("inline", "staged", "direct_read", "direct_write")
     )

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from functools import lru_cache
@@ -15,6 +12,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_programs import said_with_any_hash_seed
 
 from blinkccl.algorithms.registry import ALGORITHMS
 from blinkccl.collectives.spec import COLLECTIVES
@@ -25,14 +23,14 @@ from blinkccl.schedule.program import Program
 from blinkccl.simulate.calibration import Calibration, Number
 from blinkccl.simulate.run import bind_bytes, run, simulate
 from blinkccl.simulate.translate import SHARINGS, STREAMS, Settings, translate
-from blinkccl.simulate.workload import Outcome, Trace, Workload
+from blinkccl.simulate.workload import Workload
 from blinkccl.testing.forests import random_forest
 from blinkccl.testing.programs import random_program
 from blinkccl.topology.catalog import connected_allocations
 from blinkccl.topology.model import LINK_KINDS, Topology
 from support.examples import examples
 from support.planned import asked, plan_or_reason
-from support.timed import calibration_of, link_class, lowered, with_links
+from support.timed import bits, calibration_of, link_class, lowered, with_links
 
 SEEDS = st.integers(0, 2**32)
 EASY = examples(40)
@@ -100,13 +98,6 @@ def any_workload(random: Random, sharing: str) -> Workload:
     count = random.choice([0, 7, random.randint(1, 100_000)])
     bound = bind(program, count, 4, max(16, 4 * count // random.randint(1, 6)), random.random() < 0.5)
     return translate(bound, network, costs(random), chosen).workload
-
-
-def bits(outcome: Outcome) -> tuple[object, ...]:
-    """Everything that a traced run says."""
-    assert outcome.trace is not None
-    columns = [getattr(outcome.trace, field.name).tobytes() for field in fields(Trace)]
-    return (outcome.seconds, outcome.transfers, outcome.executions, outcome.actor_s.tobytes(), *columns)
 
 
 def kernel_sharing(sharing: str) -> str:
@@ -286,7 +277,8 @@ HASHES = """
 import hashlib, sys
 sys.path[:0] = sys.argv[1:]
 from random import Random
-from test_simulation import any_workload, bits, kernel_sharing
+from support.timed import bits
+from test_simulation import any_workload, kernel_sharing
 from blinkccl.simulate.run import run
 told = hashlib.sha256()
 for sharing in ("fifo", "fair", "unfair"):
@@ -297,18 +289,8 @@ print(told.hexdigest())
 
 
 def test_the_same_question_has_the_same_answer_in_any_process() -> None:
-    said = [
-        subprocess.run(
-            [sys.executable, "-c", HASHES, *map(str, pathlib.Path(__file__).parents[:2])],
-            env={**os.environ, "PYTHONHASHSEED": str(seed)},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in (1, 2)
-    ]
-    assert said[0] == said[1]
-    assert len(said[0].strip()) == 64
+    said = said_with_any_hash_seed(HASHES, *map(str, pathlib.Path(__file__).parents[:2]))
+    assert len(said.strip()) == 64
 
 
 # Time scales with rates.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 
 import msgspec
 
@@ -13,6 +14,7 @@ from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.simulate.calibration import Calibration, EngineCosts, LinkClass, Number, calibration
 from blinkccl.simulate.translate import Settings
+from blinkccl.simulate.workload import Outcome, Trace
 from blinkccl.topology.model import Topology
 from support.planned import asked
 
@@ -36,6 +38,14 @@ def candidate(
     found = candidates()[algo].prepare(asked(spec, collective, gpus), conditions)
     assert isinstance(found, Planned)
     return found
+
+
+def bits(outcome: Outcome) -> tuple[object, ...]:
+    """Everything that a traced run says."""
+    assert outcome.trace is not None
+    arrays = [outcome.actor_s, outcome.busy_s, *(getattr(outcome.trace, field.name) for field in fields(Trace))]
+    told = [(array.dtype, array.tobytes()) for array in arrays]
+    return (outcome.seconds, outcome.transfers, outcome.executions, *told)
 
 
 def link_class(

@@ -19,6 +19,7 @@ from blinkccl.simulate.workload import SHARINGS, Outcome, Trace, Workload
 from blinkccl.testing.programs import random_program
 from support.examples import examples
 from support.random_workloads import LATENCIES, random_lowered, random_plan, random_translation, random_workload
+from support.timed import bits
 from support.workload_rows import ActorRow, HopRow, workload
 
 BITS = pytest.mark.skipif(not native_kernel.available(), reason="this installation has no native library")
@@ -417,15 +418,7 @@ def test_an_unknown_sharing_is_refused(run) -> None:
 
 def assert_same_bits(given_: Workload, sharing: str) -> None:
     one, other = kernel.run(given_, sharing, True), native_kernel.run(given_, sharing, True)
-    assert (one.seconds, one.transfers, one.executions) == (other.seconds, other.transfers, other.executions)
-    assert one.actor_s.tobytes() == other.actor_s.tobytes()
-    assert one.busy_s.tobytes() == other.busy_s.tobytes()
-    assert one.trace is not None
-    assert other.trace is not None
-    for field in fields(Trace):
-        ours, theirs = getattr(one.trace, field.name), getattr(other.trace, field.name)
-        assert ours.dtype == theirs.dtype
-        assert ours.tobytes() == theirs.tobytes(), field.name
+    assert bits(one) == bits(other)
     untraced = native_kernel.run(given_, sharing)
     assert untraced.seconds == one.seconds
     assert untraced.trace is None
