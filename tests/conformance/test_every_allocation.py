@@ -21,6 +21,7 @@ from blinkccl.testing.execution import difference
 from blinkccl.testing.forests import every_collective
 from blinkccl.topology.catalog import connected_allocations, machine
 from support.examples import ALL_TESTS
+from support.planned import with_ends
 
 ALLOCATIONS = [(name, gpus) for name in ("dgx-1v", "dgx-1p") for gpus in connected_allocations(name)]
 PRIME = 10_007
@@ -58,13 +59,8 @@ def test_every_root_and_pair_is_optimal_checked_and_valid(name: str, gpus: tuple
 
 
 def one_of_each(world_size: int) -> list[Collective]:
-    """Each collective once, with the last rank as root and the outermost pair as ends."""
-    last = world_size - 1
-    values = {"root": last, "src": 0, "dst": last}
-    return [
-        Collective(name, world_size, **{key: values[key] for key in definition.parameters})
-        for name, definition in COLLECTIVES.items()
-    ]
+    """Each collective once, with the last rank as root; sendrecv goes from it to the first."""
+    return [with_ends(name, world_size, root=-1) for name in COLLECTIVES]
 
 
 def small_chunk(forest: Forest, count: int) -> int:

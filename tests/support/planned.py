@@ -16,6 +16,13 @@ from blinkccl.topology.model import Link, Topology, Vertex
 from blinkccl.topology.spec import parse_gpus, parse_spec
 
 
+def with_ends(name: str, world_size: int, root: int = 0) -> Collective:
+    """``name`` with what it needs; ``root`` is a position, -1 the last, and sendrecv goes from it to the next rank."""
+    root %= world_size
+    ends = {"root": root, "src": root, "dst": (root + 1) % world_size}
+    return Collective(name, world_size, **{key: ends[key] for key in COLLECTIVES[name].parameters})
+
+
 def asked(
     spec: str | Topology,
     name: str = "allreduce",
@@ -23,13 +30,10 @@ def asked(
     root: int = 0,
     **choices: Any,
 ) -> Request:
-    """A request for ``name``; ``root`` is a position, -1 the last, and sendrecv goes from it to the next rank."""
+    """A request for ``name`` with the ends that ``root`` gives it."""
     topology = parse_spec(spec) if isinstance(spec, str) else spec
     ranks = parse_gpus(gpus, topology) if gpus is None or isinstance(gpus, str) else tuple(gpus)
-    root %= len(ranks)
-    given = {"root": root, "src": root, "dst": (root + 1) % len(ranks)}
-    wanted = {key: given[key] for key in COLLECTIVES[name].parameters}
-    return Request(topology, Collective(name, len(ranks), **wanted), ranks, **choices)
+    return Request(topology, with_ends(name, len(ranks), root), ranks, **choices)
 
 
 def planned(algorithm: str, request: Request) -> Forest:

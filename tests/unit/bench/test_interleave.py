@@ -15,6 +15,7 @@ from blinkccl.bench.protocol import Flag
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import CommunicationError, UnsupportedError
 from support.fake_ranks import launch
+from support.planned import with_ends
 
 ALLREDUCE = Collective("allreduce", 2)
 
@@ -198,14 +199,7 @@ N, S = 4, 48
     ],
 )
 def test_least_traffic_is_what_its_table_says(name, out_of_place, in_place):
-    ends = {
-        "broadcast": {"root": 1},
-        "reduce": {"root": 1},
-        "gather": {"root": 1},
-        "scatter": {"root": 1},
-        "sendrecv": {"src": 0, "dst": 3},
-    }.get(name, {})
-    collective = Collective(name, N, **ends)
+    collective = with_ends(name, N, root=1)
     block = S // collective.total_blocks()
     assert least_traffic(collective, block, False) == out_of_place
     if in_place is not None:

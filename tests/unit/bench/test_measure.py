@@ -6,21 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from blinkccl.algorithms.registry import Request, algorithm
 from blinkccl.bench.interleave import BenchSettings, Interleaved, Participant
 from blinkccl.bench.measure import PlannedRanks
 from blinkccl.collectives.ops import OPS, element_type, operation
-from blinkccl.collectives.spec import COLLECTIVES, Collective
+from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.engines import reference
 from blinkccl.errors import UnsupportedError, VerificationError
-from blinkccl.topology.spec import parse_spec
+from support.planned import plan
 
 
-def _forest(name="allreduce", spec="ring:4"):
-    topology = parse_spec(spec)
-    ends = {key: len(topology.ranks) - 1 if key == "dst" else 0 for key in COLLECTIVES[name].parameters}
-    collective = Collective(name, len(topology.ranks), **ends)
-    return algorithm("optimal").plan(Request(topology, collective, topology.ranks))
+def _forest(name="allreduce"):
+    return plan("optimal", "ring:4", None, name)
 
 
 def _rows(planned, sizes, **settings):

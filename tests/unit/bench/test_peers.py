@@ -16,6 +16,7 @@ from blinkccl.bench.peers import build, registry
 from blinkccl.bench.peers.registry import VARIANTS, variants
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.errors import UnsupportedError
+from support.planned import with_ends
 
 C_COMPILER = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 
@@ -39,13 +40,10 @@ def cache(tmp_path_factory, monkeypatch):
 def _right(candidate, collectives, ranks):
     for name in collectives:
         # MPICH 4.0.2 crashes on MPI_Reduce in place at a root other than 0.
-        ends = {
-            key: ranks - 1 if key == "dst" or (key == "root" and name != "reduce") else 0
-            for key in COLLECTIVES[name].parameters
-        }
+        chosen = with_ends(name, ranks, root=0 if name == "reduce" else -1)
         for in_place in (False, True) if name != "alltoall" else (False,):
             for count in (1, 20_000):
-                work = Work(Collective(name, ranks, **ends), count, in_place=in_place, iterations=2)
+                work = Work(chosen, count, in_place=in_place, iterations=2)
                 measured = candidate.run(commands(work))
                 assert measured.wrong == 0, (name, in_place, count)
                 assert measured.seconds.shape == (ranks, 2)

@@ -12,20 +12,18 @@ import pytest
 from blinkccl.codegen.channels import MAX_CHANNEL_ENDS, MAX_DENOMINATOR, MAX_ENDS, ChannelLoop, channel_loops, merged
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import UnsupportedError
-from blinkccl.forest.model import Cut, Forest, Share, Tree
+from blinkccl.forest.model import Forest, Share, Tree
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program, Role, Slice
 from blinkccl.testing.programs import random_program
 from blinkccl.topology.spec import parse_spec
+from support.planned import by_hand
 
 SEEDS = range(150)
 
 
-def forest_of(name: str, spec: str, shares: tuple[Share, ...], **ends: int) -> Forest:
-    topology = parse_spec(spec)
-    proof = Cut((0,), Fraction(1), Fraction(1))  # of no interest here
-    collective = Collective(name, len(topology.ranks), **ends)
-    return Forest(collective, topology.ranks, "by hand", topology, shares, Fraction(1, 64), proof)
+def allreduce(ranks: int, shares: tuple[Share, ...]) -> Forest:
+    return by_hand(Collective("allreduce", ranks), parse_spec(f"clique:{ranks}"), shares)
 
 
 def bodies(program: Program) -> list[list[Role]]:
@@ -122,7 +120,7 @@ def test_sends_of_one_chunk_in_one_tick_are_one_execution() -> None:
         Share(Fraction(1), 0, None, root, Tree(root, tuple((r, root) for r in range(4) if r != root)), None)
         for root in range(4)
     )
-    program = lower(forest_of("allreduce", "clique:4", shares), slots=1)
+    program = lower(allreduce(4, shares), slots=1)
     assert len(program.roles) == 16
     for loop in channel_loops(program):
         assert sorted(execution.method for execution in loop.executions) == ["recv_reduce_copy", "send"]
@@ -134,14 +132,14 @@ def test_sends_of_one_chunk_in_one_tick_are_one_execution() -> None:
 
 
 def test_too_many_ends_and_too_fine_fractions_are_refused() -> None:
-    wide = lower(forest_of("allreduce", f"clique:{MAX_ENDS}", star(0, MAX_ENDS)))
+    wide = lower(allreduce(MAX_ENDS, star(0, MAX_ENDS)))
     with pytest.raises(UnsupportedError, match=r"root of share 0.* receives from 31 and sends to 31 .*32 ends"):
         channel_loops(wide)
-    many = lower(forest_of("allreduce", "clique:15", star(0, 15, copies=6)), channels=1)
+    many = lower(allreduce(15, star(0, 15, copies=6)), channels=1)
     with pytest.raises(UnsupportedError, match=r"rank 0 has 168 connections in channel 0.*128 per channel"):
         channel_loops(many)
-    assert channel_loops(lower(forest_of("allreduce", "clique:15", star(0, 15, copies=6)), channels=2))
-    program = lower(forest_of("allreduce", "clique:3", star(0, 3)))
+    assert channel_loops(lower(allreduce(15, star(0, 15, copies=6)), channels=2))
+    program = lower(allreduce(3, star(0, 3)))
     cut = Fraction(1, MAX_DENOMINATOR)
     fine = replace(program, slices=(Slice(None, Fraction(0), cut), Slice(None, cut, Fraction(1))))
     with pytest.raises(UnsupportedError, match=r"slice 0 goes from 0 to 1/268435456.*below 2\^28"):

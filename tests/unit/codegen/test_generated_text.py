@@ -22,7 +22,7 @@ from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.testing.programs import random_program
 from blinkccl.topology.spec import parse_spec
-from support.planned import asked, planned
+from support.planned import asked, by_hand, planned
 
 
 def plan(name: str, spec: str = "dgx-1v", gpus: str | None = "1,4,5,6", algorithm: str = "optimal") -> Forest:
@@ -137,9 +137,7 @@ def test_long_plans_name_some_of_their_trees_and_no_line_is_long() -> None:
     assert max(map(len, text.splitlines())) <= 120
     wide = Tree(0, tuple((r, 0) for r in range(1, 16)))
     share = Share(Fraction(1), 0, None, 0, wide, wide.reversed())
-    topology = parse_spec("clique:16")
-    proof = Cut((0,), Fraction(1), Fraction(1))
-    star = Forest(Collective("allreduce", 16), topology.ranks, "star", topology, (share,), Fraction(1), proof)
+    star = by_hand(Collective("allreduce", 16), parse_spec("clique:16"), [share])
     assert max(map(len, text_of(lower(star), star).splitlines())) <= 120
 
 

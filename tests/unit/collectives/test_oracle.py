@@ -17,13 +17,13 @@ from blinkccl.collectives.oracle import (
 )
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.errors import UnsupportedError, UsageError
+from support.planned import with_ends
 
 N = 3
 
 
 def a_collective(name: str, world_size: int = N) -> Collective:
-    values = {"root": 1, "src": 0, "dst": 2}
-    return Collective(name, world_size, **{key: values[key] for key in COLLECTIVES[name].parameters})
+    return with_ends(name, world_size, root=1)
 
 
 def rows(*values: list[int] | None) -> list[np.ndarray | None]:
@@ -46,7 +46,7 @@ BY_HAND = {
         rows([1, 1, 2, 2, 3, 3], [4, 4, 5, 5, 6, 6], [7, 7, 8, 8, 9, 9]),
         rows([1, 1, 4, 4, 7, 7], [2, 2, 5, 5, 8, 8], [3, 3, 6, 6, 9, 9]),
     ),
-    "sendrecv": (rows([1, 2], None, None), rows(None, None, [1, 2])),
+    "sendrecv": (rows(None, [1, 2], None), rows(None, None, [1, 2])),
 }
 
 

@@ -8,8 +8,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from blinkccl.algorithms.registry import Request, algorithm
-from blinkccl.collectives.spec import Collective
 from blinkccl.forest.model import Dual
 from blinkccl.report.plan_text import CLAIM, bottleneck, plan_text
 from blinkccl.report.text import columns, count, gb_per_s_text, ids, painter, plain, rate_text, unit_name
@@ -18,12 +16,11 @@ from blinkccl.report.topology_text import topology_text
 from blinkccl.topology.catalog import CATALOG
 from blinkccl.topology.model import Topology, Vertex
 from blinkccl.topology.spec import parse_spec
+from support.planned import plan
 
 
-def _plan(spec, name="allreduce", **ends):
-    topology = parse_spec(spec)
-    collective = Collective(name, len(topology.ranks), **ends)
-    return algorithm("optimal").plan(Request(topology, collective, topology.ranks))
+def _plan(spec, name="allreduce"):
+    return plan("optimal", spec, None, name)
 
 
 @pytest.mark.parametrize("spec", [*CATALOG, "2x dgx-1v @ 40Gbps", "3x dgx-a100", "random:9:seed=2:directed", "star:5"])
@@ -61,23 +58,22 @@ def test_names_are_escaped_in_pictures():
 
 
 @pytest.mark.parametrize(
-    ("spec", "name", "ends", "words"),
+    ("spec", "name", "words"),
     [
-        ("dgx-1v", "broadcast", {"root": 0}, "and all of the data must cross them: at most 6"),
-        ("dgx-1v", "allgather", {}, "of the data must cross them: at most"),
-        ("dgx-1v", "allreduce", {}, "every element must cross between parts"),
-        ("oneway:6", "allreduce", {}, "put these prices on a lane of each link"),
+        ("dgx-1v", "broadcast", "and all of the data must cross them: at most 6"),
+        ("dgx-1v", "allgather", "of the data must cross them: at most"),
+        ("dgx-1v", "allreduce", "every element must cross between parts"),
+        ("oneway:6", "allreduce", "put these prices on a lane of each link"),
     ],
 )
-def test_every_kind_of_certificate_is_put_in_words(spec, name, ends, words):
-    text = plan_text(_plan(spec, name, **ends))
+def test_every_kind_of_certificate_is_put_in_words(spec, name, words):
+    text = plan_text(_plan(spec, name))
     assert CLAIM in text
     assert words in text
 
 
 def test_a_gap_is_stated_as_a_gap():
-    request = Request(parse_spec("dgx-1v"), Collective("allreduce", 4), (0, 1, 2, 3))
-    forest = algorithm("ring").plan(request)
+    forest = plan("ring", "dgx-1v", "0-3", "allreduce")
     assert not forest.optimal
     text = plan_text(forest)
     assert CLAIM not in text
@@ -98,7 +94,7 @@ def test_a_full_link_shows_as_full():
 
 
 def test_bottlenecks_in_a_few_words():
-    assert bottleneck(_plan("chain:4", "broadcast", root=0).certificate) == "out of {0}"
+    assert bottleneck(_plan("chain:4", "broadcast").certificate) == "out of {0}"
     assert bottleneck(_plan("chain:3").certificate) == "{0,1} | {2}"
     prices = tuple((i, i + 1, Fraction(1)) for i in range(4))
     assert bottleneck(Dual(prices, Fraction(4), Fraction(1))) == "0→1, 1→2 and 2 more"
