@@ -25,7 +25,7 @@ from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.engines import generated, reference
 from blinkccl.engines.generated import ConnectionEnd, LaunchCall
 from blinkccl.engines.registry import ENGINES, Array
-from blinkccl.forest.model import Cut, Forest, Share, Tree
+from blinkccl.forest.model import Share, Tree
 from blinkccl.schedule.chunking import largest_share
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
@@ -33,6 +33,7 @@ from blinkccl.testing.forests import random_collective
 from blinkccl.testing.programs import random_program
 from blinkccl.topology.spec import parse_spec
 from support.examples import examples
+from support.planned import by_hand
 
 pytestmark = pytest.mark.skipif(ENGINES["generated"].missing is not None, reason=str(ENGINES["generated"].missing))
 
@@ -54,11 +55,6 @@ def programs() -> tuple[Program, ...]:
     made = tuple(a_program(seed) for seed in range(PROGRAMS))
     generated.prepare(made)
     return made
-
-
-def wild_scales_of(random: Random, program: Program, dtype: str, op: str) -> list[float] | None:
-    """None below 0, which an unsigned integer cannot be, unless for floats."""
-    return wild_scales(random, program, op, -3.0 if DTYPES[dtype].kind == "float" else 0.0)
 
 
 @examples(200)
@@ -84,7 +80,7 @@ def test_odd_programs_give_the_bits_of_the_reference(
 ) -> None:
     program, (dtype, op) = programs()[which], served
     random = Random(seed)
-    inputs, scales = wild(random, program, count, dtype), wild_scales_of(random, program, dtype, op)
+    inputs, scales = wild(random, program, count, dtype), wild_scales(random, program, op, dtype)
     arguments = {
         "call": CollectiveCall.of(program.collective, dtype, count, op),
         "scales": scales,
@@ -111,7 +107,7 @@ def test_programs_of_a_group_take_turns_on_one_memory() -> None:
         program, (dtype, op) = random.choice(group), random.choice(SERVED)
         protocol = random.choice(list(WIRES))
         count, chunk_bytes = random.choice([1, 33, 500]), random.choice([16, 96, 192])
-        inputs, scales = wild(random, program, count, dtype), wild_scales_of(random, program, dtype, op)
+        inputs, scales = wild(random, program, count, dtype), wild_scales(random, program, op, dtype)
         arguments = {
             "call": CollectiveCall.of(program.collective, dtype, count, op),
             "scales": scales,
@@ -179,10 +175,7 @@ def test_another_text_gives_another_result(monkeypatch: pytest.MonkeyPatch, part
     """What is compiled is what is run: the division, the order of reduction, what is kept, and how much of it."""
     star = Tree(0, ((1, 0), (2, 0)))
     shares = (Share(Fraction(1), 0, None, 0, star, star.reversed()),)
-    topology = parse_spec("clique:3")
-    proof = Cut((0,), Fraction(1), Fraction(1))  # of no interest here
-    forest = Forest(Collective("allreduce", 3), (0, 1, 2), "star", topology, shares, Fraction(1), proof)
-    program = lower(forest)
+    program = lower(by_hand(Collective("allreduce", 3), parse_spec("clique:3"), shares))
     inputs: list[Array | None] = [np.full(9, value, np.float32) for value in (1.0, 2.0**24, -(2.0**24) + 6)]
     arguments = {"call": CollectiveCall.of(program.collective, "float32", 9, "avg")}
     wanted = reference.run(program, inputs, **arguments)

@@ -112,7 +112,8 @@ def wild(random: Random, program: Program, count: int, dtype: str) -> list[np.nd
     return buffers
 
 
-def wild_scales(random: Random, program: Program, op: str, least: float = -3.0) -> list[float] | None:
+def wild_scales(random: Random, program: Program, op: str, dtype: str = "float32") -> list[float] | None:
+    least = -3 if DTYPES[dtype].kind == "float" else 0
     return [random.uniform(least, 3) for _ in program.ranks] if OPS[op].scales else None
 
 

@@ -100,10 +100,6 @@ def any_workload(random: Random, sharing: str) -> Workload:
     return translate(bound, network, costs(random), chosen).workload
 
 
-def kernel_sharing(sharing: str) -> str:
-    return Settings(sharing).kernel_sharing
-
-
 # Bounds, that share no code with the kernel.
 
 
@@ -183,7 +179,7 @@ def _in_order(workload: Workload, following: Sequence[Sequence[int]], waits: lis
 @given(seed=SEEDS)
 def test_runs_lie_between_their_bounds(sharing: str, seed: int) -> None:
     workload = any_workload(Random(seed), sharing)
-    done = run(workload, kernel_sharing(sharing))
+    done = run(workload, Settings(sharing).kernel_sharing)
     assert done.seconds >= least_s(workload) * (1 - 1e-12)
     assert done.seconds <= serial_s(workload) * (1 + 1e-12)
     assert (done.transfers, done.executions) == (workload.transfers, workload.executions)
@@ -269,7 +265,7 @@ def test_the_same_question_has_the_same_answer(sharing: str, seed: int) -> None:
         for column in fields(getattr(one, field)):
             ours, theirs = (getattr(getattr(x, field), column.name) for x in (one, other))
             assert ours.tobytes() == theirs.tobytes()
-    told = [run(x, kernel_sharing(sharing), True) for x in (one, one, other)]
+    told = [run(x, Settings(sharing).kernel_sharing, True) for x in (one, one, other)]
     assert len({bits(outcome) for outcome in told}) == 1
 
 
@@ -278,12 +274,14 @@ import hashlib, sys
 sys.path[:0] = sys.argv[1:]
 from random import Random
 from support.timed import bits
-from test_simulation import any_workload, kernel_sharing
+from test_simulation import any_workload
 from blinkccl.simulate.run import run
+from blinkccl.simulate.translate import Settings
 told = hashlib.sha256()
 for sharing in ("fifo", "fair", "unfair"):
     for seed in range(12):
-        told.update(repr(bits(run(any_workload(Random(seed), sharing), kernel_sharing(sharing), True))).encode())
+        done = run(any_workload(Random(seed), sharing), Settings(sharing).kernel_sharing, True)
+        told.update(repr(bits(done)).encode())
 print(told.hexdigest())
 """
 

@@ -6,7 +6,6 @@ search finds on these machines.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache
@@ -197,24 +196,18 @@ def test_caps() -> None:
     assert tree.gb_per_s == Fraction("26.5") * 12 / 2
 
 
-def _neighbours(job: Job, collective: str) -> Iterator[tuple[int, tuple[str, str], tuple[str, str]]]:
-    """(size, what won below it, what wins from it)."""
-    winners = crossover(_channels(job), collective)
-    assert winners[0].from_bytes == 0
-    for before, after in pairwise(winners):
-        yield after.from_bytes, (before.algorithm, before.protocol), (after.algorithm, after.protocol)
-
-
 @pytest.mark.parametrize("job", JOBS)
 def test_crossovers_are_exact_to_the_byte(job: Job) -> None:
     for collective in SERVED:
-        seen = 0
-        for size, before, after in _neighbours(job, collective):
-            assert before != after
-            assert seen < size
-            seen = size
-            below, here = _choose(job, collective, size - 1), _choose(job, collective, size)
-            assert ((below.algorithm, below.protocol), (here.algorithm, here.protocol)) == (before, after)
+        winners = crossover(_channels(job), collective)
+        assert winners[0].from_bytes == 0
+        for before, after in pairwise(winners):
+            size = after.from_bytes
+            assert before.from_bytes < size
+            expected = [(winner.algorithm, winner.protocol) for winner in (before, after)]
+            assert expected[0] != expected[1]
+            found = [_choose(job, collective, one) for one in (size - 1, size)]
+            assert [(one.algorithm, one.protocol) for one in found] == expected
 
 
 @given(size=st.integers(0, 2**34) | st.sampled_from([2**power for power in range(35)]), number=st.integers(0, 5))

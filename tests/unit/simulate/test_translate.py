@@ -356,23 +356,20 @@ def test_start_times_are_one_per_rank() -> None:
         translated(chain_broadcast(), costs(), Settings(start_s=(0.0, 0.0)))
 
 
-@pytest.mark.parametrize("start_s", [-1.0, 1e6, float("nan"), float("inf")])
-def test_start_times_out_of_range_are_refused(start_s: float) -> None:
-    with pytest.raises(UsageError, match=r"rank 1 starts at .*; expected a time from 0 to 1,000,000 s"):
-        Settings(start_s=(0.0, start_s))
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"sharing": "first"}, "unknown sharing 'first'; expected one of fifo, fair, rtt-weighted, unfair"),
-        ({"streams": "one"}, "unknown streams 'one'; expected one of per-tree, reused"),
+        ({"sharing": "first"}, "^unknown sharing 'first'; expected one of fifo, fair, rtt-weighted, unfair$"),
+        ({"streams": "one"}, "^unknown streams 'one'; expected one of per-tree, reused$"),
+        *(
+            ({"start_s": (0.0, start_s)}, r"rank 1 starts at .*; expected a time from 0 to 1,000,000 s")
+            for start_s in (-1.0, 1e6, float("nan"), float("inf"))
+        ),
     ],
 )
-def test_unknown_settings_are_refused(fields: dict[str, str], message: str) -> None:
-    with pytest.raises(UsageError) as raised:
+def test_settings_that_there_are_not_are_refused(fields: dict[str, str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         Settings(**fields)
-    assert str(raised.value) == message
 
 
 def test_a_link_that_is_not_there_is_named() -> None:
