@@ -69,9 +69,7 @@ class Job:
         ]
 
     def pid(self, rank: int) -> int:
-        found = self.ranks[rank].process.pid
-        assert found is not None
-        return found
+        return self.ranks[rank].process.pid
 
     def hear(self, word: str, *ranks: int) -> None:
         """Waits until these ranks (default: all) have told ``word``."""
@@ -101,7 +99,7 @@ class Job:
         found = self.outcomes(*ranks)
         for rank, outcome in zip(ranks or range(len(self.ranks)), found, strict=True):
             assert outcome.error is not None, f"rank {rank} raised nothing: {outcome}"
-        return [outcome.error for outcome in found if outcome.error is not None]
+        return [outcome.error for outcome in found]
 
     def end(self) -> None:
         """Kills what still runs, also what was stopped."""

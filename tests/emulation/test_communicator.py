@@ -79,7 +79,6 @@ class _Case:
         if not self.wait:
             result.result(30)
         if given is not None:
-            assert send is not None
             assert send.tobytes() == given.tobytes(), "the input was written"
         if expected[comm.rank] is None:
             return None
@@ -174,7 +173,6 @@ def test_parts_work_side_by_side(ran: Ran) -> None:
 def split_twice(comm: Communicator) -> tuple[int, int, str, int] | None:
     """Ranks 0 and 2 … backwards, 1 and 3 backwards, 4 in the parts of the even ones' first half only."""
     half = comm.split(comm.rank % 2, key=-comm.rank)
-    assert half is not None
     last = comm.split(None if comm.rank == 4 else comm.rank % 2)
     total = 0
     for i in range(30):
@@ -218,7 +216,6 @@ def runs_programs(comm: Communicator) -> bool:
             program = lower(algorithm(planner).plan(Request(topology, collective, topology.ranks)))
             inputs = make_inputs(collective, 50_021, "float32", 3)
             send, expected = inputs[comm.rank], oracle(collective, inputs)[comm.rank]
-            assert expected is not None
             recv = np.zeros_like(expected)
             assert comm.run(program, send, recv, chunk_bytes=4096) is recv
             assert recv.tobytes() == expected.tobytes(), (name, planner)

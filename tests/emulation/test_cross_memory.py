@@ -30,7 +30,6 @@ def wishing(comm: Communicator, variable: str, work: Callable[..., Found], *argu
     """``work`` on another communicator of the same ranks, made with this value of the variable."""
     os.environ["BLINK_CROSS_MEMORY"] = variable
     part = comm.split(0)
-    assert part is not None
     return work(part, *arguments)
 
 

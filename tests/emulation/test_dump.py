@@ -56,7 +56,6 @@ def test_a_stopped_rank_is_named_with_what_the_others_wait_for(start: Start, bli
     for rank in (group.ranks[0], group.ranks[2]):
         assert rank.call == "allreduce of 2000000 × float32, sum"
         assert rank.calls in (group.ranks[1].calls, group.ranks[1].calls + 1)
-        assert rank.waiting_s is not None
         assert 0 <= rank.waiting_s < 60
     text = blink("dump", job.pid(2))
     assert text.code == 0
@@ -87,7 +86,6 @@ def test_the_deadlines_message_says_the_same(start: Start) -> None:
         return (waiting.state, stopped.state) == ("waiting", "stopped") and waiting.waiting_s > 0.5
 
     (shown, stopped) = wait_until(job, 0, at_rest).ranks
-    assert shown.awaits is not None
     (error,) = job.errors(0)
     assert isinstance(error, DeadlineError)
     assert re.search(r"rank 0 waited \d+\.\d s for ", str(error))
@@ -112,7 +110,6 @@ def test_a_group_that_has_ended_says_why(start: Start, blink: Blink) -> None:
     job = start(2, stays, True)
     job.hear("ready")
     (group,) = groups_of(job.pid(1))
-    assert group.failure is not None
     assert "the communicator was aborted: of no more use" in group.failure
     assert "This group has ended: " in blink("dump", job.pid(1)).out
 

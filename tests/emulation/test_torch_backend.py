@@ -41,8 +41,6 @@ def failure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str,
             [sys.executable, PROGRAMS], stdin=PIPE, stdout=PIPE, stderr=errors, text=True, env=environment
         ) as server,
     ):
-        assert server.stdin is not None
-        assert server.stdout is not None
 
         def run(name: str, size: int) -> str | None:
             start = said.stat().st_size

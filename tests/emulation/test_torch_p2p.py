@@ -15,15 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from blinkccl.algorithms.registry import ALGORITHMS, Request
+from blinkccl.algorithms.registry import ALGORITHMS
 from blinkccl.collectives.call import CollectiveCall
-from blinkccl.collectives.spec import Collective
 from blinkccl.engines import torch_p2p
 from blinkccl.engines.torch_p2p import TorchP2P
 from blinkccl.errors import CommunicationError, DeadlineError, UsageError
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
-from blinkccl.topology.spec import parse_spec
+from support.planned import asked
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
@@ -33,8 +32,7 @@ pytestmark = pytest.mark.timeout(120)
 
 
 def ring(n: int = 4) -> Program:
-    topology = parse_spec(f"ring:{n}")
-    return lower(ALGORITHMS["ring"].plan(Request(topology, Collective("allreduce", n), topology.ranks)))
+    return lower(ALGORITHMS["ring"].plan(asked(f"ring:{n}")))
 
 
 @pytest.mark.parametrize("how", ["stays away", "another size"])

@@ -13,7 +13,7 @@ import pytest
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import DTYPES
 from blinkccl.collectives.oracle import make_inputs
-from blinkccl.collectives.spec import COLLECTIVES, Collective
+from blinkccl.collectives.spec import Collective
 from blinkccl.engines import reference
 from blinkccl.engines.registry import ENGINES
 from blinkccl.errors import DeadlineError, ScheduleError, UnsupportedError, UsageError
@@ -24,14 +24,13 @@ from blinkccl.schedule.verifier import violations
 from blinkccl.testing.execution import difference
 from blinkccl.testing.faults import FAULTS
 from blinkccl.testing.forests import random_forest
+from support.planned import asked
 
 ALL = [pytest.param(row.run, id=name) for name, row in ENGINES.items() if row.missing is None]
 
 
 def program_for(name: str, n: int = 4, seed: int = 1, slots: int = 2) -> Program:
-    ends = {"root": 0, "src": 0, "dst": n - 1}
-    parameters = {key: ends[key] for key in COLLECTIVES[name].parameters}
-    made = random_forest(Random(seed), Collective(name, n, **parameters), one_shot=False)
+    made = random_forest(Random(seed), asked(f"clique:{n}", name).collective, one_shot=False)
     program = lower(made, slots)
     assert violations(program, made.topology) == []
     return program
@@ -80,7 +79,6 @@ def test_overflow_and_nan_are_results(run: reference.Run) -> None:
     inputs[0] = -inputs[0] + 0
     outputs = run(program, inputs, CollectiveCall.of(program.collective, "float16", 45, "sum"))
     first = outputs[0]
-    assert first is not None
     assert np.isnan(first[1])
     assert np.isnan(first[2])
 
@@ -97,7 +95,6 @@ def test_inputs_stay_as_they_are(run: reference.Run) -> None:
 @pytest.mark.parametrize("order", ["program", "reverse", 3])
 def test_reference_finds_a_deadlock_at_once(order: str | int) -> None:
     program = FAULTS["deadlock"].plant(program_for("allreduce"), Random(0))
-    assert program is not None
     began = time.monotonic()
     with pytest.raises(DeadlineError, match=r"deadlock: rank \d waits for chunk \d+ of channel \d from rank \d"):
         difference(reference.run, program, count=4000, order=order)

@@ -65,7 +65,6 @@ def test_no_value_is_held_back_for_another_queue(way: dict[str, bool]) -> None:
 def test_a_deadlock_ends_and_says_who_waits_for_what() -> None:
     made = random_forest(Random(1), Collective("allreduce", 4), one_shot=False)
     program = FAULTS["deadlock"].plant(lower(made), Random(0))
-    assert program is not None
     with pytest.raises(DeadlineError, match=r"rank \d waited \d+\.\d s for (chunk \d+ of channel \d|rank \d to take)"):
         difference(host.run, program, count=4000, chunk_bytes=16, deadline_s=0.3)
 

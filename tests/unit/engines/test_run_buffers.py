@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 
 from blinkccl.collectives.ops import element_type
-from blinkccl.collectives.spec import COLLECTIVES, Collective
+from blinkccl.collectives.spec import Collective
 from blinkccl.engines.buffers import allocate, filled
 from blinkccl.engines.registry import ENGINES, engine
 from blinkccl.errors import UnsupportedError, UsageError
+from support.planned import asked
 
 INT32 = element_type("int32")
 
 
-def collective(name: str, n: int = 3) -> Collective:
-    values = {"root": 1, "src": 0, "dst": 2}
-    return Collective(name, n, **{key: values[key] for key in COLLECTIVES[name].parameters})
+def collective(name: str) -> Collective:
+    return asked("clique:3", name, root=1).collective
 
 
 @pytest.mark.parametrize(
@@ -34,8 +34,6 @@ def collective(name: str, n: int = 3) -> Collective:
 def test_in_place_blocks_are_the_same_memory(name: str, rank: int, first: int) -> None:
     buffers = allocate(collective(name), 5, INT32, in_place=True)
     source, target = buffers.inputs[rank], buffers.outputs[rank]
-    assert source is not None
-    assert target is not None
     larger, smaller = (source, target) if source.size > target.size else (target, source)
     smaller[:] = 7
     assert larger[first : first + 5].tolist() == [7] * 5
@@ -47,7 +45,6 @@ def test_inputs_are_copied_and_checked() -> None:
     buffers, row = filled(collective("allreduce"), mine, 4, "int32", in_place=True)
     assert row is INT32
     source = buffers.inputs[0]
-    assert source is not None
     source[:] = 0
     assert mine[0].tolist() == [0, 1, 2, 3]
     with pytest.raises(UsageError, match="inputs are int32, but the call says float32"):

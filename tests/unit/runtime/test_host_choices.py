@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from blinkccl.collectives.spec import COLLECTIVES, Collective
+from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.engines.host_plan import Area
 from blinkccl.runtime.plans import choose, host_plan
+from support.planned import asked
 
 #: S in bytes: powers of two, and one element beside each.
 SIZES = [2**power + beside for power in range(0, 31, 3) for beside in (-1, 0, 1)]
 
 
-def collective(name: str, ranks: int) -> Collective:
-    ends = {"root": ranks - 1, "src": 0, "dst": ranks - 1}
-    return Collective(name, ranks, **{key: ends[key] for key in COLLECTIVES[name].parameters})
-
-
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_every_choice_can_be_bound(name: str, ranks: int) -> None:
-    wanted = collective(name, ranks)
+    wanted = asked(f"clique:{ranks}", name, root=ranks - 1).collective
     blocks = wanted.total_blocks()
     for nbytes in SIZES:
         for itemsize in (1, 8):
