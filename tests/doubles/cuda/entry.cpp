@@ -19,8 +19,7 @@ namespace {
 
 std::atomic<int> initialized_by{0};
 
-// "cuMemAlloc_v2:2:2,cuInit:*:100": function, which of its calls (from 1, or all), the error; -1: it crashes, -2: it
-// never returns.
+// "cuMemAlloc_v2:2:2,cuInit:*:100": function, which of its calls (from 1, or all), the error; -1: it crashes.
 struct Fault { std::string function; long nth; CUresult error; };
 
 struct Faults {
@@ -48,7 +47,6 @@ struct Faults {
     for (const Fault& fault : list) {
       if (fault.function != function || (fault.nth != 0 && fault.nth != call)) continue;
       if (fault.error == -1) std::abort();
-      while (fault.error == -2) pause();
       return fault.error;
     }
     return kSuccess;

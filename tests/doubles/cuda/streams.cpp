@@ -123,16 +123,10 @@ void dawdle(std::mt19937_64& random) {
 
 std::shared_ptr<Stream> stream_of(CUstream handle) {
   const auto number = reinterpret_cast<std::uintptr_t>(handle);
-  if (number > 2) return handles<Stream>().find(handle);
+  if (number > 1) return handles<Stream>().find(handle);
   const int device = current_device();
   if (device < 0) return nullptr;
   std::lock_guard<std::mutex> lock(engine());
-  if (number == 2) {
-    thread_local std::map<int, std::shared_ptr<Stream>> own;
-    auto& stream = own[device];
-    if (!stream) stream = made(device, true);
-    return stream;
-  }
   auto& stream = all().legacy[device];
   if (!stream) {
     stream = made(device, true);
@@ -204,7 +198,7 @@ void complete(const OpPtr& op) {
   all().finished.notify_all();
 }
 
-CUresult submit(CUstream handle, Work work, OpPtr* op, std::vector<OpPtr> after) {
+CUresult submit(CUstream handle, Work work, OpPtr* op) {
   const auto stream = stream_of(handle);
   if (!stream) return kInvalidHandle;
   std::lock_guard<std::mutex> lock(engine());
@@ -215,7 +209,7 @@ CUresult submit(CUstream handle, Work work, OpPtr* op, std::vector<OpPtr> after)
     add_node(*stream, std::move(node));
     return kSuccess;
   }
-  OpPtr made_op = enqueue(*stream, std::move(work), std::move(after));
+  OpPtr made_op = enqueue(*stream, std::move(work));
   if (op) *op = std::move(made_op);
   return kSuccess;
 }
@@ -304,7 +298,6 @@ CU_API cuCtxGetStreamPriorityRange(int* least, int* greatest) {
 
 CU_API cuStreamDestroy_v2(CUstream handle) {
   CU_ENTER(kDriver | kContext);
-  if (reinterpret_cast<std::uintptr_t>(handle) <= 2) return kInvalidHandle;
   const auto stream = handles<Stream>().remove(handle);  // what is in it still runs
   if (!stream) return kInvalidHandle;
   std::lock_guard<std::mutex> lock(engine());
@@ -314,17 +307,21 @@ CU_API cuStreamDestroy_v2(CUstream handle) {
   return kSuccess;
 }
 
+// A stream that is asked whether it is done must not be captured; the capture is lost.
+static CUresult refuse_captured(Stream& stream) {
+  if (CUresult error = check_capture(stream)) return error;
+  if (!stream.capture) return kSuccess;
+  invalidate(*stream.capture);
+  return kCaptureUnsupported;
+}
+
 CU_API cuStreamSynchronize(CUstream handle) {
   CU_ENTER(kDriver | kContext);
   const auto stream = stream_of(handle);
   if (!stream) return kInvalidHandle;
   {
-    std::unique_lock<std::mutex> lock(engine());
-    if (CUresult error = check_capture(*stream)) return error;
-    if (stream->capture) {
-      invalidate(*stream->capture);
-      return kCaptureUnsupported;
-    }
+    std::lock_guard<std::mutex> lock(engine());
+    if (CUresult error = refuse_captured(*stream)) return error;
   }
   if (CUresult error = refuse_while_capturing()) return error;
   OpPtr op;
@@ -342,11 +339,7 @@ CU_API cuStreamQuery(CUstream handle) {
   const auto stream = stream_of(handle);
   if (!stream) return kInvalidHandle;
   std::lock_guard<std::mutex> lock(engine());
-  if (CUresult error = check_capture(*stream)) return error;
-  if (stream->capture) {
-    invalidate(*stream->capture);
-    return kCaptureUnsupported;
-  }
+  if (CUresult error = refuse_captured(*stream)) return error;
   return stream->last && !stream->last->done ? kNotReady : kSuccess;
 }
 

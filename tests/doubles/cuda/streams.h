@@ -87,9 +87,8 @@ std::mutex& engine();
 // The stream that a handle means to the calling thread; nullptr: none.
 std::shared_ptr<Stream> stream_of(CUstream handle);
 
-// Puts work into the stream, or into the capture that the stream takes part in (then *op is empty). `after`: more to
-// wait for. Takes the lock.
-CUresult submit(CUstream handle, Work work, OpPtr* op = nullptr, std::vector<OpPtr> after = {});
+// Puts work into the stream, or into the capture that the stream takes part in (then *op is empty). Takes the lock.
+CUresult submit(CUstream handle, Work work, OpPtr* op = nullptr);
 
 // With the lock held:
 CUresult check_capture(Stream& stream);  // 0, or why nothing can be put into the stream

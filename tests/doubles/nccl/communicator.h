@@ -37,7 +37,6 @@ struct ncclComm {
 
   struct Scale { int dtype; bool on_device; const void* device; char value[8]; bool alive; };
   std::vector<Scale> scales;  // of ncclRedOpCreatePreMulSum
-  std::string error;
 };
 
 namespace nccl_double {

@@ -26,19 +26,6 @@ std::string key_of(const ncclUniqueId& id) {
   return key;
 }
 
-// The name of a communicator made of another one, the same on all its ranks.
-std::string derived(const std::string& key, const std::string& how) {
-  std::uint64_t a = 1469598103934665603ull, b = 14695981039346656037ull;
-  for (const char c : key + "/" + how) {
-    a = (a ^ static_cast<unsigned char>(c)) * 1099511628211ull;
-    b = (b + static_cast<unsigned char>(c)) * 6364136223846793005ull + 1442695040888963407ull;
-  }
-  char text[33];
-  std::snprintf(text, sizeof text, "%016llx%016llx", static_cast<unsigned long long>(a),
-                static_cast<unsigned long long>(b));
-  return text;
-}
-
 // Makes the communicator known, and has it join its meeting. `prepare` fills in key, ranks and rank where that takes
 // talking to others; it may set ranks to 0: this rank is in none.
 ncclResult_t begin(const std::shared_ptr<ncclComm>& comm, ncclComm_t* out, Job prepare,
@@ -166,7 +153,7 @@ NCCL_API(ncclResult_t, ncclCommSplit,
   ncclResult_t error = ncclSuccess;
   const auto comm = make(config, parent.get(), &error);
   if (!comm) return error;
-  comm->key = derived(parent->key, "split " + std::to_string(parent->children++) + " " + std::to_string(color));
+  comm->key = parent->key + " split " + std::to_string(parent->children++) + " " + std::to_string(color);
   const ncclResult_t begun = begin(comm, out, [parent, comm, color, key] {
     const int own[2] = {color, key};
     std::vector<std::string> said;
@@ -195,28 +182,24 @@ NCCL_API(ncclResult_t, ncclCommShrink,
          (ncclComm_t handle, int* excluded, int count, ncclComm_t* out, ncclConfig_t* config, int flags)) {
   note(__func__, handle);
   std::shared_ptr<ncclComm> parent = handle ? find(handle) : nullptr;
-  if (!parent || !out || !excluded || count <= 0 || count >= parent->ranks) {
+  if (!parent || !out || !excluded || count <= 0 || count >= parent->ranks || flags != 0) {
     return fail(ncclInvalidArgument, "ncclCommShrink : invalid argument");
   }
   if (ncclResult_t error = check_config(config)) return error;
   std::vector<int> gone(excluded, excluded + count);
   std::sort(gone.begin(), gone.end());
   int rank = 0;
-  std::string how = "shrink " + std::to_string(parent->children++);
+  std::string how = " shrink " + std::to_string(parent->children++);
   for (const int one : gone) {
     if (one < 0 || one >= parent->ranks) return fail(ncclInvalidArgument, "ncclCommShrink : no rank %d", one);
     if (one == parent->rank) return fail(ncclInvalidArgument, "ncclCommShrink : an excluded rank must not call it");
     how += " " + std::to_string(one);
     rank += one < parent->rank;
   }
-  if (flags & 1) {
-    parent->aborted = true;  // what runs ends; the parent is only good for being destroyed
-    finish_work(*parent);
-  }
   ncclResult_t error = ncclSuccess;
   const auto comm = make(config, parent.get(), &error);
   if (!comm) return error;
-  comm->key = derived(parent->key, how);
+  comm->key = parent->key + how;
   comm->ranks = parent->ranks - count;
   comm->rank = parent->rank - rank;
   return begin(comm, out, nullptr);
@@ -264,11 +247,12 @@ NCCL_API(ncclResult_t, ncclCommFinalize, (ncclComm_t handle)) {
   });
 }
 
-NCCL_API(ncclResult_t, ncclCommDestroy, (ncclComm_t handle)) {
-  note(__func__, handle);
+static ncclResult_t release(const char* function, ncclComm_t handle, bool aborts) {
+  note(function, handle);
   if (!handle) return ncclSuccess;
   const auto comm = find(handle);
-  if (!comm) return fail(ncclInvalidArgument, "ncclCommDestroy : comm is unknown");
+  if (!comm) return fail(ncclInvalidArgument, "%s : comm is unknown", function + 1);
+  if (aborts) comm->aborted = true;
   while (comm->state == ncclInProgress) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   finish_work(*comm);
   clean_up(*comm);
@@ -276,18 +260,9 @@ NCCL_API(ncclResult_t, ncclCommDestroy, (ncclComm_t handle)) {
   return ncclSuccess;
 }
 
-NCCL_API(ncclResult_t, ncclCommAbort, (ncclComm_t handle)) {
-  note(__func__, handle);
-  if (!handle) return ncclSuccess;
-  const auto comm = find(handle);
-  if (!comm) return fail(ncclInvalidArgument, "ncclCommAbort : comm is unknown");
-  comm->aborted = true;
-  while (comm->state == ncclInProgress) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  finish_work(*comm);
-  clean_up(*comm);
-  forget(handle);
-  return ncclSuccess;
-}
+NCCL_API(ncclResult_t, ncclCommDestroy, (ncclComm_t handle)) { return release(__func__, handle, false); }
+
+NCCL_API(ncclResult_t, ncclCommAbort, (ncclComm_t handle)) { return release(__func__, handle, true); }
 
 NCCL_API(ncclResult_t, ncclCommRevoke, (ncclComm_t handle, int flags)) {
   note(__func__, handle);
