@@ -3,6 +3,7 @@
 // else is compared with them: other instruction sets, blocks, places and steps, and what GPUs run.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -70,6 +71,24 @@ std::vector<unsigned char> bytes_of(const Elements& elements, const Type& type) 
   for (std::size_t i = 0; i < elements.size(); ++i) write(bytes.data(), type, i, elements[i]);
   return bytes;
 }
+
+constexpr std::size_t kGuard = 64;
+constexpr char kGuardByte = 0x5a;
+
+// Bytes between others that nobody may write, `skew` off a multiple of 16.
+struct Buffer {
+  std::vector<char> whole;
+  std::size_t size, skew;
+
+  Buffer(std::size_t bytes, std::size_t off) : whole(bytes + 2 * kGuard + off, kGuardByte), size(bytes), skew(off) {}
+  char* data() { return whole.data() + kGuard + skew; }
+  bool guarded() const {
+    const auto is_guard = [](char byte) { return byte == kGuardByte; };
+    const auto first = whole.begin() + static_cast<std::ptrdiff_t>(kGuard + skew);
+    return std::all_of(whole.begin(), first, is_guard) &&
+           std::all_of(first + static_cast<std::ptrdiff_t>(size), whole.end(), is_guard);
+  }
+};
 
 // ---- the definition
 

@@ -22,24 +22,6 @@ using blink_test::expect;
 constexpr std::uint32_t kSenders = 3;
 constexpr std::uint32_t kFolder = 3;
 constexpr std::uint32_t kSink = 4;
-constexpr std::size_t kGuard = 64;
-constexpr char kGuardByte = 0x5a;
-
-// A buffer with guards around, `skew` bytes off a multiple of 16.
-struct Buffer {
-  Memory memory;
-  std::size_t bytes, skew;
-
-  Buffer(std::size_t size, std::size_t off) : memory((size + 2 * kGuard + 255) / 128 * 128), bytes(size), skew(off) {
-    std::memset(memory.bytes.get(), kGuardByte, memory.size);
-  }
-  char* data() { return memory.bytes.get() + kGuard + skew; }
-  bool guarded() {
-    const auto whole = [](char byte) { return byte == kGuardByte; };
-    char* const all = memory.bytes.get();
-    return std::all_of(all, data(), whole) && std::all_of(data() + bytes, all + memory.size, whole);
-  }
-};
 
 struct Case {
   const Definition& of;

@@ -19,7 +19,6 @@
 #include "deadline.h"
 #include "directory.h"
 #include "log.h"
-#include "bootstrap.h"
 
 namespace {
 
@@ -56,6 +55,12 @@ int count(const std::string& text, const std::string& part) {
   return found;
 }
 
+std::string short_host() {
+  char host[256] = {};
+  gethostname(host, sizeof host - 1);
+  return std::string(host).substr(0, std::string(host).find('.'));
+}
+
 void all_levels() {
   log(Level::kVersion, "version");
   warn("warning");
@@ -82,10 +87,7 @@ void levels() {
            text.c_str());
   }
   const std::string text = stderr_of({{"NCCL_DEBUG", "INFO"}}, [] { info("one\ntwo"); });
-  char host[256] = {};
-  gethostname(host, sizeof host - 1);
-  const std::string short_host = std::string(host).substr(0, std::string(host).find('.'));
-  expect(text.find(short_host + ":") == 0 && count(text, " BLINK INFO one\n") == 1 &&
+  expect(text.find(short_host() + ":") == 0 && count(text, " BLINK INFO one\n") == 1 &&
              count(text, " BLINK INFO two\n") == 1,
          "lines as NCCL writes them: %s", text.c_str());
 }
@@ -96,9 +98,7 @@ void files() {
   expect(text.empty() && count(directory.read("100%-%q.blink"), "\n") == 3, "a file beside NCCL's: %s", text.c_str());
   text = stderr_of({{"NCCL_DEBUG", "INFO"}, {"NCCL_DEBUG_FILE", directory.at("%h.%p")}}, [&directory] {
     info("x");
-    char host[256] = {};
-    gethostname(host, sizeof host - 1);
-    const std::string name = std::string(host).substr(0, std::string(host).find('.')) + "." + std::to_string(getpid());
+    const std::string name = short_host() + "." + std::to_string(getpid());
     if (directory.read(name + ".blink").find("INFO x\n") == std::string::npos) _exit(1);
   });
   expect(text.empty(), "host and process are filled in: %s", text.c_str());
