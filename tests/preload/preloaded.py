@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from blinkccl.native import find_library
 from blinkccl.nccl.call_report import ReportLine, read_call_report
 from doubles.build import Doubles, build
@@ -200,7 +202,8 @@ class Preloaded:
         assert not late, f"not ended after {timeout_s} s:\n{said}"
         found = report.read_bytes()
         lines = [line.split() for line in journal.read_text().splitlines()] if journal.exists() else []
-        return Outcome(ended, _lines(found), lines, seconds, read_call_report(found).unread, left)
+        usage = msgspec.json.Decoder(ReportLine).decode_lines(found)
+        return Outcome(ended, usage, lines, seconds, read_call_report(found).unread, left)
 
     def client(
         self,
@@ -253,18 +256,6 @@ class Preloaded:
                 return []
             time.sleep(0.05)
         return left
-
-
-def _lines(report: bytes) -> list[ReportLine]:
-    import msgspec
-
-    lines = []
-    for text in report.splitlines():
-        try:
-            lines.append(msgspec.json.decode(text, type=ReportLine))
-        except msgspec.DecodeError:
-            continue  # counted by read_call_report()
-    return lines
 
 
 def _marked(mark: str) -> list[str]:

@@ -42,7 +42,7 @@ def _library(place: Path, planted: Mapping[str, tuple[str, str]], sanitizer: str
         sources.append(source)
     exports = f"-Wl,--version-script={SHIM / 'blink_shim_exports.map'}"
     flags = [*_flags(SHIM, BOOTSTRAP, DEVICE, SHARED), exports, "-Wl,-soname,libblink.so", "-ldl"]
-    return _built(sources, place / "libblink.so", flags, sanitizer)
+    return compile_library(sources, place / "libblink.so", flags=flags, sanitizer=sanitizer)
 
 
 def _device_library(place: Path, sanitizer: str) -> Path:
@@ -52,7 +52,8 @@ def _device_library(place: Path, sanitizer: str) -> Path:
         "-ffp-contract=off",
         f"-Wl,--version-script={NATIVE / 'blink_exports.map'}",
     ]
-    return _built(sorted((DEVICE / "host").glob("*.cpp")), place / "libblink_device.so", flags, sanitizer)
+    sources = sorted((DEVICE / "host").glob("*.cpp"))
+    return compile_library(sources, place / "libblink_device.so", flags=flags, sanitizer=sanitizer)
 
 
 def _flags(*directories: Path) -> list[str]:
@@ -63,7 +64,3 @@ def _flags(*directories: Path) -> list[str]:
             content.update(header.read_bytes())
     version = f'-DBLINK_VERSION="{package_version()}"'
     return [*(f"-I{one}" for one in directories), f"-DBLINK_TEST_{content.hexdigest()[:16].upper()}", version]
-
-
-def _built(sources: list[Path], output: Path, flags: list[str], sanitizer: str | None) -> Path:
-    return compile_library(sources, output, flags=flags, sanitizer=sanitizer)
