@@ -6,11 +6,10 @@ from fractions import Fraction
 
 import pytest
 
-from blinkccl.algorithms.forests import Draft, backward, forest_of, normalised
+from blinkccl.algorithms.forests import Draft, forest_of
 from blinkccl.algorithms.rank_network import rank_network_of
 from blinkccl.errors import InternalError
 from blinkccl.forest.model import Cut, Share, Tree
-from blinkccl.packing.integral import Arborescence
 from blinkccl.packing.network import breadth_first
 from support.planned import asked
 
@@ -19,17 +18,6 @@ HALF = Fraction(1, 2)
 
 def test_hops_come_breadth_first_with_children_ascending() -> None:
     assert breadth_first(2, [(0, 3), (2, 9, 0), (2, 1), (1, 4)]) == ((2, 9, 0), (2, 1), (0, 3), (1, 4))
-
-
-def test_turning_round_twice_is_nothing() -> None:
-    hops = ((2, 9, 0), (0, 3))
-    assert backward(hops) == ((0, 9, 2), (3, 0))
-    assert backward(backward(hops)) == hops
-
-
-def test_multiplicities_become_parts_of_the_whole() -> None:
-    trees = [Arborescence(0, 2, ((0, 1),)), Arborescence(1, 4, ((1, 0),))]
-    assert normalised(trees, 6) == [(0, Fraction(1, 3), ((0, 1),)), (1, Fraction(2, 3), ((1, 0),))]
 
 
 def test_drafts_in_positions_become_shares_in_vertex_ids() -> None:

@@ -86,6 +86,16 @@ def test_hashes_depend_on_links_and_on_trees() -> None:
     assert topology_hash(from_document(plan).topology) != topology_hash(forest.topology)
 
 
+def changed(way: tuple[Any, ...], value: Any) -> dict[str, Any]:
+    """A good plan with another value at the end of ``way``."""
+    plan: dict[str, Any] = json.loads(GOOD)
+    at: Any = plan
+    for key in way[:-1]:
+        at = at[key]
+    at[way[-1]] = value
+    return plan
+
+
 class TestReadableButWrong:
     """Wrong plans become forests: the verifier and the checker refuse them."""
 
@@ -109,11 +119,7 @@ class TestReadableButWrong:
         ],
     )
     def test_it_is_read_and_can_be_written_again(self, way: tuple[Any, ...], value: Any) -> None:
-        plan = json.loads(GOOD)
-        at = plan
-        for key in way[:-1]:
-            at = at[key]
-        at[way[-1]] = value
+        plan = changed(way, value)
         assert from_document(from_and_to(plan)) == from_document(plan)
 
     def test_unknown_statements_at_the_top_are_let_through(self) -> None:
@@ -173,13 +179,8 @@ SHAPES: list[tuple[tuple[Any, ...], Any, str]] = [
 
 @pytest.mark.parametrize(("way", "value", "said"), SHAPES, ids=[said[:50] for _, _, said in SHAPES])
 def test_a_wrong_shape_is_refused_with_its_path(way: tuple[Any, ...], value: Any, said: str) -> None:
-    plan = json.loads(GOOD)
-    at = plan
-    for key in way[:-1]:
-        at = at[key]
-    at[way[-1]] = value
     with pytest.raises(ScheduleError) as caught:
-        from_document(plan)
+        from_document(changed(way, value))
     assert str(caught.value).startswith(said)
 
 

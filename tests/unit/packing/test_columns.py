@@ -28,10 +28,6 @@ def test_in_and_out_trees_reach_the_strength_on_symmetric_links(seed: int) -> No
         assert packing.rate == tau
 
 
-def test_on_a_one_way_ring_several_roots_beat_one() -> None:
-    assert pack_columns(one_way_ring(6).capacity, ONE, in_and_out_oracle(one_way_ring(6))).rate == Fraction(3, 5)
-
-
 def test_unequal_demands_are_met_in_their_proportion() -> None:
     network, demand = dgx_1v(), [Fraction(1, 2), Fraction(1, 3), Fraction(1, 6)]
     packing = pack_columns(network.capacity, demand, out_tree_oracle(network, [0, 1, 2]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -13,16 +14,13 @@ from blinkccl.packing.maxflow import broadcast_rate
 from blinkccl.packing.undirected import pack_trees, undirected_widths
 from support.small_networks import (
     assert_tree,
+    assert_undirected_packing,
     depth_of,
     loads,
     one_way_ring,
     random_digraph,
     random_graph,
 )
-
-
-def merged_demand(trees: list[Arborescence]) -> list[tuple[int, int]]:
-    return sorted((tree.root, tree.multiplicity) for tree in trees)
 
 
 def levels(trees: list[Arborescence], base: int) -> int:
@@ -63,13 +61,8 @@ def test_undirected_edges_keep_their_width_both_ways_together(seed: int) -> None
     packing = pack_trees(network)
     widths = {edge: w * packing.scale for edge, w in undirected_widths(network).items()}
     flat = flatten(widths, packing.trees, undirected=True)
-    assert merged_demand(flat) == merged_demand(list(packing.trees))
-    used: dict[tuple[int, int], int] = {}
-    for tree in flat:
-        assert_tree(network.n, tree)
-        for u, v in tree.arcs:
-            used[min(u, v), max(u, v)] = used.get((min(u, v), max(u, v)), 0) + tree.multiplicity
-    assert all(units <= widths[edge] for edge, units in used.items())
+    assert [(t.root, t.multiplicity) for t in flat] == [(t.root, t.multiplicity) for t in packing.trees]
+    assert_undirected_packing(network, replace(packing, trees=tuple(flat)))
     assert max(map(depth_of, flat)) <= max(map(depth_of, packing.trees))
 
 
