@@ -19,7 +19,8 @@ namespace {
 
 std::atomic<int> initialized_by{0};
 
-// "cuMemAlloc_v2:2:2,cuInit:*:100": function, which of its calls (from 1, or all), the error; -1: it crashes.
+// "cuMemAlloc_v2:2:2,cuInit:*:100": function, which of its calls (from 1, or all), the error; -1: it crashes, -2: it
+// never returns.
 struct Fault { std::string function; long nth; CUresult error; };
 
 struct Faults {
@@ -47,6 +48,7 @@ struct Faults {
     for (const Fault& fault : list) {
       if (fault.function != function || (fault.nth != 0 && fault.nth != call)) continue;
       if (fault.error == -1) std::abort();
+      while (fault.error == -2) pause();
       return fault.error;
     }
     return kSuccess;
