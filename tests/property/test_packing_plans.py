@@ -16,7 +16,7 @@ from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.forest.model import Forest
 from blinkccl.topology.model import Link, Topology, Vertex
 from support.examples import examples
-from support.planned import asked, assert_sound, plan_or_reason
+from support.planned import asked, assert_sound, plan_or_reason, renumbered
 
 UNIT_GB_PER_S = 25.0
 seldom = examples(40)
@@ -82,12 +82,7 @@ def test_every_plan_is_right_and_none_beats_the_optimum(request: Request) -> Non
 def test_names_of_vertices_do_not_change_the_rate(request: Request, data: st.DataObject) -> None:
     old = [v.id for v in request.topology.vertices]
     new = dict(zip(old, data.draw(st.permutations(range(30)))[: len(old)], strict=True))
-    topology = request.topology
-    moved = replace(
-        topology,
-        vertices=tuple(Vertex(new[v.id], v.kind) for v in topology.vertices),
-        links=links_of({(new[x.src], new[x.dst]): x.capacity for x in topology.links}),
-    )
+    moved = renumbered(request.topology, new)
     before = ALGORITHMS["optimal"].plan(request)
     after = ALGORITHMS["optimal"].plan(replace(request, topology=moved, ranks=tuple(new[r] for r in request.ranks)))
     assert (after.rate, after.bound) == (before.rate, before.bound)

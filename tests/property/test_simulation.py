@@ -29,7 +29,7 @@ from blinkccl.testing.programs import random_program
 from blinkccl.topology.catalog import connected_allocations
 from blinkccl.topology.model import LINK_KINDS, Topology
 from support.examples import examples
-from support.planned import asked, plan_or_reason
+from support.planned import asked, plan_or_reason, renumbered
 from support.timed import bits, calibration_of, link_class, lowered, with_links
 
 SEEDS = st.integers(0, 2**32)
@@ -215,10 +215,8 @@ def relabelled(random: Random, forest: Forest) -> Forest:
     """The same forest where all vertices have other ids, and the topology lists everything in another order."""
     old = [vertex.id for vertex in forest.topology.vertices]
     new = dict(zip(old, random.sample(range(3 * len(old)), len(old)), strict=True))
-    vertices = [replace(vertex, id=new[vertex.id]) for vertex in forest.topology.vertices]
-    links = [replace(link, src=new[link.src], dst=new[link.dst]) for link in forest.topology.links]
-    random.shuffle(vertices)
-    random.shuffle(links)
+    topology = renumbered(forest.topology, new)
+    vertices, links = (tuple(random.sample(rows, len(rows))) for rows in (topology.vertices, topology.links))
 
     def path(given_: Path) -> Path:
         return tuple(new[v] for v in given_)
@@ -233,7 +231,7 @@ def relabelled(random: Random, forest: Forest) -> Forest:
             given_, block=named, root=new[given_.root], reduce=tree(given_.reduce), broadcast=tree(given_.broadcast)
         )
 
-    topology = replace(forest.topology, vertices=tuple(vertices), links=tuple(links))
+    topology = replace(topology, vertices=vertices, links=links)
     shares = tuple(share(x) for x in forest.shares)
     return replace(forest, ranks=path(forest.ranks), topology=topology, shares=shares)
 

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from blinkccl.errors import TopologyError
 from blinkccl.topology.assembly import exact_unit
-from blinkccl.topology.model import Link, Topology, Vertex
+from blinkccl.topology.model import Topology
 from blinkccl.topology.select import LINK_CHOICES, network_for
 from blinkccl.topology.spec import parse_spec
 from support.examples import examples
+from support.planned import renumbered
 
 SPECS = (
     "dgx-1p",
@@ -85,12 +86,7 @@ def test_relabelling_the_vertices_changes_nothing_else(request: Request, dice: r
     shuffled = ids[:]
     dice.shuffle(shuffled)
     new = dict(zip(ids, shuffled, strict=True))
-    moved = Topology(
-        topology.name,
-        topology.unit_gb_per_s,
-        tuple(Vertex(new[v.id], v.kind, v.server, v.name) for v in topology.vertices),
-        tuple(Link(new[x.src], new[x.dst], x.capacity, x.kind, x.gb_per_s, x.provenance) for x in topology.links),
-    )
+    moved = renumbered(topology, new)
     network = network_or_none(*request)
     other = network_or_none(moved, tuple(new[r] for r in ranks), links, relays)
     assert (network is None) == (other is None)

@@ -59,15 +59,9 @@ def _answers(python: str, programs: list[dict[str, Any]]) -> dict[str, Any]:
 
 def digest(name: str, number: int) -> str:
     """Which workload it is, up to the last digits of its numbers."""
-
-    def rounded(value: object) -> object:
-        if isinstance(value, float):
-            return f"{value:.9g}"
-        if isinstance(value, list):
-            return [rounded(entry) for entry in value]
-        return {key: rounded(entry) for key, entry in value.items()} if isinstance(value, dict) else value
-
-    text = json.dumps(rounded(as_json(make(name, number))), sort_keys=True)
+    text = json.dumps(as_json(make(name, number)))
+    rounded = json.loads(text, parse_float=lambda digits: f"{float(digits):.9g}")
+    text = json.dumps(rounded, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

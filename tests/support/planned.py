@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -11,7 +12,7 @@ from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.errors import UnsupportedError
 from blinkccl.forest.check import check_plan
 from blinkccl.forest.document import to_document
-from blinkccl.forest.model import Cut, Forest, Share, attained_rate
+from blinkccl.forest.model import Cut, Forest, Path, Share, Tree, attained_rate
 from blinkccl.topology.model import Link, Topology, Vertex
 from blinkccl.topology.spec import parse_gpus, parse_spec
 
@@ -66,12 +67,25 @@ def by_hand(
     return Forest(collective, ranks or topology.ranks, "by hand", topology, tuple(shares), rate, bound)
 
 
+def broadcast_by_hand(topology: Topology, *trees: Sequence[Path]) -> Forest:
+    """From GPU 0 along the edges of these trees, each with the same part of the data."""
+    shares = [Share(Fraction(1, len(trees)), i, None, 0, None, Tree(0, tuple(x))) for i, x in enumerate(trees)]
+    return by_hand(Collective("broadcast", len(topology.ranks), root=0), topology, shares)
+
+
 def assert_sound(forest: Forest) -> None:
     """The independent checker finds nothing, and recomputes the same rate and bound."""
     verdict = check_plan(to_document(forest))
     assert verdict.violations == []
     assert (verdict.rate, verdict.bound) == (forest.rate, forest.bound)
     assert forest.rate <= forest.bound
+
+
+def renumbered(topology: Topology, new: Mapping[int, int]) -> Topology:
+    """The same with other ids of its vertices."""
+    vertices = tuple(replace(vertex, id=new[vertex.id]) for vertex in topology.vertices)
+    links = tuple(replace(link, src=new[link.src], dst=new[link.dst]) for link in topology.links)
+    return replace(topology, vertices=vertices, links=links)
 
 
 def digraph(capacity: dict[tuple[int, int], int], gpus: int, switches: int = 0) -> Topology:

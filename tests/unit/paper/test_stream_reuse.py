@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
-
 import pytest
 
-from blinkccl.collectives.spec import Collective
-from blinkccl.forest.model import Share, Tree
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.simulate.calibration import calibration
@@ -17,7 +13,7 @@ from blinkccl.simulate.translate import Settings
 from blinkccl.topology.assembly import Assembly
 from blinkccl.topology.catalog import connected_allocations
 from blinkccl.topology.model import Topology
-from support.planned import by_hand
+from support.planned import broadcast_by_hand
 from support.timed import lowered
 
 COSTS = calibration("v100-copy-engine")
@@ -34,9 +30,7 @@ def figure_13(lanes: dict[tuple[int, int], int]) -> tuple[Program, Topology]:
     for (src, dst), count in lanes.items():
         box.arc(src, dst, 25 * count, "nvlink")
     network = box.finish()
-    trees = (Tree(0, ((0, 1), (1, 2), (2, 3))), Tree(0, ((0, 1), (1, 3), (3, 2))))
-    shares = [Share(Fraction(1, 2), i, None, 0, None, tree) for i, tree in enumerate(trees)]
-    return lower(by_hand(Collective("broadcast", 4, root=0), network, shares)), network
+    return lower(broadcast_by_hand(network, ((0, 1), (1, 2), (2, 3)), ((0, 1), (1, 3), (3, 2)))), network
 
 
 EQUAL = {(0, 1): 1, (1, 2): 1, (2, 3): 1, (1, 3): 1, (3, 2): 1}
@@ -84,7 +78,7 @@ def test_a_delayed_tree_costs_time_where_it_is_the_slower_one() -> None:
 
 def gaps(name: str, gpus: tuple[int, ...], algorithm_name: str, size_bytes: int = 500 * MB) -> dict[str, float]:
     """Times at each mode's own best chunk, as multiples of the time with fair links and a stream per tree."""
-    program, network = lowered(algorithm_name, "dgx-1v", name, ",".join(map(str, gpus)))
+    program, network = lowered(algorithm_name, "dgx-1v", name, gpus)
     modes = {"fair": FAIR, "unfair": UNFAIR, "reused": UNFAIR_REUSED, "fair reused": FAIR_REUSED}
     seconds = {}
     for label, settings in modes.items():

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
-from blinkccl.collectives.spec import Collective
 from blinkccl.errors import UnsupportedError, UsageError
-from blinkccl.forest.model import Share, Tree
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.simulate import kernel, native_kernel
@@ -32,7 +29,7 @@ from blinkccl.simulate.run import (
 from blinkccl.simulate.translate import MAX_BUDGET, Settings, translate
 from blinkccl.topology.model import Topology
 from blinkccl.topology.spec import parse_spec
-from support.planned import by_hand
+from support.planned import broadcast_by_hand
 from support.timed import calibration_of, link_class, lowered
 
 MB = 10**6
@@ -55,9 +52,7 @@ def free(issue_us: float = 0.0) -> Calibration:
 def chain(ranks: int = 2) -> tuple[Program, Topology]:
     """A broadcast along a row of GPUs."""
     topology = parse_spec(f"chain:{ranks}")
-    tree = Tree(0, tuple((i, i + 1) for i in range(ranks - 1)))
-    share = Share(Fraction(1), 0, None, 0, None, tree)
-    return lower(by_hand(Collective("broadcast", ranks, root=0), topology, [share])), topology
+    return lower(broadcast_by_hand(topology, list(pairwise(range(ranks))))), topology
 
 
 # What is told of a run.

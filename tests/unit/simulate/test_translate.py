@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
@@ -11,7 +12,7 @@ import pytest
 
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import ScheduleError, TopologyError, UnsupportedError, UsageError
-from blinkccl.forest.model import Share, Tree
+from blinkccl.forest.model import Path, Share, Tree
 from blinkccl.schedule.chunking import bind
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
@@ -21,7 +22,7 @@ from blinkccl.simulate.translate import UNFAIRNESS, Settings, Translation, trans
 from blinkccl.topology.assembly import Assembly
 from blinkccl.topology.model import Topology
 from blinkccl.topology.synthetic import synthetic
-from support.planned import by_hand
+from support.planned import broadcast_by_hand, by_hand
 from support.timed import calibration_of, link_class, lowered
 
 NVLINK = link_class("nvlink", 25.0, 20.0, 2.0, 0.5)
@@ -32,14 +33,17 @@ def costs(*links: LinkClass, **engine: float) -> Calibration:
     return calibration_of(*(links or (NVLINK,)), **engine)
 
 
-def job(topology: Topology, collective: Collective, *shares: Share, slots: int = 2) -> tuple[Program, Topology]:
-    return lower(by_hand(collective, topology, shares), slots), topology
+def job(topology: Topology, collective: Collective, *shares: Share) -> tuple[Program, Topology]:
+    return lower(by_hand(collective, topology, shares)), topology
+
+
+def broadcast(topology: Topology, *trees: Sequence[Path], slots: int = 2) -> tuple[Program, Topology]:
+    return lower(broadcast_by_hand(topology, *trees), slots), topology
 
 
 def chain_broadcast(slots: int = 2) -> tuple[Program, Topology]:
     """0 → 1 → 2."""
-    share = Share(Fraction(1), 0, None, 0, None, Tree(0, ((0, 1), (1, 2))))
-    return job(synthetic("chain:3"), Collective("broadcast", 3, root=0), share, slots=slots)
+    return broadcast(synthetic("chain:3"), ((0, 1), (1, 2)), slots=slots)
 
 
 def chain_reduce() -> tuple[Program, Topology]:
@@ -109,8 +113,7 @@ def test_an_empty_slice_moves_nothing() -> None:
 
 
 def test_receives_and_sends_keep_the_roles_order() -> None:
-    star = Share(Fraction(1), 0, None, 0, None, Tree(0, ((0, 2), (0, 1), (1, 3))))
-    made = translated(job(synthetic("clique:4"), Collective("broadcast", 4, root=0), star), costs())
+    made = translated(broadcast(synthetic("clique:4"), ((0, 2), (0, 1), (1, 3))), costs())
     actors = made.workload.actors
     for number, role in enumerate(made.bound.program.roles):
         for of, hops, queues in (
@@ -127,8 +130,7 @@ def test_slots_are_the_channels() -> None:
 
 
 def test_a_shared_queue_is_a_hop_per_pair_of_roles() -> None:
-    shares = [Share(Fraction(1, 2), i, None, 0, None, Tree(0, ((0, 1), (1, 2)))) for i in range(2)]
-    program, topology = job(synthetic("chain:3"), Collective("broadcast", 3, root=0), *shares)
+    program, topology = broadcast(synthetic("chain:3"), *[((0, 1), (1, 2))] * 2)
     queues = tuple(dict.fromkeys(program.queues))
     assert (len(program.queues), len(queues)) == (4, 2)
 
@@ -155,8 +157,7 @@ def test_a_lane_of_a_class_scales_with_the_link() -> None:
     for src, lanes in enumerate((1, 2, 3)):
         box.arc(src, src + 1, 25 * lanes, "nvlink")
     topology = box.finish()
-    share = Share(Fraction(1), 0, None, 0, None, Tree(0, ((0, 1), (1, 2), (2, 3))))
-    made = translated(job(topology, Collective("broadcast", 4, root=0), share), costs())
+    made = translated(broadcast(topology, ((0, 1), (1, 2), (2, 3))), costs())
     assert dict(zip(made.links, made.workload.rates.tolist(), strict=True)) == {
         (0, 1): pytest.approx(20e9),
         (1, 2): pytest.approx(40e9),
@@ -266,9 +267,7 @@ def test_a_chain_takes_what_the_module_says() -> None:
 
 def two_trees() -> tuple[Program, Topology]:
     """Two broadcast trees that both cross 0 → 1 first; the second returns over 2 → 1 at another depth."""
-    trees = Tree(0, ((0, 1), (1, 2), (2, 3))), Tree(0, ((0, 1), (1, 3), (3, 2)))
-    shares = [Share(Fraction(1, 2), i, None, 0, None, tree) for i, tree in enumerate(trees)]
-    return job(synthetic("clique:4"), Collective("broadcast", 4, root=0), *shares)
+    return broadcast(synthetic("clique:4"), ((0, 1), (1, 2), (2, 3)), ((0, 1), (1, 3), (3, 2)))
 
 
 def test_each_tree_has_a_stream_per_link() -> None:
@@ -283,9 +282,7 @@ def test_reused_streams_serve_trees_at_the_same_depth() -> None:
     queues = made.bound.program.queues
     first = {int(made.workload.hops.stream[h]) for h, arc in enumerate(made.arcs) if queues[arc.queue].path == (0, 1)}
     assert len(first) == 1
-    deeper = Tree(0, ((0, 2), (2, 3), (3, 1))), Tree(0, ((0, 3), (3, 1), (1, 2)))
-    shares = [Share(Fraction(1, 2), i, None, 0, None, tree) for i, tree in enumerate(deeper)]
-    apart = job(synthetic("clique:4"), Collective("broadcast", 4, root=0), *shares)
+    apart = broadcast(synthetic("clique:4"), ((0, 2), (2, 3), (3, 1)), ((0, 3), (3, 1), (1, 2)))
     assert translated(apart, costs(), Settings(streams="reused")).workload.streams == 6
 
 
@@ -309,10 +306,8 @@ def test_rtt_weights_are_in_proportion_to_the_inverse_of_latency() -> None:
     gpus = box.add_many("gpu", 3, "GPU")
     box.join_all(gpus, box.add("switch", "SWITCH"), 25, "nvlink")
     box.join(0, 1, 25, "nvlink")
-    share = Share(Fraction(1), 0, None, 0, None, Tree(0, ((0, 1), (1, 3, 2))))
-    made = translated(
-        job(box.finish(), Collective("broadcast", 3, root=0), share), costs(issue_us=5), Settings("rtt-weighted")
-    )
+    through = broadcast(box.finish(), ((0, 1), (1, 3, 2)))
+    made = translated(through, costs(issue_us=5), Settings("rtt-weighted"))
     by_links = {made.bound.program.queues[arc.queue].path: weights(made)[h] for h, arc in enumerate(made.arcs)}
     assert by_links == {(0, 1): pytest.approx(9 / 7), (1, 3, 2): pytest.approx(1.0)}
     assert made.settings.kernel_sharing == "fair"
