@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 from blinkccl.algorithms.shapes import missing_pairs, transit_paths
-from blinkccl.topology.model import Link, Topology, Vertex
-from support.planned import asked
+from blinkccl.topology.model import Topology
+from support.planned import asked, digraph
 
 
-def _topology(kinds: str, links: dict[tuple[int, int], int]) -> Topology:
-    """Vertices by letter (g gpu, s switch); links both ways."""
-    vertices = tuple(Vertex(i, "gpu" if kind == "g" else "switch") for i, kind in enumerate(kinds))
-    both = {**links, **{(v, u): c for (u, v), c in links.items()}}
-    return Topology(
-        "made", 25.0, vertices, tuple(Link(u, v, c, "nvlink", 25.0 * c, "declared") for (u, v), c in both.items())
-    )
+def _joined(switches: int, links: dict[tuple[int, int], int]) -> Topology:
+    """Two GPUs, then switches; links both ways."""
+    return digraph({**links, **{(v, u): c for (u, v), c in links.items()}}, 2, switches)
 
 
 def test_direct_link_is_preferred_to_a_wide_switch() -> None:
-    network = _topology("ggs", {(0, 1): 1, (0, 2): 9, (1, 2): 9})
+    network = _joined(1, {(0, 1): 1, (0, 2): 9, (1, 2): 9})
     assert transit_paths(network, (0, 1)) == {(0, 1): (0, 1), (1, 0): (1, 0)}
 
 
 def test_widest_among_shortest_then_smallest_ids() -> None:
-    wide = _topology("ggss", {(0, 2): 2, (1, 2): 2, (0, 3): 3, (1, 3): 3})
+    wide = _joined(2, {(0, 2): 2, (1, 2): 2, (0, 3): 3, (1, 3): 3})
     assert transit_paths(wide, (0, 1))[0, 1] == (0, 3, 1)
-    even = _topology("ggss", {(0, 2): 3, (1, 2): 3, (0, 3): 3, (1, 3): 3})
+    even = _joined(2, {(0, 2): 3, (1, 2): 3, (0, 3): 3, (1, 3): 3})
     assert transit_paths(even, (0, 1))[0, 1] == (0, 2, 1)
 
 

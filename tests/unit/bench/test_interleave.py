@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -39,16 +40,6 @@ class Scripted:
         self.diary.append((self.name, command.count, command.iterations))
         taken = self.seconds.pop(0) if len(self.seconds) > 1 else self.seconds[0]
         return Measured(np.array([[taken] * command.iterations, [taken / 2] * command.iterations]), self.wrong)
-
-
-class Floor:
-    """A probe that finds the same rate always."""
-
-    def __init__(self, bytes_per_s: float) -> None:
-        self.bytes_per_s = bytes_per_s
-
-    def rate(self, working_bytes: int) -> float:
-        return self.bytes_per_s
 
 
 def _run(participants, sizes=(4096,), collective=ALLREDUCE, probe=None, **settings):
@@ -142,7 +133,7 @@ def test_peers_never_get_shared_buffers():
 
 def test_bound_is_the_least_traffic_at_the_probed_rate():
     participants = [Participant("", "", Scripted("", [2e-6]))]
-    [row], _ = _run(participants, probe=Floor(16e9), check=False)
+    [row], _ = _run(participants, probe=SimpleNamespace(rate=lambda working_bytes: 16e9), check=False)
     least_s = 2 * 2 * 4096 / 16e9
     assert row.in_place.bound_percent == pytest.approx(100 * least_s / 2e-6)
     assert row.in_place.wrong is None

@@ -34,7 +34,6 @@ def surroundings(tmp_path_factory, doubles):
         "BLINK_NVCC": str(doubles.compiler),
         "BLINK_DOUBLE_DEVICE_LIB": str(library),
         "BLINK_DEBUG": "1",
-        "PATH": os.environ["PATH"],
     }
 
 

@@ -6,6 +6,7 @@ from fractions import Fraction
 from itertools import combinations
 from random import Random
 
+import networkx as nx
 import pytest
 
 from blinkccl.errors import InternalError, PackingError
@@ -100,18 +101,7 @@ def test_recentring_keeps_the_edges_and_halves_the_depth(seed: int) -> None:
     assert_tree(n, tree)
     assert tree.multiplicity == 3
     assert {frozenset(arc) for arc in tree.arcs} == {frozenset(arc) for arc in arcs}
-    assert depth_of(tree) == min(depth_of(rooted(arcs, root)) for root in range(n))
-
-
-def rooted(arcs: tuple[tuple[int, int], ...], root: int) -> Arborescence:
-    turned, reached = [], [root]
-    for u in reached:
-        for a, b in arcs:
-            for v, w in ((a, b), (b, a)):
-                if v == u and w not in reached:
-                    turned.append((v, w))
-                    reached.append(w)
-    return Arborescence(root, 1, tuple(turned))
+    assert depth_of(tree) == nx.radius(nx.Graph(arcs))
 
 
 def test_equal_trees_become_one_the_largest_first() -> None:
