@@ -97,10 +97,6 @@ def test_broadcast_over_servers_crosses_them_by_two_trees(spec: str, depth: int)
     assert forest.depth <= depth
 
 
-def eccentricity(tree: Tree, vertex: int) -> int:
-    return tree_depth(Tree(vertex, tree.edges))
-
-
 def test_allreduce_trees_are_rooted_at_their_centres() -> None:
     for spec, gpus in IN_LANES:
         forest = planned("optimal", asked(spec, "allreduce", gpus))
@@ -110,7 +106,7 @@ def test_allreduce_trees_are_rooted_at_their_centres() -> None:
             assert share.broadcast is not None
             assert {path[::-1] for path in share.reduce.edges} == set(share.broadcast.edges)
             depth = tree_depth(share.broadcast)
-            assert depth == min(eccentricity(share.broadcast, rank) for rank in forest.ranks)
+            assert depth == min(tree_depth(Tree(rank, share.broadcast.edges)) for rank in forest.ranks)
 
 
 SWITCHED: dict[str, Topology] = {

@@ -13,14 +13,10 @@ def cell(shown: Matrix, row: int, column: int) -> str:
     return shown.rows[row][column + 1]
 
 
-def as_text(shown: Matrix) -> str:
-    return "\n".join("\t".join(row) for row in (shown.header, *shown.rows)) + "\n"
-
-
 def test_a_dgx_1v_prints_as_its_own_matrix_reads() -> None:
     shown = matrix(parse_spec("dgx-1v"))
     assert shown.header == ("", *(f"GPU{i}" for i in range(8)))
-    again = nvidia_smi.parse(as_text(shown))
+    again = nvidia_smi.parse("\n".join("\t".join(row) for row in (shown.header, *shown.rows)) + "\n")
     assert [x for x in again.links if x.kind == "nvlink"]
     assert matrix(again).rows == shown.rows
 
