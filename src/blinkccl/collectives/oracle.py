@@ -127,21 +127,6 @@ def make_scales(collective: Collective, dtype: str) -> list[float]:
     return [series[rank % len(series)] for rank in range(collective.world_size)]
 
 
-def wrong_elements(outputs: Sequence[Array | None], expected: Sequence[Array | None]) -> int:
-    """How many elements differ in their bits, over all ranks: nccl-tests' ``#wrong``.
-
-    A missing buffer or one of another length counts as wholly wrong.
-    """
-    wrong = 0
-    for got, want in zip(outputs, expected, strict=True):
-        if got is None or want is None or got.shape != want.shape:
-            sizes = [0 if x is None else x.size for x in (got, want)]
-            wrong += max(sizes)
-        else:
-            wrong += int(np.count_nonzero(_bits(got) != _bits(want)))
-    return wrong
-
-
 def _bits(array: Array) -> Array:
     return array.view(_UNSIGNED[array.dtype.itemsize])
 
