@@ -611,6 +611,8 @@ void blink_abort(blink_comm* comm, const char* text) {
   comm->fail(BLINK_ABORTED, blink::Site{}, -1, text);
 }
 
+void blink_report_lost(blink_comm* comm, int32_t rank) { comm->fail(BLINK_PEER_LOST, blink::Site{}, rank, ""); }
+
 int blink_set_heap(blink_comm* comm, int32_t rank, void* base, int fd, uint64_t bytes) {
   return comm->set_heap(rank, base, fd, bytes);
 }

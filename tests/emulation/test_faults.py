@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +99,32 @@ def test_a_killed_rank_is_named_by_all_others_within_the_limit(start: Start, nam
         return max(at for at, *_ in found) - killed
 
     in_time(kill)
+
+
+def part_behind_the_others(comm: Communicator) -> int:
+    """Makes a part: the last rank dies in it, the first ends as soon as it hears, and the second looks after both."""
+    watch = comm.group.watch
+
+    def later(ranks: Sequence[int]) -> Callable[[], None]:
+        if comm.rank == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if comm.rank == 1:
+            wait_for(comm.group.store, "said/heard/0")
+            time.sleep(0.3)
+        return watch(ranks)
+
+    comm.group.watch = later
+    with pytest.raises(PeerLostError) as lost:
+        comm.split(0)
+    if comm.rank == 0:
+        tell(comm, "heard")
+        os.kill(os.getpid(), signal.SIGKILL)
+    return lost.value.rank
+
+
+def test_who_ended_because_of_another_is_not_taken_for_the_first(start: Start) -> None:
+    """Both have ended when rank 1 looks: rank 0 has said before which was lost."""
+    assert start(3, part_behind_the_others).values(1) == [2]
 
 
 # ---- while a group is made

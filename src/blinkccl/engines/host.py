@@ -123,6 +123,10 @@ class Endpoint:
         if self._comm is not None:
             self._library.blink_abort(self._comm, why.encode()[:250])
 
+    def report_lost(self, rank: int) -> None:
+        """Says to all ranks that the process of ``rank`` has ended, unless another failure came first."""
+        self._library.blink_report_lost(self.handle, rank)
+
     def count_from_here(self) -> None:
         """The calls until now were not the user's: what people are shown counts from here."""
         self._library.blink_count_from_here(self.handle)

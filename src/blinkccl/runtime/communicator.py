@@ -19,7 +19,7 @@ from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import element_type
 from blinkccl.collectives.spec import Collective
 from blinkccl.engines.host_plan import HostPlan
-from blinkccl.errors import UsageError
+from blinkccl.errors import PeerLostError, UsageError
 from blinkccl.runtime.environment import launch, store_of
 from blinkccl.runtime.host_group import HostGroup
 from blinkccl.runtime.store import Store, TorchStore, open_store
@@ -234,16 +234,16 @@ class Communicator:
             return None
         members = sorted((int(row[2]), rank) for rank, row in enumerate(rows) if row[0] and row[1] == color)
         ranks = [rank for _, rank in members]
-        return Communicator(
-            HostGroup(
-                self.group.store,
-                ranks.index(self.rank),
-                len(ranks),
-                prefix=f"{self.group.prefix}/{self._splits}.{color}",
-                deadline_s=self.group.timeout_s,
-                look=self.group.watch(ranks),
+        prefix, place = f"{self.group.prefix}/{self._splits}.{color}", ranks.index(self.rank)
+        look = self.group.watch(ranks)
+        try:
+            part = HostGroup(
+                self.group.store, place, len(ranks), prefix=prefix, deadline_s=self.group.timeout_s, look=look
             )
-        )
+        except PeerLostError as error:
+            self.group.report_lost(ranks[error.rank])  # before this rank ends, too: others see who was the first
+            raise
+        return Communicator(part)
 
     # ---- the group itself
 

@@ -271,26 +271,24 @@ class HostGroup:
 
     def watch(self, ranks: Sequence[int]) -> Callable[[], None]:
         """For a group of these ranks that is being made: what raises PeerLostError where one of them has ended."""
-        sure_at = 0.0
 
         def look() -> None:
-            nonlocal sure_at
             ended = [rank for rank in ranks if rank != self.rank and alive(self.peers[rank]) is False]
             if not ended:
                 return
-            # Whoever ended because it saw another's end has left this group in order, has said so in its memory before,
-            # or has heard of it in the new group's bootstrap: then word of it is about to be read here, too.
+            # Whoever ended because of another's end has left this group in order, or has said so in its memory before.
             address, size = self._memory.address, len(self._memory.mapped)
             cause, rows = failure_of(address, size), statuses(address, size)
             killed = [rank for rank in ended if not rows[rank].left] or ended
-            sure_at = sure_at or time.monotonic() + 0.5
             told = cause.rank if isinstance(cause, PeerLostError) and cause.rank in ended else None
-            if told is None and len(killed) > 1 and time.monotonic() < sure_at:
-                return
             lost = killed[0] if told is None else told
             raise PeerLostError(ranks.index(lost), "its process ended while the group was made", self.peers[lost].pid)
 
         return look
+
+    def report_lost(self, rank: int) -> None:
+        """Says to all ranks that this one's process has ended: their calls raise PeerLostError."""
+        self._endpoint.report_lost(rank)
 
     def memory_bytes(self) -> dict[str, int]:
         """Address space, mostly unused: of the group's ``segment``, ``per_rank``, and of the process's ``heap``."""

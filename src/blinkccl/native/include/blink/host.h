@@ -121,6 +121,8 @@ blink_comm* blink_attach(void* memory, uint64_t bytes, int32_t rank, const uint8
                          blink_error* error);
 void blink_detach(blink_comm* comm);
 void blink_abort(blink_comm* comm, const char* text);
+// Says to all ranks that the process of `rank` has ended.
+void blink_report_lost(blink_comm* comm, int32_t rank);
 // The calls until now were the group's own; errors and blink_describe count the user's, from 1.
 void blink_count_from_here(blink_comm* comm);
 // Where `rank`'s heap of shared tensors is: mapped already (`base`), or to be mapped from `fd` on first use.
