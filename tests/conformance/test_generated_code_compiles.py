@@ -87,6 +87,7 @@ def test_everything_compiles_to_ptx(architecture: str) -> None:
 
 @needs_nvcc
 @pytest.mark.timeout(900)
+@pytest.mark.slow
 def test_a_plan_compiles_for_every_gpu_that_nvcc_knows() -> None:
     """With a protocol each, in turn."""
     lines = (INCLUDE + everything()["optimal", "sendrecv"]).splitlines(keepends=True)

@@ -23,6 +23,7 @@ from blinkccl.testing.forests import random_forest
 from blinkccl.testing.programs import random_program
 from blinkccl.topology.catalog import connected_allocations
 from blinkccl.topology.model import LINK_KINDS, Topology
+from support.examples import ALL_TESTS
 from support.planned import asked
 from support.timed import calibration_of, link_class
 from support.workload_rows import ActorRow, HopRow, workload
@@ -196,17 +197,19 @@ class Kind:
         return self.latencies == "any"
 
 
+#: A merge waits for half of the programs.
+_OFTEN = 1 + ALL_TESTS
 KINDS = {
     "layers, equal latencies": Kind(220, "equal"),
     "layers, any latencies": Kind(160, "any"),
     "layers, rtt-weighted": Kind(240, "weighted"),
-    "forests, equal latencies": Kind(70, "equal", random_lowered),
-    "forests, any latencies": Kind(50, "any", random_lowered),
-    "forests, rtt-weighted": Kind(60, "weighted", random_lowered),
-    "programs, any latencies": Kind(40, "any", random_program),
-    "programs, rtt-weighted": Kind(25, "weighted", random_program),
-    "plans, any latencies": Kind(40, "any", random_plan),
-    "plans, rtt-weighted": Kind(35, "weighted", random_plan),
+    "forests, equal latencies": Kind(35 * _OFTEN, "equal", random_lowered),
+    "forests, any latencies": Kind(25 * _OFTEN, "any", random_lowered),
+    "forests, rtt-weighted": Kind(30 * _OFTEN, "weighted", random_lowered),
+    "programs, any latencies": Kind(20 * _OFTEN, "any", random_program),
+    "programs, rtt-weighted": Kind(12 * _OFTEN, "weighted", random_program),
+    "plans, any latencies": Kind(20 * _OFTEN, "any", random_plan),
+    "plans, rtt-weighted": Kind(17 * _OFTEN, "weighted", random_plan),
 }
 
 
