@@ -85,13 +85,14 @@ def load(spec: str | None, gpus: str | None = None, option: str = "--gpus") -> t
 
     ``option`` is for which they were typed.
     """
-    from blinkccl.topology.formats import parse_topology
-    from blinkccl.topology.limits import MAX_FILE_BYTES
     from blinkccl.topology.spec import parse_gpus, parse_spec
 
     if spec is None:
         topology = this_machine()
     elif spec == "-":
+        from blinkccl.topology.formats import parse_topology
+        from blinkccl.topology.limits import MAX_FILE_BYTES
+
         content = console.read_file(Path(spec), MAX_FILE_BYTES)
         topology = parse_topology(content, console.source_name(Path(spec)), "stdin")
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -187,6 +186,8 @@ def _tell(usage: CallReport, library: Path) -> None:
 
 
 def _can_be_opened(library: str) -> bool:
+    import ctypes
+
     try:
         ctypes.CDLL(library)
     except OSError:

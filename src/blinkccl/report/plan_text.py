@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
-from blinkccl.forest.check import Verdict
 from blinkccl.forest.model import Certificate, Cut, Dual, Forest, Partition, Path, Share, Tree, tree_depth
 from blinkccl.report.text import Paint, count, fit, gb_per_s_text, ids, plain, rate_text, unit_name
-from blinkccl.schedule.program import Program
 from blinkccl.schema import SCHEMA_VERSION
 from blinkccl.topology.model import Topology
 from blinkccl.units import bus_factor
+
+if TYPE_CHECKING:
+    from blinkccl.forest.check import Verdict
+    from blinkccl.schedule.program import Program
 
 #: A plan of 128 GPUs has hundreds of trees; people look at a few, programs read the JSON.
 SHARES_SHOWN = 16

@@ -137,13 +137,22 @@ def test_earlier_files_are_kept_and_the_newest_has_the_name(tmp_path, capsys):
     assert Path("/dev/null").exists()
 
 
-def test_help_loads_neither_numpy_nor_solver_nor_rich():
+@pytest.mark.parametrize(
+    ("command", "unneeded"),
+    [
+        ("--help", "numpy highspy rich msgspec pynvml ctypes"),
+        ("plan broadcast --topo dgx-1v --json", "numpy rich pynvml ctypes xml urllib.request blinkccl.forest.check"),
+    ],
+)
+def test_a_command_loads_what_it_needs(command, unneeded):
     code = (
-        "import sys; from blinkccl.cli.app import app\n"
-        "print([m for m in ('numpy', 'highspy', 'rich', 'msgspec', 'pynvml') if m in sys.modules])"
+        "import sys; from blinkccl.cli import main\n"
+        "try: main()\n"
+        f"finally: print([m for m in {unneeded.split()} if m in sys.modules], file=sys.stderr)"
     )
-    ended = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert ended.stdout == "[]\n"
+    command = [sys.executable, "-c", code, *command.split()]
+    ended = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert ended.stderr.splitlines()[-1] == "[]"
 
 
 def test_ctrl_c_while_the_command_line_is_loaded():
