@@ -50,7 +50,7 @@ layers: $(VENV)/.dev
 
 # More than two: some tests wait for deadlines most of their time.
 unit: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 3 --dist worksteal -q
+	$(BIN)/python -m pytest -n 4 --dist worksteal -q
 
 native: $(VENV)/.dev
 
