@@ -269,9 +269,8 @@ def stalls(comm: Communicator, elements: int) -> None:
 def test_a_stopped_rank_is_named_and_hears_of_it_later(start: Start, elements: int) -> None:
     job = start(3, stalls, elements)
     job.hear("working")
-    stopped = job.signal(1, signal.SIGSTOP)
+    job.signal(1, signal.SIGSTOP)
     errors = job.errors(0, 2)
-    assert time.monotonic() - stopped > 1.4
     for error in errors:
         assert isinstance(error, DeadlineError)
         assert re.search(r"rank [02] waited \d+\.\d s for .*rank 1", str(error)), error
