@@ -127,10 +127,6 @@ def make_scales(collective: Collective, dtype: str) -> list[float]:
     return [series[rank % len(series)] for rank in range(collective.world_size)]
 
 
-def _bits(array: Array) -> Array:
-    return array.view(_UNSIGNED[array.dtype.itemsize])
-
-
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
@@ -143,7 +139,8 @@ def mismatch(outputs: Sequence[Array | None], expected: Sequence[Array | None], 
             continue
         if got.shape != want.shape or got.dtype != want.dtype:
             return f"rank {rank}: expected {_shape(want)}, got {_shape(got)}"
-        differs = np.flatnonzero(_bits(got) != _bits(want))
+        bits = _UNSIGNED[got.dtype.itemsize]
+        differs = np.flatnonzero(got.view(bits) != want.view(bits))
         if differs.size:
             at = int(differs[0])
             return (

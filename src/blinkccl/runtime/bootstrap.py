@@ -241,7 +241,7 @@ class _Joining:
             return
         self._next_look = now + max(_SLICE_MS / 1e3, 0.01 * self._size)
         for rank in range(1, self._size):
-            found = _read(self._store, f"{self._here}/{rank}", Presence)
+            found = _read(self._store, f"{self._here}/{rank}", _PRESENCE)
             if found is not None and (living := alive(found.peer)) is not None:
                 self._raise_if_ended(str(found.peer), rank, found.peer, living, found.seen > self._began)
 
@@ -336,7 +336,7 @@ class _Joining:
             end.close()
 
     def _published(self) -> Published | None:
-        return None if self._size == 1 else _read(self._store, self._key, Published)
+        return None if self._size == 1 else _read(self._store, self._key, _PUBLISHED)
 
     def _tell_presence(self) -> None:
         self._store.set(f"{self._here}/{self._rank}", msgspec.msgpack.encode(Presence(self._mine, time.monotonic())))
@@ -349,7 +349,7 @@ class _Joining:
         return RendezvousTimeout(set(range(self._size)) - present, present, text)
 
     def _is_here(self, rank: int) -> bool:
-        found = _read(self._store, f"{self._here}/{rank}", Presence)
+        found = _read(self._store, f"{self._here}/{rank}", _PRESENCE)
         return found is not None and (alive(found.peer) is not False or found.seen > self._began)
 
 
@@ -361,10 +361,14 @@ def own_address_towards(host: str) -> str:
     return socket.gethostname()
 
 
-def _read(store: Store, key: str, kind: type[_Kind]) -> _Kind | None:
+#: Made with the module, as ranks may be threads: see :mod:`blinkccl.schedule.text`.
+_PRESENCE, _PUBLISHED = msgspec.msgpack.Decoder(Presence), msgspec.msgpack.Decoder(Published)
+
+
+def _read(store: Store, key: str, decoder: msgspec.msgpack.Decoder[_Kind]) -> _Kind | None:
     data = store.peek(key)
     try:
-        return None if data is None else msgspec.msgpack.decode(data, type=kind)
+        return None if data is None else decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeError) as error:
         raise CommunicationError(
             f"key {key!r} of the store holds nothing of ours: {error}; give the job a store of its own in BLINK_STORE"

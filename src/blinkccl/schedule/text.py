@@ -151,6 +151,10 @@ class _ProgramForm(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     topology_hash: _Name = ""
 
 
+#: Made with the module: where two threads decode a type for the first time at once, msgspec 0.22.0 crashes.
+_DECODER = msgspec.json.Decoder(_ProgramForm)
+
+
 def to_json(program: Program) -> str:
     """The program as one JSON object with ``schema_version``; fractions are strings, ranks are positions."""
     coll = program.collective
@@ -172,7 +176,7 @@ def to_json(program: Program) -> str:
 def from_json(text: str | bytes) -> Program:
     """The program that :func:`to_json` wrote, valid or not; a ScheduleError gives the path of what does not fit."""
     try:
-        form = msgspec.json.decode(text, type=_ProgramForm)
+        form = _DECODER.decode(text)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise ScheduleError(f"not a program: {error}") from None
     if form.schema_version not in READABLE:

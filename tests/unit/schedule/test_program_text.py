@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
@@ -51,6 +53,29 @@ def test_json_round_trip() -> None:
         assert again == program
         assert to_json(again) == text
         assert program_hash(again) == program_hash(program)
+
+
+READERS = """
+import os, sys, threading
+from blinkccl.schedule.text import from_json
+text = sys.stdin.read()
+sys.setswitchinterval(1e-6)
+for _ in range(40):
+    if os.fork() == 0:
+        gate = threading.Barrier(4)
+        threads = [threading.Thread(target=lambda: (gate.wait(), from_json(text))) for _ in range(4)]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+        os._exit(0)
+    print(os.wait()[1])
+"""
+
+
+def test_threads_may_read_at_once_from_the_first_time_on() -> None:
+    """Ranks may be threads. msgspec 0.22.0 crashes where several make what it needs of a type."""
+    command = [sys.executable, "-c", READERS]
+    ended = subprocess.run(command, input=to_json(CHAIN), capture_output=True, text=True, check=True)
+    assert (ended.stdout, ended.stderr) == ("0\n" * 40, "")
 
 
 def test_json_carries_a_schema_version_and_strings_for_fractions() -> None:
