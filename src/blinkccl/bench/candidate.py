@@ -80,10 +80,14 @@ class CandidateLaunch:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What the ranks replied: ``seconds`` by rank and iteration, and wrong elements over all ranks."""
+    """What the ranks replied: ``seconds`` by rank and iteration, and wrong elements over all ranks.
+
+    ``variant`` says how they ran, where that was chosen for this run.
+    """
 
     seconds: NDArray[np.float64]
     wrong: int
+    variant: str = ""
 
 
 def measured(replies: Sequence[Reply], whose: str = "") -> Measured:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from blinkccl.bench.algorithms import Job
 from blinkccl.bench.bound import MemoryBaseline, Probe, cores
 from blinkccl.bench.candidate import CandidateLaunch, Measured, RunningCandidate, ended_by_signals, measured
 from blinkccl.bench.interleave import BenchSettings, Interleaved, Participant, Runs
@@ -23,7 +24,6 @@ from blinkccl.bench.output import About, of_host
 from blinkccl.bench.peers import registry
 from blinkccl.bench.perform import Library, Performer
 from blinkccl.bench.protocol import COMMAND, REPLY, Command, Kind, Reply, read_command, read_reply
-from blinkccl.collectives.spec import Collective
 from blinkccl.engines.native_library import load
 from blinkccl.errors import CommunicationError, UnsupportedError
 
@@ -53,37 +53,37 @@ Note = Callable[[str], None]
 
 @contextmanager
 def spawned(
-    collective: Collective, settings: BenchSettings, peers: Sequence[tuple[str, str | None]], note: Note
+    job: Job, settings: BenchSettings, peers: Sequence[tuple[str, str | None]], note: Note
 ) -> Iterator[tuple[Interleaved, About]]:
     """Ranks of our own on this host, beside ``peers`` (:func:`blinkccl.bench.peers.registry.parse`)."""
     load()  # Refused here, it is said once and not by every rank.
-    ranks = collective.world_size
+    ranks = job.collective.world_size
     if ranks > CROWDED * cores():
         note(f"{ranks} ranks share {cores()} cores: starting takes long, and times are mostly waits for a core")
     with ended_by_signals(), ExitStack() as stack:
         own = stack.enter_context(RunningCandidate(registry.own(ranks, settings.deadline_s)))
-        participants, said = [Participant("", "", own)], {}
+        participants, said = job.participants(own), {}
         for name, prefix in peers:
             for participant, library in _started(registry.launches(name, prefix, ranks, cores()), stack, note):
                 participants.append(participant)
                 said[participant.name] = library
         probe, baseline = _probe(ranks, stack)
         yield (
-            Interleaved(collective, settings, participants, probe, note),
-            of_host(collective, settings, own.pids, None, baseline, said),
+            Interleaved(job.collective, settings, participants, probe, note),
+            of_host(job, settings, own.pids, None, baseline, said),
         )
 
 
 @contextmanager
 def led(
-    collective: Collective, settings: BenchSettings, own: Runs, pids: Sequence[int], launcher: str, note: Note
+    job: Job, settings: BenchSettings, own: Runs, pids: Sequence[int], launcher: str, note: Note
 ) -> Iterator[tuple[Interleaved, About]]:
     """Ranks that ``launcher`` started, led by this one."""
     with ExitStack() as stack:
-        probe, baseline = _probe(collective.world_size, stack)
+        probe, baseline = _probe(job.collective.world_size, stack)
         yield (
-            Interleaved(collective, settings, [Participant("", "", own)], probe, note),
-            of_host(collective, settings, pids, launcher, baseline, {}),
+            Interleaved(job.collective, settings, job.participants(own), probe, note),
+            of_host(job, settings, pids, launcher, baseline, {}),
         )
 
 

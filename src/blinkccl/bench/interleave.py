@@ -73,6 +73,8 @@ class Participant:
     name: str
     variant: str
     runs: Runs
+    #: Ranks of ours, which may have tensors in shared memory.
+    ours: bool = False
     #: Seconds of one run and its size, when last measured.
     last: tuple[float, int] | None = None
     #: Why it takes no part any more.
@@ -132,7 +134,7 @@ class Interleaved:
         participant, own = self.participants[at], at == 0
         if participant.left is not None:
             return
-        wanted = replace(work, shared=work.shared and own)
+        wanted = replace(work, shared=work.shared and (own or participant.ours))
         try:
             iterations = self.settings.iterations if own else self._affordable(participant, wanted)
             if not iterations:
@@ -151,6 +153,7 @@ class Interleaved:
         values = across_ranks(measured.seconds, self.settings.across)
         kept = series[at] = series[at] or Series([], 0 if work.check else None)
         kept.rounds.append(values)
+        kept.variant = measured.variant
         if kept.wrong is not None:
             kept.wrong += measured.wrong
         participant.last = (kept.median_s(), max(1, work.size))
@@ -213,4 +216,6 @@ class Interleaved:
             return None
         participant, found = min(complete, key=lambda pair: pair[1].median_s())
         theirs = timing(self.collective, size, found, None, self.settings.percentiles)
-        return replace(theirs, variant=participant.variant, ratio=paired(found.medians_s(), own.medians_s()))
+        return replace(
+            theirs, variant=participant.variant or found.variant, ratio=paired(found.medians_s(), own.medians_s())
+        )

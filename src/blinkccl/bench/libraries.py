@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
@@ -17,10 +18,12 @@ from numpy.typing import NDArray
 from blinkccl.bench.perform import Bytes, private_memory, typed
 from blinkccl.bench.protocol import Command
 from blinkccl.collectives.ops import element_type
+from blinkccl.engines.host_plan import HostPlan
 from blinkccl.errors import UnsupportedError
 from blinkccl.runtime.communicator import Communicator, init
 from blinkccl.runtime.heap import empty
 from blinkccl.runtime.peer_info import package_version
+from blinkccl.schedule.text import from_json
 
 
 class OwnLibrary:
@@ -31,6 +34,11 @@ class OwnLibrary:
         self.rank: int = self.communicator.rank
         self.size: int = self.communicator.size
         self.title = f"blink-ccl {package_version()}"
+        self._told: tuple[HostPlan, int] | None = None
+
+    def use(self, program: str, chunk_bytes: int) -> None:
+        """As :class:`blinkccl.bench.perform.Library` says."""
+        self._told = (_laid_out(program), chunk_bytes) if program else None
 
     def close(self) -> None:
         """Leave the job."""
@@ -52,6 +60,8 @@ class OwnLibrary:
         storage = element_type(command.dtype).storage
         if send is None and recv is None:  # A rank that only looks on says by a buffer what it looks on at.
             recv = private_memory(max(1, command.count * command.itemsize))[: command.count * command.itemsize]
+        if self._told is not None:
+            return self._time_told(*self._told, command, send, recv, warmup, iterations)
         lone = command.collective == "sendrecv"
         return self.communicator.time(
             command.collective,
@@ -63,6 +73,31 @@ class OwnLibrary:
             warmup=warmup,
             iterations=iterations,
         )
+
+    def _time_told(
+        self,
+        plan: HostPlan,
+        chunk_bytes: int,
+        command: Command,
+        send: Bytes | None,
+        recv: Bytes | None,
+        warmup: int,
+        iterations: int,
+    ) -> NDArray[np.float64]:
+        group = self.communicator.group
+        source, target = (None if buffer is None else buffer.ctypes.data for buffer in (send, recv))
+        prepared = group.prepare(plan, command.count, command.dtype, command.op, chunk_bytes)
+        try:
+            if warmup:
+                group.time(prepared, source, target, warmup)
+            return group.time(prepared, source, target, iterations)
+        finally:
+            prepared.close()
+
+
+@lru_cache(maxsize=64)
+def _laid_out(program: str) -> HostPlan:
+    return HostPlan(from_json(program))
 
 
 _TYPES = {"int8", "uint8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"}
@@ -92,6 +127,10 @@ class GlooLibrary:
     def close(self) -> None:
         """Leave the group."""
         self._dist.destroy_process_group()
+
+    def use(self, program: str, chunk_bytes: int) -> None:
+        """Refuses: Gloo has its own."""
+        raise UnsupportedError("gloo runs no Program")
 
     def allocate(self, size: int, shared: bool) -> Bytes:
         """Private memory."""

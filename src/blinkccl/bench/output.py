@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
 
+from blinkccl.bench.algorithms import CHUNKS, Job
 from blinkccl.bench.bound import MemoryBaseline
 from blinkccl.bench.interleave import BenchSettings
 from blinkccl.bench.measure import PlannedRanks
@@ -59,6 +60,13 @@ class About:
     more: dict[str, Any]
     more_config: dict[str, Any]
     bound: bool = False
+    #: Those that are measured, the one of the rows first; where it is alone, the table is nccl-tests'.
+    algorithms: Sequence[str] = ()
+
+    @property
+    def several(self) -> bool:
+        """Whether algorithms are compared."""
+        return len(self.algorithms) > 1
 
     @property
     def type_name(self) -> str:
@@ -109,7 +117,7 @@ def of_plan(planned: PlannedRanks, settings: BenchSettings) -> About:
 
 
 def of_host(
-    collective: Collective,
+    job: Job,
     settings: BenchSettings,
     pids: Sequence[int],
     launcher: str | None,
@@ -120,7 +128,7 @@ def of_host(
 
     ``baseline`` is what the probe found at the start; without a probe there is no %bound.
     """
-    ranks = collective.world_size
+    ranks = job.collective.world_size
     memory = "shared tensors" if settings.shared else "private buffers"
     notes = [
         f"Ranks are processes of this host, on {memory}. time: of the {ACROSS_RANKS[settings.across]} (-a "
@@ -135,24 +143,48 @@ def of_host(
         trip = "" if baseline.round_trip_s is None else f", {baseline.round_trip_s * 1e9:.0f} ns round trip"
         notes.append(f"Cores at the start: {baseline.placement}{trip}; memory {baseline.bytes_per_s / 1e9:.1f} GB/s.")
         probe = {**asdict(baseline), "placement": baseline.placement}
+    notes += _planned_notes(job)
     notes += [f"Peer {name}: {library}" for name, library in peers.items()]
+    more: dict[str, Any] = {"algorithms": job.names, "topology": job.where} if job.planned else {}
     return About(
-        collective,
+        job.collective,
         settings,
         "host",
-        "auto",
+        job.names[0],
         1,
         1 if launcher else ranks,
         [(pid, rank, "process of this host") for rank, pid in enumerate(pids)],
         notes,
-        {"ranks": list(range(ranks)), "launcher": launcher, "probe": probe, "peers": peers},
+        {"ranks": list(range(ranks)), "launcher": launcher, "probe": probe, "peers": peers, **more},
         {"rounds": settings.rounds, "average": settings.across, "shared": settings.shared},
         baseline is not None,
+        job.names,
     )
 
 
+def _planned_notes(job: Job) -> list[str]:
+    if not job.planned:
+        return []
+    chunk = (
+        f"of {job.chunk_bytes} bytes"
+        if job.chunk_bytes is not None
+        else "with flags inside, or of "
+        + ", ".join(f"{size // 1024}K" for size in CHUNKS)
+        + ", as was fastest in a short trial at each size"
+    )
+    return [
+        f"Planned for {job.where}, run by the host engine through this host's memory, which has none of its links.",
+        f"Messages {chunk}.",
+    ]
+
+
 def header(about: About, sweep: Sweep) -> str:
-    """What comes before the first row.
+    """What comes before the first row."""
+    return preface(about, sweep) + "\n" + titles(about)
+
+
+def preface(about: About, sweep: Sweep) -> str:
+    """The circumstances.
 
     Where we differ: it names this program and says what the times are of; "device" is the vertex, or the rank.
     """
@@ -172,7 +204,7 @@ def header(about: About, sweep: Sweep) -> str:
             f"#  Rank {rank:2d} Group {0:2d} Pid {pid:6d} on {host:>10} device {number:2d} [0000:00:00] {name}"
         )
     lines += ["#", *(f"# {note}" for note in about.notes), "#"]
-    return "\n".join(lines) + "\n" + titles(about)
+    return "\n".join(lines)
 
 
 def titles(about: About) -> str:
@@ -223,13 +255,16 @@ def _peer_line(about: About, name: str, out: SizeTiming | None, into: SizeTiming
 
 def footer(about: About, rows: Sequence[SizeRow]) -> str:
     """What comes after the last row. Where we differ: results that were not checked (-c 0) are not "OK"."""
-    bad = failed(rows)
-    verdict = f"{bad} {'OK' if bad == 0 else 'FAILED'}" if about.settings.check else "N/A"
-    bounds = f"# {'Out of bounds values':<20} : {verdict}"
-    average = f"# {'Avg bus bandwidth':<20} : {average_busbw(rows):g} "
-    return (
-        "\n".join([bounds, average.rstrip(), "#", f"# Collective test concluded: {about.collective.name}", "#"]) + "\n"
-    )
+    average = f"# {'Avg bus bandwidth':<20} : {average_busbw(rows):g} ".rstrip()
+    ends = ["#", f"# Collective test concluded: {about.collective.name}", "#"]
+    return "\n".join([verdict(about, rows), average, *ends]) + "\n"
+
+
+def verdict(about: About, rows: Sequence[SizeRow]) -> str:
+    """Whether all that was ours was right."""
+    bad = failed(rows, about.algorithms)
+    found = f"{bad} {'OK' if bad == 0 else 'FAILED'}" if about.settings.check else "N/A"
+    return f"# {'Out of bounds values':<20} : {found}"
 
 
 def _cells(timing: SizeTiming | None) -> str:
@@ -265,7 +300,7 @@ def record(
     ``engine`` are added; ``out_of_bounds`` is null where nothing was checked (-c 0); ``env`` holds this
     program's own variables only. Results may have ``bound_percent``, ``percentiles`` (µs) and ``peers``.
     """
-    bad = failed(rows)
+    bad = failed(rows, about.algorithms)
     return {
         "version": NCCL_TESTS_VERSION,
         "start_time": began,
@@ -345,6 +380,7 @@ def _timing_document(timing: SizeTiming | None) -> dict[str, Any] | None:
         "alg_bw": timing.algbw_gb_per_s,
         "bus_bw": timing.busbw_gb_per_s,
         "nwrong": timing.wrong,
+        "median": timing.median_s * 1e6,
     }
     if timing.bound_percent is not None:
         found["bound_percent"] = timing.bound_percent
@@ -352,6 +388,8 @@ def _timing_document(timing: SizeTiming | None) -> dict[str, Any] | None:
         found["percentiles"] = {
             f"p{q}": seconds * 1e6 for q, seconds in zip(PERCENTILES, timing.percentiles, strict=True)
         }
+    if timing.ratio is not None or timing.variant:
+        found["variant"] = timing.variant
     if timing.ratio is not None:
-        found |= {"variant": timing.variant, "ratio": timing.ratio}
+        found["ratio"] = timing.ratio
     return found

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blinkccl.bench.pattern import fill, wrong_elements
-from blinkccl.bench.protocol import Command, Flag, Reply, ReplyStatus
+from blinkccl.bench.protocol import Command, Flag, Kind, Reply, ReplyStatus
 from blinkccl.errors import BlinkError, UnsupportedError
 
 Bytes = NDArray[np.uint8]
@@ -35,6 +35,10 @@ class Library(Protocol):
         """
         ...
 
+    def use(self, program: str, chunk_bytes: int) -> None:
+        """Run this Program (JSON) from now on, with messages of so many bytes; "": what the library chooses."""
+        ...
+
 
 def private_memory(size: int) -> Bytes:
     """Zeroed memory on page boundaries, in huge pages where the system has them, as every peer gets."""
@@ -55,6 +59,9 @@ class Performer:
         """Fills the input with ``pattern``, runs, times and checks; a refusal or a failure is a reply too."""
         signal.alarm(command.deadline_s)
         try:
+            if command.kind is Kind.PROGRAM:
+                self._library.use(pattern.decode(), command.count)
+                return Reply(ReplyStatus.OK)
             return self._perform(command, pattern, expected)
         except UnsupportedError as error:
             return Reply(ReplyStatus.UNSUPPORTED, text=str(error))
@@ -62,7 +69,7 @@ class Performer:
             return Reply(ReplyStatus.FAILED, text=f"{type(error).__name__}: {error}")
         finally:
             signal.alarm(0)
-            if not command.flags & Flag.KEEP:
+            if command.kind is Kind.RUN and not command.flags & Flag.KEEP:
                 self._kept.clear()
 
     def _perform(self, command: Command, pattern: bytes, expected: bytes) -> Reply:

@@ -25,8 +25,9 @@ class SizeTiming:
     """Mean time of one run, and elements that were wrong over all ranks and checked runs; None where not checked.
 
     ``bound_percent`` is the time that memory alone would take, in percent of ours (:mod:`blinkccl.bench.bound`);
-    ``percentiles`` are seconds, by :data:`PERCENTILES`. Both are None where they were not measured. Of a peer,
-    ``variant`` is its fastest and ``ratio`` how many times as long as ours it took in the same run, paired by round.
+    ``percentiles`` are seconds, by :data:`PERCENTILES`. Both are None where they were not measured. ``variant`` says
+    how it was run, where there was a choice. Of a peer, ``ratio`` is how many times as long as ours it took in the same
+    run, paired by round. ``median_s`` is the median of the rounds' medians.
     """
 
     seconds: float
@@ -37,6 +38,7 @@ class SizeTiming:
     percentiles: tuple[float, ...] | None = None
     variant: str = ""
     ratio: float | None = None
+    median_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,7 @@ class Series:
 
     rounds: list[Seconds]
     wrong: int | None = None
+    variant: str = ""
 
     def mean_s(self) -> float:
         """The mean over iterations, as nccl-tests has it; of rounds the median."""
@@ -108,6 +111,8 @@ def timing(
         series.wrong,
         bound,
         series.percentiles_s() if percentiles else None,
+        series.variant,
+        median_s=series.median_s(),
     )
 
 
@@ -116,9 +121,13 @@ def timings(rows: Sequence[SizeRow]) -> list[SizeTiming]:
     return [found for row in rows for found in (row.out_of_place, row.in_place) if found is not None]
 
 
-def failed(rows: Sequence[SizeRow]) -> int:
-    """How many of our measurements had wrong elements: nccl-tests' "out of bounds values"."""
-    return sum(1 for found in timings(rows) if found.wrong)
+def failed(rows: Sequence[SizeRow], algorithms: Sequence[str] = ()) -> int:
+    """How many of our measurements had wrong elements: nccl-tests' "out of bounds values".
+
+    Ours are also those of ``peers`` that are ``algorithms``.
+    """
+    beside = [found for row in rows for name, *both in row.peers if name in algorithms for found in both]
+    return sum(1 for found in (*timings(rows), *beside) if found is not None and found.wrong)
 
 
 def average_busbw(rows: Sequence[SizeRow]) -> float:
@@ -127,12 +136,17 @@ def average_busbw(rows: Sequence[SizeRow]) -> float:
     return sum(found.busbw_gb_per_s for found in measured) / len(measured)
 
 
-def lines(rows: Sequence[SizeRow]) -> dict[str, list[tuple[int, float]]]:
-    """Bytes and µs, both above 0, by candidate, ours first; in place, as in training, where there is such a thing."""
-    found: dict[str, list[tuple[int, float]]] = {"blink": []}
+def by_candidate(row: SizeRow, own: str) -> dict[str, SizeTiming | None]:
+    """What all candidates took, ours (called ``own``) first; in place, as in training, where there is such a thing."""
+    rows = ((own, row.out_of_place, row.in_place), *row.peers)
+    return {name: out if row.in_place is None else into for name, out, into in rows}
+
+
+def lines(rows: Sequence[SizeRow], own: str = "blink") -> dict[str, list[tuple[int, float]]]:
+    """Bytes and µs, both above 0, :func:`by_candidate`."""
+    found: dict[str, list[tuple[int, float]]] = {own: []}
     for row in rows:
-        for name, out, into in (("blink", row.out_of_place, row.in_place), *row.peers):
-            timing = out if row.in_place is None else into
+        for name, timing in by_candidate(row, own).items():
             if timing is not None and row.size > 0 and timing.seconds > 0:
                 found.setdefault(name, []).append((row.size, timing.seconds * 1e6))
     return found

@@ -60,14 +60,25 @@ Source = Annotated[
 Destination = Annotated[
     int | None, Option("--dst", metavar="ID", help="Receiver of sendrecv; default: the last rank that is not --src.")
 ]
+#: By hand: help is shown before any registry is loaded.
+_NAMES = (
+    "optimal, blink, ring, double_binary_tree, one_hop, one_shot, internal_broadcast, flat, three_stage, three_phase "
+    "or hybrid"
+)
 Algorithm = Annotated[
     str,
     Option(
         "--algo",
         metavar="NAME",
-        help="auto (= optimal), optimal, blink, ring, double_binary_tree, one_hop, "
-        "one_shot, internal_broadcast, flat, three_stage, three_phase or "
-        "hybrid.",
+        help=f"auto (= optimal), {_NAMES}.",
+    ),
+]
+Algorithms = Annotated[
+    str | None,
+    Option(
+        "--algo",
+        metavar="NAMES",
+        help=f"all, or some of auto, {_NAMES}, with commas between them; a plan in this process takes one.",
     ),
 ]
 Relays = Annotated[bool, Option("--relays", help="Let GPUs outside --gpus pass data on.")]

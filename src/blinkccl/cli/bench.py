@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +19,8 @@ from blinkccl.cli.exits import CHECK_FAILED
 from blinkccl.errors import UsageError
 
 if TYPE_CHECKING:
+    from blinkccl.algorithms.registry import Request
+    from blinkccl.bench.algorithms import Job
     from blinkccl.bench.interleave import BenchSettings, Interleaved
     from blinkccl.bench.measure import PlannedRanks
     from blinkccl.bench.output import About
@@ -34,13 +36,17 @@ Examples:
   blink bench allreduce -b 4K -e 64M --peer gloo,openmpi   beside other libraries, with ratios
   blink bench broadcast --shared -b 1M -I 1 --plot b.png   tensors in shared memory, percentiles
   torchrun --nproc-per-node 2 --no-python blink bench allreduce
+  blink bench allreduce -g 4 -b 4K -e 64M -f 4 --algo all  which algorithm is the fastest at which size
+  blink bench allreduce --engine host --topo dgx-1v --gpus 0-3 --algo ring,optimal
   blink bench allreduce --topo dgx-1v --gpus 1,4,5,6 -b 4K -e 16M
 
 Flags, columns and footer are nccl-tests'. Results are checked; wrong elements exit with 1.
 
 Ranks are processes of this host, as many as -g says (2), or those that torchrun, mpirun or srun started.
-With --topo, --gpus or --engine, a plan for that topology is run in this process instead: the times
-are then of this host's memory, not of the topology's links.
+--algo ring runs that algorithm's plan between them instead of what communicators choose; several, or all,
+stand beside each other. The plan is for a switch, which this host's memory is like; with --engine host
+and --topo, for that topology. With --topo or --gpus and no --engine host, a plan is run in this process.
+Times are always of this host's memory, never of the topology's links.
 """
 _CHUNK = "256K"
 _SLOWEST = 3
@@ -57,7 +63,7 @@ def bench(
     root: arguments.Root = None,
     src: arguments.Source = None,
     dst: arguments.Destination = None,
-    algo: arguments.Algorithm = "auto",
+    algo: arguments.Algorithms = None,
     links: arguments.Links = "fast",
     relays: arguments.Relays = False,
     begin: Annotated[str, Option("-b", "--minbytes", metavar="SIZE", help="Smallest size.")] = "32M",
@@ -110,7 +116,10 @@ def bench(
         ),
     ] = None,
     shared: Annotated[bool, Option("--shared", help="Our tensors lie in shared memory (blinkccl.empty).")] = False,
-    chunk: Annotated[str, Option("--chunk", metavar="SIZE", help="Size of a message, of a plan.")] = _CHUNK,
+    chunk: Annotated[
+        str | None,
+        Option("--chunk", metavar="SIZE", help="Size of a plan's messages; default: 256K, on processes by trial."),
+    ] = None,
     engine: Annotated[
         str | None, Option("--engine", metavar="NAME", help="reference (the default) for a plan; host: processes.")
     ] = None,
@@ -131,16 +140,15 @@ def bench(
     from blinkccl.bench.interleave import BenchSettings
     from blinkccl.bench.measure import PlannedRanks
     from blinkccl.bench.output import DTYPE_OF, OP_OF
-    from blinkccl.bench.sizes import MAX_BYTES, check_range, size_in_bytes, sweep
+    from blinkccl.bench.sizes import sweep
     from blinkccl.collectives.ops import DTYPES, OPS
 
     output = _Output(sweep(begin, end, factor, step), json, record, plot)
     console.check_files(record, plot=plot)
     dtype, op = _known("-d", dtype, DTYPE_OF, DTYPES), _known("--op", op, OP_OF, OPS)
-    chunk_bytes = size_in_bytes("--chunk", chunk)
     if engine != "host" if engine is not None else spec is not None or gpus is not None:
         _refuse(
-            "is for processes; here a plan is run, as --topo, --gpus or --engine say",
+            "is for processes; here a plan is run in one, as --topo, --gpus or --engine say: add --engine host",
             {
                 "-g": processes is not None,
                 "--peer": peers is not None,
@@ -150,29 +158,33 @@ def bench(
                 "--rounds": rounds is not None,
             },
         )
-        check_range("--chunk", chunk_bytes, 1, MAX_BYTES)
         if not 0 < timeout_s < math.inf:
             raise UsageError(f"--timeout must be a positive number of seconds, got {timeout_s}")
         settings = BenchSettings(dtype, op, iterations, warmup, 1, check=bool(check))
-        forest = algorithm(algo).plan(arguments.request(name, spec, gpus, (root, src, dst), links, relays))
-        _run_plan(PlannedRanks(forest, engine or "reference", chunk_bytes, timeout_s), output, settings)
+        if algo is not None and (algo == "all" or "," in algo):
+            raise UsageError(
+                f"--algo {algo}: a plan in this process is one; several run between processes: --engine host"
+            )
+        chosen = algorithm(algo or "auto")
+        forest = chosen.plan(arguments.request(name, spec, gpus, (root, src, dst), links, relays))
+        _run_plan(PlannedRanks(forest, engine or "reference", _chunk(chunk or _CHUNK), timeout_s), output, settings)
         return
-    _refuse(
-        "is for plans, and --engine host runs processes; leave one of them out"
-        if engine == "host"
-        else "is for plans; give --topo SPEC with it, or leave it out",
-        {
-            "--topo": spec is not None,
-            "--gpus": gpus is not None,
-            "--algo": algo != "auto",
-            "--relays": relays,
-            "--links": links != "fast",
-            "--chunk": chunk != _CHUNK,
-        },
-    )
+    planned_on = spec is not None or gpus is not None
+    if not planned_on:
+        _refuse("is for a topology: give --topo SPEC too", {"--relays": relays, "--links": links != "fast"})
+        _refuse("is for plans: name them with --algo", {"--chunk": chunk is not None and algo is None})
+    from blinkccl.bench.host import DEFAULT_RANKS
+
+    ends = (root, src, dst)
+    request = arguments.request(name, spec, gpus, ends, links, relays) if planned_on else None
     _on_processes(
         processes,
-        lambda size: arguments.collective(name, range(size), root, src, dst),
+        lambda size: _job(
+            request or arguments.collective(name, range(size or DEFAULT_RANKS), *ends),
+            size,
+            algo,
+            None if chunk is None else _chunk(chunk),
+        ),
         peers or "",
         output,
         BenchSettings(
@@ -188,6 +200,33 @@ def bench(
             _whole_seconds(timeout_s),
         ),
     )
+
+
+def _chunk(typed: str) -> int:
+    from blinkccl.bench.sizes import MAX_BYTES, check_range, size_in_bytes
+
+    nbytes = size_in_bytes("--chunk", typed)
+    check_range("--chunk", nbytes, 1, MAX_BYTES)
+    return nbytes
+
+
+def _job(asked: Request | Collective, size: int | None, algo: str | None, chunk_bytes: int | None) -> Job:
+    """What ``size`` (None: as many as there are) rank processes are to run: plans, or what communicators choose."""
+    from blinkccl.bench.algorithms import Job, plan_algorithms, this_host
+    from blinkccl.collectives.spec import Collective
+
+    if isinstance(asked, Collective):
+        if algo is None:
+            return Job(asked)
+        request = this_host(asked)
+        planned = plan_algorithms(algo, request, here=True, note=console.note)
+        return Job(asked, tuple(planned), f"{request.topology.name} (a switch)", chunk_bytes)
+    ranks = len(asked.ranks)
+    if size not in (None, ranks):
+        raise UsageError(f"{size} processes, but {ranks} GPUs of {asked.topology.name}: choose them with --gpus")
+    planned = plan_algorithms(algo or "auto", asked, here=False, note=console.note)
+    gpus = ",".join(map(str, asked.ranks))
+    return Job(asked.collective, tuple(planned), f"GPUs {gpus} of {asked.topology.name}", chunk_bytes)
 
 
 def _refuse(why: str, given: dict[str, bool]) -> None:
@@ -225,14 +264,16 @@ class _Output:
 
     def report(self, interleaved: Interleaved, about: About) -> None:
         """Measure; print the table as it grows, or JSON at the end; write the files; end with 1 if one was wrong."""
+        from blinkccl.bench import compare
         from blinkccl.bench import output as printed
         from blinkccl.bench.rows import failed
         from blinkccl.forest.document import dumps
 
         sizes = self.sizes.sizes()
         began, done = printed.now(), []
+        table = compare if about.several else printed
         if not self.json:
-            console.emit(printed.header(about, self.sizes))
+            console.emit(table.header(about, self.sizes))
         with console.Progress(about.collective.name) as progress:
             steps = iter(range(1, 1 + interleaved.ticks(sizes)))
             interleaved.tick = lambda: progress(next(steps), interleaved.ticks(sizes))
@@ -240,16 +281,18 @@ class _Output:
                 done.append(row)
                 if not self.json:
                     with progress.aside():
-                        console.emit(printed.line(about, row))
+                        console.emit(table.line(about, row))
         recorded = printed.record(about, self.sizes, done, sys.argv[1:], began, printed.now())
-        console.emit(dumps(printed.document(recorded, about)) if self.json else printed.footer(about, done))
+        if about.several:
+            recorded["crossovers"] = [asdict(each) for each in compare.crossovers(done, about.algorithms[0])]
+        console.emit(dumps(printed.document(recorded, about)) if self.json else table.footer(about, done))
         if self.record is not None:
             console.keep_earlier(self.record)
             console.write_file(self.record, dumps(recorded))
         if self.plot is not None:
             _draw(self.plot, about, done)
-        if failed(done):
-            console.error(f"{failed(done)} measurement(s) had wrong elements: see #wrong")
+        if wrong := failed(done, about.algorithms):
+            console.error(f"{wrong} measurement(s) had wrong elements: see #wrong, or nwrong in --json")
             raise typer.Exit(CHECK_FAILED)
 
 
@@ -259,7 +302,7 @@ def _draw(path: Path, about: About, rows: Sequence[SizeRow]) -> None:
 
     title = f"{about.collective.name}, {about.collective.world_size} ranks, {about.type_name}"
     with console.written(path):
-        draw_over_size(path, title, "time (µs)", lines(rows))
+        draw_over_size(path, title, "time (µs)", lines(rows, about.algorithms[0] if about.several else "blink"))
 
 
 def _check_sizes(sizes: Sequence[int], collective: Collective, dtype: str) -> None:
@@ -287,7 +330,7 @@ def _run_plan(planned: PlannedRanks, output: _Output, settings: BenchSettings) -
 
 
 def _on_processes(
-    wanted: int | None, collective: Callable[[int], Collective], peers: str, output: _Output, settings: BenchSettings
+    wanted: int | None, job: Callable[[int | None], Job], peers: str, output: _Output, settings: BenchSettings
 ) -> None:
     """Run on processes: those of a launcher, or ours."""
     from blinkccl.bench import host
@@ -295,21 +338,19 @@ def _on_processes(
 
     chosen, started_by = parse(peers), host.launcher(os.environ)
     if started_by is None:
-        coll = collective(wanted or host.DEFAULT_RANKS)
-        _check_sizes(output.sizes.sizes(), coll, settings.dtype)
-        with host.spawned(coll, settings, chosen, console.note) as benchmark:
+        ours = job(wanted)
+        _check_sizes(output.sizes.sizes(), ours.collective, settings.dtype)
+        with host.spawned(ours, settings, chosen, console.note) as benchmark:
             output.report(*benchmark)
         return
     _refuse(
         f"starts processes, but {started_by} has started this one already: leave it out",
         {"-g": wanted is not None, "--peer": bool(chosen)},
     )
-    _launched(started_by, collective, output, settings)
+    _launched(started_by, job, output, settings)
 
 
-def _launched(
-    started_by: str, collective: Callable[[int], Collective], output: _Output, settings: BenchSettings
-) -> None:
+def _launched(started_by: str, job: Callable[[int | None], Job], output: _Output, settings: BenchSettings) -> None:
     """This process is one rank; rank 0 measures and prints."""
     from blinkccl.bench import host
     from blinkccl.bench.libraries import OwnLibrary
@@ -319,7 +360,7 @@ def _launched(
             host.follow(library.communicator, library)
             return
         with closing(host.Leader(library.communicator, library)) as leader:
-            coll = collective(library.size)
-            _check_sizes(output.sizes.sizes(), coll, settings.dtype)
-            with host.led(coll, settings, leader, leader.pids, started_by, console.note) as benchmark:
+            ours = job(library.size)
+            _check_sizes(output.sizes.sizes(), ours.collective, settings.dtype)
+            with host.led(ours, settings, leader, leader.pids, started_by, console.note) as benchmark:
                 output.report(*benchmark)

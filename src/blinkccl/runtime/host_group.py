@@ -167,10 +167,11 @@ class HostGroup:
         self.run(_BARRIER, word, word, deadline_s=deadline_s)
 
     def time(
-        self, call: CollectiveCall, send: int | None, recv: int | None, iterations: int = 1
+        self, call: CollectiveCall | NativeOp, send: int | None, recv: int | None, iterations: int = 1
     ) -> NDArray[np.float64]:
-        """Seconds of each of ``iterations`` calls, each after a barrier, in a loop in C."""
-        prepared, barrier = (self._calls.get(each) or self._prepare(each) for each in (call, _BARRIER))
+        """Seconds of each of ``iterations`` calls (or of what :meth:`prepare` returned), each after a barrier, in C."""
+        prepared = call if isinstance(call, NativeOp) else self._calls.get(call) or self._prepare(call)
+        barrier = self._calls.get(_BARRIER) or self._prepare(_BARRIER)
         if not isinstance(prepared, NativeOp) or not isinstance(barrier, NativeOp):
             raise UnsupportedError("there is nothing to time in a group of one rank")
         with self._executor.lock:

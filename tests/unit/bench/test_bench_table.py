@@ -109,7 +109,7 @@ def test_json_file_in_nccl_tests_shape(blink, tmp_path):
     promised = "start_time args env nccl_version config results out_of_bounds average_bus_bandwidth errors end_time"
     assert set(run) >= set(promised.split())
     assert set(run["results"][0]) == {"size", "count", "type", "redop", "root", "out_of_place", "in_place"}
-    assert set(run["results"][0]["in_place"]) == {"time", "alg_bw", "bus_bw", "nwrong"}
+    assert set(run["results"][0]["in_place"]) == {"time", "alg_bw", "bus_bw", "nwrong", "median"}
     assert run["out_of_bounds"] == {"count": 0, "okay": True}
     assert len(run["config"]["devices"]) == 3
     blink("bench", "allreduce", "--topo", "ring:3", *SMALL, "-n", "3", "-J", path)

@@ -257,7 +257,6 @@ def test_xml_that_does_not_keep_everything_says_so(blink, tmp_path):
         (["-d", "complex64"], "-d complex64: expected one of int8, uint8"),
         (["-d", "float99"], "half, bfloat16, float, double, f8e4m3"),
         (["-o", "xor"], "--op xor: expected one of sum, prod, min, max, avg, mulsum, band"),
-        (["--engine", "host"], "--engine host runs processes; leave one of them out"),
         (["--engine", "warp"], "engine 'warp'"),
         (["--chunk", "0"], "--chunk must be at least 1"),
         (["--timeout", "nan"], "--timeout must be a positive number"),

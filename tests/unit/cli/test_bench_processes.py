@@ -22,6 +22,7 @@ from support.fake_ranks import launch
 from support.processes import until, until_gone
 
 SMALL = ["-b", "1K", "-e", "4K", "-f", "4", "-n", "4", "--rounds", "2"]
+OWN = registry.own
 LAUNCHERS = ("RANK", "WORLD_SIZE", "BLINK_RANK", "BLINK_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
 
@@ -251,8 +252,14 @@ def test_a_picture_that_cannot_be_drawn(blink, tmp_path, monkeypatch, name, inst
         (["-a", "4"], "-a"),
         (["-I", "2"], "-I"),
         (["--timeout", "nan"], "--timeout must be a positive number of seconds up to 1,000,000"),
-        (["--algo", "ring"], "--algo is for plans; give --topo SPEC with it"),
-        (["--engine", "host", "--topo", "ring:4"], "--topo is for plans"),
+        (["--algo", "rings"], "unknown algorithm 'rings'"),
+        (["--algo", "hybrid"], "hybrid needs PCIe between all ranks"),
+        (["--chunk", "64K"], "--chunk is for plans: name them with --algo"),
+        (["--links", "all"], "--links is for a topology: give --topo SPEC too"),
+        (["--engine", "host", "--topo", "ring:4", "-g", "3"], "3 processes, but 4 GPUs of ring:4: choose them with"),
+        (["--engine", "host", "--topo", "ring:4", "--algo", "one_hop"], "one_hop needs every pair of ranks one hop"),
+        (["--algo", "ring", "--chunk", "0"], "--chunk must be at least 1"),
+        (["--topo", "ring:4", "--algo", "ring,blink"], "--algo ring,blink: a plan in this process is one"),
         (["--topo", "ring:4", "--peer", "gloo"], "--peer is for processes"),
         (["--topo", "ring:4", "-g", "4"], "-g is for processes"),
         (["--root", "1"], "allreduce has no root"),
@@ -299,6 +306,43 @@ def test_real_ranks(blink, monkeypatch, native):
         ended = blink("bench", "reduce_scatter", "-g", "3", "-b", "100K", "-n", "2", "--rounds", "1", *extra)
         assert ended.code == 0, ended.err
         assert _rows(ended)[0].split()[8:13:4] == ["0", "0"]
+
+
+@pytest.mark.parametrize(
+    ("collective", "options", "columns"),
+    [
+        ("allreduce", ["-g", "3", "--algo", "all", "--peer", "gloo"], 8),
+        (
+            "broadcast",
+            ["--engine", "host", "--topo", "dgx-1v", "--gpus", "1,4,5", "--root", "4", "--algo", "ring,blink"],
+            2,
+        ),
+        ("alltoall", ["-g", "2", "--algo", "optimal,auto", "--chunk", "1000"], 2),
+    ],
+)
+def test_algorithms_on_real_ranks(blink, monkeypatch, tmp_path, native, collective, options, columns):
+    """Each in turns, in the same processes, and every result is right."""
+    monkeypatch.setattr(registry, "own", OWN)
+    path = tmp_path / "run.json"
+    sizes = ["-b", "60", "-e", "300K", "-f", "5000", "-n", "2", "--rounds", "1"]
+    ended = blink("bench", collective, *options, *sizes, "-J", path)
+    assert ended.code == 0, ended.err
+    rows = _rows(ended)
+    assert [len(row.split()) for row in rows] == [1 + columns] * 2
+    assert all("*" in row for row in rows)
+    assert "# Out of bounds values : 0 OK" in ended.out
+    assert "#   from 48: " in ended.out or "#   from 60: " in ended.out or "#   from 32: " in ended.out, ended.out
+    run = json.loads(path.read_text())
+    assert run["crossovers"][0]["before"] is None
+    assert len(run["results"][0]["peers"]) == columns - 1
+
+
+def test_one_algorithm_has_nccl_tests_table(blink, monkeypatch, native):
+    monkeypatch.setattr(registry, "own", OWN)
+    ended = blink("bench", "allreduce", "-b", "4K", "-n", "2", "--rounds", "1", "--algo", "ring")
+    assert ended.code == 0, ended.err
+    assert "engine=host algorithm=ring\n" in ended.out
+    assert _rows(ended)[0].split()[8:13:4] == ["0", "0"]
 
 
 def test_real_ranks_of_a_launcher(monkeypatch, tmp_path, native):
