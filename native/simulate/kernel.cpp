@@ -68,7 +68,8 @@ struct ActorState {
 };
 
 struct HopState {
-  Id arrived = 0, taken = 0, appended = 0;
+  Id arrived = 0, taken = 0, appended = 0, freed = 0;
+  bool is_read = false; // another hop frees its slots
 };
 
 struct StreamState {
@@ -96,6 +97,9 @@ class Run {
         pools_(w.pools),
         links_(*this) {
     for (Id pool = 0; pool < w.pools; ++pool) pools_[pool].free = w.engines[pool];
+    for (Id hop = 0; hop < w.hops; ++hop) {
+      if (w.frees[hop] >= 0) hops_[w.frees[hop]].is_read = true;
+    }
     for (Id actor = 0; actor < w.actors; ++actor) {
       if (w.chunks[actor] == 0) {
         actors_[actor].stage = Stage::done;
@@ -206,6 +210,7 @@ class Run {
       }
     }
     release(w.hop_stream[hop]);
+    if (w.frees[hop] >= 0) free_slot(w.frees[hop]);
     if (w.signal_s[hop] > 0.0) {
       schedule(now + w.signal_s[hop], Kind::arrived, task);
     } else {
@@ -229,7 +234,7 @@ class Run {
           if (hops_[hop].taken == hops_[hop].arrived) return;
           ++hops_[hop].taken;
           ++state.step;
-          slot_freed(hop);
+          if (!hops_[hop].is_read) free_slot(hop);
         }
         state.step = 0;
         const Id stream = w.actor_stream[actor];
@@ -243,7 +248,7 @@ class Run {
         const Id count = sends_.size(actor);
         while (state.step < count) {
           const Id hop = sends_.at(actor, state.step);
-          if (hops_[hop].appended - hops_[hop].taken >= w.slots[hop]) return;
+          if (hops_[hop].appended - hops_[hop].freed >= w.slots[hop]) return;
           ++hops_[hop].appended;
           ++state.step;
           append(w.hop_stream[hop], hop, actor);
@@ -261,7 +266,8 @@ class Run {
     }
   }
 
-  void slot_freed(Id hop) {
+  void free_slot(Id hop) {
+    ++hops_[hop].freed;
     const Id tail = w.tail[hop];
     const ActorState& state = actors_[tail];
     if (state.stage == Stage::sending && sends_.at(tail, state.step) == hop) ready_.push(tail);

@@ -63,6 +63,7 @@ class Program:
         self.landed = [Semaphore(0) for _ in self.hops]
         self.landed_at = [deque() for _ in self.hops]
         self.slots = [Semaphore(hop["slots"]) for hop in self.hops]
+        self.read = {hop["frees"] for hop in self.hops}
         self.fired = [Semaphore(0) for _ in self.actors]
         self.engines = [Semaphore(count) for count in workload["engines"]]
         self.queued = [Semaphore(0) for _ in range(workload["streams"])]
@@ -100,7 +101,8 @@ class Program:
             size = row["last_bytes"] if chunk == row["chunks"] - 1 else row["bytes"]
             for hop in row["receives"]:
                 self.arrived[hop].acquire()
-                self.slots[hop].release()
+                if hop not in self.read:
+                    self.slots[hop].release()
             if row["stream"] >= 0:
                 self.append(row["stream"], (-1, number, size))
                 self.fired[number].acquire()
@@ -146,6 +148,8 @@ class Program:
         if self.slept:
             this_actor.sleep_for(row["latency_s"] * SCALE)
         Comm.sendto(*self.ends[hop], int(size))
+        if row["frees"] >= 0:
+            self.slots[row["frees"]].release()
         if row["pool"] >= 0:
             self.engines[row["pool"]].release()
         if row["signal_s"] > 0.0:

@@ -37,8 +37,11 @@ LATENCIES = ("any", "equal", "weighted")
 Made = tuple[Program, Topology]
 
 
-def random_workload(random: Random, latencies: str = "any") -> Workload:
-    """Layers of actors; every hop leads from a layer to a later one, so that any number of slots ≥ 1 is live."""
+def random_workload(random: Random, latencies: str = "any", memories: bool = False) -> Workload:
+    """Layers of actors; every hop leads from a layer to a later one, so that any number of slots ≥ 1 is live.
+
+    With ``memories`` half of the hops are stored on their way.
+    """
     layers = [random.randint(1, 4) for _ in range(random.randint(2, 4))]
     layer_of = [layer for layer, count in enumerate(layers) for _ in range(count)]
     rates = [float(random.randint(1_000_000_000, 50_000_000_000)) for _ in range(random.randint(1, 6))]
@@ -63,7 +66,24 @@ def random_workload(random: Random, latencies: str = "any") -> Workload:
         for (tail, head), path, seconds in zip(pairs, paths, latency_s, strict=True)
     ]
     chunks = random.randint(1, 5)
-    return workload([_actor(random, number, chunks, pairs) for number in range(len(layer_of))], hops, rates, engines)
+    actors = [_actor(random, number, chunks, pairs) for number in range(len(layer_of))]
+    if memories:
+        _store(random, actors, hops)
+    return workload(actors, hops, rates, engines)
+
+
+def _store(random: Random, actors: list[ActorRow], hops: list[HopRow]) -> None:
+    """Puts a memory into half of the hops: it is read over the same links, by the receiver in a stream of its own."""
+    for number, hop in enumerate(tuple(hops)):
+        if random.random() < 0.5:
+            continue
+        tail, head, second = actors[hop.tail], actors[hop.head], len(hops)
+        hops[number] = replace(hop, head=len(actors))
+        stream = 1 + max(row.stream or 0 for row in (*hops, *actors))
+        hops.append(replace(hop, tail=len(actors), stream=stream, path=hop.path[::-1], pool=-1, slots=1, frees=number))
+        actors.append(ActorRow(tail.chunks, tail.bytes, tail.last_bytes))
+        receives = tuple(second if each == number else each for each in head.receives or ())
+        actors[hop.head] = replace(head, receives=receives)
 
 
 def _pairs(random: Random, layer_of: list[int]) -> list[tuple[int, int]]:
@@ -190,6 +210,7 @@ class Kind:
     count: int
     latencies: str
     program: Callable[[Random], Made] | None = None
+    memories: bool = False
 
     @property
     def slept(self) -> bool:
@@ -203,6 +224,7 @@ KINDS = {
     "layers, equal latencies": Kind(220, "equal"),
     "layers, any latencies": Kind(160, "any"),
     "layers, rtt-weighted": Kind(240, "weighted"),
+    "layers and memories, any latencies": Kind(120, "any", memories=True),
     "forests, equal latencies": Kind(35 * _OFTEN, "equal", random_lowered),
     "forests, any latencies": Kind(25 * _OFTEN, "any", random_lowered),
     "forests, rtt-weighted": Kind(30 * _OFTEN, "weighted", random_lowered),
@@ -217,5 +239,5 @@ def make(name: str, number: int) -> Workload:
     """Workload ``number`` of the kind ``name``."""
     kind, random = KINDS[name], Random(f"{name}: {number}")
     if kind.program is None:
-        return random_workload(random, kind.latencies)
+        return random_workload(random, kind.latencies, kind.memories)
     return random_translation(random, kind.program(random), kind.latencies)

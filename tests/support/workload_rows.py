@@ -38,6 +38,7 @@ class HopRow:
     stream: int | None = None
     pool: int = -1
     slots: int = 2
+    frees: int = -1
     latency_s: float = 0.0
     signal_s: float = 0.0
     weight: float = 1.0

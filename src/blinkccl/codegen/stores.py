@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from blinkccl.errors import UnsupportedError
 from blinkccl.schedule.program import Program
+from blinkccl.topology.memories import store_fault
 from blinkccl.topology.model import Topology
-from blinkccl.topology.stores import store_fault
 
 
 def require_direct_stores(program: Program, topology: Topology) -> None:
@@ -21,9 +21,9 @@ def require_direct_stores(program: Program, topology: Topology) -> None:
     for number, queue in enumerate(program.queues):
         fault = store_fault(topology, queue.path)
         if fault is not None:
-            ranks = program.ranks
+            ends = program.vertices
             raise UnsupportedError(
-                f"queue {number}, from GPU {ranks[queue.src]} to GPU {ranks[queue.dst]}: {fault}, so generated code "
+                f"queue {number}, from GPU {ends[queue.src]} to GPU {ends[queue.dst]}: {fault}, so generated code "
                 "cannot have the plan's rate; plan with --links fast, without --relays, or with --topo of a machine "
                 "without this link (libblink.so plans so by itself)"
             )

@@ -107,11 +107,12 @@ def role_views(
     """The memory that ``role``, checked by :func:`check_roles`, reads and writes; ``factors``: all ranks' scalars."""
     extent = bound.extents[role.slice]
     views: list[Array | None] = []
-    for used, at, memory in (
-        (role.contributes, bound.source(role.rank, role.slice), buffers.inputs[role.rank]),
-        (role.keeps, bound.target(role.rank, role.slice), buffers.outputs[role.rank]),
+    for used, at, memories in (
+        (role.contributes, bound.source(role.rank, role.slice), buffers.inputs),
+        (role.keeps, bound.target(role.rank, role.slice), buffers.outputs),
     ):
-        views.append(memory[at : at + extent.length] if used and memory is not None and at is not None else None)
+        memory = memories[role.rank] if used else None  # a relay has none
+        views.append(memory[at : at + extent.length] if memory is not None and at is not None else None)
     divisor = bound.contributions(role.slice) if role.completes and chosen.averages else 1
     scaled = factors is not None and role.contributes and bound.program.collective.reduces
     scale = factors[role.rank] if factors is not None and scaled else None
@@ -150,8 +151,16 @@ def check_overlap(collective: Collective, rank: int, source: Array, target: Arra
         )
 
 
-def check_roles(program: Program) -> None:
-    """Refuses roles without a value, or with a block that the rank lacks: who fails alone lets all others wait."""
+def check_roles(program: Program, relays: bool = False) -> None:
+    """Refuses roles without a value, or with a block that the rank lacks: who fails alone lets all others wait.
+
+    And those outside the job, unless this engine has ``relays``.
+    """
+    if program.relays and not relays:
+        raise UnsupportedError(
+            f"the program has roles at vertices {list(program.relays)} outside the job, which this engine does not "
+            "run; take engine reference, or plan without --relays"
+        )
     for role in program.roles:
         where = f"rank {role.rank}, channel {role.channel}, share {role.share} ({role.stage})"
         if not (role.contributes or role.receives):

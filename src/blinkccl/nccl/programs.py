@@ -15,9 +15,9 @@ from blinkccl.nccl.topology_of_job import Place
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.schedule.verifier import verify
+from blinkccl.topology.memories import without_memory_links
 from blinkccl.topology.model import Topology
 from blinkccl.topology.select import LINK_CHOICES, ids_text, network_for
-from blinkccl.topology.stores import without_memory_links
 
 #: The collectives that NCCL has; those without a root first.
 SERVED = ("allreduce", "allgather", "reduce_scatter", "alltoall", "broadcast", "reduce", "gather", "scatter")
@@ -129,7 +129,7 @@ def candidates(
     """All programs that can serve the job, of at most so many channels; ``tell`` is told what is left out.
 
     No program is taken in which ranks write to each other that must not (``bad``: ordered pairs, and why). Planned is
-    on links that stores can take (:mod:`blinkccl.topology.stores`), so the rates that calls are taken for are those
+    on links that stores can take (:mod:`blinkccl.topology.memories`), so the rates that calls are taken for are those
     that the kernels can have. Cost: half a second for 8 GPUs of a DGX-1V, of which most is the first AllReduce.
     """
     place, result = without_memories(place), CandidatePrograms()

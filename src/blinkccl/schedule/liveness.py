@@ -27,7 +27,7 @@ from blinkccl.schedule.wiring import Arc, Wiring, connect, name_role
 
 def liveness_fault(program: Program, wiring: Wiring) -> str | None:
     """The cycle that deadlocks, in words, or None. Linear for what we lower, O(nodes · arcs) with negative tokens."""
-    bodies: list[list[int]] = [[] for _ in program.ranks]
+    bodies: list[list[int]] = [[] for _ in program.vertices]
     for index, role in enumerate(program.roles):
         bodies[role.rank].append(index)
     arcs = _in_order(bodies) + list(wiring.arcs)

@@ -5,7 +5,7 @@ rank, channel and step. Only what cannot be written down as a Program at all is 
 
 **Offsets.** All shares of one slice meet in the same tick: with H the height of the highest up-tree among
 them, a vertex at depth d of an up-tree has offset H − d, every root H, a vertex at depth d of a down-tree
-H + d. Every hop takes one tick, and a rank reads its own input of a slice no later than any share writes
+H + d. Every queue takes one tick, and a rank reads its own input of a slice no later than any share writes
 the slice's output (in place these are the same memory).
 
 **Order.** In one tick, roles run by falling offset: receivers before their senders. So a message that a
@@ -16,23 +16,30 @@ down the list: no cycle.
 **Order of reduction.** At every vertex contributions are combined by rank: the children's messages in the order of
 their ranks, the own contribution before the first child of a higher rank. So a star reduces in rank order wherever
 its root is, and N stars over one slice give all ranks the same bits.
+
+**Memories on the way.** An edge whose path leads through one memory is a queue staged there. Through more, it is
+several queues: at every second memory a relay takes from one and puts into the next.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import pairwise, zip_longest
 
 from blinkccl.collectives.spec import Block
 from blinkccl.errors import ScheduleError, UsageError
 from blinkccl.forest.model import Forest, Path, Share, Tree, forest_hash, topology_hash
 from blinkccl.schedule.chunking import placements
 from blinkccl.schedule.program import Channel, Program, Queue, Role, Slice
+from blinkccl.topology.memories import memories_on
+from blinkccl.topology.model import Topology
 
 
 def lower(forest: Forest, slots: int = 2, channels: int | None = None) -> Program:
-    """The program that runs ``forest``: one queue per tree edge, roles of all ranks in one list, by falling offset.
+    """The program that runs ``forest``: a queue per tree edge and relay on it, roles in one list, by falling offset.
 
     Each queue may hold ``slots`` messages. Slices are dealt round robin to so many parallel ``channels``; None: one
     channel per slice. A ScheduleError says what cannot be written down: a block that is none of the collective's, a
@@ -44,8 +51,10 @@ def lower(forest: Forest, slots: int = 2, channels: int | None = None) -> Progra
     _check_paths(forest)
     slices, slice_of = _slices(forest)
     channel_count = min(channels or len(slices), max(1, len(slices)))
-    builder = _Builder(forest, channel_count)
-    summits = _summits(forest, slice_of)
+    pieces = _pieces(forest)
+    relays = tuple(sorted({part[0][0] for parts in pieces.values() for part in parts[1:]}))
+    builder = _Builder(forest, channel_count, pieces, relays)
+    summits = _summits(forest, slice_of, pieces)
     for index, share in enumerate(forest.shares):
         builder.add(index, share, slice_of[index], summits[slice_of[index]])
     carried: list[list[int]] = [[] for _ in range(channel_count)]
@@ -61,7 +70,31 @@ def lower(forest: Forest, slots: int = 2, channels: int | None = None) -> Progra
         builder.in_order(),
         forest_hash(forest),
         topology_hash(forest.topology),
+        relays,
     )
+
+
+#: What becomes of each path: the queues on it, as the path and home of each.
+_Pieces = dict[Path, tuple[tuple[Path, int], ...]]
+
+
+def _pieces(forest: Forest) -> _Pieces:
+    """The queues on every path of the forest, in the direction of the data."""
+    paths = dict.fromkeys(path for share in forest.shares for tree in share.trees() for path in tree.edges)
+    return {path: tuple(_queues_on(forest.topology, path)) for path in paths}
+
+
+def _queues_on(topology: Topology, path: Path) -> Iterator[tuple[Path, int]]:
+    """A queue is pushed to its receiver, or staged at the first memory on its way to the second, a relay."""
+    exists = all(pair in topology.link for pair in pairwise(path))  # else the verifier says so
+    memories = memories_on(topology, path) if exists else ()
+    begin = 0
+    for home, end in zip_longest(memories[::2], memories[1::2], fillvalue=path[-1]):
+        stop = path.index(end, begin)
+        yield path[begin : stop + 1], home
+        begin = stop
+    if begin < len(path) - 1:
+        yield path[begin:], path[-1]
 
 
 def _check_paths(forest: Forest) -> None:
@@ -120,29 +153,29 @@ def _positions(share: Share, position: dict[int, int], index: int) -> Block:
         ) from None
 
 
-def _summits(forest: Forest, slice_of: list[int]) -> dict[int, int]:
+def _summits(forest: Forest, slice_of: list[int], pieces: _Pieces) -> dict[int, int]:
     """Per slice, the height of the highest up-tree among its shares: the tick in which its roots work."""
     summits: dict[int, int] = defaultdict(int)
     for index, share in enumerate(forest.shares):
         height = 0
         if share.reduce is not None:
-            height = max(_depths(share.reduce.edges, share.root, upward=True).values())
+            height = max(_depths(share.reduce.edges, share.root, pieces, upward=True).values())
         summits[slice_of[index]] = max(summits[slice_of[index]], height)
     return summits
 
 
-def _depths(edges: tuple[Path, ...], root: int, upward: bool) -> dict[int, int]:
-    """Hops between the root and each vertex of a tree; what no edge joins to the root lies below all else."""
-    near: dict[int, list[int]] = defaultdict(list)
+def _depths(edges: tuple[Path, ...], root: int, pieces: _Pieces, upward: bool) -> dict[int, int]:
+    """Queues between the root and each vertex of a tree; what no edge joins to the root lies below all else."""
+    near: dict[int, list[Path]] = defaultdict(list)
     for path in edges:
-        parent, child = (path[-1], path[0]) if upward else (path[0], path[-1])
-        near[parent].append(child)
+        near[path[-1] if upward else path[0]].append(path)
     depth = {root: 0}
     queue = [root]
     for vertex in queue:
-        for child in near[vertex]:
+        for path in near[vertex]:
+            child = path[0] if upward else path[-1]
             if child not in depth:
-                depth[child] = depth[vertex] + 1
+                depth[child] = depth[vertex] + len(pieces[path])
                 queue.append(child)
     below = max(depth.values()) + 1
     for path in edges:
@@ -171,6 +204,8 @@ class _Builder:
 
     forest: Forest
     channel_count: int
+    pieces: _Pieces
+    relays: tuple[int, ...]
     queues: list[Queue] = field(default_factory=list)
     roles: list[Role] = field(default_factory=list)
 
@@ -180,10 +215,11 @@ class _Builder:
         root = _Draft(self._rank(index, "root", share.root), "root", summit, completes=True)
         up, down = {share.root: root}, {share.root: root}
         full = {share.root}
+        relayed: list[_Draft] = []
         if share.broadcast is not None:
-            self._stage(index, share.broadcast, share.root, down, upward=False)
+            relayed += self._stage(index, share.broadcast, share.root, down, upward=False)
         if share.reduce is not None:
-            self._stage(index, share.reduce, share.root, up, upward=True)
+            relayed += self._stage(index, share.reduce, share.root, up, upward=True)
             full |= _complete(share.reduce, share.root, [self.forest.ranks[r] for r in placement.sources])
         for draft in down.values():
             draft.keeps = draft.rank in placement.targets
@@ -194,7 +230,7 @@ class _Builder:
             if vertex in full and vertex not in down:
                 draft.keeps = draft.rank in placement.targets
         del down[share.root]
-        self.roles += [self._role(index, part, draft) for drafts in (up, down) for draft in drafts.values()]
+        self.roles += [self._role(index, part, draft) for draft in (*up.values(), *down.values(), *relayed)]
 
     def _role(self, index: int, part: int, draft: _Draft) -> Role:
         """The role of a draft that is complete, with its contributions in rank order."""
@@ -215,18 +251,30 @@ class _Builder:
             own_operand_index,
         )
 
-    def _stage(self, index: int, tree: Tree, root: int, drafts: dict[int, _Draft], *, upward: bool) -> None:
-        """Adds a role for every vertex of ``tree`` to ``drafts``, which has the root's, and its queues."""
+    def _stage(self, index: int, tree: Tree, root: int, drafts: dict[int, _Draft], *, upward: bool) -> list[_Draft]:
+        """Adds a role for every vertex of ``tree`` to ``drafts``, which has the root's, and its queues.
+
+        Returns the roles of relays.
+        """
         stage, sign = ("reduce", -1) if upward else ("broadcast", 1)
         summit = drafts[root].offset
-        for vertex, depth in _depths(tree.edges, root, upward).items():
+        for vertex, depth in _depths(tree.edges, root, self.pieces, upward).items():
             if vertex not in drafts:
                 drafts[vertex] = _Draft(self._rank(index, stage, vertex), stage, summit + sign * depth)
+        relayed: list[_Draft] = []
         for path in tree.edges:
-            sender, receiver = drafts[path[0]], drafts[path[-1]]
-            sender.sends.append(len(self.queues))
-            receiver.receives.append(len(self.queues))
-            self.queues.append(Queue(sender.rank, receiver.rank, path))
+            sender = drafts[path[0]]
+            for piece, home in self.pieces[path]:
+                receiver = drafts[path[-1]]
+                if piece[-1] != path[-1]:
+                    rank = len(self.forest.ranks) + self.relays.index(piece[-1])
+                    receiver = _Draft(rank, "relay", sender.offset + 1)
+                    relayed.append(receiver)
+                sender.sends.append(len(self.queues))
+                receiver.receives.append(len(self.queues))
+                self.queues.append(Queue(sender.rank, receiver.rank, piece, home))
+                sender = receiver
+        return relayed
 
     def _rank(self, index: int, stage: str, vertex: int) -> int:
         if vertex not in self.forest.position:

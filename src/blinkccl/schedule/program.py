@@ -32,7 +32,17 @@ A message's slot is free as soon as it has been received: an engine may not hold
 message. In place the own input and output chunk of a role are the same memory; both are of the same execution, so the
 input must have been read before the value is written there, whatever ``own_operand_index`` is.
 
-Ranks here are positions 0 … N−1; ``ranks`` maps them to vertex ids.
+**Where messages lie.** A queue's slots are in the memory of one vertex, its ``home``. Between there and either end
+everything on the path forwards packets (:mod:`blinkccl.topology.memories`):
+
+- ``home`` is the receiver: *push*, the sender writes over the whole path. What engines do where nothing else is said;
+- ``home`` is the sender: *pull*, the receiver reads over the whole path;
+- ``home`` is a memory on the path: *staged*, the sender writes the first half, the receiver reads the second.
+
+A longer way is several queues, with a role at a **relay** between two: a vertex outside the job, which receives from
+one queue and sends into the next, and neither contributes nor keeps.
+
+Ranks here are positions 0 … N−1, and relays N, N+1, …; ``vertices`` maps both to vertex ids.
 """
 
 from __future__ import annotations
@@ -56,18 +66,35 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """A FIFO connection from rank ``src`` to rank ``dst`` that lies on the links of ``path`` (vertex ids)."""
+    """A FIFO connection from rank (or relay) ``src`` to ``dst`` on the links of ``path`` (vertex ids).
+
+    ``home``: the vertex of ``path`` in whose memory the messages lie.
+    """
 
     src: int
     dst: int
     path: tuple[int, ...]
+    home: int
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether messages lie in the memory of neither end."""
+        return self.home not in (self.path[0], self.path[-1])
+
+    @property
+    def legs(self) -> tuple[tuple[int, ...], ...]:
+        """The paths between memories: one, or where it is staged two."""
+        if not self.is_staged:
+            return (self.path,)
+        at = self.path.index(self.home)
+        return self.path[: at + 1], self.path[at:]
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
     """What ``rank`` does for ``share`` in each chunk; see the module's text for the exact meaning.
 
-    ``stage`` ("reduce", "root" or "broadcast") is for people and for engines that fuse; it has no meaning of
+    ``stage`` ("reduce", "root", "broadcast" or "relay") is for people and for engines that fuse; it has no meaning of
     its own. ``slice``, ``receives`` and ``sends`` are indexes into the program's tables. ``own_operand_index`` is
     how many received messages are combined before the rank's own contribution: 0 … ``len(receives)``, and 0 if it
     does not contribute.
@@ -100,7 +127,8 @@ class Channel:
 class Program:
     """A schedule for any size, type and chunk.
 
-    ``rate`` (S per unit of time, in the topology's units) is what the link loads are checked against.
+    ``rate`` (S per unit of time, in the topology's units) is what the link loads are checked against. ``relays`` are
+    the vertices outside the job that have roles.
     ``forest_hash`` and ``topology_hash`` say what it was made from ("" where it was written by hand).
     """
 
@@ -113,6 +141,12 @@ class Program:
     roles: tuple[Role, ...]
     forest_hash: str = ""
     topology_hash: str = ""
+    relays: tuple[int, ...] = ()
+
+    @cached_property
+    def vertices(self) -> tuple[int, ...]:
+        """The vertex of every rank and, after these, of every relay."""
+        return self.ranks + self.relays
 
     @cached_property
     def steps(self) -> tuple[int, ...]:

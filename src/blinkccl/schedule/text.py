@@ -42,12 +42,16 @@ def _lines(program: Program) -> list[str]:
         for key, value in (("root", coll.root), ("src", coll.src), ("dst", coll.dst))
         if value is not None
     ]
+    relays = f" relays {_list(program.relays)}" if program.relays else ""
     lines = [
-        " ".join([f"program {coll.name}", *ends, f"ranks {_list(program.ranks)} rate {program.rate}"]),
+        " ".join([f"program {coll.name}", *ends, f"ranks {_list(program.ranks)}{relays} rate {program.rate}"]),
         f"made from forest {program.forest_hash or '-'} topology {program.topology_hash or '-'}",
     ]
     lines += [f"slice {i} block {_block(s.block)} from {s.start} to {s.stop}" for i, s in enumerate(program.slices)]
-    lines += [f"queue {i} rank {q.src} to {q.dst} path {_list(q.path)}" for i, q in enumerate(program.queues)]
+    lines += [
+        f"queue {i} rank {q.src} to {q.dst} path {_list(q.path)}{f' home {q.home}' if q.home != q.path[-1] else ''}"
+        for i, q in enumerate(program.queues)
+    ]
     lines += [
         f"channel {i} slots {c.slots} protocol {c.protocol} shares {_list(c.shares)}"
         for i, c in enumerate(program.channels)
@@ -91,6 +95,7 @@ def _block(block: Block) -> str:
     return str(block) if isinstance(block, int) else f"{block[0]}>{block[1]}"
 
 
+_UNSET = msgspec.UNSET
 _Number = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 _Ratio = Annotated[str, msgspec.Meta(pattern=r"^-?[0-9]+(/[0-9]+)?$", max_length=400)]
 _Name = Annotated[str, msgspec.Meta(max_length=100)]
@@ -114,6 +119,7 @@ class _QueueForm(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     src: _Number
     dst: _Number
     path: tuple[_Number, ...]
+    home: _Number | msgspec.UnsetType = _UNSET  # where it is not the receiver
 
 
 class _ChannelForm(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -135,7 +141,7 @@ class _RoleForm(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     receives: tuple[_Number, ...]
     sends: tuple[_Number, ...]
     own_operand_index: _Number = 0
-    turn: _Number | msgspec.UnsetType = msgspec.UNSET  # its name in schema_version 1
+    turn: _Number | msgspec.UnsetType = _UNSET  # its name in schema_version 1
 
 
 class _ProgramForm(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -149,6 +155,7 @@ class _ProgramForm(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     roles: tuple[_RoleForm, ...]
     forest_hash: _Name = ""
     topology_hash: _Name = ""
+    relays: tuple[_Number, ...] | msgspec.UnsetType = _UNSET
 
 
 #: Made with the module: where two threads decode a type for the first time at once, msgspec 0.22.0 crashes.
@@ -164,11 +171,12 @@ def to_json(program: Program) -> str:
         program.ranks,
         str(program.rate),
         tuple(_SliceForm(s.block, str(s.start), str(s.stop)) for s in program.slices),
-        tuple(_QueueForm(q.src, q.dst, q.path) for q in program.queues),
+        tuple(_QueueForm(q.src, q.dst, q.path, _UNSET if q.home == q.path[-1] else q.home) for q in program.queues),
         tuple(_ChannelForm(c.shares, c.slots, c.protocol) for c in program.channels),
         tuple(_RoleForm(*_ROLE(r)) for r in program.roles),
         program.forest_hash,
         program.topology_hash,
+        program.relays or _UNSET,
     )
     return msgspec.json.encode(form).decode()
 
@@ -190,7 +198,7 @@ def from_json(text: str | bytes) -> Program:
     except UsageError as error:
         raise ScheduleError(f"not a program: {error} - at `$.collective`") from None
     # Version 1 called the field turn.
-    roles = (r if r.turn is msgspec.UNSET else msgspec.structs.replace(r, own_operand_index=r.turn) for r in form.roles)
+    roles = (r if r.turn is _UNSET else msgspec.structs.replace(r, own_operand_index=r.turn) for r in form.roles)
     return Program(
         collective,
         form.ranks,
@@ -199,12 +207,19 @@ def from_json(text: str | bytes) -> Program:
             Slice(s.block, _fraction(s.start, f"$.slices[{i}].start"), _fraction(s.stop, f"$.slices[{i}].stop"))
             for i, s in enumerate(form.slices)
         ),
-        tuple(Queue(q.src, q.dst, q.path) for q in form.queues),
+        tuple(Queue(q.src, q.dst, q.path, _home(q)) for q in form.queues),
         tuple(Channel(c.shares, c.slots, c.protocol) for c in form.channels),
         tuple(Role(*_ROLE(role)) for role in roles),
         form.forest_hash,
         form.topology_hash,
+        () if form.relays is _UNSET else form.relays,
     )
+
+
+def _home(queue: _QueueForm) -> int:
+    if queue.home is not _UNSET:
+        return queue.home
+    return queue.path[-1] if queue.path else -1  # an empty path is the verifier's business
 
 
 def _fraction(text: str, where: str) -> Fraction:

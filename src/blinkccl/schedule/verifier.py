@@ -17,8 +17,9 @@ from blinkccl.collectives.spec import Block
 from blinkccl.errors import VerificationError
 from blinkccl.schedule.chunking import Placement, placements
 from blinkccl.schedule.liveness import liveness_fault
-from blinkccl.schedule.program import Program, Role
+from blinkccl.schedule.program import Program, Queue, Role
 from blinkccl.schedule.wiring import Wiring, connect, name_role
+from blinkccl.topology.memories import memory_inside
 from blinkccl.topology.model import Topology
 
 
@@ -36,8 +37,8 @@ def violations(program: Program, topology: Topology) -> list[str]:
     contribution enters each slice exactly once, the reduction is completed exactly where all are in, every
     destination gets every slice once and nothing else is written; slices tile every block; no cycle of
     waits closes for any size (finite buffers included); where input and output share memory, no rank
-    overwrites what it still has to read; every message's path exists, and the load of each link, at
-    ``program.rate``, is within its capacity.
+    overwrites what it still has to read; every message's path exists and has no memory on it but the queue's home, and
+    the load of each link, at ``program.rate``, is within its capacity.
 
     Each sentence names rank, channel and step (the index in the rank's body), or the link. Linear in roles and
     messages, but for :func:`~blinkccl.schedule.liveness.liveness_fault`.
@@ -64,9 +65,11 @@ def _table_faults(program: Program, topology: Topology) -> Iterator[str]:
         got = list(program.ranks)
         yield f"{program.collective.name} on {n} ranks needs {n} different vertices, got {got}"
         return
-    for rank, vertex in enumerate(program.ranks):
+    for rank, vertex in enumerate(program.vertices):
         if vertex not in topology.vertex:
             yield f"rank {rank} is vertex {vertex}, which {topology.name} does not have"
+    if len(program.vertices) != len(dict.fromkeys(program.vertices)):
+        yield f"relays {list(program.relays)} must be different vertices outside the job {list(program.ranks)}"
     if program.rate <= 0:
         yield f"the rate must be positive, got {program.rate}"
     known = placements(program.collective)
@@ -76,8 +79,8 @@ def _table_faults(program: Program, topology: Topology) -> Iterator[str]:
             yield f"slice {index} is cut from block {part.block!r}, which {name} does not have"
     for index, queue in enumerate(program.queues):
         for rank in (queue.src, queue.dst):
-            if not 0 <= rank < n:
-                yield f"queue {index} ends at rank {rank}, outside 0 … {n - 1}"
+            if not 0 <= rank < len(program.vertices):
+                yield f"queue {index} ends at rank {rank}, outside 0 … {len(program.vertices) - 1}"
         if queue.src == queue.dst:
             yield f"queue {index} joins rank {queue.src} to itself"
     carrier: dict[int, int] = {}
@@ -92,7 +95,7 @@ def _table_faults(program: Program, topology: Topology) -> Iterator[str]:
 
 def _role_faults(program: Program, carrier: dict[int, int]) -> Iterator[str]:
     queues, slices = len(program.queues), len(program.slices)
-    n = len(program.ranks)
+    n = len(program.vertices)
     for index, role in enumerate(program.roles):
         if not 0 <= role.rank < n:
             yield f"role {index} runs on rank {role.rank}, outside 0 … {n - 1}"
@@ -295,6 +298,20 @@ def _overwrite_faults(program: Program) -> Iterator[str]:
             )
 
 
+def _home_faults(index: int, queue: Queue, topology: Topology) -> Iterator[str]:
+    """Memories on the way of a queue that are not its home, and homes that keep nothing."""
+    if topology.vertex[queue.home].kind in ("switch", "nic"):
+        home = topology.vertex[queue.home]
+        yield f"queue {index}: its home {home.label} is a {home.kind}, which forwards packets and keeps none"
+    for leg in queue.legs:
+        at = memory_inside(topology, leg)
+        if at is not None:
+            yield (
+                f"queue {index}: what crosses the memory of {topology.vertex[at].label} on the way {list(leg)} has to "
+                f"be stored there, but its messages lie in that of {topology.vertex[queue.home].label}"
+            )
+
+
 def _load_faults(program: Program, topology: Topology) -> Iterator[str]:
     """Paths that do not exist, and links that carry more than they can at the program's rate."""
     weight = {item.block: item.weight for item in program.collective.items()}
@@ -309,11 +326,16 @@ def _load_faults(program: Program, topology: Topology) -> Iterator[str]:
     ranks = dict.fromkeys(program.ranks)
     for index, queue in enumerate(program.queues):
         path = queue.path
-        if len(path) < 2 or path[0] != program.ranks[queue.src] or path[-1] != program.ranks[queue.dst]:
+        src, dst = program.vertices[queue.src], program.vertices[queue.dst]
+        if len(path) < 2 or path[0] != src or path[-1] != dst:
             yield (
                 f"queue {index} from rank {queue.src} to rank {queue.dst} lies on path {list(path)}, which "
-                f"must lead from vertex {program.ranks[queue.src]} to vertex {program.ranks[queue.dst]}"
+                f"must lead from vertex {src} to vertex {dst}"
             )
+        elif queue.home not in path:
+            yield f"queue {index}: its home {queue.home} is not on its path {list(path)}"
+        elif all(pair in topology.link for pair in itertools.pairwise(path)):
+            yield from _home_faults(index, queue, topology)
         for vertex in path[1:-1]:
             if vertex in ranks:
                 yield f"queue {index}: path {list(path)} passes through vertex {vertex}, a rank of the job"

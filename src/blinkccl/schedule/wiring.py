@@ -46,7 +46,9 @@ class Wiring:
 def name_role(program: Program, index: int) -> str:
     """How messages name the role number ``index``."""
     role = program.roles[index]
-    return f"rank {role.rank}, channel {role.channel}, step {program.steps[index]} ({role.stage} of share {role.share})"
+    n = len(program.ranks)
+    who = f"rank {role.rank}" if role.rank < n else f"relay {program.relays[role.rank - n]}"
+    return f"{who}, channel {role.channel}, step {program.steps[index]} ({role.stage} of share {role.share})"
 
 
 def connect(program: Program) -> Wiring:

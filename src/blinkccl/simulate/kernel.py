@@ -50,13 +50,17 @@ class _Run:
         self.sends = rows(actors.sends_of, actors.sends)
         self.tail, self.head = hops.tail.tolist(), hops.head.tolist()
         self.hop_stream, self.pool = hops.stream.tolist(), hops.pool.tolist()
-        self.slots = hops.slots.tolist()
+        self.slots, self.frees = hops.slots.tolist(), hops.frees.tolist()
         self.latency, self.signal = hops.latency_s.tolist(), hops.signal_s.tolist()
         # Progress of actors and hops.
         self.chunk, self.step = [0] * count, [0] * count
         self.stage = [_DONE if n == 0 else _OUTSIDE for n in self.chunks]
         self.done_s = [0.0] * count
-        self.arrived, self.taken, self.appended = ([0] * len(self.tail) for _ in range(3))
+        self.arrived, self.taken, self.appended, self.freed = ([0] * len(self.tail) for _ in range(4))
+        self.is_read = [False] * len(self.tail)  # whether another hop frees its slots
+        for hop in self.frees:
+            if hop >= 0:
+                self.is_read[hop] = True
         # Streams and pools.
         self.waiting: list[deque[int]] = [deque() for _ in range(workload.streams)]
         self.busy = [False] * workload.streams
@@ -135,6 +139,8 @@ class _Run:
             else:
                 self.engines[pool] += 1
         self.release(self.hop_stream[hop])
+        if self.frees[hop] >= 0:
+            self.free_slot(self.frees[hop])
         if self.signal[hop] > 0.0:
             self.schedule(self.now + self.signal[hop], _ARRIVED, task)
         else:
@@ -153,7 +159,8 @@ class _Run:
                         return
                     self.taken[hop] += 1
                     self.step[actor] += 1
-                    self.slot_freed(hop)
+                    if not self.is_read[hop]:
+                        self.free_slot(hop)
                 self.step[actor] = 0
                 stream = self.actor_stream[actor]
                 if stream >= 0:
@@ -165,7 +172,7 @@ class _Run:
                 sends = self.sends[actor]
                 while self.step[actor] < len(sends):
                     hop = sends[self.step[actor]]
-                    if self.appended[hop] - self.taken[hop] >= self.slots[hop]:
+                    if self.appended[hop] - self.freed[hop] >= self.slots[hop]:
                         return
                     self.appended[hop] += 1
                     self.step[actor] += 1
@@ -180,8 +187,9 @@ class _Run:
             else:
                 return
 
-    def slot_freed(self, hop: int) -> None:
-        """The sender goes on, soon, where it waited for just this slot."""
+    def free_slot(self, hop: int) -> None:
+        """A slot more; the sender goes on, soon, where it waited for just this."""
+        self.freed[hop] += 1
         tail = self.tail[hop]
         if self.stage[tail] == _SENDING and self.sends[tail][self.step[tail]] == hop:
             self.ready.append(tail)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from blinkccl.errors import InternalError
-from blinkccl.schedule.program import Program
 from blinkccl.simulate.run import Simulation
 from blinkccl.simulate.translate import Translation
 from blinkccl.simulate.workload import Trace
@@ -83,10 +82,8 @@ def critical_path(simulation: Simulation) -> list[Decider]:
     until = float(there_s[task])
     if simulation.seconds > until:
         # A rank came so late that all was there: it decides everything.
-        program = translation.bound.program
-        role = program.roles[int(simulation.outcome.actor_s.argmax())]
-        vertex = program.ranks[role.rank]
-        return [Decider(0.0, simulation.seconds, "start", vertex, vertex, role.share, 0)]
+        vertex, share = translation.actors[int(simulation.outcome.actor_s.argmax())]
+        return [Decider(0.0, simulation.seconds, "start", vertex, vertex, share, 0)]
     found: list[Decider] = []
     while True:
         pieces, until, task = _pieces(translation, trace, task, until)
@@ -98,8 +95,8 @@ def critical_path(simulation: Simulation) -> list[Decider]:
 def _pieces(translation: Translation, trace: Trace, task: int, until: float) -> tuple[list[Decider], float, int]:
     """What a task adds to the chain up to ``until``, latest first; when that began; the task before it, -1 for none."""
     begin, move, end = float(trace.begin_s[task]), float(trace.move_s[task]), float(trace.end_s[task])
-    role = translation.bound.program.roles[int(trace.actor[task])]
-    of = (*_ends(translation, trace, task), role.share, int(trace.chunk[task]))
+    _, share = translation.actors[int(trace.actor[task])]
+    of = (*_ends(translation, trace, task), share, int(trace.chunk[task]))
     found: list[Decider] = []
     if until > end:
         found.append(Decider(end, until, "signal", *of))
@@ -125,24 +122,22 @@ def _pieces(translation: Translation, trace: Trace, task: int, until: float) -> 
 def chrome_trace(simulation: Simulation) -> dict[str, Any]:
     """The timeline in Chrome's trace format, as an object for ``json.dumps``."""
     translation, trace = simulation.translation, _trace(simulation)
-    program, network = translation.bound.program, translation.network
+    network = translation.network
     hops, actors = translation.workload.hops, translation.workload.actors
     tracks: dict[tuple[int, str], int] = {}
     events: list[dict[str, Any]] = []
     moving: dict[int, list[tuple[float, float]]] = {}
     columns = (trace.hop, trace.actor, trace.chunk, trace.begin_s, trace.move_s, trace.end_s)
     for hop, actor, chunk, begin_s, move_s, end_s in zip(*(column.tolist() for column in columns), strict=True):
-        role = program.roles[actor]
+        vertex, share = translation.actors[actor]
         stream = int(hops.stream[hop]) if hop >= 0 else int(actors.stream[actor])
-        vertex = program.ranks[role.rank]
         if hop >= 0:
-            path = program.queues[translation.arcs[hop].queue].path
-            name = f"share {role.share} chunk {chunk} to {network.vertex[path[-1]].label}"
+            name = f"share {share} chunk {chunk} to {network.vertex[translation.legs[hop].path[-1]].label}"
             first, last = int(hops.path_of[hop]), int(hops.path_of[hop + 1])
             for link in hops.path[first:last].tolist():
                 moving.setdefault(link, []).append((move_s, end_s))
         else:
-            name = f"reduce share {role.share} chunk {chunk}"
+            name = f"reduce share {share} chunk {chunk}"
         server = network.vertex[vertex].server
         track = tracks.setdefault((server, f"{network.vertex[vertex].label} stream {stream}"), len(tracks))
         events.append(_event(name, "copy" if hop >= 0 else "reduce", server, track, begin_s, end_s))
@@ -180,13 +175,11 @@ def _merged(intervals: Sequence[tuple[float, float]]) -> list[tuple[float, float
 
 def _ends(translation: Translation, trace: Trace, task: int) -> tuple[int, int]:
     """The vertices from and to which a transfer goes; of a reduction twice the one at which it is."""
-    program: Program = translation.bound.program
     hop = int(trace.hop[task])
     if hop < 0:
-        vertex = program.ranks[program.roles[int(trace.actor[task])].rank]
+        vertex, _ = translation.actors[int(trace.actor[task])]
         return vertex, vertex
-    path = program.queues[translation.arcs[hop].queue].path
-    return path[0], path[-1]
+    return translation.legs[hop].path[0], translation.legs[hop].path[-1]
 
 
 def _trace(simulation: Simulation) -> Trace:

@@ -4,7 +4,8 @@ The simulator takes the Program that engines run. A role becomes an actor, a mes
 Blink's generated code (MLSys 2020, §4.1) there is a stream per link and tree: each queue has its own, and a role that
 combines messages does so in the stream of its first send, before the copy. So a stage of a chain costs
 ``issue + bytes/rate (+ reduce + bytes/reduce rate)``, and a pipeline of k chunks the sum of its stages and (k − 1)
-times the longest (the chunk pipeline model).
+times the longest (the chunk pipeline model). A queue that is staged is two hops with streams of their own: its slots
+lie in the memory between them, and the receiver reads from there, one message ahead.
 
 Ranks are not serial: roles of one rank run side by side, as streams of a GPU do, and messages of queues that several
 roles share (none that :func:`~blinkccl.schedule.lower.lower` makes) keep slots of their own per pair of roles.
@@ -76,12 +77,29 @@ class Settings:
         return "fifo" if self.sharing == "fifo" else "fair"
 
 
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """A hop to be: the way of a queue's messages from one memory to the next.
+
+    ``mover`` is the rank whose copy engine moves them; the other fields are those of a workload's hops.
+    """
+
+    queue: int
+    path: tuple[int, ...]
+    tail: int
+    head: int
+    stream: int
+    mover: int
+    slots: int
+    frees: int
+
+
 @dataclass(frozen=True)
 class Translation:
     """A workload, and what its numbers stand for.
 
-    ``links[i]``: the ordered pair of vertices of link i. Actor i is role i; hop i is ``arcs[i]``, from role ``tail`` to
-    role ``head`` through ``queue``.
+    ``links[i]``: the ordered pair of vertices of link i. ``actors[i]``: the vertex and the share of actor i; actor i is
+    role i, and after the roles come the memories of queues that are staged. Hop i is ``legs[i]``.
     """
 
     workload: Workload
@@ -90,7 +108,8 @@ class Translation:
     calibration: Calibration
     settings: Settings
     links: tuple[tuple[int, int], ...]
-    arcs: tuple[Arc, ...]
+    actors: tuple[tuple[int, int], ...]
+    legs: tuple[Leg, ...]
 
 
 def translate(
@@ -104,17 +123,42 @@ def translate(
     wiring = connect(program)
     if wiring.faults:
         raise ScheduleError(f"the program cannot be timed: {wiring.faults[0]}")
-    arcs = tuple(wiring.data)
     table = _Links(program, network, calibration)
+    arcs = tuple(wiring.data)
     streams = _Streams(program, arcs, settings.streams)
+    hops, staged = _legs(program, arcs, streams)
     workload = Workload(
-        _actors(bound, arcs, calibration, streams, settings),
-        _hops(program, arcs, calibration, streams, table, settings),
+        _actors(bound, hops, staged, calibration, streams, settings),
+        _hops(hops, calibration, table, settings),
         np.asarray(table.rates, np.float64),
-        np.full(len(program.ranks), int(calibration.engine.copy_engines.value), np.int32),
+        np.full(len(program.vertices), int(calibration.engine.copy_engines.value), np.int32),
         streams.count,
     )
-    return Translation(workload, bound, network, calibration, settings, tuple(table.index), arcs)
+    roles = (*((program.vertices[role.rank], role.share) for role in program.roles),)
+    memories = (*((hops[hop].path[-1], program.roles[hops[hop].tail].share) for hop in staged),)
+    return Translation(
+        workload, bound, network, calibration, settings, tuple(table.index), roles + memories, tuple(hops)
+    )
+
+
+def _legs(program: Program, arcs: Sequence[Arc], streams: _Streams) -> tuple[list[Leg], list[int]]:
+    """All hops, and those of them that end in a memory: the actors after the roles, in this order."""
+    legs: list[Leg] = []
+    staged: list[int] = []
+    for arc in arcs:
+        queue = program.queues[arc.queue]
+        slots = program.channels[program.roles[arc.tail].channel].slots
+        stream, first = streams.of_queue[arc.queue], queue.legs[0]
+        if not queue.is_staged:
+            mover = queue.src if queue.home == queue.path[-1] else queue.dst
+            legs.append(Leg(arc.queue, first, arc.tail, arc.head, stream, mover, slots, -1))
+            continue
+        memory, hop = len(program.roles) + len(staged), len(legs)
+        staged.append(hop)
+        legs.append(Leg(arc.queue, first, arc.tail, memory, stream, queue.src, slots, -1))
+        beyond = streams.of_second_leg[arc.queue]
+        legs.append(Leg(arc.queue, queue.legs[1], memory, arc.head, beyond, queue.dst, 1, hop))
+    return legs, staged
 
 
 @dataclass
@@ -126,6 +170,7 @@ class _Streams:
     choice: str
     count: int = 0
     of_queue: list[int] = field(default_factory=list)
+    of_second_leg: dict[int, int] = field(default_factory=dict)
     of_actor: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -140,6 +185,10 @@ class _Streams:
         else:
             self.of_queue = list(range(len(program.queues)))
             self.count = len(program.queues)
+        for number, queue in enumerate(program.queues):
+            if queue.is_staged:
+                self.of_second_leg[number] = self.count
+                self.count += 1
         for role in program.roles:
             if operands(role) < 2:
                 self.of_actor.append(-1)
@@ -163,7 +212,7 @@ class _Links:
         for queue in program.queues:
             for pair in pairwise(queue.path):
                 self.index.setdefault(pair, len(self.index))
-        reducing = {program.ranks[role.rank] for role in program.roles if operands(role) > 1}
+        reducing = {program.vertices[role.rank] for role in program.roles if operands(role) > 1}
         combining = _combining(program)
         self.rates: list[float] = []
         self.latency_s: list[float] = []
@@ -185,65 +234,71 @@ def _combining(program: Program) -> frozenset[int]:
     for role in program.roles:
         if operands(role) > 1:
             neighbours.setdefault(role.rank, set()).update(program.queues[q].src for q in role.receives)
-    return frozenset(program.ranks[rank] for rank, those in neighbours.items() if len(those) > 1)
+    return frozenset(program.vertices[rank] for rank, those in neighbours.items() if len(those) > 1)
 
 
 def _actors(
-    bound: Bound, arcs: Sequence[Arc], calibration: Calibration, streams: _Streams, settings: Settings
+    bound: Bound,
+    hops: Sequence[Leg],
+    staged: Sequence[int],
+    calibration: Calibration,
+    streams: _Streams,
+    settings: Settings,
 ) -> Actors:
     program, engine = bound.program, calibration.engine
-    receives: list[list[int]] = [[] for _ in program.roles]
-    sends: list[list[int]] = [[] for _ in program.roles]
-    ends = {(arc.head, arc.queue): number for number, arc in enumerate(arcs)}
-    starts = {(arc.tail, arc.queue): number for number, arc in enumerate(arcs)}
-    for number, role in enumerate(program.roles):
-        receives[number] = [ends[number, queue] for queue in role.receives]
-        sends[number] = [starts[number, queue] for queue in role.sends]
-    extents = [bound.extents[role.slice] for role in program.roles]
+    ends = {(hop.head, hop.queue): number for number, hop in enumerate(hops)}
+    starts = {(hop.tail, hop.queue): number for number, hop in enumerate(hops)}
+    receives = [[ends[number, queue] for queue in role.receives] for number, role in enumerate(program.roles)]
+    sends = [[starts[number, queue] for queue in role.sends] for number, role in enumerate(program.roles)]
+    receives += [[hop] for hop in staged]
+    sends += [[hop + 1] for hop in staged]
+    senders = [program.roles[hops[hop].tail] for hop in staged]
+    extents = [bound.extents[role.slice] for role in (*program.roles, *senders)]
     whole = [x.chunk_elements * bound.itemsize for x in extents]
     last = [(x.length - (x.chunks - 1) * x.chunk_elements) * bound.itemsize if x.chunks else 0 for x in extents]
     # A kernel reads every operand once and writes once: the rate is that of two operands.
-    combined = np.asarray([(operands(role) + 1) / 3 if operands(role) > 1 else 0.0 for role in program.roles])
+    combined = [(operands(role) + 1) / 3 if operands(role) > 1 else 0.0 for role in program.roles]
     pace = 1e-9 / engine.reduce_gb_per_s.value if engine.reduce_gb_per_s.value else 0.0
     start_s = settings.start_s or (0.0,) * len(program.ranks)
-    stream = np.asarray(streams.of_actor, np.int32)
+    start_s += (0.0,) * len(program.relays)  # which no job starts
+    stream = np.asarray([*streams.of_actor, *[-1] * len(staged)], np.int32)
     if pace == 0.0 and engine.reduce_us.value == 0.0:
         stream = np.full_like(stream, -1)  # what costs nothing needs no turn
+    begin_s = [start_s[role.rank] + engine.launch_us.value * 1e-6 for role in program.roles]
     return Actors(
         np.asarray([x.chunks for x in extents], np.int32),
         np.asarray(whole, np.float64),
         np.asarray(last, np.float64),
         stream,
         np.full(len(extents), engine.reduce_us.value * 1e-6),
-        combined * pace,
-        np.asarray([start_s[role.rank] + engine.launch_us.value * 1e-6 for role in program.roles], np.float64),
+        np.asarray([*combined, *[0.0] * len(staged)]) * pace,
+        np.asarray([*begin_s, *[0.0] * len(staged)], np.float64),
         *_compressed(receives),
         *_compressed(sends),
     )
 
 
 def _hops(
-    program: Program,
-    arcs: Sequence[Arc],
+    hops: Sequence[Leg],
     calibration: Calibration,
-    streams: _Streams,
     table: _Links,
     settings: Settings,
 ) -> Hops:
     engine = calibration.engine
-    queues = [program.queues[arc.queue] for arc in arcs]
-    paths = [[table.index[pair] for pair in pairwise(queue.path)] for queue in queues]
+    paths = [[table.index[pair] for pair in pairwise(hop.path)] for hop in hops]
     # fsum: the same bits in every Python, which sum() does not promise.
     latency_s = [fsum([engine.issue_us.value * 1e-6, *(table.latency_s[link] for link in path)]) for path in paths]
     limited = engine.copy_engines.value > 0
     return Hops(
-        np.asarray([arc.tail for arc in arcs], np.int32),
-        np.asarray([arc.head for arc in arcs], np.int32),
-        np.asarray([streams.of_queue[arc.queue] for arc in arcs], np.int32),
-        np.asarray([queue.src if limited else -1 for queue in queues], np.int32),
-        np.asarray([program.channels[program.roles[arc.tail].channel].slots for arc in arcs], np.int32),
+        np.asarray([hop.tail for hop in hops], np.int32),
+        np.asarray([hop.head for hop in hops], np.int32),
+        np.asarray([hop.stream for hop in hops], np.int32),
+        np.asarray([hop.mover if limited else -1 for hop in hops], np.int32),
+        np.asarray([hop.slots for hop in hops], np.int32),
+        np.asarray([hop.frees for hop in hops], np.int32),
         np.asarray(latency_s, np.float64),
-        np.full(len(arcs), engine.signal_us.value * 1e-6),
+        # Who reads knows by itself that it has.
+        np.asarray([0.0 if hop.frees >= 0 else engine.signal_us.value * 1e-6 for hop in hops]),
         np.asarray(_weights(settings.sharing, paths, latency_s, calibration.name), np.float64),
         *_compressed(paths),
     )

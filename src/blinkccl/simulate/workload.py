@@ -1,17 +1,19 @@
 """What the kernel times: the grammar of a simulation, without collectives, topologies or units of people.
 
 A workload is a set of **actors** that fire once per chunk, and of **hops** that carry one message per chunk from one
-actor to another over a path of links. It is the program's dataflow with costs, and its meaning is this.
+actor to another over a path of links. It is the program's dataflow with costs, and its meaning is this. Where messages
+are stored on their way, the memory is an actor of its own, between the hop that writes there and the hop that reads.
 
 An actor works on chunks 0, 1, 2, … in turn. For each::
 
-    for hop in receives: wait for its next message, and give its slot back
+    for hop in receives: wait for its next message, and give its slot back (unless another hop frees it)
     if the actor has a cost: append the execution to the actor's stream, and wait until it is done
     for hop in sends:    wait until the hop holds fewer messages than it has slots, append a transfer to its stream
 
 A **stream** does what was appended to it, one after the other. An execution takes ``launch_s`` + bytes ·
 ``pace_s_per_byte``. A transfer takes an engine of its pool (if it has one, in the order of asking), waits
-``latency_s``, moves its bytes over its path, frees engine and stream, and ``signal_s`` later its message is there.
+``latency_s``, moves its bytes over its path, frees engine and stream, and ``signal_s`` later its message is there. What
+it read from a memory's slot is gone from there when its last byte has moved.
 
 A **link** moves ``rates[link]`` bytes per second, all transfers on it together:
 
@@ -74,8 +76,9 @@ class Actors:
 class Hops:
     """One entry per hop, from actor ``tail`` to actor ``head``, which have the same chunks.
 
-    ``pool`` is that of its copy engines, -1 for none. ``weight`` > 0 is its part where links are shared by weight. The
-    links of hop ``h`` are ``path[path_of[h] : path_of[h + 1]]``, in the direction of the data.
+    ``pool`` is that of its copy engines, -1 for none. ``frees``: the hop that wrote what a transfer of this one reads,
+    and whose slot is free when that has ended; -1 for none. ``weight`` > 0 is its part where links are shared by
+    weight. The links of hop ``h`` are ``path[path_of[h] : path_of[h + 1]]``, in the direction of the data.
     """
 
     tail: Ints
@@ -83,6 +86,7 @@ class Hops:
     stream: Ints
     pool: Ints
     slots: Ints
+    frees: Ints
     latency_s: Floats
     signal_s: Floats
     weight: Floats

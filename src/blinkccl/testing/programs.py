@@ -139,7 +139,7 @@ class _Draft:
             self.ranks,
             rate,
             tuple(self.table),
-            tuple(Queue(self.position[w.path[0]], self.position[w.path[-1]], w.path) for w in wires),
+            tuple(Queue(self.position[w.path[0]], self.position[w.path[-1]], w.path, w.path[-1]) for w in wires),
             tuple(Channel(tuple(c), s) for c, s in zip(self.carried, slots, strict=True)),
             self._interleaved(nodes),
         )

@@ -16,8 +16,8 @@ from blinkccl.forest.model import Forest
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.topology.assembly import Assembly
+from blinkccl.topology.memories import memory_inside, without_memory_links
 from blinkccl.topology.model import Topology
-from blinkccl.topology.stores import memory_inside, without_memory_links
 from support.planned import asked
 
 #: Machine, GPUs, links, relays: where paths may lead through memories, and where they do not.

@@ -29,7 +29,7 @@ def one_message_held_back() -> Program:
         (0, 1, 2),
         third,
         tuple(Slice(None, third * part, third * (part + 1)) for part in range(3)),
-        tuple(Queue(a, b, (a, b)) for a, b in ((0, 1), (0, 2), (0, 1), (0, 1), (1, 2))),
+        tuple(Queue(a, b, (a, b), b) for a, b in ((0, 1), (0, 2), (0, 1), (0, 1), (1, 2))),
         (Channel((x, y, z), slots=1),),
         (
             role(0, z, 0, (), (z_to_1,)),

@@ -49,10 +49,10 @@ TABLES: list[tuple[Callable[[Program], Program], str]] = [
     (lambda p: replace(p, rate=Fraction(0)), "rate must be positive, got 0"),
     (lambda p: replace(p, slices=(replace(p.slices[0], block=4),)), "slice 0 is cut from block 4"),
     (
-        lambda p: replace(p, queues=(Queue(0, 7, (0, 7)), *p.queues[1:])),
+        lambda p: replace(p, queues=(Queue(0, 7, (0, 7), 7), *p.queues[1:])),
         "queue 0 ends at rank 7, outside 0 … 2",
     ),
-    (lambda p: replace(p, queues=(Queue(1, 1, (1, 1)), *p.queues[1:])), "queue 0 joins rank 1 to itself"),
+    (lambda p: replace(p, queues=(Queue(1, 1, (1, 1), 1), *p.queues[1:])), "queue 0 joins rank 1 to itself"),
     (lambda p: replace(p, channels=(Channel((0,), 0),)), "channel 0 has 0 slots"),
     (lambda p: replace(p, channels=(Channel((0,)), Channel((0,)))), "share 0 is carried by channels 0 and 1"),
     (lambda p: role(p, 0, rank=5), "role 0 runs on rank 5"),
@@ -124,7 +124,7 @@ MEANING: list[tuple[Callable[[Program], Program], str]] = [
     (lambda p: role(p, 3, keeps=True), "it writes slice 0 of the buffer, which step 1 writes too"),
     (lambda p: role(p, 0, keeps=False), "rank 0 never gets slice 0 of the buffer"),
     (
-        lambda p: replace(p, queues=(*p.queues, Queue(0, 2, (0, 2)))),
+        lambda p: replace(p, queues=(*p.queues, Queue(0, 2, (0, 2), 2))),
         "queue 4 from rank 0 to rank 2 is used by no step",
     ),
     (lambda p: replace(p, slices=(replace(p.slices[0], stop=Fraction(1, 2)),)), "end at 1/2, expected 1"),

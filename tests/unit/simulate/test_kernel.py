@@ -157,6 +157,24 @@ def test_slots_hold_messages_that_nobody_has_taken(run, sharing) -> None:
     assert done.seconds == 24.0
 
 
+def stored(chunks: int, slots: int, rates: tuple[float, float] = (4.0, 4.0)) -> Workload:
+    """A sender, a memory with ``slots``, and a receiver that reads from there."""
+    hops = [HopRow(0, 1, (0,), slots=slots), HopRow(1, 2, (1,), slots=1, frees=0)]
+    return workload([ActorRow(chunks, 8)] * 3, hops, rates)
+
+
+@pytest.mark.parametrize(("slots", "seconds"), [(1, 7 * (2 + 2)), (2, (7 + 1) * 2), (3, (7 + 1) * 2)])
+def test_store_and_forward_takes_a_chunk_more_and_with_one_slot_twice_as_long(run, sharing, slots, seconds) -> None:
+    assert run(stored(7, slots), sharing).seconds == seconds
+
+
+def test_what_is_stored_keeps_its_slot_until_it_has_been_read(run, sharing) -> None:
+    """Writing takes 1, reading 4: from then on a slot is free whenever a message has been read, at 5, 9, 13, …"""
+    done = run(stored(5, 2, (8.0, 2.0)), sharing, True)
+    assert [row[3] for row in rows(done.trace) if row[0] == 0] == [0.0, 1.0, 5.0, 9.0, 13.0]
+    assert [row[3] for row in rows(done.trace) if row[0] == 1] == [1.0, 5.0, 9.0, 13.0, 17.0]
+
+
 # Links that transfers share.
 
 
@@ -426,9 +444,9 @@ def assert_same_bits(given_: Workload, sharing: str) -> None:
 
 @BITS
 @examples(300)
-@given(seed=st.integers(0, 2**32), latencies=st.sampled_from(LATENCIES))
-def test_both_kernels_give_the_same_bits_on_layers(sharing, seed, latencies) -> None:
-    assert_same_bits(random_workload(Random(seed), latencies), sharing)
+@given(seed=st.integers(0, 2**32), latencies=st.sampled_from(LATENCIES), memories=st.booleans())
+def test_both_kernels_give_the_same_bits_on_layers(sharing, seed, latencies, memories) -> None:
+    assert_same_bits(random_workload(Random(seed), latencies, memories), sharing)
 
 
 @BITS

@@ -70,13 +70,13 @@ def test_a_role_is_an_actor_and_a_queue_a_hop() -> None:
     made = translated(chain_broadcast(), costs())
     program, workload = made.bound.program, made.workload
     assert len(workload.actors.chunks) == len(program.roles) == 3
-    assert [(arc.tail, arc.head) for arc in made.arcs] == list(
+    assert [(arc.tail, arc.head) for arc in made.legs] == list(
         zip(workload.hops.tail.tolist(), workload.hops.head.tolist(), strict=True)
     )
-    for arc in made.arcs:
+    for arc in made.legs:
         assert arc.queue in program.roles[arc.tail].sends
         assert arc.queue in program.roles[arc.head].receives
-    ends = [(program.roles[a.tail].rank, program.roles[a.head].rank) for a in made.arcs]
+    ends = [(program.roles[a.tail].rank, program.roles[a.head].rank) for a in made.legs]
     assert sorted(ends) == [(0, 1), (1, 2)]
     assert made.links == ((0, 1), (1, 2))
 
@@ -121,7 +121,7 @@ def test_receives_and_sends_keep_the_roles_order() -> None:
             (actors.sends_of, actors.sends, role.sends),
         ):
             mine = hops[of[number] : of[number + 1]].tolist()
-            assert tuple(made.arcs[hop].queue for hop in mine) == queues
+            assert tuple(made.legs[hop].queue for hop in mine) == queues
 
 
 def test_slots_are_the_channels() -> None:
@@ -141,7 +141,7 @@ def test_a_shared_queue_is_a_hop_per_pair_of_roles() -> None:
     roles.sort(key=lambda role: (role.rank, role.share))
     channel = replace(program.channels[0], shares=(0, 1))
     made = translated((replace(program, queues=queues, roles=tuple(roles), channels=(channel,)), topology), costs())
-    assert [arc.queue for arc in made.arcs] == [0, 0, 1, 1]
+    assert [arc.queue for arc in made.legs] == [0, 0, 1, 1]
     assert made.workload.hops.stream.tolist() == [0, 0, 1, 1]
     for sharing in ("fifo", "fair"):
         assert kernel.run(made.workload, sharing).transfers == made.workload.transfers == 8
@@ -199,7 +199,7 @@ def test_latency_is_the_issues_and_every_links() -> None:
     through = translate(bind(program, 1000, 4), network, costs(issue_us=5))
     assert through.workload.hops.latency_s.tolist() == [pytest.approx(9e-6)] * len(program.queues)
     assert all(len(queue.path) == 3 for queue in program.queues)
-    for hop, arc in enumerate(through.arcs):
+    for hop, arc in enumerate(through.legs):
         first, last = through.workload.hops.path_of[hop], through.workload.hops.path_of[hop + 1]
         pairs = [through.links[link] for link in through.workload.hops.path[first:last]]
         src, via, dst = program.queues[arc.queue].path
@@ -208,7 +208,7 @@ def test_latency_is_the_issues_and_every_links() -> None:
 
 def test_copy_engines_are_pools_of_the_sending_ranks() -> None:
     made = translated(chain_broadcast(), costs(copy_engines=2))
-    sources = [made.bound.program.queues[arc.queue].src for arc in made.arcs]
+    sources = [made.bound.program.queues[arc.queue].src for arc in made.legs]
     assert made.workload.hops.pool.tolist() == sources
     assert made.workload.pools.tolist() == [2, 2, 2]
     assert translated(chain_broadcast(), costs()).workload.hops.pool.tolist() == [-1, -1]
@@ -280,7 +280,7 @@ def test_reused_streams_serve_trees_at_the_same_depth() -> None:
     made = translated(two_trees(), costs(), Settings(streams="reused"))
     assert made.workload.streams == 5
     queues = made.bound.program.queues
-    first = {int(made.workload.hops.stream[h]) for h, arc in enumerate(made.arcs) if queues[arc.queue].path == (0, 1)}
+    first = {int(made.workload.hops.stream[h]) for h, arc in enumerate(made.legs) if queues[arc.queue].path == (0, 1)}
     assert len(first) == 1
     apart = broadcast(synthetic("clique:4"), ((0, 2), (2, 3), (3, 1)), ((0, 3), (3, 1), (1, 2)))
     assert translated(apart, costs(), Settings(streams="reused")).workload.streams == 6
@@ -308,7 +308,7 @@ def test_rtt_weights_are_in_proportion_to_the_inverse_of_latency() -> None:
     box.join(0, 1, 25, "nvlink")
     through = broadcast(box.finish(), ((0, 1), (1, 3, 2)))
     made = translated(through, costs(issue_us=5), Settings("rtt-weighted"))
-    by_links = {made.bound.program.queues[arc.queue].path: weights(made)[h] for h, arc in enumerate(made.arcs)}
+    by_links = {made.bound.program.queues[arc.queue].path: weights(made)[h] for h, arc in enumerate(made.legs)}
     assert by_links == {(0, 1): pytest.approx(9 / 7), (1, 3, 2): pytest.approx(1.0)}
     assert made.settings.kernel_sharing == "fair"
 
@@ -324,7 +324,7 @@ def test_unfair_links_give_the_first_tree_most() -> None:
     queues = made.bound.program.queues
     by_share = {
         made.bound.program.roles[arc.tail].share: weights(made)[h]
-        for h, arc in enumerate(made.arcs)
+        for h, arc in enumerate(made.legs)
         if queues[arc.queue].path == (0, 1)
     }
     assert by_share == {0: 1.0, 1: 1.0 / UNFAIRNESS}

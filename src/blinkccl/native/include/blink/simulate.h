@@ -21,7 +21,7 @@ typedef struct {
   const int32_t *actor_stream;
   const double *launch_s, *pace_s_per_byte, *start_s;
   const int32_t *receives_of, *receives, *sends_of, *sends;
-  const int32_t *tail, *head, *hop_stream, *pool, *slots;
+  const int32_t *tail, *head, *hop_stream, *pool, *slots, *frees;
   const double *latency_s, *signal_s, *weight;
   const int32_t *path_of, *path;
   const double *rates;

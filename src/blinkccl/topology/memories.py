@@ -1,15 +1,16 @@
-"""The ways between two GPUs that a store can take: what forwards packets on them, and what is a memory.
+"""What forwards packets on a path, and what is a memory: where data on its way is stored and fetched again.
 
-A kernel's store, and a peer copy, goes from GPU to GPU in one piece of hardware after the other without being kept
-anywhere. What crosses a *memory* is stored there and fetched again by somebody, so no store crosses it:
+A kernel's store or load, and a peer copy, goes from one memory to another through pieces of hardware that keep
+nothing. What crosses a *memory* is written there and read again by somebody:
 
 ==========================================  ==========================================================================
-vertex inside a path                        a store
+vertex inside a path                        a store or a load
 ==========================================  ==========================================================================
 ``switch`` (NVSwitch, PCIe switch), ``nic``  is forwarded
 ``host`` between PCIe and processors' buses  is forwarded: a root complex passes peer traffic on, as far as a machine
                                              allows it (libblink.so tries every pair before it relies on one)
-``host`` at an NVLink, C2C or other link     ends: such a link leads into the processor's memory (AC922, Grace)
+``host`` at an NVLink, C2C or other link     ends: such a link leads into the processor's memory (AC922, Grace). From
+                                             there it is forwarded to the memory of another processor
 ``gpu``, ``cpu``                             ends: a rank's memory, or that of a GPU outside the job
 ==========================================  ==========================================================================
 
@@ -33,14 +34,33 @@ _SLOW_WORDS = {"pcie": "PCIe", "smp": "the bus between processors", "net": "the 
 
 def memory_inside(topology: Topology, path: Sequence[int]) -> int | None:
     """The first vertex inside ``path`` (vertex ids, joined by links) that is a memory; None if all forward packets."""
+    in_host = any(topology.vertex[end].kind == "host" for end in (path[0], path[-1]))
     for before, at, after in zip(path, path[1:], path[2:], strict=False):
         kind = topology.vertex[at].kind
-        if kind in ("switch", "nic"):
+        if kind in ("switch", "nic") or (kind == "host" and in_host):
             continue
         links = (topology.link[before, at], topology.link[at, after])
         if kind != "host" or any(link.kind not in _FORWARDED_BY_HOSTS for link in links):
             return at
     return None
+
+
+def memories_on(topology: Topology, path: Sequence[int]) -> tuple[int, ...]:
+    """The fewest vertices inside ``path`` at which data on its way has to be stored, each as late as possible.
+
+    Late, since what is written ahead need not wait for an answer, as what is read does.
+    """
+    found: list[int] = []
+    begin = 0
+    while memory_inside(topology, path[begin:]) is not None:
+        begin = max(
+            at
+            for at in range(begin + 1, len(path) - 1)
+            if topology.vertex[path[at]].kind not in ("switch", "nic")
+            and memory_inside(topology, path[begin : at + 1]) is None
+        )
+        found.append(path[begin])
+    return tuple(found)
 
 
 @lru_cache(maxsize=64)
