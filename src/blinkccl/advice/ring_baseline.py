@@ -10,6 +10,7 @@ from blinkccl.errors import TopologyError, UnsupportedError
 from blinkccl.forest.model import Forest
 from blinkccl.report.text import count, gb_per_s_text
 from blinkccl.topology.model import FAST_KINDS
+from blinkccl.topology.select import PCIE_CHOICES
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ def ring_baseline(request: Request) -> RingBaseline:
         if request.collective.name not in ring.SERVED:
             return RingBaseline(None, reason=str(error))
         # What ring says of itself is advice for somebody who asked for it, not for a baseline.
-        where = "" if request.links == "pcie" else "no NVLink ring through all ranks, and "
+        where = "" if request.links in PCIE_CHOICES else "no NVLink ring through all ranks, and "
         return RingBaseline(None, reason=f"{where}no PCIe that would close one")
     fast = any(link.kind in FAST_KINDS for link in forest.topology.links)
     return RingBaseline(forest.algbw_gb_per_s, ring.ring_count(request) if fast else 1, fast)

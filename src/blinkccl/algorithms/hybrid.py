@@ -1,15 +1,17 @@
 """NVLink trees and PCIe trees side by side, the data split between them (Blink, MLSys 2020, §3.4, Eq 8).
 
-The driver of the paper's time takes NVLink for every pair of GPUs that has one; only with peer access disabled does
-their data go over PCIe. So there are two sets of trees, and switching costs T_dpa. Both sets end together when
+The driver takes NVLink for every pair of GPUs that has one, unless peer access is disabled: so the paper has two sets
+of trees, and switching costs T_dpa. Both sets end together when
 
     D_PCIe / BW_PCIe + T_dpa = (D − D_PCIe) / BW_NVL                                                    (Eq 8)
 
 A forest knows no sizes. :func:`plan` is therefore the split of large data, where T_dpa does not count;
 :func:`plan_split` takes any split, and :func:`hybrid_split` finds the one for a size and a T_dpa.
 
-Where peer access need not be toggled there is no reason for two sets: ``optimal`` with ``--links all`` packs one
-forest over both link classes, in which a tree may use both, and is never slower than this.
+Where we differ: what goes over PCIe is stored in the hosts' memories and fetched there (``--links staged``), which
+needs no switching, and is slower where PCIe switches would have forwarded. The paper's way is timed by
+:mod:`blinkccl.baselines.hybrid`. Nothing then asks for two sets: ``optimal`` with ``--links all`` packs one forest
+over both link classes, in which a tree may use both, and is never slower.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from blinkccl.errors import TopologyError, UnsupportedError, UsageError
 from blinkccl.forest.model import Forest, attained_rate
 from blinkccl.topology.assembly import exact_unit
 from blinkccl.topology.model import FAST_KINDS
+from blinkccl.topology.select import PCIE_CHOICES
 from blinkccl.units import GB
 
 ALGORITHM = "hybrid"
@@ -74,7 +77,7 @@ def hybrid_split(
 
 def rates(request: Request) -> tuple[Fraction, Fraction]:
     """(BW_PCIe, BW_NVL) in GB/s: what the trees of each class reach by themselves."""
-    pcie, nvlink = (class_plan(request, links) for links in ("pcie", "fast"))
+    pcie, nvlink = (class_plan(request, links) for links in ("staged", "fast"))
     return _gb_per_s(pcie), _gb_per_s(nvlink)
 
 
@@ -101,7 +104,7 @@ def plan_split(request: Request, pcie_part: Fraction) -> Forest:
     if not 0 <= pcie_part <= 1:
         raise UsageError(f"hybrid: the part for PCIe must be between 0 and 1, got {pcie_part}")
     both = replace(request, links="all")
-    parts = {"fast": 1 - pcie_part, "pcie": pcie_part}
+    parts = {"fast": 1 - pcie_part, "staged": pcie_part}
     halves = [(part, class_plan(request, links).shares) for links, part in parts.items()]
     weighted = [(share, share.weight * part) for part, shares in halves if part for share in shares]
     shares = tuple(replace(share, weight=weight, slice=number) for number, (share, weight) in enumerate(weighted))
@@ -111,14 +114,14 @@ def plan_split(request: Request, pcie_part: Fraction) -> Forest:
 
 
 def class_plan(request: Request, links: str) -> Forest:
-    """The best forest on one class of links, ``"fast"`` or ``"pcie"``; refuses what :func:`plan_split` refuses."""
+    """The best forest on ``"fast"``, ``"pcie"`` or ``"staged"`` links; refuses what :func:`plan_split` refuses."""
     require_one_server(request, ALGORITHM)
-    if request.links == "pcie":
+    if request.links in PCIE_CHOICES:
         raise UnsupportedError(
-            f"{ALGORITHM} sends over NVLink and PCIe, but --links pcie asks for PCIe alone; leave --links out, or use "
-            "--algo optimal"
+            f"{ALGORITHM} sends over NVLink and PCIe, but --links {request.links} asks for PCIe alone; leave "
+            "--links out, or use --algo optimal"
         )
-    name = "PCIe" if links == "pcie" else "NVLink (or xGMI, C2C)"
+    name = "NVLink (or xGMI, C2C)" if links == "fast" else "PCIe"
     one = replace(request, links=links)
     try:
         network = one.network

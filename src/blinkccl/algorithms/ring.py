@@ -42,6 +42,7 @@ from blinkccl.collectives.spec import Block
 from blinkccl.errors import TopologyError, UnsupportedError
 from blinkccl.forest.model import Forest, Share, Tree, link_use
 from blinkccl.topology.model import FAST_KINDS, Topology
+from blinkccl.topology.select import PCIE_CHOICES
 
 SERVED = ("broadcast", "reduce", "allreduce", "allgather", "reduce_scatter")
 
@@ -111,7 +112,7 @@ def ring_count(request: Request) -> int:
 
 def rings_for(request: Request) -> tuple[Topology, tuple[Ring, ...]]:
     """The rings and the links they lie on: NVLink if it closes one, else PCIe, else UnsupportedError."""
-    if request.links != "pcie":
+    if request.links not in PCIE_CHOICES:
         network, rings = fast_rings(request)
         if network is not None and rings:
             return network, rings
@@ -119,8 +120,9 @@ def rings_for(request: Request) -> tuple[Topology, tuple[Ring, ...]]:
         by_rank = network is not None
     else:
         why, by_rank = "PCIe was asked for", False
+    links = request.links if request.links in PCIE_CHOICES else "pcie"
     try:
-        network = replace(request, links="pcie", relays=False).network
+        network = replace(request, links=links, relays=False).network
     except TopologyError as error:
         raise UnsupportedError(f"ring: {why}, and PCIe closes none: {error}") from None
     return network, _fall_back(network, request.ranks, by_rank)

@@ -246,7 +246,8 @@ def _parts(network: Topology, members: Sequence[int]) -> list[tuple[int, ...]]:
 
 def _why_apart(request: Request, members: Sequence[int], apart: Sequence[Sequence[int]]) -> str:
     named = " and ".join("{" + _listed(part) + "}" for part in apart)
-    remedies = [f"--links {links}" for links in LINK_CHOICES if _joins(replace(request, links=links), members)]
+    others = [links for links in LINK_CHOICES if links != "staged"]
+    remedies = [f"--links {links}" for links in others if _joins(replace(request, links=links), members)]
     if _joins(replace(request, relays=True), members):
         remedies.append("--relays")
     return (

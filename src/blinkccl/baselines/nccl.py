@@ -21,6 +21,7 @@ from blinkccl.baselines.nccl_system import check_nvidia
 from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Forest
 from blinkccl.simulate.calibration import machine_name
+from blinkccl.topology.select import PCIE_CHOICES
 
 #: NCCL 2.4 moves data in slices: a buffer of 4 MiB has 8.
 NCCL_SLICE_BYTES = 512 * 1024
@@ -97,8 +98,8 @@ def prepare_nccl_230(request: Request, conditions: Conditions) -> Prepared:
     """NCCL 2.30's channel search, and its cost model for each size."""
     if request.collective.name not in SERVED:
         raise UnsupportedError(f"nccl-2.30 has no ring for {request.collective.name}, only for {', '.join(SERVED)}")
-    if request.links == "pcie":
-        raise UnsupportedError("nccl-2.30 chooses its links itself: leave --links pcie out")
+    if request.links in PCIE_CHOICES:
+        raise UnsupportedError(f"nccl-2.30 chooses its links itself: leave --links {request.links} out")
     if conditions.settings.start_s:
         raise UnsupportedError("nccl-2.30 is a model, which knows no start skew: leave --skew out")
     channels = search(request.topology, request.ranks)

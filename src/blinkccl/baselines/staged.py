@@ -37,6 +37,7 @@ from blinkccl.forest.model import Forest, Path, Share, Tree, attained_rate
 from blinkccl.schedule.chunking import ALIGNMENT_BYTES
 from blinkccl.simulate.calibration import Calibration, EngineCosts, LinkClass, Number, link_cost
 from blinkccl.simulate.run import Simulation, simulate
+from blinkccl.topology.memories import memories_on
 from blinkccl.topology.model import RANK_KINDS, Link, Topology
 from blinkccl.units import GB
 
@@ -149,7 +150,7 @@ def multi_path(
     streams: int = STREAMS,
     window: int = 1,
 ) -> WholeShares:
-    """A copy from one GPU to another, part of it directly and part through the host's memory, as a relay of the plan.
+    """A copy from one GPU to another, part of it directly and part through the host's memory.
 
     ``host_part`` of it, 0 ≤ part < 1 (None: what makes both parts take equally long), goes in as many chunks as there
     are ``streams``: one goes up while the next comes down. ``window`` messages are under way at once.
@@ -163,8 +164,8 @@ def multi_path(
     except TopologyError as error:
         raise UnsupportedError(f"multi-path needs a path between its two ends: {error}") from None
     drawn = [(share.weight, share.broadcast.edges[0]) for share in flow.shares if share.broadcast is not None]
-    direct = [(weight, path) for weight, path in drawn if _host_on(flow.topology, path) is None]
-    staged = [(weight, path) for weight, path in drawn if _host_on(flow.topology, path) is not None]
+    direct = [(weight, path) for weight, path in drawn if not memories_on(flow.topology, path)]
+    staged = [(weight, path) for weight, path in drawn if memories_on(flow.topology, path)]
     if not direct or not staged:
         missing = "around the host" if staged else "through a host"
         raise UnsupportedError(
@@ -178,16 +179,13 @@ def multi_path(
     # A window's direct copies are issued while others run; a single one starts by itself.
     parts = [(1 - part, direct, streams if window > 1 else 1), (part, staged, streams)]
     forest = _striped(flow, [row for row in parts if row[0] > 0])
-    relays = len(forest.ranks) - 2
     if conditions.settings.start_s:
-        # Skew is that of the job's ranks; the hosts are there from the beginning.
         collective, given = request.collective, conditions.settings.start_s
         assert collective.src is not None
         assert collective.dst is not None
         if len(given) != len(request.ranks):
             raise UnsupportedError(f"{len(given)} start times for {len(request.ranks)} ranks; give one per rank")
-        ends_s = given[collective.src], given[collective.dst]
-        settings = replace(conditions.settings, start_s=(*ends_s, *(0.0,) * relays))
+        settings = replace(conditions.settings, start_s=(given[collective.src], given[collective.dst]))
         conditions = replace(conditions, settings=settings)
     found = planned("multi-path", forest, conditions)
     detail = f"{float(part):.1%} through the host on {streams} streams".replace("%", " %")
@@ -201,11 +199,6 @@ def _of_two(request: Request) -> Request:
     assert collective.dst is not None
     ends = request.ranks[collective.src], request.ranks[collective.dst]
     return replace(request, ranks=ends, collective=Collective("sendrecv", 2, src=0, dst=1))
-
-
-def _host_on(topology: Topology, path: Path) -> int | None:
-    """Where on a path its first host is."""
-    return next((i for i, vertex in enumerate(path) if topology.vertex[vertex].kind == "host"), None)
 
 
 def _together(topology: Topology, calibration: Calibration, paths: Sequence[tuple[Fraction, Path]]) -> float:
@@ -222,23 +215,14 @@ def _rate(calibration: Calibration, link: Link) -> float:
 
 
 def _striped(flow: Forest, parts: Sequence[tuple[Fraction, Sequence[tuple[Fraction, Path]], int]]) -> Forest:
-    """Shares for (part of the data, paths with weights, streams); the hosts on the paths become relays."""
+    """Shares for (part of the data, paths with weights, streams)."""
     shares: list[Share] = []
-    hosts: list[int] = []
     for part, paths, streams in parts:
         total = sum((weight for weight, _ in paths), Fraction(0))
         for weight, path in paths:
-            stop = _host_on(flow.topology, path)
-            if stop is not None and path[stop] not in hosts:
-                hosts.append(path[stop])
-            edges = (path,) if stop is None else (path[: stop + 1], path[stop:])
-            each = part * weight / total / streams
-            shares += [Share(each, len(shares) + i, None, path[0], None, Tree(path[0], edges)) for i in range(streams)]
-    ranks = (*flow.ranks, *hosts)
-    src, dst = flow.collective.src, flow.collective.dst
-    collective = Collective("sendrecv", len(ranks), src=src, dst=dst)
-    rate = attained_rate(flow.topology, shares)
-    return Forest(collective, ranks, "multi-path", flow.topology, tuple(shares), rate, flow.certificate)
+            each, tree = part * weight / total / streams, Tree(path[0], (path,))
+            shares += [Share(each, len(shares) + i, None, path[0], None, tree) for i in range(streams)]
+    return replace(flow, algorithm="multi-path", shares=tuple(shares), rate=attained_rate(flow.topology, shares))
 
 
 def prepare_plain_ring(request: Request, conditions: Conditions) -> Prepared:

@@ -41,8 +41,9 @@ Links = Annotated[
     str,
     Option(
         "--links",
-        metavar="fast|pcie|all",
-        help="fast: NVLink and its kin, PCIe where there is nothing else; between servers the network.",
+        metavar="fast|pcie|staged|all",
+        help="fast: NVLink and its kin, PCIe where there is nothing else; between servers the network. staged: PCIe "
+        "through the hosts' memories, as beside NVLink; all: both.",
     ),
 ]
 Root = Annotated[

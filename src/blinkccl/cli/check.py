@@ -39,7 +39,9 @@ def check(
     links: Annotated[
         str | None,
         Option(
-            "--links", metavar="fast|pcie|all", help="Which links of --topo; default: those that the plan was made for."
+            "--links",
+            metavar="fast|pcie|staged|all",
+            help="Which links of --topo; default: those that the plan was made for.",
         ),
     ] = None,
     json: arguments.Json = False,

@@ -33,7 +33,7 @@ Text and files show all links unless --links is given; --json shows what a plan 
 def topo(
     spec: Annotated[str | None, Argument(metavar="SPEC", help="Topology; default: this machine.")] = None,
     gpus: arguments.Gpus = None,
-    links: Annotated[str | None, Option("--links", metavar="fast|pcie|all", help="Which links to show.")] = None,
+    links: Annotated[str | None, Option("--links", metavar="fast|pcie|staged|all", help="Which links to show.")] = None,
     json: arguments.Json = False,
     output: arguments.Output = None,
 ) -> None:
@@ -57,7 +57,7 @@ def topo(
 def _cut_down(topology: Topology, ranks: tuple[int, ...], links: str) -> Topology:
     from blinkccl.topology.select import network_for
 
-    return network_for(topology, ranks, links)
+    return network_for(topology, ranks, links, stored=False)
 
 
 def _as_planned(topology: Topology, ranks: tuple[int, ...], links: str | None) -> Topology:

@@ -32,10 +32,11 @@ _MAX_ID = 2**31
 
 @dataclass(frozen=True, slots=True)
 class GivenLinks:
-    """The topology: kind of each vertex, integer capacity and stated GB/s of each directed link."""
+    """The topology: kind of each vertex, what some are part of; capacity and stated GB/s of each directed link."""
 
     unit_gb_per_s: float
     kinds: dict[int, str]
+    part_of: dict[int, int]
     capacity: dict[Arc, int]
     gb_per_s: dict[Arc, float]
 
@@ -111,16 +112,19 @@ def read_network(data: object) -> GivenLinks:
     """The topology in ``data``, a JSON object as ``blink topo --json`` prints it; a ScheduleError gives the path."""
     topology = upgraded(_versioned(data, "topology"))
     kinds: dict[int, str] = {}
+    part_of: dict[int, int] = {}
     for i, entry in enumerate(_typed(topology, "vertices", "topology", list)):
         where = f"topology.vertices[{i}]"
         vertex = _int(_object(entry, where), "id", where)
         if vertex in kinds:
             raise ScheduleError(f"{where}: id {vertex} is given twice; vertex ids must be unique")
         kinds[vertex] = _typed(entry, "kind", where, str)
+        if entry.get("part_of") is not None:
+            part_of[vertex] = _int(entry, "part_of", where)
     unit = _number(topology, "unit_gb_per_s", "topology")
     if unit <= 0:
         raise ScheduleError(f"topology.unit_gb_per_s: expected a positive number of GB/s, got {unit}")
-    network = GivenLinks(unit, kinds, {}, {})
+    network = GivenLinks(unit, kinds, part_of, {}, {})
     for i, entry in enumerate(_typed(topology, "links", "topology", list)):
         _link(network, _object(entry, f"topology.links[{i}]"), f"topology.links[{i}]")
     return network

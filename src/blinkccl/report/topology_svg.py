@@ -19,8 +19,15 @@ _COLOURS = {
     "shm": "#00838f",
 }
 #: How far from the centre of its server a vertex stands, by kind, as a part of the server's radius.
-_ORBIT = {"gpu": 1.0, "cpu": 1.0, "nic": 1.25, "switch": 0.6, "host": 0.25}
-_FILL = {"gpu": "#c8e6c9", "cpu": "#c8e6c9", "nic": "#e1bee7", "switch": "#eceff1", "host": "#ffcdd2"}
+_ORBIT = {"gpu": 1.0, "cpu": 1.0, "nic": 1.25, "switch": 0.6, "host": 0.25, "memory": 0.25}
+_FILL = {
+    "gpu": "#c8e6c9",
+    "cpu": "#c8e6c9",
+    "nic": "#e1bee7",
+    "switch": "#eceff1",
+    "host": "#ffcdd2",
+    "memory": "#ffcdd2",
+}
 _RADIUS = 13
 
 

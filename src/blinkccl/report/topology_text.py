@@ -25,7 +25,7 @@ _STYLES = {
     "-": "dim",
 }
 #: A host vertex is a PCIe root complex: a processor may have several.
-_TRANSIT = {"switch": "switch", "nic": "NIC", "host": "host bridge"}
+_TRANSIT = {"switch": "switch", "nic": "NIC", "host": "host bridge", "memory": "host memory"}
 
 
 def topology_text(topology: Topology, paint: Paint = plain) -> str:

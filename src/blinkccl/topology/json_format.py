@@ -18,13 +18,14 @@ MAX_ID = 2**31 - 1
 MAX_CAPACITY = 10**15
 
 
-class VertexRecord(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=False):
-    """``Vertex`` as written; a missing name is taken from kind and id."""
+class VertexRecord(msgspec.Struct, forbid_unknown_fields=True):
+    """``Vertex`` as written; a missing name is taken from kind and id, ``part_of`` is there only where it says so."""
 
     id: int
     kind: str
     server: int = 0
     name: str = ""
+    part_of: int | None = None
 
 
 class LinkRecord(msgspec.Struct, forbid_unknown_fields=True):
@@ -63,6 +64,9 @@ def looks_like(text: str) -> bool:
 def to_document(topology: Topology) -> dict[str, Any]:
     """``topology`` as plain dictionaries and lists, in the order of the schema."""
     lists = {key: list(msgspec.to_builtins(getattr(topology, key))) for key in ("vertices", "links", "notes")}
+    for vertex in lists["vertices"]:
+        if vertex["part_of"] is None:
+            del vertex["part_of"]
     return {
         "schema_version": SCHEMA_VERSION,
         "name": topology.name,
@@ -116,7 +120,7 @@ def from_record(record: TopologyRecord, source: str) -> Topology:
         Link(x.src, x.dst, x.capacity, x.kind, _gb_per_s(record, i, source), x.provenance)
         for i, x in enumerate(record.links)
     )
-    vertices = tuple(Vertex(v.id, v.kind, v.server, v.name) for v in record.vertices)
+    vertices = tuple(Vertex(v.id, v.kind, v.server, v.name, v.part_of) for v in record.vertices)
     try:
         return Topology(record.name, record.unit_gb_per_s, vertices, links, tuple(record.notes))
     except TopologyError as error:
@@ -158,7 +162,7 @@ def _check_size(record: TopologyRecord, source: str) -> None:
     if not any(v.kind in RANK_KINDS for v in record.vertices):
         raise TopologyError(f"{source}: no vertex is of kind {' or '.join(RANK_KINDS)}, so there are no ranks")
     for v in record.vertices:
-        if not (0 <= v.id <= MAX_ID and 0 <= v.server <= MAX_ID):
+        if not all(0 <= number <= MAX_ID for number in (v.id, v.server, v.part_of or 0)):
             raise TopologyError(f"{source}: vertex {v.id} on server {v.server}: ids are 0 … {MAX_ID}")
 
 

@@ -11,33 +11,38 @@ vertex inside a path                        a store or a load
                                              allows it (libblink.so tries every pair before it relies on one)
 ``host`` at an NVLink, C2C or other link     ends: such a link leads into the processor's memory (AC922, Grace). From
                                              there it is forwarded to the memory of another processor
+``memory``                                   ends, likewise
 ``gpu``, ``cpu``                             ends: a rank's memory, or that of a GPU outside the job
 ==========================================  ==========================================================================
 
 Two GPUs that reach each other over NVLink (or xGMI), directly or through a switch, never store over PCIe: the driver
-gives every pair one route, and that is the fast one.
+gives every pair one route, and that is the fast one. What they send over PCIe they store in a host's memory: see
+:func:`staged`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
+from math import inf
 
-from blinkccl.topology.model import FAST_KINDS, Link, Topology
+from blinkccl.topology.model import FAST_KINDS, Link, Topology, Vertex
 
 #: Kinds of links between which a processor's root complex forwards packets.
 _FORWARDED_BY_HOSTS = ("pcie", "smp", "net")
+#: Processors with their memories.
+_HOSTS = ("host", "memory")
 _SLOW_WORDS = {"pcie": "PCIe", "smp": "the bus between processors", "net": "the network"}
 
 
 def memory_inside(topology: Topology, path: Sequence[int]) -> int | None:
     """The first vertex inside ``path`` (vertex ids, joined by links) that is a memory; None if all forward packets."""
-    in_host = any(topology.vertex[end].kind == "host" for end in (path[0], path[-1]))
+    in_host = any(topology.vertex[end].kind in _HOSTS for end in (path[0], path[-1]))
     for before, at, after in zip(path, path[1:], path[2:], strict=False):
         kind = topology.vertex[at].kind
-        if kind in ("switch", "nic") or (kind == "host" and in_host):
+        if kind in ("switch", "nic") or (kind in _HOSTS and in_host):
             continue
         links = (topology.link[before, at], topology.link[at, after])
         if kind != "host" or any(link.kind not in _FORWARDED_BY_HOSTS for link in links):
@@ -94,6 +99,51 @@ def store_fault(topology: Topology, path: Sequence[int]) -> str | None:
         over = " and ".join(_SLOW_WORDS[kind] for kind in slow)
         return f"its path {way} leads over {over}; stores from GPU {src} to GPU {dst} take the faster link between them"
     return None
+
+
+def staged(
+    vertices: Sequence[Vertex], links: Sequence[Link], servers: Collection[int]
+) -> tuple[list[Vertex], list[Link]]:
+    """A part of a topology in which PCIe leads through the hosts' memories on these ``servers``.
+
+    Hosts become memories, and a PCIe switch does not pass data from one GPU below it to another: it becomes two
+    vertices, one on the way up to the host, which keeps its id, and one on the way down, with an id behind all others.
+    A NIC counts as above its switch, as it takes data from GPUs directly.
+    """
+    done = {v.server for v in vertices if v.kind == "memory"}
+    kind = {v.id: v.kind for v in vertices if v.server in servers and v.server not in done}
+    pcie = [link for link in links if link.kind == "pcie" and link.src in kind and link.dst in kind]
+    height = _heights(kind, pcie)
+    switches = sorted(v for v, steps in height.items() if kind[v] == "switch")
+    below = {v: 1 + max(v.id for v in vertices) + place for place, v in enumerate(switches)}
+    changed: list[Vertex] = []
+    for v in vertices:
+        changed.append(replace(v, kind="memory") if kind.get(v.id) == "host" else v)
+        if v.id in below:
+            changed[-1] = replace(v, name=f"{v.label} up")
+            changed.append(replace(v, id=below[v.id], name=f"{v.label} down", part_of=v.id))
+    moved = []
+    for link in links:
+        down = link.kind == "pcie" and height.get(link.src, inf) < height.get(link.dst, inf)
+        moved.append(
+            replace(link, src=below.get(link.src, link.src), dst=below.get(link.dst, link.dst)) if down else link
+        )
+    return sorted(changed, key=lambda v: v.id), moved
+
+
+def _heights(kind: Mapping[int, str], pcie: Sequence[Link]) -> dict[int, int]:
+    """Steps from the nearest host or NIC, for these and for the switches below them."""
+    height = {v: 0 for v, what in kind.items() if what in ("host", "nic")}
+    line = list(height)
+    ahead: dict[int, list[int]] = {}
+    for link in pcie:
+        ahead.setdefault(link.src, []).append(link.dst)
+    for at in line:
+        for near in ahead.get(at, ()):
+            if near not in height and kind[near] == "switch":
+                height[near] = height[at] + 1
+                line.append(near)
+    return height
 
 
 def without_memory_links(topology: Topology) -> Topology:

@@ -16,8 +16,9 @@ from blinkccl.errors import TopologyError
 
 #: Vertices that can be ranks. ``cpu`` is a core or NUMA node of a machine without GPUs.
 RANK_KINDS = ("gpu", "cpu")
-#: Everything else only passes data on: unicast, no reduction, no multicast.
-TRANSIT_KINDS = ("switch", "nic", "host")
+#: Everything else only passes data on: unicast, no reduction, no multicast. A ``memory`` is a host that stores what
+#: crosses it, where a ``host`` may forward it (:mod:`blinkccl.topology.memories`).
+TRANSIT_KINDS = ("switch", "nic", "host", "memory")
 VERTEX_KINDS = RANK_KINDS + TRANSIT_KINDS
 LINK_KINDS = ("nvlink", "xgmi", "c2c", "pcie", "smp", "net", "shm")
 #: Kinds that ``--links fast`` prefers inside a server.
@@ -27,12 +28,16 @@ PROVENANCES = ("catalog", "declared", "nvml", "measured", "nvidia-smi", "nccl-xm
 
 @dataclass(frozen=True, slots=True)
 class Vertex:
-    """One device: ``kind`` is one of :data:`VERTEX_KINDS`, ``server`` the index of its server."""
+    """One device: ``kind`` is one of :data:`VERTEX_KINDS`, ``server`` the index of its server.
+
+    ``part_of``: the vertex of the machine of which this is one way through; None where it is the whole.
+    """
 
     id: int
     kind: str
     server: int = 0
     name: str = ""
+    part_of: int | None = None
 
     @property
     def label(self) -> str:

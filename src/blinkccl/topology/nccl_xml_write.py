@@ -17,7 +17,7 @@ from blinkccl.topology import nccl_xml
 from blinkccl.topology.assembly import exact_unit
 from blinkccl.topology.connectivity import reachable
 from blinkccl.topology.model import Topology
-from blinkccl.topology.select import LINK_CHOICES, ids_text, network_for
+from blinkccl.topology.select import ids_text, network_for
 
 #: Transfer rates of PCIe in GT/s, in the order in which they are chosen.
 _SPEEDS = ("8", "16", "32", "64", "5", "2.5")
@@ -263,7 +263,7 @@ _Colours = dict[int, int]
 
 
 def differences(topology: Topology, text: str) -> list[str]:
-    """A sentence for each choice of ``--links`` whose network is another one when ``text`` is read back.
+    """A sentence for each choice of links whose network is another one when ``text`` is read back.
 
     Networks are compared by refinement of colours from the GPUs, in their order; vertices that only pass data
     on have no identity of their own. Cost: O(links × rounds).
@@ -272,7 +272,7 @@ def differences(topology: Topology, text: str) -> list[str]:
     found = []
     if again.ranks != topology.ranks:
         found.append(f"GPUs {ids_text(topology.ranks)} become {ids_text(again.ranks)}")
-    for choice in LINK_CHOICES:
+    for choice in ("fast", "pcie", "all"):
         before, after = _network(topology, choice), _network(again, choice)
         if not _same(before, after):
             found.append(f"--links {choice} gives {_instead(before, after)}")
@@ -291,7 +291,7 @@ def _instead(before: Topology | None, after: Topology | None) -> str:
 def _network(topology: Topology, links: str) -> Topology | None:
     """The network of all GPUs on ``links``; None where these leave them apart."""
     try:
-        return network_for(topology, topology.ranks, links)
+        return network_for(topology, topology.ranks, links, stored=False)
     except TopologyError:
         return None
 

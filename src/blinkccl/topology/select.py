@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 from math import gcd
 
 from blinkccl.errors import TopologyError
 from blinkccl.topology.assembly import exact_unit
 from blinkccl.topology.connectivity import beside, between, parts, reachable
-from blinkccl.topology.model import FAST_KINDS, LINK_KINDS, RANK_KINDS, Link, Topology
+from blinkccl.topology.memories import staged
+from blinkccl.topology.model import FAST_KINDS, LINK_KINDS, RANK_KINDS, Link, Topology, Vertex
 
 #: What ``--links`` takes.
-LINK_CHOICES = ("fast", "pcie", "all")
+LINK_CHOICES = ("fast", "pcie", "staged", "all")
+#: Those that leave fast links out.
+PCIE_CHOICES = ("pcie", "staged")
 PCIE_KINDS = ("pcie", "smp")
 
 
-def network_for(topology: Topology, ranks: Sequence[int], links: str = "fast", *, relays: bool = False) -> Topology:
+def network_for(
+    topology: Topology, ranks: Sequence[int], links: str = "fast", *, relays: bool = False, stored: bool = True
+) -> Topology:
     """The links to plan on; results are cached, as planners ask again and again.
 
     Keeps the ``ranks`` (vertex ids), and of the switches, NICs and hosts those that lie on a way between two of them.
@@ -25,15 +30,18 @@ def network_for(topology: Topology, ranks: Sequence[int], links: str = "fast", *
 
     - ``"fast"``: in a server, NVLink, xGMI, C2C or shared memory where these join two of its ranks, else
       PCIe and the bus between sockets. That bus is kept beside fast links that end in the processors
-      (AC922), as it continues them. ``"pcie"``: PCIe and that bus alone. ``"all"``: everything.
+      (AC922), as it continues them. ``"pcie"``: PCIe and that bus alone, as if there were no NVLink. ``"staged"``:
+      the same, but where fast links join all ranks of a server, data has to go through the hosts' memories
+      (:func:`~blinkccl.topology.memories.staged`). ``"all"``: both this and the fast links.
       Network links are kept with each, when the ranks span several servers.
     - ``relays``: whether GPUs outside ``ranks`` may pass data on. They keep their kind; a planner takes every
       vertex outside ``ranks`` for unicast transit.
+    - ``stored``: if not, ``"all"`` has PCIe as the machine has it, for people to look at.
 
     A TopologyError if a rank is unknown, no GPU, or given twice, ``links`` is none of the three, or some rank cannot
     reach another on the links kept (the message names the parts, and what would join them).
     """
-    return _network(topology, tuple(ranks), links, relays)
+    return _network(topology, tuple(ranks), links, relays, stored)
 
 
 def check_ranks(topology: Topology, ranks: Sequence[int]) -> None:
@@ -65,32 +73,43 @@ def ids_text(ids: Iterable[int]) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _network(topology: Topology, ranks: tuple[int, ...], links: str, relays: bool) -> Topology:
+def _network(topology: Topology, ranks: tuple[int, ...], links: str, relays: bool, stored: bool) -> Topology:
     if links not in LINK_CHOICES:
         raise TopologyError(f"unknown links {links!r}; expected one of {', '.join(LINK_CHOICES)}")
     check_ranks(topology, ranks)
-    network = _cut_down(topology, ranks, links, relays)
+    network = _cut_down(topology, ranks, links, relays, stored)
     apart = parts(ranks, network.link)
     if len(apart) > 1:
         raise TopologyError(_why_apart(topology, ranks, links, relays, apart))
     return network
 
 
-def _cut_down(topology: Topology, ranks: tuple[int, ...], links: str, relays: bool) -> Topology:
+def _cut_down(topology: Topology, ranks: tuple[int, ...], links: str, relays: bool, stored: bool = False) -> Topology:
     wanted = set(ranks)
     present = {v.id for v in topology.vertices if relays or v.id in wanted or v.kind not in RANK_KINDS}
     candidates = [x for x in topology.links if x.src in present and x.dst in present]
-    allowed = _allowed(topology, candidates, ranks, links)
-    kept = between(ranks, beside((x.src, x.dst) for x in allowed))
-    return _rebuilt(topology, kept, [x for x in allowed if x.src in kept and x.dst in kept])
-
-
-def _allowed(topology: Topology, candidates: list[Link], ranks: tuple[int, ...], links: str) -> list[Link]:
-    """The candidates whose kind this choice plans on in their server."""
     server = {v.id: v.server for v in topology.vertices}
-    servers = sorted({server[r] for r in ranks})
     fast = _fast_links(topology)
-    fast_servers = _fast_servers(candidates, fast, ranks, server) if links == "fast" else set()
+    joined = _joined_by_fast_links(candidates, fast, ranks, server)
+    allowed = _allowed(candidates, fast, joined.keys(), {server[r] for r in ranks}, server, links)
+    vertices: Sequence[Vertex] = topology.vertices
+    if links == "staged" or (links == "all" and stored):
+        vertices, allowed = staged(vertices, allowed, [s for s, whole in joined.items() if whole])
+    kept = between(ranks, beside((x.src, x.dst) for x in allowed))
+    return _rebuilt(
+        topology, [v for v in vertices if v.id in kept], [x for x in allowed if x.src in kept and x.dst in kept]
+    )
+
+
+def _allowed(
+    candidates: list[Link],
+    fast: frozenset[tuple[int, int]],
+    fast_servers: Collection[int],
+    servers: Collection[int],
+    server: dict[int, int],
+    links: str,
+) -> list[Link]:
+    """The candidates whose kind this choice plans on in their server; ``servers`` are those of the ranks."""
 
     def plans_on(link: Link) -> bool:
         if link.kind == "net":
@@ -98,9 +117,9 @@ def _allowed(topology: Topology, candidates: list[Link], ranks: tuple[int, ...],
         homes = [s for s in (server[link.src], server[link.dst]) if s in servers]
         if links == "all":
             return bool(homes)
-        if (link.src, link.dst) in fast and any(s in fast_servers for s in homes):
+        if links == "fast" and (link.src, link.dst) in fast and any(s in fast_servers for s in homes):
             return True
-        return link.kind in PCIE_KINDS and any(s not in fast_servers for s in homes)
+        return link.kind in PCIE_KINDS and any(links != "fast" or s not in fast_servers for s in homes)
 
     return [x for x in candidates if plans_on(x)]
 
@@ -115,23 +134,27 @@ def _fast_links(topology: Topology) -> frozenset[tuple[int, int]]:
     )
 
 
-def _fast_servers(
+def _joined_by_fast_links(
     candidates: list[Link], fast: frozenset[tuple[int, int]], ranks: tuple[int, ...], server: dict[int, int]
-) -> set[int]:
-    """Servers with a rank that fast links join to another rank, through switches too."""
+) -> dict[int, bool]:
+    """Servers with a rank that fast links join to another rank, through switches too; and whether to all of its own."""
     near = beside((x.src, x.dst) for x in candidates if (x.src, x.dst) in fast)
-    found: set[int] = set()
+    found: dict[int, bool] = {}
     done: set[int] = set()
     for rank in ranks:
         if rank not in done:
             members = reachable(rank, near) & set(ranks)
             done |= members
             if len(members) > 1:
-                found |= {server[r] for r in members}
+                found |= {server[r]: _all_of_server(server, r, ranks) <= members for r in members}
     return found
 
 
-def _rebuilt(topology: Topology, kept: set[int], links: list[Link]) -> Topology:
+def _all_of_server(server: dict[int, int], rank: int, ranks: tuple[int, ...]) -> set[int]:
+    return {other for other in ranks if server[other] == server[rank]}
+
+
+def _rebuilt(topology: Topology, vertices: list[Vertex], links: list[Link]) -> Topology:
     """The kept part with capacities in the unit of its kinds (see :func:`network_for`)."""
     kinds = {x.kind for x in links}
     unit = gcd(*(x.capacity for x in topology.links if x.kind in kinds)) or 1
@@ -139,7 +162,7 @@ def _rebuilt(topology: Topology, kept: set[int], links: list[Link]) -> Topology:
     return Topology(
         topology.name,
         float(exact_unit(topology) * unit),
-        tuple(v for v in topology.vertices if v.id in kept),
+        tuple(vertices),
         scaled,
         topology.notes,
     )
@@ -153,13 +176,12 @@ def _why_apart(
         f"{topology.name}: --links {links} leaves the GPUs {','.join(map(str, ranks))} in {len(apart)} "
         f"parts: {', '.join(named[:-1])} and {named[-1]}"
     )
-    if links == "pcie" and not any(x.kind in PCIE_KINDS for x in topology.links):
-        text = f"{topology.name}: --links pcie, but this topology has no PCIe links"
+    if links in PCIE_CHOICES and not any(x.kind in PCIE_KINDS for x in topology.links):
+        text = f"{topology.name}: --links {links}, but this topology has no PCIe links"
     elif _one_way(topology, ranks, links, relays):
         text += " (some links lead only one way)"
-    remedies = [
-        f"--links {other}" for other in LINK_CHOICES if other != links and _joins(topology, ranks, other, relays)
-    ]
+    others = [other for other in LINK_CHOICES if other not in (links, "staged")]
+    remedies = [f"--links {other}" for other in others if _joins(topology, ranks, other, relays)]
     if not relays and _joins(topology, ranks, links, True):
         remedies.append("--relays (other GPUs pass data on)")
     if remedies:

@@ -21,6 +21,7 @@ from blinkccl.baselines.staged import (
     prepare_plain_ring,
 )
 from blinkccl.errors import UnsupportedError
+from blinkccl.schedule.lower import lower
 from blinkccl.simulate.calibration import LinkClass
 from support.planned import asked
 from support.timed import calibration_of, link_class, with_links
@@ -92,12 +93,12 @@ def test_a_window_fills_both_paths() -> None:
     assert rates[-1] <= 60
 
 
-def test_the_host_is_a_relay_of_the_plan() -> None:
+def test_what_goes_through_the_host_is_stored_there() -> None:
     found = multi_path(asked("mist", "sendrecv", "0,1"), MIST)
     assert found.forest is not None
-    assert found.forest.ranks == (0, 1, 4)
     assert sum(share.weight for share in found.forest.shares) == 1
-    assert {share.broadcast.edges for share in found.forest.shares if share.broadcast} == {((0, 1),), ((0, 4), (4, 1))}
+    assert {share.broadcast.edges for share in found.forest.shares if share.broadcast} == {((0, 1),), ((0, 4, 1),)}
+    assert {(queue.path, queue.home) for queue in lower(found.forest).queues} == {((0, 1), 1), ((0, 4, 1), 4)}
 
 
 @pytest.mark.parametrize("size", [4096, 64 * MIB])

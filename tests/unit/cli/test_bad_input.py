@@ -22,7 +22,7 @@ SHARED = Path(__file__).parents[3] / "../shared/topologies"
         (["--topo", "dgx-1v", "--gpus", "3-1"], "3-1 is no range"),
         (["--topo", "dgx-1v", "--gpus", "0,1+2,3"], "2 lists for 1 server"),
         (["--topo", "dgx-1v", "--gpus", "5"], "fewer than two ranks"),
-        (["--topo", "dgx-1v", "--links", "slow"], "unknown links 'slow'; expected one of fast, pcie, all"),
+        (["--topo", "dgx-1v", "--links", "slow"], "unknown links 'slow'; expected one of fast, pcie, staged, all"),
         (["--topo", "dgx-1v", "--root", "0"], "allreduce has no root"),
         (["--topo", "dgx-1v", "--src", "0"], "allreduce has no src"),
         (["--topo", "dgx-1v", "--epsilon", "0"], "--epsilon 0: expected a number of at least 1/100"),

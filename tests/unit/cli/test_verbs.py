@@ -98,7 +98,9 @@ def test_a_plan_without_topology_needs_one(blink, tmp_path):
     assert blink("check", path, "--topo", "dgx-1v").code == 0
 
 
-@pytest.mark.parametrize(("links", "relays"), [("fast", False), ("pcie", False), ("all", False), ("fast", True)])
+@pytest.mark.parametrize(
+    ("links", "relays"), [("fast", False), ("pcie", False), ("staged", False), ("all", False), ("fast", True)]
+)
 def test_the_links_of_a_plan_without_topology_are_found_again(blink, tmp_path, links, relays):
     path = tmp_path / "plan.json"
     options = ["--links", links, *(["--relays"] if relays else [])]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict, deque
 from fractions import Fraction
 from itertools import pairwise
@@ -16,8 +17,10 @@ from blinkccl.forest.model import Forest
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.topology.assembly import Assembly
-from blinkccl.topology.memories import memory_inside, without_memory_links
+from blinkccl.topology.memories import memory_inside, store_fault, without_memory_links
 from blinkccl.topology.model import Topology
+from blinkccl.topology.select import network_for
+from blinkccl.topology.spec import parse_spec
 from support.planned import asked
 
 #: Machine, GPUs, links, relays: where paths may lead through memories, and where they do not.
@@ -85,8 +88,8 @@ def test_what_is_accepted_has_its_rate_by_direct_stores(name, job):
     [
         ("optimal", ("mist", "0,1", "fast", False), r"0 → 4 → 1 leads through the memory of CPU0"),
         ("ring", ("mist", "0,2", "fast", False), r"0 → 4 → 5 → 2 leads through the memory of CPU0"),
-        ("hybrid", ("dgx-1v", "0,1,2,3", "fast", False), r"leads over PCIe.*; stores from GPU \d to GPU \d take"),
-        ("optimal", ("cedar", "0,1,2,3", "all", False), r"leads over PCIe.*; stores from GPU \d to GPU \d take"),
+        ("hybrid", ("dgx-1v", "0,1,2,3", "fast", False), r"leads through the memory of CPU0"),
+        ("optimal", ("cedar", "0,1,2,3", "all", False), r"leads through the memory of CPU0"),
         ("one_hop", ("dgx-1v", "1,4,5,6", "fast", True), r"1 → 0 → 4 leads through the memory of GPU0"),
     ],
 )
@@ -95,6 +98,13 @@ def test_a_path_that_no_store_takes_is_refused(name, job, why):
     with pytest.raises(UnsupportedError, match=rf"^queue \d+, from GPU \d to GPU \d: its path .*{why}") as refused:
         write(program, forest)
     assert "plan with --links fast, without --relays, or" in str(refused.value)
+
+
+def test_gpus_with_nvlink_do_not_store_over_pcie():
+    """As a plan by hand could say; ours store in the host's memory between these."""
+    fault = store_fault(network_for(parse_spec("dgx-1v"), (0, 1), "all", stored=False), (0, 8, 1))
+    assert fault is not None
+    assert re.search(r"leads over PCIe.*; stores from GPU 0 to GPU 1 take", fault)
 
 
 @pytest.mark.parametrize(

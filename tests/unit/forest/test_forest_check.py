@@ -15,6 +15,10 @@ import pytest
 
 from blinkccl.errors import ScheduleError
 from blinkccl.forest.check import check_plan
+from blinkccl.forest.document import to_document
+from blinkccl.topology.json_format import to_document as topology_document
+from blinkccl.topology.spec import parse_spec
+from support.planned import asked, planned
 
 Json = dict[str, Any]
 PLANS = Path(__file__).parent / "plans"
@@ -292,6 +296,26 @@ def test_an_unreadable_plan_is_an_error_with_its_path(damage: Callable[[Json], N
     with pytest.raises(ScheduleError) as caught:
         check_plan(plan)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (put("vertices", 7, "part_of", None), "vertex 14 is a switch in the plan, absent in the topology"),
+        (put("vertices", 7, "part_of", 1), "vertex 14 is a switch in the plan, gpu in the topology"),
+        (put("vertices", 6, "kind", "gpu"), "vertex 12 is a gpu in the plan, host in the topology"),
+        (put("vertices", 4, "kind", "memory"), "vertex 8 is a memory in the plan, switch in the topology"),
+        (lambda network: network["links"].append({**network["links"][3], "dst": 14}), "link 0 → 8 has 24.0 GB/s"),
+        (lambda network: network["links"].append({**network["links"][3], "src": 8, "dst": 14}), "link 8 → 8 has"),
+    ],
+)
+def test_a_part_of_a_machine_is_no_more_than_the_machine(damage: Callable[[Json], None], said: str) -> None:
+    """PCIe by way of the hosts' memories: a switch's way up is the switch, its way down a part of it."""
+    plan = to_document(planned("optimal", asked("dgx-1v", "broadcast", "0-3", links="all")))
+    machine = topology_document(parse_spec("dgx-1v"))
+    assert check_plan(plan, machine).optimal
+    damage(plan["topology"])
+    assert any(said in text for text in check_plan(plan, machine).violations)
 
 
 def test_weights_without_a_common_denominator_are_refused() -> None:

@@ -212,7 +212,7 @@ def test_gpus_that_a_processors_memory_joins_are_left_to_nccl():
 def test_a_forced_algorithm_without_hops_is_left_to_nccl():
     found = table(on_machine("dgx-1v", (0, 1, 2, 3)), algorithms=("hybrid",), forced="hybrid")
     assert not found.taken
-    assert "leads over PCIe" in found.choices[0].why
+    assert "leads through the memory of CPU0" in found.choices[0].why
 
 
 def test_an_unknown_algorithm_is_refused_with_those_there_are():

@@ -170,7 +170,7 @@ def test_engines_without_relays_refuse_them_by_name(name) -> None:
 @pytest.mark.parametrize("between", [0, 1, 2, 3, 4])
 @pytest.mark.parametrize("chunks", [1, 8, 30])
 def test_the_simulator_takes_as_long_as_store_and_forward(between, chunks) -> None:
-    """Every memory is a stage: (k + m)·t for k chunks through m memories, on links of 10 GB/s; a transfer begins within 1 % of that."""
+    """Every memory is a stage: (k + m)·t for k chunks through m memories; transfers begin within 1 % of that."""
     forest = relayed(between)
     size = 240_000_000
     done = simulate(lower(forest), forest.topology, calibration("nominal"), size, chunk_bytes=size // chunks)

@@ -41,9 +41,25 @@ def test_pcie_and_all_are_taken_at_their_word() -> None:
 
 
 def test_transit_that_leads_nowhere_is_dropped() -> None:
-    network = network_for(parse_spec("dgx-a100"), (0, 1), "all")
+    network = network_for(parse_spec("dgx-a100"), (0, 1), "all", stored=False)
     labels = {v.label for v in network.vertices}
     assert labels == {"GPU0", "GPU1", "NVSwitch", "PCIe0"}
+
+
+def test_pcie_beside_fast_links_leads_through_the_hosts_memory() -> None:
+    """A switch has a way up and a way down there; links keep their rates, and a network of a network is the same."""
+    for links in ("staged", "all"):
+        network = network_for(parse_spec("dgx-a100"), (0, 1), links)
+        named = {v.id: v.label for v in network.vertices}
+        pcie = {(named[x.src], named[x.dst]) for x in network.links if x.kind == "pcie"}
+        assert pcie == {
+            *[(gpu, "PCIe0 up") for gpu in ("GPU0", "GPU1")],
+            ("PCIe0 up", "CPU0"),
+            ("CPU0", "PCIe0 down"),
+            *[("PCIe0 down", gpu) for gpu in ("GPU0", "GPU1")],
+        }
+        assert [v.kind for v in network.vertices if v.label == "CPU0"] == ["memory"]
+        assert network_for(network, (0, 1), links) == network
 
 
 def test_a_single_server_has_no_network() -> None:
