@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import kills
 import numpy as np
@@ -21,6 +22,7 @@ from rank_processes import RankProcess, outcomes
 
 from blinkccl.errors import CommunicationError, DeadlineError, PeerLostError
 from blinkccl.runtime import host_group
+from blinkccl.runtime.bootstrap import Bootstrap
 from blinkccl.runtime.communicator import Communicator
 from blinkccl.runtime.store import open_store
 
@@ -125,6 +127,26 @@ def part_behind_the_others(comm: Communicator) -> int:
 def test_who_ended_because_of_another_is_not_taken_for_the_first(start: Start) -> None:
     """Both have ended when rank 1 looks: rank 0 has said before which was lost."""
     assert start(3, part_behind_the_others).values(1) == [2]
+
+
+def part_that_one_leaves(comm: Communicator) -> float:
+    """The last rank hangs up while a part is made, and goes on with the whole group, as do the others."""
+
+    def hang_up(bootstrap: Bootstrap, *_: object) -> None:
+        bootstrap.close()
+        raise KeyboardInterrupt
+
+    if comm.rank == 2:
+        with patch.object(host_group, "_share_memory", hang_up), pytest.raises(KeyboardInterrupt):
+            comm.split(0)
+    else:
+        with pytest.raises(PeerLostError, match="rank 2"):
+            comm.split(0)
+    return float(comm.allreduce(np.ones(1))[0])
+
+
+def test_who_leaves_a_part_and_lives_does_not_end_the_whole_group(start: Start) -> None:
+    assert start(3, part_that_one_leaves).values(0, 1, 2) == [3.0, 3.0, 3.0]
 
 
 # ---- while a group is made

@@ -22,6 +22,7 @@ from blinkccl.engines.host_plan import HostPlan
 from blinkccl.errors import PeerLostError, UsageError
 from blinkccl.runtime.environment import launch, store_of
 from blinkccl.runtime.host_group import HostGroup
+from blinkccl.runtime.peer_info import alive
 from blinkccl.runtime.store import Store, TorchStore, open_store
 from blinkccl.runtime.timeouts import default_timeout_s
 from blinkccl.schedule.chunking import DEFAULT_CHUNK_BYTES
@@ -241,7 +242,9 @@ class Communicator:
                 self.group.store, place, len(ranks), prefix=prefix, deadline_s=self.group.timeout_s, look=look
             )
         except PeerLostError as error:
-            self.group.report_lost(ranks[error.rank])  # before this rank ends, too: others see who was the first
+            lost = ranks[error.rank]
+            if alive(self.group.peers[lost]) is False:  # it may have hung up and live
+                self.group.report_lost(lost)  # before this rank ends, too: others see who was the first
             raise
         return Communicator(part)
 

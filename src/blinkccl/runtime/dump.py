@@ -162,7 +162,7 @@ def _lives(fd: int, rank: int, rows: list[native.RankStatus]) -> bool:
     """Whether the rank's process does."""
     if len({row.pid for row in rows}) < len(rows):  # threads of one process: they hold no locks
         row = stat(rows[rank].pid)
-        return row is not None and row.state not in "ZX"
+        return row is not None and not row.ends
     asked = fcntl.fcntl(fd, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, rank, 1, 0))
     kind, *_ = _FLOCK.unpack(asked)
     return bool(kind != fcntl.F_UNLCK)

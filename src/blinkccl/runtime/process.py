@@ -10,13 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROC = Path("/proc")
+#: In the flags of a process from before it closes its files and sockets until it is gone.
+_EXITING = 0x4
 
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """A process's row in /proc: ``state`` is "Z" or "X" once it has ended; ``start`` is in clock ticks."""
+    """A process's row in /proc; ``start`` is in clock ticks.
+
+    ``ends``: it has ended, or is about to and may already have hung up.
+    """
 
     state: str
+    ends: bool
     parent: int
     start: int
 
@@ -29,7 +35,10 @@ def stat(pid: int, proc: Path = PROC) -> Stat | None:
         return None
     # The name in parentheses may hold anything, also ")": the numbers begin behind the last one.
     fields = text[text.rfind(")") + 1 :].split()
-    return Stat(fields[0], int(fields[1]), int(fields[19])) if len(fields) > 19 else None
+    if len(fields) <= 19:
+        return None
+    ends = fields[0] in "ZX" or bool(int(fields[6]) & _EXITING)
+    return Stat(fields[0], ends, int(fields[1]), int(fields[19]))
 
 
 def start_time(pid: int) -> int:
@@ -43,7 +52,7 @@ def lives(pid: int, start: int) -> bool | None:
     if not start or not PROC.joinpath("self").exists():
         return None
     row = stat(pid)
-    return row is not None and row.start == start and row.state not in "ZX"
+    return row is not None and row.start == start and not row.ends
 
 
 def namespace(kind: str) -> int:
