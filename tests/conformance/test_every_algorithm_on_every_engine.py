@@ -118,9 +118,9 @@ def test_equals_the_oracle(spec: str, algorithm: str, name: str) -> None:
 
 #: Between them these machines have all algorithms and collectives.
 FEW = ("dgx-a100", "2x dgx-1v @ 40Gbps")
-#: The engines that play on these alone: torch-p2p sends through sockets of other processes, generated code starts a
+#: The engines that play on these alone: sockets and torch-p2p make connections for every run, generated code starts a
 #: compiler and a thread per block, and the others are second ways of an engine that plays everywhere.
-ON_FEW = {"torch-p2p", *(name for name in RUNS if name.startswith(("generated", "host, ")))}
+ON_FEW = {"sockets", "torch-p2p", *(name for name in RUNS if name.startswith(("generated", "host, ")))}
 
 
 def cases(spec: str, program: Program, slots: int) -> list[tuple[str, int, bool]]:

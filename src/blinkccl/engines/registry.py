@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -94,6 +95,10 @@ def _no_library() -> str | None:
     return None
 
 
+def _no_epoll() -> str | None:
+    return None if sys.platform == "linux" else "it waits by Linux's epoll"
+
+
 def _no_torch() -> str | None:
     return None if find_spec("torch") else "PyTorch is not installed; pip install 'blink-ccl[torch]'"
 
@@ -111,6 +116,9 @@ def _no_generated_code() -> str | None:
 ENGINES: dict[str, Engine] = {
     "reference": Engine("blinkccl.engines.reference", "NumPy, single-stepped: the definition of what a Program means"),
     "host": Engine("blinkccl.engines.host", "native code over shared memory, between ranks of one host", _no_library),
+    "sockets": Engine(
+        "blinkccl.engines.sockets", "TCP, a connection per queue: here on the loopback device", _no_epoll
+    ),
     "torch-p2p": Engine(
         "blinkccl.engines.torch_p2p",
         "send and recv of a torch process group (here gloo), a thread per rank",

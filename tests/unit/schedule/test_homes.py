@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 from blinkccl.algorithms.registry import algorithm
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.oracle import make_inputs, mismatch, oracle
-from blinkccl.engines import reference
+from blinkccl.engines import reference, sockets
 from blinkccl.engines.registry import ENGINES, engine
 from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Forest
@@ -153,11 +154,12 @@ def test_programs_through_memories_compute_their_collective(spec, gpus, name) ->
     assert violations(program, forest.topology) == []
     inputs = make_inputs(program.collective, 103, "int32")
     call = CollectiveCall.of(program.collective, "int32", 103)
-    found = reference.run(program, inputs, call, chunk_bytes=64, order=5)
-    assert mismatch(found, oracle(program.collective, inputs), 103) is None
+    for run in (partial(reference.run, order=5), sockets.run):
+        found = run(program, inputs, call, chunk_bytes=64)
+        assert mismatch(found, oracle(program.collective, inputs), 103) is None
 
 
-@pytest.mark.parametrize("name", [name for name in ENGINES if name != "reference"])
+@pytest.mark.parametrize("name", [name for name in ENGINES if name not in ("reference", "sockets")])
 def test_engines_without_relays_refuse_them_by_name(name) -> None:
     if engine(name).missing:
         pytest.skip(engine(name).missing)

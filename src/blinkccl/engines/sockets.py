@@ -1,0 +1,535 @@
+"""Runs a Program over TCP: a connection per queue, or two where it is staged.
+
+A program's *sites* are the vertices where something is done: its ranks, its relays, and the homes of staged queues. A
+*leg* is the part of a queue from one site to the next; each has a connection of its own, from its sender to its
+receiver. A site executes its roles in the order of their ticks, and passes on, in their order, the messages of queues
+that are staged there. Where they run does not matter here: :func:`run` has all sites in this process and connections
+on the loopback device, the laboratory (:mod:`blinkccl.lab`) has a process per site.
+
+**How deep a queue is.** A sender holds up to ``slots`` messages that the system has not taken yet, so a queue holds at
+least its slots, which is all that liveness needs. What lies in the two buffers of the connection comes on top, and
+keeps the link busy while a site does something else; it is a few chunks only (``buffer_bytes``), so that trees which
+share a link get it by their weights. TCP's own flow control holds back who is too fast: there are no credits.
+
+One thread per site and no locks: what has to wait for a connection is a generator, which the loop resumes when the
+system says that the connection can go on. A message is received when a role asks for it, straight into an array of its
+own, and sent from the array that the role computed.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from fcntl import ioctl
+from functools import cached_property
+from termios import TIOCOUTQ
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blinkccl.collectives.call import CollectiveCall
+from blinkccl.collectives.ops import DType, Operation, Scale, operation, scalars
+from blinkccl.engines.buffers import RankBuffers, check_roles, execute, filled, role_views
+from blinkccl.errors import CommunicationError, DeadlineError, PeerLostError, PlanMismatchError
+from blinkccl.schedule.chunking import DEFAULT_CHUNK_BYTES, Bound, bind
+from blinkccl.schedule.program import Program, Role
+from blinkccl.schedule.text import program_hash
+
+Array = NDArray[Any]
+#: Small, so that queues are about as deep as they would be elsewhere.
+_LOOPBACK_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """The part ``half`` (0, or 1 behind its home) of a queue, from one site to another along ``path`` (vertex ids)."""
+
+    queue: int
+    half: int
+    path: tuple[int, ...]
+    slots: int
+
+    @property
+    def way(self) -> str:
+        return " → ".join(map(str, self.path))
+
+
+@dataclass(frozen=True)
+class Sites:
+    """Where a program's roles and staged queues are, and the legs between."""
+
+    program: Program
+
+    @cached_property
+    def legs(self) -> tuple[Leg, ...]:
+        """Every queue's legs, in the order of the queues and of the data."""
+        slots = {
+            queue: self.program.channels[role.channel].slots for role in self.program.roles for queue in role.sends
+        }
+        return tuple(
+            Leg(index, half, path, slots.get(index, 1))
+            for index, queue in enumerate(self.program.queues)
+            for half, path in enumerate(queue.legs)
+        )
+
+    @cached_property
+    def vertices(self) -> tuple[int, ...]:
+        """The vertices where something is done: ranks, relays, other homes of staged queues."""
+        homes = sorted({queue.home for queue in self.program.queues if queue.is_staged} - {*self.program.vertices})
+        return self.program.vertices + tuple(homes)
+
+    def outgoing(self, vertex: int) -> list[Leg]:
+        """The legs that begin at ``vertex``."""
+        return [leg for leg in self.legs if leg.path[0] == vertex]
+
+    def incoming(self, vertex: int) -> list[Leg]:
+        """The legs that end at ``vertex``."""
+        return [leg for leg in self.legs if leg.path[-1] == vertex]
+
+    def name(self, vertex: int) -> str:
+        """What people call the site."""
+        if vertex in self.program.ranks:
+            return f"rank {self.program.ranks.index(vertex)}"
+        return f"the relay at vertex {vertex}"
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """What a site waited for when it gave up: the next message of ``leg``, or that ``undelivered`` bytes get there."""
+
+    leg: Leg
+    undelivered: int
+    words: str
+
+
+class StalledError(DeadlineError):
+    """A site gave up at its deadline; ``stalls`` are all its legs on which something did not come or go."""
+
+    def __init__(self, message: str, stalls: Sequence[Stall]) -> None:
+        super().__init__(message)
+        self.stalls = tuple(stalls)
+
+
+class _End:
+    """One end of a leg's connection. ``body`` waits for it, and ``what`` is the role and chunk that it is for."""
+
+    events = 0
+
+    def __init__(self, site: Site, leg: Leg, connection: socket.socket) -> None:
+        self.site, self.leg, self.socket = site, leg, connection
+        self.body: Iterator[_End] | None = None
+        self.what: tuple[Role, int] | None = None
+        self.is_armed = False
+        connection.setblocking(False)
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether a body that yields it has to wait."""
+        raise NotImplementedError
+
+    @property
+    def words(self) -> str:
+        """What the site waits for here."""
+        raise NotImplementedError
+
+    def _message(self) -> tuple[str, str]:
+        if self.what is None:
+            return "its messages", ""
+        role, chunk = self.what
+        return f"chunk {chunk} of channel {role.channel}", f" ({role.stage} of share {role.share})"
+
+
+class _Inlet(_End):
+    """The receiver's end."""
+
+    events = select.EPOLLIN
+    is_blocked = True
+
+    def __init__(self, site: Site, leg: Leg, connection: socket.socket) -> None:
+        super().__init__(site, leg, connection)
+        self._arriving: Array | None = None
+        self._rest = memoryview(b"")
+
+    def take(self, length: int, storage: np.dtype[Any]) -> Array | None:
+        """The next message, of ``length`` elements; None if it is not all here."""
+        if self._arriving is None:
+            self._arriving = np.empty(length, storage)
+            self._rest = self._arriving.view(np.uint8).data
+        while self._rest:
+            try:
+                got = self.socket.recv_into(self._rest)
+            except BlockingIOError:
+                # To be woken up when all is here and not for every packet; earlier where buffers are full.
+                self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, len(self._rest))
+                return None
+            except OSError as error:
+                raise _lost(self, error) from error
+            if not got:
+                raise _lost(self, ConnectionResetError(0, "the connection was closed"))
+            self._rest = self._rest[got:]
+        message, self._arriving = self._arriving, None
+        return message
+
+    @property
+    def words(self) -> str:
+        message, share = self._message()
+        sender = self.site.sites.name(self.leg.path[0])
+        return f"{self.site.name} waits for {message} from {sender} over {self.leg.way}{share}"
+
+
+class _Outlet(_End):
+    """The sender's end, with the messages that the system has not taken."""
+
+    events = select.EPOLLOUT
+
+    def __init__(self, site: Site, leg: Leg, connection: socket.socket) -> None:
+        super().__init__(site, leg, connection)
+        self._pending: deque[memoryview] = deque()
+
+    @property
+    def is_blocked(self) -> bool:
+        return len(self._pending) >= self.leg.slots
+
+    def put(self, value: Array) -> bool:
+        """Sends a message, or as much as goes; whether something is left to be sent."""
+        self._pending.append(value.view(np.uint8).data)
+        return self.flush() if len(self._pending) == 1 else False  # else it is being waited for already
+
+    def flush(self) -> bool:
+        """Sends what goes; whether something is left."""
+        while self._pending:
+            rest = self._pending[0]
+            try:
+                sent = self.socket.send(rest)
+            except BlockingIOError:
+                return True
+            except OSError as error:
+                raise _lost(self, error) from error
+            if sent < len(rest):
+                self._pending[0] = rest[sent:]
+                return True
+            self._pending.popleft()
+        return False
+
+    @property
+    def undelivered(self) -> int:
+        """Bytes that the other end has not confirmed."""
+        held = struct.unpack("i", ioctl(self.socket, TIOCOUTQ, bytes(4)))[0]
+        return sum(map(len, self._pending)) + int(held)
+
+    @property
+    def words(self) -> str:
+        message, share = self._message()
+        receiver = self.site.sites.name(self.leg.path[-1])
+        return f"{self.site.name} cannot send {message} to {receiver} over {self.leg.way}{share}"
+
+
+def _lost(end: _End, error: OSError) -> CommunicationError:
+    """The error for a connection that broke."""
+    sites, path = end.site.sites, end.leg.path
+    peer = path[0] if isinstance(end, _Inlet) else path[-1]
+    words = f"{end.words}: {error.strerror or error}"
+    if peer in sites.program.ranks:
+        return PeerLostError(sites.program.ranks.index(peer), words)
+    return CommunicationError(f"{sites.name(peer)} was lost: {words}")
+
+
+@dataclass(frozen=True, slots=True)
+class Connections:
+    """A site's connections: per queue that begins or ends here, and both for one that is staged here."""
+
+    outgoing: Mapping[int, socket.socket]
+    incoming: Mapping[int, socket.socket]
+
+    def close(self) -> None:
+        for connection in (*self.outgoing.values(), *self.incoming.values()):
+            connection.close()
+
+
+@dataclass(frozen=True)
+class Work:
+    """A call, sized: what all sites of it share."""
+
+    bound: Bound
+    row: DType
+    chosen: Operation
+    factors: tuple[Scale, ...] | None
+
+    @classmethod
+    def of(
+        cls, program: Program, call: CollectiveCall, row: DType, scales: Sequence[float] | None, chunk_bytes: int
+    ) -> Work:
+        """Refuses programs, types and operations that do not fit, before anything is sent."""
+        chosen = operation(call.op)
+        row.combine(chosen)
+        factors = scalars(chosen, row, scales, program.collective.world_size)
+        check_roles(program, relays=True)
+        return cls(bind(program, call.elements, row.itemsize, chunk_bytes, even_chunks=True), row, chosen, factors)
+
+
+class Site:
+    """What one vertex does in a program, over its connections, which stay open from one execution to the next."""
+
+    def __init__(self, sites: Sites, vertex: int, connections: Connections) -> None:
+        self.sites, self.vertex, self.name = sites, vertex, sites.name(vertex)
+        self.inlets = {leg.queue: _Inlet(self, leg, connections.incoming[leg.queue]) for leg in sites.incoming(vertex)}
+        self.outlets = {
+            leg.queue: _Outlet(self, leg, connections.outgoing[leg.queue]) for leg in sites.outgoing(vertex)
+        }
+
+    def bodies(self, work: Work, buffers: RankBuffers) -> list[Iterator[_End]]:
+        """Generators that do the site's part of ``work``. They yield an end that is to be served before they go on.
+
+        That is an inlet whose message is not all here, or an outlet in which something is left, which they wait for
+        only if it is full.
+        """
+        staged = [queue for queue in self.inlets if queue in self.outlets]
+        return [self._execute(work, buffers), *(self._pass_on(work, queue) for queue in staged)]
+
+    def _execute(self, work: Work, buffers: RankBuffers) -> Iterator[_End]:
+        """The roles here: receive, combine, keep, send, as :mod:`blinkccl.schedule.program` says."""
+        program = self.sites.program
+        roles = [role for role in program.roles if program.vertices[role.rank] == self.vertex]
+        views = [role_views(work.bound, buffers, role, work.chosen, work.factors) for role in roles]
+        for place, chunk, span in work.bound.executions(roles):
+            role, messages = roles[place], []
+            for queue in role.receives:
+                inlet = self.inlets[queue]
+                inlet.what = role, chunk
+                while (message := inlet.take(span.stop - span.start, work.row.storage)) is None:
+                    yield inlet
+                messages.append(message)
+            value = execute(role, views[place], span, messages, work.row, work.chosen)
+            for queue in role.sends:
+                yield from _put(self.outlets[queue], value, role, chunk)
+
+    def _pass_on(self, work: Work, queue: int) -> Iterator[_End]:
+        """The messages of a queue that is staged here, in the order in which its sender puts them in."""
+        senders = [role for role in self.sites.program.roles if queue in role.sends]
+        inlet, outlet = self.inlets[queue], self.outlets[queue]
+        for place, chunk, span in work.bound.executions(senders):
+            inlet.what = senders[place], chunk
+            while (message := inlet.take(span.stop - span.start, work.row.storage)) is None:
+                yield inlet
+            yield from _put(outlet, message, senders[place], chunk)
+
+    def stalls(self) -> list[Stall]:
+        """What has not come, and what has not been confirmed by who gets it."""
+        stalls = [Stall(end.leg, 0, end.words) for end in self.inlets.values() if end.body is not None]
+        left = [(end, end.undelivered) for end in self.outlets.values()]
+        return stalls + [Stall(end.leg, count, end.words) for end, count in left if count]
+
+
+def _put(outlet: _Outlet, value: Array, role: Role, chunk: int) -> Iterator[_End]:
+    while outlet.is_blocked:
+        yield outlet
+    outlet.what = role, chunk
+    if outlet.put(value):
+        yield outlet
+
+
+#: A file that may become readable while sites work, and what to do then, which may raise.
+Watch = tuple[int, Callable[[], None]]
+
+
+def drive(
+    sites: Sequence[Site], work: Work, buffers: RankBuffers, deadline_s: float, watch: Watch | None = None
+) -> None:
+    """Does the parts of these sites, of which only ranks have ``buffers``, until all is done and sent.
+
+    Raises StalledError at the deadline, and PeerLostError (CommunicationError for a relay) when a connection breaks;
+    the connections are of no use then.
+    """
+    with ExitStack() as stack, np.errstate(all="ignore"):  # an overflow to inf is a result
+        loop = _Loop(stack.enter_context(select.epoll()), sites, time.monotonic() + deadline_s, watch)
+        loop.go([body for site in sites for body in site.bodies(work, buffers)])
+
+
+class _Loop:
+    """Resumes bodies when the connections that they wait for can go on."""
+
+    def __init__(self, poll: select.epoll, sites: Sequence[Site], deadline: float, watch: Watch | None) -> None:
+        self._poll, self._sites, self._deadline, self._watch = poll, sites, deadline, watch
+        self._ends: dict[int, _End] = {}
+        #: How many ends there are of which the system is to say when they can go on.
+        self._armed = 0
+        if watch is not None:
+            poll.register(watch[0], select.EPOLLIN)
+
+    def go(self, bodies: Sequence[Iterator[_End]]) -> None:
+        ready = deque(bodies)
+        while ready or self._armed:
+            while ready:
+                body = ready.popleft()
+                end = next(body, None)
+                if end is None:
+                    continue
+                self._arm(end)
+                if end.is_blocked:
+                    end.body = body
+                else:
+                    ready.appendleft(body)
+            ready.extend(self._served())
+
+    def _arm(self, end: _End) -> None:
+        if end.is_armed:
+            return
+        end.is_armed = True
+        self._armed += 1
+        number = end.socket.fileno()
+        if number not in self._ends:
+            self._ends[number] = end
+            self._poll.register(number, end.events | select.EPOLLONESHOT)
+        else:
+            self._poll.modify(number, end.events | select.EPOLLONESHOT)
+
+    def _served(self) -> Iterator[Iterator[_End]]:
+        """Waits, if something is armed, and returns the bodies that can go on."""
+        left = self._deadline - time.monotonic()
+        events = self._poll.poll(max(0.0, left)) if self._armed else []
+        if left <= 0 and self._armed:
+            raise self._stalled()
+        for number, _ in events:
+            if self._watch is not None and number == self._watch[0]:
+                self._watch[1]()
+                continue
+            end = self._ends[number]
+            end.is_armed = False
+            self._armed -= 1
+            if isinstance(end, _Outlet) and end.flush():
+                self._arm(end)
+            if end.body is not None and not (isinstance(end, _Outlet) and end.is_blocked):
+                body, end.body = end.body, None
+                yield body
+
+    def _stalled(self) -> StalledError:
+        stalls = [stall for site in self._sites for stall in site.stalls()]
+        more = f"; and {len(stalls) - 3} more" if len(stalls) > 3 else ""
+        return StalledError(
+            f"past the deadline: {'; '.join(stall.words for stall in stalls[:3])}{more}. Are all ranks there, with the "
+            "same call and chunk_bytes, is every link up, and is the deadline long enough for this size?",
+            stalls,
+        )
+
+
+#: Says which leg a connection is for: hash of the program, queue and half.
+_HELLO = struct.Struct("!16sII")
+
+
+def listen(host: str = "", port: int = 0) -> socket.socket:
+    """Where a site's connections come in."""
+    return socket.create_server((host, port), backlog=4096)
+
+
+def prepare(connection: socket.socket, buffer_bytes: int) -> socket.socket:
+    """Sets what a connection needs: no delay, and about ``buffer_bytes`` of messages in each of its two buffers."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
+    return connection
+
+
+def connect(
+    sites: Sites,
+    vertex: int,
+    listener: socket.socket,
+    address_of: Callable[[Leg], tuple[str, int]],
+    deadline_s: float,
+    buffer_bytes: int,
+) -> Connections:
+    """The connections of a site, all of whose peers do the same: out to ``address_of`` legs, in by ``listener``.
+
+    Raises DeadlineError with the legs that are missing, PlanMismatchError where a peer has another program, and
+    CommunicationError where nobody listens or no route leads there.
+    """
+    deadline = time.monotonic() + deadline_s
+    outgoing: dict[int, socket.socket] = {}
+    incoming: dict[int, socket.socket] = {}
+    me, mine = sites.name(vertex), program_hash(sites.program).encode()
+    wanted = {(leg.queue, leg.half): leg for leg in sites.incoming(vertex)}
+    try:
+        for leg in sites.outgoing(vertex):
+            outgoing[leg.queue] = _call(me, sites, leg, address_of(leg), deadline)
+            prepare(outgoing[leg.queue], buffer_bytes).sendall(_HELLO.pack(mine, leg.queue, leg.half))
+        while wanted:
+            try:
+                connection, key, theirs = _called(listener, deadline)
+            except TimeoutError:
+                absent = ", ".join(f"{sites.name(leg.path[0])} over {leg.way}" for leg in wanted.values())
+                raise DeadlineError(f"{me} waited past the deadline for connections from {absent}") from None
+            if theirs != mine or key not in wanted:
+                connection.close()
+                raise PlanMismatchError(f"{me} was called by a site with another program; give all one")
+            del wanted[key]
+            incoming[key[0]] = prepare(connection, buffer_bytes)
+    except BaseException:
+        Connections(outgoing, incoming).close()
+        raise
+    return Connections(outgoing, incoming)
+
+
+def _called(listener: socket.socket, deadline: float) -> tuple[socket.socket, tuple[int, int], bytes]:
+    """The next connection, which leg it is for, by queue and half, and the hash of its caller's program."""
+    listener.settimeout(max(0.001, deadline - time.monotonic()))
+    connection, _ = listener.accept()
+    try:
+        connection.settimeout(max(0.001, deadline - time.monotonic()))
+        said = connection.recv(_HELLO.size, socket.MSG_WAITALL)
+        program, queue, half = _HELLO.unpack(said) if len(said) == _HELLO.size else (b"", 0, 0)
+    except BaseException:
+        connection.close()
+        raise
+    return connection, (queue, half), program
+
+
+def _call(me: str, sites: Sites, leg: Leg, address: tuple[str, int], deadline: float) -> socket.socket:
+    """Connects to a leg's receiver, which may begin to listen later."""
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            return socket.create_connection(address, max(0.001, left))
+        except OSError as error:
+            if left <= 0 or not isinstance(error, ConnectionRefusedError):
+                kind = DeadlineError if left <= 0 or isinstance(error, TimeoutError) else CommunicationError
+                peer = sites.name(leg.path[-1])
+                raise kind(f"{me} cannot connect to {peer} over {leg.way} at {address[0]}: {error}") from error
+            time.sleep(0.02)
+
+
+def run(
+    program: Program,
+    inputs: Sequence[Array | None],
+    call: CollectiveCall,
+    *,
+    scales: Sequence[float] | None = None,
+    chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+    in_place: bool = False,
+    deadline_s: float = 60.0,
+) -> list[Array | None]:
+    """Runs a collective once, all sites in this thread; see :class:`blinkccl.engines.registry.Run`."""
+    buffers, row = filled(program.collective, inputs, call.elements, call.dtype, in_place)
+    work = Work.of(program, call, row, scales, chunk_bytes)
+    sites = Sites(program)
+    with ExitStack() as stack:
+        connections = _on_loopback(sites, stack)
+        drive([Site(sites, vertex, connections[vertex]) for vertex in sites.vertices], work, buffers, deadline_s)
+    return list(buffers.outputs)
+
+
+def _on_loopback(sites: Sites, stack: ExitStack) -> dict[int, Connections]:
+    """Every site's connections, all in this process; ``stack`` closes them."""
+    found: dict[int, tuple[dict[int, socket.socket], dict[int, socket.socket]]] = {v: ({}, {}) for v in sites.vertices}
+    with listen("127.0.0.1") as listener:
+        for leg in sites.legs:
+            sender = stack.enter_context(socket.create_connection(listener.getsockname()))
+            receiver = stack.enter_context(listener.accept()[0])
+            found[leg.path[0]][0][leg.queue] = prepare(sender, _LOOPBACK_BYTES)
+            found[leg.path[-1]][1][leg.queue] = prepare(receiver, _LOOPBACK_BYTES)
+    return {vertex: Connections(*both) for vertex, both in found.items()}

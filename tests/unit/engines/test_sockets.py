@@ -1,0 +1,200 @@
+"""The engine over TCP: who is connected to whom, and what it says when something does not come."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from blinkccl.algorithms.registry import algorithm
+from blinkccl.collectives.call import CollectiveCall
+from blinkccl.collectives.ops import element_type
+from blinkccl.collectives.oracle import make_inputs
+from blinkccl.engines import sockets
+from blinkccl.engines.buffers import RankBuffers, filled
+from blinkccl.engines.registry import ENGINES
+from blinkccl.engines.sockets import Connections, Site, Sites, StalledError
+from blinkccl.errors import CommunicationError, DeadlineError, PeerLostError, PlanMismatchError
+from blinkccl.schedule.lower import lower
+from blinkccl.schedule.program import Program
+from blinkccl.testing.execution import difference
+from support.planned import asked
+
+pytestmark = pytest.mark.skipif(ENGINES["sockets"].missing is not None, reason="no epoll here")
+
+
+def program_for(spec: str, name: str, gpus: str | None = None, **options: object) -> Program:
+    return lower(algorithm("optimal").plan(asked(spec, name, gpus, **options)))
+
+
+def relayed() -> Program:
+    """From 0 to 3 of a ring of six, over 1 and 2 or over 5 and 4, which are outside the job."""
+    return program_for("ring:6", "sendrecv", "0,3", relays=True)
+
+
+def work_for(program: Program, count: int = 4000, chunk_bytes: int = 256) -> tuple[sockets.Work, RankBuffers]:
+    call = CollectiveCall.of(program.collective, "int32", count)
+    buffers, row = filled(program.collective, make_inputs(program.collective, count, "int32"), count, "int32", False)
+    return sockets.Work.of(program, call, row, None, chunk_bytes), buffers
+
+
+def test_sites_are_ranks_relays_and_homes_and_legs_lie_between() -> None:
+    sites = Sites(relayed())
+    assert sites.vertices == (0, 3, 2, 4, 1, 5)
+    assert sorted(leg.path for leg in sites.legs) == [(0, 1), (0, 5), (1, 2), (2, 3), (4, 3), (5, 4)]
+    assert [leg.path for leg in sites.outgoing(0)] == [leg.path for leg in sites.legs if leg.path[0] == 0]
+    assert [leg.path for leg in sites.incoming(2)] == [(1, 2)]
+    assert {leg.path: leg.half for leg in sites.legs}[1, 2] == 1
+    assert (sites.name(3), sites.name(1)) == ("rank 1", "the relay at vertex 1")
+
+
+@pytest.mark.parametrize("spec", ["dgx-2", "pcie-8gpu"])
+def test_what_forwards_packets_is_no_site(spec: str) -> None:
+    sites = Sites(program_for(spec, "allreduce", "0,1,4"))
+    assert sites.vertices == (0, 1, 4)
+    assert all(len(leg.path) > 2 for leg in sites.legs)
+
+
+@pytest.mark.parametrize("chunk_bytes", [4, 100, 1 << 20])
+@pytest.mark.parametrize("slots", [1, 3])
+def test_relays_and_homes_pass_everything_on(slots: int, chunk_bytes: int) -> None:
+    program = relayed()
+    program = replace(program, channels=tuple(replace(channel, slots=slots) for channel in program.channels))
+    for count in (0, 1, 1000):
+        assert difference(sockets.run, program, count=count, chunk_bytes=chunk_bytes) is None
+
+
+def test_messages_larger_than_all_buffers_arrive() -> None:
+    program = program_for("dgx-1v", "allreduce", "1,4,5,6")
+    assert difference(sockets.run, program, count=1 << 20, dtype="float32", chunk_bytes=1 << 21, deadline_s=20) is None
+
+
+def test_who_is_late_is_named_with_the_link_and_what_was_waited_for() -> None:
+    program = program_for("ring:5", "broadcast")
+    sites = Sites(program)
+    work, buffers = work_for(program, count=300_000, chunk_bytes=1 << 16)
+    with ExitStack() as stack:
+        connections = sockets._on_loopback(sites, stack)
+        there = [Site(sites, vertex, connections[vertex]) for vertex in sites.vertices if vertex != 1]
+        said = r"rank \d waits for chunk 0 of channel \d from rank 1 over 1 → 2 \(broadcast of share \d\)"
+        with pytest.raises(StalledError, match=f"past the deadline: .*{said}") as caught:
+            sockets.drive(there, work, buffers, 0.3)
+    stalls = caught.value.stalls
+    # Those behind it wait for those that wait for it. Who sends to it cannot: more is under way than buffers hold.
+    assert {stall.leg.path for stall in stalls if not stall.undelivered} == {(1, 2), (2, 3), (3, 4)}
+    assert (0, 1) in {stall.leg.path for stall in stalls if stall.undelivered}
+    assert any(re.search("rank 0 cannot send chunk .* to rank 1 over 0 → 1", stall.words) for stall in stalls)
+
+
+@pytest.mark.parametrize(("gone", "error"), [(0, PeerLostError), (3, PeerLostError), (1, CommunicationError)])
+def test_who_hangs_up_is_named(gone: int, error: type[CommunicationError]) -> None:
+    program = relayed()
+    sites = Sites(program)
+    work, buffers = work_for(program, 400_000)
+    with ExitStack() as stack:
+        connections = sockets._on_loopback(sites, stack)
+        connections[gone].close()
+        there = [Site(sites, vertex, connections[vertex]) for vertex in sites.vertices if vertex != gone]
+        with pytest.raises(error, match=rf"{sites.name(gone)} was lost: .* over .*{gone}") as caught:
+            sockets.drive(there, work, buffers, 5)
+    if error is PeerLostError:
+        assert caught.value.rank == program.ranks.index(gone)
+
+
+def test_what_is_watched_ends_a_wait() -> None:
+    program = program_for("ring:5", "broadcast")
+    sites = Sites(program)
+    work, buffers = work_for(program)
+    reader, writer = os.pipe()
+    os.write(writer, b"x")
+
+    def told() -> None:
+        raise CommunicationError("rank 4 has failed")
+
+    with ExitStack() as stack:
+        connections = sockets._on_loopback(sites, stack)
+        with pytest.raises(CommunicationError, match="rank 4 has failed"):
+            sockets.drive([Site(sites, 2, connections[2])], work, buffers, 5, (reader, told))
+    os.close(reader)
+    os.close(writer)
+
+
+class Meeting:
+    """Sites that connect to each other, a thread each; ``programs`` differ where a test wants them to."""
+
+    def __init__(self, program: Program, programs: dict[int, Program] | None = None, absent: int | None = None) -> None:
+        self.sites = Sites(program)
+        self.listeners = {v: sockets.listen("127.0.0.1") for v in self.sites.vertices if v != absent}
+        self.programs = programs or {}
+        self.stack = ExitStack()
+
+    def __enter__(self) -> Meeting:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stack.close()
+
+    def address_of(self, leg: sockets.Leg) -> tuple[str, int]:
+        listener = self.listeners.get(leg.path[-1])
+        if listener is not None:
+            return listener.getsockname()
+        with socket.create_server(("127.0.0.1", 0)) as closed:
+            return closed.getsockname()
+
+    def connect(self, vertex: int, deadline_s: float) -> Connections:
+        sites = Sites(self.programs.get(vertex, self.sites.program))
+        return sockets.connect(sites, vertex, self.listeners[vertex], self.address_of, deadline_s, 1 << 16)
+
+    def all(self, deadline_s: float) -> dict[int, Connections | Exception]:
+        with ThreadPoolExecutor(len(self.listeners)) as pool:
+            futures = {v: pool.submit(self.connect, v, deadline_s) for v in self.listeners}
+        for listener in self.listeners.values():
+            listener.close()
+        return {
+            v: future.exception() or self.stack.enter_context(closing(future.result())) for v, future in futures.items()
+        }
+
+
+def test_sites_find_each_other_and_work() -> None:
+    with Meeting(relayed()) as meeting:
+        found = meeting.all(10)
+        assert all(isinstance(one, Connections) for one in found.values()), found
+        work, buffers = work_for(meeting.sites.program)
+        sockets.drive([Site(meeting.sites, v, one) for v, one in found.items()], work, buffers, 10)
+    assert (buffers.outputs[1] == buffers.inputs[0]).all()
+
+
+def test_who_does_not_come_is_named() -> None:
+    with Meeting(relayed(), absent=1) as meeting:
+        found = meeting.all(0.4)
+    assert isinstance(found[0], DeadlineError)
+    assert re.search(r"rank 0 cannot connect to the relay at vertex 1 over 0 → 1 at 127.0.0.1", str(found[0]))
+    assert isinstance(found[2], DeadlineError)
+    assert "waited past the deadline for connections from the relay at vertex 1 over 1 → 2" in str(found[2])
+
+
+def test_another_program_is_refused() -> None:
+    program = program_for("ring:5", "broadcast")
+    with Meeting(program, {1: replace(program, forest_hash="other")}) as meeting:
+        assert any(isinstance(one, PlanMismatchError) for one in meeting.all(1).values())
+
+
+def test_a_type_without_the_operation_is_refused_before_anything_is_sent() -> None:
+    program = program_for("ring:5", "allreduce")
+    call = CollectiveCall.of(program.collective, "float32", 10, "bor")
+    with pytest.raises(Exception, match="bor is not defined for float32"):
+        sockets.Work.of(program, call, element_type("float32"), None, 64)
+
+
+def test_no_connection_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    assert difference(sockets.run, relayed(), count=100) is None
+    with pytest.raises(DeadlineError):
+        difference(partial(sockets.run, deadline_s=0.0), relayed(), count=1_000_000)
+    assert len(os.listdir("/proc/self/fd")) == before
