@@ -74,7 +74,7 @@ class Check {
   }
 
   bool is_right(const blink_receive& r) const {
-    return is_peer(r.rank) && is_line(r.line) && is_line(r.ack_line) && is_ring(r.staging, r.stride, r.slots) &&
+    return is_rank(r.rank) && (r.rank != rank_ || is_ring_alone(r)) && is_line(r.line) && is_line(r.ack_line) && is_ring(r.staging, r.stride, r.slots) &&
            within(r.queue, 1, t_.numbers.queue_count) && within(r.direct_read, 0, BLINK_READ_OUTPUT) &&
            r.direct_offset >= 0 && placed(r.direct_offset, 0, kMostBytes, item_) && is_flag(r.direct_write) &&
            within(r.reply_to, 0, shape_.ranks) && is_flag(r.split) &&
@@ -89,7 +89,7 @@ class Check {
   }
 
   bool is_right(const blink_reader& r) const {
-    return is_peer(r.rank) && is_line(r.ack_line) && placed(r.write_offset, 0, kMostBytes, item_);
+    return is_rank(r.rank) && (r.rank != rank_ || r.write_offset == kNowhere) && is_line(r.ack_line) && placed(r.write_offset, 0, kMostBytes, item_);
   }
 
   // Messages of which the sender moves half are nothing but its input.
@@ -125,7 +125,11 @@ class Check {
   }
 
   bool is_line(std::int64_t line) const { return within(line, 1, shape_.lines); }
-  bool is_peer(std::int64_t rank) const { return within(rank, 1, shape_.ranks) && rank != rank_; }
+  bool is_rank(std::int64_t rank) const { return within(rank, 1, shape_.ranks); }
+  // What a rank that does a relay's work sends itself lies in its ring and nowhere else.
+  static bool is_ring_alone(const blink_receive& r) {
+    return r.direct_read == BLINK_READ_NONE && r.direct_write == 0 && r.reply_to == 0;
+  }
   bool is_ring(std::int64_t at, std::int64_t stride, std::int64_t slots) const {
     const std::int64_t room = area() - t_.numbers.shift_bytes * (t_.numbers.shifts - 1);
     return slots >= 1 && slots <= kMostMessages && within(at, 0, room) && within(stride, 0, room) && at % unit() == 0 &&

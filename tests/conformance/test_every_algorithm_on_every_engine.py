@@ -30,7 +30,7 @@ from blinkccl.testing.execution import difference, ragged_counts
 from support.examples import ALL_TESTS
 from support.planned import asked
 
-#: Links without a ring, a switched box, one with sockets, a ring, no symmetry, and two servers.
+#: Links without a ring, a switched box, one with sockets, a ring, no symmetry, two servers, and GPUs between the ranks.
 JOBS: dict[str, str | None] = {
     "dgx-1v": "1,4,5,6",
     "dgx-a100": "0,3,5,6",
@@ -39,7 +39,10 @@ JOBS: dict[str, str | None] = {
     "clique:4": None,
     "random:5:seed=3": None,
     "2x dgx-1v @ 40Gbps": "0,1,2+1,2",
+    "chain:7": "0,3,6",
 }
+#: Where GPUs outside the job pass data on, as relays.
+RELAYED = ("chain:7",)
 CHUNK_BYTES = 64
 
 
@@ -70,7 +73,7 @@ SERVED = sorted(
 
 
 def planned(spec: str, algorithm: str, name: str) -> Forest:
-    return ALGORITHMS[algorithm].plan(asked(spec, name, JOBS[spec], root=2))
+    return ALGORITHMS[algorithm].plan(asked(spec, name, JOBS[spec], root=2, relays=spec in RELAYED))
 
 
 @cache
@@ -130,10 +133,26 @@ def cases(spec: str, program: Program, slots: int) -> list[tuple[str, int, bool]
     return [
         (engine, count, in_place)
         for number, engine in enumerate(RUNS)
-        if spec in FEW or engine not in ON_FEW or ALL_TESTS
+        if (spec in FEW or engine not in ON_FEW or spec in RELAYED or ALL_TESTS) and runs(engine, program)
         for index, count in enumerate(counts)
         for in_place in (places if ALL_TESTS else [places[(number + index + slots) % len(places)]])
     ]
+
+
+def runs(engine: str, program: Program) -> bool:
+    """Whether it has what the program needs: relays, or messages that lie in neither end's memory."""
+    pushed = all(queue.home == queue.path[-1] for queue in program.queues)
+    return engine.startswith(("reference", "host", "sockets")) or (
+        not program.relays and (pushed or engine == "torch-p2p")
+    )
+
+
+def test_some_plans_have_relays_and_some_have_staged_queues() -> None:
+    forests = [plan_or_reason(spec, "optimal", "broadcast") for spec in RELAYED]
+    assert all(not isinstance(forest, str) and lower(forest).relays for forest in forests)
+    hybrid = plan_or_reason("dgx-1v", "hybrid", "allreduce")
+    assert not isinstance(hybrid, str)
+    assert any(queue.is_staged for queue in lower(hybrid).queues)
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)

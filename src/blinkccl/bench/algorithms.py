@@ -119,8 +119,9 @@ def plan_algorithms(names: str, request: Request, *, here: bool, note: Callable[
 
 
 def _program(name: str, request: Request) -> Program:
-    program = lower(algorithm(name).plan(request))
-    verify(program, request.topology)
+    forest = algorithm(name).plan(request)
+    program = lower(forest)
+    verify(program, forest.topology)  # where PCIe is staged, not the request's own
     HostPlan(program)  # refused here, it is said once and not by every rank
     return program
 

@@ -159,7 +159,7 @@ def check_roles(program: Program, relays: bool = False) -> None:
     if program.relays and not relays:
         raise UnsupportedError(
             f"the program has roles at vertices {list(program.relays)} outside the job, which this engine does not "
-            "run; take engine reference, or plan without --relays"
+            "run; take engine reference, host or sockets, or plan without --relays"
         )
     for role in program.roles:
         where = f"rank {role.rank}, channel {role.channel}, share {role.share} ({role.stage})"

@@ -14,6 +14,8 @@ on (``native/include/blink/host.h`` says what a row means). The Program is execu
   that is in shared memory.
 - **One copy by the system.** Where a call allows it, what could be read in shared memory is read in private memory too,
   by a cross-memory copy; the same proofs hold.
+- **Staged messages stay staged.** What the Program stores in a memory on its way, or takes through a relay, lies in a
+  ring, never in a buffer of either end, and a relay's copy is made (:mod:`blinkccl.engines.relays`).
 - **Split transfer.** Where one rank gives and one takes, and both buffers can be reached, the taker takes every other
   chunk and is given the rest, so that both work.
 
@@ -39,6 +41,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blinkccl.engines.buffers import check_roles
+from blinkccl.engines.relays import relays_at_ranks
 from blinkccl.errors import UnsupportedError
 from blinkccl.native.headers import header
 from blinkccl.schedule.chunking import ALIGNMENT_BYTES, Bound, bind
@@ -54,7 +57,7 @@ _READ_NONE, _READ_INPUT, _READ_OUTPUT = (
 )
 #: Channel.protocol of small messages that carry their flags inside.
 INLINE = "ll"
-_STAGES = {"reduce": 0, "root": 1, "broadcast": 2}
+_STAGES = {"reduce": 0, "root": 1, "broadcast": 2, "relay": 3}
 STAGES = tuple(_STAGES)
 
 
@@ -109,8 +112,13 @@ class HostPlan:
     """A Program laid out for the host engine, for any size; UnsupportedError if a segment has too few control lines."""
 
     def __init__(self, program: Program, area: Area | None = None) -> None:
-        check_roles(program)
+        check_roles(program, relays=True)
         self.program = program
+        self._stored = {
+            number
+            for number, queue in enumerate(program.queues)
+            if queue.is_staged or max(queue.src, queue.dst) >= len(program.ranks)
+        }
         self.area = area or Area()
         self.inline = all(channel.protocol == INLINE for channel in program.channels)
         self.actors = self._merge()
@@ -146,7 +154,7 @@ class HostPlan:
         """The roles, in order; senders of the same own input in a row become one."""
         actors: list[_Actor] = []
         last: dict[int, _Actor] = {}
-        for role in self.program.roles:
+        for role in relays_at_ranks(self.program).roles:
             before = last.get(role.rank)
             if before is not None and _same_source(before.role, role):
                 before.role = replace(
@@ -170,8 +178,10 @@ class HostPlan:
         lines = [0] * len(self.program.ranks)
         for actor in self.actors:
             shared = [queue for queue in actor.role.sends if self._exclusive(queue)]
-            if shared:
-                self._add_ring(actor, shared, lines, exclusive=True)
+            for stored in (False, True):
+                alike = [queue for queue in shared if (queue in self._stored) == stored]
+                if alike:
+                    self._add_ring(actor, alike, lines, exclusive=True)
             for queue in actor.role.sends:
                 if queue in self._ring_of:
                     ring = self._ring_of[queue][0]
@@ -198,14 +208,14 @@ class HostPlan:
     def _place_replies(self) -> None:
         answered: set[int] = set()
         for ring in self.rings:
-            if self.inline or not ring.exclusive or len(ring.queues) != 1 or ring.index in answered:
+            if self.inline or not self._is_free(ring) or len(ring.queues) != 1 or ring.index in answered:
                 continue
             taker = self._receiver[ring.queues[0]][0].role
             for queue in ring.senders[0].role.receives:
                 question, _ = self._ring_of[queue]
                 giver = question.senders[0].role
                 if (
-                    question.exclusive
+                    self._is_free(question)
                     and len(question.queues) == 1
                     and question.rank == taker.rank
                     and giver.slice == taker.slice
@@ -258,10 +268,14 @@ class HostPlan:
     def _precedes(self, first: _Actor, then: _Actor) -> bool:
         return bool(self._reach[first.index] >> then.index & 1)
 
+    def _is_free(self, ring: _Ring) -> bool:
+        """Whether its messages may lie elsewhere than in slots of its own."""
+        return ring.exclusive and not any(queue in self._stored for queue in ring.queues)
+
     def _direct_read(self, ring: _Ring) -> int:
         """Where in the sender's own buffers the ring's messages lie anyway, to be read there."""
         role = ring.senders[0].role
-        if not ring.exclusive or self.inline or (self._one_way and not self._splits(ring)):
+        if not self._is_free(ring) or self.inline or (self._one_way and not self._splits(ring)):
             return _READ_NONE
         if role.contributes and not role.receives:
             return _READ_INPUT
@@ -269,7 +283,7 @@ class HostPlan:
 
     def _direct_write(self, ring: _Ring, queue: int) -> bool:
         """Whether the sender may write the message where its receiver keeps it: a combined value, or half of all."""
-        if not ring.exclusive or self.inline or not self._is_leaf(queue):
+        if not self._is_free(ring) or self.inline or not self._is_leaf(queue):
             return False
         sender = ring.senders[0].role
         return bool(sender.receives and sender.contributes) or self._splits(ring)
@@ -285,7 +299,7 @@ class HostPlan:
         return (
             self._one_way
             and not self.inline
-            and ring.exclusive
+            and self._is_free(ring)
             and len(ring.queues) == 1
             and role.contributes
             and not role.receives

@@ -58,6 +58,7 @@ def test_algorithms_on_a_machines_links_have_its_ranks():
     assert {each.program.ranks for each in planned} == {(1, 4, 5, 6)}
     assert "auto" not in {each.name for each in planned}
     assert len(planned) + len(notes) == 11
+    assert "hybrid" in {each.name for each in _planned("all", asked("dgx-1v", gpus="0-3"), here=False)[0]}
     [auto], _ = _planned("auto", asked("dgx-1v"), here=False)
     [optimal], _ = _planned("optimal", asked("dgx-1v"), here=False)
     assert auto.program == optimal.program

@@ -317,6 +317,11 @@ def test_real_ranks(blink, monkeypatch, native):
             ["--engine", "host", "--topo", "dgx-1v", "--gpus", "1,4,5", "--root", "4", "--algo", "ring,blink"],
             2,
         ),
+        (
+            "broadcast",
+            ["--engine", "host", "--topo", "chain:4", "--gpus", "0,3", "--relays", "--algo", "blink,optimal"],
+            2,
+        ),
         ("alltoall", ["-g", "2", "--algo", "optimal,auto", "--chunk", "1000"], 2),
     ],
 )

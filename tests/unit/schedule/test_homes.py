@@ -159,7 +159,7 @@ def test_programs_through_memories_compute_their_collective(spec, gpus, name) ->
         assert mismatch(found, oracle(program.collective, inputs), 103) is None
 
 
-@pytest.mark.parametrize("name", [name for name in ENGINES if name not in ("reference", "sockets")])
+@pytest.mark.parametrize("name", [name for name in ENGINES if name not in ("reference", "host", "sockets")])
 def test_engines_without_relays_refuse_them_by_name(name) -> None:
     if engine(name).missing:
         pytest.skip(engine(name).missing)
