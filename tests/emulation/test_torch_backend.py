@@ -80,6 +80,10 @@ def failure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str,
         ("profiled", 2),
         ("over_send_and_recv", 3),
         ("over_hosts", 4),
+        ("hierarchical", 3),
+        ("hierarchical", 4),
+        ("hierarchical", 5),
+        ("hierarchical", 6),
     ],
 )
 def test_program(failure: Callable[[str, int], str | None], name: str, size: int) -> None:

@@ -22,9 +22,11 @@ import warnings
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial, reduce
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch._dynamo  # once here, and not in every rank that trains
@@ -36,10 +38,16 @@ from torch.nn.parallel import DistributedDataParallel
 import blinkccl
 from blinkccl.algorithms.registry import ALGORITHMS, Request
 from blinkccl.collectives.call import CollectiveCall
-from blinkccl.collectives.spec import Collective
+from blinkccl.collectives.ops import DTYPES, OPS
+from blinkccl.collectives.oracle import make_inputs, make_scales, mismatch, oracle
+from blinkccl.collectives.spec import COLLECTIVES, Collective
+from blinkccl.engines.buffers import filled
 from blinkccl.engines.torch_p2p import TorchP2P
 from blinkccl.errors import BlinkError, CommunicationError, DeadlineError, PlanMismatchError, UsageError
+from blinkccl.runtime.communicator import Communicator
 from blinkccl.runtime.host_group import HostGroup
+from blinkccl.runtime.spanning_group import SpanningGroup
+from blinkccl.runtime.store import FileStore
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.topology.spec import parse_spec
@@ -775,21 +783,16 @@ def ring_program(size: int, slots: int = 2) -> Program:
 
 
 def over_hosts(rank: int, size: int) -> None:
-    """Ranks that say they are on several hosts: everything still runs, over gloo's send and receive."""
-    from blinkccl.torch_backend import transport
-
-    class OtherHost:
-        host = (f"host {rank // 2}", 1)
-
+    """Ranks that say they are on several hosts: everything still runs."""
     dist.destroy_process_group()
-    transport.own_peer_info = lambda *_: OtherHost
+    os.environ["BLINK_HOSTID"] = f"host {rank // 2}"
     start(rank, size, "hosts")
     neighbours = [peer for peer in range(size) if peer // 2 == rank // 2]
     own = dist.new_group(neighbours, timeout=TIMEOUT, use_local_synchronization=True)
     before = stats().get("calls", 0)
     dist.all_reduce(torch.ones(3), group=own)
     assert stats()["calls"] > before, "the ranks of one host share memory"
-    for part in (_moved_over_hosts, unequal_blocks, in_order, coalescing, objects):
+    for part in (_moved_over_hosts, unequal_blocks, in_order, coalescing, objects, background):
         part(rank, size)
     before = stats()
     tensor = torch.full((700_001,), 1.0 + rank)
@@ -802,6 +805,68 @@ def over_hosts(rank: int, size: int) -> None:
     counted = {name: number - before.get(name, 0) for name, number in stats().items()}
     assert counted["spanning_allreduce"] > 0
     assert counted.get("spanning_sends", 0) + counted.get("spanning_receives", 0) == (rank in (0, size - 1))
+
+
+#: The hosts of so many ranks: one rank on each, in turns, and of different sizes.
+LAYOUTS = {3: "abc", 4: "abab", 5: "abbcc", 6: "abbbbb", 8: "aaabbbbb"}
+
+
+def hierarchical(rank: int, size: int) -> None:
+    """Every collective, type and operation on hosts of any size, as they are defined; the same bits again and again."""
+    os.environ["BLINK_HOSTID"] = LAYOUTS[size][rank]
+    with contextlib.closing(Communicator.create(FileStore(_place / "several"), rank, size, deadline_s=30)) as comm:
+        group = comm.group
+        assert isinstance(group, SpanningGroup)
+        assert set(group.stats()) >= {"calls"}
+        _as_defined(comm, rank, size)
+        rng = np.random.default_rng(rank)
+        data = rng.standard_normal(1_500_007, np.float32)
+        several = [comm.allreduce(data, np.empty_like(data)) for _ in range(2)]
+        assert several[0].tobytes() == several[1].tobytes()
+        everybodys = np.empty((size, 32), np.uint8)
+        comm.allgather(np.frombuffer(sha256(several[0]).digest(), np.uint8).copy(), everybodys)
+        assert (everybodys == everybodys[0]).all(), "not the same bits on all ranks"
+        waiting = [comm.allreduce(data, np.empty_like(data), wait=False) for _ in range(3)]
+        assert all(each.result(30).tobytes() == several[0].tobytes() for each in waiting)
+        part = comm.split(rank % 2, -rank)
+        assert part is not None
+        found = part.allgather(np.array([rank]))
+        assert list(found) == [peer for peer in reversed(range(size)) if peer % 2 == rank % 2]
+        part.close()
+    os.environ.pop("BLINK_HOSTID")
+    if len(set(LAYOUTS[size])) == size:  # one rank per host: the bits of one host
+        with contextlib.closing(Communicator.create(FileStore(_place / "one"), rank, size, deadline_s=30)) as comm:
+            assert comm.allreduce(data, np.empty_like(data)).tobytes() == several[0].tobytes()
+
+
+def _as_defined(comm: Communicator, rank: int, size: int) -> None:
+    cases = [(dtype, op, 37) for dtype in DTYPES for op in OPS if DTYPES[dtype].serves(OPS[op])]
+    cases += [("float32", "sum", count) for count in (0, 1, 2, 1021, 300_001)]
+    for name, row in COLLECTIVES.items():
+        for dtype, op, count in cases:
+            if op != "sum" and not row.reduces:
+                continue
+            if count > 2000 and not row.whole:
+                count = 50_001
+            roots = (0, size - 1) if row.parameters else (0,)
+            for root in roots:
+                call = CollectiveCall(name, dtype, count, op, root, (root + 1) % size)
+                _one_as_defined(comm, call, rank, size)
+
+
+def _one_as_defined(comm: Communicator, call: CollectiveCall, rank: int, size: int) -> None:
+    collective = call.among(size)
+    scales = make_scales(collective, call.dtype) if OPS[call.op].scales else None
+    inputs = make_inputs(collective, call.elements, call.dtype, 1, call.op)
+    expected = oracle(collective, inputs, call.op, scales)
+    scale = None if scales is None else scales[rank]
+    for in_place in (False, True)[: 1 if call.collective == "alltoall" else 2]:
+        buffers, _ = filled(collective, inputs, call.elements, call.dtype, in_place)
+        send, recv = buffers.inputs[rank], buffers.outputs[rank]
+        addresses = [None if each is None else each.ctypes.data for each in (send, recv)]
+        comm.group.run(call, *addresses, scale)
+        said = mismatch([recv], [expected[rank]], max(1, call.elements))
+        assert said is None, f"{call}, in place {in_place}, rank {rank}: {said}"
 
 
 def _moved_over_hosts(rank: int, size: int) -> None:

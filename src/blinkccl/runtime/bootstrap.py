@@ -34,7 +34,7 @@ from blinkccl.errors import (
 )
 from blinkccl.native import open_library
 from blinkccl.native.headers import header
-from blinkccl.runtime.peer_info import PeerInfo, alive, check_same_version, decode, own_peer_info
+from blinkccl.runtime.peer_info import PeerInfo, alive, check_same_version, decode, loopback_of_hosts, own_peer_info
 from blinkccl.runtime.store import Pauses, Store
 
 _HEADER = header("bootstrap.h")
@@ -85,6 +85,7 @@ class Bootstrap:
         self._rank, self._size = rank, size
         self._look = look
         self._over = False  # all have been told
+        self._failing = "could not join the group"
         _ends.add(self)
 
     def all_gather(
@@ -105,6 +106,10 @@ class Bootstrap:
             self._over = True
             raise self._cause()
         return [self._bytes(rank) for rank in range(self._size)], [self._files(rank) for rank in range(self._size)]
+
+    def stay(self, look: Callable[[], None]) -> None:
+        """The group is made, and its ranks stay connected: ``look`` is what is called from now on."""
+        self._look, self._failing = look, "ended the group"
 
     def fail(self, error: BaseException) -> BaseException:
         """Tells the others that this rank cannot go on; returns the first cause, which may be another's."""
@@ -161,7 +166,7 @@ class Bootstrap:
             return PeerLostError(reason.rank, said, reason.pid or None)
         if reason.status == _MISMATCH:
             return PlanMismatchError(said)
-        return CommunicationError(f"rank {reason.rank} (process {reason.pid}) could not join the group: {said}")
+        return CommunicationError(f"rank {reason.rank} (process {reason.pid}) {self._failing}: {said}")
 
 
 def join(
@@ -212,7 +217,7 @@ class _Joining:
         self._challenge(self._published())
         token = secrets.token_hex(32)
         reason = _Reason()
-        host = self._store.host() if self._size > 1 else None
+        host = (self._store.host() or loopback_of_hosts()) if self._size > 1 else None
         tcp = None if host is None else f"{own_address_towards(host)}:0".encode()
         handle = _library().blink_bootstrap_listen(tcp, token.encode(), self._size, c.byref(reason))
         if handle is None:

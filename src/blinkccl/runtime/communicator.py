@@ -23,6 +23,7 @@ from blinkccl.errors import PeerLostError, UsageError
 from blinkccl.runtime.environment import launch, store_of
 from blinkccl.runtime.host_group import HostGroup
 from blinkccl.runtime.peer_info import alive
+from blinkccl.runtime.spanning_group import SpanningGroup, open_group
 from blinkccl.runtime.store import Store, TorchStore, open_store
 from blinkccl.runtime.timeouts import default_timeout_s
 from blinkccl.schedule.chunking import DEFAULT_CHUNK_BYTES
@@ -37,7 +38,7 @@ _Result = TypeVar("_Result")
 
 
 class Communicator:
-    """A group of ranks on one host. Make one with :func:`init` or :meth:`create`, parts of it with :meth:`split`.
+    """A group of ranks, on one host or several: made with :func:`init` or :meth:`create`, its parts with :meth:`split`.
 
     All ranks call the same collectives in the same order. With ``wait=False`` a collective returns a future at once.
 
@@ -49,7 +50,7 @@ class Communicator:
     array([2., 2., 2., 2.], dtype=float32)
     """
 
-    def __init__(self, group: HostGroup) -> None:
+    def __init__(self, group: HostGroup | SpanningGroup) -> None:
         self.group = group
         self.rank, self.size = group.rank, group.size
         self._calls: dict[tuple[Any, ...], CollectiveCall] = {}
@@ -61,7 +62,7 @@ class Communicator:
     ) -> Communicator:
         """A communicator among ``size`` ranks that meet in ``store``: ours, or one of torch's."""
         ours = store if isinstance(store, Store) else TorchStore(store)
-        return cls(HostGroup(ours, rank, size, prefix=prefix, deadline_s=deadline_s))
+        return cls(open_group(ours, rank, size, prefix=prefix, deadline_s=deadline_s))
 
     # ---- collectives on arrays
 
@@ -238,7 +239,7 @@ class Communicator:
         prefix, place = f"{self.group.prefix}/{self._splits}.{color}", ranks.index(self.rank)
         look = self.group.watch(ranks)
         try:
-            part = HostGroup(
+            part = open_group(
                 self.group.store, place, len(ranks), prefix=prefix, deadline_s=self.group.timeout_s, look=look
             )
         except PeerLostError as error:
@@ -372,7 +373,7 @@ def init(
     seconds = default_timeout_s() if deadline_s is None else deadline_s
     opened = store if isinstance(store, Store) else open_store(store_of(place), place.rank, time.monotonic() + seconds)
     prefix = f"blink/{place.job_id}" if place.job_id else "blink"
-    return Communicator(HostGroup(opened, place.rank, place.world_size, prefix=prefix, deadline_s=deadline_s))
+    return Communicator(open_group(opened, place.rank, place.world_size, prefix=prefix, deadline_s=deadline_s))
 
 
 def _check_memory(name: str, what: str, array: Array, *, written: bool = False) -> None:

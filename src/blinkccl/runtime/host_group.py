@@ -80,7 +80,8 @@ class HostGroup:
     """One rank's end of a group that meets in ``store``, which stays the caller's, under a ``prefix`` of its own.
 
     ``deadline_s`` (None: BLINK_TIMEOUT) is for all ranks to come, and for every later call that names none. ``look``
-    and errors are those of :func:`blinkccl.runtime.bootstrap.join`; UnsupportedError also on several hosts.
+    and errors are those of :func:`blinkccl.runtime.bootstrap.join`; UnsupportedError also on several hosts. Ranks that
+    have met already give their ``bootstrap``, made by :func:`meet`, which this ends.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class HostGroup:
         prefix: str = "blink",
         deadline_s: float | None = None,
         look: Callable[[], None] = lambda: None,
+        bootstrap: Bootstrap | None = None,
     ) -> None:
         if not 0 <= rank < size:
             raise UsageError(f"rank {rank} is outside 0 … {size - 1}")
@@ -100,11 +102,9 @@ class HostGroup:
         self._timeout_us = microseconds(self.timeout_s)
         self._area = Area()
         self._crosses = False
-        wanted = cross_memory.wish()
-        payload = secrets.token_bytes(_TOKEN_BYTES)
         deadline = time.monotonic() + self.timeout_s
-        with join(store, prefix, rank, size, payload, deadline, look) as bootstrap:
-            self._make(bootstrap, deadline, wanted)
+        with bootstrap or meet(store, prefix, rank, size, deadline, look) as met:
+            self._make(met, deadline, cross_memory.wish())
 
     def _make(self, bootstrap: Bootstrap, deadline: float, wanted: cross_memory.Wish) -> None:
         self.peers = bootstrap.peers
@@ -336,6 +336,13 @@ class HostGroup:
             )
         if self._closed:
             raise CommunicationError(f"rank {self.rank}'s group {self.prefix!r} is closed")
+
+
+def meet(
+    store: Store, prefix: str, rank: int, size: int, deadline: float, look: Callable[[], None] = lambda: None
+) -> Bootstrap:
+    """The bootstrap of a group; see :func:`blinkccl.runtime.bootstrap.join`."""
+    return join(store, prefix, rank, size, secrets.token_bytes(_TOKEN_BYTES), deadline, look)
 
 
 #: A barrier is the least that no rank can finish before all have begun. Its word stays 0.

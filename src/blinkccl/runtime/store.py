@@ -275,23 +275,23 @@ class TorchStore(Store):
     """A store of torch, or a prefix of one, which stays the caller's; its own time-out bounds each call."""
 
     def __init__(self, inner: Any) -> None:
-        self._inner = inner
+        self.inner = inner
 
     def __str__(self) -> str:
-        return f"torch's {type(self._inner).__name__}"
+        return f"torch's {type(self.inner).__name__}"
 
     def set(self, key: str, value: bytes) -> None:
         check(key, value)
         with self._named_errors():
-            self._inner.set(key, value)
+            self.inner.set(key, value)
 
     def peek(self, key: str) -> bytes | None:
         check(key)
         with self._named_errors():
-            return bytes(self._inner.get(key)) if self._inner.check([key]) else None
+            return bytes(self.inner.get(key)) if self.inner.check([key]) else None
 
     def host(self) -> str | None:
-        inner = self._inner
+        inner = self.inner
         while hasattr(inner, "underlying_store"):
             inner = inner.underlying_store
         host = getattr(inner, "host", None)

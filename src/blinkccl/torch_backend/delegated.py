@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from blinkccl.errors import UnsupportedError
+from blinkccl.runtime.network import torch_backend
 from blinkccl.torch_backend.failure import for_torch
 
 
@@ -75,40 +76,12 @@ class DelegatedGroup:
         if self._group is None:
             self._group = dist.ProcessGroup(store, self._rank, self._size)
             self._group._set_default_backend(dist.Backend.backend_type_map[name])
-        backend = self._made_by_torch(name, store, group_name)
+        try:
+            backend = torch_backend(name, store, self._rank, self._size, self._timeout, self._global_ranks, group_name)
+        except UnsupportedError as error:
+            raise for_torch(error) from error
         self._group._register_backend(torch.device(device), dist.Backend.backend_type_map[name], backend)
         return backend
-
-    def _made_by_torch(self, name: str, store: Any, group_name: str) -> Any:
-        plugin = dist.Backend._plugins.get(name.upper())  # from torch 2.14 on all are plugins
-        if plugin is not None:
-            return self._made_by_plugin(plugin, store, group_name)
-        if name == "gloo":
-            return dist.ProcessGroupGloo(store, self._rank, self._size, self._timeout)
-        if name == "nccl" and dist.is_nccl_available():
-            options = dist.ProcessGroupNCCL.Options()
-            options._timeout = self._timeout
-            options.global_ranks_in_group = self._global_ranks
-            options.group_name = group_name
-            return dist.ProcessGroupNCCL(store, self._rank, self._size, options)
-        raise for_torch(
-            UnsupportedError(
-                f"backend blink cannot make a backend {name!r} beside itself here; it can make gloo, NCCL and what is "
-                "registered with torch, where torch was built with them"
-            )
-        )
-
-    def _made_by_plugin(self, plugin: Any, store: Any, group_name: str) -> Any:
-        if not plugin.extended_api:
-            return plugin.creator_fn(store, self._rank, self._size, self._timeout)
-        options = distributed_c10d._DistributedBackendOptions()
-        options.store = store
-        options.group_rank = self._rank
-        options.group_size = self._size
-        options.timeout = self._timeout
-        options.group_id = group_name
-        options.global_ranks_in_group = self._global_ranks
-        return plugin.creator_fn(options, None)
 
 
 def _who(named: dict[str, str], device: str) -> str:

@@ -58,7 +58,7 @@ def create(options: Any) -> BlinkProcessGroup:
     rank, size, timeout = options.group_rank, options.group_size, options.timeout
     global_ranks = list(options.global_ranks_in_group)
     try:
-        transport = open_for(options.store, rank, size, global_ranks, timeout.total_seconds())
+        transport = open_for(options.store, rank, size, timeout.total_seconds())
     except BlinkError as error:
         raise for_torch(error) from error
     return BlinkProcessGroup(options.store, rank, size, timeout, transport, global_ranks)

@@ -1,0 +1,166 @@
+"""Who has failed, among ranks on several hosts: every rank of a group learns the first cause within half a second.
+
+The connections of the bootstrap stay open, and a thread of each rank goes on meeting the others there a few times a
+second. So rank 0 sees who hangs up and tells everybody, and everybody sees it if rank 0 does. With each word a rank
+says which call it is in: ranks that call different things are found out, and a deadline can say who has not come.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from blinkccl.errors import (
+    BlinkError,
+    CommunicationError,
+    DeadlineError,
+    PlanMismatchError,
+    RendezvousTimeout,
+)
+from blinkccl.runtime.bootstrap import Bootstrap
+
+#: Between two meetings.
+INTERVAL_S = 0.2
+#: How long a rank whose call has failed waits to hear of a better cause, and one that leaves for the others to know.
+VERDICT_S = 1.5
+
+
+class Word(msgspec.Struct, frozen=True):
+    """What a rank says of itself: how many calls it has begun, the last of them, and whether it leaves."""
+
+    calls: int = 0
+    call: str = ""
+    leaves: bool = False
+    #: What it gave to :meth:`Monitor.agree`, and how often it has been called.
+    given: bytes = b""
+    agreements: int = 0
+
+
+class Monitor:
+    """One rank's watch over its group; ``on_failure`` is called once, in the monitor's thread, with the cause.
+
+    The monitor closes ``bootstrap``, whose first round is over.
+    """
+
+    def __init__(self, bootstrap: Bootstrap, rank: int, on_failure: Callable[[BlinkError], None]) -> None:
+        self.cause: BlinkError | None = None
+        #: Ranks that have left in order; from then on nobody is watched any more.
+        self.left: frozenset[int] = frozenset()
+        self._bootstrap, self._rank, self._on_failure = bootstrap, rank, on_failure
+        self._word, self._call = Word(), (0, "")
+        self._words: Sequence[Word] = [Word()] * len(bootstrap.peers)
+        self._agreements, self._agreed = 0, dict[int, list[bytes]]()
+        self._told: BlinkError | None = None
+        self._hurry, self._met = threading.Event(), threading.Condition()
+        self._ended = False
+        bootstrap.stay(self._look)
+        self._thread = threading.Thread(target=self._watch, name="blink-monitor", daemon=True)
+        self._thread.start()
+
+    def begin(self, calls: int, call: str) -> None:
+        """This rank is in its ``calls``-th call."""
+        self._call = calls, call
+
+    def check(self) -> None:
+        """Raises the cause if there is one."""
+        if self.cause is not None:
+            raise self.cause
+
+    def agree(self, mine: bytes, deadline: float) -> list[bytes]:
+        """Everybody's bytes, by rank; all ranks call it. DeadlineError, with who did not, or the cause of a failure."""
+        number = self._word.agreements + 1
+        self._word = msgspec.structs.replace(self._word, given=mine, agreements=number)
+        self._hurry.set()
+
+        def late() -> list[int]:
+            return [rank for rank, word in enumerate(self._words) if word.agreements < number]
+
+        with self._met:
+            left_s = max(0.0, deadline - time.monotonic())
+            self._met.wait_for(lambda: self._ended or number in self._agreed, left_s)
+            agreed = self._agreed.pop(number, None)
+        if agreed is not None:
+            return agreed
+        self.check()
+        missing = late()
+        present = set(range(len(self._words))) - set(missing)
+        raise RendezvousTimeout(missing, present, f"rank {self._rank} waited for them while the group was made")
+
+    def behind(self) -> list[int]:
+        """The ranks that, by their last word, have not begun this rank's call."""
+        return [rank for rank, word in enumerate(self._words) if word.calls < self._call[0] and rank != self._rank]
+
+    def settle(self, error: BlinkError, tell: bool) -> BlinkError:
+        """The first cause of a failure that this rank met as ``error``; with ``tell`` the others hear of it.
+
+        What a broken connection says may be what others' ends have caused: it waits for a better word.
+        """
+        if tell:
+            self._told = error
+            self._hurry.set()
+        with self._met:
+            self._met.wait_for(lambda: self._ended, VERDICT_S)
+        return error if self.cause is None else self.cause
+
+    def close(self) -> None:
+        """Leaves in order: the others know it when this returns, unless they take too long."""
+        self._word = msgspec.structs.replace(self._word, leaves=True)
+        self._hurry.set()
+        self._thread.join(VERDICT_S)
+        self._ended = True
+        if not self._thread.is_alive():
+            self._bootstrap.close()
+
+    def _look(self) -> None:
+        """Called while the bootstrap waits, in its thread."""
+        if self._told is not None:
+            raise self._told
+
+    def _watch(self) -> None:
+        try:
+            while not self.left:
+                self._hurry.wait(INTERVAL_S)
+                self._hurry.clear()
+                self._look()
+                self._meet()
+        except BlinkError as error:
+            # A deadline is everybody's own, but here the others shall hear of it, too.
+            told = CommunicationError(str(error)) if isinstance(error, DeadlineError) else error
+            first = self._bootstrap.fail(told)
+            self.cause = first if isinstance(first, BlinkError) and first is not told else error
+            self._on_failure(self.cause)
+        finally:
+            self._ended = True
+            with self._met:
+                self._met.notify_all()
+
+    def _meet(self) -> None:
+        calls, call = self._call
+        mine = msgspec.structs.replace(self._word, calls=calls, call=call)
+        words, _ = self._bootstrap.all_gather(msgspec.msgpack.encode(mine), math.inf)
+        with self._met:
+            self._words = [_WORDS.decode(word) for word in words]
+            number = min(word.agreements for word in self._words)
+            if number > self._agreements:  # nobody can be further: this is the meeting that lets them go on
+                self._agreements, self._agreed[number] = number, [word.given for word in self._words]
+            self._met.notify_all()
+        self.left = frozenset(rank for rank, word in enumerate(self._words) if word.leaves)
+        self._check_calls()
+
+    def _check_calls(self) -> None:
+        """PlanMismatchError, with the same words on all ranks, where two are in different calls of one number."""
+        first: dict[int, int] = {}
+        for rank, word in enumerate(self._words):
+            other = first.setdefault(word.calls, rank)
+            if word.call != self._words[other].call:
+                raise PlanMismatchError(
+                    f"ranks disagree on call {word.calls}: rank {other} calls {self._words[other].call}, rank {rank} "
+                    f"calls {word.call}; all ranks make the same calls in the same order"
+                )
+
+
+_WORDS = msgspec.msgpack.Decoder(Word)

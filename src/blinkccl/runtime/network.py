@@ -1,0 +1,366 @@
+"""Networks between hosts: bytes from rank to rank over a library that the job has anyway.
+
+By default gloo's send and receive, through torch; ``BLINK_NETWORK`` names another backend of torch that has them (mpi,
+ucc, or a plugin), or ``mpi`` where torch has none: then MPI itself, through mpi4py, as also where there is no torch.
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from fcntl import ioctl
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+from blinkccl.errors import CommunicationError, DeadlineError, LaunchError, UnsupportedError
+from blinkccl.runtime.bootstrap import own_address_towards
+from blinkccl.runtime.store import Store, TorchStore
+
+_NAME = "BLINK_NETWORK"
+_RATE = "BLINK_NIC_GBITS"
+#: Gigabits per second of an interface that does not say its speed, as virtual ones do not.
+DEFAULT_GBITS = 10.0
+_SIOCGIFADDR = 0x8915
+_INTERFACES = Path("/sys/class/net")
+
+
+class Pending(Protocol):
+    """A message under way."""
+
+    def wait(self, timeout_s: float) -> int:
+        """Waits for its end, and returns its source, for a received one.
+
+        DeadlineError after ``timeout_s``: the network is then of no more use; CommunicationError if it broke.
+        """
+        ...
+
+
+class Network(Protocol):
+    """One rank's end of a network among the ranks of a group; threads may use it side by side.
+
+    Messages from one rank to another with one tag (0 … 32767) come in order. ``abort`` ends all that wait, here and,
+    where the library can, at the peers.
+    """
+
+    def send(self, address: int, nbytes: int, peer: int, tag: int) -> Pending: ...
+    def receive(self, address: int, nbytes: int, peer: int | None, tag: int) -> Pending: ...
+    def abort(self) -> None: ...
+    def close(self) -> None: ...
+
+
+Opened = Callable[[str], Network]
+
+
+def opener(store: Store, rank: int, size: int, timeout_s: float, exchange: Callable[[bytes], list[bytes]]) -> Opened:
+    """What opens networks by name; all ranks call it, and ``exchange`` gives everybody everybody's bytes.
+
+    UnsupportedError, on all ranks, if there is no such library, or ranks want different ones.
+    """
+    wanted, problem = _wanted()
+    host = store.host() or "127.0.0.1"
+    torch_store: Any = store.inner if isinstance(store, TorchStore) else None
+    mine = problem
+    if not mine and wanted == "mpi4py":
+        mine = f"mpi {_mpi_rank()}"
+    elif not mine and torch_store is None and rank == 0:
+        torch_store = _torch_store(own_address_towards(host), 0, True, timeout_s)
+        mine = f"{wanted} {torch_store.host} {torch_store.port}"
+    elif not mine:
+        mine = wanted
+    given = [word.decode() for word in exchange(mine.encode())]
+    _check_given(given, problem)
+    if wanted == "mpi4py":
+        world = [int(word.split()[1]) for word in given]
+        if len(set(world)) < size:
+            raise UnsupportedError(
+                "the ranks are no ranks of one MPI job, which BLINK_NETWORK=mpi needs, as do several hosts without "
+                "torch; start them with mpirun, or install torch for gloo"
+            )
+        return lambda name: MpiNetwork(world, name)
+    if torch_store is None:
+        _, address, port = given[0].split()
+        torch_store = _torch_store(address, int(port), False, timeout_s)
+    own = own_address_towards(host)
+
+    def opened(name: str) -> Network:
+        return TorchNetwork(wanted, name, torch_store, rank, size, own, timeout_s)
+
+    return opened
+
+
+def _wanted() -> tuple[str, str]:
+    """The library's name, and the problem there is with it here: "!" and a sentence, or nothing."""
+    name = os.environ.get(_NAME, "gloo").lower()
+    has_torch = find_spec("torch") is not None
+    if name == "mpi" and not (has_torch and import_module("torch.distributed").is_mpi_available()):
+        has_mpi = find_spec("mpi4py") is not None
+        return "mpi4py", "" if has_mpi else f"!{_NAME}=mpi needs mpi4py; pip install mpi4py, on all hosts"
+    if has_torch:
+        return name, ""
+    if _NAME not in os.environ and find_spec("mpi4py") is not None:
+        return "mpi4py", ""
+    return name, "!ranks on several hosts need torch (for gloo) or mpi4py (for MPI); pip install one, on all hosts"
+
+
+def _check_given(given: Sequence[str], problem: str) -> None:
+    if problem:
+        raise UnsupportedError(problem[1:])
+    for rank, word in enumerate(given):
+        if word.startswith("!"):
+            raise UnsupportedError(f"rank {rank}: {word[1:]}")
+        if word.split()[0] != given[0].split()[0]:
+            raise UnsupportedError(
+                f"ranks disagree on the network between hosts: rank 0 takes {given[0].split()[0]}, rank {rank} "
+                f"{word.split()[0]}; set {_NAME} to the same for all, and install the same on all hosts"
+            )
+
+
+def _torch_store(host: str, port: int, serves: bool, timeout_s: float) -> Any:
+    distributed = import_module("torch.distributed")
+    try:
+        return distributed.TCPStore(host, port, None, serves, timedelta(seconds=timeout_s), wait_for_workers=False)
+    except RuntimeError as error:
+        raise CommunicationError(f"torch's store at {host}:{port}, which rank 0 serves, failed: {error}") from error
+
+
+# ---- torch
+
+
+def torch_backend(
+    name: str, store: Any, rank: int, size: int, timeout: timedelta, global_ranks: list[int], group_name: str
+) -> Any:
+    """A backend object of torch; UnsupportedError if it cannot be made beside ours."""
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d
+
+    plugin = dist.Backend._plugins.get(name.upper())  # from torch 2.14 on all are plugins
+    if plugin is not None and name != "blink":
+        if not plugin.extended_api:
+            return plugin.creator_fn(store, rank, size, timeout)
+        given = distributed_c10d._DistributedBackendOptions()
+        given.store, given.group_rank, given.group_size, given.timeout = store, rank, size, timeout
+        given.group_id, given.global_ranks_in_group = group_name, global_ranks
+        return plugin.creator_fn(given, None)
+    if name == "gloo" and dist.is_gloo_available():
+        return dist.ProcessGroupGloo(store, rank, size, timeout)
+    if name == "ucc" and dist.is_ucc_available():
+        return dist.ProcessGroupUCC(store, rank, size, timeout)
+    if name == "mpi" and dist.is_mpi_available():
+        return dist.ProcessGroupMPI.create(global_ranks)
+    if name == "nccl" and dist.is_nccl_available():
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        options.global_ranks_in_group, options.group_name = global_ranks, group_name
+        return dist.ProcessGroupNCCL(store, rank, size, options)
+    raise UnsupportedError(
+        f"backend blink cannot make a backend {name!r} beside itself here; it can make gloo, ucc, mpi, NCCL and what "
+        "is registered with torch, where torch was built with them"
+    )
+
+
+def _gloo_at(address: str, store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    """Gloo that connects two ranks when they first have a message, over the interface that leads to rank 0."""
+    import torch.distributed as dist
+
+    kind = dist.ProcessGroupGloo
+    options = kind._Options()
+    options._timeout = timeout
+    named = os.environ.get("GLOO_SOCKET_IFNAME")
+    options._devices = [
+        kind.create_device(interface=named.split(",")[0], lazy_init=True)
+        if named
+        else kind.create_device(hostname=address, lazy_init=True)
+    ]
+    return kind(store, rank, size, options)
+
+
+class TorchNetwork:
+    """Send and receive of a process group of torch, which its books need not know."""
+
+    def __init__(
+        self, backend: str, name: str, store: Any, rank: int, size: int, address: str, timeout_s: float
+    ) -> None:
+        import torch
+        import torch.distributed as dist
+
+        self._torch = torch
+        self._gloo = backend == "gloo"
+        self._peers: set[int] = set()
+        prefixed, timeout = dist.PrefixStore(f"{name}/", store), timedelta(seconds=timeout_s)
+        try:
+            self._group: Any = (
+                _gloo_at(address, prefixed, rank, size, timeout)
+                if self._gloo
+                else torch_backend(backend, prefixed, rank, size, timeout, list(range(size)), name)
+            )
+        except RuntimeError as error:
+            raise CommunicationError(f"rank {rank} could not open {backend} on {address}: {_line(error)}") from error
+
+    def send(self, address: int, nbytes: int, peer: int, tag: int) -> Pending:
+        return self._post(peer, lambda: self._group.send([self._bytes(address, nbytes)], peer, tag))
+
+    def receive(self, address: int, nbytes: int, peer: int | None, tag: int) -> Pending:
+        """Gloo ends the process if a message is longer."""
+        if peer is None:
+            return self._post(None, lambda: self._group.recv_anysource([self._bytes(address, nbytes)], tag))
+        return self._post(peer, lambda: self._group.recv([self._bytes(address, nbytes)], peer, tag))
+
+    def abort(self) -> None:
+        if self._gloo:
+            threading.Thread(target=self._end_waits, name="blink-abort", daemon=True).start()
+        else:
+            with suppress(RuntimeError):
+                self._group.abort()
+
+    def close(self) -> None:
+        """What is still wanted ends with its time-out."""
+        self._group = None
+
+    def _end_waits(self) -> None:
+        """Gloo ends all its connections when one wait for a message has lasted too long; nothing else does."""
+        word = self._torch.zeros(1, dtype=self._torch.uint8)
+        for peer in sorted(self._peers):
+            try:
+                self._group.recv([word], peer, _NEVER_SENT).wait(timedelta(milliseconds=1))
+            except (RuntimeError, AttributeError) as error:
+                if "time" in str(error).lower():
+                    return  # else this peer's connection was broken already
+
+    def _post(self, peer: int | None, post: Callable[[], Any]) -> Pending:
+        if peer is not None:
+            self._peers.add(peer)
+        try:
+            return _TorchPending(post(), peer)
+        except (RuntimeError, AttributeError) as error:
+            raise _explained(error) from error
+
+    def _bytes(self, address: int, nbytes: int) -> Any:
+        if not nbytes:
+            return self._torch.empty(0, dtype=self._torch.uint8)
+        return self._torch.frombuffer((c.c_uint8 * nbytes).from_address(address), dtype=self._torch.uint8)
+
+
+#: A tag that no message has.
+_NEVER_SENT = 1 << 16
+
+
+class _TorchPending:
+    def __init__(self, work: Any, peer: int | None) -> None:
+        self._work, self._peer = work, peer
+
+    def wait(self, timeout_s: float) -> int:
+        try:
+            self._work.wait(timedelta(seconds=max(0.001, timeout_s)))
+            return int(self._work._source_rank()) if self._peer is None else self._peer
+        except RuntimeError as error:
+            raise _explained(error) from error
+
+
+def _explained(error: Exception) -> CommunicationError:
+    reason = _line(error)
+    late = "timed out" in reason.lower() or "timeout" in reason.lower()
+    return (DeadlineError if late else CommunicationError)(reason)
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+# ---- MPI
+
+
+def _mpi_rank() -> int:
+    return int(import_module("mpi4py.MPI").COMM_WORLD.Get_rank())
+
+
+class MpiNetwork:
+    """Messages of MPI; ``world`` are the group's ranks in MPI_COMM_WORLD."""
+
+    def __init__(self, world: Sequence[int], name: str) -> None:
+        self._mpi: Any = import_module("mpi4py.MPI")
+        if self._mpi.Query_thread() < self._mpi.THREAD_MULTIPLE:
+            raise UnsupportedError("this MPI serves one thread only; set BLINK_NETWORK=gloo, or use another MPI")
+        everybody = self._mpi.COMM_WORLD.Get_group()
+        self._comm = self._mpi.COMM_WORLD.Create_group(everybody.Incl(world), sum(name.encode()) % 1000)
+        self._aborted = threading.Event()
+
+    def send(self, address: int, nbytes: int, peer: int, tag: int) -> Pending:
+        return _MpiPending(self._comm.Isend(self._bytes(address, nbytes), peer, tag), self._mpi, self._aborted)
+
+    def receive(self, address: int, nbytes: int, peer: int | None, tag: int) -> Pending:
+        source = self._mpi.ANY_SOURCE if peer is None else peer
+        return _MpiPending(self._comm.Irecv(self._bytes(address, nbytes), source, tag), self._mpi, self._aborted)
+
+    def abort(self) -> None:
+        self._aborted.set()
+
+    def close(self) -> None:
+        """MPI frees it at its end: to free it now all ranks would have to take part."""
+        self._aborted.set()
+
+    def _bytes(self, address: int, nbytes: int) -> Any:
+        return [(c.c_char * nbytes).from_address(address) if nbytes else b"", nbytes, self._mpi.BYTE]
+
+
+class _MpiPending:
+    def __init__(self, request: Any, mpi: Any, aborted: threading.Event) -> None:
+        self._request, self._status, self._aborted = request, mpi.Status(), aborted
+
+    def wait(self, timeout_s: float) -> int:
+        end = time.monotonic() + timeout_s
+        while not self._request.Test(self._status):
+            if self._aborted.is_set():
+                raise CommunicationError("the network was closed")
+            if time.monotonic() > end:
+                raise DeadlineError(f"timed out after {timeout_s:g} s")
+            time.sleep(0)
+        return int(self._status.Get_source())
+
+
+# ---- interfaces
+
+
+def interface_bytes_per_s(host: str) -> float:
+    """Of the interface that leads to ``host``: what BLINK_NIC_GBITS says, or sysfs, or the default.
+
+    LaunchError if the variable is no positive number.
+    """
+    text = os.environ.get(_RATE, "")
+    if text:
+        try:
+            gbits = float(text)
+        except ValueError:
+            gbits = 0.0
+        if not 0 < gbits < float("inf"):
+            raise LaunchError(f"{_RATE}={text!r}: expected a positive number of gigabits per second")
+        return gbits * 1e9 / 8
+    name = _interface_at(own_address_towards(host))
+    megabits = 0
+    with suppress(OSError, ValueError):
+        megabits = int((_INTERFACES / name / "speed").read_text())
+    return (megabits / 1e3 if megabits > 0 else DEFAULT_GBITS) * 1e9 / 8
+
+
+def is_rate_given() -> bool:
+    """Whether BLINK_NIC_GBITS says what hosts reach: then nothing is measured in its place."""
+    return bool(os.environ.get(_RATE))
+
+
+def _interface_at(address: str) -> str:
+    """The interface with this IPv4 address; "" where there is none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):
+                found = ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                if socket.inet_ntoa(found[20:24]) == address:
+                    return name
+    return ""
