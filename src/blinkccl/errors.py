@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 
 class BlinkError(Exception):
@@ -63,6 +64,21 @@ class CommunicationError(BlinkError):
 
 class DeadlineError(CommunicationError):
     """A wait passed its deadline; the message says which rank waited for which chunk from whom."""
+
+
+class StalledError(DeadlineError):
+    """Messages over TCP did not come or go until the deadline.
+
+    ``stalls`` are all :class:`blinkccl.engines.sockets.Stall` of who gave up.
+    """
+
+    def __init__(self, message: str, stalls: Iterable[Any]) -> None:
+        self.message = message
+        self.stalls = tuple(stalls)
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[type[StalledError], tuple[str, tuple[Any, ...]]]:
+        return type(self), (self.message, self.stalls)
 
 
 class RendezvousTimeout(DeadlineError):

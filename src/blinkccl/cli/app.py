@@ -8,7 +8,7 @@ import typer
 from typer import Option
 from typer.core import TyperGroup
 
-from blinkccl.cli import bench, calibrate, check, console, dump, export, paper, pick, plan, run, sim, topo
+from blinkccl.cli import bench, calibrate, check, console, dump, export, lab, paper, pick, plan, run, sim, topo
 
 HELP = """
 Examples:
@@ -21,6 +21,7 @@ Examples:
   blink export plan.json --to cuda                     the code that GPUs would run
   blink sim allreduce --topo dgx-1v --size 500M        how long it would take, beside NCCL
   blink bench allreduce -g 2 -b 4K -e 16M              between processes of this machine, every result checked
+  blink lab broadcast --topo dgx-1v --gpus 1,4,5,6     on links that are shaped like the machine's
   blink run -- torchrun --nproc-per-node 4 train.py    an unchanged NCCL program, with trees where they are faster
   blink calibrate x.json                               latency and bandwidth from what bench or nccl-tests wrote
   blink paper --html paper.html                        the papers' claims: published, ours, verdict
@@ -93,6 +94,7 @@ for _name, _verb, _help, _short in (
     ("export", export.export, export.HELP, "A plan as code, or in the format of another tool."),
     ("sim", sim.sim, sim.HELP, "How long would it take, on calibrated links, and what would NCCL get?"),
     ("bench", bench.bench, bench.HELP, "Run a collective on this machine; every result checked."),
+    ("lab", lab.lab, lab.HELP, "Run plans on shaped links, between network namespaces of this machine."),
     ("run", run.run, run.HELP, "Run an unchanged NCCL program, with trees where they are faster."),
     ("calibrate", calibrate.calibrate, calibrate.HELP, "Which latency and bandwidth explain what was measured?"),
     ("dump", dump.dump, dump.HELP, "What does a live job on this host wait for?"),

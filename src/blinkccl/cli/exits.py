@@ -26,6 +26,7 @@ EXIT_CODES: dict[type[errors.BlinkError], int] = {
     errors.LaunchError: USAGE,
     errors.CommunicationError: TIMEOUT,
     errors.DeadlineError: TIMEOUT,
+    errors.StalledError: TIMEOUT,
     errors.RendezvousTimeout: TIMEOUT,
     errors.PeerLostError: TIMEOUT,
     errors.PlanMismatchError: TIMEOUT,

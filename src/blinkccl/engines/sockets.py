@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import DType, Operation, Scale, operation, scalars
 from blinkccl.engines.buffers import RankBuffers, check_roles, execute, filled, role_views
-from blinkccl.errors import CommunicationError, DeadlineError, PeerLostError, PlanMismatchError
+from blinkccl.errors import CommunicationError, DeadlineError, PeerLostError, PlanMismatchError, StalledError
 from blinkccl.schedule.chunking import DEFAULT_CHUNK_BYTES, Bound, bind
 from blinkccl.schedule.program import Program, Role
 from blinkccl.schedule.text import program_hash
@@ -107,14 +107,6 @@ class Stall:
     leg: Leg
     undelivered: int
     words: str
-
-
-class StalledError(DeadlineError):
-    """A site gave up at its deadline; ``stalls`` are all its legs on which something did not come or go."""
-
-    def __init__(self, message: str, stalls: Sequence[Stall]) -> None:
-        super().__init__(message)
-        self.stalls = tuple(stalls)
 
 
 class _End:

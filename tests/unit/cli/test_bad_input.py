@@ -48,6 +48,23 @@ def test_plan(blink, arguments, message):
 
 
 @pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ([], "which collective? Give broadcast, allreduce, ..., or --clean"),
+        (["broadcast", "--lane", "0"], "--lane must be a positive number, got 0"),
+        (["broadcast", "--lane", "0.001"], "would be shaped to 0.001 Mbit/s; give a --lane for which every link is"),
+        (["broadcast", "--timeout", "inf"], "--timeout must be a positive number, got inf"),
+        (["broadcast", "--algo", "optimal,best"], "unknown algorithm 'best'; expected one of"),
+        (["broadcast", "--algo", "double_binary_tree"], "there is nothing to run: "),
+        (["broadcast", "-b", "2M", "-e", "1M"], "-e 1M is below -b 2M"),
+    ],
+)
+def test_lab(blink, monkeypatch, typed, message):
+    monkeypatch.setattr("blinkccl.lab.namespaces.lacking", lambda: None)
+    blink("lab", *typed, "--topo", "dgx-1v").assert_refused(message)
+
+
+@pytest.mark.parametrize(
     ("collective", "typed", "message"),
     [
         ("broadcast", ["--root", "0"], "--root 0 is not among the GPUs of the job: expected one of 1, 4, 5, 6"),

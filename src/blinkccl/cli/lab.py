@@ -1,0 +1,128 @@
+"""``blink lab``: plans on links that are really links, between namespaces of this machine."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from typer import Argument, Option
+
+from blinkccl.cli import arguments, console
+from blinkccl.cli.exits import CHECK_FAILED, HardwareError
+from blinkccl.errors import UsageError
+
+if TYPE_CHECKING:
+    from blinkccl.lab.experiment import Field, Measured
+    from blinkccl.lab.layout import Layout
+
+HELP = """
+Examples:
+
+\b
+  blink lab broadcast --topo dgx-1v --gpus 1,4,5,6                  all algorithms at 16 MB
+  blink lab allreduce --topo dgx-1v --algo optimal,ring -b 1M -e 32M --plot lab.png
+  blink lab allreduce --topo dgx-2 --gpus 0-3 --lane 50 --json
+  blink lab --clean
+
+Build the machine from network namespaces, a shaped pair of devices per link, and run plans on it.
+
+Every vertex is a namespace, with a process where data is stored; switches forward. Links keep their ratios:
+All candidates run in turns on the same links, each result is checked, times are
+medians. Needs root, ip and tc; what it builds has no name and ends with this process, however that ends.
+"""
+
+
+def lab(
+    name: Annotated[str | None, Argument(metavar="[COLLECTIVE]", help="broadcast, allreduce, ...")] = None,
+    spec: arguments.Spec = None,
+    gpus: arguments.Gpus = None,
+    root: arguments.Root = None,
+    src: arguments.Source = None,
+    dst: arguments.Destination = None,
+    algo: Annotated[
+        str, Option("--algo", metavar="NAMES", help="Algorithms, as optimal,ring; all: optimal,blink,ring,one_ring.")
+    ] = "all",
+    links: arguments.Links = "fast",
+    relays: arguments.Relays = False,
+    begin: Annotated[str, Option("-b", "--minbytes", "--size", metavar="SIZE", help="Smallest size.")] = "16M",
+    end: Annotated[
+        str | None, Option("-e", "--maxbytes", metavar="SIZE", help="Largest size; default: the smallest.")
+    ] = None,
+    factor: Annotated[
+        int | None, Option("-f", "--stepfactor", metavar="F", help="Factor between sizes; default: 2.")
+    ] = None,
+    lane: Annotated[
+        float | None,
+        Option("--lane", metavar="MBIT/S", help="Rate of one lane of the machine; default: what the processors hold."),
+    ] = None,
+    rounds: Annotated[int, Option("-n", "--rounds", metavar="N", min=1, max=1000, help="Runs of each.")] = 5,
+    chunk: Annotated[
+        str | None, Option("--chunk", metavar="SIZE", help="Size of a message; default: by size and depth.")
+    ] = None,
+    timeout_s: Annotated[float, Option("--timeout", metavar="SECONDS", help="For one run.")] = 60.0,
+    clean: Annotated[
+        bool, Option("--clean", help="End what laboratories that are gone have left, if anything, and do nothing else.")
+    ] = False,
+    plot: Annotated[Path | None, Option("--plot", metavar="FILE", help="Draw measured beside predicted.")] = None,
+    json: arguments.Json = False,
+) -> None:
+    """Build, run, print; exit with 1 if a result was wrong."""
+    from blinkccl.bench.sizes import size_in_bytes, sweep
+
+    if clean:
+        _clean()
+        return
+    if name is None:
+        raise UsageError("which collective? Give broadcast, allreduce, ..., or --clean")
+    sizes = sweep(begin, end, factor, None).sizes()
+    chunk_bytes = None if chunk is None else size_in_bytes("--chunk", chunk)
+    for option, value in (("--lane", lane), ("--timeout", timeout_s)):
+        if value is not None and not 0 < value < math.inf:
+            raise UsageError(f"{option} must be a positive number, got {value}")
+    console.check_files(plot=plot)
+    _check_machine()
+    from blinkccl.lab import experiment, output
+
+    request = arguments.request(name, spec, gpus, (root, src, dst), links, relays)
+    field = experiment.prepare(request, experiment.ALL if algo == "all" else algo.split(","), lane)
+    rows: list[list[Measured]] = []
+    with console.Progress("laboratory") as progress, field.laboratory() as laboratory:
+        for row in experiment.measure(field, laboratory, sizes, rounds, timeout_s, chunk_bytes, progress):
+            rows.append(row)
+        layout = laboratory.layout
+    _report(field, layout, rows, json)
+    if plot is not None:
+        with console.written(plot):
+            output.draw(plot, field, rows)
+    wrong = sum(one.wrong for row in rows for one in row)
+    if wrong:
+        console.error(f"{wrong} elements were wrong: see #wrong")
+        raise typer.Exit(CHECK_FAILED)
+
+
+def _clean() -> None:
+    from blinkccl.lab.laboratory import clean
+
+    ended = clean()
+    console.emit(f"ended {len(ended)} process(es)" if ended else "nothing was left")
+
+
+def _check_machine() -> None:
+    """Refuse before any work where no laboratory can be built."""
+    from blinkccl.lab.namespaces import lacking
+
+    reason = lacking()
+    if reason is not None:
+        raise HardwareError(f"there can be no laboratory here: {reason}")
+
+
+def _report(field: Field, layout: Layout, rows: list[list[Measured]], json: bool) -> None:
+    from blinkccl.lab import output
+
+    if json:
+        console.emit_json(output.document(field, layout, rows))
+        return
+    text = output.head_text(field, layout) + "\n" + output.table_text(rows, console.paint())
+    console.emit(text + "\n" + output.ratio_text(rows) + output.absent_text(field))

@@ -1,0 +1,284 @@
+"""A laboratory that runs programs: a process per vertex, each in its namespace, and who tells them what to do.
+
+Times are those of the machine's one clock: all sites begin at a time that is agreed beforehand, and a collective has
+taken until its last site was done. The processes stay, so programs can be run in turns.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
+from typing import Any
+
+from blinkccl.bench.pattern import Work as Pattern
+from blinkccl.engines.sockets import Sites
+from blinkccl.errors import CommunicationError, DeadlineError, PeerLostError, StalledError, UsageError
+from blinkccl.lab.diagnosis import sentence
+from blinkccl.lab.layout import Layout
+from blinkccl.lab.namespaces import Namespaces, shape
+from blinkccl.lab.worker import Done, Execution, Opening
+from blinkccl.schedule.program import Program
+
+#: What a process of a laboratory runs, which also tells it from others.
+_WORK = "from blinkccl.lab import worker; worker.main"
+#: For a process to start, to connect, and to answer beyond a deadline.
+_START_S = 60.0
+_CONNECT_S = 30.0
+_GRACE_S = 2.0
+#: Within which errors with one cause come.
+_TOGETHER_S = 0.5
+#: Between the order and the beginning, for all sites to have heard it.
+_LEAD_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One collective: seconds, wrong elements in all, and what part of the processors was at work meanwhile."""
+
+    seconds: float
+    wrong: int
+    busy: float
+
+
+@dataclass
+class _Process:
+    """The process of a vertex, and the laboratory's end of the pipe to it."""
+
+    vertex: int
+    child: subprocess.Popen[bytes]
+    pipe: Connection
+
+
+class Laboratory:
+    """Namespaces and processes for the programs whose paths a layout has; a context manager.
+
+    Every call ends within its deadline: with a CommunicationError that names who is missing or which link nothing
+    comes over. After one the laboratory goes on; the program that failed has to be opened again.
+    """
+
+    def __init__(self, layout: Layout, sites: Iterable[int]) -> None:
+        self.layout = layout
+        self._wanted = sorted(set(sites))
+        self._stack = ExitStack()
+        self._processes: dict[int, _Process] = {}
+        self._programs: dict[int, Sites] = {}
+        self._numbers = self._serial = 0
+
+    def __enter__(self) -> Laboratory:
+        try:
+            self.namespaces = Namespaces(self.layout)
+            self._stack.callback(self.namespaces.close)
+            for vertex in self._wanted:
+                self._start(vertex)
+            self._answers(self._wanted, _START_S, "start", None)
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _start(self, vertex: int) -> None:
+        ours, theirs = Pipe()
+        with self.namespaces.inside(vertex), theirs:
+            child = subprocess.Popen(
+                [sys.executable, "-c", f"{_WORK}({theirs.fileno()})"],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            )
+        process = _Process(vertex, child, ours)
+        self._processes[vertex] = process
+        self._stack.callback(_end, process)
+        ours.send(vertex)
+
+    def pid(self, vertex: int) -> int:
+        """The process of a vertex."""
+        return self._processes[vertex].child.pid
+
+    def kill(self, vertex: int) -> None:
+        """Kills the process of a vertex, as if its host had died."""
+        self._processes[vertex].child.send_signal(signal.SIGKILL)
+
+    def reshape(self, part: float, links: Iterable[tuple[int, int]] | None = None) -> None:
+        """Shapes these links (None: all), by (vertex, peer), to ``part`` of the rate that the layout says."""
+        wanted = self.layout.port if links is None else links
+        by_vertex: dict[int, list[str]] = {}
+        for ends in wanted:
+            by_vertex.setdefault(ends[0], []).append(shape(self.layout.port[ends], part, "change"))
+        for vertex, lines in by_vertex.items():
+            self.namespaces.run(vertex, "tc", lines)
+
+    def cut(self, a: int, b: int) -> None:
+        """Takes a link down, in both directions."""
+        self.namespaces.turn(a, b, up=False)
+
+    def join(self, a: int, b: int) -> None:
+        """Takes a link up again."""
+        self.namespaces.turn(a, b, up=True)
+
+    def open(self, program: Program, buffer_bytes: int) -> int:
+        """Connects the sites of a program; the number by which :meth:`run` and :meth:`close` know it.
+
+        ``buffer_bytes``: of each end of a connection.
+        """
+        sites = Sites(program)
+        lacking = [vertex for vertex in sites.vertices if vertex not in self._processes]
+        absent = [leg.path for leg in sites.legs if leg.path not in self.layout.receivers]
+        if lacking or absent:
+            raise UsageError(f"this laboratory was not laid out for vertices {lacking} and paths {absent[:3]}")
+        self._numbers += 1
+        self._programs[self._numbers] = sites
+        addresses = {leg.path: self.layout.receivers[leg.path] for leg in sites.legs}
+        opening = Opening(self._numbers, program, addresses, buffer_bytes, _CONNECT_S)
+        self._ask(sites, _CONNECT_S, "connect", "open", opening)
+        return self._numbers
+
+    def close(self, number: int) -> None:
+        """Hangs up the connections of a program."""
+        sites = self._programs.pop(number)
+        alive = [v for v in sites.vertices if self._processes[v].child.poll() is None]
+        self._ask(sites, _CONNECT_S, "hang up", "close", number, vertices=alive)
+
+    def run(self, number: int, pattern: Pattern, chunk_bytes: int, deadline_s: float) -> Run:
+        """Runs an opened program once."""
+        sites = self._programs[number]
+        execution = Execution(number, pattern, chunk_bytes, deadline_s)
+        self._ask(sites, deadline_s, "prepare", "prepare", execution)
+        before, began = _processor_seconds(), time.monotonic() + _LEAD_S
+        answers = self._ask(sites, deadline_s + _LEAD_S, "finish", "go", began)
+        after, ended = _processor_seconds(), time.monotonic()
+        done = [answer for answer in answers.values() if isinstance(answer, Done)]
+        spent = (after - before) / ((ended - began + _LEAD_S) * len(os.sched_getaffinity(0)))
+        return Run(max(one.at for one in done) - began, sum(one.wrong for one in done), spent)
+
+    def _ask(
+        self, sites: Sites, deadline_s: float, what: str, *command: Any, vertices: Sequence[int] | None = None
+    ) -> dict[int, Any]:
+        """Every site's answer to one command; ``what`` they do, in words."""
+        asked = sites.vertices if vertices is None else vertices
+        self._serial += 1
+        for vertex in asked:
+            with suppress(OSError):  # then there will be no answer either
+                self._processes[vertex].pipe.send((self._serial, *command))
+        return self._answers(asked, deadline_s, what, sites)
+
+    def _answers(self, vertices: Sequence[int], deadline_s: float, what: str, sites: Sites | None) -> dict[int, Any]:
+        """One answer of each vertex. That one has failed is told to all others, so that none waits any longer."""
+        answers = _Answers(self._serial, {v: self._processes[v].pipe for v in vertices})
+        errors: list[Exception] = []
+        deadline = time.monotonic() + deadline_s + _GRACE_S
+        while answers.missing and (found := answers.next(deadline)) is not None:
+            errors += [self._dead(v, sites) if error is None else error for v, error in found]
+            # Those who wait past their deadlines say so at the same time, and what all of them say tells the link.
+            if errors and deadline > (soon := time.monotonic() + _TOGETHER_S):
+                deadline = soon
+        if answers.missing and not errors:
+            errors.append(DeadlineError(f"{_names(sites, answers.missing)} did not {what} within {deadline_s:g} s"))
+        if not errors:
+            return answers.values
+        cause = _cause(errors)
+        for vertex in list(answers.missing):
+            with suppress(OSError):
+                self._processes[vertex].pipe.send((self._serial, "fail", str(cause)))
+        while answers.missing and answers.next(time.monotonic() + _GRACE_S) is not None:
+            pass
+        raise cause
+
+    def _dead(self, vertex: int, sites: Sites | None) -> CommunicationError:
+        """The error for a process that has ended."""
+        child = self._processes[vertex].child
+        try:
+            code = child.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            return DeadlineError(f"the process of vertex {vertex} hung up and did not end")
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        if sites is not None and vertex in sites.program.ranks:
+            return PeerLostError(sites.program.ranks.index(vertex), f"its process {how}", child.pid)
+        return CommunicationError(f"the process {child.pid} of vertex {vertex} {how}; its own output says why")
+
+
+class _Answers:
+    """Answers that come by pipes, by vertex, to the command of a serial number; later ones to earlier are dropped."""
+
+    def __init__(self, serial: int, pipes: Mapping[int, Connection]) -> None:
+        self._serial = serial
+        self.missing = dict(pipes)
+        self.values: dict[int, Any] = {}
+
+    def next(self, deadline: float) -> list[tuple[int, CommunicationError | None]] | None:
+        """Takes what is there or comes next, and returns the errors in it, None for who has ended; None: nothing."""
+        ready = wait(list(self.missing.values()), max(0.0, deadline - time.monotonic()))
+        errors: list[tuple[int, CommunicationError | None]] = []
+        for vertex in [v for v, pipe in self.missing.items() if pipe in ready]:
+            try:
+                serial, kind, value = self.missing[vertex].recv()
+            except (EOFError, OSError):
+                serial, kind, value = self._serial, "error", None
+            if serial != self._serial:
+                continue
+            del self.missing[vertex]
+            if kind == "ok":
+                self.values[vertex] = value
+            else:
+                errors.append((vertex, value))
+        return errors if ready else None
+
+
+def _cause(errors: Sequence[Exception]) -> Exception:
+    """The error that explains the others: a process that ended, or the link that all stalls point at."""
+    for error in errors:
+        if isinstance(error, PeerLostError) and error.pid is not None:
+            return error
+    stalled = [error for error in errors if isinstance(error, StalledError)]
+    stalls = [stall for error in stalled for stall in error.stalls]
+    link = sentence(stalls)
+    if link:
+        return StalledError(f"{link}: {stalls[0].words}", stalls)
+    return errors[0]
+
+
+def _names(sites: Sites | None, vertices: Iterable[int]) -> str:
+    return ", ".join(f"vertex {v}" if sites is None or v not in sites.vertices else sites.name(v) for v in vertices)
+
+
+def _end(process: _Process) -> None:
+    """Hangs up, which ends a process; one that does not hear it is killed."""
+    process.pipe.close()
+    try:
+        process.child.wait(_GRACE_S)
+    except subprocess.TimeoutExpired:
+        process.child.kill()
+        process.child.wait()
+
+
+def _processor_seconds() -> float:
+    """What all processors have done so far, by the first line of /proc/stat: everything but idle and waiting."""
+    ticks = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
+
+
+def clean() -> list[int]:
+    """Ends processes of laboratories that are gone, and returns their ids.
+
+    There are none unless the kernel could not kill one, as each asks to be killed when its laboratory ends; namespaces
+    go with the last process in them.
+    """
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, IndexError):
+            program = (folder / "cmdline").read_text().split("\0")[2]
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            if program.startswith(_WORK) and parent == 1:
+                os.kill(int(folder.name), signal.SIGKILL)
+                found.append(int(folder.name))
+    return found

@@ -1,0 +1,144 @@
+"""What a laboratory is made of, decided without touching the system: namespaces, links between them, routes.
+
+Every vertex is a network namespace, and every link a pair of virtual Ethernet devices, each end of which is shaped to
+the rate of its direction. Switches, NICs and hosts that forward packets are namespaces that forward them; where data is
+stored (:mod:`blinkccl.topology.memories`) a process runs, as at ranks.
+
+A connection has to take the links of its path and no others. Where the path is a link, its receiver is called by the
+address of the link's end. A path through vertices that forward has an address of its own at either end, and on every
+vertex of it a route to each: so two paths between the same ends may take different switches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from ipaddress import IPv4Address
+from itertools import pairwise
+
+from blinkccl.errors import UsageError
+from blinkccl.topology.model import Topology
+
+#: Vertex ids along the links that data takes.
+Path = tuple[int, ...]
+#: Pairs of addresses for links, and for the ends of paths.
+_LINKS = IPv4Address("10.128.0.0")
+_PATHS = IPv4Address("10.0.0.0")
+_MOST = 1 << 22
+#: Below this a bucket of a qdisc takes longer than a collective, above it one device carries no more.
+RATES_BIT_PER_S = (1_000_000, 20_000_000_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """The end of a link in the namespace of ``vertex``: what it sends to ``peer`` is shaped to ``bit_per_s``."""
+
+    vertex: int
+    peer: int
+    address: str
+    gateway: str
+    bit_per_s: int
+
+    @property
+    def device(self) -> str:
+        return f"to{self.peer}"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What the namespace of ``vertex`` sends to ``destination`` it sends by ``port``, from ``source`` if not None."""
+
+    destination: str
+    port: Port
+    source: str | None = None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Namespaces, by vertex; pairs of ports; and per vertex the addresses of paths that end there and its routes."""
+
+    vertices: tuple[int, ...]
+    links: tuple[tuple[Port, Port], ...]
+    addresses: Mapping[int, tuple[str, ...]]
+    routes: Mapping[int, tuple[Route, ...]]
+    receivers: Mapping[Path, str]
+
+    @cached_property
+    def port(self) -> dict[tuple[int, int], Port]:
+        """Ports by (vertex, peer)."""
+        return {(port.vertex, port.peer): port for pair in self.links for port in pair}
+
+    def forwards(self, vertex: int) -> bool:
+        """Whether packets of others pass through."""
+        return any(vertex in path[1:-1] for path in self.receivers)
+
+
+def lane_scale(network: Topology, lane_mbit_per_s: float) -> float:
+    """Bits per second of the laboratory for a GB/s of the machine, where one unit of ``network`` is to be a lane."""
+    return lane_mbit_per_s * 1e6 / network.unit_gb_per_s
+
+
+def lay_out(networks: Iterable[Topology], paths: Iterable[Path], bit_per_s_per_gb: float) -> Layout:
+    """The laboratory for everything that goes along ``paths``, on the links of all ``networks`` of one machine.
+
+    Rates are those of the links, times ``bit_per_s_per_gb``; where networks differ about a link, the fastest. A
+    direction that no network has carries acknowledgements alone and gets the rate of the other. UsageError for a path
+    over a link that none has, and for rates that cannot be shaped.
+    """
+    rates: dict[tuple[int, int], float] = {}
+    for network in networks:
+        for link in network.links:
+            ends = link.src, link.dst
+            rates[ends] = max(rates.get(ends, 0.0), link.gb_per_s)
+    pairs = sorted({(min(ends), max(ends)) for ends in rates})
+    links = []
+    for number, (a, b) in enumerate(pairs):
+        addresses = str(_LINKS + 2 * number), str(_LINKS + 2 * number + 1)
+        there = _bit_per_s(a, b, rates.get((a, b)) or rates[b, a], bit_per_s_per_gb)
+        back = _bit_per_s(b, a, rates.get((b, a)) or rates[a, b], bit_per_s_per_gb)
+        links.append((Port(a, b, *addresses, there), Port(b, a, *addresses[::-1], back)))
+    vertices = tuple(sorted({v for pair in pairs for v in pair}))
+    return _routed(Layout(vertices, tuple(links), {}, {}, {}), dict.fromkeys(paths), rates)
+
+
+def _bit_per_s(src: int, dst: int, gb_per_s: float, scale: float) -> int:
+    rate = round(gb_per_s * scale)
+    least, most = RATES_BIT_PER_S
+    if not least <= rate <= most:
+        raise UsageError(
+            f"link {src} → {dst} of {gb_per_s:g} GB/s would be shaped to {rate / 1e6:g} Mbit/s; give a --lane for "
+            f"which every link is within {least / 1e6:g} and {most / 1e6:g}"
+        )
+    return rate
+
+
+def _routed(bare: Layout, paths: Iterable[Path], rates: Mapping[tuple[int, int], float]) -> Layout:
+    """The same, with an address for the receiver of every path and the routes that lead there and back."""
+    receivers: dict[Path, str] = {}
+    addresses: dict[int, list[str]] = {v: [] for v in bare.vertices}
+    routes: dict[int, list[Route]] = {v: [] for v in bare.vertices}
+    for path in paths:
+        for pair in pairwise(path):
+            if pair not in rates:
+                raise UsageError(f"path {list(path)} takes link {pair[0]} → {pair[1]}, which is not there")
+        if len(path) == 2:
+            receivers[path] = bare.port[path[1], path[0]].address
+            continue
+        first = 2 * len(receivers)
+        if first + 1 >= _MOST:
+            raise UsageError(f"a laboratory has at most {_MOST // 2} paths")
+        sender, receiver = str(_PATHS + first), str(_PATHS + first + 1)
+        receivers[path] = receiver
+        addresses[path[0]].append(sender)
+        addresses[path[-1]].append(receiver)
+        for a, b in pairwise(path):
+            routes[a].append(Route(receiver, bare.port[a, b], sender if a == path[0] else None))
+            routes[b].append(Route(sender, bare.port[b, a], receiver if b == path[-1] else None))
+    return Layout(
+        bare.vertices,
+        bare.links,
+        {v: tuple(found) for v, found in addresses.items()},
+        {v: tuple(found) for v, found in routes.items()},
+        receivers,
+    )

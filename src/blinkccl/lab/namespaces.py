@@ -1,0 +1,165 @@
+"""Builds what a layout says, with ``ip`` and ``tc``: namespaces, shaped links, routes.
+
+The namespaces have no name. They are held by descriptors of this process and by the processes that it starts in them,
+and the kernel takes them down, with every device, route and qdisc in them, when the last of these ends, however it
+ends. So nothing can be left, and nothing that others made is ever touched. To look into one: ``nsenter -n -t PID``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from blinkccl.errors import UnsupportedError
+from blinkccl.lab.layout import Layout, Port, Route
+
+_CLONE_NEWNET = 0x40000000
+_TOOLS = ("ip", "tc")
+#: A bucket must hold a packet with its headers, and is credit: much more of it would let data go faster than its rate.
+#: A queue that drops packets costs whole retransmission time-outs.
+_SHAPE = "burst 33000 limit 8388608"
+#: Packets of 16 KiB: larger ones take long to serve on a slow link, smaller ones take the processor's time.
+_PACKET = "mtu 16384 gso_max_size 16384"
+#: Those that fill a queue. Nothing is dropped here, so which of them makes no difference; not all may be allowed.
+_CONGESTION_CONTROLS = ("cubic", "reno")
+_SYSCTLS = {
+    "net/ipv4/tcp_slow_start_after_idle": "0",
+    "net/ipv4/conf/all/rp_filter": "0",
+    "net/ipv4/conf/default/rp_filter": "0",
+}
+
+
+def lacking() -> str | None:
+    """What this machine lacks for a laboratory, and what to do about it; None: nothing."""
+    for tool in _TOOLS:
+        if shutil.which(tool) is None:
+            return f"it needs the command {tool}, which is not there; install iproute2"
+    try:
+        with _unshared() as number:
+            os.close(number)
+    except OSError as error:
+        return f"it makes network namespaces, which this process may not ({error.strerror}); run it as root"
+    return None
+
+
+@contextmanager
+def _unshared() -> Iterator[int]:
+    """A descriptor of a new namespace. The calling thread is in it meanwhile."""
+    home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _call("unshare", _CLONE_NEWNET)
+        try:
+            yield os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        finally:
+            _call("setns", home, _CLONE_NEWNET)
+    finally:
+        os.close(home)
+
+
+def _call(name: str, *arguments: int) -> None:
+    if getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), name)
+
+
+class Namespaces:
+    """A namespace per vertex of a layout, with its links up; closing it gives them back."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._stack = ExitStack()
+        self._number: dict[int, int] = {}
+        try:
+            for vertex in layout.vertices:
+                with _unshared() as number:
+                    self._stack.callback(os.close, number)
+                    self._number[vertex] = number
+            for vertex in layout.vertices:
+                self._build(vertex)
+            for vertex in layout.vertices:
+                self._raise(vertex)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self._stack.close()
+
+    @contextmanager
+    def inside(self, vertex: int) -> Iterator[None]:
+        """The calling thread, and processes that it starts, are in the namespace of ``vertex``."""
+        home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            _call("setns", self._number[vertex], _CLONE_NEWNET)
+            try:
+                yield
+            finally:
+                _call("setns", home, _CLONE_NEWNET)
+        finally:
+            os.close(home)
+
+    def run(self, vertex: int, tool: str, lines: Iterable[str]) -> None:
+        """Gives ``lines`` to ``ip`` or ``tc`` in a namespace; UnsupportedError with what it says of them."""
+        batch = "".join(f"{line}\n" for line in lines)
+        with self.inside(vertex):
+            done = subprocess.run([tool, "-batch", "-"], input=batch, capture_output=True, text=True, check=False)
+        if done.returncode:
+            said = "; ".join(done.stderr.split("\n")[:2])
+            raise UnsupportedError(f"{tool} refused to build the links of vertex {vertex}: {said}")
+
+    def _build(self, vertex: int) -> None:
+        """The pairs whose first end is here, and what the system is to do."""
+        me = os.getpid()
+        made = [pair for pair in self._layout.links if pair[0].vertex == vertex]
+        self.run(
+            vertex,
+            "ip",
+            [
+                f"link add name {here.device} {_PACKET} type veth peer name {there.device} {_PACKET} "
+                f"netns /proc/{me}/fd/{self._number[there.vertex]}"
+                for here, there in made
+            ],
+        )
+        with self.inside(vertex):
+            for name, value in _SYSCTLS.items():
+                Path("/proc/sys", name).write_text(value)
+            for name in _CONGESTION_CONTROLS:
+                with suppress(PermissionError):
+                    Path("/proc/sys/net/ipv4/tcp_congestion_control").write_text(name)
+                    break
+            if self._layout.forwards(vertex):
+                Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
+
+    def _raise(self, vertex: int) -> None:
+        """Addresses, shapes and routes, when both ends of every link are there."""
+        layout = self._layout
+        ports = [port for pair in layout.links for port in pair if port.vertex == vertex]
+        lines = ["link set lo up", *(f"addr add {address}/32 dev lo" for address in layout.addresses[vertex])]
+        for port in ports:
+            lines += [f"addr add {port.address}/31 dev {port.device}", f"link set {port.device} up"]
+        self.run(vertex, "ip", [*lines, *map(_line, layout.routes[vertex])])
+        self.run(vertex, "tc", [shape(port) for port in ports])
+
+    def turn(self, a: int, b: int, up: bool) -> None:
+        """Takes a link up or down; with an end that is down its routes are gone."""
+        for port in (self._layout.port[a, b], self._layout.port[b, a]):
+            routes = [route for route in self._layout.routes[port.vertex] if route.port == port]
+            back = map(_line, routes) if up else ()
+            self.run(port.vertex, "ip", [f"link set dev {port.device} {'up' if up else 'down'}", *back])
+
+
+def _line(route: Route) -> str:
+    """The line for ``ip`` that makes a route."""
+    source = f" src {route.source}" if route.source else ""
+    port = route.port
+    return f"route replace {route.destination}/32 via {port.gateway} dev {port.device} onlink{source}"
+
+
+def shape(port: Port, part: float = 1.0, verb: str = "add") -> str:
+    """The line for ``tc`` that shapes a port to ``part`` of its rate."""
+    return f"qdisc {verb} dev {port.device} root tbf rate {round(port.bit_per_s * part)}bit {_SHAPE}"

@@ -1,0 +1,126 @@
+"""Results of a laboratory, as text, JSON and pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from blinkccl.lab.experiment import Field, Measured
+from blinkccl.lab.layout import Layout
+from blinkccl.report.plotting import pyplot
+from blinkccl.report.text import Paint, bytes_text, columns, count, gb_per_s_text, ids, seconds_text
+from blinkccl.schema import SCHEMA_VERSION
+
+
+def head_text(field: Field, layout: Layout) -> str:
+    """What is measured, and on what."""
+    request = field.request
+    shaped = f"{field.lane_mbit_per_s:.4g} Mbit/s for a lane of {gb_per_s_text(field.lane_gb_per_s)}"
+    return (
+        f"{request.collective.name} among {len(request.ranks)} ranks ({ids(request.ranks)}) of "
+        f"{request.topology.name}, in the laboratory\n"
+        f"links   {count(len(layout.links), 'link')} between {count(len(layout.vertices), 'namespace')}, {shaped}\n"
+        "algbw   as if links had the machine's rates; plan: its rating; %sim: what the simulator finds of that\n"
+    )
+
+
+def table_text(rows: Sequence[Sequence[Measured]], paint: Paint) -> str:
+    """A line per size and algorithm."""
+    header = ["size", "algorithm", "time", "algbw", "plan", "%plan", "%sim", "chunk", "busy", "#wrong"]
+    lines = [
+        [
+            f"{one.pattern.size:,}",
+            one.candidate.name,
+            seconds_text(one.seconds),
+            gb_per_s_text(one.gb_per_s),
+            gb_per_s_text(one.candidate.forest.algbw_gb_per_s),
+            f"{100 * one.part:.1f}",
+            f"{100 * one.simulated:.1f}",
+            bytes_text(one.chunk_bytes),
+            f"{100 * one.busy:.0f}%",
+            str(one.wrong),
+        ]
+        for row in rows
+        for one in row
+    ]
+    text = columns(header, lines, left=(1,))
+    return "\n".join([paint(text[0], "bold"), *text[1:]]) + "\n"
+
+
+def ratio_text(rows: Sequence[Sequence[Measured]]) -> str:
+    """How many times as fast as the others the first candidate is: measured, and by the plans."""
+    first, *others = rows[-1]
+    lines = [
+        f"{first.candidate.name} over {one.candidate.name}: {first.gb_per_s / one.gb_per_s:.3g} times measured, "
+        f"{first.candidate.forest.algbw_gb_per_s / one.candidate.forest.algbw_gb_per_s:.3g} by the plans\n"
+        for one in others
+    ]
+    return "".join(lines)
+
+
+def absent_text(field: Field) -> str:
+    return "".join(f"without {name}: {reason}\n" for name, reason in field.absent)
+
+
+def document(field: Field, layout: Layout, rows: Sequence[Sequence[Measured]]) -> dict[str, Any]:
+    """The JSON object of ``blink lab --json``."""
+    request = field.request
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "topology": request.topology.name,
+        "collective": request.collective.name,
+        "ranks": list(request.ranks),
+        "links": request.links,
+        "lane_gb_per_s": field.lane_gb_per_s,
+        "lane_mbit_per_s": field.lane_mbit_per_s,
+        "namespaces": len(layout.vertices),
+        "rows": [entry(one) for row in rows for one in row],
+        "absent": [{"algorithm": name, "reason": reason} for name, reason in field.absent],
+    }
+
+
+def entry(one: Measured) -> dict[str, Any]:
+    """One candidate at one size; rates are those of the machine's links."""
+    return {
+        "algorithm": one.candidate.name,
+        "size_bytes": one.pattern.size,
+        "chunk_bytes": one.chunk_bytes,
+        "seconds": [run.seconds for run in one.runs],
+        "algbw_gb_per_s": one.gb_per_s,
+        "plan_algbw_gb_per_s": one.candidate.forest.algbw_gb_per_s,
+        "part_of_plan": one.part,
+        "simulated_part_of_plan": one.simulated,
+        "busy": one.busy,
+        "wrong": one.wrong,
+    }
+
+
+def draw(path: Path, field: Field, rows: Sequence[Sequence[Measured]]) -> None:
+    """Measured beside predicted, over size; with one size, as bars."""
+    figure, axes = pyplot().subplots(figsize=(9, 5.5), layout="constrained")
+    request = field.request
+    axes.set_title(f"{request.collective.name}, {len(request.ranks)} GPUs of {request.topology.name}, laboratory")
+    for number, name in enumerate(one.candidate.name for one in rows[0]):
+        column = [row[number] for row in rows]
+        plan = column[0].candidate.forest.algbw_gb_per_s
+        if len(rows) == 1:
+            axes.bar(name, column[0].gb_per_s, 0.6, color=f"C{number}", label="_")
+            axes.hlines(
+                plan, number - 0.4, number + 0.4, color="black", linestyle="--", label="_" if number else "plan"
+            )
+            continue
+        sizes = [one.pattern.size for one in column]
+        axes.plot(sizes, [one.gb_per_s for one in column], "o-", color=f"C{number}", markersize=4, label=name)
+        simulated = [plan * one.simulated for one in column]
+        axes.plot(sizes, simulated, "--", color=f"C{number}", linewidth=1, label="_" if number else "simulated")
+    if len(rows) > 1:
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(lambda size, _: bytes_text(int(size)))
+        axes.set_xlabel("size")
+    axes.set_ylabel("algbw (GB/s, links at the machine's rates)")
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    figure.savefig(path, dpi=150)
+    pyplot().close(figure)

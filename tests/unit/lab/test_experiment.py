@@ -1,0 +1,87 @@
+"""What is compared in a laboratory, and what is predicted for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from blinkccl.bench.pattern import Work as Pattern
+from blinkccl.collectives.spec import Collective
+from blinkccl.errors import UnsupportedError
+from blinkccl.lab import experiment, output
+from blinkccl.lab.experiment import ALL, Measured
+from blinkccl.lab.laboratory import Run
+from support.planned import asked
+
+
+def test_all_rings_at_once_and_the_first_of_them_alone() -> None:
+    field = experiment.prepare(asked("dgx-1v", "allreduce"), ("ring", "one_ring"), 100)
+    every, first = (one.forest for one in field.candidates)
+    assert (every.rate, first.rate) == (6 * first.rate, first.rate)
+    assert first.algbw_gb_per_s == pytest.approx(25 * 8 / 14)
+    assert sum(share.weight for share in first.shares) == 1
+
+
+def test_what_there_is_none_of_is_told() -> None:
+    field = experiment.prepare(asked("dgx-1v", "broadcast", "1,4,5,6"), ALL, 100)
+    assert [one.name for one in field.candidates] == ["optimal", "blink", "ring"]
+    assert field.absent == (("one_ring", "one_ring: there is but one ring, which ring is"),)
+    with pytest.raises(UnsupportedError, match=r"there is nothing to run: .*one_ring"):
+        experiment.prepare(asked("dgx-1v", "broadcast", "1,4,5,6"), ("one_ring",), 100)
+
+
+def test_a_lane_is_of_the_fast_links_whatever_is_planned_on() -> None:
+    for links in ("fast", "pcie", "all"):
+        field = experiment.prepare(asked("dgx-1v", "broadcast", "0,1,2", links=links), ("optimal",), 100)
+        assert (field.lane_gb_per_s, field.lane_mbit_per_s, field.slower) == (25, 100, 2000)
+
+
+def test_without_a_lane_it_is_what_the_processors_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experiment.os, "sched_getaffinity", lambda _: {0, 1})
+    field = experiment.prepare(asked("dgx-1v", "broadcast"), ALL)
+    # Six lanes into each of seven GPUs: 42 lanes at 300 MB/s.
+    assert field.lane_mbit_per_s == pytest.approx(8 * 300 / 42)
+    assert experiment.prepare(asked("dgx-1v", "sendrecv", "0,1"), ("optimal",)).lane_mbit_per_s == pytest.approx(800)
+
+
+@pytest.mark.parametrize(("size", "least", "most"), [(1 << 20, 32768, 32768), (1 << 30, 262144, 262144)])
+def test_chunks_are_as_small_as_the_pipeline_wants_and_as_large_as_processors_do(size, least, most) -> None:
+    (one,) = experiment.prepare(asked("dgx-1v", "broadcast"), ("optimal",), 100).candidates
+    assert least <= one.chunk_bytes(size) <= most
+
+
+def test_the_simulator_says_what_a_pipeline_loses() -> None:
+    (one,) = experiment.prepare(asked("ring:4", "sendrecv", "0,1"), ("optimal",), 100).candidates
+    assert one.simulated_gb_per_s(1 << 24, 1 << 16) == pytest.approx(one.forest.algbw_gb_per_s, rel=1e-3)
+    (relayed,) = experiment.prepare(asked("ring:4", "sendrecv", "0,2", relays=True), ("optimal",), 100).candidates
+    # Eight chunks of each half through one relay: nine times that of a chunk.
+    assert relayed.simulated_gb_per_s(1 << 24, 1 << 20) == pytest.approx(
+        relayed.forest.algbw_gb_per_s * 8 / 9, rel=1e-3
+    )
+
+
+def test_rates_are_those_of_the_machine_and_times_those_of_the_laboratory() -> None:
+    field = experiment.prepare(asked("ring:4", "sendrecv", "0,1"), ("optimal",), 100)
+    (one,) = field.candidates
+    pattern = Pattern(one.forest.collective, 2_500_000)
+    runs = [Run(seconds, 0, 0.5) for seconds in (1.0, 4.0, 2.0)]
+    measured = Measured(one, pattern, 1 << 18, field.slower, runs)
+    assert measured.seconds == 2
+    assert measured.gb_per_s == pytest.approx(10e6 / 2 * field.slower / 1e9)
+    assert measured.part == pytest.approx(measured.gb_per_s / one.forest.algbw_gb_per_s)
+    text = output.table_text([[measured]], lambda text, _: text)
+    assert "10,000,000" in text
+    assert "2 s" in text.replace("2.000 s", "2 s")
+    layout = field.laboratory().layout
+    assert "1 link between 2 namespaces, 100 Mbit/s for a lane of" in output.head_text(field, layout)
+    found = output.document(field, layout, [[replace(measured)]])
+    assert (found["lane_mbit_per_s"], found["namespaces"], found["absent"]) == (100, 2, [])
+    assert found["rows"][0]["seconds"] == [1.0, 4.0, 2.0]
+    assert found["rows"][0]["plan_algbw_gb_per_s"] == one.forest.algbw_gb_per_s
+
+
+def test_wrong_elements_of_all_runs_are_counted() -> None:
+    (one,) = experiment.prepare(asked("ring:4", "sendrecv", "0,1"), ("optimal",), 100).candidates
+    pattern = Pattern(Collective("sendrecv", 2, src=0, dst=1), 4)
+    assert Measured(one, pattern, 64, 1.0, [Run(1.0, 2, 0.0), Run(1.0, 3, 0.0)]).wrong == 5

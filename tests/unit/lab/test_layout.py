@@ -1,0 +1,129 @@
+"""What a laboratory is made of: pairs of devices, rates, addresses, and routes along every path."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blinkccl.algorithms.registry import algorithm
+from blinkccl.engines.sockets import Sites
+from blinkccl.errors import UsageError
+from blinkccl.lab.layout import Layout, Path, lay_out
+from blinkccl.schedule.lower import lower
+from blinkccl.testing.forests import random_forest
+from blinkccl.topology.model import Topology
+from blinkccl.topology.spec import parse_spec
+from support.examples import examples
+from support.planned import asked
+
+
+def laid_out(spec: str, name: str, gpus: str | None = None, **options: object) -> tuple[Layout, Topology]:
+    forest = algorithm("optimal").plan(asked(spec, name, gpus, **options))
+    paths = [leg.path for leg in Sites(lower(forest)).legs]
+    return lay_out([forest.topology], paths, 4e6), forest.topology
+
+
+def followed(layout: Layout, start: int, destination: str) -> Path:
+    """Where a packet goes."""
+    owner = {address: v for v, found in layout.addresses.items() for address in found}
+    owner |= {port.address: port.vertex for pair in layout.links for port in pair}
+    path = [start]
+    while owner[destination] != path[-1] and len(path) < 99:
+        ways = {route.destination: route.port for route in layout.routes[path[-1]]}
+        ways |= {port.gateway: port for pair in layout.links for port in pair if port.vertex == path[-1]}
+        port = ways[destination]
+        assert (port.vertex, owner[port.gateway]) == (path[-1], port.peer)
+        path.append(port.peer)
+    return tuple(path)
+
+
+def check(layout: Layout, topology: Topology, scale: float) -> None:
+    """Every link is a pair with its rates, no address is given twice, and data and answers keep to their paths."""
+    assert layout.vertices == tuple(sorted({v for link in topology.links for v in (link.src, link.dst)}))
+    assert len(layout.links) == len({frozenset((link.src, link.dst)) for link in topology.links})
+    for link in topology.links:
+        assert layout.port[link.src, link.dst].bit_per_s == round(link.gb_per_s * scale)
+    for here, there in layout.links:
+        assert (here.vertex, here.peer, here.address, here.gateway) == (
+            there.peer,
+            there.vertex,
+            there.gateway,
+            there.address,
+        )
+        assert len(here.device) <= 15
+    given = Counter(port.address for pair in layout.links for port in pair)
+    given.update(address for found in layout.addresses.values() for address in found)
+    assert max(given.values()) == 1
+    for path, receiver in layout.receivers.items():
+        assert followed(layout, path[0], receiver) == path
+        if len(path) > 2:
+            (sender,) = {route.source for route in layout.routes[path[0]] if route.destination == receiver}
+            assert sender in layout.addresses[path[0]]
+            assert followed(layout, path[-1], sender) == path[::-1]
+        assert all(layout.forwards(v) for v in path[1:-1])
+
+
+@examples(30)
+@given(seed=st.integers(0, 2**32))
+def test_any_plan_has_a_layout(seed: int) -> None:
+    forest = random_forest(Random(seed))
+    layout = lay_out([forest.topology], [leg.path for leg in Sites(lower(forest)).legs], 1e7)
+    check(layout, forest.topology, 1e7)
+
+
+@pytest.mark.parametrize(
+    ("spec", "gpus", "options"),
+    [
+        ("dgx-1v", "1,4,5,6", {}),
+        ("dgx-1v", "0,5", {"links": "pcie"}),
+        ("dgx-2", "0-4", {}),
+        ("mist", None, {}),
+        ("ring:6", "0,3", {"relays": True}),
+        ("2x dgx-1v @ 40Gbps", "0,1,2+1,2", {}),
+    ],
+)
+def test_machines_have_layouts(spec: str, gpus: str | None, options: dict[str, object]) -> None:
+    check(*laid_out(spec, "broadcast", gpus, **options), 4e6)
+
+
+def test_what_stores_does_not_forward_and_what_switches_does() -> None:
+    relayed, _ = laid_out("ring:6", "sendrecv", "0,3", relays=True)
+    assert not any(relayed.forwards(v) for v in relayed.vertices)
+    switched, _ = laid_out("dgx-2", "broadcast", "0,1,2")
+    assert [v for v in switched.vertices if switched.forwards(v)] == [16]
+
+
+def test_two_paths_between_the_same_ends_take_their_own_switches() -> None:
+    """Destinations alone could not tell them apart: both end with the same link."""
+    topology = parse_spec("dgx-a100")
+    first, *_ = {path for path in laid_out("dgx-a100", "broadcast", "0,1")[0].receivers if path[0] == 0}
+    both = [(0, 1), first]
+    with pytest.raises(UsageError, match=r"path \[0, 1\] takes link 0 → 1, which is not there"):
+        lay_out([topology], both, 4e6)
+    square = asked("ring:4", "broadcast").network
+    layout = lay_out([square], [(0, 1, 2), (0, 3, 2), (1, 0, 3, 2)], 1e7)
+    assert len({layout.receivers[path] for path in layout.receivers}) == 3
+    check(layout, square, 1e7)
+
+
+def test_networks_of_one_machine_are_laid_together() -> None:
+    fast, slow = (asked("dgx-1v", "broadcast", "1,4,5,6", links=links).network for links in ("fast", "pcie"))
+    layout = lay_out([fast, slow], [], 4e6)
+    assert {(p.vertex, p.peer) for pair in layout.links for p in pair} == {*fast.link, *slow.link}
+
+
+def test_a_direction_that_is_not_there_has_the_rate_of_the_other() -> None:
+    ring = asked("ring:3", "broadcast").network
+    one_way = Topology("one-way", ring.unit_gb_per_s, ring.vertices, tuple(x for x in ring.links if x.src < x.dst))
+    layout = lay_out([one_way], [(0, 1)], 1e7)
+    assert layout.port[1, 0].bit_per_s == layout.port[0, 1].bit_per_s
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e12])
+def test_rates_that_cannot_be_shaped_are_refused(scale: float) -> None:
+    with pytest.raises(UsageError, match=r"link 0 → 1 of .* would be shaped to .* Mbit/s; give a --lane for which"):
+        lay_out([asked("ring:3", "broadcast").network], [], scale)
