@@ -22,7 +22,7 @@ using blink_test::expect;
 struct Workload {
   std::vector<std::int32_t> chunks, actor_stream, receives_of{0}, receives, sends_of{0}, sends;
   std::vector<double> bytes, last_bytes, launch_s, pace_s_per_byte, start_s;
-  std::vector<std::int32_t> tail, head, hop_stream, pool, slots, path_of{0}, path;
+  std::vector<std::int32_t> tail, head, hop_stream, pool, slots, frees, path_of{0}, path;
   std::vector<double> latency_s, signal_s, weight, rates;
   std::vector<std::int32_t> engines;
   std::int64_t streams = 0;
@@ -47,13 +47,21 @@ struct Workload {
     hop_stream.push_back(stream);
     pool.push_back(of_pool);
     slots.push_back(slot_count);
+    frees.push_back(-1);
     latency_s.push_back(latency);
     signal_s.push_back(signal);
     weight.push_back(part);
   }
 
-  // Gives every actor its hops, in any order.
+  // Gives every actor its hops, in any order. Some of what leaves an actor reads what came there, and frees its slots.
   void connect(std::mt19937_64& random) {
+    for (std::size_t from = 0; from < tail.size(); ++from) {
+      for (std::size_t into = 0; into < head.size() && frees[from] < 0; ++into) {
+        const auto hop = static_cast<std::int32_t>(into);
+        const bool is_read = std::find(frees.begin(), frees.end(), hop) != frees.end();
+        if (head[into] == tail[from] && !is_read && random() % 4 == 0) frees[from] = hop;
+      }
+    }
     for (std::size_t a = 0; a < chunks.size(); ++a) {
       ends(head, a, receives, receives_of, random);
       ends(tail, a, sends, sends_of, random);
@@ -79,8 +87,8 @@ struct Workload {
             static_cast<std::int64_t>(rates.size()),
             chunks.data(), bytes.data(), last_bytes.data(), actor_stream.data(), launch_s.data(),
             pace_s_per_byte.data(), start_s.data(), receives_of.data(), receives.data(), sends_of.data(), sends.data(),
-            tail.data(), head.data(), hop_stream.data(), pool.data(), slots.data(), latency_s.data(), signal_s.data(),
-            weight.data(), path_of.data(), path.data(), rates.data(), engines.data()};
+            tail.data(), head.data(), hop_stream.data(), pool.data(), slots.data(), frees.data(),
+            latency_s.data(), signal_s.data(), weight.data(), path_of.data(), path.data(), rates.data(), engines.data()};
   }
 
   std::int64_t transfers() const {
