@@ -7,6 +7,7 @@
 #include <charconv>
 #include <cstdio>
 #include <memory>
+#include <numeric>
 #include <set>
 #include <sstream>
 #include <utility>
@@ -57,6 +58,7 @@ class Line {
   explicit Line(const std::string& text) : text_(text) {}
 
   bool has_more() const { return at_ < text_.size(); }
+  bool comes(const std::string& name) const { return text_.compare(at_, name.size() + 1, name + " ") == 0; }
 
   std::string word(const std::string& what) {
     const std::size_t end = std::min(text_.find(' ', at_), text_.size());
@@ -128,6 +130,7 @@ class Reader {
     one("ranks", &Reader::ranks);
     one("geometry", &Reader::geometry);
     for (int rank = 0; rank < bundle_.nranks; ++rank) one("segment", &Reader::segment);
+    all("memory", &Reader::memory);
     all("connection", &Reader::connection);
     find_overlaps();
     all("image", &Reader::image);
@@ -182,6 +185,12 @@ class Reader {
     bundle_.segments.push_back(line.number("bytes", 0, kMostBytes));
   }
 
+  void memory(Line& line) {
+    line.index("memory", bundle_.segments.size() - static_cast<std::size_t>(bundle_.nranks));
+    bundle_.segments.push_back(line.number("bytes", kLine, kMostBytes));
+    if (bundle_.segments.back() % kLine != 0) expected("whole lines", std::to_string(bundle_.segments.back()));
+  }
+
   void connection(Line& line) {
     line.index("connection", bundle_.connections.size());
     Bundle::Connection connection;
@@ -190,13 +199,19 @@ class Reader {
     connection.dst = static_cast<int>(line.named("dst", 0, last));
     if (connection.src == connection.dst) expected("two ranks", "twice rank " + std::to_string(connection.src));
     const std::uint64_t messages = std::uint64_t{bundle_.parts} * bundle_.slots, counters = bundle_.parts * kLine;
-    connection.ring = area(line, "ring", connection.dst, messages, bundle_.slot_bytes);
-    connection.lines = area(line, "lines", connection.dst, messages, bundle_.line_bytes);
-    connection.tail = area(line, "tail", connection.dst, 1, counters);
-    connection.head = area(line, "head", connection.src, 1, counters);
+    connection.home = connection.dst;
+    if (line.comes("memory")) {
+      const std::size_t memories = bundle_.segments.size() - static_cast<std::size_t>(bundle_.nranks);
+      if (memories == 0) expected("a plan with memories", "none");
+      connection.home = bundle_.nranks + static_cast<int>(line.named("memory", 0, memories - 1));
+    }
+    connection.ring = area(line, "ring", connection.home, messages, bundle_.slot_bytes);
+    connection.lines = area(line, "lines", connection.home, messages, bundle_.line_bytes);
+    connection.tail = area(line, "tail", connection.home, 1, counters);
+    connection.head = area(line, "head", connection.credit(), 1, counters);
     connection.src_position = area(line, "src_position", connection.src, 1, counters);
     connection.dst_position = area(line, "dst_position", connection.dst, 1, counters);
-    if (bundle_.copy_slots != 0) {
+    if (bundle_.copy_slots != 0 && !connection.staged()) {
       connection.copy_ring = area(line, "copy_ring", connection.dst, bundle_.copy_slots, bundle_.copy_slot_bytes);
       connection.copy_tail = area(line, "copy_tail", connection.dst, 1, kLine);
       connection.copy_head = area(line, "copy_head", connection.src, 1, kLine);
@@ -204,27 +219,29 @@ class Reader {
     bundle_.connections.push_back(connection);
   }
 
-  // The offset of `count` × `bytes` bytes in a rank's segment.
-  std::uint64_t area(Line& line, const char* name, int rank, std::uint64_t count, std::uint64_t bytes) {
-    const std::uint64_t segment = bundle_.segments[static_cast<std::size_t>(rank)];
+  // The offset of `count` × `bytes` bytes in a segment.
+  std::uint64_t area(Line& line, const char* name, int at, std::uint64_t count, std::uint64_t bytes) {
+    const std::uint64_t segment = bundle_.segments[static_cast<std::size_t>(at)];
+    const bool is_rank = at < bundle_.nranks;
     const std::uint64_t offset = line.aligned(name, 0, segment);
     if (bytes != 0 && count > (segment - offset) / bytes) {
-      expected(std::string("'") + name + "' to end within the " + std::to_string(segment) + " bytes of rank " +
-                   std::to_string(rank) + "'s segment",
+      expected(std::string("'") + name + "' to end within the " + std::to_string(segment) + " bytes of " +
+                   (is_rank ? "rank " + std::to_string(at) + "'s segment"
+                            : "memory " + std::to_string(at - bundle_.nranks)),
                std::to_string(count) + " × " + std::to_string(bytes) + " bytes from " + std::to_string(offset));
     }
-    if (bytes != 0) areas_.push_back({rank, offset, offset + count * bytes, bundle_.connections.size(), name});
+    if (bytes != 0) areas_.push_back({at, offset, offset + count * bytes, bundle_.connections.size(), name});
     return offset;
   }
 
   void find_overlaps() {
     const auto before = [](const Area& a, const Area& b) {
-      return a.rank != b.rank ? a.rank < b.rank : a.begin < b.begin;
+      return a.segment != b.segment ? a.segment < b.segment : a.begin < b.begin;
     };
     std::sort(areas_.begin(), areas_.end(), before);
     for (std::size_t i = 1; i < areas_.size(); ++i) {
       const Area &one = areas_[i - 1], &two = areas_[i];
-      if (one.rank != two.rank || one.end <= two.begin) continue;
+      if (one.segment != two.segment || one.end <= two.begin) continue;
       expected("connections that do not overlap", "'" + std::string(two.name) + "' of connection " +
                std::to_string(two.connection) + " within '" + one.name + "' of connection " +
                std::to_string(one.connection));
@@ -353,7 +370,7 @@ class Reader {
   }
 
   struct Area {
-    int rank;
+    int segment;
     std::uint64_t begin, end;
     std::size_t connection;
     const char* name;
@@ -377,6 +394,10 @@ bool contents(const std::string& path, std::string* text) {
 }
 
 }  // namespace
+
+std::uint64_t Bundle::memory_bytes() const {
+  return std::accumulate(segments.begin() + nranks, segments.end(), std::uint64_t{0});
+}
 
 std::uint64_t Bundle::capacity(Protocol protocol) const {
   if (protocol == kSimple) return slot_bytes;

@@ -20,11 +20,14 @@ bool has_root(Collective collective);
 
 struct Bundle {
   struct Connection {
-    int src = 0, dst = 0;
-    std::uint64_t ring = 0, lines = 0, tail = 0, dst_position = 0;  // offsets in dst's segment
-    std::uint64_t head = 0, src_position = 0;                      // in src's
-    // For copy engines, where the geometry has slots for them: a ring of larger slots, and its counters.
-    std::uint64_t copy_ring = 0, copy_tail = 0, copy_head = 0;  // in dst's, dst's, src's
+    int src = 0, dst = 0, home = 0;  // where messages lie: dst, or nranks + the number of a memory
+    std::uint64_t ring = 0, lines = 0, tail = 0, dst_position = 0;  // offsets in home's segment, the last in dst's
+    std::uint64_t head = 0, src_position = 0;                      // in that of credit(), in src's
+    // For copy engines, where the geometry has slots for them and nothing is staged: a ring of larger slots, and its
+    // counters, in dst's segment, dst's, src's.
+    std::uint64_t copy_ring = 0, copy_tail = 0, copy_head = 0;
+    bool staged() const { return home != dst; }
+    int credit() const { return staged() ? home : src; }
   };
   struct Image {
     std::string arch, file;  // "sm_90", "any", or "host": an object with copy entries; the file with its directory
@@ -56,7 +59,8 @@ struct Bundle {
   std::uint64_t slot_bytes = 0, line_bytes = 0;
   std::uint32_t copy_slots = 0;  // 0: nothing is for copy engines
   std::uint64_t copy_slot_bytes = 0;
-  std::vector<std::uint64_t> segments;  // bytes, by rank
+  std::vector<std::uint64_t> segments;  // bytes, by rank, and then of memories: pinned ones of the host
+  std::uint64_t memory_bytes() const;   // of all memories, which lie one behind the other
   std::vector<Connection> connections;
   std::vector<Image> images;
   std::vector<Program> programs;

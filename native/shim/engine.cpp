@@ -99,7 +99,7 @@ std::unique_ptr<Engine> Engine::open(const Driver& driver, const Bundle& bundle,
     return nullptr;
   }
   if (!engine->allocate(why) || !engine->load(why) || !engine->reserve_blocks(sharing, why) ||
-      !engine->share_host_memory(page, why)) {
+      !engine->share_host_memory(page, why) || !engine->share_staging(page, why)) {
     return nullptr;
   }
   return engine;
@@ -221,6 +221,35 @@ bool Engine::share_host_memory(SharedPage* page, std::string* why) {
   return true;
 }
 
+bool Engine::share_staging(SharedPage* page, std::string* why) {
+  const std::uint64_t bytes = bundle_.memory_bytes();
+  if (bytes == 0) return true;
+  if (page->staging_bytes() < bytes) {
+    *why = "the plan stages messages in " + std::to_string(bytes) + " bytes of host memory, the ranks share " +
+           std::to_string(page->staging_bytes());
+    return false;
+  }
+  const unsigned flags = kHostRegisterPortable | kHostRegisterDeviceMap;
+  if (!ok(driver_.host_register(page->staging(), page->staging_bytes(), flags),
+          "cuMemHostRegister of the memory for staging", why)) {
+    return false;
+  }
+  staging_ = page->staging();
+  return ok(driver_.host_device_pointer(&staging_device_, staging_, 0), "cuMemHostGetDevicePointer", why);
+}
+
+// Where this GPU finds the segments: 0 for a peer into which no connection leads; then the memories.
+std::vector<CUdeviceptr> Engine::segments() const {
+  std::vector<CUdeviceptr> all;
+  for (const Peer& peer : peers_) all.push_back(peer.base);
+  CUdeviceptr memory = staging_device_;
+  for (std::size_t i = peers_.size(); i < bundle_.segments.size(); ++i) {
+    all.push_back(memory);
+    memory += bundle_.segments[i];
+  }
+  return all;
+}
+
 std::string Engine::address() const {
   CUipcMemHandle handle{};
   char bus_id[64] = "";
@@ -286,15 +315,16 @@ bool Engine::connect(const std::vector<std::string>& addresses, std::string* why
     const Bundle::Connection& from = bundle_.connections[i];
     if (from.src != rank_ && from.dst != rank_) continue;
     const int peer = from.src == rank_ ? from.dst : from.src;
-    if (peers_[static_cast<std::size_t>(peer)].base == 0 &&
+    if (!from.staged() && peers_[static_cast<std::size_t>(peer)].base == 0 &&
         !map_peer(peer, addresses[static_cast<std::size_t>(peer)], why)) {
       return false;
     }
-    const CUdeviceptr src = peers_[static_cast<std::size_t>(from.src)].base;
-    const CUdeviceptr dst = peers_[static_cast<std::size_t>(from.dst)].base;
-    const CUdeviceptr own = from.src == rank_ ? src + from.src_position : dst + from.dst_position;
-    table[i] = {reinterpret_cast<char*>(dst + from.ring), reinterpret_cast<char*>(dst + from.lines),
-                reinterpret_cast<Word*>(dst + from.tail), reinterpret_cast<Word*>(src + from.head),
+    const std::vector<CUdeviceptr> at = segments();
+    const CUdeviceptr home = at[static_cast<std::size_t>(from.home)];
+    const CUdeviceptr credit = at[static_cast<std::size_t>(from.credit())];
+    const CUdeviceptr own = segment_ + (from.src == rank_ ? from.src_position : from.dst_position);
+    table[i] = {reinterpret_cast<char*>(home + from.ring), reinterpret_cast<char*>(home + from.lines),
+                reinterpret_cast<Word*>(home + from.tail), reinterpret_cast<Word*>(credit + from.head),
                 reinterpret_cast<Word*>(own)};
   }
   const bool written =
@@ -302,10 +332,8 @@ bool Engine::connect(const std::vector<std::string>& addresses, std::string* why
       (ok(driver_.copy_to_device(table_, table.data(), table.size() * sizeof(Connection), setup_stream_),
           "cuMemcpyHtoDAsync of the connection table", why) &&
        ok(driver_.stream_synchronize(setup_stream_), "cuStreamSynchronize", why));
-  std::vector<CUdeviceptr> segments;
-  for (const Peer& peer : peers_) segments.push_back(peer.base);
   const CUdeviceptr behind_table = table_ + table.size() * sizeof(Connection);
-  probe_ = std::make_unique<PeerWriteProbe>(driver_, bundle_, rank_, segments, behind_table);
+  probe_ = std::make_unique<PeerWriteProbe>(driver_, bundle_, rank_, segments(), behind_table);
   return written && open_copies(why);
 }
 
@@ -356,7 +384,7 @@ bool Engine::open_copies(std::string* why) {
       place.rank = rank_;
       place.device = device_;
       place.context = context_;
-      for (const Peer& peer : peers_) place.segments.push_back(peer.base);
+      place.segments = segments();
       place.words = reinterpret_cast<CopyWatch::Words*>(reinterpret_cast<char*>(status_) + kWordsOfCopies);
       place.words_device = status_device_ + kWordsOfCopies;
       place.abort = page_->abort_word();
@@ -487,6 +515,7 @@ Engine::~Engine() {
     if (!context) return;  // the program has reset the GPU
     for (CUmodule module : modules_) driver_.module_unload(module);
     if (registered_ != nullptr) driver_.host_unregister(registered_);
+    if (staging_ != nullptr) driver_.host_unregister(staging_);
     if (status_ != nullptr) {
       driver_.host_unregister(status_);
       munmap(status_, page_bytes());

@@ -30,7 +30,7 @@ class Engine {
 
   // How others map the segment, as one line of text.
   std::string address() const;
-  // Maps the segments of all peers that a connection leads to, and writes this rank's table of connections.
+  // Maps the segments of all peers into which a connection leads, and writes this rank's table of connections.
   bool connect(const std::vector<std::string>& addresses, std::string* why);
   // Writes probes into the memory of those peers; and, when all ranks have, whether theirs have arrived here. False and
   // `why` also where that is not over by the deadline: then this engine is never drained.
@@ -73,6 +73,8 @@ class Engine {
   bool load(std::string* why);
   bool reserve_blocks(int sharing, std::string* why);
   bool share_host_memory(SharedPage* page, std::string* why);
+  bool share_staging(SharedPage* page, std::string* why);
+  std::vector<CUdeviceptr> segments() const;
   bool map_peer(int peer, const std::string& address, std::string* why);
   bool open_copies(std::string* why);
   bool wait_for_setup(const Deadline& deadline, const char* what, std::string* why);
@@ -114,7 +116,9 @@ class Engine {
   SharedPage* page_ = nullptr;
   std::unique_ptr<PeerWriteProbe> probe_;  // since connect()
   std::unique_ptr<CopyEngineRun> copies_;  // where a program is for copy engines
-  void* registered_ = nullptr;  // the page's memory
+  void* registered_ = nullptr;  // the page's memory,
+  void* staging_ = nullptr;     // and that behind it,
+  CUdeviceptr staging_device_ = 0;
   CUdeviceptr status_device_ = 0, abort_device_ = 0;
   CUstream setup_stream_ = nullptr;
   // Calls of one communicator follow each other, on whatever streams they come, and so do replays: all wait for this

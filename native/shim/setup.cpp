@@ -93,6 +93,14 @@ std::string planned(const std::vector<std::string>& infos, const Deadline& deadl
   return run_planner(json, deadline, &directory, &why) ? kReady + directory : kRefused + why;
 }
 
+// What the plan that rank 0 has found wants for messages that are staged; what is wrong with it load() says.
+std::uint64_t staging_of(const std::string& planned) {
+  Bundle bundle;
+  std::string why;
+  const bool ready = starts_with(planned, kReady) && read_bundle(planned.substr(std::strlen(kReady)), &bundle, &why);
+  return ready ? bundle.memory_bytes() : 0;
+}
+
 int ranks_on_gpu_of(int rank, const std::vector<std::string>& infos) {
   const std::string here = uuid_of(infos[static_cast<std::size_t>(rank)]);
   return static_cast<int>(
@@ -166,7 +174,8 @@ std::unique_ptr<Resources> set_up(Bootstrap* bootstrap, const Place& place, doub
   std::vector<std::string> infos;
   if (!round(describe_rank(cuda, place, trouble), &infos)) return nullptr;
 
-  const int page_here = place.rank == 0 ? SharedPage::create(place.nranks, &trouble) : -1;
+  const std::string plan = place.rank == 0 ? planned(infos, planning) : kReady;
+  const int page_here = place.rank == 0 ? SharedPage::create(place.nranks, staging_of(plan), &trouble) : -1;
   const int descriptor = bootstrap->share_descriptor(page_here, deadline, why);
   if (page_here >= 0) close(page_here);
   if (descriptor < 0) return nullptr;
@@ -174,7 +183,6 @@ std::unique_ptr<Resources> set_up(Bootstrap* bootstrap, const Place& place, doub
   resources->page = SharedPage::map(descriptor, place.nranks, place.rank, &trouble);
 
   std::vector<std::string> words;
-  const std::string plan = place.rank == 0 ? planned(infos, planning) : kReady;
   if (round(resources->page ? plan : kRefused + trouble, &words) &&
       connect_all(*cuda, place, ranks_on_gpu_of(place.rank, infos), words[0].substr(std::strlen(kReady)), round,
                   deadline, resources.get(), why)) {

@@ -48,25 +48,27 @@ std::string failed(const char* what) {
   return std::string("the page of the ranks: ") + what + ": " + std::strerror(errno);
 }
 
-// What is behind the descriptor: the memory, or nullptr.
-unsigned char* mapped(int descriptor, const Layout& layout, std::string* why) {
+// What is behind the descriptor: the memory, or nullptr; and how much lies behind the page.
+unsigned char* mapped(int descriptor, const Layout& layout, std::size_t* staging, std::string* why) {
   struct stat about {};
   if (fstat(descriptor, &about) != 0) {
     *why = failed("fstat");
     return nullptr;
   }
   const int seals = fcntl(descriptor, F_GET_SEALS);
-  if (about.st_size != static_cast<off_t>(layout.bytes) || seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
-    *why = "the page of the ranks: expected " + std::to_string(layout.bytes) +
+  if (about.st_size < static_cast<off_t>(layout.bytes) || seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
+    *why = "the page of the ranks: expected at least " + std::to_string(layout.bytes) +
            " bytes that cannot be taken away, got " + std::to_string(about.st_size) + " bytes" +
            (seals < 0 ? " of another kind of file" : "");
     return nullptr;
   }
-  void* const memory = mmap(nullptr, layout.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+  const auto size = static_cast<std::size_t>(about.st_size);
+  void* const memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
   if (memory == MAP_FAILED) {
     *why = failed("mmap");
     return nullptr;
   }
+  *staging = size - layout.bytes;
   return static_cast<unsigned char*>(memory);
 }
 
@@ -85,13 +87,14 @@ struct alignas(kLine) SharedPage::Flags {
   std::atomic<std::uint32_t> done, closed;
 };
 
-SharedPage::~SharedPage() { munmap(memory_, Layout(nranks_).bytes); }
+SharedPage::~SharedPage() { munmap(memory_, Layout(nranks_).bytes + staging_bytes_); }
 
 volatile std::uint32_t* SharedPage::abort_word() {
   return reinterpret_cast<volatile std::uint32_t*>(&reinterpret_cast<Header*>(memory_)->abort);
 }
 
 std::size_t SharedPage::bytes() const { return kShownBytes; }
+void* SharedPage::staging() const { return memory_ + Layout(nranks_).bytes; }
 
 void SharedPage::done() { flags(rank_).done.store(1, std::memory_order_release); }
 bool SharedPage::all_done() const { return all(&Flags::done); }
@@ -125,7 +128,7 @@ std::uint64_t SharedPage::decide(int slot, std::uint64_t chunk_bytes) {
   return rank_ == 0 && is_search(slot) ? agreement(slot).decide(chunk_bytes) : 0;
 }
 
-int SharedPage::create(int nranks, std::string* why) {
+int SharedPage::create(int nranks, std::uint64_t staging, std::string* why) {
   if (!is_sensible(nranks, why)) return -1;
   const Layout layout(nranks);
   // Some systems insist on memory files that can never be run; older ones do not know that flag.
@@ -140,7 +143,8 @@ int SharedPage::create(int nranks, std::string* why) {
   header.nranks = static_cast<std::uint32_t>(nranks);
   header.searches = kSearches;
   const auto size = static_cast<ssize_t>(offsetof(Header, abort));
-  if (ftruncate(descriptor, static_cast<off_t>(layout.bytes)) != 0 ||
+  const std::uint64_t bytes = layout.bytes + (staging + kShownBytes - 1) / kShownBytes * kShownBytes;
+  if (ftruncate(descriptor, static_cast<off_t>(bytes)) != 0 ||
       pwrite(descriptor, &header, static_cast<std::size_t>(size), 0) != size ||
       fcntl(descriptor, F_ADD_SEALS, kSeals) != 0) {
     *why = failed("its memory");
@@ -153,14 +157,15 @@ int SharedPage::create(int nranks, std::string* why) {
 std::unique_ptr<SharedPage> SharedPage::map(int descriptor, int nranks, int rank, std::string* why) {
   std::unique_ptr<SharedPage> page;
   unsigned char* memory = nullptr;
+  std::size_t staging = 0;
   if (rank < 0 || rank >= nranks) {
     *why = "rank " + std::to_string(rank) + " of a page for " + std::to_string(nranks) + " ranks";
   } else if (is_sensible(nranks, why)) {
-    memory = mapped(descriptor, Layout(nranks), why);
+    memory = mapped(descriptor, Layout(nranks), &staging, why);
   }
   if (descriptor >= 0) close(descriptor);
   if (memory == nullptr) return nullptr;
-  page.reset(new SharedPage(memory, nranks, rank));
+  page.reset(new SharedPage(memory, nranks, rank, staging));
   const auto* header = reinterpret_cast<const Header*>(memory);
   if (header->magic == kMagic && header->nranks == static_cast<std::uint32_t>(nranks) &&
       header->searches == kSearches) {

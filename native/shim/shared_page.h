@@ -1,5 +1,6 @@
 // What the ranks of a communicator tell each other while it lives. One page of shared memory that all of them map: who is
-// done with whose memory, whether somebody gave up, and which chunk size is in force from which call on.
+// done with whose memory, whether somebody gave up, and which chunk size is in force from which call on. Behind it lies
+// the memory in which a plan's messages are staged.
 #pragma once
 
 #include <atomic>
@@ -92,8 +93,9 @@ class SharedPage {
   SharedPage(const SharedPage&) = delete;
   SharedPage& operator=(const SharedPage&) = delete;
 
-  // A new page as a memory file without a name; its descriptor is to be shared by Bootstrap::share_descriptor.
-  static int create(int nranks, std::string* why);
+  // A new page as a memory file without a name, with `staging` bytes behind it; its descriptor is to be shared by
+  // Bootstrap::share_descriptor.
+  static int create(int nranks, std::uint64_t staging, std::string* why);
   // Maps it; takes the descriptor.
   static std::unique_ptr<SharedPage> map(int descriptor, int nranks, int rank, std::string* why);
 
@@ -102,6 +104,9 @@ class SharedPage {
   // The part with the abort word as memory for cuMemHostRegister: address and size, whole pages. The rest is not shown.
   void* memory() { return memory_; }
   std::size_t bytes() const;
+  // The memory behind it, likewise: all zero when fresh.
+  void* staging() const;
+  std::size_t staging_bytes() const { return staging_bytes_; }
 
   // This rank writes into nobody's memory any more / all ranks have said so.
   void done();
@@ -124,13 +129,15 @@ class SharedPage {
 
  private:
   struct Flags;
-  SharedPage(unsigned char* memory, int nranks, int rank) : memory_(memory), nranks_(nranks), rank_(rank) {}
+  SharedPage(unsigned char* memory, int nranks, int rank, std::size_t staging_bytes)
+      : memory_(memory), nranks_(nranks), rank_(rank), staging_bytes_(staging_bytes) {}
   Flags& flags(int rank) const;
   bool all(std::atomic<std::uint32_t> Flags::*flag) const;
   Agreement agreement(int slot) const;
 
   unsigned char* const memory_;
   const int nranks_, rank_;
+  const std::size_t staging_bytes_;
 };
 
 }  // namespace blink::shim

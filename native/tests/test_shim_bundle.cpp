@@ -85,6 +85,34 @@ void good_is_read(const Written& written) {
   }
 }
 
+std::string replaced(std::string text, const std::string& from, const std::string& to) {
+  return text.replace(text.find(from), from.size(), to);
+}
+
+void memories_are_read(const Written& written) {
+  std::string text = replaced(kGood, "segment 1 8192\n", "segment 1 8192\nmemory 0 256\nmemory 1 4096\n");
+  text = replaced(text, "src 0 dst 1 ring 0 lines 2048 tail 3072 head 3072",
+                  "src 0 dst 1 memory 1 ring 0 lines 2048 tail 3072 head 3328");
+  Bundle bundle;
+  std::string why;
+  if (!expect(written.read(text, &bundle, &why), "a plan with memories is read: %s", why.c_str())) return;
+  expect(bundle.nranks == 2 && bundle.segments.size() == 4 && bundle.memory_bytes() == 256 + 4096, "memories");
+  const auto &staged = bundle.connections.at(0), &pushed = bundle.connections.at(1);
+  expect(staged.staged() && staged.home == 3 && staged.credit() == 3 && staged.head == 3328, "a staged connection");
+  expect(!pushed.staged() && pushed.home == 0 && pushed.credit() == 1, "one that is not");
+  const auto refused = [&](const char* from, const char* to, const char* said) {
+    why.clear();
+    const bool is_read = written.read(replaced(text, from, to), &bundle, &why);
+    expect(!is_read && why.find(said) != std::string::npos, "expected '%s', got '%s'", said, why.c_str());
+  };
+  refused("memory 1 ring", "memory 2 ring", "0 to 1, got '2'");
+  refused("memory 1 ring", "memory 0 ring", "'ring' to end within the 256 bytes of memory 0");
+  refused("memory 1 4096", "memory 2 4096", "memory 1, got '2'");
+  refused("memory 1 4096", "memory 1 4095", "whole lines, got '4095'");
+  refused("memory 0 256\nmemory 1 4096\n", "", "a plan with memories, got 'none'");
+  refused("head 3328", "head 3072", "do not overlap");
+}
+
 struct Wrong {
   const char *from, *to;  // in the good one
   int line;
@@ -254,6 +282,7 @@ void noise_is_survived(const Written& written) {
 int main() {
   const Written written;
   good_is_read(written);
+  memories_are_read(written);
   wrong_is_refused(written);
   missing_is_refused();
   lines_are_not_needed(written);

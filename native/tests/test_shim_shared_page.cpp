@@ -240,7 +240,7 @@ void nobody_waits_for_the_dead() {
 void pages_tell() {
   constexpr int kRanks = 3;
   std::string why;
-  const int descriptor = SharedPage::create(kRanks, &why);
+  const int descriptor = SharedPage::create(kRanks, 100000, &why);
   expect(descriptor >= 0 && (fcntl(descriptor, F_GETFD) & FD_CLOEXEC) != 0, "a page: %s", why.c_str());
   expect(ftruncate(descriptor, 0) != 0, "its memory cannot be taken away");
   const auto first = SharedPage::map(dup(descriptor), kRanks, 0, &why);
@@ -252,6 +252,13 @@ void pages_tell() {
   expect(at % page == 0 && first->bytes() % page == 0 && first->bytes() > 0, "whole pages");
   expect(word >= at && word + sizeof(std::uint32_t) <= at + first->bytes(), "the abort word lies in them");
   expect(*first->abort_word() == 0, "nobody has given up");
+  auto* const one = static_cast<char*>(first->staging());
+  auto* const two = static_cast<char*>(second->staging());
+  const std::size_t bytes = first->staging_bytes();
+  expect(bytes >= 100000 && bytes == second->staging_bytes() && reinterpret_cast<std::uintptr_t>(one) % page == 0,
+         "memory behind it, whole pages");
+  one[bytes - 1] = 7;
+  expect(two[0] == 0 && two[bytes - 1] == 7, "all see it, and it is zero at first");
   *second->abort_word() = 1;
   expect(*first->abort_word() == 1, "everybody sees who has");
 
@@ -297,8 +304,8 @@ void bad_descriptors() {
     expect(is_null && why.find(part) != std::string::npos, "expected '%s', got '%s'", part, why.c_str());
     expect(descriptor < 0 || fcntl(descriptor, F_GETFD) < 0, "the descriptor is taken all the same");
   };
-  expect(SharedPage::create(0, &why) < 0 && SharedPage::create(5000, &why) < 0, "from 1 to 4096 ranks");
-  const int page = SharedPage::create(4, &why);
+  expect(SharedPage::create(0, 0, &why) < 0 && SharedPage::create(5000, 0, &why) < 0, "from 1 to 4096 ranks");
+  const int page = SharedPage::create(4, 0, &why);
   refused(dup(page), 400, 0, "expected");
   refused(dup(page), 4, 4, "rank 4");
   refused(dup(page), 5, 0, "5 ranks");

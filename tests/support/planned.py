@@ -13,6 +13,7 @@ from blinkccl.errors import UnsupportedError
 from blinkccl.forest.check import check_plan
 from blinkccl.forest.document import to_document
 from blinkccl.forest.model import Cut, Forest, Path, Share, Tree, attained_rate
+from blinkccl.schedule.program import Program
 from blinkccl.topology.model import Link, Topology, Vertex
 from blinkccl.topology.spec import parse_gpus, parse_spec
 
@@ -93,3 +94,12 @@ def digraph(capacity: dict[tuple[int, int], int], gpus: int, switches: int = 0) 
     kinds = ["gpu"] * gpus + ["switch"] * switches
     links = tuple(Link(u, v, c, "nvlink", 25.0 * c, "synthetic") for (u, v), c in sorted(capacity.items()))
     return Topology("drawn", 25.0, tuple(Vertex(i, kind) for i, kind in enumerate(kinds)), links)
+
+
+def through_memories(program: Program) -> Program:
+    """The same, with every second queue staged in one of two memories."""
+    queues = list(program.queues)
+    for index, queue in enumerate(queues[::2]):
+        memory = 90 + index % 2
+        queues[2 * index] = replace(queue, path=(queue.path[0], memory, queue.path[-1]), home=memory)
+    return replace(program, queues=tuple(queues))

@@ -3,7 +3,9 @@
 A *group* of programs on the same ranks shares its connections: per ordered pair of ranks there are as many as the
 program with most queues on that pair needs. Each rank has one segment of device memory, whose base every other rank
 can map; what the sender writes lies in the receiver's segment, what the sender waits for in its own, so that all
-polling is local and all stores across a link are posted.
+polling is local and all stores across a link are posted. A queue that is staged has its connection in a segment of
+pinned host memory instead, one per processor, which both ends map: there lies all that they share, as their GPUs may
+not reach each other.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from blinkccl.errors import UsageError
 from blinkccl.native.headers import header
-from blinkccl.schedule.program import Program
+from blinkccl.schedule.program import Program, Queue
 
 #: Everything begins on a line of this many bytes; the counters of two parts lie this far apart.
 LINE_BYTES = 8 * header("call.h").constants["kStride"]
@@ -64,13 +66,15 @@ class Geometry:
 class Connection:
     """A connection's places, in bytes from the start of a segment; ``call.h`` says what they hold.
 
-    ``ring``, ``lines``, ``tail`` and ``dst_position`` lie in the segment of ``dst``, ``head`` and ``src_position`` in
-    that of ``src``. So do ``copy_ring`` and ``copy_tail``, and ``copy_head``, which are 0 where nothing is for copy
-    engines.
+    ``home`` is ``dst``, or where it is staged the segment of a memory. ``ring``, ``lines`` and ``tail`` lie there,
+    ``head`` in the segment of ``src``, or where it is staged there, too; ``src_position`` and ``dst_position`` in those
+    of the ends. ``copy_ring`` and ``copy_tail`` lie in the segment of ``dst``, ``copy_head`` in that of ``src``; they
+    are 0 where nothing is for copy engines, which carry nothing that is staged.
     """
 
     src: int
     dst: int
+    home: int
     ring: int
     lines: int
     tail: int
@@ -84,11 +88,12 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The connections by id, and the bytes of each rank's segment. All memory is zero at the start."""
+    """The connections by id, and the bytes of segments: of each rank, then of memories. All is zero at the start."""
 
     geometry: Geometry
     connections: tuple[Connection, ...]
     segment_bytes: tuple[int, ...]
+    ranks: int
 
 
 class Group:
@@ -98,53 +103,60 @@ class Group:
         if not programs:
             raise UsageError("a group needs at least one program, got none")
         self.ranks = programs[0].ranks
+        #: The vertices of memories in which queues are staged; the segment of number i is behind those of the ranks.
+        self.memories = tuple(sorted({q.home for program in programs for q in program.queues if q.is_staged}))
         for program in programs:
             if program.ranks != self.ranks:
                 raise UsageError(
                     f"programs that share connections run on the same ranks: expected {list(self.ranks)}, got "
                     f"{list(program.ranks)}"
                 )
-        widest: dict[tuple[int, int], int] = {}
+        widest: dict[tuple[int, int, int], int] = {}
         for program in programs:
-            for pair, queues in Counter((queue.src, queue.dst) for queue in program.queues).items():
-                widest[pair] = max(widest.get(pair, 0), queues)
-        #: (sender, receiver) of each connection, by id.
-        self.pairs = tuple(pair for pair in sorted(widest) for _ in range(widest[pair]))
-        self._first = {pair: index for index, pair in reversed(list(enumerate(self.pairs)))}
+            for way, queues in Counter(map(self._way, program.queues)).items():
+                widest[way] = max(widest.get(way, 0), queues)
+        #: (sender, receiver, segment in which messages lie) of each connection, by id.
+        self.ways = tuple(way for way in sorted(widest) for _ in range(widest[way]))
+        self._first = {way: index for index, way in reversed(list(enumerate(self.ways)))}
+
+    def _way(self, queue: Queue) -> tuple[int, int, int]:
+        home = len(self.ranks) + self.memories.index(queue.home) if queue.is_staged else queue.dst
+        return queue.src, queue.dst, home
 
     def connections_of(self, program: Program) -> tuple[int, ...]:
         """The connection that each queue of ``program`` uses; ``program`` is one of the group."""
-        used: Counter[tuple[int, int]] = Counter()
+        used: Counter[tuple[int, int, int]] = Counter()
         ids = []
-        for queue in program.queues:
-            pair = queue.src, queue.dst
-            ids.append(self._first[pair] + used[pair])
-            used[pair] += 1
+        for way in map(self._way, program.queues):
+            ids.append(self._first[way] + used[way])
+            used[way] += 1
         return tuple(ids)
 
     def layout(self, geometry: Geometry) -> Layout:
         """Where connections lie: rings, lines, counters, in the order of ids; what copy engines take comes behind."""
-        ends = [0] * len(self.ranks)
+        ends = [0] * (len(self.ranks) + len(self.memories))
 
-        def take(rank: int, size: int) -> int:
-            ends[rank] += size
-            return ends[rank] - size
+        def take(segment: int, size: int) -> int:
+            ends[segment] += size
+            return ends[segment] - size
+
+        def credit(src: int, dst: int, home: int) -> int:
+            return src if home == dst else home
 
         rings = geometry.parts * geometry.slots * geometry.slot_bytes
         lines = geometry.parts * geometry.slots * geometry.line_bytes
         counters = geometry.parts * LINE_BYTES
-        data = [(take(dst, rings), take(dst, lines)) for _, dst in self.pairs]
+        data = [(take(home, rings), take(home, lines)) for _, _, home in self.ways]
         connections = tuple(
             Connection(
-                src,
-                dst,
+                *way,
                 *data[index],
-                tail=take(dst, counters),
-                dst_position=take(dst, counters),
-                head=take(src, counters),
-                src_position=take(src, counters),
+                tail=take(way[2], counters),
+                dst_position=take(way[1], counters),
+                head=take(credit(*way), counters),
+                src_position=take(way[0], counters),
             )
-            for index, (src, dst) in enumerate(self.pairs)
+            for index, way in enumerate(self.ways)
         )
         if geometry.copy_slots:
             connections = tuple(
@@ -154,6 +166,8 @@ class Group:
                     copy_tail=take(one.dst, LINE_BYTES),
                     copy_head=take(one.src, LINE_BYTES),
                 )
+                if one.home == one.dst
+                else one
                 for one in connections
             )
-        return Layout(geometry, connections, tuple(ends))
+        return Layout(geometry, connections, tuple(ends), len(self.ranks))

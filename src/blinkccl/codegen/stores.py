@@ -1,7 +1,8 @@
-"""Whether the stores of generated code take the paths that a program promises its rate on.
+"""Whether the stores and loads of generated code take the paths that a program promises its rate on.
 
-Generated code knows queues by their ends alone: the sender's threads store into the receiver's memory, over whatever
-way the hardware has between the two. A program whose queues lie on other paths would run, but not at its rate.
+Generated code knows queues by their ends and their home: the sender's threads store into the receiver's memory or into
+a processor's, over whatever way the hardware has, and from there the receiver's load. A program whose queues lie on
+other paths would run, but not at its rate.
 """
 
 from __future__ import annotations
@@ -13,13 +14,21 @@ from blinkccl.topology.model import Topology
 
 
 def require_direct_stores(program: Program, topology: Topology) -> None:
-    """Refuse a program with a queue whose path on ``topology`` no store takes, naming what a store does not cross.
+    """Refuse a program with a queue whose path on ``topology`` no store or load takes, naming what these do not cross.
 
     For code that GPUs are to run. Engine ``generated`` runs the same text in the memory of one host, where every pair
     reaches each other, and promises no rate.
     """
+    if program.relays:
+        labels = ", ".join(topology.vertex[vertex].label for vertex in program.relays)
+        raise UnsupportedError(f"data goes on at {labels}, where no kernel of the job runs; plan without --relays")
     for number, queue in enumerate(program.queues):
-        fault = store_fault(topology, queue.path)
+        fault = next(filter(None, (store_fault(topology, leg) for leg in queue.legs)), None)
+        if queue.home == queue.path[0]:
+            fault = "its messages lie with the sender"
+        elif queue.is_staged and topology.vertex[queue.home].kind == "gpu":
+            way, label = " → ".join(map(str, queue.path)), topology.vertex[queue.home].label
+            fault = f"its path {way} leads through {label}, which is outside the job"
         if fault is not None:
             ends = program.vertices
             raise UnsupportedError(

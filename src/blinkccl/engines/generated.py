@@ -157,8 +157,9 @@ class Session:
         self._segments = [_aligned(size) for size in self._layout.segment_bytes]
         self._tables = [(ConnectionEnd * max(1, len(self._layout.connections)))() for _ in self._segments]
         for index, at in enumerate(self._layout.connections):
-            source, target = (self._segments[rank].ctypes.data for rank in (at.src, at.dst))
-            shared = (target + at.ring, target + at.lines, target + at.tail, source + at.head)
+            source, target, home = (self._segments[each].ctypes.data for each in (at.src, at.dst, at.home))
+            credit = source if at.home == at.dst else home
+            shared = (home + at.ring, home + at.lines, home + at.tail, credit + at.head)
             self._tables[at.src][index] = ConnectionEnd(*shared, source + at.src_position)
             self._tables[at.dst][index] = ConnectionEnd(*shared, target + at.dst_position)
 

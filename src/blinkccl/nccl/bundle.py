@@ -7,7 +7,9 @@
     ranks <n>
     geometry parts P slots S slot_bytes B line_bytes L threads T
     segment <rank> <bytes>
+    memory <number> <bytes>               of the host, in which connections are staged
     connection <id> src <rank> dst <rank> ring <off in dst> lines <off in dst> tail <off in dst> head <off in src> …
+    connection <id> src <rank> dst <rank> memory <number> ring <off in it> lines … tail … head <off in it> …
     image <id> arch <sm_90> file <name in this directory>
     program <id> collective <name> root <r|-1> channels <k> image <ids> simple <kernel> ll <kernel|-> ll128 <kernel|->
     choice collective <name> root <r|-1> least <S> most <S> program <id|-1> protocol <p|-> chunk <c> search <0|1> why …
@@ -80,7 +82,7 @@ class Bundle:
 
     @property
     def ranks(self) -> int:
-        return len(self.layout.segment_bytes)
+        return self.layout.ranks
 
     def text(self) -> str:
         """The text of ``bundle.txt``; its plan is a hash of all else and of the compiled code."""
@@ -99,12 +101,20 @@ class Bundle:
             f"line_bytes {geometry.line_bytes} threads {THREADS}"
             + (f" copy_slots {geometry.copy_slots} copy_slot_bytes {geometry.copy_slot_bytes}" if copies else "")
         )
-        yield from (f"segment {rank} {size}" for rank, size in enumerate(self.layout.segment_bytes))
+        sizes = self.layout.segment_bytes
+        yield from (f"segment {rank} {size}" for rank, size in enumerate(sizes[: self.ranks]))
+        yield from (f"memory {number} {size}" for number, size in enumerate(sizes[self.ranks :]))
         for number, x in enumerate(self.layout.connections):
+            staged = x.home != x.dst
+            memory = f" memory {x.home - self.ranks}" if staged else ""
             yield (
-                f"connection {number} src {x.src} dst {x.dst} ring {x.ring} lines {x.lines} tail {x.tail} "
+                f"connection {number} src {x.src} dst {x.dst}{memory} ring {x.ring} lines {x.lines} tail {x.tail} "
                 f"head {x.head} src_position {x.src_position} dst_position {x.dst_position}"
-                + (f" copy_ring {x.copy_ring} copy_tail {x.copy_tail} copy_head {x.copy_head}" if copies else "")
+                + (
+                    f" copy_ring {x.copy_ring} copy_tail {x.copy_tail} copy_head {x.copy_head}"
+                    if copies and not staged
+                    else ""
+                )
             )
         yield from (f"image {number} arch {x.arch} file {x.file}" for number, x in enumerate(self.images))
         yield from (self._program(number, *one) for number, one in enumerate(self.programs))

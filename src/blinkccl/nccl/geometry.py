@@ -84,11 +84,11 @@ def geometry(group: Group, channels: int, limits: Budget, copies: bool = False) 
     ``channels`` are those of the widest program. Where copy engines run any of them, kernels get half of the memory,
     and copies what is left.
     """
-    arriving = max(Counter(dst for _, dst in group.pairs).values(), default=1)
+    arriving = _arriving(group)
     if not copies:
         return _for_kernels(group, channels, limits, limits.staging_bytes)
     for_kernels = _for_kernels(group, channels, limits, limits.staging_bytes // 2)
-    ends = max(Counter(rank for pair in group.pairs for rank in pair).values(), default=1)
+    ends = _most_ends(group)
     taken = max(group.layout(for_kernels).segment_bytes) + ends * 2 * LINE_BYTES
     each = (limits.staging_bytes - taken) // (arriving * SLOTS) // LEAST_COPY_BYTES * LEAST_COPY_BYTES
     if each < LEAST_COPY_BYTES:
@@ -100,9 +100,18 @@ def geometry(group: Group, channels: int, limits: Budget, copies: bool = False) 
     return replace(for_kernels, copy_slots=SLOTS, copy_slot_bytes=min(MOST_COPY_BYTES, each))
 
 
+def _arriving(group: Group) -> int:
+    """The most connections that have their messages in one segment."""
+    return max(Counter(home for _, _, home in group.ways).values(), default=1)
+
+
+def _most_ends(group: Group) -> int:
+    """The most connections that have counters in one segment, two lines each."""
+    return max(Counter(segment for way in group.ways for segment in set(way)).values(), default=1)
+
+
 def _for_kernels(group: Group, channels: int, limits: Budget, most_bytes: int) -> Geometry:
-    arriving = max(Counter(dst for _, dst in group.pairs).values(), default=1)
-    ends = max(Counter(rank for pair in group.pairs for rank in pair).values(), default=1)
+    arriving, ends = _arriving(group), _most_ends(group)
     parts = limits.parts(channels)
     while True:
         each = (most_bytes - ends * parts * 2 * LINE_BYTES) // (arriving * parts * SLOTS)

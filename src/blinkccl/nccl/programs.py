@@ -17,7 +17,7 @@ from blinkccl.schedule.program import Program
 from blinkccl.schedule.verifier import verify
 from blinkccl.topology.memories import without_memory_links
 from blinkccl.topology.model import Topology
-from blinkccl.topology.select import LINK_CHOICES, ids_text, network_for
+from blinkccl.topology.select import LINK_CHOICES, network_for
 
 #: The collectives that NCCL has; those without a root first.
 SERVED = ("allreduce", "allgather", "reduce_scatter", "alltoall", "broadcast", "reduce", "gather", "scatter")
@@ -106,16 +106,12 @@ def links_for(place: Place) -> str:
 
 
 def without_memories(place: Place) -> Place:
-    """The place with those links that stores between its GPUs can take."""
+    """The place with those links that stores between its GPUs can take, where these join them; else as it is."""
     direct = replace(place, topology=without_memory_links(place.topology))
     try:
         links_for(direct)
     except TopologyError:
-        links_for(place)
-        raise UnsupportedError(
-            f"some of the GPUs {ids_text(place.ranks)} of {place.topology.name} are joined through the memory of a "
-            "processor alone, which kernels' stores do not cross"
-        ) from None
+        return place
     return direct
 
 
@@ -130,15 +126,17 @@ def candidates(
 
     No program is taken in which ranks write to each other that must not (``bad``: ordered pairs, and why). Planned is
     on links that stores can take (:mod:`blinkccl.topology.memories`), so the rates that calls are taken for are those
-    that the kernels can have. Cost: half a second for 8 GPUs of a DGX-1V, of which most is the first AllReduce.
+    that the kernels can have; messages are staged in processors' memories where nothing else joins the GPUs, and by
+    ``hybrid``. Cost: half a second for 8 GPUs of a DGX-1V, of which most is the first AllReduce.
     """
-    place, result = without_memories(place), CandidatePrograms()
+    whole, place, result = place, without_memories(place), CandidatePrograms()
     links = links_for(place)
     missing: dict[str, dict[str, None]] = {}
     for collective in collectives(len(place.ranks)):
         key = key_of(collective)
-        request = Request(place.topology, collective, place.ranks, links)
         for name in algorithms:
+            where, which = (whole, "all") if name == "hybrid" else (place, links)
+            request = Request(where.topology, collective, place.ranks, which)
             try:
                 one = _candidate(request, name, channels, bad)
             except (PackingError, ScheduleError, UnsupportedError, UsageError) as error:
@@ -158,7 +156,7 @@ def _candidate(request: Request, name: str, channels: int, bad: Mapping[tuple[in
     forest = algorithm(name).plan(request)
     program = lower(forest, slots=SLOTS, channels=channels)
     for queue in program.queues:
-        if (queue.src, queue.dst) in bad:
+        if (queue.src, queue.dst) in bad and not queue.is_staged:
             raise UnsupportedError(
                 f"{name} sends from rank {queue.src} to rank {queue.dst}, which failed the peer check: "
                 f"{bad[queue.src, queue.dst]}"

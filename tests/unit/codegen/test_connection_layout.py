@@ -14,6 +14,7 @@ from blinkccl.collectives.spec import Collective
 from blinkccl.errors import UsageError
 from blinkccl.schedule.program import Program
 from blinkccl.testing.programs import random_program
+from support.planned import through_memories
 
 GEOMETRIES = st.builds(
     Geometry,
@@ -31,28 +32,35 @@ def a_program(seed: int, name: str = "allreduce", ranks: int = 4) -> Program:
 
 
 def taken(layout: Layout, rank: int) -> list[tuple[int, int]]:
-    """(start, end) of everything that lies in a rank's segment."""
+    """(start, end) of everything that lies in the segment of a rank or memory."""
     geometry = layout.geometry
     rings, counters = geometry.parts * geometry.slots, geometry.parts * 128
     found = []
     for at in layout.connections:
-        if at.dst == rank:
+        if at.home == rank:
             found += [
                 (at.ring, at.ring + rings * geometry.slot_bytes),
                 (at.lines, at.lines + rings * geometry.line_bytes),
                 (at.tail, at.tail + counters),
-                (at.dst_position, at.dst_position + counters),
             ]
+        if (at.src if at.home == at.dst else at.home) == rank:
+            found.append((at.head, at.head + counters))
+        if at.dst == rank:
+            found.append((at.dst_position, at.dst_position + counters))
         if at.src == rank:
-            found += [(at.head, at.head + counters), (at.src_position, at.src_position + counters)]
+            found.append((at.src_position, at.src_position + counters))
     return sorted(found)
 
 
 @given(st.integers(0, 30), GEOMETRIES)
 def test_nothing_overlaps_and_the_segment_is_full(seed: int, geometry: Geometry) -> None:
     group = Group([a_program(seed), a_program(seed + 100, "broadcast")]) if seed % 2 else Group([a_program(seed)])
+    if seed % 3 == 0:
+        group = Group([through_memories(a_program(seed)), a_program(seed + 100, "broadcast")])
+        assert group.memories == (90, 91)
     layout = group.layout(geometry)
-    assert len(layout.connections) == len(group.pairs)
+    assert len(layout.connections) == len(group.ways)
+    assert len(layout.segment_bytes) == len(group.ranks) + len(group.memories)
     for rank, size in enumerate(layout.segment_bytes):
         reached = 0
         for start, end in taken(layout, rank):
@@ -68,12 +76,13 @@ def test_programs_share_as_many_connections_as_the_widest_needs() -> None:
     for program in (one, two):
         ids = group.connections_of(program)
         assert len(dict.fromkeys(ids)) == len(ids) == len(program.queues)
-        assert [group.pairs[i] for i in ids] == [(queue.src, queue.dst) for queue in program.queues]
-    for pair in dict.fromkeys(group.pairs):
-        need = max(sum((q.src, q.dst) == pair for q in program.queues) for program in (one, two))
-        assert group.pairs.count(pair) == need
+        assert [group.ways[i] for i in ids] == [(queue.src, queue.dst, queue.dst) for queue in program.queues]
+    for way in dict.fromkeys(group.ways):
+        need = max(sum((q.src, q.dst) == way[:2] for q in program.queues) for program in (one, two))
+        assert group.ways.count(way) == need
     # In order: the first queue of a pair has its first connection, whatever the program.
-    assert group.connections_of(one)[0] == group.pairs.index((one.queues[0].src, one.queues[0].dst))
+    first = one.queues[0]
+    assert group.connections_of(one)[0] == group.ways.index((first.src, first.dst, first.dst))
 
 
 def test_what_is_no_group_is_refused() -> None:

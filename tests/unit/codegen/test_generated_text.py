@@ -161,7 +161,7 @@ def test_a_file_of_several_programs_shares_connections() -> None:
     assert text.index("namespace allreduce {") < text.index("namespace broadcast_1 {")
     assert text.count("BLINK_ENTRY(") == 6
     assert max(int(number) for ids in re.findall(r"context\.open\((.+?)\)", text) for number in ids.split(",")) < len(
-        group.pairs
+        group.ways
     )
     with pytest.raises(UsageError, match="different names, got a, a"):
         cuda_text([Kernel("a", up), Kernel("a", down)])

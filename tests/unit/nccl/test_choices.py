@@ -204,15 +204,22 @@ def test_plans_promise_what_stores_can_have():
     assert "blink optimal simple 59.9 GB/s" in last.why
 
 
-def test_gpus_that_a_processors_memory_joins_are_left_to_nccl():
-    with pytest.raises(UnsupportedError, match="some of the GPUs 0,2 of mist are joined through the memory of a proc"):
-        candidates(on_machine("mist", (0, 2)), DEFAULT, 8, {})
+def test_gpus_that_a_processors_memory_joins_stage_their_messages_there():
+    where = on_machine("mist", (0, 2))
+    for one in candidates(where, DEFAULT, 8, {(0, 1): "no peer access", (1, 0): "no peer access"}).every:
+        assert all(queue.is_staged for queue in one.program.queues)
+    used = {row.protocol for row in table(where, predictor=False).choices}
+    assert used == {"simple", "ll"}, "neither lines of 128 bytes nor copy engines go by way of a processor's memory"
 
 
-def test_a_forced_algorithm_without_hops_is_left_to_nccl():
-    found = table(on_machine("dgx-1v", (0, 1, 2, 3)), algorithms=("hybrid",), forced="hybrid")
-    assert not found.taken
-    assert "leads through the memory of CPU0" in found.choices[0].why
+def test_hybrid_stages_what_nvlink_has_no_room_for():
+    where = on_machine("dgx-1v", (0, 1, 2, 3))
+    found = rows(table(where, algorithms=("hybrid",), forced="hybrid"), "allreduce")[-1]
+    assert found.candidate is not None
+    staged = [queue.is_staged for queue in found.candidate.program.queues]
+    assert any(staged)
+    assert not all(staged)
+    assert found.candidate.program.rate * found.candidate.network.unit_gb_per_s == 79
 
 
 def test_an_unknown_algorithm_is_refused_with_those_there_are():

@@ -38,6 +38,7 @@ constexpr uint32_t kMostOperands = 19;
 // One end of a connection, which carries messages in order from one rank to another. All addresses are valid on the
 // rank whose end it is. Counters only rise, and survive from launch to launch: a replayed graph goes on where the last
 // launch ended. Part p uses the counters at [p * kStride] and the p-th ring.
+// Where messages are staged in a processor's memory, all that both ends share lies there.
 struct Connection {
   char* ring;      // in the receiver's memory: per part `slots` messages of `slot_bytes`
   char* lines;     // in the receiver's memory: per part `slots` messages of `line_bytes`, with flags inside
