@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from blinkccl.algorithms.registry import algorithm
-from blinkccl.engines import host
+from blinkccl.engines import host, reference
 from blinkccl.engines.host_plan import STAGES, HostPlan
 from blinkccl.engines.native_library import load
 from blinkccl.engines.relays import relays_at_ranks
 from blinkccl.errors import UnsupportedError
 from blinkccl.schedule.lower import lower
+from blinkccl.schedule.program import Program, Queue, Role
 from blinkccl.schedule.verifier import violations
 from blinkccl.testing.execution import difference
+from blinkccl.testing.programs import random_program
+from support.examples import examples
 from support.planned import asked
 
 WAYS = {
@@ -24,7 +30,7 @@ WAYS = {
 }
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def native():
     try:
         load()
@@ -91,6 +97,45 @@ def test_relays_work_where_their_messages_are_taken(name):
             assert after.rank == taker.rank
     for number, queue in enumerate(hosted.queues):
         assert (queue.src == queue.dst) == (program.queues[number].src >= ranks)
+
+
+def _with_relays(program: Program, random: Random) -> Program:
+    """Some queues lead through one or two relays of their own, which work just before the receiver does."""
+    roles, queues, relays = list(program.roles), list(program.queues), list(program.relays)
+    for number, queue in enumerate(program.queues):
+        ends = [role for role in roles if number in role.receives]
+        senders = [role for role in roles if number in role.sends]
+        if len(ends) != 1 or len(senders) != 1 or ends[0].slice != senders[0].slice or random.random() < 0.5:
+            continue
+        taken, source = number, queue.src
+        for _ in range(random.randint(1, 2)):
+            relays.append(1000 + len(relays))
+            relay = len(program.ranks) + len(relays) - 1
+            queues[taken] = Queue(source, relay, (0, relays[-1]), relays[-1])
+            queues.append(Queue(relay, queue.dst, (relays[-1], 0), 0))
+            at = next(place for place, role in enumerate(roles) if taken in role.receives)
+            taker = roles[at]
+            receives = tuple(len(queues) - 1 if each == taken else each for each in taker.receives)
+            role = Role(
+                relay, taker.channel, taker.share, "relay", taker.offset, taker.slice, False, False, False,
+                (taken,), (len(queues) - 1,),
+            )  # fmt: skip
+            roles[at : at + 1] = [role, replace(taker, receives=receives)]
+            taken, source = len(queues) - 1, relay
+    return replace(program, roles=tuple(roles), queues=tuple(queues), relays=tuple(relays))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@examples(25)
+@given(seed=st.integers(0, 2**32))
+def test_programs_by_chance_with_relays_equal_the_oracle(native, way, seed):
+    random = Random(seed)
+    program = _with_relays(random_program(random)[0], random)
+    in_place = program.collective.name != "alltoall" and random.random() < 0.5
+    for count in (1, 37):
+        asked_for = {"count": count, "chunk_bytes": 32, "in_place": in_place}
+        assert difference(reference.run, program, **asked_for) is None
+        _stats(program, count, WAYS[way], chunk_bytes=32, in_place=in_place)
 
 
 def test_a_program_without_relays_is_left_alone():
