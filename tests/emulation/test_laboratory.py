@@ -16,9 +16,9 @@ import pytest
 
 from blinkccl.bench.pattern import Work as Pattern
 from blinkccl.errors import DeadlineError, PeerLostError, StalledError, UsageError
-from blinkccl.lab import experiment, laboratory
-from blinkccl.lab.experiment import Field
-from blinkccl.lab.laboratory import Laboratory
+from blinkccl.lab import experiment, faults, laboratory
+from blinkccl.lab.experiment import Candidate, Field, Measured
+from blinkccl.lab.laboratory import Laboratory, Run
 from blinkccl.lab.namespaces import lacking
 from support.planned import asked
 from support.processes import until, until_gone
@@ -100,6 +100,26 @@ def test_a_link_that_breaks_is_named_at_the_deadline(three: tuple[Field, Laborat
     number = lab.open(field.candidates[0].program, experiment.BUFFER_BYTES)
     assert lab.run(number, pattern_of(field, MIB), 1 << 15, 20).wrong == 0  # the laboratory goes on
     lab.close(number)
+
+
+@pytest.mark.parametrize("fault", ["0-1", "slow:0-1", "lossy:0-1", "kill:2", "kill:0"])
+def test_a_job_goes_on_around_what_fails(fault: str) -> None:
+    field, broken = field_of("dgx-1v", "broadcast", "0,1,2"), faults.Fault.parse(fault)
+    around = faults.plan_around(field, broken, "optimal")
+    assert isinstance(around, Candidate)
+    with experiment.laboratory([*field.candidates, around], 4 * field.slower) as lab:
+        story = faults.tell(field, around, lab, broken, 2 * MIB, 1, 30.0)
+    assert isinstance(story.after, Measured)
+    assert (story.before.wrong, story.after.wrong) == (0, 0)
+    if isinstance(story.during, Run):  # a link that is slow or loses packets may just do
+        assert fault.startswith(("slow", "lossy"))
+        assert story.during.wrong == 0
+    else:
+        said, after_s = story.during
+        assert after_s < 1 + 2 * story.before.seconds + 5
+        assert re.search("rank [02] .process" if "kill" in fault else "link (0 → 1|1 → 0)", said), said
+    assert story.document()["after"]["part_of_plan"] > 0
+    assert str(broken) in story.text()
 
 
 def test_a_host_that_dies_is_named_by_all_at_once() -> None:

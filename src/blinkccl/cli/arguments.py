@@ -83,6 +83,12 @@ Algorithms = Annotated[
     ),
 ]
 Relays = Annotated[bool, Option("--relays", help="Let GPUs outside --gpus pass data on.")]
+Without = Annotated[
+    str | None, Option("--without", metavar="LINKS", help="Plan without these links, as if they were cut: 0-3,1-2.")
+]
+WithoutRank = Annotated[
+    str | None, Option("--without-rank", metavar="IDS", help="Plan without these GPUs, as if they had died.")
+]
 Plan = Annotated[Path, Argument(metavar="PLAN", help="What blink plan -o wrote; - reads stdin.")]
 Json = Annotated[bool, Option("--json", help="Print one JSON object instead of text.")]
 Output = Annotated[Path | None, Option("-o", "--output", metavar="FILE", help="Write to FILE.")]
@@ -183,12 +189,30 @@ def request(
     ends: tuple[int | None, int | None, int | None],
     links: str,
     relays: bool,
+    lost: tuple[str | None, str | None] = (None, None),
 ) -> Request:
-    """What to plan; ``ends`` are root, src and dst."""
+    """What to plan; ``ends`` are root, src and dst, ``lost`` the links and the GPUs that have failed."""
     from blinkccl.algorithms.registry import Request
 
     topology, ranks = load(spec, gpus)
+    if lost != (None, None):
+        topology, ranks = _after_loss(topology, ranks, *lost)
     return Request(topology, collective(name, ranks, *ends), ranks, links, relays)
+
+
+def _after_loss(
+    topology: Topology, ranks: tuple[int, ...], links: str | None, gpus: str | None
+) -> tuple[Topology, tuple[int, ...]]:
+    """The topology and the ranks without what ``--without`` and ``--without-rank`` name."""
+    from blinkccl.topology.loss import parse_pairs, without
+    from blinkccl.topology.spec import parse_gpus
+
+    pairs = parse_pairs(links, "--without") if links is not None else ()
+    gone = parse_gpus(gpus, topology, "--without-rank") if gpus is not None else ()
+    strangers = [gpu for gpu in gone if gpu not in ranks]
+    if strangers:
+        raise UsageError(f"--without-rank {gpus}: GPU {strangers[0]} is no rank of the job")
+    return without(topology, pairs, gone), tuple(rank for rank in ranks if rank not in gone)
 
 
 def part(option: str, text: str) -> Fraction:

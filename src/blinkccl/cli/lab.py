@@ -14,6 +14,7 @@ from blinkccl.cli.exits import CHECK_FAILED, HardwareError
 from blinkccl.errors import UsageError
 
 if TYPE_CHECKING:
+    from blinkccl.algorithms.registry import Request
     from blinkccl.lab.experiment import Field, Measured
     from blinkccl.lab.layout import Layout
 
@@ -24,6 +25,7 @@ Examples:
   blink lab broadcast --topo dgx-1v --gpus 1,4,5,6                  all algorithms at 16 MB
   blink lab allreduce --topo dgx-1v --algo optimal,ring -b 1M -e 32M --plot lab.png
   blink lab allreduce --topo dgx-2 --gpus 0-3 --lane 50 --json
+  blink lab allreduce --topo dgx-1v --fail 0-3                      a link is cut: who says so, and what then?
   blink lab --clean
 
 Build the machine from network namespaces, a shaped pair of devices per link, and run plans on it.
@@ -46,6 +48,17 @@ def lab(
     ] = "all",
     links: arguments.Links = "fast",
     relays: arguments.Relays = False,
+    without: arguments.Without = None,
+    without_rank: arguments.WithoutRank = None,
+    fail: Annotated[
+        str | None,
+        Option(
+            "--fail",
+            metavar="FAULT",
+            help="Let a link (cut:0-3, slow:0-3, lossy:0-3) or a host (kill:5) fail in the middle of the first "
+            "algorithm, and go on with the plan for the rest.",
+        ),
+    ] = None,
     begin: Annotated[str, Option("-b", "--minbytes", "--size", metavar="SIZE", help="Smallest size.")] = "16M",
     end: Annotated[
         str | None, Option("-e", "--maxbytes", metavar="SIZE", help="Largest size; default: the smallest.")
@@ -85,8 +98,12 @@ def lab(
     _check_machine()
     from blinkccl.lab import experiment, output
 
-    request = arguments.request(name, spec, gpus, (root, src, dst), links, relays)
-    field = experiment.prepare(request, experiment.ALL if algo == "all" else algo.split(","), lane)
+    request = arguments.request(name, spec, gpus, (root, src, dst), links, relays, (without, without_rank))
+    names = experiment.ALL if algo == "all" else algo.split(",")
+    if fail is not None:
+        _fail(request, names[0], lane, fail, sizes[0], rounds, timeout_s, json)
+        return
+    field = experiment.prepare(request, names, lane)
     rows: list[list[Measured]] = []
     with console.Progress("laboratory") as progress, field.laboratory() as laboratory:
         for row in experiment.measure(field, laboratory, sizes, rounds, timeout_s, chunk_bytes, progress):
@@ -99,6 +116,27 @@ def lab(
     wrong = sum(one.wrong for row in rows for one in row)
     if wrong:
         console.error(f"{wrong} elements were wrong: see #wrong")
+        raise typer.Exit(CHECK_FAILED)
+
+
+def _fail(
+    request: Request, name: str, lane: float | None, text: str, size: int, rounds: int, timeout_s: float, json: bool
+) -> None:
+    """A job before, during and after a fault; exit with 1 if something was wrong afterwards."""
+    from blinkccl.lab import experiment, faults, output
+    from blinkccl.schema import SCHEMA_VERSION
+
+    fault = faults.Fault.parse(text)
+    field = experiment.prepare(request, (name,), lane)
+    around = faults.plan_around(field, fault, name)
+    candidates = [*field.candidates, *([] if isinstance(around, str) else [around])]
+    with experiment.laboratory(candidates, field.slower) as laboratory:
+        story = faults.tell(field, around, laboratory, fault, size, rounds, timeout_s)
+    if json:
+        console.emit_json({"schema_version": SCHEMA_VERSION} | story.document())
+    else:
+        console.emit_sentences(output.head_text(field, laboratory.layout) + "\n" + story.text())
+    if not isinstance(story.after, str) and story.after.wrong:
         raise typer.Exit(CHECK_FAILED)
 
 

@@ -23,6 +23,8 @@ Examples:
   blink plan broadcast --topo dgx-1v --fewest-trees -o plan.json
   blink plan allgather --topo "2x dgx-a100 @ 200Gbps" --json
   blink plan sendrecv --topo dgx-1v --src 0 --dst 7 --relays
+  blink plan allreduce --topo dgx-1v --without 0-3            what is left when a link or a GPU fails
+  blink plan allreduce --topo dgx-1v --without-rank 5
 
 Pack spanning trees into the links until a bottleneck is full, and prove that nothing is faster.
 
@@ -40,6 +42,8 @@ def plan(
     algo: arguments.Algorithm = "auto",
     links: arguments.Links = "fast",
     relays: arguments.Relays = False,
+    without: arguments.Without = None,
+    without_rank: arguments.WithoutRank = None,
     fewest_trees: Annotated[
         bool, Option("--fewest-trees", help="As few trees as the search finds, at the optimal rate.")
     ] = False,
@@ -64,7 +68,7 @@ def plan(
 
     row = algorithm(algo)
     wanted = replace(
-        arguments.request(name, spec, gpus, (root, src, dst), links, relays),
+        arguments.request(name, spec, gpus, (root, src, dst), links, relays, (without, without_rank)),
         objective="fewest-trees" if fewest_trees else "least-depth" if least_depth else "shallow",
         threshold=arguments.part("--threshold", threshold),
         epsilon=arguments.part("--epsilon", epsilon),

@@ -213,7 +213,7 @@ def measure(
     numbers = [lab.open(one.program, BUFFER_BYTES) for one in field.candidates]
     total, done = len(sizes) * rounds * len(numbers), 0
     for size in sizes:
-        row = [_planned(one, size, chunk_bytes, field.slower) for one in field.candidates]
+        row = [planned(one, size, chunk_bytes, field.slower) for one in field.candidates]
         for _ in range(rounds):
             for number, measured in zip(numbers, row, strict=True):
                 measured.runs.append(lab.run(number, measured.pattern, measured.chunk_bytes, deadline_s))
@@ -224,7 +224,8 @@ def measure(
         lab.close(number)
 
 
-def _planned(candidate: Candidate, size: int, chunk_bytes: int | None, slower: float) -> Measured:
+def planned(candidate: Candidate, size: int, chunk_bytes: int | None, slower: float) -> Measured:
+    """A candidate with a size, to be run."""
     collective = candidate.forest.collective
     count = block_count(collective, size, _ITEMSIZE)
     pattern = Pattern(collective, count, in_place=collective.name != "alltoall")

@@ -109,12 +109,15 @@ class Laboratory:
         """Kills the process of a vertex, as if its host had died."""
         self._processes[vertex].child.send_signal(signal.SIGKILL)
 
-    def reshape(self, part: float, links: Iterable[tuple[int, int]] | None = None) -> None:
-        """Shapes these links (None: all), by (vertex, peer), to ``part`` of the rate that the layout says."""
+    def reshape(self, part: float, links: Iterable[tuple[int, int]] | None = None, lossy: bool = False) -> None:
+        """Shapes these links (None: all), by (vertex, peer), to ``part`` of the rate that the layout says.
+
+        ``lossy``: with a queue so short that it drops packets.
+        """
         wanted = self.layout.port if links is None else links
         by_vertex: dict[int, list[str]] = {}
         for ends in wanted:
-            by_vertex.setdefault(ends[0], []).append(shape(self.layout.port[ends], part, "change"))
+            by_vertex.setdefault(ends[0], []).append(shape(self.layout.port[ends], part, "change", lossy))
         for vertex, lines in by_vertex.items():
             self.namespaces.run(vertex, "tc", lines)
 
@@ -243,7 +246,7 @@ def _cause(errors: Sequence[Exception]) -> Exception:
     stalls = [stall for error in stalled for stall in error.stalls]
     link = sentence(stalls)
     if link:
-        return StalledError(f"{link}: {stalls[0].words}", stalls)
+        return StalledError(link, stalls)
     return errors[0]
 
 

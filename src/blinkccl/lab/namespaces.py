@@ -22,7 +22,7 @@ _CLONE_NEWNET = 0x40000000
 _TOOLS = ("ip", "tc")
 #: A bucket must hold a packet with its headers, and is credit: much more of it would let data go faster than its rate.
 #: A queue that drops packets costs whole retransmission time-outs.
-_SHAPE = "burst 33000 limit 8388608"
+_BURST, _QUEUE, _SHORT_QUEUE = 33000, 8388608, 65600
 #: Packets of 16 KiB: larger ones take long to serve on a slow link, smaller ones take the processor's time.
 _PACKET = "mtu 16384 gso_max_size 16384"
 #: Those that fill a queue. Nothing is dropped here, so which of them makes no difference; not all may be allowed.
@@ -160,6 +160,7 @@ def _line(route: Route) -> str:
     return f"route replace {route.destination}/32 via {port.gateway} dev {port.device} onlink{source}"
 
 
-def shape(port: Port, part: float = 1.0, verb: str = "add") -> str:
-    """The line for ``tc`` that shapes a port to ``part`` of its rate."""
-    return f"qdisc {verb} dev {port.device} root tbf rate {round(port.bit_per_s * part)}bit {_SHAPE}"
+def shape(port: Port, part: float = 1.0, verb: str = "add", lossy: bool = False) -> str:
+    """The line for ``tc`` that shapes a port to ``part`` of its rate; ``lossy``: with a queue of four packets."""
+    rate, queue = round(port.bit_per_s * part), _SHORT_QUEUE if lossy else _QUEUE
+    return f"qdisc {verb} dev {port.device} root tbf rate {rate}bit burst {_BURST} limit {queue}"

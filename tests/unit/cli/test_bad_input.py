@@ -40,6 +40,12 @@ SHARED = Path(__file__).parents[3] / "../shared/topologies"
         (["--topo", "missing.xml"], "missing.xml: there is no such file"),
         (["--topo", ""], "no topology given"),
         (["--topo", "dgx-1v", "--fewest-trees", "--least-depth"], "exclude each other"),
+        (["--topo", "dgx-1v", "--without", "0-5"], "dgx-1v has no link 0-5; 0 has links to 1-4"),
+        (["--topo", "dgx-1v", "--without", "0"], "--without 0: '0' is no link; expected two vertices like 0-3"),
+        (["--topo", "dgx-1v", "--gpus", "0-3", "--without-rank", "5"], "--without-rank 5: GPU 5 is no rank of the job"),
+        (["--topo", "dgx-1v", "--without-rank", "8"], "8 is not a GPU of dgx-1v but its switch"),
+        (["--topo", "dgx-1v", "--gpus", "0,1", "--without-rank", "1"], "fewer than two ranks"),
+        (["--topo", "clique:2", "--without", "0-1"], "--links fast leaves the GPUs 0,1 in 2 parts"),
         (["--topo", "dgx-1v", "-o", "p.svg"], "a plan is written as JSON; expected a name that ends in .json"),
     ],
 )
@@ -56,6 +62,8 @@ def test_plan(blink, arguments, message):
         (["broadcast", "--timeout", "inf"], "--timeout must be a positive number, got inf"),
         (["broadcast", "--algo", "optimal,best"], "unknown algorithm 'best'; expected one of"),
         (["broadcast", "--algo", "double_binary_tree"], "there is nothing to run: "),
+        (["broadcast", "--fail", "melt:0-3"], "--fail melt:0-3: expected cut:0-3, slow:0-3 or lossy:0-3"),
+        (["broadcast", "--fail", "9"], "--fail kill:9: no rank of the job"),
         (["broadcast", "-b", "2M", "-e", "1M"], "-e 1M is below -b 2M"),
     ],
 )

@@ -1,0 +1,184 @@
+"""What happens when a link or a host fails in the middle of a collective, and after planning around it."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from threading import Timer
+from typing import Any
+
+from blinkccl.algorithms.registry import Request
+from blinkccl.collectives.spec import Collective
+from blinkccl.errors import BlinkError, CommunicationError, UsageError
+from blinkccl.lab import experiment
+from blinkccl.lab.experiment import BUFFER_BYTES, Candidate, Field, Measured
+from blinkccl.lab.laboratory import Laboratory, Run
+from blinkccl.topology.loss import Pair, parse_pairs, slowed, without
+
+#: What becomes of a link (of its rate, and its queue), and of a host.
+KINDS = ("cut", "slow", "lossy", "kill")
+SLOW = Fraction(1, 10)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """``kind`` of :data:`KINDS`, of a link in both directions or of a host (vertex ids)."""
+
+    kind: str
+    link: Pair | None = None
+    host: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Fault:
+        """``0-3`` or ``cut:0-3``, ``slow:0-3``, ``lossy:0-3``; ``5`` or ``kill:5``."""
+        kind, _, where = text.rpartition(":")
+        if re.fullmatch(r"[0-9]{1,6}", where) and kind in ("", "kill"):
+            return cls("kill", host=int(where))
+        if kind not in ("", "cut", "slow", "lossy"):
+            raise UsageError(f"--fail {text}: expected cut:0-3, slow:0-3 or lossy:0-3 for a link, kill:5 for a host")
+        (link, *more) = parse_pairs(where, "--fail")
+        if more:
+            raise UsageError(f"--fail {text}: expected one link")
+        return cls(kind or "cut", link)
+
+    def __str__(self) -> str:
+        if self.link is None:
+            return f"host {self.host} is killed"
+        what = {"cut": "is cut", "slow": f"has {SLOW} of its rate", "lossy": "has a queue of four packets"}
+        return f"link {self.link[0]}-{self.link[1]} {what[self.kind]}"
+
+    def request(self, request: Request) -> Request:
+        """The job on what is left: a slow link counts with what it has, others that fail do not.
+
+        UsageError where nothing of the job fails, or its only sender or receiver does.
+        """
+        if self.link is not None:
+            if self.kind == "slow":
+                return replace(request, topology=slowed(request.topology, [self.link], SLOW))
+            return replace(request, topology=without(request.topology, [self.link]))
+        if self.host not in request.ranks:
+            raise UsageError(f"--fail kill:{self.host}: no rank of the job; its ranks are {list(request.ranks)}")
+        return without_rank(request, self.host)
+
+    def inject(self, lab: Laboratory) -> None:
+        """Lets it happen."""
+        if self.host is not None:
+            lab.kill(self.host)
+        elif self.link is not None and self.kind == "cut":
+            lab.cut(*self.link)
+        elif self.link is not None:
+            ends = [self.link, self.link[::-1]]
+            lab.reshape(float(SLOW) if self.kind == "slow" else 1.0, ends, lossy=self.kind == "lossy")
+
+
+def without_rank(request: Request, vertex: int) -> Request:
+    """The job among the other ranks; the first takes the place of a root that is gone."""
+    ranks = tuple(rank for rank in request.ranks if rank != vertex)
+    old = request.collective
+    if old.src is not None:
+        raise UsageError(f"{old.name} has two ranks: without {vertex} there is nothing to do")
+    root = None if old.root is None else request.ranks[old.root]
+    place = None if root is None else ranks.index(root) if root in ranks else 0
+    return replace(
+        request,
+        topology=without(request.topology, vertices=[vertex]),
+        ranks=ranks,
+        collective=Collective(old.name, len(ranks), root=place),
+    )
+
+
+@dataclass(frozen=True)
+class Story:
+    """A job before, during and after a fault. ``during`` is a run that went on, or what was said and after how long."""
+
+    fault: Fault
+    before: Measured
+    at_s: float
+    during: Run | tuple[str, float]
+    after: Measured | str
+
+    def text(self) -> str:
+        """Three lines."""
+        said = self.during
+        lines = [
+            f"before  {_rate(self.before)}",
+            f"then    {self.fault} after {self.at_s:.2f} s",
+            f"        it went on: {said.seconds:.2f} s, {said.wrong} wrong"
+            if isinstance(said, Run)
+            else f"        after {said[1]:.2f} s: {said[0]}",
+            f"after   {self.after if isinstance(self.after, str) else _rate(self.after)}",
+        ]
+        return "".join(f"{line}\n" for line in lines)
+
+    def document(self) -> dict[str, Any]:
+        """For JSON."""
+        from blinkccl.lab.output import entry
+
+        said = self.during
+        during = (
+            {"seconds": said.seconds, "wrong": said.wrong}
+            if isinstance(said, Run)
+            else {"error": said[0], "after_s": said[1]}
+        )
+        after = {"error": self.after} if isinstance(self.after, str) else entry(self.after)
+        return {
+            "fault": str(self.fault),
+            "at_s": self.at_s,
+            "before": entry(self.before),
+            "during": during,
+            "after": after,
+        }
+
+
+def _rate(one: Measured) -> str:
+    name = one.candidate.forest.topology.name
+    planned = one.candidate.forest.algbw_gb_per_s
+    return (
+        f"{one.candidate.name} among {len(one.candidate.forest.ranks)} ranks of {name}: {one.seconds:.3f} s, "
+        f"{one.gb_per_s:.1f} of {planned:.1f} GB/s planned, {one.wrong} wrong"
+    )
+
+
+def plan_around(field: Field, fault: Fault, name: str) -> Candidate | str:
+    """The plan for what is left, or why there is none."""
+    try:
+        around = experiment.prepare(fault.request(field.request), (name,), 1.0)
+    except UsageError:
+        raise
+    except BlinkError as error:
+        return f"no plan: {error}"
+    return around.candidates[0]
+
+
+def tell(
+    field: Field, around: Candidate | str, lab: Laboratory, fault: Fault, size: int, rounds: int, timeout_s: float
+) -> Story:
+    """Runs the first candidate whole, lets the fault happen in its middle, and goes on with the plan for the rest."""
+    first = field.candidates[0]
+    before, number = _measured(first, field, lab, size, rounds, timeout_s)
+    began = time.monotonic()
+    timer = Timer(before.seconds / 2, fault.inject, [lab])
+    timer.start()
+    deadline_s = min(timeout_s, 1.0 + 2 * before.seconds)
+    during: Run | tuple[str, float]
+    try:
+        during = lab.run(number, before.pattern, before.chunk_bytes, deadline_s)
+    except CommunicationError as error:
+        during = str(error), time.monotonic() - began
+    timer.join()
+    lab.close(number)
+    after = around if isinstance(around, str) else _measured(around, field, lab, size, rounds, timeout_s)[0]
+    return Story(fault, before, before.seconds / 2, during, after)
+
+
+def _measured(
+    one: Candidate, field: Field, lab: Laboratory, size: int, rounds: int, timeout_s: float
+) -> tuple[Measured, int]:
+    """A program that stays open, and its runs."""
+    number = lab.open(one.program, BUFFER_BYTES)
+    measured = experiment.planned(one, size, None, field.slower)
+    for _ in range(rounds):
+        measured.runs.append(lab.run(number, measured.pattern, measured.chunk_bytes, timeout_s))
+    return measured, number
