@@ -200,18 +200,21 @@ class Reader {
     if (connection.src == connection.dst) expected("two ranks", "twice rank " + std::to_string(connection.src));
     const std::uint64_t messages = std::uint64_t{bundle_.parts} * bundle_.slots, counters = bundle_.parts * kLine;
     connection.home = connection.dst;
-    if (line.comes("memory")) {
+    if (line.comes("pulled")) {
+      line.key("pulled");
+      connection.home = connection.src;
+    } else if (line.comes("memory")) {
       const std::size_t memories = bundle_.segments.size() - static_cast<std::size_t>(bundle_.nranks);
       if (memories == 0) expected("a plan with memories", "none");
       connection.home = bundle_.nranks + static_cast<int>(line.named("memory", 0, memories - 1));
     }
     connection.ring = area(line, "ring", connection.home, messages, bundle_.slot_bytes);
     connection.lines = area(line, "lines", connection.home, messages, bundle_.line_bytes);
-    connection.tail = area(line, "tail", connection.home, 1, counters);
-    connection.head = area(line, "head", connection.credit(), 1, counters);
+    connection.tail = area(line, "tail", connection.tail_at(), 1, counters);
+    connection.head = area(line, "head", connection.head_at(), 1, counters);
     connection.src_position = area(line, "src_position", connection.src, 1, counters);
     connection.dst_position = area(line, "dst_position", connection.dst, 1, counters);
-    if (bundle_.copy_slots != 0 && !connection.staged()) {
+    if (bundle_.copy_slots != 0 && connection.pushed()) {
       connection.copy_ring = area(line, "copy_ring", connection.dst, bundle_.copy_slots, bundle_.copy_slot_bytes);
       connection.copy_tail = area(line, "copy_tail", connection.dst, 1, kLine);
       connection.copy_head = area(line, "copy_head", connection.src, 1, kLine);

@@ -20,14 +20,17 @@ bool has_root(Collective collective);
 
 struct Bundle {
   struct Connection {
-    int src = 0, dst = 0, home = 0;  // where messages lie: dst, or nranks + the number of a memory
-    std::uint64_t ring = 0, lines = 0, tail = 0, dst_position = 0;  // offsets in home's segment, the last in dst's
-    std::uint64_t head = 0, src_position = 0;                      // in that of credit(), in src's
-    // For copy engines, where the geometry has slots for them and nothing is staged: a ring of larger slots, and its
+    int src = 0, dst = 0, home = 0;  // where messages lie: dst, src (pulled), or nranks + the number of a memory
+    std::uint64_t ring = 0, lines = 0;  // offsets in home's segment
+    std::uint64_t tail = 0, head = 0;   // in those of tail_at() and head_at()
+    std::uint64_t src_position = 0, dst_position = 0;  // in src's and dst's
+    // For copy engines, where the geometry has slots for them and messages are pushed: a ring of larger slots, and its
     // counters, in dst's segment, dst's, src's.
     std::uint64_t copy_ring = 0, copy_tail = 0, copy_head = 0;
-    bool staged() const { return home != dst; }
-    int credit() const { return staged() ? home : src; }
+    bool pushed() const { return home == dst; }
+    bool staged() const { return home != dst && home != src; }
+    int tail_at() const { return staged() ? home : dst; }
+    int head_at() const { return staged() ? home : src; }
   };
   struct Image {
     std::string arch, file;  // "sm_90", "any", or "host": an object with copy entries; the file with its directory

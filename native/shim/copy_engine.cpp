@@ -425,7 +425,7 @@ void CopyEngineRun::free_waits() {
   if (!context) return;
   if (!fault_known_) find_fault();
   for (std::uint32_t id = 0; id < bundle_.connections.size(); ++id) {
-    if (connection(id).staged()) continue;
+    if (!connection(id).pushed()) continue;
     if (connection(id).dst == place_.rank) driver_.write_value(side_, tail(id), kFar, kWriteAfterAllBefore);
     if (connection(id).src == place_.rank) driver_.write_value(side_, head(id), kFar, kWriteAfterAllBefore);
   }
@@ -437,7 +437,7 @@ void CopyEngineRun::find_fault() {
   fault_known_ = true;
   for (std::uint32_t id = 0; id < bundle_.connections.size(); ++id) {
     const bool sending = connection(id).src == place_.rank;
-    if (connection(id).staged() || (!sending && connection(id).dst != place_.rank)) continue;
+    if (!connection(id).pushed() || (!sending && connection(id).dst != place_.rank)) continue;
     Word counted = 0;
     const CUdeviceptr counter = sending ? head(id) : tail(id);
     if (driver_.copy_to_host(&counted, counter, sizeof counted, side_) != kCudaSuccess ||

@@ -321,11 +321,11 @@ bool Engine::connect(const std::vector<std::string>& addresses, std::string* why
     }
     const std::vector<CUdeviceptr> at = segments();
     const CUdeviceptr home = at[static_cast<std::size_t>(from.home)];
-    const CUdeviceptr credit = at[static_cast<std::size_t>(from.credit())];
+    const CUdeviceptr tail = at[static_cast<std::size_t>(from.tail_at())] + from.tail;
+    const CUdeviceptr head = at[static_cast<std::size_t>(from.head_at())] + from.head;
     const CUdeviceptr own = segment_ + (from.src == rank_ ? from.src_position : from.dst_position);
     table[i] = {reinterpret_cast<char*>(home + from.ring), reinterpret_cast<char*>(home + from.lines),
-                reinterpret_cast<Word*>(home + from.tail), reinterpret_cast<Word*>(credit + from.head),
-                reinterpret_cast<Word*>(own)};
+                reinterpret_cast<Word*>(tail), reinterpret_cast<Word*>(head), reinterpret_cast<Word*>(own)};
   }
   const bool written =
       table.empty() ||

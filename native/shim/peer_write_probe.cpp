@@ -24,8 +24,8 @@ PeerWriteProbe::PeerWriteProbe(const Driver& driver, const Bundle& bundle, int r
       return Probe{from, segments[static_cast<std::size_t>(to)] + counter + kBehindCounter,
                   sha256(name.data(), name.size())};
     };
-    const Probe ahead = probe(connection.src, connection.home, connection.tail);
-    const Probe back = probe(connection.dst, connection.credit(), connection.head);
+    const Probe ahead = probe(connection.src, connection.tail_at(), connection.tail);
+    const Probe back = probe(connection.dst, connection.head_at(), connection.head);
     mine_.push_back(connection.src == rank ? ahead : back);
     theirs_.push_back(connection.src == rank ? back : ahead);
   }

@@ -98,13 +98,22 @@ void memories_are_read(const Written& written) {
   if (!expect(written.read(text, &bundle, &why), "a plan with memories is read: %s", why.c_str())) return;
   expect(bundle.nranks == 2 && bundle.segments.size() == 4 && bundle.memory_bytes() == 256 + 4096, "memories");
   const auto &staged = bundle.connections.at(0), &pushed = bundle.connections.at(1);
-  expect(staged.staged() && staged.home == 3 && staged.credit() == 3 && staged.head == 3328, "a staged connection");
-  expect(!pushed.staged() && pushed.home == 0 && pushed.credit() == 1, "one that is not");
+  expect(staged.staged() && staged.home == 3 && staged.tail_at() == 3 && staged.head_at() == 3, "a staged connection");
+  expect(pushed.pushed() && pushed.home == 0 && pushed.tail_at() == 0 && pushed.head_at() == 1, "one that is not");
   const auto refused = [&](const char* from, const char* to, const char* said) {
     why.clear();
     const bool is_read = written.read(replaced(text, from, to), &bundle, &why);
     expect(!is_read && why.find(said) != std::string::npos, "expected '%s', got '%s'", said, why.c_str());
   };
+  Bundle other;
+  const bool is_read = written.read(replaced(kGood, "dst 0 ring", "dst 0 pulled ring"), &other, &why);
+  expect(!is_read && why.find("do not overlap") != std::string::npos, "two rings of one segment: %s", why.c_str());
+  std::string pulled = replaced(kGood, "segment 1 8192", "segment 1 16384");
+  pulled = replaced(pulled, "dst 0 ring 0 lines 2048", "dst 0 pulled ring 8192 lines 12288");
+  if (expect(written.read(pulled, &other, &why), "a pulled connection is read: %s", why.c_str())) {
+    const auto& one = other.connections.at(1);
+    expect(one.home == 1 && !one.pushed() && !one.staged() && one.tail_at() == 0 && one.head_at() == 1, "pulled");
+  }
   refused("memory 1 ring", "memory 2 ring", "0 to 1, got '2'");
   refused("memory 1 ring", "memory 0 ring", "'ring' to end within the 256 bytes of memory 0");
   refused("memory 1 4096", "memory 2 4096", "memory 1, got '2'");

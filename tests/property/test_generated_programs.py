@@ -33,7 +33,7 @@ from blinkccl.testing.forests import random_collective
 from blinkccl.testing.programs import random_program
 from blinkccl.topology.spec import parse_spec
 from support.examples import examples
-from support.planned import by_hand, through_memories
+from support.planned import by_hand, with_homes
 
 pytestmark = pytest.mark.skipif(ENGINES["generated"].missing is not None, reason=str(ENGINES["generated"].missing))
 
@@ -47,7 +47,7 @@ def a_program(seed: int) -> Program:
     random = Random(seed)
     name = list(COLLECTIVES)[seed % len(COLLECTIVES)]
     program, _ = random_program(random, random_collective(random, random.randint(2, 6), name))
-    return program if seed % 5 else through_memories(program)
+    return program if seed % 5 else with_homes(program)
 
 
 @cache

@@ -96,10 +96,13 @@ def digraph(capacity: dict[tuple[int, int], int], gpus: int, switches: int = 0) 
     return Topology("drawn", 25.0, tuple(Vertex(i, kind) for i, kind in enumerate(kinds)), links)
 
 
-def through_memories(program: Program) -> Program:
-    """The same, with every second queue staged in one of two memories."""
+def with_homes(program: Program) -> Program:
+    """The same, with queues in turn pushed, staged in a memory, pulled, staged in another."""
     queues = list(program.queues)
-    for index, queue in enumerate(queues[::2]):
-        memory = 90 + index % 2
-        queues[2 * index] = replace(queue, path=(queue.path[0], memory, queue.path[-1]), home=memory)
+    for index, queue in enumerate(queues):
+        if index % 2:
+            memory = 90 + index // 2 % 2
+            queues[index] = replace(queue, path=(queue.path[0], memory, queue.path[-1]), home=memory)
+        elif index % 4 == 2:
+            queues[index] = replace(queue, home=queue.path[0])
     return replace(program, queues=tuple(queues))

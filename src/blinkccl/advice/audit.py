@@ -174,7 +174,7 @@ def _identity(network: Topology) -> tuple[float, dict[int, str], dict[tuple[int,
     return (
         network.unit_gb_per_s,
         {v.id: v.kind for v in network.vertices},
-        {(x.src, x.dst): (x.capacity, x.kind) for x in network.links},
+        {(x.src, x.dst): (x.capacity, f"{x.kind} {x.by}") for x in network.links},
     )
 
 

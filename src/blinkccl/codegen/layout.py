@@ -5,7 +5,7 @@ program with most queues on that pair needs. Each rank has one segment of device
 can map; what the sender writes lies in the receiver's segment, what the sender waits for in its own, so that all
 polling is local and all stores across a link are posted. A queue that is staged has its connection in a segment of
 pinned host memory instead, one per processor, which both ends map: there lies all that they share, as their GPUs may
-not reach each other.
+not reach each other. Of one that is pulled the messages lie in the sender's segment.
 """
 
 from __future__ import annotations
@@ -66,10 +66,11 @@ class Geometry:
 class Connection:
     """A connection's places, in bytes from the start of a segment; ``call.h`` says what they hold.
 
-    ``home`` is ``dst``, or where it is staged the segment of a memory. ``ring``, ``lines`` and ``tail`` lie there,
-    ``head`` in the segment of ``src``, or where it is staged there, too; ``src_position`` and ``dst_position`` in those
-    of the ends. ``copy_ring`` and ``copy_tail`` lie in the segment of ``dst``, ``copy_head`` in that of ``src``; they
-    are 0 where nothing is for copy engines, which carry nothing that is staged.
+    ``home`` is ``dst``, ``src`` where it is pulled, or where it is staged the segment of a memory. ``ring`` and
+    ``lines`` lie there. What is staged has ``tail`` and ``head`` there, too, else they lie where they are polled:
+    ``tail`` and ``dst_position`` in the segment of ``dst``, ``head`` and ``src_position`` in that of ``src``.
+    ``copy_ring`` and ``copy_tail`` lie in the segment of ``dst``, ``copy_head`` in that of ``src``; they are 0 where
+    nothing is for copy engines, which carry what is pushed and nothing else.
     """
 
     src: int
@@ -120,8 +121,9 @@ class Group:
         self._first = {way: index for index, way in reversed(list(enumerate(self.ways)))}
 
     def _way(self, queue: Queue) -> tuple[int, int, int]:
-        home = len(self.ranks) + self.memories.index(queue.home) if queue.is_staged else queue.dst
-        return queue.src, queue.dst, home
+        if queue.is_staged:
+            return queue.src, queue.dst, len(self.ranks) + self.memories.index(queue.home)
+        return queue.src, queue.dst, queue.src if queue.home == queue.path[0] else queue.dst
 
     def connections_of(self, program: Program) -> tuple[int, ...]:
         """The connection that each queue of ``program`` uses; ``program`` is one of the group."""
@@ -140,8 +142,8 @@ class Group:
             ends[segment] += size
             return ends[segment] - size
 
-        def credit(src: int, dst: int, home: int) -> int:
-            return src if home == dst else home
+        def polled(end: int, home: int) -> int:
+            return end if home < len(self.ranks) else home
 
         rings = geometry.parts * geometry.slots * geometry.slot_bytes
         lines = geometry.parts * geometry.slots * geometry.line_bytes
@@ -151,9 +153,9 @@ class Group:
             Connection(
                 *way,
                 *data[index],
-                tail=take(way[2], counters),
+                tail=take(polled(way[1], way[2]), counters),
                 dst_position=take(way[1], counters),
-                head=take(credit(*way), counters),
+                head=take(polled(way[0], way[2]), counters),
                 src_position=take(way[0], counters),
             )
             for index, way in enumerate(self.ways)

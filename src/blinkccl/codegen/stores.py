@@ -24,9 +24,7 @@ def require_direct_stores(program: Program, topology: Topology) -> None:
         raise UnsupportedError(f"data goes on at {labels}, where no kernel of the job runs; plan without --relays")
     for number, queue in enumerate(program.queues):
         fault = next(filter(None, (store_fault(topology, leg) for leg in queue.legs)), None)
-        if queue.home == queue.path[0]:
-            fault = "its messages lie with the sender"
-        elif queue.is_staged and topology.vertex[queue.home].kind == "gpu":
+        if queue.is_staged and topology.vertex[queue.home].kind == "gpu":
             way, label = " → ".join(map(str, queue.path)), topology.vertex[queue.home].label
             fault = f"its path {way} leads through {label}, which is outside the job"
         if fault is not None:

@@ -158,8 +158,8 @@ class Session:
         self._tables = [(ConnectionEnd * max(1, len(self._layout.connections)))() for _ in self._segments]
         for index, at in enumerate(self._layout.connections):
             source, target, home = (self._segments[each].ctypes.data for each in (at.src, at.dst, at.home))
-            credit = source if at.home == at.dst else home
-            shared = (home + at.ring, home + at.lines, home + at.tail, credit + at.head)
+            tail, head = (home, home) if at.home >= self._layout.ranks else (target, source)
+            shared = (home + at.ring, home + at.lines, tail + at.tail, head + at.head)
             self._tables[at.src][index] = ConnectionEnd(*shared, source + at.src_position)
             self._tables[at.dst][index] = ConnectionEnd(*shared, target + at.dst_position)
 

@@ -102,11 +102,14 @@ def _contained(plan: GivenLinks, given: GivenLinks) -> Iterator[str]:
         real = given.kinds.get(whole[vertex], "absent")
         if kind != real and (kind, real) != ("memory", "host"):
             yield f"topology: vertex {vertex} is a {kind[:20]} in the plan, {real[:20]} in the topology given beside it"
-    together: dict[tuple[int, int], float] = defaultdict(float)
+    together: dict[tuple[tuple[int, int], str], float] = defaultdict(float)
     for (src, dst), gb_per_s in plan.gb_per_s.items():
-        together[whole[src], whole[dst]] += gb_per_s
-    for arc, gb_per_s in together.items():
-        there = given.gb_per_s.get(arc, 0.0)
+        together[(whole[src], whole[dst]), plan.by[src, dst]] += gb_per_s
+    for (arc, by), gb_per_s in together.items():
+        there = {
+            "write": given.gb_per_s.get(arc, 0.0),
+            "read": given.read_gb_per_s.get(arc, 0.0),
+        }.get(by, min(given.gb_per_s.get(arc, 0.0), given.read_gb_per_s.get(arc, 0.0)))
         if gb_per_s > there * (1 + _RATES):
             yield (
                 f"topology: link {arc[0]} → {arc[1]} has {gb_per_s} GB/s in the plan, {there} GB/s in the "

@@ -37,6 +37,8 @@ class GivenLinks:
     unit_gb_per_s: float
     kinds: dict[int, str]
     part_of: dict[int, int]
+    by: dict[Arc, str]
+    read_gb_per_s: dict[Arc, float]
     capacity: dict[Arc, int]
     gb_per_s: dict[Arc, float]
 
@@ -124,7 +126,7 @@ def read_network(data: object) -> GivenLinks:
     unit = _number(topology, "unit_gb_per_s", "topology")
     if unit <= 0:
         raise ScheduleError(f"topology.unit_gb_per_s: expected a positive number of GB/s, got {unit}")
-    network = GivenLinks(unit, kinds, part_of, {}, {})
+    network = GivenLinks(unit, kinds, part_of, {}, {}, {}, {})
     for i, entry in enumerate(_typed(topology, "links", "topology", list)):
         _link(network, _object(entry, f"topology.links[{i}]"), f"topology.links[{i}]")
     return network
@@ -146,6 +148,10 @@ def _link(network: GivenLinks, entry: dict[str, Any], where: str) -> None:
     # A rate left out follows from the capacity, as in ``blink topo``'s own reader.
     stated = entry.get("gb_per_s") is not None
     network.gb_per_s[arc] = _number(entry, "gb_per_s", where) if stated else capacity * network.unit_gb_per_s
+    network.read_gb_per_s[arc] = network.gb_per_s[arc]
+    if entry.get("read_capacity") is not None:
+        network.read_gb_per_s[arc] = _int(entry, "read_capacity", where, 2**62) * network.unit_gb_per_s
+    network.by[arc] = _typed(entry, "by", where, str) if "by" in entry else ""
 
 
 def _share(data: object, where: str) -> PlanShare:

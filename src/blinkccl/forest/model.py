@@ -270,7 +270,8 @@ def topology_hash(topology: Topology) -> str:
     lines = [f"unit {topology.unit_gb_per_s!r}"]
     lines += [f"vertex {v.id} {v.kind} {v.server}" for v in sorted(topology.vertices, key=lambda v: v.id)]
     lines += [
-        f"link {x.src} {x.dst} {x.capacity} {x.kind}" for x in sorted(topology.links, key=lambda x: (x.src, x.dst))
+        f"link {x.src} {x.dst} {x.capacity} {x.kind}{x.by and f' {x.by}'}"
+        for x in sorted(topology.links, key=lambda x: (x.src, x.dst))
     ]
     return digest(lines)
 

@@ -9,6 +9,7 @@
     segment <rank> <bytes>
     memory <number> <bytes>               of the host, in which connections are staged
     connection <id> src <rank> dst <rank> ring <off in dst> lines <off in dst> tail <off in dst> head <off in src> …
+    connection <id> src <rank> dst <rank> pulled ring <off in src> lines <off in src> tail <off in dst> …
     connection <id> src <rank> dst <rank> memory <number> ring <off in it> lines … tail … head <off in it> …
     image <id> arch <sm_90> file <name in this directory>
     program <id> collective <name> root <r|-1> channels <k> image <ids> simple <kernel> ll <kernel|-> ll128 <kernel|->
@@ -105,14 +106,14 @@ class Bundle:
         yield from (f"segment {rank} {size}" for rank, size in enumerate(sizes[: self.ranks]))
         yield from (f"memory {number} {size}" for number, size in enumerate(sizes[self.ranks :]))
         for number, x in enumerate(self.layout.connections):
-            staged = x.home != x.dst
-            memory = f" memory {x.home - self.ranks}" if staged else ""
+            pushed = x.home == x.dst
+            home = "" if pushed else " pulled" if x.home == x.src else f" memory {x.home - self.ranks}"
             yield (
-                f"connection {number} src {x.src} dst {x.dst}{memory} ring {x.ring} lines {x.lines} tail {x.tail} "
+                f"connection {number} src {x.src} dst {x.dst}{home} ring {x.ring} lines {x.lines} tail {x.tail} "
                 f"head {x.head} src_position {x.src_position} dst_position {x.dst_position}"
                 + (
                     f" copy_ring {x.copy_ring} copy_tail {x.copy_tail} copy_head {x.copy_head}"
-                    if copies and not staged
+                    if copies and pushed
                     else ""
                 )
             )

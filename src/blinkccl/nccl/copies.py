@@ -43,8 +43,8 @@ def fault_of_job(job: GpuJob) -> str | None:
 
 def fault_of_program(program: Program) -> str | None:
     """Why copy engines cannot run this program; a sentence without full stop. None: they can."""
-    if any(queue.is_staged for queue in program.queues):
-        return "copy engines carry nothing that is staged in a processor's memory"
+    if any(queue.home != queue.path[-1] for queue in program.queues):
+        return "copy engines carry what is pushed, and nothing that is pulled or staged"
     return fault_of_loops(channel_loops(program, SLOTS))
 
 

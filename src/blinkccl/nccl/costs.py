@@ -91,8 +91,8 @@ def ll128_fault(candidate: CandidateProgram, capability: int) -> str | None:
             "LL128 needs stores of 128 bytes that arrive whole, as GPUs of compute capability 7.0 make them, got "
             f"{capability // 10}.{capability % 10}"
         )
-    if any(queue.is_staged for queue in candidate.program.queues):
-        return "LL128 needs stores of 128 bytes that arrive whole, which a processor's memory does not promise"
+    if any(queue.home != queue.path[-1] for queue in candidate.program.queues):
+        return "LL128 needs stores of 128 bytes that arrive whole, which only those into a GPU's memory promise"
     other = sorted(_kinds(candidate.program, candidate.network) - {"nvlink"})
     if other:
         return f"LL128 needs links that keep stores of 128 bytes whole, as NVLink does; there is {', '.join(other)} too"

@@ -85,7 +85,7 @@ def _pieces(forest: Forest) -> _Pieces:
 
 
 def _queues_on(topology: Topology, path: Path) -> Iterator[tuple[Path, int]]:
-    """A queue is pushed to its receiver, or staged at the first memory on its way to the second, a relay."""
+    """A queue is pushed or pulled, as the plan's links want, or staged at the first memory on its way to the second."""
     exists = all(pair in topology.link for pair in pairwise(path))  # else the verifier says so
     memories = memories_on(topology, path) if exists else ()
     begin = 0
@@ -94,7 +94,8 @@ def _queues_on(topology: Topology, path: Path) -> Iterator[tuple[Path, int]]:
         yield path[begin : stop + 1], home
         begin = stop
     if begin < len(path) - 1:
-        yield path[begin:], path[-1]
+        read = exists and any(topology.link[pair].by == "read" for pair in pairwise(path[begin:]))
+        yield path[begin:], path[begin] if read else path[-1]
 
 
 def _check_paths(forest: Forest) -> None:

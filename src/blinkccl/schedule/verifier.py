@@ -303,7 +303,15 @@ def _home_faults(index: int, queue: Queue, topology: Topology) -> Iterator[str]:
     if topology.vertex[queue.home].kind in ("switch", "nic"):
         home = topology.vertex[queue.home]
         yield f"queue {index}: its home {home.label} is a {home.kind}, which forwards packets and keeps none"
-    for leg in queue.legs:
+    for number, leg in enumerate(queue.legs):
+        moved = "read" if number == 1 or queue.home == queue.path[0] else "write"
+        for pair in itertools.pairwise(leg):
+            by = topology.link[pair].by
+            if by not in ("", moved):
+                yield (
+                    f"queue {index}: its messages lie with {topology.vertex[queue.home].label}, so link {pair[0]} → "
+                    f"{pair[1]} is crossed by a {moved}, but the plan counts on its capacity for a {by}"
+                )
         at = memory_inside(topology, leg)
         if at is not None:
             yield (

@@ -37,6 +37,8 @@ class LinkRecord(msgspec.Struct, forbid_unknown_fields=True):
     kind: str
     gb_per_s: float | None = None
     provenance: str = "declared"
+    read_capacity: int | None = None
+    by: str = ""
 
 
 class _Version(msgspec.Struct):
@@ -64,9 +66,10 @@ def looks_like(text: str) -> bool:
 def to_document(topology: Topology) -> dict[str, Any]:
     """``topology`` as plain dictionaries and lists, in the order of the schema."""
     lists = {key: list(msgspec.to_builtins(getattr(topology, key))) for key in ("vertices", "links", "notes")}
-    for vertex in lists["vertices"]:
-        if vertex["part_of"] is None:
-            del vertex["part_of"]
+    for entry in (*lists["vertices"], *lists["links"]):
+        for key in ("part_of", "read_capacity", "by"):
+            if entry.get(key, 0) in (None, ""):
+                del entry[key]
     return {
         "schema_version": SCHEMA_VERSION,
         "name": topology.name,
@@ -117,7 +120,7 @@ def from_record(record: TopologyRecord, source: str) -> Topology:
     _check_size(record, source)
     _check_texts(record, source)
     links = tuple(
-        Link(x.src, x.dst, x.capacity, x.kind, _gb_per_s(record, i, source), x.provenance)
+        Link(x.src, x.dst, x.capacity, x.kind, _gb_per_s(record, i, source), x.provenance, x.read_capacity, x.by)
         for i, x in enumerate(record.links)
     )
     vertices = tuple(Vertex(v.id, v.kind, v.server, v.name, v.part_of) for v in record.vertices)
@@ -172,6 +175,8 @@ def _gb_per_s(record: TopologyRecord, index: int, source: str) -> float:
     where = f"{source}: links[{index}], {link.src} → {link.dst}"
     if not 0 < link.capacity <= MAX_CAPACITY:
         raise TopologyError(f"{where}: capacity must be a positive integer, got {link.capacity}")
+    if link.read_capacity is not None and not 0 < link.read_capacity <= MAX_CAPACITY:
+        raise TopologyError(f"{where}: read_capacity must be a positive integer, got {link.read_capacity}")
     expected = link.capacity * record.unit_gb_per_s
     if expected > MAX_GB_PER_S:
         raise TopologyError(f"{where}: {expected:g} GB/s is no rate of a link; at most {MAX_GB_PER_S}")

@@ -146,6 +146,55 @@ def _heights(kind: Mapping[int, str], pcie: Sequence[Link]) -> dict[int, int]:
     return height
 
 
+def by_operation(vertices: Sequence[Vertex], links: Sequence[Link], relays: bool) -> list[Link]:
+    """The links with one capacity each: that of the operation by which a plan moves data on them.
+
+    A queue's path is written or read as a whole, so links are that meet in a vertex which forwards packets: written on
+    the way to a memory, read on the way from one, and between GPUs whichever leaves the slowest link more. With
+    ``relays`` a link may be on the way to one GPU's memory and on that from another's: it has what both leave.
+    """
+    if all(link.read_capacity is None for link in links):
+        return list(links)
+    kind = {v.id: v.kind for v in vertices}
+    behind = {end for link in links if link.kind not in _FORWARDED_BY_HOSTS for end in (link.src, link.dst)}
+    memories = {v for v in kind if kind[v] == "memory" or (kind[v] == "host" and v in behind)}
+    found: list[Link] = []
+    for group in _forwarded_together(links, {v for v in kind if kind[v] in ("switch", "nic", "host")} - memories):
+        rates = [(link.capacity, link.read_capacity or link.capacity) for link in group]
+        if relays or all(write == read for write, read in rates):
+            chosen = ["" for _ in group]
+        elif any(link.dst in memories for link in group):
+            chosen = ["write" for _ in group]
+        elif any(link.src in memories for link in group):
+            chosen = ["read" for _ in group]
+        else:
+            by_writes, by_reads = ((min(side), sum(side)) for side in zip(*rates, strict=True))
+            chosen = ["read" if by_reads > by_writes else "write" for _ in group]
+        for link, by, (write, read) in zip(group, chosen, rates, strict=True):
+            capacity = min(write, read) if by == "" else write if by == "write" else read
+            found.append(replace(link, capacity=capacity, read_capacity=None, by=by))
+    return sorted(found, key=lambda link: (link.src, link.dst))
+
+
+def _forwarded_together(links: Sequence[Link], forwarding: Collection[int]) -> list[list[Link]]:
+    """The links in groups: those that vertices of ``forwarding`` join."""
+    top = {end: end for link in links for end in (link.src, link.dst)}
+
+    def root(v: int) -> int:
+        while top[v] != v:
+            v = top[v]
+        return v
+
+    for link in links:
+        if link.src in forwarding and link.dst in forwarding:
+            top[root(link.src)] = root(link.dst)
+    groups: dict[tuple[int, ...], list[Link]] = {}
+    for link in links:
+        at = next((root(end) for end in (link.src, link.dst) if end in forwarding), None)
+        groups.setdefault((link.src, link.dst) if at is None else (at,), []).append(link)
+    return list(groups.values())
+
+
 def without_memory_links(topology: Topology) -> Topology:
     """The same, without links that lead into a processor's memory and nowhere else: no plan on it goes there."""
 

@@ -46,7 +46,12 @@ class Vertex:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One direction of a link: ``capacity`` in units of the topology, ``gb_per_s`` = capacity × unit."""
+    """One direction of a link: ``capacity`` in units of the topology, ``gb_per_s`` = capacity × unit.
+
+    Data crosses it because the end that it comes from writes, or because that to which it goes reads, and on real
+    machines one can be much slower. ``capacity`` is that of writes and ``read_capacity`` of reads, where it differs.
+    On the links to plan on, there is one: ``by`` ("write" or "read") says whose, "" where it is of both.
+    """
 
     src: int
     dst: int
@@ -54,6 +59,8 @@ class Link:
     kind: str
     gb_per_s: float
     provenance: str
+    read_capacity: int | None = None
+    by: str = ""
 
 
 @dataclass(frozen=True)
@@ -125,6 +132,10 @@ def _fault(link: Link, ids: set[int], seen: set[tuple[int, int]]) -> str | None:
         return " is given twice; sum parallel links into one capacity"
     if not isinstance(link.capacity, int) or isinstance(link.capacity, bool) or link.capacity <= 0:
         return f": capacity must be a positive integer, got {link.capacity!r}"
+    if link.read_capacity is not None and (type(link.read_capacity) is not int or link.read_capacity <= 0):
+        return f": read_capacity must be a positive integer, got {link.read_capacity!r}"
+    if link.by not in ("", "write", "read"):
+        return f": by must be write or read, got {link.by!r}"
     if not 0 < link.gb_per_s < inf:
         return f": gb_per_s must be a positive number, got {link.gb_per_s!r}"
     if link.kind not in LINK_KINDS:

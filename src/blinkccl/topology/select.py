@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from math import gcd
 
 from blinkccl.errors import TopologyError
 from blinkccl.topology.assembly import exact_unit
 from blinkccl.topology.connectivity import beside, between, parts, reachable
-from blinkccl.topology.memories import staged
+from blinkccl.topology.memories import by_operation, staged
 from blinkccl.topology.model import FAST_KINDS, LINK_KINDS, RANK_KINDS, Link, Topology, Vertex
 
 #: What ``--links`` takes.
@@ -95,6 +96,7 @@ def _cut_down(topology: Topology, ranks: tuple[int, ...], links: str, relays: bo
     vertices: Sequence[Vertex] = topology.vertices
     if links == "staged" or (links == "all" and stored):
         vertices, allowed = staged(vertices, allowed, [s for s, whole in joined.items() if whole])
+    allowed = by_operation(vertices, allowed, relays)
     kept = between(ranks, beside((x.src, x.dst) for x in allowed))
     return _rebuilt(
         topology, [v for v in vertices if v.id in kept], [x for x in allowed if x.src in kept and x.dst in kept]
@@ -157,8 +159,9 @@ def _all_of_server(server: dict[int, int], rank: int, ranks: tuple[int, ...]) ->
 def _rebuilt(topology: Topology, vertices: list[Vertex], links: list[Link]) -> Topology:
     """The kept part with capacities in the unit of its kinds (see :func:`network_for`)."""
     kinds = {x.kind for x in links}
-    unit = gcd(*(x.capacity for x in topology.links if x.kind in kinds)) or 1
-    scaled = tuple(Link(x.src, x.dst, x.capacity // unit, x.kind, x.gb_per_s, x.provenance) for x in links)
+    unit = gcd(*(c for x in topology.links if x.kind in kinds for c in (x.capacity, x.read_capacity or 0))) or 1
+    exact = exact_unit(topology)
+    scaled = tuple(replace(x, capacity=x.capacity // unit, gb_per_s=float(x.capacity * exact)) for x in links)
     return Topology(
         topology.name,
         float(exact_unit(topology) * unit),

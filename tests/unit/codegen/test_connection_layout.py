@@ -14,7 +14,7 @@ from blinkccl.collectives.spec import Collective
 from blinkccl.errors import UsageError
 from blinkccl.schedule.program import Program
 from blinkccl.testing.programs import random_program
-from support.planned import through_memories
+from support.planned import with_homes
 
 GEOMETRIES = st.builds(
     Geometry,
@@ -41,9 +41,11 @@ def taken(layout: Layout, rank: int) -> list[tuple[int, int]]:
             found += [
                 (at.ring, at.ring + rings * geometry.slot_bytes),
                 (at.lines, at.lines + rings * geometry.line_bytes),
-                (at.tail, at.tail + counters),
             ]
-        if (at.src if at.home == at.dst else at.home) == rank:
+        is_staged = at.home >= layout.ranks
+        if (at.home if is_staged else at.dst) == rank:
+            found.append((at.tail, at.tail + counters))
+        if (at.home if is_staged else at.src) == rank:
             found.append((at.head, at.head + counters))
         if at.dst == rank:
             found.append((at.dst_position, at.dst_position + counters))
@@ -56,7 +58,7 @@ def taken(layout: Layout, rank: int) -> list[tuple[int, int]]:
 def test_nothing_overlaps_and_the_segment_is_full(seed: int, geometry: Geometry) -> None:
     group = Group([a_program(seed), a_program(seed + 100, "broadcast")]) if seed % 2 else Group([a_program(seed)])
     if seed % 3 == 0:
-        group = Group([through_memories(a_program(seed)), a_program(seed + 100, "broadcast")])
+        group = Group([with_homes(a_program(seed)), a_program(seed + 100, "broadcast")])
         assert group.memories == (90, 91)
     layout = group.layout(geometry)
     assert len(layout.connections) == len(group.ways)

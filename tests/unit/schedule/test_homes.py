@@ -148,7 +148,7 @@ JOBS = [("ring:6", (0, 3)), ("ring:7", (0, 2, 5)), ("dgx-1v", (1, 4, 5, 6)), ("m
 
 @pytest.mark.parametrize(("spec", "gpus"), JOBS, ids=[spec for spec, _ in JOBS])
 @pytest.mark.parametrize("name", ["allreduce", "allgather", "broadcast", "alltoall"])
-def test_programs_through_memories_compute_their_collective(spec, gpus, name) -> None:
+def test_programs_with_homes_compute_their_collective(spec, gpus, name) -> None:
     forest = algorithm("optimal").plan(asked(spec, name, gpus, relays=True))
     program = lower(forest)
     assert violations(program, forest.topology) == []

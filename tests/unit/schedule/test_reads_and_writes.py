@@ -1,0 +1,83 @@
+"""Links that are slower to read than to write, or the other way round: push or pull is a choice of the plan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from blinkccl.forest.check import check_plan
+from blinkccl.forest.document import to_document as plan_document
+from blinkccl.schedule.lower import lower
+from blinkccl.schedule.verifier import violations
+from blinkccl.topology.json_format import parse, to_document, write
+from blinkccl.topology.model import Link, Topology, Vertex
+from blinkccl.topology.select import network_for
+from blinkccl.topology.spec import parse_spec
+from support.planned import plan
+
+
+def switched(written: int, read: int) -> Topology:
+    """Two GPUs behind each of two PCIe switches of a processor; the rates are those of links from GPUs."""
+    kinds = {0: "gpu", 1: "gpu", 2: "gpu", 3: "gpu", 4: "switch", 5: "switch", 6: "host"}
+    pairs = [(0, 4), (1, 4), (2, 5), (3, 5), (4, 6), (5, 6)]
+    links = []
+    for a, b in pairs:
+        links += [
+            Link(a, b, written, "pcie", float(written), "declared", read if a < 4 else None),
+            Link(b, a, 60, "pcie", 60.0, "declared"),
+        ]
+    return Topology("by hand", 1.0, tuple(Vertex(v, kind) for v, kind in kinds.items()), tuple(links))
+
+
+@pytest.mark.parametrize(("written", "read", "by"), [(3, 52, "read"), (50, 13, "write"), (20, 20, "")])
+def test_links_are_written_or_read_as_is_faster(written: int, read: int, by: str) -> None:
+    """As a whole where vertices forward packets, for a queue's path is written or read; a plan's rate is of that."""
+    machine = switched(written, read)
+    network = network_for(machine, (0, 1, 2, 3))
+    assert {link.by for link in network.links} == {by}
+    assert all(link.read_capacity is None for link in network.links)
+    from_gpus = {link.gb_per_s for link in network.links if link.src < 4}
+    assert from_gpus == {float(max(written, read))}
+    forest = plan("optimal", machine, None, "broadcast")
+    program = lower(forest)
+    assert all(queue.home == queue.path[0 if by == "read" else -1] for queue in program.queues)
+    assert not violations(program, forest.topology)
+    assert check_plan(plan_document(forest), to_document(machine)).optimal
+    wrong = [replace(queue, home=queue.path[-1 if by == "read" else 0]) for queue in program.queues]
+    said = violations(replace(program, queues=tuple(wrong)), forest.topology)
+    crossed = f"is crossed by a {'write' if by == 'read' else 'read'}, but the plan counts on its capacity for a {by}"
+    assert any(crossed in text for text in said) if by else not said
+
+
+def test_a_plan_cannot_count_on_reads_that_are_slower() -> None:
+    """The checker takes a link for what the operation leaves of it on the machine."""
+    machine = switched(3, 52)
+    document = plan_document(plan("optimal", machine, None, "broadcast"))
+    for link in document["topology"]["links"]:
+        link["by"] = "write"
+    said = check_plan(document, to_document(machine)).violations
+    assert any("link 0 → 4 has 52.0 GB/s in the plan, 3.0 GB/s in the topology given beside it" in x for x in said)
+
+
+def test_relays_have_what_both_operations_leave() -> None:
+    network = network_for(switched(3, 52), (0, 1, 2), relays=True)
+    assert {(link.by, link.gb_per_s) for link in network.links if link.src < 4} == {("", 3.0)}
+
+
+def test_towards_a_memory_is_written_and_from_there_read() -> None:
+    machine = parse_spec("dgx-a100")
+    links = [replace(x, read_capacity=2 * x.capacity) if x.kind == "pcie" else x for x in machine.links]
+    network = network_for(replace(machine, links=tuple(links)), (0, 1), "staged")
+    memory = next(v.id for v in network.vertices if v.kind == "memory")
+    for link in network.links:
+        into = link.dst == memory or (link.dst, memory) in network.link
+        assert link.by == ("write" if into else "read")
+        assert link.gb_per_s == (24.0 if into else 48.0)
+    assert not violations(lower(plan("optimal", network, None, "allreduce", links="staged")), network)
+
+
+def test_they_are_written_and_read_back() -> None:
+    machine = switched(3, 52)
+    assert parse(write(machine)) == machine
+    assert parse(write(network_for(machine, (0, 1)))) == network_for(machine, (0, 1))
