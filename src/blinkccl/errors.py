@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 
@@ -88,7 +88,7 @@ class RendezvousTimeout(DeadlineError):
         self.missing = tuple(sorted(missing))
         self.present = tuple(sorted(present))
         self.message = message
-        super().__init__(f"missing {_ranks(self.missing)}, present {_ranks(self.present)}: {message}")
+        super().__init__(f"missing {ranks_text(self.missing)}, present {ranks_text(self.present)}: {message}")
 
     def __reduce__(self) -> tuple[type[RendezvousTimeout], tuple[tuple[int, ...], tuple[int, ...], str]]:
         return type(self), (self.missing, self.present, self.message)
@@ -121,7 +121,8 @@ class InternalError(BlinkError):
     """Our own mistake: a solver or an engine gave an answer that the exact re-check refuses."""
 
 
-def _ranks(ranks: tuple[int, ...]) -> str:
+def ranks_text(ranks: Sequence[int]) -> str:
+    """These ranks, in words."""
     if not ranks:
         return "no rank"
     shown = ", ".join(map(str, ranks[:16])) + (f" … ({len(ranks)} in all)" if len(ranks) > 16 else "")

@@ -43,7 +43,14 @@ from blinkccl.collectives.oracle import make_inputs, make_scales, mismatch, orac
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.engines.buffers import filled
 from blinkccl.engines.torch_p2p import TorchP2P
-from blinkccl.errors import BlinkError, CommunicationError, DeadlineError, PlanMismatchError, UsageError
+from blinkccl.errors import (
+    BlinkError,
+    CommunicationError,
+    DeadlineError,
+    PeerLostError,
+    PlanMismatchError,
+    UsageError,
+)
 from blinkccl.runtime.communicator import Communicator
 from blinkccl.runtime.host_group import HostGroup
 from blinkccl.runtime.spanning_group import SpanningGroup
@@ -837,6 +844,58 @@ def hierarchical(rank: int, size: int) -> None:
     if len(set(LAYOUTS[size])) == size:  # one rank per host: the bits of one host
         with contextlib.closing(Communicator.create(FileStore(_place / "one"), rank, size, deadline_s=30)) as comm:
             assert comm.allreduce(data, np.empty_like(data)).tobytes() == several[0].tobytes()
+
+
+def failures_over_hosts(rank: int, size: int) -> None:
+    """What goes wrong on one host is told on all, the same everywhere: who ended, who did not come, who differs."""
+    os.environ["BLINK_HOSTID"] = LAYOUTS[size][rank]
+    lost = size - 2
+    data = np.ones(1000, np.float32)
+
+    def opened(name: str) -> Communicator:
+        return Communicator.create(FileStore(_place / name), rank, size, deadline_s=20)
+
+    with contextlib.closing(opened("late")) as comm:
+        comm.allreduce(data)
+        if rank == lost:
+            assert wait_for(lambda: comm.group._monitor.cause is not None)
+        else:
+            with raises(DeadlineError, f"; rank {lost} had not come to it", torchs=False):
+                comm.allreduce(data, deadline_s=1)
+        with raises(CommunicationError, "", torchs=False):
+            comm.allreduce(data)
+    with contextlib.closing(opened("differs")) as comm, raises(PlanMismatchError, f"rank {lost} calls", torchs=False):
+        comm.allreduce(data if rank == lost else np.ones(999, np.float32))
+        comm.allreduce(data)
+    with contextlib.closing(opened("aborts")) as comm:
+        if rank == lost:
+            comm.abort("enough")
+        else:
+            with raises(CommunicationError, "enough", torchs=False):
+                comm.recv(data, lost)
+    with contextlib.closing(opened("leaves")) as comm:
+        comm.allreduce(data)
+        if rank != lost:
+            with raises(PeerLostError, f"rank {lost} was lost: it closed its communicator", torchs=False):
+                comm.allreduce(data)
+    comm = opened("ends")
+    comm.allreduce(data)
+    if rank == lost:
+        os._exit(0)
+    with raises(PeerLostError, f"rank {lost} (process ", torchs=False):
+        for _ in range(1000):
+            comm.allreduce(np.ones(300_000, np.float32))
+    with raises(PeerLostError, f"rank {lost} (process ", torchs=False):
+        comm.recv(data, (rank + 1) % size)
+    comm.close()
+    os._exit(0)
+
+
+def wait_for(happened: Callable[[], bool]) -> bool:
+    end = time.monotonic() + 20
+    while not happened() and time.monotonic() < end:
+        time.sleep(0.01)
+    return happened()
 
 
 def _as_defined(comm: Communicator, rank: int, size: int) -> None:

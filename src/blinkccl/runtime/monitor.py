@@ -27,6 +27,7 @@ from blinkccl.runtime.bootstrap import Bootstrap
 INTERVAL_S = 0.2
 #: How long a rank whose call has failed waits to hear of a better cause, and one that leaves for the others to know.
 VERDICT_S = 1.5
+_LATE = "the deadline passed: "
 
 
 class Word(msgspec.Struct, frozen=True):
@@ -129,9 +130,11 @@ class Monitor:
                 self._meet()
         except BlinkError as error:
             # A deadline is everybody's own, but here the others shall hear of it, too.
-            told = CommunicationError(str(error)) if isinstance(error, DeadlineError) else error
+            told = CommunicationError(f"{_LATE}{error}") if isinstance(error, DeadlineError) else error
             first = self._bootstrap.fail(told)
-            self.cause = first if isinstance(first, BlinkError) and first is not told else error
+            cause = first if isinstance(first, BlinkError) and first is not told else error
+            late = str(cause).partition(_LATE)[2]
+            self.cause = DeadlineError(late) if late else cause
             self._on_failure(self.cause)
         finally:
             self._ended = True

@@ -47,8 +47,8 @@ class Pending(Protocol):
 class Network(Protocol):
     """One rank's end of a network among the ranks of a group; threads may use it side by side.
 
-    Messages from one rank to another with one tag (0 … 32767) come in order. ``abort`` ends all that wait, here and,
-    where the library can, at the peers.
+    Messages from one rank to another with one tag, of 31 bits, come in order; MPI takes the lower 15. ``abort``
+    ends all that wait, here and, where the library can, at the peers.
     """
 
     def send(self, address: int, nbytes: int, peer: int, tag: int) -> Pending: ...
@@ -57,7 +57,8 @@ class Network(Protocol):
     def close(self) -> None: ...
 
 
-Opened = Callable[[str], Network]
+#: Opens a network by name; the flag: all ranks may exchange messages, and not some pairs only.
+Opened = Callable[[str, bool], Network]
 
 
 def opener(store: Store, rank: int, size: int, timeout_s: float, exchange: Callable[[bytes], list[bytes]]) -> Opened:
@@ -85,14 +86,20 @@ def opener(store: Store, rank: int, size: int, timeout_s: float, exchange: Calla
                 "the ranks are no ranks of one MPI job, which BLINK_NETWORK=mpi needs, as do several hosts without "
                 "torch; start them with mpirun, or install torch for gloo"
             )
-        return lambda name: MpiNetwork(world, name)
+        return lambda name, _: MpiNetwork(world, name)
     if torch_store is None:
         _, address, port = given[0].split()
         torch_store = _torch_store(address, int(port), False, timeout_s)
     own = own_address_towards(host)
 
-    def opened(name: str) -> Network:
-        return TorchNetwork(wanted, name, torch_store, rank, size, own, timeout_s)
+    def opened(name: str, all_pairs: bool) -> Network:
+        prefixed, timeout = torch_distributed().PrefixStore(f"{name}/", torch_store), timedelta(seconds=timeout_s)
+        try:
+            if wanted == "gloo":
+                return TorchNetwork(_gloo_at(own, prefixed, rank, size, timeout, not all_pairs), True)
+            return TorchNetwork(torch_backend(wanted, prefixed, rank, size, timeout, list(range(size)), name), False)
+        except RuntimeError as error:
+            raise CommunicationError(f"rank {rank} could not open {wanted} on {own}: {_line(error)}") from error
 
     return opened
 
@@ -101,7 +108,7 @@ def _wanted() -> tuple[str, str]:
     """The library's name, and the problem there is with it here: "!" and a sentence, or nothing."""
     name = os.environ.get(_NAME, "gloo").lower()
     has_torch = find_spec("torch") is not None
-    if name == "mpi" and not (has_torch and import_module("torch.distributed").is_mpi_available()):
+    if name == "mpi" and not (has_torch and torch_distributed().is_mpi_available()):
         has_mpi = find_spec("mpi4py") is not None
         return "mpi4py", "" if has_mpi else f"!{_NAME}=mpi needs mpi4py; pip install mpi4py, on all hosts"
     if has_torch:
@@ -124,10 +131,16 @@ def _check_given(given: Sequence[str], problem: str) -> None:
             )
 
 
+def torch_distributed() -> Any:
+    """torch's module, imported only here."""
+    return import_module("torch.distributed")
+
+
 def _torch_store(host: str, port: int, serves: bool, timeout_s: float) -> Any:
-    distributed = import_module("torch.distributed")
     try:
-        return distributed.TCPStore(host, port, None, serves, timedelta(seconds=timeout_s), wait_for_workers=False)
+        return torch_distributed().TCPStore(
+            host, port, None, serves, timedelta(seconds=timeout_s), wait_for_workers=False
+        )
     except RuntimeError as error:
         raise CommunicationError(f"torch's store at {host}:{port}, which rank 0 serves, failed: {error}") from error
 
@@ -167,8 +180,8 @@ def torch_backend(
     )
 
 
-def _gloo_at(address: str, store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-    """Gloo that connects two ranks when they first have a message, over the interface that leads to rank 0."""
+def _gloo_at(address: str, store: Any, rank: int, size: int, timeout: timedelta, lazy: bool) -> Any:
+    """Gloo over the interface that leads to rank 0; if ``lazy`` two ranks connect when both have a first message."""
     import torch.distributed as dist
 
     kind = dist.ProcessGroupGloo
@@ -176,9 +189,9 @@ def _gloo_at(address: str, store: Any, rank: int, size: int, timeout: timedelta)
     options._timeout = timeout
     named = os.environ.get("GLOO_SOCKET_IFNAME")
     options._devices = [
-        kind.create_device(interface=named.split(",")[0], lazy_init=True)
+        kind.create_device(interface=named.split(",")[0], lazy_init=lazy)
         if named
-        else kind.create_device(hostname=address, lazy_init=True)
+        else kind.create_device(hostname=address, lazy_init=lazy)
     ]
     return kind(store, rank, size, options)
 
@@ -186,24 +199,10 @@ def _gloo_at(address: str, store: Any, rank: int, size: int, timeout: timedelta)
 class TorchNetwork:
     """Send and receive of a process group of torch, which its books need not know."""
 
-    def __init__(
-        self, backend: str, name: str, store: Any, rank: int, size: int, address: str, timeout_s: float
-    ) -> None:
-        import torch
-        import torch.distributed as dist
-
-        self._torch = torch
-        self._gloo = backend == "gloo"
+    def __init__(self, group: Any, gloo: bool) -> None:
+        self._torch: Any = import_module("torch")
+        self._group, self._gloo = group, gloo
         self._peers: set[int] = set()
-        prefixed, timeout = dist.PrefixStore(f"{name}/", store), timedelta(seconds=timeout_s)
-        try:
-            self._group: Any = (
-                _gloo_at(address, prefixed, rank, size, timeout)
-                if self._gloo
-                else torch_backend(backend, prefixed, rank, size, timeout, list(range(size)), name)
-            )
-        except RuntimeError as error:
-            raise CommunicationError(f"rank {rank} could not open {backend} on {address}: {_line(error)}") from error
 
     def send(self, address: int, nbytes: int, peer: int, tag: int) -> Pending:
         return self._post(peer, lambda: self._group.send([self._bytes(address, nbytes)], peer, tag))
@@ -216,9 +215,9 @@ class TorchNetwork:
 
     def abort(self) -> None:
         if self._gloo:
-            threading.Thread(target=self._end_waits, name="blink-abort", daemon=True).start()
+            self._end_waits()
         else:
-            with suppress(RuntimeError):
+            with suppress(RuntimeError, AttributeError):
                 self._group.abort()
 
     def close(self) -> None:
@@ -250,7 +249,9 @@ class TorchNetwork:
 
 
 #: A tag that no message has.
-_NEVER_SENT = 1 << 16
+_NEVER_SENT = 1 << 15
+#: What MPI promises at least.
+_MPI_TAGS = 1 << 15
 
 
 class _TorchPending:
@@ -294,11 +295,15 @@ class MpiNetwork:
         self._aborted = threading.Event()
 
     def send(self, address: int, nbytes: int, peer: int, tag: int) -> Pending:
-        return _MpiPending(self._comm.Isend(self._bytes(address, nbytes), peer, tag), self._mpi, self._aborted)
+        return _MpiPending(
+            self._comm.Isend(self._bytes(address, nbytes), peer, tag % _MPI_TAGS), self._mpi, self._aborted
+        )
 
     def receive(self, address: int, nbytes: int, peer: int | None, tag: int) -> Pending:
         source = self._mpi.ANY_SOURCE if peer is None else peer
-        return _MpiPending(self._comm.Irecv(self._bytes(address, nbytes), source, tag), self._mpi, self._aborted)
+        return _MpiPending(
+            self._comm.Irecv(self._bytes(address, nbytes), source, tag % _MPI_TAGS), self._mpi, self._aborted
+        )
 
     def abort(self) -> None:
         self._aborted.set()

@@ -22,6 +22,7 @@ from concurrent.futures import TimeoutError as NotYet
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
+from zlib import crc32
 
 import msgspec
 import numpy as np
@@ -36,16 +37,16 @@ from blinkccl.errors import (
     CommunicationError,
     DeadlineError,
     PeerLostError,
-    PlanMismatchError,
     UnsupportedError,
     UsageError,
+    ranks_text,
 )
 from blinkccl.runtime import hierarchy
 from blinkccl.runtime.bootstrap import Bootstrap, join
 from blinkccl.runtime.heap import memory_file, process_heap
 from blinkccl.runtime.hierarchy import WINDOW_BYTES, Hosts, NetworkCost, Plan
 from blinkccl.runtime.host_group import HostGroup, meet
-from blinkccl.runtime.monitor import Monitor
+from blinkccl.runtime.monitor import VERDICT_S, Monitor
 from blinkccl.runtime.network import Network, Pending, interface_bytes_per_s, is_rate_given, opener
 from blinkccl.runtime.peer_info import same_host
 from blinkccl.runtime.serial_executor import SerialExecutor
@@ -75,6 +76,7 @@ class _Prepared:
     reduces: bool
     blocks: int
     said: str
+    tag: int
     #: What combines the sums of hosts, what ends an average, and the operation inside a host.
     combines: Operation
     divisor: int
@@ -105,6 +107,7 @@ class SpanningGroup:
         self._calls = self._rounds = self._chunks = 0
         self._counts: Counter[str] = Counter()
         self._outstanding: set[Future[Any]] = set()
+        self._waiting: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._executor = SerialExecutor(f"blink-{prefix}")
         self._pid, self._closed = os.getpid(), False
@@ -133,8 +136,8 @@ class SpanningGroup:
 
         def connect() -> None:
             opened = opener(self.store, self.rank, self.size, self.timeout_s, exchange)
-            for name in ("collectives", "messages"):
-                self._networks.append(opened(f"{self.prefix}/spanning/{name}"))
+            for name, all_pairs in (("collectives", False), ("messages", True)):
+                self._networks.append(opened(f"{self.prefix}/spanning/{name}", all_pairs))
             self.cost = self._calibrated(exchange, deadline)
 
         self._guarded(connect)
@@ -283,6 +286,7 @@ class SpanningGroup:
             collective.reduces,
             blocks,
             said,
+            crc32(said.encode()) & 0xFFFF,
             OPS[chosen.base],
             self.size if averages else 1,
             op,
@@ -321,16 +325,18 @@ class SpanningGroup:
     def _explained(self, error: CommunicationError, said: str, seconds: float) -> BlinkError:
         """The group's first cause, where this rank saw ``error``."""
         where = f"call {self._calls} ({said})"
-        if isinstance(error, DeadlineError):
-            behind = self._monitor.behind()
-            who = f"rank(s) {', '.join(map(str, behind))} had not come to it" if behind else str(error)
-            late = DeadlineError(f"{where}: rank {self.rank} waited past the deadline of {seconds:g} s; {who}")
-            return self._monitor.settle(late, tell=True)
         if self._monitor.left:  # in order, but too early: what else broke followed from that
             return PeerLostError(min(self._monitor.left), f"it closed its communicator during {where}")
-        if isinstance(error, PeerLostError):
-            error = PeerLostError(error.rank, f"{error.message or 'its process ended'} ({where})", error.pid)
-        return self._monitor.settle(error, tell=isinstance(error, PlanMismatchError))
+        if isinstance(error, DeadlineError):
+            behind = self._monitor.behind()
+            who = f"{ranks_text(behind)} had not come to it" if behind else str(error)
+            late = DeadlineError(f"{where}: rank {self.rank} waited past the deadline of {seconds:g} s; {who}")
+            return self._monitor.settle(late, tell=True)
+        cause = self._monitor.settle(error, tell=False)  # also of calls that differ it has the better words
+        if isinstance(cause, PeerLostError):
+            pid = self.peers[cause.rank].pid
+            return PeerLostError(cause.rank, f"its process ended or hung up during {where}", pid)
+        return cause
 
     # ---- point to point
 
@@ -371,7 +377,9 @@ class SpanningGroup:
                 with suppress(InvalidStateError):
                     future.set_result(None if silent else source)
 
-        threading.Thread(target=wait, name="blink-message", daemon=True).start()
+        thread = threading.Thread(target=wait, name="blink-message", daemon=True)
+        self._waiting = [each for each in self._waiting if each.is_alive()] + [thread]
+        thread.start()
         return future
 
     # ---- the group itself
@@ -417,9 +425,14 @@ class SpanningGroup:
         self._executor.close()
         with self._executor.lock:
             self._monitor.close()
-            for future in list(self._outstanding):
+            wanted = list(self._outstanding)
+            for future in wanted:
                 with suppress(InvalidStateError):
                     future.set_exception(CommunicationError(f"rank {self.rank} closed its group before a message came"))
+            if wanted:
+                self._networks[1].abort()
+            for thread in self._waiting:
+                thread.join(VERDICT_S)
             for network in self._networks:
                 network.close()
             if self._local is not None:
@@ -611,7 +624,8 @@ class _Execution:
         """Posts the messages of a round."""
         group = self._group
         group._rounds += 1  # the same on all ranks, which all make the same calls
-        network, tag = group._networks[0], 1 + group._rounds % 32767
+        # A message tells its call, so that those of calls that differ never meet, and its round.
+        network, tag = group._networks[0], self._prepared.tag << 15 | 1 + group._rounds % 32767
         todo = self._plan.rounds[self._count(chunk)][stage]
         flight = self._flights[chunk] = _Flight()
         if todo.fold is not None:
