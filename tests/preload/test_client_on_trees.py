@@ -40,8 +40,8 @@ def test_all_cases(preloaded: Preloaded, mode: str, seed: int) -> None:
         ("all", 5, "dgx-1v", "blink", 0, "sizes,groups"),
         ("process", 2, "ring:5", "ring", 4, "sizes"),
         ("threads", 5, "ring:5", "ring", 7, "sizes,groups"),
-        # Staged in processors' memories: beside NVLink, and where nothing else joins them.
-        ("process", 4, "dgx-1v", "hybrid", 6, "sizes,streams"),
+        # Staged in processors' memories, as nothing else joins them.
+        ("process", 4, "mist", "ring", 6, "sizes,streams"),
         ("threads", 4, "mist", "optimal", 3, "sizes,groups"),
     ],
 )

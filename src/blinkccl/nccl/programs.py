@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from blinkccl.algorithms.hybrid import ALGORITHM as HYBRID
 from blinkccl.algorithms.registry import Request, algorithm
 from blinkccl.codegen.channels import channel_loops
 from blinkccl.codegen.stores import require_direct_stores
@@ -86,11 +87,14 @@ def key_of(collective: Collective) -> tuple[str, int]:
 
 
 def wanted(setting: str) -> tuple[str, ...]:
-    """The algorithms that BLINK_ALGO asks for; UsageError lists those there are."""
+    """The algorithms that BLINK_ALGO asks for; UsageError lists those there are.
+
+    ``hybrid`` is NVLink alone where PCIe does not pay: what Eq 8 says of sizes for which its part is not positive.
+    """
     if setting in ("", AUTO, BEST):
         return DEFAULT
     algorithm(setting)
-    return (setting,)
+    return ("optimal", HYBRID) if setting == HYBRID else (setting,)
 
 
 def links_for(place: Place) -> str:
@@ -135,7 +139,7 @@ def candidates(
     for collective in collectives(len(place.ranks)):
         key = key_of(collective)
         for name in algorithms:
-            where, which = (whole, "all") if name == "hybrid" else (place, links)
+            where, which = (whole, "all") if name == HYBRID else (place, links)
             request = Request(where.topology, collective, place.ranks, which)
             try:
                 one = _candidate(request, name, channels, bad)

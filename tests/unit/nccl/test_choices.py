@@ -213,13 +213,30 @@ def test_gpus_that_a_processors_memory_joins_stage_their_messages_there():
 
 
 def test_hybrid_stages_what_nvlink_has_no_room_for():
+    """Where it pays: small sizes are sent over NVLink alone."""
     where = on_machine("dgx-1v", (0, 1, 2, 3))
-    found = rows(table(where, algorithms=("hybrid",), forced="hybrid"), "allreduce")[-1]
-    assert found.candidate is not None
-    staged = [queue.is_staged for queue in found.candidate.program.queues]
+    first, *_, last = rows(table(where, algorithms=wanted("hybrid"), forced="hybrid"), "allreduce")
+    assert first.candidate is not None
+    assert not any(queue.is_staged for queue in first.candidate.program.queues)
+    assert last.candidate is not None
+    staged = [queue.is_staged for queue in last.candidate.program.queues]
     assert any(staged)
     assert not all(staged)
-    assert found.candidate.program.rate * found.candidate.network.unit_gb_per_s == 79
+    assert last.candidate.program.rate * last.candidate.network.unit_gb_per_s == 79
+
+
+@pytest.mark.parametrize(("machine", "gpus"), [("dgx-1v", (0, 1, 2)), ("cedar", (0, 1, 2, 3))])
+def test_hybrid_is_never_slower_than_nvlink_alone(machine, gpus):
+    """As predicted, at any size."""
+    where = on_machine(machine, gpus)
+    taken = rows(table(where, algorithms=wanted("hybrid"), forced="hybrid"), "allreduce")
+    (alone,) = (one for one in candidates(where, ("optimal",), 8, {}).found["allreduce", -1])
+    for row in taken:
+        assert row.candidate is not None
+        size = max(row.least, 8)
+        capacity = largest(4).capacity_bytes(row.protocol)
+        chosen = timing(row.candidate, row.protocol, size, 70, 4, capacity).seconds
+        assert chosen <= 1.03 * timing(alone, row.protocol, size, 70, 4, capacity).seconds
 
 
 def test_an_unknown_algorithm_is_refused_with_those_there_are():
