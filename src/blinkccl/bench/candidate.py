@@ -45,6 +45,8 @@ START_S = 60.0
 END_S = 3.0
 #: Seconds that processes have after SIGTERM, and after SIGKILL.
 KILL_S = 2.0
+#: Where Linux has files in memory.
+_SHARED_MEMORY = "/dev/shm"
 #: Seconds that a reply may take beyond the deadline that the rank itself keeps.
 GRACE_S = 5.0
 
@@ -62,7 +64,8 @@ class CandidateLaunch:
     """How a candidate of ``world_size`` ranks is started; variants of one library are ``name`` and ``variant``.
 
     ``processes`` takes the socket's path and a directory of its own. ``library`` must stand in the ranks' hello, so
-    that nobody is measured under another's name. ``ours`` are ranks whose exit codes mean something.
+    that nobody is measured under another's name. ``ours`` are ranks whose exit codes mean something. ``in_memory``: the
+    directory is to be in memory, as libraries keep what their ranks share there, and some leave it behind when killed.
     """
 
     name: str
@@ -71,6 +74,7 @@ class CandidateLaunch:
     variant: str = ""
     library: str = ""
     ours: bool = False
+    in_memory: bool = False
 
     @property
     def title(self) -> str:
@@ -110,7 +114,8 @@ class RunningCandidate:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._sockets: list[socket.socket] = []
         self._hellos: list[RankHello] = []
-        self._room = tempfile.TemporaryDirectory(prefix="blink-bench-", ignore_cleanup_errors=True)
+        where = _SHARED_MEMORY if launch.in_memory and os.access(_SHARED_MEMORY, os.W_OK) else None
+        self._room = tempfile.TemporaryDirectory(prefix="blink-bench-", dir=where, ignore_cleanup_errors=True)
         self._directory = Path(self._room.name)
         self._log: IO[bytes] = (self._directory / "output").open("w+b")
         try:

@@ -65,6 +65,20 @@ def test_mpi_runs_every_collective(peer):
         assert candidate.run(commands(moved)).wrong == 0
 
 
+def test_what_open_mpi_shares_goes_with_its_ranks():
+    """Killed with its launcher, it leaves its files; so they lie in the folder that we remove."""
+    if not _installed("openmpi"):
+        pytest.skip("openmpi is not on PATH")
+    [launch, *_] = registry.launches("openmpi", None, 3, cores=4)
+    with RunningCandidate(launch) as candidate:
+        folder = candidate._directory
+        assert candidate.run(commands(Work(Collective("allreduce", 3), 5000))).wrong == 0
+        assert len(list(folder.glob("*_segment.*"))) >= 3
+        for process in candidate._processes:
+            process.kill()
+    assert not folder.exists()
+
+
 def test_gloo_runs_every_collective():
     pytest.importorskip("torch", reason="torch is not installed")
     with RunningCandidate(registry.gloo(2)) as candidate:

@@ -50,6 +50,8 @@ class Variant:
 
 
 _NO_SINGLE_COPY = ("--mca", "btl_vader_single_copy_mechanism", "none", "--mca", "smsc", "^cma,knem,xpmem")
+#: Where Open MPI 4 and 5 put what ranks share; else it stays in /dev/shm when mpirun is killed.
+_BACKING = ("btl_vader_backing_directory", "btl_sm_backing_directory")
 _YIELD = ("--mca", "mpi_yield_when_idle", "1")
 _CCL = {"CCL_ATL_TRANSPORT": "mpi", "I_MPI_FABRICS": "shm", "CCL_WORKER_OFFLOAD": "0"}
 
@@ -135,11 +137,12 @@ def _launch(
         options = [*(["--allow-run-as-root"] if os.geteuid() == 0 else []), "--oversubscribe"]
 
     def processes(path: Path, room: Path) -> Sequence[Process]:
-        line = [found.launcher, *options, *row.options, "-n", str(world_size), str(program), str(path)]
+        shared = [text for name in _BACKING for text in ("--mca", name, str(room))] if peer == "openmpi" else []
+        line = [found.launcher, *options, *shared, *row.options, "-n", str(world_size), str(program), str(path)]
         # Open MPI keeps its session under TMPDIR; in a room of its own, runs side by side cannot meet.
         return [Process(line, {**found.environment, **row.environment, "TMPDIR": str(room)})]
 
-    return CandidateLaunch(peer, world_size, processes, variant, LIBRARIES[peer])
+    return CandidateLaunch(peer, world_size, processes, variant, LIBRARIES[peer], in_memory=True)
 
 
 def gloo(world_size: int) -> CandidateLaunch:
