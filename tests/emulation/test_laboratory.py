@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from threading import Timer
 
@@ -60,6 +61,16 @@ def test_plans_of_all_kinds_give_the_right_sums(spec, name, gpus, options) -> No
     assert len(one.runs) == 2
     # Nothing is faster than its links: buckets give a packet or two for nothing.
     assert one.part < 1.1
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="gloo comes with PyTorch")
+def test_gloo_runs_beside_plans() -> None:
+    field = field_of("dgx-1v", "allreduce", "0,1,4", "gloo_ranks,optimal")
+    with field.laboratory() as lab:
+        ((gloo, ours),) = experiment.measure(field, lab, [MIB], 1, 20)
+    assert (gloo.wrong, ours.wrong) == (0, 0)
+    # A ring in which 1 reaches 4 over PCIe only; it cannot be faster than its slowest link.
+    assert gloo.part < 1.1
 
 
 @pytest.fixture(scope="module")

@@ -44,7 +44,13 @@ def lab(
     src: arguments.Source = None,
     dst: arguments.Destination = None,
     algo: Annotated[
-        str, Option("--algo", metavar="NAMES", help="Algorithms, as optimal,ring; all: optimal,blink,ring,one_ring.")
+        str,
+        Option(
+            "--algo",
+            metavar="NAMES",
+            help="Algorithms, as optimal,ring or optimal@fast,hybrid@all; gloo_links and gloo_ranks: gloo's ring. "
+            "all: optimal,blink,ring,one_ring.",
+        ),
     ] = "all",
     links: arguments.Links = "fast",
     relays: arguments.Relays = False,

@@ -1,8 +1,10 @@
 """What is compared in a laboratory, and how: programs for one job in turns, on the same links.
 
-All candidates are plans, run by engine ``sockets``: so only the trees differ. ``ring`` is all rings at once that NCCL
-2.4 finds, over PCIe where fast links close none; ``one_ring`` is the first of them alone. Beside what is measured stand
-the plan's rate, and what the simulator finds for these chunks, which fill a pipeline, on links without latency.
+Plans are run by engine ``sockets``: so only the trees differ. ``ring`` is all rings at once that NCCL 2.4 finds, over
+PCIe where fast links close none; ``one_ring`` is the first of them alone. ``gloo_links`` and ``gloo_ranks`` are gloo's
+own ring in the order of such a ring, and in that of the ranks; where it is not fast links that join two of them it
+takes PCIe, and a plan of such a ring stands for what can be expected. Beside what is measured are the plan's rate, and
+what the simulator finds for these chunks, which fill a pipeline, on links without latency.
 """
 
 from __future__ import annotations
@@ -10,16 +12,19 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import cached_property
+from importlib.util import find_spec
 from statistics import median
 
 from blinkccl.algorithms import ring
 from blinkccl.algorithms.registry import Request, algorithm
+from blinkccl.algorithms.shapes import chain_down, chain_up, cyclic, forest_on, missing_pairs, transit_paths
 from blinkccl.bench.pattern import Work as Pattern
 from blinkccl.bench.sizes import block_count
 from blinkccl.engines.sockets import Sites
 from blinkccl.errors import TopologyError, UnsupportedError
-from blinkccl.forest.model import Forest, attained_rate, link_use
+from blinkccl.forest.model import Forest, Share, attained_rate, link_use
 from blinkccl.lab.laboratory import Laboratory, Run
 from blinkccl.lab.layout import lay_out
 from blinkccl.schedule.lower import lower
@@ -30,7 +35,8 @@ from blinkccl.simulate.run import simulate
 from blinkccl.topology.model import Topology
 from blinkccl.topology.select import network_for
 
-#: What ``all`` means.
+#: What ``all`` means, and whose programs are not ours.
+GLOO = ("gloo_links", "gloo_ranks")
 ALL = ("optimal", "blink", "ring", "one_ring")
 #: What all links together may carry, per processor: a third of what a processor moves through shaped links.
 _BYTES_PER_S = 150e6
@@ -47,11 +53,16 @@ BUFFER_BYTES = 128 * 1024
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan that is run."""
+    """A plan that is run; with ``gloo_order`` (vertices) by gloo, of which it is what can be expected."""
 
     name: str
     forest: Forest
     program: Program
+    gloo_order: tuple[int, ...] = ()
+
+    def open(self, lab: Laboratory) -> int:
+        """Its number in a laboratory."""
+        return lab.open_gloo(self.program, self.gloo_order) if self.gloo_order else lab.open(self.program, BUFFER_BYTES)
 
     def chunk_bytes(self, size_bytes: int) -> int:
         """The largest chunk for which filling the pipeline takes little."""
@@ -157,28 +168,68 @@ def laboratory(candidates: Sequence[Candidate], slower: float) -> Laboratory:
     sites = [Sites(one.program) for one in candidates]
     networks: list[Topology] = [one.forest.topology for one in candidates]
     paths = [leg.path for one in sites for leg in one.legs]
-    return Laboratory(lay_out(networks, paths, 8e9 / slower), [v for one in sites for v in one.vertices])
+    foreign = [one.forest for one in candidates if one.gloo_order]
+    ways = {pair: path for forest in foreign for pair, path in transit_paths(forest.topology, forest.ranks).items()}
+    return Laboratory(lay_out(networks, paths, 8e9 / slower, ways), [v for one in sites for v in one.vertices])
 
 
 def prepare(request: Request, names: Sequence[str], lane_mbit_per_s: float | None = None, slots: int = 2) -> Field:
     """Plans, lowers and verifies; an algorithm that refuses is told with its reason.
 
+    A name may say which links it plans on: ``optimal@fast``, ``optimal@all``; others plan on the request's.
     Without ``lane_mbit_per_s`` links are as fast as this machine's processors hold for these plans.
     """
     found, absent = [], []
     for name in names:
         try:
-            forest = one_ring(request) if name == "one_ring" else algorithm(name).plan(request)
+            forest = gloo_ring(request, name) if name in GLOO else _forest(name, request)
         except (UnsupportedError, TopologyError) as error:
             absent.append((name, str(error)))
             continue
         program = lower(forest, slots)
         verify(program, forest.topology)
-        found.append(Candidate(name, forest, program))
+        order = tuple(share.root for share in forest.shares) if name in GLOO else ()
+        found.append(Candidate(name, forest, program, order))
     if not found:
         raise UnsupportedError(f"there is nothing to run: {'; '.join(reason for _, reason in absent)}")
     lane = lane_mbit_per_s or held_mbit_per_s(request, found)
     return Field(request, tuple(found), tuple(absent), lane_gb_per_s(request) * 8e3 / lane)
+
+
+def gloo_ring(request: Request, name: str) -> Forest:
+    """The ring that gloo's AllReduce makes of its ranks' order: ``gloo_ranks``, or in ``gloo_links`` that of links.
+
+    UnsupportedError for another collective, where links close no ring, or where there is no way between some ranks:
+    gloo connects all pairs.
+    """
+    if request.collective.name != "allreduce":
+        raise UnsupportedError(f"{name}: gloo runs allreduce here, and no {request.collective.name}")
+    if find_spec("torch") is None:
+        raise UnsupportedError(f"{name} needs PyTorch: pip install 'blink-ccl[torch]'")
+    order = request.ranks
+    if name == "gloo_links":
+        rings = ring.fast_rings(request)[1]
+        if not rings:
+            raise UnsupportedError("gloo_links: fast links close no ring")
+        order = rings[0].order
+    network = network_for(request.topology, request.ranks, "all", stored=False)
+    paths = transit_paths(network, request.ranks)
+    missing = missing_pairs(paths, request.ranks)
+    if missing:
+        a, b = missing[0]
+        raise UnsupportedError(f"{name}: gloo connects all ranks, and {a} reaches {b} over other ranks only")
+    shares = []
+    for place, root in enumerate(order):
+        down = cyclic(order, root)
+        up, weight = chain_up(paths, (*down[1:], root)), Fraction(1, len(order))
+        shares.append(Share(weight, place, None, root, up, chain_down(paths, down)))
+    return forest_on(request, name, network, shares)
+
+
+def _forest(name: str, request: Request) -> Forest:
+    how, _, links = name.partition("@")
+    wanted = replace(request, links=links) if links else request
+    return one_ring(wanted) if how == "one_ring" else algorithm(how).plan(wanted)
 
 
 def held_mbit_per_s(request: Request, candidates: Sequence[Candidate]) -> float:
@@ -210,7 +261,7 @@ def measure(
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Iterator[list[Measured]]:
     """Per size, all candidates, ``rounds`` times in turns, every result checked."""
-    numbers = [lab.open(one.program, BUFFER_BYTES) for one in field.candidates]
+    numbers = [one.open(lab) for one in field.candidates]
     total, done = len(sizes) * rounds * len(numbers), 0
     for size in sizes:
         row = [planned(one, size, chunk_bytes, field.slower) for one in field.candidates]

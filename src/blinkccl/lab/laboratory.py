@@ -16,6 +16,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from blinkccl.bench.pattern import Work as Pattern
@@ -24,7 +25,7 @@ from blinkccl.errors import CommunicationError, DeadlineError, PeerLostError, St
 from blinkccl.lab.diagnosis import sentence
 from blinkccl.lab.layout import Layout
 from blinkccl.lab.namespaces import Namespaces, shape
-from blinkccl.lab.worker import Done, Execution, Opening
+from blinkccl.lab.worker import Done, Execution, GlooOpening, Opening
 from blinkccl.schedule.program import Program
 
 #: What a process of a laboratory runs, which also tells it from others.
@@ -69,7 +70,8 @@ class Laboratory:
         self._wanted = sorted(set(sites))
         self._stack = ExitStack()
         self._processes: dict[int, _Process] = {}
-        self._programs: dict[int, Sites] = {}
+        #: By number, what is opened, and the vertices that take part.
+        self._open: dict[int, tuple[Sites, tuple[int, ...]]] = {}
         self._numbers = self._serial = 0
 
     def __enter__(self) -> Laboratory:
@@ -139,36 +141,50 @@ class Laboratory:
         absent = [leg.path for leg in sites.legs if leg.path not in self.layout.receivers]
         if lacking or absent:
             raise UsageError(f"this laboratory was not laid out for vertices {lacking} and paths {absent[:3]}")
-        self._numbers += 1
-        self._programs[self._numbers] = sites
         addresses = {leg.path: self.layout.receivers[leg.path] for leg in sites.legs}
-        opening = Opening(self._numbers, program, addresses, buffer_bytes, _CONNECT_S)
-        self._ask(sites, _CONNECT_S, "connect", "open", opening)
+        opening = Opening(self._number(sites, sites.vertices), program, addresses, buffer_bytes, _CONNECT_S)
+        self._ask(opening.number, _CONNECT_S, "connect", "open", opening)
+        return opening.number
+
+    def open_gloo(self, program: Program, order: tuple[int, ...]) -> int:
+        """As :meth:`open`, but gloo does the AllReduce of ``program``, with its ranks (vertices) in this order."""
+        lacking = [vertex for vertex in order if vertex not in self._processes or vertex not in self.layout.hosts]
+        if lacking:
+            raise UsageError(f"this laboratory was not laid out for gloo at vertices {lacking}")
+        folder = Path(self._stack.enter_context(TemporaryDirectory(prefix="blink-lab-")))
+        number = self._number(Sites(program), order)
+        ranks = program.ranks
+        opening = GlooOpening(number, program.collective, ranks, order, str(folder / f"gloo-{number}"), _CONNECT_S)
+        self._ask(number, _START_S, "join gloo", "open_gloo", opening)
+        return number
+
+    def _number(self, sites: Sites, vertices: tuple[int, ...]) -> int:
+        self._numbers += 1
+        self._open[self._numbers] = sites, vertices
         return self._numbers
 
     def close(self, number: int) -> None:
         """Hangs up the connections of a program."""
-        sites = self._programs.pop(number)
-        alive = [v for v in sites.vertices if self._processes[v].child.poll() is None]
-        self._ask(sites, _CONNECT_S, "hang up", "close", number, vertices=alive)
+        alive = [v for v in self._open[number][1] if self._processes[v].child.poll() is None]
+        self._ask(number, _CONNECT_S, "hang up", "close", number, vertices=alive)
+        del self._open[number]
 
     def run(self, number: int, pattern: Pattern, chunk_bytes: int, deadline_s: float) -> Run:
-        """Runs an opened program once."""
-        sites = self._programs[number]
-        execution = Execution(number, pattern, chunk_bytes, deadline_s)
-        self._ask(sites, deadline_s, "prepare", "prepare", execution)
+        """Runs once what is opened."""
+        self._ask(number, deadline_s, "prepare", "prepare", Execution(number, pattern, chunk_bytes, deadline_s))
         before, began = _processor_seconds(), time.monotonic() + _LEAD_S
-        answers = self._ask(sites, deadline_s + _LEAD_S, "finish", "go", began)
+        answers = self._ask(number, deadline_s + _LEAD_S, "finish", "go", began)
         after, ended = _processor_seconds(), time.monotonic()
         done = [answer for answer in answers.values() if isinstance(answer, Done)]
         spent = (after - before) / ((ended - began + _LEAD_S) * len(os.sched_getaffinity(0)))
         return Run(max(one.at for one in done) - began, sum(one.wrong for one in done), spent)
 
     def _ask(
-        self, sites: Sites, deadline_s: float, what: str, *command: Any, vertices: Sequence[int] | None = None
+        self, number: int, deadline_s: float, what: str, *command: Any, vertices: Sequence[int] | None = None
     ) -> dict[int, Any]:
-        """Every site's answer to one command; ``what`` they do, in words."""
-        asked = sites.vertices if vertices is None else vertices
+        """The answer of everybody who takes part to one command; ``what`` they do, in words."""
+        sites, everybody = self._open[number]
+        asked = everybody if vertices is None else vertices
         self._serial += 1
         for vertex in asked:
             with suppress(OSError):  # then there will be no answer either

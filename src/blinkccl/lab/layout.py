@@ -7,12 +7,14 @@ stored (:mod:`blinkccl.topology.memories`) a process runs, as at ranks.
 A connection has to take the links of its path and no others. Where the path is a link, its receiver is called by the
 address of the link's end. A path through vertices that forward has an address of its own at either end, and on every
 vertex of it a route to each: so two paths between the same ends may take different switches.
+
+Programs that know hosts and no links have one address per host, and one way from each host to each other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from ipaddress import IPv4Address
 from itertools import pairwise
@@ -25,7 +27,10 @@ Path = tuple[int, ...]
 #: Pairs of addresses for links, and for the ends of paths.
 _LINKS = IPv4Address("10.128.0.0")
 _PATHS = IPv4Address("10.0.0.0")
+_HOSTS = IPv4Address("10.192.0.0")
 _MOST = 1 << 22
+#: The device that has a host's address, for programs that want to be given one.
+HOST_DEVICE = "host0"
 #: Below this a bucket of a qdisc takes longer than a collective, above it one device carries no more.
 RATES_BIT_PER_S = (1_000_000, 20_000_000_000)
 
@@ -63,6 +68,8 @@ class Layout:
     addresses: Mapping[int, tuple[str, ...]]
     routes: Mapping[int, tuple[Route, ...]]
     receivers: Mapping[Path, str]
+    forwarding: frozenset[int] = frozenset()
+    hosts: Mapping[int, str] = field(default_factory=dict)
 
     @cached_property
     def port(self) -> dict[tuple[int, int], Port]:
@@ -71,7 +78,7 @@ class Layout:
 
     def forwards(self, vertex: int) -> bool:
         """Whether packets of others pass through."""
-        return any(vertex in path[1:-1] for path in self.receivers)
+        return vertex in self.forwarding
 
 
 def lane_scale(network: Topology, lane_mbit_per_s: float) -> float:
@@ -79,8 +86,15 @@ def lane_scale(network: Topology, lane_mbit_per_s: float) -> float:
     return lane_mbit_per_s * 1e6 / network.unit_gb_per_s
 
 
-def lay_out(networks: Iterable[Topology], paths: Iterable[Path], bit_per_s_per_gb: float) -> Layout:
+def lay_out(
+    networks: Iterable[Topology],
+    paths: Iterable[Path],
+    bit_per_s_per_gb: float,
+    ways: Mapping[tuple[int, int], Path] | None = None,
+) -> Layout:
     """The laboratory for everything that goes along ``paths``, on the links of all ``networks`` of one machine.
+
+    ``ways``: by ordered pair of hosts, how the second is reached from the first by its own address.
 
     Rates are those of the links, times ``bit_per_s_per_gb``; where networks differ about a link, the fastest. A
     direction that no network has carries acknowledgements alone and gets the rate of the other. UsageError for a path
@@ -99,7 +113,8 @@ def lay_out(networks: Iterable[Topology], paths: Iterable[Path], bit_per_s_per_g
         back = _bit_per_s(b, a, rates.get((b, a)) or rates[a, b], bit_per_s_per_gb)
         links.append((Port(a, b, *addresses, there), Port(b, a, *addresses[::-1], back)))
     vertices = tuple(sorted({v for pair in pairs for v in pair}))
-    return _routed(Layout(vertices, tuple(links), {}, {}, {}), dict.fromkeys(paths), rates)
+    routed = _routed(Layout(vertices, tuple(links), {}, {}, {}), dict.fromkeys(paths), rates)
+    return _with_hosts(routed, ways) if ways else routed
 
 
 def _bit_per_s(src: int, dst: int, gb_per_s: float, scale: float) -> int:
@@ -141,4 +156,24 @@ def _routed(bare: Layout, paths: Iterable[Path], rates: Mapping[tuple[int, int],
         {v: tuple(found) for v, found in addresses.items()},
         {v: tuple(found) for v, found in routes.items()},
         receivers,
+        frozenset(v for path in receivers for v in path[1:-1]),
+    )
+
+
+def _with_hosts(layout: Layout, ways: Mapping[tuple[int, int], Path]) -> Layout:
+    """The same, with an address per host and routes to it from every vertex on the way there."""
+    hosts = {host: str(_HOSTS + host) for host in sorted({end for pair in ways for end in pair})}
+    found: dict[tuple[int, int], Port] = {}
+    for (_, end), path in ways.items():
+        for a, b in pairwise(path):
+            if found.setdefault((a, end), layout.port[a, b]) != layout.port[a, b]:
+                raise UsageError(f"vertex {a} would have two ways to host {end}, over {found[a, end].peer} and {b}")
+    routes = {v: list(there) for v, there in layout.routes.items()}
+    for (at, end), port in found.items():
+        routes[at].append(Route(hosts[end], port, hosts.get(at)))
+    return replace(
+        layout,
+        routes={v: tuple(there) for v, there in routes.items()},
+        forwarding=layout.forwarding.union(*(path[1:-1] for path in ways.values())),
+        hosts=hosts,
     )

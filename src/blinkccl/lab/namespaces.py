@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from blinkccl.errors import UnsupportedError
-from blinkccl.lab.layout import Layout, Port, Route
+from blinkccl.lab.layout import HOST_DEVICE, Layout, Port, Route
 
 _CLONE_NEWNET = 0x40000000
 _TOOLS = ("ip", "tc")
@@ -140,6 +140,9 @@ class Namespaces:
         layout = self._layout
         ports = [port for pair in layout.links for port in pair if port.vertex == vertex]
         lines = ["link set lo up", *(f"addr add {address}/32 dev lo" for address in layout.addresses[vertex])]
+        if vertex in layout.hosts:
+            lines += [f"link add name {HOST_DEVICE} type bridge", f"link set {HOST_DEVICE} up"]
+            lines.append(f"addr add {layout.hosts[vertex]}/32 dev {HOST_DEVICE}")
         for port in ports:
             lines += [f"addr add {port.address}/31 dev {port.device}", f"link set {port.device} up"]
         self.run(vertex, "ip", [*lines, *map(_line, layout.routes[vertex])])

@@ -10,9 +10,10 @@ from __future__ import annotations
 import ctypes
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -22,9 +23,11 @@ from blinkccl.bench.pattern import Work as Pattern
 from blinkccl.bench.pattern import commands, fill, wrong_elements
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import element_type
+from blinkccl.collectives.spec import Collective
 from blinkccl.engines import sockets
 from blinkccl.engines.buffers import RankBuffers, allocate
 from blinkccl.errors import BlinkError, CommunicationError
+from blinkccl.lab.layout import HOST_DEVICE
 from blinkccl.schedule.program import Program
 
 #: Where every worker listens, in a namespace of its own.
@@ -39,6 +42,18 @@ class Opening:
     program: Program
     addresses: Mapping[tuple[int, ...], str]
     buffer_bytes: int
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class GlooOpening:
+    """A process group of gloo among the hosts ``order``, which meet by the file ``store``."""
+
+    number: int
+    collective: Collective
+    ranks: tuple[int, ...]
+    order: tuple[int, ...]
+    store: str
     deadline_s: float
 
 
@@ -61,22 +76,77 @@ class Done:
 
 
 @dataclass
+class _Program:
+    """A program whose sites are connected."""
+
+    sites: sockets.Sites
+    vertex: int
+    connections: sockets.Connections
+
+    @property
+    def collective(self) -> Collective:
+        return self.sites.program.collective
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return self.sites.program.ranks
+
+    def prepare(self, execution: Execution, buffers: RankBuffers) -> Callable[[float, sockets.Watch], None]:
+        """What does it, within so many seconds."""
+        pattern = execution.pattern
+        call = CollectiveCall.of(self.collective, pattern.dtype, pattern.count, pattern.op)
+        work = sockets.Work.of(self.sites.program, call, element_type(pattern.dtype), None, execution.chunk_bytes)
+        site = sockets.Site(self.sites, self.vertex, self.connections)
+        return lambda left_s, watch: sockets.drive([site], work, buffers, left_s, watch)
+
+    def close(self) -> None:
+        self.connections.close()
+
+
+@dataclass
+class _Gloo:
+    """A process group of gloo, for AllReduce in place."""
+
+    group: Any
+    collective: Collective
+    ranks: tuple[int, ...]
+    vertex: int
+
+    def prepare(self, execution: Execution, buffers: RankBuffers) -> Callable[[float, sockets.Watch], None]:
+        """What does it; it hears nothing meanwhile, and ends at its deadline."""
+        import torch
+
+        tensor = torch.from_numpy(buffers.outputs[self.ranks.index(self.vertex)])
+
+        def run(left_s: float, _: sockets.Watch) -> None:
+            try:
+                self.group.allreduce([tensor]).wait(timedelta(seconds=max(0.001, left_s)))
+            except RuntimeError as error:
+                raise CommunicationError(f"vertex {self.vertex}: gloo: {' '.join(str(error).split())}") from error
+
+        return run
+
+    def close(self) -> None:
+        self.group = None
+
+
+@dataclass
 class _Prepared:
     """An execution that waits for its beginning."""
 
-    site: sockets.Site
-    work: sockets.Work
+    run: Callable[[float, sockets.Watch], None]
+    opened: _Program | _Gloo
     buffers: RankBuffers
     execution: Execution
 
 
 class Worker:
-    """What a process holds: connections by program."""
+    """What a process holds: what was opened, by number."""
 
     def __init__(self, vertex: int, control: Connection) -> None:
         self._vertex, self._control = vertex, control
         self._listener = sockets.listen("", PORT)
-        self._open: dict[int, tuple[sockets.Sites, sockets.Connections]] = {}
+        self._open: dict[int, _Program | _Gloo] = {}
         self._prepared: _Prepared | None = None
 
     def open(self, opening: Opening) -> None:
@@ -90,46 +160,56 @@ class Worker:
             opening.deadline_s,
             opening.buffer_bytes,
         )
-        self._open[opening.number] = sites, connections
+        self._open[opening.number] = _Program(sites, self._vertex, connections)
+
+    def open_gloo(self, opening: GlooOpening) -> None:
+        """Joins a process group."""
+        import torch
+        import torch.distributed as dist
+
+        torch.set_num_threads(1)
+        options = dist.ProcessGroupGloo._Options()
+        options._devices = [dist.ProcessGroupGloo.create_device(interface=HOST_DEVICE)]
+        options._timeout = timedelta(seconds=opening.deadline_s)
+        size, rank = len(opening.order), opening.order.index(self._vertex)
+        group = dist.ProcessGroupGloo(dist.FileStore(opening.store, size), rank, size, options)
+        self._open[opening.number] = _Gloo(group, opening.collective, opening.ranks, self._vertex)
 
     def close(self, number: int) -> None:
         """Hangs up; nothing where it failed to open."""
         found = self._open.pop(number, None)
         if found is not None:
-            found[1].close()
+            found.close()
 
     def prepare(self, execution: Execution) -> None:
         """Fills the buffers of a rank."""
-        sites, connections = self._open[execution.number]
-        program, pattern = sites.program, execution.pattern
+        opened, pattern = self._open[execution.number], execution.pattern
         row = element_type(pattern.dtype)
-        call = CollectiveCall.of(program.collective, pattern.dtype, pattern.count, pattern.op)
-        work = sockets.Work.of(program, call, row, None, execution.chunk_bytes)
-        buffers = allocate(program.collective, pattern.count, row, pattern.in_place)
-        rank = self._rank(program)
+        buffers = allocate(opened.collective, pattern.count, row, pattern.in_place)
+        rank = self._rank(opened)
         if rank is not None and (source := buffers.inputs[rank]) is not None:
             command = commands(pattern)[rank]
             fill(source.view(np.uint8), command.fill, command.in_blocks, row.itemsize)
-        self._prepared = _Prepared(sockets.Site(sites, self._vertex, connections), work, buffers, execution)
+        self._prepared = _Prepared(opened.prepare(execution, buffers), opened, buffers, execution)
 
     def go(self, at: float) -> Done:
         """Does what was prepared, from this time on, and checks what came out."""
         prepared, self._prepared = self._prepared, None
         assert prepared is not None
         time.sleep(max(0.0, at - time.monotonic()))
-        left = at + prepared.execution.deadline_s - time.monotonic()
-        sockets.drive([prepared.site], prepared.work, prepared.buffers, left, (self._control.fileno(), self._told))
+        left_s = at + prepared.execution.deadline_s - time.monotonic()
+        prepared.run(left_s, (self._control.fileno(), self._told))
         ended = time.monotonic()
         pattern = prepared.execution.pattern
-        rank = self._rank(prepared.site.sites.program)
+        rank = self._rank(prepared.opened)
         wrong = 0
         if rank is not None and pattern.check and (target := prepared.buffers.outputs[rank]) is not None:
             command = commands(pattern)[rank]
             wrong = wrong_elements(target.view(np.uint8), command.expected, command.out_blocks, command.itemsize)
         return Done(ended, wrong)
 
-    def _rank(self, program: Program) -> int | None:
-        return program.ranks.index(self._vertex) if self._vertex in program.ranks else None
+    def _rank(self, opened: _Program | _Gloo) -> int | None:
+        return opened.ranks.index(self._vertex) if self._vertex in opened.ranks else None
 
     def _told(self) -> None:
         """While a collective runs there is one message only: that another site has failed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 
@@ -85,3 +86,37 @@ def test_wrong_elements_of_all_runs_are_counted() -> None:
     (one,) = experiment.prepare(asked("ring:4", "sendrecv", "0,1"), ("optimal",), 100).candidates
     pattern = Pattern(Collective("sendrecv", 2, src=0, dst=1), 4)
     assert Measured(one, pattern, 64, 1.0, [Run(1.0, 2, 0.0), Run(1.0, 3, 0.0)]).wrong == 5
+
+
+needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="gloo comes with PyTorch")
+
+
+@needs_torch
+def test_gloo_goes_around_in_the_order_of_links_or_of_ranks() -> None:
+    field = experiment.prepare(asked("dgx-1v", "allreduce", "0,1,4,5"), experiment.GLOO, 100)
+    by_links, by_ranks = field.candidates
+    assert set(by_links.gloo_order) == {0, 1, 4, 5}
+    ends = [*zip(by_links.gloo_order, by_links.gloo_order[1:] + by_links.gloo_order[:1], strict=True)]
+    assert all(pair in by_links.forest.topology.link for pair in ends)
+    assert by_ranks.gloo_order == (0, 1, 4, 5)
+    # 1 to 4 and 5 to 0 have no NVLink.
+    assert by_ranks.forest.algbw_gb_per_s < by_links.forest.algbw_gb_per_s / 2
+    assert field.laboratory().layout.hosts.keys() == {0, 1, 4, 5}
+
+
+@needs_torch
+def test_gloo_is_refused_where_it_cannot_go() -> None:
+    (refused, _) = experiment.prepare(asked("dgx-1v", "allreduce", "1,4,5,6"), (*experiment.GLOO, "optimal")).absent[0]
+    assert refused == "gloo_links"
+    for spec, name, reason in (
+        ("dgx-1v", "broadcast", "gloo runs allreduce here"),
+        ("ring:4", "allreduce", "gloo connects all ranks, and 0 reaches 2 over other ranks only"),
+    ):
+        with pytest.raises(UnsupportedError, match=reason):
+            experiment.prepare(asked(spec, name), ("gloo_ranks",))
+
+
+def test_a_name_may_say_which_links() -> None:
+    names = ("optimal@fast", "optimal@all", "hybrid@all")
+    fast, both, hybrid = experiment.prepare(asked("dgx-1v", "broadcast", "0,1,2"), names).candidates
+    assert fast.forest.algbw_gb_per_s < hybrid.forest.algbw_gb_per_s <= both.forest.algbw_gb_per_s

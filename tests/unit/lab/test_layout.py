@@ -10,12 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blinkccl.algorithms.registry import algorithm
+from blinkccl.algorithms.shapes import transit_paths
 from blinkccl.engines.sockets import Sites
 from blinkccl.errors import UsageError
 from blinkccl.lab.layout import Layout, Path, lay_out
 from blinkccl.schedule.lower import lower
 from blinkccl.testing.forests import random_forest
 from blinkccl.topology.model import Topology
+from blinkccl.topology.select import network_for
 from blinkccl.topology.spec import parse_spec
 from support.examples import examples
 from support.planned import asked
@@ -30,6 +32,7 @@ def laid_out(spec: str, name: str, gpus: str | None = None, **options: object) -
 def followed(layout: Layout, start: int, destination: str) -> Path:
     """Where a packet goes."""
     owner = {address: v for v, found in layout.addresses.items() for address in found}
+    owner |= {address: v for v, address in layout.hosts.items()}
     owner |= {port.address: port.vertex for pair in layout.links for port in pair}
     path = [start]
     while owner[destination] != path[-1] and len(path) < 99:
@@ -127,3 +130,23 @@ def test_a_direction_that_is_not_there_has_the_rate_of_the_other() -> None:
 def test_rates_that_cannot_be_shaped_are_refused(scale: float) -> None:
     with pytest.raises(UsageError, match=r"link 0 → 1 of .* would be shaped to .* Mbit/s; give a --lane for which"):
         lay_out([asked("ring:3", "broadcast").network], [], scale)
+
+
+def test_hosts_reach_each_other_by_one_address_over_fast_links_or_pcie() -> None:
+    network = network_for(parse_spec("dgx-1v"), (0, 1, 4, 6), "all", stored=False)
+    ways = transit_paths(network, (0, 1, 4, 6))
+    layout = lay_out([network], [], 4e6, ways)
+    assert len(set(layout.hosts.values())) == 4
+    for (a, b), path in ways.items():
+        assert followed(layout, a, layout.hosts[b]) == path
+        assert all(layout.forwards(v) for v in path[1:-1])
+        assert {route.source for route in layout.routes[a] if route.destination == layout.hosts[b]} == {layout.hosts[a]}
+    assert ways[0, 1] == (0, 1)
+    assert len(ways[0, 6]) > 2
+    assert not any(layout.forwards(v) for v in layout.hosts)
+
+
+def test_two_ways_to_one_address_are_refused() -> None:
+    square = asked("ring:4", "broadcast").network
+    with pytest.raises(UsageError, match="vertex 1 would have two ways to host 2, over 2 and 0"):
+        lay_out([square], [], 1e7, {(0, 2): (0, 1, 2), (1, 2): (1, 0, 3, 2)})
