@@ -179,6 +179,23 @@ def test_pair_without_peer_access(preloaded: Preloaded) -> None:
     assert {(int(word[3]), int(word[5])) for word in words} == {(0, 2), (2, 0), (1, 2), (2, 1)}
 
 
+def test_no_pair_has_peer_access(preloaded: Preloaded) -> None:
+    """All messages are staged in the processors' memories, and nobody maps another's."""
+    own = preloaded.directory / "own"
+    job = {
+        "BLINK_TOPO": "pcie-8gpu",
+        "BLINK_ALGO": "optimal",
+        "BLINK_DOUBLE_NO_PEER": "0-1,0-2,1-2,1-0,2-0,2-1",
+        "BLINK_CACHE": own,
+    }
+    outcome = preloaded.client("process", RANKS, **SHORT, **job).right()
+    assert outcome.calls("blink")["allreduce"] > 0
+    assert outcome.agreed()
+    (text,) = (own / "bundles").glob("*/bundle.txt")
+    words = [line.split() for line in text.read_text().splitlines() if line.startswith("connection ")]
+    assert {word[6] for word in words} == {"memory"}
+
+
 def test_pair_that_spoils_bytes(fallen, preloaded: Preloaded) -> None:
     """Found before it is used; and a ring of three cannot do without any pair."""
     cache = preloaded.directory / "own"

@@ -130,8 +130,9 @@ def candidates(
 
     No program is taken in which ranks write to each other that must not (``bad``: ordered pairs, and why). Planned is
     on links that stores can take (:mod:`blinkccl.topology.memories`), so the rates that calls are taken for are those
-    that the kernels can have; messages are staged in processors' memories where nothing else joins the GPUs, and by
-    ``hybrid``. Cost: half a second for 8 GPUs of a DGX-1V, of which most is the first AllReduce.
+    that the kernels can have; messages are staged in processors' memories by ``hybrid``, where nothing else joins the
+    GPUs, and where a program would need a pair of ``bad``. Cost: half a second for 8 GPUs of a DGX-1V, of which most
+    is the first AllReduce.
     """
     whole, place, result = place, without_memories(place), CandidatePrograms()
     links = links_for(place)
@@ -139,14 +140,18 @@ def candidates(
     for collective in collectives(len(place.ranks)):
         key = key_of(collective)
         for name in algorithms:
-            where, which = (whole, "all") if name == HYBRID else (place, links)
-            request = Request(where.topology, collective, place.ranks, which)
-            try:
-                one = _candidate(request, name, channels, bad)
-            except (PackingError, ScheduleError, UnsupportedError, UsageError) as error:
-                text = " ".join(str(error).split())
-                result.absent.setdefault(key, []).append(text)
-                missing.setdefault(text, {})[collective.name] = None
+            ways = [(whole.topology, "all") if name == HYBRID else (place.topology, links)]
+            ways += [(whole.topology, "staged")] if bad else []
+            reasons: list[str] = []
+            for topology, which in ways:
+                try:
+                    one = _candidate(Request(topology, collective, place.ranks, which), name, channels, bad)
+                    break
+                except (PackingError, ScheduleError, TopologyError, UnsupportedError, UsageError) as error:
+                    reasons.append(" ".join(str(error).split()))
+            else:
+                result.absent.setdefault(key, []).append(reasons[0])
+                missing.setdefault(reasons[0], {})[collective.name] = None
                 continue
             known = result.found.setdefault(key, [])
             if not any(_same(one.program, other.program) for other in known):

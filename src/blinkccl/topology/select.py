@@ -32,8 +32,8 @@ def network_for(
     - ``"fast"``: in a server, NVLink, xGMI, C2C or shared memory where these join two of its ranks, else
       PCIe and the bus between sockets. That bus is kept beside fast links that end in the processors
       (AC922), as it continues them. ``"pcie"``: PCIe and that bus alone, as if there were no NVLink. ``"staged"``:
-      the same, but where fast links join all ranks of a server, data has to go through the hosts' memories
-      (:func:`~blinkccl.topology.memories.staged`). ``"all"``: both this and the fast links.
+      the same by way of the hosts' memories (:func:`~blinkccl.topology.memories.staged`), which no GPU needs another
+      one's leave for. ``"all"``: everything; PCIe beside fast links that join all ranks of a server is staged.
       Network links are kept with each, when the ranks span several servers.
     - ``relays``: whether GPUs outside ``ranks`` may pass data on. They keep their kind; a planner takes every
       vertex outside ``ranks`` for unicast transit.
@@ -95,7 +95,8 @@ def _cut_down(topology: Topology, ranks: tuple[int, ...], links: str, relays: bo
     allowed = _allowed(candidates, fast, joined.keys(), {server[r] for r in ranks}, server, links)
     vertices: Sequence[Vertex] = topology.vertices
     if links == "staged" or (links == "all" and stored):
-        vertices, allowed = staged(vertices, allowed, [s for s, whole in joined.items() if whole])
+        where = {*server.values()} if links == "staged" else {s for s, whole in joined.items() if whole}
+        vertices, allowed = staged(vertices, allowed, where)
     allowed = by_operation(vertices, allowed, relays)
     kept = between(ranks, beside((x.src, x.dst) for x in allowed))
     return _rebuilt(

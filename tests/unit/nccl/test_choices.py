@@ -169,9 +169,21 @@ def test_no_program_uses_a_pair_that_failed_the_check():
     where = on_machine("hgx-h100", (0, 1, 2, 3))
     planned = candidates(where, DEFAULT, 8, {(1, 2): "3 bytes wrong"})
     for one in planned.every:
-        assert all((queue.src, queue.dst) != (1, 2) for queue in one.program.queues)
-    assert "rank 1 to rank 2, which failed the peer check: 3 bytes wrong" in planned.why_not(("alltoall", -1))
+        assert all((queue.src, queue.dst) != (1, 2) or queue.is_staged for queue in one.program.queues)
     assert ("gather", 0) in planned.found
+    (alltoall,) = planned.found["alltoall", -1]
+    assert {queue.is_staged for queue in alltoall.program.queues} == {True}, "its trees do without GPUs' own memories"
+    without_pcie = on_machine("clique:4")
+    planned = candidates(without_pcie, DEFAULT, 8, {(1, 2): "3 bytes wrong"})
+    assert "rank 1 to rank 2, which failed the peer check: 3 bytes wrong" in planned.why_not(("alltoall", -1))
+
+
+def test_gpus_that_reach_no_other_stage_all_messages():
+    """A box of GPUs without peer access: all goes by way of the processors' memories."""
+    nobody = {(a, b): "no peer access" for a in range(8) for b in range(8) if a != b}
+    planned = candidates(without(on_machine("pcie-8gpu"), nobody), ("optimal",), 8, nobody)
+    assert {key[0] for key in planned.found} == set(SERVED)
+    assert all(queue.is_staged for one in planned.every for queue in one.program.queues)
 
 
 def test_trees_go_round_a_direct_link_that_failed_the_check():
