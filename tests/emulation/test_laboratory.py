@@ -16,7 +16,8 @@ from threading import Timer
 import pytest
 
 from blinkccl.bench.pattern import Work as Pattern
-from blinkccl.errors import DeadlineError, PeerLostError, StalledError, UsageError
+from blinkccl.bench.peers.registry import installation
+from blinkccl.errors import DeadlineError, PeerLostError, StalledError, UnsupportedError, UsageError
 from blinkccl.lab import experiment, faults, laboratory
 from blinkccl.lab.experiment import Candidate, Field, Measured
 from blinkccl.lab.laboratory import Laboratory, Run
@@ -71,6 +72,24 @@ def test_gloo_runs_beside_plans() -> None:
     assert (gloo.wrong, ours.wrong) == (0, 0)
     # A ring in which 1 reaches 4 over PCIe only; it cannot be faster than its slowest link.
     assert gloo.part < 1.1
+
+
+def no_mpi() -> str | None:
+    try:
+        installation("openmpi", None)
+    except UnsupportedError as error:
+        return error.reason
+    return None
+
+
+@pytest.mark.skipif(no_mpi() is not None, reason=f"no Open MPI: {no_mpi()}")
+def test_open_mpi_runs_beside_plans_and_leaves_nothing() -> None:
+    field = field_of("dgx-1v", "allreduce", "0,1,4", "openmpi,optimal")
+    with field.laboratory() as lab:
+        ((mpi, ours),) = experiment.measure(field, lab, [MIB], 1, 20)
+    assert (mpi.wrong, ours.wrong) == (0, 0)
+    assert mpi.part < 1.1
+    assert len(mpi.runs) == 1
 
 
 @pytest.fixture(scope="module")

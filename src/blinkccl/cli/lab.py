@@ -48,7 +48,7 @@ def lab(
         Option(
             "--algo",
             metavar="NAMES",
-            help="Algorithms, as optimal,ring or optimal@fast,hybrid@all; gloo_links and gloo_ranks: gloo's ring. "
+            help="Algorithms, as optimal,ring or optimal@fast,hybrid@all; gloo_links, gloo_ranks, openmpi: theirs. "
             "all: optimal,blink,ring,one_ring.",
         ),
     ] = "all",

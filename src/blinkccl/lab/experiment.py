@@ -2,9 +2,9 @@
 
 Plans are run by engine ``sockets``: so only the trees differ. ``ring`` is all rings at once that NCCL 2.4 finds, over
 PCIe where fast links close none; ``one_ring`` is the first of them alone. ``gloo_links`` and ``gloo_ranks`` are gloo's
-own ring in the order of such a ring, and in that of the ranks; where it is not fast links that join two of them it
-takes PCIe, and a plan of such a ring stands for what can be expected. Beside what is measured are the plan's rate, and
-what the simulator finds for these chunks, which fill a pipeline, on links without latency.
+own ring in the order of such a ring, and in that of the ranks, ``openmpi`` is Open MPI; where it is not fast links that
+join two ranks these take PCIe, and a plan of such a ring stands for what can be expected. Beside what is measured are
+the plan's rate, and what the simulator finds for these chunks, which fill a pipeline, on links without latency.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from blinkccl.algorithms import ring
 from blinkccl.algorithms.registry import Request, algorithm
 from blinkccl.algorithms.shapes import chain_down, chain_up, cyclic, forest_on, missing_pairs, transit_paths
 from blinkccl.bench.pattern import Work as Pattern
+from blinkccl.bench.peers.registry import installation
 from blinkccl.bench.sizes import block_count
 from blinkccl.engines.sockets import Sites
 from blinkccl.errors import TopologyError, UnsupportedError
@@ -36,7 +37,7 @@ from blinkccl.topology.model import Topology
 from blinkccl.topology.select import network_for
 
 #: What ``all`` means, and whose programs are not ours.
-GLOO = ("gloo_links", "gloo_ranks")
+FOREIGN = ("gloo_links", "gloo_ranks", "openmpi")
 ALL = ("optimal", "blink", "ring", "one_ring")
 #: What all links together may carry, per processor: a third of what a processor moves through shaped links.
 _BYTES_PER_S = 150e6
@@ -53,16 +54,18 @@ BUFFER_BYTES = 128 * 1024
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan that is run; with ``gloo_order`` (vertices) by gloo, of which it is what can be expected."""
+    """A plan that is run; with ``order`` (vertices) by the library of its name, of which it is what can be expected."""
 
     name: str
     forest: Forest
     program: Program
-    gloo_order: tuple[int, ...] = ()
+    order: tuple[int, ...] = ()
 
     def open(self, lab: Laboratory) -> int:
         """Its number in a laboratory."""
-        return lab.open_gloo(self.program, self.gloo_order) if self.gloo_order else lab.open(self.program, BUFFER_BYTES)
+        if self.name == "openmpi":
+            return lab.open_mpi(self.program)
+        return lab.open_gloo(self.program, self.order) if self.order else lab.open(self.program, BUFFER_BYTES)
 
     def chunk_bytes(self, size_bytes: int) -> int:
         """The largest chunk for which filling the pipeline takes little."""
@@ -168,7 +171,7 @@ def laboratory(candidates: Sequence[Candidate], slower: float) -> Laboratory:
     sites = [Sites(one.program) for one in candidates]
     networks: list[Topology] = [one.forest.topology for one in candidates]
     paths = [leg.path for one in sites for leg in one.legs]
-    foreign = [one.forest for one in candidates if one.gloo_order]
+    foreign = [one.forest for one in candidates if one.order]
     ways = {pair: path for forest in foreign for pair, path in transit_paths(forest.topology, forest.ranks).items()}
     return Laboratory(lay_out(networks, paths, 8e9 / slower, ways), [v for one in sites for v in one.vertices])
 
@@ -182,13 +185,13 @@ def prepare(request: Request, names: Sequence[str], lane_mbit_per_s: float | Non
     found, absent = [], []
     for name in names:
         try:
-            forest = gloo_ring(request, name) if name in GLOO else _forest(name, request)
+            forest = foreign_ring(request, name) if name in FOREIGN else _forest(name, request)
         except (UnsupportedError, TopologyError) as error:
             absent.append((name, str(error)))
             continue
         program = lower(forest, slots)
         verify(program, forest.topology)
-        order = tuple(share.root for share in forest.shares) if name in GLOO else ()
+        order = tuple(share.root for share in forest.shares) if name in FOREIGN else ()
         found.append(Candidate(name, forest, program, order))
     if not found:
         raise UnsupportedError(f"there is nothing to run: {'; '.join(reason for _, reason in absent)}")
@@ -196,15 +199,17 @@ def prepare(request: Request, names: Sequence[str], lane_mbit_per_s: float | Non
     return Field(request, tuple(found), tuple(absent), lane_gb_per_s(request) * 8e3 / lane)
 
 
-def gloo_ring(request: Request, name: str) -> Forest:
-    """The ring that gloo's AllReduce makes of its ranks' order: ``gloo_ranks``, or in ``gloo_links`` that of links.
+def foreign_ring(request: Request, name: str) -> Forest:
+    """The ring that a library's AllReduce makes of its ranks' order: the job's, or in ``gloo_links`` that of links.
 
-    UnsupportedError for another collective, where links close no ring, or where there is no way between some ranks:
-    gloo connects all pairs.
+    UnsupportedError for another collective, where links close no ring, where the library is not there, or where there
+    is no way between some ranks: libraries connect all pairs.
     """
     if request.collective.name != "allreduce":
-        raise UnsupportedError(f"{name}: gloo runs allreduce here, and no {request.collective.name}")
-    if find_spec("torch") is None:
+        raise UnsupportedError(f"{name} runs allreduce here, and no {request.collective.name}")
+    if name == "openmpi":
+        installation(name, None)
+    elif find_spec("torch") is None:
         raise UnsupportedError(f"{name} needs PyTorch: pip install 'blink-ccl[torch]'")
     order = request.ranks
     if name == "gloo_links":
@@ -217,7 +222,7 @@ def gloo_ring(request: Request, name: str) -> Forest:
     missing = missing_pairs(paths, request.ranks)
     if missing:
         a, b = missing[0]
-        raise UnsupportedError(f"{name}: gloo connects all ranks, and {a} reaches {b} over other ranks only")
+        raise UnsupportedError(f"{name} connects all ranks, and {a} reaches {b} over other ranks only")
     shares = []
     for place, root in enumerate(order):
         down = cyclic(order, root)

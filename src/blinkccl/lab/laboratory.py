@@ -13,18 +13,22 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import ceil
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from blinkccl.bench.candidate import RunningCandidate
 from blinkccl.bench.pattern import Work as Pattern
+from blinkccl.bench.pattern import commands
 from blinkccl.engines.sockets import Sites
 from blinkccl.errors import CommunicationError, DeadlineError, PeerLostError, StalledError, UsageError
 from blinkccl.lab.diagnosis import sentence
 from blinkccl.lab.layout import Layout
 from blinkccl.lab.namespaces import Namespaces, shape
+from blinkccl.lab.openmpi import launch
 from blinkccl.lab.worker import Done, Execution, GlooOpening, Opening
 from blinkccl.schedule.program import Program
 
@@ -72,6 +76,7 @@ class Laboratory:
         self._processes: dict[int, _Process] = {}
         #: By number, what is opened, and the vertices that take part.
         self._open: dict[int, tuple[Sites, tuple[int, ...]]] = {}
+        self._foreign: dict[int, RunningCandidate] = {}
         self._numbers = self._serial = 0
 
     def __enter__(self) -> Laboratory:
@@ -158,6 +163,16 @@ class Laboratory:
         self._ask(number, _START_S, "join gloo", "open_gloo", opening)
         return number
 
+    def open_mpi(self, program: Program) -> int:
+        """As :meth:`open`, but Open MPI does the AllReduce of ``program``."""
+        launched = launch({vertex: self.pid(vertex) for vertex in program.ranks})
+        with self.namespaces.inside(program.ranks[0]):
+            candidate = RunningCandidate(launched, _START_S)
+        self._stack.callback(candidate.close)
+        number = self._number(Sites(program), ())
+        self._foreign[number] = candidate
+        return number
+
     def _number(self, sites: Sites, vertices: tuple[int, ...]) -> int:
         self._numbers += 1
         self._open[self._numbers] = sites, vertices
@@ -165,6 +180,8 @@ class Laboratory:
 
     def close(self, number: int) -> None:
         """Hangs up the connections of a program."""
+        if number in self._foreign:
+            self._foreign.pop(number).close()
         alive = [v for v in self._open[number][1] if self._processes[v].child.poll() is None]
         self._ask(number, _CONNECT_S, "hang up", "close", number, vertices=alive)
         del self._open[number]
@@ -173,11 +190,17 @@ class Laboratory:
         """Runs once what is opened."""
         self._ask(number, deadline_s, "prepare", "prepare", Execution(number, pattern, chunk_bytes, deadline_s))
         before, began = _processor_seconds(), time.monotonic() + _LEAD_S
-        answers = self._ask(number, deadline_s + _LEAD_S, "finish", "go", began)
+        if number in self._foreign:
+            work = replace(pattern, warmup=0, iterations=1, deadline_s=ceil(deadline_s))
+            measured = self._foreign[number].run(commands(work))
+            seconds, wrong = float(measured.seconds.max()), measured.wrong
+        else:
+            answers = self._ask(number, deadline_s + _LEAD_S, "finish", "go", began)
+            done = [answer for answer in answers.values() if isinstance(answer, Done)]
+            seconds, wrong = max(one.at for one in done) - began, sum(one.wrong for one in done)
         after, ended = _processor_seconds(), time.monotonic()
-        done = [answer for answer in answers.values() if isinstance(answer, Done)]
         spent = (after - before) / ((ended - began + _LEAD_S) * len(os.sched_getaffinity(0)))
-        return Run(max(one.at for one in done) - began, sum(one.wrong for one in done), spent)
+        return Run(seconds, wrong, spent)
 
     def _ask(
         self, number: int, deadline_s: float, what: str, *command: Any, vertices: Sequence[int] | None = None

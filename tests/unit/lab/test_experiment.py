@@ -93,12 +93,12 @@ needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="gloo comes 
 
 @needs_torch
 def test_gloo_goes_around_in_the_order_of_links_or_of_ranks() -> None:
-    field = experiment.prepare(asked("dgx-1v", "allreduce", "0,1,4,5"), experiment.GLOO, 100)
+    field = experiment.prepare(asked("dgx-1v", "allreduce", "0,1,4,5"), ("gloo_links", "gloo_ranks"), 100)
     by_links, by_ranks = field.candidates
-    assert set(by_links.gloo_order) == {0, 1, 4, 5}
-    ends = [*zip(by_links.gloo_order, by_links.gloo_order[1:] + by_links.gloo_order[:1], strict=True)]
+    assert set(by_links.order) == {0, 1, 4, 5}
+    ends = [*zip(by_links.order, by_links.order[1:] + by_links.order[:1], strict=True)]
     assert all(pair in by_links.forest.topology.link for pair in ends)
-    assert by_ranks.gloo_order == (0, 1, 4, 5)
+    assert by_ranks.order == (0, 1, 4, 5)
     # 1 to 4 and 5 to 0 have no NVLink.
     assert by_ranks.forest.algbw_gb_per_s < by_links.forest.algbw_gb_per_s / 2
     assert field.laboratory().layout.hosts.keys() == {0, 1, 4, 5}
@@ -106,11 +106,13 @@ def test_gloo_goes_around_in_the_order_of_links_or_of_ranks() -> None:
 
 @needs_torch
 def test_gloo_is_refused_where_it_cannot_go() -> None:
-    (refused, _) = experiment.prepare(asked("dgx-1v", "allreduce", "1,4,5,6"), (*experiment.GLOO, "optimal")).absent[0]
+    (refused, _) = experiment.prepare(
+        asked("dgx-1v", "allreduce", "1,4,5,6"), ("gloo_links", "gloo_ranks", "optimal")
+    ).absent[0]
     assert refused == "gloo_links"
     for spec, name, reason in (
-        ("dgx-1v", "broadcast", "gloo runs allreduce here"),
-        ("ring:4", "allreduce", "gloo connects all ranks, and 0 reaches 2 over other ranks only"),
+        ("dgx-1v", "broadcast", "gloo_ranks runs allreduce here"),
+        ("ring:4", "allreduce", "gloo_ranks connects all ranks, and 0 reaches 2 over other ranks only"),
     ):
         with pytest.raises(UnsupportedError, match=reason):
             experiment.prepare(asked(spec, name), ("gloo_ranks",))

@@ -1,0 +1,50 @@
+"""Open MPI in a laboratory: how mpirun starts its daemons in namespaces instead of on hosts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from shlex import quote
+
+from blinkccl.bench.candidate import CandidateLaunch, Process
+from blinkccl.bench.peers.build import build
+from blinkccl.bench.peers.registry import LIBRARIES, installation
+from blinkccl.lab.layout import HOST_DEVICE
+
+#: TCP between the hosts' addresses, and nothing that processors share; ranks that wait let others go on.
+_OPTIONS = (
+    *("--mca", "plm", "rsh", "--mca", "oob_tcp_if_include", HOST_DEVICE),
+    *("--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", HOST_DEVICE, "--mca", "pml", "ob1"),
+    *("--mca", "mpi_yield_when_idle", "1", "--map-by", "node"),
+)
+
+
+def launch(pids: Mapping[int, int]) -> CandidateLaunch:
+    """For ranks at these vertices, each with a process in its namespace; mpirun is to be started in the first's.
+
+    UnsupportedError without Open MPI or its compiler.
+    """
+    found = installation("openmpi", None)
+    program = build(found.source, found.compiler, found.options)
+
+    def processes(path: Path, room: Path) -> Sequence[Process]:
+        agent = room / "agent"
+        agent.write_text(_agent(pids))
+        agent.chmod(0o700)
+        hosts = ",".join(f"vertex{vertex}:1" for vertex in pids)
+        line = [found.launcher, "--mca", "plm_rsh_agent", str(agent), *_OPTIONS, "--host", hosts]
+        line += ["--allow-run-as-root"] if os.geteuid() == 0 else []
+        line += ["-n", str(len(pids)), str(program), str(path)]
+        return [Process(line, {**found.environment, "TMPDIR": str(room)})]
+
+    return CandidateLaunch("openmpi", len(pids), processes, library=LIBRARIES["openmpi"])
+
+
+def _agent(pids: Mapping[int, int]) -> str:
+    """What stands in for ssh: it is called with a host's name and a command. Hosts have names of their own, too."""
+    cases = "\n".join(f"  vertex{vertex}) pid={pid} ;;" for vertex, pid in pids.items())
+    inside = quote('hostname $0 && eval "$*"')
+    return f"#!/bin/sh\nname=$1\nshift\ncase $name in\n{cases}\nesac\n" + (
+        f'exec nsenter --net --target "$pid" unshare --uts sh -c {inside} "$name" "$@"\n'
+    )
