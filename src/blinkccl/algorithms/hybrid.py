@@ -75,6 +75,17 @@ def hybrid_split(
     return Split(over_pcie, over_nvlink, over_nvlink / nvlink)
 
 
+def measured_gb_per_s(small: tuple[int, float], large: tuple[int, float]) -> Fraction:
+    """The rate of a link class by two calls of so many bytes and seconds; UsageError where they say nothing of it."""
+    (few, soon), (many, late) = ((size, Fraction(seconds)) for size, seconds in (small, large))
+    if not (0 <= few < many and 0 < soon < late):
+        raise UsageError(
+            f"{few} bytes in {float(soon):g} s and {many} bytes in {float(late):g} s say nothing of a rate; measure "
+            "sizes that are further apart"
+        )
+    return (many - few) / (late - soon) / GB
+
+
 def rates(request: Request) -> tuple[Fraction, Fraction]:
     """(BW_PCIe, BW_NVL) in GB/s: what the trees of each class reach by themselves."""
     pcie, nvlink = (class_plan(request, links) for links in ("staged", "fast"))

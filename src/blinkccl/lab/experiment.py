@@ -3,8 +3,9 @@
 Plans are run by engine ``sockets``: so only the trees differ. ``ring`` is all rings at once that NCCL 2.4 finds, over
 PCIe where fast links close none; ``one_ring`` is the first of them alone. ``gloo_links`` and ``gloo_ranks`` are gloo's
 own ring in the order of such a ring, and in that of the ranks, ``openmpi`` is Open MPI; where it is not fast links that
-join two ranks these take PCIe, and a plan of such a ring stands for what can be expected. Beside what is measured are
-the plan's rate, and what the simulator finds for these chunks, which fill a pipeline, on links without latency.
+join two ranks these take PCIe, and a plan of such a ring stands for what can be expected. ``hybrid`` splits each size
+by Eq 8, with what its first calls took. Beside what is measured are the plan's rate, and what the simulator finds for
+these chunks, which fill a pipeline, on links without latency.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from functools import cached_property
 from importlib.util import find_spec
 from statistics import median
 
-from blinkccl.algorithms import ring
+from blinkccl.algorithms import hybrid, ring
+from blinkccl.algorithms.hybrid import class_plan, hybrid_split, measured_gb_per_s, plan_split
 from blinkccl.algorithms.registry import Request, algorithm
 from blinkccl.algorithms.shapes import chain_down, chain_up, cyclic, forest_on, missing_pairs, transit_paths
 from blinkccl.bench.pattern import Work as Pattern
@@ -35,7 +37,10 @@ from blinkccl.simulate.calibration import calibration
 from blinkccl.simulate.run import simulate
 from blinkccl.topology.model import Topology
 from blinkccl.topology.select import network_for
+from blinkccl.units import GB
 
+#: Of the first calls of ``hybrid``, and how many there are of each; and the finest part of the data that PCIe gets.
+FIRST_SIZES, _FIRST_CALLS, _FINEST = (64 << 10, 4 << 20), 10, 64
 #: What ``all`` means, and whose programs are not ours.
 FOREIGN = ("gloo_links", "gloo_ranks", "openmpi")
 ALL = ("optimal", "blink", "ring", "one_ring")
@@ -60,6 +65,14 @@ class Candidate:
     forest: Forest
     program: Program
     order: tuple[int, ...] = ()
+
+    def ready(self, lab: Laboratory, slower: float, deadline_s: float) -> Candidate:
+        """What is run, once all that has to be measured first has been."""
+        return self
+
+    def at(self, size_bytes: int) -> Candidate:
+        """What is run for a size."""
+        return self
 
     def open(self, lab: Laboratory) -> int:
         """Its number in a laboratory."""
@@ -92,6 +105,54 @@ class Candidate:
             chunk_bytes=chunk_bytes * many,
         )
         return size_bytes * many / found.seconds / 1e9
+
+
+@dataclass(frozen=True)
+class Hybrid(Candidate):
+    """Eq 8 (Blink, §3.4): the plan of a size sends over PCIe what this does while NVLink does the rest.
+
+    ``classes`` are NVLink and PCIe alone, ``forest`` and ``program`` both at the rates of their links. The first calls
+    of these say what rates they have, and what in the laboratory is T_dpa: how much later a small call ends that uses
+    both, and not NVLink alone. It holds all of a call up and not PCIe's part of it, so what Eq 8 gains must be more.
+    ``split`` has these three numbers, on which all ranks' plans then depend.
+    """
+
+    request: Request = field(kw_only=True)
+    classes: tuple[Candidate, Candidate] = field(kw_only=True)
+    split: tuple[Fraction, Fraction, Fraction] = field(kw_only=True, default=(Fraction(0),) * 3)
+
+    def ready(self, lab: Laboratory, slower: float, deadline_s: float) -> Hybrid:
+        nvlink, pcie, both = _first_calls((*self.classes, self), lab, slower, deadline_s)
+        wait_s = max(Fraction(0), Fraction(both[0][1]) - Fraction(nvlink[0][1]))
+        return replace(self, split=(measured_gb_per_s(*pcie), measured_gb_per_s(*nvlink), wait_s))
+
+    def at(self, size_bytes: int) -> Candidate:
+        pcie, nvlink, wait_s = self.split
+        split = hybrid_split(size_bytes, pcie, nvlink, wait_s)
+        pays = split.seconds + wait_s < Fraction(size_bytes) / (nvlink * GB)
+        part = split.pcie_part.limit_denominator(_FINEST) if pays else Fraction(0)
+        return _lowered(self.name, plan_split(self.request, part))
+
+
+_Timed = tuple[int, float]
+
+
+def _first_calls(
+    candidates: Sequence[Candidate], lab: Laboratory, slower: float, deadline_s: float
+) -> list[tuple[_Timed, _Timed]]:
+    """Of each, bytes and median seconds of small and of large calls; in turns, the first of which warm up."""
+    numbers = [one.open(lab) for one in candidates]
+    found = []
+    for size in FIRST_SIZES:
+        row = [planned(one, size, None, slower) for one in candidates]
+        for turn in range(_FIRST_CALLS):
+            for number, calls in zip(numbers, row, strict=True):
+                run = lab.run(number, calls.pattern, calls.chunk_bytes, deadline_s)
+                calls.runs += [run] if turn else []
+        found.append([(calls.pattern.size, calls.seconds) for calls in row])
+    for number in numbers:
+        lab.close(number)
+    return list(zip(*found, strict=True))
 
 
 @dataclass
@@ -189,14 +250,23 @@ def prepare(request: Request, names: Sequence[str], lane_mbit_per_s: float | Non
         except (UnsupportedError, TopologyError) as error:
             absent.append((name, str(error)))
             continue
-        program = lower(forest, slots)
-        verify(program, forest.topology)
-        order = tuple(share.root for share in forest.shares) if name in FOREIGN else ()
-        found.append(Candidate(name, forest, program, order))
+        one = _lowered(name, forest, slots)
+        if name in FOREIGN:
+            one = replace(one, order=tuple(share.root for share in forest.shares))
+        if name == hybrid.ALGORITHM:
+            classes = tuple(_lowered(name, class_plan(request, links), slots) for links in ("fast", "staged"))
+            one = Hybrid(name, forest, one.program, request=request, classes=(classes[0], classes[1]))
+        found.append(one)
     if not found:
         raise UnsupportedError(f"there is nothing to run: {'; '.join(reason for _, reason in absent)}")
     lane = lane_mbit_per_s or held_mbit_per_s(request, found)
     return Field(request, tuple(found), tuple(absent), lane_gb_per_s(request) * 8e3 / lane)
+
+
+def _lowered(name: str, forest: Forest, slots: int = 2) -> Candidate:
+    program = lower(forest, slots)
+    verify(program, forest.topology)
+    return Candidate(name, forest, program)
 
 
 def foreign_ring(request: Request, name: str) -> Forest:
@@ -266,17 +336,22 @@ def measure(
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Iterator[list[Measured]]:
     """Per size, all candidates, ``rounds`` times in turns, every result checked."""
-    numbers = [one.open(lab) for one in field.candidates]
-    total, done = len(sizes) * rounds * len(numbers), 0
+    ready = [one.ready(lab, field.slower, deadline_s) for one in field.candidates]
+    numbers: dict[Candidate, int] = {}
+    total, done = len(sizes) * rounds * len(ready), 0
     for size in sizes:
-        row = [planned(one, size, chunk_bytes, field.slower) for one in field.candidates]
+        row = [planned(one.at(size), size, chunk_bytes, field.slower) for one in ready]
+        for measured in row:
+            if measured.candidate not in numbers:
+                numbers[measured.candidate] = measured.candidate.open(lab)
         for _ in range(rounds):
-            for number, measured in zip(numbers, row, strict=True):
+            for measured in row:
+                number = numbers[measured.candidate]
                 measured.runs.append(lab.run(number, measured.pattern, measured.chunk_bytes, deadline_s))
                 done += 1
                 progress(done, total)
         yield row
-    for number in numbers:
+    for number in numbers.values():
         lab.close(number)
 
 

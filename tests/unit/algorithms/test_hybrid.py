@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import pytest
 
-from blinkccl.algorithms.hybrid import Split, hybrid_split, plan_split, rates
+from blinkccl.algorithms.hybrid import Split, hybrid_split, measured_gb_per_s, plan_split, rates
 from blinkccl.algorithms.registry import ALGORITHMS
 from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.errors import UnsupportedError, UsageError
@@ -51,6 +51,14 @@ def test_pcie_gets_nothing_until_nvlink_outlasts_the_switching(
         assert split == Split(Fraction(0), Fraction(total), Fraction(total, nvlink_gb_per_s * 10**9))
         assert split.pcie_part == 0
     assert hybrid_split(least_bytes + 1, PCIE_GB_PER_S, nvlink_gb_per_s, gpus * T_DPA_S).pcie_bytes > 0
+
+
+def test_a_rate_by_two_calls() -> None:
+    """Whatever a call costs at any size goes out."""
+    assert measured_gb_per_s((MB, 0.75), (3 * MB, 1.0)) == Fraction(8, 1000)
+    for small, large in (((MB, 1.0), (MB, 2.0)), ((MB, 1.0), (2 * MB, 1.0)), ((MB, 0.0), (2 * MB, 1.0))):
+        with pytest.raises(UsageError, match="say nothing of a rate"):
+            measured_gb_per_s(small, large)
 
 
 def test_floats_are_taken_as_they_are() -> None:

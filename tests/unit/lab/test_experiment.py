@@ -32,6 +32,38 @@ def test_what_there_is_none_of_is_told() -> None:
         experiment.prepare(asked("dgx-1v", "broadcast", "1,4,5,6"), ("one_ring",), 100)
 
 
+class Slow:
+    """A laboratory in which a call of NVLink takes 1 ms and then 100 MB/s, of PCIe 20 MB/s; of both so much longer."""
+
+    def __init__(self, longer_s: float) -> None:
+        self.longer_s, self.programs = longer_s, []
+
+    def open(self, program, buffer_bytes) -> int:
+        self.programs.append(program)
+        return len(self.programs) - 1
+
+    def close(self, number: int) -> None:
+        self.programs[number] = None
+
+    def run(self, number: int, pattern: Pattern, chunk_bytes: int, deadline_s: float) -> Run:
+        staged = [queue.is_staged for queue in self.programs[number].queues]
+        both = any(staged) and not all(staged)
+        rate = 120e6 if both else 20e6 if all(staged) else 100e6
+        return Run(0.001 + self.longer_s * both + pattern.size / rate, 0, 0.0)
+
+
+@pytest.mark.parametrize(("longer_s", "least"), [(0.0, 0), (0.01, 6_000_000)])
+def test_hybrid_splits_by_what_its_first_calls_took(longer_s: float, least: int) -> None:
+    """Eq 8 by rates; below the size at which PCIe saves what it costs there is none of it."""
+    (one,) = experiment.prepare(asked("dgx-1v", "broadcast", "0,1,2", links="all"), ("hybrid",), 100).candidates
+    ready = one.ready(Slow(longer_s), 1.0, 60.0)
+    for size in (1 << 14, 1 << 20, 1 << 24, 1 << 28):
+        staged = [share for share in ready.at(size).forest.shares if len(share.broadcast.edges[0]) > 2]
+        part = float(sum(share.weight for share in staged))
+        saved = (size - longer_s * 100e6) * 20 / 120 / size if longer_s else 1 / 6
+        assert part == pytest.approx(saved if size > least else 0, abs=1 / 64)
+
+
 def test_a_lane_is_of_the_fast_links_whatever_is_planned_on() -> None:
     for links in ("fast", "pcie", "all"):
         field = experiment.prepare(asked("dgx-1v", "broadcast", "0,1,2", links=links), ("optimal",), 100)
