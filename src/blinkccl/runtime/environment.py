@@ -5,8 +5,9 @@ size's, of Slurm also those of a step.
 
 `mpich` stands for Intel MPI too. A job's own BLINK_STORE goes before everything else. Without it, torchrun's
 variables name a store; the ranks that an MPI launcher or srun started on one host meet in a directory named
-after the launcher's process (`job_directory`). Ranks of srun on several hosts meet at the step's first node, at a
-port made from the job's number. Otherwise there is no store, and :func:`store_of` says what to do.
+after the launcher's process (`job_directory`). Those that mpirun started on several hosts ask MPI, and ranks of srun
+on several hosts meet at the step's first node, at a port made from the job's number. Otherwise there is no store, and
+:func:`store_of` says what to do.
 
 PMIx tells a process its rank but not how many there are, so it cannot be a row of this table.
 """
@@ -169,6 +170,8 @@ def _derived_store(environ: Mapping[str, str], row: _Row, on_one_host: bool, fin
         launcher = find_launcher(row.rank)
         names = [row.launcher, *(environ.get(name, "") for name in _JOB_NAMES)]
         return f"file://{job_directory(base_directory(environ), launcher, names)}" if launcher else None
+    if row in (_OPENMPI, _MPICH) and row.local_size in environ:
+        return "mpi://"
     return _slurm_store(environ) if row is _SLURM else None
 
 

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import ctypes as c
 import os
-import socket
-import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from fcntl import ioctl
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,13 +20,12 @@ from typing import Any, Protocol
 
 from blinkccl.errors import CommunicationError, DeadlineError, LaunchError, UnsupportedError
 from blinkccl.runtime.bootstrap import own_address_towards
-from blinkccl.runtime.store import Store, TorchStore
+from blinkccl.runtime.store import Store, TorchStore, own_addresses
 
 _NAME = "BLINK_NETWORK"
 _RATE = "BLINK_NIC_GBITS"
 #: Gigabits per second of an interface that does not say its speed, as virtual ones do not.
 DEFAULT_GBITS = 10.0
-_SIOCGIFADDR = 0x8915
 _INTERFACES = Path("/sys/class/net")
 
 
@@ -348,7 +344,8 @@ def interface_bytes_per_s(host: str) -> float:
         if not 0 < gbits < float("inf"):
             raise LaunchError(f"{_RATE}={text!r}: expected a positive number of gigabits per second")
         return gbits * 1e9 / 8
-    name = _interface_at(own_address_towards(host))
+    own = own_address_towards(host)
+    name = next((name for name, address in own_addresses().items() if address == own), "")
     megabits = 0
     with suppress(OSError, ValueError):
         megabits = int((_INTERFACES / name / "speed").read_text())
@@ -358,14 +355,3 @@ def interface_bytes_per_s(host: str) -> float:
 def is_rate_given() -> bool:
     """Whether BLINK_NIC_GBITS says what hosts reach: then nothing is measured in its place."""
     return bool(os.environ.get(_RATE))
-
-
-def _interface_at(address: str) -> str:
-    """The interface with this IPv4 address; "" where there is none."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            with suppress(OSError):
-                found = ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                if socket.inet_ntoa(found[20:24]) == address:
-                    return name
-    return ""

@@ -6,6 +6,7 @@
 | `tcp://host:port`      | `TcpStore`       | any ranks: rank 0 serves                                       |
 | `torch://host:port`    | `TorchStore`     | torch's own store, which rank 0 serves                         |
 | `torchrun://host:port` | `TorchStore`     | torch's own store, which torchrun's agent serves               |
+| `mpi://`               | `TcpStore`       | ranks of an MPI job: rank 0 serves, and MPI says where         |
 
 A store of torch that somebody else made is one, too. Keys are text, values bytes. Setting a key again replaces
 its value; a reader sees the old value or the new one, never a part of either. Waiting is looking again, with growing
@@ -18,12 +19,14 @@ import os
 import re
 import socket
 import socketserver
+import struct
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
+from fcntl import ioctl
 from hashlib import sha256
 from importlib import import_module
 from io import BufferedIOBase
@@ -44,6 +47,9 @@ MAX_THREADS = 512
 REQUEST_S = 5.0
 ANSWER_S = 30.0
 MAGIC = "BLINKST3"
+#: How long one of rank 0's addresses is tried.
+REACH_S = 2.0
+_SIOCGIFADDR = 0x8915
 
 
 class Pauses:
@@ -180,6 +186,10 @@ class TcpStore(Store):
         if server is not None and self._process == os.getpid():
             server.shutdown()
             server.server_close()
+
+    def serves_at(self, address: str) -> None:
+        """Others reach this server, which listens at all of its host's addresses, at this one."""
+        self._host = address
 
     def host(self) -> str | None:
         return None if is_local(self._host) else self._host
@@ -344,12 +354,63 @@ def open_store(url: str, rank: int, deadline: float) -> Store:
         prepare(directory, os.environ, rank)
         _check_place(url, directory)
         return FileStore(directory)
+    if scheme == "mpi":
+        return _mpi_store(deadline)
     if scheme not in ("tcp", "torch", "torchrun"):
-        raise LaunchError(f"store {url!r}: expected file:///directory, tcp://host:port or torch://host:port")
+        raise LaunchError(f"store {url!r}: expected file:///directory, tcp://host:port, torch://host:port or mpi://")
     host, port = _address(url, rest)
     if scheme == "tcp":
         return TcpStore(host, port, server=rank == 0, deadline=deadline)
     return _torch_tcp_store(host, port, scheme == "torch" and rank == 0, deadline)
+
+
+def _mpi_store(deadline: float) -> TcpStore:
+    """Rank 0 serves at the first of its addresses that all ranks reach; through mpi4py, which starts MPI."""
+    try:
+        world = import_module("mpi4py.MPI").COMM_WORLD
+    except (ImportError, RuntimeError) as error:
+        raise LaunchError(
+            f"the ranks of this MPI job are on several hosts, and only MPI could tell them where to meet ({error}): "
+            "pip install mpi4py on all hosts, or set BLINK_STORE=tcp://HOST:PORT with the host of rank 0 and a free "
+            "port there (mpirun -x BLINK_STORE=… hands it on)"
+        ) from None
+    found = [address for address in own_addresses().values() if not is_local(address)]
+    server = (
+        TcpStore(found[0] if found else "127.0.0.1", 0, server=True, deadline=deadline) if world.rank == 0 else None
+    )
+    addresses, port = world.bcast((found, server.port) if server is not None else None)
+    stores = {} if server is not None else _reached(addresses, port, deadline)
+    reached = world.allgather(list(addresses if server is not None else stores))
+    best = next((address for address in addresses if all(address in each for each in reached)), None)
+    if best is None:
+        raise LaunchError(
+            f"not all ranks reach rank 0 at one of its addresses ({', '.join(addresses) or 'it has none'}), port "
+            f"{port}; set BLINK_STORE=tcp://HOST:PORT with an address that all reach"
+        )
+    if server is None:
+        return stores[best]
+    server.serves_at(best)
+    return server
+
+
+def _reached(addresses: Sequence[str], port: int, deadline: float) -> dict[str, TcpStore]:
+    stores = {}
+    for address in addresses:
+        with suppress(RendezvousTimeout, CommunicationError):
+            until = min(deadline, time.monotonic() + REACH_S)
+            stores[address] = TcpStore(address, port, server=False, deadline=until)
+    return stores
+
+
+def own_addresses() -> dict[str, str]:
+    """This host's IPv4 addresses by interface."""
+    found = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):
+                row = ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                found[name] = socket.inet_ntoa(row[20:24])
+    return found
 
 
 def is_local(host: str) -> bool:

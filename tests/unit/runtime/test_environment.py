@@ -67,6 +67,13 @@ def test_mpi_on_one_host_meets_in_the_launchers_directory() -> None:
         assert found == launch({**environ, **RUNTIME}, launcher)
 
 
+def test_ranks_that_mpi_started_on_several_hosts_ask_mpi() -> None:
+    there = {"OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
+    assert launch({**OPENMPI, **there}, launcher).store_url == "mpi://"
+    assert launch({**MPICH, "MPI_LOCALNRANKS": "1"}, launcher).store_url == "mpi://"
+    assert launch({**OPENMPI, **there, "BLINK_STORE": "tcp://a:1"}, launcher).store_url == "tcp://a:1"
+
+
 def test_ranks_of_one_job_agree_on_the_directory() -> None:
     def url(changes: dict[str, str], process: tuple[int, int] = (1, 2)) -> str | None:
         return launch({**OPENMPI, **RUNTIME, **changes}, lambda variable: process).store_url
@@ -162,7 +169,6 @@ def test_what_is_wrong_is_named(environ: dict[str, str], named: str) -> None:
     [
         (BLINK, launcher),
         (MPICH, nowhere),
-        ({**OPENMPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}, launcher),
     ],
 )
 def test_where_no_store_follows_the_error_says_how_to_name_one(environ: dict[str, str], find: FindLauncher) -> None:
