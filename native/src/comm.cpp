@@ -607,6 +607,8 @@ void blink_detach(blink_comm* comm) {
 
 void blink_count_from_here(blink_comm* comm) { comm->count_from_here(); }
 
+void blink_expect_long_waits(blink_comm* comm) { comm->expect_long_waits(); }
+
 void blink_abort(blink_comm* comm, const char* text) {
   comm->fail(BLINK_ABORTED, blink::Site{}, -1, text);
 }

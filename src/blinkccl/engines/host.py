@@ -131,6 +131,10 @@ class Endpoint:
         """The calls until now were not the user's: what people are shown counts from here."""
         self._library.blink_count_from_here(self.handle)
 
+    def expect_long_waits(self) -> None:
+        """Waits of this rank last, and others want its core: they sleep soon."""
+        self._library.blink_expect_long_waits(self.handle)
+
     def can_cross(self) -> bool:
         """Whether this rank may copy from every other rank's own memory; to be asked when all have joined."""
         return bool(self._library.blink_can_cross(self.handle))

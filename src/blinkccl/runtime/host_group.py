@@ -214,6 +214,10 @@ class HostGroup:
         self._calls[call] = prepared
         return prepared
 
+    def expect_long_waits(self) -> None:
+        """Calls of this group wait for more than its ranks, such as a network: waits sleep soon."""
+        self._endpoint.expect_long_waits()
+
     def can_cross(self) -> bool:
         """Whether this rank may copy from every other rank's own memory; none of them may have left."""
         self._check_open()

@@ -128,6 +128,7 @@ class SpanningGroup:
         left_s = max(0.1, deadline - time.monotonic())
         size, look = len(self._members), self._monitor.check
         self._local = HostGroup(self.store, self._place, size, prefix=where, deadline_s=left_s, look=look)
+        self._local.expect_long_waits()
         self._window = _window(self.store, f"{where}/window", self._place, size, deadline, look)
         self._window_at = int(self._window.ctypes.data)
 

@@ -125,6 +125,8 @@ void blink_abort(blink_comm* comm, const char* text);
 void blink_report_lost(blink_comm* comm, int32_t rank);
 // The calls until now were the group's own; errors and blink_describe count the user's, from 1.
 void blink_count_from_here(blink_comm* comm);
+// Waits of this rank will last: for a network between hosts, say, whose threads want the core. They sleep soon.
+void blink_expect_long_waits(blink_comm* comm);
 // Where `rank`'s heap of shared tensors is: mapped already (`base`), or to be mapped from `fd` on first use.
 int blink_set_heap(blink_comm* comm, int32_t rank, void* base, int fd, uint64_t bytes);
 // Lets long waits end at a signal, such as a user's Ctrl-C. These are Python's own functions PyGILState_Ensure,
