@@ -6,10 +6,12 @@ import os
 import pickle
 import re
 import socket
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
+from math import inf
 
 import pytest
 
@@ -69,6 +71,23 @@ def test_relays_and_homes_pass_everything_on(slots: int, chunk_bytes: int) -> No
     program = replace(program, channels=tuple(replace(channel, slots=slots) for channel in program.channels))
     for count in (0, 1, 1000):
         assert difference(sockets.run, program, count=count, chunk_bytes=chunk_bytes) is None
+
+
+def test_channels_keep_within_some_ticks_of_each_other() -> None:
+    """One that is held up lets the others go so far ahead, and on when it goes on; one that has ended holds up none."""
+    pace, ready = sockets._Pace(3), deque()
+    pace.reach(0, 2)
+    assert not pace.is_ahead(0)
+    pace.reach(0, 3)
+    assert pace.is_ahead(0)
+    body = iter(())
+    pace.wait(body, ready)
+    assert not ready
+    pace.reach(1, 1)
+    assert list(ready) == [body]
+    assert pace.is_ahead(0)  # channel 2 is still at 0
+    pace.reach(2, inf)
+    assert not pace.is_ahead(0)
 
 
 def test_messages_larger_than_all_buffers_arrive() -> None:
