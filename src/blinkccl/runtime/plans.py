@@ -41,8 +41,9 @@ def planned(
     key = PlanKey(topology, collective, ranks, algorithm_name)
     program = plans.get(key)
     if program is None:
-        program = lower(algorithm(algorithm_name).plan(Request(topology, collective, ranks)))
-        verify(program, topology)
+        forest = algorithm(algorithm_name).plan(Request(topology, collective, ranks))
+        program = lower(forest)
+        verify(program, forest.topology)
         plans.put(key, program)
     return program
 
