@@ -26,6 +26,7 @@ from blinkccl.packing.undirected import strength, undirected_widths
 from blinkccl.paper import drawing
 from blinkccl.paper.claim import Context, Page, Value
 from blinkccl.paper.jobs import EIGHT, Gpus, connected_allocations, geometric_mean, plan, request
+from blinkccl.paper.laboratory import speedup_values
 
 PAGE = Page("A")
 
@@ -266,6 +267,7 @@ def _fig_14(_: Context) -> tuple[Value, ...]:
             for (collective, name), box in boxes.items()
             if box is not found
         ),
+        *(value for collective, name in boxes for value in speedup_values(name, collective)),
     )
 
 

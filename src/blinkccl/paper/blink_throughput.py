@@ -33,6 +33,7 @@ from blinkccl.paper.jobs import (
     request,
     timed,
 )
+from blinkccl.paper.laboratory import speedup_values
 from blinkccl.units import algbw_gb_per_s
 
 PAGE = Page("A")
@@ -52,6 +53,7 @@ def _speedups(context: Context, name: str, collective: str, most: float, mean: f
         Value("largest, with this package's optimal plans", None, max(exact), "×", basis=also),
         Value("geometric mean, with these", None, geometric_mean(exact), "×", basis=also),
         Value("least speed-up, with these", None, min(exact), "×", basis=also),
+        *speedup_values(name, collective),
     )
 
 

@@ -1,0 +1,50 @@
+"""What the laboratory measured, as recorded: all allocations, the plans of today, and the goals it was made for."""
+
+from __future__ import annotations
+
+from statistics import geometric_mean
+
+import pytest
+
+from blinkccl.algorithms.registry import algorithm
+from blinkccl.paper.laboratory import Allocation, measured, read, speedup_values
+from blinkccl.topology.catalog import connected_allocations
+from support.planned import asked
+
+MACHINES, COLLECTIVES = ("dgx-1v", "dgx-1p"), ("broadcast", "allreduce")
+EVERY = [one for machine in MACHINES for collective in COLLECTIVES for one in measured(machine, collective)]
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.parametrize("machine", MACHINES)
+def test_all_allocations_were_measured_with_the_plans_of_today(machine: str, collective: str) -> None:
+    found = measured(machine, collective)
+    assert [one.gpus for one in found] == list(connected_allocations(machine))
+    for one in found[::5]:
+        for how, measurement in one.by.items():
+            forest = algorithm(how).plan(asked(machine, collective, one.gpus))
+            assert measurement.plan == pytest.approx(forest.algbw_gb_per_s)
+            assert len(measurement.runs) >= 3
+
+
+def test_trees_reach_what_they_are_planned_for_and_rings_no_more() -> None:
+    parts = [one.by["optimal"].part for one in EVERY]
+    assert len(parts) == 120
+    assert geometric_mean(parts) >= 0.9
+    assert min(parts) >= 0.8
+    assert max(measurement.part for one in EVERY for measurement in one.by.values()) < 1.02
+    assert all(abs(one.speedup() / one.planned_speedup() - 1) <= 0.1 for one in EVERY)
+
+
+def test_rates_are_medians_and_values_say_what_was_run() -> None:
+    document = {
+        "dgx-1v broadcast 0,1,2": {"lane_mbit_per_s": 9.0, "algbw_gb_per_s": {"optimal": [4, 1, 9, 2], "ring": [2, 1]}},
+        "dgx-1v allreduce 0,1": {"lane_mbit_per_s": 9.0, "algbw_gb_per_s": {}},
+    }
+    (one,) = read(document, "dgx-1v", "broadcast")
+    assert isinstance(one, Allocation)
+    assert (one.by["optimal"].gb_per_s, one.by["optimal"].part, one.speedup(), one.planned_speedup()) == (2, 0.5, 2, 2)
+    largest, mean = speedup_values("dgx-1v", "broadcast")
+    assert largest.ours >= mean.ours
+    assert largest.published is None
+    assert "measured in the laboratory" in largest.what
