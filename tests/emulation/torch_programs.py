@@ -891,6 +891,18 @@ def failures_over_hosts(rank: int, size: int) -> None:
     os._exit(0)
 
 
+def dies_while_made(rank: int, size: int) -> None:
+    """A rank that ends while the group over hosts is made is named, and nobody waits for the deadline."""
+    os.environ["BLINK_HOSTID"] = LAYOUTS[size][rank]
+    lost = size - 1
+    if rank == lost:
+        SpanningGroup._measured = lambda *_: os._exit(0)
+    begun = time.monotonic()
+    with raises(PeerLostError, f"rank {lost} (process ", torchs=False):
+        Communicator.create(FileStore(_place / "dies"), rank, size, deadline_s=90)
+    assert time.monotonic() - begun < 45
+
+
 def wait_for(happened: Callable[[], bool]) -> bool:
     end = time.monotonic() + 20
     while not happened() and time.monotonic() < end:
