@@ -46,6 +46,12 @@ void prepare_tcp(int socket) {
   const int on = 1;
   setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+  // A host that is gone, or a cut network, answers nothing: then the connection ends, and its end is the failure.
+  const unsigned silent_ms = 10'000;
+  const int idle_s = 4, between_s = 2;
+  setsockopt(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, &silent_ms, sizeof silent_ms);
+  setsockopt(socket, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
+  setsockopt(socket, IPPROTO_TCP, TCP_KEEPINTVL, &between_s, sizeof between_s);
 }
 
 struct FreeAddresses {

@@ -189,7 +189,7 @@ struct blink_comm {
   bool roomy_;  // a core for every rank
   std::int64_t spread_us_ = 0;
   int spins_;
-  static constexpr std::int64_t kLongWaitYieldUs = 50;
+  static constexpr std::int64_t kLongWaitYieldUs = 200;
   std::int64_t yield_us_;
   // Both only change on the thread of the collectives, but errors on others tell them too.
   std::atomic<std::uint64_t> sequence_{0};

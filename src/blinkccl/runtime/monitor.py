@@ -18,6 +18,7 @@ from blinkccl.errors import (
     BlinkError,
     CommunicationError,
     DeadlineError,
+    PeerLostError,
     PlanMismatchError,
     RendezvousTimeout,
 )
@@ -134,6 +135,9 @@ class Monitor:
             first = self._bootstrap.fail(told)
             cause = first if isinstance(first, BlinkError) and first is not told else error
             late = str(cause).partition(_LATE)[2]
+            if isinstance(cause, PeerLostError):
+                pid = self._bootstrap.peers[cause.rank].pid
+                cause = PeerLostError(cause.rank, "its process ended, or its host is gone", pid)
             self.cause = DeadlineError(late) if late else cause
             self._on_failure(self.cause)
         finally:

@@ -336,7 +336,7 @@ class SpanningGroup:
         cause = self._monitor.settle(error, tell=False)  # also of calls that differ it has the better words
         if isinstance(cause, PeerLostError):
             pid = self.peers[cause.rank].pid
-            return PeerLostError(cause.rank, f"its process ended or hung up during {where}", pid)
+            return PeerLostError(cause.rank, f"its process ended, or its host is gone, during {where}", pid)
         return cause
 
     # ---- point to point
