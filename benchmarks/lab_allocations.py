@@ -7,7 +7,8 @@ Each machine is built once, with all links of all plans; for each allocation a l
 and optimal trees, Blink's and all of NCCL's rings at once run in turns. ``--seconds`` ends it after so long, and the
 next call goes on from there. The file of this package is src/blinkccl/paper/laboratory.json. ``--hybrid`` takes what
 ``blink lab broadcast --topo dgx-1v --gpus 0-2 --algo optimal@fast,hybrid@all,optimal@all -b 1M -e 32M --json`` printed,
-for 0-2 to 0-7, and adds a table of it.
+for 0-2 to 0-7, and adds a table of it; ``--libraries`` likewise what ``--algo
+optimal,blink,ring,one_ring,gloo_links,gloo_ranks,openmpi`` printed.
 """
 
 from __future__ import annotations
@@ -146,6 +147,30 @@ def hybrid(documents: Sequence[Path]) -> str:
     return HYBRID + table(["GPUs", "plan", *(f"{size >> 20} MiB" for size in sizes), "planned"], rows)
 
 
+def libraries(documents: Sequence[Path]) -> str:
+    """Plans beside other libraries, which know hosts and no links."""
+    found = [json.loads(path.read_text()) for path in documents]
+    names = list(dict.fromkeys(row["algorithm"] for document in found for row in document["rows"]))
+    rows = []
+    for document in found:
+        by = {row["algorithm"]: row for row in document["rows"]}
+        cells = [
+            f"{by[name]['algbw_gb_per_s']:.1f} of {by[name]['plan_algbw_gb_per_s']:.1f}" if name in by else ""
+            for name in names
+        ]
+        rows.append([",".join(map(str, document["ranks"])), *cells])
+    return LIBRARIES + table(["GPUs", *names], rows)
+
+
+LIBRARIES = """
+## AllReduce beside other libraries
+
+GB/s of what is planned, 16 MiB on a DGX-1V, in turns on the same links. gloo goes around in the order of the ranks or
+of a ring of links, Open MPI as it chooses; both take NVLink between GPUs that have one, else PCIe, and a ring in their
+order stands for what could be expected. Where GPUs have no NVLink ring these and NCCL's fall back to PCIe.
+
+"""
+
 HYBRID = """
 ## NVLink and PCIe at once
 
@@ -155,7 +180,7 @@ paper's split (`hybrid`) and as one forest on all links (`optimal`). Nothing is 
 """
 
 
-def write(path: Path, folder: Path, documents: Sequence[Path]) -> None:
+def write(path: Path, folder: Path, beside: Sequence[Path], both: Sequence[Path]) -> None:
     found = json.loads(path.read_text())
     sections = {(m, c): read(found, m, c) for m in MACHINES for c in COLLECTIVES}
     sections = {where: there for where, there in sections.items() if there}
@@ -180,8 +205,10 @@ def write(path: Path, folder: Path, documents: Sequence[Path]) -> None:
     )
     for (machine, collective), there in sections.items():
         text += f"\n## {collective} on {machine}\n\n{detail(there)}"
-    if documents:
-        text += hybrid(documents)
+    if beside:
+        text += libraries(beside)
+    if both:
+        text += hybrid(both)
     (folder / "lab.md").write_text(text)
     draw(folder, sections)
 
@@ -245,6 +272,7 @@ def _allocations(path: Path, title: str, published: tuple[float, float], there: 
     below.plot(groups, speedups, "o", markersize=5, color=drawing.OURS, label=name)
     drawing.published_level(below, published[0], f"published: up to {published[0]:g}×")
     drawing.published_level(below, published[1], f"published: geometric mean {published[1]:g}×", "--")
+    below.set_ylim(0, 1.3 * max(*published, *speedups))
     drawing.upright(below)
     below.set_xlabel("GPUs")
     drawing.finish(below, ylabel="speed-up (×)", legend="upper left", columns=3)
@@ -263,10 +291,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=1e9)
     parser.add_argument("--write", type=Path, metavar="FOLDER")
+    parser.add_argument("--libraries", type=Path, nargs="*", default=[], metavar="FILE")
     parser.add_argument("--hybrid", type=Path, nargs="*", default=[], metavar="FILE")
     arguments = parser.parse_args()
     if arguments.write:
-        write(arguments.file, arguments.write, arguments.hybrid)
+        write(arguments.file, arguments.write, arguments.libraries, arguments.hybrid)
     else:
         measure(arguments.file, arguments.size, arguments.rounds, arguments.seconds)
 
