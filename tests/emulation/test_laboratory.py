@@ -33,15 +33,12 @@ def field_of(spec: str, name: str, gpus: str | None, algorithms: str = "optimal"
     return experiment.prepare(asked(spec, name, gpus, **options), algorithms.split(","))
 
 
-def namespaces_here() -> set[str]:
-    """The network namespaces that some process or descriptor of this test's user holds."""
-    found = set()
-    for link in Path("/proc").glob("[0-9]*/ns/net"):
-        try:
-            found.add(os.readlink(link))
-        except OSError:
-            continue
-    return found
+def namespace_of(pid: int | str) -> str:
+    """The network namespace of a process; "" if that has ended."""
+    try:
+        return os.readlink(f"/proc/{pid}/ns/net")
+    except OSError:
+        return ""
 
 
 @pytest.mark.parametrize(
@@ -194,18 +191,23 @@ def children_of(pid: int) -> list[int]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_whatever_ends_a_laboratory(number: signal.Signals) -> None:
-    before = namespaces_here()
     with subprocess.Popen(COMMAND, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
-        until(lambda: process.poll() is not None or len(namespaces_here() - before) == 3)
+
+        def inside() -> dict[int, str]:
+            """Its children that are in namespaces of their own."""
+            found = {child: namespace_of(child) for child in children_of(process.pid)}
+            return {child: where for child, where in found.items() if where not in ("", namespace_of("self"))}
+
+        until(lambda: process.poll() is not None or len(set(inside().values())) == 3)
         assert process.poll() is None, process.stderr.read()
-        until(lambda: len(children_of(process.pid)) == 3)
-        children = children_of(process.pid)
+        made = inside()
         process.send_signal(number)
         said = process.stderr.read().decode()
     assert process.returncode != 0
     assert "Traceback" not in said
-    until_gone(children, 10)
-    until(lambda: namespaces_here() <= before, 10)
+    until_gone(made, 20)
+    # Other tests make namespaces meanwhile: these three are to be held by nobody.
+    until(lambda: not {namespace_of(folder.name) for folder in Path("/proc").glob("[0-9]*")} & {*made.values()}, 20)
 
 
 def test_the_verb_prints_a_table() -> None:
