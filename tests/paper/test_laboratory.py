@@ -7,7 +7,7 @@ from statistics import geometric_mean
 import pytest
 
 from blinkccl.algorithms.registry import algorithm
-from blinkccl.paper.laboratory import Allocation, measured, read, speedup_values
+from blinkccl.paper.laboratory import Allocation, hybrid_values, measured, read, speedup_values, two_servers_value
 from blinkccl.topology.catalog import connected_allocations
 from support.planned import asked
 
@@ -34,6 +34,17 @@ def test_trees_reach_what_they_are_planned_for_and_rings_no_more() -> None:
     assert min(parts) >= 0.8
     assert max(measurement.part for one in EVERY for measurement in one.by.values()) < 1.02
     assert all(abs(one.speedup() / one.planned_speedup() - 1) <= 0.1 for one in EVERY)
+
+
+def test_pcie_beside_nvlink_and_two_servers() -> None:
+    """No more than 2 % slower than NVLink alone, with less gained on more GPUs; and the network's rate."""
+    counts = [len(one.gpus) for one in measured("dgx-1v", "broadcast-with-pcie")]
+    gains = [value.ours for value in hybrid_values()]
+    assert counts == [3, 4, 5, 6, 7, 8]
+    for one in measured("dgx-1v", "broadcast-with-pcie"):
+        assert one.speedup("hybrid", "optimal@fast") > 0.98
+    assert min(gains[:2]) > gains[-1]
+    assert two_servers_value().ours > 0.9
 
 
 def test_rates_are_medians_and_values_say_what_was_run() -> None:

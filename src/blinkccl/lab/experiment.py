@@ -253,7 +253,7 @@ def prepare(request: Request, names: Sequence[str], lane_mbit_per_s: float | Non
         one = _lowered(name, forest, slots)
         if name in FOREIGN:
             one = replace(one, order=tuple(share.root for share in forest.shares))
-        if name == hybrid.ALGORITHM:
+        if name.partition("@")[0] == hybrid.ALGORITHM:
             classes = tuple(_lowered(name, class_plan(request, links), slots) for links in ("fast", "staged"))
             one = Hybrid(name, forest, one.program, request=request, classes=(classes[0], classes[1]))
         found.append(one)

@@ -28,6 +28,7 @@ from blinkccl.paper.jobs import (
     request,
     topology_of,
 )
+from blinkccl.paper.laboratory import two_servers_value
 from blinkccl.paper.traffic import CALIBRATION
 from blinkccl.topology.spec import parse_gpus
 from blinkccl.units import GB
@@ -231,6 +232,7 @@ def _fig_22b(context: Context) -> tuple[Value, ...]:
             "Gb/s",
             basis="8/14 of a ring over PCIe and both sockets, nccl-2.4-v100",
         ),
+        two_servers_value(),
     )
 
 

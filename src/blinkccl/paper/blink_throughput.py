@@ -33,7 +33,7 @@ from blinkccl.paper.jobs import (
     request,
     timed,
 )
-from blinkccl.paper.laboratory import speedup_values
+from blinkccl.paper.laboratory import hybrid_values, speedup_values
 from blinkccl.units import algbw_gb_per_s
 
 PAGE = Page("A")
@@ -168,7 +168,7 @@ def _fig_21(context: Context) -> tuple[Value, ...]:
     for ranks in (3, 8):
         gained = hybrid_gain_gb_per_s(context, ranks)
         values.append(Value(f"gain for {ranks} GPUs, PCIe trees timed, too", None, gained, "GB/s", basis=basis))
-    return tuple(values)
+    return (*values, *hybrid_values())
 
 
 #: Sizes at the ends of the error bars of Figs 15 to 17 (§5.2.1).

@@ -1,6 +1,7 @@
 """What the laboratory measured on the allocations of Blink's evaluation: trees and rings on links shaped alike.
 
-``laboratory.json`` is written by ``benchmarks/lab_allocations.py``. Rates are those of the machine's links, in GB/s.
+``laboratory.json`` is written by ``benchmarks/lab_allocations.py``, but for what ``blink lab`` said of hybrid and of
+two servers. Rates are those of the machine's links, in GB/s.
 """
 
 from __future__ import annotations
@@ -78,3 +79,27 @@ def speedup_values(machine: str, collective: str) -> tuple[Value, ...]:
         Value(f"{where}: largest", None, max(found), "×", basis=BASIS),
         Value(f"{where}: geometric mean", None, geometric_mean(found), "×", basis=BASIS),
     )
+
+
+def hybrid_values() -> tuple[Value, ...]:
+    """What PCIe beside NVLink added to a broadcast, for a claim."""
+    basis = (
+        "blink lab broadcast --topo dgx-1v --links all --algo optimal@fast,hybrid on 16 MiB, as if a lane had 25 GB/s"
+    )
+    return tuple(
+        Value(
+            f"gain for {len(one.gpus)} GPUs, measured in the laboratory",
+            None,
+            one.by["hybrid"].gb_per_s - one.by["optimal@fast"].gb_per_s,
+            "GB/s",
+            basis=basis,
+        )
+        for one in measured("dgx-1v", "broadcast-with-pcie")
+    )
+
+
+def two_servers_value() -> Value:
+    """What part of the network three phases had between 3 and 5 GPUs of two servers."""
+    (one,) = measured("2x-dgx-1v-40Gbps", "allreduce")
+    basis = "blink lab allreduce --topo '2x dgx-1v @ 40Gbps' --gpus 0,1,3+0,1,2,3,4 --algo three_phase on 16 MiB"
+    return Value("Blink's part of 40 Gb/s, measured in the laboratory", None, one.by["three_phase"].part, basis=basis)

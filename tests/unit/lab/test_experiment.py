@@ -52,10 +52,10 @@ class Slow:
         return Run(0.001 + self.longer_s * both + pattern.size / rate, 0, 0.0)
 
 
-@pytest.mark.parametrize(("longer_s", "least"), [(0.0, 0), (0.01, 6_000_000)])
-def test_hybrid_splits_by_what_its_first_calls_took(longer_s: float, least: int) -> None:
+@pytest.mark.parametrize(("name", "longer_s", "least"), [("hybrid", 0.0, 0), ("hybrid@all", 0.01, 6_000_000)])
+def test_hybrid_splits_by_what_its_first_calls_took(name: str, longer_s: float, least: int) -> None:
     """Eq 8 by rates; below the size at which PCIe saves what it costs there is none of it."""
-    (one,) = experiment.prepare(asked("dgx-1v", "broadcast", "0,1,2", links="all"), ("hybrid",), 100).candidates
+    (one,) = experiment.prepare(asked("dgx-1v", "broadcast", "0,1,2", links="all"), (name,), 100).candidates
     ready = one.ready(Slow(longer_s), 1.0, 60.0)
     for size in (1 << 14, 1 << 20, 1 << 24, 1 << 28):
         staged = [share for share in ready.at(size).forest.shares if len(share.broadcast.edges[0]) > 2]
