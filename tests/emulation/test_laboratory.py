@@ -182,7 +182,16 @@ def test_a_stopped_host_is_named(three: tuple[Field, Laboratory]) -> None:
         os.kill(lab.pid(2), signal.SIGCONT)
 
 
-COMMAND = [sys.executable, "-m", "blinkccl", "lab", "broadcast", "--topo", "ring:3", "--lane", "5", "--size", "64M"]
+ARGUMENTS = ["lab", "broadcast", "--topo", "ring:3", "--lane", "5", "--size", "64M"]
+#: Tests may run under nohup, or in the background of a shell: then a signal would be ignored, and nothing tested.
+HEARING = """
+import signal
+for number in (signal.SIGHUP, signal.SIGTERM):
+    signal.signal(number, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+import runpy
+runpy.run_module("blinkccl", run_name="__main__", alter_sys=True)
+"""
 
 
 def children_of(pid: int) -> list[int]:
@@ -191,7 +200,8 @@ def children_of(pid: int) -> list[int]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_whatever_ends_a_laboratory(number: signal.Signals) -> None:
-    with subprocess.Popen(COMMAND, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+    command = [sys.executable, "-c", HEARING, *ARGUMENTS]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
 
         def inside() -> dict[int, str]:
             """Its children that are in namespaces of their own."""
@@ -202,7 +212,7 @@ def test_nothing_is_left_whatever_ends_a_laboratory(number: signal.Signals) -> N
         assert process.poll() is None, process.stderr.read()
         made = inside()
         process.send_signal(number)
-        said = process.stderr.read().decode()
+        said = process.communicate(timeout=20)[1].decode()
     assert process.returncode != 0
     assert "Traceback" not in said
     until_gone(made, 20)
