@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from blinkccl.algorithms.registry import Request
     from blinkccl.bench.algorithms import Job
     from blinkccl.bench.interleave import BenchSettings, Interleaved
-    from blinkccl.bench.measure import PlannedRanks
     from blinkccl.bench.output import About
     from blinkccl.bench.rows import SizeRow
     from blinkccl.bench.sizes import Sweep
@@ -136,9 +135,8 @@ def bench(
     json: arguments.Json = False,
 ) -> None:
     """Run, and print the table; exit with 1 if a result was wrong."""
-    from blinkccl.algorithms.registry import algorithm
+    from blinkccl.bench.host import DEFAULT_RANKS
     from blinkccl.bench.interleave import BenchSettings
-    from blinkccl.bench.measure import PlannedRanks
     from blinkccl.bench.output import DTYPE_OF, OP_OF
     from blinkccl.bench.sizes import sweep
     from blinkccl.collectives.ops import DTYPES, OPS
@@ -146,60 +144,31 @@ def bench(
     output = _Output(sweep(begin, end, factor, step), json, record, plot)
     console.check_files(record, plot=plot)
     dtype, op = _known("-d", dtype, DTYPE_OF, DTYPES), _known("--op", op, OP_OF, OPS)
-    if engine != "host" if engine is not None else spec is not None or gpus is not None:
-        _refuse(
-            "is for processes; here a plan is run in one, as --topo, --gpus or --engine say: add --engine host",
-            {
-                "-g": processes is not None,
-                "--peer": peers is not None,
-                "--shared": shared,
-                "-I": bool(percentiles),
-                "-a": average != _SLOWEST,
-                "--rounds": rounds is not None,
-            },
-        )
-        if not 0 < timeout_s < math.inf:
-            raise UsageError(f"--timeout must be a positive number of seconds, got {timeout_s}")
+    ends, on_topology = (root, src, dst), spec is not None or gpus is not None
+    if engine != "host" if engine is not None else on_topology:
+        for_processes = {"-g": processes is not None, "--peer": peers is not None, "--rounds": rounds is not None}
+        for_processes |= {"--shared": shared, "-I": bool(percentiles), "-a": average != _SLOWEST}
+        why = "is for processes; here a plan is run in one, as --topo, --gpus or --engine say: add --engine host"
+        _refuse(why, for_processes)
         settings = BenchSettings(dtype, op, iterations, warmup, 1, check=bool(check))
-        if algo is not None and (algo == "all" or "," in algo):
-            raise UsageError(
-                f"--algo {algo}: a plan in this process is one; several run between processes: --engine host"
-            )
-        chosen = algorithm(algo or "auto")
-        forest = chosen.plan(arguments.request(name, spec, gpus, (root, src, dst), links, relays))
-        _run_plan(PlannedRanks(forest, engine or "reference", _chunk(chunk or _CHUNK), timeout_s), output, settings)
+        asked = arguments.request(name, spec, gpus, ends, links, relays)
+        _run_plan(asked, algo or "auto", engine or "reference", chunk or _CHUNK, timeout_s, output, settings)
         return
-    planned_on = spec is not None or gpus is not None
-    if not planned_on:
+    if not on_topology:
         _refuse("is for a topology: give --topo SPEC too", {"--relays": relays, "--links": links != "fast"})
         _refuse("is for plans: name them with --algo", {"--chunk": chunk is not None and algo is None})
-    from blinkccl.bench.host import DEFAULT_RANKS
+    request = arguments.request(name, spec, gpus, ends, links, relays) if on_topology else None
+    chunk_bytes = None if chunk is None else _chunk(chunk)
 
-    ends = (root, src, dst)
-    request = arguments.request(name, spec, gpus, ends, links, relays) if planned_on else None
-    _on_processes(
-        processes,
-        lambda size: _job(
-            request or arguments.collective(name, range(size or DEFAULT_RANKS), *ends),
-            size,
-            algo,
-            None if chunk is None else _chunk(chunk),
-        ),
-        peers or "",
-        output,
-        BenchSettings(
-            dtype,
-            op,
-            iterations,
-            warmup,
-            5 if rounds is None else rounds,
-            average,
-            bool(check),
-            bool(percentiles),
-            shared,
-            _whole_seconds(timeout_s),
-        ),
+    def job(size: int | None) -> Job:
+        asked = request or arguments.collective(name, range(size or DEFAULT_RANKS), *ends)
+        return _job(asked, size, algo, chunk_bytes)
+
+    rounds, deadline_s = 5 if rounds is None else rounds, _whole_seconds(timeout_s)
+    settings = BenchSettings(
+        dtype, op, iterations, warmup, rounds, average, bool(check), bool(percentiles), shared, deadline_s
     )
+    _on_processes(processes, job, peers or "", output, settings)
 
 
 def _chunk(typed: str) -> int:
@@ -319,14 +288,22 @@ def _check_sizes(sizes: Sequence[int], collective: Collective, dtype: str) -> No
         )
 
 
-def _run_plan(planned: PlannedRanks, output: _Output, settings: BenchSettings) -> None:
+def _run_plan(
+    request: Request, algo: str, engine: str, chunk: str, timeout_s: float, output: _Output, settings: BenchSettings
+) -> None:
     """Run a plan in this process."""
+    from blinkccl.algorithms.registry import algorithm
     from blinkccl.bench.interleave import Interleaved, Participant
+    from blinkccl.bench.measure import PlannedRanks
     from blinkccl.bench.output import of_plan
 
-    collective = planned.forest.collective
-    _check_sizes(output.sizes.sizes(), collective, settings.dtype)
-    output.report(Interleaved(collective, settings, [Participant("", "", planned)]), of_plan(planned, settings))
+    if not 0 < timeout_s < math.inf:
+        raise UsageError(f"--timeout must be a positive number of seconds, got {timeout_s}")
+    if algo == "all" or "," in algo:
+        raise UsageError(f"--algo {algo}: a plan in this process is one; several run between processes: --engine host")
+    planned = PlannedRanks(algorithm(algo).plan(request), engine, _chunk(chunk), timeout_s)
+    _check_sizes(output.sizes.sizes(), request.collective, settings.dtype)
+    output.report(Interleaved(request.collective, settings, [Participant("", "", planned)]), of_plan(planned, settings))
 
 
 def _on_processes(

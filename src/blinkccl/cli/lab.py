@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,8 +16,7 @@ from blinkccl.errors import UsageError
 
 if TYPE_CHECKING:
     from blinkccl.algorithms.registry import Request
-    from blinkccl.lab.experiment import Field, Measured
-    from blinkccl.lab.layout import Layout
+    from blinkccl.lab.experiment import Field
 
 HELP = """
 Examples:
@@ -30,7 +30,7 @@ Examples:
 
 Build the machine from network namespaces, a shaped pair of devices per link, and run plans on it.
 
-Every vertex is a namespace, with a process where data is stored; switches forward. Links keep their ratios:
+Every vertex is a namespace, with a process where data is stored; switches forward. Links keep their ratios.
 All candidates run in turns on the same links, each result is checked, times are
 medians. Needs root, ip and tc; what it builds has no name and ends with this process, however that ends.
 """
@@ -102,20 +102,36 @@ def lab(
             raise UsageError(f"{option} must be a positive number, got {value}")
     console.check_files(plot=plot)
     _check_machine()
-    from blinkccl.lab import experiment, output
+    from blinkccl.lab import experiment
 
     request = arguments.request(name, spec, gpus, (root, src, dst), links, relays, (without, without_rank))
     names = experiment.ALL if algo == "all" else algo.split(",")
     if fail is not None:
         _fail(request, names[0], lane, fail, sizes[0], rounds, timeout_s, json)
         return
-    field = experiment.prepare(request, names, lane)
-    rows: list[list[Measured]] = []
+    _compare(experiment.prepare(request, names, lane), sizes, chunk_bytes, rounds, timeout_s, plot, json)
+
+
+def _compare(
+    field: Field,
+    sizes: Sequence[int],
+    chunk_bytes: int | None,
+    rounds: int,
+    timeout_s: float,
+    plot: Path | None,
+    json: bool,
+) -> None:
+    """Measure all candidates, and report; exit with 1 if a result was wrong."""
+    from blinkccl.lab import experiment, output
+
     with console.Progress("laboratory") as progress, field.laboratory() as laboratory:
-        for row in experiment.measure(field, laboratory, sizes, rounds, timeout_s, chunk_bytes, progress):
-            rows.append(row)
+        rows = list(experiment.measure(field, laboratory, sizes, rounds, timeout_s, chunk_bytes, progress))
         layout = laboratory.layout
-    _report(field, layout, rows, json)
+    if json:
+        console.emit_json(output.document(field, layout, rows))
+    else:
+        text = output.head_text(field, layout) + "\n" + output.table_text(rows, console.paint())
+        console.emit(text + "\n" + output.ratio_text(rows) + output.absent_text(field))
     if plot is not None:
         with console.written(plot):
             output.draw(plot, field, rows)
@@ -160,13 +176,3 @@ def _check_machine() -> None:
     reason = lacking()
     if reason is not None:
         raise HardwareError(f"there can be no laboratory here: {reason}")
-
-
-def _report(field: Field, layout: Layout, rows: list[list[Measured]], json: bool) -> None:
-    from blinkccl.lab import output
-
-    if json:
-        console.emit_json(output.document(field, layout, rows))
-        return
-    text = output.head_text(field, layout) + "\n" + output.table_text(rows, console.paint())
-    console.emit(text + "\n" + output.ratio_text(rows) + output.absent_text(field))
