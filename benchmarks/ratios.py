@@ -18,10 +18,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from blinkccl.bench.bound import cores
-from blinkccl.bench.candidate import Measured
+from blinkccl.bench.candidate import RankTimes
 from blinkccl.bench.host import spawned
 from blinkccl.bench.interleave import BenchSettings, Interleaved, Participant, Runs
-from blinkccl.bench.pattern import Work
+from blinkccl.bench.pattern import TimedCall
 from blinkccl.bench.peers import registry
 from blinkccl.bench.protocol import Command, Flag
 from blinkccl.bench.rows import Series, paired
@@ -102,7 +102,7 @@ class InSharedMemory:
     def __init__(self, runs: Runs) -> None:
         self._runs = runs
 
-    def run(self, commands: Sequence[Command], /) -> Measured:
+    def run(self, commands: Sequence[Command], /) -> RankTimes:
         return self._runs.run([replace(command, flags=command.flags | Flag.SHARED) for command in commands])
 
 
@@ -155,7 +155,7 @@ def measured(ranks: int, peers: Sequence[tuple[str, str | None]], rounds: int, l
             for participant in participants:
                 participant.last = None  # Another collective has other times.
             made = Interleaved(collective, replace(settings, iterations=runs), participants, interleaved.probe, note)
-            series, floors = made.measure(Work(collective, count, iterations=runs, warmup=2))
+            series, floors = made.measure(TimedCall(collective, count, iterations=runs, warmup=2))
             yield found((name, ranks, size), participants, series, floors)
 
 

@@ -15,7 +15,7 @@ from threading import Timer
 
 import pytest
 
-from blinkccl.bench.pattern import Work as Pattern
+from blinkccl.bench.pattern import TimedCall as Pattern
 from blinkccl.bench.peers.registry import installation
 from blinkccl.errors import DeadlineError, PeerLostError, StalledError, UnsupportedError, UsageError
 from blinkccl.lab import experiment, faults, laboratory

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from blinkccl.algorithms.registry import ALGORITHMS, Request, algorithm
-from blinkccl.bench.candidate import Measured
+from blinkccl.bench.candidate import RankTimes
 from blinkccl.bench.interleave import Participant, Runs
 from blinkccl.bench.protocol import Command, Flag, Kind
 from blinkccl.collectives.spec import Collective
@@ -127,7 +127,7 @@ def _program(name: str, request: Request) -> Program:
     return program
 
 
-class Way(NamedTuple):
+class SentProgram(NamedTuple):
     """What ranks are told: a Program as JSON ("": what the library chooses), and how long its messages are."""
 
     program: str = ""
@@ -147,9 +147,9 @@ class Team:
     """Ranks that run what they were told last."""
 
     ranks: Runs
-    _told: Way = field(default=Way())
+    _told: SentProgram = field(default=SentProgram())
 
-    def run(self, way: Way, commands: Sequence[Command]) -> Measured:
+    def run(self, way: SentProgram, commands: Sequence[Command]) -> RankTimes:
         """As :class:`blinkccl.bench.interleave.Runs`, in this ``way``."""
         if way != self._told:
             self.ranks.run([way.command()] * len(commands))
@@ -163,9 +163,9 @@ class AlgorithmRanks:
     def __init__(self, team: Team, planned: Planned, chunk_bytes: int | None) -> None:
         self._team, self._planned, self._chunk_bytes = team, planned, chunk_bytes
         self._tried: object = None
-        self._way = Way()
+        self._way = SentProgram()
 
-    def run(self, commands: Sequence[Command]) -> Measured:
+    def run(self, commands: Sequence[Command]) -> RankTimes:
         """As :class:`blinkccl.bench.interleave.Runs`; the first run of a size begins with the trial."""
         first = commands[0]
         work = (first.collective, first.count, first.dtype, first.op, first.flags & (Flag.IN_PLACE | Flag.SHARED))
@@ -173,24 +173,24 @@ class AlgorithmRanks:
             self._way, self._tried = self._fastest(list(self._ways(first)), commands), work
         return self._team.run(self._way, commands)
 
-    def _ways(self, command: Command) -> Iterable[Way]:
+    def _ways(self, command: Command) -> Iterable[SentProgram]:
         program = self._planned.program
         if program is None:
-            yield Way()
+            yield SentProgram()
             return
         block = command.count * command.itemsize
         longest = max((ceil((part.stop - part.start) * block) for part in program.slices), default=0)
         text = to_json(program)
         if self._chunk_bytes is not None:
-            yield Way(text, self._chunk_bytes, _label(self._chunk_bytes))
+            yield SentProgram(text, self._chunk_bytes, _label(self._chunk_bytes))
             return
         if block * program.collective.total_blocks() <= INLINE_BYTES:
-            yield Way(to_json(with_protocol(program, INLINE)), CHUNKS[0], INLINE)
+            yield SentProgram(to_json(with_protocol(program, INLINE)), CHUNKS[0], INLINE)
         for shorter, chunk in zip((0, *CHUNKS), CHUNKS, strict=False):
             if shorter < max(1, longest):  # beyond that, a slice is one message already
-                yield Way(text, chunk, _label(chunk))
+                yield SentProgram(text, chunk, _label(chunk))
 
-    def _fastest(self, ways: list[Way], commands: Sequence[Command]) -> Way:
+    def _fastest(self, ways: list[SentProgram], commands: Sequence[Command]) -> SentProgram:
         if len(ways) == 1:
             return ways[0]
         small = commands[0].count * commands[0].itemsize <= MIB
@@ -204,7 +204,7 @@ class AlgorithmRanks:
             )
             for command in commands
         ]
-        seconds: dict[Way, float] = {}
+        seconds: dict[SentProgram, float] = {}
         for way in ways:
             try:
                 seconds[way] = float(np.quantile(self._team.run(way, asked).seconds.max(0), _QUIET))

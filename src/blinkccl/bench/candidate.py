@@ -83,7 +83,7 @@ class CandidateLaunch:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class RankTimes:
     """What the ranks replied: ``seconds`` by rank and iteration, and wrong elements over all ranks.
 
     ``variant`` says how they ran, where that was chosen for this run.
@@ -94,7 +94,7 @@ class Measured:
     variant: str = ""
 
 
-def measured(replies: Sequence[Reply], whose: str = "") -> Measured:
+def measured(replies: Sequence[Reply], whose: str = "") -> RankTimes:
     """What all ranks replied; raises what the first of the ranks that fared worst says."""
     worst = max(replies, key=lambda reply: reply.status)
     reason = f"{whose}rank {replies.index(worst)}: {worst.text}"
@@ -103,7 +103,7 @@ def measured(replies: Sequence[Reply], whose: str = "") -> Measured:
     if worst.status is ReplyStatus.FAILED:
         raise CommunicationError(reason)
     rows = [np.frombuffer(reply.seconds, np.float64) for reply in replies]
-    return Measured(np.stack(rows), sum(reply.wrong for reply in replies))
+    return RankTimes(np.stack(rows), sum(reply.wrong for reply in replies))
 
 
 class RunningCandidate:
@@ -134,7 +134,7 @@ class RunningCandidate:
         """The ranks' process ids."""
         return [hello.pid for hello in self._hellos]
 
-    def run(self, commands: Sequence[Command]) -> Measured:
+    def run(self, commands: Sequence[Command]) -> RankTimes:
         """Give each rank its command and wait for all replies."""
         if not self._sockets:
             raise CommunicationError(f"{self.launch.title} has left")
@@ -151,7 +151,7 @@ class RunningCandidate:
             self.close()
             raise
 
-    def _exchange(self, commands: Sequence[Command], until: float) -> Measured:
+    def _exchange(self, commands: Sequence[Command], until: float) -> RankTimes:
         for rank, (peer, command) in enumerate(zip(self._sockets, commands, strict=True)):
             self._send(rank, peer, command.pack(), until)
         replies = []

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from blinkccl.bench.algorithms import Job
 from blinkccl.bench.bound import MemoryBaseline, Probe, cores
-from blinkccl.bench.candidate import CandidateLaunch, Measured, RunningCandidate, ended_by_signals, measured
+from blinkccl.bench.candidate import CandidateLaunch, RankTimes, RunningCandidate, ended_by_signals, measured
 from blinkccl.bench.interleave import BenchSettings, Interleaved, Participant, Runs
 from blinkccl.bench.output import About, of_host
 from blinkccl.bench.peers import registry
@@ -129,7 +129,7 @@ class Leader:
         self._performer = Performer(library)
         self.pids: list[int] = _pids(communicator)
 
-    def run(self, commands: Sequence[Command]) -> Measured:
+    def run(self, commands: Sequence[Command]) -> RankTimes:
         """As :meth:`blinkccl.bench.candidate.RunningCandidate.run`."""
         own = _shared(self._communicator, [command.pack() for command in commands])
         replies = np.split(_work(self._communicator, self._performer, own), len(commands))

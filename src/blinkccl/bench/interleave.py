@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from blinkccl.bench.bound import Probe, least_traffic
-from blinkccl.bench.candidate import Measured
-from blinkccl.bench.pattern import Work, commands
+from blinkccl.bench.candidate import RankTimes
+from blinkccl.bench.pattern import TimedCall, commands
 from blinkccl.bench.protocol import MAX_ITERATIONS, Command
 from blinkccl.bench.rows import Series, SizeRow, SizeTiming, across_ranks, paired, timing
 from blinkccl.bench.sizes import block_count, check_range
@@ -33,7 +33,7 @@ KEEP_BYTES = 4 * 2**30
 class Runs(Protocol):
     """Whatever runs commands: processes, ranks that a launcher started, or an engine in this process."""
 
-    def run(self, commands: Sequence[Command], /) -> Measured: ...
+    def run(self, commands: Sequence[Command], /) -> RankTimes: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class Interleaved:
             found = [self._place(count, in_place) for in_place in self.places()]
             yield self._row(count, found)
 
-    def measure(self, work: Work) -> tuple[list[Series | None], list[float] | None]:
+    def measure(self, work: TimedCall) -> tuple[list[Series | None], list[float] | None]:
         """All rounds of one size and placement: a series per participant, and the rounds' least seconds."""
         series: list[Series | None] = [None] * len(self.participants)
         floors: list[float] = []
@@ -130,7 +130,7 @@ class Interleaved:
                 floors.append(traffic / self.probe.rate(sum(work.buffer_bytes)))
         return series, floors or None
 
-    def _block(self, at: int, work: Work, series: list[Series | None]) -> None:
+    def _block(self, at: int, work: TimedCall, series: list[Series | None]) -> None:
         participant, own = self.participants[at], at == 0
         if participant.left is not None:
             return
@@ -158,7 +158,7 @@ class Interleaved:
             kept.wrong += measured.wrong
         participant.last = (kept.median_s(), max(1, work.size))
 
-    def _affordable(self, participant: Participant, work: Work) -> int:
+    def _affordable(self, participant: Participant, work: TimedCall) -> int:
         """How many iterations ``participant`` can do in the block's time; 0 if it is to be left out."""
         if participant.last is None:
             pilot = participant.runs.run(commands(replace(work, warmup=1, iterations=1, check=False)))
@@ -175,7 +175,7 @@ class Interleaved:
     def _place(self, count: int, in_place: bool) -> tuple[list[Series | None], list[float] | None]:
         settings = self.settings
         return self.measure(
-            Work(
+            TimedCall(
                 self.collective,
                 count,
                 settings.dtype,

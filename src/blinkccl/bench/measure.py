@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from blinkccl.bench.candidate import Measured
+from blinkccl.bench.candidate import RankTimes
 from blinkccl.bench.pattern import fill, wrong_elements
 from blinkccl.bench.protocol import Command, Flag
 from blinkccl.collectives.call import CollectiveCall
@@ -36,7 +36,7 @@ class PlannedRanks:
         self._program = lower(forest)
         verify(self._program, forest.topology)
 
-    def run(self, commands: Sequence[Command]) -> Measured:
+    def run(self, commands: Sequence[Command]) -> RankTimes:
         """Do what the ranks are told. The times are of all ranks together, and every run is checked, not only one."""
         first = commands[0]
         call = CollectiveCall.of(self.forest.collective, first.dtype, first.count, first.op)
@@ -55,7 +55,7 @@ class PlannedRanks:
             )
             seconds[number] = time.perf_counter() - began
             wrong += sum(map(_wrong, commands, outputs)) if first.flags & Flag.CHECK else 0
-        return Measured(seconds[np.newaxis, first.warmup :], wrong)
+        return RankTimes(seconds[np.newaxis, first.warmup :], wrong)
 
 
 def _filled(command: Command) -> Array | None:

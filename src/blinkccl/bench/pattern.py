@@ -28,7 +28,7 @@ PERIOD = 4093
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class TimedCall:
     """What all ranks of a candidate are asked to run and time: ``count`` elements per block, within ``deadline_s``.
 
     ``in_place``, ``shared``, ``check`` and ``keep`` are flags of :mod:`blinkccl.bench.protocol`.
@@ -63,12 +63,12 @@ def _blocks(collective: Collective, rank: int, in_place: bool) -> int:
     return max(held, wanted) if in_place else held + wanted
 
 
-def commands(work: Work) -> list[Command]:
+def commands(work: TimedCall) -> list[Command]:
     """The command for each rank."""
     return [_command(work, rank) for rank in range(work.collective.world_size)]
 
 
-def _command(work: Work, rank: int) -> Command:
+def _command(work: TimedCall, rank: int) -> Command:
     collective, dtype = work.collective, element_type(work.dtype)
     period = min(PERIOD, work.count)
     fills, expected = _patterns(collective, period, work.dtype, work.op)

@@ -22,7 +22,7 @@ from blinkccl.algorithms import hybrid, ring
 from blinkccl.algorithms.hybrid import class_plan, hybrid_split, measured_gb_per_s, plan_split
 from blinkccl.algorithms.registry import Request, algorithm
 from blinkccl.algorithms.shapes import chain_down, chain_up, cyclic, forest_on, missing_pairs, transit_paths
-from blinkccl.bench.pattern import Work as Pattern
+from blinkccl.bench.pattern import TimedCall as Pattern
 from blinkccl.bench.peers.registry import installation
 from blinkccl.bench.sizes import block_count
 from blinkccl.engines.sockets import Sites

@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from blinkccl.bench.candidate import RunningCandidate
-from blinkccl.bench.pattern import Work as Pattern
+from blinkccl.bench.pattern import TimedCall as Pattern
 from blinkccl.bench.pattern import commands
 from blinkccl.engines.sockets import Sites
 from blinkccl.errors import CommunicationError, DeadlineError, PeerLostError, StalledError, UsageError

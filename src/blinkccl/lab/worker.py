@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from blinkccl.bench.pattern import Work as Pattern
+from blinkccl.bench.pattern import TimedCall as Pattern
 from blinkccl.bench.pattern import commands, fill, wrong_elements
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import element_type

@@ -10,12 +10,12 @@ import pytest
 
 from blinkccl.bench import compare
 from blinkccl.bench.algorithms import CHUNKS, Job, Planned, plan_algorithms, this_host
-from blinkccl.bench.candidate import Measured
+from blinkccl.bench.candidate import RankTimes
 from blinkccl.bench.compare import Crossover, crossovers
 from blinkccl.bench.interleave import BenchSettings, Interleaved
 from blinkccl.bench.libraries import OwnLibrary
 from blinkccl.bench.output import of_host
-from blinkccl.bench.pattern import Work, commands
+from blinkccl.bench.pattern import TimedCall, commands
 from blinkccl.bench.perform import Performer
 from blinkccl.bench.protocol import COMMAND, Command, Flag, Kind, ReplyStatus, read_command
 from blinkccl.bench.rows import SizeRow, SizeTiming, failed
@@ -91,10 +91,10 @@ class Ranks:
             assert {each.fill for each in given} == {command.fill}
             self.told = (from_json(command.fill) if command.fill else None, command.count)
             self.diary.append(self.told)
-            return Measured(np.empty((len(given), 0)), 0)
+            return RankTimes(np.empty((len(given), 0)), 0)
         self.diary.append(command)
         seconds = self.takes(*self.told)
-        return Measured(np.full((len(given), command.iterations), seconds), 0)
+        return RankTimes(np.full((len(given), command.iterations), seconds), 0)
 
 
 def _participants(names, ranks, chunk_bytes=None):
@@ -103,7 +103,7 @@ def _participants(names, ranks, chunk_bytes=None):
 
 
 def _commands(count, **choices):
-    return commands(Work(ALLREDUCE, count, **choices))
+    return commands(TimedCall(ALLREDUCE, count, **choices))
 
 
 def test_messages_are_as_long_as_was_fastest_in_a_trial():

@@ -14,13 +14,13 @@ import pytest
 
 from blinkccl.bench import candidate
 from blinkccl.bench.candidate import CandidateLaunch, Process, RunningCandidate, ended_by_signals
-from blinkccl.bench.pattern import Work, commands
+from blinkccl.bench.pattern import TimedCall, commands
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import CommunicationError, UnsupportedError
 from support.fake_ranks import launch
 from support.processes import until_gone
 
-WORK = Work(Collective("allreduce", 2), 1000, "int32", warmup=1, iterations=4, deadline_s=20)
+WORK = TimedCall(Collective("allreduce", 2), 1000, "int32", warmup=1, iterations=4, deadline_s=20)
 
 
 @pytest.mark.parametrize("in_place", [False, True])

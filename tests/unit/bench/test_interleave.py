@@ -10,7 +10,7 @@ import pytest
 
 from blinkccl.bench import interleave
 from blinkccl.bench.bound import least_traffic
-from blinkccl.bench.candidate import Measured, RunningCandidate
+from blinkccl.bench.candidate import RankTimes, RunningCandidate
 from blinkccl.bench.interleave import BenchSettings, Interleaved, Participant
 from blinkccl.bench.protocol import Flag
 from blinkccl.collectives.spec import Collective
@@ -39,7 +39,7 @@ class Scripted:
         self.commands.append(command)
         self.diary.append((self.name, command.count, command.iterations))
         taken = self.seconds.pop(0) if len(self.seconds) > 1 else self.seconds[0]
-        return Measured(np.array([[taken] * command.iterations, [taken / 2] * command.iterations]), self.wrong)
+        return RankTimes(np.array([[taken] * command.iterations, [taken / 2] * command.iterations]), self.wrong)
 
 
 def _run(participants, sizes=(4096,), collective=ALLREDUCE, probe=None, **settings):

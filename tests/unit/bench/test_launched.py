@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from blinkccl.bench.host import Leader, follow, launcher
-from blinkccl.bench.pattern import Work, commands
+from blinkccl.bench.pattern import TimedCall, commands
 from blinkccl.bench.perform import private_memory
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import CommunicationError, LaunchError, UnsupportedError
@@ -89,20 +89,22 @@ def leader():
 
 
 def test_rank_0_leads(leader):
-    work = Work(Collective("allreduce", RANKS), 10_000, "int32", warmup=1, iterations=3)
+    work = TimedCall(Collective("allreduce", RANKS), 10_000, "int32", warmup=1, iterations=3)
     for in_place in (False, True):
-        measured = leader.run(commands(Work(work.collective, work.count, work.dtype, in_place=in_place, iterations=3)))
+        measured = leader.run(
+            commands(TimedCall(work.collective, work.count, work.dtype, in_place=in_place, iterations=3))
+        )
         assert measured.wrong == 0
         assert np.array_equal(measured.seconds, [[1.0] * 3, [2.0] * 3, [3.0] * 3])
     assert len(leader.pids) == RANKS
 
 
 def test_refusals_and_failures_reach_rank_0(leader):
-    work = Work(Collective("allreduce", RANKS), 10, "int32")
+    work = TimedCall(Collective("allreduce", RANKS), 10, "int32")
     with pytest.raises(UnsupportedError, match="rank 0: no shared memory here"):
-        leader.run(commands(Work(work.collective, 10, "int32", shared=True)))
+        leader.run(commands(TimedCall(work.collective, 10, "int32", shared=True)))
     with pytest.raises(CommunicationError, match="rank 0: CommunicationError: rank 2 is lost"):
-        leader.run(commands(Work(work.collective, 10, "int8")))
+        leader.run(commands(TimedCall(work.collective, 10, "int8")))
     assert leader.run(commands(work)).wrong == 0
 
 

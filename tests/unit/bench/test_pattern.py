@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from blinkccl.bench.pattern import PERIOD, Work, commands, fill, wrong_elements
+from blinkccl.bench.pattern import PERIOD, TimedCall, commands, fill, wrong_elements
 from blinkccl.bench.protocol import Flag
 from blinkccl.collectives.ops import element_type, operation
 from blinkccl.collectives.oracle import make_scales, oracle
@@ -24,7 +24,7 @@ def _filled(command, pattern, blocks):
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_the_pattern_of_the_result_is_the_result_of_the_pattern(name, count):
     """The oracle on the whole buffers agrees with the repeated oracle of one period, in every element."""
-    work = Work(with_ends(name, 3), count, "int32")
+    work = TimedCall(with_ends(name, 3), count, "int32")
     sent = commands(work)
     storage = element_type(work.dtype).storage
     inputs = [
@@ -50,7 +50,7 @@ def test_the_pattern_of_the_result_is_the_result_of_the_pattern(name, count):
     ],
 )
 def test_every_type_and_operation(dtype, op):
-    work = Work(with_ends("allreduce", 3), 5000, dtype, op)
+    work = TimedCall(with_ends("allreduce", 3), 5000, dtype, op)
     sent = commands(work)
     storage = element_type(dtype).storage
     inputs = [_filled(command, command.fill, 1).view(storage) for command in sent]
@@ -63,7 +63,7 @@ def test_every_type_and_operation(dtype, op):
 
 
 def test_wrong_elements_are_counted_one_by_one():
-    [command, *_] = commands(Work(with_ends("allreduce", 3), 3 * PERIOD, "float32"))
+    [command, *_] = commands(TimedCall(with_ends("allreduce", 3), 3 * PERIOD, "float32"))
     memory = _filled(command, command.expected, 1)
     values = memory.view(np.float32)
     values[[0, 1, PERIOD, 3 * PERIOD - 1]] += 1
@@ -71,7 +71,7 @@ def test_wrong_elements_are_counted_one_by_one():
 
 
 def test_a_chunk_that_lands_beside_its_place_is_seen():
-    [command, *_] = commands(Work(with_ends("allreduce", 3), 10 * 65536, "float32"))
+    [command, *_] = commands(TimedCall(with_ends("allreduce", 3), 10 * 65536, "float32"))
     memory = _filled(command, command.expected, 1)
     values = memory.view(np.float32)
     values[65536 : 2 * 65536] = values[2 * 65536 : 3 * 65536].copy()
@@ -82,7 +82,7 @@ def test_a_chunk_that_lands_beside_its_place_is_seen():
 def test_in_place_is_where_the_engines_have_it(name):
     collective = with_ends(name, 3)
     buffers = allocate(collective, 4, element_type("int32"), in_place=True)
-    for command, held, wanted in zip(commands(Work(collective, 4)), buffers.inputs, buffers.outputs, strict=True):
+    for command, held, wanted in zip(commands(TimedCall(collective, 4)), buffers.inputs, buffers.outputs, strict=True):
         if held is not None and wanted is not None:
             start = min(held.ctypes.data, wanted.ctypes.data)
             assert held.ctypes.data - start == command.in_at * 16
@@ -90,10 +90,10 @@ def test_in_place_is_where_the_engines_have_it(name):
 
 
 def test_flags_and_sizes():
-    work = Work(with_ends("allgather", 3), 8, "float64", in_place=False, shared=True, check=False, keep=True)
+    work = TimedCall(with_ends("allgather", 3), 8, "float64", in_place=False, shared=True, check=False, keep=True)
     for command in commands(work):
         assert command.flags == Flag.SHARED | Flag.KEEP
         assert command.expected == b""
     assert work.size == 3 * 8 * 8
     assert work.buffer_bytes == [4 * 64] * 3
-    assert Work(work.collective, 8, "float64").buffer_bytes == [3 * 64] * 3
+    assert TimedCall(work.collective, 8, "float64").buffer_bytes == [3 * 64] * 3

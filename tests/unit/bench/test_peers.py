@@ -11,7 +11,7 @@ import pytest
 
 from blinkccl.bench.bound import Probe
 from blinkccl.bench.candidate import RunningCandidate
-from blinkccl.bench.pattern import Work, commands
+from blinkccl.bench.pattern import TimedCall, commands
 from blinkccl.bench.peers import build, registry
 from blinkccl.bench.peers.registry import VARIANTS, variants
 from blinkccl.collectives.spec import COLLECTIVES, Collective
@@ -43,7 +43,7 @@ def _right(candidate, collectives, ranks):
         chosen = with_ends(name, ranks, root=0 if name == "reduce" else -1)
         for in_place in (False, True) if name != "alltoall" else (False,):
             for count in (1, 20_000):
-                work = Work(chosen, count, in_place=in_place, iterations=2)
+                work = TimedCall(chosen, count, in_place=in_place, iterations=2)
                 measured = candidate.run(commands(work))
                 assert measured.wrong == 0, (name, in_place, count)
                 assert measured.seconds.shape == (ranks, 2)
@@ -60,8 +60,8 @@ def test_mpi_runs_every_collective(peer):
         _right(candidate, COLLECTIVES, 2)
         for wanted in ({"op": "avg"}, {"dtype": "bfloat16"}, {"shared": True}):
             with pytest.raises(UnsupportedError, match="rank 0: "):
-                candidate.run(commands(Work(Collective("allreduce", 2), 8, **wanted)))
-        moved = Work(Collective("broadcast", 2, root=1), 5000, "bfloat16")
+                candidate.run(commands(TimedCall(Collective("allreduce", 2), 8, **wanted)))
+        moved = TimedCall(Collective("broadcast", 2, root=1), 5000, "bfloat16")
         assert candidate.run(commands(moved)).wrong == 0
 
 
@@ -72,7 +72,7 @@ def test_what_open_mpi_shares_goes_with_its_ranks():
     [launch, *_] = registry.launches("openmpi", None, 3, cores=4)
     with RunningCandidate(launch) as candidate:
         folder = candidate._directory
-        assert candidate.run(commands(Work(Collective("allreduce", 3), 5000))).wrong == 0
+        assert candidate.run(commands(TimedCall(Collective("allreduce", 3), 5000))).wrong == 0
         assert len(list(folder.glob("*_segment.*"))) >= 3
         for process in candidate._processes:
             process.kill()
@@ -85,7 +85,7 @@ def test_gloo_runs_every_collective():
         assert candidate.library.startswith("gloo (torch ")
         _right(candidate, COLLECTIVES, 2)
         with pytest.raises(UnsupportedError, match="gloo has no premul_sum"):
-            candidate.run(commands(Work(Collective("allreduce", 2), 8, op="premul_sum")))
+            candidate.run(commands(TimedCall(Collective("allreduce", 2), 8, op="premul_sum")))
 
 
 def test_peers_as_typed():

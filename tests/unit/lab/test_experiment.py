@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from blinkccl.bench.pattern import Work as Pattern
+from blinkccl.bench.pattern import TimedCall as Pattern
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import UnsupportedError
 from blinkccl.lab import experiment, output
