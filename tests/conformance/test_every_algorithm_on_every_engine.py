@@ -20,7 +20,7 @@ from blinkccl.collectives.ops import DTYPES, OPS
 from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.engines import generated, host
 from blinkccl.engines.host_plan import INLINE
-from blinkccl.engines.registry import ENGINES, Array, Run
+from blinkccl.engines.registry import ENGINES, Array, RunProgram
 from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Forest
 from blinkccl.schedule.lower import lower
@@ -55,7 +55,7 @@ def run_small(
 
 
 #: Every way to run a Program that is to be had here: the engines, and some engines' other ways for messages to go.
-RUNS: dict[str, Run] = {name: engine.run for name, engine in ENGINES.items() if engine.missing is None}
+RUNS: dict[str, RunProgram] = {name: engine.run for name, engine in ENGINES.items() if engine.missing is None}
 if "host" in RUNS:
     RUNS["host, shared tensors"] = partial(host.run, options=host.HostOptions(shared=True))
     RUNS["host, cross memory"] = partial(host.run, options=host.HostOptions(cross_memory=True))

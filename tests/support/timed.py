@@ -8,7 +8,7 @@ from dataclasses import fields
 import msgspec
 
 from blinkccl.algorithms.registry import algorithm
-from blinkccl.baselines.candidate import Conditions, Planned
+from blinkccl.baselines.candidate import Conditions, TimedPlan
 from blinkccl.baselines.registry import candidates
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
@@ -32,11 +32,11 @@ def candidate(
     gpus: str | Sequence[int] | None = None,
     named: str = "nominal",
     settings: Settings | None = None,
-) -> Planned:
+) -> TimedPlan:
     """A candidate that is a plan."""
     conditions = Conditions(calibration(named), settings or Settings())
     found = candidates()[algo].prepare(asked(spec, collective, gpus), conditions)
-    assert isinstance(found, Planned)
+    assert isinstance(found, TimedPlan)
     return found
 
 

@@ -69,7 +69,7 @@ class Prepared(Protocol):
 
 
 @dataclass(frozen=True)
-class Planned:
+class TimedPlan:
     """A plan, timed by the kernel."""
 
     name: str
@@ -136,13 +136,13 @@ class Formula:
         return modelled(self.name, self.request, size_bytes, *self.seconds(size_bytes))
 
 
-def planned(name: str, forest: Forest, conditions: Conditions) -> Planned:
+def planned(name: str, forest: Forest, conditions: Conditions) -> TimedPlan:
     """A forest as a candidate."""
     program = lower(split_shares(forest, conditions.channels))
     verify(program, forest.topology)
     trees = len(forest.shares) * conditions.channels
     detail = f"{trees} share{'' if trees == 1 else 's'}, depth {max((r.offset for r in program.roles), default=0)}"
-    return Planned(name, forest, program, conditions, detail)
+    return TimedPlan(name, forest, program, conditions, detail)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from blinkccl.algorithms.hybrid import Split, class_plan, hybrid_split
 from blinkccl.algorithms.registry import Request
-from blinkccl.baselines.candidate import Conditions, Estimate, Planned, modelled, planned
+from blinkccl.baselines.candidate import Conditions, Estimate, TimedPlan, modelled, planned
 from blinkccl.forest.model import Forest
 
 NAME = "hybrid"
@@ -23,8 +23,8 @@ class HybridJob:
     """Both sets of trees; ``t_dpa_s`` is what switching peer access takes before PCIe can begin."""
 
     request: Request
-    nvlink: Planned
-    pcie: Planned
+    nvlink: TimedPlan
+    pcie: TimedPlan
     t_dpa_s: float
     name: str = NAME
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from blinkccl.algorithms.registry import ALGORITHMS, Request
 from blinkccl.algorithms.shapes import by_server
-from blinkccl.baselines.candidate import Conditions, Estimate, Formula, Planned, Prepared, planned
+from blinkccl.baselines.candidate import Conditions, Estimate, Formula, Prepared, TimedPlan, planned
 from blinkccl.baselines.nccl_model import SERVED, choose
 from blinkccl.baselines.nccl_search import search
 from blinkccl.baselines.nccl_system import check_nvidia
@@ -43,7 +43,7 @@ class Alternatives:
     """
 
     name: str
-    plans: Mapping[str, Sequence[Planned]]
+    plans: Mapping[str, Sequence[TimedPlan]]
     choose: Callable[[int], str] | None = None
 
     @property
@@ -73,7 +73,7 @@ def prepare_nccl_24_as_written(request: Request, conditions: Conditions) -> Prep
     return Alternatives(name, plans, lambda size: "double_binary_tree" if size < AS_WRITTEN_BYTES else "ring")
 
 
-def _nccl_24(algorithm: str, request: Request, conditions: Conditions, name: str) -> tuple[Planned, ...]:
+def _nccl_24(algorithm: str, request: Request, conditions: Conditions, name: str) -> tuple[TimedPlan, ...]:
     """One algorithm in each protocol, with NCCL's calibrations and slices in place of the job's."""
     check_nvidia(request.topology, request.ranks)
     forest = ALGORITHMS[algorithm].plan(request)

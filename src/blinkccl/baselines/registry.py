@@ -64,7 +64,7 @@ def _of_algorithm(name: str) -> Callable[[Request, Conditions], Prepared]:
 
 
 @dataclass(frozen=True)
-class Field:
+class JobCandidates:
     """The candidates of one job that could be prepared, and why the others could not.
 
     ``named``: somebody asked for just these. ``of_plan``: it is a plan from a file, whose links are all that is known.
@@ -93,7 +93,7 @@ def enter(
     conditions: Conditions,
     names: Sequence[str] = (),
     tick: Callable[[int, int], None] = lambda done, total: None,
-) -> Field:
+) -> JobCandidates:
     """Prepares all candidates that serve the job, or ``names``, which must; ``tick`` gets (done, total) after each."""
     known = candidates()
     for name in names:
@@ -112,12 +112,12 @@ def enter(
         tick(done + 1, len(wanted))
     if not ready:
         raise UsageError(f"nothing can serve this job: {next(iter(absent.values()))}")
-    return Field(request, tuple(ready), absent, named=bool(names))
+    return JobCandidates(request, tuple(ready), absent, named=bool(names))
 
 
 def time_all(
-    field: Field, sizes: Sequence[int], tick: Callable[[int, int], None] = lambda done, total: None
-) -> tuple[Field, list[list[Estimate]]]:
+    field: JobCandidates, sizes: Sequence[int], tick: Callable[[int, int], None] = lambda done, total: None
+) -> tuple[JobCandidates, list[list[Estimate]]]:
     """Every candidate's estimates, a row per size, and the field of those that have them.
 
     One whose links have no class in the calibration is left out with the reason, if others can and nobody named it.

@@ -30,7 +30,7 @@ from blinkccl.algorithms.shapes import (
     require_collective,
     transit_paths,
 )
-from blinkccl.baselines.candidate import Conditions, Estimate, Formula, Planned, Prepared, planned
+from blinkccl.baselines.candidate import Conditions, Estimate, Formula, Prepared, TimedPlan, planned
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import TopologyError, UnsupportedError
 from blinkccl.forest.model import Forest, Path, Share, Tree, attained_rate
@@ -59,7 +59,7 @@ PLAIN_NET_GB_PER_S = Number(20.0, "fitted: NCCL ring vs tree, 8 GB: 30 steps of 
 
 
 @dataclass(frozen=True)
-class WholeShares(Planned):
+class WholeShares(TimedPlan):
     """A plan whose shares are a chunk each. ``window`` messages are under way one behind another, as in OMB's test."""
 
     window: int = 1

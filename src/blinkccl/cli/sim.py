@@ -17,7 +17,7 @@ from blinkccl.report.text import fit
 if TYPE_CHECKING:
     from blinkccl.algorithms.registry import Request
     from blinkccl.baselines.candidate import Conditions, Estimate
-    from blinkccl.baselines.registry import Field
+    from blinkccl.baselines.registry import JobCandidates
     from blinkccl.forest.model import Forest
     from blinkccl.paper.training import StepTable
     from blinkccl.topology.model import Topology
@@ -158,7 +158,7 @@ def sim(
     swept = sweep or any(given is not None for given in (plot, begin, end, factor))
     sizes = _sizes(size, swept, begin, end, factor)
     from blinkccl.baselines.candidate import Conditions, planned
-    from blinkccl.baselines.registry import Field, enter, time_all
+    from blinkccl.baselines.registry import JobCandidates, enter, time_all
     from blinkccl.paper.training import training_steps
     from blinkccl.simulate import calibration as calibrations
     from blinkccl.simulate.translate import Settings
@@ -188,7 +188,9 @@ def sim(
         costs = calibrations.calibration(calibration) if calibration else calibrations.calibration_for(request.topology)
         conditions = Conditions(costs, settings, *_chunk(chunk), channels)
         if plan is not None:
-            field = Field(request, (planned(forest.algorithm, forest, conditions),), {}, named=True, of_plan=True)
+            field = JobCandidates(
+                request, (planned(forest.algorithm, forest, conditions),), {}, named=True, of_plan=True
+            )
         else:
             field = enter(request, conditions, [part.strip() for part in algo.split(",")] if algo else [], progress)
         if timeline is not None and all(one.forest is None for one in field.prepared):
@@ -273,7 +275,7 @@ def _gpu(topology: Topology) -> str:
 
 
 def _report(
-    field: Field,
+    field: JobCandidates,
     conditions: Conditions,
     rows: Sequence[Sequence[Estimate]],
     swept: bool,
@@ -319,7 +321,7 @@ def _write_timeline(path: Path, row: Sequence[Estimate]) -> None:
     console.note(f"it shows {best.name} at {best.size_bytes:,} bytes: open it in chrome://tracing or ui.perfetto.dev")
 
 
-def _draw(path: Path, field: Field, rows: Sequence[Sequence[Estimate]]) -> None:
+def _draw(path: Path, field: JobCandidates, rows: Sequence[Sequence[Estimate]]) -> None:
     from blinkccl.report.sim_text import sim_plot
 
     request = field.request

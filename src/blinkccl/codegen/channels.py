@@ -34,7 +34,7 @@ MAX_DENOMINATOR = 2**28
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class LocalSlice:
     """A slice as one rank sees it: its first block index in the rank's input and output (0 where it uses none)."""
 
     slice: int
@@ -62,7 +62,7 @@ class ChannelLoop:
     channel: int
     receives: tuple[int, ...]
     sends: tuple[int, ...]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[LocalSlice, ...]
     executions: tuple[Execution, ...]
     #: What an average is divided by where the loop completes reductions; else 1.
     contributors: int
@@ -71,7 +71,7 @@ class ChannelLoop:
     def first_tick(self) -> int:
         return min(each.role.offset for each in self.executions)
 
-    def last_offset(self, piece: Piece) -> int:
+    def last_offset(self, piece: LocalSlice) -> int:
         """The largest offset at which the slice of ``piece`` is used."""
         return max(each.role.offset for each in self.executions if each.role.slice == piece.slice)
 
@@ -185,11 +185,11 @@ def _method(role: Role, contributions: int) -> str | None:
 def _loop(program: Program, rank: int, channel: int, executions: list[Execution]) -> ChannelLoop:
     roles = [each.role for each in executions]
     places = placements(program.collective)
-    pieces: dict[int, Piece] = {}
+    pieces: dict[int, LocalSlice] = {}
     for role in roles:
         part = program.slices[role.slice]
         source, target = (side.get(rank, 0) for side in (places[part.block].sources, places[part.block].targets))
-        pieces.setdefault(role.slice, Piece(role.slice, part.block, source, target, part.start, part.stop))
+        pieces.setdefault(role.slice, LocalSlice(role.slice, part.block, source, target, part.start, part.stop))
     return ChannelLoop(
         rank,
         channel,

@@ -88,7 +88,7 @@ class Connection:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class SegmentLayout:
     """The connections by id, and the bytes of segments: of each rank, then of memories. All is zero at the start."""
 
     geometry: Geometry
@@ -134,7 +134,7 @@ class Group:
             used[way] += 1
         return tuple(ids)
 
-    def layout(self, geometry: Geometry) -> Layout:
+    def layout(self, geometry: Geometry) -> SegmentLayout:
         """Where connections lie: rings, lines, counters, in the order of ids; what copy engines take comes behind."""
         ends = [0] * (len(self.ranks) + len(self.memories))
 
@@ -172,4 +172,4 @@ class Group:
                 else one
                 for one in connections
             )
-        return Layout(geometry, connections, tuple(ends), len(self.ranks))
+        return SegmentLayout(geometry, connections, tuple(ends), len(self.ranks))

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from blinkccl.codegen.channels import ChannelLoop, Execution, Piece, channel_loops
+from blinkccl.codegen.channels import ChannelLoop, Execution, LocalSlice, channel_loops
 from blinkccl.codegen.layout import Group
 from blinkccl.collectives.spec import Block
 from blinkccl.errors import UsageError
@@ -137,7 +137,7 @@ def _function(words: Words, connections: tuple[int, ...], loop: ChannelLoop, lar
     return "\n".join(lines)
 
 
-def _slice(words: Words, piece: Piece) -> str:
+def _slice(words: Words, piece: LocalSlice) -> str:
     numbers = (
         piece.source,
         piece.target,
@@ -150,7 +150,7 @@ def _slice(words: Words, piece: Piece) -> str:
     return f"  const Slice {words.slice(piece.slice)} = context.slice({', '.join(map(str, numbers))});  // {part}"
 
 
-def _end(words: Words, loop: ChannelLoop, piece: Piece) -> str:
+def _end(words: Words, loop: ChannelLoop, piece: LocalSlice) -> str:
     last = loop.last_offset(piece)
     return f"{words.slice(piece.slice)}.chunks" + (f" + {last}" if last else "")
 

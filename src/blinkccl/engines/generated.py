@@ -98,7 +98,7 @@ def run(
     deadline_s: float = 60.0,
     options: GeneratedOptions | None = None,
 ) -> list[Array | None]:
-    """Runs a collective once; see :class:`blinkccl.engines.registry.Run`.
+    """Runs a collective once; see :class:`blinkccl.engines.registry.RunProgram`.
 
     The same bits as the reference engine for any data.
 

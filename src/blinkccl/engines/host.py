@@ -345,7 +345,7 @@ def run(
     scales: Sequence[float] | None = None,
     options: HostOptions | None = None,
 ) -> list[Array | None]:
-    """Runs a collective once, all ranks in this process; see :class:`blinkccl.engines.registry.Run`.
+    """Runs a collective once, all ranks in this process; see :class:`blinkccl.engines.registry.RunProgram`.
 
     The same bits as the reference engine. Cost: mapping a segment and a thread per rank, besides the run.
     """

@@ -39,7 +39,7 @@ def run(
     deadline_s: float = 60.0,
     order: str | int = "program",
 ) -> list[Array | None]:
-    """Runs a collective once; see :class:`blinkccl.engines.registry.Run`.
+    """Runs a collective once; see :class:`blinkccl.engines.registry.RunProgram`.
 
     Parameters
     ----------

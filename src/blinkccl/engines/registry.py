@@ -19,7 +19,7 @@ from blinkccl.schedule.program import Program
 Array = NDArray[Any]
 
 
-class Run(Protocol):
+class RunProgram(Protocol):
     """Runs a collective once.
 
     Parameters
@@ -81,9 +81,9 @@ class Engine:
         return self.needs()
 
     @property
-    def run(self) -> Run:
-        """The engine's :class:`Run`."""
-        run: Run = import_module(self.module).run
+    def run(self) -> RunProgram:
+        """The engine's :class:`RunProgram`."""
+        run: RunProgram = import_module(self.module).run
         return run
 
 

@@ -559,7 +559,7 @@ def run(
     in_place: bool = False,
     deadline_s: float = 60.0,
 ) -> list[Array | None]:
-    """Runs a collective once, all sites in this thread; see :class:`blinkccl.engines.registry.Run`."""
+    """Runs a collective once, all sites in this thread; see :class:`blinkccl.engines.registry.RunProgram`."""
     buffers, row = filled(program.collective, inputs, call.elements, call.dtype, in_place)
     work = Work.of(program, call, row, scales, chunk_bytes)
     sites = Sites(program)

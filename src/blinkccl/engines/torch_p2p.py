@@ -275,7 +275,7 @@ def run(
     in_place: bool = False,
     deadline_s: float = 60.0,
 ) -> list[Array | None]:
-    """Runs a collective once over gloo, a thread per rank; see :class:`blinkccl.engines.registry.Run`."""
+    """Runs a collective once over gloo, a thread per rank; see :class:`blinkccl.engines.registry.RunProgram`."""
     buffers, _ = filled(program.collective, inputs, call.elements, call.dtype, in_place)
     size = len(program.ranks)
     with _one_at_a_time, ThreadPoolExecutor(size, "blink-torch-p2p") as pool:

@@ -18,7 +18,7 @@ from math import isclose, lcm
 from blinkccl.errors import ScheduleError
 from blinkccl.forest.check_bound import refute
 from blinkccl.forest.check_meaning import Block, Requirement, meaning, wrong_ends
-from blinkccl.forest.check_reading import Arc, GivenLinks, Path, Plan, PlanShare, read_network, read_plan
+from blinkccl.forest.check_reading import Arc, ClaimedPlan, GivenLinks, Path, PlanShare, read_network, read_plan
 
 #: Kinds of vertices that can be ranks of a job; all others only pass data on.
 _RANK_KINDS = ("gpu", "cpu")
@@ -71,7 +71,7 @@ def check_plan(plan: object, topology: object = None) -> Verdict:
     return Verdict(violations, rate, bound, not violations and rate == bound)
 
 
-def _frame(plan: Plan, network: GivenLinks) -> Iterator[str]:
+def _frame(plan: ClaimedPlan, network: GivenLinks) -> Iterator[str]:
     """Ranks, unit and links: what everything else is built on."""
     if len(plan.ranks) < 2:
         yield f"ranks: expected at least two, got {len(plan.ranks)}"
@@ -256,7 +256,7 @@ def _keepers(members: list[tuple[PlanShare, Walk]], name: int, item: Requirement
         yield f"{members[0][0].where}: slice {name} never reaches {missing[:8]}"
 
 
-def _loads(plan: Plan, network: GivenLinks, violations: list[str]) -> Fraction | None:
+def _loads(plan: ClaimedPlan, network: GivenLinks, violations: list[str]) -> Fraction | None:
     """The rate at which the fullest link is full; differences from the stated loads go to ``violations``."""
     # Whole numbers in the loop over all edges: weights over one common denominator.
     scale = lcm(*(share.weight.denominator for share in plan.shares))
@@ -280,7 +280,7 @@ def _loads(plan: Plan, network: GivenLinks, violations: list[str]) -> Fraction |
     return rate
 
 
-def _wrong_loads(plan: Plan, network: GivenLinks, load: dict[Arc, Fraction]) -> Iterator[str]:
+def _wrong_loads(plan: ClaimedPlan, network: GivenLinks, load: dict[Arc, Fraction]) -> Iterator[str]:
     stated: dict[Arc, int] = {}
     for i, (u, v, amount, capacity) in enumerate(plan.link_load):
         where = f"link_load[{i}]: link {u} → {v}"
@@ -300,7 +300,7 @@ def _wrong_loads(plan: Plan, network: GivenLinks, load: dict[Arc, Fraction]) -> 
 
 
 def _claims(
-    plan: Plan, network: GivenLinks, rate: Fraction | None, bound: Fraction | None, depth: int
+    plan: ClaimedPlan, network: GivenLinks, rate: Fraction | None, bound: Fraction | None, depth: int
 ) -> Iterator[str]:
     """The plan's numbers about itself against the recomputed ones."""
     if rate is not None:

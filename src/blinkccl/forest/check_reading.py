@@ -67,7 +67,7 @@ class ClaimedProof:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ClaimedPlan:
     """A plan as it stands in the JSON; None where an optional statement is absent."""
 
     collective: str
@@ -86,13 +86,13 @@ class Plan:
     network: GivenLinks | None
 
 
-def read_plan(data: object) -> Plan:
+def read_plan(data: object) -> ClaimedPlan:
     """The plan in ``data``; a ScheduleError's message starts with the JSON path of what is missing or misshapen."""
     plan = upgraded(_versioned(data, "plan"))
     shares = tuple(_share(entry, f"shares[{i}]") for i, entry in enumerate(_typed(plan, "shares", "", list)))
     _workable((share.weight for share in shares), "shares", "weights")
     topology = plan.get("topology")
-    return Plan(
+    return ClaimedPlan(
         collective=_typed(plan, "collective", "", str),
         ends={key: _optional_int(plan, key) for key in ("root", "src", "dst")},
         ranks=_ids(_typed(plan, "ranks", "", list), "ranks"),

@@ -37,7 +37,7 @@ from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 
-from blinkccl.codegen.layout import Layout
+from blinkccl.codegen.layout import SegmentLayout
 from blinkccl.codegen.text import COPIES
 from blinkccl.errors import LaunchError
 from blinkccl.nccl.choices import ChoiceRow, ChoiceTable
@@ -60,7 +60,7 @@ _PROTOCOLS = ("simple", "ll", "ll128")
 class Bundle:
     """Everything that is written. Its programs are the parts of images: a candidate in the protocols of one file."""
 
-    layout: Layout
+    layout: SegmentLayout
     images: tuple[Image, ...]
     table: ChoiceTable
 

@@ -14,7 +14,7 @@ from functools import lru_cache
 from math import exp, log
 
 from blinkccl.algorithms.registry import Request, algorithm
-from blinkccl.baselines.candidate import Conditions, Estimate, Planned, Prepared, planned
+from blinkccl.baselines.candidate import Conditions, Estimate, Prepared, TimedPlan, planned
 from blinkccl.baselines.nccl_search import Channels, search
 from blinkccl.baselines.registry import BASELINES
 from blinkccl.collectives.call import CollectiveCall
@@ -90,19 +90,19 @@ class Timed:
         return self.blink_gb_per_s / self.nccl_gb_per_s
 
 
-def blink(context: Context, name: str, collective: str, gpus: Gpus | None = None, how: str = "blink") -> Planned:
+def blink(context: Context, name: str, collective: str, gpus: Gpus | None = None, how: str = "blink") -> TimedPlan:
     """Blink's side, with the closed form's chunk for each size."""
     return planned(how, plan(how, name, collective, gpus), conditions(context, COPY_ENGINES[name]))
 
 
-def best(side: Planned, size_bytes: int) -> Estimate:
+def best(side: TimedPlan, size_bytes: int) -> Estimate:
     """What a plan takes at the fastest chunk that a search finds."""
     costs = side.conditions.calibration
     chunk_bytes = best_chunk(side.program, side.forest.topology, costs, size_bytes)
     return replace(side, conditions=replace(side.conditions, chunk_bytes=chunk_bytes)).at(size_bytes)
 
 
-def at_best_chunk(side: Planned, size_bytes: int) -> float:
+def at_best_chunk(side: TimedPlan, size_bytes: int) -> float:
     """Algbw in GB/s of :func:`best`."""
     return best(side, size_bytes).algbw_gb_per_s
 

@@ -20,7 +20,7 @@ BASIS = "optimal plans and NCCL 2.4's rings, run in the laboratory on 16 MiB (do
 
 
 @dataclass(frozen=True, slots=True)
-class Measurement:
+class MeasuredPlan:
     """An algorithm on an allocation: what its plan is rated at, and every run's algbw."""
 
     plan: float
@@ -42,7 +42,7 @@ class Allocation:
 
     gpus: tuple[int, ...]
     lane_mbit_per_s: float
-    by: Mapping[str, Measurement]
+    by: Mapping[str, MeasuredPlan]
 
     def speedup(self, algorithm: str = "optimal", over: str = "ring") -> float:
         """Measured."""
@@ -59,7 +59,7 @@ def read(document: Mapping[str, Any], machine: str, collective: str) -> tuple[Al
     for name, entry in document.items():
         where, what, gpus = name.split()
         if (where, what) == (machine, collective):
-            by = {how: Measurement(plan, tuple(runs)) for how, (plan, *runs) in entry["algbw_gb_per_s"].items()}
+            by = {how: MeasuredPlan(plan, tuple(runs)) for how, (plan, *runs) in entry["algbw_gb_per_s"].items()}
             found.append(Allocation(tuple(map(int, gpus.split(","))), entry["lane_mbit_per_s"], by))
     return tuple(sorted(found, key=lambda one: (len(one.gpus), one.gpus)))
 

@@ -22,7 +22,7 @@ from itertools import accumulate
 from typing import Any
 
 from blinkccl.baselines.candidate import Prepared
-from blinkccl.baselines.registry import Field
+from blinkccl.baselines.registry import JobCandidates
 from blinkccl.errors import UnsupportedError
 from blinkccl.paper.models import Compute, NeuralNetwork, Tensor, compute_time, network
 from blinkccl.report.text import Paint, columns, seconds_text
@@ -264,7 +264,7 @@ class StepTable:
         return f"\n{head}gradients reduced in buckets of 25 MiB {how}\n\n" + "\n".join(lines) + "\n"
 
 
-def training_steps(field: Field, model: str, gpu: str, overlap: bool = True) -> StepTable:
+def training_steps(field: JobCandidates, model: str, gpu: str, overlap: bool = True) -> StepTable:
     """A data-parallel training step of ``model`` on GPUs called ``gpu``, with each candidate's AllReduce."""
     name = field.request.collective.name
     if name != "allreduce":

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from blinkccl.baselines.candidate import Conditions, Estimate
-from blinkccl.baselines.registry import Field, moves_nothing, wins
+from blinkccl.baselines.registry import JobCandidates, moves_nothing, wins
 from blinkccl.errors import UsageError
 from blinkccl.report.plotting import draw_over_size
 from blinkccl.report.text import Paint, bytes_text, columns, gb_per_s_text, ids, seconds_text
@@ -22,7 +22,7 @@ _SHOWN = 4
 _LISTED = 16
 
 
-def head_text(field: Field, conditions: Conditions) -> str:
+def head_text(field: JobCandidates, conditions: Conditions) -> str:
     """What is asked, and under which assumptions."""
     request, calibration, settings = field.request, conditions.calibration, conditions.settings
     links = "the plan's links" if field.of_plan else f"--links {request.links}"
@@ -35,7 +35,7 @@ def head_text(field: Field, conditions: Conditions) -> str:
     return "\n".join(lines) + "\n"
 
 
-def size_table(field: Field, row: Sequence[Estimate], paint: Paint) -> str:
+def size_table(field: JobCandidates, row: Sequence[Estimate], paint: Paint) -> str:
     """One size: every candidate, the fastest first."""
     nothing, size = moves_nothing(row), row[0].size_bytes
     table = [
@@ -96,7 +96,7 @@ def summary_text(name: str, topology: Topology, summary: Summary, seconds: float
     return f"\n{name}: fullest links  {full}\ncritical path   {parts}\ndecided by      {hops}\n"
 
 
-def absent_text(field: Field) -> str:
+def absent_text(field: JobCandidates) -> str:
     """Who is not in the table, and why."""
     if not field.absent:
         return ""
@@ -104,7 +104,7 @@ def absent_text(field: Field) -> str:
 
 
 def sim_document(
-    field: Field,
+    field: JobCandidates,
     conditions: Conditions,
     rows: Sequence[Sequence[Estimate]],
     best: Estimate | None,

@@ -78,7 +78,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Leg:
+class QueueHop:
     """A hop to be: the way of a queue's messages from one memory to the next.
 
     ``mover`` is the rank whose copy engine moves them; the other fields are those of a workload's hops.
@@ -109,7 +109,7 @@ class Translation:
     settings: Settings
     links: tuple[tuple[int, int], ...]
     actors: tuple[tuple[int, int], ...]
-    legs: tuple[Leg, ...]
+    legs: tuple[QueueHop, ...]
 
 
 def translate(
@@ -141,9 +141,9 @@ def translate(
     )
 
 
-def _legs(program: Program, arcs: Sequence[Arc], streams: _Streams) -> tuple[list[Leg], list[int]]:
+def _legs(program: Program, arcs: Sequence[Arc], streams: _Streams) -> tuple[list[QueueHop], list[int]]:
     """All hops, and those of them that end in a memory: the actors after the roles, in this order."""
-    legs: list[Leg] = []
+    legs: list[QueueHop] = []
     staged: list[int] = []
     for arc in arcs:
         queue = program.queues[arc.queue]
@@ -151,13 +151,13 @@ def _legs(program: Program, arcs: Sequence[Arc], streams: _Streams) -> tuple[lis
         stream, first = streams.of_queue[arc.queue], queue.legs[0]
         if not queue.is_staged:
             mover = queue.src if queue.home == queue.path[-1] else queue.dst
-            legs.append(Leg(arc.queue, first, arc.tail, arc.head, stream, mover, slots, -1))
+            legs.append(QueueHop(arc.queue, first, arc.tail, arc.head, stream, mover, slots, -1))
             continue
         memory, hop = len(program.roles) + len(staged), len(legs)
         staged.append(hop)
-        legs.append(Leg(arc.queue, first, arc.tail, memory, stream, queue.src, slots, -1))
+        legs.append(QueueHop(arc.queue, first, arc.tail, memory, stream, queue.src, slots, -1))
         beyond = streams.of_second_leg[arc.queue]
-        legs.append(Leg(arc.queue, queue.legs[1], memory, arc.head, beyond, queue.dst, 1, hop))
+        legs.append(QueueHop(arc.queue, queue.legs[1], memory, arc.head, beyond, queue.dst, 1, hop))
     return legs, staged
 
 
@@ -239,7 +239,7 @@ def _combining(program: Program) -> frozenset[int]:
 
 def _actors(
     bound: Bound,
-    hops: Sequence[Leg],
+    hops: Sequence[QueueHop],
     staged: Sequence[int],
     calibration: Calibration,
     streams: _Streams,
@@ -279,7 +279,7 @@ def _actors(
 
 
 def _hops(
-    hops: Sequence[Leg],
+    hops: Sequence[QueueHop],
     calibration: Calibration,
     table: _Links,
     settings: Settings,

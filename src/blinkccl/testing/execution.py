@@ -7,12 +7,12 @@ from typing import Any
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import operation
 from blinkccl.collectives.oracle import make_inputs, make_scales, mismatch, oracle
-from blinkccl.engines.registry import Run
+from blinkccl.engines.registry import RunProgram
 from blinkccl.schedule.program import Program
 
 
 def difference(
-    run: Run,
+    run: RunProgram,
     program: Program,
     *,
     count: int,
@@ -26,7 +26,7 @@ def difference(
 
     The inputs, drawn from ``seed``, are such that any order of reduction is exact, so the comparison is of every bit.
     For ``premul_sum`` the scales are those that keep it so. ``run`` and what goes to it are as
-    :class:`blinkccl.engines.registry.Run` says.
+    :class:`blinkccl.engines.registry.RunProgram` says.
     """
     inputs = make_inputs(program.collective, count, dtype, seed, op)
     scales = make_scales(program.collective, dtype) if operation(op).scales else None

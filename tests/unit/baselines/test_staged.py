@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import pytest
 
-from blinkccl.baselines.candidate import Conditions, Planned
+from blinkccl.baselines.candidate import Conditions, TimedPlan
 from blinkccl.baselines.staged import (
     HOST_COMBINE_GB_PER_S,
     HOST_COPY_GB_PER_S,
@@ -119,7 +119,7 @@ def test_between_servers_a_step_goes_at_the_rate_of_a_send() -> None:
 
 def test_a_plain_ring_keeps_its_chunks_whole() -> None:
     found = prepare_plain_ring(asked("hgx-h100"), H100)
-    assert isinstance(found, Planned)
+    assert isinstance(found, TimedPlan)
     for size in (0, 4, 1000, 4096, 10_000_019 * 4):
         extents = found.simulate(size).translation.bound.extents
         assert {extent.chunks for extent in extents} <= {0, 1}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blinkccl.codegen.layout import Geometry, Group, Layout
+from blinkccl.codegen.layout import Geometry, Group, SegmentLayout
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import UsageError
 from blinkccl.schedule.program import Program
@@ -31,7 +31,7 @@ def a_program(seed: int, name: str = "allreduce", ranks: int = 4) -> Program:
     return replace(program, ranks=tuple(range(ranks)))
 
 
-def taken(layout: Layout, rank: int) -> list[tuple[int, int]]:
+def taken(layout: SegmentLayout, rank: int) -> list[tuple[int, int]]:
     """(start, end) of everything that lies in the segment of a rank or memory."""
     geometry = layout.geometry
     rings, counters = geometry.parts * geometry.slots, geometry.parts * 128
