@@ -20,6 +20,8 @@ from typing import Any, Protocol
 
 from blinkccl.errors import CommunicationError, DeadlineError, LaunchError, UnsupportedError
 from blinkccl.runtime.bootstrap import own_address_towards
+from blinkccl.runtime.hierarchy import Hosts
+from blinkccl.runtime.paths import check_paths
 from blinkccl.runtime.store import Store, TorchStore, own_addresses
 
 _NAME = "BLINK_NETWORK"
@@ -57,11 +59,13 @@ class Network(Protocol):
 Opened = Callable[[str, bool], Network]
 
 
-def opener(store: Store, rank: int, size: int, timeout_s: float, exchange: Callable[[bytes], list[bytes]]) -> Opened:
+def opener(store: Store, rank: int, hosts: Hosts, timeout_s: float, exchange: Callable[[bytes], list[bytes]]) -> Opened:
     """What opens networks by name; all ranks call it, and ``exchange`` gives everybody everybody's bytes.
 
-    UnsupportedError, on all ranks, if there is no such library, or ranks want different ones.
+    On all ranks: UnsupportedError if there is no such library, or ranks want different ones; CommunicationError if
+    gloo is wanted and two hosts do not reach each other.
     """
+    size = hosts.size
     wanted, problem = _wanted()
     host = store.host() or "127.0.0.1"
     torch_store: Any = store.inner if isinstance(store, TorchStore) else None
@@ -87,6 +91,8 @@ def opener(store: Store, rank: int, size: int, timeout_s: float, exchange: Calla
         _, address, port = given[0].split()
         torch_store = _torch_store(address, int(port), False, timeout_s)
     own = own_address_towards(host)
+    if wanted == "gloo":
+        check_paths(hosts, rank, _gloo_address(own), timeout_s, exchange)
 
     def opened(name: str, all_pairs: bool) -> Network:
         prefixed, timeout = torch_distributed().PrefixStore(f"{name}/", torch_store), timedelta(seconds=timeout_s)
@@ -183,13 +189,23 @@ def _gloo_at(address: str, store: Any, rank: int, size: int, timeout: timedelta,
     kind = dist.ProcessGroupGloo
     options = kind._Options()
     options._timeout = timeout
-    named = os.environ.get("GLOO_SOCKET_IFNAME")
+    named = _gloo_interface()
     options._devices = [
-        kind.create_device(interface=named.split(",")[0], lazy_init=lazy)
+        kind.create_device(interface=named, lazy_init=lazy)
         if named
         else kind.create_device(hostname=address, lazy_init=lazy)
     ]
     return kind(store, rank, size, options)
+
+
+def _gloo_interface() -> str:
+    """What the job says gloo shall take; else ""."""
+    return os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+
+
+def _gloo_address(own: str) -> str:
+    """Where gloo will listen: ``own``, or the address of the named interface."""
+    return own_addresses().get(_gloo_interface(), own)
 
 
 class TorchNetwork:

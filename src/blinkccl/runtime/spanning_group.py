@@ -16,10 +16,10 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as NotYet
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 from zlib import crc32
@@ -37,6 +37,7 @@ from blinkccl.errors import (
     CommunicationError,
     DeadlineError,
     PeerLostError,
+    RendezvousTimeout,
     UnsupportedError,
     UsageError,
     ranks_text,
@@ -127,21 +128,22 @@ class SpanningGroup:
         where = f"{self.prefix}/host/{self._host}"
         left_s = max(0.1, deadline - time.monotonic())
         size, look = len(self._members), self._monitor.check
-        self._local = HostGroup(self.store, self._place, size, prefix=where, deadline_s=left_s, look=look)
-        self._local.expect_long_waits()
-        self._window = _window(self.store, f"{where}/window", self._place, size, deadline, look)
+        with _told_of_all(self._members):
+            self._local = HostGroup(self.store, self._place, size, prefix=where, deadline_s=left_s, look=look)
+            self._local.expect_long_waits()
+            self._window = _window(self.store, f"{where}/window", self._place, size, deadline, look)
         self._window_at = int(self._window.ctypes.data)
 
         def exchange(mine: bytes) -> list[bytes]:
             return self._monitor.agree(mine, deadline)
 
         def connect() -> None:
-            opened = opener(self.store, self.rank, self.size, self.timeout_s, exchange)
+            opened = opener(self.store, self.rank, self.hosts, self.timeout_s, exchange)
             for name, all_pairs in (("collectives", False), ("messages", True)):
                 self._networks.append(opened(f"{self.prefix}/spanning/{name}", all_pairs))
             self.cost = self._calibrated(exchange, deadline)
 
-        self._guarded(connect)
+        self._guarded(connect, deadline)
 
     def _calibrated(self, exchange: Callable[[bytes], list[bytes]], deadline: float) -> NetworkCost:
         """Connects to all partners, and measures what a message and a byte cost between the first two hosts."""
@@ -151,8 +153,11 @@ class SpanningGroup:
         at = int(word.ctypes.data)
         greetings = [self._networks[0].receive(at + 1 + i, 1, peer, 0) for i, peer in enumerate(partners)]
         greetings += [self._networks[0].send(at, 1, peer, 0) for peer in partners]
-        for greeting in greetings:
-            greeting.wait(left_s)
+        for peer, greeting in zip(partners * 2, greetings, strict=True):
+            try:
+                greeting.wait(left_s)
+            except CommunicationError as error:
+                raise type(error)(f"rank {self.rank} and rank {peer} could not connect: {error}") from error
         given = exchange(msgspec.msgpack.encode(interface_bytes_per_s(self.store.host() or "127.0.0.1")))
         rate = min(msgspec.msgpack.decode(each, type=float) for each in given)
         measured = exchange(msgspec.msgpack.encode(self._measured(left_s)))
@@ -176,8 +181,8 @@ class SpanningGroup:
         message_s = min(times[:_ROUND_TRIPS]) / 2
         return message_s, _PROBE_BYTES / max(1e-9, times[-1] - 2 * message_s)
 
-    def _guarded(self, work: Callable[[], None]) -> None:
-        """Does what may wait in a library that cannot be called back; a failure elsewhere ends the wait."""
+    def _guarded(self, work: Callable[[], None], deadline: float) -> None:
+        """Does what may wait in a library that cannot be called back; a failure elsewhere and the deadline end it."""
         done: Future[None] = Future()
 
         def do() -> None:
@@ -194,6 +199,10 @@ class SpanningGroup:
                 return done.result(0.05)
             except NotYet:
                 self._monitor.check()
+                if time.monotonic() > deadline:
+                    raise DeadlineError(
+                        f"rank {self.rank} was not connected to the ranks of other hosts by the deadline"
+                    ) from None
 
     # ---- collectives
 
@@ -666,6 +675,18 @@ class _Execution:
         """A part of this chunk's window."""
         start = self._slot(chunk) * WINDOW_BYTES + first * self._item
         return self._group._window[start : start + count * self._item].view(self._row.storage)
+
+
+@contextmanager
+def _told_of_all(members: Sequence[int]) -> Iterator[None]:
+    """Errors of a host's group name ranks as this group counts them."""
+    try:
+        yield
+    except PeerLostError as error:
+        raise PeerLostError(members[error.rank], error.message, error.pid) from error
+    except RendezvousTimeout as error:
+        missing, present = ([members[rank] for rank in ranks] for ranks in (error.missing, error.present))
+        raise RendezvousTimeout(missing, present, f"of their host's group: {error.message}") from error
 
 
 def _window(

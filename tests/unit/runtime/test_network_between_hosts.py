@@ -8,6 +8,7 @@ import pytest
 
 from blinkccl.errors import LaunchError, UnsupportedError
 from blinkccl.runtime import network
+from blinkccl.runtime.hierarchy import Hosts
 from blinkccl.runtime.network import interface_bytes_per_s
 from blinkccl.runtime.store import FileStore, own_addresses
 
@@ -39,7 +40,9 @@ def test_the_rate_is_that_of_the_interface(
 
 def opened(tmp_path: Path, others: list[str]) -> None:
     store = FileStore(tmp_path / "store")
-    network.opener(store, 0, 1 + len(others), 1.0, lambda mine: [mine, *(word.encode() for word in others)])
+    network.opener(
+        store, 0, Hosts.of(range(1 + len(others))), 1.0, lambda mine: [mine, *(word.encode() for word in others)]
+    )
 
 
 def test_what_one_rank_lacks_is_said_on_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
