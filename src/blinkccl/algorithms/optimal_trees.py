@@ -100,9 +100,29 @@ def one_root(network: Network, root: int, objective: str, groups: Groups) -> Pac
             return packed
     refuse_unproved(objective, network.terminals)
     packing = tree_packing(network, (root,))
-    weights = rounded(packing, network.capacity, [Fraction(1)])
+    weights = whole_weights(_class_trees(network, root), network.capacity, [Fraction(1)], packing.rate)
+    weights = weights or rounded(packing, network.capacity, [Fraction(1)])
     out = _weighted(root, weights, packing.rate)
     return Packed(out, side) if packing.rate == rate else Packed(out, None, packing.prices, packing.bound)
+
+
+def _class_trees(network: Network, root: int) -> list[Column]:
+    """The trees of direct links alone and those through transit alone, each at its own optimum.
+
+    Where their rates add up to that of all links, they are far fewer than the basis of one program over both: 9 and not
+    31 for a broadcast over the NVLink and PCIe of a DGX-1V. None where there are no direct links, or no others.
+    """
+    direct = tuple(arc for arc in network.arcs if max(arc[:2]) < network.terminals)
+    inner = Network(network.terminals, network.terminals, direct)
+    outer = Network(network.n, network.terminals, tuple(arc for arc in network.arcs if arc not in direct))
+    rate = broadcast_rate(inner, root)[0] if direct else 0
+    if not rate or not broadcast_rate(outer, root)[0]:
+        return []
+    around = tree_packing(outer, (root,))
+    return [
+        *(column_of(0, loads_of(tree.arcs), tree.arcs) for tree in _chosen(inner, {root: rate}, "shallow")),
+        *(column for column, _ in rounded(around, outer.capacity, [Fraction(1)])),
+    ]
 
 
 def refuse_unproved(objective: str, reached: int) -> None:

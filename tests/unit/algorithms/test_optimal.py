@@ -41,6 +41,15 @@ def test_reference_values_in_gb_per_s(spec: str) -> None:
             assert forest.algbw_gb_per_s == pytest.approx(float(Fraction(value)))
 
 
+@pytest.mark.parametrize(("spec", "rate", "trees"), [("dgx-1v", 156, 9), ("dgx-1p", 86, 7)])
+@pytest.mark.parametrize("name", ROWS["broadcast"])
+def test_link_classes_that_add_up_keep_their_few_trees(spec: str, rate: int, trees: int, name: str) -> None:
+    """NVLink's trees and PCIe's: a basis over both has 31 or 33, the least with 1/31,824 of the data."""
+    forest = planned("optimal", asked(spec, name, links="all"))
+    assert forest.rate == forest.bound
+    assert (forest.algbw_gb_per_s, len(forest.shares)) == (rate, trees)
+
+
 def test_a_one_way_ring_needs_several_roots() -> None:
     forest = planned("optimal", asked("oneway:6", "allreduce"))
     assert forest.rate == forest.bound == Fraction(3, 5)
