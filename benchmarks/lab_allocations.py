@@ -37,39 +37,36 @@ ALGORITHMS = ("optimal", "blink", "ring")
 BUILT_MBIT_PER_S = 400.0
 
 
-def jobs(machine: str) -> Iterator[Field]:
-    """Every allocation with every collective, planned; rooted ones at the first GPU."""
+def jobs(machine: str) -> Iterator[tuple[str, Request]]:
+    """Every allocation with every collective, and its name in the file; rooted ones at the first GPU."""
     topology = parse_spec(machine)
     for gpus in connected_allocations(machine):
         for name in COLLECTIVES:
             collective = Collective(name, len(gpus), root=0 if name == "broadcast" else None)
-            yield experiment.prepare(Request(topology, collective, gpus), ALGORITHMS)
-
-
-def key(machine: str, field: Field) -> str:
-    return f"{machine} {field.request.collective.name} {','.join(map(str, field.request.ranks))}"
+            yield f"{machine} {name} {','.join(map(str, gpus))}", Request(topology, collective, gpus)
 
 
 def measure(path: Path, size: int, rounds: int, seconds: float) -> None:
     done: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     began = time.monotonic()
     for machine in MACHINES:
-        missing = [field for field in jobs(machine) if key(machine, field) not in done]
+        missing = {name: experiment.prepare(request, ALGORITHMS) for name, request in jobs(machine) if name not in done}
         if not missing:
             continue
-        built = experiment.lane_gb_per_s(missing[0].request) * 8e3 / BUILT_MBIT_PER_S
-        candidates = [one for field in missing for one in field.candidates]
+        fields = list(missing.values())
+        built = experiment.lane_gb_per_s(fields[0].request) * 8e3 / BUILT_MBIT_PER_S
+        candidates = [one for field in fields for one in field.candidates]
         with experiment.laboratory(candidates, built) as lab:
-            for number, field in enumerate(missing):
+            for number, (name, field) in enumerate(missing.items()):
                 if time.monotonic() - began > seconds:
                     print(f"{len(missing) - number} of {machine} are left: call it again")
                     return
                 lab.reshape(built / field.slower)
                 (row,) = experiment.measure(field, lab, [size], rounds, 120.0)
-                done[key(machine, field)] = recorded(field, row)
-                lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in done.items())
+                done[name] = recorded(field, row)
+                lines = ",\n".join(f"{json.dumps(one)}: {json.dumps(entry)}" for one, entry in done.items())
                 path.write_text(f"{{\n{lines}\n}}\n")
-                print(key(machine, field), *(f"{one.candidate.name} {one.part:.3f}" for one in row), flush=True)
+                print(name, *(f"{one.candidate.name} {one.part:.3f}" for one in row), flush=True)
     print("all is measured")
 
 

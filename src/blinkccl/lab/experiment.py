@@ -37,10 +37,11 @@ from blinkccl.simulate.calibration import calibration
 from blinkccl.simulate.run import simulate
 from blinkccl.topology.model import Topology
 from blinkccl.topology.select import network_for
-from blinkccl.units import GB
 
 #: Of the first calls of ``hybrid``, and how many there are of each; and the finest part of the data that PCIe gets.
 FIRST_SIZES, _FIRST_CALLS, _FINEST = (64 << 10, 4 << 20), 10, 64
+#: What part of NVLink's time both must save.
+_LEAST_GAIN = 0.01
 #: What ``all`` means, and whose programs are not ours.
 FOREIGN = ("gloo_links", "gloo_ranks", "openmpi")
 ALL = ("optimal", "blink", "ring", "one_ring")
@@ -107,39 +108,45 @@ class Candidate:
         return size_bytes * many / found.seconds / 1e9
 
 
+#: Bytes and seconds; of every candidate a small and a large call.
+_Timed = tuple[int, float]
+_FirstCalls = tuple[tuple[_Timed, _Timed], ...]
+
+
 @dataclass(frozen=True)
 class Hybrid(Candidate):
     """Eq 8 (Blink, §3.4): the plan of a size sends over PCIe what this does while NVLink does the rest.
 
     ``classes`` are NVLink and PCIe alone, ``forest`` and ``program`` both at the rates of their links. The first calls
-    of these say what rates they have, and what in the laboratory is T_dpa: how much later a small call ends that uses
-    both, and not NVLink alone. It holds all of a call up and not PCIe's part of it, so what Eq 8 gains must be more.
-    ``split`` has these three numbers, on which all ranks' plans then depend.
+    of these, small and large ones, say what rates they have, and what in the laboratory is T_dpa: how much later a
+    small call ends that uses both, and not NVLink alone. They also say whether both are worth it: rates of links that
+    one processor serves do not add up, so a size is split only where calls of both are faster than those of NVLink by
+    more than medians differ by chance. All ranks' plans depend on ``first`` alone.
     """
 
     request: Request = field(kw_only=True)
     classes: tuple[Candidate, Candidate] = field(kw_only=True)
-    split: tuple[Fraction, Fraction, Fraction] = field(kw_only=True, default=(Fraction(0),) * 3)
+    first: _FirstCalls = field(kw_only=True, default=())
 
     def ready(self, lab: Laboratory, slower: float, deadline_s: float) -> Hybrid:
-        nvlink, pcie, both = _first_calls((*self.classes, self), lab, slower, deadline_s)
-        wait_s = max(Fraction(0), Fraction(both[0][1]) - Fraction(nvlink[0][1]))
-        return replace(self, split=(measured_gb_per_s(*pcie), measured_gb_per_s(*nvlink), wait_s))
+        return replace(self, first=_first_calls((*self.classes, self), lab, slower, deadline_s))
 
     def at(self, size_bytes: int) -> Candidate:
-        pcie, nvlink, wait_s = self.split
-        split = hybrid_split(size_bytes, pcie, nvlink, wait_s)
-        pays = split.seconds + wait_s < Fraction(size_bytes) / (nvlink * GB)
-        part = split.pcie_part.limit_denominator(_FINEST) if pays else Fraction(0)
-        return _lowered(self.name, plan_split(self.request, part))
+        nvlink, pcie, both = self.first
+        if _seconds(both, size_bytes) > (1 - _LEAST_GAIN) * _seconds(nvlink, size_bytes):
+            return replace(self.classes[0], name=self.name)
+        wait_s = max(Fraction(0), Fraction(both[0][1]) - Fraction(nvlink[0][1]))
+        split = hybrid_split(size_bytes, measured_gb_per_s(*pcie), measured_gb_per_s(*nvlink), wait_s)
+        return _lowered(self.name, plan_split(self.request, split.pcie_part.limit_denominator(_FINEST)))
 
 
-_Timed = tuple[int, float]
+def _seconds(calls: tuple[_Timed, _Timed], size_bytes: int) -> float:
+    """What a call of a size takes where a small and a large one took this."""
+    (few, soon), (many, late) = calls
+    return soon + (size_bytes - few) * (late - soon) / (many - few)
 
 
-def _first_calls(
-    candidates: Sequence[Candidate], lab: Laboratory, slower: float, deadline_s: float
-) -> list[tuple[_Timed, _Timed]]:
+def _first_calls(candidates: Sequence[Candidate], lab: Laboratory, slower: float, deadline_s: float) -> _FirstCalls:
     """Of each, bytes and median seconds of small and of large calls; in turns, the first of which warm up."""
     numbers = [one.open(lab) for one in candidates]
     found = []
@@ -152,7 +159,7 @@ def _first_calls(
         found.append([(calls.pattern.size, calls.seconds) for calls in row])
     for number in numbers:
         lab.close(number)
-    return list(zip(*found, strict=True))
+    return tuple(zip(*found, strict=True))
 
 
 @dataclass

@@ -35,8 +35,8 @@ def test_what_there_is_none_of_is_told() -> None:
 class Slow:
     """A laboratory in which a call of NVLink takes 1 ms and then 100 MB/s, of PCIe 20 MB/s; of both so much longer."""
 
-    def __init__(self, longer_s: float) -> None:
-        self.longer_s, self.programs = longer_s, []
+    def __init__(self, longer_s: float, both: float = 120e6) -> None:
+        self.longer_s, self.both, self.programs = longer_s, both, []
 
     def open(self, program, buffer_bytes) -> int:
         self.programs.append(program)
@@ -48,7 +48,7 @@ class Slow:
     def run(self, number: int, pattern: Pattern, chunk_bytes: int, deadline_s: float) -> Run:
         staged = [queue.is_staged for queue in self.programs[number].queues]
         both = any(staged) and not all(staged)
-        rate = 120e6 if both else 20e6 if all(staged) else 100e6
+        rate = self.both if both else 20e6 if all(staged) else 100e6
         return Run(0.001 + self.longer_s * both + pattern.size / rate, 0, 0.0)
 
 
@@ -62,6 +62,17 @@ def test_hybrid_splits_by_what_its_first_calls_took(name: str, longer_s: float, 
         part = float(sum(share.weight for share in staged))
         saved = (size - longer_s * 100e6) * 20 / 120 / size if longer_s else 1 / 6
         assert part == pytest.approx(saved if size > least else 0, abs=1 / 64)
+
+
+@pytest.mark.parametrize(("together", "splits"), [(99e6, False), (100.5e6, False), (102e6, True)])
+def test_hybrid_stays_on_nvlink_where_both_together_are_no_faster(together: float, splits: bool) -> None:
+    """Rates that do not add up, as where processors are what is short: then no size is split, however large."""
+    request = asked("dgx-1v", "broadcast", "0,1,2", links="all")
+    one, alone = experiment.prepare(request, ("hybrid", "optimal@fast"), 100).candidates
+    found = one.ready(Slow(0.0, together), 1.0, 60.0).at(1 << 30)
+    assert any(queue.is_staged for queue in found.program.queues) == splits
+    assert found.name == "hybrid"
+    assert (found.forest.shares == alone.forest.shares) != splits
 
 
 def test_a_lane_is_of_the_fast_links_whatever_is_planned_on() -> None:
