@@ -16,7 +16,9 @@ pauses up to 20 ms: no store needs to know how to wake anybody.
 from __future__ import annotations
 
 import os
+import platform
 import re
+import secrets
 import socket
 import socketserver
 import struct
@@ -32,11 +34,20 @@ from importlib import import_module
 from io import BufferedIOBase
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
-from blinkccl.errors import CommunicationError, LaunchError, PeerLostError, RendezvousTimeout, UnsupportedError
+from blinkccl.errors import (
+    CommunicationError,
+    DeadlineError,
+    LaunchError,
+    PeerLostError,
+    PlanMismatchError,
+    RendezvousTimeout,
+    UnsupportedError,
+)
 from blinkccl.private_files import private_directory, write_at_once
 from blinkccl.runtime.job_directory import prepare
+from blinkccl.runtime.peer_info import package_version
 
 #: Limits that no honest rank comes near, and that keep a stranger's garbage small.
 MAX_KEY_BYTES = 1 << 10
@@ -46,7 +57,12 @@ MAX_TABLE_BYTES = 1 << 28
 MAX_THREADS = 512
 REQUEST_S = 5.0
 ANSWER_S = 30.0
-MAGIC = "BLINKST3"
+#: Every version's protocol has a name that begins so.
+_FAMILY = "BLINKST"
+MAGIC = f"{_FAMILY}4"
+#: How long rank 0 goes on serving to say why it gave up, and how often it looks whether another serves in its place.
+FAREWELL_S = 1.0
+LOOK_S = 0.5
 #: How long one of rank 0's addresses is tried.
 REACH_S = 2.0
 _SIOCGIFADDR = 0x8915
@@ -86,6 +102,20 @@ class Store(ABC):
     def host(self) -> str | None:
         """The host at which ranks of several hosts reach it; None: only ranks of one host do."""
         return None
+
+    # Of a store that rank 0 serves itself, rank 0 learns who comes, and tells those that come late. Elsewhere nothing.
+
+    def check_callers(self) -> None:
+        """PlanMismatchError if somebody came who shows that ranks differ in version, or that there are two ranks 0."""
+        return
+
+    def all_came(self) -> None:
+        """The ranks have met: whoever is another rank 0 from now on is a stranger, and told so."""
+        return
+
+    def give_up(self, error: CommunicationError, size: int) -> None:
+        """Tells those of ``size`` ranks that come for the first time why there will be no group; takes a second."""
+        return
 
 
 def check(key: str, value: bytes = b"") -> bytes:
@@ -139,21 +169,27 @@ class TcpStore(Store):
     does not send, can stop the server. Nobody proves who he is here: on a network that others share, take another way
     to meet. Each is a line of words, and as many bytes as its last word says:
 
-        request    BLINKST3, S (set) or P (peek), the key in hexadecimal, the bytes of the value
-        answer     BLINKST3, + (there it is) or - (nothing is there), the bytes of the value
+        request    BLINKST4, the rank, who that is, S (set), P (peek) or I (is it you?), the key in hexadecimal, bytes
+        answer     BLINKST4, + (there it is), - (nothing is there), ! (ranks differ) or x (it has given up), bytes
+
+    What stays in all versions: that a name tells them apart, the next two words of a request, and the answer "!" with
+    a sentence.
 
     Port 0 takes a free one, which ``port`` then tells. A server serves until :meth:`close` or the end of its process;
     LaunchError if it cannot. Others try to reach it until ``deadline`` (``time.monotonic()``): RendezvousTimeout if
-    nobody answers, CommunicationError if what answers is no store of ours.
+    nobody answers, CommunicationError if what answers is no store, PlanMismatchError if it is another version's.
     """
 
-    def __init__(self, host: str, port: int, *, server: bool, deadline: float) -> None:
+    def __init__(self, host: str, port: int, *, rank: int, deadline: float) -> None:
         self._host = host
         self.port = port
         self._process = os.getpid()
         self._server: _Server | None = None
-        if server:
-            self._server = _Server(host, port)
+        who = f"process {os.getpid()} on {platform.node()} with version {package_version()}"
+        self._caller = f"{rank} {quote(who)}"
+        self._next_look = 0.0
+        if rank == 0:
+            self._server = self._serving(who)
             self.port = self._server.server_address[1]
             threading.Thread(target=self._server.serve_forever, args=(0.2,), name="blink-store", daemon=True).start()
             return
@@ -170,6 +206,18 @@ class TcpStore(Store):
                         f"nobody serves a store at {host}:{port}, where rank 0 should ({error}); is rank 0 "
                         "running, and is this its host?",
                     ) from error
+
+    def _serving(self, who: str) -> _Server:
+        try:
+            return _Server(self._host, self.port, who)
+        except OSError as error:
+            with suppress(OSError, CommunicationError):
+                self._ask("I", b"?", b"", LOOK_S)  # if it is a rank 0, its job shall know of this one
+            raise LaunchError(
+                f"rank 0 cannot serve the store at {self._host}:{self.port}: {error}; BLINK_STORE=tcp://HOST:PORT "
+                "names the host of rank 0 and a free port there (is torch.distributed, another job, or another rank 0 "
+                "using it?)"
+            ) from error
 
     def __str__(self) -> str:
         return f"tcp://{self._host}:{self.port}"
@@ -194,62 +242,112 @@ class TcpStore(Store):
     def host(self) -> str | None:
         return None if is_local(self._host) else self._host
 
+    def check_callers(self) -> None:
+        if self._server is None:
+            return
+        if self._server.problem:
+            raise PlanMismatchError(self._server.problem)
+        if is_local(self._host) or time.monotonic() < self._next_look:
+            return
+        with suppress(OSError):  # not every host reaches itself at an address of its own
+            self._ask("I", self._server.secret, b"", LOOK_S)
+        self._next_look = time.monotonic() + LOOK_S
+
+    def all_came(self) -> None:
+        if self._server is not None:
+            self._server.have_met = True
+
+    def give_up(self, error: CommunicationError, size: int) -> None:
+        server = self._server
+        if server is None or server.have_met:  # the job goes on, whatever became of one of its groups
+            return
+        server.farewell = ("!" if isinstance(error, PlanMismatchError) else "x"), str(error).encode()
+        end = time.monotonic() + (0.0 if isinstance(error, DeadlineError) else FAREWELL_S)
+        while time.monotonic() < end and len(server.came) < size - 1:
+            time.sleep(0.02)
+        time.sleep(0.1)  # who came is told before the process ends
+
     def _request(self, operation: str, key: bytes, value: bytes) -> bytes | None:
         if self._server is not None:
             return self._server.answer(operation, key.hex(), value)
-        try:
-            return self._ask(operation, key, value, ANSWER_S)
-        except OSError as error:
-            raise PeerLostError(0, f"it served {self}, which is closed or has not answered: {error}") from error
+        pauses = Pauses(time.monotonic() + REACH_S)
+        while True:
+            try:
+                return self._ask(operation, key, value, ANSWER_S)
+            except OSError as error:
+                # A crowd of strangers was sent away, and this rank with it: a server that has ended refuses.
+                if isinstance(error, ConnectionResetError | _HungUpError) and pauses.pause():
+                    continue
+                raise PeerLostError(0, f"it served {self}, which is closed or has not answered: {error}") from error
 
     def _ask(self, operation: str, key: bytes, value: bytes, timeout_s: float) -> bytes | None:
         with socket.create_connection((self._host, self.port), timeout_s) as connection:
-            connection.sendall(f"{MAGIC} {operation} {key.hex()} {len(value)}\n".encode() + value)
+            connection.sendall(f"{MAGIC} {self._caller} {operation} {key.hex()} {len(value)}\n".encode() + value)
             with connection.makefile("rb") as answer:
                 try:
-                    (status,), found = _message(answer)
+                    (magic, status, length) = words = _words(answer)
+                    if status != "!" and magic != MAGIC:
+                        raise ValueError(f"expected {MAGIC!r}, got {' '.join(words)[:20]!r}")
+                    found = _content(answer, length)
                 except ValueError as error:
                     raise CommunicationError(
                         f"what listens at {self._host}:{self.port} is no store of this version of Blink ({error}); "
                         "give the job a port of its own in BLINK_STORE"
                     ) from None
+        if status == "!":
+            raise PlanMismatchError(found.decode(errors="replace"))
+        if status == "x":
+            raise CommunicationError(f"rank 0, which serves {self}, says: {found.decode(errors='replace')}")
         return found if status == "+" else None
 
 
-def _message(file: BufferedIOBase) -> tuple[list[str], bytes]:
-    """The words between the first and the last of a line, and the bytes that follow it; ValueError: it is none."""
-    line = file.readline(2 * MAX_KEY_BYTES + 64)
+class _HungUpError(ConnectionError):
+    """The other end has closed the connection, in order and too early."""
+
+
+def _words(file: BufferedIOBase) -> list[str]:
+    """The words of a line, of which the first names a version; ValueError: it is none."""
+    line = file.readline(2 * MAX_KEY_BYTES + 512)
     if not line:
-        raise ConnectionError("hung up")
-    magic, *words, length = line.decode(errors="replace").split() or [""] * 2
-    if magic != MAGIC or not length.isdecimal() or int(length) > MAX_VALUE_BYTES:
+        raise _HungUpError("hung up")
+    words = line.decode(errors="replace").split()
+    if not words or not words[0].startswith(_FAMILY):
         raise ValueError(f"expected {MAGIC!r}, got {line[:20]!r}")
+    return words
+
+
+def _content(file: BufferedIOBase, length: str) -> bytes:
+    """As many bytes as a line's last word says; ValueError: it says no number, or too high a one."""
+    if not re.fullmatch("[0-9]{1,7}", length) or int(length) > MAX_VALUE_BYTES:
+        raise ValueError(f"expected at most {MAX_VALUE_BYTES} bytes, got {length[:20]!r}")
     content = file.read(int(length))
     if len(content) < int(length):
-        raise ConnectionError("hung up")
-    return words, content
+        raise _HungUpError("hung up")
+    return content
 
 
 class _Server(socketserver.ThreadingTCPServer):
-    """Keys and values in memory, with limits."""
+    """Keys and values in memory, with limits; ``who`` is rank 0."""
 
     allow_reuse_address = True
     daemon_threads = True
     request_queue_size = 1024
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, who: str) -> None:
+        self.secret = secrets.token_bytes(16)
+        #: What a caller has shown: that the ranks cannot be one job.
+        self.problem = ""
+        self.have_met = False
+        #: Who has asked for something, and what all are told since rank 0 has given up.
+        self.came: set[str] = set()
+        self.farewell: tuple[str, bytes] | None = None
+        self._who = who
         self._values: dict[str, bytes] = {}
         self._lock = threading.Lock()
-        try:
-            self.address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-            any_address = "::" if self.address_family == socket.AF_INET6 else "0.0.0.0"
-            # Not the host's own address only: many hosts' files give their own name as 127.0.1.1.
-            super().__init__((host if is_local(host) else any_address, port), _Handler)
-        except OSError as error:
-            raise LaunchError(
-                f"rank 0 cannot serve the store at {host}:{port}: {error}; BLINK_STORE=tcp://HOST:PORT names the host "
-                "of rank 0 and a free port there (is torch.distributed or another job using it?)"
-            ) from error
+        self.address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        any_address = "::" if self.address_family == socket.AF_INET6 else "0.0.0.0"
+        # Not the host's own address only: many hosts' files give their own name as 127.0.1.1.
+        super().__init__((host if is_local(host) else any_address, port), _Handler)
 
     def answer(self, operation: str, key: str, value: bytes) -> bytes | None:
         """Sets or peeks; CommunicationError beyond the limit of all values together."""
@@ -261,6 +359,26 @@ class _Server(socketserver.ThreadingTCPServer):
                 raise CommunicationError(f"the store is full: it holds {MAX_TABLE_BYTES} bytes at most")
             self._values[key] = value
             return b""
+
+    def refused(self, words: Sequence[str]) -> str:
+        """Why whoever asks with this line is no rank of this job; "": it is one."""
+        magic, rank, who = words[0], words[1][:10], unquote(words[2])[:300]
+        found = ""
+        if magic != MAGIC:
+            found = (
+                f"ranks disagree on version: rank 0 ({self._who}) speaks {MAGIC} with the store, rank {rank} ({who}) "
+                f"{magic[:20]}; install the same version on all hosts"
+            )
+        elif rank == "0" and words[3:5] != ["I", self.secret.hex()]:
+            found = (
+                f"rank 0 is claimed by {self._who} and by {who}; expected one process per rank: look at BLINK_RANK or "
+                "what the launcher sets, and give jobs side by side ports of their own in BLINK_STORE"
+            )
+        if not self.have_met:
+            self.problem = self.problem or found
+            if rank.isdecimal() and 0 < int(rank) < 1 << 16:  # what strangers say takes no memory
+                self.came.add(rank)
+        return found
 
     def verify_request(self, request: object, client_address: object) -> bool:
         """Who comes while all threads are taken is sent away, and may come again."""
@@ -274,11 +392,27 @@ class _Handler(socketserver.StreamRequestHandler):
     timeout = REQUEST_S
 
     def handle(self) -> None:
-        (operation, key), value = _message(self.rfile)
         assert isinstance(self.server, _Server)
-        if operation in ("S", "P"):
-            found = self.server.answer(operation, key, value)
-            self.wfile.write(f"{MAGIC} {'-' if found is None else '+'} {len(found or b'')}\n".encode() + (found or b""))
+        words = _words(self.rfile)
+        if problem := self.server.refused(words):
+            self._say("!", problem.encode())
+            return
+        _, _, _, operation, key, length = words
+        value = _content(self.rfile, length)
+        if self.server.farewell is not None:
+            self._say(*self.server.farewell)
+        elif operation == "I":
+            self._say("+", b"")
+        elif operation in ("S", "P"):
+            try:
+                found = self.server.answer(operation, key, value)
+            except CommunicationError as error:
+                self._say("x", str(error).encode())
+            else:
+                self._say("-" if found is None else "+", found or b"")
+
+    def _say(self, status: str, content: bytes) -> None:
+        self.wfile.write(f"{MAGIC} {status} {len(content)}\n".encode() + content)
 
 
 class TorchStore(Store):
@@ -360,7 +494,7 @@ def open_store(url: str, rank: int, deadline: float) -> Store:
         raise LaunchError(f"store {url!r}: expected file:///directory, tcp://host:port, torch://host:port or mpi://")
     host, port = _address(url, rest)
     if scheme == "tcp":
-        return TcpStore(host, port, server=rank == 0, deadline=deadline)
+        return TcpStore(host, port, rank=rank, deadline=deadline)
     return _torch_tcp_store(host, port, scheme == "torch" and rank == 0, deadline)
 
 
@@ -375,11 +509,9 @@ def _mpi_store(deadline: float) -> TcpStore:
             "port there (mpirun -x BLINK_STORE=… hands it on)"
         ) from None
     found = [address for address in own_addresses().values() if not is_local(address)]
-    server = (
-        TcpStore(found[0] if found else "127.0.0.1", 0, server=True, deadline=deadline) if world.rank == 0 else None
-    )
+    server = TcpStore(found[0] if found else "127.0.0.1", 0, rank=0, deadline=deadline) if world.rank == 0 else None
     addresses, port = world.bcast((found, server.port) if server is not None else None)
-    stores = {} if server is not None else _reached(addresses, port, deadline)
+    stores = {} if server is not None else _reached(addresses, port, world.rank, deadline)
     reached = world.allgather(list(addresses if server is not None else stores))
     best = next((address for address in addresses if all(address in each for each in reached)), None)
     if best is None:
@@ -393,12 +525,12 @@ def _mpi_store(deadline: float) -> TcpStore:
     return server
 
 
-def _reached(addresses: Sequence[str], port: int, deadline: float) -> dict[str, TcpStore]:
+def _reached(addresses: Sequence[str], port: int, rank: int, deadline: float) -> dict[str, TcpStore]:
     stores = {}
     for address in addresses:
         with suppress(RendezvousTimeout, CommunicationError):
             until = min(deadline, time.monotonic() + REACH_S)
-            stores[address] = TcpStore(address, port, server=False, deadline=until)
+            stores[address] = TcpStore(address, port, rank=rank, deadline=until)
     return stores
 
 

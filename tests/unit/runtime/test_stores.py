@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import threading
 import time
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from blinkccl.errors import CommunicationError, LaunchError, PeerLostError
+from blinkccl.errors import CommunicationError, LaunchError, PeerLostError, PlanMismatchError
 from blinkccl.runtime.job_directory import job_directory
 from blinkccl.runtime.process import start_time
 from blinkccl.runtime.store import (
@@ -45,8 +46,8 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Store
         store = torch_store()
         yield store, store
     else:
-        server = TcpStore("127.0.0.1", 0, server=True, deadline=soon())
-        client = TcpStore("127.0.0.1", server.port, server=False, deadline=soon())
+        server = TcpStore("127.0.0.1", 0, rank=0, deadline=soon())
+        client = TcpStore("127.0.0.1", server.port, rank=1, deadline=soon())
         yield server, client
         server.close()
 
@@ -172,13 +173,13 @@ def test_the_directory_above_a_jobs_must_be_this_users_alone(tmp_path: Path, mon
 # ---- The server ------------------------------------------------------------------------------------------------
 
 
-def request(operation: str, key: bytes, value: bytes = b"", magic: str = MAGIC) -> bytes:
-    return f"{magic} {operation} {key.hex()} {len(value)}\n".encode() + value
+def request(operation: str, key: bytes, value: bytes = b"", magic: str = MAGIC, rank: int = 1) -> bytes:
+    return f"{magic} {rank} process%207%20on%20b {operation} {key.hex()} {len(value)}\n".encode() + value
 
 
 @pytest.fixture
 def server() -> Iterator[TcpStore]:
-    store = TcpStore("127.0.0.1", 0, server=True, deadline=soon())
+    store = TcpStore("127.0.0.1", 0, rank=0, deadline=soon())
     yield store
     store.close()
     store.close()
@@ -195,9 +196,13 @@ def server() -> Iterator[TcpStore]:
         request("X", b"k"),
         request("P", b""),
         request("P", b"k" * 2 * MAX_KEY_BYTES),
-        f"{MAGIC} S 00 {MAX_VALUE_BYTES + 1}\n".encode(),
-        f"{MAGIC} S 00 -1\n".encode(),
-        request("P", b"k", magic="BLINKST2"),
+        f"{MAGIC} 1 a S 00 {MAX_VALUE_BYTES + 1}\n".encode(),
+        f"{MAGIC} 1 a S 00 -1\n".encode(),
+        f"{MAGIC} 1 a S 00 {'9' * 2000}\n".encode(),
+        f"{MAGIC}\n".encode(),
+        f"{MAGIC} 1 a\n".encode(),
+        f"{MAGIC} 1 a P\n".encode(),
+        b"BLINKST P 00 0",
     ],
 )
 def test_what_is_no_request_ends_a_connection_and_disturbs_nobody(
@@ -207,7 +212,7 @@ def test_what_is_no_request_ends_a_connection_and_disturbs_nobody(
     with socket.create_connection(("127.0.0.1", server.port), 10) as stranger:
         with suppress(ConnectionError):  # sent away before it had said all
             stranger.sendall(garbage)
-        client = TcpStore("127.0.0.1", server.port, server=False, deadline=soon())
+        client = TcpStore("127.0.0.1", server.port, rank=1, deadline=soon())
         client.set("key", b"value")
         assert server.peek("key") == b"value"
         assert heard(stranger) == b""
@@ -228,8 +233,8 @@ def test_a_full_table_and_a_crowd(server: TcpStore, monkeypatch: pytest.MonkeyPa
     server.set("a", b"1234567890")
     with pytest.raises(CommunicationError, match="full"):
         server.set("b", b"1")
-    client = TcpStore("127.0.0.1", server.port, server=False, deadline=soon())
-    with pytest.raises(PeerLostError, match="rank 0"):
+    client = TcpStore("127.0.0.1", server.port, rank=1, deadline=soon())
+    with pytest.raises(CommunicationError, match=r"rank 0, which serves tcp:.*says: .*full"):
         client.set("b", b"1")
     crowd = [socket.create_connection(("127.0.0.1", server.port), 10) for _ in range(100)]
     assert client.peek("a") == b"1234567890"
@@ -250,16 +255,16 @@ def test_strangers_do_not_take_all_threads(server: TcpStore, monkeypatch: pytest
 
 def test_a_taken_port_is_an_error_that_names_it(server: TcpStore) -> None:
     with pytest.raises(LaunchError, match=f"rank 0 cannot serve the store at 127.0.0.1:{server.port}"):
-        TcpStore("127.0.0.1", server.port, server=True, deadline=soon())
+        TcpStore("127.0.0.1", server.port, rank=0, deadline=soon())
 
 
 def test_a_server_may_come_late_and_end_early() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     servers: list[TcpStore] = []
-    timer = threading.Timer(0.1, lambda: servers.append(TcpStore("127.0.0.1", port, server=True, deadline=soon())))
+    timer = threading.Timer(0.1, lambda: servers.append(TcpStore("127.0.0.1", port, rank=0, deadline=soon())))
     timer.start()
-    client = TcpStore("127.0.0.1", port, server=False, deadline=soon())
+    client = TcpStore("127.0.0.1", port, rank=1, deadline=soon())
     timer.join()
     client.set("key", b"1")
     assert servers[0].peek("key") == b"1"
@@ -283,8 +288,89 @@ def test_what_is_no_store_of_ours_is_named() -> None:
         thread.start()
         port = listener.getsockname()[1]
         with pytest.raises(CommunicationError, match=f"what listens at 127.0.0.1:{port} is no store of this version"):
-            TcpStore("127.0.0.1", port, server=False, deadline=soon())
+            TcpStore("127.0.0.1", port, rank=1, deadline=soon())
         thread.join()
+
+
+# ---- Ranks that are none -----------------------------------------------------------------------------------------
+
+
+def test_a_rank_of_another_version_is_told_and_told_of(server: TcpStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever else its request holds: the version, the rank, and who it is stand in the same place for ever."""
+    server.check_callers()
+    line = b"BLINKST9 3 process%207%20on%20host-b%20with%20version%202.0 ? anything at all 12\n"
+    with socket.create_connection(("127.0.0.1", server.port), 10) as other:
+        other.sendall(line)
+        status, _, text = heard(other).partition(b"\n")
+    assert status.split() == [MAGIC.encode(), b"!", str(len(text)).encode()]
+    said = f"process {os.getpid()} on .* speaks {MAGIC} .* rank 3 .process 7 on host-b with version 2.0. BLINKST9"
+    assert re.search(said, text.decode())
+    with pytest.raises(PlanMismatchError, match=said):
+        server.check_callers()
+    monkeypatch.setattr("blinkccl.runtime.store.MAGIC", "BLINKST9")
+    assert server._server is not None
+    monkeypatch.setattr(server._server, "refused", lambda words: "a sentence")
+    with pytest.raises(PlanMismatchError, match="a sentence"):
+        TcpStore("127.0.0.1", server.port, rank=2, deadline=soon())
+
+
+@pytest.mark.parametrize("met", [False, True])
+def test_two_ranks_0_that_serve_find_each_other(server: TcpStore, monkeypatch: pytest.MonkeyPatch, met: bool) -> None:
+    """The second serves at its own host, though the ranks were told another; a job that goes on is not disturbed."""
+    if met:
+        server.all_came()
+    monkeypatch.setattr("blinkccl.runtime.store.is_local", lambda host: False)
+    second = TcpStore("127.0.0.2", 0, rank=0, deadline=soon())
+    second.check_callers()  # it reaches itself
+    second.serves_at("127.0.0.1")
+    second.port, second._next_look = server.port, 0.0
+    with pytest.raises(PlanMismatchError, match="rank 0 is claimed by process"):
+        second.check_callers()
+    second.close()
+    if met:
+        server.check_callers()
+        return
+    with pytest.raises(PlanMismatchError, match="rank 0 is claimed by process"):
+        server.check_callers()
+
+
+def test_who_comes_late_hears_why_there_is_no_group(server: TcpStore) -> None:
+    client = TcpStore("127.0.0.1", server.port, rank=1, deadline=soon())
+    server.give_up(PlanMismatchError("ranks want different things"), 2)
+    with pytest.raises(PlanMismatchError, match="ranks want different things"):
+        client.peek("key")
+    with pytest.raises(PlanMismatchError, match="ranks want different things"):
+        TcpStore("127.0.0.1", server.port, rank=2, deadline=soon())
+
+
+def test_a_group_that_fails_later_takes_nobody_the_store(server: TcpStore) -> None:
+    server.all_came()
+    server.give_up(PeerLostError(2), 5)
+    assert TcpStore("127.0.0.1", server.port, rank=1, deadline=soon()).peek("key") is None
+
+
+def test_a_rank_that_is_sent_away_comes_again(server: TcpStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = TcpStore("127.0.0.1", server.port, rank=1, deadline=soon())
+    monkeypatch.setattr("blinkccl.runtime.store.MAX_THREADS", 0)
+    timer = threading.Timer(0.3, monkeypatch.setattr, ("blinkccl.runtime.store.MAX_THREADS", 512))
+    timer.start()
+    client.set("key", b"value")
+    assert server.peek("key") == b"value"
+    timer.join()
+
+
+def test_announced_bytes_take_no_memory(server: TcpStore) -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    before = resident()
+    crowd = [socket.create_connection(("127.0.0.1", server.port), 10) for _ in range(100)]
+    for stranger in crowd:
+        stranger.sendall(f"{MAGIC} 1 a S 6b {MAX_VALUE_BYTES}\n".encode() + b"x")
+    assert TcpStore("127.0.0.1", server.port, rank=1, deadline=soon()).peek("k") is None
+    assert resident() - before < 32 << 20
+    for stranger in crowd:
+        stranger.close()
 
 
 # ---- URLs ------------------------------------------------------------------------------------------------------
