@@ -18,7 +18,7 @@
 namespace blink {
 namespace {
 
-constexpr std::uint32_t kFrameMagic = 0x324b4c42;  // "BLK2"
+constexpr std::uint32_t kFrameMagic = 0x324b4c42;  // "BLK2"; stays: versions are told apart by kProtocol
 constexpr int kBacklog = BLINK_BOOTSTRAP_RANKS + 64;
 constexpr std::size_t kAtOnce = 64 << 10;  // a body grows as it comes, whatever length its head announces
 
@@ -119,7 +119,7 @@ std::string Hello::packed() const { return packed_head(*this); }
 
 bool Hello::unpack(const std::string& body, Hello* hello) {
   std::size_t at = 0;
-  return unpack_head(body, &at, hello) && at == body.size();
+  return unpack_head(body, &at, hello) && (at == body.size() || hello->protocol != kProtocol);
 }
 
 Hello own_hello(const std::string& token, int rank, int size) {

@@ -33,7 +33,9 @@ struct Frame {
 
 constexpr std::uint32_t kProtocol = 2;
 
-// Who comes, and the secret that only ranks of this group know.
+// Who comes, and the secret that only ranks of this group know. Another protocol's may have more behind these, so that
+// its ranks are told what is wrong.
+constexpr std::size_t kMostHelloBytes = 1024;
 struct Hello {
   std::uint32_t protocol = kProtocol, rank = 0, size = 0, pid = 0;
   char token[BLINK_BOOTSTRAP_TOKEN] = {};

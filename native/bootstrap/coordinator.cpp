@@ -168,7 +168,7 @@ void Coordinator::welcome() {
         break;
       }
       if (strangers_.size() >= kMostStrangers) strangers_.erase(strangers_.begin());
-      strangers_.push_back(std::make_unique<Channel>(std::move(connection), sizeof(Hello)));
+      strangers_.push_back(std::make_unique<Channel>(std::move(connection), kMostHelloBytes));
     }
   }
   for (auto& stranger : strangers_) {
@@ -197,7 +197,9 @@ bool Coordinator::seat_stranger(std::unique_ptr<Channel>* stranger, const Frame&
     fail_here(blame(BLINK_BOOTSTRAP_MISMATCH, static_cast<int>(hello.rank),
                     std::string("ranks disagree on ") + (same_protocol ? "world_size" : "the bootstrap's protocol") +
                         ": rank 0 (" + hello_.who() + ") has " + said(hello_) + ", " + who + " has " + said(hello) +
-                        "; start all ranks of the job with the same, and jobs side by side in stores of their own"));
+                        (same_protocol ? "; start all ranks of the job with the same, and jobs side by side in stores of "
+                                         "their own"
+                                       : "; install the same version on all hosts")));
     return false;
   }
   if (hello.rank >= hello.size) return false;

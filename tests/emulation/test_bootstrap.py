@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -16,9 +18,11 @@ import pytest
 from job import wait_for
 from rank_processes import CONTEXT, Outcome, RankProcess, outcomes
 
-from blinkccl.errors import CommunicationError, PeerLostError, PlanMismatchError, RendezvousTimeout
+from blinkccl.errors import CommunicationError, DeadlineError, PeerLostError, PlanMismatchError, RendezvousTimeout
+from blinkccl.runtime import bootstrap as bootstrap_module
 from blinkccl.runtime import peer_info
-from blinkccl.runtime.bootstrap import Bootstrap, _Joining, join
+from blinkccl.runtime import store as store_module
+from blinkccl.runtime.bootstrap import Bootstrap, Published, _Joining, join, own_address_towards
 from blinkccl.runtime.peer_info import own_peer_info, same_host
 from blinkccl.runtime.store import FileStore, open_store
 
@@ -192,6 +196,117 @@ def over_tcp(url: str, rank: int) -> int:
 def test_ranks_of_several_hosts_share_no_descriptors(directory: str) -> None:
     found = outcomes([RankProcess(over_tcp, directory, rank) for rank in range(2)])
     assert found == [Outcome(value=2)] * 2
+
+
+# ---- Hosts that do not fit -----------------------------------------------------------------------------------------
+
+
+class OlderPeerInfo(msgspec.Struct):
+    """What an earlier version may have said."""
+
+    rank: int
+    hostname: str
+    pid: int
+    version: str = "0.0.9"
+    host = ("another", 1)
+
+
+def on_hosts(rank: int, size: int, url: str, change: str = "") -> None:
+    """Ranks 0 and 1 are on one host, others on another, all in this namespace; what ``change`` names is wrong."""
+    deadline = time.monotonic() + 4
+    os.environ["BLINK_HOSTID"] = "a" if rank < 2 else "b"
+    if change == "store":
+        store_module.MAGIC = "BLINKST99"
+    elif change == "peer info":
+        bootstrap_module.own_peer_info = lambda rank, *_: OlderPeerInfo(rank, "host", os.getpid())
+        OlderPeerInfo.world_size = size
+    elif change:
+        read = _Joining._published
+        _Joining._published = lambda self: elsewhere(read(self), change)
+    store = open_store(url, rank, deadline)
+    store.host = lambda: "127.0.0.1"
+    with join(store, "job", rank, size, b"", deadline):
+        pass
+
+
+def elsewhere(published: Published | None, change: str) -> Published | None:
+    """The same with one address at which nobody listens."""
+    if published is None:
+        return None
+    unix, _, tcp = published.address.partition(" ")
+    return msgspec.structs.replace(
+        published, address=f"unix:nobody {tcp}" if change == "unix" else f"{unix} tcp:127.0.0.1:1"
+    )
+
+
+def errors_on_hosts(change: str, wrong: int) -> list[str]:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        url = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+    ranks = [RankProcess(on_hosts, rank, 3, url, change if rank == wrong else "") for rank in range(3)]
+    found = outcomes(ranks)
+    for rank, outcome in enumerate(found):
+        assert isinstance(outcome.error, CommunicationError), (rank, outcome)
+        assert not isinstance(outcome.error, DeadlineError | PeerLostError), (rank, outcome)
+    return [str(outcome.error) for outcome in found]
+
+
+@pytest.mark.parametrize("wrong", [0, 2])
+@pytest.mark.parametrize("change", ["store", "peer info"])
+def test_another_version_on_one_host_is_named_on_all(change: str, wrong: int) -> None:
+    for text in errors_on_hosts(change, wrong):
+        assert "ranks disagree on version: rank 0 (process " in text
+        assert "BLINKST99" in text if change == "store" else "0.0.9" in text
+        assert wrong == 0 or "rank 2 (process " in text
+
+
+def test_hosts_that_take_themselves_for_one_are_named_on_all() -> None:
+    for text in errors_on_hosts("unix", 1):
+        assert re.search(
+            r"rank 0 \(process \d+ on .*\) and rank 1 \(process \d+ .*\) take themselves to be on one", text
+        )
+        assert "BLINK_HOSTID" in text
+
+
+def test_a_host_that_does_not_reach_rank_0_is_named_on_all() -> None:
+    for text in errors_on_hosts("tcp", 2):
+        assert re.search(r"rank 2 \(process .*\) does not reach rank 0 \(process .*\) at 127.0.0.1:1: .*refused", text)
+
+
+def test_another_protocol_of_the_bootstrap_is_an_error_on_both_sides(directory: str) -> None:
+    """Its ranks say hello in the same way, and perhaps more; whatever comes then, they are told."""
+    zero = RankProcess(met, directory, 0, 2, PATIENT_S)
+    store = open_store(directory, 1, 0)
+    published = msgspec.msgpack.decode(wait_for(store, "job/bootstrap"), type=Published)
+    hello = struct.pack("<4I64s64s", 3, 1, 2, os.getpid(), published.token.encode(), b"there") + bytes(40)
+    with socket.socket(socket.AF_UNIX) as other:
+        other.settimeout(10)
+        other.connect("\0" + published.address.partition(" ")[0].removeprefix("unix:"))
+        other.sendall(struct.pack("<4I", 0x324B4C42, 1, 0, len(hello)) + hello)
+        told = other.recv(10_000)
+    (outcome,) = outcomes([zero])
+    assert isinstance(outcome.error, PlanMismatchError)
+    for text in (str(outcome.error), told.decode(errors="replace")):
+        assert re.search(r"disagree on the bootstrap's protocol: rank 0 .* has 2, rank 1 \(.* on there\) has 3;", text)
+
+
+def test_a_rank_that_calls_itself_another_is_an_error() -> None:
+    words = [msgspec.msgpack.encode(own_peer_info(rank, size)) for rank, size in ((0, 2), (0, 2), (1, 3))]
+    for word, said in ((words[1], "0 of 2"), (words[2], "1 of 3")):
+        with pytest.raises(CommunicationError, match=f"^rank 1 of 2 .process .* calls itself rank {said}"):
+            peer_info.decode_all([words[0], word])
+
+
+def test_a_loopback_by_the_hosts_own_name_is_not_where_others_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Debian's hosts files give a host's own name as 127.0.1.1."""
+    ways = {"me": "127.0.1.1", "192.0.2.1": "10.1.2.3", "127.0.0.1": "127.0.0.1", "far": "10.9.9.9"}
+    monkeypatch.setattr(bootstrap_module, "_source_address", ways.get)
+    monkeypatch.setattr(bootstrap_module, "own_addresses", lambda: {"lo": "127.0.0.1", "eth0": "10.7.7.7"})
+    assert own_address_towards("me") == "10.1.2.3"
+    assert own_address_towards("127.0.0.1") == "127.0.0.1"
+    assert own_address_towards("far") == "10.9.9.9"
+    del ways["192.0.2.1"]
+    assert own_address_towards("me") == "10.7.7.7"
+    assert own_address_towards("nowhere") == socket.gethostname()
 
 
 # ---- Memory ----------------------------------------------------------------------------------------------------

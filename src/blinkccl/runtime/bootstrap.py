@@ -34,8 +34,8 @@ from blinkccl.errors import (
 )
 from blinkccl.native import open_library
 from blinkccl.native.headers import header
-from blinkccl.runtime.peer_info import PeerInfo, alive, check_same_version, decode, loopback_of_hosts, own_peer_info
-from blinkccl.runtime.store import Pauses, Store
+from blinkccl.runtime.peer_info import PeerInfo, alive, decode, decode_all, loopback_of_hosts, own_peer_info
+from blinkccl.runtime.store import Pauses, Store, is_local, own_addresses
 
 _HEADER = header("bootstrap.h")
 _STATUS = _HEADER.numbers("blink_bootstrap_status", "BLINK_BOOTSTRAP_")
@@ -47,6 +47,9 @@ MAX_DESCRIPTORS = _HEADER.constants["BLINK_BOOTSTRAP_DESCRIPTORS"]
 _MAX_RANKS = _HEADER.constants["BLINK_BOOTSTRAP_RANKS"]
 #: A rank whose process has ended before all had come may be started again so many seconds later.
 GRACE_S = 1.0
+#: How long a connection to rank 0 may take; who cannot reach it is told so long before the deadline.
+REACH_S = 2.0
+_TOLD_S = 0.5
 #: So often the interpreter gets a chance to handle signals, and ranks look whether others still live.
 _SLICE_MS = 100
 _Kind = TypeVar("_Kind")
@@ -62,8 +65,15 @@ class Published(msgspec.Struct, frozen=True):
 
     address: str
     token: str
-    leader: PeerInfo
+    info: msgspec.Raw  # PeerInfo, perhaps of another version
     since: float  # time.monotonic(), which a host's processes share
+
+    @property
+    def leader(self) -> PeerInfo | None:
+        """Rank 0; None where it is of another version, which shows when all have met."""
+        with suppress(CommunicationError):
+            return decode(self.info)
+        return None
 
 
 class Presence(msgspec.Struct, frozen=True):
@@ -71,6 +81,7 @@ class Presence(msgspec.Struct, frozen=True):
 
     peer: PeerInfo
     seen: float
+    trouble: str = ""  # why it does not reach rank 0
 
 
 class Bootstrap:
@@ -190,12 +201,7 @@ def join(
     """
     mine = own_peer_info(rank, size, payload)
     joining = _Joining(store, prefix, mine, deadline, look)
-    end = joining.lead() if rank == 0 else joining.follow()
-    with ExitStack() as undo:
-        undo.push(end)
-        check_same_version(end.peers)
-        undo.pop_all()
-    return end
+    return joining.lead() if rank == 0 else joining.follow()
 
 
 class _Joining:
@@ -211,9 +217,21 @@ class _Joining:
         self._again_until: dict[str, float] = {}
         self._next_look = 0.0
         self._note = "nobody has published where rank 0 listens"
+        #: Why this rank does not reach rank 0, and on rank 0, of ranks that came, why they do not.
+        self._trouble = ""
+        self._troubles: dict[int, str] = {}
 
     def lead(self) -> Bootstrap:
         """Rank 0: listens, publishes where, and waits for the others."""
+        try:
+            end = self._lead()
+        except CommunicationError as error:
+            self._store.give_up(error, self._size)
+            raise
+        self._store.all_came()
+        return end
+
+    def _lead(self) -> Bootstrap:
         self._challenge(self._published())
         token = secrets.token_hex(32)
         reason = _Reason()
@@ -223,12 +241,13 @@ class _Joining:
         if handle is None:
             raise CommunicationError(f"rank 0: {reason.text.decode(errors='replace')}")
         address = _library().blink_bootstrap_address(handle).decode()
-        ours = Published(address, token, self._mine, time.monotonic())
+        ours = Published(address, token, msgspec.Raw(msgspec.msgpack.encode(self._mine)), time.monotonic())
 
         def watch() -> None:
             self._look()
+            self._store.check_callers()
             self._challenge(self._published(), ours)
-            self._look_for_ended()
+            self._look_at_others()
 
         end = Bootstrap(handle, 0, self._size, watch if self._size > 1 else self._look)
         with ExitStack() as undo:
@@ -239,16 +258,24 @@ class _Joining:
             undo.pop_all()
         return end
 
-    def _look_for_ended(self) -> None:
-        """Raises where a rank showed that it is here, and ended before it could connect; costs a look per rank."""
+    def _look_at_others(self) -> None:
+        """Raises where a rank showed that it is here, and ended before it could connect; costs a look per rank.
+
+        Shortly before the deadline also where one is here and does not reach this rank.
+        """
         now = time.monotonic()
         if now < self._next_look:
             return
         self._next_look = now + max(_SLICE_MS / 1e3, 0.01 * self._size)
         for rank in range(1, self._size):
-            found = _read(self._store, f"{self._here}/{rank}", _PRESENCE)
+            found = self._presence(rank)
             if found is not None and (living := alive(found.peer)) is not None:
                 self._raise_if_ended(str(found.peer), rank, found.peer, living, found.seen > self._began)
+            if found is not None:
+                self._troubles[rank] = found.trouble
+        troubles = [f"rank {rank} {text}" for rank, text in self._troubles.items() if text]
+        if troubles and now > self._deadline - _TOLD_S:
+            raise CommunicationError(f"{'; '.join(troubles)}; is there a firewall, or are they in no common network?")
 
     def _raise_if_ended(self, name: str, rank: int, peer: PeerInfo, living: bool | None, of_this_run: bool) -> None:
         """PeerLostError if a process of this run has ended and is not started again; an earlier run's is nobody's."""
@@ -266,8 +293,7 @@ class _Joining:
         told = False
         while True:
             published = self._published()
-            if published is not None:
-                leader = published.leader
+            if published is not None and (leader := published.leader) is not None:
                 since = leader.host == self._mine.host and published.since > self._began
                 self._raise_if_ended(published.token, 0, leader, alive(leader), since)
             if not told:  # only now: whoever sees us here knows that we have seen rank 0 if it was there
@@ -281,15 +307,27 @@ class _Joining:
 
     def _enter(self, published: Published) -> Bootstrap | None:
         """Joins this rank 0; None where it is not there, or not any more."""
-        place = self._place(published)
-        reason = _Reason()
-        handle = _library().blink_bootstrap_connect(
-            place.encode(), published.token.encode(), self._rank, self._size, c.byref(reason)
-        )
-        if handle is None:
-            self._note = reason.text.decode(errors="replace")
+        leader, (unix, _, tcp) = published.leader, published.address.partition(" ")
+        near = leader.host == self._mine.host if leader else not tcp
+        if leader and not near and not tcp:
+            raise UnsupportedError(
+                f"rank {self._rank} runs on {self._mine.hostname}, rank 0 on {leader.hostname}, and {self._store} "
+                "serves one host; set BLINK_STORE=tcp://HOST:PORT with the host of rank 0 and a free port there"
+            )
+        trouble = "" if near else self._unreached(tcp)
+        if trouble:
+            trouble = f"({self._mine}) does not reach rank 0 ({leader or 'of another version'}) at {tcp[4:]}: {trouble}"
+        if trouble != self._trouble:
+            self._trouble = trouble
+            self._tell_presence(trouble)
+        if trouble:
+            self._note = f"it {trouble}; is there a firewall, or are they in no common network?"
             return None
-        end = Bootstrap(handle, self._rank, self._size, self._look)
+        end = self._connected(unix if near else tcp, published.token)
+        if end is None:
+            if leader is not None and tcp and not self._unreached(tcp):
+                self._refuse_one_host(leader, tcp, published.token)
+            return None
         try:
             with ExitStack() as undo:
                 undo.push(end)
@@ -303,27 +341,48 @@ class _Joining:
             self._note = error.message
             return None
 
+    def _connected(self, place: str, token: str) -> Bootstrap | None:
+        reason = _Reason()
+        handle = _library().blink_bootstrap_connect(
+            place.encode(), token.encode(), self._rank, self._size, c.byref(reason)
+        )
+        if handle is None:
+            self._note = reason.text.decode(errors="replace")
+            return None
+        return Bootstrap(handle, self._rank, self._size, self._look)
+
+    def _unreached(self, place: str) -> str:
+        """Why nobody can be connected to at "tcp:HOST:PORT"; "": somebody is there."""
+        host, _, port = place.removeprefix("tcp:").rpartition(":")
+        left_s = max(0.05, min(REACH_S, self._deadline - time.monotonic()))
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), left_s).close()
+        except OSError as error:
+            return str(error)
+        return ""
+
+    def _refuse_one_host(self, leader: PeerInfo, tcp: str, token: str) -> None:
+        """PlanMismatchError, on all ranks: rank 0 says that it is on this host, and only the network leads to it."""
+        end = self._connected(tcp, token)
+        if end is None:
+            return
+        with end:
+            raise PlanMismatchError(
+                f"rank 0 ({leader}) and rank {self._rank} ({self._mine}) take themselves to be on one host (boot "
+                f"{leader.boot_id}), where rank {self._rank} does not find rank 0: {self._note}; if they are on two, "
+                "give each host a name of its own in BLINK_HOSTID, else run both as one user"
+            )
+
     def _meet(self, end: Bootstrap) -> None:
         words, _ = end.all_gather(msgspec.msgpack.encode(self._mine), self._deadline)
-        end.peers = tuple(decode(word) for word in words)
+        end.peers = decode_all(words)
         end._look = self._look
-
-    def _place(self, published: Published) -> str:
-        """Where this process reaches rank 0."""
-        unix, _, tcp = published.address.partition(" ")
-        if published.leader.host == self._mine.host:
-            return unix
-        if tcp:
-            return tcp
-        raise UnsupportedError(
-            f"rank {self._rank} runs on {self._mine.hostname}, rank 0 on {published.leader.hostname}, and "
-            f"{self._store} serves one host; set BLINK_STORE=tcp://HOST:PORT with the host of rank 0 and a free port "
-            "there"
-        )
 
     def _challenge(self, other: Published | None, ours: Published | None = None) -> None:
         """If another rank 0 listens in our place, all ranks of both hear of it."""
-        if other is None or (ours is not None and other.token == ours.token) or other.leader.host != self._mine.host:
+        if other is None or (ours is not None and other.token == ours.token):
+            return
+        if other.leader is None or other.leader.host != self._mine.host:
             return
         handle = _library().blink_bootstrap_connect(
             other.address.partition(" ")[0].encode(), other.token.encode(), 0, self._size, None
@@ -343,8 +402,14 @@ class _Joining:
     def _published(self) -> Published | None:
         return None if self._size == 1 else _read(self._store, self._key, _PUBLISHED)
 
-    def _tell_presence(self) -> None:
-        self._store.set(f"{self._here}/{self._rank}", msgspec.msgpack.encode(Presence(self._mine, time.monotonic())))
+    def _tell_presence(self, trouble: str = "") -> None:
+        presence = Presence(self._mine, time.monotonic(), trouble)
+        self._store.set(f"{self._here}/{self._rank}", msgspec.msgpack.encode(presence))
+
+    def _presence(self, rank: int) -> Presence | None:
+        with suppress(CommunicationError):  # another version's is left to the meeting
+            return _read(self._store, f"{self._here}/{rank}", _PRESENCE)
+        return None
 
     def _timeout(self) -> RendezvousTimeout:
         """The deadline has passed without a rank 0: those that came tell who else did not."""
@@ -354,16 +419,29 @@ class _Joining:
         return RendezvousTimeout(set(range(self._size)) - present, present, text)
 
     def _is_here(self, rank: int) -> bool:
-        found = _read(self._store, f"{self._here}/{rank}", _PRESENCE)
+        found = self._presence(rank)
         return found is not None and (alive(found.peer) is not False or found.seen > self._began)
 
 
 def own_address_towards(host: str) -> str:
-    """This host's address on the way to ``host``; its name where that cannot be found out."""
+    """This host's address on the way to ``host``; its name where that cannot be found out.
+
+    Where ``host`` is this one by a name that leads to a loopback here (127.0.1.1 in many hosts' files), the address
+    that leads elsewhere.
+    """
+    found = _source_address(host)
+    if found is None or is_local(host) or not is_local(found):
+        return found or socket.gethostname()
+    elsewhere = _source_address("192.0.2.1")  # nobody's, so by the default route
+    others = [address for address in (elsewhere, *own_addresses().values()) if address and not is_local(address)]
+    return next(iter(others), found)
+
+
+def _source_address(host: str) -> str | None:
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, 9))  # sends nothing
         return str(probe.getsockname()[0])
-    return socket.gethostname()
+    return None
 
 
 #: Made with the module, as ranks may be threads: see :mod:`blinkccl.schedule.text`.

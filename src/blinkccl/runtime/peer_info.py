@@ -6,6 +6,7 @@ import os
 import platform
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
+from typing import TypeVar
 
 import msgspec
 
@@ -13,6 +14,7 @@ from blinkccl.errors import CommunicationError, PlanMismatchError
 from blinkccl.runtime.process import PROC, lives, namespace, start_time
 
 _HOST_ID = "BLINK_HOSTID"
+_Kind = TypeVar("_Kind")
 
 
 class PeerInfo(msgspec.Struct, frozen=True):
@@ -60,20 +62,47 @@ def own_peer_info(rank: int, world_size: int, payload: bytes = b"") -> PeerInfo:
 
 def decode(data: bytes) -> PeerInfo:
     """The peer info in ``data``, which is msgpack; CommunicationError if these bytes are none."""
+    return _decoded(data, PeerInfo)
+
+
+def _decoded(data: bytes, kind: type[_Kind]) -> _Kind:
     try:
-        return msgspec.msgpack.decode(data, type=PeerInfo)
+        return msgspec.msgpack.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeError) as error:
         raise CommunicationError(f"not a rank's peer info: {error}; is another version of Blink in this job?") from None
 
 
-def check_same_version(peers: Sequence[PeerInfo]) -> None:
-    """Refuses ranks of different versions, with the same words on every rank: rank 0, and the first that differs."""
-    for other in peers:
-        if other.version != peers[0].version:
+class _Outline(msgspec.Struct, frozen=True):
+    """What any version's peer info has, whatever else is in it."""
+
+    hostname: str = "an unknown host"
+    pid: int = 0
+    version: str = "an unknown one"
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.hostname}"
+
+
+def decode_all(words: Sequence[bytes]) -> tuple[PeerInfo, ...]:
+    """Everybody's peer info, by rank.
+
+    With the same words on every rank: PlanMismatchError, which names rank 0 and the first that differs, if ranks have
+    different versions, CommunicationError if a rank sent something else.
+    """
+    outlines = [_decoded(word, _Outline) for word in words]
+    for rank, other in enumerate(outlines):
+        if other.version != outlines[0].version:
             raise PlanMismatchError(
-                f"ranks disagree on version: rank 0 ({peers[0]}) has {peers[0].version}, rank {other.rank} ({other}) "
-                f"has {other.version}; start all ranks of the job with the same"
+                f"ranks disagree on version: rank 0 ({outlines[0]}) has {outlines[0].version}, rank {rank} ({other}) "
+                f"has {other.version}; install the same on all hosts"
             )
+    peers = tuple(map(decode, words))
+    for rank, peer in enumerate(peers):
+        if (peer.rank, peer.world_size) != (rank, len(peers)):
+            raise CommunicationError(
+                f"rank {rank} of {len(peers)} ({peer}) calls itself rank {peer.rank} of {peer.world_size}"
+            )
+    return peers
 
 
 def same_host(peers: Sequence[PeerInfo]) -> bool:

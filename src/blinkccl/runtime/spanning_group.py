@@ -37,6 +37,7 @@ from blinkccl.errors import (
     CommunicationError,
     DeadlineError,
     PeerLostError,
+    PlanMismatchError,
     RendezvousTimeout,
     UnsupportedError,
     UsageError,
@@ -686,7 +687,10 @@ def _told_of_all(members: Sequence[int]) -> Iterator[None]:
         raise PeerLostError(members[error.rank], error.message, error.pid) from error
     except RendezvousTimeout as error:
         missing, present = ([members[rank] for rank in ranks] for ranks in (error.missing, error.present))
-        raise RendezvousTimeout(missing, present, f"of their host's group: {error.message}") from error
+        why = "they did not meet the others of their host; if they are on two hosts that take themselves for one, give "
+        raise RendezvousTimeout(missing, present, f"{why}each a name of its own in BLINK_HOSTID") from error
+    except PlanMismatchError as error:
+        raise PlanMismatchError(f"among {ranks_text(members)}, there counted from 0: {error}") from error
 
 
 def _window(

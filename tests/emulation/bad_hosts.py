@@ -1,0 +1,43 @@
+"""What runs on each of two hosts (HOST_INDEX) for test_bad_hosts.py: ranks, given as "0,1/2" of so many, that join.
+
+python bad_hosts.py RANKS/RANKS SIZE PORT DEADLINE_S
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+
+from blinkccl.errors import BlinkError
+from blinkccl.runtime.bootstrap import join
+from blinkccl.runtime.store import TcpStore
+
+
+def main() -> None:
+    ranks, size, port, wait_s = sys.argv[1].split("/"), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
+    mine = [int(rank) for rank in ranks[int(os.environ["HOST_INDEX"])].split(",") if rank]
+    threads = [threading.Thread(target=one, args=(rank, size, port, wait_s)) for rank in mine]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def one(rank: int, size: int, port: int, wait_s: float) -> None:
+    deadline = time.monotonic() + wait_s
+    try:
+        store = TcpStore(os.environ["MASTER_ADDR"], port, rank=rank, deadline=deadline)
+        with join(store, "job", rank, size, b"", deadline) as end:
+            said = f"met {len({peer.host for peer in end.peers})} hosts"
+            time.sleep(0.5 * (rank == 0))  # who serves the store goes last
+    except BlinkError as error:
+        said = f"{type(error).__name__}: {error}"
+    row = {"host": os.environ["HOST_INDEX"], "rank": rank, "said": said, "late_s": time.monotonic() - deadline}
+    print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()
