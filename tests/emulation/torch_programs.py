@@ -855,6 +855,11 @@ def failures_over_hosts(rank: int, size: int) -> None:
     def opened(name: str) -> Communicator:
         return Communicator.create(FileStore(_place / name), rank, size, deadline_s=20)
 
+    if rank == lost:
+        os.environ["BLINK_NIC_GBITS"] = "0"
+    with raises(BlinkError, "BLINK_NIC_GBITS='0': expected a positive number", torchs=False):
+        opened("no rate")
+    os.environ.pop("BLINK_NIC_GBITS", None)
     with contextlib.closing(opened("late")) as comm:
         comm.allreduce(data)
         if rank == lost:
