@@ -25,7 +25,7 @@ from blinkccl.algorithms.shapes import chain_down, chain_up, cyclic, forest_on, 
 from blinkccl.bench.pattern import TimedCall as Pattern
 from blinkccl.bench.peers.registry import installation
 from blinkccl.bench.sizes import block_count
-from blinkccl.engines.sockets import Sites
+from blinkccl.engines.sites import Sites
 from blinkccl.errors import TopologyError, UnsupportedError
 from blinkccl.forest.model import Forest, Share, attained_rate, link_use
 from blinkccl.lab.laboratory import Laboratory, Run

@@ -23,7 +23,7 @@ from typing import Any
 from blinkccl.bench.candidate import RunningCandidate
 from blinkccl.bench.pattern import TimedCall as Pattern
 from blinkccl.bench.pattern import commands
-from blinkccl.engines.sockets import Sites
+from blinkccl.engines.sites import Sites
 from blinkccl.errors import CommunicationError, DeadlineError, PeerLostError, StalledError, UsageError
 from blinkccl.lab.diagnosis import sentence
 from blinkccl.lab.layout import Layout

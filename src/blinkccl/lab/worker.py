@@ -27,6 +27,8 @@ from blinkccl.collectives.ops import element_type
 from blinkccl.collectives.spec import Collective
 from blinkccl.engines import sockets
 from blinkccl.engines.buffers import RankBuffers, allocate
+from blinkccl.engines.connections import Connections, connect, listen
+from blinkccl.engines.sites import Sites
 from blinkccl.errors import BlinkError, CommunicationError
 from blinkccl.lab.layout import HOST_DEVICE
 from blinkccl.schedule.program import Program
@@ -80,9 +82,9 @@ class Done:
 class _Program:
     """A program whose sites are connected."""
 
-    sites: sockets.Sites
+    sites: Sites
     vertex: int
-    connections: sockets.Connections
+    connections: Connections
 
     @property
     def collective(self) -> Collective:
@@ -160,14 +162,14 @@ class Worker:
 
     def __init__(self, vertex: int, control: Connection) -> None:
         self._vertex, self._control = vertex, control
-        self._listener = sockets.listen("", PORT)
+        self._listener = listen("", PORT)
         self._open: dict[int, _Program | _Gloo] = {}
         self._prepared: _Prepared | None = None
 
     def open(self, opening: Opening) -> None:
         """Connects to the other sites of a program."""
-        sites = sockets.Sites(opening.program)
-        connections = sockets.connect(
+        sites = Sites(opening.program)
+        connections = connect(
             sites,
             self._vertex,
             self._listener,

@@ -21,8 +21,10 @@ from blinkccl.collectives.ops import element_type
 from blinkccl.collectives.oracle import make_inputs
 from blinkccl.engines import sockets
 from blinkccl.engines.buffers import RankBuffers, filled
+from blinkccl.engines.connections import Connections, connect, listen
 from blinkccl.engines.registry import ENGINES
-from blinkccl.engines.sockets import Connections, Site, Sites
+from blinkccl.engines.sites import Leg, Sites
+from blinkccl.engines.sockets import Site
 from blinkccl.errors import CommunicationError, DeadlineError, PeerLostError, PlanMismatchError, StalledError
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
@@ -150,7 +152,7 @@ class Meeting:
 
     def __init__(self, program: Program, programs: dict[int, Program] | None = None, absent: int | None = None) -> None:
         self.sites = Sites(program)
-        self.listeners = {v: sockets.listen("127.0.0.1") for v in self.sites.vertices if v != absent}
+        self.listeners = {v: listen("127.0.0.1") for v in self.sites.vertices if v != absent}
         self.programs = programs or {}
         self.stack = ExitStack()
 
@@ -160,7 +162,7 @@ class Meeting:
     def __exit__(self, *_: object) -> None:
         self.stack.close()
 
-    def address_of(self, leg: sockets.Leg) -> tuple[str, int]:
+    def address_of(self, leg: Leg) -> tuple[str, int]:
         listener = self.listeners.get(leg.path[-1])
         if listener is not None:
             return listener.getsockname()
@@ -169,7 +171,7 @@ class Meeting:
 
     def connect(self, vertex: int, deadline_s: float) -> Connections:
         sites = Sites(self.programs.get(vertex, self.sites.program))
-        return sockets.connect(sites, vertex, self.listeners[vertex], self.address_of, deadline_s, 1 << 16)
+        return connect(sites, vertex, self.listeners[vertex], self.address_of, deadline_s, 1 << 16)
 
     def all(self, deadline_s: float) -> dict[int, Connections | Exception]:
         with ThreadPoolExecutor(len(self.listeners)) as pool:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from blinkccl.algorithms.registry import algorithm
 from blinkccl.algorithms.shapes import transit_paths
-from blinkccl.engines.sockets import Sites
+from blinkccl.engines.sites import Sites
 from blinkccl.errors import UsageError
 from blinkccl.lab.layout import Layout, Path, lay_out
 from blinkccl.schedule.lower import lower
