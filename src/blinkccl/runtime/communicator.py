@@ -21,9 +21,9 @@ from blinkccl.collectives.spec import Collective
 from blinkccl.engines.host_plan import HostPlan
 from blinkccl.errors import PeerLostError, UsageError
 from blinkccl.runtime.environment import launch, store_of
-from blinkccl.runtime.host_group import HostGroup
+from blinkccl.runtime.group import Group
 from blinkccl.runtime.peer_info import alive
-from blinkccl.runtime.spanning_group import SpanningGroup, open_group
+from blinkccl.runtime.spanning_group import open_group
 from blinkccl.runtime.store import Store, TorchStore, open_store
 from blinkccl.runtime.timeouts import default_timeout_s
 from blinkccl.schedule.chunking import DEFAULT_CHUNK_BYTES
@@ -50,7 +50,7 @@ class Communicator:
     array([2., 2., 2., 2.], dtype=float32)
     """
 
-    def __init__(self, group: HostGroup | SpanningGroup) -> None:
+    def __init__(self, group: Group) -> None:
         self.group = group
         self.rank, self.size = group.rank, group.size
         self._calls: dict[tuple[Any, ...], CollectiveCall] = {}
@@ -260,7 +260,7 @@ class Communicator:
         return self.group.stats()
 
     def memory_bytes(self) -> dict[str, int]:
-        """See :meth:`HostGroup.memory_bytes`."""
+        """See :meth:`Group.memory_bytes`."""
         return self.group.memory_bytes()
 
     def abort(self, why: str = "abort() was called") -> None:
@@ -268,7 +268,7 @@ class Communicator:
         self.group.abort(why)
 
     def close(self) -> None:
-        """Leaves the group, in order, when the calls under way have ended; see :meth:`HostGroup.close`."""
+        """Leaves the group, in order, when the calls under way have ended; see :meth:`Group.close`."""
         self.group.close()
 
     # ---- how arrays become addresses
@@ -361,7 +361,7 @@ def init(
     LaunchError
         If nothing says which rank this is, or where the ranks meet.
     RendezvousTimeout, PlanMismatchError, UnsupportedError
-        As :class:`HostGroup`.
+        As :class:`~blinkccl.runtime.host_group.HostGroup`.
     """
     environ = dict(os.environ)
     for name, value in (("BLINK_RANK", rank), ("BLINK_WORLD_SIZE", world_size)):

@@ -1,24 +1,16 @@
-"""A group of ranks on one host that share memory: made, used on raw addresses, and closed.
-
-Calls are ordered: all ranks make the same ones in the same order. A call that is submitted runs on the group's own
-thread; one that follows it waits for its turn, so the order is that in which this process made them.
-"""
+"""A group of ranks on one host that share memory: made, used on raw addresses, and closed."""
 
 from __future__ import annotations
 
-import atexit
 import ctypes as c
 import mmap
 import os
 import secrets
-import sys
 import time
-import weakref
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +24,6 @@ from blinkccl.engines.host import (
     NativeOp,
     failure_of,
     format_segment,
-    native_scale,
     segment_bytes,
     shape_of,
     statuses,
@@ -42,22 +33,17 @@ from blinkccl.engines.native_library import Shape
 from blinkccl.errors import CommunicationError, PeerLostError, UnsupportedError, UsageError
 from blinkccl.runtime import cross_memory
 from blinkccl.runtime.bootstrap import Bootstrap, join
+from blinkccl.runtime.group import BARRIER, Group, PreparedCall
 from blinkccl.runtime.heap import memory_file, process_heap
 from blinkccl.runtime.peer_info import PeerInfo, alive, same_host
 from blinkccl.runtime.plans import choose, host_plan
 from blinkccl.runtime.point_to_point import PointToPoint
-from blinkccl.runtime.serial_executor import SerialExecutor
 from blinkccl.runtime.store import Store
-from blinkccl.runtime.timeouts import default_timeout_s, microseconds
+from blinkccl.runtime.timeouts import default_timeout_s
 
 _TOKEN_BYTES = 16
 #: A heap per rank and the segment are as many descriptors as go into one message.
 MAX_RANKS = 250
-#: Prepared calls that are kept; the oldest goes first.
-_KEPT_CALLS = 1024
-
-_Result = TypeVar("_Result")
-_groups: weakref.WeakSet[HostGroup] = weakref.WeakSet()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +62,7 @@ class _Memory:
             self.mapped.close()
 
 
-class HostGroup:
+class HostGroup(Group):
     """One rank's end of a group that meets in ``store``, which stays the caller's, under a ``prefix`` of its own.
 
     ``deadline_s`` (None: BLINK_TIMEOUT) is for all ranks to come, and for every later call that names none. ``look``
@@ -95,11 +81,7 @@ class HostGroup:
         look: Callable[[], None] = lambda: None,
         bootstrap: Bootstrap | None = None,
     ) -> None:
-        if not 0 <= rank < size:
-            raise UsageError(f"rank {rank} is outside 0 … {size - 1}")
-        self.rank, self.size, self.prefix, self.store = rank, size, prefix, store
-        self.timeout_s = default_timeout_s() if deadline_s is None else deadline_s
-        self._timeout_us = microseconds(self.timeout_s)
+        super().__init__(store, rank, size, prefix, default_timeout_s() if deadline_s is None else deadline_s)
         self._area = Area()
         self._crosses = False
         deadline = time.monotonic() + self.timeout_s
@@ -110,12 +92,8 @@ class HostGroup:
         self.peers = bootstrap.peers
         self._memory = _share_memory(bootstrap, self.rank, self._area, deadline)
         self._endpoint = self._memory.endpoint
-        self._calls: dict[CollectiveCall, NativeOp | _SingleRankOp] = {}
-        self._executor = SerialExecutor(f"blink-{self.prefix}")
         self._streams = PointToPoint(self._endpoint, self.rank, self.size, self.timeout_s)
-        self._pid = os.getpid()
-        self._closed = False
-        _groups.add(self)
+        self._open()
         try:
             self.barrier()
             if self.size > 1:
@@ -131,88 +109,28 @@ class HostGroup:
 
     # ---- collectives
 
-    def run(
-        self,
-        call: CollectiveCall,
-        send: int | None,
-        recv: int | None,
-        scale: float | None = None,
-        deadline_s: float | None = None,
-    ) -> None:
-        """A collective on raw addresses, the same on all ranks; returns when the buffers are the caller's again.
-
-        ``send`` and ``recv`` are None where the collective gives this rank no such buffer; in place as in nccl.h.
-        CommunicationError, or a subclass, if a peer was lost, calls something else, or the deadline passed: the group
-        is then of no more use. UnsupportedError or UsageError, before anything happens, if the call makes no sense.
-        """
-        self._run(self._calls.get(call) or self._prepare(call), send, recv, scale, deadline_s)
-
-    def submit(
-        self,
-        call: CollectiveCall,
-        send: int | None,
-        recv: int | None,
-        scale: float | None = None,
-        deadline_s: float | None = None,
-    ) -> Future[None]:
-        """As :meth:`run`, but returns at once; the future is done when the buffers are the caller's again."""
-        prepared = self._calls.get(call) or self._prepare(call)
-        timeout_us = self._timeout_us if deadline_s is None else microseconds(deadline_s)
-        factor = self._factor(prepared, scale)
-        return self._executor.submit(lambda: prepared.run(send, recv, timeout_us, factor))
-
-    def barrier(self, deadline_s: float | None = None) -> None:
-        """Returns when every rank has called it."""
-        word = _address(_BARRIER_WORD)
-        self.run(_BARRIER, word, word, deadline_s=deadline_s)
-
     def time(
         self, call: CollectiveCall | NativeOp, send: int | None, recv: int | None, iterations: int = 1
     ) -> NDArray[np.float64]:
         """Seconds of each of ``iterations`` calls (or of what :meth:`prepare` returned), each after a barrier, in C."""
-        prepared = call if isinstance(call, NativeOp) else self._calls.get(call) or self._prepare(call)
-        barrier = self._calls.get(_BARRIER) or self._prepare(_BARRIER)
+        prepared = call if isinstance(call, NativeOp) else self._calls.get(call) or self._keep(call)
+        barrier = self._calls.get(BARRIER) or self._keep(BARRIER)
         if not isinstance(prepared, NativeOp) or not isinstance(barrier, NativeOp):
             raise UnsupportedError("there is nothing to time in a group of one rank")
         with self._executor.lock:
             return prepared.time(barrier, send, recv, iterations, self._timeout_us)
 
-    def _run(
-        self,
-        prepared: NativeOp | _SingleRankOp,
-        send: int | None,
-        recv: int | None,
-        scale: float | None,
-        deadline_s: float | None,
-    ) -> None:
-        timeout_us = self._timeout_us if deadline_s is None else microseconds(deadline_s)
-        if scale is not None or prepared.scales:
-            scale = self._factor(prepared, scale)
-        if self._executor.idle:
-            with self._executor.lock:
-                prepared.run(send, recv, timeout_us, scale)
-        else:
-            self.result(self._executor.submit(lambda: prepared.run(send, recv, timeout_us, scale)))
-
-    def _prepare(self, call: CollectiveCall) -> NativeOp | _SingleRankOp:
-        self._check_open()
+    def _prepare(self, call: CollectiveCall) -> PreparedCall:
         row, chosen = element_type(call.dtype), operation(call.op)
-        if call.elements < 0:
-            raise UsageError(f"{call.collective}: count must be at least 0, got {call.elements}")
         collective = call.among(self.size)
         if self.size == 1:
-            prepared: NativeOp | _SingleRankOp = _SingleRankOp(call)
-        else:
-            nbytes = call.elements * row.itemsize * collective.total_blocks()
-            crosses = self._crosses and not chosen.scales  # scaled contributions are not what lies in a buffer
-            choice = choose(call.collective, nbytes, self.size, crosses)
-            plan = host_plan(collective, choice.algorithm, choice.inline, self._area)
-            bound = plan.bind(call.elements, row.itemsize, choice.chunk_bytes)
-            prepared = NativeOp(self._endpoint, plan, bound, row, chosen, choice.cross_memory)
-        while len(self._calls) >= _KEPT_CALLS:
-            self._calls.pop(next(iter(self._calls)), None)  # gone when the last that is under way has ended
-        self._calls[call] = prepared
-        return prepared
+            return _SingleRankOp(call)
+        nbytes = call.elements * row.itemsize * collective.total_blocks()
+        crosses = self._crosses and not chosen.scales  # scaled contributions are not what lies in a buffer
+        choice = choose(call.collective, nbytes, self.size, crosses)
+        plan = host_plan(collective, choice.algorithm, choice.inline, self._area)
+        bound = plan.bind(call.elements, row.itemsize, choice.chunk_bytes)
+        return NativeOp(self._endpoint, plan, bound, row, chosen, choice.cross_memory)
 
     def expect_long_waits(self) -> None:
         """Calls of this group wait for more than its ranks, such as a network: waits sleep soon."""
@@ -233,30 +151,6 @@ class HostGroup:
         row = element_type(dtype)
         bound = plan.bind(count, row.itemsize, chunk_bytes)
         return NativeOp(self._endpoint, plan, bound, row, operation(op), cross_memory)
-
-    def run_prepared(self, prepared: NativeOp, send: int | None, recv: int | None, scale: float | None = None) -> None:
-        """Runs what :meth:`prepare` returned."""
-        self._check_open()
-        self._run(prepared, send, recv, scale, None)
-
-    def result(self, future: Future[_Result]) -> _Result:
-        """Waits for what was submitted; where a signal (Ctrl-C) ends the wait, the group ends too, on all ranks."""
-        try:
-            return future.result()
-        except BaseException as error:
-            if not future.done():
-                self.abort(f"rank {self.rank} was interrupted by {type(error).__name__}")
-                wait([future])  # its buffers may be the caller's, who does not wait any longer
-            raise
-
-    def _factor(self, prepared: NativeOp | _SingleRankOp, scale: float | None) -> float | None:
-        if not prepared.scales:
-            if scale is not None and prepared.call.reduces:
-                raise UsageError(f"{prepared.call} takes no scale, got {scale}; only premul_sum has one")
-            return None
-        if scale is None:
-            raise UsageError(f"{prepared.call} needs this rank's scale")
-        return native_scale(element_type(prepared.call.dtype).scalar(scale))
 
     # ---- point to point
 
@@ -316,30 +210,12 @@ class HostGroup:
             self._check_open()
             self._endpoint.abort(why)
 
-    def close(self) -> None:
-        """Leaves the group, in order, when the calls under way have ended.
-
-        Others may finish calls without this rank. CommunicationError in a signal handler in the middle of a call.
-        """
-        if self._closed or os.getpid() != self._pid:
-            return  # a forked child's copy: the rank is its parent's
+    def _stop(self) -> None:
         _ = self._endpoint.handle
-        self._closed = True
         self._streams.close()
-        self._executor.close()
-        with self._executor.lock:
-            for prepared in self._calls.values():
-                prepared.close()
-            self._calls.clear()
-            self._memory.close()
 
-    def _check_open(self) -> None:
-        if os.getpid() != self._pid:
-            raise CommunicationError(
-                f"group {self.prefix!r} was made in process {self._pid}; a forked child has no rank in it"
-            )
-        if self._closed:
-            raise CommunicationError(f"rank {self.rank}'s group {self.prefix!r} is closed")
+    def _leave(self) -> None:
+        self._memory.close()
 
 
 def meet(
@@ -347,15 +223,6 @@ def meet(
 ) -> Bootstrap:
     """The bootstrap of a group; see :func:`blinkccl.runtime.bootstrap.join`."""
     return join(store, prefix, rank, size, secrets.token_bytes(_TOKEN_BYTES), deadline, look)
-
-
-#: A barrier is the least that no rank can finish before all have begun. Its word stays 0.
-_BARRIER = CollectiveCall("allreduce", "int32", 1, "bor")
-_BARRIER_WORD = np.zeros(1, np.int32)
-
-
-def _address(array: NDArray[Any]) -> int:
-    return int(array.ctypes.data)
 
 
 def _share_memory(bootstrap: Bootstrap, rank: int, area: Area, deadline: float) -> _Memory:
@@ -473,24 +340,3 @@ class _SingleRankOp:
 
     def close(self) -> None:
         """Nothing is held."""
-
-
-@atexit.register
-def _close_all() -> None:
-    """A process that ends in order leaves its groups in order; one that an error ends waits for nobody."""
-    error = getattr(sys, "last_type", None)
-    for group in list(_groups):
-        with suppress(CommunicationError):
-            if error is not None and group._executor.busy:
-                group.abort(f"rank {group.rank} ended with {error.__name__}")
-            group.close()
-
-
-def _forget_all() -> None:
-    """A forked child has no rank: what it calls must not find prepared calls, nor locks that a thread held."""
-    for group in list(_groups):
-        group._calls = {}
-    _groups.clear()
-
-
-os.register_at_fork(after_in_child=_forget_all)

@@ -1,0 +1,268 @@
+"""What a group of ranks is to its callers, on one host or on several.
+
+Calls are ordered: all ranks make the same ones in the same order. A call that is submitted runs on the group's own
+thread; one that follows it waits for its turn, so the order is that in which this process made them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from typing import Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blinkccl.collectives.call import CollectiveCall
+from blinkccl.collectives.ops import element_type
+from blinkccl.engines.host import NativeOp, native_scale
+from blinkccl.engines.host_plan import HostPlan
+from blinkccl.errors import CommunicationError, UsageError
+from blinkccl.runtime.peer_info import PeerInfo
+from blinkccl.runtime.serial_executor import SerialExecutor
+from blinkccl.runtime.store import Store
+from blinkccl.runtime.timeouts import microseconds
+
+#: Prepared calls that are kept; the oldest goes first.
+_KEPT_CALLS = 1024
+
+_Result = TypeVar("_Result")
+_groups: weakref.WeakSet[Group] = weakref.WeakSet()
+
+
+class PreparedCall(Protocol):
+    """A call, as often as it is made; ``scales``: each rank gives a factor."""
+
+    call: CollectiveCall
+    scales: bool
+
+    def run(self, send: int | None, recv: int | None, timeout_us: int, scale: float | None = None) -> None:
+        """Makes it, on raw addresses."""
+
+    def close(self) -> None:
+        """It is not made any more."""
+
+
+class Group(ABC):
+    """One rank's end of a group that met in ``store``, which stays the caller's, under a ``prefix`` of its own.
+
+    ``deadline_s`` is for every call that names none.
+    """
+
+    peers: Sequence[PeerInfo]
+
+    def __init__(self, store: Store, rank: int, size: int, prefix: str, deadline_s: float) -> None:
+        if not 0 <= rank < size:
+            raise UsageError(f"rank {rank} is outside 0 … {size - 1}")
+        self.store, self.rank, self.size, self.prefix, self.timeout_s = store, rank, size, prefix, deadline_s
+        self._timeout_us = microseconds(deadline_s)
+        self._calls: dict[CollectiveCall, PreparedCall] = {}
+        self._executor = SerialExecutor(f"blink-{prefix}")
+        self._pid, self._closed = os.getpid(), False
+
+    def _open(self) -> None:
+        """From here on a process that ends leaves this group in order."""
+        _groups.add(self)
+
+    # ---- collectives
+
+    def run(
+        self,
+        call: CollectiveCall,
+        send: int | None,
+        recv: int | None,
+        scale: float | None = None,
+        deadline_s: float | None = None,
+    ) -> None:
+        """A collective on raw addresses, the same on all ranks; returns when the buffers are the caller's again.
+
+        ``send`` and ``recv`` are None where the collective gives this rank no such buffer; in place as in nccl.h.
+        CommunicationError, or a subclass, if a peer was lost, calls something else, or the deadline passed: the group
+        is then of no more use. UnsupportedError or UsageError, before anything happens, if the call makes no sense.
+        """
+        self._run(self._calls.get(call) or self._keep(call), send, recv, scale, deadline_s)
+
+    def submit(
+        self,
+        call: CollectiveCall,
+        send: int | None,
+        recv: int | None,
+        scale: float | None = None,
+        deadline_s: float | None = None,
+    ) -> Future[None]:
+        """As :meth:`run`, but returns at once; the future is done when the buffers are the caller's again."""
+        prepared = self._calls.get(call) or self._keep(call)
+        timeout_us = self._timeout_us if deadline_s is None else microseconds(deadline_s)
+        factor = _factor(prepared, scale)
+        return self._executor.submit(lambda: prepared.run(send, recv, timeout_us, factor))
+
+    def barrier(self, deadline_s: float | None = None) -> None:
+        """Returns when every rank has called it."""
+        word = int(_BARRIER_WORD.ctypes.data)
+        self.run(BARRIER, word, word, deadline_s=deadline_s)
+
+    def result(self, future: Future[_Result]) -> _Result:
+        """Waits for what was submitted; where a signal (Ctrl-C) ends the wait, the group ends too, on all ranks."""
+        try:
+            return future.result()
+        except BaseException as error:
+            if not future.done():
+                self.abort(f"rank {self.rank} was interrupted by {type(error).__name__}")
+                wait([future])  # its buffers may be the caller's, who does not wait any longer
+            raise
+
+    @abstractmethod
+    def time(
+        self, call: CollectiveCall | NativeOp, send: int | None, recv: int | None, iterations: int = 1
+    ) -> NDArray[np.float64]:
+        """Seconds of each of ``iterations`` calls (or of what :meth:`prepare` returned), each after a barrier."""
+
+    @abstractmethod
+    def prepare(
+        self, plan: HostPlan, count: int, dtype: str, op: str, chunk_bytes: int, cross_memory: bool = False
+    ) -> NativeOp:
+        """Any Program as a call of this group; run it with :meth:`run_prepared` on all ranks."""
+
+    def run_prepared(self, prepared: NativeOp, send: int | None, recv: int | None, scale: float | None = None) -> None:
+        """Runs what :meth:`prepare` returned."""
+        self._check_open()
+        self._run(prepared, send, recv, scale, None)
+
+    def _run(
+        self,
+        prepared: PreparedCall,
+        send: int | None,
+        recv: int | None,
+        scale: float | None,
+        deadline_s: float | None,
+    ) -> None:
+        timeout_us = self._timeout_us if deadline_s is None else microseconds(deadline_s)
+        if scale is not None or prepared.scales:
+            scale = _factor(prepared, scale)
+        if self._executor.idle:
+            with self._executor.lock:
+                prepared.run(send, recv, timeout_us, scale)
+        else:
+            self.result(self._executor.submit(lambda: prepared.run(send, recv, timeout_us, scale)))
+
+    def _keep(self, call: CollectiveCall) -> PreparedCall:
+        self._check_open()
+        if call.elements < 0:
+            raise UsageError(f"{call.collective}: count must be at least 0, got {call.elements}")
+        prepared = self._prepare(call)
+        while len(self._calls) >= _KEPT_CALLS:
+            self._calls.pop(next(iter(self._calls)), None)  # gone when the last that is under way has ended
+        self._calls[call] = prepared
+        return prepared
+
+    @abstractmethod
+    def _prepare(self, call: CollectiveCall) -> PreparedCall:
+        """UnsupportedError or UsageError if the call makes no sense."""
+
+    # ---- point to point
+
+    @abstractmethod
+    def isend(self, address: int, nbytes: int, dst: int, tag: int = 0, deadline_s: float | None = None) -> Future[None]:
+        """Sends bytes; the future is done when the buffer is the caller's again. FIFO per destination and tag."""
+
+    @abstractmethod
+    def irecv(
+        self, address: int, nbytes: int, src: int | None, tag: int = 0, deadline_s: float | None = None
+    ) -> Future[int]:
+        """Receives at most ``nbytes`` from ``src``, or (None) from any rank; the future's result is the source."""
+
+    # ---- the group itself
+
+    @abstractmethod
+    def watch(self, ranks: Sequence[int]) -> Callable[[], None]:
+        """For a group of these ranks that is being made: what raises PeerLostError where one of them has ended."""
+
+    @abstractmethod
+    def report_lost(self, rank: int) -> None:
+        """Says to all ranks that this one's process has ended: their calls raise PeerLostError."""
+
+    @abstractmethod
+    def memory_bytes(self) -> dict[str, int]:
+        """Address space, mostly unused: of what ranks share, and of the process's ``heap``."""
+
+    @abstractmethod
+    def stats(self) -> dict[str, int]:
+        """Counters since the group was made."""
+
+    @abstractmethod
+    def abort(self, why: str = "abort() was called") -> None:
+        """Ends the group for all ranks: whatever they wait for raises CommunicationError with ``why``."""
+
+    def close(self) -> None:
+        """Leaves the group, in order, when the calls under way have ended.
+
+        Others may finish calls without this rank. CommunicationError in a signal handler in the middle of a call.
+        """
+        if self._closed or os.getpid() != self._pid:
+            return  # a forked child's copy: the rank is its parent's
+        self._stop()
+        self._closed = True
+        self._executor.close()
+        with self._executor.lock:
+            for prepared in self._calls.values():
+                prepared.close()
+            self._calls.clear()
+            self._leave()
+
+    def _stop(self) -> None:
+        """Messages end, calls under way may still."""
+        return
+
+    @abstractmethod
+    def _leave(self) -> None:
+        """Nothing is under way any more."""
+
+    def _check_open(self) -> None:
+        if os.getpid() != self._pid:
+            raise CommunicationError(
+                f"group {self.prefix!r} was made in process {self._pid}; a forked child has no rank in it"
+            )
+        if self._closed:
+            raise CommunicationError(f"rank {self.rank}'s group {self.prefix!r} is closed")
+
+
+#: A barrier is the least that no rank can finish before all have begun. Its word stays 0.
+BARRIER = CollectiveCall("allreduce", "int32", 1, "bor")
+_BARRIER_WORD = np.zeros(1, np.int32)
+
+
+def _factor(prepared: PreparedCall, scale: float | None) -> float | None:
+    if not prepared.scales:
+        if scale is not None and prepared.call.reduces:
+            raise UsageError(f"{prepared.call} takes no scale, got {scale}; only premul_sum has one")
+        return None
+    if scale is None:
+        raise UsageError(f"{prepared.call} needs this rank's scale")
+    return native_scale(element_type(prepared.call.dtype).scalar(scale))
+
+
+@atexit.register
+def _close_all() -> None:
+    """A process that ends in order leaves its groups in order; one that an error ends waits for nobody."""
+    error = getattr(sys, "last_type", None)
+    for group in list(_groups):
+        with suppress(CommunicationError):
+            if error is not None and group._executor.busy:
+                group.abort(f"rank {group.rank} ended with {error.__name__}")
+            group.close()
+
+
+def _forget_all() -> None:
+    """A forked child has no rank: what it calls must not find prepared calls, nor locks that a thread held."""
+    for group in list(_groups):
+        group._calls = {}
+    _groups.clear()
+
+
+os.register_at_fork(after_in_child=_forget_all)
