@@ -30,6 +30,8 @@ KIB = 1024
 WINDOW_BYTES = 16 * KIB * KIB
 #: A transfer of fewer bytes than this is one rank's: a second message costs more than it saves.
 SHARED_FROM = 128 * KIB
+#: The chunks of an AllReduce of few bytes, all of which are under way at once, and each of them one rank's.
+FIRST_CHUNK, FIRST_CHUNKS = 64 * KIB, 4
 #: So long the network is busy with a chunk: a message costs a part of that, and filling the pipeline one chunk.
 CHUNK_S = 0.008
 LEAST_CHUNK, MOST_CHUNK = 256 * KIB, 2048 * KIB
@@ -286,13 +288,18 @@ class Plan:
     into: tuple[tuple[int, int], ...]
     out: tuple[tuple[int, int], ...]
     rounds: dict[int, tuple[RankRound, ...]]
-    #: Whether each host's first rank does all that crosses, and the others need no window: an AllReduce of few bytes.
+    #: Whether each host's first rank does all that crosses, and the others need no window: an AllReduce of few bytes,
+    #: with no more than ``FIRST_CHUNKS`` chunks.
     by_first: bool = False
 
 
 def plan(hosts: Hosts, collective: Collective, rank: int, count: int, itemsize: int, cost: NetworkCost) -> Plan:
     """The predicted fastest of what there is; the same rounds for all chunks."""
-    chunk = chunk_elements(hosts, collective, count, itemsize, cost.bytes_per_s)
+    by_first = collective.name == "allreduce" and count <= FIRST_CHUNKS * ((SHARED_FROM - 1) // itemsize)
+    if by_first:
+        chunk = -(-count // min(FIRST_CHUNKS, -(-count * itemsize // FIRST_CHUNK)))
+    else:
+        chunk = chunk_elements(hosts, collective, count, itemsize, cost.bytes_per_s)
     ways = [rounds(hosts, collective, chunk, scattered) for scattered in (False, True)]
     scattered = cost.seconds(hosts, ways[1], itemsize) < cost.seconds(hosts, ways[0], itemsize)
     sizes = {min(chunk, count), count % chunk or chunk}
@@ -301,5 +308,4 @@ def plan(hosts: Hosts, collective: Collective, rank: int, count: int, itemsize: 
         for size in sizes
     }
     into, out = copies(hosts, collective, rank)
-    by_first = collective.name == "allreduce" and count <= chunk and count * itemsize < SHARED_FROM
     return Plan(chunk, into, out, by_size, by_first)
