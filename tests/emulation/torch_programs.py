@@ -917,7 +917,7 @@ def wait_for(happened: Callable[[], bool]) -> bool:
 
 def _as_defined(comm: Communicator, rank: int, size: int) -> None:
     cases = [(dtype, op, 37) for dtype in DTYPES for op in OPS if DTYPES[dtype].serves(OPS[op])]
-    cases += [("float32", "sum", count) for count in (0, 1, 2, 1021, 300_001)]
+    cases += [("float32", "sum", count) for count in (0, 1, 2, 1021, 40_003, 300_001)]
     for name, row in COLLECTIVES.items():
         for dtype, op, count in cases:
             if op != "sum" and not row.reduces:

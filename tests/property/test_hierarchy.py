@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from blinkccl.collectives.oracle import make_inputs, mismatch, oracle
@@ -140,6 +140,29 @@ def test_few_bytes_go_by_one_rank_and_one_round() -> None:
         hierarchy.plan(hosts, Collective("allreduce", 8), rank, 64, 4, NetworkCost(1e-4, 1e8)) for rank in range(8)
     ]
     assert [[len(one.sends) for one in plan.rounds[64]] for plan in plans] == [[2], [0], [0], [2], [0], [0], [2], [0]]
+
+
+@examples(60)
+@given(st.lists(st.integers(1, 4), min_size=2, max_size=4), st.integers(1, 150_000), st.sampled_from([1, 4, 8, 16]))
+@example([1, 1], 4 * 32767, 4)
+@example([1, 1], 4 * 32767 + 1, 4)
+def test_what_goes_by_first_ranks_concerns_no_others(sizes: list[int], count: int, itemsize: int) -> None:
+    hosts = Hosts.of([h for h, size in enumerate(sizes) for _ in range(size)])
+    plans = [
+        hierarchy.plan(hosts, Collective("allreduce", hosts.size), rank, count, itemsize, NetworkCost(1e-4, 1e8))
+        for rank in range(hosts.size)
+    ]
+    assert len({(plan.by_first, plan.chunk) for plan in plans}) == 1
+    assert plans[0].by_first == (count * itemsize <= hierarchy.FIRST_CHUNKS * (hierarchy.SHARED_FROM - itemsize))
+    if not plans[0].by_first:
+        return
+    assert -(-count // plans[0].chunk) <= hierarchy.FIRST_CHUNKS
+    firsts = {members[0] for members in hosts.members}
+    for rank, plan in enumerate(plans):
+        for rounds in plan.rounds.values():
+            pieces = [piece for one in rounds for piece in (*one.sends, *one.receives)]
+            assert {end for piece in pieces for end in (piece.giver, piece.taker)} <= firsts
+            assert rank in firsts or not (pieces or any(one.fold for one in rounds))
 
 
 def test_hosts_are_in_the_order_of_their_first_ranks() -> None:
