@@ -114,10 +114,27 @@ def _wanted() -> tuple[str, str]:
         has_mpi = find_spec("mpi4py") is not None
         return "mpi4py", "" if has_mpi else f"!{_NAME}=mpi needs mpi4py; pip install mpi4py, on all hosts"
     if has_torch:
-        return name, ""
+        return name, _lacking(name)
     if _NAME not in os.environ and find_spec("mpi4py") is not None:
         return "mpi4py", ""
     return name, "!ranks on several hosts need torch (for gloo) or mpi4py (for MPI); pip install one, on all hosts"
+
+
+def _lacking(name: str) -> str:
+    """The problem where this torch has no such network for a host's memory; gloo is not looked for: it takes time."""
+    if name == "gloo":
+        return ""
+    dist = torch_distributed()
+    plugins = {plugin.lower() for plugin in dist.Backend._plugins} - {"blink", "nccl", "fake"}
+    built = {"gloo": dist.is_gloo_available(), "ucc": dist.is_ucc_available(), "mpi": dist.is_mpi_available()}
+    has = sorted(plugins | {each for each, available in built.items() if available})
+    if name in has:
+        return ""
+    why = "it carries the memory of GPUs only" if name == "nccl" else "torch has no such backend here"
+    return (
+        f"!{_NAME}={name}: {why}; take one of {', '.join(has)}, or mpi, with mpi4py and under mpirun. A torch that was "
+        "built with UCC or MPI has ucc or mpi, and a backend of somebody else's is registered by importing it"
+    )
 
 
 def _check_given(given: Sequence[str], problem: str) -> None:

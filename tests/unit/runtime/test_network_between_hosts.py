@@ -62,6 +62,28 @@ def test_what_one_rank_lacks_is_said_on_all(monkeypatch: pytest.MonkeyPatch, tmp
         opened(tmp_path, ["mpi 0"])
 
 
+@pytest.mark.parametrize("name", ["nonsense", "nccl", "blink"])
+def test_a_network_that_torch_lacks_is_named_on_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+    pytest.importorskip("torch.distributed", reason="needs PyTorch")
+    monkeypatch.setenv("BLINK_NETWORK", name)
+    with pytest.raises(UnsupportedError, match=f"BLINK_NETWORK={name}: .*; take one of gloo.*, or mpi, with mpi4py"):
+        opened(tmp_path, ["gloo"])
+    problem = network._wanted()[1]
+    monkeypatch.delenv("BLINK_NETWORK")
+    with pytest.raises(UnsupportedError, match=f"rank 1: BLINK_NETWORK={name}: "):
+        opened(tmp_path, [problem])
+
+
+def test_a_plugin_of_torch_is_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    distributed = pytest.importorskip("torch.distributed", reason="needs PyTorch")
+    plugin = distributed.Backend._BackendPlugin(lambda *given: given, False)
+    plugins = {**distributed.Backend._plugins, "RELAY": plugin}
+    monkeypatch.setattr(distributed.Backend, "_plugins", plugins)
+    monkeypatch.setenv("BLINK_NETWORK", "Relay")
+    assert network._wanted() == ("relay", "")
+    assert network.torch_backend("relay", "store", 1, 3, "timeout", [0, 1, 2], "x") == ("store", 1, 3, "timeout")
+
+
 def test_a_backend_that_torch_lacks_is_named() -> None:
     pytest.importorskip("torch.distributed", reason="needs PyTorch")
     from datetime import timedelta
