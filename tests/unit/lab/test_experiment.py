@@ -35,8 +35,8 @@ def test_what_there_is_none_of_is_told() -> None:
 class Slow:
     """A laboratory in which a call of NVLink takes 1 ms and then 100 MB/s, of PCIe 20 MB/s; of both so much longer."""
 
-    def __init__(self, longer_s: float, both: float = 120e6) -> None:
-        self.longer_s, self.both, self.programs = longer_s, both, []
+    def __init__(self, longer_s: float, both: float = 120e6, pcie: float = 20e6) -> None:
+        self.longer_s, self.both, self.pcie, self.programs = longer_s, both, pcie, []
 
     def open(self, program, buffer_bytes) -> int:
         self.programs.append(program)
@@ -48,7 +48,7 @@ class Slow:
     def run(self, number: int, pattern: Pattern, chunk_bytes: int, deadline_s: float) -> Run:
         staged = [queue.is_staged for queue in self.programs[number].queues]
         both = any(staged) and not all(staged)
-        rate = self.both if both else 20e6 if all(staged) else 100e6
+        rate = self.both if both else self.pcie if all(staged) else 100e6
         return Run(0.001 + self.longer_s * both + pattern.size / rate, 0, 0.0)
 
 
@@ -73,6 +73,14 @@ def test_hybrid_stays_on_nvlink_where_both_together_are_no_faster(together: floa
     assert any(queue.is_staged for queue in found.program.queues) == splits
     assert found.name == "hybrid"
     assert (found.forest.shares == alone.forest.shares) != splits
+
+
+@pytest.mark.parametrize(("pcie", "most"), [(20e6, 20 / 120), (60e6, 12 / 62)])
+def test_pcie_gets_no_more_than_by_the_rates_of_its_links(pcie: float, most: float) -> None:
+    (one,) = experiment.prepare(asked("dgx-1v", "broadcast", "0,1,2", links="all"), ("hybrid",), 100).candidates
+    found = one.ready(Slow(0.0, pcie=pcie), 1.0, 60.0).at(1 << 28).forest
+    staged = [share for share in found.shares if len(share.broadcast.edges[0]) > 2]
+    assert most - 1 / 128 < sum(share.weight for share in staged) <= most
 
 
 def test_a_lane_is_of_the_fast_links_whatever_is_planned_on() -> None:
