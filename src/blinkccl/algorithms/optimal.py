@@ -34,20 +34,21 @@ from blinkccl.algorithms.bounds import (
     reverse_of,
 )
 from blinkccl.algorithms.forests import Draft, backward, forest_of, normalised
-from blinkccl.algorithms.optimal_trees import depth_of, every_root, hops_deep, refuse_unproved
+from blinkccl.algorithms.optimal_trees import depth_of, every_root, hops_deep, link_classes, refuse_unproved
 from blinkccl.algorithms.rank_network import RankNetwork, rank_network_of
 from blinkccl.algorithms.registry import Request
 from blinkccl.algorithms.symmetry import Permutation, rotations
 from blinkccl.errors import UnsupportedError
 from blinkccl.forest.model import Forest
 from blinkccl.packing.bottleneck import gather_rate
+from blinkccl.packing.columns import Column
 from blinkccl.packing.flatten import flatten
 from blinkccl.packing.integral import Arborescence
 from blinkccl.packing.maxflow import max_flow
 from blinkccl.packing.multiflow import UnitPath, decompose
-from blinkccl.packing.multiplicities import rounded
+from blinkccl.packing.multiplicities import rounded, whole_weights
 from blinkccl.packing.network import Arc, Network, breadth_first
-from blinkccl.packing.oracles import Hops
+from blinkccl.packing.oracles import Hops, column_of, loads_of
 from blinkccl.packing.shallow import choose, tree_columns
 from blinkccl.packing.undirected import TreePacking, merge_equal, pack_trees, recentred, undirected_widths
 
@@ -156,11 +157,26 @@ def _through_transit(
     if network.symmetric and pairs.bound == half_of_allgather(network):
         return _two_halves(network, group), pairs.prices, pairs.bound
     drafts = []
-    for column, weight in rounded(pairs, network.capacity, [Fraction(1)]):
+    weights = whole_weights(_class_pairs(network), network.capacity, [Fraction(1)], pairs.rate)
+    for column, weight in weights or rounded(pairs, network.capacity, [Fraction(1)]):
         root, up, down = column.payload
         up_tree = backward(breadth_first(root, backward(up)))
         drafts.append(Draft(None, weight / pairs.rate, root, up_tree, breadth_first(root, down)))
     return drafts, pairs.prices, pairs.bound
+
+
+def _class_pairs(network: Network) -> list[Column]:
+    """Pairs of an in- and an out-tree of each link class at its own optimum; none where there are no two."""
+    classes = link_classes(network)
+    if classes is None or not classes[0].symmetric:
+        return []
+    inner, outer = classes
+    direct = [(tree.root, backward(tree.arcs), tree.arcs) for tree in undirected_packing(inner, "shallow").trees]
+    around = rounded(reduce_broadcast_packing(outer), outer.capacity, [Fraction(1)])
+    return [
+        *(column_of(0, loads_of(up + down), (root, up, down)) for root, up, down in direct),
+        *(c for c, _ in around),
+    ]
 
 
 def _two_halves(network: Network, group: tuple[Permutation, ...] | None) -> list[Draft]:

@@ -106,23 +106,29 @@ def one_root(network: Network, root: int, objective: str, groups: Groups) -> Pac
     return Packed(out, side) if packing.rate == rate else Packed(out, None, packing.prices, packing.bound)
 
 
-def _class_trees(network: Network, root: int) -> list[Column]:
-    """The trees of direct links alone and those through transit alone, each at its own optimum.
+def link_classes(network: Network) -> tuple[Network, Network] | None:
+    """The direct links between terminals and those through transit, each alone; None unless both join all terminals.
 
-    Where their rates add up to that of all links, they are far fewer than the basis of one program over both: 9 and not
-    31 for a broadcast over the NVLink and PCIe of a DGX-1V. None where there are no direct links, or no others.
+    Where the optima of the two add up to that of all links, the trees of each are far fewer than the basis of one
+    program over both: 9 and not 31 for a broadcast over the NVLink and PCIe of a DGX-1V.
     """
     direct = tuple(arc for arc in network.arcs if max(arc[:2]) < network.terminals)
-    inner = Network(network.terminals, network.terminals, direct)
-    outer = Network(network.n, network.terminals, tuple(arc for arc in network.arcs if arc not in direct))
-    rate = broadcast_rate(inner, root)[0] if direct else 0
-    if not rate or not broadcast_rate(outer, root)[0]:
+    others = tuple(arc for arc in network.arcs if max(arc[:2]) >= network.terminals)
+    if not direct or not others:
+        return None
+    inner, outer = Network(network.terminals, network.terminals, direct), Network(network.n, network.terminals, others)
+    return (inner, outer) if broadcast_rate(inner, 0)[0] and broadcast_rate(outer, 0)[0] else None
+
+
+def _class_trees(network: Network, root: int) -> list[Column]:
+    """The out-trees of each link class at its own optimum; none where there are no two."""
+    classes = link_classes(network)
+    if classes is None or not all(broadcast_rate(one, root)[0] for one in classes):
         return []
-    around = tree_packing(outer, (root,))
-    return [
-        *(column_of(0, loads_of(tree.arcs), tree.arcs) for tree in _chosen(inner, {root: rate}, "shallow")),
-        *(column for column, _ in rounded(around, outer.capacity, [Fraction(1)])),
-    ]
+    inner, outer = classes
+    direct = _chosen(inner, {root: broadcast_rate(inner, root)[0]}, "shallow")
+    around = rounded(tree_packing(outer, (root,)), outer.capacity, [Fraction(1)])
+    return [*(column_of(0, loads_of(tree.arcs), tree.arcs) for tree in direct), *(column for column, _ in around)]
 
 
 def refuse_unproved(objective: str, reached: int) -> None:

@@ -41,13 +41,21 @@ def test_reference_values_in_gb_per_s(spec: str) -> None:
             assert forest.algbw_gb_per_s == pytest.approx(float(Fraction(value)))
 
 
-@pytest.mark.parametrize(("spec", "rate", "trees"), [("dgx-1v", 156, 9), ("dgx-1p", 86, 7)])
-@pytest.mark.parametrize("name", ROWS["broadcast"])
-def test_link_classes_that_add_up_keep_their_few_trees(spec: str, rate: int, trees: int, name: str) -> None:
-    """NVLink's trees and PCIe's: a basis over both has 31 or 33, the least with 1/31,824 of the data."""
+@pytest.mark.parametrize(
+    ("spec", "name", "rate", "trees"),
+    [
+        ("dgx-1v", "broadcast", 156, 9),
+        ("dgx-1v", "reduce", 156, 9),
+        ("dgx-1p", "broadcast", 86, 7),
+        ("dgx-1v", "allreduce", Fraction(624, 7), 20),
+    ],
+)
+def test_link_classes_that_add_up_keep_their_few_trees(spec: str, name: str, rate: Fraction, trees: int) -> None:
+    """NVLink's trees and PCIe's: a basis over both has 31 to 39, the least with 1/31,824 of the data."""
     forest = planned("optimal", asked(spec, name, links="all"))
     assert forest.rate == forest.bound
-    assert (forest.algbw_gb_per_s, len(forest.shares)) == (rate, trees)
+    assert forest.algbw_gb_per_s == pytest.approx(float(rate))
+    assert len(forest.shares) <= trees
 
 
 def test_a_one_way_ring_needs_several_roots() -> None:
