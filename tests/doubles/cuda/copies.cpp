@@ -117,11 +117,12 @@ CU_API cuStreamWaitValue64_v2(CUstream stream, CUdeviceptr at, std::uint64_t val
   Range range;
   if (at % 8 || flags > 1 || locate(at, 8, true, &range)) return kInvalidValue;
   return submit(stream, [=] {
-    for (;;) {
+    // Dozens of streams may wait at once: whoever has waited long looks less often.
+    for (int pause_us = 20;; pause_us = std::min(2 * pause_us, 320)) {
       const std::uint64_t seen = __atomic_load_n(reinterpret_cast<std::uint64_t*>(at), __ATOMIC_ACQUIRE);
       if (flags == 0 && static_cast<std::int64_t>(seen - value) >= 0) return;
       if (flags == 1 && seen == value) return;
-      std::this_thread::sleep_for(std::chrono::microseconds(20));
+      std::this_thread::sleep_for(std::chrono::microseconds(pause_us));
     }
   });
 }
