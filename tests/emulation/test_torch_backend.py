@@ -6,16 +6,14 @@ What the ranks do is in torch_programs.py.
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from subprocess import PIPE
 
 import pytest
 
 from blinkccl.engines import native_library
 from blinkccl.errors import UnsupportedError
+from support.forked_ranks import RankServer
 
 distributed = pytest.importorskip("torch.distributed", reason="needs PyTorch")
 if not (distributed.is_available() and distributed.is_gloo_available()):
@@ -32,24 +30,10 @@ pytestmark = pytest.mark.timeout(150)
 
 @pytest.fixture(scope="module")
 def failure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, int], str | None]]:
-    """Runs a program, in a process that imports torch once for all of them, and says what failed."""
+    """Runs a program, in ranks of a process that imports torch once for all of them, and says what failed."""
     said = tmp_path_factory.mktemp("programs") / "stderr"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with (
-        said.open("w") as errors,
-        subprocess.Popen(
-            [sys.executable, PROGRAMS], stdin=PIPE, stdout=PIPE, stderr=errors, text=True, env=environment
-        ) as server,
-    ):
-
-        def run(name: str, size: int) -> str | None:
-            start = said.stat().st_size
-            print(name, size, file=server.stdin, flush=True)
-            answer = server.stdout.readline()
-            return None if answer == "right\n" else f"{answer}{said.read_text()[start:][-8000:]}"
-
-        yield run
-        server.stdin.close()
+    with RankServer(PROGRAMS, said, {**os.environ, "OMP_NUM_THREADS": "1"}) as server:
+        yield server.failure
 
 
 @pytest.mark.parametrize(

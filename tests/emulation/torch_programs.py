@@ -1,23 +1,18 @@
 """Programs on backend "blink" that ranks run: functions of rank and size; the default group is there. By hand:
 
-    echo NAME WORLD_SIZE | python torch_programs.py
+    echo NAME WORLD_SIZE | PYTHONPATH=tests python tests/emulation/torch_programs.py
 
-The ranks of each line are forked from this process, which has imported torch once. It answers with a line, ``right`` or
-``wrong``; a rank that fails prints why.
+The ranks of each line are forked from this process, which has imported torch once (support/forked_ranks.py).
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import multiprocessing
 import os
 import pickle
 import re
-import sys
-import tempfile
 import time
-import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -60,6 +55,7 @@ from blinkccl.schedule.program import Program
 from blinkccl.topology.spec import parse_spec
 from blinkccl.torch_backend import hooks, stats
 from blinkccl.torch_backend.process_group import BlinkProcessGroup
+from support.forked_ranks import serve
 
 TIMEOUT = timedelta(seconds=30)
 
@@ -969,43 +965,17 @@ def start(rank: int, size: int, name: str, backend: str = "blink") -> None:
     dist.init_process_group(backend, init_method=method, rank=rank, world_size=size, timeout=TIMEOUT)
 
 
-def _rank(name: str, rank: int, size: int) -> None:
-    torch.set_num_threads(1)
-    try:
-        start(rank, size, "first")
-        globals()[name](rank, size)
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        gc.collect()
-    except BaseException:
-        print(f"rank {rank} of {size}:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
-        os._exit(1)
-    os._exit(0)
-
-
-def ran_well(name: str, size: int) -> bool:
-    """Forks the ranks and waits for them, 100 s at most."""
+def _rank(name: str, rank: int, size: int, place: Path) -> None:
     global _place
-    context = multiprocessing.get_context("fork")
-    with tempfile.TemporaryDirectory() as directory:
-        _place = Path(directory)
-        ranks = [context.Process(target=_rank, args=(name, rank, size)) for rank in range(size)]
-        for process in ranks:
-            process.start()
-        end = time.monotonic() + 100
-        for process in ranks:
-            process.join(max(0.0, end - time.monotonic()))
-        stuck = [rank for rank, process in enumerate(ranks) if process.is_alive()]
-        for process in ranks:
-            process.kill()
-            process.join()
-    if stuck:
-        print(f"ranks {stuck} did not end", file=sys.stderr)
-    return not stuck and all(process.exitcode == 0 for process in ranks)
+    _place = place
+    torch.set_num_threads(1)
+    start(rank, size, "first")
+    globals()[name](rank, size)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    gc.collect()
 
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    for line in sys.stdin:
-        asked, ranks_of_it = line.split()
-        print("right" if ran_well(asked, int(ranks_of_it)) else "wrong", flush=True)
+    serve(_rank, limit_s=100)

@@ -1,6 +1,8 @@
-"""One rank on the driver's double: runs a case by name through torch.distributed, and says ``ok``.
+"""Ranks on the driver's double: cases by name, through torch.distributed. Forked, as support/forked_ranks.py says; or
 
-cuda_double_rank.py CASE RANK SIZE STORE
+    cuda_double_rank.py CASE RANK SIZE DIRECTORY
+
+is one rank, in a process that ends as a program's does.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -18,10 +21,12 @@ from cuda_double import DoubleRuntime
 import blinkccl.torch_backend
 from blinkccl.errors import UnsupportedError
 from blinkccl.torch_backend import cuda_group, process_group
+from support.forked_ranks import serve
 
-CASE, RANK, SIZE, STORE = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+#: Of this process, once it is a rank.
+RANK, SIZE = 0, 0
+runtime: DoubleRuntime
 OP = dist.ReduceOp
-runtime = DoubleRuntime(RANK)
 opened: list[cuda_group.CudaGroup] = []
 
 
@@ -248,15 +253,19 @@ CASES: dict[str, Callable[[], None]] = {
 }
 
 
-def main() -> None:
+def run(case: str, rank: int, size: int, place: Path) -> None:
+    global RANK, SIZE, runtime
+    RANK, SIZE, runtime = rank, size, DoubleRuntime(rank)
     process_group._kind = lambda tensor: "cuda"
     process_group._open_cuda = _open_cuda
-    store = dist.FileStore(STORE, SIZE)
-    dist.init_process_group("cuda:blink", store=store, rank=RANK, world_size=SIZE, timeout=timedelta(seconds=100))
-    CASES[CASE]()
+    store = dist.FileStore(str(place / "store"), size)
+    dist.init_process_group("cuda:blink", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=100))
+    CASES[case]()
     dist.destroy_process_group()
-    print("ok", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:]:
+        run(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
+    else:
+        serve(run, limit_s=240)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,13 @@ from blinkccl.codegen import device_files
 from blinkccl.errors import UnsupportedError
 from blinkccl.runtime.gpu_group import LIBRARY, LIBRARY_OVERRIDE, find_library
 from doubles.build import Doubles
+from support.forked_ranks import RankServer
 
 pytest.importorskip("torch", reason="needs PyTorch")
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[2]
+RANK = Path(__file__).with_name("cuda_double_rank.py")
+ROOT = RANK.parents[3]
+STRICT = ["-W", "error", "-W", "ignore::FutureWarning"]
 DEADLINE_S = 240
 
 
@@ -49,48 +52,38 @@ def machine(doubles: Doubles, session_cache: Path) -> dict[str, str]:
     }
 
 
-def ranks(machine: dict[str, str], case: str, size: int, store: Path, **settings: str) -> None:
-    """Runs a case on ``size`` ranks; all must say ok."""
-    command = [sys.executable, "-W", "error", "-W", "ignore::FutureWarning", str(HERE / "cuda_double_rank.py"), case]
-    started = [
-        subprocess.Popen(
-            [*command, str(rank), str(size), str(store)],
-            env={**machine, **settings},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(size)
-    ]
-    said = []
-    try:
-        said = [process.communicate(timeout=DEADLINE_S)[0] for process in started]
-    finally:
-        for process in started:
-            if process.poll() is None:
-                process.kill()
-                said.append(process.communicate()[0])
-    assert [process.returncode for process in started] == [0] * size, "\n".join(said)
-    assert [text.strip().splitlines()[-1] for text in said] == ["ok"] * size
+@pytest.fixture(scope="module")
+def failure(machine: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., str | None]]:
+    """Runs a case, in ranks of a process that imports torch once for all of them, and says what failed."""
+    said = tmp_path_factory.mktemp("cases") / "stderr"
+    with RankServer(RANK, said, machine, STRICT) as server:
+        yield server.failure
 
 
 @pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 4])
-def test_every_collective(machine, tmp_path, size):
-    ranks(machine, "every_collective", size, tmp_path / "store")
+def test_every_collective(failure, size):
+    assert failure("every_collective", size) is None
 
 
 @pytest.mark.parametrize("case", ["operations", "coalesced", "subgroups"])
-def test_operations_and_groups(machine, tmp_path, case):
-    ranks(machine, case, 3, tmp_path / "store")
+def test_operations_and_groups(failure, case):
+    assert failure(case, 3) is None
 
 
 @pytest.mark.parametrize("seed", ["0", "1", "2"])
-def test_streams_wait_for_each_other(machine, tmp_path, seed):
-    ranks(machine, "stream_order", 2, tmp_path / "store", BLINK_DOUBLE_SEED=seed)
+def test_streams_wait_for_each_other(failure, seed):
+    assert failure("stream_order", 2, BLINK_DOUBLE_SEED=seed) is None
 
 
-def test_replayed_graphs(machine, tmp_path):
-    ranks(machine, "graphs", 2, tmp_path / "store", BLINK_DOUBLE_SEED="1")
+def test_replayed_graphs_in_processes_that_end_as_programs_do(machine, tmp_path):
+    environment = {**machine, "BLINK_DOUBLE_SEED": "1", "PYTHONPATH": str(ROOT / "tests")}
+    command = [sys.executable, *STRICT, str(RANK), "graphs"]
+    started = [
+        subprocess.Popen([*command, str(rank), "2", str(tmp_path)], env=environment, stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    said = [process.communicate(timeout=DEADLINE_S)[1] for process in started]
+    assert [process.returncode for process in started] == [0, 0], "\n".join(said)
 
 
 @pytest.mark.parametrize("which", ["threads", "processes"])
@@ -105,5 +98,5 @@ def test_the_conformance_for_gpus_passes_on_the_double(machine, tmp_path, which)
     assert [process.communicate(timeout=DEADLINE_S)[0] for process in started] == ["ok\n"] * len(started)
 
 
-def test_a_rank_that_does_not_come_ends_the_group_everywhere(machine, tmp_path):
-    ranks(machine, "missing_rank", 3, tmp_path / "store")
+def test_a_rank_that_does_not_come_ends_the_group_everywhere(failure):
+    assert failure("missing_rank", 3) is None
