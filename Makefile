@@ -48,9 +48,9 @@ types: $(VENV)/.dev
 layers: $(VENV)/.dev
 	$(BIN)/lint-imports
 
-# More than two: some tests wait for deadlines most of their time.
+# More than two: some tests wait for deadlines most of their time. Threads of OpenBLAS only take the cores from others.
 unit: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 4 --dist worksteal -q
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist worksteal -q
 
 native: $(VENV)/.dev
 

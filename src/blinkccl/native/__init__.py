@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes as c
 import os
+from functools import cache
 from pathlib import Path
 
 from blinkccl.errors import UnsupportedError
@@ -18,13 +19,19 @@ def find_library(name: str, override: str) -> Path | None:
 
     None where the package was installed without a compiler.
     """
-    from importlib.resources import files  # only here: it costs milliseconds that few commands need pay
-
     named = os.environ.get(override)
     if named:
         return Path(named)
-    path = Path(str(files("blinkccl").joinpath("_native").joinpath(name)))
+    path = _installed(name)
     return path if path.is_file() else None
+
+
+@cache
+def _installed(name: str) -> Path:
+    """Where it is, if it is there. Kept: a simulation asks, and there are thousands of them."""
+    from importlib.resources import files  # only here: it costs milliseconds that few commands need pay
+
+    return Path(str(files("blinkccl").joinpath("_native").joinpath(name)))
 
 
 def open_library(path: Path, functions: Functions, version: str) -> c.CDLL:
