@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -265,6 +266,26 @@ def test_hosts_that_take_themselves_for_one_are_named_on_all() -> None:
             r"rank 0 \(process \d+ on .*\) and rank 1 \(process \d+ .*\) take themselves to be on one", text
         )
         assert "BLINK_HOSTID" in text
+
+
+def knocks_thrice(rank: int, url: str) -> None:
+    """Rank 1 is not let in at first, as where very many ranks come at once."""
+    real, knocks = _Joining._connected, iter("123")
+
+    def connected(self: _Joining, place: str, token: str) -> Bootstrap | None:
+        if rank == 1 and next(knocks, ""):
+            self._note = f"rank 0 is not at {place}: {os.strerror(errno.EAGAIN)}"
+            return None
+        return real(self, place, token)
+
+    _Joining._connected = connected
+    on_hosts(rank, 2, url)
+
+
+def test_a_crowd_before_rank_0_is_not_another_host() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        url = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+    assert outcomes([RankProcess(knocks_thrice, rank, url) for rank in range(2)]) == [Outcome()] * 2
 
 
 def test_a_host_that_does_not_reach_rank_0_is_named_on_all() -> None:

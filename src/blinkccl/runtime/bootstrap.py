@@ -10,6 +10,7 @@ A store may hold what earlier runs left. Nothing of it is taken for today's: nob
 from __future__ import annotations
 
 import ctypes as c
+import errno
 import math
 import os
 import secrets
@@ -325,7 +326,8 @@ class _Joining:
             return None
         end = self._connected(unix if near else tcp, published.token)
         if end is None:
-            if leader is not None and tcp and not self._unreached(tcp):
+            crowded = os.strerror(errno.EAGAIN) in self._note  # it listens, and too many knock
+            if leader is not None and tcp and not crowded and not self._unreached(tcp):
                 self._refuse_one_host(leader, tcp, published.token)
             return None
         try:
