@@ -77,10 +77,6 @@ class Monitor:
         number = self._word.agreements + 1
         self._word = msgspec.structs.replace(self._word, given=mine, agreements=number)
         self._hurry.set()
-
-        def late() -> list[int]:
-            return [rank for rank, word in enumerate(self._words) if word.agreements < number]
-
         with self._met:
             left_s = max(0.0, deadline - time.monotonic())
             self._met.wait_for(lambda: self._ended or number in self._agreed, left_s)
@@ -88,9 +84,9 @@ class Monitor:
         if agreed is not None:
             return agreed
         self.check()
-        missing = late()
-        present = set(range(len(self._words))) - set(missing)
-        raise RendezvousTimeout(missing, present, f"rank {self._rank} waited for them while the group was made")
+        here = {self._rank, *(rank for rank, word in enumerate(self._words) if word.agreements >= number)}
+        missing = set(range(len(self._words))) - here
+        raise RendezvousTimeout(missing, here, f"rank {self._rank} waited for them while the group was made")
 
     def behind(self) -> list[int]:
         """The ranks that, by their last word, have not begun this rank's call."""
