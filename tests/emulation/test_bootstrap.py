@@ -179,11 +179,11 @@ def test_garbage_in_the_store_is_named(tmp_path: Path) -> None:
             join(store, "job", rank, 2, b"", time.monotonic() + SHORT_S)
 
 
-def over_tcp(url: str, rank: int) -> int:
+def over_tcp(url: str, rank: int, host: str) -> int:
     """Rank 1 says that it is on another host: it comes over TCP, and no descriptor goes that way."""
     deadline = time.monotonic() + PATIENT_S
     store = open_store(url, rank, deadline)
-    store.host = lambda: "127.0.0.1"
+    store.host = lambda: host
     if rank == 1:
         peer_info._boot_id = lambda: "another"
     with join(store, "job", rank, 2, b"", deadline) as bootstrap:
@@ -194,8 +194,11 @@ def over_tcp(url: str, rank: int) -> int:
     return len(words)
 
 
-def test_ranks_of_several_hosts_share_no_descriptors(directory: str) -> None:
-    found = outcomes([RankProcess(over_tcp, directory, rank) for rank in range(2)])
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_ranks_of_several_hosts_share_no_descriptors(directory: str, host: str) -> None:
+    if own_address_towards(host) != host:
+        pytest.skip(f"this machine has no {host}")
+    found = outcomes([RankProcess(over_tcp, directory, rank, host) for rank in range(2)])
     assert found == [Outcome(value=2)] * 2
 
 

@@ -440,9 +440,11 @@ def own_address_towards(host: str) -> str:
 
 
 def _source_address(host: str) -> str | None:
-    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, 9))  # sends nothing
-        return str(probe.getsockname()[0])
+    """The address that packets to ``host`` come from; of IPv4 where it has both."""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, 9))  # sends nothing
+            return str(probe.getsockname()[0])
     return None
 
 

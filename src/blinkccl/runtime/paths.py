@@ -44,8 +44,10 @@ def check_paths(hosts: Hosts, rank: int, own: str, timeout_s: float, exchange: C
         place = Place(platform.node(), own)
         if rank in firsts:
             try:
-                listener = undo.enter_context(socket.create_server((own, 0), backlog=len(firsts)))
-                place = msgspec.structs.replace(place, port=listener.getsockname()[1])
+                family, *_ = socket.getaddrinfo(own, 0, type=socket.SOCK_STREAM)[0]
+                listener = undo.enter_context(socket.create_server((own, 0), family=family, backlog=len(firsts)))
+                address, port, *_ = listener.getsockname()
+                place = msgspec.structs.replace(place, address=address, port=port)
             except OSError as error:
                 place = msgspec.structs.replace(place, problem=_reason(error.errno))
         places = [_PLACES.decode(word) for word in exchange(_ENCODER.encode(place))]
@@ -77,7 +79,8 @@ def _unreached(places: Mapping[int, Place], timeout_s: float) -> dict[int, str]:
     with ExitStack() as undo:
         selector = undo.enter_context(selectors.DefaultSelector())
         for rank, place in places.items():
-            connection = undo.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+            family = socket.AF_INET6 if ":" in place.address else socket.AF_INET
+            connection = undo.enter_context(socket.socket(family, socket.SOCK_STREAM))
             connection.setblocking(False)
             code = connection.connect_ex((place.address, place.port))
             if code not in (0, errno.EINPROGRESS):

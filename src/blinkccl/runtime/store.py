@@ -220,7 +220,7 @@ class TcpStore(Store):
             ) from error
 
     def __str__(self) -> str:
-        return f"tcp://{self._host}:{self.port}"
+        return f"tcp://[{self._host}]:{self.port}" if ":" in self._host else f"tcp://{self._host}:{self.port}"
 
     def set(self, key: str, value: bytes) -> None:
         self._request("S", check(key, value), value)
