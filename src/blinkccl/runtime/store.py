@@ -191,7 +191,6 @@ class TcpStore(Store):
         if rank == 0:
             self._server = self._serving(who)
             self.port = self._server.server_address[1]
-            threading.Thread(target=self._server.serve_forever, args=(0.2,), name="blink-store", daemon=True).start()
             return
         pauses = Pauses(deadline)
         while True:
@@ -208,8 +207,16 @@ class TcpStore(Store):
                     ) from error
 
     def _serving(self, who: str) -> _Server:
+        place = os.getpid(), self._host, self.port
+        if (server := _servers.get(place)) is not None:  # of a job of this process before
+            server.begin()
+            return server
         try:
-            return _Server(self._host, self.port, who)
+            server = _Server(self._host, self.port, who)
+            if self.port:
+                _servers[place] = server
+            threading.Thread(target=server.serve_forever, args=(0.2,), name="blink-store", daemon=True).start()
+            return server
         except OSError as error:
             with suppress(OSError, CommunicationError):
                 self._ask("I", b"?", b"", LOOK_S)  # if it is a rank 0, its job shall know of this one
@@ -232,6 +239,7 @@ class TcpStore(Store):
         """Serves no longer; may be called twice."""
         server, self._server = self._server, None
         if server is not None and self._process == os.getpid():
+            _servers.pop((self._process, self._host, self.port), None)
             server.shutdown()
             server.server_close()
 
@@ -335,19 +343,23 @@ class _Server(socketserver.ThreadingTCPServer):
 
     def __init__(self, host: str, port: int, who: str) -> None:
         self.secret = secrets.token_bytes(16)
-        #: What a caller has shown: that the ranks cannot be one job.
-        self.problem = ""
-        self.have_met = False
-        #: Who has asked for something, and what all are told since rank 0 has given up.
-        self.came: set[str] = set()
-        self.farewell: tuple[str, bytes] | None = None
         self._who = who
+        self.begin()
         self._values: dict[str, bytes] = {}
         self._lock = threading.Lock()
         self.address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         any_address = "::" if self.address_family == socket.AF_INET6 else "0.0.0.0"
         # Not the host's own address only: many hosts' files give their own name as 127.0.1.1.
         super().__init__((host if is_local(host) else any_address, port), _Handler)
+
+    def begin(self) -> None:
+        """The ranks of a job are yet to come."""
+        #: What a caller has shown: that the ranks cannot be one job.
+        self.problem = ""
+        self.have_met = False
+        #: Who has asked for something, and what all are told since rank 0 has given up.
+        self.came: set[str] = set()
+        self.farewell: tuple[str, bytes] | None = None
 
     def answer(self, operation: str, key: str, value: bytes) -> bytes | None:
         """Sets or peeks; CommunicationError beyond the limit of all values together."""
@@ -386,6 +398,10 @@ class _Server(socketserver.ThreadingTCPServer):
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Whoever sends what is no request is sent away, and nothing else happens."""
+
+
+#: What this process serves, by its number, host and port: a job that is begun anew finds it there.
+_servers: dict[tuple[int, str, int], _Server] = {}
 
 
 class _Handler(socketserver.StreamRequestHandler):

@@ -253,9 +253,28 @@ def test_strangers_do_not_take_all_threads(server: TcpStore, monkeypatch: pytest
         connection.close()
 
 
-def test_a_taken_port_is_an_error_that_names_it(server: TcpStore) -> None:
+def test_a_taken_port_is_an_error_that_names_it_and_tells_who_serves_there(server: TcpStore) -> None:
+    """A store at a port that it took freely is found by nobody who does not know it."""
     with pytest.raises(LaunchError, match=f"rank 0 cannot serve the store at 127.0.0.1:{server.port}"):
         TcpStore("127.0.0.1", server.port, rank=0, deadline=soon())
+    with pytest.raises(PlanMismatchError, match="rank 0 is claimed by process"):
+        server.check_callers()
+
+
+def test_a_process_may_serve_again_where_it_served() -> None:
+    """A program that catches the error of a first try, or has closed its communicator, begins anew."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    first = TcpStore("127.0.0.1", port, rank=0, deadline=soon())
+    first.give_up(CommunicationError("a rank did not come"), 1)
+    second = TcpStore("127.0.0.1", port, rank=0, deadline=soon())
+    client = TcpStore("127.0.0.1", port, rank=1, deadline=soon())
+    client.set("key", b"1")
+    assert second.peek("key") == b"1"
+    second.close()
+    third = TcpStore("127.0.0.1", port, rank=0, deadline=soon())
+    assert third.peek("key") is None
+    third.close()
 
 
 def test_a_server_may_come_late_and_end_early() -> None:
