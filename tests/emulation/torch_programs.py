@@ -795,6 +795,7 @@ def over_hosts(rank: int, size: int) -> None:
     before = stats().get("calls", 0)
     dist.all_reduce(torch.ones(3), group=own)
     assert stats()["calls"] > before, "the ranks of one host share memory"
+    _part_over_hosts(rank, size)
     for part in (_moved_over_hosts, unequal_blocks, in_order, coalescing, objects, background):
         part(rank, size)
     before = stats()
@@ -808,6 +809,26 @@ def over_hosts(rank: int, size: int) -> None:
     counted = {name: number - before.get(name, 0) for name, number in stats().items()}
     assert counted["spanning_allreduce"] > 0
     assert counted.get("spanning_sends", 0) + counted.get("spanning_receives", 0) == (rank in (0, size - 1))
+
+
+def _part_over_hosts(rank: int, size: int) -> None:
+    """A group with one rank of the first host and all others of the second, in the midst of calls of all."""
+    members = [0, *range(2, size)]
+    part = dist.new_group(members, timeout=TIMEOUT)
+    given = [np.random.default_rng(peer).integers(-8, 9, 40_001) for peer in range(size)]
+    waiting = []
+    for turn in range(3):
+        for group, of in ((part, members), (None, range(size))):
+            if rank in of:
+                tensor = torch.from_numpy(given[rank] + turn)
+                waiting.append((dist.all_reduce(tensor, group=group, async_op=True), tensor, of, turn))
+    for work, tensor, of, turn in waiting:
+        work.wait()
+        assert np.array_equal(tensor.numpy(), sum(given[peer] + turn for peer in of))
+    if rank in members:
+        blocks = torch.zeros(len(members), 40_001, dtype=torch.int64)
+        dist.all_gather_into_tensor(blocks, torch.from_numpy(given[rank]), group=part)
+        assert np.array_equal(blocks.numpy(), np.stack([given[peer] for peer in members]))
 
 
 #: The hosts of so many ranks: one rank on each, in turns, and of different sizes.
