@@ -1,8 +1,9 @@
 """Whether the stores and loads of generated code take the paths that a program promises its rate on.
 
-Generated code knows queues by their ends and their home: the sender's threads store into the receiver's memory or into
-a processor's, over whatever way the hardware has, and from there the receiver's load. A program whose queues lie on
-other paths would run, but not at its rate.
+Generated code knows queues by their ends and their home, the memory in which messages lie. Into the receiver's the
+sender's threads store (the queue is pushed), from the sender's the receiver's threads load (it is pulled), and into a
+processor's the one side stores what the other loads (it is staged); over whatever way the hardware has. A program whose
+queues lie on other paths would run, but not at its rate.
 """
 
 from __future__ import annotations

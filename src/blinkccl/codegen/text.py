@@ -6,7 +6,7 @@ connections and fractions as constants. How messages are moved is in the headers
 line per role. The same program gives the same bytes.
 
 Three kernels come out of each program, one per protocol: ``blink_<name>_simple``, ``…_ll`` and ``…_ll128``; and, where
-the text is compiled for copy engines (:mod:`blinkccl.codegen.copies_compiler`), ``blink_<name>_copies``, which a
+the text is compiled for copy engines (:mod:`blinkccl.codegen.host_compiler`), ``blink_<name>_copies``, which a
 process calls to put the same schedule into streams. A file has one kernel more that reduces for these, ``blink_fold``.
 Comments say what each kernel was made from and what each function does; GPUs are named by vertex id, shares and slices
 by their place in the collective.
