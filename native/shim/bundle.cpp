@@ -17,7 +17,7 @@
 namespace blink::shim {
 namespace {
 
-constexpr int kVersion = 1;
+constexpr int kVersion = 2;
 constexpr std::size_t kMostFileBytes = 64 << 20;
 constexpr std::uint64_t kMostRanks = 4096, kMostParts = 1024, kMostSlots = 1 << 16;
 constexpr std::uint64_t kMostChannels = 1 << 16, kMostBytes = std::uint64_t{1} << 40, kMostItems = 1 << 20;
@@ -326,46 +326,59 @@ class Reader {
     choice.most = line.named("most", choice.least, kAnySize);
     line.key("program");
     const std::string program = line.word("a program or -1");
-    if (program != "-1") {
-      if (bundle_.programs.empty()) expected("a program before the choice of it", program);
-      choice.program = static_cast<int>(number_in(program, "a program", 0, bundle_.programs.size() - 1));
-    }
+    if (program != "-1") choice.program = program_id(program);
     line.key("protocol");
     const std::string protocol = line.word("a protocol");
     const std::uint64_t chunk_bytes = line.named("chunk", 0, kMostBytes);
     choice.search = line.named("search", 0, 1) == 1;
+    if (line.comes("other")) other(line, &choice);
     line.key("why");
     choice.why = line.rest("the reason");
     if (choice.program < 0) {
       if (protocol != "-") expected("protocol -, as nothing of ours runs", protocol);
       if (choice.search) expected("search 0, as nothing of ours runs", "1");
+      if (choice.other.program >= 0) expected("no other program, as nothing of ours runs", "one");
     } else {
-      choose(&choice, protocol, chunk_bytes);
+      choose(choice, &choice, protocol, chunk_bytes);
     }
     bundle_.choices.push_back(choice);
   }
 
+  int program_id(const std::string& text) const {
+    if (bundle_.programs.empty()) expected("a program before the choice of it", text);
+    return static_cast<int>(number_in(text, "a program", 0, bundle_.programs.size() - 1));
+  }
+
+  void other(Line& line, Bundle::Choice* choice) const {
+    line.key("other");
+    choice->other.program = program_id(line.word("a program"));
+    line.key("protocol");
+    const std::string protocol = line.word("a protocol");
+    choose(*choice, &choice->other, protocol, line.named("chunk", 0, kMostBytes));
+  }
+
   // A program for a choice must do what is asked for, and have room for the chunk.
-  void choose(Bundle::Choice* choice, const std::string& protocol, std::uint64_t chunk_bytes) const {
-    const Bundle::Program& program = bundle_.programs[static_cast<std::size_t>(choice->program)];
-    if (program.collective != choice->collective || program.root != choice->root) {
+  void choose(const Bundle::Choice& choice, Bundle::Way* way, const std::string& protocol,
+              std::uint64_t chunk_bytes) const {
+    const Bundle::Program& program = bundle_.programs[static_cast<std::size_t>(way->program)];
+    if (program.collective != choice.collective || program.root != choice.root) {
       const auto text = [](Collective collective, int root) {
         return std::string(name_of(collective)) + " with root " + std::to_string(root);
       };
-      expected("a program for " + text(choice->collective, choice->root), text(program.collective, program.root));
+      expected("a program for " + text(choice.collective, choice.root), text(program.collective, program.root));
     }
     const auto found = std::find(Bundle::kProtocols.begin(), Bundle::kProtocols.end(), protocol);
     if (found == Bundle::kProtocols.end()) expected("simple, ll or ll128, or copies", protocol);
-    choice->protocol = static_cast<Bundle::Protocol>(found - Bundle::kProtocols.begin());
-    if (program.kernel[choice->protocol].empty()) {
-      expected("a protocol that program " + std::to_string(choice->program) + " has a kernel for", protocol);
+    way->protocol = static_cast<Bundle::Protocol>(found - Bundle::kProtocols.begin());
+    if (program.kernel[way->protocol].empty()) {
+      expected("a protocol that program " + std::to_string(way->program) + " has a kernel for", protocol);
     }
     // Copy engines do not serve graphs: the kernel does.
-    if (choice->protocol == Bundle::kCopies && program.kernel[Bundle::kSimple].empty()) {
+    if (way->protocol == Bundle::kCopies && program.kernel[Bundle::kSimple].empty()) {
       expected("a program that also has a kernel for simple", protocol);
     }
-    const std::uint64_t most = bundle_.capacity(choice->protocol);
-    choice->chunk_bytes = chunk_bytes;
+    const std::uint64_t most = bundle_.capacity(way->protocol);
+    way->chunk_bytes = chunk_bytes;
     if (chunk_bytes == 0 || chunk_bytes % kGroup != 0 || chunk_bytes > most) {
       expected("a chunk of a multiple of 16 bytes up to the " + std::to_string(most) + " of a message",
                std::to_string(chunk_bytes));

@@ -45,14 +45,17 @@ struct Bundle {
   // BLINK_PROTOCOL=simple|ll|ll128|copies, read by the planner, makes it choose one wherever it can.
   enum Protocol { kSimple = 0, kLL = 1, kLL128 = 2, kCopies = 3 };
   static constexpr std::array<const char*, 4> kProtocols = {"simple", "ll", "ll128", "copies"};
-  struct Choice {
+  struct Way {
+    int program = -1;  // −1: NCCL's; for `other`: there is none
+    Protocol protocol = kSimple;
+    std::uint64_t chunk_bytes = 0;
+  };
+  struct Choice : Way {
     Collective collective = Collective::kAllReduce;
     int root = -1;  // −1: any
     std::uint64_t least = 0, most = 0;  // bytes of S
-    int program = -1;                   // −1: NCCL's
-    Protocol protocol = kSimple;
-    std::uint64_t chunk_bytes = 0;
     bool search = false;
+    Way other;  // is tried in the first calls, and kept where it is faster
     std::string why;
   };
 

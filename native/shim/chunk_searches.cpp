@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <iomanip>
+#include <sstream>
 #include <string>
 #include <type_traits>
 
@@ -57,25 +59,33 @@ constexpr std::uint64_t kLeastChunk = 16 << 10;
 
 std::uint64_t whole_groups(std::uint64_t bytes) { return std::max<std::uint64_t>(bytes / 16 * 16, 16); }
 
-void trace(int choice, const char* what, std::uint64_t chunk_bytes, std::uint64_t call) {
+void trace(int choice, const char* what, const Bundle::Way& way, std::uint64_t call) {
   if (log_level() < Level::kTrace) return;
-  log(Level::kTrace, "row " + std::to_string(choice) + " of the plan " + what + " " + std::to_string(chunk_bytes) +
-                         " B from call " + std::to_string(call) + " on");
+  log(Level::kTrace, "row " + std::to_string(choice) + " of the plan " + what + " chunks of " +
+                         std::to_string(way.chunk_bytes) + " B from call " + std::to_string(call) + " on, by program " +
+                         std::to_string(way.program));
+}
+
+// What is agreed on is a chunk, a multiple of 16 bytes, and in its lowest bits whether the row's other program runs it,
+// and whether this is for good: then nobody times calls any more.
+constexpr std::uint64_t kOther = 1, kSettled = 2, kFlags = 15;
+
+std::string rate_text(double gb_per_s) {
+  std::ostringstream text;
+  text << std::setprecision(3) << gb_per_s << " GB/s";
+  return text.str();
 }
 
 }  // namespace
 
 ChunkSearches::ChunkSearches(const Driver& driver, const Bundle& bundle, SharedPage* page, bool decides)
     : driver_(driver), bundle_(bundle), page_(page), decides_(decides), searches_(bundle.choices.size()) {
+  int slots = 0;
   for (std::size_t i = 0; i < searches_.size(); ++i) {
-    Miad& miad = searches_[i].miad;
-    const std::uint64_t capacity = bundle.capacity(bundle.choices[i].protocol);
-    miad.first_bytes = whole_groups(std::min(bundle.choices[i].chunk_bytes, capacity));
-    miad.most_bytes = std::max(miad.first_bytes, whole_groups(capacity));
-    miad.least_bytes = std::min(miad.first_bytes, kLeastChunk);
-    miad.step_bytes = whole_groups(miad.most_bytes / 16);
-    miad.tolerance = kNoise;
-    miad.start();
+    const Bundle::Choice& row = bundle.choices[i];
+    searches_[i].compares = row.other.program >= 0;
+    if ((row.search || searches_[i].compares) && slots < kSearches) searches_[i].slot = slots++;
+    begin_miad(row, &searches_[i].miad);
   }
 }
 
@@ -86,68 +96,109 @@ ChunkSearches::~ChunkSearches() {
   }
 }
 
+void ChunkSearches::begin_miad(const Bundle::Way& way, Miad* miad) const {
+  const std::uint64_t capacity = bundle_.capacity(way.protocol);
+  *miad = {};
+  miad->first_bytes = whole_groups(std::min(way.chunk_bytes, capacity));
+  miad->most_bytes = std::max(miad->first_bytes, whole_groups(capacity));
+  miad->least_bytes = std::min(miad->first_bytes, kLeastChunk);
+  miad->step_bytes = whole_groups(miad->most_bytes / 16);
+  miad->tolerance = kNoise;
+  miad->start();
+}
+
 bool ChunkSearches::next(int choice, bool captured, Use* use) {
   const Bundle::Choice& row = bundle_.choices[static_cast<std::size_t>(choice)];
   Search& search = searches_[static_cast<std::size_t>(choice)];
   const std::uint64_t call = search.calls++;
   *use = Use{};
-  use->chunk_bytes = row.chunk_bytes;
-  if (!row.search || choice >= kSearches) return true;
+  use->way = row;
+  if (search.slot < 0) return true;
   // A capture must not ask the driver about events; its calls count all the same.
-  if (decides_ && !captured) {
-    measure(choice, &search);
-    decide(choice, &search);
+  if (!captured) {
+    measure(&search);
+    if (decides_) decide(choice, &search);
   }
-  if (!page_->chunk_for(choice, call, search.miad.first_bytes, &use->chunk_bytes)) return false;
-  if (use->chunk_bytes != search.used) {
-    search.used = use->chunk_bytes;
-    trace(choice, "uses chunks of", search.used, call);
-  }
-  const bool timed = decides_ && !captured && !search.miad.steady() && search.decided && call >= search.in_force &&
-                     !search.timing.pending;
-  if (timed) {
-    Timing& timing = search.timing;
-    const bool made = (timing.before != nullptr || driver_.event_create(&timing.before, 0) == kCudaSuccess) &&
-                      (timing.after != nullptr || driver_.event_create(&timing.after, 0) == kCudaSuccess);
-    if (made) {
-      use->before = timing.before;
-      use->after = timing.after;
-    }
+  Agreement::Reading agreed;
+  if (!page_->value_for(search.slot, call, row.chunk_bytes, &agreed)) return false;
+  if ((agreed.value & kOther) != 0) use->way = row.other;
+  use->way.chunk_bytes = agreed.value & ~kFlags;
+  if (call == 0 || agreed.number != search.number) trace(choice, "uses", use->way, call);
+  if (agreed.number != search.number) search.tries = 0;
+  search.number = agreed.number;
+  Timing& timing = search.timing;
+  if (captured || (agreed.value & kSettled) != 0 || search.tries == kTries || timing.pending) return true;
+  const bool made = (timing.before != nullptr || driver_.event_create(&timing.before, 0) == kCudaSuccess) &&
+                    (timing.after != nullptr || driver_.event_create(&timing.after, 0) == kCudaSuccess);
+  if (made) {
+    use->before = timing.before;
+    use->after = timing.after;
   }
   return true;
 }
 
 void ChunkSearches::launched(int choice, const Use& use, std::uint64_t bytes) {
   if (use.after == nullptr) return;
-  Timing& timing = searches_[static_cast<std::size_t>(choice)].timing;
-  timing.pending = true;
-  timing.bytes = bytes;
+  Search& search = searches_[static_cast<std::size_t>(choice)];
+  search.timing.pending = true;
+  search.timing.bytes = bytes;
+  search.timing.number = search.number;
 }
 
 // Takes in the timed call if it has ended; never waits for it.
-void ChunkSearches::measure(int, Search* search) {
+void ChunkSearches::measure(Search* search) {
   Timing& timing = search->timing;
   if (!timing.pending || driver_.event_query(timing.after) == kCudaNotReady) return;
   timing.pending = false;
   float ms = 0;
   if (driver_.event_elapsed(&ms, timing.before, timing.after) != kCudaSuccess || !(ms > 0)) return;
+  if (timing.number != search->number) return;  // it was under an earlier decision
   search->gb_per_s[static_cast<std::size_t>(search->tries++)] = static_cast<double>(timing.bytes) / (ms * 1e6);
   if (search->tries < kTries) return;
-  search->tries = 0;
   std::sort(search->gb_per_s.begin(), search->gb_per_s.end());
-  const std::uint64_t tried = search->miad.chunk_bytes;
-  search->miad.observe(search->gb_per_s[kTries / 2]);
-  search->miad.chunk_bytes = whole_groups(search->miad.chunk_bytes);
-  search->decided = search->miad.chunk_bytes == tried;
+  page_->say(search->slot, search->number, static_cast<float>(search->gb_per_s[kTries / 2]));
 }
 
 void ChunkSearches::decide(int choice, Search* search) {
-  if (search->decided) return;
-  const std::uint64_t from = page_->decide(choice, search->miad.chunk_bytes);
+  if (search->settled) return;
+  if (search->next == 0) {
+    const float slowest = page_->least_said(search->slot, search->decisions);
+    if (!(slowest > 0)) return;  // not all ranks have said it yet
+    search->next = next_value(choice, search, static_cast<double>(slowest));
+  }
+  const std::uint64_t from = page_->decide(search->slot, search->next);
   if (from == 0) return;  // somebody was just passing; the next call tries again
-  search->in_force = from;
-  search->decided = true;
-  trace(choice, "will use chunks of", search->miad.chunk_bytes, from);
+  const Bundle::Choice& row = bundle_.choices[static_cast<std::size_t>(choice)];
+  Bundle::Way way = search->other ? row.other : row;
+  way.chunk_bytes = search->next & ~kFlags;
+  trace(choice, "will use", way, from);
+  search->settled = (search->next & kSettled) != 0;
+  search->next = 0;
+  search->decisions += 1;
+}
+
+std::uint64_t ChunkSearches::next_value(int choice, Search* search, double gb_per_s) const {
+  const Bundle::Choice& row = bundle_.choices[static_cast<std::size_t>(choice)];
+  if (search->compares && !search->other) {
+    search->own_gb_per_s = gb_per_s;
+    search->other = true;
+    return row.other.chunk_bytes | kOther;
+  }
+  if (search->compares) {
+    const double own = search->own_gb_per_s;
+    search->compares = false;
+    search->other = gb_per_s > own * (1 + kNoise);
+    info("row " + std::to_string(choice) + " of the plan: program " + std::to_string(row.program) + " reached " +
+         rate_text(own) + ", program " + std::to_string(row.other.program) + " " + rate_text(gb_per_s) +
+         " in the first calls; program " + std::to_string(search->other ? row.other.program : row.program) + " is kept");
+    if (!search->other) gb_per_s = own;
+    begin_miad(search->other ? row.other : row, &search->miad);
+  }
+  const std::uint64_t other = search->other ? kOther : 0;
+  if (!row.search) return search->miad.chunk_bytes | other | kSettled;
+  search->miad.observe(gb_per_s);
+  search->miad.chunk_bytes = whole_groups(search->miad.chunk_bytes);
+  return search->miad.chunk_bytes | other | (search->miad.steady() ? kSettled : 0);
 }
 
 }  // namespace blink::shim

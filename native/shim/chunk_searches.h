@@ -1,5 +1,7 @@
-// The search for chunk sizes across calls. Rank 0 times calls, asks MIAD, and writes into the shared page from which call
-// on the next size is in force; every rank looks it up by the number of its call.
+// What the first calls of a size find out: which of two programs is faster, where a row of the plan has two, and then a
+// chunk size. All ranks time calls and say on the shared page what these reached; rank 0 takes the slowest rank's word,
+// compares, asks MIAD, and writes there from which call on what it wants next is in force; every rank looks it up by the
+// number of its call.
 #pragma once
 
 #include <array>
@@ -38,7 +40,7 @@ class ChunkSearches {
   ChunkSearches& operator=(const ChunkSearches&) = delete;
 
   struct Use {
-    std::uint64_t chunk_bytes = 0;
+    Bundle::Way way;
     CUevent before = nullptr, after = nullptr;  // to be recorded around the launch; null: it is not timed
   };
   // The next call of this choice. False: rank 0 died in the middle of a decision. In a captured call nothing is timed.
@@ -47,27 +49,37 @@ class ChunkSearches {
   void launched(int choice, const Use& use, std::uint64_t bytes);
 
  private:
-  // One try counts with the median of so many calls: each of them also waits for whichever rank comes last.
+  // What is tried counts with the median of so many calls of a rank: each also waits for whichever rank comes last. That
+  // holds up either program alike, so where ranks come far apart a small gain is not seen, and the other is not kept.
   static constexpr int kTries = 3;
 
   struct Timing {
     CUevent before = nullptr, after = nullptr;
     bool pending = false;
-    std::uint64_t bytes = 0;
+    std::uint64_t bytes = 0, number = 0;
   };
   struct Search {
+    int slot = -1;  // on the page; −1: nothing is searched for
     std::uint64_t calls = 0;
-    std::uint64_t in_force = 0;  // the call from which the chunk that is being tried is used
-    bool decided = true;         // it has been said on the page
-    std::uint64_t used = 0;      // the chunk of the last call
-    Miad miad;
+    std::uint64_t number = 0;  // of the decision that the last call was under
     Timing timing;
     std::array<double, kTries> gb_per_s{};
     int tries = 0;
+    // Rank 0's.
+    std::uint64_t decisions = 0;  // so many are on the page
+    std::uint64_t next = 0;       // what is to be said there; 0: nothing
+    bool settled = false;
+    bool compares = false;  // two programs are being compared still
+    bool other = false;     // of which this is the other one
+    double own_gb_per_s = 0;
+    Miad miad;
   };
 
-  void measure(int choice, Search* search);
+  void measure(Search* search);
   void decide(int choice, Search* search);
+  // What is to be in force after what is reached so much.
+  std::uint64_t next_value(int choice, Search* search, double gb_per_s) const;
+  void begin_miad(const Bundle::Way& way, Miad* miad) const;
 
   const Driver& driver_;
   const Bundle& bundle_;

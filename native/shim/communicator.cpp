@@ -88,7 +88,7 @@ ncclResult_t Communicator::enqueue(const Operation& operation) {
     give_up("rank 0 stopped in the middle of choosing a chunk size");
     return ncclRemoteError;
   }
-  if (result == kCudaSuccess) result = launch(operation, choice, use, capture);
+  if (result == kCudaSuccess) result = launch(operation, use, capture);
   if (result == kCudaSuccess) {
     searches_->launched(choice, use, bytes);
     return ncclSuccess;
@@ -175,19 +175,18 @@ int Communicator::decide(const Operation& operation, std::uint64_t bytes, std::s
   return row == nullptr || row->program < 0 ? -1 : static_cast<int>(row - bundle.choices.data());
 }
 
-CUresult Communicator::launch(const Operation& operation, int choice, const ChunkSearches::Use& use,
-                const Engine::Capture& capture) {
-  const Bundle::Choice& row = resources_->bundle.choices[static_cast<std::size_t>(choice)];
+CUresult Communicator::launch(const Operation& operation, const ChunkSearches::Use& use,
+                              const Engine::Capture& capture) {
   Call call = call_of(operation);
-  call.chunk_bytes = use.chunk_bytes;
+  call.chunk_bytes = use.way.chunk_bytes;
   call.timeout_ns = static_cast<Word>(timeout_s_ * 1e9);
-  Bundle::Protocol protocol = row.protocol;
+  Bundle::Protocol protocol = use.way.protocol;
   if (capture.any() && protocol == Bundle::kCopies) {
     // Copy engines do not serve graphs. All ranks capture a call, or none does.
     protocol = Bundle::kSimple;
     call.chunk_bytes = std::min<Word>(call.chunk_bytes, resources_->bundle.slot_bytes);
   }
-  return resources_->engine->launch(row.program, protocol, call, operation.stream, capture, use.before, use.after);
+  return resources_->engine->launch(use.way.program, protocol, call, operation.stream, capture, use.before, use.after);
 }
 
 // What the kernels have said, once; peers are told at once.

@@ -63,7 +63,7 @@ class Communicator {
   void prepare(double grace_s);
   // The row of the plan by which this call is ours, or −1: NCCL's; and why.
   int decide(const Operation& operation, std::uint64_t bytes, std::string* why = nullptr) const;
-  CUresult launch(const Operation& operation, int choice, const ChunkSearches::Use& use, const Engine::Capture& capture);
+  CUresult launch(const Operation& operation, const ChunkSearches::Use& use, const Engine::Capture& capture);
   ncclResult_t trouble();
   std::string connection_text(std::uint32_t index) const;
   void share_page(std::shared_ptr<SharedPage> page);

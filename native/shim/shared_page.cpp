@@ -15,7 +15,7 @@
 namespace blink::shim {
 namespace {
 
-constexpr std::uint64_t kMagic = 0x3244524f424b4c42ull;  // "BLKBORD2"
+constexpr std::uint64_t kMagic = 0x3344524f424b4c42ull;  // "BLKBORD3"
 constexpr int kMostRanks = 4096;
 // The first part is what GPUs are shown: whole pages, on machines with large ones too.
 constexpr std::size_t kShownBytes = 64 << 10, kLine = 64;
@@ -33,13 +33,13 @@ static_assert(sizeof(Header) <= kShownBytes, "GPUs are shown the abort word");
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free, "processes share them");
 static_assert(sizeof(std::atomic<std::uint32_t>) == sizeof(std::uint32_t), "kernels read the abort word");
 
-// Header · shown to here · Flags × ranks · (shared part, reached × ranks) × searches
+// Header · shown to here · Flags × ranks · (shared part, reached × ranks, measured × ranks) × searches
 struct Layout {
   explicit Layout(int nranks)
       : ranks(static_cast<std::size_t>(nranks)),
         flags(kShownBytes),
         searches(flags + ranks * kLine),
-        stride(sizeof(Agreement::Shared) + ranks * sizeof(Agreement::Line)),
+        stride(sizeof(Agreement::Shared) + 2 * ranks * sizeof(Agreement::Line)),
         bytes((searches + kSearches * stride + kShownBytes - 1) / kShownBytes * kShownBytes) {}
   std::size_t ranks, flags, searches, stride, bytes;
 };
@@ -120,12 +120,20 @@ Agreement SharedPage::agreement(int slot) const {
           nranks_};
 }
 
-bool SharedPage::chunk_for(int slot, std::uint64_t call, std::uint64_t initial, std::uint64_t* chunk_bytes) {
-  return is_search(slot) && agreement(slot).chunk_for(rank_, call, initial, chunk_bytes);
+bool SharedPage::value_for(int slot, std::uint64_t call, std::uint64_t initial, Agreement::Reading* reading) {
+  return is_search(slot) && agreement(slot).value_for(rank_, call, initial, reading);
 }
 
-std::uint64_t SharedPage::decide(int slot, std::uint64_t chunk_bytes) {
-  return rank_ == 0 && is_search(slot) ? agreement(slot).decide(chunk_bytes) : 0;
+std::uint64_t SharedPage::decide(int slot, std::uint64_t value) {
+  return rank_ == 0 && is_search(slot) ? agreement(slot).decide(value) : 0;
+}
+
+void SharedPage::say(int slot, std::uint64_t number, float measured) {
+  if (is_search(slot)) agreement(slot).say(rank_, number, measured);
+}
+
+float SharedPage::least_said(int slot, std::uint64_t number) const {
+  return is_search(slot) ? agreement(slot).least_said(number) : 0;
 }
 
 int SharedPage::create(int nranks, std::uint64_t staging, std::string* why) {
@@ -175,7 +183,7 @@ std::unique_ptr<SharedPage> SharedPage::map(int descriptor, int nranks, int rank
   return nullptr;
 }
 
-bool Agreement::chunk_for(int rank, std::uint64_t call, std::uint64_t initial, std::uint64_t* chunk_bytes) {
+bool Agreement::value_for(int rank, std::uint64_t call, std::uint64_t initial, Reading* reading) {
   Line& mine = reached_[rank];
   if (mine.value.load(std::memory_order_relaxed) < call + 1) mine.value.store(call + 1);
   const auto is_open = [this, call] {
@@ -190,17 +198,17 @@ bool Agreement::chunk_for(int rank, std::uint64_t call, std::uint64_t initial, s
     }
   }
   const std::uint64_t decided = shared_.decided.value.load();
-  *chunk_bytes = initial;
+  *reading = {initial, 0};
   for (std::uint64_t i = decided; i > 0 && i + kHistory > decided; --i) {
     const Decision& decision = shared_.decisions[(i - 1) % kHistory];
     if (decision.from.load(std::memory_order_relaxed) > call) continue;
-    *chunk_bytes = decision.chunk_bytes.load(std::memory_order_relaxed);
+    *reading = {decision.value.load(std::memory_order_relaxed), i};
     break;
   }
   return true;
 }
 
-std::uint64_t Agreement::decide(std::uint64_t chunk_bytes, void (*pause)()) {
+std::uint64_t Agreement::decide(std::uint64_t value, void (*pause)()) {
   const auto between = [pause] {
     if (pause != nullptr) pause();
   };
@@ -214,7 +222,7 @@ std::uint64_t Agreement::decide(std::uint64_t chunk_bytes, void (*pause)()) {
     return 0;
   }
   between();
-  commit(from, chunk_bytes);
+  commit(from, value);
   return from;
 }
 
@@ -239,13 +247,34 @@ bool Agreement::passed(std::uint64_t from) const {
   return std::any_of(reached_, reached_ + nranks_, is_there);
 }
 
-void Agreement::commit(std::uint64_t from, std::uint64_t chunk_bytes) {
+void Agreement::commit(std::uint64_t from, std::uint64_t value) {
   const std::uint64_t decided = shared_.decided.value.load(std::memory_order_relaxed);
   Decision& decision = shared_.decisions[decided % kHistory];
   decision.from.store(from, std::memory_order_relaxed);
-  decision.chunk_bytes.store(chunk_bytes, std::memory_order_relaxed);
+  decision.value.store(value, std::memory_order_relaxed);
   shared_.decided.value.store(decided + 1);
   shared_.proposed.value.store(0);
+}
+
+// Both are one word, so that nobody sees one without the other.
+void Agreement::say(int rank, std::uint64_t number, float measured) {
+  std::uint32_t bits = 0;
+  static_assert(sizeof bits == sizeof measured, "a float is half of a word");
+  std::memcpy(&bits, &measured, sizeof bits);
+  measured_[rank].value.store((number + 1) << 32 | bits);
+}
+
+float Agreement::least_said(std::uint64_t number) const {
+  float least = 0;
+  for (int rank = 0; rank < nranks_; ++rank) {
+    const std::uint64_t said = measured_[rank].value.load();
+    if (said >> 32 != number + 1) return 0;
+    const auto bits = static_cast<std::uint32_t>(said);
+    float measured = 0;
+    std::memcpy(&measured, &bits, sizeof bits);
+    least = rank == 0 ? measured : std::min(least, measured);
+  }
+  return least;
 }
 
 }  // namespace blink::shim

@@ -14,7 +14,7 @@ using namespace blink::shim;
 
 // Two ranks, one connection each way. In a segment: ring 4 × 512, lines 4 × 256, counters of two parts.
 const std::string kGood =
-    "blink-bundle 1\n"
+    "blink-bundle 2\n"
     "plan 0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef\n"                                    // 2
     "ranks 2\n"                                                                                                  // 3
     "geometry parts 2 slots 2 slot_bytes 512 line_bytes 256 threads 64\n"                                        // 4
@@ -122,6 +122,35 @@ void memories_are_read(const Written& written) {
   refused("head 3328", "head 3072", "do not overlap");
 }
 
+void other_programs_are_read(const Written& written) {
+  const std::string last = "ll128 run_b_ll128\n", two = "program 2 collective allreduce root -1 channels 4 image 0 ";
+  std::string text = replaced(kGood, last, last + two + "simple run_c ll run_c_ll ll128 -\n");
+  text = replaced(text, "search 1 why", "search 1 other 2 protocol ll chunk 112 why");
+  Bundle bundle;
+  std::string why;
+  if (!expect(written.read(text, &bundle, &why), "a choice of two programs is read: %s", why.c_str())) return;
+  const auto &row = bundle.choices.at(1), &alone = bundle.choices.at(0);
+  expect(row.program == 0 && row.protocol == Bundle::kSimple && row.chunk_bytes == 512 && row.search, "the first");
+  expect(row.other.program == 2 && row.other.protocol == Bundle::kLL && row.other.chunk_bytes == 112, "the other");
+  expect(row.why == "2 trees, 50 GB/s against 33" && alone.other.program < 0, "the rest as before");
+  const auto refused = [&](const char* from, const char* to, const char* said) {
+    why.clear();
+    const bool is_read = written.read(replaced(text, from, to), &bundle, &why);
+    expect(!is_read && why.find(said) != std::string::npos, "expected '%s', got '%s'", said, why.c_str());
+  };
+  refused("other 2", "other 3", "a program of 0 to 2, got '3'");
+  refused("other 2", "other -1", "a program of 0 to 2, got '-1'");
+  refused("other 2", "other 1", "a program for allreduce with root -1, got 'broadcast with root 1'");
+  refused("protocol ll chunk 112", "protocol ll128 chunk 112", "that program 2 has a kernel for, got 'll128'");
+  refused("protocol ll chunk 112", "protocol ll chunk 144", "up to the 128 of a message, got '144'");
+  refused("protocol ll chunk 112", "protocol ll chunk 111", "a multiple of 16");
+  refused("chunk 112 why", "why", "'chunk', got 'why'");
+  refused("why NCCL wins", "other 2 protocol ll chunk 112 why NCCL wins", "a program for reduce");
+  const char* const theirs = "reduce root any least 0 most 1000 program -1";
+  text = replaced(text, theirs, "allreduce root any least 0 most 1000 program -1");
+  refused("why NCCL wins", "other 2 protocol ll chunk 112 why NCCL wins", "no other program, as nothing of ours runs");
+}
+
 struct Wrong {
   const char *from, *to;  // in the good one
   int line;
@@ -129,8 +158,8 @@ struct Wrong {
 };
 
 const Wrong kWrong[] = {
-    {"blink-bundle 1", "blink-bundle 2", 1, "'blink-bundle 1', got 'blink-bundle 2'"},
-    {"blink-bundle 1\n", "", 1, "got 'plan 0123"},
+    {"blink-bundle 2", "blink-bundle 1", 1, "'blink-bundle 2', got 'blink-bundle 1'"},
+    {"blink-bundle 2\n", "", 1, "got 'plan 0123"},
     {"plan 0123", "plan 012x", 2, "64 hexadecimal"},
     {"plan 0123456789abcdef", "plan ", 2, "64 hexadecimal"},
     {"\nplan", "\nplans", 2, "'plan', got 'plans'"},
@@ -292,6 +321,7 @@ int main() {
   const Written written;
   good_is_read(written);
   memories_are_read(written);
+  other_programs_are_read(written);
   wrong_is_refused(written);
   missing_is_refused();
   lines_are_not_needed(written);

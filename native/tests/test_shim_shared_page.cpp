@@ -30,6 +30,15 @@ using namespace blink::shim;
 constexpr std::uint64_t kInitial = 7;
 using Decisions = std::vector<std::pair<std::uint64_t, std::uint64_t>>;  // from which call on, which chunk
 
+// What is in force for a rank of an agreement, or in a search of a page. False: nothing is.
+template <class Asked>
+bool look_up(Asked&& asked, int which, std::uint64_t call, std::uint64_t* chunk) {
+  Agreement::Reading reading;
+  if (!asked.value_for(which, call, kInitial, &reading)) return false;
+  *chunk = reading.value;
+  return true;
+}
+
 // What call `call` must use.
 std::uint64_t expected_chunk(const Decisions& decisions, std::uint64_t call) {
   std::uint64_t chunk = kInitial;
@@ -53,9 +62,9 @@ void dawdle(std::mt19937* random) {
 
 // The ranks' memory, all in one process, so that the thread sanitizer sees it.
 struct Memory {
-  explicit Memory(int nranks) : reached(new Agreement::Line[static_cast<std::size_t>(nranks)]()), ranks(nranks) {
+  explicit Memory(int nranks) : reached(new Agreement::Line[2 * static_cast<std::size_t>(nranks)]()), ranks(nranks) {
     shared.proposed.value = shared.decided.value = 0;
-    for (auto& decision : shared.decisions) decision.from = decision.chunk_bytes = 0;
+    for (auto& decision : shared.decisions) decision.from = decision.value = 0;
   }
   Agreement agreement() { return {&shared, reached.get(), ranks}; }
   Agreement::Shared shared;
@@ -141,11 +150,11 @@ Told run_slowly(unsigned seed, Fault fault, std::uint64_t calls) {
       copy.shared.decided.value = memory.shared.decided.value.load();
       for (std::size_t i = 0; i < kHistory; ++i) {
         copy.shared.decisions[i].from = memory.shared.decisions[i].from.load();
-        copy.shared.decisions[i].chunk_bytes = memory.shared.decisions[i].chunk_bytes.load();
+        copy.shared.decisions[i].value = memory.shared.decisions[i].value.load();
       }
-      return copy.agreement().chunk_for(rank, call, kInitial, chunk);
+      return look_up(copy.agreement(), rank, call, chunk);
     }
-    return mine.chunk_for(rank, call, kInitial, chunk);
+    return look_up(mine, rank, call, chunk);
   };
   const auto decide = [&](std::uint64_t chunk, std::mt19937*) -> std::uint64_t {
     if (fault != Fault::kNoSecondLook) return agreement.decide(chunk, pause_at_random);
@@ -188,12 +197,12 @@ void laggards_are_waited_for() {
   Memory memory(2);
   Agreement agreement = memory.agreement();
   std::uint64_t chunk = 0;
-  expect(agreement.chunk_for(1, 0, kInitial, &chunk) && chunk == kInitial, "before any decision");
+  expect(look_up(agreement, 1, 0, &chunk) && chunk == kInitial, "before any decision");
   Decisions decisions;
   std::uint64_t call = 0;
   const auto rank0_calls = [&](std::uint64_t upto) {
     for (; call <= upto; ++call) {
-      const bool good = agreement.chunk_for(0, call, kInitial, &chunk);
+      const bool good = look_up(agreement, 0, call, &chunk);
       expect(good && chunk == expected_chunk(decisions, call), "rank 0 goes on");
     }
   };
@@ -209,7 +218,7 @@ void laggards_are_waited_for() {
   // Rank 1 comes to the call for which the second decision is used: then the first may go.
   const std::uint64_t last = call;
   for (std::uint64_t k = 1; k < last; ++k) {
-    expect(agreement.chunk_for(1, k, kInitial, &chunk) && chunk == expected_chunk(decisions, k),
+    expect(look_up(agreement, 1, k, &chunk) && chunk == expected_chunk(decisions, k),
            "call %lu has chunk %lu, expected %lu", static_cast<unsigned long>(k), static_cast<unsigned long>(chunk),
            static_cast<unsigned long>(expected_chunk(decisions, k)));
     if (k > decisions[1].first || decisions.size() > kHistory) continue;
@@ -227,14 +236,39 @@ void nobody_waits_for_the_dead() {
   Memory memory(2);
   Agreement agreement = memory.agreement();
   std::uint64_t chunk = 0;
-  expect(agreement.chunk_for(1, 0, kInitial, &chunk), "a call");
+  expect(look_up(agreement, 1, 0, &chunk), "a call");
   const std::uint64_t from = agreement.pick();
   agreement.propose(from);
   for (std::uint64_t call = 1; call < from; ++call) {
-    expect(agreement.chunk_for(1, call, kInitial, &chunk) && chunk == kInitial, "calls before it go on");
+    expect(look_up(agreement, 1, call, &chunk) && chunk == kInitial, "calls before it go on");
   }
   chunk = 0;
-  expect(!agreement.chunk_for(1, from, kInitial, &chunk) && chunk == 0, "the call itself is given up");
+  expect(!look_up(agreement, 1, from, &chunk) && chunk == 0, "the call itself is given up");
+}
+
+// The slowest rank's word counts, and it counts for the decision that it was given under.
+void measurements_are_gathered() {
+  constexpr int kRanks = 3;
+  Memory memory(kRanks);
+  Agreement agreement = memory.agreement();
+  expect(agreement.least_said(0) == 0, "nobody has measured anything");
+  agreement.say(0, 0, 5.0f);
+  agreement.say(2, 0, 7.0f);
+  expect(agreement.least_said(0) == 0, "rank 1 has not said it yet");
+  agreement.say(1, 0, 2.5f);
+  expect(agreement.least_said(0) == 2.5f && agreement.least_said(1) == 0, "the least, of this decision");
+  Agreement::Reading reading;
+  for (std::uint64_t number = 1; number <= kHistory + 3; ++number) {
+    const std::uint64_t from = agreement.decide(100 + number);
+    for (int rank = 0; rank < kRanks; ++rank) {
+      const bool good = agreement.value_for(rank, from, kInitial, &reading);
+      expect(good && reading.value == 100 + number && reading.number == number, "decision %lu has its number",
+             static_cast<unsigned long>(number));
+      expect(agreement.least_said(number) == 0, "not all have measured it");
+      agreement.say(rank, number, static_cast<float>(3 - rank));
+    }
+    expect(agreement.least_said(number) == 1.0f && agreement.least_said(number - 1) == 0, "the last one counts");
+  }
 }
 
 void pages_tell() {
@@ -286,13 +320,16 @@ void pages_tell() {
   expect(first->all_closed() && second->all_closed(), "all have closed");
 
   // Searches do not touch each other, and only rank 0 decides.
+  first->say(200, 0, 4.0f);
+  second->say(200, 0, 3.0f);
+  expect(first->least_said(200, 0) == 0 && first->least_said(kSearches, 0) == 0, "the third has said nothing");
   std::uint64_t chunk = 0;
-  expect(second->chunk_for(200, 0, kInitial, &chunk) && chunk == kInitial, "before any decision");
+  expect(look_up(*second, 200, 0, &chunk) && chunk == kInitial, "before any decision");
   expect(second->decide(200, 9) == 0 && first->decide(kSearches, 9) == 0, "another rank, and no such search");
   const std::uint64_t from = first->decide(200, 9);
-  expect(from > 0 && second->chunk_for(200, from, kInitial, &chunk) && chunk == 9, "rank 0's chunk, seen by rank 1");
-  expect(second->chunk_for(201, from, kInitial, &chunk) && chunk == kInitial, "another search");
-  expect(!first->chunk_for(-1, 0, 1, &chunk) && !first->chunk_for(kSearches, 0, 1, &chunk), "no such search");
+  expect(from > 0 && look_up(*second, 200, from, &chunk) && chunk == 9, "rank 0's chunk, seen by rank 1");
+  expect(look_up(*second, 201, from, &chunk) && chunk == kInitial, "another search");
+  expect(!look_up(*first, -1, 0, &chunk) && !look_up(*first, kSearches, 0, &chunk), "no such search");
   close(descriptor);
 }
 
@@ -305,7 +342,7 @@ void bad_descriptors() {
     expect(descriptor < 0 || fcntl(descriptor, F_GETFD) < 0, "the descriptor is taken all the same");
   };
   expect(SharedPage::create(0, 0, &why) < 0 && SharedPage::create(5000, 0, &why) < 0, "from 1 to 4096 ranks");
-  const int page = SharedPage::create(4, 0, &why);
+  const int page = SharedPage::create(4, 1 << 20, &why);  // with room for the page of five
   refused(dup(page), 400, 0, "expected");
   refused(dup(page), 4, 4, "rank 4");
   refused(dup(page), 5, 0, "5 ranks");
@@ -327,6 +364,7 @@ int main() {
   bad_descriptors();
   laggards_are_waited_for();
   nobody_waits_for_the_dead();
+  measurements_are_gathered();
   ranks_agree();
   faults_are_noticed();
   return verdict();

@@ -2,7 +2,7 @@
 
 ::
 
-    blink-bundle 1
+    blink-bundle 2
     plan <sha256>                         what all ranks must agree on
     ranks <n>
     geometry parts P slots S slot_bytes B line_bytes L threads T
@@ -14,6 +14,7 @@
     image <id> arch <sm_90> file <name in this directory>
     program <id> collective <name> root <r|-1> channels <k> image <ids> simple <kernel> ll <kernel|-> ll128 <kernel|->
     choice collective <name> root <r|-1> least <S> most <S> program <id|-1> protocol <p|-> chunk <c> search <0|1> why …
+    choice collective … search <0|1> other <id> protocol <p> chunk <c> why …    two programs, which first calls compare
 
 Where copy engines run something, the geometry ends with ``copy_slots N copy_slot_bytes B``, each connection with
 ``copy_ring X copy_tail Y copy_head Z``, their programs with ``copies <entry>``, and these have an image of arch
@@ -91,7 +92,7 @@ class Bundle:
         plan = sha256(body.encode())
         for image in self.images:
             plan.update(image.built.read_bytes())
-        return f"blink-bundle 1\nplan {plan.hexdigest()}\n{body}"
+        return f"blink-bundle 2\nplan {plan.hexdigest()}\n{body}"
 
     def _lines(self) -> Iterator[str]:
         geometry = self.layout.geometry
@@ -132,10 +133,14 @@ class Bundle:
 
     def _choice(self, row: ChoiceRow) -> str:
         program = -1 if row.candidate is None else self.program_of(row.candidate, row.protocol)
+        other = ""
+        if row.other is not None:
+            number = self.program_of(row.other.candidate, row.other.protocol)
+            other = f"other {number} protocol {row.other.protocol} chunk {row.other.chunk_bytes} "
         why = " ".join(row.why.split())
         return (
             f"choice collective {row.collective} root {row.root} least {row.least} most {row.most} program {program} "
-            f"protocol {row.protocol} chunk {row.chunk_bytes} search {int(row.search)} why {why}"
+            f"protocol {row.protocol} chunk {row.chunk_bytes} search {int(row.search)} {other}why {why}"
         )
 
 

@@ -6,6 +6,11 @@ with the first and the last class. In each class the program and the protocol th
 (:mod:`~blinkccl.nccl.nccl_predictor`), by :data:`MARGIN` at least and both at the class's smallest size; else the
 call is NCCL's. BLINK_ALGO=<name> takes all calls that this algorithm serves, BLINK_PROTOCOL=<name> all that can run
 with this protocol.
+
+With BLINK_ALGO=hybrid a prediction decides only which classes are worth a try: where the split over NVLink and PCIe is
+predicted faster than NVLink alone, the class has both programs. Its first calls run and time one after the other
+(``chunk_searches.h``), and the split is kept if it was faster by more than the noise, on the rank that took longest. So
+Eq 8's part for PCIe is 0 wherever the start of its transfers, which the prediction does not know, takes what it gains.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
+from blinkccl.algorithms.hybrid import ALGORITHM as HYBRID
 from blinkccl.codegen.layout import Geometry
 from blinkccl.codegen.text import COPIES
 from blinkccl.collectives.spec import Collective
@@ -49,10 +55,20 @@ SEARCH_FROM_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
+class Way:
+    """How a call may run; ``chunk_bytes`` is that of one part's message."""
+
+    candidate: CandidateProgram
+    protocol: str
+    chunk_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class ChoiceRow:
     """One row: what runs for S in [least, most].
 
     ``candidate`` None leaves it to NCCL. ``chunk_bytes`` is that of one part's message, and ``search`` lets it change.
+    ``other`` is what first calls try beside it, and keep where it is faster.
     """
 
     collective: str
@@ -64,6 +80,13 @@ class ChoiceRow:
     chunk_bytes: int
     search: bool
     why: str
+    other: Way | None = None
+
+    @property
+    def ways(self) -> tuple[Way, ...]:
+        """All that may run; the row's own is the first."""
+        own = () if self.candidate is None else (Way(self.candidate, self.protocol, self.chunk_bytes),)
+        return own if self.other is None else (*own, self.other)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +97,7 @@ class _Verdict:
     ours: Ours | None
     theirs: NcclPrediction | None
     taken: bool
+    other: Ours | None
 
 
 @dataclass(frozen=True)
@@ -89,17 +113,17 @@ class ChoiceTable:
     @property
     def candidates(self) -> tuple[CandidateProgram, ...]:
         """Those that are chosen for some size, each once."""
-        return tuple(dict.fromkeys(row.candidate for row in self.choices if row.candidate is not None))
+        return tuple(dict.fromkeys(way.candidate for row in self.choices for way in row.ways))
 
     def protocols(self, candidate: CandidateProgram) -> tuple[str, ...]:
         """Those in which it is chosen; with copies also simple, by which captured calls run."""
-        chosen = {row.protocol for row in self.choices if row.candidate is candidate}
+        chosen = {way.protocol for row in self.choices for way in row.ways if way.candidate is candidate}
         return tuple(sorted(chosen | ({"simple"} if COPIES in chosen else set())))
 
     @property
     def copies(self) -> bool:
         """Whether copy engines run any of them."""
-        return any(row.protocol == COPIES for row in self.choices)
+        return any(way.protocol == COPIES for row in self.choices for way in row.ways)
 
 
 def wanted_protocol(setting: str) -> str:
@@ -164,11 +188,16 @@ def table(planned: CandidatePrograms, size: int, terms: Terms, nccl: NcclPredict
 def _verdict(
     collective: Collective, timed: Sequence[_Timed], size_bytes: int, nccl: NcclPredictor | None, forced: bool
 ) -> _Verdict:
-    """The first candidate that is as fast as the fastest, and whether it is taken."""
+    """The first candidate that is as fast as the fastest, and whether it is taken.
+
+    The split over NVLink and PCIe is measured beside NVLink alone, if it is predicted faster.
+    """
     found = [one.at(size_bytes) for one in timed]
-    least_s = min((timing.seconds for _, _, timing in found), default=0.0)
+    alone = [row for row in found if row[0].algorithm != HYBRID] or found
+    least_s = min((timing.seconds for _, _, timing in alone), default=0.0)
+    other = next((row for row in found if row not in alone and row[2].seconds < least_s), None)
     # The order of candidates decides between equals, so that fewer programs are compiled and loaded.
-    ours = next((row for row in found if row[2].seconds <= least_s * MARGIN), None)
+    ours = next((row for row in alone if row[2].seconds <= least_s * MARGIN), None)
     theirs = None
     if nccl is not None:
         try:
@@ -176,7 +205,7 @@ def _verdict(
         except UnsupportedError:
             theirs = None
     faster = ours is not None and theirs is not None and ours[2].seconds * MARGIN < theirs.seconds
-    return _Verdict(size_bytes, ours, theirs, ours is not None and (forced or nccl is None or faster))
+    return _Verdict(size_bytes, ours, theirs, ours is not None and (forced or nccl is None or faster), other)
 
 
 class _Timed:
@@ -233,11 +262,11 @@ class _Timed:
 def _merged(
     key: tuple[str, int], verdicts: Sequence[_Verdict], nccl: NcclPredictor | None, forced: str
 ) -> Iterator[ChoiceRow]:
-    """Runs of equal classes, as rows; where the chunk is searched a class stays alone, as it compares like calls."""
+    """Runs of equal classes, as rows; where anything is measured a class stays alone, as it compares like calls."""
     rows: list[tuple[list[_Verdict], ChoiceRow]] = []
     for verdict in verdicts:
         row = _row(key, verdict)
-        if rows and not row.search and _equal(rows[-1][1], row):
+        if rows and not row.search and row.other is None and _equal(rows[-1][1], row):
             rows[-1][0].append(verdict)
         else:
             rows.append(([verdict], row))
@@ -251,13 +280,17 @@ def _row(key: tuple[str, int], verdict: _Verdict) -> ChoiceRow:
     if not verdict.taken or verdict.ours is None:
         return ChoiceRow(*key, 0, 0, None, "-", 0, False, "")
     candidate, protocol, found = verdict.ours
-    search = protocol in ("simple", COPIES) and verdict.size >= SEARCH_FROM_BYTES
-    return ChoiceRow(*key, 0, 0, candidate, protocol, found.chunk_bytes, search, "")
+    other = None
+    if verdict.other is not None:
+        other = Way(verdict.other[0], verdict.other[1], verdict.other[2].chunk_bytes)
+    row = ChoiceRow(*key, 0, 0, candidate, protocol, found.chunk_bytes, False, "", other)
+    searched = any(way.protocol in ("simple", COPIES) for way in row.ways)
+    return replace(row, search=searched and verdict.size >= SEARCH_FROM_BYTES)
 
 
 def _equal(a: ChoiceRow, b: ChoiceRow) -> bool:
     same = (a.protocol, a.chunk_bytes, a.search) == (b.protocol, b.chunk_bytes, b.search)
-    return a.candidate is b.candidate and same
+    return a.candidate is b.candidate and a.other is b.other and same
 
 
 def _why(run: Sequence[_Verdict], nccl: NcclPredictor | None, forced: str) -> str:
@@ -276,6 +309,9 @@ def _at(verdict: _Verdict) -> str:
     if verdict.ours is not None:
         candidate, protocol, found = verdict.ours
         parts.append(f"blink {candidate.algorithm} {protocol} {_speed(verdict.size, found.seconds)}")
+        if verdict.other is not None:
+            candidate, protocol, found = verdict.other
+            parts.append(f"first calls try {candidate.algorithm} {protocol} {_speed(verdict.size, found.seconds)}")
     if verdict.theirs is not None:
         parts.append(f"{verdict.theirs.words} {_speed(verdict.size, verdict.theirs.seconds)}")
     else:
@@ -290,25 +326,39 @@ def _speed(size_bytes: int, seconds: float) -> str:
 
 def clamped(rows: ChoiceTable, geometry: Geometry) -> ChoiceTable:
     """The same choices with messages that fit into ``geometry``, as memory was dealt out after they were made."""
+
+    def least(protocol: str, chunk_bytes: int) -> int:
+        return min(chunk_bytes, geometry.capacity_bytes(protocol) // 16 * 16)
+
     fitted = []
     for row in rows.choices:
-        if row.candidate is None:
-            fitted.append(row)
-            continue
-        most = geometry.capacity_bytes(row.protocol) // 16 * 16
-        fitted.append(replace(row, chunk_bytes=min(row.chunk_bytes, most)))
+        other = row.other
+        if other is not None:
+            other = replace(other, chunk_bytes=least(other.protocol, other.chunk_bytes))
+        if row.candidate is not None:
+            row = replace(row, chunk_bytes=least(row.protocol, row.chunk_bytes), other=other)
+        fitted.append(row)
     return ChoiceTable(tuple(fitted))
 
 
 def without(rows: ChoiceTable, compiled: Container[tuple[str, str]]) -> ChoiceTable:
-    """The same choices, but NCCL's where there is no code for ours; ``compiled``: (candidate's name, protocol)."""
+    """The same choices, but NCCL's where there is no code for ours; ``compiled``: (candidate's name, protocol).
+
+    Of two programs that were to be compared the one is taken that there is.
+    """
     left = []
     for row in rows.choices:
-        if row.candidate is None or (row.candidate.name, row.protocol) in compiled:
-            left.append(row)
-            continue
-        why = f"{row.candidate.algorithm} {row.protocol} was not compiled in time, the next job may have it; {row.why}"
-        left.append(replace(row, candidate=None, protocol="-", chunk_bytes=0, search=False, why=why))
+        there = [way for way in row.ways if (way.candidate.name, way.protocol) in compiled]
+        lacks = [f"{way.candidate.algorithm} {way.protocol}" for way in row.ways if way not in there]
+        if lacks:
+            why = f"{' and '.join(lacks)} was not compiled in time, the next job may have it; {row.why}"
+            row = replace(row, other=None, why=why)
+            if there:
+                (way,) = there
+                row = replace(row, candidate=way.candidate, protocol=way.protocol, chunk_bytes=way.chunk_bytes)
+            else:
+                row = replace(row, candidate=None, protocol="-", chunk_bytes=0, search=False)
+        left.append(row)
     return ChoiceTable(tuple(left))
 
 

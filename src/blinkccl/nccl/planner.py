@@ -45,7 +45,7 @@ from blinkccl.private_files import cache_directory
 from blinkccl.runtime.peer_info import package_version
 
 #: Of what is in a bundle. Raise it with any change of what a plan means to libblink.so.
-FORMAT = 4
+FORMAT = 5
 PLAN_TIMEOUT_S, MOST_S = 120.0, 1e6
 _MOST_REASON = 600
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h

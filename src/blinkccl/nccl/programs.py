@@ -89,7 +89,8 @@ def key_of(collective: Collective) -> tuple[str, int]:
 def wanted(setting: str) -> tuple[str, ...]:
     """The algorithms that BLINK_ALGO asks for; UsageError lists those there are.
 
-    ``hybrid`` is NVLink alone where PCIe does not pay: what Eq 8 says of sizes for which its part is not positive.
+    ``hybrid`` is NVLink alone where PCIe does not pay: what Eq 8 says of sizes for which its part is not positive. What
+    pays is predicted, and then measured in the first calls (:mod:`blinkccl.nccl.choices`).
     """
     if setting in ("", AUTO, BEST):
         return DEFAULT

@@ -68,8 +68,13 @@ static ncclResult_t state_of(void) {
   return state;
 }
 
-static int many_calls(void) {
+// In step: before each call the ranks meet in a small one, so that none waits in it for another's last one.
+static int many_calls(bool in_step) {
   for (int call = 0; call < calls; ++call) {
+    if (in_step) {
+      MUST(ncclAllReduce((const void*)in, (void*)out, 1, ncclFloat32, ncclSum, comm, stream));
+      MUST(cuda.cuStreamSynchronize(stream));
+    }
     MUST(all_reduce());
     look();
   }
@@ -213,7 +218,8 @@ int scene_main(int words, char** word) {
   const ncclUniqueId id = next_id(&world);
   if (!strcmp(scene, "impatient")) return impatient(id);
   MUST(ncclCommInitRank(&comm, ranks, id, rank));
-  if (!strcmp(scene, "many_calls")) return many_calls();
+  if (!strcmp(scene, "many_calls")) return many_calls(false);
+  if (!strcmp(scene, "calls_in_step")) return many_calls(true);
   if (!strcmp(scene, "lonely")) return lonely();
   if (!strcmp(scene, "killed")) return killed(false);
   if (!strcmp(scene, "killed_before_replay")) return killed(true);

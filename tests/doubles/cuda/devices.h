@@ -6,6 +6,7 @@
 //   BLINK_DOUBLE_NO_PEER="0-1,2-0": device 0 cannot reach 1, 2 cannot reach 0
 //   BLINK_DOUBLE_BAD_PEER="1-2": a copy from 1 to 2 silently spoils one byte
 //   BLINK_DOUBLE_SLOW_PEER="1-2": a copy from 1 to 2 takes 0.2 s
+//   BLINK_DOUBLE_SLOW_KERNEL="hybrid:2000": kernels with that in their name take 2000 µs more
 //   BLINK_DOUBLE_EXCLUSIVE=NAME: devices are in compute mode EXCLUSIVE_PROCESS, for all processes with the same name
 //   CUDA_VISIBLE_DEVICES: numbers only
 #pragma once

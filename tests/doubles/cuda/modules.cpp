@@ -30,6 +30,7 @@ typedef void (*Kernel)(const blink::Call*, std::uint32_t);
 struct CUfunc_st {
   Kernel kernel = nullptr;
   int device = 0;
+  unsigned slow_us = 0;
 };
 
 struct CUmod_st {
@@ -96,11 +97,20 @@ Room& room(int device) {
   return rooms[static_cast<std::size_t>(device)];
 }
 
+// BLINK_DOUBLE_SLOW_KERNEL: a part of names, and how much longer these kernels take.
+unsigned slow_us(const std::string& name) {
+  const char* const set = std::getenv("BLINK_DOUBLE_SLOW_KERNEL");
+  const char* const colon = set ? std::strchr(set, ':') : nullptr;
+  if (!colon || name.find(std::string(set, colon)) == std::string::npos) return 0;
+  return static_cast<unsigned>(std::strtoul(colon + 1, nullptr, 10));
+}
+
 struct Launch {
   Kernel kernel;
   int device;
   std::uint32_t blocks;
   int units;  // of each block
+  unsigned slow_us;
   blink::Call call;
 
   void run() const {
@@ -132,6 +142,7 @@ struct Launch {
     }
     std::unique_lock<std::mutex> lock(mutex);
     ended.wait(lock, [&] { return left == 0; });
+    if (slow_us != 0) usleep(slow_us);
   }
 };
 
@@ -189,6 +200,7 @@ CU_API cuModuleGetFunction(CUfunction* out, CUmodule handle, const char* name) {
   auto function = std::make_shared<CUfunc_st>();
   function->kernel = reinterpret_cast<Kernel>(symbol);
   function->device = module->device;
+  function->slow_us = slow_us(name);
   std::lock_guard<std::mutex> lock(module->mutex);
   *out = handles<CUfunc_st>().add(function);
   module->functions.push_back(*out);
@@ -209,6 +221,7 @@ CU_API cuLaunchKernel(CUfunction handle, unsigned grid_x, unsigned grid_y, unsig
   Launch launch;
   launch.kernel = function->kernel;
   launch.device = function->device;
+  launch.slow_us = function->slow_us;
   launch.blocks = grid_x;
   launch.units = kUnitsPerMultiprocessor / occupancy_of(static_cast<int>(block_x));
   std::memcpy(&launch.call, parameters[0], sizeof launch.call);

@@ -19,7 +19,7 @@ from blinkccl.nccl.bundle import Bundle, BundleCache, digest_of
 from blinkccl.nccl.choices import SEARCH_FROM_BYTES, ChoiceRow, ChoiceTable, Terms, clamped, table
 from blinkccl.nccl.geometry import largest
 from blinkccl.nccl.images import Image, texts
-from blinkccl.nccl.programs import candidates
+from blinkccl.nccl.programs import candidates, wanted
 from blinkccl.nccl.topology_of_job import place
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -27,15 +27,15 @@ GEOMETRY = Geometry(2, 4, 65536, 8192, 4, 1 << 20)
 
 
 @cache
-def chosen(protocol=""):
+def chosen(protocol="", algorithm="optimal"):
     """What four GPUs of a DGX-1V take where there is no NCCL."""
     where = place(on("dgx-1v", (1, 4, 5, 6)))
-    planned = candidates(where, ("optimal",), 4, {})
+    planned = candidates(where, wanted(algorithm), 4, {})
     return clamped(table(planned, 4, Terms(80, largest(2), protocol=protocol), None), GEOMETRY)
 
 
-def bundle(tmp_path, content=b"code", processors=2, archs=("sm_80", "sm_90"), protocol=""):
-    rows = chosen(protocol)
+def bundle(tmp_path, content=b"code", processors=2, archs=("sm_80", "sm_90"), protocol="", algorithm="optimal"):
+    rows = chosen(protocol, algorithm)
     group = Group([one.program for one in rows.candidates])
     written = texts(rows.candidates, group, rows.protocols, processors)
     built = tmp_path / "built.cubin"
@@ -52,7 +52,7 @@ def lines_of(text, kind):
 def test_the_text_has_its_lines_in_order_and_all_of_them(tmp_path):
     made = bundle(tmp_path)
     text = made.text()
-    assert text.startswith("blink-bundle 1\nplan ")
+    assert text.startswith("blink-bundle 2\nplan ")
     assert text.endswith("\n")
     kinds = list(dict.fromkeys(line.split()[0] for line in text.splitlines()[1:]))
     assert kinds == ["plan", "ranks", "geometry", "segment", "connection", "image", "program", "choice"]
@@ -71,6 +71,21 @@ def test_choices_name_programs_that_serve_them(tmp_path):
         assert (one[3], one[5]) == (collective, root)
         kernel = one[one.index(protocol) + 1]
         assert kernel == f"blink_{collective}{'' if root == '-1' else f'_root{root}'}_optimal_{protocol}"
+
+
+def test_choices_that_calls_compare_name_both_programs(tmp_path):
+    text = bundle(tmp_path, algorithm="hybrid").text()
+    programs = lines_of(text, "program")
+    found = [row for row in lines_of(text, "choice") if row[17] == "other"]
+    assert found
+    for row in found:
+        number, protocol, chunk, why = int(row[18]), row[20], int(row[22]), row[23]
+        one = programs[number]
+        assert (one[3], one[5]) == (row[2], row[4])
+        assert one[one.index(protocol) + 1].endswith(f"_hybrid_{protocol}")
+        assert programs[int(row[10])][one.index(row[12]) + 1].endswith(f"_optimal_{row[12]}")
+        assert 0 < chunk <= GEOMETRY.capacity_bytes(protocol)
+        assert (row[19], row[21], why) == ("protocol", "chunk", "why")
 
 
 def test_kernels_that_nobody_launches_are_not_written(tmp_path):
@@ -229,7 +244,7 @@ def test_a_directory_of_others_is_not_used(tmp_path, monkeypatch):
     directory.chmod(0o777)
     path = BundleCache(directory).put("0" * 40, bundle(tmp_path))
     assert path.parent == tmp_path
-    assert (path / bundles.TEXT).read_text().startswith("blink-bundle 1")
+    assert (path / bundles.TEXT).read_text().startswith("blink-bundle 2")
     assert BundleCache(directory).find("0" * 40) is None
 
 

@@ -1,0 +1,58 @@
+"""With BLINK_ALGO=hybrid the first calls of a size measure whether PCIe beside NVLink pays; all ranks keep the same."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from preloaded import Outcome, Preloaded
+
+USED = re.compile(r"TRACE row (\d+) of the plan uses chunks of \d+ B from call (\d+) on, by program (\d+)")
+KEPT = re.compile(
+    r"INFO row (\d+) of the plan: program (\d+) reached .* GB/s, program (\d+) .* GB/s in the first calls; "
+    r"program (\d+) is kept"
+)
+#: Of 1.2 MB: there the split is predicted to pay on three GPUs, and no chunk is searched for.
+CALL = {"count": 300_000, "BLINK_TOPO": "dgx-1v", "BLINK_ALGO": "hybrid", "BLINK_DEBUG": "TRACE"}
+CALLS = 24
+
+
+def compared(outcome: Outcome) -> tuple[list[int], int, int]:
+    """The programs that every rank used, in turn; NVLink alone's number, and that of the split."""
+    used = [[tuple(map(int, found.groups())) for found in map(USED.match, one.blink) if found] for one in outcome.ended]
+    assert used[0] == used[1] == used[2]
+    (said,) = [found for found in map(KEPT.match, outcome.blink) if found]
+    row, alone, split, kept = map(int, said.groups())
+    assert {one[0] for one in used[0]} == {row}
+    assert used[0][0] == (row, 0, alone), "what nothing is known of goes over NVLink alone"
+    assert used[0][-1][1] < CALLS - 4, "it is found out in the first calls"
+    assert used[0][-1][2] == kept
+    return [one[2] for one in used[0]], alone, split
+
+
+@pytest.mark.parametrize("slow", ["hybrid", "optimal"])
+def test_the_faster_one_is_kept(preloaded: Preloaded, slow: str) -> None:
+    """Every call is right, also the first, and those in which the program changes."""
+    slower = {"BLINK_DOUBLE_SLOW_KERNEL": f"{slow}:30000"}
+    outcome = preloaded.scene("many_calls", 3, calls=CALLS, **CALL, **slower).right()
+    used, alone, split = compared(outcome)
+    assert used == [alone, split, alone if slow == "hybrid" else split]
+    assert outcome.calls("blink") == {"allreduce": 3 * CALLS}
+
+
+@pytest.mark.parametrize("slow", ["hybrid", "optimal"])
+def test_the_slowest_rank_counts(preloaded: Preloaded, slow: str) -> None:
+    """What the ranks measure differs: to all but the last of them the program that is not kept looks better."""
+    other = {"hybrid": "optimal", "optimal": "hybrid"}[slow]
+    settings = ((other, 15_000), (other, 15_000), (slow, 60_000))
+    each = [{"BLINK_DOUBLE_SLOW_KERNEL": f"{name}_simple:{us}"} for name, us in settings]
+    used, alone, split = compared(preloaded.scene("calls_in_step", 3, calls=CALLS, each=each, **CALL).right())
+    assert used == [alone, split, alone if slow == "hybrid" else split]
+
+
+def test_captured_calls_measure_nothing(preloaded: Preloaded) -> None:
+    """A program that captures all its calls stays with NVLink alone."""
+    outcome = preloaded.scene("leaves_after_graph", 3, odd=1, **CALL).right()
+    assert not any(KEPT.match(line) for line in outcome.blink)
+    used = {found[3] for found in map(USED.match, outcome.blink) if found}
+    assert len(used) == 1
