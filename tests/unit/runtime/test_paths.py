@@ -83,6 +83,7 @@ def test_a_packet_that_vanishes_is_not_waited_for_to_the_deadline() -> None:
         for each in waiting:
             each.close()
     assert time.monotonic() - began < 5
+    assert found[0].count(f"does not reach rank 3 ({ADDRESS} on ") == 2
     assert found[0].count("no answer within 0.3 s") == 2
 
 
