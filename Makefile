@@ -7,7 +7,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Package indexes and caches are pip's own business: PIP_INDEX_URL and its like work as usual.
+# Package indexes and caches are pip's own business: PIP_INDEX_URL and its like work as usual. With --no-compile below,
+# Python compiles what is imported when it is; all that is installed would take ten seconds.
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 NATIVE := native/CMakeLists.txt native/blink_exports.map $(wildcard native/src/* native/bootstrap/* native/simulate/* native/device/*/* native/shim/* src/blinkccl/native/include/blink/*)
 # A compiler that is there must build the library; without one the package installs without it (pyproject.toml).
@@ -17,7 +18,7 @@ export BLINK_REQUIRE_NATIVE := $(if $(COMPILER),1)
 export PYTHONDONTWRITEBYTECODE :=
 SAY_WITHOUT := $(if $(COMPILER),,echo "No C++ compiler: no native library. Once there is one: make clean, and again.")
 
-.PHONY: run test test-all lint types layers unit native native-test bench clean
+.PHONY: run test test-all lint types layers collect unit native native-test bench clean
 
 run: $(VENV)/.installed
 	$(BIN)/blink topo dgx-1v
@@ -29,9 +30,9 @@ run: $(VENV)/.installed
 	$(BIN)/blink bench allreduce -g 2 -b 4K -e 16M
 
 # What takes one core side by side. The tests come after the native ones, whose ranks yield: beside tests that keep all
-# cores busy they would take minutes.
+# cores busy they would take minutes. One process imports and rewrites all tests first, and not four at the same time.
 test: $(VENV)/.dev
-	@$(MAKE) --no-print-directory -j 2 native-test types lint layers
+	@$(MAKE) --no-print-directory -j 2 native-test types lint layers collect
 	@$(MAKE) --no-print-directory unit
 
 # Slow tests, more random examples, sanitized and faulty builds of libblink.so, all of PyTorch's suite: an hour or two.
@@ -52,6 +53,10 @@ layers: $(VENV)/.dev
 unit: $(VENV)/.dev
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist worksteal -q
 
+collect: $(VENV)/.dev
+	@mkdir -p build
+	@$(BIN)/python -m pytest -q --collect-only --no-summary >build/collected || { cat build/collected; exit 1; }
+
 native: $(VENV)/.dev
 
 native-test: $(VENV)/.dev
@@ -69,13 +74,13 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml $(NATIVE) | $(VENV)/bin/python
-	$(PIP) install --editable .
+	$(PIP) install --no-compile --editable .
 	@$(SAY_WITHOUT)
 	@touch $@
 
 # After a change in native/ alone: builds what changed and installs it, with the tools that the first time brought.
 $(VENV)/.dev: pyproject.toml $(NATIVE) | $(VENV)/bin/python
-	$(PIP) install $(if $(filter pyproject.toml,$?),--editable '.[dev]',--no-build-isolation --no-deps --editable .)
+	$(PIP) install --no-compile $(if $(filter pyproject.toml,$?),--editable '.[dev]',--no-build-isolation --no-deps --editable .)
 	@$(SAY_WITHOUT)
 	@touch $@ $(VENV)/.installed
 

@@ -127,15 +127,20 @@ ON_FEW = {"sockets", "torch-p2p", *(name for name in RUNS if name.startswith(("g
 
 
 def cases(spec: str, program: Program, slots: int) -> list[tuple[str, int, bool]]:
-    """All of them; or in a merge one place per engine and count, and with 2 slots the other."""
+    """All of them; or in a merge half of the counts, with 2 slots the others, and each in one place.
+
+    Which half is with which slots, and which place is whose, changes from engine to engine and plan to plan.
+    """
     places = (False,) if program.collective.name == "alltoall" else (False, True)
     counts = ragged_counts(program, CHUNK_BYTES // 4)
+    plan = len(program.roles)
     return [
         (engine, count, in_place)
         for number, engine in enumerate(RUNS)
         if (spec in FEW or engine not in ON_FEW or spec in RELAYED or ALL_TESTS) and runs(engine, program)
         for index, count in enumerate(counts)
-        for in_place in (places if ALL_TESTS else [places[(number + index + slots) % len(places)]])
+        if (number + index + slots + plan) % 2 == 0 or ALL_TESTS
+        for in_place in (places if ALL_TESTS else [places[(index // 2 + slots + plan // 2) % len(places)]])
     ]
 
 

@@ -39,6 +39,7 @@ from blinkccl.paper.registry import CLAIMS
 from blinkccl.paper.table import markdown_row
 from blinkccl.simulate import native_kernel
 from blinkccl.simulate.calibration import Calibration, Number, calibration
+from support.examples import ALL_TESTS
 from support.timed import with_links
 
 BY_ID = {claim.id: claim for claim in CLAIMS}
@@ -109,7 +110,7 @@ def test_agreement_that_confirms_nothing_is_called_so(ours: float, agrees: str, 
 
 
 def test_computing_twice_gives_the_same_bits() -> None:
-    for claim in ("B22", "B27", "B28", "B34", *IDS["B"], *IDS["C"], *IDS["D"], *IDS["E"]):
+    for claim in ("B22", "B27", "B34", *IDS["B"], *IDS["C"], *IDS["D"], *IDS["E"]):
         assert judge(BY_ID[claim]) == row(claim)
 
 
@@ -200,10 +201,13 @@ CHANGES = {
 def test_a_changed_constant_moves_the_rows_that_use_it(change: str) -> None:
     replaced, expected = CHANGES[change]
     context = Context({costs.name: costs for costs in replaced})
-    moved = [name for name in IDS["A"] if judge(BY_ID[name], context).values != row(name).values]
+    asked = [name for name in IDS["A"] if ALL_TESTS or name not in LONG or name in expected.split()]
+    moved = [name for name in asked if judge(BY_ID[name], context).values != row(name).values]
     assert moved == expected.split()
 
 
+#: Rows that take seconds; a merge does not wait for them to stay as they are.
+LONG = ("B5", "B28", "B30", "B32")
 #: Which rows of the other documents a calibration's links move.
 MOVED = {
     "mist": {"U1", "U2", "U4", "U5", "U7"},
