@@ -12,7 +12,7 @@ from blinkccl.algorithms.registry import ALGORITHMS
 from blinkccl.codegen.command import compiled
 from blinkccl.codegen.device_files import INCLUDE_OVERRIDE, include_directory, searched
 from blinkccl.codegen.gpu_compiler import find_nvcc, find_nvrtc, nvcc_architectures, nvrtc, nvrtc_facts
-from blinkccl.codegen.layout import Group
+from blinkccl.codegen.layout import ProgramGroup
 from blinkccl.codegen.text import INCLUDE, WIRES, Kernel, code
 from blinkccl.collectives.spec import COLLECTIVES
 from blinkccl.errors import UnsupportedError
@@ -54,7 +54,7 @@ def everything() -> dict[tuple[str, str], str]:
                 if forest is not None:
                     program = lower(forest)
                     kernel = Kernel(f"{algorithm}_{name}", program, forest)
-                    found[algorithm, name] = code(kernel, Group([program]))
+                    found[algorithm, name] = code(kernel, ProgramGroup([program]))
     return found
 
 

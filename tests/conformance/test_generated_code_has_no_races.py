@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from blinkccl.codegen.layout import Geometry, Group
+from blinkccl.codegen.layout import Geometry, ProgramGroup
 from blinkccl.codegen.text import INCLUDE, WIRES, Kernel, code
 from blinkccl.collectives.oracle import make_inputs, oracle
 from blinkccl.engines.registry import Array
@@ -41,7 +41,7 @@ def programs() -> list[Program]:
 
 def source(made: list[Program]) -> str:
     """Everything in one file, with the table of entries that the cases count."""
-    text = [INCLUDE, *(code(Kernel(f"p{i}", program), Group([program])) for i, program in enumerate(made))]
+    text = [INCLUDE, *(code(Kernel(f"p{i}", program), ProgramGroup([program])) for i, program in enumerate(made))]
     entries = ", ".join(Kernel(f"p{i}", p).entry(protocol) for i, p in enumerate(made) for protocol in WIRES)
     main = f"int main() {{\n  const Entry entries[] = {{{entries}}};\n  return run_cases(entries);\n}}\n"
     return "\n".join([*text, '#include "run_generated.h"\n', main])
@@ -50,7 +50,7 @@ def source(made: list[Program]) -> str:
 def case(index: int, program: Program) -> str:
     """The line that ``run_generated.h`` reads: two parts, messages of 48 bytes, many more of them than slots."""
     geometry = Geometry(2, max(channel.slots for channel in program.channels), 128, 128)
-    layout = Group([program]).layout(geometry)
+    layout = ProgramGroup([program]).layout(geometry)
     inputs = make_inputs(program.collective, COUNT, "int32")
     numbers = [index, len(program.ranks), len(program.channels) * geometry.parts]
     numbers += [geometry.parts, geometry.slots, geometry.slot_bytes, geometry.line_bytes, COUNT, 48]

@@ -8,7 +8,7 @@ import pytest
 from preloaded import Preloaded
 
 from blinkccl.nccl.programs import candidates
-from blinkccl.nccl.topology_of_job import Place
+from blinkccl.nccl.topology_of_job import JobPlacement
 from blinkccl.schedule.chunking import bind
 from blinkccl.schedule.program import Program
 from blinkccl.topology.spec import parse_spec
@@ -72,7 +72,7 @@ def test_streams_chunks_and_waits(preloaded: Preloaded, tmp_path: Path) -> None:
     copies = journals(preloaded, count, tmp_path / "copies", **narrow)
     simple = journals(preloaded, count, tmp_path / "simple", BLINK_PROTOCOL="simple")
     topology = parse_spec(TREES["BLINK_TOPO"])
-    planned = candidates(Place(topology, topology.ranks[:4]), (TREES["BLINK_ALGO"],), 8, {})
+    planned = candidates(JobPlacement(topology, topology.ranks[:4]), (TREES["BLINK_ALGO"],), 8, {})
 
     # Trees that share a link at one level share a stream.
     made, others = (sum(called.count("cuStreamCreate") for called in ranks) for ranks in (copies, simple))

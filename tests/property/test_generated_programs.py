@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_programs import unlike, wild, wild_scales
 
-from blinkccl.codegen.layout import LINE_BYTES, Geometry, Group
+from blinkccl.codegen.layout import LINE_BYTES, Geometry, ProgramGroup
 from blinkccl.codegen.text import WIRES, Kernel
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import DTYPES, OPS
@@ -154,7 +154,7 @@ def test_shares_of_any_size_take_the_same_rounds(protocol: str, monkeypatch: pyt
             options=generated.GeneratedOptions(protocol, parts),
             chunk_bytes=int(largest * count) * 4 // parts // rounds,
         )
-        group = Group([program])
+        group = ProgramGroup([program])
         passed = messages_passed(monkeypatch, run, len(group.ways))
         used = Counter(queue for role in program.roles for queue in role.sends)
         for queue, connection in enumerate(group.connections_of(program)):
@@ -183,7 +183,7 @@ def test_another_text_gives_another_result(monkeypatch: pytest.MonkeyPatch, part
     assert unlike(generated.run(program, inputs, **arguments), wanted) is None
     whole = generated.code
 
-    def changed(kernel: Kernel, group: Group) -> str:
+    def changed(kernel: Kernel, group: ProgramGroup) -> str:
         text = whole(kernel, group)
         assert part in text
         text = text.replace(part, other)

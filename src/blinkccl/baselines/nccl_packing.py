@@ -46,7 +46,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class ServerChannel:
     """One channel in a server: its order, its hops between GPUs, and those from and to the network with shares."""
 
     order: tuple[int, ...]
@@ -68,7 +68,7 @@ class Packing:
     gb_per_s: Fraction
     net_gb_per_s: Fraction = field(default=Fraction(0))
 
-    def most(self, least: int, most: int = MOST_CHANNELS) -> tuple[Way, ...]:
+    def most(self, least: int, most: int = MOST_CHANNELS) -> tuple[ServerChannel, ...]:
         """As many channels as fit, at most ``most``; none where fewer than ``least`` ≥ 1 do.
 
         Cost: up to (n−1)! orders for a ring of n ≤ 8 GPUs and n! for a chain; on the NVLinks of a DGX-1 10 ms.
@@ -122,19 +122,19 @@ class Packing:
             limit -= 1
         return limit
 
-    def _copies(self, least: int, most: int) -> tuple[Way, ...]:
+    def _copies(self, least: int, most: int) -> tuple[ServerChannel, ...]:
         for count in range(most, least - 1, -1):
             way = next(self._ways(count), None)
             if way is not None:
                 return (way,) * count
         return ()
 
-    def _mixed(self, least: int, most: int) -> tuple[Way, ...]:
+    def _mixed(self, least: int, most: int) -> tuple[ServerChannel, ...]:
         ways = list(islice(self._ways(1), MOST_ORDERS))
         counts = self._solved(ways, least, most) if ways else None
         return () if counts is None else tuple(w for w, count in zip(ways, counts, strict=True) for _ in range(count))
 
-    def _solved(self, ways: Sequence[Way], least: int, most: int) -> list[int] | None:
+    def _solved(self, ways: Sequence[ServerChannel], least: int, most: int) -> list[int] | None:
         """How often to take each way, in all as many as fit; None where fewer than ``least`` do."""
         loads = [self._load(way) for way in ways]
         arcs = sorted({arc for load in loads for arc in load})
@@ -172,7 +172,7 @@ class Packing:
             for pair, hop in self._hops.items()
         }
 
-    def _load(self, way: Way) -> dict[Arc, int]:
+    def _load(self, way: ServerChannel) -> dict[Arc, int]:
         """Units that one channel takes of every link."""
         load: dict[Arc, int] = {}
         for hop in way.hops:
@@ -183,7 +183,7 @@ class Packing:
                 load[arc] = load.get(arc, 0) + int(share * part * self.net_gb_per_s * self._scale)
         return load
 
-    def _fits(self, ways: Sequence[Way], count: int) -> bool:
+    def _fits(self, ways: Sequence[ServerChannel], count: int) -> bool:
         """Whether ``count`` copies of all of ``ways`` fit together."""
         total: dict[Arc, int] = {}
         for way in ways:
@@ -191,7 +191,7 @@ class Packing:
                 total[arc] = total.get(arc, 0) + units * count
         return all(units <= self._room[arc] for arc, units in total.items())
 
-    def _few_orders(self, least: int, most: int) -> tuple[Way, ...]:
+    def _few_orders(self, least: int, most: int) -> tuple[ServerChannel, ...]:
         """Copies of the GPUs' own order; where orders may differ, of its reverse too."""
         orders = (self.server.gpus,) if self.stage.same else (self.server.gpus, self.server.gpus[::-1])
         ways = []
@@ -203,12 +203,12 @@ class Packing:
                 return tuple(ways) * count
         return ()
 
-    def _ways(self, count: int) -> Iterator[Way]:
+    def _ways(self, count: int) -> Iterator[ServerChannel]:
         """The orders that fit ``count`` times, in the order of the GPUs."""
         starts = self.server.gpus[:1] if not (self._across or self.tree) else self.server.gpus
         room = {arc: units // count for arc, units in self._room.items()}
 
-        def extend(order: tuple[int, ...], hops: tuple[Hop, ...]) -> Iterator[Way]:
+        def extend(order: tuple[int, ...], hops: tuple[Hop, ...]) -> Iterator[ServerChannel]:
             if len(order) == len(self.server.gpus):
                 yield from (way for way in self._finished(order, hops) if self._fits((way,), count))
                 return
@@ -225,17 +225,17 @@ class Packing:
         for start in starts:
             yield from extend((start,), ())
 
-    def _finished(self, order: tuple[int, ...], hops: tuple[Hop, ...]) -> Iterator[Way]:
+    def _finished(self, order: tuple[int, ...], hops: tuple[Hop, ...]) -> Iterator[ServerChannel]:
         """The ways that go through the GPUs in this order: closed, open, or from and to the network."""
         if self._across:
             for nic in self._cards:
                 net = self._net(nic, order)
                 if net is not None:
-                    yield Way(order, hops, net)
+                    yield ServerChannel(order, hops, net)
         elif self.tree:
-            yield Way(order, hops)
+            yield ServerChannel(order, hops)
         elif (order[-1], order[0]) in self._hops:
-            yield Way(order, (*hops, self._hops[order[-1], order[0]]))
+            yield ServerChannel(order, (*hops, self._hops[order[-1], order[0]]))
 
     def _net(self, nic: Nic, order: tuple[int, ...]) -> tuple[tuple[Hop, Fraction], ...] | None:
         """From ``nic`` into the first GPU and back out; None where that is farther than allowed."""
@@ -271,7 +271,7 @@ class Packing:
             return hop
         return Hop(hop.path, hop.kind, hop.gb_per_s, tuple(x for x in hop.load if x[0] != (hop.path[-2], beside)))
 
-    def _on_nvswitch(self, least: int, most: int) -> tuple[Way, ...]:
+    def _on_nvswitch(self, least: int, most: int) -> tuple[ServerChannel, ...]:
         """Turns of the GPUs' own order. A chain spares its last GPU a link out: that is the one more that may fit."""
         lanes = int(min(hop.gb_per_s for hop in self.server.hops.values()) / self.gb_per_s)
         for count in range(min(most, lanes + lanes // (len(self.server.gpus) - 1) + 1), least - 1, -1):
@@ -280,7 +280,7 @@ class Packing:
                 return ways
         return ()
 
-    def _turns(self, count: int) -> tuple[Way, ...]:
+    def _turns(self, count: int) -> tuple[ServerChannel, ...]:
         gpus = self.server.gpus
         if self._across:
             return tuple(way for turn in self._entries(count) for way in self._through(*turn))
@@ -315,7 +315,7 @@ class Packing:
         partner = [c ^ 1 if c ^ 1 < len(found) else 0 for c in range(len(found))]
         return [(nic, found[p][0], start, found[p][2]) for (nic, _, start, _), p in zip(found, partner, strict=True)]
 
-    def _through(self, enter: Nic, leave: Nic, start: int, end: int | None) -> Iterator[Way]:
+    def _through(self, enter: Nic, leave: Nic, start: int, end: int | None) -> Iterator[ServerChannel]:
         """From ``start`` in turn through all GPUs; to ``end`` at last, or for a tree, which leaves there, at once.
 
         A tree that begins with two GPUs in falling order goes on so: then chains end at different GPUs.
@@ -334,4 +334,4 @@ class Packing:
         else:
             net = None
         if net is not None:
-            yield Way(order, self._along(order), net)
+            yield ServerChannel(order, self._along(order), net)

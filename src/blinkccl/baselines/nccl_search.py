@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 
-from blinkccl.baselines.nccl_packing import MOST_CHANNELS, Packing, Stage, Way
+from blinkccl.baselines.nccl_packing import MOST_CHANNELS, Packing, ServerChannel, Stage
 from blinkccl.baselines.nccl_system import KINDS, PHB, PIX, PXB, PXN, SYS, Hop, Server, guess_arch, see
 from blinkccl.errors import UnsupportedError
 from blinkccl.topology.model import Topology
@@ -129,7 +129,7 @@ def search(topology: Topology, ranks: Sequence[int], arch: str | None = None) ->
 class _Found:
     """The best channels of one server so far."""
 
-    ways: tuple[Way, ...]
+    ways: tuple[ServerChannel, ...]
     stage: Stage
     gb_per_s: Fraction
     net_gb_per_s: Fraction
@@ -251,7 +251,7 @@ def _last_resort(server: Server, across: bool) -> _Found:
         card = server.nics[0]
         last = order[-1] if direct else order[0]
         net = [card.enter[order[0]], *([] if direct else [hops.pop()]), card.leave[last]]
-    way = Way(order, tuple(hops), tuple((hop, Fraction(1)) for hop in net))
+    way = ServerChannel(order, tuple(hops), tuple((hop, Fraction(1)) for hop in net))
     stage = Stage(SYS, True, SYS if across else None)
     return _Found((way,), stage, LAST_RESORT_GB_PER_S, LAST_RESORT_GB_PER_S)
 
@@ -289,7 +289,7 @@ def _net_kind(found: Sequence[_Found]) -> str:
     return "" if found[0].stage.net_kind is None else KINDS[max(x.stage.net_kind or 0 for x in found)]
 
 
-def _ring(found: Sequence[_Found], channel: int, count: int) -> list[Way]:
+def _ring(found: Sequence[_Found], channel: int, count: int) -> list[ServerChannel]:
     """Through the servers in turn; every other one takes crossing rings backwards: a card speaks to its like."""
     ways = []
     for server, one in enumerate(found):
@@ -298,7 +298,7 @@ def _ring(found: Sequence[_Found], channel: int, count: int) -> list[Way]:
     return ways
 
 
-def _check_joined(topology: Topology, rings: Sequence[Sequence[Way]]) -> None:
+def _check_joined(topology: Topology, rings: Sequence[Sequence[ServerChannel]]) -> None:
     """Refuses rings that lead from a network card to one that no network joins to it."""
     beside: dict[int, list[int]] = {}
     for link in topology.links:

@@ -46,7 +46,7 @@ class LocalSlice:
 
 
 @dataclass(frozen=True, slots=True)
-class Execution:
+class RoleExecution:
     """A role, the shares that it serves, and the method of ``KernelContext`` that executes it."""
 
     role: Role
@@ -63,7 +63,7 @@ class ChannelLoop:
     receives: tuple[int, ...]
     sends: tuple[int, ...]
     pieces: tuple[LocalSlice, ...]
-    executions: tuple[Execution, ...]
+    executions: tuple[RoleExecution, ...]
     #: What an average is divided by where the loop completes reductions; else 1.
     contributors: int
 
@@ -94,11 +94,11 @@ def channel_loops(program: Program, slots: int | None = None) -> tuple[ChannelLo
     joined, shares = merged(program, MAX_ENDS)
     if _deadlock(joined, 1) is not None:  # with one slot, so that the code does not depend on their number
         joined, shares = program, tuple((role.share,) for role in program.roles)
-    bodies: dict[tuple[int, int], list[Execution]] = {}
+    bodies: dict[tuple[int, int], list[RoleExecution]] = {}
     for role, served in zip(joined.roles, shares, strict=True):
         method = _method(role, _contributions(program, role))
         if method is not None:
-            bodies.setdefault((role.rank, role.channel), []).append(Execution(role, served, method))
+            bodies.setdefault((role.rank, role.channel), []).append(RoleExecution(role, served, method))
     loops = tuple(_loop(program, *key, bodies[key]) for key in sorted(bodies))
     for loop in loops:
         ends = len(loop.receives) + len(loop.sends)
@@ -182,7 +182,7 @@ def _method(role: Role, contributions: int) -> str | None:
     return "recv" if verbs == ["copy"] else "_".join(["recv", *(verbs or ["send"])])
 
 
-def _loop(program: Program, rank: int, channel: int, executions: list[Execution]) -> ChannelLoop:
+def _loop(program: Program, rank: int, channel: int, executions: list[RoleExecution]) -> ChannelLoop:
     roles = [each.role for each in executions]
     places = placements(program.collective)
     pieces: dict[int, LocalSlice] = {}

@@ -97,7 +97,7 @@ class SegmentLayout:
     ranks: int
 
 
-class Group:
+class ProgramGroup:
     """Programs on the same ranks that share connections; UsageError if there is none, or their ranks differ."""
 
     def __init__(self, programs: Sequence[Program]) -> None:

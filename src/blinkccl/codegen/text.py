@@ -20,8 +20,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from blinkccl.codegen.channels import ChannelLoop, Execution, LocalSlice, channel_loops
-from blinkccl.codegen.layout import Group
+from blinkccl.codegen.channels import ChannelLoop, LocalSlice, RoleExecution, channel_loops
+from blinkccl.codegen.layout import ProgramGroup
 from blinkccl.collectives.spec import Block
 from blinkccl.errors import UsageError
 from blinkccl.forest.model import Forest
@@ -69,7 +69,7 @@ def entry_name(name: str, protocol: str) -> str:
     return f"blink_{name}_{protocol}"
 
 
-def cuda_text(kernels: Sequence[Kernel], group: Group | None = None) -> str:
+def cuda_text(kernels: Sequence[Kernel], group: ProgramGroup | None = None) -> str:
     """One file of code for ``kernels``, which use the connections of ``group``, or make a group of their own.
 
     UsageError if there is no kernel, two have one name, or they run on different ranks; UnsupportedError as
@@ -78,7 +78,7 @@ def cuda_text(kernels: Sequence[Kernel], group: Group | None = None) -> str:
     names = [kernel.name for kernel in kernels]
     if len(dict.fromkeys(names)) != len(names):
         raise UsageError(f"kernels of one file need different names, got {', '.join(names)}")
-    group = group or Group([kernel.program for kernel in kernels])
+    group = group or ProgramGroup([kernel.program for kernel in kernels])
     single = len(kernels) == 1
     parts = [header(kernel.program, kernel.forest) for kernel in kernels] if single else []
     reduces = any(kernel.program.collective.reduces for kernel in kernels)
@@ -92,7 +92,7 @@ def cuda_text(kernels: Sequence[Kernel], group: Group | None = None) -> str:
     return "\n".join(parts)
 
 
-def code(kernel: Kernel, group: Group) -> str:
+def code(kernel: Kernel, group: ProgramGroup) -> str:
     """The functions of one kernel, in a namespace of its name, and its entries; without comment and include."""
     program = kernel.program
     words, connections = Words(program), group.connections_of(program)
@@ -155,7 +155,7 @@ def _end(words: Words, loop: ChannelLoop, piece: LocalSlice) -> str:
     return f"{words.slice(piece.slice)}.chunks" + (f" + {last}" if last else "")
 
 
-def _arguments(words: Words, execution: Execution, received: dict[int, str], sent: dict[int, str]) -> list[str]:
+def _arguments(words: Words, execution: RoleExecution, received: dict[int, str], sent: dict[int, str]) -> list[str]:
     """The arguments of the method, as ``context.h`` has them."""
     role, method = execution.role, execution.method
     arguments = [words.slice(role.slice), f"tick - {role.offset}" if role.offset else "tick"]
@@ -244,7 +244,7 @@ class Words:
         received = _named((queue, f"from_gpu{ranks[queues[queue].src]}") for queue in loop.receives)
         return received, _named((queue, f"to_gpu{ranks[queues[queue].dst]}") for queue in loop.sends)
 
-    def action(self, execution: Execution) -> str:
+    def action(self, execution: RoleExecution) -> str:
         """What an execution does: ``tree 0, root: combines GPU 1's, its own and GPU 6's, keeps it, sends it to …``."""
         role = execution.role
         where = self.share(execution.shares[0]) + (", root" if role.stage == "root" and not self.paths else "")

@@ -20,7 +20,7 @@ from blinkccl.codegen.build import build
 from blinkccl.codegen.channels import channel_loops
 from blinkccl.codegen.device_files import host_library
 from blinkccl.codegen.host_compiler import host_compiler
-from blinkccl.codegen.layout import LINE_BYTES, Geometry, Group
+from blinkccl.codegen.layout import LINE_BYTES, Geometry, ProgramGroup
 from blinkccl.codegen.text import INCLUDE, WIRES, Kernel, code, entry_name
 from blinkccl.collectives.call import CollectiveCall
 from blinkccl.collectives.ops import DTYPE_CODES, OP_CODES, DType, Operation, Scale, operation, scalars
@@ -136,14 +136,14 @@ def run(
 
 def prepare(programs: Iterable[Program]) -> None:
     """Compiles those of ``programs`` that are new here, all in one go: a compiler takes longest to start."""
-    _compile((Kernel(_name(program), program, slots=_slots(program)), Group([program])) for program in programs)
+    _compile((Kernel(_name(program), program, slots=_slots(program)), ProgramGroup([program])) for program in programs)
 
 
 class Session:
     """Programs of the same ranks, in turns on the same connections, whose counters go on as they do on GPUs."""
 
     def __init__(self, programs: Sequence[Program], geometry: Geometry) -> None:
-        self._group, self._geometry = Group(programs), geometry
+        self._group, self._geometry = ProgramGroup(programs), geometry
         self._names = {}
         for program in programs:
             check_roles(program)
@@ -229,7 +229,7 @@ class Session:
 _libraries: dict[str, c.CDLL] = {}
 
 
-def _compile(kernels: Iterable[tuple[Kernel, Group]]) -> None:
+def _compile(kernels: Iterable[tuple[Kernel, ProgramGroup]]) -> None:
     """Makes those kernels that are new, in one file."""
     new = {kernel.name: (kernel, group) for kernel, group in kernels if kernel.name not in _libraries}
     if not new:
@@ -244,10 +244,10 @@ def _compile(kernels: Iterable[tuple[Kernel, Group]]) -> None:
 def _name(program: Program) -> str:
     """The name of a program that has its connections for itself, if GPU blocks can run it with its channels' slots."""
     channel_loops(program, _slots(program))
-    return _name_in(program, Group([program]))
+    return _name_in(program, ProgramGroup([program]))
 
 
-def _name_in(program: Program, group: Group) -> str:
+def _name_in(program: Program, group: ProgramGroup) -> str:
     """A name that says what the code depends on: all of the program but its slots, and its connections."""
     channels = tuple(replace(channel, slots=1) for channel in program.channels)
     connections = digest([str(index) for index in group.connections_of(program)])

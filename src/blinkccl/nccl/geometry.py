@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from blinkccl.codegen.layout import LINE_BYTES, Geometry, Group
+from blinkccl.codegen.layout import LINE_BYTES, Geometry, ProgramGroup
 from blinkccl.errors import LaunchError, UnsupportedError
 from blinkccl.native.headers import header
 from blinkccl.nccl.peer_info import GpuJob
@@ -78,7 +78,7 @@ def largest(parts: int) -> Geometry:
     return Geometry(parts, SLOTS, MOST_SLOT_BYTES, MOST_LINE_BYTES, SLOTS, MOST_COPY_BYTES)
 
 
-def geometry(group: Group, channels: int, limits: Budget, copies: bool = False) -> Geometry:
+def geometry(group: ProgramGroup, channels: int, limits: Budget, copies: bool = False) -> Geometry:
     """Parts and sizes of messages such that no rank's segment is larger than the budget.
 
     ``channels`` are those of the widest program. Where copy engines run any of them, kernels get half of the memory,
@@ -100,17 +100,17 @@ def geometry(group: Group, channels: int, limits: Budget, copies: bool = False) 
     return replace(for_kernels, copy_slots=SLOTS, copy_slot_bytes=min(MOST_COPY_BYTES, each))
 
 
-def _arriving(group: Group) -> int:
+def _arriving(group: ProgramGroup) -> int:
     """The most connections that have their messages in one segment."""
     return max(Counter(home for _, _, home in group.ways).values(), default=1)
 
 
-def _most_ends(group: Group) -> int:
+def _most_ends(group: ProgramGroup) -> int:
     """The most connections that have counters in one segment, two lines each."""
     return max(Counter(segment for way in group.ways for segment in set(way)).values(), default=1)
 
 
-def _for_kernels(group: Group, channels: int, limits: Budget, most_bytes: int) -> Geometry:
+def _for_kernels(group: ProgramGroup, channels: int, limits: Budget, most_bytes: int) -> Geometry:
     arriving, ends = _arriving(group), _most_ends(group)
     parts = limits.parts(channels)
     while True:

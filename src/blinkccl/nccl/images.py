@@ -24,7 +24,7 @@ from pathlib import Path
 from blinkccl.codegen.build import Compiler, build
 from blinkccl.codegen.gpu_compiler import NVCC, gpu_compiler, nvcc
 from blinkccl.codegen.host_compiler import copies_compiler
-from blinkccl.codegen.layout import Group
+from blinkccl.codegen.layout import ProgramGroup
 from blinkccl.codegen.text import COPIES, FOLD, WIRES, Kernel, cuda_text
 from blinkccl.errors import UnsupportedError
 from blinkccl.nccl.peer_info import GpuJob
@@ -81,7 +81,7 @@ def cores() -> int:
 
 def texts(
     candidates: Sequence[CandidateProgram],
-    group: Group,
+    group: ProgramGroup,
     protocols: Callable[[CandidateProgram], Sequence[str]],
     processors: int | None = None,
 ) -> tuple[ImageText, ...]:
@@ -117,7 +117,7 @@ def _inseparable(protocols: Sequence[str]) -> Iterator[tuple[str, ...]]:
             yield (protocol,)
 
 
-def _text(name: str, parts: tuple[ImagePart, ...], group: Group) -> ImageText:
+def _text(name: str, parts: tuple[ImagePart, ...], group: ProgramGroup) -> ImageText:
     """With the entries that somebody launches and no others: compilers spend their time on those."""
     kernels = [kernel_of(part.candidate) for part in parts]
     unused = set()

@@ -23,7 +23,7 @@ from blinkccl.collectives.spec import Collective
 from blinkccl.errors import BlinkError, UnsupportedError
 from blinkccl.nccl.costs import RATE, architecture, protocols_of, timing
 from blinkccl.nccl.programs import SLOTS, CandidateProgram, links_for
-from blinkccl.nccl.topology_of_job import Place
+from blinkccl.nccl.topology_of_job import JobPlacement
 from blinkccl.schedule.lower import lower
 from blinkccl.topology.assembly import exact_unit
 from blinkccl.units import bus_factor
@@ -51,7 +51,7 @@ class NcclPrediction:
 class NcclPredictor:
     """NCCL on a job whose oldest GPU has this compute capability (90 for 9.0)."""
 
-    def __init__(self, place: Place, capability: int) -> None:
+    def __init__(self, place: JobPlacement, capability: int) -> None:
         self._place, self._capability = place, capability
         self._arch = architecture(capability)
         self._stood_in: dict[Collective, CandidateProgram] = {}
@@ -148,7 +148,7 @@ def _latency_s(protocol: str, nvlink: bool, hops: int) -> float:
     return float(BASE_US["ring"][column] + hops * step) * 1e-6
 
 
-def _planned(place: Place, collective: Collective) -> CandidateProgram:
+def _planned(place: JobPlacement, collective: Collective) -> CandidateProgram:
     reasons = []
     for name in _STAND_INS:
         try:

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from blinkccl.codegen.device_files import headers_digest, include_directory
 from blinkccl.codegen.gpu_compiler import NVCC, NVRTC
-from blinkccl.codegen.layout import Group
+from blinkccl.codegen.layout import ProgramGroup
 from blinkccl.errors import BlinkError, UnsupportedError
 from blinkccl.forest.model import topology_hash
 from blinkccl.nccl import choices
@@ -40,7 +40,7 @@ from blinkccl.nccl.peer_check import DEADLINE_S as PEER_DEADLINE_S
 from blinkccl.nccl.peer_check import bad_pairs
 from blinkccl.nccl.peer_info import MAX_PEER_INFO_BYTES, GpuJob, read_peer_info
 from blinkccl.nccl.programs import AUTO, BEST, candidates, wanted
-from blinkccl.nccl.topology_of_job import Place, place, without
+from blinkccl.nccl.topology_of_job import JobPlacement, place, without
 from blinkccl.private_files import cache_directory
 from blinkccl.runtime.peer_info import package_version
 
@@ -109,7 +109,7 @@ def plan(peers: bytes, environ: Mapping[str, str], log: Log) -> Path:
 
 def _made(
     job: GpuJob,
-    where: Place,
+    where: JobPlacement,
     bad: Mapping[tuple[int, int], str],
     names: tuple[str, ...],
     limits: Budget,
@@ -133,7 +133,7 @@ def _made(
     if not rows.taken:
         raise UnsupportedError(choices.nothing_taken(rows, terms, job.has_nccl))
     chosen = rows.candidates
-    group = Group([one.program for one in chosen])
+    group = ProgramGroup([one.program for one in chosen])
     layout = group.layout(geometry(group, max(one.channels for one in chosen), limits, rows.copies))
     rows = choices.clamped(rows, layout.geometry)
     written = texts(chosen, group, rows.protocols)
@@ -149,7 +149,7 @@ def _made(
 
 
 def _digest(
-    job: GpuJob, where: Place, bad: Mapping[tuple[int, int], str], limits: Budget, no_copies: str | None
+    job: GpuJob, where: JobPlacement, bad: Mapping[tuple[int, int], str], limits: Budget, no_copies: str | None
 ) -> str:
     """The name of the question: all that the answer depends on."""
     return digest_of(

@@ -12,7 +12,7 @@ from blinkccl.codegen.stores import require_direct_stores
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.errors import PackingError, ScheduleError, TopologyError, UnsupportedError, UsageError
 from blinkccl.forest.model import Forest
-from blinkccl.nccl.topology_of_job import Place
+from blinkccl.nccl.topology_of_job import JobPlacement
 from blinkccl.schedule.lower import lower
 from blinkccl.schedule.program import Program
 from blinkccl.schedule.verifier import verify
@@ -98,7 +98,7 @@ def wanted(setting: str) -> tuple[str, ...]:
     return ("optimal", HYBRID) if setting == HYBRID else (setting,)
 
 
-def links_for(place: Place) -> str:
+def links_for(place: JobPlacement) -> str:
     """The first of ``fast``, ``pcie``, ``all`` that joins the ranks: GPUs with NVLink never use both it and PCIe."""
     for links in LINK_CHOICES:
         try:
@@ -110,7 +110,7 @@ def links_for(place: Place) -> str:
     return "all"
 
 
-def without_memories(place: Place) -> Place:
+def without_memories(place: JobPlacement) -> JobPlacement:
     """The place with those links that stores between its GPUs can take, where these join them; else as it is."""
     direct = replace(place, topology=without_memory_links(place.topology))
     try:
@@ -121,7 +121,7 @@ def without_memories(place: Place) -> Place:
 
 
 def candidates(
-    place: Place,
+    place: JobPlacement,
     algorithms: tuple[str, ...],
     channels: int,
     bad: Mapping[tuple[int, int], str],

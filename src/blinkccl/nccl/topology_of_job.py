@@ -29,7 +29,7 @@ Note = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Place:
+class JobPlacement:
     """A job on its topology: rank i is the vertex ``ranks[i]``. ``real``: these links are the machine's own."""
 
     topology: Topology
@@ -37,7 +37,7 @@ class Place:
     real: bool = True
 
 
-def place(job: GpuJob, note: Note = lambda text: None, nvml: Any = None) -> Place:
+def place(job: GpuJob, note: Note = lambda text: None, nvml: Any = None) -> JobPlacement:
     """Where the ranks are; ``note`` is told what was assumed or left out, ``nvml`` is a module like pynvml."""
     _refuse_instances(job)
     if job.setting("topo"):
@@ -64,14 +64,14 @@ def _refuse_instances(job: GpuJob) -> None:
             )
 
 
-def _given(job: GpuJob, note: Note) -> Place:
+def _given(job: GpuJob, note: Note) -> JobPlacement:
     spec = job.setting("topo")
     topology = parse_spec(spec)
     if topology.vertex[topology.ranks[0]].kind != "gpu":
         raise TopologyError(f"BLINK_TOPO={spec}: expected a topology of GPUs, got one of processors")
     ids = _bus_ids_of_file(spec, topology)
     if ids:
-        return Place(topology, _by_bus_id(job, topology, ids, f"BLINK_TOPO={spec}"))
+        return JobPlacement(topology, _by_bus_id(job, topology, ids, f"BLINK_TOPO={spec}"))
     devices = [peer.device for peer in job.peers]
     by_device = len(set(devices)) == len(devices)
     numbers = devices if by_device else [peer.rank for peer in job.peers]
@@ -83,7 +83,7 @@ def _given(job: GpuJob, note: Note) -> Place:
                 f"{peer.rank} has {what} {number}"
             )
     note(f"BLINK_TOPO={spec}: GPUs are taken by the ranks' {what} numbers")
-    return Place(topology, tuple(topology.ranks[number] for number in numbers))
+    return JobPlacement(topology, tuple(topology.ranks[number] for number in numbers))
 
 
 def _bus_ids_of_file(spec: str, topology: Topology) -> dict[str, int]:
@@ -109,31 +109,31 @@ def _by_bus_id(job: GpuJob, topology: Topology, vertices: Mapping[str, int], who
     return tuple(ranks)
 
 
-def _on_one_gpu(job: GpuJob, note: Note) -> Place:
+def _on_one_gpu(job: GpuJob, note: Note) -> JobPlacement:
     together = ids_text(peer.rank for peer in job.peers if _neighbours(job, peer.uuid) > 1)
     topology = parse_spec(f"clique:{job.size}").noted(
         f"ranks {together} share GPUs: every rank is taken to reach every other alike"
     )
     note(topology.notes[-1])
-    return Place(topology, topology.ranks, real=False)
+    return JobPlacement(topology, topology.ranks, real=False)
 
 
 def _neighbours(job: GpuJob, uuid: str) -> int:
     return sum(peer.uuid == uuid for peer in job.peers)
 
 
-def _from_nccl_file(job: GpuJob, file: str, note: Note) -> Place | None:
+def _from_nccl_file(job: GpuJob, file: str, note: Note) -> JobPlacement | None:
     """None where the file cannot say it: NCCL completes such files itself by what it detects, and so do we."""
     try:
         topology = read_topology(Path(file), file)
         vertices = _bus_ids_of_file(file, topology)
-        return Place(topology, _by_bus_id(job, topology, vertices, f"NCCL_TOPO_FILE={file}"))
+        return JobPlacement(topology, _by_bus_id(job, topology, vertices, f"NCCL_TOPO_FILE={file}"))
     except TopologyError as error:
         note(f"NCCL_TOPO_FILE: {error}; the GPUs are probed instead")
         return None
 
 
-def _probed(job: GpuJob, nvml: Any) -> Place:
+def _probed(job: GpuJob, nvml: Any) -> JobPlacement:
     seen = seen_by_nvml(nvml)
     by_bus = {gpu.bus_id: vertex for vertex, gpu in enumerate(seen)}
     by_uuid = {gpu.uuid: vertex for vertex, gpu in enumerate(seen)}
@@ -152,10 +152,10 @@ def _probed(job: GpuJob, nvml: Any) -> Place:
     topology = probe(nvml)
     if len(topology.ranks) != len(seen) or len(set(ranks)) < len(ranks):
         raise UnsupportedError(f"NVML tells of {len(seen)} GPUs, but of links of {len(topology.ranks)}; try again")
-    return Place(topology, tuple(ranks))
+    return JobPlacement(topology, tuple(ranks))
 
 
-def without(where: Place, bad: Mapping[tuple[int, int], str]) -> Place:
+def without(where: JobPlacement, bad: Mapping[tuple[int, int], str]) -> JobPlacement:
     """The place without the direct links between the GPUs of each ordered pair of *ranks* whose copies failed.
 
     ``bad`` says what was seen. The links of both directions go, as trees are used up and down. Ways through a switch

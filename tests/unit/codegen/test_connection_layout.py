@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blinkccl.codegen.layout import Geometry, Group, SegmentLayout
+from blinkccl.codegen.layout import Geometry, ProgramGroup, SegmentLayout
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import UsageError
 from blinkccl.schedule.program import Program
@@ -56,9 +56,13 @@ def taken(layout: SegmentLayout, rank: int) -> list[tuple[int, int]]:
 
 @given(st.integers(0, 30), GEOMETRIES)
 def test_nothing_overlaps_and_the_segment_is_full(seed: int, geometry: Geometry) -> None:
-    group = Group([a_program(seed), a_program(seed + 100, "broadcast")]) if seed % 2 else Group([a_program(seed)])
+    group = (
+        ProgramGroup([a_program(seed), a_program(seed + 100, "broadcast")])
+        if seed % 2
+        else ProgramGroup([a_program(seed)])
+    )
     if seed % 3 == 0:
-        group = Group([with_homes(a_program(seed)), a_program(seed + 100, "broadcast")])
+        group = ProgramGroup([with_homes(a_program(seed)), a_program(seed + 100, "broadcast")])
         assert group.memories == (90, 91)
     layout = group.layout(geometry)
     assert len(layout.connections) == len(group.ways)
@@ -74,7 +78,7 @@ def test_nothing_overlaps_and_the_segment_is_full(seed: int, geometry: Geometry)
 
 def test_programs_share_as_many_connections_as_the_widest_needs() -> None:
     one, two = a_program(3), a_program(4, "broadcast")
-    group = Group([one, two])
+    group = ProgramGroup([one, two])
     for program in (one, two):
         ids = group.connections_of(program)
         assert len(dict.fromkeys(ids)) == len(ids) == len(program.queues)
@@ -89,9 +93,9 @@ def test_programs_share_as_many_connections_as_the_widest_needs() -> None:
 
 def test_what_is_no_group_is_refused() -> None:
     with pytest.raises(UsageError, match="at least one program"):
-        Group([])
+        ProgramGroup([])
     with pytest.raises(UsageError, match="same ranks"):
-        Group([a_program(1), a_program(1, ranks=3)])
+        ProgramGroup([a_program(1), a_program(1, ranks=3)])
 
 
 @pytest.mark.parametrize(

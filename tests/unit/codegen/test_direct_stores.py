@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from blinkccl.algorithms.registry import ALGORITHMS, algorithm
-from blinkccl.codegen.layout import Group
+from blinkccl.codegen.layout import ProgramGroup
 from blinkccl.errors import BlinkError, UnsupportedError
 from blinkccl.export.cuda import write
 from blinkccl.forest.model import Forest
@@ -73,7 +73,7 @@ def route(machine: Topology, src: int, dst: int) -> tuple[int, ...]:
 
 def emitted_loads(forest: Forest, program: Program) -> dict[tuple[int, int], Fraction]:
     """What each link of the machine carries when connections move what the shares weigh, in S per unit of time."""
-    machine, group = parse_spec(forest.topology.name), Group([program])
+    machine, group = parse_spec(forest.topology.name), ProgramGroup([program])
     segments = (*program.ranks, *group.memories)
     connection = group.connections_of(program)
     load: dict[tuple[int, int], Fraction] = defaultdict(Fraction)

@@ -13,7 +13,7 @@ from random import Random
 import pytest
 
 from blinkccl.codegen.channels import channel_loops
-from blinkccl.codegen.layout import Group
+from blinkccl.codegen.layout import ProgramGroup
 from blinkccl.codegen.text import TREES_SHOWN, WIRES, Kernel, cuda_text, header
 from blinkccl.collectives.spec import COLLECTIVES, Collective
 from blinkccl.errors import UsageError
@@ -155,7 +155,7 @@ def test_two_connections_with_one_gpu_have_two_names() -> None:
 
 def test_a_file_of_several_programs_shares_connections() -> None:
     up, down = lower(plan("allreduce")), lower(plan("broadcast"))
-    group = Group([up, down])
+    group = ProgramGroup([up, down])
     text = cuda_text([Kernel("allreduce", up), Kernel("broadcast_1", down)], group)
     assert text.count("#include") == 1
     assert text.index("namespace allreduce {") < text.index("namespace broadcast_1 {")

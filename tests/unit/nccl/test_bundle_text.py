@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from jobs_by_hand import on
 
-from blinkccl.codegen.layout import Geometry, Group
+from blinkccl.codegen.layout import Geometry, ProgramGroup
 from blinkccl.native.headers import DIRECTORY
 from blinkccl.nccl import bundle as bundles
 from blinkccl.nccl.bundle import Bundle, BundleCache, digest_of
@@ -36,7 +36,7 @@ def chosen(protocol="", algorithm="optimal"):
 
 def bundle(tmp_path, content=b"code", processors=2, archs=("sm_80", "sm_90"), protocol="", algorithm="optimal"):
     rows = chosen(protocol, algorithm)
-    group = Group([one.program for one in rows.candidates])
+    group = ProgramGroup([one.program for one in rows.candidates])
     written = texts(rows.candidates, group, rows.protocols, processors)
     built = tmp_path / "built.cubin"
     built.write_bytes(content)

@@ -9,8 +9,8 @@ from operator import attrgetter
 import pytest
 from jobs_by_hand import job, on
 
-from blinkccl.codegen.channels import ChannelLoop, Execution
-from blinkccl.codegen.layout import Group
+from blinkccl.codegen.channels import ChannelLoop, RoleExecution
+from blinkccl.codegen.layout import ProgramGroup
 from blinkccl.collectives.spec import Collective
 from blinkccl.errors import LaunchError, TopologyError, UnsupportedError, UsageError
 from blinkccl.nccl import choices
@@ -20,7 +20,7 @@ from blinkccl.nccl.costs import PredictedTime, architecture, least_copies_s, pro
 from blinkccl.nccl.geometry import Budget, budget, geometry, largest
 from blinkccl.nccl.nccl_predictor import NcclPredictor
 from blinkccl.nccl.programs import DEFAULT, SERVED, candidates, collectives, links_for, wanted
-from blinkccl.nccl.topology_of_job import Place, without
+from blinkccl.nccl.topology_of_job import JobPlacement, without
 from blinkccl.schedule.program import Role
 from blinkccl.topology.select import network_for
 from blinkccl.topology.spec import parse_spec
@@ -31,7 +31,7 @@ MIB = 1 << 20
 
 def on_machine(spec, ranks=None):
     topology = parse_spec(spec)
-    return Place(topology, topology.ranks if ranks is None else ranks)
+    return JobPlacement(topology, topology.ranks if ranks is None else ranks)
 
 
 def table(where, capability=70, algorithms=DEFAULT, forced="", predictor=True, **terms):
@@ -138,7 +138,7 @@ def test_reduction_in_the_switch_is_left_to_nccl():
 
 
 def test_ranks_on_one_gpu_are_compared_with_a_ring():
-    found = table(Place(parse_spec("clique:4"), (0, 1, 2, 3), real=False), 90)
+    found = table(JobPlacement(parse_spec("clique:4"), (0, 1, 2, 3), real=False), 90)
     row = rows(found, "allreduce")[0]
     assert row.candidate is not None
     assert row.why.endswith("(no model of NCCL here: several ranks share a GPU)")
@@ -338,7 +338,7 @@ def test_architectures_are_rows_of_nccls_tables(capability, name):
 def test_segments_keep_to_the_budget():
     where = on_machine("dgx-1v")
     every = candidates(where, ("optimal",), 8, {}).every
-    group, channels = Group([one.program for one in every]), max(one.channels for one in every)
+    group, channels = ProgramGroup([one.program for one in every]), max(one.channels for one in every)
     for staging in (256 << 20, 64 << 20, 16 << 20):
         chosen = geometry(group, channels, Budget(32, staging))
         segments = group.layout(chosen).segment_bytes
@@ -481,7 +481,7 @@ def loop(rank, *roles):
     executions = []
     for offset, receives, sends, reads, keeps in roles:
         role = Role(rank, 0, 0, "reduce", offset, 0, reads, keeps, False, receives, sends)
-        executions.append(Execution(role, (0,), ""))
+        executions.append(RoleExecution(role, (0,), ""))
     return ChannelLoop(rank, 0, (), (), (), tuple(executions), 1)
 
 
@@ -506,7 +506,7 @@ def test_copy_engines_need_one_role_at_each_end():
 
 def test_copies_that_run_get_memory_within_the_budget():
     every = candidates(on_machine("dgx-1v"), ("optimal",), 8, {}).every
-    group, channels = Group([one.program for one in every]), max(one.channels for one in every)
+    group, channels = ProgramGroup([one.program for one in every]), max(one.channels for one in every)
     for staging in (2 << 30, 256 << 20, 16 << 20):
         limits = Budget(32, staging)
         without_copies, with_copies = geometry(group, channels, limits), geometry(group, channels, limits, copies=True)
