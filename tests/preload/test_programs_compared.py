@@ -33,7 +33,7 @@ def compared(outcome: Outcome) -> tuple[list[int], int, int]:
 @pytest.mark.parametrize("slow", ["hybrid", "optimal"])
 def test_the_faster_one_is_kept(preloaded: Preloaded, slow: str) -> None:
     """Every call is right, also the first, and those in which the program changes."""
-    slower = {"BLINK_DOUBLE_SLOW_KERNEL": f"{slow}:30000"}
+    slower = {"BLINK_DOUBLE_SLOW_KERNEL": f"{slow}:100000"}
     outcome = preloaded.scene("many_calls", 3, calls=CALLS, **CALL, **slower).right()
     used, alone, split = compared(outcome)
     assert used == [alone, split, alone if slow == "hybrid" else split]
@@ -44,7 +44,7 @@ def test_the_faster_one_is_kept(preloaded: Preloaded, slow: str) -> None:
 def test_the_slowest_rank_counts(preloaded: Preloaded, slow: str) -> None:
     """What the ranks measure differs: to all but the last of them the program that is not kept looks better."""
     other = {"hybrid": "optimal", "optimal": "hybrid"}[slow]
-    settings = ((other, 15_000), (other, 15_000), (slow, 60_000))
+    settings = ((other, 20_000), (other, 20_000), (slow, 250_000))
     each = [{"BLINK_DOUBLE_SLOW_KERNEL": f"{name}_simple:{us}"} for name, us in settings]
     used, alone, split = compared(preloaded.scene("calls_in_step", 3, calls=CALLS, each=each, **CALL).right())
     assert used == [alone, split, alone if slow == "hybrid" else split]
