@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from preloaded import Built, Preloaded, built
+from variants import sanitized, with_sanitizer
 
 from doubles.build import Doubles
+
+#: "thread" or "address,undefined": everything but the interpreter is built with it.
+SANITIZERS = os.environ.get("BLINK_SANITIZE", "")
 
 
 @pytest.fixture(scope="session")
@@ -16,11 +21,13 @@ def files(doubles: Doubles) -> Built:
     found = built()
     if found.library is None or found.device_library is None:
         pytest.skip("this installation has no libblink.so: it is built where a C++ compiler is found")
-    return found
+    return with_sanitizer(SANITIZERS) if SANITIZERS else found
 
 
 @pytest.fixture
 def preloaded(files: Built, session_cache: Path, tmp_path: Path) -> Preloaded:
+    if SANITIZERS:
+        return sanitized(Preloaded(built(), tmp_path, session_cache), SANITIZERS)
     return Preloaded(files, tmp_path, session_cache)
 
 

@@ -8,12 +8,13 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from blinkccl.native import find_library
 from blinkccl.nccl.call_report import ReportLine, read_call_report
@@ -117,11 +118,19 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Preloaded:
-    """Runs programs; ``directory`` is the test's own, ``cache`` that of the session's plans."""
+    """Runs programs; ``directory`` is the test's own, ``cache`` the session's plans'.
+
+    ``more`` are variables of all, ``runtime`` is a library that comes before whatever is preloaded, and ``before`` is
+    called in each process before its program. ``others`` says why programs other than the doubles' cannot run.
+    """
 
     built: Built
     directory: Path
     cache: Path
+    more: Mapping[str, object] = field(default_factory=dict)
+    runtime: str = ""
+    before: Callable[[], object] | None = None
+    others: str = ""
 
     def environment(self, **variables: object) -> Environment:
         """Of a process that finds the doubles, with nothing of ours from outside; None removes a variable."""
@@ -147,10 +156,12 @@ class Preloaded:
             "TMPDIR": str(self._made("temporary")),
             _MARK: str(self.directory),
         }
-        for name, value in variables.items():
+        for name, value in {**self.more, **variables}.items():
             kept.pop(name, None)
             if value is not None:
                 kept[name] = str(value)
+        if self.runtime:
+            kept["LD_PRELOAD"] = ":".join(filter(None, (self.runtime, kept.get("LD_PRELOAD"))))
         return kept
 
     def run(
@@ -165,6 +176,9 @@ class Preloaded:
 
         When one is still there after ``timeout_s``, all are killed and the test fails.
         """
+        own_programs = (self.built.doubles.client, self.built.doubles.ranks)
+        if self.others and any(command[0] not in own_programs for command in commands):
+            pytest.skip(self.others)
         number = len(list(self.directory.glob("report.*")))
         report, journal = self.directory / f"report.{number}", self.directory / f"journal.{number}"
         report.touch()
@@ -179,9 +193,8 @@ class Preloaded:
             words = [str(word) for word in command]
             # Not a pipe: a process that is left over would keep its end, and us waiting.
             with streams[0].open("w") as out, streams[1].open("w") as err:
-                running.append(
-                    subprocess.Popen(words, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
-                )
+                how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err}
+                running.append(subprocess.Popen(words, env=environment, preexec_fn=self.before, **how))
         late = False
         for process in running:
             try:
@@ -200,6 +213,9 @@ class Preloaded:
         ]
         said = "\n".join(one.out[-1000:] + one.err[-3000:] for one in ended)
         assert not late, f"not ended after {timeout_s} s:\n{said}"
+        for one in ended:  # a program may have survived, or been killed after it
+            assert "Sanitizer: " not in one.err, one.err[-8000:]
+            assert "runtime error: " not in one.err, one.err[-8000:]
         found = report.read_bytes()
         lines = [line.split() for line in journal.read_text().splitlines()] if journal.exists() else []
         usage = msgspec.json.Decoder(ReportLine).decode_lines(found)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from preloaded import DOUBLES, Built, built
+from preloaded import DOUBLES, HERE, Built, Preloaded, built
 
 from blinkccl.native.headers import DIRECTORY, abi
 from blinkccl.runtime.peer_info import package_version
@@ -15,6 +19,46 @@ from doubles.build import compile_library
 
 NATIVE = DOUBLES.parents[1] / "native"
 SHIM, BOOTSTRAP, DEVICE, SHARED = NATIVE / "shim", NATIVE / "bootstrap", NATIVE / "device", DIRECTORY
+
+_ADDR_NO_RANDOMIZE = 0x0040000  # linux/personality.h
+#: What the sanitizers' runtimes are told.
+OPTIONS = {
+    "TSAN_OPTIONS": f"halt_on_error=1 exitcode=66 print_suppressions=0 suppressions={HERE / 'tsan.supp'}",
+    # What a process still has at its end is meant: NCCL's and CUDA's own libraries are never closed either.
+    "ASAN_OPTIONS": "detect_leaks=0 exitcode=66",
+    "UBSAN_OPTIONS": "halt_on_error=1 print_stacktrace=1 exitcode=66",
+}
+
+
+def sanitized(plain: Preloaded, sanitizers: str) -> Preloaded:
+    """The same with everything but the interpreter built with ``sanitizers``: "thread" or "address,undefined"."""
+    files = with_sanitizer(sanitizers)
+    assert files.library is not None
+    # Our interpreter is not built with it: the planner gets neither its runtime nor a driver that needs it.
+    python = plain.directory / "python-without-sanitizers"
+    driver = f"BLINK_CUDA_LIB={plain.built.doubles.cuda}"
+    python.write_text(f'#!/bin/sh\nunset LD_PRELOAD\nexport {driver}\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    cache = plain.cache / sanitizers
+    cache.mkdir(mode=0o700, exist_ok=True)
+    flags = f"-fsanitize={sanitizers} -fno-sanitize-recover=all"
+    more = {"BLINK_PYTHON": python, "BLINK_DOUBLE_CXXFLAGS": flags, **OPTIONS}
+    made = replace(plain, built=files, cache=cache, more=more)
+    if "address" in sanitizers:
+        return replace(made, runtime=_address_runtime())
+    without = "the thread sanitizer comes with the program, and this one is not built with it"
+    return replace(made, before=_where_thread_sanitizer_starts, others=without)
+
+
+def _where_thread_sanitizer_starts() -> None:
+    """That of GCC 12 and 13 dies, now and then, where the kernel puts memory at more than 2^28 random places."""
+    ctypes.CDLL(None).personality(_ADDR_NO_RANDOMIZE)
+
+
+def _address_runtime() -> str:
+    """It insists on coming first, and not every program of the tests is built with it."""
+    command = [os.environ.get("CXX", "g++"), "-print-file-name=libasan.so"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def with_sanitizer(sanitizer: str) -> Built:
