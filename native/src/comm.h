@@ -78,7 +78,8 @@ struct blink_comm {
   void finish();
   // The calls until now were not the user's: what people are shown counts from here.
   void count_from_here() { segment_.rank(rank_).life.own.store(sequence(), std::memory_order_relaxed); }
-  void expect_long_waits() { yield_us_ = kLongWaitYieldUs; }
+  // What is waited for comes from elsewhere, such as a network: with fewer cores than ranks, sleep at once.
+  void expect_long_waits() { yield_us_ = roomy_ ? yield_us_ : 0; }
   // Waits until `peer` has begun this call too, and checks that it is the same. 0 or a code.
   int await_entry(int peer);
   // That a control word of this call, written by `peer`, was seen.
@@ -189,7 +190,6 @@ struct blink_comm {
   bool roomy_;  // a core for every rank
   std::int64_t spread_us_ = 0;
   int spins_;
-  static constexpr std::int64_t kLongWaitYieldUs = 200;
   std::int64_t yield_us_;
   // Both only change on the thread of the collectives, but errors on others tell them too.
   std::atomic<std::uint64_t> sequence_{0};

@@ -121,8 +121,9 @@ class Phases:
 
 @dataclass(slots=True)
 class _Flight:
-    """A chunk between hosts: the messages of its present round."""
+    """A chunk between hosts: the messages of its present round, and what they are tagged with."""
 
+    tag: int
     sends: list[Pending] = field(default_factory=list)
     receives: list[Pending] = field(default_factory=list)
 
@@ -161,14 +162,16 @@ class Execution:
         stages = len(next(iter(self._plan.rounds.values())))
         for tick in range(self._chunks + stages):
             if tick < self._chunks:
+                self._expect(tick, 0)
                 self._enter(tick)
-                self._start(tick, 0)
+                self._give(tick, 0)
             for stage in range(1, stages + 1):
                 chunk = tick - stage
                 if 0 <= chunk < self._chunks:
                     self._finish(chunk, stage - 1)
                     if stage < stages:
-                        self._start(chunk, stage)
+                        self._expect(chunk, stage)
+                        self._give(chunk, stage)
                     else:
                         self._leave(chunk)
 
@@ -182,16 +185,19 @@ class Execution:
         assert self._send is not None
         assert self._recv is not None
         step = self._plan.chunk * self._item
+        for chunk in chunks if first else ():
+            self._expect(chunk, 0)
         for chunk in chunks:
             combine, _ = self._prepared.by_first[self._count(chunk)]
             window = self._at(chunk) if first else None
             phases.at_home(combine, self._send + chunk * step, window, self._scale, self._left_s())
             if first:
-                self._start(chunk, 0)
+                self._give(chunk, 0)
         for stage in range(1, stages if first else 1):
             for chunk in chunks:
                 self._finish(chunk, stage - 1)
-                self._start(chunk, stage)
+                self._expect(chunk, stage)
+                self._give(chunk, stage)
         phases.rounds += 0 if first else stages * self._chunks
         for chunk in chunks:
             if first:
@@ -271,14 +277,17 @@ class Execution:
 
     # ---- between hosts
 
-    def _start(self, chunk: int, stage: int) -> None:
-        """Posts the messages of a round."""
+    def _expect(self, chunk: int, stage: int) -> None:
+        """Posts what this rank receives in a round: early, since givers who know where their bytes go need not ask.
+
+        Nobody reads the window's slot any more: all have come to the chunk before this one, or to the last call's end.
+        """
         phases = self._phases
         phases.rounds += 1
         # A message tells its call, so that those of calls that differ never meet, and its round.
         network, tag = phases.network, self._prepared.tag << 15 | 1 + phases.rounds % 32767
         todo = self._plan.rounds[self._count(chunk)][stage]
-        flight = self._flights[chunk] = _Flight()
+        flight = self._flights[chunk] = _Flight(tag)
         if todo.fold is not None:
             nbytes = (todo.fold.stop - todo.fold.start) * self._item
             for host, parts in todo.fold.parts:
@@ -290,9 +299,13 @@ class Execution:
         for piece in todo.receives:
             size = (piece.stop - piece.start) * self._item
             flight.receives.append(network.receive(self._at(chunk, piece.start), size, piece.giver, tag))
-        for piece in todo.sends:
+
+    def _give(self, chunk: int, stage: int) -> None:
+        """Posts what this rank sends in a round."""
+        flight, network = self._flights[chunk], self._phases.network
+        for piece in self._plan.rounds[self._count(chunk)][stage].sends:
             size = (piece.stop - piece.start) * self._item
-            flight.sends.append(network.send(self._at(chunk, piece.start), size, piece.taker, tag))
+            flight.sends.append(network.send(self._at(chunk, piece.start), size, piece.taker, flight.tag))
 
     def _finish(self, chunk: int, stage: int) -> None:
         """Waits for the messages of a round, and combines what came."""
