@@ -1,7 +1,8 @@
-"""Networks between hosts: bytes from rank to rank over a library that the job has anyway.
+"""Networks between hosts: bytes from rank to rank.
 
-By default gloo's send and receive, through torch; ``BLINK_NETWORK`` names another backend of torch that has them (mpi,
-ucc, or a plugin), or ``mpi`` where torch has none: then MPI itself, through mpi4py, as also where there is no torch.
+By default collectives go over TCP connections of our own (``tcp``), messages over gloo's send and receive, through
+torch, or without torch over MPI. ``BLINK_NETWORK`` names a library for both: ``gloo``, another backend of torch that
+has send and receive (mpi, ucc, or a plugin), or ``mpi`` where torch has none: then MPI itself, through mpi4py.
 """
 
 from __future__ import annotations
@@ -20,11 +21,15 @@ from typing import Any, Protocol
 
 from blinkccl.errors import CommunicationError, DeadlineError, LaunchError, UnsupportedError
 from blinkccl.runtime.bootstrap import own_address_towards
-from blinkccl.runtime.hierarchy import Hosts
+from blinkccl.runtime.hierarchy import Hosts, partners
 from blinkccl.runtime.paths import check_paths
 from blinkccl.runtime.store import Store, TorchStore, own_addresses
+from blinkccl.runtime.tcp_network import connect
 
 _NAME = "BLINK_NETWORK"
+#: Before the name of the library for messages, where collectives go over connections of our own.
+_TCP = "tcp+"
+_NO_LIBRARY = "!ranks on several hosts need torch (for gloo) or mpi4py (for MPI); pip install one, on all hosts"
 _RATE = "BLINK_NIC_GBITS"
 #: Gigabits per second of an interface that does not say its speed, as virtual ones do not.
 DEFAULT_GBITS = 10.0
@@ -43,7 +48,7 @@ class Pending(Protocol):
 
 
 class Network(Protocol):
-    """One rank's end of a network among the ranks of a group; threads may use it side by side.
+    """One rank's end of a network among the ranks of a group; only for messages threads may use it side by side.
 
     Messages from one rank to another with one tag, of 31 bits, come in order; MPI takes the lower 15. ``abort``
     ends all that wait, here and, where the library can, at the peers.
@@ -55,7 +60,7 @@ class Network(Protocol):
     def close(self) -> None: ...
 
 
-#: Opens a network by name; the flag: all ranks may exchange messages, and not some pairs only.
+#: Opens a network by name; the flag: it is for messages, which all pairs of ranks may exchange, at any time.
 Opened = Callable[[str, bool], Network]
 
 
@@ -63,15 +68,15 @@ def opener(store: Store, rank: int, hosts: Hosts, timeout_s: float, exchange: Ca
     """What opens networks by name; all ranks call it, and ``exchange`` gives everybody everybody's bytes.
 
     On all ranks: UnsupportedError if there is no such library, or ranks want different ones; CommunicationError if
-    gloo is wanted and two hosts do not reach each other.
+    TCP is wanted and two hosts do not reach each other.
     """
-    size = hosts.size
     wanted, problem = _wanted()
+    tcp, library = wanted.startswith(_TCP), wanted.removeprefix(_TCP)
     host = store.host() or "127.0.0.1"
     torch_store: Any = store.inner if isinstance(store, TorchStore) else None
     mine = problem
-    if not mine and wanted == "mpi4py":
-        mine = f"mpi {_mpi_rank()}"
+    if not mine and library == "mpi4py":
+        mine = f"{wanted} {_mpi_rank()}"
     elif not mine and torch_store is None and rank == 0:
         torch_store = _torch_store(own_address_towards(host), 0, True, timeout_s)
         mine = f"{wanted} {torch_store.host} {torch_store.port}"
@@ -79,45 +84,61 @@ def opener(store: Store, rank: int, hosts: Hosts, timeout_s: float, exchange: Ca
         mine = wanted
     given = [word.decode() for word in exchange(mine.encode())]
     _check_given(given, problem)
-    if wanted == "mpi4py":
-        world = [int(word.split()[1]) for word in given]
-        if len(set(world)) < size:
-            raise UnsupportedError(
-                "the ranks are no ranks of one MPI job, which BLINK_NETWORK=mpi needs, as do several hosts without "
-                "torch; start them with mpirun, or install torch for gloo"
-            )
-        return lambda name, _: MpiNetwork(world, name)
-    if torch_store is None:
-        _, address, port = given[0].split()
-        torch_store = _torch_store(address, int(port), False, timeout_s)
     own = own_address_towards(host)
-    if wanted == "gloo":
+    if tcp or library == "gloo":
         check_paths(hosts, rank, _gloo_address(own), timeout_s, exchange)
+    if library == "mpi4py":
+        by_library = _by_mpi([int(word.split()[1]) for word in given])
+    else:
+        if torch_store is None:
+            _, address, port = given[0].split()
+            torch_store = _torch_store(address, int(port), False, timeout_s)
+        by_library = _by_torch(library, torch_store, own, rank, hosts.size, timeout_s)
 
-    def opened(name: str, all_pairs: bool) -> Network:
-        prefixed, timeout = torch_distributed().PrefixStore(f"{name}/", torch_store), timedelta(seconds=timeout_s)
+    def opened(name: str, messages: bool) -> Network:
+        if messages or not tcp:
+            return by_library(name, messages)
+        deadline = time.monotonic() + timeout_s
+        return connect(rank, partners(hosts, rank), _gloo_address(own), deadline, exchange)
+
+    return opened
+
+
+def _by_mpi(world: Sequence[int]) -> Opened:
+    if len(set(world)) < len(world):
+        raise UnsupportedError(
+            "the ranks are no ranks of one MPI job, which BLINK_NETWORK=mpi needs, as do several hosts without "
+            "torch; start them with mpirun, or install torch for gloo"
+        )
+    return lambda name, _: MpiNetwork(world, name)
+
+
+def _by_torch(library: str, store: Any, own: str, rank: int, size: int, timeout_s: float) -> Opened:
+    def opened(name: str, messages: bool) -> Network:
+        prefixed, timeout = torch_distributed().PrefixStore(f"{name}/", store), timedelta(seconds=timeout_s)
         try:
-            if wanted == "gloo":
-                return TorchNetwork(_gloo_at(own, prefixed, rank, size, timeout, not all_pairs), True)
-            return TorchNetwork(torch_backend(wanted, prefixed, rank, size, timeout, list(range(size)), name), False)
+            if library == "gloo":
+                return TorchNetwork(_gloo_at(own, prefixed, rank, size, timeout, not messages), True)
+            return TorchNetwork(torch_backend(library, prefixed, rank, size, timeout, list(range(size)), name), False)
         except RuntimeError as error:
-            raise CommunicationError(f"rank {rank} could not open {wanted} on {own}: {_line(error)}") from error
+            raise CommunicationError(f"rank {rank} could not open {library} on {own}: {_line(error)}") from error
 
     return opened
 
 
 def _wanted() -> tuple[str, str]:
-    """The library's name, and the problem there is with it here: "!" and a sentence, or nothing."""
-    name = os.environ.get(_NAME, "gloo").lower()
+    """The library's name, after "tcp+" if it is for messages alone, and the problem there is with it: "!" and more."""
+    name = os.environ.get(_NAME, "tcp").lower()
     has_torch = find_spec("torch") is not None
+    if name == "tcp":
+        has_other = has_torch or find_spec("mpi4py") is not None
+        return _TCP + ("gloo" if has_torch else "mpi4py"), "" if has_other else _NO_LIBRARY
     if name == "mpi" and not (has_torch and torch_distributed().is_mpi_available()):
         has_mpi = find_spec("mpi4py") is not None
         return "mpi4py", "" if has_mpi else f"!{_NAME}=mpi needs mpi4py; pip install mpi4py, on all hosts"
     if has_torch:
         return name, _lacking(name)
-    if _NAME not in os.environ and find_spec("mpi4py") is not None:
-        return "mpi4py", ""
-    return name, "!ranks on several hosts need torch (for gloo) or mpi4py (for MPI); pip install one, on all hosts"
+    return name, _NO_LIBRARY
 
 
 def _lacking(name: str) -> str:

@@ -56,10 +56,23 @@ def test_what_one_rank_lacks_is_said_on_all(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setattr(network, "_mpi_rank", lambda: 0)
     with pytest.raises(UnsupportedError, match="rank 1: no mpi4py there"):
         opened(tmp_path, ["!no mpi4py there"])
-    with pytest.raises(UnsupportedError, match=r"ranks disagree on the network .* rank 0 takes mpi, rank 1 gloo"):
+    with pytest.raises(UnsupportedError, match=r"ranks disagree on the network .* rank 0 takes mpi4py, rank 1 gloo"):
         opened(tmp_path, ["gloo"])
     with pytest.raises(UnsupportedError, match="no ranks of one MPI job"):
-        opened(tmp_path, ["mpi 0"])
+        opened(tmp_path, ["mpi4py 0"])
+
+
+def test_collectives_go_over_tcp_and_messages_over_a_library_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BLINK_NETWORK", raising=False)
+    there = {"torch", "mpi4py"}
+    monkeypatch.setattr(network, "find_spec", lambda name: name if name in there else None)
+    assert network._wanted() == ("tcp+gloo", "")
+    there.remove("torch")
+    assert network._wanted() == ("tcp+mpi4py", "")
+    monkeypatch.setenv("BLINK_NETWORK", "tcp")
+    assert network._wanted() == ("tcp+mpi4py", "")
+    there.clear()
+    assert "need torch" in network._wanted()[1]
 
 
 @pytest.mark.parametrize("name", ["nonsense", "nccl", "blink"])
