@@ -5,10 +5,10 @@
 
 Each machine is built once, with all links of all plans; for each allocation a lane is as fast as the processors hold,
 and optimal trees, Blink's and all of NCCL's rings at once run in turns. ``--seconds`` ends it after so long, and the
-next call goes on from there. The file of this package is src/blinkccl/paper/laboratory.json. ``--hybrid`` takes what
-``blink lab broadcast --topo dgx-1v --gpus 0-2 --algo optimal@fast,hybrid@all,optimal@all -b 1M -e 32M --json`` printed,
-for 0-2 to 0-7, and adds a table of it; ``--libraries`` likewise what ``--algo
-optimal,blink,ring,one_ring,gloo_links,gloo_ranks,openmpi`` printed.
+next call goes on from there. The file of this package is src/blinkccl/paper/laboratory.json; ``--other`` takes those of
+other sizes, of which the summary is written. ``--hybrid`` takes what ``blink lab broadcast --topo dgx-1v --gpus 0-2
+--algo optimal@fast,hybrid@all,optimal@all -b 64K -e 64M -f 4 --json`` printed, for 0-2 to 0-7, and adds a table of it;
+``--libraries`` likewise what ``--algo optimal,blink,ring,one_ring,gloo_links,gloo_ranks,openmpi`` printed.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from blinkccl.lab.experiment import Field, Measured
 from blinkccl.paper import drawing
 from blinkccl.paper.laboratory import Allocation, read
 from blinkccl.report.plotting import pyplot
+from blinkccl.report.text import bytes_text
 from blinkccl.topology.catalog import connected_allocations
 from blinkccl.topology.spec import parse_spec
 
@@ -131,17 +132,35 @@ def detail(found: Sequence[Allocation]) -> str:
 def hybrid(documents: Sequence[Path]) -> str:
     """How much faster NVLink and PCIe together are than NVLink alone, as the paper splits data and as one forest."""
     found = [json.loads(path.read_text()) for path in documents]
-    names = ("optimal@fast", "hybrid@all", "optimal@all")
-    sizes = sorted({row["size_bytes"] for document in found for row in document["rows"]})
+    alone, *names = ("optimal@fast", "hybrid@all", "optimal@all")
+    by = {
+        (row["algorithm"], len(document["ranks"]), row["size_bytes"]): row
+        for document in found
+        for row in document["rows"]
+    }
+    sizes = sorted({size for _, _, size in by})
+    largest = sizes[-1]
     rows = []
-    for document in found:
-        by = {(row["algorithm"], row["size_bytes"]): row for row in document["rows"]}
-        for how in names[1:]:
-            gains = [by[how, size]["algbw_gb_per_s"] / by[names[0], size]["algbw_gb_per_s"] - 1 for size in sizes]
-            planned = by[how, sizes[0]]["plan_algbw_gb_per_s"] / by[names[0], sizes[0]]["plan_algbw_gb_per_s"] - 1
-            ranks = f"0-{len(document['ranks']) - 1}"
-            rows.append([ranks, how.partition("@")[0], *(f"{gain:+.1%}" for gain in gains), f"{planned:+.1%}"])
-    return HYBRID + table(["GPUs", "plan", *(f"{size >> 20} MiB" for size in sizes), "planned"], rows)
+    for count in sorted({count for _, count, _ in by}):
+        for how in names:
+            cells = [_gain(by[how, count, size], by[alone, count, size]) for size in sizes]
+            plans = [by[name, count, largest]["plan_algbw_gb_per_s"] for name in (how, alone)]
+            more = by[how, count, largest]["algbw_gb_per_s"] - by[alone, count, largest]["algbw_gb_per_s"]
+            name = how.partition("@")[0]
+            rows.append([f"0-{count - 1}", name, *cells, f"{plans[0] / plans[1] - 1:+.1%}", f"{more:+.1f}"])
+    header = ["GPUs", "plan", *map(_size, sizes), "planned", f"GB/s at {_size(largest)}"]
+    return HYBRID + table(header, rows)
+
+
+def _size(size_bytes: int) -> str:
+    text = bytes_text(size_bytes)
+    return f"{text[:-1]} {text[-1]}iB"
+
+
+def _gain(row: Mapping[str, Any], alone: Mapping[str, Any]) -> str:
+    """Of both over NVLink alone, in brackets where both are the same plan."""
+    gain = f"{row['algbw_gb_per_s'] / alone['algbw_gb_per_s'] - 1:+.1%}"
+    return f"({gain})" if row["plan_algbw_gb_per_s"] == alone["plan_algbw_gb_per_s"] else gain
 
 
 def libraries(documents: Sequence[Path]) -> str:
@@ -172,42 +191,71 @@ HYBRID = """
 ## NVLink and PCIe at once
 
 Broadcast on a DGX-1V, PCIe staged in the hosts' memories by processes there: how much faster than NVLink alone, in the
-paper's split for large data (`hybrid`) and as one forest on all links (`optimal`). Nothing is switched here. What
-stands for T_dpa is by how much later a small call ends that uses both, and since this was measured the first calls of
-`hybrid` find it: on sizes for which Eq 8 gains less, up to 64 KiB on 3 GPUs and 1 MiB on 8, it sends over NVLink alone.
+paper's split (`hybrid`) and as one forest on all links (`optimal`). Medians of 41 turns up to 256 KiB, 25 of 1 MiB, 15
+of 4 MiB, 7 of 16 MiB, 5 of 64 MiB, 3 of 128 MiB, which stand for the 500 MB of Fig 21: on 8 GPUs a call takes 4 s.
+
+The first calls of `hybrid`, ten of 64 KiB and of 4 MiB over NVLink, PCIe and both, decide for each size: PCIe gets what
+Eq 8 says by the rates and the later end of both that they had, but no more than by the rates of its links, and nothing
+where both are not 1 % faster. Then `hybrid` is the plan of NVLink alone, and what stands here, in brackets, is chance.
+
+One forest for 8 GPUs used to lag, by 3 to 20 %. It was the basis of one program over all links: 31 trees, the least
+with 1/31,824 of the data, and each cut into as many chunks as the largest. So 16 MiB were 25,000 messages of 5 KiB,
+which kept both processors busy (95 %, NVLink alone 40 %): 0.917 of its plan. Now it is the six trees of NVLink and
+three of PCIe, at the same proved rate. And 128 KiB in each buffer of a connection let trees over slow links drift by
+100 ms: with 64 KiB `hybrid` went from 0.927 to 0.960 of its plan, NVLink alone from 0.961 to 0.965. What the simulator
+finds below a plan's rate, 0.69 at 1 MiB and 0.99 at 64 MiB, is a pipeline of five hops that fills: NVLink alone has
+0.71 and 0.99.
+
+Nothing is switched here, so gains do not fall with T_dpa as in Fig 21, where they go from 5 GB/s (3 or 4 GPUs) to 2 (7
+or 8). What PCIe adds is what its links carry, by the plans 12 GB/s for 3 GPUs and 6 for more (5.2 for 5): ever less
+beside NVLink.
 
 """
+Sections = dict[tuple[str, str], tuple[Allocation, ...]]
 
 
-def write(path: Path, folder: Path, beside: Sequence[Path], both: Sequence[Path]) -> None:
-    found = json.loads(path.read_text())
-    sections = {(m, c): read(found, m, c) for m in MACHINES for c in COLLECTIVES}
-    sections = {where: there for where, there in sections.items() if there}
-    overview = [[f"{c}, {m}", str(len(there)), *summary(there)] for (m, c), there in sections.items()]
-    every = [one for there in sections.values() for one in there]
-    overview.append(["all", str(len(every)), *summary(every)])
-    header = [
-        "",
-        "allocations",
-        "optimal of plan",
-        "blink of plan",
-        "rings of plan",
-        "trees over rings",
-        "planned",
-        "off",
-    ]
+def sections_of(document: Mapping[str, Any]) -> Sections:
+    """The allocations by machine and collective, where there are any."""
+    sections = {(m, c): read(document, m, c) for m in MACHINES for c in COLLECTIVES}
+    return {where: there for where, there in sections.items() if there}
+
+
+def overview(documents: Sequence[Mapping[str, Any]]) -> str:
+    """A line per collective, machine and size, and those of all of a size."""
+    rows = []
+    for document in documents:
+        ((size,), sections) = {entry["size_bytes"] for entry in document.values()}, sections_of(document)
+        parts = {f"{collective}, {machine}": there for (machine, collective), there in sections.items()}
+        parts["**all**"] = tuple(one for there in sections.values() for one in there)
+        rows += [[_size(size), name, str(len(there)), *summary(there)] for name, there in parts.items()]
+    shown = ["size", "", "allocations", *(f"{how} of plan" for how in ("optimal", "blink", "rings"))]
+    return table([*shown, "trees over rings", "planned", "off"], rows)
+
+
+def write(arguments: argparse.Namespace) -> None:
+    folder: Path = arguments.write
+    found = {
+        name: entry
+        for name, entry in json.loads(arguments.file.read_text()).items()
+        if name.split()[0] in MACHINES and name.split()[1] in COLLECTIVES
+    }
+    documents = [found, *(json.loads(path.read_text()) for path in arguments.other)]
+    documents.sort(key=lambda document: next(iter(document.values()))["size_bytes"])
+    sections = sections_of(found)
+    every = [one for document in documents for there in sections_of(document).values() for one in there]
     text = TEXT.format(
-        size=", ".join(f"{one:,}" for one in sorted({entry["size_bytes"] for entry in found.values()})),
+        sizes=", ".join(_size(next(iter(one.values()))["size_bytes"]) for one in documents),
+        size=_size(next(iter(found.values()))["size_bytes"]),
         runs=", ".join(map(str, sorted({len(some.runs) for one in every for some in one.by.values()}))),
-        wrong=sum(entry["wrong"] for entry in found.values()),
-        overview=table(header, overview),
+        wrong=sum(entry["wrong"] for document in documents for entry in document.values()),
+        overview=overview(documents),
     )
     for (machine, collective), there in sections.items():
         text += f"\n## {collective} on {machine}\n\n{detail(there)}"
-    if beside:
-        text += libraries(beside)
-    if both:
-        text += hybrid(both)
+    if arguments.libraries:
+        text += libraries(arguments.libraries)
+    if arguments.hybrid:
+        text += hybrid(arguments.hybrid)
     (folder / "lab.md").write_text(text)
     draw(folder, sections)
 
@@ -215,16 +263,18 @@ def write(path: Path, folder: Path, beside: Sequence[Path], both: Sequence[Path]
 TEXT = """# Trees and rings in the laboratory
 
 `blink lab` builds a machine from network namespaces, with a shaped pair of devices per link ([design.md](design.md)).
-Here it is a DGX-1V and a DGX-1P, on all 60 allocations of 3 to 8 GPUs that NVLink connects: {size} bytes of float32,
-medians of {runs} runs in turns, every element checked ({wrong} wrong). Links keep their ratios; a lane (25 GB/s, on a
-DGX-1P 20) has as many Mbit/s as two virtual cores hold for the allocation. Rates below are those of the machine's
-links, in GB/s: what the same plan reaches if nothing but links counts. `rings` is all of NCCL 2.4's rings at once, over
-PCIe where NVLink closes none. Written by `benchmarks/lab_allocations.py`.
+Here it is a DGX-1V and a DGX-1P, on all 60 allocations of 3 to 8 GPUs that NVLink connects: {sizes} of
+float32, medians of {runs} runs in turns, every element checked ({wrong} wrong). Links keep their ratios; a lane (25
+GB/s, on a DGX-1P 20) has as many Mbit/s as two virtual cores hold for the allocation. Rates below are those of the
+machine's links, in GB/s: what the same plan reaches if nothing but links counts. `rings` is all of NCCL 2.4's rings at
+once, over PCIe where NVLink closes none. Written by `benchmarks/lab_allocations.py`; figures and the tables of
+allocations are those of {size}.
 
 Goals: geometric mean at least 0.90 of the plan, none under 0.80; the ratio within 10 % of the plans'.
 
 {overview}
 "of plan": geometric mean, and the least of all. "off": measured ratio of trees over rings against that of the plans.
+All of a size are 120, both collectives on 60 allocations. Buffers of connections had 128 KiB, and now have 64.
 
 ![Fig 14](lab-fig-14.svg)
 ![Fig 15](lab-fig-15.svg)
@@ -290,11 +340,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=1e9)
     parser.add_argument("--write", type=Path, metavar="FOLDER")
+    parser.add_argument("--other", type=Path, nargs="*", default=[], metavar="FILE")
     parser.add_argument("--libraries", type=Path, nargs="*", default=[], metavar="FILE")
     parser.add_argument("--hybrid", type=Path, nargs="*", default=[], metavar="FILE")
     arguments = parser.parse_args()
     if arguments.write:
-        write(arguments.file, arguments.write, arguments.libraries, arguments.hybrid)
+        write(arguments)
     else:
         measure(arguments.file, arguments.size, arguments.rounds, arguments.seconds)
 

@@ -84,7 +84,7 @@ def speedup_values(machine: str, collective: str) -> tuple[Value, ...]:
 def hybrid_values() -> tuple[Value, ...]:
     """What PCIe beside NVLink added to a broadcast, for a claim."""
     basis = (
-        "blink lab broadcast --topo dgx-1v --links all --algo optimal@fast,hybrid on 16 MiB, as if a lane had 25 GB/s"
+        "blink lab broadcast --topo dgx-1v --links all --algo optimal@fast,hybrid on 128 MiB, as if a lane had 25 GB/s"
     )
     return tuple(
         Value(
