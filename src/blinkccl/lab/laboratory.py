@@ -29,7 +29,7 @@ from blinkccl.lab.diagnosis import sentence
 from blinkccl.lab.layout import Layout
 from blinkccl.lab.namespaces import Namespaces, shape
 from blinkccl.lab.openmpi import launch
-from blinkccl.lab.worker import Done, Execution, GlooOpening, Opening
+from blinkccl.lab.worker import Done, GlooOpening, Opening, ProgramCall
 from blinkccl.schedule.program import Program
 
 #: What a process of a laboratory runs, which also tells it from others.
@@ -188,7 +188,7 @@ class Laboratory:
 
     def run(self, number: int, pattern: Pattern, chunk_bytes: int, deadline_s: float) -> Run:
         """Runs once what is opened."""
-        self._ask(number, deadline_s, "prepare", "prepare", Execution(number, pattern, chunk_bytes, deadline_s))
+        self._ask(number, deadline_s, "prepare", "prepare", ProgramCall(number, pattern, chunk_bytes, deadline_s))
         before, began = _processor_seconds(), time.monotonic() + _LEAD_S
         if number in self._foreign:
             work = replace(pattern, warmup=0, iterations=1, deadline_s=ceil(deadline_s))

@@ -61,7 +61,7 @@ class GlooOpening:
 
 
 @dataclass(frozen=True, slots=True)
-class Execution:
+class ProgramCall:
     """A call of an opened program, ``count`` elements per block, all in chunks of ``chunk_bytes``."""
 
     number: int
@@ -94,11 +94,11 @@ class _Program:
     def ranks(self) -> tuple[int, ...]:
         return self.sites.program.ranks
 
-    def prepare(self, execution: Execution, buffers: RankBuffers) -> Callable[[float, sockets.Watch], None]:
+    def prepare(self, asked: ProgramCall, buffers: RankBuffers) -> Callable[[float, sockets.Watch], None]:
         """What does it, within so many seconds."""
-        pattern = execution.pattern
+        pattern = asked.pattern
         call = CollectiveCall.of(self.collective, pattern.dtype, pattern.count, pattern.op)
-        work = sockets.Work.of(self.sites.program, call, element_type(pattern.dtype), None, execution.chunk_bytes)
+        work = sockets.Work.of(self.sites.program, call, element_type(pattern.dtype), None, asked.chunk_bytes)
         site = sockets.Site(self.sites, self.vertex, self.connections)
         return lambda left_s, watch: sockets.drive([site], work, buffers, left_s, watch)
 
@@ -115,7 +115,7 @@ class _Gloo:
     ranks: tuple[int, ...]
     vertex: int
 
-    def prepare(self, execution: Execution, buffers: RankBuffers) -> Callable[[float, sockets.Watch], None]:
+    def prepare(self, asked: ProgramCall, buffers: RankBuffers) -> Callable[[float, sockets.Watch], None]:
         """What does it; it hears nothing meanwhile, and ends at its deadline."""
         import torch
 
@@ -135,12 +135,12 @@ class _Gloo:
 
 @dataclass
 class _Prepared:
-    """An execution that waits for its beginning."""
+    """A call that waits for its beginning."""
 
     run: Callable[[float, sockets.Watch], None]
     opened: _Program | _Gloo
     buffers: RankBuffers
-    execution: Execution
+    asked: ProgramCall
 
 
 @contextmanager
@@ -199,16 +199,16 @@ class Worker:
         if found is not None:
             found.close()
 
-    def prepare(self, execution: Execution) -> None:
+    def prepare(self, asked: ProgramCall) -> None:
         """Fills the buffers of a rank."""
-        opened, pattern = self._open[execution.number], execution.pattern
+        opened, pattern = self._open[asked.number], asked.pattern
         row = element_type(pattern.dtype)
         buffers = allocate(opened.collective, pattern.count, row, pattern.in_place)
         rank = self._rank(opened)
         if rank is not None and (source := buffers.inputs[rank]) is not None:
             command = commands(pattern)[rank]
             fill(source.view(np.uint8), command.fill, command.in_blocks, row.itemsize)
-        self._prepared = _Prepared(opened.prepare(execution, buffers), opened, buffers, execution)
+        self._prepared = _Prepared(opened.prepare(asked, buffers), opened, buffers, asked)
 
     def go(self, at: float) -> Done:
         """Does what was prepared, from this time on, and checks what came out."""
@@ -216,10 +216,10 @@ class Worker:
         assert prepared is not None
         time.sleep(max(0.0, at - time.monotonic()))
         with _before_others():
-            left_s = at + prepared.execution.deadline_s - time.monotonic()
+            left_s = at + prepared.asked.deadline_s - time.monotonic()
             prepared.run(left_s, (self._control.fileno(), self._told))
             ended = time.monotonic()
-        pattern = prepared.execution.pattern
+        pattern = prepared.asked.pattern
         rank = self._rank(prepared.opened)
         wrong = 0
         if rank is not None and pattern.check and (target := prepared.buffers.outputs[rank]) is not None:
